@@ -25,7 +25,7 @@ from .span import Span
 # `bool(a == b)` of two different expressions: the language rejects it where the result is known only in the kernel.
 unlike_sides: Hook[Callable[[Binary], None]] = Hook("the comparison of unlike sides", lambda comparison: None)
 
-# Python asks for what only the kernel knows (hash, text, `==`, …): (value, what is asked, frames up to the asking one).
+# Python asks for what only the kernel knows (hash, str, pickle, `==`, …): (value, what is asked, frames up to the asking one).
 questions: Hook[Callable[[Any, str, int], None]] = Hook("a question of Python", lambda value, protocol, frames: None)
 
 
@@ -48,6 +48,19 @@ class Expr(Node):
     def __format__(self, spec: str) -> str:
         questions.call(self, "text", 2)
         return format(str(self), spec)
+
+    def __str__(self) -> str:
+        questions.call(self, "str", 2)
+        return Node.__repr__(self)
+
+    def __repr__(self) -> str:
+        if Traces.running:
+            questions.call(self, "repr", 2)
+        return Node.__repr__(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        questions.call(self, "pickle", 2)
+        return Node.__reduce_ex__(self, protocol)
 
     def __add__(self, o: Any) -> Expr: return binary("add", self, o)
     def __radd__(self, o: Any) -> Expr: return binary("add", o, self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
@@ -11,6 +12,7 @@ from tilelang.ir import Buffer, Const, Expr, Load, Region, Var
 
 from .containers import settle
 from .builder import OPS, SCALARS, Builder, log, reads_memory
+from .python_questions import differs
 from .regions import BufferSlice, store_slice, subscript
 from .scope import Frame, Poison, Undefined
 from .state import describe
@@ -190,7 +192,7 @@ class Names:
         elif is_held(target):
             self.b.store(target.buffer, element(target, key).indices, OPS[op](target, value))
         else:
-            self._keep(target, key, OPS[op](target[key], value))
+            self._keep(target, key, OPS[op](self.getitem(target, key), value))
 
     def _keep(self, container: Any, key: Any, value: Any) -> None:
         """`container[key] = value` of Python: once, while tracing."""
@@ -198,16 +200,22 @@ class Names:
             errors.warn("python-element", f"an element of a Python {type(container).__name__} is assigned a number in a "
                         "run-time loop or branch; that happens once, while tracing", "use T.alloc_var for a value that changes",
                         self.b.span(), log)
-        container[key] = self.as_it_is_now(value)
+        self._of_host(container, key, lambda: container.__setitem__(key, self.as_it_is_now(value)))
 
     def getitem(self, target: Any, key: Any) -> Any:
         """`target[key]` where target is an attribute or an element of a container (it may hold a variable)."""
+        return self._of_host(target, key, lambda: target[key])
+
+    def _of_host(self, target: Any, key: Any, access: Callable[[], Any]) -> Any:
+        """access() to an element.  Raises container-key, host-index where a container of Python or NumPy has none."""
         try:
-            return target[key]
+            return access()
         except (IndexError, KeyError) as e:
-            if not isinstance(target, (tuple, list, dict, str)):
+            if isinstance(e, errors.TileLangError) or type(target).__module__ not in ("builtins", "collections", "numpy"):
                 raise
-            raise errors.error("container-key", f"{type(e).__name__}: {e}", found=repr(key), span=self.b.span()) from None
+            kind, hint = ("host-index", "pass the array as a parameter, `name: T.Tensor(shape, dtype)`") if differs(key) else (
+                "container-key", "")
+            raise errors.error(kind, f"{type(e).__name__}: {e}", found=describe(key), span=self.b.span(), hint=hint) from None
 
     def slice(self, start: Any, stop: Any, step: Any) -> builtins.slice:
         return slice(start, stop, step)

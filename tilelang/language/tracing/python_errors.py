@@ -18,7 +18,7 @@ from tilelang import errors
 from tilelang.ir import Expr, Node, Span
 
 from .builder import Builder
-from .python_functions import expression, instead
+from .python_functions import expression, failing, instead, of_user, reads_values
 from .regions import BufferSlice
 from .state import positions
 
@@ -98,31 +98,33 @@ def place_error(b: Builder, e: Exception) -> Exception | None:
     last = _raiser(e)
     module = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
     ours = module.startswith("tilelang.") or isinstance(getattr(e, "obj", None), (Node, BufferSlice))
-    here = last is not None and (last.tb_frame.f_code is b.ctx.code or last.tb_frame.f_code in b.ctx.code.co_consts)
+    here = last is not None and _is_own(b, last)
     if isinstance(e, RecursionError) and len(b.contexts) > _DEEP:
         outermost, call = b.contexts[1]
         return errors.error("macro-recursion", "a macro called here calls itself until Python's stack is full",
                             found="a call inside every call", span=outermost.span(call))
     if module.startswith("tilelang.") and isinstance(e, _FAULTS):
-        return _internal(b, e)
+        return _host_index(b, e) or _internal(b, e)
     if here and isinstance(e, KeyError) and e.args and isinstance(e.args[0], Node):
         return errors.error("type", f"`{e.args[0]!r}` is no key of a Python dict: its value is known only when the kernel runs",
                             expected="a key known while tracing", found=f"`{e.args[0]!r}`", span=refine(b, e),
                             hint="choose by T.if_then_else, or keep the table in a tensor")
-    made = _host_index(b, e) or _in_helper(b, e, last)
+    made = _host_index(b, e) or _in_helper(b, e)
     if made is not None:
         return made
     for cls, kind in _PLACED:
         if isinstance(e, cls):
             python = instead(e)
-            if not kind or not ours and not python and not (here and isinstance(e, (TypeError, NameError))):
+            if not kind:
                 return None
+            if not ours and not python and not (here and isinstance(e, (TypeError, NameError))):
+                break
             call = " argument" in str(e) and not isinstance(e, AttributeError)
             hint = python or next((h for part, h in _INSTEAD if part in str(e)), "") or (
                 _parameters(e) if call else _meant(e))
             expected, found = getattr(e, "facts", None) or _facts(e)
             return errors.error(kind, str(e), expected=expected, found=found, span=refine(b, e), hint=hint)
-    return None
+    return None if ours else _of_python(b, e)
 
 
 def _kernel_frame(b: Builder, e: BaseException) -> Any:
@@ -165,25 +167,42 @@ def _is_known(index: ast.expr, frame: Any) -> bool:
     return all(v is not None and isinstance(v, (bool, int, float, str)) for v in values.values())
 
 
-def _in_helper(b: Builder, e: Exception, last: TracebackType | None) -> Exception | None:
+def _in_helper(b: Builder, e: Exception) -> Exception | None:
     """The error of a truth value taken in a Python function that a kernel calls: shown in the function."""
-    if not isinstance(e, ValueError) or _INSTEAD[0][0] not in str(e):
+    at = of_user(e)
+    if at is None or _is_own(b, at) or not isinstance(e, ValueError) or _INSTEAD[0][0] not in str(e):
         return None
-    trace, at = e.__traceback__, None
-    while trace is not None:
-        module = (trace.tb_frame.f_globals.get("__name__") or "").partition(".")[0]
-        if module not in ("tilelang", "numpy") and module not in sys.stdlib_module_names:
-            at = trace
-        trace = trace.tb_next
-    if at is None or at.tb_frame.f_code is b.ctx.code or at.tb_frame.f_code in b.ctx.code.co_consts:
+    expected, found = getattr(e, "facts", None) or _facts(e)
+    return errors.error("value", str(e), expected=expected, found=found, **_shown(b, e, at),
+                        hint=instead(e) or f"decorate `{at.tb_frame.f_code.co_name}` with @T.macro: its `if`, `and`, `or`, "
+                        "`not` take run-time values then; or use T.if_then_else")
+
+
+def _of_python(b: Builder, e: Exception) -> Exception | None:
+    """The error of an operation of Python or a library that takes no value of a kernel, at the user's expression."""
+    at = of_user(e)
+    tree, names = failing(at) if at is not None else (None, {})
+    if at is None or tree is None or not reads_values(tree, names) or _ARITY.search(str(e)):
         return None
+    return errors.error("python-question", f"`{ast.unparse(tree)}` is evaluated while tracing, and only the kernel knows its "
+                        f"values: {e}", found=f"{type(e).__name__}: {e}", **_shown(b, e, at),
+                        hint=instead(e) or next((h for part, h in _INSTEAD if part in str(e)), "") or
+                        "use the functions of T on values of the kernel")
+
+
+def _is_own(b: Builder, at: TracebackType) -> bool:
+    """Whether a frame is that of the kernel function or macro being traced, or of a comprehension in it."""
+    return at.tb_frame.f_code is b.ctx.code or at.tb_frame.f_code in b.ctx.code.co_consts
+
+
+def _shown(b: Builder, e: Exception, at: TracebackType) -> dict[str, Any]:
+    """The place of an error in a frame, and where the kernel calls that function."""
+    if _is_own(b, at):
+        return {"span": refine(b, e)}
     code = at.tb_frame.f_code
     place = positions(code, at.tb_lasti) or (at.tb_lineno, at.tb_lineno, 0, 0)
     inner = Span(code.co_filename, place[0], place[2], place[1], place[3], code.co_name)
-    expected, found = getattr(e, "facts", None) or _facts(e)
-    return errors.error("value", str(e), expected=expected, found=found, span=inner, notes=((refine(b, e), "called here"),),
-                        hint=instead(e) or f"decorate `{code.co_name}` with @T.macro: its `if`, `and`, `or`, `not` take "
-                        "run-time values then; or use T.if_then_else")
+    return {"span": inner, "notes": ((refine(b, e), "called here"),)}
 
 
 def _internal(b: Builder, e: Exception) -> errors.InternalError:
@@ -209,6 +228,7 @@ def _raiser(e: Exception) -> TracebackType | None:
     return found
 
 
+_ARITY = re.compile(r"takes .* argument|missing \d+ required|unexpected keyword|multiple values for")
 _FOUND = re.compile(r"(?:unsupported operand type\(s\) for [^:]+: | found | got |: )(.+)$", re.S)
 
 

@@ -7,6 +7,7 @@ import builtins
 import inspect
 import linecache
 import sys
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -32,19 +33,9 @@ _INSTEAD = {name: write for names, write in (
 
 def instead(e: BaseException) -> str:
     """The hint for an exception in a call of such a function, or of a function of T with a tile; "" for others."""
-    trace, frame = e.__traceback__, None
-    while trace is not None:  # to the innermost call that the user wrote
-        module = (trace.tb_frame.f_globals.get("__name__") or "").partition(".")[0]
-        if module not in ("tilelang", "numpy") and module not in sys.stdlib_module_names:
-            frame, at = trace.tb_frame, trace.tb_lasti
-        trace = trace.tb_next
-    place = positions(frame.f_code, at) if frame is not None else None
-    tree = expression(frame.f_code.co_filename, *place) if frame is not None and place is not None else None
-    if frame is None or not isinstance(tree, ast.Call):
-        return ""
-    names = {**vars(builtins), **frame.f_globals, **frame.f_locals}
-    read = [names.get(n.id) for n in ast.walk(tree) if isinstance(n, ast.Name)]
-    if not any(isinstance(v, (Node, BufferSlice)) or hasattr(v, "__tilelang_expr__") for v in read):
+    trace = of_user(e)
+    tree, names = failing(trace) if trace is not None else (None, {})
+    if not isinstance(tree, ast.Call) or not reads_values(tree, names):
         return ""
     function, owner = _value(tree.func, names), _value(getattr(tree.func, "value", tree), names)
     name, language = getattr(function, "__name__", ""), sys.modules["tilelang.language"]
@@ -64,10 +55,35 @@ def instead(e: BaseException) -> str:
         write = f"T.reduce_{_REDUCED[name]}(src, dst, dim) of a tile" + ", then divide" * (name == "mean")
     elif isinstance(function, type) and issubclass(function, np.generic):
         write = f'T.cast(x, "{name}")'
-    elif not write and hasattr(language, own) and own not in UNAVAILABLE:
+    elif not write and callable(getattr(language, own, None)) and own not in UNAVAILABLE:
         parameters = inspect.signature(getattr(language, own)).parameters.values()
         write = f"T.{own}({', '.join(p.name for p in parameters if p.default is p.empty)})"
     return f"write {write}: {ast.unparse(tree.func)} needs values while tracing" if write else ""
+
+
+def of_user(e: BaseException) -> TracebackType | None:
+    """The innermost frame of a trace that the user wrote."""
+    found, trace = None, e.__traceback__
+    while trace is not None:
+        module = (trace.tb_frame.f_globals.get("__name__") or "").partition(".")[0]
+        if module not in ("tilelang", "numpy") and module not in sys.stdlib_module_names:
+            found = trace
+        trace = trace.tb_next
+    return found
+
+
+def failing(trace: TracebackType) -> tuple[Any, dict[str, Any]]:
+    """The syntax tree of the expression that failed in a frame, None for a statement, and the values of names there."""
+    frame = trace.tb_frame
+    place = positions(frame.f_code, trace.tb_lasti)
+    tree = expression(frame.f_code.co_filename, *place) if place is not None else None
+    return tree, {**vars(builtins), **frame.f_globals, **frame.f_locals}
+
+
+def reads_values(tree: Any, names: dict[str, Any]) -> bool:
+    """Whether an expression names a value or a buffer of the kernel."""
+    read = [names.get(n.id) for n in ast.walk(tree) if isinstance(n, ast.Name)]
+    return any(isinstance(v, (Node, BufferSlice)) or hasattr(v, "__tilelang_expr__") for v in read)
 
 
 def _value(node: Any, names: dict[str, Any]) -> Any:
@@ -87,4 +103,4 @@ def expression(file: str, line: int, end_line: int, col: int, end_col: int) -> A
         return None
 
 
-__all__ = ["expression", "instead"]
+__all__ = ["expression", "failing", "instead", "of_user", "reads_values"]

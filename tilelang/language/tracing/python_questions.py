@@ -8,6 +8,8 @@ for a hash, which is never that of 0 or 1, and f"{bx}" for a text, which is that
 
 from __future__ import annotations
 
+import ast
+import dis
 import sys
 from typing import Any
 
@@ -15,12 +17,19 @@ from tilelang import errors
 from tilelang.ir import AddressOf, Binary, Call, Expr, Load, Var, distinct
 from tilelang.ir.expr import questions, unlike_sides
 
+from .python_functions import expression
 from .regions import BufferSlice
 from .state import current
 
+_ON_BEHALF = (BufferSlice.__module__, f"{__package__}.conditions", f"{__package__}.names")
+_TEXTS = ("str", "format", "format_map", "join")
+_SHOWING = ("bdb", "logging", "pdb", "pprint", "traceback", "warnings")  # modules that show texts to people
+
 _HINTS = {"hash": "a dict, a set and a cached function look values up while tracing: use `if` in the kernel or a T.macro, "
                   "T.if_then_else, or keep the table in a tensor",
-          "text": "an f-string is made while tracing: T.print(x) prints values while the kernel runs; repr() is the expression",
+          "text": "a string is made while tracing: T.print(x) prints values while the kernel runs; print(x) and repr(x) show "
+                  "the expression",
+          "pickle": "it is one value of this kernel: copy.copy(x) is x",
           "truth value": "match, any, all, list.index and helper functions that are not macros decide while tracing: use `if` "
                          "in the kernel or a T.macro, T.if_then_else, or join conditions with `and` and `or`"}
 errors.register("python-question", TypeError, "Python asks a run-time value for what only the kernel knows",
@@ -29,16 +38,19 @@ errors.register("python-question", TypeError, "Python asks a run-time value for 
 
 @questions.provide
 def reject_question(value: Any, protocol: str, frames: int) -> None:
-    """Called with a value of which Python asks a hash, a text or a truth value.
+    """Called with a value of which Python asks a hash, a text or a truth value.  repr(x) and print(x) are no questions.
 
     Raises python-question when the user's code asks it of a value that differs between threads, blocks, iterations or calls.
     """
+    asked = "text" if protocol in ("str", "repr") else protocol
     b = current()
-    if b is None or not _in_user_code(frames + 1) or not differs(value):
+    if b is None or (frame := _asking(frames + 1)) is None or not differs(value):
         return
-    raise errors.error("python-question", f"`{_text(value)}` is asked for its {protocol} while tracing, and only the kernel "
+    if protocol in ("text", "str", "repr") and _shows(frame, protocol):
+        return
+    raise errors.error("python-question", f"`{_text(value)}` is asked for its {asked} while tracing, and only the kernel "
                        "knows its value", found=f"`{_text(value)}`", span=b.here(),
-                       hint=_HINTS.get(protocol, "compare it with a number"))
+                       hint=_HINTS.get(asked, "compare it with a number"))
 
 
 @unlike_sides.provide
@@ -51,22 +63,37 @@ def reject_unlike(e: Binary) -> None:
     b = current()
     if b is None or isinstance(e.a, Var) and isinstance(e.b, Var) and not (differs(e.a) and differs(e.b)):
         return
-    if _in_user_code(3) and differs(e):
+    if _asking(3) is not None and differs(e):
         raise errors.error("condition", f"`{_text(e)}` is asked for a Python truth value, and only the kernel knows it",
                            expected="a value known while tracing", found=f"`{_text(e)}`",
                            span=b.here(), hint=_HINTS["truth value"])
 
 
-def _in_user_code(frames: int) -> bool:
-    """Whether the function so many frames up is not one of this package; its kernels count as a user's."""
+def _asking(frames: int) -> Any:
+    """The frame of the user's code on whose behalf the function so many frames up asks; None if this package asks.
+
+    Its kernels count as a user's.  Python's library asks for who called it (Counter, sorted keys, dataclasses), operators of
+    traced code and a region for the code, and methods that make a text for who wants it."""
     frame: Any = sys._getframe(frames)
     caller = frame.f_globals.get("__name__", "")
-    # A region asks its elements, and Python's library asks for who called it: Counter, sorted keys, dataclasses.
-    while frame.f_back is not None and (caller == BufferSlice.__module__ or
-                                        caller.partition(".")[0] in sys.stdlib_module_names):
+    while frame.f_back is not None and (caller in _ON_BEHALF or caller.partition(".")[0] in sys.stdlib_module_names or
+                                        frame.f_code.co_name in ("__repr__", "__str__") and not caller.startswith("tilelang.")):
+        if caller.partition(".")[0] in _SHOWING:
+            return None
         frame = frame.f_back
         caller = frame.f_globals.get("__name__", "")
-    return not caller.startswith("tilelang.") or caller.startswith("tilelang.library")
+    return frame if not caller.startswith("tilelang.") or caller.startswith("tilelang.library") else None
+
+
+def _shows(frame: Any, protocol: str) -> bool:
+    """Whether a frame asks for a text by repr(x), or by print(x).  Where a call has no text: whether its code names them."""
+    code = frame.f_code
+    if not dis.opname[code.co_code[frame.f_lasti]].startswith(("CALL", "PRECALL")):
+        return False
+    place = errors.positions(code, frame.f_lasti)
+    tree = expression(code.co_filename, *place) if place is not None else None
+    names = {ast.unparse(tree.func).rpartition(".")[2]} if isinstance(tree, ast.Call) else {*code.co_names}
+    return names.isdisjoint(_TEXTS) if protocol == "repr" else not names.isdisjoint(("print", "repr"))
 
 
 def differs(value: Any) -> bool:

@@ -227,7 +227,11 @@ class BufferSlice:
 
     def __format__(self, spec: str) -> str:
         questions.call(self, "text", 2)
-        return format(str(self), spec)
+        return format(repr(self), spec)
+
+    def __str__(self) -> str:
+        questions.call(self, "str", 2)
+        return repr(self)
 
 
 def _delegate(name: str) -> Callable[..., Any]:
