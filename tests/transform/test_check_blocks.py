@@ -167,8 +167,16 @@ def in_the_last_block(X, Y, b, n):
         Y[tx] = X[b * 32 + tx]
 
 
-ALLOWED = [equal_values, in_one_block, in_the_other_branch, in_the_block_that_a_scalar_names, with_atomics,
-           at_a_name_of_the_index, in_turns, in_the_last_block]
+@T.macro
+def by_the_first_that_takes_a_lock(X, Y, b, n):
+    if T.get_thread_binding() == 0:
+        taken = T.atomic_add(Y[127], 1.0, return_prev=True)
+        if taken == 0.0:
+            Y[0] = X[b]
+
+
+ALLOWED = [by_the_first_that_takes_a_lock, equal_values, in_one_block, in_the_other_branch, in_the_block_that_a_scalar_names,
+           with_atomics, at_a_name_of_the_index, in_turns, in_the_last_block]
 
 
 @pytest.mark.parametrize("body", ALLOWED, ids=lambda b: b.__name__)

@@ -248,13 +248,40 @@ def in_part_of_the_loop(f, X, Y, n, b):
             f[i, j] = 1.0
 
 
-REACHED = [in_a_loop_of_run_time_length, in_a_while_loop, in_a_branch, in_a_branch_on_data, in_the_other_branch, in_a_pipeline,
+@T.macro
+def at_an_index_of_another_type(f, X, Y, n, b):
+    for i, j in T.Parallel(64, 32):
+        Y[i, j] = f[T.cast(i, "int64") + 1, j]
+
+
+@T.macro
+def at_an_unsigned_index(f, X, Y, n, b):
+    for i, j in T.Parallel(64, 32):
+        Y[i, j] = f[T.cast(i, "uint32") + 1, j]
+
+
+@T.macro
+def at_the_rest_of_a_thread(f, X, Y, n, b):
+    tx = T.get_thread_binding()
+    Y[tx // 2, 0] = f[tx % 64 + 1, 0]
+
+
+@T.macro
+def at_the_quotient_of_a_loop(f, X, Y, n, b):
+    for _ in T.serial(n, n + 1):
+        for k in T.serial(65):
+            f[0, k // 2] = 1.0
+
+
+REACHED = [at_an_index_of_another_type, at_an_unsigned_index, at_the_rest_of_a_thread, at_the_quotient_of_a_loop,
+           in_a_loop_of_run_time_length, in_a_while_loop, in_a_branch, in_a_branch_on_data, in_the_other_branch, in_a_pipeline,
            in_a_warp_role, behind_a_break_of_another_loop, behind_a_return_of_some, of_the_chosen_value,
            in_two_loops_of_a_macro, in_part_of_the_loop]
 
 
-@pytest.mark.parametrize("kind", ["fragment", "shared"])
-@pytest.mark.parametrize("body", REACHED, ids=lambda b: b.__name__)
+@pytest.mark.parametrize("body, kind", [(b, k) for b in REACHED for k in ("fragment", "shared")
+                                        if k == "shared" or b is not at_the_rest_of_a_thread],
+                         ids=lambda x: getattr(x, "__name__", x))
 def test_accesses_outside_wherever_they_are_reached_are_refused(body, kind):
     """The CPU wrote outside of the tile; sm_90a compiled it inside of a warp role."""
     with pytest.raises(IndexError) as e:
@@ -321,8 +348,20 @@ def in_reach_of_a_square(f, X, Y, n, b):
             f[i, j] = 1.0
 
 
-@pytest.mark.parametrize("body", [bounded_by_two_variables, bounded_by_a_run_time_size, bounded_by_data, bounded_by_a_variable,
-                                  bounded_by_continue, never_reached, in_reach_of_a_square], ids=lambda b: b.__name__)
+@T.macro
+def at_quotients_and_rests(f, X, Y, n, b):
+    tx = T.get_thread_binding()
+    for k in T.serial(60):  # 7 and 7 are not the quotient and the rest of one k by 8
+        f[k // 8 * 8 + k % 8, 0] = 1.0
+        f[k // 8 * 9 + k % 8 - 4 * (k // 32), 0] = 1.0
+        f[T.cast(k + 4, "uint8"), 0] = 1.0
+        f[(k + 60) % 64, tx % 32] = 1.0
+    f[tx // 2, (tx + 3) % 32] = 1.0
+
+
+@pytest.mark.parametrize("body", [at_quotients_and_rests, bounded_by_two_variables, bounded_by_a_run_time_size,
+                                  bounded_by_data, bounded_by_a_variable, bounded_by_continue, never_reached,
+                                  in_reach_of_a_square], ids=lambda b: b.__name__)
 def test_accesses_that_conditions_may_keep_inside_are_left_alone(body):
     run_passes(tiles(body, "shared").func, TILE_PASSES[:TILE_PASSES.index(check_bounds) + 1], PassContext(Target("c")))
 
@@ -438,3 +477,42 @@ def test_accesses_that_some_elements_reach_are_left_alone():
                 Y[i + 8] = X[i + 8]
 
     run_passes(vectors(some).func, TILE_PASSES, PassContext(Target("c")))
+
+
+INDICES = ("{i} + {o}", "63 - {i} + {o}", "{i} // 8 * 8 + {i} % 8 + {o}", "T.min({i}, 63) + {o}", "{i} % 64 + {o}",
+           "T.cast({i}, 'int64') + {o}", "T.cast(T.cast({i}, 'int64') + {o}, 'int32')", "({i} + 64) % 64 + {o}",
+           "{i} * 2 // 2 + {o}")
+AROUND = ("for r in T.serial(n):", "for r in T.serial(n, n + 2):", "if n > 1:", "if X[0, 0] > 0:",
+          "for r in T.Pipelined(n, num_stages=2):", "with T.ws(0):", "for r in T.Persistent([n], 1, b):",
+          "for r in T.unroll(2):", "for r, q in T.grid(n, 2):")
+FORMS = ("f[{at}, j] *= 2.0", "f[{at}, j] = X[i, j]", "Y[i, j] = f[{at}, j]",
+         "f[{at}, j] = T.if_then_else(j < 40, f[{at}, j], 1.0)")
+
+
+@pytest.mark.parametrize("offset", [0, 1, -1, 64])
+def test_drawn_accesses_are_refused_if_they_lie_outside(offset):
+    """Any index in any loop: one element beyond is refused, and the same program inside is not."""
+    rng, wrong = np.random.default_rng(offset + 2), []
+    for _ in range(12):
+        around, inner = rng.choice(AROUND), rng.choice(AROUND[:4])
+        at = rng.choice(INDICES).format(i="i", o=offset if offset >= 0 else f"({offset})")
+        text = f"""import tilelang.language as T
+@T.prim_func
+def f(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((64, 32), "float32"), n: T.int32):
+    with T.Kernel(1, threads=128) as b:
+        f = T.alloc_shared((64, 32), "float32")
+        T.clear(f)
+        {around}
+            {inner}
+                for i, j in T.Parallel(64, 32):
+                    {rng.choice(FORMS).format(at=at)}
+"""
+        try:
+            func = tilelang.from_source(text, "f").func
+            run_passes(func, TILE_PASSES[:TILE_PASSES.index(check_bounds) + 1], PassContext(Target("c")))
+            refused = False
+        except TileLangError as e:
+            refused = e.kind == "out-of-bounds" and e.span is not None
+        if refused != (offset != 0):
+            wrong.append(text)
+    assert not wrong, wrong[0]

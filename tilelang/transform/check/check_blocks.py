@@ -12,7 +12,7 @@ from typing import Any
 from tilelang.arith import Analyzer
 from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel,
-                         Stmt, Store, TileOp, Var, While, inner, is_const, walk, GLOBAL)
+                         Stmt, Store, TileOp, Var, While, free_vars, inner, is_const, walk, GLOBAL)
 from tilelang.target.intrinsics import INTRINSICS, SYNC, WRITES
 
 from ..analysis.effects import effects
@@ -127,9 +127,9 @@ class _Blocks:
         return None
 
     def branch(self, s: Stmt, conds: list[tuple[Expr, bool]], around: frozenset[Var], a: Analyzer) -> None:
-        """Statements under conditions. Bounds, as `bx < 2`, leave several blocks; others may leave one."""
+        """Statements under conditions. Bounds of an index, as `bx < 2`, leave several blocks; others may leave one."""
         for c, holds in conds:
-            if is_bound(c, holds):
+            if is_bound(c, holds) and free_vars(c) <= self.every:
                 a = a.assuming(c, holds)
             else:
                 around |= self.of(c)

@@ -13,8 +13,8 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.arith import Analyzer, LaunchFacts
-from tilelang.ir import (COMPARISONS, AddressOf, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func,
-                         If, Launch, Load, Node, Parallel, Select, Seq, Stmt, Store, TileOp, Unary, Var, While, children,
+from tilelang.ir import (COMPARISONS, AddressOf, Binary, Bind, Break, Buffer, Call, Cast, Const, Continue, Evaluate, Expr, For,
+                         Func, If, Launch, Load, Node, Parallel, Select, Seq, Stmt, Store, TileOp, Unary, Var, While, children,
                          contains, convert, free_vars, inner, remember, substitute, walk, GLOBAL, PRIVATE)
 
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -169,7 +169,7 @@ class _Places:
         if len(indices) != len(b.shape) or 0 in b.shape:
             return self.inside.add(b.data)
         for d, (e, size) in enumerate(zip(indices, b.shape)):
-            if not (e.dtype.is_signed or e.dtype.is_unsigned and b.scope() == GLOBAL) or e.dtype.lanes > 1:
+            if not (e.dtype.is_signed or e.dtype.is_unsigned) or e.dtype.lanes > 1:
                 continue
             more = extents[d] - 1 if extents and isinstance(extents[d], int) else 0 if not extents else None
             e, a = substitute(e, self.values), self.facts.analyzer
@@ -182,15 +182,34 @@ class _Places:
                 continue
             form = a.linear(e)
             low, high = a.bounds_of(form)
-            if not isinstance(size, int) or low is None or high is None or not all(
-                    isinstance(t, Var) and t in self.swept for t in form.terms) or low >= 0 and high + (more or 0) < size:
+            if not isinstance(size, int) or low is None or high is None or low >= 0 and high + (more or 0) < size:
                 continue
+            terms = form.terms  # of different variables, so that one takes its highest value while the others do
+            if not all(map(self.takes_every_value, terms)) or len(terms) > len({v for t in terms for v in free_vars(t)}):
+                continue
+            if e.dtype.is_unsigned and not size - (1 << e.dtype.bits) <= low <= high < 1 << e.dtype.bits:
+                continue  # it wraps
             index = low if low < 0 else high + (more or 0)
             raise errors.error(
                 "out-of-bounds", f"{b.name} is accessed at index {index} of dimension {d}, which has {size} elements",
                 expected=f"an index from 0 to {size - 1}", found=f"{index}", span=span,
                 hint="memory of a block is not guarded: make it larger, or guard the access with a condition")
         self.inside.add(b.data)
+
+
+    def takes_every_value(self, e: Expr) -> bool:
+        """Whether e is a swept variable; or one plus a number, in a type that holds it, its quotient or its rest."""
+        a = self.facts.analyzer
+        rest = isinstance(e, Binary) and e.op == "floormod"
+        if isinstance(e, Cast) and a.interval(e) == a.interval(e.value):
+            form = a.linear(e.value)
+        elif isinstance(e, Binary) and (rest or e.op == "floordiv") and isinstance(e.b, Const) and e.b.value > 0:
+            form = a.linear(e.a)
+        else:
+            return isinstance(e, Var) and e in self.swept
+        low, high = a.bounds_of(form)
+        return low is not None and high is not None and (not rest or high - low >= e.b.value - 1) and [  # type: ignore
+            abs(c) for c in form.terms.values()] == [1] and self.takes_every_value(*form.terms)
 
 
 def _every_element(a: Analyzer, e: Expr, size: Any, more: int | None) -> bool:
