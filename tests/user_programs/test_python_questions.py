@@ -5,6 +5,7 @@ every block and every call; before, `{0: a, 1: b}.get(bx, c)` was c for every bl
 """
 
 import collections
+import copy
 import importlib.util
 import logging
 
@@ -161,6 +162,15 @@ def test_python_questions_that_have_an_answer_while_tracing_keep_it():
 
     assert seen == [(1, 2, 4, "n", "3", "bx", 1)]
     assert hash(T.dynamic("m")) is not None
+
+
+def test_a_copy_of_a_buffer_is_the_buffer():
+    @T.prim_func
+    def f(A: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=1):
+            held = copy.deepcopy({"A": A})
+            assert held["A"] is A and copy.copy(A) is A
+            A[0] = 1
 
 
 def test_an_address_has_no_hash_while_tracing():

@@ -50,6 +50,7 @@ class Buffer(Node):
         return self is other
 
     __hash__ = object.__hash__
+    __copy__, __deepcopy__ = Expr.__copy__, Expr.__deepcopy__
 
     def __eq__(self, other: object) -> bool:
         return self is other

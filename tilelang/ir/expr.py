@@ -58,6 +58,12 @@ class Expr(Node):
             questions.call(self, "repr", 2)
         return Node.__repr__(self)
 
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self  # names are compared by identity
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         questions.call(self, "pickle", 2)
         return Node.__reduce_ex__(self, protocol)

@@ -128,12 +128,6 @@ class Node:
     def __repr__(self) -> str:
         return node_text.call(self)
 
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self  # nodes are immutable, and names are compared by identity
-
 
 def _hashable(v: Any) -> Any:
     if isinstance(v, np.ndarray):
