@@ -203,7 +203,7 @@ class Tables:
             if e.op == "bitand" and isinstance(e.b, Const) and (e.b.value + 1) & e.b.value == 0 and e.b.value >= 0:
                 return int(e.b.value) + 1 if self._linear(e.a, v) else None
         p = 1
-        for c in _operands(e):
+        for c in (x for x in children(e) if isinstance(x, Expr)):
             q = self._period(c, v)
             if q is None:
                 return None
@@ -333,10 +333,6 @@ def _one_place(a: Buffer, b: Buffer) -> bool:
             return False
         reach += stride * (n - 1)
     return True
-
-
-def _operands(e: Expr) -> list[Expr]:
-    return [c for c in children(e) if isinstance(c, Expr)]
 
 
 __all__ = ["Reach", "Tables", "separate"]

@@ -21,16 +21,19 @@ import numpy as np
 from tilelang.arith import Analyzer, Bounds, Linear
 from tilelang.arith.linear import emit
 from tilelang.errors import TileLangError
-from tilelang.ir import (COMPARISONS, Binary, Broadcast, Buffer, Call, Const, Expr, Load, Ramp, Unary, Var, binary, const,
+from tilelang.ir import (COMPARISONS, Binary, Broadcast, Buffer, Call, Const, Expr, Load, Ramp, Var, binary, const,
                          contains, convert, free_vars, fresh, is_const, substitute, walk)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import record
+
+from .guards import conjuncts
 
 POINTS = 1 << 18  # iterations that are counted through at most
 _VALUES = 512  # values of outer variables that are counted through at most
 _RESIDUES = 8
 _STEPS = 24  # equations that are solved one after another
 _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
+
 
 
 @record
@@ -75,7 +78,7 @@ class Disjoint:
         alone: set[Var] = set()
         for i in one.indices:
             mine = free_vars(i) & (self.moving | self.inner.keys())
-            if len(mine) == 1 and _steps(i, v := next(iter(mine))):
+            if len(mine) == 1 and steps(i, v := next(iter(mine))):
                 alone.add(v)
         return self.moving <= alone
 
@@ -388,7 +391,7 @@ class _Equations:
             c = self.a.simplify(c)
             if is_const(c, 0):
                 return True
-            for part, holds in _conjuncts(c, True):
+            for part, holds in conjuncts(c):
                 part = self.a.simplify(part)
                 if is_const(part, 0 if holds else 1):
                     return True
@@ -414,21 +417,12 @@ class _Equations:
         return {"lt": [down.plus(one)], "le": [down], "gt": [up.plus(one)], "ge": [up], "eq": [up, down], "ne": []}[op]
 
 
-def _conjuncts(c: Expr, holds: bool) -> Iterable[tuple[Expr, bool]]:
-    """The conditions that are all true, or false, where c is."""
-    if isinstance(c, Unary) and c.op == "not":
-        return _conjuncts(c.a, not holds)
-    if isinstance(c, Binary) and c.op == ("and" if holds else "or"):
-        return [*_conjuncts(c.a, holds), *_conjuncts(c.b, holds)]
-    return [(c, holds)]
-
-
-def _steps(e: Expr, v: Var) -> bool:
+def steps(e: Expr, v: Var) -> bool:
     """Whether e is v plus a term that does not depend on v."""
     if e is v:
         return True
     if isinstance(e, Binary) and e.op in ("add", "sub"):
-        return v not in free_vars(e.b) and _steps(e.a, v) or e.op == "add" and v not in free_vars(e.a) and _steps(e.b, v)
+        return v not in free_vars(e.b) and steps(e.a, v) or e.op == "add" and v not in free_vars(e.a) and steps(e.b, v)
     return False
 
 
@@ -454,7 +448,7 @@ def _live(conds: tuple[Expr, ...], points: Mapping[Var, np.ndarray], count: int)
     """The iterations that may fulfil the conditions: those that depend on other values count as true."""
     out = np.ones(count, bool)
     for cond in conds:
-        for c, holds in _conjuncts(cond, True):
+        for c, holds in conjuncts(cond):
             if free_vars(c) <= points.keys() and (got := _values(c, points)) is not None:
                 out &= got.astype(bool) == holds
     return out
@@ -491,4 +485,4 @@ def _modulus(v: Var, exprs: Iterable[Expr]) -> int:
     return out
 
 
-__all__ = ["Disjoint", "Place"]
+__all__ = ["Disjoint", "Place", "steps"]

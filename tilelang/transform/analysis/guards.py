@@ -6,7 +6,16 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.arith.width import widened
-from tilelang.ir import Broadcast, Const, Expr, Ramp, Shuffle, binary, cast, const, logical
+from tilelang.ir import Binary, Broadcast, Const, Expr, Ramp, Shuffle, Unary, binary, cast, const, logical
+
+
+def conjuncts(cond: Expr, holds: bool = True) -> list[tuple[Expr, bool]]:
+    """Conditions, and whether they hold, that together say that cond does (or does not)."""
+    if isinstance(cond, Unary) and cond.op == "not":
+        return conjuncts(cond.a, not holds)
+    if isinstance(cond, Binary) and cond.op == ("and" if holds else "or"):
+        return [*conjuncts(cond.a, holds), *conjuncts(cond.b, holds)]
+    return [(cond, holds)]
 
 
 def bounds_guard(analyzer: Analyzer, shape: tuple[Any, ...], indices: tuple[Expr, ...],

@@ -8,6 +8,7 @@ from tilelang import errors
 from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Continue, Expr, For, If, Load, Node, Seq, Stmt, fresh,
                          contains, is_large, rebuild, seq, stmts_of, substitute, unary, walk, VARIABLE)
 
+from .statements import jumps_of
 from .distributed_loop import in_order
 
 
@@ -50,23 +51,12 @@ def drop_continue(body: Stmt) -> Stmt:
     return seq(*_without_continue(list(stmts_of(body))))
 
 
-def _own_continue(s: Stmt) -> bool:
-    """Whether s contains a `continue` of the loop around s (not of a loop inside it)."""
-    if isinstance(s, Continue):
-        return True
-    if isinstance(s, Seq):
-        return any(map(_own_continue, s.stmts))
-    if isinstance(s, If):
-        return _own_continue(s.then) or (s.orelse is not None and _own_continue(s.orelse))
-    return False
-
-
 def _without_continue(stmts: list[Stmt]) -> list[Stmt]:
     out: list[Stmt] = []
     for k, s in enumerate(stmts):
         if isinstance(s, Continue):
             return out
-        if not _own_continue(s):
+        if not any(isinstance(x, Continue) for x in jumps_of(s)):
             out.append(s)
             continue
         rest = stmts[k + 1:]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Call, Evaluate, Expr, For, Parallel, Seq, Stmt, Var, call, fresh, replace, stmts_of,
-                         substitute, walk)
+from tilelang.ir import (Alloc, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Parallel, Seq, Stmt, Var, call, fresh,
+                         inner, replace, stmts_of, substitute, walk)
 
 # Calls at which all threads of a block wait.
 BARRIERS = frozenset(("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid"))
@@ -30,6 +31,20 @@ def rename(stmts: list[Stmt]) -> list[Stmt]:
     return list(stmts_of(substitute(whole, mapping))) if mapping else stmts
 
 
+def jumps_of(s: Stmt) -> Iterator[Stmt]:
+    """The breaks and continues in a statement that belong to the loop around it."""
+    if isinstance(s, (Break, Continue)):
+        yield s
+    elif isinstance(s, (Seq, If)):
+        for x in inner(s):
+            yield from jumps_of(x)
+
+
+def leaves(s: Stmt) -> bool:
+    """Whether a break or continue in a statement belongs to the loop around it."""
+    return next(jumps_of(s), None) is not None
+
+
 def barrier(s: Stmt, by_group: bool = False) -> Stmt:
     """A block barrier, with the span of the statement that needs it.  by_group: one for each warp group."""
     return Evaluate(call("sync_threads", (), "void", by_group=by_group or None), span=s.span)
@@ -41,4 +56,4 @@ def barrier_in(s: Stmt) -> bool:
     return isinstance(c, Call) and c.op in BARRIERS
 
 
-__all__ = ["BARRIERS", "barrier", "barrier_in", "do", "rename"]
+__all__ = ["BARRIERS", "barrier", "barrier_in", "do", "jumps_of", "leaves", "rename"]

@@ -16,7 +16,8 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, 
 from tilelang.target.intrinsics import INTRINSICS, SYNC, WRITES
 
 from ..analysis.effects import effects
-from .check_bounds import is_bound, conjuncts
+from ..analysis.guards import conjuncts
+from .check_bounds import is_bound
 from ..framework.pass_ import TILE, PassContext, pass_
 
 register("block-overwrite", ValueError, "blocks of a launch store different values in one element",

@@ -13,10 +13,12 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.arith import Analyzer, LaunchFacts
-from tilelang.ir import (COMPARISONS, AddressOf, Binary, Bind, Break, Buffer, Call, Cast, Const, Continue, Evaluate, Expr, For,
-                         Func, If, Launch, Load, Node, Parallel, Select, Seq, Stmt, Store, TileOp, Unary, Var, While, children,
+from tilelang.ir import (COMPARISONS, AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Evaluate, Expr, For, Func, If,
+                         Launch, Load, Node, Parallel, Select, Seq, Stmt, Store, TileOp, Var, While, children,
                          contains, convert, free_vars, inner, remember, substitute, walk, GLOBAL, PRIVATE)
 
+from ..analysis.statements import leaves
+from ..analysis.guards import conjuncts
 from ..framework.pass_ import TILE, PassContext, pass_
 
 errors.register("out-of-bounds", IndexError, "a program certainly accesses memory outside the shape of its buffer",
@@ -88,7 +90,7 @@ class _Places:
                     self.under(s.cond, False, lambda: self.stmt(s.orelse))
             case While():
                 self.expr(s.cond)
-                self.under(s.cond, True, lambda: self.within(s.body, set() if _jumps(s) else self.swept))
+                self.under(s.cond, True, lambda: self.within(s.body, set() if leaves(s.body) else self.swept))
             case TileOp():
                 for a in s.accesses():  # type: ignore[attr-defined]
                     self.check(a.region.buffer, a.region.mins, a.region.span or s.span, a.region.extents)
@@ -114,7 +116,7 @@ class _Places:
             for v, n in zip(names, extents):
                 high = self.facts.analyzer.interval(convert(n))[1]
                 self.facts.analyzer = self.facts.analyzer.bind(v, 0, None if high is None else max(high - 1, 0))
-        self.within(s.body, set() if _jumps(s) else self.swept.union(names) if whole else self.swept)
+        self.within(s.body, set() if leaves(s.body) else self.swept.union(names) if whole else self.swept)
 
     def within(self, s: Stmt, swept: set[Var]) -> None:
         """The statements of a body, in which these variables are swept."""
@@ -220,15 +222,6 @@ def _every_element(a: Analyzer, e: Expr, size: Any, more: int | None) -> bool:
     return beyond is not None and beyond >= 0 or more is not None and high is not None and high + more < 0
 
 
-def conjuncts(cond: Expr, holds: bool) -> list[tuple[Expr, bool]]:
-    """Conditions, and whether they hold, that together say that cond does (or does not)."""
-    if isinstance(cond, Unary) and cond.op == "not":
-        return conjuncts(cond.a, not holds)
-    if isinstance(cond, Binary) and cond.op == ("and" if holds else "or"):
-        return [*conjuncts(cond.a, holds), *conjuncts(cond.b, holds)]
-    return [(cond, holds)]
-
-
 def is_bound(cond: Expr, holds: bool) -> bool:
     """Whether a condition that holds (or does not) bounds one variable by a number, so that no value between is left out."""
     return isinstance(cond, Binary) and cond.op in COMPARISONS and cond.op != ("ne" if holds else "eq") and \
@@ -236,13 +229,8 @@ def is_bound(cond: Expr, holds: bool) -> bool:
             isinstance(x, (Var, Const)) or isinstance(x, Binary) and x.op in ("add", "sub", *COMPARISONS) for x in walk(cond))
 
 
-def _jumps(s: Stmt) -> bool:
-    """Whether an iteration may be left early."""
-    return any(isinstance(x, (Break, Continue)) or not isinstance(x, (For, While, Parallel)) and _jumps(x) for x in inner(s))
-
-
 def _positive(n: Any) -> bool:
     return isinstance(n, Const) and int(n.value) > 0 or isinstance(n, int) and n > 0
 
 
-__all__ = ["check_bounds", "is_bound", "conjuncts"]
+__all__ = ["check_bounds", "is_bound"]

@@ -16,11 +16,12 @@ import numpy as np
 
 from tilelang.arith import simplify
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Store, Var, While,
+from tilelang.ir import (Bind, Break, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Store, Var, While,
                          const, convert, free_vars, contains, inner, is_const, remember, statements, substitute, DYNAMIC,
                          GLOBAL, STATIC)
 from tilelang.ir.evaluate import evaluate
 
+from ..analysis.disjoint import steps
 from ..analysis.loop_body import drop_continue
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -111,18 +112,9 @@ class _Loop:
         alone: set[Var] = set()
         for i in indices:
             mine = free_vars(i) & self.moving
-            if len(mine) == 1 and self.steps(i, next(iter(mine))):
+            if len(mine) == 1 and steps(i, next(iter(mine))):
                 alone |= mine
         return alone == self.moving
-
-    def steps(self, e: Expr, v: Var) -> bool:
-        """Whether e is v plus a term that does not depend on v."""
-        if e is v:
-            return True
-        if isinstance(e, Binary) and e.op in ("add", "sub"):
-            return v not in free_vars(e.b) and self.steps(e.a, v) or e.op == "add" and v not in free_vars(e.a) and self.steps(
-                e.b, v)
-        return False
 
     def values(self, e: Expr, others: bool = False) -> np.ndarray | None:
         """The value of e in each iteration; None if it cannot be computed. others: variables from outside the loop are 0."""

@@ -29,6 +29,7 @@ from tilelang.ir.record import record
 from tilelang.target.cpu_launch import Masked, ThreadValues, is_private
 from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, MATRIX_CALLS
 
+from ..analysis.statements import jumps_of, leaves
 from .thread_conflicts import Conflicts
 from .varying_values import find_varying_values, is_speculatable, is_thread_work, rereads_shared, some_return
 
@@ -221,7 +222,7 @@ class _Fission:
 
     def _jumps_out(self, s: Stmt) -> bool:
         """Whether a branch holds a jump of the loop around it; in a loop over threads it would end that one."""
-        return isinstance(s, If) and next(_jumps_of(s), None) is not None
+        return isinstance(s, If) and leaves(s)
 
     def jump(self, m: Mask, target: Mask, span: Any) -> Stmt:
         """The threads of m are removed from it, and from the masks around it up to the target."""
@@ -321,23 +322,9 @@ class _Fission:
             If(load(go, _ZERO) != const(0), seq(*inner, *(() if step is None else (step,))), None, span=span)), span=span)
 
 
-def _jumps_of(s: Stmt) -> Iterator[Stmt]:
-    """The breaks and continues in a statement that belong to the loop around it."""
-    match s:
-        case Seq():
-            for x in s.stmts:
-                yield from _jumps_of(x)
-        case If():
-            yield from _jumps_of(s.then)
-            if s.orelse is not None:
-                yield from _jumps_of(s.orelse)
-        case Break() | Continue():
-            yield s
-
-
 def _kinds(body: Stmt) -> set[type]:
     """Which of Break and Continue the body of a loop holds for it."""
-    return {type(x) for x in _jumps_of(body)}
+    return {type(x) for x in jumps_of(body)}
 
 
 __all__ = ["mask_divergent"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Expr, For, Load, Node, Parallel, Stmt, Store, Var, binary, const,
-                         free_vars, is_large, substitute, walk, GLOBAL)
+                         free_vars, is_large, substitute, walk, children, contains, GLOBAL)
 from tilelang.ir.record import state
 from tilelang.target.cpu_launch import RangeTest
 from tilelang.target.cpu_ranges import is_in_range
@@ -72,21 +72,21 @@ class _Nest:
         elif isinstance(s, Bind):
             self.look(s.value)
             value = substitute(s.value, self.inlined)
-            if s.var.dtype.is_signed and not _of_memory(value) and not is_large(value):
+            if s.var.dtype.is_signed and not contains(value, Load, Call) and not is_large(value):
                 self.inlined[s.var] = value
             else:
                 self.opaque.add(s.var)
         elif isinstance(s, Stmt):
             if isinstance(s, Store):
                 self.access(s, s.buffer, s.indices)
-            for child in _fields(s):
+            for child in children(s):
                 if isinstance(child, Stmt):
                     self.visit(child)
                 elif isinstance(child, Expr):
                     self.look(child)
 
     def enter(self, v: Var, start: Expr, extent: Expr) -> None:
-        if _of_memory(start) or _of_memory(extent):
+        if contains(start, Load, Call) or contains(extent, Load, Call):
             self.opaque.add(v)
         else:
             self.ranges[v] = (start, binary("sub", binary("add", start, extent), const(1, extent.dtype)))
@@ -106,17 +106,6 @@ class _Nest:
             if corners is not None:
                 self.plan.cleared.add((id(n), d))
                 self.plan.tests[corners[0], corners[1], size] = None
-
-
-def _of_memory(e: Expr) -> bool:
-    return any(isinstance(n, (Load, Call)) for n in walk(e))
-
-
-def _fields(s: Stmt) -> list[Any]:
-    out: list[Any] = []
-    for v in s._key():
-        out.extend(v if isinstance(v, tuple) else (v,))
-    return out
 
 
 def _corners(a: Analyzer, e: Expr, ranges: dict[Var, tuple[Expr, Expr]],

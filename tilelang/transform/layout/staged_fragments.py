@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Region, Stmt,
-                         Store, TileOp, Var, While, const, fresh, contains, inner, rebuild, replace, stmts_of, substitute, walk,
-                         DYNAMIC, FRAGMENT, SHARED)
+                         Store, TileOp, Var, While, const, fresh, contains, inner, replace, stmts_of, substitute, walk,
+                         with_inner, DYNAMIC, FRAGMENT, SHARED)
 from tilelang.ops import Copy, Fill
 from tilelang.target.machine import REGISTERS
 
@@ -56,10 +56,7 @@ def _once(s: Any, data: Var) -> Any:
     """The node s with one thread for each store that every thread would make."""
     if isinstance(s, Store) and s.buffer.data is data:
         return Parallel((fresh("once"),), (const(1),), s, span=s.span)
-    if isinstance(s, Parallel) or not inner(s):
-        return s
-    return rebuild(s, lambda v: _once(v, data) if isinstance(v, Stmt) else tuple(_once(x, data) for x in v) if isinstance(
-        v, tuple) and v and isinstance(v[0], Stmt) else v)
+    return s if isinstance(s, Parallel) else with_inner(s, lambda x: _once(x, data))
 
 
 def _varying(launch: Launch) -> set[Var]:

@@ -14,10 +14,11 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Expr, For, Func, If, Launch, Seq, Stmt, Store, Var,
-                         While, binary, call, cast, const, dtype, inner, load, replace, rewrite, seq, unary, walk, with_inner,
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Expr, For, Func, If, Launch, Seq, Stmt, Store, Var,
+                         While, binary, call, cast, const, dtype, load, replace, rewrite, seq, unary, walk, with_inner,
                          VARIABLE)
 
+from ..analysis.statements import leaves
 from ..analysis.divergence import Divergence
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -43,11 +44,6 @@ def ballot_masks(func: Func, cx: PassContext) -> Func:
 
 def _votes(s: Stmt) -> bool:
     return any(n.op == "ballot" for n in walk(s, Call))
-
-
-def _jumps(s: Stmt) -> bool:
-    """Whether a loop's body holds a Break or Continue of that loop."""
-    return isinstance(s, (Break, Continue)) or not isinstance(s, (For, While)) and any(map(_jumps, inner(s)))
 
 
 class _Masks:
@@ -92,7 +88,7 @@ class _Masks:
         own = self.d.divergent(s.cond) if isinstance(s, While) else self.d.divergent(s.start) or self.d.divergent(s.extent)
         if not own and not early:
             return with_inner(s, lambda x: self.stmt(x, mask))  # type: ignore[no-any-return]
-        if early or _jumps(s.body):
+        if early or leaves(s.body):
             place = next(n.span for n in walk(s.body, Call) if n.op == "ballot")
             raise error("ballot-lanes", "T.ballot in a loop that some lanes leave by break, continue or return",
                         found="a loop that some lanes leave", span=place, notes=((s.span, "the loop"),))

@@ -26,7 +26,7 @@ from typing import Any
 
 from tilelang.ir import (AddressOf, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, Func, If, Launch, Load, Stmt, Store,
                          Var, const, free_vars, fresh, load, logical, replace, rewrite, seq, substitute, unary, walk,
-                         with_inner, GLOBAL, SHARED, VARIABLE)
+                         with_inner, contains, GLOBAL, SHARED, VARIABLE)
 from tilelang.ir.stmt import Alloc, For, Seq, While
 
 from ..analysis.divergence import Divergence
@@ -109,7 +109,7 @@ class _Splitter:
     def parted(self, s: If) -> Stmt:
         """The statements of a branch, each under the condition as evaluated before the first."""
         own = {x.var for x in walk(s) if isinstance(x, Bind)}
-        if not self.exchanges(s) or not all(isinstance(x, _KNOWN) for x in _statements(s)) or not all(
+        if not self.exchanges(s) or not all(isinstance(x, _KNOWN) for x in walk(s, Stmt)) or not all(
                 self.goes_around(x, own) for x in walk(s) if isinstance(x, (For, While)) and self.exchanges(x)):
             return s
         return seq(*self.ways(s, None), span=s.span)
@@ -123,7 +123,7 @@ class _Splitter:
             self.divergent_bound(e) or free_vars(e) & own for e in bounds)
 
     def divergent_bound(self, e: Expr) -> bool:
-        return self.divergence.divergent(e) or any(isinstance(x, (Load, Call)) for x in walk(e))
+        return self.divergence.divergent(e) or contains(e, Load, Call)
 
     def ways(self, s: If, pred: Expr | None) -> list[Stmt]:
         """Both arms of a branch that the threads with pred reach (None: all threads)."""
@@ -184,10 +184,6 @@ def _before_continues(s: Stmt, first: Stmt) -> Stmt:
 
 
 _KNOWN = (Seq, Bind, Store, Evaluate, If, For, While)
-
-
-def _statements(s: Stmt) -> list[Stmt]:
-    return [x for x in walk(s) if isinstance(x, Stmt)]
 
 
 def _touched(s: Stmt) -> tuple[set[Var], set[Var]]:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from tilelang.ir import (Buffer, Evaluate, Expr, For, If, Launch, Node, Parallel, Seq, Stmt, TileOp, Var, While, children,
-                         rebuild, replace, seq, walk, FRAGMENT)
+                         replace, seq, walk, with_inner, FRAGMENT)
 from tilelang.ops import Gemm
 
 from ..analysis.statements import do
@@ -46,8 +46,8 @@ def _stmt(s: Stmt, flight: _Flight) -> tuple[Stmt, _Flight]:
         else:
             flight = ()
     elif isinstance(s, (If, For, While)):
-        new = rebuild(s, lambda x: _stmt(x, flight if isinstance(s, If) else ())[0] if isinstance(x, Stmt) else x)
-        s, flight = new, ()
+        before = flight if isinstance(s, If) else ()
+        s, flight = with_inner(s, lambda x: _stmt(x, before)[0]), ()
     return seq(*first, s, span=s.span) if first else s, flight
 
 

@@ -27,8 +27,8 @@ from collections.abc import Iterable
 from copy import copy
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, For, Func, Launch, Stmt, Var, inner, rebuild,
-                         rewrite_launches, seq, walk, with_options, with_inner, LOCAL)
+from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, For, Func, Launch, Stmt, Var, inner, rewrite_launches, seq,
+                         walk, with_inner, with_options, LOCAL)
 from tilelang.ir import replace as replaced
 from tilelang.ir.record import record
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -91,7 +91,7 @@ def _assign_registers(launch: Launch, fast: bool) -> Launch:
             moves.after.update((id(s), [*moves.after.get(id(s), ()), b]) for s in plan.goes_in)
             moves.out.update((id(s), b) for s in plan.comes_out)
             moves.direct.update(map(id, plan.direct))
-    return rebuild(launch, moves.visit) if moves.own else launch  # type: ignore[return-value]
+    return with_inner(launch, moves.visit) if moves.own else launch  # type: ignore[return-value]
 
 
 def _exact_exp2(launch: Launch) -> bool:
@@ -269,17 +269,13 @@ class _Moves:
         self.out: dict[int, Buffer] = {}
         self.direct: set[int] = set()
 
-    def visit(self, x: Any) -> Any:
-        if isinstance(x, tuple):
-            return tuple(map(self.visit, x))
-        if not isinstance(x, Stmt):
-            return x
+    def visit(self, x: Stmt) -> Any:
         more = [move(b, "in") for b in self.after.get(id(x), ())]
         if isinstance(x, Evaluate):
             return seq(self._evaluate(x), *more) if more else self._evaluate(x)
         if id(x) in self.direct:
             return seq(with_options(x, registers=True), *more)
-        return seq(x, *more) if more else rebuild(x, self.visit)
+        return seq(x, *more) if more else with_inner(x, self.visit)
 
     def _evaluate(self, s: Evaluate) -> Stmt:
         if s.call.op == "wgmma":

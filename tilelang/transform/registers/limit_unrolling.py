@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Call, Const, For, Func, If, Launch, Seq, Stmt, rebuild, replace, rewrite_launches, walk, with_options
-from tilelang.ir.visitor import mapped
+from tilelang.ir import Call, Const, For, Func, If, Seq, Stmt, rewrite_launches, walk, with_options, with_inner
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
@@ -22,20 +21,13 @@ def limit_unrolling(func: Func, cx: PassContext) -> Func:
 
     Loops on named registers are printed whole.  An unroll factor of the program stays.
     """
-    def visit(x: Any) -> Any:
-        if isinstance(x, tuple):
-            return mapped(visit, x)
-        if not isinstance(x, Stmt) or isinstance(x, For) and x.plan.registers:
+    def visit(x: Stmt) -> Any:
+        if isinstance(x, For) and x.plan.registers:
             return x
-        done = rebuild(x, visit)
+        done = with_inner(x, visit)
         return with_options(done, copies=1) if isinstance(x, For) and _is_kept(x) else done
 
-    return rewrite_launches(func, lambda x: _body(x, visit))
-
-
-def _body(launch: Launch, visit: Any) -> Launch:
-    out: Launch = replace(launch, body=visit(launch.body))
-    return out
+    return rewrite_launches(func, lambda x: with_inner(x, visit))
 
 
 def _is_kept(s: For) -> bool:

@@ -26,10 +26,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Evaluate, For, Func, If, Load, Stmt, Store, rebuild, rewrite_launches, seq,
-                         stmts_of, walk, with_options)
+from tilelang.ir import (AddressOf, Evaluate, For, Func, If, Load, Stmt, Store, rewrite_launches, seq, stmts_of, walk,
+                         with_options, with_inner)
 from tilelang.ir import replace as replaced
-from tilelang.ir.visitor import mapped
 from tilelang.target.register_forms import Form, form_of, sum_form
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
@@ -53,16 +52,12 @@ class _Orders:
     def __init__(self) -> None:
         self.behind_branch = False  # whether a branch that few iterations take occurred since the last "sums" loop
 
-    def visit(self, x: Any) -> Any:
-        if isinstance(x, tuple):
-            return mapped(self.visit, x)
-        if not isinstance(x, Stmt):
-            return x
+    def visit(self, x: Stmt) -> Any:
         form = form_of(x) if isinstance(x, For) and x.plan.registers else None
         if form is not None:
             assert isinstance(x, For)
             return self._marked(x, form)
-        out = rebuild(x, self.visit)
+        out = with_inner(x, self.visit)
         if isinstance(x, If) and x.orelse is None and borrows_registers(x.then):
             self.behind_branch = True
         return out

@@ -17,8 +17,8 @@ from tilelang.ir import (Alloc, Bind, Break, Buffer, Const, Continue, Expr, For,
                          While, binary, cast, const, convert, dtype, free_vars, inner, load, replace, seq, statements, stmts_of,
                          walk, GLOBAL, SHARED, VARIABLE)
 
+from ..analysis.statements import leaves
 from ..analysis.effects import effects, expr_effects, hangs_on_threads, own_effects
-from .plan_pipelines import has_exits
 
 SCALAR = VARIABLE
 
@@ -126,7 +126,7 @@ class Around:
                 return s
             case For() | While() if self._matters(s):
                 return replace(s, body=self._kept(s.body, loads) or seq())
-            case If() if self._matters(s) or has_exits(s):
+            case If() if self._matters(s) or leaves(s):
                 orelse = None if s.orelse is None else self._kept(s.orelse, loads)
                 return replace(s, then=self._kept(s.then, loads) or seq(), orelse=orelse)
         return None

@@ -6,12 +6,13 @@ from dataclasses import field
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (EMPTY, Alloc, Break, Buffer, Const, Continue, For, Func, Launch, Parallel, Region, Seq, Stmt, Var,
-                         While, replace, rewrite_launches, rewrite_stmts, statements, stmts_of, walk, with_options, GLOBAL,
+from tilelang.ir import (EMPTY, Alloc, Buffer, Const, For, Func, Launch, Region, Stmt, Var,
+                         replace, rewrite_launches, rewrite_stmts, statements, stmts_of, walk, with_options, GLOBAL,
                          SHARED)
 from tilelang.ir.record import state
 from tilelang.ops import Combine, Copy, Reduce, Scan
 
+from ..analysis.statements import leaves
 from ..framework.config import PassConfigKey
 from ..analysis.effects import effects, orders
 from ..legalize.hopper_features import no_warp_roles
@@ -94,7 +95,7 @@ class _Planner:
             check_flow(original, loop_body.items, stage, order)
         elif wanted == 0:
             return plain
-        if has_exits(body):
+        if leaves(body):
             return serial("break or continue in the body")
         if orders(original.body):
             return serial("the body orders threads or asynchronous copies itself")
@@ -241,22 +242,8 @@ def _producers_first(items: list[Item], early: set[int]) -> list[int]:
     return order
 
 
-def has_exits(body: Stmt) -> bool:
-    """Whether `body` contains a break or continue of the loop around it."""
-    match body:
-        case Break() | Continue():
-            return True
-        case For() | While():
-            return False
-        case Parallel():
-            return False
-        case Seq():
-            return any(map(has_exits, body.stmts))
-    return any(has_exits(x) for x in (getattr(body, "then", None), getattr(body, "orelse", None)) if x is not None)
-
-
 def _drop_allocs(s: Any, gone: set[Buffer]) -> Any:
     return rewrite_stmts(s, lambda x: EMPTY if isinstance(x, Alloc) and x.buffer in gone else None) if gone else s
 
 
-__all__ = ["has_exits", "plan_pipelines", "unversionable", "versioned"]
+__all__ = ["plan_pipelines", "unversionable", "versioned"]

@@ -46,9 +46,9 @@ from .cluster_pairs import rows_of
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .persistent import Tiles, Work, plan_tiles
-from ..analysis.statements import rename
+from ..analysis.statements import leaves, rename
 from ..analysis.pipeline_loops import is_pipelined, ring_stages
-from .plan_pipelines import has_exits, unversionable, versioned
+from .plan_pipelines import unversionable, versioned
 from .producer_schedule import producer
 from ..analysis.statements import do
 from .several_loops import RingsOf, counted_loops
@@ -362,7 +362,7 @@ class _WarpRoles:
             raise _Declined("the loop orders threads itself")
         if not contains(self.loop.body, Gemm):
             raise _Declined("there is no GEMM in the loop: other blocks of the SM hide its loads")
-        if has_exits(self.loop.body):
+        if leaves(self.loop.body):
             raise _Declined("break or continue in the loop")
         for x in walk(self.loop.body):
             if isinstance(x, Gemm):

@@ -19,12 +19,13 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (Bind, Call, Const, Continue, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call,
-                         const, fresh, rebuild, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, GLOBAL,
+                         const, fresh, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, with_inner, GLOBAL,
                          SHARED)
 from tilelang.ir.record import record
 from tilelang.ops.tma_store import GROUP_BARRIERS
 from tilelang.target.warp_groups import PER_GROUP, WARP_LANES, moved, warps_of
 
+from ..analysis.statements import jumps_of
 from ..analysis.effects import effects
 from ..analysis.group_accesses import GROUP
 
@@ -66,16 +67,6 @@ def _warps_of(s: Stmt) -> tuple[int, int] | None:
 def _disjoint(a: tuple[int, int] | None, b: tuple[int, int]) -> bool:
     """Whether two warp roles have no warp in common."""
     return a is not None and (a[0] + a[1] <= b[0] or b[0] + b[1] <= a[0])
-
-
-def _continues(s: Stmt) -> bool:
-    """Whether s contains a `continue` of the loop around it."""
-    if isinstance(s, Continue):
-        return True
-    if isinstance(s, (For, While)):
-        return False
-    return any(_continues(x) for f in ("body", "then", "orelse", "stmts") for v in (getattr(s, f, None),)
-               for x in (v if isinstance(v, tuple) else (v,)) if isinstance(x, Stmt))
 
 
 @record
@@ -125,7 +116,7 @@ class WarpRoleSync:
             self.binds += [x for x in p.stmts if isinstance(x, Bind)]
         if loops and any(p.touches for p in pieces):
             # `continue` bypasses the end of the body, so the barrier between two iterations goes to the beginning.
-            out.insert(0 if _continues(s) else len(out), _barrier(s))
+            out.insert(0 if any(isinstance(x, Continue) for x in jumps_of(s)) else len(out), _barrier(s))
         return seq(*out, span=s.span)
 
     @staticmethod
@@ -179,10 +170,7 @@ class WarpRoleSync:
             body = self.body(s.body, True)
             del self.binds[self.around.pop()[1]:]
             return [replace(s, body=body)]
-        if isinstance(s, If):
-            orelse = None if s.orelse is None else self.body(s.orelse, False)
-            return [replace(s, then=self.body(s.then, False), orelse=orelse)]
-        return [rebuild(s, lambda v: self.body(v, False) if isinstance(v, Stmt) else v)]
+        return [with_inner(s, lambda x: self.body(x, False))]
 
     def branches(self, s: Any) -> Stmt:
         """Place the barriers of a branch by warp role."""
