@@ -10,8 +10,8 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt,
-                         Store, TileOp, Var, While, binary, cast, dtype, inner, replace, rewrite, statements, walk, with_inner,
-                         FRAGMENT, PRIVATE)
+                         Store, TileOp, Var, While, binary, cast, dtype, inner, replace, statements, walk, with_inner,
+                         rewrite_launches, FRAGMENT, PRIVATE)
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 
@@ -46,16 +46,16 @@ def check_collective(func: Func, cx: PassContext) -> Func:
     operations on private arrays, which each thread does for itself.
     """
     _outside(func.body)
-    voted: dict[int, Launch] = {}
-    for s in statements(func.body):
-        if isinstance(s, Launch) and s.num_threads > 1:
-            by_thread = ByThread(s)
-            _stmt(s.body, by_thread, None)
-            if any(map(_reads_tile, statements(s.body))):
-                body = _voted(s.body, by_thread, Divergence(s))
-                if body is not s.body:
-                    voted[id(s)] = replace(s, body=body)
-    return rewrite(func, lambda n: voted.get(id(n))) if voted else func
+
+    def checked(s: Launch) -> Launch | None:
+        if s.num_threads == 1:
+            return None
+        by_thread = ByThread(s)
+        _stmt(s.body, by_thread, None)
+        reads = any(map(_reads_tile, statements(s.body)))
+        return with_inner(s, lambda x: _voted(x, by_thread, Divergence(s))) if reads else None
+
+    return rewrite_launches(func, checked)  # type: ignore[no-any-return]
 
 
 def _reads_tile(s: Stmt) -> bool:

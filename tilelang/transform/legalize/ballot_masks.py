@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Expr, For, Func, If, Launch, Seq, Stmt, Store, Var,
-                         While, binary, call, cast, const, dtype, load, replace, rewrite, seq, unary, walk, with_inner,
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Expr, For, Func, If, Launch, Seq, Stmt, Store, Var, While, binary,
+                         call, cast, const, dtype, load, replace, rewrite, seq, unary, walk, with_inner, rewrite_launches,
                          VARIABLE)
 
 from ..analysis.statements import leaves
@@ -33,13 +33,10 @@ _ZERO = (const(0),)
 @pass_(needs=TILE)
 def ballot_masks(func: Func, cx: PassContext) -> Func:
     """Pass T.ballot in divergent code the mask of the lanes that reach it. Raises ballot-lanes."""
-    def launch(n: Any) -> Any:
-        if not isinstance(n, Launch) or n.num_threads == 1 or not _votes(n.body):
-            return None
-        body = _Masks(Divergence(n)).stmt(n.body, None)
-        return None if body is n.body else replace(n, body=body)
+    def launch(n: Launch) -> Launch | None:
+        return with_inner(n, lambda s: _Masks(Divergence(n)).stmt(s, None)) if n.num_threads > 1 and _votes(n.body) else None
 
-    return rewrite(func, launch, Launch)
+    return rewrite_launches(func, launch)  # type: ignore[no-any-return]
 
 
 def _votes(s: Stmt) -> bool:

@@ -14,11 +14,10 @@ Only branches that hold tile operations, parallel loops or waits are changed; ot
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt,
-                         TileOp, While, const, free_vars, replace, rewrite, seq, stmts_of, substitute, walk, with_inner, EMPTY,
-                         PRIVATE)
+                         TileOp, While, const, free_vars, replace, seq, stmts_of, substitute, walk, with_inner,
+                         rewrite_launches, EMPTY, PRIVATE)
 from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, in_some_warps, runs, warps_of
 from tilelang.ops import Copy
 
@@ -37,13 +36,10 @@ def branches_to_warp_roles(func: Func, cx: PassContext) -> Func:
     Warp roles inside each other are cut to the warps that reach them. A condition `t < 32 and c` becomes a branch inside the
     warp role. Branches that only wait become warp roles where they take whole warp groups.
     """
-    def launch(n: Any) -> Any:
-        if not isinstance(n, Launch) or n.num_threads <= WARP_LANES or n.num_threads % WARP_LANES:
-            return None
-        body = _Branches(n).stmt(n.body)
-        return None if body is n.body else replace(n, body=body)
+    def launch(n: Launch) -> Launch | None:
+        return None if n.num_threads <= WARP_LANES or n.num_threads % WARP_LANES else with_inner(n, _Branches(n).stmt)
 
-    return rewrite(func, launch, Launch)
+    return rewrite_launches(func, launch)  # type: ignore[no-any-return]
 
 
 class _Branches:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (Bind, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Seq, Stmt, TileOp, Var,
-                         While, children, rebuild, replace, rewrite, seq, walk, with_inner, EMPTY)
+                         While, children, rebuild, replace, seq, walk, with_inner, rewrite_launches, EMPTY)
 from tilelang.ir.visitor import mapped
 from tilelang.target.warp_groups import WARP_LANES, warps_of
 
@@ -28,14 +28,12 @@ def fold_thread_count(func: Func, cx: PassContext) -> Func:
 
     Applies to every target. `tx < 64` holds in a block of 64 threads; `tx // 128` is 1 in warp group 1.
     """
-    def launch(n: Any) -> Any:
-        if not isinstance(n, Launch) or not _names_threads(n.body, set(n.thread_vars)):
-            return None
+    def launch(n: Launch) -> Launch | None:
         ranges = {v: (0, k - 1) for v, k in zip(n.thread_vars, n.threads)}
-        body = _Settled(n).stmt(n.body, Analyzer(ranges))
-        return None if body is n.body else replace(n, body=body)
+        named = _names_threads(n.body, set(n.thread_vars))
+        return with_inner(n, lambda s: _Settled(n).stmt(s, Analyzer(ranges))) if named else None
 
-    return rewrite(func, launch, Launch)
+    return rewrite_launches(func, launch)  # type: ignore[no-any-return]
 
 
 def _names_threads(n: Node, of: set[Var]) -> bool:

@@ -44,7 +44,7 @@ def guard_masks(func: Func, cx: PassContext) -> Func:
 
     Keeps every element's value, bit by bit (a GEMM that clears its accumulator starts from +0, as the filled tile does).
     """
-    return rewrite_launches(func, lambda x: _Masks(x).run())
+    return rewrite_launches(func, lambda x: with_inner(x, _Masks(x).stmt))  # type: ignore[no-any-return]
 
 
 class _Masks:
@@ -56,10 +56,6 @@ class _Masks:
             high = self.analyzer.interval(n)[1]
             self.analyzer = self.analyzer.bind(v, 0, None if high is None else max(high - 1, 0))
         self.loops = 0  # number of enclosing serial loops
-
-    def run(self) -> Launch:
-        body = self.stmt(self.launch.body)
-        return self.launch if body is self.launch.body else replace(self.launch, body=body)
 
     def stmt(self, s: Any) -> Any:
         match s:

@@ -14,7 +14,7 @@ from functools import reduce
 
 from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (Bind, Call, Const, Expr, For, Func, If, Launch, Load, Seq, Stmt, Store, While, binary, const, fresh,
-                         replace, rewrite, seq, statements, walk, with_inner, FRAGMENT)
+                         replace, rewrite, seq, walk, with_inner, rewrite_launches, FRAGMENT)
 
 from tilelang.target.intrinsics import INTRINSICS, PURE
 from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
@@ -48,13 +48,11 @@ def warp_role_updates(func: Func, cx: PassContext) -> Func:
 
 
 def _rewritten(func: Func, in_warp_roles: bool) -> Func:
-    bodies = {}
-    for s in statements(func.body):
-        if isinstance(s, Launch) and s.num_threads > 1 and in_warp_roles <= any(by_warp(x.cond) for x in walk(s.body, If)):
-            body = _Updates(s, in_warp_roles).stmt(s.body)
-            if body is not s.body:
-                bodies[id(s)] = replace(s, body=body)
-    return rewrite(func, lambda n: bodies.get(id(n)), Launch) if bodies else func
+    def launch(n: Launch) -> Launch | None:
+        asked = n.num_threads > 1 and in_warp_roles <= any(by_warp(x.cond) for x in walk(n.body, If))
+        return with_inner(n, _Updates(n, in_warp_roles).stmt) if asked else None
+
+    return rewrite_launches(func, launch)  # type: ignore[no-any-return]
 
 
 class _Updates:

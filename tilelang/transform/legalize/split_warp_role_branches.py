@@ -22,16 +22,14 @@ one warp role would store to that memory while others still evaluate the conditi
 
 from __future__ import annotations
 
-from typing import Any
 
 from tilelang.ir import (AddressOf, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, Func, If, Launch, Load, Stmt, Store,
-                         Var, const, free_vars, fresh, load, logical, replace, rewrite, seq, substitute, unary, walk,
-                         with_inner, contains, GLOBAL, SHARED, VARIABLE)
+                         Var, const, free_vars, fresh, load, logical, replace, seq, substitute, unary, walk, with_inner,
+                         contains, rewrite_launches, GLOBAL, SHARED, VARIABLE)
 from tilelang.ir.stmt import Alloc, For, Seq, While
 
 from ..analysis.divergence import Divergence
 from ..framework.pass_ import TILE, PassContext, pass_
-
 
 
 @pass_(needs=TILE)
@@ -42,13 +40,10 @@ def split_warp_role_branches(func: Func, cx: PassContext) -> Func:
     Not split are branches with statements other than assignments, calls, branches and loops, and branches with a loop that
     exchanges values and is left early or has a bound that differs between threads.
     """
-    def launch(n: Any) -> Any:
-        if not isinstance(n, Launch) or not any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(n.body)):
-            return None
-        body = _Splitter(n).stmt(n.body)
-        return None if body is n.body else replace(n, body=body)
+    def launch(n: Launch) -> Launch | None:
+        return with_inner(n, _Splitter(n).stmt) if any(x.op == "in_warp_groups" for x in walk(n.body, Call)) else None
 
-    return rewrite(func, launch)
+    return rewrite_launches(func, launch)  # type: ignore[no-any-return]
 
 
 class _Splitter:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from tilelang.ir import (Buffer, Evaluate, Expr, For, If, Launch, Node, Parallel, Seq, Stmt, TileOp, Var, While, children,
-                         replace, seq, walk, with_inner, FRAGMENT)
+                         seq, walk, with_inner, FRAGMENT)
 from tilelang.ops import Gemm
 
 from ..analysis.statements import do
@@ -22,8 +22,7 @@ def wait_for_wgmma(launch: Launch) -> Launch:
 
     Only where no path has waited: what loops and branches leave in flight is the program's to wait for (verify_sync).
     """
-    body = _stmt(launch.body, ())[0]
-    return launch if body is launch.body else replace(launch, body=body)
+    return with_inner(launch, lambda s: _stmt(s, ())[0])  # type: ignore[no-any-return]
 
 
 def _stmt(s: Stmt, flight: _Flight) -> tuple[Stmt, _Flight]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Const, Evaluate, Expr, For, Func, If, Launch, Ramp, Seq, Stmt, Var, replace, rewrite_launches,
+from tilelang.ir import (Alloc, Const, Evaluate, Expr, For, Func, If, Launch, Ramp, Seq, Stmt, Var, rewrite_launches,
                          rewrite_stmts, seq, statements, LOCAL)
 from tilelang.ir.expr import Call
 from tilelang.ir.record import record
@@ -45,8 +45,7 @@ def _moved(launch: Launch) -> Launch:
     if not any(isinstance(e.node, Call) and e.node.op == "tma_store" for e in effects(launch.body)):
         return launch
     places = _Places(launch)
-    body = rewrite_stmts(launch.body, lambda x: _in_order(x, places) if isinstance(x, Seq) else None)
-    return launch if body is launch.body else replace(launch, body=body)
+    return rewrite_stmts(launch, lambda x: _in_order(x, places) if isinstance(x, Seq) else None)  # type: ignore[no-any-return]
 
 
 @record
