@@ -31,7 +31,7 @@ from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, MATRIX_CALLS
 
 from ..analysis.statements import jumps_of, leaves
 from .thread_conflicts import Conflicts
-from .varying_values import find_varying_values, is_speculatable, is_thread_work, rereads_shared, some_return
+from .varying_values import find_varying_values, is_speculatable, is_thread_work, rereads_shared, some_exit_early, some_return
 
 _BARRIERS = ("sync_threads", "named_barrier", "named_barrier_arrive", "warp_role_barrier", "sync_grid", "cluster_arrive",
              "cluster_wait", "cluster_sync", "cp_async_commit", "cp_async_wait")
@@ -114,8 +114,8 @@ class _Fission:
 
     def conflicts_in(self, s: Stmt, divergent: bool) -> bool:
         """Whether threads may access each other's elements in a statement of s that each would run whole before the next."""
-        if divergent or isinstance(s, (If, For, While)) and (self._divergent(s) or not isinstance(s, If) and bool(
-                self.divergent_jumps(s.body))):
+        if divergent or isinstance(s, (If, For, While)) and (
+                self._divergent(s) or not isinstance(s, If) and some_exit_early(self.known, s.body)):
             return self.conflicts.exist_in(s)
         if isinstance(s, Store):
             return self._overwrites(s)
@@ -138,19 +138,6 @@ class _Fission:
         return isinstance(place, AddressOf) and not is_private(place.buffer) and any(
             isinstance(n, Load) and n.buffer.data is place.buffer.data for n in walk(value)
         ) and self.conflicts.overwrites(s, place.buffer.data)
-
-    def divergent_jumps(self, body: Stmt, divergent: bool = False) -> set[type]:
-        """Break and Continue of the loop with this body that only some of the threads execute."""
-        match body:
-            case Seq():
-                return set().union(*(self.divergent_jumps(x, divergent) for x in body.stmts))
-            case If():
-                inner = divergent or self.known.varies(body.cond)
-                sides = (body.then,) if body.orelse is None else (body.then, body.orelse)
-                return set().union(*(self.divergent_jumps(x, inner) for x in sides))
-            case Break() | Continue():
-                return {type(body)} if divergent else set()
-        return set()
 
     # ---- statements -----------------------------------------------------------------------------------------------------
 
@@ -268,7 +255,7 @@ class _Fission:
         if self.known.varies((s.start, s.extent)):
             yield from self.divergent_for(s, m)
             return
-        jumps = self.divergent_jumps(s.body)
+        jumps = some_exit_early(self.known, s.body)
         start, extent = s.start, s.extent
         if m is not None and not (is_speculatable(start) and is_speculatable(extent)):
             some, made = self.any_of(m, s.span)
@@ -278,7 +265,7 @@ class _Fission:
         if jumps and Break in _kinds(s.body):
             inside, made_inside = self.mask("turns", m or self.root, const(True) if m is None else m.on, s.span)
             yield made_inside
-        body = seq(*self.iteration(s.body, s.body, inside, bool(jumps), s.span))
+        body = seq(*self.iteration(s.body, s.body, inside, jumps, s.span))
         yield replace(s, start=start, extent=extent, body=body)
 
     def iteration(self, body: Stmt, user_body: Stmt, inside: Mask | None, jumps: bool, span: Any) -> Iterator[Stmt]:
@@ -304,7 +291,7 @@ class _Fission:
         yield from self.while_any(at < load(count, _ZERO), body, s.body, step, m, s.span)
 
     def while_(self, s: While, m: Mask | None) -> Iterator[Stmt]:
-        if m is None and not self.known.varies(s.cond) and not self.divergent_jumps(s.body):
+        if m is None and not self.known.varies(s.cond) and not some_exit_early(self.known, s.body):
             yield replace(s, body=seq(*self.seq(s.body, None, JumpTargets())))
             return
         yield from self.while_any(s.cond, s.body, s.body, None, m, s.span)
