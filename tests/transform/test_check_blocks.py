@@ -175,8 +175,23 @@ def by_the_first_that_takes_a_lock(X, Y, b, n):
             Y[0] = X[b]
 
 
-ALLOWED = [by_the_first_that_takes_a_lock, equal_values, in_one_block, in_the_other_branch, in_the_block_that_a_scalar_names,
-           with_atomics, at_a_name_of_the_index, in_turns, in_the_last_block]
+@T.macro
+def when_its_turn_has_come(X, Y, b, n):
+    tx = T.get_thread_binding()
+    if tx == 0:
+        turn = T.alloc_var(f32, init=-1.0)
+        while turn != T.cast(b, f32):
+            turn = T.atomic_load(Y[127], memory_order="acquire")
+    T.sync_threads()
+    for i in T.Parallel(32):
+        Y[i] = Y[i] + X[b * 32 + i]
+    T.sync_threads()
+    if tx == 0:
+        T.atomic_store(Y[127], T.cast(b, f32) + 1.0, memory_order="release")
+
+
+ALLOWED = [when_its_turn_has_come, by_the_first_that_takes_a_lock, equal_values, in_one_block, in_the_other_branch,
+           in_the_block_that_a_scalar_names, with_atomics, at_a_name_of_the_index, in_turns, in_the_last_block]
 
 
 @pytest.mark.parametrize("body", ALLOWED, ids=lambda b: b.__name__)

@@ -12,7 +12,7 @@ from typing import Any
 from tilelang.arith import Analyzer
 from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel,
-                         Stmt, Store, TileOp, Var, While, free_vars, inner, is_const, walk, GLOBAL)
+                         Stmt, Store, TileOp, Var, While, free_vars, inner, is_const, walk, GLOBAL, PRIVATE)
 from tilelang.target.intrinsics import INTRINSICS, SYNC, WRITES
 
 from ..analysis.effects import effects
@@ -32,13 +32,21 @@ def check_blocks(func: Func, cx: PassContext) -> Func:
     """Raise "block-overwrite" for a store to a tensor whose value depends on a block's index and whose place does not.
 
     Changes nothing. Only stores that blocks reach whatever this index is, or for several values of it. A warning where the
-    number of blocks is known only at run time. Blocks that all store one value are left alone, and so are atomics.
+    number of blocks is known only at run time. Blocks that all store one value are left alone, and so are atomics and launches
+    whose blocks wait for each other: they may store in turns.
     """
     for launch in walk(func, Launch):
         moving = {v: n for v, n in zip(launch.block_vars, launch.grid) if not is_const(n, 1)}
-        if moving and not any(c.op in ("thread_return", "call_extern") for c in walk(launch.body, Call)):
+        if moving and not any(c.op in ("thread_return", "call_extern") for c in walk(launch.body, Call)) and not any(
+                map(_waits, walk(launch.body, While))):
             _Blocks(launch, moving)
     return func
+
+
+def _waits(s: While) -> bool:
+    """Whether a loop does nothing but read global memory, until another block has stored there."""
+    return all(x.buffer.scope() in PRIVATE for x in walk(s, Store)) and not any(walk(s, TileOp)) and any(
+        x.op.startswith("atomic_load") if isinstance(x, Call) else x.buffer.scope_name == GLOBAL for x in walk(s, Call, Load))
 
 
 class _Blocks:
