@@ -93,3 +93,23 @@ def test_a_gemm_of_the_package_is_reported_alone():
     from tilelang.transform.layout.strict_layouts import _PACKAGE
 
     assert tilelang.__file__.startswith(_PACKAGE) and not __file__.startswith(_PACKAGE)
+
+
+INSTRUCTIONS = {"sm_75": ("float16", "int8"), "sm_80": ("float16", "int8", "bfloat16", "float32"),
+                "sm_90a": ("float16", "int8", "bfloat16", "float32", "float8_e4m3fn")}  # types with matrix instructions
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_drawn_gemm_warns_if_its_instruction_is_not_the_best(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(6):
+        arch = str(rng.choice([*INSTRUCTIONS]))
+        dtype = str(rng.choice(["float16", "bfloat16", "float32", "float8_e4m3fn"]))
+        options = {"dtype": dtype, "threads": int(rng.choice([32, 100, 128, 256, 384])), "m": int(rng.choice([16, 64, 128])),
+                   "n": int(rng.choice([8, 24, 64])), "k": int(rng.choice([16, 40, 64])), "transposed": bool(rng.integers(2))}
+        kernel, found = compiled(gemm(**options), {"kind": "cuda", "arch": arch})
+        report = kernel.report()
+        rate = 2 * ("wgmma.m" in report) or int("mma.m" in report)
+        best = 0 if dtype not in INSTRUCTIONS[arch] else 2 if arch == "sm_90a" else 1
+        needed = rate < best or not best and dtype != "float32"  # without instructions the type is slow; float32 is as it is
+        assert len(found) == needed and rate <= max(best, 1), (arch, options, found)

@@ -77,6 +77,40 @@ def test_a_copy_between_two_sizes_is_refused(body):
     assert e.value.kind == "copy-range" and e.value.span is not None
 
 
+SPELLINGS = ("T.copy(s, Y[{r}])", "T.copy(Y[{r}], s)", "T.copy(s[{r}], Y)", "T.copy(Y, s[{r}])", "T.copy(f, s[{r}])",
+             "T.copy(s[{r}], f)", "T.copy(f[{r}], s)", "T.copy(s, f[{r}])", "T.copy(Y[{r}], f)", "T.copy(X, Y[{r}])",
+             "T.async_copy(Y[{r}], s)", "T.atomic_add(Y[{r}], s)", "T.atomic_add(Y, s[{r}])", "T.atomic_max(Y[{r}], f)")
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_drawn_copies_are_refused_if_one_extent_differs(cut):
+    """Any spelling, rank and axis."""
+    rng, wrong = np.random.default_rng(0), []
+    for _ in range(40):
+        shape = tuple(int(n) for n in rng.choice([2, 4, 8, 16], rng.integers(1, 4)))
+        axis, start = rng.integers(len(shape)), "n" if rng.integers(2) and cut else "0"
+        spelling = str(rng.choice(SPELLINGS))
+        start = "0" if "s[" in spelling or "f[" in spelling else start
+        region = ", ".join(f"{start}:{start} + {n // 2}" if cut and d == axis else f"0:{n}" for d, n in enumerate(shape))
+        text = f"""import tilelang.language as T
+@T.prim_func
+def f(X: T.Tensor({shape}, "float32"), Y: T.Tensor({shape}, "float32"), n: T.int32):
+    with T.Kernel(1, threads=128):
+        s, f = T.alloc_shared({shape}, "float32"), T.alloc_fragment({shape}, "float32")
+        T.clear(s)
+        T.clear(f)
+        {spelling.format(r=region)}
+"""
+        try:
+            tilelang.from_source(text, "f")
+            refused = False
+        except ValueError as e:
+            refused = e.kind in ("copy-range", "copy-ranks") and e.span is not None
+        if refused != cut:
+            wrong.append(text)
+    assert not wrong, wrong[0]
+
+
 def test_a_copy_of_rows_whose_number_is_known_at_the_call_stays():
     @T.macro
     def rows(s, q, f, X, Y, n):
