@@ -176,7 +176,7 @@ def by_the_first_that_takes_a_lock(X, Y, b, n):
 
 
 @T.macro
-def when_its_turn_has_come(X, Y, b, n):
+def after_the_block_before(X, Y, b, n):
     tx = T.get_thread_binding()
     if tx == 0:
         turn = T.alloc_var(f32, init=-1.0)
@@ -190,7 +190,7 @@ def when_its_turn_has_come(X, Y, b, n):
         T.atomic_store(Y[127], T.cast(b, f32) + 1.0, memory_order="release")
 
 
-ALLOWED = [when_its_turn_has_come, by_the_first_that_takes_a_lock, equal_values, in_one_block, in_the_other_branch,
+ALLOWED = [after_the_block_before, by_the_first_that_takes_a_lock, equal_values, in_one_block, in_the_other_branch,
            in_the_block_that_a_scalar_names, with_atomics, at_a_name_of_the_index, in_turns, in_the_last_block]
 
 

@@ -33,7 +33,7 @@ def check_blocks(func: Func, cx: PassContext) -> Func:
 
     Changes nothing. Only stores that blocks reach whatever this index is, or for several values of it. A warning where the
     number of blocks is known only at run time. Blocks that all store one value are left alone, and so are atomics and launches
-    whose blocks wait for each other: they may store in turns.
+    whose blocks wait for each other: they may store one after another.
     """
     for launch in walk(func, Launch):
         moving = {v: n for v, n in zip(launch.block_vars, launch.grid) if not is_const(n, 1)}
