@@ -67,10 +67,13 @@ class ParallelPlan(Options):
 
     coalesced_width: consecutive elements that a thread processes at once.  loop_layout: the Fragment that maps iterations to
     threads, given by the user or chosen by infer_layouts.
+    Decided by passes
+        async_group: its loads from global to shared memory belong to a group of asynchronous copies.
     """
 
     coalesced_width: int | None = None
     loop_layout: Any = None
+    async_group: bool = False
 
 
 @options

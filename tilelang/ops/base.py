@@ -10,9 +10,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from tilelang.ir import Buffer, Expr, Region, TileOp
+from tilelang.ir import Buffer, Expr, Region, TileOp, Var
 from tilelang.ir import Stmt as Stmt
 from tilelang.ir.record import record
 
@@ -62,6 +63,9 @@ class LowerContext(Protocol):
         is_async: a store of a global load into shared memory becomes cp.async where its width allows.
         width: elements that a thread accesses at once along the contiguous dimension.
         """
+
+    def loop(self, var: Var, extent: int, body: Callable[[], Stmt]) -> Stmt:
+        """A serial loop from 0, in whose body the range of the variable is known.  body(): its statements."""
 
     def private(self, extents: tuple[int, ...], body: Any, span: Any = None) -> Stmt:
         """Every thread runs body(vars) at every point by itself (loops over per-thread arrays)."""

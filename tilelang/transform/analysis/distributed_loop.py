@@ -105,8 +105,11 @@ def in_order(n: Any, conditional: bool, out: list[tuple[Node, bool]]) -> None:
                 in_order(n.orelse, True, out)
         case Select():
             in_order(n.cond, conditional, out)
-            in_order(n.a, True, out)
-            in_order(n.b, True, out)
+            arms: tuple[list[tuple[Node, bool]], ...] = ([], [])
+            for e, arm in zip((n.a, n.b), arms):
+                in_order(e, False, arm)
+            both = {x for x, maybe in arms[0] if not maybe} & {x for x, maybe in arms[1] if not maybe}
+            out.extend((x, conditional or x not in both) for arm in arms for x, _ in arm)
         case For() | While():
             inner: list[tuple[Node, bool]] = []
             for f in ("start", "extent", "cond"):

@@ -127,9 +127,17 @@ def _covers(e: Effect) -> bool:
 
 def _filled(p: Parallel) -> set[Var]:
     """Storages of which a parallel loop certainly stores every element: `S[i, j] = …` over the whole shape."""
-    return {s.buffer.data for s in stmts_of(p.body)
-            if isinstance(s, Store) and len(s.indices) == len(p.vars) == len(s.buffer.shape)
-            and all(i is v and _is(e, d) for i, v, e, d in zip(s.indices, p.vars, p.extents, s.buffer.shape))}
+    def stored(body: Stmt | None) -> set[Var]:
+        out: set[Var] = set()
+        for s in () if body is None else stmts_of(body):
+            if isinstance(s, If):
+                out |= stored(s.then) & stored(s.orelse)
+            elif isinstance(s, Store) and len(s.indices) == len(p.vars) == len(s.buffer.shape) and all(
+                    i is v and _is(e, d) for i, v, e, d in zip(s.indices, p.vars, p.extents, s.buffer.shape)):
+                out.add(s.buffer.data)
+        return out
+
+    return stored(p.body)
 
 
 def _is(extent: object, dim: object) -> bool:

@@ -5,19 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Continue, Expr, For, If, Load, Node, Seq, Stmt, fresh,
-                         contains, is_large, rebuild, seq, stmts_of, substitute, unary, walk, VARIABLE)
+from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Const, Continue, Expr, For, If, Load, Node, Select, Seq,
+                         Stmt, Store, fresh, contains, is_large, rebuild, seq, stmts_of, substitute, unary, walk, FRAGMENT,
+                         VARIABLE)
 
 from .statements import jumps_of
 from .distributed_loop import in_order
 
 
 def inline_index_binds(body: Stmt) -> Stmt:
-    """Substitute scalar integer bindings of loop variables, so that accesses show how they depend on the loop."""
+    """Substitute scalar integer bindings of loop variables, so that accesses show how they depend on the loop.
+
+    Booleans too where the loop only moves memory: they decide which vectors it moves.
+    """
     names: dict[Any, Any] = {}
+    moves = not any(b.scope_name == FRAGMENT for b in walk(body, Buffer))
 
     def pure(e: Expr) -> bool:
-        return e.dtype.is_int and e.dtype.lanes == 1 and \
+        return (e.dtype.is_int or moves and e.dtype.is_bool) and e.dtype.lanes == 1 and \
             not contains(e, Load, Call, AddressOf)
 
     def visit(n: Any) -> Any:
@@ -42,6 +47,28 @@ def inline_index_binds(body: Stmt) -> Stmt:
         return substitute(e, names) if names else e
 
     return visit(body) if contains(body, Bind) else body
+
+
+def select_stores(body: Stmt) -> Stmt:
+    """Branches that store to one element become one store of either value: `if c: s[i] = x; else: s[i] = 0`."""
+    if isinstance(body, If) and body.orelse is not None:
+        a, b = select_stores(body.then), select_stores(body.orelse)
+        if isinstance(a, Store) and isinstance(b, Store) and a.buffer is b.buffer and a.indices == b.indices:
+            return Store(a.buffer, a.indices, Select(body.cond, a.value, b.value, a.value.dtype, True), span=a.span)
+    return body
+
+
+def copied(value: Expr) -> tuple[tuple[Expr, ...], Expr]:
+    """(conditions, source) of a value that is a source under conditions, otherwise zero."""
+    conds: list[Expr] = []
+    while isinstance(value, Select) and (_is_zero(value.a) or _is_zero(value.b)):
+        cond, value = (value.cond, value.a) if _is_zero(value.b) else (unary("not", value.cond), value.b)
+        conds.append(cond)
+    return tuple(conds), value
+
+
+def _is_zero(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value == 0 and not str(e.value).startswith("-")
 
 
 def drop_continue(body: Stmt) -> Stmt:
@@ -117,4 +144,4 @@ def renamed(body: Stmt) -> Stmt:
     return substitute(body, mapping)
 
 
-__all__ = ["drop_continue", "inline_index_binds", "reject_carried", "renamed"]
+__all__ = ["copied", "drop_continue", "inline_index_binds", "reject_carried", "renamed", "select_stores"]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import (Bind, Buffer, Cast, Const, Expr, Node, Ramp, Var, binary, const, free_vars, fresh, is_const, walk,
-                         GLOBAL)
+from tilelang.ir import (Binary, Bind, Buffer, Call, Cast, Const, Expr, Node, Ramp, Var, binary, const, fields_of, free_vars,
+                         fresh, is_const, walk, GLOBAL)
 
+# Stride along the lanes of a op b, where a has stride 1, b has one value, and both are multiples of the run in lane 0.
+_ALONG = {"floordiv": 0, "lt": 0, "ge": 0, "floormod": 1, "bitxor": 1}
 MAX_BYTES = 16  # the widest load or store of one thread (PTX ISA, ld/st .v4.b32 and cp.async)
 
 
@@ -28,6 +30,64 @@ def stride_along(e: Expr, var: Var, analyzer: Analyzer) -> int | None:
         elif not isinstance(atom, Var) and var in free_vars(atom):
             return None
     return out
+
+
+class LaneForms:
+    """How integer and boolean expressions run along the lanes of a vector: aligned runs of values of `var`.
+
+    divisors: known divisors of bound variables; that of var is `lanes`, since the first lane is a multiple of it.
+    """
+
+    def __init__(self, var: Var, lanes: int, analyzer: Analyzer, divisors: Mapping[Expr, int]) -> None:
+        self.var, self.lanes, self.analyzer = var, lanes, analyzer
+        self.divisors = {**divisors, var: lanes}
+
+    def of(self, e: Expr) -> tuple[int, int] | None:
+        """(s, n): in each aligned run of n lanes, lane k is that of lane 0 plus k * s, where s is 0 or 1; None for others.
+
+        `x // 64` and `x < 64` are the same in a run, `x % 64` and `x ^ 64` go on by ones, as long as no run crosses a
+        multiple of 64.
+        """
+        if self.var not in free_vars(e):
+            return 0, self.lanes
+        if not e.dtype.is_int or e.dtype.lanes > 1:
+            return self._atom(e)
+        stride, run = 0, self.lanes
+        for x, c in self.analyzer.linear(e).terms.items():
+            part = self._atom(x) if self.var in free_vars(x) else (0, run)
+            if part is None:
+                return None
+            stride, run = stride + c * part[0], min(run, part[1])
+        return (stride, run) if stride in (0, 1) else None
+
+    def _atom(self, e: Expr) -> tuple[int, int] | None:
+        if e is self.var or isinstance(e, Cast) and e.value is self.var and 32 <= e.value.dtype.bits <= e.dtype.bits:
+            return 1, self.lanes
+        parts = [x for f in fields_of(type(e)) for v in [getattr(e, f)] for x in (v if isinstance(v, tuple) else (v,))
+                 if isinstance(x, Expr)]
+        forms = [f for f in map(self.of, parts) if f is not None]
+        if len(forms) < len(parts) or isinstance(e, Call):
+            return None
+        run = min(f[1] for f in forms)
+        if not any(f[0] for f in forms):
+            return 0, run
+        stride = _ALONG.get(e.op) if isinstance(e, Binary) and e.a.dtype.is_int else None
+        if stride is None or forms[1][0] or not self.analyzer.can_prove(parts[1] >= 0):
+            return None
+        for x in parts:
+            run = power_of_two_in(known_divisor(x, self.divisors, self.analyzer), run)
+        return stride, run
+
+
+def access_weights(found: Iterable[tuple[Buffer, tuple[Expr, ...]]], vars: tuple[Var, ...],
+                   extents: tuple[Any, ...]) -> dict[tuple[Buffer, tuple[Expr, ...]], int]:
+    """How much the accesses of a loop nest to global and shared memory count when the loop along the lanes is chosen.
+
+    Global memory counts most.  An access that does not depend on all loops, as that of an index of rows, moves few elements.
+    """
+    looped = {v for v, n in zip(vars, extents) if n != 1}
+    return {(b, at): (4 if b.scope_name == GLOBAL else 1) * (16 if looped <= {v for i in at for v in walk(i, Var)} else 1)
+            for b, at in found if b.scope_name == GLOBAL or b.scope_name.startswith("shared")}
 
 
 def bound_divisors(body: Node) -> dict[Expr, int]:
@@ -88,11 +148,11 @@ class Widths:
         bits = buffer.dtype.bits * buffer.dtype.lanes
         if bits % 8 or not indices or buffer.dtype.lanes > 1:
             return 1
-        if stride_along(indices[-1], var, analyzer) != 1:
+        forms = LaneForms(var, lanes, analyzer, divisors)
+        found = [forms.of(i) for i in indices]
+        if any(f is None or f[0] != (k == len(indices) - 1) for k, f in enumerate(found)):
             return 1
-        if any(stride_along(i, var, analyzer) != 0 for i in indices[:-1]):
-            return 1
-        limit = min(lanes, max(1, MAX_BYTES * 8 // bits))
+        limit = min(max(1, MAX_BYTES * 8 // bits), *(f[1] for f in found if f))
         w = power_of_two_in(known_divisor(indices[-1], {**divisors, var: lanes}, analyzer), limit)
         if buffer.scope_name.startswith("shared"):
             return min(w, self.shared_width(buffer)) if w > 1 else 1
@@ -155,4 +215,5 @@ class Widths:
         return w
 
 
-__all__ = ["MAX_BYTES", "Widths", "bound_divisors", "layout_width", "power_of_two_in", "stride_along"]
+__all__ = ["LaneForms", "MAX_BYTES", "Widths", "access_weights", "bound_divisors", "layout_width", "power_of_two_in",
+           "stride_along"]

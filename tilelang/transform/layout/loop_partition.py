@@ -14,7 +14,7 @@ from tilelang.ops.distribute import Distribution, flat, from_fragment
 
 from ..analysis.distributed_loop import Loop, accesses, is_memory
 from ..analysis.fragment_access import Grid
-from ..analysis.vectorize import power_of_two_in, stride_along
+from ..analysis.vectorize import access_weights, power_of_two_in, stride_along
 
 
 @record
@@ -174,16 +174,16 @@ def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
     """
     best = (len(vars) - 1, 1)
     score = 0
-    found = [x for x, _ in accesses(body) if is_memory(x.buffer) and x.buffer.dtype.bits % 8 == 0 and x.indices]
+    found = access_weights(((x.buffer, x.indices) for x, _ in accesses(body) if x.buffer.dtype.bits % 8 == 0 and x.indices),
+                           vars, extents)
     for d in reversed(range(len(vars))):
         limit = power_of_two_in(extents[d], 64) if isinstance(extents[d], int) else 1
         own = narrowest = 0
-        for x in found:
-            n = lw.buffers.widths.width(x.buffer, x.indices, vars[d], limit, lw.known.over(vars, extents), lw.known.divisors,
-                                        loose)
-            if n > 1 or (n == 1 and stride_along(x.indices[-1], vars[d], lw.known.analyzer) == 1):
-                own += 4 if x.buffer.scope_name == GLOBAL else 1
-                if n > 1 or x.buffer.scope_name == GLOBAL:
+        for (b, at), weight in found.items():
+            n = lw.buffers.widths.width(b, at, vars[d], limit, lw.known.over(vars, extents), lw.known.divisors, loose)
+            if n > 1 or (n == 1 and stride_along(at[-1], vars[d], lw.known.analyzer) == 1):
+                own += weight
+                if n > 1 or b.scope_name == GLOBAL:
                     narrowest = min(narrowest or n, n)
         if own > score:
             score = own

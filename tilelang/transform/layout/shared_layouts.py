@@ -20,7 +20,7 @@ from tilelang.ops import Copy, Gemm, Transpose
 from tilelang.target.instructions import MMA_ROWS
 from tilelang.target.wgmma import WGMMA_ROWS
 
-from ..analysis.vectorize import MAX_BYTES, Widths, power_of_two_in, stride_along
+from ..analysis.vectorize import MAX_BYTES, Widths, access_weights, power_of_two_in, stride_along
 
 WARP = 32
 
@@ -107,19 +107,15 @@ def _loop_accesses(vars: tuple[Var, ...], extents: tuple[Any, ...], sides: list[
 
 def _lanes(vars: tuple[Var, ...], extents: tuple[int, ...], sides: list[tuple[Buffer, tuple[Expr, ...]]],
            analyzer: Analyzer) -> tuple[int, int]:
-    """(dimension along which most accesses are contiguous, elements per thread there).
-
-    Accesses of global memory count most.
-    """
-    best, score = (len(vars) - 1, 1), 0
+    """(dimension along which most accesses are contiguous, elements per thread there)."""
+    best, score, weights = (len(vars) - 1, 1), 0, access_weights(sides, vars, extents)
     for d in reversed(range(len(vars))):
         own, narrowest = 0, 0
-        for b, indices in sides:
-            if b.scope_name == GLOBAL or b.scope_name.startswith("shared"):
-                w = contiguous_width(b, indices, vars[d], power_of_two_in(extents[d], 64), analyzer)
-                if w:
-                    own += 4 if b.scope_name == GLOBAL else 1
-                    narrowest = min(narrowest or w, w)
+        for (b, indices), weight in weights.items():
+            w = contiguous_width(b, indices, vars[d], power_of_two_in(extents[d], 64), analyzer)
+            if w:
+                own += weight
+                narrowest = min(narrowest or w, w)
         if own > score:
             score, best = own, (d, narrowest or 1)
     return best

@@ -24,7 +24,7 @@ from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, priv
 from ..analysis.atomic_order import as_iterations
 from ..analysis.distributed_loop import Loop, accesses, in_order, is_memory
 from ..analysis.fragment_access import Grid, Touch, shared_elements
-from ..analysis.loop_body import drop_continue, inline_index_binds, reject_carried, renamed
+from ..analysis.loop_body import drop_continue, inline_index_binds, reject_carried, renamed, select_stores
 from ..analysis.loop_offsets import Offsets, OverFragment
 from ..layout.loop_partition import choose_distribution, serial_inside
 from .vector_lanes import at_lane, emit_lanes
@@ -50,6 +50,7 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     body = drop_continue(body)
     reject_carried(body, span)
     body = inline_index_binds(body)
+    body = select_stores(body) if is_async else body
     allocated, laid_out = len(lw.buffers.allocs), set(lw.buffers.layouts)
     try:
         return _shared_out(lw, vars, extents, body, loop_layout, is_async, width, span)

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Parallel,
-                         Seq, Stmt, Store, TileOp, Var, While, binary, call, cast, const, convert, dtype, free_vars, fresh,
-                         contains, rebuild, replace, seq, walk, with_options, rewrite_launches, FRAGMENT, SHARED)
+from tilelang.ir import (EMPTY, Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch,
+                         Parallel, Seq, Stmt, Store, TileOp, Var, While, binary, call, cast, const, convert, dtype, free_vars,
+                         fresh, contains, rebuild, replace, seq, walk, with_options, rewrite_launches, FRAGMENT, SHARED)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution
 from tilelang.ops.tma_store import BOX_ROW
@@ -152,7 +152,7 @@ class Lowering:
                 extents = tuple(int(e.value) if isinstance(e, Const) else e for e in s.extents)
                 return self.buffers.scratch(lambda: lower_loop(
                     self, s.vars, extents, s.body, loop_layout=s.plan.loop_layout, span=s.span,
-                    width=s.plan.coalesced_width))
+                    width=s.plan.coalesced_width, is_async=s.plan.async_group))
             case TileOp():
                 return self.buffers.scratch(lambda: s.lower(self))  # type: ignore[attr-defined]
             case Evaluate():
@@ -261,6 +261,10 @@ class Lowering:
         vars = tuple(fresh(names[k] if k < len(names) else f"i{k}") for k in range(len(extents)))
         return lower_loop(self, vars, tuple(extents), body(vars), loop_layout=loop_layout, is_async=is_async,
                           width=width, span=span)
+
+    def loop(self, var: Var, extent: int, body: Callable[[], Stmt]) -> Stmt:
+        """A serial loop from 0, in whose body the range of the variable is known."""
+        return self.loop_stmt(For(var, const(0), const(extent), "serial", EMPTY), lambda _: body())
 
     def private(self, extents: tuple[int, ...], body: Callable[[tuple[Var, ...]], Stmt], span: Any = None) -> Stmt:
         """Run the body at every point, in every thread by itself."""

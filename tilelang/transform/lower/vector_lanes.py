@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.arith import known_divisor
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Const, Continue, Evaluate, Expr, For,
                          If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, fresh, contains,
-                         load, replace, seq, substitute, walk, FRAGMENT, GLOBAL, PRIVATE)
+                         load, logical, replace, seq, substitute, walk, FRAGMENT, GLOBAL, PRIVATE)
 from tilelang.ops.distribute import conjunction
 
 from ..analysis.distributed_loop import Loop, depends, in_order, is_memory
-from ..analysis.vectorize import MAX_BYTES, power_of_two_in, stride_along
+from ..analysis.loop_body import copied
+from ..analysis.vectorize import LaneForms, MAX_BYTES, power_of_two_in, stride_along
 
 
 def emit_lanes(lw: Any, loop: Loop, s: Stmt) -> Stmt:
@@ -67,11 +67,7 @@ def _for_all(lw: Any, loop: Loop, cond: Expr) -> Expr | None:
     assert var is not None, "only a loop over lanes has lane conditions"
     if not depends(cond, var):
         return cond
-    if not (isinstance(cond, Binary) and cond.op == "lt") or depends(cond.b, var) or \
-            contains(cond, Load, Call):
-        return None
-    if stride_along(cond.a, var, lw.known.analyzer) != 1 or lw.known.divisor(cond.b) % width or \
-            known_divisor(cond.a, {**lw.known.divisors, var: width}, lw.known.analyzer) % width:
+    if contains(cond, Load, Call) or LaneForms(var, width, lw.known.analyzer, lw.known.divisors).of(cond) != (0, width):
         return None
     return at_lane(loop, (cond,), 0)[0]
 
@@ -179,7 +175,7 @@ def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int
         return [], []
     order: list[tuple[Node, bool]] = []
     in_order(s, False, order)
-    private = {x.var for x in walk(s, Bind, For)}
+    private = {x.buffer.data if isinstance(x, Alloc) else x.var for x in walk(s, Alloc, Bind, For)}
     first_store: dict[Var, int] = {}
     last_touch: dict[Var, int] = {}
     stores_of: dict[Var, int] = {}
@@ -201,25 +197,35 @@ def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int
         made = (*x.indices, b.data, *b.shape, *(b.strides_ or ()), b.offset)  # type: ignore[attr-defined]
         if any(v in private for i in made if isinstance(i, Expr) for v in walk(i)):
             continue
-        data = b.data
+        data, read = b.data, _index_loads(x)
+        if private & read:
+            continue
         if isinstance(x, Load):
-            if first_store.get(data, k) < k:
+            if any(first_store.get(d, k) < k for d in (data, *read)):
                 late.add(x)
             elif x not in loads:
                 w, share = _shared_width(lw, loop, x)
                 if w * share > 1:
                     loads[x] = w, share
-        elif isinstance(x, Store) and stores_of[data] == 1 and last_touch[data] == k:
+        elif isinstance(x, Store) and stores_of[data] == 1 and last_touch[data] == k and read.isdisjoint(stores_of):
             w = _width(lw, loop, x)
             if w > 1:
                 stores.append((x, w))
     return [(x, *w) for x, w in loads.items() if x not in late], stores
 
 
+def _index_loads(x: Any) -> set[Var]:
+    """Storages that the indices of an access read."""
+    return {n.buffer.data for i in x.indices for n in walk(i, Load)}
+
+
 def _width(lw: Any, loop: Loop, x: Any) -> int:
-    if any(isinstance(n, Load) for i in x.indices for n in walk(i)):
-        return 1
     assert loop.dist.lanes is not None, "only a loop over lanes is vectorised"
+    for n in (n for i in x.indices for n in walk(i, Load)):
+        if n.buffer.scope_name == FRAGMENT and n.buffer not in loop.staged:
+            register = loop.touch(lw.layout_of, n.buffer, n.indices, False).register
+            if register is None or depends(register, loop.dist.lanes[0]):
+                return 1
     return lw.buffers.widths.width(x.buffer, x.indices, loop.lane_var, loop.dist.lanes[1], lw.known.analyzer,
                                    lw.known.divisors, loop.loose)
 
@@ -252,42 +258,56 @@ def _shared_width(lw: Any, loop: Loop, x: Load) -> tuple[int, int]:
 
 
 def _vector_statement(lw: Any, loop: Loop, s: Stmt) -> Stmt | None:
-    """A store of a load, or of a lane-invariant value, as vector statements; None when s is anything else."""
+    """A store of a load, of a lane-invariant value, or of either of two such, as vector statements; None for anything else."""
     if not isinstance(s, Store) or loop.dist.lanes is None:
         return None
     exists = loop.dist.exists
     if exists is not None and depends(exists, loop.dist.lanes[0]):
         return None
-    width = loop.dist.lanes[1]
-    target = _vector_target(lw, loop, s)
-    if target < 2:
+    if any(x.buffer.data is s.buffer.data for e in (*s.indices, s.value) for x in walk(e, Load)):
         return None
-    value = s.value
-    if isinstance(value, Load) and is_memory(value.buffer) and value.buffer.dtype == s.buffer.dtype:
-        if value.buffer.data is s.buffer.data:
-            return None
-        w = min(target, _width(lw, loop, value))
-        if w < 2:
-            return None
-        if loop.is_async:
-            copied = _async_copy(lw, loop, s, value, w)
-            if copied is not None:
-                return copied
-        return seq(*[_put(lw, loop, s, at, w, _vector_load(lw, loop, value, at, w)) for at in range(0, width, w)])
-    if isinstance(value, Load) and value.buffer.scope_name == FRAGMENT and value.buffer.dtype == s.buffer.dtype:
-        reg = _fragment_run(lw, loop, value.buffer, value.indices, False)
-        if reg is None or s.buffer.data is value.buffer.data:
-            return None
-        w = min(target, power_of_two_in(reg[1], target))
-        if w < 2:
-            return None
-        local = lw.local_of(value.buffer)
-        return seq(*[_put(lw, loop, s, at, w, load(local, (_ramp(reg[0] + at, w),))) for at in range(0, width, w)])
-    if not depends(value, loop.lane_var) and not contains(value, Load, Call):  # type: ignore[arg-type]
-        wide = s.buffer.dtype.with_lanes(target)
-        inner = lw.expr(value)
-        return seq(*[_put(lw, loop, s, at, target, Broadcast(inner, target, wide)) for at in range(0, width, target)])
-    return None
+    width, value = loop.dist.lanes[1], s.value
+    w = _value_width(lw, loop, s.buffer, value, _vector_target(lw, loop, s))
+    if w < 2:
+        return None
+    if loop.is_async:
+        copied = _async_copy(lw, loop, s, value, w)
+        if copied is not None:
+            return copied
+    return seq(*[_put(lw, loop, s, at, w, _vector_value(lw, loop, value, at, w)) for at in range(0, width, w)])
+
+
+def _value_width(lw: Any, loop: Loop, target: Buffer, value: Expr, limit: int) -> int:
+    """Elements of a value that can be computed as one vector, at most `limit`, for a store to `target`; 1: it cannot."""
+    if limit < 2 or value.dtype != target.dtype:
+        return 1
+    if isinstance(value, Select):
+        if _has_fragment_load(value.cond) or contains(value.cond, Call) or _for_all(lw, loop, value.cond) is None:
+            return 1
+        return _value_width(lw, loop, target, value.b, _value_width(lw, loop, target, value.a, limit))
+    if isinstance(value, Load) and is_memory(value.buffer):
+        return min(limit, _width(lw, loop, value))
+    if isinstance(value, Load) and value.buffer.scope_name == FRAGMENT:
+        run = _fragment_run(lw, loop, value.buffer, value.indices, False)
+        return 1 if run is None else power_of_two_in(run[1], limit)
+    return 1 if depends(value, loop.lane_var) or contains(value, Load, Call) else limit  # type: ignore[arg-type]
+
+
+def _vector_value(lw: Any, loop: Loop, value: Expr, at: int, w: int) -> Expr:
+    """Lanes at .. at + w - 1 of a value; w: as _value_width allows."""
+    if isinstance(value, Select):
+        cond = _for_all(lw, loop, value.cond)
+        assert cond is not None, "_value_width has seen that all lanes have one condition"
+        known = logical("and", cond, value.cond) if cond is not value.cond else cond
+        a = lw.known.under(known, True, lambda: _vector_value(lw, loop, value.a, at, w))
+        b = lw.known.under(cond, False, lambda: _vector_value(lw, loop, value.b, at, w))
+        return Select(lw.expr(cond), a, b, value.dtype.with_lanes(w), True)
+    if isinstance(value, Load) and is_memory(value.buffer):
+        return _vector_load(lw, loop, value, at, w)
+    if isinstance(value, Load):
+        run = _fragment_run(lw, loop, value.buffer, value.indices, False)
+        return load(lw.local_of(value.buffer), (_ramp(run[0] + at, w),))  # type: ignore[index]
+    return Broadcast(lw.expr(value), w, value.dtype.with_lanes(w))
 
 
 def _vector_target(lw: Any, loop: Loop, s: Store) -> int:
@@ -323,16 +343,23 @@ def _put(lw: Any, loop: Loop, s: Store, at: int, w: int, value: Expr) -> Stmt:
     return _vector_store(lw, loop, s, at, w, value)
 
 
-def _async_copy(lw: Any, loop: Loop, s: Store, value: Load, w: int) -> Stmt | None:
-    """cp.async for each run, zero-filled where the source is out of range; None when no cp.async has this width."""
-    if w * s.buffer.dtype.bytes not in (4, 8, 16) or value.buffer.scope_name != GLOBAL or \
+def _async_copy(lw: Any, loop: Loop, s: Store, value: Expr, w: int) -> Stmt | None:
+    """cp.async for each run, zero-filled where the source is out of range or the value is a zero; None when no cp.async has
+    this width or reads this value."""
+    conds, value = copied(value)
+    if w * s.buffer.dtype.bytes not in (4, 8, 16) or not isinstance(value, Load) or value.buffer.scope_name != GLOBAL or \
             not s.buffer.scope_name.startswith("shared") or lw.buffers.has_safe_value(value.buffer):
         return None
-    width = loop.dist.lanes[1] if loop.dist.lanes else 1
-    return seq(*[_one_async(lw, loop, s, value, at, w) for at in range(0, width, w)])
+    width, source = loop.dist.lanes[1] if loop.dist.lanes else 1, value
+    same = conjunction(*[_for_all(lw, loop, c) for c in conds])
+
+    def copies() -> Stmt:
+        return seq(*[_one_async(lw, loop, s, source, same, at, w) for at in range(0, width, w)])
+
+    return copies() if same is None else lw.known.under(conjunction(same, *conds), True, copies)
 
 
-def _one_async(lw: Any, loop: Loop, s: Store, value: Load, at: int, w: int) -> Stmt:
+def _one_async(lw: Any, loop: Loop, s: Store, value: Load, cond: Expr | None, at: int, w: int) -> Stmt:
     def place(x: Any) -> tuple[Buffer, tuple[Expr, ...], tuple[Expr, ...]]:
         indices = at_lane(loop, x.indices, at) if loop.lane_var is not None else x.indices
         buffer, physical = lw.physical(x.buffer, lw.access.exprs(indices))
@@ -340,7 +367,7 @@ def _one_async(lw: Any, loop: Loop, s: Store, value: Load, at: int, w: int) -> S
 
     dst, dst_at, _ = place(s)
     src, src_at, indices = place(value)
-    guard = lw.access.guard(value.buffer, indices, width=w)
+    guard = conjunction(None if cond is None else lw.expr(cond), lw.access.guard(value.buffer, indices, width=w))
     args: tuple[Expr, ...] = (AddressOf(dst, dst_at), AddressOf(src, src_at))
     if guard is not None:
         args += (guard,)

@@ -18,13 +18,13 @@ from ..analysis.pipeline_schedule import Body, needed_binds
 class Plan:
     """A checked schedule.
 
-    stage, order: per item.  ahead: items that become asynchronous copies.  versions: buffer -> the same buffer with a
-    leading dimension of versions.  report: one line for `pipeline_report`.
+    stage, order: per item.  ahead: items that become asynchronous copies -> storage of their tiles.  versions: buffer -> the
+    same buffer with a leading dimension of versions.  report: one line for `pipeline_report`.
     """
 
     stage: list[int]
     order: list[int]
-    ahead: frozenset[int]
+    ahead: dict[int, Var]
     versions: dict[Buffer, Buffer]
     report: str
 
@@ -56,7 +56,7 @@ class _Emitter:
 
     def consumers(self, i: int) -> set[int]:
         """Items, other than asynchronous copies, that access the destination of asynchronous copy i."""
-        storage = self.items[i].stmt.dst.buffer.data  # type: ignore[attr-defined]
+        storage = self.plan.ahead[i]
         return {j for j, y in enumerate(self.items) if j != i and j not in self.plan.ahead and y.touches(storage)}
 
     def split(self) -> list[_Run]:

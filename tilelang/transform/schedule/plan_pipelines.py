@@ -6,14 +6,14 @@ from dataclasses import field
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (EMPTY, Alloc, Buffer, Const, For, Func, Launch, Region, Stmt, Var,
-                         replace, rewrite_launches, rewrite_stmts, statements, stmts_of, walk, with_options, GLOBAL,
-                         SHARED)
+from tilelang.ir import (EMPTY, Alloc, Buffer, Const, For, Func, Launch, Region, Stmt, Var, replace, rewrite_launches,
+                         rewrite_stmts, statements, stmts_of, walk, with_options, SHARED)
 from tilelang.ir.record import state
 from tilelang.ops import Combine, Copy, Reduce, Scan
 
 from ..analysis.statements import leaves
 from ..framework.config import PassConfigKey
+from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.effects import effects, orders
 from ..legalize.hopper_features import no_warp_roles
 from ..analysis.liveness import Uses
@@ -55,6 +55,7 @@ class _Planner:
 
     def __post_init__(self) -> None:
         self.uses = Uses(self.launch.body)
+        self.tiles = CopiedTiles(self.launch, self.cx)
 
     def run(self) -> Launch:
         if not any(isinstance(s, For) and is_pipelined(s) for s in statements(self.launch.body)):
@@ -125,10 +126,10 @@ class _Planner:
         """Copies from global to shared in stage 0, everything else in stage num_stages - 1."""
         items, last = loop_body.items, stages - 1
         reasons: list[str] = []
-        loads = {i for i, x in enumerate(items) if _is_load(x)}
+        loads = {i: b for i, x in enumerate(items) if (b := self.tiles.of(x.stmt)) is not None}
         early = set(loads)
         for i in sorted(loads):
-            buffer = items[i].stmt.dst.buffer  # type: ignore[attr-defined]
+            buffer = loads[i]
             why = _unwaited(items, loads, i) or unversionable(self.uses, loop, items, buffer)
             if why:
                 early.discard(i)
@@ -136,16 +137,16 @@ class _Planner:
         while early:
             stage = [0 if i in early else last for i in range(len(items))]
             order = _producers_first(items, early)
-            versions = {items[i].stmt.dst.buffer.data: stages for i in early}  # type: ignore[attr-defined]
+            versions = {loads[i].data: stages for i in early}
             broken = violations(items, stage, order, versions)
             if not broken:
                 return self.plan(loop_body, stage, order, early, versions)
             drop = {i for v in broken for i in (v.first, v.second) if i in early}
             if not drop:  # impossible: only statements that keep their order are involved
                 raise InternalError(f"pipeline: statements in source order break {broken[0].what}")
-            gone = {items[i].stmt.dst.buffer for i in drop}  # type: ignore[attr-defined]
+            gone = {loads[i] for i in drop}
             reasons += [f"`{b.name}` cannot be copied ahead: `{broken[0].what}` is written in between" for b in gone]
-            early = {i for i in early if items[i].stmt.dst.buffer not in gone}  # type: ignore[attr-defined]
+            early = {i for i in early if loads[i] not in gone}
         return "; ".join(dict.fromkeys(reasons)) or "no copy from global to shared memory in the body"
 
     def manual(self, loop: For, loop_body: Body, stage: list[int], order: list[int]) -> Plan | str:
@@ -161,19 +162,20 @@ class _Planner:
             first, second = (items[k].stmt.span for k in (broken[0].first, broken[0].second))
             return f"the given order and stages would break a dependence on `{broken[0].what}`" + (
                 f" between {first} and {second}" if first and second else "")
-        loads = {i for i, x in enumerate(items) if _is_load(x)}
-        ahead = {i for i, x in enumerate(items) if i in loads and not _unwaited(items, loads, i) and all(
+        loads = {i: t for i, x in enumerate(items) if (t := self.tiles.of(x.stmt)) is not None}
+        ahead = {i for i, t in loads.items() if not _unwaited(items, loads, i) and all(
             stage[j] > stage[i] or (stage[j] == stage[i] and order[j] > order[i])
-            for j, y in enumerate(items) if j != i and y.touches(x.stmt.dst.buffer.data))}  # type: ignore[attr-defined]
+            for j, y in enumerate(items) if j != i and y.touches(t.data))}
         return self.plan(loop_body, stage, order, ahead, versions)
 
     def plan(self, loop_body: Body, stage: list[int], order: list[int], ahead: set[int], versions: dict[Var, int]) -> Plan:
         buffers = {e.buffer: None for x in loop_body.items for e in x.effects if versions.get(e.storage, 1) > 1}
         new = {b: versioned(b, versions[b.data]) for b in buffers}
         count = max(versions.values(), default=1)
-        names = ", ".join(sorted({loop_body.items[i].stmt.dst.buffer.name for i in ahead}))  # type: ignore[attr-defined]
+        filled = {i: t for i in sorted(ahead) if (t := self.tiles.of(loop_body.items[i].stmt)) is not None}
+        names = ", ".join(sorted({t.name for t in filled.values()}))
         report = f"pipelined: {count} stage{'s' * (count != 1)}" + (f" of {names}" if names else "")
-        return Plan(stage, order, frozenset(ahead), new, report)
+        return Plan(stage, order, {i: t.data for i, t in filled.items()}, new, report)
 
 
 # ---- conditions -----------------------------------------------------------------------------------------------------
@@ -203,25 +205,21 @@ def unversionable(uses: Uses, loop: For, items: list[Item], b: Buffer) -> str:
     return ""
 
 
-def _is_load(x: Item) -> bool:
-    """Whether an item copies from global to shared memory in a form that may be asynchronous."""
-    c = x.stmt
-    return (isinstance(c, Copy) and c.src.buffer.scope_name == GLOBAL and c.dst.buffer.scope_name in SHARED and
-            c.src.dtype == c.dst.dtype and c.plan.prefer_instruction != "sync" and not c.plan.by_hand)
-
-
-def _unwaited(items: list[Item], loads: set[int], i: int) -> str:
+def _unwaited(items: list[Item], loads: dict[int, Buffer], i: int) -> str:
     """Why copy i cannot be left in flight: no statement waits for it, or another copy writes the same elements.
 
     Copies in flight are not ordered with each other.  "" if it can.
     """
-    dst = items[i].stmt.dst  # type: ignore[attr-defined]
-    users = [j for j, x in enumerate(items) if j != i and x.touches(dst.buffer.data)]
+    tile, own = loads[i], items[i].stmt
+    users = [j for j, x in enumerate(items) if j != i and x.touches(tile.data)]
+    if any(e.reads and any(e.storage is loads[j].data for j in loads) for e in items[i].effects):
+        return f"`{tile.name}` is copied from where a tile of this iteration says"
     if all(j in loads for j in users):
-        return f"`{dst.buffer.name}` is not used in the body"
+        return f"`{tile.name}` is not used in the body"
     for j in users:
-        if j in loads and not _disjoint(dst, items[j].stmt.dst):  # type: ignore[attr-defined]
-            return f"`{dst.buffer.name}` is copied to twice"
+        other = items[j].stmt
+        if j in loads and not (isinstance(own, Copy) and isinstance(other, Copy) and _disjoint(own.dst, other.dst)):
+            return f"`{tile.name}` is copied to twice"
     return ""
 
 

@@ -38,6 +38,7 @@ from tilelang.target.machine import REGISTERS, WARP_ROLE_REGISTERS
 from .consumer_schedule import chain_of, chosen_order, consumer, takes_slow_rings
 from .ordered_loop import enough_stages
 from .insert_pdl import around_launch
+from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.effects import acts, effects, expr_effects, hangs_on_threads, is_sync
 from ..legalize.hopper_features import hopper, placed_in_kernel
 from ..analysis.liveness import Uses, has_views
@@ -503,9 +504,14 @@ class _WarpRoles:
 
 def _check_second_block(p: _WarpRoles) -> None:
     """Raises _Declined if the loop's threads do work that no GEMM of their block can run under, and two blocks without warp
-    roles fit an SM: then each block runs under the GEMMs and loads of the other."""
+    roles fit an SM: then each block runs under the GEMMs and loads of the other.  Also if the threads copy tiles from places
+    that memory says: without warp roles those are loaded ahead like the others."""
     loads = {i for r in p.rings for i in r.items}
     filled = {p._filled(i) for i in loads}
+    tiles = CopiedTiles(p.launch, p.cx)
+    for i, x in enumerate(p.body.items):
+        if i not in loads and (b := tiles.gathered(x.stmt)) is not None:
+            raise _Declined(f"TMA does not load `{b.name}`, asynchronous copies of the threads do")
     if not p._fits_twice(p.groups, sum(b.size * b.dtype.bits // 8 * (p.asked if b in filled else 1) for b in p._static()
                                        if b.scope_name in SHARED)):
         return

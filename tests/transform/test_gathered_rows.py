@@ -1,0 +1,199 @@
+"""Rows that an index in memory names are copied in pieces of 16 bytes, asynchronously in pipelined loops."""
+
+import numpy as np
+import pytest
+
+import tilelang.language as T
+from tilelang.codegen.cuda.printer import print_kernel
+from tilelang.ir import numpy_dtype
+from tilelang.simulator.device.run import run_device
+from tilelang.simulator.reference.run import run_tile
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
+
+TARGETS = [Target({"kind": "cuda", "arch": arch}) for arch in ("sm_80", "sm_90a")]
+R, D, WORDS = 24, 64, 40
+
+
+def agree(program, seed=0, dtype="float16"):
+    """The CUDA text of a program for sm_90a, after the simulator has agreed with the reference on both targets."""
+    f, rng = program.func, np.random.default_rng(seed)
+    args = {b.name: rng.integers(-3, WORDS + 3 if b.dtype.is_int and b.dtype.bits > 8 else 4, b.shape).astype(
+        numpy_dtype(b.dtype)) for _, b in f.buffers}
+    want = run_tile(f, args)
+    for target in TARGETS:
+        lowered = lower(f, target)
+        for name, got in run_device(lowered, args, check=True).outputs.items():
+            np.testing.assert_array_equal(got, want[name], err_msg=f"{target}: {name}")
+    return "\n".join(map(print_kernel, lowered.kernels))
+
+
+def gather(row, dtype="float16", steps=3, stages=2, d=D, guard="", where="global", again=False):
+    """O[step] = sum over steps of rows of X; row: how the loop body copies them to the tile."""
+    @T.prim_func
+    def kernel(X: T.Tensor((WORDS, steps * d), dtype), I: T.Tensor((steps, R), "int32"), O: T.Tensor((R, d), dtype)):
+        with T.Kernel(1, threads=64):
+            s, at = T.alloc_shared((R, d), dtype), T.alloc_shared((R,), "int32")
+            o = T.alloc_fragment((R, d), dtype)
+            T.clear(o)
+            T.copy(I[0, 0:R], at)
+            for k in T.Pipelined(steps, num_stages=stages):
+                row(X, I, at, s, k)
+                for i, j in T.Parallel(R, d):
+                    o[i, j] += s[i, j]
+            T.copy(o, O)
+
+    return kernel
+
+
+@T.macro
+def plain(X, I, at, s, k):
+    for i, j in T.Parallel(*s.shape):
+        s[i, j] = X[I[k, i], k * s.shape[1] + j]
+
+
+@T.macro
+def through_a_tile(X, I, at, s, k):
+    for i, j in T.Parallel(*s.shape):
+        s[i, j] = X[at[i], k * s.shape[1] + j]
+
+
+@T.macro
+def selected(X, I, at, s, k):
+    for i, j in T.Parallel(*s.shape):
+        s[i, j] = T.if_then_else(I[k, i] >= 2, X[I[k, i], k * s.shape[1] + j], T.cast(0, X.dtype))
+
+
+@T.macro
+def selected_not(X, I, at, s, k):
+    for i, j in T.Parallel(*s.shape):
+        s[i, j] = T.if_then_else(I[k, i] < 2, T.cast(0, X.dtype), X[I[k, i], k * s.shape[1] + j])
+
+
+@T.macro
+def branches(X, I, at, s, k):
+    for i, j in T.Parallel(*s.shape):
+        row = I[k, i]
+        if row >= 2:
+            s[i, j] = X[row, k * s.shape[1] + j]
+        else:
+            s[i, j] = 0
+
+
+@T.macro
+def half_of_a_row(X, I, at, s, k):
+    for i, j in T.Parallel(*s.shape):
+        s[i, j] = T.if_then_else(j < s.shape[1] // 2, X[I[k, i], k * s.shape[1] + j], T.cast(0, X.dtype))
+
+
+@T.macro
+def row_by_row(X, I, at, s, k):
+    for i in T.serial(s.shape[0]):
+        T.copy(X[I[k, i], k * s.shape[1]:(k + 1) * s.shape[1]], s[i, :])
+
+
+ASYNC = (plain, through_a_tile, selected, selected_not, half_of_a_row)
+
+
+@pytest.mark.parametrize("row", [*ASYNC, branches, row_by_row], ids=lambda r: r.__name__)
+@pytest.mark.parametrize("stages", [0, 2, 3])
+def test_rows_of_an_index_are_copied_in_pieces_of_16_bytes(row, stages):
+    text = agree(gather(row, stages=stages))
+    body = text[text.index("__launch_bounds__"):]
+    assert "half_t, 8>" in body or "cp_async<16>" in body
+    if row in ASYNC and stages:
+        assert "cp_async<16>(&s[" in body
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "bfloat16", "float32", "int32", "float64", "float8_e4m3fn"])
+@pytest.mark.parametrize("row", [plain, selected], ids=lambda r: r.__name__)
+def test_every_type_of_row_is_gathered_ahead(row, dtype):
+    assert "cp_async<16>(&s[" in agree(gather(row, dtype=dtype, stages=2 if dtype != "float8_e4m3fn" else 3))
+
+
+@pytest.mark.parametrize("d", [8, 12, 20, 33, 36])
+def test_rows_of_any_length_are_gathered(d):
+    agree(gather(plain, d=d))
+    agree(gather(selected, d=d, dtype="float32"))
+
+
+@T.macro
+def tile_of_each_step(X, I, at, s, k):
+    T.copy(I[k, 0:R], at)
+    for i, j in T.Parallel(*s.shape):
+        s[i, j] = X[at[i], k * s.shape[1] + j]
+
+
+@T.macro
+def some_rows_only(X, I, at, s, k):
+    for i, j in T.Parallel(*s.shape):
+        if I[k, i] >= 2:
+            s[i, j] = X[I[k, i], k * s.shape[1] + j]
+
+
+def test_an_index_tile_that_each_step_loads_is_not_read_before_it_has_landed():
+    agree(gather(tile_of_each_step, stages=3))
+
+
+def test_rows_that_a_step_leaves_alone_keep_what_an_earlier_one_wrote():
+    @T.prim_func
+    def kernel(X: T.Tensor((WORDS, 3 * D), "float16"), I: T.Tensor((3, R), "int32"), O: T.Tensor((R, D), "float16")):
+        with T.Kernel(1, threads=64):
+            s, o = T.alloc_shared((R, D), "float16"), T.alloc_fragment((R, D), "float16")
+            T.clear(o)
+            T.clear(s)
+            for k in T.Pipelined(3, num_stages=2):
+                some_rows_only(X, I, s, s, k)
+                for i, j in T.Parallel(R, D):
+                    o[i, j] += s[i, j]
+            T.copy(o, O)
+
+    agree(kernel)
+
+
+def test_an_index_that_the_loop_overwrites_is_read_element_by_element():
+    @T.prim_func
+    def kernel(X: T.Tensor((WORDS, D), "int32"), O: T.Tensor((R, D), "int32")):
+        with T.Kernel(1, threads=64):
+            at = T.alloc_shared((R, D), "int32")
+            for i, j in T.Parallel(R, D):
+                at[i, j] = (i * 7 + j) % WORDS
+            for i, j in T.Parallel(R, D):
+                at[i, j] = X[at[i, j], j]
+            for i, j in T.Parallel(R, D):
+                O[i, j] = at[i, j]
+
+    agree(kernel)
+
+
+def test_rows_are_scattered_in_vectors():
+    @T.prim_func
+    def kernel(X: T.Tensor((R, D), "float16"), I: T.Tensor((R,), "int32"), O: T.Tensor((R * 8, D), "float16")):
+        with T.Kernel(1, threads=64):
+            for i, j in T.Parallel(R, D):
+                O[i * 8 + I[i] % 8, j] = X[i, j]
+
+    assert "half_t, 8>(&O" in agree(kernel)
+
+
+def test_lanes_on_both_sides_of_a_bound_are_not_one_vector():
+    @T.prim_func
+    def kernel(X: T.Tensor((R, D), "float16"), O: T.Tensor((R, D), "float16")):
+        with T.Kernel(1, threads=64):
+            for i, j in T.Parallel(R, D):
+                O[i, j] = T.if_then_else(j < 20, X[i, (j + 12) % D], X[i, (j ^ 2) % D])
+
+    agree(kernel)
+
+
+@pytest.mark.parametrize("shift", [1, 4, 8, 32])
+def test_a_partner_that_both_branches_load_is_loaded_once(shift):
+    @T.prim_func
+    def kernel(X: T.Tensor((R, D), "float32"), O: T.Tensor((R, D), "float32")):
+        with T.Kernel(1, threads=64):
+            for i, j in T.Parallel(R, D):
+                partner = T.if_then_else((j // shift) % 2 == 0, -X[i, (j + shift) % D], X[i, (j + shift) % D])
+                O[i, j] = X[i, j] + partner * X[i, j ^ shift]
+
+    text = agree(kernel)
+    assert shift < 4 or "float, 4>(&X_v" in text
