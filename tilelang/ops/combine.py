@@ -14,7 +14,7 @@ from .base import Access, LowerContext
 from .layouts import carried, same_layout
 from .lower_combine import CombineLowering
 from .reduce import memory
-from .scan import shuffled, warp_chunks
+from .lower_scan import shuffled, warp_chunks
 from .states import ELEMENT, LEFT, POSITION, RIGHT, Values, bound, given
 
 errors.register("combine-scope", ValueError, "a reduction or scan by a function, of tiles in memory that it does not work on",

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import (Attrs, Binary, Buffer, Expr, For, If, Region, Select, Span, Stmt, Store, TileOp, Var, call, cast,
-                         const, fresh, load, seq, tile_op, GLOBAL, PRIVATE)
+from tilelang.ir import (Attrs, Binary, Buffer, Expr, For, If, Region, Select, Span, Stmt, Store, TileOp, Var, cast, const,
+                         fresh, load, seq, tile_op, FRAGMENT, GLOBAL, PRIVATE)
 from tilelang.ir.numbers import binary_function, to_dtype
 
 from .base import Access, LowerContext
+from .distribute import conjunction
 from .layouts import same_layout
+from .lower_scan import RegisterScan, piece, scannable
 from .pairing import offset_indices
 from .reduce import COMBINE, identity, reject_reductions
 from .tiles import fit
@@ -22,9 +23,6 @@ errors.register("scan-shape", ValueError, "a scan whose result has another shape
                 expected="one shape for source and result")
 errors.register("scan-scope", ValueError, "a scan of a buffer in a scope it does not work on",
                 "T.copy the tile to shared memory first", expected="a shared or fragment tile")
-
-WARP = 32
-
 
 @tile_op("scan")
 class Scan(TileOp):
@@ -55,47 +53,75 @@ class Scan(TileOp):
         return same_layout(self.src, self.dst, known)
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """Staged in shared memory.  One thread scans a line where there are at least as many lines as threads, else one warp.
-        Thread-private arrays are scanned by each thread for itself."""
+        """In registers: those of the fragment, or of pieces of a tile in memory one after another.  Fragments that are not
+        distributed in whole runs of lanes are staged in shared memory.  Thread-private arrays are scanned by each thread for
+        itself."""
         src, dst = self.src, self.dst
         if any(r.buffer.scope_name in PRIVATE for r in (src, dst)):
             return self._by_each_thread(cx)
         shape = tuple(int(n) for n in src.extents)
-        lines = cx.new_shared(f"{dst.buffer.name}_scan", shape, dst.buffer.dtype)
-        count = 1
-        for d, n in enumerate(shape):
-            count *= n if d != self.dim % len(shape) else 1
-        by_warps = cx.num_threads % WARP == 0 and count < cx.num_threads
-
-        def put(at: tuple[Var, ...]) -> Stmt:
-            value = cast(load(src.buffer, offset_indices(src, at)), dst.buffer.dtype)
-            return Store(lines, at, value, span=self.span)
-
-        def take(at: tuple[Var, ...]) -> Stmt:
-            return Store(dst.buffer, offset_indices(dst, at), load(lines, at), span=self.span)
-
-        scan = self._lines_by_warps(cx, lines, shape) if by_warps else self._lines_by_threads(cx, lines, shape)
-        return seq(cx.parallel(shape, put, span=self.span), scan, cx.parallel(shape, take, span=self.span),
-                   span=self.span)
+        axis, dt = self.dim % len(shape), dst.buffer.dtype
+        tile = dst.buffer if dst.is_full and dst.buffer.scope_name == FRAGMENT else None
+        if tile is None and src.is_full and src.buffer.scope_name == FRAGMENT:
+            tile = cx.new_fragment(f"{dst.buffer.name}_scan", cx.layout_of(src.buffer), dt)
+        if tile is not None and scannable(cx.layout_of(tile), axis, cx.num_threads):
+            whole = Region(tile, tuple(const(0) for _ in shape), shape)
+            scan = RegisterScan(cx, tile, axis, self._combined, const(identity(self.kind, dt), dt), self.reverse)
+            return seq(*[] if tile is src.buffer else [self._moved(cx, src, whole, cx.layout_of(tile))], scan.stmts(),
+                       *[] if tile is dst.buffer else [self._moved(cx, whole, dst, cx.layout_of(tile))], span=self.span)
+        apart = src.buffer.data is dst.buffer.data and src != dst
+        if not apart and src.buffer.scope_name != FRAGMENT and dst.buffer.scope_name != FRAGMENT:
+            return self._by_pieces(cx, src, dst, shape, axis)
+        lines = cx.new_shared(f"{dst.buffer.name}_scan", shape, dt)
+        staged = Region(lines, tuple(const(0) for _ in shape), shape)
+        return seq(self._moved(cx, src, staged), self._by_pieces(cx, staged, staged, shape, axis),
+                   self._moved(cx, staged, dst), span=self.span)
 
     def _combined(self, a: Expr, b: Expr) -> Expr:
         return Binary(COMBINE[self.kind], a, b, a.dtype)
 
-    def _lines_by_threads(self, cx: LowerContext, lines: Buffer, shape: tuple[int, ...]) -> Stmt:
-        """One thread scans each line in index order."""
-        axis, dt, zero = self.dim % len(shape), lines.dtype, (const(0),)
-        acc = cx.new_local(f"{self.dst.buffer.name}_acc", 1, dt)
+    def _moved(self, cx: LowerContext, src: Region, dst: Region, layout: Any = None) -> Stmt:
+        return cx.parallel(tuple(int(n) for n in src.extents), lambda at: Store(
+            dst.buffer, offset_indices(dst, at), cast(load(src.buffer, offset_indices(src, at)), dst.buffer.dtype),
+            span=self.span), layout, span=self.span)
 
-        def scan(at: tuple[Var, ...]) -> Stmt:
-            k = fresh("k")
-            place = const(shape[axis] - 1) - k if self.reverse else k
-            where = tuple(at[d] if d != axis else place for d in range(len(shape)))
-            step = seq(Store(acc, zero, self._combined(load(acc, zero), load(lines, where))),
-                       Store(lines, where, load(acc, zero)))
-            return seq(Store(acc, zero, const(identity(self.kind, dt), dt)),
-                       For(k, const(0), const(shape[axis]), "serial", step))
+    def _by_pieces(self, cx: LowerContext, src: Region, dst: Region, shape: tuple[int, ...], axis: int) -> Stmt:
+        """Scan tiles in shared memory: blocks of lines, piece by piece, each loaded into registers, scanned and stored."""
+        dt, length, count = dst.buffer.dtype, shape[axis], 1
+        for d, n in enumerate(shape):
+            count *= n if d != axis else 1
+        layout = piece(length, count, axis == len(shape) - 1, cx.num_threads, dt.bits)
+        lines, run = layout.shape
+        pieces, neutral = -(-length // run), const(identity(self.kind, dt), dt)
+        tile, block, step = cx.new_fragment(f"{dst.buffer.name}_piece", layout, dt), fresh("b"), fresh("c")
+        carry = cx.new_local(f"{dst.buffer.name}_carry", 1, dt) if pieces > 1 else None
+        scan = RegisterScan(cx, tile, 1, self._combined, neutral, self.reverse, carry)
 
-        return cx.parallel(tuple(1 if d == axis else n for d, n in enumerate(shape)), scan, span=self.span)
+        def place(at: tuple[Var, ...], r: Region) -> tuple[tuple[Expr, ...], Expr | None]:
+            left, k = block * lines + at[0], (pieces - 1 - step if self.reverse else step) * run + at[1]
+            inside = conjunction(left < count if count % lines else None, k < length if length % run else None)
+            index: list[Expr] = [k] * len(shape)
+            for d in reversed(range(len(shape))):
+                if d != axis:
+                    index[d], left = left % shape[d], left // shape[d]
+            return offset_indices(r, tuple(index)), inside
+
+        def take(at: tuple[Var, ...]) -> Stmt:
+            where, inside = place(at, src)
+            value = cast(load(src.buffer, where), dt)
+            return Store(tile, at, value if inside is None else Select(inside, value, neutral, dt, True), span=self.span)
+
+        def put(at: tuple[Var, ...]) -> Stmt:
+            where, inside = place(at, dst)
+            out = Store(dst.buffer, where, load(tile, at), span=self.span)
+            return out if inside is None else If(inside, out, span=self.span)
+
+        def body() -> Stmt:
+            return seq(cx.parallel(layout.shape, take, layout, span=self.span), scan.stmts(),
+                       cx.parallel(layout.shape, put, layout, span=self.span))
+
+        return cx.loop(block, -(-count // lines), lambda: seq(
+            None if carry is None else Store(carry, (const(0),), neutral), cx.loop(step, pieces, body)))
 
     def _by_each_thread(self, cx: LowerContext) -> Stmt:
         src, dst, dt, zero = self.src, self.dst, self.dst.dtype, (const(0),)
@@ -113,25 +139,6 @@ class Scan(TileOp):
                        For(k, const(0), const(int(length)), "serial", step))
 
         return cx.private(tuple(1 if d == axis else n for d, n in enumerate(src.extents)), scan, span=self.span)
-
-    def _lines_by_warps(self, cx: LowerContext, lines: Buffer, shape: tuple[int, ...]) -> Stmt:
-        """A warp scans 32 elements of a line at a time: shuffles by 1, 2, 4, 8, 16 lanes, then the carry from before."""
-        dt, zero = lines.dtype, (const(0),)
-        value, carry = (cx.new_local(f"{self.dst.buffer.name}_{n}", 1, dt) for n in ("acc", "carry"))
-        neutral = const(identity(self.kind, dt), dt)
-        mine = load(value, zero)
-
-        def step(inside: Expr, index: tuple[Expr, ...], lane: Expr) -> tuple[Stmt, Stmt]:
-            steps: list[Stmt] = [Store(value, zero, Select(inside, cx.expr(load(lines, index)), neutral, dt, True))]
-            for shift in (1, 2, 4, 8, 16):
-                before = shuffled("shfl_up", mine, shift)
-                steps.append(Store(value, zero, Select(lane >= shift, self._combined(before, mine), mine, dt, False)))
-            steps.append(Store(value, zero, self._combined(load(carry, zero), mine)))
-            steps.append(Store(carry, zero, shuffled("shfl_idx", mine, WARP - 1)))
-            buffer, at = cx.physical(lines, index)
-            return seq(*steps), Store(buffer, at, mine, span=self.span)
-
-        return warp_chunks(cx, shape, self.dim % len(shape), self.reverse, Store(carry, zero, neutral), step, self.span)
 
     def check(self) -> None:
         """Shapes must be equal; shared or fragment (or thread-private local) tiles."""
@@ -152,37 +159,3 @@ class Scan(TileOp):
         if self.src.buffer is self.dst.buffer:
             return (Access(self.dst, "readwrite"),)
         return Access(self.src, "read"), Access(self.dst, "write")
-
-
-def warp_chunks(cx: LowerContext, shape: tuple[int, ...], axis: int, reverse: bool, start: Stmt,
-                step: Callable[[Expr, tuple[Expr, ...], Expr], tuple[Stmt, Stmt]], span: Span | None) -> Stmt:
-    """Each warp goes over its lines along axis, 32 elements at a time.
-
-    start: statements before each line.  step(whether this lane has an element, its indices, the lane): (statements of all
-    lanes, those of lanes that have an element).
-    """
-    warps, lane = cx.num_threads // WARP, cx.thread % WARP
-    it, chunk = fresh("it"), fresh("c")
-    line = it * warps + cx.thread // WARP
-    place = chunk * WARP + lane
-    index: list[Expr] = [const(0)] * len(shape)
-    left, count = line, 1
-    for d in reversed(range(len(shape))):
-        if d != axis:
-            index[d] = left % shape[d]
-            left, count = left // shape[d], count * shape[d]
-    index[axis] = const(shape[axis] - 1) - place if reverse else place
-    inside = place < shape[axis]
-    steps, stores = step(inside, tuple(index), lane)
-    body = For(chunk, const(0), const(-(-shape[axis] // WARP)), "serial", seq(steps, If(inside, stores)))
-    whole = seq(start, body)
-    guarded = whole if count % warps == 0 else If(line < count, whole)  # uniform within a warp
-    return For(it, const(0), const(-(-count // warps)), "serial", guarded, span=span)
-
-
-def shuffled(op: str, value: Expr, lane: int) -> Expr:
-    """The value of another lane; shuffles move 32-bit registers, so narrower types are converted."""
-    dt = value.dtype
-    if dt.is_int and dt.bits < 32:
-        return cast(call(op, (cast(value, "int32"), const(lane)), "int32", width=WARP), dt)
-    return call(op, (value, const(lane)), dt, width=WARP)
