@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from tilelang import errors
-from tilelang.ir import (Alloc, Attrs, Buffer, Expr, For, Load, Parallel, Region, Select, Span, Stmt, Store,
+from tilelang.ir import (Alloc, Attrs, Buffer, Expr, For, Load, Parallel, Region, Span, Stmt, Store,
                          TileOp, Var, const, convert, fresh, load, node, rewrite, seq, tile_op, walk, FRAGMENT,
                          LOCAL, PRIVATE)
 
@@ -14,7 +14,7 @@ from .base import Access, LowerContext
 from .layouts import carried, same_layout
 from .lower_combine import CombineLowering
 from .reduce import memory
-from .lower_scan import shuffled, warp_chunks
+from .lower_scan import ScanSteps
 from .states import ELEMENT, LEFT, POSITION, RIGHT, Values, bound, given
 
 errors.register("combine-scope", ValueError, "a reduction or scan by a function, of tiles in memory that it does not work on",
@@ -133,7 +133,7 @@ class Combine(TileOp):
         return {}
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """Reductions as T.reduce_max's.  Scans: staged in shared memory, one thread or one warp for each line."""
+        """Reductions as T.reduce_max's, scans as T.cumsum's."""
         if self.of_threads:
             states = self.locals(cx, "acc")
             return cx.private(self.lines, lambda at: self.one_line(states, at), span=self.span)
@@ -144,59 +144,23 @@ class Combine(TileOp):
         return [cx.new_local(f"{self.outs[0].buffer.name}_{name}", size, e.dtype) for e in self.identity]
 
     def _scan(self, cx: LowerContext) -> Stmt:
-        states = [cx.new_shared(f"{self.outs[0].buffer.name}_scan", self.shape, e.dtype) for e in self.identity]
-
-        def put(at: tuple[Var, ...]) -> Stmt:
-            elements = [load(s.buffer, at, span=self.span) for s in self.srcs]
-            values = given(self.first, {ELEMENT: elements, POSITION: [at[self.dim]]})
-            return seq(*[Store(s, at, v, span=self.span) for s, v in zip(states, values)])
-
-        count, threads = 1, cx.num_threads
-        for n in self.lines:
-            count *= n
-        by_warps = threads % 32 == 0 and count < threads
-        scan = self._by_warps(cx, states) if by_warps else self._by_threads(cx, states)
-        take = [cx.parallel(self.shape, lambda at, k=k: self.stored_out(k, [load(s, at) for s in states], at),  # type: ignore[misc]
-                            span=self.span) for k in range(len(self.outs))]
-        return seq(cx.parallel(self.shape, put, span=self.span), scan, *take, span=self.span)
-
-    def _by_threads(self, cx: LowerContext, lines: Sequence[Buffer]) -> Stmt:
-        acc, zero, n = self.locals(cx, "acc"), (const(0),), self.shape[self.dim]
-
-        def scan(at: tuple[Var, ...]) -> Stmt:
-            k = fresh("k")
-            place = const(n - 1) - k if self.reverse else k
-            where = (*at[:self.dim], place, *at[self.dim + 1:])
-            step = seq(self.joined_into(acc, zero, [load(s, where) for s in lines]),
-                       *[Store(s, where, load(a, zero)) for s, a in zip(lines, acc)])
-            return seq(*[Store(a, zero, e) for a, e in zip(acc, self.identity)],
-                       For(k, const(0), const(n), "serial", step))
-
-        return cx.parallel(self.lines, scan, span=self.span)
-
-    def _by_warps(self, cx: LowerContext, lines: Sequence[Buffer]) -> Stmt:
-        """A warp scans 32 elements of a line at a time: shuffles by 1, 2, 4, 8, 16 lanes, then the carry from before."""
-        zero, acc, carry = (const(0),), self.locals(cx, "acc"), self.locals(cx, "carry")
-        mine, before = [load(a, zero) for a in acc], [load(c, zero) for c in carry]
-        neutral = [cx.expr(e) for e in self.identity]
         joined = tuple(map(cx.expr, self.joined))
 
-        def step(inside: Expr, index: tuple[Expr, ...], lane: Expr) -> tuple[Stmt, Stmt]:
-            steps: list[Stmt | None] = [Store(a, zero, Select(inside, cx.expr(load(s, index)), e, e.dtype, True))
-                                        for a, s, e in zip(acc, lines, neutral)]
-            for shift in (1, 2, 4, 8, 16):
-                new, others = bound([shuffled("shfl_up", v, shift) for v in mine])
-                more, out = bound(given(joined, {LEFT: others, RIGHT: mine}))
-                steps += [new, more, *[Store(a, zero, Select(lane >= shift, v, m, m.dtype, False))
-                                       for a, v, m in zip(acc, out, mine)]]
-            new, out = bound(given(joined, {LEFT: before, RIGHT: mine}))
-            steps += [new, *[Store(a, zero, v) for a, v in zip(acc, out)],
-                      *[Store(c, zero, shuffled("shfl_idx", v, 31)) for c, v in zip(carry, mine)]]
-            places = [cx.physical(s, index) for s in lines]
-            return seq(*steps), seq(*[Store(b, at, v, span=self.span) for (b, at), v in zip(places, mine)])
+        def element(at: tuple[Expr, ...]) -> Values:
+            return given(self.first, {ELEMENT: [load(s.buffer, at, span=self.span) for s in self.srcs],
+                                      POSITION: [at[self.dim]]})
 
-        start = seq(*[Store(c, zero, e) for c, e in zip(carry, neutral)])
-        return warp_chunks(cx, self.shape, self.dim, self.reverse, start, step, self.span)
+        def join(a: Values, b: Values) -> tuple[Stmt, Values]:
+            new, both = bound([*a, *b])
+            more, out = bound(given(joined, {LEFT: both[:len(a)], RIGHT: both[len(a):]}))
+            return seq(new, more), out
+
+        def store(at: tuple[Expr, ...], state: Values) -> Stmt:
+            return seq(*[self.stored_out(k, state, at) for k in range(len(self.outs))])
+
+        tile = next((r.buffer for r in (*self.outs, *self.srcs) if r.buffer.scope_name == FRAGMENT), None)
+        return ScanSteps(self.shape, self.dim, self.reverse, element, store, join, list(self.identity), self.span).lower(
+            cx, None if tile is None else cx.layout_of(tile))
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 

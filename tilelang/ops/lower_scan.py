@@ -2,48 +2,114 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import (TRUE, Binary, Buffer, Expr, For, If, Select, Span, Stmt, Store, Var, call, cast, const, convert, fresh,
                          load, logical, seq, substitute)
+from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
 
-from .distribute import digit, from_fragment
+from .distribute import conjunction, digit, from_fragment
+from .states import Values
 
 WARP = 32
 MOST_BYTES = 256  # of the registers of a thread that hold a piece of a tile in memory
 ZERO = (const(0),)
 Loops = list[tuple[Var, int]]
+At = tuple[Expr, ...]
+
+
+@record
+class ScanSteps:
+    """What is scanned.  A state is one or several values.
+
+    element(at): the state of the element at a place.  store(at, state): stores the state of all elements up to that place.
+    join(a, b): (bindings, the state of a followed by b).  neutral: the state that joined with another gives that one.
+    """
+
+    shape: tuple[int, ...]
+    axis: int
+    reverse: bool
+    element: Callable[[At], Values]
+    store: Callable[[At, Values], Stmt]
+    join: Callable[[Values, Values], tuple[Stmt | None, Values]]
+    neutral: Values
+    span: Span | None
+
+    def lower(self, cx: Any, layout: Fragment | None) -> Stmt:
+        """The scan in registers: of a tile with this layout if that serves, else piece by piece, each loaded and stored."""
+        shape, axis, length, count = self.shape, self.axis, self.shape[self.axis], 1
+        for d, n in enumerate(shape):
+            count *= n if d != axis else 1
+        whole = layout if layout is not None and scannable(layout, axis, cx.num_threads) else None
+        if layout is not None and whole is None:  # staged in shared memory: a piece is no whole fragment
+            staged = [cx.new_shared("scanned", shape, e.dtype) for e in self.neutral]
+            there = dataclasses.replace(self, element=lambda at: got(staged, at), store=lambda at, v: put(staged, at, v))
+            return seq(cx.parallel(shape, lambda at: put(staged, at, self.element(at)), span=self.span), there.lower(cx, None),
+                       cx.parallel(shape, lambda at: self.store(at, got(staged, at)), span=self.span))
+        own = whole or piece(length, count, axis == len(shape) - 1, cx.num_threads, sum(e.dtype.bits for e in self.neutral))
+        lines, run = (count, length) if whole else own.shape
+        pieces, block, step = -(-length // run), fresh("b"), fresh("c")
+        tiles = [cx.new_fragment("scanned", own, e.dtype) for e in self.neutral]
+        carry = [cx.new_local("carry", 1, e.dtype) for e in self.neutral] if pieces > 1 else []
+        scan = RegisterScan(cx, tiles, len(own.shape) - 1 if whole is None else axis, self, carry)
+
+        def place(at: At) -> tuple[At, Expr | None]:
+            if whole:
+                return at, None
+            left, k = block * lines + at[0], (pieces - 1 - step if self.reverse else step) * run + at[1]
+            inside = conjunction(left < count if count % lines else None, k < length if length % run else None)
+            index: list[Expr] = [k] * len(shape)
+            for d in reversed(range(len(shape))):
+                if d != axis:
+                    index[d], left = left % shape[d], left // shape[d]
+            return tuple(index), inside
+
+        def take(at: At) -> Stmt:
+            where, inside = place(at)
+            return put(tiles, at, [e if inside is None else Select(inside, e, n, n.dtype, True)
+                                   for e, n in zip(self.element(where), self.neutral)])
+
+        def give(at: At) -> Stmt:
+            where, inside = place(at)
+            out = self.store(where, got(tiles, at))
+            return out if inside is None else If(inside, out, span=self.span)
+
+        def body() -> Stmt:
+            return seq(cx.parallel(own.shape, take, own, span=self.span), scan.stmts(),
+                       cx.parallel(own.shape, give, own, span=self.span))
+
+        return body() if whole else cx.loop(block, -(-count // lines), lambda: seq(
+            put(carry, ZERO, scan.neutral), cx.loop(step, pieces, body)))
 
 
 class RegisterScan:
-    """Replaces the lines of a fragment along `axis` by their inclusive scans, in the registers that hold them.
+    """Replaces the lines of tiles of states along `axis` by their inclusive scans, in the registers that hold them.
 
-    combine(a, b): two neighbours combined, a before b.  carry: what precedes each line of a thread, in a per-thread array
-    that then holds what precedes the next piece of the line; None: nothing does.
+    carry: what precedes each line of a thread, which then holds what precedes the next piece of the line; []: nothing does.
 
-    The digits of an index along the axis are scanned from the lowest.  After each digit `total` holds the combination of all
+    The digits of an index along the axis are scanned from the lowest.  After each digit `total` holds the state of all
     elements that agree in the digits above it, and `before` that of those of them that precede a run of registers.
     """
 
-    def __init__(self, cx: Any, tile: Buffer, axis: int, combine: Callable[[Expr, Expr], Expr], neutral: Expr, reverse: bool,
-                 carry: Buffer | None = None) -> None:
-        self.cx, self.combine, self.neutral, self.reverse, self.carry = cx, combine, neutral, reverse, carry
-        self.frag: Fragment = cx.layout_of(tile)
-        self.local, self.dtype = cx.local_of(tile), tile.dtype
+    def __init__(self, cx: Any, tiles: list[Buffer], axis: int, steps: ScanSteps, carry: list[Buffer]) -> None:
+        self.cx, self.join, self.reverse, self.carry = cx, steps.join, steps.reverse, carry
+        self.neutral = [cx.expr(e) for e in steps.neutral]
+        self.frag: Fragment = cx.layout_of(tiles[0])
+        self.local = [cx.local_of(t) for t in tiles]
         self.run, self.digits = digits_of(self.frag, axis)
         registers = [m for d, ms in enumerate(self.frag.modes) if d != axis for m in ms if m.to == REGISTER and m.size > 1]
         groups = [m for m in self.digits if m.to == REGISTER]
         self.lines: Loops = [(fresh("r"), m.size) for m in registers]
         self.groups: Loops = [(fresh("r"), m.size) for m in groups]  # lowest digit first
-        self.here: Expr = const(0)
-        self.register: Expr = const(0)
+        self.here, self.register = flat(self.lines + self.groups), convert(0)
         size = 1
         for (v, n), m in zip(self.lines + self.groups, registers + groups):
-            self.here, self.register, size = self.here * n + v, self.register + v * m.stride, size * n
-        self.total, self.before = (cx.new_local(f"{tile.name}_{n}", size, self.dtype) for n in ("total", "before"))
-        self.own = cx.new_local(f"{tile.name}_acc", 1, self.dtype)
+            self.register, size = self.register + v * m.stride, size * n
+        self.total, self.before = ([cx.new_local(name, size, t.dtype) for t in tiles] for name in ("total", "before"))
+        self.own, self.other = ([cx.new_local(name, 1, t.dtype) for t in tiles] for name in ("acc", "other"))
         self.others = [m for d, ms in enumerate(self.frag.modes) if d != axis for m in ms if m.to == THREAD and m.size > 1]
 
     def stmts(self) -> Stmt:
@@ -53,104 +119,117 @@ class RegisterScan:
             step = self._over_registers if m.to == REGISTER else self._over_warps if m.stride >= WARP else self._over_lanes
             out.append(step(m, done))
             done += m.to == REGISTER
-        if self.carry is not None:
-            line = substitute(self.here, {v: const(0) for v, _ in self.groups})
-            at = (flat(self.lines),)
-            kept = load(self.carry, at)
-            out.append(each(self.lines, seq(self._precede(done, kept), Store(
-                self.carry, at, self.combine(kept, load(self.total, (line,)))))))
+        if self.carry:
+            line = (flat(self.lines),)
+            kept = got(self.carry, line)
+            out.append(each(self.lines, seq(self._precede(done, kept), self._joined(
+                kept, got(self.total, self._total(done)), self.carry, line))))
         k = fresh("k")
-        out.append(each([*self.lines, *self.groups, (k, self.run.size)], self._put(
-            k, self.combine(load(self.before, (self.here,)), self._got(k)))))
+        out.append(each([*self.lines, *self.groups, (k, self.run.size)], self._joined(
+            got(self.before, (self.here,)), got(self.local, self._at(k)), self.local, self._at(k))))
         return seq(*out)
 
     def _runs(self) -> Stmt:
         """Scan each run of registers."""
         k, n, idle = fresh("k"), self.run.size, from_fragment(self.frag, self.cx.thread).idle
-        mine = None if idle is None else each([(k, n)], self._put(k, Select(idle, self._got(k), self.neutral, self.dtype)))
+        mine = None if idle is None else each([(k, n)], put(self.local, self._at(k), [
+            Select(idle, v, e, e.dtype) for v, e in zip(got(self.local, self._at(k)), self.neutral)]))
         k = fresh("k")
-        at, after = (n - 1 - k, n - 2 - k) if self.reverse else (k, k + 1)
-        steps = For(k, const(0), const(n - 1), "unroll", self._put(after, self.combine(self._got(at), self._got(after))))
+        at, after = map(self._at, (n - 1 - k, n - 2 - k) if self.reverse else (k, k + 1))
+        steps = For(k, const(0), const(n - 1), "unroll", self._joined(got(self.local, at), got(self.local, after), self.local,
+                                                                       after))
+        end = self._at(const(0 if self.reverse else n - 1))
         return each(self.lines + self.groups, seq(
-            mine, steps if n > 1 else None, Store(self.total, (self.here,), self._got(const(0 if self.reverse else n - 1))),
-            Store(self.before, (self.here,), self.neutral)))
+            mine, steps if n > 1 else None, put(self.total, (self.here,), got(self.local, end)),
+            put(self.before, (self.here,), self.neutral)))
 
     def _over_registers(self, m: Mode, done: int) -> Stmt:
         v, n = self.groups[done]
-        c = fresh("c")
-        own, all_of = load(self.own, ZERO), self._total(done)
-        step = substitute(seq(self._precede(done, own), Store(self.own, ZERO, self.combine(own, load(self.total, all_of)))),
+        c, own = fresh("c"), got(self.own, ZERO)
+        step = substitute(seq(self._precede(done, own), self._joined(own, got(self.total, self._total(done)), self.own, ZERO)),
                           {v: n - 1 - c if self.reverse else c})
         return each(self.lines + self.groups[done + 1:], seq(
-            Store(self.own, ZERO, self.neutral), For(c, const(0), const(n), "unroll", step),
-            Store(self.total, self._total(done + 1), own)))
+            put(self.own, ZERO, self.neutral), For(c, const(0), const(n), "unroll", step),
+            put(self.total, self._total(done + 1), own)))
 
     def _over_lanes(self, m: Mode, done: int) -> Stmt:
         at, lane = digit(self.cx.thread, m.stride, m.size, self.cx.num_threads), self.cx.thread % WARP
-        place = m.size - 1 - at if self.reverse else at
-        end = lane + ((0 if self.reverse else m.size - 1) - at) * m.stride if m.size < WARP else const(
-            0 if self.reverse else WARP - 1)
-        own, shift = load(self.own, ZERO), "shfl_down" if self.reverse else "shfl_up"
+        place, last = (m.size - 1 - at, 0) if self.reverse else (at, m.size - 1)
+        end = lane + (last - at) * m.stride if m.size < WARP else const(last)
+        shift, total = "shfl_down" if self.reverse else "shfl_up", self._total(done)
         return each(self.lines + self.groups[done:], seq(
-            Store(self.own, ZERO, load(self.total, self._total(done))), *self._inclusive(place, m.size, m.stride, shift),
-            self._precede(done, self._or_neutral(place, shuffled(shift, own, const(m.stride)))),
-            Store(self.total, self._total(done), shuffled("shfl_idx", own, end))))
+            put(self.own, ZERO, got(self.total, total)), *self._inclusive(place, m.size, m.stride, shift),
+            self._precede(done, self._from(shift, m.stride, place)), put(self.total, total, self._from("shfl_idx", end))))
 
     def _over_warps(self, m: Mode, done: int) -> Stmt:
         """First lanes of warps write what their lines come to into shared memory; the lanes of each warp scan that of all."""
         cx, rest, lane = self.cx, self.lines + self.groups[done:], self.cx.thread % WARP
         at = digit(cx.thread, m.stride, m.size, cx.num_threads)
-        place, columns = m.size - 1 - at if self.reverse else at, 1
+        place, columns, slots = m.size - 1 - at if self.reverse else at, 1, 1
         column: Expr = const(0)
         for o in self.others:
             column, columns = column + digit(cx.thread, o.stride, o.size, cx.num_threads) * columns, columns * o.size
-        slots = 1
         for _, n in rest:
             slots *= n
-        scratch = cx.exchange((m.size, columns, slots), self.dtype)
+        # The k makes shapes of their own: equal ones would be one buffer.
+        scratch = [cx.exchange((m.size + k, columns, slots), t.dtype) for k, t in enumerate(self.own)]
         dist = from_fragment(self.frag, cx.thread)
         writer: Expr = Binary("eq", lane, const(0), TRUE.dtype)
         for alone in (dist.idle, dist.first):
             writer = writer if alone is None else logical("and", writer, alone)
-        buffer, where = cx.physical(scratch, (place, column, flat(rest)))
-        put = each(rest, Store(buffer, where, load(self.total, self._total(done))))
-        lanes = 1 << (m.size - 1).bit_length()
-        mine, own = lane % lanes, load(self.own, ZERO)
-        value = cx.expr(load(scratch, (mine, column, flat(rest))))
-        take = each(rest, seq(
-            Store(self.own, ZERO, value if lanes == m.size else Select(mine < m.size, value, self.neutral, self.dtype, True)),
+        lanes, total = 1 << (m.size - 1).bit_length(), self._total(done)
+        mine, to = lane % lanes, [cx.physical(s, (place, column, flat(rest))) for s in scratch]
+        values = [cx.expr(load(s, (mine, column, flat(rest)))) for s in scratch]
+        store = seq(*[Store(b, where, v) for (b, where), v in zip(to, got(self.total, total))])
+        return seq(If(writer, each(rest, store)), each(rest, seq(
+            put(self.own, ZERO, values if lanes == m.size else [
+                Select(mine < m.size, v, e, e.dtype, True) for v, e in zip(values, self.neutral)]),
             *self._inclusive(mine, lanes, 1, "shfl_up"),
-            self._precede(done, self._or_neutral(place, shuffled("shfl_idx", own, (place + (WARP - 1)) % WARP))),
-            Store(self.total, self._total(done), shuffled("shfl_idx", own, const(m.size - 1)))))
-        return seq(If(writer, put), take)
+            self._precede(done, self._from("shfl_idx", (place + (WARP - 1)) % WARP, place)),
+            put(self.total, total, self._from("shfl_idx", m.size - 1)))))
 
     def _inclusive(self, place: Expr, size: int, stride: int, shift: str) -> list[Stmt]:
         """own = its inclusive scan over the lanes of a digit, of which this one is in `place`."""
-        own, by = load(self.own, ZERO), 1
         out: list[Stmt] = []
+        by = 1
         while by < size:
-            near = self.combine(shuffled(shift, own, const(by * stride)), own)
-            out.append(Store(self.own, ZERO, Select(place >= by, near, own, self.dtype, False)))
+            out += [put(self.other, ZERO, self._from(shift, by * stride)),
+                    self._joined(got(self.other, ZERO), got(self.own, ZERO), self.own, ZERO, place >= by)]
             by *= 2
         return out
 
-    def _or_neutral(self, place: Expr, value: Expr) -> Expr:
-        return Select(place >= 1, value, self.neutral, self.dtype, False)
+    def _from(self, op: str, lane: Expr | int, place: Expr | None = None) -> Values:
+        """own of another lane; the neutral state where the lane in `place` has none before it."""
+        values = [shuffled(op, v, convert(lane)) for v in got(self.own, ZERO)]
+        return values if place is None else [Select(place >= 1, v, e, e.dtype, False) for v, e in zip(values, self.neutral)]
 
-    def _precede(self, done: int, value: Expr) -> Stmt:
-        """The runs of the digits so far are preceded by this value too."""
-        own = self.cx.new_local("first", 1, self.dtype)
-        new = Store(self.before, (self.here,), self.combine(load(own, ZERO), load(self.before, (self.here,))))
-        return seq(Store(own, ZERO, value), each(self.groups[:done], new))
+    def _precede(self, done: int, values: Values) -> Stmt:
+        """The runs of the digits so far are preceded by this state too."""
+        here = (self.here,)
+        return seq(put(self.other, ZERO, values), each(self.groups[:done], self._joined(
+            got(self.other, ZERO), got(self.before, here), self.before, here)))
 
-    def _total(self, done: int) -> tuple[Expr, ...]:
+    def _joined(self, a: Values, b: Values, to: list[Buffer], at: At, when: Expr | None = None) -> Stmt:
+        """to[at] = the state of a followed by b, where the condition holds."""
+        new, values = self.join(a, b)
+        return seq(new, put(to, at, values if when is None else [
+            Select(when, v, old, v.dtype, False) for v, old in zip(values, got(to, at))]))
+
+    def _total(self, done: int) -> At:
         return (substitute(self.here, {v: const(0) for v, _ in self.groups[:done]}),)
 
-    def _got(self, k: Expr) -> Expr:
-        return load(self.local, (self.register + k * self.run.stride,))
+    def _at(self, k: Expr) -> At:
+        return (self.register + k * self.run.stride,)
 
-    def _put(self, k: Expr, value: Expr) -> Stmt:
-        return Store(self.local, (self.register + k * self.run.stride,), value)
+
+def got(buffers: list[Buffer], at: At) -> Values:
+    """The state that arrays hold at an index."""
+    return [load(b, at) for b in buffers]
+
+
+def put(buffers: list[Buffer], at: At, values: Values) -> Stmt:
+    """Store a state in arrays."""
+    return seq(*[Store(b, at, v) for b, v in zip(buffers, values)])
 
 
 def flat(loops: Loops) -> Expr:
@@ -170,38 +249,12 @@ def each(loops: Loops, body: Stmt) -> Stmt:
     return body
 
 
-def warp_chunks(cx: Any, shape: tuple[int, ...], axis: int, reverse: bool, start: Stmt,
-                step: Callable[[Expr, tuple[Expr, ...], Expr], tuple[Stmt, Stmt]], span: Span | None) -> Stmt:
-    """Each warp goes over its lines along axis, 32 elements at a time.
-
-    start: statements before each line.  step(whether this lane has an element, its indices, the lane): (statements of all
-    lanes, those of lanes that have an element).
-    """
-    warps, lane = cx.num_threads // WARP, cx.thread % WARP
-    it, chunk = fresh("it"), fresh("c")
-    line = it * warps + cx.thread // WARP
-    place = chunk * WARP + lane
-    index: list[Expr] = [const(0)] * len(shape)
-    left, count = line, 1
-    for d in reversed(range(len(shape))):
-        if d != axis:
-            index[d] = left % shape[d]
-            left, count = left // shape[d], count * shape[d]
-    index[axis] = const(shape[axis] - 1) - place if reverse else place
-    inside = place < shape[axis]
-    steps, stores = step(inside, tuple(index), lane)
-    body = For(chunk, const(0), const(-(-shape[axis] // WARP)), "serial", seq(steps, If(inside, stores)))
-    whole = seq(start, body)
-    guarded = whole if count % warps == 0 else If(line < count, whole)  # uniform within a warp
-    return For(it, const(0), const(-(-count // warps)), "serial", guarded, span=span)
-
-
-def shuffled(op: str, value: Expr, lane: Expr | int) -> Expr:
+def shuffled(op: str, value: Expr, lane: Expr) -> Expr:
     """The value of another lane; shuffles move 32-bit registers, so narrower types are converted."""
     dt = value.dtype
     if dt.is_int and dt.bits < 32:
-        return cast(call(op, (cast(value, "int32"), convert(lane)), "int32", width=WARP), dt)
-    return call(op, (value, convert(lane)), dt, width=WARP)
+        return cast(call(op, (cast(value, "int32"), lane), "int32", width=WARP), dt)
+    return call(op, (value, lane), dt, width=WARP)
 
 
 def digits_of(frag: Fragment, axis: int) -> tuple[Mode, list[Mode]]:
@@ -231,7 +284,7 @@ def scannable(frag: Fragment, axis: int, threads: int) -> bool:
 
 
 def piece(line: int, count: int, along_rows: bool, threads: int, bits: int) -> Fragment:
-    """Distribution of a piece of `count` lines of `line` elements that are scanned: (lines, elements of each).
+    """Distribution of a piece of `count` lines of `line` states that are scanned: (lines, elements of each).
 
     Lanes share a line, and warps too where there are few lines.  Lines across rows, or of a block without whole warps, are
     scanned by one thread each.
@@ -252,4 +305,4 @@ def piece(line: int, count: int, along_rows: bool, threads: int, bits: int) -> F
     return Fragment((lines, groups * lanes * warps * run), modes, threads=threads)
 
 
-__all__ = ["RegisterScan", "piece", "scannable", "shuffled", "warp_chunks"]
+__all__ = ["ScanSteps"]
