@@ -194,12 +194,17 @@ class ReduceLowering:
         return seq(clear, nest(add, own, [*kept, self.axis]), span=span)
 
 
+def shuffled(op: str, value: Expr, lane: Expr | int) -> Expr:
+    """The value of another lane; shuffles move 32-bit registers, so narrower types are converted."""
+    dt, at = value.dtype, convert(lane)
+    if dt.is_bool or (dt.is_int and dt.bits < 32):
+        return cast(call(op, (cast(value, "int32"), at), "int32", width=WARP), dt)
+    return call(op, (value, at), dt, width=WARP)
+
+
 def from_lane(value: Expr, mask: int) -> Expr:
     """The value of the lane whose number is this lane's XOR mask."""
-    dt = value.dtype
-    if dt.is_bool or (dt.is_int and dt.bits < 32):  # shuffles move 32-bit registers
-        return cast(call("shfl_xor", (cast(value, "int32"), const(mask)), "int32", width=WARP), dt)
-    return call("shfl_xor", (value, const(mask)), dt, width=WARP)
+    return shuffled("shfl_xor", value, mask)
 
 
 def in_whole_warps(exchange: list[Stmt], cx: Any) -> Stmt | None:
@@ -248,4 +253,4 @@ def memory_of_block(shape: tuple[int, ...], axis: int, threads: int) -> Fragment
     return Fragment(shape, modes, threads=threads)
 
 
-__all__ = ["ReduceLowering", "from_lane", "in_whole_warps", "memory_of_block", "split_at_warp"]
+__all__ = ["ReduceLowering", "from_lane", "in_whole_warps", "memory_of_block", "shuffled", "split_at_warp"]

@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (TRUE, Binary, Buffer, Expr, For, If, Select, Span, Stmt, Store, Var, call, cast, const, convert, fresh,
-                         load, logical, seq, substitute)
+from tilelang.ir import (TRUE, Binary, Buffer, Expr, For, If, Select, Span, Stmt, Store, Var, const, convert, fresh, load,
+                         logical, seq, substitute)
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
 
 from .distribute import conjunction, digit, from_fragment
+from .lower_reduce import WARP, shuffled
 from .states import Values
 
-WARP = 32
 MOST_BYTES = 256  # of the registers of a thread that hold a piece of a tile in memory
 ZERO = (const(0),)
 Loops = list[tuple[Var, int]]
@@ -37,6 +37,19 @@ class ScanSteps:
     join: Callable[[Values, Values], tuple[Stmt | None, Values]]
     neutral: Values
     span: Span | None
+
+    def by_each_thread(self, cx: Any) -> Stmt:
+        """The scan of arrays of each thread: element after element."""
+        acc = [cx.new_local("acc", 1, e.dtype) for e in self.neutral]
+
+        def line(at: At) -> Stmt:
+            k, n = fresh("k"), self.shape[self.axis]
+            where = (*at[:self.axis], n - 1 - k if self.reverse else k, *at[self.axis + 1:])
+            new, values = self.join(got(acc, ZERO), self.element(where))
+            step = seq(new, put(acc, ZERO, values), self.store(where, got(acc, ZERO)))
+            return seq(put(acc, ZERO, self.neutral), For(k, const(0), const(n), "serial", step))
+
+        return cx.private(tuple(1 if d == self.axis else n for d, n in enumerate(self.shape)), line, span=self.span)
 
     def lower(self, cx: Any, layout: Fragment | None) -> Stmt:
         """The scan in registers: of a tile with this layout if that serves, else piece by piece, each loaded and stored."""
@@ -200,7 +213,7 @@ class RegisterScan:
 
     def _from(self, op: str, lane: Expr | int, place: Expr | None = None) -> Values:
         """own of another lane; the neutral state where the lane in `place` has none before it."""
-        values = [shuffled(op, v, convert(lane)) for v in got(self.own, ZERO)]
+        values = [shuffled(op, v, lane) for v in got(self.own, ZERO)]
         return values if place is None else [Select(place >= 1, v, e, e.dtype, False) for v, e in zip(values, self.neutral)]
 
     def _precede(self, done: int, values: Values) -> Stmt:
@@ -247,14 +260,6 @@ def each(loops: Loops, body: Stmt) -> Stmt:
     for v, n in reversed(loops):
         body = For(own[v], const(0), const(n), "unroll", body)
     return body
-
-
-def shuffled(op: str, value: Expr, lane: Expr) -> Expr:
-    """The value of another lane; shuffles move 32-bit registers, so narrower types are converted."""
-    dt = value.dtype
-    if dt.is_int and dt.bits < 32:
-        return cast(call(op, (cast(value, "int32"), lane), "int32", width=WARP), dt)
-    return call(op, (value, lane), dt, width=WARP)
 
 
 def digits_of(frag: Fragment, axis: int) -> tuple[Mode, list[Mode]]:

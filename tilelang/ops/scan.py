@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import (Attrs, Binary, Buffer, Expr, For, Region, Span, Stmt, Store, TileOp, Var, cast, const, fresh, load,
-                         seq, tile_op, FRAGMENT, GLOBAL, PRIVATE)
+from tilelang.ir import (Attrs, Binary, Buffer, Region, Span, Stmt, Store, TileOp, cast, const, load, seq, tile_op, FRAGMENT,
+                         GLOBAL, PRIVATE)
 from tilelang.ir.numbers import binary_function, to_dtype
 
 from .base import Access, LowerContext
@@ -55,39 +55,20 @@ class Scan(TileOp):
         """In registers: those of the fragment, or of pieces of the tile one after another.  Each thread scans arrays of its
         own."""
         src, dst = self.src, self.dst
-        if any(r.buffer.scope_name in PRIVATE for r in (src, dst)):
-            return self._by_each_thread(cx)
         shape, before = tuple(int(n) for n in src.extents), None
         dt, neutral = dst.buffer.dtype, const(identity(self.kind, dst.buffer.dtype), dst.buffer.dtype)
-        if src.buffer.data is dst.buffer.data and src != dst:  # a piece would overwrite what a later one reads
+        private = any(r.buffer.scope_name in PRIVATE for r in (src, dst))
+        if src.buffer.data is dst.buffer.data and src != dst and not private:  # a piece overwrites what a later one reads
             old, src = src, Region(cx.new_shared(f"{src.buffer.name}_scan", shape, dt), (const(0),) * len(shape), shape)
             before = cx.parallel(shape, lambda at: Store(src.buffer, at, load(old.buffer, offset_indices(old, at))))
         tile = next((r.buffer for r in (dst, src) if r.buffer.scope_name == FRAGMENT and r.is_full), None)
         steps = ScanSteps(
             shape, self.dim % len(shape), self.reverse, lambda at: [cast(load(src.buffer, offset_indices(src, at)), dt)],
             lambda at, state: Store(dst.buffer, offset_indices(dst, at), state[0], span=self.span),
-            lambda a, b: (None, [self._combined(a[0], b[0])]), [neutral], self.span)
+            lambda a, b: (None, [Binary(COMBINE[self.kind], a[0], b[0], dt)]), [neutral], self.span)
+        if private:
+            return steps.by_each_thread(cx)
         return seq(before, steps.lower(cx, None if tile is None else cx.layout_of(tile)), span=self.span)
-
-    def _combined(self, a: Expr, b: Expr) -> Expr:
-        return Binary(COMBINE[self.kind], a, b, a.dtype)
-
-    def _by_each_thread(self, cx: LowerContext) -> Stmt:
-        src, dst, dt, zero = self.src, self.dst, self.dst.dtype, (const(0),)
-        axis = self.dim % len(src.extents)
-        acc, length = cx.new_local(f"{dst.buffer.name}_acc", 1, dt), src.extents[axis]
-
-        def scan(at: tuple[Var, ...]) -> Stmt:
-            k = fresh("k")
-            place = length - 1 - k if self.reverse else k
-            where = tuple(at[d] if d != axis else place for d in range(len(src.extents)))
-            value = cast(load(src.buffer, offset_indices(src, where)), dt)
-            step = seq(Store(acc, zero, self._combined(load(acc, zero), value)),
-                       Store(dst.buffer, offset_indices(dst, where), load(acc, zero)))
-            return seq(Store(acc, zero, const(identity(self.kind, dt), dt)),
-                       For(k, const(0), const(int(length)), "serial", step))
-
-        return cx.private(tuple(1 if d == axis else n for d, n in enumerate(src.extents)), scan, span=self.span)
 
     def check(self) -> None:
         """Shapes must be equal; shared or fragment (or thread-private local) tiles."""

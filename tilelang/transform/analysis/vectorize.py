@@ -72,7 +72,7 @@ class LaneForms:
         if not any(f[0] for f in forms):
             return 0, run
         stride = _ALONG.get(e.op) if isinstance(e, Binary) and e.a.dtype.is_int else None
-        if stride is None or forms[1][0] or not self.analyzer.can_prove(parts[1] >= 0):
+        if stride is None or forms[1][0] or e.op.startswith("floor") and not self.analyzer.can_prove(parts[1] >= 0):  # type: ignore
             return None
         for x in parts:
             run = power_of_two_in(known_divisor(x, self.divisors, self.analyzer), run)

@@ -504,13 +504,14 @@ class _WarpRoles:
 
 def _check_second_block(p: _WarpRoles) -> None:
     """Raises _Declined if the loop's threads do work that no GEMM of their block can run under, and two blocks without warp
-    roles fit an SM: then each block runs under the GEMMs and loads of the other.  Also if the threads copy tiles from places
-    that memory says: without warp roles those are loaded ahead like the others."""
+    roles fit an SM: then each block runs under the GEMMs and loads of the other.  Also if the threads copy a large tile in a
+    parallel loop: without warp roles it is loaded ahead like the others."""
     loads = {i for r in p.rings for i in r.items}
     filled = {p._filled(i) for i in loads}
     tiles = CopiedTiles(p.launch, p.cx)
+    large = sum(b.size * b.dtype.bytes for b in filled) // 4
     for i, x in enumerate(p.body.items):
-        if i not in loads and (b := tiles.gathered(x.stmt)) is not None:
+        if i not in loads and (b := tiles.gathered(x.stmt)) is not None and b.size * b.dtype.bytes >= large:
             raise _Declined(f"TMA does not load `{b.name}`, asynchronous copies of the threads do")
     if not p._fits_twice(p.groups, sum(b.size * b.dtype.bits // 8 * (p.asked if b in filled else 1) for b in p._static()
                                        if b.scope_name in SHARED)):
