@@ -35,5 +35,23 @@ PER_THREAD = frozenset({
     "printf", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "cp_async_mbarrier_arrive",
     "mbarrier_arrive_remote", "tma_load"})
 
+# Calls -> the names that users write, where the two differ.
+_PUBLIC_NAMES = {
+    "shfl_idx": "shfl_sync", "named_barrier": "sync_threads", "ldmatrix": "ptx_ldmatrix", "stmatrix": "ptx_stmatrix",
+    "mma": "ptx_mma", "mbarrier_wait": "mbarrier_wait_parity", "mbarrier_init": "ptx_init_barrier_thread_count",
+    "mbarrier_arrive_remote": "mbarrier_arrive", "cp_async_mbarrier_arrive": "cp_async_barrier_noinc",
+    "cp_async_commit": "ptx_commit_group", "cp_async_wait": "ptx_wait_group", "bulk_commit": "tma_store_arrive",
+    "bulk_wait": "tma_store_wait", "fence_mbarrier_init": "ptx_fence_barrier_init", "wgmma": "ptx_wgmma_ss",
+    "wgmma_fence": "warpgroup_arrive", "wgmma_commit": "warpgroup_commit_batch", "wgmma_wait": "wait_wgmma",
+    "wgmma_pin": "warpgroup_fence_operand", "wgmma_descriptor": "initialize_wgmma_descriptor",
+    "cluster_rank": "block_rank_in_cluster", "cluster_store": "copy_cluster",
+}  # fmt: skip
+
+
+def public_name(op: str) -> str:
+    """The name of a call as users write it: T.shfl_sync."""
+    return f"T.{_PUBLIC_NAMES.get(op, op)}"
+
+
 __all__ = ["ASSERTION", "BLOCK_VOTES", "CLUSTER_CALLS", "COUNTS_THREADS", "EXCHANGES", "LANE_CALLS", "LANE_NUMBERS", "MATCHES",
-           "MATRIX_CALLS", "PER_THREAD", "SHUFFLES", "VOTES", "WARP"]
+           "MATRIX_CALLS", "PER_THREAD", "SHUFFLES", "VOTES", "WARP", "public_name"]

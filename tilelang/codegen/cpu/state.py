@@ -21,6 +21,7 @@ from tilelang.arith import Analyzer
 from tilelang.ir import AddressOf, Buffer, Call, Expr, Load, Store, Var, dtype
 from tilelang.target.cpu_launch import NullCheck, ThreadValues, WarpRole
 from tilelang.target.tensor_map import TensorMap
+from tilelang.target.thread_calls import public_name
 
 from .coroutine import Coroutine
 from .shared_addresses import AddressTable
@@ -36,7 +37,6 @@ FAULT_TEXTS = ("names a lane in its mask that does not execute it",
                "is executed by a lane that is not in the mask that it passes",
                "names a lane in its mask that passes another mask", "reads from a lane that does not execute it",
                "takes all 32 lanes of a warp, and only some execute it")
-_PUBLIC_NAMES = {"shfl_idx": "shfl_sync", "mma": "ptx_mma", "ldmatrix": "ptx_ldmatrix", "stmatrix": "ptx_stmatrix"}
 
 
 @dataclass
@@ -60,7 +60,7 @@ class LaneFaults:
     def code(self, e: Call, fault: int, span: Any) -> int:
         """The number of a fault (index of FAULT_TEXTS) of a call."""
         where = f" ({os.path.basename(span.file)}:{span.line})" if span is not None else ""
-        return self.add(f"T.{_PUBLIC_NAMES.get(e.op, e.op)}{where} {FAULT_TEXTS[fault]}")
+        return self.add(f"{public_name(e.op)}{where} {FAULT_TEXTS[fault]}")
 
     def add(self, text: str) -> int:
         """The number of a text."""

@@ -10,6 +10,7 @@ from tilelang.ir import (EMPTY, Alloc, Evaluate, Expr, Func, If, Launch, Node, P
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.target.cluster import cluster_of
+from tilelang.target.thread_calls import public_name
 
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -17,26 +18,12 @@ register("needs-arch", ValueError, "an operation that the target does not have",
          "compile for {'kind': 'cuda', 'arch': 'sm_90a'}, or write it with T.copy, T.gemm and T.Pipelined",
          expected="a target that has the operation")
 
-# Calls -> the names that users write.
-_SM90 = {
-    "mbarrier_init": "T.ptx_init_barrier_thread_count", "mbarrier_arrive": "T.mbarrier_arrive",
-    "mbarrier_wait": "T.mbarrier_wait_parity", "mbarrier_expect_tx": "T.mbarrier_expect_tx",
-    "mbarrier_arrive_expect_tx": "T.mbarrier_arrive_expect_tx", "mbarrier_arrive_remote": "T.mbarrier_arrive",
-    "cp_async_mbarrier_arrive": "T.cp_async_barrier_noinc", "tma_load": "T.tma_load",
-    "fence_proxy_async": "T.fence_proxy_async", "fence_mbarrier_init": "T.ptx_fence_barrier_init",
-    "bulk_commit": "T.tma_store_arrive", "bulk_wait": "T.tma_store_wait", "cluster_rank": "T.block_rank_in_cluster",
-    "cluster_arrive": "T.cluster_arrive", "cluster_wait": "T.cluster_wait", "cluster_sync": "T.cluster_sync",
-    "cluster_store": "T.copy_cluster", "cluster_load": "cluster_load",
-}  # fmt: skip
-_SM90A = {"wgmma_wait": "T.wait_wgmma", "wgmma_fence": "T.warpgroup_arrive", "wgmma_commit": "T.warpgroup_commit_batch",
-          "wgmma": "T.ptx_wgmma_ss", "wgmma_descriptor": "T.initialize_wgmma_descriptor",
-          "wgmma_pin": "T.warpgroup_fence_operand", "set_max_nreg": "T.set_max_nreg"}
-
-# Operations that the CPU target also has: codegen/cpu/barriers.py, clusters.py, wgmma.py, descriptors.py and boxes.py.
-_ON_CPU = {"mbarrier_init", "mbarrier_arrive", "mbarrier_wait", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx",
-           "cp_async_mbarrier_arrive", "fence_proxy_async", "fence_mbarrier_init", "bulk_commit", "bulk_wait", "wgmma_wait",
-           "wgmma_fence", "wgmma_commit", "wgmma_pin", "set_max_nreg", "mbarrier_arrive_remote", "cluster_rank",
-           "cluster_arrive", "cluster_wait", "cluster_sync", "cluster_store", "wgmma", "wgmma_descriptor", "tma_load"}
+_SM90 = frozenset((
+    "mbarrier_init", "mbarrier_arrive", "mbarrier_wait", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx",
+    "mbarrier_arrive_remote", "cp_async_mbarrier_arrive", "tma_load", "fence_proxy_async", "fence_mbarrier_init", "bulk_commit",
+    "bulk_wait", "cluster_rank", "cluster_arrive", "cluster_wait", "cluster_sync", "cluster_store", "cluster_load"))
+_SM90A = frozenset(("wgmma_wait", "wgmma_fence", "wgmma_commit", "wgmma", "wgmma_descriptor", "wgmma_pin", "set_max_nreg"))
+_NOT_ON_CPU = "cluster_load"  # the others: codegen/cpu/barriers.py, clusters.py, wgmma.py, descriptors.py and boxes.py
 WAITS = ("mbarrier_wait", "named_barrier", "named_barrier_arrive", "cluster_arrive", "cluster_wait", "cluster_sync")
 
 
@@ -73,10 +60,9 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
 def _check_cpu(func: Func, target: Any) -> None:
     """Diagnose what the CPU target cannot compile."""
     for n in walk(func):
-        if isinstance(n, Call) and n.op not in _ON_CPU and (name := _name(n, True)):
-            wants = "sm_90a" if _name(n, False) else "sm_90 or newer"
-            raise error("needs-arch", f"{name} requires {wants}, got {target.kind}", expected=wants, found=target.kind,
-                        span=getattr(n, "span", None))
+        if isinstance(n, Call) and n.op == _NOT_ON_CPU:
+            raise error("needs-arch", f"{public_name(n.op)} requires sm_90 or newer, got {target.kind}",
+                        expected="sm_90 or newer", found=target.kind, span=n.span)
 
 
 def _name(n: Node, any_: bool) -> str:
@@ -84,11 +70,11 @@ def _name(n: Node, any_: bool) -> str:
     if isinstance(n, Gemm) and n.plan.wait is not None:
         return "T.wgmma_gemm"
     if isinstance(n, Call) and n.op in _SM90A:
-        return _SM90A[n.op]
+        return public_name(n.op)
     if not any_:
         return ""
     if isinstance(n, Call):
-        return _SM90.get(n.op, "")
+        return public_name(n.op) if n.op in _SM90 else ""
     if isinstance(n, Copy) and (n.plan.by_hand or n.plan.dst_block is not None):
         return "T.tma_copy" if n.plan.by_hand else "T.copy_cluster"
     if isinstance(n, Alloc) and n.buffer.scope_name == BARRIER:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilelang.errors import error, register
 from tilelang.ir import Call, Func, Parallel, walk
 from tilelang.target.intrinsics import INTRINSICS, PURE, READS
+from tilelang.target.thread_calls import public_name
 
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -19,16 +20,6 @@ _OF_ITERATIONS = frozenset((
     "fence_proxy_async", "fence_proxy_async_global", "keep_branch"))
 # Thread numbers: check_private.py rejects these where they differ between threads.
 _NUMBERS = frozenset(("shuffle_elect", "elect_one", "warp_uniform"))
-# Calls -> the names that users write, where the two differ.
-_NAMES = {
-    "shfl_idx": "shfl_sync", "named_barrier": "sync_threads", "ldmatrix": "ptx_ldmatrix", "stmatrix": "ptx_stmatrix",
-    "mma": "ptx_mma", "mbarrier_wait": "mbarrier_wait_parity", "mbarrier_init": "ptx_init_barrier_thread_count",
-    "mbarrier_arrive_remote": "mbarrier_arrive", "cp_async_mbarrier_arrive": "ptx_cp_async_barrier",
-    "cp_async_commit": "ptx_commit_group", "cp_async_wait": "ptx_wait_group", "bulk_commit": "tma_store_arrive",
-    "bulk_wait": "tma_store_wait", "fence_mbarrier_init": "ptx_fence_barrier_init", "wgmma": "ptx_wgmma_ss",
-    "wgmma_fence": "warpgroup_arrive", "wgmma_commit": "warpgroup_commit_batch", "wgmma_wait": "warpgroup_wait",
-    "wgmma_pin": "warpgroup_fence_operand",
-}  # fmt: skip
 
 
 @pass_(needs=TILE)
@@ -43,7 +34,7 @@ def check_iterations(func: Func, cx: PassContext) -> Func:
             row = INTRINSICS.get(c.op)
             if row is None or row.effect in (PURE, READS) or row.name in _OF_ITERATIONS or row.name in _NUMBERS:
                 continue
-            name = f"T.{_NAMES.get(row.name, row.name)}"
+            name = public_name(row.name)
             if row.name == "thread_return":
                 raise error("parallel-exchange", "T.thread_return ends a thread, and iterations of T.Parallel belong to none",
                             found=name, span=c.span, notes=((s.span, "the loop"),), hint="`continue` ends an iteration")

@@ -16,7 +16,7 @@ import numpy as np
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Call, Continue, Evaluate, Expr, For, Func, If, Launch, Parallel,
                          Seq, Stmt, Store, TileOp, Unary, While, children, walk, PRIVATE)
-from tilelang.target.thread_calls import MATCHES, SHUFFLES, VOTES
+from tilelang.target.thread_calls import MATCHES, SHUFFLES, VOTES, public_name
 
 from ..analysis.lane_values import WARP_LANES, Kind, LaneValues
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -29,7 +29,6 @@ register("warp-divergent", RuntimeError, "an exchange between lanes of a warp st
 _MASKS: dict[str, int | None] = {**dict.fromkeys(SHUFFLES, 2), **dict.fromkeys((*VOTES, *MATCHES), 1),
                                  **dict.fromkeys(("ldmatrix", "stmatrix", "mma"))}
 del _MASKS["ballot"]  # a vote of the lanes that come
-_NAMES = {"shfl_idx": "shfl_sync", "ldmatrix": "ptx_ldmatrix", "stmatrix": "ptx_stmatrix", "mma": "ptx_mma"}
 _FULL = 0xFFFFFFFF
 _STEPS = 1 << 11  # most statements of loops that are followed iteration by iteration
 
@@ -256,7 +255,7 @@ class _Walk:
                                 f"execute it, as thread {first + int(np.argmax(come))} does")
 
     def reject(self, c: Call, s: Stmt, path: _Path, why: str) -> None:
-        name = f"T.{_NAMES.get(c.op, c.op)}"
+        name = public_name(c.op)
         if _MASKS[c.op] is None:
             why = "takes all 32 lanes of a warp, and only some execute it"
         label = "some lanes leave here" if isinstance(path.split, (Break, Continue)) else "entered by some lanes of a warp only"
