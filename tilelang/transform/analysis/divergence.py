@@ -9,10 +9,9 @@ from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 from tilelang.ir.visitor import walk
 from tilelang.target.intrinsics import INTRINSICS, PURE
+from tilelang.target.thread_calls import BLOCK_VOTES
 
 from .effects import argument_mode, effects
-
-_BLOCK_WIDE = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
 
 
 class Divergence:
@@ -50,7 +49,7 @@ class Divergence:
                 return id(e) not in self.settled or any(map(self.divergent, e.indices))
             return any(map(self.divergent, e.indices))
         if isinstance(e, Call):
-            if e.op in _BLOCK_WIDE:
+            if e.op in BLOCK_VOTES:
                 return False
             row = INTRINSICS.get(e.op)
             if row is None or row.effect != PURE or e.op.startswith("get_") or e.op == "in_warp_groups":

@@ -15,9 +15,9 @@ from tilelang.ir import (AddressOf, Binary, Call, Cast, Const, Expr, Launch, Loa
                          PRIVATE)
 from tilelang.ir.numbers import binary_function, to_dtype, unary_function
 from tilelang.target.intrinsics import INTRINSICS, PURE
+from tilelang.target.thread_calls import BLOCK_VOTES
 from tilelang.target.warp_groups import GROUP, WARP_LANES, warps_of
 
-_BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
 _NUMBERS = {"get_lane_idx": (WARP_LANES,), "get_warp_idx": (WARP_LANES,), "get_warp_idx_sync": (WARP_LANES,),
             "get_warp_group_idx": (WARP_LANES, GROUP // WARP_LANES)}  # defaults of their arguments
 _OF_WARP = ("any_sync", "all_sync", "ballot_sync", "ballot", "warp_uniform")
@@ -105,7 +105,7 @@ class LaneValues:
             given = [int(a.value) for a in e.args]  # type: ignore[attr-defined]
             size = math.prod((*given, *_NUMBERS[e.op][len(given):]))
             return self.threads % size if e.op == "get_lane_idx" else self.threads // size
-        if e.op in _BLOCK_VOTES:
+        if e.op in BLOCK_VOTES:
             return Kind.ALIKE
         if e.op in _OF_WARP:
             whole = len(e.args) < 2 or isinstance(e.args[1], Const) and int(e.args[1].value) & 0xFFFFFFFF == 0xFFFFFFFF

@@ -18,10 +18,10 @@ from tilelang.ir import (AddressOf, Binary, Buffer, Call, Const, Expr, Launch, L
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 from tilelang.target.intrinsics import INTRINSICS, WARP
+from tilelang.target.thread_calls import BLOCK_VOTES
 from tilelang.target.warp_groups import WARP_LANES, holds_in
 
 STALE, VARIES = 1, 2  # bits of an element: see Memory
-BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
 _LANES = 32
 _COMBINE = ("add", "mul", "min", "max", "bitand", "bitor", "bitxor", "and", "or")
 
@@ -237,4 +237,4 @@ class Values:
         return flat if ok else None
 
 
-__all__ = ["BLOCK_VOTES", "PRIVATE", "STALE", "VARIES", "Memory", "Values"]
+__all__ = ["PRIVATE", "STALE", "VARIES", "Memory", "Values"]

@@ -18,6 +18,7 @@ from tilelang.ir.children import children
 from tilelang.ops import Copy
 
 from ..analysis.divergence import Divergence
+from ..analysis.statements import BARRIERS
 from ..analysis.warp_sets import WarpSets
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -33,8 +34,6 @@ register("collective-outside-kernel", NotImplementedError, "a tile operation or 
 register("fragment-store", ValueError, "a thread stores by itself in a fragment, outside T.Parallel",
          "store in T.Parallel, or use T.alloc_local for arrays of each thread and shared memory for what threads pass on",
          expected="one value from all threads, or T.Parallel")
-
-BLOCK_BARRIERS = ("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid")
 
 
 @pass_(needs=TILE)
@@ -112,7 +111,7 @@ class ByThread(Divergence):
             return e in self.vars
         if isinstance(e, Load) and self.holds_divergent(e.buffer):
             return True
-        if isinstance(e, Call) and e.op in BLOCK_BARRIERS:
+        if isinstance(e, Call) and e.op in BARRIERS:
             return False  # the result of a vote of the block is uniform
         if isinstance(e, Call) and e.op.startswith("get_") and not e.args:
             return True
@@ -187,7 +186,7 @@ def _left(s: Stmt, d: ByThread, some: bool, kinds: tuple[type, ...]) -> Stmt | N
 
 
 def _barriers(s: Stmt) -> list[Call]:
-    return [x for x in walk(s, Call) if x.op in BLOCK_BARRIERS]
+    return [x for x in walk(s, Call) if x.op in BARRIERS]
 
 
 def _scattered(cond: Expr) -> bool:

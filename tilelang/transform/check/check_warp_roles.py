@@ -7,10 +7,10 @@ from tilelang.ir import Func, If, Launch, Stmt, inner, walk
 from tilelang.ir.expr import Call
 from tilelang.target.warp_groups import holds_in, warps_in
 
-from .check_collective import BLOCK_BARRIERS
+from ..analysis.statements import BARRIERS
 from ..framework.pass_ import TILE, PassContext, pass_
 
-_WHOLE = tuple(op for op in BLOCK_BARRIERS if op != "sync_threads")  # sync_threads in a warp role counts only its threads
+_WHOLE = BARRIERS - {"sync_threads"}  # sync_threads in a warp role counts only its threads
 
 
 @pass_(needs=TILE)

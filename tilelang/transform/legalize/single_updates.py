@@ -20,8 +20,9 @@ from tilelang.target.intrinsics import INTRINSICS, PURE
 from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
 
 from ..analysis.access_values import rereads
+from ..analysis.statements import BARRIERS
 from ..analysis.warp_sets import by_warp
-from ..check.check_collective import BLOCK_BARRIERS, ByThread
+from ..check.check_collective import ByThread
 from ..framework.pass_ import TILE, PassContext, pass_
 
 register("update-by-every-thread", ValueError, "each thread of the block reads one element and writes it back changed",
@@ -131,7 +132,7 @@ def _sized(n: Expr | int) -> Expr:
 
 def _by_lane(e: Expr) -> bool:
     """Whether an expression holds calls whose result differs between threads."""
-    return any(x.op not in BLOCK_BARRIERS for x in walk(e, Call))
+    return any(x.op not in BARRIERS for x in walk(e, Call))
 
 
 def _is_pure(e: Expr) -> bool:
