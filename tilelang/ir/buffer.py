@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -90,10 +91,7 @@ class Buffer(Node):
     @property
     def size(self) -> int:
         """Number of elements; only for static shapes."""
-        n = 1
-        for d in self.shape:
-            n *= int(d)
-        return n
+        return math.prod(map(int, self.shape))
 
     def __getitem__(self, key: Any) -> Any:
         return subscript.call(self, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -73,10 +74,7 @@ def merged(modes: Modes) -> Modes:
 
 def covered(modes: Modes) -> int:
     """Number of index values that the digits can represent."""
-    n = 1
-    for m in modes:
-        n *= m.size
-    return n
+    return math.prod(m.size for m in modes)
 
 
 def offsets(modes: Modes, to: str, extent: int) -> np.ndarray:

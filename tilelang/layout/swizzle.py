@@ -6,6 +6,7 @@ they touch different words of one bank (CUDA C++ Programming Guide, "Shared Memo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
@@ -31,14 +32,14 @@ def linear_layout(shape: Sequence[int]) -> Layout:
 
 @lru_cache(maxsize=256)  # layouts are values: one object per shape saves its table and its index code
 def _linear(shape: tuple[int, ...]) -> Layout:
-    return Layout(shape, lambda *idx: row_major(idx, shape), size=_prod(shape), trusted=True)
+    return Layout(shape, lambda *idx: row_major(idx, shape), size=math.prod(shape), trusted=True)
 
 
 def padded_layout(shape: Sequence[int], pad: int) -> Layout:
     """Row-major with `pad` unused elements at the end of each row."""
     shape = tuple(shape)
     wide = (*shape[:-1], shape[-1] + pad)
-    return Layout(shape, lambda *idx: row_major(idx, wide), size=_prod(wide), trusted=True)
+    return Layout(shape, lambda *idx: row_major(idx, wide), size=math.prod(wide), trusted=True)
 
 
 def swizzled_layout(shape: Sequence[int], bits: int, chunk_bytes: int = 16, every: int = 0) -> Layout:
@@ -75,14 +76,7 @@ def _swizzled(shape: tuple[int, ...], bits: int, chunk_bytes: int, every: int) -
             j = xor(j // chunk, i // per % g) * chunk + j % chunk
         return row_major((*lead, i, j), wide)
 
-    return Layout(shape, fn, size=_prod(wide), swizzle=swizzle, trusted=True)
-
-
-def _prod(shape: Sequence[int]) -> int:
-    n = 1
-    for s in shape:
-        n *= s
-    return n
+    return Layout(shape, fn, size=math.prod(wide), swizzle=swizzle, trusted=True)
 
 
 # ---- bank conflicts -------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ The hardware permutes the bits of absolute shared addresses, so a tile must star
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -153,10 +154,7 @@ def _panelled(shape: tuple[int, ...], bits: int, width: int) -> Layout:
         inside = xor(j % panel // chunk, i // per % g) * chunk + j % chunk if g > 1 else j % panel
         return row_major((*lead, j // panel, i, inside), (*shape[:-2], count, rows, panel))
 
-    size = 1
-    for s in shape:
-        size *= s
-    return Layout(shape, fn, size=size, swizzle=Swizzle(chunk, g, per, width), trusted=True)
+    return Layout(shape, fn, size=math.prod(shape), swizzle=Swizzle(chunk, g, per, width), trusted=True)
 
 
 def box_width(columns: int, bits: int) -> int:

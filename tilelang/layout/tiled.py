@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,9 +101,7 @@ def viewed_fragment(shape: Sequence[int], cuts: Sequence[int], threads: int, vec
     vector: consecutive elements in each thread.  With enough common cuts the tile is divided evenly over the threads; otherwise
     a thread may hold up to the whole tile, as in replicated_fragment.
     """
-    total = 1
-    for n in shape:
-        total *= n
+    total = math.prod(shape)
     known = sorted({c for c in (*cuts, vector) if 1 < c < total})
     clean = [1, *(c for c in known if total % c == 0 and all(c % d == 0 or d % c == 0 for d in known)), total]
     digits: list[Mode] = []  # outermost first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import dataclasses
 from typing import Any
 
@@ -36,9 +37,7 @@ class ReduceLowering:
         self.partition = self.cx.layout_of(src) if src.scope_name == FRAGMENT else \
             memory_of_block(shape, self.axis, self.cx.num_threads)
         dist = from_fragment(self.partition, self.cx.thread)
-        count = 1
-        for (_, n), d in zip(dist.axes, dist.axis_dims):
-            count *= n if d != self.axis else 1
+        count = math.prod(n for (_, n), d in zip(dist.axes, dist.axis_dims) if d != self.axis)
         self.partials: Buffer = self.cx.new_local(f"{self.dst.name}_part", count, self.acc_dtype)
         across = [m for m in self.partition.modes[self.axis] if m.to == THREAD and m.size > 1]
         lanes, warps = split_at_warp(across) if self._in_whole_warps() else ([], across)

@@ -299,9 +299,7 @@ def _bulk(op: Any, cx: Any) -> Stmt:
     s, d, n = op.src, op.dst, _in_rows(op, cx)
     barrier, index = op.plan.barrier
     bar, rank = AddressOf(barrier, (cx.expr(convert(index)),)), cx.expr(op.plan.dst_block)
-    count = 1
-    for e in s.extents:
-        count *= e
+    count = math.prod(s.extents)
     out: list[Stmt] = []
     for first in range(0, count, n):
         to, frm = (AddressOf(*cx.physical(r.buffer, _at(r, first, cx))) for r in (d, s))

@@ -5,6 +5,7 @@ Source: CUDA Driver API, "Tensor Map Object Management"; limits as the driver's 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tilelang.errors import error, register
@@ -60,10 +61,7 @@ class TensorMap:
     @property
     def box_bytes(self) -> int:
         """Bytes that a load of one box counts on its mbarrier, including elements out of bounds."""
-        n = self.buffer.dtype.bits // 8
-        for b in self.box:
-            n *= b
-        return n
+        return math.prod(self.box, start=self.buffer.dtype.bits // 8)
 
     @property
     def codes(self) -> tuple[int, int, int, int]:

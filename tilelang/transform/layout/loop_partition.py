@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import dataclasses
 from collections.abc import Iterable
 from typing import Any
@@ -59,7 +60,7 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
         dim, more = wanted_width(lw, vars, extents, body, loose=True)
         if more > 1:
             lane_dim, w, loose = dim, more, True
-    while w > 1 and not is_async and extents[lane_dim] * _others(extents, lane_dim) < lw.num_threads * w:
+    while w > 1 and not is_async and math.prod(extents) < lw.num_threads * w:
         w //= 2
     return flat(extents, lw.thread, lw.num_threads, w, lane_dim), loose and w > 1
 
@@ -68,13 +69,6 @@ def _one_negative(extents: tuple[Any, ...], analyzer: Analyzer) -> tuple[Any, ..
     """The extents of a loop, of which at most one is negative: two such, multiplied, would be iterations of an empty loop."""
     unsure = [d for d, n in enumerate(extents) if not isinstance(n, int) and not analyzer.can_prove(n >= 0)]
     return tuple(binary("max", n, 0) if d in unsure[1:] else n for d, n in enumerate(extents))
-
-
-def _others(extents: tuple[int, ...], dim: int) -> int:
-    out = 1
-    for d, n in enumerate(extents):
-        out *= 1 if d == dim else n
-    return out
 
 
 def _accumulates_well(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt) -> bool:
@@ -137,10 +131,7 @@ def rereads(body: Stmt) -> bool:
 
 
 def _replicas(partition: Any) -> int:
-    out = 1
-    for m in partition.copies:
-        out *= m.size
-    return out
+    return math.prod(m.size for m in partition.copies)
 
 
 def _partition_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> LoopPartition:

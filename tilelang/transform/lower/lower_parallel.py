@@ -12,6 +12,7 @@ through shared memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
 from typing import Any
@@ -338,10 +339,7 @@ def _reads_or_skips(buffer: Buffer, body: Stmt, loop: Loop) -> bool:
     for x, conditional in order:
         if getattr(x, "buffer", None) is buffer and (conditional or not isinstance(x, Store)):
             return True
-    points = 1
-    for n in loop.dist.extents:
-        points *= int(n) if isinstance(n, int) else 0
-    return points < buffer.size
+    return math.prod(n if isinstance(n, int) else 0 for n in loop.dist.extents) < buffer.size
 
 
 __all__ = ["lower_loop", "private_loop", "run_loop"]

@@ -13,14 +13,15 @@ blocks that specialize_warps split; the tiles that the producer loads through ri
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from functools import cached_property
 from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.arith.simplify import extent_bounds
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Region, Seq,
-                         Stmt, Store, Var, While, binary, call, const, dtype, is_const, load, replace, rewrite_launches, seq,
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, For, Func, If, Launch, Load, Parallel, Region, Seq,
+                         Stmt, Store, Var, While, binary, const, dtype, is_const, load, replace, rewrite_launches, seq,
                          stmts_of, walk, with_options, BufferFacts, BARRIER, GLOBAL, SHARED, VARIABLE)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
@@ -30,6 +31,7 @@ from tilelang.ops.tma import tma_bytes, tma_unsupported
 from tilelang.ops.tma_store import copied_tile, tile_unsupported
 
 from ..analysis.effects import effects
+from ..analysis.statements import do
 from ..legalize.hopper_features import hopper, placed_in_kernel
 from ..framework.pass_ import TILE, PassContext, pass_
 from .tma_stores import TmaStores, asks_for_tma
@@ -85,9 +87,9 @@ class _Copies:
         body = self.stmt(self.launch.body)
         if self.inits:
             first = binary("eq", self.thread, const(0, self.thread.dtype))
-            self.setup.append(If(first, seq(*self.inits, _do("fence_mbarrier_init"))))
+            self.setup.append(If(first, seq(*self.inits, do("fence_mbarrier_init"))))
             if self.launch.plan.compute_threads is None:  # the pass that made the warp roles has all threads meet before them
-                self.setup.append(_do("sync_threads"))
+                self.setup.append(do("sync_threads"))
         out = self.launch if body is self.launch.body else replace(
             self.launch, body=seq(*self.setup, *stmts_of(body), span=body.span))
         return with_options(out, report=(*self.launch.plan.report, *self.notes) or None)
@@ -122,7 +124,7 @@ class _Copies:
         saved, self.deferred = self.deferred, False
         out = self._same(s, body=self.stores.inside(s, lambda: self.stmt(s.body)))
         if self.deferred:  # what follows the loop may reuse the memory of the tile
-            out = seq(out, self._one(_do("bulk_wait", n=0, read=True)))
+            out = seq(out, self._one(do("bulk_wait", n=0, read=True)))
         self.deferred = saved
         return out
 
@@ -238,17 +240,17 @@ class _Copies:
                      facts=BufferFacts(arrive=(1,)))
         at = AddressOf(bar, (const(0),))
         self.setup.append(Alloc(bar))
-        self.inits.append(_do("mbarrier_init", at, const(1, "uint32")))
+        self.inits.append(do("mbarrier_init", at, const(1, "uint32")))
         bytes_ = sum(tma_bytes(c) for c in run)
-        asks = [_do("mbarrier_arrive_expect_tx", at, const(bytes_, "uint32")),
+        asks = [do("mbarrier_arrive_expect_tx", at, const(bytes_, "uint32")),
                 *(with_options(c, **self._way(c, c.dst), barrier=(bar, const(0))) for c in run)]
         out: list[Stmt] = [self._one(seq(*asks))]
         if not self.stores.loops:
-            return [*out, _do("mbarrier_wait", at, const(0, "uint32"))]
+            return [*out, do("mbarrier_wait", at, const(0, "uint32"))]
         phase = Buffer("phase", (1,), dtype("uint32"), VARIABLE)
         self.setup.append(Alloc(phase, const(0, "uint32")))
         now = load(phase, (const(0),))
-        return [*out, _do("mbarrier_wait", at, now),
+        return [*out, do("mbarrier_wait", at, now),
                 Store(phase, (const(0),), binary("bitxor", now, const(1, "uint32")))]
 
     # ---- stores ---------------------------------------------------------------------------------------------------
@@ -276,7 +278,7 @@ class _Copies:
     def _store(self, c: Copy | AtomicTile, awaited: bool) -> Stmt:
         """One thread stores the tile.  awaited: the wait is already placed before the next write of the tile."""
         self.deferred |= awaited
-        wait = [] if awaited else [_do("bulk_wait", n=0) if self._again(c) else _do("bulk_wait", n=0, read=True)]
+        wait = [] if awaited else [do("bulk_wait", n=0) if self._again(c) else do("bulk_wait", n=0, read=True)]
         return self._one(seq(with_options(c, **self._way(c, copied_tile(c)), awaited=True), *wait))
 
     def _again(self, c: Copy | AtomicTile) -> bool:
@@ -303,7 +305,7 @@ class _Copies:
         return out
 
     def _wait(self) -> list[Stmt]:
-        return [self._one(_do("bulk_wait", n=0, read=True)), _do("sync_threads")]
+        return [self._one(do("bulk_wait", n=0, read=True)), do("sync_threads")]
 
     def _one(self, s: Stmt) -> Stmt:
         """The statement s, executed by the first thread alone."""
@@ -326,14 +328,7 @@ def _is_warp_role_branch(s: Stmt) -> bool:
 
 def _bytes(region: Region) -> int:
     """Size of a tile in bytes, 0 when it is not static."""
-    out = region.dtype.bits * region.dtype.lanes
-    for n in region.extents:
-        out *= n if isinstance(n, int) else 0
-    return out // 8
-
-
-def _do(name: str, *args: Expr, **attrs: Any) -> Stmt:
-    return Evaluate(call(name, args, "void", **attrs))
+    return math.prod(n if isinstance(n, int) else 0 for n in region.extents) * region.dtype.bits * region.dtype.lanes // 8
 
 
 __all__ = ["tma_copies"]
