@@ -96,6 +96,13 @@ def at_a_value_that_exists_under_the_condition(f, h, p, x):
             h[i, d] = f[i + s[p], d]
 
 
+@T.macro
+def with_a_difference_that_wraps(f, h, p, x):
+    for i, d in T.Parallel(32, COLUMNS):
+        if T.cast(i, "uint32") - T.cast(p, "uint32") < ROWS:
+            h[i, d] = f[T.cast(i, "uint32") - T.cast(p, "uint32"), d]
+
+
 def program(body, in_registers):
     @T.prim_func
     def f(A: T.Tensor((ROWS, COLUMNS), "float32"), B: T.Tensor((4, 32, COLUMNS), "float32"), X: T.Tensor((4,), "int32")):
@@ -111,11 +118,13 @@ def program(body, in_registers):
 
 
 # h alone is in shared memory, of 32 rows; or 32 rows of f are exchanged through it, and 16 of f and of h in a second loop;
-# or h and 16 or 32 rows of f; or h, s and all of f, where a thread outside of the condition cannot know which rows.
+# or h and 16 or 32 rows of f; or h, s and all of f, where a thread outside of the condition cannot know which rows, or the
+# sum may wrap.
 ALONE = (guarded, some_columns, one_row, first_rows, at_a_value_from_memory, stored)
 EXCHANGED = (into_a_fragment, of_a_fragment)
-OUTSIDE = (with_rows_outside, or_another_value, at_a_value_that_exists_under_the_condition)
-MORE_ROWS = {of_a_fragment: 64, backwards: 48, with_rows_outside: 64, or_another_value: 64, OUTSIDE[2]: 97}
+OUTSIDE = (with_rows_outside, or_another_value, at_a_value_that_exists_under_the_condition, with_a_difference_that_wraps)
+MORE_ROWS = {of_a_fragment: 64, backwards: 48, with_rows_outside: 64, or_another_value: 64, OUTSIDE[2]: 97,
+             OUTSIDE[3]: 96}
 
 
 @pytest.mark.parametrize("body", (*ALONE, *EXCHANGED, backwards, *OUTSIDE), ids=lambda b: b.__name__)

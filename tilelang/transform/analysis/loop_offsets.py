@@ -12,6 +12,7 @@ from tilelang.arith import Analyzer, Linear
 from tilelang.arith.linear import emit
 from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Const, Expr, For, If, Load, Node, Seq, Stmt, Store, Var, binary,
                          const, free_vars, fresh, is_const, logical, replace, rewrite, substitute, walk, FRAGMENT, GLOBAL)
+from tilelang.ir.wrapping import may_wrap
 from tilelang.ops.distribute import index_values
 
 from .distributed_loop import accesses, in_order
@@ -36,12 +37,14 @@ class Offsets:
     def of(self, index: Expr, analyzer: Analyzer) -> tuple[Linear, Expr | None]:
         """(the terms of an index that differ between iterations, the rest).
 
-        None for a rest that may change within the loop or differ between threads, or that only some iterations may compute.
+        None for a rest that may change within the loop or differ between threads, or that only some iterations may compute, and
+        where the sum may wrap.
         """
         form = analyzer.linear(index)
         moving = Linear({t: c for t, c in form.terms.items() if free_vars(t) & self.own}, 0)
         rest = emit(form.plus(moving, -1), index.dtype)
-        return moving, rest if self._fixed(rest) and self.lw.same_for_all(rest) else None
+        whole = not may_wrap(index.dtype) or analyzer.exact(form, index.dtype)
+        return moving, rest if whole and self._fixed(rest) and self.lw.same_for_all(rest) else None
 
     def _fixed(self, e: Expr) -> bool:
         for x in walk(e, Load, Call, Binary):
