@@ -4,7 +4,8 @@ A plain run takes a part of every test function: as many of its cases, spread ev
 time, and at least one.  So every file, and with it every operation, pass, element type and backend, is represented.  Only
 functions whose single case takes longer than LONGEST are left out, but for those marked `core`.  seconds.json says how long a
 case takes of functions that need another number of cases than ASSUMED gives; `--full --record-seconds` renews it.
-Everything runs with --full, and whatever is named on the command line (files, -k, -m) runs whole.
+--full runs all cases of a function, or of one whose cases take longer than WHOLE seconds in all, as many as fit, spread evenly:
+the others are marked slow and run each night.  Whatever is named on the command line (files, -k, -m) runs whole.
 
 skips.txt names the modules and tests that need something which a machine may lack, one a line after what that is (MISSING).
 Those that need torch are skipped where it is not installed.  --listed-skips-only fails the run when a test is skipped that
@@ -26,6 +27,7 @@ import pytest
 FOLDER = pathlib.Path(__file__).parent
 SECONDS, SKIPS = FOLDER / "seconds.json", FOLDER / "skips.txt"
 BUDGET, ASSUMED, LONGEST = 0.1, 0.1, 1.5
+WHOLE = 12.0
 SPENT = "processor seconds"  # property of reports
 TORCH = "torch is not installed"
 
@@ -47,7 +49,8 @@ MISSING: dict[str, Callable[[], bool]] = {"jax": lambda: importlib.util.find_spe
 
 
 def add_options(parser: Any) -> None:
-    parser.addoption("--full", action="store_true", help="all cases of all tests, not a part of each test function")
+    parser.addoption("--full", action="store_true",
+                     help=f"all cases of all tests, of long functions {WHOLE:.0f} s, not a part of each test function")
     parser.addoption("--record-seconds", action="store_true", help="renew tests/seconds.json from this run")
     parser.addoption("--listed-skips-only", action="store_true",
                      help="fail when a test is skipped that tests/skips.txt does not excuse")
@@ -79,23 +82,32 @@ def default_marks(config: Any) -> str:
 
 def part_of(count: int, seconds: float = ASSUMED, core: bool = False) -> set[int]:
     """Which of `count` cases of a function run.  seconds: of one case.  core: at least one does."""
-    if seconds > LONGEST and not core:
-        return set()
-    taken = max(1, min(count, int(BUDGET / max(seconds, 1e-3))))
+    return set() if seconds > LONGEST and not core else spread(count, seconds, BUDGET)
+
+
+def spread(count: int, seconds: float, budget: float) -> set[int]:
+    """Those of `count` cases, evenly spread, that fit into a budget of seconds; at least one."""
+    taken = max(1, min(count, int(budget / max(seconds, 1e-3))))
     return {i * count // taken for i in range(taken)}
 
 
 def keep_part(config: Any, items: list[Any]) -> None:
     """Leave out what this run does not take."""
-    if not takes_part(config):
-        if config.getoption("--full") and "slow" not in config.option.markexpr:  # those run by -m slow
-            _keep(config, items, lambda i: i.get_closest_marker("slow") is None)
-        return
     seconds = json.loads(SECONDS.read_text(encoding="utf-8")) if SECONDS.exists() else {}
     functions: dict[str, list[Any]] = {}
     for item in items:
         if item.get_closest_marker("gpu") is None and item.get_closest_marker("slow") is None:
             functions.setdefault(function_of(item.nodeid), []).append(item)
+    night = "slow" in config.option.markexpr.replace("not slow", "")
+    if not takes_part(config):
+        if (config.getoption("--full") or night) and not config.getoption("--record-seconds"):
+            for name, cases in functions.items():
+                taken = spread(len(cases), seconds.get(name, 0.0), WHOLE)
+                for i in set(range(len(cases))) - taken:
+                    cases[i].add_marker("slow")
+        if config.getoption("--full") and not night:
+            _keep(config, items, lambda i: i.get_closest_marker("slow") is None)
+        return
     kept = {id(cases[k]) for name, cases in functions.items()
             for k in part_of(len(cases), seconds.get(name, ASSUMED), cases[0].get_closest_marker("core") is not None)}
     _keep(config, items, lambda i: id(i) in kept)
@@ -204,12 +216,13 @@ class Watch:
             SECONDS.write_text(self.text(), encoding="utf-8")
 
     def text(self) -> str:
-        """seconds.json: functions of whose cases another number runs than ASSUMED gives; others keep what stands there."""
+        """seconds.json: functions of whose cases another number runs than ASSUMED gives, and those longer than WHOLE; of
+        functions that did not run, what stands there."""
         found = json.loads(SECONDS.read_text(encoding="utf-8")) if SECONDS.exists() else {}
         for name, times in self.seconds.items():
             mean = round(sum(times) / len(times), 3)
             found.pop(name, None)
-            if part_of(len(times), mean) != part_of(len(times)):
+            if part_of(len(times), mean) != part_of(len(times)) or mean * len(times) > WHOLE:
                 found[name] = mean
         found = {name: s for name, s in found.items() if (FOLDER.parent / name.partition("::")[0]).exists()}
         return "{\n" + ",\n".join(f" {json.dumps(name)}: {s}" for name, s in sorted(found.items())) + "\n}\n"

@@ -153,6 +153,13 @@ def _dequantised(byte: Any, zero_point: Any = 0, *, low: int, high: int, mask: i
     return np.stack(weights, axis=-1).astype(np.float32)
 
 
+def _looked_up(code: Any, *words: Any) -> Any:
+    low, high = np.array([np.asarray(w).flat[0] for w in words], np.uint32).view(np.uint8).reshape(2, 16).astype(np.uint16)
+    return (high << 8 | low)[np.asarray(code)]
+
+
+# The entry of a code in 0..15, of 16 bits: words 0 to 3 hold the low bytes of four entries each, words 4 to 7 the high bytes.
+add_intrinsic(Intrinsic("code_table", 9, PURE, _looked_up, {"*": f"tl::code_table({_args(9)})"}, result="uint16"))
 # An operand of the functions of a Combine (ops/combine.py), which its lowering replaces.
 add_intrinsic(Intrinsic("combine_operand", 2, PURE, result="attr"))
 # Returns its argument; hides from the device compiler how it was computed.

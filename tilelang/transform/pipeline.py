@@ -68,6 +68,7 @@ from .sync.reuse_shared_memory import reuse_shared_memory
 from .schedule.plan_pipelines import plan_pipelines
 from .memory.plan_shared_memory import plan_shared_memory
 from .registers.accumulator_registers import assign_accumulator_registers
+from .registers.code_tables import code_tables
 from .registers.dequantise_pairs import dequantise_pairs
 from .registers.join_wgmmas import join_wgmmas
 from .registers.limit_unrolling import limit_unrolling
@@ -154,6 +155,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     overlap_epilogue,  # after simplify, before assign_accumulator_registers: it looks at which registers statements name
     assign_accumulator_registers,  # after simplify: it follows values through the final program
     insert_pdl,  # after place_sync and simplify: accesses of global memory are no longer moved
+    code_tables,  # before dequantise_pairs and pack_conversions, which change the arithmetic that it evaluates
     dequantise_pairs,  # before pack_conversions, which would convert the weights one by one
     pack_conversions,  # after assign_accumulator_registers: loops on named registers do their own conversions
     pipeline_descriptors,

@@ -1,0 +1,108 @@
+"""Values decoded from codes of four bits took twenty instructions each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilelang
+import tilelang.language as T
+from tilelang.ir import Call, walk
+from tilelang.runtime import nvrtc
+from tilelang.simulator import run_device, run_tile
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
+
+DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
+BOOK = [-1.0, -0.7, -0.53, -0.39, -0.28, -0.18, -0.09, 0.0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1.0]
+
+
+def e2m1(x: Any) -> Any:
+    e, mant = (x >> T.uint8(1)) & T.uint8(3), T.cast(x & T.uint8(1), "float16") * T.float16(0.5)
+    power = T.cast(T.uint8(1) << (e - T.min(e, T.uint8(1))), "float16")
+    size = T.if_then_else(e == T.uint8(0), mant, (T.float16(1) + mant) * power)
+    return T.if_then_else(x >= T.uint8(8), -size, size)
+
+
+def codebook(dtype: str) -> Callable[[Any], Any]:
+    def value(x: Any) -> Any:
+        out: Any = T.cast(BOOK[0], dtype)
+        for k, v in enumerate(BOOK):
+            out = T.if_then_else(x == T.uint8(k), T.cast(v, dtype), out)
+        return out
+
+    return value
+
+
+def square(x: Any) -> Any:
+    y = T.cast(x, "int8") * T.int8(3) - T.int8(20)
+    return T.if_then_else(y < T.int8(0), -y, y * T.int8(2)) ^ T.int8(5)
+
+
+def decoded(decode: Callable[[Any], Any], out: str, mask: int = 15) -> Any:
+    @T.prim_func
+    def main(B: T.Tensor((37, 24), "uint8"), W: T.Tensor((37, 48), out)):
+        with T.Kernel(1, threads=64):
+            for i, j in T.Parallel(37, 48):
+                x = (B[i, j // 2] >> T.cast(j % 2 * 4, "uint8")) & T.uint8(mask)
+                W[i, j] = decode(x)
+
+    return main
+
+
+PROGRAMS = {"e2m1": (e2m1, "float16"), "codebook": (codebook("float16"), "float16"),
+            "bfloat16": (codebook("bfloat16"), "bfloat16"), "bytes": (square, "int8")}
+
+
+def tables(program: Any, arch: str = "sm_90a") -> list[Call]:
+    lowered = lower(program.func, Target({"kind": "cuda", "arch": arch}))
+    return [x for x in walk(lowered.kernels[0].launch, Call) if x.op == "code_table"]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_of_codes_are_looked_up(name: str, arch: str):
+    program = decoded(*PROGRAMS[name])
+    assert tables(program, arch)
+    lowered = lower(program.func, Target({"kind": "cuda", "arch": arch}))
+    given = {"B": np.random.default_rng(0).integers(0, 256, (37, 24)).astype(np.uint8)}
+    given["B"][0, :16] = np.arange(16) * 17
+    given["W"] = np.zeros((37, 48), DTYPES[PROGRAMS[name][1]])
+    expected, found = run_tile(program, given)["W"], run_device(lowered, given).outputs["W"]
+    assert expected.tobytes() == found.tobytes()
+    source = tilelang.compile(program, target={"kind": "cuda", "arch": arch}).get_kernel_source()
+    assert nvrtc.compile_cubin(source, arch).bytes
+
+
+@pytest.mark.parametrize("decode, mask", [(lambda x: T.cast(x, "float16") - T.float16(8), 15), (e2m1, 31)])
+def test_short_arithmetic_and_longer_codes_stay(decode: Callable[[Any], Any], mask: int):
+    assert not tables(decoded(decode, "float16", mask))
+
+
+def test_a_value_that_another_variable_decides_too_stays():
+    @T.prim_func
+    def main(B: T.Tensor((64,), "uint8"), S: T.Tensor((64,), "float16"), W: T.Tensor((64,), "float16")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                x = B[i] & T.uint8(15)
+                W[i] = T.if_then_else(x > T.uint8(3), S[i], T.cast(x, "float16")) * T.float16(2) + T.float16(1) - S[0]
+
+    assert not tables(main)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_tables_on_the_gpu(name: str):
+    import torch
+
+    program = decoded(*PROGRAMS[name])
+    codes = np.arange(37 * 24).reshape(37, 24).astype(np.uint8)
+    dtype = getattr(torch, PROGRAMS[name][1])
+    expected, found = torch.zeros(37, 48, dtype=dtype), torch.zeros(37, 48, dtype=dtype, device="cuda")
+    tilelang.compile(program, target="cpu")(torch.from_numpy(codes), expected)
+    tilelang.compile(program)(torch.from_numpy(codes).cuda(), found)
+    assert torch.equal(expected, found.cpu())
