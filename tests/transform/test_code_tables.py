@@ -1,4 +1,4 @@
-"""Values decoded from codes of four bits took twenty instructions each."""
+"""code_tables: values decoded from codes of four bits took twenty instructions each."""
 
 from __future__ import annotations
 
