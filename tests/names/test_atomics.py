@@ -225,3 +225,71 @@ def test_atomics_of_elements_refuse_tiles_and_other_types(atomic, tile):
                     atomic(Y, X)
                 else:
                     atomic(Y[0], 1)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("order", [None, "acq_rel"])
+def test_an_element_is_exchanged_where_it_holds_a_value(dtype, shared, order):
+    @T.prim_func
+    def f(X: T.Tensor((N,), dtype), Y: T.Tensor((N,), dtype), Z: T.Tensor((N,), dtype), W: T.Tensor((2,), dtype)):
+        with T.Kernel(1, threads=N):
+            i = T.get_thread_binding()
+            s = T.alloc_shared((N,), dtype) if shared else Y
+            if shared:
+                T.copy(Y, s)
+            Z[i] = T.atomic_cas(s[i], X[i], 7 - 8 * (i % 2), order)
+            if shared:
+                T.copy(s, Y)
+            if T.atomic_cas(W[0], 0, i + 1) == 0:  # by one thread
+                T.atomic_add(W[1], 1)
+
+    x = (np.arange(N) // 2).astype(dtype)
+    y = np.where(np.arange(N) % 3 == 0, x, 200).astype(dtype)
+    _, after, got, won = everywhere(f, x, y, np.zeros(N, dtype), np.zeros(2, dtype))
+    new = (7 - 8 * (np.arange(N) % 2)).astype(dtype)
+    assert np.array_equal(got, y) and np.array_equal(after, np.where(x == y, new, y))
+    assert 1 <= won[0] <= N and won[1] == 1
+    assert "atomic_cas" in cuda_text(f)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_counters_that_wrap_around(dtype, shared):
+    @T.prim_func
+    def f(X: T.Tensor((N,), dtype), Y: T.Tensor((N,), dtype), Z: T.Tensor((2, N), dtype), W: T.Tensor((2,), dtype)):
+        with T.Kernel(2, threads=N):
+            i = T.get_thread_binding()
+            s = T.alloc_shared((N,), dtype)
+            if T.get_block_binding(0) == 0:
+                if shared:
+                    T.copy(X, s)
+                    Z[0, i] = T.atomic_inc(s[i], 20, return_prev=True)
+                    Z[1, i] = T.atomic_dec(s[i], 5, "acq_rel", return_prev=True)
+                    T.copy(s, Y)
+                else:
+                    Y[i] = X[i]
+                    Z[0, i] = T.atomic_inc(Y[i], 20, return_prev=True)
+                    Z[1, i] = T.atomic_dec(Y[i], 5, "acq_rel", return_prev=True)
+            T.atomic_inc(W[0], 99)
+            T.atomic_dec(W[1], 99)
+
+    x = (np.arange(N) - (2 if dtype == "int32" else 0)).astype(dtype)
+    wide = x.view(np.uint32).astype(np.int64)
+    once = np.where(wide >= 20, 0, wide + 1)
+    _, after, got, counts = everywhere(f, x, np.zeros_like(x), np.zeros((2, N), dtype), np.array([50, 10], dtype))
+    assert np.array_equal(got, np.stack([x, once.astype(dtype)]))
+    assert np.array_equal(after, np.where((once == 0) | (once > 5), 5, once - 1).astype(dtype))
+    assert counts.tolist() == [78, 82]
+    assert "atomic_inc" in cuda_text(f)
+
+
+@pytest.mark.parametrize("call, text", [
+    (lambda C: T.atomic_inc(C, 3), "one element"), (lambda C: T.atomic_cas(C[0], C, 1), "one element"),
+    (lambda C: T.atomic_inc(C[0], 3), "32 bits"), (lambda C: T.atomic_cas(C[0], 0, 1, "strong"), "memory order")])
+def test_exchanges_and_counters_refuse_tiles_and_other_types(call, text):
+    with pytest.raises(TileLangError, match=text):
+        @T.prim_func
+        def f(C: T.Tensor((N,), "int64")):
+            with T.Kernel(1, threads=N):
+                call(C)

@@ -116,7 +116,7 @@ class ShuffleOptions(CallOptions):
     width: int = 32
 
 
-@_of(*(f"atomic_{op}" for op in ("add", "max", "min", "or", "and", "xor", "exchange", "load", "store")))
+@_of(*(f"atomic_{op}" for op in ("add", "max", "min", "or", "and", "xor", "inc", "dec", "cas", "exchange", "load", "store")))
 class AtomicOptions(CallOptions):
     """order: the C++ name of the memory order, None for the default of the intrinsic."""
 

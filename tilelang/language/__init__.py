@@ -22,8 +22,8 @@ from .alloc import (alloc_buffer, alloc_fragment, alloc_global, alloc_local, all
 from .allreduce import CommReducer, comm_reducer, tvm_thread_allreduce
 from .annotations import (annotate_compile_flags, annotate_l2_hit_ratio, annotate_layout, annotate_pass_configs,
                           annotate_restrict_buffers, annotate_safe_value, assume, func_attr)
-from .atomic import (atomic_add, atomic_and, atomic_exch, atomic_load, atomic_max, atomic_min, atomic_or, atomic_store,
-                     atomic_sub, atomic_xor)
+from .atomic import (atomic_add, atomic_and, atomic_cas, atomic_dec, atomic_exch, atomic_inc, atomic_load, atomic_max,
+                     atomic_min, atomic_or, atomic_store, atomic_sub, atomic_xor)
 from .barriers import (alloc_barrier, alloc_cluster_barrier, barrier_arrive, barrier_wait, create_barriers,
                        fence_proxy_async, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_expect_tx,
                        mbarrier_wait_parity, ptx_arrive_barrier, ptx_arrive_barrier_expect_tx,

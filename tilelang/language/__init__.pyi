@@ -39,7 +39,10 @@ from tilelang.language.annotations import (
 from tilelang.language.atomic import (
     atomic_add as atomic_add,
     atomic_and as atomic_and,
+    atomic_cas as atomic_cas,
+    atomic_dec as atomic_dec,
     atomic_exch as atomic_exch,
+    atomic_inc as atomic_inc,
     atomic_load as atomic_load,
     atomic_max as atomic_max,
     atomic_min as atomic_min,

@@ -33,7 +33,7 @@ def _has_extents(x: Any) -> bool:
 
 
 def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: bool,
-            annotations: dict[str, Any] | None) -> Any:
+            annotations: dict[str, Any] | None, *more: Any) -> Any:
     b = need_builder(f"T.atomic_{kind}")
     order = _order(b, order)
     return_prev = flag(return_prev, "return_prev")
@@ -55,7 +55,7 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
     AtomicTile(whole_region(dst, "dst"), convert(0), kind, span=b.here()).check()
     at = AddressOf(dst.buffer, dst.indices)
     dt = dst.buffer.dtype
-    op = call(f"atomic_{kind}", (at, cast(convert(value), dt)), dt, span=b.here(), order=order)
+    op = call(f"atomic_{kind}", (at, *(cast(convert(v), dt) for v in (value, *more))), dt, span=b.here(), order=order)
     if return_prev:
         old = b.let("old", op)
         b.unnamed[id(old)] = old
@@ -115,15 +115,21 @@ def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_pre
     return _atomic("min", dst, value, memory_order, return_prev, annotations)
 
 
-def _of_element(kind: str, dst: Any, value: Any, order: str | None, return_prev: bool, integers: bool = True) -> Any:
-    """An atomic that has no form for tiles."""
-    if not isinstance(dst, Load) or _has_extents(value):
+def _of_element(kind: str, dst: Any, value: Any, order: str | None, return_prev: bool, integers: bool = True,
+                bits: int = 64, compare: Any = None) -> Any:
+    """An atomic that has no form for tiles.  bits: width of the widest integers.  compare: the value that must stand there."""
+    if not isinstance(dst, Load) or _has_extents(value) or _has_extents(compare):
         raise error("atomic-previous", f"T.atomic_{kind} works on one element",
                     found=f"{describe(dst) if not isinstance(dst, Load) else 'values of a tile'}")
     if integers and not dst.dtype.is_int:
         raise error("atomic-operand", f"T.atomic_{kind} needs an integer element, found {dst.dtype}",
                     expected="an integer element", found=str(dst.dtype))
-    return _atomic({"exch": "exchange", "sub": "add"}.get(kind, kind), dst, value, order, return_prev, None)
+    if dst.dtype.bits > bits:
+        raise error("atomic-operand", f"T.atomic_{kind} needs an integer of {bits} bits, found {dst.dtype}",
+                    expected=f"an integer of {bits} bits", found=str(dst.dtype),
+                    hint=f"use an element of int{bits} or uint{bits}")
+    more = () if compare is None else (compare,)
+    return _atomic({"exch": "exchange", "sub": "add"}.get(kind, kind), dst, value, order, return_prev, None, *more)
 
 
 def atomic_or(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
@@ -184,6 +190,42 @@ def atomic_exch(dst: Any, value: Any, memory_order: str | None = None, return_pr
     return _of_element("exch", dst, value, memory_order, return_prev, integers=False)
 
 
+def atomic_cas(dst: Any, compare: Any, value: Any, memory_order: str | None = None) -> Any:
+    """dst = value where dst holds compare, atomically, by each executing thread.  Returns the old value.
+
+    dst: an integer element in global or shared memory.  compare, value: scalars, cast to its dtype.  memory_order: as
+    T.atomic_add.  Raises what T.atomic_or raises.
+
+    Example:
+        if T.atomic_cas(I[0], 0, 1) == 0:  # this thread is the first
+            Y[0] = X[0]
+    """
+    return _of_element("cas", dst, value, memory_order, True, compare=compare)
+
+
+def atomic_inc(dst: Any, limit: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
+    """dst = 0 where dst >= limit, else dst + 1, atomically, by each executing thread; compared as unsigned numbers.
+
+    dst: an int32 or uint32 element in global or shared memory.  limit: a scalar, the same in all calls on dst.
+    memory_order, return_prev: as T.atomic_or.  Raises what T.atomic_or raises.
+
+    Example:
+        ticket = T.atomic_inc(I[0], 63, return_prev=True)   # 0 to 63, and around
+    """
+    return _of_element("inc", dst, limit, memory_order, return_prev, bits=32)
+
+
+def atomic_dec(dst: Any, limit: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
+    """dst = limit where dst is 0 or > limit, else dst - 1, atomically, by each executing thread; compared as unsigned numbers.
+
+    dst, limit, memory_order, return_prev: as T.atomic_inc.  Raises what T.atomic_or raises.
+
+    Example:
+        T.atomic_dec(I[0], 63)
+    """
+    return _of_element("dec", dst, limit, memory_order, return_prev, bits=32)
+
+
 def _access_order(b: Builder, name: str, order: str, allowed: tuple[str, ...]) -> str:
     if order not in allowed:
         raise error("atomic-load-order", f"{name} does not support memory_order={order!r}; expected one of {list(allowed)}",
@@ -234,5 +276,5 @@ def atomic_store(dst: Any, src: Any, memory_order: str = "seq_cst") -> Emitted:
     return EMITTED
 
 
-__all__ = ["atomic_add", "atomic_and", "atomic_exch", "atomic_load", "atomic_max", "atomic_min", "atomic_or", "atomic_store",
-           "atomic_sub", "atomic_xor"]
+__all__ = ["atomic_add", "atomic_and", "atomic_cas", "atomic_dec", "atomic_exch", "atomic_inc", "atomic_load",
+           "atomic_max", "atomic_min", "atomic_or", "atomic_store", "atomic_sub", "atomic_xor"]

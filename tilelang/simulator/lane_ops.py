@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,14 +63,27 @@ _ATOMIC = {"add": "add", "max": "max", "min": "min", "or": "bitor", "and": "bita
            "addx4": "add"}
 
 
-def apply_atomic(kind: str, flat: np.ndarray, at: np.ndarray, values: np.ndarray, dt: dtype) -> np.ndarray:
-    """Apply cell = kind(cell, value) in order and return the old values.  at, values: one entry for each operation."""
+def _wrapped_step(kind: str, x: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    """inc and dec (PTX ISA, "atom"): one more or less, from 0 to the limit and around, as unsigned numbers."""
+    old, top, one = (np.asarray(v).view(f"u{x.dtype.itemsize}") for v in (x, limit, np.ones_like(x)))
+    if kind == "inc":
+        return np.where(old >= top, 0, old + one).astype(old.dtype).view(x.dtype)
+    return np.where((old == 0) | (old > top), top, old - one).astype(old.dtype).view(x.dtype)
+
+
+def apply_atomic(kind: str, flat: np.ndarray, at: np.ndarray, values: np.ndarray, dt: dtype,
+                 compare: np.ndarray | None = None) -> np.ndarray:
+    """Apply cell = kind(cell, value) in order and return the old values.  at, values: one entry for each operation.
+
+    compare: only cells that hold this value are changed."""
     old = np.empty(len(at), flat.dtype)
-    fn = binary_function(_ATOMIC[kind], dt.scalar) if kind in _ATOMIC else (lambda x, y: y)
+    fn: Any = binary_function(_ATOMIC[kind], dt.scalar) if kind in _ATOMIC else (
+        partial(_wrapped_step, kind) if kind in ("inc", "dec") else lambda x, y: y)
     for sel in batches(at):
         cell = at[sel]
         old[sel] = flat[cell]
-        flat[cell] = fn(old[sel], values[sel])
+        new = fn(old[sel], values[sel])
+        flat[cell] = new if compare is None else np.where(old[sel] == compare[sel], new, old[sel])
     return old
 
 
@@ -81,6 +95,7 @@ def _atomic(c: Context, e: Call) -> Closure:
                     expected="the address of a buffer element", found="another pointer", span=e.span,
                     hint="pass an element of a tensor: C[i, j]")
     value: Closure = c.expr(e.args[1]) if len(e.args) > 1 else lambda f: np.int8(0)
+    compared = c.expr(e.args[2]) if len(e.args) > 2 else None
     dt = target.buffer.dtype.scalar
     count = e.args[1].dtype.lanes if len(e.args) > 1 else 1
     what = "atomic load of" if kind == "load" else "atomic access to"
@@ -95,7 +110,8 @@ def _atomic(c: Context, e: Call) -> Closure:
             old[ok] = flat[at[ok]]
         elif ok.any():
             v = spread(value(f), f.lanes, count > 1).reshape(at.shape)
-            old[ok] = apply_atomic(kind, flat, at[ok], to_dtype(v[ok], dt), dt)
+            like = None if compared is None else spread(compared(f), f.lanes).reshape(at.shape)[ok]
+            old[ok] = apply_atomic(kind, flat, at[ok], to_dtype(v[ok], dt), dt, like)
         return old if count > 1 else old[:, 0]
 
     return run
@@ -331,7 +347,7 @@ def nothing(c: Context, e: Call) -> Closure:
 
 
 LANE_OPS: dict[str, Callable[[Context, Call], Closure]] = {
-    **{f"atomic_{k}": _atomic for k in (*_ATOMIC, "exchange", "load", "store")},
+    **{f"atomic_{k}": _atomic for k in (*_ATOMIC, "inc", "dec", "cas", "exchange", "load", "store")},
     **{f"shfl_{k}": _shuffle for k in ("xor", "up", "down", "idx")},
     **{f"get_{k}": _lane_number for k in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx")},
     **{k: _vote for k in ("any_sync", "all_sync", "ballot_sync", "ballot", "activemask", "match_any_sync",

@@ -7,11 +7,11 @@ from collections.abc import Hashable
 from tilelang.ir.record import record
 
 _FAMILY = {"addx2": "add", "addx4": "add"}
-ARITHMETIC = frozenset(("add", "max", "min", "or", "and", "xor"))
+ARITHMETIC = frozenset(("add", "max", "min", "or", "and", "xor", "inc", "dec"))
 
 
 def family(op: str) -> str:
-    """The family of an operation "atomic_...": add (also of vectors), max, min, or, and, xor, exchange, load, store."""
+    """The family of an operation "atomic_...": that of ARITHMETIC (add also of vectors), cas, exchange, load, store."""
     kind = op.removeprefix("atomic_")
     return _FAMILY.get(kind, kind)
 
@@ -20,7 +20,7 @@ def commute(a: str, b: str) -> bool:
     """Whether two operations of these families give an element the same final value in either order.
 
     The returned old values are ignored, except those of loads: a load commutes only with a load.  Two stores or exchanges do
-    not commute, because the value of the later one remains.
+    not commute, because the value of the later one remains.  inc and dec of one element are taken to have one limit.
     """
     return a == b and (a in ARITHMETIC or a == "load")
 

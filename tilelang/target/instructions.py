@@ -56,8 +56,10 @@ for _name in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx"):
     _device(f"get_{_name}", -1, PURE, f"tl::{_name}({{args}})")
 
 # Atomics return the value before the operation.  The order becomes a fence before (release) and after (acquire).
-for _name in ("atomic_add", "atomic_max", "atomic_min", "atomic_or", "atomic_and", "atomic_xor", "atomic_exchange"):
-    _device(_name, 2, WRITES, f"tl::{_name}<{{order_number}}>({{0}}, {{1}})")
+for _name in ("add", "max", "min", "or", "and", "xor", "inc", "dec", "exchange"):
+    _device(f"atomic_{_name}", 2, WRITES, f"tl::atomic_{_name}<{{order_number}}>({{0}}, {{1}})")
+# The new value, then the one that is compared.
+_device("atomic_cas", 3, WRITES, "tl::atomic_cas<{order_number}>({0}, {1}, {2})")
 _device("atomic_load", 1, READS, "tl::atomic_load<{order_number}>({0})")
 _device("atomic_store", 2, WRITES, "tl::atomic_store<{order_number}>({0}, {1})")
 _device("atomic_addx2", 2, WRITES, "tl::atomic_addx2({0}, {1})")

@@ -31,7 +31,8 @@ COUNTS_THREADS = frozenset({
 ASSERTION = "assertion"
 # Calls whose effect happens once for each thread, even if their arguments do not depend on the thread.
 PER_THREAD = frozenset({
-    *(f"atomic_{kind}" for kind in ("add", "max", "min", "or", "and", "xor", "exchange", "addx2", "addx4")),
+    *(f"atomic_{kind}" for kind in ("add", "max", "min", "or", "and", "xor", "inc", "dec", "cas", "exchange",
+                                   "addx2", "addx4")),
     "printf", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "mbarrier_expect_tx", "cp_async_mbarrier_arrive",
     "mbarrier_arrive_remote", "tma_load"})
 

@@ -12,21 +12,25 @@ from .state import CallPrinter, Code
 from .text import Fn
 from .types import convert, from_memory, load, memory_type, store, to_memory, value_type
 
-_RMW = {"add": "add", "or": "or", "and": "and", "xor": "xor", "exchange": "xchg"}
+_RMW = {"add": "add", "or": "or", "and": "and", "xor": "xor", "exchange": "xchg", "inc": "uinc_wrap", "dec": "udec_wrap"}
 _COMBINE = {"add": "sum", "max": "max", "min": "min", "or": "bitor", "and": "bitand", "xor": "bitxor"}
 _ORDERS = {"relaxed": "monotonic", "consume": "acquire", "acquire": "acquire", "release": "release",
            "acq_rel": "acq_rel", "seq_cst": "seq_cst"}
 
 
 def atomic_update(f: Fn, kind: str, address: str, v: str, dt: dtype, *, shared: bool, order: str = "relaxed",
-                  span: Any = None) -> str:
+                  span: Any = None, compare: str | None = None) -> str:
     """Emit *address = kind(*address, v), atomic with respect to other blocks; returns the old register value.
 
     shared: the memory belongs to the block, which one CPU thread runs, so a plain update is atomic.
+    compare: for the kind cas, the value that *address must hold.
     """
-    if kind not in _COMBINE and kind != "exchange":
+    if compare is not None:
+        it = memory_type(dt)
+        return f.let(f"extractvalue {{ {it}, i1 }} {_exchanged_if(f, address, compare, v, it, _ORDERS[order])}, 0")
+    if kind not in _COMBINE and kind not in _RMW:
         raise unsupported(f"the atomic operation {kind}", span=span)
-    if shared:
+    if shared and kind not in ("inc", "dec"):
         old = load(f, dt, address, span)
         store(f, dt, v if kind == "exchange" else arithmetic.combine(f, _COMBINE[kind], old, v, dt), address, span)
         return old
@@ -50,14 +54,19 @@ def _compare_exchange(f: Fn, kind: str, address: str, v: str, dt: dtype, order: 
     new = v if kind == "exchange" else arithmetic.combine(f, _COMBINE[kind], old, v, dt)
     stored = to_memory(f, dt, new)
     new_bits = stored if mt == it else f.let(f"bitcast {mt} {stored} to {it}")
-    fail = "monotonic" if order in ("monotonic", "release") else "acquire" if order == "acq_rel" else order
-    pair = f.let(f"cmpxchg ptr {address}, {it} {seen}, {it} {new_bits} {order} {fail}")
+    pair = _exchanged_if(f, address, seen, new_bits, it, order)
     got = f.let(f"extractvalue {{ {it}, i1 }} {pair}, 0")
     ok = f.let(f"extractvalue {{ {it}, i1 }} {pair}, 1")
     f.lines.insert(at, f"  {seen} = phi {it} [ {first}, %{before} ], [ {got}, %{f.label} ]")
     f.end(f"br i1 {ok}, label %{out}, label %{again}")
     f.start(out)
     return old
+
+
+def _exchanged_if(f: Fn, address: str, compare: str, new: str, it: str, order: str) -> str:
+    """Emit a compare-and-exchange of integers of LLVM type `it`; returns the pair (old value, whether it was exchanged)."""
+    fail = "monotonic" if order in ("monotonic", "release") else "acquire" if order == "acq_rel" else order
+    return f.let(f"cmpxchg ptr {address}, {it} {compare}, {it} {new} {order} {fail}")
 
 
 def _target(cx: Code, e: Call) -> tuple[AddressOf, str]:
@@ -78,12 +87,13 @@ def _atomic(kind: str) -> CallPrinter:
             raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
         dt = where.buffer.dtype
         v = cx.cast_value(e.args[1], dt)
+        compare = cx.cast_value(e.args[2], dt) if len(e.args) > 2 else None
         shared = where.buffer.scope() != GLOBAL
 
         def update() -> str:
             _, at = _target(cx, e)
             return atomic_update(cx.f, kind, at, v, dt, shared=shared, order=e.options.order or "relaxed",
-                                 span=e.span or cx.span)
+                                 span=e.span or cx.span, compare=compare)
 
         return cx.f.choose(_in_range(cx, where), value_type(dt), update, lambda: cx.memory.safe_value(where.buffer, dt))
 
@@ -142,7 +152,7 @@ def _atomic_store(cx: Code, e: Call) -> str:
 
 
 ATOMIC_CALLS: dict[str, CallPrinter] = {
-    **{f"atomic_{k}": _atomic(k) for k in (*_COMBINE, "exchange")},
+    **{f"atomic_{k}": _atomic(k) for k in (*_COMBINE, *_RMW, "cas")},
     "atomic_addx2": _atomic_lanes(2), "atomic_addx4": _atomic_lanes(4),
     "atomic_load": _atomic_load, "atomic_store": _atomic_store,
 }

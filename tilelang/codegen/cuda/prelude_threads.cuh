@@ -165,6 +165,31 @@ template <int ORDER, typename T> TL_DEVICE T atomic_exchange(T* p, T x) {
   fence_after<ORDER>();
   return old;
 }
+//@ atomic_cas
+template <int ORDER, typename T> TL_DEVICE T atomic_cas(T* p, T x, T compare) {
+  fence_before<ORDER>();
+  T old;
+  if constexpr (sizeof(T) == 8)
+    old = T(atomicCAS(reinterpret_cast<unsigned long long*>(p), (unsigned long long)compare, (unsigned long long)x));
+  else
+    old = T(atomicCAS(reinterpret_cast<unsigned*>(p), unsigned(compare), unsigned(x)));
+  fence_after<ORDER>();
+  return old;
+}
+//@ atomic_inc
+template <int ORDER, typename T> TL_DEVICE T atomic_inc(T* p, T limit) {
+  fence_before<ORDER>();
+  T old = T(atomicInc(reinterpret_cast<unsigned*>(p), unsigned(limit)));
+  fence_after<ORDER>();
+  return old;
+}
+//@ atomic_dec
+template <int ORDER, typename T> TL_DEVICE T atomic_dec(T* p, T limit) {
+  fence_before<ORDER>();
+  T old = T(atomicDec(reinterpret_cast<unsigned*>(p), unsigned(limit)));
+  fence_after<ORDER>();
+  return old;
+}
 //@ atomic_load
 template <int ORDER, typename T> TL_DEVICE T atomic_load(const T* p) {
   fence_before<ORDER == 5 ? 5 : 0>();

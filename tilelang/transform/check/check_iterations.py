@@ -16,6 +16,7 @@ register("parallel-exchange", ValueError, "T.Parallel holds what threads tell ea
 # What an iteration may do besides computing and reading: change single elements, order its own accesses, print, stop.
 _OF_ITERATIONS = frozenset((
     "atomic_add", "atomic_max", "atomic_min", "atomic_or", "atomic_and", "atomic_xor", "atomic_exchange", "atomic_store",
+    "atomic_inc", "atomic_dec", "atomic_cas",
     "atomic_addx2", "atomic_addx4", "cp_async", "cluster_store", "tma_prefetch", "printf", "trap", "fence_gpu", "fence_block",
     "fence_proxy_async", "fence_proxy_async_global", "keep_branch"))
 # Thread numbers: check_private.py rejects these where they differ between threads.

@@ -43,7 +43,7 @@ from tilelang.ir import (
 from tilelang.ir.record import record, state
 from tilelang.target.cpu_launch import ThreadValues, is_private
 
-_COMMUTE = frozenset(f"atomic_{k}" for k in ("add", "addx2", "addx4", "max", "min", "and", "or", "xor"))
+_COMMUTE = frozenset(f"atomic_{k}" for k in ("add", "addx2", "addx4", "max", "min", "and", "or", "xor", "inc", "dec"))
 Digit = tuple[int, int]  # number of the thread variable, number of its digit from the lowest
 
 
