@@ -11,11 +11,10 @@ import warnings
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (AddressOf, Binary, Buffer, Call, Const, Expr, Load, Region, Stmt, Store, cast, const, convert,
-                         int_range, load, walk, FRAGMENT)
-from tilelang.ir import dtype as DType
+from tilelang.ir import (AddressOf, Binary, Buffer, Call, Expr, Load, Region, Stmt, Store, cast, const, convert,
+                         load, walk, FRAGMENT)
 from tilelang.ir.dtype import SCALE
-from tilelang.ops.reduce import identity as neutral
+from tilelang.ops.reduce import identity
 
 from .alloc import alloc_fragment
 from .tracing.builder import Builder, Emitted, need_builder
@@ -85,15 +84,6 @@ def _conjuncts(e: Expr) -> tuple[Expr, ...]:
     return (*_conjuncts(e.a), *_conjuncts(e.b)) if isinstance(e, Binary) and e.op == "and" else (e,)
 
 
-def identity(op: str, dt: DType) -> Const:
-    """The identity value of the operation."""
-    if op in ("sum", "bitor", "bitxor"):
-        return const(0, dt)
-    if op == "bitand":
-        return const(int_range(dt)[1] if dt.is_unsigned or dt.is_bool else -1, dt)
-    return const(neutral(op, dt), dt)
-
-
 def alloc_reducer(shape: Any, dtype: Any, op: str = "sum", replication: str | None = None) -> Buffer:
     """Allocate a reducer: an accumulator tile in registers, distributed over the block's threads.
 
@@ -159,7 +149,7 @@ def reducer_init(acc: Buffer, init: Any = None) -> Emitted:
                     expected=f"a value of {acc.dtype}", found=str(init.dtype), hint=f"T.cast(value, \"{acc.dtype}\")")
     e.state, e.around, e.ends = "open", _around(b), []
     e.init = None if init is None else Names(b).freeze(cast(convert(init), acc.dtype))
-    fill(acc, identity(e.op, acc.dtype))
+    fill(acc, const(identity(e.op, acc.dtype), acc.dtype))
     e.made(b)
     return EMITTED
 

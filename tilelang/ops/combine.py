@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, ClassVar
 
 from tilelang import errors
@@ -13,8 +14,8 @@ from tilelang.ir import (Alloc, Attrs, Buffer, Expr, For, Load, Parallel, Region
 from .base import Access, LowerContext
 from .layouts import carried, same_layout
 from .lower_combine import CombineLowering
-from .reduce import memory
 from .lower_scan import ScanSteps
+from .reduce import memory
 from .states import ELEMENT, LEFT, POSITION, RIGHT, Values, bound, given
 
 errors.register("combine-scope", ValueError, "a reduction or scan by a function, of tiles in memory that it does not work on",
@@ -24,6 +25,7 @@ errors.register("combine-shape", ValueError, "tiles of a reduction or scan by a 
                 expected="sources of one shape, results of the shape that follows")
 errors.register("combine-element", ValueError, "a function of two states that reads an element of a fragment",
                 "copy the tile to shared memory, or make it another source", expected="no element of a fragment")
+
 
 @node
 class Combine(TileOp):
@@ -70,71 +72,59 @@ class Combine(TileOp):
         states = [Buffer(f"state{k}", (1,), e.dtype, LOCAL, span=self.span) for k, e in enumerate(self.identity)]
         at = tuple(fresh("ijklmnpq"[d]) for d in range(len(self.shape)))
         body = seq(*[Alloc(s, None, span=self.span) for s in states], self.one_line(states, at), span=self.span)
-        if self.of_threads:
-            for v, n in zip(reversed(at), reversed(self.lines)):
-                body = For(v, const(0), const(n), "serial", body, span=self.span)
-            return body
-        return Parallel(at, tuple(map(const, self.lines)), body, span=self.span)
-
-    @property
-    def of_threads(self) -> bool:
-        """Whether its tiles are arrays of each thread."""
-        return self.srcs[0].buffer.scope_name in PRIVATE
+        if self.srcs[0].buffer.scope_name not in PRIVATE:
+            return Parallel(at, tuple(map(const, self.lines)), body, span=self.span)
+        for v, n in zip(reversed(at), reversed(self.lines)):
+            body = For(v, const(0), const(n), "serial", body, span=self.span)
+        return body
 
     def one_line(self, states: Sequence[Buffer], at: tuple[Var, ...]) -> Stmt:
         """Combine one line of the sources in `states`, arrays of one element, and store the results."""
         k, n, zero = fresh("k"), self.shape[self.dim], (const(0),)
         place = const(n - 1) - k if self.reverse else k
-        where = (*at[:self.dim], place, *at[self.dim + 1:])
-        elements = [load(s.buffer, where, span=self.span) for s in self.srcs]
-        new, values = bound(given(self.first, {ELEMENT: elements, POSITION: [place]}))
-        step = seq(new, self.joined_into(states, zero, values), self.stored(states, zero, where) if self.scan else None)
+        where, own = (*at[:self.dim], place, *at[self.dim + 1:]), [load(s, zero) for s in states]
+        new, values = bound(self.states_at(where))
+        step = seq(new, self.joined_into(states, zero, values), self.stored(own, where) if self.scan else None)
         return seq(*[Store(s, zero, e) for s, e in zip(states, self.identity)],
-                   For(k, const(0), const(n), "serial", step, span=self.span),
-                   None if self.scan else self.stored(states, zero, at))
+                   For(k, const(0), const(n), "serial", step, span=self.span), None if self.scan else self.stored(own, at))
+
+    def states_at(self, where: tuple[Any, ...]) -> tuple[Expr, ...]:
+        """The state of the elements at a place."""
+        elements = [load(s.buffer, where, span=self.span) for s in self.srcs]
+        return given(self.first, {ELEMENT: elements, POSITION: [where[self.dim]]})  # type: ignore[no-any-return]
 
     def joined_into(self, states: Sequence[Buffer], at: tuple[Any, ...], values: Values, joined: Any = None) -> Stmt:
-        """states[at] = what they and `values`, after them, give.  joined: the function with lowered accesses."""
+        """states[at] = what they and `values`, after them, give.  joined: the function, where its accesses are lowered."""
         new, out = bound(given(joined or self.joined, {LEFT: [load(s, at) for s in states], RIGHT: values}))
         return seq(new, *[Store(s, at, v, span=self.span) for s, v in zip(states, out)])
 
-    def stored(self, states: Sequence[Buffer], at: tuple[Any, ...], where: tuple[Any, ...]) -> Stmt:
-        """The results of states[at], stored at a place of the sources' shape."""
-        return seq(*[self.stored_out(k, [load(s, at) for s in states], where) for k in range(len(self.outs))])
-
-    def stored_out(self, k: int, state: Values, where: tuple[Any, ...]) -> Stmt:
-        """Result k of a state, stored at a place of the sources' shape."""
-        out = self.outs[k].buffer
-        if len(out.shape) < len(where):
-            where = (*where[:self.dim], *where[self.dim + 1:])
-        elif not self.scan and len(where) == len(out.shape):
-            where = tuple(const(0) if d == self.dim else i for d, i in enumerate(where))
-        return Store(out, tuple(map(convert, where)) or (const(0),), given(self.results[k], {LEFT: state}), span=self.span)
+    def stored(self, state: Values, where: tuple[Any, ...], which: Sequence[int] | None = None) -> Stmt:
+        """Results of a state (default: all), stored at a place of the sources' shape, 0 along dim for reductions."""
+        out = []
+        for k in range(len(self.outs)) if which is None else which:
+            b = self.outs[k].buffer
+            at = where if len(b.shape) == len(where) else (*where[:self.dim], *where[self.dim + 1:])
+            out.append(Store(b, tuple(map(convert, at)), given(self.results[k], {LEFT: state}), span=self.span))
+        return seq(*out)
 
     # ---- layouts and lowering ---------------------------------------------------------------------------------------
 
     def infer_layout(self, known: Any) -> dict[Buffer, Any]:
         """Sources have one layout, results of a scan too; threads that hold a row's elements hold its reduction."""
-        tiles = (*self.srcs, *self.outs) if self.scan else self.srcs
-        for group in (tiles, self.outs):
-            for a in group:
-                for b in group:
-                    got = same_layout(a, b, known)
-                    if got:
-                        return got
+        groups = ((*self.srcs, *self.outs),) if self.scan else (self.srcs, self.outs)
+        for a, b in (pair for group in groups for pair in product(group, group)):
+            if got := same_layout(a, b, known):
+                return got
         lay = known.get(self.srcs[0].buffer)
         if self.scan or lay is None or self.srcs[0].buffer.scope_name != FRAGMENT:
             return {}
-        for out in (r.buffer for r in self.outs):
-            if out.scope_name == FRAGMENT and known.get(out) is None:
-                new = carried(lay.reduce(self.dim), out.shape)
-                if new is not None:
-                    return {out: new}
-        return {}
+        free = [r.buffer for r in self.outs if r.buffer.scope_name == FRAGMENT and known.get(r.buffer) is None]
+        found = {b: carried(lay.reduce(self.dim), b.shape) for b in free}
+        return {b: new for b, new in found.items() if new is not None}
 
     def lower(self, cx: LowerContext) -> Stmt:
         """Reductions as T.reduce_max's, scans as T.cumsum's."""
-        if self.of_threads:
+        if self.srcs[0].buffer.scope_name in PRIVATE:
             states = self.locals(cx, "acc")
             return cx.private(self.lines, lambda at: self.one_line(states, at), span=self.span)
         return self._scan(cx) if self.scan else CombineLowering(self, cx).lower()
@@ -146,29 +136,23 @@ class Combine(TileOp):
     def _scan(self, cx: LowerContext) -> Stmt:
         joined = tuple(map(cx.expr, self.joined))
 
-        def element(at: tuple[Expr, ...]) -> Values:
-            return given(self.first, {ELEMENT: [load(s.buffer, at, span=self.span) for s in self.srcs],
-                                      POSITION: [at[self.dim]]})
-
         def join(a: Values, b: Values) -> tuple[Stmt, Values]:
             new, both = bound([*a, *b])
             more, out = bound(given(joined, {LEFT: both[:len(a)], RIGHT: both[len(a):]}))
             return seq(new, more), out
 
-        def store(at: tuple[Expr, ...], state: Values) -> Stmt:
-            return seq(*[self.stored_out(k, state, at) for k in range(len(self.outs))])
-
         tile = next((r.buffer for r in (*self.outs, *self.srcs) if r.buffer.scope_name == FRAGMENT), None)
-        return ScanSteps(self.shape, self.dim, self.reverse, element, store, join, list(self.identity), self.span).lower(
-            cx, None if tile is None else cx.layout_of(tile))
+        return ScanSteps(self.shape, self.dim, self.reverse, self.states_at, lambda at, state: self.stored(state, at), join,
+                         list(self.identity), self.span).lower(cx, None if tile is None else cx.layout_of(tile))
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Tiles of fitting shapes in shared memory and fragments, or all of them private; no element of a fragment inside."""
-        kinds = [memory(r.buffer.scope_name) for r in (*self.srcs, *self.outs)]
-        if "other" in kinds or len(set(kinds)) > 1:
-            b = next(r.buffer for r, kind in zip((*self.srcs, *self.outs), kinds) if kind == "other" or kind != kinds[0])
+        first = memory(self.srcs[0].buffer.scope_name)
+        for b in (r.buffer for r in (*self.srcs, *self.outs)):
+            if first != "other" and memory(b.scope_name) == first:
+                continue
             raise errors.error("combine-scope", f"T.{self.op_name} works on tiles on the chip, all of the block or all "
                                f"of a thread, `{b.name}` is {b.scope_name}", found=f"`{b.name}` in {b.scope_name} memory",
                                span=self.span)
@@ -177,15 +161,14 @@ class Combine(TileOp):
             raise errors.error("combine-shape", "two results are one buffer", expected="a buffer for each result",
                                found="one for two", span=self.span, hint="give each result a tile of its own")
         shape = tuple(self.srcs[0].extents)
-        kept = shape if self.scan else tuple(1 if d == self.dim else n for d, n in enumerate(shape))
-        fits = [kept] if self.scan else [kept, tuple(n for d, n in enumerate(shape) if d != self.dim) or (1,)]
+        fits = [shape] if self.scan else [self.lines, tuple(n for d, n in enumerate(shape) if d != self.dim) or (1,)]
         for r, allowed in (*((r, [shape]) for r in self.srcs), *((r, fits) for r in self.outs)):
             if tuple(r.extents) not in allowed:
                 raise errors.error("combine-shape", f"`{r.buffer.name}` has the shape {tuple(r.extents)}, not "
                                    f"{' or '.join(map(str, allowed))}", expected=" or ".join(map(str, allowed)),
                                    found=str(tuple(r.extents)), span=self.span)
-        for x in walk_all((self.first, self.joined, self.identity, self.results)):
-            if isinstance(x, Load) and x.buffer.scope_name == FRAGMENT:
+        for x in (x for e in (*self.first, *self.joined, *self.identity, *self.results) for x in walk(e, Load)):
+            if x.buffer.scope_name == FRAGMENT:
                 raise errors.error("combine-element", f"the function reads an element of the fragment `{x.buffer.name}`, which "
                                    "one thread holds", found=f"`{x.buffer.name}[…]`", span=self.span)
 
@@ -211,11 +194,6 @@ class ScanWith(Combine):
 def expanded(program: Any) -> Any:
     """The program with the loops of each Combine in its place."""
     return rewrite(program, Combine.expanded, Combine)
-
-
-def walk_all(values: Any) -> list[Any]:
-    """All nodes below tuples of expressions."""
-    return [x for v in values for e in v for x in walk(e)]
 
 
 __all__ = ["Combine", "ReduceWith", "ScanWith", "expanded"]

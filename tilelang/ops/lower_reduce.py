@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import dataclasses
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tilelang.ir import (TRUE, Binary, Buffer, Const, Expr, For, If, Select, Stmt, Store, call, cast, const, convert, dtype,
@@ -19,7 +21,13 @@ class ReduceLowering:
     """Lowers one reduction to the statements of a thread.
 
     op: the Reduce.  combine_op: name of the Binary that combines two elements.  neutral: its neutral element.
+    partials: arrays of this thread's partial results; outs: buffers of the results; neutrals: values that partial results
+    begin with.  CombineLowering (lower_combine.py) has several of each.
     """
+
+    partition: Fragment
+    partials: list[Buffer]
+    any_order = True  # of the elements of a thread
 
     def __init__(self, op: Any, cx: Any, combine_op: str, neutral: Any) -> None:
         self.op, self.cx, self.combine_op = op, cx, combine_op
@@ -27,6 +35,7 @@ class ReduceLowering:
         self.axis = op.dim % self.src.ndim
         self.acc_dtype: dtype = self.dst.dtype
         self.neutral = const(neutral, self.acc_dtype)
+        self.outs, self.neutrals = [self.dst], [self.neutral]
 
     def lower(self) -> Stmt:
         """The per-thread statements."""
@@ -36,13 +45,20 @@ class ReduceLowering:
         shape = tuple(int(n) for n in src.shape)
         self.partition = self.cx.layout_of(src) if src.scope_name == FRAGMENT else \
             memory_of_block(shape, self.axis, self.cx.num_threads)
-        dist = from_fragment(self.partition, self.cx.thread)
-        count = math.prod(n for (_, n), d in zip(dist.axes, dist.axis_dims) if d != self.axis)
-        self.partials: Buffer = self.cx.new_local(f"{self.dst.name}_part", count, self.acc_dtype)
+        self.partials = self.locals("part", self.kept_registers())
         across = [m for m in self.partition.modes[self.axis] if m.to == THREAD and m.size > 1]
         lanes, warps = split_at_warp(across) if self._in_whole_warps() else ([], across)
         partial = self.partial([] if self.op.plan.spread else lanes)
         return seq(partial, self.direct(lanes) if not warps else self.through_shared(lanes, warps), span=self.op.span)
+
+    def kept_registers(self) -> int:
+        """How many of a thread's registers differ in a dimension that is kept."""
+        dist = from_fragment(self.partition, self.cx.thread)
+        return math.prod(n for (_, n), d in zip(dist.axes, dist.axis_dims) if d != self.axis)
+
+    def locals(self, name: str, size: int = 1) -> list[Buffer]:
+        """Arrays of each thread for `size` partial results."""
+        return [self.cx.new_local(f"{self.outs[0].name}_{name}", size, e.dtype) for e in self.neutrals]
 
     def _in_whole_warps(self) -> bool:
         """Whether every thread that holds data is in a full warp of 32 lanes, which shuffles require."""
@@ -69,11 +85,34 @@ class ReduceLowering:
         b_nan = Select(Binary("ne", b, b, TRUE.dtype), b, out, a.dtype, False)
         return Select(Binary("ne", a, a, TRUE.dtype), a, b_nan, a.dtype, False)
 
-    def result(self, value: Expr, at: tuple[Any, ...]) -> Stmt:
-        """dst[at] = value, combined with the old contents unless the op clears them."""
+    def result(self, values: Sequence[Expr], at: tuple[Any, ...], which: list[int]) -> Stmt:
+        """dst[at] = value, combined with the old contents unless the op clears them.  which: the results that are stored."""
+        (value,) = values
         if not self.op.clear:
             value = self.combine(load(self.dst, at), value)
         return Store(self.dst, tuple(convert(i) for i in at), value, span=self.op.span)
+
+    def joined(self, into: list[Buffer], at: tuple[Any, ...], values: Sequence[Expr], span: Any = None) -> Stmt:
+        """into[at] = what it holds and the values combined."""
+        return Store(into[0], at, self.combine(load(into[0], at), values[0]), span=span)
+
+    def exchanges(self, at: tuple[Any, ...], m: Mode) -> list[Stmt]:
+        """Partial results combined over the lanes of one thread digit, in each of them."""
+        out, mask, mine = list[Stmt](), m.stride * m.size // 2, load(self.partials[0], at)
+        while mask >= m.stride:
+            out.append(self.joined(self.partials, at, [from_lane(mine, mask)], self.op.span))
+            mask //= 2
+        return out
+
+    def scratch(self, shape: tuple[int, ...]) -> list[Buffer]:
+        """Shared memory for partial results of this shape."""
+        return [self.cx.exchange(shape, self.acc_dtype)]
+
+    def elements(self, dist: Distribution) -> Sequence[Expr]:
+        """The partial results that the element of one register begins."""
+        if self.src.scope_name == FRAGMENT:
+            return [self.converted(load(self.cx.local_of(self.src), (dist.register,)))]
+        return [self.converted(self.cx.expr(load(self.src, dist.indices)))]
 
     def kept(self, indices: tuple[Any, ...]) -> tuple[Any, ...]:
         """The indices of dst that correspond to indices of src."""
@@ -92,34 +131,22 @@ class ReduceLowering:
 
     def partial(self, lanes: list[Mode]) -> Stmt:
         """partials[p] = reduction over this thread's registers, then over the lanes of a warp."""
-        cx, span = self.cx, self.op.span
-        dist = from_fragment(self.partition, cx.thread)
-        src = self.src
+        dist = from_fragment(self.partition, self.cx.thread)
         at = (self._place(dist),)
-        mine = load(self.partials, at)
-        if src.scope_name == FRAGMENT:
-            element: Expr = load(cx.local_of(src), (dist.register,))
-        else:
-            element = cx.expr(load(src, dist.indices))
-        value = self.converted(element)
+        values = self.elements(dist)
         if dist.exists is not None and not (isinstance(dist.exists, Const) and dist.exists.value):
-            value = Select(dist.exists, value, self.neutral, value.dtype, True)
-        own: Stmt = Store(self.partials, at, self.combine(mine, value), span=span)
+            values = [Select(dist.exists, v, e, v.dtype, True) for v, e in zip(values, self.neutrals)]
+        own = self._looped(dist, True, self.joined(self.partials, at, values, self.op.span), self.any_order)
+        start = [Store(p, at, e) for p, e in zip(self.partials, self.neutrals)]
+        exchange = [x for m in lanes for x in self.exchanges(at, m)]
+        return self._looped(dist, False, seq(*start, own, in_whole_warps(exchange, self.cx)))
+
+    def _looped(self, dist: Distribution, along: bool, body: Stmt, any_order: bool = False) -> Stmt:
+        """The body in loops over this thread's registers along the reduced dimension, or over its others."""
         for (v, n), d in reversed(list(zip(dist.axes, dist.axis_dims))):
-            if d == self.axis:
-                own = For(v, const(0), const(n), "unroll", own, plan=LoopPlan(any_order=True))
-        steps: list[Stmt] = [Store(self.partials, at, self.neutral), own]
-        exchange: list[Stmt] = []
-        for m in lanes:
-            mask = m.stride * m.size // 2
-            while mask >= m.stride:
-                exchange.append(Store(self.partials, at, self.combine(mine, from_lane(mine, mask)), span=span))
-                mask //= 2
-        out = seq(*steps, in_whole_warps(exchange, cx))
-        for (v, n), d in reversed(list(zip(dist.axes, dist.axis_dims))):
-            if d != self.axis:
-                out = For(v, const(0), const(n), "unroll", out)
-        return out
+            if (d == self.axis) == along:
+                body = For(v, const(0), const(n), "unroll", body, plan=LoopPlan(any_order=any_order))
+        return body
 
     def _kept_distribution(self, lanes: list[Mode]) -> tuple[Distribution, Expr]:
         """The points of the reduced tile as the threads of the source hold them, and the partial result of each.
@@ -141,17 +168,22 @@ class ReduceLowering:
 
     def direct(self, lanes: list[Mode]) -> Stmt:
         """Store where every thread that holds a partial result already has the final one."""
-        span = self.op.span
-        dist, place = self._kept_distribution(lanes)
-        extents, indices = dist.extents, dist.indices
-        if self.dst.ndim > len(extents):  # dim kept as 1, or the (1,) of a 1-D source
-            extents = (*extents[:self.axis], 1, *extents[self.axis:])
-            indices = (*indices[:self.axis], const(0), *indices[self.axis:])
-        dist = dataclasses.replace(dist, extents=extents, indices=indices)
-        return self.cx.distributed(dist, lambda at: self.result(load(self.partials, (place,)), at), span=span)
+        stores = []
+        for k, out in enumerate(self.outs):
+            dist, place = self._kept_distribution(lanes)
+            extents, indices = dist.extents, dist.indices
+            if out.ndim > len(extents):  # dim kept as 1, or the (1,) of a 1-D source
+                extents = (*extents[:self.axis], 1, *extents[self.axis:])
+                indices = (*indices[:self.axis], const(0), *indices[self.axis:])
+            dist, mine = dataclasses.replace(dist, extents=extents, indices=indices), [load(p, (place,)) for p in self.partials]
+            stores.append(self.cx.distributed(dist, partial(self.result, mine, which=[k]), span=self.op.span))
+        return seq(*stores)
 
     def through_shared(self, lanes: list[Mode], warps: list[Mode]) -> Stmt:
-        """Each group of lanes writes a partial result to shared memory; each holder of a result combines them."""
+        """Each group of lanes writes a partial result to shared memory; each holder of a result combines them.
+
+        warps: the digits of the groups, the one of the next group first.
+        """
         cx, span = self.cx, self.op.span
         dist, place = self._kept_distribution(lanes)
         groups = 1
@@ -159,21 +191,25 @@ class ReduceLowering:
         for m in warps:
             group = group + digit(cx.thread, m.stride, m.size, cx.num_threads) * groups
             groups *= m.size
-        scratch = cx.exchange((groups, *dist.extents), self.acc_dtype)
+        scratch = self.scratch((groups, *dist.extents))
         dist = dataclasses.replace(dist, extents=(groups, *dist.extents), indices=(group, *dist.indices))
-        put = cx.distributed(dist, lambda at: Store(scratch, at, load(self.partials, (place,)), span=span))
-        acc = cx.new_local(f"{self.dst.name}_acc", 1, self.acc_dtype)
-        zero = (const(0),)
-        rank = len(dist.extents) - 1
+        put = cx.distributed(dist, lambda at: seq(*[Store(b, at, load(p, (place,)), span=span)
+                                                    for b, p in zip(scratch, self.partials)]), span=span)
+        acc, zero, rank = self.locals("acc"), (const(0),), len(dist.extents) - 1
 
-        def take(at: tuple[Any, ...]) -> Stmt:
+        def take(at: tuple[Any, ...], which: list[int]) -> Stmt:
             k = fresh("g")
             inner = at if len(at) == rank else tuple(i for d, i in enumerate(at) if d != self.axis)
-            add = Store(acc, zero, self.combine(load(acc, zero), load(scratch, (k, *inner))))
-            return seq(Store(acc, zero, self.neutral), For(k, const(0), const(groups), "unroll", add),
-                       self.result(load(acc, zero), at))
+            add = self.joined(acc, zero, [load(b, (k, *inner)) for b in scratch])
+            return seq(*[Store(a, zero, e) for a, e in zip(acc, self.neutrals)],
+                       For(k, const(0), const(groups), "unroll", add),
+                       self.result([load(a, zero) for a in acc], at, which))
 
-        return seq(put, cx.parallel(tuple(self.dst.shape), take, span=span))
+        alike: dict[Any, list[int]] = {}  # results that one loop can store
+        for n, out in enumerate(self.outs):
+            held = cx.layout_of(out) if out.scope_name == FRAGMENT else None
+            alike.setdefault((repr(held), tuple(out.shape)), []).append(n)
+        return seq(put, *[cx.parallel(shape, partial(take, which=which), span=span) for (_, shape), which in alike.items()])
 
     def in_one_thread(self) -> Stmt:
         """Reduce where source and destination are private to each thread."""

@@ -111,14 +111,11 @@ class Reduce(TileOp):
                                f"{self.src.buffer.scope_name}, `{self.dst.buffer.name}` {self.dst.buffer.scope_name}",
                                found=f"{self.src.buffer.scope_name} to {self.dst.buffer.scope_name}",
                                span=self.span, hint="copy the data to a fragment or shared buffer first")
-        if self.kind.startswith("bit") and not (self.dst.dtype.is_int or self.dst.dtype.is_bool):
-            raise errors.error("reduce-dtype",
-                               f"a {self.kind} reduction needs integers or bool, `{self.dst.buffer.name}` is {self.dst.dtype}",
-                               found=str(self.dst.dtype), span=self.span)
-        if self.kind.startswith("bit") and not (self.src.dtype.is_int or self.src.dtype.is_bool):
-            raise errors.error("reduce-dtype",
-                               f"a {self.kind} reduction needs integers or bool, `{self.src.buffer.name}` is {self.src.dtype}",
-                               found=str(self.src.dtype), span=self.span)
+        for r in (self.dst, self.src):
+            if self.kind.startswith("bit") and not (r.dtype.is_int or r.dtype.is_bool):
+                raise errors.error("reduce-dtype",
+                                   f"a {self.kind} reduction needs integers or bool, `{r.buffer.name}` is {r.dtype}",
+                                   found=str(r.dtype), span=self.span)
         if self.kind in ("sum", "abssum", "prod"):
             reject_reductions(self.dst, self.span)
 

@@ -12,28 +12,9 @@ LEFT, RIGHT, ELEMENT, POSITION = range(4)
 
 
 def operand(kind: int, k: int, dt: Any) -> Expr:
-    """Operand k of the functions of a Combine: of its left or right state, or of the elements at one place."""
+    """Operand k of the functions of a Combine: value k of the left or right state, the element of source k, or the index of an
+    element along the dimension (int32)."""
     return call("combine_operand", (const(kind), const(k)), dtype(dt))
-
-
-def left(k: int, dt: Any) -> Expr:
-    """Value k of the state that stands first."""
-    return operand(LEFT, k, dt)
-
-
-def right(k: int, dt: Any) -> Expr:
-    """Value k of the state that stands second."""
-    return operand(RIGHT, k, dt)
-
-
-def element(k: int, dt: Any) -> Expr:
-    """The element of source k."""
-    return operand(ELEMENT, k, dt)
-
-
-def position() -> Expr:
-    """The index of an element along the dimension, int32."""
-    return operand(POSITION, 0, "int32")
 
 
 def given(e: Any, values: dict[int, Values]) -> Any:
@@ -53,4 +34,4 @@ def bound(values: Values) -> tuple[Stmt, list[Any]]:
     return seq(*[Bind(v, e) for v, e in zip(names, values) if v is not e]), names  # type: ignore[arg-type]
 
 
-__all__ = ["ELEMENT", "LEFT", "POSITION", "RIGHT", "Values", "bound", "element", "given", "left", "position", "right"]
+__all__ = ["ELEMENT", "LEFT", "POSITION", "RIGHT", "Values", "bound", "given", "operand"]

@@ -19,15 +19,11 @@ _ORDERS = {"relaxed": "monotonic", "consume": "acquire", "acquire": "acquire", "
 
 
 def atomic_update(f: Fn, kind: str, address: str, v: str, dt: dtype, *, shared: bool, order: str = "relaxed",
-                  span: Any = None, compare: str | None = None) -> str:
+                  span: Any = None) -> str:
     """Emit *address = kind(*address, v), atomic with respect to other blocks; returns the old register value.
 
     shared: the memory belongs to the block, which one CPU thread runs, so a plain update is atomic.
-    compare: for the kind cas, the value that *address must hold.
     """
-    if compare is not None:
-        it = memory_type(dt)
-        return f.let(f"extractvalue {{ {it}, i1 }} {_exchanged_if(f, address, compare, v, it, _ORDERS[order])}, 0")
     if kind not in _COMBINE and kind not in _RMW:
         raise unsupported(f"the atomic operation {kind}", span=span)
     if shared and kind not in ("inc", "dec"):
@@ -87,13 +83,15 @@ def _atomic(kind: str) -> CallPrinter:
             raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
         dt = where.buffer.dtype
         v = cx.cast_value(e.args[1], dt)
-        compare = cx.cast_value(e.args[2], dt) if len(e.args) > 2 else None
         shared = where.buffer.scope() != GLOBAL
 
         def update() -> str:
             _, at = _target(cx, e)
+            if kind == "cas":
+                compare, it, order = cx.cast_value(e.args[2], dt), memory_type(dt), _ORDERS[e.options.order or "relaxed"]
+                return cx.f.let(f"extractvalue {{ {it}, i1 }} {_exchanged_if(cx.f, at, compare, v, it, order)}, 0")
             return atomic_update(cx.f, kind, at, v, dt, shared=shared, order=e.options.order or "relaxed",
-                                 span=e.span or cx.span, compare=compare)
+                                 span=e.span or cx.span)
 
         return cx.f.choose(_in_range(cx, where), value_type(dt), update, lambda: cx.memory.safe_value(where.buffer, dt))
 
