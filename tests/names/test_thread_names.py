@@ -1,5 +1,7 @@
 """Warp and thread primitives (section 15): shuffles, votes, barriers and thread numbers, against NumPy."""
 
+import re
+
 import numpy as np
 import pytest
 from everywhere import EXECUTIONS, SM90A, WITH_HOPPER, cuda_text, everywhere, run
@@ -427,3 +429,38 @@ def test_a_thread_returns_early(on):
 
     x = RNG.integers(-99, 99, N).astype(np.int32)
     assert np.array_equal(run(f, x, on=on)[1], np.maximum(x, 0))
+
+
+@pytest.mark.parametrize("read, dtype", [(T.clock, "uint32"), (T.clock64, "int64"), (T.globaltimer, "uint64")])
+def test_clocks_advance_and_stay_around_the_work(read, dtype):
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32"), Y: T.Tensor((3, 128), dtype)):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            a = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            first = read()
+            T.copy(A, a)
+            T.clear(c)
+            second = read()
+            for k in T.Pipelined(4, num_stages=2):  # noqa: B007
+                T.copy(A, a)
+                T.gemm(a, a, c)
+            third = read()
+            T.copy(c, C)
+            if tx < 64:
+                Y[0, tx] = first
+                Y[1, tx] = second
+                Y[2, tx] = third
+
+    for on in WITH_HOPPER:
+        _, c, y = run(f, np.eye(64, dtype=np.float16), on=on)
+        assert np.array_equal(c, np.eye(64) * 4)
+        y = y[:, :64].astype(object)
+        assert (y[2] > y[1]).all() and (y[1] >= y[0]).all() and (y[0] > 0).all(), on
+    for arch in ("sm_80", "sm_90a"):
+        text = cuda_text(f, arch)
+        body = text[text.index("__global__"):]
+        reads = [m.start() for m in re.finditer(rf"read_{read.__name__}\(\)", body)]
+        products = [m.start() for m in re.finditer(r"mma_\w+\(|wgmma_\w+\(", body)]
+        assert len(reads) == 3 and all(reads[1] < at < reads[2] for at in products) and products, text

@@ -203,6 +203,22 @@ def activemask() -> Var:
     return value_call("activemask", (), "uint64")
 
 
+def _clock(name: str, dt: str, what: str) -> Callable[[], Var]:
+    def fn() -> Var:
+        return value_call(name, (), dt)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = (f"{what}, seen by each thread: {dt}.\n\nStatements stay on their side of a reading.  A T.Pipelined loop that "
+                  f"reads a clock in its body is not pipelined.\n\nExample:\n    start = T.{name}()\n    Y[i] = T.exp(X[i])\n"
+                  f"    passed = T.{name}() - start")
+    return fn
+
+
+clock = _clock("clock", "uint32", "Clock cycles of the SM (CPU: of the core), which wrap around")
+clock64 = _clock("clock64", "int64", "Clock cycles of the SM (CPU: of the core)")
+globaltimer = _clock("globaltimer", "uint64", "Nanoseconds of a clock of the device, whose resolution may be 1 us")
+
+
 def match_any_sync(value: Any, mask: Any = FULL_MASK) -> Var:
     """Lanes that hold the same value: uint32.
 
@@ -450,10 +466,8 @@ def ldg(A: Any, idx: Any = None) -> Expr:
     return call("ldg", (AddressOf(A.buffer, A.indices),), A.dtype)
 
 
-
-
-__all__ = ["Else", "Then", "activemask", "all_sync", "any_sync", "ballot", "ballot_sync", "buffer_store",
-           "evaluate", "get_lane_idx", "get_warp_group_idx", "get_warp_idx", "get_warp_idx_sync",
+__all__ = ["Else", "Then", "activemask", "all_sync", "any_sync", "ballot", "ballot_sync", "buffer_store", "clock", "clock64",
+           "evaluate", "get_lane_idx", "get_warp_group_idx", "get_warp_idx", "get_warp_idx_sync", "globaltimer",
            "match_all_sync", "match_any_sync", "named_barrier_arrive", "ptx_commit_group", "ptx_wait_group",
            "shfl_down", "shfl_sync", "shfl_up", "shfl_xor", "shuffle_elect", "sync_grid", "sync_threads", "sync_warp",
            "syncthreads_and", "syncthreads_count", "syncthreads_or", "thread_return"]

@@ -9,6 +9,7 @@ reference/handlers.py).
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -90,6 +91,7 @@ class Context:
         self.launch = LaunchScope()
         self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()
         self.in_while = False
+        self.ticks = itertools.count(1)  # of the clocks that the program reads
         self.discarded: tuple[Any, ...] | None = None
 
     @property

@@ -16,6 +16,7 @@ from tilelang.ir import AddressOf, Call, Load, StringConst, dtype, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.ir.numbers import binary_function, to_dtype
 from tilelang.target.atomics import Atomic, family
+from tilelang.target.thread_calls import CLOCKS
 
 from .context import Context
 from .faults import fault
@@ -341,6 +342,11 @@ def _uniform(c: Context, e: Call) -> Closure:
     return run
 
 
+def _clock(c: Context, e: Call) -> Closure:
+    """A counter of the run: each reading is later than those before it."""
+    return lambda f: np.full(f.lanes, next(c.ticks)).astype(numpy_dtype(e.dtype))
+
+
 def nothing(c: Context, e: Call) -> Closure:
     """An operation without effect here."""
     return lambda f: np.int32(0)
@@ -352,7 +358,7 @@ LANE_OPS: dict[str, Callable[[Context, Call], Closure]] = {
     **{f"get_{k}": _lane_number for k in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx")},
     **{k: _vote for k in ("any_sync", "all_sync", "ballot_sync", "ballot", "activemask", "match_any_sync",
                           "match_all_sync")},
-    "warp_uniform": _uniform,
+    "warp_uniform": _uniform, **dict.fromkeys(CLOCKS, _clock),
     "ldg": _ldg, "thread_return": _thread_return, "printf": _printf, "fence_gpu": nothing, "fence_block": nothing,
     "keep_branch": nothing, "make_opaque": nothing,
     "pdl_trigger": nothing, "pdl_sync": nothing,

@@ -13,6 +13,7 @@ from typing import Any
 from tilelang.ir import Call
 
 from .intrinsics import PURE, READS, SYNC, WARP, WRITES, Intrinsic, add_intrinsic
+from .thread_calls import CLOCKS
 from .mma import MMA_ROWS, MmaRow, mma_rows, operand_dtype, truncate_tf32
 
 ATOMIC_ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
@@ -50,6 +51,8 @@ for _name in ("any_sync", "all_sync", "ballot_sync", "match_any_sync"):
 _device("match_all_sync", -1, WARP, "tl::match_all_sync({args})")
 _device("ballot", 1, WARP, "tl::ballot_sync({0})")
 _device("activemask", 0, WARP, "(unsigned long long)__activemask()")
+for _name in CLOCKS:
+    _device(_name, 0, WARP, f"tl::read_{_name}()")
 _device("shuffle_elect", 1, WARP, "tl::shuffle_elect({0})")
 _device("warp_uniform", 1, WARP, "tl::warp_uniform({0})")  # returns its int32 argument, which is uniform in the warp
 for _name in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx"):

@@ -17,6 +17,8 @@ BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
 # Calls that return the position of a thread in the block.
 LANE_NUMBERS = ("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx", "shuffle_elect")
 LANE_CALLS = EXCHANGES + LANE_NUMBERS
+# Calls whose value depends on when a thread runs them: no statement is moved across them.
+CLOCKS = ("clock", "clock64", "globaltimer")
 # Instructions of a warp or a warp group on matrices.
 MATRIX_CALLS = ("ldmatrix", "stmatrix", "mma", "wgmma")
 # Calls that reach other blocks of a cluster.
@@ -54,5 +56,5 @@ def public_name(op: str) -> str:
     return f"T.{_PUBLIC_NAMES.get(op, op)}"
 
 
-__all__ = ["ASSERTION", "BLOCK_VOTES", "CLUSTER_CALLS", "COUNTS_THREADS", "EXCHANGES", "LANE_CALLS", "LANE_NUMBERS", "MATCHES",
-           "MATRIX_CALLS", "PER_THREAD", "SHUFFLES", "VOTES", "WARP", "public_name"]
+__all__ = ["ASSERTION", "BLOCK_VOTES", "CLOCKS", "CLUSTER_CALLS", "COUNTS_THREADS", "EXCHANGES", "LANE_CALLS", "LANE_NUMBERS",
+           "MATCHES", "MATRIX_CALLS", "PER_THREAD", "SHUFFLES", "VOTES", "WARP", "public_name"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilelang.ir import AddressOf, Call, StringConst, as_bool, dtype
 from tilelang.target.cpu import unsupported
-from tilelang.target.thread_calls import ASSERTION
+from tilelang.target.thread_calls import ASSERTION, CLOCKS
 
 from .atomics import ATOMIC_CALLS
 from .barriers import BARRIER_CALLS
@@ -36,6 +36,18 @@ def _printf(cx: Code, e: Call) -> str:
             args.append(f"i32 {cx.cast_value(a, dtype('uint32' if dt.is_unsigned else 'int32'))}")
     fn = cx.f.module.declare("printf", "i32", "ptr, ...")
     return cx.f.let(f"call i32 (ptr, ...) {fn}({', '.join(args)})")
+
+
+def _clock(cx: Code, e: Call) -> str:
+    """The cycle counter of the core, or (globaltimer) the monotonic clock of the system in nanoseconds."""
+    f = cx.f
+    if e.op != "globaltimer":
+        cycles = f.let(f"call i64 {f.module.declare('llvm.readcyclecounter', 'i64', '')}()")
+        return f.let(f"trunc i64 {cycles} to i32") if e.dtype.bits == 32 else cycles
+    at = f.alloca("[2 x i64]", hint="time")
+    f.do(f"call i32 {f.module.declare('clock_gettime', 'i32', 'i32, ptr')}(i32 1, ptr {at})")
+    seconds, rest = (f.let(f"load i64, ptr {f.at(at, 'i64', k)}") for k in "01")
+    return f.add(f.mul(seconds, "1000000000"), rest)
 
 
 def _cp_async(cx: Code, e: Call) -> str:
@@ -86,7 +98,7 @@ def _ldg(cx: Code, e: Call) -> str:
 
 
 BLOCK_CALLS: dict[str, CallPrinter] = {
-    ASSERTION: assertion, "printf": _printf, "ldg": _ldg,
+    ASSERTION: assertion, "printf": _printf, "ldg": _ldg, **dict.fromkeys(CLOCKS, _clock),
     **{op: _ordered_already for op in ("sync_threads", "sync_warp", "fence_gpu", "fence_block", "cp_async_commit",
                                        "cp_async_wait")},
     **ATOMIC_CALLS, **BARRIER_CALLS, **CLUSTER_CALL_PRINTERS, **BOX_CALLS, **DESCRIPTOR_CALLS, "cp_async": _cp_async,

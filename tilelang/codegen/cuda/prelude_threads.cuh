@@ -75,6 +75,17 @@ TL_DEVICE int warp_uniform(int x) {
 TL_DEVICE bool shuffle_elect(int extent) {
   return extent == 0 ? linear_thread() == 0 : linear_thread() % extent == 0;
 }
+//@ read_clock
+// The clocks of the SM and of the device.  Memory accesses stay on their side of it.
+TL_DEVICE unsigned read_clock() { unsigned x; asm volatile("mov.u32 %0, %%clock;" : "=r"(x) :: "memory"); return x; }
+//@ read_clock64
+TL_DEVICE long long read_clock64() { long long x; asm volatile("mov.u64 %0, %%clock64;" : "=l"(x) :: "memory"); return x; }
+//@ read_globaltimer
+TL_DEVICE unsigned long long read_globaltimer() {
+  unsigned long long x;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(x) :: "memory");
+  return x;
+}
 //@ fence_before
 // Memory orders: 0 relaxed, 1 consume, 2 acquire, 3 release, 4 acq_rel, 5 seq_cst.
 template <int ORDER> TL_DEVICE void fence_before() { if constexpr (ORDER >= 3) __threadfence(); }

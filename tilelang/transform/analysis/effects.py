@@ -9,6 +9,7 @@ from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Const, Ev
                          Parallel, Region, Stmt, Store, TileOp, Var, While, children, inner, statements, walk, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.target.intrinsics import INTRINSICS, PURE, READS, WRITES
+from tilelang.target.thread_calls import CLOCKS
 
 # Mode of each argument of device operations that take addresses (docs/internals/ir.md, "Device intrinsics").
 _ARGUMENT_MODES = {
@@ -31,7 +32,7 @@ _ARGUMENT_MODES = {
 }
 # Operations that order threads or asynchronous work. No statement may be moved across them.
 SYNC_CALLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "sync_warp", "sync_grid",
-                        "cp_async_commit", "cp_async_wait", "ptx_commit_group", "ptx_wait_group", "thread_return"))
+                        "cp_async_commit", "cp_async_wait", "ptx_commit_group", "ptx_wait_group", "thread_return", *CLOCKS))
 # Operations without effects whose value depends on the thread or on when they run.
 _OF_THREADS = frozenset(("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx", "in_warp_groups",
                          "atomic_load"))
@@ -207,7 +208,13 @@ def fills_whole(s: Stmt) -> bool:
 
 def orders(s: Stmt) -> bool:
     """Whether a statement below (or s) orders threads or asynchronous work."""
-    return any(isinstance(x, Evaluate) and is_sync(x.call) for x in statements(s))
+    return any(map(is_ordering, statements(s)))
+
+
+def is_ordering(s: Stmt) -> bool:
+    """Whether a statement orders threads or asynchronous work, or reads a clock."""
+    return isinstance(s, Evaluate) and is_sync(s.call) or isinstance(s, Bind) and any(
+        c.op in CLOCKS for c in walk(s, Call))
 
 
 def is_sync(call: Any) -> bool:
@@ -236,4 +243,4 @@ def updated_element(x: Any) -> AddressOf | None:
 
 
 __all__ = ["SYNC_CALLS", "Effect", "acts", "argument_mode", "effects", "expr_effects", "fills_whole", "hangs_on_threads",
-           "inner", "is_sync", "orders", "own_effects", "statements"]
+           "inner", "is_ordering", "is_sync", "orders", "own_effects", "statements"]

@@ -18,7 +18,7 @@ from tilelang.ir import (AddressOf, Binary, Buffer, Call, Const, Expr, Launch, L
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 from tilelang.target.intrinsics import INTRINSICS, WARP
-from tilelang.target.thread_calls import BLOCK_VOTES
+from tilelang.target.thread_calls import BLOCK_VOTES, CLOCKS
 from tilelang.target.warp_groups import WARP_LANES, holds_in
 
 STALE, VARIES = 1, 2  # bits of an element: see Memory
@@ -134,7 +134,7 @@ class Values:
             return False
         if e.op == "in_warp_groups":
             return self.mixed(e)
-        if e.op.startswith("get_") or e.op in ("elect_one", "shuffle_elect"):
+        if e.op.startswith("get_") or e.op in ("elect_one", "shuffle_elect", *CLOCKS):
             return True
         if e.op.startswith("atomic_") and e.op != "atomic_load" and not self.iteration:
             return True  # each thread gets the old value of its own update

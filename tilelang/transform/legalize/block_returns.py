@@ -14,13 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import Alloc, Call, Evaluate, Func, If, Launch, Stmt, replace, rewrite, seq, walk
+from tilelang.target.thread_calls import CLOCKS
 from tilelang.ir.stmt import Seq
 
 from ..analysis.divergence import Divergence
 from ..analysis.effects import is_sync
 from ..framework.pass_ import TILE, PassContext, pass_
 
-_BLOCK = ("sync_threads", "sync_warp")  # calls that order only the threads of one block
+_BLOCK = ("sync_threads", "sync_warp", *CLOCKS)  # calls that order only the threads of one block
 
 
 @pass_(needs=TILE)

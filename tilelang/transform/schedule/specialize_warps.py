@@ -34,6 +34,7 @@ from tilelang.ops.bulk import row_boxes_unsupported
 from tilelang.ops.tma import row_boxes, tma_bytes, tma_boxes, tma_unsupported, versions_unsupported
 from tilelang.ops.tma_store import STEP_BYTES
 from tilelang.target.machine import REGISTERS, WARP_ROLE_REGISTERS
+from tilelang.target.thread_calls import CLOCKS
 
 from .consumer_schedule import chain_of, chosen_order, consumer, takes_slow_rings
 from .ordered_loop import enough_stages
@@ -357,7 +358,7 @@ class _WarpRoles:
         if self.launch.plan.cluster is not None:
             raise _Declined("the program launches clusters itself")
         for x in walk(self.launch.body, Call):
-            if x.op in ("thread_return", "in_warp_groups") or is_sync(x) and x.op not in ("sync_threads", "sync_warp"):
+            if x.op in ("thread_return", "in_warp_groups") or is_sync(x) and x.op not in ("sync_threads", "sync_warp", *CLOCKS):
                 raise _Declined(f"the program calls {x.op} itself")
         if any(is_sync(x) for x in walk(self.loop.body, Call)):
             raise _Declined("the loop orders threads itself")

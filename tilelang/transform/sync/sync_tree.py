@@ -17,7 +17,7 @@ from tilelang.ir.record import entity
 from ..analysis.statements import barrier_in
 from ..analysis.accesses import Access, Loop, Matrix, Update
 from ..analysis.atomic_order import update_of
-from ..analysis.effects import Effect, effects, is_sync, own_effects
+from ..analysis.effects import Effect, effects, is_ordering, own_effects
 
 _ANYWHERE = Buffer("tensors that may overlap", (1,), dtype("uint8"))  # stands for all of them (transform/legalize/aliasing.py)
 register("sync-divergent", ValueError, "a block barrier is needed where only some threads of the block arrive",
@@ -69,7 +69,7 @@ class Place:
     @cached_property
     def orders(self) -> bool:
         """Whether something inside orders threads or asynchronous work."""
-        return isinstance(self.stmt, Evaluate) and is_sync(self.stmt.call) or barrier_in(self.stmt) or any(
+        return is_ordering(self.stmt) or barrier_in(self.stmt) or any(
             x.orders for x in self.inner)
 
     @property
