@@ -257,3 +257,55 @@ def test_reductions_of_regions(scope):
     w[8:24] = np.abs(x[2, 4:20, 8:24]).max(0)
     agree(f, [x, mark(16, np.float32), mark((2, 30), np.float32), mark(24, np.float32)],
           {1: x[1, 3:19, 5:38].max(1), 2: np.stack([x[k + 1, :, k:k + 30].sum(0) + 1 for k in range(2)]), 3: w}, on=EVERY)
+
+
+@pytest.mark.parametrize("of, into", ["ff", "fs", "sf", "ss"])
+@pytest.mark.parametrize("dtype, dim, threads", [("float32", 1, 64), ("float16", 0, 96)])
+def test_elements_gathered_and_turned_around(of, into, dtype, dim, threads):
+    m, n = 13, 37
+    shape = (m, 20) if dim else (20, n)
+
+    @T.prim_func
+    def f(X: T.Tensor((m, n), dtype), I: T.Tensor(shape, "int32"), Y: T.Tensor(shape, "float32"), Z: T.Tensor((m, n), dtype),
+          W: T.Tensor(shape, dtype)):
+        with T.Kernel(1, threads=threads):
+            x = ALLOC[of]((m, n), dtype)
+            i = ALLOC[into](shape, "int32")
+            y = ALLOC[into](shape, "float32")
+            w = ALLOC[of](shape, dtype)
+            T.copy(X, x)
+            T.copy(I, i)
+            T.gather(x, i, y, dim=dim)
+            T.copy(y, Y)
+            T.flip(x, x, dim)
+            T.copy(x, Z)
+            T.gather(X, i, w, dim=dim)
+            T.copy(w, W)
+
+    x, i = data((m, n), dtype), RNG.integers(0, (m, n)[dim], shape).astype(np.int32)
+    taken = np.take_along_axis(x, i, dim)
+    agree(f, [x, i, mark(shape, np.float32), mark((m, n), NP[dtype]), mark(shape, NP[dtype])],
+          {2: taken.astype(np.float32), 3: np.flip(x, dim), 4: taken}, on=EVERY)
+
+
+def test_gathered_from_outside_a_tensor_and_from_regions():
+    @T.prim_func
+    def f(X: T.Tensor((10,), "float32"), I: T.Tensor((8,), "int32"), Y: T.Tensor((8,), "float32"),
+          Z: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=32):
+            i = T.alloc_shared((8,), "int32")
+            y = T.alloc_fragment((8,), "float32")
+            z = T.alloc_shared((16,), "float32")
+            T.copy(I, i)
+            T.gather(X, i, y)
+            T.copy(y, Y)
+            T.fill(z, 5)
+            for k in T.serial(2):
+                T.flip(y[k * 4:k * 4 + 4], z[k * 8:k * 8 + 4])
+            T.copy(z, Z)
+
+    x, i = data((10,)), np.array([0, 9, 10, -1, 3, 500, 2, 7], np.int32)
+    y = np.where((i >= 0) & (i < 10), x[i % 10], 0).astype(np.float32)
+    five = np.full(4, 5)
+    agree(f, [x, i, mark(8, np.float32), mark(16, np.float32)],
+          {2: y, 3: np.concatenate([y[3::-1], five, y[:3:-1], five])}, on=EVERY)

@@ -30,7 +30,7 @@ from .barriers import (alloc_barrier, alloc_cluster_barrier, barrier_arrive, bar
                        ptx_arrive_cluster_barrier, ptx_fence_barrier_init, ptx_init_barrier_thread_count,
                        ptx_wait_barrier)
 from .blockscaled import gemm_blockscaled
-from .combine import reduce_argmax, reduce_argmin, reduce_with, scan_with
+from .combine import flip, gather, reduce_argmax, reduce_argmin, reduce_with, scan_with
 from .composed import (all_of, any_of, atomic_addx2,
                        atomic_addx4, c2d_im2col, dp4a, get_let_value, has_let_value,
                        im2col, tvm_storage_sync, vectorcombine, vectorhigh,
@@ -73,10 +73,10 @@ from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, Strided
 from .tensor_core import (TensorCoreIntrinEmitter, TensorCoreIntrinEmitterWithLadderTransform, get_ldmatrix_offset,
                           get_mma_micro_size, get_swizzle_layout, make_mma_swizzle_layout, mma_store_index_map,
                           ptx_cp_async, ptx_ldmatrix, ptx_mma)
-from .thread import (Else, Then, activemask, all_sync, any_sync, ballot, ballot_sync, buffer_store, evaluate, get_lane_idx,
-                     get_warp_group_idx, get_warp_idx, get_warp_idx_sync, match_all_sync, match_any_sync,
-                     named_barrier_arrive, ptx_commit_group, ptx_wait_group, shfl_down, shfl_sync, shfl_up, shfl_xor,
-                     shuffle_elect, sync_grid, sync_threads, sync_warp, syncthreads_and, syncthreads_count,
+from .thread import (Else, Then, activemask, all_sync, any_sync, ballot, ballot_sync, buffer_store, clock, clock64, evaluate,
+                     get_lane_idx, get_warp_group_idx, get_warp_idx, get_warp_idx_sync, globaltimer, match_all_sync,
+                     match_any_sync, named_barrier_arrive, ptx_commit_group, ptx_wait_group, shfl_down, shfl_sync, shfl_up,
+                     shfl_xor, shuffle_elect, sync_grid, sync_threads, sync_warp, syncthreads_and, syncthreads_count,
                      syncthreads_or, thread_return)
 from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cummin, cumprod, cumsum, fill, gemm, reduce, reduce_absmax,
                    reduce_abssum, reduce_bitand, reduce_bitor, reduce_bitxor, reduce_max, reduce_min, reduce_prod, reduce_sum,

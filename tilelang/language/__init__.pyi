@@ -71,6 +71,8 @@ from tilelang.language.barriers import (
 )
 from tilelang.language.blockscaled import gemm_blockscaled as gemm_blockscaled
 from tilelang.language.combine import (
+    flip as flip,
+    gather as gather,
     reduce_argmax as reduce_argmax,
     reduce_argmin as reduce_argmin,
     reduce_with as reduce_with,
@@ -295,11 +297,14 @@ from tilelang.language.thread import (
     ballot as ballot,
     ballot_sync as ballot_sync,
     buffer_store as buffer_store,
+    clock as clock,
+    clock64 as clock64,
     evaluate as evaluate,
     get_lane_idx as get_lane_idx,
     get_warp_group_idx as get_warp_group_idx,
     get_warp_idx as _get_warp_idx_sync,
     get_warp_idx as get_warp_idx,
+    globaltimer as globaltimer,
     ldg as ___ldg,
     match_all_sync as match_all_sync,
     match_any_sync as match_any_sync,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from tilelang.ir import (Bind, Call, Const, Expr, Region, binary, cast, const, convert, dtype, int_range, is_large, load,
-                         logical, select, substitute, unary, walk, PRIVATE)
+from tilelang.ir import (Bind, Call, Const, Expr, Load, Region, binary, cast, const, contains, convert, dtype,
+                         int_range, is_large, load, logical, select, substitute, unary, walk, PRIVATE)
 from tilelang.ops.combine import Combine, ReduceWith, ScanWith
+from tilelang.ops.lower_combine import ELEMENT, LEFT, POSITION, RIGHT, given, operand
 from tilelang.ops.reduce import identity as neutral
-from tilelang.ops.states import LEFT, RIGHT, element, given, left, position, right
 from tilelang.target.intrinsics import is_pure
 
 from .loops import Parallel, serial
-from .tile import EMITTED, dimension, emit_op, result_tile, source_tile, temporary
+from .tile import EMITTED, copy, dimension, emit_op, temporary, tile_of
 from .tracing.builder import Builder, Emitted, check_constant, need_builder
 from .tracing.flags import flag
 from .tracing.scope import BodyFrame
@@ -41,13 +42,13 @@ class _States:
             raise error("combine-operand", f"{what} has {len(srcs)} sources, {len(outs)} results and an identity of "
                         f"{self.count} values", expected="a result (or None) for each value, and a source without start",
                         found=f"{len(srcs)} sources, {len(outs)} results, {self.count} values")
-        elements = [element(k, r.dtype) for k, r in enumerate(srcs)]
+        elements = [operand(ELEMENT, k, r.dtype) for k, r in enumerate(srcs)]
         first = elements if start is None else self.values(start, "start", elements)
         types = [o.dtype if o is not None else convert(e).dtype if isinstance(e, Expr) else convert(v).dtype
                  for o, e, v in zip(outs, given_identity, first)]
         self.first = self.cast(first, types)
-        self.identity = self.cast(given_identity, types)
-        a, c = ([side(k, t) for k, t in enumerate(types)] for side in (left, right))
+        self.identity = tuple(b.let("identity", e) if contains(e, Load) else e for e in self.cast(given_identity, types))
+        a, c = ([operand(side, k, t) for k, t in enumerate(types)] for side in (LEFT, RIGHT))
         pair = (a[0], c[0]) if self.single else (tuple(a), tuple(c))
         self.joined = self.cast(self.values(combine, "combine", pair), types)
         self.results = tuple(a)
@@ -93,18 +94,21 @@ class _States:
 
 def _operands(b: Builder, what: str, srcs: Any, outs: Any, updates: bool) -> tuple[list[Region], list[Any], list[Any]]:
     """(sources, results or None, what copies the results back) of a call; updates: the old results are read."""
-    sources = [source_tile(b, x, f"a source of {what}") for x in _tuple(srcs)]
-    results = [(None, None) if x is None else result_tile(b, x, f"a result of {what}", updates) for x in _tuple(outs)]
+    sources = [tile_of(b, x, f"a source of {what}")[0] for x in _tuple(srcs)]
+    results = [(None, None) if x is None else tile_of(b, x, f"a result of {what}", updates) for x in _tuple(outs)]
     if not sources or all(r is None for r, _ in results):
         raise error("combine-operand", f"{what} needs a source and a result", expected="tiles", found="none")
     return sources, [r for r, _ in results], [put for _, put in results if put is not None]
 
 
 def _emit(b: Builder, op: type[Combine], srcs: Sequence[Region], outs: Sequence[Region | None], states: Any, dim: int,
-          **options: Any) -> None:
+          puts: Sequence[Callable[[], None]], **options: Any) -> Emitted:
     kept = [k for k, r in enumerate(outs) if r is not None]
     emit_op(b, op(tuple(srcs), tuple(outs[k] for k in kept), states.first, states.joined, states.identity,  # type: ignore[misc]
-                       tuple(states.results[k] for k in kept), dim, **options, span=b.here()))
+                  tuple(states.results[k] for k in kept), dim, **options, span=b.here()))
+    for put in puts:
+        put()
+    return EMITTED
 
 
 def reduce_with(srcs: Any, outs: Any, combine: Function, identity: Any, dim: int = -1, start: Function | None = None,
@@ -131,29 +135,30 @@ def reduce_with(srcs: Any, outs: Any, combine: Function, identity: Any, dim: int
     states = _States(b, what, sources, results, combine, identity, start)
     along = dimension(dim, sources[0], "reduce-dim")
     if cleared:
-        _emit(b, ReduceWith, sources, results, states, along, commutative=option)
-    else:
-        if any(r is None for r in results):
-            raise error("combine-operand", f"{what} with clear=False needs all values of a state", expected="no None in outs",
-                        found="None in outs")
-        new = [temporary(b, r.buffer, tuple(r.extents)) for r in results]
-        _emit(b, ReduceWith, sources, [t.region() for t in new], states, along, commutative=option)
-        _join(b, [r.buffer for r in results], [t.buffer for t in new], states.joined)
-    for put in puts:
-        put()
-    return EMITTED
+        return _emit(b, ReduceWith, sources, results, states, along, puts, commutative=option)
+    if any(r is None for r in results):
+        raise error("combine-operand", f"{what} with clear=False needs all values of a state", expected="no None in outs",
+                    found="None in outs")
+    new = [temporary(b, r.buffer, tuple(r.extents)) for r in results]
+    join = partial(_join, b, [r.buffer for r in results], [t.buffer for t in new], states.joined)
+    return _emit(b, ReduceWith, sources, [t.region() for t in new], states, along, [join, *puts], commutative=option)
+
+
+def _each(b: Builder, like: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    """(open loops over the elements of a tile, of the block or of each thread as the tile is, their indices)."""
+    own = like.scope_name in PRIVATE
+    frames = [serial(n) for n in like.shape] if own else [Parallel(*like.shape)]
+    at = [b.enter(f) for f in frames]
+    return frames[::-1], tuple(at) if own else at[0] if isinstance(at[0], tuple) else (at[0],)
 
 
 def _join(b: Builder, old: Sequence[Any], new: Sequence[Any], joined: Sequence[Expr]) -> None:
     """old = the states old and new, joined at each place."""
-    shape, own = old[0].shape, old[0].scope_name in PRIVATE
-    frames = [serial(n) for n in shape] if own else [Parallel(*shape)]
-    at = [b.enter(f) for f in frames]
-    where = tuple(at) if own else at[0] if isinstance(at[0], tuple) else (at[0],)
+    frames, where = _each(b, old[0])
     out = given(tuple(joined), {LEFT: [load(o, where) for o in old], RIGHT: [load(n, where) for n in new]})
     for o, v in zip(old, [b.let("joined", e) for e in out]):
         b.store(o, where, v)
-    for f in reversed(frames):
+    for f in frames:
         b.exit(f)
 
 
@@ -172,10 +177,7 @@ def scan_with(srcs: Any, outs: Any, combine: Function, identity: Any, dim: int =
     sources, results, puts = _operands(b, what, srcs, outs, False)
     states = _States(b, what, sources, results, combine, identity, start)
     along = dimension(dim, sources[0], "scan-dim")
-    _emit(b, ScanWith, sources, results, states, along, reverse=flag(reverse, "reverse"))
-    for put in puts:
-        put()
-    return EMITTED
+    return _emit(b, ScanWith, sources, results, states, along, puts, reverse=flag(reverse, "reverse"))
 
 
 class _Best:
@@ -189,13 +191,13 @@ class _Best:
         given_type = source.dtype
         narrow = given_type.is_float and given_type.bits < 16
         dt = dtype("float32") if narrow else dtype("uint8") if given_type.is_bool else given_type
-        value, at, last = cast(element(0, given_type), dt), position(), int_range(dtype("int32"))[1]
+        value, at, last = cast(operand(ELEMENT, 0, given_type), dt), operand(POSITION, 0, "int32"), int_range(dtype("int32"))[1]
         low = const(neutral(kind, dt), dt)
         ignored = dt.is_float and not nan_propagate
         nan = binary("ne", value, value)
         self.first = (select(nan, low, value), select(nan, at + n, at)) if ignored else (value, at)
         self.identity: tuple[Expr, ...] = (low, const(last))
-        (v, i), (w, j) = ((side(0, dt), side(1, "int32")) for side in (left, right))
+        (v, i), (w, j) = ((operand(side, 0, dt), operand(side, 1, "int32")) for side in (LEFT, RIGHT))
         better, equal = binary("gt" if kind == "max" else "lt", w, v), binary("eq", v, w)
         if dt.is_float and nan_propagate:
             lost, won = binary("ne", v, v), binary("ne", w, w)
@@ -219,10 +221,7 @@ def _arg(kind: str, buffer: Any, out: Any, dim: int, values: Any, nan_propagate:
                     found="None" if index is None else str(index.dtype), hint="use an int32 tile for the indices")
     states = _Best(kind, source, n, flag(nan_propagate, "nan_propagate"),
                    [None if best is None else best.dtype, index.dtype])
-    _emit(b, ReduceWith, sources, [best, index], states, along, commutative=True)
-    for put in puts:
-        put()
-    return EMITTED
+    return _emit(b, ReduceWith, sources, [best, index], states, along, puts, commutative=True)
 
 
 def reduce_argmax(buffer: Any, out: Any, dim: int = -1, values: Any = None, nan_propagate: bool = False) -> Emitted:
@@ -251,4 +250,52 @@ def reduce_argmin(buffer: Any, out: Any, dim: int = -1, values: Any = None, nan_
     return _arg("min", buffer, out, dim, values, nan_propagate)
 
 
-__all__ = ["reduce_argmax", "reduce_argmin", "reduce_with", "scan_with"]
+def _moved(what: str, src: Any, dst: Any, dim: int, index: Any = None) -> Emitted:
+    """dst = src at other places along dim: those of index, or (None) counted from the end."""
+    b = need_builder(what)
+    (s, _), (d, put) = tile_of(b, src, f"the source of {what}"), tile_of(b, dst, f"the result of {what}", False)
+    at = None if index is None else tile_of(b, index, f"the index of {what}")[0]
+    along = dimension(dim, s, "reduce-dim")
+    shape, from_ = tuple(d.extents), s.buffer
+    like = shape if at is None else (*shape[:along], s.extents[along], *shape[along + 1:])
+    if tuple(s.extents) != like or at is not None and not (at.dtype.is_int and tuple(at.extents) == shape):
+        found = f"{tuple(s.extents)} into {shape}" + ("" if at is None else f" by indices {tuple(at.extents)} {at.dtype}")
+        raise error("gather-operand", f"{what} of {found}", found=found)
+    if from_.data is d.buffer.data:
+        from_ = temporary(b, from_, shape).buffer
+        copy(s.buffer, from_)
+    frames, where = _each(b, d.buffer)
+    place = s.extents[along] - 1 - where[along] if at is None else load(at.buffer, where)
+    b.store(d.buffer, where, load(from_, (*where[:along], place, *where[along + 1:])))
+    for f in frames:
+        b.exit(f)
+    if put is not None:
+        put()
+    return EMITTED
+
+
+def gather(src: Any, index: Any, dst: Any, dim: int = -1) -> Emitted:
+    """dst[…, i, …] = src[…, index[…, i, …], …] along dim; executed by the whole block.
+
+    src: a shared or fragment tile (or region of one), or a tensor in global memory, of any shape.  index: a tile of integers.
+    dst: a shared or fragment tile of index's shape, which is that of src but for dim; it may be src.
+    An index outside src is an access outside: 0 from global memory, an error of the program elsewhere.  Raises gather-operand.
+
+    Example:
+        T.gather(acc, bits, acc, dim=1)   # acc[i, j] = acc[i, bits[i, j]]
+    """
+    return _moved("T.gather", src, dst, dim, index)
+
+
+def flip(src: Any, dst: Any, dim: int = -1) -> Emitted:
+    """dst[…, i, …] = src[…, n - 1 - i, …] along dim; executed by the whole block.
+
+    src: as T.gather.  dst: a shared or fragment tile of src's shape; it may be src.  Raises gather-operand.
+
+    Example:
+        T.flip(x_s, x_s)
+    """
+    return _moved("T.flip", src, dst, dim)
+
+
+__all__ = ["flip", "gather", "reduce_argmax", "reduce_argmin", "reduce_with", "scan_with"]

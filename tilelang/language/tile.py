@@ -222,40 +222,26 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
                            clearing, attrs, plan, span=b.here()))
 
 
-def source_tile(b: Builder, x: Any, what: str) -> Region:
-    """A whole buffer to reduce.  A region becomes one by a copy to registers, without its dimensions of one element.
+def tile_of(b: Builder, x: Any, what: str, read: bool = True) -> tuple[Region, Callable[[], None] | None]:
+    """(a whole buffer to reduce or for a result, what copies it back to the region that is meant, if any).
 
+    A region becomes a buffer of its own, in registers, without its dimensions of one element.  read: its elements are needed.
     Raises reduce-operand."""
     if isinstance(x, Load) and x.buffer.scope_name == VARIABLE:
-        return whole_region(x, what)
-    if isinstance(x, BufferSlice) and not x.region.is_full:
-        return _region_tile(b, x, what, True)[0].region()
-    if not isinstance(x, Buffer) and not isinstance(x, BufferSlice):
+        return whole_region(x, what), None
+    if not isinstance(x, (Buffer, BufferSlice)):
         raise error("reduce-operand", f"{what} must be a buffer or a region of one, found {describe(x)}", found=describe(x))
-    return operand(x, what).region()
-
-
-def result_tile(b: Builder, x: Any, what: str, read: bool) -> tuple[Region, Callable[[], None] | None]:
-    """(a whole buffer for the result of a reduction, what copies it to the region that is meant, if any).
-
-    read: the old value is needed."""
     if not isinstance(x, BufferSlice) or x.region.is_full:
-        return source_tile(b, x, what), None
-    tile, region = _region_tile(b, x, what, read)
-    return tile.region(), lambda: b.emit(Copy(*pair(tile.buffer, region), span=b.here()))
-
-
-def _region_tile(b: Builder, x: BufferSlice, what: str, read: bool) -> tuple[Operand, BufferSlice]:
+        return operand(x, what).region(), None
     shape = tuple(n for n in x.region.extents if not is_const(n, 1)) or (1,)
     if x.buffer.scope_name == GLOBAL or not all(isinstance(n, int) for n in shape):
         raise error("reduce-operand", f"{what} must be a tile on the chip of constant extents, found {describe(x)}",
                     found=f"extents ({', '.join(map(str, x.region.extents))}) in {x.buffer.scope_name} memory",
                     hint="T.copy the region to a fragment or shared buffer of its size")
-    check_inside(x.region)
     tile = temporary(b, x.buffer, shape)
     if read:
         copy(x, tile.buffer)
-    return tile, x
+    return tile.region(), lambda: b.emit(Copy(*pair(tile.buffer, x), span=b.here()))
 
 
 def temporary(b: Builder, like: Buffer, shape: tuple[int, ...]) -> Operand:
@@ -303,8 +289,8 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
                     expected=f"one of {', '.join(KINDS)}", found=repr(reduce_type))
     check_batch(batch)
     cleared = flag(clear, "clear")
-    src = source_tile(b, buffer, "the source of a reduction")
-    dst, put = result_tile(b, out, "the result of a reduction", not cleared)
+    src, _ = tile_of(b, buffer, "the source of a reduction")
+    dst, put = tile_of(b, out, "the result of a reduction", not cleared)
     along = dimension(dim, src, "reduce-dim")
     plan, attrs = options_from(ReducePlan, annotations, batch=batch if batch != 1 else None)
     emit_op(b, Reduce(src, dst, reduce_type, along, cleared, flag(nan_propagate, "nan_propagate"), attrs, plan, span=b.here()))

@@ -238,6 +238,8 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
      "return a scalar for each value of identity, as a tuple where identity is one", "a scalar for each value of a state"),
     ("combine-statement", ValueError, "a function of T.reduce_with or T.scan_with that has effects",
      "compute the state by expressions: T.if_then_else in place of if, no stores", "a function of expressions"),
+    ("gather-operand", ValueError, "operands of T.gather or T.flip whose shapes do not fit, or indices that are no integers",
+     "give dst the shape of index, which is that of src but for dim (T.flip: of src)", "shapes that fit, integer indices"),
     ("reduce-kind", ValueError, "an unknown kind of reduction", "use T.reduce_sum, T.reduce_max, …",
      "a known kind of reduction"),
     ("reduce-batch", ValueError, "a bad batch of a reduction", "leave it out: it never changes results", "a positive integer"),
