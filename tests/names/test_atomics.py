@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from everywhere import EXECUTIONS, cuda_text, everywhere, run
+from everywhere import EXECUTIONS, WITH_HOPPER, cuda_text, everywhere, run
 
 import tilelang.language as T
 from tilelang.errors import TileLangError
@@ -293,3 +293,19 @@ def test_exchanges_and_counters_refuse_tiles_and_other_types(call, text):
         def f(C: T.Tensor((N,), "int64")):
             with T.Kernel(1, threads=N):
                 call(C)
+
+
+def test_blocks_that_take_turns_by_a_lock_were_said_to_overwrite_each_other():
+    @T.prim_func
+    def f(C: T.Tensor((3,), "int32")):
+        with T.Kernel(4, threads=32):
+            if T.get_thread_binding() == 0:
+                held = T.alloc_var("int32", init=1)
+                while held != 0:
+                    held = T.atomic_cas(C[0], 0, 1, "acquire")
+                C[1] = C[1] + 1
+                T.atomic_exch(C[0], 0, "release")
+            for _ in T.Parallel(64):
+                T.atomic_inc(C[2], 99999)
+
+    assert everywhere(f, np.zeros(3, np.int32), on=WITH_HOPPER)[0].tolist() == [0, 4, 256]

@@ -9,8 +9,8 @@ from typing import Any
 from tilelang.ir import (Bind, Call, Const, Expr, Load, Region, binary, cast, const, contains, convert, dtype,
                          int_range, is_large, load, logical, select, substitute, unary, walk, PRIVATE)
 from tilelang.ops.combine import Combine, ReduceWith, ScanWith
-from tilelang.ops.lower_combine import ELEMENT, LEFT, POSITION, RIGHT, given, operand
 from tilelang.ops.reduce import identity as neutral
+from tilelang.ops.states import ELEMENT, LEFT, POSITION, RIGHT, given, operand
 from tilelang.target.intrinsics import is_pure
 
 from .loops import Parallel, serial

@@ -43,10 +43,13 @@ def check_blocks(func: Func, cx: PassContext) -> Func:
     return func
 
 
+_ASKS = ("atomic_load", "atomic_cas", "atomic_exchange")
+
+
 def _waits(s: While) -> bool:
-    """Whether a loop does nothing but read global memory, until another block has stored there."""
+    """Whether a loop does nothing but read global memory or ask for a lock, until another block has stored there."""
     return all(x.buffer.scope() in PRIVATE for x in walk(s, Store)) and not any(walk(s, TileOp)) and any(
-        x.op.startswith("atomic_load") if isinstance(x, Call) else x.buffer.scope_name == GLOBAL for x in walk(s, Call, Load))
+        x.op in _ASKS if isinstance(x, Call) else x.buffer.scope_name == GLOBAL for x in walk(s, Call, Load))
 
 
 class _Blocks:
