@@ -129,9 +129,9 @@ def test_negative_bounds_of_symbolic_dimensions():
     assert c.src.extents == (8,) and difference(c.src.mins[0], n) == -8
 
 
-@pytest.mark.parametrize("key", [slice(-8, 0), slice(-2, 1), slice(n, 4)], ids=str)
+@pytest.mark.parametrize("key", [slice(-8, 0), slice(-2, 1)], ids=str)
 def test_a_slice_from_the_end_to_a_number_was_as_long_as_the_other_operand(key):
-    """X[-8:0] of n rows has no elements in Python."""
+    """X[-8:0] of n rows has no elements in Python, X[-2:1] has one of two rows."""
     with pytest.raises(ValueError, match="slice-bounds"):
         @T.prim_func
         def f(X: T.Tensor((n, 8), "float32")):

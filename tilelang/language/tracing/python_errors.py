@@ -18,7 +18,7 @@ from tilelang import errors
 from tilelang.ir import Expr, Node, Span
 
 from .builder import Builder
-from .python_functions import expression, failing, instead, of_user, reads_values
+from .python_functions import expression, failing, innermost, instead, reads_values
 from .regions import BufferSlice
 from .state import positions
 
@@ -95,7 +95,7 @@ def place_error(b: Builder, e: Exception) -> Exception | None:
 
     Returns an error with the user's location, or an InternalError with its report for a fault of this package.  None if the
     exception stays unchanged."""
-    last = _raiser(e)
+    last = innermost(e, "numpy")
     module = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
     ours = module.startswith("tilelang.") or isinstance(getattr(e, "obj", None), (Node, BufferSlice))
     here = last is not None and _is_own(b, last)
@@ -169,7 +169,7 @@ def _is_known(index: ast.expr, frame: Any) -> bool:
 
 def _in_helper(b: Builder, e: Exception) -> Exception | None:
     """The error of a truth value taken in a Python function that a kernel calls: shown in the function."""
-    at = of_user(e)
+    at = innermost(e, "tilelang", "numpy")
     if at is None or _is_own(b, at) or not isinstance(e, ValueError) or _INSTEAD[0][0] not in str(e):
         return None
     expected, found = getattr(e, "facts", None) or _facts(e)
@@ -180,7 +180,7 @@ def _in_helper(b: Builder, e: Exception) -> Exception | None:
 
 def _of_python(b: Builder, e: Exception) -> Exception | None:
     """The error of an operation of Python or a library that takes no value of a kernel, at the user's expression."""
-    at = of_user(e)
+    at = innermost(e, "tilelang", "numpy")
     tree, names = failing(at) if at is not None else (None, {})
     if at is None or tree is None or not reads_values(tree, names) or _ARITY.search(str(e)):
         return None
@@ -215,17 +215,6 @@ def _internal(b: Builder, e: Exception) -> errors.InternalError:
     said = (str(e).splitlines() or [""])[0][:200]
     return errors.InternalError(f"tracing `{b.ctx.function}` failed at {b.span()}: {type(e).__name__}: {said}\n"
                                 f"report: {folder}")
-
-
-def _raiser(e: Exception) -> TracebackType | None:
-    """The innermost frame of a trace outside Python's library and NumPy: the code that called them is responsible."""
-    found, trace = None, e.__traceback__
-    while trace is not None:
-        module = (trace.tb_frame.f_globals.get("__name__") or "").partition(".")[0]
-        if found is None or module != "numpy" and module not in sys.stdlib_module_names:
-            found = trace
-        trace = trace.tb_next
-    return found
 
 
 _ARITY = re.compile(r"takes .* argument|missing \d+ required|unexpected keyword|multiple values for")

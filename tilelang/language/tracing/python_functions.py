@@ -33,7 +33,7 @@ _INSTEAD = {name: write for names, write in (
 
 def instead(e: BaseException) -> str:
     """The hint for an exception in a call of such a function, or of a function of T with a tile; "" for others."""
-    trace = of_user(e)
+    trace = innermost(e, "tilelang", "numpy")
     tree, names = failing(trace) if trace is not None else (None, {})
     if not isinstance(tree, ast.Call) or not reads_values(tree, names):
         return ""
@@ -61,12 +61,12 @@ def instead(e: BaseException) -> str:
     return f"write {write}: {ast.unparse(tree.func)} needs values while tracing" if write else ""
 
 
-def of_user(e: BaseException) -> TracebackType | None:
-    """The innermost frame of a trace that the user wrote."""
+def innermost(e: BaseException, *others: str) -> TracebackType | None:
+    """The innermost frame of a trace outside of Python's library and of these packages: the code that called them."""
     found, trace = None, e.__traceback__
     while trace is not None:
         module = (trace.tb_frame.f_globals.get("__name__") or "").partition(".")[0]
-        if module not in ("tilelang", "numpy") and module not in sys.stdlib_module_names:
+        if module not in others and module not in sys.stdlib_module_names:
             found = trace
         trace = trace.tb_next
     return found
@@ -103,4 +103,4 @@ def expression(file: str, line: int, end_line: int, col: int, end_col: int) -> A
         return None
 
 
-__all__ = ["expression", "failing", "instead", "of_user", "reads_values"]
+__all__ = ["expression", "failing", "innermost", "instead", "reads_values"]

@@ -130,8 +130,9 @@ def _slice_bounds(buffer: Buffer, d: int, s: slice) -> tuple[Expr, Any]:
     lo = _bound(buffer, d, s.start, 0, dim)
     hi = _bound(buffer, d, s.stop, dim, dim)
     extent = difference(hi, lo)
-    if isinstance(hi, int) and not isinstance(dim, int) and isinstance(difference(lo, dim), int):
-        extent = 0  # X[-8:0]: the start counts from the end, and no size of the dimension gives such a slice elements
+    if isinstance(hi, int) and not isinstance(dim, int) and is_const(s.start) and int(s.start) < 0:
+        raise error("slice-bounds", f"the slice {s.start}:{hi} of dimension {d} of `{buffer.name}` has elements for few sizes "
+                    "of it", expected="bounds from one end", found=f"{s.start}:{hi}", hint="a slice needs start < stop")
     if isinstance(extent, int):
         if extent <= 0:
             raise error("slice-bounds", f"the slice of dimension {d} of `{buffer.name}` has {extent} elements",
