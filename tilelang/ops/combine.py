@@ -34,7 +34,7 @@ class Combine(TileOp):
     srcs: whole tiles of one shape.  outs: whole tiles: that shape, without dim (or 1 there) unless scan.
     first: the state of the elements at one place.  joined: the state of a left and a right one, associative.  identity: the
     state that joined with another gives that one.  results: the values of outs that a (left) state gives.  All four hold
-    operands (above) and may hold values that are the same for all elements.
+    operands (states.py) and may hold values that are the same for all elements.
     reverse: a scan from the end, whose left state is that of the elements after.
     commutative: left and right may be exchanged, so that elements need not be combined in their order.
     """
@@ -125,13 +125,9 @@ class Combine(TileOp):
     def lower(self, cx: LowerContext) -> Stmt:
         """Reductions as T.reduce_max's, scans as T.cumsum's."""
         if self.srcs[0].buffer.scope_name in PRIVATE:
-            states = self.locals(cx, "acc")
+            states = [cx.new_local("acc", 1, e.dtype) for e in self.identity]
             return cx.private(self.lines, lambda at: self.one_line(states, at), span=self.span)
         return self._scan(cx) if self.scan else CombineLowering(self, cx).lower()
-
-    def locals(self, cx: LowerContext, name: str, size: int = 1) -> list[Buffer]:
-        """Arrays of each thread for `size` states."""
-        return [cx.new_local(f"{self.outs[0].buffer.name}_{name}", size, e.dtype) for e in self.identity]
 
     def _scan(self, cx: LowerContext) -> Stmt:
         joined = tuple(map(cx.expr, self.joined))
