@@ -92,10 +92,10 @@ def row_by_row(X, I, at, s, k):
         T.copy(X[I[k, i], k * s.shape[1]:(k + 1) * s.shape[1]], s[i, :])
 
 
-ASYNC = (plain, through_a_tile, selected, selected_not, half_of_a_row)
+ASYNC = (plain, through_a_tile, selected, selected_not, half_of_a_row, branches)
 
 
-@pytest.mark.parametrize("row", [*ASYNC, branches, row_by_row], ids=lambda r: r.__name__)
+@pytest.mark.parametrize("row", [*ASYNC, row_by_row], ids=lambda r: r.__name__)
 @pytest.mark.parametrize("stages", [0, 2, 3])
 def test_rows_of_an_index_are_copied_in_pieces_of_16_bytes(row, stages):
     text = agree(gather(row, stages=stages))

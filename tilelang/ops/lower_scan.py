@@ -123,7 +123,7 @@ class RegisterScan:
             self.register, size = self.register + v * m.stride, size * n
         self.total, self.before = ([cx.new_local(name, size, t.dtype) for t in tiles] for name in ("total", "before"))
         self.own, self.other = ([cx.new_local(name, 1, t.dtype) for t in tiles] for name in ("acc", "other"))
-        self.others = [m for d, ms in enumerate(self.frag.modes) if d != axis for m in ms if m.to == THREAD and m.size > 1]
+        self.others = [m for d, ms in enumerate(self.frag.modes) if d != axis for m in ms if m.to == THREAD]
 
     def stmts(self) -> Stmt:
         """The statements of a thread."""
@@ -291,8 +291,7 @@ def scannable(frag: Fragment, axis: int, threads: int) -> bool:
 def piece(line: int, count: int, along_rows: bool, threads: int, bits: int) -> Fragment:
     """Distribution of a piece of `count` lines of `line` states that are scanned: (lines, elements of each).
 
-    Lanes share a line, and warps too where there are few lines.  Lines across rows, or of a block without whole warps, are
-    scanned by one thread each.
+    Lanes share a line, and warps where lines are few.  A thread scans a line across rows, or where no warp is whole.
     """
     run, lanes, warps = 1, 1, 1
     if threads % WARP == 0 and (along_rows or count < threads):

@@ -12,8 +12,6 @@ from ..framework.pass_ import PassContext
 from .loop_body import copied, inline_index_binds, select_stores
 from .vectorize import Widths, bound_divisors, power_of_two_in
 
-LEAST = 4  # bytes of a cp.async
-
 
 class CopiedTiles:
     """Which tile a statement of a launch copies to."""
@@ -31,11 +29,8 @@ class CopiedTiles:
             s.plan.prefer_instruction != "sync" and not s.plan.by_hand else None
 
     def gathered(self, s: Stmt) -> Buffer | None:
-        """The tile that a parallel loop only copies to, in pieces of 4 bytes or more.
-
-        Each iteration copies an element from where its indices say, which may be in memory, or sets it to zero.
-        """
-        store = select_stores(inline_index_binds(s.body)) if isinstance(s, Parallel) else None
+        """The tile whose elements a parallel loop only copies, from where indices say, or sets to zero; pieces have 4 bytes."""
+        store = select_stores(inline_index_binds(s.body, s.vars)) if isinstance(s, Parallel) else None
         if not isinstance(store, Store) or store.buffer.scope_name not in SHARED or not store.buffer.is_static:
             return None
         source, tile = copied(store.value)[1], store.buffer
@@ -44,9 +39,8 @@ class CopiedTiles:
             return None
         for v, n in zip(s.vars, s.extents):
             lanes = power_of_two_in(int(n.value), 16) if isinstance(n, Const) else 1
-            if lanes * tile.dtype.bytes >= LEAST and all(
-                    self.widths.width(x.buffer, x.indices, v, lanes, self.analyzer, self.divisors) * tile.dtype.bytes >= LEAST
-                    for x in (store, source)):
+            if all(self.widths.width(x.buffer, x.indices, v, lanes, self.analyzer, self.divisors) * tile.dtype.bytes >= 4
+                   for x in (store, source)):
                 return tile
         return None
 

@@ -9,6 +9,7 @@ from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, If, Launch,
                          is_const, stmts_of)
 
 from .effects import Effect, effects, own_effects
+from .loop_body import select_stores
 
 
 class Liveness:
@@ -127,17 +128,9 @@ def _covers(e: Effect) -> bool:
 
 def _filled(p: Parallel) -> set[Var]:
     """Storages of which a parallel loop certainly stores every element: `S[i, j] = …` over the whole shape."""
-    def stored(body: Stmt | None) -> set[Var]:
-        out: set[Var] = set()
-        for s in () if body is None else stmts_of(body):
-            if isinstance(s, If):
-                out |= stored(s.then) & stored(s.orelse)
-            elif isinstance(s, Store) and len(s.indices) == len(p.vars) == len(s.buffer.shape) and all(
-                    i is v and _is(e, d) for i, v, e, d in zip(s.indices, p.vars, p.extents, s.buffer.shape)):
-                out.add(s.buffer.data)
-        return out
-
-    return stored(p.body)
+    return {s.buffer.data for s in map(select_stores, stmts_of(p.body))
+            if isinstance(s, Store) and len(s.indices) == len(p.vars) == len(s.buffer.shape)
+            and all(i is v and _is(e, d) for i, v, e, d in zip(s.indices, p.vars, p.extents, s.buffer.shape))}
 
 
 def _is(extent: object, dim: object) -> bool:

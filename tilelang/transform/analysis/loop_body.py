@@ -6,22 +6,26 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Const, Continue, Expr, For, If, Load, Node, Select, Seq,
-                         Stmt, Store, fresh, contains, is_large, rebuild, seq, stmts_of, substitute, unary, walk, FRAGMENT,
-                         VARIABLE)
+                         Stmt, Store, Var, free_vars, fresh, contains, is_large, rebuild, seq, stmts_of, substitute, unary,
+                         walk, FRAGMENT, VARIABLE)
 
 from .statements import jumps_of
 from .distributed_loop import in_order
 
 
-def inline_index_binds(body: Stmt) -> Stmt:
+def inline_index_binds(body: Stmt, vars: tuple[Var, ...]) -> Stmt:
     """Substitute scalar integer bindings of loop variables, so that accesses show how they depend on the loop.
 
-    Booleans too where the loop only moves memory: they decide which vectors it moves.
+    Where the loop only moves memory, booleans too, and integers from memory that it does not write and that have one value
+    along some loop, as indices of rows: they decide which vectors it moves.
     """
     names: dict[Any, Any] = {}
     moves = not any(b.scope_name == FRAGMENT for b in walk(body, Buffer))
+    written = {s.buffer.data for s in walk(body, Store)}
 
     def pure(e: Expr) -> bool:
+        if moves and len(vars) > 1 and e.dtype.is_int and e.dtype.lanes == 1 and contains(e, Load) and not contains(body, Call):
+            return not free_vars(e) >= {*vars} and all(x.buffer.data not in written for x in walk(e, Load))
         return (e.dtype.is_int or moves and e.dtype.is_bool) and e.dtype.lanes == 1 and \
             not contains(e, Load, Call, AddressOf)
 
@@ -29,8 +33,8 @@ def inline_index_binds(body: Stmt) -> Stmt:
         if isinstance(n, Seq):
             out: list[Stmt] = []
             for s in n.stmts:
-                value = visit_expr(s.value) if isinstance(s, Bind) and pure(s.value) else None
-                if value is None or is_large(value, 4):  # it stays a variable: put into each other, large values explode
+                value = visit_expr(s.value) if isinstance(s, Bind) else None
+                if value is None or not pure(value) or is_large(value, 4):  # it stays a variable: large values would explode
                     out.append(rebuild(s, visit) if isinstance(s, Bind) else visit(s))
                 else:
                     names[s.var] = value  # type: ignore[attr-defined]

@@ -33,10 +33,7 @@ def stride_along(e: Expr, var: Var, analyzer: Analyzer) -> int | None:
 
 
 class LaneForms:
-    """How integer and boolean expressions run along the lanes of a vector: aligned runs of values of `var`.
-
-    divisors: known divisors of bound variables; that of var is `lanes`, since the first lane is a multiple of it.
-    """
+    """How integer and boolean expressions run along the lanes of a vector, `lanes` values of `var` from a multiple of lanes."""
 
     def __init__(self, var: Var, lanes: int, analyzer: Analyzer, divisors: Mapping[Expr, int]) -> None:
         self.var, self.lanes, self.analyzer = var, lanes, analyzer
@@ -45,8 +42,7 @@ class LaneForms:
     def of(self, e: Expr) -> tuple[int, int] | None:
         """(s, n): in each aligned run of n lanes, lane k is that of lane 0 plus k * s, where s is 0 or 1; None for others.
 
-        `x // 64` and `x < 64` are the same in a run, `x % 64` and `x ^ 64` go on by ones, as long as no run crosses a
-        multiple of 64.
+        `x // 64` and `x < 64` are the same in a run, `x % 64` and `x ^ 64` go on by ones, if no run crosses a multiple of 64.
         """
         if self.var not in free_vars(e):
             return 0, self.lanes

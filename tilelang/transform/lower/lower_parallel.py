@@ -50,7 +50,7 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
         return EMPTY
     body = drop_continue(body)
     reject_carried(body, span)
-    body = inline_index_binds(body)
+    body = inline_index_binds(body, vars)
     body = select_stores(body) if is_async else body
     allocated, laid_out = len(lw.buffers.allocs), set(lw.buffers.layouts)
     try:
@@ -242,7 +242,7 @@ def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
 
 def private_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, span: Any = None) -> Stmt:
     """A loop in which every thread runs all points (copies of private arrays, T.vectorized), vectorised if possible."""
-    body = inline_index_binds(body)
+    body = inline_index_binds(body, vars)
     limit = power_of_two_in(extents[-1], 64)
     w = 1
     for x, _ in accesses(body):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Const, Continue, Evaluate, Expr, For,
-                         If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, fresh, contains,
-                         load, logical, replace, seq, substitute, walk, FRAGMENT, GLOBAL, PRIVATE)
+                         If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, dtype, fresh,
+                         contains, load, logical, replace, seq, substitute, walk, FRAGMENT, GLOBAL, PRIVATE)
 from tilelang.ops.distribute import conjunction
 
 from ..analysis.distributed_loop import Loop, depends, in_order, is_memory
@@ -197,7 +198,7 @@ def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int
         made = (*x.indices, b.data, *b.shape, *(b.strides_ or ()), b.offset)  # type: ignore[attr-defined]
         if any(v in private for i in made if isinstance(i, Expr) for v in walk(i)):
             continue
-        data, read = b.data, _index_loads(x)
+        data, read = b.data, {n.buffer.data for i in x.indices for n in walk(i, Load)}  # type: ignore[attr-defined]
         if private & read:
             continue
         if isinstance(x, Load):
@@ -212,11 +213,6 @@ def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int
             if w > 1:
                 stores.append((x, w))
     return [(x, *w) for x, w in loads.items() if x not in late], stores
-
-
-def _index_loads(x: Any) -> set[Var]:
-    """Storages that the indices of an access read."""
-    return {n.buffer.data for i in x.indices for n in walk(i, Load)}
 
 
 def _width(lw: Any, loop: Loop, x: Any) -> int:
@@ -266,48 +262,40 @@ def _vector_statement(lw: Any, loop: Loop, s: Stmt) -> Stmt | None:
         return None
     if any(x.buffer.data is s.buffer.data for e in (*s.indices, s.value) for x in walk(e, Load)):
         return None
-    width, value = loop.dist.lanes[1], s.value
-    w = _value_width(lw, loop, s.buffer, value, _vector_target(lw, loop, s))
-    if w < 2:
+    width, limit = loop.dist.lanes[1], _vector_target(lw, loop, s)
+    form = _vector_form(lw, loop, s.value, s.buffer.dtype, limit) if limit > 1 else None
+    if form is None or form[0] < 2:
         return None
-    if loop.is_async:
-        copied = _async_copy(lw, loop, s, value, w)
-        if copied is not None:
-            return copied
-    return seq(*[_put(lw, loop, s, at, w, _vector_value(lw, loop, value, at, w)) for at in range(0, width, w)])
+    w, lanes = form
+    ahead = _async_copy(lw, loop, s, w) if loop.is_async else None
+    return ahead if ahead is not None else seq(*[_put(lw, loop, s, at, w, lanes(at, w)) for at in range(0, width, w)])
 
 
-def _value_width(lw: Any, loop: Loop, target: Buffer, value: Expr, limit: int) -> int:
-    """Elements of a value that can be computed as one vector, at most `limit`, for a store to `target`; 1: it cannot."""
-    if limit < 2 or value.dtype != target.dtype:
-        return 1
-    if isinstance(value, Select):
-        if _has_fragment_load(value.cond) or contains(value.cond, Call) or _for_all(lw, loop, value.cond) is None:
-            return 1
-        return _value_width(lw, loop, target, value.b, _value_width(lw, loop, target, value.a, limit))
+def _vector_form(lw: Any, loop: Loop, value: Expr, of: dtype, limit: int) -> tuple[int, Callable[[int, int], Expr]] | None:
+    """(elements of a value that can be computed as one vector, at most `limit`; f(at, w): its lanes at .. at + w - 1).
+
+    None for values that are no load, lane-invariant value, or choice of such by a condition that all lanes share.
+    """
+    if isinstance(value, Select) and not _has_fragment_load(value.cond) and not contains(value.cond, Call):
+        cond = _for_all(lw, loop, value.cond)
+        a, b = (_vector_form(lw, loop, x, of, limit) for x in (value.a, value.b))
+        if cond is None or a is None or b is None:
+            return None
+        known = logical("and", cond, value.cond) if cond is not value.cond else cond
+        return min(a[0], b[0]), lambda at, w: Select(
+            lw.expr(cond), lw.known.under(known, True, lambda: a[1](at, w)), lw.known.under(cond, False, lambda: b[1](at, w)),
+            of.with_lanes(w), True)
+    if value.dtype != of:
+        return None
     if isinstance(value, Load) and is_memory(value.buffer):
-        return min(limit, _width(lw, loop, value))
+        return min(limit, _width(lw, loop, value)), lambda at, w: _vector_load(lw, loop, value, at, w)
     if isinstance(value, Load) and value.buffer.scope_name == FRAGMENT:
         run = _fragment_run(lw, loop, value.buffer, value.indices, False)
-        return 1 if run is None else power_of_two_in(run[1], limit)
-    return 1 if depends(value, loop.lane_var) or contains(value, Load, Call) else limit  # type: ignore[arg-type]
-
-
-def _vector_value(lw: Any, loop: Loop, value: Expr, at: int, w: int) -> Expr:
-    """Lanes at .. at + w - 1 of a value; w: as _value_width allows."""
-    if isinstance(value, Select):
-        cond = _for_all(lw, loop, value.cond)
-        assert cond is not None, "_value_width has seen that all lanes have one condition"
-        known = logical("and", cond, value.cond) if cond is not value.cond else cond
-        a = lw.known.under(known, True, lambda: _vector_value(lw, loop, value.a, at, w))
-        b = lw.known.under(cond, False, lambda: _vector_value(lw, loop, value.b, at, w))
-        return Select(lw.expr(cond), a, b, value.dtype.with_lanes(w), True)
-    if isinstance(value, Load) and is_memory(value.buffer):
-        return _vector_load(lw, loop, value, at, w)
-    if isinstance(value, Load):
-        run = _fragment_run(lw, loop, value.buffer, value.indices, False)
-        return load(lw.local_of(value.buffer), (_ramp(run[0] + at, w),))  # type: ignore[index]
-    return Broadcast(lw.expr(value), w, value.dtype.with_lanes(w))
+        return None if run is None else (power_of_two_in(run[1], limit), lambda at, w: load(
+            lw.local_of(value.buffer), (_ramp(run[0] + at, w),)))
+    if depends(value, loop.lane_var) or contains(value, Load, Call):  # type: ignore[arg-type]
+        return None
+    return limit, lambda at, w: Broadcast(lw.expr(value), w, of.with_lanes(w))
 
 
 def _vector_target(lw: Any, loop: Loop, s: Store) -> int:
@@ -343,10 +331,10 @@ def _put(lw: Any, loop: Loop, s: Store, at: int, w: int, value: Expr) -> Stmt:
     return _vector_store(lw, loop, s, at, w, value)
 
 
-def _async_copy(lw: Any, loop: Loop, s: Store, value: Expr, w: int) -> Stmt | None:
+def _async_copy(lw: Any, loop: Loop, s: Store, w: int) -> Stmt | None:
     """cp.async for each run, zero-filled where the source is out of range or the value is a zero; None when no cp.async has
     this width or reads this value."""
-    conds, value = copied(value)
+    conds, value = copied(s.value)
     if w * s.buffer.dtype.bytes not in (4, 8, 16) or not isinstance(value, Load) or value.buffer.scope_name != GLOBAL or \
             not s.buffer.scope_name.startswith("shared") or lw.buffers.has_safe_value(value.buffer):
         return None

@@ -140,7 +140,7 @@ class _Planner:
             versions = {loads[i].data: stages for i in early}
             broken = violations(items, stage, order, versions)
             if not broken:
-                return self.plan(loop_body, stage, order, early, versions)
+                return self.plan(loop_body, stage, order, {i: loads[i] for i in sorted(early)}, versions)
             drop = {i for v in broken for i in (v.first, v.second) if i in early}
             if not drop:  # impossible: only statements that keep their order are involved
                 raise InternalError(f"pipeline: statements in source order break {broken[0].what}")
@@ -163,19 +163,19 @@ class _Planner:
             return f"the given order and stages would break a dependence on `{broken[0].what}`" + (
                 f" between {first} and {second}" if first and second else "")
         loads = {i: t for i, x in enumerate(items) if (t := self.tiles.of(x.stmt)) is not None}
-        ahead = {i for i, t in loads.items() if not _unwaited(items, loads, i) and all(
+        ahead = {i: t for i, t in loads.items() if not _unwaited(items, loads, i) and all(
             stage[j] > stage[i] or (stage[j] == stage[i] and order[j] > order[i])
             for j, y in enumerate(items) if j != i and y.touches(t.data))}
         return self.plan(loop_body, stage, order, ahead, versions)
 
-    def plan(self, loop_body: Body, stage: list[int], order: list[int], ahead: set[int], versions: dict[Var, int]) -> Plan:
+    def plan(self, loop_body: Body, stage: list[int], order: list[int], ahead: dict[int, Buffer],
+             versions: dict[Var, int]) -> Plan:
         buffers = {e.buffer: None for x in loop_body.items for e in x.effects if versions.get(e.storage, 1) > 1}
         new = {b: versioned(b, versions[b.data]) for b in buffers}
         count = max(versions.values(), default=1)
-        filled = {i: t for i in sorted(ahead) if (t := self.tiles.of(loop_body.items[i].stmt)) is not None}
-        names = ", ".join(sorted({t.name for t in filled.values()}))
+        names = ", ".join(sorted({t.name for t in ahead.values()}))
         report = f"pipelined: {count} stage{'s' * (count != 1)}" + (f" of {names}" if names else "")
-        return Plan(stage, order, {i: t.data for i, t in filled.items()}, new, report)
+        return Plan(stage, order, {i: t.data for i, t in ahead.items()}, new, report)
 
 
 # ---- conditions -----------------------------------------------------------------------------------------------------
