@@ -5,7 +5,8 @@ time, and at least one.  So every file, and with it every operation, pass, eleme
 functions whose single case takes longer than LONGEST are left out, but for those marked `core`.  seconds.json says how long a
 case takes of functions that need another number of cases than ASSUMED gives; `--full --record-seconds` renews it.
 --full runs all cases of a function, or of one whose cases take longer than WHOLE seconds in all, as many as fit, spread evenly:
-the others are marked slow and run each night.  Whatever is named on the command line (files, -k, -m) runs whole.
+the others are marked slow and run each night.  Those marked `core` run whole.
+Whatever is named on the command line (files, -k, -m) runs whole.
 
 skips.txt names the modules and tests that need something which a machine may lack, one a line after what that is (MISSING).
 Those that need torch are skipped where it is not installed.  --listed-skips-only fails the run when a test is skipped that
@@ -26,8 +27,7 @@ import pytest
 
 FOLDER = pathlib.Path(__file__).parent
 SECONDS, SKIPS = FOLDER / "seconds.json", FOLDER / "skips.txt"
-BUDGET, ASSUMED, LONGEST = 0.1, 0.1, 1.5
-WHOLE = 12.0
+BUDGET, ASSUMED, LONGEST, WHOLE = 0.1, 0.1, 1.0, 6.0
 SPENT = "processor seconds"  # property of reports
 TORCH = "torch is not installed"
 
@@ -102,6 +102,8 @@ def keep_part(config: Any, items: list[Any]) -> None:
     if not takes_part(config):
         if (config.getoption("--full") or night) and not config.getoption("--record-seconds"):
             for name, cases in functions.items():
+                if cases[0].get_closest_marker("core") is not None:
+                    continue
                 taken = spread(len(cases), seconds.get(name, 0.0), WHOLE)
                 for i in set(range(len(cases))) - taken:
                     cases[i].add_marker("slow")

@@ -186,7 +186,7 @@ def test_masks_part_the_lanes_of_a_warp(threads, on):
             O[3, i] = T.cast(T.match_all_sync(A[i] // 8, m), "int32")
             O[4, i] = T.all_sync(A[i] % 32 < 8, m)
             O[5, i] = T.cast(T.activemask(), "int32")
-            O[6, i] = T.cast(T.match_all_sync(A[i] // 32), "int32")
+            O[6, i] = T.cast(T.match_all_sync(A[i] // 32, m if threads % 32 else 0xFFFFFFFF), "int32")
 
     o = run(f, LANES[:threads], on=on)[1]
     for i in range(threads):
@@ -194,14 +194,15 @@ def test_masks_part_the_lanes_of_a_warp(threads, on):
         assert o[0, i] == (3 in lanes) and o[1, i] == bits([k for k in lanes if k % 2])
         assert o[2, i] == bits([k for k in lanes if k % 3 == i % 3])
         assert o[3, i] == (bits(lanes) if len({k // 8 for k in lanes}) == 1 else 0)
-        assert o[4, i] == (i % 32 < 8) and o[5, i] == o[6, i] == bits(warp)
+        assert o[4, i] == (i % 32 < 8) and o[5, i] == bits(warp) and o[6, i] == bits(lanes if threads % 32 else warp)
 
 
 @pytest.mark.spec("T.any_sync", "T.ballot_sync", "T.match_any_sync", "T.shfl_xor", "T.shfl_up", "T.thread_return",
                   "L15:warp-votes", "L15:shuffles")
 @pytest.mark.parametrize("threads", [64, 40])
 def test_lanes_of_a_warp_in_different_branches_pass_their_own_masks(threads):
-    """Votes and shuffles in both branches, then of the lanes that have not returned, which a full mask names as well."""
+    """Votes and shuffles in both branches, then of the lanes that are left; a full mask may name the others."""
+    kept = 0xFFFFFFFF if threads == 64 else 0x3F
 
     @T.prim_func
     def f(A: T.Tensor((threads,), "int32"), O: T.Tensor((5, threads), "int32")):
@@ -217,8 +218,8 @@ def test_lanes_of_a_warp_in_different_branches_pass_their_own_masks(threads):
                 O[2, i] = T.shfl_up(A[i], 8, width=8, mask=0xFFFFFF00)
             if i % 32 >= 6:
                 T.thread_return()
-            O[3, i] = T.cast(T.ballot_sync(A[i] % 2 == 0), "int32")
-            O[4, i] = T.cast(T.match_any_sync(A[i] % 3), "int32")
+            O[3, i] = T.cast(T.ballot_sync(A[i] % 2 == 0, kept), "int32")
+            O[4, i] = T.cast(T.match_any_sync(A[i] % 3, kept), "int32")
 
     o = everywhere(f, LANES[:threads], on=WITH_HOPPER)[1]
     for i in range(threads):
@@ -243,8 +244,8 @@ def test_masks_that_do_not_fit_the_lanes_that_come_are_refused(case, text, told,
     """What CUDA leaves undefined: the interpreters and the CPU say so, the CPU when the launch is over."""
 
     @T.prim_func
-    def f(A: T.Tensor((40,), "int32"), O: T.Tensor((40,), "int32")):
-        with T.Kernel(1, threads=40):
+    def f(A: T.Tensor((64,), "int32"), O: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
             i = T.get_thread_binding()
             if case == "own":
                 O[i] = T.any_sync(A[i], 0xFF)
@@ -258,7 +259,7 @@ def test_masks_that_do_not_fit_the_lanes_that_come_are_refused(case, text, told,
                     O[i] = T.any_sync(A[i]) if case == "vote" else T.shfl_xor(A[i], 1)
 
     with pytest.raises(RuntimeError, match=told if on == "cpu" else text) as e:
-        run(f, LANES[:40], on=on, simulated=True)
+        run(f, LANES[:64], on=on, simulated=True)
     assert on == "cpu" or e.value.kind == "sim-warp-divergence"
 
 

@@ -65,8 +65,8 @@ def test_the_user_is_told_that_one_thread_runs_the_update():
     assert single_updates.__name__ == "single_updates"
 
 
-@pytest.mark.parametrize("form", ["own value", "other blocks"])
-def test_updates_that_threads_or_blocks_would_make_differently_are_refused(form):
+@pytest.mark.parametrize("form, kind", [("own value", "update-by-every-thread"), ("other blocks", "block-overwrite")])
+def test_updates_that_threads_or_blocks_would_make_differently_are_refused(form, kind):
     @T.prim_func
     def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
         with T.Kernel(1 if form == "own value" else 4, threads=64):
@@ -79,4 +79,4 @@ def test_updates_that_threads_or_blocks_would_make_differently_are_refused(form)
 
     with pytest.raises(TileLangError) as e:
         lower(main.func, Target({"kind": "cuda", "arch": "sm_90a"}))
-    assert e.value.kind == "update-by-every-thread"
+    assert e.value.kind == kind

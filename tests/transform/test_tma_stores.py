@@ -391,7 +391,7 @@ def own_barriers():
 
 @pytest.mark.parametrize("program, why", [
     (reads_again, "read in another way"), (overlapping, "the same elements"), (asks_for_another_way, "another way"),
-    (own_barriers, "barriers of its own"),
+    (own_barriers, "chooses its barriers itself"),
     (lambda: gemm(m=64, n=100, k=64, bm=64, bn=64, bk=64), "multiple of 16"),
     (lambda: gemm(m=128, n=256, k=256, bm=128, bn=256, bk=64, stages=4, threads=256, out="float32", dynamic=True), ""),
 ])
