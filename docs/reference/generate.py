@@ -26,7 +26,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "allocation": ("Allocation", ("alloc",)),
     "launch": ("Kernel launch", ("kernel", "source_kernel")),
     "loops": ("Loops and control flow", ("loops",)),
-    "tile-ops": ("Tile operations: copy, GEMM, reductions", ("tile", "reducer", "blockscaled", "sparse", "allreduce", "policy")),
+    "tile-ops": ("Tile operations: copy, GEMM, reductions", ("tile", "combine", "reducer", "blockscaled", "sparse", "allreduce", "policy")),
     "atomics": ("Atomics", ("atomic",)),
     "math": ("Scalar arithmetic", ("math", "fastmath")),
     "threads": ("Warps and threads", ("thread", "extern")),
