@@ -21,7 +21,6 @@ shared_16x16_to_mma_32x8_layout_sr_a, shared_16x16_to_mma_32x8_layout_sr_b = _pl
 shared_16x32_to_mma_32x16_layout_sr_a, shared_16x32_to_mma_32x16_layout_sr_b = _place("A", 32), _place("B", 32)
 
 
-
 def mma_load_a_32x32_to_shared_16x64_layout(thread_id: Any, local_id: Any) -> tuple[Any, Any]:
     """(row, column) of a lane's register of operand A, 16 x 64 elements of 4 bits.
 

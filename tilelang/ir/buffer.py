@@ -16,7 +16,6 @@ from .record import record
 from .span import Span
 
 
-
 @node
 class Buffer(Node):
     """A named array.  Compared by identity; `data` identifies the storage, shared by all views of it.

@@ -213,8 +213,6 @@ warp_reduce_sum, warp_reduce_max, warp_reduce_min = (
 warp_reduce_bitand, warp_reduce_bitor = _warp_reduce("bitand", "bitand"), _warp_reduce("bitor", "bitor")
 
 
-
-
 def has_let_value(var: Any) -> bool:
     """Whether a variable was read from a buffer element, whose address it may then stand for.
 

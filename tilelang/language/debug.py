@@ -139,8 +139,6 @@ def _print_buffer(b: Builder, buffer: Buffer, msg: str, thread: int) -> Emitted:
     return EMITTED
 
 
-
-
 def device_assert(cond: Any, msg: str = "", no_stack_info: bool = False) -> Emitted:
     """Trap with a message when cond is false (CUDA; elsewhere a no-op).
 

@@ -23,7 +23,6 @@ from .thread import emit_call
 from .tile import accumulator_clearing, check_policy, emit_op, warp_policy
 
 
-
 # ---- copies ---------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,6 @@ from tilelang.layout import Fragment
 from tilelang.layout.mode import REGISTER, Mode
 
 
-
 def carried(lay: Fragment, shape: tuple[int, ...]) -> Fragment | None:
     """The layout `lay` for a tile of `shape`, which may differ from its shape in unit dimensions only; else None."""
     if tuple(lay.shape) == tuple(shape):

@@ -31,7 +31,6 @@ _SLICE = "let the slice start at a box and consist of whole boxes, or move it by
 MOST_OF_BOX = 256  # maximum elements of a box along one dimension (CUDA Driver API, cuTensorMapEncodeTiled)
 
 
-
 def check_tma_copy(op: Any) -> None:
     """Raise tma-copy at the op where TMA cannot move the tile."""
     why = _unsupported(op)

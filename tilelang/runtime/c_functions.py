@@ -34,7 +34,6 @@ friend using try catch throw""".split())
 _C_TYPES = {"float32": "float", "tfloat32": "float", "float64": "double", "bool": "bool"}
 
 
-
 @record
 class CParameter:
     """One parameter of the C function.  kind: "tensor", "pointer", "scalar", "size" or "stream"."""

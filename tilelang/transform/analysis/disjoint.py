@@ -35,7 +35,6 @@ _STEPS = 24  # equations that are solved one after another
 _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 
 
-
 @record
 class Place:
     """The element that an access uses. conds: what holds where the access runs."""

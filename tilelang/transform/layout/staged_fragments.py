@@ -21,8 +21,6 @@ from tilelang.ops import Copy, Fill
 from tilelang.target.machine import REGISTERS
 
 
-
-
 def is_large(b: Buffer) -> bool:
     """Whether a fragment is too large for every thread to hold all of it."""
     return b.is_static and b.size * b.dtype.bits * b.dtype.lanes > 32 * REGISTERS.replicated_tile

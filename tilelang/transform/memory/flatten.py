@@ -10,7 +10,6 @@ from tilelang.ir import (AddressOf, Alloc, Buffer, Const, Expr, For, Func, Load,
 from ..framework.pass_ import SYNCED, PassContext, pass_
 
 
-
 @pass_(needs=SYNCED)
 def flatten(func: Func, cx: PassContext) -> Func:
     """Row-major index arithmetic for local arrays of several dimensions.

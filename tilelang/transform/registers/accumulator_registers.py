@@ -227,7 +227,6 @@ def _follow(graph: Graph, b: Buffer, direct: set[int]) -> tuple[_Plan | None, se
                  tuple(nodes[k].stmts[0] for k in sorted(direct))), wrong
 
 
-
 def _predecessors(nodes: list[Node]) -> list[list[int]]:
     out: list[list[int]] = [[] for _ in nodes]
     for k, n in enumerate(nodes):
@@ -249,8 +248,6 @@ def _later(nodes: list[Node], uses: list[bool], ends: list[bool]) -> list[bool]:
                 seen.add(p)
                 todo.append(p)
     return out
-
-
 
 
 # ---- rewriting ----------------------------------------------------------------------------------------------------------
@@ -287,7 +284,6 @@ class _Moves:
         if id(s) in self.out:
             return move(self.out[id(s)], "out")
         return seq() if b.data in self.own else s
-
 
 
 __all__ = ["assign_accumulator_registers"]

@@ -25,7 +25,6 @@ from ..analysis.pipeline_loops import (SERIAL, check_flow, is_pipelined, produce
 from ..analysis.pipeline_schedule import Body, Item, stage_span, loop_items, violations
 
 
-
 @pass_(needs=TILE)
 def plan_pipelines(func: Func, cx: PassContext) -> Func:
     """Overlap the copies of later iterations with the computation of this one.

@@ -24,7 +24,6 @@ register("sync-divergent", ValueError, "a block barrier is needed where only som
          expected="a place that all threads of the block reach alike")
 
 
-
 @entity
 class Place:
     """One statement.

@@ -278,7 +278,6 @@ def _cluster_access(st: StreamState, c: Call, span: Any) -> None:
         touch(st, "w" if c.op == "cluster_store" else "r", a.buffer, a.indices, 1, c, block.memory)
 
 
-
 @event
 def _thread_return(st: StreamState, c: Call, span: Any) -> None:
     raise Undecided("threads leave the kernel early")

@@ -9,7 +9,6 @@ from tilelang.ir.buffer import AddressOf
 from tilelang.ir.children import children
 
 
-
 def has_unknown_loops(launch: Launch) -> bool:
     """Whether the number of iterations of some loop is known only at run time."""
     return any(not isinstance(x.extent, Const) for x in walk(launch.body, For))

@@ -20,7 +20,6 @@ from tilelang.ir.wrapping import INTEGERS
 from tilelang.target.atomics import Atomic
 
 
-
 def widest_piece(launch: Launch) -> int:
     """Bytes that divide the width of every shared access."""
     piece = 0
