@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from tilelang.arith import Analyzer
-from tilelang.ir import Binary, Call, Const, Evaluate, Expr, Func, Launch, Load, Seq, Var, free_vars, contains
+from tilelang.ir import Binary, Call, Const, Evaluate, Expr, Func, Launch, Load, Seq, Var, contains, free_vars, unary
+
+from .guards import conjuncts
 
 
 def promises(func: Func) -> tuple[Expr, ...]:
@@ -21,18 +23,10 @@ def promises(func: Func) -> tuple[Expr, ...]:
         elif isinstance(s, Launch):
             visit(s.body)
         elif isinstance(s, Evaluate) and s.call.op == "assume":
-            _conjuncts(s.call.args[0], out)
+            out.extend(c if holds else unary("not", c) for c, holds in conjuncts(s.call.args[0]))
 
     visit(func.body)
     return tuple(e for e in out if free_vars(e) <= known and not contains(e, Load, Call))
-
-
-def _conjuncts(e: Expr, out: list[Expr]) -> None:
-    if isinstance(e, Binary) and e.op == "and":
-        _conjuncts(e.a, out)
-        _conjuncts(e.b, out)
-    else:
-        out.append(e)
 
 
 def promised(func: Func) -> tuple[Analyzer, dict[Expr, int]]:

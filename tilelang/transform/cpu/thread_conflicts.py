@@ -43,6 +43,8 @@ from tilelang.ir import (
 from tilelang.ir.record import record, state
 from tilelang.target.cpu_launch import ThreadValues, is_private
 
+from ..analysis.guards import conjuncts
+
 _COMMUTE = frozenset(f"atomic_{k}" for k in ("add", "addx2", "addx4", "max", "min", "and", "or", "xor", "inc", "dec"))
 Digit = tuple[int, int]  # number of the thread variable, number of its digit from the lowest
 
@@ -286,17 +288,11 @@ class Conflicts:
     def _selects_one(self, cond: Expr) -> bool:
         """Whether a condition holds for one thread at most."""
         pinned: set[Var] = set()
-
-        def visit(e: Expr) -> None:
-            if isinstance(e, Binary) and e.op == "and":
-                visit(e.a)
-                visit(e.b)
-            elif isinstance(e, Binary) and e.op == "eq":
+        for e, holds in conjuncts(cond):
+            if isinstance(e, Binary) and e.op == ("eq" if holds else "ne"):
                 for a, b in ((e.a, e.b), (e.b, e.a)):
                     if isinstance(a, Var) and not self.known.varies(b):
                         pinned.update([a] if a in self.vars else [x for x in [self.values.get(a)] if isinstance(x, Var)])
-
-        visit(cond)
         return all(v in pinned for v, k in self.vars.items() if self.extents[k] > 1)
 
 
