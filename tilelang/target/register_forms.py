@@ -30,7 +30,7 @@ import numpy as np
 
 from tilelang.arith import Analyzer, Linear
 from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Expr, For, Load, Ramp, Stmt, Store, Var, free_vars,
-                         is_large, stmts_of, substitute, walk, GLOBAL, LOCAL)
+                         is_large, stmts_of, substitute, walk, contains, GLOBAL, LOCAL)
 from tilelang.ir.record import record
 
 MOST = 256  # largest number of iterations of a loop nest
@@ -357,15 +357,10 @@ def _store(loops: list[tuple[Var, int]], s: Store) -> Form | None:
         return None
     place, *bases = (_base(i) for i in (v.indices[0], *s.indices))
     if place is None or any(isinstance(i, Ramp) for i in s.indices[:-1]) or not all(
-            i is not None and not _asks(i) and affine_in(i, inside) is not None for i in bases):
+            i is not None and not contains(i, Load, Call) and affine_in(i, inside) is not None for i in bases):
         return None
     places = _elements(Load(v.buffer, (place,), v.buffer.dtype), loops)
     return None if places is None else Form("store", v.buffer, True, tuple(zip(places, _points(loops))))
-
-
-def _asks(e: Expr) -> bool:
-    """Whether a value depends on a load or a call, so that it may change between evaluations."""
-    return any(isinstance(x, (Call, Load)) for x in walk(e))
 
 
 def _base(e: Expr) -> Expr | None:

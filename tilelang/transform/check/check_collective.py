@@ -151,7 +151,7 @@ def _stmt(s: Stmt, d: ByThread, branch: Stmt | None) -> None:
             raise error("fragment-store", f"threads store different things in `{s.buffer.name}`, of which every thread that "
                         "holds an element has a copy", found="a store that differs between threads", span=s.span, notes=around)
         case Evaluate() | Bind() | Store() if branch is not None:
-            for c in _barriers(s):
+            for c in (x for x in walk(s, Call) if x.op in BARRIERS):
                 left = isinstance(branch, (Break, Continue))
                 raise error("collective-divergent", f"T.{c.op} waits for all threads of the block, and only some threads get "
                             "here", span=s.span, notes=_why(branch),
@@ -183,10 +183,6 @@ def _left(s: Stmt, d: ByThread, some: bool, kinds: tuple[type, ...]) -> Stmt | N
             inner = some or d.divergent(s.cond) or _scattered(s.cond)
             return _left(s.then, d, inner, kinds) or (None if s.orelse is None else _left(s.orelse, d, inner, kinds))
     return None
-
-
-def _barriers(s: Stmt) -> list[Call]:
-    return [x for x in walk(s, Call) if x.op in BARRIERS]
 
 
 def _scattered(cond: Expr) -> bool:

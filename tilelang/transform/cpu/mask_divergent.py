@@ -164,7 +164,7 @@ class _Fission:
             m = self.root  # threads that returned in one iteration are missing in the next
         divergent = isinstance(s, (If, For, While)) and self._divergent(s)
         if isinstance(s, (If, For, While)) and (
-                self.communicates(s, divergent or m is not None) or m is not None and self._jumps_out(s)):
+                self.communicates(s, divergent or m is not None) or m is not None and isinstance(s, If) and leaves(s)):
             if divergent and isinstance(s, (For, While)) and rereads_shared(s):
                 yield self.put(s, m)
             elif isinstance(s, If):
@@ -206,10 +206,6 @@ class _Fission:
         if isinstance(s, For):
             return self.known.varies((s.start, s.extent))
         return self.known.varies(s.cond)
-
-    def _jumps_out(self, s: Stmt) -> bool:
-        """Whether a branch holds a jump of the loop around it; in a loop over threads it would end that one."""
-        return isinstance(s, If) and leaves(s)
 
     def jump(self, m: Mask, target: Mask, span: Any) -> Stmt:
         """The threads of m are removed from it, and from the masks around it up to the target."""

@@ -75,7 +75,7 @@ def _differs(e: Expr, varying: set[Var]) -> bool:
 
 def _same_for_all(s: Stmt, data: Var, varying: set[Var]) -> bool:
     """Whether the accesses below s satisfy the conditions of `staged`.  varying: variables that may differ between threads."""
-    if not _uses(s, data):
+    if not any(b.data is data for b in walk(s, Buffer)):
         return True
     match s:
         case Parallel():
@@ -95,10 +95,6 @@ def _same_for_all(s: Stmt, data: Var, varying: set[Var]) -> bool:
     if not below:
         return not _escapes(s, data)
     return all(_same_for_all(x, data, varying) for x in below)
-
-
-def _uses(s: Any, data: Var) -> bool:
-    return any(x.data is data for x in walk(s, Buffer))
 
 
 def _escapes(s: Stmt, data: Var) -> bool:

@@ -60,7 +60,7 @@ class _Masks:
                 return self.loop(s, mask)
         if mask is None:
             return s
-        return rewrite(s, lambda n: _vote(n.args[0], mask, n) if isinstance(n, Call) and n.op == "ballot" else None)
+        return rewrite(s, lambda n: replace(n, op="ballot_sync", args=(n.args[0], mask)) if n.op == "ballot" else None, Call)
 
     def branch(self, s: If, mask: Expr | None) -> Stmt:
         orelse = s.orelse
@@ -109,10 +109,6 @@ def _settled(e: Any, name: str, bounds: list[Stmt]) -> Expr:
     v = Var(name, e.dtype, span=e.span)
     bounds.append(Bind(v, e, span=e.span))
     return v
-
-
-def _vote(pred: Expr, mask: Expr, at: Call) -> Call:
-    return replace(at, op="ballot_sync", args=(pred, mask))
 
 
 def _named(cond: Expr, mask: Expr | None, span: Any) -> Expr:

@@ -312,16 +312,11 @@ class _Checker:
         own = {s.buffer for s in statements(p.body) if isinstance(s, Alloc)}
         written = {e.buffer: e for e in effects(p.body) if e.writes}
         for b, e in written.items():
-            if b.scope_name == VARIABLE and b not in own and _reads_old(b, p.body):
+            if b.scope_name == VARIABLE and b not in own and _before(b, p.body, False):  # a scalar store covers it
                 self.reject("parallel-carried",
                             f"`{b.name}` carries a value from one iteration of T.Parallel to the next",
                             found=f"`{b.name}`, read before the iteration writes it",
                             span=getattr(e.node, "span", None) or p.span, notes=((p.span, "the parallel loop"),))
-
-
-def _reads_old(b: Buffer, body: Stmt) -> bool:
-    """Whether an iteration may read b before it writes it. A scalar store covers the whole variable."""
-    return _before(b, body, False)
 
 
 def _before(b: Buffer, s: Stmt, after: bool) -> bool:

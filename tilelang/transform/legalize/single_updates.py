@@ -14,7 +14,7 @@ from functools import reduce
 
 from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (Bind, Call, Const, Expr, For, Func, If, Launch, Load, Seq, Stmt, Store, While, binary, const, fresh,
-                         replace, rewrite, seq, walk, with_inner, rewrite_launches, FRAGMENT)
+                         replace, rewrite, seq, walk, with_inner, rewrite_launches, convert, FRAGMENT)
 
 from tilelang.target.intrinsics import INTRINSICS, PURE
 from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
@@ -92,7 +92,7 @@ class _Updates:
     def once(self, s: Store) -> Stmt:
         """The update by the first thread of the block, or of the warp role around. What it reads of fragments is read before,
         by all threads together."""
-        blocks = {v for v, n in zip(self.launch.block_vars, map(_sized, self.launch.grid))
+        blocks = {v for v, n in zip(self.launch.block_vars, map(convert, self.launch.grid))
                   if not (isinstance(n, Const) and n.value == 1)} - set(s.indices)  # an index of its own: an element of its own
         shared = s.buffer.scope_name.startswith("shared")
         if self.d.divergent(s.value) or not _is_pure(s.value) or blocks and not shared:
@@ -124,10 +124,6 @@ class _Updates:
     @property
     def among(self) -> str:
         return "block" if self.warps == warps_in(self.launch) else "warp role"
-
-
-def _sized(n: Expr | int) -> Expr:
-    return const(n) if isinstance(n, int) else n
 
 
 def _by_lane(e: Expr) -> bool:

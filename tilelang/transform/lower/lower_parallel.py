@@ -144,13 +144,10 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
         inner = _emit_points(lw, loop, body)
     finally:
         lw.known.analyzer, lw.access.loop = saved
-    inner = _wrap_axes(dist, inner, _touches_registers(body), span)
+    registers = any(x.scope_name.startswith("local") for x in walk(body, Buffer))
+    inner = _wrap_axes(dist, inner, registers, span)
     inner = as_iterations(body, inner, bool(dist.axes or dist.lanes), span)
     return seq(*before, inner, *after)
-
-
-def _touches_registers(body: Stmt) -> bool:
-    return any(x.scope_name.startswith("local") for x in walk(body, Buffer))
 
 
 def _wrap_axes(dist: Distribution, inner: Stmt, registers: bool, span: Any) -> Stmt:

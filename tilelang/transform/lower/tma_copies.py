@@ -29,6 +29,7 @@ from tilelang.ops.bulk import as_boxes, run_unsupported
 from tilelang.ops.gemm.wgmma import shared_layout
 from tilelang.ops.tma import tma_bytes, tma_unsupported
 from tilelang.ops.tma_store import copied_tile, tile_unsupported
+from tilelang.target.warp_groups import warps_of
 
 from ..analysis.effects import effects
 from ..analysis.statements import do
@@ -107,7 +108,7 @@ class _Copies:
                 return self._loop(s)
             case While():
                 return self._loop(s)
-            case If() if _is_warp_role_branch(s):
+            case If() if warps_of(s.cond) is not None:
                 return self._warp_role_branch(s)
             case If():
                 orelse = None if s.orelse is None else self.stmt(s.orelse)
@@ -320,10 +321,6 @@ def source(c: Copy | AtomicTile) -> Region | None:
 
 def _few(tile: Region) -> str:
     return f"threads are as quick with {_bytes(tile)} bytes"
-
-
-def _is_warp_role_branch(s: Stmt) -> bool:
-    return isinstance(s, If) and isinstance(s.cond, Call) and s.cond.op == "in_warp_groups"
 
 
 def _bytes(region: Region) -> int:

@@ -16,7 +16,7 @@ from operator import is_not
 from typing import Any
 
 from tilelang.arith import LaunchFacts, flat_index, vector_base
-from tilelang.ir import (Alloc, Bind, Buffer, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Stmt, Store, Var, call,
+from tilelang.ir import (Alloc, Bind, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Stmt, Store, Var, call,
                          const, free_vars, is_const, rebuild, replace, rewrite, rewrite_launches, seq, stmts_of, substitute,
                          walk, LOCAL)
 from tilelang.ir.visitor import mapped
@@ -131,16 +131,14 @@ class _Conversions:
         if not isinstance(v, Cast) or not isinstance(v.value, Load) or v.dtype.base not in _COUNTING or \
                 v.value.dtype.base != "float32":
             return False
-        return all(b.scope_name == LOCAL and self._is_declared(b) for b in (s.buffer, v.value.buffer))
-
-    def _is_declared(self, b: Buffer) -> bool:
-        return self.types.get(b.data) == b.dtype
+        return all(b.scope_name == LOCAL and self.types.get(b.data) == b.dtype for b in (s.buffer, v.value.buffer))
 
     # ---- integers with few values -----------------------------------------------------------------------------------
 
     def _of_small_integer(self, e: Cast) -> Expr | None:
         most = _COUNTING.get(e.dtype.base, 0) if e.dtype.lanes == 1 else 0
-        if not most or not e.value.dtype.is_int or isinstance(_converted(e.value), (Load, Const)):
+        source = e.value.value if isinstance(e.value, Cast) else e.value
+        if not most or not e.value.dtype.is_int or isinstance(source, (Load, Const)):
             return None
         low, high = self.facts.analyzer.interval(e.value)
         if low is None or high is None or low <= -most or high - min(low, 0) >= most:
@@ -153,10 +151,6 @@ def _is_on_registers(form: Form, x: Stmt, loop_var: Var) -> bool:
     if form.kind == "read":
         return isinstance(x, Store) and packed_source(x) is not None
     return isinstance(x, For) and sum_form(x, {loop_var: 0}) is not None
-
-
-def _converted(e: Expr) -> Expr:
-    return e.value if isinstance(e, Cast) else e
 
 
 def _neighbours(first: Expr, lanes: int) -> Ramp:

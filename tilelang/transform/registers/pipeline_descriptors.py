@@ -78,7 +78,8 @@ def _loop(s: For) -> list[Stmt]:
 def descriptors_ahead(s: For) -> tuple[list[tuple[Buffer, Expr]], For]:
     """([(variable, descriptor of the first iteration)], the loop on these variables); ([], s) where there is none to carry."""
     body = list(stmts_of(s.body))
-    last = max((n for n, x in enumerate(body) if _commits(x)), default=None)
+    last = max((n for n, x in enumerate(body)
+                if isinstance(x, Evaluate) and x.call.op == "wgmma_commit"), default=None)
     inside = {x.var for x in walk(s.body, Bind, For)} | {v for x in walk(s.body, Parallel) for v in x.vars}
     found: dict[Call, Buffer] = {}
     for n, x in enumerate(body):
@@ -102,10 +103,6 @@ def descriptors_ahead(s: For) -> tuple[list[tuple[Buffer, Expr]], For]:
     new = [rewrite(x, carried) for x in body]
     loop = replace(s, body=seq(*new[:last + 1], *after, *new[last + 1:], span=s.body.span))
     return [(b, substitute(d, {s.var: s.start})) for d, b in found.items()], loop
-
-
-def _commits(s: Stmt) -> bool:
-    return isinstance(s, Evaluate) and s.call.op == "wgmma_commit"
 
 
 def _is_descriptor(e: Any) -> bool:

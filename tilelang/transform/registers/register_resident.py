@@ -88,12 +88,8 @@ def _done(graph: Graph, v: Var) -> bool:
     def step(k: int, running: int) -> int:
         return running_after(graph.nodes[k], product[k], running)
 
-    return all(running in (None, NEVER) or not _touches(n, v)
+    return all(running in (None, NEVER) or n.kind or v not in n.reads | n.writes
                for n, running in zip(graph.nodes, states(graph, NEVER, step, min)))
-
-
-def _touches(n: Node, v: Var) -> bool:
-    return not n.kind and v in n.reads | n.writes
 
 
 class _Rewriter:

@@ -45,7 +45,7 @@ def rescale_lazily(body: list[Stmt], scaled: int, place: int, factor: Buffer) ->
     if len(made) != 1 or made[0] > place:
         return None
     definition = _row_loop(body[made[0]])
-    if definition is None or not _is_exp2(definition[1].value) or factor.size > 4:
+    if definition is None or getattr(definition[1].value, "op", "") != "exp2" or factor.size > 4:
         return None
     var, store = definition
     exponent = store.value.args[0]  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ def rescale_lazily(body: list[Stmt], scaled: int, place: int, factor: Buffer) ->
         if i in (made[0], scaled) or not any(x.buffer.data is factor.data for x in walk(s, Load)):
             continue
         split = _split(s, factor, own) if i > place else None
-        if split is None or any(_touches(x, split[2]) for x in body[place:i]) or i > scaled:
+        if split is None or any(e.storage is split[2].data for x in body[place:i] for e in effects(x)) or i > scaled:
             return None
         totals.append(split[0])
         rest[i] = split[1]
@@ -84,10 +84,6 @@ def _row_loop(s: Stmt) -> tuple[Var, Store] | None:
     whole = to.buffer.scope_name == LOCAL and len(to.indices) == 1 and to.indices[0] is s.var and to.buffer.is_static and \
         s.extent.value == to.buffer.size
     return (s.var, to) if whole else None
-
-
-def _is_exp2(e: Expr) -> bool:
-    return isinstance(e, Call) and e.op == "exp2"
 
 
 def _stays(s: Stmt, sources: list[Buffer]) -> bool:
@@ -133,10 +129,6 @@ def _renamed(x: Any, old: Buffer, new: Buffer) -> Any:
 
 def _writes(s: Stmt, b: Buffer) -> bool:
     return any(e.writes and e.storage is b.data for e in effects(s))
-
-
-def _touches(s: Stmt, b: Buffer) -> bool:
-    return any(e.storage is b.data for e in effects(s))
 
 
 __all__ = ["Lazy", "rescale_lazily"]

@@ -10,7 +10,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, 
                          seq, substitute, used_vars, with_options)
 from tilelang.ir.record import record
 
-from ..analysis.statements import rename
+from ..analysis.statements import do, rename
 from ..analysis.pipeline_schedule import Body, needed_binds
 
 
@@ -186,7 +186,7 @@ class _Emitter:
                     waited = g
                 out += body
             if r.group is not None:
-                out.append(_commit())
+                out.append(do("cp_async_commit"))
                 issued += 1
         return out
 
@@ -228,10 +228,6 @@ class _Emitter:
             return []
         iteration = u - r.stage
         return self.guarded(iteration, self.run(r, const(iteration, self.dtype), clone=True), self.loop.span)
-
-
-def _commit() -> Stmt:
-    return Evaluate(call("cp_async_commit", (), "void"))
 
 
 def _wait(pending: int) -> Stmt:
