@@ -49,7 +49,7 @@ SLOW = {
     "the same beside wgmma": (S90, {"threads": 100}, FMA, "100 threads are no whole warps; take a multiple of 32"),
     "float8 without instructions": (S80, {"dtype": "float8_e4m3fn"}, FMA, "sm_80 has no matrix instruction"),
     "bfloat16 without instructions": (S75, {"dtype": "bfloat16"}, FMA, "sm_75 has no matrix instruction"),
-    "three warp groups": (S90, {"threads": 384}, MMA, "3 warp group(s) do not divide 64 x 64 x 64"),
+    "two warp groups": (S90, {"n": 8, "threads": 256}, MMA, "2 warp group(s) do not divide 64 x 8 x 64"),
     "odd N": (S90, {"n": 100}, MMA, "rows of `b` are no whole swizzle atoms; give it rows of a multiple of 32 bytes"),
     "odd K": (S90, {"k": 40}, MMA, "and K of 16"),
     "few rows": (S90, {"m": 16}, MMA, "take 64 rows for each warp group"),

@@ -496,7 +496,7 @@ def test_several_fragments_in_a_list_and_dictionary():
 
 
 @pytest.mark.parametrize("what", ["local by parallel", "tile op in parallel", "list loop", "shape", "slice step",
-                                  "region reduce", "symbol", "bool of expression", "assign to buffer"])
+                                  "symbol", "bool of expression", "assign to buffer"])
 def test_named_refusals(what):
     def build():
         k = T.dynamic("k")
@@ -524,8 +524,6 @@ def test_named_refusals(what):
                     T.copy(S, F)
                 if what == "slice step":
                     T.copy(A[0:16:2, 0:8], S[0:8, 0:8])
-                if what == "region reduce":
-                    T.reduce_sum(S[0:4, 0:8], F[0:4], dim=1)
                 if what == "symbol":
                     A[0, 0] = k
                 if what == "bool of expression":

@@ -56,7 +56,7 @@ def copies_left_to_the_producer(seq=1024, dim=128, block_m=128, block_n=128):
             T.clear(l)
             T.fill(m, -T.infinity(F32))
             for k in T.Pipelined(seq // block_n, num_stages=2, order=[-1, 0, 3, 1, -1, 2], stage=[-1, 0, 0, 1, -1, 1],
-                                 group=[[0], [1, 2], [3, 4, 5, 6, 7, 8, 9, 10], [11], [12], [13]]):
+                                 group=[[0], [1, 2], [3, 4, 5, 6, 7, 8, 9], [10], [11], [12]]):
                 T.copy(K[k * block_n, 0], k_s)
                 T.clear(s)
                 T.gemm(q, k_s, s, transpose_B=True)
@@ -69,9 +69,9 @@ def copies_left_to_the_producer(seq=1024, dim=128, block_m=128, block_n=128):
                 T.reduce_sum(s, row, dim=1)
                 for i in T.Parallel(block_m):
                     l[i] = l[i] * T.exp2(m_old[i] - m[i]) + row[i]
+                T.copy(s, p)
                 for i, d in T.Parallel(block_m, dim):
                     o[i, d] *= T.exp2(m_old[i] - m[i])
-                T.copy(s, p)
                 T.copy(V[k * block_n, 0], v_s)
                 T.gemm(p, v_s, o)
             for i, d in T.Parallel(block_m, dim):
