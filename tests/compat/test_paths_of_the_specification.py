@@ -35,6 +35,8 @@ def result(program):
 @pytest.mark.parametrize("module", sorted(NAMES))
 def test_a_path_of_the_specification_was_missing(module):
     for name in NAMES[module]:
+        if name == "_TORCH_DTYPE_TO_STR":
+            pytest.importorskip("torch")
         exec(f"from {module} import {name}", {})
 
 
