@@ -51,6 +51,11 @@ def kernel_of(name: str, target: Any) -> Any:
     return tilelang.compile(p.program(**p.full), target=target, pass_configs=config or None)
 
 
+def said_by(e: Exception) -> str:
+    """An error in a record: its kind and the beginning of its text, without the folder of this checkout."""
+    return f"{type(e).__name__}: {str(e).replace(f'{HERE.parent}{os.sep}', '')[:300]}"
+
+
 def described(name: str) -> dict[str, Any]:
     """Of a program compiled for sm_90a: what its kernel uses and how it is scheduled.  Runs in a worker."""
     import logging
@@ -62,7 +67,7 @@ def described(name: str) -> dict[str, Any]:
     try:
         facts = kernel_of(name, HOPPER).report_data["kernels"]
     except Exception as e:
-        return {"error": f"{type(e).__name__}: {str(e)[:300]}"}
+        return {"error": said_by(e)}
     return {"seconds": round(time.perf_counter() - begin, 2), "kernels": [
         {k: f[k] for k in ("registers", "spills", "serialised", "shared_bytes", "schedule", "overlap", "declined")} | {
             "mma": sorted(f["instructions"].get("MMAs", {})), "loads": sorted(f["instructions"].get("loads",
@@ -196,7 +201,7 @@ def main() -> int:
         try:
             rows[n] = measured(n, o)
         except Exception as e:
-            rows[n] = {"name": n, "kind": "", "of_bound": math.inf, "error": f"{type(e).__name__}: {str(e)[:300]}"}
+            rows[n] = {"name": n, "kind": "", "of_bound": math.inf, "error": said_by(e)}
         torch.cuda.empty_cache()
         compared(rows, copy)
         print(line(rows[n]), flush=True)
