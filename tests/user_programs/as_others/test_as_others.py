@@ -40,6 +40,7 @@ def cases(backends):
                 yield pytest.param(name, backend, id=f"{name}-{backend}", marks=marks)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name, backend", list(cases(BACKENDS)))
 def test_program_of_others(name, backend):
     run(PROGRAMS[name], backend)
