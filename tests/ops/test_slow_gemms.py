@@ -53,7 +53,7 @@ SLOW = {
     "odd N": (S90, {"n": 100}, MMA, "rows of `b` are no whole swizzle atoms; give it rows of a multiple of 32 bytes"),
     "odd K": (S90, {"k": 40}, MMA, "and K of 16"),
     "few rows": (S90, {"m": 16}, MMA, "take 64 rows for each warp group"),
-    "K not contiguous": (S90, {"dtype": "float8_e4m3fn"}, MMA, "need K contiguous; take A as (M, K), and B as (N, K)"),
+    "K not contiguous": (S90, {"dtype": "float8_e4m3fn", "m": 32, "n": 32}, MMA, "need K contiguous; take A as (M, K)"),
     "float32": (S90, {"dtype": "float32"}, MMA, "in a T.Pipelined loop of two stages or more"),
     "sub-tiles inside a pattern": (S90, {"step": 8, "k": 16}, MMA, "start it at multiples of 8 rows and 32 bytes"),
 }

@@ -147,10 +147,12 @@ class BulkWaitOptions(CallOptions):
 
 @_of("ldmatrix", "stmatrix")
 class MatrixMoveOptions(CallOptions):
-    """num: 1, 2 or 4 matrices of 8 x 8.  trans: each transposed."""
+    """num: 1, 2 or 4 matrices of 8 x 8.  trans: each transposed.  bytes: four matrices are 32 x 16 bytes, which ldmatrix
+    transposes (then trans is true) and stmatrix stores transposed (ops/ldmatrix.py)."""
 
     num: int
     trans: bool = False
+    bytes: bool = False
 
 
 @_of("mma")

@@ -5,6 +5,13 @@ A fragment of 16-bit elements that repeats the 8x8 pattern of ldmatrix is loaded
     lane l holds elements (l/4, 2*(l%4) .. +1) of each 8x8 matrix, or with `trans` elements (2*(l%4) .. +1, l/4)
     lanes 8*j .. 8*j+7 give the addresses of the rows of matrix j
 
+A tile of bytes with K as the outer dimension is loaded 32 rows x 16 columns at a time.  Lane 4*g + t then holds of each half
+of the rows 4*t .. 4*t+3 in columns 2*g and 2*g+1, each column in one register.  As 16-bit units a matrix gives it two columns
+of two rows; two matrices make the four rows, and a byte permutation separates the columns.  Lanes 2, 3 (mod 4) get their rows
+in the other order, so that the rows of a matrix differ modulo 8 and their 16-byte units lie in different banks.  stmatrix
+writes these registers as the transposed tile of 16 rows of 32 bytes.  Its matrix has every other row; the lanes of the last
+four give it the rows between instead, for the same reason.
+
 Source: PTX ISA, "Warp-level matrix load instruction: ldmatrix".
 """
 
@@ -12,7 +19,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import AddressOf, Evaluate, Expr, For, If, Region, Stmt, Var, call, const, convert, fresh, FRAGMENT
+from tilelang.ir import (AddressOf, Evaluate, Expr, For, If, Region, Stmt, Var, call, const, convert, fresh, is_const, seq,
+                         FRAGMENT, SHARED)
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Mode
 
@@ -21,6 +29,8 @@ from .distribute import digit
 WARP = 32
 ROWS = (Mode(8, THREAD, 4),)
 PAIRS = (Mode(4, THREAD, 1), Mode(2, REGISTER, 1))
+BYTES_OF_K = (Mode(2, REGISTER, 8), Mode(4, THREAD, 1), Mode(4, REGISTER, 1))
+COLUMNS = (Mode(8, THREAD, 4), Mode(2, REGISTER, 4))
 
 
 @record
@@ -64,6 +74,8 @@ def copy_by_ldmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | Non
     """dst = src by ldmatrix; None where types, layouts or alignment do not permit it."""
     if not _applies(cx, src, dst):
         return None
+    if dst.dtype.bits == 8:
+        return _columns_of_bytes(cx, src, dst, span)
     frag = cx.layout_of(dst.buffer)
     (in_rows, out_rows), (in_cols, out_cols) = (outer_digits(ms, 8) for ms in frag.modes)
     if (in_rows, in_cols) not in ((ROWS, PAIRS), (PAIRS, ROWS)):
@@ -74,19 +86,78 @@ def copy_by_ldmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | Non
     if used % WARP or any(stride % WARP for stride in outside):
         return None
     index, num, loops, register = matrix_rows(cx, digits)
-    mins = tuple(convert(m) for m in src.mins)
-    where = (*mins[:-2], mins[-2] + index[0], mins[-1] + index[1])
-    buffer, physical = cx.physical(src.buffer, tuple(cx.expr(i) for i in where))
-    args = (AddressOf(cx.local_of(dst.buffer), (register,)), AddressOf(buffer, cx.simplified(physical)))
-    out: Stmt = Evaluate(call("ldmatrix", args, "void", span=span, num=num, trans=in_rows == PAIRS), span=span)
-    return over_matrices(cx, out, loops, used)
+    return over_matrices(cx, _load(cx, src, dst, index, register, span, num=num, trans=in_rows == PAIRS), loops, used)
+
+
+def transpose_bytes(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | None:
+    """dst[j, i] = src[i, j] for two tiles of bytes in shared memory; None where types, sizes or alignment do not permit it."""
+    if not (in_tiles_of_bytes(src, dst) and getattr(cx.target, "has_stmatrix", False)) or cx.num_threads % WARP or any(
+            cx.vector_width(r.buffer, r.mins, 16) != 16 for r in (src, dst)):
+        return None
+    k, n = src.extents[-2:]
+    registers, step, warps = cx.new_local("bytes", 16, src.dtype), fresh("t"), cx.num_threads // WARP
+    tile, lane, matrix = step * warps + cx.thread // WARP, cx.thread % WARP, cx.thread % WARP // 8
+    column, row = tile % (n // 16) * 16, tile // (n // 16) * 32
+    first = AddressOf(registers, (const(0),))
+    to = _place(cx, dst, column + lane % 8 * 2 + (matrix + lane % 8 // 4) % 2, row + matrix // 2 * 16)
+    args = {"ldmatrix": (first, _place(cx, src, row + _row_of_bytes(lane), column)), "stmatrix": (to, first)}
+    out = seq(*(Evaluate(call(op, x, "void", span=span, num=4, trans=op == "ldmatrix", bytes=True), span=span)
+                for op, x in args.items()))
+    tiles = k // 32 * (n // 16)
+    out = out if tiles % warps == 0 else If(tile < tiles, out)
+    return For(step, const(0), const(-(-tiles // warps)), "unroll", out)
+
+
+def in_tiles_of_bytes(src: Region, dst: Region) -> bool:
+    """Whether the tiles of a transposition are made of 32 x 16 bytes in shared memory."""
+    k, n = src.extents[-2:]
+    return src.dtype == dst.dtype and src.dtype.bits == 8 and src.dtype.lanes == 1 and is_const(k % 32 + n % 16, 0) and all(
+        r.buffer.scope_name in SHARED for r in (src, dst))
+
+
+def _row_of_bytes(lane: Expr) -> Expr:
+    """The row of a tile of bytes whose address a lane gives to ldmatrix."""
+    return lane // 16 * 16 + lane % 8 // 2 * 4 + (lane // 8 + lane // 4) % 2 * 2 + lane % 2
+
+
+def _place(cx: Any, r: Region, row: Expr, column: Expr) -> AddressOf:
+    """The address of an element of a tile in shared memory."""
+    mins = tuple(convert(m) for m in r.mins)
+    where = (*mins[:-2], mins[-2] + row, mins[-1] + column)
+    buffer, physical = cx.physical(r.buffer, tuple(cx.expr(i) for i in where))
+    return AddressOf(buffer, cx.simplified(physical))
+
+
+def _load(cx: Any, src: Region, dst: Region, index: list[Expr], register: Expr, span: Any, **options: Any) -> Stmt:
+    args = (AddressOf(cx.local_of(dst.buffer), (register,)), _place(cx, src, *index))
+    return Evaluate(call("ldmatrix", args, "void", span=span, **options), span=span)
+
+
+def _columns_of_bytes(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | None:
+    """dst = src, a tile of bytes (K, rows), for the fragment of a transposed wgmma operand; None for other fragments."""
+    frag = cx.layout_of(dst.buffer)
+    if not in_columns_of_bytes(frag):
+        return None
+    digits = [(d, o) for d, inner in enumerate((32, 16)) for o in outer_digits(frag.modes[d], inner)[1]]
+    index: list[Expr] = [const(0), const(0)]
+    loops, register = over_tiles(cx, digits, index)
+    index[0] = index[0] + _row_of_bytes(cx.thread % WARP)
+    out = _load(cx, src, dst, index, register, span, num=4, trans=True, bytes=True)
+    return over_matrices(cx, out, loops, threads_used(frag))
+
+
+def in_columns_of_bytes(frag: Any) -> bool:
+    """Whether a fragment (K, rows) of bytes is that of a transposed wgmma operand, for whole warps."""
+    (in_k, out_k), (in_rows, out_rows) = outer_digits(frag.modes[0], 32), outer_digits(frag.modes[1], 16)
+    return (in_k, in_rows) == (BYTES_OF_K, COLUMNS) and threads_used(frag) % WARP == 0 and all(
+        o.stride % WARP == 0 for o in (*out_k, *out_rows) if o.to == THREAD)
 
 
 def _applies(cx: Any, src: Region, dst: Region) -> bool:
-    """Requires a whole 2-D fragment of 16-bit elements and contiguous, aligned 16-byte rows in shared memory."""
+    """Requires a whole 2-D fragment of 8- or 16-bit elements and contiguous, aligned 16-byte rows in shared memory."""
     if not (src.buffer.scope_name.startswith("shared") and dst.buffer.scope_name == FRAGMENT):
         return False
-    if src.dtype != dst.dtype or dst.dtype.bits != 16 or dst.dtype.lanes != 1:
+    if src.dtype != dst.dtype or dst.dtype.bits not in (8, 16) or dst.dtype.lanes != 1:
         return False
     if dst.buffer.ndim != 2 or not dst.is_full:
         return False
@@ -94,7 +165,8 @@ def _applies(cx: Any, src: Region, dst: Region) -> bool:
         return False
     if cx.target is None or not getattr(cx.target, "has_ldmatrix", False) or cx.layout_of(dst.buffer).is_padded:
         return False
-    return cx.vector_width(src.buffer, src.mins, 8) == 8
+    run = 128 // dst.dtype.bits
+    return bool(cx.vector_width(src.buffer, src.mins, run) == run)
 
 
 def matrices(registers: list[tuple[int, Outer]]) -> tuple[int, list[tuple[int, int]], list[tuple[int, Outer]]]:
@@ -118,23 +190,29 @@ def matrix_rows(cx: Any, digits: list[tuple[int, Outer]]) -> tuple[list[Expr], i
     ((row, column) in the tile of this lane's matrix row, matrices per instruction, (variable, extent) of the loops over
     instructions, first register of an instruction).
     """
-    index: list[Expr] = [const(0), const(0)]
-    for d, o in digits:
-        if o.to == THREAD:
-            index[d] = index[d] + digit(cx.thread, o.stride, o.size, cx.num_threads) * o.weight
-    lane = cx.thread % WARP
     num, together, rest = matrices([(d, o) for d, o in digits if o.to == REGISTER])
+    index: list[Expr] = [const(0), const(0)]
+    over_tiles(cx, [(d, o) for d, o in digits if o.to == THREAD], index)
+    lane = cx.thread % WARP
     for bit, (d, weight) in enumerate(together):
         index[d] = index[d] + (lane // (8 << bit) % 2 if (16 << bit) < WARP else lane // (8 << bit)) * weight
     index[0] = index[0] + lane % 8
+    return index, num, *over_tiles(cx, rest, index)
+
+
+def over_tiles(cx: Any, digits: list[tuple[int, Outer]], index: list[Expr]) -> tuple[list[tuple[Var, int]], Expr]:
+    """(the loops over a warp's tiles, first register); adds the place where a tile begins to the (row, column) `index`."""
     loops: list[tuple[Var, int]] = []
     register: Expr = const(0)
-    for d, o in rest:
+    for d, o in digits:
+        if o.to == THREAD:
+            index[d] = index[d] + digit(cx.thread, o.stride, o.size, cx.num_threads) * o.weight
+            continue
         v = fresh("t")
         loops.append((v, o.size))
         index[d] = index[d] + v * o.weight
         register = register + v * o.stride
-    return index, num, loops, register
+    return loops, register
 
 
 def over_matrices(cx: Any, out: Stmt, loops: list[tuple[Var, int]], used: int) -> Stmt:
@@ -144,4 +222,5 @@ def over_matrices(cx: Any, out: Stmt, loops: list[tuple[Var, int]], used: int) -
     return out if used == cx.num_threads else If(cx.thread < used, out)
 
 
-__all__ = ["Outer", "copy_by_ldmatrix", "matrices", "matrix_rows", "outer_digits", "over_matrices", "threads_used"]
+__all__ = ["Outer", "copy_by_ldmatrix", "in_columns_of_bytes", "in_tiles_of_bytes", "matrices", "matrix_rows", "outer_digits",
+           "over_matrices", "threads_used", "transpose_bytes"]

@@ -71,7 +71,8 @@ class GemmSchedule(Options):
     """Set by the program: k_pack (matrix cores of other vendors); wait = -1: T.wgmma_gemm, which does not wait.
     Decided by passes: instruction: name of an MMA_ROWS or WGMMA_ROWS row, or "simt"; warps along M and N; wait: how many later
     wgmma groups may still be in flight when the next statement begins, -1 for no wait.  in_flight: other wgmma are in flight
-    when it starts.  behind: values that it reads are waited for here.
+    when it starts.  behind: values that it reads are waited for here.  exchanged: c holds the
+    transpose of a @ b, so that M of the operands is the number of columns of c.
     """
 
     k_pack: int = 1
@@ -80,6 +81,7 @@ class GemmSchedule(Options):
     wait: int | None = None
     in_flight: bool = False
     behind: bool = False
+    exchanged: bool = False
 
 
 @options

@@ -12,6 +12,7 @@ from tilelang.ir import (Attrs, Buffer, Expr, Region, Span, Stmt, Store, TileOp,
 from tilelang.ir.numbers import to_dtype
 
 from .base import Access, LowerContext
+from .ldmatrix import transpose_bytes
 from .tiles import fit
 
 errors.register("transpose-shape", ValueError, "a transpose whose tiles do not match",
@@ -45,7 +46,11 @@ class Transpose(TileOp):
         return {}
 
     def lower(self, cx: LowerContext) -> Stmt:
-        """An element loop over the destination."""
+        """Bytes in shared memory by ldmatrix and stmatrix, others in an element loop over the destination."""
+        by_matrix = transpose_bytes(cx, self.src, self.dst, self.span)
+        if by_matrix is not None:
+            return by_matrix
+
         def body(at: tuple[Var, ...]) -> Stmt:
             dst, src = self.places(at)
             value = load(self.src.buffer, src)

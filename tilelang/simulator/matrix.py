@@ -111,7 +111,7 @@ class MatrixRegisters:
     """
 
     def __init__(self, c: Context, e: Call) -> None:
-        self.num, self.trans = e.options.num, e.options.trans
+        self.num, self.trans, self.bytes = e.options.num, e.options.trans, e.options.bytes
         first, self.shared = e.args[:2]
         if e.op == "stmatrix" and not (isinstance(first, AddressOf) and first.buffer.scope().startswith("local")):
             first, self.shared = self.shared, first
@@ -121,17 +121,28 @@ class MatrixRegisters:
         """Store matrices, shape (warps, num, 8, 8)."""
         x = x.swapaxes(2, 3) if self.trans else x
         x = x.reshape(len(x), self.num, WARP, 2).swapaxes(1, 2)
+        x = _columns_of_bytes(x) if self.bytes else x
         self.registers.touch(f, True).write(f, warps, x.reshape(len(x), -1))
 
     def read(self, f: LaneFrame, warps: np.ndarray | None) -> np.ndarray:
         """The matrices, shape (warps, num, 8, 8)."""
-        x = self.registers.touch(f, False).read(f, warps, U16).reshape(-1, WARP, self.num, 2).swapaxes(1, 2)
-        x = x.reshape(-1, self.num, 8, 8)
+        x = self.registers.touch(f, False).read(f, warps, U16).reshape(-1, WARP, self.num, 2)
+        if self.bytes:
+            x[:, 16:] = x[:, 16:, [1, 0, 3, 2]]
+        x = x.swapaxes(1, 2).reshape(-1, self.num, 8, 8)
         return x.swapaxes(2, 3) if self.trans else x
 
     def giving(self, f: LaneFrame) -> np.ndarray:
         """The lanes that give the addresses of rows: 8 for each matrix, from lane 0 on."""
         return np.tile(np.arange(WARP) < 8 * self.num, f.lanes // WARP)
+
+
+def _columns_of_bytes(x: np.ndarray) -> np.ndarray:
+    """The bytes of four matrices, shape (warps, 32 lanes, 4 matrices, 2 elements), as a lane needs them for two columns."""
+    y = np.ascontiguousarray(x).view(U8).reshape(len(x), WARP, 2, 2, 2, 2)  # (…, half of k, pair of rows, row, column)
+    late = np.arange(WARP) % 4 >= 2
+    y[:, late] = y[:, late][:, :, :, ::-1]
+    return np.ascontiguousarray(y.transpose(0, 1, 2, 5, 3, 4)).reshape(len(x), WARP, -1)
 
 
 def _order(fragment: Any) -> np.ndarray:

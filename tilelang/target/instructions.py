@@ -141,7 +141,7 @@ def call_fields(e: Call, args: Sequence[str] = ()) -> dict[str, Any]:
     options, op = e.options, e.op
     out = {} if options is None else {k: getattr(options, k) for k in options.names}
     if op in ("ldmatrix", "stmatrix"):
-        out["trans_suffix"] = "_trans" if options.trans else ""
+        out["trans_suffix"] = "_bytes" if options.bytes else "_trans" if options.trans else ""
     elif op == "bulk_wait":
         out["read_suffix"] = "_read" if options.read else ""
     elif op == "cluster_arrive":

@@ -122,6 +122,15 @@ def register_operand_fragment(bits: int) -> Fragment:
                     threads=128)
 
 
+def adjacent_rows(f: Fragment) -> Fragment:
+    """The fragment of an instruction whose row g + 8*h of each 16 stands for row 2*g + h of the tile.
+
+    A lane then has two neighbouring rows, which lie in one 16-bit unit where K is the outer dimension of a tile of bytes.
+    """
+    warp, half, lanes = f.modes[0][0], f.modes[0][-2], f.modes[0][-1]
+    return Fragment(f.shape, ((warp, lanes, half), f.modes[1]), threads=f.threads)
+
+
 _NAME = re.compile(r"wgmma\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)")
 
 

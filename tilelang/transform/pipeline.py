@@ -86,6 +86,7 @@ from .schedule.specialize_warps import specialize_warps
 from .schedule.split_accumulators import split_accumulators
 from .schedule.prefetch_scales import may_prefetch_scales
 from .legalize.tma_columns import tma_columns
+from .legalize.transposed_operands import transposed_operands
 from .lower.tma_copies import tma_copies
 from .legalize.warp_group_count import warp_group_count
 from .legalize.unpack_small_types import unpack_small_types
@@ -136,6 +137,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     given_boxes,  # before all passes that choose TMA or wgmma
     tma_columns,  # before lower_manual_warp_roles, the first pass that chooses TMA
     lower_manual_warp_roles,
+    transposed_operands,  # after lower_manual_warp_roles, whose launches it skips; before all passes that schedule
     disjoint_tiles,  # after lower_manual_warp_roles, whose launches it skips; before all passes that give tiles versions
     guard_masks,  # before specialize_warps, which reorders the statements of a loop
     split_accumulators,  # after guard_masks, which makes GEMMs that clear; before specialize_warps, which schedules them

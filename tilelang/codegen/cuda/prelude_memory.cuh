@@ -48,6 +48,22 @@ TL_DEVICE void ldmatrix_x4(void* dst, const void* src) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(src)) : "memory");
 }
+//@ ldmatrix_x4_bytes
+// Two columns of a tile of bytes: the rows of each half of k come as two pairs of matrices, whose order lanes 2, 3 (mod 4) exchange.
+TL_DEVICE void ldmatrix_x4_bytes(void* dst, const void* src) {
+  unsigned* r = reinterpret_cast<unsigned*>(dst);
+  unsigned a, b, c, d;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(shared_address(src)) : "memory");
+  unsigned lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  const bool late = lane & 2;
+  const unsigned even = late ? 0x2064 : 0x6420, odd = late ? 0x3175 : 0x7531;
+  r[0] = __byte_perm(a, b, even);
+  r[1] = __byte_perm(a, b, odd);
+  r[2] = __byte_perm(c, d, even);
+  r[3] = __byte_perm(c, d, odd);
+}
 //@ ldmatrix_x4_trans
 TL_DEVICE void ldmatrix_x4_trans(void* dst, const void* src) {
   unsigned* r = reinterpret_cast<unsigned*>(dst);
@@ -70,6 +86,17 @@ TL_DEVICE void stmatrix_x4(void* dst, const void* src) {
   const unsigned* r = reinterpret_cast<const unsigned*>(src);
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(shared_address(dst)), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
+//@ stmatrix_x4_bytes
+// The registers of ldmatrix_x4_bytes as rows of K; lanes 16 .. 31 exchange the two columns.
+TL_DEVICE void stmatrix_x4_bytes(void* dst, const void* src) {
+  const unsigned* r = reinterpret_cast<const unsigned*>(src);
+  unsigned lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  const bool late = lane & 16;
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(shared_address(dst)), "r"(late ? r[1] : r[0]), "r"(late ? r[0] : r[1]), "r"(late ? r[3] : r[2]),
+                 "r"(late ? r[2] : r[3]) : "memory");
 }
 //@ stmatrix_x1_trans
 TL_DEVICE void stmatrix_x1_trans(void* dst, const void* src) {

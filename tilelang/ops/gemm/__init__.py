@@ -54,7 +54,7 @@ class Gemm(TileOp):
         """Check ranks, shapes, scopes and element types."""
         for name, r in (("A", self.a), ("B", self.b), ("C", self.c)):
             self._check_operand(name, r)
-        a, b, c = self.a.extents[-2:], self.b.extents[-2:], self.c.extents[-2:]
+        a, b, c = self.a.extents[-2:], self.b.extents[-2:], (self.m, self.n)
         k_a, m_a = a if self.transpose_a else reversed(a)
         n_b, k_b = b if self.transpose_b else reversed(b)
         for letter, left, right, x, y in (("M", "M_A", "M_C", m_a, c[0]), ("K", "K_A", "K_B", k_a, k_b),
@@ -102,11 +102,11 @@ class Gemm(TileOp):
 
     @property
     def m(self) -> int:
-        return self.c.extents[-2]
+        return self.c.extents[-1 if self.plan.exchanged else -2]
 
     @property
     def n(self) -> int:
-        return self.c.extents[-1]
+        return self.c.extents[-2 if self.plan.exchanged else -1]
 
     @property
     def k(self) -> int:
@@ -117,6 +117,7 @@ class Gemm(TileOp):
         acc = self.c.dtype
         a, b = (t.reshape(t.shape[-2:]) for t in (env.read(self.a), env.read(self.b)))
         product = widest_mma(a.T if self.transpose_a else a, b.T if self.transpose_b else b, acc)
+        product = product.T if self.plan.exchanged else product
         if not bool(env.eval(self.clear_accum)):
             old = env.read(self.c)
             product = product.reshape(old.shape) + old.astype(product.dtype)

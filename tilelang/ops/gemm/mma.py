@@ -120,7 +120,8 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
     """
     m, n, k = row.shape
     frag_c = cx.layout_of(op.c.buffer)
-    rows, cols = WarpTiles(frag_c.modes[-2], m, op.m, cx), WarpTiles(frag_c.modes[-1], n, op.n, cx)
+    of_rows, of_cols = frag_c.modes[-2:] if not op.plan.exchanged else frag_c.modes[:-3:-1]
+    rows, cols = WarpTiles(of_rows, m, op.m, cx), WarpTiles(of_cols, n, op.n, cx)
     if (rows.instruction, cols.instruction) != (_exact(row.c.modes[0]), _exact(row.c.modes[1])) or not _in_tiles(
             frag_c, row, rows, cols):
         return _moved(op, cx, row)

@@ -139,6 +139,7 @@ def operand_fragments(op: Any, row: MmaRow, warps: tuple[int, int],
     b = tile_fragment(row.b, (k, n), (1, nw), (0, mw), ((mw, 1),), order=(0, 1), threads=threads)
     c = tile_fragment(row.c, (m, n), (mw, nw), (1, mw), threads=threads)
     a, b, c = a.cut((op.m, op.k)), b.cut((op.k, op.n)), c.cut((op.m, op.n))
+    c = c.permuted((1, 0)) if op.plan.exchanged else c
     return (a.permuted((1, 0)) if op.transpose_a else a, b.permuted((1, 0)) if op.transpose_b else b, c)
 
 

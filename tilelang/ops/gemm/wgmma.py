@@ -25,7 +25,7 @@ from tilelang.ir import (AddressOf, Binary, Buffer, Const, Evaluate, Expr, For, 
 from tilelang.layout import Fragment, Layout, SwizzledBoxes, swizzled_box_layout, box_width, boxes_of, tile_fragment
 from tilelang.target.machine import REGISTERS
 from tilelang.target.mma import operand_dtype
-from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow, wgmma_row, wgmma_sizes
+from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow, adjacent_rows, wgmma_row, wgmma_sizes
 
 from .policy import GemmWarpPolicy
 from .select import GemmPlan
@@ -60,7 +60,7 @@ def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = (), like: Gemm
         why = _unfit(region)
         if why:
             return why
-    if op.a.dtype.bits != 16 and (op.transpose_a or not op.transpose_b):
+    if op.a.dtype.bits != 16 and (op.transpose_a and op.a.buffer.scope_name in SHARED or not op.transpose_b):
         return f"operands of {op.a.dtype} need K contiguous; take A as (M, K), and B as (N, K) with transpose_B=True"
     best: GemmPlan | None = None
     partitions = _partitions(op, threads // GROUP)
@@ -193,13 +193,16 @@ def wgmma_fragments(op: Any, row: WgmmaRow, warps: tuple[int, int],
                     threads: int) -> tuple[Fragment, None, Fragment]:
     """Fragments of a (when it is in registers) and c, in the shape of each region's last two dimensions.
 
-    Registers: one instruction tile after another, a with K slowest, c with M slowest.
+    Registers: one instruction tile after another, a with K slowest, c with M slowest.  With a transposed a in registers whose
+    elements have not 16 bits, lanes hold neighbouring rows (`adjacent_rows`).
     """
+    pairs = op.transpose_a and op.a.buffer.scope_name == FRAGMENT and op.a.dtype.bits != 16
+    row_a, row_c = (adjacent_rows(x) if pairs else x for x in (row.a, row.c))
     mg, ng = warps[0] // 4, warps[1]
     m, n, k = op.m // (64 * mg), op.n // (row.shape[1] * ng), op.k // row.shape[2]
-    a = tile_fragment(row.a, (m, k), (mg, 1), (1, 0), ((ng, mg),), order=(1, 0), threads=threads)
-    c = tile_fragment(row.c, (m, n), (mg, ng), (1, mg), threads=threads)
-    return (a.permuted((1, 0)) if op.transpose_a else a, None, c)
+    a = tile_fragment(row_a, (m, k), (mg, 1), (1, 0), ((ng, mg),), order=(1, 0), threads=threads)
+    c = tile_fragment(row_c, (m, n), (mg, ng), (1, mg), threads=threads)
+    return (a.permuted((1, 0)) if op.transpose_a else a, None, c.permuted((1, 0)) if op.plan.exchanged else c)
 
 
 # ---- lowering ---------------------------------------------------------------------------------------------------------
@@ -305,25 +308,26 @@ def _scale(op: Any, cx: Any, step: int) -> Expr:
 def _left(op: Any, cx: Any, want: Fragment) -> tuple[Buffer | None, _Matrix | None]:
     """A as registers if its layout is the instruction's, else as a matrix in shared memory (copied there if necessary)."""
     region = op.a
-    major = "mn" if op.transpose_a else "k"
     if region.buffer.scope_name != FRAGMENT:
-        return None, _Matrix(cx, region, major)
+        return None, _Matrix(cx, region, "mn" if op.transpose_a else "k")
     source = region.buffer
     own = source.data is not op.c.buffer.data  # not when A is the accumulator itself, whose registers change
     if own and region.is_full and source.ndim == 2 and cx.layout_of(source) == want:
         local = cx.local_of(source)
         return (local if not is_tf32(op) else _rounded(cx, local)), None
-    shape = tuple(int(n) for n in region.extents[-2:])
+    turn = slice(None, None, -1 if op.transpose_a else 1)  # to K contiguous
+    shape = tuple(int(n) for n in region.extents[-2:])[turn]
     width = box_width(shape[-1], source.dtype.bits)
     scratch = cx.new_shared(f"{source.name}_s", shape, source.dtype, swizzled_box_layout(shape, source.dtype.bits, width))
     mins = tuple(convert(m) for m in region.mins)
 
     def move(p: tuple[Any, ...]) -> Stmt:
-        value = load(source, (*mins[:-2], mins[-2] + p[0], mins[-1] + p[1]))
+        row, column = p[turn]
+        value = load(source, (*mins[:-2], mins[-2] + row, mins[-1] + column))
         return Store(scratch, p, to_tf32(value) if is_tf32(op) else value)
 
     cx.prepend(cx.parallel(shape, move, span=op.span))
-    return None, _Matrix(cx, Region(scratch, (const(0), const(0)), shape, span=region.span), major)
+    return None, _Matrix(cx, Region(scratch, (const(0), const(0)), shape, span=region.span), "k")
 
 
 def _rounded(cx: Any, local: Buffer) -> Buffer:

@@ -7,6 +7,7 @@ not assumed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tilelang.ir.record import record
 from tilelang.layout import Fragment, Layout, linear_layout, padded_layout, phase_conflicts, swizzled_layout
 from tilelang.layout.mode import evaluate_index
 from tilelang.ops import Copy, Gemm, Transpose
+from tilelang.ops.ldmatrix import in_columns_of_bytes, in_tiles_of_bytes
 from tilelang.target.instructions import MMA_ROWS
 from tilelang.target.wgmma import WGMMA_ROWS
 
@@ -57,7 +59,9 @@ def memory_accesses(s: Node, analyzer: Analyzer) -> list[Access]:
         vars = tuple(Var(f"c{k}", dtype("int32")) for k in range(len(s.space)))
         sides = list(zip((s.dst.buffer, s.src.buffer), s.places(vars)))
         frag = next((b for b, _ in sides if b.scope_name == FRAGMENT), None)
-        return _loop_accesses(vars, tuple(_static(e) for e in s.space), sides, frag, analyzer)
+        out = _loop_accesses(vars, tuple(_static(e) for e in s.space), sides, frag, analyzer)
+        return [replace(x, vars=vars[-2:] if x.buffer is s.dst.buffer else vars[:-3:-1], matrix=True) for x in out] if (
+            in_tiles_of_bytes(s.src, s.dst)) else out
     if isinstance(s, Parallel):
         sides = [(x.buffer, x.indices) for x in walk(s.body, Load, Store)]
         return _loop_accesses(s.vars, tuple(_static(n) for n in s.extents), sides, s, analyzer)
@@ -278,7 +282,7 @@ _CANDIDATES = (_swizzle(16), _swizzle(32), _swizzle(64), *(_swizzle(16, n) for n
 def _samples(a: Access, partition: Fragment | None, bits: int) -> list[Sample]:
     bytes_ = bits // 8
     total = int(np.prod(a.extents))
-    if a.matrix:
+    if a.matrix or bits == 8 and partition is not None and partition.ndim == 2 and in_columns_of_bytes(partition):
         chunk = MAX_BYTES // bytes_
         rows = np.arange(8)
         return [_sample(a, (rows, np.full(8, 0)), chunk, total / (8 * chunk), True)]

@@ -186,16 +186,15 @@ class StrictLayouts:
             if first is None:
                 declined.add(op.c.buffer.data)
             self.why[id(op)] = why
-        shared_out: dict[Var, tuple[Any, ...]] = {}
+        shared_out: dict[Var, Any] = {}
         for op in gemms:
             if id(op) in plans and op.plan.wait != -1 and op.c.buffer.data not in self._forced:
                 plan = plans[id(op)]
-                how = WGMMA_ROWS[plan.instruction].shape[:2], plan.warps
                 acc = wgmma_fragments(op, WGMMA_ROWS[plan.instruction], plan.warps, self.uses.known_for(op).threads)[2]
                 if not self.uses.suits_views(op.c.buffer, acc):
                     declined.add(op.c.buffer.data)
                     self.why[id(op)] = "its accumulator is seen in another shape; accumulate into a fragment of its own"
-                elif shared_out.setdefault(op.c.buffer.data, how) != how:
+                elif shared_out.setdefault(op.c.buffer.data, acc) != acc:
                     declined.add(op.c.buffer.data)
                     self.why[id(op)] = "other GEMMs lay out its accumulator in another way; give all the same warp policy"
         for op in gemms:

@@ -13,6 +13,7 @@ from tilelang.target.machine import REGISTERS
 from ..analysis.effects import hangs_on_threads
 from ..framework.pass_ import TILE, PassContext, pass_
 from .hopper_features import hopper
+from .transposed_operands import has_transposed, with_k_contiguous
 
 _ROWS = 64  # of the accumulator of one warp group
 
@@ -49,12 +50,17 @@ def warp_group_count(func: Func, cx: PassContext) -> Func:
 
 def _rows(op: Gemm) -> int:
     """The number of warp groups that have 64 rows each, at least one."""
-    return max(op.m // _ROWS, 1)
+    return max(1, *(x.m // _ROWS for x in _forms(op)))
+
+
+def _forms(op: Gemm) -> list[Any]:
+    """What wgmma may compute in place of a GEMM."""
+    return [with_k_contiguous(op, x)[-1] for x in (False, True)] if has_transposed(op) else [op]
 
 
 def _by_wgmma(op: Gemm, groups: int) -> bool:
     """Whether wgmma computes it in a block of this many warp groups."""
-    return not isinstance(choose_wgmma(op, groups * GROUP), str)
+    return any(not isinstance(choose_wgmma(x, groups * GROUP), str) for x in _forms(op))
 
 
 def _tells(n: Launch) -> bool:

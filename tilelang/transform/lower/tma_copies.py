@@ -27,6 +27,7 @@ from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
 from tilelang.ops.bulk import as_boxes, run_unsupported
 from tilelang.ops.gemm.wgmma import shared_layout
+from tilelang.ops.ldmatrix import in_tiles_of_bytes
 from tilelang.ops.tma import tma_bytes, tma_unsupported
 from tilelang.ops.tma_store import copied_tile, tile_unsupported
 from tilelang.target.warp_groups import warps_of
@@ -231,7 +232,8 @@ class _Copies:
         for loop in walk(self.launch.body, Parallel):
             for x in walk(loop.body, Load, Store):
                 accesses.setdefault(x.buffer, []).append((loop.vars[-1], x))
-        return {r.buffer for x in walk(self.launch.body, Transpose) for r in (x.src, x.dst)}, accesses
+        by_element = [x for x in walk(self.launch.body, Transpose) if not in_tiles_of_bytes(x.src, x.dst)]
+        return {r.buffer for x in by_element for r in (x.src, x.dst)}, accesses
 
     def _loads(self, run: list[Copy]) -> list[Stmt]:
         """Loads that one thread issues together, and one wait by all threads."""
