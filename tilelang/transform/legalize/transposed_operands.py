@@ -26,7 +26,7 @@ from ..analysis.effects import effects, hangs_on_threads
 from ..analysis.pipeline_loops import is_pipelined, wanted_stages
 from ..analysis.pipeline_schedule import loop_items
 from ..framework.pass_ import TILE, PassContext, pass_
-from ..layout.tf32_tiles import tf32_tiles
+from ..analysis.tf32_tiles import tf32_tiles
 from .hopper_features import hopper
 
 _EXCHANGED = {GemmWarpPolicy.FullRow: GemmWarpPolicy.FullCol, GemmWarpPolicy.FullCol: GemmWarpPolicy.FullRow}

@@ -57,7 +57,7 @@ from .several_loops import RingsOf, counted_loops
 from .rings import GROUP, SLOW_STAGES, Ring, WarpRoleLoop, asked_registers, barriers
 from ..analysis.pipeline_schedule import Body, loop_items
 from .prefetch_scales import prefetch_scales
-from ..layout.tf32_tiles import tf32_tiles
+from ..analysis.tf32_tiles import tf32_tiles
 from ..analysis.shared_spans import Span, place
 from .disjoint_tiles import with_versions
 from .tile_ring_state import Steps, Handover, WholeTile

@@ -13,8 +13,8 @@ from tilelang.ir import For, Launch, Var
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import is_tf32
 
-from ..analysis.effects import effects
-from ..analysis.pipeline_schedule import Item
+from .effects import effects
+from .pipeline_schedule import Item
 
 _FLOATS = ("float32", "tfloat32")
 
