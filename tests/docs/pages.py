@@ -41,7 +41,7 @@ DOCS = ROOT / "docs"
 FENCE = re.compile(r"^(?P<ticks>`{3,})(?P<info>.*)$")
 SHOWN = ("pip install ", "python -m venv ", "git clone ", "cd ", "ncu ", "nsys ", "export ")  # commands that are shown, not run
 BUILDS = ("cc ", "./")
-PACKAGES = {"torch", "jax"}
+PACKAGES = {"torch", "jax", "matplotlib"}
 MARKS = {*PACKAGES, "gpu", "raises"}
 
 

@@ -99,7 +99,8 @@ class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
         pair of one buffer: no iteration of a loop reads what an earlier one left in it.
         name: name of the kernel.  stages = ((buffer, number of stages), …).
     For reports
-        report: lines.  pipeline_report, overlap, sync_report: a decision, in a sentence.
+        report: lines.  schedules: of its pipelined loops (transform/analysis/loop_schedule.py).
+        pipeline_report, overlap, sync_report: a decision, in a sentence.
     """
 
     swizzle: tuple[int | str, ...] | None = None
@@ -132,6 +133,7 @@ class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
     name: str | None = None
     stages: tuple[tuple[str, int], ...] = ()
     report: tuple[str, ...] = ()
+    schedules: tuple[str, ...] = ()
     pipeline_report: str | None = None
     overlap: str | None = None
     sync_report: str | None = None

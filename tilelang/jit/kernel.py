@@ -35,8 +35,12 @@ from .spills import of_program, warn_of_spills
 from .torch_calls import in_graphs, traced, with_torch
 
 if TYPE_CHECKING:
+    from tilelang.transform import Schedule
+
     from .display import Layouts
 
+register("kernel-schedule", IndexError, "a kernel has no pipelined loop of this number",
+         "count the T.Pipelined loops of the program from 0; kernels for the CPU have no schedules")
 register("kernel-not-tuned", ValueError, "the tuner's result of a kernel that was not tuned is asked for",
          expected="a kernel made by the autotuner", found="a kernel compiled without it")
 
@@ -144,41 +148,13 @@ class JITKernel:
         except Exception as e:
             problem = e
         try:
-            return self._again(args, problem)
+            return _again(self, args, problem)
         except (TileLangError, InternalError) as e:
             raise for_user(e)  # noqa: B904 - for_user decides what goes with it
 
     def __getitem__(self, grid: Any) -> Any:
         raise error("kernel-keyword", f"kernel {self.signature.name} takes no grid in brackets", found="kernel[...]",
                     hint="call kernel(...): the grid is what T.Kernel says")
-
-    def _again(self, args: tuple[Any, ...], problem: Exception) -> Any:
-        """Handle a failed call: repeat it with converted arguments, or raise the full error."""
-        entry = self._entry
-        if entry is not None and entry.error is not None:
-            problem, entry.error = entry.error, None
-            raise problem from None
-        if len(args) == len(self.signature.inputs) and was_rejected(problem):
-            fitting = self._fitting(problem)
-            if fitting is not None:
-                return fitting(*args)
-            other = adapted(self.signature, args, self.written)
-            if other is not None:
-                try:
-                    return self._run(*other)
-                except Exception as e:
-                    problem = e
-                fitting = self._fitting(problem)
-                if fitting is not None:
-                    return fitting(*other)
-        tell = explain_cython if self.execution_backend == "cython" else explain
-        out = tell(self.signature, args, problem)
-        interpreted = (out is problem and self._built.lowered is not None and
-                       getattr(entry, "unsupported", None) is not problem)
-        fault = internal(self.request, "the interpreter", out) if interpreted else None
-        if fault is not None:
-            raise fault from out
-        raise out from None
 
     def _fitting(self, problem: Exception) -> JITKernel | None:
         """Another kernel of the same program, for valid arguments that this kernel rejected."""
@@ -369,6 +345,18 @@ class JITKernel:
 
         return Report(report_text(self.report_data))
 
+    def schedule(self, loop: int = 0) -> Schedule:
+        """The schedule of pipelined loop number `loop`, in the order of the program; times are cycles of a steady iteration.
+        Schedule.parse reads its text.  Raises kernel-schedule (IndexError) where there is no such loop; the CPU has none."""
+        return schedule_of(self, loop)
+
+    def plot_schedule(self, path: Any, loop: int = 0, measured: float | None = None) -> Path:
+        """Draw a steady iteration by warp group and unit: .svg, .png, .pdf, or .json for ui.perfetto.dev.  measured: ms of a
+        call, shown as cycles.  Raises as `schedule`, schedule-picture (ValueError), and ImportError without matplotlib."""
+        from .display import draw_schedule  # 2 ms
+
+        return draw_schedule(schedule_of(self, loop), Path(path), measured, schedule_of(self, loop, True))
+
     @cached_property
     def layouts(self) -> Layouts:
         """The Layout or Fragment of each shared and fragment buffer by name.  Empty on the CPU."""
@@ -491,6 +479,46 @@ class JITKernel:
 
     def __reduce__(self) -> Any:
         return recompiled, (self.request, (self.latency, self.config, self.ref_latency))
+
+
+def _again(kernel: JITKernel, args: tuple[Any, ...], problem: Exception) -> Any:
+    """Handle a failed call: repeat it with converted arguments, or raise the full error."""
+    entry = kernel._entry
+    if entry is not None and entry.error is not None:
+        problem, entry.error = entry.error, None
+        raise problem from None
+    if len(args) == len(kernel.signature.inputs) and was_rejected(problem):
+        fitting = kernel._fitting(problem)
+        if fitting is not None:
+            return fitting(*args)
+        other = adapted(kernel.signature, args, kernel.written)
+        if other is not None:
+            try:
+                return kernel._run(*other)
+            except Exception as e:
+                problem = e
+            fitting = kernel._fitting(problem)
+            if fitting is not None:
+                return fitting(*other)
+    tell = explain_cython if kernel.execution_backend == "cython" else explain
+    out = tell(kernel.signature, args, problem)
+    interpreted = (out is problem and kernel._built.lowered is not None and
+                   getattr(entry, "unsupported", None) is not problem)
+    fault = internal(kernel.request, "the interpreter", out) if interpreted else None
+    if fault is not None:
+        raise fault from out
+    raise out from None
+
+
+def schedule_of(kernel: JITKernel, loop: int, times: bool = False) -> Any:
+    """The schedule of a pipelined loop; with `times`, the predicted us of its launch, None where calls decide it."""
+    from tilelang.transform import Schedule  # 1 ms
+
+    found = [(x, f["predicted"] and f["predicted"]["us"]) for f in kernel._built.meta.get("facts", []) for x in f["schedules"]]
+    if not -len(found) <= loop < len(found):
+        raise error("kernel-schedule", f"`{kernel.signature.name}` has no pipelined loop {loop} for {kernel.target}",
+                    expected=f"a number below {len(found)}", found=str(loop))
+    return found[loop][1] if times else Schedule.parse(found[loop][0])
 
 
 def _call_with(kernel: JITKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,8 +11,9 @@ from tilelang.ir import AddressOf, Const, Func, If, Launch, Load, Ramp, Store, w
 from tilelang.ir.expr import Call
 from tilelang.target import Target
 from tilelang.target.cluster import cluster_of
-from tilelang.target.machine import CPU_CHIP, RESERVED_SHARED, chip_of
+from tilelang.target.machine import CPU_CHIP, RESERVED_SHARED, UNIT_RATES, chip_of, kernel_rates
 from tilelang.target.warp_groups import PER_GROUP, WARP_LANES, warps_in, warps_of
+from tilelang.transform.analysis.loop_schedule import Schedule, number
 
 from .work import Work, work_of
 
@@ -44,12 +45,14 @@ def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str,
             "instructions": _instructions(nodes), "maps": [_map(m) for m in kernel.tensor_maps],
             "why": _reasons(nodes, target), "warp_roles": _warp_roles(launch, nodes), "stages": dict(launch.plan.stages),
             "schedule": launch.plan.pipeline_report, "overlap": launch.plan.overlap,
-            "declined": list(launch.plan.report),
-            "registers": None, "spills": None, "serialised": "", "shared_bytes": shared,
+            "declined": list(launch.plan.report), "schedules": list(launch.plan.schedules), "blocks": work.blocks,
+            "stored": work.stored / max(1, work.blocks), "registers": None, "spills": None, "serialised": "",
+            "shared_bytes": shared,
             "dynamic_shared": repr(kernel.shared_bytes), "static_shared": None, "synchronisation": launch.plan.sync_report,
         }
         facts["occupancy"] = _occupancy(target, threads, facts)
         facts["limits"] = _limits(target, work, facts["instructions"])
+        facts["predicted"] = predicted(target, facts)
         out.append(facts)
     return out if resources is None else with_resources(out, target, resources)
 
@@ -76,7 +79,7 @@ def cpu_facts(func: Func, target: Target, source: str) -> list[dict[str, Any]]:
             "instructions": {"vectors": vectors} if k == 0 and source else {}, "maps": [], "why": [], "warp_roles": [],
             "stages": {}, "schedule": "", "overlap": "", "declined": [], "registers": None, "spills": None, "serialised": "",
             "shared_bytes": None, "dynamic_shared": "", "static_shared": None, "synchronisation": None, "occupancy": None,
-            "limits": _limits(target, work, {}, cores)})
+            "schedules": [], "blocks": 0, "stored": 0.0, "predicted": None, "limits": _limits(target, work, {}, cores)})
     return out
 
 
@@ -104,7 +107,8 @@ def with_resources(facts: list[dict[str, Any]], target: Target, resources: list[
     out = []
     for one, known in zip(facts, resources):
         one = {**one, **{name: known.get(name) for name in ("registers", "spills", "serialised", "static_shared")}}
-        out.append({**one, "occupancy": _occupancy(target, one["threads"], one)})
+        one["occupancy"] = _occupancy(target, one["threads"], one)
+        out.append({**one, "predicted": predicted(target, one)})
     return out
 
 
@@ -237,6 +241,34 @@ def _limits(target: Target, work: Work, instructions: dict[str, Any], cores: int
     return out
 
 
+def predicted(target: Target, facts: dict[str, Any]) -> dict[str, float] | None:
+    """us: of a launch on an idle device, by the schedules of its pipelined loops and its tiles.  least: that it takes at least,
+    by their bounds.  None where the numbers of blocks or iterations are known at calls only."""
+    loops, chip = [Schedule.parse(x) for x in facts["schedules"]], chip_of(target.arch_number)
+    if not loops or chip is None or not facts["blocks"] or not all(x.iterations for x in loops):
+        return None
+    rates = kernel_rates("wgmma" if target.has_wgmma else "mma", target.arch_number)
+    tiles = math.ceil(facts["blocks"] / chip.sm_count)  # of the SM that has most
+    beside = min(tiles, (facts["occupancy"] or {}).get("blocks") or 1)
+    cycles = tiles * sum(x.iterations * max(x.bound.cycles, x.cycles / beside) for x in loops)
+    cycles += tiles / beside * UNIT_RATES.latency + tiles * facts["stored"] / rates.store
+    least = facts["blocks"] / chip.sm_count * sum(x.iterations * x.bound.cycles for x in loops) / rates.clock
+    memory = ((facts["limits"] or {}).get("seconds") or {}).get("memory", 0.0)
+    return {"mhz": rates.clock / 1e6, "least": max(least, memory) * 1e6, "us": max(
+        cycles / rates.clock, memory, least) * 1e6 + rates.launch * 1e6}
+
+
+def _loop_lines(facts: dict[str, Any]) -> list[str]:
+    out = []
+    for s in map(Schedule.parse, facts["schedules"]):
+        terms = ", ".join(f"{name} {number(c)}" for name, c in s.bound.terms if c)
+        out.append(f"loop {s.loop}: {number(s.cycles)} cycles an iteration, at least {number(s.bound.cycles)} by {s.bound.term}"
+                   f" ({terms})" + (f"; {number(s.iterations)} iterations" if s.iterations else ""))
+    p = facts["predicted"]
+    return out if p is None else [*out, f"predicted: {_rounded(p['us'])} us at {p['mhz']:.0f} MHz, at least "
+                                        f"{_rounded(p['least'])} us"]
+
+
 def text_of(facts: dict[str, Any]) -> list[str]:
     """The report lines of one device kernel."""
     grid = " x ".join(str(g) for g in facts["grid"])
@@ -264,7 +296,7 @@ def text_of(facts: dict[str, Any]) -> list[str]:
     if facts["serialised"]:
         out.append(f"    ptxas serialises wgmma: {facts['serialised']}")
     out += [f"    note: {line}" for line in facts["declined"]]
-    out += [f"    {line}" for line in _limit_lines(facts["limits"])]
+    out += [f"    {line}" for line in (*_limit_lines(facts["limits"]), *_loop_lines(facts))]
     if facts["synchronisation"]:
         out.append(f"    synchronisation: {facts['synchronisation']}")
     return out

@@ -23,7 +23,8 @@ class Work:
     """The work of one launch.  A figure is None where it depends on values that are known only at a call.
 
     flops: of GEMMs, by operand bits (2 m n k each; tiles that a condition skips are counted).  loaded, stored:
-    bytes that tile copies move between global memory and blocks.  touched: bytes of the tensors, each counted once.
+    bytes that tile copies move between global memory and blocks.  touched: bytes of the tensors, each counted once.  blocks: of
+    the grid.
     """
 
     flops: dict[int, float] = field(default_factory=dict)
@@ -31,6 +32,7 @@ class Work:
     stored: float = 0.0
     touched: float | None = 0.0
     known: bool = True
+    blocks: int = 0
 
 
 def work_of(func: Func) -> list[Work]:
@@ -61,7 +63,7 @@ class _Counter:
                 index = index // n
         else:  # too many to evaluate one by one: the middle one represents all
             env = {v: np.array([n // 2]) for v, n in zip(launch.block_vars, sizes)}
-        self.blocks = blocks
+        self.blocks = self.work.blocks = blocks
         self._stmt(launch.body, np.ones(1), env)
         self._tensors(launch)
 

@@ -213,7 +213,8 @@ class UnitRates:
 
     arithmetic: FP32 instructions.  special: special functions.  moves: elements moved between registers and shared memory.
     loads: bytes that TMA loads while neighbours load the same tiles; alone: bytes of tiles that no neighbour loads; latency:
-    cycles until the first of them arrive (measured on an H200).
+    cycles until the first of them arrive; most: the bytes that TMA loads at most (measured on an H200).  port: bytes of shared
+    memory.
     one_group: the part of the issue slots that one warp group fills, whose warps wait for their own results.
     """
 
@@ -223,6 +224,8 @@ class UnitRates:
     loads: float = 83.0
     alone: float = 35.0
     latency: float = 600.0
+    most: float = 100.0
+    port: float = 128.0
     one_group: float = 0.6
 
 

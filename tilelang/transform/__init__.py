@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import Any
 
+from .analysis.loop_schedule import Schedule
 from .framework.config import PassConfigKey
 from .framework.scope import PassContext, get_pass_context, simplify_prim_func
 
@@ -13,4 +14,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["PassConfigKey", "PassContext", "get_pass_context", "simplify_prim_func"]
+__all__ = ["PassConfigKey", "PassContext", "Schedule", "get_pass_context", "simplify_prim_func"]

@@ -15,10 +15,11 @@ from tilelang.target.machine import REGISTERS
 from ..analysis.pipeline_loops import SERIAL
 from .chained_accumulators import Chain, accumulator_chain, chained
 from .double_buffered_accumulator import alternate, double_buffered_accumulator
-from .loop_order import LoopOrder
+from .loop_order import LoopItems, LoopOrder
 from .ordered_loop import described, items_of, order_of, ordered, overlaps
 from .ordered_loop import late_rings as order_late_rings
 from .rings import Ring, WarpRoleLoop
+from .simulate_loop import Event, Wait
 
 
 def consumer(r: WarpRoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buffer] = ()) -> list[Stmt]:
@@ -52,6 +53,19 @@ def chosen_order(r: WarpRoleLoop) -> LoopOrder | None:
         order = None if other else order_of(r)
         r.order = order if order is not None and overlaps(items_of(r), order) else False
     return r.order or None
+
+
+def steady(r: WarpRoleLoop, loop: LoopItems) -> tuple[tuple[Event, ...], dict[int, Wait]]:
+    """The steady iteration of the schedule that the loop has: its events and waits."""
+    order = chosen_order(r)
+    if order is not None:
+        return order.events, loop.waits(order.events, True, order.carry)
+    parts = None if chain_of(r) is not None or r.slow else double_buffered_accumulator(r)
+    events = tuple(Event(i, int(parts is not None and i > parts.item)) for i in loop.own)
+    if chain_of(r) is not None:
+        return events, loop.waits(events, True, False)
+    at = [n for n, e in enumerate(events) if e.item in loop.gemms]
+    return events, {n + 1: Wait(0, (n,)) if parts is None else Wait(1, (), (n,)) for n in at}
 
 
 def _why_synchronous(r: WarpRoleLoop) -> str:
@@ -104,4 +118,4 @@ def _plain(r: WarpRoleLoop) -> list[Stmt]:
     return [with_options(replace(r.loop, kind="serial", body=seq(*out)), **SERIAL)]
 
 
-__all__ = ["chain_of", "chosen_order", "consumer", "late_rings", "takes_slow_rings"]
+__all__ = ["chain_of", "chosen_order", "consumer", "late_rings", "steady", "takes_slow_rings"]

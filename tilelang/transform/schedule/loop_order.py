@@ -237,7 +237,7 @@ class LoopItems:
             for k, n in enumerate(here):
                 following = here[(k + 1) % len(here)]
                 end = following + size * (following <= n)
-                if not self._overwrites(events[following].item, storage):
+                if not self.overwrites(events[following].item, storage):
                     busy |= {q % size for q in range(n, end)}
                 if n in until:
                     busy |= {q % size for q in range(n, until[n])}
@@ -245,18 +245,20 @@ class LoopItems:
                 live[q] += b.size * b.dtype.bits // 32 // (self.groups * 128)
         return max(live, default=0)
 
-    def _overwrites(self, i: int, storage: Var) -> bool:
+    def overwrites(self, i: int, storage: Var) -> bool:
+        """Whether an item replaces all of what a storage held."""
         x = self.items[i]
         return not any(e.reads for e in x.effects if e.storage is storage) and (i in self.gemms or fills_whole(x.stmt))
 
-    def simulated(self, events: Sequence[Event], waits: dict[int, Wait], groups: int, rings: Sequence[RingUse]) -> float:
-        """Cycles of a steady iteration of so many warp groups that wait for these rings."""
+    def simulated(self, events: Sequence[Event], waits: dict[int, Wait], groups: int, rings: Sequence[RingUse]) -> Simulation:
+        """The run of a steady iteration of so many warp groups that wait for these rings."""
         held = [self.held(events, waits, x) for x in rings]
         tensor = {n: self.cost[e.item].tensor / self.groups for n, e in enumerate(events) if e.item in self.gemms}
         slow = 1.0 if self.groups > 1 else 1 / UNIT_RATES.one_group
-        ordinary = [self.cost[e.item].ordinary * slow for e in events]
+        ordinary = [self.cost[e.item].ordinary * slow + (0.0 if n in tensor else self.cost[e.item].tensor)
+                    for n, e in enumerate(events)]
         meets = {n for n, e in enumerate(events) if e.item in self.exchanged}
-        return Simulation(events, waits, tensor, ordinary, meets, list(zip(rings, held))).cycles(groups)
+        return Simulation(events, waits, tensor, ordinary, meets, list(zip(rings, held)), groups)
 
     def checked(self, events: Sequence[Event]) -> None:
         """Raises InternalError if the order breaks a dependence: this asks the independent checker of pipelines."""
@@ -300,7 +302,8 @@ def _fitting(loop: LoopItems, tried: Iterable[tuple[frozenset[int], tuple[Event,
             if held > registers or any(
                     loop.held(events, waits, x).lag >= x.stages for x in loop.rings):
                 continue
-            cycles, path = loop.simulated(events, waits, loop.groups, loop.rings), loop.simulated(events, waits, 1, ())
+            cycles = loop.simulated(events, waits, loop.groups, loop.rings).opening
+            path = loop.simulated(events, waits, 1, ()).opening
             weight = (1.0 if carry else _ENDED) * (_LATE if late else 1.0)
             found.append((cycles * weight + path * _PATH, len(late), LoopOrder(events, cycles, path, held, carry)))
     return found

@@ -32,7 +32,7 @@ class Around:
 
     def __init__(self, launch: Launch, loops: Sequence[For]) -> None:
         self.launch, self.loops = launch, {id(x): x for x in loops}
-        self.path = {id(s) for x in loops for s in _path(launch.body, x)}
+        self.path = {id(s) for x in loops for s in path_to(launch.body, x)}
         self.written = {e.storage for e in effects(launch.body) if e.writes}
         self.bound = {v for x in walk(launch.body) for v in _bound(x)}
         self.allocs: dict[Buffer, None] = {}
@@ -202,12 +202,13 @@ def inner_loops(body: Stmt, asked: Callable[[For], bool]) -> list[For]:
     return out
 
 
-def _path(body: Stmt, loop: For) -> tuple[Stmt, ...]:
+def path_to(body: Stmt, loop: For) -> tuple[Stmt, ...]:
+    """The statements around a loop."""
     if body is loop:
         return ()
     for x in inner(body):
         if _holds(x, loop):
-            return (body, *_path(x, loop))
+            return (body, *path_to(x, loop))
     return ()
 
 
@@ -219,4 +220,4 @@ def _bound(x: Any) -> tuple[Var, ...]:
     return (x.var,) if isinstance(x, (Bind, For)) else tuple(x.vars) if isinstance(x, Parallel) else ()
 
 
-__all__ = ["Around", "Counted", "inner_loops", "step_count"]
+__all__ = ["Around", "Counted", "inner_loops", "path_to", "step_count"]

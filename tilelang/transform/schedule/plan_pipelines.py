@@ -19,6 +19,7 @@ from ..legalize.hopper_features import no_warp_roles
 from ..analysis.liveness import Uses
 from ..framework.pass_ import TILE, PassContext, pass_
 from .disjoint_tiles import with_versions
+from .loop_record import record_of_threads
 from .pipeline_emit import Plan, emit
 from ..analysis.pipeline_loops import (SERIAL, check_flow, is_pipelined, producer_first, ring_stages, scheduled_lists,
                                        wanted_stages)
@@ -51,6 +52,7 @@ class _Planner:
     launch: Launch
     cx: PassContext
     made: list[tuple[Buffer, Buffer]] = field(default_factory=list)  # tiles and their versions in a loop
+    schedules: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.uses = Uses(self.launch.body)
@@ -72,7 +74,8 @@ class _Planner:
         off = no_warp_roles(self.cx)
         notes = (*self.launch.plan.report, *([f"no warp specialisation: {off}"] if off else []))
         return with_options(out, pipeline_report="; ".join(r for r in reports if r) or None,
-                          stages=tuple(stages.items()) or None, report=notes or None)
+                          stages=tuple(stages.items()) or None, report=notes or None,
+                          schedules=(*self.launch.plan.schedules, *self.schedules) or None)
 
     def planned(self, body: Stmt) -> Stmt:
         """A body with its pipelined loops turned into serial code, inner loops first."""
@@ -87,13 +90,22 @@ class _Planner:
         plain = with_options(replace(original, kind="serial", body=body), **SERIAL)
 
         def serial(why: str) -> For:
+            record(None)
             return with_options(plain, pipeline_report=f"sequential: {why}")
+
+        def record(plan: Plan | None) -> None:
+            items = loop_body.items
+            stage, order, ahead = ([0] * len(items), range(len(items)), {}) if plan is None else (plan.stage, plan.order, {
+                i: next((int(v.shape[0]) for b, v in plan.versions.items() if b.data is t), 1) for i, t in plan.ahead.items()})
+            self.schedules.append(str(record_of_threads(self.launch, original, items, stage, order, ahead, getattr(
+                self.cx.target, "arch_number", 80))))
 
         loop_body = loop_items(stmts_of(body))
         if isinstance(wanted, tuple):
             stage, order = scheduled_lists(original, loop_body, *wanted)
             check_flow(original, loop_body.items, stage, order)
         elif wanted == 0:
+            record(None)
             return plain
         if leaves(body):
             return serial("break or continue in the body")
@@ -112,6 +124,7 @@ class _Planner:
         if isinstance(plan, str):
             return serial(plan)
         self.made += plan.versions.items()
+        record(plan)
         return emit(plan, plain, loop_body)
 
     def has_async(self) -> bool:

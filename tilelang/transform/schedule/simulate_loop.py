@@ -9,14 +9,15 @@ loads.  Where groups pass tiles through shared memory, all of them meet at a bar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tilelang.ir.record import record
 from tilelang.target.machine import UNIT_RATES
 
 START = 40.0  # cycles to start a GEMM and to wait for it, beside its own
-_STEPS = 10  # simulated iterations
-_STEADY = 5  # the first of those that are measured
+_OPENING = 10  # iterations whose second half orders are compared by
+_MOST = 256  # simulated iterations of a loop that does not become periodic
 
 
 @record
@@ -63,7 +64,10 @@ class Held:
 
 
 class Simulation:
-    """One run of a loop.
+    """One run of a loop.  cycles: of its steady iteration, which no unit is busy for longer.  opening: of iterations 6 to 10.
+
+    ran: (group, place) -> when its last event began and ended, a GEMM on the tensor cores.  loaded: the same of each ring's
+    loads, by place in `rings`.
 
     events, waits: of the steady iteration.  tensor: place of a GEMM -> its cycles on the tensor cores, for one group.
     ordinary: cycles of each event beside.  meets: places of events in front of which all groups meet.  rings: with how long
@@ -71,7 +75,7 @@ class Simulation:
     """
 
     def __init__(self, events: Sequence[Event], waits: dict[int, Wait], tensor: dict[int, float], ordinary: Sequence[float],
-                 meets: set[int], rings: Sequence[tuple[RingUse, Held]]) -> None:
+                 meets: set[int], rings: Sequence[tuple[RingUse, Held]], groups: int) -> None:
         self.size, self.waits, self.cost, self.ordinary, self.meets = len(events), waits, tensor, ordinary, meets
         self.rings = sorted(rings, key=lambda x: (events[x[1].first].stage, x[1].first))  # in the order of their loads
         self.uses: dict[int, list[int]] = {}
@@ -79,24 +83,54 @@ class Simulation:
         for k, (_, h) in enumerate(self.rings):
             self.uses.setdefault(h.first, []).append(k)
             self.frees.setdefault((h.end, h.waited), []).append(k)
-
-    def cycles(self, groups: int) -> float:
-        """Cycles of a steady iteration of so many warp groups."""
         self.groups, self.tensor, self.bus = groups, 0.0, 0.0
         self.clock, self.place = [0.0] * groups, [0] * groups
         self.ends: list[dict[tuple[int, int], float]] = [{} for _ in range(groups)]
         self.released: list[dict[int, list[float]]] = [{} for _ in self.rings]  # ring -> iteration -> times of the groups
         self.arrived: list[list[float]] = [[] for _ in self.rings]
+        self.ran: dict[tuple[int, int], tuple[float, float]] = {}
+        self.loaded: dict[int, tuple[float, float]] = {}
+        self.cycles = self.run()
+        busy = max(groups * sum(tensor.values()), sum(use.bytes for use, _ in self.rings) / UNIT_RATES.loads)
+        assert self.cycles > busy - 0.01, f"{self.cycles} cycles of an iteration, but a unit is busy for {busy}"
+
+    def run(self) -> float:
+        """Cycles of a steady iteration: the mean over a period, which ends in the state it began in."""
         marks: list[float] = []
-        while len(marks) < _STEPS:
+        first = max((use.stages for use, _ in self.rings), default=0) + 1  # stages that are free from the start are used up
+        seen: dict[tuple[float, ...], list[tuple[int, Any]]] = {}  # clocks -> (iterations so far, state)
+        while len(marks) < _MOST:
             least = min(self.place)
             if all(x == least for x in self.place) and least % self.size in self.meets:
-                self.clock = [max(self.clock)] * groups
-            g = min((x for x in range(groups) if self.ready(x, least)), key=self.clock.__getitem__)
+                self.clock = [max(self.clock)] * self.groups
+            g = min((x for x in range(self.groups) if self.ready(x, least)), key=self.clock.__getitem__)
             self.run_event(g)
-            if min(self.place) >= (len(marks) + 1) * self.size:
-                marks.append(max(self.clock))
-        return (marks[-1] - marks[_STEADY - 1]) / (_STEPS - _STEADY)
+            if min(self.place) < (len(marks) + 1) * self.size:
+                continue
+            marks.append(max(self.clock))
+            if len(marks) >= first:
+                before = seen.setdefault(tuple(round(x - marks[-1], 3) for x in self.clock), [])
+                now = self.state(len(marks), marks[-1])
+                begin = next((n for n, state in before if state == now), None)
+                if begin is not None and len(marks) >= _OPENING:
+                    self.opening = (marks[_OPENING - 1] - marks[_OPENING // 2 - 1]) / (_OPENING - _OPENING // 2)
+                    return (marks[-1] - marks[begin - 1]) / (len(marks) - begin)
+                before.append((len(marks), now))
+        self.opening = (marks[_OPENING - 1] - marks[_OPENING // 2 - 1]) / (_OPENING - _OPENING // 2)
+        return (marks[-1] - marks[_MOST // 2 - 1]) / (_MOST // 2)
+
+    def state(self, steps: int, now: float) -> Any:
+        """What the rest of the run depends on after so many iterations of all groups, with times from `now` on."""
+        free = [(t - steps, sorted(times)) for (use, _), arrived, released in zip(self.rings, self.arrived, self.released)
+                for t, times in released.items() if t >= len(arrived) - use.stages]
+        first = min(*self.clock, *(x for _, times in free for x in times), now)  # what ended earlier delays nothing
+
+        def since(times: Iterable[float]) -> tuple[float, ...]:
+            return tuple(round(max(t, first) - now, 3) for t in times)
+
+        return (tuple(n - steps * self.size for n in self.place), since((*self.clock, self.tensor, self.bus)),
+                [since(t for (_, step), t in ends.items() if step >= steps - 1) for ends in self.ends],
+                [since(times[steps:]) for times in self.arrived], [(t, since(times)) for t, times in free])
 
     def ready(self, g: int, least: int) -> bool:
         """Whether what the next event of a group waits for is known."""
@@ -118,6 +152,7 @@ class Simulation:
                     return None
                 begun, self.bus = max(self.bus, *free), max(self.bus, *free) + use.bytes / UNIT_RATES.loads
                 self.arrived[k].append(begun + use.bytes / UNIT_RATES.alone + UNIT_RATES.latency)
+                self.loaded[k] = begun, self.arrived[k][-1]
         return self.arrived[ring][step]
 
     def run_event(self, g: int) -> None:
@@ -127,10 +162,13 @@ class Simulation:
         for k in self.uses.get(q, ()):
             self.clock[g] = max(self.clock[g], self.arrival(k, step) or 0.0)
         if q in self.cost:
-            self.ends[g][q, step] = self.tensor = max(self.tensor, self.clock[g]) + self.cost[q]
+            begin = max(self.tensor, self.clock[g])
+            self.ends[g][q, step] = end = self.tensor = begin + self.cost[q]
             self.clock[g] += START
         else:
-            self.clock[g] += self.ordinary[q]
+            begin, end = self.clock[g], self.clock[g] + self.ordinary[q]
+            self.clock[g] = end
+        self.ran[g, q] = begin, end
         self.free(g, q, step, False)
         self.place[g] += 1
         if q == self.size - 1:

@@ -39,6 +39,7 @@ from tilelang.target.thread_calls import CLOCKS
 from .consumer_schedule import chain_of, chosen_order, consumer, takes_slow_rings
 from .ordered_loop import enough_stages
 from .insert_pdl import around_launch
+from .loop_record import record_of
 from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.effects import acts, effects, expr_effects, hangs_on_threads, is_sync
 from ..legalize.hopper_features import hopper, placed_in_kernel
@@ -270,6 +271,8 @@ class _WarpRoles:
         stages = tuple(dict.fromkeys((b.name, p.stages_of(r.iterations)) for p, r in rings for b in r.buffers))
         overlap = self.shared.overlap if len(self.loops) == 1 else "; ".join(
             f"pipelined loop {n + 1} of {len(self.loops)}: {p.shared.overlap}" for n, p in enumerate(self.loops))
+        kept = [s.call.options.n for warp_role in (0, 1) for s in self._registers(warp_role)]  # type: ignore[attr-defined]
+        out = with_options(out, schedules=tuple(str(record_of(p.shared, kept)) for p in self.loops))
         return with_options(out, compute_threads=self.groups * GROUP, report=(*self.launch.plan.report, about),
                           stages=stages, overlap=overlap, pipeline_report=(
             f"warp groups: 1 loads {names} by TMA, {self.groups} compute{'s' * (self.groups == 1)}, "

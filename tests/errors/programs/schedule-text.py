@@ -1,0 +1,3 @@
+from tilelang.transform import Schedule
+
+Schedule.parse("loop k")

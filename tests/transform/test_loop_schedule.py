@@ -1,0 +1,134 @@
+"""analysis/loop_schedule, schedule/loop_record: the schedule of a loop as a value, its bound, its text and its picture."""
+
+import importlib.util
+import json
+import random
+
+import pytest
+import scheduled_programs as programs
+
+import tilelang
+import tilelang.language as T
+from tilelang.transform.analysis.loop_schedule import Bound, Item, Place, Schedule
+from tilelang.transform.schedule.simulate_loop import Event, Held, RingUse, Simulation, Wait
+
+UNITS = "tensor cores", "loads", "shared memory", "MUFU", "FMA", "recurrence"
+LOOPS = {"attention": lambda: programs.attention(), "backward": lambda: programs.backward(),
+         "two_products": lambda: programs.two_products(), "retention": lambda: programs.retention()}
+
+
+def drawn(r):
+    """A schedule of random values."""
+    def time():
+        return round(r.choice([r.randrange(5000), r.random() * 5000]), 1)
+
+    def names(least=0):
+        return tuple(f"b{r.randrange(30)}" for _ in range(r.randrange(least, 4)))
+
+    items = tuple(Item(r.choice(("gemm", "copy", "parallel")), names(), names(), r.choice(UNITS), time(), r.random() < 0.5,
+                       r.randrange(256)) for _ in range(r.randrange(5)))
+    places = tuple(Place(r.randrange(len(items)), r.randrange(-1, 3), r.randrange(-4, 3), time(), time())
+                   for _ in range(r.randrange(6) if items else 0))
+    return Schedule(r.choice(("k", "step_1")), round(r.random() * 90, 2), r.randrange(4), items, places,
+                    tuple((n, r.randrange(9)) for n in names()), tuple((n, r.choice("MN")) for n in names()),
+                    tuple((n, r.choice(("tma", "cp.async", "threads"))) for n in names()),
+                    tuple(r.randrange(256) for _ in range(r.choice((0, 2)))), Bound(tuple((u, time()) for u in UNITS)), time())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_schedule_is_read_from_its_text(seed):
+    r = random.Random(seed)
+    for s in (drawn(r) for _ in range(50)):
+        assert Schedule.parse(str(s)) == s and hash(Schedule.parse(str(s))) == hash(s)
+
+
+def compiled(program, arch):
+    return tilelang.compile(getattr(program, "func", program), target={"kind": "cuda", "arch": arch},
+                            execution_backend="simulator")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", LOOPS)
+def test_schedules_say_what_was_chosen(name, arch):
+    kernel = compiled(LOOPS[name](), arch)
+    s, facts = kernel.schedule(), kernel.report_data["kernels"][0]
+    assert Schedule.parse(str(s)) == s
+    assert s.cycles >= s.bound.cycles == max(c for _, c in s.bound.terms) > 0 and s.bound.term in UNITS
+    assert (s.groups > 0) == facts["schedule"].startswith("warp groups")
+    assert {how for _, how in s.loads} <= ({"tma"} if s.groups else {"cp.async", "threads"})
+    assert dict(s.versions) == facts["stages"]
+    for group in range(max(1, s.groups)):
+        mine = [p.item for p in s.places if p.group == group]
+        assert len(mine) == len(set(mine)) and {*mine, *(p.item for p in s.places if p.group < 0)} == set(range(len(s.items)))
+    assert f"loop {s.loop}: " in kernel.report() and facts["predicted"]["us"] >= facts["predicted"]["least"] > 0
+
+
+def test_each_loop_of_a_launch_has_a_schedule():
+    @T.prim_func
+    def two(A: T.Tensor((128, 512), "float16"), B: T.Tensor((128, 256), "float16"), C: T.Tensor((128, 128), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((128, 64), "float16")
+            c = T.alloc_fragment((128, 128), "float32")
+            T.clear(c)
+            for first in T.Pipelined(8, num_stages=2):
+                T.copy(A[0, first * 64], a)
+                T.gemm(a, a, c, transpose_B=True)
+            for second in T.Pipelined(4, num_stages=3):
+                T.copy(B[0, second * 64], b)
+                T.gemm(b, b, c, transpose_B=True)
+            T.copy(c, C)
+
+    for arch in ("sm_80", "sm_90a"):
+        kernel = compiled(two, arch)
+        assert [(kernel.schedule(n).loop, kernel.schedule(n).iterations) for n in range(2)] == [("first", 8), ("second", 4)]
+        assert kernel.schedule(-1) == kernel.schedule(1)
+        with pytest.raises(IndexError, match="no pipelined loop 2"):
+            kernel.schedule(2)
+
+
+def test_iterations_are_the_mean_of_all_blocks():
+    """Causal attention over tiles of 64 keys: 1, 2, 3, 4 iterations for the tiles of 64 queries."""
+    s = compiled(programs.attention(seq=256, dim=64, bm=64, bn=64, threads=128, causal=True), "sm_90a").schedule()
+    assert s.iterations == 2.5
+
+
+def test_pictures(tmp_path):
+    kernel = compiled(programs.attention(), "sm_90a")
+    s = kernel.schedule()
+    events = json.loads(kernel.plot_schedule(tmp_path / "a.json", measured=0.1).read_text())
+    names = [e["args"]["name"] for e in events["traceEvents"] if e["ph"] == "M"]
+    assert "loads" in names and "group 1: tensor cores" in names and "measured" in events["otherData"]["title"]
+    assert sum(e["ph"] == "X" for e in events["traceEvents"]) == len(s.places)
+    with pytest.raises(ValueError, match=r"a schedule is not drawn into a.txt"):
+        kernel.plot_schedule("a.txt")
+    if importlib.util.find_spec("matplotlib") is None:
+        with pytest.raises(ImportError, match="matplotlib"):
+            kernel.plot_schedule(tmp_path / "a.svg")
+        return
+    drawn = kernel.plot_schedule(tmp_path / "a.svg").read_bytes()
+    assert drawn == kernel.plot_schedule(tmp_path / "b.svg").read_bytes(), "pictures of one schedule differ"
+
+
+def test_the_first_iterations_were_taken_for_steady_ones():
+    """Loads of 700 cycles and 140 of work: the stages are full at first, so iterations 5 to 10 of 8 stages took 140."""
+    ring = RingUse(frozenset({0}), 3500, 8)
+    slow = RingUse(frozenset({0}), 350 * 83, 8)
+    held = Held(0, 0, 0, False, 0)
+    events = (Event(0, 0), Event(1, 0))
+    assert Simulation(events, {}, {0: 100.0}, [0.0, 100.0], set(), [(ring, held)], 1).cycles == pytest.approx(140)
+    assert Simulation(events, {}, {0: 100.0}, [0.0, 100.0], set(), [(slow, held)], 1).cycles == pytest.approx(350)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_unit_is_busy_for_longer_than_an_iteration(seed):
+    """Simulation asserts it; drawn loops of two GEMMs with work between them, one to three groups, rings of 1 to 4 stages."""
+    r = random.Random(seed)
+    for _ in range(40):
+        tensor = {0: r.choice((64.0, 200.0)), 2: r.choice((10.0, 300.0))}
+        waits = {1: Wait(r.randrange(2), (0,)), 3: Wait(r.randrange(2), (2,) if r.random() < 0.5 else (), (2,))}
+        rings = [(RingUse(frozenset({n}), r.randrange(1, 60000), r.randrange(1, 5)), Held(n, 0, n, False, n))
+                 for n in (0, 2) if r.random() < 0.8]
+        run = Simulation([Event(n, 0) for n in range(4)], waits, tensor, [0.0, r.random() * 500, 0.0, 40.0],
+                         {1} if r.random() < 0.3 else set(), rings, r.randrange(1, 4))
+        assert run.cycles >= max(t for t in tensor.values())
+        assert all(end >= begin for begin, end in run.ran.values())

@@ -1,0 +1,192 @@
+"""Makes the record of a pipelined loop (analysis/loop_schedule.py) from what the compiler has chosen: places, bound, cycles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tilelang.errors import TileLangError
+from tilelang.ir import (Bind, Const, Expr, For, Launch, Load, Var, contains, convert, free_vars, substitute, walk, FRAGMENT,
+                         GLOBAL, SHARED)
+from tilelang.ir.evaluate import evaluate
+from tilelang.ops import Copy, Gemm
+from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
+from tilelang.target.machine import UNIT_RATES, kernel_rates
+
+from ..analysis import loop_schedule
+from ..analysis.item_cost import Cycles
+from ..analysis.loop_schedule import Bound, Place, Schedule
+from ..analysis.pipeline_schedule import Item
+from .consumer_schedule import steady
+from .loop_order import LoopItems
+from .ordered_loop import items_of
+from .outer_loops import path_to
+from .rings import GROUP, WarpRoleLoop
+from .simulate_loop import Event, RingUse, Simulation, Wait
+
+
+def record_of(r: WarpRoleLoop, registers: Sequence[int]) -> Schedule:
+    """The record of a loop with warp roles, whose consumers' code has been made."""
+    loop, threads = items_of(r), r.groups * GROUP
+    events, waits = steady(r, loop)
+    rings = [x for x in r.rings if x.iterations == 1]
+    filled = {i: use for x, use in zip(rings, loop.rings) for i in x.items}
+    split = tuple((x.stmt.c.buffer.name, "N" if plan.warps[1] > 1 else "M")  # type: ignore[attr-defined]
+                  for x in (loop.items[i] for i in loop.gemms) if not isinstance(plan := choose_wgmma(x.stmt, threads), str))
+    versions = {b.name: r.stages_of(x.iterations) for x in r.rings for b in x.buffers}
+    made = _record(r.launch, r.loop, loop, (events, waits), filled, dict.fromkeys(sorted(r.loads), "tma"))
+    return replace(made, split=tuple(dict.fromkeys(split)), registers=tuple(registers),
+                   versions=tuple(sorted(versions.items())))
+
+
+def record_of_threads(launch: Launch, loop: For, items: list[Item], stage: Sequence[int], order: Sequence[int],
+                      ahead: Mapping[int, int], capability: int) -> Schedule:
+    """The record of a loop without warp roles.  ahead: copies that run asynchronously -> versions of their tiles."""
+    ranked = sorted((i for i in range(len(items)) if i not in ahead), key=lambda i: order[i])
+    last = max((stage[i] for i in ranked), default=0)
+    rings = {i: RingUse(frozenset(j for j in ranked if any(e.writes and items[j].touches(e.storage) for e in items[i].effects)),
+                        _moved(items[i]), n) for i, n in ahead.items()}
+    rings = {i: use for i, use in rings.items() if use.users}
+    own = LoopItems(items, ranked, 1, lambda _: False, tuple(rings.values()))
+    own.gemms = ()  # the threads wait for each of them
+    for i in ranked:
+        op: Any = items[i].stmt
+        if isinstance(op, Gemm):
+            rate = kernel_rates("mma", capability).mma * 16 / op.a.dtype.bits
+            fits = capability == 90 and not isinstance(choose_wgmma(op, launch.num_threads), str)
+            own.cost[i] = Cycles(wgmma_cycles(op) if fits else 2.0 * op.m * op.n * op.k / rate)
+    loads = {i: "cp.async" if i in ahead else "threads" for i, x in enumerate(items) if _is_load(x)}
+    return _record(launch, loop, own, (tuple(Event(i, max(0, stage[i] - last)) for i in ranked), {}), rings, loads)
+
+
+def _record(launch: Launch, loop: For, own: LoopItems, steady: tuple[tuple[Event, ...], dict[int, Wait]],
+            filled: dict[int, RingUse], loads: dict[int, str]) -> Schedule:
+    """filled: the copies that run ahead, and their rings.  loads: how each tile is loaded."""
+    events, waits = steady
+    groups = own.groups if own.gemms else 0
+    run = own.simulated(events, waits, own.groups, own.rings) if events else None
+    items = tuple(_item(own, i, i in filled or i in own.gemms, max(1, launch.num_threads)) for i in range(len(own.items)))
+    bound = _bound(own, loads)
+    cycles = max(run.cycles if run else 0.0, bound.cycles)
+    named = {i: tuple(dict.fromkeys(e.buffer.name for e in own.items[i].effects if e.writes)) for i in loads}
+    versions = {b: use.stages for i, use in filled.items() for b in named[i] if use.stages > 1}
+    return Schedule(loop.var.name, _iterations(launch, loop), groups, items,
+                    () if run is None else _places(own, run, events, filled, cycles), tuple(sorted(versions.items())), (),
+                    tuple((b, how) for i, how in loads.items() for b in named[i]), (), bound, round(cycles, 1))
+
+
+def _places(own: LoopItems, run: Simulation, events: Sequence[Event], filled: dict[int, RingUse],
+            cycles: float) -> tuple[Place, ...]:
+    """The places of one steady iteration: loads, and the last iteration of each group."""
+    low = min(run.ran[0, n][0] for n in range(len(events)))
+
+    def place(i: int, group: int, stage: int, begin: float, end: float) -> Place:
+        at = (begin - low) % cycles
+        return Place(i, group, stage, round(at, 1), round(at + end - begin, 1))
+
+    rings = [use for use, _ in run.rings]
+    out = [place(i, -1, 1 - use.stages, *run.loaded[k]) for i, use in filled.items() for k in [rings.index(use)]]
+    return tuple(out + [place(e.item, g, e.stage, *run.ran[g, n]) for g in range(own.groups) for n, e in enumerate(events)])
+
+
+def _item(own: LoopItems, i: int, is_async: bool, threads: int) -> loop_schedule.Item:
+    x = own.items[i]
+    cost = own.cost.get(i)
+    reads, writes = (tuple(dict.fromkeys(e.buffer.name for e in x.effects if wanted(e)))
+                     for wanted in (lambda e: e.reads, lambda e: e.writes))
+    made = {e.storage: e.buffer for e in x.effects if e.writes and e.buffer.scope_name == FRAGMENT and e.buffer.is_static}
+    held = sum(b.size * b.dtype.bits // 32 for b in made.values()) // threads
+    if cost is None:
+        unit, cycles = "loads", _moved(x) / UNIT_RATES.loads
+    else:
+        unit, cycles = max(("tensor cores", cost.tensor), ("MUFU", cost.special), ("FMA", cost.arithmetic), key=lambda c: c[1])
+    return loop_schedule.Item(type(x.stmt).__name__.lower(), reads, writes, unit, round(cycles, 1), is_async, held)
+
+
+def _bound(own: LoopItems, loads: Mapping[int, str]) -> Bound:
+    """What an iteration of a block takes at least."""
+    cost = [own.cost[i] for i in own.own if i not in loads]
+    plain = [own.cost[i].arithmetic for i in own.own if not any(
+        e.buffer.scope_name in (*SHARED, GLOBAL) for e in own.items[i].effects)]  # other accesses may be wide
+    terms = {"tensor cores": sum(c.tensor for c in cost), "loads": sum(_moved(own.items[i]) for i in loads) / UNIT_RATES.most,
+             "shared memory": sum(_port(own, i) for i in range(len(own.items))), "MUFU": sum(c.special for c in cost),
+             "FMA": sum(plain), "recurrence": _recurrence(own)}
+    return Bound(tuple((name, round(c, 1)) for name, c in terms.items()))
+
+
+def _port(own: LoopItems, i: int) -> float:
+    """Cycles of the shared memory's port for an item: what it loads, or the operands of its GEMM."""
+    x: Any = own.items[i].stmt
+    if not isinstance(x, Gemm):
+        return _moved(own.items[i]) / UNIT_RATES.port if isinstance(x, Copy) else 0.0
+    times = x.m / 64 if i in own.gemms else 1.0  # wgmma reads B for each 64 rows; what ldmatrix shares is not known
+    tiles = [(x.a, x.m * x.k, 1.0), (x.b, x.n * x.k, times)]
+    return sum(n * r.dtype.bits / 8 * t for r, n, t in tiles if r.buffer.scope_name in SHARED) / UNIT_RATES.port
+
+
+def _recurrence(own: LoopItems) -> float:
+    """The longest chain of items of one warp group from one that reads a value of the iteration before to one that makes it."""
+    items, order = own.items, own.own
+    takes = {i: max(own.cost[i].tensor, own.cost[i].ordinary) / own.groups for i in order}
+    most: list[float] = []
+    storages = {e.storage: None for i in order for e in items[i].effects if e.writes and e.buffer.scope_name == FRAGMENT}
+    for storage in storages:
+        users = [i for i in order if items[i].touches(storage)]
+        if own.overwrites(users[0], storage):
+            continue
+        longest = {users[0]: takes[users[0]]}
+        for n, j in enumerate(order):
+            before = [longest[i] for i in order[:n] if i in longest and any(
+                a.writes and b.reads and a.storage is b.storage for a in items[i].effects for b in items[j].effects)]
+            if before and j not in longest:
+                longest[j] = max(before) + takes[j]
+        most = [*most, *(t for i, t in longest.items() if any(e.writes and e.storage is storage for e in items[i].effects))]
+    return max(most, default=0.0)
+
+
+def _is_load(x: Item) -> bool:
+    return any(e.reads and e.buffer.scope_name == GLOBAL for e in x.effects) and any(
+        e.writes and e.buffer.scope_name in SHARED for e in x.effects)
+
+
+def _moved(x: Item) -> int:
+    """Bytes of the shared tiles that an item fills, or of the one it copies from."""
+    op: Any = x.stmt
+    if isinstance(op, Copy):
+        tiles: list[Any] = [r for r in (op.dst, op.src) if r.buffer.scope_name in SHARED]
+        return sum(prod(r.extents) * r.dtype.bits // 8 for r in tiles[:1] if all(isinstance(n, int) for n in r.extents))
+    made = {e.storage: e.buffer for e in x.effects if e.writes and e.buffer.scope_name in SHARED and e.buffer.is_static}
+    return sum(b.size * b.dtype.bits // 8 for b in made.values())
+
+
+def _iterations(launch: Launch, loop: For) -> float:
+    """Iterations of a block, the mean of all blocks; 0 where they are not known before a call."""
+    sizes = [convert(g) for g in launch.grid]
+    loops = [s for s in (*path_to(launch.body, loop), loop) if isinstance(s, For)]
+    env: dict[Var, Any] = {}
+    numbers = [int(g.value) for g in sizes if isinstance(g, Const)]
+    numbers = numbers if len(numbers) == len(sizes) else []
+    blocks = prod(numbers)
+    index = np.linspace(0, blocks - 1, min(blocks, 1 << 12)).astype(int)
+    for v, n in zip(launch.block_vars, numbers):
+        env[v], index = index % n, index // n
+    values = {s.var: s.value for s in walk(launch.body, Bind)}
+    out: Any = 1.0
+    for x in loops:
+        e: Expr = convert(x.extent)
+        for _ in range(8):
+            e = e if free_vars(e).isdisjoint(values) else substitute(e, values)
+        if free_vars(e) - env.keys() or contains(e, Load):
+            return 0.0
+        try:
+            out = out * np.maximum(np.asarray(evaluate(e, env), "f8"), 0)
+        except TileLangError:
+            return 0.0
+    return round(float(np.mean(out)), 2)
+
+
+__all__ = ["record_of", "record_of_threads"]
