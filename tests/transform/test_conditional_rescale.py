@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-import tilelang.transform.schedule.early_rescale as early
+import tilelang.transform.registers.early_rescale as early
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Binary, Call, For, Load, Select, Store, binary, replace, rewrite, walk
 from tilelang.library.attention.form import AttentionForm, Tile

@@ -11,7 +11,7 @@ from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
-from tilelang.transform.schedule.disjoint_tiles import disjoint_tiles
+from tilelang.transform.memory.disjoint_tiles import disjoint_tiles
 from tilelang.transform.verify_sync.launch import check_launch
 
 SM90, SM80 = {"kind": "cuda", "arch": "sm_90a"}, {"kind": "cuda", "arch": "sm_80"}

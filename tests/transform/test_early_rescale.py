@@ -16,7 +16,7 @@ from tilelang.ir import Call, For, Store, replace, rewrite, seq, stmts_of, walk,
 from tilelang.target import Target
 from tilelang.target.register_forms import form_of
 from tilelang.transform import pipeline
-from tilelang.transform.schedule.early_rescale import rescale_early
+from tilelang.transform.registers.early_rescale import rescale_early
 from tilelang.transform.analysis.statements import do
 from transform.test_accumulator_registers import both_ways, numbers
 

@@ -1,4 +1,4 @@
-"""Launches that begin while the kernel before them ends (transform/schedule/insert_pdl.py)."""
+"""Launches that begin while the kernel before them ends (transform/sync/insert_pdl.py)."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ from tilelang.library.gemm.kernels import Form
 from tilelang.library.gemm.tile import Tail, Tile
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.transform.schedule.insert_pdl import around_launch, insert_pdl, ordered
+from tilelang.transform.analysis.statements import around_launch
+from tilelang.transform.sync.insert_pdl import insert_pdl, ordered
 from tilelang.transform.memory.simplify import simplify
 from tilelang.transform.pipeline import DEVICE_PASSES, lower
 

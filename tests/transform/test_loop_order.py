@@ -11,7 +11,7 @@ from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.transform.analysis.group_accesses import GroupTables
 from tilelang.transform.schedule.loop_order import LoopItems, best_order
-from tilelang.transform.schedule.simulate_loop import Event, Held, RingUse, Simulation
+from tilelang.transform.analysis.simulate_loop import Event, Held, RingUse, Simulation
 
 NEXT, FLYING = "under the next iteration", "wgmma in flight"
 SHAPES = {

@@ -10,7 +10,7 @@ import scheduled_programs as programs
 import tilelang
 import tilelang.language as T
 from tilelang.transform.analysis.loop_schedule import Bound, Item, Place, Schedule
-from tilelang.transform.schedule.simulate_loop import Event, Held, RingUse, Simulation, Wait
+from tilelang.transform.analysis.simulate_loop import Event, Held, RingUse, Simulation, Wait
 
 UNITS = "tensor cores", "loads", "shared memory", "MUFU", "FMA", "recurrence"
 LOOPS = {"attention": lambda: programs.attention(), "backward": lambda: programs.backward(),

@@ -40,10 +40,10 @@ from .check.check_updates import check_updates
 from .check.check_warp_roles import check_warp_roles
 from .framework.config import PassConfigKey
 from .lower.defer_reductions import defer_reductions
-from .schedule.insert_pdl import insert_pdl
+from .sync.insert_pdl import insert_pdl
 from .registers.overlap_epilogue import overlap_epilogue
 from .lower.device_program import DeviceKernel, LoweredProgram, split_host
-from .schedule.disjoint_tiles import disjoint_tiles
+from .memory.disjoint_tiles import disjoint_tiles
 from .schedule.fewer_stages import fewer_stages
 from .memory.flatten import flatten
 from .legalize.drop_assumptions import drop_assumptions

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from itertools import product
 
 import numpy as np
 
-from tilelang.ir import Buffer
+from tilelang.ir import Buffer, Launch, with_options
 from tilelang.ir.record import state
 
 ALIGN = 128  # bytes: one row of the 32 banks, at whose multiples swizzle patterns start
@@ -54,4 +55,14 @@ def place(spans: list[Span], pairs: Collection[tuple[Buffer, Buffer]] | None) ->
     return int(high.max(initial=0))
 
 
-__all__ = ["Span", "place"]
+def with_versions(launch: Launch, versions: Iterable[tuple[Buffer, Buffer]]) -> Launch:
+    """The launch, where the versions of a tile are disjoint from what the tile is disjoint from."""
+    of: dict[Buffer, list[Buffer]] = {}
+    for b, v in versions:
+        of.setdefault(b, [b]).append(v)
+    more = tuple(pair for a, b in launch.plan.disjoint for pair in (
+        ((v, v) for v in of.get(a, ())) if a is b else product(of.get(a, [a]), of.get(b, [b]))))
+    return with_options(launch, disjoint=tuple(dict.fromkeys((*launch.plan.disjoint, *more)))) if more else launch
+
+
+__all__ = ["Span", "place", "with_versions"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Parallel, Seq, Stmt, Var, call, fresh,
-                         inner, replace, stmts_of, substitute, walk)
+from tilelang.ir import (Alloc, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Launch, Parallel, Seq, Stmt, Var, call,
+                         fresh, inner, replace, seq, stmts_of, substitute, walk)
 
 # Calls at which all threads of a block wait.
 BARRIERS = frozenset(("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid"))
@@ -56,4 +56,24 @@ def barrier_in(s: Stmt) -> bool:
     return isinstance(c, Call) and c.op in BARRIERS
 
 
-__all__ = ["BARRIERS", "barrier", "barrier_in", "do", "jumps_of", "leaves", "rename"]
+def around_launch(launch: Launch) -> tuple[list[Stmt], Stmt, list[Stmt]]:
+    """(PDL calls at the top of a launch, the rest of its body, PDL calls at its end).
+
+    All threads of a block run these calls, whatever their warp role is in between.
+    """
+    stmts = list(stmts_of(launch.body))
+    at = next((k for k, s in enumerate(stmts) if not isinstance(s, Alloc) or s.init is not None), 0)
+    head: list[Stmt] = []
+    tail: list[Stmt] = []
+    while len(stmts) > at and _dependence(stmts[at]):
+        head.append(stmts.pop(at))
+    while stmts and _dependence(stmts[-1]):
+        tail.insert(0, stmts.pop())
+    return head, seq(*stmts, span=launch.body.span), tail
+
+
+def _dependence(s: Stmt) -> bool:
+    return isinstance(s, Evaluate) and isinstance(s.call, Call) and s.call.op in ("pdl_trigger", "pdl_sync")
+
+
+__all__ = ["around_launch", "BARRIERS", "barrier", "barrier_in", "do", "jumps_of", "leaves", "rename"]

@@ -34,7 +34,7 @@ from tilelang.ir.record import record
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..framework.config import PassConfigKey
-from ..schedule.early_rescale import rescale_early
+from .early_rescale import rescale_early
 from ..analysis.effects import Effect, effects
 from ..framework.pass_ import DEVICE, PassContext, pass_
 from ..analysis.register_graph import NEVER, Graph, Node, needed, running_after, states

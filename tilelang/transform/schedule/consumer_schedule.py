@@ -19,7 +19,7 @@ from .loop_order import LoopItems, LoopOrder
 from .ordered_loop import described, items_of, order_of, ordered, overlaps
 from .ordered_loop import late_rings as order_late_rings
 from .rings import Ring, WarpRoleLoop
-from .simulate_loop import Event, Wait
+from ..analysis.simulate_loop import Event, Wait
 
 
 def consumer(r: WarpRoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buffer] = ()) -> list[Stmt]:

@@ -28,7 +28,7 @@ from tilelang.target.machine import REGISTERS, UNIT_RATES
 from ..analysis.effects import fills_whole, is_sync
 from ..analysis.item_cost import Cycles, item_cycles
 from ..analysis.pipeline_schedule import Item, violations
-from .simulate_loop import START, Event, Held, RingUse, Simulation, Wait
+from ..analysis.simulate_loop import START, Event, Held, RingUse, Simulation, Wait
 
 _MOST_SUBSETS = 6  # GEMMs of which all subsets are tried; of more, only those that end a loop
 _ENDED = 1.1  # weight of an order whose last GEMMs are waited for in each iteration: the tensor cores are idle then

@@ -26,7 +26,7 @@ from .loop_order import LoopItems
 from .ordered_loop import items_of
 from .outer_loops import path_to
 from .rings import GROUP, WarpRoleLoop
-from .simulate_loop import Event, RingUse, Simulation, Wait
+from ..analysis.simulate_loop import Event, RingUse, Simulation, Wait
 
 
 def record_of(r: WarpRoleLoop, registers: Sequence[int]) -> Schedule:

@@ -24,7 +24,7 @@ from ..analysis.statements import do, rename
 from ..framework.config import PassConfigKey
 from .loop_order import LoopItems, LoopOrder, best_order
 from .rings import Ring, WarpRoleLoop, hold, pin
-from .simulate_loop import Event, RingUse, Wait
+from ..analysis.simulate_loop import Event, RingUse, Wait
 
 
 def order_of(r: WarpRoleLoop) -> LoopOrder:

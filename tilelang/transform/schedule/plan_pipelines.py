@@ -18,7 +18,7 @@ from ..analysis.effects import effects, orders
 from ..legalize.hopper_features import no_warp_roles
 from ..analysis.liveness import Uses
 from ..framework.pass_ import TILE, PassContext, pass_
-from .disjoint_tiles import with_versions
+from ..analysis.shared_spans import with_versions
 from .loop_record import record_of_threads
 from .pipeline_emit import Plan, emit
 from ..analysis.pipeline_loops import (SERIAL, check_flow, is_pipelined, producer_first, ring_stages, scheduled_lists,

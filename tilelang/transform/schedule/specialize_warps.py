@@ -38,7 +38,6 @@ from tilelang.target.thread_calls import CLOCKS
 
 from .consumer_schedule import chain_of, chosen_order, consumer, takes_slow_rings
 from .ordered_loop import enough_stages
-from .insert_pdl import around_launch
 from .loop_record import record_of
 from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.effects import acts, effects, expr_effects, hangs_on_threads, is_sync
@@ -49,18 +48,16 @@ from .cluster_pairs import rows_of
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .persistent import Tiles, Work, plan_tiles
-from ..analysis.statements import leaves, rename
+from ..analysis.statements import around_launch, do, leaves, rename
 from ..analysis.pipeline_loops import is_pipelined, ring_stages
 from .plan_pipelines import unversionable, versioned
 from .producer_schedule import producer
-from ..analysis.statements import do
 from .several_loops import RingsOf, counted_loops
 from .rings import GROUP, SLOW_STAGES, Ring, WarpRoleLoop, asked_registers, barriers
 from ..analysis.pipeline_schedule import Body, loop_items
 from .prefetch_scales import prefetch_scales
 from ..analysis.tf32_tiles import tf32_tiles
-from ..analysis.shared_spans import Span, place
-from .disjoint_tiles import with_versions
+from ..analysis.shared_spans import Span, place, with_versions
 from .tile_ring_state import Steps, Handover, WholeTile
 from .overlap_next_tile import overlapped_tiles
 

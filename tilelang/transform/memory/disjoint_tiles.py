@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import product
-
-from tilelang.ir import (Alloc, Buffer, Call, Evaluate, For, Func, Launch, Parallel, Stmt, TileOp, Var, inner, rewrite_launches,
+from tilelang.ir import (Alloc, Call, Evaluate, For, Func, Launch, Parallel, Stmt, TileOp, Var, inner, rewrite_launches,
                          walk, with_options, FRAGMENT, SHARED)
 
 from ..analysis.effects import effects, own_effects
@@ -62,14 +59,4 @@ def _meeting(life: Liveness, body: Stmt) -> dict[Var, int]:
     return out
 
 
-def with_versions(launch: Launch, versions: Iterable[tuple[Buffer, Buffer]]) -> Launch:
-    """The launch, where the versions of a tile are disjoint from what the tile is disjoint from."""
-    of: dict[Buffer, list[Buffer]] = {}
-    for b, v in versions:
-        of.setdefault(b, [b]).append(v)
-    more = tuple(pair for a, b in launch.plan.disjoint for pair in (
-        ((v, v) for v in of.get(a, ())) if a is b else product(of.get(a, [a]), of.get(b, [b]))))
-    return with_options(launch, disjoint=tuple(dict.fromkeys((*launch.plan.disjoint, *more)))) if more else launch
-
-
-__all__ = ["disjoint_tiles", "with_versions"]
+__all__ = ["disjoint_tiles"]

@@ -18,7 +18,7 @@ T.pdl_sync.  Launches that run foreign code are not changed, because its accesse
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Bind, Call, Evaluate, Func, Launch, Load, Stmt, Store, contains, replace, rewrite_launches, seq,
+from tilelang.ir import (Alloc, Bind, Call, Func, Launch, Load, Stmt, Store, contains, replace, rewrite_launches, seq,
                          stmts_of, walk, with_options, GLOBAL)
 
 from ..legalize.aliasing import parameter_names
@@ -73,26 +73,6 @@ def ordered(launch: Launch) -> bool:
         if e.buffer.scope_name == GLOBAL)
 
 
-def around_launch(launch: Launch) -> tuple[list[Stmt], Stmt, list[Stmt]]:
-    """(PDL calls at the top of a launch, the rest of its body, PDL calls at its end).
-
-    All threads of a block run these calls, whatever their warp role is in between.
-    """
-    stmts = list(stmts_of(launch.body))
-    at = next((k for k, s in enumerate(stmts) if not isinstance(s, Alloc) or s.init is not None), 0)
-    head: list[Stmt] = []
-    tail: list[Stmt] = []
-    while len(stmts) > at and _dependence(stmts[at]):
-        head.append(stmts.pop(at))
-    while stmts and _dependence(stmts[-1]):
-        tail.insert(0, stmts.pop())
-    return head, seq(*stmts, span=launch.body.span), tail
-
-
-def _dependence(s: Stmt) -> bool:
-    return isinstance(s, Evaluate) and isinstance(s.call, Call) and s.call.op in ("pdl_trigger", "pdl_sync")
-
-
 def _sets_up(s: Stmt) -> bool:
     """Whether a statement may run before the preceding kernel has ended."""
     if isinstance(s, Alloc):
@@ -103,4 +83,4 @@ def _sets_up(s: Stmt) -> bool:
         e.buffer.scope_name == GLOBAL for e in effects(s))
 
 
-__all__ = ["around_launch", "insert_pdl", "ordered"]
+__all__ = ["insert_pdl", "ordered"]
