@@ -1,10 +1,14 @@
 """Functions whose results are only rounded to 16 or 8 bits: which uses count (tests/numerics measures the errors)."""
 
+import math
+
+import numpy as np
 import pytest
 
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.target import Target
+from tilelang.target.rounded_functions import FORMS
 from tilelang.transform.lower.shorten_rounded import shorten_rounded
 from tilelang.transform.pipeline import DEVICE_PASSES, lower
 
@@ -91,8 +95,42 @@ def test_the_switch_and_fast_math():
     (lambda x: T.if_then_else(x > 0, T.exp(x), 0.0), "tl::fast_exp2(", "expf("),
     (lambda x: 1.0 / (1.0 + T.exp(-x)), "tl::quotient(", "expf("),
     (lambda x: T.exp(x) - 1.0, "expf(", "exp_wide("),  # a difference may cancel
+    (lambda x: 0.5 * x * (1.0 + T.erf(x * 0.70710678)), "tl::erf_in_sum(", "erff("),  # the sum is what loses digits
+    (lambda x: 0.5 * x * (1.0 + T.tanh(x * 0.8)), "tl::tanh_in_sum(", "tanh_wide("),
+    (lambda x: x * (0.5 - 0.5 * T.erf(x)), "tl::erf_in_sum(", "erff("),
+    (lambda x: x * (0.5 - T.erf(x)), "erff(", "erf_in_sum("),  # near 0 for an x where erf is near 1/2
+    (lambda x: x * T.erf(x), "erff(", "erf_in_sum("),
     (lambda x: T.log(T.sigmoid(x)), "tl::sigmoid(", "sigmoid_wide("),  # the argument of a function is not rounded
 ])
 def test_ways_down_from_a_rounding(value, short, exact):
     body = text(tile("nothing", value=value)).partition("__global__")[2]
     assert short in body and exact not in body, body
+
+
+def test_gelu_in_half_took_the_26_instructions_of_float32_erf():
+    """The form of erf in a sum, computed in float32 here: as near the exact sum as its row says."""
+    f = np.float32
+    x = np.concatenate([np.linspace(-6, 6, 100001), [-50, 50, np.inf, -np.inf, -0.0, np.nan]]).astype(f)
+    t = np.minimum(np.abs(x), f(4))
+    q = np.full_like(t, f(2.6778443e-4))
+    for c in (-4.34066374e-3, 3.2206294e-2, -1.50812274e-1, -9.17768047e-1, -1.62796927):
+        q = (q.astype(np.float64) * t + f(c)).astype(f)
+    got = (1 + np.copysign(f(1) - np.exp2((t * q).astype(f)), x)).astype(np.float64)
+    assert np.isnan(got[-1]) and [*got[-6:-1]] == [0, 2, 2, 0, 1]
+    want = np.array([math.erfc(-float(v)) for v in x[:-1]])
+    # Beside the row's units, less the 4 of ex2.approx, an error of 2.5 units that erf itself may have near -1.
+    assert np.all(np.abs(got[:-1] - want) <= (FORMS["erf"]["sum"].units - 4) * 2.0**-23 * want + 2.5 * 2.0**-24)
+
+
+def test_gelu_by_tanh_in_half_took_the_form_of_all_results():
+    """1 + tanh(x) by the form of tanh in a sum, computed in float32 here."""
+    f = np.float32
+    x = np.concatenate([np.linspace(-10, 10, 100001), [-50, 50, np.inf, -np.inf, -0.0, np.nan]]).astype(f)
+    e = np.exp2((np.abs(x) * f(-2.88539008)).astype(f))
+    with np.errstate(invalid="ignore"):
+        tanh = (1.0 - 2.0 * (e * (1 / (e + f(1)))).astype(f).astype(np.float64)).astype(f)
+    got = (f(1) + np.copysign(tanh, x)).astype(np.float64)
+    assert np.isnan(got[-1]) and [*got[-6:-1]] == [0, 2, 2, 0, 1]
+    want = 2 / (1 + np.exp(-2 * x[:-1].astype(np.float64)))
+    # Beside the row's units, less the 3 of ex2.approx and rcp.approx, the error of 2.5 units that tanh itself may have near -1.
+    assert np.all(np.abs(got[:-1] - want) <= (FORMS["tanh"]["sum"].units - 3) * 2.0**-23 * want + 2.5 * 2.0**-24)

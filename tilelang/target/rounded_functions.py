@@ -28,12 +28,15 @@ class RoundedForm:
 # function: where it is used -> (units, CUDA text).  half: directly below a rounding to float16 or 8 bits, where results
 # below 2^-25 round to zero or are subnormals of float16; wide: for all results of float32; term: a term of a float32 sum, where
 # results below 2^-126 may be zero (in float32 CUDA's exp2f is the same instruction between a scaling of subnormal results);
-# row: of many elements with one divisor.
+# row: of many elements with one divisor; sum: added to a constant of at least 1, so that the error of the function is absolute.
+# Where 1 + erf(-t) cancels the error is relative, but for the last digit: it is the exponential in 1 - exp2(t * Q(t)); so is
+# 2 e / (1 + e) in the form of tanh.
 _ROWS: dict[str, dict[str, tuple[float, str]]] = {
     "exp": {"half": (16, "tl::fast_exp2(({0}) * 1.44269504f)"), "wide": (40, "tl::exp_wide({0})")},
     "exp2": {"half": (4, "tl::fast_exp2({0})"), "term": (4, "tl::fast_exp2({0})")},
     "sigmoid": {"half": (16, "tl::sigmoid_half({0})"), "wide": (40, "tl::sigmoid_wide({0})")},
-    "tanh": {"half": (24, "tl::tanh_wide({0})"), "wide": (24, "tl::tanh_wide({0})")},
+    "tanh": {"half": (24, "tl::tanh_wide({0})"), "wide": (24, "tl::tanh_wide({0})"), "sum": (16, "tl::tanh_in_sum({0})")},
+    "erf": {"sum": (16, "tl::erf_in_sum({0})")},
     "div": {"half": (3, "tl::quotient({0}, {1})"), "wide": (3, "tl::quotient({0}, {1})"),
             "row": (3, "tl::row_quotient({0}, {1})")},
 }

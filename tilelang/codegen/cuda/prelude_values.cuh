@@ -453,10 +453,25 @@ TL_DEVICE float sigmoid_half(float x) { return fast_rcp(1.0f + fast_exp2(x * -1.
 TL_DEVICE float sigmoid_wide(float x) {
   return fast_rcp(fast_exp2(fmaf(x, -1.44269504f, -32.0f)) + 0x1p-32f) * 0x1p-32f;
 }
+//@ erf_in_sum
+// 1 - erfc(|x|) with the sign of x, where erfc(t) = exp2(t * Q(t)) (minimax for t <= 4, above which it rounds to 0).
+TL_DEVICE float erf_in_sum(float x) {
+  float t;
+  asm("min.NaN.f32 %0, %1, 0f40800000;" : "=f"(t) : "f"(fabsf(x)));
+  float q = fmaf(t, fmaf(t, 2.6778443e-4f, -4.34066374e-3f), 3.2206294e-2f);
+  q = fmaf(t, fmaf(t, fmaf(t, q, -1.50812274e-1f), -9.17768047e-1f), -1.62796927f);
+  return copysignf(1.0f - fast_exp2(t * q), x);
+}
 //@ tanh_wide
 TL_DEVICE float tanh_wide(float x) {
   const float u = x * x, large = fmaf(fast_rcp(fast_exp2(x * 2.88539008f) + 1.0f), -2.0f, 1.0f);
   return fabsf(x) < 0.125f ? x * fmaf(u, fmaf(u, 0.133333333f, -0.333333333f), 1.0f) : large;  // keeps the sign of zero
+}
+//@ tanh_in_sum
+// 1 - 2 e / (1 + e) with the sign of x, where e = exp(-2 |x|).
+TL_DEVICE float tanh_in_sum(float x) {
+  const float e = fast_exp2(fabsf(x) * -2.88539008f);
+  return copysignf(fmaf(e * fast_rcp(e + 1.0f), -2.0f, 1.0f), x);
 }
 //@ scaled_tanh
 // c * tanh(k * x) with an absolute error, for exponents.

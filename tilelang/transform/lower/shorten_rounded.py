@@ -21,6 +21,7 @@ a hundredth of a unit of the narrow type, so that results stay within target.acc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -69,7 +70,7 @@ def _accumulated(s: Stmt) -> Iterable[Region]:
 
 def _at_once(e: Any, summed: Storages) -> Any:
     """A conversion, or a function of a narrow type, with shorter functions below the rounding; None for other nodes."""
-    if isinstance(e, Call) and e.op in FORMS and e.dtype.base in ALLOWED and e.dtype.lanes == 1:
+    if isinstance(e, Call) and "half" in FORMS.get(e.op, ()) and e.dtype.base in ALLOWED and e.dtype.lanes == 1:
         if all(a.dtype == e.dtype for a in e.args):
             return Cast(_shortened(Call(e.op, tuple(Cast(a, F32) for a in e.args), F32, span=e.span), e.dtype, summed), e.dtype)
     elif isinstance(e, Cast) and e.dtype.base in ALLOWED and e.value.dtype == F32:
@@ -93,6 +94,10 @@ def _shortened(e: Expr, to: dtype, summed: Storages) -> Expr:
         use = "term" if to == F32 else "half" if direct and to.base != "bfloat16" else "wide"
         if isinstance(x, Binary) and x.op == "div" and use != "term" and {*free_vars(x.b)} < {*free_vars(x.a)}:
             use = "row"
+        if use != "term" and (beside := _beside_constant(x)) is not None and FORMS[beside.op]["sum"].units <= left:
+            short = FORMS[beside.op]["sum"]
+            left -= short.units
+            return rewrite(x, lambda c: Call(short.name, c.args, F32, span=c.span) if c is beside else None, Call)
         form = FORMS.get(getattr(x, "op", ""), {}).get(use)
         if form is not None and form.units <= left:
             if isinstance(x, Call):
@@ -111,6 +116,20 @@ def _shortened(e: Expr, to: dtype, summed: Storages) -> Expr:
         return rebuild(x, lambda v: visit(v, direct and x.op in ("neg", "min", "max"))) if keeps else x  # type: ignore[attr-defined]
 
     return visit(e, True)  # type: ignore[no-any-return]
+
+
+def _beside_constant(e: Expr) -> Call | None:
+    """The function in c + f, c - f or c + k * f, with |c| >= |k| for its greatest value 1, if it has a form for such sums."""
+    if not isinstance(e, Binary) or e.op not in ("add", "sub"):
+        return None
+    for c, f in ((e.a, e.b), (e.b, e.a)):
+        k = 1.0
+        if isinstance(f, Binary) and f.op == "mul":
+            f, factor = (f.b, f.a) if isinstance(f.a, Const) else (f.a, f.b)
+            k = abs(float(factor.value)) if isinstance(factor, Const) else math.inf
+        if isinstance(c, Const) and isinstance(f, Call) and "sum" in FORMS.get(f.op, ()) and abs(float(c.value)) >= k:
+            return f
+    return None
 
 
 def _inexact(e: Expr, summed: Storages) -> bool:
