@@ -105,3 +105,28 @@ def test_a_recurrent_loop_had_serialised_wgmma():
     sources = building.device_source(dataclasses.replace(forced))[1]
     if sources[0] != kernel.get_kernel_source():  # another schedule was taken: the report says why
         assert "ptxas" in kernel.report()
+
+
+def soft_rows(n: int, threads: int) -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((4, n), "float16"), Y: T.Tensor((4, n), "float16")):
+        with T.Kernel(4, threads=threads) as r:
+            x = T.alloc_fragment((1, n), "float32")
+            top, total = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+            T.copy(X[r, 0], x)
+            T.reduce_max(x, top, dim=1)
+            for i, j in T.Parallel(1, n):
+                x[i, j] = T.exp(x[i, j] - top[i])
+            T.reduce_sum(x, total, dim=1)
+            for i, j in T.Parallel(1, n):
+                x[i, j] /= total[i]
+            T.copy(x, Y[r, 0])
+
+    return main
+
+
+@pytest.mark.parametrize("n, blocks", [(16384, 2), (32768, 1), (4096, 1)])
+def test_80_registers_of_512_threads_left_room_for_one_block(n, blocks):
+    """16,384 elements fit in 64 registers too; 32,768 do not, and 4,096 need fewer."""
+    text = tilelang.compile(soft_rows(n, 512), target=SM90).get_kernel_source()
+    assert f"__launch_bounds__(512, {blocks})" in text
