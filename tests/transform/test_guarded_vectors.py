@@ -1,13 +1,20 @@
 """Conditions that no two lanes of a vector tell apart stand around vector accesses, not around each element's."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import tilelang
 import tilelang.language as T
 from tilelang.ir import Ramp, Store, walk
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "names"))
+from everywhere import WITH_HOPPER, everywhere
 
 SM80 = Target({"kind": "cuda", "arch": "sm_80"})
 
@@ -52,3 +59,32 @@ def test_the_same_elements_are_stored(columns, end, other):
     assert np.array_equal(run_tile(program.func, {k: v.copy() for k, v in given.items()})["Y"], want)
     got = run_device(lower(program.func, SM80), {k: v.copy() for k, v in given.items()})
     assert np.array_equal(got.outputs["Y"], want)
+
+
+def odd_rows(m, n, block, scope):
+    @T.prim_func
+    def main(X: T.Tensor((m, n), "float16"), Y: T.Tensor((m, n), "float16"), S: T.Tensor((m,), "float32")):
+        with T.Kernel(m, threads=64) as r:
+            x = T.alloc_fragment((block,), "float32") if scope == "fragment" else T.alloc_shared((block,), "float16")
+            f, total = T.alloc_fragment((block,), "float32"), T.alloc_fragment((1,), "float32")
+            T.clear(total)
+            for k in T.serial(T.ceildiv(n, block)):
+                T.copy(X[r, k * block], x)
+                T.copy(x, f)
+                T.reduce_sum(f, total, dim=0, clear=False)
+                for i in T.Parallel(block):
+                    Y[r, k * block + i] = f[i] * 2
+            for i in T.Parallel(1):
+                S[r] = total[i]
+
+    return main
+
+
+@pytest.mark.parametrize("n, scope", [(1001, "fragment"), (769, "shared"), (255, "fragment"), (513, "shared")])
+def test_each_element_of_rows_at_odd_addresses_was_guarded(n, scope):
+    x = np.random.default_rng(0).integers(-8, 8, (3, n)).astype(np.float16)
+    program = odd_rows(3, n, 512, scope)
+    _, y, total = everywhere(program, x, on=WITH_HOPPER)
+    assert np.array_equal(y, x * 2) and np.array_equal(total, x.astype(np.float32).sum(1))
+    text = tilelang.compile(program, target={"kind": "cuda", "arch": "sm_90a"}).get_kernel_source()
+    assert text.count("+ 511 < ") == (n > 512)  # a tile that lies inside is loaded without guards

@@ -20,8 +20,8 @@ class Loop:
 
     vars: user's loop variables, bound to a point's coordinates. base: variable of the first lane along the lane
     dimension. staged: the shared buffer that stands for a fragment, from which element on. touches: how each fragment access
-    resolves. vloads / vstores: accesses moved to vectors around the lane loop, to the staging array that replaces them. values:
-    what the bound coordinates equal.
+    resolves. vloads / vstores: accesses moved to vectors around the lane loop, to the element of a staging array that
+    replaces them. values: what the bound coordinates equal.
     loose: vectors may pass the end of a row; a run-time test selects vectors or scalars. scalar: the branch with scalars.
     """
 
@@ -32,8 +32,8 @@ class Loop:
     base: Var | None = None
     staged: dict[Buffer, tuple[Buffer, tuple[Expr, ...]]] = field(default_factory=dict)
     touches: dict[tuple[Buffer, tuple[Expr, ...], bool], Touch] = field(default_factory=dict)
-    vloads: dict[Load, tuple[Buffer, int]] = field(default_factory=dict)
-    vstores: dict[int, Buffer] = field(default_factory=dict)
+    vloads: dict[Load, tuple[Buffer, Expr]] = field(default_factory=dict)
+    vstores: dict[int, tuple[Buffer, Expr]] = field(default_factory=dict)
     inner: list[tuple[Var, int]] = field(default_factory=list)
     values: dict[Any, Any] = field(default_factory=dict)
     loose: bool = False

@@ -18,8 +18,9 @@ from functools import partial, reduce
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (EMPTY, AddressOf, Bind, Buffer, Const, Expr, For, If, Load, Node, Seq, Stmt, Store, Var, While, binary,
-                         cast, const, fresh, load, logical, seq, substitute, unary, walk, LoopPlan, FRAGMENT, GLOBAL)
+from tilelang.ir import (EMPTY, AddressOf, Bind, Buffer, Call, Cast, Const, Expr, For, If, Load, Node, Seq, Stmt, Store, Var,
+                         While, binary, cast, const, contains, free_vars, fresh, load, logical, seq, substitute, unary, walk,
+                         LoopPlan, FRAGMENT, GLOBAL)
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, private
 
 from ..analysis.atomic_order import as_iterations
@@ -29,11 +30,12 @@ from ..analysis.loop_body import drop_continue, inline_index_binds, reject_carri
 from ..analysis.loop_offsets import Offsets, OverFragment
 from ..layout.loop_partition import choose_distribution, serial_inside
 from .vector_lanes import at_lane, emit_lanes
-from ..analysis.vectorize import power_of_two_in, stride_along
+from ..analysis.vectorize import MAX_BYTES, power_of_two_in, stride_along
 
-UNROLL_LIMIT = 16  # longer loops that only access memory stay loops: unrolling them costs code size and saves no registers
+UNROLL_LIMIT = 16  # vectors that an unrolled loop may load at once: with more it only costs code size, and registers
 STEPS_UNROLLED = 64  # longer loops whose variable selects no register are partly unrolled: otherwise ptxas takes minutes
 PARTLY_UNROLLED = 8
+MANY = 8  # elements of a thread for which a loop is written once more, without guards
 
 errors.register("fragment-access", ValueError, "a fragment element that the executing thread does not own",
                 "index it with the variables of a T.Parallel loop, or copy it to shared memory first",
@@ -141,17 +143,25 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
         if grid is not None and divides:
             _reject_races(loop, body, span)
         lw.access.loop = loop
+        inside = None if is_async or dist.lanes is not None else _tile_inside(lw, loop, body)
         inner = _emit_points(lw, loop, body)
+        if inside is not None:
+            guarded, lw.access.guarded = lw.access.guarded, False
+            whole = _emit_points(lw, loop, renamed(body))
+            lw.access.guarded = guarded
     finally:
         lw.known.analyzer, lw.access.loop = saved
     registers = any(x.scope_name.startswith("local") for x in walk(body, Buffer))
     inner = _wrap_axes(dist, inner, registers, span)
+    if inside is not None:
+        inner = If(inside, _wrap_axes(dist, whole, registers, span), renamed(inner))
     inner = as_iterations(body, inner, bool(dist.axes or dist.lanes), span)
     return seq(*before, inner, *after)
 
 
 def _wrap_axes(dist: Distribution, inner: Stmt, registers: bool, span: Any) -> Stmt:
-    count = 1
+    loaded = sum(x.dtype.bits * x.dtype.lanes for x in walk(inner, Load) if is_memory(x.buffer))
+    count = max(1, loaded // (8 * MAX_BYTES))
     for v, n in reversed(dist.axes):
         unroll = isinstance(n, int) and (registers or count * n <= UNROLL_LIMIT)
         count *= n if isinstance(n, int) else 1 << 30
@@ -219,6 +229,31 @@ def _emit_points(lw: Any, loop: Loop, body: Stmt) -> Stmt:
         inner = If(exists, inner)
     left = {x for x in walk(inner, Var)}
     return seq(*[b for b in binds if b.var in left], inner)
+
+
+def _tile_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
+    """The condition, one for all threads, that a loop which loads a tile from global memory needs no guard.
+
+    None: it needs none anyway, or is another or a short loop.  Elements that are loaded one by one would otherwise each be
+    guarded, where rows start at any address.
+    """
+    value = body.value if isinstance(body, Store) and body.buffer.scope_name != GLOBAL else None
+    while isinstance(value, Cast):
+        value = value.value
+    if not isinstance(value, Load) or not loop.dist.is_static or math.prod(int(n) for _, n in loop.dist.axes) < MANY or \
+            value.buffer.scope_name != GLOBAL or lw.access.guard(value.buffer, value.indices) is None:
+        return None
+    ends = {v: const(n - 1, v.dtype) for v, n in zip(loop.vars, loop.dist.extents)}
+    starts = {v: const(0, v.dtype) for v in loop.vars}
+    out: Expr | None = None
+    for i, n in zip(value.indices, value.buffer.shape):
+        steps = [stride_along(i, v, lw.known.analyzer) for v in loop.vars]
+        if contains(i, Load, Call) or any(c is None or c < 0 for c in steps) or lw.thread in free_vars(i):
+            return None
+        for cond in (binary("ge", substitute(i, starts), const(0)), binary("lt", substitute(i, ends), n)):
+            cond = lw.known.analyzer.simplify(cond)
+            out = out if lw.known.analyzer.can_prove(cond) else conjunction(out, cond)
+    return out
 
 
 def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tilelang import errors
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, If, Load, Select, Shuffle, Stmt, Store, Var,
                          Ramp, binary, call, cast, const, convert, fresh, is_const, load, rebuild, replace, seq, substitute,
-                         with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED, STATIC)
-from tilelang.ops.distribute import conjunction
+                         walk, with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED, STATIC)
+from tilelang.ops.distribute import conjunction, index_values
 
 from ..analysis.distributed_loop import Loop
 from ..analysis.guards import bounds_guard, tile_indices, vector_lanes_of
@@ -43,7 +45,8 @@ class LoweredAccesses:
     def store(self, s: Store) -> Stmt:
         loop = self.loop
         if loop is not None and id(s) in loop.vstores:
-            return Store(loop.vstores[id(s)], (loop.dist.lanes[0],), self.expr(s.value), span=s.span)  # type: ignore
+            tmp, lane = loop.vstores[id(s)]
+            return Store(tmp, (lane,), self.expr(s.value), span=s.span)
         if loop is not None and loop.is_async and loop.lane_var is None:
             copied = self._scalar_async(loop, s)
             if copied is not None:
@@ -129,7 +132,24 @@ class LoweredAccesses:
                 return out
             zero = const(0.0 if e.dtype.is_float else 0, e.dtype)
             return Select(guard, out, zero, e.dtype, True)
+        if isinstance(e, Select) and self.loop is not None:
+            e = replace(e, cond=self._of_registers(self.loop, e.cond))
         return rebuild(e, self.rebuilt)
+
+    def _of_registers(self, loop: Loop, cond: Expr) -> Expr:
+        """A condition on coordinates that all threads decide alike, as a constant's bits, one a register; others as is."""
+        if loop.grid is None or not any(loop.grid.thread in walk(loop.values[v], Var) for v in walk(cond, Var)
+                                        if v in loop.values):
+            return cond
+        table = index_values(cond, loop.grid.env)
+        if table is None or np.ndim(table) == 0 or np.any(table != table[:1]) or table[:1].size > 32:
+            return cond
+        sizes, at = table.shape[1:], const(0)
+        for (v, _), n in zip(loop.grid.loops, sizes):
+            at = at * n + v if n > 1 else at
+        bits = sum(1 << k for k, x in enumerate(table[0].ravel()) if x)
+        return binary("ne", binary("bitand", binary("shr", const(bits, "uint32"), cast(at, "uint32")), const(1, "uint32")),
+                      const(0, "uint32"))
 
     def _call(self, c: Call) -> Call:
         return rebuild(c, self.rebuilt)
@@ -139,8 +159,7 @@ class LoweredAccesses:
         if loop is not None and loop.vloads:
             moved = loop.vloads.get(e)
             if moved is not None:
-                (tmp, share), lane = moved, loop.dist.lanes[0]  # type: ignore[index]
-                return load(tmp, (lane if share == 1 else binary("floordiv", lane, const(share)),), span=e.span)
+                return load(moved[0], (moved[1],), span=e.span)
         scope = e.buffer.scope_name
         if scope == FRAGMENT:
             buffer, at = self.fragment(e.buffer, e.indices, False, e.span)

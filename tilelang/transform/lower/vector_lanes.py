@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tilelang.arith import known_divisor
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Const, Continue, Evaluate, Expr, For,
                          If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, dtype, fresh,
-                         contains, load, logical, replace, seq, substitute, walk, FRAGMENT, GLOBAL, PRIVATE)
+                         contains, load, logical, replace, rewrite, seq, substitute, walk, FRAGMENT, GLOBAL, PRIVATE)
+from tilelang.ir.record import record
 from tilelang.ops.distribute import conjunction
 
 from ..analysis.distributed_loop import Loop, depends, in_order, is_memory
@@ -110,17 +112,24 @@ def _leaf(lw: Any, loop: Loop, s: Stmt) -> Stmt:
     after: list[Stmt] = []
     saved = loop.vloads, loop.vstores
     loop.vloads, loop.vstores = {}, {}
-    for site, w, share in loads:
-        tmp = lw.new_local(f"{site.buffer.name}_v", width // share, site.buffer.dtype)
-        for at in range(0, width // share, w):
-            value = _vector_load(lw, loop, site, at * share, w)
-            before.append(Store(tmp, (_ramp(const(at), w),), value))
-        loop.vloads[site] = tmp, share
-    for target, w in stores:
-        tmp = lw.new_local(f"{target.buffer.name}_v", width, target.buffer.dtype)
-        for at in range(0, width, w):
-            after.append(_vector_store(lw, loop, target, at, w, load(tmp, (_ramp(const(at), w),))))
-        loop.vstores[id(target)] = tmp
+    made: dict[Any, Buffer] = {}
+    for site, run in loads:
+        tmp = made.get((site.buffer, run.key))
+        if tmp is None:
+            tmp = made[site.buffer, run.key] = lw.new_local(f"{site.buffer.name}_v", run.elements, site.buffer.dtype)
+            for at in range(0, run.elements, run.width):
+                value = _vector_load(lw, loop, site, run.places(at), run.width)
+                before.append(Store(tmp, (_ramp(const(at), run.width),), value))
+        loop.vloads[site] = tmp, run.lane
+    made = {}
+    for target, run in stores:
+        tmp = made.get((target.buffer, run.key))
+        if tmp is None:
+            tmp = made[target.buffer, run.key] = lw.new_local(f"{target.buffer.name}_v", run.elements, target.buffer.dtype)
+            for at in range(0, run.elements, run.width):
+                value = load(tmp, (_ramp(const(at), run.width),))
+                after.append(_vector_store(lw, loop, target, run.places(at), run.width, value))
+        loop.vstores[id(target)] = tmp, run.lane
     try:
         scalar = lw.stmt(s)
     finally:
@@ -146,8 +155,7 @@ def at_lane(loop: Loop, indices: tuple[Expr, ...], at: int) -> tuple[Expr, ...]:
     return tuple(substitute(i, {var: base + at}) for i in indices)
 
 
-def _vector_load(lw: Any, loop: Loop, site: Load, at: int, w: int) -> Expr:
-    indices = at_lane(loop, site.indices, at)
+def _vector_load(lw: Any, loop: Loop, site: Load, indices: tuple[Expr, ...], w: int) -> Expr:
     guard = lw.access.guard(site.buffer, indices, width=w, inside=loop.loose)
     buffer, physical = lw.physical(site.buffer, lw.access.exprs(indices))
     value: Expr = load(buffer, (*physical[:-1], _ramp(physical[-1], w)), span=site.span)
@@ -157,20 +165,35 @@ def _vector_load(lw: Any, loop: Loop, site: Load, at: int, w: int) -> Expr:
     return Select(guard, value, safe if w == 1 else Broadcast(safe, w, value.dtype), value.dtype, True)
 
 
-def _vector_store(lw: Any, loop: Loop, site: Store, at: int, w: int, value: Expr) -> Stmt:
-    indices = at_lane(loop, site.indices, at)
+def _vector_store(lw: Any, loop: Loop, site: Store, indices: tuple[Expr, ...], w: int, value: Expr) -> Stmt:
     guard = conjunction(loop.dist.first, lw.access.guard(site.buffer, indices, width=w, inside=loop.loose))
     buffer, physical = lw.physical(site.buffer, lw.access.exprs(indices))
     out: Stmt = Store(buffer, (*physical[:-1], _ramp(physical[-1], w)), value, span=site.span)
     return out if guard is None else If(guard, out)
 
 
-def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int, int]], list[tuple[Store, int]]]:
+@record
+class Run:
+    """Neighbouring elements that the lanes access as vectors.
+
+    places(k): the indices of element k.  elements: their number.  width: that of a vector.  lane: the element of a lane.
+    """
+
+    places: Callable[[int], tuple[Expr, ...]]
+    elements: int
+    width: int
+    lane: Expr
+
+    @property
+    def key(self) -> Any:
+        return self.places(0), self.elements
+
+
+def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, Run]], list[tuple[Store, Run]]]:
     """(loads, stores): accesses of global and shared memory in s that may be moved out of the lane loop as vectors.
 
-    Each comes with its vector width, and each load also with the number of lanes that share an element.  Only unconditional
-    accesses qualify.  A load moves up when nothing before it stores to its storage; a store moves down when nothing after it
-    touches its storage and no other store of s does.
+    Only unconditional accesses qualify.  A load moves up when nothing before it stores to its storage; stores move down when
+    nothing after the first of them reads its storage and they all are vectors of different elements.
     """
     if loop.dist.exists is not None and depends(loop.dist.exists, loop.dist.lanes[0]):  # type: ignore[index]
         return [], []
@@ -178,16 +201,18 @@ def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int
     in_order(s, False, order)
     private = {x.buffer.data if isinstance(x, Alloc) else x.var for x in walk(s, Alloc, Bind, For)}
     first_store: dict[Var, int] = {}
-    last_touch: dict[Var, int] = {}
+    last_read: dict[Var, int] = {}
     stores_of: dict[Var, int] = {}
     for k, (x, _) in enumerate(order):
         data = x.buffer.data  # type: ignore[attr-defined]
-        last_touch[data] = k
+        if isinstance(x, Store):
+            stores_of[data] = stores_of.get(data, 0) + 1
+        else:
+            last_read[data] = k
         if not isinstance(x, Load):
             first_store.setdefault(data, k)
-            stores_of[data] = stores_of.get(data, 0) + 1
-    loads: dict[Load, tuple[int, int]] = {}
-    stores: list[tuple[Store, int]] = []
+    loads: dict[Load, Run] = {}
+    stores: dict[Var, list[tuple[Store, Run]]] = {}
     late: set[Load] = set()
     for k, (x, conditional) in enumerate(order):
         if conditional or isinstance(x, AddressOf):
@@ -204,15 +229,62 @@ def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, int
         if isinstance(x, Load):
             if any(first_store.get(d, k) < k for d in (data, *read)):
                 late.add(x)
-            elif x not in loads:
-                w, share = _shared_width(lw, loop, x)
-                if w * share > 1:
-                    loads[x] = w, share
-        elif isinstance(x, Store) and stores_of[data] == 1 and last_touch[data] == k and read.isdisjoint(stores_of):
-            w = _width(lw, loop, x)
-            if w > 1:
-                stores.append((x, w))
-    return [(x, *w) for x, w in loads.items() if x not in late], stores
+            elif x not in loads and (run := _run(lw, loop, x, data not in first_store)) is not None:
+                loads[x] = run
+        elif isinstance(x, Store) and read.isdisjoint(first_store) and last_read.get(data, -1) < first_store[data] and (
+                run := _run(lw, loop, x, False)) is not None:
+            stores.setdefault(data, []).append((x, run))
+    return [(x, run) for x, run in loads.items() if x not in late], [
+        y for data, found in stores.items() if len(found) == stores_of[data] and _disjoint(lw, loop, found) for y in found]
+
+
+def _disjoint(lw: Any, loop: Loop, stores: list[tuple[Store, Run]]) -> bool:
+    """Whether stores of all lanes write different elements, and together all elements of their runs."""
+    covered: dict[Any, set[Expr]] = {}
+    for x, run in stores:
+        covered.setdefault((x.buffer, run.key), set()).add(run.lane)
+    lanes = loop.dist.lanes[1]  # type: ignore[index]
+    if sum(map(len, covered.values())) < len(stores) or any(len(at) * lanes != n for (_, (_, n)), at in covered.items()):
+        return False
+    runs = [(b, places, n) for b, (places, n) in covered]
+    if len(runs) > 1 and any(stride_along(x.indices[-1], loop.lane_var, lw.known.analyzer) is None  # type: ignore[arg-type]
+                             for x, _ in stores):
+        return False  # runs with gaps, as of `i % 64`
+    for k, (b, at, n) in enumerate(runs):
+        for other, to, m in runs[k + 1:]:
+            steps = [lw.known.analyzer.simplify(i - j) for i, j in zip(at, to)]
+            if other is not b or not any(isinstance(d, Const) and (-n >= d.value or d.value >= m if i is at[-1] else d.value)
+                                         for d, i in zip(steps, at)):
+                return False
+    return True
+
+
+def _run(lw: Any, loop: Loop, x: Load | Store, beside: bool) -> Run | None:
+    """The elements of an access, for all lanes; beside: those between them may be read too."""
+    lanes_v, lanes = loop.dist.lanes  # type: ignore[misc]
+    w, share = _shared_width(lw, loop, x) if isinstance(x, Load) else (_width(lw, loop, x), 1)
+    if w * share > 1:
+        lane = lanes_v if share == 1 else binary("floordiv", lanes_v, const(share))
+        return Run(lambda k: at_lane(loop, x.indices, k * share), lanes // share, w, lane)
+    var, a, last = loop.lane_var, lw.known.analyzer, x.indices[-1]
+    if loop.loose or var is None or any(depends(i, var) for i in x.indices[:-1]) or contains(last, Load):
+        return None
+    flip = next((n for n in walk(last, Binary) if n.op == "bitxor" and isinstance(n.b, Const) and 0 < n.b.value < lanes), None)
+    if flip is not None and beside:  # i ^ 1: the same vector, in another order
+        plain = replace(x, indices=(*x.indices[:-1], rewrite(last, lambda n: n.a if n is flip else None, Binary)))
+        w = _width(lw, loop, plain)
+        aligned = known_divisor(flip.a, {**lw.known.divisors, var: lanes}, a) % w == 0 and stride_along(flip.a, var, a) == 1
+        return Run(lambda k: at_lane(loop, plain.indices, k), lanes, w, binary("bitxor", lanes_v, flip.b)) \
+            if w > flip.b.value and aligned else None
+    step = stride_along(last, var, a)
+    if step not in (2, 3, 4) or isinstance(x, Load) and not beside:
+        return None
+    *lead, first = at_lane(loop, x.indices, 0)
+    offset = a.linear(first).const % step
+    start = (*lead, a.simplify(first - offset))
+    w = lw.buffers.widths.run_width(x.buffer, start, step * lanes, a, lw.known.divisors)
+    return Run(lambda k: (*start[:-1], start[-1] + k if k else start[-1]), step * lanes, w,
+               lanes_v * step + offset if offset else lanes_v * step) if w > 1 else None
 
 
 def _width(lw: Any, loop: Loop, x: Any) -> int:
@@ -288,7 +360,8 @@ def _vector_form(lw: Any, loop: Loop, value: Expr, of: dtype, limit: int) -> tup
     if value.dtype != of:
         return None
     if isinstance(value, Load) and is_memory(value.buffer):
-        return min(limit, _width(lw, loop, value)), lambda at, w: _vector_load(lw, loop, value, at, w)
+        return min(limit, _width(lw, loop, value)), lambda at, w: _vector_load(
+            lw, loop, value, at_lane(loop, value.indices, at), w)
     if isinstance(value, Load) and value.buffer.scope_name == FRAGMENT:
         run = _fragment_run(lw, loop, value.buffer, value.indices, False)
         return None if run is None else (power_of_two_in(run[1], limit), lambda at, w: load(
@@ -328,7 +401,7 @@ def _put(lw: Any, loop: Loop, s: Store, at: int, w: int, value: Expr) -> Stmt:
     if s.buffer.scope_name == FRAGMENT:
         run = _fragment_run(lw, loop, s.buffer, s.indices, True)
         return Store(lw.local_of(s.buffer), (_ramp(run[0] + at, w),), value, span=s.span)  # type: ignore[index]
-    return _vector_store(lw, loop, s, at, w, value)
+    return _vector_store(lw, loop, s, at_lane(loop, s.indices, at), w, value)
 
 
 def _async_copy(lw: Any, loop: Loop, s: Store, w: int) -> Stmt | None:
