@@ -51,7 +51,9 @@ from .legalize.branches_to_warp_roles import branches_to_warp_roles
 from .legalize.given_boxes import given_boxes
 from .legalize.guard_masks import guard_masks
 from .legalize.hopper_features import hopper
+from .layout.exchanged_tiles import exchanged_tiles
 from .layout.infer_layouts import infer_layouts
+from .layout.staged_transposes import staged_transposes
 from .memory.lane_quotients import lane_quotients
 from .legalize.laid_out_arrays import laid_out_arrays
 from .legalize.legalize import legalize
@@ -134,6 +136,8 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     ballot_masks,  # after check_collective: code that it rejects needs no masks
     shorten_exponents,  # before shorten_rounded: it looks for tanh in its own form
     shorten_rounded,  # before all passes that reorder the statements of a loop or split tiles
+    exchanged_tiles,  # before all passes that give shared tiles versions or choose TMA; after those that look for fragments
+    staged_transposes,  # like exchanged_tiles
     given_boxes,  # before all passes that choose TMA or wgmma
     tma_columns,  # before lower_manual_warp_roles, the first pass that chooses TMA
     lower_manual_warp_roles,

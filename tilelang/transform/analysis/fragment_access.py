@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import simplify
-from tilelang.ir import Buffer, Const, Expr, Load, Store, Var, const, convert, walk, substitute, FRAGMENT
+from tilelang.ir import Buffer, Const, Expr, Load, Store, Var, binary, const, convert, walk, substitute, FRAGMENT
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER
 from tilelang.layout.distinct import distinct, distinct_pairs, meets_several
@@ -258,11 +258,22 @@ def _formula(frag: Any, indices: tuple[Expr, ...], grid: Grid) -> Expr:
 
 
 def _fit(registers: np.ndarray, mask: np.ndarray, grid: Grid, frag: Any, indices: tuple[Expr, ...]) -> Expr:
-    """The register as sum of loop variable * stride, where the table has that form; else the layout's own formula."""
+    """The register as sum of loop variable * stride, or as such a sum ^ constant, where the table has that form; else the
+    layout's own formula."""
     registers = np.broadcast_to(registers, grid.shape)
     mask = np.broadcast_to(mask, grid.shape)
     if not mask.any():
         return const(0)
+    first = int(registers[np.unravel_index(int(np.argmax(mask)), mask.shape)])
+    for flipped in dict.fromkeys((0, first)):
+        out = _linear(registers ^ flipped, mask, grid)
+        if out is not None:
+            return binary("bitxor", out, flipped) if flipped else out
+    return _formula(frag, indices, grid)
+
+
+def _linear(registers: np.ndarray, mask: np.ndarray, grid: Grid) -> Expr | None:
+    """A table as sum of loop variable * stride; None where it has another form."""
     start = np.unravel_index(int(np.argmax(mask)), mask.shape)
     model: Any = int(registers[start])
     expr: Expr | None = None
@@ -276,14 +287,14 @@ def _fit(registers: np.ndarray, mask: np.ndarray, grid: Grid, frag: Any, indices
             continue
         stride, rest = divmod(int(registers[line][ok[-1]]) - int(registers[line][ok[0]]), int(ok[-1] - ok[0]))
         if rest:
-            return _formula(frag, indices, grid)
+            return None
         base -= stride * start[k]
         model = model + stride * (grid.env[v] - start[k])
         if stride:
             term = v * stride
             expr = term if expr is None else expr + term
     if not np.array_equal(np.broadcast_to(model, grid.shape)[mask], registers[mask]):
-        return _formula(frag, indices, grid)
+        return None
     base_c = const(int(base))
     return base_c if expr is None else expr + base_c
 

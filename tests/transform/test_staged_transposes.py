@@ -1,0 +1,63 @@
+"""staged_transposes: what a loop reads across its rows comes along its own rows, through shared memory."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pass_steps import SM90A, around
+
+import tilelang
+import tilelang.language as T
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "names"))
+from everywhere import WITH_HOPPER, everywhere
+
+
+def turned(m, n, tile=32, dtype="float16"):
+    @T.prim_func
+    def main(X: T.Tensor((m, n), dtype), Y: T.Tensor((n, m), dtype)):
+        with T.Kernel(T.ceildiv(n, tile), T.ceildiv(m, tile), threads=128) as (bx, by):
+            for i, j in T.Parallel(tile, tile):
+                Y[bx * tile + i, by * tile + j] = X[by * tile + j, bx * tile + i]
+
+    return main
+
+
+def channels_last(b, c, h, w):
+    """Also reads a vector that both walk, and writes half of the elements only."""
+    @T.prim_func
+    def main(X: T.Tensor((b, c, h, w), "float32"), B: T.Tensor((c,), "float32"), Y: T.Tensor((b, h, w, c), "float32")):
+        with T.Kernel(b, h, threads=64) as (n, y):
+            for x, k in T.Parallel(w, c):
+                if (x + k) % 2 == 0:
+                    Y[n, y, x, k] = T.abs(T.max(X[n, k, y, x] + B[k], 0.0))
+
+    return main
+
+
+@pytest.mark.parametrize("m, n, dtype", [(64, 96, "float16"), (33, 70, "float32"), (31, 65, "uint8")])
+def test_a_transpose_by_elements_loaded_one_element_at_a_time(m, n, dtype):
+    x = np.random.default_rng(0).integers(0, 100, (m, n)).astype(dtype)
+    assert np.array_equal(everywhere(turned(m, n, dtype=dtype), x, on=WITH_HOPPER)[1], x.T)
+    assert "X_turned" in tilelang.compile(turned(m, n, dtype=dtype), target=SM90A).get_kernel_source()
+
+
+def test_channels_to_the_end():
+    rng = np.random.default_rng(0)
+    x, b = (rng.integers(-9, 9, s).astype(np.float32) for s in ((2, 24, 3, 20), (24,)))
+    want = np.maximum(x + b[:, None, None], 0).transpose(0, 2, 3, 1)
+    got = everywhere(channels_last(2, 24, 3, 20), x, b, on=WITH_HOPPER)[2]
+    at = np.add.outer(np.arange(20), np.arange(24)) % 2 == 0
+    assert np.array_equal(got, np.where(at, want, 0))
+
+
+def test_loops_along_the_rows_of_both_stay():
+    @T.prim_func
+    def main(X: T.Tensor((64, 64), "float16"), Y: T.Tensor((64, 64), "float16")):
+        with T.Kernel(4, threads=128) as b:
+            for i, j in T.Parallel(16, 64):
+                Y[b * 16 + i, j] = X[63 - b * 16 - i, j]
+
+    before, after = around(main, "staged_transposes")
+    assert after is before

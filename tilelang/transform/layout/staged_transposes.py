@@ -1,0 +1,73 @@
+"""Reads tensors along their rows where a parallel loop stores along other rows.
+
+    for i, j in T.Parallel(64, 64):           for j, i in T.Parallel(64, 64): turned[j, i] = X[j0 + j, i0 + i]
+        Y[i0 + i, j0 + j] = X[j0 + j, i0 + i]  ->  for i, j in T.Parallel(64, 64): Y[i0 + i, j0 + j] = turned[j, i]
+
+The tile in shared memory gets the layout with the fewest transactions, as one of the program does.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tilelang.arith import Analyzer
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, Func, If, Load, Parallel, Stmt, Store, Var, While, const,
+                         contains, fresh, load, replace, rewrite, rewrite_launches, seq, substitute, walk, with_inner, DYNAMIC,
+                         GLOBAL)
+from tilelang.target import is_pure
+
+from ..analysis.vectorize import stride_along
+from ..framework.pass_ import TILE, PassContext, pass_
+
+FEWEST, MOST = 16, 32768  # elements along both rows, bytes of the tile
+
+
+@pass_(needs=TILE)
+def staged_transposes(func: Func, cx: PassContext) -> Func:
+    """Stage what a parallel loop reads across its rows through shared memory.  The module docstring shows it."""
+    def visit(s: Stmt) -> Stmt:
+        if isinstance(s, (If, While)):  # which single warps may run
+            return s
+        return _staged(s) if isinstance(s, Parallel) else with_inner(s, visit)
+
+    return rewrite_launches(func, lambda x: x if x.plan.by_hand else with_inner(x, visit))
+
+
+def _staged(s: Parallel) -> Stmt:
+    extents = {v: int(n.value) for v, n in zip(s.vars, s.extents) if isinstance(n, Const)}
+    if len(extents) < max(2, len(s.vars)) or s.plan.given() or any(
+            isinstance(x, AddressOf) or not is_pure(x.op) for x in walk(s.body, AddressOf, Call)):
+        return s
+    stores = [*walk(s.body, Store)]
+    along = {_row(x, extents) for x in stores if x.buffer.scope_name == GLOBAL}
+    out = along.pop() if len(along) == 1 else None
+    written = {x.buffer.data for x in stores}
+    before: list[Stmt] = []
+    tiles: dict[Expr, Expr] = {}
+    for x in dict.fromkeys(walk(s.body, Load)):
+        row = _row(x, extents)
+        if out is None or row is None or row is out or x.buffer.scope_name != GLOBAL or x.buffer.data in written or \
+                x.buffer.dtype.bits % 8 or x.buffer.dtype.lanes > 1 or any(contains(i, Load) for i in x.indices):
+            continue
+        used = [v for v in s.vars if v is not row and any(v in walk(i, Var) for i in x.indices)] + [row]
+        shape = tuple(extents[v] for v in used)
+        if out in used and min(extents[row], extents[out]) >= FEWEST and math.prod(shape) * x.buffer.dtype.bytes <= MOST:
+            tile = Buffer(f"{x.buffer.name}_turned", shape, x.buffer.dtype, DYNAMIC, span=x.span)
+            own = tuple(fresh(v.name, v.dtype) for v in used)
+            copied = substitute(x, dict(zip(used, own)))
+            before += [Alloc(tile), Parallel(own, tuple(const(n) for n in shape), Store(tile, own, copied), span=s.span)]
+            tiles[x] = load(tile, tuple(used))
+    return seq(*before, replace(s, body=rewrite(s.body, tiles.get, Load))) if tiles else s
+
+
+def _row(x: Load | Store, extents: dict[Var, int]) -> Var | None:
+    """The loop along which an access walks a row, if its indices are sums of different loops' variables."""
+    a = Analyzer()
+    steps = [{v: stride_along(i, v, a) for v in extents} for i in x.indices]
+    if any(n not in (0, 1) for at in steps for n in at.values()) or any([at[v] for at in steps].count(1) > 1 for v in extents):
+        return None
+    rows = [v for v, n in steps[-1].items() if n]
+    return rows[0] if len(rows) == 1 else None
+
+
+__all__ = ["staged_transposes"]
