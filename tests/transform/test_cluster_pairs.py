@@ -1,4 +1,4 @@
-"""The rule of clusters (transform/schedule/cluster_pairs.py) beside what was measured on an H200, microseconds without and
+"""The rule of clusters (transform/analysis/cluster_pairs.py) beside what was measured on an H200, microseconds without and
 with them."""
 
 import pytest
@@ -6,7 +6,7 @@ import pytest
 import tilelang.language as T
 from tilelang.ir import walk
 from tilelang.ops import Copy
-from tilelang.transform.schedule.cluster_pairs import (ARRIVING, ASKED, ISSUED, LARGER, LINE, MULTICAST, OUTERMOST,
+from tilelang.transform.analysis.cluster_pairs import (ARRIVING, ASKED, ISSUED, LARGER, LINE, MULTICAST, OUTERMOST,
                                                        OUTERMOST_LINES, SECTOR, START, START_LARGER, Load, at_once,
                                                        larger_in_one_wave, paired_cycles, pays_for_many, pays_in_one_wave,
                                                        rows_of, saved_in_one_wave)

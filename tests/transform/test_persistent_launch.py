@@ -13,7 +13,7 @@ from tilelang.ir.expr import Call, Const
 from tilelang.ir.evaluate import evaluate
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
-from tilelang.transform.schedule.cluster_pairs import Load, pairs, pays_in_one_wave
+from tilelang.transform.analysis.cluster_pairs import Load, pairs, pays_in_one_wave
 from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.schedule.persistent import Work, plan_tiles
 from tilelang.transform.pipeline import legalized, lower

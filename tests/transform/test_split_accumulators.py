@@ -18,7 +18,7 @@ from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.target.wgmma import WGMMA_ROWS
 from tilelang.transform.schedule import chained_accumulators as part_loop
-from tilelang.transform.schedule import split_accumulators as split_accumulators
+from tilelang.transform.layout import split_accumulators as split_accumulators
 from tilelang.transform.pipeline import lower
 from tilelang.transform.analysis.row_factors import row_factors
 

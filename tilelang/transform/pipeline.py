@@ -44,7 +44,7 @@ from .sync.insert_pdl import insert_pdl
 from .registers.overlap_epilogue import overlap_epilogue
 from .lower.device_program import DeviceKernel, LoweredProgram, split_host
 from .memory.disjoint_tiles import disjoint_tiles
-from .schedule.fewer_stages import fewer_stages
+from .memory.fewer_stages import fewer_stages
 from .memory.flatten import flatten
 from .legalize.drop_assumptions import drop_assumptions
 from .legalize.branches_to_warp_roles import branches_to_warp_roles
@@ -85,7 +85,7 @@ from .legalize.resolve_parallel_reads import resolve_parallel_reads
 from .legalize.fold_thread_count import fold_thread_count
 from .memory.simplify import simplify
 from .schedule.specialize_warps import specialize_warps
-from .schedule.split_accumulators import split_accumulators
+from .layout.split_accumulators import split_accumulators
 from .schedule.prefetch_scales import may_prefetch_scales
 from .legalize.tma_columns import tma_columns
 from .legalize.transposed_operands import transposed_operands

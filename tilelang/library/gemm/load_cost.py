@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import ceil, gcd, log2, prod
 
-from tilelang.transform.schedule.cluster_pairs import (LARGER, LINE, SECTOR, Load, at_once, larger_in_one_wave, paired_cycles,
+from tilelang.transform.analysis.cluster_pairs import (LARGER, LINE, SECTOR, Load, at_once, larger_in_one_wave, paired_cycles,
                                                        pairs, pays_for_many, pays_in_one_wave, saved_in_one_wave)
 
 from .tile import Chip, Tile, TileProblem, swapped
@@ -66,7 +66,7 @@ def _loads(p: TileProblem, t: Tile, spans: tuple[int, ...], rows: int, columns: 
 def clusters(chip: Chip, p: TileProblem, t: Tile, matrix: float) -> tuple[int, ...]:
     """The tiles of a cluster, (side by side, one below the other): as requested, or as the compiler chooses them.
 
-    The compiler's rule is in transform/schedule/cluster_pairs.py.
+    The compiler's rule is in transform/analysis/cluster_pairs.py.
     """
     if t.cluster:
         return (*t.cluster, 1)

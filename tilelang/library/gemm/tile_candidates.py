@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, gcd
 
-from tilelang.transform.schedule.cluster_pairs import SECTOR
+from tilelang.transform.analysis.cluster_pairs import SECTOR
 from tilelang.transform.schedule.tile_scheduler import rasterisation_rows
 
 from .tile import Chip, Tile, TileProblem, swapped
@@ -105,7 +105,7 @@ def shared_bytes(p: TileProblem, t: Tile) -> int:
 def column_chunks(t: Tile) -> int:
     """The number of column chunks of a tile with which one chunk's accumulator fits beside the second one; 0 for none.
 
-    See transform/schedule/split_accumulators.py.
+    See transform/layout/split_accumulators.py.
     """
     most, sums = _ACCUMULATORS[t.threads // 128], t.bm * t.bn // t.threads
     return next((s for s in range(1, max(1, t.bn // 64) + 1) if t.bn % s == 0 and t.bn // s % 8 == 0 and

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil, log2, prod
 
-from tilelang.transform.schedule.cluster_pairs import SECTOR, at_once
+from tilelang.transform.analysis.cluster_pairs import SECTOR, at_once
 
 from .load_cost import cluster_sizes, clusters, inside, load_cycles, outside_cycles
 from .tile import Chip, Tile, TileProblem, swapped

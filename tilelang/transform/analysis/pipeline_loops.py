@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import InternalError, error, register
-from tilelang.ir import For, GLOBAL, SHARED, VARIABLE
+from tilelang.ir import For, Stmt, inner, GLOBAL, SHARED, VARIABLE
 
 from .pipeline_schedule import Body, Item, violations
 
@@ -26,6 +26,19 @@ SERIAL: dict[str, Any] = dict.fromkeys(("num_stages", "order", "stage", "group",
 def is_pipelined(s: For) -> bool:
     """Whether the user asked for a pipeline."""
     return s.kind == "pipelined" or s.plan.software_pipeline_stage is not None
+
+
+def inner_loops(body: Stmt) -> list[For]:
+    """The outermost pipelined loops below a launch's body."""
+    out: list[For] = []
+    stack = [body]
+    while stack:
+        s = stack.pop()
+        if isinstance(s, For) and is_pipelined(s):
+            out.append(s)
+        else:
+            stack += reversed(inner(s))
+    return out
 
 
 def wanted_stages(s: For) -> int | tuple[Any, Any]:
@@ -145,4 +158,5 @@ def check_flow(s: For, items: list[Item], stage: list[int], order: list[int]) ->
                     notes=((first.span, "the producer"),), hint="give the consumer a later stage or a later order")
 
 
-__all__ = ["SERIAL", "check_flow", "is_pipelined", "producer_first", "ring_stages", "scheduled_lists", "wanted_stages"]
+__all__ = ["SERIAL", "check_flow", "inner_loops", "is_pipelined", "producer_first", "ring_stages", "scheduled_lists",
+           "wanted_stages"]

@@ -10,7 +10,7 @@ launch only reads, and each other, but not on thread indices, tiles or computed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Break, Buffer, Const, Continue, Expr, For, If, Launch, Parallel, Seq, Stmt, Store, Var,
@@ -189,19 +189,6 @@ def step_count() -> Buffer:
     return Buffer("step_count", (1,), dtype("int32"), SCALAR)
 
 
-def inner_loops(body: Stmt, asked: Callable[[For], bool]) -> list[For]:
-    """The outermost pipelined loops below a launch's body."""
-    out: list[For] = []
-    stack = [body]
-    while stack:
-        s = stack.pop()
-        if isinstance(s, For) and asked(s):
-            out.append(s)
-        else:
-            stack += reversed(inner(s))
-    return out
-
-
 def path_to(body: Stmt, loop: For) -> tuple[Stmt, ...]:
     """The statements around a loop."""
     if body is loop:
@@ -220,4 +207,4 @@ def _bound(x: Any) -> tuple[Var, ...]:
     return (x.var,) if isinstance(x, (Bind, For)) else tuple(x.vars) if isinstance(x, Parallel) else ()
 
 
-__all__ = ["Around", "Counted", "inner_loops", "path_to", "step_count"]
+__all__ = ["Around", "Counted", "path_to", "step_count"]

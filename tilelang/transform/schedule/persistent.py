@@ -22,7 +22,8 @@ from tilelang.ir.record import record
 
 from ..framework.config import PassConfigKey
 from .tile_scheduler import TilePartition, schedule_tiles, rasterisation_rows
-from .cluster_pairs import Load, at_once, larger_in_one_wave, pairs, pays_for_many, pays_in_one_wave, saved_in_one_wave
+from ..analysis.cluster_pairs import (Load, at_once, larger_in_one_wave, pairs, pays_for_many, pays_in_one_wave,
+                                      saved_in_one_wave)
 from ..framework.pass_ import PassContext
 from .clusters import ClusterMap, make_cluster
 

@@ -43,22 +43,21 @@ from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.effects import acts, effects, expr_effects, hangs_on_threads, is_sync
 from ..legalize.hopper_features import hopper, placed_in_kernel
 from ..analysis.liveness import Uses, has_views
-from .outer_loops import Around, inner_loops
-from .cluster_pairs import rows_of
+from .outer_loops import Around
+from ..analysis.cluster_pairs import rows_of
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .persistent import Tiles, Work, plan_tiles
 from ..analysis.statements import around_launch, do, leaves, rename
-from ..analysis.pipeline_loops import is_pipelined, ring_stages
+from ..analysis.pipeline_loops import inner_loops, is_pipelined, ring_stages
 from .plan_pipelines import unversionable, versioned
 from .producer_schedule import producer
-from .several_loops import RingsOf, counted_loops
 from .rings import GROUP, SLOW_STAGES, Ring, WarpRoleLoop, asked_registers, barriers
 from ..analysis.pipeline_schedule import Body, loop_items
 from .prefetch_scales import prefetch_scales
 from ..analysis.tf32_tiles import tf32_tiles
 from ..analysis.shared_spans import Span, place, with_versions
-from .tile_ring_state import Steps, Handover, WholeTile
+from .tile_ring_state import Handover, RingsOf, Steps, WholeTile, counted_loops
 from .overlap_next_tile import overlapped_tiles
 
 BARRIER_BYTES = 1024  # upper bound for the barriers of all rings
@@ -88,7 +87,7 @@ def _specialized(launch: Launch, cx: PassContext) -> Launch:
         return replace(out, body=seq(*head, out.body, *tail, span=launch.body.span))
     loops = [s for s in stmts_of(launch.body) if isinstance(s, For) and is_pipelined(s)]
     tiled = prefetch_scales(launch, loops[0], cx) if len(loops) == 1 else None
-    loops = loops or inner_loops(launch.body, is_pipelined)
+    loops = loops or inner_loops(launch.body)
     if not loops:
         return launch
     try:

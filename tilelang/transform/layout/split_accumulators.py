@@ -22,19 +22,17 @@ from tilelang.ir import (Alloc, Buffer, For, Func, Launch, Load, Parallel, Regio
 from tilelang.ir.record import record
 from tilelang.layout import Fragment
 from tilelang.ops import Gemm
-from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_fragments
+from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma, wgmma_fragments
 from tilelang.target.machine import MOST_REGISTERS, REGISTERS, REGISTERS_PER_SM, consumer_registers
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..analysis.effects import effects
 from ..legalize.hopper_features import hopper
 from ..analysis.liveness import has_views
-from ..layout.loop_layouts import over_loops, projected, serial_dims, touch
-from .outer_loops import inner_loops
+from .loop_layouts import over_loops, projected, serial_dims, touch
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.statements import rename
-from ..analysis.pipeline_loops import is_pipelined
-from .rings import GROUP
+from ..analysis.pipeline_loops import inner_loops
 
 LEAST_COLUMNS = 64  # of a chunk: narrower instructions are less efficient, because reading A takes longer than the MMA
 
@@ -62,7 +60,7 @@ def split_accumulators(func: Func, cx: PassContext) -> Func:
 
 def _split(launch: Launch, cx: PassContext) -> Launch | None:
     """The launch with its GEMM in chunks; None if the GEMM is not split."""
-    loops = inner_loops(launch.body, is_pipelined)
+    loops = inner_loops(launch.body)
     products: list[Any] = list(walk(launch.body, Gemm))
     if len(loops) != 1 or len(products) != 1 or loops[0].plan.counted:
         return None
