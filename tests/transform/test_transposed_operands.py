@@ -13,14 +13,14 @@ from tilelang.transform.pipeline import lower
 BYTES = ("int8", "uint8", "float8_e4m3fn", "float8_e5m2")
 
 
-def gemm(m, n, k, dtype="int8", ta=False, tb=False, tile=(128, 128, 64), stages=3, threads=256, **how):
+def gemm(m, n, k, dtype="int8", ta=False, tb=False, tile=(128, 128, 64), stages=3, threads=256, out=None, **how):
     """C = A B by tiles."""
     bm, bn, bk = tile
     acc = "int32" if "int8" in dtype else "float32"
 
     @T.prim_func
     def main(A: T.Tensor((k, m) if ta else (m, k), dtype), B: T.Tensor((n, k) if tb else (k, n), dtype),
-             C: T.Tensor((m, n), acc)):
+             C: T.Tensor((m, n), out or acc)):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=threads) as (bx, by):
             a = T.alloc_shared((bk, bm) if ta else (bm, bk), dtype)
             b = T.alloc_shared((bn, bk) if tb else (bk, bn), dtype)
@@ -71,6 +71,14 @@ def test_transposed_operands_of_any_number_of_stages(stages, ta, tb):
     p = gemm(144, 80, 288, "int8", ta, tb, tile=(128, 64, 64), stages=stages)
     check(p, 144, 80, 288, "int8", ta, tb, HOPPER)
     assert ("_rs_k" in text_of(p), SHARED in text_of(p)) == (True, ta > tb)
+
+
+@pytest.mark.parametrize("ta,tb", ORDERS)
+@pytest.mark.parametrize("tile", [(64, 64, 32), (128, 128, 32)])
+def test_accumulators_of_transposed_operands_are_stored_by_tma(tile, ta, tb):
+    p = gemm(144, 80, 96, "float8_e4m3fn", ta, tb, tile=tile, threads=tile[0] * 2, out="float16")
+    check(p, 144, 80, 96, "float8_e4m3fn", ta, tb, HOPPER)
+    assert "tl::tma_store" in text_of(p)
 
 
 FORMS = {"columns for each warp group": dict(tile=(64, 256, 32), policy=T.GemmWarpPolicy.FullCol),

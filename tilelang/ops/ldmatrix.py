@@ -95,17 +95,21 @@ def transpose_bytes(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | None
             cx.vector_width(r.buffer, r.mins, 16) != 16 for r in (src, dst)):
         return None
     k, n = src.extents[-2:]
-    registers, step, warps = cx.new_local("bytes", 16, src.dtype), fresh("t"), cx.num_threads // WARP
-    tile, lane, matrix = step * warps + cx.thread // WARP, cx.thread % WARP, cx.thread % WARP // 8
-    column, row = tile % (n // 16) * 16, tile // (n // 16) * 32
-    first = AddressOf(registers, (const(0),))
-    to = _place(cx, dst, column + lane % 8 * 2 + (matrix + lane % 8 // 4) % 2, row + matrix // 2 * 16)
-    args = {"ldmatrix": (first, _place(cx, src, row + _row_of_bytes(lane), column)), "stmatrix": (to, first)}
-    out = seq(*(Evaluate(call(op, x, "void", span=span, num=4, trans=op == "ldmatrix", bytes=True), span=span)
-                for op, x in args.items()))
-    tiles = k // 32 * (n // 16)
-    out = out if tiles % warps == 0 else If(tile < tiles, out)
-    return For(step, const(0), const(-(-tiles // warps)), "unroll", out)
+    tiles, warps = k // 32 * (n // 16), cx.num_threads // WARP
+    steps = -(-tiles // warps)
+    held = next(x for x in (4, 3, 2, 1) if steps % x == 0)  # loaded before the first is stored: the loads wait for no store
+    registers, group, lane = cx.new_local("bytes", 16 * held, src.dtype), fresh("g"), cx.thread % WARP
+
+    def each(op: str) -> Stmt:
+        step = fresh("t")
+        tile, at = (group * held + step) * warps + cx.thread // WARP, AddressOf(registers, (step * 16,))
+        column, row = tile % (n // 16) * 16, tile // (n // 16) * 32
+        args = (at, _place(cx, src, row + _row_of_bytes(lane), column)) if op == "ldmatrix" else (
+            _place(cx, dst, column + lane % 8 * 2 + (lane // 8 + lane % 8 // 4) % 2, row + lane // 16 * 16), at)
+        out: Stmt = Evaluate(call(op, args, "void", span=span, num=4, trans=op == "ldmatrix", bytes=True), span=span)
+        return For(step, const(0), const(held), "unroll", out if tiles % warps == 0 else If(tile < tiles, out))
+
+    return For(group, const(0), const(steps // held), "unroll", seq(each("ldmatrix"), each("stmatrix")))
 
 
 def in_tiles_of_bytes(src: Region, dst: Region) -> bool:

@@ -30,7 +30,7 @@ from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, Expr, For, If, Ramp, Region, Stmt, Store, binary, call, cast, const,
                          convert, fresh, is_const, load, seq, FRAGMENT, GLOBAL)
 from tilelang.ir.record import record
-from tilelang.layout import REGISTER, THREAD, SwizzledBoxes, swizzled_box_layout, boxes_of
+from tilelang.layout import REGISTER, THREAD, Mode, SwizzledBoxes, swizzled_box_layout, boxes_of
 from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, unsupported
 from tilelang.ir import walk
 
@@ -52,6 +52,7 @@ class Pieces:
     groups: 8-column groups that a thread has, in consecutive registers.  tiles: (count, registers, rows) for each register
     digit of the 64-row tiles.  row_groups, column_groups: (count, stride in threads, elements) for each digit over warp groups.
     transposed: the fragment is transposed, its rows are the accumulator's columns.  All other fields refer to the accumulator.
+    adjacent: a lane's two rows of 16 are neighbours (adjacent_rows of target/wgmma.py).
     """
 
     groups: int
@@ -59,6 +60,7 @@ class Pieces:
     row_groups: tuple[tuple[int, int, int], ...]
     column_groups: tuple[tuple[int, int, int], ...]
     transposed: bool = False
+    adjacent: bool = False
 
 
 def accumulator_pieces(frag: Any, threads: int) -> Pieces | None:
@@ -66,25 +68,25 @@ def accumulator_pieces(frag: Any, threads: int) -> Pieces | None:
     if len(frag.modes) != 2 or frag.is_padded or frag.copies or frag.threads != threads or threads % GROUP or \
             threads_used(frag) != threads:
         return None
-    (rows, out_rows), (columns, out_columns) = (outer_digits(ms, 8) for ms in frag.modes)
-    transposed = (rows, columns) == (PAIRS, ROWS)
-    if transposed:
-        out_rows, out_columns = out_columns, out_rows
-    elif (rows, columns) != (ROWS, PAIRS):
+    transposed = outer_digits(frag.modes[0], 8)[0] == PAIRS
+    of_rows, of_columns = frag.modes[::-1] if transposed else frag.modes
+    (rows, out_rows), (columns, out_columns) = outer_digits(of_rows, 16), outer_digits(of_columns, 8)
+    halves = (Mode(2, REGISTER, 2),)
+    if columns != PAIRS or rows not in (halves + ROWS, ROWS + halves):
         return None
     out_rows, out_columns = _by_group(out_rows), _by_group(out_columns)
-    if [(o.size, o.to, o.stride, o.weight) for o in out_rows[-2:]] != [(4, THREAD, WARP, 16), (2, REGISTER, 2, 8)]:
+    if [(o.size, o.to, o.stride, o.weight) for o in out_rows[-1:]] != [(4, THREAD, WARP, 16)]:
         return None
     own = [o for o in out_columns if o.to == REGISTER]
     if len(own) > 1 or own and (own[0].stride, own[0].weight) != (4, 8):
         return None
-    over = [*out_rows[:-2], *out_columns]
+    over = [*out_rows[:-1], *out_columns]
     if any(o.to == THREAD and o.stride % GROUP for o in over):
         return None
     return Pieces(own[0].size if own else 1,
-                  tuple((o.size, o.stride, o.weight) for o in out_rows[:-2] if o.to == REGISTER),
-                  tuple((o.size, o.stride, o.weight) for o in out_rows[:-2] if o.to == THREAD),
-                  tuple((o.size, o.stride, o.weight) for o in out_columns if o.to == THREAD), transposed)
+                  tuple((o.size, o.stride, o.weight) for o in out_rows[:-1] if o.to == REGISTER),
+                  tuple((o.size, o.stride, o.weight) for o in out_rows[:-1] if o.to == THREAD),
+                  tuple((o.size, o.stride, o.weight) for o in out_columns if o.to == THREAD), transposed, rows[0] in ROWS)
 
 
 def _by_group(digits: list[Outer]) -> list[Outer]:
@@ -227,7 +229,8 @@ class _Store:
         self.group: Expr = cx.thread // GROUP if groups > 1 else const(0)
         first = const(GROUP_BARRIERS) + cx.stores.first_group
         self.number = cx.simplified((first + self.group,))[0]
-        self.packed = cx.new_local("packed", 8, self.dt) if self.dt.bits == 16 and self.src.dtype != self.dt else None
+        self.packed = cx.new_local("packed", 8, self.dt) if self.dt.bits == 16 and self.src.dtype != self.dt or (
+            self.pieces.transposed and self.pieces.adjacent) else None
         out: list[Stmt] = []
         for k, (register, row, p) in enumerate(steps):
             slot = self.group * slots + k % slots
@@ -336,9 +339,11 @@ class _Store:
 
     def _fill(self, register: int, p: int, slot: Expr) -> list[Stmt]:
         groups = self._width(p) // 8
-        if self.dt.bits != 16:
+        crossed = self.pieces.transposed and self.pieces.adjacent
+        if self.dt.bits != 16 or crossed:
             j = fresh("j")
-            return [For(j, const(0), const(groups), "unroll", self._pairs(register + j * 4, j, slot))]
+            pairs = (self._crossed_pairs if crossed else self._pairs)(register + j * 4, j, slot)
+            return [For(j, const(0), const(groups), "unroll", pairs)]
         out: list[Stmt] = []
         if groups > 1:
             j = fresh("j")
@@ -355,7 +360,7 @@ class _Store:
             row = column * 8 + (lane // 16 * 8 if num == 4 else 0) + lane % 8
             chunk = self.lane // WARP * 16 + lane // 8 % 2 * 8
         else:
-            row = self.lane // WARP * 16 + lane % 16
+            row = self.lane // WARP * 16 + (lane % 8 * 2 + lane // 8 % 2 if self.pieces.adjacent else lane % 16)
             chunk = column * 8 + (lane // 16 * 8 if num == 4 else 0)
         place, = self.cx.simplified((self.layout.offset((slot, row, chunk)),))
         out: list[Stmt] = []
@@ -372,10 +377,23 @@ class _Store:
         local, lane = self.cx.local_of(self.src.buffer), self.lane % WARP
         out: list[Stmt] = []
         for half in range(2):
-            row = self.lane // WARP * 16 + lane // 4 + 8 * half
+            row = self.lane // WARP * 16 + (lane // 4 * 2 + half if self.pieces.adjacent else lane // 4 + 8 * half)
             place, = self.cx.simplified((self.layout.offset((slot, row, column * 8 + lane % 4 * 2)),))
             value = load(local, (_ramp(register + 2 * half, 2),))
             out.append(Store(self.stage, (_ramp(place, 2),), cast(value, self.dt.with_lanes(2))))
+        return seq(*out)
+
+    def _crossed_pairs(self, register: Expr, column: Expr, slot: Expr) -> Stmt:
+        """Store two neighbouring rows of two columns of a transposed accumulator by ordinary stores."""
+        local, packed, lane = self.cx.local_of(self.src.buffer), self.packed, self.lane % WARP
+        assert packed is not None
+        out: list[Stmt] = []
+        for k in range(2):
+            where = slot, column * 8 + lane % 4 * 2 + k, self.lane // WARP * 16 + lane // 4 * 2
+            place, = self.cx.simplified((self.layout.offset(where),))
+            out += [Store(packed, (const(half),), cast(load(local, (register + (k + 2 * half),)), self.dt))
+                    for half in range(2)]
+            out.append(Store(self.stage, (_ramp(place, 2),), load(packed, (_ramp(const(0), 2),))))
         return seq(*out)
 
 
