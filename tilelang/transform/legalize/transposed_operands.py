@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (Alloc, Buffer, For, Func, Launch, Region, Stmt, Var, const, free_vars, replace, rewrite,
-                         rewrite_launches, seq, stmts_of, walk, with_options, FRAGMENT, GLOBAL, SHARED)
+from tilelang.ir import (Alloc, Bind, Buffer, Expr, For, Func, If, Launch, Region, Stmt, Var, While, children, const, contains,
+                         free_vars, replace, rewrite, rewrite_launches, seq, stmts_of, walk, with_options, FRAGMENT, GLOBAL,
+                         SHARED)
 from tilelang.ops import Copy, Gemm, Transpose
 from tilelang.ops.gemm import GemmWarpPolicy
 from tilelang.ops.gemm.select import GemmPlan
@@ -37,24 +38,26 @@ _VERSIONS = 2  # of a tile that threads fill while a GEMM reads the one before
 def transposed_operands(func: Func, cx: PassContext) -> Func:
     """Transposes operands of GEMMs that wgmma computes then, and did not before.
 
-    Applies to all GEMMs into an accumulator or to none: they need one layout of it.  Programs that name threads or warp roles,
-    and loops whose statements are numbered by the user, stay as they are.
+    Applies to all GEMMs into an accumulator or to none: they need one layout of it.  GEMMs of some of the threads, tiles whose
+    layout is given, and loops whose statements are numbered by the user, stay as they are.
     """
     return rewrite_launches(func, lambda x: _launch(x, cx)) if hopper(cx).wgmma else func
 
 
 def _launch(n: Launch, cx: PassContext) -> Launch | None:
     gemms = [op for op in walk(n.body, Gemm)]
-    if not any(has_transposed(op) for op in gemms) or n.num_threads % GROUP or hangs_on_threads(n.body):
+    if not any(has_transposed(op) for op in gemms) or n.num_threads % GROUP or _by_thread(n):
         return None
     loops = [s for s in walk(n.body, For) if is_pipelined(s)]
     if not all(isinstance(wanted_stages(s), int) for s in loops):
         return None
+    given = {b.data for b, _ in n.plan.layouts}
     rounded = frozenset(v for s in loops for v in tf32_tiles(n, s, loop_items(stmts_of(s.body)).items))
     new: dict[int, list[Any]] = {}
     for accumulator in {op.c.buffer.data for op in gemms}:
         into = [op for op in gemms if op.c.buffer.data is accumulator]
-        if any(has_transposed(op) for op in into):
+        if any(has_transposed(op) for op in into) and given.isdisjoint(
+                r.buffer.data for op in into for r in (op.a, op.b, op.c)):
             forms = ([with_k_contiguous(op, x) for op in into] for x in (False, True))
             for form in sorted(forms, key=lambda f: sum(b.size for x in f for b in _tiles(x) if b.scope_name in SHARED)):
                 how = {_plan(x, n.num_threads, rounded) for x in form}
@@ -62,6 +65,16 @@ def _launch(n: Launch, cx: PassContext) -> Launch | None:
                     new.update((id(op), x) for op, x in zip(into, form))
                     break
     return replace(n, body=_rewritten(n.body, new)) if new else None
+
+
+def _by_thread(n: Launch) -> bool:
+    """Whether a GEMM is under a condition, or in a loop, that differs between threads."""
+    own = set(n.thread_vars)
+    for x in walk(n.body, Bind):
+        if hangs_on_threads(x.value) or not own.isdisjoint(free_vars(x.value)):
+            own.add(x.var)
+    around = [e for s in walk(n.body, If, For, While) if contains(s, Gemm) for e in children(s) if isinstance(e, Expr)]
+    return any(hangs_on_threads(e) or not own.isdisjoint(free_vars(e)) for e in around)
 
 
 def _rewritten(body: Stmt, new: dict[int, list[Any]]) -> Any:
@@ -77,9 +90,10 @@ def _rewritten(body: Stmt, new: dict[int, list[Any]]) -> Any:
             return seq(s, *allocs[s.buffer.data]) if s.buffer.data in allocs else None
         if isinstance(s, Gemm):
             return seq(*new[id(s)]) if id(s) in new else None
-        bound, written = {x.var for x in walk(s, For)}, {e.storage for e in effects(s.body) if e.writes}
+        own = {x.buffer if isinstance(x, Alloc) else x.var for x in walk(s, Alloc, Bind, For)}
+        written = {e.storage for e in effects(s.body) if e.writes}
         first = [x for x in stmts_of(s.body) if isinstance(x, Transpose) and id(x) in made and x.src.buffer.data not in written
-                 and bound.isdisjoint(v for m in x.src.mins for v in free_vars(m))]
+                 and own.isdisjoint({x.dst.buffer, *free_vars(x.src)})]
         return seq(*first, replace(s, body=seq(*(x for x in stmts_of(s.body) if x not in first)))) if first else None
 
     return rewrite(body, change, Alloc, Gemm, For)
