@@ -248,3 +248,26 @@ def test_gemms_of_some_threads_stay():
                 T.copy(c, C)
 
     check(main, 64, 64, 64, "int8", on=HOPPER)
+
+
+def test_accumulators_in_the_transposed_layout_are_not_split_by_columns():
+    """As accumulator promotion of float8: a sum of K steps by threads beside the accumulator of one step."""
+    @T.prim_func
+    def main(A: T.Tensor((128, 128), "int8"), B: T.Tensor((128, 256), "int8"), C: T.Tensor((128, 256), "int32")):
+        with T.Kernel(1, threads=256):
+            a, b = T.alloc_shared((128, 64), "int8"), T.alloc_shared((64, 256), "int8")
+            c, total = T.alloc_fragment((128, 256), "int32"), T.alloc_fragment((128, 256), "int32")
+            T.clear(total)
+            for step in T.Pipelined(2, num_stages=2):
+                T.copy(A[0, step * 64], a)
+                T.copy(B[step * 64, 0], b)
+                T.gemm(a, b, c, clear_accum=True)
+                for i, j in T.Parallel(128, 256):
+                    total[i, j] += c[i, j] * (step + 1)
+            T.copy(total, C)
+
+    a, b = values("int8", (128, 128)), values("int8", (128, 256), 1)
+    x, y = a.astype(np.int32), b.astype(np.int32)
+    want = x[:, :64] @ y[:64] + 2 * (x[:, 64:] @ y[64:])
+    assert np.array_equal(run(main, a, b, on="sm_90a")[2], want)
+    assert REGISTERS in text_of(main)

@@ -308,14 +308,15 @@ def _scale(op: Any, cx: Any, step: int) -> Expr:
 def _left(op: Any, cx: Any, want: Fragment) -> tuple[Buffer | None, _Matrix | None]:
     """A as registers if its layout is the instruction's, else as a matrix in shared memory (copied there if necessary)."""
     region = op.a
+    major = "mn" if op.transpose_a else "k"
     if region.buffer.scope_name != FRAGMENT:
-        return None, _Matrix(cx, region, "mn" if op.transpose_a else "k")
+        return None, _Matrix(cx, region, major)
     source = region.buffer
     own = source.data is not op.c.buffer.data  # not when A is the accumulator itself, whose registers change
     if own and region.is_full and source.ndim == 2 and cx.layout_of(source) == want:
         local = cx.local_of(source)
         return (local if not is_tf32(op) else _rounded(cx, local)), None
-    turn = slice(None, None, -1 if op.transpose_a else 1)  # to K contiguous
+    turn = slice(None, None, -1 if major == "mn" and source.dtype.bits != 16 else 1)  # to K contiguous
     shape = tuple(int(n) for n in region.extents[-2:])[turn]
     width = box_width(shape[-1], source.dtype.bits)
     scratch = cx.new_shared(f"{source.name}_s", shape, source.dtype, swizzled_box_layout(shape, source.dtype.bits, width))
@@ -327,7 +328,7 @@ def _left(op: Any, cx: Any, want: Fragment) -> tuple[Buffer | None, _Matrix | No
         return Store(scratch, p, to_tf32(value) if is_tf32(op) else value)
 
     cx.prepend(cx.parallel(shape, move, span=op.span))
-    return None, _Matrix(cx, Region(scratch, (const(0), const(0)), shape, span=region.span), "k")
+    return None, _Matrix(cx, Region(scratch, (const(0), const(0)), shape, span=region.span), major if turn.step == 1 else "k")
 
 
 def _rounded(cx: Any, local: Buffer) -> Buffer:

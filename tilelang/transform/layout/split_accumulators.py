@@ -67,7 +67,7 @@ def _split(launch: Launch, cx: PassContext) -> Launch | None:
     loop, op = loops[0], products[0]
     body = list(stmts_of(loop.body))
     at = next((n for n, s in enumerate(body) if s is op), None)
-    if at is None or not is_const(op.clear_accum, True) or has_views(op.c.buffer, launch.body):
+    if at is None or op.plan.exchanged or not is_const(op.clear_accum, True) or has_views(op.c.buffer, launch.body):
         return None
     users = _users(op.c.buffer, launch, body, at)
     if users is None:
