@@ -102,6 +102,13 @@ def test_transposed_bytes_were_read_one_by_one(dtype):
         assert REGISTERS in text and SHARED not in text and "_rs_k" in text and "mma_m16" not in text
 
 
+def test_the_report_says_what_is_transposed():
+    program = lower(gemm(128, 128, 128, "int8", True, tile=(128, 64, 64)).func, Target({"kind": "cuda", "arch": "sm_90a"}), {})
+    said = program.kernels[0].launch.plan.report
+    assert "`a` is transposed in registers: wgmma needs K contiguous" in said
+    assert "`b` is transposed in shared memory: wgmma needs K contiguous" in said
+
+
 def test_rows_of_transposed_tiles_lie_in_different_banks():
     for ta, tb in ORDERS:
         p = gemm(128, 128, 128, "int8", ta, tb, tile=(128, 128, 128), stages=2)

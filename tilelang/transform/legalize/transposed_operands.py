@@ -64,7 +64,12 @@ def _launch(n: Launch, cx: PassContext) -> Launch | None:
                 if len(how) == 1 and None not in how and _fits(n, loops, form, cx):
                     new.update((id(op), x) for op, x in zip(into, form))
                     break
-    return replace(n, body=_rewritten(n.body, new)) if new else None
+    if not new:
+        return None
+    said = (f"`{s.src.buffer.name}` is transposed in {'registers' if isinstance(s, Copy) else 'shared memory'}: "
+            "wgmma needs K contiguous"
+            for form in new.values() for s in form[:-1])
+    return with_options(replace(n, body=_rewritten(n.body, new)), report=(*n.plan.report, *dict.fromkeys(said)))
 
 
 def _by_thread(n: Launch) -> bool:
