@@ -46,6 +46,7 @@ class LoweredBuffers:
         self.allocs: list[Buffer] = []
         self.before: list[Stmt] = []
         self.exchanges: dict[tuple[Any, ...], Buffer] = {}
+        self.latest: dict[tuple[Any, ...], int] = {}
         self.widths = Widths(self.layout_of, int(cx.option(PassConfigKey.TL_GLOBAL_ALIGNMENT)))
         self.maps: dict[tuple[Any, ...], str] = {}  # (buffer, box, swizzle, fill, l2) -> name
         self.panelled = _read_by_hardware(launch)
@@ -110,11 +111,14 @@ class LoweredBuffers:
         return out
 
     def exchange(self, shape: tuple[int, ...], dt: Any, warp_role: int) -> Buffer:
-        """Shared memory through which threads exchange values within one op.  Ops of one shape reuse the same buffer.
+        """Shared memory through which threads exchange values within one op.  Ops of one shape use two buffers alternately: the
+        barrier of an op between them orders reads of one before the next writes to it.
 
         warp_role: each warp role has its own buffer, because its barriers do not order the other warp roles.
         """
-        key = (warp_role, shape, dtype(dt))
+        kind = (warp_role, shape, dtype(dt))
+        self.latest[kind] = self.latest.get(kind, 1) ^ 1
+        key = (*kind, self.latest[kind])
         got = self.exchanges.get(key)
         if got is None:
             got = self.exchanges[key] = Buffer("exchange", shape, dtype(dt), DYNAMIC,

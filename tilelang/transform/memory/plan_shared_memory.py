@@ -20,6 +20,7 @@ from ..analysis.statements import barrier, barrier_in
 register("shared-memory", ValueError, "the shared buffers of a kernel exceed what the target has per block",
          expected="what a block of the target has")
 
+SMALL = 512  # bytes of scratch memory that share no space
 PROXY_CALLS = frozenset(("wgmma_descriptor", "tma_load", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store"))
 
 
@@ -111,7 +112,9 @@ def spans_of(launch: Launch) -> list[Span]:
     for b in shared_buffers(launch):
         if not b.is_static:
             continue
-        first, last = (-1, end) if b.scope_name == BARRIER else life.get(b.data, (-1, -1))
+        # A barrier in front of a reduction costs more than a line of shared memory.
+        alone = b.scope_name == BARRIER or b.facts.scratch and b.size * b.dtype.bytes <= SMALL
+        first, last = (-1, end) if alone else life.get(b.data, (-1, -1))
         # TMA may still be reading an ordered buffer when the next statement runs.
         out.append(Span(b, first, end if b.facts.ordered else last))
     return out
