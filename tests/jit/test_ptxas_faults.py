@@ -130,3 +130,26 @@ def test_80_registers_of_512_threads_left_room_for_one_block(n, blocks):
     """16,384 elements fit in 64 registers too; 32,768 do not, and 4,096 need fewer."""
     text = tilelang.compile(soft_rows(n, 512), target=SM90).get_kernel_source()
     assert f"__launch_bounds__(512, {blocks})" in text
+
+
+def test_48_registers_kept_blocks_away_whose_threads_meet_in_a_loop():
+    @T.prim_func
+    def main(X: T.Tensor((4, 32768), "float16"), Y: T.Tensor((4,), "float32")):
+        with T.Kernel(4, threads=256) as r:
+            x, top = T.alloc_fragment((1, 4096), "float32"), T.alloc_fragment((1,), "float32")
+            part, total = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+            T.fill(top, -1e4)
+            T.clear(total)
+            for k in T.serial(8):
+                T.copy(X[r, k * 4096], x)
+                T.reduce_max(x, top, dim=1, clear=False)
+                for i, j in T.Parallel(1, 4096):
+                    x[i, j] = T.exp(x[i, j] - top[i])
+                T.reduce_sum(x, part, dim=1)
+                for i in T.Parallel(1):
+                    total[i] = total[i] + part[i]
+            for i in T.Parallel(1):
+                Y[r] = total[i]
+
+    text = tilelang.compile(main, target=SM90).get_kernel_source()
+    assert "__launch_bounds__(256, 1)" not in text

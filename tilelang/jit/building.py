@@ -13,7 +13,7 @@ from typing import Any
 
 from tilelang.env import env
 from tilelang.errors import TileLangError, brought, error, register, warn
-from tilelang.ir import Launch, stmts_of, walk
+from tilelang.ir import For, Launch, statements, stmts_of, walk
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.runtime.host_engine import compile_object, ffi_state, load_llvm
 from tilelang.runtime.nvcc_options import nvrtc_options
@@ -328,18 +328,25 @@ def _build_cuda(request: Request, sig: Signature) -> Artifact:
 
 
 def _with_more_blocks(facts: list[dict[str, Any]], program: Any, sources: list[str], request: Request) -> list[str]:
-    """The sources, asking for one more resident block where that costs a kernel at most three tenths of its registers.
+    """The sources, asking for more resident blocks where registers alone are in the way.
 
-    Only of kernels without MMA whose registers leave more than half of an SM empty: they wait for memory, and their threads for
-    each other, while other blocks could work.  ptxas decides: what spills is not taken.
+    Only of kernels without MMA, of which other blocks could work while threads wait for memory and for each other: one block
+    more where more than half of an SM is empty, if that costs at most three tenths of the registers, and as many as cost a
+    third where threads meet at a barrier in each iteration of a loop.  ptxas decides: what spills is not taken.
     """
+    from tilelang.transform.analysis.statements import barrier_in  # 5 ms: loaded by the passes
+
     out = []
     for one, kernel, source in zip(facts, program.kernels, sources):
         o, threads = one["occupancy"], one["threads"]
-        if o is not None and o["limited_by"] == "registers" and 2 * o["warps"] < o["of_warps"] and \
-                "MMAs" not in one["instructions"] and kernel.launch.plan.min_blocks_per_sm == 1 and "--maxrregcount" not in str(
-                    request.flags) and one["registers"] * (o["blocks"] + 1) * threads <= 1.4 * REGISTERS_PER_SM:
-            source = source.replace(f"__launch_bounds__({threads}, 1)", f"__launch_bounds__({threads}, {o['blocks'] + 1})")
+        if o is not None and o["limited_by"] == "registers" and "MMAs" not in one["instructions"] and \
+                kernel.launch.plan.min_blocks_per_sm == 1 and "--maxrregcount" not in str(request.flags):
+            room = REGISTERS_PER_SM / (one["registers"] * threads)
+            blocks = o["blocks"] + (2 * o["warps"] < o["of_warps"] and o["blocks"] + 1 <= 1.4 * room)
+            if any(barrier_in(s) for x in walk(kernel.launch.body, For) if x.kind == "serial" for s in statements(x.body)):
+                blocks = max(blocks, min(o["of_warps"] // -(-threads // 32), int(1.5 * room)))
+            source = source.replace(f"__launch_bounds__({threads}, 1)", f"__launch_bounds__({threads}, {blocks})") \
+                if blocks > o["blocks"] else source
         out.append(source)
     return out
 
