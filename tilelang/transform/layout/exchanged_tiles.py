@@ -231,7 +231,7 @@ class _Exchanges:
                 parts[-1] = parts[-1][0] | step.mask, [*parts[-1][1], step]
             else:
                 left &= ~(parts[-1][0] if parts else 0)
-                most = max(left.bit_count() // max(1, count - len(parts)), step.mask.bit_count())
+                most = max(-(-left.bit_count() // max(1, count - len(parts))), step.mask.bit_count())
                 parts.append((step.mask, [step]))
                 while len(parts) > 1 and len(parts[-2][1]) > 1 and _moves(parts[-2][1][-1]):
                     parts[-1][1].insert(0, parts[-2][1].pop())  # nearer to where its result is used

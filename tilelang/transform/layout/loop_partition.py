@@ -15,7 +15,7 @@ from tilelang.ops.distribute import Distribution, flat, from_fragment
 
 from ..analysis.distributed_loop import Loop, accesses, is_memory
 from ..analysis.fragment_access import Grid
-from ..analysis.vectorize import access_weights, power_of_two_in, stride_along
+from ..analysis.vectorize import MAX_BYTES, access_weights, power_of_two_in, stride_along
 
 
 @record
@@ -176,6 +176,9 @@ def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
                 own += weight
                 if n > 1 or b.scope_name == GLOBAL:
                     narrowest = min(narrowest or n, n)
+            elif stride_along(at[-1], vars[d], lw.known.analyzer) in (2, 4):  # vectors of pairs: 16 bytes for each lane
+                step = stride_along(at[-1], vars[d], lw.known.analyzer) or 1
+                narrowest = min(narrowest or limit, max(1, 8 * MAX_BYTES // b.dtype.bits // step))
         if own > score:
             score = own
             best = (d, narrowest or 1)
