@@ -14,7 +14,7 @@ from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
-HOPPER = {"tl.enable_hopper": True, "tl.resize_blocks": False}
+HOPPER = {"tl.enable_hopper": True}
 F8 = "float8_e4m3fn"
 
 
