@@ -110,11 +110,11 @@ def test_the_report_says_what_is_transposed():
 
 
 def test_rows_of_transposed_tiles_lie_in_different_banks():
-    for ta, tb in ORDERS:
-        p = gemm(128, 128, 128, "int8", ta, tb, tile=(128, 128, 128), stages=2)
-        a, b = values("int8", (128, 128)), values("int8", (128, 128), 1)
+    for dtype, (ta, tb) in (*(("int8", order) for order in ORDERS), ("float32", ORDERS[0]), ("float32", ORDERS[1])):
+        p = gemm(128, 128, 128, dtype, ta, tb, tile=(128, 128, 128 // numpy_dtype(dtype).itemsize), stages=2)
+        a, b = values(dtype, (128, 128)), values(dtype, (128, 128), 1)
         program = lower(p.func, Target({"kind": "cuda", "arch": "sm_90a"}), {})
-        report = run_device(program, [a, b, np.zeros((128, 128), np.int32)])
+        report = run_device(program, [a, b, np.zeros((128, 128), np.float32 if dtype == "float32" else np.int32)])
         assert report.conflicts == 0, report
 
 

@@ -122,13 +122,16 @@ def register_operand_fragment(bits: int) -> Fragment:
                     threads=128)
 
 
-def adjacent_rows(f: Fragment) -> Fragment:
-    """The fragment of an instruction whose row g + 8*h of each 16 stands for row 2*g + h of the tile.
+def adjacent_rows(f: Fragment, bits: int) -> Fragment:
+    """The fragment of an instruction whose row g + 8*h of each 16 stands for row 2*g + h of the tile, for operands of 8 bits.
 
-    A lane then has two neighbouring rows, which lie in one 16-bit unit where K is the outer dimension of a tile of bytes.
+    A lane then has two neighbouring rows, which lie in one 16-bit unit where K is the outer dimension of a tile of bytes.  So
+    it has with 32 bits; there the lanes of half a warp take two 16-byte units at a distance of four of each of their four
+    rows of K, which swizzling by 128 bytes puts in different banks.
     """
     warp, half, lanes = f.modes[0][0], f.modes[0][-2], f.modes[0][-1]
-    return Fragment(f.shape, ((warp, lanes, half), f.modes[1]), threads=f.threads)
+    rows = (warp, lanes, half) if bits == 8 else (*(_t(2, stride) for stride in (64, 8, 32, 16, 4)), half)
+    return Fragment(f.shape, (rows, f.modes[1]), threads=f.threads)
 
 
 _NAME = re.compile(r"wgmma\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)")

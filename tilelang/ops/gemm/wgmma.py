@@ -197,7 +197,7 @@ def wgmma_fragments(op: Any, row: WgmmaRow, warps: tuple[int, int],
     elements have not 16 bits, lanes hold neighbouring rows (`adjacent_rows`).
     """
     pairs = op.transpose_a and op.a.buffer.scope_name == FRAGMENT and op.a.dtype.bits != 16
-    row_a, row_c = (adjacent_rows(x) if pairs else x for x in (row.a, row.c))
+    row_a, row_c = (adjacent_rows(x, op.a.dtype.bits) if pairs else x for x in (row.a, row.c))
     mg, ng = warps[0] // 4, warps[1]
     m, n, k = op.m // (64 * mg), op.n // (row.shape[1] * ng), op.k // row.shape[2]
     a = tile_fragment(row_a, (m, k), (mg, 1), (1, 0), ((ng, mg),), order=(1, 0), threads=threads)
