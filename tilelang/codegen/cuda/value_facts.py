@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilelang.arith import Analyzer, LaunchFacts, is_large, value_scalars
-from tilelang.ir import Binary, Bind, Broadcast, Call, Cast, Const, Expr, For, Launch, Load, Ramp, Select, Shuffle, Unary, Var
+from tilelang.arith.bounds import inside
+from tilelang.ir import (Binary, Bind, Broadcast, Call, Cast, Const, Expr, For, Launch, Load, Ramp, Select, Shuffle, Unary, Var,
+                         substitute)
 from tilelang.target.warp_groups import WARP_LANES, warps_of
 
 
@@ -19,6 +21,7 @@ class ValueFacts:
         self.branches: list[tuple[Expr, bool]] = []  # around the statement: the condition, and whether it holds
         self._from_memory: set[Var] = set(value_scalars(launch, params))  # variables whose value comes from memory
         self._known: dict[int, tuple[Expr, bool]] = {}
+        self._values: dict[Var, Expr] = {}  # of bound integers that do not depend on memory
 
     @property
     def analyzer(self) -> Analyzer:
@@ -34,21 +37,18 @@ class ValueFacts:
         self._ranges.enter_bind(s)
         if self.from_data(s.value):
             self._from_memory.add(s.var)
+        elif s.var.dtype.is_int and s.var.dtype.lanes == 1:
+            self._values[s.var] = s.value
 
     def set_value(self, v: Var, value: int) -> None:
         """Record that a variable has one value from here on."""
         self._ranges.analyzer = self.analyzer.bind(v, value, value)
 
     def inside(self, e: Expr, size: int) -> bool:
-        """Whether an index is certainly at least 0 and below `size`."""
-        analyzer = self.analyzer
-        for tested in (False, True):
-            low, high = analyzer.interval(e)
-            if low is not None and high is not None and 0 <= low and high < size:
-                return True
-            if not tested and self.branches:
-                analyzer = self._tested()
-        return False
+        """Whether an index is certainly at least 0 and below `size`, from the ranges of its variables or from their values."""
+        tested = (self._tested(),) if self.branches else ()
+        return any(inside(analyzer.interval(x), 0, size - 1)
+                   for x in (e, substitute(e, self._values)) for analyzer in (self.analyzer, *tested))
 
     def _tested(self) -> Analyzer:
         """What is known in the branches around the statement as well."""
