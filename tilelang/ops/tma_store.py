@@ -237,6 +237,9 @@ class _Store:
             if by_tma:
                 out += self._step(register, row, p, slot, self._wait(k, len(steps), slots))
             else:
+                # Boxes of another tensor, which TMA stores, may still be in flight.
+                out += [] if k or cx.stores.alone else [If(binary("eq", self.lane, const(0, self.lane.dtype)), _do(
+                    "bulk_wait", n=0, read=True))]
                 out += self._carried(register, row, p, slot, k == 0 or slots == 1)
         cx.stores.issued |= by_tma
         return seq(*out, span=self.op.span)

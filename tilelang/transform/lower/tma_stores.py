@@ -15,9 +15,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While, binary, call,
-                         const, convert, dtype, seq, walk, BufferFacts, DYNAMIC, GLOBAL)
+from tilelang.arith import Analyzer, LaunchFacts
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While, binary,
+                         call, const, convert, dtype, free_vars, seq, walk, BufferFacts, DYNAMIC, GLOBAL)
 from tilelang.ops import Copy
 from tilelang.ops.atomic import AtomicTile
 from tilelang.ops.tma_store import BOX_ROW, ROWS_OF_STEP, uses_group_barriers
@@ -120,13 +120,28 @@ class TmaStores:
         spans = sorted((f.const, f.const + n) for f, n in zip(forms, extents))
         return all(end <= start for (_, end), (start, _) in zip(spans, spans[1:]))
 
+    @cached_property
+    def inside_loops(self) -> tuple[Analyzer, set[Var]]:
+        """What knows the ranges of the variables of loops and bindings, and these variables."""
+        facts, found = LaunchFacts(self.launch, ()), list(walk(self.launch.body, For, Bind))
+        for s in found:
+            (facts.enter_loop if isinstance(s, For) else facts.enter_bind)(s)
+        return facts.analyzer, {s.var for s in found}
+
     def _disjoint(self, a: Region, b: Region) -> bool:
-        """Whether two tiles are disjoint: in one dimension their distance is constant and large enough."""
+        """Whether two tiles are disjoint: in one dimension their distance is constant, or in a range, and large enough.
+
+        The range holds for all iterations of both if no loop has its variable in both.
+        """
         if a.buffer is not b.buffer:
             return False
         for x, y, n, m in zip(a.mins, b.mins, a.extents, b.extents):
             gap = self.analyzer.simplify(const(0) + y - x)
             if isinstance(gap, Const) and isinstance(n, int) and isinstance(m, int) and not -m < gap.value < n:
+                return True
+            (low, high), own = self.inside_loops[0].interval(gap), self.inside_loops[1]
+            if isinstance(n, int) and isinstance(m, int) and not free_vars(x) & free_vars(y) & own and (
+                    low is not None and low >= n or high is not None and high <= -m):
                 return True
         return False
 
