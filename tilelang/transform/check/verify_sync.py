@@ -54,7 +54,9 @@ def verify_sync(func: Func, cx: PassContext) -> Func:
 
     def checked(launch: Launch) -> Launch:
         text, faults = check_launch(launch)
-        if launch.plan.reuse and (faults or not text.startswith("ordered")):
+        needed = launch.plan.reuse and cx.target.max_shared_bytes < sum(
+            b.size * b.dtype.bytes for b, _ in launch.plan.shared_offsets if b.is_static)
+        if needed and (faults or not text.startswith("ordered")):
             raise _no_reuse(launch, cx.target.max_shared_bytes, next(iter(faults), None), text)
         for f in faults:
             if f.exact and strict:

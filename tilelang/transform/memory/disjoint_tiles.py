@@ -33,7 +33,7 @@ def disjoint_tiles(func: Func, cx: PassContext) -> Func:
         most = max((max(n[1]) + 1 if stages is None else stages for stages, n in loops), default=1)  # type: ignore[index]
         fragments = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.scope_name == FRAGMENT and s.buffer.is_static]
         tiled, staged = (sum(b.size * b.dtype.bytes for b in some) for some in (tiles, fragments))
-        if off or tiled * max(most, 1) + staged <= int(limit or 0) or launch.plan.by_hand or any(
+        if off or 2 * (tiled * max(most, 1) + staged) <= int(limit or 0) or launch.plan.by_hand or any(
                 x.op == "in_warp_groups" for x in walk(launch.body, Call)):
             return launch
         life = Liveness(launch.body)

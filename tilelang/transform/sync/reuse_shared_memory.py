@@ -1,9 +1,10 @@
-"""Chooses shared buffers that share bytes, for launches that do not fit in shared memory otherwise."""
+"""Chooses shared buffers that share bytes, for launches that do not fit in shared memory otherwise, or fewer times on an SM."""
 
 from __future__ import annotations
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, For, Func, If, Launch, Seq, Stmt, Store, Var,
-                         While, call, inner, replace, rewrite_launches, rewrite_stmts, seq, walk, with_options, SHARED)
+                         While, call, inner, replace, rewrite_launches, rewrite_stmts, seq, walk, with_options, LOCAL, SHARED)
+from tilelang.target.machine import REGISTERS, RESERVED_SHARED
 from tilelang.target.warp_groups import warps_of
 
 from ..analysis.divergence import Divergence
@@ -17,7 +18,8 @@ from .warp_role_sync import has_warp_roles
 
 @pass_(needs=THREADS_BOUND)
 def reuse_shared_memory(func: Func, cx: PassContext) -> Func:
-    """Give each Launch that exceeds the target's shared memory `reuse`: pairs (a, b) of buffers, b in bytes of a.
+    """Give each Launch that exceeds the target's shared memory, or that of the blocks that run on an SM without the compiler's
+    staging, `reuse`: pairs (a, b) of buffers, b in bytes of a.
 
     Before:  loop over K_s; O_s[...] = acc; copy O_s -> O         After:  the same, reuse = ((K_s, O_s), ...)
     Every access to a comes before every access to b, in each warp role too.  b belongs to one warp role or to all threads,
@@ -25,7 +27,7 @@ def reuse_shared_memory(func: Func, cx: PassContext) -> Func:
     between the last access to a and the first access to b; verify_sync checks the bytes of the final program.  In a loop this
     is so within an iteration, and `disjoint` (disjoint_tiles.py) tells that no value outlives the iteration; that of scratch
     memory never does.
-    Keeps: launches that fit.
+    Keeps: launches that fit, as often as they can.
     """
     limit = getattr(cx.target, "max_shared_bytes", None)
     off = cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE) or cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC)
@@ -33,19 +35,37 @@ def reuse_shared_memory(func: Func, cx: PassContext) -> Func:
     def chosen(launch: Launch) -> Launch:
         done = with_options(launch, disjoint=None) if launch.plan.disjoint else launch
         if limit is None or off or not all(b.is_static for b in shared_buffers(launch)) or (
-                alone := planned_bytes(launch, cx)) <= limit:
+                alone := planned_bytes(launch, cx)) <= (most := min(limit, _room(launch, cx))):
             return done
         order = _Order(launch)
         spans = spans_of(launch)
+        if alone <= limit:  # what copies of the next iteration fill is in use all the time
+            order.unknown |= {x.buffer.data for n in walk(launch.body, Call) if n.op == "cp_async" for x in walk(n, AddressOf)}
         pairs = {(a.buffer, b.buffer) for a in spans for b in spans if order.frees(a.buffer, b.buffer)}
-        if not pairs or place(spans, pairs) >= alone:  # where this does not suffice, the error tells what is too much
-            return done
-        if order.looped:
+        if not pairs or (least := place(spans, pairs)) >= alone or alone <= limit and (
+                least > most or sum(x.bytes for x in spans) > limit):
+            return done  # where this does not suffice, the error tells what is too much
+        reuse = tuple((a.buffer, b.buffer) for a in spans for b in spans if (a.buffer, b.buffer) in pairs and a.meets(b))
+        stored = {x.buffer.data for n in walk(launch.body, Call) if n.op in _STORES for x in walk(n, AddressOf)}
+        if order.looped and any({a.data, b.data} & stored for a, b in reuse):
             done = replace(done, body=rewrite_stmts(done.body, _read_at_once))
-        return with_options(done, reuse=tuple((a.buffer, b.buffer) for a in spans for b in spans
-                                                if (a.buffer, b.buffer) in pairs and a.meets(b)))
+        return with_options(done, reuse=reuse)
 
     return rewrite_launches(func, chosen)
+
+
+def _room(launch: Launch, cx: PassContext) -> int:
+    """Bytes of a block with which as many run on an SM as without the compiler's staging, where its registers allow them.
+
+    Blocks without warp roles run under the loads and GEMMs of each other.
+    """
+    limits = cx.target.limits
+    allocs = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.is_static]
+    written = sum(b.size * b.dtype.bytes for b in allocs if b.scope_name in SHARED and not b.facts.ordered)
+    own = sum(b.size * b.dtype.bits // 32 for b in allocs if b.scope_name == LOCAL) + REGISTERS.plain_loop
+    blocks = min(limits.shared_per_sm // (written + RESERVED_SHARED), limits.registers_per_sm // (own * launch.num_threads))
+    return limits.shared_per_sm if has_warp_roles(launch.body) or not blocks else \
+        limits.shared_per_sm // blocks - RESERVED_SHARED
 
 
 class _Order:
@@ -56,7 +76,7 @@ class _Order:
         self.disjoint = {frozenset((a.data, b.data)) for a, b in launch.plan.disjoint}
         # Storage that no iteration reads before it has written it.
         self.own = {a.data for a, b in launch.plan.disjoint if a is b} | {
-            x.buffer.data for x in walk(launch.body, Alloc) if x.buffer.facts.scratch}
+            x.buffer.data for x in walk(launch.body, Alloc) if x.buffer.facts.scratch or x.buffer.facts.ordered}
         # Storage whose address is stored in memory, or that other blocks of the cluster access: when it is used is not known.
         self.unknown = {x.buffer.data for n in walk(launch.body, Store, Call) if isinstance(n, Store) or n.op in _REMOTE
                         for x in walk(n, AddressOf)}
@@ -66,6 +86,20 @@ class _Order:
                 *(self.named.get(v, ()) for v in walk(n.value, Var)))
         self.known: dict[int, frozenset[Var]] = {}
         self.looped = False  # whether `disjoint` was needed
+        self._flights()
+
+    def _flights(self) -> None:
+        """Count the operands of a wgmma as accessed at the wait for it too."""
+        groups: list[frozenset[Var]] = [frozenset()]  # the last is not committed yet
+        for s in walk(self.body, Evaluate):
+            if s.call.op == "wgmma":
+                groups[-1] |= self.touched(s)
+            elif s.call.op == "wgmma_commit":
+                groups.append(frozenset())
+            elif s.call.op == "wgmma_wait":
+                done = len(groups) - 1 - s.call.options.n
+                self.known[id(s)] = frozenset().union(*groups[:max(done, 0)])
+                del groups[:max(done, 0)]
 
     def frees(self, a: Buffer, b: Buffer) -> bool:
         """Whether b may be in bytes of a."""
@@ -112,6 +146,7 @@ def _read_at_once(s: Stmt) -> Stmt | None:
     return seq(s, Evaluate(call("bulk_wait", (), "void", n=0, read=True), span=s.span), span=s.span)
 
 
+_STORES = ("tma_store", "tma_reduce_add", "bulk_store")
 _REMOTE = ("bulk_copy_cluster", "cluster_load", "cluster_store", "mbarrier_arrive_remote", "mbarrier_complete_remote")
 
 __all__ = ["reuse_shared_memory"]
