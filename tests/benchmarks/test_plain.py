@@ -10,6 +10,10 @@ import pytest
 import tilelang
 
 pytest.importorskip("torch")
+from tilelang.target import Target
+from tilelang.transform.framework.scope import as_planned
+from tilelang.transform.pipeline import lower
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from suite.plain import CORPUS
 
@@ -53,3 +57,12 @@ def test_every_program_has_another_form_to_be_compared_with():
         assert p.best[0] in ("torch", "copy", "program")
         if p.best[0] == "program":
             assert p.best[1] in CORPUS and p.flops(**p.full) > 0
+
+
+@pytest.mark.parametrize("name", ["linear attention, 256 threads", "gated linear attention, 256 threads"])
+def test_an_accumulator_that_threads_touch_was_in_flight_over_the_end_of_an_iteration(name: str):
+    """ptxas serialised all wgmma of these loops (C7514), and the schedule that replaced this one overlapped less."""
+    p = CORPUS[name]
+    with as_planned():
+        (kernel,) = lower(p.program(**p.full).func, Target(BACKENDS["sm_90a"]["target"])).kernels
+    assert "under the next iteration" in kernel.launch.plan.overlap and "while the next" not in kernel.launch.plan.overlap

@@ -131,8 +131,11 @@ class LoopItems:
         """Before which place the GEMM at place p has to be complete; len(events) is the end of the iteration, and places of
         the next iteration count from there on."""
         size = len(events)
-        # ptxas serialises wgmmas whose A registers are in use at the end of an iteration (C7514).
-        stays = carry and self.gemm(events[p].item).a.buffer.scope_name != FRAGMENT
+        # ptxas serialises wgmmas whose A registers, or accumulators that threads touch, are in use at the end of an iteration
+        # (C7514).
+        op = self.gemm(events[p].item)
+        stays = carry and op.a.buffer.scope_name != FRAGMENT and not any(
+            i not in self.gemms and self.items[i].touches(op.c.buffer.data) for i in self.own)
         for q in range(p + 1, p + size + 1 if stays else size):
             if self.needs(events[q % size].item, events[p].item):
                 return q

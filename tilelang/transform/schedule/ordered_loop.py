@@ -120,6 +120,17 @@ def ordered(r: WarpRoleLoop, order: LoopOrder, finished: list[Stmt], tiles: set[
     return _Emitter(r, order).code(finished, tiles)
 
 
+def within_iteration(r: WarpRoleLoop, registers: int) -> tuple[list[Stmt], str] | None:
+    """The statements of an iteration without warp roles, where GEMMs run under those that do not need them, and a text for the
+    report; None where they all wait.  registers: how many a thread may use."""
+    loop = items_of(r)
+    order = best_order(loop, registers, "iteration") if _flight(r) != "statement" else None
+    if order is None or not overlaps(loop, order):
+        return None
+    emitter = _Emitter(r, order)
+    return emitter.sequence(order.events, emitter.steady, {0: r.loop.var}, True), described(loop, order)
+
+
 class _Emitter:
     def __init__(self, r: WarpRoleLoop, order: LoopOrder) -> None:
         self.r, self.loop, self.events = r, items_of(r), order.events
@@ -236,8 +247,7 @@ class _Emitter:
         gemms = [self.loop.gemm(events[p].item) for p in w.done]
         pinned: dict[Any, Buffer] = {}
         for op in gemms:
-            if all(op.c.buffer.data is not b.data for b in self.carried):
-                pinned[op.c.buffer.data] = op.c.buffer
+            pinned[op.c.buffer.data] = op.c.buffer
             if op.a.buffer.scope_name == FRAGMENT:
                 pinned[op.a.buffer.data] = op.a.buffer
         out += [pin(b) for b in pinned.values()]
@@ -260,4 +270,5 @@ class _Emitter:
         return [x for x, h in found if h.place == place and h.waited == waited]
 
 
-__all__ = ["described", "enough_stages", "items_of", "late_rings", "order_of", "ordered", "overlaps"]
+__all__ = ["described", "enough_stages", "items_of", "late_rings", "order_of", "ordered", "overlaps",
+           "within_iteration"]

@@ -38,14 +38,14 @@ class _Run:
     group: int | None
 
 
-def emit(plan: Plan, loop: For, loop_body: Body) -> Stmt:
-    """Serial code of the pipelined `loop` (already of kind serial)."""
-    return _Emitter(plan, loop, loop_body).code()
+def emit(plan: Plan, loop: For, loop_body: Body, rest: list[Stmt] | None = None) -> Stmt:
+    """Serial code of the pipelined `loop` (already of kind serial).  rest: what replaces items that are not copied ahead."""
+    return _Emitter(plan, loop, loop_body, rest).code()
 
 
 class _Emitter:
-    def __init__(self, plan: Plan, loop: For, loop_body: Body) -> None:
-        self.plan, self.loop, self.loop_body = plan, loop, loop_body
+    def __init__(self, plan: Plan, loop: For, loop_body: Body, rest: list[Stmt] | None) -> None:
+        self.plan, self.loop, self.loop_body, self.rest = plan, loop, loop_body, rest
         self.items = loop_body.items
         self.depth = max(plan.stage, default=0)
         self.runs = self.split()
@@ -220,6 +220,8 @@ class _Emitter:
         return seq(*out, span=loop.span)
 
     def plain_run(self, r: _Run) -> list[Stmt]:
+        if self.rest is not None and len(r.items) == len(self.items) - len(self.plan.ahead):
+            return self.with_late(self.rest)
         return self.with_late([with_options(self.items[i].stmt, async_group=True) if i in self.plan.ahead
                                else self.items[i].stmt for i in r.items])
 

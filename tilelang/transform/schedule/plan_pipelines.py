@@ -9,18 +9,22 @@ from tilelang.errors import InternalError
 from tilelang.ir import (EMPTY, Alloc, Buffer, Const, For, Func, Launch, Region, Stmt, Var, replace, rewrite_launches,
                          rewrite_stmts, statements, stmts_of, walk, with_options, SHARED)
 from tilelang.ir.record import state
-from tilelang.ops import Combine, Copy, Reduce, Scan
+from tilelang.ops import Combine, Copy, Gemm, Reduce, Scan
+from tilelang.ops.gemm.wgmma import choose_wgmma
+from tilelang.target.machine import MOST_REGISTERS
 
 from ..analysis.statements import leaves
 from ..framework.config import PassConfigKey
 from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.effects import effects, orders
-from ..legalize.hopper_features import no_warp_roles
+from ..legalize.hopper_features import hopper, no_warp_roles
 from ..analysis.liveness import Uses
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.shared_spans import with_versions
 from .loop_record import record_of_threads
+from .ordered_loop import within_iteration
 from .pipeline_emit import Plan, emit
+from .rings import GROUP, WarpRoleLoop
 from ..analysis.pipeline_loops import (SERIAL, check_flow, is_pipelined, producer_first, ring_stages, scheduled_lists,
                                        wanted_stages)
 from ..analysis.pipeline_schedule import Body, Item, stage_span, loop_items, violations
@@ -53,6 +57,7 @@ class _Planner:
     cx: PassContext
     made: list[tuple[Buffer, Buffer]] = field(default_factory=list)  # tiles and their versions in a loop
     schedules: list[str] = field(default_factory=list)
+    overlap: str = ""  # text for the report
 
     def __post_init__(self) -> None:
         self.uses = Uses(self.launch.body)
@@ -74,7 +79,8 @@ class _Planner:
         off = no_warp_roles(self.cx)
         notes = (*self.launch.plan.report, *([f"no warp specialisation: {off}"] if off else []))
         return with_options(out, pipeline_report="; ".join(r for r in reports if r) or None,
-                          stages=tuple(stages.items()) or None, report=notes or None,
+                          stages=tuple(stages.items()) or None, report=notes or None, overlap=out.plan.overlap or
+                          self.overlap or None,
                           schedules=(*self.launch.plan.schedules, *self.schedules) or None)
 
     def planned(self, body: Stmt) -> Stmt:
@@ -125,7 +131,21 @@ class _Planner:
             return serial(plan)
         self.made += plan.versions.items()
         record(plan)
-        return emit(plan, plain, loop_body)
+        return emit(plan, plain, loop_body, self.overlapped(original, loop_body, plan))
+
+    def overlapped(self, loop: For, loop_body: Body, plan: Plan) -> list[Stmt] | None:
+        """The statements of an iteration that are not copied ahead, in an order in which wgmmas run under others; None where
+        they keep the program's."""
+        own = [x.stmt for i, x in enumerate(loop_body.items) if i not in plan.ahead]
+        threads = self.launch.num_threads
+        if not hopper(self.cx).wgmma or threads % GROUP or self.launch.plan.by_hand or any(
+                isinstance(choose_wgmma(x, threads, frozenset()), str) for s in own for x in walk(s, Gemm)):
+            return None
+        r = WarpRoleLoop(self.launch, loop, loop_items(own), [], threads // GROUP, 1, self.launch.thread_vars[0], self.cx)
+        got = within_iteration(r, min(MOST_REGISTERS, self.cx.target.limits.registers_per_sm // (2 * threads)))
+        if got is not None:
+            self.overlap = got[1]
+        return None if got is None else got[0]
 
     def has_async(self) -> bool:
         target = self.cx.target
