@@ -15,8 +15,9 @@ over the loop in launches with plan.own_values.
 
 Either all values of a launch are register-resident or none is.  Every array that a wgmma names gets named registers.  In the
 innermost loops with wgmma, each statement that touches such an array must match a form (`target/register_forms.py`) or lie
-in a branch; around a branch that holds a statement without a form, the values pass through an array.  Outside of those
-loops any statement may use the values through an array.
+in a branch; around a branch that holds a statement without a form, the values pass through an array, and around loops that
+exchange values that a wgmma of the iteration begins with shared memory.  Outside of those loops any statement may use the
+values through an array.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, For, If, Launch, Seq, Stmt, Store, Var, const, seq, with_options,
-                         with_inner)
+from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, For, If, Launch, Seq, Stmt, Store, Var, const, is_const, seq,
+                         with_inner, with_options, SHARED)
 from tilelang.ir import replace as replaced
 from tilelang.target.register_forms import Form, form_of
 
@@ -43,7 +44,7 @@ def keep_in_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | N
         return None
     graph = Graph(frozenset(found), form_of)
     graph.build(launch.body, [graph.node()])
-    hot = graph.hot()
+    hot, lasting = graph.hot(), {v for v in found if not _begun(launch, v)}
     direct: set[int] = set()
     borrowed: dict[int, list[tuple[Buffer, bool]]] = {}
     for n in graph.nodes:
@@ -53,7 +54,7 @@ def keep_in_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | N
         rare = n.loop not in hot
         if n.form is not None and touched == _named(n.form, found) and (rare or n.form.kind != "store"):
             direct.add(id(n.stmts[0]))
-        elif _may_borrow(n, not rare, found):
+        elif _may_borrow(n, not rare and (bool(touched & lasting) or not _exchanges(n)), found):
             borrowed[id(n.stmts[0])] = [(found[v], v in n.writes) for v in found if v in touched]
         else:
             return None
@@ -79,6 +80,17 @@ def _may_borrow(n: Node, hot: bool, found: Mapping[Var, Buffer]) -> bool:
     if isinstance(s, If):
         return not any(e.storage in found for e in own_effects(s))
     return not hot and isinstance(s, (For, Store, Evaluate))
+
+
+def _begun(launch: Launch, v: Var) -> bool:
+    """Whether an array is only an operand, or some wgmma begins it without its old values."""
+    own = [c for c in _wgmmas(launch) if isinstance(c.args[0], AddressOf) and c.args[0].buffer.data is v]
+    return not own or any(is_const(c.args[-1], 0) for c in own)
+
+
+def _exchanges(n: Node) -> bool:
+    """Whether a loop accesses shared memory.  With arrays NVRTC moves all its loads in front of the arithmetic."""
+    return any(isinstance(s, For) and e.buffer.scope_name in SHARED for s in n.stmts for e in effects(s))
 
 
 def _done(graph: Graph, v: Var) -> bool:
