@@ -84,8 +84,10 @@ from .framework.scope import plan_only
 from .legalize.resolve_parallel_reads import resolve_parallel_reads
 from .legalize.fold_thread_count import fold_thread_count
 from .memory.simplify import simplify
+from .legalize.kept_iterations import kept_iterations
 from .schedule.specialize_warps import specialize_warps
 from .layout.split_accumulators import split_accumulators
+from .legalize.staged_reads import staged_reads
 from .schedule.prefetch_scales import may_prefetch_scales
 from .legalize.tma_columns import tma_columns
 from .legalize.transposed_operands import transposed_operands
@@ -138,10 +140,12 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     shorten_rounded,  # before all passes that reorder the statements of a loop or split tiles
     exchanged_tiles,  # before all passes that give shared tiles versions or choose TMA; after those that look for fragments
     staged_transposes,  # like exchanged_tiles
+    kept_iterations,  # before all passes that look at the statements of pipelined loops
     given_boxes,  # before all passes that choose TMA or wgmma
     tma_columns,  # before lower_manual_warp_roles, the first pass that chooses TMA
     lower_manual_warp_roles,
     transposed_operands,  # after lower_manual_warp_roles, whose launches it skips; before all passes that schedule
+    staged_reads,  # after tma_columns, which marks columns that TMA cannot load; before all passes that give tiles versions
     disjoint_tiles,  # after lower_manual_warp_roles, whose launches it skips; before all passes that give tiles versions
     guard_masks,  # before specialize_warps, which reorders the statements of a loop
     split_accumulators,  # after guard_masks, which makes GEMMs that clear; before specialize_warps, which schedules them
@@ -213,6 +217,7 @@ _PLAINER: tuple[tuple[str, dict[str, Any]], ...] = (
     ("", {}), ("scale prefetch", _NO_SCALE_PREFETCH), ("warp specialisation", _NO_WARP_ROLES),
     ("Hopper features", _NO_HOPPER), ("asynchronous copies", {**_NO_HOPPER, PassConfigKey.TL_ENABLE_ASYNC_COPY.value: False}),
 )
+_ONCE = "bytes of shared memory that two tiles use", {PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE.value: True}
 _SMALLER = ("scale prefetch", "some pipeline stages", "warp specialisation")  # what is given up where shared memory is short
 
 
@@ -253,6 +258,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
             if e.kind == "shared-memory" and limit and (not tries or tries[0][0] != "scale prefetch"):
                 fewer = fewer_stages(program, int(e.found or 0) - limit)
                 tries[:0] = [] if fewer is None else [("some pipeline stages", changes, fewer)]
+            if e.kind == "sync-unordered" and not given_up:
+                tries.insert(0, (*_ONCE, program))
             if e.kind not in ("sync-unordered", "shared-memory") and (first is None or first.kind == "shared-memory"):
                 raise first or e from None
             if first is None or first.kind == e.kind == "shared-memory":  # the last of these tells what is too much at least
@@ -270,6 +277,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
         why = why or doubt
         if plan_only():
             break
+        if not given_up:
+            tries.insert(0, (*_ONCE, program))
     if first is not None:
         raise first from None
     raise error("sync-unordered", f"the synchronisation of `{func.name}` cannot be cleared: {why}",

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import field
+from typing import Any
 
-from tilelang.ir import Alloc, Bind, Expr, Stmt, Var, free_vars, used_vars
+from tilelang.ir import Alloc, Bind, Expr, For, Stmt, Var, free_vars, is_large, stmts_of, substitute, used_vars
 from tilelang.ir.record import record, state
 
 from .effects import Effect, acts, effects, expr_effects
@@ -144,4 +145,14 @@ def needed_binds(pure: list[Bind], used: Iterable[object]) -> list[Bind]:
     return keep[::-1]
 
 
-__all__ = ["Body", "Item", "Violation", "needed_binds", "stage_span", "loop_items", "violations"]
+def inlined_binds(loop: For) -> dict[Any, Any]:
+    """The values of the variables that a loop's body binds, without such variables."""
+    out: dict[Any, Any] = {}
+    for s in loop_items(stmts_of(loop.body)).pure:
+        value = substitute(s.value, out)
+        if not is_large(value):
+            out[s.var] = value
+    return out
+
+
+__all__ = ["Body", "Item", "Violation", "inlined_binds", "needed_binds", "stage_span", "loop_items", "violations"]

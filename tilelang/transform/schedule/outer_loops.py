@@ -3,7 +3,7 @@
     for t in …:  x = f(t);  clear(C);  for k in T.Pipelined(n): …A[x, k]…;  copy(C, …);  s = s + 1
 
 The consumers run all of it.  The producer keeps only what decides how often the pipelined loop runs and where its copies
-read: loops, conditions, bindings, and the scalars of T.alloc_var (`s`), of which every thread has its own copy.  This
+read: loops, conditions, bindings, and the variables and arrays of a thread (`s`), of which every thread has its own copy.  This
 requires that these values are the same in every thread.  They may depend on block variables, parameters, tensors that the
 launch only reads, and each other, but not on thread indices, tiles or computed results.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Break, Buffer, Const, Continue, Expr, For, If, Launch, Parallel, Seq, Stmt, Store, Var,
                          While, binary, cast, const, convert, dtype, free_vars, inner, load, replace, seq, statements, stmts_of,
-                         walk, GLOBAL, SHARED, VARIABLE)
+                         walk, GLOBAL, PRIVATE, SHARED, VARIABLE)
 
 from ..analysis.statements import leaves
 from ..analysis.effects import effects, expr_effects, hangs_on_threads, own_effects
@@ -26,7 +26,7 @@ SCALAR = VARIABLE
 class Around:
     """The statements that surround the pipelined loops of a launch.
 
-    path: the statements around the loops.  scalars: storage of the variables that both warp
+    path: the statements around the loops.  scalars: storage of the variables and arrays of a thread that both warp
     roles keep.  visible: bound variables with the same value in both.  why: why the producer cannot follow, "" if it can.
     """
 
@@ -37,7 +37,7 @@ class Around:
         self.bound = {v for x in walk(launch.body) for v in _bound(x)}
         self.allocs: dict[Buffer, None] = {}
         self.scalars = {s.buffer.data for s in statements(launch.body)
-                        if isinstance(s, Alloc) and s.buffer.scope_name == SCALAR}
+                        if isinstance(s, Alloc) and s.buffer.scope_name in PRIVATE}
         self.visible: set[Var] = set()
         self.lost: set[Var] = set()
         self.uneven: set[int] = set()

@@ -25,7 +25,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Var, const, convert,
-                         free_vars, is_large, load, replace, rewrite, seq, stmts_of, substitute, walk, with_options, DYNAMIC,
+                         free_vars, load, replace, rewrite, seq, stmts_of, substitute, walk, with_options, DYNAMIC,
                          GLOBAL)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Gemm
@@ -35,7 +35,7 @@ from ..framework.config import PassConfigKey
 from ..analysis.effects import touches
 from ..legalize.hopper_features import hopper
 from ..framework.pass_ import PassContext
-from ..analysis.pipeline_schedule import loop_items
+from ..analysis.pipeline_schedule import inlined_binds
 from ..legalize.tma_columns import unaligned_columns
 from ..analysis.vectorize import bound_divisors, stride_along
 
@@ -92,11 +92,7 @@ class _Tiles:
 
     def __init__(self, launch: Launch, loop: For, cx: PassContext) -> None:
         self.loop, self.cx, self.analyzer = loop, cx, Analyzer()
-        self.inline: dict[Any, Any] = {}
-        for s in loop_items(stmts_of(loop.body)).pure:
-            value = substitute(s.value, self.inline)
-            if not is_large(value):
-                self.inline[s.var] = value
+        self.inline = inlined_binds(loop)
         self.private = set(launch.thread_vars) | set(_bound(loop.body))
         self.facts = bound_divisors(launch.body)
         self.made: dict[Any, tuple[Buffer, Copy]] = {}

@@ -119,6 +119,7 @@ class _WarpRoles:
         self.body: Body = loop_items(stmts_of(self.loop.body))
         self.tf32 = tf32_tiles(launch, self.loop, self.body.items)
         self.values = {s.var: s.value for s in walk(launch.body, Bind)}
+        self.used = {x.storage for x in effects(launch.body)}
         self.written = {x.storage for x in effects(launch.body) if x.writes}
         self.scalars: set[Var] = set()  # storage of the program's variables that both warp roles keep
 
@@ -136,6 +137,8 @@ class _WarpRoles:
         if at is None:
             return self._inside(Around(self.launch, [self.loop]))
         common, before = self._common(stmts[:at])
+        if not self._plain(convert(self.loop.extent)):  # variables of a thread, which both warp roles may keep
+            return self._inside(Around(self.launch, [self.loop]))
         self._reachable()
         self._room()
         self.stages = self._taken_stages()
@@ -437,9 +440,8 @@ class _WarpRoles:
         for e in needed:
             if not self._plain(e) or (free_vars(e) & self.bound) - self.visible - inside:
                 raise _Declined(f"`{e}` is computed by the threads that would not load")
-        for e in (self.loop.start, self.loop.extent):
-            if free_vars(e) & set(self.launch.thread_vars):
-                raise _Declined("the loop's extent differs between threads")
+        if (free_vars(self.loop.start) | free_vars(self.loop.extent)) & set(self.launch.thread_vars):
+            raise _Declined("the loop's extent differs between threads")
 
     # ---- rings, barriers and registers ----------------------------------------------------------------------------
 
@@ -486,7 +488,7 @@ class _WarpRoles:
         return fragments <= few * self.groups * GROUP and 2 * shared <= limits.shared_per_sm
 
     def _static(self) -> list[Buffer]:
-        return [s.buffer for s in walk(self.launch.body, Alloc) if s.buffer.is_static]
+        return [s.buffer for s in walk(self.launch.body, Alloc) if s.buffer.is_static and s.buffer.data in self.used]
 
     def _shared(self) -> int:
         """Bytes of shared memory with all stages, without the barriers."""
@@ -495,8 +497,7 @@ class _WarpRoles:
         return sum(b.size * b.dtype.bits // 8 * ring.get(b, 1) for b in self._static() if b.scope_name.startswith("shared"))
 
     def _filled(self, item: int) -> Buffer:
-        op: Any = self.body.items[item].stmt
-        return op.dst.buffer
+        return self.body.items[item].stmt.dst.buffer  # type: ignore[attr-defined, no-any-return]
 
     def _pure(self) -> list[Bind]:
         return [s for s in self.body.pure if s.var in self.inside]
@@ -521,9 +522,13 @@ def _check_second_block(p: _WarpRoles) -> None:
         made = [e.buffer for e in x.effects if e.writes and e.buffer.scope_name in SHARED]
         if made and any(e.reads and e.buffer.scope_name == GLOBAL for e in x.effects):
             raise _Declined(f"threads load `{made[0].name}`: a second block on the SM hides that")
-        fed = [b for b in made if any(isinstance(g.stmt, Gemm) and b.data in (g.stmt.a.buffer.data, g.stmt.b.buffer.data)
-                                      for g in own)]
-        if fed and chosen_order(p.shared) is None and chain_of(p.shared) is None:
+        operands = [b for e in x.effects if e.writes and not isinstance(x.stmt, Gemm) for b in [e.buffer] if any(
+            isinstance(g.stmt, Gemm) and b.data in (g.stmt.a.buffer.data, g.stmt.b.buffer.data) for g in own)]
+        # One warp group that makes operands leaves most of the arithmetic units to a second block.
+        fed = [b for b in operands if b.scope_name in SHARED or p.groups == 1 and any(
+            e.reads and e.buffer.scope_name in SHARED for e in x.effects)]
+        if fed and (p.groups == 1 and fed[0].scope_name in SHARED or chosen_order(p.shared) is None and chain_of(
+                p.shared) is None):
             raise _Declined(f"threads make the operand `{fed[0].name}`: a second block on the SM runs under that")
 
 

@@ -1,0 +1,40 @@
+"""Tiles of global memory that parallel loops of a pipelined loop read element by element: staged_reads copies them ahead."""
+
+import numpy as np
+import pytest
+from awkward_loops import SM80, SM90, agrees, keeps_warp_roles
+
+import tilelang
+import tilelang.language as T
+
+
+@pytest.mark.parametrize("target", [SM90, SM80], ids=["sm_90a", "sm_80"])
+def test_a_loop_that_adds_a_bias_agrees_with_the_reference(target, as_planned):
+    agrees("bias", target)
+
+
+def test_a_bias_was_loaded_by_the_threads_that_multiply(as_planned):
+    assert "X_map" in {n for n, *_ in keeps_warp_roles("bias").plan.tensor_maps}
+
+
+def test_an_edge_tile_of_what_is_added_reads_zeros(as_planned):
+    """192 keys in tiles of 128: both forms read 0 behind the end."""
+    @T.prim_func
+    def f(A: T.Tensor((128, 64), "float16"), B: T.Tensor((256, 64), "float16"), X: T.Tensor((128, 192), "float16"),
+          C: T.Tensor((128, 256), "float32")):
+        with T.Kernel(1, threads=256):
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((128, 64), "float16")
+            c = T.alloc_fragment((128, 128), "float32")
+            T.copy(A, a)
+            for j in T.Pipelined(2, num_stages=2):
+                T.copy(B[j * 128, 0], b)
+                T.gemm(a, b, c, transpose_B=True, clear_accum=True)
+                for x, y in T.Parallel(128, 128):
+                    c[x, y] += T.cast(X[x, j * 128 + y], "float32")
+                T.copy(c, C[0:128, j * 128:(j + 1) * 128])
+
+    rng = np.random.default_rng(3)
+    a, b, x = (rng.integers(-2, 3, n).astype(np.float16) for n in ((128, 64), (256, 64), (128, 192)))
+    c = np.zeros((128, 256), np.float32)
+    tilelang.compile(f, target=SM90, execution_backend="simulator")(a, b, x, c)
+    np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32).T + np.pad(x, ((0, 0), (0, 64))))

@@ -1,0 +1,130 @@
+"""Copies tiles of global memory that a pipelined loop reads element by element, so that they are loaded ahead.
+
+    for i, j in T.Parallel(128, 128):         ->     copy(X[m : m + 128, k * 128 : (k + 1) * 128], X_s)
+        s[i, j] += X[m + i, k * 128 + j]             for i, j in T.Parallel(128, 128): s[i, j] += X_s[i, j]
+
+Threads that load such elements themselves wait for memory in each iteration, and lanes that hold an accumulator's rows load a
+few bytes of each.  A copy is a stage of the loop's ring.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tilelang.arith import Analyzer
+from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Var, const,
+                         free_vars, load, replace, rewrite, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute, walk,
+                         with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
+from tilelang.ops import Copy, Gemm
+from tilelang.ops.tma import tma_unsupported
+from tilelang.target.machine import REGISTERS, RESERVED_SHARED
+
+from ..analysis.copied_tiles import CopiedTiles
+from ..analysis.effects import effects, touches
+from ..analysis.pipeline_loops import is_pipelined, ring_stages
+from ..analysis.vectorize import bound_divisors, stride_along
+from ..framework.pass_ import TILE, PassContext, pass_
+from .hopper_features import hopper
+from .tma_columns import unaligned_columns
+from ..analysis.pipeline_schedule import inlined_binds
+
+LEAST_BYTES = 4096  # of a tile: what is smaller waits for the loads of few lanes
+
+
+@pass_(needs=TILE)
+def staged_reads(func: Func, cx: PassContext) -> Func:
+    """Copy what parallel loops of a pipelined loop with GEMMs read from global memory, where that is a tile that TMA loads.
+
+    A tile is left in global memory where the kernel writes its tensor, and where its stages would not fit, or would cost a
+    resident block.  Keeps: every value; outside the tensor both forms read 0.
+    """
+    return rewrite_launches(func, lambda x: _staged(x, cx)) if hopper(cx).warp_roles else func
+
+
+def _staged(launch: Launch, cx: PassContext) -> Launch:
+    made: list[Buffer] = []
+
+    def visit(s: Stmt) -> Stmt | None:
+        if not isinstance(s, For) or not is_pipelined(s) or s.plan.counted or (ring_stages(s) or 0) < 2 or \
+                not any(isinstance(x, Gemm) for x in stmts_of(s.body)):
+            return None
+        tiles = _Tiles(launch, s, cx)
+        body = [y for x in stmts_of(s.body) for y in (tiles.read(x) if isinstance(x, Parallel) else [x])]
+        if not tiles.made or not _fits(launch, s, cx, tiles.made):
+            return None
+        made.extend(tiles.made)
+        return replace(s, body=seq(*body, span=s.body.span))
+
+    body = rewrite_stmts(launch.body, visit)
+    return replace(launch, body=seq(*(Alloc(b, span=b.span) for b in made), body)) if made else launch
+
+
+def _fits(launch: Launch, loop: For, cx: PassContext, made: list[Buffer]) -> bool:
+    """Whether the stages of more tiles fit in shared memory, beside as many blocks on an SM."""
+    tiles, stages, limits = CopiedTiles(launch, cx), ring_stages(loop) or 1, cx.target.limits
+    ahead, used = {tiles.of(s) for s in stmts_of(loop.body)}, {e.storage for e in effects(launch.body)}
+    allocs = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.is_static and s.buffer.data in used]
+    own = 2 * RESERVED_SHARED + sum(b.size * b.dtype.bytes * (stages if b in ahead else 1)  # and the barriers
+                                    for b in allocs if b.scope_name in SHARED)
+    registers = sum(b.size * b.dtype.bits // 32 for b in allocs if b.scope_name == FRAGMENT) + \
+        REGISTERS.plain_loop * launch.num_threads
+    blocks = max(1, min(limits.shared_per_sm // own, limits.registers_per_sm // registers))
+    return limits.shared_per_sm // (own + stages * sum(b.size * b.dtype.bytes for b in made)) >= blocks
+
+
+class _Tiles:
+    """The tiles that one loop reads.  made: the new buffers."""
+
+    def __init__(self, launch: Launch, loop: For, cx: PassContext) -> None:
+        self.cx, self.analyzer, self.facts = cx, Analyzer(), bound_divisors(launch.body)
+        self.written = {e.storage for e in effects(launch.body) if e.writes} | {b.data for b, _ in launch.plan.safe_values}
+        self.inline, self.made = inlined_binds(loop), list[Buffer]()
+        self.private = {*launch.thread_vars, *(x.var for x in walk(loop.body, Bind, For))}
+
+    def read(self, s: Parallel) -> list[Stmt]:
+        """The copies of what a parallel loop reads, and the loop that reads the copies."""
+        found: dict[Any, tuple[Buffer, Copy] | None] = {}
+        sizes = {v: int(n.value) for v, n in zip(s.vars, s.extents) if isinstance(n, Const)}
+
+        def read(x: Any) -> Expr | None:
+            place = None if x.buffer.scope_name != GLOBAL or x.buffer.data in self.written else self.place(x, sizes)
+            if place is None:
+                return None
+            along, mins = place
+            if (key := (x.buffer, *place)) not in found:
+                found[key] = self.copied(x, [sizes.get(v, 1) for v in along], mins)
+            got = found[key]
+            return None if got is None else load(got[0], tuple(v for v in along if v in sizes), span=x.span)
+
+        out, copies = rewrite(s, read, Load), [x for x in found.values() if x is not None]
+        self.made += [b for b, _ in copies]
+        return [*(c for _, c in copies), out]
+
+    def place(self, x: Load, sizes: dict[Var, int]) -> tuple[tuple[Any, ...], tuple[Expr, ...]] | None:
+        """(the variable along each dimension, the first indices) of a load that reads a matrix; None for others."""
+        along: list[Any] = []
+        mins: list[Expr] = []
+        for given in x.indices:
+            e = substitute(given, self.inline)
+            named = [v for v in sizes if stride_along(e, v, self.analyzer) != 0]
+            if len(named) > 1 or touches(e) or any(stride_along(e, v, self.analyzer) != 1 for v in named):
+                return None
+            along.append(named[0] if named else None)
+            mins.append(self.analyzer.simplify(substitute(e, {v: const(0, v.dtype) for v in named})))
+        ways = [v for v in along if v is not None]
+        inside = any(free_vars(m) & self.private for m in mins)
+        return None if inside or len(ways) != 2 or len(set(ways)) != 2 or along[-1] is None else (tuple(along), tuple(mins))
+
+    def copied(self, x: Load, sizes: list[int], mins: tuple[Expr, ...]) -> tuple[Buffer, Copy] | None:
+        """The tile of a load and the copy that fills it; None where TMA cannot load it or it is small."""
+        shape = tuple(n for n in sizes if n > 1)
+        if len(shape) != 2 or math.prod(shape) * x.dtype.bits // 8 < LEAST_BYTES:
+            return None
+        tile, src = Buffer(f"{x.buffer.name}_tile", shape, x.dtype, DYNAMIC, span=x.span), Region(x.buffer, mins, tuple(sizes))
+        copy = Copy(src, Region(tile, (const(0), const(0)), shape, span=x.span), span=x.span)
+        copy = with_options(copy, unaligned_columns=unaligned_columns(src, self.facts) or None)
+        return None if tma_unsupported(copy, hopper(self.cx).strides) else (tile, copy)
+
+
+__all__ = ["staged_reads"]
