@@ -251,4 +251,5 @@ enter(Plain("chunk_state", "recurrent", chunk_state,
                 "C": Spec((batch, seq, state)), "S": Spec((batch, seq // 256, heads, dim, state), scale=0.1),
                 "O": Spec((batch, seq, heads, dim), out=True)},
             _scan_reference, SSM, SSM_SMALL,
-            lambda batch, heads, seq, dim, state: 2.0 * batch * heads * seq * dim * (state + 160)))
+            lambda batch, heads, seq, dim, state: 2.0 * batch * heads * seq * dim * (state + 160),
+            binding="2.7 GB of tiles from L2 for 0.7 GB of tensors: 0.33 ms"))
