@@ -19,6 +19,7 @@ from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, If, Launch
                          substitute, GLOBAL, LOCAL, VARIABLE)
 from tilelang.ops import Copy, Gemm
 
+from ..analysis.divergence import Divergence
 from ..analysis.effects import effects, expr_effects, hangs_on_threads
 from ..analysis.pipeline_loops import is_pipelined
 from ..analysis.statements import leaves, rename
@@ -40,8 +41,9 @@ def _without_conditions(launch: Launch) -> Launch:
     written = {e.storage for e in effects(launch.body) if e.writes}
 
     def plain(e: Expr) -> bool:
-        return not hangs_on_threads(e) and all(not x.writes and x.buffer.scope_name == GLOBAL and x.storage not in written
-                                               for x in expr_effects(e))
+        return not hangs_on_threads(e) and all(
+            not x.writes and x.buffer.scope_name == GLOBAL and x.storage not in written for x in expr_effects(e)) and \
+            not Divergence(launch).divergent(e)
 
     def visit(s: Stmt) -> Stmt | None:
         if not isinstance(s, For) or not is_pipelined(s) or s.plan.counted or not isinstance(s.extent, Const) or not \

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (EMPTY, Alloc, Buffer, Const, For, Func, Launch, Region, Stmt, Var, replace, rewrite_launches,
+from tilelang.ir import (EMPTY, Alloc, Buffer, Call, Const, For, Func, Launch, Region, Stmt, Var, replace, rewrite_launches,
                          rewrite_stmts, statements, stmts_of, walk, with_options, SHARED)
 from tilelang.ir.record import state
 from tilelang.ops import Combine, Copy, Gemm, Reduce, Scan
@@ -131,7 +131,7 @@ class _Planner:
             return serial(plan)
         self.made += plan.versions.items()
         record(plan)
-        return emit(plan, plain, loop_body, self.overlapped(original, loop_body, plan))
+        return emit(plan, plain, loop_body, self.overlapped(original, loop_body, plan) if isinstance(wanted, int) else None)
 
     def overlapped(self, loop: For, loop_body: Body, plan: Plan) -> list[Stmt] | None:
         """The statements of an iteration that are not copied ahead, in an order in which wgmmas run under others; None where
@@ -139,6 +139,7 @@ class _Planner:
         own = [x.stmt for i, x in enumerate(loop_body.items) if i not in plan.ahead]
         threads = self.launch.num_threads
         if not hopper(self.cx).wgmma or threads % GROUP or self.launch.plan.by_hand or any(
+                x.op == "in_warp_groups" for x in walk(self.launch.body, Call)) or any(
                 isinstance(choose_wgmma(x, threads, frozenset()), str) for s in own for x in walk(s, Gemm)):
             return None
         r = WarpRoleLoop(self.launch, loop, loop_items(own), [], threads // GROUP, 1, self.launch.thread_vars[0], self.cx)
