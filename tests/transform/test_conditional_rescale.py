@@ -21,6 +21,17 @@ FAST = {"tl.enable_fast_math": True}
 SEQ, DIM = 320, 64
 
 
+@pytest.fixture(autouse=True)
+def _votes_for_32_multiplications(monkeypatch):
+    monkeypatch.setattr(early, "LEAST_SKIPPED", 32)
+
+
+def test_a_vote_cost_more_than_32_multiplications(monkeypatch):
+    monkeypatch.undo()
+    (kernel,) = lowered().kernels
+    assert votes(kernel) == 0
+
+
 def program(causal=False):
     strides = ((SEQ * DIM, SEQ * DIM, DIM, 1),) * 4
     return dense_attention(AttentionForm(Sizes(1, SEQ, SEQ, 1, 1, DIM, DIM), strides, "bhsd", "float16",

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import scheduled_programs as programs
+from programs import gemm
 
 import tilelang
 import tilelang.language as T
@@ -84,6 +85,27 @@ def test_each_loop_of_a_launch_has_a_schedule():
         assert kernel.schedule(-1) == kernel.schedule(1)
         with pytest.raises(IndexError, match="no pipelined loop 2"):
             kernel.schedule(2)
+
+
+def test_stages_that_the_program_gives():
+    @T.prim_func
+    def late(A: T.Tensor((128, 512), "float32"), C: T.Tensor((128, 64), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            a, c = T.alloc_shared((128, 64), "float32"), T.alloc_fragment((128, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(8, order=[0, 1], stage=[0, 2]):
+                T.copy(A[0, k * 64], a)
+                for i, j in T.Parallel(128, 64):
+                    c[i, j] += a[i, j]
+            T.copy(c, C)
+
+    s = compiled(late, "sm_80").schedule()
+    assert s.versions == (("a", 3),) and s.loads == (("a", "cp.async"),) and [p.stage for p in s.places] == [-2, 0]
+
+
+def test_operands_of_tf32_have_a_split():
+    program = gemm(256, 256, 256, 128, 128, 32, dtype="float32", out="float32", tb=True, stages=3, threads=256)
+    assert compiled(program, "sm_90a").schedule().split == (("Cf", "M"),)
 
 
 def test_iterations_are_the_mean_of_all_blocks():

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import tilelang.language as T
-from tilelang import ir
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.ir import Buffer, Parallel, Store, Var, const, walk
+from tilelang.ir import walk
 from tilelang.ir.expr import Call
 from tilelang.layout import tile_fragment
 from tilelang.ops import Gemm
@@ -20,7 +19,6 @@ from tilelang.target.wgmma import WGMMA_ROWS
 from tilelang.transform.schedule import chained_accumulators as part_loop
 from tilelang.transform.layout import split_accumulators as split_accumulators
 from tilelang.transform.pipeline import lower
-from tilelang.transform.analysis.row_factors import row_factors
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
 F8 = "float8_e4m3fn"
@@ -232,40 +230,6 @@ def test_the_chain_of_products(monkeypatch):
     waits = [m.start() for m in re.finditer("wgmma_wait", loop)]
     assert starts[0] < loop.index("row[r] = row_next[r]") < loop.index("row_next[r] = S[") < waits[0] < starts[1] < loop.index(
         "mbarrier_wait") < waits[1]
-
-
-def test_factors_of_rows_are_computed_under_a_product(monkeypatch):
-    """What a row's elements have in common is computed once; what it is made of may be loaded anew at once.  The bits stay."""
-    x = inputs(128, 256, 384, whole=False)
-    x["R"][1] = x["R"][0]
-    low = compiled(scaled(k=384, form="factors"))
-    text = print_kernel(low.kernels[0])
-    loop = text[text.rindex("for (int ko"):]
-    made, loaded = loop.index("row_factor[r] = row[r] * other"), loop.index("row[r] = S[")
-    assert loop.index("wgmma_commit") < made < loaded < loop.index("wgmma_wait") and "row_next" not in text
-    assert re.search(r"\* row_factor_1\[\w+\];", loop)
-    got = run_device(low, x).outputs["C"]
-    assert np.allclose(got, wanted(x), rtol=1e-4, atol=1e-3)
-    monkeypatch.setattr(part_loop, "row_factors", lambda s, known, pure: (s, []))
-    other = compiled(scaled(k=384, form="factors"))
-    assert "row_next" in print_kernel(other.kernels[0])
-    assert np.array_equal(run_device(other, x).outputs["C"], got)
-
-
-@pytest.mark.parametrize("value, found", [
-    (lambda p, r, s, i, j: p[i, j] * (r[i] * s), 1), (lambda p, r, s, i, j: p[i, j] * (r[i] * s) * (r[i] + 1.0), 2),
-    (lambda p, r, s, i, j: p[i, j] + r[i] * s, 0), (lambda p, r, s, i, j: p[i, j] * r[i], 0),
-    (lambda p, r, s, i, j: p[i, j] * (r[j] * s), 1), (lambda p, r, s, i, j: p[i, j] * (r[i] * r[j]), 0),
-    (lambda p, r, s, i, j: p[i, j] * (s * 2.0), 0), (lambda p, r, s, i, j: p[i, j] * (r[i] * T.exp(s)), 0)])
-def test_what_a_factor_is(value, found):
-    """A whole factor of a product: in a sum it would be rounded by itself, where it is contracted now."""
-    p, r = (Buffer(n, d, ir.F32, "local.fragment") for n, d in (("p", (16, 16)), ("r", (16,))))
-    i, j, s = Var("i", ir.I32), Var("j", ir.I32), Var("s", ir.F32)
-    loop = Parallel((i, j), (const(16), const(16)), Store(p, (i, j), value(p, r, s, i, j)))
-    new, made = row_factors(loop, (r,), [])
-    assert len(made) == found and (new is loop) == (found == 0)
-    for b, fill in made:
-        assert b.shape == (16,) and b.scope_name == "local.fragment" and len(fill.vars) == 1 and fill.body.buffer is b
 
 
 def test_sums_without_scales_start_the_next_product_at_once():

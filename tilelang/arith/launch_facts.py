@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tilelang.ir import Bind, Call, For, Launch, int_range
+from tilelang.ir import Bind, For, Launch, int_range
 
 from .analyzer import Analyzer
 from .simplify import extent_bounds
@@ -36,8 +36,7 @@ class LaunchFacts:
     def enter_bind(self, s: Bind) -> None:
         """Record that a bound integer variable has the range of its value."""
         if s.var.dtype.is_int and s.var.dtype.lanes == 1:
-            value = s.value.args[0] if isinstance(s.value, Call) and s.value.op == "opaque_copy" else s.value
-            bounds = self.analyzer.interval(value)
+            bounds = self.analyzer.interval(s.value)
             if bounds != (None, None) or s.var in self.analyzer.env:
                 self.analyzer = self.analyzer.bind(s.var, *bounds)
 

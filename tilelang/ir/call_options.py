@@ -40,7 +40,6 @@ class CallOptions(Options):
         offset: int
         order: str | None
         read: bool
-        recompute: bool
         registers: tuple[str, ...]
         relaxed: bool
         rounding_mode: str
@@ -210,13 +209,6 @@ class CpAsyncArriveOptions(CallOptions):
     """noinc: the arrival is included in the count that the barrier was initialised with."""
 
     noinc: bool = False
-
-
-@_of("mbarrier_arrive")
-class ArriveOptions(CallOptions):
-    """recompute: the printed CUDA computes the address of the barrier at the arrival, not earlier."""
-
-    recompute: bool = False
 
 
 @_of("small_int_to_float")

@@ -26,7 +26,7 @@ class LoopPlan(Options, LOWERED=("independent", "any_order", "kept"),
     Decided by passes
         independent: iterations access different elements.  any_order: its reduction may be computed in any order.
         kept: the loop stays a loop even if it has one iteration.  tiles: iterations are blocks of the grid and write different
-        tiles.  tight: wgmma descriptors are carried from one iteration to the next.  ring_steps = (ring steps of an iteration,
+        tiles.  ring_steps = (ring steps of an iteration,
         of the whole loop).  registers: printed on named PTX registers ("source": so are the registers that it reads).
         reduction, maxima_first: how such a loop reduces (transform/registers/order_register_reductions.py).
         copies: bodies that an unrolled loop has in the code; None: all of an "unroll" or "vectorized" loop, of a serial loop as
@@ -46,7 +46,6 @@ class LoopPlan(Options, LOWERED=("independent", "any_order", "kept"),
     any_order: bool = False
     kept: bool = False
     tiles: bool = False
-    tight: bool = False
     ring_steps: tuple[int, int] | None = None
     registers: bool | str = False
     reduction: str | None = None

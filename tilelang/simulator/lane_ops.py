@@ -360,7 +360,7 @@ LANE_OPS: dict[str, Callable[[Context, Call], Closure]] = {
                           "match_all_sync")},
     "warp_uniform": _uniform, **dict.fromkeys(CLOCKS, _clock),
     "ldg": _ldg, "thread_return": _thread_return, "printf": _printf, "fence_gpu": nothing, "fence_block": nothing,
-    "keep_branch": nothing, "make_opaque": nothing,
+    "keep_branch": nothing,
     "pdl_trigger": nothing, "pdl_sync": nothing,
 }  # fmt: skip
 

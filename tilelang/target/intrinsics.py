@@ -162,10 +162,6 @@ def _looked_up(code: Any, *words: Any) -> Any:
 add_intrinsic(Intrinsic("code_table", 9, PURE, _looked_up, {"*": f"tl::code_table({_args(9)})"}, result="uint16"))
 # An operand of the functions of a Combine (ops/combine.py), which its lowering replaces.
 add_intrinsic(Intrinsic("combine_operand", 2, PURE, result="attr"))
-# Returns its argument; hides from the device compiler how it was computed.
-add_intrinsic(Intrinsic("opaque_copy", 1, PURE, lambda x: x, {"*": "tl::afresh({0})"}))
-# Returns a variable unchanged; prevents the device compiler from reusing values that it computed from the variable before.
-add_intrinsic(Intrinsic("make_opaque", 1, WARP, None, {"*": "{0} = tl::afresh({0})"}))
 # Converts floats in neighbouring registers to 16-bit floats, one pair in each 32-bit register.
 add_intrinsic(Intrinsic("pack_pairs", 1, PURE, lambda x: x, result="attr"))
 # Converts an integer to a 16-bit float; it is at least `low`, and its range is not larger than the values of a significand.

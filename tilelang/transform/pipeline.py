@@ -41,7 +41,6 @@ from .check.check_warp_roles import check_warp_roles
 from .framework.config import PassConfigKey
 from .lower.defer_reductions import defer_reductions
 from .sync.insert_pdl import insert_pdl
-from .registers.overlap_epilogue import overlap_epilogue
 from .lower.device_program import DeviceKernel, LoweredProgram, split_host
 from .memory.disjoint_tiles import disjoint_tiles
 from .memory.fewer_stages import fewer_stages
@@ -76,9 +75,7 @@ from .registers.join_wgmmas import join_wgmmas
 from .registers.limit_unrolling import limit_unrolling
 from .registers.order_register_reductions import order_register_reductions
 from .registers.pack_conversions import pack_conversions
-from .registers.pipeline_descriptors import pipeline_descriptors
 from .registers.small_tanh import small_tanh
-from .registers.shorten_live_ranges import shorten_live_ranges
 from .check.reject_races import reject_races
 from .framework.scope import plan_only
 from .legalize.resolve_parallel_reads import resolve_parallel_reads
@@ -162,16 +159,13 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     lane_quotients,  # before simplify, which cleans up its results
     simplify,
     small_tanh,  # after simplify, which makes constants of its factors; before the passes over the final loops on registers
-    overlap_epilogue,  # after simplify, before assign_accumulator_registers: it looks at which registers statements name
     assign_accumulator_registers,  # after simplify: it follows values through the final program
     insert_pdl,  # after place_sync and simplify: accesses of global memory are no longer moved
     code_tables,  # before dequantise_pairs and pack_conversions, which change the arithmetic that it evaluates
     dequantise_pairs,  # before pack_conversions, which would convert the weights one by one
     pack_conversions,  # after assign_accumulator_registers: loops on named registers do their own conversions
-    pipeline_descriptors,
     order_register_reductions,  # after assign_accumulator_registers, which marks its loops on named registers
-    shorten_live_ranges,  # after pipeline_descriptors: loops that it changed have their own copies of thread indices
-    join_wgmmas,  # after pipeline_descriptors: it compares the descriptors that are printed
+    join_wgmmas,  # after order_register_reductions: it compares the descriptors that are printed
     limit_unrolling,  # after all passes that make or mark loops
     verify_sync,  # last: it checks the program that is printed, with the planned offsets
 )

@@ -7,7 +7,6 @@ others are sections of prelude_*.cuh.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from tilelang.errors import InternalError
 from tilelang.ir import Call, Launch
@@ -15,7 +14,6 @@ from tilelang.target.instructions import CACHE_HINTS
 from tilelang.target.tensor_map import REDUCE_ADD, TensorMap, tensor_maps_of
 
 from .calls import Calls
-from .memory import Memory
 from .text import POSTFIX, REL, Text
 from .unsupported import unsupported
 from .wgmma import wgmma_function
@@ -26,8 +24,8 @@ _TMA = re.compile(r"tma_(load|store|reduce_add)_([1-5])d(_multicast)?(_hint)?")
 class HopperCalls:
     """Registers the text of TMA, of mbarriers and of warp groups."""
 
-    def __init__(self, calls: Calls, memory: Memory, launch: Launch) -> None:
-        self.x, self.page, self._offsets, self._launch = calls.x, calls.x.page, memory.offsets, launch
+    def __init__(self, calls: Calls, launch: Launch) -> None:
+        self.x, self.page, self._launch = calls.x, calls.x.page, launch
         calls.special.update({
             "tma_load": self._tma_load,
             "tma_store": self._tma_store,
@@ -84,10 +82,7 @@ class HopperCalls:
         return f"tl::map_argument{{{self._tensor_map(e)[1][1:]}}}", POSTFIX
 
     def _mbarrier_arrive(self, e: Call) -> Text:
-        at: Any = e.args[0]
-        if not e.options.recompute:
-            return f"tl::mbarrier_arrive({self.x.top(at)})", POSTFIX
-        return f"tl::mbarrier_arrive_at<{self._offsets[at.buffer.data]}>(smem, {self.x.top(at.indices[0])})", POSTFIX
+        return f"tl::mbarrier_arrive({self.x.top(e.args[0])})", POSTFIX
 
     def _in_warp_groups(self, e: Call) -> Text:
         first, count = e.options.size * e.options.first, e.options.size * e.options.count

@@ -115,10 +115,7 @@ class Memory:
 
     def _store_element(self, s: Store) -> None:
         to = self.element(s.buffer, s.indices)
-        if isinstance(s.value, Call) and s.value.op == "opaque_copy" and s.value.dtype == "uint64":
-            self.page.emit(f"tl::computed_here({to}, {self.x.top(s.value.args[0])});")
-        else:
-            self.page.emit(f"{to} = {self._moved(s) or self.x.top(s.value)};")
+        self.page.emit(f"{to} = {self._moved(s) or self.x.top(s.value)};")
 
     def _store_vector(self, to: str, v: Any) -> None:
         """Print a store of a vector of adjacent elements, from the address `to` on."""

@@ -153,12 +153,6 @@ TL_DEVICE void mbarrier_init(void* bar, unsigned count) {
 TL_DEVICE void mbarrier_arrive(void* bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
-//@ mbarrier_arrive_at
-// Arrives on barrier `index` of those that lie OFFSET bytes behind the start of the shared memory.
-template <int OFFSET> TL_DEVICE void mbarrier_arrive_at(void* smem, unsigned index) {
-  asm volatile("{\n.reg .b32 at;\nshl.b32 at, %1, 3;\nadd.s32 at, %0, at;\nmbarrier.arrive.shared::cta.b64 _, [at+%2];\n}"
-               ::"r"(shared_address(smem)), "r"(index), "n"(OFFSET) : "memory");
-}
 //@ cp_async_mbarrier_arrive
 // The barrier gets an arrival when this thread's cp.async copies so far have landed; COUNTED: one of those it waits for.
 template <bool COUNTED> TL_DEVICE void cp_async_mbarrier_arrive(void* bar) {
@@ -336,12 +330,6 @@ template <int COUNT> TL_DEVICE void wgmma_hold(const float* x) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) some |= x[i] == __int_as_float(0x7f800000);
   if (__any_sync(0xffffffffu, some)) asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
-}
-//@ computed_here
-// x is `value`, which the compiler may no more know than compute elsewhere.
-TL_DEVICE void computed_here(unsigned long long& x, unsigned long long value) {
-  x = value;
-  asm volatile("" : "+l"(x));
 }
 //@ wgmma_descriptor
 // Operand in shared memory, `bytes` + `more` + OFFSET behind p, all of them multiples of 16.  Only 18 bits of the address:

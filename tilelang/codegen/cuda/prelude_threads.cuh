@@ -56,12 +56,6 @@ TL_DEVICE int warp_idx(int warp_size = 32) { return linear_thread() / warp_size;
 TL_DEVICE int warp_idx_sync(int warp_size = 32) { return __shfl_sync(0xffffffffu, linear_thread() / warp_size, 0); }
 //@ warp_group_idx
 TL_DEVICE int warp_group_idx(int warp_size = 32, int warps = 4) { return linear_thread() / (warp_size * warps); }
-//@ afresh
-// x, but nothing that was computed from x before is known to be the same.
-TL_DEVICE int afresh(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
 //@ warp_uniform
 // What all lanes of a warp have computed alike, from an instruction whose result the assembler knows to be one per warp:
 // what follows from it is computed once a warp (uniform registers).

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from tilelang.ir import Buffer, Call, Launch, Var, walk
+from tilelang.ir import Buffer, Launch, Var, walk
 from tilelang.target.cluster import cluster_of
 
 from .calls import Calls
@@ -69,7 +69,7 @@ class KernelPrinter:
         injected = "".join(t for t in kernel.launch.plan.import_source if t)
         self._memory, self.calls = Memory(x, kernel.launch), Calls(
             x, words_of(injected) | {*sections()})
-        self._hopper = HopperCalls(self.calls, self._memory, kernel.launch)
+        self._hopper = HopperCalls(self.calls, kernel.launch)
         self.registers = NamedRegisters(self.calls)
         wgmma = WgmmaCalls(self.calls, self.registers)
         self._statements = Statements(self._memory, self.registers, wgmma, fast_math)
@@ -104,11 +104,9 @@ class KernelPrinter:
         """The variables of the thread's and the block's index."""
         launch = self._launch
         used = {x for x in walk(launch.body, Var)}
-        opaque = {x.args[0] for x in walk(launch.body, Call) if x.op == "make_opaque"}
         for var, axis in zip(launch.thread_vars, "xyz"):
             if var in used:
-                kind = "int" if var in opaque else "const int"
-                self.page.emit(f"{kind} {self.page.name(var, var.name)} = threadIdx.{axis};")
+                self.page.emit(f"const int {self.page.name(var, var.name)} = threadIdx.{axis};")
         swizzle = launch.plan.swizzle
         if swizzle and len(launch.block_vars) >= 2:
             self._swizzled_blocks(*swizzle)

@@ -79,9 +79,7 @@ class ValueFacts:
         hit = self._known.get(id(e))
         if hit is not None:
             return hit[1]
-        if isinstance(e, Call) and e.op == "opaque_copy":
-            out = self.from_data(e.args[0])
-        elif isinstance(e, (Load, Call)):
+        if isinstance(e, (Load, Call)):
             out = True
         elif isinstance(e, Var):
             return e in self._from_memory

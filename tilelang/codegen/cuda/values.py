@@ -19,7 +19,7 @@ from .types import HALVES, is_small_float, lane_args, type_name
 _VECTOR_OPS = {"add": "vec_arithmetic", "sub": "vec_arithmetic", "mul": "vec_arithmetic", "lt": "vec_compare",
                "le": "vec_compare", "gt": "vec_compare", "ge": "vec_compare", "eq": "vec_compare", "ne": "vec_compare",
                "and": "vec_compare", "or": "vec_compare"}
-_SHORT = ("exp", "exp2", "fast_exp2", "rsqrt", "fabs", "fma", "sigmoid", "opaque_copy")  # a few instructions each
+_SHORT = ("exp", "exp2", "fast_exp2", "rsqrt", "fabs", "fma", "sigmoid")  # a few instructions each
 
 
 class Values:

@@ -22,7 +22,7 @@ from .asynchronous import GROUP
 from .context import DeviceContext
 from .counters import count_warps
 from ..faults import fault
-from ..lane_ops import WARP, elect, nothing, own_threads, spread
+from ..lane_ops import WARP, elect, nothing, own_threads
 from ..lanes import LaneFrame, uniform
 from ..matrix import Registers, register_order
 from ..wgmma import descriptor, wgmma_row
@@ -186,29 +186,13 @@ def _wait(c: DeviceContext, e: Call) -> Closure:
     return run
 
 
-def _opaque_copy(c: DeviceContext, e: Call) -> Closure:
-    """Returns its argument.  A descriptor carried to the next iteration may point behind the last operand."""
-    value = e.args[0]
-    if isinstance(value, Call) and value.op == "wgmma_descriptor":
-        return _descriptor(c, value, ahead=True)
-    return c.expr(value)  # type: ignore[no-any-return]
-
-
-def _descriptor(c: DeviceContext, e: Call, ahead: bool = False) -> Closure:
-    """ahead: its address may be outside of the buffer; a wgmma that reads there is diagnosed."""
+def _descriptor(c: DeviceContext, e: Call) -> Closure:
     base = e.args[0]
     if not isinstance(base, AddressOf) or not base.buffer.scope().startswith("shared"):
         raise fault("sim-unsupported", "wgmma_descriptor needs the address of a shared element",
                     expected="the address of a shared element", found="another operand", span=e.span)
     item = numpy_dtype(base.buffer.dtype).itemsize
-    if ahead and len(base.indices) == 1:
-        index, start = c.expr(base.indices[0]), c.slot(base.buffer.data)
-
-        def at(f: LaneFrame) -> np.ndarray:
-            return spread(np.asarray(index(f)).astype(np.int64) * item + f.slots[start], f.lanes)
-    else:
-        at = c.memory.reach(base.buffer, base.indices, item, e.span, "wgmma operand")
-    return descriptor(c, e, at)
+    return descriptor(c, e, c.memory.reach(base.buffer, base.indices, item, e.span, "wgmma operand"))
 
 
 def _set_max_nreg(c: DeviceContext, e: Call) -> Closure:
@@ -254,7 +238,7 @@ def _in_groups(c: DeviceContext, e: Call) -> Closure:
 WGMMA_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
     "wgmma": _wgmma, "wgmma_fence": _fence_or_commit, "wgmma_commit": _fence_or_commit, "wgmma_wait": _wait,
     "wgmma_pin": nothing, "wgmma_hold": nothing,
-    "wgmma_descriptor": _descriptor, "opaque_copy": _opaque_copy,
+    "wgmma_descriptor": _descriptor,
     "set_max_nreg": _set_max_nreg, "elect_one": elect, "in_warp_groups": _in_groups,
 }  # fmt: skip
 

@@ -16,7 +16,6 @@ from tilelang.ir.record import record
 from tilelang.target.machine import UNIT_RATES
 
 START = 40.0  # cycles to start a GEMM and to wait for it, beside its own
-_OPENING = 10  # iterations whose second half orders are compared by
 _MOST = 256  # simulated iterations of a loop that does not become periodic
 
 
@@ -64,7 +63,7 @@ class Held:
 
 
 class Simulation:
-    """One run of a loop.  cycles: of its steady iteration, which no unit is busy for longer.  opening: of iterations 6 to 10.
+    """One run of a loop.  cycles: of its steady iteration, which no unit is busy for longer.
 
     ran: (group, place) -> when its last event began and ended, a GEMM on the tensor cores.  loaded: the same of each ring's
     loads, by place in `rings`.
@@ -112,11 +111,9 @@ class Simulation:
                 before = seen.setdefault(tuple(round(x - marks[-1], 3) for x in self.clock), [])
                 now = self.state(len(marks), marks[-1])
                 begin = next((n for n, state in before if state == now), None)
-                if begin is not None and len(marks) >= _OPENING:
-                    self.opening = (marks[_OPENING - 1] - marks[_OPENING // 2 - 1]) / (_OPENING - _OPENING // 2)
+                if begin is not None:
                     return (marks[-1] - marks[begin - 1]) / (len(marks) - begin)
                 before.append((len(marks), now))
-        self.opening = (marks[_OPENING - 1] - marks[_OPENING // 2 - 1]) / (_OPENING - _OPENING // 2)
         return (marks[-1] - marks[_MOST // 2 - 1]) / (_MOST // 2)
 
     def state(self, steps: int, now: float) -> Any:

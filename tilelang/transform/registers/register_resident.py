@@ -9,9 +9,7 @@
     wgmma(acc, P, …)                                  wgmma(acc, P, …, registers=("c", "a"))
 
 In attention NVRTC then sees neither the 64 scores of a thread nor its 64 accumulator registers, which halves the time of the
-whole compilation.  The instructions of these loops are printed in program order, so ptxas schedules them as before.  To
-NVRTC such a kernel seems to need few registers; shorten_live_ranges.py therefore stops it from carrying thread indices
-over the loop in launches with plan.own_values.
+whole compilation.  The instructions of these loops are printed in program order, so ptxas schedules them as before.
 
 Either all values of a launch are register-resident or none is.  Every array that a wgmma names gets named registers.  In the
 innermost loops with wgmma, each statement that touches such an array must match a form (`target/register_forms.py`) or lie

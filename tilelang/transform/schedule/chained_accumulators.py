@@ -9,14 +9,13 @@
 (split_accumulators.py creates such loops.)  Only one accumulator P is in registers, so a warp group either runs an MMA or
 promotes its result.  Meanwhile another warp group keeps the tensor cores busy, if promotion takes less time than an MMA.
 Therefore this schedule moves as much other work as possible under the running MMA: small fragments (scales) are loaded one
-iteration ahead, the factors made of them are computed there (row_factors.py), and the wait for the next stage happens
-during the last GEMM of an iteration.  The arithmetic and its order do not change.
+iteration ahead, and the wait for the next stage happens during the last GEMM of an iteration.  The arithmetic and its order
+do not change.
 
 With fragments to load ahead, a GEMM is waited for in the iteration that starts it.  If it were started in the iteration
 before, ptxas would emit the promotion as one uninterrupted sequence without a yield, and the next GEMM of the other warp
 group would wait for it: promotion with factors then costs 5 % of the time.  Promotion without factors does not have this
-problem, so without fragments to load, each iteration starts the first GEMM of the next one after its last promotion, and
-the descriptors are computed during that promotion.
+problem, so without fragments to load, each iteration starts the first GEMM of the next one after its last promotion.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from ..analysis.statements import rename
 from ..analysis.statements import do
 from ..analysis.pipeline_loops import SERIAL
 from .rings import WarpRoleLoop, pin
-from ..analysis.row_factors import row_factors
 from ..analysis.pipeline_schedule import needed_binds
 
 
@@ -143,10 +141,9 @@ def chained_tiles(r: WarpRoleLoop, chain: Chain) -> TileCode | None:
 class _Loop:
     """Generates the code of a chain.
 
-    early: whether the statements before the first GEMM run one iteration ahead.  factors: values that the promotion uses
-    per row, [(fragment, loop that fills it)].  copies: (fragment that the promotion reads, fragment that is filled ahead).
-    loaded: bindings whose values are loads from memory, each with a variable for the current iteration and, if the promotion
-    reads it, one for the next.
+    early: whether the statements before the first GEMM run one iteration ahead.  copies: (fragment that the promotion
+    reads, fragment that is filled ahead).  loaded: bindings whose values are loads from memory, each with a variable for the
+    current iteration and, if the promotion reads it, one for the next.
     """
 
     def __init__(self, r: WarpRoleLoop, chain: Chain) -> None:
@@ -162,22 +159,11 @@ class _Loop:
         used = _used(x for w in self.work for x in w)
         loaded = [s for s in r.body.pure if s.var in used and touches(s.value)]
         self.early = bool(chain.ahead or loaded and not self.before)
-        self.factors: list[tuple[Buffer, Stmt]] = []
-        if self.early:
-            self._take_factors()
-            used = _used(x for w in self.work for x in w)
         read = {x.buffer for w in self.work for s in w for x in walk(s, Load, Region)}
         self.copies = [(b, _copy(b, "next")) for b in chain.ahead if b in read]
         self.loaded = [(s, _variable(s.var.name, s),
                         _variable(f"{s.var.name}_next", s) if self.early and s.var in used else None) for s in loaded]
         self.values: dict[Any, Any] = {s.var: load(b, _ZERO) for s, b, _ in self.loaded}
-
-    def _take_factors(self) -> None:
-        simple = [s for s in self.r.body.pure if not touches(s.value)]
-        for w in self.work:
-            for n, s in enumerate(w):
-                w[n], made = row_factors(s, self.chain.ahead, simple)
-                self.factors += made
 
     def code(self) -> list[Stmt]:
         loop, extent = self.r.loop, convert(self.r.loop.extent)
@@ -208,7 +194,7 @@ class _Loop:
 
     def made(self) -> list[Stmt]:
         """Allocations."""
-        made: list[Stmt] = [Alloc(b) for b in (*(b for _, b in self.copies), *(b for b, _ in self.factors))]
+        made: list[Stmt] = [Alloc(b) for _, b in self.copies]
         return made + [Alloc(b) for _, now, after in self.loaded for b in (now, after) if b is not None]
 
     def opening(self, it: Expr) -> list[Stmt]:
@@ -222,10 +208,7 @@ class _Loop:
             iteration = [*self.start(0, k), *self.take(k), *self.fill(k + one), *self.rest(k, k + one)]
         else:
             iteration = [*self.rest(k, k + one), *self.fill(k + one), *self.start(0, k + one)]
-        # If the loop holds loads, ptxas would place them between the instructions of a GEMM that is started earlier.
-        tight = bool(self.early and self.r.slow) or None
-        steady = replace(loop, kind="serial", start=start, extent=extent, body=seq(*iteration))
-        return with_options(steady, tight=tight, **SERIAL)
+        return with_options(replace(loop, kind="serial", start=start, extent=extent, body=seq(*iteration)), **SERIAL)
 
     def of(self, stmts: list[Stmt], it: Expr) -> list[Stmt]:
         """Statements of iteration `it`, after the bindings that they need."""
@@ -243,8 +226,7 @@ class _Loop:
     def take(self, it: Expr) -> list[Stmt]:
         """Copies what has been filled for iteration `it` to where the promotion reads it, so that it can be filled again."""
         return [*(Copy(_whole(after), _whole(now)) for now, after in self.copies),
-                *(Store(now, _ZERO, load(after, _ZERO)) for _, now, after in self.loaded if after is not None),
-                *self.of([s for _, s in self.factors], it)]
+                *(Store(now, _ZERO, load(after, _ZERO)) for _, now, after in self.loaded if after is not None)]
 
     def start(self, n: int, it: Expr) -> list[Stmt]:
         """Starts GEMM n of the chain and leaves it in flight."""

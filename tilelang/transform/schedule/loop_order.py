@@ -62,12 +62,12 @@ class LoopItems:
 
     items: of the whole body.  own: those of the consumers, in the order of the program.  groups: number of warp groups.
     used_outside: whether storage is accessed outside the loop.  rings: the rings of stages that the producer fills.  asked: the
-    order that the program gives; () for none.
+    order that the program gives; () for none.  beside: blocks that an SM runs at once, this one included.
     """
 
     def __init__(self, items: list[Item], own: Sequence[int], groups: int, used_outside: Callable[[Var], bool],
-                 rings: Sequence[RingUse] = (), asked: tuple[Event, ...] = ()) -> None:
-        self.asked = asked
+                 rings: Sequence[RingUse] = (), asked: tuple[Event, ...] = (), beside: int = 1) -> None:
+        self.asked, self.beside = asked, beside
         self.items, self.own, self.groups, self.rings = items, tuple(own), groups, tuple(rings)
         self.gemms = tuple(i for i in self.own if isinstance(items[i].stmt, Gemm))
         self.cost: dict[int, Cycles] = {i: item_cycles(items[i].stmt) for i in self.own}
@@ -305,8 +305,10 @@ def _fitting(loop: LoopItems, tried: Iterable[tuple[frozenset[int], tuple[Event,
             if held > registers or any(
                     loop.held(events, waits, x).lag >= x.stages for x in loop.rings):
                 continue
-            cycles = loop.simulated(events, waits, loop.groups, loop.rings).opening
-            path = loop.simulated(events, waits, 1, ()).opening
+            cycles = loop.simulated(events, waits, loop.groups, loop.rings).cycles
+            path = loop.simulated(events, waits, 1, ()).cycles
+            if loop.beside > 1:  # other blocks of the SM run while this one waits
+                cycles = max(sum(c.tensor for c in loop.cost.values()), cycles / loop.beside)
             weight = (1.0 if carry else _ENDED) * (_LATE if late else 1.0)
             found.append((cycles * weight + path * _PATH, len(late), LoopOrder(events, cycles, path, held, carry)))
     return found

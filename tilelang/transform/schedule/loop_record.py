@@ -35,8 +35,10 @@ def record_of(r: WarpRoleLoop, registers: Sequence[int]) -> Schedule:
     events, waits = steady(r, loop)
     rings = [x for x in r.rings if x.iterations == 1]
     filled = {i: use for x, use in zip(rings, loop.rings) for i in x.items}
+    shared = {e.storage for x in loop.items for e in x.effects}  # tf32 operands are rounded there
     split = tuple((x.stmt.c.buffer.name, "N" if plan.warps[1] > 1 else "M")  # type: ignore[attr-defined]
-                  for x in (loop.items[i] for i in loop.gemms) if not isinstance(plan := choose_wgmma(x.stmt, threads), str))
+                  for x in (loop.items[i] for i in loop.gemms) if not isinstance(
+                      plan := choose_wgmma(x.stmt, threads, shared), str))
     versions = {b.name: r.stages_of(x.iterations) for x in r.rings for b in x.buffers}
     made = _record(r.launch, r.loop, loop, (events, waits), filled, dict.fromkeys(sorted(r.loads), "tma"))
     return replace(made, split=tuple(dict.fromkeys(split)), registers=tuple(registers),
@@ -47,7 +49,7 @@ def record_of_threads(launch: Launch, loop: For, items: list[Item], stage: Seque
                       ahead: Mapping[int, int], capability: int) -> Schedule:
     """The record of a loop without warp roles.  ahead: copies that run asynchronously -> versions of their tiles."""
     ranked = sorted((i for i in range(len(items)) if i not in ahead), key=lambda i: order[i])
-    last = max((stage[i] for i in ranked), default=0)
+    low = min((stage[i] for i in ranked), default=0)
     rings = {i: RingUse(frozenset(j for j in ranked if any(e.writes and items[j].touches(e.storage) for e in items[i].effects)),
                         _moved(items[i]), n) for i, n in ahead.items()}
     rings = {i: use for i, use in rings.items() if use.users}
@@ -60,7 +62,7 @@ def record_of_threads(launch: Launch, loop: For, items: list[Item], stage: Seque
             fits = capability == 90 and not isinstance(choose_wgmma(op, launch.num_threads), str)
             own.cost[i] = Cycles(wgmma_cycles(op) if fits else 2.0 * op.m * op.n * op.k / rate)
     loads = {i: "cp.async" if i in ahead else "threads" for i, x in enumerate(items) if _is_load(x)}
-    return _record(launch, loop, own, (tuple(Event(i, max(0, stage[i] - last)) for i in ranked), {}), rings, loads)
+    return _record(launch, loop, own, (tuple(Event(i, stage[i] - low) for i in ranked), {}), rings, loads)
 
 
 def _record(launch: Launch, loop: For, own: LoopItems, steady: tuple[tuple[Event, ...], dict[int, Wait]],

@@ -47,7 +47,7 @@ def enough_stages(r: WarpRoleLoop, most: int) -> int:
         items.rings = tuple(RingUse(x.users, x.bytes, n) for x in items.rings)
         cycles[n] = best_order(items, r.consumer_registers, _flight(r)).cycles
     best = min(cycles.values())
-    return r.stages if best > 0.9 * cycles[r.stages] else next(n for n, c in cycles.items() if c <= 1.02 * best)
+    return r.stages if best > 0.9 * cycles[r.stages] else next(n for n, c in cycles.items() if c <= 1.05 * best)
 
 
 def items_of(r: WarpRoleLoop) -> LoopItems:
@@ -55,7 +55,7 @@ def items_of(r: WarpRoleLoop) -> LoopItems:
     items = r.body.items
     own = [i for i in range(len(items)) if i not in r.loads]
     rings = [RingUse(_users(r, x), x.bytes(items), r.stages) for x in r.rings if x.iterations == 1]
-    return LoopItems(items, own, r.groups, r.used_outside, rings, _asked(r, own))
+    return LoopItems(items, own, r.groups, r.used_outside, rings, _asked(r, own), r.beside)
 
 
 def _asked(r: WarpRoleLoop, own: list[int]) -> tuple[Event, ...]:

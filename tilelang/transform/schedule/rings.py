@@ -72,7 +72,7 @@ class WarpRoleLoop:
     made before its first iteration, modulo twice the stages; None for zero.  repeated: the loop runs once for each tile of a
     block and must release all stages before it ends.  slow_bases: iterations per stage of a slow ring -> its `base`.
     overlap: text for the report, set when the consumers' schedule has been made.  order: the chosen order of the consumers'
-    statements; None until it is asked for, False where another schedule is taken.
+    statements; None until it is asked for, False where another schedule is taken.  beside: blocks that an SM runs at once.
     """
 
     launch: Launch
@@ -88,6 +88,7 @@ class WarpRoleLoop:
     slow_bases: Mapping[int, Expr | None] = field(default_factory=dict)
     overlap: str = ""
     order: LoopOrder | Literal[False] | None = None
+    beside: int = 1
 
     @property
     def slow(self) -> list[Ring]:

@@ -148,7 +148,8 @@ class _WarpRoles:
         steps = {} if tiles is None else {t: self._steps(t, tiles) for t in sorted({1, *(r.iterations for r in self.rings)})}
         bases = {t: s.base for t, s in steps.items()}
         self.shared = WarpRoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
-                               self.cx, bases.pop(1, None), tiles is not None and not tiles.once, bases)
+                               self.cx, bases.pop(1, None), tiles is not None and not tiles.once, bases,
+                                   beside=1 if self._alone() else 2)
         _check_second_block(self)
         if self.shared.slow and not takes_slow_rings(self.shared):
             raise _Declined("GEMMs move past what uses prefetched scales")
@@ -209,7 +210,7 @@ class _WarpRoles:
                                       lambda n, r: self.loops[n]._make(r, None), room)
         for p, steps in zip(loops, counts):
             p.shared = WarpRoleLoop(self.launch, p.loop, p.body, p.rings, self.groups, p.stages, self.thread, self.cx,
-                                    steps.base, True, {})
+                                    steps.base, True, {}, beside=1 if self._alone() else 2)
         if not several:
             _check_second_block(self)
         new = {b: v for p in loops for r in p.rings for b, v in r.buffers.items()}

@@ -289,7 +289,7 @@ class Values:
             return lambda f: f.elected()
         if e.op == "wgmma_descriptor":
             return self._descriptor(e)
-        if e.op in ("warp_uniform", "opaque_copy"):
+        if e.op == "warp_uniform":
             return self._of(e.args[0])
         if e.op in ("cluster_rank", "cluster_size"):
             return (lambda f: f.block.rank) if e.op == "cluster_rank" else (lambda f: len(f.block.model.blocks))
