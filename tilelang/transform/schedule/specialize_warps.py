@@ -272,9 +272,8 @@ class _WarpRoles:
         overlap = self.shared.overlap if len(self.loops) == 1 else "; ".join(
             f"pipelined loop {n + 1} of {len(self.loops)}: {p.shared.overlap}" for n, p in enumerate(self.loops))
         kept = [s.call.options.n for warp_role in (0, 1) for s in self._registers(warp_role)]  # type: ignore[attr-defined]
-        out = with_options(out, schedules=tuple(str(record_of(p.shared, kept)) for p in self.loops))
-        return with_options(out, compute_threads=self.groups * GROUP, report=(*self.launch.plan.report, about),
-                          stages=stages, overlap=overlap, pipeline_report=(
+        return with_options(out, compute_threads=self.groups * GROUP, report=(*self.launch.plan.report, about), overlap=overlap,
+                          schedules=tuple(str(record_of(x.shared, kept)) for x in self.loops), stages=stages, pipeline_report=(
             f"warp groups: 1 loads {names} by TMA, {self.groups} compute{'s' * (self.groups == 1)}, "
             f"{' and '.join(dict.fromkeys(str(p.stages) for p in self.loops))} stages"))
 
