@@ -7,9 +7,9 @@ from tilelang.transform.pipeline import lower
 
 
 def lowered(program, arch="sm_90a", **options):
-    """options: pass configs without their `tl.`."""
+    """options: pass configs without their `tl.`.  Blocks stay as written: programs of tests have few blocks."""
     return lower(getattr(program, "func", program), Target({"kind": "cuda", "arch": arch}),
-                 {"tl.enable_hopper": True, **{f"tl.{k}": v for k, v in options.items()}})
+                 {"tl.enable_hopper": True, "tl.resize_blocks": False, **{f"tl.{k}": v for k, v in options.items()}})
 
 
 def launch_of(program, **options):

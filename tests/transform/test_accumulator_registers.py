@@ -60,6 +60,7 @@ def taken_apart(func, cx):
 def both_ways(f, *args, monkeypatch, every=False, config=None):
     """(result of the last tensor, kernel); computed with registers and arrays apart, and as they are."""
     monkeypatch.setattr(passes, "EVERY_FORM", 1 if every else 1 << 30)
+    config = {"tl.resize_blocks": False, **(config or {})}
     plain = pipeline.lower(f.func, SM90A, config)
     monkeypatch.setattr(pipeline, "DEVICE_PASSES", (*pipeline.DEVICE_PASSES[:-1], taken_apart, pipeline.DEVICE_PASSES[-1]))
     apart = pipeline.lower(f.func, SM90A, config)
@@ -177,7 +178,7 @@ def test_accumulators_that_cannot_be_followed_stay_arrays(monkeypatch):
 @pytest.mark.parametrize("every", [False, True])
 def test_accumulators_of_several_instructions(monkeypatch, every):
     monkeypatch.setattr(passes, "EVERY_FORM", 1 if every else 1 << 30)
-    (kernel,) = pipeline.lower(gemm(128, 128, 128, 128, 128, 64).func, SM90A).kernels
+    (kernel,) = pipeline.lower(gemm(128, 128, 128, 128, 128, 64).func, SM90A, {"tl.resize_blocks": False}).kernels
     assert (".reg .f32 tl_Cf_<128>" in print_kernel(kernel)) == every
 
 
@@ -217,7 +218,7 @@ def test_text_of_declarations_and_moves():
 
 def test_launches_of_many_wgmma_use_named_registers_in_every_form(monkeypatch):
     def declares(rows):
-        (kernel,) = pipeline.lower(gemm(rows, 128, 128, rows, 128, 64).func, SM90A).kernels
+        (kernel,) = pipeline.lower(gemm(rows, 128, 128, rows, 128, 64).func, SM90A, {"tl.resize_blocks": False}).kernels
         return ".reg .f32 tl_Cf_<" in print_kernel(kernel)
 
     assert not declares(128)

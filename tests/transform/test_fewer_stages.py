@@ -56,7 +56,8 @@ def ran(f, *inputs):
     want, reports = np.zeros((128, 128), np.float32), {}
     tilelang.compile(f, target=S90, execution_backend="tile")(*inputs, want)
     for target in (S80, S90):
-        kernel, got = tilelang.compile(f, target=target, execution_backend="simulator"), np.zeros((128, 128), np.float32)
+        kernel = tilelang.compile(f, target=target, execution_backend="simulator", pass_configs={"tl.resize_blocks": False})
+        got = np.zeros((128, 128), np.float32)
         kernel(*inputs, got)
         np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-2)
         reports[target["arch"]] = kernel.report()

@@ -200,7 +200,7 @@ def indexed(table_written=False):
 @pytest.mark.parametrize("program, why", [
     (lambda: strided(100), "multiple of 16"), (leaves_early, "thread_return"), (in_place, "written by the kernel"),
     (lambda: indexed(True), "would not load"), (lambda: gemm(m=128, n=128, k=128, ta=True, dtype="float32"), "K contiguous"),
-    (lambda: gemm(m=128, n=128, k=128, stages=1), "two stages"), (lambda: gemm(m=128, n=128, k=128, threads=192), "groups"),
+    (lambda: gemm(m=128, n=128, k=128, threads=192), "groups"),
 ])
 def test_declined_programs_say_why(program, why):
     launch = launch_of(program())

@@ -74,7 +74,7 @@ def scaled(m=64, n=64, k=512, bm=64, bn=64, bk=128, stages=3, threads=128, dtype
 
 
 def compiled(program, **options):
-    return lower(program.func, SM90, {"tl.enable_hopper": True, **options})
+    return lower(program.func, SM90, {"tl.enable_hopper": True, "tl.resize_blocks": False, **options})
 
 
 def inputs(m=64, n=64, k=512, bm=64, bk=128, dtype=F8, scale="float32", columns=0, turned=False, first=0, whole=True,

@@ -24,6 +24,7 @@ from .legalize.aliasing import keep_order, overlapping
 from .legalize.ballot_masks import ballot_masks
 from .legalize.single_updates import single_updates, warp_role_updates
 from .legalize.bind_calls import bind_calls
+from .legalize.block_shape import block_shape
 from .legalize.block_returns import block_returns
 from .check.check_blocks import check_blocks
 from .check.check_bounds import check_bounds
@@ -89,7 +90,6 @@ from .schedule.prefetch_scales import may_prefetch_scales
 from .legalize.tma_columns import tma_columns
 from .legalize.transposed_operands import transposed_operands
 from .lower.tma_copies import tma_copies
-from .legalize.warp_group_count import warp_group_count
 from .legalize.unpack_small_types import unpack_small_types
 from .check.verify_sync import verify_sync
 from .verify_sync.plan import follows
@@ -129,7 +129,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
 )
 DEVICE_PASSES: tuple[PassFn, ...] = (
     keep_order,  # before all passes that move a read in front of a write
-    warp_group_count,  # before all passes that choose instructions, layouts and warp roles
+    block_shape,  # before all passes that choose instructions, layouts and warp roles
     check_collective,  # before warp specialisation and layouts: it checks the branches that the user wrote
     single_updates,  # after check_collective; before all passes that place barriers or layouts
     ballot_masks,  # after check_collective: code that it rejects needs no masks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilelang.errors import InternalError, error, register
@@ -28,13 +29,13 @@ def is_pipelined(s: For) -> bool:
     return s.kind == "pipelined" or s.plan.software_pipeline_stage is not None
 
 
-def inner_loops(body: Stmt) -> list[For]:
-    """The outermost pipelined loops below a launch's body."""
+def inner_loops(body: Stmt, wanted: Callable[[For], bool] = is_pipelined) -> list[For]:
+    """The outermost loops of a kind, pipelined ones if none is given, below a launch's body."""
     out: list[For] = []
     stack = [body]
     while stack:
         s = stack.pop()
-        if isinstance(s, For) and is_pipelined(s):
+        if isinstance(s, For) and wanted(s):
             out.append(s)
         else:
             stack += reversed(inner(s))

@@ -98,6 +98,8 @@ class PassConfigKey(str, Enum):
     TL_PING_PONG = "tl.ping_pong", _unused("warp groups alternate without barriers between them", True)
     TL_EXTRA_STAGES = "tl.extra_stages", _flag(
         "more stages than num_stages where a loop would wait for loads and shared memory is free", True)
+    TL_RESIZE_BLOCKS = "tl.resize_blocks", _flag(
+        "other rows, columns and warp groups of a block where the program leaves them open and wgmma can use them", True)
     TL_WGMMA_IN_FLIGHT = "tl.wgmma_in_flight", ConfigRow(
         (str,), "iterations", "how long wgmma of a loop may be in flight: over the end of an "
         "iteration, to its end, or until the next statement",

@@ -85,9 +85,10 @@ def _specialized(launch: Launch, cx: PassContext) -> Launch:
     if head or tail:
         out = _specialized(replace(launch, body=body), cx)
         return replace(out, body=seq(*head, out.body, *tail, span=launch.body.span))
-    loops = [s for s in stmts_of(launch.body) if isinstance(s, For) and is_pipelined(s)]
+    wanted = is_pipelined if any(isinstance(s, For) and is_pipelined(s) for s in statements(launch.body)) else _multiplies
+    loops = [s for s in stmts_of(launch.body) if isinstance(s, For) and wanted(s)]
     tiled = prefetch_scales(launch, loops[0], cx) if len(loops) == 1 else None
-    loops = loops or inner_loops(launch.body)
+    loops = loops or inner_loops(launch.body, wanted)
     if not loops:
         return launch
     try:
@@ -101,6 +102,13 @@ def _specialized(launch: Launch, cx: PassContext) -> Launch:
         return with_options(launch, report=(*launch.plan.report, f"no warp specialisation: {e}"))
 
 
+def _multiplies(s: For) -> bool:
+    """Whether a loop that is not pipelined loads tiles and multiplies: it may get stages as if it asked for none."""
+    inside = stmts_of(s.body)
+    return s.kind == "serial" and any(isinstance(x, Gemm) for x in inside) and any(
+        isinstance(x, Copy) and x.src.buffer.scope_name == GLOBAL and x.dst.buffer.scope_name in SHARED for x in inside)
+
+
 class _WarpRoles:
     """Rewrites one launch.  Raises _Declined if that is not possible."""
 
@@ -112,10 +120,11 @@ class _WarpRoles:
         self.groups, self.thread = x // GROUP, launch.thread_vars[0]
         self.loop, self.loops = loops[0], [self, *(_WarpRoles(launch, [x], cx) for x in loops[1:])]
         self.rings: list[Ring] = []
-        stages = ring_stages(self.loop)
-        if stages is None or stages < 2:
+        asked, plan = ring_stages(self.loop), self.loop.plan
+        grows = cx.option(PassConfigKey.TL_EXTRA_STAGES) and not (plan.order or plan.software_pipeline_order)
+        if asked is None or asked < 2 and not grows:
             raise _Declined("no automatic pipeline of two stages or more")
-        self.asked = self.stages = stages
+        self.asked, self.stages = asked, max(asked, 2)
         self.body: Body = loop_items(stmts_of(self.loop.body))
         self.tf32 = tf32_tiles(launch, self.loop, self.body.items)
         self.values = {s.var: s.value for s in walk(launch.body, Bind)}
@@ -128,6 +137,8 @@ class _WarpRoles:
             try:
                 x._check()
                 x.rings = x._rings()
+                if x.asked < x.stages and x._free() < 0:
+                    raise _Declined(f"two stages do not fit in shared memory; the loop asks for {x.asked}")
             except _Declined as e:
                 raise e if len(self.loops) == 1 else _Declined(f"pipelined loop {n + 1} of {len(self.loops)}: {e}") from None
         if len(self.loops) > 1:
@@ -186,7 +197,7 @@ class _WarpRoles:
             turned = None if whole or advance else overlapped_tiles(self.shared, tiles, [*bind, *binds], opening, ending)
             computing = turned or [*begin, tiles.loop(*bind, *binds, *computing, *advance)]
         end = do("cluster_wait" if parting else "cluster_sync") if cluster else None
-        out = self._assembled(once, made, [*done, self._loader(loading)], computing, cluster, end)
+        out = self._assembled(once, made, [*done, _loader(self, loading)], computing, cluster, end)
         if tiles is not None:
             out = with_options(replace(out, grid=(tiles.grid,), block_vars=(tiles.block,)), swizzle=None,
                              tiles_overlap=bool(turned) or None,
@@ -235,7 +246,7 @@ class _WarpRoles:
         once: list[Stmt] = [Alloc(b) for b in around.allocs if b not in new or b.data in used]
         once += [Alloc(v) for v in made]
         bars = list(dict.fromkeys(b for p in loops for r in p.rings for b in (r.full, r.empty) if b is not None))
-        out = self._assembled(once, bars + [x.drained for x in more], [self._loader(loading)], computing, False, None)
+        out = self._assembled(once, bars + [x.drained for x in more], [_loader(self, loading)], computing, False, None)
         about = "both warp roles run the program's own loops around the pipeline" if not several else \
             f"both warp roles run the {len(loops)} pipelined loops one after another"
         return self._said(with_versions(out, new.items()) if handover else out, about + handover.about if handover else about)
@@ -246,11 +257,6 @@ class _WarpRoles:
         limit, pairs = self.cx.target.limits.shared_per_block - BARRIER_BYTES, self.launch.plan.disjoint
         both = with_versions(self.launch, new.items()).plan.disjoint
         return place(spans, [p for p in pairs if not new.keys() & p]) > limit >= place(spans, both)
-
-    def _loader(self, loading: list[Stmt]) -> Stmt:
-        """Statements run by one thread of the producer warp group."""
-        last = self.groups * GROUP + 32
-        return If(binary("lt", self.thread, const(last, self.thread.dtype)), If(call("elect_one", (), "bool"), seq(*loading)))
 
     def _assembled(self, once: list[Stmt], made: list[Buffer], loading: list[Stmt], computing: list[Stmt], cluster: bool,
                end: Stmt | None) -> Launch:
@@ -288,16 +294,18 @@ class _WarpRoles:
     def _room(self) -> None:
         """Raises _Declined if prefetched scales would take the shared memory of a second block on the SM or of the epilogue."""
         slow = sum(tma_bytes(self.body.items[i].stmt) for r in self.rings if r.iterations > 1 for i in r.items) * SLOW_STAGES
-        limits, whole = self.cx.target.limits, self._shared()
-        needed = whole + self.groups * STEP_BYTES + BARRIER_BYTES
-        if slow and (needed > limits.shared_per_block or 2 * (whole - slow) <= limits.shared_per_sm < 2 * whole):
+        whole = self._shared()
+        if slow and (self._free() < 0 or 2 * (whole - slow) <= self.cx.target.limits.shared_per_sm < 2 * whole):
             raise _Declined("there is no shared memory for the scales of several steps")
+
+    def _free(self) -> int:
+        """Bytes of shared memory that are left beside the stages, barriers and what an epilogue stages."""
+        return self.cx.target.limits.shared_per_block - self._shared() - self.groups * STEP_BYTES - BARRIER_BYTES
 
     def _taken_stages(self) -> int:
         """The number of stages: as asked for, or more if the loop would wait for loads and no other block needs the memory."""
         own, extent = {self._filled(i) for r in self.rings for i in r.items}, Analyzer().simplify(convert(self.loop.extent))
-        free = self.cx.target.limits.shared_per_block - self._shared() - self.groups * STEP_BYTES - BARRIER_BYTES
-        most = min(MOST_STAGES, self.stages + free // sum(b.size * b.dtype.bits // 8 for b in own))
+        most = min(MOST_STAGES, self.stages + self._free() // sum(b.size * b.dtype.bits // 8 for b in own))
         short = isinstance(extent, Const) and int(extent.value) < 4 * self.stages
         if most <= self.stages or short or not self.cx.option(PassConfigKey.TL_EXTRA_STAGES) or not self._alone() or any(
                 r.iterations > 1 for r in self.rings):
@@ -501,6 +509,12 @@ class _WarpRoles:
 
     def _pure(self) -> list[Bind]:
         return [s for s in self.body.pure if s.var in self.inside]
+
+
+def _loader(p: _WarpRoles, loading: list[Stmt]) -> Stmt:
+    """Statements run by one thread of the producer warp group."""
+    last = p.groups * GROUP + 32
+    return If(binary("lt", p.thread, const(last, p.thread.dtype)), If(call("elect_one", (), "bool"), seq(*loading)))
 
 
 def _check_second_block(p: _WarpRoles) -> None:

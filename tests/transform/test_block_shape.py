@@ -1,0 +1,210 @@
+"""Blocks had the rows, columns and warp groups that the program wrote, also where wgmma could not use them.
+
+Groups beyond the blocks of 64 rows of a GEMM took wgmma, or whole rows, away from all of them.  Accumulators of 256 x 256
+spilled or did not compile.  Blocks of 64 rows loaded what their neighbours loaded too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hopper_lowered import lowered
+
+import tilelang.language as T
+from tilelang.ir import Launch, walk
+from tilelang.layout import make_swizzled_layout
+from tilelang.ops import Gemm
+from tilelang.simulator import run_device, run_tile
+from tilelang.target import Target
+from tilelang.transform.framework.pass_ import PassContext, run_passes
+from tilelang.transform.legalize import block_shape as block_shape_module
+from tilelang.transform.legalize.block_shape import block_shape
+from tilelang.transform.pipeline import legalized
+
+
+def product(threads: int, bm: int = 128, bn: int = 128, tells: str = "", columns: int = 150,
+            depth: int = 96) -> Any:
+    @T.prim_func
+    def main(A: T.Tensor((200, depth), "float16"), B: T.Tensor((columns, depth), "float16"),
+             C: T.Tensor((200, columns), "float32"), count: T.Tensor((1,), "int32")):
+        with T.Kernel(T.ceildiv(columns, bn), T.ceildiv(200, bm), threads=threads) as (bx, by):
+            a, b = T.alloc_shared((bm, 64), "float16"), T.alloc_shared((bn, 64), "float16")
+            c = T.alloc_fragment((bm, bn), "float32")
+            if tells == "layout":
+                T.annotate_layout({a: make_swizzled_layout(a)})
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(depth, 64), num_stages=2):
+                T.copy(A[by * bm, k * 64], a)
+                T.copy(B[bx * bn, k * 64], b)
+                T.gemm(a, b, c, transpose_B=True)
+            if tells == "thread":
+                if T.get_thread_binding() == 0:
+                    count[0] = 1
+            if tells == "atomic":
+                T.atomic_add(count[0], 1)
+            T.copy(c, C[by * bm, bx * bn])
+
+    return main
+
+
+def rows(threads: int) -> Any:
+    """Attention of 128 rows: a maximum of each row stands between its GEMMs."""
+    @T.prim_func
+    def main(A: T.Tensor((128, 64), "float16"), B: T.Tensor((256, 64), "float16"), C: T.Tensor((128, 64), "float32")):
+        with T.Kernel(1, threads=threads):
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            s, p = T.alloc_fragment((128, 64), "float32"), T.alloc_fragment((128, 64), "float16")
+            o, m = T.alloc_fragment((128, 64), "float32"), T.alloc_fragment((128,), "float32")
+            T.copy(A, a)
+            T.clear(o)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, s, transpose_B=True, clear_accum=True)
+                T.reduce_max(s, m, dim=1)
+                for i, j in T.Parallel(128, 64):
+                    p[i, j] = s[i, j] - m[i]
+                T.gemm(p, b, o)
+            T.copy(o, C)
+
+    return main
+
+
+def shaped(program: Any) -> Launch:
+    target = Target({"kind": "cuda", "arch": "sm_90a"})
+    (launch,) = walk(run_passes(legalized(program.func, target), (block_shape,), PassContext(target)), Launch)
+    return launch
+
+
+def threads_of(program: Any) -> int:
+    return shaped(program).num_threads
+
+
+def agree(program: Any) -> None:
+    rng = np.random.default_rng(1)
+    given = {b.name: rng.integers(-3, 4, b.shape).astype(str(b.dtype)) for b in program.buffer_map.values()}
+    expected, found = run_tile(program, given), run_device(lowered(program, resize_blocks=True), given).outputs
+    for name in found:
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+@pytest.mark.parametrize("threads, bm, bn, groups", [
+    (384, 128, 128, 2), (512, 128, 128, 2), (512, 128, 64, 2), (384, 64, 128, 1), (512, 256, 64, 4), (384, 192, 64, 3),
+    (256, 128, 128, 2), (256, 64, 128, 2)])
+def test_groups_are_as_many_as_have_rows(threads: int, bm: int, bn: int, groups: int):
+    assert threads_of(product(threads, bm, bn)) == groups * 128
+
+
+@pytest.mark.parametrize("tells", ["thread", "layout", "atomic"])
+def test_a_program_that_could_tell_keeps_its_threads(tells: str):
+    assert threads_of(product(512, tells=tells)) == 512
+
+
+@pytest.mark.parametrize("threads, bm, bn, now", [(256, 256, 256, 256), (512, 256, 256, 256), (256, 128, 512, 256),
+                                                  (512, 128, 512, 256)])
+def test_accumulators_that_fit_no_block_are_halved(threads: int, bm: int, bn: int, now: int):
+    program = product(threads, bm, bn)
+    launch = shaped(program)
+    assert launch.num_threads == now and all(op.m * op.n <= 128 * 256 for op in walk(launch.body, Gemm))
+    assert "does not fit in the registers" in launch.plan.report[0]
+
+
+def sums(bm: int, bn: int, threads: int, m: int, n: int, k: int = 64) -> Any:
+    """An epilogue that names columns and rows of the whole tensor, an unequal last block, and a row's maximum."""
+    @T.prim_func
+    def main(A: T.Tensor((m, k), "float16"), B: T.Tensor((n, k), "float16"), bias: T.Tensor((n,), "float32"),
+             C: T.Tensor((m, n), "float32"), R: T.Tensor((m, T.ceildiv(n, bn)), "float32")):
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=threads) as (bx, by):
+            a, b = T.alloc_shared((bm, 32), "float16"), T.alloc_shared((bn, 32), "float16")
+            c, r = T.alloc_fragment((bm, bn), "float32"), T.alloc_fragment((bm,), "float32")
+            T.clear(c)
+            for step in T.Pipelined(k // 32, num_stages=2):
+                T.copy(A[by * bm, step * 32], a)
+                T.copy(B[bx * bn, step * 32], b)
+                T.gemm(a, b, c, transpose_B=True)
+            for i, j in T.Parallel(bm, bn):
+                c[i, j] = T.if_then_else(bx * bn + j < n, c[i, j] + bias[bx * bn + j], 0.0) + T.cast(by * bm + i, "float32")
+            T.reduce_max(c, r, dim=1)
+            for i in T.Parallel(bm):
+                if by * bm + i < m:
+                    R[by * bm + i, bx] = r[i]
+            T.copy(c, C[by * bm, bx * bn])
+
+    return main
+
+
+def causal(rows: int, threads: int) -> Any:
+    """The number of steps depends on the block: two blocks of it are no block of twice the rows."""
+    @T.prim_func
+    def main(A: T.Tensor((256, 64), "float16"), B: T.Tensor((256, 64), "float16"), C: T.Tensor((256, 64), "float32")):
+        with T.Kernel(256 // rows, threads=threads) as by:
+            a, b = T.alloc_shared((rows, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            s, p = T.alloc_fragment((rows, 64), "float32"), T.alloc_fragment((rows, 64), "float16")
+            o = T.alloc_fragment((rows, 64), "float32")
+            T.copy(A[by * rows, 0], a)
+            T.clear(o)
+            for k in T.Pipelined(T.ceildiv((by + 1) * rows, 64), num_stages=2):
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, s, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(rows, 64):
+                    p[i, j] = T.if_then_else(by * rows + i >= k * 64 + j, s[i, j], 0.0)
+                T.gemm(p, b, o)
+            T.copy(o, C[by * rows, 0])
+
+    return main
+
+
+@pytest.fixture
+def full_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grids of few blocks count as large ones."""
+    monkeypatch.setattr(block_shape_module, "_blocks", lambda n: 2**20 * all(e.value % 2 == 0 for e in n.grid if e.value > 1))
+
+
+@pytest.mark.parametrize("bm, bn, threads, m, n, grid, now", [
+    (64, 128, 128, 256, 130, (2, 2), 256), (64, 64, 128, 256, 250, (4, 2), 256), (128, 64, 256, 256, 250, (4, 2), 256)])
+def test_two_blocks_that_read_the_same_tiles_become_one(full_grid, bm, bn, threads, m, n, grid, now):
+    launch = shaped(sums(bm, bn, threads, m, n))
+    assert (tuple(e.value for e in launch.grid), launch.num_threads) == (grid, now)
+
+
+def test_columns_of_two_blocks_become_those_of_one(full_grid):
+    launch = shaped(product(256, 128, 64, columns=256))
+    assert ([e.value for e in launch.grid], launch.num_threads) == ([2, 2], 256)
+
+
+def test_blocks_with_loops_of_their_own_stay_apart(full_grid):
+    assert shaped(causal(64, 128)).grid[0].value == 4
+
+
+def test_a_small_grid_gets_blocks_of_half_the_columns():
+    assert [e.value for e in shaped(product(256, depth=512)).grid] == [4, 2]
+    assert [e.value for e in shaped(product(256)).grid] == [2, 2]
+
+
+def test_what_is_written_once_a_block_keeps_the_columns():
+    assert [e.value for e in shaped(sums(128, 128, 256, 256, 256)).grid] == [2, 2]
+
+
+CASES = [sums(256, 256, 256, 300, 260), sums(256, 256, 512, 300, 260), sums(128, 512, 256, 130, 520),
+         sums(64, 128, 128, 256, 130), sums(64, 64, 128, 256, 250), product(256, 128, 64, columns=256), product(256, depth=512),
+         sums(128, 128, 128, 200, 130), causal(256, 256), causal(64, 128)]
+
+
+@pytest.mark.parametrize("program", CASES)
+@pytest.mark.parametrize("large", [False, True])
+def test_resized_blocks_compute_every_element(program: Any, large: bool, request: pytest.FixtureRequest):
+    if large:
+        request.getfixturevalue("full_grid")
+    agree(program)
+
+
+def test_rows_of_a_maximum_stay_in_one_group_and_the_report_says_so():
+    assert threads_of(rows(512)) == 256
+    launch = lowered(rows(512), resize_blocks=True).kernels[0].launch
+    assert any("threads=256 instead of 512" in line for line in launch.plan.report)
+
+
+@pytest.mark.parametrize("program", [product(384), product(512, bn=64), product(384, 64, 128), rows(384), rows(512)])
+def test_results_are_those_of_the_interpreter(program: Any):
+    agree(program)

@@ -1,0 +1,473 @@
+"""Choose the rows, columns and warp groups of a block, where the program leaves them open.
+
+The tiles of a launch have dimensions that one operation goes along together: the rows of A, of an accumulator and of what is
+made of it, say.  Where no statement treats elements along such a dimension differently, a block may compute half of it, and its
+neighbour the other half; or a block computes what two neighbours did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any
+
+from tilelang.arith import Analyzer, simplify_stmt
+from tilelang.ir import (BARRIER, CLUSTER_BARRIER, EMPTY, FRAGMENT, GLOBAL, Alloc, Buffer, Const, Evaluate, Expr, For, Func,
+                         Launch, Load, Parallel, Region, Stmt, Store, Var, const, contains, convert, fresh, inner, is_const,
+                         replace, rewrite, rewrite_stmts, substitute, used_vars, walk, with_options)
+from tilelang.ops import AtomicTile, Copy, Fill, Gemm, Reduce, Scan
+from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma
+from tilelang.target.machine import MOST_REGISTERS, REGISTERS, REGISTERS_PER_SM
+
+from ..analysis.effects import hangs_on_threads, own_effects
+from ..framework.config import PassConfigKey
+from ..framework.pass_ import TILE, PassContext, pass_
+from .hopper_features import hopper
+from .transposed_operands import has_transposed, with_k_contiguous
+
+_ROWS = 64  # of the accumulator of one warp group
+_BESIDE = 40  # registers of a thread that an accumulator leaves for addresses and operands
+_LONG = 512  # elements along K from which on a block takes longer than its start and its end
+_SIDES = ("rows", "columns")  # of an accumulator, by dimension
+Key = tuple[int, int]  # see _key
+
+
+@pass_(needs=TILE)
+def block_shape(func: Func, cx: PassContext) -> Func:
+    """Give a launch blocks whose accumulators fit its registers, and warp groups that have 64 rows each.
+
+        with T.Kernel(4, threads=384)               with T.Kernel(4, threads=256)
+            T.gemm(a, b, c)  # c has 128 rows  ->       T.gemm(a, b, c)
+
+    wgmma gives 64 rows to a warp group: of three groups over 128 rows none can use it, and four groups share the rows by
+    columns, so that every reduction of a row crosses two of them.  An accumulator of 256 x 256 fits no block: two blocks take
+    half of its rows each.  Two blocks that share what they read become one with two warp groups, where each has few rows or
+    columns and the grid is large; a small grid gets blocks of half the columns.  Applies to targets with wgmma, to programs
+    that cannot tell how many threads run them: they name no thread, no warp role, no layout and no operation of single
+    threads.  Off with tl.resize_blocks=False.
+    Keeps: every element's value, bit by bit.
+    """
+    if not hopper(cx).wgmma or not cx.option(PassConfigKey.TL_RESIZE_BLOCKS):
+        return func
+    return rewrite(func, lambda n: _shaped(n, cx), Launch)
+
+
+def _shaped(n: Launch, cx: PassContext) -> Launch | None:
+    if n.num_threads % GROUP or not contains(n.body, Gemm) or _tells(n):
+        return None
+    out, sms = n, cx.target.limits.sm_count
+    while (halves := _halved(out)) is not None:
+        out = halves
+    out = _regrouped(out)
+    for d in (0, 1):
+        out = _doubled(out, d, sms) or out
+    out = _spread(out, sms) or out
+    return None if out is n else out
+
+
+def _rows(op: Gemm) -> int:
+    """The number of warp groups that have 64 rows each, at least one."""
+    return max(1, *(x.m // _ROWS for x in _forms(op)))
+
+
+def _forms(op: Gemm) -> list[Any]:
+    """What wgmma may compute in place of a GEMM."""
+    return [with_k_contiguous(op, x)[-1] for x in (False, True)] if has_transposed(op) else [op]
+
+
+def _useful(n: Launch) -> int:
+    """The number of warp groups of a launch that have rows."""
+    return min(n.num_threads // GROUP, max(map(_rows, walk(n.body, Gemm))))
+
+
+def _by_wgmma(op: Gemm, groups: int) -> bool:
+    """Whether wgmma computes it in a block of this many warp groups."""
+    return any(not isinstance(choose_wgmma(x, groups * GROUP), str) for x in _forms(op))
+
+
+def _all_by_wgmma(n: Launch) -> bool:
+    """Whether wgmma computes all GEMMs of a launch."""
+    return all(_by_wgmma(op, n.num_threads // GROUP) for op in walk(n.body, Gemm))
+
+
+def _fits(n: Launch, groups: int) -> bool:
+    """Whether each accumulator leaves registers for other values in so many groups."""
+    most = min(REGISTERS.accumulator, REGISTERS_PER_SM // (groups * GROUP) - _BESIDE)
+    return all(op.m * op.n * op.c.dtype.bits // 32 <= most * min(groups, _rows(op)) * GROUP for op in walk(n.body, Gemm))
+
+
+def _held(n: Launch) -> int:
+    """Registers of a thread that the fragments of a launch take together."""
+    held = [x.buffer for x in walk(n.body, Alloc) if x.buffer.scope_name == FRAGMENT]
+    return sum(b.size * b.dtype.bits for b in held) // 32 // n.num_threads if all(b.is_static for b in held) else MOST_REGISTERS
+
+
+def _length(n: Launch) -> int:
+    """The length along K of the first GEMM in a loop, over all iterations; 0 if it is known at run time only."""
+    for s in walk(n.body, For):
+        for op in walk(s.body, Gemm):
+            return op.k * int(s.extent.value) if isinstance(s.extent, Const) else 0
+    return 0
+
+
+def _blocks(n: Launch) -> int:
+    """The number of blocks; 0 if it is known at run time only."""
+    return prod(int(e.value) if isinstance(e, Const) else 0 for e in n.grid)
+
+
+def _regrouped(n: Launch) -> Launch:
+    """The launch with as many warp groups as its GEMMs have rows for, where it has three or more, or one."""
+    groups = n.num_threads // GROUP
+    rows = [_rows(op) for op in walk(n.body, Gemm) if _by_wgmma(op, _rows(op))] or [groups]
+    best = min(max(rows), groups) if groups >= 3 else max(groups, min(*rows, 2))
+    out = replace(n, threads=(best * GROUP, 1, 1))
+    if best == groups or not _all_by_wgmma(out) or best < groups and _held(out) > REGISTERS.accumulator:
+        return n
+    why = (f"threads={best * GROUP} instead of {n.num_threads}: the GEMMs have 64 rows for each of {best} warp "
+           f"group{'s' * (best > 1)}, and the program names no thread")
+    return with_options(out, report=(*n.plan.report, why))
+
+
+def _halved(n: Launch) -> Launch | None:
+    """The launch with blocks of half the rows or columns, if its accumulators fit no block otherwise."""
+    if _fits(n, _useful(n)):
+        return None
+    dims = _Dims(n)
+    for op in walk(n.body, Gemm):
+        for d in (0, 1):
+            if op.c.extents[d] % (4 * _ROWS) == 0 and (label := dims.free(_key(op.c.buffer.data, d))) is not None:
+                out = _Blocks(n, dims, label).halves()
+                if _fits(out, _useful(out)) and all(_by_wgmma(x, _useful(out)) for x in walk(out.body, Gemm)):
+                    why = (f"two blocks compute the {_SIDES[d]} of a tile: `{op.c.buffer.name}` ({op.m} x {op.n} {op.c.dtype}) "
+                           f"does not fit in the registers of {n.num_threads} threads")
+                    return with_options(out, report=(*out.plan.report, why))
+    return None
+
+
+def _spread(n: Launch, sms: int) -> Launch | None:
+    """The launch with blocks of half the columns, if it has blocks for half of the SMs at most."""
+    gemms = list(walk(n.body, Gemm))
+    if not 0 < 2 * _blocks(n) <= sms or any(op.n % (2 * _ROWS) for op in gemms) or _length(n) < _LONG:
+        return None
+    dims = _Dims(n)
+    labels = [dims.free(_key(op.c.buffer.data, 1)) for op in gemms]
+    if labels[0] is None or set(labels) != {labels[0]}:
+        return None
+    out = _Blocks(n, dims, labels[0]).halves()
+    return with_options(out, report=(*out.plan.report, f"two blocks compute the columns of a tile: {_blocks(n)} blocks leave "
+                                     f"more than half of {sms} SMs idle")) if _all_by_wgmma(out) else None
+
+
+def _doubled(n: Launch, d: int, sms: int) -> Launch | None:
+    """The launch with blocks of two warp groups that compute the rows (d = 0) or the columns (1) of two blocks.
+
+    Rows: where a block has 64, so that one warp group uses all that it loads.  Columns: where a GEMM has 64 at most, so that
+    wgmma waits for shared memory.  The grid must fill the SMs about as well as before.
+    """
+    before, most = _blocks(n), (1, 2)[d] * GROUP
+    if not sms or n.num_threads > most or before < 2 * sms or _filled(before // 2, sms) < 0.9 * _filled(before, sms):
+        return None
+    dims = _Dims(n)
+    gemms = list(walk(n.body, Gemm))
+    labels = [dims.free(_key(op.c.buffer.data, d)) for op in gemms if d == 0 or op.n <= _ROWS]
+    if not labels or labels[0] is None or d == 0 and (set(labels) != {labels[0]} or any(op.m != _ROWS for op in gemms)):
+        return None
+    for axis in range(len(n.grid)):
+        out = _Blocks(n, dims, labels[0]).pairs(axis)
+        if out is None:
+            continue
+        out = replace(out, threads=(2 * GROUP, 1, 1))
+        if _all_by_wgmma(out) and _held(out) <= REGISTERS.accumulator:
+            why = f"a block of {out.num_threads} threads computes the {_SIDES[d]} of two blocks of {n.num_threads}"
+            return with_options(out, report=(*out.plan.report, f"{why}: they read the same tiles"))
+    return None
+
+
+def _filled(blocks: int, sms: int) -> float:
+    """The fraction of the SMs that have work, on average over the waves of a grid."""
+    return blocks / (-(-blocks // sms) * sms)
+
+
+def _tells(n: Launch) -> bool:
+    """Whether the program could tell how many threads run it, or which block computes an element."""
+    plan = n.plan
+    given = (plan.layouts, plan.producer_registers, plan.consumer_registers, plan.import_source, plan.cuda_source,
+             plan.min_blocks_per_sm > 1, plan.keep_registers, plan.cluster, plan.cooperative, plan.safe_values)
+    return (any(given) or n.threads[1:] != (1, 1) or hangs_on_threads(n.body)
+            or any(_names_them(x, n) for x in walk(n.body)))
+
+
+def _names_them(x: Any, n: Launch) -> bool:
+    if isinstance(x, Alloc):
+        return x.buffer.scope_name in (BARRIER, CLUSTER_BARRIER)
+    return x in n.thread_vars or isinstance(x, Evaluate) or isinstance(x, Gemm) and x.plan.wait is not None
+
+
+def _key(v: Var, d: int = -1) -> Key:
+    """Names a dimension of the tile with storage v, or what the variable v of a parallel loop counts."""
+    return id(v), d
+
+
+def _whole(r: Region, d: int) -> bool:
+    return is_const(r.mins[d], 0) and r.extents[d] == r.buffer.shape[d]
+
+
+def _along(r: Region) -> list[int]:
+    """The dimensions of a region that have more than one element."""
+    return [d for d, e in enumerate(r.extents) if not is_const(e, 1)]
+
+
+def _pairs(op: Any) -> Iterator[tuple[Region, int, Region, int]]:
+    """(region, dimension, other region, its dimension) of a copy or an atomic tile: what it goes along together."""
+    a, b = (op.src, op.dst) if isinstance(op, Copy) else (op.value, op.dst)
+    return ((a, d, b, e) for d, e in zip(_along(a), _along(b)))
+
+
+class _Dims:
+    """Which dimensions of the tiles of a launch have to have one length, and which of them may have another."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.above: dict[Key, Key] = {}
+        self.kept: set[Key] = set()
+        self.written: list[set[Key]] = []  # of each write to global memory: the dimensions that it goes along
+        self.buffers: dict[Var, Buffer] = {}
+        self.visit(launch.body)
+
+    def root(self, k: Key) -> Key:
+        while (up := self.above.get(k, k)) != k:
+            k = up
+        return k
+
+    def join(self, a: Key, b: Key) -> None:
+        self.above[self.root(a)] = self.root(b)
+
+    def free(self, k: Key) -> Key | None:
+        """The name of a dimension whose length may change; None where it may not."""
+        root = self.root(k)
+        if any(self.root(x) == root for x in self.kept) or not all(root in map(self.root, w) for w in self.written):
+            return None
+        return root
+
+    # ---- what statements say --------------------------------------------------------------------------------------------
+
+    def visit(self, s: Stmt) -> None:
+        if isinstance(s, Alloc):
+            b = s.buffer
+            if self.buffers.setdefault(b.data, b) is not b or not b.is_static or b.strides_ is not None:
+                self.keep(b)
+        if isinstance(s, Parallel):
+            self.loop(s)
+            return
+        if isinstance(s, (Copy, AtomicTile)) and isinstance(getattr(s, "value", s.dst), Region):
+            self.copied(s)
+        elif isinstance(s, Gemm):
+            self.multiplied(s)
+        elif isinstance(s, (Reduce, Scan)):
+            self.reduced(s)
+        elif isinstance(s, Fill):
+            self.region(s.dst)
+        else:
+            for e in own_effects(s):
+                self.keep(e.buffer)
+                if e.writes and e.buffer.scope_name == GLOBAL:
+                    self.written.append(set())
+        for x in walk(rewrite_stmts(s, lambda x: None if x is s else EMPTY), Load):
+            self.keep(x.buffer)
+        for x in inner(s):
+            self.visit(x)
+
+    def keep(self, b: Buffer) -> None:
+        self.kept.update(_key(b.data, d) for d in range(b.ndim))
+
+    def region(self, r: Region) -> None:
+        """Keeps the dimensions of which a tile op takes a range."""
+        b = r.buffer
+        if b.scope_name != GLOBAL:
+            if self.buffers.setdefault(b.data, b) is not b:
+                self.keep(b)
+            self.kept.update(_key(b.data, d) for d in range(b.ndim) if not _whole(r, d))
+
+    def copied(self, op: Any) -> None:
+        regions = (op.src if isinstance(op, Copy) else op.value, op.dst)
+        for r in regions:
+            self.region(r)
+        if len(_along(regions[0])) != len(_along(regions[1])):
+            self.keep(regions[0].buffer)
+            self.keep(regions[1].buffer)
+        along: set[Key] = set()
+        for a, d, b, e in _pairs(op):
+            keys = [_key(r.buffer.data, n) for r, n in ((a, d), (b, e)) if r.buffer.scope_name != GLOBAL]
+            if len(keys) == 2:
+                self.join(*keys)
+            along.update(keys)
+        if op.dst.buffer.scope_name == GLOBAL:
+            self.written.append(along)
+
+    def multiplied(self, op: Gemm) -> None:
+        for r in (op.a, op.b, op.c):
+            self.region(r)
+        (a, i), (b, j), (c, n) = ((r.buffer.data, r.buffer.ndim) for r in (op.a, op.b, op.c))
+        m_a, k_a = (i - 1, i - 2) if op.transpose_a else (i - 2, i - 1)
+        n_b, k_b = (j - 2, j - 1) if op.transpose_b else (j - 1, j - 2)
+        self.join(_key(a, m_a), _key(c, n - 2))
+        self.join(_key(b, n_b), _key(c, n - 1))
+        self.kept.update((_key(a, k_a), _key(b, k_b)))
+
+    def reduced(self, op: Any) -> None:
+        src, dst = op.src, op.dst
+        self.region(src)
+        self.region(dst)
+        dims = list(range(len(src.extents)))
+        if len(dst.extents) != len(src.extents):
+            dims.remove(op.dim)
+        self.kept.add(_key(src.buffer.data, op.dim))
+        if len(dims) != len(dst.extents):
+            self.keep(src.buffer)
+            self.keep(dst.buffer)
+        for d, e in zip(dims, range(len(dst.extents))):
+            if d != op.dim or isinstance(op, Scan):
+                self.join(_key(src.buffer.data, d), _key(dst.buffer.data, e))
+
+    def loop(self, s: Parallel) -> None:
+        """A parallel loop: a variable is the index of a dimension of its tiles, or what it counts is kept."""
+        lengths = dict(zip(s.vars, s.extents))
+        for x in walk(s.body, Parallel, Region, Load, Store):
+            if isinstance(x, (Parallel, Region)):
+                self.kept.update(_key(v) for v in s.vars)
+                continue
+            b = x.buffer
+            if b.scope_name == GLOBAL:
+                if isinstance(x, Store):
+                    self.written.append({_key(v) for i in x.indices for v in used_vars(i) if v in lengths})
+                continue
+            if self.buffers.setdefault(b.data, b) is not b:
+                self.keep(b)
+            own = {d: i for d, i in enumerate(x.indices) if isinstance(i, Var) and i in lengths
+                   and is_const(lengths[i], b.shape[d])}
+            for d in range(b.ndim):
+                if d in own:
+                    self.join(_key(b.data, d), _key(own[d]))
+                else:
+                    self.kept.add(_key(b.data, d))
+            if isinstance(x, Store):  # whoever writes an element of the tile writes it in this block
+                self.kept.update(_key(v) for v in lengths if not any(v is i for i in own.values()))
+
+
+class _Blocks:
+    """A launch whose blocks get another length along one dimension of their tiles."""
+
+    def __init__(self, launch: Launch, dims: _Dims, label: Key) -> None:
+        self.launch, self.dims, self.label = launch, dims, label
+        self.length = next(b.shape[d] for v, b in dims.buffers.items() for d in range(b.ndim) if self.along(_key(v, d)))
+
+    def along(self, k: Key) -> bool:
+        return self.dims.root(k) == self.label
+
+    def halves(self) -> Launch:
+        """Twice as many blocks along x, each with half of the length."""
+        n, x, half = self.launch, self.launch.block_vars[0], self.length // 2
+        first = fresh("first", x.dtype)
+        body = self.resized(half, lambda i: i + first)
+        two = const(2, x.dtype)
+        body = substitute(body, {x: x // two, first: (x % two) * half})
+        return replace(n, grid=(n.grid[0] * 2, *n.grid[1:]), body=self.simplified(body))
+
+    def pairs(self, axis: int) -> Launch | None:
+        """Half as many blocks along an axis, each with the length of two; None where two blocks are no neighbours."""
+        n, x, count = self.launch, self.launch.block_vars[axis], self.launch.grid[axis]
+        if int(count.value) % 2 or not self.neighbours(x):  # type: ignore[attr-defined]
+            return None
+        body = substitute(self.resized(2 * self.length, lambda i: i), {x: x * 2})
+        grid = tuple(const(int(c.value) // 2, c.dtype) if k == axis else c  # type: ignore[attr-defined]
+                     for k, c in enumerate(n.grid))
+        return replace(n, grid=grid, body=self.simplified(body))
+
+    def simplified(self, body: Stmt) -> Stmt:
+        """The body with simple places of regions, from which later passes read how tiles follow each other."""
+        short = Analyzer().simplify
+        return rewrite(body, lambda r: replace(r, mins=tuple(short(m) if isinstance(m, Expr) else m for m in r.mins)), Region)
+
+    def resized(self, length: int, moved: Callable[[Any], Any]) -> Stmt:
+        """The body with another length.  moved: where an element of global memory is whose place in the block is given."""
+        new: dict[Buffer, Buffer] = {}
+        for v, b in self.dims.buffers.items():
+            shape = tuple(length if self.along(_key(v, d)) else e for d, e in enumerate(b.shape))
+            if shape != b.shape:
+                new[b] = replace(b, shape=shape, data=Var(b.name, b.data.dtype, span=b.span))
+
+        def region(r: Region, other: tuple[int, ...] = ()) -> Region:
+            """other: dimensions of a region of global memory that go along with the one that changes."""
+            b = r.buffer
+            if b.scope_name != GLOBAL:
+                return replace(r, extents=new.get(b, b).shape) if b in new and r.is_full else replace(r, extents=tuple(
+                    length if self.along(_key(b.data, d)) else e for d, e in enumerate(r.extents)))
+            return replace(r, mins=tuple(moved(convert(m)) if d in other else m for d, m in enumerate(r.mins)),
+                           extents=tuple(length if d in other else e for d, e in enumerate(r.extents)))
+
+        def statement(s: Stmt) -> Stmt | None:
+            if isinstance(s, Parallel):
+                return self.loop(s, length, moved)
+            if isinstance(s, (Copy, AtomicTile)) and isinstance(getattr(s, "value", s.dst), Region):
+                name = "src" if isinstance(s, Copy) else "value"
+                cut: dict[int, set[int]] = {0: set(), 1: set()}
+                for a, d, b, e in _pairs(s):
+                    if any(r.buffer.scope_name != GLOBAL and self.along(_key(r.buffer.data, k)) for r, k in ((a, d), (b, e))):
+                        cut[0].add(d)
+                        cut[1].add(e)
+                return replace(s, **{name: region(getattr(s, name), tuple(cut[0])), "dst": region(s.dst, tuple(cut[1]))})
+            if isinstance(s, (Gemm, Reduce, Scan, Fill)):
+                fields = {k: region(v) for k in ("a", "b", "c", "src", "dst") if isinstance(v := getattr(s, k, None), Region)}
+                return replace(s, **fields)
+            return None
+
+        return substitute(rewrite_stmts(self.launch.body, statement), new)
+
+    def loop(self, s: Parallel, length: int, moved: Callable[[Any], Any]) -> Parallel:
+        """A parallel loop with another length: indices of tiles are places in the block, all else is of the whole tensor."""
+        mine = [v for v in s.vars if self.along(_key(v))]
+        if not mine:
+            return s
+        place = {v: fresh(v.name, v.dtype) for v in mine}
+        body = substitute(self.placed(s.body, place), {v: moved(p) for v, p in place.items()})
+        return replace(s, vars=tuple(place.get(v, v) for v in s.vars), body=body, extents=tuple(
+            const(length, e.dtype) if v in place else e for v, e in zip(s.vars, s.extents)))
+
+    def placed(self, body: Stmt, place: dict[Var, Var]) -> Stmt:
+        """A body with other variables as the indices of tiles."""
+        def access(x: Any) -> Any:
+            if x.buffer.scope_name == GLOBAL:
+                return None
+            return replace(x, indices=tuple(place.get(i, i) if isinstance(i, Var) and self.along(_key(x.buffer.data, d)) else i
+                                            for d, i in enumerate(x.indices)))
+
+        return rewrite(body, access, Load, Store)
+
+    def neighbours(self, x: Var) -> bool:
+        """Whether the next block along x computes what follows along the dimension, and nothing else depends on x."""
+        short, one = Analyzer().simplify, const(1, x.dtype)
+        ok = True
+
+        def statement(s: Stmt) -> Stmt | None:
+            nonlocal ok
+            if isinstance(s, Parallel) and any(self.along(_key(v)) for v in s.vars):
+                place = {v: fresh(v.name, v.dtype) for v in s.vars if self.along(_key(v))}
+                body = self.placed(s.body, place)
+                a = simplify_stmt(substitute(body, {x: x + one}))
+                b = simplify_stmt(substitute(body, {v: v + const(self.length, v.dtype) for v in place}))
+                ok = ok and a.same(b)
+                return EMPTY
+            if not isinstance(s, (Copy, AtomicTile)) or not isinstance(getattr(s, "value", s.dst), Region):
+                return None
+            for r, k, q, o in (turn for a, d, b, e in _pairs(s) for turn in ((a, d, b, e), (b, e, a, d))):
+                if r.buffer.scope_name == GLOBAL and q.buffer.scope_name != GLOBAL and self.along(_key(q.buffer.data, o)):
+                    m = convert(r.mins[k])
+                    step = short(substitute(m, {x: x + one}) - m)
+                    ok = ok and is_const(step, self.length) and not any(
+                        x in used_vars(y) for f, y in enumerate(r.mins) if f != k and isinstance(y, Expr))
+                    return EMPTY
+            return None
+
+        return x not in used_vars(rewrite_stmts(self.launch.body, statement)) and ok
+
+
+__all__ = ["block_shape"]
