@@ -410,7 +410,7 @@ def test_shift_in_shared():
     check(main)
 
 
-def test_reductions_over_warps_take_turns_in_one_exchange():
+def test_reductions_over_warps_take_turns_in_two_exchanges():
     @T.prim_func
     def main(A: T.Tensor((64, 32), f32), C: T.Tensor((32,), f32), D: T.Tensor((32,), f32)):
         with T.Kernel(1, threads=128):
@@ -430,7 +430,7 @@ def test_reductions_over_warps_take_turns_in_one_exchange():
     low = check(main, tol=1e-3)
     buffers = [x.buffer for x in walk(low.kernels[0].launch) if isinstance(x, Alloc)]
     storage = {b.data for b in buffers if b.name == "exchange"}
-    assert len(storage) == 1
+    assert len(storage) == 2
 
 
 def test_the_only_element_of_a_fragment_is_read_at_a_serial_variable():

@@ -204,14 +204,15 @@ def test_a_barrier_of_the_grid_is_one_of_each_block():
     @T.prim_func
     def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
         with T.Kernel(2, threads=64) as b:
-            x, m = T.alloc_fragment((64,), "float32"), T.alloc_fragment((1,), "float32")
-            T.copy(X, x)
-            T.reduce_max(x, m)
+            t, m = T.alloc_shared((64,), "float32"), T.alloc_fragment((64,), "float32")
+            T.copy(X, t)
+            for i in T.Parallel(64):
+                m[i] = t[63 - i]
             T.sync_grid()
             if b == 0:
                 s = T.alloc_shared((64,), "float32")
                 for i in T.Parallel(64):
-                    s[i] = X[i] + m[0]
+                    s[i] = X[i] + m[i]
                 for i in T.Parallel(64):
                     Y[i] = s[63 - i]
 
