@@ -111,7 +111,10 @@ def test_float32_function_means_what_the_table_says(row):
     got = run(k, {**arrays, "out": np.zeros(128, numpy_dtype(result))})["out"]
     want = np.asarray(row.reference(*(a.astype(np.float64) for a in arrays.values())))
     fast = row.name.startswith("__") or row.name.startswith("fast")
-    np.testing.assert_allclose(got, want, rtol=2e-5 if fast else 1e-6, atol=2e-6 if fast else 1e-7)
+    if row.name.endswith("_rounded_sum"):  # its error is one of the sum that it stands in
+        np.testing.assert_allclose(got, want, rtol=0, atol=16 * 2.0**-23)
+    else:
+        np.testing.assert_allclose(got, want, rtol=2e-5 if fast else 1e-6, atol=2e-6 if fast else 1e-7)
 
 
 def test_to_tf32_rounds_as_the_table_says():

@@ -200,7 +200,7 @@ def _tells(n: Launch) -> bool:
 def _names_them(x: Any, n: Launch) -> bool:
     if isinstance(x, Alloc):
         return x.buffer.scope_name in (BARRIER, CLUSTER_BARRIER)
-    return x in n.thread_vars or isinstance(x, Evaluate) or isinstance(x, Gemm) and x.plan.wait is not None
+    return any(x is v for v in n.thread_vars) or isinstance(x, Evaluate) or isinstance(x, Gemm) and x.plan.wait is not None
 
 
 def _key(v: Var, d: int = -1) -> Key:
