@@ -157,7 +157,7 @@ def test_the_form_of_tanh_lost_the_sign_of_zero():
 @pytest.mark.parametrize("errs", [-2.0**-22, 0.0, 2.0**-22])
 @pytest.mark.parametrize("name, use", STEPS)
 def test_forms_for_rounded_results_keep_the_bound_of_narrow_types(name, use, errs):
-    """The steps that the text of a form computes, rounded to each type that takes it; test_shorten_rounded has those in sums."""
+    """The steps of a form, rounded to each type that takes it; test_shorten_rounded has the forms in sums."""
     assert use in FORMS[name] and {(n, u) for n, f in FORMS.items() for u in f if n != "div" and u != "sum"} == {*STEPS}
     x = inputs()
     with np.errstate(all="ignore"):
