@@ -60,7 +60,7 @@ PROGRAMS = {"e2m1": (e2m1, "float16"), "codebook": (codebook("float16"), "float1
 
 def tables(program: Any, arch: str = "sm_90a") -> list[Call]:
     lowered = lower(program.func, Target({"kind": "cuda", "arch": arch}))
-    return [x for x in walk(lowered.kernels[0].launch, Call) if x.op == "code_table"]
+    return [x for x in walk(lowered.kernels[0].launch, Call) if x.op in ("code_table", "codes_taken")]
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
@@ -80,7 +80,63 @@ def test_values_of_codes_are_looked_up(name: str, arch: str):
 
 @pytest.mark.parametrize("decode, mask", [(lambda x: T.cast(x, "float16") - T.float16(8), 15), (e2m1, 31)])
 def test_short_arithmetic_and_longer_codes_stay(decode: Callable[[Any], Any], mask: int):
-    assert not tables(decoded(decode, "float16", mask))
+    assert not [x for x in tables(decoded(decode, "float16", mask)) if x.op == "code_table"]
+
+
+def packed(value: Callable[[Any, Any], Any], where: str, source: str = "uint8") -> Any:
+    """Weights of 4 bits, decoded from codes that no variable holds, in shared memory; a table in memory."""
+    @T.prim_func
+    def main(B: T.Tensor((64, 32), source), V: T.Tensor((16,), "float16"), W: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            q, w = T.alloc_shared((64, 32), source), T.alloc_shared((64, 64), "float16")
+            v = T.alloc_shared((16,), "float16")
+            T.copy(B, q)
+            T.copy(V, v)
+            for i, j in T.Parallel(64, 64):
+                w[i, j] = value((q[i, j // 2] >> T.cast(j % 2 * 4, source)) & T.cast(15, source), v if where == "shared" else V)
+            T.copy(w, W)
+
+    return main
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name, value, where, source", [
+    ("arithmetic", lambda x, v: e2m1(x), "", "uint8"), ("shared", lambda x, v: v[x], "shared", "uint8"),
+    ("global", lambda x, v: v[x] * T.float16(2), "global", "uint8"), ("signed", lambda x, v: v[x], "shared", "int8"),
+    ("short", lambda x, v: T.cast(x, "float16") - T.float16(8), "", "uint8")])
+def test_codes_of_no_variable_and_tables_in_memory_took_a_load_each(name: str, value: Any, where: str, source: str, arch: str):
+    program = packed(value, where, source)
+    assert [x for x in tables(program, arch) if x.op == "codes_taken"]
+    lowered = lower(program.func, Target({"kind": "cuda", "arch": arch}))
+    given = {"B": np.random.default_rng(0).integers(0, 256, (64, 32)).astype(np.uint8).view(source),
+             "V": np.array(BOOK, np.float16), "W": np.zeros((64, 64), np.float16)}
+    expected, found = run_tile(program, given)["W"], run_device(lowered, given).outputs["W"]
+    assert expected.tobytes() == found.tobytes()
+    source = tilelang.compile(program, target={"kind": "cuda", "arch": arch}).get_kernel_source()
+    assert nvrtc.compile_cubin(source, arch).bytes
+
+
+def test_a_table_that_the_loop_writes_is_not_taken_ahead():
+    @T.prim_func
+    def main(B: T.Tensor((4,), "uint8"), W: T.Tensor((8,), "float16")):
+        with T.Kernel(1, threads=1):
+            q, w = T.alloc_local((4,), "uint8"), T.alloc_local((8,), "float16")
+            v = T.alloc_shared((16,), "float16")
+            for i in T.serial(16):
+                v[i] = T.cast(i, "float16")
+            for i in T.serial(4):
+                q[i] = B[i]
+            for j in T.unroll(8):
+                w[j] = v[(q[j // 2] >> T.cast(j % 2 * 4, "uint8")) & T.uint8(15)]
+                v[j] = w[j] + T.float16(1)
+            for j in T.serial(8):
+                W[j] = w[j]
+
+    given = {"B": np.array([0x10, 0x21, 0x10, 0x32], np.uint8), "W": np.zeros(8, np.float16)}
+    assert not tables(main)
+    lowered = lower(main.func, Target({"kind": "cuda", "arch": "sm_90a"}))
+    want, got = run_tile(main, given)["W"], run_device(lowered, given).outputs["W"]
+    assert np.array_equal(want, got)
 
 
 def test_a_value_that_another_variable_decides_too_stays():

@@ -218,6 +218,13 @@ class SmallIntOptions(CallOptions):
     low: int
 
 
+@_of("codes_taken")
+class TableOptions(CallOptions):
+    """high: the low bytes of all entries are zero."""
+
+    high: bool = False
+
+
 @_of("dequantise_pair")
 class PairOptions(CallOptions):
     """low, high: the bit positions in the byte where the two weights start.  mask: the bit mask of one weight."""

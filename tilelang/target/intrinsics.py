@@ -158,8 +158,17 @@ def _looked_up(code: Any, *words: Any) -> Any:
     return (high << 8 | low)[np.asarray(code)]
 
 
+def _taken(packed: Any, table: Any, high: bool = False) -> Any:
+    packed, table = np.asarray(packed).view(np.uint8), np.asarray(table)
+    packed = packed[..., None] if packed.ndim < table.ndim else packed  # one byte, of two codes
+    codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+    return np.take_along_axis(table, codes.astype(np.int64), axis=-1)
+
+
 # The entry of a code in 0..15, of 16 bits: words 0 to 3 hold the low bytes of four entries each, words 4 to 7 the high bytes.
 add_intrinsic(Intrinsic("code_table", 9, PURE, _looked_up, {"*": f"tl::code_table({_args(9)})"}, result="uint16"))
+# The entries of a table of 16 for the codes of four bits in neighbouring bytes, the low one of a byte first.
+add_intrinsic(Intrinsic("codes_taken", 2, PURE, _taken, result="attr"))
 # An operand of the functions of a Combine (ops/combine.py), which its lowering replaces.
 add_intrinsic(Intrinsic("combine_operand", 2, PURE, result="attr"))
 # Converts floats in neighbouring registers to 16-bit floats, one pair in each 32-bit register.

@@ -123,8 +123,16 @@ class Memory:
         if source is not None:
             self.page.emit(f"tl::copy<{lane_args(v.dtype)}>({to}, {source});")
         elif isinstance(v, Call) and v.op == "pack_pairs":
-            name = "half" if v.dtype.base == "float16" else "bfloat16"
-            self.page.emit(f"tl::pack_{name}<{v.dtype.lanes}>({to}, {self._vector_address(v.args[0])});")
+            name = {"float16": "half", "float32": "float"}.get(v.dtype.base, "bfloat16")
+            if v.args[0].dtype.is_int:
+                self.page.worked_with.add(v.dtype.base)
+            does = f"{name}_of_bytes" if v.args[0].dtype.is_int else f"pack_{name}"
+            self.page.emit(f"tl::{does}<{v.dtype.lanes}>({to}, {self._vector_address(v.args[0])});")
+        elif isinstance(v, Call) and v.op == "codes_taken":
+            high, (packed, table) = str(v.options.high).lower(), v.args
+            of = f"take_codes_of<{high}>" if v.dtype.lanes == 2 else f"take_codes<{v.dtype.lanes}, {high}>"
+            codes = self.x.top(packed) if v.dtype.lanes == 2 else self._vector_address(packed)
+            self.page.emit(f"tl::{of}({to}, {codes}, {self._vector_address(table)});")
         elif any(x.op == "dequantise_pair" for x in walk(v, Call)):
             self.page.worked_with.add("float16")
             self.page.emit(f"*reinterpret_cast<__half2*>({to}) = {self._pair(v)};")
@@ -153,7 +161,7 @@ class Memory:
     def _pair(self, e: Expr) -> str:
         """The text of a pair of float16 values: weights of one byte, times factors that both have."""
         if isinstance(e, Binary):
-            return f"__hmul2({self._pair(e.a)}, {self._pair(e.b)})"
+            return f"__h{e.op}2({self._pair(e.a)}, {self._pair(e.b)})"
         if isinstance(e, Broadcast):
             return f"__half2half2({self.x.top(e.value)})"
         byte, *zero_point = e.args  # type: ignore[attr-defined]

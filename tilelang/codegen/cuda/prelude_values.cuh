@@ -94,6 +94,41 @@ template <typename T, typename S, int N> TL_DEVICE vec<T, N> cast_int(const vec<
 template <int LOW> TL_DEVICE half_t small_half(int n) {
   return __hsub(__ushort_as_half((unsigned short)(n + (0x6400 - LOW))), __ushort_as_half((unsigned short)(0x6400 - LOW)));
 }
+//@ packed_bytes
+// Bytes i .. i + 3 of N in registers as a word, two of them where there are no more.
+template <int N, typename S> TL_DEVICE unsigned packed_bytes(const S* from, int i) {
+  if constexpr (N == 2) return *reinterpret_cast<const unsigned short*>(from);
+  else return reinterpret_cast<const unsigned*>(from)[i / 4];
+}
+//@ half_of_bytes
+// N integers of 8 bits in registers to halves: 1024 + n has the bits 0x6400 + n. Signed ones are counted from -128 on.
+template <int N, typename S> TL_DEVICE void half_of_bytes(half_t* to, const S* from) {
+  constexpr unsigned FLIP = S(-1) < S(0) ? 0x80808080u : 0u;
+  const unsigned zero = FLIP ? 0x64806480u : 0x64006400u;
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const unsigned bytes = packed_bytes<N>(from, i) ^ FLIP;
+    const unsigned pair = __byte_perm(bytes, 0x64646464u, i & 2 ? 0x4342u : 0x4140u);
+    *reinterpret_cast<__half2*>(&to[i]) = __hsub2(*reinterpret_cast<const __half2*>(&pair), *reinterpret_cast<const __half2*>(&zero));
+  }
+}
+//@ float_of_bytes
+// The same to floats: 2^23 + n has the bits 0x4b000000 + n.
+template <int N, typename S> TL_DEVICE void float_of_bytes(float* to, const S* from) {
+  constexpr unsigned FLIP = S(-1) < S(0) ? 0x80808080u : 0u;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const unsigned bytes = packed_bytes<N>(from, i) ^ FLIP;
+    to[i] = __uint_as_float(__byte_perm(bytes, 0x4b000000u, 0x7440u + i % 4)) - (FLIP ? 8388736.0f : 8388608.0f);
+  }
+}
+//@ bfloat16_of_bytes
+template <int N, typename S> TL_DEVICE void bfloat16_of_bytes(bfloat16_t* to, const S* from) {
+  float x[N];
+  float_of_bytes<N>(x, from);
+#pragma unroll
+  for (int i = 0; i < N; i += 2) *reinterpret_cast<__nv_bfloat162*>(&to[i]) = __floats2bfloat162_rn(x[i], x[i + 1]);
+}
 //@ coded_pair
 // Two numbers of a byte, at bits LOW and HIGH of it, minus a whole `zero` up to 255: 1024 + n * 2^shift has the bits
 // 0x6400 + n * 2^shift, and all that follows is exact.
@@ -120,6 +155,37 @@ TL_DEVICE unsigned code_byte(unsigned code, unsigned a, unsigned b, unsigned c, 
 TL_DEVICE unsigned short code_table(unsigned code, unsigned l0, unsigned l1, unsigned l2, unsigned l3, unsigned h0, unsigned h1,
                                     unsigned h2, unsigned h3) {
   return (unsigned short)(code_byte(code, h0, h1, h2, h3) << 8 | code_byte(code, l0, l1, l2, l3));
+}
+//@ take_codes
+// The entries of a table of 16 entries of 16 bits for N codes of 4 bits: a permutation looks up a byte for four codes at once in
+// half of the table, another one chooses between the halves by the codes' highest bits.  HIGH: low bytes are zero.
+TL_DEVICE unsigned bytes_of_codes(unsigned codes, unsigned a, unsigned b, unsigned c, unsigned d) {
+  const unsigned within = codes & 0x7777u, half = (codes >> 1 & 0x4444u) | 0x3210u;
+  return __byte_perm(__byte_perm(a, b, within), __byte_perm(c, d, within), half);
+}
+template <int N, bool HIGH, typename E> TL_DEVICE void take_codes(E* to, const unsigned* from, const E* table) {
+  const unsigned* t = reinterpret_cast<const unsigned*>(table);
+  unsigned low[4], high[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    low[i] = __byte_perm(t[2 * i], t[2 * i + 1], 0x6420u);
+    high[i] = __byte_perm(t[2 * i], t[2 * i + 1], 0x7531u);
+  }
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    const unsigned codes = from[i / 8] >> i % 8 * 4;
+    const unsigned l = HIGH ? 0u : bytes_of_codes(codes, low[0], low[1], low[2], low[3]);
+    const unsigned h = bytes_of_codes(codes, high[0], high[1], high[2], high[3]);
+    reinterpret_cast<unsigned*>(to)[i / 2] = __byte_perm(l, h, 0x5140u);
+    if (N > 2) reinterpret_cast<unsigned*>(to)[i / 2 + 1] = __byte_perm(l, h, 0x7362u);
+  }
+}
+template <int N, bool HIGH, typename E, typename S> TL_DEVICE void take_codes(E* to, const S* from, const E* table) {
+  take_codes<N, HIGH>(to, reinterpret_cast<const unsigned*>(from), table);
+}
+//@ take_codes_of
+template <bool HIGH, typename E> TL_DEVICE void take_codes_of(E* to, unsigned byte, const E* table) {
+  take_codes<2, HIGH>(to, &byte, table);
 }
 //@ small_bfloat16
 // The same with 128 values: 128 + n has the bits 0x4300 + n.

@@ -99,12 +99,12 @@ class _Pairs:
         return replace(store, indices=(place,), value=value, span=stmts_of(s.body)[0].span)
 
     def _value(self, e: Expr, v: Var) -> Expr | None:
-        """Both values of e as a pair; None unless e is a weight of a byte, times factors common to both."""
-        if isinstance(e, Binary) and e.op == "mul" and e.dtype.base == "float16":
+        """Both values of e as a pair; None unless e is a weight of a byte, with terms and factors common to both."""
+        if isinstance(e, Binary) and e.op in ("mul", "add", "sub") and e.dtype.base == "float16":
             if v in free_vars(e.a) and v in free_vars(e.b):
                 return None
             a, b = (self._value(x, v) if v in free_vars(x) else Broadcast(x, 2, _PAIR) for x in (e.a, e.b))
-            return None if a is None or b is None else Binary("mul", a, b, _PAIR)
+            return None if a is None or b is None else Binary(e.op, a, b, _PAIR)
         pair = self._weights(e.value, v) if isinstance(e, Cast) and e.dtype == "float16" else None
         return None if pair is None else pair.value()
 

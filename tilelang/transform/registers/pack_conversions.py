@@ -1,13 +1,17 @@
-"""Converts to 16-bit floats with less than one instruction per element.
+"""Converts to 16-bit floats, and from integers of 8 bits, with few instructions per element.
 
     for r in unroll(8): P[r] = float16(S[r])    ->    P[0:8] = pack_pairs(S[0:8])       one cvt for two floats
     P[0:4] = float16x4(S[0:4])                  ->    P[0:4] = pack_pairs(S[0:4])
+    for r in unroll(8):                         ->    F[0:8] = pack_pairs(S[0:8])       S: integers of 8 bits
+        P[r] = float16(S[r]) * x                      for r in unroll(8): P[r] = F[r] * x
     x = float16(i % 8)                          ->    x = small_int_to_float(i % 8, low=0)
 
 `pack_pairs` reads and writes whole 32-bit registers.  So both arrays must be registers of a thread that are accessed only
-by their declared types, and the 16-bit array must be written from an even element on.  `small_int_to_float` builds a float
-from the bits of an integer with few values: a logical operation and half of a packed subtraction, in place of a conversion
-(a quarter of the rate on Ampere) and half of a packing.  A loaded integer keeps its conversion, which takes it as it is.
+by their declared types, and the 16-bit array must be written from an even element on, bytes be read in pairs or fours.
+Integers of 8 bits become floats by a byte permutation and half of a packed subtraction: conversions have a quarter of the
+rate.  `small_int_to_float` builds a float from the bits of an integer with few values: a logical operation and half of a
+packed subtraction, in place of a conversion (a quarter of the rate on Ampere) and half of a packing.  A loaded integer of
+more bits keeps its conversion, which takes it as it is.
 """
 
 from __future__ import annotations
@@ -16,9 +20,9 @@ from operator import is_not
 from typing import Any
 
 from tilelang.arith import LaunchFacts, flat_index, vector_base
-from tilelang.ir import (Alloc, Bind, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Stmt, Store, Var, call,
-                         const, free_vars, is_const, rebuild, replace, rewrite, rewrite_launches, seq, stmts_of, substitute,
-                         walk, LOCAL)
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Cast, Const, Expr, For, Func, If, Launch, Load, Ramp, Stmt, Store, Var,
+                         call, const, contains, free_vars, is_const, load, rebuild, replace, rewrite, rewrite_launches,
+                         seq, stmts_of, substitute, walk, LOCAL)
 from tilelang.ir.visitor import mapped
 from tilelang.target.register_forms import Form, form_of, packed_source, sum_form
 
@@ -26,6 +30,7 @@ from ..framework.pass_ import DEVICE, PassContext, pass_
 
 # How many integers from a power of two on have consecutive bit patterns: 2 to the number of significand bits.
 _COUNTING = {"float16": 1024, "bfloat16": 128}
+_BYTES = ("int8", "uint8")
 
 
 @pass_(needs=DEVICE)
@@ -38,7 +43,7 @@ def pack_conversions(func: Func, cx: PassContext) -> Func:
 
 
 def _packed(launch: Launch) -> Launch | None:
-    if not any(x.dtype.base in _COUNTING for x in walk(launch.body, Cast)):
+    if not any(x.dtype.base in _COUNTING or _is_of_bytes(x) for x in walk(launch.body, Cast)):
         return None
     return _Conversions(launch).visit(launch)  # type: ignore[no-any-return]
 
@@ -73,6 +78,9 @@ class _Conversions:
         packed = self._loop_of_pairs(s)
         if packed is not None:
             return packed
+        widened = self._widened(s)
+        if widened is not None:
+            return seq(*map(self.visit, widened))
         bounds = self.visit((s.start, s.extent))
         self.facts.enter_loop(s)
         return replace(s, start=bounds[0], extent=bounds[1], body=self.visit(s.body))  # type: ignore[no-any-return]
@@ -95,7 +103,8 @@ class _Conversions:
             return None
         at = vector_base(s.buffer, s.indices)
         first = flat_index(s.buffer, at) if at is not None else None
-        if vector_base(v.value.buffer, v.value.indices) is None or not isinstance(first, Const) or first.value % 2:
+        if v.value.dtype.base in _BYTES or vector_base(v.value.buffer, v.value.indices) is None or \
+                not isinstance(first, Const) or first.value % 2:
             return None
         return replace(s, value=_pack(v.value, v.dtype))  # type: ignore[no-any-return]
 
@@ -109,7 +118,8 @@ class _Conversions:
             return None
         v: Any = store.value
         places: list[Expr] = []
-        for access, step in ((store, 2), (v.value, 1)):  # pairs of 16-bit floats start at even elements
+        source_step = (4 if n.value % 4 == 0 else 2) if _is_of_bytes(v) else 1
+        for access, step in ((store, 2), (v.value, source_step)):  # pairs of 16-bit floats start at even elements
             if len(access.indices) != 1 or access.indices[0].dtype.lanes > 1:
                 return None
             form = facts.linear(flat_index(access.buffer, access.indices))
@@ -122,14 +132,31 @@ class _Conversions:
         floats = replace(v.value, indices=(source,), dtype=v.value.dtype.with_lanes(source.lanes))
         return replace(store, indices=(to,), value=_pack(floats, v.dtype.with_lanes(to.lanes)))  # type: ignore[no-any-return]
 
+    def _widened(self, s: For) -> tuple[Stmt, ...] | None:
+        """A loop over integers of 8 bits in registers, behind their conversions; None where it has none."""
+        if s.kind != "unroll" or not isinstance(s.extent, Const) or contains(s.body, For, If):
+            return None
+        written = {x.buffer.data for x in walk(s.body, Store)}
+        found: dict[Cast, Buffer] = {}
+        for x in walk(s.body, Cast):
+            if _is_of_bytes(x) and x.dtype.lanes == 1 and x.value.buffer.data not in written:  # type: ignore[attr-defined]
+                found.setdefault(x, Buffer(f"{x.value.buffer.name}_f", (int(s.extent.value),), x.dtype, LOCAL))  # type: ignore[attr-defined]
+        self.types.update((b.data, b.dtype) for b in found.values())
+        fills = [(b, self._loop_of_pairs(replace(s, body=Store(b, (s.var,), x, span=s.span)))) for x, b in found.items()]
+        made = {x: load(b, (s.var,)) for (x, b), (_, fill) in zip(found.items(), fills) if fill is not None}
+        if not made:
+            return None
+        done = [x for b, fill in fills if fill is not None for x in (Alloc(b), fill)]
+        return *done, replace(s, body=rewrite(s.body, made.get, Cast))
+
     def _converts(self, s: Store) -> bool:
         """Whether a store converts floats in registers to 16-bit floats in registers, both accessed by their declared types.
 
         The alignment of a view of another type is not known.
         """
         v = s.value
-        if not isinstance(v, Cast) or not isinstance(v.value, Load) or v.dtype.base not in _COUNTING or \
-                v.value.dtype.base != "float32":
+        if not isinstance(v, Cast) or not isinstance(v.value, Load) or not _is_of_bytes(v) and (
+                v.dtype.base not in _COUNTING or v.value.dtype.base != "float32"):
             return False
         return all(b.scope_name == LOCAL and self.types.get(b.data) == b.dtype for b in (s.buffer, v.value.buffer))
 
@@ -144,6 +171,11 @@ class _Conversions:
         if low is None or high is None or low <= -most or high - min(low, 0) >= most:
             return None
         return call("small_int_to_float", (e.value,), e.dtype, low=min(low, 0))
+
+
+def _is_of_bytes(x: Cast) -> bool:
+    """Whether a conversion is one of loaded integers of 8 bits to floats of 16 or 32 bits."""
+    return isinstance(x.value, Load) and x.value.dtype.base in _BYTES and x.dtype.base in (*_COUNTING, "float32")
 
 
 def _is_on_registers(form: Form, x: Stmt, loop_var: Var) -> bool:
