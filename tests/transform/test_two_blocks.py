@@ -18,10 +18,10 @@ def product(kind: str, k: int = 1024) -> Any:
              index: T.Tensor((512,), "int32"), C: T.Tensor((512, 256), "float16")):
         with T.Kernel(2, 4, threads=256) as (bx, by):
             a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((128, 64), B.dtype)
-            h = T.alloc_shared((128, 64), "float16")
             c = T.alloc_fragment((128, 128), "float32")
             T.clear(c)
             for step in T.Pipelined(k // 64, num_stages=3):
+                h = T.alloc_shared((128, 64), "float16")  # of one iteration: it has one version
                 if kind == "gathered":
                     for i, j in T.Parallel(128, 64):
                         a[i, j] = A[index[by * 128 + i], step * 64 + j]

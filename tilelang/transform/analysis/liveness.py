@@ -57,7 +57,7 @@ class Liveness:
                 cond = self.reads(own_effects(s))
                 return self.loop(s.body, after | cond, False) | cond
             case Parallel():
-                return self.reads(effects(s)) | after & ~sum(map(self.bit, _filled(s)))
+                return self.reads(effects(s)) | after & ~sum(map(self.bit, filled(s)))
             case Break():
                 return self._leave
             case Continue():
@@ -126,7 +126,7 @@ def _covers(e: Effect) -> bool:
     return e.region.is_full
 
 
-def _filled(p: Parallel) -> set[Var]:
+def filled(p: Parallel) -> set[Var]:
     """Storages of which a parallel loop certainly stores every element: `S[i, j] = …` over the whole shape."""
     return {s.buffer.data for s in map(select_stores, stmts_of(p.body))
             if isinstance(s, Store) and len(s.indices) == len(p.vars) == len(s.buffer.shape)
@@ -142,4 +142,4 @@ def has_views(buffer: Buffer, root: Stmt) -> bool:
     return any(e.storage is buffer.data and e.buffer is not buffer for e in effects(root))
 
 
-__all__ = ["Liveness", "Uses", "has_views"]
+__all__ = ["Liveness", "Uses", "filled", "has_views"]

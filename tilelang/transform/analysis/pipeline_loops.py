@@ -7,6 +7,7 @@ from typing import Any
 
 from tilelang.errors import InternalError, error, register
 from tilelang.ir import For, Stmt, inner, GLOBAL, SHARED, VARIABLE
+from tilelang.ops import Copy
 
 from .pipeline_schedule import Body, Item, violations
 
@@ -22,6 +23,11 @@ register("pipeline-arguments", ValueError, "T.Pipelined with a bad num_stages, o
 # What takes the request for a pipeline off a loop.
 SERIAL: dict[str, Any] = dict.fromkeys(("num_stages", "order", "stage", "group", "software_pipeline_stage",
                                         "software_pipeline_order"))
+
+
+def is_load(s: object) -> bool:
+    """Whether a statement copies from global to shared memory."""
+    return isinstance(s, Copy) and s.src.buffer.scope_name == GLOBAL and s.dst.buffer.scope_name in SHARED
 
 
 def is_pipelined(s: For) -> bool:
@@ -159,5 +165,5 @@ def check_flow(s: For, items: list[Item], stage: list[int], order: list[int]) ->
                     notes=((first.span, "the producer"),), hint="give the consumer a later stage or a later order")
 
 
-__all__ = ["SERIAL", "check_flow", "inner_loops", "is_pipelined", "producer_first", "ring_stages", "scheduled_lists",
+__all__ = ["SERIAL", "check_flow", "inner_loops", "is_load", "is_pipelined", "producer_first", "ring_stages", "scheduled_lists",
            "wanted_stages"]

@@ -15,7 +15,7 @@ A simulation of all warp groups, which share the tensor cores and the arithmetic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -31,7 +31,7 @@ from ..analysis.pipeline_schedule import Item, violations
 from ..analysis.simulate_loop import START, Event, Held, RingUse, Simulation, Wait
 
 _MOST_SUBSETS = 6  # GEMMs of which all subsets are tried; of more, only those that end a loop
-_ENDED = 1.1  # weight of an order whose last GEMMs are waited for in each iteration: the tensor cores are idle then
+ENDED = 1.1  # weight of an order whose last GEMMs are waited for in each iteration: the tensor cores are idle then
 _LATE = 1.001  # weight of an order with late items, which need a prologue and a drain
 _PATH = 0.05  # weight of the cycles of one group without loads: where the tensor cores limit, the shorter path is steadier
 
@@ -62,21 +62,31 @@ class LoopItems:
 
     items: of the whole body.  own: those of the consumers, in the order of the program.  groups: number of warp groups.
     used_outside: whether storage is accessed outside the loop.  rings: the rings of stages that the producer fills.  asked: the
-    order that the program gives; () for none.  beside: blocks that an SM runs at once, this one included.
+    order that the program gives; () for none.  versions: storage -> number of tiles that iterations use in turn.  beside:
+    blocks that an SM runs at once, this one included.
     """
 
     def __init__(self, items: list[Item], own: Sequence[int], groups: int, used_outside: Callable[[Var], bool],
-                 rings: Sequence[RingUse] = (), asked: tuple[Event, ...] = (), beside: int = 1) -> None:
-        self.asked, self.beside = asked, beside
+                 rings: Sequence[RingUse] = (), asked: tuple[Event, ...] = (),
+                 versions: Mapping[Var, int] | None = None) -> None:
+        self.asked, self.beside, self.versions = asked, 1, dict(versions or {})
         self.items, self.own, self.groups, self.rings = items, tuple(own), groups, tuple(rings)
         self.gemms = tuple(i for i in self.own if isinstance(items[i].stmt, Gemm))
         self.cost: dict[int, Cycles] = {i: item_cycles(items[i].stmt) for i in self.own}
         self.opaque = {i for i in self.own if i not in self.gemms and _opaque(items[i].stmt)}
-        self.meets = {(i, j): _meet(items[i], items[j]) for n, i in enumerate(self.own) for j in self.own[n:]}
+        self.unrolled = {e.storage for x in items for e in x.effects
+                         if e.storage in self.versions and e.buffer.scope_name == FRAGMENT}
+        self.meets, self.meets_later = ({(i, j): _meet(items[i], items[j], x) for n, i in enumerate(self.own)
+                                         for j in self.own[n:]} for x in ((), self.tiles()))
         passed = {e.storage for i in self.own for e in items[i].effects if e.writes and e.buffer.scope_name in SHARED}
         self.exchanged = {i for i in self.own if any(e.storage in passed for e in items[i].effects)}
         self.live_outside = {e.storage for i in self.own for e in items[i].effects
                              if e.buffer.scope_name == FRAGMENT and used_outside(e.storage)}
+
+    def tiles(self, distance: int = 1, deep: bool = True) -> set[Var]:
+        """The storages of which iterations at this distance have one each.  deep: items run late; a fragment has only one then,
+        for its versions are those of a loop that is unrolled by two."""
+        return {x for x, n in self.versions.items() if distance % n and not (deep and x in self.unrolled)}
 
     def gemm(self, i: int) -> Any:
         return self.items[i].stmt
@@ -87,8 +97,8 @@ class LoopItems:
 
     # ---- what an event waits for -----------------------------------------------------------------------------------
 
-    def needs(self, i: int, g: int) -> bool:
-        """Whether GEMM g, in flight, must be complete before item i runs.
+    def needs(self, i: int, g: int, distance: int = 0, deep: bool = True) -> bool:
+        """Whether GEMM g, in flight, must be complete before item i runs, which is `distance` iterations later (see `tiles`).
 
         Registers of a wgmma in flight belong to the tensor cores: other statements may not even read them (PTX ISA, "wgmma").
         GEMMs that add to the same registers are ordered by the hardware.
@@ -96,13 +106,14 @@ class LoopItems:
         if i in self.opaque:
             return True
         op, x = self.gemm(g), self.items[i]
+        others = self.tiles(distance, deep)
         if i in self.gemms:
             other = self.gemm(i)
             mine, theirs = _operands(op), _operands(other)
             return op.c.buffer.data in theirs or other.c.buffer.data in mine or \
                 other.c.buffer.data is op.c.buffer.data and other.c != op.c
         private = {op.c.buffer.data, *(r.buffer.data for r in (op.a, op.b) if r.buffer.scope_name == FRAGMENT)}
-        return any(e.storage in private or e.writes and e.storage in _operands(op) for e in x.effects)
+        return any(e.storage in private - others or e.writes and e.storage in _operands(op) - others for e in x.effects)
 
     def waits(self, events: Sequence[Event], cyclic: bool, carry: bool = True) -> dict[int, Wait]:
         """The waits of a sequence of events, by the place of the event that each precedes; len(events) stands for the end.
@@ -132,12 +143,14 @@ class LoopItems:
         the next iteration count from there on."""
         size = len(events)
         # ptxas serialises wgmmas whose A registers, or accumulators that threads touch, are in use at the end of an iteration
-        # (C7514).
-        op = self.gemm(events[p].item)
-        stays = carry and op.a.buffer.scope_name != FRAGMENT and not any(
+        # (C7514), unless two sets of A registers alternate.
+        op, deep = self.gemm(events[p].item), any(e.stage for e in events)
+        held = op.a.buffer.scope_name == FRAGMENT and (deep or op.a.buffer.data not in self.unrolled)
+        stays = carry and not held and not any(
             i not in self.gemms and self.items[i].touches(op.c.buffer.data) for i in self.own)
         for q in range(p + 1, p + size + 1 if stays else size):
-            if self.needs(events[q % size].item, events[p].item):
+            later = events[q % size]
+            if self.needs(later.item, events[p].item, q // size + events[p].stage - later.stage, deep):
                 return q
         if not stays:
             return size
@@ -145,6 +158,10 @@ class LoopItems:
         while q < 2 * size and q - size in starts:
             q += 1
         return q
+
+    def carries(self, order: LoopOrder) -> bool:
+        """Whether a GEMM stays in flight from one iteration to the next."""
+        return any(w.carried for w in self.waits(order.events, True, order.carry).values())
 
     def held(self, events: Sequence[Event], waits: dict[int, Wait], ring: RingUse) -> Held:
         """How long the stages of a ring are in use."""
@@ -178,8 +195,9 @@ class LoopItems:
         after: dict[int, set[int]] = {i: set() for i in self.own}
         for n, i in enumerate(self.own):
             for j in self.own[n + 1:]:
-                if self.conflict(i, j):
-                    first, second = (j, i) if i not in late and j in late else (i, j)
+                behind = i not in late and j in late
+                if self.meets_later[i, j] if behind else self.conflict(i, j):
+                    first, second = (j, i) if behind else (i, j)
                     after[first].add(second)
         left: dict[int, int] = dict.fromkeys(self.own, 0)
         for later in after.values():
@@ -198,7 +216,8 @@ class LoopItems:
         out: list[Event] = []
         while len(out) < len(self.own):
             ready = [i for i in self.own if left[i] == 0]
-            begins = {i: max((t for g, t in flying.items() if self.needs(i, g)), default=0.0) for i in ready}
+            begins = {i: max((t for g, t in flying.items() if self.needs(i, g, (g in late) - (i in late))),
+                             default=0.0) for i in ready}
             free = [i for i in ready if begins[i] <= now]
             gemms = [i for i in free if i in self.gemms]
             others = [i for i in free if i not in self.gemms]
@@ -232,6 +251,7 @@ class LoopItems:
         until = {p: q + size * (q <= p) for q, w in waits.items() for p in w.done} | {
             p: q + size for q, w in waits.items() for p in w.carried}
         live = [0] * size
+        alternate = not any(e.stage for e in events)
         tiles = {e.storage: e.buffer for i in self.own for e in self.items[i].effects
                  if e.buffer.scope_name == FRAGMENT and e.buffer.ndim > 1}
         for storage, b in tiles.items():
@@ -244,8 +264,9 @@ class LoopItems:
                     busy |= {q % size for q in range(n, end)}
                 if n in until:
                     busy |= {q % size for q in range(n, until[n])}
+            copies = 2 if alternate and storage in self.unrolled else 1
             for q in busy:
-                live[q] += b.size * b.dtype.bits // 32 // (self.groups * 128)
+                live[q] += b.size * b.dtype.bits // 32 // (self.groups * 128) * copies
         return max(live, default=0)
 
     def overwrites(self, i: int, storage: Var) -> bool:
@@ -268,7 +289,7 @@ class LoopItems:
         place = {e.item: n for n, e in enumerate(events)}
         stage = {e.item: e.stage for e in events}
         chosen = [self.items[i] for i in self.own]
-        found = violations(chosen, [stage[i] for i in self.own], [place[i] for i in self.own], {})
+        found = violations(chosen, [stage[i] for i in self.own], [place[i] for i in self.own], self.versions)
         if found:
             raise InternalError(f"the order of a loop breaks a dependence on `{found[0].what}`")
 
@@ -309,7 +330,7 @@ def _fitting(loop: LoopItems, tried: Iterable[tuple[frozenset[int], tuple[Event,
             path = loop.simulated(events, waits, 1, ()).cycles
             if loop.beside > 1:  # other blocks of the SM run while this one waits
                 cycles = max(sum(c.tensor for c in loop.cost.values()), cycles / loop.beside)
-            weight = (1.0 if carry else _ENDED) * (_LATE if late else 1.0)
+            weight = (1.0 if carry else ENDED) * (_LATE if late else 1.0)
             found.append((cycles * weight + path * _PATH, len(late), LoopOrder(events, cycles, path, held, carry)))
     return found
 
@@ -323,11 +344,12 @@ def _opaque(s: Any) -> bool:
     return contains(s, Gemm) or any(is_sync(x) for x in walk(s, Call))
 
 
-def _meet(a: Item, b: Item) -> bool:
-    """Whether the order of two items matters, a standing in front of b."""
+def _meet(a: Item, b: Item, versions: Container[Var]) -> bool:
+    """Whether the order of two items matters, a standing in front of b, apart from tiles that have versions."""
     if a.defines is not None and a.defines in b.needs:
         return True
-    return any(x.storage is y.storage and (x.writes or y.writes) for x in a.effects for y in b.effects)
+    return any(x.storage is y.storage and (x.writes or y.writes) and x.storage not in versions
+               for x in a.effects for y in b.effects)
 
 
-__all__ = ["LoopItems", "LoopOrder", "best_order"]
+__all__ = ["ENDED", "LoopItems", "LoopOrder", "best_order"]

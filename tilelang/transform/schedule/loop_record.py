@@ -40,6 +40,7 @@ def record_of(r: WarpRoleLoop, registers: Sequence[int]) -> Schedule:
                   for x in (loop.items[i] for i in loop.gemms) if not isinstance(
                       plan := choose_wgmma(x.stmt, threads, shared), str))
     versions = {b.name: r.stages_of(x.iterations) for x in r.rings for b in x.buffers}
+    versions |= {e.buffer.name: r.made[e.storage] for x in loop.items for e in x.effects if e.storage in r.made}
     made = _record(r.launch, r.loop, loop, (events, waits), filled, dict.fromkeys(sorted(r.loads), "tma"))
     return replace(made, split=tuple(dict.fromkeys(split)), registers=tuple(registers),
                    versions=tuple(sorted(versions.items())))

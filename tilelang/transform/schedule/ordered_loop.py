@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tilelang.ir import (AddressOf, Bind, Buffer, Expr, If, Stmt, binary, const, convert, fresh, replace, seq, stmts_of,
-                         substitute, used_vars, with_options, FRAGMENT)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Stmt, Var, binary, const, convert, fresh,
+                         replace, seq, stmts_of, substitute, used_vars, with_options, FRAGMENT)
 from tilelang.ops import Reduce
 
 from ..analysis.pipeline_loops import SERIAL, scheduled_lists, wanted_stages
@@ -39,7 +39,8 @@ def _flight(r: WarpRoleLoop) -> str:
 def enough_stages(r: WarpRoleLoop, most: int) -> int:
     """The least number of stages, at most `most`, with which the loop waits for loads as little as it can.
 
-    That is the loop's own number, unless more of them save a tenth of the cycles.
+    That is the loop's own number, unless more of them save a tenth of the cycles.  Where threads make operands a twentieth is
+    enough: what they wait for at the beginning of an iteration comes in front of the GEMM.
     """
     items = items_of(r)
     cycles: dict[int, float] = {}
@@ -47,7 +48,8 @@ def enough_stages(r: WarpRoleLoop, most: int) -> int:
         items.rings = tuple(RingUse(x.users, x.bytes, n) for x in items.rings)
         cycles[n] = best_order(items, r.consumer_registers, _flight(r)).cycles
     best = min(cycles.values())
-    return r.stages if best > 0.9 * cycles[r.stages] else next(n for n, c in cycles.items() if c <= 1.05 * best)
+    enough = best > (0.95 if r.made else 0.9) * cycles[r.stages]
+    return r.stages if enough else next(n for n, c in cycles.items() if c <= 1.05 * best)
 
 
 def items_of(r: WarpRoleLoop) -> LoopItems:
@@ -55,7 +57,11 @@ def items_of(r: WarpRoleLoop) -> LoopItems:
     items = r.body.items
     own = [i for i in range(len(items)) if i not in r.loads]
     rings = [RingUse(_users(r, x), x.bytes(items), r.stages) for x in r.rings if x.iterations == 1]
-    return LoopItems(items, own, r.groups, r.used_outside, rings, _asked(r, own), r.beside)
+    loaded = {items[i].stmt.dst.buffer.data for i in r.loads}  # type: ignore[attr-defined]
+    versions = {**r.made, **{e.storage: r.stages for i in own for e in items[i].effects if e.writes and e.storage in loaded}}
+    out = LoopItems(items, own, r.groups, r.used_outside, rings, _asked(r, own), versions)
+    out.beside = r.beside
+    return out
 
 
 def _asked(r: WarpRoleLoop, own: list[int]) -> tuple[Event, ...]:
@@ -84,7 +90,7 @@ def overlaps(loop: LoopItems, order: LoopOrder) -> bool:
     if not order.cycles:
         return False
     events, waits = order.events, loop.waits(order.events, True, order.carry)
-    if order.depth or any(w.carried for w in waits.values()):
+    if order.depth or loop.carries(order):
         return True
     at = {p: q for q, w in waits.items() for p in w.done}
     return any(e.item not in loop.gemms for p, q in at.items() for e in events[p + 1:q])
@@ -144,6 +150,9 @@ class _Emitter:
         self.first = {id(x): min(_users(r, x), key=lambda i: (self.events[at[i]].stage, at[i])) for x in r.rings}
         carried = [self.loop.gemm(self.events[p].item).c.buffer for w in self.steady.values() for p in w.carried]
         self.carried = list({b.data: b for b in carried}.values())
+        a = [self.loop.gemm(self.events[p].item).a.buffer for w in self.steady.values() for p in w.carried]
+        # A fragment in flight over the end of an iteration, and the one that alternates with it.
+        self.other = {b: replace(b, data=Var(b.name, b.data.dtype)) for b in a if b.scope_name == FRAGMENT}
         self.held = -1  # the reduction behind which the next wait is held
 
     def code(self, finished: list[Stmt], tiles: set[Buffer]) -> list[Stmt]:
@@ -154,13 +163,14 @@ class _Emitter:
         body = self.sequence(self.events, self.steady, {0: k, 1: k - 1} if self.depth else {0: k}, True)
         loop = with_options(replace(r.loop, kind="serial", start=start + self.depth if self.depth else r.loop.start,
                                     extent=extent - self.depth if self.depth else r.loop.extent, body=seq(*body)), **SERIAL)
-        done = [do("wgmma_wait", n=0), *pins] if pins else []
+        done = [do("wgmma_wait", n=0), *pins, *(pin(b) for two in self.other.items() for b in two)] if pins else []
         some = binary("gt", extent, const(0, extent.dtype))
         last = start + extent - 1
         if not self.depth:
             final, _ = r.slot(last)
             free = [y for _, x in self.carried_releases() for y in r.release_after_wait(x, final, some)] if r.repeated else []
-            return [*self.allocs, *pins, loop, *done, *free, *finished]
+            loops = [loop] if not self.other else self.in_pairs(loop)
+            return [*self.allocs, *map(Alloc, self.other.values()), *pins, *loops, *done, *free, *finished]
         opening = self.region(0, start)
         closing = self.region(1, last)
         left = [x for p, ring in self.carried_releases() for x in r.release(ring, r.slot(
@@ -168,6 +178,19 @@ class _Emitter:
         whole = [*rename(opening), *pins, loop, *done, *left, *([] if late else finished), *rename(closing),
                  *(finished if late else ())]
         return [*self.allocs, If(some, seq(*whole), seq(*finished) if finished else None, span=r.loop.span)]
+
+    def in_pairs(self, loop: For) -> list[Stmt]:
+        """A loop unrolled by two: two fragments alternate as A of the GEMMs that stay in flight."""
+        start, extent = convert(loop.start), convert(loop.extent)
+        swap: dict[Any, Any] = {**self.other, **{b: a for a, b in self.other.items()}}
+        pair, *own = (fresh(loop.var.name, loop.var.dtype) for _ in range(3))
+        body = [x for n, k in enumerate(own) for x in (Bind(k, start + pair * 2 + n), *rename(
+            [substitute(loop.body, {loop.var: k, **(swap if n else {})})]))]
+        two = replace(loop, var=pair, start=const(0, extent.dtype), extent=extent // 2, body=seq(*body))
+        if isinstance(extent, Const) and extent.value % 2 == 0:
+            return [two]
+        left = rename([substitute(loop.body, {loop.var: start + extent - 1})])
+        return [two, If(binary("eq", extent % 2, const(1, extent.dtype)), seq(*left))]
 
     def carried_releases(self) -> list[tuple[int, Ring]]:
         """(place of a GEMM that stays in flight at the end of an iteration, ring that is free once it is complete)."""
@@ -251,6 +274,8 @@ class _Emitter:
             if op.a.buffer.scope_name == FRAGMENT:
                 pinned[op.a.buffer.data] = op.a.buffer
         out += [pin(b) for b in pinned.values()]
+        out += [pin(self.other[b]) for b in dict.fromkeys(self.loop.gemm(events[p].item).a.buffer for p in w.carried)
+                if b in self.other]
         r, k = self.r, self.r.loop.var
         for p in w.carried:
             before = (r.step(k) + (r.stages - 1)) % r.stages if r.base is not None else (r.step(k) - 1) % r.stages

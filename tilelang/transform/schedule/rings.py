@@ -71,8 +71,9 @@ class WarpRoleLoop:
     groups: number of consumer warp groups.  thread: index of a thread in the block.  base: steps that the loop's rings have
     made before its first iteration, modulo twice the stages; None for zero.  repeated: the loop runs once for each tile of a
     block and must release all stages before it ends.  slow_bases: iterations per stage of a slow ring -> its `base`.
-    overlap: text for the report, set when the consumers' schedule has been made.  order: the chosen order of the consumers'
-    statements; None until it is asked for, False where another schedule is taken.  beside: blocks that an SM runs at once.
+    made: storage of operands that the threads make -> its versions.  overlap: text for the report, set when the consumers'
+    schedule has been made.  order: the chosen order of the consumers' statements; None until it is asked for, False where
+    another schedule is taken.  beside: blocks that an SM runs at once.
     """
 
     launch: Launch
@@ -86,6 +87,7 @@ class WarpRoleLoop:
     base: Expr | None = None
     repeated: bool = False
     slow_bases: Mapping[int, Expr | None] = field(default_factory=dict)
+    made: Mapping[Var, int] = field(default_factory=dict)
     overlap: str = ""
     order: LoopOrder | Literal[False] | None = None
     beside: int = 1

@@ -20,13 +20,14 @@ pdl_trigger and pdl_sync at the top or the end of the body stay outside the bran
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Stmt, Var, binary, call,
-                         const, convert, free_vars, contains, is_const, is_large, replace, rewrite_launches, seq, statements,
-                         stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Parallel, Stmt, Var,
+                         binary, call, const, convert, free_vars, contains, is_const, is_large, replace, rewrite_launches, seq,
+                         statements, stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
@@ -37,8 +38,10 @@ from tilelang.target.machine import REGISTERS, WARP_ROLE_REGISTERS
 from tilelang.target.thread_calls import CLOCKS
 
 from .consumer_schedule import chain_of, chosen_order, consumer, takes_slow_rings
-from .ordered_loop import enough_stages
+from .loop_order import ENDED, best_order
 from .loop_record import record_of
+from .operand_versions import operand_versions, operands_in_registers, transposed_gemms, whole_loads
+from .ordered_loop import enough_stages, items_of
 from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.effects import acts, effects, expr_effects, hangs_on_threads, is_sync
 from ..legalize.hopper_features import hopper, placed_in_kernel
@@ -49,11 +52,11 @@ from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .persistent import Tiles, Work, plan_tiles
 from ..analysis.statements import around_launch, do, leaves, rename
-from ..analysis.pipeline_loops import inner_loops, is_pipelined, ring_stages
+from ..analysis.pipeline_loops import inner_loops, is_load, is_pipelined, ring_stages
 from .plan_pipelines import unversionable, versioned
 from .producer_schedule import producer
 from .rings import GROUP, SLOW_STAGES, Ring, WarpRoleLoop, asked_registers, barriers
-from ..analysis.pipeline_schedule import Body, loop_items
+from ..analysis.pipeline_schedule import Body, Item, loop_items
 from .prefetch_scales import prefetch_scales
 from ..analysis.tf32_tiles import tf32_tiles
 from ..analysis.shared_spans import Span, place, with_versions
@@ -62,6 +65,8 @@ from .overlap_next_tile import overlapped_tiles
 
 BARRIER_BYTES = 1024  # upper bound for the barriers of all rings
 MOST_STAGES = 8  # that a loop gets unasked
+_FEW_COLUMNS = 64  # of a GEMM that takes less time than its loads
+_GAIN = 0.97  # cycles with versions of operands, of those without: they take memory
 
 
 class _Declined(Exception):
@@ -85,40 +90,51 @@ def _specialized(launch: Launch, cx: PassContext) -> Launch:
     if head or tail:
         out = _specialized(replace(launch, body=body), cx)
         return replace(out, body=seq(*head, out.body, *tail, span=launch.body.span))
-    wanted = is_pipelined if any(isinstance(s, For) and is_pipelined(s) for s in statements(launch.body)) else _multiplies
-    loops = [s for s in stmts_of(launch.body) if isinstance(s, For) and wanted(s)]
-    tiled = prefetch_scales(launch, loops[0], cx) if len(loops) == 1 else None
-    loops = loops or inner_loops(launch.body, wanted)
+    loops = _looped(launch)
+    alone = len(loops) == 1 and any(s is loops[0] for s in stmts_of(launch.body))
+    tiled = prefetch_scales(launch, loops[0], cx) if alone else None
     if not loops:
         return launch
+    # Without scale prefetch, the threads load the scales themselves and specialisation may work.
+    forms: list[tuple[Launch, list[For]]] = [(launch, loops)]
+    for form in (launch, transposed_gemms(launch)):
+        got = operands_in_registers(form, _looped(form))
+        if got[0] is not form:
+            forms[:0] = [got]
+    attempts = [*(operand_versions(*whole_loads(*x)) for x in forms), tiled and (tiled[0], [tiled[1]], {})]
     try:
-        if tiled is not None:
+        for attempt in (x for x in attempts if x):
             try:
-                return _WarpRoles(tiled[0], [tiled[1]], cx).run()
-            except _Declined:  # without scale prefetch, the threads load the scales themselves and specialisation may work
+                return _WarpRoles(*attempt, cx).run()
+            except _Declined:
                 pass
-        return _WarpRoles(launch, loops, cx).run()
+        return _WarpRoles(launch, loops, {}, cx).run()
     except _Declined as e:
         return with_options(launch, report=(*launch.plan.report, f"no warp specialisation: {e}"))
+
+
+def _looped(launch: Launch) -> list[For]:
+    """The loops that may get warp roles, pipelined ones if there are any: those at the launch's top, else those inside."""
+    wanted = is_pipelined if any(isinstance(s, For) and is_pipelined(s) for s in statements(launch.body)) else _multiplies
+    return [s for s in stmts_of(launch.body) if isinstance(s, For) and wanted(s)] or inner_loops(launch.body, wanted)
 
 
 def _multiplies(s: For) -> bool:
     """Whether a loop that is not pipelined loads tiles and multiplies: it may get stages as if it asked for none."""
     inside = stmts_of(s.body)
-    return s.kind == "serial" and any(isinstance(x, Gemm) for x in inside) and any(
-        isinstance(x, Copy) and x.src.buffer.scope_name == GLOBAL and x.dst.buffer.scope_name in SHARED for x in inside)
+    return s.kind == "serial" and any(isinstance(x, Gemm) for x in inside) and any(is_load(x) for x in inside)
 
 
 class _WarpRoles:
     """Rewrites one launch.  Raises _Declined if that is not possible."""
 
-    def __init__(self, launch: Launch, loops: list[For], cx: PassContext) -> None:
-        self.launch, self.cx = launch, cx
+    def __init__(self, launch: Launch, loops: list[For], made: Mapping[Var, int], cx: PassContext) -> None:
+        self.launch, self.made, self.cx = launch, made, cx
         x, y, z = launch.threads
         if y != 1 or z != 1 or x % GROUP or not 1 <= x // GROUP <= 3:
             raise _Declined(f"{x} x {y} x {z} threads are no 1 to 3 warp groups")
         self.groups, self.thread = x // GROUP, launch.thread_vars[0]
-        self.loop, self.loops = loops[0], [self, *(_WarpRoles(launch, [x], cx) for x in loops[1:])]
+        self.loop, self.loops = loops[0], [self, *(_WarpRoles(launch, [x], made, cx) for x in loops[1:])]
         self.rings: list[Ring] = []
         asked, plan = ring_stages(self.loop), self.loop.plan
         grows = cx.option(PassConfigKey.TL_EXTRA_STAGES) and not (plan.order or plan.software_pipeline_order)
@@ -158,10 +174,9 @@ class _WarpRoles:
             self._make(ring, tiles)
         steps = {} if tiles is None else {t: self._steps(t, tiles) for t in sorted({1, *(r.iterations for r in self.rings)})}
         bases = {t: s.base for t, s in steps.items()}
-        self.shared = WarpRoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
-                               self.cx, bases.pop(1, None), tiles is not None and not tiles.once, bases,
-                                   beside=1 if self._alone() else 2)
+        self.shared = _described(self, self._alone(), bases.pop(1, None), tiles is not None and not tiles.once, bases)
         _check_second_block(self)
+        _check_versions(self)
         if self.shared.slow and not takes_slow_rings(self.shared):
             raise _Declined("GEMMs move past what uses prefetched scales")
         new = {b: v for r in self.rings for b, v in r.buffers.items()}
@@ -220,8 +235,8 @@ class _WarpRoles:
         counts, begin = counted_loops([RingsOf(p.loop, p.stages, p.rings, p._filled) for p in self.loops],
                                       lambda n, r: self.loops[n]._make(r, None), room)
         for p, steps in zip(loops, counts):
-            p.shared = WarpRoleLoop(self.launch, p.loop, p.body, p.rings, self.groups, p.stages, self.thread, self.cx,
-                                    steps.base, True, {}, beside=1 if self._alone() else 2)
+            p.shared = _described(p, self._alone(), steps.base, True, {})
+            _check_versions(p)
         if not several:
             _check_second_block(self)
         new = {b: v for p in loops for r in p.rings for b, v in r.buffers.items()}
@@ -310,8 +325,7 @@ class _WarpRoles:
         if most <= self.stages or short or not self.cx.option(PassConfigKey.TL_EXTRA_STAGES) or not self._alone() or any(
                 r.iterations > 1 for r in self.rings):
             return self.stages
-        return enough_stages(WarpRoleLoop(self.launch, self.loop, self.body, self.rings, self.groups, self.stages, self.thread,
-                                          self.cx), most)
+        return enough_stages(_described(self, True, None, False, {}), most)
 
     def _tiles(self, padded: bool) -> Tiles | None:
         """The loop over tiles of a persistent launch; None for one tile a block.  padded: see Work.padded."""
@@ -335,7 +349,7 @@ class _WarpRoles:
     def _fills_once(self, op: Any) -> bool:
         """Whether the producer can do a copy that precedes the loop: nothing else writes its destination."""
         b = op.dst.buffer
-        if not _is_load(op) or tma_unsupported(op, hopper(self.cx).strides) or has_views(b, self.launch.body) or \
+        if not is_load(op) or tma_unsupported(op, hopper(self.cx).strides) or has_views(b, self.launch.body) or \
                 self._unsafe(op.src.buffer):
             return False
         writers = [e for e in effects(self.launch.body) if e.storage is b.data and e.writes]
@@ -386,7 +400,7 @@ class _WarpRoles:
 
     def _rings(self) -> list[Ring]:
         items = self.body.items
-        loads = [i for i, x in enumerate(items) if _is_load(x.stmt)]
+        loads = [i for i, x in enumerate(items) if is_load(x.stmt)]
         if not loads:
             raise _Declined("no copy from global to shared memory in the loop")
         rings: dict[tuple[int, int, int], Ring] = {}
@@ -400,8 +414,8 @@ class _WarpRoles:
                 unversionable(Uses(self.launch.body), self.loop, items, b) or self._unsafe(op.src.buffer)
             if why:
                 raise _Declined(why)
-            if not users or users[0] < i or any(e.writes for j in users for e in items[j].effects if e.storage is b.data):
-                raise _Declined(f"`{b.name}` is not only copied to and then read")
+            if not users or users[0] < i or _is_written([items[j] for j in users], b):
+                raise _Declined(f"`{b.name}` is not only copied to and then used")
             iterations = op.plan.iterations
             key = (users[0], users[-1], iterations)
             rings.setdefault(key, Ring([], users[0], users[-1], iterations=iterations)).items.append(i)
@@ -511,10 +525,45 @@ class _WarpRoles:
         return [s for s in self.body.pure if s.var in self.inside]
 
 
+def _described(p: _WarpRoles, alone: bool, base: Expr | None, repeated: bool,
+               slow: Mapping[int, Expr | None]) -> WarpRoleLoop:
+    """A loop as its schedules see it.  alone: whether an SM runs one block.  base, repeated, slow: see WarpRoleLoop."""
+    return WarpRoleLoop(p.launch, p.loop, p.body, p.rings, p.groups, p.stages, p.thread, p.cx, base, repeated, slow, p.made,
+                        beside=1 if alone else 2)
+
+
 def _loader(p: _WarpRoles, loading: list[Stmt]) -> Stmt:
     """Statements run by one thread of the producer warp group."""
     last = p.groups * GROUP + 32
     return If(binary("lt", p.thread, const(last, p.thread.dtype)), If(call("elect_one", (), "bool"), seq(*loading)))
+
+
+def _is_written(users: list[Item], b: Buffer) -> bool:
+    """Whether others than parallel loops, which may change a tile in place, write it."""
+    return any(e.writes and e.storage is b.data and not isinstance(x.stmt, Parallel) for x in users for e in x.effects)
+
+
+def _check_versions(p: _WarpRoles) -> None:
+    """Raises _Declined if versions of operands do not fit in shared memory, or let no GEMM run under more.
+
+    Also if other blocks of the SM run meanwhile: registers and shared memory are theirs.  Also if a GEMM has few columns:
+    weights for few rows are bound by memory, and the loops are short.
+    """
+    if not any(e.storage in p.made for x in p.body.items for e in x.effects):
+        return
+    more = sum(b.size * b.dtype.bits // 16 for b in p._static() if b.data in p.made and b.scope_name in SHARED)
+    if p.launch.plan.min_blocks_per_sm > 1 or p._fits_twice(p.groups + 1, p._shared() - more):
+        raise _Declined("other blocks run while operands are made")
+    if p._shared() + p.groups * STEP_BYTES + BARRIER_BYTES > p.cx.target.limits.shared_per_block:
+        raise _Declined("there is no shared memory for versions of operands")
+    order, items = chosen_order(p.shared), items_of(p.shared)
+    if any(items.gemm(i).n < _FEW_COLUMNS for i in items.gemms):
+        raise _Declined("the loop is bound by memory: its GEMMs have few columns")
+    carried = order is not None and items.carries(order)
+    items.versions, items.unrolled, items.meets_later = {}, set(), items.meets
+    one = best_order(items, p.shared.consumer_registers)
+    if order is None or order.cycles > one.cycles * (ENDED if carried and not items.carries(one) else _GAIN):
+        raise _Declined("versions of operands gain nothing")
 
 
 def _check_second_block(p: _WarpRoles) -> None:
@@ -534,20 +583,16 @@ def _check_second_block(p: _WarpRoles) -> None:
     own = [x for i, x in enumerate(p.body.items) if i not in loads]
     for x in own:
         made = [e.buffer for e in x.effects if e.writes and e.buffer.scope_name in SHARED]
-        if made and any(e.reads and e.buffer.scope_name == GLOBAL for e in x.effects):
+        if made and made[0].data not in p.made and any(e.reads and e.buffer.scope_name == GLOBAL for e in x.effects):
             raise _Declined(f"threads load `{made[0].name}`: a second block on the SM hides that")
         operands = [b for e in x.effects if e.writes and not isinstance(x.stmt, Gemm) for b in [e.buffer] if any(
             isinstance(g.stmt, Gemm) and b.data in (g.stmt.a.buffer.data, g.stmt.b.buffer.data) for g in own)]
         # One warp group that makes operands leaves most of the arithmetic units to a second block.
         fed = [b for b in operands if b.scope_name in SHARED or p.groups == 1 and any(
             e.reads and e.buffer.scope_name in SHARED for e in x.effects)]
-        if fed and (p.groups == 1 and fed[0].scope_name in SHARED or chosen_order(p.shared) is None and chain_of(
-                p.shared) is None):
+        if fed and (fed[0] in filled or p.groups == 1 and fed[0].scope_name in SHARED or chosen_order(p.shared) is None and
+                    chain_of(p.shared) is None):
             raise _Declined(f"threads make the operand `{fed[0].name}`: a second block on the SM runs under that")
-
-
-def _is_load(c: Any) -> bool:
-    return isinstance(c, Copy) and c.src.buffer.scope_name == GLOBAL and c.dst.buffer.scope_name in SHARED
 
 
 def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:
