@@ -96,7 +96,7 @@ def scaled(m=128, n=256, k=512, bm=128, bn=256, bk=128, stages=3, threads=256, d
 
 
 def compiled(program, **options):
-    return lower(program.func, SM90, {"tl.enable_hopper": True, **options})
+    return lower(program.func, SM90, {"tl.enable_hopper": True, "tl.resize_blocks": False, **options})
 
 
 def text_of(program):

@@ -577,8 +577,9 @@ def _check_second_block(p: _WarpRoles) -> None:
     for i, x in enumerate(p.body.items):
         if i not in loads and (b := tiles.gathered(x.stmt)) is not None and b.size * b.dtype.bytes >= large:
             raise _Declined(f"TMA does not load `{b.name}`, asynchronous copies of the threads do")
-    if not p._fits_twice(p.groups, sum(b.size * b.dtype.bits // 8 * (p.asked if b in filled else 1) for b in p._static()
-                                       if b.scope_name in SHARED)):
+    static = [b for b in p._static() if b.scope_name in SHARED]
+    shared = sum(b.size * b.dtype.bits // 8 * (max(p.asked, 1) if b in filled else 1) for b in static)
+    if p.tf32 or not p._fits_twice(p.groups, shared):  # only the loads of warp roles round to tf32
         return
     own = [x for i, x in enumerate(p.body.items) if i not in loads]
     for x in own:
