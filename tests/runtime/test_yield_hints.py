@@ -139,7 +139,7 @@ def test_nvdisasm_sees_the_same_instructions_but_for_hint_bits():
     plain, hinted = (instructions(compiled("scaled", hints)) for hints in ("0", "1"))
     assert [text for text, _ in plain] == [text for text, _ in hinted]
     changed = [(text, a ^ b) for (text, a), (_, b) in zip(plain, hinted) if a != b]
-    assert len(changed) > 64
+    assert len(changed) > 16
     for text, bits in changed:
         assert text.startswith("FFMA") and not bits & ~(HINTS << 64), text
 

@@ -210,11 +210,17 @@ class _Exchanges:
 
     def _run(self, run: list[Step]) -> Iterator[Stmt]:
         """The statements of a run of steps, in groups where that pays."""
-        groups = self._groups(run) if any(x.mask for x in run) else []
+        groups = self._groups(run) if any(x.mask for x in run) and not self._completed(run) else []
         if not groups or 2 * len(groups) > len(run):
             yield from {id(x.source): x.source for x in run}.values()
             return
         yield from _Run(self, run, groups).stmts()
+
+    def _completed(self, run: list[Step]) -> bool:
+        """Whether a run writes some elements of a tile that is used elsewhere: the others may never have been written."""
+        here = sum((_uses(s) for s in {id(x.source): x.source for x in run}.values()), Counter[Buffer]())
+        tiles = {b for x in run for b in x.tiles}
+        return any(self.uses[b] > here[b] and _keeps(b, run) and not _reads_first(b, run) for b in tiles)
 
     def _groups(self, run: list[Step]) -> list[tuple[list[Step], Fragment, list[Fragment]]]:
         """(steps, layout of their tiles, layout of each loop) of groups; empty where some step fits in none."""
@@ -308,7 +314,7 @@ class _Run:
         self.whole, self.run, self.groups = whole, run, groups
         here = sum((_uses(s) for s in {id(x.source): x.source for x in run}.values()), Counter[Buffer]())
         tiles = {b: _reads_first(b, run) for x in run for b in x.tiles}
-        self.loaded = {b for b, reads in tiles.items() if reads or whole.uses[b] > here[b] and _keeps(b, run)}
+        self.loaded = {b for b, reads in tiles.items() if reads}
         self.stored = [b for b in tiles if (b in self.loaded or whole.uses[b] > here[b]) and any(b in x.stored for x in run)]
         self.held: dict[Buffer, tuple[Buffer, Fragment]] = {}
         self.exchanges: dict[Any, Buffer] = {}
