@@ -182,6 +182,21 @@ def test_a_small_grid_gets_blocks_of_half_the_columns():
     assert [e.value for e in shaped(product(256)).grid] == [2, 2]
 
 
+def test_a_block_that_reads_what_it_wrote_is_not_halved():
+    """The other half would be read from the tensor before its block wrote it."""
+    @T.prim_func
+    def main(A: T.Tensor((256, 64), "float16"), W: T.Tensor((256, 256), "float32"), C: T.Tensor((256, 256), "float32")):
+        with T.Kernel(1, threads=256):
+            a, c = T.alloc_shared((256, 64), "float16"), T.alloc_fragment((256, 256), "float32")
+            T.copy(A, a)
+            T.gemm(a, a, c, transpose_B=True, clear_accum=True)
+            T.copy(c, W)
+            for i, j in T.Parallel(256, 256):
+                C[i, j] = W[255 - i, j]
+
+    assert shaped(main).grid[0].value == 1
+
+
 def test_what_is_written_once_a_block_keeps_the_columns():
     assert [e.value for e in shaped(sums(128, 128, 256, 256, 256)).grid] == [2, 2]
 

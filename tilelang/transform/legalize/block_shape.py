@@ -19,7 +19,7 @@ from tilelang.ops import AtomicTile, Copy, Fill, Gemm, Reduce, Scan
 from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma
 from tilelang.target.machine import MOST_REGISTERS, REGISTERS, REGISTERS_PER_SM
 
-from ..analysis.effects import hangs_on_threads, own_effects
+from ..analysis.effects import effects, hangs_on_threads, own_effects
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .hopper_features import hopper
@@ -110,6 +110,13 @@ def _length(n: Launch) -> int:
     return 0
 
 
+def _rereads(n: Launch) -> bool:
+    """Whether a launch reads a tensor that it writes: what one block wrote before it read, another block would write then."""
+    found = [e for e in effects(n.body) if e.buffer.scope_name == GLOBAL]
+    written = {e.storage for e in found if e.writes}
+    return bool(n.plan.overlapping) or any(e.reads and e.storage in written for e in found)
+
+
 def _blocks(n: Launch) -> int:
     """The number of blocks; 0 if it is known at run time only."""
     return prod(int(e.value) if isinstance(e, Const) else 0 for e in n.grid)
@@ -130,7 +137,7 @@ def _regrouped(n: Launch) -> Launch:
 
 def _halved(n: Launch) -> Launch | None:
     """The launch with blocks of half the rows or columns, if its accumulators fit no block otherwise."""
-    if _fits(n, _useful(n)):
+    if _fits(n, _useful(n)) or _rereads(n):
         return None
     dims = _Dims(n)
     for op in walk(n.body, Gemm):
@@ -147,7 +154,9 @@ def _halved(n: Launch) -> Launch | None:
 def _spread(n: Launch, sms: int) -> Launch | None:
     """The launch with blocks of half the columns, if it has blocks for half of the SMs at most."""
     gemms = list(walk(n.body, Gemm))
-    if not 0 < 2 * _blocks(n) <= sms or any(op.n % (2 * _ROWS) for op in gemms) or _length(n) < _LONG:
+    if not 0 < 2 * _blocks(n) <= sms or any(op.n % (2 * _ROWS) for op in gemms):
+        return None
+    if _length(n) < _LONG or _rereads(n):
         return None
     dims = _Dims(n)
     labels = [dims.free(_key(op.c.buffer.data, 1)) for op in gemms]
