@@ -12,7 +12,7 @@ from sync_mutants import lowered as unverified
 
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.ir import Launch, rewrite, walk
+from tilelang.ir import Launch, Load, rewrite, walk
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.transform.verify_sync.launch import check_launch
@@ -153,3 +153,25 @@ def test_a_tile_made_of_the_result_of_a_gemm_keeps_one_version():
     (kernel,) = lowered(main).kernels
     assert "(&p[0])" in print_kernel(kernel)  # no offset that depends on the step
     same(main, "sm_90a")
+
+
+def test_a_guarded_copy_from_global_memory_is_no_operand_that_threads_make():
+    """Rows with a guard went to registers by loads of 2 bytes, 0.31 of the speed of 16-byte asynchronous copies."""
+    @T.prim_func
+    def main(X: T.Tensor((128, 256), "float16"), W: T.Tensor((256, 128), "float16"), C: T.Tensor((128, 128), "float32")):
+        with T.Kernel(1, threads=256):
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 128), "float16")
+            c = T.alloc_fragment((128, 128), "float32")
+            T.clear(c)
+            for step in T.Pipelined(4, num_stages=3):
+                for i, j in T.Parallel(128, 64):
+                    row = i // 8 % 16 * 8 + i % 8 + (step * 64 + j) // 128 - 1
+                    a[i, j] = T.if_then_else(T.And(row >= 0, row < 128), X[row, (step * 64 + j) % 256], T.float16(0))
+                T.copy(W[step * 64, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C)
+
+    text = print_kernel(lowered(main).kernels[0])
+    assert "cp_async" in text
+    launch = lowered(main).kernels[0].launch
+    assert not any(x.buffer.name.startswith("a_r") for x in walk(launch, Load))

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilelang.ir import (Alloc, Buffer, For, Launch, Load, Parallel, Region, Stmt, Store, Var, const, replace, rewrite,
-                         rewrite_stmts, seq, stmts_of, walk, FRAGMENT, SHARED)
+from tilelang.ir import (Alloc, Bind, Buffer, For, Launch, Load, Node, Parallel, Region, Stmt, Store, Var, const, replace,
+                         rewrite, rewrite_stmts, seq, stmts_of, walk, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm
 
 from ..analysis.effects import effects
@@ -107,12 +107,24 @@ def whole_region(b: Buffer) -> Region:
 
 def _changed(s: Any) -> Buffer | None:
     """The shared tile of 16-bit elements that a parallel loop stores whole, reading of it only the element that it stores."""
-    stores = [x for x in walk(s, Store)] if isinstance(s, Parallel) else []
+    stores = [x for x in walk(s, Store)] if isinstance(s, Parallel) and not _copies(s) else []
     b = stores[0].buffer if len(stores) == 1 else None
     if b is None or b.scope_name not in SHARED or b.dtype.bits != 16 or b.ndim != 2 or b.data not in filled(s) or any(
             x.buffer.data is b.data and x.indices != stores[0].indices for x in walk(s, Load)):
         return None
     return b
+
+
+def _copies(s: Parallel) -> bool:
+    """Whether a loop reads an element of global memory for each of its iterations: such a loop should keep its wide loads."""
+    over: dict[Var, set[Var]] = {v: {v} for v in s.vars}
+
+    def varies(n: Node) -> set[Var]:
+        return {v for x in walk(n, Var) for v in over.get(x, ())}
+
+    for bind in walk(s, Bind):
+        over[bind.var] = varies(bind.value)
+    return any(x.buffer.scope_name == GLOBAL and varies(x) >= {*s.vars} for x in walk(s, Load))
 
 
 def _is_only_a(items: list[Item], at: int, b: Buffer) -> bool:
@@ -158,6 +170,8 @@ def whole_loads(launch: Launch, loops: Sequence[For]) -> tuple[Launch, list[For]
 def _made_of_loads(items: list[Item], storage: Var) -> bool:
     """Whether threads write a tile in an iteration, and no GEMM's result of the iteration takes part in that."""
     makers = [x for x in items if not is_load(x.stmt) and any(e.writes and e.storage is storage for e in x.effects)]
+    if any(_copies(s) for x in makers for s in walk(x.stmt, Parallel)):
+        return False
     sums: set[Var] = set()
     for x in items:
         if isinstance(x.stmt, Gemm) or any(e.reads and e.storage in sums for e in x.effects):
