@@ -48,6 +48,3 @@ def lane_of(e: Expr, k: int) -> Expr:
         out = rebuild(e, lambda v: lane_of(v, k) if isinstance(v, Expr) else v)
         return type(out)(**{**{f: getattr(out, f) for f in out.__dataclass_fields__}, "dtype": e.dtype.scalar})
     return Shuffle((e,), (k,), e.dtype.scalar)
-
-
-__all__ = ["flat_index", "lane_of", "vector_base"]

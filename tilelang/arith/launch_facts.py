@@ -39,6 +39,3 @@ class LaunchFacts:
             bounds = self.analyzer.interval(s.value)
             if bounds != (None, None) or s.var in self.analyzer.env:
                 self.analyzer = self.analyzer.bind(s.var, *bounds)
-
-
-__all__ = ["LaunchFacts"]

@@ -27,6 +27,3 @@ def widened(e: Expr, names: Mapping[Var, Expr] | None = None) -> Expr:
         a, b = widened(e.a, names), widened(e.b, names)
         return replace(e, a=a, b=b, dtype=a.dtype)
     return cast(e, "int64")
-
-
-__all__ = ["widened"]

@@ -49,7 +49,3 @@ def retrieve_func_from_module(module: Any) -> Any:
     if len(functions) != 1:
         raise ValueError(f"expected a module of one program, found {len(functions)}")
     return next(iter(functions.values()))
-
-
-__all__ = ["get_rasterization_code", "get_roller_hints_from_func", "get_roller_hints_from_output_nodes",
-           "get_tensorized_func_and_tags", "retrieve_func_from_module"]

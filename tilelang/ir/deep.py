@@ -28,6 +28,3 @@ def deep() -> Iterator[None]:
             _inside["threads"] -= 1
             if not _inside["threads"]:
                 sys.setrecursionlimit(_inside["limit"])
-
-
-__all__ = ["deep"]

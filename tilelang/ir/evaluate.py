@@ -322,6 +322,3 @@ def evaluate(e: Expr, values: Mapping[Var, Any] | None = None, load: LoadFn | No
     fn = compiler.expr(e)
     with np.errstate(all="ignore"):
         return fn(Frame(compiler.new_slots(values)))
-
-
-__all__ = ["Closure", "EXPRESSIONS", "ExprCompiler", "Frame", "Handler", "Value", "intrinsic_call", "evaluate", "variable"]

@@ -31,6 +31,3 @@ class Hook(Generic[F]):
             raise RuntimeError(f"{self.what} is provided already, by {self.call.__module__}")
         self.call, self._open = f, False
         return f
-
-
-__all__ = ["Hook"]

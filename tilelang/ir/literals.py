@@ -11,6 +11,3 @@ LITERALS: dict[str, Callable[..., Any]] = {}
 def register_literal(name: str, build: Callable[..., Any]) -> None:
     """Register the constructor for `T.name(...)`, the text that `__tilelang_text__` of a class prints."""
     LITERALS[name] = build
-
-
-__all__ = ["LITERALS", "register_literal"]

@@ -184,6 +184,3 @@ def call_function(fn: Callable[..., Value], args: tuple[dtype, ...], result: dty
         return to_dtype(fn(*wide), result)
 
     return run
-
-
-__all__ = ["Value", "binary_function", "call_function", "round_tf32", "to_dtype", "unary_function"]

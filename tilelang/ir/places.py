@@ -75,7 +75,3 @@ def span_coverage(func: Any) -> float:
     """The fraction of a program's statements that have a span, 0 to 1; 1 for a program without statements."""
     known = [n.span is not None for n in walk(_func(func).body) if isinstance(n, Stmt)]
     return sum(known) / len(known) if known else 1.0
-
-
-__all__ = ["get_buffer_span", "get_prim_func_span", "get_stmt_span", "make_span", "set_buffer_span", "set_stmt_span",
-           "span_coverage", "span_to_location"]

@@ -135,6 +135,3 @@ def _hash(self: Any) -> int:
 def _repr(self: Any) -> str:
     shown = (f"{f.name}={getattr(self, f.name)!r}" for f in self.__dataclass_fields__.values() if f.repr)
     return f"{type(self).__qualname__}({', '.join(shown)})"
-
-
-__all__ = ["entity", "record", "state", "with_init"]

@@ -170,6 +170,3 @@ class _Script(_Printer):
         if len(self.lines) == before:
             self.emit("pass")
         self.depth -= 1
-
-
-__all__ = ["to_script"]

@@ -396,6 +396,3 @@ class _Verifier:
 
 def _name(what: Node) -> str:
     return getattr(what, "name", type(what).__name__)
-
-
-__all__ = ["DEVICE", "LOOP_KINDS", "PHASES", "SYNCED", "THREADS_BOUND", "TILE", "Finding", "verify"]

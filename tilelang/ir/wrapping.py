@@ -54,5 +54,3 @@ INTEGERS: dict[str, Callable[[Any, Any], Any]] = {
     "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "and": np.logical_and,
     "or": np.logical_or,
 }
-
-__all__ = ["INTEGERS", "keeps_value", "may_wrap", "shifted_left", "shifted_right", "wrapped"]

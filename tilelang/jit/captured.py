@@ -77,6 +77,3 @@ class Captured:
             self.waits = min(2 ** self.failed, 1000)
             return None
         return walk.guards
-
-
-__all__ = ["Captured", "Token"]

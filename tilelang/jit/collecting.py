@@ -48,6 +48,3 @@ def collect_meanwhile() -> None:
     switched off does not run."""
     if gc.isenabled() and gc.get_count()[0] > _before[0]:
         gc.collect(0)
-
-
-__all__ = ["NEW_OBJECTS", "collect_meanwhile", "rarely_collected"]

@@ -130,6 +130,3 @@ def _events(s: Schedule) -> list[dict[str, Any]]:
         out += [{"ph": "X", "name": str(s.items[p.item]), "pid": 0, "tid": row, "ts": p.begin, "dur": p.end - p.begin,
                  "args": {"stage": p.stage, "item": p.item}} for p in places]
     return out
-
-
-__all__ = ["Layouts", "Report", "distinct", "draw_schedule", "kernel_html", "kernel_layouts", "layouts_html"]

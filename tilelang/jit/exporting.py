@@ -215,6 +215,3 @@ def _launch_facts(kernel: Any, c: CInterface, compiled: list[Compiled], variants
             "files": {"library": f"lib{c.name}.so", "object": f"{c.name}.o", "header": f"{c.name}.h"},
             "symbols": list(c.symbols), "parameters": [row(p) for p in c.parameters],
             "outputs": [a.name for a in outputs], "xla_results": results, "launches": launches}
-
-
-__all__ = ["c_interface", "export", "export_library", "fingerprint", "saved_artifact", "with_given_results"]

@@ -34,6 +34,3 @@ def internal(request: Request, what: str, e: Exception) -> InternalError | None:
     said = (str(e).splitlines() or [""])[0][:200]
     return InternalError(f"{what} failed on `{request.func.name}` for {request.target}: {type(e).__name__}: {said}\n"
                          f"report: {folder}")
-
-
-__all__ = ["internal"]

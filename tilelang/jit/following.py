@@ -450,6 +450,3 @@ def _wrapped(value: Any) -> Any:
 def _is_torch_module(value: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
-
-
-__all__ = ["Guards", "Known", "Unfollowed", "Walk"]

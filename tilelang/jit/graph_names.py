@@ -18,6 +18,3 @@ def named(owner: Any) -> str:
     name = f"tilelang.{next(_serial)}"
     owners[name] = owner
     return name
-
-
-__all__ = ["HELD", "PLAIN", "named", "owners"]

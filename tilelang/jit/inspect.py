@@ -153,6 +153,3 @@ def _cpu_facts() -> Iterator[tuple[str, str, str]]:
         yield "CPU", f"{llvm.get_host_cpu_name()}, {vector}, {os.cpu_count()} cores", "runs target=\"cpu\""
     except ImportError:
         yield "LLVM", "missing", f"{sys.executable} -m pip install llvmlite"
-
-
-__all__ = ["compile_times", "gemm_program", "layouts_after", "machine_facts", "program_after", "program_of"]

@@ -129,6 +129,3 @@ def _loaded(kernel: JITKernel, c: CInterface) -> HostLibrary:
     library = HostLibrary(compile_object(handler_text(c, artifact.host_source, cuda)), (f"{c.name}_xla",), symbols)
     library.keep = keep  # type: ignore[attr-defined]
     return library
-
-
-__all__ = ["jax_call"]

@@ -52,6 +52,3 @@ class InClasses:
 
     def __reduce__(self) -> str:
         return self.__qualname__  # type: ignore[attr-defined]  # by name, as functions are
-
-
-__all__ = ["BoundJIT", "InClasses"]

@@ -146,6 +146,3 @@ def _numpy_output(a: TensorArg, dims: list[int]) -> _Output:
         dt = np.dtype(np.uint8 if a.buffer.dtype.is_unsigned else np.int8)
     array = np.empty(packed_dims(a, dims), dt)
     return _Output(array if exports_itself(array) else Exported(array), array)
-
-
-__all__ = ["OutputCall", "packed_dims"]

@@ -112,7 +112,3 @@ def is_foreign(value: Any) -> bool:
 def is_foreign_name(module: Any) -> bool:
     """Whether a module's name belongs to such a library."""
     return isinstance(module, str) and module.partition(".")[0] in FOREIGN
-
-
-__all__ = ["FACTS", "UNSEEN_METHODS", "UNSEEN_NAMES", "contents_of", "environment", "facts_of", "is_foreign", "is_foreign_name",
-           "is_immutable", "is_tensor", "is_unseen", "state_of"]

@@ -146,6 +146,3 @@ def reads_of(code: CodeType) -> Reads:
     out = Reads()
     out.stored = out.add(code)
     return out
-
-
-__all__ = ["WHOLE", "Reads", "Step", "reads_of"]

@@ -348,6 +348,3 @@ def report_text(data: dict[str, Any]) -> str:
     if data["unaligned"]:
         out.append("  tensors at any address and of any strides: another kernel was compiled for them")
     return "\n".join(out)
-
-
-__all__ = ["cpu_facts", "facts_of", "report_text", "text_of", "vector_instructions", "with_resources"]

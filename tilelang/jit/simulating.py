@@ -114,6 +114,3 @@ def _narrowest(func: Func) -> float:
 def _rounding(dt: dtype) -> float:
     """The relative error of one rounding to a float type."""
     return float(ml_dtypes.finfo(numpy_dtype(dt)).eps) / 2
-
-
-__all__ = ["random_arguments", "simulate_program"]

@@ -68,6 +68,3 @@ class Sources:
             Path(path).write_text(self.assembly(what), encoding="utf-8")
         except Exception as e:
             logger.error("cannot write %s: %s", what, e)
-
-
-__all__ = ["Sources"]

@@ -57,6 +57,3 @@ def host_name() -> str:
     import llvmlite.binding as llvm  # 22 ms
 
     return llvm.get_host_cpu_name()
-
-
-__all__ = ["host_name", "toolchain_stamp"]

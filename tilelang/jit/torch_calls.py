@@ -81,6 +81,3 @@ def in_graphs(call: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator of __call__: Dynamo traces `called_in_a_graph` in its place.  A plain call takes no longer for it."""
     call._torchdynamo_inline = called_in_a_graph  # type: ignore[attr-defined]
     return call
-
-
-__all__ = ["called_in_a_graph", "in_graphs", "traced", "with_torch"]

@@ -68,6 +68,3 @@ def made(name: str, *args: Any, **kwargs: Any) -> str:
     """The name of the kernel that a factory makes."""
     kernel = _owner(name)(*args, **kwargs)
     return str(_kept.setdefault(kernel.graph_name, kernel).graph_name)
-
-
-__all__ = ["call", "is_factory", "made"]

@@ -149,6 +149,3 @@ def _buffers(x: Any) -> Iterator[Buffer]:
         buffer = getattr(value, "buffer", None)
         if isinstance(buffer, Buffer) and not isinstance(value, Expr):
             yield buffer
-
-
-__all__ = ["Work", "work_of"]

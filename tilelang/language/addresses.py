@@ -116,6 +116,3 @@ def _lanes(buffer: Buffer, dt: DType) -> int:
         raise error("dtype-name", f"vload of `{buffer.name}`, which holds {buffer.dtype}, as {dt}",
                     expected=f"{buffer.dtype.scalar} or vectors of it", found=str(dt), hint="T.view gives another element type")
     return dt.lanes // buffer.dtype.lanes
-
-
-__all__ = ["access_ptr", "address_of", "region"]

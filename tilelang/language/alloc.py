@@ -195,7 +195,3 @@ def empty(*shape: Any, dtype: Any = None) -> Buffer:
     b.outputs.append(out)
     b.unnamed[id(out)] = out
     return out
-
-
-__all__ = ["alloc_buffer", "alloc_fragment", "alloc_global", "alloc_local", "alloc_shared", "alloc_var", "allocate",
-           "empty", "sblock_alloc_buffer"]

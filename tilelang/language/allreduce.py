@@ -126,6 +126,3 @@ def _through_shared(b: Builder, red: CommReducer, v: Expr, extents: dict[int, in
             b.store(places, (linear,), v)
             half //= 2
     return b.let("total", load(places, (first,)))
-
-
-__all__ = ["CommReducer", "ReduceScope", "comm_reducer", "tvm_thread_allreduce"]

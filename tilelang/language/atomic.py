@@ -274,7 +274,3 @@ def atomic_store(dst: Any, src: Any, memory_order: str = "seq_cst") -> Emitted:
               order=order)
     b.emit(Evaluate(op, span=b.here()))
     return EMITTED
-
-
-__all__ = ["atomic_add", "atomic_and", "atomic_cas", "atomic_dec", "atomic_exch", "atomic_inc", "atomic_load",
-           "atomic_max", "atomic_min", "atomic_or", "atomic_store", "atomic_sub", "atomic_xor"]

@@ -113,6 +113,3 @@ def gemm_blockscaled(A: Any, B: Any, C: Any, SFA: Any, SFB: Any, transpose_A: bo
             b.emit(more)
         b.exit(frame)
     return Emitted()
-
-
-__all__ = ["gemm_blockscaled"]

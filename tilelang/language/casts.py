@@ -31,6 +31,3 @@ def converted(e: Expr, dt: DType, mode: str, sat: bool) -> Expr:
                     found=f"{e.dtype} to {dt}")
     near = cast(e, dt) if mode in ("", "rn") else towards(e, dt, mode)
     return near if sat or dt.base not in UNSATURATED else unsaturated(e, near, mode)
-
-
-__all__ = ["converted"]

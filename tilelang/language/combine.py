@@ -296,6 +296,3 @@ def flip(src: Any, dst: Any, dim: int = -1) -> Emitted:
         T.flip(x_s, x_s)
     """
     return _moved("T.flip", src, dst, dim)
-
-
-__all__ = ["flip", "gather", "reduce_argmax", "reduce_argmin", "reduce_with", "scan_with"]

@@ -283,10 +283,3 @@ def tvm_storage_sync(scope: str) -> Emitted:
                     expected=f"one of {', '.join(rows)}", found=repr(scope), hint="use 'shared' or 'warp'")
     ControlFlow(b).expr(call(rows[scope], (), "void", span=b.here()))
     return EMITTED
-
-
-__all__ = ["all_of", "any_of", "atomic_addx2",
-           "atomic_addx4", "c2d_im2col", "dp4a", "get_let_value", "has_let_value",
-           "im2col", "tvm_storage_sync", "vectorcombine", "vectorhigh",
-           "vectorlow", "warp_reduce_bitand", "warp_reduce_bitor", "warp_reduce_max", "warp_reduce_min",
-           "warp_reduce_sum"]

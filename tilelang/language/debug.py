@@ -157,6 +157,3 @@ def device_assert(cond: Any, msg: str = "", no_stack_info: bool = False) -> Emit
             text += f"\n  at {place.file}:{place.line} in {place.function}"
     b.emit(Assert(convert(c), text, "device_assert", span=span))
     return EMITTED
-
-
-__all__ = ["device_assert", "print"]

@@ -375,5 +375,3 @@ def _combined(c: tuple[int, int, int], s: Any, modulus: int) -> Expr:
 
 GENERATORS: dict[str, type[Generator]] = {"curandStatePhilox4_32_10_t": Philox, "curandStateMRG32k3a_t": Mrg32k3a,
                                           "curandStateXORWOW_t": Xorwow}
-
-__all__ = ["GENERATORS", "Generator", "Mrg32k3a", "Philox", "U64", "Xorwow", "let", "put"]

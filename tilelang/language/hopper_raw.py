@@ -401,8 +401,3 @@ def ptx_cp_async_barrier(b: Any) -> Emitted:
         T.ptx_cp_async_barrier(bar[0])
     """
     return emit_call("cp_async_mbarrier_arrive", (barrier_of(b, "T.ptx_cp_async_barrier"),), noinc=False)
-
-
-__all__ = ["TmaDescriptor", "alloc_descriptor", "alloc_wgmma_desc", "cp_async_barrier_noinc", "create_tma_descriptor",
-           "increase_descriptor_offset", "initialize_wgmma_descriptor", "ptx_cp_async_barrier", "ptx_wgmma_rs", "ptx_wgmma_ss",
-           "registered_map", "tma_load"]

@@ -533,9 +533,3 @@ def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") ->
 
 WarpSpecialize = ws
 WarpSpecializeFrame = IfThreadFrame
-__all__ = ["ClusterKernel", "Kernel", "KernelLaunchFrame", "WarpSpecialize", "WarpSpecializeFrame",
-           "annotate_min_blocks_per_sm",
-           "get_block_binding", "get_block_bindings", "get_block_extent", "get_block_extents", "get_cluster_dims",
-           "get_cluster_extent", "get_cluster_extents", "get_cluster_id", "get_cluster_ids", "get_cluster_size",
-           "get_thread_binding", "get_thread_bindings", "get_thread_extent", "get_thread_extents", "import_source",
-           "launch_kernel", "thread_binding", "thread_index", "use_swizzle", "ws"]

@@ -249,6 +249,3 @@ def _normal(b: Builder, s: _State, dt: DType) -> Var:
     b.exit(frame)
     put(b, s.has, kind, 1 - had)
     return let(b, "normal", out[0])
-
-
-__all__ = ["rng_init", "rng_rand", "rng_rand_float"]

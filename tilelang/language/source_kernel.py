@@ -80,6 +80,3 @@ def CUDASourceCodeKernel(*blocks: Any, threads: Any = None, source_code_or_path:
         frame.plan = ClusterKernel(*blocks, cluster_dims=cluster_dims, threads=threads).plan
     frame.source, frame.entry = text, entry_name
     return frame
-
-
-__all__ = ["CUDASourceCodeKernel", "SourceKernelFrame"]

@@ -84,6 +84,3 @@ def _placed(fn: Callable[..., Any], order: list[str], args: tuple[Any, ...], kw:
         else:
             raise TypeError(f"{fn.__name__}() missing a required argument: '{order[len(args)]}'")
     return args
-
-
-__all__ = ["SPELLINGS", "spell", "spelled"]

@@ -491,8 +491,3 @@ def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> 
                         found=describe(x))
     s, d = whole_region(src, "src"), whole_region(dst, "dst")
     return emit_op(b, Transpose(s, d, attrs_of(annotations), span=b.here()))
-
-
-__all__ = ["GemmWarpPolicy", "async_copy", "clear", "copy", "cummax", "cummin", "cumprod", "cumsum", "emit_op", "fill", "gemm",
-           "reduce", "reduce_absmax", "reduce_abssum", "reduce_bitand", "reduce_bitor", "reduce_bitxor", "reduce_max",
-           "reduce_min", "reduce_prod", "reduce_sum", "transpose"]

@@ -139,6 +139,3 @@ def _without_predicate(fn: Callable[..., Any], operands: int) -> Callable[..., A
 
 lds32, lds64, lds128 = (_without_predicate(f, 1) for f in _lds)
 sts32, sts64, sts128 = (_without_predicate(f, 2) for f in _sts)
-
-__all__ = ["ldg128", "ldg256", "ldg32", "ldg64", "lds128", "lds32", "lds64", "stg128", "stg256", "stg32", "stg64", "sts128",
-           "sts32", "sts64"]

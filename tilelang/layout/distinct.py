@@ -34,6 +34,3 @@ def _news(ordered: np.ndarray) -> np.ndarray:
     new = np.ones(len(ordered), bool)
     new[1:] = ordered[1:] != ordered[:-1]
     return new
-
-
-__all__ = ["distinct", "distinct_pairs", "meets_several"]

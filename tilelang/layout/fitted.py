@@ -143,6 +143,3 @@ def _takes(fn: Any, args: tuple[Any, ...]) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-__all__ = ["applied", "fit_functions", "index_vars", "leading_extents", "outer", "static_extents"]

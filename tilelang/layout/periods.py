@@ -141,6 +141,3 @@ def stored_extents(layout: Any, shape: Sequence[Any]) -> tuple[tuple[Any, ...], 
     if layout.size != prod(layout.shape):
         return f"a layout over {layout.size} places for {prod(layout.shape)} elements"
     return tuple(extents), tuple(rules)
-
-
-__all__ = ["Period", "closed_shape", "is_open", "period_along", "stored_extents"]

@@ -251,6 +251,3 @@ def _png(path: str, p: Picture) -> None:
             axes.text(j, i, "\n".join(p.labels[i][j]), ha="center", va="center", fontsize=6)
     figure.savefig(path, bbox_inches="tight", dpi=150)
     pyplot.close(figure)
-
-
-__all__ = ["FORMATS", "Picture", "colours_of", "draw_files", "held_by", "picture_of", "svg_of", "wanted_formats"]

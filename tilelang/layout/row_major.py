@@ -34,6 +34,3 @@ class RowMajor:
         """Largest power of two (at most 64) that divides the row length: aligned runs of so many elements are contiguous."""
         last = self.shape[-1] if self.shape else 1
         return min(64, last & -last) if isinstance(last, int) and last else 1
-
-
-__all__ = ["RowMajor"]

@@ -181,6 +181,3 @@ def boxes_of(layout: Layout, element: Any) -> SwizzledBoxes | None:
     if out.rows % _ATOM_ROWS and (out.count > 1 or versions > 1):
         return None
     return out
-
-
-__all__ = ["Box", "Descriptor", "SwizzledBoxes", "swizzled_box_layout", "box_width", "boxes_of"]

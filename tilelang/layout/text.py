@@ -44,5 +44,3 @@ def read_layout(shape: tuple[int, ...], names: str, code: tuple[str, ...], size:
 
 register_literal("fragment", read_fragment)
 register_literal("layout", read_layout)
-
-__all__ = ["read_fragment", "read_layout"]

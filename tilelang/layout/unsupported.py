@@ -25,5 +25,3 @@ def unsupported(name: str, reason: str) -> Callable[..., Any]:
 
 make_tcgen05mma_swizzled_layout = unsupported("make_tcgen05mma_swizzled_layout",
                                           "is for Blackwell (sm_100), which is not available")
-
-__all__ = ["CUTE", "make_tcgen05mma_swizzled_layout", "unsupported"]

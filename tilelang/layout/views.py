@@ -36,6 +36,3 @@ def view_layout(layout: Layout, root: Buffer, b: Buffer) -> Layout:
         return flat.offset((convert(b.offset) + sum(i * s for i, s in zip(at, strides)),))
 
     return Layout(b.shape, fn, size=flat.size)
-
-
-__all__ = ["view_layout"]

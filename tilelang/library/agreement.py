@@ -174,6 +174,3 @@ def attention_agrees(q: Any, k: Any, v: Any, scale: float, seq_k: int) -> Callab
         return bool((same | near).all())
 
     return agree
-
-
-__all__ = ["ROUNDING", "Accumulation", "attention_agrees", "gemms_agree", "lengths", "wide", "within"]

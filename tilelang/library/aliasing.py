@@ -75,6 +75,3 @@ class Disjoint:
             if at < high and low < at + n:
                 return False
         return True
-
-
-__all__ = ["Disjoint", "overlap"]

@@ -115,7 +115,3 @@ def target_of(x: Any) -> Target:
         found: Target = determine_target("cuda", return_object=True)
         return found
     return Target("cpu")
-
-
-__all__ = ["aligned", "copied_to", "empty", "expects_gradient", "facts", "fresh", "is_numpy", "left_of", "maker", "place",
-           "strided", "strides", "target_of", "type_name", "zeros", "zeros_laid"]

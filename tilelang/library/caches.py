@@ -33,6 +33,3 @@ class Cache(dict[Hashable, V]):
         """The value of a key. Calls `make` if there is none, and enters the result as the youngest entry."""
         value = self.get(key)
         return self.keep(key, make() if value is None else value)
-
-
-__all__ = ["Cache"]

@@ -26,6 +26,3 @@ def wanted(tune: bool | None, like: Any, target: Target, backend: str | None) ->
 def dynamic_shapes() -> bool:
     """Whether kernels take any sizes where they can. Otherwise each shape has its own kernel."""
     return is_truthy(env.TILELANG_LIBRARY_DYNAMIC_SHAPES)
-
-
-__all__ = ["dynamic_shapes", "wanted"]

@@ -22,6 +22,3 @@ SUPPORT: dict[str, dict[str, tuple[str, ...]]] = {
 def support_rows() -> list[tuple[str, ...]]:
     """(function, element type, what each of MACHINES does with it) for each function and type."""
     return [(name, kind, *(x or "-" for x in found)) for name, kinds in SUPPORT.items() for kind, found in kinds.items()]
-
-
-__all__ = ["MACHINES", "SUPPORT", "support_rows"]

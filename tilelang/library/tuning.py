@@ -278,6 +278,3 @@ def _line(e: Exception) -> str:
 
 
 tuner = Tuner()
-
-__all__ = ["MOST", "SURE", "Candidate", "Clock", "Task", "Tuner", "at_home", "captured", "compiled", "gpu_clock", "race",
-           "tuner"]

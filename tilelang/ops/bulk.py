@@ -164,6 +164,3 @@ def _lower_boxes(op: Any, cx: Any, into: bool, tile: Region, run: Region) -> Stm
 
 def _do(name: str, op: Any, *args: Expr) -> Stmt:
     return Evaluate(call(name, args, "void", span=op.span), span=op.span)
-
-
-__all__ = ["as_boxes", "bulk_bytes", "lower_bulk", "row_boxes_unsupported", "run_unsupported"]

@@ -190,6 +190,3 @@ class ScanWith(Combine):
 def expanded(program: Any) -> Any:
     """The program with the loops of each Combine in its place."""
     return rewrite(program, Combine.expanded, Combine)
-
-
-__all__ = ["Combine", "ReduceWith", "ScanWith", "expanded"]

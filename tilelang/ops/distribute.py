@@ -317,7 +317,3 @@ def bind_ranges(dist: Distribution, analyzer: Analyzer) -> Analyzer:
         hi = n - 1 if isinstance(n, int) else analyzer.interval(n)[1]
         analyzer = analyzer.bind(v, 0, hi - (0 if isinstance(n, int) else 1) if hi is not None else None)
     return analyzer
-
-
-__all__ = ["Distribution", "bind_ranges", "conjunction", "digit", "flat", "from_fragment", "index_values",
-           "private"]

@@ -224,7 +224,3 @@ def over_matrices(cx: Any, out: Stmt, loops: list[tuple[Var, int]], used: int) -
     for v, n in reversed(loops):
         out = For(v, const(0), const(n), "unroll", out)
     return out if used == cx.num_threads else If(cx.thread < used, out)
-
-
-__all__ = ["Outer", "copy_by_ldmatrix", "in_columns_of_bytes", "in_tiles_of_bytes", "matrices", "matrix_rows", "outer_digits",
-           "over_matrices", "threads_used", "transpose_bytes"]

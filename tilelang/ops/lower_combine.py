@@ -107,6 +107,3 @@ def neighbours(lay: Fragment, axis: int) -> Fragment:
     modes = list(lay.modes)
     modes[axis] = tuple(sorted(modes[axis], key=lambda m: m.to != THREAD))
     return Fragment(lay.shape, modes, threads=lay.threads)
-
-
-__all__ = ["CombineLowering", "in_order", "neighbours"]

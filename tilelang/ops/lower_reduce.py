@@ -286,6 +286,3 @@ def memory_of_block(shape: tuple[int, ...], axis: int, threads: int) -> Fragment
         modes.insert(0, (Mode(own, REGISTER, step), Mode(across, THREAD, stride)))
         step *= own
     return Fragment(shape, modes, threads=threads)
-
-
-__all__ = ["ReduceLowering", "from_lane", "in_whole_warps", "memory_of_block", "shuffled", "split_at_warp"]

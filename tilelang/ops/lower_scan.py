@@ -307,6 +307,3 @@ def piece(line: int, count: int, along_rows: bool, threads: int, bits: int) -> F
     modes = ((Mode(lines, THREAD, lanes * warps),),
              (Mode(groups, REGISTER, run), Mode(warps, THREAD, lanes), Mode(lanes, THREAD, 1), Mode(run, REGISTER, 1)))
     return Fragment((lines, groups * lanes * warps * run), modes, threads=threads)
-
-
-__all__ = ["ScanSteps"]

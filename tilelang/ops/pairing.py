@@ -125,7 +125,3 @@ class TileLoops:
         for v, n in zip(reversed(at), reversed(extents)):
             out = For(v, const(0), convert(n), "serial", out, span=span)
         return out
-
-
-__all__ = ["PRIVATE", "Dims", "TileLoops", "base_side", "iteration_space", "level", "lower_elementwise", "matched_indices",
-           "offset_indices", "unit"]

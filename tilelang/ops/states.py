@@ -32,6 +32,3 @@ def bound(values: Values) -> tuple[Stmt, list[Any]]:
     """(statements that bind values to variables, the variables): each is computed once, before anything is stored."""
     names = [e if isinstance(e, (Const, Var)) else fresh("v", e.dtype) for e in values]
     return seq(*[Bind(v, e) for v, e in zip(names, values) if v is not e]), names  # type: ignore[arg-type]
-
-
-__all__ = ["ELEMENT", "LEFT", "POSITION", "RIGHT", "Values", "bound", "given", "operand"]

@@ -69,6 +69,3 @@ def _applies(cx: Any, src: Region, dst: Region) -> bool:
     if cx.target is None or not getattr(cx.target, "has_stmatrix", False) or frag.is_padded or frag.copies:
         return False
     return cx.vector_width(dst.buffer, dst.mins, 8) == 8
-
-
-__all__ = ["copy_by_stmatrix"]

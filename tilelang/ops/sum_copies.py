@@ -51,6 +51,3 @@ class SumCopies(TileOp):
 
     def accesses(self) -> tuple[Access, ...]:
         return (Access(self.dst, "readwrite"),)
-
-
-__all__ = ["SumCopies"]

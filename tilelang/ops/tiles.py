@@ -49,6 +49,3 @@ def widest_mma(a: np.ndarray, b: np.ndarray, acc: dtype) -> np.ndarray:
         return np.matmul(a.astype(np.int64), b.astype(np.int64))
     wide = np.float64 if acc.bits == 64 else np.float32
     return np.matmul(a.astype(wide), b.astype(wide))
-
-
-__all__ = ["combine", "fit", "widest_mma"]

@@ -219,7 +219,3 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
         last = (nth + 1) * blocks > count  # some blocks have one piece fewer
         out += [If(binary("lt", sub_tile, const(count, sub_tile.dtype)), seq(*loads))] if last else loads
     return seq(*out, span=op.span)
-
-
-__all__ = ["box_dims", "lower_tma_load", "row_boxes", "tma_bytes", "tma_boxes", "tma_unsupported", "unaligned",
-           "versions_unsupported"]

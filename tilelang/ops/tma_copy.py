@@ -317,6 +317,3 @@ def _at(r: Region, k: Any, cx: Any) -> tuple[Expr, ...]:
 
 def _do(name: str, op: Any, *args: Expr, **attrs: Any) -> Stmt:
     return Evaluate(call(name, args, "void", span=op.span, **attrs), span=op.span)
-
-
-__all__ = ["check_tma_copy", "is_row", "lower_tma_copy"]

@@ -487,7 +487,3 @@ def uses_group_barriers(launch: Any) -> bool:
     """Whether a program itself names barriers whose numbers could collide with those of warp groups."""
     return any(x.op in ("named_barrier", "named_barrier_arrive") and
                not (hasattr(x.args[0], "value") and int(x.args[0].value) < GROUP_BARRIERS) for x in walk(launch.body, Call))
-
-
-__all__ = ["GROUP_BARRIERS", "Pieces", "STEP_BYTES", "accumulator_pieces", "matrix_dims", "copied_tile", "store_accumulators",
-           "store_tile", "tensor_unsupported", "tile_unsupported", "uses_group_barriers"]

@@ -184,6 +184,3 @@ target_link_libraries({c.name} PUBLIC {needs})
 add_executable({c.name}_sample main.c)
 target_link_libraries({c.name}_sample {c.name})
 """
-
-
-__all__ = ["c_expression", "cmake_text", "header_text", "sample_text"]

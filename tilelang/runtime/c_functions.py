@@ -296,7 +296,3 @@ define ptr @{name}_error() {{
   ret ptr @tl_message
 }}
 """
-
-
-__all__ = ["CFunction", "CODES", "CParameter", "DRIVER", "FrameEnd", "NO_DRIVER", "RESERVED", "SAY", "c_parameters",
-           "c_type_of", "first_device", "run_text", "say_text", "store_tensor"]

@@ -172,6 +172,3 @@ def _choice(c: CInterface, variants: Sequence[Variant]) -> str:
     w.do(f"ret i32 {DRIVER}")
     return "\n".join([*(g.replace("@.s", "@.c") for g in w.globals),
                       w.function("tl_choose", "ptr %args, ptr %frame", "internal ").replace("@.s", "@.c")])
-
-
-__all__ = ["CInterface", "Variant", "number_and_suffix", "cpu_object", "cuda_object", "handler_text", "preference"]

@@ -33,6 +33,3 @@ def in_context(w: Writer, context: str, call: Callable[[], str]) -> str:
     w.jump(done)
     w.begin(done)
     return rc
-
-
-__all__ = ["in_context"]

@@ -61,6 +61,3 @@ class CUDABinaryCache:
     def clear_cache(self) -> None:
         """Remove all cubins."""
         self.disk.clear()
-
-
-__all__ = ["CUDABinaryCache"]

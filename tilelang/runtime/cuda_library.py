@@ -191,6 +191,3 @@ def _loader(kernels: list[dict[str, Any]], files: list[str]) -> str:
     w.do(f"store atomic ptr {made}, ptr %slot release, align 8")
     w.do("ret i32 0")
     return "\n".join([*names, w.function("tl_load_now", "i32 %device, ptr %slot", "internal ")])
-
-
-__all__ = ["CURRENT_DEVICE", "driver_text", "library_text", "with_device_code", "write_cuda_library"]

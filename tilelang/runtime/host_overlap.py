@@ -69,6 +69,3 @@ def _bounds(stub: Any, a: TensorArg) -> tuple[str, str]:
         high = w.ins(f"add i64 {high}, {w.ins(f'select i1 {back}, i64 0, i64 {reach}')}")
     high = w.ins(f"add i64 {high}, {max(1, dt.bytes)}")
     return low, w.ins(f"select i1 {stub.empty[a.index]}, i64 {low}, i64 {high}")
-
-
-__all__ = ["reject_overlaps"]

@@ -78,6 +78,3 @@ def put_window(w: Writer, record: str, window: tuple[Buffer, float], start: str,
 
 def _less(w: Writer, a: str, b: str) -> str:
     return w.ins(f"select i1 {w.ins(f'icmp ult i64 {a}, {b}')}, i64 {a}, i64 {b}")
-
-
-__all__ = ["NAMES", "PERSISTING", "STREAMING", "WINDOW", "declarations", "put_window", "set_aside", "window_of"]

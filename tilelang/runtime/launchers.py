@@ -438,6 +438,3 @@ def _scalar(w: Writer, ty: str, value: str, var: Var) -> str:
     if var.dtype.is_float:
         return f"{ty} {value if ty == 'double' else w.ins(f'fptrunc double {value} to {ty}')}"
     return f"{ty} {value if ty == 'i64' else w.ins(f'trunc i64 {value} to {ty}')}"
-
-
-__all__ = ["CpuLauncher", "CudaLauncher", "HostStatements", "launch_attributes", "narrow"]

@@ -207,7 +207,3 @@ def open_library(path: Any, modes: tuple[str, ...], fingerprint: str) -> dict[st
         out[mode] = ffi.make_function(address, keep_alive_object=(library,))
         out[mode].release_gil = True
     return out
-
-
-__all__ = ["FINGERPRINT", "export_name", "ffi_entry", "find_compiler", "link", "link_with_ffi", "open_library", "pool_start",
-           "run_at_load", "write_library"]

@@ -360,6 +360,3 @@ def _union(x: Range | None, y: Range | None) -> Range | None:
 def _last(low: Range | None, extent: Range | None) -> Range | None:
     """The range of the indices of a region."""
     return None if low is None or extent is None else (low[0], _sub(_add(low[1], extent[1]), 1))
-
-
-__all__ = ["Ranges", "SizeCheck", "size_checks"]

@@ -170,6 +170,3 @@ class TensorMapCode:
         kind, swizzle, l2, fill = self.map.codes
         return w.ins(f"call i32 @{ENCODE}(ptr {place}, i32 {kind}, i32 {self.rank}, ptr {address}, ptr {dims}, "
                      f"ptr {steps}, ptr {box}, ptr {ones}, i32 {_INTERLEAVE_NONE}, i32 {swizzle}, i32 {l2}, i32 {fill})")
-
-
-__all__ = ["DECLARATION", "ENCODE", "TensorMapCode", "encode"]

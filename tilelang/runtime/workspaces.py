@@ -71,6 +71,3 @@ class Workspaces:
         """Free the memory on the stream, after the launch."""
         w = self.w
         w.ins(f"call i32 @cuMemFreeAsync(i64 {w.ins(f'load i64, ptr {self.base}')}, ptr {stream})")
-
-
-__all__ = ["DECLARATIONS", "NAMES", "Workspaces"]

@@ -157,6 +157,3 @@ class XlaHandler:
         value = w.ins(f"zext i8 {value} to i64") if ty == "i8" else value
         w.put(args, 16 * a.index, "i32", str(kind))
         w.put(args, 16 * a.index + 8, "i64", value)
-
-
-__all__ = ["VERSION", "XlaHandler", "has_type", "results_of"]

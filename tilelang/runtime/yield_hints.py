@@ -102,6 +102,3 @@ def _reads_same_b(one: tuple[int, ...], following: tuple[int, ...]) -> bool:
     """Whether the next instruction is such an FFMA, reads the same operand b without a wait, and this one does not write b."""
     (low, _), (next_low, next_high) = one, following
     return _accumulates(*following) and low >> 32 & 255 == next_low >> 32 & 255 != low >> 16 & 255 and not next_high & _WAITS
-
-
-__all__ = ["MIN_RUN", "SPACING", "set_yield_hints"]

@@ -196,6 +196,3 @@ def _mapped(write: bool) -> list[np.ndarray]:
         spans = []
     table = np.array(spans, np.int64).reshape(-1, 2)
     return [table[:, 0], table[:, 1]]
-
-
-__all__ = ["LINE", "Addresses", "Followed", "Window", "room"]

@@ -135,6 +135,3 @@ def coordinates(c: Context, e: Call, m: TensorBox, args: tuple[Any, ...]) -> Cal
 def launch_maps(s: Launch) -> dict[str, TensorMap]:
     """The tensor maps of a launch by name."""
     return {m.name: m for m in tensor_maps_of(s)}
-
-
-__all__ = ["UNIT", "TensorBox", "box_chunks", "box_of", "coordinates", "launch_maps", "tensor_memory"]

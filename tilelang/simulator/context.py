@@ -133,6 +133,3 @@ class Context:
 
 def _in_context(handler: Callable[[Context, Any], Closure], c: Context, _: ExprCompiler, e: Expr) -> Closure:
     return handler(c, e)
-
-
-__all__ = ["Context", "Handlers", "LaunchScope", "Memory"]

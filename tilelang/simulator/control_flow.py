@@ -216,5 +216,3 @@ CONTROL_FLOW: dict[type, Callable[[Any, Any], Action]] = {
     Seq: _seq, Bind: _bind, If: compile_if, For: _for, While: _while, Break: _break, Continue: _continue, Assert: _assert,
     Evaluate: evaluate,
 }  # fmt: skip
-
-__all__ = ["CONTROL_FLOW", "branch", "compile_if", "evaluate"]

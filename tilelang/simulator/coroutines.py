@@ -109,6 +109,3 @@ class Scheduler:
             p.failure = e
         p.done = True
         self.back.release()
-
-
-__all__ = ["Coroutine", "Scheduler", "Stopped"]

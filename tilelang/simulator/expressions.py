@@ -55,5 +55,3 @@ def _address(c: Context, e: AddressOf) -> Closure:
 
 
 VALUES: dict[type, Callable[[Any, Any], Closure]] = {Var: _variable, AddressOf: _address, Call: call}
-
-__all__ = ["VALUES", "call"]

@@ -63,6 +63,3 @@ def fault(kind: str, message: str, *, expected: str = "", found: str | None = No
           notes: tuple[Any, ...] = (), hint: str = "", label: str = "") -> TileLangError:
     """The error of a simulator's kind, with the kind's default hint unless `hint` is given."""
     return error(kind, message, expected=expected, found=found, span=span, notes=notes, hint=hint, label=label)
-
-
-__all__ = ["fault"]

@@ -270,6 +270,3 @@ def clusters(extents: list[int], dims: tuple[int, int, int] | None, span: Any) -
     for at in itertools.product(*(range(0, n, k) for n, k in zip(reversed(extents), reversed(inner)))):
         yield [tuple(a + b for a, b in zip(reversed(at), reversed(more)))
                for more in itertools.product(*(range(k) for k in reversed(inner)))]
-
-
-__all__ = ["Arguments", "Binding", "Tensor", "bind_arguments", "clusters"]

@@ -363,6 +363,3 @@ LANE_OPS: dict[str, Callable[[Context, Call], Closure]] = {
     "keep_branch": nothing,
     "pdl_trigger": nothing, "pdl_sync": nothing,
 }  # fmt: skip
-
-__all__ = ["BLOCK_VOTES", "LANE_OPS", "VOTES_OF_BLOCKS", "Printer", "WARP", "apply_atomic", "format_c", "nothing",
-           "occurrence", "own_threads", "batches", "elect", "source_lanes", "spread", "started"]

@@ -184,6 +184,3 @@ def mma(c: Context, e: Call) -> Closure:
 def register_order(fragment: Any) -> np.ndarray:
     """[row, column] -> thread * registers + register."""
     return fragment.owners()[0] * fragment.registers + fragment.register_table()
-
-
-__all__ = ["MatrixRegisters", "Registers", "mma", "register_order", "whole_warps"]

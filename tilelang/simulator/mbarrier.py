@@ -61,6 +61,3 @@ class Phases:
         """Description of the state for messages."""
         bytes_ = (f"{self.tx} bytes still expected" if self.tx >= 0 else f"{-self.tx} bytes more than expected")
         return f"{self.name} in phase {self.phase}: {self.pending} of {self.count} arrivals pending, {bytes_}"
-
-
-__all__ = ["Phases", "arrivals"]

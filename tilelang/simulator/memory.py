@@ -168,7 +168,3 @@ def uninitialized(b: Buffer, span: Any, where: str = "") -> Exception:
     return fault("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written{where}",
                  found=f"{b.name}, which nothing has written",
                  span=span, hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
-
-
-__all__ = ["Storage", "buffers_of", "compact_strides", "dims", "geometry", "granules", "linear_index",
-           "out_of_bounds", "shared_operand", "span_of", "strided", "uninitialized", "without_storage"]

@@ -90,6 +90,3 @@ def ordered(clocks: Any, t: np.ndarray, block: np.ndarray, who: np.ndarray, cloc
         for number, know in left.items():
             out |= sees & (block == number) & (who >= 0) & (know[np.maximum(who, 0)] >= clock)
     return out
-
-
-__all__ = ["Releases", "known_by", "learn", "merged", "ordered"]

@@ -48,6 +48,3 @@ def descriptor(c: Context, e: Call, at: Callable[[LaneFrame], Value]) -> Closure
         return (address >> 4 & 0x3FFF).astype(np.uint64) | np.uint64(rest)
 
     return run
-
-
-__all__ = ["descriptor", "wgmma_row"]

@@ -81,5 +81,3 @@ FAST: dict[str, Fast] = {
     "__tan": Fast(None, 0, -1, 1, 2.0**-19), "fast_rcp": Fast(1.5),
     "fast_exp2": Fast(4.5),  # PTX ISA, ex2.approx.ftz.f32: relative error 2^-22
 }
-
-__all__ = ["FAST", "Fast", "NARROW", "UNITS", "stated", "units"]

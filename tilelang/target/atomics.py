@@ -84,6 +84,3 @@ def unordered(a: tuple[Branch | Iterations | WarpRole, ...], b: tuple[Branch | I
         if x != y:
             return isinstance(x, Branch) and isinstance(y, Branch) and x.key == y.key
     return False
-
-
-__all__ = ["ARITHMETIC", "Atomic", "Branch", "Iterations", "WarpRole", "commute", "family", "unordered"]

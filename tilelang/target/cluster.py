@@ -46,6 +46,3 @@ def check_cluster(dims: tuple[int, ...], grid: tuple[Any, ...], span: Any = None
             raise error("cluster-dims", f"clusters of {n} blocks along {axis} do not divide a grid of {have}",
                         expected=f"a multiple of {n} blocks along {axis}", found=str(have), span=span)
     return x, y, z
-
-
-__all__ = ["MOST", "PORTABLE", "check_cluster", "cluster_of", "cluster_size"]

@@ -72,6 +72,3 @@ def unsaturated(e: Expr, near: Expr, mode: str) -> Expr:
             beyond = logical("or", beyond, binary("gt", x, most) if mode == "rp" else binary("lt", x, unary("neg", most)))
     negative = number if number == 0x80 else number | 0x80
     return select(beyond, select(binary("lt", x, 0.0), _code(negative - 256, dt), _code((number + 128) % 256 - 128, dt)), near)
-
-
-__all__ = ["F64", "INTO_INTEGERS", "UNSATURATED", "towards", "unsaturated"]

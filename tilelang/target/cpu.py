@@ -56,6 +56,3 @@ def host_cpu() -> HostCpu:
     found = llvm.get_host_cpu_features()
     return describe(llvm.get_host_cpu_name(), frozenset(k for k, on in found.items() if on), found.flatten(),
                     "x86_64" in llvm.get_process_triple())
-
-
-__all__ = ["HostCpu", "describe", "host_cpu", "unsupported"]

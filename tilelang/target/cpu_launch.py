@@ -393,10 +393,3 @@ def rewrite_codes(func: Func, fn: Callable[[WarpRoleCode], WarpRoleCode]) -> Fun
 
     out: Func = rewrite(func, launch, CpuLaunch)
     return out
-
-
-__all__ = ["BARRIER_WORDS", "BlockedGemm", "CheckedAddress", "CheckedLoad", "CheckedStore", "Collective", "CpuLaunch",
-           "GemmShape", "Masked", "NestVersions", "NullCheck", "OncePerBlock", "Packing", "RangeTest",
-           "ReduceLoops",
-           "StorageSlot", "ThreadLoop", "ThreadValues", "TileLoops",
-           "TileSide", "WarpRole", "WarpRoleCode", "is_barrier_array", "is_private", "rewrite_codes"]

@@ -57,6 +57,3 @@ def is_in_range(a: Analyzer, e: Expr | int, size: Expr | int) -> bool:
         return False
     lo, hi = a.bounds_of(a.linear(e)) if e.dtype.is_signed else a.interval(e)
     return lo is not None and hi is not None and lo >= 0 and hi < size
-
-
-__all__ = ["is_in_range", "thread_ranges", "with_indices", "with_loop", "with_nest", "with_value"]

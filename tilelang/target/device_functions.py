@@ -274,6 +274,3 @@ def known_function(e: Call, sources: tuple[str, ...] = ()) -> Expr | None:
     if any(name.value in s for s in sources):
         return None
     return cast(form.build(*(a if p == "*" else cast(a, p) for a, p in zip(args, form.params))), e.dtype)
-
-
-__all__ = ["EXTERNS", "DeviceFunction", "device_function", "known_function"]

@@ -68,6 +68,3 @@ def _critical(c: float) -> list[int]:
             start = first + -(-(2**23 - first) // odd) * odd
             out += [x for x in range(start, 2**24, odd) if (x >= divisor) == (s == 24)]
     return out
-
-
-__all__ = ["RANGE", "reciprocal"]

@@ -230,8 +230,3 @@ class UnitRates:
 
 
 UNIT_RATES = UnitRates()
-
-__all__ = ["CHIPS", "CLOCK_RATES", "CPU_CHIP", "Chip", "CudaLimits", "KERNEL_RATES", "KernelRates", "LIMITS",
-           "MOST_REGISTERS", "MOST_SHARED", "REGISTERS", "REGISTERS_PER_SM", "RESERVED_SHARED", "Rates", "RegisterBudget",
-           "UNIT_RATES", "UnitRates",
-           "WARP_ROLE_REGISTERS", "chip_of", "clock_rates", "consumer_registers", "kernel_rates", "nearest_chip"]

@@ -368,7 +368,3 @@ def _base(e: Expr) -> Expr | None:
     if not isinstance(e, Ramp):
         return e
     return e.base if isinstance(e.stride, Const) and e.stride.value == 1 else None
-
-
-__all__ = ["EX2", "MAPPED", "SUMMED", "Form", "affine_in", "constant", "form_of", "inlined", "own_element",
-           "packed_source", "register_form", "store_form", "sum_form", "value_form"]

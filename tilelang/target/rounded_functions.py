@@ -59,5 +59,3 @@ MOST_WEIGHT = 64.0  # so exponents are off by 64 * 7 * 2^-24 = 2^-15.2 at most: 
 SMALL, SMALL_TANH = 0.5, (0.9999976754188538, -0.33320656418800354, 0.13145145773887634, -0.04337248206138611)
 add_intrinsic(Intrinsic(SCALED_TANH, 3, PURE, lambda x, k, c: c * np.tanh(x * k),
                         {"float32": "tl::scaled_tanh({0}, {1}, {2})"}))
-
-__all__ = ["ALLOWED", "FORMS", "MOST_WEIGHT", "NOT_NEGATIVE", "SCALED_TANH", "SMALL", "SMALL_TANH", "TANH_ERROR", "RoundedForm"]

@@ -186,6 +186,3 @@ def _directed(near: Any, rest: Any, mode: str, negative_zero: Any) -> Any:
         return np.where(rest < 0, down, np.where((rest == 0) & (near == 0) & negative_zero, -np.abs(near), near))
     inwards = np.where(near > 0, rest < 0, (near < 0) & (rest > 0))  # the exact result is closer to zero than near
     return np.where((rest != 0) & inwards, np.where(near > 0, down, up), near)
-
-
-__all__ = ["fused_odd", "rounded", "sum_odd", "to_odd", "two_product", "two_sum"]

@@ -156,6 +156,3 @@ def shared_space(launch: Launch, make_error: MakeError) -> SharedSpace:
         raise make_error(f"{at - START} bytes of shared memory named by descriptors: their addresses end at {LIMIT}",
                      next(iter(named.values())).span)
     return SharedSpace(tuple(out))
-
-
-__all__ = ["NAMING", "Placed", "SharedSpace", "named_storage", "shared_space"]

@@ -140,7 +140,3 @@ def _strides_unsupported(buffer: Buffer) -> str | None:
     if isinstance(buffer.offset, int) and buffer.offset * size % ADDRESS_ALIGN:
         return f"it starts {buffer.offset * size} bytes into its storage, which is no multiple of {ADDRESS_ALIGN}"
     return None
-
-
-__all__ = ["ADDRESS_ALIGN", "MAP_ALIGN", "MAP_BYTES", "NAN_BITS", "REDUCE_ADD", "STRIDE_ALIGN", "TensorMap", "unsupported",
-           "tensor_maps_of"]

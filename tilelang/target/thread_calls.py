@@ -54,7 +54,3 @@ _PUBLIC_NAMES = {
 def public_name(op: str) -> str:
     """The name of a call as users write it: T.shfl_sync."""
     return f"T.{_PUBLIC_NAMES.get(op, op)}"
-
-
-__all__ = ["ASSERTION", "BLOCK_VOTES", "CLOCKS", "CLUSTER_CALLS", "COUNTS_THREADS", "EXCHANGES", "LANE_CALLS", "LANE_NUMBERS",
-           "MATCHES", "MATRIX_CALLS", "PER_THREAD", "SHUFFLES", "VOTES", "WARP", "public_name"]

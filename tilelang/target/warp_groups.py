@@ -105,7 +105,3 @@ def alike(launch: Launch) -> list[tuple[int, ...]]:
     for w in warps_in(launch):
         by_answers.setdefault(tuple(a <= w < a + n for a, n in tests), []).append(w)
     return [tuple(warps) for warps in by_answers.values()]
-
-
-__all__ = ["GROUP", "PER_GROUP", "WARP_LANES", "alike", "cuts_groups", "holds_in", "in_some_warps", "in_warps", "moved",
-           "named", "runs", "warps_in", "warps_of"]

@@ -225,7 +225,3 @@ def operand_addresses(descriptor: int, major: str, extent: int, element_bytes: i
         return place ^ ((place >> 7 & swizzle // 16 - 1) << 4)
     chunk, group = (lbo, sbo) if major == "k" else (sbo, lbo)
     return start + along // 16 * chunk + across // 8 * group + across % 8 * 16 + along % 16
-
-
-__all__ = ["K_STEP_BYTES", "WGMMA_ROWS", "WgmmaRow", "accumulator_fragment", "decode_descriptor", "encode_descriptor",
-           "operand_addresses", "register_operand_fragment", "wgmma_row", "wgmma_sizes"]

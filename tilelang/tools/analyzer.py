@@ -89,6 +89,3 @@ def _static(e: Any, what: str) -> int:
     if not isinstance(value, int):
         raise ValueError(f"{what} of run-time extent ({e!r}) cannot be counted: analyse the program for given shapes")
     return value
-
-
-__all__ = ["AnalysisResult", "Analyzer"]

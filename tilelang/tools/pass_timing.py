@@ -108,6 +108,3 @@ class PassTimingTool:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
-
-
-__all__ = ["PassTimingRecord", "PassTimingTool", "TileLangPassTimingInstrument"]

@@ -56,6 +56,3 @@ def plot_fragment_tv(fragment: Any, save_directory: str = "./tmp", name: str = "
 def _write(picture: Picture, directory: str, name: str, formats: tuple[str, ...]) -> None:
     for kind, path in zip(formats, draw_files(picture, directory, name, formats)):
         print(f"Saved {kind} format into {path}")
-
-
-__all__ = ["plot_fragment_tv", "plot_layout"]

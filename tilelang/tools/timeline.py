@@ -28,6 +28,3 @@ def text(least_ms: float = 1.0) -> str:
             reads = f", {p.reads} read" if p.reads else ""
             lines.append(f"{p.begin:8.1f} {p.end - p.begin:7.1f} {p.cpu:7.1f} |{bar:<{WIDTH}}| {'  ' * p.depth}{p.name}{reads}")
     return "\n".join(lines)
-
-
-__all__ = ["WIDTH", "text"]

@@ -49,6 +49,3 @@ class CUDA(TileDevice):
 
     def __repr__(self) -> str:
         return f"CUDA({self.name}, sm_{self.sm_version})"
-
-
-__all__ = ["CUDA"]

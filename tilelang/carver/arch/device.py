@@ -76,6 +76,3 @@ class CPU(TileDevice):
 
     def __repr__(self) -> str:
         return f"CPU({self.compute_max_core})"
-
-
-__all__ = ["CDNA", "CPU", "METAL", "RDNA", "TileDevice"]

@@ -83,8 +83,3 @@ def check_sm_version(arch: str) -> int:
     """"sm_80" -> 80; -1 for other text."""
     digits = arch.removeprefix("sm_").rstrip("af")
     return int(digits) if arch.startswith("sm_") and digits.isdigit() else -1
-
-
-__all__ = ["auto_infer_current_arch", "check_sm_version", "get_arch", "has_mma_support", "is_ada_arch", "is_ampere_arch",
-           "is_cdna_arch", "is_cuda_arch", "is_hopper_arch", "is_rdna_arch", "is_tensorcore_supported_precision",
-           "is_volta_arch"]

@@ -187,6 +187,3 @@ class Hint:
 
     def __repr__(self) -> str:
         return str(self.to_dict())
-
-
-__all__ = ["Hint", "IntrinInfo", "Stride", "TensorCoreExtraConfig", "TileDict"]

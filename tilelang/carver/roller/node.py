@@ -41,6 +41,3 @@ class Edge:
     dst_node: Any
     src_id: int = 0
     dst_id: int = 0
-
-
-__all__ = ["Edge", "OutputNode", "PrimFuncNode"]

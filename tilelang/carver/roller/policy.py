@@ -288,6 +288,3 @@ class DefaultPolicy(_Policy):
 def hints_for(work: Work, arch: TileDevice, topk: int = 10) -> list[Hint]:
     """Hints for a computation: for tensor cores where they support the types, else for the ordinary units."""
     return TensorCorePolicy(work, arch).emit_config(topk) or DefaultPolicy(work, arch).emit_config(topk)
-
-
-__all__ = ["DefaultPolicy", "TensorCorePolicy", "hints_for", "work_of"]

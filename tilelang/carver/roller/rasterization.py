@@ -54,6 +54,3 @@ class Rasterization2DColumn(_Rasterization2D):
     """Rasterisation panels of `box_width` columns of blocks."""
 
     order = "column"
-
-
-__all__ = ["NoRasterization", "Rasterization2DColumn", "Rasterization2DRow"]

@@ -55,5 +55,3 @@ class Map:
 
 
 Work = Matmul | Attention | Map
-
-__all__ = ["Attention", "Map", "Matmul", "Work"]

@@ -97,6 +97,3 @@ class BaseTemplate:
     def params_as_dict(self) -> dict[str, Any]:
         """Sizes and types by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
-
-
-__all__ = ["BaseTemplate"]

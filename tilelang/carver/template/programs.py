@@ -240,7 +240,3 @@ def _digits(flat: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
         out.append(flat % size)
         flat = flat // size
     return (*((flat,) if shape else ()), *reversed(out))
-
-
-__all__ = ["attention_program", "convolution_program", "elementwise_program", "gemv_program", "output_size",
-           "matmul_program", "reduction_program"]

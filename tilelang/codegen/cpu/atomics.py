@@ -154,5 +154,3 @@ ATOMIC_CALLS: dict[str, CallPrinter] = {
     "atomic_addx2": _atomic_lanes(2), "atomic_addx4": _atomic_lanes(4),
     "atomic_load": _atomic_load, "atomic_store": _atomic_store,
 }
-
-__all__ = ["ATOMIC_CALLS", "atomic_update"]

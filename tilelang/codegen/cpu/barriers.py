@@ -203,6 +203,3 @@ BARRIER_CALLS: dict[str, CallPrinter] = {
     "named_barrier": _named, "named_barrier_arrive": _named, "sync_grid": _grid,
     **{op: (lambda cx, e: "0") for op in _NO_WORK},
 }  # fmt: skip
-
-__all__ = ["BARRIER_CALLS", "barrier_at", "barrier_operand", "named_barrier", "need_all_threads", "warp_role_barrier",
-           "warp_role_of", "wait_until"]

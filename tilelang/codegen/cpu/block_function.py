@@ -130,6 +130,3 @@ def _bind_parameters(cx: Code, frame: LaunchFrame) -> None:
             cx.vars[c.var] = Bound(value=f"%{name}")
     for name, t in zip(frame.slot_names, frame.plan.slots):
         cx.storage[t.buffer.data] = Storage(f"%{name}", t.copies, t.unit)
-
-
-__all__ = ["Captured", "LaunchFrame", "add_pieces", "captured_values", "open_block", "print_body"]

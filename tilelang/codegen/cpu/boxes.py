@@ -97,5 +97,3 @@ def _rows(cx: Code, m: TensorMap, starts: list[str], copy: Callable[[str, str], 
 
 
 BOX_CALLS: dict[str, CallPrinter] = {"tma_load": _tma_load}
-
-__all__ = ["BOX_CALLS"]

@@ -104,5 +104,3 @@ BLOCK_CALLS: dict[str, CallPrinter] = {
     **ATOMIC_CALLS, **BARRIER_CALLS, **CLUSTER_CALL_PRINTERS, **BOX_CALLS, **DESCRIPTOR_CALLS, "cp_async": _cp_async,
     "assume": lambda cx, e: "0", "thread_return": _thread_return, **LANE_CALL_PRINTERS,
 }
-
-__all__ = ["BLOCK_CALLS"]

@@ -107,5 +107,3 @@ def copy_to_rank(cx: Code, op: Copy, emit: Callable[[], None]) -> None:
 CLUSTER_CALL_PRINTERS: dict[str, CallPrinter] = {
     "cluster_rank": _rank, "cluster_size": _rank, "cluster_arrive": _barrier, "cluster_wait": _barrier,
     "cluster_sync": _barrier, "cluster_store": _store, "mbarrier_arrive_remote": _arrive}  # fmt: skip
-
-__all__ = ["CLUSTER_CALL_PRINTERS", "copy_to_rank"]

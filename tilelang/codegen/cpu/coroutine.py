@@ -206,7 +206,3 @@ def run_group(f: Fn, group: str, blocks: str, handle: Callable[[str, int], str],
     lacking = f.let(f"icmp ne i64 {get_word(f, group, MISSING)}, 0")
     f.branch(lacking, lambda: f.do(f"store i32 {NO_MEMORY}, ptr {failed}"))
     each(lambda h: f.do(f"call void {destroy}(ptr {h})"))
-
-
-__all__ = ["CLUSTER", "COROUTINES", "FAILURES", "FAULT", "FIRST_MISUSE", "GROUP_WORDS", "LIVE", "MISSING", "NAMED", "PROGRESS",
-           "WARP_ROLE_BARRIERS", "Coroutine", "add_word", "get_word", "init_barrier", "run_group", "signal", "word"]

@@ -195,6 +195,3 @@ class CoroutineLaunch:
         for code, text in (*FAILURES, *misused):
             message = f.module.string(f"kernel {self.host.func.name}: {text}")
             self.host.fail_if(f.let(f"icmp eq i32 {got}, {code}"), message)
-
-
-__all__ = ["CoroutineLaunch"]

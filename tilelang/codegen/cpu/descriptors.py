@@ -58,5 +58,3 @@ def _descriptor(cx: Code, e: Call) -> str:
 
 
 DESCRIPTOR_CALLS: dict[str, CallPrinter] = {"wgmma_descriptor": _descriptor}
-
-__all__ = ["DESCRIPTOR_CALLS", "address_table", "misuse", "shared_address"]

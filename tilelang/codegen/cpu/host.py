@@ -49,6 +49,3 @@ class HostPrinter:
                 pass  # those with an effect are launches
             case _:
                 raise unsupported(f"{type(s).__name__} outside a kernel", span=s.span or cx.span)
-
-
-__all__ = ["HostPrinter"]

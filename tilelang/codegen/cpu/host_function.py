@@ -59,6 +59,3 @@ class HostFunction:
         self.code.storage[b.data] = Storage(got)
         memory = f.module.string("out of memory for a global workspace")
         self.fail_if(f.let(f"icmp eq ptr {got}, null"), memory)
-
-
-__all__ = ["HostFunction", "count_of"]

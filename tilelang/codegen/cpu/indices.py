@@ -71,6 +71,3 @@ class IndexPrinter:
         if dt.bits != 64 or dt.is_bool:
             wide = self.cx.f.let(f"{'sext' if dt.is_signed else 'zext'} {value_type(dt)} {v} to i64")
         return wide if is_literal(v) else self.cx.f.hidden(wide)
-
-
-__all__ = ["IndexPrinter"]

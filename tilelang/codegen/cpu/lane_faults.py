@@ -131,6 +131,3 @@ def _checker(m: Module) -> str:
     f.end(f"ret i32 {f.let(f'load i32, ptr {out}')}")
     f.finish()
     return name
-
-
-__all__ = ["assertion", "check_mask", "fail_if", "lanes_of", "mask_of"]

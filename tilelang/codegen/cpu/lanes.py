@@ -231,5 +231,3 @@ LANE_CALL_PRINTERS: dict[str, CallPrinter] = {
     **{op: _shuffle for op in SHUFFLES}, **{op: _vote for op in VOTES}, **{op: _match for op in MATCHES}, "activemask": _active,
     **{op: _number for op in LANE_NUMBERS}, **{op: _block_vote for op in BLOCK_VOTES},
 }
-
-__all__ = ["LANE_CALL_PRINTERS", "exchanges_in", "publish", "threads_in_warps"]

@@ -158,6 +158,3 @@ def _blocks_function(frame: LaunchFrame, block: str, kind: str, scratch: int) ->
         f.do(f"call void @{block}({', '.join(args)})")
     f.end("ret void")
     f.finish()
-
-
-__all__ = ["print_launch"]

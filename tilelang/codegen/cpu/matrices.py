@@ -230,6 +230,3 @@ def tile_mma(m: Module, rows: int, columns: int, depth: int, ty: str) -> str:
     f.end("ret void")
     f.finish()
     return name
-
-
-__all__ = ["Operand", "element_at", "matrix_statement", "places", "tile_mma"]

@@ -156,6 +156,3 @@ class MemoryPrinter:
 
     def _store_at(self, b: Buffer, at: list[str], value: str) -> None:
         store(self.cx.f, b.dtype, value, self.address(b, at), self.cx.span)
-
-
-__all__ = ["MemoryPrinter"]

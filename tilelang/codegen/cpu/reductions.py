@@ -146,6 +146,3 @@ def emit_scan(cx: Code, op: Scan) -> None:
             store(f, dd, new, cx.address(dst, o), op.span)
 
     nest(cx, [cx.index(extents[d]) for d in rest], {}, {}, row)
-
-
-__all__ = ["emit_reduce", "emit_scan"]

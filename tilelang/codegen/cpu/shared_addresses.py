@@ -181,6 +181,3 @@ def operand(m: Module, major: str) -> str:
     f.end("ret i1 true")
     f.finish()
     return name
-
-
-__all__ = ["AddressTable", "move", "operand"]

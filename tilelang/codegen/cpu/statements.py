@@ -286,5 +286,3 @@ _PRINT: dict[type, Callable[[StatementPrinter, Any], None]] = {
     TileLoops: StatementPrinter._tile_loops, Break: StatementPrinter._break, Continue: StatementPrinter._continue,
     Assert: StatementPrinter._assert, **{k: StatementPrinter._tile_op for k in _TILE_OPS},
 }
-
-__all__ = ["StatementPrinter"]

@@ -91,7 +91,3 @@ def this_thread(cx: Code) -> str:
     """The linear index of the thread inside a loop over threads."""
     assert cx.block.tid is not None, "only inside a loop over threads"
     return cx.block.tid
-
-
-__all__ = ["active_threads", "at_line", "check_not_null", "end_threads", "lane_array", "outside_threads", "over_threads",
-           "this_thread", "whole_warps"]

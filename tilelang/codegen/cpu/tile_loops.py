@@ -203,6 +203,3 @@ def _atomic(cx: Code, op: AtomicTile, s: TileLoops, dst: Side, src: Side | None)
 
     _versions(cx, to.inside, lambda: nest(cx, sizes, {}, {}, update),
               lambda: f.branch(to.ok, lambda: nest(cx, sizes, to.low, to.high, update)))
-
-
-__all__ = ["mins_of", "nest", "print_tile_loops"]

@@ -171,5 +171,3 @@ _PRINT: dict[type, Callable[[ValuePrinter, Any], str]] = {
     Shuffle: ValuePrinter._shuffle, AddressOf: ValuePrinter._address_of, CheckedLoad: ValuePrinter._load,
     CheckedAddress: ValuePrinter._address_of,
 }
-
-__all__ = ["ValuePrinter", "bind_value"]

@@ -212,6 +212,3 @@ class _GroupBody:
         """Store an element of the accumulator in its thread's registers."""
         f, dt = self.f, self.row.c_dtype
         store(f, dt, convert(f, f.let(f"load {self.ty}, ptr {f.at(self.c, self.ty, i)}"), self.work, dt), at)
-
-
-__all__ = ["wgmma_statement"]

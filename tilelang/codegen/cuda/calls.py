@@ -121,6 +121,3 @@ def _check_atomic(e: Call) -> None:
     buffer = e.args[0].buffer if isinstance(e.args[0], AddressOf) else None
     if buffer is not None and buffer.dtype.base not in ATOMIC_DTYPES:
         raise unsupported(f"`{e.op}` on {buffer.dtype}", e, f"atomics exist for {', '.join(ATOMIC_DTYPES)}")
-
-
-__all__ = ["Calls"]

@@ -51,6 +51,3 @@ class Expressions:
         if "TL_" in text:
             self.page.sections.add("infinity")
         return text, level
-
-
-__all__ = ["Expressions"]

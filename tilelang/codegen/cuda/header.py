@@ -48,6 +48,3 @@ def _element_types(words: set[str], injected: str, named: set[str], worked_with:
         used = [(name, "", f"struct {name} {{ unsigned short bits; }};") if _PLAIN.get(name, "") not in ("", *worked_with)
                 else (name, h, t) for name, h, t in used]
     return [f"#include <{h}>" for h in dict.fromkeys(h for _, h, _ in used) if h] + [t for *_, t in used]
-
-
-__all__ = ["kernel_header"]

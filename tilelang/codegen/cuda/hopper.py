@@ -138,6 +138,3 @@ def _tma_function(name: str, kind: str, rank: int, multicast: bool, hint: bool) 
         inputs.append('"l"(hint)')
     return (f"TL_DEVICE void {name}({', '.join(params)}) {{\n"
             f'  asm volatile("{text};"\n               ::{", ".join(inputs)} : "memory");\n}}\n')
-
-
-__all__ = ["HopperCalls", "hopper_function"]

@@ -198,6 +198,3 @@ def _written_storages(launch: Launch) -> set[Var]:
             if x.op in ("tma_store", "tma_reduce_add", "tensor_map") and x.options.map in maps:
                 out.add(maps[x.options.map])
     return out
-
-
-__all__ = ["Memory"]

@@ -88,6 +88,3 @@ def move_function(name: str, array: str, ty: str, count: int, into: bool) -> str
     return (f"TL_DEVICE void {name}({'const ' if into else ''}void* c) {{\n"
             f"  {'const ' if into else ''}{c_type}* C = reinterpret_cast<{'const ' if into else ''}{c_type}*>(c);\n"
             f'  asm volatile("{moves}" :{":" if into else ""} {operands});\n}}\n')
-
-
-__all__ = ["NamedRegisters", "declared_registers", "move_function", "register_type"]

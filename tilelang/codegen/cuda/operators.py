@@ -114,6 +114,3 @@ class ScalarOperators:
         u = type_name(dtype(f"uint{e.dtype.bits}"))
         right = self.x.at(b, PREFIX) if symbol == "<<" else f"({u}){self.x.at(b, PREFIX)}"
         return f"({type_name(e.dtype)})(({u}){self.x.at(a, PREFIX)} {symbol} {right})", PREFIX
-
-
-__all__ = ["ScalarOperators"]

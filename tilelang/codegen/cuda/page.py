@@ -57,6 +57,3 @@ class Page:
         if self._line_directives and text:
             file = span.file.replace("\\", "/").replace('"', "'")
             self.lines.append(f'#line {span.line} "{file}"')
-
-
-__all__ = ["Page"]

@@ -151,6 +151,3 @@ class KernelPrinter:
                 f"const int {names[0]} = cx_ * {cx}u + blockIdx.x % {cx}u;",
                 f"const int {names[1]} = cy_ * {cy}u + blockIdx.y % {cy}u;"):
             self.page.emit(line)
-
-
-__all__ = ["DeviceKernel", "KernelPrinter", "print_kernel"]

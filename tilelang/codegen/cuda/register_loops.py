@@ -222,6 +222,3 @@ def _cvt(base: str) -> str:
 
 def _joined(lines: list[str]) -> str:
     return "\\n".join(lines)
-
-
-__all__ = ["RegisterLoops", "largest_of_threes"]

@@ -72,6 +72,3 @@ class RegisterMaps:
         text = "\\n".join(["{", f".reg .f32 t<{depth + 1}>;", *lines, "}"])
         self.registers.call(f"map_{array}", f"({', '.join(f'float x{i}' for i in operands.values())})",
                        f'asm volatile("{text}" :: {inputs});', ", ".join(operands))
-
-
-__all__ = ["RegisterMaps"]

@@ -62,6 +62,3 @@ def _strides(to: Buffer, base: tuple[Expr, ...], inside: set[Var]) -> list[tuple
         if got[1]:
             out.append((step, got[1]))
     return out
-
-
-__all__ = ["RegisterStores"]

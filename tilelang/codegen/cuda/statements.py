@@ -108,6 +108,3 @@ class Statements:
         head = "" if s.message.startswith("Device assert failed") else "Device assert failed: "
         text = f"{head}{s.message}\n"
         self.page.emit(f"if (!({self.x.top(s.cond)})) tl::assert_failed({quote(text)});")
-
-
-__all__ = ["Statements"]

@@ -15,6 +15,3 @@ def unsupported(what: str, n: Node | None, hint: str = "", span: Span | None = N
     """The error for a construct that CUDA has no form for, at the node's place or the span."""
     return error("codegen-unsupported", f"{what} is not supported by this target's code generator", found=what,
                  span=span or getattr(n, "span", None), hint=hint or _OWN_FUNCTION)
-
-
-__all__ = ["unsupported"]

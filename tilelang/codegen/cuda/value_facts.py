@@ -98,6 +98,3 @@ class ValueFacts:
         if not any(isinstance(x, Const) and is_large(x.value, e.op, e.dtype) for x in (e.a, e.b)):
             return False  # the search below takes long: printing is half of the compile time
         return not self.analyzer.exact(self.analyzer.linear(e), e.dtype)
-
-
-__all__ = ["ValueFacts"]

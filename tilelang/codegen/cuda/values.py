@@ -259,6 +259,3 @@ def _operand(dt: dtype, name: str) -> str:
 
 def _as_float(e: Expr) -> Expr:
     return Cast(e, dtype("float32"))
-
-
-__all__ = ["Values", "converted"]

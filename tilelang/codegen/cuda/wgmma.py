@@ -225,6 +225,3 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, count
             f"{c_array}{registers}"
             f'  asm volatile("{{\\n{predicates}"\n{"".join(lines)}      "}}"\n'
             f"      : {outputs}\n      : {', '.join(inputs)});\n}}\n")
-
-
-__all__ = ["SWIZZLES", "WgmmaCalls", "wgmma_runs", "wgmma_function"]

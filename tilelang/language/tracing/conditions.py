@@ -167,6 +167,3 @@ class Conditions:
         if self._static(b):
             b = const(self.truth(b))
         return logical("and", self.truth(a), self.truth(b))
-
-
-__all__ = ["Conditions"]

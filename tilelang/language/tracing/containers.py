@@ -47,6 +47,3 @@ def _is_open(value: Any) -> bool:
         return True
     return (not isinstance(value, _OTHERS) and hasattr(value, "__dict__")
             and type(value).__module__.partition(".")[0] not in _LIBRARIES)
-
-
-__all__ = ["settle"]

@@ -294,6 +294,3 @@ def _is_scalar(v: Any) -> bool:
 def _same_python(a: Any, b: Any) -> bool:
     """Whether two Python values are equal constants, so that assigning the second changes nothing."""
     return type(a) is type(b) and isinstance(a, (bool, int, float, str, tuple)) and bool(a == b)
-
-
-__all__ = ["ControlFlow", "Guard", "leading_arguments"]

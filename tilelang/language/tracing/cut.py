@@ -131,6 +131,3 @@ def _below(roots: list[Node], operands: Callable[[Node], Iterable[Node]]) -> Ite
             seen.add(id(n))
             stack.append((n, True))
             stack += [(c, False) for c in reversed(list(operands(n)))]
-
-
-__all__ = ["in_variables"]

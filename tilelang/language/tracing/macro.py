@@ -160,6 +160,3 @@ def macro(func: Callable[..., Any] | None = None) -> Any:
     if func is None:
         return lambda f: Macro(need_function(f, "T.macro"), outer_locals(2, f))
     return Macro(need_function(func, "T.macro"), outer_locals(2, func))
-
-
-__all__ = ["Macro", "Ref", "macro"]

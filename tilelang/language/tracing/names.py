@@ -228,6 +228,3 @@ class Names:
                 if kept is not value:
                     made[key] = kept
         return made
-
-
-__all__ = ["Names"]

@@ -96,6 +96,3 @@ def read_before_assigned(stmts: list[ast.stmt]) -> set[str]:
 
     block(stmts, set())
     return out
-
-
-__all__ = ["assigned_names", "read_before_assigned"]

@@ -372,7 +372,3 @@ def _trace_for_user(func: Callable[..., Any], names: dict[str, Any] | None) -> P
         return trace_prim_func(func, names)
     except (errors.TileLangError, errors.InternalError) as e:
         raise errors.for_user(e)  # noqa: B904 - for_user decides what goes with it
-
-
-__all__ = ["PrimFunc", "Unannotated", "check_signature", "closure_names", "declare_param", "finish", "function_span",
-           "outer_locals", "param_span", "prim_func", "resolve_annotation", "run_rewritten", "trace_prim_func"]

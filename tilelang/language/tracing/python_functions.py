@@ -101,6 +101,3 @@ def expression(file: str, line: int, end_line: int, col: int, end_col: int) -> A
         return ast.parse(b"".join([lines[0][col:], *lines[1:]]).strip(), mode="eval").body
     except SyntaxError:
         return None
-
-
-__all__ = ["expression", "failing", "innermost", "instead", "reads_values"]

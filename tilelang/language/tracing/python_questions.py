@@ -113,6 +113,3 @@ def differs(value: Any) -> bool:
 def _text(e: Any) -> str:
     text = repr(e)
     return text if len(text) < 60 else text[:57] + "..."
-
-
-__all__ = ["differs", "reject_question", "reject_unlike"]

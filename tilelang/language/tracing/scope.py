@@ -181,7 +181,3 @@ class WhileFrame(Frame):
 
     def close(self, builder: Any) -> Stmt:
         return While(self.cond, self.body(), span=self.span)
-
-
-__all__ = ["BodyFrame", "Context", "Frame", "IfFrame", "Poison", "RootFrame", "UNDEFINED", "Undefined", "WhileFrame",
-           "outside_scope", "rebound_constant"]

@@ -29,6 +29,3 @@ def element(value: Load, key: Any) -> Load:
             raise error("index-count", f"`{value.buffer.name}` is a variable: its only element is 0",
                         expected="the index 0", found=repr(key), hint="T.alloc_local makes an array")
     return value
-
-
-__all__ = ["element", "is_held"]

@@ -58,6 +58,3 @@ def _any_cache(f: DecodeForm) -> DecodeForm:
 def _steps(name: str, strides: tuple[Any, ...]) -> tuple[Any, ...]:
     """The strides of a tensor. Symbolic strides are declared as multiples of 16 bytes, which TMA and vector loads need."""
     return tuple(T.dynamic(f"{name}_step_{d}") * UNIT if n is None else n for d, n in enumerate(strides))
-
-
-__all__ = ["KERNELS", "attention_kernel", "decode_kernel"]

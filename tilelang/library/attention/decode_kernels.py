@@ -134,6 +134,3 @@ def decode_attention(f: DecodeForm) -> Any:
                 merge_splits(f, Means, Sums, O, LSE, splits, (h, i, b))
 
     return flash_decode
-
-
-__all__ = ["decode_attention"]

@@ -90,6 +90,3 @@ def near_choices(sizes: DecodeSizes, model: tuple[Tile, int], any_splits: bool) 
     if tile.keys % 32 == 0:
         tiles.append(replace(tile, keys=tile.keys // 2, stages=min(8, 2 * tile.stages)))
     return list(dict.fromkeys([model, *((tile, n) for n in counts if any_splits), *((t, splits) for t in tiles)]))
-
-
-__all__ = ["DecodePlan", "decode_choice", "decode_splits", "decode_tile", "near_choices", "plan_decode"]

@@ -136,6 +136,3 @@ def _sizes(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> DecodeSizes:
                     expected="a multiple of 16 keys", found=str(page), hint="use pages of 16, 64 or 256 keys")
     width = int(table.shape[1]) if table is not None else int(k.shape[1])
     return DecodeSizes(batch, seq_q, heads, int(k.shape[2]), dim, int(v.shape[3]), int(k.shape[0]), page, width)
-
-
-__all__ = ["DecodeProblem", "DecodeSizes", "decode_problem"]

@@ -218,6 +218,3 @@ def _few_queries(tensors: dict[str, Any], target: Any, tune: bool | None, scale:
     captured = not is_numpy(q) and q.is_cuda and torch.cuda.is_current_stream_capturing()
     return _FewQueries(p, run.kernel, run.result, run.logs, (), run.disjoint, run.torch, False, run.passing or captured, run,
                        lengths)
-
-
-__all__ = ["flash_attention"]

@@ -151,6 +151,3 @@ def prepare(tensors: dict[str, Any], target: Any, tune: bool | None, scale: Any,
             "flash_decode", key, arrays, attention_agrees(*arrays, factor, problem.capacity), (where, backend), results,
             near, make)).choice
     return replace(planned(choice), passing=tuned is None)
-
-
-__all__ = ["DecodeRun", "flash_decode", "prepare"]

@@ -205,6 +205,3 @@ def _check(p: AttentionProblem, mask: BlockMask | None, tensors: tuple[Any, ...]
     if len(tensors) > MOST_TENSORS or any(device_of(x) != device_of(q) for x in tensors):
         raise error("attention-option", f"tensors must be at most {MOST_TENSORS}, on the device of q",
                     expected=f"up to {MOST_TENSORS} tensors on {device_of(q)}", found=f"{len(tensors)}", hint="join them")
-
-
-__all__ = ["BlockMask", "create_block_mask", "flex_attention"]

@@ -83,6 +83,3 @@ def flex_kernel(form: FlexForm) -> Any:
                 T.copy(total, LSE[b, h, row:row + rows])
 
     return flex_attention
-
-
-__all__ = ["MOST_TENSORS", "FlexForm", "ScoreMod", "flex_kernel"]

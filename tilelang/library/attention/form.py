@@ -155,6 +155,3 @@ class DecodeForm:
         if page is None:
             return X[b, start:start + keys, h, :]
         return X[table[b, start // page], start % page:start % page + keys, h, :]
-
-
-__all__ = ["FACTS", "LOG2E", "AttentionForm", "DecodeForm", "Tile", "WorkPartition"]

@@ -172,7 +172,3 @@ def configs(target: Target) -> dict[str, Any]:
     if not target.is_cuda:
         return {}
     return {"tl.enable_fast_math": True, **({"tl.enable_hopper": True} if target.has_wgmma else {})}
-
-
-__all__ = ["DTYPES", "UNIT", "check_alike", "check_disjoint", "check_gradient", "check_heads", "check_scale", "check_tensors",
-           "compact", "compact_copy", "configs", "device_of", "running_on", "strides_of"]

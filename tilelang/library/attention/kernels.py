@@ -206,7 +206,3 @@ def seen(mask: Mask, key: Any, seq_k: Any, position: Any) -> Any:
     if mask.left is not None:
         ends.append(key >= position - mask.left)
     return functools.reduce(T.And, ends)
-
-
-__all__ = ["LAG", "LN2", "KeyTiles", "absorb", "attend", "copying", "dense_attention", "finish", "itself", "key_tiles",
-           "lowest", "reset", "seen", "working_set"]

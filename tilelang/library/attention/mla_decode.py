@@ -181,6 +181,3 @@ def _form(tensors: dict[str, Any], dim_v: int) -> MlaForm:
 def _rejected(expected: str, found: str, kind: str = "attention-shape") -> None:
     raise error(kind, f"mla_decode takes {expected}; found {found}", expected=expected, found=found,
                 hint="convert the arguments")
-
-
-__all__ = ["mla_decode", "mla_plan"]

@@ -395,6 +395,3 @@ def plain_attention(f: MlaForm) -> Any:
             store(acc, state[3], O, LSE, s, hb * ROWS, 0)
 
     return mla_decode
-
-
-__all__ = ["KEYS", "PAIR", "ROWS", "MlaForm", "mla_attention", "plain_attention"]

@@ -89,6 +89,3 @@ def _program(splits: int) -> Any:
             Begins[splits, 0], Begins[splits, 1] = s, t
 
     return mla_plan
-
-
-__all__ = ["MlaPlan", "divide", "divide_on_device"]

@@ -105,6 +105,3 @@ def prefill_attention(sizes: tuple[int, ...], dtype: str, causal: bool, wide: bo
             T.copy(state[3], LSE[b, h, row:row + rows])
 
     return mla_prefill
-
-
-__all__ = ["mla_prefill"]

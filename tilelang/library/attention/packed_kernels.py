@@ -162,6 +162,3 @@ def packed_attention(f: AttentionForm, sms: int = 1) -> Any:
                         LSE[h, q0 + row + i] = total[i]
 
     return flash_attention_packed
-
-
-__all__ = ["order_tiles", "packed_attention"]

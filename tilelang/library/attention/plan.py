@@ -67,6 +67,3 @@ def _any_sizes(p: AttentionProblem, tile: Tile) -> AttentionForm:
                     for s, shape in zip(p.strides, p.shapes))
     counts = (n if n == 1 and not p.packed else None for n in p.sizes[:3])
     return AttentionForm(Sizes(*counts, *p.sizes[3:]), strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale)
-
-
-__all__ = ["AttentionPlan", "plan_attention", "tiles_to_time"]

@@ -235,6 +235,3 @@ def mask_of(causal: bool, window: Any, sizes: Sizes | None) -> Mask:
         left = None if left is not None and left >= sizes.seq_k - 1 else left
         right = None if right is not None and right >= sizes.seq_q - 1 else right
     return Mask(left, right)
-
-
-__all__ = ["AttentionProblem", "Mask", "Sizes", "attention_problem", "fold", "mask_of"]

@@ -221,6 +221,3 @@ def topk_kernel(k: int, wide: bool, tile: int = 4096, threads: int = 1024) -> An
                     Out[r, i] = -1
 
     return topk_indices
-
-
-__all__ = ["index_scores", "topk_indices"]

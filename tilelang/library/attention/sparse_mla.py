@@ -99,6 +99,3 @@ def _form(q: Any, kv: Any, indices: Any, counts: Any, dim_v: int) -> MlaForm:
         raise error("attention-shape", f"dim {dim} and dim_v {dim_v}", found=f"dim {dim}, dim_v {dim_v}",
                     expected="dim and dim_v multiples of 16, dim_v < dim", hint="pad with zeros")
     return MlaForm(int(q.shape[1]), 1, dim_v, dim - dim_v, None, type_name(q), type_name(q), 0, False, True)
-
-
-__all__ = ["sparse_mla"]

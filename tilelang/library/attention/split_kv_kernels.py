@@ -157,6 +157,3 @@ def partitioned_attention(f: AttentionForm) -> Any:
         merge_tiles(f, per_head, Means, Sums, O, LSE)
 
     return flash_attention
-
-
-__all__ = ["MERGED", "merge", "partitioned_attention", "split_kv_attention"]

@@ -254,7 +254,3 @@ def near_tiles(m: Machine, sizes: Sizes, mask: Mask, most: int) -> list[Tile]:
     near = [t for cycles, _, t in ordered if cycles <= _FAR * ordered[0][0]]
     others = list({t.rows: t for t in reversed(near)}.values())
     return list(dict.fromkeys([model, *near[:most // 2], *others, *near]))[:most]
-
-
-__all__ = ["Machine", "attention_tile", "candidates", "estimate_cycles", "machine_of", "near_tiles", "partition_work",
-           "registers", "shared_bytes", "step_cycles", "steps"]

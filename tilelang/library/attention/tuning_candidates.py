@@ -40,6 +40,3 @@ def attention_task(name: str, key: Any, arrays: tuple[Any, Any, Any], agree: Cal
     about = f"{name} {tuple(q.shape)} by {tuple(arrays[1].shape)} {type_name(q)}"
     return Task(about, [name, key], q, *where, lambda: [Candidate(config(c), lambda c=c: make(c), c) for c in choices], outputs,
                 agree)
-
-
-__all__ = ["MOST", "attention_task", "rounded"]

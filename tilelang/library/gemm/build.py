@@ -159,6 +159,3 @@ def grouped_run(p: MatmulProblem, plan: MatmulPlan, at: Place, like: Any) -> Run
         return out
 
     return run
-
-
-__all__ = ["KERNELS", "Place", "compiled", "grouped_run", "matmul_run"]

@@ -244,6 +244,3 @@ def few_rows_gemm(v: FewRows) -> Any:
             T.cluster_sync()
 
     return matmul_few_rows
-
-
-__all__ = ["MOST_ROWS", "FewRows", "few_rows_gemm"]

@@ -208,6 +208,3 @@ def gemv(v: GemvForm) -> Any:
                         _finish(v, bx * _THREADS + i, total, C, bias, sa, sb)
 
     return matmul_vector
-
-
-__all__ = ["GemvForm", "gemv"]

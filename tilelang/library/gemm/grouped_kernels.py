@@ -71,6 +71,3 @@ def gemm_grouped(f: Form, two_level: bool = False) -> Any:
             T.copy(D[0:rows, 0:t.bn], C[first:first + rows, bx * t.bn:bx * t.bn + t.bn])
 
     return matmul_grouped
-
-
-__all__ = ["gemm_grouped"]

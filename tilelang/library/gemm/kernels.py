@@ -428,6 +428,3 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
         launch_gemm(A, B, bias, sa, sb, C)
 
     return matmul_two_level
-
-
-__all__ = ["ACTIVATIONS", "Form", "epilogue", "gemm", "gemm_two_level", "left_operand", "multiply"]

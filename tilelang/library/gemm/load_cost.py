@@ -217,6 +217,3 @@ def inside(p: TileProblem, t: Tile) -> float:
     if t.overlapping:
         return 1.0
     return max(0.0, 1 - _FEWER * max(-p.m % t.bm, -p.n % t.bn) / (t.bm + t.bn))
-
-
-__all__ = ["cluster_sizes", "clusters", "inside", "load_cycles", "outside_cycles"]

@@ -212,6 +212,3 @@ def _grouped(p: MatmulProblem, at: Place, tensors: dict[str, Any], tune: bool, a
         plan = _tuned("grouped_task", p, at, a, (p.m, p.n), tuple(tensors.values()), along)
     run, out = grouped_run(p, plan, at, a), maker(a, (p.m, p.n), p.types[2])
     return lambda a, b, bias, sizes: run(a, b, bias, sizes, out())
-
-
-__all__ = ["grouped_matmul", "matmul"]

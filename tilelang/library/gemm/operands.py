@@ -118,6 +118,3 @@ def copy_of(x: Operand, size: int, transposed: bool) -> Copied:
     padded = -(-columns // unit) * unit
     after = Operand(rows, columns, x.batch, rows * padded, padded, 1, False, x.transposed != transposed)
     return Copied((max(1, x.batch), rows, padded), transposed, after)
-
-
-__all__ = ["Copied", "Operand", "as_it_lies", "copy_of", "operand"]

@@ -58,6 +58,3 @@ def gemm_of_copies(f: Any, m: Any, launch_gemm: Callable[..., Any], copies: Copi
         launch_gemm(seen(A, AP, first), seen(B, BP, second), bias, sa, sb, C)
 
     return matmul_padded
-
-
-__all__ = ["Copies", "gemm_of_copies"]

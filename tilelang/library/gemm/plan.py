@@ -179,6 +179,3 @@ def thin_forms(p: MatmulProblem, chip: Chip) -> tuple[GemvForm | FewRows, float]
         return GemvForm(form, rows).divided(chip.sms), 0.0
     found = FewRows(form, rows).divided(chip.sms)
     return found, found.seconds(chip.sms)
-
-
-__all__ = ["MatmulPlan", "Route", "expected", "plan_matmul", "routes", "sized", "thin_forms", "tile_problem"]

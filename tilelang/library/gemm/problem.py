@@ -234,7 +234,3 @@ def _check_rest(a: Any, others: dict[str, Any], n: int, bias: Any, activation: s
     if activation is not None and activation not in ACTIVATIONS:
         raise error("matmul-option", f"there is no activation {activation!r}", expected=f"one of {', '.join(ACTIVATIONS)}",
                     found=repr(activation), hint="one of " + ", ".join(ACTIVATIONS))
-
-
-__all__ = ["MatmulProblem", "check_disjoint", "check_gradient", "check_target", "check_tensors", "grouped_problem",
-           "matmul_problem", "result_shape"]

@@ -208,6 +208,3 @@ def _transpose_bytes(X, Y, out_shape, dtype, bx, by, bz):
 
 def _byte(words: Any, at: Any, c: Any) -> Any:
     return words[at] >> T.cast(8 * c, "uint32") & T.cast(255, "uint32")
-
-
-__all__ = ["THREADS", "Rows", "pad_block", "pad_rows", "repack"]

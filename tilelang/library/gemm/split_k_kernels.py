@@ -102,6 +102,3 @@ def gemm_split(f: Form, copies: Copies = (None, None)) -> Any:
         launch_gemm(A, B, bias, sa, sb, W, C)
 
     return matmul_split
-
-
-__all__ = ["gemm_split"]

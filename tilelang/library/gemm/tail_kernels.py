@@ -53,6 +53,3 @@ def gemm_tail(f: Form, copies: Copies = (None, None)) -> Any:
         launch_gemm(A, B, bias, sa, sb, C)
 
     return matmul_cut
-
-
-__all__ = ["gemm_tail"]

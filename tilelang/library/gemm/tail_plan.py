@@ -79,6 +79,3 @@ def _whole_waves(chip: Chip, p: TileProblem) -> Iterator[tuple[TileProblem, Tile
                 if 0 < at < extent and lines * across * p.batch >= (waves - 1 + _FULL) * chip.sms:
                     pieces = [replace(p, n=x) if axis else replace(p, m=x) for x in (at, extent - at)]
                     yield pieces[0], replace(pieces[1], may_split=False), t, axis, at
-
-
-__all__ = ["choose_tail", "tails"]

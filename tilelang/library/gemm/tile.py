@@ -154,6 +154,3 @@ def swapped(p: TileProblem, staged: bool = False) -> TileProblem:
     """The GEMM of b and a that computes the transposed result (swap-AB)."""
     return replace(p, m=p.n, n=p.m, a_k=p.b_k, b_k=p.a_k, a_rows=p.b_rows, b_rows=p.a_rows, may_swap_ab=False, staged=staged,
                    column_block=p.row_block, row_block=p.column_block)
-
-
-__all__ = ["Chip", "Tail", "Tile", "TileProblem", "chip_of", "swapped", "without_wgmma"]

@@ -53,6 +53,3 @@ def _kept(what: str, given: tuple[Any, ...], find: Callable[[], Any]) -> Any:
 
 def _read(values: dict[str, Any]) -> Tile:
     return Tile(**{**values, "cluster": tuple(values["cluster"])})
-
-
-__all__ = ["choose_tail", "choose_tile"]

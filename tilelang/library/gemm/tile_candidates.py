@@ -194,6 +194,3 @@ def by_rows(chip: Chip, p: TileProblem, t: Tile) -> Tile:
         return sum(len({i for i, _ in w}) * t.bm + len({j for _, j in w}) * t.bn for w in waves)
 
     return replace(t, panel_size=1) if loaded(1) < _FEWER * loaded(t.panel_size) else t
-
-
-__all__ = ["by_rows", "candidates", "column_chunks", "shared_bytes", "side_by_side"]

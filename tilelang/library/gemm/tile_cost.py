@@ -351,7 +351,3 @@ def choose_tile(chip: Chip, p: TileProblem) -> Tile:
             if seconds <= (_ALIKE_ONCE if t.splits == fastest.splits and _once(chip, p, t) else _ALIKE) * best]
     seconds, _, t = estimated[min(near)[-1]]
     return replace(finished(chip, p, t), seconds=seconds)
-
-
-__all__ = ["PDL_SAVES", "candidates", "choose_tile", "column_chunks", "estimate_seconds", "finished",
-           "matrix_cycles", "shared_bytes", "uses_pdl"]

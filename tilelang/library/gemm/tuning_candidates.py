@@ -169,6 +169,3 @@ def _task(p: MatmulProblem, at: Place, like: Any, shape: tuple[int, ...], runner
     return Task(about, key(p, plan_matmul(p, at.chip)), like, at.target, at.backend,
                 lambda: [Candidate(config(c), lambda c=c: runner(c), c) for c in choices(p, at.chip)],
                 lambda: (zeros(like, shape, p.types[2]),), lambda x, y: agree(x[0], y[0]))
-
-
-__all__ = ["by_cost", "choices", "config", "grouped_task", "key", "matmul_task", "of_all_kinds"]

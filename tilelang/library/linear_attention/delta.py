@@ -109,6 +109,3 @@ def _check(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial
     if not is_numpy(q):
         check_gradient(name, q, *(x for x, _, _ in given.values()))
     return batch, seq, heads, dim_k, dim_v
-
-
-__all__ = ["gated_delta", "kda"]

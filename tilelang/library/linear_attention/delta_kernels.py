@@ -346,6 +346,3 @@ def delta_steps(f: DeltaForm) -> Any:
             T.copy(state, Final[b, h, :, v:v + columns])
 
     return delta_rule_steps
-
-
-__all__ = ["CHUNK", "COLUMNS", "DeltaForm", "delta_chunks", "delta_steps", "workspace"]

@@ -202,6 +202,3 @@ def scan_kernel(sizes: tuple[int, ...], dtype: str, wide: bool) -> Any:
             T.copy(acc, Out[b, row:row + tile, h, :])
 
     return chunk_scan
-
-
-__all__ = ["chunk_scan", "chunk_state", "contiguous"]

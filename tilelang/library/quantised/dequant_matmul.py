@@ -127,6 +127,3 @@ def _is_compact(x: Any) -> bool:
 
 def _compact(x: Any) -> Any:
     return np.array(x, order="C") if is_numpy(x) else x.clone(memory_format=sys.modules["torch"].contiguous_format)
-
-
-__all__ = ["coded_matmul", "dequant_matmul"]

@@ -60,6 +60,3 @@ class DequantForm:
         """Shared memory of a block, in bytes."""
         t = self.tile
         return t.stages * t.bk * (t.bm * 2 + t.bn // 2) + t.bn * self.groups * (2 + self.zero_points) + _BARRIERS
-
-
-__all__ = ["GROUP_ROWS", "DequantForm", "DequantTile"]

@@ -86,6 +86,3 @@ def dequant_gemm(f: DequantForm) -> Any:
                     C[row, bx * 256 + j] = T.cast(total[j], f.element)
 
     return dequant_matmul
-
-
-__all__ = ["dequant_gemm"]

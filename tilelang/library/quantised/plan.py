@@ -63,6 +63,3 @@ def choose_tile(f: DequantForm, chip: Chip) -> DequantForm:
     if not found:  # the groups allow no split, and there are too many for one block
         return replace(f, tile=DequantTile(16, 64, 64, 2))
     return min(found, key=lambda v: (seconds(v, chip), v.tile.splits, v.shared))
-
-
-__all__ = ["choose_tile", "plan_dequant", "seconds", "tiles"]

@@ -67,6 +67,3 @@ def dequant_problem(given: Mapping[str, Any]) -> DequantProblem:
         raise error("matmul-shape", f"{groups} groups do not divide {k} weights of a row into equal parts",
                     expected="an even k and equal groups", found=f"{k} and {groups}", hint="pad a and w with zeros")
     return DequantProblem(m, n, k, group, type_name(a), "lut" in given, "zero_points" in given)
-
-
-__all__ = ["DequantProblem", "dequant_problem"]

@@ -385,6 +385,3 @@ def _by_element(cx: Any, o: Operand, k0: int, k: int, end: int, at: int, span: A
             value = select(const(k0) + kk < end, value, cast(const(0), value.dtype))
         stores.append(Store(o.local, (number * size + (at + r),), _to_tf32(value, o.dt), span=span))
     return unrolled(vs, seq(*stores))
-
-
-__all__ = ["Operand", "WarpTiles", "lower_mma", "padded_operands"]

@@ -65,6 +65,3 @@ def _readable(cx: Any, region: Region, op: Any) -> Region:
     scratch = cx.new_shared(f"{source.name}_s", tuple(source.shape), source.dtype)
     cx.prepend(cx.parallel(tuple(source.shape), lambda p: Store(scratch, p, load(source, p)), span=op.span))
     return Region(scratch, region.mins, region.extents, span=region.span)
-
-
-__all__ = ["lower_simt"]

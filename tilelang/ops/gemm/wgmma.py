@@ -342,7 +342,3 @@ def _rounded(cx: Any, local: Buffer) -> Buffer:
 def to_tf32(value: Expr) -> Expr:
     """A value of type float32 or tfloat32 rounded to tf32, in its own type."""
     return cast(call("to_tf32", (cast(value, "float32"),), "float32"), value.dtype)
-
-
-__all__ = ["choose_wgmma", "drained", "is_tf32", "lower_wgmma", "no_boxes", "operand_layouts", "shared_layout", "shared_boxes",
-           "wgmma_cycles", "wgmma_fragments"]

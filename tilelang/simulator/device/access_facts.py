@@ -69,6 +69,3 @@ def written(func: Func) -> set[int]:
             args = n.args[:1] if n.op in ("cp_async", "ldmatrix", "mma", "bulk_load", "bulk_store") else n.args
             out.update(id(a.buffer.data) for a in args if isinstance(a, AddressOf))
     return out
-
-
-__all__ = ["access_granules", "vector_base", "written"]

@@ -115,6 +115,3 @@ class Accesses:
                         found=f"{b.name} touched before it has",
                         span=self.sites[site].span, notes=((other.span, "the copy was issued here"),),
                         hint="wait for the group of that copy (cp_async_wait) and put a barrier after it")
-
-
-__all__ = ["Access", "Accesses"]

@@ -177,5 +177,3 @@ def _signal(c: DeviceContext, e: Call) -> Closure:
 ASYNC_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
     "cp_async": _cp_async, "cp_async_commit": _commit, "cp_async_wait": _wait,
     "cp_async_mbarrier_arrive": _signal}
-
-__all__ = ["ASYNC_OPS", "AsyncCopies"]

@@ -279,6 +279,3 @@ class Asynchronous:
                 raise fault("sim-async", f"the block ends while a bulk store of thread {t} reads its shared memory",
                             found=f"a bulk store of thread {t} under way at the end of the block",
                             span=s.span, hint="bulk_commit and bulk_wait by the thread that issued the store")
-
-
-__all__ = ["Asynchronous", "GROUP", "Proxy"]

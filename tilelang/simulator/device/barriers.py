@@ -125,5 +125,3 @@ BARRIER_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
     "sync_grid": _sync_grid, "sync_threads": _sync_threads, "sync_warp": _sync_warp, "named_barrier": _named_barrier,
     "named_barrier_arrive": _named_barrier, **dict.fromkeys(BLOCK_VOTES, _block_vote),
 }  # fmt: skip
-
-__all__ = ["BARRIER_OPS"]

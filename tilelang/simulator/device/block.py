@@ -53,6 +53,3 @@ class Global:
         self.store = store
         self.table: AccessTable | None = None
         self.proxy: Any = None  # asynchronous.Proxy, where TMA reads what the launch writes
-
-
-__all__ = ["Block", "Global", "Shared"]

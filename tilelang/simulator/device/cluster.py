@@ -282,5 +282,3 @@ CLUSTER_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
     "cluster_sync": _barrier, "mbarrier_arrive_remote": _arrive_remote,
     "mbarrier_complete_remote": _arrive_remote, "cluster_load": _access, "cluster_store": _access,
 }  # fmt: skip
-
-__all__ = ["CLUSTER_OPS", "Cluster"]

@@ -38,6 +38,3 @@ class DeviceContext(Context):
         """Slots of the buffers that the program writes, as far as known by now."""
         slots = self.exprs.slot_of
         return {slots[v] for v in self._written if v in slots}
-
-
-__all__ = ["DeviceContext"]

@@ -118,6 +118,3 @@ def active_warps(f: LaneFrame) -> int:
 def count_warps(f: LaneFrame, op: str) -> None:
     """Count an instruction executed by the warps with an active lane."""
     f.block.counters.count(op, active_warps(f))
-
-
-__all__ = ["BankCount", "Counters", "Site", "active_warps", "count_warps", "wavefronts"]

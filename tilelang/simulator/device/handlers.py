@@ -52,5 +52,3 @@ DEVICE = Handlers(
     stmts={**CONTROL_FLOW, Store: store, Alloc: allocate, Launch: compile_launch, Parallel: _parallel, TileOp: _tile_op},
     calls={**{op: _counted(h) for op, h in LANE_OPS.items()}, **HOPPER_OPS, **MATRIX_OPS, **ASYNC_OPS, **BARRIER_OPS},
 )
-
-__all__ = ["DEVICE"]

@@ -202,6 +202,3 @@ def whole_grid(s: Launch) -> tuple[int, int, int]:
                     f"this one is {found}",
                     expected=f"a static grid of at most {MOST_BLOCKS} blocks", found=found, span=s.span)
     return x, y, z
-
-
-__all__ = ["HOPPER_OPS", "compile_launch"]

@@ -62,5 +62,3 @@ def _stmatrix(c: DeviceContext, e: Call) -> Closure:
 
 
 MATRIX_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {"mma": mma, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix}
-
-__all__ = ["MATRIX_OPS"]

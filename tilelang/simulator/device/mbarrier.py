@@ -175,5 +175,3 @@ MBARRIER_OPS: dict[str, Callable[[Any, Call], Closure]] = {
     "mbarrier_init": _init, "fence_mbarrier_init": _fence_init, "mbarrier_arrive": _arrive,
     "mbarrier_expect_tx": _arrive, "mbarrier_arrive_expect_tx": _arrive, "mbarrier_wait": _wait,
 }  # fmt: skip
-
-__all__ = ["Barrier", "MBARRIER_OPS", "MBarrier"]

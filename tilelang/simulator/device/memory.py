@@ -150,6 +150,3 @@ class DeviceMemory:
         """First byte and end of a shared buffer's storage."""
         start = int(f.slots[self.c.slot(b.data)])
         return start, start + self.shared_sizes[id(b.data)]
-
-
-__all__ = ["DeviceMemory"]

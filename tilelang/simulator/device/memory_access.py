@@ -142,6 +142,3 @@ def _store(c: DeviceContext, s: Store) -> Action:
         accesses.touch(f, held, a, access, same)
 
     return run
-
-
-__all__ = ["allocate", "load", "store"]

@@ -137,6 +137,3 @@ def _cells(k: np.ndarray, vector: int, n: int, ratio: int) -> Any:
 def _require(known: np.ndarray, f: LaneFrame, b: Buffer, span: Any) -> None:
     if not known.all() and not (f.mask is not None and known[f.mask].all()):
         raise uninitialized(b, span, f", in block {f.block.where}")
-
-
-__all__ = ["allocate", "load", "store"]

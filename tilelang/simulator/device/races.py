@@ -397,6 +397,3 @@ class AccessTable:
                      found=f"none between {self.thread(t)} and {who}",
                      span=here.span, notes=((there.span, f"{who} here: {there.text}"),), hint=hint,
                      label=here.text)
-
-
-__all__ = ["AccessTable", "Clocks"]

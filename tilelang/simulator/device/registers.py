@@ -53,6 +53,3 @@ def matrix_of(f: LaneFrame) -> Issued:
     if f.matrix is None:
         f.matrix = Issued()
     return f.matrix
-
-
-__all__ = ["Guard", "Issued", "matrix_of"]

@@ -89,6 +89,3 @@ def _run(func: Func, args: Arguments, check: bool, aliased: bool, split: bool) -
     counters = c.accesses.counters
     banks = sorted(counters.banks.values(), key=lambda b: -b.conflicts)
     return Report(binding.outputs(check), counters.instructions, counters.bytes, banks, c.printer.text)
-
-
-__all__ = ["Report", "run_device"]

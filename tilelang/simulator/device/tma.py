@@ -355,5 +355,3 @@ TMA_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
     "bulk_commit": _commit, "bulk_wait": _wait,
     "fence_proxy_async": _fence, "fence_proxy_async_global": _fence,
 }  # fmt: skip
-
-__all__ = ["TMA_OPS"]

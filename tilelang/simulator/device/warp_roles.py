@@ -167,6 +167,3 @@ def unit_frames(f: LaneFrame, slots: list[Any], threads: int, unit: int) -> list
         g.own = own
         out.append(g)
     return out
-
-
-__all__ = ["BLOCK_BARRIER", "WarpRoles", "SplitGroups", "in_whole_warps", "unit_frames"]

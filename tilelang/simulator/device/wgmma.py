@@ -241,5 +241,3 @@ WGMMA_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
     "wgmma_descriptor": _descriptor,
     "set_max_nreg": _set_max_nreg, "elect_one": elect, "in_warp_groups": _in_groups,
 }  # fmt: skip
-
-__all__ = ["WGMMA_OPS"]

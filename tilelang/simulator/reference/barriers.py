@@ -235,5 +235,3 @@ BARRIER_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
     "elect_one": elect, "in_warp_groups": _in_groups, "sync_grid": _sync_grid,
     **dict.fromkeys(ORDER_ONLY, nothing), **dict.fromkeys(SYNC_OPS, _sync), **dict.fromkeys(BLOCK_VOTES, _block_vote),
 }  # fmt: skip
-
-__all__ = ["BARRIER_OPS", "ORDER_ONLY", "SYNC_OPS", "TileBarrier", "make_barriers"]

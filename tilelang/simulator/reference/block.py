@@ -161,6 +161,3 @@ class TileScheduler(GridScheduler):
                      expected="arrivals that let every warp role go on", found="warp roles that wait for ever",
                      span=told[0][0], notes=tuple(told[1:]), label=told[0][1],
                      hint="check parities and counts of the barriers: each warp role must pass them equally often")
-
-
-__all__ = ["WarpRole", "TileBlock", "TileScheduler", "nth"]

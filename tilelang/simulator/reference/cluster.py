@@ -134,5 +134,3 @@ def to_block(c: TileContext, s: Any, action: Callable[[LaneFrame], None]) -> Cal
 CLUSTER_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
     "cluster_rank": _rank, "cluster_size": _rank, "cluster_arrive": _barrier, "cluster_wait": _barrier,
     "cluster_sync": _barrier, "cluster_store": _store}  # fmt: skip
-
-__all__ = ["CLUSTER_OPS", "TileCluster", "cluster_of_frame", "to_block"]

@@ -63,6 +63,3 @@ class TileContext(Context):
             yield
         finally:
             self.gathered = outer
-
-
-__all__ = ["TileContext", "TileLaunch"]

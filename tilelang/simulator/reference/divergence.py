@@ -68,6 +68,3 @@ class Divergence:
 def _pure(e: Call) -> bool:
     row = INTRINSICS.get(e.op)
     return row is not None and row.effect == PURE and not e.op.startswith("get_")
-
-
-__all__ = ["Divergence"]

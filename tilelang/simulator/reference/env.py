@@ -192,6 +192,3 @@ class _RegionSite:
         self.mins = [c.expr(m) for m in r.mins]
         self.extents = [c.expr(e) if isinstance(e, Expr) else e for e in r.extents]
         self.safe = c.launch.safe.get(id(b))
-
-
-__all__ = ["TileEnv", "scalar_elements"]

@@ -40,6 +40,3 @@ class TileGrid(GridScheduler):
     def deadlock(self, left: list[Coroutine]) -> Exception:
         return fault("sim-barrier", "blocks wait for ever at the barrier of the grid",
                      expected="barriers that all blocks reach", found="blocks that wait for ever", span=left[0].place)
-
-
-__all__ = ["GridScheduler", "TileGrid"]

@@ -29,5 +29,3 @@ TILE = Handlers(
     stmts={kind: synchronised(handler) for kind, handler in _STATEMENTS.items()},
     calls={**LANE_OPS, **TILE_HOPPER_OPS, **WARP_OPS, **BARRIER_OPS},
 )
-
-__all__ = ["TILE"]

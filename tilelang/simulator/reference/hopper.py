@@ -201,5 +201,3 @@ def _load(c: TileContext, e: Call) -> Closure:
 
 TILE_HOPPER_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
     "wgmma": _wgmma, "wgmma_descriptor": _descriptor, "tma_load": _load}
-
-__all__ = ["TILE_HOPPER_OPS", "space_of"]

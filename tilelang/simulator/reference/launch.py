@@ -95,6 +95,3 @@ def _lanes(s: Launch) -> int:
 
     uses = any(isinstance(n, Var) and id(n) in distinguished for n in walk(s.body)) or per_thread(s.body)
     return -(-s.num_threads // WARP) * WARP if uses else 1
-
-
-__all__ = ["compile_launch"]

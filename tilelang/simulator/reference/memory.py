@@ -106,6 +106,3 @@ def granules_of(store: Storage, linear: np.ndarray, item: int) -> np.ndarray:
     """Granule numbers of elements."""
     k = item // store.granule
     return linear if k == 1 else linear[..., None] * k + np.arange(k)
-
-
-__all__ = ["TileMemory", "granules_of"]

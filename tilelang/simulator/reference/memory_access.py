@@ -149,6 +149,3 @@ def _once(c: TileContext, s: Alloc, make: Callable[[LaneFrame], Any]) -> Action:
         f.slots[at] = f.block.once(id(s), f.warp_role, lambda: make(f)) if common else make(f)
 
     return run
-
-
-__all__ = ["allocate", "load", "store"]

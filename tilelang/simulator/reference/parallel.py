@@ -216,6 +216,3 @@ def _deciding(n: Node, out: set[Var]) -> set[Var]:
         for c in children(n):
             _deciding(c, out)
     return out
-
-
-__all__ = ["ParallelLoop"]

@@ -44,6 +44,3 @@ def run_tile(func: Any, args: Arguments, *, check: bool = True, aliased: bool = 
     with np.errstate(all="ignore"):
         action(LaneFrame(slots, 1, None, Printer()))
     return binding.outputs(check)
-
-
-__all__ = ["run_tile"]

@@ -134,6 +134,3 @@ def _signalling(c: TileContext, s: Any, action: Action) -> Action:
             b.settle()
 
     return run
-
-
-__all__ = ["compile_if", "evaluate", "parallel", "synchronised", "tile_op"]

@@ -112,5 +112,3 @@ def _cp_async(c: TileContext, e: Call) -> Closure:
 
 WARP_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
     "mma": mma, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "cp_async": _cp_async}
-
-__all__ = ["Bytes", "WARP_OPS"]

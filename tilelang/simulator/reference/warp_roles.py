@@ -167,7 +167,3 @@ def run_warp_roles(blocks: list[LaneFrame], warp_roles: list[WarpRole], body: Ac
             f.warp_role = WarpRole(warp_role.number, warp_role.warps, warp_role.threads)
             frames.append(f)
     TileScheduler([g.block for g in blocks], frames, body).run()
-
-
-__all__ = ["around", "asks_shared", "executing", "in_front", "meets_around", "run_warp_roles", "together", "warp_roles_of",
-           "whole_warp_role"]

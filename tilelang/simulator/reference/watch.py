@@ -64,6 +64,3 @@ def _shows(store: Storage, span: Any) -> Exception:
                  expected="a branch or loop that all threads run, or threads of one warp role",
                  found="threads of several warp groups that would need a barrier there", span=span,
                  hint="let all threads run the loop or branch and put the condition inside it")
-
-
-__all__ = ["Watch", "changes"]

@@ -198,6 +198,3 @@ def _of_expression(path: Path, node: ast.AST) -> Iterator[Edit]:
                 yield _replace(path, ast.Constant(smaller))
     elif not isinstance(node, (ast.Constant, ast.Name, ast.Attribute)) and not holds_frozen(node) and path[-1][0] == "value":
         yield _replace(path, ast.Constant(None))
-
-
-__all__ = ["Edit", "Path", "at", "edited", "paths", "removable", "remove", "replacements", "source_of", "statement_lists"]

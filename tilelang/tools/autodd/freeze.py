@@ -93,6 +93,3 @@ def is_frozen(node: ast.AST) -> bool:
 def holds_frozen(node: ast.AST) -> bool:
     """Whether a node or any node inside it is frozen."""
     return any(is_frozen(n) for n in ast.walk(node))
-
-
-__all__ = ["__freeze__", "frozen_lines", "holds_frozen", "is_frozen", "mark_frozen"]

@@ -64,6 +64,3 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         print(f"{out}: {len(small.splitlines())} of {len(source.splitlines())} lines, {runs.count} runs")
     return 0
-
-
-__all__ = ["build_parser", "main"]

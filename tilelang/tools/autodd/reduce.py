@@ -100,6 +100,3 @@ def reduce_source(source: str, check: Check, jobs: int = 1, improved: Callable[[
     if not check(source):
         raise ValueError("the source does not show the failure")
     return reduction.run()
-
-
-__all__ = ["Reduction", "reduce_source"]

@@ -155,6 +155,3 @@ def _run(path: str, log: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-__all__ = ["BACKENDS", "Runs", "serve"]

@@ -93,6 +93,3 @@ def outline_text(func: Func) -> str:
 
     add(found["body"], 1)
     return "\n".join(lines)
-
-
-__all__ = ["build_pass_data", "emit_html", "inspect_structure", "outline_text"]
