@@ -1,4 +1,4 @@
-"""Clusters along two dimensions of a grid, and along one of any length (transform/schedule/clusters.py, persist.py)."""
+"""Clusters along two dimensions of a grid, and along one of any length (transform/schedule/persistent.py)."""
 
 import re
 from itertools import product
@@ -22,7 +22,7 @@ from tilelang.transform.analysis.effects import acts
 from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import legalized, lower
 from tilelang.transform.schedule.specialize_warps import specialize_warps
-from tilelang.transform.schedule.clusters import ClusterMap, make_cluster
+from tilelang.transform.schedule.persistent import ClusterMap, make_cluster
 from tilelang.transform.verify_sync.launch import check_launch
 
 HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})

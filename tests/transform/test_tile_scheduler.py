@@ -1,4 +1,4 @@
-"""Tiles of unequal length dealt out to blocks (transform/schedule/tile_scheduler.py)."""
+"""Tiles of unequal length dealt out to blocks (transform/schedule/persistent.py)."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pytest
 
 from tilelang.ir import Var, convert, dtype, substitute
 from tilelang.ir.evaluate import evaluate
-from tilelang.transform.schedule.tile_scheduler import TilePartition, schedule_tiles, rasterisation_rows
+from tilelang.transform.schedule.persistent import TilePartition, schedule_tiles, rasterisation_rows
 
 
 def value(e, **values):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil, gcd
 
 from tilelang.transform.analysis.cluster_pairs import SECTOR
-from tilelang.transform.schedule.tile_scheduler import rasterisation_rows
+from tilelang.transform.schedule.persistent import rasterisation_rows
 
 from .tile import Chip, Tile, TileProblem, swapped
 

@@ -13,15 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Const, Continue, Expr, For, If, Launch, Parallel, Seq, Stmt, Store, Var,
-                         While, binary, cast, const, convert, dtype, free_vars, inner, load, replace, seq, statements, stmts_of,
-                         walk, GLOBAL, PRIVATE, SHARED, VARIABLE)
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Expr, For, If, Launch, Parallel, Seq, Stmt, Store, Var, While,
+                         convert, free_vars, inner, replace, seq, statements, stmts_of, walk, GLOBAL, PRIVATE, SHARED)
 
 from ..analysis.statements import leaves
 from ..analysis.effects import effects, expr_effects, hangs_on_threads, own_effects
-
-SCALAR = VARIABLE
-
 
 class Around:
     """The statements that surround the pipelined loops of a launch.
@@ -160,35 +156,6 @@ class Around:
         return list(stmts_of(visit(self.launch.body)))
 
 
-class Counted:
-    """Counts the steps that a ring has made before the loop, modulo twice its stages.  Each warp role counts for itself.
-
-    base: that number; None if it is always zero.  begin, bind, advance: statements for the start of a warp role, before the
-    loop and after it.  count: where it is kept; other loops on the same ring share it, and the first of them sets it to zero.
-    """
-
-    def __init__(self, extent: Expr, stages: int, count: Buffer | None = None) -> None:
-        self.begin: list[Stmt] = []
-        self.bind: list[Stmt] = []
-        self.advance: list[Stmt] = []
-        self.base: Expr | None = None
-        period = 2 * stages
-        if count is None and isinstance(extent, Const) and extent.value % period == 0:
-            return
-        base, zero = Var("steps", dtype("int32")), (const(0),)
-        first, count = count is None, step_count() if count is None else count
-        made = cast(binary("max", extent, const(0, extent.dtype)) % period, "int32")
-        self.base = base
-        self.begin = [Alloc(count), Store(count, zero, const(0, "int32"))] if first else []
-        self.bind = [Bind(base, load(count, zero))]
-        self.advance = [Store(count, zero, (base + made) % period)]
-
-
-def step_count() -> Buffer:
-    """A scalar that counts the steps of a ring."""
-    return Buffer("step_count", (1,), dtype("int32"), SCALAR)
-
-
 def path_to(body: Stmt, loop: For) -> tuple[Stmt, ...]:
     """The statements around a loop."""
     if body is loop:
@@ -207,4 +174,4 @@ def _bound(x: Any) -> tuple[Var, ...]:
     return (x.var,) if isinstance(x, (Bind, For)) else tuple(x.vars) if isinstance(x, Parallel) else ()
 
 
-__all__ = ["Around", "Counted", "path_to", "step_count"]
+__all__ = ["Around", "path_to"]

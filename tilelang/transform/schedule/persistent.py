@@ -10,26 +10,221 @@ run at the same time have loads in common.  If the work of a tile grows with a b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from itertools import product
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from tilelang.arith import Analyzer
-from tilelang.ir import (Bind, Const, Evaluate, Expr, For, If, Launch, Select, Stmt, Var, While, binary, const, convert, dtype,
-                         free_vars, logical, replace, seq, substitute, walk, LoopPlan)
+from tilelang.ir import (Bind, Const, Evaluate, Expr, For, If, Launch, LoopPlan, Select, Stmt, Var, While, binary, cast, const,
+                         convert, dtype, free_vars, logical, replace, seq, substitute, walk)
 from tilelang.ir.expr import Call
 from tilelang.ir.record import record
 
-from ..framework.config import PassConfigKey
-from .tile_scheduler import TilePartition, schedule_tiles, rasterisation_rows
 from ..analysis.cluster_pairs import (Load, at_once, larger_in_one_wave, pairs, pays_for_many, pays_in_one_wave,
                                       saved_in_one_wave)
+from ..framework.config import PassConfigKey
 from ..framework.pass_ import PassContext
-from .clusters import ClusterMap, make_cluster
 
 TILE_START = 1.5  # cost of starting and ending a tile, in iterations
 L2_FRACTION = 32 << 20  # bytes of L2 for the data that tiles running at the same time have in common
 _SAMPLE = 4096  # replaces extents known only at run time when an order is chosen
+ALIGNED = 1.1  # bytes that a rasterisation panel with waves of whole columns may load, relative to the best one
+SLACK = 1.005  # a partition that is less even by at most this factor is taken if its groups are wider (more reuse in L2)
+
+
+@record
+class ClusterMap:
+    """Blocks that compute neighbouring tiles and load each tile they have in common once.
+
+        spans (4, 2): a cluster of 8 blocks, rank = x + 4 * y        tile of A (by)        tile of B (bx)
+            y = 1    4  5  6  7                                      by 4 .. 7 for all     by 1 and 5 for both
+            y = 0    0  1  2  3                                      by 0 .. 3             …
+
+    A load that does not depend on some dimensions of the grid is the same for all blocks of the cluster that differ only in
+    these dimensions.  Each of them loads a piece of the tile and multicasts it to all (by a mask of ranks).  So several blocks
+    fill a stage of a block, and its consumers release the stage to each of these blocks.
+
+    spans: number of blocks of a cluster along each dimension of the grid.  ranks: index of a block along each of them.
+    """
+
+    spans: tuple[int, ...]
+    ranks: tuple[Expr, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of blocks in a cluster."""
+        return prod(self.spans)
+
+    @property
+    def wide(self) -> frozenset[int]:
+        """Dimensions along which a cluster has several blocks."""
+        return frozenset(k for k, n in enumerate(self.spans) if n > 1)
+
+    def stride(self, dim: int) -> int:
+        """The difference between the ranks of neighbours along a dimension."""
+        return prod(self.spans[:dim])
+
+    def sharers(self, dims: frozenset[int]) -> frozenset[int]:
+        """Ranks of the blocks that differ from block 0 along these dimensions alone (block 0 included)."""
+        steps = [range(n) if k in dims else (0,) for k, n in enumerate(self.spans)]
+        return frozenset(sum(i * self.stride(k) for k, i in enumerate(at)) for at in product(*steps))
+
+    def sharer(self, dims: frozenset[int]) -> Expr:
+        """The index of a block among the blocks that share its load along these dimensions."""
+        out: Expr | None = None
+        times = 1
+        for k in sorted(dims & self.wide):
+            term = self.ranks[k] if times == 1 else self.ranks[k] * times
+            out, times = term if out is None else out + term, times * self.spans[k]
+        return const(0) if out is None else out
+
+    def mask(self, dims: frozenset[int]) -> Expr:
+        """uint32 mask of the blocks that share a block's load along these dimensions, the block itself included."""
+        pattern = const(sum(1 << r for r in self.sharers(dims)), "uint32")
+        out: Expr | None = None
+        for k in sorted(self.wide - dims):
+            term = self.ranks[k] if self.stride(k) == 1 else self.ranks[k] * self.stride(k)
+            out = term if out is None else out + term
+        return pattern if out is None else binary("shl", pattern, cast(out, "uint32"))
+
+    def peers(self, shared: Iterable[frozenset[int]]) -> tuple[int, Expr | None]:
+        """(number of blocks that share at least one of these loads with a block, itself included; their mask).
+
+        shared: for each load, the dimensions along which it is the same.  The mask is None if it holds the whole cluster.
+        """
+        kinds = sorted({dims & self.wide for dims in shared}, key=sorted)
+        kinds = [d for d in kinds if not any(d < other for other in kinds)]
+        some = frozenset[int]().union({0}, *map(self.sharers, kinds))
+        if len(some) == self.size:
+            return self.size, None
+        out = self.mask(frozenset())
+        for n, dims in enumerate(kinds):
+            out = self.mask(dims) if n == 0 else binary("bitor", out, self.mask(dims))
+        return len(some), out
+
+
+def make_cluster(spans: tuple[int, ...], rank: Expr) -> tuple[ClusterMap, list[Bind]]:
+    """The cluster with these spans, and the bindings that compute a block's index along each dimension from its rank."""
+    wide = [k for k, n in enumerate(spans) if n > 1]
+    if len(wide) == 1:
+        return ClusterMap(spans, tuple(rank if k in wide else const(0) for k in range(len(spans)))), []
+    binds: list[Bind] = []
+    ranks: list[Expr] = [const(0)] * len(spans)
+    rest = rank
+    for k in wide:
+        value = rest if k == wide[-1] else rest % spans[k]
+        binds.append(Bind(Var(f"rank_{'xyz'[k]}", dtype("int32")), value))
+        ranks[k], rest = binds[-1].var, rest // spans[k]
+    return ClusterMap(spans, tuple(ranks)), binds
+
+
+@lru_cache(maxsize=8)
+def _waves(blocks: int) -> list[tuple[int, float]]:
+    """(rows of a rasterisation panel, columns that `blocks` blocks load in one wave of it), for each number of rows."""
+    return [(rows, blocks / rows if blocks % rows == 0 else (blocks - 1) / rows + 1) for rows in range(1, blocks + 1)]
+
+
+@lru_cache(maxsize=4096)
+def rasterisation_rows(blocks: int, row: float, column: float) -> int:
+    """The number of rows of a rasterisation panel, for `blocks` blocks that run at a time.
+
+    row, column: bytes that a row and a column of tiles load.  About square waves load the fewest bytes.  If the blocks fill
+    whole columns of it, each block keeps its row from wave to wave, and no column is in two waves: on an H200, 12 rows for
+    132 blocks made GEMMs with 128x256 tiles 1 to 5 % faster than 16 or 8 rows (benchmarks/results/notes.md).
+    """
+    loaded = [(rows * row + columns * column, rows) for rows, columns in _waves(blocks)]
+    best, whole = min(loaded), min(x for x in loaded if blocks % x[1] == 0)
+    return (whole if whole[0] <= ALIGNED * best[0] else best)[1]
+
+
+@record
+class TilePartition:
+    """A static work partition: rows x columns tiles in groups of `width` columns, for `blocks` blocks.
+
+    Tiles are named (row, column); those of row 0 are the longest.  The tiles of a group fit L2 together.  They are given to the
+    blocks in passes of alternating direction, so that a block that gets the longest tile of one pass gets the shortest of the
+    next:
+
+        pass 0:  block 0 1 2 3       the tiles of a group, in order
+        pass 1:  block 3 2 1 0
+        pass 2:  block 0 1           the last pass of a group may be incomplete
+    """
+
+    rows: int
+    columns: int
+    width: int
+    blocks: int
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of full width."""
+        return self.columns // self.width
+
+    @property
+    def rest(self) -> int:
+        """Columns of the narrower last group; 0 if there is none."""
+        return self.columns % self.width
+
+    def count(self, block: Expr) -> Expr:
+        """How many tiles a block computes."""
+        out = self._tiles_in_group(block, self.width) * self.groups
+        return out + self._tiles_in_group(block, self.rest) if self.rest else out
+
+    def place(self, block: Expr, index: Expr) -> tuple[Expr, Expr]:
+        """(row, column) of tile number `index` of a block."""
+        each = self._tiles_in_group(block, self.width)
+        last = const(self.groups - (0 if self.rest else 1), "int32")
+        group = binary("min", index // each, last)
+        wave = index - group * each
+        back = binary("eq", wave % 2, const(1, "int32"))
+        inside = wave * self.blocks + Select(back, (self.blocks - 1) - block, block, block.dtype, False)
+        width: Expr = const(self.width, "int32")
+        if self.rest:
+            width = Select(binary("eq", group, last), const(self.rest, "int32"), width, width.dtype, False)
+        row = binary("min", inside // width, const(self.rows - 1, "int32"))
+        return row, group * self.width + inside % width
+
+    def _tiles_in_group(self, block: Expr, width: int) -> Expr:
+        """How many tiles a block gets in a group of this width (one per pass that reaches it)."""
+        full, more = self._split(width)
+        if not more:
+            return const(full, "int32")
+        place = (self.blocks - 1) - block if full % 2 else block
+        return cast(binary("lt", place, const(more, "int32")), "int32") + full
+
+    def _split(self, width: int) -> tuple[int, int]:
+        return divmod(self.rows * width, self.blocks)
+
+    def unevenness(self, lengths: Sequence[float]) -> float:
+        """The work of the busiest block divided by the average.  lengths: length of a tile of each row."""
+        work = np.zeros(self.blocks)
+        for times, width in ((self.groups, self.width), (1, self.rest)):
+            wave, p = np.divmod(np.arange(self.rows * width), self.blocks)
+            block = np.where(wave % 2 == 1, self.blocks - 1 - p, p)
+            work += times * np.bincount(block, np.repeat(np.asarray(lengths, float), width), self.blocks)
+        return float(work.max() * self.blocks / max(work.sum(), 1e-9))
+
+
+def schedule_tiles(lengths: Sequence[float], columns: int, blocks: int, width: int) -> TilePartition | None:
+    """The most even partition with groups of about `width` columns; None if no block gets more than two tiles.
+
+    lengths: length of a tile of each row, the longest first.
+    """
+    rows = len(lengths)
+    if rows * columns <= 2 * blocks:
+        return None
+    most = min(width, columns)
+    found = [(d.unevenness(lengths), d) for d in (TilePartition(rows, columns, w, blocks)
+                                                  for w in range(max(1, most // 2), most + 1))
+             if rows * d.width >= blocks]
+    if not found:
+        return None
+    best = min(x for x, _ in found)
+    return max((d for x, d in found if x <= best * SLACK), key=lambda d: d.width)
 
 
 @record
@@ -421,4 +616,4 @@ def _multiplied(xs: list[Expr]) -> Expr:
     return out
 
 
-__all__ = ["Tiles", "Work", "plan_tiles"]
+__all__ = ["ClusterMap", "TilePartition", "Tiles", "Work", "make_cluster", "plan_tiles", "rasterisation_rows", "schedule_tiles"]

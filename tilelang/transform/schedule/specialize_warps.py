@@ -55,12 +55,12 @@ from ..analysis.statements import around_launch, do, leaves, rename
 from ..analysis.pipeline_loops import inner_loops, is_load, is_pipelined, ring_stages
 from .plan_pipelines import unversionable, versioned
 from .producer_schedule import producer
-from .rings import GROUP, SLOW_STAGES, Ring, WarpRoleLoop, asked_registers, barriers
+from .rings import (GROUP, SLOW_STAGES, Counted, Handover, Ring, RingsOf, WarpRoleLoop, WholeTile, asked_registers, barriers,
+                    counted_loops, counted_tiles)
 from ..analysis.pipeline_schedule import Body, Item, loop_items
 from .prefetch_scales import prefetch_scales
 from ..analysis.tf32_tiles import tf32_tiles
 from ..analysis.shared_spans import Span, place, with_versions
-from .tile_ring_state import Handover, RingsOf, Steps, WholeTile, counted_loops
 from .overlap_next_tile import overlapped_tiles
 
 BARRIER_BYTES = 1024  # upper bound for the barriers of all rings
@@ -298,13 +298,13 @@ class _WarpRoles:
             f"warp groups: 1 loads {names} by TMA, {self.groups} compute{'s' * (self.groups == 1)}, "
             f"{' and '.join(dict.fromkeys(str(p.stages) for p in self.loops))} stages"))
 
-    def _steps(self, iterations: int, tiles: Tiles) -> Steps:
+    def _steps(self, iterations: int, tiles: Tiles) -> Counted:
         """Counts the steps of the rings whose stages last `iterations` iterations."""
         extent = _inlined(convert(self.loop.extent), self.values)
         if iterations > 1:
             extent = (binary("max", extent, const(0, extent.dtype)) + (iterations - 1)) // iterations
         stages = self.stages if iterations == 1 else SLOW_STAGES
-        return Steps(tiles, Analyzer().simplify(extent), stages, self.launch, self.bound)
+        return counted_tiles(tiles, Analyzer().simplify(extent), stages, set(self.launch.block_vars) | self.bound)
 
     def _room(self) -> None:
         """Raises _Declined if prefetched scales would take the shared memory of a second block on the SM or of the epilogue."""
