@@ -116,7 +116,7 @@ def _changed(s: Any) -> Buffer | None:
 
 
 def _copies(s: Parallel) -> bool:
-    """Whether a loop reads an element of global memory for each of its iterations: such a loop should keep its wide loads."""
+    """Whether what differs from element to element comes from global memory alone: such a loop should keep its wide loads."""
     over: dict[Var, set[Var]] = {v: {v} for v in s.vars}
 
     def varies(n: Node) -> set[Var]:
@@ -124,7 +124,7 @@ def _copies(s: Parallel) -> bool:
 
     for bind in walk(s, Bind):
         over[bind.var] = varies(bind.value)
-    return any(x.buffer.scope_name == GLOBAL and varies(x) >= {*s.vars} for x in walk(s, Load))
+    return {x.buffer.scope_name for x in walk(s, Load) if varies(x) >= {*s.vars}} == {GLOBAL}
 
 
 def _is_only_a(items: list[Item], at: int, b: Buffer) -> bool:
