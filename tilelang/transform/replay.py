@@ -36,6 +36,3 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     print(replay(sys.argv[1]))
-
-
-__all__ = ["replay"]

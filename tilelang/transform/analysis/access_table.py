@@ -333,6 +333,3 @@ def _one_place(a: Buffer, b: Buffer) -> bool:
             return False
         reach += stride * (n - 1)
     return True
-
-
-__all__ = ["Reach", "Tables", "separate"]

@@ -223,6 +223,3 @@ def _equal(a: Expr, b: Expr) -> bool:
         return True
     d = simplify(binary("sub", a, b)) if a.dtype == b.dtype else None
     return isinstance(d, Const) and d.value == 0
-
-
-__all__ = ["Evaluation", "Footprint", "Unknown", "rereads"]

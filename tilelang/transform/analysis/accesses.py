@@ -86,6 +86,3 @@ class Relation:
 
     carried: tuple[Loop, int | None] | None = None
     entered: tuple[tuple[Loop, int], ...] = ()
-
-
-__all__ = ["Access", "Loop", "Matrix", "Relation", "Update"]

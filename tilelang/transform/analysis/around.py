@@ -84,6 +84,3 @@ class Around:
 def visit_with_facts(func: Func, kind: type, at: Callable[[Any, Around], Stmt]) -> Func:
     """func with each statement of a kind replaced by at(statement, what is known there), outermost ones only."""
     return with_inner(func, Around(func, kind, at).stmt)  # type: ignore[no-any-return]
-
-
-__all__ = ["Around", "visit_with_facts"]

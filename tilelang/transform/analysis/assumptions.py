@@ -39,6 +39,3 @@ def promised(func: Func) -> tuple[Analyzer, dict[Expr, int]]:
             if isinstance(x, Binary) and x.op in ("floormod", "truncmod") and isinstance(x.a, Var) and isinstance(x.b, Const):
                 divisors[x.a] = max(divisors.get(x.a, 1), abs(int(x.b.value)))
     return analyzer, divisors
-
-
-__all__ = ["promised", "promises"]

@@ -80,6 +80,3 @@ def _has_order(calls: list[tuple[str, bool]], repeated: bool) -> bool:
     if len(calls) == 1:
         return repeated and not commute(first, first)
     return not commute(first, first) or first != "load" and any(used for _, used in calls)
-
-
-__all__ = ["as_iterations", "in_order", "must_be_placed", "update_of", "waits"]

@@ -63,6 +63,3 @@ class Claims:
 def _adds(e: Call) -> bool:
     return e.op == "atomic_add" and len(e.args) > 1 and isinstance(e.args[1], Const) and e.args[1].dtype.lanes == 1 and \
         not e.args[1].dtype.is_float and e.args[1].value >= 1
-
-
-__all__ = ["Claims"]

@@ -144,8 +144,3 @@ def at_once(sm_count: int, blocks: int) -> int:
     unused (128 blocks took two waves, 120 one).
     """
     return sm_count if blocks <= 2 else sm_count * 10 // 11
-
-
-__all__ = ["ARRIVING", "ASKED", "DRIFT", "ISSUED", "LARGER", "LINE", "MULTICAST", "OUTERMOST", "OUTERMOST_LINES", "SECTOR",
-           "START", "START_LARGER", "Load", "at_once", "larger_in_one_wave", "paired_cycles", "pairs", "pays_for_many",
-           "pays_in_one_wave", "rows_of", "saved_in_one_wave"]

@@ -43,6 +43,3 @@ class CopiedTiles:
                    for x in (store, source)):
                 return tile
         return None
-
-
-__all__ = ["CopiedTiles"]

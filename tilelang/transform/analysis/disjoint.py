@@ -482,6 +482,3 @@ def _modulus(v: Var, exprs: Iterable[Expr]) -> int:
             elif x.op == "bitand" and v in free_vars(x.a) and isinstance(x.b, Const) and x.b.value > 0:
                 out = math.lcm(out, int(x.b.value) + 1)
     return out
-
-
-__all__ = ["Disjoint", "Place", "steps"]

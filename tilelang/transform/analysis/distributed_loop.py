@@ -135,6 +135,3 @@ def is_memory(buffer: Buffer) -> bool:
 def depends(e: Node, var: Var) -> bool:
     """Whether var occurs below e."""
     return any(x is var for x in walk(e))
-
-
-__all__ = ["Loop", "accesses", "depends", "in_order", "is_memory"]

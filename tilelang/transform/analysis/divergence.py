@@ -162,6 +162,3 @@ def _settled(body: Stmt) -> frozenset[int]:
 
 def _flat(s: Stmt) -> list[Stmt]:
     return [y for x in s.stmts for y in _flat(x)] if isinstance(s, Seq) else [s]
-
-
-__all__ = ["Divergence"]

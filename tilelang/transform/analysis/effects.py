@@ -240,7 +240,3 @@ def updated_element(x: Any) -> AddressOf | None:
             x.args[0], AddressOf):
         return x.args[0]
     return None
-
-
-__all__ = ["SYNC_CALLS", "Effect", "acts", "argument_mode", "effects", "expr_effects", "fills_whole", "hangs_on_threads",
-           "inner", "is_ordering", "is_sync", "orders", "own_effects", "statements"]

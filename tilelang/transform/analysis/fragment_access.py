@@ -297,6 +297,3 @@ def _linear(registers: np.ndarray, mask: np.ndarray, grid: Grid) -> Expr | None:
         return None
     base_c = const(int(base))
     return base_c if expr is None else expr + base_c
-
-
-__all__ = ["Grid", "Touch", "resolve", "shared_elements"]

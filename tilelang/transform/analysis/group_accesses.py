@@ -108,6 +108,3 @@ def _operand(m: Matrix, start: int) -> list[int]:
     base = start // 1024 * 1024  # a descriptor holds 18 bits of an address
     at = operand_addresses(encode_descriptor(start - base, o.lbo, o.sbo, o.swizzle), major, extent, -(-dt.bits // 8))
     return [int(n) for n in np.unique((at + base) // _LINE)]
-
-
-__all__ = ["GROUP", "GroupTables"]

@@ -59,6 +59,3 @@ def tile_indices(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return i if i.dtype == "int32" or i.dtype.lanes > 1 else cast(i, "int32")
 
     return tuple(map(narrow, indices))
-
-
-__all__ = ["bounds_guard", "tile_indices", "vector_lanes_of"]

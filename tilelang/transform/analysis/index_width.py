@@ -80,6 +80,3 @@ def _twins(func: Func, wanted: list[Expr]) -> dict[Var, Var]:
 
 def _reads(e: Expr, twins: dict[Var, Var]) -> bool:
     return e.dtype.is_int and e.dtype.lanes == 1 and any(x in twins for x in walk(e, Var))
-
-
-__all__ = ["is_long_dim", "widen_indices"]

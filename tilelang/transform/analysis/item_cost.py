@@ -100,6 +100,3 @@ def _extent(n: object) -> int:
 
 def _elements(region: Any) -> float:
     return float(prod([_extent(const(n) if isinstance(n, int) else n) for n in region.extents]))
-
-
-__all__ = ["Cycles", "item_cycles"]

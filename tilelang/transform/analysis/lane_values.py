@@ -116,6 +116,3 @@ class LaneValues:
         if row is None or row.effect != PURE or any(isinstance(a, AddressOf) for a in e.args):
             return Kind.OPEN
         return self._computed(e, e.args, None)
-
-
-__all__ = ["Kind", "LaneValues", "WARP_LANES"]

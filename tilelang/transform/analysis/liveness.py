@@ -140,6 +140,3 @@ def _is(extent: object, dim: object) -> bool:
 def has_views(buffer: Buffer, root: Stmt) -> bool:
     """Whether another buffer below root shares buffer's storage."""
     return any(e.storage is buffer.data and e.buffer is not buffer for e in effects(root))
-
-
-__all__ = ["Liveness", "Uses", "filled", "has_views"]

@@ -148,6 +148,3 @@ def renamed(body: Stmt) -> Stmt:
             mapping[b] = Buffer(b.name, b.shape, b.dtype, b.scope_name, b.strides_, b.offset, facts=b.facts,
                                 span=b.span)
     return substitute(body, mapping)
-
-
-__all__ = ["copied", "drop_continue", "inline_index_binds", "reject_carried", "renamed", "select_stores"]

@@ -156,6 +156,3 @@ class OverFragment:
             if k not in made and (low is None or low < 0 or high is None or high >= self.sizes[k]):
                 return False
         return True
-
-
-__all__ = ["Offsets", "OverFragment"]

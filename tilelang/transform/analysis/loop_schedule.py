@@ -150,6 +150,3 @@ def _match(pattern: str, line: str) -> tuple[str, ...]:
     if m is None:
         raise error("schedule-text", f"a line of a schedule is not understood: {line[:60]}", found=line[:60])
     return m.groups()
-
-
-__all__ = ["Bound", "Item", "Place", "Schedule", "number"]

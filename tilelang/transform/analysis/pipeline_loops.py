@@ -163,7 +163,3 @@ def check_flow(s: For, items: list[Item], stage: list[int], order: list[int]) ->
         raise error("pipeline-order", f"a consumer of `{v.what}` {what}",
                     found=f"`{v.what}` used before", span=second.span or s.span,
                     notes=((first.span, "the producer"),), hint="give the consumer a later stage or a later order")
-
-
-__all__ = ["SERIAL", "check_flow", "inner_loops", "is_load", "is_pipelined", "producer_first", "ring_stages", "scheduled_lists",
-           "wanted_stages"]

@@ -153,6 +153,3 @@ def inlined_binds(loop: For) -> dict[Any, Any]:
         if not is_large(value):
             out[s.var] = value
     return out
-
-
-__all__ = ["Body", "Item", "Violation", "inlined_binds", "needed_binds", "stage_span", "loop_items", "violations"]

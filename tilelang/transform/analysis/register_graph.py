@@ -181,6 +181,3 @@ def states(graph: Graph, start: Any, step: Callable[[int, Any], Any], meet: Call
                 out[j] = new
                 todo.append(j)
     return out
-
-
-__all__ = ["NEVER", "Graph", "Node", "needed", "running_after", "states"]

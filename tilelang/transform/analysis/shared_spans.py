@@ -63,6 +63,3 @@ def with_versions(launch: Launch, versions: Iterable[tuple[Buffer, Buffer]]) -> 
     more = tuple(pair for a, b in launch.plan.disjoint for pair in (
         ((v, v) for v in of.get(a, ())) if a is b else product(of.get(a, [a]), of.get(b, [b]))))
     return with_options(launch, disjoint=tuple(dict.fromkeys((*launch.plan.disjoint, *more)))) if more else launch
-
-
-__all__ = ["Span", "place", "with_versions"]

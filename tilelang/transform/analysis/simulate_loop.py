@@ -181,6 +181,3 @@ class Simulation:
     def free(self, g: int, q: int, step: int, waited: bool) -> None:
         for k in self.frees.get((q, waited), ()):
             self.released[k].setdefault(step - self.rings[k][1].lag, []).append(self.clock[g])
-
-
-__all__ = ["START", "Event", "Held", "RingUse", "Simulation", "Wait"]

@@ -74,6 +74,3 @@ def around_launch(launch: Launch) -> tuple[list[Stmt], Stmt, list[Stmt]]:
 
 def _dependence(s: Stmt) -> bool:
     return isinstance(s, Evaluate) and isinstance(s.call, Call) and s.call.op in ("pdl_trigger", "pdl_sync")
-
-
-__all__ = ["around_launch", "BARRIERS", "barrier", "barrier_in", "do", "jumps_of", "leaves", "rename"]

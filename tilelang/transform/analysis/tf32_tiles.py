@@ -43,6 +43,3 @@ def _multiplies(op: Any, data: Var) -> bool:
 def rounded_tiles(ops: Any) -> frozenset[Var]:
     """The storages that copies with attr `tf32` fill."""
     return frozenset(x.dst.buffer.data for x in ops if isinstance(x, Copy) and x.plan.tf32)
-
-
-__all__ = ["rounded_tiles", "tf32_tiles"]

@@ -235,6 +235,3 @@ class Values:
             flat = flat + (int(m) + a) * int(step)
         ok = r.buffer.dtype == self.dtypes[r.buffer.data] and flat.min() >= 0 and flat.max() < len(self.memory[r.buffer.data])
         return flat if ok else None
-
-
-__all__ = ["PRIVATE", "STALE", "VARIES", "Memory", "Values"]

@@ -209,7 +209,3 @@ class Widths:
                 break
             w //= 2
         return w
-
-
-__all__ = ["LaneForms", "MAX_BYTES", "Widths", "access_weights", "bound_divisors", "layout_width", "power_of_two_in",
-           "stride_along"]

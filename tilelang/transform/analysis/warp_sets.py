@@ -57,6 +57,3 @@ def by_warp(cond: Expr) -> bool:
     """Whether a condition consists of tests of the warp alone, so that its branch is a warp role."""
     tests = list(walk(cond, Call))
     return bool(tests) and all(map(warps_of, tests)) and not contains(cond, Load) and not free_vars(cond)
-
-
-__all__ = ["WarpSets", "by_warp"]

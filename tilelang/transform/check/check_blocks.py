@@ -159,6 +159,3 @@ class _Blocks:
 def _disjoint(one: Any, other: Any) -> bool:
     """Whether two elements have different numbers in a dimension."""
     return any(isinstance(a, Const) and isinstance(b, Const) and a.value != b.value for a, b in zip(one, other))
-
-
-__all__ = ["check_blocks"]

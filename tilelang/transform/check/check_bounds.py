@@ -231,6 +231,3 @@ def is_bound(cond: Expr, holds: bool) -> bool:
 
 def _positive(n: Any) -> bool:
     return isinstance(n, Const) and int(n.value) > 0 or isinstance(n, int) and n > 0
-
-
-__all__ = ["check_bounds", "is_bound"]

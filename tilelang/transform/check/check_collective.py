@@ -199,6 +199,3 @@ def _is_private(s: Any) -> bool:
     accesses = s.accesses() if isinstance(s, TileOp) else ()  # type: ignore[attr-defined]
     scopes = {a.region.buffer.scope_name for a in accesses}
     return not scopes.isdisjoint(PRIVATE) and FRAGMENT not in scopes
-
-
-__all__ = ["check_collective", "taken"]

@@ -119,6 +119,3 @@ def groups_test(c: Call, thread: Expr) -> Expr:
     low, high = c.options.size * c.options.first, c.options.size * (c.options.first + c.options.count)
     below = binary("lt", thread, const(high, thread.dtype))
     return below if low == 0 else logical("and", binary("ge", thread, const(low, thread.dtype)), below)
-
-
-__all__ = ["WAITS", "check_hopper", "groups_test", "linear_thread"]

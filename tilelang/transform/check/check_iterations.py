@@ -43,6 +43,3 @@ def check_iterations(func: Func, cx: PassContext) -> Func:
             raise error("parallel-exchange", f"{name} is an act of {several}, and iterations of T.Parallel belong to none",
                         found=name, span=c.span, notes=((s.span, "the loop"),))
     return func
-
-
-__all__ = ["check_iterations"]

@@ -261,6 +261,3 @@ class _Walk:
         label = "some lanes leave here" if isinstance(path.split, (Break, Continue)) else "entered by some lanes of a warp only"
         raise error("warp-divergent", f"{name} {why}", found="some lanes of a warp", span=c.span or getattr(s, "span", None),
                     notes=((getattr(path.split, "span", None), label),))
-
-
-__all__ = ["check_lanes"]

@@ -75,6 +75,3 @@ def _reject(n: Any, span: Any) -> None:
     if isinstance(n, Node):
         for c in children(n):
             _reject(c, span)
-
-
-__all__ = ["check_operands"]

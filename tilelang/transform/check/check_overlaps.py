@@ -130,6 +130,3 @@ def _text(r: Region) -> str:
     at = ", ".join(to_text(m) if is_const(e, 1) else f"{to_text(m)}:{to_text(simplify(m + e))}"
                    for m, e in zip(map(convert, r.mins), map(convert, r.extents)))
     return f"`{r.buffer.name}[{at}]`"
-
-
-__all__ = ["check_overlaps"]

@@ -25,6 +25,3 @@ def check_pipelines(func: Func, cx: PassContext) -> Func:
             stage, order = scheduled_lists(s, parts, *wanted)
             check_flow(s, parts.items, stage, order)
     return func
-
-
-__all__ = ["check_pipelines"]

@@ -436,6 +436,3 @@ def _joined(a: Memory, b: Memory) -> Memory:
 
 def _same(a: Memory, b: Memory) -> bool:
     return a.keys() == b.keys() and all(v is b[k] or np.array_equal(v, b[k]) for k, v in a.items())
-
-
-__all__ = ["check_private"]

@@ -136,6 +136,3 @@ def _dependencies(value: Expr) -> list[Expr]:
     if isinstance(value, Load):
         return [i for i in value.indices if not isinstance(i, Const)]
     return [value]
-
-
-__all__ = ["check_races"]

@@ -67,6 +67,3 @@ def _check(s: Stmt | None, sets: WarpSets, reached: Any, read: set[Any], here: A
                             expected="one thread that changes the element", found=f"{count} threads that change it",
                             hint="to change it once, write it under `if T.get_thread_binding() == 0:`; to change it once for "
                                  "each thread, T.atomic_add by all of them")
-
-
-__all__ = ["check_updates"]

@@ -43,6 +43,3 @@ def _stmt(s: Stmt, warps: tuple[int, ...], branch: If | None) -> None:
             raise error("collective-divergent", f"T.{c.op} takes all threads of the {what}, and only some warps get here",
                         span=c.span or s.span, notes=((branch.span, "entered by some warps only"),),
                         hint="move it out of T.ws, or let the groups tell each other through shared memory and a barrier")
-
-
-__all__ = ["check_warp_roles"]

@@ -146,6 +146,3 @@ class _Loop:
         """Whether an index is the same in two iterations, whatever its other variables are."""
         a, b = (substitute(index, {v: const(int(p[n]), v.dtype) for v, p in self.points.items()}) for n in (one, two))
         return is_const(simplify(convert(a) - b), 0)
-
-
-__all__ = ["reject_races"]

@@ -82,6 +82,3 @@ def _no_reuse(launch: Launch, limit: int, fault: Fault | None, verdict: str) -> 
                  f"twice ({shared}): {fault.message if fault else verdict}", found=str(total),
                  expected=f"at most {limit} bytes", span=fault.span if fault and fault.span else launch.span,
                  hint="use smaller tiles or fewer pipeline stages, or await all copies before the later buffer is written")
-
-
-__all__ = ["verify_sync"]

@@ -46,6 +46,3 @@ def place_shared_buffers(body: Stmt) -> tuple[StorageSlot, ...]:
             raise unsupported(f"memory of scope {b.scope()}", span=n.span)
         out[b.data] = StorageSlot(b, BARRIER_WORDS if is_barrier_array(b) else 1)
     return tuple(out.values())
-
-
-__all__ = ["fits_stack", "place_block_buffers", "place_shared_buffers"]

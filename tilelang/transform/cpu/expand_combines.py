@@ -19,6 +19,3 @@ def expand_combines(func: Func, cx: PassContext) -> Func:
     """
     out: Func = expanded(func)
     return out
-
-
-__all__ = ["expand_combines"]

@@ -232,6 +232,3 @@ class _Guards:
             return tuple(range(len(b.shape)))
         return tuple(d for d, (e, size) in enumerate(zip(indices, b.shape))
                      if (id(n), d) not in self.cleared and not is_in_range(self.analyzer, e, size))
-
-
-__all__ = ["guard_accesses"]

@@ -35,6 +35,3 @@ def is_computation(s: Stmt) -> bool:
 def _as_launch(s: Stmt) -> Launch:
     bx, tx, ty, tz = (Var(n, I32) for n in ("bx", "tx", "ty", "tz"))
     return Launch((Const(1, I32),), (bx,), (1, 1, 1), (tx, ty, tz), s, span=s.span)
-
-
-__all__ = ["NO_WORK", "launch_host_statements"]

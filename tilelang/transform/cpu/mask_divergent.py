@@ -308,6 +308,3 @@ class _Fission:
 def _kinds(body: Stmt) -> set[type]:
     """Which of Break and Continue the body of a loop holds for it."""
     return {type(x) for x in jumps_of(body)}
-
-
-__all__ = ["mask_divergent"]

@@ -125,6 +125,3 @@ def _corners(a: Analyzer, e: Expr, ranges: dict[Var, tuple[Expr, Expr]],
                 n, (Load, Call, Var))):
             return None  # memory may change inside the nest, and other functions of the variables have no corners
     return low, high
-
-
-__all__ = ["NestGuards", "find_nest_guards"]

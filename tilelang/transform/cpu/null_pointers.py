@@ -147,6 +147,3 @@ def _of_expr(v: Var, e: Node, s: Stmt) -> tuple[Buffer, Any] | None:
     evaluated = (e.cond,) if isinstance(e, Select) and e.lazy else children(e)
     return next((f for x in evaluated if isinstance(x, Node) and not isinstance(x, Buffer) and
                  (f := _of_expr(v, x, s)) is not None), None)
-
-
-__all__ = ["check_behind_conditions", "find_null_checks"]

@@ -168,6 +168,3 @@ def _static_strides(b: Buffer) -> tuple[int, int] | None:
     known = [s if isinstance(s, int) else a.linear(s).const if not a.linear(s).terms else None for s in strides]
     first, last = known
     return None if first is None or last is None else (int(first), int(last))
-
-
-__all__ = ["blocking", "computing_type", "plan_gemms"]

@@ -89,6 +89,3 @@ def _code(warp_role: WarpRole, s: Launch) -> WarpRoleCode:
 def _may_fault(codes: Sequence[WarpRoleCode]) -> bool:
     """Whether an assertion may fail, or an exchange between lanes or a matrix instruction be executed by the wrong lanes."""
     return any(n.op in (*EXCHANGES, *MATRIX_CALLS, ASSERTION) for c in codes for n in walk(c.body, Call))
-
-
-__all__ = ["plan_launches"]

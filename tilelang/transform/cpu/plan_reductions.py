@@ -49,6 +49,3 @@ def _constant(e: Expr | int) -> int | None:
         return e
     form = Analyzer().linear(e)
     return None if form.terms else int(form.const)
-
-
-__all__ = ["lanes_of", "plan_reductions"]

@@ -53,6 +53,3 @@ def is_harmless(e: Expr) -> bool:
         if k >= MOST_NODES or isinstance(n, (Load, Call)) or isinstance(n, Binary) and n.op in _DIVISIONS:
             return False
     return True
-
-
-__all__ = ["is_harmless", "speculate_operands"]

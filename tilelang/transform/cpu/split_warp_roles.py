@@ -212,6 +212,3 @@ class _Split:
     def _barrier(self, s: Stmt, position: int) -> Stmt:
         barrier = call("warp_role_barrier", (), "void", key=self._number(s, position), arriving=self._meeting)
         return Evaluate(barrier, span=s.span)
-
-
-__all__ = ["needs_coroutines", "split_warp_roles"]

@@ -369,6 +369,3 @@ def _determines(digit: Digit, forms: tuple[Form, ...], left: dict[Digit, int], r
         lows.append(low)
         highs.append(high)
     return width + max(highs) - min(lows) < c
-
-
-__all__ = ["Conflicts"]

@@ -118,6 +118,3 @@ def check_uniform(t: ThreadValues, s: Stmt) -> None:
         if by_hand and isinstance(n, Buffer) and n.data in t.private:
             raise unsupported(f"per-thread buffer {n.name} inside a tile operation or T.Parallel", span=s.span,
                               hint="use a fragment, whose elements are distributed over the threads")
-
-
-__all__ = ["check_uniform", "loop_over_threads"]

@@ -68,6 +68,3 @@ def _side(r: Region, loop_of: dict[int, int], extents: tuple[Any, ...], a: Analy
         if not (isinstance(e, int) and e > 0 and is_in_range(a, start, size) and is_in_range(a, start + (e - 1), size)):
             clipped[k] = d
     return TileSide(tuple(loop_of.get(d, -1) for d in range(len(r.mins))), tuple(clipped.items()), tuple(fixed))
-
-
-__all__ = ["plan_tile_loops"]

@@ -163,7 +163,3 @@ def rereads_shared(s: Stmt) -> bool:
         if n.buffer.scope().startswith("shared"):
             (read if isinstance(n, Load) else written).setdefault(n.buffer.data, set()).add(n.indices)
     return any(len(read[data] | written[data]) > 1 for data in read.keys() & written.keys())
-
-
-__all__ = ["find_varying_values", "is_speculatable", "is_thread_work", "rereads_shared", "some_exit_early", "some_return",
-           "touches_private"]

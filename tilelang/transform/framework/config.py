@@ -258,6 +258,3 @@ def _check_simplify(value: Mapping[Any, Any]) -> None:
 def default_of(key: PassConfigKey | str) -> Any:
     """Default of a pass config."""
     return ROWS[PassConfigKey(key)].default
-
-
-__all__ = ["ROWS", "ConfigRow", "PassConfigKey", "default_of", "normalize_config"]

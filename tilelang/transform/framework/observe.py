@@ -143,7 +143,3 @@ def pass_phase(name: str) -> Iterator[str]:
 def current_pass_phase() -> str:
     """The name of the open pass_phase blocks, "" outside them."""
     return "/".join(getattr(_local, "phases", ()))
-
-
-__all__ = ["TRACE_MODES", "CodegenEvent", "PassEvent", "PassEventObserver", "add_observer", "current_pass_phase", "is_watched",
-           "observers", "observing", "pass_phase", "remove_observer", "text_of", "trace_mode"]

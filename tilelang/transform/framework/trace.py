@@ -183,6 +183,3 @@ def _coloured(line: str) -> str:
     kind = {"+": "add", "-": "del", "@": "at"}.get(line[:1])
     text = html.escape(line)
     return f"<span class='{kind}'>{text}</span>" if kind else text
-
-
-__all__ = ["Pipeline", "TraceSession", "Tracer", "difference", "last_session", "page_of", "script_name", "start", "tracer"]

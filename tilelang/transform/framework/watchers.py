@@ -20,6 +20,3 @@ def announce_code(name: str, code: str, language: str, target: Any) -> None:
     """Send the observers a CodegenEvent for printed source."""
     for o in watchers():
         o.on_codegen(CodegenEvent(name, code, language, target))
-
-
-__all__ = ["announce_code", "watchers"]

@@ -107,6 +107,3 @@ class CommonLayouts:
         if left and not t.writes and spread_thin(loop.extents, [d for d in t.dims if d is not None], lay.replicas):
             return None
         return over_loops(lay, t, loop.extents)
-
-
-__all__ = ["CommonLayouts"]

@@ -29,6 +29,3 @@ def draw_layouts(layouts: Iterable[tuple[str, Any]], cx: PassContext) -> None:
         if files:
             for path in draw_files(picture_of(layout, name), FOLDER, name, files):
                 cx.report(f"# layout of {name}: {path}")
-
-
-__all__ = ["FOLDER", "draw_layouts"]

@@ -392,6 +392,3 @@ def _keeps(b: Buffer, steps: list[Step]) -> bool:
 def _each(b: Buffer, body: Any, layout: Fragment) -> Stmt:
     v = tuple(fresh("i") for _ in b.shape)
     return Parallel(v, tuple(const(n) for n in b.shape), body(v), plan=ParallelPlan(loop_layout=layout))
-
-
-__all__ = ["exchanged_tiles"]

@@ -201,6 +201,3 @@ class _Inference:
             loop = self.uses.loops.get(id(s))
             return s if loop is None or loop.layout is None else with_options(s, loop_layout=loop.layout)
         return None
-
-
-__all__ = ["infer_layouts"]

@@ -245,5 +245,3 @@ def bits_of(b: Buffer) -> int:
 def at_line(s: Stmt) -> str:
     """The source line of a statement for reports: " at line 12"."""
     return "" if s.span is None else f" at line {s.span.line}"
-
-__all__ = ["FRAGMENT", "SHARED", "Known", "Uses", "at_line", "bits_of", "run_time_shape", "seen_as"]

@@ -212,6 +212,3 @@ def serial_inside(lw: Any, extents: tuple[int, ...], serial: list[int]) -> Distr
         indices[d] = v
     axes = base.axes + tuple((v, extents[d]) for d, v in own)
     return dataclasses.replace(base, extents=extents, axes=axes, indices=tuple(indices))
-
-
-__all__ = ["LoopPartition", "choose_distribution", "serial_inside"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer
-from tilelang.ir import Buffer, Expr, Load, Node, Parallel, Region, Store, Var, const, dtype, walk, FRAGMENT, GLOBAL, SHARED
+from tilelang.ir import Buffer, Expr, Load, Node, Parallel, Region, Store, Var, dtype, walk, FRAGMENT, GLOBAL, SHARED
 from tilelang.ir.record import record
 from tilelang.layout import Fragment, Layout, linear_layout, padded_layout, phase_conflicts, swizzled_layout
 from tilelang.layout.mode import evaluate_index
@@ -388,7 +388,3 @@ def _is_vector(layout: Layout, points: tuple[np.ndarray, ...], start: np.ndarray
     if w * nbytes > MAX_BYTES or np.any(start % w):
         return False
     return all(np.array_equal(layout.places((*points[:-1], points[-1] + v)), start + v) for v in (1, w - 1))
-
-
-__all__ = ["Access", "choose_shared_layout", "const", "contiguous_width", "copy_loops", "memory_accesses",
-           "vector_elements"]

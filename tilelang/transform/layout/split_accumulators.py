@@ -238,6 +238,3 @@ def _chunk_loop(u: _User, whole: Buffer, accumulator: Buffer, first: int, width:
     out = replace(u.loop, vars=tuple(new if v is old else v for v in names), body=body,
                   extents=tuple(const(width, e.dtype) if d == u.column else e for d, e in enumerate(u.loop.extents)))
     return with_options(out, loop_layout=over)
-
-
-__all__ = ["LEAST_COLUMNS", "split_accumulators"]

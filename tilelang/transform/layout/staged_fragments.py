@@ -122,6 +122,3 @@ def _by_element(s: Parallel, data: Var) -> bool:
 def _accesses(s: Stmt, data: Var) -> Iterator[Load | Store]:
     """Accesses of single elements of the tile."""
     return (x for x in walk(s, Load, Store) if x.buffer.data is data)
-
-
-__all__ = ["is_large", "staged"]

@@ -68,6 +68,3 @@ def _row(x: Load | Store, extents: dict[Var, int]) -> Var | None:
         return None
     rows = [v for v, n in steps[-1].items() if n]
     return rows[0] if len(rows) == 1 else None
-
-
-__all__ = ["staged_transposes"]

@@ -229,6 +229,3 @@ class StrictLayouts:
                     f"{old!r} and {new!r}",
                     found=f"{old!r} and {new!r}", span=op.span, notes=((getattr(who, "span", None), "first asked for here"),),
                     hint=f"copy `{b.name}` to a second fragment, or give both the same warp policy")
-
-
-__all__ = ["StrictLayouts"]

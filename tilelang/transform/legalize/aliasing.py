@@ -111,6 +111,3 @@ def _in_order(s: Stmt) -> Iterator[Effect]:
         for _ in range(2 if isinstance(s, For) else 1):
             for x in inner(s):
                 yield from _in_order(x)
-
-
-__all__ = ["keep_order", "made_of_pointers", "overlapping", "parameter_names", "read_after_write"]

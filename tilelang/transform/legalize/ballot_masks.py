@@ -115,6 +115,3 @@ def _named(cond: Expr, mask: Expr | None, span: Any) -> Expr:
     """The lanes of a mask for which a condition holds."""
     every = Const(0xFFFFFFFF, _U32)
     return cast(call("ballot_sync", (cast(cond, "int32"), every if mask is None else mask), "uint64", span=span), "uint32")
-
-
-__all__ = ["ballot_masks"]

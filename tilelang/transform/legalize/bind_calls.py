@@ -100,6 +100,3 @@ def _find(e: Expr, lazy: bool, inside: bool, seen: dict[int, list[tuple[Call, bo
         if called(x):
             waits = isinstance(e, Select) and e.lazy or isinstance(e, Binary) and e.op in ("and", "or")
             _find(x, lazy or waits and k > 0, inside or isinstance(e, (Load, AddressOf)), seen)
-
-
-__all__ = ["bind_calls"]

@@ -92,6 +92,3 @@ def _ends(stmts: list[Stmt]) -> bool:
     """Whether every path through these statements ends in a return."""
     return any(_is_return(s) or isinstance(s, Seq) and _ends(list(s.stmts)) or
                isinstance(s, If) and s.orelse is not None and _ends([s.then]) and _ends([s.orelse]) for s in stmts)
-
-
-__all__ = ["block_returns"]

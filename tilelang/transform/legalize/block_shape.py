@@ -477,6 +477,3 @@ class _Blocks:
             return None
 
         return x not in used_vars(rewrite_stmts(self.launch.body, statement)) and ok
-
-
-__all__ = ["block_shape"]

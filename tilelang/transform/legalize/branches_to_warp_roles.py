@@ -143,6 +143,3 @@ def _tiles(s: If) -> bool:
 
 def _waits(s: If) -> bool:
     return any(c.op in WAITS for c in walk(s, Call)) and not any(walk(s.cond, Call))
-
-
-__all__ = ["branches_to_warp_roles"]

@@ -19,6 +19,3 @@ def drop_assumptions(func: Func, cx: PassContext) -> Func:
 
     out: Func = rewrite(func, drop, Evaluate)
     return out
-
-
-__all__ = ["drop_assumptions"]

@@ -106,6 +106,3 @@ class _Settled:
 def _reads(e: Node) -> bool:
     """Whether a value depends on memory or on calls."""
     return isinstance(e, (Load, Call)) or any(_reads(x) for x in children(e) if not isinstance(x, Buffer))
-
-
-__all__ = ["fold_thread_count"]

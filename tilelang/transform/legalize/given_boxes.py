@@ -115,6 +115,3 @@ def _by_threads(launch: Launch) -> Launch:
         return launch
     launch = replace(launch, body=seq(*staged, *stmts_of(body), span=launch.body.span))
     return with_options(launch, report=(*launch.plan.report, *notes))  # type: ignore[no-any-return]
-
-
-__all__ = ["given_boxes"]

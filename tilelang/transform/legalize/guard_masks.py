@@ -253,6 +253,3 @@ def _zeros(s: Any) -> tuple[Buffer, Expr, Stmt] | None:
 
 def _zero(e: Expr) -> bool:
     return isinstance(e, Const) and e.value == 0 and math.copysign(1.0, float(e.value)) > 0
-
-
-__all__ = ["guard_masks"]

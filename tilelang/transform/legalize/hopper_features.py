@@ -66,6 +66,3 @@ def placed_in_kernel(launch: Launch) -> Callable[[Buffer], str]:
         return "shape" if late or any(contains(x, Load) for x in described) else ""
 
     return known
-
-
-__all__ = ["Hopper", "hopper", "no_warp_roles", "placed_in_kernel"]

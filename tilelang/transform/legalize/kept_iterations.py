@@ -71,6 +71,3 @@ def _split(s: For, binds: list[Stmt], last: If) -> Stmt:
         Bind(k, cast(load(which, (t,)), k.dtype) + first, span=s.span),
         *(substitute(x, {s.var: k}) for x in (*binds, last.then))))
     return seq(Alloc(which), Alloc(kept), Store(kept, zero, const(0)), made, loop, span=s.span)
-
-
-__all__ = ["kept_iterations"]

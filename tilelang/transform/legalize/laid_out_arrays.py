@@ -184,6 +184,3 @@ def _if(cond: Expr | None, s: Any) -> Stmt:
 
 def _unusable(b: Buffer, why: str, x: Any) -> TileLangError:
     return error("layout-use", f"`{b.name}` has a layout, and {why}", found=why, span=getattr(x, "span", None) or b.span)
-
-
-__all__ = ["laid_out_arrays", "local_fragments"]

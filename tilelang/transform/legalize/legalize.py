@@ -380,6 +380,3 @@ def _accumulates(op: TileOp) -> bool:
     """Whether an op that may read its result certainly does (clear_accum may be a run-time value)."""
     clear = getattr(op, "clear_accum", None)
     return clear is None or isinstance(clear, Const) and not clear.value
-
-
-__all__ = ["CHECK", "check_parallel", "check_symbols", "legalize", "warn_uninitialized"]

@@ -350,6 +350,3 @@ def _ordered(buffers: frozenset[Buffer] | None) -> list[Buffer]:
 
 def _pin(b: Buffer) -> Stmt:
     return do("wgmma_pin", AddressOf(b, tuple(const(0) for _ in b.shape)), count=0)
-
-
-__all__ = ["lower_manual_warp_roles"]

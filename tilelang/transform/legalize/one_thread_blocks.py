@@ -25,6 +25,3 @@ def one_thread_blocks(func: Func, cx: PassContext) -> Func:
 
     out: Func = rewrite_launches(func, launch)
     return out
-
-
-__all__ = ["one_thread_blocks"]

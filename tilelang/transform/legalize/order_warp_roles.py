@@ -309,6 +309,3 @@ def _check(one: _WarpRole, two: _WarpRole, a: _Access, b: _Access) -> None:
                     expected="warp roles that wait for each other", found="warp roles that do not wait",
                     span=second.span, notes=((first.span, "stored here by another warp role"),),
                     hint="let them meet at T.sync_threads(id, threads) or at an mbarrier (T.alloc_barrier)")
-
-
-__all__ = ["order_warp_roles"]

@@ -132,6 +132,3 @@ class PairedStores:
 
 def _halved(e: Expr) -> Expr:
     return Analyzer().simplify(binary("floordiv", e, const(2, e.dtype)))
-
-
-__all__ = ["PairedStores"]

@@ -75,6 +75,3 @@ def _with_memory(s: Launch, moved: dict[Buffer, Parallel | None]) -> Launch:
         return replace(x, body=seq(*memory, x.body)) if memory else None  # type: ignore[attr-defined]
 
     return replace(s, body=substitute(rewrite(s.body, visit, Alloc, Parallel), dict(own)))
-
-
-__all__ = ["private_fragments"]

@@ -65,6 +65,3 @@ def alignment_by_hand(launch: Launch) -> dict[Var, int]:
             data = c.args[0].buffer.data
             out[data] = max(out.get(data, 0), 128, 8 * swizzle)
     return out
-
-
-__all__ = ["alignment_by_hand", "check_raw_loads", "pin_raw_wgmmas"]

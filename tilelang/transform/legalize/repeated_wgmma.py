@@ -154,6 +154,3 @@ def _split(e: Any) -> tuple[Any, int]:
                 base, more = _split(rest)
                 return base, more + int(n.value)
     return e, 0
-
-
-__all__ = ["ITERATIONS", "fence_repeated_wgmmas"]

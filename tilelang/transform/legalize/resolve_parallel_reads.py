@@ -426,6 +426,3 @@ class _Body:
 
     def point_text(self, n: int) -> str:
         return ", ".join(f"{v.name}={int(p[n])}" for v, p in self.points.items())
-
-
-__all__ = ["resolve_parallel_reads"]

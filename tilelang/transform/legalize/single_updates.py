@@ -133,6 +133,3 @@ def _by_lane(e: Expr) -> bool:
 
 def _is_pure(e: Expr) -> bool:
     return all((row := INTRINSICS.get(x.op)) is not None and row.effect == PURE for x in walk(e, Call))
-
-
-__all__ = ["single_updates"]

@@ -73,6 +73,3 @@ def fitted(value: Expr, narrow: dtype) -> Expr:
                                             const(0.0, "float32")))
     signed = call("copysign", (total, x), dtype("float32"))
     return cast(signed, out)
-
-
-__all__ = ["WIDE", "code_of", "fitted", "is_pair", "lanes_of", "value_of", "wide"]

@@ -185,6 +185,3 @@ def _touched(s: Stmt) -> tuple[set[Var], set[Var]]:
     """(shared memory that a statement uses, shared memory that it stores to)."""
     places = [n for n in walk(s) if isinstance(n, (Load, Store, AddressOf)) and n.buffer.scope_name in SHARED]
     return {n.buffer.data for n in places}, {n.buffer.data for n in places if not isinstance(n, Load)}
-
-
-__all__ = ["split_warp_role_branches"]

@@ -125,6 +125,3 @@ class _Tiles:
         copy = Copy(src, Region(tile, (const(0), const(0)), shape, span=x.span), span=x.span)
         copy = with_options(copy, unaligned_columns=unaligned_columns(src, self.facts) or None)
         return None if tma_unsupported(copy, hopper(self.cx).strides) else (tile, copy)
-
-
-__all__ = ["staged_reads"]

@@ -43,6 +43,3 @@ def unaligned_columns(r: Any, facts: dict[Expr, int]) -> bool:
         return False
     unit = STRIDE_ALIGN * 8 // math.gcd(r.dtype.bits, STRIDE_ALIGN * 8)
     return not divisible(r.mins[-1], unit, facts)
-
-
-__all__ = ["tma_columns", "unaligned_columns"]

@@ -293,6 +293,3 @@ def _bytes_of(r: Region) -> Region:
 
 def _half(x: Any) -> Any:
     return x // 2 if isinstance(x, int) else binary("floordiv", x, const(2, x.dtype))
-
-
-__all__ = ["unpack_small_types"]

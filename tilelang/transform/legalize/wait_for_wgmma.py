@@ -65,6 +65,3 @@ def _met(s: Stmt, flight: _Flight) -> int | None:
             used = set()
         uses = {(v, writes) for v in used for writes in (True, False)}
     return next((n for n, group in enumerate(flight) if group & uses), None)
-
-
-__all__ = ["wait_for_wgmma"]

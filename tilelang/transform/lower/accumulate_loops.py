@@ -192,6 +192,3 @@ def _distinct(vars: tuple[Var, ...], extents: tuple[int, ...], kept: list[int], 
         pairs.append((both[0].ravel(), both[1].ravel()))
     elements, points = (np.concatenate(x) for x in zip(*pairs))
     return not meets_several(elements, points)
-
-
-__all__ = ["accumulates", "reads_under", "serial_dims", "split_accumulations"]

@@ -274,6 +274,3 @@ def _end(found: _Sum) -> tuple[Seq, int] | None:
            for s in parent.stmts[:last + 1] for x in statements(s)):
         return None
     return parent, last
-
-
-__all__ = ["defer_reductions"]

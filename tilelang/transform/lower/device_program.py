@@ -145,6 +145,3 @@ def _ordered(func: Func, scalars: set[Var]) -> list[Var]:
                 order.update((x, None) for x in walk(d, Var))
     order.update((x, None) for x in walk(func.body, Var))
     return [v for v in order if v in scalars]
-
-
-__all__ = ["GRID_BARRIER", "DeviceKernel", "LoweredProgram", "launches", "split_host"]

@@ -58,6 +58,3 @@ class KnownRanges:
             return work()
         finally:
             self.analyzer = saved
-
-
-__all__ = ["KnownRanges"]

@@ -372,6 +372,3 @@ def _reads_or_skips(buffer: Buffer, body: Stmt, loop: Loop) -> bool:
         if getattr(x, "buffer", None) is buffer and (conditional or not isinstance(x, Store)):
             return True
     return math.prod(n if isinstance(n, int) else 0 for n in loop.dist.extents) < buffer.size
-
-
-__all__ = ["lower_loop", "private_loop", "run_loop"]

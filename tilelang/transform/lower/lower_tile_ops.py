@@ -323,6 +323,3 @@ class Lowering:
 
     def exchange(self, shape: tuple[int, ...], dt: Any) -> Buffer:
         return self.buffers.exchange(shape, dt, self.warp_role)
-
-
-__all__ = ["lower_tile_ops"]

@@ -241,6 +241,3 @@ class LoweredAccesses:
             low = None if self.known.analyzer.can_prove(indices[-1] >= 0) else indices[-1] >= 0
             return conjunction(low, bounds_guard(self.known.analyzer, buffer.shape, indices, buffer.ndim - 1))
         return bounds_guard(self.known.analyzer, buffer.shape, indices)
-
-
-__all__ = ["LoweredAccesses"]

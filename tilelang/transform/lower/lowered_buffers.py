@@ -161,6 +161,3 @@ class LoweredBuffers:
 
     def has_safe_value(self, buffer: Buffer) -> bool:
         return buffer in self.safe
-
-
-__all__ = ["LoweredBuffers"]

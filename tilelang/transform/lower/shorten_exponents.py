@@ -273,6 +273,3 @@ def _filled(s: Parallel) -> list[Var]:
             if all(isinstance(n, Const) and n.value == m for n, m in zip((at[i] for i in x.indices), x.buffer.shape)):
                 out.append(x.buffer.data)
     return out
-
-
-__all__ = ["shorten_exponents"]

@@ -227,6 +227,3 @@ def _flat(path: tuple[Stmt, ...]) -> Any:
             yield from _flat(s.stmts)
         else:
             yield s
-
-
-__all__ = ["shorten_rounded"]

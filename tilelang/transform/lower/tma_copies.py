@@ -328,6 +328,3 @@ def _few(tile: Region) -> str:
 def _bytes(region: Region) -> int:
     """Size of a tile in bytes, 0 when it is not static."""
     return math.prod(n if isinstance(n, int) else 0 for n in region.extents) * region.dtype.bits * region.dtype.lanes // 8
-
-
-__all__ = ["tma_copies"]

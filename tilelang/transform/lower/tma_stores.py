@@ -233,6 +233,3 @@ def asks_for_tma(launch: Launch) -> bool:
 def finished(thread: Expr) -> Stmt:
     """A wait, in threads that issue TMA stores, until all stores of the thread have read shared memory."""
     return If(binary("eq", thread % GROUP, const(0, thread.dtype)), Evaluate(call("bulk_wait", (), "void", n=0, read=True)))
-
-
-__all__ = ["TmaStores", "asks_for_tma", "finished"]

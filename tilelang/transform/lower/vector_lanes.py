@@ -434,6 +434,3 @@ def _one_async(lw: Any, loop: Loop, s: Store, value: Load, cond: Expr | None, at
         args += (guard,)
     out: Stmt = Evaluate(call("cp_async", args, "void", span=s.span, bytes=w * s.buffer.dtype.bytes), span=s.span)
     return out if loop.dist.first is None else If(loop.dist.first, out)
-
-
-__all__ = ["at_lane", "emit_lanes"]

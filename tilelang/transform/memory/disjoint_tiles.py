@@ -57,6 +57,3 @@ def _meeting(life: Liveness, body: Stmt) -> dict[Var, int]:
         out.update((x, out.get(x, 0) | there) for x in used)
         stack += () if leaf else inner(s)
     return out
-
-
-__all__ = ["disjoint_tiles"]

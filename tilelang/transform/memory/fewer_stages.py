@@ -33,6 +33,3 @@ def fewer_stages(func: Func, excess: int) -> Func | None:
         return with_options(replace(s, body=rewrite_stmts(s.body, fewer)), **{**plain, "num_stages": stages[id(s)]})
 
     return None if stages == asked else rewrite_stmts(func, fewer)
-
-
-__all__ = ["fewer_stages"]

@@ -56,6 +56,3 @@ def flatten(func: Func, cx: PassContext) -> Func:
         return None
 
     return rewrite(func, fn, For, Alloc, Load, Store, AddressOf)
-
-
-__all__ = ["flatten"]

@@ -122,6 +122,3 @@ class _Values:
             return whole if x.op == "floordiv" else binary("add", whole, lane)
         part = binary(x.op, lane, x.b)
         return part if x.op == "floormod" else binary("add", binary(x.op, rest, x.b), part)
-
-
-__all__ = ["lane_quotients"]

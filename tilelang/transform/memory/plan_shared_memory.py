@@ -142,6 +142,3 @@ def _separated(body: list[Stmt], spans: list[Span], span: Any) -> Stmt:
             out.append(barrier(x))
         out.append(x)
     return seq(*out, span=span)
-
-
-__all__ = ["plan_shared_memory", "planned_bytes", "shared_buffers", "spans_of"]

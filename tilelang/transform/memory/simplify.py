@@ -16,6 +16,3 @@ def simplify(func: Func, cx: PassContext) -> Func:
     """
     wrap = {v: int_range(v.dtype) for v in value_scalars(func.body, func.params)}
     return replace(func, body=simplify_stmt(func.body, wrap))
-
-
-__all__ = ["simplify"]

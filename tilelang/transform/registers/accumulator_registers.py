@@ -284,6 +284,3 @@ class _Moves:
         if id(s) in self.out:
             return move(self.out[id(s)], "out")
         return seq() if b.data in self.own else s
-
-
-__all__ = ["assign_accumulator_registers"]

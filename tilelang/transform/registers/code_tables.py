@@ -214,6 +214,3 @@ def _looked_up(code: Expr, table: np.ndarray, result: dtype) -> Expr:
     if result.bits == 8:
         bits = cast(bits, "uint8")
     return bits if bits.dtype == result else Call("reinterpret", (bits,), result)
-
-
-__all__ = ["code_tables"]

@@ -129,6 +129,3 @@ def _renamed(x: Any, old: Buffer, new: Buffer) -> Any:
 
 def _writes(s: Stmt, b: Buffer) -> bool:
     return any(e.writes and e.storage is b.data for e in effects(s))
-
-
-__all__ = ["Lazy", "rescale_lazily"]

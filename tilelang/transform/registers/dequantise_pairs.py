@@ -135,6 +135,3 @@ class _Pairs:
         if len(found) < 2 or any(x < 0 or mask << x > 255 for x in found):
             return None
         return _Pair(byte, (found[0], found[1]), mask)
-
-
-__all__ = ["dequantise_pairs"]

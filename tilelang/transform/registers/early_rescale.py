@@ -135,6 +135,3 @@ def _restricted(loops: list[For], body: Stmt, ranges: dict[Var, tuple[int, int]]
         start, end = ranges.get(x.var, (0, int(x.extent.value)))  # type: ignore[attr-defined]
         out = replace(x, var=own[x.var], extent=const(end - start, x.var.dtype), body=out)
     return out
-
-
-__all__ = ["rescale_early"]

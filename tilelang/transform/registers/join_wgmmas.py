@@ -98,6 +98,3 @@ def _is_based(calls: Sequence[Call]) -> bool:
 def _without_offset(e: Any) -> tuple[Any, ...]:
     """The common form of descriptors that differ by a constant."""
     return e.op, e.args, e.options.lbo, e.options.sbo, e.options.swizzle
-
-
-__all__ = ["MOST", "join_wgmmas"]

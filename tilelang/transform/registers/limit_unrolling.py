@@ -52,6 +52,3 @@ def _only_loads(s: Stmt) -> bool:
     """Whether a loop asks for tiles and waits for room, as a warp with few registers does: copies of it would spill."""
     ops = {n.op for n in walk(s, Call)}
     return "tma_load" in ops and "mbarrier_wait" in ops and not ops & {"wgmma", "wgmma_wait"}
-
-
-__all__ = ["MOST_COPIES", "limit_unrolling"]

@@ -78,6 +78,3 @@ class _Loops:
 
 def _behind(at: Any, offset: Any) -> Any:
     return replace(at, base=at.base + offset) if isinstance(at, Ramp) else at + offset
-
-
-__all__ = ["loads_first"]

@@ -110,6 +110,3 @@ def _maxima_first(s: For) -> int:
 
     return at + 1 if all(isinstance(x, (Load, Store)) and disjoint(x) for y in body for x in walk(y)
                          if isinstance(x, (Load, Store, AddressOf))) else 0
-
-
-__all__ = ["MIN_CHAINS", "MIN_INTEGER", "borrows_registers", "order_of", "order_register_reductions"]

@@ -191,6 +191,3 @@ def _neighbours(first: Expr, lanes: int) -> Ramp:
 
 def _pack(floats: Load, to: Any) -> Call:
     return call("pack_pairs", (floats,), to)
-
-
-__all__ = ["pack_conversions"]

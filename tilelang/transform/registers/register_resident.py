@@ -171,6 +171,3 @@ def _borrowing(s: Stmt, arrays: list[tuple[Buffer, bool]]) -> Stmt:
 def move(b: Buffer, way: str) -> Stmt:
     """Move values of an array into its registers ("in"), or from the registers into the array ("out")."""
     return do("wgmma_pin", AddressOf(b, (const(0),)), count=b.size, move=way)
-
-
-__all__ = ["move", "keep_in_registers"]

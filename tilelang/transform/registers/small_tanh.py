@@ -97,6 +97,3 @@ def _operands(e: Any) -> tuple[Expr, float, float]:
     elif isinstance(x, Binary) and x.op == "mul" and isinstance(x.b, Const):
         x, k = x.a, float(x.b.value)
     return x, k, c
-
-
-__all__ = ["small_tanh"]

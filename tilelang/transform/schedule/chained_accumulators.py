@@ -270,6 +270,3 @@ def _copy(b: Buffer, what: str) -> Buffer:
 
 def _whole(b: Buffer) -> Region:
     return Region(b, tuple(const(0) for _ in b.shape), tuple(b.shape))
-
-
-__all__ = ["Chain", "TileCode", "accumulator_chain", "chained", "chained_tiles", "cleared_gemms", "filled_ahead"]

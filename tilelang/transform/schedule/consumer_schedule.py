@@ -116,6 +116,3 @@ def _plain(r: WarpRoleLoop) -> list[Stmt]:
             if ring.last == i and ring.iterations == 1:
                 out += r.release(ring, slot)
     return [with_options(replace(r.loop, kind="serial", body=seq(*out)), **SERIAL)]
-
-
-__all__ = ["chain_of", "chosen_order", "consumer", "late_rings", "steady", "takes_slow_rings"]

@@ -113,6 +113,3 @@ def alternate(r: WarpRoleLoop, buffered: DoubleBuffered) -> list[Stmt]:
     done = extent // UNROLL * UNROLL
     return [*made, loop_of(first, extent // UNROLL, UNROLL), loop_of(first + done, extent % UNROLL // 2, 2),
             If(logical("and", binary("gt", extent, zero), binary("eq", extent % 2, one)), unrolled(first + (extent - 1), 1))]
-
-
-__all__ = ["DoubleBuffered", "alternate", "double_buffered_accumulator"]

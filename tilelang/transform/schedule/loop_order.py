@@ -350,6 +350,3 @@ def _meet(a: Item, b: Item, versions: Container[Var]) -> bool:
         return True
     return any(x.storage is y.storage and (x.writes or y.writes) and x.storage not in versions
                for x in a.effects for y in b.effects)
-
-
-__all__ = ["ENDED", "LoopItems", "LoopOrder", "best_order"]

@@ -190,6 +190,3 @@ def _iterations(launch: Launch, loop: For) -> float:
         except TileLangError:
             return 0.0
     return round(float(np.mean(out)), 2)
-
-
-__all__ = ["record_of", "record_of_threads"]

@@ -177,6 +177,3 @@ def _made_of_loads(items: list[Item], storage: Var) -> bool:
         if isinstance(x.stmt, Gemm) or any(e.reads and e.storage in sums for e in x.effects):
             sums |= {e.storage for e in x.effects if e.writes}
     return bool(makers) and storage not in sums
-
-
-__all__ = ["operand_versions", "operands_in_registers", "transposed_gemms", "whole_loads"]

@@ -293,7 +293,3 @@ class _Emitter:
         rings = [x for x in self.r.rings if x.iterations == 1]
         found = [(x, self.loop.held(self.events, self.steady, use)) for x, use in zip(rings, self.loop.rings)]
         return [x for x, h in found if h.place == place and h.waited == waited]
-
-
-__all__ = ["described", "enough_stages", "items_of", "late_rings", "order_of", "ordered", "overlaps",
-           "within_iteration"]

@@ -172,6 +172,3 @@ def _holds(s: Stmt, loop: For) -> bool:
 
 def _bound(x: Any) -> tuple[Var, ...]:
     return (x.var,) if isinstance(x, (Bind, For)) else tuple(x.vars) if isinstance(x, Parallel) else ()
-
-
-__all__ = ["Around", "path_to"]

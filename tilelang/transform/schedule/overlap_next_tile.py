@@ -59,6 +59,3 @@ def overlapped_tiles(r: WarpRoleLoop, tiles: Tiles, binds: Sequence[Stmt], befor
     # On a path that no block takes, ptxas sees a GEMM in flight at the end.  Without this wait it adds one inside the loop.
     return [*shared, *code.made, of([*code.ahead, *code.start], zero), tiles.loop(*binds, *own, *body, *after),
             do("wgmma_wait", n=0), pin(chain.accumulator)]
-
-
-__all__ = ["overlapped_tiles"]

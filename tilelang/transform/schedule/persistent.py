@@ -614,6 +614,3 @@ def _multiplied(xs: list[Expr]) -> Expr:
     for x in xs[1:]:
         out = out * x
     return out
-
-
-__all__ = ["ClusterMap", "TilePartition", "Tiles", "Work", "make_cluster", "plan_tiles", "rasterisation_rows", "schedule_tiles"]

@@ -259,6 +259,3 @@ def select_version(s: Any, versions: dict[Buffer, Buffer], iteration: Any) -> An
         return None
 
     return rewrite(s, fn, Load, Store, AddressOf, Region)
-
-
-__all__ = ["Plan", "emit", "select_version"]

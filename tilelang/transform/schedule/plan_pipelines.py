@@ -275,6 +275,3 @@ def _producers_first(items: list[Item], early: set[int]) -> list[int]:
 
 def _drop_allocs(s: Any, gone: set[Buffer]) -> Any:
     return rewrite_stmts(s, lambda x: EMPTY if isinstance(x, Alloc) and x.buffer in gone else None) if gone else s
-
-
-__all__ = ["plan_pipelines", "unversionable", "versioned"]

@@ -167,6 +167,3 @@ def _bound(body: Stmt) -> Iterator[Var]:
             yield x.var
         elif isinstance(x, Parallel):
             yield from x.vars
-
-
-__all__ = ["MOST_STEPS", "ATOM_ROWS", "may_prefetch_scales", "prefetch_scales"]

@@ -75,6 +75,3 @@ def _loads(r: WarpRoleLoop, rings: list[Ring], k: Expr, pure: list[Bind], tf32: 
             at = r.done(k) % ring.iterations
             made.append(If(binary("eq", at, const(0, at.dtype)), seq(*stmts)))
     return made
-
-
-__all__ = ["producer"]

@@ -446,7 +446,3 @@ def counted_loops(loops: Sequence[RingsOf], make: Callable[[int, Ring], None],
                 r.full, r.empty = same.full, same.empty
                 r.buffers.update({b: same.buffers[b if by_tiles else like] for b, like in zip(tiles, first.tiles(same))})
     return [counts[n] for n in range(len(loops))], begin
-
-
-__all__ = ["GROUP", "SLOW_STAGES", "Counted", "Handover", "Ring", "RingsOf", "WarpRoleLoop", "WholeTile", "asked_registers",
-           "barriers", "counted_loops", "counted_tiles", "hold", "pin"]

@@ -605,6 +605,3 @@ def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:
         if is_large(e):
             raise _Declined("a bound or an index of its loop is a large expression")
     return e
-
-
-__all__ = ["specialize_warps"]

@@ -81,6 +81,3 @@ def _sets_up(s: Stmt) -> bool:
         return not contains(s.value, Load) and not list(expr_effects(s.value))
     return all(x.op in _SETTING_UP for x in walk(s, Call)) and not any(
         e.buffer.scope_name == GLOBAL for e in effects(s))
-
-
-__all__ = ["insert_pdl", "ordered"]

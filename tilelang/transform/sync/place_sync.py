@@ -603,6 +603,3 @@ class _Writer:
         if p.body_end:
             inner.append(barrier(s, "body_end" in p.by_group))
         return [*out, with_fields(s, body=Seq(tuple(inner), span=s.span))]
-
-
-__all__ = ["place_sync", "synchronized"]

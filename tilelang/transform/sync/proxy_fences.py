@@ -149,6 +149,3 @@ class _Arrivals:
 
 def _with_fence(s: Stmt) -> Stmt:
     return Seq((Evaluate(call("fence_proxy_async", (), "void"), span=s.span), s), span=s.span)
-
-
-__all__ = ["ASYNC_READERS", "fence_arrivals", "fence_barriers"]

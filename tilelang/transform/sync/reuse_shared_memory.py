@@ -148,5 +148,3 @@ def _read_at_once(s: Stmt) -> Stmt | None:
 
 _STORES = ("tma_store", "tma_reduce_add", "bulk_store")
 _REMOTE = ("bulk_copy_cluster", "cluster_load", "cluster_store", "mbarrier_arrive_remote", "mbarrier_complete_remote")
-
-__all__ = ["reuse_shared_memory"]

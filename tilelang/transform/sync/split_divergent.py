@@ -124,6 +124,3 @@ def _pure(e: Any, allowed: Callable[[Load], bool] = lambda _: False) -> bool:
             if not (hasattr(x.b, "value") and x.b.value):  # type: ignore[attr-defined]
                 return False
     return True
-
-
-__all__ = ["Splitter"]

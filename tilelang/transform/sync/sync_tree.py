@@ -207,6 +207,3 @@ def unplaceable(p: Place) -> Exception:
                  found=f"a {kind} that threads run differently",
                  span=at.stmt.span or p.stmt.span, notes=((p.stmt.span, f"threads differ in this {kind}"),),
                  hint="make the bounds and conditions around it the same for all threads, or write to another buffer")
-
-
-__all__ = ["Place", "TreeBuilder", "Unplaceable", "is_leaf", "unplaceable"]

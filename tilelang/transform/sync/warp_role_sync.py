@@ -312,6 +312,3 @@ def _without_binds(stmts: Sequence[Stmt], n: int) -> list[Stmt]:
         else:
             out.append(x)
     return out
-
-
-__all__ = ["WarpRoleSync", "has_warp_roles"]

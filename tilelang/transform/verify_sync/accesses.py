@@ -59,6 +59,3 @@ def _through(st: StreamState, c: Call, k: int, a: AddressOf, s: Any) -> None:
         st.mask, st.active = mask, active
     elif c.op != "wgmma_descriptor":
         touch(st, "w", a.buffer, None, 1, s)
-
-
-__all__ = ["reads"]

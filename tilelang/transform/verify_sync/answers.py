@@ -64,6 +64,3 @@ class Answers:
             found = self._parameter(e.a, known)
             return None if found is None else (found[0], found[1] + (e.b.value if e.op == "add" else -e.b.value))
         return None
-
-
-__all__ = ["Answers"]

@@ -460,5 +460,3 @@ class _Follower:
         span, known, _, _ = self.sites[other]
         if len(self.faults) < 8 or exact and known and not any(f.exact for f in self.faults):
             self.faults.append(Fault(f"`{b.name}` {what}", s.span, span, exact and known, kind=kind))
-
-__all__ = ["check_barriers", "widest_piece"]

@@ -322,6 +322,3 @@ class NamedBarrier:
     def state(self) -> str:
         """The state in words, for messages."""
         return f"{self.name}: {self.arrived} of {self.count} threads have arrived"
-
-
-__all__ = ["Active", "Clocks", "MBarrier", "NamedBarrier", "Row", "Warp", "join"]

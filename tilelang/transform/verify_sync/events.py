@@ -287,5 +287,3 @@ def _thread_return(st: StreamState, c: Call, span: Any) -> None:
 WAIT_RULES.update(sync_threads=_sync_threads, sync_grid=_sync_threads, named_barrier=_named_barrier,
                   mbarrier_wait=_mbarrier_wait, set_max_nreg=_set_max_nreg, cluster_wait=_cluster_wait,
                   cluster_sync=_cluster_sync)
-
-__all__ = ["EVENT_RULES", "WAIT_RULES", "Rule", "enter", "event", "event_of", "initialised", "lane_count", "peers"]

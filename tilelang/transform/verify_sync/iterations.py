@@ -51,6 +51,3 @@ def compared(s: For) -> set[int]:
                 if a is s.var and isinstance(b, Const):
                     out.update(int(b.value) - shift + d for d in (-1, 0, 1))
     return out
-
-
-__all__ = ["compared", "has_unknown_loops", "places_by"]

@@ -82,6 +82,3 @@ class Jumps:
     def exit(self, kept: tuple[Any, ...]) -> None:
         """Leave a loop, or return to the loop around it."""
         self.iteration, self.loop, self.doubt = kept
-
-
-__all__ = ["Jumps", "is_return", "jumps_of", "jumps_that_matter"]

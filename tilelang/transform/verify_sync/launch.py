@@ -58,6 +58,3 @@ def _sizes(launch: Launch, buffers: list[Buffer], nodes: list[Node]) -> dict[Var
                 int(evaluate(at, env)) + int(evaluate(size, env)) * width for at, size, width in spans) <= _MOST_BYTES:
             return env
     return None
-
-
-__all__ = ["Fault", "check_launch"]

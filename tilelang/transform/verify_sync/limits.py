@@ -87,6 +87,3 @@ def _both(pick: Any, a: Any, b: Any) -> Any:
 
 def _either(pick: Any, a: Any, b: Any) -> Any:
     return b if a is None else a if b is None else pick(a, b)
-
-
-__all__ = ["Limits", "limits", "possible"]

@@ -76,6 +76,3 @@ class Locals:
         for x in walk(s):
             if isinstance(x, Store) and x.buffer.data in self.followed:
                 self.values.pop(x.buffer.data, None)
-
-
-__all__ = ["Locals"]

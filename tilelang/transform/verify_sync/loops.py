@@ -170,6 +170,3 @@ class Loops:
         if st.block.model.way.whole > 1:
             raise Undecided(f"a while loop of more than {_MOST} iterations")
         st.block.model.cut = True
-
-
-__all__ = ["Left", "Loops"]

@@ -262,6 +262,3 @@ class Memory:
             if not ordered and not site.disjoint(other):
                 out |= sites == k
         return out
-
-
-__all__ = ["MESSAGES", "Memory", "Site"]

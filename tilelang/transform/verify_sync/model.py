@@ -172,6 +172,3 @@ class Model:
         bars = {id(s.waiting[1]): s.waiting[1].state() for s in stuck}
         return Found(Fault(f"the block comes to a standstill: {who} ({'; '.join(bars.values())})", stuck[0].waiting[0],
                            None, True, True, "stuck"))
-
-
-__all__ = ["GROUP", "Block", "Model", "Way"]

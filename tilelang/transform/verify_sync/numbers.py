@@ -132,6 +132,3 @@ class Numbers:
                 hit = (tuple(free),)
             self._variables[id(e)] = hit
         return hit[0]
-
-
-__all__ = ["SAMPLES", "Numbers"]

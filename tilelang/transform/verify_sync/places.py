@@ -92,6 +92,3 @@ class Places:
 
 def _number(e: Any, sizes: dict[Var, int]) -> int:
     return e if isinstance(e, int) else int(evaluate(convert(e), sizes))
-
-
-__all__ = ["Misaligned", "Places"]

@@ -193,6 +193,3 @@ def follows(nodes: list[Node]) -> bool:
     That is the case if it orders threads with more than block barriers and cp.async groups, or branches on warp groups.
     """
     return any(isinstance(x, Call) and (x.op in ASYNCHRONOUS or x.op == "in_warp_groups") for x in nodes)
-
-
-__all__ = ["ASYNCHRONOUS", "EVENTS", "WAITS", "Plan", "follows"]

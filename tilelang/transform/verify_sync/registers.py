@@ -88,6 +88,3 @@ class MatrixRegisters:
             self.groups = self.groups[len(done):]
             self.finished, self.waits = done[-1][0], done[-1][2]
             self.flying = {u.data for u in (*self.open, *(u for _, g, _ in self.groups for u in g))}
-
-
-__all__ = ["MatrixRegisters"]

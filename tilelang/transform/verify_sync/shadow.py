@@ -157,6 +157,3 @@ def combined(op: str, a: Any, b: Any) -> Any:
         q = np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
         return q if op == "truncdiv" else a - q * b
     return None
-
-
-__all__ = ["AT_ONCE", "Shadow", "combined", "differ", "held", "made_of", "mode_of", "slot_iterations", "widest_piece"]

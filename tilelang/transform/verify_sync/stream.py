@@ -180,6 +180,3 @@ class Stream:
                 return None
             lo, hi = min(lo, int(np.min(at))), max(hi, int(np.max(at)) + int(lanes) - 1)
         return lo, hi
-
-
-__all__ = ["Stream"]

@@ -218,6 +218,3 @@ class StreamState:
             return
         for value in self.grouped(at):
             yield block.barrier(value, a.buffer, span), self.active
-
-
-__all__ = ["StreamState"]

@@ -44,6 +44,3 @@ class Undecided(Exception):
 
 class Crowded(Undecided):
     """More subsets of warps act on their own than a model has room for; one with more room may follow the program."""
-
-
-__all__ = ["Crowded", "Fault", "Found", "Undecided"]

@@ -82,6 +82,3 @@ def granules(st: StreamState, b: Buffer, indices: tuple[Expr, ...] | None, width
     if span > 1:
         g, threads = (g[:, None] + np.arange(span)).ravel(), np.repeat(threads, span)
     return g, threads, True
-
-
-__all__ = ["at_once", "granules", "touch"]

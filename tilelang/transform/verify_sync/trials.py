@@ -294,6 +294,3 @@ def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[F
         return f"not cleared: {e.fault.message}{at}; {scope}", [e.fault]
     text = f"ordered: model of {scope}, {runs} run{'s' * (runs > 1)} with loops of different lengths"
     return text + (", whole periods of the rings left out of long loops" if cut else ""), []
-
-
-__all__ = ["check_model"]

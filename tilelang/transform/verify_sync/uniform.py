@@ -161,6 +161,3 @@ def _steady_loads(body: Stmt) -> frozenset[int]:
         for load in (x for s in stmts for x in walk(s, Load) if x.buffer.scope_name == GLOBAL):
             (changing if load.buffer.data in written else steady).add(id(load))
     return frozenset(steady - changing)
-
-
-__all__ = ["Uniform"]

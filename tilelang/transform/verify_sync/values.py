@@ -321,6 +321,3 @@ def distinct(values: np.ndarray) -> np.ndarray:
 
 def _plain(i: Any) -> Any:
     return None if isinstance(i, np.ndarray) else i
-
-
-__all__ = ["Descriptor", "Values", "distinct", "number", "one"]
