@@ -13,7 +13,7 @@ from tilelang.ir.expr import Call
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target
-from tilelang.transform.schedule import double_buffered_accumulator as module
+from tilelang.transform.schedule import consumer_schedule, emit
 from tilelang.transform.pipeline import lower
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
@@ -152,14 +152,13 @@ def test_declined_loops_compute_the_same():
 
 
 def test_the_choice_alone(monkeypatch):
-    """Parts: the item and two fragments; alternate makes the loop of them."""
+    """One product on a part that is cleared, scales an iteration ahead; the loop has a second part of its own."""
     seen = []
-    monkeypatch.setattr("tilelang.transform.schedule.consumer_schedule.double_buffered_accumulator",
-                        lambda r: seen.append(module.double_buffered_accumulator(r)) or seen[-1])
-    compiled(free())
-    (found,) = seen
-    assert isinstance(found, module.DoubleBuffered) and found.first.name == "part" and found.second.name == "part_2"
-    assert found.first.data is not found.second.data and module.alternate is not None
+    monkeypatch.setattr(emit, "promoted_gemms", lambda r: seen.append(consumer_schedule.promoted_gemms(r)) or seen[-1])
+    text = print_kernel(compiled(free()).kernels[0])
+    found = seen[-1]
+    assert isinstance(found, consumer_schedule.PromotedGemms) and len(found.items) == 1 and found.accumulator.name == "part"
+    assert [b.name for b in found.ahead] == ["row"] and "float part_2[" in text
 
 
 def test_groups_that_share_what_they_write():
@@ -206,6 +205,6 @@ def test_scales_of_an_iteration_are_loaded_before_its_product_is_started():
     loads = [m.start() for m in re.finditer(r"row(_2)?\[r\] = S\[", loop)]
     starts = [m.start() for m in re.finditer(r"wgmma_commit", loop)]
     waits = [m.start() for m in re.finditer(r"wgmma_wait", loop)]
-    assert len(loads) == len(starts) == len(waits) == module.UNROLL
+    assert len(loads) == len(starts) == len(waits) == emit.UNROLL
     assert all(a < b for a, b in zip(loads, starts)) and all(a < b for a, b in zip(loads[1:], waits))
     assert re.search(r"part_2\[[^;]*\* row_2\[", loop) and not re.search(r"part_2\[[^;]*\* row\[", loop)

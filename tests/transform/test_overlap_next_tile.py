@@ -13,7 +13,7 @@ from tilelang.ir import For, walk
 from tilelang.ir.expr import Call
 from tilelang.runtime import nvrtc
 from tilelang.simulator import coroutines, run_device
-from tilelang.transform.schedule import chained_accumulators as part_loop
+from tilelang.transform.schedule import emit
 from tilelang.transform.schedule import specialize_warps
 
 
@@ -134,8 +134,8 @@ def test_what_the_end_of_a_tile_reads_is_not_filled_for_the_next_one():
 
 def test_a_schedule_that_forgets_the_wait_for_the_next_tile_is_found(monkeypatch):
     """The next tile's stage is not waited for: the verifier does not vouch for the program, which is compiled another way."""
-    real = part_loop._Loop.opening
-    monkeypatch.setattr(part_loop._Loop, "opening", lambda self, it: real(self, it)[:-1])
+    real = emit._Chain.opening
+    monkeypatch.setattr(emit._Chain, "opening", lambda self, it: real(self, it)[:-1])
     low, x = tiles(5, 6)
     assert any("compiled without" in line for line in low.kernels[0].launch.plan.report)
     assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))

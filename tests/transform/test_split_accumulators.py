@@ -16,7 +16,7 @@ from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.target.wgmma import WGMMA_ROWS
-from tilelang.transform.schedule import chained_accumulators as part_loop
+from tilelang.transform.schedule import consumer_schedule, emit
 from tilelang.transform.layout import split_accumulators as split_accumulators
 from tilelang.transform.pipeline import lower
 
@@ -215,12 +215,12 @@ def test_parts_are_as_wide_as_fits():
 def test_the_chain_of_products(monkeypatch):
     """What the consumers' loop is made of: two products on one part, scales an iteration ahead."""
     seen = []
-    monkeypatch.setattr("tilelang.transform.schedule.consumer_schedule.accumulator_chain",
-                        lambda r: seen.append(part_loop.accumulator_chain(r)) or seen[-1])
+    monkeypatch.setattr(emit, "promoted_gemms", lambda r: seen.append(consumer_schedule.promoted_gemms(r)) or seen[-1])
     low = compiled(scaled(), **{"tl.scale_prefetch": False})
     chain = seen[-1]
-    assert isinstance(chain, part_loop.Chain) and len(chain.items) == 2 and chain.accumulator.shape == (128, 128)
-    assert [b.name for b in chain.ahead] == ["row"] and callable(part_loop.chained)
+    assert isinstance(chain, consumer_schedule.PromotedGemms)
+    assert len(chain.items) == 2 and chain.accumulator.shape == (128, 128)
+    assert [b.name for b in chain.ahead] == ["row"]
     launch = low.kernels[0].launch
     assert not any(isinstance(x, Gemm) for x in walk(launch))
     assert {x.options.n for x in walk(launch) if isinstance(x, Call) and x.op == "wgmma_wait"} == {0}

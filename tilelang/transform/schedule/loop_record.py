@@ -21,9 +21,8 @@ from ..analysis import loop_schedule
 from ..analysis.item_cost import Cycles
 from ..analysis.loop_schedule import Bound, Place, Schedule
 from ..analysis.pipeline_schedule import Item
-from .consumer_schedule import steady
+from .consumer_schedule import items_of, steady
 from .loop_order import LoopItems
-from .ordered_loop import items_of
 from .outer_loops import path_to
 from .rings import GROUP, WarpRoleLoop
 from ..analysis.simulate_loop import Event, RingUse, Simulation, Wait

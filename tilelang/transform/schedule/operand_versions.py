@@ -6,7 +6,7 @@
             w[i, j] = float16(q[i, j])                      w[k % 2, i, j] = float16(q[i, j])
         gemm(a, w, c)                                   gemm(a, w[k % 2], c)
 
-A fragment keeps its name: the loop is then unrolled by two, because registers have no index (ordered_loop.py).
+A fragment keeps its name: the loop is then unrolled by two, because registers have no index (emit.py).
 
 A tile that threads make, or change in place, and only GEMMs read as A, becomes a fragment first: nothing is stored, no warp
 group waits for another one, and wgmma reads less of shared memory, whose bandwidth such loops need.  For B the GEMM is
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Buffer, For, Launch, Load, Node, Parallel, Region, Stmt, Store, Var, const, replace,
+from tilelang.ir import (Alloc, Bind, Buffer, For, Launch, Load, Node, Parallel, Stmt, Store, Var, replace,
                          rewrite, rewrite_stmts, seq, stmts_of, walk, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm
 
@@ -30,6 +30,7 @@ from ..analysis.shared_spans import with_versions
 from ..legalize.transposed_operands import with_k_contiguous
 from .pipeline_emit import select_version
 from .plan_pipelines import unversionable, versioned
+from .rings import whole_region
 
 VERSIONS = 2
 
@@ -98,11 +99,6 @@ def operands_in_registers(launch: Launch, loops: Sequence[For]) -> tuple[Launch,
     body = rewrite_stmts(launch.body, lambda s: seq(*[s] * (s.buffer.data in left), Alloc(made[s.buffer]))
                          if isinstance(s, Alloc) and s.buffer in made else new.get(id(s)))
     return replace(launch, body=body), [new[id(x)] for x in loops]
-
-
-def whole_region(b: Buffer) -> Region:
-    """All elements of a tile."""
-    return Region(b, tuple(const(0) for _ in b.shape), tuple(b.shape))
 
 
 def _changed(s: Any) -> Buffer | None:

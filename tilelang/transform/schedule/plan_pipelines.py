@@ -22,7 +22,7 @@ from ..analysis.liveness import Uses
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.shared_spans import with_versions
 from .loop_record import record_of_threads
-from .ordered_loop import within_iteration
+from .emit import within_iteration
 from .pipeline_emit import Plan, emit
 from .rings import GROUP, WarpRoleLoop
 from ..analysis.pipeline_loops import (SERIAL, check_flow, is_pipelined, producer_first, ring_stages, scheduled_lists,

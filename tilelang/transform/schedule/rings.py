@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, BufferFacts, Const, Evaluate, Expr, For, If, Launch, Stmt, Store, Var,
-                         binary, call, cast, const, convert, dtype, free_vars, is_const, load, logical, seq, with_options,
-                         BARRIER, VARIABLE)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, BufferFacts, Const, Evaluate, Expr, For, If, Launch, Region, Stmt,
+                         Store, Var, binary, call, cast, const, convert, dtype, free_vars, is_const, load, logical, seq,
+                         with_options, BARRIER, VARIABLE)
 from tilelang.ir.record import record, state
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_bytes
@@ -229,6 +229,11 @@ def _by_threads(op: Any, storage: set[Var]) -> bool:
 def barriers(name: str, counts: tuple[int, ...]) -> Buffer:
     """A buffer of mbarriers with these arrival counts."""
     return Buffer(name, (len(counts),), dtype("uint64"), BARRIER, facts=BufferFacts(arrive=counts))
+
+
+def whole_region(b: Buffer) -> Region:
+    """All elements of a tile."""
+    return Region(b, tuple(const(0) for _ in b.shape), tuple(b.shape))
 
 
 def pin(b: Buffer) -> Stmt:

@@ -37,11 +37,11 @@ from tilelang.ops.tma_store import STEP_BYTES
 from tilelang.target.machine import REGISTERS, WARP_ROLE_REGISTERS
 from tilelang.target.thread_calls import CLOCKS
 
-from .consumer_schedule import chain_of, chosen_order, consumer, takes_slow_rings
+from .consumer_schedule import chosen_order, enough_stages, promoted_gemms, items_of
+from .emit import consumer, overlapped_tiles, producer
 from .loop_order import ENDED, best_order
 from .loop_record import record_of
 from .operand_versions import operand_versions, operands_in_registers, transposed_gemms, whole_loads
-from .ordered_loop import enough_stages, items_of
 from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.effects import acts, effects, expr_effects, hangs_on_threads, is_sync
 from ..legalize.hopper_features import hopper, placed_in_kernel
@@ -54,14 +54,12 @@ from .persistent import Tiles, Work, plan_tiles
 from ..analysis.statements import around_launch, do, leaves, rename
 from ..analysis.pipeline_loops import inner_loops, is_load, is_pipelined, ring_stages
 from .plan_pipelines import unversionable, versioned
-from .producer_schedule import producer
 from .rings import (GROUP, SLOW_STAGES, Counted, Handover, Ring, RingsOf, WarpRoleLoop, WholeTile, asked_registers, barriers,
                     counted_loops, counted_tiles)
 from ..analysis.pipeline_schedule import Body, Item, loop_items
 from .prefetch_scales import prefetch_scales
 from ..analysis.tf32_tiles import tf32_tiles
 from ..analysis.shared_spans import Span, place, with_versions
-from .overlap_next_tile import overlapped_tiles
 
 BARRIER_BYTES = 1024  # upper bound for the barriers of all rings
 MOST_STAGES = 8  # that a loop gets unasked
@@ -177,7 +175,7 @@ class _WarpRoles:
         self.shared = _described(self, self._alone(), bases.pop(1, None), tiles is not None and not tiles.once, bases)
         _check_second_block(self)
         _check_versions(self)
-        if self.shared.slow and not takes_slow_rings(self.shared):
+        if self.shared.slow and chosen_order(self.shared) is not None:
             raise _Declined("GEMMs move past what uses prefetched scales")
         new = {b: v for r in self.rings for b, v in r.buffers.items()}
         used = {e.storage for k, s in enumerate(stmts) if k != at for e in effects(s)}
@@ -591,8 +589,9 @@ def _check_second_block(p: _WarpRoles) -> None:
         # One warp group that makes operands leaves most of the arithmetic units to a second block.
         fed = [b for b in operands if b.scope_name in SHARED or p.groups == 1 and any(
             e.reads and e.buffer.scope_name in SHARED for e in x.effects)]
+        promoted = promoted_gemms(p.shared) if fed else None
         if fed and (fed[0] in filled or p.groups == 1 and fed[0].scope_name in SHARED or chosen_order(p.shared) is None and
-                    chain_of(p.shared) is None):
+                    (promoted is None or len(promoted.items) == 1)):
             raise _Declined(f"threads make the operand `{fed[0].name}`: a second block on the SM runs under that")
 
 
