@@ -83,6 +83,7 @@ from .framework.scope import plan_only
 from .legalize.resolve_parallel_reads import resolve_parallel_reads
 from .legalize.fold_thread_count import fold_thread_count
 from .memory.simplify import simplify
+from .legalize.joined_steps import joined_steps
 from .legalize.kept_iterations import kept_iterations
 from .schedule.specialize_warps import specialize_warps
 from .layout.split_accumulators import split_accumulators
@@ -131,6 +132,7 @@ TILE_PASSES: tuple[PassFn, ...] = (
 DEVICE_PASSES: tuple[PassFn, ...] = (
     keep_order,  # before all passes that move a read in front of a write
     block_shape,  # before all passes that choose instructions, layouts and warp roles
+    joined_steps,  # after block_shape, which decides what wgmma computes; before all passes that give tiles versions
     check_collective,  # before warp specialisation and layouts: it checks the branches that the user wrote
     single_updates,  # after check_collective; before all passes that place barriers or layouts
     ballot_masks,  # after check_collective: code that it rejects needs no masks

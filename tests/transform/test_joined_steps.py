@@ -1,0 +1,84 @@
+"""Loops took steps of 32 elements along K as written: wgmma waited for a stage after every two instructions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hopper_lowered import launch_of, lowered, report
+
+import tilelang.language as T
+from tilelang.ir import For, walk
+from tilelang.ops import Gemm
+from tilelang.simulator import run_device, run_tile
+from tilelang.target import Target
+from tilelang.transform.framework.pass_ import PassContext, run_passes
+from tilelang.transform.legalize.joined_steps import joined_steps
+from tilelang.transform.pipeline import legalized
+
+
+def product(bk: int = 32, k: int = 200, stages: int = 3, dtype: str = "float16", form: str = "", k_first: bool = False) -> Any:
+    acc, rows, columns = "int32" if dtype == "int8" else "float32", 100, 72
+
+    @T.prim_func
+    def main(A: T.Tensor((rows, k), dtype), B: T.Tensor((k, columns) if k_first else (columns, k), dtype),
+             C: T.Tensor((rows, columns), acc), D: T.Tensor((2, 2, 64, bk), dtype)):
+        with T.Kernel(T.ceildiv(columns, 64), T.ceildiv(rows, 64), threads=128) as (bx, by):
+            a, b = T.alloc_shared((64, bk), dtype), T.alloc_shared((bk, 64) if k_first else (64, bk), dtype)
+            c, d = T.alloc_fragment((64, 64), acc), T.alloc_fragment((64, 64), acc)
+            T.clear(c)
+            T.clear(d)
+            for step in T.Pipelined(T.ceildiv(k, bk), num_stages=stages):
+                T.copy(A[by * 64, (step // 2 if form == "twice" else step) * bk], a)
+                T.copy(B[step * bk, bx * 64] if k_first else B[bx * 64, step * bk], b)
+                T.gemm(a, b, c, transpose_B=not k_first, clear_accum=form == "last")
+                if form == "two":
+                    T.gemm(a, b, d, transpose_B=not k_first)
+                if form == "one sum":
+                    T.gemm(a, b, c, transpose_B=not k_first)
+                if form == "element":
+                    for i, j in T.Parallel(64, 64):
+                        c[i, j] += 1
+            if form == "outside":
+                T.copy(a, D[by, bx, :, :])
+            for i, j in T.Parallel(64, 64):
+                c[i, j] += d[i, j]
+            T.copy(c, C[by * 64, bx * 64])
+
+    return main
+
+
+def depths(program: Any) -> tuple[list[int], list[int]]:
+    """(K of each GEMM, steps of each loop) after the pass."""
+    target = Target({"kind": "cuda", "arch": "sm_90a"})
+    func = run_passes(legalized(program.func, target), (joined_steps,), PassContext(target))
+    return [op.k for op in walk(func, Gemm)], [int(s.extent.value) for s in walk(func, For)]
+
+
+@pytest.mark.parametrize("bk, k, dtype, k_first, depth, steps", [
+    (32, 256, "float16", False, 64, 4), (16, 256, "bfloat16", False, 64, 4), (32, 200, "float16", False, 32, 7),
+    (32, 230, "float16", True, 64, 4), (64, 256, "float16", False, 64, 4), (32, 256, "int8", False, 128, 2),
+    (16, 96, "float16", False, 32, 3)])
+def test_narrow_steps_are_joined_to_128_bytes(bk: int, k: int, dtype: str, k_first: bool, depth: int, steps: int):
+    assert depths(product(bk, k, dtype=dtype, k_first=k_first)) == ([depth], [steps])
+
+
+@pytest.mark.parametrize("form", ["twice", "last", "one sum", "element", "outside"])
+def test_another_program_keeps_its_steps(form: str):
+    assert set(depths(product(k=256, form=form))[0]) == {32}
+
+
+def test_two_sums_of_one_loop_are_joined():
+    assert depths(product(k=256, form="two")) == ([64, 64], [4])
+
+
+@pytest.mark.parametrize("form, k_first, k", [("", False, 230), ("", True, 256), ("two", False, 250)])
+def test_joined_steps_give_the_same_sums(form: str, k_first: bool, k: int):
+    program, rng = product(k=k, form=form, k_first=k_first), np.random.default_rng(1)
+    given = {b.name: rng.standard_normal(b.shape).astype(str(b.dtype)) for b in program.buffer_map.values()}
+    whole = lowered(program, resize_blocks=True)
+    joined, apart = run_device(whole, given).outputs, run_device(lowered(program), given).outputs
+    np.testing.assert_array_equal(joined["C"], apart["C"])
+    np.testing.assert_allclose(joined["C"], run_tile(program, given)["C"], rtol=1e-5, atol=1e-4)
+    assert "does what two did" in report(launch_of(program, resize_blocks=True))
