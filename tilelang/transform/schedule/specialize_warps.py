@@ -21,6 +21,7 @@ pdl_trigger and pdl_sync at the top or the end of the body stay outside the bran
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from operator import attrgetter
 from typing import Any
 
@@ -316,14 +317,21 @@ class _WarpRoles:
         return self.cx.target.limits.shared_per_block - self._shared() - self.groups * STEP_BYTES - BARRIER_BYTES
 
     def _taken_stages(self) -> int:
-        """The number of stages: as asked for, or more if the loop would wait for loads and no other block needs the memory."""
+        """The number of stages: as asked for, or more if the loop would wait for loads and no other block needs the memory.
+
+        All that fit where blocks only multiply, and only the size of the grid leaves each of them its SM: they wait for their
+        first loads then.
+        """
         own, extent = {self._filled(i) for r in self.rings for i in r.items}, Analyzer().simplify(convert(self.loop.extent))
         most = min(MOST_STAGES, self.stages + self._free() // sum(b.size * b.dtype.bits // 8 for b in own))
         short = isinstance(extent, Const) and int(extent.value) < 4 * self.stages
-        if most <= self.stages or short or not self.cx.option(PassConfigKey.TL_EXTRA_STAGES) or not self._alone() or any(
-                r.iterations > 1 for r in self.rings):
+        blocks = prod(int(e.value) if isinstance(e, Const) else 0 for e in self.launch.grid)
+        once = 0 < blocks <= self.cx.target.limits.sm_count and self.launch.plan.min_blocks_per_sm <= 1 and all(
+            isinstance(x.stmt, (Copy, Gemm)) for x in self.body.items)
+        if most <= self.stages or short or not self.cx.option(PassConfigKey.TL_EXTRA_STAGES) or not (self._alone() or once) or (
+                any(r.iterations > 1 for r in self.rings)):
             return self.stages
-        return enough_stages(_described(self, True, None, False, {}), most)
+        return most if once and not self._alone() else enough_stages(_described(self, True, None, False, {}), most)
 
     def _tiles(self, padded: bool) -> Tiles | None:
         """The loop over tiles of a persistent launch; None for one tile a block.  padded: see Work.padded."""
