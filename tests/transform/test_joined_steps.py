@@ -82,3 +82,4 @@ def test_joined_steps_give_the_same_sums(form: str, k_first: bool, k: int):
     np.testing.assert_array_equal(joined["C"], apart["C"])
     np.testing.assert_allclose(joined["C"], run_tile(program, given)["C"], rtol=1e-5, atol=1e-4)
     assert "does what two did" in report(launch_of(program, resize_blocks=True))
+

@@ -5,6 +5,7 @@ import pytest
 import scheduled_programs as programs
 from hopper_lowered import lowered
 
+import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Alloc, Call, For, walk
 from tilelang.runtime import nvrtc
@@ -116,8 +117,29 @@ def test_a_loop_waited_for_loads_beside_free_shared_memory():
     assert stages_of(gemm(m=128, n=64, k=2048, stages=2)) == {"As": 4, "Bs": 4, "Gs": 4}
     assert stages_of(gemm(m=128, n=64, k=2048, stages=2), extra_stages=False) == {"As": 2, "Bs": 2, "Gs": 2}
     assert stages_of(gemm(m=128, n=64, k=448, stages=2))["As"] == 2  # seven steps: most of a tile is its start
-    assert stages_of(gemm(m=64, n=64, k=2048, stages=2, threads=128))["As"] == 2  # another block of the SM hides the loads
     assert stages_of(gemm(m=128, n=64, k=2048, stages=5))["As"] == 5
+
+
+def blocks_of_64_rows(blocks):
+    @T.prim_func
+    def main(A: T.Tensor((blocks * 64, 1024), "float16"), B: T.Tensor((64, 1024), "float16"),
+             C: T.Tensor((blocks * 64, 64), "float16")):
+        with T.Kernel(blocks, threads=128) as by:
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(16, num_stages=2):
+                T.copy(A[by * 64, k * 64], a)
+                T.copy(B[0, k * 64], b)
+                T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, C[by * 64, 0])
+
+    return main
+
+
+def test_blocks_that_have_an_sm_each_left_memory_to_a_second_one():
+    assert [stages_of(blocks_of_64_rows(n))["a"] for n in (8, 132)] == [8, 8]
+    assert stages_of(blocks_of_64_rows(133))["a"] == 2  # another block of the SM hides the loads
 
 
 def test_loops_with_more_stages_than_asked_for_compute_the_same():
