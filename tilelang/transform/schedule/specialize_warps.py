@@ -317,21 +317,16 @@ class _WarpRoles:
         return self.cx.target.limits.shared_per_block - self._shared() - self.groups * STEP_BYTES - BARRIER_BYTES
 
     def _taken_stages(self) -> int:
-        """The number of stages: as asked for, or more if the loop would wait for loads and no other block needs the memory.
-
-        All that fit where blocks only multiply, and only the size of the grid leaves each of them its SM: they wait for their
-        first loads then.
-        """
+        """The number of stages: as asked for, or more if the loop would wait for loads and no other block needs the memory."""
         own, extent = {self._filled(i) for r in self.rings for i in r.items}, Analyzer().simplify(convert(self.loop.extent))
         most = min(MOST_STAGES, self.stages + self._free() // sum(b.size * b.dtype.bits // 8 for b in own))
         short = isinstance(extent, Const) and int(extent.value) < 4 * self.stages
-        blocks = prod(int(e.value) if isinstance(e, Const) else 0 for e in self.launch.grid)
-        once = 0 < blocks <= self.cx.target.limits.sm_count and self.launch.plan.min_blocks_per_sm <= 1 and all(
-            isinstance(x.stmt, (Copy, Gemm)) for x in self.body.items)
-        if most <= self.stages or short or not self.cx.option(PassConfigKey.TL_EXTRA_STAGES) or not (self._alone() or once) or (
-                any(r.iterations > 1 for r in self.rings)):
+        alone = self._alone()
+        once = not alone and _starts_once(self.launch, self.body, self.cx.target.limits.sm_count)
+        grows = self.cx.option(PassConfigKey.TL_EXTRA_STAGES) and (alone or once) and all(r.iterations == 1 for r in self.rings)
+        if most <= self.stages or short or not grows:
             return self.stages
-        return most if once and not self._alone() else enough_stages(_described(self, True, None, False, {}), most)
+        return most if once else enough_stages(_described(self, True, None, False, {}), most)
 
     def _tiles(self, padded: bool) -> Tiles | None:
         """The loop over tiles of a persistent launch; None for one tile a block.  padded: see Work.padded."""
@@ -570,6 +565,12 @@ def _check_versions(p: _WarpRoles) -> None:
     one = best_order(items, p.shared.consumer_registers)
     if order is None or order.cycles > one.cycles * (ENDED if carried and not items.carries(one) else _GAIN):
         raise _Declined("versions of operands gain nothing")
+
+
+def _starts_once(n: Launch, body: Body, sms: int) -> bool:
+    """Whether blocks only multiply and have an SM each, so that all they wait for are their first loads."""
+    blocks = prod(int(e.value) if isinstance(e, Const) else 0 for e in n.grid)
+    return 0 < blocks <= sms and n.plan.min_blocks_per_sm <= 1 and all(isinstance(x.stmt, (Copy, Gemm)) for x in body.items)
 
 
 def _check_second_block(p: _WarpRoles) -> None:
