@@ -188,35 +188,19 @@ class Environment:
             self._overrides.update(old)
 
     # -- parsed settings for the rest of the package
-    def is_cache_enabled(self) -> bool:
-        return CacheState.is_enabled() and not self.is_cache_globally_disabled()
-
-    def is_cache_globally_disabled(self) -> bool:
-        return is_truthy(self.TILELANG_DISABLE_CACHE)
-
-    def enable_cache(self) -> None:
-        CacheState.enable()
-
-    def disable_cache(self) -> None:
-        CacheState.disable()
+    def is_cache_enabled(self) -> bool: return CacheState.is_enabled() and not self.is_cache_globally_disabled()
+    def is_cache_globally_disabled(self) -> bool: return is_truthy(self.TILELANG_DISABLE_CACHE)
+    def enable_cache(self) -> None: CacheState.enable()
+    def disable_cache(self) -> None: CacheState.disable()
 
     def is_autotune_cache_disabled(self) -> bool:
         return is_truthy(self.TILELANG_AUTO_TUNING_DISABLE_CACHE) or not self.is_cache_enabled()
 
-    def is_print_on_compilation_enabled(self) -> bool:
-        return is_truthy(self.TILELANG_PRINT_ON_COMPILATION)
-
-    def should_cleanup_temp_files(self) -> bool:
-        return is_truthy(self.TILELANG_CLEANUP_TEMP_FILES)
-
-    def is_jit_diagnostics_enabled(self) -> bool:
-        return is_truthy(self.TILELANG_JIT_DIAGNOSTICS)
-
-    def is_yield_hints_enabled(self) -> bool:
-        return is_truthy(self.TILELANG_YIELD_HINTS)
-
-    def is_pass_profile_enabled(self) -> bool:
-        return is_truthy(self.TILELANG_PASS_PROFILE)
+    def is_print_on_compilation_enabled(self) -> bool: return is_truthy(self.TILELANG_PRINT_ON_COMPILATION)
+    def should_cleanup_temp_files(self) -> bool: return is_truthy(self.TILELANG_CLEANUP_TEMP_FILES)
+    def is_jit_diagnostics_enabled(self) -> bool: return is_truthy(self.TILELANG_JIT_DIAGNOSTICS)
+    def is_yield_hints_enabled(self) -> bool: return is_truthy(self.TILELANG_YIELD_HINTS)
+    def is_pass_profile_enabled(self) -> bool: return is_truthy(self.TILELANG_PASS_PROFILE)
 
     def get_pass_profile_threshold_ms(self) -> float:
         return parse_pass_profile_threshold_ms(self.TILELANG_PASS_PROFILE_THRESHOLD_MS)
@@ -234,14 +218,9 @@ class Environment:
             raise ValueError(f"TILELANG_COMPILE_TIMEOUT_SECONDS must be a positive number, found {text!r}")
         return seconds
 
-    def get_pass_diff_mode(self) -> str:
-        return str(self.TILELANG_PASS_DIFF)
-
-    def get_lower_trace_mode(self) -> str:
-        return str(self.TL_LOWER_TRACE)
-
-    def get_lower_trace_dir(self) -> str:
-        return str(self.TL_LOWER_TRACE_DIR)
+    def get_pass_diff_mode(self) -> str: return str(self.TILELANG_PASS_DIFF)
+    def get_lower_trace_mode(self) -> str: return str(self.TL_LOWER_TRACE)
+    def get_lower_trace_dir(self) -> str: return str(self.TL_LOWER_TRACE_DIR)
 
     def get_default_target(self) -> Any:
         """The kind of the default target, or the object of a JSON setting.  Raises ValueError for malformed JSON."""

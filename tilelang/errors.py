@@ -88,13 +88,16 @@ def error(kind: str, message: str, *, expected: str = "", found: str | None = No
         raise error("gemm-shape", "...", expected="K = 32", found="K = 64", span=op.span, hint="...")
 
     expected, found and hint may be omitted only if the kind was registered with them; otherwise TypeError is raised.
+    found may also be omitted if the message ends with it: "…, found K = 64".
     tests/errors/test_error_sites.py finds such calls without running them.
     """
     if sys.excepthook is sys.__excepthook__ and sys.stderr is not None and sys.stderr.isatty():
         sys.excepthook = _show_uncaught
     k = KINDS[kind]
     expected, hint = expected or k.expected, hint or k.hint
-    if not (expected and hint) or found is None and not k.found:
+    if found is None:
+        found = k.found or message.partition(", found ")[2] or None
+    if not (expected and hint) or found is None:
         raise TypeError(f"an error of kind {kind!r} says what was expected, what was found and what to do: {message}")
     out = _class_for(k.raises)(message, kind=kind, expected=expected, found=found or k.found or "nothing", span=span,
                                notes=notes, hint=hint)
@@ -173,8 +176,7 @@ def called_in_kernel(name: str, args: Iterable[Any]) -> TileLangError | None:
     """The error of a kernel that is called with buffers or values of a kernel being traced; None where no argument is one."""
     if not any(hasattr(x, "__tilelang_expr__") or hasattr(x, "same") and hasattr(x, "dtype") for x in args):
         return None
-    return error("kernel-in-kernel", f"the kernel `{name}` is called inside a kernel function",
-                 found=f"the kernel `{name}`")
+    return error("kernel-in-kernel", f"the kernel `{name}` is called inside a kernel function", found=f"the kernel `{name}`")
 
 
 def keyword_hint(e: BaseException, signature: inspect.Signature) -> str:

@@ -37,7 +37,8 @@ def test_every_place_says_what_was_expected_and_found_and_what_to_do():
     for place, kind, node in calls():
         given = {k.arg for k in node.keywords}
         hints = "hint" in given or len(node.args) > (3 if ".error" in ast.unparse(node.func) else 2)  # language.state.error
-        said = {"expected": "expected" in given, "found": "found" in given, "hint": hints}
+        said = {"expected": "expected" in given, "hint": hints,
+                "found": "found" in given or len(node.args) > 1 and ", found " in ast.unparse(node.args[1])}
         silent += [f"{place} {kind}: {what}" for what, here in said.items() if not here and not getattr(KINDS[kind], what)]
         count += 1
     assert not silent, "\n".join(silent)
@@ -49,3 +50,9 @@ def test_an_error_without_what_was_found_is_refused():
     assert error("test-silent", "it is so", found="").found == "nothing"
     with pytest.raises(TypeError, match="what was found"):
         error("test-silent", "it is so")
+
+
+def test_what_was_found_is_taken_from_the_end_of_the_message():
+    register("test-found", ValueError, "for this test", "do it", expected="an even number")
+    assert error("test-found", "a number is even, found 3").found == "3"
+    assert error("test-found", "a number is even, found 3", found="an odd one").found == "an odd one"

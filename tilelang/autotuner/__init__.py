@@ -151,7 +151,7 @@ class AutoTuneImpl(InClasses):
         configs = list(configs) if isinstance(configs, Iterable) else configs
         bad = next((c for c in configs if not isinstance(c, dict)), None) if isinstance(configs, list) else configs
         if bad is not None:
-            raise error("tune-configs", f"configs of autotune are dicts of parameters, found {bad!r}", found=repr(bad))
+            raise error("tune-configs", f"configs of autotune are dicts of parameters, found {bad!r}")
         if not configs:
             raise error("tune-empty", "No configurations to tune: the list is empty",
                         hint="give at least one dict of parameters")
@@ -191,9 +191,8 @@ def closure_text(fn: Any) -> str:
     for name, cell in zip(names, cells):
         value = cell.cell_contents
         if not isinstance(value, (int, float, str, bool, type(None))):
-            raise error("tune-closure", f"`{name}` of type {type(value).__name__} in the closure of "
-                        f"`{fn.__name__}` is not serializable",
-                        found=f"{type(value).__name__} `{name}`", hint="pass it as a parameter")
+            raise error("tune-closure", f"`{name}` of type {type(value).__name__} in the closure of `{fn.__name__}` is not "
+                        "serializable", found=f"{type(value).__name__} `{name}`", hint="pass it as a parameter")
         out.append(f"{name}={freeze(value)!r}")
     return ";".join(out)
 
@@ -217,9 +216,8 @@ def autotune(*, configs: Any, warmup: int = 25, rep: int = 100, timeout: float =
 
     def wrap(impl: Any) -> AutoTuneImpl:
         if not isinstance(impl, JITImpl):
-            raise error("tune-not-jit", "The @autotune decorator can only be applied to @tilelang.jit functions, "
-                        f"found {type(impl).__name__}",
-                        found=str(type(impl).__name__), hint="put @tilelang.autotune(...) above @tilelang.jit")
+            raise error("tune-not-jit", "The @autotune decorator can only be applied to @tilelang.jit functions, found "
+                        f"{type(impl).__name__}", hint="put @tilelang.autotune(...) above @tilelang.jit")
         measured = replace(profile, **impl.profile) if isinstance(impl, MeasuredJIT) else profile
         return AutoTuneImpl(impl, configs, measured, early_stop, early_stop_factor, do_not_specialize)
 

@@ -157,7 +157,7 @@ def tune(configs: Iterable[dict[str, Any]], compile_one: Callable[[dict[str, Any
         raise error("tune-empty", "No configurations to tune: the list is empty", hint="give at least one dict of parameters")
     if early_stop_factor < 1:
         raise error("tune-factor", f"early_stop_factor must be at least 1, found {early_stop_factor}",
-                    found=str(early_stop_factor), hint="2.0 drops candidates twice as slow as the best")
+                    hint="2.0 drops candidates twice as slow as the best")
     captured = get_autotune_inputs()  # read here, because they belong to this thread and candidates run in others
     inputs = captured if captured is not None else inputs
     cacheable = (key is not None and profile.is_cacheable and captured is None and

@@ -59,8 +59,7 @@ def auto_detect_target() -> Target:
 def register_backend(backend: Any, *args: Any, **kwargs: Any) -> Any:
     """Not available: execution backends are part of the package."""
     raise error("not-available", "user-defined execution backends are not available: a kernel runs by "
-                f"{', '.join(list_backends())}",
-                found="a user-defined execution backend",
+                f"{', '.join(list_backends())}", found="a user-defined execution backend",
                 hint="tilelang.lower gives the generated source to run by other means")
 
 

@@ -26,8 +26,7 @@ class ScalarRangeError(OverflowError, ValueError, RuntimeError):
 
 
 register("kernel-arity", ValueError, "a kernel is called with the wrong number of inputs",
-         "pass every input, in the order of the parameters",
-         expected="one argument for each input")
+         "pass every input, in the order of the parameters", expected="one argument for each input")
 register("kernel-argument", RuntimeError, "an argument of a kernel does not fit its parameter",
          expected="an argument that fits its parameter")
 register("kernel-input", ValueError, "an argument of a kernel does not fit its parameter (cython backend)",
@@ -197,9 +196,8 @@ def refusing_negated(sig: Signature, run: Callable[..., Any]) -> Callable[..., A
                 return run(*args)
             a = next(sig.inputs[k] for k in asked if args[k] is x)
             raise error("kernel-argument", f"kernel {sig.name} input {a.name} is a view that negates what its memory holds, "
-                        f"got {describe(x)}",
-                        expected="a tensor whose memory holds its values", found=f"{describe(x)} with its negative bit set",
-                        notes=_declared(a), hint="pass x.resolve_neg()")
+                        f"got {describe(x)}", expected="a tensor whose memory holds its values",
+                        found=f"{describe(x)} with its negative bit set", notes=_declared(a), hint="pass x.resolve_neg()")
         return run(*args)
 
     return call

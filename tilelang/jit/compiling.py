@@ -54,7 +54,7 @@ def par_compile(funcs: Iterable[Any], out_idx: Any = None, execution_backend: st
     """
     if not isinstance(funcs, Iterable):
         raise error("compile-not-a-program", f"par_compile takes a list of PrimFuncs, found a {type(funcs).__name__}",
-                    expected="a list of PrimFuncs", found=f"a {type(funcs).__name__}", hint="write par_compile([f, g])")
+                    expected="a list of PrimFuncs", hint="write par_compile([f, g])")
 
     def one(func: Any) -> JITKernel:
         return compile(func, out_idx, execution_backend, target, target_host, verbose, pass_configs, compile_flags)
@@ -68,7 +68,7 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
     of a progress bar."""
     if num_workers is not None and (isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1):
         raise error("compile-option", f"num_workers is a positive number of threads, found {num_workers!r}",
-                    expected="a positive integer", found=repr(num_workers), hint="leave it out for all processors")
+                    expected="a positive integer", hint="leave it out for all processors")
     if not jobs:
         return []
     from concurrent.futures import ThreadPoolExecutor, as_completed  # 3 ms

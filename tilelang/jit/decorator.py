@@ -162,7 +162,6 @@ class JITImpl(InClasses):
         if self.mode == "auto":
             if program_of(self.func) is not None or not callable(self.func):
                 raise error("jit-not-a-function", f"@tilelang.jit takes a function, found {type(self.func).__name__}",
-                            found=type(self.func).__name__,
                             hint="compile a PrimFunc with tilelang.compile(func)")
             mode, sure = ("lazy", True) if self._has_prim_func() else self._tried(args, kwargs)
             if mode == "eager" and not hasattr(self.func, "__code__"):
@@ -171,9 +170,8 @@ class JITImpl(InClasses):
                             found=f"a {type(self.func).__name__}", hint="decorate the def itself, or a factory that returns "
                             "a @T.prim_func")
             if mode == "eager" and self.out_idx is not None:
-                raise error("jit-out-idx", "out_idx is only supported in lazy mode: an eager function returns the "
-                            "tensors it makes with T.empty",
-                            found=f"out_idx={self.out_idx!r} with an eager function",
+                raise error("jit-out-idx", "out_idx is only supported in lazy mode: an eager function returns the tensors it "
+                            "makes with T.empty", found=f"out_idx={self.out_idx!r} with an eager function",
                             hint="remove out_idx, or return a @T.prim_func")
             if not sure:
                 return mode
@@ -314,8 +312,7 @@ class JITImpl(InClasses):
         with strict(self.pass_configs):
             out = self.factory(*bound.args, **bound.kwargs)
         if program_of(out) is None:
-            raise error("jit-no-program", f"`{self._name()}` must return a @T.prim_func, it returned "
-                        f"{type(out).__name__}",
+            raise error("jit-no-program", f"`{self._name()}` must return a @T.prim_func, it returned {type(out).__name__}",
                         found=type(out).__name__, hint="end the function with `return` and the prim_func's name")
         return out
 
@@ -366,9 +363,8 @@ class JITImpl(InClasses):
             elif isinstance(config, dict):
                 jobs.append(functools.partial(self.compile, **config))
             else:
-                raise error("jit-configs", f"each configuration must be a tuple or a dict, found "
-                            f"{type(config).__name__} {config!r}",
-                            found=f"{type(config).__name__} {config!r}", hint="write [(4,), {\"m\": 5}]")
+                raise error("jit-configs", f"each configuration must be a tuple or a dict, found {type(config).__name__} "
+                            f"{config!r}", hint="write [(4,), {\"m\": 5}]")
         return run_parallel(jobs, num_workers, ignore_error)
 
 

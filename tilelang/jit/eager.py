@@ -166,8 +166,7 @@ class EagerCalls:
                 consts[name] = value
             elif name in values:
                 raise error("eager-arguments", f"`{self.owner.__name__}` got multiple values for argument {name!r}",
-                            expected=f"one value for `{name}`", found="two",
-                            hint="give it by position or by name, not both")
+                            expected=f"one value for `{name}`", found="two", hint="give it by position or by name, not both")
             else:
                 values[name] = value
         for name in names:
@@ -289,8 +288,7 @@ def _whole(name: str, value: Any) -> int:
     try:
         return int(value.__index__())
     except (AttributeError, TypeError):
-        raise error("eager-const", f"T.const `{name}` needs an integer, found {value!r}",
-                    expected="an integer", found=repr(value),
+        raise error("eager-const", f"T.const `{name}` needs an integer, found {value!r}", expected="an integer",
                     hint="it is a dimension or stride of a tensor") from None
 
 

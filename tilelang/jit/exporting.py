@@ -49,8 +49,7 @@ def export_library(path: Any, request: Request, artifact: Artifact) -> str:
         write_cuda_library(path, name, artifact.host_source, kernels, images, fingerprint(request))
     else:
         raise error("kernel-export", f"a kernel for {request.target} that was not compiled here cannot be written as a shared "
-                    "library",
-                    expected="a kernel that was compiled here", found="one that was read from a file",
+                    "library", expected="a kernel that was compiled here", found="one that was read from a file",
                     hint="copy the library that it was read from, or compile the program")
     return str(Path(path).resolve())
 

@@ -33,8 +33,7 @@ class Profiler:
         n = len(params)
         self.params, self.result_idx = params, [i % n for i in (result_idx or [])]
         if not isinstance(supply_type, TensorSupplyType):
-            raise error("profiler-supply", f"tensor_supply_type is a TensorSupplyType, found {supply_type!r}",
-                        found=repr(supply_type))
+            raise error("profiler-supply", f"tensor_supply_type is a TensorSupplyType, found {supply_type!r}")
         self.supply_type, self.adapter, self.device = supply_type, adapter, device
         self.supply = get_tensor_supply(supply_type, device)
 
@@ -67,9 +66,8 @@ class Profiler:
                 symbols = [v for v in walk(d) if isinstance(v, Var)]
                 for v in symbols:
                     if v.name not in values:
-                        raise error("profiler-symbol", f"Dynamic symbolic variable '{v.name}' not found in "
-                                    f"constraints: {values}",
-                                    expected=f"a value for {v.name}", found=str(values),
+                        raise error("profiler-symbol", f"Dynamic symbolic variable '{v.name}' not found in constraints: "
+                                    f"{values}", expected=f"a value for {v.name}", found=str(values),
                                     hint=f"add it: dynamic_symbolic_constraints={{\"{v.name}\": …}}")
                 d = _fold(substitute(d, {v: const(int(values[v.name]), v.dtype) for v in symbols}))
             shape.append(d)

@@ -16,8 +16,7 @@ from tilelang.transform.framework.scope import current_config
 from .artifact import INTERPRETED, Request, program_of
 
 register("compile-not-a-program", AssertionError, "tilelang.compile is given something that is not a PrimFunc",
-         "decorate the function with @T.prim_func and pass what that gives",
-         expected="a PrimFunc")
+         "decorate the function with @T.prim_func and pass what that gives", expected="a PrimFunc")
 register("compile-option", TypeError, "an option of tilelang.compile of another type", "leave it out",
          "a value of the option's type")
 register("backend-name", ValueError, "an execution backend that the target does not have",
@@ -44,7 +43,7 @@ def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
         resolved = Target("cuda")
     if not isinstance(name, str):
         raise error("compile-option", f"execution_backend must be a string, found {type(name).__name__}",
-                    expected="the name of an execution backend", found=type(name).__name__)
+                    expected="the name of an execution backend")
     allowed = BACKENDS["cuda" if resolved.is_cuda else "cpu"]
     name = name.lower()
     if name in ("auto", "dlpack"):
@@ -61,7 +60,7 @@ def switch(value: Any, name: str) -> bool:
     """An option that is on or off.  Raises compile-option for anything but a bool, 0 or 1."""
     if isinstance(value, (bool, int)) and value in (0, 1):
         return bool(value)
-    raise error("compile-option", f"{name} is True or False, found {value!r}", expected="True or False", found=repr(value))
+    raise error("compile-option", f"{name} is True or False, found {value!r}", expected="True or False")
 
 
 def flag_list(flags: Any) -> tuple[str, ...]:
@@ -72,7 +71,7 @@ def flag_list(flags: Any) -> tuple[str, ...]:
         return tuple(shlex.split(flags))
     if not isinstance(flags, (list, tuple)) or not all(isinstance(f, str) for f in flags):
         raise error("compile-option", f"compile_flags are a string or a list of strings, found {type(flags).__name__} "
-                    f"{flags!r}", expected="a string or a list of strings", found=f"{type(flags).__name__} {flags!r}")
+                    f"{flags!r}", expected="a string or a list of strings")
     return tuple(flags)
 
 
@@ -129,4 +128,4 @@ def _as_dict(config: Any) -> dict[Any, Any]:
 
 def _no_dict(config: Any) -> Exception:
     return error("compile-option", f"pass_configs is a dict of keys and values, found {config!r}",
-                 expected="a dict of keys and values", found=repr(config))
+                 expected="a dict of keys and values")

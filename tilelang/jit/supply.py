@@ -63,8 +63,7 @@ def random_values(kind: TensorSupplyType, dt: dtype, shape: tuple[int, ...], rng
 def static_shape(param: KernelParam) -> tuple[int, ...]:
     """The shape as ints.  Raises ValueError for symbolic dimensions."""
     if not all(isinstance(d, int) for d in param.shape):
-        raise error("supply-shape", f"inputs are made for shapes of numbers, found {param.shape}",
-                    expected="a static shape", found=str(param.shape),
+        raise error("supply-shape", f"inputs are made for shapes of numbers, found {param.shape}", expected="a static shape",
                     hint="give dynamic_symbolic_constraints={\"m\": …}, or pass input_tensors")
     return tuple(param.shape)
 

@@ -15,8 +15,7 @@ from tilelang.target.probe import device_capability
 register("bench-backend", ValueError, "do_bench is asked for a way of measuring it does not have",
          expected="a way of measuring that do_bench has")
 register("bench-function", TypeError, "do_bench is given something that cannot be called",
-         "write do_bench(lambda: kernel(a, b))",
-         "a function without arguments")
+         "write do_bench(lambda: kernel(a, b))", "a function without arguments")
 register("bench-quantiles", ValueError, "do_bench is asked for quantiles that are none", "write quantiles=[0.5, 0.9]",
          "numbers from 0 to 1")
 register("bench-device", ValueError, "do_bench is asked to measure on a device it cannot", expected='"cuda" or "cpu"')
@@ -49,10 +48,9 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, _n_war
                     expected=f"one of {', '.join(BACKENDS)}", found=repr(backend),
                     hint="leave backend out to measure with events")
     if not callable(fn):
-        raise error("bench-function", f"do_bench measures calls of a function, found {fn!r}", found=repr(fn))
+        raise error("bench-function", f"do_bench measures calls of a function, found {fn!r}")
     if quantiles is not None and (not isinstance(quantiles, (list, tuple)) or not all(0 <= q <= 1 for q in quantiles)):
-        raise error("bench-quantiles", f"quantiles are a list of numbers from 0 to 1, found {quantiles!r}",
-                    found=repr(quantiles))
+        raise error("bench-quantiles", f"quantiles are a list of numbers from 0 to 1, found {quantiles!r}")
     clock = clock_for(device, cache_size, backend)
     fn()
     clock.synchronize()

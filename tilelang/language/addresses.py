@@ -30,7 +30,7 @@ def address_of(x: Any) -> AddressOf:
     if isinstance(x, Buffer):
         return AddressOf(x, tuple(Const(0, DType("int32")) for _ in x.shape))
     raise error("pointer", f"an address is taken of a buffer, a region or an element, found {describe(x)}",
-                expected="a buffer, a region or an element", found=describe(x))
+                expected="a buffer, a region or an element")
 
 
 _ACCESS = {"r": 1, "w": 2, "rw": 3, "wr": 3}
@@ -63,7 +63,7 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0
 def _check_access(what: str, access_type: Any) -> None:
     if not isinstance(access_type, (str, int)) or isinstance(access_type, bool):
         raise error("pointer", f"{what}: an access is 'r', 'w', 'rw' or a bit mask, found {describe(access_type)}",
-                    expected="'r', 'w', 'rw' or a bit mask", found=describe(access_type), hint="pass 'r', 'w' or 'rw'")
+                    expected="'r', 'w', 'rw' or a bit mask", hint="pass 'r', 'w' or 'rw'")
     if isinstance(access_type, str) and (not access_type or set(access_type) - {"r", "w"}):
         raise error("access-type", f"Invalid access_type={access_type!r}, expected 'r', 'w' or 'rw'", found=repr(access_type))
 

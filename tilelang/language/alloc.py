@@ -57,7 +57,7 @@ def _shape_and_dtype(what: str, args: tuple[Any, ...], dtype: Any, scope: str | 
             break
         dims.append(items.pop(0))
     if len(items) > 1 or not dims or items and dtype is not None:
-        raise error("alloc-arguments", f"{what} takes (shape, dtype, scope), found {args!r}", found=repr(args))
+        raise error("alloc-arguments", f"{what} takes (shape, dtype, scope), found {args!r}")
     if items:
         dtype = items[0]
     shape = dims[0] if len(dims) == 1 else tuple(dims)
@@ -145,8 +145,7 @@ def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = VARIABL
         scope = rest.pop()
         if not rest and init is not _NOTHING:
             raise error("alloc-var", "T.alloc_var got a positional scope and the keyword init",
-                        found="a positional scope and the keyword init",
-                               hint="write T.alloc_var(dtype, init=…)")
+                        found="a positional scope and the keyword init", hint="write T.alloc_var(dtype, init=…)")
     if len(rest) > 1 or rest and init is not _NOTHING:
         raise error("alloc-var", f"T.alloc_var takes (dtype, init, scope), found {len(args) + 1} positional arguments"
                            + (" and init" if init is not _NOTHING else ""),
@@ -154,8 +153,7 @@ def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = VARIABL
     if rest:
         init = rest[0]
     if scope != VARIABLE:
-        raise error("alloc-var", f"T.alloc_var lives in scope 'local.var', found {scope!r}",
-                    expected="scope 'local.var'", found=repr(scope))
+        raise error("alloc-var", f"T.alloc_var lives in scope 'local.var', found {scope!r}", expected="scope 'local.var'")
     if isinstance(init, str):
         raise error("alloc-var", f"T.alloc_var: the initial value is the string {init!r}",
                     expected="a number or an expression", found=f"the string {init!r}")
@@ -186,7 +184,7 @@ def empty(*shape: Any, dtype: Any = None) -> Buffer:
     if len(items) == 1 and isinstance(items[0], (tuple, list)):
         items = list(items[0])
     if not items or any(isinstance(d, (str, float, Buffer, type(None), tuple, list)) for d in items):
-        raise error("empty-shape", f"T.empty takes dimensions and a dtype, found {shape!r}", found=repr(shape),
+        raise error("empty-shape", f"T.empty takes dimensions and a dtype, found {shape!r}",
                     hint="write T.empty((m, n), dtype) or T.empty(m, n, dtype=dtype)")
     if b.kernels:
         raise error("empty-after-kernel", "T.empty must come before the first T.Kernel")

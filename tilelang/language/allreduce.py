@@ -46,7 +46,7 @@ class ReduceScope(BodyFrame):
         super().__init__()
         if not isinstance(reducer, CommReducer):
             raise error("reducer-type", f"the attribute reduce_scope belongs to a T.comm_reducer, found {describe(reducer)}",
-                        expected="a T.comm_reducer", found=describe(reducer))
+                        expected="a T.comm_reducer")
         self.reducer = reducer
 
 
@@ -64,18 +64,16 @@ def tvm_thread_allreduce(size: Any, value: Any, cond: Any, result: Any, *threads
     b, k = need_builder("T.tvm_thread_allreduce"), need_kernel("T.tvm_thread_allreduce")
     scope = next((f for f in reversed(b.frames) if isinstance(f, ReduceScope)), None)
     if scope is None:
-        raise error("reducer-type", "T.tvm_thread_allreduce outside a reduce_scope",
-                    expected="a reduce_scope around it", found="none",
-                    hint='put it under `with T.attr(T.comm_reducer(…), "reduce_scope", …):`')
+        raise error("reducer-type", "T.tvm_thread_allreduce outside a reduce_scope", expected="a reduce_scope around it",
+                    found="none", hint='put it under `with T.attr(T.comm_reducer(…), "reduce_scope", …):`')
     if not is_const(convert(size), 1):
         raise error("reducer-operand", f"T.tvm_thread_allreduce combines one value, found size {size}",
                     expected="size 1", found=str(size))
     target = b.elements[id(result)][1] if id(result) in b.elements else result
     target = load(target, (Const(0, I32),) * len(target.shape)) if isinstance(target, Buffer) else target
     if not isinstance(target, Load) or target.buffer.scope_name not in PRIVATE:
-        raise error("reducer-operand", f"the result of T.tvm_thread_allreduce is an element of private memory, found "
-                    f"{describe(result)}",
-                    expected="an element of private memory", found=describe(result))
+        raise error("reducer-operand", "the result of T.tvm_thread_allreduce is an element of private memory, found "
+                    f"{describe(result)}", expected="an element of private memory")
     axes = [d for t in threads for d, v in enumerate(k.thread_vars) if v is t]
     if not axes or len(axes) != len(threads):
         raise error("reducer-operand", "T.tvm_thread_allreduce reduces over thread indices of the kernel",

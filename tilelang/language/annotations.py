@@ -24,7 +24,7 @@ def entries(given: Any, what: str) -> list[tuple[Any, Any]]:
     """The entries of an annotation's dict.  Raises option-type for anything else."""
     if not isinstance(given, Mapping):
         raise error("option-type", f"{what} takes a dict, found {describe(given)}", f"write {what}({{…: …}})",
-                    expected="a dict", found=describe(given))
+                    expected="a dict")
     return list(given.items())
 
 
@@ -43,12 +43,11 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
     b, k = need_builder("T.annotate_layout"), need_kernel("T.annotate_layout")
     for buffer, layout in entries(layouts, "T.annotate_layout"):
         if not isinstance(buffer, Buffer):
-            raise error("annotation", f"T.annotate_layout takes buffers, found {describe(buffer)}", found=describe(buffer))
+            raise error("annotation", f"T.annotate_layout takes buffers, found {describe(buffer)}")
         if buffer.scope_name == FRAGMENT:
             if not isinstance(layout, Fragment):
                 raise error("layout-fragment", f"`{buffer.name}` is a fragment: its layout must be a T.Fragment, found "
-                                   f"{describe(layout)}",
-                            found=describe(layout))
+                            f"{describe(layout)}")
         elif buffer.scope_name not in (*SHARED, GLOBAL, LOCAL):
             raise error("layout-annotation", f"`{buffer.name}` has scope {buffer.scope_name}: layouts are of shared buffers, "
                         "fragments, tensors and T.alloc_local", expected="a shared buffer, a fragment, a tensor or an array",
@@ -60,8 +59,7 @@ def annotate_layout(layouts: dict[Buffer, Any]) -> None:
                         expected="a reducer of T.alloc_reducer", found=f"`{buffer.name}`", hint="give it a T.Fragment")
         if not isinstance(layout, (Layout, Fragment)):
             raise error("layout-annotation", f"the layout of `{buffer.name}` must be a T.Layout or a function, found "
-                               f"{describe(layout)}",
-                        found=describe(layout))
+                        f"{describe(layout)}")
         if not _suits(layout, buffer):
             raise error("layout-annotation", f"`{buffer.name}` has shape {tuple(buffer.shape)}, its layout "
                                f"{tuple(layout.shape)}",
@@ -104,7 +102,7 @@ def _check_tensor(b: Buffer, layout: Layout | Fragment) -> None:
         found = f"elements of {b.dtype}, several of which share a byte"
     if found:
         raise error("layout-annotation", f"`{b.name}` is a tensor: its layout permutes its storage, found {found}",
-                    expected="a T.Layout that permutes compact storage", found=found)
+                    expected="a T.Layout that permutes compact storage")
 
 
 def annotate_safe_value(values: dict[Buffer, Any]) -> None:
@@ -117,7 +115,7 @@ def annotate_safe_value(values: dict[Buffer, Any]) -> None:
     k = need_kernel("T.annotate_safe_value")
     for buffer, value in entries(values, "T.annotate_safe_value"):
         if not isinstance(buffer, Buffer):
-            raise error("annotation", f"T.annotate_safe_value takes buffers, found {describe(buffer)}", found=describe(buffer))
+            raise error("annotation", f"T.annotate_safe_value takes buffers, found {describe(buffer)}")
         if buffer.scope_name != GLOBAL:
             warn("annotation-no-effect", f"the value outside `{buffer.name}` has no effect: only reads of tensors may be "
                  "outside", "leave it out", span=k.span)
@@ -140,8 +138,7 @@ def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
             raise error("l2-hint", "T.annotate_l2_hit_ratio applies to global buffers", found=describe(buffer))
         if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 <= ratio <= 1:
             raise error("l2-hint", f"the part of `{buffer.name}` that stays in L2 is a number from 0 to 1, found "
-                        f"{describe(ratio)}", expected="a number from 0 to 1", found=describe(ratio),
-                        hint="1.0 means all of it")
+                        f"{describe(ratio)}", expected="a number from 0 to 1", hint="1.0 means all of it")
     if sum(r > 0 for r in ratios.values()) > 1:
         warn("l2-hint-unused", "a launch keeps one tensor in L2: only the first of T.annotate_l2_hit_ratio has an effect",
              "annotate one tensor")
@@ -157,7 +154,7 @@ def annotate_restrict_buffers(*buffers: Buffer) -> None:
     b = need_builder("T.annotate_restrict_buffers")
     for x in buffers:
         if not isinstance(x, Buffer):
-            raise error("annotation", f"T.annotate_restrict_buffers takes buffers, found {describe(x)}", found=describe(x))
+            raise error("annotation", f"T.annotate_restrict_buffers takes buffers, found {describe(x)}")
     old = b.facts.may_alias
     b.facts = b.facts.having(may_alias=(*old, *(x.name for x in buffers if x.name not in old)))
 
@@ -184,8 +181,7 @@ def annotate_compile_flags(flags: str | list[str]) -> None:
     given = [flags] if isinstance(flags, str) else flags
     if not isinstance(given, (list, tuple)):
         raise error("option-type", f"compile flags are a string or a list of strings, found {describe(flags)}",
-                    "write T.annotate_compile_flags('-lineinfo')", expected="a string or a list of strings",
-                    found=describe(flags))
+                    "write T.annotate_compile_flags('-lineinfo')", expected="a string or a list of strings")
     texts = [words(f, "a compile flag") for f in given]
     new = tuple(flags.split() if isinstance(flags, str) else texts)
     b.facts = b.facts.having(compile_flags=(*b.facts.compile_flags, *new))

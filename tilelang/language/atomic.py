@@ -39,8 +39,7 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
     return_prev = flag(return_prev, "return_prev")
     plan, attrs = options_from(AtomicPlan, annotations, memory_order=order)
     if not isinstance(dst, (Buffer, BufferSlice, Load)):
-        raise error("atomic-operand", f"T.atomic_{kind} updates an element, region or buffer, found {describe(dst)}",
-                    found=describe(dst))
+        raise error("atomic-operand", f"T.atomic_{kind} updates an element, region or buffer, found {describe(dst)}")
     if _has_extents(dst) or _has_extents(value):
         if return_prev:
             raise error("atomic-previous", f"T.atomic_{kind} on a tile has no single previous value", found="a tile",
@@ -123,11 +122,10 @@ def _of_element(kind: str, dst: Any, value: Any, order: str | None, return_prev:
                     found=f"{describe(dst) if not isinstance(dst, Load) else 'values of a tile'}")
     if integers and not dst.dtype.is_int:
         raise error("atomic-operand", f"T.atomic_{kind} needs an integer element, found {dst.dtype}",
-                    expected="an integer element", found=str(dst.dtype))
+                    expected="an integer element")
     if dst.dtype.bits > bits:
         raise error("atomic-operand", f"T.atomic_{kind} needs an integer of {bits} bits, found {dst.dtype}",
-                    expected=f"an integer of {bits} bits", found=str(dst.dtype),
-                    hint=f"use an element of int{bits} or uint{bits}")
+                    expected=f"an integer of {bits} bits", hint=f"use an element of int{bits} or uint{bits}")
     more = () if compare is None else (compare,)
     return _atomic({"exch": "exchange", "sub": "add"}.get(kind, kind), dst, value, order, return_prev, None, *more)
 

@@ -24,8 +24,7 @@ def _counts(what: str, arrive_count: Any) -> tuple[int, ...]:
     counts = [int(n) if isinstance(n, np.integer) else int(n.value) if isinstance(n, Const) else n for n in items]
     if not counts or any(isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_ARRIVALS for n in counts):
         raise error("barrier-count", f"{what} takes the number of arrivals of each barrier (1 to {MOST_ARRIVALS}), found "
-                                     f"{arrive_count!r}",
-                    found=repr(arrive_count))
+                    f"{arrive_count!r}")
     return tuple(counts)
 
 
@@ -92,14 +91,13 @@ def barrier_of(x: Any, what: str) -> AddressOf:
     if isinstance(x, AddressOf) and x.buffer.scope_name == BARRIER:
         return x
     raise error("barrier-operand", f"{what} takes one barrier: an element `bar[i]` of T.alloc_barrier, or a buffer of one, "
-                                   f"found {describe(x)}",
-                found=describe(x))
+                f"found {describe(x)}")
 
 
 def _u32(x: Any, what: str) -> Expr:
     e = convert(x)
     if not (e.dtype.is_int or e.dtype.is_bool) or e.dtype.lanes != 1:
-        raise error("barrier-operand", f"{what} is an integer, found {e.dtype}", expected="an integer", found=str(e.dtype))
+        raise error("barrier-operand", f"{what} is an integer, found {e.dtype}", expected="an integer")
     return const(int(e.value), "uint32") if isinstance(e, Const) else cast(e, "uint32")
 
 

@@ -43,7 +43,7 @@ def _check_scales(name: str, r: Region, rows: int, block: Any, buffer: Buffer) -
                     expected="floats, or uint8 and uint32 that hold 1 and 4 values of float8_e8m0fnu")
     if isinstance(block, bool) or not isinstance(block, int) or block < 1:
         raise error("gemm-scales", f"{WHAT}: sf_{name.lower()}_granularity_k is a number of elements, found {block!r}",
-                    expected="a positive integer", found=repr(block))
+                    expected="a positive integer")
 
 
 def _start(b: Builder, k_start: Any, step: int) -> Any:
@@ -93,7 +93,7 @@ def gemm_blockscaled(A: Any, B: Any, C: Any, SFA: Any, SFB: Any, transpose_A: bo
     _check_scales("A", sa, m, sf_a_granularity_k, a.buffer)
     _check_scales("B", sb, n, sf_b_granularity_k, b_.buffer)
     if not c.dtype.is_float:
-        raise error("gemm-scales", f"{WHAT} adds floats to C, found {c.dtype}", expected="a C of floats", found=str(c.dtype))
+        raise error("gemm-scales", f"{WHAT} adds floats to C, found {c.dtype}", expected="a C of floats")
     step = gcd(sf_a_granularity_k, sf_b_granularity_k, k)
     start, clear = _start(b, k_start, step), accumulator_clearing(clear_accum)
     wide = "float64" if c.dtype == "float64" else "float32"

@@ -56,8 +56,7 @@ class _States:
     def values(self, fn: Any, name: str, args: Sequence[Any]) -> list[Any]:
         """What a function of the user gives: an expression for each value of a state."""
         if not callable(fn):
-            raise error("combine-operand", f"{name} of {self.what} is a function, found {describe(fn)}", expected="a function",
-                        found=describe(fn))
+            raise error("combine-operand", f"{name} of {self.what} is a function, found {describe(fn)}", expected="a function")
         frame = BodyFrame()
         self.b.frames.append(frame)
         try:

@@ -38,19 +38,17 @@ def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: 
     o = operand(col, "the destination of T.im2col")
     if not isinstance(img, Buffer) or len(img.shape) != 4:
         raise error("im2col-operand", f"T.im2col reads a whole 4-dimensional NHWC tensor, found {describe(img)}",
-                    expected="a whole 4-dimensional NHWC tensor", found=describe(img))
+                    expected="a whole 4-dimensional NHWC tensor")
     if o.extents is None or len(o.extents) < 2 or o.buffer.dtype != img.dtype:
         raise error("im2col-operand", f"T.im2col writes a tile of at least 2 dimensions and type {img.dtype}, found "
-                    f"{describe(col)}",
-                    expected=f"a tile of at least 2 dimensions and type {img.dtype}", found=describe(col))
+                    f"{describe(col)}", expected=f"a tile of at least 2 dimensions and type {img.dtype}")
     for name, value, least in (("kernel", kernel, 1), ("stride", stride, 1), ("dilation", dilation, 1), ("pad", pad, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**15:
             raise error("im2col-operand", f"{name} of T.im2col is an integer from {least} to {2**15 - 1}, found {value!r}",
-                        expected=f"an integer from {least} to {2**15 - 1}", found=repr(value))
+                        expected=f"an integer from {least} to {2**15 - 1}")
     for name, value in (("nhw_step", nhw_step), ("c_step", c_step)):
         if not convert(value).dtype.is_int or convert(value).dtype.lanes != 1:
-            raise error("im2col-operand", f"{name} of T.im2col is an integer, found {describe(value)}",
-                        expected="an integer", found=describe(value))
+            raise error("im2col-operand", f"{name} of T.im2col is an integer, found {describe(value)}", expected="an integer")
     rows, columns = o.extents[-2:]
     _, height, width, channels = img.shape
     out_h, out_w = ((d + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for d in (height, width))
@@ -105,10 +103,9 @@ def dp4a(A: Any, B: Any, C: Any) -> Emitted:
     x, y, z = (operand(v, f"operand {n} of T.dp4a") for v, n in ((A, "A"), (B, "B"), (C, "C")))
     if x.buffer.dtype != "int8" or y.buffer.dtype != "int8":
         raise error("dp4a-type", f"dp4a requires int8 inputs, found {x.buffer.dtype} and {y.buffer.dtype}",
-                    expected="int8 and int8", found=f"{x.buffer.dtype} and {y.buffer.dtype}")
+                    expected="int8 and int8")
     if z.buffer.dtype != "int32":
-        raise error("dp4a-type", f"dp4a requires an int32 accumulator, found {z.buffer.dtype}",
-                    expected="int32", found=str(z.buffer.dtype))
+        raise error("dp4a-type", f"dp4a requires an int32 accumulator, found {z.buffer.dtype}", expected="int32")
     total: Any = load(z.buffer, z.mins)
     for p, q in zip(_following(A, 4, "operand A of T.dp4a"), _following(B, 4, "operand B of T.dp4a")):
         total = total + cast(p, I32) * cast(q, I32)
@@ -125,7 +122,7 @@ def _vector_atomic(n: int) -> Callable[..., Any]:
             v = convert(value)
             if v.dtype.lanes != n:
                 raise error("atomic-operand", f"T.atomic_addx{n} adds {n} values, found {describe(value)}",
-                            expected=f"{n} values", found=describe(value))
+                            expected=f"{n} values")
             values = [Shuffle((v,), (k,), v.dtype.scalar) for k in range(n)]
         old = [atomic_add(t, x, return_prev=return_prev) for t, x in zip(targets, values)]
         if return_prev:
@@ -154,7 +151,7 @@ def _vote(kind: str) -> Callable[[Any], Expr]:
                         expected="a whole buffer, or a region along its last dimension", found=f"extents {tuple(extents)}")
         if not (o.buffer.dtype.is_bool or o.buffer.dtype.is_int):
             raise error("vote-operand", f"T.{kind}_of needs a bool or integer buffer, found {o.buffer.dtype}",
-                        expected="bool or integer elements", found=str(o.buffer.dtype))
+                        expected="bool or integer elements")
         lazy = b.lazy
         if o.whole and not b.loop_passes:  # also under a condition: reading a whole buffer has no effect
             b.lazy = 0
@@ -192,7 +189,7 @@ def _warp_reduce(name: str, op: str) -> Callable[[Any], Expr]:
         given: Expr = convert(value)
         if given.dtype.is_handle or given.dtype.lanes != 1:
             raise error("math-type", f"T.warp_reduce_{name} needs a number, found {describe(value)}", expected="a number",
-                        found=describe(value), hint="pass an element or a scalar expression")
+                        hint="pass an element or a scalar expression")
         v: Expr = b.let("lane_value", given)
         step = WARP // 2
         while step:

@@ -80,8 +80,7 @@ def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int =
     b = need_builder("T.print")
     if has_value(msg):
         raise error("option-type", f"T.print takes one value and a message, found {describe(obj)} and {describe(msg)}",
-                    "write T.print(value, msg=\"text\"): the value is printed after the text", expected="a value and a string",
-                    found=f"{describe(obj)} and {describe(msg)}")
+                    "write T.print(value, msg=\"text\"): the value is printed after the text", expected="a value and a string")
     msg = words(msg, "msg of T.print")
     thread = whole_number(warp_group_id, "warp_group_id", 0, 7) * 128 + whole_number(warp_id, "warp_id", 0, 31) * 32
     if obj is None:
@@ -94,7 +93,7 @@ def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int =
     if isinstance(obj, (bool, int, float)):
         obj = convert(obj)
     if isinstance(obj, BufferSlice) or not isinstance(obj, Expr) or obj.dtype.lanes != 1:
-        raise error("print-operand", f"T.print takes a scalar, a buffer or None, found {describe(obj)}", found=describe(obj))
+        raise error("print-operand", f"T.print takes a scalar, a buffer or None, found {describe(obj)}")
     label = _LABELS.get(obj.dtype, f"{obj.dtype}")
     b.emit(_printed(b, f"{_escape(msg or f'expr<{_short(obj)}>')}: dtype={label}", obj))
     return EMITTED

@@ -104,10 +104,9 @@ def validate_gemm_ab_dtypes(a: Any, b: Any, *, a_in_tmem: Any = False, allow_f8f
         return
     if not (is_f8f6f4_family(a) and is_f8f6f4_family(b)):
         raise error("gemm-dtypes", "operands of two types are float8, float6 or float4 (Mixed-dtype GEMM only supports f8f6f4 "
-                    f"family operands), found {a} and {b}", expected="two types of f8f6f4", found=f"{a} and {b}")
+                    f"family operands), found {a} and {b}", expected="two types of f8f6f4")
     if not allow_f8f6f4_mixed:
-        raise error("gemm-dtypes", f"this GEMM needs one operand type, found {a} and {b}",
-                    expected="one type", found=f"{a} and {b}")
+        raise error("gemm-dtypes", f"this GEMM needs one operand type, found {a} and {b}", expected="one type")
 
 
 __all__ = ["AnyDType", "dtype", "get_tvm_dtype", "is_f8f6f4_family", "is_float4", "is_float4_e2m1_unpacked",

@@ -106,7 +106,7 @@ def _extern_arg(x: Any) -> Expr:
 def _extern(op: str, dtype: Any, name: Any, args: tuple[Any, ...]) -> Any:
     if isinstance(name, DType) or not isinstance(name, str) or name == dtype:
         raise error("extern-argument", f"T.{op}: the function name must be a string, found {name!r}",
-                    expected="the function's name as a string", found=repr(name))
+                    expected="the function's name as a string")
     result = DType("handle") if dtype in (None, "handle", "void", "") else dtype_of(dtype, f"T.{op}")
     silent = result.is_handle and name.startswith("atomic")
     own = _TABLE.get(f"A{name[1:]}" if silent else name) if not any(name in text for text in _sources()) else None

@@ -34,8 +34,7 @@ def _ieee(name: str, arity: int) -> Callable[..., Expr]:
         assert dt is not None  # arity is at least one
         if (dt.bits <= 16 or name == "frsqrt") and rounding_mode != "rn":
             raise error("rounding-mode", f"T.ieee_{name} of {dt} rounds to nearest only (rounding_mode='rn'), found "
-                        f"{rounding_mode!r}",
-                        expected=f"'rn' for {dt}", found=repr(rounding_mode),
+                        f"{rounding_mode!r}", expected=f"'rn' for {dt}",
                         hint="cast the operands to float32" if name != "frsqrt" else "divide by T.ieee_fsqrt")
         if name == "frsqrt":
             return call("ieee_frsqrt", [cast(v, dt) for v in vs], dt)
@@ -57,8 +56,7 @@ def _single(name: str, *values: Any) -> Expr:
     vs = [value_of(v) for v in values]
     if not vs[0].dtype.is_float or any(v.dtype != vs[0].dtype for v in vs):
         raise error("math-type", f"T.{name} takes floats of one type, found {', '.join(str(v.dtype) for v in vs)}",
-                    expected="floats of one type", found=", ".join(str(v.dtype) for v in vs),
-                    hint=f"cast the operands; a literal is float32: T.{vs[0].dtype}(2.0)")
+                    expected="floats of one type", hint=f"cast the operands; a literal is float32: T.{vs[0].dtype}(2.0)")
     return call({"fma": "ieee_fmaf", "fmul": "ieee_mul"}[name], vs, vs[0].dtype, rounding_mode="rn")
 
 
@@ -92,10 +90,9 @@ def _packed(name: str, arity: int) -> Callable[..., Expr]:
         for v in vs:
             if not isinstance(v, Expr):
                 raise error("math-type", f"T.{name} needs vector expressions, found {describe(v)}",
-                            expected="a vector expression", found=describe(v))
+                            expected="a vector expression")
             if v.dtype not in ("float32x2", "bfloat16x2", "float16x2"):
-                raise error("packed-type", f"Expected dtype in float32x2, bfloat16x2, float16x2, found {v.dtype}",
-                            found=str(v.dtype))
+                raise error("packed-type", f"Expected dtype in float32x2, bfloat16x2, float16x2, found {v.dtype}")
         if any(v.dtype != vs[0].dtype for v in vs):
             raise error("packed-type", f"T.{name}: operands must have the same dtype",
                         expected="operands of one type", found=f"{', '.join(str(v.dtype) for v in vs)}")

@@ -30,8 +30,7 @@ def _mask(mask: Any, what: str) -> int | None:
     if mask is None:
         return None
     if isinstance(mask, (bool, float)) or not isinstance(mask, (int, np.integer)) or not 0 < int(mask) < 1 << 16:
-        raise error("cluster-mask", f"{what}: cluster_mask is a positive bit mask of ranks in the cluster, found {mask!r}",
-                    found=repr(mask))
+        raise error("cluster-mask", f"{what}: cluster_mask is a positive bit mask of ranks in the cluster, found {mask!r}")
     k = need_kernel(what)
     dims = k.plan.cluster or (1, 1, 1)
     size = dims[0] * dims[1] * dims[2]
@@ -64,13 +63,12 @@ def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = Non
     mask = _mask(cluster_mask, "T.tma_copy")
     n = leader_scope_threads
     if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n <= 0 or n % 32):
-        raise error("leader-scope", f"leader_scope_threads is a positive multiple of 32, found {n!r}", found=repr(n))
+        raise error("leader-scope", f"leader_scope_threads is a positive multiple of 32, found {n!r}")
     s, d = pair(src, dst, "tma_copy")
     loads = s.buffer.scope_name == GLOBAL and d.buffer.scope_name in SHARED
     if not loads and not (s.buffer.scope_name in SHARED and d.buffer.scope_name == GLOBAL):
         raise error("copy-option", f"T.tma_copy moves tiles between global and shared memory, found {s.buffer.scope_name} to "
-                    f"{d.buffer.scope_name}", expected="global and shared memory",
-                    found=f"{s.buffer.scope_name} to {d.buffer.scope_name}", hint="use T.copy")
+                    f"{d.buffer.scope_name}", expected="global and shared memory", hint="use T.copy")
     if loads != (barrier is not None):
         raise error("copy-option", "a load by T.tma_copy needs the barrier that its bytes arrive on" if loads else
                     "a store by T.tma_copy takes no barrier",
@@ -111,8 +109,7 @@ def _small(n: Any, name: str, what: str) -> int:
     if isinstance(n, Const):
         n = n.value
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
-        raise error("wait-count", f"{what}: {name} is a number of groups known while compiling, found {describe(n)}",
-                    found=describe(n))
+        raise error("wait-count", f"{what}: {name} is a number of groups known while compiling, found {describe(n)}")
     return int(n)
 
 
@@ -149,9 +146,8 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
         return Emitted()
     s, d = pair(src, dst, "copy_cluster")
     if s.buffer.scope_name not in SHARED or d.buffer.scope_name not in SHARED:
-        raise error("copy-option", f"T.copy_cluster to another block moves shared to shared memory, found "
-                                   f"{s.buffer.scope_name} to {d.buffer.scope_name}",
-                    expected="shared to shared memory", found=f"{s.buffer.scope_name} to {d.buffer.scope_name}")
+        raise error("copy-option", "T.copy_cluster to another block moves shared to shared memory, found "
+                    f"{s.buffer.scope_name} to {d.buffer.scope_name}", expected="shared to shared memory")
     rank = cast(convert(dst_block), "uint32")
     if remote_barrier is not None:
         there = barrier_of(remote_barrier, "T.copy_cluster")
@@ -276,7 +272,7 @@ def warpgroup_fence_operand(buf_or_ptr: Any, offset: Any = 0, num_regs: Any = No
     n = num_regs * 32 // buffer.dtype.bits if isinstance(num_regs, int) else int(buffer.shape[0])
     if num_regs is not None and not isinstance(num_regs, int):
         raise error("fence-operand", f"num_regs is a number known while compiling, found {describe(num_regs)}",
-                    expected="a number known while compiling", found=describe(num_regs))
+                    expected="a number known while compiling")
     return emit_call("wgmma_pin", (AddressOf(buffer, (cast(convert(offset), I32),)),), count=n)
 
 
@@ -294,7 +290,7 @@ def set_max_nreg(n: int, is_inc: Any) -> Emitted:
 
 def _registers(n: Any) -> int:
     if isinstance(n, bool) or not isinstance(n, int) or n % 8 or not 24 <= n <= 256:
-        raise error("register-count", f"a register count is a multiple of 8 from 24 to 256, found {n!r}", found=repr(n))
+        raise error("register-count", f"a register count is a multiple of 8 from 24 to 256, found {n!r}")
     return n
 
 

@@ -55,7 +55,7 @@ def alloc_descriptor(kind: str = "wgmma", dtype: Any = "uint64") -> Buffer:
                     expected="descriptors of wgmma", found=f"kind {kind!r}")
     dt = dtype_of(dtype, "T.alloc_descriptor")
     if dt != "uint64":
-        raise error("descriptor-operand", f"a wgmma descriptor has 64 bits, found {dt}", expected="uint64", found=str(dt))
+        raise error("descriptor-operand", f"a wgmma descriptor has 64 bits, found {dt}", expected="uint64")
     return b.allocate(Buffer(b.fresh_name("desc"), (1,), dt, VARIABLE, facts=BufferFacts(descriptor=kind), span=b.here()))
 
 
@@ -75,7 +75,7 @@ def _descriptor(x: Any, what: str) -> Buffer:
         x = x.buffer
     if not isinstance(x, Buffer) or not x.facts.descriptor:
         raise error("descriptor-operand", f"{what} takes a descriptor, found {describe(x)}",
-                    expected="a descriptor of T.alloc_wgmma_desc", found=describe(x), hint="desc = T.alloc_wgmma_desc()")
+                    expected="a descriptor of T.alloc_wgmma_desc", hint="desc = T.alloc_wgmma_desc()")
     return x
 
 
@@ -84,8 +84,7 @@ def _shared_address(x: Any, what: str) -> AddressOf:
     if not isinstance(x, AddressOf):
         if not isinstance(x, (Buffer, Load, BufferSlice)):
             raise error("extern-argument", f"{what} takes the address of shared memory, found {describe(x)}",
-                        expected="the address of shared memory", found=describe(x),
-                        hint="S.access_ptr('r'), T.address_of(S[i, j])")
+                        expected="the address of shared memory", hint="S.access_ptr('r'), T.address_of(S[i, j])")
         o = operand(x, f"the address of {what}")
         x = AddressOf(o.buffer, tuple(convert(m) for m in o.mins))
     if x.buffer.scope_name not in SHARED:
@@ -99,8 +98,7 @@ def _number(x: Any, what: str, limit: int) -> int:
     x = x.value if isinstance(x, Const) else x
     if isinstance(x, bool) or not isinstance(x, (int, np.integer)) or not 0 <= x < limit:
         raise error("descriptor-operand", f"{what} is a number from 0 to {limit - 1} known while compiling, found "
-                    f"{describe(x)}",
-                    expected=f"a number from 0 to {limit - 1} known while compiling", found=describe(x))
+                    f"{describe(x)}", expected=f"a number from 0 to {limit - 1} known while compiling")
     return int(x)
 
 
@@ -137,7 +135,7 @@ def increase_descriptor_offset(desc: Any, off: Any) -> Emitted:
     d = _descriptor(desc, "T.increase_descriptor_offset")
     if isinstance(off, (int, Const)) and _number(off, "the offset of a descriptor", 1 << 18) % 16:
         raise error("descriptor-operand", f"a descriptor moves by multiples of 16 bytes, found {off}",
-                    expected="a multiple of 16 bytes", found=str(off))
+                    expected="a multiple of 16 bytes")
     b.store(d, (const(0),), _moved(d, binary("shr", convert(off), const(4, convert(off).dtype))))
     return Emitted()
 
@@ -182,8 +180,7 @@ def _registers(x: Any, offset: Any, count: int, what: str) -> AddressOf:
     first = _number(offset, f"the first register of {what}", 1 << 16)
     if first + count > int(buffer.shape[0]):
         raise error("descriptor-operand", f"{what} uses {count} elements of `{buffer.name}` from {first} on, which has "
-                    f"{buffer.shape[0]}",
-                    expected=f"at most {buffer.shape[0]} elements", found=f"{count} from {first} on")
+                    f"{buffer.shape[0]}", expected=f"at most {buffer.shape[0]} elements", found=f"{count} from {first} on")
     return AddressOf(buffer, (const(first),))
 
 
@@ -272,8 +269,7 @@ def create_tma_descriptor(*args: Any) -> TmaDescriptor:
     rank = args[1].value if len(args) > 1 and isinstance(args[1], Const) else args[1] if len(args) > 1 else None
     if not isinstance(rank, int) or not 1 <= rank <= 5 or len(args) != 3 + 4 * rank + 4:
         raise error("tma-descriptor", f"{what} takes a type, a rank of 1 to 5, an address, 4 values a dimension and 4 options, "
-                    f"found {len(args)} arguments",
-                    expected="3 values, 4 a dimension and 4 options", found=f"{len(args)} arguments")
+                    f"found {len(args)} arguments", expected="3 values, 4 a dimension and 4 options")
     buffer = args[2] if isinstance(args[2], Buffer) else buffer_at(args[2])
     groups = [list(args[3 + k * rank:3 + (k + 1) * rank]) for k in range(4)]
     interleave, swizzle, l2, fill = (_number(x, n, 4) for x, n in zip(args[-4:], (
@@ -308,8 +304,7 @@ def _check_tensor(m: TensorMap, kind: Any, groups: list[list[Any]]) -> None:
         for g, w in zip(given, want):
             if not _equal(g, w):
                 raise error("tma-descriptor", f"the {name} of `{buffer.name}` are {_shown(want)} innermost first, found "
-                            f"{_shown(given)}",
-                            expected=_shown(want), found=_shown(given))
+                            f"{_shown(given)}", expected=_shown(want))
 
 
 def _equal(x: Any, y: Any) -> bool:
@@ -349,11 +344,11 @@ def tma_load(*args: Any) -> Emitted:
         raise error("tma-descriptor", f"{what} takes (descriptor, barrier, shared address, coordinates), found "
                     f"{describe(args[0]) if args else 'nothing'}",
                     expected="(descriptor, barrier, shared address, coordinates)",
-                    found=f"{describe(args[0]) if args else 'nothing'}", hint="descriptor = T.create_tma_descriptor(...)")
+                    hint="descriptor = T.create_tma_descriptor(...)")
     m, at = args[0].map, args[3:]
     if len(at) not in (m.rank, m.rank + 1):
         raise error("tma-descriptor", f"{what} takes {m.rank} coordinates for `{m.buffer.name}`, found {len(at)}",
-                    expected=f"{m.rank} coordinates", found=str(len(at)))
+                    expected=f"{m.rank} coordinates")
     policy = {} if len(at) == m.rank else {
         "cache_hint": ("evict_normal", "evict_first", "evict_last")[_number(at[-1], "a cache policy", 3)]}
     bar, dst = barrier_of(args[1], what), _shared_address(args[2], what)

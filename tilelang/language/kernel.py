@@ -41,8 +41,7 @@ def thread_extents(threads: Any) -> tuple[int, int, int]:
             raise error("kernel-threads", f"threads must be integers known while compiling, got {t!r}",
                         expected="integers known while compiling", found=repr(t))
         if t <= 0:
-            raise error("kernel-threads", f"threads must be positive, got {t}",
-                        expected="positive extents", found=str(t))
+            raise error("kernel-threads", f"threads must be positive, got {t}", expected="positive extents", found=str(t))
         out.append(t)
     x, y, z = (*out, 1, 1)[:3]
     if x * y * z > MAX_THREADS:
@@ -54,7 +53,7 @@ def thread_extents(threads: Any) -> tuple[int, int, int]:
 def source_text(source: Any, what: str) -> str:
     """Device source code as text.  Raises import-source for anything but a string."""
     if not isinstance(source, str):
-        raise error("import-source", f"{what} takes device source, found {describe(source)}", found=describe(source))
+        raise error("import-source", f"{what} takes device source, found {describe(source)}")
     return source
 
 
@@ -119,8 +118,7 @@ class KernelLaunchFrame(Frame):
 
     def open(self, b: Builder) -> Any:
         if b.kernel is not None:
-            raise error("nested-kernel", "T.Kernel inside T.Kernel", hint="close the first kernel's block before the "
-                                                                          "second")
+            raise error("nested-kernel", "T.Kernel inside T.Kernel", hint="close the first kernel's block before the second")
         b.before_kernel()
         b.kernel = self
         b.kernels += 1
@@ -386,9 +384,8 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
         raise error("swizzle-order", f"Unsupported swizzle order: {order!r}, expected 'row', 'column' or 'mlx'",
                     expected="'row', 'column' or 'mlx'", found=repr(order))
     if isinstance(panel_size, bool) or not isinstance(panel_size, int) or panel_size <= 0:
-        raise error("swizzle-order",
-                    f"the rasterisation panel size of T.use_swizzle must be a positive integer, got {panel_size!r}",
-                    expected="a positive integer", found=repr(panel_size))
+        raise error("swizzle-order", "the rasterisation panel size of T.use_swizzle must be a positive integer, got "
+                    f"{panel_size!r}", expected="a positive integer", found=repr(panel_size))
     if not flag(enable, "enable"):
         return
     k.swizzle = (panel_size, order)
@@ -428,16 +425,13 @@ def ws(*groups: int) -> IfThreadFrame:
             T.copy(A[by * 128, 0], A_s)
     """
     if not groups:
-        raise error("warp-groups", "T.ws needs at least one warp group",
-                    expected="at least one warp group", found="none")
+        raise error("warp-groups", "T.ws needs at least one warp group", expected="at least one warp group", found="none")
     k = need_kernel("T.ws")
     if any(isinstance(g, bool) or not isinstance(g, int) or g < 0 for g in groups):
-        raise error("warp-groups", f"T.ws takes numbers of warp groups, found {groups!r}",
-                    found=repr(groups))
+        raise error("warp-groups", f"T.ws takes numbers of warp groups, found {groups!r}")
     if max(groups) * 128 >= k.num_threads:
-        raise error("warp-groups", f"T.ws({max(groups)}): a block of {k.num_threads} threads has no warp group "
-                                   f"{max(groups)} (128 threads each)",
-                    expected=f"warp groups below {-(-k.num_threads // 128)}", found=str(max(groups)),
+        raise error("warp-groups", f"T.ws({max(groups)}): a block of {k.num_threads} threads has no warp group {max(groups)} "
+                    "(128 threads each)", expected=f"warp groups below {-(-k.num_threads // 128)}", found=str(max(groups)),
                     hint="launch more threads")
     ranges: list[list[int]] = []
     for g in sorted(set(groups)):
@@ -500,10 +494,9 @@ class ThreadBindingFrame(Frame):
         if kind == "thread" or axis < len(launch.blocks):
             have = launch.threads[axis] if kind == "thread" else launch.blocks[axis]
         if have is None or not is_const(binary("eq", convert(have), convert(self.extent)), True):
-            raise error("launch-dim", f"{self.tag} runs over {have if have is not None else 'nothing'} in this launch, "
-                                      "not "
-                         f"over {self.extent}",
-                        expected=f"an extent of {have if have is not None else 'none'}", found=str(self.extent))
+            raise error("launch-dim", f"{self.tag} runs over {have if have is not None else 'nothing'} in this launch, not "
+                        f"over {self.extent}", expected=f"an extent of {have if have is not None else 'none'}",
+                        found=str(self.extent))
         return launch.thread_vars[axis] if kind == "thread" else launch.block_vars[axis]
 
     def close(self, b: Builder) -> Stmt | None:

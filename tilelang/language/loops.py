@@ -69,17 +69,17 @@ def attrs_of(annotations: dict[str, Any] | None, known: Sequence[str] = (), **ow
     """
     if annotations is not None and not isinstance(annotations, Mapping):
         raise error("option-type", f"annotations are a dict of names and values, found {annotations!r}",
-                    expected="a dict of names and values", found=repr(annotations))
+                    expected="a dict of names and values")
     check_keys(annotations or {}, known)
     annotations = {_OTHER_NAMES.get(str(k), str(k)): v for k, v in (annotations or {}).items()}
     for given in (own, annotations):
         width, layout = given.get("coalesced_width"), given.get("loop_layout")
         if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width <= 0):
             raise error("option-type", f"coalesced_width is a positive number of elements, found {width!r}",
-                        expected="a positive number of elements", found=repr(width))
+                        expected="a positive number of elements")
         if layout is not None and not isinstance(layout, Fragment):
             raise error("option-type", f"loop_layout is a T.Fragment over the loops, found {layout!r}",
-                        expected="a T.Fragment over the loops", found=repr(layout))
+                        expected="a T.Fragment over the loops")
     d = {k: freeze_attr(v) for k, v in own.items() if v is not None}
     d.update({k: freeze_attr(v) for k, v in annotations.items()})
     return tuple(sorted(d.items()))
@@ -325,7 +325,7 @@ class IfThreadFrame(Frame):
         super().__init__()
         if not isinstance(cond, Expr) or not cond.dtype.is_bool:
             raise error("condition", f"a branch of threads needs a bool expression, found {describe(cond)}",
-                        expected="a bool expression", found=describe(cond), hint="write a comparison, or T.ws(0)")
+                        expected="a bool expression", hint="write a comparison, or T.ws(0)")
         self.cond = cond
 
     def close(self, b: Builder) -> Stmt:

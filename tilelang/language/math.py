@@ -34,9 +34,8 @@ def _float_arg(x: Any, name: str, strict: bool) -> Expr:
     if e.dtype.is_float:
         return e
     if strict and not isinstance(x, (int, float)):
-        raise error("math-type", f"T.{name} only supports floating-point inputs, but got {e.dtype}",
-                    expected="a float", found=str(e.dtype),
-                           hint="cast the argument: T.cast(x, 'float32')")
+        raise error("math-type", f"T.{name} only supports floating-point inputs, but got {e.dtype}", expected="a float",
+                    found=str(e.dtype), hint="cast the argument: T.cast(x, 'float32')")
     return cast(e, F32.with_lanes(e.dtype.lanes))
 
 
@@ -112,8 +111,7 @@ def _integer(name: str, result: DType | None = None) -> Callable[..., Expr]:
     def fn(x: Any) -> Expr:
         e = value_of(x)
         if not e.dtype.is_int:
-            raise error("math-type", f"T.{name} needs an integer, found {e.dtype}",
-                        expected="an integer", found=str(e.dtype))
+            raise error("math-type", f"T.{name} needs an integer, found {e.dtype}", expected="an integer")
         return call(name, (e,), result.with_lanes(e.dtype.lanes) if result else e.dtype)
 
     fn.__name__ = fn.__qualname__ = name
@@ -134,7 +132,7 @@ def __fns(mask: Any, base: Any, offset: Any) -> Expr:
     for name, given in (("mask", mask), ("base", base), ("offset", offset)):
         dt = value_of(given).dtype
         if not dt.is_int:
-            raise error("math-type", f"T.__fns: the {name} is an integer, found {dt}", expected="an integer", found=str(dt))
+            raise error("math-type", f"T.__fns: the {name} is an integer, found {dt}", expected="an integer")
     return call("__fns", (cast(mask, "uint32"), cast(base, "uint32"), cast(offset, I32)), "uint32")
 
 
@@ -231,7 +229,7 @@ def _predicate(name: str, on_int: bool) -> Callable[..., Expr]:
     def fn(x: Any) -> Expr:
         e = value_of(x)
         if isinstance(e, StringConst) or e.dtype.is_handle:
-            raise error("math-type", f"T.{name} needs a number, found {describe(x)}", expected="a number", found=describe(x))
+            raise error("math-type", f"T.{name} needs a number, found {describe(x)}", expected="a number")
         if not e.dtype.is_float:
             return const(on_int)
         if e.dtype.bits < 32:
@@ -312,8 +310,7 @@ def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any 
         raise error("cast-option", f"Invalid round mode {round!r}, expected '', rn, rz, rp, rm or rs",
                     expected="'', rn, rz, rp, rm or rs", found=repr(round))
     if not isinstance(sat, bool):
-        raise error("cast-option", f"sat must be a bool, got {sat!r}",
-                    expected="a bool", found=repr(sat))
+        raise error("cast-option", f"sat must be a bool, got {sat!r}", expected="a bool", found=repr(sat))
     if (round == "rs") != (rbits is not None):
         raise error("cast-option", "rbits goes with round='rs', and only with it",
                     expected="rbits with round='rs', and only with it",
@@ -350,8 +347,7 @@ def Select_(cond: Any, a: Any, b: Any) -> Expr:
     """cond ? a : b, both evaluated; one type."""
     x, y = value_of(a), value_of(b)
     if x.dtype != y.dtype:
-        raise error("select-types", f"T.Select: mismatched types {x.dtype} and {y.dtype}",
-                    found=f"{x.dtype} and {y.dtype}")
+        raise error("select-types", f"T.Select: mismatched types {x.dtype} and {y.dtype}", found=f"{x.dtype} and {y.dtype}")
     c = as_bool(cond)
     return Select(c, x, y, x.dtype, False) if c.dtype.lanes == 1 else select(c, x, y, lazy=False)
 
@@ -403,15 +399,13 @@ def extract_lane(vec: Any, lane: Any) -> Expr:
         vec = vec.vector()
     if not isinstance(vec, Expr):
         raise error("math-type", f"T.extract_lane needs a vector expression, found {describe(vec)}",
-                    expected="a vector expression", found=describe(vec))
+                    expected="a vector expression")
     if isinstance(lane, Const):
         lane = lane.value
     if not isinstance(lane, int):
-        raise error("math-type", "T.extract_lane needs a constant lane",
-                    expected="a constant lane", found=describe(lane))
+        raise error("math-type", "T.extract_lane needs a constant lane", expected="a constant lane", found=describe(lane))
     if vec.dtype.lanes == 1:
-        raise error("packed-type", f"T.extract_lane needs a vector, found {vec.dtype}",
-                    expected="a vector", found=str(vec.dtype))
+        raise error("packed-type", f"T.extract_lane needs a vector, found {vec.dtype}", expected="a vector")
     if not 0 <= lane < vec.dtype.lanes:
         raise error("lane-range", f"lane {lane} of {vec.dtype} does not exist",
                     expected=f"a lane from 0 to {vec.dtype.lanes - 1}", found=str(lane))
@@ -454,9 +448,8 @@ def infinity(dtype: Any) -> Expr:
     """
     d = dtype_of(dtype, "T.infinity")
     if not d.is_float:
-        raise error("math-type", f"T.infinity of {d}: only float types have it",
-                    expected="a float type", found=str(d),
-                           hint="use T.max_value or T.min_value")
+        raise error("math-type", f"T.infinity of {d}: only float types have it", expected="a float type", found=str(d),
+                    hint="use T.max_value or T.min_value")
     return const(_math.inf, d)
 
 
@@ -475,7 +468,7 @@ def ceildiv(a: Any, b: Any) -> Any:
     """
     for v in (a, b):
         if isinstance(v, float) or isinstance(v, Expr) and v.dtype.is_float:
-            raise error("math-type", f"T.ceildiv divides integers, found {describe(v)}", expected="integers", found=describe(v),
+            raise error("math-type", f"T.ceildiv divides integers, found {describe(v)}", expected="integers",
                         hint="T.ceil(a / b) rounds a quotient of floats up")
     if _int_args(a, b):
         return -(-a // b)

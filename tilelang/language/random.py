@@ -60,9 +60,9 @@ class _Random:
 def _integer(what: str, v: Any) -> Expr:
     e = convert(v)
     if not e.dtype.is_int or e.dtype.lanes != 1:
-        raise error("rng", f"T.rng_init: {what} must be an integer, found {e.dtype}", expected="an integer", found=str(e.dtype))
+        raise error("rng", f"T.rng_init: {what} must be an integer, found {e.dtype}", expected="an integer")
     if isinstance(v, int) and not 0 <= v < 1 << 64:
-        raise error("rng", f"T.rng_init: {what} must be in 0 .. 2**64 - 1, found {v}", expected="0 to 2**64 - 1", found=str(v))
+        raise error("rng", f"T.rng_init: {what} must be in 0 .. 2**64 - 1, found {v}", expected="0 to 2**64 - 1")
     return cast(e, U64)
 
 
@@ -192,9 +192,8 @@ def _state(what: str) -> tuple[Builder, _State]:
     state = random.loops.get(loops[-1]) if loops else random.thread
     if state is None and random.thread is None:
         raise error("rng", f"{what} {'in another' if loops else 'after a'} T.Parallel, and the generator belongs to the "
-                    "iterations of one that has ended",
-                    expected="T.rng_init and the draws in one T.Parallel, or T.rng_init outside of it",
-                    found="T.rng_init inside of the loop", hint="call T.rng_init(seed) before the loops")
+                    "iterations of one that has ended", expected="T.rng_init and the draws in one T.Parallel, or T.rng_init "
+                    "outside of it", found="T.rng_init inside of the loop", hint="call T.rng_init(seed) before the loops")
     return b, state or _start_iterations(b, random, loops)
 
 
@@ -228,7 +227,7 @@ def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Var:
     b, s = _state("T.rng_rand_float")
     if bit not in (32, 64) or dist not in ("uniform", "normal"):
         raise error("rng", f"T.rng_rand_float takes bit 32 or 64 and dist 'uniform' or 'normal', found {bit!r}, {dist!r}",
-                    expected="bit 32 or 64, dist 'uniform' or 'normal'", found=f"{bit!r}, {dist!r}")
+                    expected="bit 32 or 64, dist 'uniform' or 'normal'")
     dt = DType(f"float{bit}")
     return _drawn(b, let(b, "uniform", s.generator.uniform(b, dt)) if dist == "uniform" else _normal(b, s, dt))
 

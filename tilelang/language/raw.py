@@ -131,7 +131,7 @@ def bind(value: Any, type_annotation: Any = None, *, var: Any = None) -> Var:
 def _scalar(what: str, var: Any) -> None:
     if not isinstance(var, Var) or var.dtype.is_handle:
         raise error("store-target", f"{what} names a scalar variable, found {describe(var)}", expected="a scalar variable",
-                    found=describe(var), hint='write v = T.var("v", "int32") before')
+                    hint='write v = T.var("v", "int32") before')
 
 
 class _LetFrame(BodyFrame):
@@ -202,7 +202,7 @@ def buffer_at(data: Any) -> Buffer:
     found = owner_of(data)
     if found is None:
         raise error("pointer", f"T.tvm_access_ptr needs the storage of a buffer in scope (`A.data`), found {describe(data)}",
-                    expected="the storage of a buffer in scope, A.data", found=describe(data))
+                    expected="the storage of a buffer in scope, A.data")
     return found
 
 
@@ -234,7 +234,7 @@ def handle_add_byte_offset(h: Any, n: Any) -> Expr:
     """
     if not isinstance(h, Expr) or not (h.dtype.is_handle or h.dtype.is_int):
         raise error("pointer", f"T.handle_add_byte_offset needs a pointer or an address, found {describe(h)}",
-                    expected="a pointer or an address", found=describe(h))
+                    expected="a pointer or an address")
     return cast(binary("add", cast(h, "int64"), cast(convert(n), "int64")), "handle")
 
 
@@ -288,8 +288,7 @@ def call_intrin(dtype: Any, op_or_name: str, *args: Any, annotations: Any = None
                     expected="the name of an intrinsic", found=repr(op_or_name), hint="call device functions by T.call_extern")
     if row.arity >= 0 and row.arity != len(args):
         raise error("extern-argument", f"intrinsic {name} takes {row.arity} arguments, found {len(args)}",
-                    expected=f"{row.arity} arguments", found=str(len(args)),
-                    hint="see target/intrinsics.py and target/instructions.py")
+                    expected=f"{row.arity} arguments", hint="see target/intrinsics.py and target/instructions.py")
     try:
         options_of(name, options)
     except TypeError as e:

@@ -107,11 +107,10 @@ def alloc_reducer(shape: Any, dtype: Any, op: str = "sum", replication: str | No
                       DeprecationWarning, stacklevel=2)
     acc = alloc_fragment(shape, dtype)
     if op.startswith("bit") and not (acc.dtype.is_int or acc.dtype.is_bool):
-        raise error("reducer-type", f"a {op} reducer requires an integer dtype, found {acc.dtype}",
-                    expected="an integer type", found=str(acc.dtype))
+        raise error("reducer-type", f"a {op} reducer requires an integer dtype, found {acc.dtype}", expected="an integer type")
     if op == "sum" and acc.dtype.base == SCALE:
-        raise error("reducer-type", f"a sum needs a type with a zero, found {acc.dtype}",
-                    expected="a type with a zero", found=str(acc.dtype), hint="sum in float32 and convert the result")
+        raise error("reducer-type", f"a sum needs a type with a zero, found {acc.dtype}", expected="a type with a zero",
+                    hint="sum in float32 and convert the result")
     b.reducers[id(acc)] = (acc, _Epoch(op, replication is not None))
     return acc
 
@@ -119,7 +118,7 @@ def alloc_reducer(shape: Any, dtype: Any, op: str = "sum", replication: str | No
 def _epoch(b: Builder, acc: Any, what: str) -> _Epoch:
     if not isinstance(acc, Buffer) or id(acc) not in b.reducers:
         raise error("reducer-operand", f"{what} needs a reducer from T.alloc_reducer, found {describe(acc)}",
-                    expected="a reducer of T.alloc_reducer", found=describe(acc))
+                    expected="a reducer of T.alloc_reducer")
     return b.reducers[id(acc)][1]
 
 
@@ -169,14 +168,12 @@ def reducer_update(element: Any, value: Any) -> Emitted:
     """
     b = need_builder("T.reducer_update")
     if not isinstance(element, Load):
-        raise error("reducer-element", f"T.reducer_update takes an element acc[i], found {describe(element)}",
-                    found=describe(element))
+        raise error("reducer-element", f"T.reducer_update takes an element acc[i], found {describe(element)}")
     acc = element.buffer
     e = _epoch(b, acc, "T.reducer_update")
     if e.state != "open" or e.ends and e.ended(tuple((f, arm) for f, arm, _ in _around(b))):
         raise error("reducer-order", f"T.reducer_update of `{acc.name}`, which is not between reducer_init and "
-                    "finalize_reducer",
-                    found=f"T.reducer_update of `{acc.name}` outside of them")
+                    "finalize_reducer", found=f"T.reducer_update of `{acc.name}` outside of them")
     if not any(getattr(f, "parallel", False) for f in b.frames):
         raise error("reducer-order", "T.reducer_update outside T.Parallel", found="T.reducer_update outside T.Parallel")
     added = cast(convert(value), acc.dtype)
@@ -211,8 +208,7 @@ def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
         raise error("reducer-order", f"T.finalize_reducer of `{acc.name}`, which is not initialised",
                     found=f"T.finalize_reducer of `{acc.name}` without T.reducer_init")
     if not isinstance(dst, Buffer) or dst.scope_name != FRAGMENT:
-        raise error("reducer-operand", f"T.finalize_reducer writes to a fragment, found {describe(dst)}",
-                    expected="a fragment", found=describe(dst))
+        raise error("reducer-operand", f"T.finalize_reducer writes to a fragment, found {describe(dst)}", expected="a fragment")
     if tuple(dst.shape) != tuple(acc.shape) or dst.dtype != acc.dtype:
         raise error("reducer-operand", f"T.finalize_reducer writes {_form(acc)} of `{acc.name}` to `{dst.name}`, which is "
                     f"{_form(dst)}", expected=f"a fragment {_form(acc)}", found=_form(dst))

@@ -61,7 +61,7 @@ def CUDASourceCodeKernel(*blocks: Any, threads: Any = None, source_code_or_path:
                     found=f"{'nothing' if isinstance(text, str) else type(text).__name__}")
     if not isinstance(entry_name, str) or not entry_name:
         raise error("source-kernel", f"the entry of T.CUDASourceCodeKernel is the name of a function, found {entry_name!r}",
-                    expected="the name of a function", found=repr(entry_name))
+                    expected="the name of a function")
     if "\n" not in text and "__global__" not in text:
         if not os.path.exists(text):
             raise FileNotFoundError(f"T.CUDASourceCodeKernel: no file {text!r}")
@@ -70,8 +70,7 @@ def CUDASourceCodeKernel(*blocks: Any, threads: Any = None, source_code_or_path:
     found = {m.group(2): m for m in _ENTRY.finditer(text)}
     if entry_name not in found:
         raise error("source-kernel", f"the source has no __global__ function `{entry_name}`. Available entries: "
-                    f"{', '.join(found) or 'none'}",
-                    expected=f"one of {', '.join(found) or 'none'}", found=repr(entry_name))
+                    f"{', '.join(found) or 'none'}", expected=f"one of {', '.join(found) or 'none'}", found=repr(entry_name))
     if not found[entry_name].group(1):  # add extern "C", so that the name is not mangled
         at = found[entry_name].start()
         text = f'{text[:at]}extern "C" {text[at:]}'

@@ -27,7 +27,7 @@ def _integer(dt: Any) -> DType:
     out = dtype_of(dt, "a symbolic dimension")
     if not out.is_int or out.lanes != 1 or out.bits < 32:
         raise error("symbol-name", f"a dimension is counted in int32, int64, uint32 or uint64, found {out}",
-                    "leave dtype out, or write \"int64\"", expected="an integer type of 32 or 64 bits", found=str(out))
+                    "leave dtype out, or write \"int64\"", expected="an integer type of 32 or 64 bits")
     return out
 
 

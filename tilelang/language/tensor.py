@@ -67,8 +67,7 @@ def dtype_of(dt: Any, what: str) -> DType:
         return DType("int64")
     if isinstance(dt, (Expr, Buffer, tuple, list)) or dt in (float, int, bool) and not isinstance(dt, str):
         name = f"the Python type `{dt.__name__}`" if isinstance(dt, type) else f"a {type(dt).__name__}"
-        raise error("tensor-dtype", f"{what} needs an element type, found {name}",
-                    found=str(name), hint="write T.float32, T.int32, …")
+        raise error("tensor-dtype", f"{what} needs an element type, found {name}", hint="write T.float32, T.int32, …")
     try:
         return DType(dt)
     except (TypeError, ValueError) as e:
@@ -129,7 +128,7 @@ class TensorFactory:
             signature.bind(*args, **kw)
         except TypeError as e:
             raise error("tensor-arguments", f"T.{self.name} takes ({', '.join(signature.parameters)}), found {e}",
-                        expected=f"({', '.join(signature.parameters)})", found=str(e)) from None
+                        expected=f"({', '.join(signature.parameters)})") from None
         return make(*args, **kw)
 
     def _plain(self, shape: Any, dtype: Any = "float32", data: Any = None, scope: str | None = None) -> Any:
@@ -224,8 +223,7 @@ def make_tensor(ptr: Any, shape: Any, dtype: Any = "float32", strides: Any = Non
         narrow = isinstance(ptr, Expr) and ptr.dtype.is_int  # 32 bits cannot hold an address
         said = f"{describe(ptr)} of type {ptr.dtype}" if narrow else describe(ptr)
         raise error("pointer", f"T.make_tensor needs a pointer parameter or an integer address of 64 bits, found {said}",
-                    expected="a pointer parameter or an integer address", found=said,
-                    hint="declare the parameter as `p: T.ptr`")
+                    expected="a pointer parameter or an integer address", hint="declare the parameter as `p: T.ptr`")
     spec = TensorSpec(shape, dtype, strides, align=align)
     buf = spec.buffer(b.fresh_name("tensor"), data, b.here())
     b.unnamed[id(buf)] = buf
@@ -297,7 +295,7 @@ def over_storage(what: str, spec: TensorSpec, data: Any, elem_offset: Any = None
     data = data.data if isinstance(data, Buffer) else data
     if not isinstance(data, Var):
         raise error("pointer", f"{what} needs the storage of a buffer (`data=A.data`), found {describe(data)}",
-                    expected="the storage of a buffer, A.data", found=describe(data), hint="use T.alloc_buffer for new storage")
+                    expected="the storage of a buffer, A.data", hint="use T.alloc_buffer for new storage")
     start = 0 if elem_offset is None else elem_offset
     if owner is not None:
         if _kind(owner.scope_name) != _kind(spec.scope_name):
@@ -381,7 +379,7 @@ def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = Non
         return from_element(need_builder("T.match_buffer"), "T.match_buffer", spec, r.buffer.data, offset, name)
     if not isinstance(param, Var):
         raise error("pointer", f"T.match_buffer needs a pointer parameter or a region, found {describe(param)}",
-                    expected="a pointer parameter or a region", found=describe(param))
+                    expected="a pointer parameter or a region")
     _agrees(data, param, elem_offset, scope, "global")
     return make_tensor(param, shape, dtype, strides)
 
@@ -410,7 +408,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None) ->
         columns = T.view(A_s, (64, 128), strides=(1, 64))   # A_s: (128, 64)
     """
     if not isinstance(src, Buffer):
-        raise error("view-source", f"T.view and T.reshape take a whole buffer, found {describe(src)}", found=describe(src))
+        raise error("view-source", f"T.view and T.reshape take a whole buffer, found {describe(src)}")
     new_shape = src.shape if shape is None else shape_of(shape, "the view")
     dt = src.dtype if dtype is None else dtype_of(dtype, "the view")
     total_src: Any = src.dtype.bits * src.dtype.lanes

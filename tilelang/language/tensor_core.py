@@ -116,7 +116,7 @@ def get_ldmatrix_offset(matrix: str, row_idx: Any, col_idx: Any, stride: Any, dt
     """
     bits = DType(dtype).bits
     if matrix not in ("A", "B"):
-        raise error("ldmatrix-operand", f'matrix is "A" or "B", found {matrix!r}', expected='"A" or "B"', found=repr(matrix))
+        raise error("ldmatrix-operand", f'matrix is "A" or "B", found {matrix!r}', expected='"A" or "B"')
     get_mma_micro_size(dtype)
     if bits != 16 and transposed != (matrix == "B"):
         kept = "(k, m)" if matrix == "A" else "(k, n)"
@@ -148,7 +148,7 @@ def _origin(x: Any, what: str) -> tuple[Buffer, tuple[Any, ...]]:
     if isinstance(x, Load):
         return x.buffer, x.indices
     raise error("region-operand", f"{what} is a buffer, region or element, found {describe(x)}",
-                expected="a buffer, a region or an element", found=describe(x))
+                expected="a buffer, a region or an element")
 
 
 class TensorCoreIntrinEmitter:
@@ -309,7 +309,7 @@ class TensorCoreIntrinEmitter:
     def make_mma_load_layout(self, local_buf: Any, matrix: str = "A") -> Fragment:
         """Fragment of an operand tile (rows of all warps by micro_size_k columns), in the order of the loads."""
         if matrix not in ("A", "B"):
-            raise error("value", f"matrix is 'A' or 'B', found {matrix!r}", expected="'A' or 'B'", found=repr(matrix))
+            raise error("value", f"matrix is 'A' or 'B', found {matrix!r}", expected="'A' or 'B'")
         rows = (self.block_row_warps * self.warp_rows if matrix == "A" else self.block_col_warps * self.warp_cols) * 16
         per_warp, size = (self.warp_rows, self.local_size_a) if matrix == "A" else (self.warp_cols, self.local_size_b)
         copies = self.block_col_warps if matrix == "A" else self.block_row_warps
@@ -362,7 +362,7 @@ class INT4TensorCoreIntrinEmitter(TensorCoreIntrinEmitter):
         for d in (a_dtype, b_dtype):
             if DType(d) not in ("int4", "int8"):
                 raise error("gemm-types", f"INT4TensorCoreIntrinEmitter multiplies int4 values, found {DType(d)}",
-                            expected="int4, or int8 for its bytes", found=str(DType(d)))
+                            expected="int4, or int8 for its bytes")
         super().__init__("int8", "int8", accum_dtype, *args, **kw)
 
     def mma(self, A_local: Any, B_local: Any, C_local: Any, k_inner: Any = 0) -> Emitted:
@@ -409,7 +409,7 @@ class INT4TensorCoreIntrinEmitter(TensorCoreIntrinEmitter):
 def _pointer(x: Any, what: str) -> AddressOf:
     if isinstance(x, AddressOf):
         return x
-    raise error("extern-argument", f"{what} is a pointer, found {describe(x)}", expected="a pointer", found=describe(x),
+    raise error("extern-argument", f"{what} is a pointer, found {describe(x)}", expected="a pointer",
                 hint="write A.access_ptr('r') or T.access_ptr(A[i, j])")
 
 
@@ -424,8 +424,7 @@ def ptx_ldmatrix(trans: bool, num: int, src_access_ptr: Any, dst_access_ptr: Any
         T.ptx_ldmatrix(False, 4, T.access_ptr(A_s[tx % 16, tx % 32 // 16 * 8], "r"), T.access_ptr(r16[0], "w"))
     """
     if num not in (1, 2, 4):
-        raise error("lane-arguments", f"ldmatrix loads 1, 2 or 4 matrices, found {num!r}",
-                    expected="1, 2 or 4 matrices", found=repr(num))
+        raise error("lane-arguments", f"ldmatrix loads 1, 2 or 4 matrices, found {num!r}", expected="1, 2 or 4 matrices")
     return emit_call("ldmatrix", (_pointer(dst_access_ptr, "the destination"), _pointer(src_access_ptr, "the source")), "void",
                      num=int(num), trans=flag(trans, "trans"))
 

@@ -67,10 +67,10 @@ def _named(name: str, number: Any, count: Any) -> tuple[Expr, Expr]:
     for e, what in ((i, "number"), (n, "count of threads")):
         if not e.dtype.is_int or e.dtype.lanes != 1:
             raise error("named-barrier", f"T.{name}: the {what} of a named barrier is an integer, found {describe(e)}",
-                        expected="an integer", found=describe(e))
+                        expected="an integer")
     if isinstance(i, Const) and not 0 <= i.value <= 15:
         raise error("named-barrier", f"T.{name}: named barriers have the numbers 0 to 15, found {i.value}",
-                    expected="a number from 0 to 15", found=str(i.value))
+                    expected="a number from 0 to 15")
     if isinstance(n, Const) and not (0 < n.value <= 1024 and n.value % 32 == 0):
         raise error("named-barrier", f"T.{name}: whole warps meet at a named barrier, found a count of {n.value} threads",
                     expected="a multiple of 32 threads up to 1024", found=str(n.value))
@@ -101,7 +101,7 @@ def sync_grid() -> Emitted:
 def _predicate(name: str, pred: Any) -> Expr:
     e = convert(pred)
     if not (e.dtype.is_int or e.dtype.is_bool):
-        raise error("predicate-type", f"T.{name} requires an integer or boolean predicate, found {e.dtype}", found=str(e.dtype))
+        raise error("predicate-type", f"T.{name} requires an integer or boolean predicate, found {e.dtype}")
     return cast(e, I32)
 
 
@@ -125,7 +125,7 @@ def _shuffle(name: str, row: str) -> Callable[..., Var]:
         where = convert(lane)
         if not where.dtype.is_int or where.dtype.lanes != 1:
             raise error("lane-argument-type", f"the lane of T.{name} must be an integer, found {describe(lane)}",
-                        expected="an integer", found=describe(lane))
+                        expected="an integer")
         return value_call(row, (v, cast(where, I32), *named), v.dtype, width=_lanes(name, width))
 
     fn.__name__ = fn.__qualname__ = name
@@ -143,7 +143,7 @@ def _lanes(name: str, width: Any) -> int:
     n = convert(width) if not isinstance(width, (float, bool, np.floating)) else None
     if not isinstance(n, Const) or n.value not in (1, 2, 4, 8, 16, 32):
         raise error("lane-arguments", f"the width of T.{name} is 1, 2, 4, 8, 16 or 32 lanes, found {width}",
-                    expected="a power of two up to 32", found=str(width), hint="leave it out for whole warps")
+                    expected="a power of two up to 32", hint="leave it out for whole warps")
     return int(n.value)
 
 
@@ -152,7 +152,7 @@ def _mask(mask: Any) -> Expr:
     e = convert(mask)
     if not e.dtype.is_int or e.dtype.lanes != 1:
         raise error("lane-argument-type", f"a mask of lanes is an integer with a bit for each lane, found {describe(mask)}",
-                    expected="an integer", found=describe(mask), hint="leave it out for all lanes of the warp")
+                    expected="an integer", hint="leave it out for all lanes of the warp")
     if isinstance(mask, int) and -1 << 31 <= mask < 0:
         mask &= FULL_MASK
     return const(mask, "uint32") if isinstance(mask, int) else cast(e, "uint32")
@@ -239,10 +239,10 @@ def match_all_sync(value: Any, mask: Any = FULL_MASK) -> Var:
 
 def _width(v: Any, name: str) -> Any:
     if isinstance(v, bool) or not isinstance(v, (int, Expr)) or isinstance(v, Expr) and not v.dtype.is_int:
-        raise error("lane-argument-type", f"{name} must be an integer, found {v!r}", found=repr(v))
+        raise error("lane-argument-type", f"{name} must be an integer, found {v!r}")
     if isinstance(v, int) and not 0 < v < 1 << 31:
         raise error("lane-argument-type", f"{name} is a positive number of threads or warps, found {v}",
-                    expected="a positive integer", found=str(v))
+                    expected="a positive integer")
     return v
 
 
@@ -289,7 +289,7 @@ def shuffle_elect(thread_extent: Any = 0) -> Expr:
     """
     if isinstance(thread_extent, bool) or not isinstance(thread_extent, int) or thread_extent < 0:
         raise error("lane-argument-type", f"thread_extent must be an integer from 0, found {thread_extent!r}",
-                    expected="an integer from 0", found=repr(thread_extent), hint="0 means all threads of the block")
+                    expected="an integer from 0", hint="0 means all threads of the block")
     t = thread_index()
     return binary("eq", t % thread_extent if thread_extent else t, convert(0))
 
@@ -361,7 +361,7 @@ def buffer_store(buf: Buffer, value: Any, indices: Any, predicate: Any = None) -
     cond = convert(predicate)
     if cond.dtype.lanes != 1 or not (cond.dtype.is_bool or cond.dtype.is_int):
         raise error("predicate-type", f"the predicate of T.buffer_store is one condition, found {cond.dtype}",
-                    expected="a bool or an integer", found=str(cond.dtype), hint="store the lanes one by one")
+                    expected="a bool or an integer", hint="store the lanes one by one")
     frame = IfFrame(as_bool(cond))
     b.enter(frame)
     Names(b).setitem(buf, tuple(idx), value)
@@ -461,8 +461,7 @@ def ldg(A: Any, idx: Any = None) -> Expr:
                         expected="an index with the buffer", found="none")
         A = A[idx]
     if not isinstance(A, Load):
-        raise error("extern-argument", f"T.__ldg needs an element, found {describe(A)}",
-                    expected="an element", found=describe(A))
+        raise error("extern-argument", f"T.__ldg needs an element, found {describe(A)}", expected="an element")
     return call("ldg", (AddressOf(A.buffer, A.indices),), A.dtype)
 
 

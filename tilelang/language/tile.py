@@ -35,10 +35,8 @@ def _builder(what: str) -> Builder:
 def emit_op(b: Builder, op: Any) -> Emitted:
     """Check a tile op and emit it at the call.  Raises no-kernel, and what the op's check raises."""
     if b.kernel is None:
-        raise errors.error("no-kernel", f"T.{op.op_name} is executed by the threads of a launch: it is valid inside "
-                                        "T.Kernel "
-                           "only",
-                           found=f"T.{op.op_name} outside of it", span=op.span)
+        raise errors.error("no-kernel", f"T.{op.op_name} is executed by the threads of a launch: it is valid inside T.Kernel "
+                           "only", found=f"T.{op.op_name} outside of it", span=op.span)
     op.check()
     b.emit(op)
     return EMITTED
@@ -58,7 +56,7 @@ def accumulator_clearing(clear_accum: Any) -> Expr:
     given = convert(clear_accum) if hasattr(clear_accum, "__tilelang_expr__") else clear_accum
     if not isinstance(given, Expr) or not given.dtype.is_bool:
         raise error("gemm-clear", f"clear_accum must be a bool or a bool expression, found {clear_accum!r}",
-                    found=repr(clear_accum), hint="write a comparison such as k == 0")
+                    hint="write a comparison such as k == 0")
     return given
 
 
@@ -126,13 +124,11 @@ def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annota
     s, d = pair(src, dst, "async_copy")
     if s.buffer.scope_name != GLOBAL or not d.buffer.scope_name.startswith("shared"):
         raise error("copy-option", f"T.async_copy moves global to shared memory, found {s.buffer.scope_name} to "
-                           f"{d.buffer.scope_name}",
-                    expected="global to shared memory", found=f"{s.buffer.scope_name} to {d.buffer.scope_name}",
-                    hint="use T.copy")
+                    f"{d.buffer.scope_name}", expected="global to shared memory", hint="use T.copy")
     if s.dtype != d.dtype:
         raise error("copy-option", f"T.async_copy moves bytes as they are, found {s.dtype} to {d.dtype}",
-                    expected="one type on both sides", found=f"{s.dtype} to {d.dtype}",
-                    hint="load with T.async_copy in the tensor's type and convert in a second tile, or use T.copy")
+                    expected="one type on both sides", hint="load with T.async_copy in the tensor's type and convert in a "
+                    "second tile, or use T.copy")
     plan, attrs = options_from(CopyPlan, annotations, coalesced_width=coalesced_width, loop_layout=loop_layout,
                                async_group=True)
     emit_op(b, Copy(s, d, attrs, plan, span=b.here()))
@@ -151,9 +147,7 @@ def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> 
     """
     b = _builder("fill")
     if isinstance(buffer, (int, float, str, type(None))) or isinstance(buffer, Expr) and not isinstance(buffer, Load):
-        raise error("fill-operand", f"T.fill and T.clear take a buffer, region or element, found "
-                           f"{describe(buffer)}",
-                    found=describe(buffer))
+        raise error("fill-operand", f"T.fill and T.clear take a buffer, region or element, found {describe(buffer)}")
     r = whole_region(buffer, "the operand of T.fill")
     check_inside(r)
     v = convert(value)
@@ -181,7 +175,7 @@ def warp_policy(policy: Any) -> GemmWarpPolicy:
     """The policy of a gemm.  Raises option-type."""
     if isinstance(policy, bool) or not isinstance(policy, int) or policy not in list(GemmWarpPolicy):
         raise error("option-type", f"policy is one of T.GemmWarpPolicy.Square, FullRow and FullCol, found {policy!r}",
-                    expected="T.GemmWarpPolicy.Square, FullRow or FullCol", found=repr(policy))
+                    expected="T.GemmWarpPolicy.Square, FullRow or FullCol")
     return GemmWarpPolicy(policy)
 
 
@@ -212,8 +206,7 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
                     expected="no mbar", found=describe(mbar))
     clearing = accumulator_clearing(clear_accum)
     if isinstance(k_pack, bool) or not isinstance(k_pack, int) or k_pack not in (1, 2):
-        raise error("copy-option", f"k_pack is 1 or 2, got {k_pack!r}",
-                    expected="1 or 2", found=repr(k_pack))
+        raise error("copy-option", f"k_pack is 1 or 2, got {k_pack!r}", expected="1 or 2", found=repr(k_pack))
     a, b_, c = (whole_region(x, f"operand {n} of T.gemm") for x, n in ((A, "A"), (B, "B"), (C, "C")))
     for r in (a, b_, c):
         check_inside(r)
@@ -230,7 +223,7 @@ def tile_of(b: Builder, x: Any, what: str, read: bool = True) -> tuple[Region, C
     if isinstance(x, Load) and x.buffer.scope_name == VARIABLE:
         return whole_region(x, what), None
     if not isinstance(x, (Buffer, BufferSlice)):
-        raise error("reduce-operand", f"{what} must be a buffer or a region of one, found {describe(x)}", found=describe(x))
+        raise error("reduce-operand", f"{what} must be a buffer or a region of one, found {describe(x)}")
     if not isinstance(x, BufferSlice) or x.region.is_full:
         return operand(x, what).region(), None
     shape = tuple(n for n in x.region.extents if not is_const(n, 1)) or (1,)
@@ -256,8 +249,7 @@ def dimension(dim: Any, r: Region, kind: str) -> int:
     """A dimension of a tile, counted from 0.  Raises reduce-dim or scan-dim (kind)."""
     rank = len(r.extents)
     if isinstance(dim, bool) or not isinstance(dim, int):
-        raise error(kind, f"dim must be an integer, got {dim!r}",
-                    expected="an integer", found=repr(dim))
+        raise error(kind, f"dim must be an integer, got {dim!r}", expected="an integer", found=repr(dim))
     if not -rank <= dim < rank:
         raise error(kind, f"dim {dim} is out of range for `{r.buffer.name}` with {rank} dimensions",
                     expected=f"{-rank} to {rank - 1}", found=str(dim))
@@ -267,8 +259,7 @@ def dimension(dim: Any, r: Region, kind: str) -> int:
 def check_batch(batch: Any) -> None:
     """Check the number of outputs per exchange, which never changes results.  Raises reduce-batch for no positive integer."""
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise error("reduce-batch", f"batch must be a positive integer, got {batch!r}",
-                    found=repr(batch))
+        raise error("reduce-batch", f"batch must be a positive integer, got {batch!r}", found=repr(batch))
 
 
 def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool = True, batch: int = 1,
@@ -487,7 +478,6 @@ def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> 
     for x, what in ((src, "source"), (dst, "destination")):
         o = operand(x, f"the {what} of T.transpose")
         if o.extents is None or len(o.extents) < 2:
-            raise error("transpose-operand", f"the {what} of T.transpose needs two dimensions with extents",
-                        found=describe(x))
+            raise error("transpose-operand", f"the {what} of T.transpose needs two dimensions with extents", found=describe(x))
     s, d = whole_region(src, "src"), whole_region(dst, "dst")
     return emit_op(b, Transpose(s, d, attrs_of(annotations), span=b.here()))

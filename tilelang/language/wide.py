@@ -32,7 +32,7 @@ def _first(name: str, x: Any) -> tuple[Buffer, tuple[Expr, ...]]:
     elif isinstance(x, Load) and all(i.dtype.lanes == 1 for i in x.indices):
         buffer, where = x.buffer, x.indices
     else:
-        raise error("wide-operand", f"T.{name} takes a buffer, a slice or an element, found {describe(x)}", found=describe(x))
+        raise error("wide-operand", f"T.{name} takes a buffer, a slice or an element, found {describe(x)}")
     if buffer.scope_name not in _SCOPES[name[:3]]:
         raise error("wide-operand", f"T.{name} accesses {'global' if name[2] == 'g' else 'shared'} memory, "
                     f"`{buffer.name}` is in scope {buffer.scope_name}",
@@ -45,8 +45,7 @@ def _lanes(name: str, buffer: Buffer, bits: int) -> int:
     width = buffer.dtype.bits * buffer.dtype.lanes
     if buffer.dtype.lanes != 1 or width < 8 or bits % width:
         raise error("bit-size", f"T.{name} moves {bits} bits, which hold no whole number of elements of `{buffer.name}` "
-                    f"({buffer.dtype})",
-                    expected=f"elements that fill {bits} bits", found=str(buffer.dtype))
+                    f"({buffer.dtype})", expected=f"elements that fill {bits} bits", found=str(buffer.dtype))
     if len(buffer.strides) == 0 or not is_const(convert(buffer.strides[-1]), 1):
         raise error("wide-operand", f"T.{name}: the elements of `{buffer.name}` do not lie side by side along its last "
                     "dimension",

@@ -30,7 +30,7 @@ register("ws-name", ValueError, "an operation or a part of a schedule needs a na
 
 def _named(name: Any, what: str) -> str:
     if not isinstance(name, str) or not name:
-        raise error("ws-name", f"{what} is a text that is not empty, found {describe(name)}", found=describe(name))
+        raise error("ws-name", f"{what} is a text that is not empty, found {describe(name)}")
     return name
 
 
@@ -238,8 +238,7 @@ def annotate_ws_pipeline_depth(depths: dict[Buffer, int]) -> None:
         if not isinstance(buffer, Buffer) or buffer.scope_name not in SHARED or isinstance(depth, bool) or not isinstance(
                 depth, int) or depth < 1:
             raise error("option-type", f"{what} takes numbers of versions of shared tiles, found {describe(buffer)}: {depth!r}",
-                        f"write {what}({{A_s: 3}})", expected="shared tiles and integers from 1",
-                        found=f"{describe(buffer)}: {depth!r}")
+                        f"write {what}({{A_s: 3}})", expected="shared tiles and integers from 1")
         k.set(report=(*k.plan.report, f"the annotated depth {depth} of `{buffer.name}`: the compiler's own is used"))
 
 

@@ -27,8 +27,7 @@ def static_extents(shape: Any, what: str) -> tuple[int, ...]:
         return tuple(int(s) for s in ((shape,) if isinstance(shape, int) else shape))
     except (TypeError, ValueError):
         raise error("layout-invalid", f"the shape of a {what} is a tuple of integers, found {shape!r}",
-                    expected="a tuple of integers", found=repr(shape),
-                    hint="write (64, 32); layouts have static shapes") from None
+                    expected="a tuple of integers", hint="write (64, 32); layouts have static shapes") from None
 
 
 def leading_extents(given: Any, what: str) -> tuple[int, ...]:
@@ -47,7 +46,7 @@ def applied(fn: Any, args: Sequence[Any], what: str) -> Any:
     """The result of a user's function of indices.  Raises layout-invalid if it cannot be called with these arguments."""
     if not callable(fn):
         raise error("layout-invalid", f"{what} needs a function of its indices, found {fn!r}",
-                    expected="a function of the indices", found=repr(fn), hint="write lambda i, j: (i, j)")
+                    expected="a function of the indices", hint="write lambda i, j: (i, j)")
     try:
         signature(fn).bind(*args)
     except TypeError as e:
@@ -82,7 +81,7 @@ def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn
         both = _call(forward, args, vs, shape)
         if not isinstance(both, (tuple, list)) or len(both) != 2:
             raise error("layout-invalid", f"forward_fn of Fragment {shape} gives a thread and a register, found {both!r}",
-                        expected="two values: thread, register", found=repr(both), hint="return (thread, register)")
+                        expected="two values: thread, register", hint="return (thread, register)")
         thread, index = both
     elif thread_fn is not None:
         thread = _call(thread_fn, args, vs, shape)
@@ -93,7 +92,7 @@ def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn
     if isinstance(index, (list, tuple)):
         if len(index) != 1:
             raise error("layout-invalid", f"a Fragment's register must be one number, found {len(index)}",
-                        expected="one number", found=str(len(index)))
+                        expected="one number")
         index = index[0]
     grid = np.meshgrid(*[np.arange(n) for n in (count, *shape)], indexing="ij", sparse=True)
     env = dict(zip((rep, *vs), grid))
@@ -102,9 +101,8 @@ def fit_functions(shape: tuple[int, ...], forward: Any, thread_fn: Any, index_fn
     r = np.broadcast_to(_ranks(t[0]) if index is None else evaluate_index(index, env), full).astype(np.int64)
     what = f"Fragment {shape}"
     if t.flat[0] or r.flat[0]:
-        raise error("layout-no-structure", f"{what}: element 0 must be in thread 0, register 0; found thread "
-                    f"{t.flat[0]}, register {r.flat[0]}",
-                    expected="thread 0, register 0", found=f"thread {t.flat[0]}, register {r.flat[0]}")
+        raise error("layout-no-structure", f"{what}: element 0 must be in thread 0, register 0; found thread {t.flat[0]}, "
+                    f"register {r.flat[0]}", expected="thread 0, register 0", found=f"thread {t.flat[0]}, register {r.flat[0]}")
     lines = []
     for d in range(len(full)):
         at: list[Any] = [0] * len(full)

@@ -59,9 +59,8 @@ class Fragment:
 
     def _check(self) -> None:
         if len(self.modes) != len(self.shape):
-            raise error("layout-invalid", f"a fragment of {len(self.shape)} dimensions needs as many groups of digits, "
-                        f"found {len(self.modes)}",
-                        expected=f"{len(self.shape)} groups of digits", found=str(len(self.modes)))
+            raise error("layout-invalid", f"a fragment of {len(self.shape)} dimensions needs as many groups of digits, found "
+                        f"{len(self.modes)}", expected=f"{len(self.shape)} groups of digits")
         for d, (n, modes) in enumerate(zip(self.shape, self.modes)):
             if covered(modes) < n:
                 raise error("layout-invalid", f"dimension {d} of a fragment has {n} indices, its digits count {covered(modes)}",
@@ -268,7 +267,7 @@ class Fragment:
         repeats = leading_extents(repeats, "Fragment.repeat")
         if len(repeats) != self.ndim:
             raise error("layout-invalid", f"repeat of a {self.ndim}-D fragment needs {self.ndim} factors, found {len(repeats)}",
-                        expected=f"{self.ndim} factors", found=str(len(repeats)))
+                        expected=f"{self.ndim} factors")
         if self.is_padded:
             raise error("layout-invalid", f"a padded fragment {self.shape} cannot be repeated",
                         expected="a fragment without padding", found="a padded one")
@@ -409,7 +408,7 @@ class PartialFragment(Fragment):
         self.combine = replicate if combine is None else combine
         if isinstance(self.combine, bool) or not isinstance(self.combine, int) or self.combine < 1 or replicate % self.combine:
             raise error("layout-invalid", f"combine divides the {replicate} replicas of a partial fragment, found {combine!r}",
-                        expected=f"a divisor of {replicate}", found=repr(combine))
+                        expected=f"a divisor of {replicate}")
 
 
 def _total(terms: list[Any]) -> Any:

@@ -194,7 +194,7 @@ class Layout:
         """Physical element of an index; int when all indices are ints."""
         if len(idx) != self.ndim:
             raise error("layout-invalid", f"Layout {self.shape} takes {self.ndim} indices, found {len(idx)}",
-                        expected=f"{self.ndim} indices", found=str(len(idx)))
+                        expected=f"{self.ndim} indices")
         if all(isinstance(i, (int, np.integer)) for i in idx):
             return int(self._table[tuple(idx)])
         vs, index = self._symbolic
@@ -240,7 +240,7 @@ class Layout:
         vs, index = self._symbolic
         if len(indices) != len(vs):
             raise error("layout-invalid", f"Layout {self.shape} takes {len(vs)} indices, found {len(indices)}",
-                        expected=f"{len(vs)} indices", found=str(len(indices)))
+                        expected=f"{len(vs)} indices")
         mapping = {v: convert(i) for v, i in zip(vs, indices)}
         return [simplify(substitute(e, mapping)) for e in index]
 

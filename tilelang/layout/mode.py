@@ -14,8 +14,7 @@ from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var, dtype
 from tilelang.ir.wrapping import INTEGERS
 
 errors.register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here",
-                "check the shape and the indices that the layout was given",
-                expected="a layout whose parts agree")
+                "check the shape and the indices that the layout was given", expected="a layout whose parts agree")
 errors.register("layout-not-injective", ValueError, "a layout maps two elements to one place",
                 "give every element its own place: let each index add a different digit",
                 expected="a different place for each element")
@@ -24,8 +23,7 @@ errors.register("layout-no-structure", ValueError, "a fragment function is not m
                 expected="thread and register as sums of digits of single indices")
 
 errors.register("layout-not-available", NotImplementedError, "a constructor of layouts that this version does not have",
-                "Layout and Fragment take any function of the indices",
-                expected="a layout that this version has")
+                "Layout and Fragment take any function of the indices", expected="a layout that this version has")
 
 
 def error(kind: str, message: str, *, expected: str = "", found: str | None = None, hint: str = "") -> errors.TileLangError:
@@ -119,12 +117,10 @@ def fit(values: dict[str, np.ndarray], what: str) -> Modes:
         delta = f[:, step]
         moved = np.flatnonzero(delta)
         if len(moved) == 0:
-            raise error("layout-not-injective", f"{what}: indices 0 and {step} of a dimension fall on one place "
-                        "(Loop layout is not injective, where a loop has it)",
-                        found=f"indices 0 and {step} at one place")
+            raise error("layout-not-injective", f"{what}: indices 0 and {step} of a dimension fall on one place (Loop layout "
+                        "is not injective, where a loop has it)", found=f"indices 0 and {step} at one place")
         if len(moved) > 1:
-            raise error("layout-no-structure", f"{what}: index {step} moves thread and register at once, expected one "
-                        "of them",
+            raise error("layout-no-structure", f"{what}: index {step} moves thread and register at once, expected one of them",
                         found=f"both moved by index {step}", hint="write thread and register as sums of digits of the indices")
         size = 1
         while size * step < n and np.array_equal(f[:, size * step], delta * size):
@@ -154,8 +150,7 @@ def evaluate_index(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray:
         got = _computed(e, env)
         if got is not None:
             return _wrapped(got, e.dtype) if e.dtype.is_int and e.dtype.bits < 32 else got  # addresses stay below 2**31
-    raise error("layout-invalid", f"a layout function must be integer arithmetic on its indices, found "
-                f"{type(e).__name__}",
+    raise error("layout-invalid", f"a layout function must be integer arithmetic on its indices, found {type(e).__name__}",
                 expected="integer arithmetic on the indices", found=f"a {type(e).__name__}")
 
 

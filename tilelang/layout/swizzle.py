@@ -55,7 +55,7 @@ def swizzled_layout(shape: Sequence[int], bits: int, chunk_bytes: int = 16, ever
     shape = tuple(shape)
     if len(shape) < 2:
         raise error("layout-invalid", f"a swizzled layout needs rows and columns, found shape {shape}",
-                    expected="at least 2 dimensions", found=f"shape {shape}")
+                    expected="at least 2 dimensions")
     return _swizzled(shape, bits, chunk_bytes, every)
 
 
@@ -115,32 +115,15 @@ class SwizzleMode(IntEnum):
     SWIZZLE_64B = 2
     SWIZZLE_128B = 3
 
-    def is_none(self) -> bool:
-        return self is SwizzleMode.NONE
-
-    def is_swizzle_32b(self) -> bool:
-        return self is SwizzleMode.SWIZZLE_32B
-
-    def is_swizzle_64b(self) -> bool:
-        return self is SwizzleMode.SWIZZLE_64B
-
-    def is_swizzle_128b(self) -> bool:
-        return self is SwizzleMode.SWIZZLE_128B
-
-    def wgmma_layout_type(self) -> int:
-        return (0, 3, 2, 1)[self]
-
-    def tcgen05_layout_type(self) -> int:
-        return (0, 6, 4, 2)[self]
-
-    def swizzle_byte_size(self) -> int:
-        return (1, 32, 64, 128)[self]
-
-    def swizzle_atom_size(self) -> int:
-        return (1, 32, 64, 128)[self]
-
-    def smem_alignment(self) -> int:
-        return (128, 256, 512, 1024)[self]
+    def is_none(self) -> bool: return self is SwizzleMode.NONE
+    def is_swizzle_32b(self) -> bool: return self is SwizzleMode.SWIZZLE_32B
+    def is_swizzle_64b(self) -> bool: return self is SwizzleMode.SWIZZLE_64B
+    def is_swizzle_128b(self) -> bool: return self is SwizzleMode.SWIZZLE_128B
+    def wgmma_layout_type(self) -> int: return (0, 3, 2, 1)[self]
+    def tcgen05_layout_type(self) -> int: return (0, 6, 4, 2)[self]
+    def swizzle_byte_size(self) -> int: return (1, 32, 64, 128)[self]
+    def swizzle_atom_size(self) -> int: return (1, 32, 64, 128)[self]
+    def smem_alignment(self) -> int: return (128, 256, 512, 1024)[self]
 
     @staticmethod
     def from_ordinal(n: int) -> SwizzleMode:

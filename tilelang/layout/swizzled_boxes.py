@@ -134,11 +134,10 @@ def swizzled_box_layout(shape: Sequence[int], element: Any, swizzle_bytes: int) 
     panel = width * 8 // bits
     if width not in WIDTHS:
         raise error("layout-invalid", f"swizzle atoms are 128, 64, 32 or 16 bytes wide, found {swizzle_bytes}",
-                    expected="128, 64, 32 or 16 bytes", found=str(swizzle_bytes))
+                    expected="128, 64, 32 or 16 bytes")
     if len(shape) < 2 or shape[-1] % panel:
-        raise error("layout-invalid", f"{width}-byte swizzle atoms need rows of a multiple of {panel} elements, found "
-                    f"shape {shape}",
-                    expected=f"rows of a multiple of {panel} elements", found=f"shape {shape}")
+        raise error("layout-invalid", f"{width}-byte swizzle atoms need rows of a multiple of {panel} elements, found shape "
+                    f"{shape}", expected=f"rows of a multiple of {panel} elements")
     return _panelled(shape, bits, width)
 
 

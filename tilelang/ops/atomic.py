@@ -87,16 +87,14 @@ class AtomicTile(TileOp):
                                f"{', '.join(ATOMIC_DTYPES)}",
                                expected=f"one of {', '.join(ATOMIC_DTYPES)}", found=str(dt), span=self.span)
         if scope not in (GLOBAL, STATIC, DYNAMIC):
-            raise errors.error("atomic-scope", f"T.atomic_{self.kind} needs global or shared memory, "
-                               f"`{self.dst.buffer.name}` is {scope}",
-                               found=f"`{self.dst.buffer.name}` in {scope}", span=self.span)
+            raise errors.error("atomic-scope", f"T.atomic_{self.kind} needs global or shared memory, `{self.dst.buffer.name}` "
+                               f"is {scope}", found=f"`{self.dst.buffer.name}` in {scope}", span=self.span)
         if isinstance(self.value, Region):
             a = [e for e in self.value.extents if not is_const(e, 1)]
             b = [e for e in self.dst.extents if not is_const(e, 1)]
             if len(a) != len(b) or any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b)):
                 raise errors.error("copy-tile", f"T.atomic_{self.kind}: tile {self.value.extents} does not match "
-                                   f"{self.dst.extents}",
-                                   found=f"{self.value.extents} and {self.dst.extents}", span=self.span)
+                                   f"{self.dst.extents}", found=f"{self.value.extents} and {self.dst.extents}", span=self.span)
 
     def accesses(self) -> tuple[Access, ...]:
         if isinstance(self.value, Region):

@@ -24,8 +24,7 @@ errors.register("reduce-scope", ValueError, "a reduction between scopes it does 
                 "copy the data to a fragment or shared buffer first",
                 expected="two tiles in shared memory, or two in registers")
 errors.register("reduce-dtype", ValueError, "a bitwise reduction of floats, or a sum in a type without a zero",
-                "cast to an integer type first",
-                expected="integers or bool")
+                "cast to an integer type first", expected="integers or bool")
 
 KINDS = ("sum", "abssum", "prod", "max", "absmax", "min", "bitand", "bitor", "bitxor")
 
@@ -113,9 +112,8 @@ class Reduce(TileOp):
                                span=self.span, hint="copy the data to a fragment or shared buffer first")
         for r in (self.dst, self.src):
             if self.kind.startswith("bit") and not (r.dtype.is_int or r.dtype.is_bool):
-                raise errors.error("reduce-dtype",
-                                   f"a {self.kind} reduction needs integers or bool, `{r.buffer.name}` is {r.dtype}",
-                                   found=str(r.dtype), span=self.span)
+                raise errors.error("reduce-dtype", f"a {self.kind} reduction needs integers or bool, `{r.buffer.name}` is "
+                                   f"{r.dtype}", found=str(r.dtype), span=self.span)
         if self.kind in ("sum", "abssum", "prod"):
             reject_reductions(self.dst, self.span)
 

@@ -74,15 +74,13 @@ class Scan(TileOp):
         """Shapes must be equal; shared or fragment (or thread-private local) tiles."""
         if tuple(self.src.extents) != tuple(self.dst.extents):
             raise errors.error("scan-shape", f"cum{self.kind} dst shape {self.dst.extents} must match src shape "
-                               f"{self.src.extents}",
-                               found=f"{self.dst.extents} for {self.src.extents}", span=self.span)
+                               f"{self.src.extents}", found=f"{self.dst.extents} for {self.src.extents}", span=self.span)
         if self.kind in ("sum", "prod"):
             reject_reductions(self.dst, self.span)
         for r in (self.src, self.dst):
             if r.buffer.scope_name == GLOBAL:
-                raise errors.error("scan-scope",
-                                   f"T.cum{self.kind} works on shared and fragment tiles, `{r.buffer.name}` is global",
-                                   found=f"`{r.buffer.name}` in global memory", span=self.span,
+                raise errors.error("scan-scope", f"T.cum{self.kind} works on shared and fragment tiles, `{r.buffer.name}` is "
+                                   "global", found=f"`{r.buffer.name}` in global memory", span=self.span,
                                    hint="T.copy the tile to shared memory first")
 
     def accesses(self) -> tuple[Access, ...]:

@@ -23,10 +23,9 @@ from .gemm.wgmma import no_boxes, shared_boxes
 from .tma import box_dims, lower_tma_load, tma_bytes, tma_unsupported, unaligned
 from .tma_store import copied_tile, store_tile
 
-register("tma-copy", ValueError, "a tile that TMA cannot move",
-         "a tile is (rows, columns) of a tensor whose rows are contiguous, in a shared buffer with rows of 16, 32, 64 or a "
-         "multiple of 128 bytes; or a whole row; T.copy moves any tile",
-         expected="a tile that TMA can move")
+register("tma-copy", ValueError, "a tile that TMA cannot move", "a tile is (rows, columns) of a tensor whose rows are "
+         "contiguous, in a shared buffer with rows of 16, 32, 64 or a multiple of 128 bytes; or a whole row; T.copy moves any "
+         "tile", expected="a tile that TMA can move")
 _SLICE = "let the slice start at a box and consist of whole boxes, or move it by T.copy and a barrier"
 MOST_OF_BOX = 256  # maximum elements of a box along one dimension (CUDA Driver API, cuTensorMapEncodeTiled)
 

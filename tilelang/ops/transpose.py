@@ -16,8 +16,7 @@ from .ldmatrix import transpose_bytes
 from .tiles import fit
 
 errors.register("transpose-shape", ValueError, "a transpose whose tiles do not match",
-                "exchange the last two extents, between two buffers",
-                expected="two tiles, the last two extents exchanged")
+                "exchange the last two extents, between two buffers", expected="two tiles, the last two extents exchanged")
 
 
 @tile_op("transpose")

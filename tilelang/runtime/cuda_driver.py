@@ -22,8 +22,7 @@ from tilelang.log import phase
 register("cuda-missing", RuntimeError, "no CUDA driver or device is usable on this machine",
          expected="a CUDA driver and device")
 register("cuda-driver", RuntimeError, "a CUDA driver call failed",
-         "see the name of the error in the CUDA driver's documentation",
-         expected="a call that succeeds")
+         "see the name of the error in the CUDA driver's documentation", expected="a call that succeeds")
 
 # CUresult -> what to do
 _ANY_HINT = "errors of kernels arrive at a later call: run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer"

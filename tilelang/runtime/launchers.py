@@ -24,8 +24,7 @@ from .signature import Signature, TensorArg
 from .tensor_maps import DECLARATION, TensorMapCode
 
 register("host-statement", NotImplementedError, "a statement outside T.Kernel that a GPU kernel's host cannot run",
-         "move it into the T.Kernel block",
-         expected="statements that the host of a kernel can run")
+         "move it into the T.Kernel block", expected="statements that the host of a kernel can run")
 
 MAX_DEVICES = 64
 
@@ -64,8 +63,7 @@ class HostStatements:
             case Evaluate() if s.call.op in ("no_op", "assume"):
                 pass
             case _:
-                raise error("host-statement", f"a {type(s).__name__} outside T.Kernel cannot run on the host of a GPU "
-                            "kernel",
+                raise error("host-statement", f"a {type(s).__name__} outside T.Kernel cannot run on the host of a GPU kernel",
                             found=f"a {type(s).__name__}", span=s.span, hint="move it into the T.Kernel block")
 
     def check(self, s: Assert) -> None:
@@ -107,8 +105,7 @@ class HostStatements:
         raise error("host-statement", "memory of the device here has no device", found=f"`{buffer.name}`", span=buffer.span)
 
     def launch(self, s: Launch) -> None:
-        raise error("host-statement", "a launch here has no kernel",
-                    found="a launch without a kernel", span=s.span)
+        raise error("host-statement", "a launch here has no kernel", found="a launch without a kernel", span=s.span)
 
 
 class CudaLauncher:

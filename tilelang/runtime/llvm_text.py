@@ -11,8 +11,7 @@ from tilelang.ir import Expr, Var, dtype
 from tilelang.ir.dtype import SCALE
 
 register("host-expression", NotImplementedError, "host code (before T.Kernel) uses something only a kernel can do",
-         "move it into the T.Kernel block",
-         expected="an expression that the host can compute")
+         "move it into the T.Kernel block", expected="an expression that the host can compute")
 
 HEADER = """\
 declare void @TVMFFIErrorSetRaisedFromCStr(ptr, ptr)

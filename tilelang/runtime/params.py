@@ -33,17 +33,10 @@ class KernelParam:
         """The torch dtype; imports torch."""
         return dtype(self.dtype).as_torch()
 
-    def is_unsigned(self) -> bool:
-        return dtype(self.dtype).is_unsigned
-
-    def is_float8(self) -> bool:
-        return dtype(self.dtype).is_float8
-
-    def is_float4(self) -> bool:
-        return dtype(self.dtype).is_float4()
-
-    def is_boolean(self) -> bool:
-        return dtype(self.dtype).is_bool
+    def is_unsigned(self) -> bool: return dtype(self.dtype).is_unsigned
+    def is_float8(self) -> bool: return dtype(self.dtype).is_float8
+    def is_float4(self) -> bool: return dtype(self.dtype).is_float4()
+    def is_boolean(self) -> bool: return dtype(self.dtype).is_bool
 
 
 def params_of(func: Func) -> list[KernelParam]:

@@ -139,18 +139,15 @@ def resolve_out_idx(func: Func, out_idx: Any) -> tuple[int, ...]:
         buffer = func.buffer_of(func.params[at])
         if buffer is None:
             raise error("out-idx-range", f"out_idx={out_idx!r} names `{func.params[at].name}`, which is not a tensor",
-                        found=f"`{func.params[at].name}`, which is no tensor",
-                        hint=OUT_IDX_HINT)
+                        found=f"`{func.params[at].name}`, which is no tensor", hint=OUT_IDX_HINT)
         if buffer.dtype.lanes != 1 and buffer.dtype != "float4_e2m1fnx2":
-            raise error("output-type", f"output `{buffer.name}` has elements of {buffer.dtype}: no framework makes "
-                        "such tensors",
-                        expected="a scalar type", found=str(buffer.dtype))
+            raise error("output-type", f"output `{buffer.name}` has elements of {buffer.dtype}: no framework makes such "
+                        "tensors", expected="a scalar type", found=str(buffer.dtype))
         if not buffer.shape:
             raise error("output-rank", f"output `{buffer.name}` has no dimensions", hint="give it the shape (1,)")
         if buffer.strides_ is not None and not _is_compact(buffer):
-            raise error("output-strides", f"output `{buffer.name}` has declared strides {buffer.strides_!r} that are "
-                        "not compact: outputs are allocated compact",
-                        found=repr(buffer.strides_), span=buffer.span,
+            raise error("output-strides", f"output `{buffer.name}` has declared strides {buffer.strides_!r} that are not "
+                        "compact: outputs are allocated compact", found=repr(buffer.strides_), span=buffer.span,
                         hint="pass the tensor as an input and write into it")
         found.append(at)
     return tuple(found)
@@ -262,21 +259,19 @@ def affine(e: Any, v: Var) -> tuple[Expr, Expr] | None:
 def _reject_unsolved(func: Func, open_sites: list[Site], args: list[Arg], known: set[Var]) -> None:
     for site in open_sites:
         names = ", ".join(sorted(v.name for v in free_vars(site.value) - known))
-        raise error("symbol-unsolved", f"unable to solve variables ({names}) from {site.what}[{site.dim}] of "
-                    f"`{site.arg.name}` = {site.value!r}",
-                    found=f"`{site.arg.name}` with {site.what}[{site.dim}] = {site.value!r}",
-                    span=site.arg.buffer.span or func.span,
-                    hint="give the variable as a separate dimension, or as a scalar parameter")
+        raise error("symbol-unsolved", f"unable to solve variables ({names}) from {site.what}[{site.dim}] of `{site.arg.name}` "
+                    f"= {site.value!r}", found=f"`{site.arg.name}` with {site.what}[{site.dim}] = {site.value!r}",
+                    span=site.arg.buffer.span or func.span, hint="give the variable as a separate dimension, or as a scalar "
+                    "parameter")
     for a in args:
         if isinstance(a, TensorArg) and a.output:
             for d in (*a.buffer.shape, *(a.buffer.strides_ or ())):
                 missing = set() if isinstance(d, int) else free_vars(d) - known
                 if missing:
                     names = ", ".join(sorted(v.name for v in missing))
-                    raise error("symbol-unsolved", f"unable to solve variables ({names}): they occur only in the shape "
-                                f"of output `{a.name}`",
-                                expected="symbols of the inputs", found=f"{names}, in the shape of output `{a.name}` alone",
-                                span=a.buffer.span or func.span,
+                    raise error("symbol-unsolved", f"unable to solve variables ({names}): they occur only in the shape of "
+                                f"output `{a.name}`", expected="symbols of the inputs",
+                                found=f"{names}, in the shape of output `{a.name}` alone", span=a.buffer.span or func.span,
                                 hint="an output's shape must follow from the inputs")
 
 

@@ -140,9 +140,8 @@ class Addresses:
                 continue
             if r.gaps:
                 raise fault("sim-address", f"{what}: {_hex(at[inside][0])} lies inside {r.storage.name}, which has gaps "
-                            "between its rows", expected="an address of an array without gaps",
-                            found=_hex(at[inside][0]), span=span,
-                            hint="pass that tensor contiguous, or leave it out of the arguments")
+                            "between its rows", expected="an address of an array without gaps", found=_hex(at[inside][0]),
+                            span=span, hint="pass that tensor contiguous, or leave it out of the arguments")
             cut = inside & ((at < r.start) | (at + width > r.end))
             if cut.any():
                 raise fault("sim-address", f"{what}: {width} bytes at {_hex(at[cut][0])} cross an end of {r.storage.name}",

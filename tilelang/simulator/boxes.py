@@ -64,12 +64,10 @@ class TensorBox:
         shape, strides, offset = self.geometry(f)
         item = self.dt.itemsize
         if strides[-1] != 1 or any(s * item % UNIT for s in strides[:-1]) or offset * item % UNIT:
-            raise fault("sim-tma", f"{self.map.buffer.name}: strides {strides} from element {offset} do not suit a "
-                        "tensor map",
+            raise fault("sim-tma", f"{self.map.buffer.name}: strides {strides} from element {offset} do not suit a tensor map",
                         expected="a stride of 1 element and others of multiples of 16 bytes",
-                        found=f"strides {strides} from element {offset}",
-                        span=self.span, hint="the innermost stride is 1 element, others are multiples of "
-                        "16 bytes")
+                        found=f"strides {strides} from element {offset}", span=self.span,
+                        hint="the innermost stride is 1 element, others are multiples of 16 bytes")
         low = [min(max(s, 0), n) for s, n in zip(start, shape)]
         high = [min(max(s + b, lo), n) for s, b, n, lo in zip(start, self.box, shape, low)]
         tensor = strided(store.flat(self.dt), offset, shape, strides)
@@ -108,8 +106,7 @@ def box_of(c: Context, e: Call) -> TensorBox:
     name = e.options.map
     if name not in c.launch.maps:
         raise fault("sim-tma", f"no tensor map is called {name}: this launch has {', '.join(c.launch.maps) or 'none'}",
-                    expected=f"one of {', '.join(c.launch.maps) or 'none'}", found=str(name),
-                    span=e.span)
+                    expected=f"one of {', '.join(c.launch.maps) or 'none'}", found=str(name), span=e.span)
     return TensorBox(c, c.launch.maps[name], e.span)
 
 

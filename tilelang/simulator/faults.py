@@ -34,9 +34,8 @@ register("sim-nreg", RuntimeError, "set_max_nreg asks for registers that the blo
          expected="a register count that the block can have")
 register("sim-out-of-bounds", IndexError, "an access outside a buffer while simulated",
          "check the extent of the loop or region that indexes it", expected="an access inside the buffer")
-register("sim-proxy", RuntimeError,
-         "TMA or wgmma touches what ordinary stores wrote or loads read, with no proxy fence between",
-         "each thread that wrote executes fence_proxy_async(), then a barrier, then the read is issued",
+register("sim-proxy", RuntimeError, "TMA or wgmma touches what ordinary stores wrote or loads read, with no proxy fence "
+         "between", "each thread that wrote executes fence_proxy_async(), then a barrier, then the read is issued",
          expected="fence_proxy_async by the thread that accessed it, then a barrier")
 register("sim-race", RuntimeError, "two threads access the same memory, one of them writing, with no barrier between",
          "put T.sync_threads() between the two accesses", expected="a barrier between the two accesses")

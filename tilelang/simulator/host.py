@@ -148,17 +148,15 @@ def _by_param(func: Func, args: Arguments) -> dict[Var, Any]:
                 names[b.name] = p
         unknown = [k for k in args if k not in names]
         if unknown:
-            raise fault("sim-argument", f"no parameter is called {unknown[0]}: expected one of "
-                        f"{', '.join(sorted(names))}",
+            raise fault("sim-argument", f"no parameter is called {unknown[0]}: expected one of {', '.join(sorted(names))}",
                         expected=f"one of {', '.join(sorted(names))}", found=str(unknown[0]), span=func.span)
         return {names[k]: v for k, v in args.items()}
     if len(args) == len(func.params):
         return dict(zip(func.params, args))
     inputs = [p for i, p in enumerate(func.params) if i not in outs]
     if len(args) != len(inputs):
-        raise fault("sim-argument", f"{func.name} takes {len(func.params)} arguments ({len(inputs)} without its "
-                    f"outputs), found {len(args)}",
-                    expected=f"{len(inputs)} arguments", found=str(len(args)), span=func.span)
+        raise fault("sim-argument", f"{func.name} takes {len(func.params)} arguments ({len(inputs)} without its outputs), "
+                    f"found {len(args)}", expected=f"{len(inputs)} arguments", span=func.span)
     return dict(zip(inputs, args))
 
 
@@ -172,8 +170,7 @@ def _solve(func: Func, arrays: dict[Var, np.ndarray], values: dict[Var, Any]) ->
         shape = a.shape[:-1] if b.dtype.lanes > 1 else a.shape
         if len(shape) != len(b.shape):
             raise fault("sim-argument", f"{b.name} has {len(b.shape)} dimensions, found an array with {len(shape)}",
-                        expected=f"{len(b.shape)} dimensions", found=str(len(shape)),
-                        span=b.span)
+                        expected=f"{len(b.shape)} dimensions", found=str(len(shape)), span=b.span)
         if a.dtype != numpy_dtype(b.dtype):
             raise fault("sim-argument", f"{b.name} has dtype {b.dtype}, found an array of {a.dtype}",
                         expected=str(b.dtype), found=str(a.dtype), span=b.span)
@@ -197,8 +194,7 @@ def _solve(func: Func, arrays: dict[Var, np.ndarray], values: dict[Var, Any]) ->
     for d, n, what in entries:
         want = int(evaluate(d, values)) if isinstance(d, Expr) else d
         if want != n:
-            raise fault("sim-argument", f"{what}: expected {want}, found {n}",
-                        expected=str(want), found=str(n), span=func.span)
+            raise fault("sim-argument", f"{what}: expected {want}, found {n}", expected=str(want), span=func.span)
 
 
 def _tensor(b: Buffer, a: np.ndarray | None, values: dict[Var, Any], granule: Mapping[int, int]) -> Tensor:

@@ -143,7 +143,7 @@ def need_whole_warps(f: LaneFrame, e: Call) -> None:
     """Raises sim-warp-divergence unless whole warps are active (the last warp of a block may be partial)."""
     if f.lanes % WARP:
         raise fault("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads", expected="whole warps",
-                    found=f"{f.lanes} threads", span=e.span, hint="use a multiple of 32 threads")
+                    span=e.span, hint="use a multiple of 32 threads")
 
 
 def participants(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.ndarray:
@@ -193,10 +193,9 @@ def _shuffle(c: Context, e: Call) -> Closure:
         src = src + (np.arange(f.lanes) - lane)
         if f.mask is not None and (f.mask & ~f.mask[src]).any():
             t = int(np.flatnonzero(f.mask & ~f.mask[src])[0])
-            raise fault("sim-warp-divergence", f"{e.op}: thread {t} reads from thread {int(src[t])}, which does not "
-                        "execute it",
-                        expected="a lane that executes it", found=f"thread {int(src[t])}, which does not",
-                        span=e.span, hint="all lanes of the warp must reach a shuffle together")
+            raise fault("sim-warp-divergence", f"{e.op}: thread {t} reads from thread {int(src[t])}, which does not execute it",
+                        expected="a lane that executes it", found=f"thread {int(src[t])}, which does not", span=e.span,
+                        hint="all lanes of the warp must reach a shuffle together")
         if f.mask is not None or named is not None:
             participants(f, e, np.asarray(FULL_MASK if named is None else named(f)), threads)
         return x[src]

@@ -29,8 +29,7 @@ def whole_warps(f: LaneFrame, what: str, span: Any) -> np.ndarray | None:
     some, every = by_warp.any(1), by_warp.all(1)
     if (some != every).any():
         w = int(np.flatnonzero(some != every)[0])
-        raise fault("sim-warp-divergence", f"{what} needs all 32 lanes of a warp, warp {w} has "
-                    f"{int(by_warp[w].sum())} active",
+        raise fault("sim-warp-divergence", f"{what} needs all 32 lanes of a warp, warp {w} has {int(by_warp[w].sum())} active",
                     found=f"{int(by_warp[w].sum())} of warp {w}", span=span,
                     hint="matrix instructions must not stand under a condition that differs within a warp")
     return None if every.all() else np.flatnonzero(every)
@@ -75,10 +74,9 @@ class Registers:
         if written and self.check and store.known is not None:
             k = store.known[:, known]
             if not k.all() and not (f.mask is not None and k[f.mask].all()):
-                raise fault("sim-uninitialized", f"{self.buffer.name} is an operand of a matrix instruction before it "
-                            "is written",
-                            found=f"{self.buffer.name}, which nothing has written",
-                            span=self.span, hint="clear the accumulator, or load the operand first")
+                raise fault("sim-uninitialized", f"{self.buffer.name} is an operand of a matrix instruction before it is "
+                            "written", found=f"{self.buffer.name}, which nothing has written", span=self.span,
+                            hint="clear the accumulator, or load the operand first")
         x = np.ascontiguousarray(store.raw[:, at]).view(dt).reshape(f.lanes // WARP, -1)
         return x if warps is None else x[warps]
 

@@ -15,7 +15,7 @@ def arrivals(n: Any, span: Any) -> int:
     """The count of an mbarrier.  Raises sim-mbarrier for a number that it cannot count."""
     if not 1 <= n < 1 << 20:
         raise fault("sim-mbarrier", f"an mbarrier counts 1 to {(1 << 20) - 1} arrivals, found {n}",
-                    expected=f"1 to {(1 << 20) - 1} arrivals", found=str(n), span=span)
+                    expected=f"1 to {(1 << 20) - 1} arrivals", span=span)
     return int(n)
 
 

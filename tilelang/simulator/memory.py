@@ -143,8 +143,7 @@ def out_of_bounds(b: Buffer, indices: list[Value], shape: tuple[int, ...], bad: 
     grids = np.broadcast_arrays(*[np.asarray(i) for i in indices], np.asarray(bad))
     at = tuple(np.argwhere(grids[-1])[0])
     found = ", ".join(str(int(g[at])) for g in grids[:-1])
-    return fault("sim-out-of-bounds", f"{what} {b.name}[{found}] is outside its shape "
-                 f"({', '.join(map(str, shape))}){where}",
+    return fault("sim-out-of-bounds", f"{what} {b.name}[{found}] is outside its shape ({', '.join(map(str, shape))}){where}",
                  expected=f"indices below ({', '.join(map(str, shape))})", found=f"[{found}]", span=span,
                  hint=f"{b.name} is a {b.scope()} buffer: check the extent of the loop or region that indexes it")
 

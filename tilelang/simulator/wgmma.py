@@ -25,7 +25,7 @@ def wgmma_row(e: Call) -> Any:
                     expected="an instruction of wgmma", found=f"{e.options.row}", span=e.span)
     if any(m not in row.majors for m in majors):
         raise fault("sim-unsupported", f"{row.name} takes operands of order {', '.join(row.majors)}, found {majors}",
-                    expected=f"operands of order {', '.join(row.majors)}", found=str(majors), span=e.span)
+                    expected=f"operands of order {', '.join(row.majors)}", span=e.span)
     return row
 
 

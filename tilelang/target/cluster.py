@@ -35,7 +35,7 @@ def check_cluster(dims: tuple[int, ...], grid: tuple[Any, ...], span: Any = None
     """
     if not 1 <= len(dims) <= 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in dims):
         raise error("cluster-dims", f"a cluster has 1 to 3 positive extents, found {dims!r}",
-                    expected="1 to 3 positive extents", found=repr(dims), span=span)
+                    expected="1 to 3 positive extents", span=span)
     x, y, z = (*dims, 1, 1)[:3]
     if x * y * z > MOST:
         raise error("cluster-dims", f"a cluster has at most {MOST} blocks, found {x} * {y} * {z} = {x * y * z}",

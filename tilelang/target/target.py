@@ -311,7 +311,7 @@ def _check_code(code: Any) -> tuple[str, ...]:
     if not isinstance(code, (list, tuple)) or not code or not all(
             isinstance(c, str) and re.match(r"^(sm|compute|lto)_\d{2,3}[af]?$", c) for c in code):
         raise error("target-arch", f"CUDA target code must be a list of exact tokens such as ['sm_90a'], found {code!r}",
-                    expected="a list of tokens such as 'sm_90a'", found=repr(code),
+                    expected="a list of tokens such as 'sm_90a'",
                     hint='write {"kind": "cuda", "arch": "sm_90a", "code": ["sm_90a"]}')
     return tuple(code)
 

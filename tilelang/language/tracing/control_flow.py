@@ -160,11 +160,10 @@ class ControlFlow:
                 continue  # what reads the name in front of the assignment needs a buffer: no scalar of the last iteration
             if not isinstance(before, Expr) or isinstance(before, Const):
                 if not _same_python(before, value):
-                    raise errors.error(
-                        "loop-carried-value", f"`{name}` is re-bound in the loop and read by its next iteration, but "
-                        "tracing runs the loop body once, so that Python re-binds the name once",
-                        found=f"`{name}` re-bound by Python", span=g.span, label="this loop",
-                        hint=f"use `{name} = T.alloc_var(dtype, init=…)` before the loop")
+                    raise errors.error("loop-carried-value", f"`{name}` is re-bound in the loop and read by its next "
+                                       "iteration, but tracing runs the loop body once, so that Python re-binds the name once",
+                                       found=f"`{name}` re-bound by Python", span=g.span, label="this loop",
+                                       hint=f"use `{name} = T.alloc_var(dtype, init=…)` before the loop")
         self.b.exit(g.frame)
         return tuple(self._after(n, s, v, g) for n, s, v in zip(g.names, g.saved, now))
 
@@ -231,9 +230,8 @@ class ControlFlow:
         for v in items:
             k = next((i for i, o in enumerate(self.b.outputs) if o is v), None)
             if k is None:
-                raise errors.error("return-value",
-                                   f"Only tensor allocated from `T.empty` can be returned in prim_func, found {describe(v)}",
-                                   found=describe(v), span=self.b.span())
+                raise errors.error("return-value", "Only tensor allocated from `T.empty` can be returned in prim_func, found "
+                                   f"{describe(v)}", span=self.b.span())
             if k - n in order:
                 raise errors.error("return-value", f"`{v.name}` is returned twice",
                                    found=f"`{v.name}` twice", span=self.b.span())

@@ -113,10 +113,9 @@ class _State:
             elif name in self.values:
                 self.consts[name] = int(self.values[name])
             else:
-                raise error("const-value", f"no argument gives the value of `{name}` (Cannot find value for constexpr "
-                            f"variable `{name}`)",
-                            found=f"no value for `{name}`",
-                                   hint="pass a tensor that has it as a dimension, or give it as a keyword")
+                raise error("const-value", f"no argument gives the value of `{name}` (Cannot find value for constexpr variable "
+                            f"`{name}`)", found=f"no value for `{name}`",
+                            hint="pass a tensor that has it as a dimension, or give it as a keyword")
         return self.consts[name]
 
     def declare_none(self, b: Builder, name: str, annotation: Any) -> Any:
@@ -203,9 +202,8 @@ class EagerFunction:
         if isinstance(arg, TensorSpec):
             return arg
         if arg is None or not hasattr(arg, "shape") or not hasattr(arg, "dtype"):
-            raise error("eager-argument",
-                        f"`{p.name}` is annotated {p.annotation!r} without a shape: its argument is needed to compile",
-                        expected="a tensor with a shape and a dtype",
+            raise error("eager-argument", f"`{p.name}` is annotated {p.annotation!r} without a shape: its argument is needed "
+                        "to compile", expected="a tensor with a shape and a dtype",
                         found=f"{'no argument' if arg is None else type(arg).__name__}",
                         hint=f"pass the tensor, or annotate `{p.name}` with shape and dtype")
         dims = [state.const(f"{p.name}.shape[{d}]", DType("int32")) for d in range(len(arg.shape))]

@@ -25,7 +25,7 @@ def flag(value: Any, name: str, hint: str = "") -> bool:
     if isinstance(value, (bool, np.bool_)) or isinstance(value, (int, np.integer)) and value in (0, 1):
         return bool(value)
     raise error("option-type", f"{name} is True or False, found {describe(value)}", hint or "write True or False",
-                expected="True or False", found=describe(value))
+                expected="True or False")
 
 
 def whole_number(value: Any, name: str, least: int, most: int) -> int:
@@ -35,7 +35,7 @@ def whole_number(value: Any, name: str, least: int, most: int) -> int:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and least <= value <= most:
         return int(value)
     raise error("option-type", f"{name} is an integer from {least} to {most}, found {describe(value)}",
-                f"write a number from {least} to {most}", expected=f"an integer from {least} to {most}", found=describe(value))
+                f"write a number from {least} to {most}", expected=f"an integer from {least} to {most}")
 
 
 def condition(b: Builder, value: Any, what: str) -> Any:
@@ -48,7 +48,7 @@ def condition(b: Builder, value: Any, what: str) -> Any:
         return Conditions(b).truth(value)
     raise error("condition", f"{what} needs a condition, found {describe(value)}",
                 "write a comparison; the message is the second argument" if isinstance(value, str) else "write a comparison",
-                expected="a bool or a bool expression", found=describe(value))
+                expected="a bool or a bool expression")
 
 
 def has_value(value: Any) -> bool:
@@ -60,5 +60,4 @@ def words(value: Any, name: str) -> str:
     """An option that is a text.  Raises option-type."""
     if isinstance(value, str):
         return str(value)
-    raise error("option-type", f"{name} is a string, found {describe(value)}", "write it in quotes",
-                expected="a string", found=describe(value))
+    raise error("option-type", f"{name} is a string, found {describe(value)}", "write it in quotes", expected="a string")

@@ -60,8 +60,7 @@ class Macro:
     def __call__(self, *args: Any, **kw: Any) -> Any:
         b = need_builder(f"macro {self.name}")
         if b.lazy and not self._reads_only:
-            raise error("lazy-effect", f"macro `{self.name}` is called in an operand that may not be "
-                                       "evaluated",
+            raise error("lazy-effect", f"macro `{self.name}` is called in an operand that may not be evaluated",
                         found=f"a call of macro `{self.name}`", hint="call it in a statement before and use its result")
         rw = rewrite_function(self.orig_func)
         if rw is not self._rewritten:  # the first call, or the function has been given other code
@@ -128,10 +127,8 @@ class Macro:
             return BufferSlice(r, by_reference=True)
         if isinstance(value, Poison):
             value._raise()
-        raise error("macro-reference", f"To pass as reference, argument `{name}` is expected to be a variable or a "
-                           f"buffer region, found {describe(value)}",
-                    found=describe(value),
-                           hint="pass a T.alloc_var, an element A[i] or a slice of a buffer")
+        raise error("macro-reference", f"To pass as reference, argument `{name}` is expected to be a variable or a buffer "
+                    f"region, found {describe(value)}", hint="pass a T.alloc_var, an element A[i] or a slice of a buffer")
 
     def __repr__(self) -> str:
         return f"<macro {self.name}>"

@@ -132,12 +132,12 @@ class Names:
                                expected=f"{n} values", found="one", span=self.b.span())
         items = list(value)
         if star is None and len(items) != n:
-            raise errors.error("unpack", f"expected {n} values to unpack, found {len(items)}",
-                               expected=f"{n} values", found=str(len(items)), span=self.b.span())
+            raise errors.error("unpack", f"expected {n} values to unpack, found {len(items)}", expected=f"{n} values",
+                               span=self.b.span())
         if star is not None:
             if len(items) < n - 1:
                 raise errors.error("unpack", f"expected at least {n - 1} values to unpack, found {len(items)}",
-                                   expected=f"at least {n - 1} values", found=str(len(items)), span=self.b.span())
+                                   expected=f"at least {n - 1} values", span=self.b.span())
             tail = n - 1 - star
             items = [*items[:star], items[star:len(items) - tail], *items[len(items) - tail:]]
         return tuple(self.freeze(v) for v in items)
@@ -148,9 +148,8 @@ class Names:
             raise errors.error("scope", f"`{name}` is used before it has a value",
                                found=f"`{name}` without one", span=self.b.span())
         if isinstance(old, (Buffer, BufferSlice)):
-            raise errors.error("whole-buffer-assignment",
-                               f"`{name} {op}=` on a whole buffer is not supported: use slice assignment",
-                               found=f"`{name}`, a whole buffer", span=self.b.span(),
+            raise errors.error("whole-buffer-assignment", f"`{name} {op}=` on a whole buffer is not supported: use slice "
+                               "assignment", found=f"`{name}`, a whole buffer", span=self.b.span(),
                                hint="write a T.Parallel loop over its elements")
         return self.bind(name, self._apply(op, old, value), old)
 

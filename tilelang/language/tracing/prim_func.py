@@ -129,10 +129,8 @@ class Unannotated:
         return declare_param(b, self._name, annotation)
 
     def _raise(self, *_: Any) -> Any:
-        raise error("parameter-annotation", f"Argument `{self._name}` is not annotated",
-                    found=f"`{self._name}` without one",
-                           hint=f"annotate it in the signature, or by `{self._name}: T.Tensor(shape, dtype)` before "
-                                "its use")
+        raise error("parameter-annotation", f"Argument `{self._name}` is not annotated", found=f"`{self._name}` without one",
+                    hint=f"annotate it in the signature, or by `{self._name}: T.Tensor(shape, dtype)` before its use")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__tilelang_expr__":
@@ -147,11 +145,9 @@ def declare_param(b: Builder, name: str, annotation: Any, at: Any = None) -> Any
     """Register a parameter by its annotation; returns the value of its name.  at: its span."""
     at = at or b.span()
     if isinstance(annotation, TensorFactory):
-        raise errors.error("parameter-annotation", f"Argument `{name}`: {annotation!r} without a shape takes it from "
-                                                   "the "
-                           "argument of the call, which only tilelang.jit functions have",
-                           expected="a shape", found=f"{annotation!r} without one", span=at,
-                           hint=f"write {annotation!r}(shape, dtype)")
+        raise errors.error("parameter-annotation", f"Argument `{name}`: {annotation!r} without a shape takes it from the "
+                           "argument of the call, which only tilelang.jit functions have", expected="a shape",
+                           found=f"{annotation!r} without one", span=at, hint=f"write {annotation!r}(shape, dtype)")
     if isinstance(annotation, TensorSpec):
         buffer = annotation.buffer(b.fresh_name(name), span=at)
         b.params[name] = (Var(f"{name}_handle", DType("handle"), span=at), buffer)
@@ -170,10 +166,9 @@ def declare_param(b: Builder, name: str, annotation: Any, at: Any = None) -> Any
             annotation = Var(name, annotation.dtype, span=at)
         b.params[name] = (annotation, None)
         return annotation
-    raise errors.error("parameter-annotation", f"Argument `{name}` is annotated with {annotation!r}, which is neither "
-                                               "a tensor "
-                       "nor a scalar type",
-                       found=repr(annotation), span=at, hint="use T.Tensor(shape, dtype), T.float32, T.int32, T.ptr, …")
+    raise errors.error("parameter-annotation", f"Argument `{name}` is annotated with {annotation!r}, which is neither a tensor "
+                       "nor a scalar type", found=repr(annotation), span=at,
+                       hint="use T.Tensor(shape, dtype), T.float32, T.int32, T.ptr, …")
 
 
 def resolve_annotation(text: Any, fn: Callable[..., Any], names: dict[str, Any], span: Any = None) -> Any:
@@ -321,8 +316,7 @@ def trace_prim_func(pyfunc: Callable[..., Any], caller_locals: dict[str, Any] | 
     annotations = getattr(pyfunc, "__annotations__", {})
     for p in sig.parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            raise error("parameter-annotation", f"`*{p.name}` is not supported as a kernel parameter",
-                        found=f"*{p.name}")
+            raise error("parameter-annotation", f"`*{p.name}` is not supported as a kernel parameter", found=f"*{p.name}")
         if p.default is not p.empty:
             defaults[p.name] = p.default
         if p.name in annotations:

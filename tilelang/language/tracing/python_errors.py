@@ -154,8 +154,7 @@ def _host_index(b: Builder, e: Exception) -> Exception | None:
         return errors.error("container-key", f"{type(e).__name__}: {e}", found=index, span=span)
     return errors.error("host-index", f"`{name}` is a {type(value).__name__} of the host, and `{index}` is known only when the "
                         "kernel runs", expected="a tensor of the kernel, or an index known while tracing",
-                        found=f"{name}[{index}]", span=span,
-                        hint=f"pass it as a parameter: `{name}: T.Tensor(shape, dtype)`")
+                        found=f"{name}[{index}]", span=span, hint=f"pass it as a parameter: `{name}: T.Tensor(shape, dtype)`")
 
 
 def _is_known(index: ast.expr, frame: Any) -> bool:

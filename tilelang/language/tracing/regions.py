@@ -37,12 +37,10 @@ def subscript(buffer: Buffer, key: Any, storing: bool = False) -> Any:
         shape = "(" + ", ".join(map(str, buffer.shape)) + ("," if n == 1 else "") + ")"
         if storing:
             raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional, cannot be indexed with the "
-                         f"{len(items)}-dimensional indices provided.",
-                        expected=f"{n} indices", found=str(len(items)))
-        raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional (shape={shape}), but {len(items)} "
-                                   "index(es) "
-                     f"were provided: give one index or slice per dimension", hint,
-                    expected=f"{n} indices or slices", found=str(len(items)))
+                        f"{len(items)}-dimensional indices provided.", expected=f"{n} indices", found=str(len(items)))
+        raise error("index-count", f"Buffer {buffer.name} is {n}-dimensional (shape={shape}), but {len(items)} index(es) were "
+                    "provided: give one index or slice per dimension", hint, expected=f"{n} indices or slices",
+                    found=str(len(items)))
     sliced = False
     for i in items:
         if type(i) is slice:
@@ -78,8 +76,7 @@ def _index(buffer: Buffer, d: int, i: Any) -> Expr:
     e = i if isinstance(i, Expr) else _convert_index(buffer, d, i)
     if not (e.dtype.is_int or e.dtype.is_bool):
         raise error("index-type", f"index {d} of `{buffer.name}` has type {e.dtype}, an integer is needed",
-                    expected="an integer", found=str(e.dtype),
-                     hint="cast it: T.cast(i, 'int32')")
+                    expected="an integer", found=str(e.dtype), hint="cast it: T.cast(i, 'int32')")
     return cast(e, I32) if e.dtype.is_bool else e
 
 
@@ -114,8 +111,7 @@ def _constant_index(buffer: Buffer, d: int, i: int) -> Expr:
     if isinstance(dim, int) and i >= dim:
         text = f"index {i} is outside dimension {d} of `{buffer.name}` (size {dim})"
         if buffer.scope_name != GLOBAL:
-            raise error("index-range", text, expected=f"an index from 0 to {dim - 1}", found=str(i),
-                        hint=INSIDE)
+            raise error("index-range", text, expected=f"an index from 0 to {dim - 1}", found=str(i), hint=INSIDE)
         warn("index-outside", f"{text}: nothing is stored there, and what is read is 0", f"indices are 0 to {dim - 1}", place())
     return convert(i)
 
@@ -123,9 +119,8 @@ def _constant_index(buffer: Buffer, d: int, i: int) -> Expr:
 def _slice_bounds(buffer: Buffer, d: int, s: slice) -> tuple[Expr, Any]:
     """Start and extent of a slice.  Constant negative bounds count from the end, as in Python."""
     if s.step is not None and not is_const(s.step, 1):
-        raise error("slice-step", "Buffer slicing with step is not supported",
-                    found=f"a step of {s.step}",
-                     hint="loop over the elements with T.Parallel")
+        raise error("slice-step", "Buffer slicing with step is not supported", found=f"a step of {s.step}",
+                    hint="loop over the elements with T.Parallel")
     dim = buffer.shape[d]
     lo = _bound(buffer, d, s.start, 0, dim)
     hi = _bound(buffer, d, s.stop, dim, dim)
@@ -136,8 +131,7 @@ def _slice_bounds(buffer: Buffer, d: int, s: slice) -> tuple[Expr, Any]:
     if isinstance(extent, int):
         if extent <= 0:
             raise error("slice-bounds", f"the slice of dimension {d} of `{buffer.name}` has {extent} elements",
-                        expected="start < stop", found=f"{extent} elements",
-                         hint="a slice needs start < stop")
+                        expected="start < stop", found=f"{extent} elements", hint="a slice needs start < stop")
         outside = isinstance(lo, int) and isinstance(dim, int) and lo + extent > dim
         if outside and buffer.scope_name != GLOBAL:
             raise error("slice-bounds", f"the slice {lo}:{lo + extent} ends past dimension {d} of "
@@ -264,10 +258,8 @@ def vector_indices(r: Region) -> tuple[Expr, ...]:
                      hint="use T.copy to move tiles, or T.Parallel to compute on them")
     d = wide[0]
     if d != last or not isinstance(r.extents[d], int):
-        raise error("slice-value", f"a slice of `{r.buffer.name}` used as a value must have a static extent along the "
-                                   "last "
-                     "dimension",
-                    expected="a static extent along the last dimension", found=f"extents {tuple(r.extents)}",
+        raise error("slice-value", f"a slice of `{r.buffer.name}` used as a value must have a static extent along the last "
+                    "dimension", expected="a static extent along the last dimension", found=f"extents {tuple(r.extents)}",
                     hint="use T.copy, T.fill for a constant, or loop over the elements")
     start = r.mins[d]
     ramp = Ramp(start, Const(1, start.dtype), r.extents[d], start.dtype.with_lanes(r.extents[d]))
@@ -371,8 +363,7 @@ def operand(x: Any, what: str) -> Operand:
         hint = f"T.fill(buffer, {x!r}) gives every element of a tile a value"
     elif hasattr(x, "__getitem__") and not isinstance(x, (str, Expr)):
         hint = "pass it to the kernel: a parameter `name: T.Tensor(shape, dtype)`; arrays and lists of the host are no buffers"
-    raise error("region-operand", f"{what} must be a buffer, a region of it or an element of it, found {describe(x)}", hint,
-                found=describe(x))
+    raise error("region-operand", f"{what} must be a buffer, a region of it or an element of it, found {describe(x)}", hint)
 
 
 def whole_region(x: Any, what: str) -> Region:
@@ -412,9 +403,8 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
                         hint=f"slice one of them, or give the start element: T.{what}({s.buffer.name}[…], {d.buffer.name})")
         return _checked(s.region(), d.region(), what)
     if s.extents is None and d.extents is None:
-        raise error("copy-extents", f"Can't deduce {what} extents from args: both operands are elements",
-                    found="two elements",
-                     hint="give a whole buffer or a slice on one side")
+        raise error("copy-extents", f"Can't deduce {what} extents from args: both operands are elements", found="two elements",
+                    hint="give a whole buffer or a slice on one side")
     s, d = (_only_element(o) for o in (s, d))
     if s.extents is None or d.extents is None:
         base, point = (d, s) if s.extents is None else (s, d)
@@ -424,11 +414,10 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
     s, d = _one_of_run_time_extent(s, d)
     a, b = non_unit(s.extents), non_unit(d.extents)  # type: ignore[arg-type]
     if len(a) != len(b):
-        raise error("copy-ranks", f"T.{what} does not broadcast or flatten: `{s.buffer.name}` has extents "
-                     f"{_shape(s.extents)}, `{d.buffer.name}` {_shape(d.extents)}",
-                    found=f"{_shape(s.extents)} and {_shape(d.extents)}",
-                     hint="take a part of the larger one by an index, A[i, 0:n]: the extents other than 1 must be as "
-                     "many on both sides")
+        raise error("copy-ranks", f"T.{what} does not broadcast or flatten: `{s.buffer.name}` has extents {_shape(s.extents)}, "
+                    f"`{d.buffer.name}` {_shape(d.extents)}", found=f"{_shape(s.extents)} and {_shape(d.extents)}",
+                    hint="take a part of the larger one by an index, A[i, 0:n]: the extents other than 1 must be as many on "
+                    "both sides")
     assert s.extents is not None and d.extents is not None
     if all(same_extent(s.extents[i], d.extents[j]) for i, j in zip(a, b)):
         return _checked(s.region(), d.region(), what)
@@ -495,11 +484,8 @@ def check_inside(r: Region) -> None:
         return
     for d, (lo, ext, dim) in enumerate(zip(r.mins, r.extents, r.buffer.shape)):
         if isinstance(lo, Const) and isinstance(ext, int) and isinstance(dim, int) and lo.value + ext > dim:
-            raise error("slice-bounds", f"the tile covers {lo.value}:{lo.value + ext} of dimension {d} of "
-                                        f"`{r.buffer.name}`, "
-                         f"which has {dim}",
-                        expected=f"an end of at most {dim}", found=f"{lo.value + ext}",
-                        hint=INSIDE)
+            raise error("slice-bounds", f"the tile covers {lo.value}:{lo.value + ext} of dimension {d} of `{r.buffer.name}`, "
+                        f"which has {dim}", expected=f"an end of at most {dim}", found=f"{lo.value + ext}", hint=INSIDE)
 
 
 def _replaced(own: tuple[Any, ...], dims: list[int], other: tuple[Any, ...], odims: list[int]) -> tuple[Any, ...]:
@@ -515,10 +501,9 @@ def trailing(point: Operand, extents: tuple[Any, ...], what: str) -> tuple[Any, 
     while len(extents) > n and is_const(extents[0], 1):
         extents = extents[1:]
     if len(extents) > n:
-        raise error("copy-extents", f"Can't deduce {what} extents from args: `{point.buffer.name}` has {n} dimensions, "
-                                    "the "
-                     f"other operand extents {_shape(extents)}",
-                    expected=f"at most {n} extents", found=_shape(extents), hint=f"slice `{point.buffer.name}` instead")
+        raise error("copy-extents", f"Can't deduce {what} extents from args: `{point.buffer.name}` has {n} dimensions, the "
+                    f"other operand extents {_shape(extents)}", expected=f"at most {n} extents", found=_shape(extents),
+                    hint=f"slice `{point.buffer.name}` instead")
     return (1,) * (n - len(extents)) + tuple(extents)
 
 

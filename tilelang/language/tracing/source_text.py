@@ -85,8 +85,7 @@ def _unavailable(fn: Any) -> TileLangError:
 def _changed(fn: Any) -> TileLangError:
     file, line = fn.__code__.co_filename, fn.__code__.co_firstlineno
     return error("source-changed", f"the source of `{fn.__name__}` has changed since Python imported it",
-                 span=Span(file, line) if linecache.getline(file, line) else None,
-                 found=f"{file} as it is now, which does not")
+                 span=Span(file, line) if linecache.getline(file, line) else None, found=f"{file} as it is now, which does not")
 
 
 def _present(name: str, names: dict[str, Any]) -> str:

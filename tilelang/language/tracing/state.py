@@ -96,8 +96,7 @@ def reject_operators(cls: type, method: Any) -> None:
 def need_function(fn: Any, decorator: str) -> Any:
     """Check the argument of a decorator of kernel functions.  Raises not-a-function unless it is a function or method."""
     if not isinstance(getattr(fn, "__code__", None), CodeType):
-        raise errors.error("not-a-function", f"{decorator} takes a function, found a {type(fn).__name__}",
-                           found=f"a {type(fn).__name__}", span=user_place())
+        raise errors.error("not-a-function", f"{decorator} takes a function, found a {type(fn).__name__}", span=user_place())
     return fn
 
 

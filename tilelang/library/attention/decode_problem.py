@@ -87,10 +87,10 @@ def decode_problem(tensors: Mapping[str, Any], on_cuda: bool, *, window: Any, sp
     check_alike(q, {"k_cache": k, "v_cache": v, "out": out})
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise error("attention-option", f"window must be a number of keys from 1 on, found {window!r}",
-                    expected="a number of keys from 1", found=repr(window), hint="window=1024")
+                    expected="a number of keys from 1", hint="window=1024")
     if splits is not None and (isinstance(splits, bool) or not isinstance(splits, int) or splits < 1):
-        raise error("attention-option", f"splits must be an int from 1 on, found {splits!r}",
-                    expected="an int from 1", found=repr(splits), hint="leave it out")
+        raise error("attention-option", f"splits must be an int from 1 on, found {splits!r}", expected="an int from 1",
+                    hint="leave it out")
     on_device = on_cuda and not is_numpy(q)
     copied = (strides(q) != compact(q.shape) or on_device and not aligned(q),
               *(strides_of(x, on_device) is None for x in (k, v)))
@@ -99,9 +99,8 @@ def decode_problem(tensors: Mapping[str, Any], on_cuda: bool, *, window: Any, sp
     problem = DecodeProblem(sizes, free, type_name(q), window, splits, copied, with_lse, q.ndim == 3)
     if out is not None and (tuple(out.shape) != problem.shape or strides(out) != compact(problem.shape)):
         raise error("attention-shape", f"out has shape {tuple(out.shape)} and strides {strides(out)}, expected {problem.shape} "
-                    "without gaps",
-                    expected=f"{problem.shape} without gaps", found=f"{tuple(out.shape)} with strides {strides(out)}",
-                    hint="leave it out")
+                    "without gaps", expected=f"{problem.shape} without gaps",
+                    found=f"{tuple(out.shape)} with strides {strides(out)}", hint="leave it out")
     return problem
 
 

@@ -89,7 +89,7 @@ def check_scale(scale: Any) -> float:
     scale = float(scale)
     if not 0.0 < scale < math.inf:
         raise error("attention-option", f"scale must be positive and finite, found {scale}",
-                    expected="a positive, finite number", found=str(scale), hint="scale the queries instead")
+                    expected="a positive, finite number", hint="scale the queries instead")
     return scale
 
 
@@ -102,7 +102,7 @@ def check_heads(heads: int, kv_heads: int, dim: int, dim_v: int) -> None:
     for name, n in (("head dimension of q and k", dim), ("head dimension of v", dim_v)):
         if n % 16 or not 0 < n <= 256:
             raise error("attention-shape", f"the {name} must be a multiple of 16 up to 256, found {n}",
-                        expected="a multiple of 16 up to 256", found=str(n),
+                        expected="a multiple of 16 up to 256",
                         hint="pad with zeros: they change neither scores nor the other columns of the result")
 
 

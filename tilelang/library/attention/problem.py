@@ -156,7 +156,7 @@ def _sizes(tensors: Mapping[str, Any], layout: str) -> Sizes:
     q, k, v, cu_q, cu_k, out = (tensors[n] for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "out"))
     if layout not in LAYOUTS:
         raise error("attention-option", f"layout must be one of {', '.join(LAYOUTS)}, found {layout!r}",
-                    expected=f"one of {', '.join(LAYOUTS)}", found=repr(layout), hint="bshd: (batch, sequence, head, dim)")
+                    expected=f"one of {', '.join(LAYOUTS)}", hint="bshd: (batch, sequence, head, dim)")
     packed = cu_q is not None
     if cu_k is not None and not packed:
         raise error("attention-option", "cu_seqlens_k is given without cu_seqlens_q",
@@ -228,7 +228,7 @@ def mask_of(causal: bool, window: Any, sizes: Sizes | None) -> Mask:
                         hint="(left, right): keys before and after the query's own position; None for no limit")
     elif window is not None:
         raise error("attention-option", f"window must be an int or (left, right), found {window!r}",
-                    expected="an int or (left, right)", found=repr(window), hint="window=1024")
+                    expected="an int or (left, right)", hint="window=1024")
     if causal:
         right = 0
     if sizes is not None:

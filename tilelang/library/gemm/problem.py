@@ -22,8 +22,7 @@ from .tile import Tail, Tile
 
 register("matmul-shape", ValueError, "operands of a library GEMM whose shapes do not fit together",
          expected="operands whose shapes go together")
-register("matmul-type", TypeError, "element types a library GEMM does not take",
-         expected="element types that the GEMM takes")
+register("matmul-type", TypeError, "element types a library GEMM does not take", expected="element types that the GEMM takes")
 register("matmul-option", ValueError, "an option of a library GEMM that it does not have",
          expected="an option that the GEMM has")
 register("matmul-device", ValueError, "operands of a library GEMM on different devices", expected="operands on one device")
@@ -155,8 +154,7 @@ def check_tensors(given: Iterable[Any], optional: Iterable[Any] = ()) -> None:
     for x in (*given, *(x for x in optional if x is not None)):
         if not (isinstance(x, np.ndarray) or hasattr(x, "stride") and hasattr(x, "data_ptr")):
             raise error("matmul-type", f"operands are torch tensors or NumPy arrays, found {type(x).__name__}",
-                        expected="torch tensors or NumPy arrays", found=str(type(x).__name__),
-                        hint="pass torch.from_numpy(x) or np.asarray(x)")
+                        expected="torch tensors or NumPy arrays", hint="pass torch.from_numpy(x) or np.asarray(x)")
 
 
 def check_disjoint(out: Any, others: dict[str, Any]) -> None:
@@ -205,8 +203,8 @@ def _check_scales(scale_a: Any, scale_b: Any, kind: str, sizes: tuple[int, int, 
                     hint="multiply the result, or pass the other scale too")
     for x in (scale_a, scale_b):
         if type_name(x) != "float32":
-            raise error("matmul-type", f"scales are float32, found {type_name(x)}",
-                        expected="float32", found=type_name(x), hint="convert the scales")
+            raise error("matmul-type", f"scales are float32, found {type_name(x)}", expected="float32",
+                        hint="convert the scales")
     found, (m, n, k) = (tuple(scale_a.shape), tuple(scale_b.shape)), sizes
     if all(s in ((), (1,), (1, 1)) for s in found):
         return "tensor"

@@ -39,8 +39,7 @@ def dequant_problem(given: Mapping[str, Any]) -> DequantProblem:
     for name, x in given.items():
         if not hasattr(x, "shape") or not hasattr(x, "dtype"):
             raise error("matmul-type", f"`{name}` is no torch tensor or NumPy array, found {type(x).__name__}",
-                        expected="torch tensors or NumPy arrays", found=type(x).__name__,
-                        hint="pass torch.from_numpy(x) or np.asarray(x)")
+                        expected="torch tensors or NumPy arrays", hint="pass torch.from_numpy(x) or np.asarray(x)")
         if place(x) != place(a):
             raise error("matmul-device", f"a is on {place(a)} and `{name}` on {place(x)}", expected="arrays on one device",
                         found=f"{place(a)} and {place(x)}", hint="move them to one device")

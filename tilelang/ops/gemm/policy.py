@@ -15,14 +15,9 @@ class GemmWarpPolicy(IntEnum):
     FullRow = 1
     FullCol = 2
 
-    def is_square(self) -> bool:
-        return self is GemmWarpPolicy.Square
-
-    def is_full_row(self) -> bool:
-        return self is GemmWarpPolicy.FullRow
-
-    def is_full_col(self) -> bool:
-        return self is GemmWarpPolicy.FullCol
+    def is_square(self) -> bool: return self is GemmWarpPolicy.Square
+    def is_full_row(self) -> bool: return self is GemmWarpPolicy.FullRow
+    def is_full_col(self) -> bool: return self is GemmWarpPolicy.FullCol
 
     def compute_warp_partition(self, M: int, N: int, num_warps: int,
                                tile: tuple[int, int] = (16, 8)) -> tuple[int, int]:

@@ -59,9 +59,8 @@ def _readable(cx: Any, region: Region, op: Any) -> Region:
         return region
     if source.scope_name == LOCAL:
         raise error("gemm-accumulator", f"`{source.name}`, in memory of each thread, is an operand and the accumulator of a "
-                    "T.gemm",
-                    expected="an accumulator that is no operand", found=f"`{source.name}` as both",
-                    span=op.span, hint="accumulate into another buffer")
+                    "T.gemm", expected="an accumulator that is no operand", found=f"`{source.name}` as both", span=op.span,
+                    hint="accumulate into another buffer")
     scratch = cx.new_shared(f"{source.name}_s", tuple(source.shape), source.dtype)
     cx.prepend(cx.parallel(tuple(source.shape), lambda p: Store(scratch, p, load(source, p)), span=op.span))
     return Region(scratch, region.mins, region.extents, span=region.span)

@@ -86,8 +86,7 @@ class AsyncCopies:
 def _cp_async(c: DeviceContext, e: Call) -> Closure:
     dst, src = e.args[:2]
     if not (isinstance(dst, AddressOf) and isinstance(src, AddressOf)):
-        raise fault("sim-unsupported", "cp_async between raw pointers",
-                    found="cp_async between raw pointers", span=e.span)
+        raise fault("sim-unsupported", "cp_async between raw pointers", found="cp_async between raw pointers", span=e.span)
     pred = c.expr(e.args[2]) if len(e.args) > 2 else None
     width, check = e.options.bytes, c.check
     to = c.memory.reach(dst.buffer, dst.indices, width, e.span, "asynchronous copy into")

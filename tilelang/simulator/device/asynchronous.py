@@ -136,10 +136,9 @@ class Proxy:
             at = g[late][0]
             here, there = self.table.sites[site], self.table.sites[int(self.table.wsite[at])]
             raise fault("sim-proxy", f"{what} {does} {here.name}, which thread {int(self.table.writer[at])} wrote with "
-                        "ordinary stores, and that thread executed no fence_proxy_async between its store and the "
-                        "barrier",
-                        found=f"no fence by thread {int(self.table.writer[at])} after its store",
-                        span=here.span, notes=((there.span, "written here"),))
+                        "ordinary stores, and that thread executed no fence_proxy_async between its store and the barrier",
+                        found=f"no fence by thread {int(self.table.writer[at])} after its store", span=here.span,
+                        notes=((there.span, "written here"),))
         for a, t, stamps in self.atomics:
             found = np.isin(a, g) & ((stamps < 0) | (stamps > clocks.common(members)[t]))
             if found.any():

@@ -156,9 +156,8 @@ class Cluster:
         met = (self.own.waits[who] > 0) | (self.grid.waits[who] > 0)
         met |= clocks.seen[who, rank * self.lanes:(rank + 1) * self.lanes].any(1)
         if not met.all():
-            raise fault("sim-cluster", f"{self.thread(int(who[~met][0]))} accesses shared memory of block "
-                        f"{self.names[rank]}, which may not have started",
-                        found=f"block {self.names[rank]}, which may not have started", span=span,
+            raise fault("sim-cluster", f"{self.thread(int(who[~met][0]))} accesses shared memory of block {self.names[rank]}, "
+                        "which may not have started", found=f"block {self.names[rank]}, which may not have started", span=span,
                         hint="cluster_sync() before the first access to another block")
         if not copies:
             self.touched[rank].update((int(t), (int(clocks.now[t]), span)) for t in who)
@@ -179,21 +178,18 @@ class Cluster:
         know = block.clocks.seen[rank * self.lanes:(rank + 1) * self.lanes].max(0)
         for t, (clock, span) in self.touched[rank].items():
             if know[t] < clock:
-                raise fault("sim-cluster", f"block {self.names[rank]} may end before {self.thread(t)} has accessed its "
-                            "shared memory",
-                            found=f"block {self.names[rank]}, which may end before", span=span,
+                raise fault("sim-cluster", f"block {self.names[rank]} may end before {self.thread(t)} has accessed its shared "
+                            "memory", found=f"block {self.names[rank]}, which may end before", span=span,
                             hint="cluster_sync() at the end of the kernel keeps every block until the last access")
         for agent, clock, span in self.sources[rank]:
             if know[agent] < clock:
                 raise fault("sim-async", f"block {self.names[rank]} may end while a copy reads its shared memory",
                             expected="a copy that has arrived before the block ends", found="one that may be under way",
-                            span=span,
-                            hint="wait until the copy has arrived (its barrier, then cluster_sync) before the end")
+                            span=span, hint="wait until the copy has arrived (its barrier, then cluster_sync) before the end")
         for at, bar in block.asynchronous.barriers.items():
             last = int(block.clocks.now[bar.agent]) - 1
             if at // self.arena == rank and last > 0 and know[bar.agent] < last:
-                raise fault("sim-async", f"block {self.names[rank]} ends while a copy that signals {bar.name} may be under "
-                            "way",
+                raise fault("sim-async", f"block {self.names[rank]} ends while a copy that signals {bar.name} may be under way",
                             expected="a copy that has arrived before the block ends", found="one that may be under way",
                             span=bar.span, hint="wait on the mbarrier of every load before the kernel ends")
 

@@ -178,10 +178,9 @@ def placement(c: DeviceContext, s: Launch) -> Placement:
                 at = planned[key][1]
                 at = at if isinstance(at, int) else int(c.expr(at)(f))
                 if at + nbytes > room:
-                    raise fault("sim-out-of-bounds", f"{b.name} is placed at bytes {at} to {at + nbytes} of {room} "
-                                "bytes of shared memory",
-                                expected=f"at most {room} bytes", found=f"{at + nbytes}",
-                                span=b.span, hint="the memory plan is too small")
+                    raise fault("sim-out-of-bounds", f"{b.name} is placed at bytes {at} to {at + nbytes} of {room} bytes of "
+                                "shared memory", expected=f"at most {room} bytes", found=f"{at + nbytes}", span=b.span,
+                                hint="the memory plan is too small")
             else:
                 align = max(ALIGN, b.facts.align, 1024 if boxes else 0)
                 at = -(-end // align) * align
@@ -199,6 +198,5 @@ def whole_grid(s: Launch) -> tuple[int, int, int]:
     if not 1 <= x * y * z <= MOST_BLOCKS:
         found = f"({', '.join(map(repr, s.grid))})"
         raise fault("sim-unsupported", f"the simulator runs grid barriers in static grids of at most {MOST_BLOCKS} blocks, "
-                    f"this one is {found}",
-                    expected=f"a static grid of at most {MOST_BLOCKS} blocks", found=found, span=s.span)
+                    f"this one is {found}", expected=f"a static grid of at most {MOST_BLOCKS} blocks", found=found, span=s.span)
     return x, y, z

@@ -164,8 +164,7 @@ def _wait(c: DeviceContext, e: Call) -> Closure:
 
 def _wait_one(f: LaneFrame, bar: MBarrier, parity: int, lanes: np.ndarray, span: Any) -> None:
     if parity not in (0, 1):
-        raise fault("sim-mbarrier", f"{bar.name}: a parity is 0 or 1, found {parity}",
-                    expected="a parity of 0 or 1", found=str(parity), span=span)
+        raise fault("sim-mbarrier", f"{bar.name}: a parity is 0 or 1, found {parity}", expected="a parity of 0 or 1", span=span)
     f.block.warp_roles.wait(lambda: bar.passed(parity), lambda: f"for parity {parity} of {bar.state()}", span)
     if bar.before is not None:
         f.block.clocks.acquire(lanes, bar.before)

@@ -393,7 +393,5 @@ class AccessTable:
         if other in self.agents:
             who, hint = self.agents[other], "wait for it: on its mbarrier, with wgmma_wait or with bulk_wait"
         text = f"{self.thread(t)} {does} {here.name} ({self.what}), which {who} {did}, with no barrier between"
-        return fault("sim-race", text,
-                     found=f"none between {self.thread(t)} and {who}",
-                     span=here.span, notes=((there.span, f"{who} here: {there.text}"),), hint=hint,
-                     label=here.text)
+        return fault("sim-race", text, found=f"none between {self.thread(t)} and {who}", span=here.span,
+                     notes=((there.span, f"{who} here: {there.text}"),), hint=hint, label=here.text)

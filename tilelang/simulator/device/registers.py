@@ -41,9 +41,8 @@ class Guard:
         """Ordinary code reads or writes granules.  Raises sim-wgmma when a wgmma in flight uses them."""
         if self.busy[cells].any():
             raise fault("sim-wgmma", f"{self.name} is {'written' if writes else 'read'} while the wgmma that uses its "
-                        "registers is under way",
-                        found=f"{self.name} {'written' if writes else 'read'} before wgmma_wait", span=span,
-                        hint="wgmma_commit, then wgmma_wait for the group of that instruction first")
+                        "registers is under way", found=f"{self.name} {'written' if writes else 'read'} before wgmma_wait",
+                        span=span, hint="wgmma_commit, then wgmma_wait for the group of that instruction first")
         if writes:
             self.stamp[cells] = f.matrix.fences if f.matrix is not None else 0
 

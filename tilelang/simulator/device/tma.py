@@ -149,8 +149,7 @@ def _leaving(c: DeviceContext, f: LaneFrame, units: np.ndarray, t: int, b: Any, 
         g, lanes = _granules(f, units), np.arange(f.lanes) == t
         if not (shared.owner[g] == c.slot(b.data)).all():
             raise fault("sim-uninitialized", f"{b.name} ({b.scope()}) is stored by TMA before it is written, in block "
-                        f"{block.where}",
-                        found=f"{b.name}, which nothing has written", span=span)
+                        f"{block.where}", found=f"{b.name}, which nothing has written", span=span)
         shared.table.agent_reads_of(block.clocks, g, lanes, storer.reads, site)
         shared.proxy.require(block.clocks, g, lanes, site, "the bulk store")
     block.counters.bytes["tma.store"] += units.size * UNIT
@@ -270,8 +269,7 @@ def _bulk_copy_cluster(c: DeviceContext, e: Call) -> Closure:
                 g = _granules(f, units)
                 if not (shared.owner[g] == c.slot(src.buffer.data)).all():
                     raise fault("sim-uninitialized", f"{src.buffer.name} is copied to another block before it is written, in "
-                                f"block {block.where}",
-                                found=f"{src.buffer.name}, which nothing has written", span=e.span)
+                                f"block {block.where}", found=f"{src.buffer.name}, which nothing has written", span=e.span)
                 shared.table.agent_reads_of(block.clocks, g, lanes, bar.agent, source)
                 shared.proxy.require(block.clocks, g, lanes, source, "the bulk copy")
             data = shared.store.flat(U8).reshape(-1, UNIT)[units.reshape(-1)].copy()
@@ -283,10 +281,9 @@ def _bulk_copy_cluster(c: DeviceContext, e: Call) -> Closure:
 
 def _bulk_units(c: DeviceContext, f: LaneFrame, start: int, first: int, n: int, b: Any, span: Any) -> np.ndarray:
     if start % UNIT or first % UNIT or n % UNIT or n <= 0:
-        raise fault("sim-tma", f"a bulk copy of {n} bytes between byte {start} of {b.name}'s shared memory and byte "
-                    f"{first} of a tensor: all must be multiples of 16",
-                    expected="addresses and sizes that are multiples of 16 bytes", found=f"{n} bytes from {start} to {first}",
-                    span=span)
+        raise fault("sim-tma", f"a bulk copy of {n} bytes between byte {start} of {b.name}'s shared memory and byte {first} of "
+                    "a tensor: all must be multiples of 16", expected="addresses and sizes that are multiples of 16 bytes",
+                    found=f"{n} bytes from {start} to {first}", span=span)
     low, high = c.memory.extent_of(b, f)
     if not low <= start <= start + n <= high:
         raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {start - low} leaves {b.name}",

@@ -36,10 +36,9 @@ def _members(f: LaneFrame, what: str, span: Any) -> np.ndarray:
     own = active if f.own is None else f.own
     if (active != own).any() or len(lanes) % WARP or lanes[0] // GROUP != lanes[-1] // GROUP or \
             (lanes[0] // GROUP + 1) * GROUP > f.block.first + f.block.threads:
-        raise fault("sim-warp-divergence", f"{what} needs all 128 threads of a warp group, found {len(lanes)} from "
-                    f"thread {int(lanes[0]) - f.block.first}",
-                    expected="all 128 threads of a warp group", found=str(len(lanes)), span=span,
-                    hint="a warp group is 4 warps whose first thread is a multiple of 128")
+        raise fault("sim-warp-divergence", f"{what} needs all 128 threads of a warp group, found {len(lanes)} from thread "
+                    f"{int(lanes[0]) - f.block.first}", expected="all 128 threads of a warp group", found=str(len(lanes)),
+                    span=span, hint="a warp group is 4 warps whose first thread is a multiple of 128")
     return lanes
 
 
@@ -73,8 +72,7 @@ class _SharedOperand:
         if self.c.check:
             if (shared.owner[g] < 0).any():
                 raise fault("sim-uninitialized", "a wgmma reads shared memory that nothing has written, in block "
-                            f"{block.where}",
-                            found="an operand that nothing has written", span=self.e.span,
+                            f"{block.where}", found="an operand that nothing has written", span=self.e.span,
                             hint="wait for the load of the tile; check the descriptor's address, lbo and sbo")
             agent, active = block.asynchronous.group_agent(int(lanes[0]) // GROUP), f.active()
             shared.table.agent_reads_of(block.clocks, g, active, agent, self.site)
@@ -141,10 +139,9 @@ def _claim(f: LaneFrame, regs: Registers, state: Issued, group: int, e: Call, ac
                     expected="an operand whose instruction is done", found=f"`{guard.name}` as operand and accumulator",
                     span=e.span, hint="wgmma_wait for the group that computes it first")
     if (guard.stamp[cells] >= state.fences).any():
-        raise fault("sim-wgmma", f"{guard.name} is written by ordinary code and then used by a wgmma with no "
-                    "wgmma_fence between",
-                    expected="wgmma_fence between the write and the wgmma", found="none",
-                    span=e.span, hint="wgmma_fence() after the registers are written")
+        raise fault("sim-wgmma", f"{guard.name} is written by ordinary code and then used by a wgmma with no wgmma_fence "
+                    "between", expected="wgmma_fence between the write and the wgmma", found="none", span=e.span,
+                    hint="wgmma_fence() after the registers are written")
     guard.busy[cells], guard.accumulator[cells] = group, accumulates
     state.guards.add(guard)
     return regs
@@ -209,8 +206,7 @@ def _set_max_nreg(c: DeviceContext, e: Call) -> Closure:
         for w in np.unique(_members(f, e.op, e.span) // WARP):
             have = work.registers[w]
             if (n < have) if inc else (n > have):
-                raise fault("sim-nreg", f"set_max_nreg {'raises' if inc else 'lowers'} warp {w} from {have} to {n} "
-                            "registers",
+                raise fault("sim-nreg", f"set_max_nreg {'raises' if inc else 'lowers'} warp {w} from {have} to {n} registers",
                             expected=f"a count {'above' if inc else 'below'} {have}", found=str(n), span=e.span)
 
             def free(w: int = w) -> int:

@@ -48,8 +48,7 @@ class TileBarrier:
         k = int(uniform(self.index(f), f, "the number of an mbarrier", self.span))
         if not 0 <= k < len(bars):
             raise fault("sim-out-of-bounds", f"mbarrier {self.buffer.name}[{k}] is outside its shape ({len(bars)})",
-                        expected=f"an index below {len(bars)}", found=str(k),
-                        span=self.span)
+                        expected=f"an index below {len(bars)}", found=str(k), span=self.span)
         if not bars[k].count and not fresh:
             raise fault("sim-mbarrier", f"{bars[k].name} is used before mbarrier_init",
                         expected="mbarrier_init before its use", found="none", span=self.span)
@@ -180,8 +179,7 @@ def _sync_grid(c: TileContext, e: Call) -> Closure:
             gone = 0 if f.exited is None else int(f.exited.sum())
             if int(f.active().sum()) < f.warp_role.threads - gone:
                 came = f"{int(f.active().sum())} of {f.warp_role.threads - gone} threads"
-                raise fault("sim-barrier", f"{came} reach this barrier of the grid",
-                            found=came, span=e.span,
+                raise fault("sim-barrier", f"{came} reach this barrier of the grid", found=came, span=e.span,
                             hint="a barrier must not stand under a condition that differs between threads")
         grid.meet(e.span)
         return np.int32(0)

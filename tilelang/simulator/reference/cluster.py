@@ -49,9 +49,8 @@ class TileCluster:
 def cluster_of_frame(f: LaneFrame, span: Any) -> TileCluster:
     """The cluster of the running block.  Raises sim-cluster in a launch without clusters."""
     if f.block.cluster is None:
-        raise fault("sim-cluster", "an operation of clusters in a launch without",
-                    expected="a launch with clusters", found="one without", span=span,
-                    hint="launch with T.ClusterKernel")
+        raise fault("sim-cluster", "an operation of clusters in a launch without", expected="a launch with clusters",
+                    found="one without", span=span, hint="launch with T.ClusterKernel")
     return f.block.cluster
 
 

@@ -184,9 +184,8 @@ class _RegionSite:
     def __init__(self, c: TileContext, r: Region) -> None:
         b: Buffer = r.buffer
         if b.dtype.lanes > 1:
-            raise fault("sim-unsupported", f"{b.name}: a tile operation on vectors ({b.dtype})",
-                        expected="scalar elements", found=str(b.dtype), span=r.span,
-                        hint="view the buffer with a scalar element type")
+            raise fault("sim-unsupported", f"{b.name}: a tile operation on vectors ({b.dtype})", expected="scalar elements",
+                        found=str(b.dtype), span=r.span, hint="view the buffer with a scalar element type")
         self.slot = c.slot(b.data)
         self.geometry = geometry(c.exprs, b)
         self.mins = [c.expr(m) for m in r.mins]

@@ -181,8 +181,7 @@ class ParallelLoop:
         raw = store.raw[here]
         same = store.lanes == 1 or bool((raw == raw[0]).all())
         if not same and p.read and not p.written:
-            raise fault("sim-thread-dependent", f"{p.buffer.name} differs between threads and is read inside "
-                        "T.Parallel",
+            raise fault("sim-thread-dependent", f"{p.buffer.name} differs between threads and is read inside T.Parallel",
                         found=f"{p.buffer.name}, which differs between threads", span=self.s.span,
                         hint="which thread runs an iteration is not fixed: index by the loop variable")
         out = Storage(store.name, store.nbytes, store.granule, lanes if p.written else 1, known=store.known is None)

@@ -60,7 +60,6 @@ def changes(old: np.ndarray, new: np.ndarray) -> np.ndarray:
 
 def _shows(store: Storage, span: Any) -> Exception:
     return fault("sim-unsupported", f"threads of several warp roles exchange values through `{store.name}` in a branch or loop "
-                 "that not all threads run alike",
-                 expected="a branch or loop that all threads run, or threads of one warp role",
-                 found="threads of several warp groups that would need a barrier there", span=span,
+                 "that not all threads run alike", expected="a branch or loop that all threads run, or threads of one warp "
+                 "role", found="threads of several warp groups that would need a barrier there", span=span,
                  hint="let all threads run the loop or branch and put the condition inside it")
