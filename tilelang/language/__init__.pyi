@@ -38,18 +38,14 @@ from tilelang.language.annotations import (
 )
 from tilelang.language.atomic import (
     atomic_add as atomic_add,
-    atomic_and as atomic_and,
     atomic_cas as atomic_cas,
     atomic_dec as atomic_dec,
     atomic_exch as atomic_exch,
     atomic_inc as atomic_inc,
     atomic_load as atomic_load,
-    atomic_max as atomic_max,
-    atomic_min as atomic_min,
     atomic_or as atomic_or,
     atomic_store as atomic_store,
     atomic_sub as atomic_sub,
-    atomic_xor as atomic_xor,
 )
 from tilelang.language.barriers import (
     alloc_barrier as alloc_barrier,
@@ -57,7 +53,6 @@ from tilelang.language.barriers import (
     barrier_arrive as barrier_arrive,
     barrier_wait as barrier_wait,
     create_barriers as create_barriers,
-    fence_proxy_async as fence_proxy_async,
     mbarrier_arrive as mbarrier_arrive,
     mbarrier_arrive_expect_tx as mbarrier_arrive_expect_tx,
     mbarrier_expect_tx as mbarrier_expect_tx,
@@ -65,7 +60,6 @@ from tilelang.language.barriers import (
     ptx_arrive_barrier as ptx_arrive_barrier,
     ptx_arrive_barrier_expect_tx as ptx_arrive_barrier_expect_tx,
     ptx_arrive_cluster_barrier as ptx_arrive_cluster_barrier,
-    ptx_fence_barrier_init as ptx_fence_barrier_init,
     ptx_init_barrier_thread_count as ptx_init_barrier_thread_count,
     ptx_wait_barrier as ptx_wait_barrier,
 )
@@ -104,24 +98,16 @@ from tilelang.language.hopper import (
     annotate_consumer_reg_alloc as annotate_consumer_reg_alloc,
     annotate_producer_reg_dealloc as annotate_producer_reg_dealloc,
     block_rank_in_cluster as block_rank_in_cluster,
-    cluster_arrive as cluster_arrive,
-    cluster_arrive_relaxed as cluster_arrive_relaxed,
-    cluster_sync as cluster_sync,
-    cluster_wait as cluster_wait,
     copy_cluster as copy_cluster,
     dec_max_nreg as dec_max_nreg,
     inc_max_nreg as inc_max_nreg,
     no_set_max_nreg as _disable_warp_group_reg_alloc,
     no_set_max_nreg as no_set_max_nreg,
     pdl_sync as pdl_sync,
-    pdl_trigger as pdl_trigger,
     set_max_nreg as set_max_nreg,
     tma_copy as tma_copy,
-    tma_store_arrive as tma_store_arrive,
     tma_store_wait as tma_store_wait,
     wait_wgmma as wait_wgmma,
-    warpgroup_arrive as warpgroup_arrive,
-    warpgroup_commit_batch as warpgroup_commit_batch,
     warpgroup_fence_operand as warpgroup_fence_operand,
     warpgroup_wait as warpgroup_wait,
     wgmma_gemm as _wgmma_mma,
@@ -328,14 +314,7 @@ from tilelang.language.tile import (
     fill as fill,
     gemm as gemm,
     reduce as reduce,
-    reduce_absmax as reduce_absmax,
     reduce_abssum as reduce_abssum,
-    reduce_bitand as reduce_bitand,
-    reduce_bitor as reduce_bitor,
-    reduce_bitxor as reduce_bitxor,
-    reduce_max as reduce_max,
-    reduce_min as reduce_min,
-    reduce_prod as reduce_prod,
     reduce_sum as reduce_sum,
     transpose as transpose,
 )
@@ -642,6 +621,46 @@ def atomic_addx4(dst: Any, value: Any, return_prev: _bool = False) -> Any:
         T.atomic_addx4(Y[i * 4], X[i * 4:i * 4 + 4])
     """
 
+def atomic_and(dst: Any, value: Any, memory_order: _str | None = None, return_prev: _bool = False) -> Any:
+    """dst &= value, atomically, by each executing thread.
+
+    dst, value, memory_order, return_prev: as T.atomic_or.  Raises what T.atomic_or raises.
+
+    Example:
+        T.atomic_and(I[i // 32], ~(1 << (i % 32)))
+    """
+
+def atomic_max(dst: Any, value: Any, memory_order: _str | None = None, return_prev: _bool = False, annotations: Any = None) -> Any:
+    """dst = max(dst, value), atomically.
+
+    dst: an element (value: a scalar), or a region or buffer in global or shared memory (value: a scalar or a tile of its
+    extents in any scope), of a dtype with atomics.  Each executing thread updates an element, the block a tile once.
+    Raises atomic-operand, atomic-order, atomic-previous.
+
+    Example:
+        T.atomic_max(Y[0], X[i])
+    """
+
+def atomic_min(dst: Any, value: Any, memory_order: _str | None = None, return_prev: _bool = False, annotations: Any = None) -> Any:
+    """dst = min(dst, value), atomically.
+
+    dst: an element (value: a scalar), or a region or buffer in global or shared memory (value: a scalar or a tile of its
+    extents in any scope), of a dtype with atomics.  Each executing thread updates an element, the block a tile once.
+    Raises atomic-operand, atomic-order, atomic-previous.
+
+    Example:
+        T.atomic_min(Y[0], X[i])
+    """
+
+def atomic_xor(dst: Any, value: Any, memory_order: _str | None = None, return_prev: _bool = False) -> Any:
+    """dst ^= value, atomically, by each executing thread.
+
+    dst, value, memory_order, return_prev: as T.atomic_or.  Raises what T.atomic_or raises.
+
+    Example:
+        T.atomic_xor(I[i // 32], 1 << (i % 32))
+    """
+
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def axis(*args: Any, **kwargs: Any) -> Any: ...
 bfloat16: dtype
@@ -722,6 +741,37 @@ def clc_try_cancel(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def clc_try_cancel_multicast(*args: Any, **kwargs: Any) -> Any: ...
 
+def cluster_arrive() -> Any:
+    """Arrive at the cluster's barrier.  This thread's earlier writes are visible to threads that wait for it.
+
+    Example:
+        T.cluster_arrive()
+        T.cluster_wait()
+    """
+
+def cluster_arrive_relaxed() -> Any:
+    """Arrive at the cluster's barrier without making memory visible.
+
+    Example:
+        T.cluster_arrive_relaxed()
+        T.cluster_wait()
+    """
+
+def cluster_sync() -> Any:
+    """Barrier of all threads of the cluster.
+
+    Example:
+        T.cluster_sync()
+    """
+
+def cluster_wait() -> Any:
+    """Wait until all threads of the cluster have arrived.
+
+    Example:
+        T.cluster_arrive()
+        T.cluster_wait()
+    """
+
 def clz(x: Any) -> _Expr:
     """clz of an integer.
 
@@ -799,6 +849,14 @@ def fast_rcp(x: Any, *, dtype: Any = None) -> _Expr:
 
     Example:
         Y[i] = T.fast_rcp(X[i])
+    """
+
+def fence_proxy_async() -> Any:
+    """Proxy fence: after a following barrier, this thread's writes to shared memory are visible to TMA and wgmma.
+
+    Example:
+        A_s[tx, 0] = 0
+        T.fence_proxy_async()
     """
 
 float: dtype
@@ -1211,6 +1269,13 @@ def nearbyint(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.nearbyint(X[i])
     """
 
+def pdl_trigger() -> Any:
+    """PDL: allow the next kernel on the stream to start (sm_90; elsewhere it starts after this one ends).
+
+    Example:
+        T.pdl_trigger()
+    """
+
 def popcount(x: Any) -> _Expr:
     """popcount of an integer.
 
@@ -1221,6 +1286,14 @@ def popcount(x: Any) -> _Expr:
 ptr: PointerFactory
 @_deprecated("Not available: is a raw form that is not available: use T.tma_copy.")
 def ptx_cp_async_bulk(*args: Any, **kwargs: Any) -> Any: ...
+
+def ptx_fence_barrier_init() -> Any:
+    """Make initialised barriers visible to copies and to the cluster.  Barriers of T.alloc_barrier do not need it.
+
+    Example:
+        T.ptx_fence_barrier_init()
+    """
+
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def ptx_mma_block_scale(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
@@ -1242,6 +1315,70 @@ def q_multiply_shift(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is not available yet.")
 def q_multiply_shift_per_axis(*args: Any, **kwargs: Any) -> Any: ...
 ramp = _ramp
+
+def reduce_absmax(buffer: Any, out: Any, dim: _int = -1, clear: _bool = True, batch: _int = 1, nan_propagate: _bool = False, annotations: Any = None) -> Any:
+    """Maximum of absolute values along dim.
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_absmax(acc, m, dim=1)   # (128, 128) -> (128,)
+    """
+
+def reduce_bitand(buffer: Any, out: Any, dim: _int = -1, clear: _bool = True, batch: _int = 1, annotations: Any = None) -> Any:
+    """Bitwise and along dim (integer or bool).
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_bitand(bits, mask, dim=1)   # int32 (128, 128) -> (128,)
+    """
+
+def reduce_bitor(buffer: Any, out: Any, dim: _int = -1, clear: _bool = True, batch: _int = 1, annotations: Any = None) -> Any:
+    """Bitwise or along dim (integer or bool).
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_bitor(bits, mask, dim=1)   # int32 (128, 128) -> (128,)
+    """
+
+def reduce_bitxor(buffer: Any, out: Any, dim: _int = -1, clear: _bool = True, batch: _int = 1, annotations: Any = None) -> Any:
+    """Bitwise exclusive or along dim (integer or bool).
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_bitxor(bits, mask, dim=1)   # int32 (128, 128) -> (128,)
+    """
+
+def reduce_max(buffer: Any, out: Any, dim: _int = -1, clear: _bool = True, batch: _int = 1, nan_propagate: _bool = False, annotations: Any = None) -> Any:
+    """Maximum along dim.
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_max(acc, m, dim=1)   # (128, 128) -> (128,)
+    """
+
+def reduce_min(buffer: Any, out: Any, dim: _int = -1, clear: _bool = True, batch: _int = 1, nan_propagate: _bool = False, annotations: Any = None) -> Any:
+    """Minimum along dim.
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_min(acc, m, dim=1)   # (128, 128) -> (128,)
+    """
+
+def reduce_prod(buffer: Any, out: Any, dim: _int = -1, clear: _bool = True, batch: _int = 1, annotations: Any = None) -> Any:
+    """The elements along dim multiplied by each other.
+
+    buffer, out, clear: as T.reduce.
+
+    Example:
+        T.reduce_prod(acc, m, dim=1)   # (128, 128) -> (128,)
+    """
+
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def ret(*args: Any, **kwargs: Any) -> Any: ...
 
@@ -1470,6 +1607,13 @@ def tma_load_2sm(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def tma_scatter4(*args: Any, **kwargs: Any) -> Any: ...
 
+def tma_store_arrive() -> Any:
+    """Commit this thread's bulk stores as a group.  T.tma_copy already does this.
+
+    Example:
+        T.tma_store_arrive()
+    """
+
 def trunc(x: Any, *, dtype: Any = None) -> _Expr:
     """trunc(x); integers are returned as they are.  Exact.
 
@@ -1597,6 +1741,20 @@ def warp_reduce_sum(value: Any) -> _Expr:
 
     Example:
         total = T.warp_reduce_sum(X[i])
+    """
+
+def warpgroup_arrive() -> Any:
+    """wgmma.fence: orders earlier writes of registers before the following wgmma, which may then use them.
+
+    Example:
+        T.warpgroup_arrive()
+    """
+
+def warpgroup_commit_batch() -> Any:
+    """wgmma.commit_group: commits the wgmma issued so far as a group.
+
+    Example:
+        T.warpgroup_commit_batch()
     """
 
 @_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
@@ -86,32 +87,25 @@ def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_pre
     return _atomic("add", dst, value, memory_order, return_prev, annotations)
 
 
-def atomic_max(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False,
-               annotations: dict[str, Any] | None = None) -> Any:
-    """dst = max(dst, value), atomically.
+def _extremum(kind: str) -> Callable[..., Any]:
+    def fn(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False,
+           annotations: dict[str, Any] | None = None) -> Any:
+        return _atomic(kind, dst, value, memory_order, return_prev, annotations)
+
+    fn.__name__ = fn.__qualname__ = f"atomic_{kind}"
+    fn.__doc__ = f"""dst = {kind}(dst, value), atomically.
 
     dst: an element (value: a scalar), or a region or buffer in global or shared memory (value: a scalar or a tile of its
     extents in any scope), of a dtype with atomics.  Each executing thread updates an element, the block a tile once.
     Raises atomic-operand, atomic-order, atomic-previous.
 
     Example:
-        T.atomic_max(Y[0], X[i])
+        T.atomic_{kind}(Y[0], X[i])
     """
-    return _atomic("max", dst, value, memory_order, return_prev, annotations)
+    return fn
 
 
-def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False,
-               annotations: dict[str, Any] | None = None) -> Any:
-    """dst = min(dst, value), atomically.
-
-    dst: an element (value: a scalar), or a region or buffer in global or shared memory (value: a scalar or a tile of its
-    extents in any scope), of a dtype with atomics.  Each executing thread updates an element, the block a tile once.
-    Raises atomic-operand, atomic-order, atomic-previous.
-
-    Example:
-        T.atomic_min(Y[0], X[i])
-    """
-    return _atomic("min", dst, value, memory_order, return_prev, annotations)
+atomic_max, atomic_min = _extremum("max"), _extremum("min")
 
 
 def _of_element(kind: str, dst: Any, value: Any, order: str | None, return_prev: bool, integers: bool = True,
@@ -130,38 +124,21 @@ def _of_element(kind: str, dst: Any, value: Any, order: str | None, return_prev:
     return _atomic({"exch": "exchange", "sub": "add"}.get(kind, kind), dst, value, order, return_prev, None, *more)
 
 
-def atomic_or(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
-    """dst |= value, atomically, by each executing thread.
+def _bitwise(kind: str, op: str, operands: str, mask: str) -> Callable[..., Any]:
+    def fn(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
+        return _of_element(kind, dst, value, memory_order, return_prev)
 
-    dst: an integer element in global or shared memory.  value: a scalar, cast to its dtype.  memory_order, return_prev: as
-    T.atomic_add.  Raises atomic-previous, atomic-operand, atomic-order.
-
-    Example:
-        T.atomic_or(I[i // 32], 1 << (i % 32))
-    """
-    return _of_element("or", dst, value, memory_order, return_prev)
+    fn.__name__ = fn.__qualname__ = f"atomic_{kind}"
+    fn.__doc__ = (f"dst {op}= value, atomically, by each executing thread.\n\n{operands}\n\n"
+                  f"Example:\n    T.atomic_{kind}(I[i // 32], {mask})")
+    return fn
 
 
-def atomic_and(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
-    """dst &= value, atomically, by each executing thread.
-
-    dst, value, memory_order, return_prev: as T.atomic_or.  Raises what T.atomic_or raises.
-
-    Example:
-        T.atomic_and(I[i // 32], ~(1 << (i % 32)))
-    """
-    return _of_element("and", dst, value, memory_order, return_prev)
-
-
-def atomic_xor(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
-    """dst ^= value, atomically, by each executing thread.
-
-    dst, value, memory_order, return_prev: as T.atomic_or.  Raises what T.atomic_or raises.
-
-    Example:
-        T.atomic_xor(I[i // 32], 1 << (i % 32))
-    """
-    return _of_element("xor", dst, value, memory_order, return_prev)
+atomic_or = _bitwise("or", "|", "dst: an integer element in global or shared memory.  value: a scalar, cast to its dtype.  "
+                     "memory_order, return_prev: as\nT.atomic_add.  Raises atomic-previous, atomic-operand, atomic-order.",
+                     "1 << (i % 32)")
+_AS_OR = "dst, value, memory_order, return_prev: as T.atomic_or.  Raises what T.atomic_or raises."
+atomic_and, atomic_xor = _bitwise("and", "&", _AS_OR, "~(1 << (i % 32))"), _bitwise("xor", "^", _AS_OR, "1 << (i % 32)")
 
 
 def atomic_sub(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:

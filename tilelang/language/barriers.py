@@ -14,7 +14,7 @@ from .kernel import need_kernel
 from .loops import IfThreadFrame
 from .tracing.regions import BufferSlice
 from .tracing.state import describe, error
-from .thread import emit_call
+from .thread import emit_call, event
 
 MOST_ARRIVALS = (1 << 20) - 1  # PTX ISA, "mbarrier.init"
 
@@ -182,23 +182,10 @@ def ptx_init_barrier_thread_count(b: Any, n: Any) -> Emitted:
     return emit_call("mbarrier_init", (bar, const(n, "uint32")))
 
 
-def ptx_fence_barrier_init() -> Emitted:
-    """Make initialised barriers visible to copies and to the cluster.  Barriers of T.alloc_barrier do not need it.
-
-    Example:
-        T.ptx_fence_barrier_init()
-    """
-    return emit_call("fence_mbarrier_init")
-
-
-def fence_proxy_async() -> Emitted:
-    """Proxy fence: after a following barrier, this thread's writes to shared memory are visible to TMA and wgmma.
-
-    Example:
-        A_s[tx, 0] = 0
-        T.fence_proxy_async()
-    """
-    return emit_call("fence_proxy_async")
+ptx_fence_barrier_init = event("ptx_fence_barrier_init", "Make initialised barriers visible to copies and to the cluster.  "
+                               "Barriers of T.alloc_barrier do not need it.", op="fence_mbarrier_init")
+fence_proxy_async = event("fence_proxy_async", "Proxy fence: after a following barrier, this thread's writes to shared memory "
+                          "are visible to TMA and wgmma.", "A_s[tx, 0] = 0\nT.fence_proxy_async()")
 
 
 def ptx_arrive_barrier(b: Any) -> Emitted:

@@ -19,7 +19,7 @@ from .kernel import need_kernel
 from .loops import Parallel, options_from
 from .tracing.regions import check_inside, non_unit, operand, pair, whole_region
 from .tracing.state import describe, error
-from .thread import emit_call
+from .thread import emit_call, event
 from .tile import accumulator_clearing, check_policy, emit_op, warp_policy
 
 
@@ -84,13 +84,8 @@ def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = Non
     return emit_op(b, Copy(s, d, attrs, plan, span=b.here()))
 
 
-def tma_store_arrive() -> Emitted:
-    """Commit this thread's bulk stores as a group.  T.tma_copy already does this.
-
-    Example:
-        T.tma_store_arrive()
-    """
-    return emit_call("bulk_commit")
+tma_store_arrive = event("tma_store_arrive", "Commit this thread's bulk stores as a group.  T.tma_copy already does this.",
+                         op="bulk_commit")
 
 
 def tma_store_wait(count: int = 0, read: bool = True) -> Emitted:
@@ -214,22 +209,10 @@ def wait_wgmma(n: int) -> Emitted:
     return emit_call("wgmma_wait", n=_small(n, "n", "T.wait_wgmma"))
 
 
-def warpgroup_arrive() -> Emitted:
-    """wgmma.fence: orders earlier writes of registers before the following wgmma, which may then use them.
-
-    Example:
-        T.warpgroup_arrive()
-    """
-    return emit_call("wgmma_fence")
-
-
-def warpgroup_commit_batch() -> Emitted:
-    """wgmma.commit_group: commits the wgmma issued so far as a group.
-
-    Example:
-        T.warpgroup_commit_batch()
-    """
-    return emit_call("wgmma_commit")
+warpgroup_arrive = event("warpgroup_arrive", "wgmma.fence: orders earlier writes of registers before the following wgmma, "
+                         "which may then use them.", op="wgmma_fence")
+warpgroup_commit_batch = event("warpgroup_commit_batch", "wgmma.commit_group: commits the wgmma issued so far as a group.",
+                               op="wgmma_commit")
 
 
 def warpgroup_wait(n: int) -> Emitted:
@@ -345,43 +328,13 @@ def no_set_max_nreg() -> Emitted:
 disable_warp_group_reg_alloc = no_set_max_nreg
 
 
-def cluster_arrive() -> Emitted:
-    """Arrive at the cluster's barrier.  This thread's earlier writes are visible to threads that wait for it.
-
-    Example:
-        T.cluster_arrive()
-        T.cluster_wait()
-    """
-    return emit_call("cluster_arrive")
-
-
-def cluster_arrive_relaxed() -> Emitted:
-    """Arrive at the cluster's barrier without making memory visible.
-
-    Example:
-        T.cluster_arrive_relaxed()
-        T.cluster_wait()
-    """
-    return emit_call("cluster_arrive", relaxed=True)
-
-
-def cluster_wait() -> Emitted:
-    """Wait until all threads of the cluster have arrived.
-
-    Example:
-        T.cluster_arrive()
-        T.cluster_wait()
-    """
-    return emit_call("cluster_wait")
-
-
-def cluster_sync() -> Emitted:
-    """Barrier of all threads of the cluster.
-
-    Example:
-        T.cluster_sync()
-    """
-    return emit_call("cluster_sync")
+cluster_arrive = event("cluster_arrive", "Arrive at the cluster's barrier.  This thread's earlier writes are visible to "
+                       "threads that wait for it.", "T.cluster_arrive()\nT.cluster_wait()")
+cluster_arrive_relaxed = event("cluster_arrive_relaxed", "Arrive at the cluster's barrier without making memory visible.",
+                               "T.cluster_arrive_relaxed()\nT.cluster_wait()", op="cluster_arrive", relaxed=True)
+cluster_wait = event("cluster_wait", "Wait until all threads of the cluster have arrived.",
+                     "T.cluster_arrive()\nT.cluster_wait()")
+cluster_sync = event("cluster_sync", "Barrier of all threads of the cluster.")
 
 
 def block_rank_in_cluster() -> Expr:
@@ -394,13 +347,8 @@ def block_rank_in_cluster() -> Expr:
     return cast(call("cluster_rank", (), "uint32", span=b.here()), I32)
 
 
-def pdl_trigger() -> Emitted:
-    """PDL: allow the next kernel on the stream to start (sm_90; elsewhere it starts after this one ends).
-
-    Example:
-        T.pdl_trigger()
-    """
-    return emit_call("pdl_trigger")
+pdl_trigger = event("pdl_trigger", "PDL: allow the next kernel on the stream to start (sm_90; elsewhere it starts after this "
+                    "one ends).")
 
 
 def pdl_sync() -> Emitted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,16 @@ def emit_call(op: str, args: Any = (), dt: Any = "void", **attrs: Any) -> Emitte
     b = need_builder(f"T.{op}")
     b.emit(Evaluate(call(op, args, dt, span=b.here(), **attrs), span=b.here()))
     return EMITTED
+
+
+def event(name: str, about: str, example: str = "", op: str = "", **options: Any) -> Callable[[], Emitted]:
+    """The function of the language that emits one intrinsic without operands.  about, example: its documentation."""
+    def fn() -> Emitted:
+        return emit_call(op or name, **options)
+
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{about}\n\nExample:\n" + indent(example or f"T.{name}()", "    ")
+    return fn
 
 
 def value_call(op: str, args: Any, dt: Any, **attrs: Any) -> Var:
@@ -158,31 +169,18 @@ def _mask(mask: Any) -> Expr:
     return const(mask, "uint32") if isinstance(mask, int) else cast(e, "uint32")
 
 
-def any_sync(pred: Any, mask: Any = FULL_MASK) -> Var:
-    """Whether the predicate holds on any lane: int32.
+def _vote(name: str, about: str, found: str, dt: Any = I32) -> Callable[..., Var]:
+    def fn(pred: Any, mask: Any = FULL_MASK) -> Var:
+        return value_call(name, (_predicate(name, pred), _mask(mask)), dt)
 
-    Example:
-        any_positive = T.any_sync(X[i] > 0)
-    """
-    return value_call("any_sync", (_predicate("any_sync", pred), _mask(mask)), I32)
-
-
-def all_sync(pred: Any, mask: Any = FULL_MASK) -> Var:
-    """Whether the predicate holds on all lanes: int32.
-
-    Example:
-        all_positive = T.all_sync(X[i] > 0)
-    """
-    return value_call("all_sync", (_predicate("all_sync", pred), _mask(mask)), I32)
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{about}\n\nExample:\n    {found} = T.{name}(X[i] > 0)"
+    return fn
 
 
-def ballot_sync(pred: Any, mask: Any = FULL_MASK) -> Var:
-    """Bit mask of the lanes where the predicate holds: uint64.
-
-    Example:
-        mask = T.ballot_sync(X[i] > 0)
-    """
-    return value_call("ballot_sync", (_predicate("ballot_sync", pred), _mask(mask)), "uint64")
+any_sync = _vote("any_sync", "Whether the predicate holds on any lane: int32.", "any_positive")
+all_sync = _vote("all_sync", "Whether the predicate holds on all lanes: int32.", "all_positive")
+ballot_sync = _vote("ballot_sync", "Bit mask of the lanes where the predicate holds: uint64.", "mask", "uint64")
 
 
 def ballot(pred: Any) -> Var:
@@ -219,22 +217,17 @@ clock64 = _clock("clock64", "int64", "Clock cycles of the SM (CPU: of the core)"
 globaltimer = _clock("globaltimer", "uint64", "Nanoseconds of a clock of the device, whose resolution may be 1 us")
 
 
-def match_any_sync(value: Any, mask: Any = FULL_MASK) -> Var:
-    """Lanes that hold the same value: uint32.
+def _match(name: str, about: str, found: str) -> Callable[..., Var]:
+    def fn(value: Any, mask: Any = FULL_MASK) -> Var:
+        return value_call(name, (convert(value), _mask(mask)), "uint32")
 
-    Example:
-        peers = T.match_any_sync(I[i])
-    """
-    return value_call("match_any_sync", (convert(value), _mask(mask)), "uint32")
+    fn.__name__ = fn.__qualname__ = name
+    fn.__doc__ = f"{about}\n\nExample:\n    {found} = T.{name}(I[i])"
+    return fn
 
 
-def match_all_sync(value: Any, mask: Any = FULL_MASK) -> Var:
-    """The mask when all lanes hold the same value, else 0: uint32.
-
-    Example:
-        same = T.match_all_sync(I[i])
-    """
-    return value_call("match_all_sync", (convert(value), _mask(mask)), "uint32")
+match_any_sync = _match("match_any_sync", "Lanes that hold the same value: uint32.", "peers")
+match_all_sync = _match("match_all_sync", "The mask when all lanes hold the same value, else 0: uint32.", "same")
 
 
 def _width(v: Any, name: str) -> Any:
@@ -294,24 +287,10 @@ def shuffle_elect(thread_extent: Any = 0) -> Expr:
     return binary("eq", t % thread_extent if thread_extent else t, convert(0))
 
 
-def thread_return() -> Emitted:
-    """End this thread.
-
-    Example:
-        if i >= n:
-            T.thread_return()
-    """
-    return emit_call("thread_return")
-
-
-def ptx_commit_group() -> Emitted:
-    """Close the group of this thread's asynchronous copies (sm_80+).
-
-    Example:
-        T.ptx_cp_async(T.access_ptr(A_s[tx, 0], "w"), T.access_ptr(A[tx, 0], "r"), 8)
-        T.ptx_commit_group()
-    """
-    return emit_call("cp_async_commit")
+thread_return = event("thread_return", "End this thread.", "if i >= n:\n    T.thread_return()")
+ptx_commit_group = event("ptx_commit_group", "Close the group of this thread's asynchronous copies (sm_80+).",
+                         'T.ptx_cp_async(T.access_ptr(A_s[tx, 0], "w"), T.access_ptr(A[tx, 0], "r"), 8)\nT.ptx_commit_group()',
+                         op="cp_async_commit")
 
 
 def ptx_wait_group(n: int) -> Emitted:

@@ -290,65 +290,31 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
     return EMITTED
 
 
-def reduce_max(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1, nan_propagate: bool = False,
-               annotations: dict[str, Any] | None = None) -> Emitted:
-    """Maximum along dim.
+def _reduction(kind: str, about: str, example: str) -> Callable[..., Emitted]:
+    def fn(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
+           annotations: dict[str, Any] | None = None) -> Emitted:
+        return reduce(buffer, out, kind, dim, clear, batch, False, annotations)
 
-    buffer, out, clear: as T.reduce.
+    def extremum(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1, nan_propagate: bool = False,
+                 annotations: dict[str, Any] | None = None) -> Emitted:
+        return reduce(buffer, out, kind, dim, clear, batch, nan_propagate, annotations)
 
-    Example:
-        T.reduce_max(acc, m, dim=1)   # (128, 128) -> (128,)
-    """
-    return reduce(buffer, out, "max", dim, clear, batch, nan_propagate, annotations)
-
-
-def reduce_min(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1, nan_propagate: bool = False,
-               annotations: dict[str, Any] | None = None) -> Emitted:
-    """Minimum along dim.
-
-    buffer, out, clear: as T.reduce.
-
-    Example:
-        T.reduce_min(acc, m, dim=1)   # (128, 128) -> (128,)
-    """
-    return reduce(buffer, out, "min", dim, clear, batch, nan_propagate, annotations)
+    out = extremum if kind in ("max", "min", "absmax") else fn
+    out.__name__ = out.__qualname__ = f"reduce_{kind}"
+    out.__doc__ = f"{about}\n\nbuffer, out, clear: as T.reduce.\n\nExample:\n    {example}"
+    return out
 
 
-def reduce_absmax(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1, nan_propagate: bool = False,
-                  annotations: dict[str, Any] | None = None) -> Emitted:
-    """Maximum of absolute values along dim.
-
-    buffer, out, clear: as T.reduce.
-
-    Example:
-        T.reduce_absmax(acc, m, dim=1)   # (128, 128) -> (128,)
-    """
-    return reduce(buffer, out, "absmax", dim, clear, batch, nan_propagate, annotations)
-
-
-def reduce_sum(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
-               annotations: dict[str, Any] | None = None) -> Emitted:
-    """Sum along dim.
-
-    buffer, out, clear: as T.reduce.
-
-    Example:
-        T.reduce_sum(acc, m, dim=1)                 # (128, 128) -> (128,)
-        T.reduce_sum(acc, m, dim=1, clear=False)    # added to what m holds
-    """
-    return reduce(buffer, out, "sum", dim, clear, batch, False, annotations)
-
-
-def reduce_prod(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
-                annotations: dict[str, Any] | None = None) -> Emitted:
-    """The elements along dim multiplied by each other.
-
-    buffer, out, clear: as T.reduce.
-
-    Example:
-        T.reduce_prod(acc, m, dim=1)   # (128, 128) -> (128,)
-    """
-    return reduce(buffer, out, "prod", dim, clear, batch, False, annotations)
+reduce_max, reduce_min, reduce_absmax, reduce_prod = (
+    _reduction(kind, about, f"T.reduce_{kind}(acc, m, dim=1)   # (128, 128) -> (128,)") for kind, about in (
+        ("max", "Maximum along dim."), ("min", "Minimum along dim."), ("absmax", "Maximum of absolute values along dim."),
+        ("prod", "The elements along dim multiplied by each other.")))
+reduce_bitand, reduce_bitor, reduce_bitxor = (
+    _reduction(f"bit{op}", f"Bitwise {about} along dim (integer or bool).",
+               f"T.reduce_bit{op}(bits, mask, dim=1)   # int32 (128, 128) -> (128,)") for op, about in (
+        ("and", "and"), ("or", "or"), ("xor", "exclusive or")))
+reduce_sum = _reduction("sum", "Sum along dim.", "T.reduce_sum(acc, m, dim=1)                 # (128, 128) -> (128,)\n"
+                        "    T.reduce_sum(acc, m, dim=1, clear=False)    # added to what m holds")
 
 
 def reduce_abssum(buffer: Any, out: Any, dim: int = -1, batch: int = 1,
@@ -361,42 +327,6 @@ def reduce_abssum(buffer: Any, out: Any, dim: int = -1, batch: int = 1,
         T.reduce_abssum(acc, m, dim=1)   # (128, 128) -> (128,)
     """
     return reduce(buffer, out, "abssum", dim, True, batch, False, annotations)
-
-
-def reduce_bitand(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
-                  annotations: dict[str, Any] | None = None) -> Emitted:
-    """Bitwise and along dim (integer or bool).
-
-    buffer, out, clear: as T.reduce.
-
-    Example:
-        T.reduce_bitand(bits, mask, dim=1)   # int32 (128, 128) -> (128,)
-    """
-    return reduce(buffer, out, "bitand", dim, clear, batch, False, annotations)
-
-
-def reduce_bitor(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
-                 annotations: dict[str, Any] | None = None) -> Emitted:
-    """Bitwise or along dim (integer or bool).
-
-    buffer, out, clear: as T.reduce.
-
-    Example:
-        T.reduce_bitor(bits, mask, dim=1)   # int32 (128, 128) -> (128,)
-    """
-    return reduce(buffer, out, "bitor", dim, clear, batch, False, annotations)
-
-
-def reduce_bitxor(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1,
-                  annotations: dict[str, Any] | None = None) -> Emitted:
-    """Bitwise exclusive or along dim (integer or bool).
-
-    buffer, out, clear: as T.reduce.
-
-    Example:
-        T.reduce_bitxor(bits, mask, dim=1)   # int32 (128, 128) -> (128,)
-    """
-    return reduce(buffer, out, "bitxor", dim, clear, batch, False, annotations)
 
 
 def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool, annotations: dict[str, Any] | None) -> Emitted:
@@ -416,53 +346,24 @@ def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool, annotations: d
     return emit_op(b, Scan(s, d, kind, dim % rank, flag(reverse, "reverse"), attrs_of(annotations), span=b.here()))
 
 
-def cumsum(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,
+def _cumulative(kind: str, about: str, operands: str, example: str = "") -> Callable[..., Emitted]:
+    def fn(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,
            annotations: dict[str, Any] | None = None) -> Emitted:
-    """Inclusive prefix sum along dim, in place when dst is None; reverse: from the end.
+        return _scan(kind, src, dst, dim, reverse, annotations)
 
-    src, dst: shared or fragment tiles of one shape and type, or global tensors.
-
-    Example:
-        T.cumsum(x_s)
-        T.cumsum(acc, dim=1)
-    """
-    return _scan("sum", src, dst, dim, reverse, annotations)
+    fn.__name__ = fn.__qualname__ = f"cum{kind}"
+    fn.__doc__ = f"{about}\n\nsrc, dst: {operands}.\n\nExample:\n    T.cum{kind}(x_s){example}"
+    return fn
 
 
-def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,
-           annotations: dict[str, Any] | None = None) -> Emitted:
-    """Inclusive prefix maximum along dim, in place when dst is None.
-
-    src, dst: shared or fragment tiles of one shape and type, or global tensors.
-
-    Example:
-        T.cummax(x_s)
-    """
-    return _scan("max", src, dst, dim, reverse, annotations)
-
-
-def cumprod(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,
-            annotations: dict[str, Any] | None = None) -> Emitted:
-    """Inclusive prefixes along dim, multiplied up, in place when dst is None; reverse: from the end.
-
-    src, dst: as T.cumsum.
-
-    Example:
-        T.cumprod(x_s)
-    """
-    return _scan("prod", src, dst, dim, reverse, annotations)
-
-
-def cummin(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False,
-           annotations: dict[str, Any] | None = None) -> Emitted:
-    """Inclusive prefix minimum along dim, in place when dst is None; reverse: from the end.
-
-    src, dst: as T.cumsum.
-
-    Example:
-        T.cummin(x_s)
-    """
-    return _scan("min", src, dst, dim, reverse, annotations)
+_TILES = "shared or fragment tiles of one shape and type, or global tensors"
+cumsum = _cumulative("sum", "Inclusive prefix sum along dim, in place when dst is None; reverse: from the end.", _TILES,
+                     "\n    T.cumsum(acc, dim=1)")
+cummax = _cumulative("max", "Inclusive prefix maximum along dim, in place when dst is None.", _TILES)
+cumprod = _cumulative("prod", "Inclusive prefixes along dim, multiplied up, in place when dst is None; reverse: from the end.",
+                      "as T.cumsum")
+cummin = _cumulative("min", "Inclusive prefix minimum along dim, in place when dst is None; reverse: from the end.",
+                     "as T.cumsum")
 
 
 def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> Emitted:
