@@ -14,7 +14,7 @@ from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.flags import flag
 from .loops import options_from
 from .tracing.regions import BufferSlice, operand, pair, whole_region
-from .tracing.state import describe, error
+from .tracing.state import describe, error, named
 from .tile import EMITTED, emit_op
 
 ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
@@ -92,8 +92,7 @@ def _extremum(kind: str) -> Callable[..., Any]:
            annotations: dict[str, Any] | None = None) -> Any:
         return _atomic(kind, dst, value, memory_order, return_prev, annotations)
 
-    fn.__name__ = fn.__qualname__ = f"atomic_{kind}"
-    fn.__doc__ = f"""dst = {kind}(dst, value), atomically.
+    return named(fn, f"atomic_{kind}", f"""dst = {kind}(dst, value), atomically.
 
     dst: an element (value: a scalar), or a region or buffer in global or shared memory (value: a scalar or a tile of its
     extents in any scope), of a dtype with atomics.  Each executing thread updates an element, the block a tile once.
@@ -101,8 +100,7 @@ def _extremum(kind: str) -> Callable[..., Any]:
 
     Example:
         T.atomic_{kind}(Y[0], X[i])
-    """
-    return fn
+    """)
 
 
 atomic_max, atomic_min = _extremum("max"), _extremum("min")
@@ -128,10 +126,8 @@ def _bitwise(kind: str, op: str, operands: str, mask: str) -> Callable[..., Any]
     def fn(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
         return _of_element(kind, dst, value, memory_order, return_prev)
 
-    fn.__name__ = fn.__qualname__ = f"atomic_{kind}"
-    fn.__doc__ = (f"dst {op}= value, atomically, by each executing thread.\n\n{operands}\n\n"
-                  f"Example:\n    T.atomic_{kind}(I[i // 32], {mask})")
-    return fn
+    return named(fn, f"atomic_{kind}", f"dst {op}= value, atomically, by each executing thread.\n\n{operands}\n\n"
+                 f"Example:\n    T.atomic_{kind}(I[i // 32], {mask})")
 
 
 atomic_or = _bitwise("or", "|", "dst: an integer element in global or shared memory.  value: a scalar, cast to its dtype.  "

@@ -16,7 +16,7 @@ from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.control_flow import ControlFlow
 from .loops import Parallel, serial
 from .tracing.regions import BufferSlice, operand
-from .tracing.state import describe, error
+from .tracing.state import describe, error, named
 from .tile import EMITTED, check_policy
 
 WARP = 32  # lanes of a warp
@@ -129,12 +129,11 @@ def _vector_atomic(n: int) -> Callable[..., Any]:
             return Shuffle(tuple(old), tuple(range(n)), targets[0].dtype.with_lanes(n))
         return EMITTED
 
-    fn.__name__ = fn.__qualname__ = f"atomic_addx{n}"
-    fn.__doc__ = (f"Add {n} consecutive values atomically, each on its own; return_prev: the old values as a vector.\n\n"
-                  f"dst: the first of {n} consecutive elements, or a region of them, in global or shared memory.\n"
-                  f"value: a region of {n} elements in any scope, or a vector.\n\n"
-                  f"Example:\n    T.atomic_addx{n}(Y[i * {n}], X[i * {n}:i * {n} + {n}])")
-    return fn
+    return named(fn, f"atomic_addx{n}",
+                 f"Add {n} consecutive values atomically, each on its own; return_prev: the old values as a vector.\n\n"
+                 f"dst: the first of {n} consecutive elements, or a region of them, in global or shared memory.\n"
+                 f"value: a region of {n} elements in any scope, or a vector.\n\n"
+                 f"Example:\n    T.atomic_addx{n}(Y[i * {n}], X[i * {n}:i * {n} + {n}])")
 
 
 atomic_addx2, atomic_addx4 = _vector_atomic(2), _vector_atomic(4)
@@ -173,11 +172,9 @@ def _vote(kind: str) -> Callable[[Any], Expr]:
             b.exit(frame)
         return b.let(f"{kind}_of", found)  # a value: assigning it to a variable stores it
 
-    fn.__name__ = fn.__qualname__ = f"{kind}_of"
-    fn.__doc__ = (f"Whether {kind} of the elements of a buffer or region hold, seen by each thread: bool.\n\n"
-                  "x: a buffer or region of static extents, in any scope that the thread can read.\n\nExample:\n"
-                  f"    if T.{kind}_of(flags[0:8]):\n        Y[i] = 1")
-    return fn
+    return named(fn, f"{kind}_of", f"Whether {kind} of the elements of a buffer or region hold, seen by each thread: bool.\n\n"
+                 "x: a buffer or region of static extents, in any scope that the thread can read.\n\nExample:\n"
+                 f"    if T.{kind}_of(flags[0:8]):\n        Y[i] = 1")
 
 
 any_of, all_of = _vote("any"), _vote("all")
@@ -198,11 +195,9 @@ def _warp_reduce(name: str, op: str) -> Callable[[Any], Expr]:
             step //= 2
         return v
 
-    fn.__name__ = fn.__qualname__ = f"warp_reduce_{name}"
     source = "I[i]" if name.startswith("bit") else "X[i]"
-    fn.__doc__ = (f"{name} over the lanes of the warp; every lane gets it.\n\n"
-                  f"Example:\n    total = T.warp_reduce_{name}({source})")
-    return fn
+    return named(fn, f"warp_reduce_{name}", f"{name} over the lanes of the warp; every lane gets it.\n\n"
+                 f"Example:\n    total = T.warp_reduce_{name}({source})")
 
 
 warp_reduce_sum, warp_reduce_max, warp_reduce_min = (

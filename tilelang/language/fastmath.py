@@ -10,7 +10,7 @@ from tilelang.ir import Expr, call, cast, promote
 
 from .math import float_function, value_of
 from .tracing.regions import BufferSlice
-from .tracing.state import describe, error
+from .tracing.state import describe, error, named
 
 _FAST = {f"__{n}": float_function(f"__{n}", True) for n in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan")}
 globals().update(_FAST)
@@ -40,10 +40,9 @@ def _ieee(name: str, arity: int) -> Callable[..., Expr]:
             return call("ieee_frsqrt", [cast(v, dt) for v in vs], dt)
         return call(f"ieee_{name}", [cast(v, dt) for v in vs], dt, rounding_mode=rounding_mode)
 
-    fn.__name__ = fn.__qualname__ = f"ieee_{name}"
     operands = ", ".join(("X[i]", "Y[i]", "1.0")[:arity])
-    fn.__doc__ = f"IEEE {name} with a given rounding mode (rn, rz, ru, rd).\n\nExample:\n    Y[i] = T.ieee_{name}({operands})"
-    return fn
+    return named(fn, f"ieee_{name}",
+                 f"IEEE {name} with a given rounding mode (rn, rz, ru, rd).\n\nExample:\n    Y[i] = T.ieee_{name}({operands})")
 
 
 ieee_add, ieee_sub, ieee_mul, ieee_fdiv = (_ieee(n, 2) for n in ("add", "sub", "mul", "fdiv"))
@@ -98,11 +97,9 @@ def _packed(name: str, arity: int) -> Callable[..., Expr]:
                         expected="operands of one type", found=f"{', '.join(str(v.dtype) for v in vs)}")
         return call(name, vs, vs[0].dtype)
 
-    fn.__name__ = fn.__qualname__ = name
     operands = ", ".join(("X[0:2]", "X[2:4]", "X[4:6]")[:arity])
-    fn.__doc__ = (f"{name} on a pair of floats at once: float32x2, float16x2 or bfloat16x2.\n\nExample:\n"
-                  f"    Y[0:2] = T.{name}({operands})")
-    return fn
+    return named(fn, name, f"{name} on a pair of floats at once: float32x2, float16x2 or bfloat16x2.\n\nExample:\n"
+                 f"    Y[0:2] = T.{name}({operands})")
 
 
 add2, sub2, mul2, max2, min2 = (_packed(n, 2) for n in ("add2", "sub2", "mul2", "max2", "min2"))

@@ -16,7 +16,7 @@ from tilelang.target.accuracy import FAST, stated
 from .casts import converted
 from .tracing.python_questions import differs
 from .tracing.regions import BufferSlice
-from .tracing.state import describe, error
+from .tracing.state import describe, error, named
 from .tensor import dtype_of
 
 MOST_FACTORS = 32  # greatest exponent that T.pow expands to multiplications
@@ -45,10 +45,8 @@ def float_function(name: str, strict: bool = False) -> Callable[..., Expr]:
         e = _float_arg(x, name, strict)
         return call(name, (e,), e.dtype)
 
-    fn.__name__ = fn.__qualname__ = name
     whole = "integers are not accepted" if strict else "integers: float32"
-    fn.__doc__ = f"{name}(x), in the type of x ({whole}).  {_accuracy(name)}\n\nExample:\n    Y[i] = T.{name}(X[i])"
-    return fn
+    return named(fn, name, f"{name}(x), in the type of x ({whole}).  {_accuracy(name)}\n\nExample:\n    Y[i] = T.{name}(X[i])")
 
 
 def _accuracy(name: str) -> str:
@@ -68,9 +66,8 @@ def _rounding(name: str) -> Callable[..., Expr]:
         e = value_of(x)
         return e if e.dtype.is_int else call(name, (e,), e.dtype)
 
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name}(x); integers are returned as they are.  {_accuracy(name)}\n\nExample:\n    Y[i] = T.{name}(X[i])"
-    return fn
+    return named(fn, name,
+                 f"{name}(x); integers are returned as they are.  {_accuracy(name)}\n\nExample:\n    Y[i] = T.{name}(X[i])")
 
 
 floor, ceil, trunc, nearbyint = (_rounding(n) for n in ("floor", "ceil", "trunc", "nearbyint"))
@@ -114,9 +111,7 @@ def _integer(name: str, result: DType | None = None) -> Callable[..., Expr]:
             raise error("math-type", f"T.{name} needs an integer, found {e.dtype}", expected="an integer")
         return call(name, (e,), result.with_lanes(e.dtype.lanes) if result else e.dtype)
 
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name} of an integer.\n\nExample:\n    I[i] = T.{name}(I[i])"
-    return fn
+    return named(fn, name, f"{name} of an integer.\n\nExample:\n    I[i] = T.{name}(I[i])")
 
 
 popcount, clz = _integer("popcount"), _integer("clz")
@@ -143,9 +138,8 @@ def _binary_float(name: str) -> Callable[..., Expr]:
             x, y = cast(x, F32.with_lanes(x.dtype.lanes)), cast(y, F32.with_lanes(y.dtype.lanes))
         return call(name, (x, y), x.dtype)
 
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name}(a, b), in their promoted float type.  {_accuracy(name)}\n\nExample:\n    Y[i] = T.{name}(X[i], Y[i])"
-    return fn
+    return named(fn, name,
+                 f"{name}(a, b), in their promoted float type.  {_accuracy(name)}\n\nExample:\n    Y[i] = T.{name}(X[i], Y[i])")
 
 
 atan2, fmod, hypot = _binary_float("atan2"), _binary_float("fmod"), _binary_float("hypot")
@@ -236,9 +230,7 @@ def _predicate(name: str, on_int: bool) -> Callable[..., Expr]:
             e = cast(e, F32.with_lanes(e.dtype.lanes))  # exact, and keeps NaN and infinity
         return call(name, (e,), BOOL.with_lanes(e.dtype.lanes))
 
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name}(x) as bool.\n\nExample:\n    if T.{name}(X[i]):\n        Y[i] = 0"
-    return fn
+    return named(fn, name, f"{name}(x) as bool.\n\nExample:\n    if T.{name}(X[i]):\n        Y[i] = 0")
 
 
 isnan, isinf, isfinite = _predicate("isnan", False), _predicate("isinf", False), _predicate("isfinite", True)
@@ -500,9 +492,7 @@ def _operator(op: str, name: str) -> Callable[[Any, Any], Expr]:
     def fn(a: Any, b: Any) -> Expr:
         return binary(op, _py(a), _py(b))
 
-    fn.__name__ = fn.__qualname__ = op
-    fn.__doc__ = f"`{op}` of two values.\n\nExample:\n    I[i] = T.{name}(I[i], 3)"
-    return fn
+    return named(fn, op, f"`{op}` of two values.\n\nExample:\n    I[i] = T.{name}(I[i], 3)")
 
 
 floordiv, floormod, truncdiv, truncmod = (_operator(n, n) for n in ("floordiv", "floormod", "truncdiv", "truncmod"))

@@ -16,7 +16,7 @@ from .tracing.builder import Emitted, need_builder
 from .tracing.names import Names
 from .kernel import need_kernel, thread_index
 from .tracing.scope import Frame, IfFrame, WhileFrame
-from .tracing.state import describe, error
+from .tracing.state import describe, error, named
 from .tile import EMITTED
 
 FULL_MASK = 0xFFFFFFFF
@@ -34,9 +34,7 @@ def event(name: str, about: str, example: str = "", op: str = "", **options: Any
     def fn() -> Emitted:
         return emit_call(op or name, **options)
 
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{about}\n\nExample:\n" + indent(example or f"T.{name}()", "    ")
-    return fn
+    return named(fn, name, f"{about}\n\nExample:\n" + indent(example or f"T.{name}()", "    "))
 
 
 def value_call(op: str, args: Any, dt: Any, **attrs: Any) -> Var:
@@ -120,9 +118,7 @@ def _block_vote(name: str) -> Callable[[Any], Var]:
     def fn(pred: Any) -> Var:
         return value_call(name, (_predicate(name, pred),), I32)
 
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{name} over the block: int32.\n\nExample:\n    found = T.{name}(X[i] > 0)"
-    return fn
+    return named(fn, name, f"{name} over the block: int32.\n\nExample:\n    found = T.{name}(X[i] > 0)")
 
 
 syncthreads_count, syncthreads_and, syncthreads_or = (
@@ -139,10 +135,8 @@ def _shuffle(name: str, row: str) -> Callable[..., Var]:
                         expected="an integer")
         return value_call(row, (v, cast(where, I32), *named), v.dtype, width=_lanes(name, width))
 
-    fn.__name__ = fn.__qualname__ = name
     other = {"shfl_xor": "16", "shfl_sync": "0"}.get(name, "1")
-    fn.__doc__ = f"{name}: the value of another lane of the warp.\n\nExample:\n    x = T.{name}(X[i], {other})"
-    return fn
+    return named(fn, name, f"{name}: the value of another lane of the warp.\n\nExample:\n    x = T.{name}(X[i], {other})")
 
 
 shfl_sync, shfl_xor = _shuffle("shfl_sync", "shfl_idx"), _shuffle("shfl_xor", "shfl_xor")
@@ -173,9 +167,7 @@ def _vote(name: str, about: str, found: str, dt: Any = I32) -> Callable[..., Var
     def fn(pred: Any, mask: Any = FULL_MASK) -> Var:
         return value_call(name, (_predicate(name, pred), _mask(mask)), dt)
 
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{about}\n\nExample:\n    {found} = T.{name}(X[i] > 0)"
-    return fn
+    return named(fn, name, f"{about}\n\nExample:\n    {found} = T.{name}(X[i] > 0)")
 
 
 any_sync = _vote("any_sync", "Whether the predicate holds on any lane: int32.", "any_positive")
@@ -205,11 +197,10 @@ def _clock(name: str, dt: str, what: str) -> Callable[[], Var]:
     def fn() -> Var:
         return value_call(name, (), dt)
 
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = (f"{what}, seen by each thread: {dt}.\n\nStatements stay on their side of a reading.  A T.Pipelined loop that "
-                  f"reads a clock in its body is not pipelined.\n\nExample:\n    start = T.{name}()\n    Y[i] = T.exp(X[i])\n"
-                  f"    passed = T.{name}() - start")
-    return fn
+    return named(fn, name,
+                 f"{what}, seen by each thread: {dt}.\n\nStatements stay on their side of a reading.  A T.Pipelined loop that "
+                 f"reads a clock in its body is not pipelined.\n\nExample:\n    start = T.{name}()\n    Y[i] = T.exp(X[i])\n"
+                 f"    passed = T.{name}() - start")
 
 
 clock = _clock("clock", "uint32", "Clock cycles of the SM (CPU: of the core), which wrap around")
@@ -221,9 +212,7 @@ def _match(name: str, about: str, found: str) -> Callable[..., Var]:
     def fn(value: Any, mask: Any = FULL_MASK) -> Var:
         return value_call(name, (convert(value), _mask(mask)), "uint32")
 
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = f"{about}\n\nExample:\n    {found} = T.{name}(I[i])"
-    return fn
+    return named(fn, name, f"{about}\n\nExample:\n    {found} = T.{name}(I[i])")
 
 
 match_any_sync = _match("match_any_sync", "Lanes that hold the same value: uint32.", "peers")

@@ -18,7 +18,7 @@ from .tracing.builder import Builder, Emitted, check_constant, need_builder
 from .tracing.flags import flag
 from .loops import attrs_of, options_from
 from .tracing.regions import BufferSlice, Operand, check_inside, operand, pair, whole_region
-from .tracing.state import describe, error
+from .tracing.state import describe, error, named
 
 errors.register_warning("gemm-waits", "wg_wait of T.gemm, which is synchronous whatever the number")
 errors.register_warning("element-copy", "T.copy of two elements at block level, where a tile was probably meant")
@@ -300,9 +300,7 @@ def _reduction(kind: str, about: str, example: str) -> Callable[..., Emitted]:
         return reduce(buffer, out, kind, dim, clear, batch, nan_propagate, annotations)
 
     out = extremum if kind in ("max", "min", "absmax") else fn
-    out.__name__ = out.__qualname__ = f"reduce_{kind}"
-    out.__doc__ = f"{about}\n\nbuffer, out, clear: as T.reduce.\n\nExample:\n    {example}"
-    return out
+    return named(out, f"reduce_{kind}", f"{about}\n\nbuffer, out, clear: as T.reduce.\n\nExample:\n    {example}")
 
 
 reduce_max, reduce_min, reduce_absmax, reduce_prod = (
@@ -351,9 +349,7 @@ def _cumulative(kind: str, about: str, operands: str, example: str = "") -> Call
            annotations: dict[str, Any] | None = None) -> Emitted:
         return _scan(kind, src, dst, dim, reverse, annotations)
 
-    fn.__name__ = fn.__qualname__ = f"cum{kind}"
-    fn.__doc__ = f"{about}\n\nsrc, dst: {operands}.\n\nExample:\n    T.cum{kind}(x_s){example}"
-    return fn
+    return named(fn, f"cum{kind}", f"{about}\n\nsrc, dst: {operands}.\n\nExample:\n    T.cum{kind}(x_s){example}")
 
 
 _TILES = "shared or fragment tiles of one shape and type, or global tensors"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-from .tracing.state import error
+from .tracing.state import error, named
 
 HOPPER = "is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are"
 BLACKWELL_COPY = "is for Blackwell (sm_100), which is not available yet"
@@ -52,9 +52,7 @@ def _unavailable(name: str, reason: str, module: str = "T") -> Callable[..., Any
         raise error("not-available", f"{module}.{name}{':' if reason[0].isupper() else ''} {reason}", found=f"{module}.{name}",
                     hint="write T.if_then_else(condition, a, b)" if name == "where" else "")
 
-    unavailable.__name__ = unavailable.__qualname__ = name
-    unavailable.__doc__ = f"Not available: {reason}."
-    return unavailable
+    return named(unavailable, name, f"Not available: {reason}.")
 
 
 def unavailable_names(reason: str, names: str, module: str = "T") -> dict[str, Callable[..., Any]]:

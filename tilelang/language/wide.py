@@ -13,7 +13,7 @@ from .tracing.builder import Builder, Emitted, need_builder
 from .math import reinterpret
 from .tracing.regions import BufferSlice
 from .tracing.scope import IfFrame
-from .tracing.state import describe, error
+from .tracing.state import describe, error, named
 from .tile import EMITTED
 
 _SCOPES = {"ldg": ("global",), "stg": ("global",), "lds": SHARED, "sts": SHARED}
@@ -77,13 +77,11 @@ def _loader(prefix: str, bits: int) -> Callable[..., Expr]:
         b.unnamed[id(v)] = v
         return v
 
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = (f"{bits} bits from {'global' if prefix == 'ldg' else 'shared'} memory as {_words(bits)}"
-                  + ("; zeros where pred is false." if prefix == "ldg" else ".")
-                  + f"\n\nsrc: a buffer, region or element in {'global' if prefix == 'ldg' else 'shared'} memory; they start"
-                  " at its first element, aligned to their number.  Raises wide-operand, bit-size.\n\nExample:\n"
-                  f"    words = T.{name}({'A[bx, tx * 16]' if prefix == 'ldg' else 'A_s[tx, 0]'})")
-    return fn
+    return named(fn, name, f"{bits} bits from {'global' if prefix == 'ldg' else 'shared'} memory as {_words(bits)}"
+                 + ("; zeros where pred is false." if prefix == "ldg" else ".")
+                 + f"\n\nsrc: a buffer, region or element in {'global' if prefix == 'ldg' else 'shared'} memory; they start"
+                 " at its first element, aligned to their number.  Raises wide-operand, bit-size.\n\nExample:\n"
+                 f"    words = T.{name}({'A[bx, tx * 16]' if prefix == 'ldg' else 'A_s[tx, 0]'})")
 
 
 def _storer(prefix: str, bits: int) -> Callable[..., Emitted]:
@@ -109,13 +107,11 @@ def _storer(prefix: str, bits: int) -> Callable[..., Emitted]:
         b.exit(frame)
         return EMITTED
 
-    fn.__name__ = fn.__qualname__ = name
-    fn.__doc__ = (f"Store {bits} bits ({_words(bits)}) to {'global' if prefix == 'stg' else 'shared'} memory"
-                  + ("; nothing where pred is false." if prefix == "stg" else ".")
-                  + f"\n\ndst: a buffer, region or element in {'global' if prefix == 'stg' else 'shared'} memory; they start"
-                  " at its first element, aligned to their number.  Raises wide-operand, bit-size.\n\nExample:\n"
-                  f"    T.{name}({'C[bx, tx * 8]' if prefix == 'stg' else 'A_s[tx, 0]'}, T.ldg{bits}(A[bx, tx * 16]))")
-    return fn
+    return named(fn, name, f"Store {bits} bits ({_words(bits)}) to {'global' if prefix == 'stg' else 'shared'} memory"
+                 + ("; nothing where pred is false." if prefix == "stg" else ".")
+                 + f"\n\ndst: a buffer, region or element in {'global' if prefix == 'stg' else 'shared'} memory; they start"
+                 " at its first element, aligned to their number.  Raises wide-operand, bit-size.\n\nExample:\n"
+                 f"    T.{name}({'C[bx, tx * 8]' if prefix == 'stg' else 'A_s[tx, 0]'}, T.ldg{bits}(A[bx, tx * 16]))")
 
 
 ldg32, ldg64, ldg128, ldg256 = (_loader("ldg", n) for n in (32, 64, 128, 256))
@@ -131,9 +127,7 @@ def _without_predicate(fn: Callable[..., Any], operands: int) -> Callable[..., A
                         f"{operands} operands", str(len(args)))
         return fn(*args)
 
-    call.__name__ = call.__qualname__ = fn.__name__
-    call.__doc__ = fn.__doc__
-    return call
+    return named(call, fn.__name__, fn.__doc__)
 
 
 lds32, lds64, lds128 = (_without_predicate(f, 1) for f in _lds)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import threading
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tilelang import errors
 from tilelang.errors import positions
 from tilelang.ir import Buffer, Const, Expr, Load, Span, Stmt, Var
 from tilelang.ir.expr import Traces
+
+
+F = TypeVar("F")
+
+
+def named(fn: F, name: str, doc: str | None) -> F:
+    """A function of the language that is made at run time, with its name and documentation."""
+    for attribute, value in (("__name__", name), ("__qualname__", name), ("__doc__", doc)):
+        setattr(fn, attribute, value)
+    return fn
 
 
 class Tracing(Protocol):
