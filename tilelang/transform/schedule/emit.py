@@ -16,18 +16,19 @@ from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Load, Region, Stmt, Store, Var, binary, const,
                          convert, fresh, load, replace, seq, substitute, used_vars, walk, with_options, FRAGMENT, VARIABLE)
+from tilelang.ir.record import record
 from tilelang.ops import Copy, Reduce
 
 from ..analysis.effects import effects, touches
 from ..analysis.pipeline_loops import SERIAL
-from ..analysis.pipeline_schedule import needed_binds
+from ..analysis.pipeline_schedule import Body, needed_binds
 from ..analysis.simulate_loop import Event, Wait
 from ..analysis.statements import do, rename
 from .consumer_schedule import (PromotedGemms, chosen_order, described, flight_of, items_of, late_rings, orders_in_words,
                                 overlaps, promoted_gemms, steady, users_of)
 from .loop_order import LoopItems, LoopOrder, best_order
 from .persistent import Tiles
-from .rings import Ring, WarpRoleLoop, hold, pin, whole_region
+from .rings import Ring, WarpRoleLoop, hold, pin, select_version, whole_region
 
 UNROLL = 4  # iterations in one of a loop whose GEMMs alternate between two accumulators
 _ZERO = (const(0),)
@@ -115,13 +116,9 @@ class _Emitter:
 
     def bound(self, s: Stmt, it: Expr, known: dict[Any, Expr]) -> list[Stmt]:
         """A statement of iteration `it`, behind the bindings that it needs.  known: those made for that iteration."""
-        k, out = self.r.loop.var, list[Stmt]()
-        for b in needed_binds([b for b in self.r.body.pure if b.var not in self.values], used_vars(s)):
-            if b.var not in known:
-                own = b.var if it is k else fresh(b.var.name, b.var.dtype)
-                out.append(Bind(own, substitute(b.value, {k: it, **known}), span=b.span))
-                known[b.var] = own
-        return [*out, self.r.select(substitute(s, {**({} if it is k else {k: it}), **known}), it)]
+        pure = [b for b in self.r.body.pure if b.var not in self.values]
+        *binds, s = _bound(pure, self.r.loop.var, [s], it, known)
+        return [*binds, self.r.select(s, it)]
 
     def still(self, b: Buffer, events: Sequence[Event], n: int, waits: dict[int, Wait]) -> bool:
         """Whether a later GEMM into the same accumulator is in flight behind the wait at place n."""
@@ -447,6 +444,20 @@ def overlapped_tiles(r: WarpRoleLoop, tiles: Tiles, binds: Sequence[Stmt], befor
             do("wgmma_wait", n=0), pin(promoted.accumulator)]
 
 
+def _bound(pure: list[Bind], k: Var, stmts: Sequence[Stmt], it: Expr, known: dict[Any, Expr]) -> list[Stmt]:
+    """Statements for iteration `it` of a loop over k, behind those of its pure bindings that they need.
+
+    known: variables that are bound for that iteration -> their new ones; it gets those that are made here.
+    """
+    out: list[Stmt] = []
+    for b in needed_binds(pure, set().union(*map(used_vars, stmts))):
+        if b.var not in known:
+            own = b.var if it is k else fresh(b.var.name, b.var.dtype)
+            out.append(Bind(own, substitute(b.value, {k: it, **known}), span=b.span))
+            known[b.var] = own
+    return [*out, *(substitute(s, {**({} if it is k else {k: it}), **known}) for s in stmts)]
+
+
 def _copy(b: Buffer, what: str) -> Buffer:
     name = f"{b.name}_{what}"
     return replace(b, name=name, data=Var(name, b.data.dtype))
@@ -515,3 +526,185 @@ def _loads(r: WarpRoleLoop, rings: list[Ring], k: Expr, pure: list[Bind], tf32: 
             at = r.done(k) % ring.iterations
             made.append(If(binary("eq", at, const(0, at.dtype)), seq(*stmts)))
     return made
+
+
+# ---- loops without warp roles: asynchronous copies of the threads run ahead --------------------------------------------
+
+
+@record
+class Plan:
+    """A checked schedule.
+
+    stage, order: per item.  ahead: items that become asynchronous copies -> storage of their tiles.  versions: buffer -> the
+    same buffer with a leading dimension of versions.  report: one line for `pipeline_report`.
+    """
+
+    stage: list[int]
+    order: list[int]
+    ahead: dict[int, Var]
+    versions: dict[Buffer, Buffer]
+    report: str
+
+
+@record
+class _Run:
+    """Consecutive statements of the schedule that belong to the same iteration.  group: index of its async group, or None."""
+
+    items: tuple[int, ...]
+    stage: int
+    group: int | None
+
+
+def copied_ahead(plan: Plan, loop: For, loop_body: Body, rest: list[Stmt] | None = None) -> Stmt:
+    """Serial code of the pipelined `loop` (already of kind serial).  rest: what replaces items that are not copied ahead."""
+    return _Threads(plan, loop, loop_body, rest).code()
+
+
+class _Threads:
+    def __init__(self, plan: Plan, loop: For, loop_body: Body, rest: list[Stmt] | None) -> None:
+        self.plan, self.loop, self.loop_body, self.rest = plan, loop, loop_body, rest
+        self.items = loop_body.items
+        self.depth = max(plan.stage, default=0)
+        self.runs = self.split()
+        self.groups = sum(r.group is not None for r in self.runs)
+        self.extent: Expr = loop.extent
+
+    # ---- structure ----------------------------------------------------------------------------------------------
+
+    def consumers(self, i: int) -> set[int]:
+        """Items, other than asynchronous copies, that access the destination of asynchronous copy i."""
+        storage = self.plan.ahead[i]
+        return {j for j, y in enumerate(self.items) if j != i and j not in self.plan.ahead and y.touches(storage)}
+
+    def split(self) -> list[_Run]:
+        """The runs, in schedule order.
+
+        Copies with different first uses get separate async groups only if they are waited for in the iteration that issues
+        them: then the later wait hides more latency.
+        """
+        p = self.plan
+        ranked = sorted(range(len(self.items)), key=lambda i: p.order[i])
+        same_step = {i for i in p.ahead if any(p.stage[j] == p.stage[i] for j in self.consumers(i))}
+        first_use = {i: min((p.order[j] for j in self.consumers(i)), default=-1) for i in p.ahead}
+        starts = {first_use[i] for i in same_step}
+        runs: list[_Run] = []
+        group = 0
+        current: list[int] = []
+
+        def key(i: int) -> tuple[Any, ...]:
+            return (p.stage[i], i in p.ahead, first_use[i] if i in same_step else None)
+
+        def close() -> None:
+            nonlocal group
+            if current:
+                is_group = current[0] in p.ahead
+                runs.append(_Run(tuple(current), p.stage[current[0]], group if is_group else None))
+                group += is_group
+                current.clear()
+
+        if same_step and all(i in p.ahead for i in ranked[: len(p.ahead)]):  # copies first: sort them by first use
+            ranked[: len(p.ahead)] = sorted(ranked[: len(p.ahead)], key=lambda i: (first_use[i], p.order[i]))
+        for i in ranked:
+            if current and (key(current[-1]) != key(i) or (i not in p.ahead and p.order[i] in starts)):
+                close()
+            current.append(i)
+        close()
+        return runs
+
+    # ---- one run ------------------------------------------------------------------------------------------------
+
+    def run(self, r: _Run, iteration: Any, it: Expr, known: dict[Any, Expr]) -> list[Stmt]:
+        """Statements of a run for one iteration: the 0-based `iteration`, where the loop variable is `it`."""
+        k = self.loop.var
+        stmts = [with_options(self.items[i].stmt, async_group=True) if i in self.plan.ahead else self.items[i].stmt
+                 for i in r.items]
+        if it is k and self.rest is not None and len(r.items) == len(self.items) - len(self.plan.ahead):
+            stmts = self.rest
+        parts = [[s] for s in stmts] if self.loop_body.late else [stmts]  # late bindings follow the statements they depend on
+        return [select_version(x, self.plan.versions, iteration) for part in parts
+                for x in _bound(self.loop_body.pure, k, part, it, known)]
+
+    def guarded(self, iteration: Any, stmts: list[Stmt], span: Any) -> list[Stmt]:
+        inside = iteration < self.extent if isinstance(iteration, Expr) else const(iteration, self.dtype) < self.extent
+        if isinstance(inside, Const):
+            return stmts if inside.value else []
+        return [If(inside, seq(*stmts), span=span)]
+
+    @property
+    def dtype(self) -> Any:
+        return self.loop.var.dtype
+
+    # ---- waits --------------------------------------------------------------------------------------------------
+
+    def needed_group(self, r: _Run) -> int | None:
+        """The newest async group that a run needs, relative to the first group of its own step (negative: earlier steps)."""
+        newest: int | None = None
+        for q in self.runs:
+            if q.group is None:
+                continue
+            if any(j in r.items for i in q.items for j in self.consumers(i)):
+                at = (q.stage - r.stage) * self.groups + q.group
+                newest = at if newest is None else max(newest, at)
+        return newest
+
+    def step(self, run_of: Any) -> list[Stmt]:
+        """One step: runs in order with their commits and waits.
+
+        run_of: function from a run to its statements; if it returns none, only the run's commit is emitted.
+        """
+        out: list[Stmt] = []
+        issued, waited = 0, None
+        bodies = [(r, run_of(r)) for r in self.runs]
+        # If a wait needs no group of this step, it is emitted first.  One barrier after it then also separates the readers
+        # of the previous iteration from the copies that overwrite their slot.
+        early = [g for r, body in bodies if body for g in (self.needed_group(r),) if g is not None and g < 0]
+        if early:
+            waited = max(early)
+            out.append(do("cp_async_wait", n=-waited - 1))
+        for r, body in bodies:
+            if body:
+                g = self.needed_group(r)
+                if g is not None and (waited is None or g > waited):
+                    out.append(do("cp_async_wait", n=issued - 1 - g))
+                    waited = g
+                out += body
+            if r.group is not None:
+                out.append(do("cp_async_commit"))
+                issued += 1
+        return out
+
+    # ---- the whole loop -----------------------------------------------------------------------------------------
+
+    def code(self) -> Stmt:
+        loop = self.loop
+        out: list[Stmt] = [Alloc(b, span=b.span) for b in self.plan.versions.values()]
+        out += [a for a in self.loop_body.allocs if a.buffer not in self.plan.versions]
+        if not isinstance(loop.extent, (Const, Var)):  # bounds are evaluated once
+            n = fresh(f"{loop.var.name}_extent", loop.extent.dtype)
+            out.append(Bind(n, loop.extent, span=loop.span))
+            self.extent = n
+        for u in range(self.depth):
+            out += self.step(lambda r, u=u: self.prologue_run(r, u))
+        k = loop.var
+        base: Expr = k if isinstance(loop.start, Const) and loop.start.value == 0 else k - loop.start
+        used = {v for r in self.runs if r.stage == self.depth for i in r.items for v in used_vars(self.items[i].stmt)}
+        top = [b for b in needed_binds(self.loop_body.pure, used) if b.var not in self.loop_body.late]
+        known: dict[Any, Expr] = {b.var: b.var for b in top}
+
+        def main_run(r: _Run) -> list[Stmt]:
+            ahead = self.depth - r.stage
+            if ahead == 0:
+                return self.run(r, base, k, known)
+            return self.guarded(base + ahead, self.run(r, base + ahead, loop.start + (base + ahead), {}), loop.span)
+
+        body = seq(*top, *self.step(main_run), span=loop.span)
+        out.append(with_options(replace(loop, body=body, extent=self.extent), pipeline_report=self.plan.report))
+        if self.depth:  # no copy is left in flight (the last ones are guarded off); this wait shows it to later passes
+            out.append(do("cp_async_wait", n=0))
+        return seq(*out, span=loop.span)
+
+    def prologue_run(self, r: _Run, u: int) -> list[Stmt]:
+        if r.stage > u:
+            return []
+        iteration = const(u - r.stage, self.dtype)
+        return self.guarded(u - r.stage, rename(self.run(r, iteration, self.loop.start + iteration, {})), self.loop.span)

@@ -28,9 +28,8 @@ from ..analysis.liveness import Uses, filled
 from ..analysis.pipeline_schedule import Item, loop_items
 from ..analysis.shared_spans import with_versions
 from ..legalize.transposed_operands import with_k_contiguous
-from .pipeline_emit import select_version
 from .plan_pipelines import unversionable, versioned
-from .rings import whole_region
+from .rings import select_version, whole_region
 
 VERSIONS = 2
 

@@ -22,8 +22,7 @@ from ..analysis.liveness import Uses
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.shared_spans import with_versions
 from .loop_record import record_of_threads
-from .emit import within_iteration
-from .pipeline_emit import Plan, emit
+from .emit import Plan, copied_ahead, within_iteration
 from .rings import GROUP, WarpRoleLoop
 from ..analysis.pipeline_loops import (SERIAL, check_flow, is_pipelined, producer_first, ring_stages, scheduled_lists,
                                        wanted_stages)
@@ -131,7 +130,8 @@ class _Planner:
             return serial(plan)
         self.made += plan.versions.items()
         record(plan)
-        return emit(plan, plain, loop_body, self.overlapped(original, loop_body, plan) if isinstance(wanted, int) else None)
+        rest = self.overlapped(original, loop_body, plan) if isinstance(wanted, int) else None
+        return copied_ahead(plan, plain, loop_body, rest)
 
     def overlapped(self, loop: For, loop_body: Body, plan: Plan) -> list[Stmt] | None:
         """The statements of an iteration that are not copied ahead, in an order in which wgmmas run under others; None where

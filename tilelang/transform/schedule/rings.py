@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, BufferFacts, Const, Evaluate, Expr, For, If, Launch, Region, Stmt,
-                         Store, Var, binary, call, cast, const, convert, dtype, free_vars, is_const, load, logical, seq,
-                         with_options, BARRIER, VARIABLE)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, BufferFacts, Const, Evaluate, Expr, For, If, Launch, Load, Node,
+                         Region, Stmt, Store, Var, binary, call, cast, const, convert, dtype, free_vars, is_const, load,
+                         logical, replace, rewrite, seq, with_options, BARRIER, VARIABLE)
 from tilelang.ir.record import record, state
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_bytes
@@ -21,7 +21,6 @@ from ..analysis.statements import do
 from ..framework.pass_ import PassContext
 from .loop_order import LoopOrder
 from .persistent import ClusterMap, Tiles
-from .pipeline_emit import select_version
 
 GROUP = 128  # threads of a warp group
 SLOW_STAGES = 2  # of a ring whose stages last several iterations each: one in use, one being loaded
@@ -219,6 +218,31 @@ class WarpRoleLoop:
     def leader(self) -> Expr:
         """Condition that selects one thread of each warp."""
         return binary("eq", self.thread % 32, const(0, self.thread.dtype))
+
+
+def select_version(s: Any, versions: dict[Buffer, Buffer], iteration: Any) -> Any:
+    """s with every access of a versioned buffer redirected to slot `iteration` mod its number of versions."""
+    if not versions:
+        return s
+
+    def fn(x: Node) -> Node | None:
+        b = getattr(x, "buffer", None)
+        new = versions.get(b) if isinstance(b, Buffer) else None
+        if new is None:
+            return None
+        slot = iteration % new.shape[0] if isinstance(iteration, Expr) else const(iteration % new.shape[0])
+        match x:
+            case Load():
+                return load(new, (slot, *x.indices), span=x.span)
+            case Store():
+                return replace(x, buffer=new, indices=(slot, *x.indices))
+            case AddressOf():
+                return replace(x, buffer=new, indices=(slot, *x.indices))
+            case Region():
+                return Region(new, (slot, *x.mins), (1, *x.extents), span=x.span)
+        return None
+
+    return rewrite(s, fn, Load, Store, AddressOf, Region)
 
 
 def _by_threads(op: Any, storage: set[Var]) -> bool:
