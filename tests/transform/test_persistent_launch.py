@@ -102,12 +102,13 @@ GRIDS = [(7,), (5, 3), (1, 9), (9, 1), (4, 4, 3), (3, 5, 2)]
 
 @pytest.mark.parametrize("swizzle", [None, (2, "row"), (3, "column")])
 @pytest.mark.parametrize("growing", [None, 0, 1])
+@pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("grid", GRIDS)
-def test_every_tile_is_computed_once(grid, growing, swizzle):
+def test_every_tile_is_computed_once(grid, sign, growing, swizzle):
     names = ("bx", "by", "bz")[:len(grid)]
     launch = _launch(grid, swizzle)
     bx = launch.block_vars
-    extent = convert(8) if growing is None or growing >= len(grid) else bx[growing] + 1
+    extent = convert(8) if growing is None or growing >= len(grid) else 10 + bx[growing] * sign
     loads = ((4096, (bx[0],)), (8192, (bx[-1],))) if len(bx) > 1 else ((4096, (bx[0],)),)
     tiles = plan_tiles(launch, Work(loads, extent, bx), PassContext(HOPPER, options(3 if 3 < np.prod(grid) else 2)))
     assert not isinstance(tiles, str)
@@ -122,17 +123,19 @@ def test_every_tile_is_computed_once(grid, growing, swizzle):
     assert sorted(seen) == sorted(itertools.product(*map(range, grid))), names
 
 
-def test_long_tiles_come_first():
+@pytest.mark.parametrize("grows", [True, False])
+def test_tiles_that_got_shorter_along_a_dimension_came_in_order(grows):
     launch = _launch((6, 4), None)
     bx, _ = launch.block_vars
-    tiles = plan_tiles(launch, Work(((1 << 20, ()),), bx + 1, launch.block_vars), PassContext(HOPPER, options(2)))
+    work = Work(((1 << 20, ()),), bx + 1 if grows else 6 - bx, launch.block_vars)
+    tiles = plan_tiles(launch, work, PassContext(HOPPER, options(2)))
     order = []
     for i in range(_value(tiles.count, {tiles.block: 0})):
         values = {tiles.block: 0, tiles.index: i}
         for bind in tiles.binds:
             values[bind.var] = _value(bind.value, values)
         order.append(values[bx])
-    assert order[0] == 5 and order == sorted(order, reverse=True)
+    assert order == sorted(order, reverse=grows) and order[0] == (5 if grows else 0)
 
 
 @pytest.mark.parametrize("value, why", [(False, "tl.persistent is off"), (None, "no more tiles than sm_count")])

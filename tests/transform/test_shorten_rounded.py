@@ -67,6 +67,34 @@ def test_exp2_that_is_rounded_and_summed_scaled_its_subnormal_results(dtype):
     assert "exp2f(" in text(tile("a sum", dtype, lambda x: T.exp2(x) * 2.0))  # a product may make a subnormal result normal
 
 
+@pytest.mark.parametrize("after, short", [("a sum", True), ("the other branch", True), ("the end", False),
+                                          ("a condition", False)])
+def test_exp2_in_a_branch_scaled_its_subnormal_results(after, short):
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float16"), M: T.Tensor((3,), "int32"), P: T.Tensor((64, 64), "float16"), Y: T.Tensor(
+            (64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            As = T.alloc_shared((64, 64), "float16")
+            S, rows = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
+            for k in T.Pipelined(3, num_stages=2):
+                if M[k] != 0:
+                    T.copy(A, As)
+                    T.gemm(As, As, S, clear_accum=True)
+                    for i, j in T.Parallel(64, 64):
+                        S[i, j] = T.exp2(S[i, j])
+                    T.reduce_sum(S, rows, dim=1)
+                    T.copy(S, P)
+                else:
+                    if after == "the other branch":
+                        T.copy(S, P)
+                    if after == "a condition" and M[0] == 1:
+                        T.copy(S, Y)
+            if after == "the end":
+                T.copy(S, Y)
+
+    assert ("tl::fast_exp2(" in text(f)) == short
+
+
 def test_quotients_of_sums_took_the_exact_sequence():
     """The last division of attention: sums in an unspecified order have no one right quotient."""
     assert "tl::quotient(" in text(tile("nothing", value=lambda x: x / T.max(x, 3.0)))

@@ -26,9 +26,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from tilelang.ir import (AddressOf, Binary, Break, Call, Cast, Const, Continue, Expr, For, Func, Launch, Load, Parallel, Region,
-                         Select, Seq, Stmt, Store, TileOp, Unary, dtype, free_vars, rebuild, replace, rewrite, walk, with_inner,
-                         FRAGMENT)
+from tilelang.ir import (AddressOf, Binary, Break, Call, Cast, Const, Continue, Expr, For, Func, If, Launch, Load, Parallel,
+                         Region, Select, Seq, Stmt, Store, TileOp, Unary, dtype, free_vars, rebuild, replace, rewrite, walk,
+                         with_inner, FRAGMENT)
 from tilelang.ops import Gemm
 from tilelang.ops.copy import Copy
 from tilelang.ops.reduce import Reduce
@@ -153,6 +153,8 @@ def _stored(s: Any, after: Paths, summed: Storages) -> Any:
             if isinstance(stmts, tuple) else stmts)
     if isinstance(s, For):
         return with_inner(s, lambda body: _stored(body, (*after, *((body, *path) for path in after)), summed))
+    if isinstance(s, If):
+        return with_inner(s, lambda branch: _stored(branch, after, summed))
     if isinstance(s, Parallel):
         stores = [x for x in walk(s.body, Store) if x.buffer.scope_name == FRAGMENT and x.buffer.dtype == F32]
         for x in stores:
@@ -197,8 +199,20 @@ def _reads(path: tuple[Stmt, ...], data: Any) -> set[str] | None:
     """The types to which statements round elements of a fragment before it is written as a whole, float32 for a sum over them;
     None for other reads."""
     types: set[str] = set()
-    for s in _flat(path):
-        if isinstance(s, TileOp):
+    return types if _follow(path, data, types) is not None else None
+
+
+def _follow(path: tuple[Stmt, ...], data: Any, types: set[str]) -> bool | None:
+    """Adds the types of _reads.  Whether the elements may be read behind the statements as well; None for other reads."""
+    for s in path:
+        if isinstance(s, (Seq, If)):
+            ways = [s.stmts] if isinstance(s, Seq) else [() if x is None else (x,) for x in (s.then, s.orelse)]
+            left = [_follow(way, data, types) for way in ways]
+            if None in left or isinstance(s, If) and not _rounds(s.cond, data, types):
+                return None
+            if not any(left):
+                return False
+        elif isinstance(s, TileOp):
             touched = [a for a in s.accesses()  # type: ignore[attr-defined]
                        if a.region.buffer.data is data]
             if isinstance(s, Reduce) and s.kind == "sum" and s.dst.dtype == F32 and s.dst.buffer.data is not data:
@@ -208,22 +222,15 @@ def _reads(path: tuple[Stmt, ...], data: Any) -> set[str] | None:
                     return None
                 types.add(s.dst.dtype.base)
             if any(a.mode == "write" and tuple(a.region.extents) == tuple(a.region.buffer.shape) for a in touched):
-                return types
-            continue
-        rounded = {id(y.value): y.dtype.base for y in walk(s, Cast) if y.dtype.base in ALLOWED}
-        for y in walk(s):
-            if isinstance(y, (AddressOf, Region)) and y.buffer.data is data:
-                return None
-            if isinstance(y, Load) and y.buffer.data is data:
-                if id(y) not in rounded:
-                    return None
-                types.add(rounded[id(y)])
-    return types
+                return False
+        elif not _rounds(s, data, types):
+            return None
+    return True
 
 
-def _flat(path: tuple[Stmt, ...]) -> Any:
-    for s in path:
-        if isinstance(s, Seq):
-            yield from _flat(s.stmts)
-        else:
-            yield s
+def _rounds(s: Any, data: Any, types: set[str]) -> bool:
+    """Whether a statement or an expression only rounds elements of a fragment; adds to which types."""
+    rounded = {id(y.value): y.dtype.base for y in walk(s, Cast) if y.dtype.base in ALLOWED}
+    loads = [y for y in walk(s, Load) if y.buffer.data is data]
+    types |= {rounded[id(y)] for y in loads if id(y) in rounded}
+    return all(id(y) in rounded for y in loads) and not any(y.buffer.data is data for y in walk(s, AddressOf, Region))

@@ -5,7 +5,7 @@
                                                              t = block + i * P;  bx, by = position of tile t;  body
 
 The blocks of a grid do not depend on each other, so any order is correct.  The order is chosen for reuse in L2: tiles that
-run at the same time have loads in common.  If the work of a tile grows with a block variable, the longest tiles come first.
+run at the same time have loads in common.  If the work of a tile grows or falls with a block variable, the longest come first.
 """
 
 from __future__ import annotations
@@ -470,7 +470,7 @@ def _order(launch: Launch, work: Work, clusters: int, spans: tuple[int, ...], cx
     growing = _growing(launch, work)
     if growing is not None:
         group = _heads(launch, work, growing)
-        return lambda t: _longest_first(launch, t, growing, group), "longest first"
+        return lambda t: _longest_first(launch, work, t, growing, group), "longest first"
     if len(grid) >= 2:
         bx, by = work.block_vars[:2]
         x = sum(n for n, at in work.loads if _names(at, bx) and not _names(at, by))
@@ -522,31 +522,34 @@ def _rasterisation_panels(launch: Launch, t: Expr, across: int, along: int, pane
     return out + _split_index(launch, rest.var, [k for k in range(len(launch.grid)) if k not in (across, along)])
 
 
-def _longest_first(launch: Launch, t: Expr, growing: int, group: int | None) -> list[Bind]:
-    """Dimension `growing` from its end, as the slowest one, within groups of the other dimensions whose loads fit L2."""
+def _longest_first(launch: Launch, work: Work, t: Expr, growing: int, group: int | None) -> list[Bind]:
+    """Dimension `growing` from its long end, as the slowest one, within groups of the other dimensions whose loads fit L2."""
     others = [k for k in range(len(launch.grid)) if k != growing]
     g = convert(launch.grid[growing])
     if not others:
-        return [Bind(launch.block_vars[growing], (g - 1) - t)]
+        return [Bind(launch.block_vars[growing], _from_longest(launch, work, growing, t))]
     rest = Analyzer().simplify(_multiplied([convert(launch.grid[k]) for k in others]))
     width: Expr = rest if group is None else _minimum(const(group), rest)
     first = _bound("group", t // (width * g))
     inside = _bound("in_group", t % (width * g))
     # The last group may be narrower.
     now = _bound("width", _minimum(width, rest - first.var * width))
-    out = [first, inside, now, Bind(launch.block_vars[growing], (g - 1) - _minimum(inside.var // now.var, g - 1))]
+    row = _minimum(inside.var // now.var, g - 1)
+    out = [first, inside, now, Bind(launch.block_vars[growing], _from_longest(launch, work, growing, row))]
     head = _bound("other", _minimum(first.var * width + inside.var % now.var, rest - 1))
     return [*out, head, *_split_index(launch, head.var, others)]
 
 
 def _partition(launch: Launch, work: Work, blocks: int) -> TilePartition | None:
-    """The work partition of a launch whose tiles grow with a block variable; None if its grid is not known or does not suit."""
+    """The work partition of a launch whose tiles are of unequal length; None if its grid is not known or does not suit."""
     growing = None if launch.plan.swizzle else _growing(launch, work)
     group = None if growing is None else _heads(launch, work, growing)
     if growing is None or group is None:
         return None
     v, n = work.block_vars[growing], int(convert(launch.grid[growing]).value)  # type: ignore[attr-defined]
-    lengths = [_sampled(work.extent, work.block_vars, {v: n - 1 - row}) for row in range(n)]
+    lengths = [_sampled(work.extent, work.block_vars, {v: row}) for row in range(n)]
+    if _grows(launch, work, growing):
+        lengths.reverse()
     columns = 1
     for k, g in enumerate(launch.grid):
         columns *= 1 if k == growing else int(convert(g).value)  # type: ignore[attr-defined]
@@ -555,11 +558,10 @@ def _partition(launch: Launch, work: Work, blocks: int) -> TilePartition | None:
 
 
 def _longest_in(launch: Launch, row: Expr, column: Expr, work: Work) -> list[Bind]:
-    """The block variables of a tile: number `row` from the end of the growing dimension, `column` in the other dimensions."""
+    """The block variables of a tile: `row` from the long end of the growing dimension, `column` in the other dimensions."""
     growing = _growing(launch, work) or 0
-    rows = convert(launch.grid[growing])
     first = _bound("row", row)
-    out = [first, Bind(launch.block_vars[growing], (rows - 1) - first.var)]
+    out = [first, Bind(launch.block_vars[growing], _from_longest(launch, work, growing, first.var))]
     others = [k for k in range(len(launch.grid)) if k != growing]
     if not others:
         return out
@@ -569,26 +571,37 @@ def _longest_in(launch: Launch, row: Expr, column: Expr, work: Work) -> list[Bin
 
 
 def _growing(launch: Launch, work: Work) -> int | None:
-    """The dimension along which tiles get longer; None if there is none."""
-    low = _sampled(work.extent, work.block_vars, {})
-    for k, (v, g) in enumerate(zip(work.block_vars, launch.grid)):
-        n = _sampled(g, work.block_vars, {})
-        if n is None or n < 2 or low is None or v not in free_vars(work.extent):
-            continue
-        high = _sampled(work.extent, work.block_vars, {v: n - 1})
-        if high is not None and high > low:
+    """The dimension along which tiles get longer or shorter; None if there is none."""
+    for k, v in enumerate(work.block_vars):
+        low, high = _ends(launch, work, k) if v in free_vars(work.extent) else (0, 0)
+        if low != high:
             return k
     return None
+
+
+def _grows(launch: Launch, work: Work, k: int) -> bool:
+    """Whether the longest tiles are at the end of dimension k."""
+    low, high = _ends(launch, work, k)
+    return high > low
+
+
+def _ends(launch: Launch, work: Work, k: int) -> tuple[int, int]:
+    """The lengths of the first and the last tile along dimension k; equal if they are not known."""
+    n = _sampled(launch.grid[k], work.block_vars, {})
+    low, high = (_sampled(work.extent, work.block_vars, {work.block_vars[k]: i}) for i in (0, (n or 1) - 1))
+    return (0, 0) if low is None or high is None else (low, high)
+
+
+def _from_longest(launch: Launch, work: Work, k: int, row: Expr) -> Expr:
+    """The index along dimension k of tile number `row`, counted from the longest one."""
+    return (convert(launch.grid[k]) - 1) - row if _grows(launch, work, k) else row
 
 
 def _heads(launch: Launch, work: Work, growing: int) -> int | None:
     """How many tiles that differ in the other dimensions fit L2 with what they load; None if that is not known."""
     if not all(isinstance(convert(g), Const) for g in launch.grid):
         return None
-    v, n = work.block_vars[growing], _sampled(launch.grid[growing], work.block_vars, {})
-    longest = _sampled(work.extent, work.block_vars, {v: (n or 1) - 1})
-    if longest is None:
-        return None
+    v, longest = work.block_vars[growing], max(_ends(launch, work, growing))
     return max(1, round(L2_FRACTION / max(1, longest * sum(b for b, at in work.loads if not _names(at, v)))))
 
 
