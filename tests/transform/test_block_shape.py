@@ -155,6 +155,40 @@ def causal(rows: int, threads: int) -> Any:
     return main
 
 
+def weighted(rows: int, threads: int) -> Any:
+    """Two products of 128 columns, a maximum and a sum of each row: 161 registers of fragments in a thread of 64 rows."""
+    @T.prim_func
+    def main(A: T.Tensor((384, 128), "float16"), B: T.Tensor((128, 128), "float16"), C: T.Tensor((384, 128), "float32"),
+             R: T.Tensor((384,), "float32")):
+        with T.Kernel(384 // rows, threads=threads) as by:
+            a, c = T.alloc_shared((rows, 128), "float16"), T.alloc_shared((128, 128), "float16")
+            s, p = T.alloc_fragment((rows, 128), "float32"), T.alloc_fragment((rows, 128), "float16")
+            o = T.alloc_fragment((rows, 128), "float32")
+            top, total = T.alloc_fragment((rows,), "float32"), T.alloc_fragment((rows,), "float32")
+            T.copy(A[by * rows, 0], a)
+            T.clear(o)
+            for _ in T.Pipelined(1, num_stages=2):
+                T.copy(B, c)
+                T.gemm(a, c, s, transpose_B=True, clear_accum=True)
+                T.reduce_max(s, top, dim=1)
+                T.reduce_sum(s, total, dim=1)
+                for i, j in T.Parallel(rows, 128):
+                    p[i, j] = s[i, j] - top[i] + T.cast(by * rows + i, "float32")
+                T.gemm(p, c, o)
+            for i in T.Parallel(rows):
+                R[by * rows + i] = total[i]
+            T.copy(o, C[by * rows, 0])
+
+    return main
+
+
+def test_blocks_of_three_groups_had_no_registers_for_what_they_hold():
+    launch = shaped(weighted(192, 384))
+    assert launch.num_threads == 256 and launch.grid[0].value == 3
+    assert "cannot hold 161 registers" in launch.plan.report[-1]
+    agree(weighted(192, 384))
+
+
 @pytest.fixture
 def full_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grids of few blocks count as large ones."""

@@ -17,7 +17,7 @@ from tilelang.ir import (BARRIER, CLUSTER_BARRIER, EMPTY, FRAGMENT, GLOBAL, Allo
                          replace, rewrite, rewrite_stmts, substitute, used_vars, walk, with_options)
 from tilelang.ops import AtomicTile, Copy, Fill, Gemm, Reduce, Scan
 from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma
-from tilelang.target.machine import MOST_REGISTERS, REGISTERS, REGISTERS_PER_SM
+from tilelang.target.machine import MOST_REGISTERS, REGISTERS, REGISTERS_PER_SM, consumer_registers
 
 from ..analysis.effects import effects, hangs_on_threads, own_effects
 from ..framework.config import PassConfigKey
@@ -59,6 +59,7 @@ def _shaped(n: Launch, cx: PassContext) -> Launch | None:
     while (halves := _halved(out)) is not None:
         out = halves
     out = _regrouped(out)
+    out = _fewer(out, sms) or out
     for d in (0, 1):
         out = _doubled(out, d, sms) or out
     out = _spread(out, sms) or out
@@ -182,13 +183,26 @@ def _doubled(n: Launch, d: int, sms: int) -> Launch | None:
     if not labels or labels[0] is None or d == 0 and (set(labels) != {labels[0]} or any(op.m != _ROWS for op in gemms)):
         return None
     for axis in range(len(n.grid)):
-        out = _Blocks(n, dims, labels[0]).pairs(axis)
-        if out is None:
-            continue
-        out = replace(out, threads=(2 * GROUP, 1, 1))
-        if _all_by_wgmma(out) and _held(out) <= REGISTERS.accumulator:
+        blocks = _Blocks(n, dims, labels[0])
+        out = blocks.cut(axis, 2 * blocks.length, 2)
+        if out is not None and _all_by_wgmma(out) and _held(out) <= REGISTERS.accumulator:
             why = f"a block of {out.num_threads} threads computes the {_SIDES[d]} of two blocks of {n.num_threads}"
             return with_options(out, report=(*out.plan.report, f"{why}: they read the same tiles"))
+    return None
+
+
+def _fewer(n: Launch, sms: int) -> Launch | None:
+    """The launch with blocks of two warp groups instead of three, if a thread of three has no registers for its fragments."""
+    gemms, groups, held = list(walk(n.body, Gemm)), n.num_threads // GROUP, _held(n)
+    if groups != 3 or held <= consumer_registers(groups) or any(_rows(op) != groups for op in gemms) or not sms * _blocks(n):
+        return None
+    dims = _Dims(n)
+    label, *more = {dims.free(_key(op.c.buffer.data, 0)) for op in gemms}
+    for axis in range(len(n.grid) if label is not None and not more else 0):
+        out = _Blocks(n, dims, label).cut(axis, 2 * _ROWS, 2)  # type: ignore[arg-type]
+        if out is not None and _all_by_wgmma(out) and _filled(_blocks(out), sms) >= 0.9 * _filled(_blocks(n), sms):
+            why = f"blocks of 128 rows instead of 192: a thread of three warp groups cannot hold {held} registers of fragments"
+            return with_options(out, report=(*out.plan.report, why))
     return None
 
 
@@ -381,15 +395,16 @@ class _Blocks:
         body = substitute(body, {x: x // two, first: (x % two) * half})
         return replace(n, grid=(n.grid[0] * 2, *n.grid[1:]), body=self.simplified(body))
 
-    def pairs(self, axis: int) -> Launch | None:
-        """Half as many blocks along an axis, each with the length of two; None where two blocks are no neighbours."""
-        n, x, count = self.launch, self.launch.block_vars[axis], self.launch.grid[axis]
-        if int(count.value) % 2 or not self.neighbours(x):  # type: ignore[attr-defined]
+    def cut(self, axis: int, length: int, groups: int) -> Launch | None:
+        """Blocks of another length along an axis; None where they do not divide the whole, or two blocks are no neighbours."""
+        n, x = self.launch, self.launch.block_vars[axis]
+        count, left = divmod(int(n.grid[axis].value) * self.length, length)  # type: ignore[attr-defined]
+        if left or not self.neighbours(x):
             return None
-        body = substitute(self.resized(2 * self.length, lambda i: i), {x: x * 2})
-        grid = tuple(const(int(c.value) // 2, c.dtype) if k == axis else c  # type: ignore[attr-defined]
-                     for k, c in enumerate(n.grid))
-        return replace(n, grid=grid, body=self.simplified(body))
+        first = fresh("first", x.dtype)
+        body = substitute(self.resized(length, lambda i: i + first), {x: const(0, x.dtype), first: x * length})
+        grid = tuple(const(count, x.dtype) if k == axis else c for k, c in enumerate(n.grid))
+        return replace(n, grid=grid, threads=(groups * GROUP, 1, 1), body=self.simplified(body))
 
     def simplified(self, body: Stmt) -> Stmt:
         """The body with simple places of regions, from which later passes read how tiles follow each other."""
