@@ -8,7 +8,7 @@ from programs import EPS, NP, attention, gemm
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.errors import TileLangError
-from tilelang.ir import AddressOf, Evaluate, For, Seq, Stmt, call, const, rebuild, replace, walk
+from tilelang.ir import AddressOf, Bind, Evaluate, For, Seq, Stmt, call, const, rebuild, replace, walk
 from tilelang.ir.expr import Call
 from tilelang.ops.tma_store import Pieces, accumulator_pieces
 from tilelang.runtime import nvrtc
@@ -123,22 +123,34 @@ def test_attention_writes_its_rows_between_the_heads():
     assert np.abs(got - want).max() < 6 * 2.0**-11 * np.abs(v.astype(np.float64)).max()
 
 
-def in_a_loop(bn=160, moves=True, tiles=3):
-    """Tiles one after another in one block; without `moves` each over the one before."""
+def in_a_loop(bn=160, moves=True, tiles=3, rows=64):
+    """Tiles one after another in one block; without `moves` each over the one before.  rows: of the first operand's tile."""
 
     @T.prim_func
-    def main(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, tiles * bn), "float16"),
+    def main(A: T.Tensor((rows, 64), "float16"), B: T.Tensor((64, tiles * bn), "float16"),
              C: T.Tensor((64, tiles * bn), "float16")):
         with T.Kernel(1, threads=128):
-            As, Bs = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, bn), "float16")
+            As, Bs = T.alloc_shared((rows, 64), "float16"), T.alloc_shared((64, bn), "float16")
             Cf = T.alloc_fragment((64, bn), "float32")
             T.copy(A, As)
             for t in range(tiles):
                 T.copy(B[0, t * bn], Bs)
-                T.gemm(As, Bs, Cf, clear_accum=True)
-                T.copy(Cf, C[0, (t if moves else 0) * bn])
+                T.gemm(As[0:64, :], Bs, Cf, clear_accum=True)
+                place = (t if moves else 0) * bn
+                T.copy(Cf, C[0, place])
 
     return main
+
+
+def test_a_place_that_was_bound_to_a_name_awaited_whole_writes():
+    launch = lowered(in_a_loop(64)).kernels[0].launch
+    assert any(isinstance(x, Bind) and x.var.name == "place" for x in walk(launch))
+    assert [x.options.read for x in walk(launch) if isinstance(x, Call) and x.op == "bulk_wait"] == [True, True]
+
+
+def test_two_boxes_of_an_iteration_met_four_barriers():
+    loop = next(x for x in walk(lowered(in_a_loop(128, rows=896)).kernels[0].launch, For) if "tma_store" in ops(x))
+    assert ops(loop).count("tma_store") == 2 and ops(loop).count("bulk_commit") == 1
 
 
 @pytest.mark.parametrize("bn", [64, 128, 160, 192])

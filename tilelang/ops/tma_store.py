@@ -231,17 +231,20 @@ class _Store:
         self.number = cx.simplified((first + self.group,))[0]
         self.packed = cx.new_local("packed", 8, self.dt) if self.dt.bits == 16 and self.src.dtype != self.dt or (
             self.pieces.transposed and self.pieces.adjacent) else None
+        cx.stores.issued |= by_tma
         out: list[Stmt] = []
+        if by_tma and len(steps) == slots and self.limit is None and cx.stores.around:  # two barriers for all
+            boxes = [(*x, self.group * slots + k) for k, x in enumerate(steps)]
+            return seq(*self._step(boxes, self._wait(0, 1, 1)), span=self.op.span)
         for k, (register, row, p) in enumerate(steps):
             slot = self.group * slots + k % slots
             if by_tma:
-                out += self._step(register, row, p, slot, self._wait(k, len(steps), slots))
+                out += self._step([(register, row, p, slot)], self._wait(k, len(steps), slots))
             else:
                 # Boxes of another tensor, which TMA stores, may still be in flight.
                 out += [] if k or cx.stores.alone else [If(binary("eq", self.lane, const(0, self.lane.dtype)), _do(
                     "bulk_wait", n=0, read=True))]
                 out += self._carried(register, row, p, slot, k == 0 or slots == 1)
-        cx.stores.issued |= by_tma
         return seq(*out, span=self.op.span)
 
     def _wait(self, k: int, steps: int, slots: int) -> Stmt:
@@ -256,19 +259,22 @@ class _Store:
             return _do("bulk_wait", n=0)  # an earlier store of the same elements may still be in flight
         return _do("bulk_wait", n=slots - 1 if self.cx.stores.alone and steps % slots == 0 else 0, read=True)
 
-    def _step(self, register: int, row: int, p: int, slot: Expr, wait: Stmt) -> list[Stmt]:
+    def _step(self, boxes: list[tuple[int, int, int, Expr]], wait: Stmt) -> list[Stmt]:
+        """Stage and store boxes: (first register, row, number in the row, staging buffer) of each; one if rows are limited."""
         cx = self.cx
         leader = binary("eq", self.lane, const(0, self.lane.dtype))
         fence = [_do("fence_proxy_async")]
         barrier = _do("named_barrier", self.number, const(GROUP))
         if cx.stores.one_group:  # the group is the whole block, and place_sync puts the fence before its barriers
             fence, barrier = [], _do("sync_threads")
-        store = self._store(row, p, slot)
-        filled = [If(leader, wait), barrier, *self._fill(register + p * self.columns // 8 * 4, p, slot), *fence, barrier]
+        filled = [If(leader, wait), barrier, *(x for register, _, p, slot in boxes for x in self._fill(
+            register + p * self.columns // 8 * 4, p, slot)), *fence, barrier]
+        stores = [self._store(row, p, slot) for _, row, p, slot in boxes]
         if self.limit is None:
-            return [*filled, If(leader, seq(store, _do("bulk_commit")))]
+            return [*filled, If(leader, seq(*stores, _do("bulk_commit")))]
+        (_, row, p, slot), = boxes
         whole = cx.simplified((cx.expr(self._over_groups(self.pieces.row_groups) + (row + ROWS_OF_STEP)),))[0] <= self.limit
-        return [*filled, If(whole, If(leader, store), self._rows(row, p, slot)), If(leader, _do("bulk_commit"))]
+        return [*filled, If(whole, If(leader, seq(*stores)), self._rows(row, p, slot)), If(leader, _do("bulk_commit"))]
 
     @property
     def _dims(self) -> tuple[int, int]:

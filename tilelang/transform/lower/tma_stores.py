@@ -17,7 +17,8 @@ from typing import Any
 
 from tilelang.arith import Analyzer, LaunchFacts
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While, binary,
-                         call, const, convert, dtype, free_vars, seq, walk, BufferFacts, DYNAMIC, GLOBAL)
+                         call, const, contains, convert, dtype, free_vars, is_large, seq, substitute, walk, BufferFacts, Load,
+                         DYNAMIC, GLOBAL)
 from tilelang.ops import Copy
 from tilelang.ops.atomic import AtomicTile
 from tilelang.ops.tma_store import BOX_ROW, ROWS_OF_STEP, uses_group_barriers
@@ -150,17 +151,23 @@ class TmaStores:
         """Whether the launch has only one copy or atomic to global memory."""
         return sum(x.dst.buffer.scope_name == GLOBAL for x in walk(self.launch.body, Copy, AtomicTile)) == 1
 
+    @property
+    def around(self) -> list[For | While]:
+        """The loops around the statement that is lowered, without those over tiles."""
+        return [s for s in self.loops if not isinstance(s, For) or not s.plan.tiles]
+
     def again(self, dst: Region) -> bool:
         """Whether the surrounding loops may write the same elements a second time."""
-        around = [s for s in self.loops if not isinstance(s, For) or not s.plan.tiles]
-        if not around:
+        if not (around := self.around):
             return False
         if len(around) > 1 or not isinstance(around[0], For):
             return True
         var = around[0].var
-        analyzer = Analyzer()
+        analyzer, values = Analyzer(), {s.var: s.value for s in walk(around[0].body, Bind)}
         for low, n in zip(dst.mins, dst.extents):
-            step = stride_along(low, var, analyzer) if isinstance(low, Expr) else 0
+            while isinstance(low, Expr) and not is_large(low) and not values.keys().isdisjoint(free_vars(low)):
+                low = substitute(low, values)
+            step = stride_along(low, var, analyzer) if isinstance(low, Expr) and not contains(low, Load) else 0
             if step is not None and isinstance(n, int) and abs(step) >= n and step:
                 return False
         return True
