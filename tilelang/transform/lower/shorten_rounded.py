@@ -208,7 +208,7 @@ def _follow(path: tuple[Stmt, ...], data: Any, types: set[str]) -> bool | None:
         if isinstance(s, (Seq, If)):
             ways = [s.stmts] if isinstance(s, Seq) else [() if x is None else (x,) for x in (s.then, s.orelse)]
             left = [_follow(way, data, types) for way in ways]
-            if None in left or isinstance(s, If) and not _rounds(s.cond, data, types):
+            if None in left or isinstance(s, If) and not _only_rounded(s.cond, data, types):
                 return None
             if not any(left):
                 return False
@@ -223,12 +223,12 @@ def _follow(path: tuple[Stmt, ...], data: Any, types: set[str]) -> bool | None:
                 types.add(s.dst.dtype.base)
             if any(a.mode == "write" and tuple(a.region.extents) == tuple(a.region.buffer.shape) for a in touched):
                 return False
-        elif not _rounds(s, data, types):
+        elif not _only_rounded(s, data, types):
             return None
     return True
 
 
-def _rounds(s: Any, data: Any, types: set[str]) -> bool:
+def _only_rounded(s: Any, data: Any, types: set[str]) -> bool:
     """Whether a statement or an expression only rounds elements of a fragment; adds to which types."""
     rounded = {id(y.value): y.dtype.base for y in walk(s, Cast) if y.dtype.base in ALLOWED}
     loads = [y for y in walk(s, Load) if y.buffer.data is data]
