@@ -160,6 +160,12 @@ def test_what_the_model_chooses():
     assert all(t.bn % 16 == 0 for t in candidates(H200, small)) and any(t.overlapping for t in candidates(H200, small))
 
 
+def test_weights_that_fill_l2_were_read_from_far_sms_with_pdl():
+    """7 rows, NN: 45 MB 9.0 us on an H200, 16.0 with PDL; 128 rows, 34 MB 8.4, 10.5; 7 rows, 34 MB 6.4, 6.1."""
+    assert not any(chosen(*s, "nn").pdl for s in ((7, 11008, 2048), (64, 11008, 2048), (128, 8192, 2048), (7, 2048, 11008)))
+    assert all(chosen(*s, "nn").pdl for s in ((7, 8192, 2048), (7, 4096, 2048), (7, 16384, 2560), (500, 4096, 2048)))
+
+
 def test_launches_that_start_soon():
     """In clusters, short loops, few short rounds; not where loads of neighbours would come apart (H200, both ways timed)."""
     for m, n, k, order in ((1000, 1000, 1000, "nt"), (1024, 1024, 1024, "nt"), (512, 512, 512, "nt"), (200, 10000, 1000, "nt"),

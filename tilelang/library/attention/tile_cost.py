@@ -17,7 +17,7 @@ from functools import lru_cache
 from math import ceil
 
 from tilelang.target import Target
-from tilelang.target.machine import REGISTERS, REGISTERS_PER_SM, consumer_registers, kernel_rates
+from tilelang.target.machine import MOST_REGISTERS, REGISTERS, REGISTERS_PER_SM, consumer_registers, kernel_rates
 
 from ..gemm.tile import kind_of
 from .form import Tile, WorkPartition
@@ -27,7 +27,9 @@ GROUP = 128  # threads of a warp group, which computes 64 rows
 TMA_BOX = 8192  # bytes through which a warp group stores results: 64 rows of 128 bytes
 _BESIDE = REGISTERS.overlapped_gemms  # registers beside scores, weights and accumulators: row statistics, addresses, loop state
 _MMA = kernel_rates("mma")
-_BESIDE_MMA = 70  # the same for mma.sync, which holds fragments of K and V too
+_BESIDE_MMA = 28  # the same for mma.sync, beside its fragments of Q, K and V
+_SPILLED = 16  # registers above those of a thread that may be spilled: 128 x 64 of 128 threads 365 TFLOP/s, 128 x 32 333
+_PORT, _PORT_NORM = 128.0, 4  # bytes of shared memory per cycle; exponent for its time beside that of the MMAs
 _STEP = 190.0  # fixed cycles of a step: barriers, the ends of GEMMs, reductions over quads
 _MASK = 5.0  # cycles per key of a tile that queries see in part: index, comparison and selection for each score
 _ALIKE = 1.006  # costs that count as equal: 144 and 160 keys ran up to 0.7 % faster than 176 on an H200
@@ -45,7 +47,7 @@ class Machine:
     """The machine that the cost of tiles is estimated for.
 
     kind: "wgmma", "mma" or "cpu". sms: SMs, or CPU cores. shared, shared_sm: bytes of shared memory of a block and of an SM.
-    flops: of mma.sync, per cycle and SM.
+    flops: of mma.sync, per cycle and SM. spilled: registers of a thread that may be spilled with mma.sync.
     """
 
     kind: str
@@ -53,6 +55,7 @@ class Machine:
     shared: int = 1 << 20
     shared_sm: int = 1 << 20
     flops: float = float(_MMA.mma)
+    spilled: int = 0
 
 
 def machine_of(target: Target, sms: int | None = None, dtype: str = "float16") -> Machine:
@@ -68,14 +71,21 @@ def machine_of(target: Target, sms: int | None = None, dtype: str = "float16") -
     if kind == "cpu":
         return Machine(kind, sms)
     limits = target.limits
-    return Machine(kind, sms, limits.shared_per_block, limits.shared_per_sm, float(kernel_rates("mma", target.arch_number).mma))
+    rate = float(kernel_rates("mma", target.arch_number).mma)
+    return Machine(kind, sms, limits.shared_per_block, limits.shared_per_sm, rate, _SPILLED)
 
 
 def registers(tile: Tile, dim_v: int) -> int:
     """Registers of a thread: float32 scores and accumulators of its elements, 16-bit weights, and the rest."""
     rows = tile.rows / tile.threads
-    wide = rows * (tile.keys + dim_v) + rows * tile.keys / 2
-    return ceil(wide) + (_BESIDE if tile.rows // 64 * GROUP == tile.threads else _BESIDE_MMA)
+    return ceil(rows * (tile.keys + dim_v) + rows * tile.keys / 2) + _BESIDE
+
+
+def registers_mma(tile: Tile, dim_v: int) -> int:
+    """The same for mma.sync: fragments of K with the scores, or of V with the weights."""
+    rows = tile.rows / tile.threads
+    k, v = rows * (tile.keys + 16) + min(tile.keys, 128) / 2, rows * tile.keys / 2 + min(dim_v, 128) / 2
+    return ceil(rows * dim_v + max(k, v)) + _BESIDE_MMA
 
 
 def shared_bytes(tile: Tile, dim: int, dim_v: int) -> int:
@@ -118,9 +128,11 @@ def step_cycles(m: Machine, tile: Tile, dim: int, dim_v: int) -> float:
         return max(blocks * (scores + values), scores + max(values, softmax)) + _STEP
     products = 2 * tile.rows * keys * (dim + dim_v) / (0.75 * m.flops)
     loads = 2 * keys * (dim + dim_v) / _MMA.l2
-    resident = min(m.shared_sm // shared_bytes(tile, dim, dim_v), REGISTERS_PER_SM // (tile.threads * registers(tile, dim_v)))
-    warps = max(1, resident) * tile.threads / 32
-    hidden = min(1.0, warps / 8)  # warps at different points of the loop keep both units busy
+    read = 2 * (tile.threads / 32 * keys * (dim + dim_v) + tile.rows * dim) / _PORT  # each warp reads K and V, for its rows
+    products = (products**_PORT_NORM + read**_PORT_NORM)**(1 / _PORT_NORM)
+    most = min(MOST_REGISTERS, registers_mma(tile, dim_v))
+    resident = min(m.shared_sm // shared_bytes(tile, dim, dim_v), REGISTERS_PER_SM // (tile.threads * most))
+    hidden = min(1.0, max(1, resident) * tile.rows / 128)  # 16 rows each at different points of the loop keep both units busy
     softmax *= blocks
     late = _LATENCY if tile.stages == 1 else 0.0  # nothing is loaded ahead
     return max(products, softmax, loads) + (1 - hidden) * min(products, softmax) + (_STEP + late) / max(1, resident)
@@ -220,11 +232,12 @@ def candidates(m: Machine, sizes: Sizes) -> Iterator[Tile]:
                     wanted -= 1
                 yield replace(tile, stages=max(2, wanted))
         return
-    for rows, threads in ((128, 256), (64, 128)):
+    for rows, threads in ((128, 256), (128, 128), (64, 128)):
         for keys in (128, 64, 32, 16):
             for stages in (2, 1):
                 tile = Tile(rows, keys, stages, threads)
-                if registers(tile, sizes.dim_v) <= 255 and shared_bytes(tile, sizes.dim, sizes.dim_v) <= m.shared:
+                if registers_mma(tile, sizes.dim_v) <= MOST_REGISTERS + m.spilled and (
+                        shared_bytes(tile, sizes.dim, sizes.dim_v) <= m.shared):
                     yield tile
                     break
 

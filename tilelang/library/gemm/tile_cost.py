@@ -59,6 +59,10 @@ _ALIKE, _ALIKE_ONCE = 1.0075, 1.005  # ratios of costs that count as equal; seco
 # us, with PDL 16.4; 120 of 128x72 at 1000x1048x328 5.1, 4.4; 102 of 128x192 at 4184x536x408 8.9, 9.9; 102 of 64x96 at
 # 2120x288x488 4.5, 4.0).
 _PDL, _PDL_ONCE, _NEARLY = 16, 40, 0.85
+# Fractions of L2 that operands and result take where PDL loses outside clusters: L2 keeps data near the SMs that read it, and
+# with PDL blocks begin on others each time (7x11008x2048, 45 MB, 9.0 us, with PDL 16.0; 34 MB 6.4, 6.1; 59 MB 16.6, 17.3; 84 MB
+# 22.2, 21.9; 128x8192x2048 8.4, 10.5).
+_FILLS_L2 = 0.56, 1.1
 # Seconds that PDL saves, and what it saves more where the next launch's blocks fit beside those that run.
 PDL_SAVES, _SAVED_BESIDE = 0.68e-6, 0.06e-6
 # The best tiles, at most _TRIED, of at most _FAR times the least cost, are tried in other clusters. Their costs count _SURE
@@ -300,7 +304,8 @@ def uses_pdl(chip: Chip, p: TileProblem, t: Tile) -> bool:
 
 def _pdl(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...]) -> bool:
     """uses_pdl for a tile without swap-AB, in these clusters."""
-    if chip.kind != "wgmma" or p.open_rows or chip.around:
+    taken = p.batch * ((p.m + p.n) * p.k * p.bits + p.m * p.n * p.out_bits) / 8 / chip.cache
+    if chip.kind != "wgmma" or p.open_rows or chip.around or prod(spans) == 1 and _FILLS_L2[0] < taken < _FILLS_L2[1]:
         return False
     steps = ceil(ceil(p.k / t.bk) / t.splits) * t.bk * p.bits / 1024
     tiles = ceil(p.m / t.bm) * ceil(p.n / t.bn) * p.batch * t.splits
