@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tilelang.library import dequant_matmul, flash_attention, flash_decode, grouped_matmul, matmul
-from tilelang.library.aliasing import Disjoint, overlap
+from tilelang.library.agreement import Disjoint, overlap
 from tilelang.library.arrays import maker
 
 torch = pytest.importorskip("torch")

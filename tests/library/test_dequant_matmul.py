@@ -9,9 +9,7 @@ import pytest
 from tilelang.errors import TileLangError
 from tilelang.library import coded_matmul, dequant_matmul
 from tilelang.library.gemm.tile import chip_of
-from tilelang.library.quantised.form import DequantForm, DequantTile
-from tilelang.library.quantised.kernels import dequant_gemm
-from tilelang.library.quantised.plan import choose_tile, seconds, tiles
+from tilelang.library.quantised.dequant_matmul import DequantForm, DequantTile, choose_tile, dequant_gemm, seconds, tiles
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower

@@ -13,7 +13,7 @@ from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.library import flash_decode
 from tilelang.library.attention import build
 from tilelang.library.attention.decode_kernels import decode_attention
-from tilelang.library.attention.decode_plan import decode_splits, decode_tile
+from tilelang.library.attention.flash_decode import decode_splits, decode_tile
 from tilelang.library.attention.decode_problem import DecodeSizes
 from tilelang.library.attention.form import DecodeForm
 from tilelang.library.attention.inputs import configs

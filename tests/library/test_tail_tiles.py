@@ -13,7 +13,7 @@ from tilelang.library.gemm.kernels import Form
 from tilelang.library.gemm.operands import operand
 from tilelang.library.gemm.plan import plan_matmul
 from tilelang.library.gemm.problem import MatmulProblem
-from tilelang.library.gemm.tail_kernels import gemm_tail
+from tilelang.library.gemm.split_k_kernels import gemm_tail
 from tilelang.library.gemm.tail_plan import choose_tail, tails
 from tilelang.library.gemm.tile import Tail, Tile, TileProblem, chip_of
 from tilelang.library.gemm.tile_cost import choose_tile

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tilelang.library import flash_attention, flash_decode, grouped_matmul, matmul, tuning
-from tilelang.library.attention.decode_plan import decode_splits, decode_tile, near_choices
+from tilelang.library.attention.flash_decode import decode_splits, decode_tile, near_choices
 from tilelang.library.attention.decode_problem import DecodeSizes
 from tilelang.library.attention.problem import Mask, Sizes
 from tilelang.library.attention.tile_cost import attention_tile, machine_of, near_tiles

@@ -9,8 +9,7 @@ import pytest
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Call, walk
-from tilelang.library.quantised.form import DequantForm, DequantTile
-from tilelang.library.quantised.kernels import dequant_gemm
+from tilelang.library.quantised.dequant_matmul import DequantForm, DequantTile, dequant_gemm
 from tilelang.runtime import nvrtc, sass
 from tilelang.target import Target
 from tilelang.simulator import run_device

@@ -8,7 +8,7 @@ import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import If, Launch, stmts_of, walk
 from tilelang.ir.expr import Call
-from tilelang.library.gemm.tail_kernels import gemm_tail
+from tilelang.library.gemm.split_k_kernels import gemm_tail
 from tilelang.library.gemm.kernels import Form
 from tilelang.library.gemm.tile import Tail, Tile
 from tilelang.simulator import run_device

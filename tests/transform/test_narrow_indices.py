@@ -6,7 +6,7 @@ from everywhere import WITH_HOPPER, everywhere
 
 import tilelang.language as T
 from tilelang.ir import Evaluate, dtype, rewrite, seq
-from tilelang.ir.wrapping import keeps_value, wrapped
+from tilelang.ir.numbers import keeps_value, wrapped
 from tilelang.target import Target
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES

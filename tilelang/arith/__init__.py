@@ -18,11 +18,10 @@ from tilelang.ir import Binary, Cast, Expr, Select, Stmt, Var, const
 
 from .analyzer import Analyzer, Env, is_large
 from .flat_index import flat_index, lane_of, vector_base
-from .launch_facts import LaunchFacts
+from .value_scalars import LaunchFacts, value_scalars
 from .linear import AffineForm, Bounds, Linear
 from .rules import ALL_RULES, Rule, RuleSet, Wild, rules
 from .simplify import extent_bounds, simplify_stmt
-from .value_scalars import value_scalars
 
 
 def simplify(node: Any, env: Env | None = None) -> Any:

@@ -20,10 +20,9 @@ from tilelang.runtime.cache import compiler_stamp, digest
 from tilelang.target import Target
 from tilelang.jit.toolchain import host_name
 
-from .capture import get_autotune_inputs, set_autotune_inputs
+from .tuner import get_autotune_inputs, set_autotune_inputs, tune
 from .measured_jit import MeasuredJIT, jit
 from .param import AutotuneResult, CompileArgs, ProfileArgs
-from .tuner import tune
 
 register("tune-keys", ValueError, "a tuning configuration names something that is no parameter", expected="names of parameters")
 register("tune-not-jit", AssertionError, "@tilelang.autotune is put on something that is not a @tilelang.jit function",

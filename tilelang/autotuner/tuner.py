@@ -8,10 +8,12 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tilelang.env import env
 from tilelang.errors import brought, error, register
@@ -25,8 +27,48 @@ from tilelang.log import FORMAT, logger
 from tilelang.runtime.cache import DiskCache, Entry
 from tilelang.runtime.cpus import usable_cpus
 
-from .capture import copied, get_autotune_inputs
 from .param import AutotuneResult, ProfileArgs
+
+_local = threading.local()
+
+
+def _stack() -> list[list[Any]]:
+    if not hasattr(_local, "stack"):
+        _local.stack = []
+    return _local.stack
+
+
+def copied(x: Any) -> Any:
+    """A copy of a tensor with the same strides (also those of a strided view); anything else unchanged."""
+    if hasattr(x, "clone"):
+        x = x.detach()
+        if 0 in x.stride() or x.is_contiguous():
+            return x.clone()
+        return x.new_empty_strided(x.size(), x.stride()).copy_(x)
+    return x.copy(order="K") if isinstance(x, np.ndarray) else x.copy() if hasattr(x, "copy") else x
+
+
+class set_autotune_inputs:
+    """`with set_autotune_inputs(a, b):` tuned calls inside are measured on copies of these inputs.  It also takes one list."""
+
+    def __init__(self, *args: Any) -> None:
+        given: Sequence[Any] = args
+        if len(args) == 1 and isinstance(args[0], (list, tuple)):
+            given = args[0]
+        self.inputs = [copied(x) for x in given]
+
+    def __enter__(self) -> set_autotune_inputs:
+        _stack().append(self.inputs)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _stack().pop()
+
+
+def get_autotune_inputs() -> list[Any] | None:
+    """The inputs of this thread's innermost set_autotune_inputs block, or None."""
+    return _stack()[-1] if _stack() else None
+
 
 register("tune-configs", TypeError, "configs of autotune are no list of dicts", 'write configs=[{"block": 64}, {"block": 128}]',
          expected="a list of dicts, or a function that returns one")

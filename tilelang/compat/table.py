@@ -96,10 +96,10 @@ PATHS: dict[str, Path] = {
     "tilelang.jit.adapter": (_ADAPTERS, ()),
     "tilelang.jit.adapter.base": ({"BaseKernelAdapter": _ADAPTERS["BaseKernelAdapter"]}, ()),
     "tilelang.jit.adapter.nvrtc": ({"is_nvrtc_available": "tilelang.runtime.nvrtc:find_nvrtc"}, ()),
-    "tilelang.metal.target": (_names("tilelang.compat.other_targets", "check_metal_availability target_is_metal"), ()),
+    "tilelang.metal.target": (_names("tilelang.compat.cuda_target", "check_metal_availability target_is_metal"), ()),
     "tilelang.rocm.intrinsics": _same(),
     **{f"tilelang.rocm.intrinsics.{m}_macro_generator": ({}, ("tilelang.rocm.language",)) for m in ("mfma", "wmma")},
-    "tilelang.rocm.target": (_names("tilelang.compat.other_targets", "check_hip_availability check_rocm_availability "
+    "tilelang.rocm.target": (_names("tilelang.compat.cuda_target", "check_hip_availability check_rocm_availability "
                                     "target_is_cdna target_is_gfx950 target_is_hip target_is_rdna target_is_rocm"), ()),
     "tilelang.tileop": _same(),
     "tilelang.tileop.base": (_names("tilelang.ops", "GemmWarpPolicy"), ()),
@@ -110,7 +110,7 @@ PATHS: dict[str, Path] = {
     "tilelang.utils.device": _same("tilelang.compat.device"),
     "tilelang.utils.language": _same("tilelang.compat.buffers"),
     "tilelang.utils.pass_diff": _same("tilelang.compat.pass_diff"),
-    "tilelang.utils.scopes": _same("tilelang.compat.scopes"),
+    "tilelang.utils.scopes": _same("tilelang.compat.buffers"),
     "tilelang.utils.sparse": _same("tilelang.compat.sparse"),
     "tilelang.utils.target": ({}, ("tilelang.compat.target_names", "tilelang.compat.cuda_target")),
     "tilelang.utils.tensor": (_TENSORS | _names("tilelang.jit.compare", "fp8_remove_negative_zeros_ is_float8_dtype")

@@ -1,6 +1,6 @@
 """`tilelang.utils.target`: which spellings of a target there are."""
 
-from tilelang.compat.other_targets import check_hip_availability
+from tilelang.compat.cuda_target import check_hip_availability
 from tilelang.target import Target, determine_target
 
 AVAILABLE_TARGETS = {"auto": "the GPU of this machine, else its CPU", "cuda": "the GPU of this machine, or an arch: "

@@ -335,7 +335,7 @@ from tilelang.language.ws_schedule import (
 )
 from tilelang.layout.fragment import Fragment as Fragment
 from tilelang.layout.layout import Layout as Layout
-from tilelang.ops.gemm.policy import GemmWarpPolicy as GemmWarpPolicy
+from tilelang.ops.gemm.select import GemmWarpPolicy as GemmWarpPolicy
 
 class _Annotation(_Buffer):
     def __init__(self, shape: Any, dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...

@@ -1,4 +1,7 @@
-"""Scalar math: the intrinsics of target/intrinsics.py by name, and functions composed of operators."""
+"""Scalar math: the intrinsics of target/intrinsics.py by name, and functions composed of operators.
+
+T.cast with a rounding mode, and to 8-bit floats without saturation.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,43 @@ import math as _math
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, Select, Shuffle, StringConst, as_bool, binary,
-                         call, cast, const, convert, int_range, is_const, logical, match, numpy_dtype, select,
-                         unary)
-from tilelang.ir import dtype as DType
+from tilelang.ir import (
+    BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, Select, Shuffle, StringConst, as_bool, binary, call, cast, const,
+    convert, dtype as DType, int_range, is_const, logical, match, numpy_dtype, select, unary,
+)
 from tilelang.ir.dtype import float_max, float_min
 from tilelang.target.accuracy import FAST, stated
+from tilelang.target.conversions import F64, INTO_INTEGERS, UNSATURATED, towards, unsaturated
 
-from .casts import converted
+from .tensor import dtype_of
 from .tracing.python_questions import differs
 from .tracing.regions import BufferSlice
 from .tracing.state import describe, error, named
-from .tensor import dtype_of
+
+
+def converted(e: Expr, dt: DType, mode: str, sat: bool) -> Expr:
+    """e in type dt, rounded to nearest (rn, ""), towards 0 (rz), up (rp) or down (rm).
+
+    Raises cast-option for a rounding mode that a type does not support (below 8 bits, float8_e8m0fnu, integers of 64
+    bits), and for sat=False where a type has neither infinity nor NaN.
+    """
+    if not dt.is_float:
+        inside = INTO_INTEGERS.get(mode) if e.dtype.is_float else None
+        return cast(call(inside, (e,), e.dtype) if inside else e, dt)
+    if not sat and dt.bits <= 8 and dt.base not in UNSATURATED:
+        raise error("cast-option", f"T.cast to {dt} with sat=False: the type has no number beyond its greatest",
+                    expected="sat=True", found="sat=False")
+    if e.dtype.scalar == dt.scalar or mode in ("", "rn") and (sat or dt.base not in UNSATURATED):
+        return cast(e, dt)
+    if e.dtype.is_int and e.dtype.bits <= 32 or e.dtype.is_bool:
+        e = cast(e, F64.with_lanes(e.dtype.lanes))
+    if not e.dtype.is_float or dt.bits < 8 or dt.base == "float8_e8m0fnu":
+        raise error("cast-option", f"T.cast of {e.dtype} to {dt} with round={mode!r} is not available",
+                    expected="a float or an integer of at most 32 bits, to a float with a sign of at least 8",
+                    found=f"{e.dtype} to {dt}")
+    near = cast(e, dt) if mode in ("", "rn") else towards(e, dt, mode)
+    return near if sat or dt.base not in UNSATURATED else unsaturated(e, near, mode)
+
 
 MOST_FACTORS = 32  # greatest exponent that T.pow expands to multiplications
 
@@ -291,7 +319,7 @@ def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any 
     to a narrower float rounds once, to nearest even; 8-bit floats saturate (infinities too).  Integers keep their low bits.
     round: "rn" to nearest even (also into integers), "rz" towards 0, "rp" up, "rm" down.  sat=False: values beyond the range
     of an 8-bit float become infinity, or NaN where the type has none; for other types it has no effect.  Raises cast-option
-    for unknown options, for "rs", and for conversions that a type does not support (see casts.converted).
+    for unknown options, for "rs", and for conversions that a type does not support (see math.converted).
 
     Example:
         C[by, i] = T.cast(A[by, i], "float32")

@@ -7,12 +7,12 @@ import inspect
 import warnings
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Cast, Const, Expr, Load, Var, as_dim, cast, convert, walk,
-                         BufferFacts, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
-from tilelang.ir import dtype as DType
+from tilelang.ir import (
+    DYNAMIC, FRAGMENT, GLOBAL, SHARED, AddressOf, Alloc, Bind, Buffer, BufferFacts, Call, Cast, Const, Expr, Load, Var, as_dim,
+    cast, convert, dtype as DType, walk,
+)
 
-from .tracing.regions import BufferSlice
-from .tracing.polynomial import difference
+from .tracing.regions import BufferSlice, difference
 from .tracing.builder import current_builder, need_builder
 from .tracing.state import describe, error, place
 

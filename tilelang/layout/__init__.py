@@ -12,7 +12,7 @@ from .layout import Layout, Swizzle
 from .mode import ADDRESS, REGISTER, THREAD, Mode
 from .swizzled_boxes import Box, Descriptor, SwizzledBoxes, swizzled_box_layout, box_width, boxes_of
 from .unsupported import make_tcgen05mma_swizzled_layout
-from .row_major import RowMajor
+from .views import RowMajor, view_layout
 from .swizzle import (
                       SwizzleMode,
                       bank_conflicts,
@@ -39,6 +39,5 @@ from .tiled import (
                       tile_fragment,
                       viewed_fragment,
 )
-from .views import view_layout
 
 __all__ = [n for n in dir() if not n.startswith("_")]

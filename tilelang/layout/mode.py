@@ -11,7 +11,7 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var, dtype
-from tilelang.ir.wrapping import INTEGERS
+from tilelang.ir.numbers import INTEGERS
 
 errors.register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here",
                 "check the shape and the indices that the layout was given", expected="a layout whose parts agree")

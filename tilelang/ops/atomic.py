@@ -12,7 +12,7 @@ from tilelang.target.instructions import ATOMIC_DTYPES
 
 from .base import Access, LowerContext
 from .pairing import iteration_space, matched_indices
-from .tiles import fit
+from .layouts import fit
 from .tma_store import store_accumulators, store_tile
 from .plans import AtomicPlan
 

@@ -10,11 +10,10 @@ from tilelang.ir.numbers import to_dtype
 
 from .base import Access, LowerContext
 from .bulk import lower_bulk
-from .layouts import same_layout
+from .layouts import fit, same_layout
 from .ldmatrix import copy_by_ldmatrix
 from .pairing import lower_elementwise
 from .stmatrix import copy_by_stmatrix
-from .tiles import fit
 from .tma import lower_tma_load
 from .tma_copy import lower_tma_copy
 from .tma_store import store_accumulators, store_tile

@@ -17,7 +17,7 @@ import numpy as np
 from tilelang.arith import Analyzer
 from tilelang.ir import FALSE, TRUE, Binary, Cast, Const, Expr, Select, Unary, Var, const, convert, fresh, logical
 from tilelang.ir.record import record
-from tilelang.ir.wrapping import INTEGERS, keeps_value, may_wrap, wrapped
+from tilelang.ir.numbers import INTEGERS, keeps_value, may_wrap, wrapped
 
 
 @record

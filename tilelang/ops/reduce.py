@@ -12,9 +12,8 @@ from tilelang.ir.dtype import SCALE, float_min
 from tilelang.ir.numbers import binary_function, to_dtype
 
 from .base import Access, LowerContext
-from .layouts import carried
+from .layouts import carried, combine
 from .lower_reduce import ReduceLowering
-from .tiles import combine
 from .plans import ReducePlan
 
 errors.register("reduce-shape", ValueError, "a reduction whose result has the wrong shape",

@@ -12,11 +12,10 @@ from tilelang.ir import (Attrs, Binary, Buffer, Region, Span, Stmt, Store, TileO
 from tilelang.ir.numbers import binary_function, to_dtype
 
 from .base import Access, LowerContext
-from .layouts import same_layout
+from .layouts import fit, same_layout
 from .lower_scan import ScanSteps
 from .pairing import offset_indices
 from .reduce import COMBINE, identity, reject_reductions
-from .tiles import fit
 
 errors.register("scan-shape", ValueError, "a scan whose result has another shape than its source", "use one shape for both",
                 expected="one shape for source and result")

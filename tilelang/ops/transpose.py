@@ -13,7 +13,7 @@ from tilelang.ir.numbers import to_dtype
 
 from .base import Access, LowerContext
 from .ldmatrix import transpose_bytes
-from .tiles import fit
+from .layouts import fit
 
 errors.register("transpose-shape", ValueError, "a transpose whose tiles do not match",
                 "exchange the last two extents, between two buffers", expected="two tiles, the last two extents exchanged")

@@ -17,8 +17,7 @@ from tilelang.target.cpu_launch import ThreadValues
 
 from .block_function import add_pieces
 from .host import HostPrinter
-from .host_function import HostFunction
-from .state import BlockState, Bound, Code, LaneFaults, Storage
+from .state import BlockState, Bound, Code, HostFunction, LaneFaults, Storage
 from .text import Fn, Module, clean
 from .types import value_type
 

@@ -19,7 +19,7 @@ from tilelang.target.tensor_map import NAN_BITS, STRIDE_ALIGN, TensorMap
 
 from .barriers import barrier_operand, warp_role_of
 from .coroutine import signal
-from .descriptors import address_table, misuse, shared_address
+from .wgmma import address_table, misuse, shared_address
 from .shared_addresses import move
 from .state import CallPrinter, Code
 

@@ -10,7 +10,7 @@ from .atomics import ATOMIC_CALLS
 from .barriers import BARRIER_CALLS
 from .boxes import BOX_CALLS
 from .clusters import CLUSTER_CALL_PRINTERS
-from .descriptors import DESCRIPTOR_CALLS
+from .wgmma import DESCRIPTOR_CALLS
 from .lane_faults import assertion
 from .lanes import LANE_CALL_PRINTERS
 from .state import CallPrinter, Code

@@ -6,9 +6,8 @@ from tilelang.ir import Alloc, Assert, Bind, Evaluate, For, If, Seq, Stmt
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import CpuLaunch
 
-from .host_function import HostFunction
+from .state import Bound, HostFunction
 from .launch import print_launch
-from .state import Bound
 from .text import clean
 from .values import bind_value
 

@@ -2,12 +2,14 @@
 
     Code            one function: its text, meaning of names, known values, and its printers
       values        expressions as LLVM values            (values.py)
-      indices       integers as exact i64                 (indices.py)
+      indices       integers as exact i64                 (block_function.py)
       memory        addresses, loads, stores, guards      (memory.py)
       block         the current position among the threads of a block
         warp_role   the coroutine, in launches whose warp roles wait for each other
 
 The printers use each other through the interfaces here.
+
+The entry function of a program while it is printed: its Code, its workspaces, and the failures of a call.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tilelang.arith import Analyzer
-from tilelang.ir import AddressOf, Buffer, Call, Expr, Load, Store, Var, dtype
+from tilelang.ir import GLOBAL, AddressOf, Alloc, Buffer, Call, Expr, Func, Load, Store, Var, dtype
+from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import NullCheck, ThreadValues, WarpRole
 from tilelang.target.tensor_map import TensorMap
 from tilelang.target.thread_calls import public_name
@@ -27,6 +30,60 @@ from .coroutine import Coroutine
 from .shared_addresses import AddressTable
 from .text import Fn
 from .types import convert
+
+
+def count_of(cx: Code, b: Buffer) -> str:
+    """The number of elements of a buffer, i64."""
+    out = "1"
+    for d in b.shape:
+        out = cx.f.mul(out, cx.index(d))
+    return out
+
+
+class HostFunction:
+    """The function `ptr entry(params…)`, which returns null or the text of the failure. launches: how many were printed so far.
+    """
+
+    def __init__(self, code: Code, func: Func) -> None:
+        self.code, self.func, self.launches = code, func, 0
+        self._workspaces: list[str] = []
+
+    def fail(self, message: str) -> None:
+        """End the call with an error text, given by its address."""
+        self.release()
+        self.code.f.end(f"ret ptr {message}")
+
+    def fail_if(self, wrong: str, message: str) -> None:
+        """End the call with an error text where `wrong` (i1) holds."""
+        self.code.f.branch(wrong, lambda: self.fail(message))
+
+    def release(self) -> None:
+        """Free the workspaces."""
+        f = self.code.f
+        free = f.module.declare("free", "void", "ptr")
+        for p in self._workspaces:
+            f.do(f"call void {free}(ptr {f.let(f'load ptr, ptr {p}')})")
+
+    def allocate(self, s: Alloc) -> None:
+        """A workspace in global memory that lives until the call ends."""
+        f, b = self.code.f, s.buffer
+        if b.scope() != GLOBAL:
+            raise unsupported(f"an allocation in scope {b.scope()} outside a kernel", span=s.span)
+        size = f.smax(f.mul(count_of(self.code, b), str(b.dtype.bytes)), "1")
+        slot = f.alloca("ptr", hint="work")
+        f.allocas.append(f"  store ptr null, ptr {slot}")
+        make = f.module.declare("aligned_alloc", "ptr", "i64, i64")
+        padded = f.mul(f.let(f"udiv i64 {f.add(size, '63')}, 64"), "64")
+        if f.loops:  # the workspace of the previous iteration is no longer used
+            free = f.module.declare("free", "void", "ptr")
+            f.do(f"call void {free}(ptr {f.let(f'load ptr, ptr {slot}')})")
+        got = f.let(f"call ptr {make}(i64 64, i64 {padded})")
+        f.do(f"store ptr {got}, ptr {slot}")
+        self._workspaces.append(slot)
+        self.code.storage[b.data] = Storage(got)
+        memory = f.module.string("out of memory for a global workspace")
+        self.fail_if(f.let(f"icmp eq ptr {got}, null"), memory)
+
 
 # ---- lanes that exchange values wrongly -------------------------------------------------------------------------------
 

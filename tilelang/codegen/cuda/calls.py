@@ -11,7 +11,7 @@ from tilelang.target import INTRINSICS
 from tilelang.target.device_functions import device_function
 from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
 
-from .expressions import Expressions
+from .page import Expressions
 from .text import POSTFIX, PREFIX, Text
 from .types import is_small_float, type_name
 from .unsupported import unsupported

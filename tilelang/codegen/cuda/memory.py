@@ -11,7 +11,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Binary, Broadcast, Buffer, Call
 from tilelang.target import INTRINSICS
 from tilelang.target.tensor_map import tensor_maps_of
 
-from .expressions import Expressions
+from .page import Expressions
 from .text import ADD, POSTFIX, PREFIX, Text
 from .types import HALVES, lane_args, type_name
 from .unsupported import unsupported

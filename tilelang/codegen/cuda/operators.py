@@ -8,7 +8,7 @@ from tilelang.ir import COMPARISONS, Binary, Broadcast, Const, Expr, Unary, bina
 
 from tilelang.target.division import reciprocal
 
-from .expressions import Expressions
+from .page import Expressions
 from .text import ADD, ATOM, BAND, BOR, BXOR, EQ, LAND, LOR, MUL, POSTFIX, PREFIX, REL, SHIFT, Text
 from .types import literal, type_name
 

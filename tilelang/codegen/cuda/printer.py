@@ -20,13 +20,11 @@ from tilelang.ir import Buffer, Launch, Var, walk
 from tilelang.target.cluster import cluster_of
 
 from .calls import Calls
-from .expressions import Expressions
-from .header import kernel_header
+from .page import Expressions, Page
+from .prelude import kernel_header, sections, words_of
 from .hopper import HopperCalls
 from .memory import Memory
 from .named_registers import NamedRegisters
-from .page import Page
-from .prelude import sections, words_of
 from .statements import Statements
 from .types import type_name
 from .value_facts import ValueFacts

@@ -1,22 +1,141 @@
 """CUDA text of loops on named registers: one `asm` each, with the instructions of the form that target/register_forms.py finds.
 
 Passes decide which loops these are (plan.registers) and in which order they combine elements (plan.reduction).
+
+CUDA text of loops that change every element of named registers by float operations.
+
+CUDA text of loops that store named registers directly.
+
+target/register_forms.py finds these loops (`store_form`), and transform/registers/register_resident.py chooses which of them
+are printed so. Otherwise an array would hold all the elements, which NVRTC would have to split up again: a quarter of its time
+for full attention.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import Binary, For, Stmt, Store, stmts_of
-from tilelang.target.register_forms import SUMMED, Form, constant, form_of, packed_source, sum_form
+from tilelang.ir import Binary, Buffer, Call, Expr, For, Load, Ramp, Stmt, Store, Var, const, free_vars, stmts_of, substitute
+from tilelang.target.register_forms import (
+    MAPPED, SUMMED, Form, affine_in, constant, form_of, inlined, own_element, packed_source, sum_form,
+)
 
+from .page import Expressions
 from .memory import Memory
 from .named_registers import NamedRegisters
-from .register_maps import RegisterMaps
-from .register_stores import RegisterStores
 from .types import type_name
+
+
+class RegisterStores:
+    """Prints loops of the form "store"."""
+
+    def __init__(self, memory: Memory, registers: NamedRegisters) -> None:
+        self.x, self.memory, self.registers = memory.x, memory, registers
+
+    def print(self, form: Form, s: For) -> None:
+        """Print the loop. The operands are addresses; other addresses follow from them by static strides."""
+        array, store = self.registers.array(form.buffer), inlined(s)[1]
+        assert store is not None
+        to, lanes = store.buffer, store.value.dtype.lanes
+        ty, vector = self.registers.type_of(array), f".v{lanes}" if lanes > 1 else ""
+        base = tuple(i.base if isinstance(i, Ramp) else i for i in store.indices)
+        moves = _strides(to, base, set(form.points[0][1]))
+        first: dict[tuple[int, ...], tuple[str, int]] = {}
+        args: list[str] = []
+        lines = []
+        for k, at in form.points:
+            moved = [(step, sum(n * at[v] for v, n in by.items())) for step, by in moves]
+            away = sum(n * step for step, n in moved if isinstance(step, int)) * to.dtype.bits // 8
+            key = tuple(n for step, n in moved if not isinstance(step, int))
+            if key not in first:
+                first[key] = f"%{len(args)}", away
+                values = {v: const(n, v.dtype) for v, n in at.items()}
+                args.append(self.memory.address(to, tuple(self.x.facts.analyzer.simplify(substitute(i, values)) for i in base)))
+            place, start = first[key]
+            names = ", ".join(f"tl_{array}_{k + i}" for i in range(lanes))
+            lines.append(f"st.global{vector}.{ty} [{place}{f'{away - start:+}' if away != start else ''}], {{{names}}};")
+        params = ", ".join(f"void* p{i}" for i in range(len(args)))
+        operands = ", ".join(f'"l"(__cvta_generic_to_global(p{i}))' for i in range(len(args)))
+        text = "\\n".join(lines)
+        body = f'asm volatile("{text}" :: {operands} : "memory");'
+        self.registers.call(f"store_{array}", f"({params})", body, ", ".join(args))
+
+
+def _strides(to: Buffer, base: tuple[Expr, ...], inside: set[Var]) -> list[tuple[Any, dict[Var, int]]]:
+    """For each index that loops change: its stride in elements, and how far each loop moves it."""
+    out = []
+    for i, step in zip(base, to.strides):
+        got = affine_in(i, inside)
+        if got is None:
+            raise InternalError("a loop marked for named registers has no form")
+        if got[1]:
+            out.append((step, got[1]))
+    return out
+
+
+class RegisterMaps:
+    """Prints loops of the form "map"."""
+
+    def __init__(self, x: Expressions, registers: NamedRegisters, fast_math: bool) -> None:
+        self.x, self.registers, self._fast_math = x, registers, fast_math
+        self._ftz = ".ftz.f32" if fast_math else ".f32"
+
+    def print(self, form: Form) -> None:
+        """Print the loop: the operands are the distinct values that do not depend on the element, the lines the operations on
+        it."""
+        array, b = self.registers.array(form.buffer), form.buffer
+        operands: dict[str, int] = {}
+        depth = 0
+        lines: list[str] = []
+
+        known: dict[tuple[Any, ...], str] = {}
+        varies: dict[int, list[Var]] = {}
+
+        def operand(e: Expr, at: dict[Var, int]) -> str:
+            if id(e) not in varies:
+                varies[id(e)] = [v for v in free_vars(e) if v in at]
+            key = (id(e), *(at[v] for v in varies[id(e)]))
+            if key not in known:
+                text = self.x.top(substitute(e, {v: const(at[v], v.dtype) for v in varies[id(e)]}))
+                known[key] = f"%{operands.setdefault(text, len(operands))}"
+            return known[key]
+
+        own: dict[int, bool] = {}
+
+        def owns(e: Expr) -> bool:
+            if id(e) not in own:
+                own[id(e)] = own_element(e, b)
+            return own[id(e)]
+
+        def value(e: Expr, k: int, at: dict[Var, int], to: str, level: int) -> str:
+            """The place of a value, computed into `to` when it is not available yet. level: number of temporaries in use."""
+            nonlocal depth
+            if isinstance(e, Load) and e.buffer.data is b.data:
+                return f"tl_{array}_{k}"
+            if not owns(e):
+                return operand(e, at)
+            depth = max(depth, level + 2)
+            if isinstance(e, Binary):
+                x = value(e.a, k, at, f"t{level}", level + 1)
+                y = value(e.b, k, at, f"t{level + 1}", level + 2)
+                lines.append(f"{MAPPED[e.op]}{self._ftz} {to}, {x}, {y};")
+            else:
+                assert isinstance(e, Call)
+                if e.op == "exp2" and not self._fast_math:
+                    raise InternalError("exp2 on named registers is the approximate one")
+                lines.append(f"ex2.approx.ftz.f32 {to}, {value(e.args[0], k, at, f't{level}', level + 1)};")
+            return to
+
+        for k, at in form.points:
+            if value(form.value, k, at, f"tl_{array}_{k}", 0) != f"tl_{array}_{k}":  # type: ignore[arg-type]
+                raise InternalError("a map that is no operation")
+        inputs = ", ".join(f'"f"(x{i})' for i in operands.values())
+        text = "\\n".join(["{", f".reg .f32 t<{depth + 1}>;", *lines, "}"])
+        self.registers.call(f"map_{array}", f"({', '.join(f'float x{i}' for i in operands.values())})",
+                       f'asm volatile("{text}" :: {inputs});', ", ".join(operands))
 
 
 class RegisterLoops:

@@ -11,7 +11,7 @@ from tilelang.ir import (Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp,
 from tilelang.target import INTRINSICS
 from tilelang.target.intrinsics import PURE, READS
 
-from .expressions import Expressions
+from .page import Expressions
 from .operators import ScalarOperators
 from .text import COND, EQ, LOR, POSTFIX, PREFIX, Text
 from .types import HALVES, is_small_float, lane_args, type_name

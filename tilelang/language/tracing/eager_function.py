@@ -3,6 +3,12 @@
 jit/ calls EagerFunction(pyfunc).trace(args, None) first: the statements before the first T.Kernel run with symbolic
 consts, which determines the tensor dimension that each const is read from (Traced.consts).  Then trace(args, {"M": 1024, …})
 returns the program.
+
+The value of a statement that the first trace of an eager function cannot execute.
+
+In that trace a T.const is a symbol: only the dimensions in which it stands are wanted.  Ordinary Python before the first
+T.Kernel (`D ** -0.5`, `range(D)`) needs its number.  Such a statement is left out; what it assigns is UNKNOWN, and statements
+that use it are left out too.  The second trace has the numbers and executes them all.
 """
 
 from __future__ import annotations
@@ -11,19 +17,43 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from tilelang import errors
-from tilelang.ir import Var
-from tilelang.ir import dtype as DType
+from tilelang.ir import Var, dtype as DType
 
-from .rewrite import rewrite_function
-from .builder import Builder
-from .prim_func import (PrimFunc, Unannotated, as_placed, check_signature, closure_names, declare_param, finish, function_span,
-                        outer_locals, param_span, resolve_annotation, run_rewritten, trace_prim_func)
-from .state import error, place
-from .unknown import UNKNOWN, NotKnown
 from ..tensor import PointerFactory, TensorFactory, TensorSpec
+from .builder import Builder
+from .prim_func import (
+    PrimFunc, Unannotated, as_placed, check_signature, closure_names, declare_param, finish, function_span, outer_locals,
+    param_span, resolve_annotation, run_rewritten, trace_prim_func,
+)
+from .rewrite import rewrite_function
+from .state import error, place
+
+
+class NotKnown(Exception):
+    """A statement uses what the first trace does not know."""
+
+
+class Unknown:
+    """Every use raises NotKnown."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotKnown(f"the attribute {name} of a value that depends on the number of a T.const")
+
+
+def _raise(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    raise NotKnown("a value that depends on the number of a T.const")
+
+
+for _name in """abs add and bool call contains divmod eq float floordiv format ge getitem gt hash index int invert iter le len
+        lshift lt matmul mod mul ne neg next or pos pow radd rand rfloordiv rlshift rmatmul rmod rmul ror round rpow rrshift
+        rshift rsub rtruediv rxor setitem str sub truediv xor""".split():
+    setattr(Unknown, f"__{_name}__", _raise)
+
+UNKNOWN = Unknown()
+
 
 Site = tuple[str, str, int]
 TENSOR, SCALAR, COMPILE_TIME = "tensor", "scalar", "compile_time"

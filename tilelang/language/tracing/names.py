@@ -1,22 +1,86 @@
-"""The values of the names of a traced function: assignment, and the values of a place at a time."""
+"""The values of the names of a traced function: assignment, and the values of a place at a time.
+
+Elements of Python containers and objects in kernel code that read memory: they are read when the object is assigned.
+
+Variables (T.alloc_var) in attributes and containers: `obj.v[0]` reads the variable, where a plain name reads as `v`.
+"""
 
 from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from tilelang import errors
 from tilelang.errors import facts
 from tilelang.ir import Buffer, Const, Expr, Load, Region, Var
+from tilelang.ir.buffer import element_of_load
 
-from .containers import settle
 from .builder import OPS, SCALARS, Builder, log, reads_memory
 from .python_questions import differs
 from .regions import BufferSlice, store_slice, subscript
 from .scope import Frame, Poison, Undefined
-from .state import describe
-from .variables import element, is_held
+from .state import current, describe, error
+
+
+def is_held(value: Any) -> bool:
+    """Whether value is a variable of the program being traced that is not bound to a name of the function."""
+    b = current()
+    return b is not None and isinstance(value, Load) and id(value) in b.handles and id(value) not in b.named
+
+
+@element_of_load.provide  # also in Python code that is not rewritten: properties, plain helpers
+def element(value: Load, key: Any) -> Load:
+    """`value[key]` of a held variable, whose only index is 0.  Raises TypeError, index-count."""
+    if not is_held(value):
+        raise facts(TypeError("'Load' object is not subscriptable"), "a buffer, or a variable in an attribute or container",
+                    f"`{value!r}`")
+    for k in key if isinstance(key, tuple) and len(key) == 1 else (key,):
+        k = k.value if isinstance(k, Const) else k
+        if not isinstance(k, int) or isinstance(k, bool) or k not in (0, -1):
+            raise error("index-count", f"`{value.buffer.name}` is a variable: its only element is 0",
+                        expected="the index 0", found=repr(key), hint="T.alloc_local makes an array")
+    return value
+
+
+_OTHERS = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
+_LIBRARIES = frozenset(("tilelang", "torch", "numpy", "builtins", "functools"))
+
+
+_DEPTH = 4  # of nested objects.  Objects that kernel code makes are shallow; others that it names may hold a whole model
+
+
+def settle(value: Any, now: Callable[[Any], Any], depth: int = 0) -> Any:
+    """Apply `now` to each element of lists and dicts and each attribute of the user's objects in an assigned value.
+
+    Containers and objects are changed in place; tuples are rebuilt.  Objects of libraries and objects without a __dict__
+    stay unchanged.
+    """
+    if isinstance(value, (Expr, BufferSlice)):
+        return now(value)
+    if depth == _DEPTH:
+        return value
+    if type(value) is tuple or isinstance(value, tuple) and hasattr(value, "_make"):
+        kept = [settle(x, now, depth + 1) for x in value]
+        if all(x is y for x, y in zip(kept, value)):
+            return value
+        return tuple(kept) if type(value) is tuple else value._make(kept)  # type: ignore[attr-defined]
+    if not _is_open(value):
+        return value
+    inside = value if isinstance(value, (list, dict)) else vars(value)
+    for key, x in list(inside.items() if isinstance(inside, dict) else enumerate(inside)):
+        kept = settle(x, now, depth + 1)
+        if kept is not x:
+            inside[key] = kept
+    return value
+
+
+def _is_open(value: Any) -> bool:
+    if isinstance(value, (list, dict)):
+        return True
+    return (not isinstance(value, _OTHERS) and hasattr(value, "__dict__")
+            and type(value).__module__.partition(".")[0] not in _LIBRARIES)
 
 
 class Names:

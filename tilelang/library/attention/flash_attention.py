@@ -12,7 +12,7 @@ import numpy as np
 
 from tilelang.jit import JITKernel
 
-from ..aliasing import Disjoint
+from ..agreement import Disjoint
 from ..arrays import facts, is_numpy, maker
 from ..caches import Cache
 from ..opt_in import dynamic_shapes, wanted

@@ -14,7 +14,7 @@ from tilelang.errors import error, register
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
 
-from ..aliasing import Disjoint, overlap
+from ..agreement import Disjoint, overlap
 from ..arrays import aligned, expects_gradient, is_numpy, strides, type_name
 
 register("attention-argument", TypeError, "an argument of an attention function is of no kind it takes",

@@ -10,7 +10,7 @@ from tilelang.errors import error
 from tilelang.jit import JITKernel, compile
 from tilelang.target import Target
 
-from ..aliasing import Disjoint
+from ..agreement import Disjoint
 from ..arrays import aligned, copied_to, facts, is_numpy, maker, strides, type_name
 from ..caches import Cache
 from .inputs import (check_alike, check_disjoint, check_gradient, check_scale, check_tensors, compact, compact_copy, configs,

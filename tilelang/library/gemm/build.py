@@ -13,15 +13,13 @@ from ..arrays import empty, left_of, maker, target_of, zeros
 from ..caches import Cache
 from .few_rows import FewRows, few_rows_gemm
 from .gemv import gemv
-from .grouped_kernels import gemm_grouped
+from .split_k_kernels import gemm_grouped, gemm_split, gemm_tail
 from .kernels import Form, gemm, gemm_two_level
 from .operands import Copied, Operand, as_it_lies
 from .padded_copies import Copies
 from .plan import MatmulPlan
 from .problem import MatmulProblem
 from .repack import Rows, pad_rows, repack
-from .split_k_kernels import gemm_split
-from .tail_kernels import gemm_tail
 from .tile import Chip, chip_of
 
 Run = Callable[..., Any]

@@ -1,6 +1,6 @@
 """GEMM kernels with one accumulator and with two levels of accumulation.
 
-Groups of rows are in grouped_kernels.py, split-K in split_k_kernels.py. Each function makes the program of a Form, which holds
+Groups of rows, split-K and tails are in split_k_kernels.py. Each function makes the program of a Form, which holds
 everything that is fixed at compile time. A, B and C have two dimensions, or three with a batch in front; bias has n elements;
 sa and sb are scales (see Form.scaling). Tensors that a form does not use have one element.
 """

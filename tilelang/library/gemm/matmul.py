@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..aliasing import Disjoint
+from ..agreement import Disjoint
 from ..arrays import aligned, empty, facts, fresh, maker, strided, zeros
 from ..caches import Cache
 from ..opt_in import dynamic_shapes, wanted

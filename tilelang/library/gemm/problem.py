@@ -14,7 +14,7 @@ from tilelang.ir import dtype
 from tilelang.language.tracing.state import error
 from tilelang.target import Target
 
-from ..aliasing import overlap
+from ..agreement import overlap
 from ..arrays import expects_gradient, place, type_name
 from .kernels import ACTIVATIONS, Form
 from .operands import Operand, operand

@@ -11,11 +11,9 @@ from tilelang.target.mma import MMA_ROWS
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..base import Access, LowerContext
-from ..layouts import carried
-from ..tiles import widest_mma
+from ..layouts import carried, widest_mma
 from .mma import lower_mma
-from .policy import GemmWarpPolicy
-from .select import ACCUMULATORS, multiplies, operand_fragments, simt_fragment
+from .select import ACCUMULATORS, GemmWarpPolicy, multiplies, operand_fragments, simt_fragment
 from .simt import lower_simt
 from .wgmma import drained, lower_wgmma, wgmma_fragments
 from ..plans import GemmSchedule

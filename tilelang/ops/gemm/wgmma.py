@@ -27,8 +27,7 @@ from tilelang.target.machine import REGISTERS
 from tilelang.target.mma import operand_dtype
 from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow, adjacent_rows, wgmma_row, wgmma_sizes
 
-from .policy import GemmWarpPolicy
-from .select import GemmPlan
+from .select import GemmPlan, GemmWarpPolicy
 
 GROUP = 128  # threads of a warp group
 

@@ -12,9 +12,8 @@ from tilelang.ir import Alloc, Buffer, Load, Store, numpy_dtype, BARRIER, GLOBAL
 from tilelang.ir.evaluate import Closure, Value
 
 from . import private_arrays
-from .access_facts import vector_base
+from .context import DeviceContext, vector_base
 from .block import Global
-from .context import DeviceContext
 from ..faults import fault
 from ..lane_ops import spread
 from ..lanes import Action, LaneFrame

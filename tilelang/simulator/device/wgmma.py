@@ -26,7 +26,7 @@ from ..lane_ops import WARP, elect, nothing, own_threads
 from ..lanes import LaneFrame, uniform
 from ..matrix import Registers, register_order
 from ..wgmma import descriptor, wgmma_row
-from .registers import Issued, matrix_of
+from .private_arrays import Issued, matrix_of
 
 
 def _members(f: LaneFrame, what: str, span: Any) -> np.ndarray:

@@ -12,7 +12,7 @@ from tilelang.arith import simplify
 from tilelang.ir import Binary, Cast, Const, Expr, Load, Ramp, Select, Store, Unary, Var, binary, contains, walk
 from tilelang.ir.expr import Call
 from tilelang.ir.record import state
-from tilelang.ir.wrapping import INTEGERS, keeps_value, may_wrap, wrapped
+from tilelang.ir.numbers import INTEGERS, keeps_value, may_wrap, wrapped
 
 from .accesses import Access
 from .divergence import Divergence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilelang.arith import Analyzer
 from tilelang.ir import Buffer, Const, Launch, Load, Parallel, Stmt, Store, GLOBAL, SHARED
-from tilelang.layout.row_major import RowMajor
+from tilelang.layout.views import RowMajor
 from tilelang.ops import Copy
 
 from ..framework.config import PassConfigKey

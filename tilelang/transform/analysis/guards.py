@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.arith.width import widened
+from tilelang.arith.flat_index import widened
 from tilelang.ir import Binary, Broadcast, Const, Expr, Ramp, Shuffle, Unary, binary, cast, const, logical
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.arith.width import widened
+from tilelang.arith.flat_index import widened
 from tilelang.ir import (I64, AddressOf, Bind, Binary, Buffer, Cast, Expr, Func, Load, Node, Region, Select, Seq, Store, Var,
                          binary, free_vars, replace, rewrite, walk, GLOBAL)
 from tilelang.ir.expr import COMPARISONS

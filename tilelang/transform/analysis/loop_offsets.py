@@ -12,7 +12,7 @@ from tilelang.arith import Analyzer, Linear
 from tilelang.arith.linear import emit
 from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Const, Expr, For, If, Load, Node, Seq, Stmt, Store, Var, binary,
                          const, free_vars, fresh, is_const, logical, replace, rewrite, substitute, walk, FRAGMENT, GLOBAL)
-from tilelang.ir.wrapping import may_wrap
+from tilelang.ir.numbers import may_wrap
 from tilelang.ops.distribute import index_values
 
 from .distributed_loop import accesses, in_order

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import Alloc, Binary, Broadcast, Buffer, Cast, Const, Func, Node, children, walk
-from tilelang.ir.wrapping import wrapped
+from tilelang.ir.numbers import wrapped
 
 from ..framework.pass_ import TILE, PassContext, pass_
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilelang.ir import Binary, Cast, Const, Expr, Launch, Load, Select, Unary, Var, children, walk
 from tilelang.ir.expr import Call
-from tilelang.ir.wrapping import keeps_value, may_wrap, wrapped
+from tilelang.ir.numbers import keeps_value, may_wrap, wrapped
 
 from .answers import Answers
 from .locals import Locals

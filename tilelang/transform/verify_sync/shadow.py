@@ -15,7 +15,7 @@ from tilelang.ir import Bind, Binary, Const, Expr, For, Launch, Load, Ramp, Stor
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
-from tilelang.ir.wrapping import INTEGERS
+from tilelang.ir.numbers import INTEGERS
 
 from tilelang.target.atomics import Atomic
 

@@ -15,7 +15,7 @@ from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Load, Select, Unary, 
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.record import record
-from tilelang.ir.wrapping import keeps_value, may_wrap, shifted_left, shifted_right, wrapped
+from tilelang.ir.numbers import keeps_value, may_wrap, shifted_left, shifted_right, wrapped
 from tilelang.target.warp_groups import warps_of
 
 from .sync_fault import Undecided
