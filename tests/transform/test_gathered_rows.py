@@ -2,14 +2,16 @@
 
 import numpy as np
 import pytest
+from sync_mutants import lowered as unverified
 
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.ir import numpy_dtype
+from tilelang.ir import Evaluate, Launch, call, numpy_dtype, rewrite, walk
 from tilelang.simulator.device.run import run_device
 from tilelang.simulator.reference.run import run_tile
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
+from tilelang.transform.verify_sync.launch import check_launch
 
 TARGETS = [Target({"kind": "cuda", "arch": arch}) for arch in ("sm_80", "sm_90a")]
 R, D, WORDS = 24, 64, 40
@@ -197,3 +199,29 @@ def test_a_partner_that_both_branches_load_is_loaded_once(shift):
 
     text = agree(kernel)
     assert shift < 4 or "float, 4>(&X_v" in text
+
+
+def test_a_missing_barrier_before_indices_of_asynchronous_copies_was_called_ordered():
+    """What the arguments of cp.async load from shared memory counted as no access."""
+    @T.prim_func
+    def main(A: T.Tensor((128, 96), "float16"), B: T.Tensor((64, 96), "float16"), I: T.Tensor((128,), "int32"),
+             C: T.Tensor((128, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            a, b = T.alloc_shared((128, 32), "float16"), T.alloc_shared((64, 32), "float16")
+            at = T.alloc_shared((128,), "int32")
+            c = T.alloc_fragment((128, 64), "float32")
+            T.clear(c)
+            T.copy(I, at)
+            for step in T.Pipelined(3, num_stages=3):
+                for i, j in T.Parallel(128, 32):
+                    a[i, j] = A[at[i], step * 32 + j]
+                T.copy(B[0, step * 32], b)
+                T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, C)
+
+    func = unverified("sm_90a", main, {})
+    launch = next(walk(func.body, Launch))
+    assert check_launch(launch)[0].startswith("ordered")
+    first = next(x for x in walk(launch.body, Evaluate) if x.call.op == "sync_threads")
+    broken = rewrite(launch, lambda x: Evaluate(call("sync_warp", (), "void")) if x is first else None)
+    assert not check_launch(broken)[0].startswith("ordered")

@@ -103,6 +103,9 @@ class Stream:
                 if rule is not None:
                     if self.st.guess:
                         raise Undecided(f"{s.call.op} depends on data")
+                    for a in s.call.args:
+                        for e in a.indices if isinstance(a, AddressOf) else (a,):
+                            reads(self.st, e, s)
                     rule(self.st, s.call, s.span)
                     self.st.block.model.progress += 1
                 else:
