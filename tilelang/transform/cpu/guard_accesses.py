@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Evaluate, Expr, For,
-                         Func, If, Launch, Load, Node, Parallel, Region, Seq, Stmt, Store, TileOp, While, rebuild,
-                         replace, GLOBAL)
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Node,
+                         Parallel, Region, Seq, Stmt, Store, TileOp, Var, While, binary, children, const, contains, free_vars,
+                         is_large, rebuild, replace, substitute, walk, GLOBAL)
 from tilelang.ir.visitor import mapped
-from tilelang.ir.children import contains
-from tilelang.target.cpu_launch import (
-    CheckedAddress,
-    CheckedLoad,
-    CheckedStore,
-    Collective,
-    CpuLaunch,
-    Masked,
-    NestVersions,
-    OncePerBlock,
-    WarpRoleCode,
-    ThreadLoop,
-)
+from tilelang.ir.record import state
+from tilelang.ops import AtomicTile, Copy, Fill, Transpose
+from tilelang.target.cpu import unsupported
+from tilelang.target.cpu_launch import (CheckedAddress, CheckedLoad, CheckedStore, Collective, CpuLaunch, Masked, NestVersions,
+                                        OncePerBlock, WarpRoleCode, ThreadLoop, TileLoops, TileSide, RangeTest)
 from tilelang.target.cpu_ranges import is_in_range, with_indices, with_loop, with_nest, with_value
 
 from ..framework.pass_ import CPU, PassContext, pass_
-from .nest_guards import find_nest_guards
-from .tile_loops import plan_tile_loops
 
 _NO_GUARD = ("atomic_load", "atomic_store")
 
@@ -232,3 +223,182 @@ class _Guards:
             return tuple(range(len(b.shape)))
         return tuple(d for d, (e, size) in enumerate(zip(indices, b.shape))
                      if (id(n), d) not in self.cleared and not is_in_range(self.analyzer, e, size))
+
+
+# ---- tile loops -------------------------------------------------------------------------------------------------------------
+# Tile operations on elements become loop nests: which loop walks which dimension, and which may run outside of a tensor.
+
+
+def plan_tile_loops(op: TileOp, a: Analyzer, guarded: bool) -> TileLoops | None:
+    """The loop nest of a copy, transpose, fill or atomic update; None for other operations.
+
+        copy(A[bx * 64, 0 : 64], s[0 : 64])    loops: 64;  A: dimension 1 is loop 0, 0 is guarded;  s: dimension 0 is loop 0
+
+    a: ranges at this place.  guarded: accesses outside of a tensor are skipped.
+    Raises cpu-unsupported for operands of different numbers of dimensions.
+    """
+    if isinstance(op, (Copy, Transpose)):
+        other: Any = op.src
+    elif isinstance(op, (AtomicTile, Fill)):
+        other = op.value if isinstance(op.value, Region) else None
+    else:
+        return None
+    dst: Region = op.dst
+    dims = _walked(dst)
+    extents = tuple(dst.extents[d] for d in dims)
+    to = _side(dst, {d: k for k, d in enumerate(dims)}, extents, a, guarded)
+    src = None if other is None else _side(other, _other_loops(op, dst, dims, other), extents, a, guarded)
+    return TileLoops(op, extents, to, src, span=op.span)
+
+
+def _walked(r: Region) -> list[int]:
+    """Dimensions of a region with more than one element."""
+    return [d for d, e in enumerate(r.extents) if not (isinstance(e, int) and e == 1)]
+
+
+def _other_loops(op: TileOp, dst: Region, dims: list[int], other: Region) -> dict[int, int]:
+    """Dimension of the other operand -> loop: dimensions with more than one element are matched in order."""
+    theirs = _walked(other)
+    if len(theirs) != len(dims) and len(dst.extents) == len(other.extents):
+        theirs = dims  # same rank: a run-time extent may stand opposite a 1
+    if len(theirs) != len(dims):
+        raise unsupported(f"regions of {len(theirs)} and {len(dims)} non-unit dimensions in one tile operation",
+                          span=op.span, hint="give both operands the same number of dimensions larger than 1")
+    n = len(dims)
+    swap = {}
+    if isinstance(op, Transpose) and not any(isinstance(e, int | Const) and int(e) == 1 for e in dst.extents[-2:]):
+        swap = {n - 2: n - 1, n - 1: n - 2}
+    return {d: swap.get(k, k) for k, d in enumerate(theirs)}
+
+
+def _side(r: Region, loop_of: dict[int, int], extents: tuple[Any, ...], a: Analyzer, guarded: bool) -> TileSide:
+    clipped: dict[int, int] = {}
+    fixed: list[int] = []
+    for d, size in enumerate(r.buffer.shape if guarded and r.buffer.scope() == GLOBAL else ()):
+        k = loop_of.get(d)
+        start = r.mins[d]
+        if k is None:
+            if not is_in_range(a, start, size):
+                fixed.append(d)
+            continue
+        e = extents[k]
+        if not (isinstance(e, int) and e > 0 and is_in_range(a, start, size) and is_in_range(a, start + (e - 1), size)):
+            clipped[k] = d
+    return TileSide(tuple(loop_of.get(d, -1) for d in range(len(r.mins))), tuple(clipped.items()), tuple(fixed))
+
+
+# ---- nest guards ------------------------------------------------------------------------------------------------------------
+# Which guards of a Parallel nest a test before the nest can replace.
+#
+# The index of a guarded access, linear in the nest's variables, is smallest and largest at corners of the iteration
+# space; when both lie inside the buffer, no iteration needs the guard.
+#
+#     for i in T.Parallel(128): B[bx * 128 + i] = A[bx * 128 + i]
+#       ->  if 0 <= bx * 128 and bx * 128 + 127 < N:  the nest without guards   else:  the nest with guards
+
+
+@state
+class NestGuards:
+    """cleared: (id of an access, dimension) that the tests prove.  tests: what is compared before the nest."""
+
+    cleared: set[tuple[int, int]] = field(default_factory=set)
+    tests: dict[tuple[Expr, Expr, Any], None] = field(default_factory=dict)
+
+    def range_tests(self, a: Analyzer) -> tuple[RangeTest, ...]:
+        """The tests whose answer is not known already."""
+        return tuple(RangeTest(low, high, size, not _is_natural(a, low)) for low, high, size in self.tests
+                     if not (isinstance(size, int) and is_in_range(a, low, size) and is_in_range(a, high, size)))
+
+
+def find_nest_guards(a: Analyzer, nest: Parallel) -> NestGuards:
+    """The guards of a nest that a test of values known before it decides (see above)."""
+    known = _Nest(Analyzer(a.env))
+    known.visit(nest)
+    return known.plan
+
+
+def _is_natural(a: Analyzer, e: Expr) -> bool:
+    low = a.bounds_of(a.linear(e))[0]
+    return isinstance(low, int) and low >= 0
+
+
+@state
+class _Nest:
+    """The known facts about the variables of a nest while it is visited.
+
+    ranges: first and last value of a loop's variable.  inlined: values of bindings.  opaque: variables whose values are known
+    inside the nest only.
+    """
+
+    analyzer: Analyzer
+    plan: NestGuards = field(default_factory=NestGuards)
+    ranges: dict[Var, tuple[Expr, Expr]] = field(default_factory=dict)
+    inlined: dict[Var, Expr] = field(default_factory=dict)
+    opaque: set[Var] = field(default_factory=set)
+
+    def visit(self, s: Any) -> None:
+        if isinstance(s, Parallel):
+            for v, e in zip(s.vars, s.extents):
+                self.enter(v, const(0, v.dtype), substitute(e, self.inlined))
+            self.visit(s.body)
+        elif isinstance(s, For):
+            self.look(s.start)
+            self.look(s.extent)
+            self.enter(s.var, substitute(s.start, self.inlined), substitute(s.extent, self.inlined))
+            self.visit(s.body)
+        elif isinstance(s, Bind):
+            self.look(s.value)
+            value = substitute(s.value, self.inlined)
+            if s.var.dtype.is_signed and not contains(value, Load, Call) and not is_large(value):
+                self.inlined[s.var] = value
+            else:
+                self.opaque.add(s.var)
+        elif isinstance(s, Stmt):
+            if isinstance(s, Store):
+                self.access(s, s.buffer, s.indices)
+            for child in children(s):
+                if isinstance(child, Stmt):
+                    self.visit(child)
+                elif isinstance(child, Expr):
+                    self.look(child)
+
+    def enter(self, v: Var, start: Expr, extent: Expr) -> None:
+        if contains(start, Load, Call) or contains(extent, Load, Call):
+            self.opaque.add(v)
+        else:
+            self.ranges[v] = (start, binary("sub", binary("add", start, extent), const(1, extent.dtype)))
+
+    def look(self, e: Expr) -> None:
+        for n in walk(e):
+            if isinstance(n, (Load, AddressOf)):
+                self.access(n, n.buffer, n.indices)
+
+    def access(self, n: Node, b: Buffer, indices: tuple[Expr, ...]) -> None:
+        if b.scope() != GLOBAL or len(indices) != len(b.shape):
+            return
+        for d, (e, size) in enumerate(zip(indices, b.shape)):
+            if e.dtype.lanes > 1 or not e.dtype.is_signed:
+                continue
+            corners = _corners(self.analyzer, substitute(e, self.inlined), self.ranges, self.opaque)
+            if corners is not None:
+                self.plan.cleared.add((id(n), d))
+                self.plan.tests[corners[0], corners[1], size] = None
+
+
+def _corners(a: Analyzer, e: Expr, ranges: dict[Var, tuple[Expr, Expr]],
+             opaque: set[Var]) -> tuple[Expr, Expr] | None:
+    """Least and greatest value of e over the nest as expressions of values known before it; None when not linear."""
+    form = a.linear(e)
+    low = high = e
+    for t in form.terms:
+        if isinstance(t, Var) and t in ranges:
+            start, last = ranges[t]
+            if any(x in ranges or x in opaque for x in free_vars(start) | free_vars(last)):
+                return None  # a bound that depends on an outer loop of the nest
+            c = form.terms[t]
+            low = substitute(low, {t: start if c > 0 else last})
+            high = substitute(high, {t: last if c > 0 else start})
+        elif any(isinstance(n, (Load, Call)) or n in ranges or n in opaque for n in walk(t) if isinstance(
+                n, (Load, Call, Var))):
+            return None  # memory may change inside the nest, and other functions of the variables have no corners
+    return low, high

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Iterable, Iterator
+from typing import Any
 
-from tilelang.ir import (Assert, Call, Evaluate, Func, Launch, Stmt, StringConst, Var, call, follows_addresses, replace,
-                         rewrite, walk)
+from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Node,
+                         Parallel, Select, Seq, Stmt, Store, StringConst, TileOp, Var, While, call, follows_addresses, replace,
+                         rewrite, seq, unary, walk, with_inner, GLOBAL, TMEM, VARIABLE)
+from tilelang.ir.buffer import AddressOf
+from tilelang.ir.children import children
 from tilelang.ir.visitor import rewrite_launches
 from tilelang.target.cpu import unsupported
-from tilelang.target.cpu_launch import CpuLaunch, NullCheck, WarpRoleCode, WarpRole
+from tilelang.target.cpu_launch import (CpuLaunch, NullCheck, WarpRoleCode, WarpRole, BARRIER_WORDS, StorageSlot, ThreadValues,
+                                        is_barrier_array, is_private)
 from tilelang.target.shared_space import SharedSpace, shared_space
 from tilelang.target.thread_calls import ASSERTION, EXCHANGES, MATRIX_CALLS
 
 from ..framework.pass_ import CPU, TILE, PassContext, pass_
-from .block_storage import place_block_buffers, place_shared_buffers
 from .mask_divergent import mask_divergent
-from .null_pointers import check_behind_conditions, find_null_checks
 from .split_warp_roles import needs_coroutines, split_warp_roles
 from .thread_loops import loop_over_threads
 from .varying_values import find_varying_values
@@ -89,3 +92,188 @@ def _code(warp_role: WarpRole, s: Launch) -> WarpRoleCode:
 def _may_fault(codes: Sequence[WarpRoleCode]) -> bool:
     """Whether an assertion may fail, or an exchange between lanes or a matrix instruction be executed by the wrong lanes."""
     return any(n.op in (*EXCHANGES, *MATRIX_CALLS, ASSERTION) for c in codes for n in walk(c.body, Call))
+
+
+# ---- block storage ----------------------------------------------------------------------------------------------------------
+# Which buffers of a block lie in the arena of the worker thread, and which on the stack of the block's function.
+
+
+STACK_BYTES = 4096  # larger arrays lie in the arena
+
+
+def fits_stack(b: Buffer, copies: int) -> bool:
+    """Whether a buffer is small enough for the stack of the block's function."""
+    return b.scope_name == VARIABLE and copies == 1 or b.is_static and b.size * b.dtype.bytes * copies <= STACK_BYTES
+
+
+def place_block_buffers(body: Stmt, values: ThreadValues) -> tuple[StorageSlot, ...]:
+    """Arena storage of a launch whose blocks run one after another: what is too large for the stack.
+
+    Raises cpu-unsupported for tensor memory and for barriers, which such a launch does not use.
+    """
+    out: dict[object, StorageSlot] = {}
+    for n in walk(body, Alloc):
+        b = n.buffer
+        if b.data in out:
+            continue
+        if is_barrier_array(b) or b.scope() == TMEM:
+            raise unsupported(f"memory of scope {b.scope()}", span=n.span)
+        copies = values.count if b.data in values.private else 1
+        if b.scope() != GLOBAL and not fits_stack(b, copies):
+            out[b.data] = StorageSlot(b, copies, values.unit_of(b))
+    return tuple(out.values())
+
+
+def place_shared_buffers(body: Stmt) -> tuple[StorageSlot, ...]:
+    """Arena storage of a launch whose warp roles are coroutines: all that the warp roles of a block share.
+
+    Raises cpu-unsupported for tensor memory.
+    """
+    out: dict[object, StorageSlot] = {}
+    for n in walk(body, Alloc):
+        b = n.buffer
+        if b.data in out or b.scope() == GLOBAL or is_private(b):
+            continue
+        if b.scope() == TMEM:
+            raise unsupported(f"memory of scope {b.scope()}", span=n.span)
+        out[b.data] = StorageSlot(b, BARRIER_WORDS if is_barrier_array(b) else 1)
+    return tuple(out.values())
+
+
+# ---- null pointers ----------------------------------------------------------------------------------------------------------
+# Tensors made of an address (a table of T.ptr, a pointer parameter) that is null: the call fails, not the process.
+#
+# An address is tested once, where it is read or where the block begins, when a tensor at it is surely accessed afterwards.
+# What stands under a condition may be the user's own test for null: there the test stands behind the condition, and for pointer
+# parameters in a second form of the launch, which runs where one of them is null.  The first form has no tests inside its
+# loops, which would keep them from vector code.
+
+
+_TEXT = "is made of the null pointer, and used"
+
+
+def find_null_checks(launch: Launch, parameters: Iterable[Var]) -> tuple[NullCheck, ...]:
+    """Addresses to test: those that the launch reads or is given, and whose tensors it surely accesses.
+
+        P = table[i]                         P = table[i]; the call fails if P is null
+        A = T.make_tensor(P, ...)     ->
+        B[0] = A[0]                          B[0] = A[0]
+    """
+    out: dict[Var, str] = {}
+
+    def note(v: Var, stmts: tuple[Stmt, ...]) -> None:
+        found = _first(v, stmts)
+        if found is not None:
+            out[v] = _text(*found)
+
+    for v in parameters:
+        note(v, (launch.body,))
+    for s in walk(launch.body):
+        if isinstance(s, Seq):
+            for k, x in enumerate(s.stmts):
+                if isinstance(x, Bind) and x.var.dtype.is_handle:
+                    note(x.var, s.stmts[k + 1:])
+    return tuple(NullCheck(v, text) for v, text in out.items())
+
+
+def check_behind_conditions(launch: Launch, parameters: Iterable[Var]) -> tuple[Launch, tuple[NullCheck, ...]]:
+    """The launch with a second name for each of these parameters where a condition or loop leads to a sure use of its tensor,
+    and the tests of these names.
+
+        if c: B[0] = A[0]             ->     if c: { P_used = P; the call fails if P_used is null; B[0] = A[0] }
+    """
+    out: dict[Var, str] = {}
+
+    def check(v: Var, use: tuple[Buffer, Any], span: Any) -> Stmt:
+        name = Var(f"{v.name}_used", v.dtype)
+        out[name] = _text(*use)
+        return Bind(name, v, span=span)
+
+    def conditional(s: Stmt, left: tuple[Var, ...]) -> Stmt:
+        """A statement behind a condition; left: parameters not tested before."""
+        found = {v: use for v in left if (use := _first(v, (s,))) is not None}
+        checks = [check(v, use, s.span) for v, use in found.items()]
+        body = below(s, tuple(v for v in left if v not in found))
+        return seq(*checks, body) if checks else body
+
+    def choices(e: Node, s: Stmt, left: tuple[Var, ...]) -> Iterator[Stmt]:
+        """Tests in front of s for the lazy selections in an expression of it; none for selections inside of a selected side."""
+        if isinstance(e, Select) and e.lazy:
+            sides = ((e.cond, e.a), (unary("not", e.cond), e.b))
+            for cond, side in sides:
+                checks = [check(v, use, s.span) for v in left if (use := _of_expr(v, side, s)) is not None]
+                if checks:
+                    yield If(cond, seq(*checks), span=s.span)
+            yield from choices(e.cond, s, left)
+            return
+        for x in children(e):
+            if isinstance(x, Expr):
+                yield from choices(x, s, left)
+
+    def below(s: Stmt, left: tuple[Var, ...]) -> Stmt:
+        if not left:
+            return s
+        match s:
+            case If() | For() | Parallel() | While():
+                return with_inner(s, lambda x: conditional(x, left))  # type: ignore[no-any-return]
+            case Store() | Bind() | Evaluate():
+                checks = list(choices(s, s, left))
+                return seq(*checks, s) if checks else s
+        return with_inner(s, lambda x: below(x, left))  # type: ignore[no-any-return]
+
+    body = below(launch.body, tuple(parameters))
+    return (replace(launch, body=body) if out else launch), tuple(NullCheck(v, text) for v, text in out.items())
+
+
+def _text(b: Buffer, span: Any) -> str:
+    where = f" ({os.path.basename(span.file)}:{span.line})" if span is not None else ""
+    return f"{b.name}{where} {_TEXT}"
+
+
+def _first(v: Var, stmts: tuple[Stmt, ...]) -> tuple[Buffer, Any] | None:
+    """(tensor at v, place) of the first access on every path through these statements."""
+    for s in stmts:
+        match s:
+            case Seq():
+                found = _first(v, s.stmts)
+            case For() if _is_positive(s.extent):
+                found = _first(v, (s.body,))
+            case Parallel() if all(map(_is_positive, s.extents)):
+                found = _first(v, (s.body,))
+            case If():
+                found = _of_expr(v, s.cond, s)
+            case TileOp():
+                touched = [a.region for a in s.accesses() if a.region.buffer.data is v]  # type: ignore[attr-defined]
+                sure = [r for r in touched if all(map(_is_positive, r.extents))]
+                found = (sure[0].buffer, s.span) if sure else None
+            case Bind():
+                found = _of_expr(v, s.value, s)
+            case Evaluate():
+                found = _of_expr(v, s.call, s)
+            case Store():
+                mine = (s.buffer, s.span) if s.buffer.data is v else None
+                found = mine or next((f for e in (*s.indices, s.value) if (f := _of_expr(v, e, s)) is not None), None)
+            case _:
+                found = None
+        if found is not None:
+            return found
+        if any(isinstance(x, (Break, Continue, While)) or isinstance(x, Evaluate) and x.call.op == "thread_return"
+               for x in walk(s)):
+            return None
+    return None
+
+
+def _is_positive(extent: Any) -> bool:
+    """Whether a loop surely has iterations."""
+    n = getattr(extent, "value", extent)
+    return isinstance(n, int) and n > 0
+
+
+def _of_expr(v: Var, e: Node, s: Stmt) -> tuple[Buffer, Any] | None:
+    if isinstance(e, Load) and e.buffer.data is v:
+        return e.buffer, e.span or s.span
+    if isinstance(e, AddressOf):
+        return None
+    evaluated = (e.cond,) if isinstance(e, Select) and e.lazy else children(e)
+    return next((f for x in evaluated if isinstance(x, Node) and not isinstance(x, Buffer) and
+                 (f := _of_expr(v, x, s)) is not None), None)

@@ -18,8 +18,10 @@ kept in shared memory where that gives the same results (staged_fragments.py).  
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from tilelang.errors import error
 from tilelang.ir import (Buffer, Func, Launch, Parallel, Stmt, Var, replace, rewrite_launches, rewrite_stmts, with_options,
                          FRAGMENT, SHARED)
 from tilelang.layout import Fragment, replicated_fragment, row_fragment, view_layout, viewed_fragment
@@ -28,14 +30,12 @@ from tilelang.ops.layouts import spread
 from tilelang.ops.reduce import Reduce
 
 from ..framework.config import PassConfigKey
-from .common_layouts import CommonLayouts
-from .layout_uses import Uses, at_line
-from .loop_layouts import Loop, with_registers
-from .loop_partition import rereads
+from .layout_uses import Uses, at_line, seen_as
+from .loop_layouts import Loop, with_registers, Touch, over_loops, projected, usable
+from .loop_partition import rereads, spread_thin
 from ..framework.pass_ import TILE, PassContext, pass_
 from .shared_layouts import Access, choose_shared_layout, memory_accesses, vector_elements
 from .strict_layouts import StrictLayouts
-from .draw_layouts import draw_layouts
 
 
 @pass_(needs=TILE)
@@ -201,3 +201,131 @@ class _Inference:
             loop = self.uses.loops.get(id(s))
             return s if loop is None or loop.layout is None else with_options(s, loop_layout=loop.layout)
         return None
+
+
+# ---- draw layouts -----------------------------------------------------------------------------------------------------------
+# Draws the layouts of a launch when tl.layout_visualization_enable is set.
+
+
+FOLDER = "./tmp"
+
+
+def draw_layouts(layouts: Iterable[tuple[str, Any]], cx: PassContext) -> None:
+    """Report each layout as text, or write picture files.
+
+    The pictures are <FOLDER>/<buffer>.<format>, for the formats in tl.layout_visualization_formats.  Raises ValueError for an
+    unknown format.
+    """
+    from tilelang.layout.picture import draw_files, picture_of, wanted_formats  # 2 ms
+
+    formats = str(cx.option(PassConfigKey.TL_LAYOUT_VISUALIZATION_FORMATS))
+    words = ["txt", "pdf", "png", "svg"] if formats == "all" else [f.strip() for f in formats.split(",")]
+    pictures = [w for w in words if w != "txt"]
+    files = wanted_formats(",".join(pictures)) if pictures else ()
+    for name, layout in layouts:
+        if "txt" in words:
+            cx.report(f"# {name}\n{layout}")
+        if files:
+            for path in draw_files(picture_of(layout, name), FOLDER, name, files):
+                cx.report(f"# layout of {name}: {path}")
+
+
+# ---- common layouts ---------------------------------------------------------------------------------------------------------
+# Propagates known layouts through copies between fragments, reductions, parallel loops and views.
+
+
+class CommonLayouts:
+    """The layouts of a launch that follow from those known so far.  Raises layout-no-structure and layout-conflict."""
+
+    def __init__(self, uses: Uses) -> None:
+        self.uses, self.known = uses, uses.known
+
+    def propagate(self) -> None:
+        """Propagate layouts until nothing changes.  Linear in practice: each pass settles a buffer or is the last one."""
+        changed = True
+        while changed:
+            changed = False
+            for op in self.uses.ops:
+                if isinstance(op, Gemm) or not hasattr(op, "infer_layout"):
+                    continue
+                for b, lay in op.infer_layout(self.uses.known_for(op)).items():
+                    if b.scope_name == FRAGMENT and b not in self.known.layouts and b not in self.uses.alone \
+                            and self.uses.suits_views(b, lay):
+                        self.known.settle(b, lay, f"follows T.{op.op_name}{at_line(op)}")
+                        changed = True
+            for loop in self.uses.loops.values():
+                changed |= self._through_loop(loop)
+            for group in self.uses.views():
+                changed |= self._through_views(group)
+
+    def _through_views(self, group: list[Buffer]) -> bool:
+        have = next((b for b in group if b in self.known.layouts), None)
+        if have is None:
+            return False
+        changed = False
+        for b in group:
+            if b is have:
+                continue
+            lay = seen_as(self.known.layouts[have], have, b)
+            if lay is None:
+                raise error("layout-no-structure", f"`{have.name}` with the layout {self.known.layouts[have]!r} cannot be seen "
+                            f"as {tuple(b.shape)} of {b.dtype} (`{b.name}`)",
+                            expected=f"a layout that can be seen as {tuple(b.shape)} of {b.dtype}",
+                            found=repr(self.known.layouts[have]), span=b.span or self.uses.launch.span,
+                            hint="copy the tile through shared memory, and reshape it there")
+            old = self.known.layouts.get(b)
+            if old is not None and old != lay:
+                raise error("layout-conflict", f"Layout infer conflict between `{have.name}` and its view `{b.name}`: "
+                            f"{self.known.layouts[have]!r} and {old!r}", found=f"{self.known.layouts[have]!r} and {old!r}",
+                            span=b.span or self.uses.launch.span, hint="copy the view to another fragment")
+            if old is None:
+                self.known.settle(b, lay, f"is `{have.name}` in another shape")
+                changed = True
+        return changed
+
+    def _through_loop(self, loop: Loop) -> bool:
+        settled = self.known.layouts.keys() | self.uses.alone
+        unknown = [t for t in loop.touches if t.plain and t.exact and t.buffer not in settled]
+        if not unknown:
+            return False
+        layout = self.of_loop(loop, full=True)
+        if layout is None:
+            return False
+        changed = False
+        for t in unknown:
+            if t.buffer in self.known.layouts:
+                continue
+            lay = projected(layout, t)
+            if lay is not None and self.uses.suits_views(t.buffer, lay):
+                self.known.settle(t.buffer, lay, f"follows the parallel loop{at_line(loop.node)}")
+                changed = True
+        return changed
+
+    def of_loop(self, loop: Loop, full: bool) -> Fragment | None:
+        """The user's layout of a loop, or one derived from the known fragments that the loop touches.
+
+        Written fragments are tried first, then those with most dimensions.  full: use a fragment only when its layout
+        determines
+        all parallel loops.
+        """
+        given = loop.node.plan.loop_layout
+        if given is not None:
+            return given
+        best: tuple[tuple[int, int, int], Touch, Fragment] | None = None
+        for t in loop.touches:
+            lay = self.known.layouts.get(t.buffer)
+            if lay is None or not usable(lay, t):
+                continue
+            moved = sum(d is not None and loop.extents[d] > 1 for d in t.dims)
+            key = (0 if t.writes else 1, -moved, lay.replicas)
+            if best is None or key < best[0]:
+                best = (key, t, lay)
+        if best is None:
+            return None
+        _, t, lay = best
+        left = [d for d, n in enumerate(loop.extents) if d not in t.dims and n > 1 and d not in loop.serial]
+        if full and left:
+            return None
+        if left and not t.writes and spread_thin(loop.extents, [d for d in t.dims if d is not None], lay.replicas):
+            return None
+        return over_loops(lay, t, loop.extents)
