@@ -186,10 +186,11 @@ class _Emitter:
                 runs.append(with_options(loop_of(start, const(whole, extent.dtype), most), ring_steps=(most, steps)))
             return [*runs, *(several(start + whole * most, rest) if rest else ())]
         extent = binary("max", extent, const(0, extent.dtype))  # a negative extent would leave a remainder
-        left, count = extent, most
+        runs, count = [loop_of(start, extent // most, most)], most // 2
         while count > 1:
-            runs.append(loop_of(start if left is extent else start + (extent - left), left // count, count))
-            left, count = left % count, count // 2
+            both = 2 * count
+            runs.append(loop_of(start + extent // both * both, extent % both // count, count))
+            count //= 2
         return [*runs, If(binary("eq", extent % 2, const(1, extent.dtype)), seq(*several(start + (extent - 1), 1)))]
 
 
