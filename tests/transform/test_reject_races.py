@@ -9,7 +9,7 @@ from tilelang.errors import TileLangError
 from tilelang.target import Target
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import lower
-from tilelang.transform.check.reject_races import reject_races
+from tilelang.transform.check.check_races import reject_races
 
 
 def loop(body, **launch):

@@ -36,7 +36,7 @@ from .check.check_iterations import check_iterations
 from .check.check_lanes import check_lanes
 from .check.check_pipelines import check_pipelines
 from .check.check_private import check_private
-from .check.check_races import check_races
+from .check.check_races import check_races, reject_races
 from .check.check_updates import check_updates
 from .check.check_warp_roles import check_warp_roles
 from .framework.config import PassConfigKey
@@ -78,7 +78,6 @@ from .registers.loads_first import loads_first
 from .registers.order_register_reductions import order_register_reductions
 from .registers.pack_conversions import pack_conversions
 from .registers.small_tanh import small_tanh
-from .check.reject_races import reject_races
 from .framework.scope import plan_only
 from .legalize.resolve_parallel_reads import resolve_parallel_reads
 from .legalize.fold_thread_count import fold_thread_count

@@ -1,30 +1,41 @@
-"""Warn about T.Parallel iterations that store different values to one element.
+"""Find T.Parallel loops in which two iterations store different values to one element.
 
-Enabled by TILELANG_ENABLE_DATA_RACE_CHECK=1 or tl.disable_data_race_check=False.
+    for i, j in T.Parallel(32, 8):
+        B[i] = j                        # rejected: it is not defined which of the eight values is kept
+
+Iterations run in no order on a GPU but in order on the CPU, where the loop would seem to work. Values read from memory may
+be equal: a warning tells of them where TILELANG_ENABLE_DATA_RACE_CHECK=1 or tl.disable_data_race_check=False asks for it.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from tilelang.arith import simplify
 from tilelang.env import env, is_truthy
-from tilelang.errors import TileLangError, register_warning, warn
-from tilelang.ir import (Bind, Const, Expr, Func, If, Load, Parallel, Store, Var, free_vars, contains, inner, is_const,
-                         remember, statements, substitute, walk, DYNAMIC, GLOBAL, STATIC)
+from tilelang.errors import TileLangError, error, register, register_warning, warn
+from tilelang.ir import (Bind, Break, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Store, Var, While, const,
+                         contains, convert, free_vars, inner, is_const, remember, statements, substitute, walk, DYNAMIC, GLOBAL,
+                         STATIC)
 from tilelang.ir.evaluate import evaluate
 
+from ..analysis.disjoint import steps
+from ..analysis.effects import updated_element
+from ..analysis.loop_body import drop_continue
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
-from ..analysis.effects import updated_element
 
 log = logging.getLogger("tilelang.transform")
-POINTS = 1 << 18  # loops of more iterations are skipped
+register("parallel-overwrite", ValueError, "two T.Parallel iterations store different values in one element",
+         "iterations run in no order: store in one of them under a condition, or use a serial loop",
+         expected="one iteration that stores in an element")
 register_warning("data-race", "iterations of T.Parallel store different values to one element")
+POINTS = 1 << 18  # loops of more iterations are skipped
 _HINT = "give each iteration separate elements, or use T.atomic_add"
 _OF_ALL = (GLOBAL, STATIC, DYNAMIC)
 
@@ -38,15 +49,26 @@ def check_races(func: Func, cx: PassContext) -> Func:
     read from different places. Plain accesses beside atomic updates get a warning where memory decides which elements.
     """
     asked = cx.config.get(PassConfigKey.TL_DISABLE_DATA_RACE_CHECK.value)
-    if not (is_truthy(env.TILELANG_ENABLE_DATA_RACE_CHECK) if asked is None else not asked):
-        return func
+    if is_truthy(env.TILELANG_ENABLE_DATA_RACE_CHECK) if asked is None else not asked:
+        for s in statements(func.body):
+            if isinstance(s, Parallel):
+                _beside_updates(s)
+                for loop in _enumerable(s, False):
+                    loop.follow(s.body, (), {})
+    return func
+
+
+@pass_(needs=TILE)
+def reject_races(func: Func, cx: PassContext) -> Func:
+    """Raise "parallel-overwrite" for a store to global or shared memory that two iterations reach with different values.
+
+    Changes nothing. Covers loops of constant extents. Stores whose index, condition or value depends on memory or on an
+    argument are skipped.
+    """
     for s in statements(func.body):
         if isinstance(s, Parallel):
-            _beside_updates(s)
-            extents = [int(e.value) for e in s.extents if is_const(e)]  # type: ignore[attr-defined]
-            if len(extents) == len(s.extents) and 1 < math.prod(extents) <= POINTS:
-                axes = np.indices(extents).reshape(len(extents), -1)
-                _follow(s.body, dict(zip(s.vars, axes)), np.ones(axes.shape[1], bool), {}, s)
+            for loop in _enumerable(s, True):
+                loop.follow(drop_continue(s.body), (), {})
     return func
 
 
@@ -73,66 +95,150 @@ def _beside_updates(loop: Parallel) -> None:
             return
 
 
-def _follow(s: Any, points: dict[Var, np.ndarray], live: np.ndarray, bound: dict[Var, Expr], loop: Parallel) -> None:
-    if isinstance(s, Bind):
-        remember(bound, s)
-    elif isinstance(s, Store):
-        if s.buffer.scope_name in _OF_ALL:
-            _check(s, points, live, bound, loop)
-    elif isinstance(s, If):
-        cond = _values(substitute(s.cond, bound), points)
-        for part, holds in ((s.then, cond), (s.orelse, None if cond is None else ~cond.astype(bool))):
-            if part is not None:
-                _follow(part, points, live if holds is None else live & holds.astype(bool), dict(bound), loop)
-    else:
-        for x in inner(s):
-            _follow(x, points, live, bound, loop)
+def _enumerable(s: Parallel, certain: bool) -> Iterator[_Loop]:
+    """The loop, if its iterations can be enumerated."""
+    extents = [int(e.value) for e in s.extents if is_const(e)]  # type: ignore[attr-defined]
+    if len(extents) == len(s.extents) and 1 < math.prod(extents) <= POINTS:
+        yield _Loop(s, extents, certain)
 
 
-def _values(e: Expr, points: dict[Var, np.ndarray]) -> np.ndarray | None:
-    """The value in each iteration, with other variables at 0; None where it reads memory or cannot be computed."""
-    if contains(e, Load):
-        return None
-    others = {v: 0 for v in free_vars(e) - set(points)}
-    try:
-        count = next(iter(points.values())).shape
-        return np.broadcast_to(np.asarray(evaluate(e, {**others, **points})), count)
-    except (TileLangError, TypeError):
-        return None
+class _Loop:
+    """One parallel loop. Its iterations are enumerated only when a store is found that several of them may reach.
 
+    certain: an error where two iterations certainly store different values; else a warning where they may.
+    """
 
-def _check(s: Store, points: dict[Var, np.ndarray], live: np.ndarray, bound: dict[Var, Expr], loop: Parallel) -> None:
-    at = [_values(substitute(i, bound), points) for i in s.indices if i.dtype.lanes == 1]
-    if len(at) != len(s.indices) or any(a is None for a in at) or not live.any():
-        return
-    _, place = np.unique(np.stack([a[live] for a in at if a is not None]), axis=1, return_inverse=True)
-    place = place.reshape(-1)
-    first = np.zeros(place.max() + 1, np.int64)
-    first[place[::-1]] = np.arange(len(place))[::-1]  # the first iteration that reaches each element
-    again = first[place]
-    if (again == np.arange(len(place))).all():
-        return
-    for part in _dependencies(substitute(s.value, bound)):
-        got = _values(part, points)
-        if got is not None:
-            a = got[live]
-            differs = (a != a[again]) & ~((a != a) & (a[again] != a[again]))
-        else:
-            used = [points[v][live] for v in free_vars(part) & set(points)]
-            differs = np.logical_or.reduce([u != u[again] for u in used]) if used else np.zeros(len(place), bool)
-        if np.any(differs):
-            k = int(np.flatnonzero(differs)[0])
-            who = [", ".join(f"{v.name}={int(p[live][i])}" for v, p in points.items()) for i in (int(again[k]), k)]
-            warn("data-race", f"Data race detected: iterations ({who[0]}) and ({who[1]}) of T.Parallel store different values "
-                 f"in `{s.buffer.name}`", _HINT, s.span or loop.span, log)
+    def __init__(self, loop: Parallel, extents: list[int], certain: bool) -> None:
+        self.loop, self.certain = loop, certain
+        self.extents = dict(zip(loop.vars, extents))
+        self.moving = {v for v, n in self.extents.items() if n > 1}
+        self.points: dict[Var, np.ndarray] = {}
+
+    def follow(self, s: Any, conds: tuple[tuple[Expr, bool], ...], bound: dict[Var, Expr]) -> None:
+        """Check the stores below s. conds: enclosing conditions with their values. bound: names and their values."""
+        match s:
+            case Bind():
+                remember(bound, s)
+            case Store():
+                if s.buffer.scope_name in _OF_ALL:
+                    value, indices = substitute(s.value, bound), tuple(substitute(i, bound) for i in s.indices)
+                    (self.reject if self.certain else self.warn)(s, value, indices, conds)
+            case If():
+                cond = substitute(s.cond, bound)
+                self.follow(s.then, (*conds, (cond, True)), dict(bound))
+                if s.orelse is not None:
+                    self.follow(s.orelse, (*conds, (cond, False)), dict(bound))
+            case For() if self.certain and (not (isinstance(s.extent, Const) and s.extent.value > 0) or
+                                            contains(s.body, Break, Continue)):
+                return  # the rest may not run, or only in part
+            case While() if self.certain:
+                return
+            case _:
+                for x in inner(s):
+                    self.follow(x, conds, bound)
+
+    def reject(self, s: Store, value: Expr, indices: tuple[Expr, ...], conds: tuple[tuple[Expr, bool], ...]) -> None:
+        """Raise parallel-overwrite where two iterations reach s with different values."""
+        if not self.plain(value) or self.disjoint(indices):
             return
+        got, met = self.values(value), self.met(indices, conds)
+        if got is None or met is None:
+            return
+        which, first = met
+        for k in np.flatnonzero(_unequal(got[which], got[first]))[:4].tolist():
+            pair = int(first[k]), int(which[k])
+            if all(self.same(i, *pair) for i in indices):
+                one, two = self.named(*pair)
+                raise error("parallel-overwrite", f"iterations ({one}) and ({two}) of the parallel loop store different values "
+                            f"in one element of `{s.buffer.name}`",
+                            found=f"({one}) and ({two})", span=s.span or self.loop.span)
+
+    def warn(self, s: Store, value: Expr, indices: tuple[Expr, ...], conds: tuple[tuple[Expr, bool], ...]) -> None:
+        """Warn where two iterations may reach s with different values."""
+        met = self.met(indices, conds)
+        if met is None or (met[0] == met[1]).all():
+            return
+        which, first = met
+        for part in _dependencies(value):
+            got = self.values(part, True)
+            used = [self.points[v] for v in free_vars(part) & set(self.points)] if got is None else [got]
+            differs = np.logical_or.reduce([_unequal(u[which], u[first]) for u in used]) if used else np.zeros(len(which), bool)
+            if np.any(differs):
+                k = int(np.flatnonzero(differs)[0])
+                one, two = self.named(int(first[k]), int(which[k]))
+                warn("data-race", f"Data race detected: iterations ({one}) and ({two}) of T.Parallel store different values "
+                     f"in `{s.buffer.name}`", _HINT, s.span or self.loop.span, log)
+                return
+
+    def plain(self, value: Expr) -> bool:
+        """Whether a value consists of the loop's variables and constants alone."""
+        return free_vars(value) <= set(self.extents) and not contains(value, Load, Call)
+
+    def disjoint(self, indices: tuple[Expr, ...]) -> bool:
+        """Whether the indices prove that no two iterations reach one element: each variable stands alone in some index."""
+        alone: set[Var] = set()
+        for i in indices:
+            mine = free_vars(i) & self.moving
+            if len(mine) == 1 and steps(i, next(iter(mine))):
+                alone |= mine
+        return alone == self.moving
+
+    def met(self, indices: tuple[Expr, ...], conds: tuple[tuple[Expr, bool], ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        """(iterations that reach a store, for each of them the first that reaches the same element); None if not known."""
+        live = self.live(conds)
+        at = [self.values(i, True) if i.dtype.lanes == 1 else None for i in indices]
+        if live is None or not live.any() or any(a is None for a in at):
+            return None
+        which = np.flatnonzero(live)
+        _, place = np.unique(np.stack([a[live] for a in at if a is not None]), axis=1, return_inverse=True)
+        place = place.reshape(-1)
+        first = np.zeros(place.max() + 1, np.int64)
+        first[place[::-1]] = which[::-1]
+        return which, first[place]
+
+    def values(self, e: Expr, others: bool = False) -> np.ndarray | None:
+        """The value of e in each iteration; None if it cannot be computed. others: variables from outside the loop are 0."""
+        if contains(e, Load) or self.certain and contains(e, Call):
+            return None
+        if not self.points:
+            axes = np.indices(tuple(self.extents.values())).reshape(len(self.extents), -1)
+            self.points = dict(zip(self.extents, axes))
+        more = free_vars(e) - set(self.points)
+        if more and not others:
+            return None
+        count = next(iter(self.points.values())).shape
+        try:
+            return np.broadcast_to(np.asarray(evaluate(e, {**{v: 0 for v in more}, **self.points})), count)
+        except (TileLangError, TypeError):
+            return None
+
+    def live(self, conds: tuple[tuple[Expr, bool], ...]) -> np.ndarray | None:
+        """The iterations that satisfy conditions. One that cannot be decided counts as true for warnings, else gives None."""
+        out = np.ones(math.prod(self.extents.values()), bool)
+        for cond, wanted in conds:
+            holds = self.values(cond, not self.certain)
+            if holds is not None:
+                out &= holds.astype(bool) == wanted
+            elif self.certain:
+                return None
+        return out
+
+    def same(self, index: Expr, one: int, two: int) -> bool:
+        """Whether an index is the same in two iterations, whatever its other variables are."""
+        a, b = (substitute(index, {v: const(int(p[n]), v.dtype) for v, p in self.points.items()}) for n in (one, two))
+        return is_const(simplify(convert(a) - b), 0)
+
+    def named(self, *iterations: int) -> list[str]:
+        """Iterations in words."""
+        return [", ".join(f"{v.name}={int(p[n])}" for v, p in self.points.items()) for n in iterations]
+
+
+def _unequal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where two arrays differ; NaN is like NaN."""
+    out: np.ndarray = (a != b) & ~((a != a) & (b != b))
+    return out
 
 
 def _dependencies(value: Expr) -> list[Expr]:
     """The expressions that a value depends on: itself, or the indices of what it reads where it reads memory."""
-    loads = list(walk(value, Load))
-    if not loads:
-        return [value]
-    if isinstance(value, Load):
-        return [i for i in value.indices if not isinstance(i, Const)]
-    return [value]
+    return [i for i in value.indices if not isinstance(i, Const)] if isinstance(value, Load) else [value]
