@@ -235,9 +235,67 @@ def test_what_is_written_once_a_block_keeps_the_columns():
     assert [e.value for e in shaped(sums(128, 128, 256, 256, 256)).grid] == [2, 2]
 
 
-CASES = [sums(256, 256, 256, 300, 260), sums(256, 256, 512, 300, 260), sums(128, 512, 256, 130, 520),
-         sums(64, 128, 128, 256, 130), sums(64, 64, 128, 256, 250), product(256, 128, 64, columns=256), product(256, depth=512),
-         sums(128, 128, 128, 200, 130), causal(256, 256), causal(64, 128)]
+MADE = {"a": [1, 2], "in place": [1, 2], "b": [2, 1], "b by copies": [2, 1]}  # and the grid of two by two blocks
+
+
+def made(which: str, m: int = 250, n: int = 250, steps: int = 3, bk: int = 32) -> Any:
+    """C = f(A) g(B)^T, of which threads make A, change it in place, or make B."""
+    k = steps * bk
+
+    @T.prim_func
+    def main(A: T.Tensor((m, k), "float16"), B: T.Tensor((n, k), "int8"), V: T.Tensor((k,), "float16"),
+             C: T.Tensor((m, n), "float32")):
+        with T.Kernel(T.ceildiv(n, 128), T.ceildiv(m, 128), threads=256) as (bx, by):
+            a, q = T.alloc_shared((128, bk), "float16"), T.alloc_shared((128, bk), "int8")
+            h, f = T.alloc_shared((128, bk), "float16"), T.alloc_fragment((128, bk), "float16")
+            u, w = T.alloc_fragment((128, bk), "int8"), T.alloc_fragment((128, bk), "float16")
+            c = T.alloc_fragment((128, 128), "float32")
+            T.clear(c)
+            for step in T.Pipelined(steps, num_stages=2):
+                T.copy(A[by * 128, step * bk], a)
+                if which == "b":
+                    T.copy(B[bx * 128, step * bk], q)
+                    for i, j in T.Parallel(128, bk):
+                        h[i, j] = T.cast(q[i, j], "float16") * V[step * bk + j]
+                    T.gemm(a, h, c, transpose_B=True)
+                elif which == "b by copies":
+                    T.copy(B[bx * 128, step * bk], q)
+                    T.copy(q, u)
+                    for i, j in T.Parallel(128, bk):
+                        w[i, j] = T.cast(u[i, j], "float16")
+                    T.copy(w, h)
+                    T.gemm(a, h, c, transpose_B=True)
+                else:
+                    T.copy(A[bx * 128, step * bk], h)
+                    for i, j in T.Parallel(128, bk):
+                        if which == "a":
+                            f[i, j] = a[i, j] * V[step * bk + j]
+                        else:
+                            a[i, j] = a[i, j] * T.cast(by * 128 + i < 200, "float16")
+                    T.gemm(f if which == "a" else a, h, c, transpose_B=True)
+            T.copy(c, C[by * 128, bx * 128])
+
+    return main
+
+
+@pytest.mark.parametrize("which", MADE)
+def test_an_operand_that_threads_make_is_made_for_two_blocks_at_once(full_grid, which: str):
+    """Each of two neighbours converted the same weights, which took longer than their GEMMs."""
+    launch = shaped(made(which))
+    assert ([e.value for e in launch.grid], launch.num_threads) == (MADE[which], 256)
+    assert any("make the other operand once" in x for x in launch.plan.report)
+
+
+@pytest.mark.parametrize("which", ["b", "neither"])
+def test_blocks_without_room_or_without_made_operands_are_not_joined(full_grid, which: str):
+    program = made(which, steps=2, bk=256) if which == "b" else product(256, 128, 128, columns=256)
+    assert [e.value for e in shaped(program).grid] == [2, 2]
+
+
+CASES = [*(made(x, 256, 256) for x in MADE), sums(256, 256, 256, 300, 260), sums(256, 256, 512, 300, 260),
+         sums(128, 512, 256, 130, 520), sums(64, 128, 128, 256, 130), sums(64, 64, 128, 256, 250),
+         product(256, 128, 64, columns=256), product(256, depth=512), sums(128, 128, 128, 200, 130), causal(256, 256),
+         causal(64, 128)]
 
 
 @pytest.mark.parametrize("program", CASES)

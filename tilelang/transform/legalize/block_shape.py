@@ -14,10 +14,10 @@ from typing import Any
 from tilelang.arith import Analyzer, simplify_stmt
 from tilelang.ir import (BARRIER, CLUSTER_BARRIER, EMPTY, FRAGMENT, GLOBAL, Alloc, Buffer, Const, Evaluate, Expr, For, Func,
                          Launch, Load, Parallel, Region, Stmt, Store, Var, const, contains, convert, fresh, inner, is_const,
-                         replace, rewrite, rewrite_stmts, substitute, used_vars, walk, with_options)
+                         replace, rewrite, rewrite_stmts, substitute, used_vars, walk, with_options, SHARED)
 from tilelang.ops import AtomicTile, Copy, Fill, Gemm, Reduce, Scan
 from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma
-from tilelang.target.machine import MOST_REGISTERS, REGISTERS, REGISTERS_PER_SM, consumer_registers
+from tilelang.target.machine import MOST_REGISTERS, MOST_SHARED, REGISTERS, REGISTERS_PER_SM, consumer_registers
 
 from ..analysis.effects import effects, hangs_on_threads, own_effects
 from ..framework.config import PassConfigKey
@@ -60,8 +60,8 @@ def _shaped(n: Launch, cx: PassContext) -> Launch | None:
         out = halves
     out = _regrouped(out)
     out = _fewer(out, sms) or out
-    for d in (0, 1):
-        out = _doubled(out, d, sms) or out
+    for d, made in ((0, False), (1, False), (0, True), (1, True)):
+        out = _doubled(out, d, sms, made) or out
     out = _spread(out, sms) or out
     return None if out is n else out
 
@@ -168,26 +168,30 @@ def _spread(n: Launch, sms: int) -> Launch | None:
                                      f"more than half of {sms} SMs idle")) if _all_by_wgmma(out) else None
 
 
-def _doubled(n: Launch, d: int, sms: int) -> Launch | None:
+def _doubled(n: Launch, d: int, sms: int, made: bool) -> Launch | None:
     """The launch with blocks of two warp groups that compute the rows (d = 0) or the columns (1) of two blocks.
 
     Rows: where a block has 64, so that one warp group uses all that it loads.  Columns: where a GEMM has 64 at most, so that
-    wgmma waits for shared memory.  The grid must fill the SMs about as well as before.
+    wgmma waits for shared memory.  made: where threads make the operand that both blocks read, so that they make it once.
+    The grid must fill the SMs about as well as before.
     """
-    before, most = _blocks(n), (1, 2)[d] * GROUP
+    before, most = _blocks(n), GROUP if d == 0 and not made else 2 * GROUP
     if not sms or n.num_threads > most or before < 2 * sms or _filled(before // 2, sms) < 0.9 * _filled(before, sms):
         return None
     dims = _Dims(n)
     gemms = list(walk(n.body, Gemm))
-    labels = [dims.free(_key(op.c.buffer.data, d)) for op in gemms if d == 0 or op.n <= _ROWS]
-    if not labels or labels[0] is None or d == 0 and (set(labels) != {labels[0]} or any(op.m != _ROWS for op in gemms)):
+    if made and not _made(n, gemms, d) or d == 0 and not made and any(op.m != _ROWS for op in gemms):
+        return None
+    labels = [dims.free(_key(op.c.buffer.data, d)) for op in gemms if d == 0 or made or op.n <= _ROWS]
+    if not labels or labels[0] is None or (d == 0 or made) and set(labels) != {labels[0]}:
         return None
     for axis in range(len(n.grid)):
         blocks = _Blocks(n, dims, labels[0])
         out = blocks.cut(axis, 2 * blocks.length, 2)
-        if out is not None and _all_by_wgmma(out) and _held(out) <= REGISTERS.accumulator:
+        if out is not None and _all_by_wgmma(out) and _held(out) <= REGISTERS.accumulator and (not made or _room(out)):
             why = f"a block of {out.num_threads} threads computes the {_SIDES[d]} of two blocks of {n.num_threads}"
-            return with_options(out, report=(*out.plan.report, f"{why}: they read the same tiles"))
+            what = "its threads make the other operand once" if made else "they read the same tiles"
+            return with_options(out, report=(*out.plan.report, f"{why}: {what}"))
     return None
 
 
@@ -204,6 +208,25 @@ def _fewer(n: Launch, sms: int) -> Launch | None:
             why = f"blocks of 128 rows instead of 192: a thread of three warp groups cannot hold {held} registers of fragments"
             return with_options(out, report=(*out.plan.report, why))
     return None
+
+
+def _made(n: Launch, gemms: list[Gemm], d: int) -> bool:
+    """Whether threads make what each GEMM reads beside its rows (d = 0) or columns (1), in its loop and of no GEMM's result."""
+    sums, new = {op.c.buffer for op in gemms}, set[Buffer]()
+    for loop in walk(n.body, For):
+        for s in walk(loop.body, Parallel, Copy):
+            if isinstance(s, Copy):
+                new |= {s.dst.buffer} if s.src.buffer in new else set()
+            elif not any(x.buffer in sums for x in walk(s, Load)):
+                new |= {x.buffer for x in walk(s, Store)}
+    return all((op.a, op.b)[1 - d].buffer in new and (op.a, op.b)[d].buffer not in new for op in gemms)
+
+
+def _room(n: Launch) -> bool:
+    """Whether three stages of what a launch loads fit in shared memory, and an accumulator leaves registers for operands."""
+    tiles = {x.dst.buffer for x in walk(n.body, Copy) if x.dst.buffer.scope_name in SHARED}
+    return all(b.is_static for b in tiles) and 3 * sum(b.size * b.dtype.bits // 8 for b in tiles) <= MOST_SHARED and all(
+        op.m * op.n * op.c.dtype.bits // 32 <= n.num_threads * 2 * _ROWS for op in walk(n.body, Gemm))
 
 
 def _filled(blocks: int, sms: int) -> float:
