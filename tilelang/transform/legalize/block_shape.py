@@ -7,7 +7,7 @@ neighbour the other half; or a block computes what two neighbours did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from math import prod
 from typing import Any
 
@@ -97,9 +97,9 @@ def _fits(n: Launch, groups: int) -> bool:
     return all(op.m * op.n * op.c.dtype.bits // 32 <= most * min(groups, _rows(op)) * GROUP for op in walk(n.body, Gemm))
 
 
-def _held(n: Launch) -> int:
-    """Registers of a thread that the fragments of a launch take together."""
-    held = [x.buffer for x in walk(n.body, Alloc) if x.buffer.scope_name == FRAGMENT]
+def _held(n: Launch, made: Collection[Buffer] = ()) -> int:
+    """Registers of a thread that the fragments of a launch take together.  made: operands that may become fragments."""
+    held = [x.buffer for x in walk(n.body, Alloc) if x.buffer.scope_name == FRAGMENT or x.buffer in made]
     return sum(b.size * b.dtype.bits for b in held) // 32 // n.num_threads if all(b.is_static for b in held) else MOST_REGISTERS
 
 
@@ -124,15 +124,20 @@ def _blocks(n: Launch) -> int:
 
 
 def _regrouped(n: Launch) -> Launch:
-    """The launch with as many warp groups as its GEMMs have rows for, where it has three or more, or one."""
+    """The launch with as many warp groups as its GEMMs have rows for, where it has three or more, or one.
+
+    It gets two where one has no registers for what its threads make.
+    """
     groups = n.num_threads // GROUP
     rows = [_rows(op) for op in walk(n.body, Gemm) if _by_wgmma(op, _rows(op))] or [groups]
-    best = min(max(rows), groups) if groups >= 3 else max(groups, min(*rows, 2))
+    full = groups == 1 and (made := _made(n)) and _held(n, made) > MOST_REGISTERS
+    best = 2 if full else min(max(rows), groups) if groups >= 3 else max(groups, min(*rows, 2))
     out = replace(n, threads=(best * GROUP, 1, 1))
     if best == groups or not _all_by_wgmma(out) or best < groups and _held(out) > REGISTERS.accumulator:
         return n
-    why = (f"threads={best * GROUP} instead of {n.num_threads}: the GEMMs have 64 rows for each of {best} warp "
-           f"group{'s' * (best > 1)}, and the program names no thread")
+    cause = "fragments and made operands do not fit in the registers of one warp group" if full else (
+        f"the GEMMs have 64 rows for each of {best} warp group{'s' * (best > 1)}")
+    why = f"threads={best * GROUP} instead of {n.num_threads}: {cause}, and the program names no thread"
     return with_options(out, report=(*n.plan.report, why))
 
 
@@ -180,7 +185,10 @@ def _doubled(n: Launch, d: int, sms: int, made: bool) -> Launch | None:
         return None
     dims = _Dims(n)
     gemms = list(walk(n.body, Gemm))
-    if made and not _made(n, gemms, d) or d == 0 and not made and any(op.m != _ROWS for op in gemms):
+    new = _made(n) if made else set()
+    if made and any((op.b, op.a)[d].buffer not in new or (op.a, op.b)[d].buffer in new for op in gemms):
+        return None
+    if d == 0 and not made and any(op.m != _ROWS for op in gemms):
         return None
     labels = [dims.free(_key(op.c.buffer.data, d)) for op in gemms if d == 0 or made or op.n <= _ROWS]
     if not labels or labels[0] is None or (d == 0 or made) and set(labels) != {labels[0]}:
@@ -210,16 +218,16 @@ def _fewer(n: Launch, sms: int) -> Launch | None:
     return None
 
 
-def _made(n: Launch, gemms: list[Gemm], d: int) -> bool:
-    """Whether threads make what each GEMM reads beside its rows (d = 0) or columns (1), in its loop and of no GEMM's result."""
-    sums, new = {op.c.buffer for op in gemms}, set[Buffer]()
+def _made(n: Launch) -> set[Buffer]:
+    """The tiles that threads make in a loop, of no GEMM's result."""
+    sums, new = {op.c.buffer for op in walk(n.body, Gemm)}, set[Buffer]()
     for loop in walk(n.body, For):
         for s in walk(loop.body, Parallel, Copy):
             if isinstance(s, Copy):
                 new |= {s.dst.buffer} if s.src.buffer in new else set()
             elif not any(x.buffer in sums for x in walk(s, Load)):
                 new |= {x.buffer for x in walk(s, Store)}
-    return all((op.a, op.b)[1 - d].buffer in new and (op.a, op.b)[d].buffer not in new for op in gemms)
+    return new
 
 
 def _room(n: Launch) -> bool:
