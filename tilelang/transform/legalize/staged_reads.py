@@ -4,18 +4,24 @@
         s[i, j] += X[m + i, k * 128 + j]             for i, j in T.Parallel(128, 128): s[i, j] += X_s[i, j]
 
 Threads that load such elements themselves wait for memory in each iteration, and lanes that hold an accumulator's rows load a
-few bytes of each.  A copy is a stage of the loop's ring.
+few bytes of each.  A copy is a stage of the loop's ring.  Scales of rows and steps that a loop behind the first GEMM reads are
+loaded in front of it:
+
+    gemm(a, b, p)                             ->     for i in T.Parallel(128): S_row[i] = S[m + i, k]
+    for i, j in T.Parallel(128, 128):                gemm(a, b, p)
+        c[i, j] += p[i, j] * S[m + i, k]             for i, j in T.Parallel(128, 128): c[i, j] += p[i, j] * S_row[i]
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Var, const,
-                         free_vars, load, replace, rewrite, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute, walk,
-                         with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
+from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, const,
+                         free_vars, fresh, load, replace, rewrite, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute,
+                         walk, with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_unsupported
 from tilelang.target.machine import REGISTERS, RESERVED_SHARED
@@ -51,9 +57,13 @@ def _staged(launch: Launch, cx: PassContext) -> Launch:
             return None
         tiles = _Tiles(launch, s, cx)
         body = [y for x in stmts_of(s.body) for y in (tiles.read(x) if isinstance(x, Parallel) else [x])]
-        if not tiles.made or not _fits(launch, s, cx, tiles.made):
-            return None
-        made.extend(tiles.made)
+        if tiles.made and _fits(launch, s, cx, tiles.made):
+            made.extend(tiles.made)
+        else:
+            body = list(stmts_of(s.body))
+        rows = _Rows(tiles, s)
+        body = rows.ahead(body)
+        made.extend(rows.made)
         return replace(s, body=seq(*body, span=s.body.span))
 
     body = rewrite_stmts(launch.body, visit)
@@ -125,3 +135,45 @@ class _Tiles:
         copy = Copy(src, Region(tile, (const(0), const(0)), shape, span=x.span), span=x.span)
         copy = with_options(copy, unaligned_columns=unaligned_columns(src, self.facts) or None)
         return None if tma_unsupported(copy, hopper(self.cx).strides) else (tile, copy)
+
+
+class _Rows:
+    """What loops behind the first GEMM of a loop read for each row, or each step.  made: the fragments."""
+
+    def __init__(self, tiles: _Tiles, loop: For) -> None:
+        self.tiles, self.step, self.made, self.loads = tiles, loop.var, list[Buffer](), dict[Any, tuple[Expr, Stmt]]()
+
+    def ahead(self, body: Sequence[Stmt]) -> list[Stmt]:
+        """The body with these loads in front of its first GEMM."""
+        at = next(n for n, s in enumerate(body) if isinstance(s, Gemm))
+        rest = [rewrite(s, self.reader(s), Load) if isinstance(s, Parallel) else s for s in body[at:]]
+        return [*body[:at], *(s for _, s in self.loads.values()), *rest]
+
+    def reader(self, s: Parallel) -> Callable[[Any], Expr | None]:
+        """A function from a load of a parallel loop to what it becomes."""
+        rows = {x.indices[0] for x in walk(s, Store) if x.buffer.scope_name == FRAGMENT}
+
+        def read(x: Any) -> Expr | None:
+            indices = tuple(substitute(e, self.tiles.inline) for e in x.indices)
+            used = {v for e in indices for v in free_vars(e)}
+            along = [v for v in s.vars if v in used]
+            if x.buffer.scope_name != GLOBAL or x.buffer.data in self.tiles.written or self.step not in used or len(along) > 1 \
+                    or not rows.issuperset(along) or used & self.tiles.private or any(map(touches, indices)):
+                return None
+            key = x.buffer, indices
+            if key not in self.loads:
+                self.loads[key] = self.loaded(x, indices, s, along)
+            return self.loads[key][0]
+
+        return read
+
+    def loaded(self, x: Load, indices: tuple[Expr, ...], s: Parallel, along: list[Var]) -> tuple[Expr, Stmt]:
+        """(what replaces a load, the statement that loads it)."""
+        if not along:
+            one = fresh(x.buffer.name, x.dtype)
+            return one, Bind(one, replace(x, indices=indices), span=s.span)
+        i, n = fresh(along[0].name, along[0].dtype), s.extents[s.vars.index(along[0])]
+        row = Buffer(f"{x.buffer.name}_row", (int(n.value),), x.dtype, FRAGMENT, span=x.span)  # type: ignore[attr-defined]
+        self.made.append(row)
+        value = replace(x, indices=tuple(substitute(e, {along[0]: i}) for e in indices))
+        return load(row, (along[0],), span=x.span), Parallel((i,), (n,), Store(row, (i,), value, span=s.span), span=s.span)
