@@ -318,13 +318,13 @@ class _WarpRoles:
 
     def _taken_stages(self) -> int:
         """The number of stages: as asked for, or more if the loop would wait for loads and no other block needs the memory."""
-        own, extent = {self._filled(i) for r in self.rings for i in r.items}, Analyzer().simplify(convert(self.loop.extent))
+        own = {self._filled(i) for r in self.rings if r.iterations == 1 for i in r.items}
+        extent = Analyzer().simplify(convert(self.loop.extent))
         most = min(MOST_STAGES, self.stages + self._free() // sum(b.size * b.dtype.bits // 8 for b in own))
         short = isinstance(extent, Const) and int(extent.value) < 4 * self.stages
         alone = self._alone()
         once = not alone and _starts_once(self.launch, self.body, self.cx.target.limits.sm_count)
-        grows = self.cx.option(PassConfigKey.TL_EXTRA_STAGES) and (alone or once) and all(r.iterations == 1 for r in self.rings)
-        if most <= self.stages or short or not grows:
+        if most <= self.stages or short or not self.cx.option(PassConfigKey.TL_EXTRA_STAGES) or not (alone or once):
             return self.stages
         return most if once else enough_stages(_described(self, True, None, False, {}), most)
 
