@@ -1,11 +1,16 @@
 """Tiles of global memory that parallel loops of a pipelined loop read element by element: staged_reads copies them ahead."""
 
+import re
+
 import numpy as np
 import pytest
 from awkward_loops import SM80, SM90, agrees, keeps_warp_roles
 
 import tilelang
 import tilelang.language as T
+from tilelang.codegen.cuda.printer import print_kernel
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
 
 
 @pytest.mark.parametrize("target", [SM90, SM80], ids=["sm_90a", "sm_80"])
@@ -38,3 +43,40 @@ def test_an_edge_tile_of_what_is_added_reads_zeros(as_planned):
     c = np.zeros((128, 256), np.float32)
     tilelang.compile(f, target=SM90, execution_backend="simulator")(a, b, x, c)
     np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32).T + np.pad(x, ((0, 0), (0, 64))))
+
+
+@pytest.mark.parametrize("rows", [128, 100])
+def test_scales_of_rows_and_steps_were_loaded_behind_the_product(rows: int):
+    """Two loops read them: each scale is loaded once, in front of the GEMM; what depends on no step stays where it is."""
+    @T.prim_func
+    def f(A: T.Tensor((rows, 256), "float16"), B: T.Tensor((64, 256), "float16"), S: T.Tensor((rows, 4), "float32"),
+          W: T.Tensor((4,), "float32"), V: T.Tensor((64,), "float32"), C: T.Tensor((rows, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            p, c = T.alloc_fragment((128, 64), "float32"), T.alloc_fragment((128, 64), "float32")
+            d = T.alloc_fragment((128, 64), "float32")
+            T.clear(c)
+            T.clear(d)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[0, k * 64], b)
+                T.gemm(a, b, p, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(128, 64):
+                    c[i, j] += p[i, j] * S[i, k] * W[k]
+                for i, j in T.Parallel(128, 64):
+                    d[i, j] += S[i, k] * W[3 - k] + V[j]
+            for i, j in T.Parallel(128, 64):
+                c[i, j] += d[i, j]
+            T.copy(c, C[0, 0])
+
+    rng = np.random.default_rng(4)
+    a, b, s, w, v = (rng.integers(-2, 3, n).astype(t) for n, t in (
+        ((rows, 256), "float16"), ((64, 256), "float16"), ((rows, 4), "float32"), ((4,), "float32"), ((64,), "float32")))
+    want = sum(a[:, i:i + 64].astype(np.float32) @ b[:, i:i + 64].astype(np.float32).T * s[:, k:k + 1] * w[k] +
+               s[:, k:k + 1] * w[3 - k] + v for k, i in enumerate(range(0, 256, 64)))
+    c = np.zeros((rows, 64), np.float32)
+    tilelang.compile(f, target=SM90, execution_backend="simulator")(a, b, s, w, v, c)
+    np.testing.assert_array_equal(c, want)
+    text = print_kernel(lower(f.func, Target(SM90)).kernels[0])
+    loop = re.sub("//.*", "", text[text.rindex("for (int k = 0"):])
+    assert 0 < loop.index("S_4_steps[") < loop.index("wgmma_m64") and " S[" not in loop and " V[" in loop

@@ -15,7 +15,7 @@ loaded in front of it:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tilelang.arith import Analyzer
@@ -57,13 +57,10 @@ def _staged(launch: Launch, cx: PassContext) -> Launch:
             return None
         tiles = _Tiles(launch, s, cx)
         body = [y for x in stmts_of(s.body) for y in (tiles.read(x) if isinstance(x, Parallel) else [x])]
-        if tiles.made and _fits(launch, s, cx, tiles.made):
-            made.extend(tiles.made)
-        else:
-            body = list(stmts_of(s.body))
-        rows = _Rows(tiles, s)
-        body = rows.ahead(body)
-        made.extend(rows.made)
+        if tiles.made and not _fits(launch, s, cx, tiles.made):
+            tiles.made, body = [], list(stmts_of(s.body))
+        body = tiles.ahead(body, s.var)
+        made.extend(tiles.made)
         return replace(s, body=seq(*body, span=s.body.span))
 
     body = rewrite_stmts(launch.body, visit)
@@ -98,8 +95,8 @@ class _Tiles:
         sizes = {v: int(n.value) for v, n in zip(s.vars, s.extents) if isinstance(n, Const)}
 
         def read(x: Any) -> Expr | None:
-            place = None if x.buffer.scope_name != GLOBAL or x.buffer.data in self.written else self.place(x, sizes)
-            if place is None:
+            place = self.place(x, sizes)
+            if place is None or len({*place[0]} - {None}) != 2 or place[0][-1] is None:
                 return None
             along, mins = place
             if (key := (x.buffer, *place)) not in found:
@@ -111,10 +108,44 @@ class _Tiles:
         self.made += [b for b, _ in copies]
         return [*(c for _, c in copies), out]
 
+    def ahead(self, body: Sequence[Stmt], step: Var) -> list[Stmt]:
+        """The body with loads of what loops behind its first GEMM read for each row or step, in front of that GEMM."""
+        at, loads = next(n for n, s in enumerate(body) if isinstance(s, Gemm)), dict[Any, tuple[Any, Stmt]]()
+
+        def loaded(x: Load, s: Parallel, rows: set[Any]) -> Expr | None:
+            along, mins = self.place(x, dict.fromkeys(s.vars, 0)) or ((), ())
+            ways = [v for v in along if v is not None]
+            if not any(step in free_vars(m) for m in mins) or len(ways) > 1 or not rows.issuperset(ways):
+                return None
+            key = x.buffer, along, mins
+            if key not in loads and not ways:
+                one = fresh(x.buffer.name, x.dtype)
+                loads[key] = one, Bind(one, load(x.buffer, mins, span=x.span), span=s.span)
+            elif key not in loads:
+                i, n = fresh(ways[0].name, ways[0].dtype), s.extents[s.vars.index(ways[0])]
+                row = Buffer(f"{x.buffer.name}_row", (int(n.value),), x.dtype, FRAGMENT, span=x.span)  # type: ignore[attr-defined]
+                value = load(x.buffer, tuple(m + i if v is ways[0] else m for v, m in zip(along, mins)), span=x.span)
+                loads[key] = row, Parallel((i,), (n,), Store(row, (i,), value, span=s.span), span=s.span)
+                self.made.append(row)
+            got = loads[key][0]
+            return load(got, (ways[0],), span=x.span) if ways else got
+
+        def changed(s: Stmt) -> Stmt:
+            if not isinstance(s, Parallel):
+                return s
+            rows = {x.indices[0] for x in walk(s, Store) if x.buffer.scope_name == FRAGMENT}
+            rows &= {v for v, n in zip(s.vars, s.extents) if isinstance(n, Const)}
+            return rewrite(s, lambda x: loaded(x, s, rows), Load)
+
+        rest = [changed(s) for s in body[at:]]
+        return [*body[:at], *(s for _, s in loads.values()), *rest]
+
     def place(self, x: Load, sizes: dict[Var, int]) -> tuple[tuple[Any, ...], tuple[Expr, ...]] | None:
-        """(the variable along each dimension, the first indices) of a load that reads a matrix; None for others."""
+        """(the variable of `sizes` along each dimension, the first indices) of a load that a copy may replace; or None."""
         along: list[Any] = []
         mins: list[Expr] = []
+        if x.buffer.scope_name != GLOBAL or x.buffer.data in self.written:
+            return None
         for given in x.indices:
             e = substitute(given, self.inline)
             named = [v for v in sizes if stride_along(e, v, self.analyzer) != 0]
@@ -124,7 +155,7 @@ class _Tiles:
             mins.append(self.analyzer.simplify(substitute(e, {v: const(0, v.dtype) for v in named})))
         ways = [v for v in along if v is not None]
         inside = any(free_vars(m) & self.private for m in mins)
-        return None if inside or len(ways) != 2 or len(set(ways)) != 2 or along[-1] is None else (tuple(along), tuple(mins))
+        return None if inside or len(ways) != len(set(ways)) else (tuple(along), tuple(mins))
 
     def copied(self, x: Load, sizes: list[int], mins: tuple[Expr, ...]) -> tuple[Buffer, Copy] | None:
         """The tile of a load and the copy that fills it; None where TMA cannot load it or it is small."""
@@ -135,45 +166,3 @@ class _Tiles:
         copy = Copy(src, Region(tile, (const(0), const(0)), shape, span=x.span), span=x.span)
         copy = with_options(copy, unaligned_columns=unaligned_columns(src, self.facts) or None)
         return None if tma_unsupported(copy, hopper(self.cx).strides) else (tile, copy)
-
-
-class _Rows:
-    """What loops behind the first GEMM of a loop read for each row, or each step.  made: the fragments."""
-
-    def __init__(self, tiles: _Tiles, loop: For) -> None:
-        self.tiles, self.step, self.made, self.loads = tiles, loop.var, list[Buffer](), dict[Any, tuple[Expr, Stmt]]()
-
-    def ahead(self, body: Sequence[Stmt]) -> list[Stmt]:
-        """The body with these loads in front of its first GEMM."""
-        at = next(n for n, s in enumerate(body) if isinstance(s, Gemm))
-        rest = [rewrite(s, self.reader(s), Load) if isinstance(s, Parallel) else s for s in body[at:]]
-        return [*body[:at], *(s for _, s in self.loads.values()), *rest]
-
-    def reader(self, s: Parallel) -> Callable[[Any], Expr | None]:
-        """A function from a load of a parallel loop to what it becomes."""
-        rows = {x.indices[0] for x in walk(s, Store) if x.buffer.scope_name == FRAGMENT}
-
-        def read(x: Any) -> Expr | None:
-            indices = tuple(substitute(e, self.tiles.inline) for e in x.indices)
-            used = {v for e in indices for v in free_vars(e)}
-            along = [v for v in s.vars if v in used]
-            if x.buffer.scope_name != GLOBAL or x.buffer.data in self.tiles.written or self.step not in used or len(along) > 1 \
-                    or not rows.issuperset(along) or used & self.tiles.private or any(map(touches, indices)):
-                return None
-            key = x.buffer, indices
-            if key not in self.loads:
-                self.loads[key] = self.loaded(x, indices, s, along)
-            return self.loads[key][0]
-
-        return read
-
-    def loaded(self, x: Load, indices: tuple[Expr, ...], s: Parallel, along: list[Var]) -> tuple[Expr, Stmt]:
-        """(what replaces a load, the statement that loads it)."""
-        if not along:
-            one = fresh(x.buffer.name, x.dtype)
-            return one, Bind(one, replace(x, indices=indices), span=s.span)
-        i, n = fresh(along[0].name, along[0].dtype), s.extents[s.vars.index(along[0])]
-        row = Buffer(f"{x.buffer.name}_row", (int(n.value),), x.dtype, FRAGMENT, span=x.span)  # type: ignore[attr-defined]
-        self.made.append(row)
-        value = replace(x, indices=tuple(substitute(e, {along[0]: i}) for e in indices))
-        return load(row, (along[0],), span=x.span), Parallel((i,), (n,), Store(row, (i,), value, span=s.span), span=s.span)
