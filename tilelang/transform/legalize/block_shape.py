@@ -219,13 +219,15 @@ def _fewer(n: Launch, sms: int) -> Launch | None:
 
 
 def _made(n: Launch) -> set[Buffer]:
-    """The tiles that threads make in a loop, of no GEMM's result."""
+    """The tiles that threads make in a loop of what it loads, and of no GEMM's result."""
     sums, new = {op.c.buffer for op in walk(n.body, Gemm)}, set[Buffer]()
     for loop in walk(n.body, For):
+        loaded = {s.dst.buffer for s in walk(loop.body, Copy) if s.src.buffer.scope_name == GLOBAL}
         for s in walk(loop.body, Parallel, Copy):
             if isinstance(s, Copy):
-                new |= {s.dst.buffer} if s.src.buffer in new else set()
-            elif not any(x.buffer in sums for x in walk(s, Load)):
+                for tiles in (loaded, new):
+                    tiles |= {s.dst.buffer} if s.src.buffer in tiles else set()
+            elif (read := {x.buffer for x in walk(s, Load)}) & (loaded | new) and not read & sums:
                 new |= {x.buffer for x in walk(s, Store)}
     return new
 
