@@ -37,7 +37,7 @@ def scaled(m=64, n=64, k=512, bm=64, bn=64, bk=128, stages=3, threads=128, dtype
     """C = sum over steps of (A B) * S[row, first + step], S[first + step, row] where turned.  columns: that S has.
 
     counts: steps of a row tile: all; its number (by); a number read for it.  where the values are loaded: before the
-    product, under a condition, or in the sums.
+    product, under a condition, in the sums, or nowhere.
     """
     steps = -(-k // bk)
     columns = columns or steps + first
@@ -66,6 +66,8 @@ def scaled(m=64, n=64, k=512, bm=64, bn=64, bk=128, stages=3, threads=128, dtype
                 for i, j in T.Parallel(bm, bn):
                     if where == "sums":
                         total[i, j] += part[i, j] * S[by * bm + i, at]
+                    elif where == "nowhere":
+                        total[i, j] += part[i, j]
                     else:
                         total[i, j] += part[i, j] * row[i]
             T.copy(total, C[by * bm, bx * bn])

@@ -353,10 +353,14 @@ class _Chain(_Promotion):
         """What is filled ahead for the first GEMM of the loop, and the wait for its stage."""
         return [*self.fill(it), *self.filled(it)]
 
-    def steady_loop(self, start: Expr, extent: Expr) -> For:
-        """The steady loop.  An iteration starts its own first GEMM, or that of the next one if nothing is filled ahead."""
+    def steady_loop(self, start: Expr, extent: Expr, started: bool = False) -> For:
+        """The steady loop.  An iteration starts its own first GEMM, or that of the next one if nothing is filled ahead.
+
+        started: the first GEMM of iteration `start` is in flight already, and each iteration starts that of the next one.
+        """
         k, after = self.r.loop.var, self.r.loop.var + const(1, extent.dtype)
-        iteration = [*self.start(k), *self.fill(after), *self.rest(k, after)] if self.early else \
+        iteration = [*self.take(), *self.fill(after), *self.rest(k, after), *self.run(self.gemms[:1], after)] if started else \
+            [*self.start(k), *self.fill(after), *self.rest(k, after)] if self.early else \
             [*self.rest(k, after), *self.fill(after), *self.start(after)]
         return with_options(replace(self.r.loop, kind="serial", start=start, extent=extent, body=seq(*iteration)), **SERIAL)
 
@@ -414,8 +418,8 @@ def overlapped_tiles(r: WarpRoleLoop, tiles: Tiles, binds: Sequence[Stmt], befor
     binds: bindings of both warp roles for each tile.  before, after: the consumers' statements of a tile before and after
     the pipelined loop.  Keeps what is stored, and the order of everything except the waits, loads and GEMMs that are moved.
     Launches with clusters keep the program's order, because their blocks wait for each other at other places.  So do tiles
-    whose number of steps is not a constant of at least two, and loops in which an iteration starts the first GEMM of the next
-    one: ptxas then spills registers of the epilogue.
+    whose number of steps is not a constant of at least two, and loops that fill nothing ahead: ptxas then spills registers of
+    the epilogue.  The other iterations start the next one's first GEMM too: its addresses are computed under the promotion.
     """
     promoted = None if tiles.once or tiles.cluster_map is not None or tiles.inside is not None else promoted_gemms(r)
     extent, start = r.loop.extent, convert(r.loop.start)
@@ -437,8 +441,7 @@ def overlapped_tiles(r: WarpRoleLoop, tiles: Tiles, binds: Sequence[Stmt], befor
     shared = [s for s in before if isinstance(s, Alloc) and s.buffer.data in touched]
     own = [s for s in before if s not in shared]
     following = index + const(1, index.dtype)
-    body = [*chain.take(), *chain.fill(start + one), *chain.rest(start, start + one),
-            chain.steady_loop(start + one, extent - one - one), *chain.start(last),
+    body = [chain.steady_loop(start, extent - one, started=True), *chain.take(),
             *chain.rest(last, None, [of(ahead, following)]), of(gemm, following)]
     # On a path that no block takes, ptxas sees a GEMM in flight at the end.  Without this wait it adds one inside the loop.
     return [*shared, *chain.made(), of([*ahead, *gemm], const(0, index.dtype)), tiles.loop(*binds, *own, *body, *after),
