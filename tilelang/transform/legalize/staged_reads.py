@@ -117,13 +117,14 @@ class _Tiles:
             ways = [v for v in along if v is not None]
             if not any(step in free_vars(m) for m in mins) or len(ways) > 1 or not rows.issuperset(ways):
                 return None
-            key = x.buffer, along, mins
+            sizes = {v: int(n.value) for v, n in zip(s.vars, s.extents) if v in ways}  # type: ignore[attr-defined]
+            key = x.buffer, tuple(map(sizes.get, along)), mins
             if key not in loads and not ways:
                 one = fresh(x.buffer.name, x.dtype)
                 loads[key] = one, Bind(one, load(x.buffer, mins, span=x.span), span=s.span)
             elif key not in loads:
                 i, n = fresh(ways[0].name, ways[0].dtype), s.extents[s.vars.index(ways[0])]
-                row = Buffer(f"{x.buffer.name}_row", (int(n.value),), x.dtype, FRAGMENT, span=x.span)  # type: ignore[attr-defined]
+                row = Buffer(f"{x.buffer.name}_row", (sizes[ways[0]],), x.dtype, FRAGMENT, span=x.span)
                 value = load(x.buffer, tuple(m + i if v is ways[0] else m for v, m in zip(along, mins)), span=x.span)
                 loads[key] = row, Parallel((i,), (n,), Store(row, (i,), value, span=s.span), span=s.span)
                 self.made.append(row)
