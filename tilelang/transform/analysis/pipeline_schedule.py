@@ -12,10 +12,12 @@ from collections.abc import Iterable
 from dataclasses import field
 from typing import Any
 
-from tilelang.ir import Alloc, Bind, Expr, For, Stmt, Var, free_vars, is_large, stmts_of, substitute, used_vars
+from tilelang.arith import Analyzer
+from tilelang.ir import Alloc, Bind, Expr, For, Load, Stmt, Var, const, free_vars, is_large, stmts_of, substitute, used_vars
 from tilelang.ir.record import record, state
 
-from .effects import Effect, acts, effects, expr_effects
+from .effects import Effect, acts, effects, expr_effects, touches
+from .vectorize import stride_along
 
 
 @record
@@ -153,3 +155,21 @@ def inlined_binds(loop: For) -> dict[Any, Any]:
         if not is_large(value):
             out[s.var] = value
     return out
+
+
+def tile_read(x: Load, ways: Iterable[Var], inline: dict[Any, Any], private: set[Var],
+              analyzer: Analyzer) -> tuple[tuple[Var | None, ...], tuple[Expr, ...]] | None:
+    """(the variable of `ways` along each dimension, the indices where all of them are 0) of a load; None where two stand along
+    one dimension, one along two or in steps, or where an index hangs on private variables or on memory."""
+    along: list[Var | None] = []
+    mins: list[Expr] = []
+    for given in x.indices:
+        e = substitute(given, inline)
+        strides = {v: c for v in ways if (c := stride_along(e, v, analyzer)) != 0}
+        if len(strides) > 1 or touches(e) or any(c != 1 for c in strides.values()):
+            return None
+        along.append(next(iter(strides), None))
+        mins.append(analyzer.simplify(substitute(e, {v: const(0, v.dtype) for v in strides})))
+    named = [v for v in along if v is not None]
+    alone = len(named) == len(set(named)) and not any(free_vars(m) & private for m in mins)
+    return (tuple(along), tuple(mins)) if alone else None

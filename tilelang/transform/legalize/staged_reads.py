@@ -15,25 +15,25 @@ loaded in front of it:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, const,
-                         free_vars, fresh, load, replace, rewrite, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute,
-                         walk, with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
+                         free_vars, fresh, load, replace, rewrite, rewrite_launches, rewrite_stmts, seq, stmts_of, walk,
+                         with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_unsupported
 from tilelang.target.machine import REGISTERS, RESERVED_SHARED
 
 from ..analysis.copied_tiles import CopiedTiles
-from ..analysis.effects import effects, touches
+from ..analysis.effects import effects
 from ..analysis.pipeline_loops import is_pipelined, ring_stages
-from ..analysis.vectorize import bound_divisors, stride_along
+from ..analysis.vectorize import bound_divisors
 from ..framework.pass_ import TILE, PassContext, pass_
 from .hopper_features import hopper
 from .tma_columns import unaligned_columns
-from ..analysis.pipeline_schedule import inlined_binds
+from ..analysis.pipeline_schedule import inlined_binds, tile_read
 
 LEAST_BYTES = 4096  # of a tile: what is smaller waits for the loads of few lanes
 
@@ -113,7 +113,7 @@ class _Tiles:
         at, loads = next(n for n, s in enumerate(body) if isinstance(s, Gemm)), dict[Any, tuple[Any, Stmt]]()
 
         def loaded(x: Load, s: Parallel, rows: set[Any]) -> Expr | None:
-            along, mins = self.place(x, dict.fromkeys(s.vars, 0)) or ((), ())
+            along, mins = self.place(x, s.vars) or ((), ())
             ways = [v for v in along if v is not None]
             if not any(step in free_vars(m) for m in mins) or len(ways) > 1 or not rows.issuperset(ways):
                 return None
@@ -141,22 +141,10 @@ class _Tiles:
         rest = [changed(s) for s in body[at:]]
         return [*body[:at], *(s for _, s in loads.values()), *rest]
 
-    def place(self, x: Load, sizes: dict[Var, int]) -> tuple[tuple[Any, ...], tuple[Expr, ...]] | None:
-        """(the variable of `sizes` along each dimension, the first indices) of a load that a copy may replace; or None."""
-        along: list[Any] = []
-        mins: list[Expr] = []
-        if x.buffer.scope_name != GLOBAL or x.buffer.data in self.written:
-            return None
-        for given in x.indices:
-            e = substitute(given, self.inline)
-            named = [v for v in sizes if stride_along(e, v, self.analyzer) != 0]
-            if len(named) > 1 or touches(e) or any(stride_along(e, v, self.analyzer) != 1 for v in named):
-                return None
-            along.append(named[0] if named else None)
-            mins.append(self.analyzer.simplify(substitute(e, {v: const(0, v.dtype) for v in named})))
-        ways = [v for v in along if v is not None]
-        inside = any(free_vars(m) & self.private for m in mins)
-        return None if inside or len(ways) != len(set(ways)) else (tuple(along), tuple(mins))
+    def place(self, x: Load, ways: Iterable[Var]) -> tuple[tuple[Any, ...], tuple[Expr, ...]] | None:
+        """See `tile_read`; None also for tensors that the kernel writes, and outside of which not 0 is read."""
+        out = x.buffer.scope_name != GLOBAL or x.buffer.data in self.written
+        return None if out else tile_read(x, ways, self.inline, self.private, self.analyzer)
 
     def copied(self, x: Load, sizes: list[int], mins: tuple[Expr, ...]) -> tuple[Buffer, Copy] | None:
         """The tile of a load and the copy that fills it; None where TMA cannot load it or it is small."""

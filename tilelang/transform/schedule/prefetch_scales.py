@@ -20,41 +20,24 @@ A in such a ring: a second ring for the scales of B gained nothing more.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Var, const, convert,
-                         free_vars, load, replace, rewrite, seq, stmts_of, substitute, walk, with_options, DYNAMIC,
-                         GLOBAL)
-from tilelang.ir.record import record
+                         load, replace, rewrite, seq, stmts_of, substitute, walk, with_options, DYNAMIC, GLOBAL)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_unsupported
 
 from ..framework.config import PassConfigKey
-from ..analysis.effects import touches
 from ..legalize.hopper_features import hopper
 from ..framework.pass_ import PassContext
-from ..analysis.pipeline_schedule import inlined_binds
+from ..analysis.pipeline_schedule import inlined_binds, tile_read
 from ..legalize.tma_columns import unaligned_columns
 from ..analysis.vectorize import bound_divisors, stride_along
 
 ATOM_ROWS = 8  # steps of a tile whose rows are contiguous: the rows of one swizzle atom
 MOST_STEPS = 16
-
-
-@record
-class _Place:
-    """Where the value of step k and row i lies in a tensor.
-
-    step, row: the dimensions of the steps and of the rows.  var: variable of the rows.  mins: the indices of row 0; in
-    dimension `step`, the index of step k.
-    """
-
-    step: int
-    row: int
-    var: Var
-    mins: tuple[Expr, ...]
 
 
 def prefetch_scales(launch: Launch, loop: For, cx: PassContext) -> tuple[Launch, For] | None:
@@ -102,61 +85,43 @@ class _Tiles:
         def read(x: Any) -> Any:
             if not isinstance(x, Load) or x.buffer.scope_name != GLOBAL:
                 return None
-            place = self.place(x, s)
-            return None if place is None else self.tiled(x, place, s)
+            got = tile_read(x, s.vars, self.inline, self.private, self.analyzer) if x.dtype.lanes == 1 else None
+            return None if got is None else self.tiled(x, s, *got)
 
         out: Stmt = rewrite(s, read)
         return out
 
-    def place(self, x: Load, s: Parallel) -> _Place | None:
-        """Where a load reads; None unless it reads one value for each row and step."""
-        k = self.loop.var
-        step: list[int] = []
-        row: list[tuple[int, Var]] = []
-        mins: list[Expr] = []
-        for d, given in enumerate(x.indices):
-            e = substitute(given, self.inline)
-            along = {v: stride_along(e, v, self.analyzer) for v in (k, *s.vars)}
-            named = {v: c for v, c in along.items() if c != 0}
-            if any(c != 1 for c in named.values()) or len(named) > 1 or touches(e):
-                return None
-            for v in named:
-                if v is k:
-                    step.append(d)
-                else:
-                    row.append((d, v))
-                    e = self.analyzer.simplify(substitute(e, {v: const(0, v.dtype)}))
-            if free_vars(e) & (self.private - {k}):
-                return None
-            mins.append(e)
-        if len(step) != 1 or len(row) != 1 or x.dtype.lanes != 1:
-            return None
-        return _Place(step[0], row[0][0], row[0][1], tuple(mins))
+    def tiled(self, x: Load, s: Parallel, along: Sequence[Var | None], mins: tuple[Expr, ...]) -> Expr | None:
+        """The value, read from a tile; None unless it is one for each row and step, and TMA can load the tile.
 
-    def tiled(self, x: Load, p: _Place, s: Parallel) -> Expr | None:
-        """The value, read from a tile; None if TMA cannot load such a tile."""
-        rows, extent = s.extents[s.vars.index(p.var)], convert(self.loop.extent)
+        along, mins: see `tile_read`.
+        """
+        k, start, extent = self.loop.var, convert(self.loop.start), convert(self.loop.extent)
+        strides, named = [stride_along(m, k, self.analyzer) for m in mins], [d for d, v in enumerate(along) if v is not None]
+        if len(named) != 1 or strides.count(1) != 1 or strides.count(0) != len(mins) - 1 or strides[named[0]] != 0:
+            return None
+        step, row, var = strides.index(1), named[0], along[named[0]]
+        rows = s.extents[s.vars.index(var)]  # type: ignore[arg-type]
         if not isinstance(rows, Const):
             return None
-        n = max(2, 128 // math.gcd(x.dtype.bits, 128)) if p.step == len(x.indices) - 1 else ATOM_ROWS
+        n = max(2, 128 // math.gcd(x.dtype.bits, 128)) if step == len(x.indices) - 1 else ATOM_ROWS
         if n > MOST_STEPS or isinstance(extent, Const) and int(extent.value) < n:
             return None
-        k, start = self.loop.var, convert(self.loop.start)
         done = self.analyzer.simplify(k - start)
-        key = (x.buffer, p.step, p.row, n, int(rows.value), p.mins)
+        key = (x.buffer, step, row, n, int(rows.value), mins)
         if key not in self.made:
-            shape = tuple(m for _, m in sorted([(p.step, n), (p.row, int(rows.value))]))
+            shape = tuple(m for _, m in sorted([(step, n), (row, int(rows.value))]))
             tile = Buffer(f"{x.buffer.name}_{n}_steps", shape, x.dtype, DYNAMIC, span=x.span)
-            mins = [self.analyzer.simplify(substitute(m, {k: start + done // n * n})) if d == p.step else m
-                    for d, m in enumerate(p.mins)]
-            extents = tuple(n if d == p.step else int(rows.value) if d == p.row else 1 for d in range(len(mins)))
-            src = Region(x.buffer, tuple(mins), extents, span=x.span)
+            first = tuple(self.analyzer.simplify(substitute(m, {k: start + done // n * n})) if d == step else m
+                          for d, m in enumerate(mins))
+            extents = tuple({step: n, row: int(rows.value)}.get(d, 1) for d in range(len(mins)))
+            src = Region(x.buffer, first, extents, span=x.span)
             copy = Copy(src, Region(tile, (const(0), const(0)), shape, span=x.span), span=x.span)
             copy = with_options(copy, iterations=n, unaligned_columns=unaligned_columns(src, self.facts) or None)
             if tma_unsupported(copy, hopper(self.cx).strides):
                 return None
             self.made[key] = tile, copy
-        at = {p.step: done % n, p.row: p.var}
+        at = {step: done % n, row: var}
         return load(self.made[key][0], tuple(at[d] for d in sorted(at)), span=x.span)
 
 
