@@ -21,7 +21,8 @@ GRAPH_MS = 1.0  # work put into one graph
 
 @dataclass(frozen=True)
 class Window:
-    """ms: of one call.  clock_mhz, power_w: read once inside the window, None where they cannot be."""
+    """ms: of one call.  clock_mhz: of an SM, its mean over the window where `Cycles` counts them, else read once inside it.
+    power_w: read once inside the window.  Both are None where they cannot be read."""
 
     ms: float
     calls: int
@@ -60,13 +61,40 @@ class Nvml:
         return None if self.lib.nvmlDeviceGetPowerUsage(self.handle, ctypes.byref(value)) else value.value / 1000
 
 
+class Cycles:
+    """Counts the cycles of an SM between two points of the current stream: the driver's reading of the clock lags by more
+    than a window.  The block of a launch of one block runs on the same SM each time."""
+
+    def __init__(self) -> None:
+        import tilelang
+        import tilelang.language as T
+
+        @T.prim_func
+        def stamp(out: T.Tensor((2,), "int64")):
+            with T.Kernel(1, threads=32):
+                if T.get_thread_binding() == 0:
+                    out[0] = T.clock64()
+                    out[1] = T.cast(T.globaltimer(), "int64")
+
+        self.kernel = tilelang.compile(stamp)
+        self.stamps = torch.zeros(2, 2, dtype=torch.int64, device="cuda")
+
+    def stamp(self, at: int) -> None:
+        self.kernel(self.stamps[at])
+
+    def mhz(self) -> float | None:
+        """Of the span between stamps 0 and 1; None where the two are not of one SM."""
+        cycles, ns = (self.stamps[1] - self.stamps[0]).tolist()
+        return 1e3 * cycles / ns if ns > 0 and 100 < 1e3 * cycles / ns < 3000 else None
+
+
 class CudaMeter:
-    """Times calls on the current CUDA device."""
+    """Times calls on the current CUDA device.  cycles: counts cycles of an SM in each window."""
 
     device = "cuda"
 
-    def __init__(self, idle: float) -> None:
-        self.idle, self.sensors = idle, None
+    def __init__(self, idle: float, cycles: Cycles | None = None) -> None:
+        self.idle, self.cycles, self.sensors = idle, cycles, None
         with contextlib.suppress(OSError, AttributeError):
             self.sensors = Nvml(torch.cuda.current_device())
 
@@ -123,12 +151,17 @@ class CudaMeter:
         torch.cuda.synchronize()
         time.sleep(self.idle)
         run = prepared.run
+        if self.cycles:
+            self.cycles.stamp(0)
         start.record()
         for _ in range(n):
             run()
         end.record()
+        if self.cycles:
+            self.cycles.stamp(1)
         clock, power = (self.sensors.clock_mhz(), self.sensors.power_w()) if self.sensors else (None, None)
         end.synchronize()
+        clock = self.cycles and self.cycles.mhz() or clock
         return Window(start.elapsed_time(end) / (n * prepared.calls), n * prepared.calls, clock, power)
 
     def synchronize(self) -> None:

@@ -30,7 +30,7 @@ def drawn(r):
                        r.randrange(256)) for _ in range(r.randrange(5)))
     places = tuple(Place(r.randrange(len(items)), r.randrange(-1, 3), r.randrange(-4, 3), time(), time())
                    for _ in range(r.randrange(6) if items else 0))
-    return Schedule(r.choice(("k", "step_1")), round(r.random() * 90, 2), r.randrange(4), items, places,
+    return Schedule(r.choice(("k", "step_1")), round(r.random() * 90, 2), r.randrange(999), r.randrange(4), items, places,
                     tuple((n, r.randrange(9)) for n in names()), tuple((n, r.choice("MN")) for n in names()),
                     tuple((n, r.choice(("tma", "cp.async", "threads"))) for n in names()),
                     tuple(r.randrange(256) for _ in range(r.choice((0, 2)))), Bound(tuple((u, time()) for u in UNITS)), time())

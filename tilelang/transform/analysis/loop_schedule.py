@@ -70,21 +70,22 @@ class Bound:
 class Schedule:
     """The schedule of one pipelined loop.
 
-    loop: name of its variable.  iterations: of a block, the mean of all blocks; 0 where calls decide it.  groups: warp groups
-    that compute; 0: all threads also load.  items: in the order of the program.  places: in the order of the steady iteration,
+    loop: name of its variable.  iterations: of a block, the mean of all blocks; 0 where calls decide it.  blocks: of the grid,
+    before blocks take several tiles; 0 where calls decide it.  groups: warp groups that compute; 0: all threads also load.  items: in the order of the program.  places: in the order of the steady iteration,
     one group after another.  versions: (shared tile, stages of it).  split: (accumulator, "M" or "N": what its warp groups
     divide).  loads: (tile, "tma", "cp.async" or "threads").  registers: of a thread of the producer and of the others, where
     they differ.  cycles: of a steady iteration, by simulation.
 
     >>> from tilelang.transform import Schedule
     >>> from tilelang.transform.analysis.loop_schedule import Bound
-    >>> s = Schedule("k", 8, 1, (), (), (("As", 2),), (), (("As", "tma"),), (), Bound((("tensor cores", 64.0),)), 70.5)
+    >>> s = Schedule("k", 8, 64, 1, (), (), (("As", 2),), (), (("As", "tma"),), (), Bound((("tensor cores", 64.0),)), 70.5)
     >>> Schedule.parse(str(s)) == s
     True
     """
 
     loop: str
     iterations: float
+    blocks: int
     groups: int
     items: tuple[Item, ...]
     places: tuple[Place, ...]
@@ -96,7 +97,7 @@ class Schedule:
     cycles: float
 
     def __str__(self) -> str:
-        out = [f"loop {self.loop}: {number(self.iterations)} iterations, {self.groups} groups, {number(self.cycles)} cycles",
+        out = [f"loop {self.loop}: {number(self.iterations)} iterations of {self.blocks} blocks, {self.groups} groups, {number(self.cycles)} cycles",
                _pairs("bound", self.bound.terms), _pairs("versions", self.versions), _pairs("split", self.split),
                _pairs("loads", self.loads), f"registers: {', '.join(map(str, self.registers))}"]
         out += [f"item {n}: {x}; {number(x.cycles)} cycles of {x.unit}, {x.registers} registers"
@@ -109,7 +110,8 @@ class Schedule:
     def parse(text: str) -> Schedule:
         """The schedule that has this text.  Raises schedule-text (ValueError) for other texts."""
         lines = iter(text.split("\n  "))
-        loop, iterations, groups, cycles = _match(r"loop (.*): (\S+) iterations, (\d+) groups, (\S+) cycles", next(lines))
+        loop, iterations, blocks, groups, cycles = _match(
+            r"loop (.*): (\S+) iterations of (\d+) blocks, (\d+) groups, (\S+) cycles", next(lines))
         found = {name: _read(name, next(lines, "")) for name in ("bound", "versions", "split", "loads", "registers")}
         items, places = [], []
         for line in lines:
@@ -121,7 +123,7 @@ class Schedule:
                 group, k, stage, begin, end = _match(
                     r"(group \d+|loads): item (\d+) in stage (-?\d+), (\S+) to (\S+): .*", line)
                 places.append(Place(int(k), int(group[6:]) if group != "loads" else -1, int(stage), float(begin), float(end)))
-        return Schedule(loop, float(iterations), int(groups), tuple(items), tuple(places),
+        return Schedule(loop, float(iterations), int(blocks), int(groups), tuple(items), tuple(places),
                         tuple((n, int(v)) for n, v in found["versions"]), found["split"], found["loads"],
                         tuple(int(v) for (v,) in found["registers"]),
                         Bound(tuple((n, float(v)) for n, v in found["bound"])), float(cycles))

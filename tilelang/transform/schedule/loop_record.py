@@ -76,7 +76,7 @@ def _record(launch: Launch, loop: For, own: LoopItems, steady: tuple[tuple[Event
     cycles = max(run.cycles if run else 0.0, bound.cycles)
     named = {i: tuple(dict.fromkeys(e.buffer.name for e in own.items[i].effects if e.writes)) for i in loads}
     versions = {b: use.stages for i, use in filled.items() for b in named[i] if use.stages > 1}
-    return Schedule(loop.var.name, _iterations(launch, loop), groups, items,
+    return Schedule(loop.var.name, _iterations(launch, loop), prod(_numbers(launch) or [0]), groups, items,
                     () if run is None else _places(own, run, events, filled, cycles), tuple(sorted(versions.items())), (),
                     tuple((b, how) for i, how in loads.items() for b in named[i]), (), bound, round(cycles, 1))
 
@@ -165,13 +165,18 @@ def _moved(x: Item) -> int:
     return sum(b.size * b.dtype.bits // 8 for b in made.values())
 
 
+def _numbers(launch: Launch) -> list[int]:
+    """The sizes of the grid; none where calls decide them."""
+    sizes = [convert(g) for g in launch.grid]
+    numbers = [int(g.value) for g in sizes if isinstance(g, Const)]
+    return numbers if len(numbers) == len(sizes) else []
+
+
 def _iterations(launch: Launch, loop: For) -> float:
     """Iterations of a block, the mean of all blocks; 0 where they are not known before a call."""
-    sizes = [convert(g) for g in launch.grid]
+    numbers = _numbers(launch)
     loops = [s for s in (*path_to(launch.body, loop), loop) if isinstance(s, For)]
     env: dict[Var, Any] = {}
-    numbers = [int(g.value) for g in sizes if isinstance(g, Const)]
-    numbers = numbers if len(numbers) == len(sizes) else []
     blocks = prod(numbers)
     index = np.linspace(0, blocks - 1, min(blocks, 1 << 12)).astype(int)
     for v, n in zip(launch.block_vars, numbers):

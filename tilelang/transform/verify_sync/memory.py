@@ -16,7 +16,7 @@ from tilelang.layout.distinct import distinct
 from tilelang.target.atomics import Atomic
 
 from .sync_fault import Fault, Found
-from .clocks import Clocks, Row, Warp
+from .clocks import Clocks, Row, Warp, least
 from .shadow import mode_of
 
 MESSAGES = {"order": "is touched by two threads without a barrier in between",
@@ -64,16 +64,16 @@ class _Tile:
     records: dict[tuple[str, int], tuple[int, Any]] = field(default_factory=dict)
     meets: list[_Tile] = field(default_factory=list)
     written: int = 0  # how often a copy wrote an overlapping tile
+    # component of MMAs -> versions of the memory and of `written` for which they were checked
+    groups: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class _Touched:
-    """Last access in one mode of each granule by each warp: time, component, thread (-2: several)."""
+    """Last access in one mode of each granule by each warp: time (0: none), component, thread (-2: several), site."""
 
     def __init__(self, warps: int, granules: int, row: Row) -> None:
-        self.when = np.zeros((warps, granules), np.int32)
-        self.component = np.zeros((warps, granules), np.int32)
-        self.thread = np.full((warps, granules), -1, np.int32)
-        self.site = np.zeros((warps, granules), np.int32)
+        self.last = np.zeros((warps, granules, 4), np.int32)
+        self.flat = self.last.reshape(-1, 4)
         self.latest = row  # of all granules
         self.lo, self.hi = granules, 0  # first granule touched and the end
 
@@ -131,11 +131,17 @@ class Memory:
     def group_reads(self, lo: int, hi: int, active: list[tuple[Warp, int]], component: int, time: int, span: Any) -> None:
         """Check and record an MMA of some warps that reads bytes lo .. hi-1."""
         t = self.tiles.get((lo, hi))
-        key = (lo, hi, component)
-        if t is None or self.checked.get(key) != (self.version, t.written):
-            for w, lanes in active:
-                self.tile("r", lo, hi, w.known(lanes), (component, time), span, (w, lanes))
-            self.checked[key] = self.version, self.tiles[lo, hi].written
+        if t is None or t.groups.get(component) != (self.version, t.written):
+            rows = [w.known(lanes) for w, lanes in active]
+            stamp = component, time
+            try:  # what all of them know is enough for each
+                self.tile("r", lo, hi, (least([r for r, _ in rows]), least([r for _, r in rows])), stamp, span, component)
+            except Found:
+                for (w, lanes), known in zip(active, rows):
+                    self.tile("r", lo, hi, known, stamp, span, (w, lanes))
+                raise
+            t = self.tiles[lo, hi]
+            t.groups[component] = self.version, t.written
             return
         t.records["r", component] = time, span
 
@@ -159,11 +165,11 @@ class Memory:
             for what, known in (("order", seen), ("unread" if m == "r" else "proxy", fenced)):
                 if b <= got.lo or got.hi <= a or (known >= got.latest).all():
                     continue
-                bad = known[got.component[:, a:b]] < got.when[:, a:b]
+                bad = known[got.last[:, a:b, 1]] < got.last[:, a:b, 0]
                 if bad.any():
                     row, at = (int(x[0]) for x in np.nonzero(bad))
                     text = what if known is fenced else "again" if mode == "w" else "early"
-                    raise self._fault(text, (a + at) * self.granule, span, *self.sites[got.site[row, a + at]][:2])
+                    raise self._fault(text, (a + at) * self.granule, span, *self.sites[got.last[row, a + at, 3]][:2])
 
     # ---- cp.async ---------------------------------------------------------------------------------------------------
 
@@ -184,11 +190,11 @@ class Memory:
         """Check and record ordinary accesses of granules g by threads (same shape); active: their warps."""
         if site.atomic is not None:
             mode = mode_of(site.atomic)
-        first, last = int(g.min()) * self.granule, (int(g.max()) + 1) * self.granule
+        first, end = int(np.minimum.reduce(g)), int(np.maximum.reduce(g)) + 1
         warp = thread // 32
         rows = {w.number: w.known(lanes) for w, lanes in active}
         for t in self.tiles.values():
-            if t.lo < last and first < t.hi:
+            if t.lo < end * self.granule and first * self.granule < t.hi:
                 self._against(t, mode, g, warp, rows, site)
         if self.flying is not None:
             over = self.flying[g]
@@ -199,29 +205,28 @@ class Memory:
                         at = int(g[int(np.argmax(over == n))]) * self.granule
                         raise self._fault("copy", at, site.span, other.span, site.exact and other.exact)
         self._conflict(mode, g, thread, warp, rows, site)
-        self._note(mode, g, thread, warp, active, site)
-
-    def _note(self, mode: str, g: Any, thread: Any, warp: Any, active: list[tuple[Warp, int]], site: Site) -> None:
         got = self.touched.get(mode)
         if got is None:
             got = self.touched[mode] = _Touched(self.warps, self.granules, self.clocks.row())
-        got.lo, got.hi = min(got.lo, int(g.min())), max(got.hi, int(g.max()) + 1)
+        got.lo, got.hi = min(got.lo, first), max(got.hi, end)
+        self._note(got, warp * self.granules + g, thread, warp, active)
         self.sites.append(site)
         self.version += 1
-        component, now = np.zeros(self.warps, np.int32), np.zeros(self.warps, np.int32)
+
+    def _note(self, got: _Touched, at: Any, thread: Any, warp: Any, active: list[tuple[Warp, int]]) -> None:
+        of = np.zeros((self.warps, 4), np.int32)
         for w, lanes in active:
             c = w.component(lanes)
-            component[w.number], now[w.number] = c, self.clocks.now[c]
-            got.latest[c] = self.clocks.now[c]
-        mine, when = component[warp], now[warp]
-        several = (got.when[warp, g] == when) & (got.component[warp, g] == mine) & (got.thread[warp, g] != thread)
-        got.thread[warp, g] = thread
-        several |= got.thread[warp, g] != thread
+            now = got.latest[c] = self.clocks.now[c]
+            of[w.number] = now, c, 0, len(self.sites)
+        new, old = of[warp], got.flat[at]
+        new[:, 2] = thread
+        differ = old != new
+        several = differ[:, 2] & ~differ[:, 0] & ~differ[:, 1]
+        got.flat[at] = new
+        several |= got.flat[at, 2] != thread
         if several.any():
-            got.thread[warp[several], g[several]] = -2
-        got.when[warp, g] = when
-        got.component[warp, g] = mine
-        got.site[warp, g] = len(self.sites) - 1
+            got.flat[at[several], 2] = -2
 
     def _against(self, t: _Tile, mode: str, g: Any, warp: Any, rows: dict[int, tuple[Row, Row]], site: Site) -> None:
         for (m, c), (when, where) in t.records.items():
@@ -243,14 +248,15 @@ class Memory:
                 known = np.zeros((self.warps, self.clocks.size), np.int32)
                 for n, (seen, _) in rows.items():
                     known[n] = seen
-            bad = (known[warp, got.component[:, g]] < got.when[:, g]) & (got.thread[:, g] != thread)
+            there = got.last.take(g, axis=1)
+            bad = (known[warp, there[..., 1]] < there[..., 0]) & (there[..., 2] != thread)
             if not bad.any():
                 continue
-            bad &= self._meets(site, got.site[:, g], bad)
+            bad &= self._meets(site, there[..., 3], bad)
             if not bad.any():
                 continue
             row, at = (int(x[0]) for x in np.nonzero(bad))
-            other = self.sites[int(got.site[row, g[at]])]
+            other = self.sites[int(there[row, at, 3])]
             raise self._fault("order", int(g[at]) * self.granule, site.span, other.span, site.exact and other.exact)
 
     def _meets(self, site: Site, sites: Any, among: Any) -> Any:

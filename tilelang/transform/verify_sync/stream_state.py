@@ -134,7 +134,8 @@ class StreamState:
         if self.mask is not None and isinstance(at, np.ndarray):
             at, mask = np.broadcast_arrays(at, self.mask)
             at = at[mask]
-        return bool(np.all(at >= lo) and np.all(at < hi))
+        at = np.asarray(at)
+        return not at.size or lo <= np.minimum.reduce(at, axis=None) and bool(np.maximum.reduce(at, axis=None) < hi)
 
     def enter_independent(self, loop: For) -> tuple[int, int] | None:
         """Enter a loop with independent iterations; returns the value of `independent` around it."""
@@ -198,7 +199,7 @@ class StreamState:
 
     def partial(self, what: str, span: Any) -> None:
         """Raises Found unless whole warps are active."""
-        if any(lanes != w.full for w, lanes in self.active):
+        if self.active is not self.everyone and any(lanes != w.full for w, lanes in self.active):
             n = self.plan.launch.num_threads
             raise Found(Fault(f"{what} is reached by {self.count()} of {n} threads", span, kind="barrier"))
 

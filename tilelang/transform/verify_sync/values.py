@@ -224,6 +224,8 @@ class Values:
             b = y(f)
             if b is None:
                 return None
+            if type(a) is int and type(b) is int and not fits:
+                return op(a, b)
             if isinstance(a, Descriptor):
                 return a.plus(one(b, "a descriptor")) if e.op == "add" else None
             if isinstance(b, Descriptor):
