@@ -9,6 +9,8 @@ The programs are those of suite/plain: kernels without warp roles, layouts or in
 float64 first.  A program that is compared with torch or the library takes turns with that call; one that is compared with
 another plain program, or with a copy, has the rate of that program, or of a copy of 2 GiB, in the same run.
 ratio: its rate by that rate.  The table ends with the geometric mean of each kind and the rows below 0.75.
+The clock of a row is the mean of an SM's cycles while its windows run.  At that clock the kernel's schedule predicts a time
+(predicted_us, and least_us that no schedule falls below); the table ends with the errors of each kind.
 """
 
 from __future__ import annotations
@@ -92,10 +94,10 @@ def checked(p: Any, kernel: Any, tensors: Any) -> float:
 def measured(name: str, o: argparse.Namespace) -> dict[str, Any]:
     """Error, times of the program and of the call it is compared with."""
     import torch
-    from suite.measuring import CudaMeter
+    from suite.measuring import CudaMeter, Cycles
     from suite.plain import CORPUS
 
-    p, meter = CORPUS[name], CudaMeter(o.idle)
+    p, meter = CORPUS[name], CudaMeter(o.idle, Cycles())
     kernel = kernel_of(name, "auto")
     tensors = p.make(p.full, "cuda")
     row: dict[str, Any] = {"name": name, "kind": p.kind, "of_bound": checked(p, kernel, tensors)}
@@ -106,14 +108,28 @@ def measured(name: str, o: argparse.Namespace) -> dict[str, Any]:
         row["best"] = "torch"
         ready["best"] = meter.prepare(lambda: p.best[1](torch, tensors))
     times: dict[str, list[float]] = {k: [] for k in ready}
+    clocks: list[float] = []
     for k in range(o.rounds):
         for who in list(ready)[::1 if k % 2 else -1]:
-            times[who].append(meter.window(ready[who], o.ms).ms)
+            window = meter.window(ready[who], o.ms)
+            times[who].append(window.ms)
+            clocks += [window.clock_mhz] if who == "ours" and window.clock_mhz else []
     row.update(ms=median(times["ours"]), spread=max(times["ours"]) / min(times["ours"]) - 1)
+    if clocks:
+        row.update(mhz=median(clocks), **forecast(kernel, median(clocks)))
     row.update(tflops=p.flops(**p.full) / row["ms"] * 1e-9, gbps=p.bytes(p.full) / row["ms"] * 1e-6)
     if "best" in times:
         row.update(best_ms=median(times["best"]), ratio=median(times["best"]) / row["ms"])
     return row
+
+
+def forecast(kernel: Any, mhz: float) -> dict[str, float]:
+    """Microseconds of a call at this clock by the schedules of its kernels; {} where only the call decides their length."""
+    from tilelang.jit.report import predicted
+
+    each = [predicted(kernel.target, facts, mhz) for facts in kernel.report_data["kernels"]]
+    return {} if None in each else {"predicted_us": sum(x["us"] for x in each if x),
+                                    "least_us": sum(x["least"] for x in each if x)}
 
 
 def copy_rate(o: argparse.Namespace) -> float:
@@ -148,6 +164,12 @@ def summary(rows: dict[str, dict[str, Any]]) -> list[str]:
     kinds = dict.fromkeys(r["kind"] for r in good.values())
     out = [f"{kind:18} {mean([r['ratio'] for r in good.values() if r['kind'] == kind]):.3f}" for kind in kinds]
     out.append(f"{'all':18} {mean([r['ratio'] for r in good.values()]):.3f} ({len(good)} of {len(rows)} rows)")
+    for kind in kinds:
+        off = [r["predicted_us"] / r["ms"] * 1e-3 - 1 for r in good.values() if r["kind"] == kind and "predicted_us" in r]
+        if off:
+            out.append(f"{kind:18} predicted within 10 %: {sum(abs(e) <= 0.1 for e in off)} of {len(off)}, median error "
+                       f"{100 * median(map(abs, off)):.1f} %")
+    out += [f"faster than its bound: {n}" for n, r in good.items() if r.get("least_us", 0.0) > r["ms"] * 1e3]
     return out + [f"below 0.75: {n} {r['ratio']:.2f}" for n, r in sorted(good.items(), key=lambda x: x[1]["ratio"])
                   if r["ratio"] < 0.75]
 
@@ -157,7 +179,15 @@ def line(r: dict[str, Any]) -> str:
         return f"{r['name']:52} FAILED {r['error']}"
     wrong = "" if r["of_bound"] <= 1 else "  WRONG"
     return (f"{r['name']:52} {r['ms']:9.4f} ms {r['tflops']:6.0f} TFLOP/s {r['gbps']:6.0f} GB/s +-{100 * r['spread']:.1f} %"
-            f"  ratio {r.get('ratio', math.nan):.3f} of {r.get('best', '?')}{wrong}")
+            f"  ratio {r.get('ratio', math.nan):.3f} of {r.get('best', '?')}{foreseen(r)}{wrong}")
+
+
+def foreseen(r: dict[str, Any]) -> str:
+    """The clock, the predicted time at it and its error."""
+    if "predicted_us" not in r:
+        return f"  at {r['mhz']:.0f} MHz" if "mhz" in r else ""
+    off = r["predicted_us"] / r["ms"] * 1e-3 - 1
+    return f"  at {r['mhz']:.0f} MHz predicted {r['predicted_us']:.1f} us ({100 * off:+.0f} %), least {r['least_us']:.1f}"
 
 
 def main() -> int:

@@ -2,6 +2,8 @@
 
     python tests/transform/sync_mutants.py                 a table of all kernels (minutes)
     python tests/transform/sync_mutants.py scatter gemm    those whose names contain one of these
+    python tests/transform/sync_mutants.py --plain         the plain programs of benchmarks/suite at small sizes, on sm_90a (an
+                                                           hour; --every 20: that part of each program's mutants)
 
 A mutant is a lowered kernel in which one statement that orders threads is dropped or altered.  It is faulty where the
 simulator reports an error, or another result than that of the kernel.  Faulty mutants that the verifier calls ordered are
@@ -10,6 +12,7 @@ listed; so are those that it refutes for certain and the simulator calls right.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections import Counter
@@ -188,6 +191,32 @@ def mutants(launch: Launch) -> Iterator[tuple[str, Any, Any]]:
             yield "parity flipped", s, replace(s, call=replace(c, args=(c.args[0], other)))
 
 
+def kernel(name: str) -> tuple[Func, list[np.ndarray]]:
+    """A lowered kernel and arguments of a call: one of KERNELS, or a plain program."""
+    if name in KERNELS:
+        arch, program, config = KERNELS[name]
+        made = program()
+        return lowered(arch, made, config), arguments(made)
+    plain = corpus()[name]
+    made, tensors = plain.program(**plain.small), plain.make(plain.small, "cpu")
+    return lowered("sm_90a", made, plain.config), [
+        tensors[n].contiguous().flatten().view(_bytes()).numpy().view(numpy_dtype(b.dtype)).reshape(tensors[n].shape)
+        for n, (_, b) in zip(plain.tensors(**plain.small), made.func.buffers)]
+
+
+def corpus() -> dict[str, Any]:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+    from suite.plain import CORPUS
+
+    return CORPUS
+
+
+def _bytes() -> Any:
+    import torch
+
+    return torch.uint8
+
+
 def is_faulty(func: Func, args: list[np.ndarray], want: dict[str, np.ndarray] | None) -> bool:
     try:
         got = run_device(func, args).outputs
@@ -200,10 +229,10 @@ def is_faulty(func: Func, args: list[np.ndarray], want: dict[str, np.ndarray] | 
 
 def judge(name: str, only: Callable[[int], bool] = lambda k: True) -> list[tuple[str, bool, bool, bool, Any]]:
     """(mutation, faulty on the simulator, refuted by the verifier, refuted for certain, place) of each mutant of a kernel."""
-    arch, program, config = KERNELS[name]
-    program = program()
-    func, args = lowered(arch, program, config), arguments(program)
+    func, args = kernel(name)
     (launch,) = walk(func.body, Launch)
+    if not any(True for _ in mutants(launch)):
+        return []
     verdict, faults = check_launch(launch)
     assert verdict.startswith("ordered") and not faults, (name, verdict)
     want = run_device(func, args).outputs
@@ -219,13 +248,17 @@ def judge(name: str, only: Callable[[int], bool] = lambda k: True) -> list[tuple
 
 
 def main() -> None:
-    wanted = sys.argv[1:]
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("names", nargs="*")
+    p.add_argument("--plain", action="store_true")
+    p.add_argument("--every", type=int, default=1)
+    o = p.parse_args()
     counts: dict[str, Counter[str]] = {}
-    for name in KERNELS:
-        if wanted and not any(w in name for w in wanted):
+    for turn, name in enumerate(corpus() if o.plain else KERNELS):
+        if o.names and not any(w in name for w in o.names):
             continue
         start = time.perf_counter()
-        rows = judge(name)
+        rows = judge(name, lambda k, turn=turn: (k + turn) % o.every == 0)
         print(f"{name}: {len(rows)} mutants, {time.perf_counter() - start:.0f} s", flush=True)
         for mutation, faulty, refuted, certain, span in rows:
             row = counts.setdefault(mutation, Counter())

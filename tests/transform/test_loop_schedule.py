@@ -13,7 +13,7 @@ import tilelang.language as T
 from tilelang.transform.analysis.loop_schedule import Bound, Item, Place, Schedule
 from tilelang.transform.analysis.simulate_loop import Event, Held, RingUse, Simulation, Wait
 
-UNITS = "tensor cores", "loads", "shared memory", "MUFU", "FMA", "recurrence"
+UNITS = "tensor cores", "loads", "memory", "shared memory", "MUFU", "FMA", "recurrence"
 LOOPS = {"attention": lambda: programs.attention(), "backward": lambda: programs.backward(),
          "two_products": lambda: programs.two_products(), "retention": lambda: programs.retention()}
 

@@ -46,7 +46,7 @@ def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str,
             "why": _reasons(nodes, target), "warp_roles": _warp_roles(launch, nodes), "stages": dict(launch.plan.stages),
             "schedule": launch.plan.pipeline_report, "overlap": launch.plan.overlap,
             "declined": list(launch.plan.report), "schedules": list(launch.plan.schedules), "blocks": work.blocks,
-            "stored": work.stored / max(1, work.blocks), "registers": None, "spills": None, "serialised": "",
+            "last": work.last, "registers": None, "spills": None, "serialised": "",
             "shared_bytes": shared,
             "dynamic_shared": repr(kernel.shared_bytes), "static_shared": None, "synchronisation": launch.plan.sync_report,
         }
@@ -79,7 +79,7 @@ def cpu_facts(func: Func, target: Target, source: str) -> list[dict[str, Any]]:
             "instructions": {"vectors": vectors} if k == 0 and source else {}, "maps": [], "why": [], "warp_roles": [],
             "stages": {}, "schedule": "", "overlap": "", "declined": [], "registers": None, "spills": None, "serialised": "",
             "shared_bytes": None, "dynamic_shared": "", "static_shared": None, "synchronisation": None, "occupancy": None,
-            "schedules": [], "blocks": 0, "stored": 0.0, "predicted": None, "limits": _limits(target, work, {}, cores)})
+            "schedules": [], "blocks": 0, "last": 0.0, "predicted": None, "limits": _limits(target, work, {}, cores)})
     return out
 
 
@@ -241,21 +241,26 @@ def _limits(target: Target, work: Work, instructions: dict[str, Any], cores: int
     return out
 
 
-def predicted(target: Target, facts: dict[str, Any]) -> dict[str, float] | None:
-    """us: of a launch on an idle device, by the schedules of its pipelined loops and its tiles.  least: that it takes at least,
-    by their bounds.  None where the numbers of blocks or iterations are known at calls only."""
+def predicted(target: Target, facts: dict[str, Any], mhz: float | None = None) -> dict[str, float] | None:
+    """us: of a launch on an idle device whose SMs run at this clock (default: that of short kernels), by the schedules of its
+    pipelined loops, its stores and its tensors.  least: that it takes at least, by the bounds of the loops.  None where the
+    numbers of blocks or iterations are known at calls only."""
     loops, chip = [Schedule.parse(x) for x in facts["schedules"]], chip_of(target.arch_number)
-    if not loops or chip is None or not facts["blocks"] or not all(x.iterations for x in loops):
+    touched = (facts["limits"] or {}).get("bytes")
+    if chip is None or not touched or not all(x.iterations and x.blocks for x in loops) or not (loops or facts["blocks"]):
         return None
     rates = kernel_rates("wgmma" if target.has_wgmma else "mma", target.arch_number)
-    tiles = math.ceil(facts["blocks"] / chip.sm_count)  # of the SM that has most
+    clock, blocks = mhz * 1e6 if mhz else rates.clock, loops[0].blocks if loops else facts["blocks"]
+    tiles = math.ceil(blocks / chip.sm_count)  # of the SM that has most
     beside = min(tiles, (facts["occupancy"] or {}).get("blocks") or 1)
-    cycles = tiles * sum(x.iterations * max(x.bound.cycles, x.cycles / beside) for x in loops)
-    cycles += tiles / beside * UNIT_RATES.latency + tiles * facts["stored"] / rates.store
-    least = facts["blocks"] / chip.sm_count * sum(x.iterations * x.bound.cycles for x in loops) / rates.clock
-    memory = ((facts["limits"] or {}).get("seconds") or {}).get("memory", 0.0)
-    return {"mhz": rates.clock / 1e6, "least": max(least, memory) * 1e6, "us": max(
-        cycles / rates.clock, memory, least) * 1e6 + rates.launch * 1e6}
+    least, took = 0.0, (tiles / beside * UNIT_RATES.latency + facts["last"] / chip.sm_count / rates.store) / clock
+    for x in loops:
+        hertz = rates.clock if x.bound.term == "memory" else clock  # that of memory does not fall with the clock of the SMs
+        took += tiles * x.iterations * max(x.bound.cycles, x.cycles / beside) / hertz
+        least += blocks / chip.sm_count * x.iterations * x.bound.cycles / hertz
+    least = max(least, touched / chip.bandwidth)
+    return {"mhz": clock / 1e6, "least": least * 1e6,
+            "us": max(took, touched / (rates.copy or rates.bandwidth), least) * 1e6 + rates.launch * 1e6}
 
 
 def _loop_lines(facts: dict[str, Any]) -> list[str]:

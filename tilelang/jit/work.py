@@ -14,6 +14,7 @@ from tilelang.ir import (Bind, Buffer, Const, Expr, For, Func, If, Launch, Load,
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
+from tilelang.transform.analysis.pipeline_loops import is_pipelined
 
 _MOST_POINTS = 1 << 16  # block indices over which lengths of loops are averaged
 
@@ -23,14 +24,15 @@ class Work:
     """The work of one launch.  A figure is None where it depends on values that are known only at a call.
 
     flops: of GEMMs, by operand bits (2 m n k each; tiles that a condition skips are counted).  loaded, stored:
-    bytes that tile copies move between global memory and blocks.  touched: bytes of the tensors, each counted once.  blocks: of
-    the grid.
+    bytes that tile copies move between global memory and blocks.  touched: bytes of the tensors, each counted once.  last:
+    bytes stored outside of pipelined loops, by copies and by elements.  blocks: of the grid.
     """
 
     flops: dict[int, float] = field(default_factory=dict)
     loaded: float = 0.0
     stored: float = 0.0
     touched: float | None = 0.0
+    last: float = 0.0
     known: bool = True
     blocks: int = 0
 
@@ -48,7 +50,7 @@ def _launches(s: Stmt) -> Iterator[Launch]:
 
 class _Counter:
     def __init__(self, launch: Launch) -> None:
-        self.work = Work()
+        self.work, self.within = Work(), False
         grid = [self._number(g, {}) for g in launch.grid]
         if any(g is None for g in grid):
             self.work = Work(known=False, touched=None)
@@ -98,7 +100,9 @@ class _Counter:
                 inside = dict(env)
                 if start is not None:
                     inside[s.var] = np.asarray(start) + np.maximum(np.asarray(extent) - 1, 0) // 2
+                around, self.within = self.within, self.within or is_pipelined(s)
                 self._stmt(s.body, times * np.maximum(np.asarray(extent), 0), inside)
+                self.within = around
             case If():
                 self._stmt(s.then, times, dict(env))
                 if s.orelse is not None:
@@ -112,7 +116,10 @@ class _Counter:
             case Copy():
                 self._copy(s, times)
             case Parallel():
-                pass
+                each = [self._number(n, env) for n in s.extents]
+                if not self.within and all(n is not None for n in each):
+                    stored = sum(x.value.dtype.bits / 8 for x in walk(s.body, Store) if x.buffer.scope_name == GLOBAL)
+                    self.work.last += stored * self._total(times * np.prod([np.mean(n) for n in each]))
 
     def _total(self, times: Any) -> float:
         return float(np.mean(times)) * self.blocks
@@ -126,6 +133,7 @@ class _Counter:
                     self.work.loaded += size * self._total(times)
                 else:
                     self.work.stored += size * self._total(times)
+                    self.work.last += 0 if self.within else size * self._total(times)
 
     def _counts(self, s: Stmt) -> bool:
         return any(isinstance(x, (Gemm, Copy)) for x in walk(s))

@@ -71,10 +71,11 @@ class Schedule:
     """The schedule of one pipelined loop.
 
     loop: name of its variable.  iterations: of a block, the mean of all blocks; 0 where calls decide it.  blocks: of the grid,
-    before blocks take several tiles; 0 where calls decide it.  groups: warp groups that compute; 0: all threads also load.  items: in the order of the program.  places: in the order of the steady iteration,
-    one group after another.  versions: (shared tile, stages of it).  split: (accumulator, "M" or "N": what its warp groups
-    divide).  loads: (tile, "tma", "cp.async" or "threads").  registers: of a thread of the producer and of the others, where
-    they differ.  cycles: of a steady iteration, by simulation.
+    before blocks take several tiles; 0 where calls decide it.  groups: warp groups that compute; 0: all threads also load.
+    items: in the order of the program.  places: in the order of the steady iteration, one group after another.  versions:
+    (shared tile, stages of it).  split: (accumulator, "M" or "N": what its warp groups divide).  loads: (tile, "tma",
+    "cp.async" or "threads").  registers: of a thread of the producer and of the others, where they differ.  cycles: of a steady
+    iteration, by simulation.
 
     >>> from tilelang.transform import Schedule
     >>> from tilelang.transform.analysis.loop_schedule import Bound
@@ -97,7 +98,8 @@ class Schedule:
     cycles: float
 
     def __str__(self) -> str:
-        out = [f"loop {self.loop}: {number(self.iterations)} iterations of {self.blocks} blocks, {self.groups} groups, {number(self.cycles)} cycles",
+        out = [f"loop {self.loop}: {number(self.iterations)} iterations of {self.blocks} blocks, {self.groups} groups, "
+               f"{number(self.cycles)} cycles",
                _pairs("bound", self.bound.terms), _pairs("versions", self.versions), _pairs("split", self.split),
                _pairs("loads", self.loads), f"registers: {', '.join(map(str, self.registers))}"]
         out += [f"item {n}: {x}; {number(x.cycles)} cycles of {x.unit}, {x.registers} registers"

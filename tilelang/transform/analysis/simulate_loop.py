@@ -41,11 +41,12 @@ class Wait:
 
 @record
 class RingUse:
-    """A ring of stages: the items that use a stage, its bytes, and the number of stages."""
+    """A ring of stages: the items that use a stage, its bytes, the number of stages, and how many bytes are loaded a cycle."""
 
     users: frozenset[int]
     bytes: int
     stages: int
+    rate: float = UNIT_RATES.loads
 
 
 @record
@@ -90,7 +91,7 @@ class Simulation:
         self.ran: dict[tuple[int, int], tuple[float, float]] = {}
         self.loaded: dict[int, tuple[float, float]] = {}
         self.cycles = self.run()
-        busy = max(groups * sum(tensor.values()), sum(use.bytes for use, _ in self.rings) / UNIT_RATES.loads)
+        busy = max(groups * sum(tensor.values()), sum(use.bytes / use.rate for use, _ in self.rings))
         assert self.cycles > busy - 0.01, f"{self.cycles} cycles of an iteration, but a unit is busy for {busy}"
 
     def run(self) -> float:
@@ -147,8 +148,8 @@ class Simulation:
                 free = [0.0] if before < 0 else self.released[k].get(before, [])
                 if before >= 0 and len(free) < self.groups:
                     return None
-                begun, self.bus = max(self.bus, *free), max(self.bus, *free) + use.bytes / UNIT_RATES.loads
-                self.arrived[k].append(begun + use.bytes / UNIT_RATES.alone + UNIT_RATES.latency)
+                begun, self.bus = max(self.bus, *free), max(self.bus, *free) + use.bytes / use.rate
+                self.arrived[k].append(begun + use.bytes / min(use.rate, UNIT_RATES.alone) + UNIT_RATES.latency)
                 self.loaded[k] = begun, self.arrived[k][-1]
         return self.arrived[ring][step]
 

@@ -15,7 +15,7 @@ from tilelang.ir import (Bind, Const, Expr, For, Launch, Load, Var, contains, co
 from tilelang.ir.evaluate import evaluate
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
-from tilelang.target.machine import UNIT_RATES, kernel_rates
+from tilelang.target.machine import UNIT_RATES, chip_of, kernel_rates
 
 from ..analysis import loop_schedule
 from ..analysis.item_cost import Cycles
@@ -40,7 +40,7 @@ def record_of(r: WarpRoleLoop, registers: Sequence[int]) -> Schedule:
                       plan := choose_wgmma(x.stmt, threads, shared), str))
     versions = {b.name: r.stages_of(x.iterations) for x in r.rings for b in x.buffers}
     versions |= {e.buffer.name: r.made[e.storage] for x in loop.items for e in x.effects if e.storage in r.made}
-    made = _record(r.launch, r.loop, loop, (events, waits), filled, dict.fromkeys(sorted(r.loads), "tma"))
+    made = _record(r.launch, r.loop, loop, (events, waits), filled, dict.fromkeys(sorted(r.loads), "tma"), 90)
     return replace(made, split=tuple(dict.fromkeys(split)), registers=tuple(registers),
                    versions=tuple(sorted(versions.items())))
 
@@ -62,17 +62,23 @@ def record_of_threads(launch: Launch, loop: For, items: list[Item], stage: Seque
             fits = capability == 90 and not isinstance(choose_wgmma(op, launch.num_threads), str)
             own.cost[i] = Cycles(wgmma_cycles(op) if fits else 2.0 * op.m * op.n * op.k / rate)
     loads = {i: "cp.async" if i in ahead else "threads" for i, x in enumerate(items) if _is_load(x)}
-    return _record(launch, loop, own, (tuple(Event(i, stage[i] - low) for i in ranked), {}), rings, loads)
+    return _record(launch, loop, own, (tuple(Event(i, stage[i] - low) for i in ranked), {}), rings, loads, capability)
 
 
 def _record(launch: Launch, loop: For, own: LoopItems, steady: tuple[tuple[Event, ...], dict[int, Wait]],
-            filled: dict[int, RingUse], loads: dict[int, str]) -> Schedule:
+            filled: dict[int, RingUse], loads: dict[int, str], capability: int) -> Schedule:
     """filled: the copies that run ahead, and their rings.  loads: how each tile is loaded."""
     events, waits = steady
     groups = own.groups if own.gemms else 0
+    memory, moved = _from_memory(launch, own), sum(_moved(own.items[i]) for i in loads)
+    at, most = _memory_rates(launch, capability)
+    if at and moved and memory:
+        rate = min(UNIT_RATES.loads, at * moved / memory)
+        filled = {i: replace(use, rate=rate) for i, use in filled.items()}
+        own.rings = tuple(replace(use, rate=rate) for use in own.rings)
     run = own.simulated(events, waits, own.groups, own.rings) if events else None
     items = tuple(_item(own, i, i in filled or i in own.gemms, max(1, launch.num_threads)) for i in range(len(own.items)))
-    bound = _bound(own, loads)
+    bound = _bound(own, loads, memory / most if most else 0.0)
     cycles = max(run.cycles if run else 0.0, bound.cycles)
     named = {i: tuple(dict.fromkeys(e.buffer.name for e in own.items[i].effects if e.writes)) for i in loads}
     versions = {b: use.stages for i, use in filled.items() for b in named[i] if use.stages > 1}
@@ -109,22 +115,49 @@ def _item(own: LoopItems, i: int, is_async: bool, threads: int) -> loop_schedule
     return loop_schedule.Item(type(x.stmt).__name__.lower(), reads, writes, unit, round(cycles, 1), is_async, held)
 
 
-def _bound(own: LoopItems, loads: Mapping[int, str]) -> Bound:
-    """What an iteration of a block takes at least."""
+def _from_memory(launch: Launch, own: LoopItems) -> float:
+    """Bytes of an iteration of a block that memory reads or writes: a tile that several blocks load is read once."""
+    values = {s.var: s.value for s in walk(launch.body, Bind)}
+    numbers, total = _numbers(launch), 0.0
+    for x in (x.stmt for x in own.items if isinstance(x.stmt, Copy)):
+        for region in (r for r in (x.src, x.dst) if r.buffer.scope_name == GLOBAL):
+            names, seen = {v for e in region.mins for v in free_vars(convert(e))}, set[Var]()
+            while names - seen:
+                v = (names - seen).pop()
+                seen.add(v)
+                names |= free_vars(values[v]) if v in values else set()
+            size = prod(n if isinstance(n, int) else 1 for n in region.extents) * region.dtype.bits / 8
+            total += size / prod(n for v, n in zip(launch.block_vars, numbers) if v not in seen)
+    return total
+
+
+def _memory_rates(launch: Launch, capability: int) -> tuple[float, float]:
+    """Bytes that memory gives an SM in a cycle: what kernels reach, and the most; 0 where they are not known."""
+    chip, rates = chip_of(capability), kernel_rates("wgmma" if capability == 90 else "mma", capability)
+    blocks = prod(_numbers(launch) or [0])
+    if chip is None or not blocks:
+        return 0.0, 0.0
+    sms = min(chip.sm_count, blocks) * rates.clock
+    return (rates.copy or rates.bandwidth) / sms, chip.bandwidth / sms
+
+
+def _bound(own: LoopItems, loads: Mapping[int, str], memory: float) -> Bound:
+    """What an iteration of a block takes at least.  memory: cycles of it."""
     cost = [own.cost[i] for i in own.own if i not in loads]
     plain = [own.cost[i].arithmetic for i in own.own if not any(
         e.buffer.scope_name in (*SHARED, GLOBAL) for e in own.items[i].effects)]  # other accesses may be wide
     terms = {"tensor cores": sum(c.tensor for c in cost), "loads": sum(_moved(own.items[i]) for i in loads) / UNIT_RATES.most,
-             "shared memory": sum(_port(own, i) for i in range(len(own.items))), "MUFU": sum(c.special for c in cost),
-             "FMA": sum(plain), "recurrence": _recurrence(own)}
+             "memory": memory, "shared memory": sum(_port(own, i) for i in range(len(own.items))),
+             "MUFU": sum(c.special for c in cost), "FMA": sum(plain), "recurrence": _recurrence(own)}
     return Bound(tuple((name, round(c, 1)) for name, c in terms.items()))
 
 
 def _port(own: LoopItems, i: int) -> float:
-    """Cycles of the shared memory's port for an item: what it loads, or the operands of its GEMM."""
+    """Cycles of the shared memory's port for an item: what threads copy, or the operands of its GEMM.  What TMA writes waits
+    for them in part only: 128 x 128 tiles that load 64 bytes a cycle beside 96 of operands take 585 cycles, not 640."""
     x: Any = own.items[i].stmt
     if not isinstance(x, Gemm):
-        return _moved(own.items[i]) / UNIT_RATES.port if isinstance(x, Copy) else 0.0
+        return _moved(own.items[i]) / UNIT_RATES.port if isinstance(x, Copy) and not _is_load(own.items[i]) else 0.0
     times = x.m / 64 if i in own.gemms else 1.0  # wgmma reads B for each 64 rows; what ldmatrix shares is not known
     tiles = [(x.a, x.m * x.k, 1.0), (x.b, x.n * x.k, times)]
     return sum(n * r.dtype.bits / 8 * t for r, n, t in tiles if r.buffer.scope_name in SHARED) / UNIT_RATES.port
