@@ -36,8 +36,9 @@ class Watch:
             for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
                 module = importlib.import_module(f"{package}.{found.name}")
                 self.acted[module.__name__] = defaultdict(set)
-                for name in module.__all__:
-                    self.watch(module, getattr(module, name))
+                for name, what in list(vars(module).items()):
+                    if not name.startswith("_") and getattr(what, "__module__", "") == module.__name__:
+                        self.watch(module, what)
 
     def note(self, module: Any) -> None:
         self.acted[module.__name__][self.folder].add(self.programs)

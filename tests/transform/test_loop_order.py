@@ -1,4 +1,4 @@
-"""loop_order, ordered_loop: GEMMs of any loop run under the statements that do not need them."""
+"""loop_order, emit: GEMMs of any loop run under the statements that do not need them."""
 
 import numpy as np
 import pytest
@@ -224,3 +224,24 @@ def test_full_and_masked_tiles_in_two_loops_are_both_overlapped(stages):
     if nvrtc.available():
         cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
         assert cubin.spills == 0 and "C75" not in cubin.log, cubin.log
+
+
+@pytest.mark.parametrize("program", [programs.attention, programs.retention, programs.two_products])
+def test_a_question_about_a_loop_was_searched_for_again(program, monkeypatch):
+    """The search for the order ran for each number of stages, and again for the one that was taken: now once each."""
+    from tilelang.target import Target
+    from tilelang.transform.pipeline import lower
+    from tilelang.transform.schedule import consumer_schedule
+
+    asked, search = [], consumer_schedule.best_order
+
+    def counted(items, registers, flight):
+        asked.append((id(items.items), items.groups, items.rings, items.beside, frozenset(items.versions.items())))
+        kept.append(items.items)  # so that no other list gets its id
+        return search(items, registers, flight)
+
+    kept = []
+    monkeypatch.setattr(consumer_schedule, "best_order", counted)
+    made = program()
+    lower(getattr(made, "func", made), Target({"kind": "cuda", "arch": "sm_90a"}))
+    assert asked and len(set(asked)) == len(asked)

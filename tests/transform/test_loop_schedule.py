@@ -154,3 +154,64 @@ def test_no_unit_is_busy_for_longer_than_an_iteration(seed):
                          {1} if r.random() < 0.3 else set(), rings, r.randrange(1, 4))
         assert run.cycles >= max(t for t in tensor.values())
         assert all(end >= begin for begin, end in run.ran.values())
+
+
+def test_loops_of_resized_blocks_were_predicted_for_the_blocks_of_the_program():
+    """Two blocks of 64 rows became one of 128: the prediction was twice as long as any measured time."""
+    for rows in (64, 128):
+        kernel = compiled(gemm(4096, 4096, 4096, rows, 128, 64, tb=True, stages=3, threads=128 * rows // 64), "sm_90a")
+        s, facts = kernel.schedule(), kernel.report_data["kernels"][0]
+        assert s.blocks * s.iterations == 32 * 32 * 64 and dict(s.bound.terms)["tensor cores"] == 512
+        assert facts["predicted"]["least"] == pytest.approx(2 * 4096**3 / (132 * 4096 * 1.98e9) * 1e6)
+
+
+def test_a_bound_of_shared_memory_was_slower_than_measured():
+    """128 x 128 tiles: 640 cycles with what TMA writes, and 585 measured (195.9 us at 1518 MHz, stores and starts included)."""
+    s = compiled(gemm(4096, 8192, 8192, 128, 128, 64, tb=True, stages=3, threads=256), "sm_90a").schedule()
+    assert s.bound.term == "tensor cores" and dict(s.bound.terms)["shared memory"] == 384
+
+
+def test_tiles_that_no_other_block_loads_come_from_memory():
+    """A copy's rate was that of tiles that neighbours load too: linear attention was predicted at half of its time."""
+    terms = []
+    for shared in (True, False):
+        @T.prim_func
+        def sums(A: T.Tensor((256, 64, 128, 64), "float16"), O: T.Tensor((256, 128, 64), "float16")):
+            with T.Kernel(256, threads=128) as b:
+                a, c = T.alloc_shared((128, 64), "float16"), T.alloc_fragment((128, 64), "float32")
+                T.clear(c)
+                for k in T.Pipelined(64, num_stages=2):
+                    if shared:
+                        T.copy(A[0, k, :, :], a)
+                    else:
+                        T.copy(A[b, k, :, :], a)
+                    for i, j in T.Parallel(128, 64):
+                        c[i, j] += a[i, j]
+                T.copy(c, O[b, :, :])
+
+        facts = compiled(sums, "sm_90a").report_data["kernels"][0]
+        terms.append(dict(Schedule.parse(facts["schedules"][0]).bound.terms)["memory"])
+    assert terms[1] == pytest.approx(128 * 64 * 2 / (4.8e12 / 132 / 1.98e9), rel=1e-3)
+    assert terms[0] == pytest.approx(terms[1] / 256, abs=0.1)
+
+
+def test_a_clock_scales_what_the_sms_do():
+    """Predictions at the clock that a measurement saw: the time of the tensor cores grows, that of memory does not."""
+    from tilelang.jit.report import predicted
+
+    kernel = compiled(gemm(4096, 4096, 4096, 128, 128, 64, tb=True, stages=3, threads=256), "sm_90a")
+    facts = kernel.report_data["kernels"][0]
+    fast, slow = (predicted(kernel.target, facts, mhz) for mhz in (1980, 990))
+    assert slow["least"] == pytest.approx(2 * fast["least"]) and 1.8 < slow["us"] / fast["us"] < 2
+    assert fast == facts["predicted"]
+
+
+def test_launches_without_pipelined_loops_are_predicted_by_their_bytes():
+    @T.prim_func
+    def double(A: T.Tensor((1 << 24,), "float32"), B: T.Tensor((1 << 24,), "float32")):
+        with T.Kernel(1 << 14, threads=128) as b:
+            for i in T.Parallel(1024):
+                B[b * 1024 + i] = A[b * 1024 + i] * 2.0
+
+    p = compiled(double, "sm_90a").report_data["kernels"][0]["predicted"]
+    assert p["least"] == pytest.approx(2**27 / 4.8e6) and p["us"] == pytest.approx(2**27 / 4.2e6 + 1.3)

@@ -63,6 +63,14 @@ def flight_of(r: WarpRoleLoop) -> str:
     return str(r.cx.option(PassConfigKey.TL_WGMMA_IN_FLIGHT))
 
 
+def _searched(r: WarpRoleLoop, items: LoopItems) -> LoopOrder:
+    """The best order; each question about a loop body is answered by one search."""
+    key = r.groups, items.rings, r.beside, frozenset(items.versions.items()), flight_of(r)
+    if key not in r.body.searched:
+        r.body.searched[key] = best_order(items, r.consumer_registers, flight_of(r))
+    return r.body.searched[key]
+
+
 def enough_stages(r: WarpRoleLoop, most: int) -> int:
     """The least number of stages, at most `most`, with which the loop waits for loads as little as it can.
 
@@ -73,7 +81,7 @@ def enough_stages(r: WarpRoleLoop, most: int) -> int:
     cycles: dict[int, float] = {}
     for n in range(r.stages, most + 1):
         items.rings = tuple(RingUse(x.users, x.bytes, n) for x in items.rings)
-        cycles[n] = best_order(items, r.consumer_registers, flight_of(r)).cycles
+        cycles[n] = _searched(r, items).cycles
     best = min(cycles.values())
     enough = best > (0.95 if r.made else 0.9) * cycles[r.stages]
     return r.stages if enough else next(n for n, c in cycles.items() if c <= 1.05 * best)
@@ -96,7 +104,7 @@ def chosen_order(r: WarpRoleLoop) -> LoopOrder | None:
     Loops with slow rings or with GEMMs in turn keep the order of the program.
     """
     if r.order is None:
-        order = None if r.slow or _promoted(r) else best_order(items_of(r), r.consumer_registers, flight_of(r))
+        order = None if r.slow or _promoted(r) else _searched(r, items_of(r))
         r.order = order if order is not None and overlaps(items_of(r), order) else False
     return r.order or None
 
@@ -249,7 +257,7 @@ def _why_synchronous(r: WarpRoleLoop) -> str:
     """Why each wgmma of the loop is waited for where it is issued."""
     if r.slow:
         return "prefetched scales are used in the order of the program"
-    order = best_order(items_of(r), r.consumer_registers, flight_of(r))
+    order = _searched(r, items_of(r))
     held = order.registers + REGISTERS.overlapped_least
     if held > r.consumer_registers:
         return f"its fragments and other values take {held} registers of a thread, more than {r.consumer_registers}"
