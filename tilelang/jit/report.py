@@ -46,7 +46,7 @@ def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str,
             "why": _reasons(nodes, target), "warp_roles": _warp_roles(launch, nodes), "stages": dict(launch.plan.stages),
             "schedule": launch.plan.pipeline_report, "overlap": launch.plan.overlap,
             "declined": list(launch.plan.report), "schedules": list(launch.plan.schedules), "blocks": work.blocks,
-            "last": work.last, "registers": None, "spills": None, "serialised": "",
+            "first": work.first, "last": work.last, "registers": None, "spills": None, "serialised": "",
             "shared_bytes": shared,
             "dynamic_shared": repr(kernel.shared_bytes), "static_shared": None, "synchronisation": launch.plan.sync_report,
         }
@@ -79,7 +79,8 @@ def cpu_facts(func: Func, target: Target, source: str) -> list[dict[str, Any]]:
             "instructions": {"vectors": vectors} if k == 0 and source else {}, "maps": [], "why": [], "warp_roles": [],
             "stages": {}, "schedule": "", "overlap": "", "declined": [], "registers": None, "spills": None, "serialised": "",
             "shared_bytes": None, "dynamic_shared": "", "static_shared": None, "synchronisation": None, "occupancy": None,
-            "schedules": [], "blocks": 0, "last": 0.0, "predicted": None, "limits": _limits(target, work, {}, cores)})
+            "schedules": [], "blocks": 0, "first": 0.0, "last": 0.0, "predicted": None,
+            "limits": _limits(target, work, {}, cores)})
     return out
 
 
@@ -253,10 +254,13 @@ def predicted(target: Target, facts: dict[str, Any], mhz: float | None = None) -
     clock, blocks = mhz * 1e6 if mhz else rates.clock, loops[0].blocks if loops else facts["blocks"]
     tiles = math.ceil(blocks / chip.sm_count)  # of the SM that has most
     beside = min(tiles, (facts["occupancy"] or {}).get("blocks") or 1)
-    least, took = 0.0, (tiles / beside * UNIT_RATES.latency + facts["last"] / chip.sm_count / rates.store) / clock
+    waits = tiles / beside * ((facts["first"] > 0) + len(loops)) * UNIT_RATES.latency
+    rate = UNIT_RATES.loads if any(s.groups for s in loops) else UNIT_RATES.by_threads
+    least, took = 0.0, (waits + (facts["first"] / rate + facts["last"] / rates.store) / chip.sm_count) / clock
     for x in loops:
         hertz = rates.clock if x.bound.term == "memory" else clock  # that of memory does not fall with the clock of the SMs
-        took += tiles * x.iterations * max(x.bound.cycles, x.cycles / beside) / hertz
+        loaded = sum(i.cycles for i in x.items if i.unit == "loads")  # the blocks of an SM share what loads
+        took += tiles * x.iterations * max(x.bound.cycles, loaded, x.cycles / beside) / hertz
         least += blocks / chip.sm_count * x.iterations * x.bound.cycles / hertz
     least = max(least, touched / chip.bandwidth)
     return {"mhz": clock / 1e6, "least": least * 1e6,

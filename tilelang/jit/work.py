@@ -24,14 +24,15 @@ class Work:
     """The work of one launch.  A figure is None where it depends on values that are known only at a call.
 
     flops: of GEMMs, by operand bits (2 m n k each; tiles that a condition skips are counted).  loaded, stored:
-    bytes that tile copies move between global memory and blocks.  touched: bytes of the tensors, each counted once.  last:
-    bytes stored outside of pipelined loops, by copies and by elements.  blocks: of the grid.
+    bytes that tile copies move between global memory and blocks.  touched: bytes of the tensors, each counted once.  first,
+    last: bytes loaded by copies, and stored by copies and elements, outside of pipelined loops.  blocks: of the grid.
     """
 
     flops: dict[int, float] = field(default_factory=dict)
     loaded: float = 0.0
     stored: float = 0.0
     touched: float | None = 0.0
+    first: float = 0.0
     last: float = 0.0
     known: bool = True
     blocks: int = 0
@@ -131,6 +132,7 @@ class _Counter:
                 size = float(np.prod([int(getattr(n, "value", n)) for n in region.extents])) * region.dtype.bits / 8
                 if load:
                     self.work.loaded += size * self._total(times)
+                    self.work.first += 0 if self.within else size * self._total(times)
                 else:
                     self.work.stored += size * self._total(times)
                     self.work.last += 0 if self.within else size * self._total(times)

@@ -41,12 +41,17 @@ class Wait:
 
 @record
 class RingUse:
-    """A ring of stages: the items that use a stage, its bytes, the number of stages, and how many bytes are loaded a cycle."""
+    """A ring of stages: the items that use a stage, its bytes, and the number of stages.
+
+    rate: bytes that are loaded a cycle.  latency: cycles until the first arrive.  wait: cycles to find a stage full.
+    """
 
     users: frozenset[int]
     bytes: int
     stages: int
     rate: float = UNIT_RATES.loads
+    latency: float = UNIT_RATES.latency
+    wait: float = 0.0
 
 
 @record
@@ -149,7 +154,7 @@ class Simulation:
                 if before >= 0 and len(free) < self.groups:
                     return None
                 begun, self.bus = max(self.bus, *free), max(self.bus, *free) + use.bytes / use.rate
-                self.arrived[k].append(begun + use.bytes / min(use.rate, UNIT_RATES.alone) + UNIT_RATES.latency)
+                self.arrived[k].append(begun + use.bytes / min(use.rate, UNIT_RATES.alone) + use.latency)
                 self.loaded[k] = begun, self.arrived[k][-1]
         return self.arrived[ring][step]
 
@@ -158,7 +163,7 @@ class Simulation:
         step, q = divmod(self.place[g], self.size)
         self.wait(g, q, step)
         for k in self.uses.get(q, ()):
-            self.clock[g] = max(self.clock[g], self.arrival(k, step) or 0.0)
+            self.clock[g] = max(self.clock[g], self.arrival(k, step) or 0.0) + self.rings[k][0].wait
         if q in self.cost:
             begin = max(self.tensor, self.clock[g])
             self.ends[g][q, step] = end = self.tensor = begin + self.cost[q]

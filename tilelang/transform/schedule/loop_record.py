@@ -70,19 +70,20 @@ def _record(launch: Launch, loop: For, own: LoopItems, steady: tuple[tuple[Event
     """filled: the copies that run ahead, and their rings.  loads: how each tile is loaded."""
     events, waits = steady
     groups = own.groups if own.gemms else 0
-    memory, moved = _from_memory(launch, own), sum(_moved(own.items[i]) for i in loads)
-    at, most = _memory_rates(launch, capability)
-    if at and moved and memory:
-        rate = min(UNIT_RATES.loads, at * moved / memory)
-        filled = {i: replace(use, rate=rate) for i, use in filled.items()}
-        own.rings = tuple(replace(use, rate=rate) for use in own.rings)
+    iterations, blocks = _iterations(launch, loop), prod(_numbers(launch) or [0])
+    memory, (at, most) = _from_memory(own, iterations * blocks), _memory_rates(blocks, capability)
+    fed = UNIT_RATES.by_threads if "cp.async" in loads.values() else UNIT_RATES.loads
+    rate = min(fed, at * sum(_moved(own.items[i]) for i in loads) / memory if memory and at else fed)
+    seen = {use: replace(use, rate=rate, latency=UNIT_RATES.latency if rate == fed else UNIT_RATES.far, wait=UNIT_RATES.wait)
+            for use in (*filled.values(), *own.rings)}
+    filled, own.rings = {i: seen[use] for i, use in filled.items()}, tuple(map(seen.__getitem__, own.rings))
     run = own.simulated(events, waits, own.groups, own.rings) if events else None
-    items = tuple(_item(own, i, i in filled or i in own.gemms, max(1, launch.num_threads)) for i in range(len(own.items)))
+    items = tuple(_item(own, i, i in filled or i in own.gemms, max(1, launch.num_threads), fed) for i in range(len(own.items)))
     bound = _bound(own, loads, memory / most if most else 0.0)
     cycles = max(run.cycles if run else 0.0, bound.cycles)
     named = {i: tuple(dict.fromkeys(e.buffer.name for e in own.items[i].effects if e.writes)) for i in loads}
     versions = {b: use.stages for i, use in filled.items() for b in named[i] if use.stages > 1}
-    return Schedule(loop.var.name, _iterations(launch, loop), prod(_numbers(launch) or [0]), groups, items,
+    return Schedule(loop.var.name, iterations, blocks, groups, items,
                     () if run is None else _places(own, run, events, filled, cycles), tuple(sorted(versions.items())), (),
                     tuple((b, how) for i, how in loads.items() for b in named[i]), (), bound, round(cycles, 1))
 
@@ -101,7 +102,7 @@ def _places(own: LoopItems, run: Simulation, events: Sequence[Event], filled: di
     return tuple(out + [place(e.item, g, e.stage, *run.ran[g, n]) for g in range(own.groups) for n, e in enumerate(events)])
 
 
-def _item(own: LoopItems, i: int, is_async: bool, threads: int) -> loop_schedule.Item:
+def _item(own: LoopItems, i: int, is_async: bool, threads: int, rate: float) -> loop_schedule.Item:
     x = own.items[i]
     cost = own.cost.get(i)
     reads, writes = (tuple(dict.fromkeys(e.buffer.name for e in x.effects if wanted(e)))
@@ -109,36 +110,27 @@ def _item(own: LoopItems, i: int, is_async: bool, threads: int) -> loop_schedule
     made = {e.storage: e.buffer for e in x.effects if e.writes and e.buffer.scope_name == FRAGMENT and e.buffer.is_static}
     held = sum(b.size * b.dtype.bits // 32 for b in made.values()) // threads
     if cost is None:
-        unit, cycles = "loads", _moved(x) / UNIT_RATES.loads
+        unit, cycles = "loads", _moved(x) / rate
     else:
         unit, cycles = max(("tensor cores", cost.tensor), ("MUFU", cost.special), ("FMA", cost.arithmetic), key=lambda c: c[1])
     return loop_schedule.Item(type(x.stmt).__name__.lower(), reads, writes, unit, round(cycles, 1), is_async, held)
 
 
-def _from_memory(launch: Launch, own: LoopItems) -> float:
-    """Bytes of an iteration of a block that memory reads or writes: a tile that several blocks load is read once."""
-    values = {s.var: s.value for s in walk(launch.body, Bind)}
-    numbers, total = _numbers(launch), 0.0
-    for x in (x.stmt for x in own.items if isinstance(x.stmt, Copy)):
-        for region in (r for r in (x.src, x.dst) if r.buffer.scope_name == GLOBAL):
-            names, seen = {v for e in region.mins for v in free_vars(convert(e))}, set[Var]()
-            while names - seen:
-                v = (names - seen).pop()
-                seen.add(v)
-                names |= free_vars(values[v]) if v in values else set()
-            size = prod(n if isinstance(n, int) else 1 for n in region.extents) * region.dtype.bits / 8
-            total += size / prod(n for v, n in zip(launch.block_vars, numbers) if v not in seen)
-    return total
+def _from_memory(own: LoopItems, runs: float) -> float:
+    """Bytes of an iteration that memory reads or writes: each tensor once in all `runs` of it, or as often as it is moved."""
+    regions = [r for x in own.items if isinstance(op := x.stmt, Copy) for r in (op.src, op.dst)
+               if r.buffer.scope_name == GLOBAL and r.buffer.is_static]
+    return sum(min(prod(n for n in r.extents if isinstance(n, int)), int(r.buffer.size) / runs) * r.dtype.bits / 8
+               for r in regions) if runs else 0.0
 
 
-def _memory_rates(launch: Launch, capability: int) -> tuple[float, float]:
+def _memory_rates(blocks: int, capability: int) -> tuple[float, float]:
     """Bytes that memory gives an SM in a cycle: what kernels reach, and the most; 0 where they are not known."""
     chip, rates = chip_of(capability), kernel_rates("wgmma" if capability == 90 else "mma", capability)
-    blocks = prod(_numbers(launch) or [0])
     if chip is None or not blocks:
         return 0.0, 0.0
-    sms = min(chip.sm_count, blocks) * rates.clock
-    return (rates.copy or rates.bandwidth) / sms, chip.bandwidth / sms
+    cycles = min(chip.sm_count, blocks) * rates.clock
+    return (rates.copy or rates.bandwidth) / cycles, chip.bandwidth / cycles
 
 
 def _bound(own: LoopItems, loads: Mapping[int, str], memory: float) -> Bound:

@@ -24,14 +24,6 @@ def join(into: Row, other: Row) -> None:
     np.maximum(into, other, out=into)
 
 
-def least(rows: list[Row]) -> Row:
-    """What all of these rows have seen; the caller must not change it."""
-    out = rows[0]
-    for row in rows[1:]:
-        out = np.minimum(out, row)
-    return out
-
-
 class Clocks:
     """The current time of every component.  size: upper limit of the number of components.
 

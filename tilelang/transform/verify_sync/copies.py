@@ -10,7 +10,7 @@ import numpy as np
 from tilelang.ir import Expr, GLOBAL
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
-from tilelang.target.wgmma import encode_descriptor, operand_addresses
+from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_addresses
 
 from .memory import Site
 from .sync_fault import Fault, Found, Undecided
@@ -158,22 +158,25 @@ def _lines(start: int, lbo: int, sbo: int, swizzle: int, major: str, extent: int
 
 @event
 def _wgmma(st: StreamState, c: Call, span: Any) -> None:
+    row = WGMMA_ROWS[c.options.row]
     st.partial("a wgmma", span)
     if st.block.streams_are_groups and len(st.active) != 4:
         raise Found(Fault(f"a wgmma is reached by {len(st.active)} warps, not by whole warp groups", span, kind="barrier"))
     uses = []
     st.registers.time += 1
-    for k, a, *shape in st.plan.operands_of(c):
+    for k, a in enumerate(c.args[:3]):
         if isinstance(a, AddressOf):
             first = st.uniform(a.indices[0], "a register") if k < 2 else 0
-            uses.append((a.buffer.data, first, first + shape[0], k == 0))
+            n = (row.c if k == 0 else row.a).registers
+            uses.append((a.buffer.data, first, first + n, k == 0))
             continue
         d = st.values(a, st)
         if not isinstance(d, Descriptor):
             raise Undecided("a matrix descriptor is known only at run time")
-        start = d.address % 128
-        base = d.address - start
-        for lo, hi in _lines(start, d.lbo, d.sbo, d.swizzle, *shape):
+        extent, dt = (64, row.a_dtype) if k == 1 else (row.shape[1], row.b_dtype)
+        base = d.address // 128 * 128
+        major = c.options.a_major if k == 1 else c.options.b_major
+        for lo, hi in _lines(d.address - base, d.lbo, d.sbo, d.swizzle, major, extent, -(-dt.bits // 8)):
             st.block.memory.group_reads(base + lo, base + hi, st.active, st.wgmmas, st.registers.time, span)
     st.registers.issue(uses, span)
 

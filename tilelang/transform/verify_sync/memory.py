@@ -16,7 +16,7 @@ from tilelang.layout.distinct import distinct
 from tilelang.target.atomics import Atomic
 
 from .sync_fault import Fault, Found
-from .clocks import Clocks, Row, Warp, least
+from .clocks import Clocks, Row, Warp
 from .shadow import mode_of
 
 MESSAGES = {"order": "is touched by two threads without a barrier in between",
@@ -64,8 +64,6 @@ class _Tile:
     records: dict[tuple[str, int], tuple[int, Any]] = field(default_factory=dict)
     meets: list[_Tile] = field(default_factory=list)
     written: int = 0  # how often a copy wrote an overlapping tile
-    # component of MMAs -> versions of the memory and of `written` for which they were checked
-    groups: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class _Touched:
@@ -131,17 +129,11 @@ class Memory:
     def group_reads(self, lo: int, hi: int, active: list[tuple[Warp, int]], component: int, time: int, span: Any) -> None:
         """Check and record an MMA of some warps that reads bytes lo .. hi-1."""
         t = self.tiles.get((lo, hi))
-        if t is None or t.groups.get(component) != (self.version, t.written):
-            rows = [w.known(lanes) for w, lanes in active]
-            stamp = component, time
-            try:  # what all of them know is enough for each
-                self.tile("r", lo, hi, (least([r for r, _ in rows]), least([r for _, r in rows])), stamp, span, component)
-            except Found:
-                for (w, lanes), known in zip(active, rows):
-                    self.tile("r", lo, hi, known, stamp, span, (w, lanes))
-                raise
-            t = self.tiles[lo, hi]
-            t.groups[component] = self.version, t.written
+        key = (lo, hi, component)
+        if t is None or self.checked.get(key) != (self.version, t.written):
+            for w, lanes in active:
+                self.tile("r", lo, hi, w.known(lanes), (component, time), span, (w, lanes))
+            self.checked[key] = self.version, self.tiles[lo, hi].written
             return
         t.records["r", component] = time, span
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import gcd, lcm
-from typing import Any
 
 from tilelang.ir import (Alloc, Binary, Break, Buffer, Const, Continue, For, If, Launch, Load, Node, Stmt, Store, Var, While,
                          walk, BARRIER, LOCAL, VARIABLE, SHARED)
@@ -11,7 +10,6 @@ from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 from tilelang.target.tensor_map import tensor_maps_of
-from tilelang.target.wgmma import WGMMA_ROWS
 
 from .jumps import jumps_of
 
@@ -56,7 +54,6 @@ class Plan:
         self._outer: dict[int, bool] = {}
         self._flat: dict[int, bool] = {}
         self._leaves: dict[int, bool] = {}
-        self._operands: dict[int, list[tuple[Any, ...]]] = {}
         self.skeleton: dict[int, list[Stmt]] = {}  # for each Seq the statements that decide how often ring loops run
         # Small moduli that select a stage or phase, the variables that they apply to, and by how much those are divided first.
         self._moduli = [(int(x.b.value), {y for y in walk(x.a, Var)}, _divided(x.a)) for x in nodes
@@ -138,20 +135,6 @@ class Plan:
                         written.add(n.buffer.data)
                 stack += children(n)
             hit = self._registers[id(x)] = frozenset(touched), frozenset(written)
-        return hit
-
-    def operands_of(self, c: Call) -> list[tuple[Any, ...]]:
-        """The accumulator, A and B of a wgmma: (which, operand, registers), or for a descriptor (which, operand, major, extent,
-        bytes of an element)."""
-        hit = self._operands.get(id(c))
-        if hit is None:
-            row, hit = WGMMA_ROWS[c.options.row], []
-            for k, a in enumerate(c.args[:3]):
-                major, extent, dt = ("", 0, row.a_dtype) if k == 0 else (c.options.a_major, 64, row.a_dtype) if k == 1 else (
-                    c.options.b_major, row.shape[1], row.b_dtype)
-                hit.append((k, a, (row.c if k == 0 else row.a).registers) if isinstance(a, AddressOf) else (
-                    k, a, major, extent, -(-dt.bits // 8)))
-            self._operands[id(c)] = hit
         return hit
 
     def is_flat(self, s: For) -> bool:
