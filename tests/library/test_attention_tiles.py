@@ -75,6 +75,12 @@ def test_choices_are_sane():
     assert attention_tile(Machine("cpu", 1), square(1, 1, 8, 64), FULL).rows == 16
 
 
+def test_tiles_of_64_rows_waited_for_keys_and_values():
+    """128 x 64 took 1272 us of 10,000 keys and 16 heads on an H200, 64 x 80 took 1511; of 4096 and 8 heads 132 and 127."""
+    assert attention_tile(H200, square(1, 16, 10000, 256), CAUSAL).rows == 128
+    assert attention_tile(H200, square(1, 8, 4096, 256), CAUSAL).rows == 64
+
+
 def test_prices_grow_with_the_work():
     tile = Tile(128, 128, 2, 256)
     times = [cycles(H200, square(1, 16, n, 128), m, tile) for n in (2048, 8192) for m in (CAUSAL, FULL)]
