@@ -94,41 +94,33 @@ class _Flow:
 
 def some_exit_early(t: ThreadValues, body: Stmt) -> bool:
     """Whether a break or continue of the loop with this body is taken by some of the threads alone."""
-    def visit(s: Stmt, divergent: bool) -> bool:
-        match s:
-            case Seq():
-                return any(visit(x, divergent) for x in s.stmts)
-            case If():
-                inner = divergent or t.varies(s.cond)
-                return visit(s.then, inner) or (s.orelse is not None and visit(s.orelse, inner))
-            case Break() | Continue():
-                return divergent
-        return False
-
-    return visit(body, False)
+    return _some_jump(t, body, True)
 
 
 def some_return(t: ThreadValues, s: Stmt) -> bool:
     """Whether some of the threads alone may execute a thread_return in s."""
-    if not any(n.op == "thread_return" for n in walk(s, Call)):
-        return False
+    return any(n.op == "thread_return" for n in walk(s, Call)) and _some_jump(t, s, False)
 
-    def visit(s: Stmt, divergent: bool) -> bool:
-        match s:
-            case Seq():
-                return any(visit(x, divergent) for x in s.stmts)
-            case If():
-                inner = divergent or t.varies(s.cond)
-                return visit(s.then, inner) or (s.orelse is not None and visit(s.orelse, inner))
-            case For():
-                return visit(s.body, divergent or t.varies((s.start, s.extent)) or some_exit_early(t, s.body))
-            case While():
-                return visit(s.body, divergent or t.varies(s.cond) or some_exit_early(t, s.body))
-            case Evaluate():
-                return divergent and s.call.op == "thread_return"
-        return False
 
-    return visit(s, False)
+def _some_jump(t: ThreadValues, s: Stmt, loop: bool, divergent: bool = False) -> bool:
+    """Whether some threads alone leave the iteration of the loop around s (`loop`), or the launch.
+
+    divergent: only some of the threads may execute s.
+    """
+    match s:
+        case Seq():
+            return any(_some_jump(t, x, loop, divergent) for x in s.stmts)
+        case If():
+            inner = divergent or t.varies(s.cond)
+            return any(_some_jump(t, x, loop, inner) for x in (s.then, s.orelse) if x is not None)
+        case For() | While() if not loop:
+            uneven = t.varies(s.cond if isinstance(s, While) else (s.start, s.extent)) or some_exit_early(t, s.body)
+            return _some_jump(t, s.body, False, divergent or uneven)
+        case Break() | Continue():
+            return divergent and loop
+        case Evaluate():
+            return divergent and not loop and s.call.op == "thread_return"
+    return False
 
 
 def is_speculatable(e: Expr) -> bool:

@@ -104,8 +104,8 @@ class Stream:
                     if self.st.guess:
                         raise Undecided(f"{s.call.op} depends on data")
                     for a in s.call.args:
-                        for e in a.indices if isinstance(a, AddressOf) else (a,):
-                            reads(self.st, e, s)
+                        for part in a.indices if isinstance(a, AddressOf) else (a,):
+                            reads(self.st, part, s)
                     rule(self.st, s.call, s.span)
                     self.st.block.model.progress += 1
                 else:
