@@ -10,27 +10,8 @@ from math import gcd
 from typing import Any
 
 from tilelang.ir import (
-    COMPARISONS,
-    FALSE,
-    TRUE,
-    AddressOf,
-    Binary,
-    Broadcast,
-    Buffer,
-    Call,
-    Cast,
-    Const,
-    Expr,
-    Load,
-    Ramp,
-    Select,
-    Shuffle,
-    Unary,
-    Var,
-    called,
-    cast,
-    int_range,
-    rebuild,
+    COMPARISONS, FALSE, TRUE, AddressOf, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, Unary,
+    Var, called, cast, int_range, rebuild,
 )
 
 from . import bounds as ba

@@ -1,21 +1,9 @@
 """Carver: templates of common computations recommend tile sizes (hints) that fit an architecture."""
 
 from .arch import CUDA, TileDevice, get_arch
-from .roller import (
-    DefaultPolicy,
-    Hint,
-    NoRasterization,
-    Rasterization2DColumn,
-    Rasterization2DRow,
-    TensorCorePolicy,
-)
+from .roller import DefaultPolicy, Hint, NoRasterization, Rasterization2DColumn, Rasterization2DRow, TensorCorePolicy
 from .template import (
-    ConvTemplate,
-    ElementwiseTemplate,
-    FlashAttentionTemplate,
-    GEMVTemplate,
-    GeneralReductionTemplate,
-    MatmulTemplate,
+    ConvTemplate, ElementwiseTemplate, FlashAttentionTemplate, GEMVTemplate, GeneralReductionTemplate, MatmulTemplate,
 )
 from .utils import get_rasterization_code, get_roller_hints_from_func, get_roller_hints_from_output_nodes
 

@@ -14,30 +14,14 @@ from .swizzled_boxes import Box, Descriptor, SwizzledBoxes, swizzled_box_layout,
 from .unsupported import make_tcgen05mma_swizzled_layout
 from .views import RowMajor, view_layout
 from .swizzle import (
-                      SwizzleMode,
-                      bank_conflicts,
-                      linear_layout,
-                      make_cutlass_metadata_layout,
-                      make_full_bank_swizzled_layout,
-                      make_half_bank_swizzled_layout,
-                      make_linear_layout,
-                      make_quarter_bank_swizzled_layout,
-                      make_swizzled_layout,
-                      make_volta_swizzled_layout,
-                      make_wgmma_swizzled_layout,
-                      padded_layout,
-                      phase_conflicts,
-                      swizzled_layout,
+    SwizzleMode, bank_conflicts, linear_layout, make_cutlass_metadata_layout, make_full_bank_swizzled_layout,
+    make_half_bank_swizzled_layout, make_linear_layout, make_quarter_bank_swizzled_layout, make_swizzled_layout,
+    make_volta_swizzled_layout, make_wgmma_swizzled_layout, padded_layout, phase_conflicts, swizzled_layout,
 )
 from .text import read_fragment, read_layout
 from .tiled import (
-                      make_fully_replicated_layout_fragment,
-                      make_gemm_fragment_8x8,
-                      make_gemm_fragment_8x8_transposed,
-                      replicated_fragment,
-                      row_fragment,
-                      tile_fragment,
-                      viewed_fragment,
+    make_fully_replicated_layout_fragment, make_gemm_fragment_8x8, make_gemm_fragment_8x8_transposed, replicated_fragment,
+    row_fragment, tile_fragment, viewed_fragment,
 )
 
 __all__ = [n for n in dir() if not n.startswith("_")]

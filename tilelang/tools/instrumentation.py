@@ -18,14 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tilelang.transform.framework.observe import (
-    CodegenEvent,
-    PassEvent,
-    PassEventObserver,
-    add_observer,
-    current_pass_phase,
-    observers,
-    observing,
-    pass_phase,
+    CodegenEvent, PassEvent, PassEventObserver, add_observer, current_pass_phase, observers, observing, pass_phase,
     remove_observer,
 )
 from tilelang.transform.framework.scope import as_observer

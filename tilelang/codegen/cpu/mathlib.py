@@ -17,16 +17,7 @@ from tilelang.target.cpu import unsupported
 from . import arithmetic
 from .text import Fn, Module
 from .types import (
-    convert,
-    float_literal,
-    from_memory,
-    intrinsic,
-    memory_type,
-    overloaded,
-    rounded,
-    splat,
-    to_memory,
-    value_type,
+    convert, float_literal, from_memory, intrinsic, memory_type, overloaded, rounded, splat, to_memory, value_type,
 )
 
 I32 = dtype("int32")

@@ -6,21 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import (
-    AddressOf,
-    Binary,
-    Broadcast,
-    Call,
-    Cast,
-    Const,
-    Expr,
-    Load,
-    Ramp,
-    Select,
-    Shuffle,
-    StringConst,
-    Unary,
-    Var,
-    dtype,
+    AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, StringConst, Unary, Var, dtype,
 )
 from tilelang.ir.children import contains
 from tilelang.target.cpu import unsupported
