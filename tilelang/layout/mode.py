@@ -9,27 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from tilelang import errors
+from tilelang.errors import error, register
 from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var, dtype
 from tilelang.ir.numbers import INTEGERS
 
-errors.register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here",
-                "check the shape and the indices that the layout was given", expected="a layout whose parts agree")
-errors.register("layout-not-injective", ValueError, "a layout maps two elements to one place",
-                "give every element its own place: let each index add a different digit",
-                expected="a different place for each element")
-errors.register("layout-no-structure", ValueError, "a fragment function is not made of thread and register digits",
-                "write thread and register as sums of digits (i // a % b * c) of single indices",
-                expected="thread and register as sums of digits of single indices")
+register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here",
+         "check the shape and the indices that the layout was given", expected="a layout whose parts agree")
+register("layout-not-injective", ValueError, "a layout maps two elements to one place",
+         "give every element its own place: let each index add a different digit",
+         expected="a different place for each element")
+register("layout-no-structure", ValueError, "a fragment function is not made of thread and register digits",
+         "write thread and register as sums of digits (i // a % b * c) of single indices",
+         expected="thread and register as sums of digits of single indices")
 
-errors.register("layout-not-available", NotImplementedError, "a constructor of layouts that this version does not have",
-                "Layout and Fragment take any function of the indices", expected="a layout that this version has")
-
-
-def error(kind: str, message: str, *, expected: str = "", found: str | None = None, hint: str = "") -> errors.TileLangError:
-    """An error located at the code outside this package that requested the layout."""
-    return errors.error(kind, message, expected=expected, found=found, hint=hint)
-
+register("layout-not-available", NotImplementedError, "a constructor of layouts that this version does not have",
+         "Layout and Fragment take any function of the indices", expected="a layout that this version has")
 
 THREAD, REGISTER, ADDRESS = "thread", "register", "address"
 

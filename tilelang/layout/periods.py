@@ -16,7 +16,7 @@ from tilelang.ir import Binary, Cast, Const, Expr, Var, convert, free_vars, to_t
 from tilelang.ir.record import record
 
 from .fitted import applied, index_vars
-from .mode import error
+from tilelang.errors import error
 
 _LONGEST = 4096  # elements of a period
 

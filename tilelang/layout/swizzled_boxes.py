@@ -20,7 +20,7 @@ from tilelang.ir import dtype
 from tilelang.ir.record import record
 
 from .layout import Layout, Swizzle, row_major, xor
-from .mode import error
+from tilelang.errors import error
 
 WIDTHS = (128, 64, 32, 16)
 _ATOM_ROWS = 8  # rows after which every swizzle repeats

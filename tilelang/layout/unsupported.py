@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .mode import error
+from tilelang.errors import error
 
 CUTE = """IntTuple E ScaledBasis ComposedLayout Swizzle make_layout make_identity_layout make_row_major_layout
     make_column_major_layout size rank cosize coshape coalesce composition complement left_inverse right_inverse

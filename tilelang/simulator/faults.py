@@ -1,10 +1,9 @@
-"""The error kinds of the simulators, each with a default hint."""
+"""The error kinds of the simulators, each with a default hint; `fault` makes an error of one."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from tilelang.errors import TileLangError, error, register
+from tilelang.errors import error as fault
+from tilelang.errors import register
 
 register("sim-address", ValueError, "an address that a program computed or read leads to no memory it may touch",
          "addresses come from T.ptr arguments, tables of them (torch: x.data_ptr()) or T.address_of; keep their memory alive")
@@ -57,8 +56,4 @@ register("sim-wgmma", RuntimeError, "registers of a wgmma are touched while it i
          "wgmma_fence, the instructions, wgmma_commit, then wgmma_wait before the registers are touched",
          expected="wgmma_fence before it, and registers left alone until wgmma_wait")
 
-
-def fault(kind: str, message: str, *, expected: str = "", found: str | None = None, span: Any = None,
-          notes: tuple[Any, ...] = (), hint: str = "", label: str = "") -> TileLangError:
-    """The error of a simulator's kind, with the kind's default hint unless `hint` is given."""
-    return error(kind, message, expected=expected, found=found, span=span, notes=notes, hint=hint, label=label)
+__all__ = ["fault"]
