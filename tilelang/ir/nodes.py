@@ -6,22 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .hook import Hook
-from .record import with_init
+from .record import dataclass_transform, with_init
 from .span import Span
-
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-else:
-
-    def dataclass_transform(**_: Any) -> Any:
-        """Tells type checkers that `node` makes dataclasses; it has no effect at run time."""
-        return lambda f: f
-
 
 # Provided by printer.py, which knows all classes of nodes.
 node_text: Hook[Callable[[Any], str]] = Hook("the text of a node")

@@ -13,15 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .nodes import Node, _hashable, _same_values
 from .phases import CPU, DEVICE, SYNCED, THREADS_BOUND, TILE
-from .record import record
+from .record import dataclass_transform, record
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, dataclass_transform
-else:
-
-    def dataclass_transform(**_: Any) -> Any:
-        """Tells type checkers that `options` makes dataclasses; it has no effect at run time."""
-        return lambda f: f
+    from typing_extensions import Self
 
 _TYPES: dict[str, type] = {
     "int": int, "bool": bool, "str": str, "tuple": tuple, "None": type(None), "Expr": Node, "Buffer": Node}

@@ -140,6 +140,11 @@ def compact_copy(x: Any) -> Any:
     return np.ascontiguousarray(x) if is_numpy(x) else x.clone(memory_format=sys.modules["torch"].contiguous_format)
 
 
+def contiguous(x: Any) -> Any:
+    """x, or a copy that a kernel can read."""
+    return x if strides(x) == compact(x.shape) and aligned(x) else compact_copy(x)
+
+
 @cache
 def _device(index: int) -> tuple[Target, str | None, int | None]:
     """(target, execution backend, SMs) of a CUDA device of torch."""

@@ -17,9 +17,9 @@ import tilelang.language as T
 from tilelang.errors import error
 from tilelang.jit import JITKernel, compile
 
-from ..arrays import aligned, empty, is_numpy, strides, type_name
+from ..arrays import empty, is_numpy, type_name
 from ..caches import Cache
-from .inputs import check_gradient, compact, compact_copy, configs, device_of, running_on
+from .inputs import check_gradient, configs, contiguous, device_of, running_on
 
 _KERNELS: Cache[JITKernel] = Cache(64)
 _TYPES = "float8_e4m3fn", "float16", "bfloat16"
@@ -61,7 +61,7 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
         kernel = _KERNELS.made((key, where, backend), lambda: compile(
             index_kernel(*key), target=where, execution_backend=backend, pass_configs=configs(where)))
         weights = weights if q_scale is None else weights * q_scale
-        kernel(*map(_contiguous, (q.reshape(queries * heads, dim), k, weights.reshape(queries * heads), k_scale, ends)), out)
+        kernel(*map(contiguous, (q.reshape(queries * heads, dim), k, weights.reshape(queries * heads), k_scale, ends)), out)
     return out
 
 
@@ -91,7 +91,7 @@ def topk_indices(scores: Any, k: int, ends: Any = None, *, target: Any = None) -
         where, backend, _ = running_on(scores, target)
         kernel = _KERNELS.made((k, where, backend), lambda: compile(
             topk_kernel(k, where.is_cuda), target=where, execution_backend=backend))
-        kernel(_contiguous(scores), _contiguous(ends), out)
+        kernel(contiguous(scores), contiguous(ends), out)
     return out
 
 
@@ -99,10 +99,6 @@ def _filled(like: Any, shape: tuple[int, ...], value: int, kind: str) -> Any:
     out = empty(like, shape, kind)
     out[...] = value
     return out
-
-
-def _contiguous(x: Any) -> Any:
-    return x if strides(x) == compact(x.shape) and aligned(x) else compact_copy(x)
 
 
 def _check(name: str, first: Any, others: dict[str, tuple[Any, tuple[int, ...], str]]) -> None:

@@ -10,9 +10,9 @@ from tilelang.errors import error
 from tilelang.jit import JITKernel, compile
 from tilelang.target import Target
 
-from ..arrays import aligned, copied_to, empty, is_numpy, place, strides, type_name
+from ..arrays import copied_to, empty, is_numpy, place, type_name
 from ..caches import Cache
-from .inputs import check_gradient, check_scale, check_tensors, compact, compact_copy, configs, device_of, running_on
+from .inputs import check_gradient, check_scale, check_tensors, configs, contiguous, device_of, running_on
 from .mla_kernels import KEYS, ROWS, MlaForm, mla_attention, plain_attention
 from .mla_plan import MlaPlan, divide
 
@@ -58,7 +58,7 @@ def sparse_mla(q: Any, kv: Any, indices: Any, counts: Any = None, *, dim_v: int 
         kernel = _KERNELS.made((f, where, backend), lambda: compile(
             program(f), target=where, execution_backend=backend, pass_configs=configs(where)))
         counts = _filled(indices, queries, most) if counts is None else counts
-        kernel(*(x if strides(x) == compact(x.shape) and aligned(x) else compact_copy(x) for x in (
+        kernel(*(contiguous(x) for x in (
             q, kv.reshape(1, *kv.shape), indices if most else _filled(indices, queries, -1).reshape(queries, 1), counts)),
             scale, 1.0, *outputs)
     return (out, logs) if return_lse else out

@@ -14,7 +14,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from .repack import Rows
+from .repack import Narrow
 
 MOST_ROWS = 16
 _THREADS, _SIDE = 128, 64
@@ -26,27 +26,14 @@ _START, _ALONE, _SHARED, _OWN, _WIDER = 2.4e-6, 0.5e-6, 0.36e-6, 0.3e-6, 0.1
 
 
 @dataclass(frozen=True)
-class FewRows:
-    """C of a Form `f` with few rows or columns. r describes the rows of the other operand, the matrix.
+class FewRows(Narrow):
+    """splits: blocks of a cluster that split k, at least two. deep: columns of k processed at a time, 64 or 128.
 
-    splits: blocks of a cluster that split k, at least two. deep: columns of k processed at a time, 64 or 128. A block computes
-    _SIDE elements of C along the matrix.
+    A block computes _SIDE elements of C along the matrix.
     """
 
-    f: Any
-    r: Rows
     splits: int = 2
     deep: int = 64
-
-    @property
-    def of_b(self) -> bool:
-        """Whether B is the matrix."""
-        return bool(self.f.m <= self.f.n)
-
-    @property
-    def along(self) -> bool:
-        """Whether k lies along the matrix's rows."""
-        return bool(self.f.tb if self.of_b else not self.f.ta)
 
     @property
     def few(self) -> int:
@@ -56,11 +43,6 @@ class FewRows:
     def width(self) -> int:
         """Width of the tiles of C, along the few rows."""
         return ceil(self.few / 8) * 8
-
-    @property
-    def count(self) -> int:
-        """Number of elements of C along the matrix."""
-        return self.r.rows if self.along else self.r.columns
 
     @property
     def tile(self) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from .repack import Rows
+from .repack import Narrow
 
 _THREADS = 256
 _WIDE, _GROUPS = 128, 4  # words of a row, and rows, that a block reads at a time where sums run down the columns
@@ -20,27 +20,10 @@ _TALL = 4  # rows of a thread where sums run along the rows: rows of equal parit
 
 
 @dataclass(frozen=True)
-class GemvForm:
-    """C of a Form `f` with m or n of 1. r describes the rows of the other operand; k is split over `splits` blocks."""
+class GemvForm(Narrow):
+    """m or n is 1; k is split over `splits` blocks."""
 
-    f: Any
-    r: Rows
     splits: int = 1
-
-    @property
-    def of_b(self) -> bool:
-        """Whether B is the matrix."""
-        return bool(self.f.m == 1)
-
-    @property
-    def along(self) -> bool:
-        """Whether k lies along the matrix's rows."""
-        return bool(self.f.tb if self.of_b else not self.f.ta)
-
-    @property
-    def count(self) -> int:
-        """Number of elements of C."""
-        return self.r.rows if self.along else self.r.columns
 
     @property
     def blocks(self) -> int:

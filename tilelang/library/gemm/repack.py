@@ -100,6 +100,29 @@ class Rows:
         return row // self.rows * self.lead + row % self.rows * self.down
 
 
+@dataclass(frozen=True)
+class Narrow:
+    """C of a Form `f` with few rows or columns. r describes the rows of the other operand, the matrix."""
+
+    f: Any
+    r: Rows
+
+    @property
+    def of_b(self) -> bool:
+        """Whether B is the matrix."""
+        return bool(self.f.m <= self.f.n)
+
+    @property
+    def along(self) -> bool:
+        """Whether k lies along the matrix's rows."""
+        return bool(self.f.tb if self.of_b else not self.f.ta)
+
+    @property
+    def count(self) -> int:
+        """Number of elements of C along the matrix."""
+        return self.r.rows if self.along else self.r.columns
+
+
 @T.macro
 def pad_block(X, P, r, block):
     """Copy from X to P the elements of one block out of r.blocks, with 256 threads."""

@@ -8,10 +8,9 @@ from tilelang.errors import error, register
 from tilelang.jit import JITKernel, compile
 
 from ..arrays import empty, is_numpy, type_name, zeros
-from ..attention.inputs import check_gradient, compact_copy, configs, device_of, running_on
+from ..attention.inputs import check_gradient, compact_copy, configs, contiguous, device_of, running_on
 from ..caches import Cache
 from .delta_kernels import CHUNK, COLUMNS, DeltaForm, delta_chunks, delta_steps, workspace
-from .ssd import contiguous
 
 register("delta-argument", ValueError, "tensors of a delta rule that do not go together",
          "see the shapes in the docstring of the function", expected="tensors of the shapes and types that the function names")

@@ -14,9 +14,9 @@ import tilelang.language as T
 from tilelang.errors import error, register
 from tilelang.jit import JITKernel, compile
 
-from ..arrays import aligned, empty, is_numpy, strides, type_name
+from ..arrays import empty, is_numpy, type_name
 from ..attention.form import LOG2E
-from ..attention.inputs import check_gradient, compact, compact_copy, configs, device_of, running_on
+from ..attention.inputs import check_gradient, configs, contiguous, device_of, running_on
 from ..caches import Cache
 
 register("ssd-argument", ValueError, "tensors of a state space model that do not go together",
@@ -114,11 +114,6 @@ def _run(make: Any, x: Any, sizes: tuple[Any, ...], target: Any, *arrays: Any) -
         kernel = _KERNELS.made((make.__name__, key, where, backend), lambda: compile(
             make(*key), target=where, execution_backend=backend, pass_configs=configs(where)))
         kernel(*map(contiguous, arrays[:-1]), arrays[-1])
-
-
-def contiguous(x: Any) -> Any:
-    """x, or a copy that a kernel can read."""
-    return x if strides(x) == compact(x.shape) and aligned(x) else compact_copy(x)
 
 
 def state_kernel(sizes: tuple[int, ...], dtype: str, wide: bool) -> Any:
