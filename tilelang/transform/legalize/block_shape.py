@@ -186,7 +186,8 @@ def _doubled(n: Launch, d: int, sms: int, made: bool) -> Launch | None:
     dims = _Dims(n)
     gemms = list(walk(n.body, Gemm))
     new = _made(n) if made else set()
-    if made and any((op.b, op.a)[d].buffer not in new or (op.a, op.b)[d].buffer in new for op in gemms):
+    if made and any((op.b, op.a)[d].buffer not in new or (op.a, op.b)[d].buffer in new or min(op.m, op.n) < 2 * _ROWS
+                    for op in gemms):  # of smaller tiles, an SM runs several blocks
         return None
     if d == 0 and not made and any(op.m != _ROWS for op in gemms):
         return None
