@@ -10,7 +10,7 @@ run at the same time have loads in common.  If the work of a tile grows or falls
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -289,8 +289,8 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True, 
     one_wave = not why and isinstance(whole, Const) and whole.value <= blocks
     if one_wave:
         why = "there are no more tiles than sm_count"
-    pays = _in_one_wave if one_wave and alone else _for_many if not why else _never
-    found = _spans(launch, work, cx, pays, 0 if why else blocks)
+    # Blocks that share an SM hide each other's loads: no pairs.
+    found = _spans(launch, work, cx, one_wave if one_wave and alone or not why else None, 0 if why else blocks)
     if one_wave and alone and cx.option(PassConfigKey.TL_CLUSTER) is None:
         found = _larger(launch, work, blocks, found)
     refused = f"; {found}" if isinstance(found, str) else ""
@@ -356,15 +356,14 @@ def _in_cluster(launch: Launch, few: Launch, spans: tuple[int, ...],
                            f"{'dimension' if len(wide) == 1 else 'dimensions'} {' and '.join(map(str, wide))} of the grid")
 
 
-def _spans(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool],
-           blocks: int) -> tuple[int, ...] | str:
+def _spans(launch: Launch, work: Work, cx: PassContext, one_wave: bool | None, blocks: int) -> tuple[int, ...] | str:
     """Blocks of a cluster along each dimension of the grid (all 1: no clusters), or why requested clusters are not possible.
 
-    pays: whether clusters of two are faster.  blocks: how many run at a time, 0 if the grid keeps its size.
+    one_wave: see `_paired`.  blocks: how many run at a time, 0 if the grid keeps its size.
     """
     asked, dims = cx.option(PassConfigKey.TL_CLUSTER), len(launch.grid)
     if not isinstance(asked, tuple):
-        paired = None if blocks % 2 else _paired(launch, work, cx, pays, blocks)
+        paired = None if blocks % 2 else _paired(launch, work, cx, one_wave, blocks)
         return tuple(2 if k == paired else 1 for k in range(dims))
     spans = (*asked, *[1] * dims)[:max(dims, len(asked))]
     none = f"no clusters of {' x '.join(map(str, asked))}: "
@@ -405,11 +404,11 @@ def _larger(launch: Launch, work: Work, blocks: int, found: tuple[int, ...] | st
     return larger_in_one_wave(tuple(sizes), shared, saved, blocks, found)
 
 
-def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, tuple[Load, ...]], bool],
-            blocks: int) -> int | None:
+def _paired(launch: Launch, work: Work, cx: PassContext, one_wave: bool | None, blocks: int) -> int | None:
     """The dimension along which neighbours form clusters of two, which load their common tile once; None for no clusters.
 
-    pays: whether clusters are faster with these loads.  blocks: how many run at a time, 0 if the grid keeps its size.
+    one_wave: whether the launch runs in one; None for no clusters unless they are asked for.  blocks: how many run at a time, 0
+    if the grid keeps its size.
     """
     sizes = [convert(g) for g in launch.grid]
     total = prod(g.value if isinstance(g, Const) else 0 for g in sizes)
@@ -422,27 +421,18 @@ def _paired(launch: Launch, work: Work, cx: PassContext, pays: Callable[[Work, t
             continue
         loads = tuple(Load(b, start, not _names(at, v), inner) for (b, at), (start, inner) in zip(work.loads, work.rows))
         saved = sum(x.cost for x in loads if x.saved)
-        if asked is None and not pays(work, loads):
+        if asked is None and (one_wave is None or not _pays(work, loads, one_wave)):
             continue
         if saved and (best is None or saved > best[0]):
             best = saved, k
     return None if best is None else best[1]
 
 
-def _for_many(work: Work, loads: tuple[Load, ...]) -> bool:
-    """Whether pairs are faster for blocks that compute several tiles."""
-    return pays_for_many(loads, work.cycles)
-
-
-def _in_one_wave(work: Work, loads: tuple[Load, ...]) -> bool:
-    """Whether pairs are faster for one tile a block and one block an SM (a launch of one wave)."""
+def _pays(work: Work, loads: tuple[Load, ...], one_wave: bool) -> bool:
+    """Whether pairs are faster: for blocks that compute several tiles, or (`one_wave`) for one tile and one block an SM."""
     steps = Analyzer().simplify(work.extent)
-    return isinstance(steps, Const) and pays_in_one_wave(loads, work.cycles, int(steps.value))
-
-
-def _never(work: Work, loads: tuple[Load, ...]) -> bool:
-    """No pairs if several blocks run on one SM: they hide each other's loads."""
-    return False
+    return isinstance(steps, Const) and pays_in_one_wave(loads, work.cycles, int(steps.value)) if one_wave else \
+        pays_for_many(loads, work.cycles)
 
 
 def _grouped(launch: Launch, spans: tuple[int, ...]) -> Launch:
