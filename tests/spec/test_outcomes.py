@@ -122,6 +122,10 @@ def test_unknown():
 
 def test_unmarked():
     completed.completed("cpu")
+
+@pytest.mark.spec("T.copy")
+def test_on_a_gpu():
+    completed.completed("gpu")
 """
 CONFTEST = """
 import pathlib
@@ -153,11 +157,11 @@ def test_a_run_fails_when_a_marked_test_does_something_else_than_recorded(tmp_pa
         return done.returncode, done.stdout + done.stderr
 
     code, said = runs("test_planted.py")
-    assert code == 1 and "6 passed" in said, said
+    assert code == 1 and "7 passed" in said, said
     assert "test_planted.py::test_lost: no longer completes: tile" in said
     assert "test_planted.py::test_new: not recorded: cpu" in said
     assert "test_planted.py::test_unknown: is not recorded" in said
     assert "python -m pytest --record-outcomes tests/test_planted.py; python tests/spec/spec_status.py --write" in said
-    assert "test_same" not in said and "test_unmarked" not in said
+    assert "test_same" not in said and "test_unmarked" not in said and "test_on_a_gpu" not in said
     code, said = runs("test_planted.py::test_same", "test_planted.py::test_unmarked")
     assert code == 0 and "outcomes" not in said, said
