@@ -120,7 +120,7 @@ class Tables:
         for fix_a, fix_b, fixed_terms in cases:
             fa = self.footprint(a, fix_a, fixed_terms)
             fb = self.footprint(b, fix_b, fixed_terms)
-            if fa is None or fb is None or self.meet(fa, fb, a.width, b.width, how, a):
+            if fa is None or fb is None or self.meet(fa, fb, a.width, b.width, how):
                 return True
         return False
 
@@ -258,7 +258,7 @@ class Tables:
                 self.prints[key] = None
         return self.prints[key]
 
-    def meet(self, fa: Footprint, fb: Footprint, wa: int, wb: int, how: Relation, a: Access) -> bool:
+    def meet(self, fa: Footprint, fb: Footprint, wa: int, wb: int, how: Relation) -> bool:
         """Whether an element of fb is also in fa, accessed by another thread."""
         if fa.ranges is None or fb.ranges is None:
             return False  # a loop without iterations makes no access

@@ -40,10 +40,6 @@ class _Probe:
         self.block = self
         self.rank, self.model, self.blocks = 0, self, (self,)
 
-    def in_groups(self, first: int, count: int) -> Any:
-        """Unknown here."""
-        return None
-
     def elected(self) -> Any:
         """Unknown here."""
         return None
