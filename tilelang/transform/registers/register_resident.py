@@ -14,8 +14,8 @@ whole compilation.  The instructions of these loops are printed in program order
 Either all values of a launch are register-resident or none is.  Every array that a wgmma names gets named registers.  In the
 innermost loops with wgmma, each statement that touches such an array must match a form (`target/register_forms.py`) or lie
 in a branch; around a branch that holds a statement without a form, the values pass through an array, and around loops that
-change accumulators that a wgmma of the iteration begins, or exchange them with shared memory.  Outside of those loops any
-statement may use the values through an array.
+exchange values that a wgmma of the iteration begins with shared memory.  Outside of those loops any statement may use the
+values through an array.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ def keep_in_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | N
     graph = Graph(frozenset(found), form_of)
     graph.build(launch.body, [graph.node()])
     hot, lasting = graph.hot(), {v for v in found if not _begun(launch, v)}
-    begun = {c.args[0].buffer.data for c in _wgmmas(launch) if isinstance(c.args[0], AddressOf)} - lasting
     direct: set[int] = set()
     borrowed: dict[int, list[tuple[Buffer, bool]]] = {}
     for n in graph.nodes:
@@ -53,7 +52,7 @@ def keep_in_registers(launch: Launch, found: Mapping[Var, Buffer]) -> Launch | N
         rare = n.loop not in hot
         if n.form is not None and touched == _named(n.form, found) and (rare or n.form.kind != "store"):
             direct.add(id(n.stmts[0]))
-        elif _may_borrow(n, not rare and not (touched <= begun & n.writes or not touched & lasting and _exchanges(n)), found):
+        elif _may_borrow(n, not rare and (bool(touched & lasting) or not _exchanges(n)), found):
             borrowed[id(n.stmts[0])] = [(found[v], v in n.writes) for v in found if v in touched]
         else:
             return None

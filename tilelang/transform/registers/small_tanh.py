@@ -27,7 +27,6 @@ from ..framework.pass_ import DEVICE, PassContext, pass_
 
 F32 = dtype("float32")
 FEWEST = 16  # elements of a thread for which the vote pays
-CHAINS = 4  # maxima of some elements each: a maximum waits four cycles for the one before it
 TANH = {SCALED_TANH, *(form.name for form in FORMS["tanh"].values())}
 
 
@@ -61,17 +60,17 @@ def _applies(s: For) -> bool:
 
 
 def _branches(s: For) -> list[Stmt]:
-    largest, vote = Buffer("largest", (CHAINS,), F32, LOCAL), fresh("large", "int32")
-    factor, copy = next(abs(_operands(x)[1]) for x in walk(s, Call) if x.op in TANH), rename([s])
-    chain = (functools.reduce(lambda a, b: a + b, (x.var for y in copy for x in walk(y, For))) % CHAINS,)
-    every: list[Expr] = [Load(largest, (const(n),), F32) for n in range(CHAINS)]
+    largest, vote = Buffer("largest", (1,), F32, LOCAL), fresh("large", "int32")
+    zero, factor = (const(0),), next(abs(_operands(x)[1]) for x in walk(s, Call) if x.op in TANH)
 
     def measured(x: Any) -> Any:
-        new: Expr = Load(largest, chain, F32)
-        for y in walk(x.value, Call):
-            if y.op in TANH:
-                new = binary("max", new, Call("fabs", (_operands(y)[0],), F32))
-        return Store(largest, chain, new, span=x.span)
+        if isinstance(x, Store):
+            new: Expr = Load(largest, zero, F32)
+            for y in walk(x.value, Call):
+                if y.op in TANH:
+                    new = binary("max", new, Call("fabs", (_operands(y)[0],), F32))
+            return Store(largest, zero, new, span=x.span)
+        return None
 
     def polynomial(x: Any) -> Any:
         if x.op not in TANH:
@@ -81,10 +80,10 @@ def _branches(s: For) -> list[Stmt]:
         factors: list[Expr] = [const(c * a * k**(2 * i + 1), F32) for i, a in enumerate(SMALL_TANH)]
         return y * functools.reduce(lambda total, a: total * u + a, reversed(factors))
 
-    tests = [rewrite(x, measured, Store) for x in copy]
-    above = cast(binary("gt", functools.reduce(functools.partial(binary, "max"), every), const(SMALL / factor, F32)), "int32")
+    tests = [rewrite(x, measured, Store) for x in rename([s])]
+    above = cast(binary("gt", Load(largest, zero, F32), const(SMALL / factor, F32)), "int32")
     large = call("any_sync", (above, const(0xffffffff, "uint32")), "int32")
-    return [Alloc(largest), *(Store(largest, (const(n),), const(0.0, F32)) for n in range(CHAINS)), *tests, Bind(vote, large),
+    return [Alloc(largest), Store(largest, zero, const(0.0, F32)), *tests, Bind(vote, large),
             If(binary("ne", vote, const(0, "int32")), s, seq(*[rewrite(x, polynomial, Call) for x in rename([s])]),
                span=s.span)]
 
