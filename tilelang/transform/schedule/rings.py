@@ -138,12 +138,6 @@ class WarpRoleLoop:
             s = select_version(s, tiles, self.step(k, iterations))
         return s
 
-    def filled(self, item: int, k: Expr) -> list[Stmt]:
-        """Waits for the stages that `item` is the first to use in iteration k."""
-        slot, parity = self.slot(k)
-        return [do("mbarrier_wait", AddressOf(r.full, (slot,)), parity) for r in self.rings
-                if r.first == item and r.full is not None and r.iterations == 1]
-
     def using(self, stmts: list[Stmt], items: list[int], k: Expr) -> list[Stmt]:
         """Statements of iteration k with the waits and releases of the slow rings that they use.
 
@@ -210,10 +204,6 @@ class WarpRoleLoop:
                 "ne", binary("bitand", binary("shr", mask, rank), const(1, "uint32")), const(0, "uint32"))
             arrive = do("mbarrier_arrive_remote", bar, rank)
         return If(cond if when is None else logical("and", when, cond), arrive)
-
-    def arrive(self, empty: Buffer, slot: Expr) -> list[Stmt]:
-        """Each warp arrives once, after all its threads have reached this point."""
-        return [do("sync_warp"), If(self.leader(), do("mbarrier_arrive", AddressOf(empty, (slot,))))]
 
     def leader(self) -> Expr:
         """Condition that selects one thread of each warp."""
