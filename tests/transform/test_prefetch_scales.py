@@ -189,6 +189,12 @@ def test_clusters_share_the_tile():
     assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))
 
 
+def test_a_tile_of_scales_does_not_keep_a_loop_from_more_stages():
+    """It did: tiles of 128 x 128 waited for their loads with the three stages that the program asks for."""
+    low = compiled(scaled(m=4096, n=4096, k=4096, bm=128, bn=128, threads=256, columns=32))
+    assert tile_of(low) == ("S_4", rings.SLOW_STAGES) and dict(low.kernels[0].launch.plan.stages)["As"] == 4
+
+
 def test_values_that_the_program_starts_at_a_later_column():
     x = inputs(columns=12, first=4)
     low = compiled(scaled(columns=12, first=4))
