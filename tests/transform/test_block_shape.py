@@ -331,7 +331,7 @@ def test_blocks_without_room_or_without_made_operands_are_not_joined(full_grid, 
     if which == "narrow":
         assert [e.value for e in shaped(made("b", m=128, bm=64)).grid] == [2, 2]
         return
-    deep = 256 if which == "b" else 32
+    deep = 128 if which == "b" else 32
     program = product(256, 128, 128, columns=256) if which == "neither" else made(which, steps=2, bk=deep)
     assert [e.value for e in shaped(program).grid] == [2, 2]
 

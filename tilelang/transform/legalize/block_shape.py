@@ -17,7 +17,8 @@ from tilelang.ir import (BARRIER, CLUSTER_BARRIER, EMPTY, FRAGMENT, GLOBAL, Allo
                          replace, rewrite, rewrite_stmts, substitute, used_vars, walk, with_options, SHARED)
 from tilelang.ops import AtomicTile, Copy, Fill, Gemm, Reduce, Scan
 from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma
-from tilelang.target.machine import MOST_REGISTERS, MOST_SHARED, REGISTERS, REGISTERS_PER_SM, consumer_registers
+from tilelang.target.machine import (MOST_REGISTERS, MOST_SHARED, REGISTERS, REGISTERS_PER_SM, RESERVED_SHARED,
+                                      consumer_registers)
 
 from ..analysis.effects import effects, hangs_on_threads, own_effects
 from ..framework.config import PassConfigKey
@@ -234,10 +235,14 @@ def _made(n: Launch) -> set[Buffer]:
 
 
 def _room(n: Launch) -> bool:
-    """Whether three stages of what a launch loads fit in shared memory, and an accumulator leaves registers for operands."""
+    """Whether shared memory holds three stages of what a launch loads beside results of 16 bits, and an accumulator leaves
+    registers for operands."""
     tiles = {x.dst.buffer for x in walk(n.body, Copy) if x.dst.buffer.scope_name in SHARED}
-    return all(b.is_static for b in tiles) and 3 * sum(b.size * b.dtype.bits // 8 for b in tiles) <= MOST_SHARED and all(
-        op.m * op.n * op.c.dtype.bits // 32 <= n.num_threads * 2 * _ROWS for op in walk(n.body, Gemm))
+    sums = [(op.m * op.n, op.c.dtype.bits) for op in walk(n.body, Gemm)]
+    if not all(b.is_static for b in tiles) or any(k * w // 32 > n.num_threads * 2 * _ROWS for k, w in sums):
+        return False
+    loaded = sum(b.size * b.dtype.bits // 8 for b in tiles)
+    return 3 * loaded + sum(2 * k for k, _ in sums) + 2 * RESERVED_SHARED <= MOST_SHARED  # and the barriers
 
 
 def _filled(blocks: int, sms: int) -> float:
