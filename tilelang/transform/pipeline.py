@@ -72,6 +72,7 @@ from .memory.plan_shared_memory import plan_shared_memory
 from .registers.accumulator_registers import assign_accumulator_registers
 from .registers.code_tables import code_tables
 from .registers.dequantise_pairs import dequantise_pairs
+from .registers.fetch_ahead import fetch_ahead
 from .registers.join_wgmmas import join_wgmmas
 from .registers.limit_unrolling import limit_unrolling
 from .registers.loads_first import loads_first
@@ -156,6 +157,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     lower_tile_ops,  # TILE -> THREADS_BOUND
     reuse_shared_memory,  # after lowering, which allocates buffers; before place_sync: buffers that share bytes need barriers
     place_sync,  # THREADS_BOUND -> SYNCED; after lowering: it needs every access of every thread
+    fetch_ahead,  # after place_sync, whose barriers it moves
     flatten,
     plan_shared_memory,  # SYNCED -> DEVICE; its reuse of memory needs the barriers
     lane_quotients,  # before simplify, which cleans up its results

@@ -59,9 +59,9 @@ _ALIKE, _ALIKE_ONCE = 1.0075, 1.005  # ratios of costs that count as equal; seco
 # us, with PDL 16.4; 120 of 128x72 at 1000x1048x328 5.1, 4.4; 102 of 128x192 at 4184x536x408 8.9, 9.9; 102 of 64x96 at
 # 2120x288x488 4.5, 4.0).
 _PDL, _PDL_ONCE, _NEARLY = 16, 40, 0.85
-# Fractions of L2 that operands and result take where PDL loses outside clusters: L2 keeps data near the SMs that read it, and
-# with PDL blocks begin on others each time (7x11008x2048, 45 MB, 9.0 us, with PDL 16.0; 34 MB 6.4, 6.1; 59 MB 16.6, 17.3; 84 MB
-# 22.2, 21.9; 128x8192x2048 8.4, 10.5).
+# Fractions of L2 that operands and result take where PDL loses outside clusters, unless the next launch's blocks fit beside: L2
+# keeps data near the SMs that read it, and blocks that start wherever an SM is free find it far (7x11008x2048, 45 MB, by 128x8
+# 9.0 us, with PDL 16.0; 59 MB 16.6, 17.3; 84 MB 22.2, 21.9; 12x6144x3072, 38 MB, by 64x16, which fit, 8.7, with PDL 7.2).
 _FILLS_L2 = 0.56, 1.1
 # Seconds that PDL saves, and what it saves more where the next launch's blocks fit beside those that run.
 PDL_SAVES, _SAVED_BESIDE = 0.68e-6, 0.06e-6
@@ -132,7 +132,7 @@ def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tupl
         cycles -= _IDLE * _long(cycles / chip.clock + chip.around) * idle
     own, moved, more = _seconds(chip, cycles), _memory(chip, p, t), chip.start
     if _pdl(chip, p, t, spans):
-        more -= PDL_SAVES + (_SAVED_BESIDE if 2 * (shared_bytes(p, t) + 9216) <= chip.shared else 0.0)
+        more -= PDL_SAVES + (_SAVED_BESIDE if _beside(chip, p, t) else 0.0)
     near = side_by_side(chip, p, t.bm, t.bn, t.splits) if moved > chip.cache else ""
     moved /= chip.memory * (_WARM if chip.kind == "wgmma" and moved < _KEPT * chip.cache else 1.0)
     if near and (columns if near == "a" else rows) > 1:
@@ -164,9 +164,18 @@ def _ring(chip: Chip, p: TileProblem, t: Tile, depth: int) -> float:
     if chip.kind == "wgmma":
         more = {1: 2.0, 2: 1.68, 3: _RING_OF_THREE}.get(t.stages if depth >= t.stages else 4, 1.0)
         return more * (_DEEP if t.bk * p.bits > 1024 else 1.0)
-    if chip.kind == "mma":  # with one block on an SM, nothing runs while its warps wait for each other
+    if chip.kind == "mma":  # with one block on an SM, nothing runs while its warps wait for each other, unless they load ahead
+        # 8192 cubed on an H200 by 128x256: 444 TFLOP/s in steps of 32, 468 of 64; by 128x128x32, not ahead, 427.
+        if t.threads > 128 and _loads_ahead(p, t):
+            return {1: 2.0, 2: 1.15}.get(t.stages, 1.0) * (0.93 if t.bk * p.bits > 512 else 0.97)
         return {1: 2.0, 2: 1.15, 3: 1.05}.get(t.stages, 1.0) * (1.12 if _resident(chip, p, t) == 1 else 1.0)
     return 1.0
+
+
+def _loads_ahead(p: TileProblem, t: Tile) -> bool:
+    """Whether warps of 64 x 64 load an iteration's first operands under the MMAs before it: see registers/fetch_ahead.py."""
+    by_matrices = (p.bits == 16 or p.a_k and p.b_k and p.bits == 8) and (p.a_rows | p.b_rows) % 16 == 0
+    return by_matrices and t.bk * p.bits * t.threads > 2 * 128 * 256 and 128 <= t.bm * t.bn // t.threads <= 160
 
 
 def _ends(chip: Chip, p: TileProblem, t: Tile, across: bool, waves: int, loop: float, busy: float) -> float:
@@ -302,10 +311,16 @@ def uses_pdl(chip: Chip, p: TileProblem, t: Tile) -> bool:
     return _pdl(chip, q, t, clusters(chip, q, t, t.bk * q.bits / 256 * matrix_cycles(chip, q, t.bm, t.bn)))
 
 
+def _beside(chip: Chip, p: TileProblem, t: Tile) -> bool:
+    """Whether an SM holds two blocks."""
+    return 2 * (shared_bytes(p, t) + 9216) <= chip.shared
+
+
 def _pdl(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...]) -> bool:
     """uses_pdl for a tile without swap-AB, in these clusters."""
     taken = p.batch * ((p.m + p.n) * p.k * p.bits + p.m * p.n * p.out_bits) / 8 / chip.cache
-    if chip.kind != "wgmma" or p.open_rows or chip.around or prod(spans) == 1 and _FILLS_L2[0] < taken < _FILLS_L2[1]:
+    if chip.kind != "wgmma" or p.open_rows or chip.around or prod(spans) == 1 and not _beside(
+            chip, p, t) and _FILLS_L2[0] < taken < _FILLS_L2[1]:
         return False
     steps = ceil(ceil(p.k / t.bk) / t.splits) * t.bk * p.bits / 1024
     tiles = ceil(p.m / t.bm) * ceil(p.n / t.bn) * p.batch * t.splits
