@@ -1,4 +1,4 @@
-"""Warps of sm_80 waited for the first operands behind the barrier of every iteration, with no MMA to run meanwhile."""
+"""fetch_ahead: warps of sm_80 waited for the first operands behind the barrier of every iteration."""
 
 from __future__ import annotations
 
