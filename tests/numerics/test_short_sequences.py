@@ -145,7 +145,7 @@ STEPS = {
     ("exp2", "half"): ex2, ("sigmoid", "half"): lambda x, errs: rcp(f32(1) + ex2(x * -LOG2E, errs)),
     ("sigmoid", "wide"): lambda x, errs: rcp(ex2(fma(x, -LOG2E, -32), errs) + f32(2.0**-32)) * f32(2.0**-32),
     ("tanh", "half"): tanh_wide, ("tanh", "wide"): tanh_wide,
-    ("exp2", "term"): lambda x, errs: ex2(x, errs),
+    ("exp2", "term"): lambda x, errs: ex2(x, errs), ("exp", "term"): lambda x, errs: ex2(x * LOG2E, errs),
 }
 EXACT = {"exp": np.exp, "exp2": np.exp2, "tanh": np.tanh, "sigmoid": lambda x: 1 / (1 + np.exp(-x))}
 
@@ -164,7 +164,9 @@ def test_forms_for_rounded_results_keep_the_bound_of_narrow_types(name, use, err
         y, exact = STEPS[name, use](x, errs), EXACT[name](x.astype(np.float64))
         if use == "term":
             normal = exact < 2.0**127
-            assert (np.abs(y - exact) <= 2.0**-22 * exact + 2.0**-23 * exact + 2.0**-126)[normal].all()
+            # exp: beside the |x| 2^-24 of an argument that was rounded
+            grows = 1.3 * np.minimum(np.abs(x), 128) * 2.0**-24 if name == "exp" else 0
+            assert (np.abs(y - exact) <= (2.0**-22 + 2.0**-23 + grows) * exact + 2.0**-126)[normal].all()
             return
         for dtype in ("float16", "float8_e4m3fn", "float8_e5m2") if use == "half" else ("bfloat16", "float16"):
             off = error(to_dtype(y, as_dtype(dtype)), exact, dtype)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+import tilelang
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.target import Target
@@ -93,6 +94,39 @@ def test_exp2_in_a_branch_scaled_its_subnormal_results(after, short):
                 T.copy(S, Y)
 
     assert ("tl::fast_exp2(" in text(f)) == short
+
+
+def losses(value):
+    """Logarithms of sums of exponentials in tiles: the fragment is summed and not rounded."""
+    @T.prim_func
+    def f(X: T.Tensor((4, 1000), "float32"), Y: T.Tensor((4,), "float32")):
+        with T.Kernel(4, threads=64) as r:
+            x, top, total = T.alloc_fragment((1, 1024), "float32"), T.alloc_fragment((1,), "float32"), T.alloc_fragment(
+                (1,), "float32")
+            T.copy(X[r, 0], x)
+            for i, j in T.Parallel(1, 1024):
+                x[i, j] = T.if_then_else(j < 1000, x[i, j], -T.infinity("float32"))
+            T.reduce_max(x, top, dim=1)
+            for i, j in T.Parallel(1, 1024):
+                x[i, j] = value(x[i, j], top[i])
+            T.reduce_sum(x, total, dim=1)
+            for i in T.Parallel(1):
+                Y[r] = T.log(total[i]) + top[i]
+
+    return f
+
+
+def test_exp_of_a_difference_that_is_summed_took_the_seven_instructions_of_expf():
+    """An exponent that is rounded itself: so is the product in exp2, by as much.  Other exponents keep expf."""
+    program = losses(lambda x, top: T.exp(x - top))
+    assert "expf(" not in text(program) and "tl::fast_exp2(" in text(program)
+    assert "expf(" in text(losses(lambda x, top: T.exp(x))) and "expf(" in text(program, **{"tl.shorten_rounded": False})
+    x = np.random.default_rng(0).normal(0, 20, (4, 1000)).astype(np.float32)
+    want = np.log(np.exp(x.astype(np.float64)).sum(1))
+    for arch in ("sm_80", "sm_90a"):
+        y = np.zeros(4, np.float32)
+        tilelang.compile(program, target={"kind": "cuda", "arch": arch}, execution_backend="simulator")(x, y)
+        assert np.allclose(y, want, rtol=2e-6), arch
 
 
 def test_quotients_of_sums_took_the_exact_sequence():

@@ -27,12 +27,14 @@ class RoundedForm:
 
 # function: where it is used -> (units, CUDA text).  half: directly below a rounding to float16 or 8 bits, where results
 # below 2^-25 round to zero or are subnormals of float16; wide: for all results of float32; term: a term of a float32 sum, where
-# results below 2^-126 may be zero (in float32 CUDA's exp2f is the same instruction between a scaling of subnormal results);
+# results below 2^-126 may be zero (in float32 CUDA's exp2f is the same instruction between a scaling of subnormal results), of
+# exp only for an argument x that is a rounded result itself: it is off by |x| 2^-24, and the form by 1.3 times that besides;
 # row: of many elements with one divisor; sum: added to a constant of at least 1, so that the error of the function is absolute.
 # Where 1 + erf(-t) cancels the error is relative, but for the last digit: it is the exponential in 1 - exp2(t * Q(t)); so is
 # 2 e / (1 + e) in the form of tanh.
 _ROWS: dict[str, dict[str, tuple[float, str]]] = {
-    "exp": {"half": (16, "tl::fast_exp2(({0}) * 1.44269504f)"), "wide": (40, "tl::exp_wide({0})")},
+    "exp": {"half": (16, "tl::fast_exp2(({0}) * 1.44269504f)"), "wide": (40, "tl::exp_wide({0})"),
+            "term": (4, "tl::fast_exp2(({0}) * 1.44269504f)")},
     "exp2": {"half": (4, "tl::fast_exp2({0})"), "term": (4, "tl::fast_exp2({0})")},
     "sigmoid": {"half": (16, "tl::sigmoid_half({0})"), "wide": (40, "tl::sigmoid_wide({0})")},
     "tanh": {"half": (24, "tl::tanh_wide({0})"), "wide": (24, "tl::tanh_wide({0})"), "sum": (16, "tl::tanh_in_sum({0})")},
