@@ -85,6 +85,7 @@ from .legalize.fold_thread_count import fold_thread_count
 from .memory.simplify import simplify
 from .legalize.joined_steps import joined_steps
 from .legalize.kept_iterations import kept_iterations
+from .schedule.resident_blocks import resident_blocks
 from .schedule.specialize_warps import specialize_warps
 from .layout.split_accumulators import split_accumulators
 from .legalize.staged_reads import staged_reads
@@ -140,6 +141,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     shorten_rounded,  # before all passes that reorder the statements of a loop or split tiles
     exchanged_tiles,  # before all passes that give shared tiles versions or choose TMA; after those that look for fragments
     staged_transposes,  # like exchanged_tiles
+    resident_blocks,  # after shorten_rounded, which follows values to their uses; before all passes over pipelined loops
     kept_iterations,  # before all passes that look at the statements of pipelined loops
     given_boxes,  # before all passes that choose TMA or wgmma
     tma_columns,  # before lower_manual_warp_roles, the first pass that chooses TMA

@@ -281,7 +281,7 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True, 
     asked = cx.option(PassConfigKey.TL_PERSISTENT)
     if launch.plan.cluster:
         return "the program chooses its clusters itself"
-    if _may_wait(launch.body):
+    if may_wait(launch.body):
         return "blocks may wait for each other"
     blocks = int(asked) if asked is not None and asked is not True else cx.target.limits.sm_count
     why = "its epilogue reuses shared memory" if tight else _own_tiles(launch, asked, alone)
@@ -471,7 +471,7 @@ def _order(launch: Launch, work: Work, clusters: int, spans: tuple[int, ...], cx
     return lambda t: _plain(launch, t), "in order"
 
 
-def _may_wait(body: Stmt) -> bool:
+def may_wait(body: Stmt) -> bool:
     """Whether a block may depend on the progress of another one: it uses the result of an atomic, or spins in a loop."""
     unused = {id(x.call) for x in walk(body, Evaluate)}
     return any(isinstance(x, While) or isinstance(x, Call) and x.op.startswith("atomic") and id(x) not in unused
@@ -484,10 +484,10 @@ def _names(at: tuple[Expr, ...], v: Var) -> bool:
 
 def _plain(launch: Launch, t: Expr) -> list[Bind]:
     """Tiles in order, with the first dimension fastest."""
-    return _split_index(launch, t, range(len(launch.grid)))
+    return split_index(launch, t, range(len(launch.grid)))
 
 
-def _split_index(launch: Launch, index: Expr, dims: Sequence[int]) -> list[Bind]:
+def split_index(launch: Launch, index: Expr, dims: Sequence[int]) -> list[Bind]:
     """The block variables of these dimensions, from the index of a tile among them; the first dimension is the fastest."""
     out: list[Bind] = []
     for k in dims[:-1]:
@@ -509,7 +509,7 @@ def _rasterisation_panels(launch: Launch, t: Expr, across: int, along: int, pane
     out = [flat, rest, number, inside, rows, column,
            Bind(b, _minimum(number.var * panel_size + inside.var % rows.var, gl - 1)),
            Bind(a, Select(binary("eq", number.var % 2, const(0)), column.var, turned, turned.dtype, lazy=False))]
-    return out + _split_index(launch, rest.var, [k for k in range(len(launch.grid)) if k not in (across, along)])
+    return out + split_index(launch, rest.var, [k for k in range(len(launch.grid)) if k not in (across, along)])
 
 
 def _longest_first(launch: Launch, work: Work, t: Expr, growing: int, group: int | None) -> list[Bind]:
@@ -527,7 +527,7 @@ def _longest_first(launch: Launch, work: Work, t: Expr, growing: int, group: int
     row = _minimum(inside.var // now.var, g - 1)
     out = [first, inside, now, Bind(launch.block_vars[growing], _from_longest(launch, work, growing, row))]
     head = _bound("other", _minimum(first.var * width + inside.var % now.var, rest - 1))
-    return [*out, head, *_split_index(launch, head.var, others)]
+    return [*out, head, *split_index(launch, head.var, others)]
 
 
 def _partition(launch: Launch, work: Work, blocks: int) -> TilePartition | None:
@@ -557,7 +557,7 @@ def _longest_in(launch: Launch, row: Expr, column: Expr, work: Work) -> list[Bin
         return out
     total = Analyzer().simplify(_multiplied([convert(launch.grid[k]) for k in others]))
     place = _bound("column", _minimum(column, total - 1))
-    return [*out, place, *_split_index(launch, place.var, others)]
+    return [*out, place, *split_index(launch, place.var, others)]
 
 
 def _growing(launch: Launch, work: Work) -> int | None:

@@ -1,0 +1,97 @@
+"""Blocks of a large grid that few resident blocks run in turn (transform/schedule/resident_blocks.py)."""
+
+import numpy as np
+import pytest
+
+import tilelang
+import tilelang.language as T
+
+TARGETS = [{"kind": "cuda", "arch": "sm_80"}, {"kind": "cuda", "arch": "sm_90a"}]
+
+
+def rows(m=5, n=8448, back=False, wide=True):
+    """Rows that fill the registers of an SM: two blocks of 1,024 threads do not fit."""
+    @T.prim_func
+    def f(X: T.Tensor((m, n + (0 if wide else 1)), "float16"), Y: T.Tensor((m, n), "float32")):
+        with T.Kernel(m, threads=1024) as r:
+            x, total = T.alloc_fragment((1, n), "float32"), T.alloc_fragment((1,), "float32")
+            T.copy(X[r, 0:n], x)
+            T.reduce_sum(x, total, dim=1)
+            for i, j in T.Parallel(1, n):
+                x[i, j] = x[i, j] - total[i]
+            T.copy(x, Y[r, 0])
+            if back:
+                T.copy(x, X[r, 0:n])
+
+    return f
+
+
+def counts(dtype="int32", first=0, shared=True, own=False, other=False):
+    """Counts that all blocks add to the same elements, in a grid of 5 x 2 blocks."""
+    @T.prim_func
+    def f(X: T.Tensor((10, 64), "uint8"), Y: T.Tensor((2, 16), dtype)):
+        with T.Kernel(5, 2, threads=64) as (bx, by):
+            c = T.alloc_shared((16,), dtype)
+            d = T.alloc_shared((16,), dtype)
+            T.fill(c, first)
+            T.fill(d, 1)
+            for i in T.Parallel(64):
+                T.atomic_add(c[X[by * 5 + bx, i] % 16], T.cast(i, dtype))
+            if other:
+                T.copy(c, d)
+            T.atomic_add(Y[by if own else 1, 0], c)
+
+    return f
+
+
+def run(program, target, config, *inputs):
+    arrays = [x.copy() for x in inputs]
+    kernel = tilelang.compile(program, target=target, execution_backend="simulator" if target != "cpu" else "tile",
+                              pass_configs=config)
+    kernel(*arrays)
+    return arrays, kernel.report_data["kernels"][0]["grid"] if target != "cpu" else None
+
+
+def agree(program, config, blocks, *inputs):
+    """Simulators give what the reference interpreter gives; on sm_90a in so many blocks."""
+    want, _ = run(program, "cpu", None, *inputs)
+    for target in TARGETS:
+        got, grid = run(program, target, config, *inputs)
+        for a, b in zip(got, want):
+            np.testing.assert_array_equal(a, b)
+    assert grid == blocks
+
+
+def matrix(m=5, n=8448):
+    return np.random.default_rng(0).integers(-4, 5, (m, n)).astype(np.float16)
+
+
+@pytest.mark.parametrize("blocks", [2, 5])
+def test_an_sm_waited_for_the_loads_of_its_only_block(blocks):
+    agree(rows(), {"tl.persistent": blocks}, [blocks], matrix(), np.zeros((5, 8448), np.float32))
+
+
+@pytest.mark.parametrize("why, options, inputs", [
+    ("fewer rows than blocks", {"m": 1}, matrix(1)), ("the rows are stored too", {"back": True}, matrix()),
+    ("rows at odd places", {"wide": False}, matrix(n=8449)), ("two blocks fit", {"n": 4096}, matrix(n=4096))])
+def test_rows_that_are_not_loaded_ahead(why, options, inputs):
+    program = rows(**options)
+    agree(program, {"tl.persistent": 2}, [options.get("m", 5)], inputs, np.zeros((options.get("m", 5), options.get(
+        "n", 8448)), np.float32))
+
+
+def test_every_block_added_its_counts_to_global_memory():
+    x = np.random.default_rng(0).integers(0, 256, (10, 64)).astype(np.uint8)
+    agree(counts(), {"tl.persistent": 3}, [3], x, np.full((2, 16), 2**31 - 9000, np.int32))  # which wraps
+
+
+@pytest.mark.parametrize("why, options", [
+    ("sums of floats have an order", {"dtype": "float32"}), ("each block adds the first value", {"first": 1}),
+    ("blocks add to different elements", {"own": True}), ("the tile is read", {"other": True})])
+def test_counts_that_each_block_adds_itself(why, options):
+    x = np.random.default_rng(0).integers(0, 256, (10, 64)).astype(np.uint8)
+    agree(counts(**options), {"tl.persistent": 3}, [5, 2], x, np.zeros((2, 16), options.get("dtype", "int32")))
+
+
+def test_small_grids_keep_their_blocks():
+    agree(rows(m=3), None, [3], matrix(3), np.zeros((3, 8448), np.float32))
