@@ -12,9 +12,9 @@ fills in an order of its own (the last division of attention).  Other quotients 
 rounding, results that the narrow type rounds to zero may be zero; further down, a form for all float32 results is taken,
 because a multiplication may make a small result large.
 
-A fragment that is also summed over (T.reduce_sum) keeps its float32 functions but for exp2 and exp, whose results below 2^-126
-may then count as zero: CUDA's exp2f spends three of its four instructions on them.  exp(x - top) becomes exp2 of a product, two
-instructions for seven: the rounding of the difference is an error of the exponent already, and that of the product is as large.
+A fragment that is summed over (T.reduce_sum) keeps its float32 functions but for exp2 and exp, whose results below 2^-126 may
+then count as zero: CUDA's exp2f spends three of its four instructions on them.  exp(x - top) becomes exp2 of a multiple, two
+instructions for seven: the rounding of the difference is an error of the exponent already, that of the multiple as large.
 
 The forms are rows of target/rounded_functions.py, each with its error in units of float32.  Their sum for one value is at most
 a hundredth of a unit of the narrow type, so that results stay within target.accuracy.NARROW.
