@@ -144,6 +144,3 @@ def _through(s: Stmt, ahead: dict[Stmt, Buffer]) -> tuple[Stmt, ...]:
         return (s,)
     tile = Region(ahead[s], (const(0),) * len(ahead[s].shape), ahead[s].shape)
     return replace(s, dst=tile), replace(s, src=tile)
-
-
-__all__ = ["resident_blocks"]
