@@ -129,6 +129,43 @@ def test_exp_of_a_difference_that_is_summed_took_the_seven_instructions_of_expf(
         assert np.allclose(y, want, rtol=2e-6), arch
 
 
+def shares(change="", dtype="float16"):
+    """Rows of exponentials divided by their sums."""
+    @T.prim_func
+    def f(X: T.Tensor((4, 1024), dtype), Y: T.Tensor((4, 1024), dtype)):
+        with T.Kernel(2, threads=64) as r:
+            x = T.alloc_fragment((2, 1024), "float32")
+            top, total = T.alloc_fragment((2,), "float32"), T.alloc_fragment((2,), "float32")
+            T.copy(X[2 * r, 0], x)
+            T.reduce_max(x, top, dim=1)
+            if change == "scores move":
+                for i, j in T.Parallel(2, 1024):
+                    x[i, j] = x[i, j] - 100.0
+            for i, j in T.Parallel(2, 1024):
+                x[i, j] = T.exp(x[i, j] - top[1 - i if change == "the other row's maximum" else i])
+            if change == "a minimum":
+                T.reduce_min(x, total, dim=1)
+            else:
+                T.reduce_sum(x, total, dim=1)
+            for i, j in T.Parallel(2, 1024):
+                x[i, j] = x[i, j] / (total[i] * 0.5 if change == "half the sum" else total[i])
+            T.copy(x, Y[2 * r, 0])
+
+    return f
+
+
+def test_exp_of_a_softmax_took_the_seven_instructions_of_expf():
+    """A greatest exponential of 1 makes the sum 1 at least, so what counts as zero is zero behind the division too."""
+    assert "expf(" not in text(shares()) and "tl::fast_exp2(" in text(shares())
+    for change in ("scores move", "the other row's maximum", "a minimum", "half the sum"):
+        assert "expf(" in text(shares(change)), change
+    assert "expf(" in text(shares(dtype="float32"))
+    x, y = np.random.default_rng(0).normal(0, 20, (4, 1024)).astype(np.float16), np.zeros((4, 1024), np.float16)
+    tilelang.compile(shares(), target={"kind": "cuda", "arch": "sm_90a"}, execution_backend="simulator")(x, y)
+    e = np.exp(x - x.max(1, keepdims=True).astype(np.float64))
+    assert np.allclose(y, e / e.sum(1, keepdims=True), rtol=2.0**-10, atol=2.0**-24)
+
+
 def test_quotients_of_sums_took_the_exact_sequence():
     """The last division of attention: sums in an unspecified order have no one right quotient."""
     assert "tl::quotient(" in text(tile("nothing", value=lambda x: x / T.max(x, 3.0)))

@@ -6,7 +6,7 @@
 
 A value is only rounded if it is converted to the narrow type where it is computed, or stored to a fragment that is read by such
 conversions and copies alone until it is written again.  From the rounding, the search goes down through operations that keep
-relative errors: multiplication, division, negation, selections, extrema, and sums of terms that are not negative.  A division
+relative errors: multiplication, division, negation, selections, extrema, and totals of terms that are not negative.  A division
 is replaced itself if its operands have no one right value: such a function is among them, or a fragment that a GEMM or a sum
 fills in an order of its own (the last division of attention).  Other quotients stay correctly rounded.  Right below the
 rounding, results that the narrow type rounds to zero may be zero; further down, a form for all float32 results is taken,
@@ -35,6 +35,7 @@ from tilelang.ops.copy import Copy
 from tilelang.ops.reduce import Reduce
 from tilelang.target.rounded_functions import ALLOWED, FORMS, NOT_NEGATIVE
 
+from ..analysis.effects import effects
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -122,7 +123,7 @@ def _shortened(e: Expr, to: dtype, summed: Storages) -> Expr:
 
 
 def _beside_constant(e: Expr) -> Call | None:
-    """The function in c + f, c - f or c + k * f, with |c| >= |k| for its greatest value 1, if it has a form for such sums."""
+    """The function in c + f, c - f or c + k * f, with |c| >= |k| for its greatest value 1, if it has a form for such totals."""
     if not isinstance(e, Binary) or e.op not in ("add", "sub"):
         return None
     for c, f in ((e.a, e.b), (e.b, e.a)):
@@ -136,7 +137,7 @@ def _beside_constant(e: Expr) -> Call | None:
 
 
 def _inexact(e: Expr, summed: Storages) -> bool:
-    """Whether a value is computed from functions with an error, or from sums in an unspecified order."""
+    """Whether a value is computed from functions with an error, or from totals in an unspecified order."""
     return any(y.op in FORMS for y in walk(e, Call)) or any(y.buffer.data in summed for y in walk(e, Load))
 
 
@@ -148,11 +149,12 @@ def _not_negative(e: Expr) -> bool:
     return isinstance(e, Call) and e.op in NOT_NEGATIVE
 
 
-def _stored(s: Any, after: Paths, summed: Storages) -> Any:
-    """A statement whose stores to fragments are shortened where what follows only rounds them.  after: what follows it."""
+def _stored(s: Any, after: Paths, summed: Storages, before: tuple[Stmt, ...] = ()) -> Any:
+    """A statement whose stores to fragments are shortened where what follows only rounds them.  after: what follows it.
+    before: statements of its sequence in front of it."""
     if isinstance(s, Seq):
         return rebuild(s, lambda stmts: tuple(
-            _stored(x, tuple((*stmts[k + 1:], *path) for path in after), summed) for k, x in enumerate(stmts))
+            _stored(x, tuple((*stmts[k + 1:], *path) for path in after), summed, stmts[:k]) for k, x in enumerate(stmts))
             if isinstance(stmts, tuple) else stmts)
     if isinstance(s, For):
         return with_inner(s, lambda body: _stored(body, (*after, *((body, *path) for path in after)), summed))
@@ -161,7 +163,8 @@ def _stored(s: Any, after: Paths, summed: Storages) -> Any:
     if isinstance(s, Parallel):
         stores = [x for x in walk(s.body, Store) if x.buffer.scope_name == FRAGMENT and x.buffer.dtype == F32]
         for x in stores:
-            if sum(y.buffer.data is x.buffer.data for y in stores) == 1 and (to := _rounded_to(x, s, after)) is not None:
+            if sum(y.buffer.data is x.buffer.data for y in stores) == 1 and (
+                    to := _rounded_to(x, s, after, _below_one(x, before))) is not None:
                 value = _shortened(x.value, to, summed)
                 s = s if value is x.value else rewrite(s, partial(_with_value, of=x, value=value), Store)
         return s
@@ -174,15 +177,35 @@ def _with_value(s: Store, of: Store, value: Expr) -> Store | None:
     return replace(s, value=value) if s is of else None
 
 
-def _rounded_to(x: Store, s: Parallel, after: Paths) -> dtype | None:
+def _below_one(x: Store, before: tuple[Stmt, ...]) -> int | None:
+    """The dimension along which the greatest of the stored elements is 1: they are exp(y - the maximum of all y along it)."""
+    match x.value:
+        case Call(op="exp", args=(Binary(op="sub", a=Load() as y, b=Load() as top),)) if y.buffer.data is x.buffer.data:
+            last = next((s for s in reversed(before) if any(e.storage in (y.buffer.data, top.buffer.data)
+                                                            for e in effects(s))), None)
+            if isinstance(last, Reduce) and last.kind == "max" and last.clear and last.src.buffer is y.buffer and \
+                    last.dst.buffer is top.buffer and top.indices == y.indices[:last.dim] + y.indices[last.dim + 1:]:
+                return last.dim
+    return None
+
+
+def _divides_by(s: Stmt, by: set[Any]) -> bool:
+    """Whether a loop divides each element of a fragment by the sum of the elements, and does nothing else."""
+    match s:
+        case Parallel(body=Store(value=Binary(op="div", a=Load() as y, b=Load() as total)) as x):
+            return y.buffer is x.buffer and y.indices == x.indices and total.buffer.data in by
+    return False
+
+
+def _rounded_to(x: Store, s: Parallel, after: Paths, dim: int | None) -> dtype | None:
     """The narrow type to which all that follows a loop rounds the elements that it stores; float32 where they are summed over
-    as well; None where something reads more."""
+    as well; None where something reads more.  dim: along it, elements may be divided by their sum, which is 1 at least."""
     data, types = x.buffer.data, set()
     own = {id(y) for y in walk(x.value, Load)}
     if any(y.buffer.data is data and id(y) not in own for y in walk(s.body, Load)) or not _only(x.value, x):
         return None
     for path in after:
-        found = _reads(path, data)
+        found = _reads(path, data, dim)
         if found is None:
             return None
         types |= found
@@ -198,19 +221,24 @@ def _only(value: Expr, x: Store) -> bool:
     return all(y.buffer.data is not x.buffer.data or y.indices == x.indices for y in walk(value, Load))
 
 
-def _reads(path: tuple[Stmt, ...], data: Any) -> set[str] | None:
+def _reads(path: tuple[Stmt, ...], data: Any, dim: int | None) -> set[str] | None:
     """The types to which statements round elements of a fragment before it is written as a whole, float32 for a sum over them;
     None for other reads."""
     types: set[str] = set()
-    return types if _follow(path, data, types) is not None else None
+    return types if _follow(path, data, types, dim, set()) is not None else None
 
 
-def _follow(path: tuple[Stmt, ...], data: Any, types: set[str]) -> bool | None:
-    """Adds the types of _reads.  Whether the elements may be read behind the statements as well; None for other reads."""
+def _follow(path: tuple[Stmt, ...], data: Any, types: set[str], dim: int | None, by: set[Any]) -> bool | None:
+    """Adds the types of _reads.  Whether the elements may be read behind the statements as well; None for other reads.
+    by: fragments with sums of the elements along dim; those that statements leave so are kept."""
     for s in path:
+        if _divides_by(s, by) and s.body.buffer.data is data:  # type: ignore[attr-defined]
+            continue
+        if not isinstance(s, Seq):
+            by -= {e.storage for e in effects(s) if e.writes}
         if isinstance(s, (Seq, If)):
             ways = [s.stmts] if isinstance(s, Seq) else [() if x is None else (x,) for x in (s.then, s.orelse)]
-            left = [_follow(way, data, types) for way in ways]
+            left = [_follow(way, data, types, dim, by if isinstance(s, Seq) else {*by}) for way in ways]
             if None in left or isinstance(s, If) and not _only_rounded(s.cond, data, types):
                 return None
             if not any(left):
@@ -220,6 +248,7 @@ def _follow(path: tuple[Stmt, ...], data: Any, types: set[str]) -> bool | None:
                        if a.region.buffer.data is data]
             if isinstance(s, Reduce) and s.kind == "sum" and s.dst.dtype == F32 and s.dst.buffer.data is not data:
                 types |= {"float32"} if any(a.reads for a in touched) else set()
+                by |= {s.dst.buffer.data} if touched and s.clear and s.dim == dim else set()
             elif any(a.reads for a in touched):
                 if not isinstance(s, Copy) or s.dst.dtype.base not in ALLOWED:
                     return None

@@ -5,9 +5,9 @@
         ...                                    ->             r = block + step * 132
         copy(x, Y[r, :])                                      copy(X[r, :], X_ahead); copy(X_ahead, x); ...; copy(x, Y[r, :])
 
-    launch grid (32768,), b:                          launch grid (1056,), block:
+    launch grid (32768,), b:                          launch grid (792,), block:
         fill(counts, 0)                                   fill(lanes, 0)
-        ... atomic_add(counts[X[i]], 1)        ->         for step in serial(...): b = ...; atomic_add(lanes[X[i], tx % 8], 1)
+        ... atomic_add(counts[X[i]], 1)        ->         for step in serial(...): b = ...; atomic_add(lanes[X[i], tx % 32], 1)
         atomic_add(Y, counts)                             reduce(lanes, counts); atomic_add(Y, counts)
 
 An SM whose only block waits for its loads waits too: those of the next block are copied ahead to shared memory.  Integers that
@@ -31,7 +31,8 @@ from .persistent import may_wait, split_index
 
 LEAST = 4  # blocks that one stands for
 STAGES = 2
-COPIES = 8  # of a tile, for the lanes of a warp
+COPIES = 32  # of a tile: one for each lane
+FULL = 0.75  # of the threads that an SM can hold: those that may have 40 registers
 OTHERS = 24  # registers of a thread beside those of its largest fragment
 
 
@@ -62,7 +63,7 @@ def _fewer_blocks(launch: Launch, cx: PassContext) -> Launch:
     body = [s for s in body if not isinstance(s, Alloc)]
     limits, each, kind = cx.target.limits, 1, "serial"
     if (merged := _merged(launch, body)) is not None:
-        each = min(limits.threads_per_sm // launch.num_threads, limits.shared_per_sm // shared)
+        each = max(1, min(int(FULL * limits.threads_per_sm) // launch.num_threads, limits.shared_per_sm // shared))
         first, body, last = _by_lane(launch, first, body, *merged, limits.shared_per_sm // each - shared)
     elif (ahead := _ahead(launch, body, limits.shared_per_block - shared)) and 2 * _registers(launch) > limits.registers_per_sm:
         kind, first = "pipelined", [*first, *map(Alloc, ahead.values())]
@@ -75,7 +76,8 @@ def _fewer_blocks(launch: Launch, cx: PassContext) -> Launch:
     loop = For(step, const(0), (const(total + blocks - 1) - block) // blocks, kind, seq(*binds, *body), plan=LoopPlan(
         num_stages=STAGES if kind == "pipelined" else 0))
     out = replace(launch, grid=(const(blocks),), block_vars=(block,), body=seq(*first, loop, *last))
-    return with_options(out, report=(*p.report, f"persistent: {blocks} blocks run {total} one after another"))  # type: ignore[no-any-return]
+    report = *p.report, f"persistent: {blocks} blocks run {total} one after another"
+    return with_options(out, report=report, min_blocks_per_sm=each)  # type: ignore[no-any-return]
 
 
 def _merged(launch: Launch, body: list[Stmt]) -> tuple[Fill, AtomicTile] | None:
