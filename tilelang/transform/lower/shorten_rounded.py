@@ -6,7 +6,7 @@
 
 A value is only rounded if it is converted to the narrow type where it is computed, or stored to a fragment that is read by such
 conversions and copies alone until it is written again.  From the rounding, the search goes down through operations that keep
-relative errors: multiplication, division, negation, selections, extrema, and totals of terms that are not negative.  A division
+relative errors: multiplication, division, negation, selections, extrema, and sums of terms that are not negative.  A division
 is replaced itself if its operands have no one right value: such a function is among them, or a fragment that a GEMM or a sum
 fills in an order of its own (the last division of attention).  Other quotients stay correctly rounded.  Right below the
 rounding, results that the narrow type rounds to zero may be zero; further down, a form for all float32 results is taken,
@@ -123,7 +123,7 @@ def _shortened(e: Expr, to: dtype, summed: Storages) -> Expr:
 
 
 def _beside_constant(e: Expr) -> Call | None:
-    """The function in c + f, c - f or c + k * f, with |c| >= |k| for its greatest value 1, if it has a form for such totals."""
+    """The function in c + f, c - f or c + k * f, with |c| >= |k| for its greatest value 1, if it has a form for such sums."""
     if not isinstance(e, Binary) or e.op not in ("add", "sub"):
         return None
     for c, f in ((e.a, e.b), (e.b, e.a)):
@@ -137,7 +137,7 @@ def _beside_constant(e: Expr) -> Call | None:
 
 
 def _inexact(e: Expr, summed: Storages) -> bool:
-    """Whether a value is computed from functions with an error, or from totals in an unspecified order."""
+    """Whether a value is computed from functions with an error, or from sums in an unspecified order."""
     return any(y.op in FORMS for y in walk(e, Call)) or any(y.buffer.data in summed for y in walk(e, Load))
 
 
