@@ -44,6 +44,24 @@ def counts(dtype="int32", first=0, shared=True, own=False, other=False):
     return f
 
 
+def written_out(n=600, weight=1):
+    """Counts with a guard, and with loops in place of T.clear and of the last T.atomic_add; rows of 64 are added in a loop."""
+    @T.prim_func
+    def f(X: T.Tensor((n,), "uint8"), Y: T.Tensor((16,), "int32")):
+        with T.Kernel(10, threads=64) as b:
+            c = T.alloc_shared((16,), "int32")
+            for i in T.Parallel(16):
+                c[i] = 0
+            for k in T.serial(2):
+                for i in T.Parallel(32):
+                    if b * 64 + k * 32 + i < n:
+                        T.atomic_add(c[X[b * 64 + k * 32 + i] % 16], 1)
+            for i in T.Parallel(16):
+                T.atomic_add(Y[i], c[i] * weight if weight > 1 else c[i])
+
+    return f
+
+
 def run(program, target, config, *inputs):
     arrays = [x.copy() for x in inputs]
     kernel = tilelang.compile(program, target=target, execution_backend="simulator" if target != "cpu" else "tile",
@@ -95,3 +113,9 @@ def test_counts_that_each_block_adds_itself(why, options):
 
 def test_small_grids_keep_their_blocks():
     agree(rows(m=3), None, [3], matrix(3), np.zeros((3, 8448), np.float32))
+
+
+@pytest.mark.parametrize("weight, blocks", [(1, 2), (3, 10)])
+def test_counts_in_loops_with_a_guard_were_added_by_every_block(weight, blocks):
+    x = np.random.default_rng(0).integers(0, 256, 600).astype(np.uint8)
+    agree(written_out(weight=weight), {"tl.persistent": 2}, [blocks], x, np.zeros(16, np.int32))

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from math import prod
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, For, Func, If, Launch, Load, LoopPlan, Region, Stmt,
-                         Var, While, binary, const, contains, convert, dtype, free_vars, replace, rewrite, rewrite_launches,
-                         seq, stmts_of, walk, with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, For, Func, Launch, Load, LoopPlan, Parallel,
+                         Region, Stmt, Store, Var, While, binary, const, contains, convert, dtype, free_vars, replace, rewrite,
+                         rewrite_launches, seq, stmts_of, walk, with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import AtomicTile, Copy, Fill, Gemm, Reduce
 from tilelang.target.machine import RESERVED_SHARED
 
-from ..analysis.effects import effects, orders
+from ..analysis.effects import effects, fills_whole, orders
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .persistent import may_wait, split_index
@@ -53,7 +53,7 @@ def _fewer_blocks(launch: Launch, cx: PassContext) -> Launch:
     p, grid = launch.plan, [g.value for g in map(convert, launch.grid) if isinstance(g, Const)]
     if len(grid) < len(launch.grid) or p.by_hand or p.cluster or p.swizzle or p.cooperative or p.cuda_source or \
             p.overlapping or p.may_alias or p.min_blocks_per_sm > 1 or may_wait(launch.body) or orders(launch.body) or \
-            any(True for _ in walk(launch.body, For, While, If, Gemm)):
+            any(not isinstance(s, For) or s.kind == "pipelined" or s.plan.counted for s in walk(launch.body, For, While, Gemm)):
         return launch
     body, total, asked = list(stmts_of(launch.body)), prod(grid), int(cx.option(PassConfigKey.TL_PERSISTENT) or 0)
     own = [s.buffer for s in body if isinstance(s, Alloc)]
@@ -64,7 +64,9 @@ def _fewer_blocks(launch: Launch, cx: PassContext) -> Launch:
     limits, each, kind = cx.target.limits, 1, "serial"
     if (merged := _merged(launch, body)) is not None:
         each = max(1, min(int(FULL * limits.threads_per_sm) // launch.num_threads, limits.shared_per_sm // shared))
-        first, body, last = _by_lane(launch, first, body, *merged, limits.shared_per_sm // each - shared)
+        tile, *ends = merged
+        more, body, sums = _by_lane(launch, tile, [s for s in body if s not in ends], limits.shared_per_sm // each - shared)
+        first, last = [*first, *(more or ends[:1])], [*sums, ends[1]]
     elif (ahead := _ahead(launch, body, limits.shared_per_block - shared)) and 2 * _registers(launch) > limits.registers_per_sm:
         kind, first = "pipelined", [*first, *map(Alloc, ahead.values())]
         body = [y for s in body for y in _through(s, ahead)]
@@ -80,42 +82,43 @@ def _fewer_blocks(launch: Launch, cx: PassContext) -> Launch:
     return with_options(out, report=report, min_blocks_per_sm=each)  # type: ignore[no-any-return]
 
 
-def _merged(launch: Launch, body: list[Stmt]) -> tuple[Fill, AtomicTile] | None:
-    """The statement that clears a shared tile, and the one that adds it to global memory, if blocks only add integers to the
-    tile between them, and all add it to the same elements."""
+def _merged(launch: Launch, body: list[Stmt]) -> tuple[Buffer, Stmt, Stmt] | None:
+    """A shared tile, the statement that clears it, and the one that adds it to global memory, if blocks only add integers to
+    the tile between them, and all add it to the same elements."""
     add = body[-1]
-    if not isinstance(add, AtomicTile) or add.kind != "add" or not isinstance(add.value, Region) or not add.value.is_full or \
-            add.plan.memory_order not in (None, "relaxed") or add.value.buffer.scope_name not in SHARED:
-        return None
-    tile, to = add.value.buffer, add.dst.buffer
+    match add:
+        case AtomicTile(kind="add", dst=to, value=Region(buffer=tile) as r) if r.is_full and add.plan.memory_order in (
+                None, "relaxed"):
+            pass
+        case Parallel(body=Evaluate(call=Call(op="atomic_add", args=(AddressOf() as to, Load(buffer=tile))))):
+            pass
+        case _:
+            return None
     bound = {*launch.block_vars, *launch.thread_vars, *(s.var for s in body if isinstance(s, Bind))}
-    fill = next((s for s in body if isinstance(s, Fill) and s.dst.buffer is tile and s.dst.is_full), None)
-    if fill is None or not isinstance(fill.value, Const) or fill.value.value != 0 or tile.dtype != to.dtype or \
-            not tile.dtype.is_int or any(bound & {*free_vars(i)} for i in add.dst.mins):
+    fill = next((s for s in body if fills_whole(s) and [e.storage for e in effects(s)] == [tile.data]), None)
+    if fill is None or tile.scope_name not in SHARED or tile.dtype != to.buffer.dtype or not tile.dtype.is_int or \
+            not all(isinstance(x.value, Const) and x.value.value == 0 for x in walk(fill, Fill, Store)) or \
+            bound & {*walk(add, Var)}:
         return None
     for e in (e for s in body if s is not fill and s is not add for e in effects(s)):
-        sums = e.mode == "atomic" and isinstance(e.node, Call) and e.node.op == "atomic_add"
-        if e.storage is to.data or e.storage is tile.data and not sums:
+        adds = e.mode == "atomic" and isinstance(e.node, Call) and e.node.op == "atomic_add"
+        if e.storage is to.buffer.data or e.storage is tile.data and not adds:
             return None
-    return fill, add
+    return tile, fill, add
 
 
-def _by_lane(launch: Launch, allocs: list[Stmt], body: list[Stmt], fill: Fill, add: AtomicTile,
-             room: int) -> tuple[list[Stmt], list[Stmt], list[Stmt]]:
+def _by_lane(launch: Launch, tile: Buffer, own: list[Stmt], room: int) -> tuple[list[Stmt], list[Stmt], list[Stmt]]:
     """What is done in front of all blocks' work, for each block, and behind it, where lanes have copies of the tile if what
-    they read says where they add.  room: bytes for the copies."""
-    tile, body = fill.dst.buffer, [s for s in body if s is not fill and s is not add]
+    they read says where they add.  own: the work of a block.  room: bytes for the copies."""
     copies = min(COPIES, 1 << (room // (tile.size * tile.dtype.bytes)).bit_length() >> 1)
-    mine = [x for s in body for x in walk(s, AddressOf) if x.buffer.data is tile.data]
-    if copies < 2 or not any(contains(i, Load) for x in mine for i in x.indices):
-        return [*allocs, fill], body, [add]
+    places = [x for s in own for x in walk(s, AddressOf) if x.buffer.data is tile.data]
+    if copies < 2 or not any(contains(i, Load) for x in places for i in x.indices):
+        return [], own, []
     lanes = Buffer(f"{tile.name}_of_lanes", (*tile.shape, copies), tile.dtype, DYNAMIC, span=tile.span)
-    total = Buffer(tile.name, tile.shape, tile.dtype, FRAGMENT, span=tile.span)
-    whole, out = Region(lanes, (const(0),) * len(lanes.shape), lanes.shape), replace(add.value, buffer=total)
-    one = {x: AddressOf(lanes, (*x.indices, launch.thread_vars[0] % copies), span=x.span) for x in mine}
-    allocs = [Alloc(lanes), Alloc(total), *(s for s in allocs if isinstance(s, Alloc) and s.buffer is not tile)]
-    return [*allocs, replace(fill, dst=whole)], [rewrite(s, one.get, AddressOf) for s in body], [
-        Reduce(whole, out, "sum", len(tile.shape), span=add.span), replace(add, value=out)]
+    whole, out = (Region(b, (const(0),) * len(b.shape), b.shape) for b in (lanes, tile))
+    one = {x: AddressOf(lanes, (*x.indices, launch.thread_vars[0] % copies), span=x.span) for x in places}
+    return [Alloc(lanes), Fill(whole, const(0, tile.dtype))], [rewrite(s, one.get, AddressOf) for s in own], [
+        Reduce(whole, out, "sum", len(tile.shape), span=tile.span)]
 
 
 def _registers(launch: Launch) -> int:
