@@ -330,20 +330,21 @@ def _build_cuda(request: Request, sig: Signature) -> Artifact:
 def _with_more_blocks(facts: list[dict[str, Any]], program: Any, sources: list[str], request: Request) -> list[str]:
     """The sources, asking for more resident blocks where registers alone are in the way.
 
-    Only of kernels without MMA, of which other blocks could work while threads wait for memory and for each other: one block
-    more where more than half of an SM is empty, if that costs at most three tenths of the registers, and as many as cost a
-    third where threads meet at a barrier in each iteration of a loop.  ptxas decides: what spills is not taken.
+    Only of kernels without warp roles, of which other blocks could work while threads wait for memory and for each other: one
+    block more where more than half of an SM is empty, if that costs at most three tenths of the registers, and without MMA as
+    many as cost a third where threads meet at a barrier in each iteration of a loop.  ptxas decides: what spills is not taken.
     """
     from tilelang.transform.analysis.statements import barrier_in  # 5 ms: loaded by the passes
 
     out = []
     for one, kernel, source in zip(facts, program.kernels, sources):
         o, threads = one["occupancy"], one["threads"]
-        if o is not None and o["limited_by"] == "registers" and "MMAs" not in one["instructions"] and \
+        if o is not None and o["limited_by"] == "registers" and len(one["warp_roles"]) < 2 and \
                 kernel.launch.plan.min_blocks_per_sm == 1 and "--maxrregcount" not in str(request.flags):
             room = REGISTERS_PER_SM / (one["registers"] * threads)
             blocks = o["blocks"] + (2 * o["warps"] < o["of_warps"] and o["blocks"] + 1 <= 1.4 * room)
-            if any(barrier_in(s) for x in walk(kernel.launch.body, For) if x.kind == "serial" for s in statements(x.body)):
+            if "MMAs" not in one["instructions"] and any(barrier_in(s) for x in walk(kernel.launch.body, For)
+                                                         if x.kind == "serial" for s in statements(x.body)):
                 blocks = max(blocks, min(o["of_warps"] // -(-threads // 32), int(1.5 * room)))
             source = source.replace(f"__launch_bounds__({threads}, 1)", f"__launch_bounds__({threads}, {blocks})") \
                 if blocks > o["blocks"] else source
