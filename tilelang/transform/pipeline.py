@@ -80,6 +80,7 @@ from .registers.order_register_reductions import order_register_reductions
 from .registers.pack_conversions import pack_conversions
 from .registers.small_tanh import small_tanh
 from .framework.scope import plan_only
+from .legalize.recomputed_rows import recomputed_rows
 from .legalize.resolve_parallel_reads import resolve_parallel_reads
 from .legalize.fold_thread_count import fold_thread_count
 from .memory.simplify import simplify
@@ -139,9 +140,10 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     ballot_masks,  # after check_collective: code that it rejects needs no masks
     shorten_exponents,  # before shorten_rounded: it looks for tanh in its own form
     shorten_rounded,  # before all passes that reorder the statements of a loop or split tiles
+    recomputed_rows,  # after shorten_rounded, which follows values to their uses
     exchanged_tiles,  # before all passes that give shared tiles versions or choose TMA; after those that look for fragments
     staged_transposes,  # like exchanged_tiles
-    resident_blocks,  # after shorten_rounded, which follows values to their uses; before all passes over pipelined loops
+    resident_blocks,  # before all passes over loops
     kept_iterations,  # before all passes that look at the statements of pipelined loops
     given_boxes,  # before all passes that choose TMA or wgmma
     tma_columns,  # before lower_manual_warp_roles, the first pass that chooses TMA

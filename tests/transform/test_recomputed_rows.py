@@ -1,0 +1,67 @@
+"""Rows that fill the registers of an SM are kept in shared memory (transform/legalize/recomputed_rows.py)."""
+
+import numpy as np
+import pytest
+
+import tilelang
+import tilelang.language as T
+
+TARGETS = [{"kind": "cuda", "arch": "sm_80"}, {"kind": "cuda", "arch": "sm_90a"}]
+
+
+def rows(change="", m=2, n=8448):
+    """Two blocks of 1,024 threads do not fit beside such rows."""
+    @T.prim_func
+    def f(X: T.Tensor((m, n), "float16"), V: T.Tensor((n,), "float16"), Y: T.Tensor((m, n), "float32")):
+        with T.Kernel(m, threads=1024) as r:
+            x, v, total = T.alloc_fragment((1, n), "float32"), T.alloc_fragment((n,), "float32"), T.alloc_fragment(
+                (1,), "float32")
+            T.copy(X[r, 0], x)
+            T.copy(V, v)
+            T.reduce_max(x, total, dim=1)
+            for i, j in T.Parallel(1, n):
+                x[i, j] = x[i, j] - total[i]
+            if change == "loaded again":
+                T.copy(X[r, 0], x)
+            if change == "part of a row":
+                for i, j in T.Parallel(1, n // 2):
+                    x[i, j] = x[i, j] + 1
+            if change == "functions":
+                for i, j in T.Parallel(1, n):
+                    x[i, j] = T.abs(T.floor(x[i, j] * 0.5)) + T.ceil(x[i, j] * 0.25)
+            if change == "the maximum changes":
+                T.reduce_sum(x, total, dim=1)
+            elif change != "one reduction":
+                for _ in T.serial(1):
+                    T.reduce_min(x, total, dim=1)
+                for i in T.Parallel(1):
+                    total[i] = total[i] * 2
+            for i, j in T.Parallel(1, n):
+                x[i, j] = x[i, j] * total[i] + v[j]
+            T.copy(x, Y[r, 0])
+
+    return f
+
+
+def agree(program):
+    """The text for sm_90a of a program whose results on simulators are those of the reference interpreter."""
+    rng = np.random.default_rng(0)
+    x, v = (rng.integers(-4, 5, s).astype(np.float16) for s in ((2, 8448), 8448))
+    want = np.zeros((2, 8448), np.float32)
+    tilelang.compile(program, target="cpu", execution_backend="tile")(x, v, want)
+    for target in TARGETS:
+        got = np.zeros_like(want)
+        tilelang.compile(program, target=target, execution_backend="simulator")(x, v, got)
+        np.testing.assert_array_equal(got, want)
+    return tilelang.compile(program, target=TARGETS[1]).get_kernel_source().partition("__global__")[2]
+
+
+def test_long_rows_left_room_for_one_block():
+    """The row is loaded once, and its difference computed again; the vector is loaded where it is used."""
+    text = agree(rows("one reduction"))
+    assert text.count("&X[") == 1 and text.count("X_rows[") == 3 and text.index(")V[") > text.index("__syncthreads")
+
+
+@pytest.mark.parametrize("change", ["", "loaded again", "part of a row", "functions", "the maximum changes"])
+def test_rows_that_stay_in_registers(change):
+    assert "X_rows" not in agree(rows(change))
