@@ -35,7 +35,7 @@ from tilelang.ops.copy import Copy
 from tilelang.ops.reduce import Reduce
 from tilelang.target.rounded_functions import ALLOWED, FORMS, NOT_NEGATIVE
 
-from ..analysis.effects import effects
+from ..analysis.effects import effects, fills_whole
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -164,7 +164,7 @@ def _stored(s: Any, after: Paths, summed: Storages, before: tuple[Stmt, ...] = (
         stores = [x for x in walk(s.body, Store) if x.buffer.scope_name == FRAGMENT and x.buffer.dtype == F32]
         for x in stores:
             if sum(y.buffer.data is x.buffer.data for y in stores) == 1 and (
-                    to := _rounded_to(x, s, after, _below_one(x, before))) is not None:
+                    to := _rounded_to(x, s, after, _below_one(x, before) if fills_whole(s) else None)) is not None:
                 value = _shortened(x.value, to, summed)
                 s = s if value is x.value else rewrite(s, partial(_with_value, of=x, value=value), Store)
         return s
