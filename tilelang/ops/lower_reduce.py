@@ -48,8 +48,9 @@ class ReduceLowering:
         self.partials = self.locals("part", self.kept_registers())
         across = [m for m in self.partition.modes[self.axis] if m.to == THREAD and m.size > 1]
         lanes, warps = split_at_warp(across) if self._in_whole_warps() else ([], across)
+        own = self.op.plan.spread or not warps
         partial = self.partial([] if self.op.plan.spread else lanes)
-        return seq(partial, self.direct(lanes) if not warps else self.through_shared(lanes, warps), span=self.op.span)
+        return seq(partial, self.direct(across) if own else self.through_shared(lanes, warps), span=self.op.span)
 
     def kept_registers(self) -> int:
         """How many of a thread's registers differ in a dimension that is kept."""

@@ -1,4 +1,4 @@
-"""Moves reductions over the lanes of a warp out of a loop that needs their results only at its end.
+"""Moves reductions over the lanes of a warp, or over all threads, out of a loop that needs their results only at its end.
 
     fill(total, 0)                                         fill(total, 0)
     for k in …:                                            for k in …:
@@ -9,7 +9,7 @@
 
 A row of S lies in several lanes, and each of these lanes holds a copy of total[i] and part[i].  If every operation on
 them is linear, with factors that are equal in all copies, then each copy may hold a partial sum instead, and the
-shuffles that combine the copies move out of the loop.  This changes only the order of additions, which a reduction
+shuffles and barriers that combine the copies move out of the loop.  This changes only the order of additions, which a reduction
 leaves unspecified.
 """
 
@@ -198,10 +198,11 @@ def _zero(e: Expr) -> bool:
 
 
 def _in_lanes(layout: Fragment) -> bool:
-    """Whether elements have copies, and the copies lie in lanes of a warp with all 32 lanes present."""
+    """Whether elements have copies in lanes of a warp with all 32 lanes present, or in all threads."""
     lanes, rest = split_at_warp(list(layout.copies))
-    digits = [m for ms in layout.modes for m in ms if m.to == THREAD] + list(layout.copies)
-    return bool(lanes) and not rest and 1 + sum((m.size - 1) * m.stride for m in digits) <= layout.threads // WARP * WARP
+    own = [m for ms in layout.modes for m in ms if m.to == THREAD and m.size > 1]
+    threads = 1 + sum((m.size - 1) * m.stride for m in (*own, *layout.copies))
+    return bool(lanes) and not (rest and own) and threads <= layout.threads // WARP * WARP
 
 
 def _terms(e: Expr) -> Iterator[Expr]:
