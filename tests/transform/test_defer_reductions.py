@@ -275,3 +275,29 @@ def test_attention_defers_its_row_sums_and_holds_the_wait_behind_the_maximum():
     loop = text[text.rindex("tl::wgmma_wait<1>()"):]
     assert re.search(r"fmaxf.*?wgmma_hold<2>.*?exp2.*?wgmma_wait<0>", loop, re.S)
     assert loop[:loop.index("wgmma_wait<0>")].count("shfl_xor_sync") == 2  # of the maximum; none of the sum
+
+
+@pytest.mark.parametrize("count, threads, ends", [(1, 128, 1), (2, 128, 1), (1, 96, 0), (1, 100, 0)])
+def test_sums_of_rows_in_several_warps_met_in_every_iteration(count, threads, ends):
+    """All threads hold the total.  Other numbers of threads than powers of two keep their order of additions."""
+    @T.prim_func
+    def main(A: T.Tensor((STEPS, count, 1536), "float32"), B: T.Tensor((count,), "float32")):
+        with T.Kernel(1, threads=threads):
+            S = T.alloc_fragment((count, 1536), "float32")
+            part, total, top = [T.alloc_fragment((count,), "float32") for _ in range(3)]
+            T.clear(total)
+            for k in T.serial(STEPS):
+                T.copy(A[k, :, :], S)
+                T.reduce_max(S, top, dim=1)
+                T.reduce_sum(S, part, dim=1)
+                for i in T.Parallel(count):
+                    total[i] = total[i] * (top[i] - 6.0) + part[i]
+            T.copy(total, B)
+
+    a = np.random.default_rng(3).integers(-8, 9, (STEPS, count, 1536)).astype(np.float32)
+    want = np.zeros(count)
+    for tile in a:
+        want = want * (tile.max(1) - 6) + tile.sum(1)
+    for target in (SM80, SM90A):
+        assert deferred(main, target)[2] == ends
+        np.testing.assert_array_equal(run_device(lower(main.func, target), {"A": a}).outputs["B"], want)

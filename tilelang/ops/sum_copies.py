@@ -49,11 +49,11 @@ class SumCopies(TileOp):
         if not rest:
             return within
         warps, k, g = cx.num_threads // WARP, fresh("r"), fresh("g")
-        sums = cx.exchange((warps, count), local.dtype)
+        sums = cx.exchange((warps * count,), local.dtype)
         put = For(k, const(0), const(count), "unroll", If(binary("eq", thread % WARP, const(0, thread.dtype)), Store(sums, (
-            thread // WARP, k), load(local, (k,)))), span=self.span)
+            thread // WARP * count + k,), load(local, (k,)))), span=self.span)
         k = fresh("r")
-        add = Store(local, (k,), load(local, (k,)) + load(sums, (g, k)), span=self.span)
+        add = Store(local, (k,), load(local, (k,)) + load(sums, (g * count + k,)), span=self.span)
         return seq(within, put, For(k, const(0), const(count), "unroll", seq(Store(local, (k,), const(0, local.dtype)), For(
             g, const(0), const(warps), "unroll", add)), span=self.span))
 

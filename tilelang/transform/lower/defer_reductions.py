@@ -202,7 +202,8 @@ def _in_lanes(layout: Fragment) -> bool:
     lanes, rest = split_at_warp(list(layout.copies))
     own = [m for ms in layout.modes for m in ms if m.to == THREAD and m.size > 1]
     threads = 1 + sum((m.size - 1) * m.stride for m in (*own, *layout.copies))
-    return bool(lanes) and not (rest and own) and threads <= layout.threads // WARP * WARP
+    whole = layout.threads // WARP * WARP
+    return bool(lanes) and (threads == whole == layout.threads and not own if rest else threads <= whole)
 
 
 def _terms(e: Expr) -> Iterator[Expr]:
