@@ -43,6 +43,20 @@ def test_a_transpose_by_elements_loaded_one_element_at_a_time(m, n, dtype):
     assert "X_turned" in tilelang.compile(turned(m, n, dtype=dtype), target=SM90A).get_kernel_source()
 
 
+def test_neighbouring_blocks_stored_along_columns():
+    """Blocks go along the rows of Y, where the program has them go along those of X."""
+    text = tilelang.compile(turned(64, 96), target=SM90A).get_kernel_source()
+    assert "by = blockIdx.x" in text and "bx = blockIdx.y" in text
+
+    @T.prim_func
+    def copied(X: T.Tensor((64, 96), "float16"), Y: T.Tensor((64, 96), "float16")):
+        with T.Kernel(3, 2, threads=128) as (bx, by):
+            for i, j in T.Parallel(32, 32):
+                Y[by * 32 + i, bx * 32 + j] = X[by * 32 + i, bx * 32 + j]
+
+    assert "bx = blockIdx.x" in tilelang.compile(copied, target=SM90A).get_kernel_source()
+
+
 def test_channels_to_the_end():
     rng = np.random.default_rng(0)
     x, b = (rng.integers(-9, 9, s).astype(np.float32) for s in ((2, 24, 3, 20), (24,)))

@@ -3,7 +3,8 @@
     for i, j in T.Parallel(64, 64):           for j, i in T.Parallel(64, 64): turned[j, i] = X[j0 + j, i0 + i]
         Y[i0 + i, j0 + j] = X[j0 + j, i0 + i]  ->  for i, j in T.Parallel(64, 64): Y[i0 + i, j0 + j] = turned[j, i]
 
-The tile in shared memory gets the layout with the fewest transactions, as one of the program does.
+The tile in shared memory gets the layout with the fewest transactions, as one of the program does.  Neighbouring blocks
+go along the rows that they store, where the program has them go along the rows that they load.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from __future__ import annotations
 import math
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, Func, If, Load, Parallel, Stmt, Store, Var, While, const,
-                         contains, fresh, load, replace, rewrite, rewrite_launches, seq, substitute, walk, with_inner, DYNAMIC,
-                         GLOBAL)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, Func, If, Launch, Load, Parallel, Stmt, Store, Var, While,
+                         const, contains, convert, free_vars, fresh, load, replace, rewrite, rewrite_launches, seq, substitute,
+                         walk, with_inner, DYNAMIC, GLOBAL)
+from tilelang.ops import Gemm
 from tilelang.target import is_pure
+from tilelang.target.machine import MAX_GRID
 
+from ..analysis.effects import effects
 from ..analysis.vectorize import stride_along
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -30,7 +34,25 @@ def staged_transposes(func: Func, cx: PassContext) -> Func:
             return s
         return _staged(s) if isinstance(s, Parallel) else with_inner(s, visit)
 
-    return rewrite_launches(func, lambda x: x if x.plan.by_hand else with_inner(x, visit))
+    return rewrite_launches(func, lambda x: x if x.plan.by_hand else _along_stores(with_inner(x, visit)))
+
+
+def _along_stores(launch: Launch) -> Launch:
+    """The launch, with the dimension of the grid first along which its stores go, if that one along which its loads go is."""
+    ways: dict[bool, set[Var]] = {False: set(), True: set()}
+    for e in effects(launch.body):
+        at = e.region.mins if e.region is not None else e.indices or ()
+        if e.buffer.scope_name == GLOBAL and at:
+            ways[e.writes] |= {*free_vars(at[-1])} & {*launch.block_vars}
+    order = [*range(len(launch.grid))]
+    if ways[False] != {launch.block_vars[0]} or len(ways[True]) != 1 or ways[True] == ways[False] or launch.plan.cluster or \
+            launch.plan.swizzle or launch.plan.cooperative or any(True for _ in walk(launch.body, Gemm)) or \
+            not all(isinstance(n, Const) and n.value <= MAX_GRID[1] for n in map(convert, launch.grid)):
+        return launch
+    first = launch.block_vars.index(*ways[True])
+    order[0], order[first] = first, 0
+    return replace(launch, grid=tuple(launch.grid[k] for k in order), block_vars=tuple(  # type: ignore[no-any-return]
+        launch.block_vars[k] for k in order))
 
 
 def _staged(s: Parallel) -> Stmt:
