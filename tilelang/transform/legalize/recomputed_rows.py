@@ -23,6 +23,7 @@ from ..analysis.statements import rename
 from ..framework.pass_ import TILE, PassContext, pass_
 
 OTHERS = 24  # registers of a thread beside its elements of the largest fragment
+LEAST = 48  # registers of a thread that two blocks must leave
 MOST_CALLS = 2  # functions that are computed again for an element
 
 
@@ -39,8 +40,9 @@ def _recomputed(launch: Launch, cx: PassContext) -> Launch:
     body, limits = stmts_of(launch.body), cx.target.limits
     own = [s.buffer for s in body if isinstance(s, Alloc) and s.buffer.is_static]
     rows = max((b for b in own if b.scope_name == FRAGMENT), key=lambda b: b.size, default=None)
-    if rows is None or 2 * (rows.size + OTHERS * launch.num_threads) <= limits.registers_per_sm or launch.plan.by_hand or any(
-            True for _ in walk(launch.body, Gemm)):
+    few = limits.registers_per_sm // 2  # of one of two blocks
+    if rows is None or rows.size + OTHERS * launch.num_threads <= few or LEAST * launch.num_threads > few or \
+            launch.plan.by_hand or any(True for _ in walk(launch.body, Gemm)):
         return launch
     load = next((s for s in body if any(e.storage is rows.data for e in effects(s))), None)
     if not isinstance(load, Copy) or load.src.buffer.scope_name != GLOBAL or not load.dst.is_full:
