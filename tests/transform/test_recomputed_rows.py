@@ -58,7 +58,7 @@ def agree(program):
 def test_long_rows_left_room_for_one_block():
     """The row is loaded once, and its difference computed again; the vector is loaded where it is used."""
     text = agree(rows("one reduction"))
-    assert text.count("&X[") == 1 and text.count("X_rows[") == 3 and text.index(")V[") > text.index("__syncthreads")
+    assert text.count("&X[") == 1 and text.count("X_rows[") == 3 and text.index("&V[") > text.index("__syncthreads")
 
 
 @pytest.mark.parametrize("change", ["", "loaded again", "part of a row", "functions", "the maximum changes"])
