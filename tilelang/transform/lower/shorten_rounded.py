@@ -230,7 +230,7 @@ def _reads(path: tuple[Stmt, ...], data: Any, dim: int | None) -> set[str] | Non
 
 def _follow(path: tuple[Stmt, ...], data: Any, types: set[str], dim: int | None, by: set[Any]) -> bool | None:
     """Adds the types of _reads.  Whether the elements may be read behind the statements as well; None for other reads.
-    by: fragments with sums of the elements along dim; those that statements leave so are kept."""
+    by: fragments that hold the sum of the elements along dim, until a statement writes to them."""
     for s in path:
         if _divides_by(s, by) and s.body.buffer.data is data:  # type: ignore[attr-defined]
             continue
