@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Const, Continue, Expr, For, If, Load, Node, Parallel,
-                         Select, Seq, Stmt, Store, Var, free_vars, fresh, contains, is_large, rebuild, seq, stmts_of,
-                         substitute, unary, walk, FRAGMENT, VARIABLE)
+from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Const, Continue, Expr, If, Load, Node, Select, Seq, Stmt,
+                         Store, Var, free_vars, contains, is_large, rebuild, seq, stmts_of, substitute, unary, walk, FRAGMENT,
+                         VARIABLE)
 
 from .statements import jumps_of
 from .distributed_loop import in_order
@@ -133,18 +133,3 @@ def reject_carried(body: Stmt, span: Any) -> None:
                 raise errors.error("parallel-carried", f"`{buffer.name}` carries a value from one iteration of "
                                    "T.Parallel to the next",
                                    found=f"`{buffer.name}`, read and changed by each", span=getattr(x, "span", None) or span)
-
-
-def renamed(body: Stmt) -> Stmt:
-    """A copy of body that binds variables and buffers of its own."""
-    mapping: dict[Any, Any] = {}
-    for x in walk(body):
-        if isinstance(x, (Bind, For)):
-            mapping[x.var] = fresh(x.var.name, x.var.dtype)
-        elif isinstance(x, Parallel):
-            mapping |= {v: fresh(v.name, v.dtype) for v in x.vars}
-        elif isinstance(x, Alloc):
-            b = x.buffer
-            mapping[b] = Buffer(b.name, b.shape, b.dtype, b.scope_name, b.strides_, b.offset, facts=b.facts,
-                                span=b.span)
-    return substitute(body, mapping)

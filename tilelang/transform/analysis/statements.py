@@ -17,18 +17,26 @@ def do(name: str, *args: Expr, **attrs: Any) -> Stmt:
     return Evaluate(call(name, args, "void", **attrs))
 
 
+def bound_by(x: object) -> tuple[Var, ...]:
+    """The variables that a statement itself binds."""
+    return (x.var,) if isinstance(x, (Bind, For)) else x.vars if isinstance(x, Parallel) else ()
+
+
+def renamed(s: Stmt) -> Stmt:
+    """A copy of a statement with fresh variables and buffers for all that it defines."""
+    mapping: dict[Any, Any] = {}
+    for x in walk(s, Bind, For, Parallel, Alloc):
+        mapping.update((v, fresh(v.name, v.dtype)) for v in bound_by(x))
+        if isinstance(x, Alloc):
+            mapping[x.buffer] = replace(x.buffer, data=Var(x.buffer.name, x.buffer.data.dtype))
+    return substitute(s, mapping) if mapping else s
+
+
 def rename(stmts: list[Stmt]) -> list[Stmt]:
     """Copies of statements with fresh variables and buffers for all they define."""
     whole = Seq(tuple(stmts))
-    mapping: dict[Any, Any] = {}
-    for x in walk(whole, Bind, For, Parallel, Alloc):
-        if isinstance(x, (Bind, For)):
-            mapping[x.var] = fresh(x.var.name, x.var.dtype)
-        elif isinstance(x, Parallel):
-            mapping.update((v, fresh(v.name, v.dtype)) for v in x.vars)
-        elif isinstance(x, Alloc):
-            mapping[x.buffer] = replace(x.buffer, data=Var(x.buffer.name, x.buffer.data.dtype))
-    return list(stmts_of(substitute(whole, mapping))) if mapping else stmts
+    out = renamed(whole)
+    return stmts if out is whole else list(stmts_of(out))
 
 
 def jumps_of(s: Stmt) -> Iterator[Stmt]:

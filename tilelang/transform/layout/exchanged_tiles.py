@@ -35,7 +35,8 @@ from tilelang.ops.distribute import index_values
 from tilelang.target import is_pure
 
 from ..analysis.distributed_loop import in_order
-from ..analysis.loop_body import inline_index_binds, renamed
+from ..analysis.loop_body import inline_index_binds
+from ..analysis.statements import renamed
 from ..framework.pass_ import TILE, PassContext, pass_
 from .shared_layouts import copy_loops
 

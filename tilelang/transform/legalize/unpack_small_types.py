@@ -13,7 +13,7 @@ from tilelang.ir import (AddressOf, Binary, Bind, Break, Buffer, Call, Cast, Con
 from tilelang.ops import Copy, Fill, Gemm, Transpose
 from tilelang.ops.pairing import TileLoops, iteration_space, lower_elementwise, matched_indices
 
-from ..analysis.loop_body import renamed
+from ..analysis.statements import renamed
 from ..analysis.vectorize import bound_divisors
 from ..framework.pass_ import TILE, PassContext, pass_
 from .small_codes import WIDE, code_of, fitted, is_pair, lanes_of, value_of, wide

@@ -26,8 +26,9 @@ from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, priv
 from ..analysis.atomic_order import as_iterations
 from ..analysis.distributed_loop import Loop, accesses, in_order, is_memory
 from ..analysis.fragment_access import Grid, Touch, shared_elements
-from ..analysis.loop_body import drop_continue, inline_index_binds, reject_carried, renamed, select_stores
+from ..analysis.loop_body import drop_continue, inline_index_binds, reject_carried, select_stores
 from ..analysis.loop_offsets import Offsets, OverFragment
+from ..analysis.statements import renamed
 from ..layout.loop_partition import choose_distribution, serial_inside
 from .vector_lanes import at_lane, emit_lanes
 from ..analysis.vectorize import MAX_BYTES, power_of_two_in, stride_along

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Expr, For, If, Launch, Parallel, Seq, Stmt, Store, Var, While,
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Expr, For, If, Launch, Seq, Stmt, Store, Var, While,
                          convert, free_vars, inner, replace, seq, statements, stmts_of, walk, GLOBAL, PRIVATE, SHARED)
 
-from ..analysis.statements import leaves
+from ..analysis.statements import leaves, bound_by
 from ..analysis.effects import effects, expr_effects, hangs_on_threads, own_effects
 
 class Around:
@@ -30,7 +30,7 @@ class Around:
         self.launch, self.loops = launch, {id(x): x for x in loops}
         self.path = {id(s) for x in loops for s in path_to(launch.body, x)}
         self.written = {e.storage for e in effects(launch.body) if e.writes}
-        self.bound = {v for x in walk(launch.body) for v in _bound(x)}
+        self.bound = {v for x in walk(launch.body) for v in bound_by(x)}
         self.allocs: dict[Buffer, None] = {}
         self.scalars = {s.buffer.data for s in statements(launch.body)
                         if isinstance(s, Alloc) and s.buffer.scope_name in PRIVATE}
@@ -168,7 +168,3 @@ def path_to(body: Stmt, loop: For) -> tuple[Stmt, ...]:
 
 def _holds(s: Stmt, loop: For) -> bool:
     return any(x is loop for x in statements(s))
-
-
-def _bound(x: Any) -> tuple[Var, ...]:
-    return (x.var,) if isinstance(x, (Bind, For)) else tuple(x.vars) if isinstance(x, Parallel) else ()

@@ -20,11 +20,11 @@ A in such a ring: a second ring for the scales of B gained nothing more.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Var, const, convert,
+from tilelang.ir import (Alloc, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Var, const, convert,
                          load, replace, rewrite, seq, stmts_of, substitute, walk, with_options, DYNAMIC, GLOBAL)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_unsupported
@@ -33,6 +33,7 @@ from ..framework.config import PassConfigKey
 from ..legalize.hopper_features import hopper
 from ..framework.pass_ import PassContext
 from ..analysis.pipeline_schedule import inlined_binds, tile_read
+from ..analysis.statements import bound_by
 from ..legalize.tma_columns import unaligned_columns
 from ..analysis.vectorize import bound_divisors, stride_along
 
@@ -76,7 +77,7 @@ class _Tiles:
     def __init__(self, launch: Launch, loop: For, cx: PassContext) -> None:
         self.loop, self.cx, self.analyzer = loop, cx, Analyzer()
         self.inline = inlined_binds(loop)
-        self.private = set(launch.thread_vars) | set(_bound(loop.body))
+        self.private = {*launch.thread_vars, *(v for x in walk(loop.body) for v in bound_by(x))}
         self.facts = bound_divisors(launch.body)
         self.made: dict[Any, tuple[Buffer, Copy]] = {}
 
@@ -123,12 +124,3 @@ class _Tiles:
             self.made[key] = tile, copy
         at = {step: done % n, row: var}
         return load(self.made[key][0], tuple(at[d] for d in sorted(at)), span=x.span)
-
-
-def _bound(body: Stmt) -> Iterator[Var]:
-    """The variables that are bound by statements in `body`."""
-    for x in walk(body):
-        if isinstance(x, (Bind, For)):
-            yield x.var
-        elif isinstance(x, Parallel):
-            yield from x.vars
