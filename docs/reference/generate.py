@@ -27,7 +27,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "launch": ("Kernel launch", ("kernel", "source_kernel")),
     "loops": ("Loops and control flow", ("loops",)),
     "tile-ops": ("Tile operations: copy, GEMM, reductions",
-                 ("tile", "combine", "reducer", "blockscaled", "sparse", "allreduce", "policy")),
+                 ("tile", "combine", "reducer", "blockscaled", "sparse", "allreduce", "select")),
     "atomics": ("Atomics", ("atomic",)),
     "math": ("Scalar arithmetic", ("math", "fastmath")),
     "threads": ("Warps and threads", ("thread", "extern")),

@@ -53,6 +53,7 @@ from tilelang.language.barriers import (
     barrier_arrive as barrier_arrive,
     barrier_wait as barrier_wait,
     create_barriers as create_barriers,
+    fence_proxy_async as fence_proxy_async,
     mbarrier_arrive as mbarrier_arrive,
     mbarrier_arrive_expect_tx as mbarrier_arrive_expect_tx,
     mbarrier_expect_tx as mbarrier_expect_tx,
@@ -60,6 +61,7 @@ from tilelang.language.barriers import (
     ptx_arrive_barrier as ptx_arrive_barrier,
     ptx_arrive_barrier_expect_tx as ptx_arrive_barrier_expect_tx,
     ptx_arrive_cluster_barrier as ptx_arrive_cluster_barrier,
+    ptx_fence_barrier_init as ptx_fence_barrier_init,
     ptx_init_barrier_thread_count as ptx_init_barrier_thread_count,
     ptx_wait_barrier as ptx_wait_barrier,
 )
@@ -98,16 +100,24 @@ from tilelang.language.hopper import (
     annotate_consumer_reg_alloc as annotate_consumer_reg_alloc,
     annotate_producer_reg_dealloc as annotate_producer_reg_dealloc,
     block_rank_in_cluster as block_rank_in_cluster,
+    cluster_arrive as cluster_arrive,
+    cluster_arrive_relaxed as cluster_arrive_relaxed,
+    cluster_sync as cluster_sync,
+    cluster_wait as cluster_wait,
     copy_cluster as copy_cluster,
     dec_max_nreg as dec_max_nreg,
     inc_max_nreg as inc_max_nreg,
     no_set_max_nreg as _disable_warp_group_reg_alloc,
     no_set_max_nreg as no_set_max_nreg,
     pdl_sync as pdl_sync,
+    pdl_trigger as pdl_trigger,
     set_max_nreg as set_max_nreg,
     tma_copy as tma_copy,
+    tma_store_arrive as tma_store_arrive,
     tma_store_wait as tma_store_wait,
     wait_wgmma as wait_wgmma,
+    warpgroup_arrive as warpgroup_arrive,
+    warpgroup_commit_batch as warpgroup_commit_batch,
     warpgroup_fence_operand as warpgroup_fence_operand,
     warpgroup_wait as warpgroup_wait,
     wgmma_gemm as _wgmma_mma,
@@ -741,37 +751,6 @@ def clc_try_cancel(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def clc_try_cancel_multicast(*args: Any, **kwargs: Any) -> Any: ...
 
-def cluster_arrive() -> Any:
-    """Arrive at the cluster's barrier.  This thread's earlier writes are visible to threads that wait for it.
-
-    Example:
-        T.cluster_arrive()
-        T.cluster_wait()
-    """
-
-def cluster_arrive_relaxed() -> Any:
-    """Arrive at the cluster's barrier without making memory visible.
-
-    Example:
-        T.cluster_arrive_relaxed()
-        T.cluster_wait()
-    """
-
-def cluster_sync() -> Any:
-    """Barrier of all threads of the cluster.
-
-    Example:
-        T.cluster_sync()
-    """
-
-def cluster_wait() -> Any:
-    """Wait until all threads of the cluster have arrived.
-
-    Example:
-        T.cluster_arrive()
-        T.cluster_wait()
-    """
-
 def clz(x: Any) -> _Expr:
     """clz of an integer.
 
@@ -849,14 +828,6 @@ def fast_rcp(x: Any, *, dtype: Any = None) -> _Expr:
 
     Example:
         Y[i] = T.fast_rcp(X[i])
-    """
-
-def fence_proxy_async() -> Any:
-    """Proxy fence: after a following barrier, this thread's writes to shared memory are visible to TMA and wgmma.
-
-    Example:
-        A_s[tx, 0] = 0
-        T.fence_proxy_async()
     """
 
 float: dtype
@@ -1269,13 +1240,6 @@ def nearbyint(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.nearbyint(X[i])
     """
 
-def pdl_trigger() -> Any:
-    """PDL: allow the next kernel on the stream to start (sm_90; elsewhere it starts after this one ends).
-
-    Example:
-        T.pdl_trigger()
-    """
-
 def popcount(x: Any) -> _Expr:
     """popcount of an integer.
 
@@ -1286,14 +1250,6 @@ def popcount(x: Any) -> _Expr:
 ptr: PointerFactory
 @_deprecated("Not available: is a raw form that is not available: use T.tma_copy.")
 def ptx_cp_async_bulk(*args: Any, **kwargs: Any) -> Any: ...
-
-def ptx_fence_barrier_init() -> Any:
-    """Make initialised barriers visible to copies and to the cluster.  Barriers of T.alloc_barrier do not need it.
-
-    Example:
-        T.ptx_fence_barrier_init()
-    """
-
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
 def ptx_mma_block_scale(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: hand-written tensor-core code is not available yet: use T.gemm.")
@@ -1607,13 +1563,6 @@ def tma_load_2sm(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is for Blackwell (sm_100), which is not available yet.")
 def tma_scatter4(*args: Any, **kwargs: Any) -> Any: ...
 
-def tma_store_arrive() -> Any:
-    """Commit this thread's bulk stores as a group.  T.tma_copy already does this.
-
-    Example:
-        T.tma_store_arrive()
-    """
-
 def trunc(x: Any, *, dtype: Any = None) -> _Expr:
     """trunc(x); integers are returned as they are.  Exact.
 
@@ -1741,20 +1690,6 @@ def warp_reduce_sum(value: Any) -> _Expr:
 
     Example:
         total = T.warp_reduce_sum(X[i])
-    """
-
-def warpgroup_arrive() -> Any:
-    """wgmma.fence: orders earlier writes of registers before the following wgmma, which may then use them.
-
-    Example:
-        T.warpgroup_arrive()
-    """
-
-def warpgroup_commit_batch() -> Any:
-    """wgmma.commit_group: commits the wgmma issued so far as a group.
-
-    Example:
-        T.warpgroup_commit_batch()
     """
 
 @_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from textwrap import indent
 from typing import Any
@@ -34,6 +35,7 @@ def event(name: str, about: str, example: str = "", op: str = "", **options: Any
     def fn() -> Emitted:
         return emit_call(op or name, **options)
 
+    fn.__module__ = sys._getframe(1).f_globals["__name__"]  # the reference shows it with the functions of that module
     return named(fn, name, f"{about}\n\nExample:\n" + indent(example or f"T.{name}()", "    "))
 
 
