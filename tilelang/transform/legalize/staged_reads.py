@@ -87,7 +87,8 @@ class _Tiles:
         self.cx, self.analyzer, self.facts = cx, Analyzer(), bound_divisors(launch.body)
         self.written = {e.storage for e in effects(launch.body) if e.writes} | {b.data for b, _ in launch.plan.safe_values}
         self.inline, self.made = inlined_binds(loop), list[Buffer]()
-        self.private = {*launch.thread_vars, *(x.var for x in walk(loop.body, Bind, For))}
+        self.private = {*launch.thread_vars, *(x.var for x in walk(loop.body, Bind, For)),
+                        *(v for x in walk(loop.body, Parallel) for v in x.vars)}
 
     def read(self, s: Parallel) -> list[Stmt]:
         """The copies of what a parallel loop reads, and the loop that reads the copies."""
