@@ -4,7 +4,7 @@ import pytest
 
 import tilelang.language as T
 from tilelang.ir import is_const, walk
-from tilelang.language.tracing.regions import difference
+from tilelang.language.tracing.polynomial import difference
 from tilelang.ops import Copy
 
 n, m = T.dynamic("n, m")

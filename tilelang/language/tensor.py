@@ -12,7 +12,8 @@ from tilelang.ir import (
     cast, convert, dtype as DType, walk,
 )
 
-from .tracing.regions import BufferSlice, difference
+from .tracing.polynomial import difference
+from .tracing.regions import BufferSlice
 from .tracing.builder import current_builder, need_builder
 from .tracing.state import describe, error, place
 
