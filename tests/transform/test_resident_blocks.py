@@ -9,20 +9,28 @@ import tilelang.language as T
 TARGETS = [{"kind": "cuda", "arch": "sm_80"}, {"kind": "cuda", "arch": "sm_90a"}]
 
 
-def counts(dtype="int32", first=0, shared=True, own=False, other=False):
+def counts(dtype="int32", first=0, own=False, other=False, early=False, at_counts=False):
     """Counts that all blocks add to the same elements, in a grid of 5 x 2 blocks."""
     @T.prim_func
     def f(X: T.Tensor((10, 64), "uint8"), Y: T.Tensor((2, 16), dtype)):
         with T.Kernel(5, 2, threads=64) as (bx, by):
             c = T.alloc_shared((16,), dtype)
             d = T.alloc_shared((16,), dtype)
+            if early:
+                T.clear(c)
+                for i in T.Parallel(16):
+                    T.atomic_add(c[i], 1)
             T.fill(c, first)
             T.fill(d, 1)
             for i in T.Parallel(64):
                 T.atomic_add(c[X[by * 5 + bx, i] % 16], T.cast(i, dtype))
             if other:
                 T.copy(c, d)
-            T.atomic_add(Y[by if own else 1, 0], c)
+            if at_counts:
+                for i in T.Parallel(16):
+                    T.atomic_add(Y[1, c[i] % 16], c[i])
+            else:
+                T.atomic_add(Y[by if own else 1, 0], c)
 
     return f
 
@@ -35,10 +43,12 @@ def written_out(n=600, weight=1):
             c = T.alloc_shared((16,), "int32")
             for i in T.Parallel(16):
                 c[i] = 0
+            one = T.alloc_var("int32", init=1)
             for k in T.serial(2):
                 for i in T.Parallel(32):
                     if b * 64 + k * 32 + i < n:
-                        T.atomic_add(c[X[b * 64 + k * 32 + i] % 16], 1)
+                        T.atomic_add(c[X[b * 64 + k * 32 + i] % 16], one)
+                one = one + 1
             for i in T.Parallel(16):
                 T.atomic_add(Y[i], c[i] * weight if weight > 1 else c[i])
 
@@ -70,7 +80,8 @@ def test_every_block_added_its_counts_to_global_memory():
 
 @pytest.mark.parametrize("why, options", [
     ("sums of floats have an order", {"dtype": "float32"}), ("each block adds the first value", {"first": 1}),
-    ("blocks add to different elements", {"own": True}), ("the tile is read", {"other": True})])
+    ("blocks add to different elements", {"own": True}), ("the tile is read", {"other": True}),
+    ("some are added before it is cleared", {"early": True}), ("counts say where they are added", {"at_counts": True})])
 def test_counts_that_each_block_adds_itself(why, options):
     x = np.random.default_rng(0).integers(0, 256, (10, 64)).astype(np.uint8)
     agree(counts(**options), {"tl.persistent": 3}, [5, 2], x, np.zeros((2, 16), options.get("dtype", "int32")))

@@ -42,7 +42,8 @@ def _recomputed(launch: Launch, cx: PassContext) -> Launch:
     rows = max((b for b in own if b.scope_name == FRAGMENT), key=lambda b: b.size, default=None)
     few = limits.registers_per_sm // 2  # of one of two blocks
     if rows is None or rows.size + OTHERS * launch.num_threads <= few or LEAST * launch.num_threads > few or \
-            launch.plan.by_hand or any(True for _ in walk(launch.body, Gemm)):
+            launch.plan.by_hand or launch.plan.overlapping or launch.plan.may_alias or any(
+                True for _ in walk(launch.body, Gemm)):
         return launch
     load = next((s for s in body if any(e.storage is rows.data for e in effects(s))), None)
     if not isinstance(load, Copy) or load.src.buffer.scope_name != GLOBAL or not load.dst.is_full:

@@ -101,7 +101,7 @@ def _shortened(e: Expr, to: dtype, summed: Storages) -> Expr:
             left -= short.units
             return rewrite(x, lambda c: Call(short.name, c.args, F32, span=c.span) if c is beside else None, Call)
         form = FORMS.get(getattr(x, "op", ""), {}).get(use)
-        if use == "term" and isinstance(x, Call) and x.op == "exp" and not isinstance(x.args[0], Binary):
+        if use == "term" and isinstance(x, Call) and x.op == "exp" and getattr(x.args[0], "op", "") not in ("add", "sub"):
             form = None  # nothing has rounded the exponent
         if form is not None and form.units <= left:
             if isinstance(x, Call):

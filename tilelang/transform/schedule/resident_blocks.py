@@ -46,8 +46,8 @@ def _fewer_blocks(launch: Launch, limits: CudaLimits, asked: int) -> Launch:
             p.overlapping or p.may_alias or p.min_blocks_per_sm > 1 or may_wait(launch.body) or orders(launch.body) or \
             any(not isinstance(s, For) or s.kind == "pipelined" or s.plan.counted for s in walk(launch.body, For, While, Gemm)):
         return launch
-    allocs = [s for s in stmts_of(launch.body) if isinstance(s, Alloc)]
-    body = [s for s in stmts_of(launch.body) if not isinstance(s, Alloc)]
+    allocs = [s for s in stmts_of(launch.body) if isinstance(s, Alloc) and s.init is None]
+    body = [s for s in stmts_of(launch.body) if not isinstance(s, Alloc) or s.init is not None]
     if (merged := _merged(launch, body)) is None:
         return launch
     tile, fill, add = merged
@@ -80,10 +80,10 @@ def _merged(launch: Launch, body: list[Stmt]) -> tuple[Buffer, Stmt, Stmt] | Non
         case _:
             return None
     bound = {*launch.block_vars, *launch.thread_vars, *(s.var for s in body if isinstance(s, Bind))}
-    fill = next((s for s in body if fills_whole(s) and [e.storage for e in effects(s)] == [tile.data]), None)
-    if fill is None or tile.scope_name not in SHARED or tile.dtype != to.buffer.dtype or not tile.dtype.is_int or \
+    fill = next(s for s in body if any(e.storage is tile.data for e in effects(s)))
+    if not fills_whole(fill) or tile.scope_name not in SHARED or tile.dtype != to.buffer.dtype or not tile.dtype.is_int or \
             not all(isinstance(x.value, Const) and x.value.value == 0 for x in walk(fill, Fill, Store)) or \
-            bound & {*walk(add, Var)}:
+            bound & {*walk(add, Var)} or len([*walk(add, Load)]) != isinstance(add, Parallel):
         return None
     for e in (e for s in body if s is not fill and s is not add for e in effects(s)):
         adds = e.mode == "atomic" and isinstance(e.node, Call) and e.node.op == "atomic_add"
