@@ -70,7 +70,7 @@ def _fewer_blocks(launch: Launch, limits: CudaLimits, asked: int) -> Launch:
 def _merged(launch: Launch, body: list[Stmt]) -> tuple[Buffer, Stmt, Stmt] | None:
     """A shared tile, the statement that clears it, and the one that adds it to global memory, if blocks only add integers to
     the tile between them, and all add it to the same elements."""
-    add = body[-1]
+    add = body[-1] if body else None
     match add:
         case AtomicTile(kind="add", dst=to, value=Region(buffer=tile) as r) if r.is_full and add.plan.memory_order in (
                 None, "relaxed"):
