@@ -24,7 +24,7 @@ from tilelang.ir import dtype, numpy_dtype
 from tilelang.ir.record import record
 from tilelang.layout import Fragment, Mode
 
-from .mma import PTX_TYPES, operand_dtype, truncate_tf32
+from .mma import PTX_TYPES, _r, _t, operand_dtype, truncate_tf32
 
 K_STEP_BYTES = 32  # bytes of K that one instruction processes
 _SHORT = {v: k for k, v in PTX_TYPES.items()}
@@ -93,14 +93,6 @@ class WgmmaRow:
         if self.a_dtype == "tfloat32":
             a, b = truncate_tf32(a), truncate_tf32(b)
         return (np.matmul(a, b) + start.astype(np.float32)).astype(c_type)
-
-
-def _t(size: int, stride: int) -> Mode:
-    return Mode(size, "thread", stride)
-
-
-def _r(size: int, stride: int) -> Mode:
-    return Mode(size, "register", stride)
 
 
 def _modes(*modes: Mode) -> tuple[Mode, ...]:
