@@ -216,3 +216,10 @@ def test_launches_without_pipelined_loops_are_predicted_by_their_bytes():
 
     p = compiled(double, "sm_90a").report_data["kernels"][0]["predicted"]
     assert p["least"] == pytest.approx(2**27 / 4.8e6) and p["us"] == pytest.approx(2**27 / 4.2e6 + 1.3)
+
+
+def test_what_a_loop_of_no_stages_loads_was_counted_beside_it():
+    """Plain loops over loads and a GEMM get stages: their tiles were added to the loads in front of the loop."""
+    us = [compiled(gemm(4096, 4096, 4096, 128, 128, 64, tb=True, stages=n, threads=256), "sm_90a").report_data["kernels"][0][
+        "predicted"]["us"] for n in (0, 4)]
+    assert us[0] == pytest.approx(us[1], rel=0.01)

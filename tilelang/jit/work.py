@@ -25,7 +25,8 @@ class Work:
 
     flops: of GEMMs, by operand bits (2 m n k each; tiles that a condition skips are counted).  loaded, stored:
     bytes that tile copies move between global memory and blocks.  touched: bytes of the tensors, each counted once.  first,
-    last: bytes loaded by copies, and stored by copies and elements, outside of pipelined loops.  blocks: of the grid.
+    last: bytes loaded by copies, and stored by copies and elements, outside of the loops that are or may be pipelined.
+    blocks: of the grid.
     """
 
     flops: dict[int, float] = field(default_factory=dict)
@@ -101,7 +102,7 @@ class _Counter:
                 inside = dict(env)
                 if start is not None:
                     inside[s.var] = np.asarray(start) + np.maximum(np.asarray(extent) - 1, 0) // 2
-                around, self.within = self.within, self.within or is_pipelined(s)
+                around, self.within = self.within, self.within or not any(map(is_pipelined, walk(s.body, For)))
                 self._stmt(s.body, times * np.maximum(np.asarray(extent), 0), inside)
                 self.within = around
             case If():
