@@ -28,7 +28,7 @@ from tilelang.ir.record import record
 from tilelang.target.register_forms import form_of
 
 from ..analysis.effects import effects
-from ..analysis.statements import do
+from ..analysis.statements import do, renamed
 
 LEAST_SKIPPED = 64  # multiplications of a thread for which a vote of its warp pays: with 32 it cost 6 to 8 % of attention
 
@@ -202,7 +202,7 @@ def rescale_lazily(body: list[Stmt], scaled: int, place: int, factor: Buffer) ->
     for r in range(factor.size):
         row = binary("ne", substitute(exponent, {var: const(r, var.dtype)}), const(0.0, exponent.dtype))
         moved = row if moved is None else logical("or", moved, row)
-    made_again = _again(body[made[0]], replace(store, buffer=own))
+    made_again = renamed(replace(body[made[0]], body=replace(store, buffer=own)))
     branch = seq(Alloc(own), made_again, *totals, _renamed(body[scaled], factor, own))
     any_row = Call("any_sync", (cast(moved, "int32"), const(_WARP, "uint32")), vote.dtype)
     return Lazy((Bind(vote, any_row), If(binary("ne", vote, const(0, "int32")), branch)), rest)
@@ -238,16 +238,9 @@ def _split(s: Stmt, factor: Buffer, own: Buffer) -> tuple[Stmt, Stmt, Buffer] | 
         if isinstance(product, Binary) and product.op == "mul" and _is_row(product.a, total, var) and \
                 _is_row(product.b, factor, var) and not any(
                     x.buffer.data in (total.data, factor.data) for x in walk(part, Load)):
-            return (_again(s, replace(store, value=_renamed(product, factor, own))),
+            return (renamed(replace(s, body=replace(store, value=_renamed(product, factor, own)))),
                     replace(s, body=replace(store, value=binary("add", product.a, part))), total)
     return None
-
-
-def _again(loop: Stmt, body: Stmt) -> Stmt:
-    """The loop with a new variable around another body."""
-    assert isinstance(loop, For)
-    var = fresh(loop.var.name, loop.var.dtype)
-    return replace(loop, var=var, body=substitute(body, {loop.var: var}))
 
 
 def _is_row(e: Expr, b: Buffer, var: Var) -> bool:
