@@ -26,11 +26,14 @@ def product(bk: int = 32, k: int = 200, stages: int = 3, dtype: str = "float16",
              C: T.Tensor((rows, columns), acc), D: T.Tensor((2, 2, 64, bk), dtype)):
         with T.Kernel(T.ceildiv(columns, 64), T.ceildiv(rows, 64), threads=128) as (bx, by):
             a, b = T.alloc_shared((64, bk), dtype), T.alloc_shared((bk, 64) if k_first else (64, bk), dtype)
+            if form == "view":
+                a, b = T.view(a, (64, bk), dtype), T.view(b, (64, bk), dtype)
             c, d = T.alloc_fragment((64, 64), acc), T.alloc_fragment((64, 64), acc)
             T.clear(c)
             T.clear(d)
             for step in T.Pipelined(T.ceildiv(k, bk), num_stages=stages):
-                T.copy(A[by * 64, (step // 2 if form == "twice" else step) * bk], a)
+                at = (step // 2 if form == "twice" else step) * bk
+                T.copy(A[by * 64, at], a, loop_layout=rows_of(bk) if form == "layout" else None)
                 T.copy(B[step * bk, bx * 64] if k_first else B[bx * 64, step * bk], b)
                 T.gemm(a, b, c, transpose_B=not k_first, clear_accum=form == "last")
                 if form == "two":
@@ -49,6 +52,10 @@ def product(bk: int = 32, k: int = 200, stages: int = 3, dtype: str = "float16",
     return main
 
 
+def rows_of(bk: int) -> Any:
+    return T.Fragment((64, bk), forward_fn=lambda i, j: (i * 2 + j // (bk // 2), j % (bk // 2)))
+
+
 def depths(program: Any) -> tuple[list[int], list[int]]:
     """(K of each GEMM, steps of each loop) after the pass."""
     target = Target({"kind": "cuda", "arch": "sm_90a"})
@@ -64,7 +71,7 @@ def test_narrow_steps_are_joined_to_128_bytes(bk: int, k: int, dtype: str, k_fir
     assert depths(product(bk, k, dtype=dtype, k_first=k_first)) == ([depth], [steps])
 
 
-@pytest.mark.parametrize("form", ["twice", "last", "one sum", "element", "outside"])
+@pytest.mark.parametrize("form", ["twice", "last", "one sum", "element", "outside", "view", "layout"])
 def test_another_program_keeps_its_steps(form: str):
     assert set(depths(product(k=256, form=form))[0]) == {32}
 

@@ -6,8 +6,9 @@ from itertools import takewhile
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (SHARED, AddressOf, Buffer, Const, For, Func, Launch, Load, Region, Store, Var, const, convert,
-                         is_const, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, with_options, GLOBAL)
+from tilelang.ir import (SHARED, AddressOf, Alloc, Bind, Buffer, Call, Const, For, Func, Launch, Load, Region, Store, Var,
+                         const, convert, is_const, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk,
+                         with_options, GLOBAL)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma
 
@@ -46,7 +47,7 @@ def _of_launch(n: Launch) -> Launch | None:
 
 def _joined(s: For, n: Launch) -> Launch | None:
     """The launch with two steps of a loop in one; None where that would be another program."""
-    stmts: list[Any] = list(stmts_of(s.body))
+    stmts: list[Any] = _without_names(s)
     steps = int(s.extent.value) if isinstance(s.extent, Const) else 1
     copies = list(takewhile(lambda x: isinstance(x, Copy), stmts))
     gemms = stmts[len(copies):]
@@ -54,9 +55,9 @@ def _joined(s: For, n: Launch) -> Launch | None:
             isinstance(op, Gemm) and _narrow(op, n.num_threads) for op in gemms):
         return None
     depth = {r.buffer: d for op in gemms for r, d in ((op.a, int(not op.transpose_a)), (op.b, int(op.transpose_b)))}
-    filled = {op.dst.buffer: op for op in copies}
-    if filled.keys() != depth.keys() or len(filled) < len(copies) or len({op.c.buffer.data for op in gemms}) < len(gemms) or (
-            _uses(n, depth) > _uses(s, depth)):
+    filled, owned = {op.dst.buffer for op in copies}, {x.buffer for x in walk(n.body, Alloc)}
+    if filled != depth.keys() or not filled <= owned or len(filled) < len(copies) or (
+            len({op.c.buffer.data for op in gemms}) < len(gemms) or _uses(n, depth) > _uses(s, depth)):
         return None
     new = {b: replace(b, shape=tuple(e * (1 + (d == k)) for d, e in enumerate(b.shape)), data=Var(b.name, b.data.dtype))
            for b, k in depth.items()}
@@ -69,6 +70,17 @@ def _joined(s: For, n: Launch) -> Launch | None:
     out = replace(n, body=substitute(rewrite_stmts(n.body, lambda x: loop if x is s else None), new))
     return with_options(out, report=(*n.plan.report, f"a step of loop {s.var.name} does what two did: the tiles of one have "
                                      f"{gemms[0].k} elements along K"))
+
+
+def _without_names(s: For) -> list[Any]:
+    """The statements of a loop's body, with the values of its names in their places."""
+    out, named = [], dict[Var, Any]()
+    for x in stmts_of(s.body):
+        if isinstance(x, Bind) and not any(walk(x.value, Load, Call)):
+            named[x.var] = substitute(x.value, named)
+        else:
+            out.append(substitute(x, named))
+    return out
 
 
 def _narrow(op: Gemm, threads: int) -> bool:
@@ -92,7 +104,8 @@ def _longer(op: Copy, k: int, step: Var, new: dict[Buffer, Buffer]) -> Copy | No
     """The copy of what two steps copy to a tile, whose dimension k follows the loop; None where they are no neighbours."""
     src, dst, short = op.src, op.dst, Analyzer().simplify
     along = [d for d, e in enumerate(src.extents) if not is_const(e, 1)]
-    if src.buffer.scope_name != GLOBAL or not dst.is_full or [src.extents[d] for d in along] != list(dst.extents):
+    fixed = src.buffer.scope_name != GLOBAL or not dst.is_full or op.plan.loop_layout is not None
+    if fixed or [src.extents[d] for d in along] != list(dst.extents):
         return None
     moved = [short(substitute(m, {step: step + 1}) - m) for m in map(convert, src.mins)]
     if not all(is_const(m, dst.extents[k] if d == along[k] else 0) for d, m in enumerate(moved)):
