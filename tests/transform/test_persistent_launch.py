@@ -138,6 +138,34 @@ def test_tiles_that_got_shorter_along_a_dimension_came_in_order(grows):
     assert order == sorted(order, reverse=grows) and order[0] == (5 if grows else 0)
 
 
+@pytest.mark.parametrize("spins", [False, True])
+def test_the_longest_blocks_under_a_condition_started_last(spins):
+    @T.prim_func
+    def main(A: T.Tensor((256, 256), "float16"), N: T.Tensor((1,), "int32"), C: T.Tensor((256, 64), "float32")):
+        with T.Kernel(4, threads=128) as bx:
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            if spins:
+                while N[0] < 0:
+                    T.sync_threads()
+            if bx * 64 < N[0]:
+                T.clear(c)
+                for k in T.Pipelined(bx + 1, num_stages=2):
+                    T.copy(A[bx * 64, k * 64], a)
+                    T.copy(A[k * 64, bx * 64], b)
+                    T.gemm(a, b, c)
+                T.copy(c, C[bx * 64, 0])
+
+    program = lower(main.func, HOPPER, options())
+    if spins:
+        assert "the longest blocks first" not in " ".join(program.kernels[0].launch.plan.report)
+        return
+    assert "the longest blocks first" in " ".join(program.kernels[0].launch.plan.report)
+    a = np.random.default_rng(2).integers(-3, 4, (256, 256)).astype(np.float16)
+    args = {"A": a, "N": np.array([200], np.int32), "C": np.zeros((256, 64), np.float32)}
+    assert np.array_equal(run_device(program, args).outputs["C"], run_tile(main.func, args)["C"])
+
+
 @pytest.mark.parametrize("value, why", [(False, "tl.persistent is off"), (None, "no more tiles than sm_count")])
 def test_declined(value, why):
     launch = _launch((6, 4), None)

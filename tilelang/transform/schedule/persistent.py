@@ -587,6 +587,19 @@ def _from_longest(launch: Launch, work: Work, k: int, row: Expr) -> Expr:
     return (convert(launch.grid[k]) - 1) - row if _grows(launch, work, k) else row
 
 
+def longest_first(launch: Launch, extent: Expr) -> Launch:
+    """The launch with its longest blocks first, where they get longer along a dimension: the last ones to start are short.
+
+    extent: of the main loop, in terms of the block variables and others.
+    """
+    work = Work((), extent, launch.block_vars)
+    k = _growing(launch, work)
+    if k is None or not _grows(launch, work, k) or launch.plan.swizzle or _may_wait(launch.body):
+        return launch
+    v = launch.block_vars[k]
+    return replace(launch, body=substitute(launch.body, {v: _from_longest(launch, work, k, v)}))  # type: ignore[no-any-return]
+
+
 def _heads(launch: Launch, work: Work, growing: int) -> int | None:
     """How many tiles that differ in the other dimensions fit L2 with what they load; None if that is not known."""
     if not all(isinstance(convert(g), Const) for g in launch.grid):

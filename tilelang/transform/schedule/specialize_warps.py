@@ -28,7 +28,8 @@ from typing import Any
 from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Parallel, Stmt, Var,
                          binary, call, const, convert, free_vars, contains, is_const, is_large, replace, rewrite_launches, seq,
-                         statements, stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
+                         statements, stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED,
+                         Load)
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
@@ -51,7 +52,7 @@ from .outer_loops import Around
 from ..analysis.cluster_pairs import rows_of
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
-from .persistent import Tiles, Work, plan_tiles
+from .persistent import Tiles, Work, longest_first, plan_tiles
 from ..analysis.statements import around_launch, do, leaves, rename
 from ..analysis.pipeline_loops import inner_loops, is_load, is_pipelined, ring_stages
 from .plan_pipelines import unversionable, versioned
@@ -261,9 +262,8 @@ class _WarpRoles:
         once += [Alloc(v) for v in made]
         bars = list(dict.fromkeys(b for p in loops for r in p.rings for b in (r.full, r.empty) if b is not None))
         out = self._assembled(once, bars + [x.drained for x in more], [_loader(self, loading)], computing, False, None)
-        about = "both warp roles run the program's own loops around the pipeline" if not several else \
-            f"both warp roles run the {len(loops)} pipelined loops one after another"
-        return self._said(with_versions(out, new.items()) if handover else out, about + handover.about if handover else about)
+        out = with_versions(out, new.items()) if handover else out
+        return self._said(*_in_order(self, out, handover.about if handover else ""))
 
     def _hands_over(self, new: dict[Buffer, Buffer]) -> bool:
         """Whether the launch fits in shared memory if rings share bytes with other tiles, and only then."""
@@ -602,6 +602,16 @@ def _check_second_block(p: _WarpRoles) -> None:
         if fed and (fed[0] in filled or p.groups == 1 and fed[0].scope_name in SHARED or chosen_order(p.shared) is None and
                     (promoted is None or len(promoted.items) == 1)):
             raise _Declined(f"threads make the operand `{fed[0].name}`: a second block on the SM runs under that")
+
+
+def _in_order(p: _WarpRoles, out: Launch, about: str) -> tuple[Launch, str]:
+    """The launch with its longest blocks first, if its pipelined loop tells them, and the line of the report about both."""
+    if len(p.loops) > 1:
+        return out, f"both warp roles run the {len(p.loops)} pipelined loops one after another{about}"
+    known = {v: e for v, e in p.values.items() if not contains(e, Load)}
+    turned = longest_first(out, _inlined(convert(p.loop.extent), known))
+    about += "" if turned is out else "; the longest blocks first"
+    return turned, f"both warp roles run the program's own loops around the pipeline{about}"
 
 
 def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:
