@@ -594,7 +594,7 @@ def longest_first(launch: Launch, extent: Expr) -> Launch:
     """
     work = Work((), extent, launch.block_vars)
     k = _growing(launch, work)
-    if k is None or not _grows(launch, work, k) or launch.plan.swizzle or _may_wait(launch.body):
+    if k is None or not _grows(launch, work, k) or launch.plan.swizzle or may_wait(launch.body):
         return launch
     v = launch.block_vars[k]
     return replace(launch, body=substitute(launch.body, {v: _from_longest(launch, work, k, v)}))  # type: ignore[no-any-return]
