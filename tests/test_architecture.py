@@ -470,6 +470,11 @@ def test_the_count_of_stringly_reads_finds_them(tmp_path, monkeypatch):
     assert [x.split(": ")[1] for x in stringly_reads(file)] == ["n", "m", "k"]
 
 
+def test_whether_a_node_holds_a_kind_is_not_asked_by_the_truth_of_expressions():
+    """`any(walk(e, Load))` asks the truth of a Load, which an expression rejects; `contains(e, Load)` does not."""
+    assert not [f for f in sorted(PACKAGE.rglob("*.py")) if re.search(r"\b(any|all)\(walk\(", f.read_text(encoding="utf-8"))]
+
+
 def test_memory_scopes_are_spelled_in_one_place():
     scopes = {s for s in importlib.import_module("tilelang.ir.scopes").SCOPES if "." in s}
     assert len(scopes) == 7

@@ -90,3 +90,15 @@ def test_joined_steps_give_the_same_sums(form: str, k_first: bool, k: int):
     np.testing.assert_allclose(joined["C"], run_tile(program, given)["C"], rtol=1e-5, atol=1e-4)
     assert "does what two did" in report(launch_of(program, resize_blocks=True))
 
+
+
+def test_a_loop_that_names_a_loaded_value_was_asked_for_its_truth():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32"), C: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            for k in T.serial(4):
+                v = A[k]
+                C[k] = v + v
+                C[k + 4] = v * v
+
+    assert depths(main) == ([], [4])

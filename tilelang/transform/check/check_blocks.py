@@ -12,7 +12,7 @@ from typing import Any
 from tilelang.arith import Analyzer
 from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel,
-                         Stmt, Store, TileOp, Var, While, free_vars, inner, is_const, walk, GLOBAL, PRIVATE)
+                         Stmt, Store, TileOp, Var, While, contains, free_vars, inner, is_const, walk, GLOBAL, PRIVATE)
 from tilelang.target.intrinsics import INTRINSICS, SYNC, WRITES
 
 from ..analysis.effects import effects
@@ -48,7 +48,7 @@ _ASKS = ("atomic_load", "atomic_cas", "atomic_exchange")
 
 def _waits(s: While) -> bool:
     """Whether a loop does nothing but read global memory or ask for a lock, until another block has stored there."""
-    return all(x.buffer.scope() in PRIVATE for x in walk(s, Store)) and not any(walk(s, TileOp)) and any(
+    return all(x.buffer.scope() in PRIVATE for x in walk(s, Store)) and not contains(s, TileOp) and any(
         x.op in _ASKS if isinstance(x, Call) else x.buffer.scope_name == GLOBAL for x in walk(s, Call, Load))
 
 

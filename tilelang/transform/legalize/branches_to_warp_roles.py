@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt,
-                         TileOp, While, const, free_vars, replace, seq, stmts_of, substitute, walk, with_inner,
+                         TileOp, While, const, contains, free_vars, replace, seq, stmts_of, substitute, walk, with_inner,
                          rewrite_launches, EMPTY, PRIVATE)
 from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, in_some_warps, runs, warps_of
 from tilelang.ops import Copy
@@ -68,7 +68,7 @@ class _Branches:
     def by_warp(self, s: For) -> bool:
         """Whether a loop gives each warp an iteration: its variable and the thread number decide who does tile operations."""
         if s.kind not in ("serial", "unroll") or not isinstance(s.start, Const) or not isinstance(s.extent, Const) or \
-                not 0 < s.extent.value <= len(self.all) or any(walk(s.body, Break, Continue)):
+                not 0 < s.extent.value <= len(self.all) or contains(s.body, Break, Continue):
             return False
         names = {x.var: x.value for x in walk(s.body, Bind)}
         return any(_tiles(x) and s.var in free_vars(cond := substitute(x.cond, names)) and self.sets.follows(cond)
@@ -142,4 +142,4 @@ def _tiles(s: If) -> bool:
 
 
 def _waits(s: If) -> bool:
-    return any(c.op in WAITS for c in walk(s, Call)) and not any(walk(s.cond, Call))
+    return any(c.op in WAITS for c in walk(s, Call)) and not contains(s.cond, Call)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (SHARED, AddressOf, Alloc, Bind, Buffer, Call, Const, For, Func, Launch, Load, Region, Store, Var,
-                         const, convert, is_const, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk,
+                         const, contains, convert, is_const, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk,
                          with_options, GLOBAL)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma
@@ -76,7 +76,7 @@ def _without_names(s: For) -> list[Any]:
     """The statements of a loop's body, with the values of its names in their places."""
     out, named = [], dict[Var, Any]()
     for x in stmts_of(s.body):
-        if isinstance(x, Bind) and not any(walk(x.value, Load, Call)):
+        if isinstance(x, Bind) and not contains(x.value, Load, Call):
             named[x.var] = substitute(x.value, named)
         else:
             out.append(substitute(x, named))

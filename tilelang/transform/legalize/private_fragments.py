@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilelang.ir import (EMPTY, AddressOf, Alloc, Buffer, Const, For, Func, Launch, Load, Parallel, Stmt, Store, TileOp,
-                         free_vars, replace, seq, stmts_of, substitute, walk, FRAGMENT, LOCAL)
+                         contains, free_vars, replace, seq, stmts_of, substitute, walk, FRAGMENT, LOCAL)
 from tilelang.ir.visitor import rewrite, rewrite_launches
 
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -53,7 +53,7 @@ def _of_iteration(p: Parallel, b: Buffer) -> bool:
     """Whether each iteration surely stores what it reads of b, at places that do not depend on the iteration."""
     counters = {x.var for x in walk(p.body, For)}
     places = [i for x in walk(p.body, Load, Store) if x.buffer is b for i in x.indices]
-    return _stores_first(p.body, b) and all(free_vars(i) <= counters and not any(walk(i, Load)) for i in places)
+    return _stores_first(p.body, b) and all(free_vars(i) <= counters and not contains(i, Load) for i in places)
 
 
 def _stores_first(s: Stmt, b: Buffer) -> bool:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Call, Const, For, Func, If, Stmt, Store, binary, const, convert, replace,
-                         rewrite_launches, seq, stmts_of, substitute, walk, with_inner)
+from tilelang.ir import (AddressOf, Alloc, Call, Const, For, Func, If, Stmt, Store, binary, const, contains,
+                         convert, replace, rewrite_launches, seq, stmts_of, substitute, walk, with_inner)
 
 from ..analysis.statements import rename
 from ..framework.pass_ import SYNCED, PassContext, pass_
@@ -41,7 +41,7 @@ def _visited(s: Any, threads: int) -> Any:
 def _kind(s: Stmt) -> str:
     """What a statement does: a letter of _KINDS, "a" for an allocation, "x" for anything else."""
     found = {_KINDS.get(x.op, "") for x in walk(s, Call)} - {""}
-    return "a" if isinstance(s, Alloc) and s.init is None else "x" if len(found) != 1 or any(walk(s, Store)) else found.pop()
+    return "a" if isinstance(s, Alloc) and s.init is None else "x" if len(found) != 1 or contains(s, Store) else found.pop()
 
 
 def _rotated(s: For, threads: int) -> Stmt | None:
