@@ -95,3 +95,34 @@ def test_small_grids_keep_their_blocks():
 def test_counts_in_loops_with_a_guard_were_added_by_every_block(weight, blocks):
     x = np.random.default_rng(0).integers(0, 256, 600).astype(np.uint8)
     agree(written_out(weight=weight), {"tl.persistent": 2}, [blocks], x, np.zeros(16, np.int32))
+
+
+def viewed(copied=False, view=None, dtype="int32", weight=1):
+    """Counts in a tile that a copy starts, or that are added through a view of the tile."""
+    @T.prim_func
+    def f(X: T.Tensor((10, 64), "uint8"), Z: T.Tensor((16,), dtype), Y: T.Tensor((16,), dtype)):
+        with T.Kernel(10, threads=64) as b:
+            c = T.alloc_shared((16,), dtype)
+            seen = T.view(c, *view) if view else c
+            if copied:
+                T.copy(Z, c)
+            else:
+                T.clear(c)
+            for i in T.Parallel(64):
+                k = X[b, i] % 16
+                if len(seen.shape) == 2:
+                    T.atomic_add(seen[k // 4, k % 4], weight)
+                else:
+                    T.atomic_add(seen[k], weight)
+            T.atomic_add(Y[0], c)
+
+    return f
+
+
+@pytest.mark.parametrize("options, blocks", [({"copied": True}, 10), ({"view": ((4, 4),)}, 3), (
+    {"view": ((32,), "int32"), "dtype": "int64", "weight": 2**28}, 10)])
+def test_tiles_copied_from_memory_were_cleared_and_views_got_indices_of_the_tile(options, blocks):
+    """Halves of 64-bit counts wrap in each block."""
+    x = np.random.default_rng(0).integers(0, 256, (10, 64)).astype(np.uint8)
+    z = np.arange(16).astype(options.get("dtype", "int32"))
+    agree(viewed(**options), {"tl.persistent": 3}, [blocks], x, z, np.zeros_like(z))

@@ -75,3 +75,32 @@ def test_loops_along_the_rows_of_both_stay():
 
     before, after = around(main, "staged_transposes")
     assert after is before
+
+
+def test_the_place_of_a_row_named_in_the_loop_had_no_value():
+    @T.prim_func
+    def main(X: T.Tensor((4, 32, 32), "float32"), Y: T.Tensor((32, 4, 32), "float32")):
+        with T.Kernel(1, threads=128):
+            for n, i, j in T.Parallel(4, 32, 32):
+                k = 3 - n
+                Y[i, k, j] = X[k, j, i]
+
+    x = np.random.default_rng(0).random((4, 32, 32), np.float32)
+    assert np.array_equal(everywhere(main, x, on=WITH_HOPPER)[1], x.transpose(2, 0, 1))
+
+
+def test_blocks_that_wait_for_those_in_front_of_them_changed_places():
+    @T.prim_func
+    def main(X: T.Tensor((64, 96), "float32"), Y: T.Tensor((96, 64), "float32"), done: T.Tensor((1,), "int32")):
+        with T.Kernel(3, 2, threads=128) as (bx, by):
+            if T.get_thread_binding() == 0:
+                seen = T.alloc_var("int32", init=0)
+                while seen < by * 3 + bx:
+                    seen = T.atomic_load(done[0])
+            for i, j in T.Parallel(32, 32):
+                Y[bx * 32 + i, by * 32 + j] = X[by * 32 + j, bx * 32 + i]
+            if T.get_thread_binding() == 0:
+                T.atomic_add(done[0], 1)
+
+    before, after = around(main, "staged_transposes")
+    assert [x.body.grid[0].value for x in (before, after)] == [3, 3]

@@ -223,6 +223,13 @@ def is_sync(call: Any) -> bool:
     return call.op in SYNC_CALLS or (row is not None and row.effect == "sync")
 
 
+def may_wait(body: Stmt) -> bool:
+    """Whether a block may depend on the progress of another one: it uses the result of an atomic, or spins in a loop."""
+    unused = {id(x.call) for x in walk(body, Evaluate)}
+    return any(isinstance(x, While) or isinstance(x, Call) and x.op.startswith("atomic") and id(x) not in unused
+               for x in walk(body))
+
+
 def hangs_on_threads(e: Node) -> bool:
     """Whether a value may change when other threads compute it, fewer threads, or at another time: lane exchanges, thread
     numbers, volatile reads of memory, functions whose source is unknown here."""

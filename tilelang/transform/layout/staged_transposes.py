@@ -12,14 +12,14 @@ from __future__ import annotations
 import math
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, Func, If, Launch, Load, Parallel, Stmt, Store, Var, While,
-                         const, contains, convert, free_vars, fresh, load, replace, rewrite, rewrite_launches, seq, substitute,
-                         walk, with_inner, DYNAMIC, GLOBAL)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, Func, If, Launch, Load, Parallel, Stmt, Store, Var,
+                         While, const, contains, convert, free_vars, fresh, load, replace, rewrite, rewrite_launches, seq,
+                         substitute, walk, with_inner, DYNAMIC, GLOBAL)
 from tilelang.ops import Gemm
 from tilelang.target import is_pure
 from tilelang.target.machine import MAX_GRID
 
-from ..analysis.effects import effects
+from ..analysis.effects import effects, may_wait
 from ..analysis.vectorize import stride_along
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -46,8 +46,9 @@ def _along_stores(launch: Launch) -> Launch:
             ways[e.writes] |= {*free_vars(at[-1])} & {*launch.block_vars}
     order = [*range(len(launch.grid))]
     if ways[False] != {launch.block_vars[0]} or len(ways[True]) != 1 or ways[True] == ways[False] or launch.plan.cluster or \
-            launch.plan.swizzle or launch.plan.cooperative or any(True for _ in walk(launch.body, Gemm)) or \
-            not all(isinstance(n, Const) and n.value <= MAX_GRID[1] for n in map(convert, launch.grid)):
+            launch.plan.swizzle or launch.plan.cooperative or may_wait(launch.body) or any(
+                True for _ in walk(launch.body, Gemm)) or not all(
+                    isinstance(n, Const) and n.value <= MAX_GRID[1] for n in map(convert, launch.grid)):
         return launch
     first = launch.block_vars.index(*ways[True])
     order[0], order[first] = first, 0
@@ -64,12 +65,14 @@ def _staged(s: Parallel) -> Stmt:
     along = {_row(x, extents) for x in stores if x.buffer.scope_name == GLOBAL}
     out = along.pop() if len(along) == 1 else None
     written = {x.buffer.data for x in stores}
+    bound = {x.var for x in walk(s.body, Bind)}
     before: list[Stmt] = []
     tiles: dict[Expr, Expr] = {}
     for x in dict.fromkeys(walk(s.body, Load)):
         row = _row(x, extents)
         if out is None or row is None or row is out or x.buffer.scope_name != GLOBAL or x.buffer.data in written or \
-                x.buffer.dtype.bits % 8 or x.buffer.dtype.lanes > 1 or any(contains(i, Load) for i in x.indices):
+                x.buffer.dtype.bits % 8 or x.buffer.dtype.lanes > 1 or any(
+                    contains(i, Load) or bound & {*free_vars(i)} for i in x.indices):
             continue
         used = [v for v in s.vars if v is not row and any(v in walk(i, Var) for i in x.indices)] + [row]
         shape = tuple(extents[v] for v in used)

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Bind, Const, Evaluate, Expr, For, If, Launch, LoopPlan, Select, Stmt, Var, While, binary, cast, const,
-                         convert, dtype, free_vars, logical, replace, seq, substitute, walk)
-from tilelang.ir.expr import Call
+from tilelang.ir import (Bind, Const, Expr, For, If, Launch, LoopPlan, Select, Stmt, Var, binary, cast, const,
+                         convert, dtype, free_vars, logical, replace, seq, substitute)
 from tilelang.ir.record import record
 
 from ..analysis.cluster_pairs import (Load, at_once, larger_in_one_wave, pairs, pays_for_many, pays_in_one_wave,
                                       saved_in_one_wave)
+from ..analysis.effects import may_wait
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import PassContext
 
@@ -469,13 +469,6 @@ def _order(launch: Launch, work: Work, clusters: int, spans: tuple[int, ...], cx
             panel_size = rasterisation_rows(max(1, clusters), y * spans[1], x * spans[0])
             return lambda t: _rasterisation_panels(launch, t, 0, 1, panel_size), f"in rasterisation panels of {panel_size} rows"
     return lambda t: _plain(launch, t), "in order"
-
-
-def may_wait(body: Stmt) -> bool:
-    """Whether a block may depend on the progress of another one: it uses the result of an atomic, or spins in a loop."""
-    unused = {id(x.call) for x in walk(body, Evaluate)}
-    return any(isinstance(x, While) or isinstance(x, Call) and x.op.startswith("atomic") and id(x) not in unused
-               for x in walk(body))
 
 
 def _names(at: tuple[Expr, ...], v: Var) -> bool:

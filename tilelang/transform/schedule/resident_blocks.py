@@ -18,10 +18,10 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, 
 from tilelang.ops import AtomicTile, Fill, Gemm, Reduce
 from tilelang.target.machine import RESERVED_SHARED, CudaLimits
 
-from ..analysis.effects import effects, fills_whole, orders
+from ..analysis.effects import effects, fills_whole, may_wait, orders
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
-from .persistent import may_wait, split_index
+from .persistent import split_index
 
 LEAST = 4  # blocks that one stands for
 COPIES = 32  # of a tile: one for each lane
@@ -82,11 +82,11 @@ def _merged(launch: Launch, body: list[Stmt]) -> tuple[Buffer, Stmt, Stmt] | Non
     bound = {*launch.block_vars, *launch.thread_vars, *(s.var for s in body if isinstance(s, Bind))}
     fill = next(s for s in body if any(e.storage is tile.data for e in effects(s)))
     if not fills_whole(fill) or tile.scope_name not in SHARED or tile.dtype != to.buffer.dtype or not tile.dtype.is_int or \
-            not all(isinstance(x.value, Const) and x.value.value == 0 for x in walk(fill, Fill, Store)) or \
+            [isinstance(x.value, Const) and x.value.value == 0 for x in walk(fill, Fill, Store)] != [True] or \
             bound & {*walk(add, Var)} or len([*walk(add, Load)]) != isinstance(add, Parallel):
         return None
     for e in (e for s in body if s is not fill and s is not add for e in effects(s)):
-        adds = e.mode == "atomic" and isinstance(e.node, Call) and e.node.op == "atomic_add"
+        adds = e.mode == "atomic" and isinstance(e.node, Call) and e.node.op == "atomic_add" and e.buffer.dtype == tile.dtype
         if e.storage is to.buffer.data or e.storage is tile.data and not adds:
             return None
     return tile, fill, add
@@ -97,7 +97,7 @@ def _by_lane(launch: Launch, tile: Buffer, own: list[Stmt], room: int) -> tuple[
     they read says where they add.  own: the work of a block.  room: bytes for the copies."""
     copies = min(COPIES, 1 << (room // (tile.size * tile.dtype.bytes)).bit_length() >> 1)
     places = [x for s in own for x in walk(s, AddressOf) if x.buffer.data is tile.data]
-    if copies < 2 or not any(contains(i, Load) for x in places for i in x.indices):
+    if copies < 2 or any(x.buffer is not tile for x in places) or not any(contains(i, Load) for x in places for i in x.indices):
         return [], own, []
     lanes = Buffer(f"{tile.name}_of_lanes", (*tile.shape, copies), tile.dtype, DYNAMIC, span=tile.span)
     whole, out = (Region(b, (const(0),) * len(b.shape), b.shape) for b in (lanes, tile))
