@@ -70,3 +70,40 @@ def test_rows_that_stay_in_registers(change):
 def test_rows_that_are_no_reason(n, threads):
     text = tilelang.compile(rows("one reduction", n=n, threads=threads), target=SM90A).get_kernel_source()
     assert "X_rows" not in text
+
+
+def loaded_late(change):
+    """Rows whose vector is loaded again behind the reduction, or whose vector's place is loaded."""
+    n = 24576
+
+    @T.prim_func
+    def f(X: T.Tensor((1, n), "float16"), V: T.Tensor((2, n), "float16"), at: T.Tensor((1,), "int32"),
+          Y: T.Tensor((1, n), "float32")):
+        with T.Kernel(1, threads=512) as r:
+            x, v, total = (T.alloc_fragment(s, "float32") for s in ((1, n), (n,), (1,)))
+            k = T.alloc_fragment((1,), "int32")
+            T.copy(at, k)
+            T.copy(V[k[0] if change == "a place" else 0, 0], v)
+            T.copy(X[r, 0], x)
+            T.reduce_max(x, total, dim=1)
+            for i, j in T.Parallel(1, n):
+                x[i, j] = x[i, j] - total[i] + v[j]
+            T.reduce_sum(x, total, dim=1)
+            if change == "a vector":
+                T.copy(V[1, 0], v)
+            for i, j in T.Parallel(1, n):
+                x[i, j] = x[i, j] * total[i] + v[j]
+            T.copy(x, Y[r, 0])
+
+    return f
+
+
+@pytest.mark.parametrize("change", ["a vector", "a place"])
+def test_what_is_computed_again_read_later_values(change):
+    """A vector that is loaded again behind the reduction; a vector that waited, without its place."""
+    rng = np.random.default_rng(0)
+    inputs = [rng.integers(-4, 5, s).astype(np.float16) for s in ((1, 24576), (2, 24576))] + [np.ones(1, np.int32)]
+    want, got = (np.zeros((1, 24576), np.float32) for _ in range(2))
+    tilelang.compile(loaded_late(change), target="cpu", execution_backend="tile")(*inputs, want)
+    tilelang.compile(loaded_late(change), target=SM90A, execution_backend="simulator")(*inputs, got)
+    np.testing.assert_array_equal(got, want)

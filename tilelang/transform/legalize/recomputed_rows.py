@@ -18,7 +18,7 @@ from tilelang.ir import (Alloc, Buffer, Call, Func, Launch, Parallel, Region, St
 from tilelang.ops import Copy, Gemm, Reduce
 from tilelang.target.machine import RESERVED_SHARED
 
-from ..analysis.effects import effects, fills_whole
+from ..analysis.effects import acts, effects, fills_whole, may_wait, orders
 from ..analysis.statements import rename
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -42,8 +42,8 @@ def _recomputed(launch: Launch, cx: PassContext) -> Launch:
     rows = max((b for b in own if b.scope_name == FRAGMENT), key=lambda b: b.size, default=None)
     few = limits.registers_per_sm // 2  # of one of two blocks
     if rows is None or rows.size + OTHERS * launch.num_threads <= few or LEAST * launch.num_threads > few or \
-            launch.plan.by_hand or launch.plan.overlapping or launch.plan.may_alias or any(
-                True for _ in walk(launch.body, Gemm)):
+            launch.plan.by_hand or launch.plan.overlapping or launch.plan.may_alias or orders(launch.body) or may_wait(
+                launch.body) or any(True for _ in walk(launch.body, Gemm)):
         return launch
     load = next((s for s in body if any(e.storage is rows.data for e in effects(s))), None)
     if not isinstance(load, Copy) or load.src.buffer.scope_name != GLOBAL or not load.dst.is_full:
@@ -65,6 +65,10 @@ def _behind_reductions(body: list[Stmt], load: Copy, rows: Buffer, tile: Region)
     reduced, calls = False, list[int]()
     for s in body:
         touched, written = ({e.storage for e in effects(s) if e.writes or not only} for only in (False, True))
+        for b in [b for b, x in waiting.items() if acts(s) or b.data in touched or written & {e.storage for e in effects(x)}]:
+            out.append(waiting.pop(b))
+        if (written - {rows.data}) & {e.storage for x in again for e in effects(x)}:
+            return None
         if s is load:
             out += [replace(load, dst=tile), *again]
             continue
@@ -72,10 +76,6 @@ def _behind_reductions(body: list[Stmt], load: Copy, rows: Buffer, tile: Region)
                 s.dst.is_full and rows.data not in touched:
             waiting[s.dst.buffer] = s
             continue
-        for b in [b for b, x in waiting.items() if b.data in touched or written & {e.storage for e in effects(x)}]:
-            out.append(waiting.pop(b))
-        if (written - {rows.data}) & {e.storage for x in again for e in effects(x)}:
-            return None
         if rows.data in touched and reduced:
             reduced = False
             out += rename(again)
