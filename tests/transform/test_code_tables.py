@@ -162,3 +162,23 @@ def test_tables_on_the_gpu(name: str):
     tilelang.compile(program, target="cpu")(torch.from_numpy(codes), expected)
     tilelang.compile(program)(torch.from_numpy(codes).cuda(), found)
     assert torch.equal(expected, found.cpu())
+
+
+@pytest.mark.parametrize("lanes", [2, 8, 16])
+@pytest.mark.parametrize("table", [False, True])
+def test_codes_were_taken_in_front_of_the_loop_that_stores_them(lanes: int, table: bool):
+    @T.prim_func
+    def main(X: T.Tensor((32, lanes // 2), "uint8"), V: T.Tensor((16,), "float16"), W: T.Tensor((32, lanes), "float16")):
+        with T.Kernel(1, threads=32):
+            q, book, t = T.alloc_local((lanes // 2,), "uint8"), T.alloc_shared((16,), "float16"), T.get_thread_binding()
+            T.copy(V, book)
+            for v in T.unroll(lanes):
+                q[v // 2] = X[t, v // 2]
+                x = (q[v // 2] >> (v % 2 * 4)) & 15
+                W[t, v] = book[T.cast(x, "int32")] if table else e2m1(T.cast(x, "uint8"))
+
+    rng = np.random.default_rng(4)
+    given = {"X": rng.integers(0, 256, (32, lanes // 2)).astype(np.uint8), "V": np.array(BOOK, np.float16),
+             "W": np.zeros((32, lanes), np.float16)}
+    device = lower(main.func, Target({"kind": "cuda", "arch": "sm_90a"}), {})
+    assert np.array_equal(run_device(device, given).outputs["W"], run_tile(main.func, given)["W"])

@@ -102,3 +102,28 @@ def test_a_loop_that_names_a_loaded_value_was_asked_for_its_truth():
                 C[k + 4] = v * v
 
     assert depths(main) == ([], [4])
+
+
+def test_a_tile_that_two_gemms_read_along_both_dimensions_got_one_length():
+    """c took the second step's rows of b as more columns of the first."""
+    @T.prim_func
+    def main(A: T.Tensor((64, 128), "float16"), B: T.Tensor((128, 32), "float16"), C: T.Tensor((64, 32), "float32"),
+             D: T.Tensor((64, 32), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 32), "float16")
+            c, d = T.alloc_fragment((64, 32), "float32"), T.alloc_fragment((64, 32), "float32")
+            T.clear(c)
+            T.clear(d)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(A[0, k * 32], a)
+                T.copy(B[k * 32, 0], b)
+                T.gemm(a, b, c, transpose_B=True)
+                T.gemm(a, b, d)
+            T.copy(c, C)
+            T.copy(d, D)
+
+    assert depths(main) == ([32, 32], [4])
+    rng = np.random.default_rng(3)
+    given = {b.name: rng.integers(-3, 4, b.shape).astype(str(b.dtype)) for b in main.buffer_map.values()}
+    got, want = run_device(lowered(main, resize_blocks=True), given).outputs, run_tile(main, given)
+    assert all(np.array_equal(got[x], want[x]) for x in "CD")

@@ -12,7 +12,7 @@ from tilelang.ir import AddressOf, Bind, Evaluate, For, Seq, Stmt, call, const, 
 from tilelang.ir.expr import Call
 from tilelang.ops.tma_store import Pieces, accumulator_pieces
 from tilelang.runtime import nvrtc
-from tilelang.simulator import run_device
+from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.target.wgmma import accumulator_fragment
 from tilelang.transform.pipeline import lower
@@ -151,6 +151,38 @@ def test_a_place_that_was_bound_to_a_name_awaited_whole_writes():
 def test_two_boxes_of_an_iteration_met_four_barriers():
     loop = next(x for x in walk(lowered(in_a_loop(128, rows=896)).kernels[0].launch, For) if "tma_store" in ops(x))
     assert ops(loop).count("tma_store") == 2 and ops(loop).count("bulk_commit") == 1
+
+
+@pytest.mark.parametrize("step, far, by_tma", [
+    (64, 64, False), (64, -64, False), (128, 64, True), (64, 256, True), (64, 128, False)])
+@pytest.mark.parametrize("named", [False, True])
+def test_what_the_next_iteration_writes_again_was_called_disjoint(step, far, by_tma, named):
+    """Tiles k and k + 1 have a constant distance, and iteration k + 1 writes the second one again, perhaps too early."""
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 256), "float16"), C: T.Tensor((64, 640), "float16")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c, d = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            for t in range(4):
+                T.copy(B[0, t * 64], b)
+                T.gemm(a, b, c, clear_accum=True)
+                T.gemm(b, a, d, clear_accum=True)
+                if named:
+                    place = t * step + 64
+                    T.copy(c, C[0, place])
+                    T.copy(d, C[0, place + far])
+                else:
+                    T.copy(c, C[0, t * step + 64])
+                    T.copy(d, C[0, t * step + 64 + far])
+
+    rng = np.random.default_rng(2)
+    a, b = rng.integers(-3, 4, (64, 64)).astype(np.float16), rng.integers(-3, 4, (64, 256)).astype(np.float16)
+    program = lowered(main)
+    assert ("tma_store" in ops(program.kernels[0].launch)) == by_tma
+    got, want = (run(f, {"A": a, "B": b, "C": np.zeros((64, 640), np.float16)}) for run, f in (
+        (run_device, program), (run_tile, main.func)))
+    assert np.array_equal(got.outputs["C"], want["C"])
 
 
 @pytest.mark.parametrize("bn", [64, 128, 160, 192])

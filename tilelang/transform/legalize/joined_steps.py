@@ -54,10 +54,12 @@ def _joined(s: For, n: Launch) -> Launch | None:
     if s.plan.num_stages < 2 or s.plan.counted or steps % 2 or not is_const(s.start, 0) or not gemms or not all(
             isinstance(op, Gemm) and _narrow(op, n.num_threads) for op in gemms):
         return None
-    depth = {r.buffer: d for op in gemms for r, d in ((op.a, int(not op.transpose_a)), (op.b, int(op.transpose_b)))}
+    along = [(r.buffer, d) for op in gemms for r, d in ((op.a, int(not op.transpose_a)), (op.b, int(op.transpose_b)))]
+    depth = dict(along)
     filled, owned = {op.dst.buffer for op in copies}, {x.buffer for x in walk(n.body, Alloc)}
     if filled != depth.keys() or not filled <= owned or len(filled) < len(copies) or (
-            len({op.c.buffer.data for op in gemms}) < len(gemms) or _uses(n, depth) > _uses(s, depth)):
+            len({*along}) > len(depth) or len({op.c.buffer.data for op in gemms}) < len(gemms) or
+            _uses(n, depth) > _uses(s, depth)):
         return None
     new = {b: replace(b, shape=tuple(e * (1 + (d == k)) for d, e in enumerate(b.shape)), data=Var(b.name, b.data.dtype))
            for b, k in depth.items()}

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from math import gcd
 from typing import Any
 
-from tilelang.arith import Analyzer, LaunchFacts
+from tilelang.arith import Analyzer, LaunchFacts, Linear
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While, binary,
                          call, const, contains, convert, dtype, free_vars, is_large, seq, substitute, walk, BufferFacts, Load,
                          DYNAMIC, GLOBAL)
@@ -115,11 +116,38 @@ class TmaStores:
         """Whether the intervals of a dimension have constant distances and do not meet."""
         if not all(isinstance(n, int) for n in extents):
             return False
-        forms = [self.analyzer.linear(convert(x)) for x in mins]
+        forms = [self.analyzer.linear(self._inlined(x)) for x in mins]
         if any(f.terms != forms[0].terms for f in forms):
             return False
         spans = sorted((f.const, f.const + n) for f, n in zip(forms, extents))
-        return all(end <= start for (_, end), (start, _) in zip(spans, spans[1:]))
+        period = self._moves(forms[0])[0] or spans[-1][1] - spans[0][0]
+        return all(end <= start for (_, end), (start, _) in zip(spans, [*spans[1:], (spans[0][0] + period, 0)]))
+
+    @cached_property
+    def moving(self) -> tuple[set[Var], dict[Var, Expr]]:
+        """What has another value in each iteration of a loop: its variable and those bound in it, and the values of these."""
+        loops = [s for s in walk(self.launch.body, For, While) if not isinstance(s, For) or not s.plan.tiles]
+        values = {s.var: s.value for loop in loops for s in walk(loop.body, Bind)}
+        return {*values, *(s.var for s in loops if isinstance(s, For))}, values
+
+    def _inlined(self, x: Any) -> Expr:
+        """An index with the values of variables that are bound in loops, unless that is a large expression."""
+        x, values = convert(x), self.moving[1]
+        while not is_large(x) and not values.keys().isdisjoint(free_vars(x)):
+            x = substitute(x, values)
+        return x  # type: ignore[no-any-return]
+
+    def _moves(self, form: Linear) -> tuple[int, int | None]:
+        """(a divisor of, the bound of) the distance of two values of an index in one block; (0, 0) if it has one value."""
+        period: int = 0
+        reach: int | None = 0
+        for atom, c in form.terms.items():
+            if free_vars(atom) & self.moving[0] or any(x.buffer.scope_name != GLOBAL or x.buffer.data in self.writers
+                                                       for x in walk(atom, Load)):
+                low, high = self.inside_loops[0].interval(atom)
+                period = gcd(period, c)
+                reach = None if reach is None or low is None or high is None else reach + abs(c) * (high - low)
+        return period, reach
 
     @cached_property
     def inside_loops(self) -> tuple[Analyzer, set[Var]]:
@@ -130,18 +158,23 @@ class TmaStores:
         return facts.analyzer, {s.var for s in found}
 
     def _disjoint(self, a: Region, b: Region) -> bool:
-        """Whether two tiles are disjoint: in one dimension their distance is constant, or in a range, and large enough.
+        """Whether two tiles are disjoint in all iterations: in a dimension, their distance is in a range and large enough.
 
-        The range holds for all iterations of both if no loop has its variable in both.
+        Where a loop has its variable in both, the distance is constant in one iteration, and others add multiples of a step.
         """
         if a.buffer is not b.buffer:
             return False
-        for x, y, n, m in zip(a.mins, b.mins, a.extents, b.extents):
-            gap = self.analyzer.simplify(const(0) + y - x)
-            if isinstance(gap, Const) and isinstance(n, int) and isinstance(m, int) and not -m < gap.value < n:
-                return True
+        for x, y, n, m in zip(map(self._inlined, a.mins), map(self._inlined, b.mins), a.extents, b.extents):
+            gap = self.analyzer.simplify(y - x)
             (low, high), own = self.inside_loops[0].interval(gap), self.inside_loops[1]
-            if isinstance(n, int) and isinstance(m, int) and not free_vars(x) & free_vars(y) & own and (
+            if isinstance(gap, Const):
+                period, reach = self._moves(self.analyzer.linear(x))
+                low, high = (None, None) if reach is None else (gap.value - reach, gap.value + reach)
+                if period and isinstance(n, int) and isinstance(m, int) and n <= gap.value % period <= period - m:
+                    return True
+            elif free_vars(x) & free_vars(y) & own:
+                continue
+            if isinstance(n, int) and isinstance(m, int) and (
                     low is not None and low >= n or high is not None and high <= -m):
                 return True
         return False
@@ -163,11 +196,8 @@ class TmaStores:
         if len(around) > 1 or not isinstance(around[0], For):
             return True
         var = around[0].var
-        analyzer, values = Analyzer(), {s.var: s.value for s in walk(around[0].body, Bind)}
-        for low, n in zip(dst.mins, dst.extents):
-            while isinstance(low, Expr) and not is_large(low) and not values.keys().isdisjoint(free_vars(low)):
-                low = substitute(low, values)
-            step = stride_along(low, var, analyzer) if isinstance(low, Expr) and not contains(low, Load) else 0
+        for low, n in zip(map(self._inlined, dst.mins), dst.extents):
+            step = stride_along(low, var, self.analyzer) if not contains(low, Load) else 0
             if step is not None and isinstance(n, int) and abs(step) >= n and step:
                 return False
         return True

@@ -19,9 +19,9 @@ import numpy as np
 
 from tilelang.arith import LaunchFacts
 from tilelang.errors import TileLangError
-from tilelang.ir import (Alloc, Bind, Binary, Buffer, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Select, Stmt,
-                         Store, Unary, Var, call, cast, const, contains, dtype, free_vars, fresh, is_const, is_large, load,
-                         numpy_dtype, rebuild, rewrite, rewrite_launches, seq, substitute, walk, GLOBAL, LOCAL, SHARED)
+from tilelang.ir import (AddressOf, Alloc, Bind, Binary, Buffer, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Select,
+                         Stmt, Store, Unary, Var, call, cast, const, contains, dtype, free_vars, fresh, is_const, is_large,
+                         load, numpy_dtype, rebuild, rewrite, rewrite_launches, seq, substitute, walk, GLOBAL, LOCAL, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.numbers import to_dtype
 from tilelang.ir.visitor import mapped
@@ -58,7 +58,7 @@ class _Tables:
         self.lanes: tuple[Var, int] | None = None
         self.ahead: dict[Any, tuple[Buffer, Sequence[Stmt]]] = {}
         self.tables: dict[Any, tuple[Buffer, Sequence[Stmt]]] | None = None
-        self.written: set[Var] = set()
+        self.written, self.changed = set[Var](), set[Var]()
 
     def visit(self, x: Any) -> Any:
         if isinstance(x, tuple):
@@ -78,15 +78,16 @@ class _Tables:
 
     def unrolled(self, s: For) -> Stmt:
         """An unrolled loop behind the codes that it takes together, the outermost one behind the tables for them."""
-        saved = self.lanes, self.ahead, self.tables
+        saved = self.lanes, self.ahead, self.tables, self.changed
+        self.changed = {x.buffer.data for x in walk(s, Store, AddressOf)}
         n = int(s.extent.value) if isinstance(s.extent, Const) and is_const(s.start, 0) else 0
         self.lanes, self.ahead = (s.var, n) if n and (n == 2 or n % 8 == 0) and not contains(s.body, For) else None, {}
         if saved[2] is None:
-            self.tables, self.written = {}, {x.buffer.data for x in walk(s, Store)}
+            self.tables, self.written = {}, self.changed
         out, made = rebuild(s, self.visit), [*self.ahead.values()]
         if saved[2] is None:
             made = [*(self.tables or {}).values(), *made]
-        self.lanes, self.ahead, self.tables = saved
+        self.lanes, self.ahead, self.tables, self.changed = saved
         return seq(*(x for b, fill in made for x in (Alloc(b), *fill)), out)
 
     def value(self, e: Expr) -> Expr:
@@ -166,8 +167,9 @@ class _Tables:
         byte, shift = (_uncast(moved.a), moved.b) if isinstance(moved, Binary) and moved.op == "shr" else (moved, const(0))
         v, n = self.lanes
         of = [{v: const(k, v.dtype)} for k in range(n)]
-        if not isinstance(byte, Load) or byte.dtype.base not in ("int8", "uint8") or byte.dtype.lanes > 1 or any(
-                not is_const(self.facts.analyzer.simplify(substitute(shift, x)), k % 2 * 4) for k, x in enumerate(of)):
+        if not isinstance(byte, Load) or byte.dtype.base not in ("int8", "uint8") or byte.dtype.lanes > 1 or \
+                byte.buffer.data in self.changed or any(
+                    not is_const(self.facts.analyzer.simplify(substitute(shift, x)), k % 2 * 4) for k, x in enumerate(of)):
             return None
         if n == 2:
             return byte if v not in free_vars(byte) and byte.dtype.base == "uint8" else None
