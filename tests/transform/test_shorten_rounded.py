@@ -145,8 +145,13 @@ def shares(change="", dtype="float16"):
                     x[i, j] = x[i, j] - 100.0
             for i, j in T.Parallel(2, 512 if change == "half a row" else 1024):
                 x[i, j] = T.exp(x[i, j] - top[1 - i if change == "the other row's maximum" else i])
+            if change == "the greatest is cleared":
+                for i in T.Parallel(2):
+                    x[i, 5] = 0
             if change == "a minimum":
                 T.reduce_min(x, total, dim=1)
+            elif change == "a part of the sum":
+                T.reduce_sum(x[0:2, 0:512], total, dim=1)
             else:
                 T.reduce_sum(x, total, dim=1)
             if change == "another sum":
@@ -162,7 +167,8 @@ def shares(change="", dtype="float16"):
 def test_exp_of_a_softmax_took_the_seven_instructions_of_expf():
     """A greatest exponential of 1 makes the sum 1 at least, so what counts as zero is zero behind the division too."""
     assert "expf(" not in text(shares()) and "tl::fast_exp2(" in text(shares())
-    for change in ("scores move", "the other row's maximum", "a minimum", "half the sum", "another sum", "half a row"):
+    for change in ("scores move", "the other row's maximum", "a minimum", "half the sum", "another sum", "half a row",
+                   "the greatest is cleared", "a part of the sum"):
         assert "expf(" in text(shares(change)), change
     assert "expf(" in text(shares(dtype="float32"))
     x, y = np.random.default_rng(0).normal(0, 20, (4, 1024)).astype(np.float16), np.zeros((4, 1024), np.float16)

@@ -27,9 +27,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from tilelang.ir import (AddressOf, Binary, Break, Call, Cast, Const, Continue, Expr, For, Func, If, Launch, Load, Parallel,
-                         Region, Select, Seq, Stmt, Store, TileOp, Unary, dtype, free_vars, rebuild, replace, rewrite, walk,
-                         with_inner, FRAGMENT)
+from tilelang.ir import (AddressOf, Binary, Break, Buffer, Call, Cast, Const, Continue, Expr, For, Func, If, Launch, Load,
+                         Parallel, Region, Select, Seq, Stmt, Store, TileOp, Unary, dtype, free_vars, rebuild, replace, rewrite,
+                         walk, with_inner, FRAGMENT)
 from tilelang.ops import Gemm
 from tilelang.ops.copy import Copy
 from tilelang.ops.reduce import Reduce
@@ -42,6 +42,7 @@ from ..framework.pass_ import TILE, PassContext, pass_
 F32 = dtype("float32")
 Storages = frozenset[Any]
 Paths = tuple[tuple[Stmt, ...], ...]  # the statements that may follow, on each path
+Rows = tuple[Buffer, int] | None  # a fragment, and a dimension along which its greatest element is 1
 
 
 @pass_(needs=TILE)
@@ -177,15 +178,15 @@ def _with_value(s: Store, of: Store, value: Expr) -> Store | None:
     return replace(s, value=value) if s is of else None
 
 
-def _below_one(x: Store, before: tuple[Stmt, ...]) -> int | None:
-    """The dimension along which the greatest of the stored elements is 1: they are exp(y - the maximum of all y along it)."""
+def _below_one(x: Store, before: tuple[Stmt, ...]) -> Rows:
+    """The fragment that is stored, if its elements are exp(y - the maximum of all y along a dimension)."""
     match x.value:
         case Call(op="exp", args=(Binary(op="sub", a=Load() as y, b=Load() as top),)) if y.buffer.data is x.buffer.data:
             last = next((s for s in reversed(before) if any(e.storage in (y.buffer.data, top.buffer.data)
                                                             for e in effects(s))), None)
             if isinstance(last, Reduce) and last.kind == "max" and last.clear and last.src.buffer is y.buffer and \
                     last.dst.buffer is top.buffer and top.indices == y.indices[:last.dim] + y.indices[last.dim + 1:]:
-                return last.dim
+                return x.buffer, last.dim
     return None
 
 
@@ -197,15 +198,15 @@ def _divides_by(s: Stmt, by: set[Any]) -> bool:
     return False
 
 
-def _rounded_to(x: Store, s: Parallel, after: Paths, dim: int | None) -> dtype | None:
+def _rounded_to(x: Store, s: Parallel, after: Paths, rows: Rows) -> dtype | None:
     """The narrow type to which all that follows a loop rounds the elements that it stores; float32 where they are summed over
-    as well; None where something reads more.  dim: along it, elements may be divided by their sum, which is 1 at least."""
+    as well; None where something reads more.  rows: may be divided by their sums, which are 1 at least."""
     data, types = x.buffer.data, set()
     own = {id(y) for y in walk(x.value, Load)}
     if any(y.buffer.data is data and id(y) not in own for y in walk(s.body, Load)) or not _only(x.value, x):
         return None
     for path in after:
-        found = _reads(path, data, dim)
+        found = _reads(path, data, rows)
         if found is None:
             return None
         types |= found
@@ -221,16 +222,16 @@ def _only(value: Expr, x: Store) -> bool:
     return all(y.buffer.data is not x.buffer.data or y.indices == x.indices for y in walk(value, Load))
 
 
-def _reads(path: tuple[Stmt, ...], data: Any, dim: int | None) -> set[str] | None:
+def _reads(path: tuple[Stmt, ...], data: Any, rows: Rows) -> set[str] | None:
     """The types to which statements round elements of a fragment before it is written as a whole, float32 for a sum over them;
     None for other reads."""
     types: set[str] = set()
-    return types if _follow(path, data, types, dim, set()) is not None else None
+    return types if _follow(path, data, types, rows, set()) is not None else None
 
 
-def _follow(path: tuple[Stmt, ...], data: Any, types: set[str], dim: int | None, by: set[Any]) -> bool | None:
+def _follow(path: tuple[Stmt, ...], data: Any, types: set[str], rows: Rows, by: set[Any]) -> bool | None:
     """Adds the types of _reads.  Whether the elements may be read behind the statements as well; None for other reads.
-    by: fragments that hold the sum of the elements along dim, until a statement writes to them."""
+    by: fragments that hold the sum of the elements along that dimension, until a statement writes to them."""
     for s in path:
         if _divides_by(s, by) and s.body.buffer.data is data:  # type: ignore[attr-defined]
             continue
@@ -238,7 +239,7 @@ def _follow(path: tuple[Stmt, ...], data: Any, types: set[str], dim: int | None,
             by -= {e.storage for e in effects(s) if e.writes}
         if isinstance(s, (Seq, If)):
             ways = [s.stmts] if isinstance(s, Seq) else [() if x is None else (x,) for x in (s.then, s.orelse)]
-            left = [_follow(way, data, types, dim, by if isinstance(s, Seq) else {*by}) for way in ways]
+            left = [_follow(way, data, types, rows, by if isinstance(s, Seq) else {*by}) for way in ways]
             if None in left or isinstance(s, If) and not _only_rounded(s.cond, data, types):
                 return None
             if not any(left):
@@ -248,7 +249,7 @@ def _follow(path: tuple[Stmt, ...], data: Any, types: set[str], dim: int | None,
                        if a.region.buffer.data is data]
             if isinstance(s, Reduce) and s.kind == "sum" and s.dst.dtype == F32 and s.dst.buffer.data is not data:
                 types |= {"float32"} if any(a.reads for a in touched) else set()
-                by |= {s.dst.buffer.data} if touched and s.clear and s.dim == dim else set()
+                by |= {s.dst.buffer.data} if s.clear and s.src.is_full and (s.src.buffer, s.dim) == rows else set()
             elif any(a.reads for a in touched):
                 if not isinstance(s, Copy) or s.dst.dtype.base not in ALLOWED:
                     return None
@@ -257,6 +258,8 @@ def _follow(path: tuple[Stmt, ...], data: Any, types: set[str], dim: int | None,
                 return False
         elif not _only_rounded(s, data, types):
             return None
+        if any(e.writes and e.storage is data for e in effects(s)):
+            rows = None  # a sum may lack the greatest element
     return True
 
 
