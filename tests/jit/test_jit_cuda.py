@@ -1,6 +1,7 @@
 """CUDA kernels as far as they go without a GPU: binaries, figures, sources, a clear error when called."""
 
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -196,7 +197,8 @@ def refusing(monkeypatch, refused):
 def test_the_text_is_compiled_while_it_is_verified_and_the_verdict_gates_it(monkeypatch):
     got = refusing(monkeypatch, ())
     kernel = tilelang.compile(matmul(100, 90, 70), target=SM80)
-    assert got == [kernel.get_kernel_source()] and "ordered" in kernel.sync_report()
+    assert got[-1] == kernel.get_kernel_source() and "ordered" in kernel.sync_report()
+    assert len({re.sub(r"__launch_bounds__\(\d+, \d\)", "", text) for text in got}) == 1  # more resident blocks may be tried
     assert {"lower", "print", "verify", "host", "nvrtc"} == set(kernel.report_data["times"])
     monkeypatch.undo()
     refusing(monkeypatch, ("sync_threads",))
@@ -227,7 +229,8 @@ def test_an_edited_text_is_compiled_once(monkeypatch):
         kernel = tilelang.compile(matmul(100, 90, 72), target=SM80)
     finally:
         remove_hook("cuda")
-    assert len(edited) == 1 and got == [edited[0] + "// edited\n"] == [kernel.get_kernel_source()]
+    assert len(edited) == 1 and got[0] == edited[0] + "// edited\n" and got[-1] == kernel.get_kernel_source()
+    assert len({re.sub(r"__launch_bounds__\(\d+, \d\)", "", text) for text in got}) == 1
 
 
 def test_loading_early_is_no_place_for_errors(monkeypatch):

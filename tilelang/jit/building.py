@@ -302,10 +302,10 @@ def _build_cuda(request: Request, sig: Signature) -> Artifact:
         used = with_resources(facts, request.target, [{"registers": c.registers} for c in cubins])
         dense = _with_more_blocks(used, program, sources, request)
         if dense != sources:
-            closer = _within_time([pool.submit(compiled, s, arch, options) for s in dense])
-            kept = [k for k, c in enumerate(closer) if c.spills == 0]
-            sources = [dense[k] if k in kept else s for k, s in enumerate(sources)]
-            cubins = [closer[k] if k in kept else c for k, c in enumerate(cubins)]
+            works = {k: pool.submit(compiled, s, arch, options) for k, s in enumerate(dense) if s != sources[k]}
+            closer = {k: c for k, work in works.items() if (c := _fitting(work)) is not None}
+            sources = [dense[k] if k in closer else s for k, s in enumerate(sources)]
+            cubins = [closer.get(k, c) for k, c in enumerate(cubins)]
         watch.lap("nvrtc")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -332,7 +332,7 @@ def _with_more_blocks(facts: list[dict[str, Any]], program: Any, sources: list[s
 
     Only of kernels without warp roles, of which other blocks could work while threads wait for memory and for each other: one
     block more where more than half of an SM is empty, if that costs at most three tenths of the registers, and without MMA as
-    many as cost a third where threads meet at a barrier in each iteration of a loop.  ptxas decides: what spills is not taken.
+    many as cost a third where threads meet at a barrier in each iteration of a loop.  ptxas decides (_fitting).
     """
     from tilelang.transform.analysis.statements import barrier_in  # 5 ms: loaded by the passes
 
@@ -350,6 +350,15 @@ def _with_more_blocks(facts: list[dict[str, Any]], program: Any, sources: list[s
                 if blocks > o["blocks"] else source
         out.append(source)
     return out
+
+
+def _fitting(work: Future[Any]) -> Any:
+    """The cubin of a kernel with fewer registers; None where it spills, serialises wgmma, or has too few for an instruction."""
+    try:
+        (got,) = _within_time([work])
+    except RuntimeError:  # the kernel with more registers is there already
+        return None
+    return None if got.spills or any(r.serialised for r in got.kernels.values()) else got
 
 
 def _within_time(works: list[Future[Any]]) -> list[Any]:
