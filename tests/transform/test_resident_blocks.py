@@ -103,7 +103,7 @@ def viewed(copied=False, view=None, dtype="int32", weight=1):
     def f(X: T.Tensor((10, 64), "uint8"), Z: T.Tensor((16,), dtype), Y: T.Tensor((16,), dtype)):
         with T.Kernel(10, threads=64) as b:
             c = T.alloc_shared((16,), dtype)
-            seen = T.view(c, *view) if view else c
+            seen = T.view(c, *view) if view is not None else c
             if copied:
                 T.copy(Z, c)
             else:
