@@ -359,3 +359,21 @@ def test_rows_of_a_maximum_stay_in_one_group_and_the_report_says_so():
 @pytest.mark.parametrize("program", [product(384), product(512, bn=64), product(384, 64, 128), rows(384), rows(512)])
 def test_results_are_those_of_the_interpreter(program: Any):
     agree(program)
+
+
+def test_joined_blocks_that_do_not_fit_in_shared_memory_were_an_error():
+    """Two blocks whose first operand stays in shared memory need twice as much of it."""
+    @T.prim_func
+    def main(A: T.Tensor((4096, 1024), "float16"), B: T.Tensor((1024, 1024), "float16"), C: T.Tensor((4096, 1024), "float16")):
+        with T.Kernel(16, 64, threads=128) as (bx, by):
+            a, b = T.alloc_shared((64, 1024), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            T.copy(A[by * 64, 0], a)
+            for s in T.Pipelined(16, num_stages=2):
+                T.copy(B[bx * 64, s * 64], b)
+                T.gemm(a[:, s * 64:s * 64 + 64], b, c, transpose_B=True)
+            T.copy(c, C[by * 64, bx * 64])
+
+    (kernel,) = lowered(main, resize_blocks=True).kernels
+    assert "compiled without blocks and steps of another size" in " ".join(kernel.launch.plan.report)

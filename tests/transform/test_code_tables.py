@@ -182,3 +182,23 @@ def test_codes_were_taken_in_front_of_the_loop_that_stores_them(lanes: int, tabl
              "W": np.zeros((32, lanes), np.float16)}
     device = lower(main.func, Target({"kind": "cuda", "arch": "sm_90a"}), {})
     assert np.array_equal(run_device(device, given).outputs["W"], run_tile(main.func, given)["W"])
+
+
+@pytest.mark.parametrize("lanes", [2, 8])
+@pytest.mark.parametrize("own", [False, True])
+def test_codes_named_by_a_variable_of_the_loop_were_taken_in_front_of_it(lanes: int, own: bool):
+    @T.prim_func
+    def main(X: T.Tensor((32, 64), "uint8"), P: T.Tensor((64,), "int32"), W: T.Tensor((32, lanes), "float16")):
+        with T.Kernel(1, threads=32):
+            q, t = T.alloc_local((64,), "uint8"), T.get_thread_binding()
+            for v in T.unroll(64):
+                q[v] = X[t, v]
+            for v in T.unroll(lanes):
+                place = P[v if own else 1]
+                W[t, v] = e2m1((q[place if own else place * 4 + v // 2] >> (v % 2 * 4)) & 15)
+
+    rng = np.random.default_rng(5)
+    given = {"X": rng.integers(0, 256, (32, 64)).astype(np.uint8), "P": rng.integers(0, 12, 64).astype(np.int32),
+             "W": np.zeros((32, lanes), np.float16)}
+    device = lower(main.func, Target({"kind": "cuda", "arch": "sm_90a"}), {})
+    assert np.array_equal(run_device(device, given).outputs["W"], run_tile(main.func, given)["W"])

@@ -127,3 +127,25 @@ def test_a_tile_that_two_gemms_read_along_both_dimensions_got_one_length():
     given = {b.name: rng.integers(-3, 4, b.shape).astype(str(b.dtype)) for b in main.buffer_map.values()}
     got, want = run_device(lowered(main, resize_blocks=True), given).outputs, run_tile(main, given)
     assert all(np.array_equal(got[x], want[x]) for x in "CD")
+
+
+def test_joined_steps_that_do_not_fit_cost_a_stage_of_the_program():
+    @T.prim_func
+    def main(A: T.Tensor((128, 256), "float16"), B: T.Tensor((128, 256), "float16"), E: T.Tensor((1500, 64), "float16"),
+             C: T.Tensor((128, 128), "float32"), F: T.Tensor((1500, 64), "float16")):
+        with T.Kernel(1, threads=256):
+            a, b, e = (T.alloc_shared((rows, columns), "float16") for rows, columns in ((128, 32), (128, 32), (1500, 64)))
+            c = T.alloc_fragment((128, 128), "float32")
+            T.clear(c)
+            T.copy(E, e)
+            for k in T.Pipelined(8, num_stages=2):
+                T.copy(A[0, k * 32], a)
+                T.copy(B[0, k * 32], b)
+                T.gemm(a, b, c, transpose_B=True)
+            for i, j in T.Parallel(1500, 64):
+                F[i, j] = e[1499 - i, j]
+            T.copy(c, C)
+
+    (kernel,) = lowered(main, resize_blocks=True).kernels
+    assert {n for _, n in kernel.launch.plan.stages} >= {2}, kernel.launch.plan.stages
+    assert "compiled without blocks and steps of another size" in " ".join(kernel.launch.plan.report)

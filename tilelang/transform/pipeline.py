@@ -221,7 +221,8 @@ _PLAINER: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Hopper features", _NO_HOPPER), ("asynchronous copies", {**_NO_HOPPER, PassConfigKey.TL_ENABLE_ASYNC_COPY.value: False}),
 )
 _ONCE = "bytes of shared memory that two tiles use", {PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE.value: True}
-_SMALLER = ("scale prefetch", "some pipeline stages", "warp specialisation")  # what is given up where shared memory is short
+_AS_WRITTEN = "blocks and steps of another size"
+_SMALLER = ("scale prefetch", _AS_WRITTEN, "some pipeline stages", "warp specialisation")  # where shared memory is short
 
 
 def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = None,
@@ -236,7 +237,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
     When the synchronisation of a program cannot be verified, the program is compiled again with simpler schedules: without
     scale prefetch, warp specialisation, Hopper features, asynchronous copies, in this order. The attr `report` of
     its launches then names what was given up. The first two are also given up where the program otherwise
-    does not fit in shared memory, and between them stages of its pipelined loops (fewer_stages.py). Inside an
+    does not fit in shared memory, and between them blocks and steps of another size than the program's (block_shape.py,
+    joined_steps.py), then stages of its pipelined loops (fewer_stages.py). Inside an
     `as_planned` block only the first schedule is tried.
 
     Raises TileLangError for programs that cannot be compiled, and InternalError (naming a report folder) when a pass fails.
@@ -259,8 +261,10 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
             out = run_passes(program, passes, replace(cx, config={**cx.config, **changes}))
         except TileLangError as e:
             if e.kind == "shared-memory" and limit and (not tries or tries[0][0] != "scale prefetch"):
-                fewer = fewer_stages(program, int(e.found or 0) - limit)
+                fewer = None if given_up == _AS_WRITTEN else fewer_stages(program, int(e.found or 0) - limit)
                 tries[:0] = [] if fewer is None else [("some pipeline stages", changes, fewer)]
+                if program is func and given_up != _AS_WRITTEN and cx.option(PassConfigKey.TL_RESIZE_BLOCKS):
+                    tries.insert(0, (_AS_WRITTEN, {**changes, PassConfigKey.TL_RESIZE_BLOCKS.value: False}, program))
             if e.kind == "sync-unordered" and not given_up:
                 tries.insert(0, (*_ONCE, program))
             if e.kind not in ("sync-unordered", "shared-memory") and (first is None or first.kind == "shared-memory"):
@@ -274,7 +278,8 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
         doubt = _doubt(out)
         if doubt is None or _asynchronous(func):  # the user ordered the accesses by hand: a simpler schedule would not help
             if why:
-                log.warning("`%s` is compiled without %s: %s", func.name, given_up, why)
+                if given_up != _AS_WRITTEN:
+                    log.warning("`%s` is compiled without %s: %s", func.name, given_up, why)
                 out = _with_report(out, f"compiled without {given_up}: {why}")
             return split_host(out)
         why = why or doubt

@@ -79,7 +79,7 @@ class _Tables:
     def unrolled(self, s: For) -> Stmt:
         """An unrolled loop behind the codes that it takes together, the outermost one behind the tables for them."""
         saved = self.lanes, self.ahead, self.tables, self.changed
-        self.changed = {x.buffer.data for x in walk(s, Store, AddressOf)}
+        self.changed = {x.var if isinstance(x, Bind) else x.buffer.data for x in walk(s, Bind, Store, AddressOf)}
         n = int(s.extent.value) if isinstance(s.extent, Const) and is_const(s.start, 0) else 0
         self.lanes, self.ahead = (s.var, n) if n and (n == 2 or n % 8 == 0) and not contains(s.body, For) else None, {}
         if saved[2] is None:
@@ -167,9 +167,10 @@ class _Tables:
         byte, shift = (_uncast(moved.a), moved.b) if isinstance(moved, Binary) and moved.op == "shr" else (moved, const(0))
         v, n = self.lanes
         of = [{v: const(k, v.dtype)} for k in range(n)]
-        if not isinstance(byte, Load) or byte.dtype.base not in ("int8", "uint8") or byte.dtype.lanes > 1 or \
-                byte.buffer.data in self.changed or any(
-                    not is_const(self.facts.analyzer.simplify(substitute(shift, x)), k % 2 * 4) for k, x in enumerate(of)):
+        if not isinstance(byte, Load) or byte.dtype.base not in ("int8", "uint8") or byte.dtype.lanes > 1 or any(
+                not is_const(self.facts.analyzer.simplify(substitute(shift, x)), k % 2 * 4) for k, x in enumerate(of)):
+            return None
+        if not self.changed.isdisjoint({*free_vars(byte), *(x.buffer.data for x in walk(byte, Load))}):
             return None
         if n == 2:
             return byte if v not in free_vars(byte) and byte.dtype.base == "uint8" else None
