@@ -155,11 +155,12 @@ def test_two_boxes_of_an_iteration_met_four_barriers():
 
 @pytest.mark.parametrize("step, far, by_tma", [
     (64, 64, False), (64, -64, False), (128, 64, True), (64, 256, True), (64, 128, False)])
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("named", [False, True, "offset"])
 def test_what_the_next_iteration_writes_again_was_called_disjoint(step, far, by_tma, named):
     """Tiles k and k + 1 have a constant distance, and iteration k + 1 writes the second one again, perhaps too early."""
     @T.prim_func
-    def main(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 256), "float16"), C: T.Tensor((64, 640), "float16")):
+    def main(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 256), "float16"), C: T.Tensor((64, 640), "float16"),
+             first: T.Tensor((1,), "int32")):
         with T.Kernel(1, threads=128):
             a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
             c, d = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
@@ -168,7 +169,10 @@ def test_what_the_next_iteration_writes_again_was_called_disjoint(step, far, by_
                 T.copy(B[0, t * 64], b)
                 T.gemm(a, b, c, clear_accum=True)
                 T.gemm(b, a, d, clear_accum=True)
-                if named:
+                if named == "offset":
+                    T.copy(c, C[0, first[0] * 64 + t * step])
+                    T.copy(d, C[0, first[0] * 64 + t * step + far])
+                elif named:
                     place = t * step + 64
                     T.copy(c, C[0, place])
                     T.copy(d, C[0, place + far])
@@ -180,7 +184,7 @@ def test_what_the_next_iteration_writes_again_was_called_disjoint(step, far, by_
     a, b = rng.integers(-3, 4, (64, 64)).astype(np.float16), rng.integers(-3, 4, (64, 256)).astype(np.float16)
     program = lowered(main)
     assert ("tma_store" in ops(program.kernels[0].launch)) == by_tma
-    got, want = (run(f, {"A": a, "B": b, "C": np.zeros((64, 640), np.float16)}) for run, f in (
+    got, want = (run(f, {"A": a, "B": b, "C": np.zeros((64, 640), np.float16), "first": np.ones(1, np.int32)}) for run, f in (
         (run_device, program), (run_tile, main.func)))
     assert np.array_equal(got.outputs["C"], want["C"])
 

@@ -125,10 +125,11 @@ class TmaStores:
 
     @cached_property
     def moving(self) -> tuple[set[Var], dict[Var, Expr]]:
-        """What has another value in each iteration of a loop: its variable and those bound in it, and the values of these."""
+        """What may change in a block: written storage, variables of loops and those bound in them; the values of the bound."""
         loops = [s for s in walk(self.launch.body, For, While) if not isinstance(s, For) or not s.plan.tiles]
         values = {s.var: s.value for loop in loops for s in walk(loop.body, Bind)}
-        return {*values, *(s.var for s in loops if isinstance(s, For))}, values
+        written = (e.storage for e in effects(self.launch.body) if e.writes)
+        return {*values, *written, *(s.var for s in loops if isinstance(s, For))}, values
 
     def _inlined(self, x: Any) -> Expr:
         """An index with the values of variables that are bound in loops, unless that is a large expression."""
@@ -142,8 +143,7 @@ class TmaStores:
         period: int = 0
         reach: int | None = 0
         for atom, c in form.terms.items():
-            if free_vars(atom) & self.moving[0] or any(x.buffer.scope_name != GLOBAL or x.buffer.data in self.writers
-                                                       for x in walk(atom, Load)):
+            if not self.moving[0].isdisjoint({*free_vars(atom), *(x.buffer.data for x in walk(atom, Load))}):
                 low, high = self.inside_loops[0].interval(atom)
                 period = gcd(period, c)
                 reach = None if reach is None or low is None or high is None else reach + abs(c) * (high - low)
