@@ -353,11 +353,16 @@ def _with_more_blocks(facts: list[dict[str, Any]], program: Any, sources: list[s
 
 
 def _fitting(work: Future[Any]) -> Any:
-    """The cubin of a kernel with fewer registers; None where it spills, serialises wgmma, or has too few for an instruction."""
+    """The cubin of a kernel with fewer registers.
+
+    None where it spills, serialises wgmma, has too few registers for an instruction, or takes too long to compile.
+    """
     try:
         (got,) = _within_time([work])
-    except RuntimeError:  # the kernel with more registers is there already
-        return None
+    except TileLangError as e:
+        if e.kind not in ("register-limit", "compile-timeout"):
+            raise
+        return None  # the kernel with more registers is there already
     return None if got.spills or any(r.serialised for r in got.kernels.values()) else got
 
 
