@@ -153,3 +153,20 @@ def test_48_registers_kept_blocks_away_whose_threads_meet_in_a_loop():
 
     text = tilelang.compile(main, target=SM90).get_kernel_source()
     assert "__launch_bounds__(256, 1)" not in text
+
+
+def test_registers_kept_a_second_block_of_a_gemm_away_whose_threads_wait_for_their_loads():
+    """Rows of an odd length cannot be copied asynchronously."""
+    @T.prim_func
+    def f(A: T.Tensor((4096, 4001), "float16"), B: T.Tensor((4096, 4001), "float16"), C: T.Tensor((4096, 4096), "float16")):
+        with T.Kernel(32, 32, threads=256) as (bx, by):
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((128, 64), "float16")
+            c = T.alloc_fragment((128, 128), "float32")
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(4001, 64), num_stages=3):
+                T.copy(A[by * 128, k * 64], a)
+                T.copy(B[bx * 128, k * 64], b)
+                T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, C[by * 128, bx * 128])
+
+    assert "__launch_bounds__(256, 2)" in tilelang.compile(f, target=SM90).get_kernel_source()
