@@ -13,16 +13,13 @@ from .tracing.names import Names
 from .loops import loop_bound
 from .math import Ramp_ as ramp
 from .tracing.regions import BufferSlice, operand, trailing
-from .tracing.state import describe, error
+from .tracing.state import describe, error, example
 from .tile import EMITTED
 
 
+@example('T.call_extern("handle", "my_load", T.address_of(A[bx * 128, 0]), tx)')
 def address_of(x: Any) -> AddressOf:
-    """Address of an element `A[i, j]` (of a buffer: its first element).
-
-    Example:
-        T.call_extern("handle", "my_load", T.address_of(A[bx * 128, 0]), tx)
-    """
+    """Address of an element `A[i, j]` (of a buffer: its first element)."""
     if isinstance(x, Load):
         return AddressOf(x.buffer, x.indices)
     if isinstance(x, BufferSlice):
@@ -36,6 +33,7 @@ def address_of(x: Any) -> AddressOf:
 _ACCESS = {"r": 1, "w": 2, "rw": 3, "wr": 3}
 
 
+@example('T.call_extern("handle", "my_store", T.access_ptr(X[i], "w"), X[i])')
 def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0, extent: Any = None,
                ignore_last_ndim: int = 0) -> AddressOf:
     """Pointer to an element, for extern calls and intrinsics.
@@ -43,9 +41,6 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any, offset: Any = 0
     base: a buffer or region (its first element) or an element, of any shape, dtype and scope.  offset: in elements.
     extents, extent, ignore_last_ndim: how much is accessed; they have no effect here.  Raises access-type for a bad access
     string or more extents than dimensions, pointer for an argument that has no address or is no access.
-
-    Example:
-        T.call_extern("handle", "my_store", T.access_ptr(X[i], "w"), X[i])
     """
     _check_access("T.access_ptr", access_type)
     at = address_of(base)

@@ -9,7 +9,7 @@ from tilelang.ir import SCOPES, Buffer, Const, Expr, cast, convert, load, DYNAMI
 from tilelang.ir import dtype as DType
 
 from .tracing.builder import Builder, check_constant, current_builder
-from .tracing.state import error
+from .tracing.state import error, example
 from .tensor import dtype_of, shape_of
 
 MOST_ON_CHIP = 1 << 24  # most elements of a buffer in registers or shared memory: far more than any device has
@@ -64,13 +64,11 @@ def _shape_and_dtype(what: str, args: tuple[Any, ...], dtype: Any, scope: str | 
     return shape, "float32" if dtype is None else dtype, scope
 
 
+@example('A_s = T.alloc_shared((128, 32), "float16")  # 8192 bytes')
 def alloc_shared(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:
     """Block-shared buffer.  (shape, dtype, scope="shared.dyn"); bool is kept in static shared memory.
 
     shape: elements.
-
-    Example:
-        A_s = T.alloc_shared((128, 32), "float16")  # 8192 bytes
     """
     shape, dtype, scope = _shape_and_dtype("T.alloc_shared", args if shape is None else (shape, *args), dtype, scope)
     dt = dtype_of(dtype, "T.alloc_shared")
@@ -78,13 +76,11 @@ def alloc_shared(*args: Any, dtype: Any = None, shape: Any = None, scope: str | 
     return _allocate("T.alloc_shared", shape, dt, scope, "shared")
 
 
+@example('acc = T.alloc_fragment((128, 128), "float32")')
 def alloc_fragment(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:
     """Tile in registers, distributed over the block's threads; its layout is inferred.  (shape, dtype).
 
     shape: elements, one tile of the whole block.
-
-    Example:
-        acc = T.alloc_fragment((128, 128), "float32")
     """
     shape, dtype, scope = _shape_and_dtype("T.alloc_fragment", args if shape is None else (shape, *args), dtype, scope)
     dt = dtype_of(dtype, "T.alloc_fragment")
@@ -104,24 +100,20 @@ def alloc_local(*args: Any, dtype: Any = None, shape: Any = None, scope: str | N
     return _allocate("T.alloc_local", shape, dtype_of(dtype, "T.alloc_local"), "local" if scope is None else scope, "local")
 
 
+@example('W = T.alloc_global((512, 512), "float32")  # visible to all blocks')
 def alloc_global(shape: Any, dtype: Any, scope: str = "global") -> Buffer:
     """Workspace in global memory that all blocks see, allocated by the runtime for each call.
 
     shape: elements, ints or expressions of the parameters.  dtype: of an element.  Raises alloc-scope for an unknown scope.
-
-    Example:
-        W = T.alloc_global((512, 512), "float32")  # visible to all blocks
     """
     return _allocate("T.alloc_global", shape, dtype_of(dtype, "T.alloc_global"), scope, "workspace")
 
 
+@example('S = T.alloc_buffer((128, 32), "float16", scope="shared")')
 def allocate(shape: Any, dtype: Any = "float32", scope: str = "global", annotations: Any = None) -> Buffer:
     """Buffer in any scope.
 
     shape: elements.  scope: "global", "shared", "shared.dyn", "local" or "local.fragment".
-
-    Example:
-        S = T.alloc_buffer((128, 32), "float16", scope="shared")
     """
     return _allocate("T.allocate", shape, dtype_of(dtype, "T.allocate"), scope, "buffer")
 

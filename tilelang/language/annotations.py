@@ -17,7 +17,7 @@ from .tracing.flags import condition, words
 from .kernel import need_kernel
 from .loops import freeze_attr
 from .tracing.builder import FACTS, need_builder
-from .tracing.state import describe, error
+from .tracing.state import describe, error, example
 
 
 def entries(given: Any, what: str) -> list[tuple[Any, Any]]:
@@ -105,12 +105,9 @@ def _check_tensor(b: Buffer, layout: Layout | Fragment) -> None:
                     expected="a T.Layout that permutes compact storage")
 
 
+@example("T.annotate_safe_value({A: -1.0})")
 def annotate_safe_value(values: dict[Buffer, Any]) -> None:
-    """Set the values that out-of-range reads of buffers return (default 0).
-
-    Example:
-        T.annotate_safe_value({A: -1.0})
-    """
+    """Set the values that out-of-range reads of buffers return (default 0)."""
     need_builder("T.annotate_safe_value")
     k = need_kernel("T.annotate_safe_value")
     for buffer, value in entries(values, "T.annotate_safe_value"):
@@ -123,13 +120,11 @@ def annotate_safe_value(values: dict[Buffer, Any]) -> None:
         k.safe_values = [(x, y) for x, y in k.safe_values if x is not buffer] + [entry]
 
 
+@example("T.annotate_l2_hit_ratio({A: 0.8})")
 def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
     """Keep a part of a global tensor in L2: each launch gets an access policy window (sm_80 and newer).
 
     ratios: {tensor: the part of its accesses that persist, from 0 to 1}.  A launch has one window, that of the first tensor.
-
-    Example:
-        T.annotate_l2_hit_ratio({A: 0.8})
     """
     need_builder("T.annotate_l2_hit_ratio")
     k = need_kernel("T.annotate_l2_hit_ratio")
@@ -145,12 +140,9 @@ def annotate_l2_hit_ratio(ratios: dict[Buffer, float]) -> None:
     k.set(l2_hit_ratio=tuple((x, float(r)) for x, r in ratios.items()))
 
 
+@example("T.annotate_restrict_buffers(X, Y)")
 def annotate_restrict_buffers(*buffers: Buffer) -> None:
-    """Declare that these parameters may alias each other.
-
-    Example:
-        T.annotate_restrict_buffers(X, Y)
-    """
+    """Declare that these parameters may alias each other."""
     b = need_builder("T.annotate_restrict_buffers")
     for x in buffers:
         if not isinstance(x, Buffer):
@@ -159,24 +151,18 @@ def annotate_restrict_buffers(*buffers: Buffer) -> None:
     b.facts = b.facts.having(may_alias=(*old, *(x.name for x in buffers if x.name not in old)))
 
 
+@example('T.annotate_pass_configs({"tl.disable_tma_lower": True})')
 def annotate_pass_configs(configs: dict[Any, Any]) -> None:
-    """Set pass options of this function.  Options given to tilelang.compile override them.
-
-    Example:
-        T.annotate_pass_configs({"tl.disable_tma_lower": True})
-    """
+    """Set pass options of this function.  Options given to tilelang.compile override them."""
     b = need_builder("T.annotate_pass_configs")
     old = dict(b.facts.pass_configs)
     old.update({str(getattr(k, "value", k)): freeze_attr(v) for k, v in entries(configs, "T.annotate_pass_configs")})
     b.facts = b.facts.having(pass_configs=tuple(sorted(old.items())))
 
 
+@example('T.annotate_compile_flags(["-O3", "--use_fast_math"])')
 def annotate_compile_flags(flags: str | list[str]) -> None:
-    """Set device compiler flags of this function.  Flags given to tilelang.compile are appended.
-
-    Example:
-        T.annotate_compile_flags(["-O3", "--use_fast_math"])
-    """
+    """Set device compiler flags of this function.  Flags given to tilelang.compile are appended."""
     b = need_builder("T.annotate_compile_flags")
     given = [flags] if isinstance(flags, str) else flags
     if not isinstance(given, (list, tuple)):
@@ -187,12 +173,9 @@ def annotate_compile_flags(flags: str | list[str]) -> None:
     b.facts = b.facts.having(compile_flags=(*b.facts.compile_flags, *new))
 
 
+@example("T.assume(n % 8 == 0)")
 def assume(cond: Any) -> None:
-    """Promise that a condition holds.  A condition on values known to the host is checked at the call.
-
-    Example:
-        T.assume(n % 8 == 0)
-    """
+    """Promise that a condition holds.  A condition on values known to the host is checked at the call."""
     b = need_builder("T.assume")
     c = condition(b, cond, "T.assume")
     if isinstance(c, bool):
@@ -205,12 +188,9 @@ def assume(cond: Any) -> None:
 _FUNC_ATTRS = ("global_symbol", "tir.noalias", "tirx.noalias", "tir.is_entry_func", "tirx.is_entry_func")
 
 
+@example('T.func_attr({"tir.noalias": True})')
 def func_attr(attrs: dict[str, Any]) -> None:
-    """Set attributes of the function.
-
-    Example:
-        T.func_attr({"tir.noalias": True})
-    """
+    """Set attributes of the function."""
     b = need_builder("T.func_attr")
     for key, value in attrs.items():
         near = get_close_matches(str(key), (*FACTS, *_FUNC_ATTRS), 1, 0.8)

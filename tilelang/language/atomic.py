@@ -14,7 +14,7 @@ from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.flags import flag
 from .loops import options_from
 from .tracing.regions import BufferSlice, operand, pair, whole_region
-from .tracing.state import describe, error, named
+from .tracing.state import describe, error, example, named
 from .tile import EMITTED, emit_op
 
 ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
@@ -137,26 +137,22 @@ _AS_OR = "dst, value, memory_order, return_prev: as T.atomic_or.  Raises what T.
 atomic_and, atomic_xor = _bitwise("and", "&", _AS_OR, "~(1 << (i % 32))"), _bitwise("xor", "^", _AS_OR, "1 << (i % 32)")
 
 
+@example("left = T.atomic_sub(I[0], 1, return_prev=True)")
 def atomic_sub(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
     """dst -= value, atomically, by each executing thread.
 
     dst: an element in global or shared memory, of a dtype with atomics.  value, memory_order, return_prev: as T.atomic_or.
-
-    Example:
-        left = T.atomic_sub(I[0], 1, return_prev=True)
     """
     negative = value if _has_extents(value) or not isinstance(dst, Load) else cast(convert(0), dst.dtype) - cast(
         convert(value), dst.dtype)
     return _of_element("sub", dst, negative, memory_order, return_prev, integers=False)
 
 
+@example("before = T.atomic_exch(I[0], 7, return_prev=True)")
 def atomic_exch(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
     """dst = value, atomically, by each executing thread; return_prev: return the old value.
 
     dst: an element in global or shared memory, of a dtype with atomics.  value, memory_order: as T.atomic_or.
-
-    Example:
-        before = T.atomic_exch(I[0], 7, return_prev=True)
     """
     return _of_element("exch", dst, value, memory_order, return_prev, integers=False)
 
@@ -174,25 +170,21 @@ def atomic_cas(dst: Any, compare: Any, value: Any, memory_order: str | None = No
     return _of_element("cas", dst, value, memory_order, True, compare=compare)
 
 
+@example("ticket = T.atomic_inc(I[0], 63, return_prev=True)   # 0 to 63, and around")
 def atomic_inc(dst: Any, limit: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
     """dst = 0 where dst >= limit, else dst + 1, atomically, by each executing thread; compared as unsigned numbers.
 
     dst: an int32 or uint32 element in global or shared memory.  limit: a scalar, the same in all calls on dst.
     memory_order, return_prev: as T.atomic_or.  Raises what T.atomic_or raises.
-
-    Example:
-        ticket = T.atomic_inc(I[0], 63, return_prev=True)   # 0 to 63, and around
     """
     return _of_element("inc", dst, limit, memory_order, return_prev, bits=32)
 
 
+@example("T.atomic_dec(I[0], 63)")
 def atomic_dec(dst: Any, limit: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
     """dst = limit where dst is 0 or > limit, else dst - 1, atomically, by each executing thread; compared as unsigned numbers.
 
     dst, limit, memory_order, return_prev: as T.atomic_inc.  Raises what T.atomic_or raises.
-
-    Example:
-        T.atomic_dec(I[0], 63)
     """
     return _of_element("dec", dst, limit, memory_order, return_prev, bits=32)
 
@@ -212,14 +204,12 @@ def _element(b: Builder, x: Any, name: str) -> Load:
     return x
 
 
+@example('I[i] = T.atomic_load(I[0], memory_order="acquire")')
 def atomic_load(src: Any, memory_order: str = "seq_cst") -> Expr:
     """The value of an element, read atomically by each executing thread; in the element's dtype.
 
     src: an element in global or shared memory.  memory_order: relaxed, consume, acquire or seq_cst.
     Raises atomic-operand, atomic-load-order.
-
-    Example:
-        I[i] = T.atomic_load(I[0], memory_order="acquire")
     """
     b = need_builder("T.atomic_load")
     order = _access_order(b, "atomic_load", memory_order, ("relaxed", "consume", "acquire", "seq_cst"))
@@ -229,14 +219,12 @@ def atomic_load(src: Any, memory_order: str = "seq_cst") -> Expr:
     return v
 
 
+@example('T.atomic_store(I[0], 1, memory_order="release")')
 def atomic_store(dst: Any, src: Any, memory_order: str = "seq_cst") -> Emitted:
     """dst = src, written atomically by each executing thread.
 
     dst: an element in global or shared memory.  src: a scalar (an element, in any scope), cast to dst's dtype.
     memory_order: relaxed, release or seq_cst.  Raises atomic-operand, atomic-load-order.
-
-    Example:
-        T.atomic_store(I[0], 1, memory_order="release")
     """
     b = need_builder("T.atomic_store")
     order = _access_order(b, "atomic_store", memory_order, ("relaxed", "release", "seq_cst"))

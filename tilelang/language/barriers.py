@@ -13,7 +13,7 @@ from .tracing.builder import Emitted, need_builder
 from .kernel import need_kernel
 from .loops import IfThreadFrame
 from .tracing.regions import BufferSlice
-from .tracing.state import describe, error
+from .tracing.state import describe, error, example
 from .thread import emit_call, event
 
 MOST_ARRIVALS = (1 << 20) - 1  # PTX ISA, "mbarrier.init"
@@ -119,12 +119,9 @@ def mbarrier_arrive(bar: Any, cta_id: Any = None) -> Emitted:
     return emit_call("mbarrier_arrive_remote", (bar, _u32(cta_id, "cta_id")))
 
 
+@example("T.barrier_arrive(bar[0])")
 def barrier_arrive(bar: Any) -> Emitted:
-    """T.mbarrier_arrive on the barrier of the executing block.
-
-    Example:
-        T.barrier_arrive(bar[0])
-    """
+    """T.mbarrier_arrive on the barrier of the executing block."""
     return mbarrier_arrive(bar)
 
 
@@ -188,12 +185,9 @@ fence_proxy_async = event("fence_proxy_async", "Proxy fence: after a following b
                           "are visible to TMA and wgmma.", "A_s[tx, 0] = 0\nT.fence_proxy_async()")
 
 
+@example("T.ptx_arrive_barrier(bar[0])")
 def ptx_arrive_barrier(b: Any) -> Emitted:
-    """T.barrier_arrive.
-
-    Example:
-        T.ptx_arrive_barrier(bar[0])
-    """
+    """T.barrier_arrive."""
     return mbarrier_arrive(b)
 
 
@@ -207,12 +201,9 @@ def ptx_arrive_barrier_expect_tx(b: Any, bytes: Any) -> Emitted:
     return mbarrier_arrive_expect_tx(b, bytes)
 
 
+@example("T.ptx_arrive_cluster_barrier(cbar[0], 0)")
 def ptx_arrive_cluster_barrier(b: Any, cta: Any) -> Emitted:
-    """T.mbarrier_arrive on the same barrier of a block of the cluster.
-
-    Example:
-        T.ptx_arrive_cluster_barrier(cbar[0], 0)
-    """
+    """T.mbarrier_arrive on the same barrier of a block of the cluster."""
     return mbarrier_arrive(b, cta)
 
 

@@ -17,7 +17,7 @@ from .tile import accumulator_clearing, gemm
 from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.flags import flag
 from .tracing.regions import whole_region
-from .tracing.state import error
+from .tracing.state import error, example
 
 WHAT = "T.gemm_blockscaled"
 _CODES = {"uint8": 1, "uint32": 4}  # integers that hold so many exponents, as Blackwell's instructions read them
@@ -66,6 +66,7 @@ def _steps(r: Region, transposed: bool, at: int, step: int) -> Region:
                   tuple(step if i == d else n for i, n in enumerate(r.extents)), span=r.span)
 
 
+@example("T.gemm_blockscaled(A_s, B_s, acc, SA_s, SB_s, k_start=0, sf_a_granularity_k=32, sf_b_granularity_k=32)")
 def gemm_blockscaled(A: Any, B: Any, C: Any, SFA: Any, SFB: Any, transpose_A: bool = False, transpose_B: bool = False,
                      policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Any = False, *, k_start: Any,
                      sf_a_granularity_k: int, sf_b_granularity_k: int, annotations: dict[str, Any] | None = None,
@@ -78,9 +79,6 @@ def gemm_blockscaled(A: Any, B: Any, C: Any, SFA: Any, SFB: Any, transpose_A: bo
     Each step of K with scales of its own is multiplied by T.gemm, then scaled in float32 and added in C's type.
     Raises gemm-scales, also for a k_start that is not provably a multiple of the step; not-available for mbar, use_2cta and
     sf_layout, which are Blackwell's; what T.gemm raises.
-
-    Example:
-        T.gemm_blockscaled(A_s, B_s, acc, SA_s, SB_s, k_start=0, sf_a_granularity_k=32, sf_b_granularity_k=32)
     """
     b = need_builder(WHAT)
     if mbar is not None or use_2cta or sf_layout is not None:

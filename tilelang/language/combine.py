@@ -18,7 +18,7 @@ from .tile import EMITTED, copy, dimension, emit_op, temporary, tile_of
 from .tracing.builder import Builder, Emitted, check_constant, need_builder
 from .tracing.flags import flag
 from .tracing.scope import BodyFrame
-from .tracing.state import describe, error
+from .tracing.state import describe, error, example
 
 Function = Callable[..., Any]
 
@@ -110,6 +110,7 @@ def _emit(b: Builder, op: type[Combine], srcs: Sequence[Region], outs: Sequence[
     return EMITTED
 
 
+@example('T.reduce_with(acc, m, lambda a, b: T.max(a, b), -T.infinity("float32"), dim=1, commutative=True)')
 def reduce_with(srcs: Any, outs: Any, combine: Function, identity: Any, dim: int = -1, start: Function | None = None,
                 clear: bool = True, commutative: bool = False) -> Emitted:
     """outs = the elements of srcs along dim, combined by a function; executed by the whole block.
@@ -123,9 +124,6 @@ def reduce_with(srcs: Any, outs: Any, combine: Function, identity: Any, dim: int
     clear=False: the old values of outs stand first.  commutative=True: combine(a, b) is combine(b, a), which may be faster.
     Elements are combined in their order, in any grouping.
     Raises combine-operand, combine-result, combine-statement, combine-shape, combine-scope, reduce-dim.
-
-    Example:
-        T.reduce_with(acc, m, lambda a, b: T.max(a, b), -T.infinity("float32"), dim=1, commutative=True)
     """
     what = "T.reduce_with"
     b = need_builder(what)
@@ -161,15 +159,13 @@ def _join(b: Builder, old: Sequence[Any], new: Sequence[Any], joined: Sequence[E
         b.exit(f)
 
 
+@example("T.scan_with(x_s, x_s, lambda a, b: a + b, 0.0)   # T.cumsum(x_s)")
 def scan_with(srcs: Any, outs: Any, combine: Function, identity: Any, dim: int = 0, reverse: bool = False,
               start: Function | None = None) -> Emitted:
     """outs[…, i, …] = the elements of srcs up to i along dim, combined by a function; executed by the whole block.
 
     srcs, outs, combine, identity, start: as T.reduce_with, with results of the sources' shape; srcs may be outs.
     reverse: from the end: element i and those after it, the last one standing first.
-
-    Example:
-        T.scan_with(x_s, x_s, lambda a, b: a + b, 0.0)   # T.cumsum(x_s)
     """
     what = "T.scan_with"
     b = need_builder(what)
@@ -238,13 +234,11 @@ def reduce_argmax(buffer: Any, out: Any, dim: int = -1, values: Any = None, nan_
     return _arg("max", buffer, out, dim, values, nan_propagate)
 
 
+@example("T.reduce_argmin(acc, at, dim=1)   # (128, 128) -> int32 (128,)")
 def reduce_argmin(buffer: Any, out: Any, dim: int = -1, values: Any = None, nan_propagate: bool = False) -> Emitted:
     """Index of the least element along dim, the first one of equal elements; executed by the whole block.
 
     buffer, out, values, nan_propagate: as T.reduce_argmax.
-
-    Example:
-        T.reduce_argmin(acc, at, dim=1)   # (128, 128) -> int32 (128,)
     """
     return _arg("min", buffer, out, dim, values, nan_propagate)
 
@@ -273,25 +267,21 @@ def _moved(what: str, src: Any, dst: Any, dim: int, index: Any = None) -> Emitte
     return EMITTED
 
 
+@example("T.gather(acc, bits, acc, dim=1)   # acc[i, j] = acc[i, bits[i, j]]")
 def gather(src: Any, index: Any, dst: Any, dim: int = -1) -> Emitted:
     """dst[…, i, …] = src[…, index[…, i, …], …] along dim; executed by the whole block.
 
     src: a shared or fragment tile (or region of one), or a tensor in global memory, of any shape.  index: a tile of integers.
     dst: a shared or fragment tile of index's shape, which is that of src but for dim; it may be src.
     An index outside src is an access outside: 0 from global memory, an error of the program elsewhere.  Raises gather-operand.
-
-    Example:
-        T.gather(acc, bits, acc, dim=1)   # acc[i, j] = acc[i, bits[i, j]]
     """
     return _moved("T.gather", src, dst, dim, index)
 
 
+@example("T.flip(x_s, x_s)")
 def flip(src: Any, dst: Any, dim: int = -1) -> Emitted:
     """dst[…, i, …] = src[…, n - 1 - i, …] along dim; executed by the whole block.
 
     src: as T.gather.  dst: a shared or fragment tile of src's shape; it may be src.  Raises gather-operand.
-
-    Example:
-        T.flip(x_s, x_s)
     """
     return _moved("T.flip", src, dst, dim)

@@ -16,12 +16,13 @@ from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.control_flow import ControlFlow
 from .loops import Parallel, serial
 from .tracing.regions import BufferSlice, operand
-from .tracing.state import describe, error, named
+from .tracing.state import describe, error, example, named
 from .tile import EMITTED, check_policy
 
 WARP = 32  # lanes of a warp
 
 
+@example("T.im2col(image, A_s, by, k, 3, 1, 1, 1)    # 3 x 3 kernel, stride 1, dilation 1, padding 1")
 def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: int, dilation: int, pad: int,
            eviction_policy: str | None = None, annotations: dict[str, Any] | None = None) -> Emitted:
     """Copy a tile of the im2col matrix of an NHWC image: rows are output pixels, columns are (kh, kw, c); zero outside it.
@@ -29,9 +30,6 @@ def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: 
     Row r is output pixel nhw_step*BM + r (flattened n, oh, ow), column c is c_step*BK + c.  eviction_policy: accepted; it
     has no effect on copies by threads.
     img: (N, H, W, C) in global memory.  col: (BM, BK) in shared memory, of img's type.
-
-    Example:
-        T.im2col(image, A_s, by, k, 3, 1, 1, 1)    # 3 x 3 kernel, stride 1, dilation 1, padding 1
     """
     b = need_builder("T.im2col")
     check_policy((annotations or {}).get("eviction_policy", eviction_policy))
@@ -75,12 +73,9 @@ def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: 
     return EMITTED
 
 
+@example("T.c2d_im2col(image, A_s, by, k, 3, 1, 1, 1)")
 def c2d_im2col(*args: Any, **kw: Any) -> Emitted:
-    """Deprecated spelling of T.im2col.
-
-    Example:
-        T.c2d_im2col(image, A_s, by, k, 3, 1, 1, 1)
-    """
+    """Deprecated spelling of T.im2col."""
     warnings.warn("T.c2d_im2col is deprecated, use T.im2col", DeprecationWarning, stacklevel=2)
     return im2col(*args, **kw)
 
@@ -91,13 +86,11 @@ def _following(x: Any, n: int, what: str) -> list[Load]:
     return [load(o.buffer, (*o.mins[:-1], o.mins[-1] + k)) for k in range(n)]
 
 
+@example('T.dp4a(a8[i * 4], b8[i * 4], dot[0])   # dot = T.alloc_local((1,), "int32")')
 def dp4a(A: Any, B: Any, C: Any) -> Emitted:
     """C[0] += sum of A[i] * B[i] over 4 consecutive int8 elements, in int32, once per executing thread.
 
     A, B: the first of 4 int8 elements, in any scope.  C: an int32 element, in any scope.
-
-    Example:
-        T.dp4a(a8[i * 4], b8[i * 4], dot[0])   # dot = T.alloc_local((1,), "int32")
     """
     b = need_builder("T.dp4a")
     x, y, z = (operand(v, f"operand {n} of T.dp4a") for v, n in ((A, "A"), (B, "B"), (C, "C")))
@@ -230,44 +223,32 @@ def get_let_value(var: Any) -> Load:
     return b.elements[id(var)][1]
 
 
+@example('v2 = T.vectorlow("float32x2", X[0:4])')
 def vectorlow(dtype: Any, vec: Any) -> Expr:
-    """Lower half of a vector.
-
-    Example:
-        v2 = T.vectorlow("float32x2", X[0:4])
-    """
+    """Lower half of a vector."""
     v = convert(vec)
     n = v.dtype.lanes // 2
     return Shuffle((v,), tuple(range(n)), DType(dtype))
 
 
+@example('v2 = T.vectorhigh("float32x2", X[0:4])')
 def vectorhigh(dtype: Any, vec: Any) -> Expr:
-    """Upper half of a vector.
-
-    Example:
-        v2 = T.vectorhigh("float32x2", X[0:4])
-    """
+    """Upper half of a vector."""
     v = convert(vec)
     n = v.dtype.lanes // 2
     return Shuffle((v,), tuple(range(n, 2 * n)), DType(dtype))
 
 
+@example('v4 = T.vectorcombine("float32x4", X[0:2], X[2:4])')
 def vectorcombine(dtype: Any, vec1: Any, vec2: Any) -> Expr:
-    """The vector that consists of two halves.
-
-    Example:
-        v4 = T.vectorcombine("float32x4", X[0:2], X[2:4])
-    """
+    """The vector that consists of two halves."""
     a, b = convert(vec1), convert(vec2)
     return Shuffle((a, b), tuple(range(a.dtype.lanes + b.dtype.lanes)), DType(dtype))
 
 
+@example('T.tvm_storage_sync("shared")')
 def tvm_storage_sync(scope: str) -> Emitted:
-    """Barrier by name: "shared" (block) or "warp".
-
-    Example:
-        T.tvm_storage_sync("shared")
-    """
+    """Barrier by name: "shared" (block) or "warp"."""
     rows = {"shared": "sync_threads", DYNAMIC: "sync_threads", "warp": "sync_warp"}
     b = need_builder("T.tvm_storage_sync")
     if scope not in rows:

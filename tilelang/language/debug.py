@@ -13,7 +13,7 @@ from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.flags import condition, flag, has_value, whole_number, words
 from .kernel import need_kernel
 from .tracing.regions import BufferSlice
-from .tracing.state import describe, error
+from .tracing.state import describe, error, example
 from .tile import EMITTED
 
 _LABELS = {"int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned "
@@ -138,12 +138,9 @@ def _print_buffer(b: Builder, buffer: Buffer, msg: str, thread: int) -> Emitted:
     return EMITTED
 
 
+@example('T.device_assert(X[i] >= 0, "negative")')
 def device_assert(cond: Any, msg: str = "", no_stack_info: bool = False) -> Emitted:
-    """Trap with a message when cond is false (CUDA; elsewhere a no-op).
-
-    Example:
-        T.device_assert(X[i] >= 0, "negative")
-    """
+    """Trap with a message when cond is false (CUDA; elsewhere a no-op)."""
     b = need_builder("T.device_assert")
     c = condition(b, cond, "T.device_assert")
     text = f"Device assert failed: {words(msg, 'msg of T.device_assert')}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.ir import dtype
 
-from .tracing.state import error
+from .tracing.state import error, example
 
 AnyDType = Any
 _LANES = (2, 4, 8, 16, 32, 64)
@@ -39,12 +39,9 @@ def __getattr__(name: str) -> Any:
     return out
 
 
+@example('dt = T.get_tvm_dtype("float16")')
 def get_tvm_dtype(x: Any) -> dtype:
-    """Any spelling of a type (name, T dtype, Python, numpy or torch type) as a dtype.
-
-    Example:
-        dt = T.get_tvm_dtype("float16")
-    """
+    """Any spelling of a type (name, T dtype, Python, numpy or torch type) as a dtype."""
     return dtype(x)
 
 
@@ -93,12 +90,9 @@ def is_f8f6f4_family(x: Any) -> Any:
     return dtype(x).base.startswith(("float8", "float6", "float4"))
 
 
+@example("T.validate_gemm_ab_dtypes(A.dtype, B.dtype)")
 def validate_gemm_ab_dtypes(a: Any, b: Any, *, a_in_tmem: Any = False, allow_f8f6f4_mixed: Any = False) -> None:
-    """Check that the operands of a gemm have one type, or are both of the f8f6f4 family where that is allowed.
-
-    Example:
-        T.validate_gemm_ab_dtypes(A.dtype, B.dtype)
-    """
+    """Check that the operands of a gemm have one type, or are both of the f8f6f4 family where that is allowed."""
     a, b = dtype(a), dtype(b)
     if a == b:
         return

@@ -20,7 +20,7 @@ from .thread import (FULL_MASK, activemask, all_sync, any_sync, ballot_sync, emi
 from .tile import EMITTED
 from .tracing.builder import Emitted, need_builder
 from .tracing.regions import BufferSlice
-from .tracing.state import error, place
+from .tracing.state import error, example, place
 
 
 def _sources() -> list[str]:
@@ -129,6 +129,7 @@ def _own_call(e: Call) -> Call:
     return with_options(e, number=b.extern_calls)
 
 
+@example('Y[i] = T.call_extern("float32", "fmaxf", X[i], 0.0)')
 def call_extern(dtype: Any = None, func_name: Any = None, *args: Any) -> Any:
     """Call a device function by name; dtype "handle" makes it a statement.  Buffers are passed as pointers, the tensor map of
     T.create_tma_descriptor as an object that converts to any type of 128 bytes (const CUtensorMap&, const CUtensorMap*).
@@ -138,19 +139,13 @@ def call_extern(dtype: Any = None, func_name: Any = None, *args: Any) -> Any:
     CUDA's functions that exchange values between threads are those of the language (__shfl_xor_sync is T.shfl_xor).
 
     Equal calls are executed separately (T.call_pure_extern: the compiler may merge them).
-
-    Example:
-        Y[i] = T.call_extern("float32", "fmaxf", X[i], 0.0)
     """
     return _extern("call_extern", dtype, func_name, args)
 
 
+@example('Y[i] = T.call_pure_extern("float32", "fmaxf", X[i], 0.0)')
 def call_pure_extern(dtype: Any = None, func_name: Any = None, *args: Any) -> Any:
-    """Call a device function without effects by name.
-
-    Example:
-        Y[i] = T.call_pure_extern("float32", "fmaxf", X[i], 0.0)
-    """
+    """Call a device function without effects by name."""
     return _extern("call_pure_extern", dtype, func_name, args)
 
 

@@ -10,7 +10,7 @@ from tilelang.ir import Expr, call, cast, promote
 
 from .math import float_function, value_of
 from .tracing.regions import BufferSlice
-from .tracing.state import describe, error, named
+from .tracing.state import describe, error, example, named
 
 _FAST = {f"__{n}": float_function(f"__{n}", True) for n in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan")}
 globals().update(_FAST)
@@ -59,24 +59,20 @@ def _single(name: str, *values: Any) -> Expr:
     return call({"fma": "ieee_fmaf", "fmul": "ieee_mul"}[name], vs, vs[0].dtype, rounding_mode="rn")
 
 
+@example("Y[i] = T.fma(X[i], X[i], Y[i])")
 def fma(x: Any, y: Any, z: Any) -> Expr:
     """x * y + z, rounded once to nearest: one fused multiply-add, on every backend.
 
     x, y, z: floats of one type, scalars or vectors.  Raises math-type.
-
-    Example:
-        Y[i] = T.fma(X[i], X[i], Y[i])
     """
     return _single("fma", x, y, z)
 
 
+@example("Y[i] = T.fmul(X[i], X[i]) + Y[i]")
 def fmul(x: Any, y: Any) -> Expr:
     """x * y, rounded to nearest: it is not contracted with a neighbouring sum into a fused multiply-add.
 
     x, y: floats of one type, scalars or vectors.  Raises math-type.
-
-    Example:
-        Y[i] = T.fmul(X[i], X[i]) + Y[i]
     """
     return _single("fmul", x, y)
 

@@ -18,7 +18,7 @@ from .tracing.flags import flag
 from .kernel import need_kernel
 from .loops import Parallel, options_from
 from .tracing.regions import check_inside, non_unit, operand, pair, whole_region
-from .tracing.state import describe, error
+from .tracing.state import describe, error, example
 from .thread import emit_call, event
 from .tile import accumulator_clearing, check_policy, emit_op, warp_policy
 
@@ -108,6 +108,7 @@ def _small(n: Any, name: str, what: str) -> int:
     return int(n)
 
 
+@example("T.copy_cluster(A[0, k * 64], A_s, cluster_mask=0b11)   # both blocks of the cluster receive the tile")
 def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any = None, remote_barrier: Any = None,
                  eviction_policy: str | None = None, coalesced_width: int | None = None,
                  annotations: dict[str, Any] | None = None, loop_layout: Any = None) -> Emitted:
@@ -120,9 +121,6 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
     copies whose bytes that block's barrier expects and counts; the source must be written and fenced before.  Rows that are no
     multiples of 16 bytes are stored by threads, which count them there.  Without it, threads copy element by element, and the
     result is visible after T.cluster_sync().  Raises copy-option, cluster-mask, barrier-operand.
-
-    Example:
-        T.copy_cluster(A[0, k * 64], A_s, cluster_mask=0b11)   # both blocks of the cluster receive the tile
     """
     b, k = need_builder("T.copy_cluster"), need_kernel("T.copy_cluster")
     check_policy((annotations or {}).get("eviction_policy", eviction_policy))
@@ -225,14 +223,12 @@ def warpgroup_wait(n: int) -> Emitted:
     return emit_call("wgmma_wait", n=_small(n, "n", "T.warpgroup_wait"))
 
 
+@example("T.warpgroup_fence_operand(acc, num_regs=128)")
 def warpgroup_fence_operand(buf_or_ptr: Any, offset: Any = 0, num_regs: Any = None, dtype: Any = None) -> Emitted:
     """Compiler fence: no access of these registers moves across it.
 
     buf_or_ptr: a fragment or local buffer of any shape, or the address of its first element.
     num_regs: 32-bit registers from element `offset` on (default: all).  Raises fence-operand.
-
-    Example:
-        T.warpgroup_fence_operand(acc, num_regs=128)
     """
     need_builder("T.warpgroup_fence_operand")
     x = buf_or_ptr
@@ -262,12 +258,9 @@ def warpgroup_fence_operand(buf_or_ptr: Any, offset: Any = 0, num_regs: Any = No
 # ---- registers, clusters, launches --------------------------------------------------------------------------------------
 
 
+@example("T.set_max_nreg(240, 1)")
 def set_max_nreg(n: int, is_inc: Any) -> Emitted:
-    """Raise (is_inc) or lower the registers per thread of the executing warp group (setmaxnreg).  Raises register-count.
-
-    Example:
-        T.set_max_nreg(240, 1)
-    """
+    """Raise (is_inc) or lower the registers per thread of the executing warp group (setmaxnreg).  Raises register-count."""
     return emit_call("set_max_nreg", n=_registers(n), inc=flag(is_inc, "is_inc"))
 
 
@@ -277,50 +270,35 @@ def _registers(n: Any) -> int:
     return n
 
 
+@example("T.inc_max_nreg(240)")
 def inc_max_nreg(n: int) -> Emitted:
-    """T.set_max_nreg(n, True).
-
-    Example:
-        T.inc_max_nreg(240)
-    """
+    """T.set_max_nreg(n, True)."""
     return set_max_nreg(n, True)
 
 
+@example("T.dec_max_nreg(24)")
 def dec_max_nreg(n: int) -> Emitted:
-    """T.set_max_nreg(n, False).
-
-    Example:
-        T.dec_max_nreg(24)
-    """
+    """T.set_max_nreg(n, False)."""
     return set_max_nreg(n, False)
 
 
+@example("T.annotate_producer_reg_dealloc(24)")
 def annotate_producer_reg_dealloc(n: int = 24) -> Emitted:
-    """Registers per producer thread under warp specialisation (sm_90a).  A count that does not fit is ignored.
-
-    Example:
-        T.annotate_producer_reg_dealloc(24)
-    """
+    """Registers per producer thread under warp specialisation (sm_90a).  A count that does not fit is ignored."""
     need_kernel("T.annotate_producer_reg_dealloc").set(producer_registers=_registers(n))
     return Emitted()
 
 
+@example("T.annotate_consumer_reg_alloc(240)")
 def annotate_consumer_reg_alloc(n: int = 240) -> Emitted:
-    """Registers per consumer thread under warp specialisation (sm_90a).  A count that does not fit is ignored.
-
-    Example:
-        T.annotate_consumer_reg_alloc(240)
-    """
+    """Registers per consumer thread under warp specialisation (sm_90a).  A count that does not fit is ignored."""
     need_kernel("T.annotate_consumer_reg_alloc").set(consumer_registers=_registers(n))
     return Emitted()
 
 
+@example("T.no_set_max_nreg()")
 def no_set_max_nreg() -> Emitted:
-    """Disable automatic register reallocation between warp groups.
-
-    Example:
-        T.no_set_max_nreg()
-    """
+    """Disable automatic register reallocation between warp groups."""
     need_kernel("T.no_set_max_nreg").set(keep_registers=True)
     return Emitted()
 
@@ -337,12 +315,9 @@ cluster_wait = event("cluster_wait", "Wait until all threads of the cluster have
 cluster_sync = event("cluster_sync", "Barrier of all threads of the cluster.")
 
 
+@example("rank = T.block_rank_in_cluster()")
 def block_rank_in_cluster() -> Expr:
-    """Rank of the block in its cluster: int32.
-
-    Example:
-        rank = T.block_rank_in_cluster()
-    """
+    """Rank of the block in its cluster: int32."""
     b = need_builder("T.block_rank_in_cluster")
     return cast(call("cluster_rank", (), "uint32", span=b.here()), I32)
 
@@ -351,14 +326,12 @@ pdl_trigger = event("pdl_trigger", "PDL: allow the next kernel on the stream to 
                     "one ends).")
 
 
+@example("T.pdl_sync()")
 def pdl_sync() -> Emitted:
     """PDL: wait until the previous kernels on the stream have ended and their memory is visible.
 
     A kernel that calls it may start before they end (sm_90; elsewhere it starts after them), so its statements before this
     call must not depend on their results.
-
-    Example:
-        T.pdl_sync()
     """
     k = need_kernel("T.pdl_sync")
     k.set(pdl=True)

@@ -27,7 +27,7 @@ from .tracing.flags import flag
 from .kernel import need_kernel
 from .raw import buffer_at
 from .tracing.regions import BufferSlice, operand
-from .tracing.state import describe, error
+from .tracing.state import describe, error, example
 from .tensor import dtype_of
 from .thread import emit_call
 
@@ -42,12 +42,9 @@ _SHORT = {"fp16": "float16", "f16": "float16", "bf16": "bfloat16", "fp32": "floa
 # ---- matrix descriptors ---------------------------------------------------------------------------------------------
 
 
+@example('desc = T.alloc_descriptor("wgmma")')
 def alloc_descriptor(kind: str = "wgmma", dtype: Any = "uint64") -> Buffer:
-    """A variable of each thread that holds a matrix descriptor.  kind: "wgmma"; those of Blackwell raise not-available.
-
-    Example:
-        desc = T.alloc_descriptor("wgmma")
-    """
+    """A variable of each thread that holds a matrix descriptor.  kind: "wgmma"; those of Blackwell raise not-available."""
     b = need_builder("T.alloc_descriptor")
     need_kernel("T.alloc_descriptor")
     if kind != "wgmma":
@@ -59,12 +56,9 @@ def alloc_descriptor(kind: str = "wgmma", dtype: Any = "uint64") -> Buffer:
     return b.allocate(Buffer(b.fresh_name("desc"), (1,), dt, VARIABLE, facts=BufferFacts(descriptor=kind), span=b.here()))
 
 
+@example("desc = T.alloc_wgmma_desc()")
 def alloc_wgmma_desc(dtype: Any = "uint64") -> Buffer:
-    """T.alloc_descriptor("wgmma").
-
-    Example:
-        desc = T.alloc_wgmma_desc()
-    """
+    """T.alloc_descriptor("wgmma")."""
     return alloc_descriptor("wgmma", dtype)
 
 
@@ -223,6 +217,7 @@ def ptx_wgmma_ss(dtype: Any, prefix: str, a_is_k_major: bool, b_is_k_major: bool
     return _wgmma(what, row, (a, major[0]), (b, major[1]), c, scale_out, (scale_in_a, scale_in_b))
 
 
+@example('T.ptx_wgmma_rs("float32", "m64n64k16", True, "fp16", "fp16", "fp32", r16.data, 0, desc[0], 0, r32.data, 0, True)')
 def ptx_wgmma_rs(dtype: Any, prefix: str, b_is_k_major: bool, a_abbrv: Any, b_abbrv: Any,
                  acc_abbrv: Any, A_buf: Any, A_off: Any, B_desc: Any, B_off: Any, C_data: Any, C_off: Any,
                  scale_out: Any, scale_in_a: Any = 1, scale_in_b: Any = 1) -> Emitted:
@@ -230,9 +225,6 @@ def ptx_wgmma_rs(dtype: Any, prefix: str, b_is_k_major: bool, a_abbrv: Any, b_ab
 
     A_buf: `.data` of a local buffer of A's elements from A_off on.  B_desc: descriptor of a tile in shared memory, of
     (K, N) elements.  C_data: `.data` of a local buffer of M*N/128 elements from C_off on.
-
-    Example:
-        T.ptx_wgmma_rs("float32", "m64n64k16", True, "fp16", "fp16", "fp32", r16.data, 0, desc[0], 0, r32.data, 0, True)
     """
     what = "T.ptx_wgmma_rs"
     need_kernel(what)
@@ -253,6 +245,7 @@ class TmaDescriptor:
     map: TensorMap
 
 
+@example('desc = T.create_tma_descriptor("float16", 2, A.data, 512, 512, 2, 1024, 64, 128, 1, 1, 0, 3, 2, 0)')
 def create_tma_descriptor(*args: Any) -> TmaDescriptor:
     """The tensor map of a tensor parameter; the arguments have the order of cuTensorMapEncodeTiled.
 
@@ -260,9 +253,6 @@ def create_tma_descriptor(*args: Any) -> TmaDescriptor:
     values each of extents, strides, box and element strides, innermost first.  type: a dtype, or the driver's number.  Extents
     and strides are those of the tensor; element strides are 1 and interleave is 0.  Raises tma-descriptor; tensor-map for a
     box that TMA cannot move.
-
-    Example:
-        desc = T.create_tma_descriptor("float16", 2, A.data, 512, 512, 2, 1024, 64, 128, 1, 1, 0, 3, 2, 0)
     """
     what = "T.create_tma_descriptor"
     need_builder(what)

@@ -21,7 +21,7 @@ from .tracing.flags import flag
 from .loops import IfThreadFrame, check_keys, loop_bound
 from .math import ceildiv
 from .tracing.scope import Frame
-from .tracing.state import describe, error
+from .tracing.state import describe, error, example
 
 MOST_RESIDENT = 32  # most resident blocks of an SM (CUDA C++ Programming Guide, "Compute capabilities")
 MAX_THREADS = 1024  # most threads of a block (CUDA C++ Programming Guide, "Compute capabilities")
@@ -208,57 +208,39 @@ def _dim(items: Any, dim: int, what: str) -> Any:
     return items[dim]
 
 
+@example("tx = T.get_thread_binding(0)")
 def get_thread_binding(dim: int = 0) -> Var:
-    """The thread index along x (dim 0), y (1) or z (2), int32.  Raises no-kernel outside of T.Kernel, and launch-dim.
-
-    Example:
-        tx = T.get_thread_binding(0)
-    """
+    """The thread index along x (dim 0), y (1) or z (2), int32.  Raises no-kernel outside of T.Kernel, and launch-dim."""
     return _dim(need_kernel("T.get_thread_binding").thread_vars, dim, "T.get_thread_binding")
 
 
+@example("tx, ty, tz = T.get_thread_bindings()")
 def get_thread_bindings() -> list[Var]:
-    """The three thread indices, int32.  Raises no-kernel outside of T.Kernel.
-
-    Example:
-        tx, ty, tz = T.get_thread_bindings()
-    """
+    """The three thread indices, int32.  Raises no-kernel outside of T.Kernel."""
     return list(need_kernel("T.get_thread_bindings").thread_vars)
 
 
+@example("bx = T.get_block_binding(0)")
 def get_block_binding(dim: int = 0) -> Var:
-    """The block index along grid dimension `dim`, int32.  Raises no-kernel outside of T.Kernel, and launch-dim.
-
-    Example:
-        bx = T.get_block_binding(0)
-    """
+    """The block index along grid dimension `dim`, int32.  Raises no-kernel outside of T.Kernel, and launch-dim."""
     return _dim(need_kernel("T.get_block_binding").block_vars, dim, "T.get_block_binding")
 
 
+@example("bx, by = T.get_block_bindings()")
 def get_block_bindings() -> list[Var]:
-    """All block indices of the launch, int32.  Raises no-kernel outside of T.Kernel.
-
-    Example:
-        bx, by = T.get_block_bindings()
-    """
+    """All block indices of the launch, int32.  Raises no-kernel outside of T.Kernel."""
     return list(need_kernel("T.get_block_bindings").block_vars)
 
 
+@example("threads = T.get_thread_extent(0)")
 def get_thread_extent(dim: int = 0) -> int:
-    """Threads of a block along dimension `dim` (0 to 2).  Raises no-kernel outside of T.Kernel, and launch-dim.
-
-    Example:
-        threads = T.get_thread_extent(0)
-    """
+    """Threads of a block along dimension `dim` (0 to 2).  Raises no-kernel outside of T.Kernel, and launch-dim."""
     return _dim(need_kernel("T.get_thread_extent").threads, dim, "T.get_thread_extent")
 
 
+@example("x, y, z = T.get_thread_extents()")
 def get_thread_extents() -> list[int]:
-    """The numbers of threads of a block along x, y and z.  Raises no-kernel outside of T.Kernel.
-
-    Example:
-        x, y, z = T.get_thread_extents()
-    """
+    """The numbers of threads of a block along x, y and z.  Raises no-kernel outside of T.Kernel."""
     return list(need_kernel("T.get_thread_extents").threads)
 
 
@@ -269,78 +251,56 @@ def _static_extent(e: Expr) -> int:
     return int(e.value)
 
 
+@example("blocks = T.get_block_extent(0)")
 def get_block_extent(dim: int = 0) -> int:
     """The number of blocks of the grid along dimension `dim`.
 
     Raises no-kernel outside of T.Kernel, and launch-dim if the grid has no such dimension or its extent is known only when the
     kernel is launched.
-
-    Example:
-        blocks = T.get_block_extent(0)
     """
     return _static_extent(_dim(need_kernel("T.get_block_extent").blocks, dim, "T.get_block_extent"))
 
 
+@example("gx, gy = T.get_block_extents()")
 def get_block_extents() -> list[int]:
-    """The numbers of blocks of the grid along its dimensions.  Raises no-kernel, and launch-dim as T.get_block_extent does.
-
-    Example:
-        gx, gy = T.get_block_extents()
-    """
+    """The numbers of blocks of the grid along its dimensions.  Raises no-kernel, and launch-dim as T.get_block_extent does."""
     return [_static_extent(e) for e in need_kernel("T.get_block_extents").blocks]
 
 
+@example("x, y, z = T.get_cluster_dims()")
 def get_cluster_dims() -> list[int]:
-    """The blocks of a cluster of the launch along x, y and z; [1, 1, 1] without clusters.  Raises no-kernel.
-
-    Example:
-        x, y, z = T.get_cluster_dims()
-    """
+    """The blocks of a cluster of the launch along x, y and z; [1, 1, 1] without clusters.  Raises no-kernel."""
     return list(need_kernel("T.get_cluster_dims").plan.cluster or (1, 1, 1))
 
 
+@example("peer = (T.block_rank_in_cluster() + 1) % T.get_cluster_size()")
 def get_cluster_size() -> int:
-    """The number of blocks of a cluster of the launch; 1 without clusters.  Raises no-kernel.
-
-    Example:
-        peer = (T.block_rank_in_cluster() + 1) % T.get_cluster_size()
-    """
+    """The number of blocks of a cluster of the launch; 1 without clusters.  Raises no-kernel."""
     return prod(get_cluster_dims())
 
 
+@example("cx, cy = T.get_cluster_ids()")
 def get_cluster_ids() -> list[Any]:
     """Of each dimension of the grid, the index of this block's cluster: block // blocks of a cluster, int32.  Raises no-kernel.
-
-    Example:
-        cx, cy = T.get_cluster_ids()
     """
     return [b // n if n > 1 else b for b, n in zip(get_block_bindings(), get_cluster_dims())]
 
 
+@example("cx = T.get_cluster_id(0)")
 def get_cluster_id(dim: int = 0) -> Any:
-    """The index of this block's cluster along grid dimension `dim`, int32.  Raises no-kernel, launch-dim.
-
-    Example:
-        cx = T.get_cluster_id(0)
-    """
+    """The index of this block's cluster along grid dimension `dim`, int32.  Raises no-kernel, launch-dim."""
     return _dim(get_cluster_ids(), dim, "T.get_cluster_id")
 
 
+@example("gx, gy = T.get_cluster_extents()")
 def get_cluster_extents() -> list[Any]:
-    """The number of clusters along each dimension of the grid, an int where it is known while compiling.  Raises no-kernel.
-
-    Example:
-        gx, gy = T.get_cluster_extents()
-    """
+    """The number of clusters along each dimension of the grid, an int where it is known while compiling.  Raises no-kernel."""
     return [ceildiv(as_dim(e), n) for e, n in zip(need_kernel("T.get_cluster_extents").blocks, get_cluster_dims())]
 
 
+@example("clusters = T.get_cluster_extent(0)")
 def get_cluster_extent(dim: int = 0) -> Any:
-    """The number of clusters along grid dimension `dim`.  Raises no-kernel, launch-dim.
-
-    Example:
-        clusters = T.get_cluster_extent(0)
-    """
+    """The number of clusters along grid dimension `dim`.  Raises no-kernel, launch-dim."""
     return _dim(get_cluster_extents(), dim, "T.get_cluster_extent")
 
 
@@ -371,13 +331,11 @@ def thread_index() -> Expr:
     return out
 
 
+@example("T.use_swizzle(panel_size=10)")
 def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> None:
     """Permute (bx, by) for reuse in L2, in rasterisation panels of `panel_size` block rows (row, mlx) or columns (column).
 
     It may stand anywhere in the kernel, and holds for the whole of it.  Never changes results.  Raises swizzle-order.
-
-    Example:
-        T.use_swizzle(panel_size=10)
     """
     k = need_kernel("T.use_swizzle")
     if order not in ("row", "column", "mlx"):
@@ -391,12 +349,9 @@ def use_swizzle(panel_size: int, order: str = "row", enable: bool = True) -> Non
     k.swizzle = (panel_size, order)
 
 
+@example("T.annotate_min_blocks_per_sm(2)")
 def annotate_min_blocks_per_sm(n: int) -> None:
-    """Set how many blocks should be resident on one SM (second argument of __launch_bounds__).
-
-    Example:
-        T.annotate_min_blocks_per_sm(2)
-    """
+    """Set how many blocks should be resident on one SM (second argument of __launch_bounds__)."""
     if isinstance(n, bool) or not isinstance(n, int) or not 0 < n <= MOST_RESIDENT:
         raise error("min-blocks", f"annotate_min_blocks_per_sm needs a positive integer up to {MOST_RESIDENT}, got {n!r}",
                     expected=f"an integer from 1 to {MOST_RESIDENT}", found=repr(n))

@@ -20,7 +20,7 @@ from tilelang.target.conversions import F64, INTO_INTEGERS, UNSATURATED, towards
 from .tensor import dtype_of
 from .tracing.python_questions import differs
 from .tracing.regions import BufferSlice
-from .tracing.state import describe, error, named
+from .tracing.state import describe, error, example, named
 
 
 def converted(e: Expr, dt: DType, mode: str, sat: bool) -> Expr:
@@ -101,12 +101,9 @@ def _rounding(name: str) -> Callable[..., Expr]:
 floor, ceil, trunc, nearbyint = (_rounding(n) for n in ("floor", "ceil", "trunc", "nearbyint"))
 
 
+@example("Y[i] = T.round(X[i])")
 def round(x: Any, rounding_mode: str = "ties-to-even") -> Expr:
-    """Nearest integer value; rounding_mode ties-to-even or ties-away-from-zero.  Exact.
-
-    Example:
-        Y[i] = T.round(X[i])
-    """
+    """Nearest integer value; rounding_mode ties-to-even or ties-away-from-zero.  Exact."""
     e = value_of(x)
     rows = {"ties-to-even": "nearbyint", "ties-away-from-zero": "round"}
     if rounding_mode not in rows:
@@ -115,12 +112,9 @@ def round(x: Any, rounding_mode: str = "ties-to-even") -> Expr:
     return e if e.dtype.is_int else call(rows[rounding_mode], (e,), e.dtype)
 
 
+@example("Y[i] = T.abs(X[i])")
 def abs(x: Any, *, dtype: Any = None) -> Expr:
-    """Absolute value, in the type of x.  Exact.
-
-    Example:
-        Y[i] = T.abs(X[i])
-    """
+    """Absolute value, in the type of x.  Exact."""
     e = value_of(x)
     if e.dtype.is_unsigned or e.dtype.is_bool:
         return e
@@ -146,12 +140,9 @@ popcount, clz = _integer("popcount"), _integer("clz")
 __ffs = _integer("__ffs", I32)
 
 
+@example("I[i] = T.__fns(I[i], 0, 1)")
 def __fns(mask: Any, base: Any, offset: Any) -> Expr:
-    """Position of the offset-th set bit of a 32-bit mask from base.
-
-    Example:
-        I[i] = T.__fns(I[i], 0, 1)
-    """
+    """Position of the offset-th set bit of a 32-bit mask from base."""
     for name, given in (("mask", mask), ("base", base), ("offset", offset)):
         dt = value_of(given).dtype
         if not dt.is_int:
@@ -174,12 +165,9 @@ atan2, fmod, hypot = _binary_float("atan2"), _binary_float("fmod"), _binary_floa
 copysign = _binary_float("copysign")
 
 
+@example("Y[i] = T.nextafter(X[i], 0.0)")
 def nextafter(a: Any, b: Any) -> Expr:
-    """The neighbour of a towards b, in their promoted float type (float32 for integers).  Exact.
-
-    Example:
-        Y[i] = T.nextafter(X[i], 0.0)
-    """
+    """The neighbour of a towards b, in their promoted float type (float32 for integers).  Exact."""
     x, y = match(value_of(a), value_of(b))
     if not x.dtype.is_float:
         x, y = cast(x, F32.with_lanes(x.dtype.lanes)), cast(y, F32.with_lanes(y.dtype.lanes))
@@ -237,12 +225,9 @@ def pow(x: Any, y: Any) -> Expr:
 pow.__doc__ = (pow.__doc__ or "").format(accuracy=_accuracy("pow"))
 
 
+@example("Y[i] = T.ldexp(X[i], 3)")
 def ldexp(x: Any, n: Any) -> Expr:
-    """x * 2**n.  Correctly rounded.
-
-    Example:
-        Y[i] = T.ldexp(X[i], 3)
-    """
+    """x * 2**n.  Correctly rounded."""
     e = _float_arg(x, "ldexp", False)
     return call("ldexp", (e, cast(value_of(n), I32)), e.dtype)
 
@@ -276,21 +261,15 @@ def isnullptr(p: Any) -> Expr:
     return call("isnullptr", (p,), BOOL)
 
 
+@example("Y[i] = T.max(X[i], 0.0)")
 def max(a: Any, b: Any) -> Expr:
-    """The greater of two values, promoted to one type.  If one is NaN, the other.
-
-    Example:
-        Y[i] = T.max(X[i], 0.0)
-    """
+    """The greater of two values, promoted to one type.  If one is NaN, the other."""
     return binary("max", _py(a), _py(b))
 
 
+@example("Y[i] = T.min(X[i], 6.0)")
 def min(a: Any, b: Any) -> Expr:
-    """The lesser of two values, promoted to one type.  If one is NaN, the other.
-
-    Example:
-        Y[i] = T.min(X[i], 6.0)
-    """
+    """The lesser of two values, promoted to one type.  If one is NaN, the other."""
     return binary("min", _py(a), _py(b))
 
 
@@ -301,17 +280,15 @@ def _py(x: Any) -> Any:
     return const(x) if isinstance(x, float) else x
 
 
+@example("Y[i] = T.clamp(X[i], 0.0, 1.0)")
 def clamp(x: Any, min_val: Any, max_val: Any) -> Expr:
-    """min(max(x, min_val), max_val).
-
-    Example:
-        Y[i] = T.clamp(X[i], 0.0, 1.0)
-    """
+    """min(max(x, min_val), max_val)."""
     return min(max(x, min_val), max_val)
 
 
 # ---- casts and selection -------------------------------------------------------------------------------------------
 
+@example('C[by, i] = T.cast(A[by, i], "float32")')
 def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any = None) -> Expr:
     """Convert a value to another type.
 
@@ -320,9 +297,6 @@ def cast_(value: Any, dtype: Any, round: str = "", sat: bool = True, rbits: Any 
     round: "rn" to nearest even (also into integers), "rz" towards 0, "rp" up, "rm" down.  sat=False: values beyond the range
     of an 8-bit float become infinity, or NaN where the type has none; for other types it has no effect.  Raises cast-option
     for unknown options, for "rs", and for conversions that a type does not support (see math.converted).
-
-    Example:
-        C[by, i] = T.cast(A[by, i], "float32")
     """
     if isinstance(value, str) and not isinstance(dtype, str):
         value, dtype = dtype, value
@@ -348,12 +322,9 @@ def Cast_(dtype: Any, value: Any) -> Expr:
     return cast_(value, dtype)
 
 
+@example('I[i] = T.reinterpret(X[i], "int32")')
 def reinterpret(value: Any, dtype: Any) -> Expr:
-    """The bits of value as another type of the same size; also (dtype, value).
-
-    Example:
-        I[i] = T.reinterpret(X[i], "int32")
-    """
+    """The bits of value as another type of the same size; also (dtype, value)."""
     if isinstance(value, str) or isinstance(value, type):
         value, dtype = dtype, value
     e, dt = value_of(value), dtype_of(dtype, "T.reinterpret")
@@ -372,32 +343,23 @@ def Select_(cond: Any, a: Any, b: Any) -> Expr:
     return Select(c, x, y, x.dtype, False) if c.dtype.lanes == 1 else select(c, x, y, lazy=False)
 
 
+@example("Y[i] = T.if_then_else(i < n, X[i], 0.0)")
 def if_then_else(cond: Any, a: Any, b: Any) -> Expr:
-    """cond ? a : b, promoted to one type.  Only the chosen side is evaluated, so cond may guard a load.
-
-    Example:
-        Y[i] = T.if_then_else(i < n, X[i], 0.0)
-    """
+    """cond ? a : b, promoted to one type.  Only the chosen side is evaluated, so cond may guard a load."""
     a, b = (v.vector() if isinstance(v, BufferSlice) else v for v in (a, b))
     return select(cond, a, b)
 
 
+@example("indices = T.ramp(0, 2, 4)   # int32x4: 0, 2, 4, 6")
 def Ramp_(base: Any, stride: Any, lanes: int) -> Ramp:
-    """Vector base, base + stride, …
-
-    Example:
-        indices = T.ramp(0, 2, 4)   # int32x4: 0, 2, 4, 6
-    """
+    """Vector base, base + stride, …"""
     x, y = match(convert(base), convert(stride))
     return Ramp(x, y, int(lanes), x.dtype.with_lanes(int(lanes)))
 
 
+@example("v4 = T.broadcast(X[i], 4)   # float32x4")
 def Broadcast_(value: Any, lanes: int) -> Expr:
-    """Vector of copies of value.
-
-    Example:
-        v4 = T.broadcast(X[i], 4)   # float32x4
-    """
+    """Vector of copies of value."""
     e = value_of(value)
     return Broadcast(e, int(lanes), e.dtype.with_lanes(int(lanes)))
 
@@ -409,12 +371,9 @@ def Shuffle_(vectors: Any, indices: Any) -> Expr:
     return Shuffle(vs, idx, vs[0].dtype.scalar.with_lanes(len(idx)))
 
 
+@example("Y[i] = T.extract_lane(X[0:4], 1)")
 def extract_lane(vec: Any, lane: Any) -> Expr:
-    """One lane of a vector; lane is a compile-time integer.
-
-    Example:
-        Y[i] = T.extract_lane(X[0:4], 1)
-    """
+    """One lane of a vector; lane is a compile-time integer."""
     if isinstance(vec, BufferSlice):
         vec = vec.vector()
     if not isinstance(vec, Expr):
@@ -442,30 +401,21 @@ def _limit(dt: Any, sign: int) -> Expr:
     return const(float_max(d.base) if sign > 0 else float_min(d.base), d)
 
 
+@example('T.fill(acc, T.max_value("float32"))')
 def max_value(dtype: Any) -> Expr:
-    """Greatest finite value of a type.
-
-    Example:
-        T.fill(acc, T.max_value("float32"))
-    """
+    """Greatest finite value of a type."""
     return _limit(dtype, 1)
 
 
+@example('T.fill(acc, T.min_value("float32"))')
 def min_value(dtype: Any) -> Expr:
-    """Least finite value of a type.
-
-    Example:
-        T.fill(acc, T.min_value("float32"))
-    """
+    """Least finite value of a type."""
     return _limit(dtype, -1)
 
 
+@example('T.fill(acc, -T.infinity("float32"))')
 def infinity(dtype: Any) -> Expr:
-    """Positive infinity of a float type.
-
-    Example:
-        T.fill(acc, -T.infinity("float32"))
-    """
+    """Positive infinity of a float type."""
     d = dtype_of(dtype, "T.infinity")
     if not d.is_float:
         raise error("math-type", f"T.infinity of {d}: only float types have it", expected="a float type", found=str(d),
@@ -504,12 +454,9 @@ def ceildiv(a: Any, b: Any) -> Any:
 cdiv = ceildiv
 
 
+@example("threads = T.align_up(100, 32)   # 128")
 def align_up(x: Any, y: Any) -> Any:
-    """The least multiple of y that is not below x.
-
-    Example:
-        threads = T.align_up(100, 32)   # 128
-    """
+    """The least multiple of y that is not below x."""
     if is_const(convert(y), 0):
         raise error("math-type", "T.align_up to multiples of 0", expected="a positive integer", found="0",
                     hint="give the size of the unit")
@@ -528,21 +475,15 @@ shift_left, shift_right = _operator("shl", "shift_left"), _operator("shr", "shif
 bitwise_and, bitwise_or, bitwise_xor = (_operator(f"bit{n}", f"bitwise_{n}") for n in ("and", "or", "xor"))
 
 
+@example("I[i] = T.bitwise_not(I[i])")
 def bitwise_not(x: Any) -> Expr:
-    """~x.
-
-    Example:
-        I[i] = T.bitwise_not(I[i])
-    """
+    """~x."""
     return unary("bitnot", value_of(x))
 
 
+@example("r, c = T.index_to_coordinates(i, (64, 32))   # i // 32, i % 32")
 def index_to_coordinates(index: Any, shape: Any) -> list[Any]:
-    """Row-major coordinates of a linear index.
-
-    Example:
-        r, c = T.index_to_coordinates(i, (64, 32))   # i // 32, i % 32
-    """
+    """Row-major coordinates of a linear index."""
     out: list[Any] = []
     for d in reversed(list(shape)):
         out.append(index % d)

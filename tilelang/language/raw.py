@@ -15,7 +15,7 @@ from .allreduce import ReduceScope
 from .tracing.builder import Emitted, need_builder
 from .kernel import import_source, thread_binding
 from .tracing.scope import BodyFrame, Frame
-from .tracing.state import describe, error
+from .tracing.state import describe, error, example
 from .tensor import TensorSpec, dtype_of, flat_only, over_storage, owner_of, shape_of, view
 from .thread import activemask, emit_call, shfl_down, shfl_sync, shfl_up, sync_grid, value_call
 from .tile import EMITTED
@@ -23,13 +23,11 @@ from .tile import EMITTED
 _IMPORT, _ASYNC = "pragma_import_c", "async_scope"
 
 
+@example('T.Assert(n > 0, "n must be positive")')
 def Assert(c: Any, msg: str, error_kind: str = "RuntimeError") -> Emitted:
     """Check a condition: outside a launch on the host, inside a launch on the device.
 
     Raises not-available for another kind of error than RuntimeError.
-
-    Example:
-        T.Assert(n > 0, "n must be positive")
     """
     b = need_builder("T.Assert")
     if error_kind != "RuntimeError":
@@ -64,12 +62,9 @@ def attr(node: Any, key: str, value: Any) -> Frame:
     return BodyFrame()
 
 
+@example('T.sblock_attr({"pragma_import_c": "__device__ float twice(float x) { return 2 * x; }"})')
 def sblock_attr(attrs: dict[str, Any]) -> Emitted:
-    """Set attributes of the enclosing kernel: pragma_import_c.
-
-    Example:
-        T.sblock_attr({"pragma_import_c": "__device__ float twice(float x) { return 2 * x; }"})
-    """
+    """Set attributes of the enclosing kernel: pragma_import_c."""
     _attributes(attrs)
     return EMITTED
 
@@ -106,13 +101,11 @@ def writes(*regions: Any) -> Emitted:
     return EMITTED
 
 
+@example("x = T.bind(X[i])")
 def bind(value: Any, type_annotation: Any = None, *, var: Any = None) -> Var:
     """Bind a value to a fresh immutable variable, or to `var` (made by T.var, or by a dtype called without arguments).
 
     Raises store-target where `var` is no scalar variable or already has a value.
-
-    Example:
-        x = T.bind(X[i])
     """
     b = need_builder("T.bind")
     e = convert(value)
@@ -170,30 +163,21 @@ def Let(value: Any, where: dict[Var, Any] | None = None) -> Expr:
     return substitute(convert(value), known)
 
 
+@example("x = T.undef()")
 def undef() -> Expr:
-    """An undefined value; it is zero here.
-
-    Example:
-        x = T.undef()
-    """
+    """An undefined value; it is zero here."""
     return convert(0)
 
 
+@example('h100 = T.target({"kind": "cuda", "arch": "sm_90a"})')
 def target(cfg: Any, host: Any = None) -> Target:
-    """The target that a name or dict describes, as `tilelang.compile(…, target=…)` takes it.
-
-    Example:
-        h100 = T.target({"kind": "cuda", "arch": "sm_90a"})
-    """
+    """The target that a name or dict describes, as `tilelang.compile(…, target=…)` takes it."""
     return Target(cfg)
 
 
+@example('T.call_extern("handle", "my_load", T.tvm_access_ptr(T.type_annotation("float32"), X.data, 64, 4, 1), tx)')
 def type_annotation(dtype: Any) -> DType:
-    """The element type argument of T.tvm_access_ptr.
-
-    Example:
-        T.call_extern("handle", "my_load", T.tvm_access_ptr(T.type_annotation("float32"), X.data, 64, 4, 1), tx)
-    """
+    """The element type argument of T.tvm_access_ptr."""
     return dtype_of(dtype, "T.type_annotation")
 
 
@@ -206,14 +190,12 @@ def buffer_at(data: Any) -> Buffer:
     return found
 
 
+@example('T.call_extern("handle", "my_load", T.tvm_access_ptr(T.type_annotation("float32"), X.data, 64, 4, 1), tx)')
 def tvm_access_ptr(ptype: Any, data: Any, offset: Any, extent: Any, rw_mask: Any = 1) -> AddressOf:
     """Pointer to element `offset` of a storage that is viewed as elements of type `ptype`, for extern calls and intrinsics.
 
     data: `A.data` of a buffer of any shape and scope.  extent: elements that are accessed.  rw_mask: 1 read, 2 write,
     3 both.
-
-    Example:
-        T.call_extern("handle", "my_load", T.tvm_access_ptr(T.type_annotation("float32"), X.data, 64, 4, 1), tx)
     """
     buffer = data if isinstance(data, Buffer) else buffer_at(data)
     dt = dtype_of(ptype, "T.tvm_access_ptr")
@@ -226,26 +208,20 @@ def tvm_access_ptr(ptype: Any, data: Any, offset: Any, extent: Any, rw_mask: Any
     return AddressOf(flat, (convert(offset),))
 
 
+@example('T.call_extern("handle", "my_load", T.handle_add_byte_offset(X.data, 64), tx)')
 def handle_add_byte_offset(h: Any, n: Any) -> Expr:
-    """An address plus `n` bytes.
-
-    Example:
-        T.call_extern("handle", "my_load", T.handle_add_byte_offset(X.data, 64), tx)
-    """
+    """An address plus `n` bytes."""
     if not isinstance(h, Expr) or not (h.dtype.is_handle or h.dtype.is_int):
         raise error("pointer", f"T.handle_add_byte_offset needs a pointer or an address, found {describe(h)}",
                     expected="a pointer or an address")
     return cast(binary("add", cast(h, "int64"), cast(convert(n), "int64")), "handle")
 
 
+@example('flat = T.decl_buffer((4096,), "float16", data=A_s.data, scope="shared.dyn")')
 def decl_buffer(shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None, elem_offset: Any = None,
                 scope: str = "global", align: int = 0, offset_factor: int = 0, buffer_type: str = "",
                 axis_separators: Any = None) -> Buffer:
-    """A buffer over existing storage (the `data` of another buffer or a pointer).  Raises pointer, view-size.
-
-    Example:
-        flat = T.decl_buffer((4096,), "float16", data=A_s.data, scope="shared.dyn")
-    """
+    """A buffer over existing storage (the `data` of another buffer or a pointer).  Raises pointer, view-size."""
     flat_only("T.decl_buffer", buffer_type, axis_separators)
     spec = TensorSpec(shape_of(shape, "T.decl_buffer"), dtype, strides, scope, align=align)
     return over_storage("T.decl_buffer", spec, data, elem_offset)
@@ -264,22 +240,17 @@ def launch_thread(tag_or_itervar: str, extent: Any) -> Frame:
     return thread_binding(extent, thread=tag_or_itervar)
 
 
+@example("x = T.meta_var(X[i])")
 def meta_var(v: Any) -> Any:
-    """The value itself.
-
-    Example:
-        x = T.meta_var(X[i])
-    """
+    """The value itself."""
     return v
 
 
+@example('Y[i] = T.call_intrin("float32", "exp", X[i])')
 def call_intrin(dtype: Any, op_or_name: str, *args: Any, annotations: Any = None, **options: Any) -> Any:
     """An intrinsic by name: a value, or with dtype "handle" or "void" a statement.  Raises extern-argument.
 
     options: its compile-time parameters (ir/call_options.py).
-
-    Example:
-        Y[i] = T.call_intrin("float32", "exp", X[i])
     """
     name = str(op_or_name).removeprefix("tl.").removeprefix("tirx.")
     row = INTRINSICS.get(name)
@@ -308,42 +279,30 @@ def _warp_of(warp_size: Any) -> None:
                     found=str(warp_size), hint="pass 32")
 
 
+@example("Y[i] = T.tvm_warp_shuffle(0xFFFFFFFF, X[i], 0, 32, 32)")
 def tvm_warp_shuffle(mask: Any, v: Any, lane: Any, width: int, warp_size: int) -> Var:
-    """The value of a lane of the warp.  Raises lane-arguments.
-
-    Example:
-        Y[i] = T.tvm_warp_shuffle(0xFFFFFFFF, X[i], 0, 32, 32)
-    """
+    """The value of a lane of the warp.  Raises lane-arguments."""
     _warp_of(warp_size)
     return shfl_sync(v, lane, width, mask)
 
 
+@example("Y[i] = T.tvm_warp_shuffle_up(0xFFFFFFFF, X[i], 1, 32, 32)")
 def tvm_warp_shuffle_up(mask: Any, value: Any, delta: Any, width: int, warp_size: int) -> Var:
-    """The value of the lane `delta` below.
-
-    Example:
-        Y[i] = T.tvm_warp_shuffle_up(0xFFFFFFFF, X[i], 1, 32, 32)
-    """
+    """The value of the lane `delta` below."""
     _warp_of(warp_size)
     return shfl_up(value, delta, width, mask)
 
 
+@example("Y[i] = T.tvm_warp_shuffle_down(0xFFFFFFFF, X[i], 1, 32, 32)")
 def tvm_warp_shuffle_down(mask: Any, value: Any, delta: Any, width: int, warp_size: int) -> Var:
-    """The value of the lane `delta` above.
-
-    Example:
-        Y[i] = T.tvm_warp_shuffle_down(0xFFFFFFFF, X[i], 1, 32, 32)
-    """
+    """The value of the lane `delta` above."""
     _warp_of(warp_size)
     return shfl_down(value, delta, width, mask)
 
 
+@example("mask = T.tvm_warp_activemask()")
 def tvm_warp_activemask() -> Var:
-    """Bit mask of the active lanes.
-
-    Example:
-        mask = T.tvm_warp_activemask()
-    """
+    """Bit mask of the active lanes."""
     return activemask()
 
 
@@ -357,12 +316,9 @@ def tvm_thread_invariant(c: Any) -> Expr:
     return convert(c)
 
 
+@example("T.sync_global()")
 def sync_global() -> Emitted:
-    """Older spelling of T.sync_grid.
-
-    Example:
-        T.sync_global()
-    """
+    """Older spelling of T.sync_grid."""
     return sync_grid()
 
 

@@ -11,7 +11,7 @@ from .alloc import alloc_shared
 from .tracing.builder import Emitted, need_builder
 from .loops import Parallel
 from .tracing.regions import whole_region
-from .tracing.state import error
+from .tracing.state import error, example
 from .tile import GemmWarpPolicy, gemm
 
 
@@ -20,6 +20,7 @@ def e_factor(a_dtype: Any, meta_dtype: Any) -> int:
     return DType(meta_dtype).bits // 4 * (2 if DType(a_dtype).bits == 32 else 4)
 
 
+@example("T.gemm_sp(A_sp, E_s, B_s, acc)   # (128, 32) kept of (128, 64), (128, 4) int16, (64, 128)")
 def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, transpose_E: bool = False,
             transpose_B: bool = False, policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Any = False,
             k_pack: int = 1, wg_wait: int = 0, annotations: dict[str, Any] | None = None) -> Emitted:
@@ -30,9 +31,6 @@ def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, tr
     integers whose 4 bits per group, lowest group first, are the two kept columns (2 bits each, the first one low); for
     float32 0b0100 keeps column 0, 0b1110 column 1.  B, C: as T.gemm, and so are the options.  The operand is expanded in shared
     memory and multiplied densely.  Raises gemm-shape, gemm-types.
-
-    Example:
-        T.gemm_sp(A_sp, E_s, B_s, acc)   # (128, 32) kept of (128, 64), (128, 4) int16, (64, 128)
     """
     b = need_builder("T.gemm_sp")
     a, e = whole_region(A_sparse, "operand A of T.gemm_sp"), whole_region(E, "the metadata of T.gemm_sp")

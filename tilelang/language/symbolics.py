@@ -10,7 +10,7 @@ from tilelang.ir import Var
 from tilelang.ir import dtype as DType
 
 from .tracing.builder import need_builder
-from .tracing.state import error
+from .tracing.state import error, example
 from .tensor import dtype_of
 
 
@@ -43,12 +43,9 @@ def dynamic(name: str, dtype: Any = "int32") -> Any:
     return out[0] if len(out) == 1 else out
 
 
+@example('m = T.symbolic("m")')
 def symbolic(name: str, dtype: Any = "int32") -> Any:
-    """Deprecated spelling of T.dynamic.
-
-    Example:
-        m = T.symbolic("m")
-    """
+    """Deprecated spelling of T.dynamic."""
     warnings.warn("T.symbolic is deprecated, use T.dynamic", DeprecationWarning, stacklevel=2)
     return dynamic(name, dtype)
 

@@ -15,7 +15,7 @@ from tilelang.ir import (
 from .tracing.polynomial import difference
 from .tracing.regions import BufferSlice
 from .tracing.builder import current_builder, need_builder
-from .tracing.state import describe, error, place
+from .tracing.state import describe, error, example, place
 
 
 def shape_of(shape: Any, what: str) -> tuple[Any, ...]:
@@ -247,13 +247,10 @@ def _distance(at: AddressOf) -> Any:
     return offset.value if isinstance(offset, Const) else offset
 
 
+@example('P = T.make_tensor_from_addr(address, (64, 64), "float16")')
 def make_tensor_from_addr(addr: Any, shape: Any, dtype: Any = "float32", strides: Any = None,
                           storage_scope: str = "global") -> Buffer:
-    """A tensor at an integer address, in global memory.  Raises pointer for another scope.
-
-    Example:
-        P = T.make_tensor_from_addr(address, (64, 64), "float16")
-    """
+    """A tensor at an integer address, in global memory.  Raises pointer for another scope."""
     if storage_scope != GLOBAL:
         raise error("pointer", f"T.make_tensor_from_addr of {storage_scope} memory", expected="an address in global memory",
                     found=f"scope {storage_scope!r}",
@@ -350,15 +347,13 @@ def _moves(b: Any, e: Expr) -> bool:
     return any(isinstance(n, (Load, Call)) or isinstance(n, Var) and id(n) in own for n in walk(e))
 
 
+@example('P = T.match_buffer(p, (64, 64), "float16")')
 def match_buffer(param: Any, shape: Any, dtype: Any = "float32", data: Any = None, strides: Any = None,
                  elem_offset: Any = None, scope: str = "global", align: int = 0, offset_factor: int = 0,
                  buffer_type: str = "", axis_separators: Any = None) -> Buffer:
     """The tensor at a pointer parameter; or a view of a buffer's region.
 
     data, elem_offset, scope: if given, they must agree with the parameter or the region.  Raises pointer otherwise.
-
-    Example:
-        P = T.match_buffer(p, (64, 64), "float16")
     """
     flat_only("T.match_buffer", buffer_type, axis_separators)
     if isinstance(param, BufferSlice):
@@ -462,14 +457,12 @@ def _check_strides(src: Buffer, shape: tuple[Any, ...], dt: DType, strides: tupl
                     found=f"an element at {below}")
 
 
+@example("flat = T.reshape(A_s, (128 * 64,))")
 def reshape(src: Any, shape: Any) -> Buffer:
     """A view of a buffer's storage with another shape; row-major in both, no data moves.
 
     src: a whole compact buffer of any shape, dtype and scope.  shape: as many elements as src has.  Raises view-source,
     view-size.
-
-    Example:
-        flat = T.reshape(A_s, (128 * 64,))
     """
     return view(src, shape)
 

@@ -21,7 +21,7 @@ from .tracing.flags import flag
 from .kernel import get_thread_binding
 from .raw import buffer_at
 from .tracing.regions import BufferSlice
-from .tracing.state import describe, error
+from .tracing.state import describe, error, example
 from .tensor import dtype_of
 from .thread import emit_call
 from .tile import EMITTED
@@ -33,12 +33,9 @@ WARP = 32
 _K = {8: 32, 16: 16, 32: 8}  # columns of a micro tile by operand bits
 
 
+@example('mm, mn, mk = T.get_mma_micro_size("float16")   # 16, 8, 16')
 def get_mma_micro_size(dtype: Any) -> tuple[int, int, int]:
-    """(m, n, k) of the micro tile for operands of a type.  Raises gemm-types.
-
-    Example:
-        mm, mn, mk = T.get_mma_micro_size("float16")   # 16, 8, 16
-    """
+    """(m, n, k) of the micro tile for operands of a type.  Raises gemm-types."""
     bits = DType(dtype).bits
     if bits not in _K:
         raise error("gemm-types", f"no tensor-core tile for operands of {DType(dtype)}",
@@ -67,15 +64,13 @@ def fragment_element(matrix: str, lane: Any, register: int, k: int) -> tuple[Any
     return lane // 4 + row * 8, lane % 4 * e + (column * 4 * e + register % e)
 
 
+@example("r, c = T.mma_store_index_map(T.get_lane_idx(), 0)")
 def mma_store_index_map(thread_id: Any, local_id: Any) -> tuple[Any, Any]:
-    """(row, column) of an accumulator register of a 16 x 16 micro tile.
-
-    Example:
-        r, c = T.mma_store_index_map(T.get_lane_idx(), 0)
-    """
+    """(row, column) of an accumulator register of a 16 x 16 micro tile."""
     return thread_id // 4 + local_id // 2 % 2 * 8, thread_id % 4 * 2 + local_id // 4 * 8 + local_id % 2
 
 
+@example('r, c = T.get_swizzle_layout(tx // 64, tx % 64, 64, "float16")')
 def get_swizzle_layout(row: Any, col: Any, row_size: int, dtype: Any,
                        swizzle_bytes: int | None = None) -> tuple[Any, Any]:
     """(row, column) at which an element of a swizzled tile with rows of `row_size` elements is stored.
@@ -83,9 +78,6 @@ def get_swizzle_layout(row: Any, col: Any, row_size: int, dtype: Any,
     16-byte units are permuted by row, so that a read of eight rows at one column has no bank conflict.
 
     swizzle_bytes: 32, 64 or 128 (default: the row, at most 128).  Raises layout-invalid for rows that do not divide.
-
-    Example:
-        r, c = T.get_swizzle_layout(tx // 64, tx % 64, 64, "float16")
     """
     bits = DType(dtype).bits
     row_bytes = row_size * bits // 8
@@ -99,6 +91,7 @@ def get_swizzle_layout(row: Any, col: Any, row_size: int, dtype: Any,
     return row, (outer * n + moved) * chunk + col % chunk
 
 
+@example('offset = T.get_ldmatrix_offset("A", T.get_lane_idx(), 0, 64, "float16")')
 def get_ldmatrix_offset(matrix: str, row_idx: Any, col_idx: Any, stride: Any, dtype: Any = "float16",
                         transposed: bool = False) -> Any:
     """Offset in elements, from the start of a micro tile, of the row address that a lane passes to ldmatrix (four matrices).
@@ -110,9 +103,6 @@ def get_ldmatrix_offset(matrix: str, row_idx: Any, col_idx: Any, stride: Any, dt
     elements of a row of the tile.  16-bit operands stored as (k, m) or (k, n) are read with trans=True.
     Raises ValueError for another matrix, and for 8- and 32-bit operands stored as (k, m) or (k, n), since ldmatrix transposes
     16-bit elements only.  Source: PTX ISA, "ldmatrix".
-
-    Example:
-        offset = T.get_ldmatrix_offset("A", T.get_lane_idx(), 0, 64, "float16")
     """
     bits = DType(dtype).bits
     if matrix not in ("A", "B"):
@@ -130,12 +120,9 @@ def get_ldmatrix_offset(matrix: str, row_idx: Any, col_idx: Any, stride: Any, dt
     return rows * stride + columns + col_idx % run
 
 
+@example("T.annotate_layout({A_s: T.make_mma_swizzle_layout(A_s)})")
 def make_mma_swizzle_layout(shared_buf: Any, is_smooth: bool = False) -> Any:
-    """Layout of a shared tile read by ldmatrix without bank conflicts.  is_smooth: row-major instead.
-
-    Example:
-        T.annotate_layout({A_s: T.make_mma_swizzle_layout(A_s)})
-    """
+    """Layout of a shared tile read by ldmatrix without bank conflicts.  is_smooth: row-major instead."""
     return make_linear_layout(shared_buf) if is_smooth else make_swizzled_layout(shared_buf)
 
 
@@ -413,15 +400,13 @@ def _pointer(x: Any, what: str) -> AddressOf:
                 hint="write A.access_ptr('r') or T.access_ptr(A[i, j])")
 
 
+@example('T.ptx_ldmatrix(False, 4, T.access_ptr(A_s[tx % 16, tx % 32 // 16 * 8], "r"), T.access_ptr(r16[0], "w"))')
 def ptx_ldmatrix(trans: bool, num: int, src_access_ptr: Any, dst_access_ptr: Any) -> Emitted:
     """ldmatrix: a warp loads num (1, 2 or 4) 8 x 8 matrices of 16-bit elements from shared memory (sm_75).
 
     src_access_ptr: address in shared memory of a row of 8 elements, 16-byte aligned; lane 8 * m + r gives row r of matrix m.
     dst_access_ptr: address of the first of 2 * num elements in local memory, two of each matrix; trans: of its transpose.
     Executed by all lanes of the warp.  Raises lane-arguments, extern-argument.
-
-    Example:
-        T.ptx_ldmatrix(False, 4, T.access_ptr(A_s[tx % 16, tx % 32 // 16 * 8], "r"), T.access_ptr(r16[0], "w"))
     """
     if num not in (1, 2, 4):
         raise error("lane-arguments", f"ldmatrix loads 1, 2 or 4 matrices, found {num!r}", expected="1, 2 or 4 matrices")

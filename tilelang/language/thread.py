@@ -17,7 +17,7 @@ from .tracing.builder import Emitted, need_builder
 from .tracing.names import Names
 from .kernel import need_kernel, thread_index
 from .tracing.scope import Frame, IfFrame, WhileFrame
-from .tracing.state import describe, error, named
+from .tracing.state import describe, error, example, named
 from .tile import EMITTED
 
 FULL_MASK = 0xFFFFFFFF
@@ -63,12 +63,9 @@ def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> Emitted:
     return emit_call("named_barrier", (number, convert(count)))
 
 
+@example("T.named_barrier_arrive(1, 256)")
 def named_barrier_arrive(id: Any, count: Any) -> Emitted:
-    """Arrive at a named barrier without waiting.
-
-    Example:
-        T.named_barrier_arrive(1, 256)
-    """
+    """Arrive at a named barrier without waiting."""
     return emit_call("named_barrier_arrive", _named("named_barrier_arrive", id, count))
 
 
@@ -88,22 +85,17 @@ def _named(name: str, number: Any, count: Any) -> tuple[Expr, Expr]:
     return i, n
 
 
+@example("T.sync_warp()")
 def sync_warp(mask: Any = None) -> Emitted:
-    """Barrier of the warp (or of its lanes in mask).
-
-    Example:
-        T.sync_warp()
-    """
+    """Barrier of the warp (or of its lanes in mask)."""
     return emit_call("sync_warp", () if mask is None else (_mask(mask),))
 
 
+@example("T.sync_grid()")
 def sync_grid() -> Emitted:
     """Barrier of all threads of all blocks.  After it, earlier writes to global memory are visible to all of them.
 
     The launch becomes cooperative: its blocks must all fit on the device at once, which the driver checks.
-
-    Example:
-        T.sync_grid()
     """
     need_kernel("T.sync_grid").set(cooperative=True)
     return emit_call("sync_grid")
@@ -177,21 +169,15 @@ all_sync = _vote("all_sync", "Whether the predicate holds on all lanes: int32.",
 ballot_sync = _vote("ballot_sync", "Bit mask of the lanes where the predicate holds: uint64.", "mask", "uint64")
 
 
+@example("mask = T.ballot(X[i] > 0)")
 def ballot(pred: Any) -> Var:
-    """Bit mask of the lanes where the predicate holds: uint64.
-
-    Example:
-        mask = T.ballot(X[i] > 0)
-    """
+    """Bit mask of the lanes where the predicate holds: uint64."""
     return value_call("ballot", (_predicate("ballot", pred),), "uint64")
 
 
+@example("mask = T.activemask()")
 def activemask() -> Var:
-    """Bit mask of the active lanes: uint64.
-
-    Example:
-        mask = T.activemask()
-    """
+    """Bit mask of the active lanes: uint64."""
     return value_call("activemask", (), "uint64")
 
 
@@ -230,33 +216,24 @@ def _width(v: Any, name: str) -> Any:
     return v
 
 
+@example("lane = T.get_lane_idx()   # tx % 32")
 def get_lane_idx(warp_size: Any = None) -> Expr:
-    """Lane of this thread in its warp, from the linear thread index.
-
-    Example:
-        lane = T.get_lane_idx()   # tx % 32
-    """
+    """Lane of this thread in its warp, from the linear thread index."""
     return thread_index() % _width(32 if warp_size is None else warp_size, "warp_size")
 
 
+@example("warp = T.get_warp_idx()   # tx // 32")
 def get_warp_idx(ws: Any = None) -> Expr:
-    """Warp of this thread in the block.
-
-    Example:
-        warp = T.get_warp_idx()   # tx // 32
-    """
+    """Warp of this thread in the block."""
     return thread_index() // _width(32 if ws is None else ws, "warp_size")
 
 
 get_warp_idx_sync = get_warp_idx
 
 
+@example("group = T.get_warp_group_idx()   # tx // 128")
 def get_warp_group_idx(ws: Any = None, warps_per_group: Any = None) -> Expr:
-    """Warp group (default: 4 warps) of this thread in the block.
-
-    Example:
-        group = T.get_warp_group_idx()   # tx // 128
-    """
+    """Warp group (default: 4 warps) of this thread in the block."""
     if ws is None and warps_per_group is not None:
         raise error("lane-arguments", "warps_per_group needs warp_size",
                     expected="warp_size with warps_per_group", found="none")
@@ -300,12 +277,9 @@ def ptx_wait_group(n: int) -> Emitted:
 
 # ---- statements --------------------------------------------------------------------------------------------------------
 
+@example('T.evaluate(T.call_extern("handle", "my_load", X.data, tx))')
 def evaluate(expr: Any) -> Emitted | None:
-    """Execute an expression for its effect.
-
-    Example:
-        T.evaluate(T.call_extern("handle", "my_load", X.data, tx))
-    """
+    """Execute an expression for its effect."""
     if isinstance(expr, Emitted):
         return expr
     b = need_builder("T.evaluate")
@@ -315,13 +289,11 @@ def evaluate(expr: Any) -> Emitted | None:
     return EMITTED
 
 
+@example("T.buffer_store(Y, X[i], [i], predicate=i < n)")
 def buffer_store(buf: Buffer, value: Any, indices: Any, predicate: Any = None) -> Emitted:
     """buf[indices] = value; with a predicate where it holds.  Raises predicate-type for a predicate of several lanes.
 
     buf: of any shape, dtype and scope.  indices: one per dimension, in elements.  value: a scalar or vector.
-
-    Example:
-        T.buffer_store(Y, X[i], [i], predicate=i < n)
     """
     b = need_builder("T.buffer_store")
     idx = indices if isinstance(indices, (tuple, list)) else (indices,)
@@ -417,13 +389,11 @@ def While_(c: Any) -> WhileFrame:
     return WhileFrame(cast(convert(c), "bool"))
 
 
+@example("Y[i] = T.__ldg(X[i])")
 def ldg(A: Any, idx: Any = None) -> Expr:
     """Load by the read-only cache: T.__ldg(A[i]) or T.__ldg(A, i).
 
     A: an element or a buffer in global memory.  idx: of the element, where A is a buffer.
-
-    Example:
-        Y[i] = T.__ldg(X[i])
     """
     if isinstance(A, Buffer):
         if idx is None:

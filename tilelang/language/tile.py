@@ -18,7 +18,7 @@ from .tracing.builder import Builder, Emitted, check_constant, need_builder
 from .tracing.flags import flag
 from .loops import attrs_of, options_from
 from .tracing.regions import BufferSlice, Operand, check_inside, operand, pair, whole_region
-from .tracing.state import describe, error, named
+from .tracing.state import describe, error, example, named
 
 errors.register_warning("gemm-waits", "wg_wait of T.gemm, which is synchronous whatever the number")
 errors.register_warning("element-copy", "T.copy of two elements at block level, where a tile was probably meant")
@@ -157,13 +157,11 @@ def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> 
     return emit_op(b, Fill(r, v, attrs_of(annotations), span=b.here()))
 
 
+@example("T.clear(acc)")
 def clear(buffer: Any, annotations: dict[str, Any] | None = None) -> Emitted:
     """Every element of a tile = 0; block-collective.
 
     buffer: a buffer, region or element of any shape, dtype and scope.
-
-    Example:
-        T.clear(acc)
     """
     if isinstance(annotations, (int, float)):
         raise error("option-type", f"T.clear takes a buffer only, found the value {annotations!r}",
@@ -315,14 +313,12 @@ reduce_sum = _reduction("sum", "Sum along dim.", "T.reduce_sum(acc, m, dim=1)   
                         "    T.reduce_sum(acc, m, dim=1, clear=False)    # added to what m holds")
 
 
+@example("T.reduce_abssum(acc, m, dim=1)   # (128, 128) -> (128,)")
 def reduce_abssum(buffer: Any, out: Any, dim: int = -1, batch: int = 1,
                   annotations: dict[str, Any] | None = None) -> Emitted:
     """Sum of absolute values along dim.
 
     buffer, out: as T.reduce.
-
-    Example:
-        T.reduce_abssum(acc, m, dim=1)   # (128, 128) -> (128,)
     """
     return reduce(buffer, out, "abssum", dim, True, batch, False, annotations)
 
@@ -362,14 +358,12 @@ cummin = _cumulative("min", "Inclusive prefix minimum along dim, in place when d
                      "as T.cumsum")
 
 
+@example("T.transpose(A_s, D_s)   # (128, 64) -> (64, 128)")
 def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> Emitted:
     """dst[…, j, i] = src[…, i, j], cast to dst's type; block-collective.
 
     src: a (…, M, N) tile in shared memory or a fragment.  dst: another (…, N, M) tile in shared memory or a fragment.
     Raises transpose-operand, transpose-shape.
-
-    Example:
-        T.transpose(A_s, D_s)   # (128, 64) -> (64, 128)
     """
     b = _builder("transpose")
     for x, what in ((src, "source"), (dst, "destination")):

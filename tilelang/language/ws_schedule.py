@@ -19,7 +19,7 @@ from .annotations import entries
 from .kernel import need_kernel
 from .loops import WSID
 from .tracing.builder import need_builder
-from .tracing.state import describe, error
+from .tracing.state import describe, error, example
 
 register("ws-schedule", AssertionError, "a warp-specialisation schedule whose parts do not fit together",
          "warp roles are ranges of the schedule's warps, operations and pipelines are named by what it holds",
@@ -224,14 +224,12 @@ def annotate_ws_schedule(schedule: WSSchedule) -> None:
     k.set(report=(*k.plan.report, f"the annotated schedule of warp roles ({roles}): the compiler's own is used"))
 
 
+@example("T.annotate_ws_pipeline_depth({A_s: 3, B_s: 2})")
 def annotate_ws_pipeline_depth(depths: dict[Buffer, int]) -> None:
     """Annotate how many versions a schedule keeps of shared tiles that are overwritten in each iteration, as a hint.
 
     depths: {buffer in shared memory: versions, from 1}.  The compiler checks it and notes it in the report, but chooses the
     number itself.  Raises option-type for other things.
-
-    Example:
-        T.annotate_ws_pipeline_depth({A_s: 3, B_s: 2})
     """
     k, what = need_kernel("T.annotate_ws_pipeline_depth"), "T.annotate_ws_pipeline_depth"
     for buffer, depth in entries(depths, what):

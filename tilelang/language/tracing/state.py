@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from inspect import cleandoc
 from types import CodeType
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +22,15 @@ def named(fn: F, name: str, doc: str | None) -> F:
     for attribute, value in (("__name__", name), ("__qualname__", name), ("__doc__", doc)):
         setattr(fn, attribute, value)
     return fn
+
+
+def example(code: str) -> Callable[[F], F]:
+    """Decorator: adds an example of one line to the documentation of a function of the language."""
+    def documented(fn: F) -> F:
+        fn.__doc__ = f"{cleandoc(fn.__doc__ or '').rstrip()}\n\nExample:\n    {code}"
+        return fn
+
+    return documented
 
 
 class Tracing(Protocol):
