@@ -6,7 +6,7 @@ LANE_OPS are handlers of calls (context.py); atomics find their cells by the con
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from tilelang.target.thread_calls import CLOCKS
 
 from .context import Context
 from .faults import fault
-from .lanes import LaneFrame, exit_lanes
+from .lanes import Action, LaneFrame, exit_lanes
 from .releases import Releases
 
 
@@ -203,12 +203,28 @@ def _shuffle(c: Context, e: Call) -> Closure:
     return run
 
 
-def _thread_return(c: Context, e: Call) -> Closure:
-    def run(f: LaneFrame) -> Value:
-        exit_lanes(f)
-        return np.int32(0)
+def effects(rows: Mapping[str, Callable[[Any, Call], Action]],
+            before: Callable[[LaneFrame, str], None] = lambda f, op: None) -> dict[str, Callable[[Any, Call], Closure]]:
+    """Handlers of calls that are executed for their effect; their value is 0.
 
-    return run
+    rows: by intrinsic, what compiles the call to an action, which runs where a lane is active.  before: called first, with the
+    name of the call, also where no lane is active.
+    """
+    def handler(row: Callable[[Any, Call], Action]) -> Callable[[Any, Call], Closure]:
+        def compile_call(c: Any, e: Call) -> Closure:
+            action = row(c, e)
+
+            def run(f: LaneFrame) -> Value:
+                before(f, e.op)
+                if f.any_active():
+                    action(f)
+                return np.int32(0)
+
+            return run
+
+        return compile_call
+
+    return {op: handler(row) for op, row in rows.items()}
 
 
 def elect(c: Context, e: Call) -> Closure:
@@ -300,15 +316,14 @@ def format_c(text: str, values: list[Any]) -> str:
     return _FORMAT.sub(one, text.replace("%%", "\0")).replace("\0", "%")
 
 
-def _printf(c: Context, e: Call) -> Closure:
+def _printf(c: Context, e: Call) -> Action:
     text = e.args[0].value if isinstance(e.args[0], StringConst) else "%s"
     fns = [(a.value if isinstance(a, StringConst) else c.expr(a)) for a in e.args[1:]]
 
-    def run(f: LaneFrame) -> Value:
+    def run(f: LaneFrame) -> None:
         rows = [v if isinstance(v, str) else spread(v(f), f.lanes) for v in fns]
         for t in np.flatnonzero(f.active()):
             f.block.print(format_c(text, [r if isinstance(r, str) else r[t] for r in rows]))
-        return np.int32(0)
 
     return run
 
@@ -358,7 +373,6 @@ LANE_OPS: dict[str, Callable[[Context, Call], Closure]] = {
     **{k: _vote for k in ("any_sync", "all_sync", "ballot_sync", "ballot", "activemask", "match_any_sync",
                           "match_all_sync")},
     "warp_uniform": _uniform, **dict.fromkeys(CLOCKS, _clock),
-    "ldg": _ldg, "thread_return": _thread_return, "printf": _printf, "fence_gpu": nothing, "fence_block": nothing,
-    "keep_branch": nothing,
-    "pdl_trigger": nothing, "pdl_sync": nothing,
+    "ldg": _ldg, **effects({"thread_return": lambda c, e: exit_lanes, "printf": _printf}),
+    **dict.fromkeys(("fence_gpu", "fence_block", "keep_branch", "pdl_trigger", "pdl_sync"), nothing),
 }  # fmt: skip

@@ -61,7 +61,7 @@ def uniform(x: Value, f: LaneFrame, what: str, span: Any) -> Any:
     y = x if f.mask is None or x.shape[0] != f.lanes else x[f.mask]
     if y.size and not (y == y[0]).all():
         raise fault("sim-thread-dependent", f"{what} must be the same in every thread, found values from {y.min()} to "
-                    f"{y.max()}", span=span, hint="compute it from block indices and parameters only")
+                    f"{y.max()}", span=span)
     return y[0] if y.size else x[0]
 
 

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import AddressOf, Call, numpy_dtype
-from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.instructions import MMA_ROWS
 
 from .context import Context
 from .faults import fault
 from .lane_ops import WARP
-from .lanes import LaneFrame
+from .lanes import Action, LaneFrame
 
 U8, U16 = np.dtype(np.uint8), np.dtype(np.uint16)
 
@@ -143,13 +142,7 @@ def _columns_of_bytes(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(y.transpose(0, 1, 2, 5, 3, 4)).reshape(len(x), WARP, -1)
 
 
-def _order(fragment: Any) -> np.ndarray:
-    """Position lane * registers + register of each element of an instruction operand, in row-major element order."""
-    owner, register = fragment.owners()[0], fragment.register_table()
-    return (owner * fragment.registers + register).ravel()
-
-
-def mma(c: Context, e: Call) -> Closure:
+def mma(c: Context, e: Call) -> Action:
     """mma: accumulator, a, b."""
     row = MMA_ROWS.get(e.options.row)
     if row is None:
@@ -159,7 +152,7 @@ def mma(c: Context, e: Call) -> Closure:
     coroutines = []
     for arg, frag, dt in zip(e.args, (row.c, row.a, row.b), (row.c_dtype, row.a_dtype, row.b_dtype)):
         np_dt = numpy_dtype(dt)
-        coroutines.append((Registers(c, arg, frag.registers * np_dt.itemsize, e.span), np_dt, _order(frag)))
+        coroutines.append((Registers(c, arg, frag.registers * np_dt.itemsize, e.span), np_dt, register_order(frag).ravel()))
     (rc, tc, oc), (ra, ta, oa), (rb, tb, ob) = coroutines
     back = np.empty(32 * row.c.registers, np.int64)
     back[oc] = np.arange(len(oc))
@@ -167,18 +160,17 @@ def mma(c: Context, e: Call) -> Closure:
         raise fault("sim-unsupported", f"{row.name}: its accumulator does not fill its registers",
                     expected="an accumulator that fills its registers", found=f"{len(oc)} of {len(back)}", span=e.span)
 
-    def run(f: LaneFrame) -> Value:
+    def run(f: LaneFrame) -> None:
         warps = whole_warps(f, row.name, e.span)
         f.block.counters.count(f"mma {row.name}", f.lanes // WARP if warps is None else len(warps))
         a = ra.touch(f, False).read(f, warps, ta)[:, oa].reshape(-1, m, k)
         b = rb.touch(f, False).read(f, warps, tb)[:, ob].reshape(-1, k, n)
         acc = rc.touch(f, True).read(f, warps, tc)[:, oc].reshape(-1, m, n)
         rc.write(f, warps, row.reference(a, b, acc).reshape(len(acc), -1)[:, back])
-        return np.int32(0)
 
     return run
 
 
 def register_order(fragment: Any) -> np.ndarray:
-    """[row, column] -> thread * registers + register."""
+    """[row, column] of an instruction operand -> thread * registers + register."""
     return fragment.owners()[0] * fragment.registers + fragment.register_table()

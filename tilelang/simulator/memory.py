@@ -51,6 +51,20 @@ class Storage:
         """The rows one after another, shape (lanes * elements,)."""
         return self.view(dt).reshape(-1)
 
+    def granules_of(self, at: np.ndarray, item: int) -> np.ndarray:
+        """Granule numbers of elements (or bytes) of `item` bytes; one axis more where an element has several granules."""
+        k = item // self.granule
+        return at // self.granule if k == 0 else at if k == 1 else at[..., None] * k + np.arange(k)
+
+    def wrote(self, at: np.ndarray, item: int) -> None:
+        """Elements of `item` bytes are written from now on."""
+        if self.known is not None:
+            self.known.reshape(-1)[self.granules_of(at, item)] = True
+
+    def knows(self, at: np.ndarray, item: int) -> bool:
+        """Whether all these elements of `item` bytes have been written."""
+        return self.known is None or bool(self.known.reshape(-1)[self.granules_of(at, item)].all())
+
 
 def strided(flat: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
     """A strided view of a flat array; offset and strides in elements.  (as_strided does not support every fp8 type.)"""
@@ -165,5 +179,4 @@ def shared_operand(e: Call, a: Expr, what: str = "element") -> AddressOf:
 def uninitialized(b: Buffer, span: Any, where: str = "") -> Exception:
     """The error for a read of memory that nothing has written."""
     return fault("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written{where}",
-                 found=f"{b.name}, which nothing has written",
-                 span=span, hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
+                 found=f"{b.name}, which nothing has written", span=span)

@@ -1,4 +1,4 @@
-"""The common handling of wgmma in both simulators: the instruction of a call, and the value of a descriptor."""
+"""The common handling of wgmma in both simulators: the operands of a call, its result, and the value of a descriptor."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Call
+from tilelang.ir import AddressOf, Call, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
+from tilelang.target.warp_groups import PER_GROUP
 from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor
 
 from .boxes import UNIT
 from .context import Context
 from .faults import fault
-from .lanes import LaneFrame
+from .lane_ops import WARP
+from .lanes import LaneFrame, uniform
+from .matrix import Registers, register_order
 
 
 def wgmma_row(e: Call) -> Any:
@@ -27,6 +30,57 @@ def wgmma_row(e: Call) -> Any:
         raise fault("sim-unsupported", f"{row.name} takes operands of order {', '.join(row.majors)}, found {majors}",
                     expected=f"operands of order {', '.join(row.majors)}", span=e.span)
     return row
+
+
+class DescribedOperand:
+    """Operand `number` (1: A, 2: B) of a wgmma, in shared memory that a descriptor names.  extent: rows of A, columns of B."""
+
+    def __init__(self, c: Context, e: Call, number: int, row: Any) -> None:
+        self.c, self.span, self.value = c, e.span, c.expr(e.args[number])
+        self.dt = numpy_dtype(row.a_dtype if number == 1 else row.b_dtype)
+        self.major = e.options.a_major if number == 1 else e.options.b_major
+        self.extent: int = row.shape[0 if number == 1 else 1]
+
+    def descriptor(self, f: LaneFrame) -> int:
+        """The descriptor, the same in all lanes."""
+        return int(uniform(self.value(f), f, "a wgmma descriptor", self.span))
+
+
+class WgmmaRegisters:
+    """The operands of a wgmma in registers: its sums, and A unless a descriptor names it (None)."""
+
+    def __init__(self, c: Context, e: Call, row: Any) -> None:
+        self.row, self.types = row, (numpy_dtype(row.c_dtype), numpy_dtype(row.a_dtype))
+        self.sums = Registers(c, e.args[0], row.c.registers * self.types[0].itemsize, e.span)
+        self.a = Registers(c, e.args[1], row.a.registers * self.types[1].itemsize, e.span) \
+            if isinstance(e.args[1], AddressOf) else None
+        self.keep, self.span = c.expr(e.args[3]), e.span
+
+    def keeps(self, f: LaneFrame) -> bool:
+        """Whether the product is added to the old sums (scale-d)."""
+        return bool(uniform(self.keep(f), f, "scale-d of a wgmma", self.span))
+
+    def rows(self, warps: np.ndarray) -> slice:
+        """The rows of the tile that these warps of one group compute."""
+        first = int(warps[0]) % PER_GROUP * WARP
+        return slice(first // 2, (first + len(warps) * WARP) // 2)
+
+    def places(self, fragment: Any, warps: np.ndarray) -> np.ndarray:
+        """[row, column] of the rows of these warps -> element of their registers, in order of the threads."""
+        first = int(warps[0]) % PER_GROUP * WARP
+        return register_order(fragment)[self.rows(warps)] - first * fragment.registers
+
+    def read_a(self, f: LaneFrame, warps: np.ndarray) -> np.ndarray:
+        """The rows of A that these warps hold."""
+        assert self.a is not None, "A is in registers"
+        return self.a.read(f, warps, self.types[1]).reshape(-1)[self.places(self.row.a, warps)]
+
+    def multiply(self, f: LaneFrame, warps: np.ndarray, x: np.ndarray, y: np.ndarray, keep: bool) -> None:
+        """sums = x @ y, added to the old ones if `keep`, for the rows of these warps."""
+        old, at = self.sums.read(f, warps, self.types[0], keep).reshape(-1), self.places(self.row.c, warps)
+        out = np.empty(old.size, self.types[0])
+        out[at.ravel()] = self.row.reference(x, y, old[at], keep).ravel()
+        self.sums.write(f, warps, out.reshape(len(warps), -1))
 
 
 def descriptor(c: Context, e: Call, at: Callable[[LaneFrame], Value]) -> Closure:

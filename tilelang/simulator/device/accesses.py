@@ -112,5 +112,4 @@ class Accesses:
             other = self.sites[int(shared.pending_site[g[busy][0]])]
             raise fault("sim-async", f"{self.sites[site].text} of {b.name} while an asynchronous copy into it is under way",
                         found=f"{b.name} touched before it has", span=self.sites[site].span,
-                        notes=((other.span, "the copy was issued here"),),
-                        hint="wait for the group of that copy (cp_async_wait) and put a barrier after it")
+                        notes=((other.span, "the copy was issued here"),))

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import AddressOf, Call
-from tilelang.ir.evaluate import Closure, Value
 
 from .context import DeviceContext
 from .counters import count_warps
 from .mbarrier import Barrier
 from ..faults import fault
-from ..lane_ops import spread
-from ..lanes import LaneFrame
+from ..lane_ops import effects, spread
+from ..lanes import Action, LaneFrame
 
 
 @dataclass
@@ -83,7 +82,7 @@ class AsyncCopies:
                 shared.proxy.land(g)
 
 
-def _cp_async(c: DeviceContext, e: Call) -> Closure:
+def _cp_async(c: DeviceContext, e: Call) -> Action:
     dst, src = e.args[:2]
     if not (isinstance(dst, AddressOf) and isinstance(src, AddressOf)):
         raise fault("sim-unsupported", "cp_async between raw pointers", found="cp_async between raw pointers", span=e.span)
@@ -97,7 +96,7 @@ def _cp_async(c: DeviceContext, e: Call) -> Closure:
     src_slot, dst_slot = c.slot(src.buffer.data), c.slot(dst.buffer.data)
     access = memory.access(src.buffer, width, e.span, "read", "ld.global.async")
 
-    def run(f: LaneFrame) -> Value:
+    def run(f: LaneFrame) -> None:
         shared, active = f.block.shared, f.active()
         wanted = active if pred is None else active & spread(pred(f), f.lanes).astype(bool)
         address = to(f)
@@ -110,7 +109,6 @@ def _cp_async(c: DeviceContext, e: Call) -> Closure:
             f.mask = old
         t = np.flatnonzero(active)
         block = f.block
-        count_warps(f, e.op)
         block.counters.bytes["st.shared.async"] += width * len(t)
         block.counters.shared(dst_site, address, width, f.mask)
         if check:
@@ -122,40 +120,24 @@ def _cp_async(c: DeviceContext, e: Call) -> Closure:
         copies = block.copies
         copies.open.append(_Copy(t, copies.committed[t], address[t], data[t], dst_site, dst_slot, copies.issued))
         copies.issued += 1
-        return np.int32(0)
 
     return run
 
 
-def _commit(c: DeviceContext, e: Call) -> Closure:
-    def run(f: LaneFrame) -> Value:
-        count_warps(f, e.op)
-        f.block.copies.commit(f)
-        return np.int32(0)
-
-    return run
+def _commit(c: DeviceContext, e: Call) -> Action:
+    return lambda f: f.block.copies.commit(f)
 
 
-def _wait(c: DeviceContext, e: Call) -> Closure:
-    pending, check = e.options.n, c.check
-
-    def run(f: LaneFrame) -> Value:
-        count_warps(f, e.op)
-        f.block.copies.wait(f, pending, check)
-        return np.int32(0)
-
-    return run
+def _wait(c: DeviceContext, e: Call) -> Action:
+    return lambda f: f.block.copies.wait(f, e.options.n, c.check)
 
 
-def _signal(c: DeviceContext, e: Call) -> Closure:
+def _signal(c: DeviceContext, e: Call) -> Action:
     """cp_async_mbarrier_arrive: the threads arrive when their copies so far have landed, as late as possible."""
     at, counted, check = Barrier(c, e.args[0], e.span), e.options.noinc, c.check
 
-    def run(f: LaneFrame) -> Value:
-        if not f.any_active():
-            return np.int32(0)
+    def run(f: LaneFrame) -> None:
         block = f.block
-        count_warps(f, e.op)
         for address, lanes in at.each(f):
             bar, n, until = at.get(f, address, lanes), int(lanes.sum()), block.copies.issued
             seen = block.clocks.arrive(lanes)
@@ -168,11 +150,9 @@ def _signal(c: DeviceContext, e: Call) -> Closure:
                 bar.arrive(n, e.span)
 
             block.asynchronous.signal(bar, land, e.span)
-        return np.int32(0)
 
     return run
 
 
-ASYNC_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
-    "cp_async": _cp_async, "cp_async_commit": _commit, "cp_async_wait": _wait,
-    "cp_async_mbarrier_arrive": _signal}
+ASYNC_OPS = effects({"cp_async": _cp_async, "cp_async_commit": _commit, "cp_async_wait": _wait,
+                     "cp_async_mbarrier_arrive": _signal}, count_warps)

@@ -17,8 +17,8 @@ from .context import DeviceContext
 from .counters import count_warps
 from .warp_roles import BLOCK_BARRIER
 from ..faults import fault
-from ..lane_ops import BLOCK_VOTES, VOTES_OF_BLOCKS, WARP, spread
-from ..lanes import LaneFrame, uniform
+from ..lane_ops import BLOCK_VOTES, VOTES_OF_BLOCKS, WARP, effects, spread
+from ..lanes import Action, LaneFrame, uniform
 
 
 def _running(f: LaneFrame) -> np.ndarray:
@@ -27,25 +27,18 @@ def _running(f: LaneFrame) -> np.ndarray:
     return out if f.exited is None else out & ~f.exited
 
 
-def _sync_threads(c: DeviceContext, e: Call) -> Closure:
-    def run(f: LaneFrame) -> Value:
+def _sync_threads(c: DeviceContext, e: Call) -> Action:
+    def run(f: LaneFrame) -> None:
         block = f.block
-        count_warps(f, "sync_threads")
         if block.warp_roles is not None:
-            if f.any_active():
-                block.warp_roles.wait_named(f, BLOCK_BARRIER, None, e.span)
-            return np.int32(0)
+            return block.warp_roles.wait_named(f, BLOCK_BARRIER, None, e.span)
         if f.mask is not None:
             missing = _running(f) & ~f.mask
-            if missing.any() and f.mask.any():
+            if missing.any():
                 raise fault("sim-barrier", f"{int(f.mask.sum())} of {int(_running(f).sum())} threads reach this block "
                             f"barrier in block {block.where}; thread {int(missing.argmax())} does not",
-                            found=f"{int(f.mask.sum())} of {int(_running(f).sum())} threads", span=e.span,
-                            hint="a barrier must not stand under a condition or in a loop that differs between threads")
-            if not f.mask.any():
-                return np.int32(0)
-        block.clocks.barrier()
-        return np.int32(0)
+                            found=f"{int(f.mask.sum())} of {int(_running(f).sum())} threads", span=e.span)
+        return block.clocks.barrier()
 
     return run
 
@@ -58,54 +51,50 @@ def _block_vote(c: DeviceContext, e: Call) -> Closure:
         given = spread(value(f), f.lanes)[f.active()] != 0
         votes = [] if f.block.warp_roles is None or not f.any_active() else f.block.warp_roles.votes(f)
         votes.append(given)
-        barrier(f)
+        count_warps(f, "sync_threads")
+        if f.any_active():
+            barrier(f)
         return np.int32(combine(np.concatenate(votes)))
 
     return run
 
 
-def _sync_warp(c: DeviceContext, e: Call) -> Closure:
-    def run(f: LaneFrame) -> Value:
-        count_warps(f, "sync_warp")
+def _sync_warp(c: DeviceContext, e: Call) -> Action:
+    def run(f: LaneFrame) -> None:
         active = f.active().reshape(-1, WARP)
         for w in np.flatnonzero(active.any(1)):
             members = np.zeros(f.lanes, bool)
             members[w * WARP:(w + 1) * WARP] = active[w]
             f.block.clocks.barrier(members)
-        return np.int32(0)
 
     return run
 
 
-def _named_barrier(c: DeviceContext, e: Call) -> Closure:
+def _named_barrier(c: DeviceContext, e: Call) -> Action:
     """named_barrier and named_barrier_arrive: id, number of threads."""
     number, count = c.expr(e.args[0]), c.expr(e.args[1])
     waits = e.op == "named_barrier"
 
-    def run(f: LaneFrame) -> Value:
-        count_warps(f, e.op)
-        if f.any_active():
-            which, need = (int(uniform(x(f), f, "a barrier's number", e.span)) for x in (number, count))
-            warp_roles = f.block.warp_roles
-            (warp_roles.wait_named if waits else warp_roles.signal)(f, which, need, e.span)
-        return np.int32(0)
+    def run(f: LaneFrame) -> None:
+        which, need = (int(uniform(x(f), f, "a barrier's number", e.span)) for x in (number, count))
+        warp_roles = f.block.warp_roles
+        (warp_roles.wait_named if waits else warp_roles.signal)(f, which, need, e.span)
 
     return run
 
 
-def _sync_grid(c: DeviceContext, e: Call) -> Closure:
+def _sync_grid(c: DeviceContext, e: Call) -> Action:
     """The grid barrier.  In a grid of one block it is the block barrier."""
     block_barrier = _sync_threads(c, e)
 
-    def run(f: LaneFrame) -> Value:
+    def run(f: LaneFrame) -> None:
         cluster = f.block.cluster
         if cluster is None:
+            count_warps(f, "sync_threads")
             return block_barrier(f)
-        if f.any_active():
-            cluster.grid.arrive(f, False, e.span)
-            cluster.grid.wait(f, e.span)
-            _all_came(f, cluster.grid, e.span)
-        return np.int32(0)
+        cluster.grid.arrive(f, False, e.span)
+        cluster.grid.wait(f, e.span)
+        return _all_came(f, cluster.grid, e.span)
 
     return run
 
@@ -122,6 +111,6 @@ def _all_came(f: LaneFrame, barrier: Any, span: Any) -> None:
 
 
 BARRIER_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
-    "sync_grid": _sync_grid, "sync_threads": _sync_threads, "sync_warp": _sync_warp, "named_barrier": _named_barrier,
-    "named_barrier_arrive": _named_barrier, **dict.fromkeys(BLOCK_VOTES, _block_vote),
-}  # fmt: skip
+    **effects({"sync_threads": _sync_threads, "sync_warp": _sync_warp, "named_barrier": _named_barrier,
+               "named_barrier_arrive": _named_barrier}, count_warps),
+    **effects({"sync_grid": _sync_grid}), **dict.fromkeys(BLOCK_VOTES, _block_vote)}

@@ -25,8 +25,8 @@ from .counters import count_warps
 from .mbarrier import Barrier
 from .warp_roles import in_whole_warps
 from ..faults import fault
-from ..lane_ops import spread
-from ..lanes import LaneFrame
+from ..lane_ops import effects, spread
+from ..lanes import Action, LaneFrame
 from ..memory import shared_operand
 
 
@@ -205,30 +205,24 @@ def _rank(c: DeviceContext, e: Call) -> Closure:
     return lambda f: np.asarray(dt(f.block.cluster.rank_of(f) if e.op == "cluster_rank" else f.block.cluster.mates))
 
 
-def _barrier(c: DeviceContext, e: Call) -> Closure:
+def _barrier(c: DeviceContext, e: Call) -> Action:
     arrives, waits, relaxed = e.op != "cluster_wait", e.op != "cluster_arrive", e.op == "cluster_arrive" and e.options.relaxed
 
-    def run(f: LaneFrame) -> Value:
-        count_warps(f, e.op)
-        if f.any_active():
-            if arrives:
-                f.block.cluster.own.arrive(f, relaxed, e.span)
-            if waits:
-                f.block.cluster.own.wait(f, e.span)
-        return np.int32(0)
+    def run(f: LaneFrame) -> None:
+        if arrives:
+            f.block.cluster.own.arrive(f, relaxed, e.span)
+        if waits:
+            f.block.cluster.own.wait(f, e.span)
 
     return run
 
 
-def _arrive_remote(c: DeviceContext, e: Call) -> Closure:
+def _arrive_remote(c: DeviceContext, e: Call) -> Action:
     """mbarrier_arrive_remote(bar, cta), mbarrier_complete_remote(bar, cta, bytes)."""
     at, cta = Barrier(c, e.args[0], e.span), c.expr(e.args[1])
     nbytes = c.expr(e.args[2]) if len(e.args) > 2 else None
 
-    def run(f: LaneFrame) -> Value:
-        count_warps(f, e.op)
-        if not f.any_active():
-            return np.int32(0)
+    def run(f: LaneFrame) -> None:
         cluster, own = f.block.cluster, at.reach(f)
         for rank, lanes in cluster.ranks(f, cta(f), e.span):
             for address in np.unique(own[lanes]):
@@ -240,7 +234,6 @@ def _arrive_remote(c: DeviceContext, e: Call) -> Closure:
                 else:
                     bar.tx -= int(spread(nbytes(f), f.lanes)[who].sum())
                     bar.settle()
-        return np.int32(0)
 
     return run
 
@@ -274,7 +267,6 @@ def _access(c: DeviceContext, e: Call) -> Closure:
 
 
 CLUSTER_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
-    "cluster_rank": _rank, "cluster_size": _rank, "cluster_arrive": _barrier, "cluster_wait": _barrier,
-    "cluster_sync": _barrier, "mbarrier_arrive_remote": _arrive_remote,
-    "mbarrier_complete_remote": _arrive_remote, "cluster_load": _access, "cluster_store": _access,
-}  # fmt: skip
+    "cluster_rank": _rank, "cluster_size": _rank, "cluster_load": _access, "cluster_store": _access,
+    **effects({"cluster_arrive": _barrier, "cluster_wait": _barrier, "cluster_sync": _barrier,
+               "mbarrier_arrive_remote": _arrive_remote, "mbarrier_complete_remote": _arrive_remote}, count_warps)}

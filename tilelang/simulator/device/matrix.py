@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tilelang.ir import Call
-from tilelang.ir.evaluate import Closure, Value
 
 from .context import DeviceContext
-from ..lanes import LaneFrame, Only
+from ..lane_ops import effects
+from ..lanes import Action, LaneFrame, Only
 from ..matrix import U16, MatrixRegisters, mma, whole_warps
 from ..memory import shared_operand
 
@@ -34,31 +33,29 @@ def _rows_of(c: DeviceContext, e: Call, held: MatrixRegisters, mode: str) -> Any
     return run
 
 
-def _ldmatrix(c: DeviceContext, e: Call) -> Closure:
+def _ldmatrix(c: DeviceContext, e: Call) -> Action:
     into = MatrixRegisters(c, e)
     rows = _rows_of(c, e, into, "read")
 
-    def run(f: LaneFrame) -> Value:
+    def run(f: LaneFrame) -> None:
         warps = whole_warps(f, e.op, e.span)
         at = rows(f, warps)
         into.write(f, warps, f.block.shared.store.flat(U16)[(at // 2)[..., None] + np.arange(8)])
-        return np.int32(0)
 
     return run
 
 
-def _stmatrix(c: DeviceContext, e: Call) -> Closure:
+def _stmatrix(c: DeviceContext, e: Call) -> Action:
     out = MatrixRegisters(c, e)
     rows = _rows_of(c, e, out, "write")
 
-    def run(f: LaneFrame) -> Value:
+    def run(f: LaneFrame) -> None:
         warps = whole_warps(f, e.op, e.span)
         x = out.read(f, warps)
         at = rows(f, warps)
         f.block.shared.store.flat(U16)[(at // 2)[..., None] + np.arange(8)] = x
-        return np.int32(0)
 
     return run
 
 
-MATRIX_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {"mma": mma, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix}
+MATRIX_OPS = effects({"mma": mma, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix})

@@ -5,19 +5,18 @@ Source: PTX ISA, "Parallel synchronization and communication instructions: mbarr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from tilelang.ir import AddressOf, Call
-from tilelang.ir.evaluate import Closure, Value
 
 from .context import DeviceContext
 from .counters import count_warps
 from ..faults import fault
-from ..lane_ops import spread
-from ..lanes import LaneFrame, uniform
+from ..lane_ops import effects, spread
+from ..lanes import Action, LaneFrame, uniform
 from ..mbarrier import Phases, arrivals
 
 
@@ -91,11 +90,10 @@ class Barrier:
         return bar
 
 
-def _init(c: DeviceContext, e: Call) -> Closure:
+def _init(c: DeviceContext, e: Call) -> Action:
     at, count = Barrier(c, e.args[0], e.span), c.expr(e.args[1])
 
-    def run(f: LaneFrame) -> Value:
-        count_warps(f, e.op)
+    def run(f: LaneFrame) -> None:
         block = f.block
         n = arrivals(uniform(count(f), f, "the count of an mbarrier", e.span), e.span)
         for address, lanes in at.each(f):
@@ -105,33 +103,27 @@ def _init(c: DeviceContext, e: Call) -> Closure:
                             hint="one thread initialises an mbarrier, once")
             t = int(lanes.argmax())
             block.asynchronous.add_barrier(address, at.name(f, address), n, t)
-        return np.int32(0)
 
     return run
 
 
-def _fence_init(c: DeviceContext, e: Call) -> Closure:
-    def run(f: LaneFrame) -> Value:
-        count_warps(f, e.op)
+def _fence_init(c: DeviceContext, e: Call) -> Action:
+    def run(f: LaneFrame) -> None:
         active = f.active()
         for bar in f.block.asynchronous.barriers.values():
             bar.released = bar.released or bool(active[bar.maker])
             bar.fenced = bar.fenced or bar.released
-        return np.int32(0)
 
     return run
 
 
-def _arrive(c: DeviceContext, e: Call) -> Closure:
+def _arrive(c: DeviceContext, e: Call) -> Action:
     """mbarrier_arrive, mbarrier_expect_tx, mbarrier_arrive_expect_tx."""
     at = Barrier(c, e.args[0], e.span)
     nbytes = c.expr(e.args[1]) if len(e.args) > 1 else None
     arrives = e.op != "mbarrier_expect_tx"
 
-    def run(f: LaneFrame) -> Value:
-        count_warps(f, e.op)
-        if not f.any_active():
-            return np.int32(0)
+    def run(f: LaneFrame) -> None:
         more = None if nbytes is None else spread(nbytes(f), f.lanes)
         for address, lanes in at.each(f):
             bar = at.get(f, address, lanes)
@@ -140,24 +132,19 @@ def _arrive(c: DeviceContext, e: Call) -> Closure:
             if arrives:
                 bar.know(f.block.clocks.arrive(lanes))
                 bar.arrive(int(lanes.sum()), e.span)
-        return np.int32(0)
 
     return run
 
 
-def _wait(c: DeviceContext, e: Call) -> Closure:
+def _wait(c: DeviceContext, e: Call) -> Action:
     at, parity = Barrier(c, e.args[0], e.span), c.expr(e.args[1])
 
-    def run(f: LaneFrame) -> Value:
-        count_warps(f, e.op)
-        if not f.any_active():
-            return np.int32(0)
+    def run(f: LaneFrame) -> None:
         want = spread(parity(f), f.lanes).astype(np.int64)
         for address, lanes in at.each(f):
             bar = at.get(f, address, lanes)
             for p in np.unique(want[lanes]):
                 _wait_one(f, bar, int(p), lanes & (want == p), e.span)
-        return np.int32(0)
 
     return run
 
@@ -170,7 +157,6 @@ def _wait_one(f: LaneFrame, bar: MBarrier, parity: int, lanes: np.ndarray, span:
         f.block.clocks.acquire(lanes, bar.before)
 
 
-MBARRIER_OPS: dict[str, Callable[[Any, Call], Closure]] = {
-    "mbarrier_init": _init, "fence_mbarrier_init": _fence_init, "mbarrier_arrive": _arrive,
-    "mbarrier_expect_tx": _arrive, "mbarrier_arrive_expect_tx": _arrive, "mbarrier_wait": _wait,
-}  # fmt: skip
+MBARRIER_OPS = effects({
+    "mbarrier_init": _init, "fence_mbarrier_init": _fence_init, "mbarrier_wait": _wait,
+    **dict.fromkeys(("mbarrier_arrive", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx"), _arrive)}, count_warps)

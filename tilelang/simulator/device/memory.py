@@ -116,8 +116,7 @@ class DeviceMemory:
                     t = int(np.flatnonzero(off if f.mask is None else off * f.mask)[0])
                     raise fault("sim-misaligned", f"{what} {b.name}: {width} bytes at byte {int(address[t])}, not a "
                                 f"multiple of {align} (thread {t})",
-                                expected=f"a multiple of {align} bytes", found=f"byte {int(address[t])}", span=span,
-                                hint="the vector width must divide the row length and the start of the region")
+                                expected=f"a multiple of {align} bytes", found=f"byte {int(address[t])}", span=span)
             return address
 
         return run

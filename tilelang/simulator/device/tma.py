@@ -9,14 +9,14 @@ Out-of-bounds elements of a load are filled and count as bytes; those of a store
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tilelang.ir import Call, numpy_dtype
-from tilelang.ir.evaluate import Closure, Value
+from tilelang.ir.evaluate import Closure
 from tilelang.ir.numbers import round_tf32
 from tilelang.target.tensor_map import REDUCE_ADD
 
@@ -25,17 +25,16 @@ from .counters import count_warps
 from .mbarrier import Barrier
 from ..boxes import UNIT, TensorBox, box_of, coordinates, tensor_memory
 from ..faults import fault
-from ..lane_ops import nothing, spread
-from ..lanes import LaneFrame
+from ..lane_ops import effects, nothing, spread
+from ..lanes import Action, LaneFrame
 from ..memory import shared_operand
 
 U8 = np.dtype(np.uint8)
 
 
-def _issue(f: LaneFrame, op: str) -> np.ndarray:
-    """Count an instruction; returns the lanes that issue it."""
-    count_warps(f, op)
-    return np.flatnonzero(f.active())
+def _threads(f: LaneFrame) -> list[int]:
+    """The threads that issue an instruction."""
+    return np.flatnonzero(f.active()).tolist()  # type: ignore[no-any-return]
 
 
 def _shared(c: DeviceContext, operand: Any, e: Call, what: str) -> Callable[[LaneFrame], np.ndarray]:
@@ -44,10 +43,9 @@ def _shared(c: DeviceContext, operand: Any, e: Call, what: str) -> Callable[[Lan
     return c.memory.reach(a.buffer, a.indices, numpy_dtype(a.buffer.dtype).itemsize, e.span, what)
 
 
-def _box_at(c: DeviceContext, f: LaneFrame, m: TensorBox, start: int, b: Any, align: int, span: Any) -> np.ndarray:
+def _box_at(c: DeviceContext, f: LaneFrame, m: TensorBox, start: int, b: Any, span: Any) -> np.ndarray:
     """16-byte units of a box at byte `start` of shared memory.  Raises sim-tma, sim-out-of-bounds."""
-    first, end = c.memory.extent_of(b, f)
-    return m.units(start, first, end, b, align, span)
+    return m.units(start, *c.memory.extent_of(b, f), b, 128, span)
 
 
 def _granules(f: LaneFrame, units: np.ndarray) -> np.ndarray:
@@ -87,7 +85,7 @@ def _arriving(c: DeviceContext, f: LaneFrame, load: Arrival, units: np.ndarray, 
     block.counters.bytes["tma.load"] += data.size
 
 
-def _load(c: DeviceContext, e: Call) -> Closure:
+def _load(c: DeviceContext, e: Call) -> Action:
     m, dst = box_of(c, e), e.args[0]
     to, at = _shared(c, dst, e, "TMA load into"), Barrier(c, e.args[1], e.span)
     site = c.accesses.site(dst.buffer.name, e.span, "TMA load")
@@ -96,10 +94,10 @@ def _load(c: DeviceContext, e: Call) -> Closure:
     coords = coordinates(c, e, m, e.args[2:-1] if multicast else e.args[2:])
     mask = c.expr(e.args[-1]) if multicast else None
 
-    def run(f: LaneFrame) -> Value:
-        for t in _issue(f, e.op):
+    def run(f: LaneFrame) -> None:
+        for t in _threads(f):
             lanes = np.arange(f.lanes) == t
-            units = _box_at(c, f, m, int(to(f)[t]), dst.buffer, 128, e.span)
+            units = _box_at(c, f, m, int(to(f)[t]), dst.buffer, e.span)
             memory, inside, place, g = m.window(f, coords(f, t))
             box = m.fill()
             box[place] = round_tf32(inside) if m.map.tf32 else inside
@@ -108,8 +106,7 @@ def _load(c: DeviceContext, e: Call) -> Closure:
             data = box.reshape(-1).view(U8).reshape(-1, UNIT)
             for shift in [0] if mask is None else _targets(f, lanes, int(spread(mask(f), f.lanes)[t]), e.span):
                 bar = at.get(f, int(at.reach(f)[t]) + shift, lanes)
-                _arriving(c, f, Arrival(dst.buffer, site, e.span, "TMA"), units + shift // UNIT, bar, data, int(t))
-        return np.int32(0)
+                _arriving(c, f, Arrival(dst.buffer, site, e.span, "TMA"), units + shift // UNIT, bar, data, t)
 
     return run
 
@@ -156,7 +153,7 @@ def _leaving(c: DeviceContext, f: LaneFrame, units: np.ndarray, t: int, b: Any, 
     return shared.store.flat(U8).reshape(-1, UNIT)[units.reshape(-1)]
 
 
-def _store(c: DeviceContext, e: Call) -> Closure:
+def _store(c: DeviceContext, e: Call) -> Action:
     """tma_store and tma_reduce_add."""
     m, src = box_of(c, e), e.args[0]
     adds = e.op == "tma_reduce_add"
@@ -167,16 +164,15 @@ def _store(c: DeviceContext, e: Call) -> Closure:
     target = c.accesses.site(m.map.buffer.name, e.span, "TMA store")
     coords = coordinates(c, e, m, e.args[1:])
 
-    def run(f: LaneFrame) -> Value:
-        for t in map(int, _issue(f, e.op)):
-            units = _box_at(c, f, m, int(frm(f)[t]), src.buffer, 128, e.span)
+    def run(f: LaneFrame) -> None:
+        for t in _threads(f):
+            units = _box_at(c, f, m, int(frm(f)[t]), src.buffer, e.span)
             data = _leaving(c, f, units, t, src.buffer, site, e.span)
             memory, inside, place, g = m.window(f, coords(f, t))
             box = data.reshape(-1).view(m.dt).reshape(m.box)[place]
             if c.check and g.size:
                 _write_global(f, memory, g, t, target, adds)
             inside[...] = inside + box if adds else box
-        return np.int32(0)
 
     return run
 
@@ -193,70 +189,95 @@ def _write_global(f: LaneFrame, memory: Any, g: np.ndarray, t: int, site: int, a
         memory.store.known[0, g] = True
 
 
-def _bulk_load(c: DeviceContext, e: Call) -> Closure:
-    """bulk_load(dst, src, bytes, bar): 1-D; addresses and size are multiples of 16 bytes."""
-    dst, src = e.args[:2]
-    to, frm = _shared(c, dst, e, "bulk copy into"), c.memory.reach(src.buffer, src.indices, UNIT, e.span, "bulk copy from")
-    nbytes, at = c.expr(e.args[2]), Barrier(c, e.args[3], e.span)
-    site, source = (c.accesses.site(x.buffer.name, e.span, "bulk copy") for x in (dst, src))
-    slot = c.slot(src.buffer.data)
+class _Bulk:
+    """A 1-D copy (dst, src, bytes, …) between shared memory and a tensor, or shared memory of another block.
 
-    def run(f: LaneFrame) -> Value:
-        for t in map(int, _issue(f, e.op)):
+    Addresses and size are multiples of 16 bytes.  dst, src: the operands.  sites: of their accesses.
+    """
+
+    def __init__(self, c: DeviceContext, e: Call, tensor: int | None) -> None:
+        """tensor: which operand is a global tensor, None where both are in shared memory."""
+        self.c, self.span, (self.dst, self.src) = c, e.span, e.args[:2]
+        self.sites = [c.accesses.site(x.buffer.name, e.span, "bulk copy") for x in e.args[:2]]
+        what = "bulk copy into", "bulk copy from" if tensor == 1 else "bulk copy of"
+        self.starts = [c.memory.reach(x.buffer, x.indices, UNIT, e.span, text) if k == tensor else _shared(c, x, e, text)
+                       for k, (x, text) in enumerate(zip(e.args[:2], what))]
+        self.nbytes = c.expr(e.args[2])
+
+    def each(self, f: LaneFrame) -> Iterator[tuple[int, int, int, int]]:
+        """(thread, first byte of dst, of src, bytes) of each copy."""
+        for t in _threads(f):
+            to, frm = (int(start(f)[t]) for start in self.starts)
+            yield t, to, frm, int(spread(self.nbytes(f), f.lanes)[t])
+
+    def units(self, f: LaneFrame, operand: Any, start: int, other: int, n: int) -> np.ndarray:
+        """The 16-byte units of n bytes of shared memory.  other: first byte of the other side.  Raises sim-tma,
+        sim-out-of-bounds."""
+        b, low, high = operand.buffer, *self.c.memory.extent_of(operand.buffer, f)
+        if start % UNIT or other % UNIT or n % UNIT or n <= 0:
+            raise fault("sim-tma", f"a bulk copy of {n} bytes between byte {start} of {b.name}'s shared memory and byte "
+                        f"{other} of a tensor: all must be multiples of 16",
+                        expected="addresses and sizes that are multiples of 16 bytes", found=f"{n} bytes from {start} to {other}", span=self.span)
+        if not low <= start <= start + n <= high:
+            raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {start - low} leaves {b.name}",
+                        expected=f"a copy inside {b.name}", found=f"{n} bytes at byte {start - low}", span=self.span)
+        return np.arange(start // UNIT, (start + n) // UNIT)
+
+    def tensor(self, f: LaneFrame, operand: Any, first: int, n: int) -> tuple[Any, np.ndarray]:
+        """(the memory of a global tensor, the granules of n bytes of it).  Raises sim-out-of-bounds."""
+        b = operand.buffer
+        memory = tensor_memory(f.slots[self.c.slot(b.data)], b, self.span)
+        if first + n > memory.store.nbytes:
+            raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {first} leaves {b.name}",
+                        expected=f"a copy inside {b.name}", found=f"{n} bytes at byte {first}", span=self.span)
+        return memory, np.arange(first // memory.store.granule, (first + n) // memory.store.granule)
+
+
+def _bulk_load(c: DeviceContext, e: Call) -> Action:
+    """bulk_load(dst, src, bytes, bar)."""
+    copy, at = _Bulk(c, e, 1), Barrier(c, e.args[3], e.span)
+    load = Arrival(copy.dst.buffer, copy.sites[0], e.span, "the bulk copy")
+
+    def run(f: LaneFrame) -> None:
+        for t, start, first, n in copy.each(f):
             lanes = np.arange(f.lanes) == t
-            start, first, n = int(to(f)[t]), int(frm(f)[t]), int(spread(nbytes(f), f.lanes)[t])
-            units = _bulk_units(c, f, start, first, n, dst.buffer, e.span)
-            memory = tensor_memory(f.slots[slot], src.buffer, e.span)
-            _bulk_bounds(memory, first, n, src.buffer, e.span)
+            units = copy.units(f, copy.dst, start, first, n)
+            memory, g = copy.tensor(f, copy.src, first, n)
             if c.check and memory.table is not None:
-                g = np.arange(first // memory.store.granule, (first + n) // memory.store.granule)
-                memory.table.read(f.block.clocks, g[None], np.array([t]), source)
-                memory.proxy.require(f.block.clocks, g, lanes, source, "the bulk copy")
+                memory.table.read(f.block.clocks, g[None], np.array([t]), copy.sites[1])
+                memory.proxy.require(f.block.clocks, g, lanes, copy.sites[1], "the bulk copy")
             data = memory.store.flat(U8)[first:first + n].reshape(-1, UNIT).copy()
-            bar = at.get(f, int(at.reach(f)[t]), lanes)
-            _arriving(c, f, Arrival(dst.buffer, site, e.span, "the bulk copy"), units, bar, data, t)
-        return np.int32(0)
+            _arriving(c, f, load, units, at.get(f, int(at.reach(f)[t]), lanes), data, t)
 
     return run
 
 
-def _bulk_store(c: DeviceContext, e: Call) -> Closure:
-    """bulk_store(dst, src, bytes): 1-D; addresses and size are multiples of 16 bytes."""
-    dst, src = e.args[:2]
-    to, frm = c.memory.reach(dst.buffer, dst.indices, UNIT, e.span, "bulk copy into"), _shared(c, src, e, "bulk copy of")
-    nbytes, slot = c.expr(e.args[2]), c.slot(dst.buffer.data)
-    site, target = (c.accesses.site(x.buffer.name, e.span, "bulk copy") for x in (src, dst))
+def _bulk_store(c: DeviceContext, e: Call) -> Action:
+    """bulk_store(dst, src, bytes)."""
+    copy = _Bulk(c, e, 0)
 
-    def run(f: LaneFrame) -> Value:
-        for t in map(int, _issue(f, e.op)):
-            start, first, n = int(frm(f)[t]), int(to(f)[t]), int(spread(nbytes(f), f.lanes)[t])
-            units = _bulk_units(c, f, start, first, n, src.buffer, e.span)
-            memory = tensor_memory(f.slots[slot], dst.buffer, e.span)
-            _bulk_bounds(memory, first, n, dst.buffer, e.span)
-            data = _leaving(c, f, units, t, src.buffer, site, e.span)
+    def run(f: LaneFrame) -> None:
+        for t, first, start, n in copy.each(f):
+            units = copy.units(f, copy.src, start, first, n)
+            memory, g = copy.tensor(f, copy.dst, first, n)
+            data = _leaving(c, f, units, t, copy.src.buffer, copy.sites[1], e.span)
             if c.check:
-                g = np.arange(first // memory.store.granule, (first + n) // memory.store.granule)
-                _write_global(f, memory, g, t, target, False)
+                _write_global(f, memory, g, t, copy.sites[0], False)
             memory.store.flat(U8)[first:first + n] = data.reshape(-1)
-        return np.int32(0)
 
     return run
 
 
-def _bulk_copy_cluster(c: DeviceContext, e: Call) -> Closure:
+def _bulk_copy_cluster(c: DeviceContext, e: Call) -> Action:
     """bulk_copy_cluster(dst, src, bytes, bar, cta): dst and bar refer to the shared memory of that CTA."""
-    dst, src = e.args[:2]
-    to, frm = _shared(c, dst, e, "bulk copy into"), _shared(c, src, e, "bulk copy of")
-    nbytes, at, cta = c.expr(e.args[2]), Barrier(c, e.args[3], e.span), c.expr(e.args[4])
-    site, source = (c.accesses.site(x.buffer.name, e.span, "bulk copy") for x in (dst, src))
+    copy, at, cta = _Bulk(c, e, None), Barrier(c, e.args[3], e.span), c.expr(e.args[4])
+    load, src = Arrival(copy.dst.buffer, copy.sites[0], e.span, "the bulk copy"), copy.src.buffer
 
-    def run(f: LaneFrame) -> Value:
+    def run(f: LaneFrame) -> None:
         block, shared = f.block, f.block.shared
-        for t in map(int, _issue(f, e.op)):
+        for t, first, start, n in copy.each(f):
             lanes = np.arange(f.lanes) == t
-            start, first, n = int(frm(f)[t]), int(to(f)[t]), int(spread(nbytes(f), f.lanes)[t])
-            units = _bulk_units(c, f, start, first, n, src.buffer, e.span)
-            there = _bulk_units(c, f, first, start, n, dst.buffer, e.span)
+            units, there = copy.units(f, copy.src, start, first, n), copy.units(f, copy.dst, first, start, n)
             rank = int(spread(cta(f), f.lanes)[t])
             if block.cluster is None:
                 raise fault("sim-cluster", f"{e.op} in a launch without clusters",
@@ -267,70 +288,48 @@ def _bulk_copy_cluster(c: DeviceContext, e: Call) -> Closure:
             block.cluster.sources[block.rank].append((bar.agent, int(block.clocks.now[bar.agent]), e.span))
             if c.check:  # the source is in use until the copy has arrived
                 g = _granules(f, units)
-                if not (shared.owner[g] == c.slot(src.buffer.data)).all():
-                    raise fault("sim-uninitialized", f"{src.buffer.name} is copied to another block before it is written, in "
-                                f"block {block.where}", found=f"{src.buffer.name}, which nothing has written", span=e.span)
-                shared.table.agent_reads_of(block.clocks, g, lanes, bar.agent, source)
-                shared.proxy.require(block.clocks, g, lanes, source, "the bulk copy")
+                if not (shared.owner[g] == c.slot(src.data)).all():
+                    raise fault("sim-uninitialized", f"{src.name} is copied to another block before it is written, in block "
+                                f"{block.where}", found=f"{src.name}, which nothing has written", span=e.span)
+                shared.table.agent_reads_of(block.clocks, g, lanes, bar.agent, copy.sites[1])
+                shared.proxy.require(block.clocks, g, lanes, copy.sites[1], "the bulk copy")
             data = shared.store.flat(U8).reshape(-1, UNIT)[units.reshape(-1)].copy()
-            _arriving(c, f, Arrival(dst.buffer, site, e.span, "the bulk copy"), there + shift // UNIT, bar, data, t)
-        return np.int32(0)
+            _arriving(c, f, load, there + shift // UNIT, bar, data, t)
 
     return run
 
 
-def _bulk_units(c: DeviceContext, f: LaneFrame, start: int, first: int, n: int, b: Any, span: Any) -> np.ndarray:
-    if start % UNIT or first % UNIT or n % UNIT or n <= 0:
-        raise fault("sim-tma", f"a bulk copy of {n} bytes between byte {start} of {b.name}'s shared memory and byte {first} of "
-                    "a tensor: all must be multiples of 16", expected="addresses and sizes that are multiples of 16 bytes",
-                    found=f"{n} bytes from {start} to {first}", span=span)
-    low, high = c.memory.extent_of(b, f)
-    if not low <= start <= start + n <= high:
-        raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {start - low} leaves {b.name}",
-                    expected=f"a copy inside {b.name}", found=f"{n} bytes at byte {start - low}", span=span)
-    return np.arange(start // UNIT, (start + n) // UNIT)
-
-
-def _bulk_bounds(memory: Any, first: int, n: int, b: Any, span: Any) -> None:
-    if first + n > memory.store.nbytes:
-        raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {first} leaves {b.name}",
-                    expected=f"a copy inside {b.name}", found=f"{n} bytes at byte {first}", span=span)
-
-
-def _commit(c: DeviceContext, e: Call) -> Closure:
-    def run(f: LaneFrame) -> Value:
-        for t in map(int, _issue(f, e.op)):
+def _commit(c: DeviceContext, e: Call) -> Action:
+    def run(f: LaneFrame) -> None:
+        for t in _threads(f):
             s = f.block.asynchronous.storers.get(t)
             if s is not None:
                 f.block.clocks.now[[s.reads, s.writes]] += 1
-        return np.int32(0)
 
     return run
 
 
-def _wait(c: DeviceContext, e: Call) -> Closure:
+def _wait(c: DeviceContext, e: Call) -> Action:
     pending, read = e.options.n, e.options.read
 
-    def run(f: LaneFrame) -> Value:
+    def run(f: LaneFrame) -> None:
         clocks = f.block.clocks
-        for t in map(int, _issue(f, e.op)):
+        for t in _threads(f):
             s = f.block.asynchronous.storers.get(t)
             if s is not None:
                 done, lanes = int(clocks.now[s.reads]) - 1 - pending, np.arange(f.lanes) == t
                 clocks.learn(lanes, s.reads, done)
                 if not read:
                     clocks.learn(lanes, s.writes, done)
-        return np.int32(0)
 
     return run
 
 
-def _fence(c: DeviceContext, e: Call) -> Closure:
+def _fence(c: DeviceContext, e: Call) -> Action:
     """fence_proxy_async (shared memory), fence_proxy_async_global."""
     everywhere = e.op == "fence_proxy_async_global"
 
-    def run(f: LaneFrame) -> Value:
-        _issue(f, e.op)
+    def run(f: LaneFrame) -> None:
         active, block = f.active(), f.block
         if everywhere:
             for memory in f.slots:
@@ -341,14 +340,12 @@ def _fence(c: DeviceContext, e: Call) -> Closure:
             for bar in block.asynchronous.barriers.values():
                 bar.fenced = bar.fenced or bool(active[bar.maker])
         block.clocks.advance(np.flatnonzero(active))
-        return np.int32(0)
 
     return run
 
 
 TMA_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
-    "tma_load": _load, "tma_store": _store, "tma_reduce_add": _store, "tma_prefetch": nothing,
-    "bulk_load": _bulk_load, "bulk_store": _bulk_store, "bulk_copy_cluster": _bulk_copy_cluster,
-    "bulk_commit": _commit, "bulk_wait": _wait,
-    "fence_proxy_async": _fence, "fence_proxy_async_global": _fence,
-}  # fmt: skip
+    "tma_prefetch": nothing,
+    **effects({"tma_load": _load, "tma_store": _store, "tma_reduce_add": _store, "bulk_load": _bulk_load,
+               "bulk_store": _bulk_store, "bulk_copy_cluster": _bulk_copy_cluster, "bulk_commit": _commit, "bulk_wait": _wait,
+               "fence_proxy_async": _fence, "fence_proxy_async_global": _fence}, count_warps)}

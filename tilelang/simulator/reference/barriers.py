@@ -21,8 +21,8 @@ from .cluster import CLUSTER_OPS, cluster_of_frame
 from .context import TileContext
 from .warp_roles import executing, whole_warp_role
 from ..faults import fault
-from ..lane_ops import BLOCK_VOTES, VOTES_OF_BLOCKS, WARP, elect, nothing, spread
-from ..lanes import LaneFrame, uniform
+from ..lane_ops import BLOCK_VOTES, VOTES_OF_BLOCKS, WARP, effects, elect, nothing, spread
+from ..lanes import Action, LaneFrame, uniform
 from ..mbarrier import Phases, arrivals
 
 
@@ -55,97 +55,86 @@ class TileBarrier:
         return bars[k]
 
 
-def _init(c: TileContext, e: Call) -> Closure:
+def _init(c: TileContext, e: Call) -> Action:
     """mbarrier_init, for barriers whose buffer has no counts (attr `arrive`): the program initialises them itself."""
     bar, count = TileBarrier.of(c, e.args[0], e.span), c.expr(e.args[1])
     if bar.buffer.facts.arrive is not None:
-        return lambda f: np.int32(0)
+        return lambda f: None
 
-    def run(f: LaneFrame) -> Value:
-        if f.any_active():
-            b = bar.get(f, fresh=True)
-            b.count = b.pending = arrivals(uniform(count(f), f, "the count of an mbarrier", e.span), e.span)
-            b.phase = b.tx = 0
-        return np.int32(0)
+    def run(f: LaneFrame) -> None:
+        b = bar.get(f, fresh=True)
+        b.count = b.pending = arrivals(uniform(count(f), f, "the count of an mbarrier", e.span), e.span)
+        b.phase = b.tx = 0
 
     return run
 
 
-def _arrive(c: TileContext, e: Call) -> Closure:
+def _arrive(c: TileContext, e: Call) -> Action:
     """mbarrier_arrive, mbarrier_expect_tx, mbarrier_arrive_expect_tx, for every thread that executes it."""
     bar = TileBarrier.of(c, e.args[0], e.span)
     nbytes = c.expr(e.args[1]) if e.op.endswith("expect_tx") else None
     arrives = e.op != "mbarrier_expect_tx"
 
-    def run(f: LaneFrame) -> Value:
-        if f.any_active():
-            b, n = bar.get(f), executing(f)
-            if nbytes is not None:
-                b.tx += n * int(uniform(nbytes(f), f, "a number of bytes", e.span))
-            if arrives:
-                b.arrive(n, e.span)
-        return np.int32(0)
+    def run(f: LaneFrame) -> None:
+        b, n = bar.get(f), executing(f)
+        if nbytes is not None:
+            b.tx += n * int(uniform(nbytes(f), f, "a number of bytes", e.span))
+        if arrives:
+            b.arrive(n, e.span)
 
     return run
 
 
-def _copies_arrive(c: TileContext, e: Call) -> Closure:
+def _copies_arrive(c: TileContext, e: Call) -> Action:
     """cp_async_mbarrier_arrive: copies are already complete, so counted threads arrive; otherwise nothing changes."""
     bar, counted = TileBarrier.of(c, e.args[0], e.span), e.options.noinc
 
-    def run(f: LaneFrame) -> Value:
-        if counted and f.any_active():
+    def run(f: LaneFrame) -> None:
+        if counted:
             bar.get(f).arrive(executing(f), e.span)
-        return np.int32(0)
 
     return run
 
 
-def _arrive_remote(c: TileContext, e: Call) -> Closure:
+def _arrive_remote(c: TileContext, e: Call) -> Action:
     """mbarrier_arrive_remote(bar, cta)."""
     bar, cta = TileBarrier.of(c, e.args[0], e.span), c.expr(e.args[1])
 
-    def run(f: LaneFrame) -> Value:
-        if f.any_active():
-            ranks = np.asarray(cta(f))
-            if ranks.ndim == 0:
-                bar.get(f, int(ranks)).arrive(executing(f), e.span)
-            else:  # the lanes of a warp may signal different blocks
-                for rank, n in zip(*np.unique(ranks[f.active()], return_counts=True)):
-                    bar.get(f, int(rank)).arrive(int(n), e.span)
-        return np.int32(0)
+    def run(f: LaneFrame) -> None:
+        ranks = np.asarray(cta(f))
+        if ranks.ndim == 0:
+            bar.get(f, int(ranks)).arrive(executing(f), e.span)
+        else:  # the lanes of a warp may signal different blocks
+            for rank, n in zip(*np.unique(ranks[f.active()], return_counts=True)):
+                bar.get(f, int(rank)).arrive(int(n), e.span)
 
     return run
 
 
-def _wait(c: TileContext, e: Call) -> Closure:
+def _wait(c: TileContext, e: Call) -> Action:
     bar, parity = TileBarrier.of(c, e.args[0], e.span), c.expr(e.args[1])
 
-    def run(f: LaneFrame) -> Value:
-        if f.any_active():
-            b, p = bar.get(f), int(uniform(parity(f), f, "a parity", e.span))
-            f.block.wait(lambda: b.passed(p), lambda: f"for parity {p} of {b.state()}", e.span)
-        return np.int32(0)
+    def run(f: LaneFrame) -> None:
+        b, p = bar.get(f), int(uniform(parity(f), f, "a parity", e.span))
+        f.block.wait(lambda: b.passed(p), lambda: f"for parity {p} of {b.state()}", e.span)
 
     return run
 
 
-def _sync(c: TileContext, e: Call) -> Closure:
+def _sync(c: TileContext, e: Call) -> Action:
     """sync_threads, named_barrier, named_barrier_arrive.  Without warp roles the threads of a block are always in step."""
     members = c.members
     args = [c.expr(a) for a in e.args]
     warp_roles = {r: c.launch.warp_roles[r].threads for r in members}
 
-    def run(f: LaneFrame) -> Value:
-        if f.any_active():
-            if e.op == "sync_threads":
-                whole_warp_role(f, "this barrier", e.span)
-                if c.launch.warp_roles:
-                    f.block.gather(("sync", members), f.warp_role, warp_roles, e.span, "a block barrier")
-            else:
-                number, need = (int(uniform(a(f), f, "a barrier's operand", e.span)) for a in args)
-                f.block.meet(number, need, _in_warps(f), e.span, f"barrier {number}", e.op == "named_barrier")
-        return np.int32(0)
+    def run(f: LaneFrame) -> None:
+        if e.op == "sync_threads":
+            whole_warp_role(f, "this barrier", e.span)
+            if c.launch.warp_roles:
+                f.block.gather(("sync", members), f.warp_role, warp_roles, e.span, "a block barrier")
+        else:
+            number, need = (int(uniform(a(f), f, "a barrier's operand", e.span)) for a in args)
+            f.block.meet(number, need, _in_warps(f), e.span, f"barrier {number}", e.op == "named_barrier")
 
     return run
 
@@ -168,13 +157,13 @@ def _block_vote(c: TileContext, e: Call) -> Closure:
     return run
 
 
-def _sync_grid(c: TileContext, e: Call) -> Closure:
+def _sync_grid(c: TileContext, e: Call) -> Action:
     """sync_grid, which all threads of a block execute together."""
 
-    def run(f: LaneFrame) -> Value:
+    def run(f: LaneFrame) -> None:
         grid = getattr(f.block, "grid", None)
-        if grid is None or not f.any_active():
-            return np.int32(0)
+        if grid is None:
+            return
         if f.mask is not None and not f.active().all() and f.lanes > 1:
             gone = 0 if f.exited is None else int(f.exited.sum())
             if int(f.active().sum()) < f.warp_role.threads - gone:
@@ -182,7 +171,6 @@ def _sync_grid(c: TileContext, e: Call) -> Closure:
                 raise fault("sim-barrier", f"{came} reach this barrier of the grid", found=came, span=e.span,
                             hint="a barrier must not stand under a condition that differs between threads")
         grid.meet(e.span)
-        return np.int32(0)
 
     return run
 
@@ -198,14 +186,11 @@ def _in_warps(f: LaneFrame) -> int:
     return WARP * int(f.active().reshape(-1, WARP).any(1).sum())
 
 
-def make_barriers(b: Any, f: LaneFrame, span: Any) -> list[Phases]:
-    """The mbarriers of a shared.barrier buffer, in phase 0.  Raises sim-mbarrier unless each has an arrival count."""
-    return barriers_of(f.block, b, span)
-
-
 def barriers_of(block: TileBlock, b: Any, span: Any) -> list[Phases]:
-    """The mbarriers of a buffer in a block, created at the first use.  Without counts (attr `arrive`) the counts are 0 until
-    mbarrier_init."""
+    """The mbarriers of a shared.barrier buffer in a block, created in phase 0 at the first use.
+
+    Without counts (attr `arrive`) the counts are 0 until mbarrier_init.  Raises sim-mbarrier unless each has one or none has.
+    """
     got = block.named.get(id(b))
     if got is not None:
         return got
@@ -228,8 +213,8 @@ ORDER_ONLY = frozenset({
     "sync_warp", "cp_async_commit", "cp_async_wait", "keep_branch", "pdl_trigger", "pdl_sync"})  # fmt: skip
 SYNC_OPS = ("sync_threads", "named_barrier", "named_barrier_arrive")
 BARRIER_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
-    "mbarrier_init": _init, "mbarrier_arrive": _arrive, "mbarrier_expect_tx": _arrive, "mbarrier_arrive_expect_tx": _arrive,
-    "cp_async_mbarrier_arrive": _copies_arrive, "mbarrier_wait": _wait, "mbarrier_arrive_remote": _arrive_remote, **CLUSTER_OPS,
-    "elect_one": elect, "in_warp_groups": _in_groups, "sync_grid": _sync_grid,
-    **dict.fromkeys(ORDER_ONLY, nothing), **dict.fromkeys(SYNC_OPS, _sync), **dict.fromkeys(BLOCK_VOTES, _block_vote),
-}  # fmt: skip
+    **effects({"mbarrier_init": _init, "cp_async_mbarrier_arrive": _copies_arrive, "mbarrier_wait": _wait,
+               "mbarrier_arrive_remote": _arrive_remote, "sync_grid": _sync_grid, **dict.fromkeys(SYNC_OPS, _sync),
+               **dict.fromkeys(("mbarrier_arrive", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx"), _arrive)}),
+    **CLUSTER_OPS, "elect_one": elect, "in_warp_groups": _in_groups, **dict.fromkeys(ORDER_ONLY, nothing),
+    **dict.fromkeys(BLOCK_VOTES, _block_vote)}

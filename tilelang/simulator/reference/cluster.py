@@ -6,7 +6,8 @@ that has not reached its allocation yet is created when another block accesses i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from tilelang.ir.numbers import to_dtype
 
 from .context import TileContext
 from ..faults import fault
-from ..lane_ops import spread
-from ..lanes import LaneFrame, uniform
+from ..lane_ops import effects, spread
+from ..lanes import Action, LaneFrame, uniform
 from ..memory import shared_operand
 
 
@@ -66,70 +67,62 @@ def _rank(c: TileContext, e: Call) -> Closure:
     return run
 
 
-def _barrier(c: TileContext, e: Call) -> Closure:
+def _barrier(c: TileContext, e: Call) -> Action:
     arrives, waits = e.op != "cluster_wait", e.op != "cluster_arrive"
 
-    def run(f: LaneFrame) -> Value:
-        if f.any_active():
-            cluster = cluster_of_frame(f, e.span)
-            n = f.warp_role.threads if f.lanes == 1 else int(f.active().sum())
-            if arrives:
-                cluster.arrive(n)
-            if waits:
-                want = f.warp_role.counts["cluster"] = f.warp_role.counts.get("cluster", 0) + 1
-                f.block.wait(lambda: cluster.phase >= want, lambda: "at the cluster barrier", e.span)
-        return np.int32(0)
+    def run(f: LaneFrame) -> None:
+        cluster = cluster_of_frame(f, e.span)
+        n = f.warp_role.threads if f.lanes == 1 else int(f.active().sum())
+        if arrives:
+            cluster.arrive(n)
+        if waits:
+            want = f.warp_role.counts["cluster"] = f.warp_role.counts.get("cluster", 0) + 1
+            f.block.wait(lambda: cluster.phase >= want, lambda: "at the cluster barrier", e.span)
 
     return run
 
 
-def _store(c: TileContext, e: Call) -> Closure:
+def _store(c: TileContext, e: Call) -> Action:
     """cluster_store(address, cta, value)."""
     place = shared_operand(e, e.args[0])
     cells, cta, value = c.memory.cells(place, 1, "remote store to"), c.expr(e.args[1]), c.expr(e.args[2])
     at, b = c.slot(place.buffer.data), place.buffer
 
-    def run(f: LaneFrame) -> Value:
+    def run(f: LaneFrame) -> None:
         rank = int(uniform(cta(f), f, "the rank of a block", e.span))
-        with _Elsewhere(f, b, at, rank, e.span):
+        with _elsewhere(f, b, at, rank, e.span):
             flat, where, ok = cells(f)
             flat[where[ok]] = to_dtype(spread(value(f), f.lanes).reshape(where.shape)[ok], b.dtype)
-        return np.int32(0)
 
     return run
 
 
-class _Elsewhere:
-    """Context manager: the slot of a shared buffer holds the storage of another block."""
-
-    def __init__(self, f: LaneFrame, b: Any, at: int, rank: int, span: Any) -> None:
-        self.f, self.at = f, at
-        peer = cluster_of_frame(f, span).block(rank, span)
-        own = f.block
-        store = peer.stores.get(id(b.data))
-        if store is None:
-            store = peer.stores[id(b.data)] = own.makers[id(b.data)](f)
-        self.store = store
-
-    def __enter__(self) -> None:
-        self.old, self.f.slots[self.at] = self.f.slots[self.at], self.store
-
-    def __exit__(self, *info: Any) -> None:
-        self.f.slots[self.at] = self.old
+@contextlib.contextmanager
+def _elsewhere(f: LaneFrame, b: Any, at: int, rank: int, span: Any) -> Iterator[None]:
+    """Under this context manager the slot of a shared buffer holds the storage of another block."""
+    peer, key = cluster_of_frame(f, span).block(rank, span), id(b.data)
+    store = peer.stores.get(key)
+    if store is None:
+        store = peer.stores[key] = f.block.makers[key](f)
+    old, f.slots[at] = f.slots[at], store
+    try:
+        yield
+    finally:
+        f.slots[at] = old
 
 
-def to_block(c: TileContext, s: Any, action: Callable[[LaneFrame], None]) -> Callable[[LaneFrame], None]:
+def to_block(c: TileContext, s: Any, action: Action) -> Action:
     """A Copy with attr dst_block: the action writes the buffer of that block."""
     rank, at = c.expr(s.plan.dst_block), c.slot(s.dst.buffer.data)
 
     def run(f: LaneFrame) -> None:
         there = int(uniform(rank(f), f, "the rank of a block", s.span))
-        with _Elsewhere(f, s.dst.buffer, at, there, s.span):
+        with _elsewhere(f, s.dst.buffer, at, there, s.span):
             action(f)
 
     return run
 
 
 CLUSTER_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
-    "cluster_rank": _rank, "cluster_size": _rank, "cluster_arrive": _barrier, "cluster_wait": _barrier,
-    "cluster_sync": _barrier, "cluster_store": _store}  # fmt: skip
+    "cluster_rank": _rank, "cluster_size": _rank,
+    **effects({"cluster_arrive": _barrier, "cluster_wait": _barrier, "cluster_sync": _barrier, "cluster_store": _store})}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from .context import TileContext
 from ..addresses import Addresses, Followed
 from ..faults import fault
 from ..lanes import LaneFrame, is_address, uniform
-from ..memory import geometry, strided, without_storage
+from ..memory import geometry, strided, uninitialized, without_storage
 
 
 def scalar_elements(op: TileOp) -> TileOp:
@@ -82,7 +82,6 @@ class TileEnv:
     def read(self, r: Region) -> np.ndarray:
         """A copy of a region with shape `shape(r)`; out-of-range elements of a global buffer have the safe value."""
         box = self._box(r)
-        b = r.buffer
         if box.tensor[box.source].shape == box.shape:
             out = box.tensor[box.source].copy()
         else:
@@ -91,9 +90,7 @@ class TileEnv:
             out = np.full(box.shape, fill, box.tensor.dtype)
             out[box.target] = box.tensor[box.source]
         if self._check and box.known is not None and not box.known[box.source].all():
-            raise fault("sim-uninitialized", f"{b.name} ({b.scope()}) is read before it is written",
-                        found=f"{b.name}, which nothing has written", span=self.span,
-                        hint="initialise it (T.clear, T.fill, T.copy) or check the order of the statements")
+            raise uninitialized(r.buffer, self.span)
         return out
 
     def write(self, r: Region, tile: Any) -> None:
@@ -137,22 +134,8 @@ class TileEnv:
         if store.known is not None:
             flags = store.known[row]
             k = flat.itemsize // store.granule
-            lead = strided(flags, offset * k, (*shape, k), (*(s * k for s in strides), 1))
-            known = lead[..., 0] if k == 1 else _Whole(lead)
+            known = strided(flags, offset * k, (*shape, k), (*(s * k for s in strides), 1))
         return _Box(tensor, known, source, target, ext)
-
-
-class _Whole:
-    """Written-flags of elements that consist of several granules."""
-
-    def __init__(self, flags: np.ndarray) -> None:
-        self.flags = flags
-
-    def __getitem__(self, key: Any) -> np.ndarray:
-        return self.flags[key]
-
-    def __setitem__(self, key: Any, value: bool) -> None:
-        self.flags[key] = value
 
 
 class _Picked:
@@ -168,14 +151,15 @@ class _Picked:
         self.flat[self.number] = values
 
 
-class _Box:
-    """A region at run time: the buffer as an array, the slices of it inside the shape (source), their slices of the tile."""
+class _Box(NamedTuple):
+    """A region at run time: the buffer as an array, its written-flags by granule of each element (None: all written), the
+    slices of it inside the shape (source), their slices of the tile."""
 
-    __slots__ = ("tensor", "known", "source", "target", "shape")
-
-    def __init__(self, tensor: Any, known: Any, source: tuple[slice, ...], target: tuple[slice, ...],
-                 shape: tuple[int, ...]) -> None:
-        self.tensor, self.known, self.source, self.target, self.shape = tensor, known, source, target, shape
+    tensor: Any
+    known: Any
+    source: tuple[slice, ...]
+    target: tuple[slice, ...]
+    shape: tuple[int, ...]
 
 
 class _RegionSite:

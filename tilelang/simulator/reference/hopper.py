@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, Launch, numpy_dtype
+from tilelang.ir import Call, Launch
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.shared_space import Placed, SharedSpace, shared_space
 from tilelang.target.warp_groups import GROUP
@@ -24,10 +24,11 @@ from .barriers import TileBarrier
 from .context import TileContext
 from ..boxes import UNIT, box_of, coordinates
 from ..faults import fault
-from ..lanes import LaneFrame, uniform
-from ..matrix import U8, Registers, register_order
+from ..lane_ops import effects
+from ..lanes import Action, LaneFrame
+from ..matrix import U8
 from ..memory import geometry, linear_index, out_of_bounds, shared_operand, uninitialized
-from ..wgmma import descriptor, wgmma_row
+from ..wgmma import DescribedOperand, WgmmaRegisters, descriptor, wgmma_row
 
 _BOX_ALIGN = 128  # alignment of a box in shared memory
 
@@ -87,28 +88,22 @@ def _operand_bytes(descriptor: int, major: str, extent: int, item: int) -> np.nd
     return (at[..., None] + np.arange(item)).reshape(extent, -1)
 
 
-class _SharedOperand:
+class _SharedOperand(DescribedOperand):
     """An operand that is named by a descriptor."""
 
-    def __init__(self, c: TileContext, value: Any, dt: Any, major: str, extent: int, e: Call) -> None:
-        self.c, self.value, self.dt, self.major, self.extent, self.e = c, c.expr(value), numpy_dtype(dt), major, extent, e
-        self.space = c.launch.space
-
-    def read(self, f: LaneFrame) -> np.ndarray:
+    def read(self, f: LaneFrame, space: SharedSpace) -> np.ndarray:
         """Elements [extent, k], for the active lanes."""
-        span = self.e.span
-        descriptor = int(uniform(self.value(f), f, "a wgmma descriptor", span))
-        start = decode_descriptor(descriptor)[0]
-        held = self.space.holding(start)
+        descriptor = self.descriptor(f)
+        held = space.holding(decode_descriptor(descriptor)[0])
         if held is None:
-            raise fault("sim-out-of-bounds", f"a wgmma descriptor names byte {start:#x}, where no shared buffer lies",
-                        expected="a descriptor of a shared buffer", found=f"{descriptor:#x}", span=span,
-                        hint="T.initialize_wgmma_descriptor comes first, and its offsets stay in the buffer")
+            raise fault("sim-out-of-bounds", f"a wgmma descriptor names byte {decode_descriptor(descriptor)[0]:#x}, where no "
+                        "shared buffer lies", expected="a descriptor of a shared buffer", found=f"{descriptor:#x}",
+                        span=self.span, hint="T.initialize_wgmma_descriptor comes first, and its offsets stay in the buffer")
         offsets = _operand_bytes(descriptor, self.major, self.extent, self.dt.itemsize) - held.start
-        at = _bytes_of(held, offsets, "a wgmma operand", span)
+        at = _bytes_of(held, offsets, "a wgmma operand", self.span)
         store = f.slots[self.c.slot(held.buffer.data)]
-        if self.c.check and store.known is not None and not store.known.reshape(-1)[at // store.granule].all():
-            raise uninitialized(held.buffer, span)
+        if self.c.check and not store.knows(at, 1):
+            raise uninitialized(held.buffer, self.span)
         return np.ascontiguousarray(store.flat(U8)[at]).view(self.dt)
 
 
@@ -129,31 +124,19 @@ def _groups(f: LaneFrame, what: str, span: Any) -> list[tuple[np.ndarray, np.nda
     return out
 
 
-def _wgmma(c: TileContext, e: Call) -> Closure:
-    row = wgmma_row(e)
-    tc, ta = numpy_dtype(row.c_dtype), numpy_dtype(row.a_dtype)
-    sums = Registers(c, e.args[0], row.c.registers * tc.itemsize, e.span)
-    held = Registers(c, e.args[1], row.a.registers * ta.itemsize, e.span) if isinstance(e.args[1], AddressOf) else None
-    a = None if held is not None else _SharedOperand(c, e.args[1], row.a_dtype, e.options.a_major, 64, e)
-    b = _SharedOperand(c, e.args[2], row.b_dtype, e.options.b_major, row.shape[1], e)
-    keeps, order_c, order_a = c.expr(e.args[3]), register_order(row.c), register_order(row.a)
+def _wgmma(c: TileContext, e: Call) -> Action:
+    row, space = wgmma_row(e), c.launch.space
+    registers, b = WgmmaRegisters(c, e, row), _SharedOperand(c, e, 2, row)
+    a = None if registers.a is not None else _SharedOperand(c, e, 1, row)
 
-    def multiply(f: LaneFrame, warps: np.ndarray) -> None:
-        keep = bool(uniform(keeps(f), f, "scale-d of a wgmma", e.span))
-        x = held.read(f, warps, ta).reshape(-1)[order_a] if held is not None else a.read(f)  # type: ignore[union-attr]
-        y = b.read(f).T
-        old = sums.read(f, warps, tc, keep).reshape(-1)
-        out = np.empty(old.size, tc)
-        out[order_c.ravel()] = row.reference(x, y, old[order_c], keep).ravel()
-        sums.write(f, warps, out.reshape(len(warps), -1))
-
-    def run(f: LaneFrame) -> Value:
+    def run(f: LaneFrame) -> None:
         outer = f.mask
         for own, warps in _groups(f, row.name, e.span):
             f.mask = own
-            multiply(f, warps)
+            keep = registers.keeps(f)
+            x = a.read(f, space) if a is not None else registers.read_a(f, warps)
+            registers.multiply(f, warps, x, b.read(f, space).T, keep)
         f.mask = outer
-        return np.int32(0)
 
     return run
 
@@ -161,7 +144,7 @@ def _wgmma(c: TileContext, e: Call) -> Closure:
 # ---- TMA boxes ------------------------------------------------------------------------------------------------------------
 
 
-def _load(c: TileContext, e: Call) -> Closure:
+def _load(c: TileContext, e: Call) -> Action:
     """tma_load(address, barrier, coordinates), for each lane that executes it; the box and its bytes arrive at once."""
     if e.options.multicast:
         raise fault("sim-unsupported", "a box for several blocks of a cluster in a tile program",
@@ -174,30 +157,28 @@ def _load(c: TileContext, e: Call) -> Closure:
     def one(f: LaneFrame, t: int, start: int) -> None:
         units = m.units(start, held.start, held.end, held.buffer, _BOX_ALIGN, e.span)
         memory, inside, place, g = m.window(f, coords(f, t))
-        if c.check and memory.known is not None and not memory.known.reshape(-1)[g].all():
+        if c.check and memory.known is not None and not memory.known[0, g].all():
             raise uninitialized(m.map.buffer, e.span)
         box = m.fill()
         box[place] = inside
         offsets = (units.reshape(-1, 1) * UNIT + np.arange(UNIT)).reshape(-1) - held.start
         at, store = _bytes_of(held, offsets, "a box", e.span), f.slots[slot]
         store.flat(U8)[at] = box.reshape(-1).view(U8)
-        if store.known is not None:
-            store.known.reshape(-1)[at // store.granule] = True
+        store.wrote(at, 1)
         b = bar.get(f)
         b.tx -= offsets.size
         b.settle()
 
-    def run(f: LaneFrame) -> Value:
+    def run(f: LaneFrame) -> None:
         outer = f.mask
         starts = np.broadcast_to(to(f), (f.lanes,))
         for t in np.flatnonzero(f.active()):
             f.mask = np.arange(f.lanes) == t
             one(f, int(t), int(starts[t]))
         f.mask = outer
-        return np.int32(0)
 
     return run
 
 
 TILE_HOPPER_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
-    "wgmma": _wgmma, "wgmma_descriptor": _descriptor, "tma_load": _load}
+    **effects({"wgmma": _wgmma, "tma_load": _load}), "wgmma_descriptor": _descriptor}

@@ -14,7 +14,7 @@ from ..addresses import Followed
 from ..context import Context
 from ..lane_ops import spread
 from ..lanes import LaneFrame, is_address
-from ..memory import Storage, geometry, linear_index, out_of_bounds, without_storage
+from ..memory import geometry, linear_index, out_of_bounds, without_storage
 
 
 class TileMemory:
@@ -91,8 +91,7 @@ class TileMemory:
             ok = f.active()[:, None] & ~bad
             if b.scope() != GLOBAL and (bad & f.active()[:, None]).any():
                 raise out_of_bounds(b, idx, shape, bad & f.active()[:, None], span, what)
-            if store.known is not None:
-                store.known.reshape(-1)[granules_of(store, linear[ok], dt.itemsize)] = True
+            store.wrote(linear[ok], dt.itemsize)
             return store.flat(dt), np.where(ok, linear, 0), ok
 
         return run
@@ -100,9 +99,3 @@ class TileMemory:
     def start_of(self, f: LaneFrame, v: Var, held: Any) -> Value:
         """The address of the storage that the slot of v holds."""
         return self.c.addresses.start_of(v, held)
-
-
-def granules_of(store: Storage, linear: np.ndarray, item: int) -> np.ndarray:
-    """Granule numbers of elements."""
-    k = item // store.granule
-    return linear if k == 1 else linear[..., None] * k + np.arange(k)

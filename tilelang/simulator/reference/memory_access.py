@@ -13,9 +13,8 @@ import numpy as np
 from tilelang.ir import Alloc, Buffer, Load, Store, numpy_dtype, BARRIER, DYNAMIC, GLOBAL, PRIVATE, VARIABLE
 from tilelang.ir.evaluate import Closure, Value
 
-from .barriers import make_barriers
+from .barriers import barriers_of
 from .context import TileContext
-from .memory import granules_of
 from .watch import changes
 from ..faults import fault
 from ..lane_ops import started
@@ -52,9 +51,9 @@ def load(c: TileContext, e: Load) -> Closure:
         x = store.flat(dt)[at]
         if shared and f.warp_role is not None and f.warp_role.watch is not None:
             seen = at if skip is None else at[np.broadcast_to(~skip, at.shape)]
-            f.warp_role.watch.load(f.warp_role.number, store, granules_of(store, seen, dt.itemsize), e.span)
+            f.warp_role.watch.load(f.warp_role.number, store, store.granules_of(seen, dt.itemsize), e.span)
         if store.known is not None and c.check:
-            known = store.known.reshape(-1)[granules_of(store, at, dt.itemsize)]
+            known = store.known.reshape(-1)[store.granules_of(at, dt.itemsize)]
             known = known if known.ndim == at.ndim else known.all(-1)
             if not (known if skip is None else known | skip).all():
                 raise uninitialized(b, e.span)
@@ -81,11 +80,10 @@ def store(c: TileContext, s: Store) -> Action:
             linear, x, keep = np.broadcast_arrays(linear, x, ~skip)
             linear, x = linear[keep], x[keep]
         if shared and f.warp_role is not None and f.warp_role.watch is not None:
-            f.warp_role.watch.store(f.warp_role.number, store, granules_of(store, linear, dt.itemsize),
-                               changes(store.flat(dt)[linear], x), s.span)
+            f.warp_role.watch.store(f.warp_role.number, store, store.granules_of(linear, dt.itemsize),
+                                    changes(store.flat(dt)[linear], x), s.span)
         store.flat(dt)[linear] = x
-        if store.known is not None:
-            store.known.reshape(-1)[granules_of(store, linear, dt.itemsize)] = True
+        store.wrote(linear, dt.itemsize)
 
     return run
 
@@ -94,7 +92,7 @@ def allocate(c: TileContext, s: Alloc) -> Action:
     """The storage of a buffer.  A per-thread buffer has a row for each lane; all others are common to the warp roles."""
     b, scope = s.buffer, s.buffer.scope()
     if scope == BARRIER:
-        return _once(c, s, lambda f: make_barriers(b, f, s.span))
+        return _once(c, s, lambda f: barriers_of(f.block, b, s.span))
     if scope.startswith("shared.") and scope != DYNAMIC:
         raise fault("sim-unsupported", f"{scope} buffers are not simulated",
                     expected="shared or private memory", found=str(scope), span=s.span)

@@ -5,19 +5,16 @@ Shared buffers are stored row by row, as the program indexes them.  Copies compl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tilelang.ir import AddressOf, Call, numpy_dtype
-from tilelang.ir.evaluate import Closure, Value
 
 from .context import TileContext
-from .memory import granules_of
 from ..faults import fault
-from ..lane_ops import spread
-from ..lanes import LaneFrame, Only
+from ..lane_ops import effects, spread
+from ..lanes import Action, LaneFrame, Only
 from ..matrix import U8, U16, MatrixRegisters, mma, whole_warps
 from ..memory import out_of_bounds, uninitialized
 
@@ -49,8 +46,7 @@ class Bytes:
     def read(self, f: LaneFrame) -> np.ndarray:
         """The bytes of the active lanes, one row each."""
         store, at = self._cells(f)
-        if store.known is not None and self.c.check and not store.known.reshape(-1)[
-                granules_of(store, at, self.dt.itemsize)].all():
+        if self.c.check and not store.knows(at, self.dt.itemsize):
             raise uninitialized(self.b, self.span)
         return np.ascontiguousarray(store.flat(self.dt)[at]).view(U8)
 
@@ -58,57 +54,50 @@ class Bytes:
         """Store rows of bytes, one for each active lane."""
         store, at = self._cells(f)
         store.flat(self.dt)[at] = np.ascontiguousarray(x).view(self.dt)
-        if store.known is not None:
-            store.known.reshape(-1)[granules_of(store, at, self.dt.itemsize)] = True
+        store.wrote(at, self.dt.itemsize)
 
 
-def _ldmatrix(c: TileContext, e: Call) -> Closure:
+def _ldmatrix(c: TileContext, e: Call) -> Action:
     into = MatrixRegisters(c, e)
     rows = Bytes(c, into.shared, ROW, "ldmatrix of", False, e.span)
 
-    def run(f: LaneFrame) -> Value:
+    def run(f: LaneFrame) -> None:
         warps = whole_warps(f, e.op, e.span)
         with Only(f, into.giving(f)):
             x = rows.read(f).view(U16).reshape(-1, into.num, 8, 8)
         into.write(f, warps, x)
-        return np.int32(0)
 
     return run
 
 
-def _stmatrix(c: TileContext, e: Call) -> Closure:
+def _stmatrix(c: TileContext, e: Call) -> Action:
     out = MatrixRegisters(c, e)
     rows = Bytes(c, out.shared, ROW, "stmatrix to", True, e.span)
 
-    def run(f: LaneFrame) -> Value:
+    def run(f: LaneFrame) -> None:
         x = out.read(f, whole_warps(f, e.op, e.span))
         with Only(f, out.giving(f)):
             rows.write(f, x.reshape(-1, 8))
-        return np.int32(0)
 
     return run
 
 
-def _cp_async(c: TileContext, e: Call) -> Closure:
+def _cp_async(c: TileContext, e: Call) -> Action:
     """cp_async(dst, src [, pred]): a false predicate writes zeros."""
     nbytes = e.options.bytes
     to, frm = (Bytes(c, a, nbytes, what, write, e.span) for a, what, write in
                ((e.args[0], "asynchronous copy into", True), (e.args[1], "asynchronous copy from", False)))
     pred = c.expr(e.args[2]) if len(e.args) > 2 else None
 
-    def run(f: LaneFrame) -> Value:
-        if not f.any_active():
-            return np.int32(0)
+    def run(f: LaneFrame) -> None:
         data = np.zeros((f.lanes, nbytes), np.uint8)
         wanted = f.active() if pred is None else f.active() & spread(pred(f), f.lanes).astype(bool)
         if wanted.any():
             with Only(f, wanted):
                 data[wanted] = frm.read(f)
         to.write(f, data[f.active()])
-        return np.int32(0)
 
     return run
 
 
-WARP_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
-    "mma": mma, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "cp_async": _cp_async}
+WARP_OPS = effects({"mma": mma, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix, "cp_async": _cp_async})
