@@ -47,17 +47,17 @@ class DescribedOperand:
 
 
 class WgmmaRegisters:
-    """The operands of a wgmma in registers: its sums, and A unless a descriptor names it (None)."""
+    """The operands of a wgmma in registers: its accumulator, and A unless a descriptor names it (None)."""
 
     def __init__(self, c: Context, e: Call, row: Any) -> None:
         self.row, self.types = row, (numpy_dtype(row.c_dtype), numpy_dtype(row.a_dtype))
-        self.sums = Registers(c, e.args[0], row.c.registers * self.types[0].itemsize, e.span)
+        self.accumulator = Registers(c, e.args[0], row.c.registers * self.types[0].itemsize, e.span)
         self.a = Registers(c, e.args[1], row.a.registers * self.types[1].itemsize, e.span) \
             if isinstance(e.args[1], AddressOf) else None
         self.keep, self.span = c.expr(e.args[3]), e.span
 
     def keeps(self, f: LaneFrame) -> bool:
-        """Whether the product is added to the old sums (scale-d)."""
+        """Whether the instruction adds to the old accumulator (scale-d)."""
         return bool(uniform(self.keep(f), f, "scale-d of a wgmma", self.span))
 
     def rows(self, warps: np.ndarray) -> slice:
@@ -76,11 +76,11 @@ class WgmmaRegisters:
         return self.a.read(f, warps, self.types[1]).reshape(-1)[self.places(self.row.a, warps)]
 
     def multiply(self, f: LaneFrame, warps: np.ndarray, x: np.ndarray, y: np.ndarray, keep: bool) -> None:
-        """sums = x @ y, added to the old ones if `keep`, for the rows of these warps."""
-        old, at = self.sums.read(f, warps, self.types[0], keep).reshape(-1), self.places(self.row.c, warps)
+        """accumulator = x @ y, plus the old one if `keep`, for the rows of these warps."""
+        old, at = self.accumulator.read(f, warps, self.types[0], keep).reshape(-1), self.places(self.row.c, warps)
         out = np.empty(old.size, self.types[0])
         out[at.ravel()] = self.row.reference(x, y, old[at], keep).ravel()
-        self.sums.write(f, warps, out.reshape(len(warps), -1))
+        self.accumulator.write(f, warps, out.reshape(len(warps), -1))
 
 
 def descriptor(c: Context, e: Call, at: Callable[[LaneFrame], Value]) -> Closure:

@@ -217,7 +217,8 @@ class _Bulk:
         if start % UNIT or other % UNIT or n % UNIT or n <= 0:
             raise fault("sim-tma", f"a bulk copy of {n} bytes between byte {start} of {b.name}'s shared memory and byte "
                         f"{other} of a tensor: all must be multiples of 16",
-                        expected="addresses and sizes that are multiples of 16 bytes", found=f"{n} bytes from {start} to {other}", span=self.span)
+                        expected="addresses and sizes that are multiples of 16 bytes",
+                        found=f"{n} bytes from {start} to {other}", span=self.span)
         if not low <= start <= start + n <= high:
             raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {start - low} leaves {b.name}",
                         expected=f"a copy inside {b.name}", found=f"{n} bytes at byte {start - low}", span=self.span)

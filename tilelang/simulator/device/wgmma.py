@@ -101,7 +101,7 @@ def _wgmma(c: DeviceContext, e: Call) -> Action:
             _claim(f, registers.a, state, group, e, False)
         x = a.read(f, lanes)[registers.rows(warps)] if a is not None else registers.read_a(f, warps)
         y = b.read(f, lanes).T
-        _claim(f, registers.sums, state, group, e, True)
+        _claim(f, registers.accumulator, state, group, e, True)
         registers.multiply(f, warps, x, y, keep)
 
     return run
