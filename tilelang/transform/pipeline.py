@@ -71,7 +71,6 @@ from .schedule.plan_pipelines import plan_pipelines
 from .memory.plan_shared_memory import plan_shared_memory
 from .registers.accumulator_registers import assign_accumulator_registers
 from .registers.code_tables import code_tables
-from .registers.dequantise_pairs import dequantise_pairs
 from .registers.fetch_ahead import fetch_ahead
 from .registers.join_wgmmas import join_wgmmas
 from .registers.limit_unrolling import limit_unrolling
@@ -170,8 +169,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     small_tanh,  # after simplify, which makes constants of its factors; before the passes over the final loops on registers
     assign_accumulator_registers,  # after simplify: it follows values through the final program
     insert_pdl,  # after place_sync and simplify: accesses of global memory are no longer moved
-    code_tables,  # before dequantise_pairs and pack_conversions, which change the arithmetic that it evaluates
-    dequantise_pairs,  # before pack_conversions, which would convert the weights one by one
+    code_tables,  # before pack_conversions, which changes the arithmetic that it evaluates
     pack_conversions,  # after assign_accumulator_registers: loops on named registers do their own conversions
     order_register_reductions,  # after assign_accumulator_registers, which marks its loops on named registers
     join_wgmmas,  # after order_register_reductions: it compares the descriptors that are printed

@@ -134,7 +134,7 @@ class _Tables:
         if self.lanes is None or self.lanes[1] == 2 or not b.is_static or b.size != _CODES or b.dtype.bits != 16 or \
                 b.dtype.lanes != 1 or len(e.indices) != 1 or b.scope_name not in (*SHARED, GLOBAL) or b.data in self.written:
             return None
-        code = _uncast(e.indices[0])
+        code = uncast(e.indices[0])
         low, high = self.facts.analyzer.interval(code)
         if low is None or low < 0 or high is None or high >= _CODES:
             return None
@@ -160,11 +160,11 @@ class _Tables:
 
     def _packed(self, code: Expr) -> Load | None:
         """The bytes in registers whose codes, the low ones first, are those of the lanes; None for other codes."""
-        code = _uncast(code)
+        code = uncast(code)
         if self.lanes is None or not isinstance(code, Binary) or code.op != "bitand" or not is_const(code.b, _CODES - 1):
             return None
-        moved = _uncast(code.a)
-        byte, shift = (_uncast(moved.a), moved.b) if isinstance(moved, Binary) and moved.op == "shr" else (moved, const(0))
+        moved = uncast(code.a)
+        byte, shift = (uncast(moved.a), moved.b) if isinstance(moved, Binary) and moved.op == "shr" else (moved, const(0))
         v, n = self.lanes
         of = [{v: const(k, v.dtype)} for k in range(n)]
         if not isinstance(byte, Load) or byte.dtype.base not in ("int8", "uint8") or byte.dtype.lanes > 1 or any(
@@ -184,7 +184,7 @@ class _Tables:
         return load(byte.buffer, (Ramp(first, const(1, first.dtype), n // 2, first.dtype.with_lanes(n // 2)),))
 
 
-def _uncast(e: Expr) -> Expr:
+def uncast(e: Expr) -> Expr:
     """An integer without its conversions to integers of at least 8 bits."""
     while isinstance(e, Cast) and e.dtype.is_int and e.dtype.bits >= 8 and e.value.dtype.is_int:
         e = e.value

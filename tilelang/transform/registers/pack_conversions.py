@@ -1,10 +1,12 @@
-"""Converts to 16-bit floats, and from integers of 8 bits, with few instructions per element.
+"""Converts to 16-bit floats, and from integers of 8 bits or fewer, with few instructions per element.
 
     for r in unroll(8): P[r] = float16(S[r])    ->    P[0:8] = pack_pairs(S[0:8])       one cvt for two floats
     P[0:4] = float16x4(S[0:4])                  ->    P[0:4] = pack_pairs(S[0:4])
     for r in unroll(8):                         ->    F[0:8] = pack_pairs(S[0:8])       S: integers of 8 bits
         P[r] = float16(S[r]) * x                      for r in unroll(8): P[r] = F[r] * x
     x = float16(i % 8)                          ->    x = small_int_to_float(i % 8, low=0)
+    for v in unroll(2):                         ->    D[0:2] = dequantise_pair(W[b], z, low=0, high=4, mask=15)
+        D[v] = half(W[b] >> v*4 & 15 - z) * x                    * broadcast(x)
 
 `pack_pairs` reads and writes whole 32-bit registers.  So both arrays must be registers of a thread that are accessed only
 by their declared types, and the 16-bit array must be written from an even element on, bytes be read in pairs or fours.
@@ -12,6 +14,11 @@ Integers of 8 bits become floats by a byte permutation and half of a packed subt
 rate.  `small_int_to_float` builds a float from the bits of an integer with few values: a logical operation and half of a
 packed subtraction, in place of a conversion (a quarter of the rate on Ampere) and half of a packing.  A loaded integer of
 more bits keeps its conversion, which takes it as it is.
+
+`dequantise_pair` converts two quantised weights of a byte with three instructions: one PRMT copies the byte into both halves,
+one LOP3 keeps in each half its weight as the significand of 1024, and one HFMA2 subtracts 1024 (and other leftover bits) and
+the zero point.  Otherwise each weight takes a mask, a shift, a conversion and a subtraction.  Every step is exact except a
+multiplication behind it, which rounds as the scalar one does.
 """
 
 from __future__ import annotations
@@ -20,14 +27,17 @@ from operator import is_not
 from typing import Any
 
 from tilelang.arith import LaunchFacts, flat_index, vector_base
-from tilelang.ir import (Alloc, Bind, Buffer, Call, Cast, Const, Expr, For, Func, If, Launch, Load, Ramp, Stmt, Store, Var,
-                         call, const, contains, free_vars, is_const, load, rebuild, replace, rewrite, rewrite_launches,
-                         seq, stmts_of, substitute, walk, LOCAL)
+from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, For, Func, If, Launch, Load, Ramp,
+                         Stmt, Store, Var, call, const, contains, dtype, free_vars, is_const, is_large, load, rebuild, replace,
+                         rewrite, rewrite_launches, seq, stmts_of, substitute, walk, LOCAL)
 from tilelang.ir.visitor import mapped
 from tilelang.target.register_forms import Form, form_of, packed_source, sum_form
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
+from .code_tables import uncast
 
+_MAX_ZERO_POINT = 255  # 1024 + zero point is exact in float16
+_PAIR = dtype("float16x2")
 # How many integers from a power of two on have consecutive bit patterns: 2 to the number of significand bits.
 _COUNTING = {"float16": 1024, "bfloat16": 128}
 _BYTES = ("int8", "uint8")
@@ -75,6 +85,9 @@ class _Conversions:
     def _loop(self, s: For) -> Stmt:
         if s.plan.registers:
             return self._on_registers(s)
+        weights = self._loop_of_weights(s)
+        if weights is not None:
+            return self.visit(weights)  # type: ignore[no-any-return]
         packed = self._loop_of_pairs(s)
         if packed is not None:
             return packed
@@ -110,27 +123,32 @@ class _Conversions:
 
     def _loop_of_pairs(self, s: For) -> Store | None:
         """The vector store that replaces a loop over neighbouring registers; None for other loops."""
-        body, n, facts = stmts_of(s.body) or (s.body,), s.extent, self.facts.analyzer
+        body, n = stmts_of(s.body) or (s.body,), s.extent
         if s.kind != "unroll" or len(body) != 1 or not isinstance(body[0], Store) or not is_const(s.start, 0):
             return None
         store = body[0]
         if not isinstance(n, Const) or n.value % 2 or n.value <= 0 or not self._converts(store):
             return None
         v: Any = store.value
-        places: list[Expr] = []
         source_step = (4 if n.value % 4 == 0 else 2) if _is_of_bytes(v) else 1
-        for access, step in ((store, 2), (v.value, source_step)):  # pairs of 16-bit floats start at even elements
-            if len(access.indices) != 1 or access.indices[0].dtype.lanes > 1:
-                return None
-            form = facts.linear(flat_index(access.buffer, access.indices))
-            rest = {a: k for a, k in form.terms.items() if a is not s.var}
-            if form.terms.get(s.var) != 1 or any(x % step for x in (form.const, *rest.values())) or any(
-                    s.var in free_vars(a) for a in rest):
-                return None
-            places.append(facts.simplify(substitute(access.indices[0], {s.var: const(0, s.var.dtype)})))
-        to, source = (_neighbours(at, int(n.value)) for at in places)
+        places = self._first(store, s.var, 2), self._first(v.value, s.var, source_step)
+        if None in places:
+            return None
+        to, source = (_neighbours(at, int(n.value)) for at in places if at is not None)
         floats = replace(v.value, indices=(source,), dtype=v.value.dtype.with_lanes(source.lanes))
         return replace(store, indices=(to,), value=_pack(floats, v.dtype.with_lanes(to.lanes)))  # type: ignore[no-any-return]
+
+    def _first(self, access: Load | Store, v: Var, step: int) -> Expr | None:
+        """The first of the neighbouring registers that an access goes through with v, where it is a multiple of `step`; else
+        None.  Pairs of 16-bit floats start at even elements."""
+        if len(access.indices) != 1 or access.indices[0].dtype.lanes > 1:
+            return None
+        form = self.facts.analyzer.linear(flat_index(access.buffer, access.indices))
+        rest = {a: k for a, k in form.terms.items() if a is not v}
+        alone = form.terms.get(v) == 1 and not any(v in free_vars(a) for a in rest)
+        if not alone or any(x % step for x in (form.const, *rest.values())):
+            return None
+        return self.facts.analyzer.simplify(substitute(access.indices[0], {v: const(0, v.dtype)}))
 
     def _widened(self, s: For) -> tuple[Stmt, ...] | None:
         """A loop over integers of 8 bits in registers, behind their conversions; None where it has none."""
@@ -159,6 +177,57 @@ class _Conversions:
                 v.dtype.base not in _COUNTING or v.value.dtype.base != "float32"):
             return False
         return all(b.scope_name == LOCAL and self.types.get(b.data) == b.dtype for b in (s.buffer, v.value.buffer))
+
+    # ---- two weights of a byte --------------------------------------------------------------------------------------
+
+    def _loop_of_weights(self, s: For) -> Store | None:
+        """The store of a pair that replaces a loop over the two weights of a byte; None for other loops."""
+        *bound, store = stmts_of(s.body) or (s.body,)
+        if s.kind != "unroll" or not is_const(s.start, 0) or not is_const(s.extent, 2) or not isinstance(store, Store) or \
+                not all(isinstance(x, Bind) for x in bound):
+            return None
+        b, inline = store.buffer, dict[Any, Any]()
+        if b.dtype.base != "float16" or b.dtype.lanes > 1 or b.scope_name != LOCAL or self.types.get(b.data) != b.dtype:
+            return None
+        for x in bound:
+            inline[x.var] = substitute(x.value, inline)  # type: ignore[attr-defined]
+            if is_large(inline[x.var]):  # type: ignore[attr-defined]
+                return None
+        at = self._first(substitute(store, inline), s.var, 2)
+        value = None if at is None else self._pair(substitute(store.value, inline), s.var)
+        if at is None or value is None:
+            return None
+        return replace(store, indices=(_neighbours(at, 2),), value=value, span=stmts_of(s.body)[0].span)  # type: ignore[no-any-return]
+
+    def _pair(self, e: Expr, v: Var) -> Expr | None:
+        """Both values of e as a pair; None unless e is a weight of a byte, with terms and factors common to both."""
+        if isinstance(e, Binary) and e.op in ("mul", "add", "sub") and e.dtype.base == "float16":
+            if v in free_vars(e.a) and v in free_vars(e.b):
+                return None
+            a, b = (self._pair(x, v) if v in free_vars(x) else Broadcast(x, 2, _PAIR) for x in (e.a, e.b))
+            return None if a is None or b is None else Binary(e.op, a, b, _PAIR)
+        return self._weights(e.value, v) if isinstance(e, Cast) and e.dtype == "float16" else None
+
+    def _weights(self, e: Expr, v: Var) -> Call | None:
+        """dequantise_pair of `byte >> shift & mask`, less a zero point; None for other values."""
+        if isinstance(e, Cast) and e.dtype.is_int and e.dtype.lanes == 1:
+            return self._weights(e.value, v)
+        if isinstance(e, Binary) and e.op == "sub" and v not in free_vars(e.b):
+            pair = self._weights(e.a, v)
+            low, high = self.facts.analyzer.interval(e.b)
+            small = low is not None and low >= 0 and high is not None and high <= _MAX_ZERO_POINT and e.dtype.bits >= 16
+            return replace(pair, args=(*pair.args, e.b)) if pair is not None and len(pair.args) == 1 and small else None
+        inner = uncast(e.a) if isinstance(e, Binary) and e.op == "bitand" and isinstance(e.b, Const) else None
+        if not isinstance(inner, Binary) or inner.op != "shr" or not isinstance(inner.a, Load) or inner.a.dtype.base != "uint8":
+            return None
+        byte, mask = inner.a, int(e.b.value)  # type: ignore[attr-defined]
+        if v in free_vars(byte) or byte.dtype.lanes > 1 or mask <= 0 or mask & mask + 1:
+            return None
+        shifts = [self.facts.analyzer.simplify(substitute(inner.b, {v: const(n, v.dtype)})) for n in range(2)]
+        low, high = (int(x.value) if isinstance(x, Const) else -1 for x in shifts)
+        if min(low, high) < 0 or mask << max(low, high) > 255:
+            return None
+        return call("dequantise_pair", (byte,), _PAIR, low=low, high=high, mask=mask)
 
     # ---- integers with few values -----------------------------------------------------------------------------------
 
