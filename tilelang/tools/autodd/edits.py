@@ -1,4 +1,4 @@
-"""Edits that make a syntax tree smaller: removal of statements, and replacement of single nodes."""
+"""Edits that make a syntax tree smaller: removal of statements and of parts, and replacement of single nodes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .freeze import holds_frozen, is_frozen
+from .freeze import SHARED, frozen_nodes, is_frozen
 
 Path = tuple[tuple[str, int | None], ...]
 Edit = Callable[[ast.Module], None]
 _LISTS = ("body", "orelse", "finalbody", "handlers")
+# Lists of which elements of one number belong together, by the class that has them.
+_TOGETHER = {ast.Dict: ("keys", "values"), ast.Compare: ("ops", "comparators"), ast.arguments: ("kwonlyargs", "kw_defaults")}
 
 
 def at(tree: ast.AST, path: Path) -> Any:
@@ -28,29 +30,23 @@ def paths(node: ast.AST, path: Path = ()) -> Iterator[tuple[Path, ast.AST]]:
     """All nodes with their paths, parents first."""
     yield path, node
     for name, value in ast.iter_fields(node):
-        if isinstance(value, ast.AST):
-            yield from paths(value, (*path, (name, None)))
-        elif isinstance(value, list):
-            for k, x in enumerate(value):
-                if isinstance(x, ast.AST):
-                    yield from paths(x, (*path, (name, k)))
+        for k, x in enumerate(value) if isinstance(value, list) else ((None, value),):
+            if isinstance(x, ast.AST):
+                yield from paths(x, (*path, (name, k)))
 
 
-def edited(tree: ast.Module, edit: Edit) -> ast.Module:
-    """A copy of a tree with an edit applied."""
+def edited(tree: ast.Module, edit: Edit) -> tuple[ast.Module, str] | None:
+    """A copy of a tree with an edit applied, and its source text; None where that is no program, or a frozen node is lost."""
     out = copy.deepcopy(tree)
     edit(out)
-    return out
-
-
-def source_of(tree: ast.Module) -> str | None:
-    """The source text of a tree; None when it is no valid program."""
+    if frozen_nodes(out) != frozen_nodes(tree):
+        return None
     try:
-        text = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+        text = ast.unparse(ast.fix_missing_locations(out)) + "\n"
         compile(text, "<candidate>", "exec")
     except (SyntaxError, ValueError):
         return None
-    return text
+    return out, text
 
 
 def statement_lists(tree: ast.AST) -> list[tuple[Path, str]]:
@@ -63,8 +59,7 @@ def statement_lists(tree: ast.AST) -> list[tuple[Path, str]]:
 
 def removable(tree: ast.AST, path: Path, name: str) -> list[int]:
     """Indices of the statements of a list that contain nothing frozen."""
-    return [k for k, s in enumerate(getattr(at(tree, path), name)) if not holds_frozen(s)
-            and not isinstance(s, ast.Pass)]
+    return [k for k, s in enumerate(getattr(at(tree, path), name)) if not frozen_nodes(s) and not isinstance(s, ast.Pass)]
 
 
 def remove(path: Path, name: str, indices: set[int]) -> Edit:
@@ -77,29 +72,17 @@ def remove(path: Path, name: str, indices: set[int]) -> Edit:
     return edit
 
 
-def _replace(path: Path, new: ast.AST | list[Any]) -> Edit:
-    """Replace a node by another one (in a list, by several)."""
+def _replace(path: Path, *new: ast.AST) -> Edit:
+    """Replace a node by another one, or by none; in a list also by several.  What belongs to a removed element goes too."""
     def edit(tree: ast.Module) -> None:
         *above, (name, index) = path
         owner = at(tree, tuple(above))
         if index is None:
-            setattr(owner, name, new)
-        else:
-            getattr(owner, name)[index:index + 1] = new if isinstance(new, list) else [new]
-
-    return edit
-
-
-def _without(path: Path, name: str, index: int) -> Edit:
-    def edit(tree: ast.Module) -> None:
-        del getattr(at(tree, path), name)[index]
-
-    return edit
-
-
-def _clear(path: Path, name: str) -> Edit:
-    def edit(tree: ast.Module) -> None:
-        setattr(at(tree, path), name, None)
+            setattr(owner, name, new[0] if new else None)
+            return
+        together = _TOGETHER.get(type(owner), ())
+        for part in together if name in together and not new else (name,):
+            getattr(owner, part)[index:index + 1] = new
 
     return edit
 
@@ -108,93 +91,33 @@ def replacements(tree: ast.Module) -> Iterator[Edit]:
     """Edits of single nodes, those that remove most first."""
     nodes = [(p, n) for p, n in paths(tree) if p and not is_frozen(n)]
     for path, node in nodes:
-        yield from _of_statement(path, node)
+        if path[-1][1] is not None:
+            yield from (_replace(path, *found) for found in _shorter(node))
     for path, node in nodes:
-        yield from _removed_children(path, node)
+        name, index = path[-1]
+        if name in ("returns", "annotation") or index is not None and not isinstance(node, (ast.stmt, *SHARED)):
+            yield _replace(path)
     for path, node in nodes:
-        yield from _of_expression(path, node)
+        yield from (_replace(path, x) for x in _simpler(node, path[-1][0] == "value"))
 
 
-def _of_statement(path: Path, node: ast.AST) -> Iterator[Edit]:
-    """Replace a compound statement by one of its bodies, an assignment by its value."""
-    if path[-1][1] is None:
-        return
+def _shorter(node: ast.AST) -> Iterator[list[Any]]:
+    """The bodies of a compound statement, the value of an assignment."""
     if isinstance(node, (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef, ast.ClassDef)):
-        yield _replace(path, list(node.body))
-        other = getattr(node, "orelse", None)
-        if other and not any(map(holds_frozen, node.body)):
-            yield _replace(path, list(other))
+        yield from filter(None, (node.body, getattr(node, "orelse", None)))
     if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)) and node.value is not None:
-        yield _replace(path, ast.Expr(node.value))
+        yield [ast.Expr(node.value)]
 
 
-def _removed_children(path: Path, node: ast.AST) -> Iterator[Edit]:
-    """Remove decorators, arguments, keywords, elements and annotations."""
-    for name in ("decorator_list", "keywords", "args", "elts", "targets", "values", "names", "items", "comparators"):
-        parts = getattr(node, name, None)
-        if isinstance(node, ast.arguments) and name == "args":
-            yield from _parameters(path, node)
-        elif isinstance(parts, list) and not isinstance(node, (ast.Dict, ast.Compare, ast.BoolOp)):
-            least = 1 if name in ("names", "items", "targets") else 0
-            for k in range(len(parts)):
-                if len(parts) > least and not holds_frozen(parts[k]):
-                    yield _without(path, name, k)
-    if isinstance(node, ast.BoolOp):
-        for v in node.values:
-            if not any(holds_frozen(w) for w in node.values if w is not v):
-                yield _replace(path, v)
-    if isinstance(node, ast.Dict):
-        for k in range(len(node.keys)):
-            if not holds_frozen(node.values[k]):
-                yield lambda tree, k=k: [part.pop(k) for part in (at(tree, path).keys, at(tree, path).values)]  # type: ignore[misc]
-    if getattr(node, "returns", None) is not None:
-        yield _clear(path, "returns")
-    if isinstance(node, ast.arg) and node.annotation is not None:
-        yield _clear(path, "annotation")
-
-
-def _parameters(path: Path, node: ast.arguments) -> Iterator[Edit]:
-    """Remove a parameter and its default."""
-    for k in range(len(node.args)):
-        if holds_frozen(node.args[k]):
-            continue
-
-        def edit(tree: ast.Module, k: int = k) -> None:
-            found = at(tree, path)
-            first = len(found.args) - len(found.defaults)
-            del found.args[k]
-            if k >= first:
-                del found.defaults[k - first]
-
-        yield edit
-    for k in range(len(node.kwonlyargs)):
-        if not holds_frozen(node.kwonlyargs[k]):
-            yield lambda tree, k=k: [part.pop(k) for part in (at(tree, path).kwonlyargs, at(tree, path).kw_defaults)]  # type: ignore[misc]
-
-
-def _of_expression(path: Path, node: ast.AST) -> Iterator[Edit]:
-    """Replace an expression by one of its subexpressions or by a smaller constant."""
+def _simpler(node: ast.AST, is_value: bool) -> Iterator[ast.expr]:
+    """Subexpressions of an expression, smaller constants; None for a value."""
     if not isinstance(node, ast.expr) or isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
         return
-    parts: list[ast.expr] = []
-    if isinstance(node, ast.BinOp):
-        parts = [node.left, node.right]
-    elif isinstance(node, ast.UnaryOp):
-        parts = [node.operand]
-    elif isinstance(node, ast.IfExp):
-        parts = [node.body, node.orelse]
-    elif isinstance(node, ast.Call):
-        parts = [a for a in node.args if not isinstance(a, ast.Starred)]
-    elif isinstance(node, ast.Subscript):
-        parts = [node.value]
-    for part in parts:
-        others = [p for p in parts if p is not part]
-        if not any(map(holds_frozen, others)):
-            yield _replace(path, part)
+    if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Call, ast.Subscript)):
+        skipped = getattr(node, "func", None) or getattr(node, "test", None) or getattr(node, "slice", None)
+        yield from (x for x in ast.iter_child_nodes(node) if isinstance(x, ast.expr) and x is not skipped)
     if isinstance(node, ast.Constant) and isinstance(node.value, int) and not isinstance(node.value, bool):
         n = node.value
-        for smaller in dict.fromkeys((0, 1, 2, n // 4, n // 2)):
-            if abs(smaller) < abs(n):
-                yield _replace(path, ast.Constant(smaller))
-    elif not isinstance(node, (ast.Constant, ast.Name, ast.Attribute)) and not holds_frozen(node) and path[-1][0] == "value":
-        yield _replace(path, ast.Constant(None))
+        yield from (ast.Constant(x) for x in dict.fromkeys((0, 1, 2, n // 4, n // 2)) if abs(x) < abs(n))
+    elif is_value and not isinstance(node, (ast.Constant, ast.Name, ast.Attribute)):
+        yield ast.Constant(None)

@@ -9,7 +9,7 @@ import tokenize
 from typing import Any
 
 # The parser reuses one node of each of these classes for all programs, so that an attribute must not be set on it.
-_SHARED = (ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
+SHARED = (ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
 _MARK = re.compile(r"#\s*autodd:\s*(freeze-start|end-freeze|freeze)\b")
 
 
@@ -67,7 +67,7 @@ def mark_frozen(tree: ast.AST, source: str) -> None:
 
     def freeze(node: ast.AST) -> None:
         for n in ast.walk(node):
-            if not isinstance(n, _SHARED):
+            if not isinstance(n, SHARED):
                 n.frozen = True  # type: ignore[attr-defined]
 
     for node in ast.walk(tree):
@@ -90,6 +90,6 @@ def is_frozen(node: ast.AST) -> bool:
     return getattr(node, "frozen", False)
 
 
-def holds_frozen(node: ast.AST) -> bool:
-    """Whether a node or any node inside it is frozen."""
-    return any(is_frozen(n) for n in ast.walk(node))
+def frozen_nodes(node: ast.AST) -> int:
+    """How many nodes are frozen: a node and those inside it."""
+    return sum(map(is_frozen, ast.walk(node)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-from .edits import Edit, edited, removable, remove, replacements, source_of, statement_lists
+from .edits import Edit, edited, removable, remove, replacements, statement_lists
 from .freeze import mark_frozen
 
 Check = Callable[[str], bool]
@@ -46,14 +46,14 @@ class Reduction:
         """Try edits of the present tree, several in parallel.  Keep the first that still fails and return its number."""
         numbered = enumerate(edits)
         while batch := list(islice(numbered, self.jobs)):
-            trees = [(k, edited(self.tree, e)) for k, e in batch]
-            texts = [(k, tree, source_of(tree)) for k, tree in trees]
-            new = [(k, tree, t) for k, tree, t in texts if t is not None and t not in self.seen]
-            self.seen.update(t for _, _, t in new)
+            made = [(k, *found) for k, e in batch if (found := edited(self.tree, e)) is not None]
+            new = {text: (k, tree) for k, tree, text in reversed(made) if text not in self.seen}
+            self.seen |= new.keys()
             self.tried += len(new)
-            for (k, tree, text), fails in zip(new, self.pool.map(self.check, [t for _, _, t in new])):
+            texts = list(reversed(new))
+            for text, fails in zip(texts, self.pool.map(self.check, texts)):
                 if fails:
-                    self.tree, self.text = tree, text
+                    (k, self.tree), self.text = new[text], text
                     self.improved(text)
                     return k
         return None
@@ -63,21 +63,13 @@ class Reduction:
         done = 0
         while done < len(lists := statement_lists(self.tree)):
             path, name = lists[done]
-            size = len(removable(self.tree, path, name))
-            while size >= 1:
-                at = 0
-                while True:
-                    indices = removable(self.tree, path, name)
-                    part = set(indices[at:at + size])
-                    if not part:
-                        break
-                    if self._take(iter([remove(path, name, part)])) is None:
-                        at += size
-                    if (path, name) not in statement_lists(self.tree):
-                        break
-                if (path, name) not in statement_lists(self.tree):
-                    break
-                size //= 2
+            size, at = len(removable(self.tree, path, name)), 0
+            while size >= 1 and (path, name) in statement_lists(self.tree):
+                part = set(removable(self.tree, path, name)[at:at + size])
+                if not part:
+                    size, at = size // 2, 0
+                elif self._take(iter([remove(path, name, part)])) is None:
+                    at += size
             done += 1
 
     def _nodes(self) -> None:
