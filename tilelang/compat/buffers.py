@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
@@ -19,34 +19,24 @@ def _scope(buffer: Any) -> str:
     return scope() if callable(scope) else scope
 
 
-def is_global(buffer: Any) -> bool:
-    """Whether a buffer is in global memory."""
-    return _scope(buffer) == "global"
+def _lives_in(scope: str, about: str) -> Callable[[Any], bool]:
+    def asked(buffer: Any) -> bool:
+        return _scope(buffer) == scope
+
+    asked.__doc__ = about
+    return asked
+
+
+is_global = _lives_in("global", "Whether a buffer is in global memory.")
+is_shared_dynamic = _lives_in(DYNAMIC, "Whether a buffer is in dynamic shared memory.")
+is_tensor_memory = _lives_in(TMEM, "Whether a buffer is in tensor memory.")
+is_fragment = _lives_in(FRAGMENT, "A fragment: registers of a whole block.")
+is_local = _lives_in("local", "Per-thread memory.")
 
 
 def is_shared(buffer: Any, allow_dynamic: bool = True) -> bool:
     """Whether a buffer is in shared memory.  allow_dynamic: dynamic shared memory counts too."""
     return _scope(buffer) == "shared" or (allow_dynamic and is_shared_dynamic(buffer))
-
-
-def is_shared_dynamic(buffer: Any) -> bool:
-    """Whether a buffer is in dynamic shared memory."""
-    return _scope(buffer) == DYNAMIC
-
-
-def is_tensor_memory(buffer: Any) -> bool:
-    """Whether a buffer is in tensor memory."""
-    return _scope(buffer) == TMEM
-
-
-def is_fragment(buffer: Any) -> bool:
-    """A fragment: registers of a whole block."""
-    return _scope(buffer) == FRAGMENT
-
-
-def is_local(buffer: Any) -> bool:
-    """Per-thread memory."""
-    return _scope(buffer) == "local"
 
 
 def array_reduce(array: Iterable[int]) -> int:

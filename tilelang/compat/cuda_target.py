@@ -22,6 +22,9 @@ def _never(what: str) -> Callable[[Any], bool]:
     return asked
 
 
+AVAILABLE_TARGETS = {"auto": "the GPU of this machine, else its CPU", "cuda": "the GPU of this machine, or an arch: "
+                     '{"kind": "cuda", "arch": "sm_90a"}', "cpu": "this machine's CPU", "llvm": "as cpu", "c": "as cpu"}
+AVALIABLE_TARGETS = AVAILABLE_TARGETS  # sic: the name that programs import
 target_is_hip = target_is_rocm = _never("An AMD")
 target_is_cdna, target_is_rdna, target_is_gfx950 = map(_never, ("A CDNA", "An RDNA", "A gfx950"))
 target_is_metal = _never("A Metal")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 from tilelang.env import env
@@ -62,48 +63,24 @@ def get_cuda_version(cuda_path: str | None = None) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _at_least(compute_version: str, number: tuple[int, int]) -> bool:
-    return parse_compute_version(compute_version) >= number
+def _has(about: str, major: int, minor: int = 0, of: Callable[[Any], str] = str) -> Callable[[Any], bool]:
+    """A question for a feature that devices have from a compute version on.  of: an argument's version."""
+    def asked(compute_version: Any) -> bool:
+        return parse_compute_version(of(compute_version)) >= (major, minor)
+
+    asked.__doc__ = about
+    return asked
 
 
-def have_fp16(compute_version: str) -> bool:
-    """Half precision arithmetic."""
-    return _at_least(compute_version, (5, 3))
-
-
-def have_int8(compute_version: str) -> bool:
-    """Four-way int8 dot products."""
-    return _at_least(compute_version, (6, 1))
+have_fp16, have_int8 = _has("Half precision arithmetic.", 5, 3), _has("Four-way int8 dot products.", 6, 1)
+have_bf16, have_fp8 = _has("bfloat16 arithmetic.", 8), _has("fp8 matrix instructions.", 8, 9)
+have_tma, have_mbarrier, have_pdl = (_has(about, major, of=get_target_compute_version) for about, major in (
+    ("Bulk tensor copies.", 9), ("Barriers in shared memory.", 8), ("Programmatic dependent launch.", 9)))
 
 
 def have_tensorcore(compute_version: str | None = None, target: Any = None) -> bool:
     """Matrix units."""
-    return _at_least(compute_version or get_target_compute_version(target), (7, 0))
-
-
-def have_bf16(compute_version: str) -> bool:
-    """bfloat16 arithmetic."""
-    return _at_least(compute_version, (8, 0))
-
-
-def have_fp8(compute_version: str) -> bool:
-    """fp8 matrix instructions."""
-    return _at_least(compute_version, (8, 9))
-
-
-def have_tma(target: Any) -> bool:
-    """Bulk tensor copies."""
-    return _at_least(get_target_compute_version(target), (9, 0))
-
-
-def have_mbarrier(target: Any) -> bool:
-    """Barriers in shared memory."""
-    return _at_least(get_target_compute_version(target), (8, 0))
-
-
-def have_pdl(target: Any) -> bool:
-    """Programmatic dependent launch."""
-    return _at_least(get_target_compute_version(target), (9, 0))
+    return parse_compute_version(compute_version or get_target_compute_version(target)) >= (7, 0)
 
 
 def have_cudagraph() -> bool:

@@ -19,6 +19,7 @@ def _names(module: str, names: str) -> dict[str, str]:
     return {n: f"{module}:{n}" for n in names.split()}
 
 
+_HELPERS, _HOOKS = "tilelang.compat.helpers", "register_c_postproc register_cuda_postproc register_hip_postproc"
 _INTRINSICS: Path = (
     {"mma_layout": "tilelang.compat.mma_layout", "sparse_layout": "tilelang.compat.sparse_layout"}
     | _names("tilelang.language.tensor_core", "INT4TensorCoreIntrinEmitter TensorCoreIntrinEmitter get_ldmatrix_offset "
@@ -36,9 +37,9 @@ PATHS: dict[str, Path] = {
     "tilelang.analysis": _same("tilelang.tools.analysis"),
     "tilelang.autodd": _same("tilelang.tools.autodd"),
     "tilelang.cache": _same("tilelang.jit.caching"),
-    "tilelang.cache.kernel_cache": _same("tilelang.compat.kernel_cache"),
+    "tilelang.cache.kernel_cache": (_names(_HELPERS, "KernelCache _dispatch_map cached clear_cache disk"), ()),
     "tilelang.instrumentation": _same("tilelang.tools.instrumentation"),
-    "tilelang.libinfo": _same("tilelang.compat.libinfo"),
+    "tilelang.libinfo": (_names("tilelang.version", "__version__") | _names(_HELPERS, "find_lib_path package_path"), ()),
     "tilelang.math": _same("tilelang.arith.integers"),
     "tilelang.profiler": (_names("tilelang.jit.profiling", "Profiler") | _names("tilelang.jit.supply", "TensorSupplyType")
                           | _names("tilelang.jit.timing", "do_bench") | _names("tilelang.jit.caching", "cached"), ()),
@@ -70,7 +71,8 @@ PATHS: dict[str, Path] = {
     "tilelang.engine": (_names("tilelang.jit.artifact", "CompiledArtifact")
                         | _names("tilelang.runtime.params", "KernelParam")
                         | {"callback": "tilelang.engine.callback", "lower": "tilelang.engine.lower"}, ()),
-    "tilelang.engine.callback": _same("tilelang.compat.engine_callback"),
+    "tilelang.engine.callback": (_names("tilelang.jit.hooks", _HOOKS)
+                                 | _names(_HELPERS, " ".join(f"{name}_callback" for name in _HOOKS.split())), ()),
     "tilelang.engine.lower": (_names("tilelang.jit.artifact", "CompiledArtifact") | _names("tilelang.jit.lowering", "lower")
                               | {"extrac_params": "tilelang.jit.lowering:parameters"}, ()),
     "tilelang.engine.param": (_names("tilelang.jit.artifact", "CompiledArtifact")
@@ -107,12 +109,14 @@ PATHS: dict[str, Path] = {
     "tilelang.utils": (_TENSORS | _names("tilelang.version", "build_date"), ("tilelang.compat.buffers",
                                                                              "tilelang.compat.deprecation")),
     "tilelang.utils.deprecation": _same("tilelang.compat.deprecation"),
-    "tilelang.utils.device": _same("tilelang.compat.device"),
+    "tilelang.utils.device": (_names(_HELPERS, "get_available_cpu_count get_current_device"), ()),
     "tilelang.utils.language": _same("tilelang.compat.buffers"),
-    "tilelang.utils.pass_diff": _same("tilelang.compat.pass_diff"),
+    "tilelang.utils.pass_diff": (_names(_HELPERS, "pass_diff"), ()),
     "tilelang.utils.scopes": _same("tilelang.compat.buffers"),
     "tilelang.utils.sparse": _same("tilelang.compat.sparse"),
-    "tilelang.utils.target": ({}, ("tilelang.compat.target_names", "tilelang.compat.cuda_target")),
+    "tilelang.utils.target": (_names("tilelang.target", "Target determine_target") | _names(
+        "tilelang.compat.cuda_target", "AVAILABLE_TARGETS AVALIABLE_TARGETS check_hip_availability"),
+        ("tilelang.compat.cuda_target",)),
     "tilelang.utils.tensor": (_TENSORS | _names("tilelang.jit.compare", "fp8_remove_negative_zeros_ is_float8_dtype")
                               | _names("tilelang.jit.supply", "get_tensor_supply")
                               | {"map_torch_type": "tilelang.language.dtypes:resolve_torch_storage_dtype"}, ()),
