@@ -102,33 +102,23 @@ def run_text(host_ir: str, sig: Signature, name: str, cuda: bool) -> str:
     w = Writer()
     for slot in (at.message, at.status):
         w.put("%frame", slot, "i64", "0")
-    _unless(w, w.ins("call i32 @tl_prepare(ptr %args, ptr %frame)"), lambda: str(ARGUMENT))
+    with w.unless_0(w.ins("call i32 @tl_prepare(ptr %args, ptr %frame)")):
+        w.do(f"ret i32 {ARGUMENT}")
     if cuda:
         w.do("store i32 0, ptr @tl_status")
-
-    def failed() -> str:
-        if not cuda:
-            return str(FAILED)
-        status = w.ins("load i32, ptr @tl_status")
-        w.put("%frame", at.status, "i32", status)
-        return w.ins(f"select i1 {w.ins(f'icmp eq i32 {status}, 0')}, i32 {ARGUMENT}, i32 {DRIVER}")
-
-    _unless(w, w.ins("call i32 @tl_launch(ptr %frame)"), failed)
+    with w.unless_0(w.ins("call i32 @tl_launch(ptr %frame)")):
+        code = str(FAILED)
+        if cuda:
+            status = w.ins("load i32, ptr @tl_status")
+            w.put("%frame", at.status, "i32", status)
+            code = w.ins(f"select i1 {w.ins(f'icmp eq i32 {status}, 0')}, i32 {ARGUMENT}, i32 {DRIVER}")
+        w.do(f"ret i32 {code}")
     w.do(f"ret i32 {OK}")
     notes = "\n".join([
         "define internal void @tl_note(ptr %frame, ptr %message) {", f"  %at = getelementptr i8, ptr %frame, i64 {at.message}",
         "  store ptr %message, ptr %at", "  ret void", "}", "define internal ptr @tl_stream_of(ptr %frame) {",
         f"  %at = getelementptr i8, ptr %frame, i64 {at.stream}", "  %stream = load ptr, ptr %at", "  ret ptr %stream", "}"])
     return "\n".join([text, notes, w.function(name, "ptr %args, ptr %frame")])
-
-
-def _unless(w: Writer, rc: str, code: Callable[[], str]) -> None:
-    """Return code() where rc is not 0."""
-    ok, bad = w.name("ok"), w.name("bad")
-    w.branch(w.ins(f"icmp eq i32 {rc}, 0"), ok, bad, likely=True)
-    w.begin(bad)
-    w.do(f"ret i32 {code()}")
-    w.begin(ok)
 
 
 def store_tensor(w: Writer, slot: tuple[str, int], values: dict[int, tuple[str, str]], optional: bool) -> None:
@@ -157,12 +147,8 @@ class CFunction:
         args, frame = w.slot("i64", max(1, 2 * len(self.sig.args))), w.slot("i64", self.at.words)
         self._fill(args, frame)
         rc = run(w, args, frame)
-        ok, bad = w.name("ok"), w.name("bad")
-        w.branch(w.ins(f"icmp eq i32 {rc}, 0"), ok, bad, likely=True)
-        w.begin(bad)
-        w.do(f"call void @tl_say(ptr {w.at(frame, self.at.message, 'ptr')}, i32 {w.at(frame, self.at.status, 'i32')})")
-        w.jump(ok)
-        w.begin(ok)
+        with w.unless_0(rc):
+            w.do(f"call void @tl_say(ptr {w.at(frame, self.at.message, 'ptr')}, i32 {w.at(frame, self.at.status, 'i32')})")
         w.do(f"ret i32 {rc}")
         given = ", ".join(f"{p.ir_type} %p_{p.name}" for p in self.parameters)
         return "\n".join([*w.globals, w.function(name, given)])
@@ -231,13 +217,9 @@ class CFunction:
     # ---- devices --------------------------------------------------------------------------------------------------
     def _fail(self, frame: str, good: str, code: int, message: str, status: str = "0") -> None:
         """Return an error code with a message unless good."""
-        w = self.w
-        ok, bad = w.name("ok"), w.name("bad")
-        w.branch(good, ok, bad, likely=True)
-        w.begin(bad)
-        w.do(f"call void @tl_say(ptr {message}, i32 {status})")
-        w.do(f"ret i32 {code}")
-        w.begin(ok)
+        with self.w.when(good, unless=True, likely=True):
+            self.w.do(f"call void @tl_say(ptr {message}, i32 {status})")
+            self.w.do(f"ret i32 {code}")
 
     def _first_device(self, frame: str) -> str:
         """The device of the first tensor that is given, else the current one."""

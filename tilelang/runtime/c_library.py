@@ -160,11 +160,8 @@ def _choice(c: CInterface, variants: Sequence[Variant]) -> str:
         fits = w.ins(f"icmp {'eq' if suffix == 'a' else 'sge'} i32 {found}, {number}")
         if suffix != "a" and not v.arch.startswith("compute"):
             fits = w.ins(f"and i1 {fits}, {w.ins(f'icmp slt i32 {found}, {number // 10 * 10 + 10}')}")
-        yes, no = w.name("yes"), w.name("no")
-        w.branch(fits, yes, no)
-        w.begin(yes)
-        w.do(f"ret i32 {w.ins(f'call i32 @tl_run_{k}(ptr %args, ptr %frame)')}")
-        w.begin(no)
+        with w.when(fits):
+            w.do(f"ret i32 {w.ins(f'call i32 @tl_run_{k}(ptr %args, ptr %frame)')}")
     archs = ", ".join(v.arch for v in variants)
     none = w.string(f"kernel {c.sig.name}: the library has no code for this device, only for {archs}")
     w.put("%frame", at.message, "ptr", none)

@@ -20,16 +20,9 @@ def in_context(w: Writer, context: str, call: Callable[[], str]) -> str:
     w.do(f"store ptr null, ptr {held}")
     w.do(f"call i32 @cuCtxGetCurrent(ptr {held})")
     same = w.ins(f"icmp eq ptr {w.ins(f'load ptr, ptr {held}')}, {context}")
-    push, join, pop, done = (w.name(n) for n in ("push", "join", "pop", "done"))
-    w.branch(same, join, push)
-    w.begin(push)
-    w.do(f"call i32 @cuCtxPushCurrent_v2(ptr {context})")
-    w.jump(join)
-    w.begin(join)
+    with w.when(same, unless=True):
+        w.do(f"call i32 @cuCtxPushCurrent_v2(ptr {context})")
     rc = call()
-    w.branch(same, done, pop)
-    w.begin(pop)
-    w.do(f"call i32 @cuCtxPopCurrent_v2(ptr {held})")
-    w.jump(done)
-    w.begin(done)
+    with w.when(same, unless=True):
+        w.do(f"call i32 @cuCtxPopCurrent_v2(ptr {held})")
     return rc

@@ -148,14 +148,11 @@ def _loader(kernels: list[dict[str, Any]], files: list[str]) -> str:
 
     def must(call: str, pop: bool = True) -> None:
         rc = w.ins(f"call i32 {call}")
-        good, bad = w.name("good"), w.name("bad")
-        w.branch(w.ins(f"icmp eq i32 {rc}, 0"), good, bad)
-        w.begin(bad)
-        if pop:
-            w.do(f"call i32 @cuCtxPopCurrent_v2(ptr {held})")
-        w.do(f"store i32 {rc}, ptr @tl_status")
-        w.do(f"ret i32 {rc}")
-        w.begin(good)
+        with w.when(w.ins(f"icmp eq i32 {rc}, 0"), unless=True):
+            if pop:
+                w.do(f"call i32 @cuCtxPopCurrent_v2(ptr {held})")
+            w.do(f"store i32 {rc}, ptr @tl_status")
+            w.do(f"ret i32 {rc}")
 
     device, context, held = w.slot("i32"), w.slot("ptr"), w.slot("ptr")
     must("@cuInit(i32 0)", False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from tilelang.ir import Buffer, Expr, Load, Var, convert, free_vars, int_range, walk
@@ -194,14 +195,7 @@ class Prepare:
         address = w.ins(f"or i1 {plain}, {w.ins(f'icmp eq i32 {kind}, {POINTER}')}")
         w.check(w.ins(f"or i1 {address}, {is_tensor}"), "RuntimeError",
                 f"kernel {self.sig.name} input {a.name} expected pointer or tensor handle")
-        tensor, join, before = w.name("tensor"), w.name("join"), w.block
-        w.branch(is_tensor, tensor, join)
-        w.begin(tensor)
-        d = self._dltensor(kind, raw)
-        p = self._data(d)
-        w.jump(join)
-        w.begin(join)
-        address = w.ins(f"phi ptr [ {raw}, %{before} ], [ {p}, %{tensor} ]")
+        address = w.either(is_tensor, lambda: self._data(self._dltensor(kind, raw)), lambda: raw, "ptr")
         self.data[a.index] = address
         self._put(self.frame.of_arg(a.index), "ptr", address)
 
@@ -268,15 +262,11 @@ class Prepare:
         w = self.w
         kind, raw = w.at(slot, 0, "i32"), w.at(slot, 8, "ptr")
         self.null[a.index] = w.ins(f"icmp eq i32 {kind}, {NONE}")
-        given, join = w.name("given"), w.name("join")
         dummy, held = w.slot("i8", 64), w.slot("ptr")
         w.do(f"store ptr {dummy}, ptr {held}")
-        w.branch(self.null[a.index], join, given)
-        w.begin(given)
-        self._handle(a, kind, raw)
-        w.do(f"store ptr {self.tensors[a.index]}, ptr {held}")
-        w.jump(join)
-        w.begin(join)
+        with w.when(self.null[a.index], unless=True):
+            self._handle(a, kind, raw)
+            w.do(f"store ptr {self.tensors[a.index]}, ptr {held}")
         self.tensors[a.index] = w.ins(f"load ptr, ptr {held}")
 
     # ---- shapes, strides, symbols ---------------------------------------------------------------------------------
@@ -297,7 +287,7 @@ class Prepare:
         """Stride of a dimension in elements (of packed types in values); a null stride array means compact strides."""
         base = self.strides[a.index]
         null = self.w.ins(f"icmp eq ptr {base}, null")
-        step = self.expr._either(null, lambda: self._compact(a, dim), lambda: self.w.at(base, 8 * dim, "i64"), "i64")
+        step = self.w.either(null, lambda: self._compact(a, dim), lambda: self.w.at(base, 8 * dim, "i64"), "i64")
         return self._in_values(a, step) if is_packed(a.buffer.dtype) and dim < len(a.buffer.shape) - 1 else step
 
     def _compact(self, a: TensorArg, dim: int) -> str:
@@ -384,25 +374,19 @@ class Prepare:
                 self.maybe[step.symbol] = (w.slot("i64"), w.slot("i1"))
                 w.do(f"store i64 0, ptr {self.maybe[step.symbol][0]}")
                 w.do(f"store i1 false, ptr {self.maybe[step.symbol][1]}")
-            given, join = w.name("given"), w.name("join")
-            if site.arg.index in self.null:
-                w.branch(self.null[site.arg.index], join, given)
-                w.begin(given)
-            self._reload()
-            if site.arg.index not in self.empty or site.arg.index in self.null:
-                self._is_empty_here(site.arg)
-            plain = site.value if isinstance(site.value, Var) and site.value in self.maybe else None
-            if plain is not None:
-                self._bind_or_compare(plain, site)
-            elif isinstance(step, Solve):
-                self._require(free_vars(step.factor) | free_vars(step.offset))
-                self._set(step.symbol, self._solved(step))
-            else:
-                self._require(free_vars(site.value) if isinstance(site.value, Expr) else set())
-                self._compare(site)
-            if site.arg.index in self.null:
-                w.jump(join)
-                w.begin(join)
+            null = self.null.get(site.arg.index)
+            with w.when(null, unless=True) if null is not None else nullcontext():
+                self._reload()
+                if site.arg.index not in self.empty or null is not None:
+                    self._is_empty_here(site.arg)
+                if isinstance(site.value, Var) and site.value in self.maybe:
+                    self._bind_or_compare(site.value, site)
+                elif isinstance(step, Solve):
+                    self._require(free_vars(step.factor) | free_vars(step.offset))
+                    self._set(step.symbol, self._solved(step))
+                else:
+                    self._require(free_vars(site.value) if isinstance(site.value, Expr) else set())
+                    self._compare(site)
         self._reload()
         self._require(self.needed)
 
@@ -420,18 +404,13 @@ class Prepare:
         self.w.do(f"store i1 true, ptr {self.maybe[v][1]}")
 
     def _bind_or_compare(self, v: Var, site: Any) -> None:
-        w = self.w
-        old, new, join = w.name("old"), w.name("new"), w.name("join")
-        w.branch(w.ins(f"load i1, ptr {self.maybe[v][1]}"), old, new)
-        w.begin(old)
-        self._compare(site)
-        w.jump(join)
-        w.begin(new)
-        value = self._actual(site)
-        self._fits(value, v, site)
-        self._set(v, value)
-        w.jump(join)
-        w.begin(join)
+        known = self.w.ins(f"load i1, ptr {self.maybe[v][1]}")
+        with self.w.when(known):
+            self._compare(site)
+        with self.w.when(known, unless=True):
+            value = self._actual(site)
+            self._fits(value, v, site)
+            self._set(v, value)
 
     def _require(self, symbols: set[Var]) -> None:
         for v in sorted((s for s in symbols if s in self.maybe), key=lambda s: s.name):
@@ -465,17 +444,12 @@ class Prepare:
     def _compact_strides(self, a: TensorArg) -> None:
         w, fn = self.w, self.sig.name
         base = self.strides[a.index]
-        some, join = w.name("strided"), w.name("join")
-        w.branch(w.ins(f"icmp eq ptr {base}, null"), join, some)
-        w.begin(some)
-        step = "1"
-        for d in range(len(a.buffer.shape) - 1, -1, -1):
-            same = w.ins(f"icmp eq i64 {w.at(base, 8 * d, 'i64')}, {step}")
-            free = self._free_stride(a, d)
-            w.check(w.ins(f"or i1 {same}, {free}"), "RuntimeError",
-                    f"kernel {fn} input {a.name} strides[{d}] violates packed ABI constraint "
-                    f"({fn}.{a.name}.strides: expected to be compact array, but got non-compact strides)")
-            if d:
-                step = w.ins(f"mul i64 {step}, {w.at(self.shapes[a.index], 8 * d, 'i64')}")
-        w.jump(join)
-        w.begin(join)
+        with w.when(w.ins(f"icmp eq ptr {base}, null"), unless=True):
+            step = "1"
+            for d in range(len(a.buffer.shape) - 1, -1, -1):
+                same = w.ins(f"icmp eq i64 {w.at(base, 8 * d, 'i64')}, {step}")
+                w.check(w.ins(f"or i1 {same}, {self._free_stride(a, d)}"), "RuntimeError",
+                        f"kernel {fn} input {a.name} strides[{d}] violates packed ABI constraint "
+                        f"({fn}.{a.name}.strides: expected to be compact array, but got non-compact strides)")
+                if d:
+                    step = w.ins(f"mul i64 {step}, {w.at(self.shapes[a.index], 8 * d, 'i64')}")

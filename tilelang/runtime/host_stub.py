@@ -62,13 +62,9 @@ class Wrapper:
 
     def _forward(self, rc: str) -> None:
         """Return -1 if a callee raised an error."""
-        w = self.w
-        ok, bad = w.name("ok"), w.name("bad")
-        w.branch(w.ins(f"icmp eq i32 {rc}, 0"), ok, bad, likely=True)
-        w.begin(bad)
-        w.release()
-        w.do("ret i32 -1")
-        w.begin(ok)
+        with self.w.unless_0(rc):
+            self.w.release()
+            self.w.do("ret i32 -1")
 
     def _given_output(self, a: TensorArg, frame: str, at: int) -> None:
         """In "full": take an output that the runtime has allocated, and check only that it is a tensor."""

@@ -70,18 +70,15 @@ class HostStatements:
         self.w.check(self.exact.boolean(s.cond), "RuntimeError", s.message or f"assertion failed: {text_of(s.cond)}")
 
     def _if(self, s: If) -> None:
-        w = self.w
-        then, other, join = w.name("then"), w.name("else"), w.name("join")
-        w.branch(self.exact.boolean(s.cond), then, other)
-        for label, body in ((then, s.then), (other, s.orelse)):
-            w.begin(label)
+        def run(body: Stmt | None) -> str:
             outer = dict(self.values)
             if body is not None:
                 self.run(body)
             self.values.clear()
             self.values.update(outer)
-            w.jump(join)
-        w.begin(join)
+            return ""
+
+        self.w.either(self.exact.boolean(s.cond), lambda: run(s.then), lambda: run(s.orelse), "")
 
     def _for(self, s: For) -> None:
         w = self.w
@@ -169,16 +166,12 @@ class _CudaStatements(HostStatements):
         """Load the module on this device at its first use."""
         w = self.w
         contexts = w.ins(f"getelementptr ptr, ptr @tl_contexts, i64 {self.index}")
-        load, join = w.name("load"), w.name("join")
-        w.branch(w.ins(f"icmp eq ptr {w.at(contexts, 0, 'ptr')}, null"), load, join, likely=False)
-        w.begin(load)
-        rc = w.ins(f"call i32 @tl_load(i32 {self.device})")
-        w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", f"kernel {self.sig.name} cannot be loaded on its device")
-        launches = [k.launch for k in self.owner.kernels]
-        if any(map(window_of, launches)):
-            in_context(w, w.at(contexts, 0, "ptr"), lambda: l2_window.set_aside(w, self.index, launches))
-        w.jump(join)
-        w.begin(join)
+        with w.when(w.ins(f"icmp ne ptr {w.at(contexts, 0, 'ptr')}, null"), unless=True, likely=True):
+            rc = w.ins(f"call i32 @tl_load(i32 {self.device})")
+            w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", f"kernel {self.sig.name} cannot be loaded on its device")
+            launches = [k.launch for k in self.owner.kernels]
+            if any(map(window_of, launches)):
+                in_context(w, w.at(contexts, 0, "ptr"), lambda: l2_window.set_aside(w, self.index, launches))
         self.context = w.at(contexts, 0, "ptr")
 
     def allocate(self, buffer: Buffer) -> None:
@@ -208,9 +201,11 @@ class _CudaStatements(HostStatements):
                         f"kernel {fn} grid dimension {axis} is larger than {limit}")
             some = w.ins(f"icmp sgt i64 {g}, 0")
             nonzero = w.ins(f"and i1 {nonzero}, {some}") if nonzero else some
-        go, skip = w.name("go"), w.name("skip")
-        w.branch(nonzero, go, skip)  # an empty grid is not launched (cuLaunchKernel would reject it)
-        w.begin(go)
+        with w.when(nonzero):  # an empty grid is not launched (cuLaunchKernel would reject it)
+            self._launch(s, kernel, k, grid)
+
+    def _launch(self, s: Launch, kernel: Any, k: int, grid: list[str]) -> None:
+        w, fn = self.w, self.sig.name
         self._check_cluster(s, grid)
         space = workspaces.Workspaces(w, kernel.workspaces, self.wide) if kernel.workspaces else None
         if space is not None:
@@ -240,8 +235,6 @@ class _CudaStatements(HostStatements):
             return rc
 
         self._in_context(call, f"kernel {fn}: launch of {kernel.name} failed")
-        w.jump(skip)
-        w.begin(skip)
 
     def _check_cluster(self, s: Launch, grid: list[str]) -> None:
         """Check that the cluster divides the grid: constant extents now, by check_cluster, others at each call."""
@@ -422,12 +415,9 @@ class CpuLauncher:
             else:
                 actual.append(f"ptr {addresses[arg.buffer.data if isinstance(arg, TensorArg) else arg.var]}")
         text = w.ins(f"call ptr @tl_cpu_entry({', '.join(actual)})")
-        failed, done = w.name("failed"), w.name("done")
-        w.branch(w.ins(f"icmp eq ptr {text}, null"), done, failed, likely=True)
-        w.begin(failed)
-        w.do(f"call void @TVMFFIErrorSetRaisedFromCStr(ptr {w.string('RuntimeError')}, ptr {text})")
-        w.do("ret i32 -1")
-        w.begin(done)
+        with w.when(w.ins(f"icmp eq ptr {text}, null"), unless=True, likely=True):
+            w.do(f"call void @TVMFFIErrorSetRaisedFromCStr(ptr {w.string('RuntimeError')}, ptr {text})")
+            w.do("ret i32 -1")
 
 
 def _scalar(w: Writer, ty: str, value: str, var: Var) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from tilelang.errors import error, register
@@ -199,19 +200,44 @@ class Writer:
         hint = "" if likely is None else ", !prof !0"
         self.do(f"br i1 {cond}, label %{then}, label %{other}{hint}")
 
+    @contextmanager
+    def when(self, cond: str, unless: bool = False, likely: bool | None = None) -> Iterator[None]:
+        """What is written inside runs where cond holds; unless: where it does not.  likely: that cond holds is."""
+        inside, after = self.name("inside"), self.name("after")
+        self.branch(cond, *((after, inside) if unless else (inside, after)), likely)
+        self.begin(inside)
+        yield
+        if not self.lines[-1].startswith("  ret "):
+            self.jump(after)
+        self.begin(after)
+
+    def unless_0(self, rc: str) -> AbstractContextManager[None]:
+        """What is written inside runs where an i32 is not 0, which is unlikely."""
+        return self.when(self.ins(f"icmp eq i32 {rc}, 0"), unless=True, likely=True)
+
+    def either(self, cond: str, then: Callable[[], str], other: Callable[[], str], ty: str) -> str:
+        """The value that `then` writes where cond holds, and that of `other` where it does not."""
+        yes, no, join = self.name("yes"), self.name("no"), self.name("join")
+        self.branch(cond, yes, no)
+        found = []
+        for label, value in ((yes, then), (no, other)):
+            self.begin(label)
+            found.append(f"[ {value()}, %{self.block} ]")
+            self.jump(join)
+        self.begin(join)
+        return self.ins(f"phi {ty} {', '.join(found)}") if ty else ""
+
     def check(self, cond: str, kind: str, message: str) -> None:
         """Raise kind(message) in the caller unless cond."""
+        if self.cleanup:
+            with self.when(cond, unless=True, likely=True):
+                self.do(f"call void @TVMFFIErrorSetRaisedFromCStr(ptr {self.string(kind)}, ptr {self.string(message)})")
+                self.release()
+                self.do("ret i32 -1")
+            return
         ok = self.name("ok")
-        if not self.cleanup:
-            self.failures.append((self.block, self.string(kind), self.string(message)))
-            self.branch(cond, ok, "raise", likely=True)
-        else:
-            bad = self.name("bad")
-            self.branch(cond, ok, bad, likely=True)
-            self.begin(bad)
-            self.do(f"call void @TVMFFIErrorSetRaisedFromCStr(ptr {self.string(kind)}, ptr {self.string(message)})")
-            self.release()
-            self.do("ret i32 -1")
+        self.failures.append((self.block, self.string(kind), self.string(message)))
+        self.branch(cond, ok, "raise", likely=True)
         self.begin(ok)
 
     def release(self) -> None:
@@ -326,23 +352,10 @@ class HostExpr:
         if not e.lazy:
             return self.w.ins(f"select i1 {self.boolean(e.cond)}, {self._ty(e.dtype)} {self(e.a)}, "
                               f"{self._ty(e.dtype)} {self(e.b)}")
-        return self._either(self.boolean(e.cond), lambda: self(e.a), lambda: self(e.b), self._ty(e.dtype))
+        return self.w.either(self.boolean(e.cond), lambda: self(e.a), lambda: self(e.b), self._ty(e.dtype))
 
     def _ty(self, dt: dtype) -> str:
         return "double" if dt.is_float else "i64"
-
-    def _either(self, cond: str, then: Any, other: Any, ty: str) -> str:
-        w = self.w
-        yes, no, join = w.name("yes"), w.name("no"), w.name("join")
-        w.branch(cond, yes, no)
-        w.begin(yes)
-        a, from_a = then(), w.block
-        w.jump(join)
-        w.begin(no)
-        b, from_b = other(), w.block
-        w.jump(join)
-        w.begin(join)
-        return w.ins(f"phi {ty} [ {a}, %{from_a} ], [ {b}, %{from_b} ]")
 
     def _binary(self, e: Any) -> str:
         if e.op in ("and", "or"):
@@ -351,8 +364,8 @@ class HostExpr:
             def second() -> str:
                 return self.w.ins(f"zext i1 {self.boolean(e.b)} to i64")
 
-            return (self._either(first, second, lambda: "0", "i64") if e.op == "and" else
-                    self._either(first, lambda: "1", second, "i64"))
+            return (self.w.either(first, second, lambda: "0", "i64") if e.op == "and" else
+                    self.w.either(first, lambda: "1", second, "i64"))
         a, b, dt = self(e.a), self(e.b), e.a.dtype
         return self._float(e.op, a, b, dt) if dt.is_float else self._int(e.op, a, b, dt, e)
 

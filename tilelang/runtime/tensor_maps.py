@@ -87,13 +87,9 @@ class TensorMapCode:
         up = w.ins(f"and i64 {w.ins(f'add i64 {low}, {MAP_ALIGN - 1}')}, {-MAP_ALIGN}")
         place = w.ins(f"inttoptr i64 {up} to ptr")
         w.do(f"call void @llvm.memset.p0.i64(ptr {place}, i8 0, i64 {MAP_BYTES}, i1 false)")
-        some, done = w.name("some"), w.name("mapped")
-        w.branch(self._empty(w, extents), done, some)
-        w.begin(some)
-        self._checks(w, what, address, pitch)
-        self._cached(w, what, place, address, extents, pitch, context)
-        w.jump(done)
-        w.begin(done)
+        with w.when(self._empty(w, extents), unless=True):
+            self._checks(w, what, address, pitch)
+            self._cached(w, what, place, address, extents, pitch, context)
         return place
 
     def _pitch(self, w: Writer, strides: Sequence[str]) -> list[str]:
@@ -123,7 +119,7 @@ class TensorMapCode:
                 pitch: Sequence[str], context: str) -> None:
         """Copy the map of the record if its key matches the tensor; else encode it, and store it if the record is unlocked."""
         key = [w.ins(f"ptrtoint ptr {address} to i64"), *extents, *pitch]
-        look, use, make, keep, store, join = (w.name(n) for n in ("look", "use", "make", "keep", "store", "join"))
+        look, use, make, join = (w.name(n) for n in ("look", "use", "make", "join"))
         taken = w.ins(f"atomicrmw xchg ptr {self.name}, i64 1 acquire")
         free = w.ins(f"icmp eq i64 {taken}, 0")
         w.branch(free, look, make, likely=True)
@@ -140,21 +136,13 @@ class TensorMapCode:
         w.jump(join)
         w.begin(make)
         rc = in_context(w, context, lambda: self._encode(w, place, address, extents, pitch))
-        w.branch(free, keep, store)
-        w.begin(keep)
-        good = w.ins(f"icmp eq i32 {rc}, 0")
-        fill, leave = w.name("fill"), w.name("leave")
-        w.branch(good, fill, leave)
-        w.begin(fill)
-        for k, v in enumerate(key):
-            w.put(self.name, 8 + 8 * k, "i64", v)
-        record = w.ins(f"getelementptr i8, ptr {self.name}, i64 {self.at}")
-        w.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {record}, ptr {place}, i64 {MAP_BYTES}, i1 false)")
-        w.jump(leave)
-        w.begin(leave)
-        w.do(f"store atomic i64 0, ptr {self.name} release, align 8")
-        w.jump(store)
-        w.begin(store)
+        with w.when(free):
+            with w.when(w.ins(f"icmp eq i32 {rc}, 0")):
+                for k, v in enumerate(key):
+                    w.put(self.name, 8 + 8 * k, "i64", v)
+                record = w.ins(f"getelementptr i8, ptr {self.name}, i64 {self.at}")
+                w.do(f"call void @llvm.memcpy.p0.p0.i64(ptr {record}, ptr {place}, i64 {MAP_BYTES}, i1 false)")
+            w.do(f"store atomic i64 0, ptr {self.name} release, align 8")
         w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", f"{what} cannot be described for TMA (the driver rejected "
                 "its extents or strides; tl.disable_tma_lower compiles the kernel without)")
         w.jump(join)

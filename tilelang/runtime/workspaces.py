@@ -46,16 +46,9 @@ class Workspaces:
         rc = w.ins(f"call i32 @cuMemAllocAsync(ptr {self.base}, i64 {self.total}, ptr {stream})")
         if self.zeroed == "0":
             return rc
-        clear, done, result = w.name("clear"), w.name("cleared"), w.slot("i32")
-        w.do(f"store i32 {rc}, ptr {result}")
-        w.branch(w.ins(f"icmp eq i32 {rc}, 0"), clear, done)
-        w.begin(clear)
-        set_rc = w.ins(f"call i32 @cuMemsetD8Async(i64 {w.ins(f'load i64, ptr {self.base}')}, i8 0, i64 {self.zeroed}, "
-                       f"ptr {stream})")
-        w.do(f"store i32 {set_rc}, ptr {result}")
-        w.jump(done)
-        w.begin(done)
-        return w.ins(f"load i32, ptr {result}")
+        return w.either(w.ins(f"icmp eq i32 {rc}, 0"), lambda: w.ins(
+            f"call i32 @cuMemsetD8Async(i64 {w.ins(f'load i64, ptr {self.base}')}, i8 0, i64 {self.zeroed}, ptr {stream})"),
+            lambda: rc, "i32")
 
     def cells(self) -> list[str]:
         """For each buffer a cell that contains its address, in the form of a kernel argument."""

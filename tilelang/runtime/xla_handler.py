@@ -73,14 +73,11 @@ class XlaHandler:
         for k, number in enumerate(scalars):
             self._scalar(args, number, self._value(_ATTRS, k, _ATTR_VALUES))
         rc = run(w, args, frame)
-        ok, bad = w.name("ok"), w.name("bad")
-        w.branch(w.ins(f"icmp eq i32 {rc}, 0"), ok, bad, likely=True)
-        w.begin(bad)
-        message, status = w.at(frame, self.at.message, "ptr"), w.at(frame, self.at.status, "i32")
-        w.do(f"call void @tl_text(ptr {text}, ptr {message}, i32 {status})")
-        code = w.ins(f"select i1 {w.ins(f'icmp eq i32 {rc}, 1')}, i32 {_INVALID_ARGUMENT}, i32 {_INTERNAL}")
-        self._return_error(text, code)
-        w.begin(ok)
+        with w.unless_0(rc):
+            message, status = w.at(frame, self.at.message, "ptr"), w.at(frame, self.at.status, "i32")
+            w.do(f"call void @tl_text(ptr {text}, ptr {message}, i32 {status})")
+            code = w.ins(f"select i1 {w.ins(f'icmp eq i32 {rc}, 1')}, i32 {_INVALID_ARGUMENT}, i32 {_INTERNAL}")
+            self._return_error(text, code)
         w.do("ret ptr null")
         body = w.function(name, "ptr %call").replace("define i32", "define ptr", 1)
         return "\n".join([*(g.replace("@.s", "@.x") for g in w.globals), body.replace("@.s", "@.x")])
@@ -89,31 +86,21 @@ class XlaHandler:
         """Answer the question for the version of the interface, and calls of other stages."""
         w = self.w
         extension = w.at("%call", _EXTENSION, "ptr")
-        asked, version, execute, no, yes = (w.name(n) for n in ("asked", "version", "execute", "no", "yes"))
-        w.branch(w.ins(f"icmp eq ptr {extension}, null"), execute, asked)
-        w.begin(asked)
-        w.branch(w.ins(f"icmp eq i32 {w.at(extension, 8, 'i32')}, {_METADATA}"), version, execute)
-        w.begin(version)
-        metadata = w.at(extension, 24, "ptr")
-        for offset, value in ((24, VERSION[0]), (28, VERSION[1]), (32, 0)):
-            w.put(metadata, offset, "i32", str(value))
-        w.do("ret ptr null")
-        w.begin(execute)
-        w.branch(w.ins(f"icmp eq i32 {w.at('%call', _STAGE, 'i32')}, {_EXECUTE}"), yes, no)
-        w.begin(no)
-        w.do("ret ptr null")
-        w.begin(yes)
+        with w.when(w.ins(f"icmp eq ptr {extension}, null"), unless=True):
+            with w.when(w.ins(f"icmp eq i32 {w.at(extension, 8, 'i32')}, {_METADATA}")):
+                metadata = w.at(extension, 24, "ptr")
+                for offset, value in ((24, VERSION[0]), (28, VERSION[1]), (32, 0)):
+                    w.put(metadata, offset, "i32", str(value))
+                w.do("ret ptr null")
+        with w.when(w.ins(f"icmp eq i32 {w.at('%call', _STAGE, 'i32')}, {_EXECUTE}"), unless=True):
+            w.do("ret ptr null")
 
     def _value(self, record: int, k: int, values: int = _VALUES) -> str:
         return self.w.at(self.w.at("%call", record + values, "ptr"), 8 * k, "ptr")
 
     def _check(self, good: str, message: str) -> None:
-        w = self.w
-        ok, bad = w.name("ok"), w.name("bad")
-        w.branch(good, ok, bad, likely=True)
-        w.begin(bad)
-        self._return_error(w.string(message), str(_INVALID_ARGUMENT))
-        w.begin(ok)
+        with self.w.when(good, unless=True, likely=True):
+            self._return_error(self.w.string(message), str(_INVALID_ARGUMENT))
 
     def _return_error(self, message: str, code: str) -> None:
         w = self.w
@@ -130,11 +117,8 @@ class XlaHandler:
                                   (24, "ptr", "null")):
             w.put(given, offset, ty, value)
         error = w.ins(f"call ptr {w.at(w.at('%call', _API, 'ptr'), _STREAM_GET, 'ptr')}(ptr {given})")
-        ok, bad = w.name("ok"), w.name("bad")
-        w.branch(w.ins(f"icmp eq ptr {error}, null"), ok, bad, likely=True)
-        w.begin(bad)
-        w.do(f"ret ptr {error}")
-        w.begin(ok)
+        with w.when(w.ins(f"icmp eq ptr {error}, null"), unless=True, likely=True):
+            w.do(f"ret ptr {error}")
         return w.at(given, 24, "ptr")
 
     def _tensor(self, args: str, a: TensorArg, buffer: str, data: str, device: str) -> None:
