@@ -164,7 +164,6 @@ def install() -> None:
     import tilelang.jit.decorator
     import tilelang.jit.loading
     import tilelang.jit.lowering
-    import tilelang.runtime.cuda_driver
     import tilelang.runtime.nvrtc
     import tilelang.simulator
 
@@ -175,9 +174,6 @@ def install() -> None:
     _replace(tilelang.jit.kernel, "compile_request", _kernels)
     _replace(tilelang.jit.lowering, "source_of", _sources)
     _replace(tilelang.jit.loading, "load", _entries)
-    function = tilelang.runtime.cuda_driver.Function
-    if not hasattr(function.launch, "_completed"):
-        function.launch = _as_of(tilelang.runtime.cuda_driver, function.launch, _counted("gpu"))
     context = type(pytest.raises(Exception))
     if not hasattr(context.__exit__, "_completed"):
         leave = context.__exit__

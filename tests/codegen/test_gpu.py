@@ -11,11 +11,10 @@ import pytest
 from tilelang.ir import Alloc, Store, binary, call, cast, const, dtype, load, numpy_dtype, seq
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+import by_driver
 from handmade import at, evaluate, gemm, kernel, local, ramp, shared, tensor, thread_vars, unrolled
 
-from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.runtime import cuda_driver
-from tilelang.runtime.nvrtc import compile_cubin
 from tilelang.target import INTRINSICS, Target
 from tilelang.target.intrinsics import PURE
 from tilelang.ir.numbers import round_tf32
@@ -25,24 +24,7 @@ pytestmark = pytest.mark.gpu
 
 
 def run(k, arrays: dict[str, np.ndarray], grid=(1,)) -> dict[str, np.ndarray]:
-    """Compile and launch a kernel on device 0; tensors by name, changed ones come back."""
-    d = cuda_driver.driver()
-    d.ensure_context()
-    shared_bytes = k.launch.plan.shared_bytes
-    f = d.load(compile_cubin(print_kernel(k), Target("cuda").arch).bytes).function(k.name, shared_bytes)
-    places = {n: d.alloc(a.nbytes) for n, a in arrays.items()}
-    try:
-        for n, a in arrays.items():
-            d.to_device(places[n], np.ascontiguousarray(a))
-        f.launch(grid, k.launch.threads, [("handle", places[p.name]) for p in k.params])
-        d.synchronize()
-        out = {n: np.empty_like(a) for n, a in arrays.items()}
-        for n, a in out.items():
-            d.from_device(a, places[n])
-        return out
-    finally:
-        for p in places.values():
-            d.free(p)
+    return by_driver.run(k, Target("cuda").arch, arrays, grid)
 
 
 @pytest.mark.parametrize("dt", ["float16", "bfloat16"])

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+import by_driver
 import hopper_programs as hopper
 from handmade import at, evaluate, kernel, local, ramp, tensor, thread_vars, unrolled
 
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Alloc, If, Store, call, const, dtype, load, numpy_dtype, seq
 from tilelang.layout import swizzled_box_layout, boxes_of
-from tilelang.runtime import cuda_driver
 from tilelang.runtime.nvrtc import compile_cubin
-from tilelang.runtime.tensor_maps import encode
 from tilelang.target import Target
 from tilelang.target.tensor_map import tensor_maps_of
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -32,25 +32,7 @@ def hopper_device():
 
 
 def run(k, arrays: dict[str, np.ndarray], grid=(1,)) -> dict[str, np.ndarray]:
-    """Compile and launch a kernel on device 0, its tensor maps encoded from Python; all tensors come back."""
-    d = cuda_driver.driver()
-    d.ensure_context()
-    f = d.load(compile_cubin(print_kernel(k), "sm_90a").bytes).function(k.name, k.launch.plan.shared_bytes)
-    places = {n: d.alloc(a.nbytes) for n, a in arrays.items()}
-    try:
-        for n, a in arrays.items():
-            d.to_device(places[n], np.ascontiguousarray(a))
-        maps = [encode(d.lib, m, places[m.buffer.name], m.buffer.shape) for m in tensor_maps_of(k.launch)]
-        f.launch(grid, k.launch.threads, [*(("handle", places[p.name]) for p in k.params),
-                                          *(("tensor_map", m) for m in maps)])
-        d.synchronize()
-        out = {n: np.empty_like(a) for n, a in arrays.items()}
-        for n, a in out.items():
-            d.from_device(a, places[n])
-        return out
-    finally:
-        for p in places.values():
-            d.free(p)
+    return by_driver.run(k, "sm_90a", arrays, grid, tensor_maps_of(k.launch))
 
 
 def grid_of(func) -> tuple[int, ...]:

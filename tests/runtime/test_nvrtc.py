@@ -1,6 +1,5 @@
 """NVRTC in process: resources, errors, choice of a library; SASS reading; driver module without a driver."""
 
-import numpy as np
 import pytest
 from sass_text import loops, opcodes
 
@@ -211,16 +210,6 @@ def test_a_cubin_disassembles():
     assert opcodes(sass.disassemble(compile_cubin(PLAIN, "sm_80").bytes))["BAR"] == 1
     with pytest.raises(RuntimeError, match="nvdisasm failed"):
         sass.disassemble(b"no cubin")
-
-
-def test_arguments_are_packed_by_type():
-    assert bytes(cuda_driver.pack_argument("int32", -2)) == b"\xfe\xff\xff\xff"
-    assert bytes(cuda_driver.pack_argument("float16", 1.0)) == b"\x00\x3c"
-    assert bytes(cuda_driver.pack_argument("bfloat16", 1.0 + 2**-8)) == b"\x80\x3f"  # tie: to even
-    assert bytes(cuda_driver.pack_argument("bfloat16", 1.0 + 2**-8 + 2**-20)) == b"\x81\x3f"
-    assert np.isnan(np.frombuffer(bytes(cuda_driver.pack_argument("float32", float("nan"))), np.float32)[0])
-    with pytest.raises(TypeError, match="cannot be passed by value"):
-        cuda_driver.pack_argument("float8_e4m3", 1.0)
 
 
 def test_without_a_driver_the_error_says_so(monkeypatch):

@@ -4,6 +4,7 @@ import ctypes
 
 import numpy as np
 import pytest
+from by_driver import encode
 from fake_driver import Driver, OnGpu
 from hosts import HANDLE, tensor
 
@@ -12,7 +13,6 @@ from tilelang.runtime.host_engine import HostLibrary, compile_object
 from tilelang.runtime.host_stub import stub_text
 from tilelang.runtime.launchers import CudaLauncher
 from tilelang.runtime.signature import signature_of
-from tilelang.runtime.tensor_maps import encode
 from tilelang.target.tensor_map import TensorMap, unsupported
 from tilelang.transform.lower.device_program import split_host
 

@@ -1,4 +1,4 @@
-"""ctypes interface to the CUDA driver: contexts, modules, launches, streams, memory, device properties.
+"""ctypes interface to the CUDA driver: contexts, modules, device properties.
 
 The import needs no driver; calls without a driver raise RuntimeError.  Source: CUDA Driver API reference.
 """
@@ -6,9 +6,7 @@ The import needs no driver; calls without a driver raise RuntimeError.  Source: 
 from __future__ import annotations
 
 import ctypes
-import struct
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -134,9 +132,6 @@ class Driver:
         self.call("cuCtxGetDevice", ctypes.byref(dev))
         return dev.value
 
-    def synchronize(self) -> None:
-        self.call("cuCtxSynchronize")
-
     # ---- modules ------------------------------------------------------------------------------------------------
     def load(self, cubin: bytes) -> Module:
         """Load a cubin into the current context."""
@@ -144,38 +139,6 @@ class Driver:
         with phase("cuModuleLoadData"):
             self.call("cuModuleLoadData", ctypes.byref(handle), cubin)
         return Module(self, handle)
-
-    # ---- memory (for tests and tools; kernels take the caller's tensors) ------------------------------------------
-    def alloc(self, nbytes: int) -> int:
-        """Allocate device memory and return its address.  Release it with free()."""
-        p = ctypes.c_uint64()
-        self.call("cuMemAlloc_v2", ctypes.byref(p), ctypes.c_size_t(max(1, nbytes)))
-        return p.value
-
-    def free(self, address: int) -> None:
-        self.call("cuMemFree_v2", ctypes.c_uint64(address))
-
-    def to_device(self, address: int, data: Any) -> None:
-        """Copy a contiguous NumPy array to a device address."""
-        self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), ctypes.c_void_p(data.ctypes.data),
-                  ctypes.c_size_t(data.nbytes))
-
-    def from_device(self, data: Any, address: int) -> None:
-        """Copy from a device address into a contiguous NumPy array."""
-        self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(data.ctypes.data), ctypes.c_uint64(address),
-                  ctypes.c_size_t(data.nbytes))
-
-    def copy(self, to: int, source: int, nbytes: int, stream: int = 0) -> None:
-        """Device-to-device copy on a stream."""
-        self.call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(nbytes),
-                  ctypes.c_void_p(stream))
-
-    # ---- streams and events ---------------------------------------------------------------------------------------
-    def stream(self) -> int:
-        """A new non-blocking stream."""
-        s = ctypes.c_void_p()
-        self.call("cuStreamCreate", ctypes.byref(s), 1)
-        return int(s.value or 0)
 
 
 class Module:
@@ -210,7 +173,7 @@ class Module:
 
 @dataclass
 class Function:
-    """A kernel.  dynamic_shared: bytes given to every launch."""
+    """A kernel.  dynamic_shared: bytes that it was enabled to use."""
 
     module: Module
     name: str
@@ -222,38 +185,6 @@ class Function:
         value = ctypes.c_int()
         self.module.driver.call("cuFuncGetAttribute", ctypes.byref(value), FUNC_ATTRIBUTES[name], self.handle)
         return value.value
-
-    def launch(self, grid: Sequence[int], block: Sequence[int], args: Sequence[tuple[str, Any]],
-               stream: int = 0) -> None:
-        """Launch with args as (dtype name, value); handles are device addresses.  A grid with a zero does nothing."""
-        g, b = [*grid, 1, 1][:3], [*block, 1, 1][:3]
-        if 0 in g:
-            return
-        cells = [pack_argument(dt, value) for dt, value in args]
-        params = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(c) for c in cells))
-        self.module.driver.call("cuLaunchKernel", self.handle, *map(ctypes.c_uint, (*g, *b)),
-                                ctypes.c_uint(self.dynamic_shared), ctypes.c_void_p(stream), params, None)
-
-
-_FORMATS = {"handle": "<Q", "bool": "<?", "int8": "<b", "uint8": "<B", "int16": "<h", "uint16": "<H", "int32": "<i",
-            "uint32": "<I", "int64": "<q", "uint64": "<Q", "float16": "<e", "float32": "<f", "float64": "<d"}
-
-
-def pack_argument(dt: str, value: Any) -> ctypes.Array[ctypes.c_char]:
-    """A kernel argument of an element type as bytes.
-
-    bfloat16 is rounded to nearest even.  A "tensor_map" is already given as bytes (runtime/tensor_maps.py).
-    """
-    if dt == "tensor_map":
-        return ctypes.create_string_buffer(value, len(value))
-    if dt == "bfloat16":
-        bits = struct.unpack("<I", struct.pack("<f", float(value)))[0]
-        bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 if float(value) == float(value) else 0x7FC0
-        return ctypes.create_string_buffer(struct.pack("<H", bits), 2)
-    if dt not in _FORMATS:
-        raise TypeError(f"a kernel argument of type {dt} cannot be passed by value")
-    data = struct.pack(_FORMATS[dt], value)
-    return ctypes.create_string_buffer(data, len(data))
 
 
 _lock = threading.Lock()

@@ -1,16 +1,12 @@
 """Encodes tensor maps on the host, at the call of a kernel, and caches them until address, extents or strides change.
 
-The host code of a program has one record per map (`TensorMapCode`).  `encode` does the same from Python, for kernels
-launched directly through runtime/cuda_driver.py.  Source: CUDA Driver API, cuTensorMapEncodeTiled.
+The host code of a program has one record per map (`TensorMapCode`).  Source: CUDA Driver API, cuTensorMapEncodeTiled.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from typing import Any
 
-from tilelang.errors import error
 from tilelang.target.tensor_map import ADDRESS_ALIGN, MAP_ALIGN, MAP_BYTES, STRIDE_ALIGN, TensorMap
 
 from .contexts import in_context
@@ -20,38 +16,6 @@ ENCODE = "cuTensorMapEncodeTiled"
 DECLARATION = (f"declare i32 @{ENCODE}(ptr, i32, i32, ptr, ptr, ptr, ptr, ptr, i32, i32, i32, i32)\n"
                "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\ndeclare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n")
 _INTERLEAVE_NONE = 0
-
-
-def encode(lib: Any, tensor_map: TensorMap, address: int, shape: Sequence[int],
-           strides: Sequence[int] | None = None) -> bytes:
-    """The 128 bytes of a map for a tensor at a device address.
-
-    lib: the driver library.  shape and strides (elements; None: compact) outermost first, as tensors have them.
-    Raises tensor-map when the address or a stride is not a multiple of 16 bytes, and the error of the driver when it rejects
-    other arguments.
-    """
-    rank, size = tensor_map.rank, tensor_map.buffer.dtype.bytes
-    if strides is None:
-        strides = [1] * rank
-        for d in reversed(range(rank - 1)):
-            strides[d] = strides[d + 1] * shape[d + 1]  # type: ignore[index]
-    steps = [s * size for s in reversed(strides)][1:]
-    if address % ADDRESS_ALIGN or any(s % STRIDE_ALIGN for s in steps):
-        raise error("tensor-map", f"`{tensor_map.buffer.name}` cannot be moved by TMA: its address {address:#x} and its "
-                    f"strides {steps} bytes must be multiples of 16",
-                    expected="an address and strides that are multiples of 16 bytes", found=f"{address:#x} and {steps}",
-                    hint="pad its rows, or compile with tl.disable_tma_lower")
-    room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGN)
-    place = -(-ctypes.addressof(room) // MAP_ALIGN) * MAP_ALIGN
-    dims = (ctypes.c_uint64 * rank)(*reversed(shape))
-    pitch = (ctypes.c_uint64 * max(1, rank - 1))(*steps)
-    box, ones = (ctypes.c_uint32 * rank)(*tensor_map.box), (ctypes.c_uint32 * rank)(*[1] * rank)
-    kind, swizzle, l2, fill = tensor_map.codes
-    rc = getattr(lib, ENCODE)(ctypes.c_void_p(place), kind, rank, ctypes.c_void_p(address), dims, pitch, box, ones,
-                              _INTERLEAVE_NONE, swizzle, l2, fill)
-    if rc != 0:
-        raise error("cuda-driver", f"{ENCODE} of `{tensor_map.buffer.name}` failed with CUresult {rc}", found=f"CUresult {rc}")
-    return ctypes.string_at(place, MAP_BYTES)
 
 
 class TensorMapCode:

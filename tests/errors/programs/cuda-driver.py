@@ -21,4 +21,4 @@ class OutOfMemory:
 
 
 with mock.patch.object(cuda_driver, "load_libcuda", OutOfMemory):
-    cuda_driver.Driver().alloc(2**40)
+    cuda_driver.Driver().call("cuMemAlloc_v2", ctypes.c_uint64(), ctypes.c_size_t(2**40))
