@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from .decorator import JITImpl
 from .exporting import c_interface, with_given_results
 from .kernel import JITKernel
 from .loading import CudaModules
-from .torch_ops import result_shapes
+from .torch_ops import passed, result_shapes
 
 register("jax-call", ValueError, "a kernel that JAX cannot call, or a call of it with other arguments",
          expected="a compiled kernel, or an eager @tilelang.jit function of tensors and numbers")
@@ -48,15 +48,14 @@ def jax_call(kernel: Any) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         if isinstance(kernel, JITKernel):
             return _call(kernel, args)
-        kinds = [p.kind for p in kernel.eager.function.parameters.values()]
         compiled = kernel.compile(*(np.empty(x.shape, x.dtype) if hasattr(x, "shape") else x for x in args))
-        return _call(compiled, tuple(x for x, kind in zip(args, kinds) if kind != "compile_time" and x is not None))
+        return _call(compiled, passed(kernel, args))
 
     call.__doc__ = f"The kernel {kernel!r} for JAX."
     return call
 
 
-def _call(kernel: JITKernel, args: tuple[Any, ...]) -> Any:
+def _call(kernel: JITKernel, args: Sequence[Any]) -> Any:
     sig = kernel.signature
     if len(args) != len(sig.inputs):
         raise error("jax-call", f"kernel {sig.name} is given {len(args)} arguments", expected=f"{len(sig.inputs)} arguments",

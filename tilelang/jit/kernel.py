@@ -50,7 +50,7 @@ _NOALIAS = "tirx.noalias"
 
 
 class Adapter:
-    """The object behind `kernel.adapter`, which older scripts use."""
+    """The object behind `kernel.adapter`, which older scripts use: the kernel, with two attributes under other names."""
 
     def __init__(self, kernel: JITKernel) -> None:
         self._kernel = kernel
@@ -58,17 +58,11 @@ class Adapter:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._kernel(*args, **kwargs)
 
-    @property
-    def func(self) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_kernel"], {"result_idx": "out_idx", "libpath": "library_path"}.get(name, name))
+
+    def get_exportable_executable(self) -> Any:
         return self._kernel
-
-    @property
-    def params(self) -> list[KernelParam]:
-        return self._kernel.params
-
-    @property
-    def result_idx(self) -> list[int]:
-        return self._kernel.out_idx
 
     def _legalize_result_idx(self, result_idx: Any) -> list[int]:
         """Positions of the outputs, counted from 0: those that an out_idx names; of None, those that the program returns."""
@@ -76,23 +70,18 @@ class Adapter:
         return list(resolve_out_idx(func if result_idx is None else replace(func, facts=replace(func.facts, out_idx=None)),
                                     result_idx))
 
-    @property
-    def libpath(self) -> str | None:
-        return self._kernel.library_path
-
-    def get_kernel_source(self, kernel_only: bool = True) -> str:
-        return self._kernel.get_kernel_source(kernel_only)
-
-    def get_host_source(self) -> str:
-        return self._kernel.get_host_source()
-
-    def get_exportable_executable(self) -> Any:
-        return self._kernel
-
 
 def _no_attribute(kernel: JITKernel, name: str) -> Any:
     near = [] if name[:1] == "_" else get_close_matches(name, [n for n in dir(kernel) if n[:1] != "_"], 1)
     raise AttributeError(f"a kernel has no attribute `{name}`" + (f": did you mean `{near[0]}`?" if near else ""))
+
+
+def _most(key: str, about: str) -> Any:
+    """A property: the largest value of a resource among the kernels; None where none has it."""
+    def largest(kernel: JITKernel) -> int | None:
+        return max((r[key] for r in kernel.resource_usage if r.get(key) is not None), default=None)
+
+    return property(largest, doc=about)
 
 
 class JITKernel:
@@ -230,13 +219,7 @@ class JITKernel:
             self._written = frozenset(written_parameters(self.request.func) if known is None else known)
         return self._written
 
-    @property
-    def torch_function(self) -> Any:
-        return self
-
-    @property
-    def func(self) -> Any:
-        return self
+    torch_function = func = property(lambda self: self)
 
     # ---- facts ----------------------------------------------------------------------------------------------------
     @property
@@ -296,32 +279,10 @@ class JITKernel:
         """Per device kernel: name, registers, spills (bytes), shared_bytes (dynamic), static_shared, threads."""
         return [dict(r) for r in self._built.meta.get("kernels", [])]
 
-    def _resource(self, key: str) -> int | None:
-        values = [r[key] for r in self.resource_usage if r.get(key) is not None]
-        return max(values) if values else None
-
-    @property
-    def n_regs(self) -> int | None:
-        """Registers per thread (the largest of the kernels); None where the target has no such figure."""
-        return self._resource("registers")
-
-    registers = n_regs
-
-    @property
-    def n_spills(self) -> int | None:
-        """Bytes spilled to local memory."""
-        return self._resource("spills")
-
-    spills = n_spills
-
-    @property
-    def n_max_threads(self) -> int | None:
-        return self._resource("threads")
-
-    @property
-    def shared_memory(self) -> int | None:
-        """Dynamic shared memory of a block in bytes (the largest of the kernels)."""
-        return self._resource("shared_bytes")
+    n_regs = registers = _most("registers", "Registers per thread (the largest of the kernels); None where there are none.")
+    n_spills = spills = _most("spills", "Bytes spilled to local memory.")
+    n_max_threads = _most("threads", "Threads of a block.")
+    shared_memory = _most("shared_bytes", "Dynamic shared memory of a block in bytes (the largest of the kernels).")
 
     @property
     def report_data(self) -> dict[str, Any]:

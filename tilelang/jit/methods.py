@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 _FIRST = ("self", "cls")
@@ -18,22 +19,14 @@ class BoundJIT:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__func__(self.__self__, *args, **kwargs)
 
-    def compile(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__.compile(self.__self__, *args, **kwargs)
-
-    def get_tir(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__.get_tir(self.__self__, *args, **kwargs)
-
-    def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
-        return self.__func__.get_kernel_source(self.__self__, *args, **kwargs)
-
     def par_compile(self, configs: Iterable[Any], num_workers: int | None = None, ignore_error: bool = False) -> Any:
         me = {self.__func__.first_parameter: self.__self__}
         given = [(self.__self__, *c) if isinstance(c, tuple) else {**me, **c} if isinstance(c, dict) else c for c in configs]
         return self.__func__.par_compile(given, num_workers, ignore_error)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__func__, name)
+        found = getattr(self.__func__, name)
+        return partial(found, self.__self__) if name in ("compile", "get_tir", "get_kernel_source") else found
 
     def __repr__(self) -> str:
         return f"<{self.__func__!r} of {self.__self__!r}>"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from tilelang.env import env
 from tilelang.errors import error, is_strict, register
-from tilelang.runtime.signature import OUT_IDX_HINT, resolve_out_idx
+from tilelang.runtime.signature import resolve_out_idx
 from tilelang.target import Target
 from tilelang.transform.framework.config import normalize_config
 from tilelang.transform.framework.scope import current_config
@@ -97,8 +97,6 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
                     found=type(given).__name__,
                     hint="a @tilelang.jit function compiles by itself: call it, or its compile(...)"
                     if hasattr(given, "get_tir") else "decorate the function with @T.prim_func" if callable(given) else "")
-    if isinstance(out_idx, (tuple, str, float)):
-        out_idx = _reject_out_idx(out_idx)
     env.get_compile_timeout_seconds()  # reports a bad value before anything is compiled
     resolved, backend = resolve_target(target, execution_backend)
     config = {**current_config(), **_as_dict(func.facts.pass_configs), **_as_dict(pass_configs)}
@@ -109,23 +107,11 @@ def make_request(func: Any, out_idx: Any = None, execution_backend: Any = None, 
                    env.get_default_verbose() if verbose is None else switch(verbose, "verbose"), given)
 
 
-def _reject_out_idx(out_idx: Any) -> Any:
-    raise error("out-idx-type", f"out_idx is an integer or a list of integers, found {out_idx!r} (result_idx should be a list "
-                "of integers)",  # programs test for the text in parentheses
-                found=repr(out_idx), hint=OUT_IDX_HINT)
-
-
 def _as_dict(config: Any) -> dict[Any, Any]:
     if config is None:
         return {}
-    if isinstance(config, (str, bytes)) or not isinstance(config, (Mapping, tuple, list)) and not hasattr(config, "items"):
-        raise _no_dict(config)
-    try:
-        return dict(config) if isinstance(config, (Mapping, tuple, list)) else dict(config.items())
-    except (TypeError, ValueError):
-        raise _no_dict(config) from None
-
-
-def _no_dict(config: Any) -> Exception:
-    return error("compile-option", f"pass_configs is a dict of keys and values, found {config!r}",
-                 expected="a dict of keys and values")
+    if hasattr(config, "items") or isinstance(config, (tuple, list)):
+        with suppress(TypeError, ValueError):
+            return dict(config.items() if hasattr(config, "items") else config)
+    raise error("compile-option", f"pass_configs is a dict of keys and values, found {config!r}",
+                expected="a dict of keys and values")

@@ -63,13 +63,21 @@ class _Operator:
     mutates: tuple[str, ...] = ()
     outputs: int = 0
 
+    def _kernel(self, args: tuple[Any, ...]) -> Any:
+        """The kernel that executes a call."""
+        raise NotImplementedError
+
+    def _passed(self, args: tuple[Any, ...]) -> Sequence[Any]:
+        """The arguments that the kernel takes."""
+        return args
+
     def run(self, *args: Any) -> Any:
         """Execute the kernel."""
-        raise NotImplementedError
+        return _as_results(self._kernel(args)(*self._passed(args)), self.outputs)
 
     def fake(self, *args: Any) -> Any:
         """Tensors of the results' shapes."""
-        raise NotImplementedError
+        return _as_results(results_like(self._kernel(args), self._passed(args)), self.outputs)
 
     def schema(self) -> str:
         """In torch's notation: (Tensor x, Tensor(a0!) y, float s=1.0) -> Tensor."""
@@ -152,11 +160,8 @@ class _OfKernel(_Operator):
         self.mutates = tuple(n for n, kind, _ in self.parameters if n in kernel.written())
         self.outputs = len(kernel.signature.outputs)
 
-    def run(self, *args: Any) -> Any:
-        return _as_results(self.kernel(*args), self.outputs)
-
-    def fake(self, *args: Any) -> Any:
-        return _as_results(results_like(self.kernel, args), self.outputs)
+    def _kernel(self, args: tuple[Any, ...]) -> Any:
+        return self.kernel
 
 
 class _OfCall(_OfKernel):
@@ -176,12 +181,6 @@ class _OfCall(_OfKernel):
                              "call torch.compile again after torch.compiler.reset()")
             self.checked.add(kernel)
         return kernel
-
-    def run(self, *args: Any) -> Any:
-        return _as_results(self._kernel(args)(*args), self.outputs)
-
-    def fake(self, *args: Any) -> Any:
-        return _as_results(results_like(self._kernel(args), args), self.outputs)
 
 
 def check_operator(kernel: Any) -> None:
@@ -262,15 +261,13 @@ class _OfFunction(_Operator):
         return kernel
 
     def _passed(self, args: tuple[Any, ...]) -> list[Any]:
-        """The arguments that the kernel takes: neither compile-time values nor tensors left out."""
-        kinds = [p.kind for p in self.function.eager.function.parameters.values()]
-        return [x for x, kind in zip(args, kinds) if kind != "compile_time" and x is not None]
+        return passed(self.function, args)
 
-    def run(self, *args: Any) -> Any:
-        return _as_results(self._kernel(args)(*self._passed(args)), self.outputs)
 
-    def fake(self, *args: Any) -> Any:
-        return _as_results(results_like(self._kernel(args), self._passed(args)), self.outputs)
+def passed(function: Any, args: Sequence[Any]) -> list[Any]:
+    """The arguments of a call of an eager function that its kernel takes: neither compile-time values nor tensors left out."""
+    kinds = [p.kind for p in function.eager.function.parameters.values()]
+    return [x for x, kind in zip(args, kinds) if kind != "compile_time" and x is not None]
 
 
 def _returned(function: Any) -> int:
@@ -290,7 +287,7 @@ def results_like(kernel: Any, inputs: Sequence[Any]) -> Any:
     import torch  # 1 s
 
     device = next((x.device for a, x in zip(kernel.signature.inputs, inputs) if isinstance(a, TensorArg)), kernel.target.kind)
-    out = [torch.empty(shape, dtype=_torch_type(a), device=device)
+    out = [torch.empty(shape, dtype=a.buffer.dtype.as_torch(), device=device)
            for a, shape in zip(kernel.signature.outputs, result_shapes(kernel, inputs))]
     return out[0] if len(out) == 1 else out
 
@@ -305,10 +302,6 @@ def result_shapes(kernel: Any, inputs: Sequence[Any]) -> list[list[Any]]:
             found = (x.shape if s.site.what == "shape" else x.stride())[s.site.dim]
             sizes[s.symbol] = (found - _value(s.offset, sizes)) // _value(s.factor, sizes)
     return [packed_dims(a, [_value(d, sizes) for d in a.buffer.shape]) for a in sig.outputs]
-
-
-def _torch_type(a: TensorArg) -> Any:
-    return a.buffer.dtype.as_torch()
 
 
 def _value(e: Any, sizes: dict[Var, Any]) -> Any:

@@ -19,6 +19,7 @@ from tilelang.env import env
 from tilelang.ir.record import record
 
 from .cpu_pool import pool_ir
+from .cpus import usable_cpus
 
 
 @record
@@ -32,9 +33,7 @@ class LoadedCode:
 def thread_count() -> int:
     """Number of threads that a launch may use: TILELANG_NUM_THREADS, else the number of CPUs this process may run on."""
     asked = int(env.TILELANG_NUM_THREADS)
-    if asked > 0:
-        return asked
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return asked if asked > 0 else usable_cpus()
 
 
 class CpuEngine:

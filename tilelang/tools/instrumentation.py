@@ -29,30 +29,22 @@ _tools: dict[str, PassInstrumentationTool] = {}
 _guard = threading.Lock()
 
 
+def _to_all(method: str) -> Callable[..., None]:
+    def tell(self: StackedPassInstrument, *args: Any) -> None:
+        for i in self.instruments:
+            getattr(i, method)(*args)
+
+    return tell
+
+
 class StackedPassInstrument(PassEventObserver):
     """Several observers as one: each event goes to all of them in order."""
 
     def __init__(self, instruments: Any = ()) -> None:
         self.instruments = tuple(as_observer(i) for i in instruments)
 
-    def _tell(self, method: str, *args: Any) -> None:
-        for i in self.instruments:
-            getattr(i, method)(*args)
-
-    def on_pipeline_start(self, func: Any, target: Any) -> None:
-        self._tell("on_pipeline_start", func, target)
-
-    def on_pass_start(self, name: str, func: Any) -> None:
-        self._tell("on_pass_start", name, func)
-
-    def on_pass(self, event: PassEvent) -> None:
-        self._tell("on_pass", event)
-
-    def on_pipeline_end(self, func: Any, target: Any) -> None:
-        self._tell("on_pipeline_end", func, target)
-
-    def on_codegen(self, event: CodegenEvent) -> None:
-        self._tell("on_codegen", event)
+    on_pipeline_start, on_pass_start, on_pass, on_pipeline_end, on_codegen = map(_to_all, (
+        "on_pipeline_start", "on_pass_start", "on_pass", "on_pipeline_end", "on_codegen"))
 
 
 class PassInstrumentationTool:

@@ -73,35 +73,29 @@ class TileLangPassTimingInstrument(PassEventObserver):
         return "\n".join(lines)
 
 
-class PassTimingTool:
+class PassTimingTool(TileLangPassTimingInstrument):
     """Measures passes in the whole process: start(), stop(), report()."""
 
     name = "pass_timing"
 
-    def __init__(self, threshold_ms: float | None = 0) -> None:
-        self.instrument = TileLangPassTimingInstrument(threshold_ms)
-
     def start(self) -> PassTimingTool:
         """Start recording, in all threads."""
-        add_observer(self.instrument)
+        add_observer(self)
         return self
 
     def stop(self) -> PassTimingTool:
         """Stop recording; the records stay."""
-        remove_observer(self.instrument)
+        remove_observer(self)
+        return self
+
+    @property
+    def instrument(self) -> TileLangPassTimingInstrument:
+        """The observer."""
         return self
 
     def create(self) -> TileLangPassTimingInstrument:
         """The observer, for PassContext(instruments=[...])."""
-        return self.instrument
-
-    @property
-    def records(self) -> list[PassTimingRecord]:
-        return self.instrument.records
-
-    def report(self) -> str:
-        """The table of the instrument."""
-        return self.instrument.report()
+        return self
 
     def __enter__(self) -> PassTimingTool:
         return self.start()

@@ -32,31 +32,19 @@ class TileDevice:
         return []
 
 
-def _missing(name: str) -> TileDevice:
-    raise error("not-available", f"architecture {name} is not available: no target of this version is {name}",
-                expected="carver.arch.CUDA or carver.arch.CPU", found=str(name),
-                hint="kernels are compiled for CUDA and for the CPU: carver.arch.CUDA, carver.arch.CPU")
+def _absent(name: str, about: str, kind: str) -> type[TileDevice]:
+    """A class of devices that no target of this version is: to make one raises NotImplementedError."""
+    def missing(self: TileDevice, target: Any = kind) -> None:
+        raise error("not-available", f"architecture {name} is not available: no target of this version is {name}",
+                    expected="carver.arch.CUDA or carver.arch.CPU", found=name,
+                    hint="kernels are compiled for CUDA and for the CPU: carver.arch.CUDA, carver.arch.CPU")
+
+    about = f"{about}: not available, raises NotImplementedError."
+    return type(name, (TileDevice,), {"__init__": missing, "__doc__": about, "__module__": __name__})
 
 
-class CDNA(TileDevice):
-    """AMD's data-centre GPUs: not available, raises NotImplementedError."""
-
-    def __init__(self, target: Any = "hip") -> None:
-        _missing("CDNA")
-
-
-class RDNA(TileDevice):
-    """AMD's other GPUs: not available, raises NotImplementedError."""
-
-    def __init__(self, target: Any = "hip") -> None:
-        _missing("RDNA")
-
-
-class METAL(TileDevice):
-    """Apple's GPUs: not available, raises NotImplementedError."""
-
-    def __init__(self, target: Any = "metal") -> None:
-        _missing("METAL")
+CDNA, RDNA = _absent("CDNA", "AMD's data-centre GPUs", "hip"), _absent("RDNA", "AMD's other GPUs", "hip")
+METAL = _absent("METAL", "Apple's GPUs", "metal")
 
 
 class CPU(TileDevice):

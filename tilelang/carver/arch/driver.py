@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilelang.runtime import cuda_driver
@@ -25,41 +26,34 @@ def get_device_name(device_id: int = 0) -> str:
     return _properties(device_id).name
 
 
-def get_num_sms(device_id: int = 0) -> int:
-    """Number of SMs of a GPU."""
-    return _properties(device_id).sm_count
-
-
 def get_device_attribute(attr: str, device_id: int = 0) -> int:
     """A driver attribute by its name in runtime.cuda_driver.ATTRIBUTES."""
     _properties(device_id)
     return cuda_driver.driver().attribute(attr, device_id)
 
 
-_UNITS = {"bytes": 1, "kb": 1 << 10, "mb": 1 << 20}
+def _count(attr: str, about: str) -> Callable[..., int]:
+    def get(device_id: int = 0) -> int:
+        return get_device_attribute(attr, device_id)
+
+    get.__doc__ = about
+    return get
 
 
-def _in_unit(value: int, unit: str) -> int:
-    if unit not in _UNITS:
-        raise ValueError(f"Invalid format: {unit!r}, expected one of {', '.join(_UNITS)}")
-    return value // _UNITS[unit]
+def _size(attr: str, about: str) -> Callable[..., int]:
+    def get(device_id: int = 0, format: str = "bytes") -> int:
+        units = {"bytes": 1, "kb": 1 << 10, "mb": 1 << 20}
+        value = get_device_attribute(attr, device_id)
+        if format not in units:
+            raise ValueError(f"Invalid format: {format!r}, expected one of {', '.join(units)}")
+        return value // units[format]
+
+    get.__doc__ = about
+    return get
 
 
-def get_shared_memory_per_block(device_id: int = 0, format: str = "bytes") -> int:
-    """Most static shared memory of a block, bytes."""
-    return _in_unit(get_device_attribute("max_shared_per_block", device_id), format)
-
-
-def get_max_dynamic_shared_size_bytes(device_id: int = 0, format: str = "bytes") -> int:
-    """Most dynamic shared memory that a block may opt in to, bytes."""
-    return _in_unit(_properties(device_id).max_shared_optin, format)
-
-
-def get_registers_per_block(device_id: int = 0) -> int:
-    """Most 32-bit registers of a block."""
-    return get_device_attribute("registers_per_block", device_id)
-
-
-def get_persisting_l2_cache_max_size(device_id: int = 0) -> int:
-    """Bytes of L2 that may be set aside for persisting accesses."""
-    return get_device_attribute("persisting_l2_bytes", device_id)
+get_num_sms = _count("sm_count", "Number of SMs of a GPU.")
+get_registers_per_block = _count("registers_per_block", "Most 32-bit registers of a block.")
+get_persisting_l2_cache_max_size = _count("persisting_l2_bytes", "Bytes of L2 that may be set aside for persisting accesses.")
+get_shared_memory_per_block = _size("max_shared_per_block", "Most static shared memory of a block, bytes.")
+get_max_dynamic_shared_size_bytes = _size("max_shared_optin", "Most dynamic shared memory that a block may opt in to, bytes.")

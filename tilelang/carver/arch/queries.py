@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import dtype
@@ -27,38 +28,18 @@ def is_cuda_arch(arch: TileDevice) -> bool:
     return isinstance(arch, CUDA)
 
 
-def _between(arch: TileDevice, low: int, high: int) -> bool:
-    return is_cuda_arch(arch) and low <= arch.sm_version < high
+def _between(low: int, high: int, about: str) -> Callable[[TileDevice], bool]:
+    def asked(arch: TileDevice) -> bool:
+        return is_cuda_arch(arch) and low <= arch.sm_version < high
+
+    asked.__doc__ = f"Whether an architecture is {about}."
+    return asked
 
 
-def is_volta_arch(arch: TileDevice) -> bool:
-    """Whether an architecture is sm_70 or sm_72."""
-    return _between(arch, 70, 75)
-
-
-def is_ampere_arch(arch: TileDevice) -> bool:
-    """Whether an architecture is sm_80 up to sm_88."""
-    return _between(arch, 80, 89)
-
-
-def is_ada_arch(arch: TileDevice) -> bool:
-    """Whether an architecture is sm_89."""
-    return _between(arch, 89, 90)
-
-
-def is_hopper_arch(arch: TileDevice) -> bool:
-    """Whether an architecture is sm_90."""
-    return _between(arch, 90, 91)
-
-
-def is_cdna_arch(arch: TileDevice) -> bool:
-    """Whether an architecture is an AMD data-centre GPU: never, they are not supported."""
-    return arch.platform == "CDNA"
-
-
-def is_rdna_arch(arch: TileDevice) -> bool:
-    """Whether an architecture is another AMD GPU: never, they are not supported."""
-    return arch.platform == "RDNA"
+is_volta_arch, is_ampere_arch = _between(70, 75, "sm_70 or sm_72"), _between(80, 89, "sm_80 up to sm_88")
+is_ada_arch, is_hopper_arch = _between(89, 90, "sm_89"), _between(90, 91, "sm_90")
+is_cdna_arch = _between(0, 0, "an AMD data-centre GPU: never, they are not supported")
+is_rdna_arch = _between(0, 0, "another AMD GPU: never, they are not supported")
 
 
 def has_mma_support(arch: TileDevice) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tilelang.carver.arch import TileDevice, auto_infer_current_arch
+from tilelang.carver.arch import TileDevice, auto_infer_current_arch, is_ampere_arch, is_volta_arch
 from tilelang.carver.roller.hint import Hint
 from tilelang.carver.roller.node import OutputNode, PrimFuncNode
 from tilelang.carver.roller.policy import hints_for
@@ -51,11 +51,11 @@ class BaseTemplate:
 
     def is_volta_arch(self) -> bool:
         """Whether the architecture is sm_70."""
-        return self.arch.platform == "CUDA" and 70 <= self.arch.sm_version < 75
+        return is_volta_arch(self.arch)
 
     def is_ampere_arch(self) -> bool:
         """Whether the architecture is sm_80 up to sm_88."""
-        return self.arch.platform == "CUDA" and 80 <= self.arch.sm_version < 89
+        return is_ampere_arch(self.arch)
 
     def get_hardware_aware_configs(self, arch: TileDevice, topk: int = 10) -> list[Hint]:
         """The `topk` hints with the least estimated time on an architecture; fewer when fewer tiles fit."""
@@ -89,11 +89,8 @@ class BaseTemplate:
         """The result, as a node."""
         return [OutputNode(PrimFuncNode(self.equivalent_function()))]
 
-    @property
-    def class_attributes(self) -> dict[str, Any]:
-        """Sizes and types by name."""
-        return self.params_as_dict()
-
     def params_as_dict(self) -> dict[str, Any]:
         """Sizes and types by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    class_attributes = property(params_as_dict)
