@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tilelang.arith import Analyzer, affine, can_prove, divisible, interval, simplify, simplify_stmt
+from tilelang.arith import Analyzer, can_prove, divisible, interval, simplify, simplify_stmt
 from tilelang.ir import (
     EMPTY,
     Binary,
@@ -194,11 +194,10 @@ def test_proofs():
     assert interval(n * 2, {n: (0, None)}) == (0, None)
 
 
-def test_affine_and_divisible():
+def test_linear_and_divisible():
     n = Var("n", I32)
-    form = affine(x * 4 + n * 2 + 3)
-    assert {atom: c for atom, c in form} == {x: 4, n: 2} and form.const == 3
-    assert affine(Const(1.0, dtype("float32"))) is None
+    form = Analyzer().linear(x * 4 + n * 2 + 3)
+    assert form.terms == {x: 4, n: 2} and form.const == 3
     assert divisible(x * 8 + 16, 8) and not divisible(x * 8 + 4, 8) and not divisible(n, 8)
     assert divisible(n * 2, 16, {n: 8})
     assert divisible(n * x, 8, {n: 8})
@@ -280,4 +279,4 @@ def test_load_under_logic_is_not_dropped_or_moved():
 def test_a_shift_by_a_variable_is_an_atom():
     k = Var("k", I32)
     for e in (const(1) << k, (k * 2) << k):
-        assert simplify(e).same(e) and [(atom.same(e), c) for atom, c in affine(e)] == [(True, 1)]
+        assert simplify(e).same(e) and [(atom.same(e), c) for atom, c in Analyzer().linear(e).terms.items()] == [(True, 1)]

@@ -2,7 +2,7 @@
 
     simplify(e, env)       an equal, shorter expression         interval(e, env)     inclusive bounds
     simplify_stmt(s, env)  the same for whole statements        can_prove(c, env)    True only when certain
-    affine(e)              coefficients and constant            divisible(e, n)      always a multiple of n?
+    divisible(e, n)        always a multiple of n?
 
 env maps variables to inclusive (low, high); None means that this end is unknown.  A pass that makes many queries should keep
 one `Analyzer`, which memoises its results by node identity.
@@ -19,7 +19,7 @@ from tilelang.ir import Binary, Cast, Expr, Select, Stmt, Var, const
 from .analyzer import Analyzer, Env, is_large
 from .flat_index import flat_index, lane_of, vector_base
 from .value_scalars import LaunchFacts, value_scalars
-from .linear import AffineForm, Bounds, Linear
+from .linear import Bounds, Linear
 from .rules import ALL_RULES, Rule, RuleSet, Wild, rules
 from .simplify import extent_bounds, simplify_stmt
 
@@ -41,16 +41,6 @@ def interval(e: Any, env: Env | None = None) -> Bounds:
 def can_prove(cond: Any, env: Env | None = None) -> bool:
     """Whether the condition holds for all values in env.  False means "not proven"."""
     return Analyzer(env).can_prove(cond)
-
-
-def affine(e: Any, env: Env | None = None) -> AffineForm | None:
-    """The affine form of an integer expression; None when e is not a scalar integer."""
-    if not isinstance(e, Expr):
-        return AffineForm((), int(e))
-    if not e.dtype.is_int or e.dtype.lanes != 1:
-        return None
-    form = Analyzer(env).linear(e)
-    return AffineForm(tuple(form.terms.items()), form.const)
 
 
 def divisible(e: Any, n: int, facts: Mapping[Expr, int] | None = None, analyzer: Analyzer | None = None) -> bool:
@@ -104,6 +94,6 @@ def _low_bits(op: str, d: int) -> int:
     return d & -d if op in ("bitor", "bitxor") else d
 
 
-__all__ = ["ALL_RULES", "AffineForm", "Analyzer", "Bounds", "Env", "LaunchFacts", "Linear", "Rule", "RuleSet", "Var", "Wild",
-           "affine", "can_prove", "divisible", "extent_bounds", "flat_index", "interval", "is_large",
-           "known_divisor", "lane_of", "rules", "simplify", "simplify_stmt", "value_scalars", "vector_base"]
+__all__ = ["ALL_RULES", "Analyzer", "Bounds", "Env", "LaunchFacts", "Linear", "Rule", "RuleSet", "Var", "Wild", "can_prove",
+           "divisible", "extent_bounds", "flat_index", "interval", "is_large", "known_divisor", "lane_of", "rules", "simplify",
+           "simplify_stmt", "value_scalars", "vector_base"]

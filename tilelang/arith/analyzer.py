@@ -10,8 +10,7 @@ from math import gcd
 from typing import Any
 
 from tilelang.ir import (
-    COMPARISONS, FALSE, TRUE, AddressOf, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, Unary,
-    Var, called, cast, int_range, rebuild,
+    COMPARISONS, FALSE, TRUE, Binary, Broadcast, Cast, Const, Expr, Ramp, Select, Unary, Var, called, cast, int_range, rebuild,
 )
 
 from . import bounds as ba
@@ -52,11 +51,11 @@ class Analyzer:
         if old is None:
             self.env[var] = (low, high)
             return self
-        return self._derived({**self.env, var: (low, high)})
+        return self._derived({**self.env, var: (low, high)}, dict(self._known))
 
-    def _derived(self, env: Env) -> Analyzer:
+    def _derived(self, env: Env, known: dict[Expr, bool]) -> Analyzer:
         out = Analyzer(env)
-        out._known = dict(self._known)
+        out._known = known
         return out
 
     def assuming(self, cond: Expr, holds: bool = True) -> Analyzer:
@@ -64,9 +63,7 @@ class Analyzer:
         env = dict(self.env)
         known = dict(self._known)
         _learn(self, cond, holds, env, known)
-        out = Analyzer(env)
-        out._known = known
-        return out
+        return self._derived(env, known)
 
     # ---- simplify -------------------------------------------------------------------------------------------------
 
@@ -381,6 +378,3 @@ def _bound_of_var(op: str, c: int, lo: int | None, hi: int | None) -> Bounds:
         return ba.UNKNOWN
     top = -lo - (1 if op == "lt" else 0)  # c * v <= top
     return (None, top // c) if c > 0 else (-(top // -c), None)
-
-
-__all__ = ["AddressOf", "Analyzer", "Buffer", "Call", "Env", "Load", "Shuffle"]

@@ -11,6 +11,3 @@ def cdiv(a: int, b: int) -> int:
 def next_power_of_2(x: int) -> int:
     """The least power of two that is >= x; 1 for x <= 1."""
     return 1 if x <= 1 else 1 << (int(x) - 1).bit_length()
-
-
-__all__ = ["cdiv", "next_power_of_2"]

@@ -8,16 +8,17 @@ Data read from memory has the bounds of its type instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from tilelang.ir import Binary, Const, Expr, Var, dtype, int_literal, int_range
-from tilelang.ir.record import record
 
 Bounds = tuple[int | None, int | None]
 
 
 class Linear:
-    """A linear form.  terms: atom -> nonzero coefficient, in order of first appearance.  const: the constant.  Immutable."""
+    """A linear form: sum(coefficient * atom) + const.  Immutable.
+
+    terms: atom -> nonzero coefficient, in order of first appearance.  An atom is a Var, a quotient, a remainder or another
+    opaque value.
+    """
 
     __slots__ = ("terms", "const")
 
@@ -44,21 +45,6 @@ class Linear:
 
     def equals(self, other: Linear) -> bool:
         return self.const == other.const and self.terms == other.terms
-
-    @property
-    def is_const(self) -> bool:
-        return not self.terms
-
-
-@record
-class AffineForm:
-    """expr = sum(coefficient * atom) + const.  An atom is a Var, a quotient, a remainder or another opaque value."""
-
-    terms: tuple[tuple[Expr, int], ...]
-    const: int
-
-    def __iter__(self) -> Iterator[tuple[Expr, int]]:
-        return iter(self.terms)
 
     @property
     def is_const(self) -> bool:

@@ -7,11 +7,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from tilelang.ir import (EMPTY, AddressOf, Alloc, Assert, Binary, Bind, Broadcast, Buffer, Call, Const, Evaluate, Expr, For, If,
-                         Launch, Load, Node, Parallel, Ramp, Region, Seq, Stmt, Store, TileOp, Var, While, const, contains,
-                         rebuild, remember, seq, substitute, walk, PRIVATE)
+from tilelang.ir import (EMPTY, AddressOf, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
+                         Load, Parallel, Region, Seq, Stmt, Store, TileOp, Var, While, const, contains, rebuild, remember, seq,
+                         substitute, walk, PRIVATE)
 
 from . import bounds as ba
 from .analyzer import Analyzer, Env
@@ -37,6 +38,13 @@ def extent_bounds(a: Analyzer, start: Any, extent: Any) -> Bounds:
     return lo, hi
 
 
+def bound_to(a: Analyzer, names: Sequence[Var], extents: Sequence[Any]) -> Analyzer:
+    """The analyzer with variables that run from 0 to below their extents."""
+    for v, n in zip(names, extents):
+        a = a.bind(v, *extent_bounds(a, 0, n))
+    return a
+
+
 def _expr(v: Any) -> Expr:
     return v if isinstance(v, Expr) else const(v)
 
@@ -55,11 +63,9 @@ class _Simplify:
         if isinstance(s, If):
             return self._if(s, a)
         if isinstance(s, Launch):
-            for v, n in (*zip(s.block_vars, s.grid), *zip(s.thread_vars, s.threads)):
-                a = a.bind(v, *extent_bounds(a, 0, n))
+            a = bound_to(a, (*s.block_vars, *s.thread_vars), (*s.grid, *s.threads))
         elif isinstance(s, Parallel):
-            for v, n in zip(s.vars, s.extents):
-                a = a.bind(v, *extent_bounds(a, 0, n))
+            a = bound_to(a, s.vars, s.extents)
         return rebuild(s, lambda v: self._field(v, a))
 
     def _field(self, v: Any, a: Analyzer) -> Any:
@@ -72,7 +78,7 @@ class _Simplify:
         if isinstance(v, tuple):
             out = tuple(self._field(x, a) for x in v)
             return v if all(p is q for p, q in zip(out, v)) else out
-        if isinstance(v, Node) and isinstance(v, Region):
+        if isinstance(v, Region):
             return rebuild(v, lambda x: self._field(x, a))
         return v
 
@@ -147,19 +153,8 @@ def _lasts(cond: Expr, branch: Stmt) -> bool:
     return True
 
 
-def _has_break(s: Stmt) -> bool:
+def _has_break(s: Stmt | None) -> bool:
     """Whether s contains a break or continue of the loop around it (those of nested loops do not count)."""
-    stack: list[Any] = [s]
-    while stack:
-        x = stack.pop()
-        kind = type(x).__name__
-        if kind in ("Break", "Continue"):
-            return True
-        if isinstance(x, Seq):
-            stack.extend(x.stmts)
-        elif isinstance(x, If):
-            stack.extend(v for v in (x.then, x.orelse) if v is not None)
-    return False
-
-
-__all__ = ["Alloc", "Assert", "Broadcast", "Evaluate", "Ramp", "Store", "While", "extent_bounds", "simplify_stmt"]
+    if isinstance(s, If):
+        return _has_break(s.then) or _has_break(s.orelse)
+    return isinstance(s, (Break, Continue)) or isinstance(s, Seq) and any(map(_has_break, s.stmts))

@@ -61,15 +61,20 @@ class MmaRow:
         a: (..., m, k), b: (..., k, n), c: (..., m, n) arrays; leading dimensions broadcast.  tf32 operands are truncated to
         10 mantissa bits, because the hardware ignores the other bits.  The order of summation is unspecified.
         """
-        c_type = numpy_dtype(self.c_dtype)
-        if self.c_dtype.is_int:
-            product = np.matmul(np.asarray(a, np.float32), np.asarray(b, np.float32))  # |sum| <= 32 * 2**16: exact
-            return np.add(np.asarray(c, c_type), product.astype(np.int64).astype(c_type))
-        wide = np.float64 if self.c_dtype == "float64" else np.float32
-        a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
-        if self.a_dtype == "tfloat32":
-            a, b = truncate_tf32(a), truncate_tf32(b)
-        return (np.matmul(a, b) + np.asarray(c).astype(wide)).astype(c_type)
+        return multiply_add(self.a_dtype, self.c_dtype, a, b, np.asarray(c))
+
+
+def multiply_add(operands: dtype, accumulator: dtype, a: Any, b: Any, c: np.ndarray) -> np.ndarray:
+    """c + a @ b as tensor cores compute it, for operands and an accumulator of these types (MmaRow.reference)."""
+    c_type = numpy_dtype(accumulator)
+    if accumulator.is_int:
+        exact = np.matmul(np.asarray(a, np.float32), np.asarray(b, np.float32))  # |sum| <= 32 * 2**16
+        return np.add(c.astype(c_type), exact.astype(np.int64).astype(c_type))
+    wide = np.float64 if accumulator == "float64" else np.float32
+    a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
+    if operands == "tfloat32":
+        a, b = truncate_tf32(a), truncate_tf32(b)
+    return (np.matmul(a, b) + c.astype(wide)).astype(c_type)  # type: ignore[no-any-return]
 
 
 def truncate_tf32(x: np.ndarray) -> np.ndarray:
@@ -85,12 +90,8 @@ def _r(size: int, stride: int) -> Mode:
     return Mode(size, "register", stride)
 
 
-def _no_units(modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
-    return tuple(m for m in modes if m.size > 1)
-
-
 def _fragment(shape: tuple[int, int], rows: tuple[Mode, ...], cols: tuple[Mode, ...]) -> Fragment:
-    return Fragment(shape, (_no_units(rows), _no_units(cols)), threads=32)
+    return Fragment(shape, (rows, cols), threads=32)
 
 
 def _m16n8(k: int, bits: int) -> tuple[Fragment, Fragment, Fragment]:

@@ -23,6 +23,7 @@ In loops without a form the values pass through an array, which the device compi
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,8 +36,8 @@ from tilelang.ir.record import record
 
 MOST = 256  # largest number of iterations of a loop nest
 _HALVES = ("float16", "bfloat16")
-_VALUES: dict[str, Any] = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
-                           "floordiv": lambda a, b: a // b, "floormod": lambda a, b: a % b}
+_VALUES: dict[str, Any] = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv,
+                           "floormod": operator.mod}
 
 
 @record
@@ -81,15 +82,18 @@ def register_form(s: Stmt) -> Form | None:
     return _reading(s) if len(loops) == 1 else None
 
 
-def constant(e: Expr, at: dict[Var, int]) -> int | None:
-    """The value of an index for these values of variables, None when it depends on anything else."""
+def constant(e: Expr, at: dict[Var, Any]) -> Any:
+    """The value of an index for these values of variables, None when it depends on anything else.
+
+    at: integers, or arrays of them for many iterations at once; the value is of the same kind.
+    """
     if isinstance(e, Const):
         return int(e.value)
     if isinstance(e, Var):
         return at.get(e)
     if isinstance(e, Binary) and e.op in _VALUES:
         a, b = constant(e.a, at), constant(e.b, at)
-        return None if a is None or b is None or b == 0 and e.op.startswith("floor") else int(_VALUES[e.op](a, b))
+        return None if a is None or b is None or e.op.startswith("floor") and np.any(b == 0) else _VALUES[e.op](a, b)
     return None
 
 
@@ -118,20 +122,8 @@ def _elements(e: Load | Store, loops: list[tuple[Var, int]], at: dict[Var, int] 
         return None
     shape = tuple(n for _, n in loops)
     values: dict[Var, Any] = {**(at or {}), **{v: x.ravel() for (v, _), x in zip(loops, np.indices(shape))}}
-    found = _array(e.indices[0], values)
+    found = constant(e.indices[0], values)
     return None if found is None else np.broadcast_to(found, int(np.prod(shape))).tolist()
-
-
-def _array(e: Expr, values: dict[Var, Any]) -> Any:
-    """`constant` for many iterations at once, as an array."""
-    if isinstance(e, Const):
-        return int(e.value)
-    if isinstance(e, Var):
-        return values.get(e)
-    if isinstance(e, Binary) and e.op in _VALUES:
-        a, b = _array(e.a, values), _array(e.b, values)
-        return None if a is None or b is None or e.op.startswith("floor") and np.any(b == 0) else _VALUES[e.op](a, b)
-    return None
 
 
 def _of_store(loops: list[tuple[Var, int]], s: Store) -> Form | None:
@@ -199,8 +191,12 @@ def _reading(s: Stmt) -> Form | None:
             found, packs = floats.buffer, packs + 1
     if found is None:
         return None
-    uses = sum(x.buffer.data is found.data for x in walk(s.body) if isinstance(x, (Load, Store, AddressOf)))
-    return Form("read", found, True) if uses == packs else None
+    return Form("read", found, True) if _uses(found, s) == packs else None
+
+
+def _uses(b: Buffer, s: For) -> int:
+    """How often the body of a loop accesses a buffer."""
+    return sum(x.buffer.data is b.data for x in walk(s.body, Load, Store, AddressOf))
 
 
 def packed_source(s: Store) -> Load | None:
@@ -309,8 +305,7 @@ def _sum_nest(s: Stmt) -> Form | None:
             found, count = form.buffer, count + 1
     if found is None:
         return None
-    uses = sum(x.buffer.data is found.data for x in walk(s.body) if isinstance(x, (Load, Store, AddressOf)))
-    return Form("sums", found, True) if uses == count else None
+    return Form("sums", found, True) if _uses(found, s) == count else None
 
 
 # ---- loops that are executed rarely -------------------------------------------------------------------------------------

@@ -48,6 +48,11 @@ _LISTS = ("code", "keys", "libs", "mattr")  # options that hold a list
 _CPU_SHARED = 64 * 1024 * 1024  # shared memory of a CPU block is ordinary memory; this only rejects excessively large tiles
 
 
+def _since(arch_number: int) -> Any:
+    """A feature that CUDA architectures have from this number on."""
+    return property(lambda target: target.at_least(arch_number))
+
+
 @dataclass(frozen=True, init=False, repr=False)
 class Target:
     """The target of a compilation: an architecture or processor, and its features.
@@ -159,29 +164,11 @@ class Target:
         return self.is_cuda and self.arch_number >= arch_number
 
     @property
-    def has_cp_async(self) -> bool:
-        return self.at_least(80)
-
-    @property
-    def has_ldmatrix(self) -> bool:
-        return self.at_least(75)
-
-    @property
-    def has_stmatrix(self) -> bool:
-        return self.at_least(90)
-
-    @property
-    def has_fp8_mma(self) -> bool:
-        return self.at_least(89)
-
-    @property
     def has_wgmma(self) -> bool:
         """wgmma and setmaxnreg: exactly sm_90a."""
         return self.arch_number == 90 and self.arch_suffix == "a"
 
-    @property
-    def has_tma(self) -> bool:
-        return self.at_least(90)
+    has_ldmatrix, has_cp_async, has_fp8_mma, has_stmatrix, has_tma = map(_since, (75, 80, 89, 90, 90))
 
 
 class _Local(threading.local):

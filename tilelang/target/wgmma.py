@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import InternalError
-from tilelang.ir import dtype, numpy_dtype
+from tilelang.ir import dtype
 from tilelang.ir.record import record
-from tilelang.layout import Fragment, Mode
+from tilelang.layout import Fragment
 
-from .mma import PTX_TYPES, _r, _t, operand_dtype, truncate_tf32
+from .mma import PTX_TYPES, _r, _t, multiply_add, operand_dtype
 
 K_STEP_BYTES = 32  # bytes of K that one instruction processes
 _SHORT = {v: k for k, v in PTX_TYPES.items()}
@@ -84,34 +84,21 @@ class WgmmaRow:
         a: (..., 64, k), b: (..., k, n), c: (..., 64, n).  tf32 operands are truncated to 10 mantissa bits.  The hardware
         accumulates fp8 products with fewer bits than float32 has, so that their results must be compared with a tolerance.
         """
-        c_type = numpy_dtype(self.c_dtype)
         start = np.where(np.asarray(scale_d)[..., None, None], np.asarray(c), np.zeros((), np.asarray(c).dtype))
-        if self.c_dtype.is_int:
-            product = np.matmul(np.asarray(a, np.float32), np.asarray(b, np.float32))  # |sum| <= 32 * 2**16: exact
-            return np.add(start.astype(c_type), product.astype(np.int64).astype(c_type))
-        a, b = np.asarray(a).astype(np.float32), np.asarray(b).astype(np.float32)
-        if self.a_dtype == "tfloat32":
-            a, b = truncate_tf32(a), truncate_tf32(b)
-        return (np.matmul(a, b) + start.astype(np.float32)).astype(c_type)
-
-
-def _modes(*modes: Mode) -> tuple[Mode, ...]:
-    return tuple(m for m in modes if m.size > 1)
+        return multiply_add(self.a_dtype, self.c_dtype, a, b, start)
 
 
 @cache
 def accumulator_fragment(n: int) -> Fragment:
     """The accumulator fragment of an instruction with n columns."""
-    return Fragment((64, n), (_modes(_t(4, 32), _r(2, 2), _t(8, 4)), _modes(_r(n // 8, 4), _t(4, 1), _r(2, 1))),
-                    threads=128)
+    return Fragment((64, n), ((_t(4, 32), _r(2, 2), _t(8, 4)), (_r(n // 8, 4), _t(4, 1), _r(2, 1))), threads=128)
 
 
 @cache
 def register_operand_fragment(bits: int) -> Fragment:
     """The fragment of operand A in registers, for elements of this width in bits."""
     e = 32 // bits
-    return Fragment((64, 8 * e), (_modes(_t(4, 32), _r(2, e), _t(8, 4)), _modes(_r(2, 2 * e), _t(4, 1), _r(e, 1))),
-                    threads=128)
+    return Fragment((64, 8 * e), ((_t(4, 32), _r(2, e), _t(8, 4)), (_r(2, 2 * e), _t(4, 1), _r(e, 1))), threads=128)
 
 
 def adjacent_rows(f: Fragment, bits: int) -> Fragment:
@@ -187,18 +174,18 @@ def wgmma_row(n: int, a_dtype: Any, b_dtype: Any, c_dtype: Any) -> WgmmaRow | No
 
 # ---- descriptors ------------------------------------------------------------------------------------------------------
 
-_SWIZZLE_CODE = {0: 0, 128: 1, 64: 2, 32: 3}
+SWIZZLE_CODE = {0: 0, 128: 1, 64: 2, 32: 3}  # bytes: code in a descriptor
 
 
 def encode_descriptor(address: int, lbo: int, sbo: int, swizzle: int) -> int:
     """The 64-bit descriptor of an operand.  address, lbo, sbo: bytes (address in shared memory).  swizzle: 0, 32, 64, 128."""
     return (address >> 4 & 0x3FFF | (lbo >> 4 & 0x3FFF) << 16 | (sbo >> 4 & 0x3FFF) << 32
-            | _SWIZZLE_CODE[swizzle] << 62)
+            | SWIZZLE_CODE[swizzle] << 62)
 
 
 def decode_descriptor(value: int) -> tuple[int, int, int, int]:
     """(address, lbo, sbo, swizzle) of a descriptor."""
-    swizzle = {code: width for width, code in _SWIZZLE_CODE.items()}[value >> 62 & 3]
+    swizzle = {code: width for width, code in SWIZZLE_CODE.items()}[value >> 62 & 3]
     return (value & 0x3FFF) << 4, (value >> 16 & 0x3FFF) << 4, (value >> 32 & 0x3FFF) << 4, swizzle
 
 

@@ -27,11 +27,10 @@ class HopperCalls:
     def __init__(self, calls: Calls, launch: Launch) -> None:
         self.x, self.page, self._launch = calls.x, calls.x.page, launch
         calls.special.update({
-            "tma_load": self._tma_load,
-            "tma_store": self._tma_store,
+            "tma_load": lambda e: self._tma(e, "load", 2), "tma_store": lambda e: self._tma(e, "store", 1),
             "tma_reduce_add": self._tma_reduce_add,
-            "tma_prefetch": self._tma_prefetch, "tensor_map": self._map_argument,
-            "mbarrier_arrive": self._mbarrier_arrive,
+            "tma_prefetch": lambda e: (f"tl::tma_prefetch({self._tensor_map(e)[1]})", POSTFIX),
+            "tensor_map": lambda e: (f"tl::map_argument{{{self._tensor_map(e)[1][1:]}}}", POSTFIX),
             "in_warp_groups": self._in_warp_groups})
 
     def map_parameters(self) -> list[str]:
@@ -63,26 +62,11 @@ class HopperCalls:
         name = f"tma_{kind}_{m.rank}d{'_multicast' if multicast else ''}{'' if hint is None else '_hint'}"
         return f"tl::{name}({', '.join(args)})", POSTFIX
 
-    def _tma_load(self, e: Call) -> Text:
-        return self._tma(e, "load", 2)
-
-    def _tma_store(self, e: Call) -> Text:
-        return self._tma(e, "store", 1)
-
     def _tma_reduce_add(self, e: Call) -> Text:
         m, _ = self._tensor_map(e)
         if m.buffer.dtype.base not in REDUCE_ADD:
             raise unsupported(f"a TMA reduction of {m.buffer.dtype}", e)
         return self._tma(e, "reduce_add", 1)
-
-    def _tma_prefetch(self, e: Call) -> Text:
-        return f"tl::tma_prefetch({self._tensor_map(e)[1]})", POSTFIX
-
-    def _map_argument(self, e: Call) -> Text:
-        return f"tl::map_argument{{{self._tensor_map(e)[1][1:]}}}", POSTFIX
-
-    def _mbarrier_arrive(self, e: Call) -> Text:
-        return f"tl::mbarrier_arrive({self.x.top(e.args[0])})", POSTFIX
 
     def _in_warp_groups(self, e: Call) -> Text:
         first, count = e.options.size * e.options.first, e.options.size * e.options.count

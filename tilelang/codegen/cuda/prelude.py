@@ -114,11 +114,6 @@ def device_header(words: set[str]) -> str:
     return "".join(out)
 
 
-_C_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "tfloat32": "float", "float32": "float", "float64": "double",
-            "int8": "signed char", "uint8": "unsigned char", "int32": "int", "float8_e4m3": "fp8_e4_t",
-            "float8_e5m2": "fp8_e5_t"}
-
-
 def mma_wrapper(row: MmaRow) -> str:
     """The device function of a row. It takes pointers to the first register of c, a and b, which stay in registers once
     inlined."""
@@ -133,7 +128,7 @@ def mma_wrapper(row: MmaRow) -> str:
     operands = ", ".join("{" + ", ".join(x) + "}" for x in (c, a, b, c))
     outputs = ", ".join(f'"{c_kind}"(C[{i}])' for i in range(nc))
     inputs = ", ".join([f'"{in_kind}"(A[{i}])' for i in range(na)] + [f'"{in_kind}"(B[{i}])' for i in range(nb)])
-    ta, tb, tc = (_C_TYPES[d] for d in (row.a_dtype, row.b_dtype, row.c_dtype))
+    ta, tb, tc = (TYPES[d.base] for d in (row.a_dtype, row.b_dtype, row.c_dtype))
     return (f"TL_DEVICE void {function_name(row)}({tc}* c, const {ta}* a, const {tb}* b) {{\n"
             f"  {c_register}* C = reinterpret_cast<{c_register}*>(c);\n"
             f"  const {in_register} *A = reinterpret_cast<const {in_register}*>(a), "

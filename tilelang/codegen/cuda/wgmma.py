@@ -11,16 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilelang.ir import AddressOf, Call, Const, Evaluate, Stmt, const, with_options
-from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow
+from tilelang.target.wgmma import SWIZZLE_CODE, WGMMA_ROWS, WgmmaRow
 
 from .named_registers import NamedRegisters
 from .calls import Calls
 from .text import POSTFIX, Text
+from .types import TYPES
 
-C_TYPES = {"float16": "half_t", "bfloat16": "bfloat16_t", "tfloat32": "float", "float32": "float", "int8": "signed char",
-           "uint8": "unsigned char", "int32": "int", "float8_e4m3": "fp8_e4_t", "float8_e5m2": "fp8_e5_t"}
 _NAME = re.compile(r"(wgmma_m64\w+?)_(ss|rs)_([km]{1,2})(?:_x(\d+))?")
-SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}  # bytes: code in a descriptor
 
 
 def wgmma_runs(stmts: Sequence[Stmt]) -> Iterator[list[Stmt]]:
@@ -121,7 +119,7 @@ class WgmmaCalls:
         for n, (base, letter) in enumerate(zip(bases, "ba" if len(bases) == 1 else "ab")):
             lines.append(f".reg .b64 {letter}<{len(calls)}>;")
             at = 2 if letter == "b" else 1
-            high = ((base.options.sbo >> 4 & 0x3fff) | SWIZZLES[base.options.swizzle] << 30) << 32
+            high = ((base.options.sbo >> 4 & 0x3fff) | SWIZZLE_CODE[base.options.swizzle] << 30) << 32
             for k, (e, x) in enumerate(zip(calls, operands)):
                 descriptor: Any = e.args[at]
                 offset = descriptor.options.offset >> 4
@@ -146,7 +144,7 @@ class WgmmaCalls:
 
         The half that does not change is computed once, and the rest of a loop's descriptors is one addition.
         """
-        swizzle = SWIZZLES[e.options.swizzle]
+        swizzle = SWIZZLE_CODE[e.options.swizzle]
         offset = f", {e.options.offset}" if e.options.offset else ""
         at: Any = e.args[0]
         parts = list(e.args)
@@ -211,7 +209,7 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, count
         inputs.append(f'"l"(b{number})')
     inputs.append('"r"((int)keep)')
     outputs = ", ".join(f'"{kind}"(C[{i}])' for i in range(n))
-    a_type = f"const {C_TYPES[row.a_dtype]}*" if in_registers else "unsigned long long"
+    a_type = f"const {TYPES[row.a_dtype.base]}*" if in_registers else "unsigned long long"
     operands = [f"unsigned long long b{k}" if sources else f"{a_type} a{k}, unsigned long long b{k}" for k in numbers]
     params = ", ".join(["bool keep", *operands] if run else [*operands, "bool keep"])
     registers = "".join(f"  const unsigned* A{k} = reinterpret_cast<const unsigned*>(a{k});\n" for k in numbers) \
@@ -219,7 +217,7 @@ def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, count
     predicates = f".reg .pred p{', q' if count > 1 else ''};\\nsetp.ne.b32 p, %{n + count * each}, 0;\\n"
     if count > 1:
         predicates += "setp.eq.u32 q, 0, 0;\\n"
-    c_param = "" if target else f"{C_TYPES[row.c_dtype]}* c, "
+    c_param = "" if target else f"{TYPES[row.c_dtype.base]}* c, "
     c_array = "" if target else f"  {ty}* C = reinterpret_cast<{ty}*>(c);\n"
     return (f"TL_DEVICE void {name}({c_param}{params}) {{\n"
             f"{c_array}{registers}"
