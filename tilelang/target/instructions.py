@@ -24,10 +24,17 @@ def _device(name: str, arity: int, effect: str, text: str) -> None:
     add_intrinsic(Intrinsic(name, arity, effect, None, {"*": text}))
 
 
+def _functions(effect: str, rows: str) -> None:
+    """Add rows "name arity", whose text calls the prelude's function of the same name."""
+    words = rows.split()
+    for name, arity in zip(words[::2], map(int, words[1::2])):
+        _device(name, arity, effect, f"tl::{name}({', '.join(f'{{{k}}}' for k in range(arity))})" if arity >= 0
+                else f"tl::{name}({{args}})")
+
+
 # Block and warp barriers (PTX ISA, bar.sync / bar.arrive / bar.warp.sync).
 _device("sync_threads", 0, SYNC, "__syncthreads()")
-_device("named_barrier", 2, SYNC, "tl::named_barrier({0}, {1})")
-_device("named_barrier_arrive", 2, SYNC, "tl::named_barrier_arrive({0}, {1})")
+_functions(SYNC, "named_barrier 2  named_barrier_arrive 2")
 _device("sync_warp", -1, SYNC, "__syncwarp({args})")
 _device("sync_grid", 0, SYNC, "tl::sync_grid(grid_barrier_)")  # a parameter of cooperative kernels (device_program.py)
 for _kind in ("count", "and", "or"):
@@ -35,49 +42,39 @@ for _kind in ("count", "and", "or"):
 
 # cp.async (PTX ISA, "Non-bulk copy"): 16 bytes bypass L1 (.cg), 4 and 8 go through it (.ca).
 _device("cp_async", -1, WRITES, "tl::cp_async<{bytes}>({args})")
-_device("cp_async_commit", 0, SYNC, "tl::cp_async_commit()")
+_functions(SYNC, "cp_async_commit 0")
 _device("cp_async_wait", 0, SYNC, "tl::cp_async_wait<{n}>()")
 
 # ldmatrix / stmatrix: lane 8*j + i gives the address of row i of matrix j.
-_device("ldmatrix", 2, WRITES, "tl::ldmatrix_x{num}{trans_suffix}({0}, {1})")
-_device("stmatrix", 2, WRITES, "tl::stmatrix_x{num}{trans_suffix}({0}, {1})")
+for _name in ("ldmatrix", "stmatrix"):
+    _device(_name, 2, WRITES, f"tl::{_name}_x{{num}}{{trans_suffix}}({{0}}, {{1}})")
 _device("mma", 3, WRITES, "tl::{row_function}({0}, {1}, {2})")
 
 # Lanes of a warp: a value, a lane and, unless all lanes take part, the mask of those that do.
 for _name, _fn in (("shfl_xor", "xor_sync"), ("shfl_up", "up_sync"), ("shfl_down", "down_sync"), ("shfl_idx", "sync")):
     _device(_name, -1, WARP, f"tl::shfl_{_fn}({{0}}, {{1}}, {{width}}, {{mask}})")
-for _name in ("any_sync", "all_sync", "ballot_sync", "match_any_sync"):
-    _device(_name, -1, WARP, f"tl::{_name}({{args}})")
-_device("match_all_sync", -1, WARP, "tl::match_all_sync({args})")
+_functions(WARP, "any_sync -1  all_sync -1  ballot_sync -1  match_any_sync -1  match_all_sync -1  shuffle_elect 1")
+_functions(WARP, "warp_uniform 1")  # returns its int32 argument, which is uniform in the warp
 _device("ballot", 1, WARP, "tl::ballot_sync({0})")
 _device("activemask", 0, WARP, "(unsigned long long)__activemask()")
 for _name in CLOCKS:
     _device(_name, 0, WARP, f"tl::read_{_name}()")
-_device("shuffle_elect", 1, WARP, "tl::shuffle_elect({0})")
-_device("warp_uniform", 1, WARP, "tl::warp_uniform({0})")  # returns its int32 argument, which is uniform in the warp
 for _name in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx"):
     _device(f"get_{_name}", -1, PURE, f"tl::{_name}({{args}})")
 
 # Atomics return the value before the operation.  The order becomes a fence before (release) and after (acquire).
-for _name in ("add", "max", "min", "or", "and", "xor", "inc", "dec", "exchange"):
+for _name in ("add", "max", "min", "or", "and", "xor", "inc", "dec", "exchange", "store"):
     _device(f"atomic_{_name}", 2, WRITES, f"tl::atomic_{_name}<{{order_number}}>({{0}}, {{1}})")
 # The new value, then the one that is compared.
 _device("atomic_cas", 3, WRITES, "tl::atomic_cas<{order_number}>({0}, {1}, {2})")
 _device("atomic_load", 1, READS, "tl::atomic_load<{order_number}>({0})")
-_device("atomic_store", 2, WRITES, "tl::atomic_store<{order_number}>({0}, {1})")
-_device("atomic_addx2", 2, WRITES, "tl::atomic_addx2({0}, {1})")
-_device("atomic_addx4", 2, WRITES, "tl::atomic_addx4({0}, {1})")
+_functions(WRITES, "atomic_addx2 2  atomic_addx4 2")
 
 # Barriers in shared memory (PTX ISA, "mbarrier"): an argument `bar` is the address of an element of a shared.barrier
 # buffer.  A wait on parity x returns when the phase of parity x has completed; a fresh barrier passes parity 1.
-_device("mbarrier_init", 2, SYNC, "tl::mbarrier_init({0}, {1})")
-_device("mbarrier_arrive", 1, SYNC, "tl::mbarrier_arrive({0})")
-_device("mbarrier_expect_tx", 2, SYNC, "tl::mbarrier_expect_tx({0}, {1})")
-_device("mbarrier_arrive_expect_tx", 2, SYNC, "tl::mbarrier_arrive_expect_tx({0}, {1})")
-_device("mbarrier_wait", 2, SYNC, "tl::mbarrier_wait({0}, {1})")
+_functions(SYNC, """mbarrier_init 2  mbarrier_arrive 1  mbarrier_expect_tx 2  mbarrier_arrive_expect_tx 2  mbarrier_wait 2
+                    fence_mbarrier_init 0  fence_proxy_async 0  fence_proxy_async_global 0""")
 _device("cp_async_mbarrier_arrive", 1, SYNC, "tl::cp_async_mbarrier_arrive<{counted}>({0})")
-for _name in ("fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global"):
-    _device(_name, 0, SYNC, f"tl::{_name}()")
 
 # TMA and bulk copies (PTX ISA, "cp.async.bulk"), issued by one thread.  Tensor forms name a tensor map of the Launch in
 # option `map` and have coordinates innermost first; the code generator prints them (codegen/cuda/hopper.py).  A tma_load with
@@ -87,10 +84,8 @@ TMA_CALLS = ("tma_load", "tma_store", "tma_reduce_add", "tma_prefetch")
 for _name in TMA_CALLS:
     add_intrinsic(Intrinsic(_name, 0 if _name == "tma_prefetch" else -1, WRITES))
 add_intrinsic(Intrinsic("tensor_map", 0, PURE))  # the map of option `map` as an argument of a function of the program
-_device("bulk_load", 4, WRITES, "tl::bulk_load({0}, {1}, {2}, {3})")
-_device("bulk_store", 3, WRITES, "tl::bulk_store({0}, {1}, {2})")
-_device("bulk_copy_cluster", 5, WRITES, "tl::bulk_copy_cluster({0}, {1}, {2}, {3}, {4})")  # dst, src, bytes, bar, cta
-_device("bulk_commit", 0, SYNC, "tl::bulk_commit()")
+_functions(WRITES, "bulk_load 4  bulk_store 3  bulk_copy_cluster 5")  # dst, src, bytes, bar, cta
+_functions(SYNC, "bulk_commit 0")
 _device("bulk_wait", 0, SYNC, "tl::bulk_wait{read_suffix}<{n}>()")
 CACHE_HINTS = {"evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000, "evict_normal": 0x16F0000000000000,
                "evict_unchanged": 0x10F0000000000000}  # createpolicy.fractional of fraction 1.0
@@ -98,25 +93,20 @@ CACHE_HINTS = {"evict_first": 0x12F0000000000000, "evict_last": 0x14F00000000000
 # Clusters: blocks (CTAs) that run together and reach each other's shared memory (PTX ISA, "Cluster of CTAs", "mapa",
 # "barrier.cluster").  `cta` is a rank in the cluster.  The address of a shared element with a cta means the same place in
 # that CTA's shared memory.  A cluster_arrive with option relaxed orders no memory.
-_device("cluster_rank", 0, PURE, "tl::cluster_rank()")
-_device("cluster_size", 0, PURE, "tl::cluster_size()")
+_functions(PURE, "cluster_rank 0  cluster_size 0")
 _device("cluster_arrive", 0, SYNC, "tl::cluster_arrive{relaxed_suffix}()")
-for _name in ("cluster_wait", "cluster_sync"):
-    _device(_name, 0, SYNC, f"tl::{_name}()")
-_device("mbarrier_arrive_remote", 2, SYNC, "tl::mbarrier_arrive_remote({0}, {1})")
-_device("mbarrier_complete_remote", 3, SYNC, "tl::mbarrier_complete_remote({0}, {1}, {2})")  # bar, cta, bytes
-_device("cluster_load", 2, READS, "tl::cluster_load({0}, {1})")
-_device("cluster_store", 3, WRITES, "tl::cluster_store({0}, {1}, {2})")
+_functions(SYNC, "cluster_wait 0  cluster_sync 0  mbarrier_arrive_remote 2  mbarrier_complete_remote 3")  # bar, cta, bytes
+_functions(READS, "cluster_load 2")
+_functions(WRITES, "cluster_store 3")
 CLUSTER_CALLS = ("cluster_rank", "cluster_size", "cluster_arrive", "cluster_wait", "cluster_sync", "mbarrier_arrive_remote",
                  "mbarrier_complete_remote", "cluster_load", "cluster_store", "bulk_copy_cluster")
 
 # Warp groups: 128 threads, four warps whose first is a multiple of 4.
 add_intrinsic(Intrinsic("in_warp_groups", 0, PURE))  # options first, count: whether this thread is in one of them
-_device("elect_one", 0, WARP, "tl::elect_one()")
+_functions(WARP, "elect_one 0")
 _device("set_max_nreg", 0, SYNC, "tl::set_max_nreg<{n}, {increase}>()")
 add_intrinsic(Intrinsic("wgmma", 4, WRITES))  # printed by codegen/cuda/hopper.py: its function depends on row and operands
-for _name in ("wgmma_fence", "wgmma_commit"):
-    _device(_name, 0, SYNC, f"tl::{_name}()")
+_functions(SYNC, "wgmma_fence 0  wgmma_commit 0")
 _device("wgmma_wait", 0, SYNC, "tl::wgmma_wait<{n}>()")
 _device("wgmma_pin", 1, WRITES, "tl::wgmma_pin<{count}>({0})")
 _device("wgmma_hold", 1, WARP, "tl::wgmma_hold<{count}>({0})")
@@ -129,9 +119,7 @@ _device("thread_return", 0, WRITES, "return")
 _device("printf", -1, WRITES, "printf({args})")
 _device("trap", 0, WRITES, "__trap()")
 _device("ldg", 1, READS, "__ldg({0})")
-# Programmatic dependent launch (PTX ISA, "griddepcontrol").
-for _name in ("pdl_trigger", "pdl_sync"):
-    _device(_name, 0, SYNC, f"tl::{_name}()")
+_functions(SYNC, "pdl_trigger 0  pdl_sync 0")  # programmatic dependent launch (PTX ISA, "griddepcontrol")
 _device("fence_gpu", 0, SYNC, "__threadfence()")
 _device("fence_block", 0, SYNC, "__threadfence_block()")
 
