@@ -2,8 +2,7 @@
 
 A handler compiles one kind of node: `handler(context, node)` returns a Python function of a LaneFrame.  Expressions and
 statements are looked up by the type of the node, intrinsics by the name of the call.  Handlers stand in modules by subject
-(control_flow, lane_ops, device.tma, ...), and each simulator joins the tables of its modules (device/handlers.py,
-reference/handlers.py).
+(control_flow, lane_ops, device.tma, ...), and each simulator joins the tables of its modules (device/run.py, reference/run.py).
 """
 
 from __future__ import annotations

@@ -161,8 +161,8 @@ def _sync_grid(c: TileContext, e: Call) -> Action:
     """sync_grid, which all threads of a block execute together."""
 
     def run(f: LaneFrame) -> None:
-        grid = getattr(f.block, "grid", None)
-        if grid is None:
+        grid = f.block.scheduler
+        if grid is None:  # a grid of one block
             return
         if f.mask is not None and not f.active().all() and f.lanes > 1:
             gone = 0 if f.exited is None else int(f.exited.sum())

@@ -10,8 +10,7 @@ import numpy as np
 
 from tilelang.target.warp_groups import WARP_LANES, named
 
-from .grid import GridScheduler
-from ..coroutines import Coroutine
+from ..coroutines import Coroutine, Scheduler
 from ..faults import fault
 from ..lanes import Action, LaneFrame
 from ..mbarrier import Phases
@@ -140,15 +139,29 @@ def nth(warp_role: WarpRole, key: Any) -> int:
     return warp_role.counts[key]
 
 
-class TileScheduler(GridScheduler):
-    """Runs the warp roles of a block."""
+class TileScheduler(Scheduler):
+    """Runs the warp roles of a block, of the blocks of a cluster, or of all blocks of a grid that meet at its barrier."""
 
     def __init__(self, blocks: list[TileBlock], frames: list[LaneFrame], body: Action) -> None:
-        of = [f" of block {f.block.where}" if len(blocks) > 1 else "" for f in frames]
-        super().__init__([Coroutine(f.warp_role.number, f.warp_role.name + o, f, body) for f, o in zip(frames, of)])
+        names = [f"block {f.block.where}" if len(blocks) == len(frames) > 1 else
+                 f.warp_role.name + (f" of block {f.block.where}" if len(blocks) > 1 else "") for f in frames]
+        super().__init__([Coroutine(f.warp_role.number, name, f, body) for f, name in zip(frames, names)])
         self.block, self.blocks = blocks[0], blocks
+        self.come: dict[int, int] = {}  # by id of a coroutine: how often it has arrived at the barrier of the grid
         for b in blocks:
             b.scheduler = self
+
+    def meet(self, span: Any) -> None:
+        """The running coroutine waits at the barrier of the grid until all others have arrived as often as it has."""
+        me = id(self.now)
+        self.come[me] = n = self.come.get(me, 0) + 1
+        self.wait(lambda: all(p.done or self.come.get(id(p), 0) >= n for p in self.coroutines),
+                  lambda: "at the barrier of the grid", span)
+        early = next((p for p in self.coroutines if p.done and self.come.get(id(p), 0) < n), None)
+        if early is not None:
+            raise fault("sim-barrier", f"{early.name} ends without coming to this barrier of the grid",
+                        expected="all blocks at the barrier", found=f"{early.name} at its end", span=span,
+                        hint="every thread of every block reaches T.sync_grid() equally often")
 
     def ended(self, coroutine: Coroutine) -> None:
         coroutine.frame.block.ended(coroutine.frame.warp_role)

@@ -18,7 +18,6 @@ from .block import TileBlock, WarpRole
 from .cluster import TileCluster
 from .context import TileContext, TileLaunch
 from .divergence import Divergence
-from .grid import TileGrid
 from .hopper import space_of
 from .warp import WARP_OPS
 from .warp_roles import run_warp_roles, warp_roles_of
@@ -55,10 +54,8 @@ class _CompiledLaunch:
         extents = [int(g(f)) for g in self.grid]
         groups = (self.frames(f, mates) for mates in clusters(extents, self.dims, self.launch.span))
         for frames in filter(None, [[g for mates in groups for g in mates]] if self.together else groups):
-            if self.warp_roles or self.dims is not None:
+            if self.warp_roles or self.dims is not None or len(frames) > 1:
                 run_warp_roles(frames, self.warp_roles or [self.whole], self.body)
-            elif self.together:
-                TileGrid(frames, self.body).run()
             else:
                 self.body(frames[0])
 

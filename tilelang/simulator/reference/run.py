@@ -8,18 +8,38 @@ plan_pipelines) are also supported: asynchronous copies complete at once, commit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Func
+from tilelang.ir import Alloc, Evaluate, Func, If, Launch, Load, Parallel, Store, TileOp
 from tilelang.ops.combine import expanded
 
+from .barriers import BARRIER_OPS
 from .context import TileContext
-from .handlers import TILE
+from .hopper import TILE_HOPPER_OPS
+from .launch import compile_launch
+from .memory_access import allocate, load, store
+from .statements import compile_if, evaluate, parallel, synchronised, tile_op
+from .warp import WARP_OPS
+from ..context import Handlers
+from ..control_flow import CONTROL_FLOW
+from ..expressions import VALUES
 from ..host import Arguments, bind_arguments
-from ..lane_ops import Printer
-from ..lanes import LaneFrame
+from ..lane_ops import LANE_OPS, Printer
+from ..lanes import Action, LaneFrame
+
+_STATEMENTS: dict[type, Callable[[Any, Any], Action]] = {
+    **CONTROL_FLOW, If: compile_if, Evaluate: evaluate, Store: store, Alloc: allocate, Launch: compile_launch,
+    Parallel: parallel, TileOp: tile_op,
+}  # fmt: skip
+
+TILE = Handlers(
+    exprs={**VALUES, Load: load},
+    stmts={kind: synchronised(handler) for kind, handler in _STATEMENTS.items()},
+    calls={**LANE_OPS, **TILE_HOPPER_OPS, **WARP_OPS, **BARRIER_OPS},
+)
 
 
 def run_tile(func: Any, args: Arguments, *, check: bool = True, aliased: bool = False) -> dict[str, np.ndarray]:
