@@ -16,7 +16,7 @@ from .fitted import fit_functions, index_vars, leading_extents, outer, static_ex
 from .mode import REGISTER, THREAD, Mode, Modes, covered, digit_sum, error, merged, offsets, text_of_modes
 
 
-class Fragment:
+class Fragment(draw.IndexMap):
     """Maps each element of a tile to threads and to a register in them.
 
     Fragment(shape, modes, replicate=(), threads=n): modes holds, per dimension, the digits of its index from the
@@ -80,10 +80,6 @@ class Fragment:
 
     # ---- sizes ----------------------------------------------------------------------------------------------------
 
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
     @cached_property
     def registers(self) -> int:
         """Number of registers of each thread, counted in elements."""
@@ -145,14 +141,10 @@ class Fragment:
         env = {v: (0, n - 1) for v, n in ((thread, self.threads), (register, self.registers)) if isinstance(v, Var)}
         indices = []
         for n, modes in zip(self.shape, self.modes):
-            at: Any = 0
-            right = 1
-            for m in reversed(modes):
-                at = digits[m] * right + at
-                right *= m.size
+            at = _number(digits, modes)
             at = simplify(at, env) if isinstance(at, Expr) else at
             indices.append(at)
-            if right != n:
+            if covered(modes) != n:
                 holds.append(at < n)
         return tuple(indices), _all(holds, env)
 
@@ -179,12 +171,7 @@ class Fragment:
         if not self.copies:
             return 0
         digits, _ = self._digits(thread, 0)
-        out: Any = 0
-        right = 1
-        for m in reversed(self.copies):
-            out = digits[m] * right + out
-            right *= m.size
-        return simplify(out, {thread: (0, self.threads - 1)} if isinstance(thread, Var) else None)
+        return simplify(_number(digits, self.copies), {thread: (0, self.threads - 1)} if isinstance(thread, Var) else None)
 
     # ---- derived fragments ----------------------------------------------------------------------------------------
 
@@ -195,15 +182,14 @@ class Fragment:
         if not keep:
             return out
         d = dim % self.ndim
-        return Fragment((*out.shape[:d], 1, *out.shape[d:]), (*out.modes[:d], (), *out.modes[d:]), replicate=out.copies,
-                        threads=self.threads)
+        return out._derived((*out.shape[:d], 1, *out.shape[d:]), (*out.modes[:d], (), *out.modes[d:]))
 
     def project(self, dims: Sequence[int]) -> Fragment:
         """The fragment of these dimensions, in this order.  Threads along the others hold copies; registers are renumbered."""
         lost = [m for d in range(self.ndim) if d not in dims for m in self.modes[d] if m.to == THREAD]
         modes = _compact(tuple(self.modes[d] for d in dims))
         copies = tuple(sorted((*self.copies, *lost), key=lambda m: -m.stride))
-        return Fragment([self.shape[d] for d in dims], modes, replicate=copies, threads=self.threads)
+        return self._derived([self.shape[d] for d in dims], modes, copies)
 
     def expand(self, leading: Sequence[int] | int) -> Fragment:
         """The fragment with additional leading dimensions (an integer: one), the slowest in the register order.
@@ -216,18 +202,15 @@ class Fragment:
         for n in reversed(leading):
             modes.insert(0, (Mode(int(n), REGISTER, stride),))
             stride *= int(n)
-        return Fragment((*leading, *self.shape), modes, replicate=self.copies, threads=self.threads)
+        return self._derived((*leading, *self.shape), modes)
 
     def permuted(self, dims: Sequence[int]) -> Fragment:
         """The same tile with its dimensions in another order."""
-        return Fragment([self.shape[d] for d in dims], [self.modes[d] for d in dims], replicate=self.copies,
-                        threads=self.threads)
+        return self._derived([self.shape[d] for d in dims], [self.modes[d] for d in dims])
 
     def cut(self, shape: Sequence[int]) -> Fragment:
         """The fragment of the elements below `shape`, at unchanged places.  The surplus of the digits is padding."""
-        if tuple(shape) == self.shape:
-            return self
-        return Fragment(shape, self.modes, replicate=self.copies, threads=self.threads)
+        return self if tuple(shape) == self.shape else self._derived(shape, self.modes)
 
     def reshape(self, shape: Sequence[int], old_bits: int = 1, new_bits: int = 1) -> Fragment:
         """The same registers seen as a tile of another shape (row-major order of elements), or of other element bits.
@@ -252,11 +235,15 @@ class Fragment:
                             found=f"{k} elements in different threads")
             digits = [Mode(m.size, m.to, m.stride // k) if m.to == REGISTER else m for m in digits]
             digits.append(Mode(last.size // k, REGISTER, 1))
-        return Fragment(shape, _regrouped(digits, tuple(shape), what), replicate=self.copies, threads=self.threads)
+        return self._derived(shape, _regrouped(digits, tuple(shape), what))
 
     def with_threads(self, threads: int) -> Fragment:
         """The same fragment in a block of `threads` threads."""
-        return Fragment(self.shape, self.modes, replicate=self.copies, threads=threads)
+        return self._derived(self.shape, self.modes, threads=threads)
+
+    def _derived(self, shape: Sequence[int], modes: Any, copies: Modes | None = None, threads: int | None = None) -> Fragment:
+        """The fragment of other digits, with the copies and threads of this one unless they are given."""
+        return Fragment(shape, modes, replicate=self.copies if copies is None else copies, threads=threads or self.threads)
 
     def repeat(self, repeats: Sequence[int], repeat_on_thread: bool = False, lower_dim_first: bool = True) -> Fragment:
         """The tile repeated along each dimension, in additional registers or (repeat_on_thread) additional threads.
@@ -277,13 +264,12 @@ class Fragment:
         for d in order:
             modes[d] = (Mode(int(repeats[d]), to, step), *modes[d])
             step *= int(repeats[d])
-        return Fragment([n * r for n, r in zip(self.shape, repeats)], modes, replicate=self.copies,
-                        threads=step if repeat_on_thread else self.threads)
+        return self._derived([n * r for n, r in zip(self.shape, repeats)], modes, threads=step if repeat_on_thread else None)
 
     def replicate(self, n: int) -> Fragment:
         """The tile with n copies, in additional threads."""
-        return Fragment(self.shape, self.modes, replicate=(Mode(int(n), THREAD, self.threads), *self.copies),
-                        threads=self.threads * int(n))
+        copies = (Mode(int(n), THREAD, self.threads), *self.copies)
+        return self._derived(self.shape, self.modes, copies, self.threads * int(n))
 
     def condense_rep_var(self) -> Fragment:
         """The fragment itself, because copies are always stored in condensed form."""
@@ -321,17 +307,10 @@ class Fragment:
     def __hash__(self) -> int:
         return hash((self.shape, self.replicas, self.registers))
 
-    def is_equal(self, other: Fragment) -> bool:
-        """Whether both put every element in the same threads and register."""
-        return self == other
-
     # ---- methods of the language ----------------------------------------------------------------------------------
 
     def get_thread_size(self) -> int:
         return self.threads
-
-    def get_input_shape(self) -> list[int]:
-        return list(self.shape)
 
     def get_output_shape(self) -> list[int]:
         return [self.registers]
@@ -359,15 +338,9 @@ class Fragment:
         return self._symbolic[1]
 
     @property
-    def index(self) -> list[Expr]:
+    def index(self) -> list[Expr]:  # type: ignore[override]
         """[the register of an element as an expression of get_forward_vars()]."""
         return [self._symbolic[2]]
-
-    def get_forward_index(self) -> list[Expr]:
-        return self.index
-
-    def get_forward_vars(self) -> list[Var]:
-        return list(self._symbolic[0])
 
     def __repr__(self) -> str:
         return (f"Fragment({self.shape} -> ({self.registers},), replicate: {self.replicas}, thread: {self.threads}, "
@@ -377,12 +350,6 @@ class Fragment:
         copies = f"  {self.replicas} copies" if self.replicas > 1 else ""
         return draw.fragment(self.shape, f"{self.threads} threads x {self.registers} registers{copies}", self.owners(),
                              self.register_table())
-
-    def _repr_svg_(self) -> str:
-        """The picture that notebooks show: at most the first 32 rows and columns."""
-        from .picture import picture_of, svg_of  # 2 ms
-
-        return svg_of(picture_of(self, most=draw.MAX_ROWS))
 
     def __tilelang_text__(self) -> str:
         """The text T.fragment(...), which `text.read_fragment` parses."""
@@ -409,6 +376,16 @@ class PartialFragment(Fragment):
         if isinstance(self.combine, bool) or not isinstance(self.combine, int) or self.combine < 1 or replicate % self.combine:
             raise error("layout-invalid", f"combine divides the {replicate} replicas of a partial fragment, found {combine!r}",
                         expected=f"a divisor of {replicate}")
+
+
+def _number(digits: dict[Mode, Any], modes: Modes) -> Any:
+    """The index with these digits, outermost first."""
+    out: Any = 0
+    right = 1
+    for m in reversed(modes):
+        out = digits[m] * right + out
+        right *= m.size
+    return out
 
 
 def _total(terms: list[Any]) -> Any:

@@ -42,7 +42,7 @@ class Swizzle:
         return f"swizzle {self.chunks} chunks of {self.chunk} elements"
 
 
-class Layout:
+class Layout(draw.IndexMap):
     """Maps the index of an element to its place in storage.
 
     Layout(shape, forward_fn): forward_fn(*indices) returns the physical index, one expression or several (row-major over
@@ -77,17 +77,13 @@ class Layout:
 
     # ---- the map --------------------------------------------------------------------------------------------------
 
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
     @cached_property
     def _symbolic(self) -> tuple[tuple[Var, ...], tuple[Expr, ...]]:
         """The index variables, and the physical index as expressions of them."""
         vs = index_vars(self.ndim)
         out = applied(self._forward, vs, f"Layout {self.shape}")
         env = {v: (0, n - 1) for v, n in zip(vs, self.shape)}
-        places = out if isinstance(out, (tuple, list)) else (out,)
+        places = _places(out)
         if any(isinstance(e, (str, type(None))) for e in places):
             raise error("layout-invalid", f"the function of Layout {self.shape} gives {out!r}, expected places",
                         expected="an index or a tuple of indices", found=repr(out),
@@ -206,8 +202,7 @@ class Layout:
 
     def places_of(self, idx: Sequence[Expr]) -> tuple[Expr, ...]:
         """The physical index of an element, computed in the types of its indices."""
-        out = self._forward(*idx)
-        return tuple(map(convert, out if isinstance(out, (tuple, list)) else (out,)))
+        return tuple(map(convert, _places(self._forward(*idx))))
 
     def __call__(self, *idx: Any) -> list[Expr]:
         return self.map_forward_index(list(idx))
@@ -215,20 +210,11 @@ class Layout:
     # ---- methods of the language ----------------------------------------------------------------------------------
 
     @property
-    def index(self) -> list[Expr]:
+    def index(self) -> list[Expr]:  # type: ignore[override]
         return list(self._symbolic[1])
-
-    def get_forward_index(self) -> list[Expr]:
-        return self.index
-
-    def get_input_shape(self) -> list[int]:
-        return list(self.shape)
 
     def get_output_shape(self) -> list[int]:
         return list(self.output_shape)
-
-    def get_forward_vars(self) -> list[Var]:
-        return list(self._symbolic[0])
 
     def get_linearized_forward_index(self) -> Expr:
         """The physical element as one expression of get_forward_vars()."""
@@ -253,11 +239,9 @@ class Layout:
             raise facts(ValueError(f"Layout.repeat: dim {dim} of a {self.ndim}-D layout, factor {factor}"),
                         f"a dimension of {self.ndim} and a positive factor", f"dim {dim}, factor {factor}")
         d, n = dim % self.ndim, self.shape[dim]
-        inner = self._forward
 
         def fn(*idx: Any) -> Any:
-            base = inner(*idx[:d], idx[d] % n, *idx[d + 1:])
-            return (idx[d] // n, *(base if isinstance(base, (tuple, list)) else (base,)))
+            return (idx[d] // n, *_places(self._forward(*idx[:d], idx[d] % n, *idx[d + 1:])))
 
         return Layout([s * factor if k == d else s for k, s in enumerate(self.shape)], fn, swizzle=self.swizzle)
 
@@ -273,16 +257,13 @@ class Layout:
         size = self.size
 
         if self._declared is None:  # the leading indices precede the physical indices of this layout
-            inner = self._forward
-
             def through(*idx: Any) -> Any:
-                base = inner(*idx[k:])
-                return (*idx[:k], *(base if isinstance(base, (tuple, list)) else (base,)))
+                return (*idx[:k], *_places(self._forward(*idx[k:])))
 
             return Layout((*leading_shape, *self.shape), through, swizzle=self.swizzle, trusted=True)
 
         def fn(*idx: Any) -> Any:
-            return _row_major(idx[:k], leading_shape) * size + self.offset(idx[k:])
+            return row_major(idx[:k], leading_shape) * size + self.offset(idx[k:])
 
         return Layout((*leading_shape, *self.shape), fn, size=size * prod(leading_shape), swizzle=self.swizzle, trusted=True)
 
@@ -297,7 +278,7 @@ class Layout:
         shape, box = self.shape, self.output_shape
 
         def fn(*idx: Any) -> Any:
-            at = _digits_value(_row_major(idx, box), modes)
+            at = _digits_value(row_major(idx, box), modes)
             return _unravel(at, shape)
 
         return Layout(box, fn)
@@ -325,7 +306,7 @@ class Layout:
                             found=f"places {', '.join(map(str, together[apart.argmax()]))}")
 
         def fn(*idx: Any) -> Any:
-            at = _row_major(idx, new)
+            at = row_major(idx, new)
             if rescale_num == rescale_den:
                 return self.offset(_unravel(at, self.shape))
             if rescale_num > rescale_den:  # smaller elements: several lie in one old element
@@ -335,10 +316,6 @@ class Layout:
             return self.offset(_unravel(at * f, self.shape)) // f
 
         return Layout(new, fn, size=self.size * rescale_num // rescale_den, swizzle=self.swizzle)
-
-    def is_equal(self, other: Any) -> bool:
-        """Whether both put every element at the same place."""
-        return self == other
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
@@ -359,12 +336,6 @@ class Layout:
     def __str__(self) -> str:
         return draw.layout(self.shape, f"{self.size} elements" + (f"  {self.swizzle}" if self.swizzle else ""), self.table())
 
-    def _repr_svg_(self) -> str:
-        """The picture that notebooks show: at most the first 32 rows and columns."""
-        from .picture import picture_of, svg_of  # 2 ms
-
-        return svg_of(picture_of(self, most=draw.MAX_ROWS))
-
     def __tilelang_text__(self) -> str:
         """The text T.layout(...), which `text.read_layout` parses."""
         names = " ".join(v.name for v in self.get_forward_vars())
@@ -383,7 +354,13 @@ def _of_single_indices(e: Expr) -> bool:
     return len(free_vars(e)) < 2
 
 
-def _row_major(idx: Sequence[Any], shape: Sequence[int]) -> Any:
+def _places(out: Any) -> Sequence[Any]:
+    """The physical indices that a function of a layout returned: one, or several."""
+    return out if isinstance(out, (tuple, list)) else (out,)
+
+
+def row_major(idx: Sequence[Any], shape: Sequence[int]) -> Any:
+    """The number of an element in row-major order.  idx: ints or expressions."""
     out: Any = 0
     for i, n in zip(idx, shape):
         out = i if isinstance(out, int) and out == 0 else out * n + i
@@ -391,6 +368,7 @@ def _row_major(idx: Sequence[Any], shape: Sequence[int]) -> Any:
 
 
 def _unravel(at: Any, shape: Sequence[int]) -> tuple[Any, ...]:
+    """The indices of an element of this number in row-major order."""
     out: list[Any] = []
     for k, n in enumerate(reversed(shape)):
         last = k == len(shape) - 1
@@ -416,6 +394,3 @@ def xor(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         return a ^ b
     return binary("bitxor", a if isinstance(a, Expr) else const(a), b if isinstance(b, Expr) else const(b))
-
-
-row_major, unravel = _row_major, _unravel
