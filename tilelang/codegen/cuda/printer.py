@@ -114,38 +114,28 @@ class KernelPrinter:
 
     def _swizzled_blocks(self, panel_size: Any, order: Any) -> None:
         """Blocks in rasterisation panels of `panel_size` rows (order "row") or columns, each in serpentine order, for reuse in
-        L2."""
-        bx, by = (self.page.name(v, v.name) for v in self._launch.block_vars[:2])
-        row = order != "column"
-        if cluster_of(self._launch) is not None:
-            self._swizzled_clusters(panel_size, row)
-            return
+        L2.  Clusters are placed in the same order, and the blocks of a cluster stay adjacent."""
+        names = {d: self.page.name(v, v.name) for d, v in zip("xy", self._launch.block_vars)}
+        row, cluster = order != "column", cluster_of(self._launch)
+        cx, cy, _ = cluster or (1, 1, 1)
         across, along = ("x", "y") if row else ("y", "x")
-        first, second = (bx, by) if row else (by, bx)
-        self.page.emit(f"// blocks in rasterisation panels of {panel_size} {'rows' if row else 'columns'}")
-        for line in (
-                f"const unsigned block_ = blockIdx.x + gridDim.x * blockIdx.y, panel_ = {panel_size}u * gridDim.{across};",
-                f"const unsigned start_ = block_ / panel_ * {panel_size}u, in_ = block_ % panel_;",
-                f"const unsigned width_ = min({panel_size}u, gridDim.{along} - start_);",
-                f"const int {second} = start_ + in_ % width_;",
-                f"const int {first} = start_ / {panel_size}u % 2u ? gridDim.{across} - 1 - in_ / width_ : in_ / width_;"):
-            self.page.emit(line)
-
-    def _swizzled_clusters(self, panel_size: Any, row: bool) -> None:
-        """Clusters in rasterisation panels, in the same order: the blocks of a cluster stay adjacent."""
-        names = [self.page.name(v, v.name) for v in self._launch.block_vars[:2]]
-        cx, cy, _ = cluster_of(self._launch) or (1, 1, 1)
-        first, second = ("cx_", "cy_") if row else ("cy_", "cx_")
-        across, along = ("nx_", "ny_") if row else ("ny_", "nx_")
-        self.page.emit(f"// clusters in rasterisation panels of {panel_size} {'rows' if row else 'columns'}")
-        for line in (
-                f"const unsigned nx_ = gridDim.x / {cx}u, ny_ = gridDim.y / {cy}u;",
-                f"const unsigned cluster_ = blockIdx.x / {cx}u + nx_ * (blockIdx.y / {cy}u), "
-                f"panel_ = {panel_size}u * {across};",
-                f"const unsigned start_ = cluster_ / panel_ * {panel_size}u, in_ = cluster_ % panel_;",
-                f"const unsigned width_ = min({panel_size}u, {along} - start_);",
-                f"const unsigned {second} = start_ + in_ % width_;",
-                f"const unsigned {first} = start_ / {panel_size}u % 2u ? {across} - 1 - in_ / width_ : in_ / width_;",
-                f"const int {names[0]} = cx_ * {cx}u + blockIdx.x % {cx}u;",
-                f"const int {names[1]} = cy_ * {cy}u + blockIdx.y % {cy}u;"):
+        if cluster is None:
+            what, one, kind = "blocks", "block", "int"
+            grid, at, number = {"x": "gridDim.x", "y": "gridDim.y"}, names, "blockIdx.x + gridDim.x * blockIdx.y"
+        else:
+            what, one, kind = "clusters", "cluster", "unsigned"
+            grid, at = {"x": "nx_", "y": "ny_"}, {"x": "cx_", "y": "cy_"}
+            number = f"blockIdx.x / {cx}u + nx_ * (blockIdx.y / {cy}u)"
+        lines = [f"// {what} in rasterisation panels of {panel_size} {'rows' if row else 'columns'}"]
+        if cluster is not None:
+            lines.append(f"const unsigned nx_ = gridDim.x / {cx}u, ny_ = gridDim.y / {cy}u;")
+        lines += [
+            f"const unsigned {one}_ = {number}, panel_ = {panel_size}u * {grid[across]};",
+            f"const unsigned start_ = {one}_ / panel_ * {panel_size}u, in_ = {one}_ % panel_;",
+            f"const unsigned width_ = min({panel_size}u, {grid[along]} - start_);",
+            f"const {kind} {at[along]} = start_ + in_ % width_;",
+            f"const {kind} {at[across]} = start_ / {panel_size}u % 2u ? {grid[across]} - 1 - in_ / width_ : in_ / width_;"]
+        if cluster is not None:
+            lines += [f"const int {names[d]} = c{d}_ * {n}u + blockIdx.{d} % {n}u;" for d, n in (("x", cx), ("y", cy))]
+        for line in lines:
             self.page.emit(line)
