@@ -21,7 +21,7 @@ from .flat_index import flat_index, lane_of, vector_base
 from .value_scalars import LaunchFacts, value_scalars
 from .linear import Bounds, Linear
 from .rules import ALL_RULES, Rule, RuleSet, Wild, rules
-from .simplify import extent_bounds, simplify_stmt
+from .simplify import bound_to, extent_bounds, simplify_stmt
 
 
 def simplify(node: Any, env: Env | None = None) -> Any:
@@ -94,6 +94,6 @@ def _low_bits(op: str, d: int) -> int:
     return d & -d if op in ("bitor", "bitxor") else d
 
 
-__all__ = ["ALL_RULES", "Analyzer", "Bounds", "Env", "LaunchFacts", "Linear", "Rule", "RuleSet", "Var", "Wild", "can_prove",
-           "divisible", "extent_bounds", "flat_index", "interval", "is_large", "known_divisor", "lane_of", "rules", "simplify",
-           "simplify_stmt", "value_scalars", "vector_base"]
+__all__ = ["ALL_RULES", "Analyzer", "Bounds", "Env", "LaunchFacts", "Linear", "Rule", "RuleSet", "Var", "Wild", "bound_to",
+           "can_prove", "divisible", "extent_bounds", "flat_index", "interval", "is_large", "known_divisor", "lane_of",
+           "rules", "simplify", "simplify_stmt", "value_scalars", "vector_base"]

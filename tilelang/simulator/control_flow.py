@@ -117,20 +117,12 @@ def _for(c: Context, s: For) -> Action:
                 f.slots[at] = first + dt(k)
                 body(f)
             return
-        old, outer = f.mask, f.leaving
-        alive = f.active() if count.ndim == 0 else f.active() & (count > 0)
-        f.leaving = np.zeros(f.lanes, bool)
-        trips = int(count) if count.ndim == 0 else int(count[alive].max(initial=0))
-        for k in range(trips):
-            now = alive if count.ndim == 0 else alive & (count > k)
-            if not now.any():
-                break
+
+        def entering(k: int, alive: np.ndarray) -> np.ndarray:
             f.slots[at] = first + dt(k)
-            f.mask = now
-            body(f)
-            alive = _still(alive, f)
-        f.leaving = outer
-        f.mask = _after(old, f)
+            return alive & (count > k)
+
+        _iterate(f, entering, body)
 
     return run
 
@@ -139,23 +131,28 @@ def _while(c: Context, s: While) -> Action:
     cond, body = c.expr(s.cond), _body(c, s)
 
     def run(f: LaneFrame) -> None:
-        old, outer = f.mask, f.leaving
-        alive = f.active()
-        f.leaving = np.zeros(f.lanes, bool)
-        while True:
+        def entering(k: int, alive: np.ndarray) -> np.ndarray:
             f.mask = alive
-            alive = alive & cond(f)
-            if not alive.any():
-                break
-            f.mask = alive
-            body(f)
-            alive = _still(alive, f)
-            if not alive.any():
-                break
-        f.leaving = outer
-        f.mask = _after(old, f)
+            return alive & cond(f)
+
+        _iterate(f, entering, body)
 
     return run
+
+
+def _iterate(f: LaneFrame, entering: Callable[[int, np.ndarray], np.ndarray], body: Action) -> None:
+    """Run a body until no lane is left.  entering: the lanes, of those that are left, that execute iteration k."""
+    old, outer = f.mask, f.leaving
+    alive, k = f.active(), 0
+    f.leaving = np.zeros(f.lanes, bool)
+    while alive.any() and (alive := entering(k, alive)).any():
+        f.mask, k = alive, k + 1
+        body(f)
+        alive = alive & ~f.leaving
+        if f.exited is not None:
+            alive = alive & ~f.exited
+    # After the loop: every lane that entered it and has not returned.
+    f.leaving, f.mask = outer, old if f.exited is None else ~f.exited if old is None else old & ~f.exited
 
 
 def _break(c: Context, s: Break) -> Action:
@@ -174,19 +171,6 @@ def _continue(c: Context, s: Continue) -> Action:
         f.mask = np.zeros(f.lanes, bool)
 
     return run
-
-
-def _still(alive: np.ndarray, f: LaneFrame) -> np.ndarray:
-    if f.leaving is not None:
-        alive = alive & ~f.leaving
-    return alive if f.exited is None else alive & ~f.exited
-
-
-def _after(old: np.ndarray | None, f: LaneFrame) -> np.ndarray | None:
-    """The mask after a loop: every lane that entered it and has not returned."""
-    if f.exited is None:
-        return old
-    return ~f.exited if old is None else old & ~f.exited
 
 
 def _assert(c: Context, s: Assert) -> Action:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from tilelang.arith import Analyzer
-from tilelang.ir import Bind, Const, Expr, For, Launch, Parallel
+from tilelang.arith import Analyzer, bound_to, extent_bounds
+from tilelang.ir import Bind, Const, Expr, For, Launch
 
 from .cpu_launch import WarpRole
 
 
 def with_indices(a: Analyzer, s: Launch, warp_role: WarpRole) -> Analyzer:
     """Add the ranges of the block and thread indices in the code of a warp role to an analyzer."""
-    for v, extent in zip(s.block_vars, s.grid):
-        hi = Analyzer().interval(extent)[1]
-        a = a.bind(v, 0, None if hi is None else max(hi - 1, 0))
+    a = bound_to(a, s.block_vars, s.grid)
     for v, (lo, end) in zip(s.thread_vars, thread_ranges(s, warp_role)):
         a = a.bind(v, lo, end - 1)
     return a
@@ -27,19 +25,7 @@ def thread_ranges(s: Launch, warp_role: WarpRole) -> list[tuple[int, int]]:
 
 def with_loop(a: Analyzer, s: For) -> Analyzer:
     """Add the range of a loop's variable to an analyzer."""
-    lo, hi = a.interval(s.start)
-    count = a.interval(s.extent)[1]
-    if lo is None and hi is None:
-        return a
-    return a.bind(s.var, lo, None if hi is None or count is None else max(hi + count - 1, lo or 0))
-
-
-def with_nest(a: Analyzer, s: Parallel) -> Analyzer:
-    """Add the ranges of the variables of a parallel loop nest to an analyzer."""
-    for v, e in zip(s.vars, s.extents):
-        hi = a.interval(e)[1]
-        a = a.bind(v, 0, None if hi is None else max(hi - 1, 0))
-    return a
+    return a.bind(s.var, *extent_bounds(a, s.start, s.extent))
 
 
 def with_value(a: Analyzer, s: Bind) -> Analyzer:

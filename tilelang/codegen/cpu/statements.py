@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import ops
+from tilelang.arith import bound_to
 from tilelang.ir import (Alloc, Assert, Bind, Break, Call, Continue, Evaluate, For, If, Parallel, Seq, Stmt, Store, TileOp,
                          While, GLOBAL, VARIABLE)
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import (
     BlockedGemm, CheckedStore, Collective, Masked, NestVersions, OncePerBlock, ReduceLoops, ThreadLoop, TileLoops,
 )
-from tilelang.target.cpu_ranges import with_loop, with_nest, with_value
+from tilelang.target.cpu_ranges import with_loop, with_value
 from tilelang.target.thread_calls import BLOCK_VOTES, MATRIX_CALLS
 
 from . import gemm, reductions, tile_loops
@@ -234,7 +235,7 @@ class StatementPrinter:
         cx = self.cx
         outside = cx.analyzer
         sizes = [cx.index(e) for e in s.extents]
-        cx.analyzer = with_nest(cx.analyzer, s)
+        cx.analyzer = bound_to(cx.analyzer, s.vars, s.extents)
 
         def level(k: int) -> None:
             if k == len(sizes):

@@ -1,14 +1,7 @@
 """CUDA text of loops on named registers: one `asm` each, with the instructions of the form that target/register_forms.py finds.
 
-Passes decide which loops these are (plan.registers) and in which order they combine elements (plan.reduction).
-
-CUDA text of loops that change every element of named registers by float operations.
-
-CUDA text of loops that store named registers directly.
-
-target/register_forms.py finds these loops (`store_form`), and transform/registers/register_resident.py chooses which of them
-are printed so. Otherwise an array would hold all the elements, which NVRTC would have to split up again: a quarter of its time
-for full attention.
+Passes decide which loops these are (plan.registers) and in which order they combine elements (plan.reduction). An array of the
+elements of stored registers would take NVRTC a quarter of its time for full attention: it would have to split it up again.
 """
 
 from __future__ import annotations
@@ -23,20 +16,32 @@ from tilelang.target.register_forms import (
     MAPPED, SUMMED, Form, affine_in, constant, form_of, inlined, own_element, packed_source, sum_form,
 )
 
-from .page import Expressions
 from .memory import Memory
 from .named_registers import NamedRegisters
 from .types import type_name
 
 
-class RegisterStores:
-    """Prints loops of the form "store"."""
+class RegisterLoops:
+    """Prints loops with plan.registers. stmt: prints the other statements in them."""
 
-    def __init__(self, memory: Memory, registers: NamedRegisters) -> None:
-        self.x, self.memory, self.registers = memory.x, memory, registers
+    def __init__(self, memory: Memory, registers: NamedRegisters, fast_math: bool, stmt: Callable[[Stmt], None]) -> None:
+        self.x, self.page, self.memory, self.registers = memory.x, memory.page, memory, registers
+        self.ftz, self._fast_math, self._stmt = ".ftz.f32" if fast_math else ".f32", fast_math, stmt
 
-    def print(self, form: Form, s: For) -> None:
-        """Print the loop. The operands are addresses; other addresses follow from them by static strides."""
+    def print(self, s: For) -> None:
+        """Print a loop with the attr `registers`."""
+        form = form_of(s)
+        if form is None:
+            raise InternalError("a loop marked for named registers has no form")
+        first = s
+        while isinstance(first, For):
+            first = first.body  # type: ignore[assignment]
+        self.page.comment(next(iter(stmts_of(first) or (first,))).span)
+        {"fill": self._values, "scale": self._values, "halves": self._halves, "read": self._read, "map": self._map,
+         "sum": self._summed, "sums": self._sum_nest, "store": self._store}[form.kind](form, s)
+
+    def _store(self, form: Form, s: For) -> None:
+        """Print stores: the operands are addresses; other addresses follow from them by static strides."""
         array, store = self.registers.array(form.buffer), inlined(s)[1]
         assert store is not None
         to, lanes = store.buffer, store.value.dtype.lanes
@@ -63,52 +68,22 @@ class RegisterStores:
         body = f'asm volatile("{text}" :: {operands} : "memory");'
         self.registers.call(f"store_{array}", f"({params})", body, ", ".join(args))
 
-
-def _strides(to: Buffer, base: tuple[Expr, ...], inside: set[Var]) -> list[tuple[Any, dict[Var, int]]]:
-    """For each index that loops change: its stride in elements, and how far each loop moves it."""
-    out = []
-    for i, step in zip(base, to.strides):
-        got = affine_in(i, inside)
-        if got is None:
-            raise InternalError("a loop marked for named registers has no form")
-        if got[1]:
-            out.append((step, got[1]))
-    return out
-
-
-class RegisterMaps:
-    """Prints loops of the form "map"."""
-
-    def __init__(self, x: Expressions, registers: NamedRegisters, fast_math: bool) -> None:
-        self.x, self.registers, self._fast_math = x, registers, fast_math
-        self._ftz = ".ftz.f32" if fast_math else ".f32"
-
-    def print(self, form: Form) -> None:
-        """Print the loop: the operands are the distinct values that do not depend on the element, the lines the operations on
-        it."""
+    def _map(self, form: Form, s: For) -> None:
+        """Print operations on each element: the operands are the distinct values that do not depend on it."""
         array, b = self.registers.array(form.buffer), form.buffer
         operands: dict[str, int] = {}
+        known: dict[tuple[Any, ...], str] = {}
         depth = 0
         lines: list[str] = []
-
-        known: dict[tuple[Any, ...], str] = {}
-        varies: dict[int, list[Var]] = {}
+        varies = _cached(lambda e: [v for v in free_vars(e) if v in form.points[0][1]])
+        owns = _cached(lambda e: own_element(e, b))
 
         def operand(e: Expr, at: dict[Var, int]) -> str:
-            if id(e) not in varies:
-                varies[id(e)] = [v for v in free_vars(e) if v in at]
-            key = (id(e), *(at[v] for v in varies[id(e)]))
+            key = (id(e), *(at[v] for v in varies(e)))
             if key not in known:
-                text = self.x.top(substitute(e, {v: const(at[v], v.dtype) for v in varies[id(e)]}))
+                text = self.x.top(substitute(e, {v: const(at[v], v.dtype) for v in varies(e)}))
                 known[key] = f"%{operands.setdefault(text, len(operands))}"
             return known[key]
-
-        own: dict[int, bool] = {}
-
-        def owns(e: Expr) -> bool:
-            if id(e) not in own:
-                own[id(e)] = own_element(e, b)
-            return own[id(e)]
 
         def value(e: Expr, k: int, at: dict[Var, int], to: str, level: int) -> str:
             """The place of a value, computed into `to` when it is not available yet. level: number of temporaries in use."""
@@ -121,7 +96,7 @@ class RegisterMaps:
             if isinstance(e, Binary):
                 x = value(e.a, k, at, f"t{level}", level + 1)
                 y = value(e.b, k, at, f"t{level + 1}", level + 2)
-                lines.append(f"{MAPPED[e.op]}{self._ftz} {to}, {x}, {y};")
+                lines.append(f"{MAPPED[e.op]}{self.ftz} {to}, {x}, {y};")
             else:
                 assert isinstance(e, Call)
                 if e.op == "exp2" and not self._fast_math:
@@ -137,41 +112,7 @@ class RegisterMaps:
         self.registers.call(f"map_{array}", f"({', '.join(f'float x{i}' for i in operands.values())})",
                        f'asm volatile("{text}" :: {inputs});', ", ".join(operands))
 
-
-class RegisterLoops:
-    """Prints loops with plan.registers. stmt: prints the other statements in them."""
-
-    def __init__(self, memory: Memory, registers: NamedRegisters, fast_math: bool, stmt: Callable[[Stmt], None]) -> None:
-        self.x, self.page, self.memory, self.registers = memory.x, memory.page, memory, registers
-        self.maps, self.stores = RegisterMaps(memory.x, registers, fast_math), RegisterStores(memory, registers)
-        self.ftz = ".ftz.f32" if fast_math else ".f32"
-        self._stmt = stmt
-
-    def print(self, s: For) -> None:
-        """Print a loop with the attr `registers`."""
-        form = form_of(s)
-        if form is None:
-            raise InternalError("a loop marked for named registers has no form")
-        first = s
-        while isinstance(first, For):
-            first = first.body  # type: ignore[assignment]
-        self.page.comment(next(iter(stmts_of(first) or (first,))).span)
-        if form.kind == "read":
-            self._read(s, form)
-        elif form.kind == "halves":
-            self._halves(form, s.plan.registers == "source")
-        elif form.kind == "map":
-            self.maps.print(form)
-        elif form.kind == "sum":
-            self._summed(form, s)
-        elif form.kind == "sums":
-            self._sum_nest(form, s)
-        elif form.kind == "store":
-            self.stores.print(form, s)
-        else:
-            self._values(form)
-
-    def _values(self, form: Form) -> None:
+    def _values(self, form: Form, s: For) -> None:
         """Print fill and scale: the operands are the distinct values, and there is one line for each element."""
         array = self.registers.array(form.buffer)
         ty = self.registers.type_of(array)
@@ -189,9 +130,9 @@ class RegisterLoops:
         self.registers.call(f"{form.kind}_{array}", f"({params})", f'asm volatile("{_joined(lines)}" :: {operands});',
                        ", ".join(values))
 
-    def _halves(self, form: Form, named_source: bool) -> None:
-        """Print conversions to 16 bits. named_source: the floats are in named registers too."""
-        array, source = self.registers.array(form.buffer), form.points[0][1]
+    def _halves(self, form: Form, s: For) -> None:
+        """Print conversions to 16 bits."""
+        array, source, named_source = self.registers.array(form.buffer), form.points[0][1], s.plan.registers == "source"
         read = sorted({j for _, _, a, b in form.points for j in (a, b)})
         if named_source:
             floats = self.registers.array(source)
@@ -205,7 +146,7 @@ class RegisterLoops:
         self.registers.call(f"halves_{array}", f"({'' if named_source else 'const float* x'})",
                        f'asm volatile("{_joined(lines)}" :: {operands});', "" if named_source else f"&{name}[0]")
 
-    def _read(self, s: For, form: Form) -> None:
+    def _read(self, form: Form, s: For) -> None:
         array = self.registers.array(form.buffer)
         for k in self._iterations(s):
             for x in stmts_of(s.body):
@@ -287,6 +228,30 @@ class RegisterLoops:
         place = self.memory.address(s.buffer, (s.indices[0].base,))  # type: ignore[attr-defined]
         self.registers.call(f"pack_{array}_{first}", "(void* p)", "unsigned* to = reinterpret_cast<unsigned*>(p); "
                        f'asm volatile("{_joined(lines)}" : {operands});', place)
+
+
+def _strides(to: Buffer, base: tuple[Expr, ...], inside: set[Var]) -> list[tuple[Any, dict[Var, int]]]:
+    """For each index that loops change: its stride in elements, and how far each loop moves it."""
+    out = []
+    for i, step in zip(base, to.strides):
+        got = affine_in(i, inside)
+        if got is None:
+            raise InternalError("a loop marked for named registers has no form")
+        if got[1]:
+            out.append((step, got[1]))
+    return out
+
+
+def _cached(fn: Callable[[Expr], Any]) -> Callable[[Expr], Any]:
+    """A function of expressions whose results are kept by the identity of the node."""
+    known: dict[int, Any] = {}
+
+    def of(e: Expr) -> Any:
+        if id(e) not in known:
+            known[id(e)] = fn(e)
+        return known[id(e)]
+
+    return of
 
 
 def _in_halves(op: str, points: list[tuple[int, str]]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from tilelang.arith import Analyzer
+from tilelang.arith import Analyzer, bound_to
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Node,
                          Parallel, Region, Seq, Stmt, Store, TileOp, Var, While, binary, children, const, contains, free_vars,
                          is_large, rebuild, replace, substitute, walk, GLOBAL)
@@ -15,7 +15,7 @@ from tilelang.ops import AtomicTile, Copy, Fill, Transpose
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import (CheckedAddress, CheckedLoad, CheckedStore, Collective, CpuLaunch, Masked, NestVersions,
                                         OncePerBlock, WarpRoleCode, ThreadLoop, TileLoops, TileSide, RangeTest)
-from tilelang.target.cpu_ranges import is_in_range, with_indices, with_loop, with_nest, with_value
+from tilelang.target.cpu_ranges import is_in_range, with_indices, with_loop, with_value
 
 from ..framework.pass_ import CPU, PassContext, pass_
 
@@ -168,7 +168,7 @@ class _Guards:
     def _nest(self, s: Parallel) -> Parallel:
         outside = self.analyzer
         extents = mapped(self.expr, s.extents)
-        self.analyzer = with_nest(self.analyzer, s)
+        self.analyzer = bound_to(self.analyzer, s.vars, s.extents)
         body = self.stmt(s.body)
         self.analyzer = outside
         return replace(s, extents=extents, body=body)
