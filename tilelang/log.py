@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,17 +121,7 @@ class _Open:
                                    (end - to.begun) * 1e3, (cpu - self.cpu) * 1e3, _reads() - self.reads, self.depth))
 
 
-class _Nothing:
-    """The context manager that `phase` returns while nothing is recorded."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-_NOTHING = _Nothing()
+_NOTHING: AbstractContextManager[None] = nullcontext()  # what `phase` returns while nothing is recorded
 _recorder: _Recorder | None = None
 
 

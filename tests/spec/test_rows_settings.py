@@ -12,7 +12,7 @@ import tilelang
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.env import env
-from tilelang.runtime.cache import compiler_stamp, library_stamp
+from tilelang.runtime.cache import compiler_stamp, package_stamp
 from tilelang.target import Target
 from tilelang.testing import process_func
 from tilelang.transform import PassConfigKey
@@ -61,9 +61,9 @@ def test_the_cache_can_be_disabled(tmp_path, monkeypatch):
 
 @pytest.mark.spec("R9:TILELANG_KERNEL_CACHE_USE_LIB_STAMP")
 def test_keys_may_hold_the_content_of_the_package(monkeypatch):
-    assert compiler_stamp() != library_stamp()
+    assert compiler_stamp() != package_stamp(True)
     monkeypatch.setenv("TILELANG_KERNEL_CACHE_USE_LIB_STAMP", "1")
-    assert compiler_stamp() == library_stamp() and re.fullmatch("[0-9a-f]{64}", library_stamp())
+    assert compiler_stamp() == package_stamp(True) and re.fullmatch("[0-9a-f]{64}", package_stamp(True))
 
 
 @pytest.mark.spec("R9:TILELANG_PRINT_ON_COMPILATION", "R9:TILELANG_VERBOSE")

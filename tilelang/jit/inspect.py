@@ -8,7 +8,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tilelang.env import env
@@ -21,12 +21,6 @@ from tilelang.runtime.signature import signature_of
 from .artifact import KERNEL_SEPARATOR
 from .building import build, device_source, host_text
 from .requests import make_request
-from .sample import gemm_program
-
-
-def program_of(program: Any) -> Func:
-    """The ir.Func of a PrimFunc (or the Func itself)."""
-    return program if isinstance(program, Func) else program.func
 
 
 def program_after(program: Any, target: Any = "auto", after: str | None = None) -> Func:
@@ -37,12 +31,9 @@ def program_after(program: Any, target: Any = "auto", after: str | None = None) 
         if after not in names:
             raise LookupError(f"no pass {after}: passes are {', '.join(names)}")
         passes = passes[:names.index(after) + 1]
-    return run_passes(program_of(program), passes, PassContext(_gpu_target(target)))
-
-
-def _gpu_target(target: Any) -> Target:
     t = Target(target)
-    return t if t.is_cuda else Target({"kind": "cuda", "arch": "sm_80"})
+    cx = PassContext(t if t.is_cuda else Target({"kind": "cuda", "arch": "sm_80"}))
+    return run_passes(program if isinstance(program, Func) else program.func, passes, cx)
 
 
 def sources_of(program: Any, target: Any = "auto") -> tuple[str, str]:
@@ -66,8 +57,8 @@ def layouts_after(program: Any, target: Any = "auto") -> Iterator[tuple[str, Any
                 yield buffer.name, layout
 
 
-def compile_times(arch: str = "sm_90a", repeat: int = 5) -> Iterator[str]:
-    """Report lines with the median times of tracing, lowering (by pass), printing and NVRTC for the plain GEMM."""
+def compile_times(trace: Callable[[], Any], arch: str = "sm_90a", repeat: int = 5) -> Iterator[str]:
+    """Report lines with the median times of tracing, lowering (by pass), printing and NVRTC of what `trace` makes."""
     from tilelang.codegen.cuda.printer import print_kernel  # 31 ms
     from tilelang.runtime.nvrtc import compile_cubin  # 6 ms
 
@@ -85,7 +76,7 @@ def compile_times(arch: str = "sm_90a", repeat: int = 5) -> Iterator[str]:
 
     records: dict[str, list[float]] = {}
     for _ in range(max(2, repeat)):
-        func = timed("trace", gemm_program)
+        func = timed("trace", trace)
         cx = PassContext(target, verify=False)
         program = timed("lower", lambda func=func, cx=cx: lower(func.func, target, cx=cx))
         for r in cx.records:
@@ -95,7 +86,7 @@ def compile_times(arch: str = "sm_90a", repeat: int = 5) -> Iterator[str]:
     ms = {k: statistics.median(v) * 1e3 for k, v in phases.items()}
     python = ms["trace"] + ms["lower"] + ms["print"]
     cold = sum(first.values()) * 1e3
-    yield f"GEMM fp16 128x128x32, 3 stages, {arch}; median of {max(2, repeat)} (first in this process)"
+    yield f"{func.func.name} for {arch}; median of {max(2, repeat)} (first in this process)"
     for k, v in ms.items():
         yield f"  {k:<8}{v:8.1f} ms   ({first[k] * 1e3:.1f} ms)"
     yield f"  python  {python:8.1f} ms   total {python + ms['nvrtc']:.1f} ms   cold, first in process {cold:.1f} ms"

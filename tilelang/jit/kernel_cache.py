@@ -29,14 +29,9 @@ def cache_key(request: Request) -> str:
                    toolchain_stamp(request.target), request.target.is_cuda and env.is_yield_hints_enabled()])
 
 
-def hook_kind(request: Request) -> str:
-    """The kind of source hook that applies to a request.  Edited sources are never cached."""
-    return "cuda" if request.target.is_cuda else "c"
-
-
 def is_cached(request: Request) -> bool:
     """Whether a request may use the cache: not when a hook edits the sources, nor while an observer watches the passes."""
-    return env.is_cache_enabled() and not has_hook(hook_kind(request)) and not is_watched()
+    return env.is_cache_enabled() and not has_hook("cuda" if request.target.is_cuda else "c") and not is_watched()
 
 
 def produce(request: Request, key: str | None = None) -> tuple[Artifact, str]:

@@ -56,16 +56,19 @@ def digest(values: Iterable[Any]) -> str:
     return hashlib.sha256(json.dumps(list(values), sort_keys=True, default=str).encode()).hexdigest()
 
 
-@lru_cache(maxsize=1)
-def package_stamp() -> str:
-    """Digest of the name, size and time of every source file of the package, so that keys change with the compiler."""
+@lru_cache(maxsize=2)
+def package_stamp(contents: bool = False) -> str:
+    """Digest of the name, size and time of every source file of the package, so that keys change with the compiler.
+
+    contents: of their contents, in place of size and time."""
     rows: list[str] = []
 
     def add(folder: str, shown: str) -> None:
         for entry in sorted(os.scandir(folder), key=lambda e: e.name):
             if entry.name.endswith((".py", ".cuh")):
-                st = entry.stat()
-                rows.append(f"{shown}/{entry.name} {st.st_size} {st.st_mtime_ns}")
+                st, inside = entry.stat(), Path(entry.path).read_bytes() if contents else b""
+                facts = hashlib.sha256(inside).hexdigest() if contents else f"{st.st_size} {st.st_mtime_ns}"
+                rows.append(f"{shown}/{entry.name} {facts}")
             elif entry.name != "__pycache__" and entry.is_dir():
                 add(entry.path, f"{shown}/{entry.name}")
 
@@ -73,19 +76,9 @@ def package_stamp() -> str:
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
-@lru_cache(maxsize=1)
-def library_stamp() -> str:
-    """Digest of the contents of the package's sources (TILELANG_KERNEL_CACHE_USE_LIB_STAMP=1)."""
-    root = Path(__file__).resolve().parent.parent
-    h = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        h.update(path.read_bytes())
-    return h.hexdigest()
-
-
 def compiler_stamp() -> str:
     """The text that identifies this compiler in a key."""
-    return library_stamp() if is_truthy(env.TILELANG_KERNEL_CACHE_USE_LIB_STAMP) else package_stamp()
+    return package_stamp(is_truthy(env.TILELANG_KERNEL_CACHE_USE_LIB_STAMP))
 
 
 class DiskCache:

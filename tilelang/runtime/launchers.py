@@ -29,15 +29,56 @@ register("host-statement", NotImplementedError, "a statement outside T.Kernel th
 MAX_DEVICES = 64
 
 
-class HostStatements:
+class CudaLauncher:
+    """Launches the kernels of a lowered program.
+
+    Symbols that the loader provides: tl_functions (a CUfunction per kernel and device, MAX_DEVICES per kernel), tl_contexts
+    (primary context per device), tl_load(device) -> 0 when it filled both, tl_status (last CUresult), and the driver's
+    cuLaunchKernel, cuCtxGetCurrent, cuCtxPushCurrent, cuCtxPopCurrent, cuTensorMapEncodeTiled where a kernel has tensor
+    maps, cuLaunchKernelEx where a launch has attributes, and cuMemAllocAsync, cuMemsetD8Async, cuMemFreeAsync where a
+    kernel has workspaces.
+    """
+
+    device = CUDA
+
+    def __init__(self, host: Func, kernels: tuple[Any, ...], shared_limit: int = MOST_SHARED) -> None:
+        """shared_limit: bytes of shared memory that a block of the target may have."""
+        self.host, self.kernels, self.shared_limit = host, kernels, shared_limit
+        self.of_name = {kernel.name: k for k, kernel in enumerate(kernels)}
+        self._align = _alignments(kernels)
+        self.maps = {kernel.name: [TensorMapCode(f"{k}_{i}", m) for i, m in enumerate(kernel.tensor_maps)]
+                     for k, kernel in enumerate(kernels)}
+
+    def declarations(self) -> str:
+        return ("@tl_functions = external global ptr\n@tl_contexts = external global ptr\n"
+                "@tl_status = external global i32\n"
+                "declare i32 @tl_load(i32)\ndeclare i32 @cuCtxGetCurrent(ptr)\ndeclare i32 @cuCtxPushCurrent_v2(ptr)\n"
+                "declare i32 @cuCtxPopCurrent_v2(ptr)\n"
+                "declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)\n"
+                + ("declare i32 @cuLaunchKernelEx(ptr, ptr, ptr, ptr)\n"
+                   if any(launch_attributes(k.launch) or window_of(k.launch) for k in self.kernels) else "")
+                + (l2_window.declarations(MAX_DEVICES) if any(window_of(k.launch) for k in self.kernels) else "")
+                + (workspaces.DECLARATIONS if any(k.workspaces for k in self.kernels) or _allocates(self.host.body) else "")
+                + "".join([DECLARATION, *(m.declaration() for maps in self.maps.values() for m in maps)]
+                          if any(self.maps.values()) else []))
+
+    def alignment(self, arg: TensorArg) -> int:
+        return max(self._align.get(arg.buffer.data, 1), min(16, max(1, arg.buffer.dtype.bytes)))
+
+    def emit(self, w: Writer, frame: Frame, sig: Signature) -> None:
+        _CudaStatements(w, frame, sig, self).run_all()
+
+
+class _CudaStatements:
     """Emits the host statements of a lowered program as LLVM IR."""
 
-    def __init__(self, w: Writer, frame: Frame, sig: Signature) -> None:
-        self.w, self.sig = w, sig
+    def __init__(self, w: Writer, frame: Frame, sig: Signature, owner: CudaLauncher) -> None:
+        self.w, self.sig, self.owner = w, sig, owner
         self.values = frame.values(w, "%frame")
         self.addresses = frame.addresses(w, "%frame")
         self.exact = HostExpr(w, self.values, sig.name, wrap=True)
         self.wide = HostExpr(w, self.values, sig.name)
+        self.device = w.at("%frame", 8, "i32")
 
     def run(self, s: Stmt) -> None:
         match s:
@@ -97,60 +138,6 @@ class HostStatements:
         w.jump(head)
         w.begin(done)
 
-    def allocate(self, buffer: Buffer) -> None:
-        """Allocate device memory for the rest of the enclosing statements; freed after them, or when one of them fails."""
-        raise error("host-statement", "memory of the device here has no device", found=f"`{buffer.name}`", span=buffer.span)
-
-    def launch(self, s: Launch) -> None:
-        raise error("host-statement", "a launch here has no kernel", found="a launch without a kernel", span=s.span)
-
-
-class CudaLauncher:
-    """Launches the kernels of a lowered program.
-
-    Symbols that the loader provides: tl_functions (a CUfunction per kernel and device, MAX_DEVICES per kernel), tl_contexts
-    (primary context per device), tl_load(device) -> 0 when it filled both, tl_status (last CUresult), and the driver's
-    cuLaunchKernel, cuCtxGetCurrent, cuCtxPushCurrent, cuCtxPopCurrent, cuTensorMapEncodeTiled where a kernel has tensor
-    maps, cuLaunchKernelEx where a launch has attributes, and cuMemAllocAsync, cuMemsetD8Async, cuMemFreeAsync where a
-    kernel has workspaces.
-    """
-
-    device = CUDA
-
-    def __init__(self, host: Func, kernels: tuple[Any, ...], shared_limit: int = MOST_SHARED) -> None:
-        """shared_limit: bytes of shared memory that a block of the target may have."""
-        self.host, self.kernels, self.shared_limit = host, kernels, shared_limit
-        self.of_name = {kernel.name: k for k, kernel in enumerate(kernels)}
-        self._align = _alignments(kernels)
-        self.maps = {kernel.name: [TensorMapCode(f"{k}_{i}", m) for i, m in enumerate(kernel.tensor_maps)]
-                     for k, kernel in enumerate(kernels)}
-
-    def declarations(self) -> str:
-        return ("@tl_functions = external global ptr\n@tl_contexts = external global ptr\n"
-                "@tl_status = external global i32\n"
-                "declare i32 @tl_load(i32)\ndeclare i32 @cuCtxGetCurrent(ptr)\ndeclare i32 @cuCtxPushCurrent_v2(ptr)\n"
-                "declare i32 @cuCtxPopCurrent_v2(ptr)\n"
-                "declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)\n"
-                + ("declare i32 @cuLaunchKernelEx(ptr, ptr, ptr, ptr)\n"
-                   if any(launch_attributes(k.launch) or window_of(k.launch) for k in self.kernels) else "")
-                + (l2_window.declarations(MAX_DEVICES) if any(window_of(k.launch) for k in self.kernels) else "")
-                + (workspaces.DECLARATIONS if any(k.workspaces for k in self.kernels) or _allocates(self.host.body) else "")
-                + "".join([DECLARATION, *(m.declaration() for maps in self.maps.values() for m in maps)]
-                          if any(self.maps.values()) else []))
-
-    def alignment(self, arg: TensorArg) -> int:
-        return max(self._align.get(arg.buffer.data, 1), min(16, max(1, arg.buffer.dtype.bytes)))
-
-    def emit(self, w: Writer, frame: Frame, sig: Signature) -> None:
-        _CudaStatements(w, frame, sig, self).run_all()
-
-
-class _CudaStatements(HostStatements):
-    def __init__(self, w: Writer, frame: Frame, sig: Signature, owner: CudaLauncher) -> None:
-        super().__init__(w, frame, sig)
-        self.owner = owner
-        self.device = w.at("%frame", 8, "i32")
-
     def run_all(self) -> None:
         w = self.w
         w.check(w.ins(f"icmp ult i32 {self.device}, {MAX_DEVICES}"), "RuntimeError",
@@ -175,6 +162,7 @@ class _CudaStatements(HostStatements):
         self.context = w.at(contexts, 0, "ptr")
 
     def allocate(self, buffer: Buffer) -> None:
+        """Allocate device memory for the rest of the enclosing statements; freed after them, or when one of them fails."""
         w = self.w
         space = workspaces.Workspaces(w, (buffer,), self.wide)
         self._in_context(lambda: space.allocate(self.stream),

@@ -10,14 +10,15 @@
 from __future__ import annotations
 
 import sys
+import time
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tilelang.env import env
 from tilelang.ir import Func
-from tilelang.jit.inspect import program_of
+from tilelang.jit.artifact import program_of
 from tilelang.target import Target
 from tilelang.transform.framework import trace
 from tilelang.transform.framework.observe import TRACE_MODES
@@ -41,24 +42,30 @@ def lower_trace(func_or_mod: Any, passes: Iterable[Any] | None = None, mode: str
     """
     if mode not in _SHOWN:
         raise ValueError(f"mode is one of {', '.join(_SHOWN)}, found {mode!r}")
-    func = only_program(func_or_mod)
-    cx = PassContext(target_of(target), current_config())
     records = []
-    for p in PIPELINE if passes is None else passes:
-        name, run = resolve_pass(p)
-        before = text_of(func)
-        out = run(func, cx)
-        func = program_of(out) if out is not None else func
-        record = trace.difference(name, before, text_of(func), context)
+    for record, _, _ in steps(func_or_mod, passes, context, target):
         records.append(record)
         if mode in ("terminal", "both"):
             _print(record)
     if mode in ("html", "both"):
         path = Path(html_path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(trace.page_of([(func.name, records)], "Lowering"), encoding="utf-8")
+        path.write_text(trace.page_of([(only_program(func_or_mod).name, records)], "Lowering"), encoding="utf-8")
         print(f"lower trace written to {path}")
     return records
+
+
+def steps(func_or_mod: Any, passes: Iterable[Any] | None, context: int,
+          target: Any) -> Iterator[tuple[dict[str, Any], Func, float]]:
+    """(record of lower_trace, the program after it, seconds) of each pass."""
+    func, cx = only_program(func_or_mod), PassContext(target_of(target), current_config())
+    for p in PIPELINE if passes is None else passes:
+        name, run = resolve_pass(p)
+        before, start = func, time.perf_counter()
+        out = run(func, cx)
+        seconds = time.perf_counter() - start
+        func = before if out is None else only_program(out)
+        yield trace.difference(name, text_of(before), text_of(func), context), func, seconds
 
 
 def only_program(func_or_mod: Any) -> Func:
@@ -68,8 +75,8 @@ def only_program(func_or_mod: Any) -> Func:
         if len(found) != 1:
             raise ValueError(f"a module with one program is expected, found {len(found)}")
         func_or_mod = found[0]
-    func = func_or_mod if isinstance(func_or_mod, Func) else getattr(func_or_mod, "func", None)
-    if not isinstance(func, Func):
+    func = program_of(func_or_mod)
+    if func is None:
         raise TypeError(f"a PrimFunc is expected, found {type(func_or_mod).__name__}")
     return func
 

@@ -57,10 +57,6 @@ class TileDict:
     traffic: float = 0.0
     valid: bool = True
 
-    def get_tile(self) -> tuple[int, ...]:
-        """The tile of the output, elements."""
-        return self.output_tile
-
 
 @dataclass
 class IntrinInfo:
@@ -71,16 +67,6 @@ class IntrinInfo:
     trans_b: bool
     trans_a: bool = False
     micro_size: tuple[int, int, int] = (16, 8, 16)
-
-    @property
-    def smooth_a(self) -> bool:
-        """Whether A needs a special order in storage: never."""
-        return False
-
-    @property
-    def smooth_b(self) -> bool:
-        """Whether B needs a special order in storage: never."""
-        return False
 
 
 _ALWAYS = ("block", "rstep")

@@ -8,7 +8,6 @@ global memory).  It ranks candidates for tuning and is no prediction of the time
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product as every
 from math import ceil, prod
 from typing import Any
@@ -17,7 +16,7 @@ from tilelang.carver.arch import TileDevice, is_tensorcore_supported_precision
 from tilelang.ir import dtype
 from tilelang.target.machine import REGISTERS
 
-from .hint import Hint, IntrinInfo, TileDict
+from .hint import Hint, IntrinInfo
 from .rasterization import NoRasterization, Rasterization2DRow
 from .work import Attention, Map, Matmul, Work
 
@@ -33,26 +32,11 @@ def _registers(elements: int, name: str, threads: int) -> int:
     return ceil(elements * dtype(name).bits / 32 / threads)
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """The estimated clocks of all blocks, and the resources of one block."""
-
-    clocks: float
-    shared: int
-    registers: int
-    resident: int
-
-
 class _Policy:
     """Base class: candidates for a Work on an architecture, ordered by estimated clocks."""
 
     def __init__(self, work: Work, arch: TileDevice) -> None:
         self.work, self.arch = work, arch
-
-    @classmethod
-    def from_work(cls, work: Work, arch: TileDevice) -> Any:
-        """The policy for a computation given by its sizes."""
-        return cls(work, arch)
 
     @classmethod
     def from_prim_func(cls, func: Any, arch: TileDevice, tags: dict[str, Any] | None = None) -> Any:
@@ -75,13 +59,26 @@ class _Policy:
         found = sorted(self.candidates(), key=lambda x: x[0])
         return [hint for _, hint in found[:max(0, topk)]]
 
-    def tile_dict(self, hint: Hint) -> TileDict:
-        """The cost of a hint's tile on this architecture."""
-        space = _space(self.work)
-        grid = prod(ceil(s / b) for s, b in zip(space, hint.block, strict=True)) * _repeats(self.work)
-        resident = max(1, _resident(self.arch, hint.threads, hint.smem_bytes, hint.registers))
-        return TileDict(tuple(hint.block), hint.smem_bytes, resident, ceil(grid / (resident * self.arch.compute_max_core)),
-                        grid)
+    def _estimated(self, hint: Hint, blocks: int, steps: int, math: float, read: float, moved: float = 0.0,
+                memory: float = 0.0) -> Iterator[tuple[float, Hint]]:
+        """A hint with its estimated clocks, if a block of it fits.
+
+        math, read, moved: clocks of arithmetic, bytes from shared memory and bytes from L2 of a step of a block.  memory: bytes
+        that all blocks move together.  The SM is divided among its resident blocks.
+        """
+        arch, cores = self.arch, self.arch.compute_max_core
+        resident = _resident(arch, hint.threads, hint.smem_bytes, hint.registers)
+        if resident:
+            at_once = min(resident, ceil(blocks / cores))
+            few = max(1.0, 128 / (hint.threads * at_once))  # an SM has four partitions, and each needs a warp
+            step = max(math * few, read / _SHARED_BYTES_PER_CLOCK, moved * cores * arch.clock / (arch.bandwidth[0] * 1e6))
+            stall = steps / max(1, (hint.pipeline_stage - 1) * at_once * 2) + 2  # one stage waits for each load
+            waves = ceil(blocks / (at_once * cores))
+            yield max(waves * (step * steps * at_once + stall * arch.latency), self._clocks_of(memory)), hint
+
+    def _clocks_of(self, nbytes: float) -> float:
+        """Clocks in which these bytes pass between global memory and the device."""
+        return nbytes * self.arch.clock / (self.arch.bandwidth[1] * 1e6)
 
 
 def work_of(func: Any) -> Work:
@@ -91,16 +88,6 @@ def work_of(func: Any) -> Work:
         raise ValueError("hints are derived for programs that a carver template makes (equivalent_function); "
                          "for another program choose the template that computes the same")
     return work
-
-
-def _space(work: Work) -> tuple[int, ...]:
-    if isinstance(work, Matmul):
-        return work.m, work.n
-    return (work.rows, work.keys) if isinstance(work, Attention) else work.space
-
-
-def _repeats(work: Work) -> int:
-    return work.batch if isinstance(work, Matmul) else work.heads if isinstance(work, Attention) else 1
 
 
 def _resident(arch: TileDevice, threads: int, shared: int, registers: int) -> int:
@@ -131,88 +118,47 @@ class TensorCorePolicy(_Policy):
     def _stages(self) -> tuple[int, ...]:
         return (1, 2, 3, 4) if self.arch.sm_version >= 80 else (1, 2)
 
+    def _tiled(self, w: Matmul | Attention, stages: int, **more: Any) -> Hint:
+        """A hint for tensor cores."""
+        trans = (w.trans_b, w.trans_a) if isinstance(w, Matmul) else (True, False)
+        return Hint(arch=self.arch, use_tc=True, pipeline_stage=stages, use_async=stages > 1 and self.arch.sm_version >= 80,
+                    cached_tensors=list(more["vectorize"]), intrin_info=IntrinInfo(w.in_dtype, w.accum_dtype, *trans,
+                                                                                   self._micro(w.in_dtype)), **more)
+
     def _gemm(self, w: Matmul) -> Iterator[tuple[float, Hint]]:
-        micro = self._micro(w.in_dtype)
+        size, inner = dtype(w.in_dtype).bits / 8, self._micro(w.in_dtype)[2]
         limit_m, limit_n = (max(16, _pow2(x)) for x in (w.m, w.n))
-        steps = [k for k in (micro[2], 2 * micro[2], 4 * micro[2], 8 * micro[2]) if k <= max(micro[2], _pow2(w.k))]
-        for bm, bn, bk in every(_SIZES, _SIZES, steps):
-            if bm > limit_m or bn > limit_n:
-                continue
-            for wm, wn in every((1, 2, 4, 8), (1, 2, 4, 8)):
-                if bm % (wm * 16) or bn % (wn * 16) or wm * wn > 16:
-                    continue
-                for stages in self._stages():
-                    if stages > max(1, ceil(w.k / bk)):
-                        continue
-                    cost = self._gemm_cost(w, (bm, bn, bk), (bm // wm, bn // wn), stages)
-                    if cost is not None:
-                        yield cost.clocks, self._gemm_hint(w, (bm, bn, bk), (bm // wm, bn // wn), stages, micro, cost)
-
-    def _gemm_cost(self, w: Matmul, tile: tuple[int, int, int], warp: tuple[int, int], stages: int) -> _Cost | None:
-        (bm, bn, bk), arch, size = tile, self.arch, dtype(w.in_dtype).bits / 8
-        warps = bm * bn // (warp[0] * warp[1])
-        threads = warps * 32
-        shared = int(stages * (bm + bn) * bk * size)
-        registers = REGISTERS.tiled_loop + _registers(bm * bn, w.accum_dtype, threads) \
-            + _registers((warp[0] + warp[1]) * self._micro(w.in_dtype)[2], w.in_dtype, 32)
-        resident = _resident(arch, threads, shared, registers)
-        if resident == 0:
-            return None
-        blocks = ceil(w.m / bm) * ceil(w.n / bn) * w.batch
-        steps = ceil(w.k / bk)
-        at_once = min(resident, ceil(blocks / arch.compute_max_core))
-        # Clocks of one block, with the SM divided among resident blocks.  Without a second stage, it waits for each load.
-        matrix = bm * bn * bk * steps / self._rate(w.in_dtype)
-        operands = warps * (warp[0] + warp[1]) * bk * size * steps / _SHARED_BYTES_PER_CLOCK
-        moved = (bm + bn) * bk * size * steps / (arch.bandwidth[0] * 1e6 / arch.clock / arch.compute_max_core)
-        stall = steps * arch.latency / max(1, (stages - 1) * at_once * 2) + 2 * arch.latency
-        few = 4 / min(4, warps * at_once)  # an SM has four partitions, and each needs a warp
-        block = max(matrix * few, operands, moved) * at_once + stall
+        bks = [k for k in (inner, 2 * inner, 4 * inner, 8 * inner) if k <= max(inner, _pow2(w.k))]
         memory = ((w.m + w.n) * w.k * size + w.m * w.n * dtype(w.out_dtype).bits / 8) * w.batch
-        waves = ceil(blocks / (at_once * arch.compute_max_core))
-        clocks = max(waves * block, memory / (arch.bandwidth[1] * 1e6 / arch.clock))
-        return _Cost(clocks, shared, registers, resident)
-
-    def _gemm_hint(self, w: Matmul, tile: tuple[int, int, int], warp: tuple[int, int], stages: int,
-                      micro: tuple[int, int, int], cost: _Cost) -> Hint:
-        rows = ceil(w.m / tile[0])
-        one_wave = rows * ceil(w.n / tile[1]) <= cost.resident * self.arch.compute_max_core
-        operands = (w.m + w.n) * w.k * dtype(w.in_dtype).bits // 8
-        plan = NoRasterization if one_wave or operands <= self.arch.l2_cache_size_bytes // 2 or rows < 8 \
-            else Rasterization2DRow(8)
-        return Hint(arch=self.arch, use_tc=True, block=list(tile[:2]), warp=list(warp), rstep=[tile[2]],
-                    rasterization_plan=plan, pipeline_stage=stages, use_async=stages > 1 and self.arch.sm_version >= 80,
-                    vectorize=_loads(w.in_dtype, tile[2], "A", "B"), cached_tensors=["A", "B"],
-                    intrin_info=IntrinInfo(w.in_dtype, w.accum_dtype, w.trans_b, w.trans_a, micro),
-                    smem_bytes=cost.shared, registers=cost.registers)
+        fits_l2 = (w.m + w.n) * w.k * size <= self.arch.l2_cache_size_bytes // 2
+        for bm, bn, bk, wm, wn, stages in every(_SIZES, _SIZES, bks, (1, 2, 4, 8), (1, 2, 4, 8), self._stages()):
+            steps, rows = ceil(w.k / bk), ceil(w.m / bm)
+            if bm > limit_m or bn > limit_n or bm % (wm * 16) or bn % (wn * 16) or wm * wn > 16 or stages > max(1, steps):
+                continue
+            warp, threads = [bm // wm, bn // wn], wm * wn * 32
+            hint = self._tiled(
+                w, stages, block=[bm, bn], warp=warp, rstep=[bk], vectorize=_loads(w.in_dtype, bk, "A", "B"),
+                rasterization_plan=NoRasterization if fits_l2 or rows < 8 else Rasterization2DRow(8),
+                smem_bytes=int(stages * (bm + bn) * bk * size),
+                registers=REGISTERS.tiled_loop + _registers(bm * bn, w.accum_dtype, threads)
+                + _registers(sum(warp) * inner, w.in_dtype, 32))
+            yield from self._estimated(hint, rows * ceil(w.n / bn) * w.batch, steps, bm * bn * bk / self._rate(w.in_dtype),
+                                    wm * wn * sum(warp) * bk * size, (bm + bn) * bk * size, memory)
 
     def _attention(self, w: Attention) -> Iterator[tuple[float, Hint]]:
-        size, micro, width = dtype(w.in_dtype).bits / 8, self._micro(w.in_dtype), max(16, _pow2(w.width))
+        size, width = dtype(w.in_dtype).bits / 8, max(16, _pow2(w.width))
         for bq, bk, warps, stages in every((64, 128, 256, 16, 32), (16, 32, 64, 128), (1, 2, 4, 8), self._stages()):
-            if bq % (warps * 16) or bq > max(16, _pow2(w.rows)) or bk > max(16, _pow2(w.keys)):
+            steps, threads = ceil(w.keys / bk), warps * 32
+            if bq % (warps * 16) or bq > max(16, _pow2(w.rows)) or bk > max(16, _pow2(w.keys)) or stages > max(1, steps):
                 continue
-            if stages > max(1, ceil(w.keys / bk)):
-                continue
-            threads = warps * 32
-            shared = int((bq * width + stages * 2 * bk * width) * size)
-            registers = REGISTERS.tiled_loop + _registers(bq * (width + bk), w.accum_dtype, threads) \
-                + _registers(bq * bk, w.in_dtype, threads)
-            resident = _resident(self.arch, threads, shared, registers)
-            if resident == 0:
-                continue
-            blocks, steps = ceil(w.rows / bq) * w.heads, ceil(w.keys / bk)
-            at_once = min(resident, ceil(blocks / self.arch.compute_max_core))
-            matrix = 2 * bq * bk * width * steps / self._rate(w.in_dtype) * 4 / min(4, warps * at_once)
-            operands = warps * 2 * bk * width * size * steps / _SHARED_BYTES_PER_CLOCK
-            powers = bq * bk * steps / 16  # an SM computes 16 exponentials per clock
-            stall = steps * self.arch.latency / max(1, (stages - 1) * at_once * 2)
-            waves = ceil(blocks / (at_once * self.arch.compute_max_core))
-            clocks = waves * ((max(matrix, operands) + powers) * at_once + stall)
-            yield clocks, Hint(arch=self.arch, use_tc=True, block=[bq, bk], warp=[bq // warps, bk], rstep=[width],
-                               pipeline_stage=stages, use_async=stages > 1 and self.arch.sm_version >= 80,
-                               cached_tensors=["Q", "K", "V"], vectorize=_loads(w.in_dtype, width, "Q", "K", "V"),
-                               intrin_info=IntrinInfo(w.in_dtype, w.accum_dtype, True, False, micro),
-                               smem_bytes=shared, registers=registers)
+            hint = self._tiled(
+                w, stages, block=[bq, bk], warp=[bq // warps, bk], rstep=[width],
+                vectorize=_loads(w.in_dtype, width, "Q", "K", "V"), smem_bytes=int((bq + stages * 2 * bk) * width * size),
+                registers=REGISTERS.tiled_loop + _registers(bq * (width + bk), w.accum_dtype, threads)
+                + _registers(bq * bk, w.in_dtype, threads))
+            powers = bq * bk / 16  # an SM computes 16 exponentials per clock
+            yield from self._estimated(hint, ceil(w.rows / bq) * w.heads, steps, 2 * bq * bk * width / self._rate(w.in_dtype)
+                                    + powers, warps * 2 * bk * width * size)
 
 
 def _loads(name: str, row: int, *tensors: str) -> dict[str, int]:
@@ -236,20 +182,13 @@ class DefaultPolicy(_Policy):
         for bm, bn, bk, tm, tn in every((8, 16, 32, 64, 128), (8, 16, 32, 64, 128), (8, 16, 32), (4, 8, 16), (8, 16, 32)):
             if bm % tm or bn % tn or bm > max(8, _pow2(w.m)) or bn > max(8, _pow2(w.n)) or tm * tn % arch.warp_size:
                 continue
-            threads, shared = tm * tn, int((bm + bn) * bk * size)
-            each = bm // tm, bn // tn
-            registers = REGISTERS.tiled_loop + _registers(bm * bn, w.accum_dtype, threads) + sum(each)
-            resident = _resident(arch, threads, shared, registers)
-            if resident == 0:
-                continue
-            blocks, steps = ceil(w.m / bm) * ceil(w.n / bn) * w.batch, ceil(w.k / bk)
-            at_once = min(resident, ceil(blocks / arch.compute_max_core))
-            work = bm * bn * bk * steps / arch.fma_rate * max(1, 128 / (threads * at_once))
-            read = bm * bn * bk * steps * size * (1 / each[0] + 1 / each[1]) / _SHARED_BYTES_PER_CLOCK
-            waves = ceil(blocks / (at_once * arch.compute_max_core))
-            clocks = waves * (max(work, read) * at_once + steps * arch.latency / at_once)
-            yield clocks, Hint(arch=arch, block=[bm, bn], thread=[tm, tn], rstep=[bk], cached_tensors=["A", "B"],
-                               vectorize=_loads(w.in_dtype, bk, "A", "B"), smem_bytes=shared, registers=registers)
+            threads, each = tm * tn, (bm // tm, bn // tn)
+            hint = Hint(arch=arch, block=[bm, bn], thread=[tm, tn], rstep=[bk], cached_tensors=["A", "B"],
+                        vectorize=_loads(w.in_dtype, bk, "A", "B"), smem_bytes=int((bm + bn) * bk * size),
+                        registers=REGISTERS.tiled_loop + _registers(bm * bn, w.accum_dtype, threads) + sum(each))
+            blocks, products = ceil(w.m / bm) * ceil(w.n / bn) * w.batch, bm * bn * bk
+            yield from self._estimated(hint, blocks, ceil(w.k / bk), products / arch.fma_rate,
+                                    products * size * (1 / each[0] + 1 / each[1]))
 
     def _map(self, w: Map) -> Iterator[tuple[float, Hint]]:
         arch, bits = self.arch, dtype(w.dtype).bits
@@ -276,7 +215,7 @@ class DefaultPolicy(_Policy):
             blocks = prod(space[:-1]) * ceil(space[-1] / block)
             busy = min(1.0, blocks * threads / (arch.compute_max_core * 512))  # 512 threads per SM keep memory busy
             run = min(last, (along * vector if w.inner else block)) * bits / 8  # contiguous bytes that a block requests at once
-            moved = w.points * bits / 8 / (arch.bandwidth[1] * 1e6 / arch.clock)
+            moved = self._clocks_of(w.points * bits / 8)
             chain = ceil(reduced / (rstep[-1] if rstep else 1)) * 8 + (along.bit_length() * 30 if along > 1 else 0)
             waves = ceil(blocks / (resident * arch.compute_max_core))
             clocks = moved / max(busy, 1e-3) * max(1.0, 32 / run) + waves * (chain + arch.latency) + 64 / vector

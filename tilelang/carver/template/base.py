@@ -45,10 +45,6 @@ class BaseTemplate:
         self._arch = arch
         return self
 
-    def has_arch(self) -> bool:
-        """Whether an architecture has been chosen."""
-        return self._arch is not None
-
     def is_volta_arch(self) -> bool:
         """Whether the architecture is sm_70."""
         return is_volta_arch(self.arch)
@@ -73,10 +69,6 @@ class BaseTemplate:
                 raise ValueError(f"{type(self).__name__}: no tile fits {self.arch}")
             self.set_function(self.program(hints[0]))
         return self._func
-
-    def initialize_function(self) -> None:
-        """Build the program, as `equivalent_function` does."""
-        self.equivalent_function()
 
     def set_function(self, func: Any) -> Any:
         """Use `func` as the program of this computation.  Returns self."""

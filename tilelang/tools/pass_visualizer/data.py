@@ -7,20 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tilelang.ir import Alloc, Buffer, Func, Node, Region, Stmt, children
-from tilelang.tools.lower_trace import only_program, resolve_pass, target_of
-from tilelang.transform.framework.observe import PassEvent, PassEventObserver, observing
-from tilelang.transform.framework.pass_ import PassContext, run_passes, text_of
-from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
-from tilelang.transform.framework.scope import current_config
-from tilelang.transform.framework.trace import difference, page_of
-
-
-class _Collect(PassEventObserver):
-    def __init__(self) -> None:
-        self.events: list[PassEvent] = []
-
-    def on_pass(self, event: PassEvent) -> None:
-        self.events.append(event)
+from tilelang.tools.lower_trace import only_program, steps
+from tilelang.transform.framework.trace import page_of
 
 
 def build_pass_data(func_or_mod: Any, target: Any = None, passes: Iterable[Any] | None = None,
@@ -30,17 +18,8 @@ def build_pass_data(func_or_mod: Any, target: Any = None, passes: Iterable[Any] 
     Returns one record per pass: the fields of tools.lower_trace, seconds, phase (of the program after the pass) and structure
     (its outline, see inspect_structure).  passes: names or passes of the pipeline, in order; None: all.
     """
-    func = only_program(func_or_mod)
-    wanted = (*TILE_PASSES, *DEVICE_PASSES) if passes is None else tuple(resolve_pass(p)[1] for p in passes)
-    seen = _Collect()
-    with observing(seen):
-        run_passes(func, wanted, PassContext(target_of(target), current_config()))
-    out = []
-    for e in seen.events:
-        record = difference(e.name, text_of(e.before), text_of(e.after), context)
-        out.append({**record, "seconds": e.seconds, "phase": e.after.facts.phase,
-                    "structure": inspect_structure(e.after)})
-    return out
+    return [{**record, "seconds": seconds, "phase": after.facts.phase, "structure": inspect_structure(after)}
+            for record, after, seconds in steps(func_or_mod, passes, context, target)]
 
 
 def emit_html(data: list[dict[str, Any]], out: Any = None, title: str = "Passes") -> str:
