@@ -13,7 +13,7 @@ from programs import attention
 
 import tilelang.language as T
 from tilelang.codegen.cuda import print_kernel
-from tilelang.codegen.cuda.wgmma import SWIZZLES
+from tilelang.target.wgmma import SWIZZLE_CODE
 from tilelang.ir import (Buffer, Call, For, Func, If, Load, Store, const, dtype, fresh, load, replace, rewrite,
                          rewrite_launches, walk, with_options, FuncFacts)
 from tilelang.runtime import nvrtc
@@ -134,7 +134,7 @@ def test_forms_of_values():
     assert form.kind == "sum" and form.buffer is b and form.points[5] == (1, 5)
     assert sum_form(loop(add, 4)) is None and sum_form(loop(add, 4), {q: 1}).points[0] == (1, 4)
     assert value_form(loop(loop(Store(x, (q,), load(x, (q,)) - load(b, (q * 4 + r,))), 4), 2, q)) is None
-    assert set(SUMMED) < set(MAPPED) and SWIZZLES[128] == 1
+    assert set(SUMMED) < set(MAPPED) and SWIZZLE_CODE[128] == 1
 
 
 def test_the_graph_of_products():
@@ -237,7 +237,7 @@ def test_descriptors_are_made_where_they_are_used():
     asm = text[text.index(f"void {call}("):]
     asm = asm[:asm.index("\n}\n")]
     assert re.findall(r"add\.s32 low, %0, (\d+);", asm) == re.findall(r"add\.s32 low, %1, (\d+);", asm) == ["0", "2", "4", "6"]
-    assert set(re.findall(r"0x(\w+);", asm)) == {f"{(1024 >> 4 | SWIZZLES[128] << 30) << 32:x}"}
+    assert set(re.findall(r"0x(\w+);", asm)) == {f"{(1024 >> 4 | SWIZZLE_CODE[128] << 30) << 32:x}"}
     assert re.findall(r"\}, (a\d), (b\d), ([pq]), 1, 1, 0, 0;", asm) == [(f"a{k}", f"b{k}", "pqqq"[k]) for k in range(4)]
     values = text[text.index("_rs_m_x4_"):]
     assert re.findall(r"add\.s32 low, %0, (\d+);", values[:values.index("\n}\n")]) == ["0", "128", "256", "384"]
