@@ -17,10 +17,12 @@ from tilelang.ir import (BARRIER, CLUSTER_BARRIER, EMPTY, FRAGMENT, GLOBAL, Allo
                          replace, rewrite, rewrite_stmts, substitute, used_vars, walk, with_options, SHARED)
 from tilelang.ops import AtomicTile, Copy, Fill, Gemm, Reduce, Scan
 from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma
+from tilelang.ops.tma import tma_unsupported
 from tilelang.target.machine import (MOST_REGISTERS, MOST_SHARED, REGISTERS, REGISTERS_PER_SM, RESERVED_SHARED,
                                       consumer_registers)
 
 from ..analysis.effects import effects, hangs_on_threads, own_effects
+from ..analysis.pipeline_loops import is_load
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .hopper_features import hopper
@@ -29,6 +31,8 @@ from .transposed_operands import has_transposed, with_k_contiguous
 _ROWS = 64  # of the accumulator of one warp group
 _BESIDE = 40  # registers of a thread that an accumulator leaves for addresses and operands
 _LONG = 512  # elements along K from which on a block takes longer than its start and its end
+_NARROW, _MADE = "they read the same tiles", "its threads make the other operand once"  # why two blocks become one
+_LOADED = "they load the same tiles of the other operand"
 _SIDES = ("rows", "columns")  # of an accumulator, by dimension
 Key = tuple[int, int]  # see _key
 
@@ -54,15 +58,15 @@ def block_shape(func: Func, cx: PassContext) -> Func:
 
 
 def _shaped(n: Launch, cx: PassContext) -> Launch | None:
-    if n.num_threads % GROUP or not contains(n.body, Gemm) or _tells(n):
+    if n.num_threads % GROUP or not contains(n.body, Gemm) or tells(n):
         return None
     out, sms = n, cx.target.limits.sm_count
     while (halves := _halved(out)) is not None:
         out = halves
     out = _regrouped(out)
     out = _fewer(out, sms) or out
-    for d, made in ((0, False), (1, False), (0, True), (1, True)):
-        out = _doubled(out, d, sms, made) or out
+    for d, why in ((0, _NARROW), (1, _NARROW), (0, _MADE), (1, _MADE), (1, _LOADED)):
+        out = _doubled(out, d, sms, why) or out
     out = _spread(out, sms) or out
     return None if out is n else out
 
@@ -112,7 +116,7 @@ def _length(n: Launch) -> int:
     return 0
 
 
-def _rereads(n: Launch) -> bool:
+def rereads(n: Launch) -> bool:
     """Whether a launch reads a tensor that it writes: what one block wrote before it read, another block would write then."""
     found = [e for e in effects(n.body) if e.buffer.scope_name == GLOBAL]
     written = {e.storage for e in found if e.writes}
@@ -144,7 +148,7 @@ def _regrouped(n: Launch) -> Launch:
 
 def _halved(n: Launch) -> Launch | None:
     """The launch with blocks of half the rows or columns, if its accumulators fit no block otherwise."""
-    if _fits(n, _useful(n)) or _rereads(n):
+    if _fits(n, _useful(n)) or rereads(n):
         return None
     dims = _Dims(n)
     for op in walk(n.body, Gemm):
@@ -163,7 +167,7 @@ def _spread(n: Launch, sms: int) -> Launch | None:
     gemms = list(walk(n.body, Gemm))
     if not 0 < 2 * _blocks(n) <= sms or any(op.n % (2 * _ROWS) for op in gemms):
         return None
-    if _length(n) < _LONG or _rereads(n):
+    if _length(n) < _LONG or rereads(n):
         return None
     dims = _Dims(n)
     labels = [dims.free(_key(op.c.buffer.data, 1)) for op in gemms]
@@ -174,35 +178,45 @@ def _spread(n: Launch, sms: int) -> Launch | None:
                                      f"more than half of {sms} SMs idle")) if _all_by_wgmma(out) else None
 
 
-def _doubled(n: Launch, d: int, sms: int, made: bool) -> Launch | None:
+def _doubled(n: Launch, d: int, sms: int, why: str) -> Launch | None:
     """The launch with blocks of two warp groups that compute the rows (d = 0) or the columns (1) of two blocks.
 
-    Rows: where a block has 64, so that one warp group uses all that it loads.  Columns: where a GEMM has 64 at most, so that
-    wgmma waits for shared memory.  made: where threads make the operand that both blocks read, so that they make it once.
+    why: _NARROW where a block has 64 rows, so that one warp group uses all that it loads, or a GEMM has 64 columns at most, so
+    that wgmma waits for shared memory; _MADE where threads make the operand that both blocks read; _LOADED where TMA loads all
+    operands: a block of 128 x 256 loads three quarters of what two of 128 x 128 do.
     The grid must fill the SMs about as well as before.
     """
-    before, most = _blocks(n), GROUP if d == 0 and not made else 2 * GROUP
+    before, most = _blocks(n), GROUP if d == 0 and why is _NARROW else 2 * GROUP
     if not sms or n.num_threads > most or before < 2 * sms or _filled(before // 2, sms) < 0.9 * _filled(before, sms):
         return None
     dims = _Dims(n)
     gemms = list(walk(n.body, Gemm))
-    new = _made(n) if made else set()
-    if made and any((op.b, op.a)[d].buffer not in new or (op.a, op.b)[d].buffer in new or min(op.m, op.n) < 2 * _ROWS
-                    for op in gemms):  # of smaller tiles, an SM runs several blocks
+    if why is not _NARROW and any(min(op.m, op.n) < 2 * _ROWS for op in gemms):  # of smaller tiles, an SM runs several blocks
         return None
-    if d == 0 and not made and any(op.m != _ROWS for op in gemms):
+    new = _made(n)
+    if why is _MADE and any((op.b, op.a)[d].buffer not in new or (op.a, op.b)[d].buffer in new for op in gemms):
         return None
-    labels = [dims.free(_key(op.c.buffer.data, d)) for op in gemms if d == 0 or made or op.n <= _ROWS]
-    if not labels or labels[0] is None or (d == 0 or made) and set(labels) != {labels[0]}:
+    if why is _LOADED and not all(not has_transposed(op) and _loaded(op.a, n) and _loaded(op.b, n) for op in gemms):
+        return None
+    if d == 0 and why is _NARROW and any(op.m != _ROWS for op in gemms):
+        return None
+    every = d == 0 or why is not _NARROW
+    labels = [dims.free(_key(op.c.buffer.data, d)) for op in gemms if every or op.n <= _ROWS]
+    if not labels or labels[0] is None or every and set(labels) != {labels[0]}:
         return None
     for axis in range(len(n.grid)):
         blocks = _Blocks(n, dims, labels[0])
         out = blocks.cut(axis, 2 * blocks.length, 2)
-        if out is not None and _all_by_wgmma(out) and _held(out) <= REGISTERS.accumulator and (not made or _room(out)):
-            why = f"a block of {out.num_threads} threads computes the {_SIDES[d]} of two blocks of {n.num_threads}"
-            what = "its threads make the other operand once" if made else "they read the same tiles"
-            return with_options(out, report=(*out.plan.report, f"{why}: {what}"))
+        if out is not None and _all_by_wgmma(out) and _held(out) <= REGISTERS.accumulator and (why is _NARROW or _room(out)):
+            text = f"a block of {out.num_threads} threads computes the {_SIDES[d]} of two blocks of {n.num_threads}: {why}"
+            return with_options(out, report=(*out.plan.report, text))
     return None
+
+
+def _loaded(r: Region, n: Launch) -> bool:
+    """Whether TMA fills a tile, and nothing else does."""
+    writers = [e.node for e in effects(n.body) if e.storage is r.buffer.data and e.writes]
+    return bool(writers) and all(is_load(x) and not tma_unsupported(x) for x in writers)
 
 
 def _fewer(n: Launch, sms: int) -> Launch | None:
@@ -250,7 +264,7 @@ def _filled(blocks: int, sms: int) -> float:
     return blocks / (-(-blocks // sms) * sms)
 
 
-def _tells(n: Launch) -> bool:
+def tells(n: Launch) -> bool:
     """Whether the program could tell how many threads run it, or which block computes an element."""
     plan = n.plan
     given = (plan.layouts, plan.producer_registers, plan.consumer_registers, plan.import_source, plan.cuda_source,
