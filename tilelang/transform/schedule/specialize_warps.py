@@ -168,7 +168,7 @@ class _WarpRoles:
             return self._inside(Around(self.launch, [self.loop]))
         self._reachable()
         self._room()
-        self.stages = self._taken_stages()
+        self.stages = _taken_stages(self)
         tiles = self._tiles(not any(map(acts, stmts[:at + 1])))
         for ring in self.rings:
             self._make(ring, tiles)
@@ -228,7 +228,7 @@ class _WarpRoles:
             p.scalars, p.visible, p.bound = around.scalars, around.visible, around.bound
             p._reachable()
         if not several:
-            self.stages = self._taken_stages()
+            self.stages = _taken_stages(self)
         filled = {p._filled(i) for p in loops for r in p.rings for i in r.items}
         room = self.cx.target.limits.shared_per_block - BARRIER_BYTES - sum(
             b.size * b.dtype.bits // 8 for b in self._static() if b.scope_name in SHARED and b not in filled)
@@ -315,18 +315,6 @@ class _WarpRoles:
     def _free(self) -> int:
         """Bytes of shared memory that are left beside the stages, barriers and what an epilogue stages."""
         return self.cx.target.limits.shared_per_block - self._shared() - self.groups * STEP_BYTES - BARRIER_BYTES
-
-    def _taken_stages(self) -> int:
-        """The number of stages: as asked for, or more if the loop would wait for loads and no other block needs the memory."""
-        own = {self._filled(i) for r in self.rings if r.iterations == 1 for i in r.items}
-        extent = Analyzer().simplify(convert(self.loop.extent))
-        most = min(MOST_STAGES, self.stages + self._free() // sum(b.size * b.dtype.bits // 8 for b in own))
-        short = isinstance(extent, Const) and int(extent.value) < 4 * self.stages
-        alone = self._alone()
-        once = not alone and _starts_once(self.launch, self.body, self.cx.target.limits.sm_count)
-        if most <= self.stages or short or not self.cx.option(PassConfigKey.TL_EXTRA_STAGES) or not (alone or once):
-            return self.stages
-        return most if once else enough_stages(_described(self, True, None, False, {}), most)
 
     def _tiles(self, padded: bool) -> Tiles | None:
         """The loop over tiles of a persistent launch; None for one tile a block.  padded: see Work.padded."""
@@ -524,6 +512,28 @@ class _WarpRoles:
 
     def _pure(self) -> list[Bind]:
         return [s for s in self.body.pure if s.var in self.inside]
+
+
+def _taken_stages(p: _WarpRoles) -> int:
+    """The number of stages: as asked for, or more if the loop would wait for loads and no other block needs the memory.
+
+    GEMMs that wait for loads alone get all that is left beside two staging buffers a warp group (loads are late at times,
+    which no simulation of a steady loop says).
+    """
+    loaded = {i for r in p.rings if r.iterations == 1 for i in r.items}
+    size = sum(b.size * b.dtype.bits // 8 for b in {p._filled(i) for i in loaded})
+    extent = Analyzer().simplify(convert(p.loop.extent))
+    most = min(MOST_STAGES, p.stages + p._free() // size)
+    short = isinstance(extent, Const) and int(extent.value) < 4 * p.stages
+    alone = p._alone()
+    once = not alone and _starts_once(p.launch, p.body, p.cx.target.limits.sm_count)
+    if most <= p.stages or short or not p.cx.option(PassConfigKey.TL_EXTRA_STAGES) or not (alone or once):
+        return p.stages
+    if once:
+        return most
+    only = all(isinstance(x.stmt, Gemm) for i, x in enumerate(p.body.items) if i not in loaded)
+    left = min(most, p.stages + (p._free() - p.groups * STEP_BYTES) // size) if only else 0
+    return max(left, enough_stages(_described(p, True, None, False, {}), most))
 
 
 def _described(p: _WarpRoles, alone: bool, base: Expr | None, repeated: bool,
