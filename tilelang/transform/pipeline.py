@@ -26,6 +26,8 @@ from .legalize.single_updates import single_updates, warp_role_updates
 from .legalize.bind_calls import bind_calls
 from .legalize.block_shape import block_shape
 from .legalize.block_returns import block_returns
+from .legalize.blocks_of_tiles import blocks_of_tiles
+from .legalize.guarded_blocks import guarded_blocks
 from .check.check_blocks import check_blocks
 from .check.check_bounds import check_bounds
 from .check.check_collective import check_collective
@@ -132,7 +134,9 @@ TILE_PASSES: tuple[PassFn, ...] = (
 )
 DEVICE_PASSES: tuple[PassFn, ...] = (
     keep_order,  # before all passes that move a read in front of a write
+    blocks_of_tiles,  # before block_shape, which resizes blocks of a grid
     block_shape,  # before all passes that choose instructions, layouts and warp roles
+    guarded_blocks,  # after block_shape, before all passes that look for loops at the top of a launch
     joined_steps,  # after block_shape, which decides what wgmma computes; before all passes that give tiles versions
     check_collective,  # before warp specialisation and layouts: it checks the branches that the user wrote
     single_updates,  # after check_collective; before all passes that place barriers or layouts

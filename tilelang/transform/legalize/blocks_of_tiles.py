@@ -1,0 +1,169 @@
+"""Run the iterations of a loop over tiles as blocks of their own."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from math import prod
+from typing import Any
+
+from tilelang.arith import Analyzer, simplify_stmt
+from tilelang.ir import (Alloc, Binary, Bind, Break, Const, Continue, Expr, For, Func, If, Launch, Load, Stmt, Var, While,
+                         const, contains, fresh, is_const, replace, rewrite, seq, stmts_of, substitute, used_vars, walk,
+                         with_options)
+from tilelang.ops import Gemm
+
+from ..analysis.liveness import Uses
+from ..framework.config import PassConfigKey
+from ..framework.pass_ import TILE, PassContext, pass_
+from .block_shape import rereads, tells
+from .hopper_features import hopper
+
+Axes = dict[Var, int]  # the numbers of a block, each with how many there are
+
+
+@pass_(needs=TILE)
+def blocks_of_tiles(func: Func, cx: PassContext) -> Func:
+    """Replace a loop over independent tiles around pipelined GEMMs by a grid of that many blocks.
+
+        with T.Kernel(132) as block:                     with T.Kernel(32, 32) as (x, y):
+            for wave in T.serial(8):                         ...  # tile // 32 is y, tile % 32 is x
+                tile = wave * 132 + block           ->
+                if tile < 1024: ...  # tile // 32, tile % 32
+
+    Blocks of a grid are known to be independent and to be neighbours: they get another size, persistence with an order that
+    L2 likes, and an epilogue under the next tile, which a loop that the program wrote does not.  Applies to targets with
+    wgmma where the launch has at least a block for each SM, no iteration reads what another wrote, and the loop's variable
+    follows a block's number.  Off with tl.resize_blocks=False.
+    Keeps: every element's value, bit by bit.
+    """
+    if not hopper(cx).wgmma or not cx.option(PassConfigKey.TL_RESIZE_BLOCKS):
+        return func
+    return rewrite(func, lambda n: _of_launch(n, cx.target.limits.sm_count), Launch)
+
+
+def _of_launch(n: Launch, sms: int) -> Launch | None:
+    grid = [int(e.value) if isinstance(e, Const) else 0 for e in n.grid]
+    stmts = stmts_of(n.body)
+    loops = [s for s in stmts if isinstance(s, For)]
+    if len(loops) != 1 or not all(isinstance(s, (Alloc, For)) for s in stmts) or not sms or prod(grid) < sms:
+        return None
+    loop = loops[0]
+    if not _independent(n, loop) or (count := _iterations(loop, n.block_vars, grid)) is None:
+        return None
+    axes, total = dict(zip(n.block_vars, grid)), count[1]
+    body = _followed(_inlined(loop.body), axes, loop.var, count[0])
+    if body is None:
+        return None
+    body = _split(_guarded(body, axes, total), axes)
+    if _quotients(body, axes) or len(axes) > 3:
+        return None
+    order = tuple(axes)
+    why = f"each iteration of `{loop.var.name}` is a block: the grid has {' x '.join(map(str, axes.values()))} blocks"
+    out = replace(n, grid=tuple(const(axes[v], v.dtype) for v in order), block_vars=order,
+                  body=seq(*(s for s in stmts if s is not loop), body))
+    return with_options(out, report=(*n.plan.report, why))
+
+
+def _independent(n: Launch, loop: For) -> bool:
+    """Whether no iteration reads what another left, and the program cannot tell which block runs one."""
+    if loop.kind != "serial" or not is_const(loop.start, 0) or contains(loop.body, Break, Continue, While):
+        return False
+    if tells(n) or rereads(n):
+        return False
+    uses = Uses(n.body)
+    return any(s.kind == "pipelined" and contains(s, Gemm) for s in walk(loop.body, For)) and not any(
+        uses.carried(s.buffer.data, loop) for s in stmts_of(n.body) if isinstance(s, Alloc))
+
+
+def _iterations(loop: For, block: tuple[Var, ...], grid: list[int]) -> tuple[int, int | None] | None:
+    """(iterations, tiles): as many tiles as blocks and iterations if None; None where the number is not known.
+
+    A block of few tiles may have an iteration less: of a grid of `g` blocks, block `b` has ceil((tiles - b) / g).
+    """
+    if isinstance(loop.extent, Const):
+        return int(loop.extent.value), None
+    if len(grid) > 1 or used_vars(loop.extent) != {block[0]}:
+        return None
+    short = Analyzer().simplify
+    counts = [short(substitute(loop.extent, {block[0]: const(b, block[0].dtype)})) for b in range(grid[0])]
+    known = [int(c.value) for c in counts if isinstance(c, Const)]
+    tiles = sum(known)
+    return (known[0], tiles) if known and known == [-(-(tiles - b) // grid[0]) for b in range(grid[0])] else None
+
+
+def _inlined(body: Stmt) -> Stmt:
+    """The body with the values of its integer names in their places."""
+    values: dict[Var, Expr] = {}
+    rest = []
+    for s in stmts_of(body):
+        s = substitute(s, values)
+        if isinstance(s, Bind) and not s.var.dtype.is_float and not contains(s.value, Load):
+            values[s.var] = s.value
+        else:
+            rest.append(s)
+    return seq(*rest)
+
+
+def _quotients(body: Stmt, axes: Axes) -> list[Binary]:
+    """The divisions of blocks' numbers."""
+    return [x for x in walk(body, Binary) if x.op in ("floordiv", "floormod") and used_vars(x) & set(axes)]
+
+
+def _with(body: Stmt, values: dict[Var, Any], axes: Axes) -> Stmt:
+    return simplify_stmt(substitute(body, values), {v: (0, n - 1) for v, n in axes.items()})
+
+
+def _joined(body: Stmt, axes: Axes, u: Var, v: Var) -> tuple[Stmt, Axes] | None:
+    """(body, axes) with one number for v * (count of u) + u, if the body uses the two in this way alone."""
+    t = fresh(u.name, u.dtype)
+    place = next(a for a in axes if a is u or a is v)
+    new = {t if a is place else a: axes[u] * axes[v] if a is place else n for a, n in axes.items()
+           if a is place or not (a is u or a is v)}
+    out = _with(body, {u: t % axes[u], v: t // axes[u]}, new)
+    return (out, new) if len(_quotients(out, new)) <= len(_quotients(body, axes)) else None
+
+
+def _followed(body: Stmt, axes: Axes, var: Var, count: int) -> Stmt | None:
+    """The body where a block's number counts iterations too; changes axes.  None where the variable does not follow it."""
+    every = {**axes, var: count}
+    for u, v in ((a, b) for pair in axes for a, b in ((pair, var), (var, pair))):
+        if (got := _joined(body, every, u, v)) is not None:
+            axes.clear()
+            axes.update(got[1])
+            return got[0]
+    return None
+
+
+def _guarded(body: Stmt, axes: Axes, tiles: int | None) -> Stmt:
+    """The body without the condition that a tile exists; changes axes, which then count the tiles alone."""
+    if len(axes) == 1:
+        (t, n), = axes.items()
+        match body:
+            case If(cond=Binary(op="lt", a=a, b=Const(value=most)), orelse=None) if a is t:
+                tiles = min(int(most), n)
+        axes[t] = tiles or n
+    return _with(body, {}, axes)
+
+
+def _split(body: Stmt, axes: Axes) -> Stmt:
+    """The body with numbers in place of quotients and remainders of one; changes axes."""
+    while True:
+        steps = sorted({(int(q.b.value), id(q.a)) for q in _quotients(body, axes)
+                        if isinstance(q.b, Const) and isinstance(q.a, Var) and q.a in axes})
+        found = next(((v, k) for k, of in steps for v in axes if id(v) == of and 1 < k and axes[v] % k == 0), None)
+        if found is None:
+            break
+        v, k = found
+        x, y = fresh(v.name, v.dtype), fresh(v.name, v.dtype)
+        new: Axes = {}
+        for a, n in axes.items():
+            new.update({x: k, y: n // k} if a is v else {a: n})
+        body = _with(body, {v: y * k + x}, new)
+        axes.clear()
+        axes.update(new)
+    for u, v in permutations(axes, 2):
+        if u in axes and v in axes and (got := _joined(body, axes, u, v)) is not None:
+            body = got[0]
+            axes.clear()
+            axes.update(got[1])
+    return body
