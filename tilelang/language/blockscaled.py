@@ -99,15 +99,13 @@ def gemm_blockscaled(A: Any, B: Any, C: Any, SFA: Any, SFB: Any, transpose_A: bo
     for at in range(0, k, step):
         left, right = _steps(a, across, at, step), _steps(b_, not down, at, step)
         gemm(left, right, part, across, down, policy, True, 1, None, annotations)
-        frame = Parallel(m, n)
-        i, j = b.enter(frame)
-        here, scales = (*c.mins[:-2], c.mins[-2] + i, c.mins[-1] + j), (
-            _scale(sa, i, start + at, sf_a_granularity_k), _scale(sb, j, start + at, sf_b_granularity_k))
-        value = cast(cast(load(part, (i, j)), wide) * scales[0] * scales[1], c.dtype)
-        first, more = (Store(c.buffer, here, v, span=b.here()) for v in (value, load(c.buffer, here) + value))
-        if at == 0 and not is_const(clear, False):
-            b.emit(first if is_const(clear, True) else If(clear, first, more, span=b.here()))
-        else:
-            b.emit(more)
-        b.exit(frame)
+        with Parallel(m, n) as (i, j):
+            here, scales = (*c.mins[:-2], c.mins[-2] + i, c.mins[-1] + j), (
+                _scale(sa, i, start + at, sf_a_granularity_k), _scale(sb, j, start + at, sf_b_granularity_k))
+            value = cast(cast(load(part, (i, j)), wide) * scales[0] * scales[1], c.dtype)
+            first, more = (Store(c.buffer, here, v, span=b.here()) for v in (value, load(c.buffer, here) + value))
+            if at == 0 and not is_const(clear, False):
+                b.emit(first if is_const(clear, True) else If(clear, first, more, span=b.here()))
+            else:
+                b.emit(more)
     return Emitted()

@@ -13,11 +13,11 @@ from tilelang.ops.reduce import identity as neutral
 from tilelang.ops.states import ELEMENT, LEFT, POSITION, RIGHT, given, operand
 from tilelang.target.intrinsics import is_pure
 
-from .loops import Parallel, serial
+from .loops import Parallel, grid
 from .tile import EMITTED, copy, dimension, emit_op, temporary, tile_of
 from .tracing.builder import Builder, Emitted, check_constant, need_builder
 from .tracing.flags import flag
-from .tracing.scope import BodyFrame
+from .tracing.scope import BodyFrame, Frame
 from .tracing.state import describe, error, example
 
 Function = Callable[..., Any]
@@ -141,22 +141,18 @@ def reduce_with(srcs: Any, outs: Any, combine: Function, identity: Any, dim: int
     return _emit(b, ReduceWith, sources, [t.region() for t in new], states, along, [join, *puts], commutative=option)
 
 
-def _each(b: Builder, like: Any) -> tuple[list[Any], tuple[Any, ...]]:
-    """(open loops over the elements of a tile, of the block or of each thread as the tile is, their indices)."""
-    own = like.scope_name in PRIVATE
-    frames = [serial(n) for n in like.shape] if own else [Parallel(*like.shape)]
-    at = [b.enter(f) for f in frames]
-    return frames[::-1], tuple(at) if own else at[0] if isinstance(at[0], tuple) else (at[0],)
+def _each(like: Any) -> Frame:
+    """A loop over the elements of a tile, of the block or of each thread as the tile is."""
+    return (grid if like.scope_name in PRIVATE else Parallel)(*like.shape)
 
 
 def _join(b: Builder, old: Sequence[Any], new: Sequence[Any], joined: Sequence[Expr]) -> None:
     """old = the states old and new, joined at each place."""
-    frames, where = _each(b, old[0])
-    out = given(tuple(joined), {LEFT: [load(o, where) for o in old], RIGHT: [load(n, where) for n in new]})
-    for o, v in zip(old, [b.let("joined", e) for e in out]):
-        b.store(o, where, v)
-    for f in frames:
-        b.exit(f)
+    with _each(old[0]) as index:
+        where = tuple(index)  # one index unpacks to itself
+        out = given(tuple(joined), {LEFT: [load(o, where) for o in old], RIGHT: [load(n, where) for n in new]})
+        for o, v in zip(old, [b.let("joined", e) for e in out]):
+            b.store(o, where, v)
 
 
 @example("T.scan_with(x_s, x_s, lambda a, b: a + b, 0.0)   # T.cumsum(x_s)")
@@ -257,11 +253,10 @@ def _moved(what: str, src: Any, dst: Any, dim: int, index: Any = None) -> Emitte
     if from_.data is d.buffer.data:
         from_ = temporary(b, from_, shape).buffer
         copy(s.buffer, from_)
-    frames, where = _each(b, d.buffer)
-    place = s.extents[along] - 1 - where[along] if at is None else load(at.buffer, where)
-    b.store(d.buffer, where, load(from_, (*where[:along], place, *where[along + 1:])))
-    for f in frames:
-        b.exit(f)
+    with _each(d.buffer) as index:
+        where = tuple(index)
+        place = s.extents[along] - 1 - where[along] if at is None else load(at.buffer, where)
+        b.store(d.buffer, where, load(from_, (*where[:along], place, *where[along + 1:])))
     if put is not None:
         put()
     return EMITTED

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (I32, Bind, Buffer, Expr, Load, Shuffle, Var, as_bool, binary, call, cast, convert, load, logical,
+from tilelang.ir import (I32, Buffer, Expr, Load, Shuffle, Var, as_bool, binary, call, cast, convert, load, logical,
                          select, DYNAMIC)
 from tilelang.ir import dtype as DType
 
@@ -14,7 +14,7 @@ from .alloc import alloc_var
 from .atomic import atomic_add
 from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.control_flow import ControlFlow
-from .loops import Parallel, serial
+from .loops import Parallel, grid
 from .tracing.regions import BufferSlice, operand
 from .tracing.state import describe, error, example, named
 from .tile import EMITTED, check_policy
@@ -48,28 +48,23 @@ def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: 
         if not convert(value).dtype.is_int or convert(value).dtype.lanes != 1:
             raise error("im2col-operand", f"{name} of T.im2col is an integer, found {describe(value)}", expected="an integer")
     rows, columns = o.extents[-2:]
-    _, height, width, channels = img.shape
-    out_h, out_w = ((d + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for d in (height, width))
-    frame = Parallel(rows, columns)
-    r, c = b.enter(frame)
 
     def let(name: str, e: Any) -> Var:
-        value = convert(e)
-        v = Var(name, value.dtype, span=b.here())
-        b.emit(Bind(v, value, span=b.here()))
-        return v
+        return b.let(name, convert(e))
 
-    pixel, entry = let("pixel", nhw_step * rows + r), let("entry", c_step * columns + c)
-    n, place = let("n", pixel // (out_h * out_w)), let("place", pixel % (out_h * out_w))
-    tap, channel = let("tap", entry // channels), let("channel", entry % channels)
-    h = let("h", (place // out_w) * stride + (tap // kernel) * dilation - pad)
-    w = let("w", (place % out_w) * stride + (tap % kernel) * dilation - pad)
-    inside: Any = entry < kernel * kernel * channels
-    for test in (h >= 0, h < height, w >= 0, w < width, n < img.shape[0]):
-        inside = logical("and", inside, test)
-    where = (*o.mins[:-2], o.mins[-2] + r, o.mins[-1] + c)
-    b.store(o.buffer, where, select(inside, load(img, (n, h, w, channel)), cast(0, img.dtype)))
-    b.exit(frame)
+    _, height, width, channels = img.shape
+    out_h, out_w = ((d + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for d in (height, width))
+    with Parallel(rows, columns) as (r, c):
+        pixel, entry = let("pixel", nhw_step * rows + r), let("entry", c_step * columns + c)
+        n, place = let("n", pixel // (out_h * out_w)), let("place", pixel % (out_h * out_w))
+        tap, channel = let("tap", entry // channels), let("channel", entry % channels)
+        h = let("h", (place // out_w) * stride + (tap // kernel) * dilation - pad)
+        w = let("w", (place % out_w) * stride + (tap % kernel) * dilation - pad)
+        inside: Any = entry < kernel * kernel * channels
+        for test in (h >= 0, h < height, w >= 0, w < width, n < img.shape[0]):
+            inside = logical("and", inside, test)
+        where = (*o.mins[:-2], o.mins[-2] + r, o.mins[-1] + c)
+        b.store(o.buffer, where, select(inside, load(img, (n, h, w, channel)), cast(0, img.dtype)))
     return EMITTED
 
 
@@ -154,15 +149,9 @@ def _vote(kind: str) -> Callable[[Any], Expr]:
 
     def scanned(b: Any, o: Any, extents: tuple[Any, ...]) -> Expr:
         found = alloc_var("bool", init=kind == "all")
-        frames, index = [], []
-        for e in extents:
-            frame = serial(e)
-            index.append(b.enter(frame))
-            frames.append(frame)
-        element = as_bool(load(o.buffer, [m + i for m, i in zip(o.mins, index)]))
-        b.store(found.buffer, found.indices, logical("and" if kind == "all" else "or", found, element))
-        for frame in reversed(frames):
-            b.exit(frame)
+        with grid(*extents) as index:
+            element = as_bool(load(o.buffer, [m + i for m, i in zip(o.mins, index)]))
+            b.store(found.buffer, found.indices, logical("and" if kind == "all" else "or", found, element))
         return b.let(f"{kind}_of", found)  # a value: assigning it to a variable stores it
 
     return named(fn, f"{kind}_of", f"Whether {kind} of the elements of a buffer or region hold, seen by each thread: bool.\n\n"

@@ -98,12 +98,10 @@ class Philox(Generator):
         at = self.state["at"]
         out = let(b, "rng", self.state["words"][at[0]])
         put(b, at, 0, at[0] + 1)
-        frame = IfFrame(convert(at[0] == 4))
-        b.enter(frame)
-        put(b, at, 0, 0)
-        self._advance(b, const(1, U64))
-        self._generate(b)
-        b.exit(frame)
+        with IfFrame(convert(at[0] == 4)):
+            put(b, at, 0, 0)
+            self._advance(b, const(1, U64))
+            self._generate(b)
         return out
 
     def uniform(self, b: Builder, dt: DType) -> Expr:
@@ -119,18 +117,16 @@ class Philox(Generator):
             put(b, words, i, self.state["counter"][i])
         for i in range(2):
             put(b, work, i, key[i])
-        loop = unroll(10)
-        b.enter(loop)
-        w = [let(b, f"w{i}", words[i]) for i in range(4)]
-        k = [let(b, f"k{i}", work[i]) for i in range(2)]
-        p0, p1 = (let(b, f"p{i}", cast(x, U64) * const(m, U64)) for i, (x, m) in enumerate(((w[0], self.M0), (w[2], self.M1))))
-        put(b, words, 0, cast(p1 >> const(32, U64), U32) ^ w[1] ^ k[0])
-        put(b, words, 1, cast(p1 & const(0xFFFFFFFF, U64), U32))
-        put(b, words, 2, cast(p0 >> const(32, U64), U32) ^ w[3] ^ k[1])
-        put(b, words, 3, cast(p0 & const(0xFFFFFFFF, U64), U32))
-        put(b, work, 0, k[0] + const(self.W0, U32))
-        put(b, work, 1, k[1] + const(self.W1, U32))
-        b.exit(loop)
+        with unroll(10):
+            w = [let(b, f"w{i}", words[i]) for i in range(4)]
+            k = [let(b, f"k{i}", work[i]) for i in range(2)]
+            p = [let(b, f"p{i}", cast(w[2 * i], U64) * const(m, U64)) for i, m in enumerate((self.M0, self.M1))]
+            for i in range(2):
+                high, low = (cast(x, U32) for x in (p[1 - i] >> const(32, U64), p[1 - i] & const(0xFFFFFFFF, U64)))
+                put(b, words, 2 * i, high ^ w[2 * i + 1] ^ k[i])
+                put(b, words, 2 * i + 1, low)
+            for i, weyl in enumerate((self.W0, self.W1)):
+                put(b, work, i, k[i] + const(weyl, U32))
 
     def _advance(self, b: Builder, by: Expr) -> None:
         """counter += by (uint64), over its 128 bits."""
@@ -168,33 +164,27 @@ class Jumping(Generator):
         size, dt = int(power.shape[0]), power.dtype
         for i in range(size):
             put(b, power, i, const(int(i == 0), dt))
-        turns = serial(len(counts))
-        turn = b.enter(turns)
-        count: Expr = counts[-1][0]
-        start: list[Expr] = [const(c, dt) for c in counts[-1][1]]
-        for k, (other, polynomial) in enumerate(counts[:-1]):
-            here = binary("eq", turn, k)
-            count, start = select(here, other, count), [select(here, const(c, dt), old) for c, old in zip(polynomial, start)]
-        put(b, n, 0, count)
-        for i in range(size):
-            put(b, base, i, start[i])
-        more = WhileFrame(convert(n[0] != const(0, U64)))
-        b.enter(more)
-        steps = serial(2)  # step 0 multiplies power by base if the exponent is odd; step 1 squares base
-        squares = let(b, "squares", binary("eq", b.enter(steps), 1))
-        needed = IfFrame(logical("or", squares, binary("eq", n[0] & const(1, U64), const(1, U64))))
-        b.enter(needed)
-        for i in range(size):
-            put(b, left, i, select(squares, base[i], power[i]))
-        self.multiply(b, modulus)
-        for i in range(size):
-            put(b, power, i, select(squares, power[i], product[i]))
-            put(b, base, i, select(squares, product[i], base[i]))
-        b.exit(needed)
-        b.exit(steps)
-        put(b, n, 0, n[0] >> const(1, U64))
-        b.exit(more)
-        b.exit(turns)
+        with serial(len(counts)) as turn:
+            count: Expr = counts[-1][0]
+            start: list[Expr] = [const(c, dt) for c in counts[-1][1]]
+            for k, (other, polynomial) in enumerate(counts[:-1]):
+                here = binary("eq", turn, k)
+                count = select(here, other, count)
+                start = [select(here, const(c, dt), old) for c, old in zip(polynomial, start)]
+            put(b, n, 0, count)
+            for i in range(size):
+                put(b, base, i, start[i])
+            with WhileFrame(convert(n[0] != const(0, U64))):
+                with serial(2) as step:  # step 0 multiplies power by base if the exponent is odd; step 1 squares base
+                    squares = let(b, "squares", binary("eq", step, 1))
+                    with IfFrame(logical("or", squares, binary("eq", n[0] & const(1, U64), const(1, U64)))):
+                        for i in range(size):
+                            put(b, left, i, select(squares, base[i], power[i]))
+                        self.multiply(b, modulus)
+                        for i in range(size):
+                            put(b, power, i, select(squares, power[i], product[i]))
+                            put(b, base, i, select(squares, product[i], base[i]))
+                put(b, n, 0, n[0] >> const(1, U64))
 
 
 class Xorwow(Jumping):
@@ -227,12 +217,10 @@ class Xorwow(Jumping):
         for i, value in enumerate((const(123456789, U32) + low, const(362436069, U32) ^ low, const(521288629, U32) + high,
                                    const(88675123, U32) ^ high, const(5783321, U32) + low)):
             put(b, v, i, value)
-        far = IfFrame(convert((seq | off) != const(0, U64)))
-        b.enter(far)
-        self.jump(b, ((seq, Xorwow.sequence()), (off, (2, 0, 0, 0, 0))))
-        self._apply(b)
-        put(b, d, 0, d[0] + const(self.WEYL, U32) * cast(off & const(0xFFFFFFFF, U64), U32))
-        b.exit(far)
+        with IfFrame(convert((seq | off) != const(0, U64))):
+            self.jump(b, ((seq, Xorwow.sequence()), (off, (2, 0, 0, 0, 0))))
+            self._apply(b)
+            put(b, d, 0, d[0] + const(self.WEYL, U32) * cast(off & const(0xFFFFFFFF, U64), U32))
 
     def word(self, b: Builder) -> Var:
         self._step(b)
@@ -252,29 +240,26 @@ class Xorwow(Jumping):
         left, base, product = (self.state[k] for k in ("left", "base", "product"))
         for i in range(5):
             put(b, product, i, const(0, U32))
-        loop = serial(160)  # Horner's rule: one coefficient of left per iteration, the highest first
-        at = 159 - b.enter(loop)
-        over = let(b, "over", _zero_minus(product[4] >> const(31, U32)))
-        taken = let(b, "taken", _zero_minus(_coefficient(left, at)))
-        for i in reversed(range(5)):
-            up: Any = product[i] << const(1, U32)
-            if i:
-                up = up | (product[i - 1] >> const(31, U32))
-            fold = const(self.STEPS >> 32 * i & 0xFFFFFFFF, U32)
-            put(b, product, i, up ^ (over & fold) ^ (taken & base[i]))
-        b.exit(loop)
+        with serial(160) as at:  # Horner's rule: one coefficient of left per iteration, the highest first
+            over = let(b, "over", _zero_minus(product[4] >> const(31, U32)))
+            taken = let(b, "taken", _zero_minus(_coefficient(left, 159 - at)))
+            for i in reversed(range(5)):
+                up: Any = product[i] << const(1, U32)
+                if i:
+                    up = up | (product[i - 1] >> const(31, U32))
+                fold = const(self.STEPS >> 32 * i & 0xFFFFFFFF, U32)
+                put(b, product, i, up ^ (over & fold) ^ (taken & base[i]))
 
     def _apply(self, b: Builder) -> None:
         """v = the sum of the states after i steps, over the i whose coefficient in power is set."""
         v, total = self.state["v"], self.state["product"]
         for i in range(5):
             put(b, total, i, const(0, U32))
-        loop = serial(160)
-        taken = let(b, "taken", _zero_minus(_coefficient(self.state["power"], b.enter(loop))))
-        for i in range(5):
-            put(b, total, i, total[i] ^ (taken & v[i]))
-        self._step(b)
-        b.exit(loop)
+        with serial(160) as at:
+            taken = let(b, "taken", _zero_minus(_coefficient(self.state["power"], at)))
+            for i in range(5):
+                put(b, total, i, total[i] ^ (taken & v[i]))
+            self._step(b)
         for i in range(5):
             put(b, v, i, total[i])
 
@@ -313,12 +298,10 @@ class Mrg32k3a(Jumping):
             for i in range(3):
                 mixed = (high if (i + k) % 2 else low) * const(12345, U64) % const(modulus, U64)
                 put(b, self.state[name], i, select(binary("eq", seed, const(0, U64)), const(12345, U64), mixed))
-        far = IfFrame(convert((seq | off) != const(0, U64)))
-        b.enter(far)
-        for name, modulus, c in self.RECURRENCES:
-            self.jump(b, ((seq, Mrg32k3a.sequence(modulus, c)), (off, (0, 1, 0))), (modulus, c))
-            self._apply(b, self.state[name], modulus, c)
-        b.exit(far)
+        with IfFrame(convert((seq | off) != const(0, U64))):
+            for name, modulus, c in self.RECURRENCES:
+                self.jump(b, ((seq, Mrg32k3a.sequence(modulus, c)), (off, (0, 1, 0))), (modulus, c))
+                self._apply(b, self.state[name], modulus, c)
 
     def _draw(self, b: Builder) -> Var:
         """The next number of 1 .. M1: uint64."""

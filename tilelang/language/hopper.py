@@ -147,15 +147,12 @@ def copy_cluster(src: Any, dst: Any, *, dst_block: Any = None, cluster_mask: Any
         plan, attrs = options_from(CopyPlan, annotations, dst_block=rank, barrier=(there.buffer, there.indices[0]))
         return emit_op(b, Copy(s, d, attrs, plan, span=b.here()))
     wide, into = non_unit(s.extents), non_unit(d.extents)
-    frame = Parallel(*[s.extents[i] for i in wide], coalesced_width=coalesced_width, loop_layout=loop_layout)
-    got = b.enter(frame)
-    at = got if isinstance(got, (tuple, list)) else (got,)
-    source, target = list(s.mins), list(d.mins)
-    for v, i, j in zip(at, wide, into):
-        source[i], target[j] = source[i] + v, target[j] + v
-    value = cast(s.buffer[tuple(source)], d.buffer.dtype)
-    emit_call("cluster_store", (AddressOf(d.buffer, tuple(target)), rank, value))
-    b.exit(frame)
+    with Parallel(*[s.extents[i] for i in wide], coalesced_width=coalesced_width, loop_layout=loop_layout) as at:
+        source, target = list(s.mins), list(d.mins)
+        for v, i, j in zip(at, wide, into):  # one index unpacks to itself
+            source[i], target[j] = source[i] + v, target[j] + v
+        value = cast(s.buffer[tuple(source)], d.buffer.dtype)
+        emit_call("cluster_store", (AddressOf(d.buffer, tuple(target)), rank, value))
     return Emitted()
 
 

@@ -225,11 +225,9 @@ def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
     copy(acc, dst)
     e.made(b)
     if e.init is not None:
-        frame = Parallel(*acc.shape)
-        index = b.enter(frame)
-        where = index if isinstance(index, tuple) else (index,)
-        b.store(dst, where, Binary(OPS[e.op], load(dst, where), e.init, dst.dtype))
-        b.exit(frame)
+        with Parallel(*acc.shape) as index:
+            where = tuple(index)  # one index unpacks to itself
+            b.store(dst, where, Binary(OPS[e.op], load(dst, where), e.init, dst.dtype))
     return EMITTED
 
 

@@ -46,20 +46,18 @@ def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, tr
                     expected=f"K = {2 * half} of E and B, {m} rows of E", found=f"{en * factor} and {k_b}, {em} rows",
                     hint=f"E needs ({m}, {2 * half // factor}) elements of {e.buffer.dtype}")
     dense = alloc_shared((m, 2 * half), a.buffer.dtype)
-    frame = Parallel(m, 2 * half)
-    i, j = b.enter(frame)
-    word = cast(_at(e, i, j // factor, transpose_E), "uint32")
-    nibble = (word >> cast(j % factor // group * 4, "uint32")) & const(15, "uint32")
-    kept = [_at(a, i, j // group * (group // 2) + n, transpose_A) for n in range(group // 2)]
-    if group == 2:
-        value = select(binary("eq", nibble, select(j % 2 == 0, const(4, "uint32"), const(14, "uint32"))), kept[0],
-                       cast(0, dense.dtype))
-    else:
-        place = cast(j % 4, "uint32")
-        second = select(binary("eq", nibble >> const(2, "uint32"), place), kept[1], cast(0, dense.dtype))
-        value = select(binary("eq", nibble & const(3, "uint32"), place), kept[0], second)
-    b.store(dense, (i, j), value)
-    b.exit(frame)
+    with Parallel(m, 2 * half) as (i, j):
+        word = cast(_at(e, i, j // factor, transpose_E), "uint32")
+        nibble = (word >> cast(j % factor // group * 4, "uint32")) & const(15, "uint32")
+        kept = [_at(a, i, j // group * (group // 2) + n, transpose_A) for n in range(group // 2)]
+        if group == 2:
+            value = select(binary("eq", nibble, select(j % 2 == 0, const(4, "uint32"), const(14, "uint32"))), kept[0],
+                           cast(0, dense.dtype))
+        else:
+            place = cast(j % 4, "uint32")
+            second = select(binary("eq", nibble >> const(2, "uint32"), place), kept[1], cast(0, dense.dtype))
+            value = select(binary("eq", nibble & const(3, "uint32"), place), kept[0], second)
+        b.store(dense, (i, j), value)
     return gemm(dense, B, C, False, transpose_B, policy, clear_accum, k_pack, None, annotations)
 
 

@@ -304,10 +304,8 @@ def buffer_store(buf: Buffer, value: Any, indices: Any, predicate: Any = None) -
     if cond.dtype.lanes != 1 or not (cond.dtype.is_bool or cond.dtype.is_int):
         raise error("predicate-type", f"the predicate of T.buffer_store is one condition, found {cond.dtype}",
                     expected="a bool or an integer", hint="store the lanes one by one")
-    frame = IfFrame(as_bool(cond))
-    b.enter(frame)
-    Names(b).setitem(buf, tuple(idx), value)
-    b.exit(frame)
+    with IfFrame(as_bool(cond)):
+        Names(b).setitem(buf, tuple(idx), value)
     return EMITTED
 
 

@@ -101,10 +101,8 @@ def _storer(prefix: str, bits: int) -> Callable[..., Emitted]:
         if pred is None:
             b.store(buffer, _indices(where, lanes), stored)
             return EMITTED
-        frame = IfFrame(as_bool(pred))
-        b.enter(frame)
-        b.store(buffer, _indices(where, lanes), stored)
-        b.exit(frame)
+        with IfFrame(as_bool(pred)):
+            b.store(buffer, _indices(where, lanes), stored)
         return EMITTED
 
     return named(fn, name, f"Store {bits} bits ({_words(bits)}) to {'global' if prefix == 'stg' else 'shared'} memory"
