@@ -44,7 +44,7 @@ from typing import Any as _Any
 
 from .dtype import dtype, int_range, numpy_dtype, promote
 from .equal import alpha_equal
-from .build import call, fresh, logical, select
+from .build import call, do, fresh, logical, select
 from .buffer import AddressOf, Buffer, Load, Region, load
 from .call_options import CALL_OPTIONS, CallOptions, options_of
 from .children import children, contains, extent, is_large
@@ -66,7 +66,7 @@ from .span import Span
 from .stmt import (EMPTY, TILE_OPS, Alloc, Assert, Attrs, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel,
                    Seq, Stmt, Store, TileOp, While, replace, seq, tile_op, with_options)
 from .visitor import (distinct, follows_addresses, free_vars, inner, rebuild, remember, rewrite, rewrite_launches,
-                      rewrite_stmts, statements, stmts_of, substitute, used_vars, walk, with_inner)
+                      rewrite_stmts, statements, stmts_of, substitute, symbols_of, used_vars, walk, with_inner)
 
 
 def __getattr__(name: str) -> _Any:

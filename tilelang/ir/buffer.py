@@ -84,6 +84,15 @@ class Buffer(Node):
         return tuple(as_dim(s) for s in reversed(out))
 
     @property
+    def exprs(self) -> tuple[Expr, ...]:
+        """The expressions among its extents, strides and offset."""
+        return tuple(d for d in (*self.shape, *(self.strides_ or ()), self.offset) if isinstance(d, Expr))
+
+    def dtype_at(self, indices: tuple[Expr, ...]) -> dtype:
+        """The type of a value at these indices, of which the last may be a vector."""
+        return self.dtype.with_lanes(self.dtype.lanes * max([i.dtype.lanes for i in indices], default=1))
+
+    @property
     def is_static(self) -> bool:
         return all(isinstance(d, int) for d in self.shape)
 
@@ -193,8 +202,7 @@ class AddressOf(Expr):
 def load(buffer: Buffer, indices: Any, span: Span | None = None) -> Load:
     """buffer[indices]; a vector index (Ramp) as the last one gives a vector."""
     idx = tuple(convert(i) for i in indices)
-    lanes = max([i.dtype.lanes for i in idx], default=1)
-    return Load(buffer, idx, buffer.dtype.with_lanes(buffer.dtype.lanes * lanes), span=span)
+    return Load(buffer, idx, buffer.dtype_at(idx), span=span)
 
 
 def _no_element(variable: Load, key: Any) -> Any:

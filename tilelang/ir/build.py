@@ -12,6 +12,7 @@ from .dtype import dtype, value_of_type
 from .expr import (BOOL, FALSE, TRUE, Binary, Broadcast, Call, Const, Expr, Select, Shuffle, Var, as_bool, can_go, cast, const,
                    convert, match)
 from .span import Span
+from .stmt import Evaluate
 
 
 def logical(op: str, a: Any, b: Any) -> Expr:
@@ -45,6 +46,11 @@ def call(op: str, args: Any, dt: Any, span: Span | None = None, **options: Any) 
     """A call of the intrinsic `op`.  options: fields of its record (call_options.py).  Raises TypeError for unknown options."""
     given = options_of(op, options) if options else None
     return Call(op, tuple(convert(a) for a in args), dtype(dt), given, span=span)  # type: ignore[arg-type]
+
+
+def do(name: str, *args: Any, span: Span | None = None, **options: Any) -> Evaluate:
+    """A call of an intrinsic for its effect."""
+    return Evaluate(call(name, args, "void", span=span, **options), span=span)
 
 
 @value_of_type.provide

@@ -12,42 +12,8 @@ CALL_OPTIONS: dict[str, type[CallOptions]] = {}  # by name of the intrinsic; int
 class CallOptions(Options):
     """Base class of the option records of intrinsics.  The fields depend on the intrinsic."""
 
-    if TYPE_CHECKING:  # all fields of all records, so that code that knows the intrinsic need not name its record class
-        a_major: str
-        arriving: int
-        b_major: str
-        based: bool
-        by_group: bool | None
-        bytes: int
-        cache_hint: str | int | None
-        count: int
-        first: int
-        high: int
-        inc: bool
-        joined: bool
-        key: int | None
-        lbo: int
-        low: int
-        map: str
-        mask: int
-        move: str | None
-        multicast: bool
-        n: int
-        noinc: bool
-        num: int
-        number: int | None
-        offset: int
-        order: str | None
-        read: bool
-        registers: tuple[str, ...]
-        relaxed: bool
-        rounding_mode: str
-        row: str
-        sbo: int
-        size: int
-        swizzle: int
-        trans: bool
-        width: int
+    if TYPE_CHECKING:  # fields of all records: code that knows the intrinsic need not name its record class
+        def __getattr__(self, name: str) -> Any: ...
 
 
 def options_of(op: str, given: dict[str, Any]) -> CallOptions | None:

@@ -15,7 +15,7 @@ from .nodes import fields_of
 from .literals import LITERALS
 from .options import Options
 from .plans import LaunchPlan, LoopPlan, ParallelPlan
-from .printer import LOOPS, SYMBOLS, literal_dtype
+from .printer import LOOPS, SYMBOLS
 from .stmt import (TILE_OPS, Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq,
                    Stmt, Store, While, seq)
 
@@ -132,7 +132,7 @@ class _Parser:
                 return self.binary(_OPS[type(op)], self.expr(a), self.expr(b))
             case ast.Subscript():
                 buffer, indices = self.element(n)
-                return Load(buffer, indices, literal_dtype(buffer, indices))
+                return Load(buffer, indices, buffer.dtype_at(indices))
             case ast.Call(func=ast.Attribute(attr=name)):
                 return self.call(name, n)
         raise self.fail(n, "not an expression of the IR")

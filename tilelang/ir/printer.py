@@ -17,7 +17,7 @@ from .nodes import Node, fields_of, node_text
 from .options import Options
 from .stmt import (Alloc, Assert, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel, Seq, Stmt, Store,
                    TileOp, While)
-from .visitor import walk
+from .visitor import symbols_of, walk
 
 SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "floormod": "%", "bitand": "&",
            "bitor": "|", "bitxor": "^", "shl": "<<", "shr": ">>", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
@@ -36,12 +36,6 @@ def to_text(n: Any) -> str:
     else:
         return p.value(n)
     return "\n".join(p.lines)
-
-
-def literal_dtype(buffer: Buffer, indices: tuple[Expr, ...]) -> dtype:
-    """The default dtype of a Load with these indices; the text gives the dtype only where it differs."""
-    lanes = max([i.dtype.lanes for i in indices], default=1)
-    return buffer.dtype.with_lanes(buffer.dtype.lanes * lanes)
 
 
 def _statements(v: Any) -> tuple[Any, ...]:
@@ -146,9 +140,8 @@ class _Printer:
                 f = "if_then_else" if n.lazy else "Select"
                 return f"T.{f}({self.node(n.cond)}, {self.node(n.a)}, {self.node(n.b)})"
             case Load():
-                if n.dtype == literal_dtype(n.buffer, n.indices):
-                    return self.element(n.buffer, n.indices)
-                return f'T.load({self.element(n.buffer, n.indices)}, "{n.dtype}")'
+                text = self.element(n.buffer, n.indices)
+                return text if n.dtype == n.buffer.dtype_at(n.indices) else f'T.load({text}, "{n.dtype}")'
             case AddressOf():
                 return f"T.address_of({self.element(n.buffer, n.indices)})"
             case Call():
@@ -211,9 +204,8 @@ class _Printer:
         for x in _own_buffers(n):
             if id(x) not in self.declared:
                 self.declared.add(id(x))
-                for d in (*x.shape, *(x.strides_ or ()), x.offset):
-                    if isinstance(d, Expr):
-                        self.declare_used(d)
+                for d in x.exprs:
+                    self.declare_used(d)
                 self.emit(f"{self.name(x)} = T.decl_buffer({self.buffer_args(x)})")
 
     def buffer_args(self, b: Buffer) -> str:
@@ -324,16 +316,7 @@ class _Printer:
 
     def _symbols(self, f: Func) -> None:
         """Declarations of the symbols in shapes, strides and offsets of parameters."""
-        defined = {id(p) for p in f.params}
-        symbols: list[Var] = []
-        for _, b in f.buffers:
-            for d in (*b.shape, *(b.strides_ or ()), b.offset):
-                if isinstance(d, Expr):
-                    for x in walk(d, Var):
-                        if id(x) not in defined:
-                            defined.add(id(x))
-                            symbols.append(x)
-        for v in symbols:
+        for v in symbols_of(f):
             self.emit(f'{self.name(v)} = T.dynamic("{v.name}", "{v.dtype}")')
 
     def func(self, f: Func) -> None:

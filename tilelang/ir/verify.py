@@ -128,9 +128,8 @@ class _Verifier:
         scope = b.scope_name
         if scope in SHARED:
             self.shared.append(b)
-        for d in (*b.shape, *(b.strides_ or ()), b.offset):
-            if isinstance(d, Expr):
-                self.used(self.expr(d), span)
+        for d in b.exprs:
+            self.used(self.expr(d), span)
 
     # ---- functions and statements -----------------------------------------------------------------------------
 
@@ -141,9 +140,8 @@ class _Verifier:
         for p, b in f.buffers:
             if p not in self.scope:
                 self.say("defined", f"tensor `{b.name}` belongs to `{p.name}`, which is no parameter", f.span)
-            for d in (*b.shape, *(b.strides_ or ()), b.offset):  # the shape of the argument defines the symbols
-                if isinstance(d, Expr):
-                    self.scope.update(x for x in self.expr(d) if isinstance(x, Var))
+            for d in b.exprs:  # the shape of the argument defines the symbols
+                self.scope.update(x for x in self.expr(d) if isinstance(x, Var))
         for _, b in f.buffers:
             self.define(b, f.span, added)
         self.stmt(f.body)
@@ -176,8 +174,7 @@ class _Verifier:
             case Store():
                 self.element(s.buffer, s.indices, s.span)
                 self.value(s.value, s.span)
-                lanes = s.buffer.dtype.lanes * max([i.dtype.lanes for i in s.indices], default=1)
-                want = s.buffer.dtype.with_lanes(lanes)
+                want = s.buffer.dtype_at(s.indices)
                 if s.value.dtype != want:
                     self.say("dtypes", f"{s.value.dtype} stored into `{s.buffer.name}`, which takes {want}", s.span)
             case Evaluate():
@@ -378,8 +375,7 @@ class _Verifier:
                     self.say("dtypes", f"select of {e.a.dtype} and {e.b.dtype} gives {e.dtype}", e.span)
             case Load():
                 self.index(e.buffer, e.indices, e.span)
-                lanes = max([i.dtype.lanes for i in e.indices], default=1)
-                want = e.buffer.dtype.with_lanes(e.buffer.dtype.lanes * lanes)
+                want = e.buffer.dtype_at(e.indices)
                 if e.dtype != want:
                     self.say("dtypes", f"load of `{e.buffer.name}` gives {want}, found {e.dtype}", e.span)
             case AddressOf():

@@ -227,9 +227,8 @@ def free_vars(n: Any) -> set[Var]:
         if kind is Var:
             used.add(x)
         elif kind is Buffer:
-            for d in (*x.shape, *(x.strides_ or ()), x.offset):
-                if isinstance(d, Expr):
-                    used |= free_vars(d)
+            for d in x.exprs:
+                used |= free_vars(d)
         elif kind is Bind or kind is For:
             bound.add(x.var)
         elif kind is Parallel:
@@ -238,6 +237,12 @@ def free_vars(n: Any) -> set[Var]:
             bound.update(x.block_vars)
             bound.update(x.thread_vars)
     return used - bound
+
+
+def symbols_of(func: Func) -> tuple[Var, ...]:
+    """The variables in shapes, strides and offsets of tensor parameters that are no parameters themselves, in order."""
+    params = set(func.params)
+    return tuple(dict.fromkeys(v for _, b in func.buffers for d in b.exprs for v in walk(d, Var) if v not in params))
 
 
 def used_vars(n: Any) -> set[Var]:

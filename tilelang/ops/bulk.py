@@ -14,8 +14,10 @@ import math
 from typing import Any
 
 from tilelang.arith import divisible
-from tilelang.ir import AddressOf, Evaluate, Expr, Region, Stmt, call, const, convert, is_const, seq, GLOBAL
-from tilelang.target.tensor_map import STRIDE_ALIGN, unsupported
+from tilelang.ir import AddressOf, Region, Stmt, const, convert, do, is_const, seq
+from tilelang.target.tensor_map import unsupported
+
+from .tma_boxes import barrier_of, copied_tile, moved, row_box, tensor_of, tensor_unsupported, unaligned
 
 UNIT = 16  # bytes
 MOST_BYTES = 1 << 16
@@ -90,20 +92,15 @@ def _place(run: Region, bits: int, analyzer: Any) -> str:
 
 def _boxes(op: Any, tile: Region, run: Region, analyzer: Any, strides: bool) -> str:
     """Why boxes of one row are not possible; "" when they are."""
-    t, bits = run.buffer, tile.dtype.bits
-    unit = UNIT * 8 // math.gcd(bits, UNIT * 8)
+    t = run.buffer
+    unit = UNIT * 8 // math.gcd(tile.dtype.bits, UNIT * 8)
     # Without an analyzer the pass tma_columns, which knows the divisors of bound variables, has decided.
     if op.plan.unaligned_columns or analyzer is not None and not divisible(convert(run.mins[-1]), unit, None, analyzer):
-        return f"the tile of `{t.name}` may start at a column that is no multiple of {UNIT} bytes"
+        return unaligned(run)
     wide = _box_columns(tile)
     if not wide:
         return f"`{tile.buffer.name}` has no parts of whole {_START} bytes and at most {_BOX} elements"
-    unknown = [x for x in t.strides[:-1] if not isinstance(x, int) and not hasattr(x, "value")]
-    if not strides and not all(divisible(x, unit) for x in unknown):
-        return f"run-time strides of `{t.name}` may be no multiples of {STRIDE_ALIGN} bytes"
-    if not isinstance(t.offset, int) and not hasattr(t.offset, "value"):
-        return f"where `{t.name}` starts is known at run time only"
-    return unsupported(t, (wide, *[1] * (t.ndim - 1))) or ""
+    return tensor_unsupported(t, strides) or unsupported(t, row_box(run, wide)) or ""
 
 
 def _box_columns(tile: Region) -> int:
@@ -130,37 +127,14 @@ def _place_of(tile: Region, first: int, cx: Any) -> AddressOf:
 
 def lower_bulk(op: Any, cx: Any) -> Stmt:
     """Lower a Copy with bulk=True to the statements of the one thread that issues it; a store is committed as a bulk group."""
-    into = op.dst.buffer.scope_name != GLOBAL
-    tile, run = (op.dst, op.src) if into else (op.src, op.dst)
+    tile, run = copied_tile(op), tensor_of(op)
     if op.plan.boxes:
-        return _lower_boxes(op, cx, into, tile, run)
+        wide = _box_columns(tile)
+        name = cx.tensor_map(run.buffer, row_box(run, wide), 0, row_bytes=bulk_bytes(tile))
+        return moved(op, cx, name, [(_place_of(tile, first, cx), {run.buffer.ndim - 1: first})
+                                    for first in range(0, _length(tile), wide)])
     size, inside = const(bulk_bytes(tile), "uint32"), _place_of(tile, 0, cx)
     outside = AddressOf(run.buffer, cx.simplified(tuple(cx.expr(convert(m)) for m in run.mins)))
-    if into:
-        barrier, index = op.plan.barrier
-        bar = AddressOf(barrier, (cx.expr(convert(index)),))
-        return _do("bulk_load", op, inside, outside, size, bar)
-    return seq(_do("bulk_store", op, outside, inside, size), _do("bulk_commit", op), span=op.span)
-
-
-def _lower_boxes(op: Any, cx: Any, into: bool, tile: Region, run: Region) -> Stmt:
-    wide = _box_columns(tile)
-    name = cx.tensor_map(run.buffer, (wide, *[1] * (run.buffer.ndim - 1)), 0, row_bytes=bulk_bytes(tile))
-    hint = op.plan.eviction_policy
-    attrs = {"map": name, **({"cache_hint": hint} if hint in ("evict_first", "evict_last") else {})}
-    out: list[Stmt] = []
-    for first in range(0, _length(tile), wide):
-        *lead, last = (cx.expr(convert(m)) for m in run.mins)
-        where = cx.simplified((last + first, *reversed(lead)))
-        place = _place_of(tile, first, cx)
-        if into:
-            barrier, index = op.plan.barrier
-            args: tuple[Any, ...] = (place, AddressOf(barrier, (cx.expr(convert(index)),)), *where)
-        else:
-            args = (place, *where)
-        out.append(Evaluate(call("tma_load" if into else "tma_store", args, "void", span=op.span, **attrs), span=op.span))
-    return seq(*out, *(() if into else (_do("bulk_commit", op),)), span=op.span)
-
-
-def _do(name: str, op: Any, *args: Expr) -> Stmt:
-    return Evaluate(call(name, args, "void", span=op.span), span=op.span)
+    if tile is op.dst:
+        return do("bulk_load", inside, outside, size, barrier_of(op, cx), span=op.span)
+    return seq(do("bulk_store", outside, inside, size, span=op.span), do("bulk_commit", span=op.span), span=op.span)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Evaluate, Expr, For, If, Region, Stmt, Var, call, const, convert, fresh, is_const, seq,
+from tilelang.ir import (AddressOf, Expr, For, If, Region, Stmt, Var, const, convert, do, fresh, is_const, seq,
                          FRAGMENT, SHARED)
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Mode
@@ -104,9 +104,9 @@ def transpose_bytes(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | None
         step = fresh("t")
         tile, at = (group * held + step) * warps + cx.thread // WARP, AddressOf(registers, (step * 16,))
         column, row = tile % (n // 16) * 16, tile // (n // 16) * 32
-        args = (at, _place(cx, src, row + _row_of_bytes(lane), column)) if op == "ldmatrix" else (
-            _place(cx, dst, column + lane % 8 * 2 + (lane // 8 + lane % 8 // 4) % 2, row + lane // 16 * 16), at)
-        out: Stmt = Evaluate(call(op, args, "void", span=span, num=4, trans=op == "ldmatrix", bytes=True), span=span)
+        args = (at, place_in(cx, src, row + _row_of_bytes(lane), column)) if op == "ldmatrix" else (
+            place_in(cx, dst, column + lane % 8 * 2 + (lane // 8 + lane % 8 // 4) % 2, row + lane // 16 * 16), at)
+        out: Stmt = do(op, *args, span=span, num=4, trans=op == "ldmatrix", bytes=True)
         return For(step, const(0), const(held), "unroll", out if tiles % warps == 0 else If(tile < tiles, out))
 
     return For(group, const(0), const(steps // held), "unroll", seq(each("ldmatrix"), each("stmatrix")))
@@ -124,7 +124,7 @@ def _row_of_bytes(lane: Expr) -> Expr:
     return lane // 16 * 16 + lane % 8 // 2 * 4 + (lane // 8 + lane // 4) % 2 * 2 + lane % 2
 
 
-def _place(cx: Any, r: Region, row: Expr, column: Expr) -> AddressOf:
+def place_in(cx: Any, r: Region, row: Expr, column: Expr) -> AddressOf:
     """The address of an element of a tile in shared memory."""
     mins = tuple(convert(m) for m in r.mins)
     where = (*mins[:-2], mins[-2] + row, mins[-1] + column)
@@ -133,8 +133,7 @@ def _place(cx: Any, r: Region, row: Expr, column: Expr) -> AddressOf:
 
 
 def _load(cx: Any, src: Region, dst: Region, index: list[Expr], register: Expr, span: Any, **options: Any) -> Stmt:
-    args = (AddressOf(cx.local_of(dst.buffer), (register,)), _place(cx, src, *index))
-    return Evaluate(call("ldmatrix", args, "void", span=span, **options), span=span)
+    return do("ldmatrix", AddressOf(cx.local_of(dst.buffer), (register,)), place_in(cx, src, *index), span=span, **options)
 
 
 def _columns_of_bytes(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | None:

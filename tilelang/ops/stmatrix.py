@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Evaluate, Expr, Ramp, Region, Stmt, Store, call, cast, const, convert, load, seq, FRAGMENT,
-                         SHARED)
+from tilelang.ir import AddressOf, Expr, Ramp, Region, Stmt, Store, cast, const, do, load, seq, FRAGMENT, SHARED
 from tilelang.layout import THREAD
 
-from .ldmatrix import PAIRS, ROWS, matrix_rows, outer_digits, over_matrices, threads_used
+from .ldmatrix import PAIRS, ROWS, matrix_rows, outer_digits, over_matrices, place_in, threads_used
 
 WARP = 32
 
@@ -34,11 +33,7 @@ def copy_by_stmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | Non
     if used % WARP or any(o.stride % WARP for _, o in digits if o.to == THREAD):
         return None
     index, num, loops, register = matrix_rows(cx, digits)
-    mins = tuple(convert(m) for m in dst.mins)
-    where = (*mins[:-2], mins[-2] + index[0], mins[-1] + index[1])
-    buffer, physical = cx.physical(dst.buffer, tuple(cx.expr(i) for i in where))
-    place = AddressOf(buffer, cx.simplified(physical))
-    out: Stmt = _stored(cx, src, dst, register, place, num, trans, span)
+    out: Stmt = _stored(cx, src, dst, register, place_in(cx, dst, *index), num, trans, span)
     return over_matrices(cx, out, loops, used)
 
 
@@ -46,13 +41,13 @@ def _stored(cx: Any, src: Region, dst: Region, register: Expr, place: Expr, num:
     local, n = cx.local_of(src.buffer), 2 * num
     attrs = {"num": num, "trans": trans}
     if src.dtype == dst.dtype:
-        return Evaluate(call("stmatrix", (place, AddressOf(local, (register,))), "void", span=span, **attrs), span=span)
+        return do("stmatrix", place, AddressOf(local, (register,)), span=span, **attrs)
     packed = cx.new_local("packed", n, dst.dtype)
     value = load(local, (Ramp(register, const(1), n, register.dtype.with_lanes(n)),))
     zero = const(0)
     return seq(Store(packed, (Ramp(zero, const(1), n, zero.dtype.with_lanes(n)),), cast(value, dst.dtype.with_lanes(n)),
                      span=span),
-               Evaluate(call("stmatrix", (place, AddressOf(packed, (zero,))), "void", span=span, **attrs), span=span))
+               do("stmatrix", place, AddressOf(packed, (zero,)), span=span, **attrs))
 
 
 def _applies(cx: Any, src: Region, dst: Region) -> bool:

@@ -7,24 +7,22 @@ makes one thread run the copy and sets the expected bytes of the barrier.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
-from tilelang.arith import divisible
 from tilelang.errors import InternalError
-from tilelang.ir import AddressOf, Buffer, Evaluate, Expr, If, Region, Stmt, binary, call, const, convert, is_const, seq
+from tilelang.ir import AddressOf, Buffer, Expr, If, Stmt, binary, const, convert, do, seq
 from tilelang.ir.record import record
 from tilelang.layout import SwizzledBoxes, boxes_of
 from tilelang.layout.swizzled_boxes import Box
-from tilelang.target.tensor_map import STRIDE_ALIGN, unsupported
+from tilelang.target.tensor_map import unsupported
 
 from .bulk import bulk_bytes
 from .gemm.wgmma import no_boxes, shared_boxes
+from .tma_boxes import barrier_of, box_of, cache_hint, excluded, matrix_dims, no_box, start_of, strides_unsupported
 
 _A_BOX = 1024  # bytes whose transfer takes as long as issuing one more box
 MOST_BOXES = 16  # boxes of a copy; with more, loads by all threads are no slower
-_HINTS = {"evict_first": "evict_first", "evict_last": "evict_last", "evict_normal": "evict_normal"}
 
 
 def tma_unsupported(op: Any, strides: bool = False) -> str:
@@ -33,13 +31,9 @@ def tma_unsupported(op: Any, strides: bool = False) -> str:
     strides: run-time strides are assumed to be multiples of 16 bytes, which the host checks.
     """
     src, dst = op.src, op.dst
-    if op.plan.disable_tma or op.plan.prefer_instruction not in (None, "tma"):
-        return "the copy asks for another way"
-    if op.plan.unaligned_columns:
-        return unaligned(src)
-    if src.dtype != dst.dtype:
-        return "the copy converts"
-    b = dst.buffer
+    why, b = excluded(op, dst, src), dst.buffer
+    if why:
+        return why
     if b.ndim < 2 or not b.is_static or b.strides_ is not None or not dst.is_full:
         return f"`{b.name}` is not filled as a whole tile"
     rows, columns = (int(n) for n in b.shape[-2:])
@@ -48,22 +42,13 @@ def tma_unsupported(op: Any, strides: bool = False) -> str:
     p = shared_boxes(b)
     if p is None:
         return no_boxes(b)
-    if box_dims(src, rows, columns) is None:
-        return f"the tile of `{src.buffer.name}` is no box whose rows are contiguous"
-    boxes = p.boxes()
+    dims, boxes = matrix_dims(src, rows, columns), p.boxes()
+    if dims is None:
+        return no_box(src)
     if len(boxes) > MOST_BOXES or len({(x.rows, x.columns) for x in boxes}) > 1:
         return f"`{b.name}` needs {len(boxes)} boxes"
-    unit = STRIDE_ALIGN * 8 // math.gcd(src.dtype.bits, STRIDE_ALIGN * 8)
-    unknown = [s for s in src.buffer.strides[:-1] if not isinstance(s, int) and not hasattr(s, "value")]
-    if not strides and not all(divisible(s, unit) for s in unknown):
-        return f"run-time strides of `{src.buffer.name}` may be no multiples of {STRIDE_ALIGN} bytes"
-    return unsupported(src.buffer, _box(src, p, rows, columns), p.swizzle) or ""
-
-
-def unaligned(tile: Region) -> str:
-    """Why TMA cannot load a tile whose first column is not known to be a multiple of 16 bytes
-    (transform/legalize/tma_columns.py); "" when it can."""
-    return f"the tile of `{tile.buffer.name}` may start at a column that is no multiple of {STRIDE_ALIGN} bytes"
+    return strides_unsupported(src.buffer, strides) or unsupported(
+        src.buffer, box_of(src, dims, boxes[0].rows, boxes[0].columns), p.swizzle) or ""
 
 
 def versions_unsupported(b: Buffer) -> str:
@@ -80,25 +65,6 @@ def tma_bytes(op: Any) -> int:
     if p is None:
         raise InternalError(f"`{op.dst.buffer.name}` has no TMA boxes")
     return p.transaction_bytes
-
-
-def box_dims(src: Region, rows: int, columns: int) -> tuple[int, int] | None:
-    """The dimensions of the tensor that correspond to the tile's rows and columns."""
-    wide = [d for d, n in enumerate(src.extents) if not is_const(n, 1)]
-    if len(wide) != 2 or wide[1] != src.buffer.ndim - 1 or not is_const(src.extents[wide[0]], rows) or \
-            not is_const(src.extents[wide[1]], columns):
-        return None
-    return wide[0], wide[1]
-
-
-def _box(src: Region, p: SwizzledBoxes, rows: int, columns: int) -> tuple[int, ...]:
-    """Extents of a TMA box, innermost first."""
-    dims = box_dims(src, rows, columns)
-    first = p.boxes()[0]
-    out = [1] * src.buffer.ndim
-    if dims is not None:
-        out[dims[0]], out[dims[1]] = first.rows, first.columns
-    return tuple(reversed(out))
 
 
 def tma_boxes(op: Any, blocks: int) -> bool:
@@ -148,7 +114,7 @@ def _sub_tiles(p: SwizzledBoxes, blocks: int) -> _SubTiles | None:
 def row_boxes(op: Any, count: int) -> list[Any] | None:
     """Split a copy into `count` copies of equal numbers of rows, each a load of its own; None when that is impossible."""
     rows, columns = (int(n) for n in op.dst.buffer.shape[-2:])
-    p, dims = shared_boxes(op.dst.buffer), box_dims(op.src, rows, columns)
+    p, dims = shared_boxes(op.dst.buffer), matrix_dims(op.src, rows, columns)
     each = rows // count
     if p is None or dims is None or each * count != rows or each % 8 or any(b.row for b in p.boxes()):
         return None
@@ -176,15 +142,13 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     src, dst = op.src, op.dst
     got = boxes_of(cx.layout_of(dst.buffer), dst.dtype.bits)
     rows, columns = (int(n) for n in dst.extents[-2:])  # type: ignore[arg-type]
-    dims = box_dims(src, rows, columns)
+    dims = matrix_dims(src, rows, columns)
     if got is None or dims is None:
         raise InternalError(f"a copy to `{dst.buffer.name}` was planned as TMA, but it is no TMA box")
     boxes, step, count, blocks = got.boxes(), Box(0, 0, 0, 0, 0), 1, 1
     rank: Expr = const(0)
     if rows != got.rows:
         boxes = _some_rows(got, int(convert(dst.mins[-2]).value), rows)  # type: ignore[attr-defined]
-    shape = tuple(boxes[0].rows if k == src.buffer.ndim - 1 - dims[0] else n
-                  for k, n in enumerate(_box(src, got, rows, columns)))
     if op.plan.cluster_split:
         given, blocks, to = op.plan.cluster_split
         mine = _sub_tiles(got, blocks)
@@ -192,15 +156,10 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
             raise InternalError(f"a copy to `{dst.buffer.name}` was shared by {blocks} blocks, but it has fewer sub-tiles")
         boxes, step, count = mine.boxes, mine.step, mine.number
         rank, to = cx.expr(convert(given)), cx.expr(convert(to))
-        shape = tuple(boxes[0].rows if k == src.buffer.ndim - 1 - dims[0] else n for k, n in enumerate(shape))
+    shape = box_of(src, dims, boxes[0].rows, got.boxes()[0].columns)
     name = cx.tensor_map(src.buffer, shape, got.swizzle, op.plan.tf32, columns * dst.dtype.bits // 8)
-    barrier, index = op.plan.barrier
-    bar = AddressOf(barrier, (cx.expr(convert(index)),))
-    zero = const(0)
-    lead = tuple(cx.expr(convert(m)) for m in dst.mins[:-2])
-    storage, (base,) = cx.physical(dst.buffer, (*lead, zero, zero))
-    hint = _HINTS.get(op.plan.eviction_policy or "")
-    attrs: dict[str, Any] = {"map": name, **({"cache_hint": hint} if hint and hint != "evict_normal" else {})}
+    bar, (storage, base) = barrier_of(op, cx), start_of(dst, cx)
+    attrs: dict[str, Any] = {"map": name, **cache_hint(op)}
     mask: tuple[Expr, ...] = ()
     if to is not None:
         attrs["multicast"], mask = True, (to,)
@@ -214,8 +173,7 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
             at[dims[0]] = at[dims[0]] + box.row + sub_tile * step.row
             at[dims[1]] = at[dims[1]] + box.column + sub_tile * step.column
             place, *where = cx.simplified((base + box.offset * 8 // bits + sub_tile * (step.offset * 8 // bits), *reversed(at)))
-            loads.append(Evaluate(call("tma_load", (AddressOf(storage, (place,)), bar, *where, *mask), "void", span=op.span,
-                                       **attrs), span=op.span))
+            loads.append(do("tma_load", AddressOf(storage, (place,)), bar, *where, *mask, span=op.span, **attrs))
         last = (nth + 1) * blocks > count  # some blocks have one piece fewer
         out += [If(binary("lt", sub_tile, const(count, sub_tile.dtype)), seq(*loads))] if last else loads
     return seq(*out, span=op.span)

@@ -12,16 +12,17 @@ from typing import Any
 
 from tilelang.arith import divisible
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Buffer, Evaluate, Expr, For, If, Region, Stmt, binary, call, const, convert, fresh,
-                         is_const, load, replace, seq, SHARED)
-
+from tilelang.ir import (AddressOf, Buffer, Expr, For, If, Region, Stmt, binary, call, const, convert, do, fresh, is_const,
+                         load, replace, seq, SHARED)
 from tilelang.layout import boxes_of, linear_layout
 from tilelang.target.tensor_map import unsupported
 
 from .plans import CopyPlan
 from .gemm.wgmma import no_boxes, shared_boxes
-from .tma import box_dims, lower_tma_load, tma_bytes, tma_unsupported, unaligned
-from .tma_store import copied_tile, store_tile
+from .tma import lower_tma_load, tma_bytes, tma_unsupported
+from .tma_boxes import (Piece, barrier_of, box_of, copied_tile, matrix_dims, moved, no_box, row_box, start_of, tensor_of,
+                        unaligned)
+from .tma_store import store_tile
 
 register("tma-copy", ValueError, "a tile that TMA cannot move", "a tile is (rows, columns) of a tensor whose rows are "
          "contiguous, in a shared buffer with rows of 16, 32, 64 or a multiple of 128 bytes; or a whole row; T.copy moves any "
@@ -40,9 +41,7 @@ def check_tma_copy(op: Any) -> None:
 
 def is_row(op: Any) -> bool:
     """Whether a T.tma_copy moves one row: unswizzled boxes, whatever its length."""
-    tile = copied_tile(op)
-    other = op.src if tile is op.dst else op.dst
-    return op.plan.by_hand and all(is_const(n, 1) for n in (*tile.extents[:-1], *other.extents[:-1]))
+    return op.plan.by_hand and all(is_const(n, 1) for n in (*copied_tile(op).extents[:-1], *tensor_of(op).extents[:-1]))
 
 
 def _row_box(op: Any) -> int:
@@ -58,8 +57,7 @@ def _row_box(op: Any) -> int:
 
 
 def _row_unsupported(op: Any) -> str:
-    tile = copied_tile(op)
-    other = op.src if tile is op.dst else op.dst
+    tile, other = copied_tile(op), tensor_of(op)
     if tile.dtype != other.dtype:
         return "the copy converts"
     if op.plan.unaligned_columns:
@@ -67,7 +65,7 @@ def _row_unsupported(op: Any) -> str:
     k = _row_box(op)
     if not k:
         return f"{_slice(tile)}: no equal boxes of multiples of 16 bytes that start at multiples of 128 bytes"
-    return unsupported(other.buffer, (k, *[1] * (other.buffer.ndim - 1)), 0) or ""
+    return unsupported(other.buffer, row_box(other, k), 0) or ""
 
 
 def _slice(tile: Region) -> str:
@@ -97,13 +95,13 @@ def _slice_unsupported(op: Any, tile: Region, other: Region) -> str:
     each = _rows_of_box(rows, p.width)
     if not each or not divisible(convert(tile.mins[-2]), 128 // p.width):
         return f"{_slice(tile)}, and its boxes of {p.width} bytes a row do not start at multiples of 128 bytes"
-    dims = box_dims(other, rows, columns)
+    dims = matrix_dims(other, rows, columns)
     if dims is None:
-        return f"the tile of `{other.buffer.name}` is no box whose rows are contiguous"
+        return no_box(other)
     if tile.dtype != other.dtype:
         return "the copy converts"
     return unaligned(other) if op.plan.unaligned_columns else unsupported(
-        other.buffer, _box(other, dims, each, p.box_columns), p.swizzle) or ""
+        other.buffer, box_of(other, dims, each, p.box_columns), p.swizzle) or ""
 
 
 def _rows_of_box(rows: int, width: int) -> int:
@@ -111,61 +109,32 @@ def _rows_of_box(rows: int, width: int) -> int:
     return next((k for k in range(min(rows, MOST_OF_BOX), 0, -1) if rows % k == 0 and (k == rows or k * width % 128 == 0)), 0)
 
 
-def _box(other: Region, dims: tuple[int, int], rows: int, columns: int) -> tuple[int, ...]:
-    """Extents of a box of a tensor, innermost first."""
-    sizes = {dims[0]: rows, dims[1]: columns}
-    return tuple(sizes.get(d, 1) for d in reversed(range(other.buffer.ndim)))
-
-
 def _slice_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     """The TMA boxes of some rows and columns of a swizzled matrix, as statements of the one thread that issues them."""
-    tile = copied_tile(op)
-    other = op.src if tile is op.dst else op.dst
+    tile, other = copied_tile(op), tensor_of(op)
     rows, columns = map(int, tile.extents[-2:])
-    p, dims = boxes_of(cx.layout_of(tile.buffer), tile.dtype.bits), box_dims(other, rows, columns)
+    p, dims = boxes_of(cx.layout_of(tile.buffer), tile.dtype.bits), matrix_dims(other, rows, columns)
     assert p is not None and dims is not None, "check_tma_copy has seen this slice"
     each = _rows_of_box(rows, p.width)
-    box = _box(other, dims, each, p.box_columns)
-    storage, (base,) = cx.physical(tile.buffer, (*(cx.expr(convert(m)) for m in tile.mins[:-2]), const(0), const(0)))
+    box, (storage, base) = box_of(other, dims, each, p.box_columns), start_of(tile, cx)
     row, column = (cx.expr(convert(m)) for m in tile.mins[-2:])
-    pieces: list[tuple[AddressOf, dict[int, int]]] = []
+    pieces: list[Piece] = []
     for c in range(0, columns, p.box_columns):
         for r in range(0, rows, each):
             first = (column // p.box_columns + c // p.box_columns) * (p.rows * p.box_columns) + (row + r) * p.box_columns
             (place,) = cx.simplified((base + first,))
             pieces.append((AddressOf(storage, (place,)), {dims[0]: r, dims[1]: c}))
-    return _moved(op, cx, cx.tensor_map(other.buffer, box, p.swizzle, row_bytes=columns * tile.dtype.bits // 8), pieces, to)
+    return moved(op, cx, cx.tensor_map(other.buffer, box, p.swizzle, row_bytes=columns * tile.dtype.bits // 8), pieces, to)
 
 
 def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     """The TMA boxes of a row, as statements of the one thread that issues them."""
-    tile = copied_tile(op)
-    other = op.src if tile is op.dst else op.dst
+    tile, other = copied_tile(op), tensor_of(op)
     k, n = _row_box(op), int(tile.extents[-1])
-    name = cx.tensor_map(other.buffer, (k, *[1] * (other.buffer.ndim - 1)), 0)
+    name = cx.tensor_map(other.buffer, row_box(other, k), 0)
     pieces = [(AddressOf(*cx.physical(tile.buffer, _at(tile, first, cx))), {other.buffer.ndim - 1: first})
               for first in range(0, n, k)]
-    return _moved(op, cx, name, pieces, to)
-
-
-def _moved(op: Any, cx: Any, name: str, pieces: list[tuple[AddressOf, dict[int, int]]], to: Expr | None) -> Stmt:
-    """Loads or stores of boxes: (shared address, {dimension of the tensor: distance from the first element})."""
-    load = op.dst.buffer.scope_name in SHARED
-    other = op.src if load else op.dst
-    hint = op.plan.eviction_policy
-    attrs: dict[str, Any] = {"map": name, **({"cache_hint": hint} if hint in ("evict_first", "evict_last") else {})}
-    fixed: list[Expr] = []
-    if load:
-        barrier, index = op.plan.barrier
-        fixed.append(AddressOf(barrier, (cx.expr(convert(index)),)))
-    if to is not None:
-        attrs["multicast"] = True
-    out = []
-    for place, far in pieces:
-        at = [cx.expr(convert(m)) for m in other.mins]
-        where = cx.simplified(tuple(at[d] + far[d] if d in far else at[d] for d in reversed(range(len(at)))))
-        out.append(_do("tma_load" if fixed else "tma_store", op, place, *fixed, *where, *([] if to is None else [to]), **attrs))
-    return seq(*out, *([] if fixed else [_do("bulk_commit", op)]), span=op.span)
+    return moved(op, cx, name, pieces, to)
 
 
 def _unsupported(op: Any) -> str:
@@ -178,12 +147,11 @@ def _unsupported(op: Any) -> str:
     if b.ndim < 2 or any(not is_const(n, 1) for n in tile.extents[:-2]):
         return f"the tile of `{b.name}` is no matrix"
     if _is_slice(op):
-        return _slice_unsupported(op, tile, op.src if tile is op.dst else op.dst)
+        return _slice_unsupported(op, tile, tensor_of(op))
     one = Buffer(b.name, tuple(b.shape[-2:]), b.dtype, b.scope_name, b.strides_ and b.strides_[-2:])
     whole = Region(one, (const(0), const(0)), tuple(b.shape[-2:]))
-    other = op.src if tile is op.dst else op.dst
     kept = CopyPlan(tf32=op.plan.tf32, unaligned_columns=op.plan.unaligned_columns)
-    return tma_unsupported(replace(op, src=other, dst=whole, plan=kept))
+    return tma_unsupported(replace(op, src=tensor_of(op), dst=whole, plan=kept))
 
 
 def lower_tma_copy(op: Any, cx: Any) -> Stmt:
@@ -192,9 +160,7 @@ def lower_tma_copy(op: Any, cx: Any) -> Stmt:
         return _leader(op, cx, _bulk(op, cx)) if _in_rows(op, cx) else _stores(op, cx)
     if op.dst.buffer.scope_name not in SHARED:
         return _leader(op, cx, _boxes(op)(op, cx) if is_row(op) or _is_slice(op) else store_tile(cx, op.src, op.dst, op))
-    barrier, index = op.plan.barrier
-    bar = AddressOf(barrier, (cx.expr(convert(index)),))
-    expect = _do("mbarrier_expect_tx", op, bar, const(_bytes(op), "uint32"))
+    expect = do("mbarrier_expect_tx", barrier_of(op, cx), const(_bytes(op), "uint32"), span=op.span)
     return _leader(op, cx, seq(expect, _loads(op, cx), span=op.span))
 
 
@@ -261,17 +227,17 @@ def _in_rows(op: Any, cx: Any) -> int:
 def _stores(op: Any, cx: Any) -> Stmt:
     """Threads store the elements to the other block, and each counts its bytes at that block's mbarrier."""
     s, d = op.src, op.dst
-    barrier, index = op.plan.barrier
-    bar, rank = AddressOf(barrier, (cx.expr(convert(index)),)), cx.expr(op.plan.dst_block)
+    bar, rank = barrier_of(op, cx), cx.expr(op.plan.dst_block)
     count, size = math.prod(map(int, s.extents)), s.dtype.bits // 8
     turns, rest = divmod(count, cx.num_threads)
 
     def element(k: Expr) -> Stmt:
         storage, at = cx.physical(s.buffer, _at(s, k, cx))
-        return _do("cluster_store", op, AddressOf(*cx.physical(d.buffer, _at(d, k, cx))), rank, load(storage, at))
+        there = AddressOf(*cx.physical(d.buffer, _at(d, k, cx)))
+        return do("cluster_store", there, rank, load(storage, at), span=op.span)
 
     def counted(body: Stmt, n: int) -> Stmt:
-        return seq(body, _do("mbarrier_complete_remote", op, bar, rank, const(n * size, "uint32")))
+        return seq(body, do("mbarrier_complete_remote", bar, rank, const(n * size, "uint32"), span=op.span))
 
     out: list[Stmt] = []
     if turns:
@@ -295,13 +261,11 @@ def _run(r: Region) -> int:
 
 def _bulk(op: Any, cx: Any) -> Stmt:
     s, d, n = op.src, op.dst, _in_rows(op, cx)
-    barrier, index = op.plan.barrier
-    bar, rank = AddressOf(barrier, (cx.expr(convert(index)),)), cx.expr(op.plan.dst_block)
-    count = math.prod(s.extents)
+    size, bar, rank = const(n * s.dtype.bits // 8, "uint32"), barrier_of(op, cx), cx.expr(op.plan.dst_block)
     out: list[Stmt] = []
-    for first in range(0, count, n):
+    for first in range(0, math.prod(s.extents), n):
         to, frm = (AddressOf(*cx.physical(r.buffer, _at(r, first, cx))) for r in (d, s))
-        out.append(_do("bulk_copy_cluster", op, to, frm, const(n * s.dtype.bits // 8, "uint32"), bar, rank))
+        out.append(do("bulk_copy_cluster", to, frm, size, bar, rank, span=op.span))
     return seq(*out, span=op.span)
 
 
@@ -312,7 +276,3 @@ def _at(r: Region, k: Any, cx: Any) -> tuple[Expr, ...]:
         out.append(cx.expr(convert(low)) + k % n)
         k //= n
     return tuple(reversed(out))
-
-
-def _do(name: str, op: Any, *args: Expr, **attrs: Any) -> Stmt:
-    return Evaluate(call(name, args, "void", span=op.span, **attrs), span=op.span)

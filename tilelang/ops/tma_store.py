@@ -25,19 +25,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tilelang.arith import divisible
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Buffer, Call, Evaluate, Expr, For, If, Ramp, Region, Stmt, Store, binary, call, cast, const,
-                         convert, fresh, is_const, load, seq, FRAGMENT, GLOBAL)
+from tilelang.ir import (AddressOf, Call, Expr, For, If, Ramp, Region, Stmt, Store, binary, cast, const, convert, do, fresh,
+                         is_const, load, seq, walk, FRAGMENT, GLOBAL)
 from tilelang.ir.record import record
-from tilelang.layout import REGISTER, THREAD, Mode, SwizzledBoxes, swizzled_box_layout, boxes_of
-from tilelang.target.tensor_map import REDUCE_ADD, STRIDE_ALIGN, unsupported
-from tilelang.ir import walk
+from tilelang.layout import REGISTER, THREAD, Mode, swizzled_box_layout, boxes_of
+from tilelang.target.tensor_map import REDUCE_ADD, unsupported
 
 from .distribute import conjunction, digit
 from .gemm.wgmma import no_boxes, shared_boxes
 from .ldmatrix import PAIRS, ROWS, Outer, outer_digits, threads_used
-from .tma import unaligned
+from .tma_boxes import (box_of, cache_hint, excluded, matrix_dims, moved, no_box, start_of, tensor_unsupported, unaligned)
 
 GROUP, WARP, ROWS_OF_STEP, BOX_ROW = 128, 32, 64, 128  # threads, threads, rows, bytes of a row of a TMA box
 GROUP_BARRIERS = 8  # number of the named barrier of warp group 0; lower ones belong to warp roles and programs
@@ -102,19 +100,6 @@ def _by_group(digits: list[Outer]) -> list[Outer]:
     return out
 
 
-def matrix_dims(region: Region, rows: int | Expr, columns: int) -> tuple[int, int] | None:
-    """The dimensions of a tensor that are a tile's rows and columns; None where the region is not such a tile."""
-    wide = [d for d, n in enumerate(region.extents) if not is_const(n, 1)]
-    if len(wide) != 2 or wide[1] != region.buffer.ndim - 1 or not _same(region.extents[wide[0]], rows) or \
-            not is_const(region.extents[wide[1]], columns):
-        return None
-    return wide[0], wide[1]
-
-
-def _same(extent: Any, rows: int | Expr) -> bool:
-    return is_const(extent, rows) if isinstance(rows, int) else isinstance(extent, Expr) and extent.same(rows)
-
-
 def first_rows(region: Region) -> Expr | None:
     """Number of rows of a region of whole rows that starts at row 0 and has a run-time row count; None for other regions."""
     rows, *columns = region.extents
@@ -122,20 +107,6 @@ def first_rows(region: Region) -> Expr | None:
             any(not (isinstance(n, int) and n == size) for n, size in zip(columns, region.buffer.shape[1:])):
         return None
     return rows
-
-
-def tensor_unsupported(buffer: Buffer, strides: bool = False) -> str:
-    """Why TMA cannot write a tensor, whatever the boxes; "" when it can.
-
-    strides: run-time strides are assumed to be multiples of 16 bytes, which the host checks.
-    """
-    unit = STRIDE_ALIGN * 8 // math.gcd(buffer.dtype.bits, STRIDE_ALIGN * 8)
-    unknown = [s for s in buffer.strides[:-1] if not isinstance(s, int) and not hasattr(s, "value")]
-    if not strides and not all(divisible(s, unit) for s in unknown):
-        return f"run-time strides of `{buffer.name}` may be no multiples of {STRIDE_ALIGN} bytes"
-    if not isinstance(buffer.offset, int) and not hasattr(buffer.offset, "value"):
-        return f"where `{buffer.name}` starts is known at run time only"
-    return ""
 
 
 def store_accumulators(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False) -> Stmt | None:
@@ -176,7 +147,7 @@ class _Store:
 
     def unsupported(self) -> str:
         """Why the store cannot be staged; "" when it can."""
-        columns, t = int(self.src.buffer.shape[1]), self.dst.buffer
+        columns = int(self.src.buffer.shape[1])
         if self.op.plan.disable_tma or self.op.plan.prefer_instruction not in (None, "tma"):
             return "the copy asks for another way"
         if self.src.dtype.lanes != 1 or self.dt.lanes != 1 or self.dt.is_bool or self.dt.bits not in (8, 16, 32):
@@ -185,7 +156,7 @@ class _Store:
             return f"transposed elements of {self.dt} have no form"
         self.dims = matrix_dims(self.dst, self.src.extents[0], columns)
         if self.dims is None:
-            return f"the tile of `{t.name}` is no box whose rows are contiguous"
+            return no_box(self.dst)
         return self.cx.stores.room()  # type: ignore[no-any-return]
 
     def tensor_unsupported(self) -> str:
@@ -207,11 +178,9 @@ class _Store:
         return min(self.columns, self.group_columns - p * self.columns)
 
     def _box(self, p: int) -> tuple[int, ...]:
-        out = [1] * self.dst.buffer.ndim
         assert self.dims is not None
         size = ROWS_OF_STEP, self._width(p)
-        out[self.dims[0]], out[self.dims[1]] = size[::-1] if self.pieces.transposed else size
-        return tuple(reversed(out))
+        return box_of(self.dst, self.dims, *(size[::-1] if self.pieces.transposed else size))
 
     def stmt(self, by_tma: bool) -> Stmt:
         """The steps of every warp group, in sequence."""
@@ -242,7 +211,7 @@ class _Store:
                 out += self._step([(register, row, p, slot)], self._wait(k, len(steps), slots))
             else:
                 # Boxes of another tensor, which TMA stores, may still be in flight.
-                out += [] if k or cx.stores.alone else [If(binary("eq", self.lane, const(0, self.lane.dtype)), _do(
+                out += [] if k or cx.stores.alone else [If(binary("eq", self.lane, const(0, self.lane.dtype)), do(
                     "bulk_wait", n=0, read=True))]
                 out += self._carried(register, row, p, slot, k == 0 or slots == 1)
         return seq(*out, span=self.op.span)
@@ -254,27 +223,27 @@ class _Store:
         steps is a multiple of the number of boxes, the boxes follow in the same order, and waiting for the oldest suffices.
         """
         if k:
-            return _do("bulk_wait", n=slots - 1, read=True)
+            return do("bulk_wait", n=slots - 1, read=True)
         if not self.reduce and self.cx.stores.again(self.dst):
-            return _do("bulk_wait", n=0)  # an earlier store of the same elements may still be in flight
-        return _do("bulk_wait", n=slots - 1 if self.cx.stores.alone and steps % slots == 0 else 0, read=True)
+            return do("bulk_wait", n=0)  # an earlier store of the same elements may still be in flight
+        return do("bulk_wait", n=slots - 1 if self.cx.stores.alone and steps % slots == 0 else 0, read=True)
 
     def _step(self, boxes: list[tuple[int, int, int, Expr]], wait: Stmt) -> list[Stmt]:
         """Stage and store boxes: (first register, row, number in the row, staging buffer) of each; one if rows are limited."""
         cx = self.cx
         leader = binary("eq", self.lane, const(0, self.lane.dtype))
-        fence = [_do("fence_proxy_async")]
-        barrier = _do("named_barrier", self.number, const(GROUP))
+        fence = [do("fence_proxy_async")]
+        barrier = do("named_barrier", self.number, const(GROUP))
         if cx.stores.one_group:  # the group is the whole block, and place_sync puts the fence before its barriers
-            fence, barrier = [], _do("sync_threads")
+            fence, barrier = [], do("sync_threads")
         filled = [If(leader, wait), barrier, *(x for register, _, p, slot in boxes for x in self._fill(
             register + p * self.columns // 8 * 4, p, slot)), *fence, barrier]
         stores = [self._store(row, p, slot) for _, row, p, slot in boxes]
         if self.limit is None:
-            return [*filled, If(leader, seq(*stores, _do("bulk_commit")))]
+            return [*filled, If(leader, seq(*stores, do("bulk_commit")))]
         (_, row, p, slot), = boxes
         whole = cx.simplified((cx.expr(self._over_groups(self.pieces.row_groups) + (row + ROWS_OF_STEP)),))[0] <= self.limit
-        return [*filled, If(whole, If(leader, seq(*stores)), self._rows(row, p, slot)), If(leader, _do("bulk_commit"))]
+        return [*filled, If(whole, If(leader, seq(*stores)), self._rows(row, p, slot)), If(leader, do("bulk_commit"))]
 
     @property
     def _dims(self) -> tuple[int, int]:
@@ -297,9 +266,7 @@ class _Store:
         wide = ROWS_OF_STEP * math.prod(n for n, *_ in self.pieces.row_groups) if self.pieces.transposed else self.group_columns
         name = cx.tensor_map(self.dst.buffer, self._box(p), self.width, row_bytes=wide * self.dt.bits // 8)
         op = "tma_reduce_add" if self.reduce else "tma_store"
-        span = self.op.span
-        return Evaluate(call(op, (AddressOf(self.stage, (place,)), *where), "void", span=span, map=name, **_hint(self.op)),
-                        span=span)
+        return do(op, AddressOf(self.stage, (place,)), *where, span=self.op.span, map=name, **cache_hint(self.op))
 
     def _over_groups(self, digits: tuple[tuple[int, int, int], ...]) -> Expr:
         out: Expr = const(0)
@@ -314,7 +281,7 @@ class _Store:
 
         busy: threads may still be reading it; otherwise the barrier of the step in between excludes that.
         """
-        barrier = _do("sync_threads") if self.cx.stores.one_group else _do("named_barrier", self.number, const(GROUP))
+        barrier = do("sync_threads") if self.cx.stores.one_group else do("named_barrier", self.number, const(GROUP))
         fill = self._fill(register + p * self.columns // 8 * 4, p, slot)
         return [*([barrier] if busy else []), *fill, barrier, self._rows(row, p, slot)]
 
@@ -378,7 +345,7 @@ class _Store:
             value = load(local, (_ramp(register, n),))
             out.append(Store(self.packed, (_ramp(const(0), n),), cast(value, self.dt.with_lanes(n))))
             source = AddressOf(self.packed, (const(0),))
-        out.append(_do("stmatrix", AddressOf(self.stage, (place,)), source, num=num, trans=self.pieces.transposed))
+        out.append(do("stmatrix", AddressOf(self.stage, (place,)), source, num=num, trans=self.pieces.transposed))
         return seq(*out)
 
     def _pairs(self, register: Expr, column: Expr, slot: Expr) -> Stmt:
@@ -414,13 +381,9 @@ def tile_unsupported(op: Any, src: Region, dst: Region, reduce: bool = False, st
 
     strides: as for tensor_unsupported.
     """
-    b, t = src.buffer, dst.buffer
-    if op.plan.disable_tma or op.plan.prefer_instruction not in (None, "tma"):
-        return "the copy asks for another way"
-    if op.plan.unaligned_columns:
-        return unaligned(dst)
-    if src.dtype != dst.dtype:
-        return "the copy converts"
+    b, t, why = src.buffer, dst.buffer, excluded(op, src, dst)
+    if why:
+        return why
     if b.ndim < 2 or not b.is_static or b.strides_ is not None or any(not is_const(n, 1) for n in src.extents[:-2]) or \
             any(not is_const(m, 0) for m in src.mins[-2:]) or tuple(src.extents[-2:]) != tuple(b.shape[-2:]):
         return f"it is not the whole of `{b.name}`"
@@ -430,19 +393,13 @@ def tile_unsupported(op: Any, src: Region, dst: Region, reduce: bool = False, st
         return no_boxes(b)
     dims = matrix_dims(dst, rows, columns) if rows > 1 and columns > 1 else None
     if dims is None:
-        return f"the tile of `{t.name}` is no box whose rows are contiguous"
+        return no_box(dst)
     if reduce and str(dst.dtype) not in REDUCE_ADD:
         return f"TMA cannot add elements of {dst.dtype}"
-    if len({(x.rows, x.columns) for x in p.boxes()}) > 1 or p.count > MOST_BOXES:
-        return f"`{b.name}` needs {len(p.boxes())} boxes"
-    return tensor_unsupported(t, strides) or unsupported(t, _tile_box(dst, p, dims), p.swizzle) or ""
-
-
-def _tile_box(dst: Region, p: SwizzledBoxes, dims: tuple[int, int]) -> tuple[int, ...]:
-    out = [1] * dst.buffer.ndim
-    first = p.boxes()[0]
-    out[dims[0]], out[dims[1]] = first.rows, first.columns
-    return tuple(reversed(out))
+    boxes = p.boxes()
+    if len({(x.rows, x.columns) for x in boxes}) > 1 or p.count > MOST_BOXES:
+        return f"`{b.name}` needs {len(boxes)} boxes"
+    return tensor_unsupported(t, strides) or unsupported(t, box_of(dst, dims, boxes[0].rows, boxes[0].columns), p.swizzle) or ""
 
 
 def store_tile(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False) -> Stmt:
@@ -455,38 +412,17 @@ def store_tile(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False)
     dims = matrix_dims(dst, rows, columns)
     if got is None or dims is None:
         raise InternalError(f"a copy of `{src.buffer.name}` was planned as TMA, but it is no TMA box")
-    name = cx.tensor_map(dst.buffer, _tile_box(dst, got, dims), got.swizzle, row_bytes=columns * src.dtype.bits // 8)
-    lead = tuple(cx.expr(convert(m)) for m in src.mins[:-2])
-    storage, (base,) = cx.physical(src.buffer, (*lead, const(0), const(0)))
-    out: list[Stmt] = []
-    for box in got.boxes():
-        at: list[Expr] = [cx.expr(convert(m)) for m in dst.mins]
-        at[dims[0]], at[dims[1]] = at[dims[0]] + box.row, at[dims[1]] + box.column
-        place, *where = cx.simplified((base + box.offset * 8 // src.dtype.bits, *reversed(at)))
-        out.append(Evaluate(call("tma_reduce_add" if reduce else "tma_store", (AddressOf(storage, (place,)), *where), "void",
-                                 span=op.span, map=name, **_hint(op)), span=op.span))
+    boxes, (storage, base) = got.boxes(), start_of(src, cx)
+    box = box_of(dst, dims, boxes[0].rows, boxes[0].columns)
+    name = cx.tensor_map(dst.buffer, box, got.swizzle, row_bytes=columns * src.dtype.bits // 8)
+    places = cx.simplified(tuple(base + x.offset * 8 // src.dtype.bits for x in boxes))
+    pieces = [(AddressOf(storage, (at,)), {dims[0]: x.row, dims[1]: x.column}) for at, x in zip(places, boxes)]
     cx.stores.issued |= not op.plan.awaited
-    return seq(*out, _do("bulk_commit"), span=op.span)
-
-
-def _hint(op: Any) -> dict[str, Any]:
-    hint = op.plan.eviction_policy
-    return {"cache_hint": hint} if hint in ("evict_first", "evict_last") else {}
-
-
-def _do(name: str, *args: Expr, **attrs: Any) -> Stmt:
-    return Evaluate(call(name, args, "void", **attrs))
+    return moved(op, cx, name, pieces, store="tma_reduce_add" if reduce else "tma_store")
 
 
 def _ramp(base: Expr, n: int) -> Ramp:
     return Ramp(base, const(1), n, base.dtype.with_lanes(n))
-
-
-def copied_tile(op: Any) -> Region:
-    """The shared tile of a Copy or AtomicTile that is done by TMA."""
-    if op.dst.buffer.scope_name != GLOBAL:
-        return op.dst  # type: ignore[no-any-return]
-    return op.src if hasattr(op, "src") else op.value  # type: ignore[no-any-return]
 
 
 def uses_group_barriers(launch: Any) -> bool:

@@ -48,8 +48,7 @@ def _reach(stub: Any, a: PointerArg) -> tuple[str, str]:
     high = w.ins(f"add i64 {low}, 1")
     known = {*stub.scalars}
     for b in stub.made.get(a.name, ()):
-        dims = [d for d in (*b.shape, *(b.strides_ or ()), b.offset) if isinstance(d, Expr)]
-        if not all(free_vars(d) <= known for d in dims) or any(isinstance(x, Load) for d in dims for x in walk(d)):
+        if not free_vars(b) <= known or any(isinstance(x, Load) for d in b.exprs for x in walk(d)):
             continue
         size, step = stub.expr(convert(b.offset)), "1"
         for d in reversed(range(len(b.shape))):

@@ -242,7 +242,7 @@ def _pointer(func: Func, p: Var, address: int, values: dict[Var, Any], granule: 
     whose size only the kernel knows.  Accesses then look up their memory when they are executed.
     """
     views = [b for b in buffers_of(func) if b.data is p]
-    sizes = [v for b in views for d in (*b.shape, *(b.strides_ or ()), b.offset) if isinstance(d, Expr) for v in free_vars(d)]
+    sizes = [v for b in views for v in free_vars(b)]
     if not views or not address or any(v not in values for v in sizes):
         values[p] = np.uint64(address)
         return []

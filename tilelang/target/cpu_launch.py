@@ -308,8 +308,7 @@ class ThreadValues:
 
     def varies_place(self, b: Buffer) -> bool:
         """Whether the address of a buffer differs between threads, because its base address or its offset does."""
-        return b.data in self.varying or any(isinstance(d, Expr) and self.varies(d)
-                                             for d in (b.offset, *b.shape, *(b.strides_ or ())))
+        return b.data in self.varying or any(map(self.varies, b.exprs))
 
 
 @record

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilelang.ir import Expr, Func, Var, walk
+from tilelang.ir import Expr, Func, Var, symbols_of, walk
 from tilelang.target.cpu_launch import ThreadValues
 
 from .block_function import add_pieces
@@ -50,17 +50,6 @@ class CpuProgram:
     entry: str
     signature: tuple[CpuParam, ...]
     symbols: tuple[Var, ...]
-
-
-def symbols_of(func: Func) -> tuple[Var, ...]:
-    """The variables in shapes, strides and offsets of tensor parameters that are no parameters themselves, in order."""
-    params, out = set(func.params), []
-    for _, b in func.buffers:
-        for d in (*b.shape, *(b.strides_ or ()), b.offset):
-            for v in walk(d) if isinstance(d, Expr) else ():
-                if isinstance(v, Var) and v not in params and v not in out:
-                    out.append(v)
-    return tuple(out)
 
 
 def _signature(func: Func) -> tuple[CpuParam, ...]:
@@ -110,4 +99,4 @@ def compile_tile(func: Func) -> CpuProgram:
     return CpuProgram(module.text(), entry, signature, tuple(p.var for p in signature if p.kind == "symbol"))
 
 
-__all__ = ["CpuParam", "CpuProgram", "compile_tile", "symbols_of"]
+__all__ = ["CpuParam", "CpuProgram", "compile_tile"]

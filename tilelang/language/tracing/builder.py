@@ -224,8 +224,7 @@ class Builder:
                                span=self.span(), hint="use T.copy to move whole tiles" if isinstance(value, Buffer) else
                                "store a number, an expression or an element: one value for each element")
         v = convert(value)
-        lanes = max((i.dtype.lanes for i in indices), default=1)
-        want = buffer.dtype.with_lanes(buffer.dtype.lanes * lanes)
+        want = buffer.dtype_at(indices)
         if v.dtype.lanes not in (1, want.lanes) or v.dtype.is_handle and not want.is_handle and want.bits != 64:
             raise errors.error("store-type", f"an element of `{buffer.name}` is {want}, the value is {v.dtype} "
                                "(Incompatible types in BufferStore)",  # programs test for the text in parentheses

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Const, Evaluate, Expr, For, If, Node, Region, Stmt, Store, TileOp, Var, binary,
-                         call, cast, const, convert, dtype, fresh, is_const, load, replace, select, seq, substitute, unary,
+from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Node, Region, Stmt, Store, TileOp, Var, binary,
+                         call, cast, const, convert, do, dtype, fresh, is_const, load, replace, select, seq, substitute, unary,
                          walk, FRAGMENT)
 from tilelang.layout import REGISTER, THREAD, Mode
 from tilelang.target.mma import MMA_ROWS
@@ -136,10 +136,9 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
     def multiply(step: int) -> Stmt:
         i_loops, i_tile, _, i_reg = rows.loops()
         j_loops, j_tile, _, j_reg = cols.loops()
-        args = (AddressOf(local_c, (i_reg + j_reg,)), AddressOf(a.local, (get_a(step, i_tile),)),
-                AddressOf(b.local, (get_b(step, j_tile),)))
-        do = Evaluate(call("mma", args, "void", span=op.span, row=row.name), span=op.span)
-        return unrolled(i_loops + j_loops, do)
+        return unrolled(i_loops + j_loops, do(
+            "mma", AddressOf(local_c, (i_reg + j_reg,)), AddressOf(a.local, (get_a(step, i_tile),)),
+            AddressOf(b.local, (get_b(step, j_tile),)), span=op.span, row=row.name))
 
     def fetch(step: int) -> Stmt | None:
         parts = [_fetch(cx, o, step, k, op.k, op.span) for o in (a, b) if o.stage]
@@ -352,15 +351,9 @@ def _by_ldmatrix(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt:
         number, index = substitute(number, mapping), substitute(index, mapping)
     src = o.shared_index(o.tiles.inside(outer + index, run), kk)
     buffer, physical = cx.physical(o.region.buffer, tuple(cx.expr(i) for i in src))
-    dst = AddressOf(o.local, (number * size + at,))
-    num = matrices * together
-    do = Evaluate(call("ldmatrix", (dst, AddressOf(buffer, cx.simplified(physical))), "void", span=span, num=num,
-                       trans=o.k_first), span=span)
-    return unrolled([p for p in loops if p[1] > 1], _fix_units(do, loops))
-
-
-def _fix_units(s: Stmt, loops: list[tuple[Var, int]]) -> Stmt:
-    return substitute(s, {v: const(0) for v, n in loops if n == 1})
+    out = do("ldmatrix", AddressOf(o.local, (number * size + at,)), AddressOf(buffer, cx.simplified(physical)), span=span,
+             num=matrices * together, trans=o.k_first)
+    return unrolled([p for p in loops if p[1] > 1], substitute(out, {v: const(0) for v, n in loops if n == 1}))
 
 
 def _corner(o: Operand, register: int) -> tuple[int, int]:

@@ -20,8 +20,8 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Binary, Buffer, Const, Evaluate, Expr, For, Region, Stmt, Store, Var, call, cast, const,
-                         convert, fresh, load, seq, unary, FRAGMENT, SHARED)
+from tilelang.ir import (AddressOf, Binary, Buffer, Const, Expr, For, Region, Stmt, Store, Var, call, cast, const, convert,
+                         do, fresh, load, seq, unary, FRAGMENT, SHARED)
 from tilelang.layout import Fragment, Layout, SwizzledBoxes, swizzled_box_layout, box_width, boxes_of, tile_fragment
 from tilelang.target.machine import REGISTERS
 from tilelang.target.mma import operand_dtype
@@ -262,7 +262,7 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
     pins = [] if running > 0 or op.plan.in_flight else [_pin(local_c)]
     if running <= 0 and a_local is not None:
         pins.append(_pin(a_local))
-    stmts: list[Stmt] = [*pins, _do("wgmma_fence")]
+    stmts: list[Stmt] = [*pins, do("wgmma_fence")]
     for step in range(steps):
         k = step * row.shape[2]
         scale = _scale(op, cx, step)
@@ -275,25 +275,21 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
             for ni in range(n_tiles):
                 b = b_shared.descriptor(n_first + ni * row.shape[1], k)
                 c = AddressOf(local_c, (const((mi * n_tiles + ni) * row.c.registers),))
-                stmts.append(Evaluate(call("wgmma", (c, a, b, scale), "void", span=op.span, **attrs), span=op.span))
-    stmts.append(_do("wgmma_commit"))
+                stmts.append(do("wgmma", c, a, b, scale, span=op.span, **attrs))
+    stmts.append(do("wgmma_commit"))
     if running >= 0:
-        stmts += [_do("wgmma_wait", n=running), *pins]
+        stmts += [do("wgmma_wait", n=running), *pins]
     return seq(*stmts, span=op.span)
 
 
 def drained(local: Buffer) -> Stmt:
     """Wait for all wgmma in flight; ordinary accesses of the register array stay behind the wait."""
-    return seq(_do("wgmma_wait", n=0), _pin(local))
-
-
-def _do(name: str, **attrs: Any) -> Stmt:
-    return Evaluate(call(name, (), "void", **attrs))
+    return seq(do("wgmma_wait", n=0), _pin(local))
 
 
 def _pin(local: Buffer) -> Stmt:
     """Stop the compiler from moving ordinary accesses of a register array across this point."""
-    return Evaluate(call("wgmma_pin", (AddressOf(local, (const(0),)),), "void", count=int(local.shape[0])))
+    return do("wgmma_pin", AddressOf(local, (const(0),)), count=int(local.shape[0]))
 
 
 def _scale(op: Any, cx: Any, step: int) -> Expr:

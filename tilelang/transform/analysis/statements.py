@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Launch, Parallel, Seq, Stmt, Var, call,
-                         fresh, inner, replace, seq, stmts_of, substitute, walk)
+from tilelang.ir import (Alloc, Bind, Break, Call, Continue, Evaluate, For, If, Launch, Parallel, Seq, Stmt, Var, call, fresh,
+                         inner, replace, seq, stmts_of, substitute, walk)
+from tilelang.ir import do as do
 
 # Calls at which all threads of a block wait.
 BARRIERS = frozenset(("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid"))
-
-
-def do(name: str, *args: Expr, **attrs: Any) -> Stmt:
-    """A statement that makes a call for its effect."""
-    return Evaluate(call(name, args, "void", **attrs))
 
 
 def bound_by(x: object) -> tuple[Var, ...]:

@@ -169,8 +169,7 @@ class Values:
 
     def elsewhere(self, b: Buffer) -> bool:
         """Whether a buffer is at a different place for each thread: made from an address, or with an offset, that differs."""
-        return b.data in self.varying or any(isinstance(d, Expr) and self._varies(d)
-                                             for d in (b.offset, *b.shape, *(b.strides_ or ())))
+        return b.data in self.varying or any(map(self._varies, b.exprs))
 
     def cause(self, e: Any) -> Node | None:
         """The subexpression that makes an expression differ between threads."""

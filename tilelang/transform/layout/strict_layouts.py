@@ -13,7 +13,7 @@ from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, why_simt, with_warps_of
 from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts, shared_layout, wgmma_fragments
 from tilelang.ops.tma_copy import is_row
-from tilelang.ops.tma_store import copied_tile
+from tilelang.ops.tma_boxes import copied_tile
 from tilelang.target.wgmma import WGMMA_ROWS, wgmma_sizes
 
 from ..legalize.hopper_features import hopper

@@ -10,7 +10,7 @@ from tilelang.layout.swizzled_boxes import WIDTHS
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.plans import CopyPlan
 from tilelang.ops.tma_copy import is_row
-from tilelang.ops.tma_store import copied_tile
+from tilelang.ops.tma_boxes import copied_tile
 
 from ..analysis.statements import do
 from ..framework.pass_ import TILE, PassContext, pass_

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tilelang.target.tensor_map import ADDRESS_ALIGN
 
-from tilelang.ir import Alloc, Bind, Buffer, Expr, For, Launch, Load, contains, free_vars, walk, GLOBAL
+from tilelang.ir import Alloc, Bind, Buffer, For, Launch, Load, contains, free_vars, walk, GLOBAL
 from tilelang.ir.record import record
 
 from ..framework.config import PassConfigKey
@@ -61,8 +61,7 @@ def placed_in_kernel(launch: Launch) -> Callable[[Buffer], str]:
     def known(b: Buffer) -> str:
         if b.data in own:
             return "address"
-        described = [x for x in (*b.shape, *(b.strides_ or ()), b.offset) if isinstance(x, Expr)]
-        late = any(v in inside for x in described for v in free_vars(x))
-        return "shape" if late or any(contains(x, Load) for x in described) else ""
+        late = any(v in inside for v in free_vars(b))
+        return "shape" if late or any(contains(x, Load) for x in b.exprs) else ""
 
     return known

@@ -213,9 +213,7 @@ def check_symbols(func: Func) -> None:
     known: set[Var] = set(func.params)
     for _, b in func.buffers:
         known.add(b.data)
-        for d in (*b.shape, *(b.strides_ or ()), b.offset):
-            if isinstance(d, Expr):
-                known |= free_vars(d)
+        known |= free_vars(b)
     for s in statements(func.body):
         if isinstance(s, Alloc):
             known.add(s.buffer.data)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Func, Launch, Stmt, Var, dtype, free_vars, walk, with_options,
-                         LaunchPlan, BufferFacts, rewrite_launches, GLOBAL)
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Func, Launch, Stmt, Var, dtype, free_vars, symbols_of, walk,
+                         with_options, LaunchPlan, BufferFacts, rewrite_launches, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.ir.stmt import For, If, Seq, While
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
@@ -123,9 +123,7 @@ def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
     scalars = free_vars(launch.body) - bound - computed - {b.data for b in buffers} - {b.data for b in own}
     workspaces = tuple(sorted((b for b in own if b.scope_name == GLOBAL), key=lambda b: b.name))
     for b in (*buffers, *workspaces):
-        for d in (*b.shape, *(b.strides_ or ()), b.offset):
-            if isinstance(d, Expr):
-                scalars |= free_vars(d)
+        scalars |= free_vars(b)
     if any(x.op == "sync_grid" for x in calls):
         workspaces = (GRID_BARRIER, *workspaces)
     ordered = _ordered(func, scalars)
@@ -138,10 +136,5 @@ def _kernel(func: Func, launch: Launch, name: str) -> DeviceKernel:
 
 def _ordered(func: Func, scalars: set[Var]) -> list[Var]:
     """Scalars in a stable order: parameters, then symbols as they appear in tensor shapes, then host bindings."""
-    order: dict[Var, None] = dict.fromkeys(func.params)
-    for _, b in func.buffers:
-        for d in (*b.shape, *(b.strides_ or ()), b.offset):
-            if isinstance(d, Expr):
-                order.update((x, None) for x in walk(d, Var))
-    order.update((x, None) for x in walk(func.body, Var))
+    order = dict.fromkeys((*func.params, *symbols_of(func), *walk(func.body, Var)))
     return [v for v in order if v in scalars]

@@ -12,7 +12,7 @@ from tilelang.layout import RowMajor, linear_layout, swizzled_layout
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.gemm.mma import padded_operands
 from tilelang.ops.tma_copy import is_row
-from tilelang.ops.tma_store import copied_tile
+from tilelang.ops.tma_boxes import copied_tile
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..framework.config import PassConfigKey

@@ -29,7 +29,8 @@ from tilelang.ops.bulk import as_boxes, run_unsupported
 from tilelang.ops.gemm.wgmma import shared_layout
 from tilelang.ops.ldmatrix import in_tiles_of_bytes
 from tilelang.ops.tma import tma_bytes, tma_unsupported
-from tilelang.ops.tma_store import copied_tile, tile_unsupported
+from tilelang.ops.tma_boxes import copied_tile
+from tilelang.ops.tma_store import tile_unsupported
 from tilelang.target.warp_groups import warps_of
 
 from ..analysis.effects import effects
