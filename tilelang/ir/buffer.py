@@ -16,6 +16,9 @@ from .record import record
 from .span import Span
 
 
+DType = dtype  # in a class with a field of that name
+
+
 @node
 class Buffer(Node):
     """A named array.  Compared by identity; `data` identifies the storage, shared by all views of it.
@@ -88,7 +91,7 @@ class Buffer(Node):
         """The expressions among its extents, strides and offset."""
         return tuple(d for d in (*self.shape, *(self.strides_ or ()), self.offset) if isinstance(d, Expr))
 
-    def dtype_at(self, indices: tuple[Expr, ...]) -> dtype:
+    def dtype_at(self, indices: tuple[Expr, ...]) -> DType:
         """The type of a value at these indices, of which the last may be a vector."""
         return self.dtype.with_lanes(self.dtype.lanes * max([i.dtype.lanes for i in indices], default=1))
 

@@ -120,15 +120,10 @@ class _Parser:
                 return StringConst(v)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=v)):
                 return Const(-v, I32 if isinstance(v, int) else dtype("float32"))  # type: ignore[operator]
-            case ast.UnaryOp(op=ast.Not(), operand=a):
-                return self.unary("not", a)
-            case ast.UnaryOp(op=ast.Invert(), operand=a):
-                return self.unary("bitnot", a)
-            case ast.BinOp(left=a, op=op, right=b):
-                return self.binary(_OPS[type(op)], self.expr(a), self.expr(b))
-            case ast.Compare(left=a, ops=[op], comparators=[b]):
-                return self.binary(_OPS[type(op)], self.expr(a), self.expr(b))
-            case ast.BoolOp(op=op, values=[a, b]):
+            case ast.UnaryOp(op=ast.Not() | ast.Invert(), operand=a):
+                return self.unary("not" if isinstance(n.op, ast.Not) else "bitnot", a)
+            case (ast.BinOp(left=a, op=op, right=b) | ast.Compare(left=a, ops=[op], comparators=[b])
+                  | ast.BoolOp(op=op, values=[a, b])):
                 return self.binary(_OPS[type(op)], self.expr(a), self.expr(b))
             case ast.Subscript():
                 buffer, indices = self.element(n)
@@ -299,28 +294,21 @@ class _Parser:
     def function(self, n: ast.FunctionDef) -> Func:
         params = tuple(self.define(a.arg, dtype(a.annotation.attr)) for a in n.args.args)  # type: ignore[union-attr]
         buffers: list[tuple[Var, Buffer]] = []
-        attrs: tuple[tuple[str, Any], ...] = ()
-        facts = FuncFacts()
-        rest = list(n.body)
-        while rest:
-            match rest[0]:
-                case ast.Assign(targets=[ast.Name(id=name)],
-                                value=ast.Call(func=ast.Attribute(attr="match_buffer"), args=[p, *_]) as c):
-                    self.declaration(name, "match_buffer", c)
-                    buffers.append((self.expr(p), self.env[name]))
-                    rest.pop(0)
-                case _:
-                    break
-        attr_node: ast.Call | None = None
-        if rest:
-            match rest[0]:
-                case ast.Expr(value=ast.Call(func=ast.Attribute(attr="func_attr")) as c):
-                    attr_node = c
-                    rest.pop(0)
-        body = self.block(rest)
-        if attr_node is not None:
-            attrs, facts = self.attrs(attr_node), self.options(FuncFacts, attr_node)
+        rest: list[Any] = list(n.body)
+        while rest and _called(rest[0]) == "match_buffer":
+            s = rest.pop(0)
+            self.declaration(s.targets[0].id, "match_buffer", s.value)
+            buffers.append((self.expr(s.value.args[0]), self.env[s.targets[0].id]))
+        notes = rest.pop(0).value if rest and _called(rest[0]) == "func_attr" else None
+        body = self.block(rest)  # the attributes may name its buffers
+        attrs, facts = ((), FuncFacts()) if notes is None else (self.attrs(notes), self.options(FuncFacts, notes))
         return Func(n.name, params, tuple(buffers), body, attrs, facts)
+
+
+def _called(s: Any) -> str:
+    """The name of the call `T.name(...)` of an assignment or a statement of its own; "" for others."""
+    call = getattr(s, "value", None)
+    return call.func.attr if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else ""
 
 
 assert set(SYMBOLS) <= set(_OPS.values()), "an operator the printer writes has no reader"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import keyword
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -29,13 +29,7 @@ LOOPS = {"serial": "serial", "unroll": "unroll", "vectorized": "vectorized", "pi
 def to_text(n: Any) -> str:
     """The text of any node."""
     p = _Printer()
-    if isinstance(n, Func):
-        p.func(n)
-    elif isinstance(n, Stmt):
-        p.stmt(n)
-    else:
-        return p.value(n)
-    return "\n".join(p.lines)
+    return p.block(n) if isinstance(n, (Func, Stmt)) else p.value(n)
 
 
 def _statements(v: Any) -> tuple[Any, ...]:
@@ -48,9 +42,10 @@ def _statements(v: Any) -> tuple[Any, ...]:
     return (v,) if holds else ()
 
 
-def _py(values: tuple[int, ...]) -> str:
-    inner = ", ".join(map(str, values))
-    return f"({inner},)" if len(values) == 1 else f"({inner})"
+def _tuple(texts: Iterable[str]) -> str:
+    """A tuple of Python."""
+    items = [*texts]
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
 class Names:
@@ -84,6 +79,11 @@ class _Printer:
         self.name = Names()
         self.declared: set[int] = set()
 
+    def block(self, n: Func | Stmt) -> str:
+        """The text of a function or a statement."""
+        self.func(n) if isinstance(n, Func) else self.stmt(n)
+        return "\n".join(self.lines)
+
     def emit(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
 
@@ -98,8 +98,7 @@ class _Printer:
         if isinstance(v, dtype):
             return f'T.dtype("{v}")'
         if isinstance(v, tuple):
-            return "(" + "".join(self.value(x) + ", " for x in v).rstrip(" ") + ")" if len(v) < 2 else (
-                "(" + ", ".join(map(self.value, v)) + ")")
+            return _tuple(map(self.value, v))
         if isinstance(v, str):
             return '"' + repr("'" + v)[2:-1].replace('"', '\\"') + '"' if '"' not in v else repr(v)
         if isinstance(v, float) and (v != v or v in (float("inf"), float("-inf"))):
@@ -116,8 +115,7 @@ class _Printer:
         return str(v) if isinstance(v, int) else "T.expr(" + self.node(v) + ")"
 
     def numbers(self, values: tuple[Any, ...]) -> str:
-        inner = ", ".join(self.number(v) for v in values)
-        return f"({inner},)" if len(values) == 1 else f"({inner})"
+        return _tuple(map(self.number, values))
 
     def node(self, n: Node) -> str:
         match n:
@@ -153,16 +151,14 @@ class _Printer:
                 return f"T.Broadcast({self.node(n.value)}, {n.lanes})"
             case Shuffle():
                 vs = ", ".join(map(self.node, n.vectors))
-                return f'T.Shuffle(({vs},), {_py(n.indices)}, "{n.dtype}")'
+                return f'T.Shuffle(({vs},), {_tuple(map(str, n.indices))}, "{n.dtype}")'
             case Buffer():
                 return self.name(n)
             case Region():
                 ext = "".join(", " + self.number(e) for e in n.extents)
                 return f"T.region({self.element(n.buffer, n.mins)}{ext})"
             case Stmt() | Func():
-                inner = _Printer()
-                inner.func(n) if isinstance(n, Func) else inner.stmt(n)
-                return "\n".join(inner.lines)
+                return _Printer().block(n)
         raise TypeError(f"no text for {type(n).__name__}")
 
     def const(self, n: Const) -> str:
@@ -174,8 +170,8 @@ class _Printer:
         if n.dtype.is_float:
             special = v != v or v in (float("inf"), float("-inf"))
             text = f'"{v}"' if special else repr(float(v))
-            return text if n.dtype == "float32" and not special else f"T.{_ctor(n.dtype)}({text})"
-        return f"T.{_ctor(n.dtype)}({v})"
+            return text if n.dtype == "float32" and not special else f"T.{n.dtype}({text})"
+        return f"T.{n.dtype}({v})"
 
     def element(self, b: Buffer, indices: tuple[Expr, ...]) -> str:
         return f"{self.name(b)}[{', '.join(map(self.node, indices)) if indices else '()'}]"
@@ -188,7 +184,7 @@ class _Printer:
     def literal(self, v: Any) -> str:
         """A Python literal, printed as Python does."""
         if isinstance(v, tuple):
-            return f"({self.literal(v[0])},)" if len(v) == 1 else f"({', '.join(map(self.literal, v))})"
+            return _tuple(map(self.literal, v))
         return self.value(v) if isinstance(v, str) else repr(v)
 
     def options(self, options: Options | None) -> str:
@@ -219,11 +215,14 @@ class _Printer:
 
     def body(self, s: Stmt) -> None:
         self.depth += 1
-        before = len(self.lines)
+        self.inside(s, len(self.lines))
+        self.depth -= 1
+
+    def inside(self, s: Stmt, before: int) -> None:
+        """Print the statements of a block, or `pass` where nothing stands after so many lines."""
         self.stmt(s)
         if len(self.lines) == before:
             self.emit("pass")
-        self.depth -= 1
 
     def stmt(self, s: Stmt) -> None:
         if isinstance(s, Seq):
@@ -238,7 +237,7 @@ class _Printer:
         self.declare_used(s)
         match s:
             case Bind():
-                self.emit(f"{self.name(s.var)}: T.{_ctor(s.var.dtype)} = {self.node(s.value)}")
+                self.emit(f"{self.name(s.var)}: T.{s.var.dtype} = {self.node(s.value)}")
             case Store():
                 self.emit(f"{self.element(s.buffer, s.indices)} = {self.node(s.value)}")
             case Evaluate():
@@ -276,7 +275,7 @@ class _Printer:
             case Launch():
                 grid = "".join(self.node(g) + ", " for g in s.grid)
                 names = ", ".join(map(self.name, (*s.block_vars, *s.thread_vars)))
-                self.emit(f"with T.Kernel({grid}threads={_py(s.threads)}{self.options(s.plan)}) as ({names}):")
+                self.emit(f"with T.Kernel({grid}threads={_tuple(map(str, s.threads))}{self.options(s.plan)}) as ({names}):")
                 self.body(s.body)
             case TileOp():
                 fields = [f"{f}={self.value(getattr(s, f))}" for f in fields_of(type(s)) if f not in ("attrs", "plan")]
@@ -320,7 +319,7 @@ class _Printer:
             self.emit(f'{self.name(v)} = T.dynamic("{v.name}", "{v.dtype}")')
 
     def func(self, f: Func) -> None:
-        params = ", ".join(f"{self.name(p)}: T.{_ctor(p.dtype)}" for p in f.params)
+        params = ", ".join(f"{self.name(p)}: T.{p.dtype}" for p in f.params)
         self._symbols(f)
         self.emit("@T.prim_func")
         self.emit(f"def {f.name}({params}):")
@@ -332,14 +331,8 @@ class _Printer:
         attrs = self.options(f.facts) + self.attrs(f.attrs)
         if attrs:
             self.emit(f"T.func_attr({attrs[2:]})")
-        self.stmt(f.body)
-        if len(self.lines) == before:
-            self.emit("pass")
+        self.inside(f.body, before)
         self.depth -= 1
-
-
-def _ctor(dt: dtype) -> str:
-    return f"{dt}"
 
 
 def _own_buffers(n: Node) -> Iterator[Buffer]:

@@ -11,7 +11,7 @@ from typing import Any
 from .buffer import Buffer, Region
 from .expr import Cast, Const, Expr
 from .nodes import Node, fields_of
-from .printer import LOOPS, _ctor, _Printer
+from .printer import LOOPS, _Printer
 from .stmt import Attrs, Alloc, Evaluate, For, Func, Launch, Parallel, Stmt, TileOp
 from .scopes import GLOBAL
 
@@ -84,12 +84,6 @@ class _Script(_Printer):
         body()
         self.depth = depth
 
-    def _inside(self, s: Stmt) -> None:
-        before = len(self.lines)
-        self.stmt(s)
-        if len(self.lines) == before:
-            self.emit("pass")
-
     def _launch(self, s: Launch) -> None:
         def block() -> None:
             self.emit('with T.sblock("tilelang_root"):')
@@ -121,7 +115,7 @@ class _Script(_Printer):
             self._launch(s)
         elif isinstance(s, Parallel):
             heads = [f"T.parallel({self.node(e)}{self.attrs(_notes(s)) if k == 0 else ''})" for k, e in enumerate(s.extents)]
-            self._loops(list(zip(s.vars, heads)), lambda: self._inside(s.body))
+            self._loops(list(zip(s.vars, heads)), lambda: self.inside(s.body, len(self.lines)))
         elif isinstance(s, For):
             start = "" if isinstance(s.start, Const) and s.start.value == 0 else f"{self.node(s.start)}, "
             stop = self.node(s.extent) if not start else self.node(s.start + s.extent)
@@ -132,7 +126,7 @@ class _Script(_Printer):
                 head = f"T.{kind}({start}{stop}{self.attrs(_notes(s))})"
             else:
                 head = f'T.thread_binding({stop}, thread="{s.kind}"{self.attrs(_notes(s))})'
-            self._loops([(s.var, head)], lambda: self._inside(s.body))
+            self._loops([(s.var, head)], lambda: self.inside(s.body, len(self.lines)))
         elif isinstance(s, Evaluate):
             text = self.node(s.call)
             self.emit(text if text.startswith("T.") else f"T.evaluate({text})")
@@ -156,7 +150,7 @@ class _Script(_Printer):
 
     def func(self, f: Func) -> None:
         self.emit("@T.prim_func")
-        self.emit(f"def {f.name}({', '.join(f'{self.name(p)}: T.{_ctor(p.dtype)}' for p in f.params)}):")
+        self.emit(f"def {f.name}({', '.join(f'{self.name(p)}: T.{p.dtype}' for p in f.params)}):")
         self.depth += 1
         before = len(self.lines)
         notes = _notes(f)
@@ -166,7 +160,5 @@ class _Script(_Printer):
         for p, b in f.buffers:
             self.declared.add(id(b))
             self.emit(f"{self.name(b)} = T.match_buffer({self.name(p)}, {self._tensor(b, scope=False)})")
-        self.stmt(f.body)
-        if len(self.lines) == before:
-            self.emit("pass")
+        self.inside(f.body, before)
         self.depth -= 1

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .buffer import AddressOf, Buffer, Load, Region
-from .expr import (COMPARISONS, LOGICAL, Binary, Broadcast, Call, Cast, Const, Expr, Ramp, Select, StringConst, Unary, Var)
+from .expr import (COMPARISONS, LOGICAL, Binary, Broadcast, Cast, Const, Expr, Ramp, Select, StringConst, Unary, Var)
 from .nodes import Node
 from .phases import CPU, DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE
 from .record import record
@@ -31,6 +31,7 @@ from .stmt import (Alloc, Assert, BackendStmt, Bind, Break, Continue, Evaluate, 
                    Store, TileOp, While)
 from .children import children
 from .scopes import FRAGMENT, PRIVATE, REDUCER, SHARED
+from .visitor import inner
 
 _LEVELS = {TILE: 0, CPU: 0, THREADS_BOUND: 1, SYNCED: 2, DEVICE: 3}  # a phase keeps the invariants of lower levels
 LOOP_KINDS = ("serial", "unroll", "vectorized", "pipelined")
@@ -189,16 +190,10 @@ class _Verifier:
                 if len(s.vars) != len(s.extents):
                     self.say("loops", f"{len(s.vars)} variables for {len(s.extents)} extents", s.span)
                 self.block(s.vars, s.body, s.span)
-            case While():
+            case While() | If() | Assert():
                 self.condition(s.cond, s.span)
-                self.stmt(s.body)
-            case If():
-                self.condition(s.cond, s.span)
-                self.stmt(s.then)
-                if s.orelse is not None:
-                    self.stmt(s.orelse)
-            case Assert():
-                self.condition(s.cond, s.span)
+                for x in inner(s):
+                    self.stmt(x)
             case Launch():
                 if self.phase == CPU:
                     self.say("no-launch", "a launch is left", s.span)
@@ -343,51 +338,41 @@ class _Verifier:
             parts = [self.expr(c) for c in children(e) if not isinstance(c, (Buffer, Region))]
             if isinstance(e, (Load, AddressOf)):
                 parts.append(frozenset((e.buffer,)))
+                self.index(e.buffer, e.indices, e.span)
             for c in children(e):
                 if isinstance(c, Region):
                     parts.append(frozenset((c.buffer,)))
                     parts.extend(self.expr(m) for m in (*c.mins, *c.extents) if isinstance(m, Expr))
             uses = parts[0] if len(parts) == 1 else frozenset().union(*parts)
-            self.types(e)
+            fault = _type_fault(e)
+            if fault:
+                self.say("dtypes", fault, e.span)
         self.uses_of[id(e)] = (e, uses)
         return uses
 
-    def types(self, e: Node) -> None:
-        match e:
-            case Binary():
-                if e.a.dtype != e.b.dtype:
-                    self.say("dtypes", f"operands of {e.op} are {e.a.dtype} and {e.b.dtype}", e.span)
-                elif e.op in COMPARISONS or e.op in LOGICAL:
-                    if not e.dtype.is_bool:
-                        self.say("dtypes", f"{e.op} gives bool, found {e.dtype}", e.span)
-                elif e.dtype != e.a.dtype:
-                    self.say("dtypes", f"{e.op} of {e.a.dtype} gives {e.dtype}", e.span)
-            case Unary():
-                if e.dtype != e.a.dtype:
-                    self.say("dtypes", f"{e.op} of {e.a.dtype} gives {e.dtype}", e.span)
-            case Cast():
-                if e.dtype.lanes != e.value.dtype.lanes:
-                    self.say("dtypes", f"cast of {e.value.dtype} to {e.dtype} changes the lanes", e.span)
-            case Select():
-                if not e.cond.dtype.is_bool:
-                    self.say("dtypes", f"a condition is bool, found {e.cond.dtype}", e.span)
-                if e.a.dtype != e.dtype or e.b.dtype != e.dtype:
-                    self.say("dtypes", f"select of {e.a.dtype} and {e.b.dtype} gives {e.dtype}", e.span)
-            case Load():
-                self.index(e.buffer, e.indices, e.span)
-                want = e.buffer.dtype_at(e.indices)
-                if e.dtype != want:
-                    self.say("dtypes", f"load of `{e.buffer.name}` gives {want}, found {e.dtype}", e.span)
-            case AddressOf():
-                self.index(e.buffer, e.indices, e.span)
-            case Ramp():
-                if e.base.dtype != e.stride.dtype or e.dtype.lanes != e.lanes:
-                    self.say("dtypes", f"ramp of {e.base.dtype} by {e.stride.dtype} gives {e.dtype}", e.span)
-            case Broadcast():
-                if e.dtype.lanes != e.lanes * e.value.dtype.lanes:
-                    self.say("dtypes", f"{e.lanes} copies of {e.value.dtype} give {e.dtype}", e.span)
-            case Call() | _:
-                pass
+
+def _type_fault(e: Node) -> str:
+    """What is wrong with the type of a value for those of its operands; "" where it is right."""
+    match e:
+        case Binary() if e.a.dtype != e.b.dtype:
+            return f"operands of {e.op} are {e.a.dtype} and {e.b.dtype}"
+        case Binary() if e.op in COMPARISONS or e.op in LOGICAL:
+            return "" if e.dtype.is_bool else f"{e.op} gives bool, found {e.dtype}"
+        case Binary() | Unary() if e.dtype != e.a.dtype:
+            return f"{e.op} of {e.a.dtype} gives {e.dtype}"
+        case Cast() if e.dtype.lanes != e.value.dtype.lanes:
+            return f"cast of {e.value.dtype} to {e.dtype} changes the lanes"
+        case Select() if not e.cond.dtype.is_bool:
+            return f"a condition is bool, found {e.cond.dtype}"
+        case Select() if e.a.dtype != e.dtype or e.b.dtype != e.dtype:
+            return f"select of {e.a.dtype} and {e.b.dtype} gives {e.dtype}"
+        case Load() if e.dtype != e.buffer.dtype_at(e.indices):
+            return f"load of `{e.buffer.name}` gives {e.buffer.dtype_at(e.indices)}, found {e.dtype}"
+        case Ramp() if e.base.dtype != e.stride.dtype or e.dtype.lanes != e.lanes:
+            return f"ramp of {e.base.dtype} by {e.stride.dtype} gives {e.dtype}"
+        case Broadcast() if e.dtype.lanes != e.lanes * e.value.dtype.lanes:
+            return f"{e.lanes} copies of {e.value.dtype} give {e.dtype}"
+    return ""
 
 
 def _name(what: Node) -> str:
