@@ -136,44 +136,28 @@ def mbarrier_wait_parity(bar: Any, parity: Any) -> Emitted:
     return emit_call("mbarrier_wait", (barrier_of(bar, "T.mbarrier_wait_parity"), _u32(parity, "a parity")))
 
 
+@example("T.barrier_arrive(bar[0])", "T.barrier_wait(bar[0], 0)")
 def barrier_wait(bar: Any, parity: Any = 0) -> Emitted:
-    """T.mbarrier_wait_parity.
-
-    Example:
-        T.barrier_arrive(bar[0])
-        T.barrier_wait(bar[0], 0)
-    """
+    """T.mbarrier_wait_parity."""
     return mbarrier_wait_parity(bar, parity)
 
 
+@example("if tx == 0:", "    T.mbarrier_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile")
 def mbarrier_expect_tx(bar: Any, bytes: Any) -> Emitted:
-    """Add expected bytes of copies to the current phase, which completes only after them.  Each executing thread adds them.
-
-    Example:
-        if tx == 0:
-            T.mbarrier_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile
-    """
+    """Add expected bytes of copies to the current phase, which completes only after them.  Each executing thread adds them."""
     return emit_call("mbarrier_expect_tx", (barrier_of(bar, "T.mbarrier_expect_tx"), _u32(bytes, "a byte count")))
 
 
+@example("if tx == 0:", "    T.mbarrier_arrive_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile")
 def mbarrier_arrive_expect_tx(bar: Any, bytes: Any) -> Emitted:
-    """T.mbarrier_expect_tx and T.mbarrier_arrive in one.
-
-    Example:
-        if tx == 0:
-            T.mbarrier_arrive_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile
-    """
+    """T.mbarrier_expect_tx and T.mbarrier_arrive in one."""
     bar = barrier_of(bar, "T.mbarrier_arrive_expect_tx")
     return emit_call("mbarrier_arrive_expect_tx", (bar, _u32(bytes, "a byte count")))
 
 
+@example("if tx == 0:", "    T.ptx_init_barrier_thread_count(bars[0], 128)")
 def ptx_init_barrier_thread_count(b: Any, n: Any) -> Emitted:
-    """Initialise a barrier of T.create_barriers; one thread executes it.
-
-    Example:
-        if tx == 0:
-            T.ptx_init_barrier_thread_count(bars[0], 128)
-    """
+    """Initialise a barrier of T.create_barriers; one thread executes it."""
     bar = barrier_of(b, "T.ptx_init_barrier_thread_count")
     (n,) = _counts("T.ptx_init_barrier_thread_count", n)
     return emit_call("mbarrier_init", (bar, const(n, "uint32")))
@@ -191,13 +175,9 @@ def ptx_arrive_barrier(b: Any) -> Emitted:
     return mbarrier_arrive(b)
 
 
+@example("if tx == 0:", "    T.ptx_arrive_barrier_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile")
 def ptx_arrive_barrier_expect_tx(b: Any, bytes: Any) -> Emitted:
-    """T.mbarrier_arrive_expect_tx.
-
-    Example:
-        if tx == 0:
-            T.ptx_arrive_barrier_expect_tx(bar[0], 128 * 64 * 2)  # bytes of a (128, 64) float16 tile
-    """
+    """T.mbarrier_arrive_expect_tx."""
     return mbarrier_arrive_expect_tx(b, bytes)
 
 
@@ -207,11 +187,7 @@ def ptx_arrive_cluster_barrier(b: Any, cta: Any) -> Emitted:
     return mbarrier_arrive(b, cta)
 
 
+@example("T.ptx_arrive_barrier(bar[0])", "T.ptx_wait_barrier(bar[0], 0)")
 def ptx_wait_barrier(b: Any, parity: Any = 0) -> Emitted:
-    """T.mbarrier_wait_parity.
-
-    Example:
-        T.ptx_arrive_barrier(bar[0])
-        T.ptx_wait_barrier(bar[0], 0)
-    """
+    """T.mbarrier_wait_parity."""
     return mbarrier_wait_parity(b, parity)

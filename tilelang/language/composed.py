@@ -198,13 +198,9 @@ def has_let_value(var: Any) -> bool:
     return id(var) in need_builder("T.has_let_value").elements
 
 
+@example("x = X[i]", 'T.call_extern("handle", "my_load", T.address_of(T.get_let_value(x)), tx)')
 def get_let_value(var: Any) -> Load:
-    """The buffer element that a variable was read from.
-
-    Example:
-        x = X[i]
-        T.call_extern("handle", "my_load", T.address_of(T.get_let_value(x)), tx)
-    """
+    """The buffer element that a variable was read from."""
     b = need_builder("T.get_let_value")
     if id(var) not in b.elements:
         raise error("region-operand", f"{describe(var)} was not read from an element",

@@ -50,43 +50,27 @@ def resolve_torch_storage_dtype(x: Any) -> Any:
     return dtype(x).as_torch()
 
 
+@example("if T.is_float4(A.dtype):", "    T.clear(acc)")
 def is_float4(x: Any) -> Any:
-    """Whether a type is a 4-bit float of any form.
-
-    Example:
-        if T.is_float4(A.dtype):
-            T.clear(acc)
-    """
+    """Whether a type is a 4-bit float of any form."""
     return dtype(x).is_float4()
 
 
+@example("if T.is_float4_e2m1fn(A.dtype):", "    T.clear(acc)")
 def is_float4_e2m1fn(x: Any) -> Any:
-    """Whether a type is the packed 4-bit float.
-
-    Example:
-        if T.is_float4_e2m1fn(A.dtype):
-            T.clear(acc)
-    """
+    """Whether a type is the packed 4-bit float."""
     return dtype(x).is_float4_e2m1fn()
 
 
+@example("if T.is_float4_e2m1_unpacked(A.dtype):", "    T.clear(acc)")
 def is_float4_e2m1_unpacked(x: Any) -> Any:
-    """Whether a type is the 4-bit float stored as one value per byte.
-
-    Example:
-        if T.is_float4_e2m1_unpacked(A.dtype):
-            T.clear(acc)
-    """
+    """Whether a type is the 4-bit float stored as one value per byte."""
     return dtype(x).is_float4_e2m1_unpacked()
 
 
+@example("if T.is_f8f6f4_family(A.dtype):", "    T.clear(acc)")
 def is_f8f6f4_family(x: Any) -> Any:
-    """Whether a type is any float8, float6 or float4.
-
-    Example:
-        if T.is_f8f6f4_family(A.dtype):
-            T.clear(acc)
-    """
+    """Whether a type is any float8, float6 or float4."""
     return dtype(x).base.startswith(("float8", "float6", "float4"))
 
 

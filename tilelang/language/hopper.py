@@ -194,13 +194,9 @@ def wgmma_gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: b
 wgmma_mma = wgmma_gemm
 
 
+@example("T.wgmma_gemm(A_s, B_s, acc, clear_accum=True)", "T.wait_wgmma(0)")
 def wait_wgmma(n: int) -> Emitted:
-    """Wait until at most n of this warp group's committed wgmma groups are in flight.
-
-    Example:
-        T.wgmma_gemm(A_s, B_s, acc, clear_accum=True)
-        T.wait_wgmma(0)
-    """
+    """Wait until at most n of this warp group's committed wgmma groups are in flight."""
     return emit_call("wgmma_wait", n=_small(n, "n", "T.wait_wgmma"))
 
 
@@ -210,13 +206,9 @@ warpgroup_commit_batch = event("warpgroup_commit_batch", "wgmma.commit_group: co
                                op="wgmma_commit")
 
 
+@example("T.wgmma_gemm(A_s, B_s, acc, clear_accum=True)", "T.warpgroup_wait(0)")
 def warpgroup_wait(n: int) -> Emitted:
-    """T.wait_wgmma.
-
-    Example:
-        T.wgmma_gemm(A_s, B_s, acc, clear_accum=True)
-        T.warpgroup_wait(0)
-    """
+    """T.wait_wgmma."""
     return emit_call("wgmma_wait", n=_small(n, "n", "T.warpgroup_wait"))
 
 

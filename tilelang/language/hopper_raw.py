@@ -368,21 +368,13 @@ def registered_map(k: Any, m: TensorMap) -> str:
 # ---- cp.async on an mbarrier ------------------------------------------------------------------------------------------
 
 
+@example("T.async_copy(A[by * 128, 0], A_s)", "T.cp_async_barrier_noinc(bar[0])")
 def cp_async_barrier_noinc(b: Any) -> Emitted:
-    """Arrive on the barrier once this thread's earlier cp.async copies have completed; it counts like T.mbarrier_arrive.
-
-    Example:
-        T.async_copy(A[by * 128, 0], A_s)
-        T.cp_async_barrier_noinc(bar[0])
-    """
+    """Arrive on the barrier once this thread's earlier cp.async copies have completed; it counts like T.mbarrier_arrive."""
     return emit_call("cp_async_mbarrier_arrive", (barrier_of(b, "T.cp_async_barrier_noinc"),), noinc=True)
 
 
+@example("T.async_copy(A[by * 128, 0], A_s)", "T.ptx_cp_async_barrier(bar[0])")
 def ptx_cp_async_barrier(b: Any) -> Emitted:
-    """Delay the barrier's phase until this thread's earlier cp.async copies have completed.  It does not use up an arrival.
-
-    Example:
-        T.async_copy(A[by * 128, 0], A_s)
-        T.ptx_cp_async_barrier(bar[0])
-    """
+    """Delay the barrier's phase until this thread's earlier cp.async copies have completed.  It does not use up an arrival."""
     return emit_call("cp_async_mbarrier_arrive", (barrier_of(b, "T.ptx_cp_async_barrier"),), noinc=False)

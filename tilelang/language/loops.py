@@ -19,7 +19,7 @@ from .tracing.builder import Builder, current_builder, log, loop_of_range, need_
 from .tracing.control_flow import ControlFlow
 from .tracing.flags import flag, whole_number
 from .tracing.scope import Frame
-from .tracing.state import describe, error
+from .tracing.state import describe, error, example
 
 O = TypeVar("O", bound=Options)
 MOST = 2**28  # most iterations of T.Parallel and T.vectorized in one block
@@ -335,24 +335,16 @@ class IfThreadFrame(Frame):
 # ---- the calls -----------------------------------------------------------------------------------------------------
 
 @loop_of_range.provide
+@example("for k in T.serial(8):", "    Y[i] = Y[i] + X[k]")
 def serial(start: Any, stop: Any = None, step: Any = None, *, annotations: dict[str, Any] | None = None) -> LoopFrame:
-    """Sequential loop, executed by every thread: `for i in T.serial(n)`; bounds as Python's range.
-
-    Example:
-        for k in T.serial(8):
-            Y[i] = Y[i] + X[k]
-    """
+    """Sequential loop, executed by every thread: `for i in T.serial(n)`; bounds as Python's range."""
     return LoopFrame(start, stop, step, "serial", options_from(LoopPlan, annotations))
 
 
+@example("for k in T.unroll(8):", "    v[k] = X[k]")
 def unroll(start: Any, stop: Any = None, step: Any = None, *, explicit: bool = False, unroll_factor: int | None = None,
            annotations: dict[str, Any] | None = None) -> LoopFrame:
-    """Unrolled loop.  explicit: expanded in the IR; unroll_factor: partial.  Raises unroll-options for both.
-
-    Example:
-        for k in T.unroll(8):
-            v[k] = X[k]
-    """
+    """Unrolled loop.  explicit: expanded in the IR; unroll_factor: partial.  Raises unroll-options for both."""
     explicit = flag(explicit, "explicit")
     if unroll_factor is not None:
         unroll_factor = whole_number(unroll_factor, "unroll_factor", 1, MOST)
@@ -367,13 +359,9 @@ def unroll(start: Any, stop: Any = None, step: Any = None, *, explicit: bool = F
                      options_from(LoopPlan, annotations, explicit=True if explicit else None, factor=unroll_factor))
 
 
+@example("for k in T.vectorized(4):", "    Y[i * 4 + k] = X[i * 4 + k]")
 def vectorized(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None = None) -> LoopFrame:
-    """SIMD loop of one thread; the extent should be a vector width.
-
-    Example:
-        for k in T.vectorized(4):
-            Y[i * 4 + k] = X[i * 4 + k]
-    """
+    """SIMD loop of one thread; the extent should be a vector width."""
     return LoopFrame(start, stop, None, "vectorized", options_from(LoopPlan, annotations))
 
 
@@ -467,23 +455,15 @@ def Persistent(domain: Sequence[Any], wave_size: Any, index: Any, group_size: An
                            options_from(LoopPlan, annotations, num_stages=num_stages or None))
 
 
+@example("for r, c in T.grid(4, 8):", "    C[r, c] = 0")
 def grid(*extents: Any) -> GridFrame:
-    """Nested serial loops.
-
-    Example:
-        for r, c in T.grid(4, 8):
-            C[r, c] = 0
-    """
+    """Nested serial loops."""
     return GridFrame(extents)
 
 
+@example("for j in T.parallel(128):", "    x_s[j] = X[bx * 128 + j]")
 def parallel(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None = None) -> ParallelFrame:
-    """One-dimensional T.Parallel over start .. stop - 1, or 0 .. start - 1.
-
-    Example:
-        for j in T.parallel(128):
-            x_s[j] = X[bx * 128 + j]
-    """
+    """One-dimensional T.Parallel over start .. stop - 1, or 0 .. start - 1."""
     if stop is None or is_const(convert(start), 0):
         return ParallelFrame((start if stop is None else stop,), options_from(ParallelPlan, annotations))
     first, end = loop_bound(start, "the start of a loop"), loop_bound(stop, "the end of a loop")

@@ -249,13 +249,9 @@ def _predicate(name: str, on_int: bool) -> Callable[..., Expr]:
 isnan, isinf, isfinite = _predicate("isnan", False), _predicate("isinf", False), _predicate("isfinite", True)
 
 
+@example("if not T.isnullptr(p):", "    Y[i] = 1")
 def isnullptr(p: Any) -> Expr:
-    """Whether a pointer is null.
-
-    Example:
-        if not T.isnullptr(p):
-            Y[i] = 1
-    """
+    """Whether a pointer is null."""
     if isinstance(p, Buffer):
         p = p.data
     return call("isnullptr", (p,), BOOL)
@@ -429,13 +425,9 @@ def _int_args(a: Any, b: Any) -> bool:
     return isinstance(a, int) and isinstance(b, int)
 
 
+@example("for k in T.serial(T.ceildiv(512, 32)):", "    Y[k] = X[k]")
 def ceildiv(a: Any, b: Any) -> Any:
-    """a / b rounded up; Python ints give a Python int.
-
-    Example:
-        for k in T.serial(T.ceildiv(512, 32)):
-            Y[k] = X[k]
-    """
+    """a / b rounded up; Python ints give a Python int."""
     for v in (a, b):
         if isinstance(v, float) or isinstance(v, Expr) and v.dtype.is_float:
             raise error("math-type", f"T.ceildiv divides integers, found {describe(v)}", expected="integers",
@@ -491,13 +483,9 @@ def index_to_coordinates(index: Any, shape: Any) -> list[Any]:
     return out[::-1]
 
 
+@example("if T.likely(i < n):", "    Y[i] = X[i]")
 def likely(x: Any) -> Expr:
-    """x; a hint that it is usually true.
-
-    Example:
-        if T.likely(i < n):
-            Y[i] = X[i]
-    """
+    """x; a hint that it is usually true."""
     return value_of(x)
 
 

@@ -17,7 +17,7 @@ from .kernel import KernelLaunchFrame, get_thread_binding, need_kernel
 from .loops import ParallelFrame
 from .math import cos, log, sin, sqrt
 from .tracing.scope import BodyFrame, Frame, IfFrame
-from .tracing.state import error
+from .tracing.state import error, example
 
 _OF_THREADS = ("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx")
 
@@ -203,13 +203,9 @@ def _drawn(b: Builder, v: Var) -> Var:
     return v
 
 
+@example("T.rng_init(42)", 'I[i] = T.cast(T.rng_rand(), "int32")')
 def rng_rand() -> Var:
-    """The next 32 random bits of this thread, in T.Parallel of this iteration (see T.rng_init): uint32.
-
-    Example:
-        T.rng_init(42)
-        I[i] = T.cast(T.rng_rand(), "int32")
-    """
+    """The next 32 random bits of this thread, in T.Parallel of this iteration (see T.rng_init): uint32."""
     b, s = _state("T.rng_rand")
     return _drawn(b, s.generator.word(b))
 

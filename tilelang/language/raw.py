@@ -69,13 +69,9 @@ def sblock_attr(attrs: dict[str, Any]) -> Emitted:
     return EMITTED
 
 
+@example('with T.sblock("root"):', "    Y[i] = X[i]")
 def sblock(name: str = "", no_realize: bool = False) -> Frame:
-    """A named block of statements.
-
-    Example:
-        with T.sblock("root"):
-            Y[i] = X[i]
-    """
+    """A named block of statements."""
     return BodyFrame()
 
 
@@ -152,13 +148,9 @@ def let(var: Var, value: Any) -> Frame:
     return _LetFrame(var, cast(convert(value), var.dtype))
 
 
+@example('x = T.var("x", "float32")', "Y[i] = T.Let(x * x, where={x: X[i]})")
 def Let(value: Any, where: dict[Var, Any] | None = None) -> Expr:
-    """The expression `value` with the variables of `where` replaced by their values.
-
-    Example:
-        x = T.var("x", "float32")
-        Y[i] = T.Let(x * x, where={x: X[i]})
-    """
+    """The expression `value` with the variables of `where` replaced by their values."""
     known = {v: cast(convert(e), v.dtype) for v, e in (where or {}).items()}
     return substitute(convert(value), known)
 
@@ -306,13 +298,9 @@ def tvm_warp_activemask() -> Var:
     return activemask()
 
 
+@example("if T.tvm_thread_invariant(I[0] > 0):", "    T.clear(acc)")
 def tvm_thread_invariant(c: Any) -> Expr:
-    """Mark a condition as uniform over the block; returns the condition.
-
-    Example:
-        if T.tvm_thread_invariant(I[0] > 0):
-            T.clear(acc)
-    """
+    """Mark a condition as uniform over the block; returns the condition."""
     return convert(c)
 
 

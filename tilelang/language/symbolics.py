@@ -31,13 +31,9 @@ def _integer(dt: Any) -> DType:
     return out
 
 
+@example('m, n = T.dynamic("m n")', 'P = T.Tensor((m, n), "float16")')
 def dynamic(name: str, dtype: Any = "int32") -> Any:
-    """Dimension(s) that are known at run time.  "m" gives a Var, "m, n" or "m n" a tuple.  Every call makes new symbols.
-
-    Example:
-        m, n = T.dynamic("m n")
-        P = T.Tensor((m, n), "float16")
-    """
+    """Dimension(s) that are known at run time.  "m" gives a Var, "m, n" or "m n" a tuple.  Every call makes new symbols."""
     dt = _integer(dtype)
     out = tuple(Var(n, dt) for n in split_names(name))
     return out[0] if len(out) == 1 else out
@@ -50,13 +46,9 @@ def symbolic(name: str, dtype: Any = "int32") -> Any:
     return dynamic(name, dtype)
 
 
+@example('M, N = T.const("M N")', 'A: T.Tensor((M, N), "float16")')
 def const(name: str, dtype: Any = "int32") -> Any:
-    """Dimension(s) of an eager kernel that are read from the tensors at the call and fixed in the compiled kernel.
-
-    Example:
-        M, N = T.const("M N")
-        A: T.Tensor((M, N), "float16")
-    """
+    """Dimension(s) of an eager kernel that are read from the tensors at the call and fixed in the compiled kernel."""
     b = need_builder("T.const")
     if b.eager is None:
         raise error("no-builder", "T.const can only be used in a tilelang.jit function in the eager style",

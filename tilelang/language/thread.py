@@ -241,13 +241,9 @@ def get_warp_group_idx(ws: Any = None, warps_per_group: Any = None) -> Expr:
     return thread_index() // (size * _width(4 if warps_per_group is None else warps_per_group, "warps_per_group"))
 
 
+@example("if T.shuffle_elect(128):", "    T.mbarrier_expect_tx(bar[0], 1024)")
 def shuffle_elect(thread_extent: Any = 0) -> Expr:
-    """True in one thread of each group of thread_extent threads (0: of the block): the group's first.
-
-    Example:
-        if T.shuffle_elect(128):
-            T.mbarrier_expect_tx(bar[0], 1024)
-    """
+    """True in one thread of each group of thread_extent threads (0: of the block): the group's first."""
     if isinstance(thread_extent, bool) or not isinstance(thread_extent, int) or thread_extent < 0:
         raise error("lane-argument-type", f"thread_extent must be an integer from 0, found {thread_extent!r}",
                     expected="an integer from 0", hint="0 means all threads of the block")

@@ -24,10 +24,10 @@ def named(fn: F, name: str, doc: str | None) -> F:
     return fn
 
 
-def example(code: str) -> Callable[[F], F]:
-    """Decorator: adds an example of one line to the documentation of a function of the language."""
+def example(*lines: str) -> Callable[[F], F]:
+    """Decorator: adds a short example to the documentation of a function of the language."""
     def documented(fn: F) -> F:
-        fn.__doc__ = f"{cleandoc(fn.__doc__ or '').rstrip()}\n\nExample:\n    {code}"
+        fn.__doc__ = "\n    ".join((f"{cleandoc(fn.__doc__ or '').rstrip()}\n\nExample:", *lines))
         return fn
 
     return documented
