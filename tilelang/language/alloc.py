@@ -183,5 +183,4 @@ def empty(*shape: Any, dtype: Any = None) -> Buffer:
     out = Buffer(b.fresh_name(f"out{len(b.outputs)}"), shape_of(items, "T.empty"),
                  dtype_of("float32" if dtype is None else dtype, "T.empty"), GLOBAL, span=b.here())
     b.outputs.append(out)
-    b.unnamed[id(out)] = out
-    return out
+    return b.nameless(out)

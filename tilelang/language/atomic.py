@@ -57,8 +57,7 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
     dt = dst.buffer.dtype
     op = call(f"atomic_{kind}", (at, *(cast(convert(v), dt) for v in (value, *more))), dt, span=b.here(), order=order)
     if return_prev:
-        old = b.let("old", op)
-        b.unnamed[id(old)] = old
+        old = b.nameless(b.let("old", op))
         b.wrote(dst.buffer)
         return old
     b.emit(Evaluate(op, span=b.here()))
@@ -214,9 +213,8 @@ def atomic_load(src: Any, memory_order: str = "seq_cst") -> Expr:
     b = need_builder("T.atomic_load")
     order = _access_order(b, "atomic_load", memory_order, ("relaxed", "consume", "acquire", "seq_cst"))
     x = _element(b, src, "atomic_load")
-    v = b.let("loaded", call("atomic_load", (AddressOf(x.buffer, x.indices),), x.dtype, span=b.here(), order=order))
-    b.unnamed[id(v)] = v
-    return v
+    read = call("atomic_load", (AddressOf(x.buffer, x.indices),), x.dtype, span=b.here(), order=order)
+    return b.nameless(b.let("loaded", read))
 
 
 @example('T.atomic_store(I[0], 1, memory_order="release")')

@@ -147,6 +147,3 @@ def call_extern(dtype: Any = None, func_name: Any = None, *args: Any) -> Any:
 def call_pure_extern(dtype: Any = None, func_name: Any = None, *args: Any) -> Any:
     """Call a device function without effects by name."""
     return _extern("call_pure_extern", dtype, func_name, args)
-
-
-__all__ = ["call_extern", "call_pure_extern"]

@@ -426,9 +426,7 @@ class BindingLaunchFrame(KernelLaunchFrame):
             threads = list(self.threads)
             threads[axis] = extent
             self.extents = thread_extents(threads)
-        v = self.block_vars[axis] if kind == "block" else self.thread_vars[axis]
-        b.unnamed[id(v)] = v
-        return v
+        return b.nameless((self.block_vars if kind == "block" else self.thread_vars)[axis])
 
 
 class ThreadBindingFrame(Frame):

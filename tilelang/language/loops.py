@@ -284,9 +284,7 @@ class PersistentFrame(Frame):
         group, last = self.group, self.domain[-1]
         outer = (last + (group - 1)) // group
         sizes = [outer, *self.domain[:-1], group]
-        total: Any = 1
-        for s in sizes:
-            total = total * s
+        total: Any = prod(sizes)
         self.wave = Var("wave", self.dtype, span=self.span)
         # The number of waves in which this index has a tile.  A loop of that length needs no conditional exit.
         self.waves = binary("max", (total - self.index + (self.wave_size - 1)) // self.wave_size, 0)

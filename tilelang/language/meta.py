@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from tilelang.ir import I32, Expr, Load, binary, cast, convert
@@ -184,10 +185,4 @@ class PersistentTileScheduler(BaseTileScheduler):
 
 def _blocks() -> Any:
     """The number of blocks of the launch.  Each block is a worker, so that every tile is computed once on any GPU."""
-    total: Any = 1
-    for e in need_kernel("a tile scheduler without num_workers").blocks:
-        total = e * total
-    return total
-
-
-__all__ = ["BaseTileScheduler", "PersistentTileScheduler", "inline", "meta_class"]
+    return reduce(lambda total, e: e * total, need_kernel("a tile scheduler without num_workers").blocks)

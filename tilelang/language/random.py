@@ -197,17 +197,11 @@ def _state(what: str) -> tuple[Builder, _State]:
     return b, state or _start_iterations(b, random, loops)
 
 
-def _drawn(b: Builder, v: Var) -> Var:
-    """A drawn value, which the program may ignore or bind to a name."""
-    b.unnamed[id(v)] = v
-    return v
-
-
 @example("T.rng_init(42)", 'I[i] = T.cast(T.rng_rand(), "int32")')
 def rng_rand() -> Var:
     """The next 32 random bits of this thread, in T.Parallel of this iteration (see T.rng_init): uint32."""
     b, s = _state("T.rng_rand")
-    return _drawn(b, s.generator.word(b))
+    return b.nameless(s.generator.word(b))
 
 
 def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Var:
@@ -225,7 +219,7 @@ def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Var:
         raise error("rng", f"T.rng_rand_float takes bit 32 or 64 and dist 'uniform' or 'normal', found {bit!r}, {dist!r}",
                     expected="bit 32 or 64, dist 'uniform' or 'normal'")
     dt = DType(f"float{bit}")
-    return _drawn(b, let(b, "uniform", s.generator.uniform(b, dt)) if dist == "uniform" else _normal(b, s, dt))
+    return b.nameless(let(b, "uniform", s.generator.uniform(b, dt)) if dist == "uniform" else _normal(b, s, dt))
 
 
 def _normal(b: Builder, s: _State, dt: DType) -> Var:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from tilelang.ir import Assert as AssertStmt
@@ -112,9 +113,7 @@ def bind(value: Any, type_annotation: Any = None, *, var: Any = None) -> Var:
                         found=f"`{var.name}` with one", hint="T.alloc_var makes a variable that can be stored to")
         b.emit(Bind(var, cast(e, var.dtype), span=b.here()))
         return var
-    v = b.let("bound", e if type_annotation is None else cast(e, dtype_of(type_annotation, "T.bind")))
-    b.unnamed[id(v)] = v
-    return v
+    return b.nameless(b.let("bound", e if type_annotation is None else cast(e, dtype_of(type_annotation, "T.bind"))))
 
 
 def _scalar(what: str, var: Any) -> None:
@@ -191,9 +190,7 @@ def tvm_access_ptr(ptype: Any, data: Any, offset: Any, extent: Any, rw_mask: Any
     """
     buffer = data if isinstance(data, Buffer) else buffer_at(data)
     dt = dtype_of(ptype, "T.tvm_access_ptr")
-    bits: Any = buffer.dtype.bits * buffer.dtype.lanes
-    for d in buffer.shape:
-        bits = bits * d
+    bits: Any = prod(buffer.shape, start=buffer.dtype.bits * buffer.dtype.lanes)
     flat = view(buffer, (bits // (dt.bits * dt.lanes),), dt)
     b = need_builder("T.tvm_access_ptr")
     b.unnamed.pop(id(flat), None)
@@ -308,9 +305,3 @@ def tvm_thread_invariant(c: Any) -> Expr:
 def sync_global() -> Emitted:
     """Older spelling of T.sync_grid."""
     return sync_grid()
-
-
-__all__ = ["Assert", "Let", "attr", "bind", "call_intrin", "decl_buffer", "handle_add_byte_offset",
-           "launch_thread", "let", "meta_var", "reads", "sblock", "sblock_attr", "sync_global", "target",
-           "tvm_access_ptr", "tvm_thread_invariant", "type_annotation", "undef", "tvm_warp_activemask",
-           "tvm_warp_shuffle", "tvm_warp_shuffle_down", "tvm_warp_shuffle_up", "writes"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
+from math import prod
 from typing import Any
 
 from tilelang.ir import (
@@ -211,10 +212,8 @@ def make_tensor(ptr: Any, shape: Any, dtype: Any = "float32", strides: Any = Non
         offset = _distance(ptr)
         if isinstance(offset, int):  # a view of the same storage
             src, spec = ptr.buffer, TensorSpec(shape, dtype, strides)
-            buf = Buffer(b.fresh_name("tensor"), spec.shape, spec.dtype, src.scope_name, spec.strides, offset, src.data,
-                         span=b.here())
-            b.unnamed[id(buf)] = buf
-            return buf
+            return b.nameless(Buffer(b.fresh_name("tensor"), spec.shape, spec.dtype, src.scope_name, spec.strides, offset,
+                                     src.data, span=b.here()))
     if isinstance(ptr, Var) and ptr.dtype.is_handle:
         data = ptr
     elif isinstance(ptr, (Load, Expr)) and (ptr.dtype.is_int and ptr.dtype.bits == 64 or ptr.dtype.is_handle):
@@ -226,9 +225,7 @@ def make_tensor(ptr: Any, shape: Any, dtype: Any = "float32", strides: Any = Non
         raise error("pointer", f"T.make_tensor needs a pointer parameter or an integer address of 64 bits, found {said}",
                     expected="a pointer parameter or an integer address", hint="declare the parameter as `p: T.ptr`")
     spec = TensorSpec(shape, dtype, strides, align=align)
-    buf = spec.buffer(b.fresh_name("tensor"), data, b.here())
-    b.unnamed[id(buf)] = buf
-    return buf
+    return b.nameless(spec.buffer(b.fresh_name("tensor"), data, b.here()))
 
 
 def _whole_tensor(b: Any, address: Expr) -> bool:
@@ -277,9 +274,7 @@ def from_element(b: Any, what: str, spec: TensorSpec, data: Var, offset: Any, na
         data, offset = b.let("ptr", start), 0
         spec.align = spec.align or spec.dtype.bytes
     spec.elem_offset = offset
-    out = spec.buffer(b.fresh_name(name), data, b.here())
-    b.unnamed[id(out)] = out
-    return out
+    return b.nameless(spec.buffer(b.fresh_name(name), data, b.here()))
 
 
 def over_storage(what: str, spec: TensorSpec, data: Any, elem_offset: Any = None) -> Buffer:
@@ -324,12 +319,7 @@ def _kind(scope_name: str) -> str:
 
 def _bits(dt: DType, shape: tuple[Any, ...]) -> Any:
     """Size of a tensor in bits; None where its shape is not constant."""
-    n = dt.bits * dt.lanes
-    for d in shape:
-        if not isinstance(d, int):
-            return None
-        n *= d
-    return n
+    return prod(shape, start=dt.bits * dt.lanes) if all(isinstance(d, int) for d in shape) else None
 
 
 def flat_only(what: str, buffer_type: str, axis_separators: Any) -> None:
@@ -407,13 +397,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None) ->
         raise error("view-source", f"T.view and T.reshape take a whole buffer, found {describe(src)}")
     new_shape = src.shape if shape is None else shape_of(shape, "the view")
     dt = src.dtype if dtype is None else dtype_of(dtype, "the view")
-    total_src: Any = src.dtype.bits * src.dtype.lanes
-    total_dst: Any = dt.bits * dt.lanes
-    for d in src.shape:
-        total_src = total_src * d
-    for d in new_shape:
-        total_dst = total_dst * d
-    left = difference(total_src, total_dst)
+    left = difference(*(prod(shape, start=t.bits * t.lanes) for t, shape in ((src.dtype, src.shape), (dt, new_shape))))
     if not isinstance(left, int) or left:
         raise error("view-size", f"T.reshape/view shape check failed. `{src.name}` {src.shape} of {src.dtype} has "
                            f"another size than {new_shape} of {dt}",
@@ -433,9 +417,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None) ->
     b = current_builder()
     name = b.fresh_name(f"{src.name}_view") if b else f"{src.name}_view"
     out = Buffer(name, new_shape, dt, src.scope_name, given, offset, src.data, src.facts, span=place())
-    if b:
-        b.unnamed[id(out)] = out
-    return out
+    return b.nameless(out) if b else out
 
 
 def _check_strides(src: Buffer, shape: tuple[Any, ...], dt: DType, strides: tuple[Any, ...]) -> None:
@@ -465,8 +447,3 @@ def reshape(src: Any, shape: Any) -> Buffer:
     view-size.
     """
     return view(src, shape)
-
-
-__all__ = ["FragmentBuffer", "LocalBuffer", "SharedBuffer", "StridedTensor", "Tensor", "TensorFactory", "TensorSpec",
-           "dtype_of", "flat_only", "handle", "make_tensor", "make_tensor_from_addr", "match_buffer",
-           "over_storage", "owner_of", "ptr", "reshape", "shape_of", "view"]

@@ -42,9 +42,7 @@ def event(name: str, about: str, example: str = "", op: str = "", **options: Any
 def value_call(op: str, args: Any, dt: Any, **attrs: Any) -> Var:
     """The value of a call that affects other threads; it is computed at this place."""
     b = need_builder(f"T.{op}")
-    v = b.let(op, call(op, args, dt, span=b.here(), **attrs))
-    b.unnamed[id(v)] = v
-    return v
+    return b.nameless(b.let(op, call(op, args, dt, span=b.here(), **attrs)))
 
 
 def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> Emitted:
@@ -397,10 +395,3 @@ def ldg(A: Any, idx: Any = None) -> Expr:
     if not isinstance(A, Load):
         raise error("extern-argument", f"T.__ldg needs an element, found {describe(A)}", expected="an element")
     return call("ldg", (AddressOf(A.buffer, A.indices),), A.dtype)
-
-
-__all__ = ["Else", "Then", "activemask", "all_sync", "any_sync", "ballot", "ballot_sync", "buffer_store", "clock", "clock64",
-           "evaluate", "get_lane_idx", "get_warp_group_idx", "get_warp_idx", "get_warp_idx_sync", "globaltimer",
-           "match_all_sync", "match_any_sync", "named_barrier_arrive", "ptx_commit_group", "ptx_wait_group",
-           "shfl_down", "shfl_sync", "shfl_up", "shfl_xor", "shuffle_elect", "sync_grid", "sync_threads", "sync_warp",
-           "syncthreads_and", "syncthreads_count", "syncthreads_or", "thread_return"]

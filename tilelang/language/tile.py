@@ -27,11 +27,6 @@ EVICTION_POLICIES = ("evict_normal", "evict_first", "evict_last")
 EMITTED = Emitted()
 
 
-def _builder(what: str) -> Builder:
-    b = need_builder(f"T.{what}")
-    return b
-
-
 def emit_op(b: Builder, op: Any) -> Emitted:
     """Check a tile op and emit it at the call.  Raises no-kernel, and what the op's check raises."""
     if b.kernel is None:
@@ -82,7 +77,7 @@ def copy(src: Any, dst: Any, *, coalesced_width: int | None = None, disable_tma:
         T.copy(A[by * 128, 0], A_s)            # a (128, 64) tile from that element on
         T.copy(acc, C[by * 128, bx * 128])     # a (128, 128) tile, from registers
     """
-    b = _builder("copy")
+    b = need_builder("T.copy")
     if annotations is not None and not isinstance(annotations, Mapping):
         attrs_of(annotations)  # raises
     notes = dict(annotations or {})
@@ -120,7 +115,7 @@ def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annota
         T.ptx_wait_group(0)
         T.sync_threads()
     """
-    b = _builder("async_copy")
+    b = need_builder("T.async_copy")
     s, d = pair(src, dst, "async_copy")
     if s.buffer.scope_name != GLOBAL or not d.buffer.scope_name.startswith("shared"):
         raise error("copy-option", f"T.async_copy moves global to shared memory, found {s.buffer.scope_name} to "
@@ -145,7 +140,7 @@ def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> 
         T.fill(acc, -T.infinity("float32"))
         T.fill(A_s[0:16, :], 1.0)
     """
-    b = _builder("fill")
+    b = need_builder("T.fill")
     if isinstance(buffer, (int, float, str, type(None))) or isinstance(buffer, Expr) and not isinstance(buffer, Load):
         raise error("fill-operand", f"T.fill and T.clear take a buffer, region or element, found {describe(buffer)}")
     r = whole_region(buffer, "the operand of T.fill")
@@ -192,7 +187,7 @@ def gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = 
         T.gemm(A_s, B_s, acc)                       # (128, 64) @ (64, 128)
         T.gemm(A_s, C_s, acc, transpose_B=True)     # C_s: (128, 64)
     """
-    b = _builder("gemm")
+    b = need_builder("T.gemm")
     if isinstance(wg_wait, bool) or not isinstance(wg_wait, int) or wg_wait < -1:
         raise error("copy-option", f"wg_wait is -1 or a number of groups, got {wg_wait!r}",
                     expected="an integer of at least -1", found=repr(wg_wait))
@@ -272,7 +267,7 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
         T.reduce(acc, m, "max", dim=1)              # (128, 128) -> (128,)
         T.reduce(acc[:, 0:64], m, "max", dim=1)     # of the first 64 columns
     """
-    b = _builder("reduce")
+    b = need_builder("T.reduce")
     if not isinstance(reduce_type, str) or reduce_type not in KINDS:
         raise error("reduce-kind", f"unknown kind of reduction {reduce_type!r}, expected one of {', '.join(KINDS)}",
                     expected=f"one of {', '.join(KINDS)}", found=repr(reduce_type))
@@ -324,7 +319,7 @@ def reduce_abssum(buffer: Any, out: Any, dim: int = -1, batch: int = 1,
 
 
 def _scan(kind: str, src: Any, dst: Any, dim: int, reverse: bool, annotations: dict[str, Any] | None) -> Emitted:
-    b = _builder(f"cum{kind}")
+    b = need_builder(f"T.cum{kind}")
     s = whole_region(src, f"the source of T.cum{kind}")
     d = s if dst is None else whole_region(dst, f"the result of T.cum{kind}")
     rank = len(s.extents)
@@ -365,7 +360,7 @@ def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> 
     src: a (…, M, N) tile in shared memory or a fragment.  dst: another (…, N, M) tile in shared memory or a fragment.
     Raises transpose-operand, transpose-shape.
     """
-    b = _builder("transpose")
+    b = need_builder("T.transpose")
     for x, what in ((src, "source"), (dst, "destination")):
         o = operand(x, f"the {what} of T.transpose")
         if o.extents is None or len(o.extents) < 2:

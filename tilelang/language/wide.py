@@ -73,9 +73,7 @@ def _loader(prefix: str, bits: int) -> Callable[..., Expr]:
         value: Expr = load(buffer, _indices(where, lanes))
         if pred is not None:
             value = select(as_bool(pred), value, cast(const(0), value.dtype))
-        v = b.let(name, reinterpret(value, _words(bits)))
-        b.unnamed[id(v)] = v
-        return v
+        return b.nameless(b.let(name, reinterpret(value, _words(bits))))
 
     return named(fn, name, f"{bits} bits from {'global' if prefix == 'ldg' else 'shared'} memory as {_words(bits)}"
                  + ("; zeros where pred is false." if prefix == "ldg" else ".")

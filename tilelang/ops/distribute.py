@@ -10,6 +10,7 @@ point as expressions of the thread index and the loop variables.  Two constructo
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -261,9 +262,7 @@ def _even_split(sizes: list[int], threads: int) -> list[tuple[int, int]] | None:
 
 
 def _runtime_loops(sizes: list[Any], thread: Expr, threads: int) -> tuple[list[Any], list[Expr], Expr | None]:
-    total: Any = 1
-    for s in sizes:
-        total = total * s
+    total: Any = prod(sizes)
     it = fresh("it")
     c: Expr = it * threads + thread
     exists = c < total

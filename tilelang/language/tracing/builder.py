@@ -6,7 +6,7 @@ import logging
 import operator
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 _SIMPLE = (Store, Bind, Evaluate, Alloc, TileOp)  # statements without a body
 SCALARS = (bool, int, float, np.generic)
+V = TypeVar("V")
 
 
 def reads_memory(e: Expr) -> bool:
@@ -193,9 +194,12 @@ class Builder:
 
     def new_var(self, name: str, dt: Any) -> Var:
         """A variable that takes the Python name it is bound to next."""
-        v = Var(name, DType(dt), span=self.span())
-        self.unnamed[id(v)] = v
-        return v
+        return self.nameless(Var(name, DType(dt), span=self.span()))
+
+    def nameless(self, value: V) -> V:
+        """A variable or buffer that takes the Python name it is bound to next."""
+        self.unnamed[id(value)] = value
+        return value
 
     def name_value(self, name: str, value: Any) -> None:
         """Give a fresh variable or buffer the Python name it is bound to (its identity stays)."""
@@ -250,8 +254,7 @@ class Builder:
     def allocate(self, buffer: Buffer, init: Expr | None = None) -> Buffer:
         """Emit the allocation of a buffer, which gets the Python name that it is bound to."""
         self.emit(Alloc(buffer, init, span=self.here()))
-        self.unnamed[id(buffer)] = buffer
-        return buffer
+        return self.nameless(buffer)
 
 
 class Emitted:
@@ -317,7 +320,3 @@ class tracing:
 
     def __exit__(self, *info: Any) -> None:
         set_current(self.old)
-
-
-__all__ = ["Builder", "Emitted", "FACTS", "OPS", "SCALARS", "current_builder", "log", "loop_of_range", "need_builder",
-           "reads_memory", "tracing"]

@@ -159,8 +159,7 @@ class Names:
             return value
         if isinstance(value, Expr) and not isinstance(value, (Var, Const)) and not is_held(value):
             if reads_memory(value) or self.b.kernel is not None and not value.dtype.is_handle:
-                v = self.b.let("t", value)
-                self.b.unnamed[id(v)] = v
+                v = self.b.nameless(self.b.let("t", value))
                 if isinstance(value, Load) and not any(reads_memory(i) for i in value.indices):
                     self.b.elements[id(v)] = (v, value)
                 return v

@@ -284,6 +284,3 @@ def refine(b: Builder, e: BaseException) -> Span | None:
     if span is None or at is None or not span.line <= at[0] <= max(span.line, span.end_line):
         return span
     return replace(span, line=at[0], col=at[2], end_line=at[1], end_col=at[3])
-
-
-__all__ = ["place_error", "refine"]

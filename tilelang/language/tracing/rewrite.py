@@ -167,8 +167,7 @@ class Rewritten:
             if cell is None:
                 cell = types.CellType((extra or {})[name]) if name in (extra or {}) else types.CellType()
             closure.append(cell)
-        fn = types.FunctionType(self.code, original.__globals__, self.name, None, tuple(closure))
-        return fn
+        return types.FunctionType(self.code, original.__globals__, self.name, None, tuple(closure))
 
 
 _cache: dict[tuple[int, bool], tuple[types.CodeType, Rewritten]] = {}
@@ -233,8 +232,12 @@ def _const(v: Any) -> ast.Constant:
 
 
 def _thunk(e: ast.expr) -> ast.Lambda:
-    none = ast.arguments(posonlyargs=[], args=[], vararg=None, kwonlyargs=[], kw_defaults=[], kwarg=None, defaults=[])
-    return ast.copy_location(ast.Lambda(none, e), e)
+    return ast.copy_location(ast.Lambda(_arguments([]), e), e)
+
+
+def _arguments(names: Iterable[str]) -> ast.arguments:
+    return ast.arguments(posonlyargs=[], args=[ast.arg(n) for n in names], vararg=None, kwonlyargs=[], kw_defaults=[],
+                         kwarg=None, defaults=[])
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -271,15 +274,11 @@ class _Rewriter(ast.NodeTransformer):
         # Under its own name the function would hide the global (or enclosing) one that a recursive call means.
         new = ast.FunctionDef(name="__tl_" + node.name, args=args, body=head + (body or [ast.Pass()]), decorator_list=[],
                               returns=None, type_comment=None)
-        if hasattr(node, "type_params"):
-            new.type_params = []  # type: ignore[attr-defined]
         free = list(dict.fromkeys((*fn.__code__.co_freevars, *extra)))
-        factory = ast.FunctionDef(name="__tl_factory",
-                                  args=ast.arguments(posonlyargs=[], args=[ast.arg(f) for f in free], vararg=None,
-                                                     kwonlyargs=[], kw_defaults=[], kwarg=None, defaults=[]),
-                                  body=[new], decorator_list=[], returns=None, type_comment=None)
+        factory = ast.FunctionDef(name="__tl_factory", args=_arguments(free), body=[new], decorator_list=[], returns=None,
+                                  type_comment=None)
         if hasattr(node, "type_params"):
-            factory.type_params = []  # type: ignore[attr-defined]
+            new.type_params = factory.type_params = []  # type: ignore[attr-defined]
         module = ast.Module([factory], [])
         ast.copy_location(new, node)
         ast.copy_location(factory, node)
@@ -290,9 +289,7 @@ class _Rewriter(ast.NodeTransformer):
         outer_code = next(c for c in code.co_consts if isinstance(c, types.CodeType))
         inner = next(c for c in outer_code.co_consts if isinstance(c, types.CodeType) and c.co_name == new.name)
         inner = inner.replace(co_name=node.name)
-        line = node.lineno
-        return Rewritten(inner, self.file, node.name, line, tuple(self.places), self.annotated,
-                         params)
+        return Rewritten(inner, self.file, node.name, node.lineno, tuple(self.places), self.annotated, params)
 
     def fresh(self, letter: str) -> str:
         self.serial += 1
@@ -358,8 +355,6 @@ class _Rewriter(ast.NodeTransformer):
 
     def do_Assign(self, s: ast.Assign) -> list[ast.stmt]:
         out = [self.pos(s)]
-        if len(s.targets) == 1 and isinstance(s.targets[0], ast.Name):
-            return out + self.assign(s.targets[0], self.expr(s.value))
         if len(s.targets) == 1:
             return out + self.assign(s.targets[0], self.expr(s.value))
         tmp = self.fresh("v")
@@ -380,10 +375,7 @@ class _Rewriter(ast.NodeTransformer):
                         ast.Expr(_call("names.setitem", self.expr(t.value), self.key(t.slice), _name(name)))]
             return [ast.Expr(_call("names.setitem", self.expr(t.value), self.key(t.slice), value))]
         if isinstance(t, ast.Attribute):
-            raise self.error("unsupported-syntax", "assignment to an attribute is not supported in a kernel "
-                                                   "function", t,
-                             found="an assignment to an attribute",
-                             hint="keep mutable state in T.alloc_var and store through its name")
+            raise self.attribute_error(t)
         if isinstance(t, ast.Starred):
             return self.assign(t.value, value, method)
         if isinstance(t, (ast.Tuple, ast.List)):
@@ -408,9 +400,12 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(t, ast.Subscript):
             return [self.pos(s), ast.Expr(_call("names.augment_item", self.expr(t.value), self.key(t.slice), op,
                                                 self.expr(s.value)))]
-        raise self.error("unsupported-syntax", "assignment to an attribute is not supported in a kernel function", t,
-                         found="an assignment to an attribute",
-                         hint="keep mutable state in T.alloc_var and store through its name")
+        raise self.attribute_error(t)
+
+    def attribute_error(self, t: ast.AST) -> errors.TileLangError:
+        return self.error("unsupported-syntax", "assignment to an attribute is not supported in a kernel function", t,
+                          found="an assignment to an attribute",
+                          hint="keep mutable state in T.alloc_var and store through its name")
 
     def do_AnnAssign(self, s: ast.AnnAssign) -> list[ast.stmt]:
         if s.value is not None:
@@ -427,13 +422,19 @@ class _Rewriter(ast.NodeTransformer):
     def do_If(self, s: ast.If) -> list[ast.stmt]:
         names = assigned_names([*s.body, *s.orelse])
         f = self.fresh("i")
-        now = _tuple(_name(n) for n in names)
-        begin = _call("flow.if_", self.expr(s.test), _const(tuple(names)), now, _const(bool(s.orelse)))
-        return [self.pos(s.test), ast.Assign([_name(f, True)], begin),
-                ast.If(ast.Attribute(_name(f), "then", ast.Load()), self.block(s.body) or [ast.Pass()], []),
-                *self.leave(names, "flow.mid", f),
-                ast.If(ast.Attribute(_name(f), "orelse", ast.Load()), self.block(s.orelse) or [ast.Pass()], []),
-                *self.leave(names, "flow.end_if", f)]
+        return [self.pos(s.test), self.enter(names, "flow.if_", f, self.expr(s.test), _const(bool(s.orelse))),
+                self.branch(f, "then", s.body), *self.leave(names, "flow.mid", f),
+                self.branch(f, "orelse", s.orelse), *self.leave(names, "flow.end_if", f)]
+
+    def branch(self, frame: str, which: str, body: list[ast.stmt]) -> ast.stmt:
+        return ast.If(ast.Attribute(_name(frame), which, ast.Load()), self.block(body) or [ast.Pass()], [])
+
+    def enter(self, names: list[str], method: str, frame: str, what: ast.expr, *more: ast.expr) -> ast.stmt:
+        """Open a frame: the names that its body assigns are passed with their values."""
+        return ast.Assign([_name(frame, True)], self.opened(names, method, what, *more))
+
+    def opened(self, names: list[str], method: str, what: ast.expr, *more: ast.expr) -> ast.expr:
+        return _call(method, what, _const(tuple(names)), _tuple(_name(n) for n in names), *more)
 
     def leave(self, names: list[str], method: str, frame: str, *more: ast.expr) -> list[ast.stmt]:
         call = _call(method, _name(frame), _tuple(_name(n) for n in names), *more)
@@ -451,9 +452,9 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(it, ast.Call) and isinstance(it.func, ast.Name) and it.func.id == "range":
             it.func = _call("flow.builtin", it.func)
         f = self.fresh("l")
-        begin = _call("flow.loop", self.expr(it), _const(tuple(names)), _tuple(_name(n) for n in names))
+        begin = self.enter(names, "flow.loop", f, self.expr(it))
         body = [*self.assign(s.target, ast.Attribute(_name(f), "value", ast.Load()), "names.bind_frame"), *self.block(s.body)]
-        return [self.pos(it), ast.Assign([_name(f, True)], begin), *body,
+        return [self.pos(it), begin, *body,
                 *self.leave(names, "flow.end_loop", f, _const(frozenset(carried)))]
 
     def do_While(self, s: ast.While) -> list[ast.stmt]:
@@ -463,10 +464,8 @@ class _Rewriter(ast.NodeTransformer):
         names = assigned_names(s.body)
         carried = read_before_assigned([s]) & set(names)
         f = self.fresh("w")
-        begin = _call("flow.while_", _thunk(self.expr(s.test)), _const(tuple(names)), _tuple(_name(n) for n in names))
-        return [self.pos(s.test), ast.Assign([_name(f, True)], begin),
-                ast.If(ast.Attribute(_name(f), "then", ast.Load()), self.block(s.body) or [ast.Pass()], []),
-                *self.leave(names, "flow.end_loop", f, _const(frozenset(carried)))]
+        return [self.pos(s.test), self.enter(names, "flow.while_", f, _thunk(self.expr(s.test))),
+                self.branch(f, "then", s.body), *self.leave(names, "flow.end_loop", f, _const(frozenset(carried)))]
 
     def do_With(self, s: ast.With) -> list[ast.stmt]:
         body = None
@@ -475,7 +474,7 @@ class _Rewriter(ast.NodeTransformer):
         for item in reversed(s.items):
             inner = self.block(s.body) if body is None else body
             f = self.fresh("s")
-            begin = _call("flow.scope", self.expr(item.context_expr), _const(tuple(names)), _tuple(_name(n) for n in names))
+            begin = self.opened(names, "flow.scope", self.expr(item.context_expr))
             target: list[ast.stmt] = []
             if item.optional_vars is not None:
                 target = self.assign(item.optional_vars, ast.Attribute(_name(f), "value", ast.Load()), "names.bind_frame")
