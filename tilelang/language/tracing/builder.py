@@ -294,18 +294,9 @@ def _cast_value(raw: Any, v: Expr, want: DType) -> Expr:
     return cast(v, want)
 
 
-def current_builder() -> Builder | None:
-    """The builder of the function being traced in this thread, or None outside a kernel function."""
-    b = current()
-    assert b is None or isinstance(b, Builder)  # only `tracing` sets it
-    return b
-
-
-def need_builder(what: str) -> Builder:
-    """The active builder.  Raises no-builder (JITNoBuilderError) naming `what` outside a kernel function."""
-    b = need_tracing(what)
-    assert isinstance(b, Builder)
-    return b
+# The builder of the function being traced in this thread (None outside of one), and the same as what must be there.
+current_builder: Callable[[], Builder | None] = current
+need_builder: Callable[[str], Builder] = need_tracing
 
 
 class tracing:

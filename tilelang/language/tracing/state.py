@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from inspect import cleandoc
 from types import CodeType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from tilelang import errors
 from tilelang.errors import positions
-from tilelang.ir import Buffer, Const, Expr, Load, Span, Stmt, Var
+from tilelang.ir import Buffer, Const, Expr, Load, Span, Var
 from tilelang.ir.expr import Traces
 
 
@@ -33,44 +33,19 @@ def example(*lines: str) -> Callable[[F], F]:
     return documented
 
 
-class Tracing(Protocol):
-    """The attributes of the builder (builder.Builder) that modules below it use.
-
-    handles: id -> element Load that a name stands for (T.alloc_var, T.Ref); named: the handles that have got their Python
-    name.  elements: id of a variable -> the element it was read from.  params: the parameters by name.
-    """
-
-    handles: dict[int, Load]
-    named: set[int]
-    elements: dict[int, tuple[Var, Load]]
-    params: dict[str, Any]
-
-    def span(self) -> Span | None: ...
-
-    def here(self) -> Span | None: ...
-
-    def emit(self, stmt: Stmt | None) -> None: ...
-
-    def store(self, buffer: Buffer, indices: tuple[Expr, ...], value: Any) -> None: ...
-
-    def enter(self, frame: Any) -> Any: ...
-
-    def exit(self, frame: Any) -> None: ...
-
-
 class _State(threading.local):
-    builder: Tracing | None = None
+    builder: Any = None  # of builder.Builder, which is above this module
 
 
 _state, _lock = _State(), threading.Lock()
 
 
-def current() -> Tracing | None:
+def current() -> Any:
     """The function being traced in this thread, or None outside a kernel function."""
     return _state.builder
 
 
-def set_current(builder: Tracing | None) -> Tracing | None:
+def set_current(builder: Any) -> Any:
     """Make a builder the active one; returns the one it replaces."""
     old, _state.builder = _state.builder, builder
     if (old is None) != (builder is None):
@@ -79,7 +54,7 @@ def set_current(builder: Tracing | None) -> Tracing | None:
     return old
 
 
-def need_tracing(what: str) -> Tracing:
+def need_tracing(what: str) -> Any:
     """The function being traced.  Raises no-builder (JITNoBuilderError) naming `what` outside a kernel function."""
     b = _state.builder
     if b is None:
