@@ -176,8 +176,7 @@ def empty(*shape: Any, dtype: Any = None) -> Buffer:
     if len(items) == 1 and isinstance(items[0], (tuple, list)):
         items = list(items[0])
     if not items or any(isinstance(d, (str, float, Buffer, type(None), tuple, list)) for d in items):
-        raise error("empty-shape", f"T.empty takes dimensions and a dtype, found {shape!r}",
-                    hint="write T.empty((m, n), dtype) or T.empty(m, n, dtype=dtype)")
+        raise error("empty-shape", f"T.empty takes dimensions and a dtype, found {shape!r}")
     if b.kernels:
         raise error("empty-after-kernel", "T.empty must come before the first T.Kernel")
     out = Buffer(b.fresh_name(f"out{len(b.outputs)}"), shape_of(items, "T.empty"),

@@ -43,8 +43,7 @@ def _atomic(kind: str, dst: Any, value: Any, order: str | None, return_prev: boo
         raise error("atomic-operand", f"T.atomic_{kind} updates an element, region or buffer, found {describe(dst)}")
     if _has_extents(dst) or _has_extents(value):
         if return_prev:
-            raise error("atomic-previous", f"T.atomic_{kind} on a tile has no single previous value", found="a tile",
-                        hint="loop over the elements with T.Parallel")
+            raise error("atomic-previous", f"T.atomic_{kind} on a tile has no single previous value", found="a tile")
         if _has_extents(value) or isinstance(value, Load) and not _has_extents(dst):
             src, region = pair(value, dst, f"atomic_{kind}")
             return emit_op(b, AtomicTile(region, src, kind, attrs, plan, span=b.here()))

@@ -32,8 +32,7 @@ def _allocate(what: str, arrive_count: Any, cluster: bool) -> Buffer:
     b = need_builder(what)
     k, counts = need_kernel(what), _counts(what, arrive_count)
     if any(not f.once or isinstance(f, IfThreadFrame) for f in b.frames[b.frames.index(k) + 1:]):
-        raise error("barrier-place", f"{what} inside a loop or branch: barriers live as long as the kernel",
-                    hint="move it to the top of the kernel body")
+        raise error("barrier-place", f"{what} inside a loop or branch: barriers live as long as the kernel")
     given = what != "T.create_barriers"  # those the program initialises
     facts = BufferFacts(arrive=counts if given else None, cluster=given and cluster)
     return b.allocate(Buffer(b.fresh_name("barrier"), (len(counts),), DType("uint64"), BARRIER, facts=facts, span=b.here()))

@@ -118,7 +118,7 @@ class KernelLaunchFrame(Frame):
 
     def open(self, b: Builder) -> Any:
         if b.kernel is not None:
-            raise error("nested-kernel", "T.Kernel inside T.Kernel", hint="close the first kernel's block before the second")
+            raise error("nested-kernel", "T.Kernel inside T.Kernel")
         b.before_kernel()
         b.kernel = self
         b.kernels += 1

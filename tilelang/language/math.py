@@ -63,7 +63,7 @@ def _float_arg(x: Any, name: str, strict: bool) -> Expr:
         return e
     if strict and not isinstance(x, (int, float)):
         raise error("math-type", f"T.{name} only supports floating-point inputs, but got {e.dtype}", expected="a float",
-                    found=str(e.dtype), hint="cast the argument: T.cast(x, 'float32')")
+                    found=str(e.dtype))
     return cast(e, F32.with_lanes(e.dtype.lanes))
 
 

@@ -69,7 +69,7 @@ def dtype_of(dt: Any, what: str) -> DType:
         return DType("int64")
     if isinstance(dt, (Expr, Buffer, tuple, list)) or dt in (float, int, bool) and not isinstance(dt, str):
         name = f"the Python type `{dt.__name__}`" if isinstance(dt, type) else f"a {type(dt).__name__}"
-        raise error("tensor-dtype", f"{what} needs an element type, found {name}", hint="write T.float32, T.int32, …")
+        raise error("tensor-dtype", f"{what} needs an element type, found {name}")
     try:
         return DType(dt)
     except (TypeError, ValueError) as e:
@@ -223,7 +223,7 @@ def make_tensor(ptr: Any, shape: Any, dtype: Any = "float32", strides: Any = Non
         narrow = isinstance(ptr, Expr) and ptr.dtype.is_int  # 32 bits cannot hold an address
         said = f"{describe(ptr)} of type {ptr.dtype}" if narrow else describe(ptr)
         raise error("pointer", f"T.make_tensor needs a pointer parameter or an integer address of 64 bits, found {said}",
-                    expected="a pointer parameter or an integer address", hint="declare the parameter as `p: T.ptr`")
+                    expected="a pointer parameter or an integer address")
     spec = TensorSpec(shape, dtype, strides, align=align)
     return b.nameless(spec.buffer(b.fresh_name("tensor"), data, b.here()))
 

@@ -123,8 +123,7 @@ def _shuffle(name: str, row: str) -> Callable[..., Var]:
         named = () if is_const(m, FULL_MASK) else (m,)
         where = convert(lane)
         if not where.dtype.is_int or where.dtype.lanes != 1:
-            raise error("lane-argument-type", f"the lane of T.{name} must be an integer, found {describe(lane)}",
-                        expected="an integer")
+            raise error("lane-argument-type", f"the lane of T.{name} must be an integer, found {describe(lane)}")
         return value_call(row, (v, cast(where, I32), *named), v.dtype, width=_lanes(name, width))
 
     other = {"shfl_xor": "16", "shfl_sync": "0"}.get(name, "1")
@@ -149,7 +148,7 @@ def _mask(mask: Any) -> Expr:
     e = convert(mask)
     if not e.dtype.is_int or e.dtype.lanes != 1:
         raise error("lane-argument-type", f"a mask of lanes is an integer with a bit for each lane, found {describe(mask)}",
-                    expected="an integer", hint="leave it out for all lanes of the warp")
+                    hint="leave it out for all lanes of the warp")
     if isinstance(mask, int) and -1 << 31 <= mask < 0:
         mask &= FULL_MASK
     return const(mask, "uint32") if isinstance(mask, int) else cast(e, "uint32")

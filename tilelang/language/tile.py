@@ -50,8 +50,7 @@ def accumulator_clearing(clear_accum: Any) -> Expr:
         return as_bool(bool(clear_accum))
     given = convert(clear_accum) if hasattr(clear_accum, "__tilelang_expr__") else clear_accum
     if not isinstance(given, Expr) or not given.dtype.is_bool:
-        raise error("gemm-clear", f"clear_accum must be a bool or a bool expression, found {clear_accum!r}",
-                    hint="write a comparison such as k == 0")
+        raise error("gemm-clear", f"clear_accum must be a bool or a bool expression, found {clear_accum!r}")
     return given
 
 

@@ -108,7 +108,7 @@ class Reduce(TileOp):
             raise errors.error("reduce-scope", f"Invalid buffer scopes for a reduction: `{self.src.buffer.name}` is "
                                f"{self.src.buffer.scope_name}, `{self.dst.buffer.name}` {self.dst.buffer.scope_name}",
                                found=f"{self.src.buffer.scope_name} to {self.dst.buffer.scope_name}",
-                               span=self.span, hint="copy the data to a fragment or shared buffer first")
+                               span=self.span)
         for r in (self.dst, self.src):
             if self.kind.startswith("bit") and not (r.dtype.is_int or r.dtype.is_bool):
                 raise errors.error("reduce-dtype", f"a {self.kind} reduction needs integers or bool, `{r.buffer.name}` is "

@@ -79,8 +79,7 @@ class Scan(TileOp):
         for r in (self.src, self.dst):
             if r.buffer.scope_name == GLOBAL:
                 raise errors.error("scan-scope", f"T.cum{self.kind} works on shared and fragment tiles, `{r.buffer.name}` is "
-                                   "global", found=f"`{r.buffer.name}` in global memory", span=self.span,
-                                   hint="T.copy the tile to shared memory first")
+                                   "global", found=f"`{r.buffer.name}` in global memory", span=self.span)
 
     def accesses(self) -> tuple[Access, ...]:
         if self.src.buffer is self.dst.buffer:

@@ -285,7 +285,7 @@ class HostExpr:
         method = getattr(self, "_" + type(e).__name__.lower(), None)
         if method is None:
             raise error("host-expression", f"`{e!r}` cannot be computed on the host", found=f"`{e!r}`",
-                        span=getattr(e, "span", None), hint="move it into the T.Kernel block")
+                        span=getattr(e, "span", None))
         return method(e)
 
     def boolean(self, e: Expr) -> str:

@@ -85,7 +85,7 @@ class TensorMap:
             why = f"elements of {self.buffer.dtype} are not rounded to tf32"
         if why is not None:
             raise error("tensor-map", f"TMA cannot move boxes {self.box} of `{self.buffer.name}`: {why}", found=why,
-                        span=self.buffer.span, hint="make rows of a multiple of 16 bytes, or compile with tl.disable_tma_lower")
+                        span=self.buffer.span)
         return self
 
 

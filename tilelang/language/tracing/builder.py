@@ -128,9 +128,7 @@ class Builder:
             return
         if self.lazy:
             raise errors.error("lazy-effect", "a statement (tile op, macro with effects, atomic) stands in an operand that may "
-                               "not be evaluated", found="a tile op, an atomic or a macro with effects", span=self.here(),
-                               hint="only the first operand of and/or and the test of `a if c else b` always run: call it in a "
-                               "statement before")
+                               "not be evaluated", found="a tile op, an atomic or a macro with effects", span=self.here())
         stmt = in_variables(stmt)
         if self.hazard is not None and isinstance(stmt, _SIMPLE):
             self._check_order(stmt)

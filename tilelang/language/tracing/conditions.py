@@ -40,7 +40,7 @@ class Conditions:
             return bool(value.value) if isinstance(value, Const) else as_bool(value)
         if isinstance(value, Buffer):
             raise errors.error("condition", f"Buffer `{value.name}` has no truth value", expected="a scalar",
-                               found=f"the buffer `{value.name}`", span=self.b.span(), hint="compare an element of it")
+                               found=f"the buffer `{value.name}`", span=self.b.span())
         if isinstance(value, (bool, int, type(None), np.bool_)):
             return bool(value)
         if hasattr(value, "__tilelang_expr__"):

@@ -141,7 +141,7 @@ class ControlFlow:
         if isinstance(c, bool):
             if c:
                 raise errors.error("infinite-loop", "Infinite while loop detected: its condition is always true",
-                                   span=self.b.span(), hint="loop on a T.alloc_var, or use T.serial with break")
+                                   span=self.b.span())
             warn("no-effect", "the condition of this while loop is always false; the loop is skipped",
                  "loop on a T.alloc_var", self.b.span(), log)
             g.then = False
@@ -179,7 +179,7 @@ class ControlFlow:
         frame = self._innermost_loop("break")
         if getattr(frame, "parallel", False):
             raise errors.error("break-in-parallel", "break in a T.Parallel loop: its iterations run in no particular order",
-                               span=self.b.span(), hint="use T.serial")
+                               span=self.b.span())
         self._jump(Break(span=self.b.span()))
 
     def continue_(self) -> None:

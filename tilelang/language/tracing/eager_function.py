@@ -144,8 +144,7 @@ class _State:
                 self.consts[name] = int(self.values[name])
             else:
                 raise error("const-value", f"no argument gives the value of `{name}` (Cannot find value for constexpr variable "
-                            f"`{name}`)", found=f"no value for `{name}`",
-                            hint="pass a tensor that has it as a dimension, or give it as a keyword")
+                            f"`{name}`)", found=f"no value for `{name}`")
         return self.consts[name]
 
     def declare_none(self, b: Builder, name: str, annotation: Any) -> Any:

@@ -128,7 +128,7 @@ class Macro:
         if isinstance(value, Poison):
             value._raise()
         raise error("macro-reference", f"To pass as reference, argument `{name}` is expected to be a variable or a buffer "
-                    f"region, found {describe(value)}", hint="pass a T.alloc_var, an element A[i] or a slice of a buffer")
+                    f"region, found {describe(value)}")
 
     def __repr__(self) -> str:
         return f"<macro {self.name}>"

@@ -212,8 +212,7 @@ class Names:
                                found=f"`{name}` without one", span=self.b.span())
         if isinstance(old, (Buffer, BufferSlice)):
             raise errors.error("whole-buffer-assignment", f"`{name} {op}=` on a whole buffer is not supported: use slice "
-                               "assignment", found=f"`{name}`, a whole buffer", span=self.b.span(),
-                               hint="write a T.Parallel loop over its elements")
+                               "assignment", found=f"`{name}`, a whole buffer", span=self.b.span())
         return self.bind(name, self._apply(op, old, value), old)
 
     def _apply(self, op: str, a: Any, b: Any) -> Any:
@@ -231,8 +230,7 @@ class Names:
             target._raise()
         elif isinstance(target, (Expr, BufferSlice)):
             raise errors.error("store-target", f"{describe(target)} does not support item assignment",
-                               found=describe(target), span=self.b.span(),
-                               hint="index the buffer itself; a T.alloc_var is assigned by its name, without [0]")
+                               found=describe(target), span=self.b.span())
         else:
             self._keep(target, key, value)
 

@@ -283,7 +283,7 @@ def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:
         missing = [o.name for k, o in enumerate(b.outputs) if k not in kept]
         raise errors.error("outputs-not-returned", f"{', '.join(missing)} of T.empty is not returned (Not all tensor "
                            "allocated from `T.empty` are returned)",  # programs test for the text in parentheses
-                           found=f"not {', '.join(missing)}", span=span, hint="return every T.empty tensor at the end")
+                           found=f"not {', '.join(missing)}", span=span)
     params: list[Var] = []
     buffers: list[tuple[Var, Buffer]] = []
     for p in order:

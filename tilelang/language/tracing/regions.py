@@ -76,7 +76,7 @@ def _index(buffer: Buffer, d: int, i: Any) -> Expr:
     e = i if isinstance(i, Expr) else _convert_index(buffer, d, i)
     if not (e.dtype.is_int or e.dtype.is_bool):
         raise error("index-type", f"index {d} of `{buffer.name}` has type {e.dtype}, an integer is needed",
-                    expected="an integer", found=str(e.dtype), hint="cast it: T.cast(i, 'int32')")
+                    expected="an integer", found=str(e.dtype))
     return cast(e, I32) if e.dtype.is_bool else e
 
 
@@ -119,8 +119,7 @@ def _constant_index(buffer: Buffer, d: int, i: int) -> Expr:
 def _slice_bounds(buffer: Buffer, d: int, s: slice) -> tuple[Expr, Any]:
     """Start and extent of a slice.  Constant negative bounds count from the end, as in Python."""
     if s.step is not None and not is_const(s.step, 1):
-        raise error("slice-step", "Buffer slicing with step is not supported", found=f"a step of {s.step}",
-                    hint="loop over the elements with T.Parallel")
+        raise error("slice-step", "Buffer slicing with step is not supported", found=f"a step of {s.step}")
     dim = buffer.shape[d]
     lo = _bound(buffer, d, s.start, 0, dim)
     hi = _bound(buffer, d, s.stop, dim, dim)
@@ -254,8 +253,7 @@ def vector_indices(r: Region) -> tuple[Expr, ...]:
         return r.mins
     if len(wide) > 1:
         raise error("slice-value", f"a region of `{r.buffer.name}` with {len(wide)} non-unit dimensions is not a value",
-                    expected="at most one extent other than 1", found=f"extents {tuple(r.extents)}",
-                     hint="use T.copy to move tiles, or T.Parallel to compute on them")
+                    expected="at most one extent other than 1", found=f"extents {tuple(r.extents)}")
     d = wide[0]
     if d != last or not isinstance(r.extents[d], int):
         raise error("slice-value", f"a slice of `{r.buffer.name}` used as a value must have a static extent along the last "
@@ -403,8 +401,7 @@ def pair(src: Any, dst: Any, what: str = "copy") -> tuple[Region, Region]:
                         hint=f"slice one of them, or give the start element: T.{what}({s.buffer.name}[…], {d.buffer.name})")
         return _checked(s.region(), d.region(), what)
     if s.extents is None and d.extents is None:
-        raise error("copy-extents", f"Can't deduce {what} extents from args: both operands are elements", found="two elements",
-                    hint="give a whole buffer or a slice on one side")
+        raise error("copy-extents", f"Can't deduce {what} extents from args: both operands are elements", found="two elements")
     s, d = (_only_element(o) for o in (s, d))
     if s.extents is None or d.extents is None:
         base, point = (d, s) if s.extents is None else (s, d)

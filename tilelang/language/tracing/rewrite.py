@@ -507,7 +507,7 @@ class _Rewriter(ast.NodeTransformer):
     def do_FunctionDef(self, s: ast.FunctionDef) -> list[ast.stmt]:
         raise self.error("nested-function", f"name '{s.name}' is not defined: a def nested in a kernel function is not "
                          "supported", s,
-                         found=f"def {s.name}", hint="define it outside; T.macro functions are inlined where they are called")
+                         found=f"def {s.name}")
 
     def do_Global(self, s: ast.Global | ast.Nonlocal) -> list[ast.stmt]:
         word = type(s).__name__.lower()

@@ -90,8 +90,7 @@ class Gemm(TileOp):
         if r.buffer.scope_name not in (STATIC, DYNAMIC, FRAGMENT, LOCAL):
             raise errors.error("gemm-scope", f"T.gemm: operand {name} `{r.buffer.name}` is in {r.buffer.scope_name} memory, a "
                                "shared buffer or fragment is needed",
-                               found=f"`{r.buffer.name}` in {r.buffer.scope_name} memory", span=self.span,
-                               hint="copy the tile to shared memory first")
+                               found=f"`{r.buffer.name}` in {r.buffer.scope_name} memory", span=self.span)
 
     def accesses(self) -> tuple[Access, ...]:
         """a and b are read; c is read and written, or only written when clear_accum is the constant true."""
