@@ -27,7 +27,7 @@ from .thread import emit_call
 from .tile import EMITTED
 
 register("ldmatrix-operand", ValueError, "an operand that ldmatrix cannot read in the order it is kept",
-         "16-bit operands can be read in either order", expected="an operand kept in the order that ldmatrix reads")
+         "16-bit operands can be read in either order")
 
 WARP = 32
 _K = {8: 32, 16: 16, 32: 8}  # columns of a micro tile by operand bits

@@ -14,7 +14,7 @@ from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var, dtype
 from tilelang.ir.numbers import INTEGERS
 
 register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here",
-         "check the shape and the indices that the layout was given", expected="a layout whose parts agree")
+         "check the shape and the indices that the layout was given")
 register("layout-not-injective", ValueError, "a layout maps two elements to one place",
          "give every element its own place: let each index add a different digit",
          expected="a different place for each element")

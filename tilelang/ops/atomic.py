@@ -16,8 +16,7 @@ from .layouts import fit
 from .tma_store import store_accumulators, store_tile
 from .plans import AtomicPlan
 
-errors.register("atomic-dtype", TypeError, "an atomic on an element type that has none", "use one of the types named above",
-                expected="an element type that has atomics")
+errors.register("atomic-dtype", TypeError, "an atomic on an element type that has none", "use one of the types named above")
 errors.register("atomic-scope", ValueError, "an atomic on memory that is private to a thread",
                 "atomics work between threads: use global or shared memory", expected="global or shared memory")
 

@@ -12,7 +12,7 @@ from .base import Access, LowerContext
 from .pairing import lower_elementwise
 
 errors.register("fill-value", TypeError, "a fill value that is not a scalar of the element type",
-                "cast the value to the element type", expected="a value of the element type")
+                "cast the value to the element type")
 
 
 @tile_op("fill")

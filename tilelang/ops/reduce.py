@@ -16,9 +16,8 @@ from .layouts import carried, combine
 from .lower_reduce import ReduceLowering
 from .plans import ReducePlan
 
-errors.register("reduce-shape", ValueError, "a reduction whose result has the wrong shape",
-                "leave the reduced dimension out of the result, or keep it as 1",
-                expected="the source's shape without the reduced dimension, or with 1 in its place")
+errors.register("reduce-shape", ValueError, "a reduction whose result has the wrong shape", "leave the reduced dimension out "
+                "of the result, or keep it as 1")
 errors.register("reduce-scope", ValueError, "a reduction between scopes it does not work on",
                 "copy the data to a fragment or shared buffer first",
                 expected="two tiles in shared memory, or two in registers")

@@ -18,7 +18,7 @@ from tilelang.target.probe import open_library
 from tilelang.log import phase
 
 register("runtime-missing", ImportError, "a package the runtime needs is missing or has a version it does not know",
-         "install tilelang-py with its dependencies", expected="the packages that the runtime needs")
+         "install tilelang-py with its dependencies")
 
 _lock = threading.RLock()
 _FFI_SYMBOLS = ("TVMFFIErrorSetRaisedFromCStr", "TVMFFIObjectDecRef", "TVMFFIEnvTensorAlloc", "TVMFFIFunctionCall",

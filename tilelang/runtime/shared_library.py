@@ -24,8 +24,7 @@ from .cpu_engine import cpu_engine
 from .cpu_pool import pool_ir
 from .host_engine import ffi_state
 
-register("kernel-export", NotImplementedError, "a kernel is to be written as a shared library, and cannot be",
-         expected="a kernel that can be written as a shared library")
+register("kernel-export", NotImplementedError, "a kernel is to be written as a shared library, and cannot be")
 register("kernel-link", RuntimeError, "the system's linker rejects a kernel's shared library",
          "check the compiler that CC names: it must link shared libraries for this machine",
          expected="a linker that makes shared libraries")

@@ -8,8 +8,7 @@ from tilelang.errors import register
 register("sim-address", ValueError, "an address that a program computed or read leads to no memory it may touch",
          "addresses come from T.ptr arguments, tables of them (torch: x.data_ptr()) or T.address_of; keep their memory alive")
 register("sim-argument", ValueError, "an argument given to a simulator does not fit the program's parameters",
-         "compare the arrays with the tensor annotations of the program",
-         expected="arguments that fit the program's parameters")
+         "compare the arrays with the tensor annotations of the program")
 register("sim-assert", RuntimeError, "an assertion of the program failed while it was simulated",
          "the condition is the program's own: check the arguments against it", expected="a condition that holds",
          found="a condition that is false")
@@ -23,16 +22,13 @@ register("sim-cluster", RuntimeError, "blocks of a cluster reach each other outs
          "cluster_sync() before the first access to another block's shared memory and at the end of the kernel",
          expected="blocks of a cluster that run while they are reached")
 register("sim-mbarrier", RuntimeError, "an mbarrier used before it is set up, or by more threads than it counts",
-         "initialise it once by one thread, then put a block barrier; count every arrival of a phase",
-         expected="an mbarrier set up once, with as many arrivals as it counts")
+         "initialise it once by one thread, then put a block barrier; count every arrival of a phase")
 register("sim-misaligned", RuntimeError, "a vector access whose address is not a multiple of its size",
-         "the vector width must divide the row length and the start of the region",
-         expected="an address that is a multiple of the access's size")
-register("sim-nreg", RuntimeError, "set_max_nreg asks for registers that the block does not have",
-         "multiples of 8 from 24 to 256 whose sum over the warp groups fits the launch",
-         expected="a register count that the block can have")
-register("sim-out-of-bounds", IndexError, "an access outside a buffer while simulated",
-         "check the extent of the loop or region that indexes it", expected="an access inside the buffer")
+         "the vector width must divide the row length and the start of the region")
+register("sim-nreg", RuntimeError, "set_max_nreg asks for registers that the block does not have", "multiples of 8 from 24 to "
+         "256 whose sum over the warp groups fits the launch")
+register("sim-out-of-bounds", IndexError, "an access outside a buffer while simulated", "check the extent of the loop or "
+         "region that indexes it")
 register("sim-proxy", RuntimeError, "TMA or wgmma touches what ordinary stores wrote or loads read, with no proxy fence "
          "between", "each thread that wrote executes fence_proxy_async(), then a barrier, then the read is issued",
          expected="fence_proxy_async by the thread that accessed it, then a barrier")
@@ -40,9 +36,8 @@ register("sim-race", RuntimeError, "two threads access the same memory, one of t
          "put T.sync_threads() between the two accesses", expected="a barrier between the two accesses")
 register("sim-thread-dependent", RuntimeError, "a value that must be the same for all threads differs between them",
          "compute it from block indices and parameters only", expected="one value for all threads")
-register("sim-tma", RuntimeError, "a bulk copy that the hardware does not accept",
-         "compare box, swizzle, strides and alignment with the limits of tensor maps",
-         expected="a bulk copy that the hardware does")
+register("sim-tma", RuntimeError, "a bulk copy that the hardware does not accept", "compare box, swizzle, strides and "
+         "alignment with the limits of tensor maps")
 register("sim-uninitialized", RuntimeError, "memory was read before anything was written to it",
          "initialise it (T.clear, T.fill, T.copy) or check the order of the statements",
          expected="memory that has been written")

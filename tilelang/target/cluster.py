@@ -11,8 +11,7 @@ from typing import Any
 from tilelang.errors import error, register
 
 register("cluster-dims", ValueError, "the dimensions of a cluster are none, or do not divide the grid",
-         "cluster_dims=2 or (x, y, z): at most 16 blocks, each extent a divisor of the grid's",
-         expected="1 to 3 extents, at most 16 blocks, each a divisor of the grid's")
+         "cluster_dims=2 or (x, y, z): at most 16 blocks, each extent a divisor of the grid's")
 
 PORTABLE, MOST = 8, 16  # largest cluster size: on every device with clusters; with the non-portable attribute of the kernel
 

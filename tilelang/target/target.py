@@ -18,10 +18,8 @@ from .detect import detected, normalized, register_target_detector
 from .machine import LIMITS, CudaLimits
 from .probe import device_capability
 
-register("target-unknown", AssertionError, "the target is no kind this version compiles for, or its options are bad",
-         expected="a kind of target and options that this version has")
-register("target-arch", ValueError, "the CUDA architecture of a target is malformed or not supported",
-         expected="an architecture such as sm_80 or sm_90a")
+register("target-unknown", AssertionError, "the target is no kind this version compiles for, or its options are bad")
+register("target-arch", ValueError, "the CUDA architecture of a target is malformed or not supported")
 
 CPU_KINDS = ("cpu", "llvm", "c")
 KINDS = ("cuda", *CPU_KINDS)

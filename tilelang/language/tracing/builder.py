@@ -49,8 +49,7 @@ FACTS = {"tilelang_out_idx": "out_idx", "tilelang_pass_configs": "pass_configs",
 
 
 errors.register("constant-range", OverflowError, "an integer constant that the element type does not hold",
-                "take a wider element type, or cast it to keep its low bits: T.cast(value, dtype)",
-                expected="a value of the element type")
+                "take a wider element type, or cast it to keep its low bits: T.cast(value, dtype)")
 
 
 class Builder:

@@ -18,10 +18,10 @@ from .simt import lower_simt
 from .wgmma import drained, lower_wgmma, wgmma_fragments
 from ..plans import GemmSchedule
 
-errors.register("gemm-shape", AssertionError, "operands of a gemm whose shapes do not fit together",
-                "C[M, N] += op(A)[M, K] @ op(B)[K, N]", expected="A (M, K), B (K, N) and C (M, N)")
-errors.register("gemm-rank", AssertionError, "an operand of a gemm that is not a matrix",
-                "pass (M, K), (K, N) and (M, N) tiles; slice leading dimensions to one", expected="a matrix")
+errors.register("gemm-shape", AssertionError, "operands of a gemm whose shapes do not fit together", "C[M, N] += op(A)[M, K] @ "
+                "op(B)[K, N]")
+errors.register("gemm-rank", AssertionError, "an operand of a gemm that is not a matrix", "pass (M, K), (K, N) and (M, N) "
+                "tiles; slice leading dimensions to one")
 errors.register("gemm-scope", ValueError, "an operand of a gemm in a memory scope it cannot be read from",
                 "copy the tile to shared memory first", expected="a shared buffer or a fragment")
 errors.register("gemm-types", ValueError, "element types no gemm exists for",
