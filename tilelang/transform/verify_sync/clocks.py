@@ -61,6 +61,7 @@ class Warp:
         self.seen: dict[int, Row] = {self.full: clocks.row()}
         self.fenced: dict[int, Row] = {self.full: clocks.row()}
         self.own: dict[int, int] = {}  # lanes -> component of their ordinary accesses
+        self.gone = 0  # lanes that have returned
         self.control = clocks.new()  # component of its waits
 
     def component(self, lanes: int) -> int:
@@ -281,7 +282,7 @@ class NamedBarrier:
     def __init__(self, name: str, clocks: Clocks) -> None:
         self.name, self.clocks = name, clocks
         self.component = clocks.new()  # component that counts its phases
-        self.phase, self.count, self.arrived = 0, 0, 0
+        self.phase, self.count, self.arrived, self.left = 0, 0, 0, 0
         self.seen, self.shown = clocks.row(), clocks.row()
         self.done: dict[int, tuple[Row, Row]] = {}
 
@@ -294,7 +295,7 @@ class NamedBarrier:
             raise Found(Fault(f"{self.name} is used for {count} threads while {self.count} are expected", span, kind="named"))
         self.count = count
         for warp, lanes in active:
-            seen, fenced = warp.publish(lanes)
+            seen, fenced = warp.publish(lanes | warp.gone)
             if seen[self.component] != self.phase:
                 raise Found(Fault(f"a warp may arrive at {self.name} before its phase {self.phase - 1} is over", span,
                                   kind="named"))
@@ -305,16 +306,26 @@ class NamedBarrier:
         if self.arrived > count:
             raise Found(Fault(f"{self.arrived} threads arrive at {self.name}, which is for {count}", span, kind="named"))
         phase = self.phase
-        if self.arrived == count:
-            self.phase, self.arrived = phase + 1, 0
-            self.seen[self.component] = phase + 1
-            self.done[phase] = self.seen, self.shown
-            self.seen, self.shown = self.clocks.row(), self.clocks.row()
+        self._settle()
         return phase
+
+    def leave(self, threads: int) -> None:
+        """Threads return: no phase waits for them any more."""
+        self.left += threads
+        if self.arrived:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self.arrived + self.left == self.count:
+            self.done[self.phase] = self.seen, self.shown
+            self.phase, self.arrived = self.phase + 1, 0
+            self.seen[self.component] = self.phase
+            self.seen, self.shown = self.clocks.row(), self.clocks.row()
 
     def pass_(self, active: Active, phase: int) -> None:
         """These warps continue after a phase."""
         for warp, lanes in active:
+            lanes |= warp.gone
             warp.learn(lanes, *self.done[phase])
             if lanes == warp.full:
                 warp.converge(lanes)

@@ -14,10 +14,12 @@ from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_address
 
 from .memory import Site
 from .sync_fault import Fault, Found, Undecided
+from tilelang.layout.distinct import distinct
+
 from .events import EVENT_RULES, enter, event, event_of, initialised, lane_count, peers
 from .stream_state import StreamState
 from .touches import granules
-from .values import Descriptor, distinct
+from .values import Descriptor
 
 # ---- the async proxy ----------------------------------------------------------------------------------------------------
 
@@ -212,9 +214,10 @@ def _cp_async(st: StreamState, c: Call, span: Any) -> None:
     if not isinstance(a, AddressOf):
         raise Undecided("a copy's shared place is not given as an element of a buffer")
     g, t, exact = granules(st, a.buffer, a.indices, max(1, c.options.bytes // a.buffer.dtype.bytes))
-    st.block.accesses += 1
-    st.open_copies.append((g, t, list(st.active), Site(span, exact, None, st.independent)))
-    st.block.memory.fly(g, t, st.active, Site(span, exact, None, st.independent))
+    if len(g):
+        site = Site(span, exact, None, st.independent)
+        st.open_copies.append((g, t, list(st.active), site))
+        st.block.memory.fly(g, t, st.active, site)
 
 
 @event

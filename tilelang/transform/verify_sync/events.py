@@ -87,7 +87,7 @@ def _named_barrier_arrive(st: StreamState, c: Call, span: Any) -> None:
 
 @event
 def _sync_warp(st: StreamState, c: Call, span: Any) -> None:
-    for w, lanes in st.active:
+    for w, lanes in st.active if st.unknowns is None else ():
         w.converge(lanes)
 
 
@@ -280,7 +280,10 @@ def _cluster_access(st: StreamState, c: Call, span: Any) -> None:
 
 @event
 def _thread_return(st: StreamState, c: Call, span: Any) -> None:
-    raise Undecided("threads leave the kernel early")
+    if st.unknowns is None:
+        raise Undecided("threads leave the kernel early")
+    if not st.guess:
+        st.leave()
 
 
 # The model has only the blocks of one cluster, so a grid barrier is modelled by its ordering of one block's threads.

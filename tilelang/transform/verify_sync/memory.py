@@ -7,6 +7,7 @@ proxy (TMA, wgmma) to memory with ordinary writes that were not fenced is a faul
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,9 +16,8 @@ import numpy as np
 from tilelang.layout.distinct import distinct
 from tilelang.target.atomics import Atomic
 
-from .sync_fault import Fault, Found
+from .sync_fault import Fault
 from .clocks import Clocks, Row, Warp
-from .shadow import mode_of
 
 MESSAGES = {"order": "is touched by two threads without a barrier in between",
             "copy": "is touched while an asynchronous copy to it is in flight",
@@ -70,17 +70,22 @@ class _Touched:
     """Last access in one mode of each granule by each warp: time (0: none), component, thread (-2: several), site."""
 
     def __init__(self, warps: int, granules: int, row: Row) -> None:
-        self.last = np.zeros((warps, granules, 4), np.int32)
-        self.flat = self.last.reshape(-1, 4)
+        self.time, self.component, self.thread, self.site = np.zeros((4, warps, granules), np.int32)
         self.latest = row  # of all granules
         self.lo, self.hi = granules, 0  # first granule touched and the end
 
 
 class Memory:
-    """The shared memory of one block.  size, granule: bytes.  names: (first byte, end, name) of the buffers."""
+    """The shared memory of one block.
 
-    def __init__(self, size: int, granule: int, warps: int, clocks: Clocks, names: list[tuple[int, int, str]]) -> None:
-        self.granule, self.warps, self.clocks, self.names = granule, warps, clocks, names
+    size, granule: bytes.  warps, lanes: that access it, and threads of each.  names: (first byte, end, name) of the buffers.
+    report: what is done with a fault.
+    """
+
+    def __init__(self, size: int, granule: int, warps: tuple[int, int], clocks: Clocks, names: list[tuple[int, int, str]],
+                 report: Callable[[Fault], None]) -> None:
+        (self.warps, self.lanes), self.granule = warps, granule
+        self.clocks, self.names, self.report = clocks, names, report
         self.granules = size // granule + 1
         self.tiles: dict[tuple[int, int], _Tile] = {}
         self.touched: dict[str, _Touched] = {}
@@ -93,8 +98,8 @@ class Memory:
         """Name of the buffer that holds a byte."""
         return next((f"`{n}`" for lo, hi, n in self.names if lo <= at < hi), "shared memory")
 
-    def _fault(self, what: str, at: int, span: Any, other: Any, exact: bool = True) -> Found:
-        return Found(Fault(f"{self.name(at)} {MESSAGES[what]}", span, other, exact, kind=KINDS[what]))
+    def _fault(self, what: str, at: int, span: Any, other: Any, exact: bool = True) -> None:
+        self.report(Fault(f"{self.name(at)} {MESSAGES[what]}", span, other, exact, kind=KINDS[what]))
 
     # ---- copies and MMAs --------------------------------------------------------------------------------------------
 
@@ -116,11 +121,11 @@ class Memory:
         for other in t.meets:
             for (m, c), (when, where) in other.records.items():
                 if (mode == "w" or m == "w") and seen[c] < when:
-                    raise self._fault("again" if mode == "w" else "early", max(lo, other.lo), span, where)
+                    self._fault("again" if mode == "w" else "early", max(lo, other.lo), span, where)
         if self.flying is not None and version != self.version:
             over = self.flying[lo // self.granule: -(-hi // self.granule)]
             if over.any():
-                raise self._fault("copy", lo, span, *self.sites[int(over[int(np.argmax(over > 0))])][:2])
+                self._fault("copy", lo, span, *self.sites[int(over[int(np.argmax(over > 0))])][:2])
         if self.touched and version != self.version:
             self._threads(mode, lo, hi, seen, fenced, span)
         self.checked[key] = self.version, t.written
@@ -157,11 +162,11 @@ class Memory:
             for what, known in (("order", seen), ("unread" if m == "r" else "proxy", fenced)):
                 if b <= got.lo or got.hi <= a or (known >= got.latest).all():
                     continue
-                bad = known[got.last[:, a:b, 1]] < got.last[:, a:b, 0]
+                bad = known[got.component[:, a:b]] < got.time[:, a:b]
                 if bad.any():
                     row, at = (int(x[0]) for x in np.nonzero(bad))
                     text = what if known is fenced else "again" if mode == "w" else "early"
-                    raise self._fault(text, (a + at) * self.granule, span, *self.sites[got.last[row, a + at, 3]][:2])
+                    self._fault(text, (a + at) * self.granule, span, *self.sites[got.site[row, a + at]][:2])
 
     # ---- cp.async ---------------------------------------------------------------------------------------------------
 
@@ -181,9 +186,9 @@ class Memory:
     def threads(self, mode: str, g: Any, thread: Any, active: list[tuple[Warp, int]], site: Site) -> None:
         """Check and record ordinary accesses of granules g by threads (same shape); active: their warps."""
         if site.atomic is not None:
-            mode = mode_of(site.atomic)
+            mode = "a?" if site.atomic.waits else f"a{site.atomic.family}"
         first, end = int(np.minimum.reduce(g)), int(np.maximum.reduce(g)) + 1
-        warp = thread // 32
+        warp = thread // self.lanes if self.warps > 1 else 0
         rows = {w.number: w.known(lanes) for w, lanes in active}
         for t in self.tiles.values():
             if t.lo < end * self.granule and first * self.granule < t.hi:
@@ -195,30 +200,30 @@ class Memory:
                     other = self.sites[n]
                     if n and not site.disjoint(other):
                         at = int(g[int(np.argmax(over == n))]) * self.granule
-                        raise self._fault("copy", at, site.span, other.span, site.exact and other.exact)
+                        self._fault("copy", at, site.span, other.span, site.exact and other.exact)
+                        break
         self._conflict(mode, g, thread, warp, rows, site)
         got = self.touched.get(mode)
         if got is None:
             got = self.touched[mode] = _Touched(self.warps, self.granules, self.clocks.row())
         got.lo, got.hi = min(got.lo, first), max(got.hi, end)
-        self._note(got, warp * self.granules + g, thread, warp, active)
+        self._note(got, g if self.warps == 1 else warp * self.granules + g, thread, warp, active)
         self.sites.append(site)
         self.version += 1
 
     def _note(self, got: _Touched, at: Any, thread: Any, warp: Any, active: list[tuple[Warp, int]]) -> None:
-        of = np.zeros((self.warps, 4), np.int32)
+        times, components = np.zeros((2, self.warps), np.int32)
         for w, lanes in active:
-            c = w.component(lanes)
-            now = got.latest[c] = self.clocks.now[c]
-            of[w.number] = now, c, 0, len(self.sites)
-        new, old = of[warp], got.flat[at]
-        new[:, 2] = thread
-        differ = old != new
-        several = differ[:, 2] & ~differ[:, 0] & ~differ[:, 1]
-        got.flat[at] = new
-        several |= got.flat[at, 2] != thread
+            c = components[w.number] = w.component(lanes)
+            times[w.number] = got.latest[c] = self.clocks.now[c]
+        now, mine = times[warp], components[warp]
+        time, component, who = got.time.reshape(-1), got.component.reshape(-1), got.thread.reshape(-1)
+        several = (time[at] == now) & (component[at] == mine) & (who[at] != thread)
+        time[at], component[at], who[at] = now, mine, thread
+        got.site.reshape(-1)[at] = len(self.sites)
+        several |= who[at] != thread
         if several.any():
-            got.flat[at[several], 2] = -2
+            who[at[several]] = -2
 
     def _against(self, t: _Tile, mode: str, g: Any, warp: Any, rows: dict[int, tuple[Row, Row]], site: Site) -> None:
         for (m, c), (when, where) in t.records.items():
@@ -229,7 +234,7 @@ class Memory:
                 inside = ((g + 1) * self.granule > t.lo) & (g * self.granule < t.hi) & np.isin(warp, late)
                 if inside.any():
                     at = int(g[int(np.argmax(inside))]) * self.granule
-                    raise self._fault("copy" if m == "w" else "late", at, site.span, where, site.exact)
+                    self._fault("copy" if m == "w" else "late", at, site.span, where, site.exact)
 
     def _conflict(self, mode: str, g: Any, thread: Any, warp: Any, rows: dict[int, tuple[Row, Row]], site: Site) -> None:
         known: Any = None
@@ -240,16 +245,17 @@ class Memory:
                 known = np.zeros((self.warps, self.clocks.size), np.int32)
                 for n, (seen, _) in rows.items():
                     known[n] = seen
-            there = got.last.take(g, axis=1)
-            bad = (known[warp, there[..., 1]] < there[..., 0]) & (there[..., 2] != thread)
-            if not bad.any():
+            bad = known[warp, got.component.take(g, axis=1)] < got.time.take(g, axis=1)
+            if not bad.any() or not (bad := bad & (got.thread.take(g, axis=1) != thread)).any():
                 continue
-            bad &= self._meets(site, there[..., 3], bad)
+            sites = got.site.take(g, axis=1)
+            bad &= self._meets(site, sites, bad)
             if not bad.any():
                 continue
             row, at = (int(x[0]) for x in np.nonzero(bad))
-            other = self.sites[int(there[row, at, 3])]
-            raise self._fault("order", int(g[at]) * self.granule, site.span, other.span, site.exact and other.exact)
+            other = self.sites[int(sites[row, at])]
+            self._fault("order", int(g[at]) * self.granule, site.span, other.span, site.exact and other.exact)
+            return
 
     def _meets(self, site: Site, sites: Any, among: Any) -> Any:
         """Which of these accesses should have been ordered with this one."""

@@ -13,6 +13,7 @@ from tilelang.target.machine import REGISTERS_PER_SM
 from tilelang.ir.record import record
 
 from tilelang.target.cluster import cluster_of
+from tilelang.target.warp_groups import WARP_LANES
 
 from .sync_fault import Fault, Found, Undecided
 from .clocks import Clocks, MBarrier, NamedBarrier, Warp
@@ -20,10 +21,13 @@ from .memory import Memory
 from .plan import Plan
 from .stream import Stream
 from .stream_state import StreamState
-from .values import Marked, Values, number
+from .unknowns import Unknowns
+from .values import Marked, Values
 
 GROUP = 128
+ROOM, MUCH_ROOM = 6, 128  # subsets of a warp that are tracked separately: the second costs time, and few programs need it
 _MOST_STEPS, _MOST_EXACT = 400_000, 40_000  # events of a run; of a run that leaves out no iterations
+_MOST_FAULTS = 8
 
 
 class Block:
@@ -33,20 +37,31 @@ class Block:
         self.model, self.plan, self.values, self.env = model, model.plan, model.values, env
         self.clocks, self.rank = model.clocks, rank
         n = self.plan.launch.num_threads
-        count = -(-n // 32)
+        self.lanes = model.lanes
+        count = -(-n // self.lanes)
         of = f" of block {rank}" if model.size > 1 else ""
         self.of = of
-        self.warps = [Warp(self.clocks, rank * count + k, min(32, n - 32 * k), f"warp {k}{of}") for k in range(count)]
-        self.memory = Memory(self.plan.size, self.plan.granule, model.size * count, self.clocks, self.plan.names())
+        self.warps = [Warp(self.clocks, rank * count + k, min(self.lanes, n - self.lanes * k), f"warp {k}{of}")
+                      for k in range(count)]
+        warps = model.size * count, self.lanes
+        self.memory = Memory(self.plan.size, self.plan.granule, warps, self.clocks, self.plan.names(), self.report)
         self.barriers: dict[int, MBarrier] = {}
         self._named: dict[int, NamedBarrier] = {}
-        self.accesses = 0
+        self.accesses, self.unknown = 0, 0  # of these at unknown addresses
         self.remote: list[tuple[int, int, Any]] = []  # component, time and span of accesses by other blocks
         blocks = self.plan.launch.plan.min_blocks_per_sm
         self.registers = min(REGISTERS_PER_SM // (n * blocks) // 8 * 8, 255)  # of a thread when the block starts
         self.spare = 0  # registers that warp groups gave back
         self.streams_are_groups = width == GROUP
         self.streams = [Stream(StreamState(self, first, min(width, n - first))) for first in range(0, n, width)]
+
+    def report(self, fault: Fault) -> None:
+        """End the run with a fault.  With unknown numbers it goes on: what other threads ask of them is to be known too."""
+        if self.model.unknowns is None:
+            raise Found(fault)
+        faults = self.model.faults
+        if len(faults) < _MOST_FAULTS or fault.exact and not any(f.exact for f in faults):
+            faults.append(fault)
 
     def named(self, number: int) -> NamedBarrier:
         """The barrier of a number, 0 to 15."""
@@ -92,13 +107,15 @@ class Way:
 
     whole: ring loops of at most this many iterations are followed completely; longer ones leave out whole periods of the
     rings.  later: additional iterations followed before iterations are left out.  tiles: fewest followed iterations of loops
-    around ring loops.  every_tile: whether `whole` applies to those loops too.
+    around ring loops.  every_tile: whether `whole` applies to those loops too.  room: subsets of a warp's lanes
+    whose accesses are tracked separately.
     """
 
     whole: int = 1
     later: int = 0
     every_tile: bool = True
     tiles: int = 3
+    room: int = ROOM
 
 
 AS_WRITTEN = Way()
@@ -108,19 +125,24 @@ class Model:
     """One run of the model.
 
     env: values of block variables, symbols and scalars.  scale: of integers read from global tensors.  width: threads of a
-    stream.  way: which iterations are followed.  room: subsets of a warp's lanes whose accesses are tracked separately.
+    stream.  way: which iterations are followed.
+    unknowns: assumptions about what `env` and `scale` do not give, None where these give all that orders threads.  faults: of a
+    run with unknowns.
     """
 
     def __init__(self, plan: Plan, values: Values, env: dict[Var, Any], scale: int | Marked, width: int = GROUP,
-                 way: Way = AS_WRITTEN, room: int = 6) -> None:
-        self.plan, self.values, self.scale, self.way = plan, values, scale, way
+                 way: Way = AS_WRITTEN, unknowns: Unknowns | None = None) -> None:
+        self.plan, self.values, self.scale, self.way, self.unknowns = plan, values, scale, way, unknowns
         self.progress, self.cut = 0, False
+        self.faults: list[Fault] = []
         self._left_out: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         dims = cluster_of(plan.launch) or (1, 1, 1)
         self.size = dims[0] * dims[1] * dims[2]
-        warps = -(-plan.launch.num_threads // 32)
+        # With unknown numbers only block barriers order threads: all of them are tracked like one warp.
+        self.lanes = WARP_LANES if unknowns is None else -(-plan.launch.num_threads // WARP_LANES) * WARP_LANES
+        warps = -(-plan.launch.num_threads // self.lanes)
         mbarriers = sum(int(b.shape[0]) for b in plan.barriers)
-        self.clocks = Clocks(self.size * (room * warps + 2 * mbarriers + 32))
+        self.clocks = Clocks(self.size * (way.room * warps + 2 * mbarriers + 32))
         self.blocks: list[Block] = []
         self.cluster = NamedBarrier("the cluster barrier", self.clocks)
         for rank in range(self.size):
@@ -142,10 +164,6 @@ class Model:
                 return n
         known.append((end, max(0, end - least) // where[-1] * where[-1]))
         return known[-1][1]
-
-    def number(self, b: Buffer, at: tuple[Any, ...]) -> int:
-        """The integer that the model assumes at a place of a tensor."""
-        return number(self.scale, at)
 
     def run(self) -> Model:
         """Run the program and return the model.  Raises Found and Undecided."""

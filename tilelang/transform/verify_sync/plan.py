@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from math import gcd, lcm
+from collections.abc import Iterator
+from functools import cached_property
+from math import gcd, lcm, prod
+from typing import Any
 
-from tilelang.ir import (Alloc, Binary, Break, Buffer, Const, Continue, For, If, Launch, Load, Node, Stmt, Store, Var, While,
-                         walk, BARRIER, LOCAL, VARIABLE, SHARED)
+from tilelang.ir import (Alloc, Binary, Break, Buffer, Const, Continue, For, If, Launch, Load, Node, Seq, Stmt, Store, Var,
+                         While, convert, inner, walk, BARRIER, LOCAL, VARIABLE, SHARED)
 from tilelang.ir.buffer import AddressOf
+from tilelang.ir.evaluate import evaluate
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 from tilelang.target.tensor_map import tensor_maps_of
 
-from .jumps import jumps_of
-
+from .uniform import Uniform
 
 WAITS = frozenset(("sync_threads", "sync_grid", "named_barrier", "mbarrier_wait", "set_max_nreg", "cluster_wait",
                    "cluster_sync"))
@@ -33,8 +36,9 @@ _LANES = {"ldmatrix": 16, "stmatrix": 16}
 class Plan:
     """Facts about a launch: which statements matter, where shared buffers lie, how long its rings are."""
 
-    def __init__(self, launch: Launch, nodes: list[Node]) -> None:
-        self.launch, self.nodes = launch, nodes
+    def __init__(self, launch: Launch, nodes: list[Node], sizes: dict[Var, int] | None = None) -> None:
+        """sizes: values of the symbols on which the sizes and places of shared buffers depend."""
+        self.launch, self.nodes, self.sizes = launch, nodes, sizes or {}
         self.allocs = [x.buffer for x in self.nodes if isinstance(x, Alloc)]
         self.shared = [b for b in self.allocs if b.scope_name in SHARED]
         self.barriers = [b for b in self.allocs if b.scope_name == BARRIER]
@@ -54,9 +58,10 @@ class Plan:
         self._outer: dict[int, bool] = {}
         self._flat: dict[int, bool] = {}
         self._leaves: dict[int, bool] = {}
+        self._slots: dict[int, tuple[int, int]] = {}
         self.skeleton: dict[int, list[Stmt]] = {}  # for each Seq the statements that decide how often ring loops run
         # Small moduli that select a stage or phase, the variables that they apply to, and by how much those are divided first.
-        self._moduli = [(int(x.b.value), {y for y in walk(x.a, Var)}, _divided(x.a)) for x in nodes
+        self.moduli = [(int(x.b.value), {y for y in walk(x.a, Var)}, _divided(x.a)) for x in nodes
                         if isinstance(x, Binary) and x.op in ("floormod", "truncmod") and isinstance(x.b, Const)
                         and isinstance(x.b.value, int) and 0 < x.b.value <= 64]
         # A loop over tiles finds its tile by divisions, which are not stages.
@@ -64,23 +69,35 @@ class Plan:
                  for m in self._mods(x) if m <= 16]
         # In a ring with several iterations per stage, the mbarrier phase changes after this many iterations.
         turns += [m * d // 2 for x in nodes if isinstance(x, For) and self.is_ring_loop(x) and not self.is_outer(x)
-                  for m, used, d in self._moduli if x.var in used and m == 2 < d and m * d <= 32]
+                  for m, used, d in self.moduli if x.var in used and m == 2 < d and m * d <= 32]
         self.stages = max((*(int(b.shape[0]) for b in self.barriers), *turns), default=1)
 
     def _places(self) -> tuple[dict[Var, int], int]:
         """Bytes where buffers start: as planned, others one after another."""
-        places = {b.data: int(at) for b, at in self.launch.plan.shared_offsets}
-        end = max((places[b.data] + b.size * b.dtype.bytes for b in (*self.shared, *self.barriers)
+        places = {b.data: self._number(at) for b, at in self.launch.plan.shared_offsets}
+        end = max((places[b.data] + self.bytes_of(b) for b in (*self.shared, *self.barriers)
                    if b.data in places), default=0)
         for b in (*self.shared, *self.barriers):
             if b.data not in places:
                 places[b.data] = -(-end // 1024) * 1024
-                end = places[b.data] + b.size * b.dtype.bytes
+                end = places[b.data] + self.bytes_of(b)
         return places, end
+
+    def _number(self, e: Any) -> int:
+        return e if isinstance(e, int) else int(evaluate(convert(e), self.sizes))
+
+    def bytes_of(self, b: Buffer) -> int:
+        """Bytes of a buffer."""
+        return prod(map(self._number, b.shape)) * b.dtype.bytes
+
+    @cached_property
+    def uniform(self) -> Uniform:
+        """Which values all threads have in common."""
+        return Uniform(self.launch)
 
     def names(self) -> list[tuple[int, int, str]]:
         """(first byte, end, name) of the shared buffers."""
-        return [(self.places[b.data], self.places[b.data] + b.size * b.dtype.bytes, b.name) for b in self.shared]
+        return [(self.places[b.data], self.places[b.data] + self.bytes_of(b), b.name) for b in self.shared]
 
     def _granule(self) -> int:
         """Bytes that divide the width and the place of every access by threads."""
@@ -155,7 +172,7 @@ class Plan:
         """Whether a statement may leave the loop around it."""
         hit = self._leaves.get(id(s))
         if hit is None:
-            hit = self._leaves[id(s)] = next(jumps_of(s), None) is not None
+            hit = self._leaves[id(s)] = next(_jumps_of(s), None) is not None
         return hit
 
     def is_outer(self, s: For) -> bool:
@@ -170,13 +187,30 @@ class Plan:
         hit = self._units.get(id(s))
         if hit is None:
             outer = self.is_outer(s)
-            slow = [] if outer else [n * d for n, used, d in self._moduli if s.var in used and n * d <= 64]
+            slow = [] if outer else [n * d for n, used, d in self.moduli if s.var in used and n * d <= 64]
             hit = self._units[id(s)] = min(lcm(1 if outer else self.period, *self._mods(s), *slow), 128)
+        return hit
+
+    def slots(self, s: For) -> tuple[int, int]:
+        """(iterations of a loop in which slots that small moduli choose have all met each other, period of the slots)."""
+        hit = self._slots.get(id(s))
+        if hit is None:
+            mods = [m for m in self._mods(s) if m <= 16]
+            hit = self._slots[id(s)] = max(mods, default=1) + 1, lcm(1, *mods)
         return hit
 
     def _mods(self, s: For) -> list[int]:
         """The small moduli by which a loop's variable selects stages and phases."""
-        return [n for n, used, _ in self._moduli if s.var in used]
+        return [n for n, used, _ in self.moduli if s.var in used]
+
+
+def _jumps_of(s: Stmt) -> Iterator[Stmt]:
+    """The breaks and continues in a statement that belong to the loop around it."""
+    if isinstance(s, (Break, Continue)):
+        yield s
+    elif isinstance(s, (Seq, If)):
+        for x in inner(s):
+            yield from _jumps_of(x)
 
 
 def _divided(e: Node) -> int:

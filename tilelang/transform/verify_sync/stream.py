@@ -127,7 +127,7 @@ class Stream:
         if isinstance(s, Bind):
             self.st.bind(s)
         elif isinstance(s, (Break, Continue)):
-            self.loops.break_off(isinstance(s, Continue))
+            self.loops.break_off(s)
         elif isinstance(s, If) and self.plan.leaves(s):
             for body in self._branches(s):
                 self.do(body)

@@ -7,16 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Bind, Buffer, Expr, For, Var
+from tilelang.ir import Bind, Binary, Buffer, Expr, For, Load, Stmt, Store, Var, walk, GLOBAL
 from tilelang.ir.buffer import AddressOf
 from tilelang.target.atomics import Branch, Iterations, WarpRole
 from tilelang.target.warp_groups import WARP_LANES, warps_of
 
+from tilelang.layout.distinct import distinct
+
 from .sync_fault import Fault, Found, Undecided
 from .clocks import Active, Warp
+from .limits import possible
 from .plan import Plan
 from .registers import MatrixRegisters
-from .values import Values, distinct, one
+from .unknowns import Unknowns
+from .values import Values, number, one
 
 
 class StreamState:
@@ -30,10 +34,12 @@ class StreamState:
         self.block = block
         self.plan: Plan = block.plan
         self.values: Values = block.values
+        self.unknowns: Unknowns | None = block.model.unknowns
         self.first, self.n = first, n
-        self.warps: list[Warp] = block.warps[first // 32: -(-(first + n) // 32)]
+        self.lanes: int = block.lanes
+        self.warps: list[Warp] = block.warps[first // self.lanes: -(-(first + n) // self.lanes)]
         self.threads = np.arange(first, first + n)
-        self.ids = self.threads + 32 * self.warps[0].number - first  # numbers among all threads of a cluster
+        self.ids = self.threads + self.lanes * self.warps[0].number - first  # numbers among all threads of a cluster
         x, y, _ = self.plan.launch.threads
         t = self.threads
         places = (t % x, t // x % y, t // (x * y)) if y > 1 or self.plan.launch.threads[2] > 1 else (t, 0, 0)
@@ -43,12 +49,19 @@ class StreamState:
         self.everyone = self.active
         self.constants: dict[int, Any] = {}
         self.variables: dict[tuple[Var, Any], tuple[Any, Any]] = {}  # value, and for which threads it holds
+        self.maybe: dict[Var, tuple[Any, Any]] = {}  # threads for which an unknown condition with a name may fail, and may hold
         # ---- the statements around the present one
         self.guess = 0  # depth of branches whose condition is not known
         self.independent: tuple[int, int] | None = None  # the outermost loop with independent iterations, and its execution
         self.entries: dict[int, int] = {}  # of such loops
         self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()
         self.turning = False  # the innermost loop is a while loop
+        # (store, first thread of the stream) pairs that have been checked for conflicts within one instruction
+        self.stored: set[tuple[int, int]] = self.plan.stored if self.unknowns is None else set()
+        # ---- threads that left
+        self.returned: Any = None  # a bool per thread
+        self.doubt = 0  # under an unknown condition some may have left the iteration (1) or the loop (2)
+        self.left_at: Any = None  # span of the last jump
         # ---- in flight
         self.registers = MatrixRegisters()
         self.wgmmas = block.clocks.new()  # component of its wgmma instructions
@@ -68,29 +81,39 @@ class StreamState:
         return False if self.first >= hi or self.first + self.n <= lo else (self.threads >= lo) & (self.threads < hi)
 
     def elected(self) -> Any:
-        """The lowest active lane of each warp."""
+        """The lowest active lane of each warp, None when unknown."""
+        if self.unknowns is not None:
+            return None
         out = np.zeros(self.n, bool)
         for w, lanes in self.active:
-            out[32 * (w.number - self.warps[0].number) + (lanes & -lanes).bit_length() - 1] = True
+            out[WARP_LANES * (w.number - self.warps[0].number) + (lanes & -lanes).bit_length() - 1] = True
         return out
 
-    def variable(self, data: Var, at: Any) -> Any:
-        """Value of a variable of the program, None when unknown."""
-        if any(isinstance(i, np.ndarray) for i in at):
-            return None
-        value, mask = self.variables.get((data, at), (None, None))
-        return value if mask is None or self.mask is not None and not (self.mask & ~mask).any() else None
+    def load(self, e: Load, at: tuple[Any, ...]) -> Any:
+        """Value of a variable of the program, or the integer that a tensor is assumed to hold; None when unknown."""
+        if e.buffer.scope_name == GLOBAL and self.unknowns is None:
+            return number(self.block.model.scale, at)
+        if e.buffer.scope_name.startswith("local") and not any(isinstance(i, np.ndarray) for i in at):
+            value, mask = self.variables.get((e.buffer.data, at), (None, None))
+            if value is not None and (mask is None or self.mask is not None and not (self.mask & ~mask).any()):
+                return value
+        return None if self.unknowns is None else self.unknowns.number(e)
 
-    def memory(self, b: Buffer, at: Any) -> Any:
-        """Integer read from a global tensor: the same for the same place."""
-        return self.block.model.number(b, at)
+    def compared(self, e: Binary, a: Any, b: Any) -> Any:
+        """Value of an "eq" or "ne" with one known side, None when unknown."""
+        return None if self.unknowns is None else self.unknowns.compared(e, a, b, self.env)
 
     # ---- values ----------------------------------------------------------------------------------------------------
 
     def bind(self, s: Bind) -> None:
         """Bind a variable of the program to the value that it has here."""
         if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
-            self.env[s.var] = self.values(s.value, self)
+            value = self.env[s.var] = self.values(s.value, self)
+            if value is None and s.value.dtype.is_bool:
+                self.maybe[s.var] = self._possible(s.value, False), self._possible(s.value, True)
+
+    def _possible(self, cond: Expr, way: bool) -> Any:
+        return possible(cond, way, lambda e: self.values(e, self), self.maybe)
 
     def assign(self, b: Buffer, at: Any, value: Expr) -> None:
         """Assign a variable (T.alloc_var) in the active threads."""
@@ -105,6 +128,11 @@ class StreamState:
         else:
             mask = self.mask
         self.variables[b.data, at] = new, mask
+
+    def forget(self, s: Stmt) -> None:
+        """Forget the variables that a loop sets, where not all of its iterations were followed."""
+        stored = {x.buffer.data for x in walk(s, Store)}
+        self.variables = {k: v for k, v in self.variables.items() if k[0] not in stored}
 
     def uniform(self, e: Expr, what: str) -> int:
         """Value of an expression that is equal in all active threads."""
@@ -125,7 +153,7 @@ class StreamState:
         self.mask, self.active = taken, []
         bits = np.packbits(taken, bitorder="little")
         for k, w in enumerate(self.warps):
-            lanes = int.from_bytes(bits[4 * k: 4 * k + 4].tobytes(), "little")
+            lanes = int.from_bytes(bits[k * self.lanes // 8: (k + 1) * self.lanes // 8].tobytes(), "little")
             if lanes:
                 self.active.append((w, lanes))
 
@@ -156,19 +184,12 @@ class StreamState:
     def ways(self, s: Any, cond: Expr, then: Any, orelse: Any) -> Iterator[Any]:
         """Those of two branches of s (statements or values, None: absent) that are taken, each with its threads active."""
         c = self.values(cond, self)
+        if c is None and self.unknowns is not None:
+            c = self.unknowns.truth(cond, self)
         around = self.inside
-        if c is None:  # any thread may take either branch
-            if self.plan.facts(s)[2]:
-                raise Undecided("synchronisation under a condition that is known only at run time")
-            self.guess += 1
-            for way, body in ((True, then), (False, orelse)):
-                if body is not None:
-                    self._enter(s, cond, way, around)
-                    yield body
-            self.guess -= 1
-            self.inside = around
-            return
-        if not isinstance(c, np.ndarray):
+        if c is None and self.unknowns is None and self.plan.facts(s)[2]:
+            raise Undecided("synchronisation under a condition that is known only at run time")
+        if c is not None and not isinstance(c, np.ndarray):
             body = then if c else orelse
             if body is not None:
                 self._enter(s, cond, bool(c), around)
@@ -176,13 +197,17 @@ class StreamState:
                 self.inside = around
             return
         mask, active = self.mask, self.active
+        self.guess += c is None  # any thread may take either branch, unless a known term of the condition excludes it
         for way, body in ((True, then), (False, orelse)):
             if body is not None:
-                self.only(c if way else ~c)
+                taken = self._possible(cond, way) if c is None else c if way else ~c
+                if taken is not np.True_:
+                    self.only(taken if np.ndim(taken) else np.full(self.n, taken))
                 if self.active:
                     self._enter(s, cond, way, around)
                     yield body
                 self.mask, self.active = mask, active
+        self.guess -= c is None
         self.inside = around
 
     def _enter(self, s: Any, cond: Expr, way: bool, around: tuple[Any, ...]) -> None:
@@ -197,11 +222,22 @@ class StreamState:
         """Number of active threads."""
         return self.n if self.mask is None else int(self.mask.sum())
 
+    def leave(self) -> None:
+        """The active threads return: block barriers do not wait for them any more."""
+        gone = np.ones(self.n, bool) if self.mask is None else self.mask
+        self.block.named(0).leave(self.count())
+        self.returned = gone if self.returned is None else self.returned | gone
+        for w, lanes in self.active:
+            w.gone |= lanes
+        self.everyone = [(w, lanes & ~w.gone) for w, lanes in self.everyone if lanes & ~w.gone]
+
     def partial(self, what: str, span: Any) -> None:
-        """Raises Found unless whole warps are active."""
-        if self.active is not self.everyone and any(lanes != w.full for w, lanes in self.active):
-            n = self.plan.launch.num_threads
-            raise Found(Fault(f"{what} is reached by {self.count()} of {n} threads", span, kind="barrier"))
+        """Reports a fault unless whole warps are active, but for threads that have returned."""
+        n, whole = self.plan.launch.num_threads, dict(self.everyone)
+        if self.active is not self.everyone and any(lanes != whole[w] for w, lanes in self.active):
+            raise Found(Fault(f"{what} is reached by {self.count()} of {n} threads", span, self.left_at, kind="barrier"))
+        if self.doubt:
+            self.block.report(Fault(f"{what} is reached by some of {n} threads", span, self.left_at, False, kind="barrier"))
 
     def each_barrier(self, a: Expr, span: Any, block: Any = None) -> Iterator[tuple[Any, Active]]:
         """(mbarrier, warps and lanes that name it) of an operand.

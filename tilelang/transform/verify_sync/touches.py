@@ -9,9 +9,9 @@ import numpy as np
 from tilelang.ir import Buffer, Const, Expr, Ramp, Store
 from tilelang.target.atomics import Atomic
 
-from .sync_fault import Fault, Found
+from .sync_fault import Fault
 from .memory import Site
-from .shadow import AT_ONCE, differ, held, made_of
+from .stored import AT_ONCE, differ, held, made_of
 from .stream_state import StreamState
 
 
@@ -21,23 +21,24 @@ def touch(st: StreamState, mode: str, b: Buffer, indices: tuple[Expr, ...] | Non
 
     memory: that of another block of the cluster.  atomic: what an atomic access does.
     """
-    st.block.accesses += 1
     g, t, exact = granules(st, b, indices, width)
     if len(g):
         into = memory or st.block.memory
-        into.threads(mode, g, t, st.active, Site(s.span, exact and not st.guess, atomic, st.independent))
+        sure = exact and not (st.guess and st.unknowns is None)
+        into.threads(mode, g, t, st.active, Site(s.span, sure, atomic, st.independent))
 
 
 def at_once(st: StreamState, s: Store) -> None:
     """Check a store in which several threads may store to one place in one instruction.
 
-    Raises Found where they store different values.
+    Reports a fault where they store different values.  Under a condition on data, as in
+    `if count[tx] > k and count[tx + 1] <= k: found[0] = tx`, the data may let one thread through: a doubt, no certain fault.
     """
     i = s.indices[0]
     at = st.values.address(s.buffer, (i.base if isinstance(i, Ramp) else i,), st)
-    if (id(s), st.first) in st.plan.stored or st.guess or not isinstance(at, np.ndarray):
+    if (id(s), st.first) in st.stored or st.guess and st.unknowns is None or at is None:
         return
-    st.plan.stored.add((id(s), st.first))
+    st.stored.add((id(s), st.first))
     rows, who = np.broadcast_arrays(at, st.ids)
     if not differ(rows.ravel(), who.ravel(), lambda: [np.arange(rows.size)]):
         return
@@ -48,7 +49,7 @@ def at_once(st: StreamState, s: Store) -> None:
     on = active.ravel()
     key = (at.ravel().astype(np.int64) * (turn[-1] + 1) + turn)[on]
     if differ(key, who.ravel()[on], lambda: [p.ravel()[on] for p in parts]):
-        raise Found(Fault(f"`{s.buffer.name}` {AT_ONCE}", s.span, s.span))
+        st.block.report(Fault(f"`{s.buffer.name}` {AT_ONCE}", s.span, s.span, not st.guess))
 
 
 def granules(st: StreamState, b: Buffer, indices: tuple[Expr, ...] | None, width: int) -> tuple[Any, Any, bool]:
@@ -62,11 +63,14 @@ def granules(st: StreamState, b: Buffer, indices: tuple[Expr, ...] | None, width
             e = e.base
         at = st.values.address(b, (e,), st) if width else None
     base = st.plan.places[b.data]
-    if at is not None and not st.hits(at, base, base + b.size * b.dtype.bytes):
+    end = base + st.plan.bytes_of(b)
+    if at is not None and st.unknowns is None and not st.hits(at, base, end):
         at = None  # an assumed value leads outside: the address is unknown
+    st.block.accesses += 1
+    st.block.unknown += at is None
     if at is None:
-        g = np.arange(base // granule, -(-(base + b.size * b.dtype.bytes) // granule))
-        first = [w.number * 32 for w, _ in st.active]
+        g = np.arange(base // granule, -(-end // granule))
+        first = [w.number * st.lanes for w, _ in st.active]
         return np.tile(g, len(first)), np.repeat(np.array(first), len(g)), False
     at = np.asarray(at)
     at = np.broadcast_to(at, (*at.shape[:-1], st.n)) if at.ndim else np.full(st.n, at)
@@ -77,6 +81,9 @@ def granules(st: StreamState, b: Buffer, indices: tuple[Expr, ...] | None, width
         at, threads, mask = np.broadcast_arrays(at, threads, st.mask)
         at, threads = at[mask], threads[mask]
     at, threads = at.ravel(), threads.ravel()
+    if st.unknowns is not None:  # without assumed values, accesses outside never happen: a guard excludes them
+        inside = (at >= base) & (at < end)
+        at, threads = at[inside], threads[inside]
     span = max(1, width * b.dtype.bytes // granule)
     g = at // granule
     if span > 1:

@@ -17,7 +17,7 @@ from tilelang.ir import Binary, Bind, Call, Const, For, If, Launch, Load, Node, 
 from tilelang.target.warp_groups import WARP_LANES, cuts_groups
 
 from .sync_fault import Crowded, Fault, Found, Undecided
-from .model import GROUP, Model, Way
+from .model import GROUP, MUCH_ROOM, ROOM, Model, Way
 from .plan import Plan
 from .values import Marked, Values, number
 
@@ -44,13 +44,12 @@ class _Probe:
         """Unknown here."""
         return None
 
-    def variable(self, data: Var, at: Any) -> Any:
-        """Unknown here."""
-        return None
+    def load(self, e: Load, at: tuple[Any, ...]) -> int | None:
+        """The number that the model assumes; variables are unknown here."""
+        return number(self.scale, at) if e.buffer.scope_name == GLOBAL else None
 
-    def memory(self, b: Any, at: tuple[Any, ...]) -> int:
-        """The number that the model assumes."""
-        return number(self.scale, at)
+    def compared(self, e: Binary, a: Any, b: Any) -> None:
+        """Unknown here."""
 
     def extents(self, s: Stmt) -> Iterator[tuple[For, Any]]:
         """(ring loop, extent or None) below a statement."""
@@ -230,7 +229,6 @@ class _Trials:
 # `later` this happens at other lengths.
 _WAYS = (Way(), Way(later=1), Way(later=2), Way(later=3), Way(1 << 12, every_tile=False), Way(1 << 12))
 _EXACT = 4  # first of the entries that leave out no iterations
-_ROOM, _MUCH_ROOM = 6, 128  # subsets of a warp that are tracked separately: the second costs time, and few programs need it
 
 
 def _in_words(scale: int | Marked) -> str:
@@ -243,13 +241,13 @@ def _in_words(scale: int | Marked) -> str:
 def check_model(launch: Launch, nodes: list[Node]) -> tuple[str, list[Fault]]:
     """(one-paragraph verdict, faults found) of the model for a launch."""
     try:
-        return _followed(launch, nodes, _ROOM)
+        return _followed(launch, nodes, ROOM)
     except Crowded:
-        return _followed(launch, nodes, _MUCH_ROOM)
+        return _followed(launch, nodes, MUCH_ROOM)
 
 
 def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[Fault]]:
-    """check_model with a given room.  Raises Crowded where `room` is too small and `_MUCH_ROOM` may suffice."""
+    """check_model with a given room.  Raises Crowded where `room` is too small and `MUCH_ROOM` may suffice."""
     plan = Plan(launch, nodes)
     values = Values(plan.places, launch.thread_vars)
     single = cuts_groups(nodes)
@@ -263,7 +261,7 @@ def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[F
         for env, scale in _Trials(plan, values).all():
             way = 0
             while True:
-                model = Model(plan, values, env, scale, width, replace(_WAYS[way], tiles=1 if runs else 3), room)
+                model = Model(plan, values, env, scale, width, replace(_WAYS[way], tiles=1 if runs else 3, room=room))
                 try:
                     model.run()
                     break
@@ -282,7 +280,7 @@ def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[F
                         raise
             runs, cut, accesses = runs + 1, cut or model.cut, accesses + sum(b.accesses for b in model.blocks)
     except Undecided as e:
-        if isinstance(e, Crowded) and room < _MUCH_ROOM:
+        if isinstance(e, Crowded) and room < MUCH_ROOM:
             raise
         return f"not checked: {e}{doubt}", []
     except Found as e:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Load, Select, Unary, Var, GLOBAL
+from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Load, Select, Unary, Var
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.record import record
@@ -61,8 +61,13 @@ class Marked:
     elsewhere: int
 
 
-def number(scale: int | Marked, at: tuple[Any, ...]) -> int:
-    """The integer that a tensor is assumed to hold at a place: growing by `scale` along it, or as Marked says."""
+def number(scale: int | Marked, at: tuple[Any, ...]) -> int | None:
+    """The integer that a tensor is assumed to hold at a place: growing by `scale` along it, or as Marked says.
+
+    None at places that are unknown or differ between threads.
+    """
+    if any(i is None or isinstance(i, np.ndarray) for i in at):
+        return None
     if isinstance(scale, Marked):
         return scale.there if at and int(at[-1]) == scale.place else scale.elsewhere
     flat = 0
@@ -215,15 +220,12 @@ class Values:
         op = _OPS.get(e.op)
         if op is None or e.dtype.is_float or e.a.dtype.is_float:
             return lambda f: None
-        fits = may_wrap(e.dtype, e.op)
+        fits, asks = may_wrap(e.dtype, e.op), e.op in ("eq", "ne")
 
         def binary(f: Any) -> Any:
-            a = x(f)
-            if a is None:
-                return None
-            b = y(f)
-            if b is None:
-                return None
+            a, b = x(f), y(f)
+            if a is None or b is None:
+                return f.compared(e, a, b) if asks else None
             if type(a) is int and type(b) is int and not fits:
                 return op(a, b)
             if isinstance(a, Descriptor):
@@ -274,14 +276,7 @@ class Values:
         if e.dtype.is_float or e.dtype.lanes != 1:
             return lambda f: None
         indices = [self._of(i) for i in e.indices]
-        scope = e.buffer.scope_name
-
-        def load(f: Any) -> Any:
-            at = tuple(i(f) for i in indices)
-            if scope.startswith("local"):
-                return f.variable(e.buffer.data, at)
-            return f.memory(e.buffer, at) if scope == GLOBAL and None not in map(_plain, at) else None
-        return load
+        return lambda f: f.load(e, tuple(i(f) for i in indices))
 
     def _call(self, e: Call) -> Fn:
         if e.op == "in_warp_groups":
@@ -313,13 +308,3 @@ class Values:
             extra = one(more(f), "the start of a matrix") if more is not None else 0
             return Descriptor(at + extra + plus, lbo, sbo, swizzle)
         return descriptor
-
-
-def distinct(values: np.ndarray) -> np.ndarray:
-    """The distinct values of an array, in order.  np.unique would load numpy.ma, which nothing else here needs."""
-    ordered = np.sort(values, axis=None)
-    return ordered[np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))] if len(ordered) else ordered
-
-
-def _plain(i: Any) -> Any:
-    return None if isinstance(i, np.ndarray) else i

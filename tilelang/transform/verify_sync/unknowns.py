@@ -1,4 +1,4 @@
-"""Comparisons of thread numbers with kernel parameters of unknown value (`i == n`)."""
+"""What a run assumes about numbers that are known only at run time, in programs without mbarriers and warp roles."""
 
 from __future__ import annotations
 
@@ -9,23 +9,44 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Bind, Binary, Const, Expr, Launch, Var, free_vars, walk
+from tilelang.ir import Bind, Binary, Const, Expr, Launch, Load, Var, free_vars, walk
 
+from .uniform import Uniform
+
+SAMPLES = (0, 1, 3, 6)  # assumed for unknown numbers that are equal in all threads: one run each where a condition uses one
 MOST = 160  # most combinations of parameter values that are followed
 
 
-class Answers:
-    """The values that one walk assumes for parameters that threads compare with their numbers for equality.
+class Unknowns:
+    """The assumptions of one run.
 
-    A value is a number, or None for one that equals no thread's number.  asked: the numbers that were compared with parameters
-    that `given` does not name.
+    trial: which of SAMPLES unknown numbers have in conditions that are equal in all threads; such a condition without numbers
+    holds in the first run and fails in the others.  sampled: whether a condition was.  extent: iterations of loops of unknown
+    length, None: as many as show all slots of a ring.
+
+    given: parameters that threads compare with their numbers for equality (`i == n`): a number, or None for one that equals
+    no thread's number.  asked: the numbers that were compared with parameters that `given` does not name.
     """
 
-    def __init__(self, launch: Launch, given: dict[Var, int | None]) -> None:
-        self.launch, self.given = launch, given
+    def __init__(self, launch: Launch, uniform: Uniform, extent: int | None, trial: int, given: dict[Var, int | None]) -> None:
+        self.launch, self.uniform, self.extent, self.trial, self.given = launch, uniform, extent, trial, given
+        self.sampled = self._guessing = False
         self.asked: dict[Var, set[int]] = {}
         self._outer: set[Var] | None = None
         self._names: dict[Var, Expr] = {}
+
+    def truth(self, e: Expr, st: Any) -> Any:
+        """The value of an unknown condition in the frame of a stream: that of this trial, if the threads have it in common."""
+        self._guessing = True
+        c = st.values(e, st)
+        self._guessing = False
+        alike = not self.uniform.differs(e)
+        self.sampled |= alike or c is not None
+        return self.trial == 0 if alike and (self.trial < 2 or c is None) else c
+
+    def number(self, e: Load) -> int | None:
+        """The number that an unknown one in memory is taken to be; None outside of `truth`."""
+        return SAMPLES[self.trial] if self._guessing and not self.uniform.differs(e) else None
 
     def others(self) -> Iterator[dict[Var, int | None]]:
         """Every combination of the numbers asked for and None; nothing where there are too many, or nothing was asked."""
