@@ -6,15 +6,15 @@ from dataclasses import field
 from typing import Any
 
 from tilelang.arith import Analyzer, bound_to
-from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Node,
-                         Parallel, Region, Seq, Stmt, Store, TileOp, Var, While, binary, children, const, contains, free_vars,
-                         is_large, rebuild, replace, substitute, walk, GLOBAL)
+from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Expr, For, Func, If, Load, Node, Parallel, Region, Stmt, Store,
+                         TileOp, Var, binary, children, const, contains, free_vars, is_large, rebuild, replace, substitute,
+                         walk, GLOBAL)
 from tilelang.ir.visitor import mapped
 from tilelang.ir.record import state
 from tilelang.ops import AtomicTile, Copy, Fill, Transpose
 from tilelang.target.cpu import unsupported
-from tilelang.target.cpu_launch import (CheckedAddress, CheckedLoad, CheckedStore, Collective, CpuLaunch, Masked, NestVersions,
-                                        OncePerBlock, WarpRoleCode, ThreadLoop, TileLoops, TileSide, RangeTest)
+from tilelang.target.cpu_launch import (CheckedAddress, CheckedLoad, CheckedStore, CpuLaunch, NestVersions, WarpRoleCode,
+                                        ThreadLoop, TileLoops, TileSide, RangeTest)
 from tilelang.target.cpu_ranges import is_in_range, with_indices, with_loop, with_value
 
 from ..framework.pass_ import CPU, PassContext, pass_
@@ -36,36 +36,15 @@ def guard_accesses(func: Func, cx: PassContext) -> Func:
     """
     settings = dict(func.facts.pass_configs)
     guarded = not settings.get("tl.disable_safe_memory_legalize", False)
-    return replace(func, body=_host(func.body, _Guards(guarded, Analyzer(), frozenset())))
-
-
-def _host(s: Stmt, work: _Guards) -> Stmt:
-    """Host statements: nothing is known of their values."""
-    match s:
-        case CpuLaunch():
-            return _launch(s, work.guarded)
-        case Seq():
-            return replace(s, stmts=tuple(_host(x, work) for x in s.stmts))
-        case For():
-            return replace(s, start=work.expr(s.start), extent=work.expr(s.extent), body=_host(s.body, work))
-        case If():
-            orelse = None if s.orelse is None else _host(s.orelse, work)
-            return replace(s, cond=work.expr(s.cond), then=_host(s.then, work), orelse=orelse)
-        case Bind():
-            return replace(s, value=work.expr(s.value))
-        case Assert():
-            return replace(s, cond=work.expr(s.cond))
-    return s
+    return replace(func, body=_Guards(guarded, Analyzer(), frozenset()).stmt(func.body))
 
 
 def _launch(s: CpuLaunch, guarded: bool) -> CpuLaunch:
-    codes = tuple(_code(s.launch, c, guarded) for c in s.codes)
-    return replace(s, codes=codes, when_null=None if s.when_null is None else _launch(s.when_null, guarded))
+    def code(c: WarpRoleCode) -> WarpRoleCode:
+        work = _Guards(guarded, with_indices(Analyzer(), s.launch, c.warp_role), c.values.varying)
+        return WarpRoleCode(c.warp_role, work.stmt(c.body), c.values, c.scratch)
 
-
-def _code(s: Launch, code: WarpRoleCode, guarded: bool) -> WarpRoleCode:
-    work = _Guards(guarded, with_indices(Analyzer(), s, code.warp_role), code.values.varying)
-    return WarpRoleCode(code.warp_role, work.stmt(code.body), code.values, code.scratch)
+    return replace(s, codes=tuple(map(code, s.codes)), when_null=None if s.when_null is None else _launch(s.when_null, guarded))
 
 
 class _Guards:
@@ -85,56 +64,35 @@ class _Guards:
     def stmt(self, s: Stmt) -> Stmt:
         """The statement with its accesses marked."""
         match s:
-            case Seq():
-                return replace(s, stmts=mapped(self.stmt, s.stmts))
+            case CpuLaunch():
+                return _launch(s, self.guarded)
             case ThreadLoop():
                 self.in_threads = True
-                body = self.stmt(s.body)
+                out: Stmt = rebuild(s, self._field)
                 self.in_threads = False
-                return replace(s, body=body)
-            case Collective() | OncePerBlock():
-                return replace(s, body=self.stmt(s.body))
-            case Masked():
-                mask, live = self.expr(s.mask), None if s.live is None else self.expr(s.live)
-                return replace(s, mask=mask, live=live, body=self.stmt(s.body))
-            case For():
-                return self._for(s)
-            case While():
-                cond = self.expr(s.cond)
-                return replace(s, cond=cond, body=self.stmt(s.body))
-            case If():
-                return self._if(s)
-            case Parallel():
-                return self._parallel(s)
-            case TileOp():
-                return self._tile_op(s)
-        return self._simple(s)
-
-    def _simple(self, s: Stmt) -> Stmt:
-        """A statement without statements in it."""
-        match s:
+                return out
             case Bind():
                 value = self.expr(s.value)
                 if not (s.var in self.varying and self.in_threads):
                     self.analyzer = with_value(self.analyzer, s)
                 return replace(s, value=value)
-            case Store():
+            case Store() if s.buffer.scope() == GLOBAL:
                 value = self.expr(s.value)
                 guards = self._guards(s, s.buffer, s.indices)
-                indices = mapped(self.expr, s.indices)
-                if s.buffer.scope() != GLOBAL:
-                    return replace(s, indices=indices, value=value)
-                return CheckedStore(s.buffer, indices, value, guards, s.span)
-            case Evaluate():
-                return replace(s, call=self.expr(s.call))
-            case Alloc() if s.init is not None:
-                return replace(s, init=self.expr(s.init))
-        return s
-
-    def _for(self, s: For) -> Stmt:
-        start, extent = self.expr(s.start), self.expr(s.extent)
-        self.analyzer = with_loop(self.analyzer, s)
-        return replace(s, start=start, extent=extent, body=self.stmt(s.body))
+                return CheckedStore(s.buffer, mapped(self.expr, s.indices), value, guards, s.span)
+            case For():
+                start, extent = self.expr(s.start), self.expr(s.extent)
+                self.analyzer = with_loop(self.analyzer, s)
+                return replace(s, start=start, extent=extent, body=self.stmt(s.body))
+            case If():
+                return self._if(s)
+            case Parallel():
+                return self._parallel(s)
+            case TileOp():
+                op = rebuild(s, self._field)
+                return plan_tile_loops(op, self.analyzer, self.guarded) or op
+        out = rebuild(s, self._field)
+        return out
 
     def _if(self, s: If) -> Stmt:
         cond, outside = self.expr(s.cond), self.analyzer
@@ -173,19 +131,15 @@ class _Guards:
         self.analyzer = outside
         return replace(s, extents=extents, body=body)
 
-    def _tile_op(self, s: TileOp) -> Stmt:
-        op = rebuild(s, self._field)
-        return plan_tile_loops(op, self.analyzer, self.guarded) or op
-
     def _field(self, v: Any) -> Any:
-        """A field of a tile operation or an expression with the expressions in it marked."""
+        """A field of a statement or an expression with the accesses in it marked."""
+        if isinstance(v, Stmt):
+            return self.stmt(v)
         if isinstance(v, Expr):
             return self.expr(v)
         if isinstance(v, Region):
             return rebuild(v, self._field)
-        if type(v) is tuple and v:
-            return mapped(self._field, v)
-        return v
+        return mapped(self._field, v) if type(v) is tuple and v else v
 
     # ---- expressions ------------------------------------------------------------------------------------------------------
 
