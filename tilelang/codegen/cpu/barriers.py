@@ -10,10 +10,8 @@ from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import BARRIER_WORDS
 from tilelang.target.thread_calls import WARP
 
-from .coroutine import (
-    BYTES, COROUTINES, FAULT, GRID, LIVE, MANY, NAMED, PHASE, PROGRESS, WARP_ROLE_BARRIERS, Coroutine, add_word, get_word,
-    init_barrier, signal, word,
-)
+from .coroutine import (BYTES, COROUTINES, FAULT, GRID, LIVE, MANY, NAMED, PHASE, PROGRESS, WARP_ROLE_BARRIERS, Coroutine,
+                        add_word, get_word, init_barrier, signal, word)
 from .state import CallPrinter, Code, WarpRoleState
 from .text import Fn
 

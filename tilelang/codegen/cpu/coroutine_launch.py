@@ -18,10 +18,8 @@ from tilelang.target.cpu_launch import BARRIER_WORDS, WarpRoleCode, is_barrier_a
 from tilelang.target.tensor_map import tensor_maps_of
 
 from .block_function import LaunchFrame, open_block, print_body
-from .coroutine import (
-    COROUTINES, FAILURES, FIRST_MISUSE, GROUP_WORDS, LIVE, MISSING, WARP_ROLE_BARRIERS, Coroutine, init_barrier, run_group,
-    word,
-)
+from .coroutine import (COROUTINES, FAILURES, FIRST_MISUSE, GROUP_WORDS, LIVE, MISSING, WARP_ROLE_BARRIERS, Coroutine,
+                        init_barrier, run_group, word)
 from .shared_addresses import AddressTable
 from .state import WarpRoleState
 from .text import Fn, is_literal

@@ -16,9 +16,8 @@ from tilelang.target.cpu import unsupported
 
 from . import arithmetic
 from .text import Fn, Module
-from .types import (
-    convert, float_literal, from_memory, intrinsic, memory_type, overloaded, rounded, splat, to_memory, value_type,
-)
+from .types import (convert, float_literal, from_memory, intrinsic, memory_type, overloaded, rounded, splat, to_memory,
+                    value_type)
 
 I32 = dtype("int32")
 _FAST_ALIAS = {f"__{n}": n for n in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan")}

@@ -11,9 +11,8 @@ from tilelang.arith import bound_to
 from tilelang.ir import (Alloc, Assert, Bind, Break, Call, Continue, Evaluate, For, If, Parallel, Seq, Stmt, Store, TileOp,
                          While, GLOBAL, VARIABLE)
 from tilelang.target.cpu import unsupported
-from tilelang.target.cpu_launch import (
-    BlockedGemm, CheckedStore, Collective, Masked, NestVersions, OncePerBlock, ReduceLoops, ThreadLoop, TileLoops,
-)
+from tilelang.target.cpu_launch import (BlockedGemm, CheckedStore, Collective, Masked, NestVersions, OncePerBlock, ReduceLoops,
+                                        ThreadLoop, TileLoops)
 from tilelang.target.cpu_ranges import with_loop, with_value
 from tilelang.target.thread_calls import BLOCK_VOTES, MATRIX_CALLS
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (
-    AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, StringConst, Unary, Var, dtype,
-)
+from tilelang.ir import (AddressOf, Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, StringConst, Unary,
+                         Var, dtype)
 from tilelang.ir.children import contains
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import CheckedAddress, CheckedLoad

@@ -15,31 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field
 
-from tilelang.ir import (
-    AddressOf,
-    Binary,
-    Bind,
-    Buffer,
-    Call,
-    Cast,
-    Const,
-    Evaluate,
-    Expr,
-    For,
-    If,
-    Launch,
-    Load,
-    Node,
-    Ramp,
-    Seq,
-    Stmt,
-    Store,
-    TileOp,
-    Var,
-    While,
-    children,
-    walk,
-)
+from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Evaluate, Expr, For, If, Launch, Load, Node, Ramp,
+                         Seq, Stmt, Store, TileOp, Var, While, children, walk)
 from tilelang.ir.record import record, state
 from tilelang.target.cpu_launch import ThreadValues, is_private
 

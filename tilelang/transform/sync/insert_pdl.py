@@ -18,8 +18,8 @@ T.pdl_sync.  Launches that run foreign code are not changed, because its accesse
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Bind, Call, Func, Launch, Load, Stmt, Store, contains, replace, rewrite_launches, seq,
-                         stmts_of, walk, with_options, GLOBAL)
+from tilelang.ir import (Alloc, Bind, Call, Func, Launch, Load, Stmt, Store, contains, replace, rewrite_launches, seq, stmts_of,
+                         walk, with_options, GLOBAL)
 
 from ..legalize.aliasing import parameter_names
 from ..framework.config import PassConfigKey

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Seq, Stmt, Store,
-                         Var, While, const, dtype, fresh, load, logical, rewrite_launches, seq, substitute, unary,
-                         walk, VARIABLE)
+                         Var, While, const, dtype, fresh, load, logical, rewrite_launches, seq, substitute, unary, walk,
+                         VARIABLE)
 from tilelang.ir.record import record
 from tilelang.ir import replace as with_fields
 from tilelang.ir.expr import Call
