@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.library import matmul
+from tilelang.library import matmul, place
 from tilelang.library.caches import Cache
-from tilelang.library.gemm import build, plan as matmul_plan
+from tilelang.library.gemm import plan as matmul_plan
 from tilelang.library.gemm.build import Place
 from tilelang.library.gemm.few_rows import FewRows, few_rows_gemm
 from tilelang.library.gemm.kernels import Form
@@ -113,10 +113,10 @@ def test_which_products_are_one_pass(shape, tb, taken):
 def test_in_the_library(m, n, k, tb, element, monkeypatch):
     """Bias, activation, the result's own type; identical inputs give identical bits."""
     programs = []
-    real = build.compile
-    monkeypatch.setattr(sys.modules["tilelang.library.gemm.matmul"], "_PLANS", Cache(64))
+    real = place.compile
+    monkeypatch.setattr(sys.modules["tilelang.library.gemm.matmul"], "_ANSWERS", Cache(64))
     monkeypatch.setattr(matmul_plan, "expected", lambda *_: 1.0)
-    monkeypatch.setattr(build, "compile", lambda p, **k: programs.append(p.func.name) or real(p, **k))
+    monkeypatch.setattr(place, "compile", lambda p, **k: programs.append(p.func.name) or real(p, **k))
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(s).astype(element) for s in ((m, k), (n, k) if tb else (k, n)))
     bias = rng.integers(-3, 4, n).astype(np.float32)

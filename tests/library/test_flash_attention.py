@@ -15,7 +15,8 @@ import pytest
 import tilelang
 from tilelang.env import env
 from tilelang.library import flash_attention
-from tilelang.library.attention import build, plan
+from tilelang.library import place
+from tilelang.library.attention import plan
 from tilelang.library.attention.form import Tile
 
 module = importlib.import_module("tilelang.library.attention.flash_attention")
@@ -335,7 +336,7 @@ def test_no_keys_no_queries():
 def test_one_kernel_serves_any_shape_and_scale_where_shapes_are_dynamic():
     rng = np.random.default_rng(8)
     made = []
-    build.KERNELS.clear()
+    place.KERNELS.clear()
     module._RUNS.clear()
     with env.using(TILELANG_LIBRARY_DYNAMIC_SHAPES="1"):
         for batch, length, scale in ((2, 70, 0.1), (3, 80, 0.1), (4, 200, 0.3), (5, 90, 0.2), (1, 100, 0.1)):
@@ -343,7 +344,7 @@ def test_one_kernel_serves_any_shape_and_scale_where_shapes_are_dynamic():
             q, k, v = (qkv[:, :, i] for i in range(3))
             got = flash_attention(q, k, v, causal=True, scale=scale)
             assert distance(got, reference(q, k, v, True, scale=scale)[0]) <= bound(q, k, v, "float16", scale)[0]
-            made.append(len(build.KERNELS))
+            made.append(len(place.KERNELS))
     module._RUNS.clear()
     assert made == [1, 1, 1, 1, 2]  # a batch of one sequence has a kernel of its own: its stride is no symbol
 

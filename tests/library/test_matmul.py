@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tilelang.env import env
-from tilelang.library import grouped_matmul, matmul
+from tilelang.library import grouped_matmul, matmul, place
 from tilelang.library.caches import Cache
 from tilelang.library.gemm import build, tile_candidates as tile_shapes
 from tilelang.library.gemm.build import Place
@@ -287,11 +287,11 @@ def test_nothing_to_do(on):
 @pytest.mark.parametrize("blocks", [False, True])
 def test_dynamic_numbers_of_rows_share_a_kernel(on, blocks, monkeypatch):
     monkeypatch.setitem(env._overrides, "TILELANG_LIBRARY_DYNAMIC_SHAPES", "1")
-    monkeypatch.setattr(sys.modules["tilelang.library.gemm.matmul"], "_PLANS", Cache(64))
-    build.KERNELS.clear()
+    monkeypatch.setattr(sys.modules["tilelang.library.gemm.matmul"], "_ANSWERS", Cache(64))
+    place.KERNELS.clear()
     compiled = []
-    real = build.compile
-    monkeypatch.setattr(build, "compile", lambda *a, **k: compiled.append(1) or real(*a, **k))
+    real = place.compile
+    monkeypatch.setattr(place, "compile", lambda *a, **k: compiled.append(1) or real(*a, **k))
     if blocks and on == "sm_80":
         pytest.skip("no float8")
     b = normal((56, 48), E4 if blocks else np.float16, 1)

@@ -11,9 +11,9 @@ import pytest
 from tilelang.env import env
 from tilelang.ir import walk
 from tilelang.ir.expr import Call
-from tilelang.library import grouped_matmul, matmul
+from tilelang.library import grouped_matmul, matmul, place
 from tilelang.library.caches import Cache
-from tilelang.library.gemm import build, plan as matmul_plan
+from tilelang.library.gemm import plan as matmul_plan
 from tilelang.library.gemm.build import Place
 from tilelang.library.gemm.gemv import GemvForm, gemv
 from tilelang.library.gemm.kernels import Form, gemm
@@ -75,7 +75,7 @@ def test_loads_are_words_and_stores_are_16_bytes():
 
 @pytest.fixture
 def planned_anew(monkeypatch):
-    monkeypatch.setattr(sys.modules["tilelang.library.gemm.matmul"], "_PLANS", Cache(64))
+    monkeypatch.setattr(sys.modules["tilelang.library.gemm.matmul"], "_ANSWERS", Cache(64))
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def test_the_last_tile_of_rows_of_any_length_is_loaded_by_tma(tile, ta, tb, monk
     """It is moved to a multiple of 16 bytes of a row: TMA takes no other, and threads would load it element by element."""
     monkeypatch.setattr(matmul_plan, "choose_tile", lambda chip, p: tile)
     programs = []
-    real = build.compile
-    monkeypatch.setattr(build, "compile", lambda p, **k: programs.append((p, k)) or real(p, **k))
+    real = place.compile
+    monkeypatch.setattr(place, "compile", lambda p, **k: programs.append((p, k)) or real(p, **k))
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((93, 131), (131, 107)))
     got = matmul(a.T.copy() if ta else a, b.T.copy() if tb else b, transpose_a=ta, transpose_b=tb, target=SM90,
@@ -143,10 +143,10 @@ def test_starts_of_moved_tiles():
 
 def test_one_kernel_for_any_number_of_rows_copies_the_other_operand(monkeypatch, always_copied):
     monkeypatch.setitem(env._overrides, "TILELANG_LIBRARY_DYNAMIC_SHAPES", "1")
-    build.KERNELS.clear()
+    place.KERNELS.clear()
     compiled = []
-    real = build.compile
-    monkeypatch.setattr(build, "compile", lambda p, **k: compiled.append(p) or real(p, **k))
+    real = place.compile
+    monkeypatch.setattr(place, "compile", lambda p, **k: compiled.append(p) or real(p, **k))
     b = np.random.default_rng(1).integers(-3, 4, (40, 51)).astype(np.float16)
     for m in (17, 30):
         a = np.random.default_rng(m).integers(-3, 4, (m, 40)).astype(np.float16)
@@ -174,8 +174,8 @@ def test_batches_and_groups_of_padded_operands(always_copied):
 def test_a_vector_times_odd_rows_reads_them_once(m, n, k, ta, tb, element, monkeypatch, planned_anew):
     """Down the columns and along the rows, k in one part and in several; what is no number stays in its row or column."""
     programs = []
-    real = build.compile
-    monkeypatch.setattr(build, "compile", lambda p, **k: programs.append(p.func.name) or real(p, **k))
+    real = place.compile
+    monkeypatch.setattr(place, "compile", lambda p, **k: programs.append(p.func.name) or real(p, **k))
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, s).astype(element) for s in ((m, k), (k, n)))
     matrix = b if m == 1 else a.T  # (k, elements of the result)

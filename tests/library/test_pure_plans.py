@@ -5,9 +5,7 @@ import importlib
 import numpy as np
 import pytest
 
-from tilelang.library import flash_attention, flash_decode, matmul
-from tilelang.library.attention import build
-from tilelang.library.gemm import build as gemm_build
+from tilelang.library import flash_attention, flash_decode, matmul, place
 
 attention = importlib.import_module("tilelang.library.attention.flash_attention")
 decode = importlib.import_module("tilelang.library.attention.flash_decode")
@@ -20,7 +18,7 @@ ORDERS = {"as drawn": list(range(40)), "reversed": list(range(39, -1, -1)), "shu
 
 
 def forget():
-    for cache in (attention._RUNS, decode._RUNS, gemm._PLANS, build.KERNELS, gemm_build.KERNELS):
+    for cache in (attention._RUNS, decode._RUNS, gemm._ANSWERS, place.KERNELS):
         cache.clear()
 
 
@@ -33,8 +31,7 @@ def compiled(monkeypatch):
         made.append((str(program.func), str(options.get("pass_configs"))))
         return lambda *args: None
 
-    monkeypatch.setattr(build, "compile", compile)
-    monkeypatch.setattr(gemm_build, "compile", compile)
+    monkeypatch.setattr(place, "compile", compile)
     forget()
     yield made
     forget()

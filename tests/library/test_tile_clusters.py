@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tilelang.library import matmul
-from tilelang.library.gemm import build, plan as matmul_plan
+from tilelang.library import matmul, place
+from tilelang.library.gemm import plan as matmul_plan
 from tilelang.library.gemm.build import Place, compiled
 from tilelang.library.gemm.kernels import Form, gemm
 from tilelang.library.gemm.load_cost import cluster_sizes
@@ -187,8 +187,8 @@ def test_a_choice_says_its_cluster():
 def test_the_library_asks_for_them(monkeypatch):
     """Through matmul itself."""
     asked = []
-    real = build.compile
-    monkeypatch.setattr(build, "compile", lambda *a, **k: asked.append(k["pass_configs"]) or real(*a, **k))
+    real = place.compile
+    monkeypatch.setattr(place, "compile", lambda *a, **k: asked.append(k["pass_configs"]) or real(*a, **k))
     monkeypatch.setattr(matmul_plan, "choose_tile", lambda chip, p: replace(TILE, cluster=(1, 2), seconds=1e-6))
     monkeypatch.setattr(matmul_plan, "choose_tail", lambda chip, p, t: None)
     a, b = (np.random.default_rng(1).integers(-1, 2, s).astype(np.float16) for s in ((130, 72), (72, 88)))

@@ -1,7 +1,6 @@
 """How far two correct results of one call may differ when they were computed in different orders.
 
-Each result lies within the error bound of its function's docstring, so two of them differ by at most twice that bound. The sum
-of the magnitudes of products, sum |a||b|, is bounded by the lengths of the row and the column: |a| |b|.
+Each result lies within the error bound of its function's docstring, so two of them differ by at most twice that bound.
 
 Whether a result and the tensors that are read while it is written are disjoint in memory.
 """
@@ -11,9 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from math import ceil
 from operator import methodcaller
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -111,22 +109,13 @@ def _chunks(x: Any, axis: int) -> Iterator[slice]:
         yield slice(at, at + step)
 
 
-def _joined(chunks: list[Any]) -> Any:
-    return np.concatenate(chunks, -1) if is_numpy(chunks[0]) else sys.modules["torch"].cat(chunks, -1)
-
-
-def lengths(x: Any, along: int, scales: Callable[[slice], Any] | None = None) -> Any:
-    """The Euclidean lengths, in float64, of the rows (along=-1) or columns (along=-2) of a matrix or a batch of matrices.
-
-    scales: a function from a slice of rows or columns to the factors of their elements, in the same shape.
-    """
-    across = -3 - along
-    out = []
-    for chunk in _chunks(x, across):
-        w = wide(x[..., chunk, :] if across == -2 else x[..., chunk])
-        w = w if scales is None else w * scales(chunk)
-        out.append((w * w).sum(along) ** 0.5)
-    return _joined(out)
+def magnitude(x: Any) -> Any:
+    """The magnitudes of a tensor's elements, in its type; None for None."""
+    if x is None or type_name(x) == "int8":
+        return x if x is None else abs(x.clip(-127, 127))
+    if is_numpy(x) or not type_name(x).startswith("float8"):
+        return abs(x)
+    return (x.view(sys.modules["torch"].uint8) & 127).view(x.dtype)
 
 
 @np.errstate(all="ignore")
@@ -151,63 +140,17 @@ def within(x: Any, y: Any, bound: Callable[[slice], Any]) -> bool:
     return True
 
 
-class Accumulation(NamedTuple):
-    """How a GEMM accumulates: the number of terms, the kind of operands, whether in two levels, whether with block scaling."""
-
-    k: int
-    kind: str
-    two_level: bool = False
-    blocks: bool = False
-
-
-def gemms_agree(how: Accumulation, a: Any, b: Any, along: tuple[int, int], bias: Any = None,
-                scales: tuple[Any, Any] = (None, None)) -> Callable[[Any, Any], bool]:
+def gemms_agree(k: int, kind: str, two_level: bool, magnitudes: Callable[[], Any]) -> Callable[[Any, Any], bool]:
     """A function f(x, y) that tells whether two results of a GEMM (library/gemm/matmul.py) may both be correct.
 
-    along: the dimensions of a and b that hold k. scales: one factor for each operand, or with how.blocks one for each 128
-    elements of a row of op(a) and one for each 128 x 128 block of op(b). If b has groups in front, the largest group counts.
+    k: terms of a sum. kind: MatmulProblem.kind. two_level: whether sums are promoted. magnitudes: computes the GEMM of the
+    magnitudes of its operands, scales and bias. An activation leaves at least half of such a sum.
     """
-    k, kind, two_level, blocks = how
-    u = 2.0**-53 if type_name(a) == "float64" else U
+    u = 2.0**-53 if kind == "float" else U
     low = {"tf32": 2.0**-10, "fp8": 2.0**-11 if two_level else max(2.0**-11, k / 32 * 2.0**-13)}.get(kind, 0.0)
-    sums = 0.0 if kind == "int8" else k * u + low
-
-    def of_rows(chunk: slice) -> Any:
-        s = _repeated(wide(scales[0][chunk]), k)
-        return s if along[0] == -1 else s.T
-
-    def of_columns(chunk: slice) -> Any:
-        first, last = chunk.start // 128, ceil(min(chunk.stop, b.shape[-3 - along[1]]) / 128)
-        s = _repeated(_repeated(wide(scales[1][first:last]), k).T, 128 * (last - first)).T
-        s = s[chunk.start - 128 * first:][:min(chunk.stop, b.shape[-3 - along[1]]) - chunk.start]
-        return s if along[1] == -1 else s.T
-
-    @cache
-    def sums_of_magnitudes() -> tuple[Any, Any, Any]:
-        """The lengths of rows and of columns, whose products bound the sums, and the magnitude of the bias."""
-        rows = lengths(a, along[0], of_rows if blocks else None)
-        columns = lengths(b, along[1], of_columns if blocks else None)
-        if columns.ndim > rows.ndim:  # b has groups
-            columns = columns.max(0) if is_numpy(columns) else columns.amax(0)
-        if scales[0] is not None and not blocks:
-            rows = rows * abs(wide(scales[0]).reshape(-1)[0] * wide(scales[1]).reshape(-1)[0])
-        return rows, columns, 0.0 if bias is None else abs(wide(bias))
-
-    def agree(x: Any, y: Any) -> bool:
-        rows, columns, added = sums_of_magnitudes()
-
-        def bound(chunk: slice) -> Any:
-            total = rows[..., chunk, None] * columns[..., None, :]
-            return 2 * _SLOPE * (sums * total + _FEW * (total + added))
-
-        return within(x, y, bound)
-
-    return agree
-
-
-def _repeated(x: Any, count: int) -> Any:
-    """The matrix with each column repeated 128 times, cut to `count` columns."""
-    return (np.repeat(x, 128, -1) if is_numpy(x) else x.repeat_interleave(128, -1))[:, :count]
+    error = 4 * _SLOPE * ((0.0 if kind == "int8" else k * u + low) + _FEW)
+    sums = cache(magnitudes)
+    return lambda x, y: within(x, y, lambda chunk: error * wide(sums()[..., chunk, :]))
 
 
 def attention_agrees(q: Any, k: Any, v: Any, scale: float, seq_k: int) -> Callable[[tuple[Any, ...], tuple[Any, ...]], bool]:
@@ -221,7 +164,8 @@ def attention_agrees(q: Any, k: Any, v: Any, scale: float, seq_k: int) -> Callab
         return float(x.max()) if x.shape[0] else 0.0
 
     def longest(x: Any) -> float:
-        return largest(lengths(x.reshape(-1, x.shape[-1]), -1))
+        rows = x.reshape(-1, x.shape[-1])
+        return max(largest((wide(rows[chunk])**2).sum(-1)**0.5) for chunk in _chunks(rows, 0))
 
     @cache
     def limits() -> tuple[float, float]:

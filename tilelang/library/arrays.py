@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import dtype, numpy_dtype
-from tilelang.target import Target, determine_target
 
 
 def is_numpy(x: Any) -> bool:
@@ -19,20 +18,20 @@ def is_numpy(x: Any) -> bool:
     return isinstance(x, np.ndarray)
 
 
-def facts(x: Any) -> tuple[Any, ...]:
+def facts(x: Any) -> tuple[Any, ...] | None:
     """The properties of a tensor, besides its values, that the library's checks and choices read: a hashable key.
 
-    Raises AttributeError for an object that is no tensor.
+    None for None. Raises AttributeError for an object that is no tensor.
     """
     if isinstance(x, np.ndarray):
         return x.shape, x.strides, x.dtype, "numpy", aligned(x)
-    return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15 == 0
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15 == 0)
 
 
 def expects_gradient(*inputs: Any) -> bool:
-    """Whether torch would record a gradient for these tensors. Some of them may be None."""
+    """Whether torch would record a gradient for these tensors. They may be None, or NumPy arrays."""
     for x in inputs:
-        if x is not None and x.requires_grad and sys.modules["torch"].is_grad_enabled():
+        if getattr(x, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
             return True
     return False
 
@@ -107,11 +106,3 @@ def copied_to(like: Any, x: np.ndarray) -> Any:
 def left_of(x: Any, columns: int) -> Any:
     """A view of the first columns. torch's narrow takes a third of the time of indexing."""
     return x[..., :columns] if is_numpy(x) else x.narrow(-1, 0, columns)
-
-
-def target_of(x: Any) -> Target:
-    """The target for a tensor: the GPU of a CUDA tensor, else the CPU."""
-    if not is_numpy(x) and x.device.type == "cuda":
-        found: Target = determine_target("cuda", return_object=True)
-        return found
-    return Target("cpu")

@@ -1,10 +1,13 @@
-"""Caches of limited size for the results of pure functions: plans of calls and compiled kernels."""
+"""Caches of limited size for the results of pure functions: prepared answers to calls, and compiled kernels."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .arrays import facts
 
 V = TypeVar("V")
 
@@ -33,3 +36,35 @@ class Cache(dict[Hashable, V]):
         """The value of a key. Calls `make` if there is none, and enters the result as the youngest entry."""
         value = self.get(key)
         return self.keep(key, make() if value is None else value)
+
+
+@dataclass
+class Prepared:
+    """The prepared answer to calls with arrays of one form.
+
+    run: computes, with arguments that the function decides. result, logs: allocate the outputs. scale: what the call may leave
+    out. disjoint: the test of `out` against the other tensors, where `out` is given. passing: not kept for the next call, which
+    may be tuned.
+    """
+
+    run: Callable[..., Any]
+    result: Callable[[], Any] = lambda: None
+    logs: Callable[[], Any] = lambda: None
+    scale: float = 1.0
+    disjoint: Any = None
+    passing: bool = False
+
+
+def prepared(answers: Cache[Prepared], arrays: Iterable[Any], options: tuple[Any, ...],
+             prepare: Callable[[], Prepared]) -> Prepared:
+    """The answer for calls with such arrays (None where left out) and options. `prepare` checks and makes it for the first."""
+    try:
+        key = *map(facts, arrays), *options
+        found = answers.get(key)
+    except (AttributeError, TypeError, RuntimeError):  # no tensors: `prepare` says so; tensors of torch.func have no memory
+        key = found = None
+    if found is None:
+        found = prepare()
+        if key is not None and not found.passing:
+            answers.keep(key, found)
+    return found

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from tilelang.jit import JITKernel
-
 from ..agreement import Disjoint
-from ..arrays import facts, is_numpy, maker
-from ..caches import Cache
+from ..arrays import is_numpy, maker
+from ..caches import Cache, Prepared, prepared
 from ..opt_in import dynamic_shapes, wanted
+from ..place import Place
 from .build import attention_kernel
-from .flash_decode import DecodeRun, prepare as prepare_decode
+from .flash_decode import NAMES as decode_names, prepare as prepare_decode
 from .form import Tile
 from .inputs import check_disjoint, check_gradient, check_scale, check_tensors, compact_copy, running_on
 from .plan import plan_attention, tiles_to_time
@@ -70,141 +69,92 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     (1, 100, 4, 64)
     """
     scale = None if scale is None else check_scale(scale)
-    try:
-        key = (facts(q), facts(k), facts(v), causal, window, layout, return_lse,
-               target if target is None else str(target), scale, tune,
-               None if cu_seqlens_q is None else facts(cu_seqlens_q), None if cu_seqlens_k is None else facts(cu_seqlens_k),
-               None if out is None else facts(out))
-        run = _RUNS.get(key)
-    except (AttributeError, TypeError, RuntimeError):  # the last one: a tensor of torch.func, which has no memory
-        key = run = None
-    if run is None:
-        tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "out": out}
-        run = _prepare(tensors, target, tune, causal=causal, window=window, layout=layout, scale=scale, with_lse=return_lse)
-        if key is not None and not run.passing:
-            _RUNS.keep(key, run)
-    if run.torch:
-        check_gradient("flash_attention", q, k, v)
-    scale = run.scale if scale is None else scale
+    arrays, options = (q, k, v, cu_seqlens_q, cu_seqlens_k), (causal, window, layout, return_lse, scale, tune, str(target))
+    answer = prepared(_RUNS, (*arrays, out), options, lambda: _prepare(
+        dict(zip(_NAMES, (*arrays, out))), target, tune, causal=causal, window=window, layout=layout, scale=scale,
+        with_lse=return_lse))
+    check_gradient("flash_attention", q, k, v)
     if out is not None:
-        check_disjoint(run.disjoint, out, q, {"k": k, "v": v})
-    result = run.result() if out is None else out
-    lse = run.logs() if return_lse else None
-    run((q, k, v), scale, cu_seqlens_q, cu_seqlens_k, result, lse)
+        check_disjoint(answer.disjoint, out, q, {"k": k, "v": v})
+    result, lse = answer.result() if out is None else out, answer.logs() if return_lse else None
+    answer.run(arrays, answer.scale if scale is None else scale, result, lse)
     return (result, lse) if return_lse else result
 
 
-@dataclass
-class _Run:
-    """The prepared answer to calls with arrays of one form.
+_NAMES = "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "out"
+_RUNS: Cache[Prepared] = Cache(4096)
 
-    kernel: None where there is nothing to compute. result, logs: allocate the outputs. workspace: allocates the kernel's
-    workspace. disjoint: the test of `out` against the other tensors, where `out` is given. torch: whether arrays are torch
-    tensors. folded: whether the kernel reads queries as AttentionProblem.folded. passing: not kept for the next call, which may
-    be tuned.
-    """
 
-    problem: AttentionProblem
-    kernel: JITKernel | None
-    result: Callable[[], Any]
-    logs: Callable[[], Any]
-    workspace: tuple[Callable[[], Any], ...]
-    disjoint: Any
-    torch: bool
-    folded: bool = False
-    passing: bool = False
+def _nothing(arrays: Any, scale: float, out: Any, lse: Any) -> None:
+    """The answer where no query sees a key."""
+    out[...] = 0
+    if lse is not None:
+        lse[...] = -math.inf
 
-    def __post_init__(self) -> None:
-        self.scale, self.copies = self.problem.default_scale, any(self.problem.copied)
 
-    def __call__(self, arrays: tuple[Any, Any, Any], scale: float, cu_q: Any, cu_k: Any, out: Any, lse: Any) -> None:
-        if self.kernel is None:
-            out[...] = 0
-            if lse is not None:
-                lse[...] = -math.inf
-            return
-        if self.copies:
-            arrays = tuple(compact_copy(x) if c else x for x, c in zip(arrays, self.problem.copied))  # type: ignore[assignment]
-        q, k, v = arrays
-        if self.folded:
-            layout, kv_heads = self.problem.layout, self.problem.sizes.kv_heads
+def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options: Any) -> Prepared:
+    """Check the arguments, and find or compile their kernel. tensors, options: as attention_problem takes them."""
+    check_tensors("flash_attention", tensors, _NAMES[:3], _NAMES[3:])
+    q, out = tensors["q"], tensors["out"]
+    at = running_on(q, target)
+    problem = attention_problem(tensors, at.target.is_cuda, **options, dynamic=dynamic_shapes())
+    if at.target.is_cuda and problem.few_queries:
+        return _few_queries(tensors, target, tune, options["scale"], problem)
+    machine = machine_of(at.target, at.sms, problem.dtype)
+    tuned = not problem.empty and wanted(tune, q, at.target, at.backend)
+    tile = _tuned(problem, machine, tensors, options["scale"], at) if tuned else None
+    return Prepared(_run(problem, machine, at, q, tile), maker(q, problem.shapes[3], problem.dtype),
+                    maker(q, problem.lse_shape, "float32"), problem.default_scale,
+                    None if out is None else Disjoint(out, [tensors[n] for n in "qkv"]), tuned is None)
+
+
+def _run(problem: AttentionProblem, machine: Machine, at: Place, like: Any, tile: Tile | None) -> Callable[..., None]:
+    """A function f(arrays, scale, out, lse) that computes a problem. tile: instead of the cost model's choice."""
+    plan = plan_attention(problem, machine, tile)
+    if plan.form is None:
+        return _nothing
+    kernel, workspace = attention_kernel(plan.form, at), [maker(like, *x) for x in plan.workspace]
+    copied, layout, kv_heads = problem.copied, problem.layout, problem.sizes.kv_heads
+
+    def run(arrays: tuple[Any, ...], scale: float, out: Any, lse: Any) -> None:
+        q, k, v, cu_q, cu_k = arrays
+        if any(copied):
+            q, k, v = (compact_copy(x) if c else x for x, c in zip((q, k, v), copied))
+        if plan.folded:
             lse = None if lse is None else lse.reshape(lse.shape[0], kv_heads, -1)
             q, out = (fold(x, layout, kv_heads) for x in (q, out))
-        if cu_q is None and not self.workspace:
-            self.kernel(q, k, v, scale, out, lse)
-            return
         lengths = () if cu_q is None else (cu_q, cu_q if cu_k is None else cu_k)
-        self.kernel(q, k, v, scale, *lengths, *[make() for make in self.workspace], out, lse)
+        kernel(q, k, v, scale, *lengths, *[make() for make in workspace], out, lse)
+
+    return run
 
 
-@dataclass
-class _FewQueries(_Run):
-    """Calls that flash_decode answers. decode: the prepared answer. lengths: number of keys of each sequence."""
-
-    decode: DecodeRun | None = None
-    lengths: Any = None
-
-    def __call__(self, arrays: tuple[Any, Any, Any], scale: float, cu_q: Any, cu_k: Any, out: Any, lse: Any) -> None:
-        assert self.decode is not None
-        self.decode(arrays, self.lengths, None, scale, out, lse)
-
-
-_RUNS: Cache[_Run] = Cache(4096)
-
-
-def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options: Any) -> _Run:
-    """Check the arguments, and find or compile their kernel. tensors, options: as attention_problem takes them."""
-    given = {n: x for n, x in tensors.items() if x is not None or n in "qkv"}
-    check_tensors("flash_attention", given, ("q", "k", "v"))
-    q = tensors["q"]
-    where, backend, sms = running_on(q, target)
-    problem = attention_problem(tensors, where.is_cuda, **options, dynamic=dynamic_shapes())
-    machine = machine_of(where, sms, problem.dtype)
-    if where.is_cuda and problem.few_queries:
-        return _few_queries(tensors, target, tune, options["scale"], problem)
-    arrays = tuple(tensors[n] for n in "qkv")
-    result, logs = maker(q, problem.shapes[3], problem.dtype), maker(q, problem.lse_shape, "float32")
-    disjoint = None if tensors["out"] is None else Disjoint(tensors["out"], arrays)
-
-    def planned(tile: Tile | None) -> _Run:
-        plan = plan_attention(problem, machine, tile)
-        kernel = None if plan.form is None else attention_kernel(plan.form, where, backend)
-        workspace = tuple(maker(q, *x) for x in plan.workspace)
-        return _Run(problem, kernel, result, logs, workspace, disjoint, not is_numpy(q), plan.folded)
-
-    tuned = not problem.empty and wanted(tune, q, where, backend)
-    tile = None
-    if tuned:
-        tile = _tuned(problem, machine, tensors, options["scale"], (where, backend), planned)
-    return replace(planned(tile), passing=tuned is None)
-
-
-def _tuned(problem: AttentionProblem, machine: Machine, tensors: dict[str, Any], scale: float | None, where: Any,
-           planned: Callable[[Tile | None], _Run]) -> Tile:
+def _tuned(problem: AttentionProblem, machine: Machine, tensors: dict[str, Any], scale: float | None, at: Place) -> Tile:
     """The fastest tile for a call on the device at hand."""
     # Few calls are tuned.
     from .. import tuning  # 20 ms: the tuner
     from ..agreement import attention_agrees  # 2 ms
     from . import tuning_candidates as candidates  # 1 ms
 
-    p, arrays = problem.folded, tuple(tensors[n] for n in "qkv")
+    p, arrays = problem.folded, tuple(tensors[n] for n in _NAMES[:-1])
     factor = problem.default_scale if scale is None else scale
     counts = candidates.rounded(p.sizes[:3]) if p.packed or p.dynamic else list(p.sizes[:3])
     key = [p.layout, p.dtype, *p.sizes[3:], p.mask.left, p.mask.right, p.with_lse, p.scale is None, *p.copied]
 
     def make(choice: tuple[Tile]) -> Any:
-        run = planned(*choice)
-        return lambda out, lse: run(arrays, factor, tensors["cu_seqlens_q"], tensors["cu_seqlens_k"], out, lse)
+        run = _run(problem, machine, at, arrays[0], *choice)
+        return lambda out, lse: run(arrays, factor, out, lse)
 
     results = problem.shapes[3], problem.strides[3], problem.lse_shape if problem.with_lse else None
     near = [(t,) for t in tiles_to_time(problem, machine, candidates.MOST)]
     (tile,) = tuning.tuner.choose(candidates.attention_task(
-        "flash_attention", [key, counts], arrays, attention_agrees(*arrays, factor, p.sizes.seq_k), where, results, near,
-        make)).choice
+        "flash_attention", [key, counts], arrays[:3], attention_agrees(*arrays[:3], factor, p.sizes.seq_k),
+        (at.target, at.backend), results, near, make)).choice
     return tile
 
 
-def _few_queries(tensors: dict[str, Any], target: Any, tune: bool | None, scale: float | None, p: AttentionProblem) -> _Run:
+def _few_queries(tensors: dict[str, Any], target: Any, tune: bool | None, scale: float | None,
+                 p: AttentionProblem) -> Prepared:
     """flash_decode for caches in one piece, all of whose keys are valid."""
     q = tensors["q"]
     if is_numpy(q):
@@ -212,9 +162,9 @@ def _few_queries(tensors: dict[str, Any], target: Any, tune: bool | None, scale:
     else:
         torch = sys.modules["torch"]
         lengths = torch.full((p.sizes.batch,), p.sizes.seq_k, dtype=torch.int32, device=q.device)
-    run = prepare_decode({"q": q, "k_cache": tensors["k"], "v_cache": tensors["v"], "lengths": lengths, "block_table": None,
-                          "out": tensors["out"]}, target, tune, scale, window=None, splits=None, with_lse=p.with_lse)
+    given = dict(zip(decode_names, (q, tensors["k"], tensors["v"], lengths, None, tensors["out"])))
+    found = prepare_decode(given, target, tune, scale, window=None, splits=None, with_lse=p.with_lse)
     # Tensors made during the capture of a CUDA graph are filled when the graph runs, so they are not kept for other calls.
     captured = not is_numpy(q) and q.is_cuda and torch.cuda.is_current_stream_capturing()
-    return _FewQueries(p, run.kernel, run.result, run.logs, (), run.disjoint, run.torch, False, run.passing or captured, run,
-                       lengths)
+    return replace(found, run=lambda arrays, scale, out, lse: found.run((*arrays[:3], lengths, None), scale, out, lse),
+                   passing=found.passing or captured)

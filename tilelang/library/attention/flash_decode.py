@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from tilelang.jit import JITKernel
-
 from ..agreement import Disjoint
-from ..arrays import facts, is_numpy, maker
-from ..caches import Cache
+from ..arrays import maker
+from ..caches import Cache, Prepared, prepared
 from ..opt_in import wanted
+from ..place import Place
 from .build import decode_kernel
 from .decode_problem import DecodeProblem, DecodeSizes, decode_problem
 from .form import DecodeForm, Tile
@@ -22,34 +21,6 @@ from .tile_cost import Machine, machine_of, shared_bytes
 _MOST_SPLITS = 64
 _RATE, _STEP, _START = 19.0, 500.0, 1500.0  # bytes per cycle and SM from memory; cycles of a step; cycles before the first step
 _MERGE, _MERGE_SPLIT = 4000.0, 60.0  # cycles of the second launch, and for each split
-
-
-@dataclass(frozen=True)
-class DecodePlan:
-    """The kernel for a call of flash_decode.
-
-    form: what the kernel is compiled for, None where there is nothing to compute. Sizes and strides that are None in it are
-    given by each call. splits: number of blocks that divide the keys of a sequence.
-    """
-
-    form: DecodeForm | None
-    splits: int = 1
-
-    def workspace(self, sizes: DecodeSizes) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the float32 workspace of the kernel, of any contents: the splits' means and sums."""
-        z = sizes
-        shapes = (self.splits, z.batch, z.seq_q, z.heads, z.dim_v), (self.splits, z.batch, z.heads, z.seq_q)
-        return shapes if self.splits > 1 else ()
-
-
-def plan_decode(p: DecodeProblem, machine: Machine, choice: tuple[Tile, int] | None = None) -> DecodePlan:
-    """The plan of a problem. choice: (tile, splits) to use instead of the cost model's choice."""
-    if p.empty:
-        return DecodePlan(None)
-    tile, splits = choice or decode_choice(p, machine)
-    sizes = p.sizes._replace(batch=None, pages=None, width=None)
-    form = DecodeForm(sizes, p.strides, p.dtype, None if p.window is None else p.window - 1, tile, splits > 1, p.with_lse)
-    return DecodePlan(form, splits)
 
 
 def decode_choice(p: DecodeProblem, machine: Machine) -> tuple[Tile, int]:
@@ -132,104 +103,82 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
     >>> flash_decode(rng.standard_normal((2, 8, 64)).astype(np.float16), k, v, lengths, block_table=table).shape
     (2, 8, 64)
     """
-    try:
-        key = (facts(q), facts(k_cache), facts(v_cache), facts(lengths), None if block_table is None else facts(block_table),
-               None if out is None else facts(out), window, splits, return_lse,
-               target if target is None else str(target), tune)
-        run = _RUNS.get(key)
-    except (AttributeError, TypeError, RuntimeError):  # the last one: a tensor of torch.func, which has no memory
-        key = run = None
-    if run is None:
-        tensors = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "lengths": lengths, "block_table": block_table, "out": out}
-        run = prepare(tensors, target, tune, scale, window=window, splits=splits, with_lse=return_lse)
-        if key is not None and not run.passing:
-            _RUNS.keep(key, run)
-    if run.torch:
-        check_gradient("flash_decode", q, k_cache, v_cache)
-    scale = run.scale if scale is None else check_scale(scale)
+    arrays = q, k_cache, v_cache, lengths, block_table
+    answer = prepared(_RUNS, (*arrays, out), (window, splits, return_lse, str(target), tune), lambda: prepare(
+        dict(zip(NAMES, (*arrays, out))), target, tune, scale, window=window, splits=splits, with_lse=return_lse))
+    check_gradient("flash_decode", q, k_cache, v_cache)
+    scale = answer.scale if scale is None else check_scale(scale)
     if out is not None:
-        check_disjoint(run.disjoint, out, q, {"k_cache": k_cache, "v_cache": v_cache})
-    result = run.result() if out is None else out
-    lse = run.logs() if return_lse else None
-    if run.kernel is not None:
-        run((q, k_cache, v_cache), lengths, block_table, scale, result, lse)
+        check_disjoint(answer.disjoint, out, q, {"k_cache": k_cache, "v_cache": v_cache})
+    result, lse = answer.result() if out is None else out, answer.logs() if return_lse else None
+    answer.run(arrays, scale, result, lse)
     return (result, lse) if return_lse else result
 
 
-@dataclass
-class DecodeRun:
-    """The prepared answer to calls with arrays of one form.
+NAMES = "q", "k_cache", "v_cache", "lengths", "block_table", "out"
+_RUNS: Cache[Prepared] = Cache(4096)
 
-    kernel: None where there are no queries. result, logs: allocate the outputs. workspace: allocates the kernel's workspace.
-    disjoint: the test of `out` against the other tensors, where `out` is given. torch: whether arrays are torch tensors.
-    passing: not kept for the next call, which may be tuned.
-    """
 
-    problem: DecodeProblem
-    kernel: JITKernel | None
-    result: Callable[[], Any]
-    logs: Callable[[], Any]
-    workspace: tuple[Callable[[], Any], ...]
-    disjoint: Any
-    torch: bool
-    passing: bool = False
+def prepare(tensors: dict[str, Any], target: Any, tune: bool | None, scale: Any, **options: Any) -> Prepared:
+    """Check the arguments, and find or compile their kernel. tensors, options: as decode_problem takes them."""
+    check_tensors("flash_decode", tensors, NAMES[:3], NAMES[4:])
+    q, k, v, *_, out = tensors.values()
+    at = running_on(q, target)
+    problem = decode_problem(tensors, at.target.is_cuda, **options)
+    machine = machine_of(at.target, at.sms, problem.dtype)
+    tuned = not problem.empty and wanted(tune, q, at.target, at.backend)
+    choice = _tuned(problem, machine, tensors, scale, at) if tuned else None
+    return Prepared(_run(problem, machine, at, q, choice), maker(q, problem.shape, problem.dtype),
+                    maker(q, problem.lse_shape, "float32"), problem.default_scale,
+                    None if out is None else Disjoint(out, (q, k, v)), tuned is None)
 
-    def __post_init__(self) -> None:
-        self.scale, self.copies, self.sizes = self.problem.default_scale, any(self.problem.copied), self.problem.sizes
 
-    def __call__(self, arrays: tuple[Any, Any, Any], lengths: Any, table: Any, scale: float, out: Any, lse: Any) -> None:
-        assert self.kernel is not None
-        if self.copies:
-            arrays = tuple(compact_copy(x) if c else x for x, c in zip(arrays, self.problem.copied))  # type: ignore[assignment]
-        q, k, v = arrays
-        means, sums = [make() for make in self.workspace] or (None, None)
-        if q.ndim == 3:
-            z = self.sizes
+def _run(problem: DecodeProblem, machine: Machine, at: Place, like: Any,
+         choice: tuple[Tile, int] | None) -> Callable[..., None]:
+    """A function f(arrays, scale, out, lse) that computes a problem. choice: (tile, splits) instead of the cost model's."""
+    p, z = problem, problem.sizes
+    if p.empty:
+        return lambda *_: None
+    tile, splits = choice or decode_choice(p, machine)
+    # Sizes and strides that are None are given by each call.
+    kernel = decode_kernel(DecodeForm(z._replace(batch=None, pages=None, width=None), p.strides, p.dtype,
+                                      None if p.window is None else p.window - 1, tile, splits > 1, p.with_lse), at)
+    # Means and sums of the splits.
+    shapes = (splits, z.batch, z.seq_q, z.heads, z.dim_v), (splits, z.batch, z.heads, z.seq_q)
+    workspace = [maker(like, shape, "float32") for shape in shapes if splits > 1]
+
+    def run(arrays: tuple[Any, ...], scale: float, out: Any, lse: Any) -> None:
+        q, k, v, lengths, table = arrays
+        if any(p.copied):
+            q, k, v = (compact_copy(x) if c else x for x, c in zip((q, k, v), p.copied))
+        means, sums = [make() for make in workspace] or (None, None)
+        if p.single:
             q, out = (x.reshape(z.batch, 1, z.heads, -1) for x in (q, out))
             lse = None if lse is None else lse.reshape(z.batch, z.heads, 1)
-        self.kernel(q, k, v, table, lengths, scale, means, sums, out, lse)
+        kernel(q, k, v, table, lengths, scale, means, sums, out, lse)
+
+    return run
 
 
-_RUNS: Cache[DecodeRun] = Cache(4096)
+def _tuned(problem: DecodeProblem, machine: Machine, tensors: dict[str, Any], scale: Any, at: Place) -> tuple[Tile, int]:
+    """The fastest (tile, splits) for a call on the device at hand."""
+    # Few calls are tuned.
+    from .. import tuning  # 20 ms: the tuner
+    from ..agreement import attention_agrees  # 2 ms
+    from . import tuning_candidates as candidates  # 1 ms
 
+    *arrays, _ = tensors.values()
+    factor = problem.default_scale if scale is None else check_scale(scale)
+    key = [*problem.sizes[:6], problem.sizes.page_size, problem.dtype, problem.window, problem.with_lse, problem.splits,
+           *problem.copied, *candidates.rounded((problem.capacity,))]
 
-def prepare(tensors: dict[str, Any], target: Any, tune: bool | None, scale: Any, **options: Any) -> DecodeRun:
-    """Check the arguments, and find or compile their kernel. tensors, options: as decode_problem takes them."""
-    given = {n: x for n, x in tensors.items() if x is not None or n not in ("block_table", "out")}
-    check_tensors("flash_decode", given, ("q", "k_cache", "v_cache"))
-    q = tensors["q"]
-    where, backend, sms = running_on(q, target)
-    problem = decode_problem(tensors, where.is_cuda, **options)
-    machine = machine_of(where, sms, problem.dtype)
-    arrays = tuple(tensors[n] for n in ("q", "k_cache", "v_cache"))
-    result, logs = maker(q, problem.shape, problem.dtype), maker(q, problem.lse_shape, "float32")
-    disjoint = None if tensors["out"] is None else Disjoint(tensors["out"], arrays)
+    def make(choice: tuple[Tile, int]) -> Any:
+        run = _run(problem, machine, at, arrays[0], choice)
+        return lambda out, lse: run(arrays, factor, out, lse)
 
-    def planned(choice: tuple[Tile, int] | None) -> DecodeRun:
-        plan = plan_decode(problem, machine, choice)
-        kernel = None if plan.form is None else decode_kernel(plan.form, where, backend)
-        workspace = tuple(maker(q, shape, "float32") for shape in plan.workspace(problem.sizes))
-        return DecodeRun(problem, kernel, result, logs, workspace, disjoint, not is_numpy(q))
-
-    tuned = not problem.empty and wanted(tune, q, where, backend)
-    choice = None
-    if tuned:
-        # Few calls are tuned.
-        from .. import tuning  # 20 ms: the tuner
-        from ..agreement import attention_agrees  # 2 ms
-        from . import tuning_candidates as candidates  # 1 ms
-
-        factor = problem.default_scale if scale is None else check_scale(scale)
-        key = [*problem.sizes[:6], problem.sizes.page_size, problem.dtype, problem.window, problem.with_lse, problem.splits,
-               *problem.copied, *candidates.rounded((problem.capacity,))]
-
-        def make(choice: tuple[Tile, int]) -> Any:
-            run = planned(choice)
-            return lambda out, lse: run(arrays, tensors["lengths"], tensors["block_table"], factor, out, lse)
-
-        results = problem.shape, compact(problem.shape), problem.lse_shape if problem.with_lse else None
-        near = near_choices(problem.sizes, decode_choice(problem, machine), problem.splits is None)
-        choice = tuning.tuner.choose(candidates.attention_task(
-            "flash_decode", key, arrays, attention_agrees(*arrays, factor, problem.capacity), (where, backend), results,
-            near, make)).choice
-    return replace(planned(choice), passing=tuned is None)
+    results = problem.shape, compact(problem.shape), problem.lse_shape if problem.with_lse else None
+    near = near_choices(problem.sizes, decode_choice(problem, machine), problem.splits is None)
+    found: tuple[Tile, int] = tuning.tuner.choose(candidates.attention_task(
+        "flash_decode", key, arrays[:3], attention_agrees(*arrays[:3], factor, problem.capacity), (at.target, at.backend),
+        results, near, make)).choice
+    return found

@@ -12,11 +12,9 @@ import numpy as np
 
 import tilelang.language as T
 from tilelang.errors import error
-from tilelang.jit import JITKernel, compile
-from tilelang.target import Target
 
-from ..arrays import empty, facts, is_numpy, maker, type_name
-from ..caches import Cache
+from ..arrays import empty, is_numpy, maker, type_name
+from ..caches import Cache, Prepared, prepared
 from .form import LOG2E, AttentionForm, Tile
 from .inputs import check_gradient, check_scale, check_tensors, compact_copy, device_of, running_on
 from .kernels import absorb, finish, reset, working_set
@@ -95,9 +93,6 @@ def flex_kernel(form: FlexForm) -> Any:
                 T.copy(total, LSE[b, h, row:row + rows])
 
     return flex_attention
-
-
-KERNELS: Cache[JITKernel] = Cache(256)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,78 +178,52 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
     read += tuple(x for x in shown if not any(x is y for y in read))
     uses = tuple(range(len(tensors))), tuple(next(n for n, y in enumerate(read) if y is x) for x in shown)
     lists = None if block_mask is None else block_mask.blocks
-    try:
-        masked = None if block_mask is None else (block_mask.mask_mod, block_mask.block, block_mask.sizes, facts(lists))
-        key = (*map(facts, (q, k, v, *read)), score_mod, uses, scale, return_lse, layout,
-               None if target is None else str(target), masked)
-        run = _RUNS.get(key)
-    except (AttributeError, TypeError, RuntimeError):  # the checks name what is wrong
-        key = run = None
-    if run is None:
-        named = {f"tensors[{n}]": x for n, x in enumerate(read)}
-        check_tensors("flex_attention", {"q": q, "k": k, "v": v, **named}, ("q", "k", "v"))
-        run = _prepare((q, k, v), read, uses, score_mod, block_mask, target=target, layout=layout, with_lse=return_lse,
-                       scale=None if scale is None else check_scale(scale))
-        if key is not None:
-            _RUNS.keep(key, run)
-    if not is_numpy(q):
-        check_gradient("flex_attention", q, k, v)
-    out, lse = run.result(), run.logs()
-    if run.kernel is None:
-        out[...], lse[...] = 0, -math.inf
-    else:
-        arrays = (compact_copy(x) if c else x for x, c in zip((q, k, v), run.copied))
-        run.kernel(*arrays, run.unused[0] if lists is None else lists, *read, *run.unused[1:], out, lse)
+    answer = prepared(_RUNS, (q, k, v, *read, lists), (
+        score_mod, uses, scale, return_lse, layout, str(target),
+        None if block_mask is None else (block_mask.mask_mod, block_mask.block, block_mask.sizes)), lambda: _prepare(
+        (q, k, v), read, uses, score_mod, block_mask, target=target, layout=layout, with_lse=return_lse, scale=scale))
+    check_gradient("flex_attention", q, k, v)
+    out, lse = answer.result(), answer.logs()
+    answer.run((q, k, v), lists, read, out, lse)
     return (out, lse) if return_lse else out
 
 
-@dataclass(frozen=True)
-class _Run:
-    """The prepared answer to calls with arrays of one form.
-
-    kernel: None where there is nothing to compute. copied: which of q, k, v are copied first. unused: what the kernel takes in
-    place of the mask's lists, and of tensors that are not given. result, logs: allocate the outputs.
-    """
-
-    kernel: JITKernel | None
-    copied: tuple[bool, ...]
-    unused: tuple[Any, ...]
-    result: Callable[[], Any]
-    logs: Callable[[], Any]
-
-
-_RUNS: Cache[_Run] = Cache(1024)
+_RUNS: Cache[Prepared] = Cache(1024)
 
 
 def _prepare(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple[int, ...], tuple[int, ...]],
-             score_mod: ScoreMod | None, mask: BlockMask | None, *, target: Any, **options: Any) -> _Run:
+             score_mod: ScoreMod | None, mask: BlockMask | None, *, target: Any, scale: float | None,
+             **options: Any) -> Prepared:
     """Check the arguments, and find or compile their kernel. options: as attention_problem takes them."""
-    q = qkv[0]
-    where, backend, sms = running_on(q, target)
+    q, named = qkv[0], {f"tensors[{n}]": x for n, x in enumerate(read)}
+    check_tensors("flex_attention", {**dict(zip("qkv", qkv)), **named}, ("q", "k", "v"))
+    at = running_on(q, target)
     none = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "out"))
-    p = attention_problem({**dict(zip("qkv", qkv)), **none}, where.is_cuda, causal=False, window=None, **options)
+    p = attention_problem({**dict(zip("qkv", qkv)), **none}, at.target.is_cuda, causal=False, window=None,
+                          scale=None if scale is None else check_scale(scale), **options)
     _check(p, mask, read, q)
-    unused = (empty(q, (1, 1, 1, 1), "int32"), *[empty(q, (1,), "float32")] * (MOST_TENSORS - len(read)))
-    result, logs = maker(q, p.shapes[3], p.dtype), maker(q, p.lse_shape if p.with_lse else (1,), "float32")
-    if p.empty:
-        return _Run(None, p.copied, unused, result, logs)
+    # In place of the mask's lists, and of tensors that are not given.
+    no_lists, *unused = empty(q, (1, 1, 1, 1), "int32"), *[empty(q, (1,), "float32")] * (MOST_TENSORS - len(read))
     block = None if mask is None else mask.block
-    plain = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, Mask(), _tile(machine_of(where, sms, p.dtype).kind, p, block),
-                          p.with_lse, p.scale)
+    plain = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, Mask(),
+                          _tile(machine_of(at.target, at.sms, p.dtype).kind, p, block), p.with_lse, p.scale)
     form = FlexForm(plain, score_mod, None if mask is None else mask.mask_mod, block,
-                    _shape(unused[0] if mask is None else mask.blocks), tuple((_shape(x), type_name(x)) for x in read), uses)
-    kernel = KERNELS.made((form, where, backend), lambda: compile(
-        flex_kernel(form), target=where, execution_backend=backend, pass_configs=_configs(where)))
-    return _Run(kernel, p.copied, unused, result, logs)
+                    _shape(no_lists if mask is None else mask.blocks), tuple((_shape(x), type_name(x)) for x in read), uses)
+    # No fast math: its tanh is too coarse for a softcap, and functions of scores have shorter forms of their own.
+    kernel = None if p.empty else at.kernel(flex_kernel, form)
+
+    def run(qkv: tuple[Any, ...], lists: Any, read: tuple[Any, ...], out: Any, lse: Any) -> None:
+        if kernel is None:
+            out[...], lse[...] = 0, -math.inf
+        else:
+            arrays = (compact_copy(x) if c else x for x, c in zip(qkv, p.copied))
+            kernel(*arrays, no_lists if lists is None else lists, *read, *unused, out, lse)
+
+    return Prepared(run, maker(q, p.shapes[3], p.dtype), maker(q, p.lse_shape if p.with_lse else (1,), "float32"))
 
 
 def _shape(x: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in x.shape)
-
-
-def _configs(target: Target) -> dict[str, Any]:
-    """No fast math: its tanh is too coarse for a softcap, and functions of scores have shorter forms of their own."""
-    return {"tl.enable_hopper": True} if target.is_cuda and target.has_wgmma else {}
 
 
 def _tile(kind: str, p: AttentionProblem, block: tuple[int, int] | None) -> Tile:

@@ -89,25 +89,11 @@ class AttentionForm:
             shape = (batch, *shape) if self.layout == "bshd" else (batch, heads, length, dim)
         return T.StridedTensor(shape, self.strides[number], self.dtype)
 
-    @property
-    def q(self) -> Any:
-        """The parameter Q."""
-        return self._tensor(0, self.sizes.seq_q, self.sizes.heads, self.sizes.dim)
-
-    @property
-    def k(self) -> Any:
-        """The parameter K."""
-        return self._tensor(1, self.sizes.seq_k, self.sizes.kv_heads, self.sizes.dim)
-
-    @property
-    def v(self) -> Any:
-        """The parameter V."""
-        return self._tensor(2, self.sizes.seq_k, self.sizes.kv_heads, self.sizes.dim_v)
-
-    @property
-    def o(self) -> Any:
-        """The parameter O."""
-        return self._tensor(3, self.sizes.seq_q, self.sizes.heads, self.sizes.dim_v)
+    # The parameters Q, K, V and O.
+    q = property(lambda self: self._tensor(0, self.sizes.seq_q, self.sizes.heads, self.sizes.dim))
+    k = property(lambda self: self._tensor(1, self.sizes.seq_k, self.sizes.kv_heads, self.sizes.dim))
+    v = property(lambda self: self._tensor(2, self.sizes.seq_k, self.sizes.kv_heads, self.sizes.dim_v))
+    o = property(lambda self: self._tensor(3, self.sizes.seq_q, self.sizes.heads, self.sizes.dim_v))
 
     @property
     def lse(self) -> Any:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tilelang.errors import error, register
-from tilelang.runtime.cpus import usable_cpus
+from tilelang.jit import JITKernel
 from tilelang.target import Target
 
 from ..agreement import Disjoint, overlap
 from ..arrays import aligned, expects_gradient, is_numpy, strides, type_name
+from ..place import Place
 
 register("attention-argument", TypeError, "an argument of an attention function is of no kind it takes",
          "pass torch tensors or NumPy arrays of float16, bfloat16 or float32",
@@ -57,12 +58,13 @@ def device_of(x: Any) -> Any:
     return "the CPU" if is_numpy(x) else x.device
 
 
-def check_tensors(name: str, given: Mapping[str, Any], floats: tuple[str, ...]) -> None:
+def check_tensors(name: str, given: Mapping[str, Any], floats: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
     """Raises attention-argument unless all are torch tensors or all are NumPy arrays.
 
-    name: the function's. given: arguments by name, without those left out. floats: names of those that are not indices.
+    name: the function's. given: arguments by name. floats: names of those that are not indices. optional: of those that may be
+    None.
     """
-    torch = sys.modules.get("torch")
+    torch, given = sys.modules.get("torch"), {n: x for n, x in given.items() if x is not None or n not in optional}
     if not all(is_numpy(x) for x in given.values()) and (torch is None or not all(
             isinstance(x, torch.Tensor) for x in given.values())):
         foreign = [n for n, x in given.items() if not is_numpy(x) and (torch is None or not isinstance(x, torch.Tensor))]
@@ -77,8 +79,23 @@ def check_tensors(name: str, given: Mapping[str, Any], floats: tuple[str, ...]) 
                         expected=wanted, found=type_name(given[n]))
 
 
+def check_like(kind: str, name: str, first: Any, others: Mapping[str, tuple[Any, tuple[int, ...], str]], after: str = "",
+               **more: Any) -> None:
+    """Check the tensors of a function against its first one.
+
+    others: name -> (tensor, its shape, its type). after: behind what is expected. Raises errors of this kind, with `more`, and
+    attention-gradient.
+    """
+    for what, (x, shape, element) in others.items():
+        if (is_numpy(x), tuple(x.shape), type_name(x), device_of(x)) != (is_numpy(first), shape, element, device_of(first)):
+            raise error(kind, f"{what} of {name} is {type_name(x)} {tuple(x.shape)} on {device_of(x)}",
+                        expected=f"{element} {shape} on {device_of(first)}{after}",
+                        found=f"{type_name(x)} {tuple(x.shape)}", **more)
+    check_gradient(name, first, *(x for x, _, _ in others.values()))
+
+
 def check_gradient(name: str, *inputs: Any) -> None:
-    """Raises attention-gradient where torch would record a gradient. inputs: torch tensors."""
+    """Raises attention-gradient where torch would record a gradient. inputs: tensors, or None."""
     if expects_gradient(*inputs):
         raise error("attention-gradient", f"{name} computes no gradient, but an input requires one",
                     found="an input that requires a gradient")
@@ -145,35 +162,19 @@ def contiguous(x: Any) -> Any:
     return x if strides(x) == compact(x.shape) and aligned(x) else compact_copy(x)
 
 
-@cache
-def _device(index: int) -> tuple[Target, str | None, int | None]:
-    """(target, execution backend, SMs) of a CUDA device of torch."""
-    found = sys.modules["torch"].cuda.get_device_properties(index)
-    number = found.major * 10 + found.minor
-    try:
-        target = Target({"kind": "cuda", "arch": f"sm_{number}a" if number >= 90 else f"sm_{number}"})
-    except ValueError:  # newer than the table of chips
-        target = Target("cuda")
-    return target, None, found.multi_processor_count
-
-
-def running_on(x: Any, target: Any) -> tuple[Target, str | None, int | None]:
-    """(target, execution backend, SMs where known) for arrays like x.
+def running_on(x: Any, target: Any) -> Place:
+    """Where kernels for arrays like x run.
 
     target: the caller's; None is the device of the array. "tile" selects the reference interpreter. A CUDA target with arrays
     that are not on a GPU selects the device simulator.
     """
-    on_device = not is_numpy(x) and x.device.type == "cuda"
-    if target is None:
-        return _device(x.device.index) if on_device else (Target("cpu"), None, usable_cpus())
     if isinstance(target, str) and target in ("tile", "simulator"):
-        return Target("cpu" if target == "tile" else "cuda"), target, None
-    resolved = target if isinstance(target, Target) else Target(target)
-    return resolved, "simulator" if resolved.is_cuda and not on_device else None, None
+        return Place(Target("cpu" if target == "tile" else "cuda"), target)
+    at = Place.of(x, target)
+    on_device = not is_numpy(x) and x.device.type == "cuda"
+    return replace(at, backend="simulator") if at.target.is_cuda and not on_device else at
 
 
-def configs(target: Target) -> dict[str, Any]:
-    """Pass configs of attention: exp2 and log2 by hardware instructions, and wgmma and TMA where the target has them."""
-    if not target.is_cuda:
-        return {}
-    return {"tl.enable_fast_math": True, **({"tl.enable_hopper": True} if target.has_wgmma else {})}
+def fast_kernel(at: Place, make: Callable[..., Any], *form: Any, **configs: Any) -> JITKernel:
+    """Place.kernel with exp2 and log2 by hardware instructions."""
+    return at.kernel(make, *form, enable_fast_math=at.target.is_cuda or None, **configs)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tilelang.errors import error
-from tilelang.jit import JITKernel, compile
-from tilelang.target import Target
 
 from ..agreement import Disjoint
-from ..arrays import aligned, copied_to, facts, is_numpy, maker, strides, type_name
-from ..caches import Cache
-from .inputs import (check_alike, check_disjoint, check_gradient, check_scale, check_tensors, compact, compact_copy, configs,
-                     device_of, running_on, strides_of)
-from .mla_kernels import KEYS, ROWS, MlaForm, mla_attention, plain_attention
-from .mla_plan import MlaPlan, divide, divide_on_device
+from ..arrays import aligned, copied_to, is_numpy, maker, strides, type_name
+from ..caches import Cache, Prepared, prepared
+from .inputs import (check_alike, check_disjoint, check_gradient, check_scale, check_tensors, compact, compact_copy, device_of,
+                     fast_kernel, running_on, strides_of)
+from .mla_kernels import KEYS, MlaForm, mla_attention, plain_attention
+from .mla_plan import MlaPlan, divide, divide_on_device, planned, splits_of
 
-_KERNELS: Cache[JITKernel] = Cache(64)
 _FLOAT8 = "float8_e4m3fn"
 
 
@@ -33,12 +29,12 @@ def mla_plan(lengths: Any, heads: int, *, known: Sequence[int] | None = None, ta
     >>> plan.spans.tolist()
     [[0, 31], [32, 32]]
     """
-    where, backend, sms = running_on(lengths, target)
-    if not where.has_wgmma:
+    at = running_on(lengths, target)
+    if not at.target.has_wgmma:
         return None
-    splits = _splits(where, sms, heads)
+    splits = splits_of(at, heads)
     if not is_numpy(lengths) and known is None:
-        return divide_on_device(lengths, splits, where, backend)
+        return divide_on_device(lengths, splits, at)
     plan = divide(lengths if known is None else known, splits)
     return plan if is_numpy(lengths) else MlaPlan(*(copied_to(lengths, x) for x in plan[:2]), plan.divided)
 
@@ -69,88 +65,57 @@ def mla_decode(q: Any, kv_cache: Any, lengths: Any, *, dim_v: int = 512, block_t
     >>> mla_decode(q, cache, np.array([100, 7], np.int32)).shape
     (2, 16, 512)
     """
-    try:
-        key = (facts(q), facts(kv_cache), facts(lengths), None if block_table is None else facts(block_table),
-               None if out is None else facts(out), dim_v, None if plan is None else (tuple(plan.begins.shape), plan.divided),
-               target if target is None else str(target))
-        run = _RUNS.get(key)
-    except (AttributeError, TypeError, RuntimeError):  # the last one: a tensor of torch.func, which has no memory
-        key = run = None
-    if run is None:
-        tensors = {"q": q, "kv_cache": kv_cache, "lengths": lengths, "block_table": block_table, "out": out}
-        run = _prepare(tensors, dim_v, plan, target)
-        if key is not None:
-            _RUNS.keep(key, run)
-    if not is_numpy(q):
-        check_gradient("mla_decode", q, kv_cache)
-    scale, kv_scale = check_scale(q.shape[-1]**-0.5 if scale is None else scale), check_scale(kv_scale)
+    arrays = q, kv_cache, lengths, block_table
+    divided = None if plan is None else (tuple(plan.begins.shape), plan.divided)
+    answer = prepared(_RUNS, (*arrays, out), (dim_v, divided, str(target)), lambda: _prepare(
+        dict(zip(_NAMES, (*arrays, out))), dim_v, plan, target))
+    check_gradient("mla_decode", q, kv_cache)
+    scale, kv_scale = check_scale(answer.scale if scale is None else scale), check_scale(kv_scale)
     if out is not None:
         check_disjoint(Disjoint(out, (q, kv_cache)), out, q, {"kv_cache": kv_cache})
-    result, logs = run.result() if out is None else out, run.logs()
-    if run.kernel is not None:
-        batch, rows = run.logs_shape
-        q, kv_cache = (compact_copy(x) if copied else x for x, copied in zip((q, kv_cache), run.copied))
-        table = lengths.reshape(batch, 1) if block_table is None else block_table
-        outputs = [result.reshape(batch, rows, dim_v), logs]
-        if run.planned:
-            plan = mla_plan(lengths, rows, target=target) if plan is None else plan
-            assert plan is not None
-            outputs = [plan.begins, plan.spans, *(make() for make in run.workspace), *outputs]
-        run.kernel(q.reshape(batch, rows, -1), kv_cache, table, lengths, scale * kv_scale, kv_scale, *outputs)
+    result, logs = answer.result() if out is None else out, answer.logs()
+    answer.run(arrays, (scale * kv_scale, kv_scale), plan, result, logs)
     if not return_lse:
         return result
     return result, logs if result.ndim == 3 else logs.reshape(*result.shape[:3]).swapaxes(1, 2)
 
 
-@dataclass
-class MlaRun:
-    """The prepared answer to calls with arrays of one form. kernel: None where there are no queries. result, logs, workspace:
-    allocate outputs and workspace. copied: whether the kernel cannot read q, kv_cache as they are stored. planned: whether it
-    takes a plan."""
-
-    kernel: JITKernel | None
-    result: Callable[[], Any]
-    logs: Callable[[], Any]
-    workspace: tuple[Callable[[], Any], ...]
-    logs_shape: tuple[int, int]
-    copied: tuple[bool, ...]
-    planned: bool
+_NAMES = "q", "kv_cache", "lengths", "block_table", "out"
+_RUNS: Cache[Prepared] = Cache(4096)
 
 
-_RUNS: Cache[MlaRun] = Cache(4096)
-
-
-def _prepare(tensors: dict[str, Any], dim_v: int, plan: MlaPlan | None, target: Any) -> MlaRun:
+def _prepare(tensors: dict[str, Any], dim_v: int, plan: MlaPlan | None, target: Any) -> Prepared:
     """Check the arguments, and find or compile their kernel."""
     f = _form(tensors, dim_v)
-    q, cache, lengths = (tensors[n] for n in ("q", "kv_cache", "lengths"))
-    where, backend, sms = running_on(q, target)
-    batch = int(q.shape[0])
-    planned = where.has_wgmma and f.rope == KEYS and dim_v % 128 == 0 and dim_v <= 512
-    workspace: tuple[Callable[[], Any], ...] = ()
-    if planned:
-        splits = _splits(where, sms, f.heads) if plan is None else int(plan.begins.shape[0]) - 1
-        divided = plan is None or plan.divided
-        f = f._replace(splits=splits, divided=divided)
-        slots = batch + splits if divided else 1
-        workspace = maker(q, (slots, f.heads, dim_v), "float32"), maker(q, (slots, f.heads), "float32")
-    program = mla_attention if planned else plain_attention
-    kernel = _KERNELS.made((f, where, backend), lambda: compile(
-        program(f), target=where, execution_backend=backend, pass_configs=configs(where))) if batch and f.heads else None
-    copied = tuple(strides(x) != compact(x.shape) or where.is_cuda and not aligned(x) for x in (q, cache))
-    return MlaRun(kernel, maker(q, (*q.shape[:-1], dim_v), f.dtype), maker(q, (batch, f.heads), "float32"), workspace,
-                  (batch, f.heads), copied, planned)
+    q, cache = tensors["q"], tensors["kv_cache"]
+    at, batch, rows = running_on(q, target), int(q.shape[0]), f.heads
+    divides, workspace = planned(f, at), list[Callable[[], Any]]()
+    if divides:
+        splits = splits_of(at, rows) if plan is None else int(plan.begins.shape[0]) - 1
+        f = f._replace(splits=splits, divided=plan is None or plan.divided)
+        slots = batch + splits if f.divided else 1
+        workspace = [maker(q, (slots, rows, *last), "float32") for last in ((dim_v,), ())]
+    kernel = fast_kernel(at, mla_attention if divides else plain_attention, f) if batch and rows else None
+    copied = [strides(x) != compact(x.shape) or at.target.is_cuda and not aligned(x) for x in (q, cache)]
 
+    def run(arrays: tuple[Any, ...], scales: tuple[float, float], plan: MlaPlan | None, result: Any, logs: Any) -> None:
+        if kernel is None:
+            return
+        q, cache = (compact_copy(x) if c else x for x, c in zip(arrays, copied))
+        lengths, table = arrays[2:]
+        if divides and plan is None:
+            plan = mla_plan(lengths, rows, target=target)
+        given = () if plan is None or not divides else (plan.begins, plan.spans, *(make() for make in workspace))
+        table = lengths.reshape(batch, 1) if table is None else table
+        kernel(q.reshape(batch, rows, -1), cache, table, lengths, *scales, *given, result.reshape(batch, rows, dim_v), logs)
 
-def _splits(where: Target, sms: int | None, heads: int) -> int:
-    """The number of splits of the work: with the blocks of 64 heads each, one block per SM."""
-    return max(1, (sms or where.limits.sm_count) // -(-heads // ROWS))
+    return Prepared(run, maker(q, (*q.shape[:-1], dim_v), f.dtype), maker(q, (batch, rows), "float32"), q.shape[-1]**-0.5)
 
 
 def _form(tensors: dict[str, Any], dim_v: int) -> MlaForm:
     """Check the arguments. Raises attention-argument, attention-shape."""
     q, cache, lengths, table, out = tensors.values()
-    check_tensors("mla_decode", {n: x for n, x in tensors.items() if x is not None}, ("q",))
+    check_tensors("mla_decode", tensors, ("q",), _NAMES[3:])
     if q.ndim not in (3, 4) or cache.ndim != 3 or q.shape[-1] != cache.shape[-1]:
         _rejected("q (batch, seq_q, heads, dim) or (batch, heads, dim), kv_cache (sequences or pages, keys, dim)",
                   f"q {tuple(q.shape)}, kv_cache {tuple(cache.shape)}")

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import tilelang.language as T
-from tilelang.jit import JITKernel, compile
-from tilelang.target import Target
 
 from ..arrays import empty
-from ..caches import Cache
-from .mla_kernels import PAIR
+from ..place import Place
+from .mla_kernels import KEYS, PAIR, ROWS, MlaForm
 
 _START = 5  # pairs of tiles that take the time in which a block starts a sequence and stores its result
 
@@ -29,6 +27,16 @@ class MlaPlan(NamedTuple):
     begins: Any
     spans: Any
     divided: bool
+
+
+def planned(f: MlaForm, at: Place) -> bool:
+    """Whether mla_attention computes a form, from a plan."""
+    return at.target.has_wgmma and f.rope == KEYS and f.dim_v % 128 == 0 and f.dim_v <= 512
+
+
+def splits_of(at: Place, heads: int) -> int:
+    """The number of splits of the work: with the blocks of 64 heads each, one block per SM."""
+    return max(1, (at.sms or at.target.limits.sm_count) // -(-heads // ROWS))
 
 
 def divide(lengths: Any, splits: int) -> MlaPlan:
@@ -49,16 +57,11 @@ def divide(lengths: Any, splits: int) -> MlaPlan:
     return MlaPlan(np.array(begin, np.int32), spans, bool((spans[:, 0] != spans[:, 1]).any()))
 
 
-def divide_on_device(lengths: Any, splits: int, target: Target, backend: str | None) -> MlaPlan:
+def divide_on_device(lengths: Any, splits: int, at: Place) -> MlaPlan:
     """The same for a tensor of lengths, without reading it on the host."""
-    kernel = _KERNELS.made((splits, target, backend), lambda: compile(
-        _program(splits), target=target, execution_backend=backend))
     plan = MlaPlan(empty(lengths, (splits + 1, 2), "int32"), empty(lengths, (int(lengths.shape[0]), 2), "int32"), True)
-    kernel(lengths, plan.begins, plan.spans)
+    at.kernel(_program, splits)(lengths, plan.begins, plan.spans)
     return plan
-
-
-_KERNELS: Cache[JITKernel] = Cache(16)
 
 
 def _program(splits: int) -> Any:

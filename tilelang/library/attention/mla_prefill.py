@@ -6,15 +6,13 @@ from typing import Any
 
 import tilelang.language as T
 from tilelang.errors import error
-from tilelang.jit import JITKernel, compile
 
 from ..arrays import empty, is_numpy, type_name
-from ..caches import Cache
 from .form import LOG2E
-from .inputs import UNIT, check_alike, check_gradient, check_scale, check_tensors, compact_copy, configs, running_on, strides_of
+from .inputs import (UNIT, check_alike, check_gradient, check_scale, check_tensors, compact_copy, fast_kernel, running_on,
+                     strides_of)
 from .kernels import absorb, finish, reset
 
-_KERNELS: Cache[JITKernel] = Cache(64)
 
 
 def mla_prefill(q: Any, k: Any, k_rope: Any, v: Any, *, causal: bool = True, scale: float | None = None,
@@ -48,17 +46,14 @@ def mla_prefill(q: Any, k: Any, k_rope: Any, v: Any, *, causal: bool = True, sca
     if type_name(q) == "float32" or any(n % 16 or not 0 < n <= 256 for n in sizes[1:]):
         raise error("attention-argument", f"{shapes} of {type_name(q)}", found=f"{shapes} of {type_name(q)}",
                     expected="float16 or bfloat16, dimensions that are multiples of 16 up to 256", hint="pad with zeros")
-    where, backend, _ = running_on(q, target)
-    if not is_numpy(q):
-        check_gradient("mla_prefill", *tensors.values())
+    at = running_on(q, target)
+    check_gradient("mla_prefill", *tensors.values())
     scale = check_scale(dim**-0.5 if scale is None else scale)
     out, logs = empty(q, (batch, seq_q, heads, sizes[3]), type_name(q)), empty(q, (batch, heads, seq_q), "float32")
     if out.size if is_numpy(out) else out.numel():
-        arrays = [x if strides_of(x, where.is_cuda) else compact_copy(x) for x in tensors.values()]
+        arrays = [x if strides_of(x, at.target.is_cuda) else compact_copy(x) for x in tensors.values()]
         exact = None if dynamic else ((batch, seq_q, k.shape[1]), tuple(map(strides_of, arrays)))
-        key = tuple(sizes), type_name(q), bool(causal), where.has_wgmma, exact
-        kernel = _KERNELS.made((key, where, backend), lambda: compile(
-            prefill_attention(*key), target=where, execution_backend=backend, pass_configs=configs(where)))
+        kernel = fast_kernel(at, prefill_attention, tuple(sizes), type_name(q), bool(causal), at.target.has_wgmma, exact)
         kernel(*arrays, scale, out, logs)
     return (out, logs) if return_lse else out
 

@@ -15,13 +15,10 @@ from typing import Any
 
 import tilelang.language as T
 from tilelang.errors import error
-from tilelang.jit import JITKernel, compile
 
-from ..arrays import empty, is_numpy, type_name
-from ..caches import Cache
-from .inputs import check_gradient, configs, contiguous, device_of, running_on
+from ..arrays import empty, type_name
+from .inputs import check_like, contiguous, fast_kernel, running_on
 
-_KERNELS: Cache[JITKernel] = Cache(64)
 _TYPES = "float8_e4m3fn", "float16", "bfloat16"
 BINS = 2048
 
@@ -51,15 +48,14 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
                     hint="pad with zeros")
     ends, k_scale = (y if y is not None else _filled(q, (n,), value, kind) for y, n, value, kind in (
         (ends, queries, keys, "int32"), (k_scale, keys, 1, "float32")))
-    _check("index_scores", q, {"k": (k, (keys, dim), type_name(q)), "weights": (weights, (queries, heads), "float32"),
-                               "q_scale": (weights if q_scale is None else q_scale, (queries, heads), "float32"),
-                               "k_scale": (k_scale, (keys,), "float32"), "ends": (ends, (queries,), "int32")})
+    check_like("attention-shape", "index_scores", q, {
+        "k": (k, (keys, dim), type_name(q)), "weights": (weights, (queries, heads), "float32"),
+        "q_scale": (weights if q_scale is None else q_scale, (queries, heads), "float32"),
+        "k_scale": (k_scale, (keys,), "float32"), "ends": (ends, (queries,), "int32")}, hint="convert the arguments")
     out = empty(q, (queries, keys), "float32")
     if queries and keys:
-        where, backend, _ = running_on(q, target)
-        key = heads, dim, type_name(q), where.has_wgmma
-        kernel = _KERNELS.made((key, where, backend), lambda: compile(
-            index_kernel(*key), target=where, execution_backend=backend, pass_configs=configs(where)))
+        at = running_on(q, target)
+        kernel = fast_kernel(at, index_kernel, heads, dim, type_name(q), at.target.has_wgmma)
         weights = weights if q_scale is None else weights * q_scale
         kernel(*map(contiguous, (q.reshape(queries * heads, dim), k, weights.reshape(queries * heads), k_scale, ends)), out)
     return out
@@ -83,14 +79,13 @@ def topk_indices(scores: Any, k: int, ends: Any = None, *, target: Any = None) -
                     hint="k is a number of Python")
     rows, n = (int(x) for x in scores.shape)
     ends = _filled(scores, (rows,), n, "int32") if ends is None else ends
-    _check("topk_indices", scores, {"ends": (ends, (rows,), "int32")})
+    check_like("attention-shape", "topk_indices", scores, {"ends": (ends, (rows,), "int32")}, hint="convert the arguments")
     if not n:
         return _filled(scores, (rows, k), -1, "int32")
     out = empty(scores, (rows, k), "int32")
     if rows:
-        where, backend, _ = running_on(scores, target)
-        kernel = _KERNELS.made((k, where, backend), lambda: compile(
-            topk_kernel(k, where.is_cuda), target=where, execution_backend=backend))
+        at = running_on(scores, target)
+        kernel = at.kernel(topk_kernel, k, at.target.is_cuda)
         kernel(contiguous(scores), contiguous(ends), out)
     return out
 
@@ -99,17 +94,6 @@ def _filled(like: Any, shape: tuple[int, ...], value: int, kind: str) -> Any:
     out = empty(like, shape, kind)
     out[...] = value
     return out
-
-
-def _check(name: str, first: Any, others: dict[str, tuple[Any, tuple[int, ...], str]]) -> None:
-    """others: name -> (tensor, its shape, its type). Raises attention-shape, attention-gradient."""
-    for what, (y, shape, element) in others.items():
-        if (is_numpy(y), tuple(y.shape), type_name(y), device_of(y)) != (is_numpy(first), shape, element, device_of(first)):
-            raise error("attention-shape", f"{what} of {name} is {type_name(y)} {tuple(y.shape)} on {device_of(y)}",
-                        expected=f"{element} {shape} on {device_of(first)}", found=f"{type_name(y)} {tuple(y.shape)}",
-                        hint="convert the arguments")
-    if not is_numpy(first):
-        check_gradient(name, first, *(y for y, _, _ in others.values()))
 
 
 def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 3, tile: int = 128) -> Any:

@@ -7,16 +7,13 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import error
-from tilelang.jit import JITKernel, compile
-from tilelang.target import Target
 
 from ..arrays import copied_to, empty, is_numpy, place, type_name
 from ..caches import Cache
-from .inputs import check_gradient, check_scale, check_tensors, configs, contiguous, device_of, running_on
-from .mla_kernels import KEYS, ROWS, MlaForm, mla_attention, plain_attention
-from .mla_plan import MlaPlan, divide
+from .inputs import check_gradient, check_scale, check_tensors, contiguous, device_of, fast_kernel, running_on
+from .mla_kernels import MlaForm, mla_attention, plain_attention
+from .mla_plan import MlaPlan, divide, planned, splits_of
 
-_KERNELS: Cache[JITKernel] = Cache(64)
 _PLANS: Cache[MlaPlan] = Cache(64)
 _WHOLE = 4  # queries a block from which on no query is divided
 
@@ -41,24 +38,21 @@ def sparse_mla(q: Any, kv: Any, indices: Any, counts: Any = None, *, dim_v: int 
     (3, 16, 512)
     """
     f = _form(q, kv, indices, counts, dim_v)
-    where, backend, sms = running_on(q, target)
-    if not is_numpy(q):
-        check_gradient("sparse_mla", q, kv)
+    at = running_on(q, target)
+    check_gradient("sparse_mla", q, kv)
     scale = check_scale(q.shape[-1]**-0.5 if scale is None else scale)
     queries, most = (int(n) for n in indices.shape)
     out, logs = empty(q, (queries, f.heads, dim_v), f.dtype), empty(q, (queries, f.heads), "float32")
     if queries and f.heads:
         outputs, program = [out, logs], plain_attention
-        if where.has_wgmma and f.rope == KEYS and dim_v % 128 == 0 and dim_v <= 512:
-            plan = _PLANS.made((queries, most, f.heads, sms, where, place(q)), lambda: _plan(q, queries, most, f, where, sms))
+        if planned(f, at):
+            plan = _PLANS.made((queries, most, f.heads, at, place(q)), lambda: _plan(q, queries, most, splits_of(at, f.heads)))
             splits = int(plan.begins.shape[0]) - 1
             f, slots = f._replace(splits=splits, divided=plan.divided), queries + splits if plan.divided else 1
             workspace = [empty(q, (slots, f.heads, *last), "float32") for last in ((dim_v,), ())]
             outputs, program = [plan.begins, plan.spans, *workspace, *outputs], mla_attention
-        kernel = _KERNELS.made((f, where, backend), lambda: compile(
-            program(f), target=where, execution_backend=backend, pass_configs=configs(where)))
         counts = _filled(indices, queries, most) if counts is None else counts
-        kernel(*(contiguous(x) for x in (
+        fast_kernel(at, program, f)(*(contiguous(x) for x in (
             q, kv.reshape(1, *kv.shape), indices if most else _filled(indices, queries, -1).reshape(queries, 1), counts)),
             scale, 1.0, *outputs)
     return (out, logs) if return_lse else out
@@ -68,9 +62,8 @@ def _filled(like: Any, count: int, value: int) -> Any:
     return np.full((count,), value, np.int32) if is_numpy(like) else like.new_full((count,), value)
 
 
-def _plan(q: Any, queries: int, most: int, f: MlaForm, where: Target, sms: int | None) -> MlaPlan:
+def _plan(q: Any, queries: int, most: int, splits: int) -> MlaPlan:
     """Few queries: the keys of all divided evenly among the blocks. Many: a block for each query."""
-    splits = max(1, (sms or where.limits.sm_count) // -(-f.heads // ROWS))
     if queries < _WHOLE * splits:
         plan = divide([most] * queries, splits)
     else:

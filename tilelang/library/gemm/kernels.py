@@ -14,7 +14,7 @@ from typing import Any
 import tilelang.language as T
 from tilelang.ir import dtype as dtype_of
 
-from .padded_copies import Copies, gemm_of_copies
+from .repack import Copies, pad_operands, padded
 from .tile import Tail, Tile
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
@@ -109,8 +109,8 @@ class Form:
 
     @property
     def partials(self) -> Any:
-        """The parameter W of split-K."""
-        return T.Tensor(self.partials_shape, self.types[3])
+        """The parameter W, used by split-K."""
+        return T.Tensor(self.partials_shape if self.tile.splits > 1 else (1,), self.types[3])
 
     def partial_at(self, m: Any, n: Any) -> tuple[Any, Any]:
         """The place in a split of W of the partial sum of C's element (m, n).
@@ -334,52 +334,69 @@ def epilogue(f, m, Cf, at, bias, sa, sb, C):
 
 
 @T.macro
-def multiply(f, As, Lf, Bs, Cf):
-    """Cf += the MMA of a stage. Lf: `left_operand`."""
+def product(f, A, B, at, first, steps, neighbour=None):
+    """The accumulator of a block's tile over `steps` steps of k, from step `first` on.
+
+    at: column and row of the tile, and the GEMM of the batch. neighbour: T.pdl_trigger or T.pdl_sync, called before anything
+    is computed.
+    """
     t = f.tile
-    if t.from_registers:
-        for i, j in T.Parallel(t.bm, t.bk):
-            Lf[i, j] = As[j, i]
-    T.gemm(Lf, f.columns_of(Bs), Cf, transpose_A=f.t_left and not t.from_registers, transpose_B=f.t_right)
+    As = T.alloc_shared(f.left_tile, f.types[t.swap_ab])
+    Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
+    Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
+    Lf = T.alloc_fragment((t.bm, t.bk), f.types[t.swap_ab]) if t.from_registers else As
+    if t.splits == 1 or t.panel_size > 1:
+        T.use_swizzle(t.panel_size)
+    if neighbour is not None:
+        neighbour()
+    T.clear(Cf)
+    for ko in T.Pipelined(steps, num_stages=t.stages):
+        T.copy(f.left(A, B, at[2], f.row(at[1]), (first + ko) * t.bk), As)
+        T.copy(f.right(A, B, at[2], (first + ko) * t.bk, f.column(at[0])), Bs)
+        if t.from_registers:
+            for i, j in T.Parallel(t.bm, t.bk):
+                Lf[i, j] = As[j, i]
+        T.gemm(Lf, f.columns_of(Bs), Cf, transpose_A=f.t_left and not t.from_registers, transpose_B=f.t_right)
+    return Cf
 
 
-def left_operand(f: Form, As: Any) -> Any:
-    """The left operand of a tile's MMA: its stage in shared memory, or registers."""
-    t = f.tile
-    return T.alloc_fragment((t.bm, t.bk), f.types[t.swap_ab]) if t.from_registers else As
+def program(name: str, f: Form, m: Any, launch: Callable[..., Any], copies: Copies) -> Any:
+    """The program of a Form with m rows that calls launch(A, B, bias, sa, sb, W, C).
+
+    Its parameters are (A, B, bias, sa, sb, C); where operands are copied first or k is split, (A, B, AP, BP, bias, sa, sb, W,
+    C), with workspace of any contents: the copies, and partial sums (Form.partials). What is not used has one element.
+    """
+    if not any(copies) and f.tile.splits == 1:
+        def main(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
+            launch(A, B, bias, sa, sb, None, C)
+    else:
+        a, b = (given if r is None else r.source for r, given in zip(copies, (f.a(m), f.b)))
+        ap, bp = (T.Tensor((1,), element) if r is None else r.copy for r, element in zip(copies, f.types))
+
+        def main(A: a, B: b, AP: ap, BP: bp, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, W: f.partials, C: f.c(m)):
+            if any(copies):
+                pad_operands(copies, (A, B), (AP, BP))
+            launch(padded(A, AP, copies[0]), padded(B, BP, copies[1]), bias, sa, sb, W, C)
+
+    main.__name__ = f"{name}_padded" if any(copies) else name
+    return T.prim_func(main)
 
 
 def gemm(f: Form, copies: Copies = (None, None)) -> Any:
-    """The GEMM with one accumulator; parameters (A, B, bias, sa, sb, C). copies: see padded_copies.py."""
-    t, m = f.tile, f.rows
+    """The GEMM with one accumulator; parameters (A, B, bias, sa, sb, C). copies: see `program`."""
+    m = f.rows
 
     @T.macro
-    def launch_gemm(A, B, bias, sa, sb, C):
-        with T.Kernel(*f.tiles(m), f.batch or 1, threads=t.threads) as (bx, by, bz):
-            As = T.alloc_shared(f.left_tile, f.types[t.swap_ab])
-            Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
-            Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
-            Lf = left_operand(f, As)
-            T.use_swizzle(t.panel_size)
-            T.clear(Cf)
-            for ko in T.Pipelined(f.steps, num_stages=t.stages):
-                T.copy(f.left(A, B, bz, f.row(by), ko * t.bk), As)
-                T.copy(f.right(A, B, bz, ko * t.bk, f.column(bx)), Bs)
-                multiply(f, As, Lf, Bs, Cf)
+    def launch(A, B, bias, sa, sb, W, C):
+        with T.Kernel(*f.tiles(m), f.batch or 1, threads=f.tile.threads) as (bx, by, bz):
+            Cf = product(f, A, B, (bx, by, bz), 0, f.steps)
             epilogue(f, m, Cf, (bx, by, bz), bias, sa, sb, C)
 
-    if any(copies):
-        return gemm_of_copies(f, m, launch_gemm, copies)
-
-    @T.prim_func
-    def matmul(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
-        launch_gemm(A, B, bias, sa, sb, C)
-
-    return matmul
+    return program("matmul", f, m, launch, copies)
 
 
 def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
-    """The GEMM with two accumulators; parameters (A, B, bias, sa, sb, C).
+    """The GEMM with two accumulators; parameters as gemm's.
 
     Partial sums over 128 elements of k, scaled with block scaling, are added to the second accumulator (accumulator promotion).
     """
@@ -388,7 +405,7 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
     chunks, last = t.bn // width, ceil(f.n / 128) - 1
 
     @T.macro
-    def launch_gemm(A, B, bias, sa, sb, C):
+    def launch(A, B, bias, sa, sb, W, C):
         with T.Kernel(*f.tiles(m), f.batch or 1, threads=t.threads) as (bx, by, bz):
             As = T.alloc_shared(f.left_tile, f.types[t.swap_ab])
             Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
@@ -420,11 +437,4 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
                         Cf[i, j] += part[i, j]
             epilogue(f, m, Cf, (bx, by, bz), bias, sa, sb, C)
 
-    if any(copies):
-        return gemm_of_copies(f, m, launch_gemm, copies)
-
-    @T.prim_func
-    def matmul_two_level(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
-        launch_gemm(A, B, bias, sa, sb, C)
-
-    return matmul_two_level
+    return program("matmul_two_level", f, m, launch, copies)

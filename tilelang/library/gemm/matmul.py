@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
-import numpy as np
-
-from ..agreement import Disjoint
-from ..arrays import aligned, empty, facts, fresh, maker, strided, zeros
-from ..caches import Cache
+from ..agreement import Disjoint, magnitude
+from ..arrays import aligned, empty, fresh, strided, zeros
+from ..caches import Cache, Prepared, prepared
 from ..opt_in import dynamic_shapes, wanted
-from .build import Place, grouped_run, matmul_run
+from ..place import Place
+from .build import planned_run
 from .plan import plan_matmul
 from .problem import (MatmulProblem, check_disjoint, check_gradient, check_target, check_tensors, grouped_problem,
                       matmul_problem, result_shape)
-
-
-class _Planned(NamedTuple):
-    """The prepared answer to calls of one form. run: computes. disjoint: the test of `out`, where it is given."""
-
-    run: Callable[..., Any]
-    disjoint: Any
-
-
-_PLANS: Cache[_Planned] = Cache(4096)  # kernels stay in the memory of tilelang.compile and on disk
 
 
 def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False, bias: Any = None,
@@ -61,24 +51,14 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
     >>> matmul(np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)).tolist()
     [[3.0, 3.0], [3.0, 3.0]]
     """
-    try:
-        key = (facts(a), facts(b), transpose_a, transpose_b, None if bias is None else facts(bias), activation, out_dtype,
-               None if scale_a is None else facts(scale_a), None if scale_b is None else facts(scale_b), fast_accum,
-               None if out is None else facts(out), target if target is None else str(target), execution_backend, tune)
-    except AttributeError:
-        check_tensors((a, b), (bias, scale_a, scale_b, out))
-        raise
-    plan = _PLANS.get(key)
-    if plan is None:
-        tensors = {"a": a, "b": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "out": out}
-        plan = _first_matmul(key, tensors, tune, {
-            "transpose_a": transpose_a, "transpose_b": transpose_b, "activation": activation, "out_dtype": out_dtype,
-            "fast_accum": fast_accum, "target": target, "execution_backend": execution_backend})
-    if not isinstance(a, np.ndarray):
-        check_gradient("matmul", a, b, bias, scale_a, scale_b, out)
-    if out is not None and not plan.disjoint.surely(out, (a, b, bias, scale_a, scale_b)):
-        check_disjoint(out, {"a": a, "b": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b})
-    return plan.run(a, b, bias, scale_a, scale_b, out)
+    arrays = a, b, bias, scale_a, scale_b, out
+    options = transpose_a, transpose_b, activation, out_dtype, fast_accum
+    answer = prepared(_ANSWERS, arrays, (*options, str(target), execution_backend, tune), lambda: _prepare(
+        matmul, dict(zip(_NAMES, arrays)), tune, dict(zip(_OPTIONS, (*options, target, execution_backend)))))
+    check_gradient("matmul", *arrays)
+    if out is not None and not answer.disjoint.surely(out, arrays[:-1]):
+        check_disjoint(out, dict(zip(_NAMES, arrays[:-1])))
+    return answer.run(*arrays)
 
 
 def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = False, bias: Any = None,
@@ -98,81 +78,63 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
     >>> grouped_matmul(a, b, np.array([1, 2], np.int32)).ravel().tolist()
     [2.0, 4.0, 4.0]
     """
-    try:
-        key = ("grouped", facts(a), facts(b), facts(group_sizes), transpose_b, None if bias is None else facts(bias),
-               activation, out_dtype, target if target is None else str(target), execution_backend, tune)
-    except AttributeError:
-        check_tensors((a, b, group_sizes), (bias,))
-        raise
-    plan = _PLANS.get(key)
-    if plan is None:
-        tensors = {"a": a, "b": b, "bias": bias, "group_sizes": group_sizes}
-        plan = _first_grouped(key, tensors, tune, {
+    arrays, options = (a, b, bias, group_sizes), (transpose_b, activation, out_dtype)
+    answer = prepared(_ANSWERS, arrays, ("grouped", *options, str(target), execution_backend, tune), lambda: _prepare(
+        grouped_matmul, dict(zip(("a", "b", "bias", "group_sizes"), arrays)), tune, {
             "transpose_b": transpose_b, "activation": activation, "out_dtype": out_dtype, "target": target,
-            "execution_backend": execution_backend})
-    if not isinstance(a, np.ndarray):
-        check_gradient("grouped_matmul", a, b, bias)
-    return plan.run(a, b, bias, group_sizes)
+            "execution_backend": execution_backend}))
+    check_gradient("grouped_matmul", a, b, bias)
+    return answer.run(*arrays)
 
 
-def _first_matmul(key: Any, tensors: dict[str, Any], tune: bool | None, options: dict[str, Any]) -> _Planned:
-    """The plan of calls like this one, kept under a key. options: those of matmul that are no tensors."""
+_NAMES = "a", "b", "bias", "scale_a", "scale_b", "out"
+_OPTIONS = "transpose_a", "transpose_b", "activation", "out_dtype", "fast_accum", "target", "execution_backend"
+_ANSWERS: Cache[Prepared] = Cache(4096)
 
-    def again(a: Any, b: Any, bias: Any, scale_a: Any, scale_b: Any, out: Any, tune: bool | None = tune) -> Any:
-        return matmul(a, b, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out, tune=tune, **options)
 
-    a, *others, out = tensors.values()
-    disjoint = None if out is None else Disjoint(out, (a, *others))
+def _prepare(function: Callable[..., Any], tensors: dict[str, Any], tune: bool | None, options: dict[str, Any]) -> Prepared:
+    """The answer to calls like this one of a function, matmul or grouped_matmul. options: its arguments that are no tensors."""
+
+    def again(*arrays: Any, **more: Any) -> Any:
+        return function(**dict(zip(tensors, arrays)), **{"tune": tune, **options, **more})
+
+    check_tensors(x for name, x in tensors.items() if x is not None or name not in _NAMES[2:])
+    a, *others = tensors.values()
+    out = tensors.get("out")
+    disjoint = None if out is None else Disjoint(out, (a, *others[:-1]))
     at = Place.of(a, options["target"], options["execution_backend"])
     tuned = wanted(tune, a, at.target, at.backend)
     if tuned is None:  # a call during graph capture takes the present plan
-        return _Planned(lambda *args: again(*args, False), disjoint)
-    form = {name: x for name, x in options.items() if name not in ("target", "execution_backend")}
-    problem = matmul_problem(tensors, at.target, **form, dynamic=dynamic_shapes())
-    return _PLANS.keep(key, _Planned(_run(problem, at, tensors, tuned, again), disjoint))
-
-
-def _first_grouped(key: Any, tensors: dict[str, Any], tune: bool | None, options: dict[str, Any]) -> _Planned:
-    """The plan of calls of grouped_matmul like this one, kept under a key."""
-
-    def again(a: Any, b: Any, bias: Any, group_sizes: Any, tune: bool | None = tune) -> Any:
-        return grouped_matmul(a, b, group_sizes, bias=bias, tune=tune, **options)
-
-    at = Place.of(tensors["a"], options["target"], options["execution_backend"])
-    tuned = wanted(tune, tensors["a"], at.target, at.backend)
-    if tuned is None:
-        return _Planned(lambda *args: again(*args, False), None)
-    form = {name: x for name, x in options.items() if name not in ("target", "execution_backend")}
-    problem = grouped_problem(tensors, at.target, **form)
-    return _PLANS.keep(key, _Planned(_grouped(problem, at, tensors, tuned, again), None))
+        return Prepared(partial(again, tune=False), disjoint=disjoint, passing=True)
+    form = {name: x for name, x in options.items() if name not in _OPTIONS[-2:]}
+    problem = (grouped_problem(tensors, at.target, **form) if "group_sizes" in tensors else
+               matmul_problem(tensors, at.target, **form, dynamic=dynamic_shapes()))
+    return Prepared(_run(problem, at, tensors, tuned, again), disjoint=disjoint)
 
 
 def _run(p: MatmulProblem, at: Place, tensors: dict[str, Any], tune: bool, again: Callable[..., Any]) -> Callable[..., Any]:
-    """A function f(a, b, bias, scale_a, scale_b, out) for calls with such tensors. again: matmul with the same options."""
+    """A function of such tensors, in this order. again: the library's function with the same options."""
     a, b = tensors["a"], tensors["b"]
     shape = result_shape(a, p.m, p.n)
     if 0 in shape:
         return lambda a, b, bias, sa, sb, out: empty(a, shape, p.types[2]) if out is None else out
     if p.k == 0:
         return _of_zeros(p, at)
-    loose = [name for name, x in (("a", a), ("b", b)) if not strided(x) or at.target.is_cuda and not aligned(x)]
-    if loose:
-        return _aligning(loose, again)
+    # Wide loads need a first element at a multiple of 16 bytes; strides of kernels are not negative.
+    loose = [not strided(x) or at.target.is_cuda and not aligned(x) for x in (a, b)]
+    if any(loose):
+        return lambda a, b, *others: again(*(fresh(x) if copied else x for x, copied in zip((a, b), loose)), *others)
     check_target(p, at.target)
-    plan = plan_matmul(p, at.chip)
-    if tune:
-        along = -1 - (p.left.transposed != p.left.flipped), -2 + (p.right.transposed != p.right.flipped)
-        plan = _tuned("matmul_task", p, at, a, shape, tuple(x for name, x in tensors.items() if name != "out"), along)
-    return matmul_run(p, plan, at, a, shape)
-
-
-def _tuned(task: str, *args: Any) -> Any:
-    """The plan that the tuner finds for a task of tuning_candidates.py."""
+    if not tune:
+        return planned_run(p, plan_matmul(p, at.chip), at, a, shape)
     # Few calls are tuned.
     from .. import tuning  # 20 ms: the tuner
-    from . import tuning_candidates  # 5 ms
+    from .tuning_candidates import matmul_task  # 5 ms
 
-    return tuning.tuner.choose(getattr(tuning_candidates, task)(*args)).choice
+    given = tuple(x for name, x in tensors.items() if name != "out")
+    exact = "float64" if p.kind == "float" else "float32"
+    task = matmul_task(p, at, a, shape, given, lambda: again(*map(magnitude, given), tune=False, out_dtype=exact))
+    return planned_run(p, tuning.tuner.choose(task).choice, at, a, shape)
 
 
 def _of_zeros(p: MatmulProblem, at: Place) -> Callable[..., Any]:
@@ -185,30 +147,3 @@ def _of_zeros(p: MatmulProblem, at: Place) -> Callable[..., Any]:
                       execution_backend=at.backend, tune=False)
 
     return run
-
-
-def _aligning(loose: list[str], again: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that copies operands which the kernel cannot read.
-
-    These are operands whose first element is at no multiple of 16 bytes, which wide loads need, and those with negative
-    strides.
-    """
-
-    def run(a: Any, b: Any, *others: Any) -> Any:
-        return again(*(fresh(x) if name in loose else x for name, x in (("a", a), ("b", b))), *others)
-
-    return run
-
-
-def _grouped(p: MatmulProblem, at: Place, tensors: dict[str, Any], tune: bool, again: Callable[..., Any]) -> Callable[..., Any]:
-    """A function f(a, b, bias, group_sizes) for calls with such tensors. again: grouped_matmul with the same options."""
-    a, b = tensors["a"], tensors["b"]
-    if not (strided(a) and strided(b)):  # negative strides
-        return lambda a, b, bias, sizes: again(*(x if strided(x) else fresh(x) for x in (a, b)), bias, sizes)
-    check_target(p, at.target)
-    plan = plan_matmul(p, at.chip)
-    if tune:
-        along = -1, -2 + (p.right.transposed != p.right.flipped)
-        plan = _tuned("grouped_task", p, at, a, (p.m, p.n), tuple(tensors.values()), along)
-    run, out = grouped_run(p, plan, at, a), maker(a, (p.m, p.n), p.types[2])
-    return lambda a, b, bias, sizes: run(a, b, bias, sizes, out())

@@ -149,9 +149,9 @@ def check_gradient(name: str, *operands: Any) -> None:
                     found="an operand that requires a gradient")
 
 
-def check_tensors(given: Iterable[Any], optional: Iterable[Any] = ()) -> None:
-    """Raises matmul-type for the first object that is no tensor. optional: may be None."""
-    for x in (*given, *(x for x in optional if x is not None)):
+def check_tensors(given: Iterable[Any]) -> None:
+    """Raises matmul-type for the first object that is no tensor."""
+    for x in given:
         if not (isinstance(x, np.ndarray) or hasattr(x, "stride") and hasattr(x, "data_ptr")):
             raise error("matmul-type", f"operands are torch tensors or NumPy arrays, found {type(x).__name__}",
                         expected="torch tensors or NumPy arrays", hint="pass torch.from_numpy(x) or np.asarray(x)")

@@ -123,6 +123,9 @@ class Narrow:
         return self.r.rows if self.along else self.r.columns
 
 
+Copies = tuple[Rows | None, Rows | None]  # copies of A and B; None where the tensor is read as it is stored
+
+
 @T.macro
 def pad_block(X, P, r, block):
     """Copy from X to P the elements of one block out of r.blocks, with 256 threads."""
@@ -145,6 +148,28 @@ def _vectors(X, P, r, block, partly):
         at = block * _EACH + q
         if not partly or at < r.vectors:
             copy[at, v] = _shifted(source, r, at, v)
+
+
+@T.macro
+def pad_operands(copies, given, room):
+    """The launch that copies operands of a GEMM; the GEMM is a launch of the same program, so that a call launches one."""
+    ahead, more = (0 if r is None else r.blocks for r in copies)
+    with T.Kernel(ahead + more, threads=THREADS) as block:
+        if not more or not ahead:
+            which = 0 if ahead else 1
+            pad_block(given[which], room[which], copies[which], block)
+        elif block < ahead:
+            pad_block(given[0], room[0], copies[0], block)
+        else:
+            pad_block(given[1], room[1], copies[1], block - ahead)
+
+
+def padded(tensor: Any, copy: Any, r: Rows | None) -> Any:
+    """An operand as a GEMM reads it: the tensor, or its copy."""
+    if r is None:
+        return tensor
+    strides = (r.rows * r.padded, r.padded, 1)[not r.batch:]
+    return T.make_tensor(copy.data, (r.batch, r.rows, r.columns)[not r.batch:], r.element, strides=strides)
 
 
 def pad_rows(r: Rows) -> Any:

@@ -15,8 +15,8 @@ from typing import Any
 
 import tilelang.language as T
 
-from .kernels import Form, epilogue, left_operand, multiply
-from .padded_copies import Copies, gemm_of_copies
+from .kernels import Form, epilogue, product, program
+from .repack import Copies
 
 _FINDERS = 128  # threads that search for tiles
 
@@ -85,51 +85,21 @@ def gemm_grouped(f: Form, two_level: bool = False) -> Any:
     return matmul_grouped
 
 
-@T.macro
-def piece(f, neighbour, operands, out, at):
-    """Compute a block's tile of one piece.
-
-    neighbour: T.pdl_trigger or T.pdl_sync, called before anything else.  operands: A, B.  out: bias, sa, sb, C.  at: the
-    block's indices.
-    """
-    t = f.tile
-    As = T.alloc_shared(f.left_tile, f.types[t.swap_ab])
-    Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
-    Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
-    Lf = left_operand(f, As)
-    T.use_swizzle(t.panel_size)
-    neighbour()
-    T.clear(Cf)
-    for ko in T.Pipelined(f.steps, num_stages=t.stages):
-        T.copy(f.left(*operands, at[2], f.row(at[1]), ko * t.bk), As)
-        T.copy(f.right(*operands, at[2], ko * t.bk, f.column(at[0])), Bs)
-        multiply(f, As, Lf, Bs, Cf)
-    epilogue(f, f.m, Cf, at, *out)
-
-
 def gemm_tail(f: Form, copies: Copies = (None, None)) -> Any:
-    """The GEMM with one accumulator, whose second tile begins at f.tail; parameters (A, B, bias, sa, sb, C).
+    """The GEMM with one accumulator, whose second tile begins at f.tail; parameters as gemm's.
 
     The second launch uses PDL: its blocks start when the first launch has no more blocks to start, and wait for its end.
     """
-    whole, (first, rest) = f, f.pieces
+    first, rest = f.pieces
 
     @T.macro
-    def launch_gemm(A, B, bias, sa, sb, C):
-        with T.Kernel(*first.tiles(first.m), first.batch or 1, threads=first.tile.threads) as (bx, by, bz):
-            piece(first, T.pdl_trigger, (A, B), (bias, sa, sb, C), (bx, by, bz))
-        with T.Kernel(*rest.tiles(rest.m), rest.batch or 1, threads=rest.tile.threads) as (bx, by, bz):
-            piece(rest, T.pdl_sync, (A, B), (bias, sa, sb, C), (bx, by, bz))
+    def launch(A, B, bias, sa, sb, W, C):
+        with T.Kernel(*first.tiles(first.m), first.batch or 1, threads=first.tile.threads) as at:
+            epilogue(first, first.m, product(first, A, B, at, 0, first.steps, T.pdl_trigger), at, bias, sa, sb, C)
+        with T.Kernel(*rest.tiles(rest.m), rest.batch or 1, threads=rest.tile.threads) as at:
+            epilogue(rest, rest.m, product(rest, A, B, at, 0, rest.steps, T.pdl_sync), at, bias, sa, sb, C)
 
-    if any(copies):
-        return gemm_of_copies(whole, whole.m, launch_gemm, copies)
-
-    @T.prim_func
-    def matmul_cut(A: whole.a(whole.m), B: whole.b, bias: whole.bias_vector, sa: whole.sa(whole.m),
-                   sb: whole.sb, C: whole.c(whole.m)):
-        launch_gemm(A, B, bias, sa, sb, C)
-
-    return matmul_cut
+    return program("matmul_cut", f, f.m, launch, copies)
 
 
 @T.macro
@@ -181,29 +151,15 @@ def add_tiles(f, size, at, W, bias, sa, sb, C):
 
 
 def gemm_split(f: Form, copies: Copies = (None, None)) -> Any:
-    """The kernel with k split over tile.splits blocks; parameters (A, B, bias, sa, sb, W, C).
-
-    Partial sums are added in order, so every call gives the same bits. W: f.partials_shape of the accumulator's type, any
-    contents.
-    """
+    """The kernel with k split over tile.splits blocks; parameters as gemm's. Partial sums are added in order, so every call
+    gives the same bits."""
     t, lead, share = f.tile, f.batch or 1, ceil(f.steps / f.tile.splits)
     rows, columns = (32, 32) if t.swap_ab else (16, 64)
 
     @T.macro
-    def launch_gemm(A, B, bias, sa, sb, W, C):
+    def launch(A, B, bias, sa, sb, W, C):
         with T.Kernel(*f.tiles(f.m), t.splits * lead, threads=t.threads) as (bx, by, bz):
-            As = T.alloc_shared(f.left_tile, f.types[t.swap_ab])
-            Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
-            Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
-            Lf = left_operand(f, As)
-            first = bz // lead * share
-            T.use_swizzle(t.panel_size, enable=t.panel_size > 1)
-            T.clear(Cf)
-            for ko in T.Pipelined(share, num_stages=t.stages):
-                T.copy(f.left(A, B, bz % lead, f.row(by), (first + ko) * t.bk), As)
-                T.copy(f.right(A, B, bz % lead, (first + ko) * t.bk, f.column(bx)), Bs)
-                multiply(f, As, Lf, Bs, Cf)
-            T.copy(Cf, W[bz, by * t.bm, bx * t.bn])
+            T.copy(product(f, A, B, (bx, by, bz % lead), bz // lead * share, share), W[bz, by * t.bm, bx * t.bn])
         with T.Kernel(T.ceildiv(f.n, columns), T.ceildiv(f.m, rows), lead, threads=256) as (bx, by, bz):
             T.pdl_sync()
             if t.swap_ab or t.overlapping:
@@ -211,11 +167,4 @@ def gemm_split(f: Form, copies: Copies = (None, None)) -> Any:
             else:
                 add_in_place(f, (bx, by, bz), W, bias, sa, sb, C)
 
-    if any(copies):
-        return gemm_of_copies(f, f.m, launch_gemm, copies)
-
-    @T.prim_func
-    def matmul_split(A: f.a(f.m), B: f.b, bias: f.bias_vector, sa: f.sa(f.m), sb: f.sb, W: f.partials, C: f.c(f.m)):
-        launch_gemm(A, B, bias, sa, sb, W, C)
-
-    return matmul_split
+    return program("matmul_split", f, f.m, launch, copies)

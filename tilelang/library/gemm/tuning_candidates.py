@@ -6,16 +6,17 @@ tail. Copies of operands where the model chooses loads by elements, and the othe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from tilelang.ir import dtype
 
-from ..agreement import Accumulation, gemms_agree
+from ..agreement import gemms_agree
 from ..arrays import zeros
+from ..place import Place
 from ..tuning import MOST, Candidate, Task
-from .build import Place, grouped_run, matmul_run
+from .build import planned_run
 from .few_rows import FewRows
 from .gemv import GemvForm
 from .operands import Operand
@@ -135,36 +136,17 @@ def _stored(x: Operand, size: int) -> list[Any]:
 
 
 def matmul_task(p: MatmulProblem, at: Place, like: Any, shape: tuple[int, ...], given: tuple[Any, ...],
-                along: tuple[int, int]) -> Task:
-    """The tuning task of a call of matmul.
+                magnitudes: Callable[[], Any]) -> Task:
+    """The tuning task of a call of matmul or grouped_matmul.
 
-    given: a, b, bias, scale_a, scale_b. along: dimensions of a and b that hold k.
+    given: a, b, bias, then scale_a and scale_b or the groups' sizes. magnitudes: as gemms_agree takes it.
     """
-    a, b, bias, *scales = given
+    agree = gemms_agree(p.k, p.kind, p.two_level, magnitudes)
 
     def runner(plan: MatmulPlan) -> Any:
-        run = matmul_run(p, plan, at, like, shape)
+        run = planned_run(p, plan, at, like, shape)
         return lambda out: run(*given, out)
 
-    return _task(p, at, like, shape, runner, gemms_agree(_accumulation(p), a, b, along, bias, tuple(scales)))
-
-
-def grouped_task(p: MatmulProblem, at: Place, like: Any, shape: tuple[int, ...], given: tuple[Any, ...],
-                 along: tuple[int, int]) -> Task:
-    """The tuning task of a call of grouped_matmul. given: a, b, bias, sizes."""
-
-    def runner(plan: MatmulPlan) -> Any:
-        run = grouped_run(p, plan, at, like)
-        return lambda out: run(*given, out)
-
-    return _task(p, at, like, shape, runner, gemms_agree(_accumulation(p), *given[:2], along, given[2]))
-
-
-def _accumulation(p: MatmulProblem) -> Accumulation:
-    return Accumulation(p.k, p.kind, p.two_level, p.scaling == "block")
-
-
-def _task(p: MatmulProblem, at: Place, like: Any, shape: tuple[int, ...], runner: Any, agree: Any) -> Task:
     about = f"{'grouped ' if p.groups else ''}matmul {'x'.join(map(str, (*shape[:-2], p.m, p.n, p.k)))} {p.types[0]}"
     return Task(about, key(p, plan_matmul(p, at.chip)), like, at.target, at.backend,
                 lambda: [Candidate(config(c), lambda c=c: runner(c), c) for c in choices(p, at.chip)],

@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.jit import JITKernel, compile
 
-from ..arrays import empty, is_numpy, type_name, zeros
-from ..attention.inputs import check_gradient, compact_copy, configs, contiguous, device_of, running_on
-from ..caches import Cache
+from ..arrays import empty, type_name, zeros
+from ..attention.inputs import check_like, compact_copy, contiguous, fast_kernel, running_on
 from .delta_kernels import CHUNK, COLUMNS, DeltaForm, delta_chunks, delta_steps, workspace
 
 register("delta-argument", ValueError, "tensors of a delta rule that do not go together",
          "see the shapes in the docstring of the function", expected="tensors of the shapes and types that the function names")
 
-_KERNELS: Cache[JITKernel] = Cache(64)
 STEPS = 8  # at most as many are computed one after another
 
 
@@ -73,11 +70,9 @@ def _delta(name: str, given: tuple[Any, ...], scale: float | None, target: Any) 
     if 0 in (batch, seq, heads, dim_v):
         return out, compact_copy(before)
     last = empty(q, states, "float32")
-    where, backend, _ = running_on(q, target)
-    form = DeltaForm(heads, heads // q.shape[2], dim_k, dim_v, kind, name == "kda", where.has_wgmma)
-    make = delta_chunks if seq > STEPS else delta_steps
-    kernel = _KERNELS.made((make.__name__, form, where, backend), lambda: compile(
-        make(form), target=where, execution_backend=backend, pass_configs=configs(where)))
+    at = running_on(q, target)
+    form = DeltaForm(heads, heads // q.shape[2], dim_k, dim_v, kind, name == "kda", at.target.has_wgmma)
+    kernel = fast_kernel(at, delta_chunks if seq > STEPS else delta_steps, form)
     work = [empty(q, *x) for x in workspace(form, batch, -(-seq // CHUNK))] if seq > STEPS else []
     inputs = map(contiguous, (*given[:-1], before))
     kernel(*inputs, dim_k ** -0.5 if scale is None else float(scale), *work, out, last)
@@ -101,10 +96,5 @@ def _check(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial
              "log_alpha": (log_alpha, (*row, dim_k) if name == "kda" else row, "float32")}
     if initial is not None:
         given["initial"] = initial, (batch, heads, dim_k, dim_v), "float32"
-    for what, (x, shape, element) in given.items():
-        if is_numpy(x) != is_numpy(q) or tuple(x.shape) != shape or type_name(x) != element or device_of(x) != device_of(q):
-            raise error("delta-argument", f"{what} of {name} is {type_name(x)} {tuple(x.shape)} on {device_of(x)}",
-                        expected=f"{element} {shape} on {device_of(q)}, like q", found=f"{type_name(x)} {tuple(x.shape)}")
-    if not is_numpy(q):
-        check_gradient(name, q, *(x for x, _, _ in given.values()))
+    check_like("delta-argument", name, q, given, ", like q")
     return batch, seq, heads, dim_k, dim_v

@@ -12,17 +12,13 @@ from typing import Any
 
 import tilelang.language as T
 from tilelang.errors import error, register
-from tilelang.jit import JITKernel, compile
 
 from ..arrays import empty, is_numpy, type_name
 from ..attention.form import LOG2E
-from ..attention.inputs import check_gradient, configs, contiguous, device_of, running_on
-from ..caches import Cache
+from ..attention.inputs import check_like, contiguous, fast_kernel, running_on
 
 register("ssd-argument", ValueError, "tensors of a state space model that do not go together",
          "see the shapes in the docstring of the function", expected="tensors of the shapes and types that the function names")
-
-_KERNELS: Cache[JITKernel] = Cache(64)
 
 
 def chunk_state(x: Any, b: Any, dt: Any, da_cumsum: Any, *, target: Any = None) -> Any:
@@ -98,21 +94,14 @@ def _check(name: str, x: Any, b: Any, dt: Any, others: dict[str, tuple[Any, tupl
     if kind not in ("float16", "bfloat16"):
         raise error("ssd-argument", f"x is {kind}", expected="float16 or bfloat16", found=kind)
     given = {"b or c": (b, tuple(b.shape), kind), "dt": (dt, tuple(dt.shape), "float32"), **others}
-    for what, (y, shape, element) in given.items():
-        if is_numpy(y) != is_numpy(x) or tuple(y.shape) != shape or type_name(y) != element or device_of(y) != device_of(x):
-            raise error("ssd-argument", f"{what} of {name} is {type_name(y)} {tuple(y.shape)} on {device_of(y)}",
-                        expected=f"{element} {shape} on {device_of(x)}, like x", found=f"{type_name(y)} {tuple(y.shape)}")
-    if not is_numpy(x):
-        check_gradient(name, x, *(y for y, _, _ in given.values()))
+    check_like("ssd-argument", name, x, given, ", like x")
     return sizes
 
 
 def _run(make: Any, x: Any, sizes: tuple[Any, ...], target: Any, *arrays: Any) -> None:
     if arrays[-1].size if is_numpy(x) else arrays[-1].numel():
-        where, backend, _ = running_on(x, target)
-        key = sizes, type_name(x), where.has_wgmma
-        kernel = _KERNELS.made((make.__name__, key, where, backend), lambda: compile(
-            make(*key), target=where, execution_backend=backend, pass_configs=configs(where)))
+        at = running_on(x, target)
+        kernel = fast_kernel(at, make, sizes, type_name(x), at.target.has_wgmma)
         kernel(*map(contiguous, arrays[:-1]), arrays[-1])
 
 

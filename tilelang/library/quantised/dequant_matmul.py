@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
@@ -21,11 +21,11 @@ from tilelang.language.tracing.state import error
 from tilelang.target.machine import kernel_rates, nearest_chip
 
 from ..agreement import Disjoint
-from ..arrays import facts, is_numpy, maker, place, strided, strides, type_name
-from ..caches import Cache
-from ..gemm.build import Place
+from ..arrays import is_numpy, maker, place, strided, strides, type_name
+from ..caches import Cache, Prepared, prepared
 from ..gemm.problem import check_disjoint, check_gradient, check_tensors
 from ..gemm.tile import Chip
+from ..place import Place
 
 GROUP_ROWS = 64  # rows of the weights that one warp group computes
 _BARRIERS = 1024
@@ -52,7 +52,7 @@ class DequantTile:
 
 @dataclass(frozen=True)
 class DequantForm:
-    """The form of a GEMM of m x k by n x k weights, which are quantised in groups along k.
+    """A GEMM of m x k by n x k weights, which are quantised in groups along k, and its tile.
 
     element: type of A, the scales and the result. lut: the weights are indices of a look-up table; otherwise they are integers.
     zero_points: whether there are zero points.
@@ -87,33 +87,13 @@ class DequantForm:
 _ELEMENTS = ("float16", "bfloat16")
 
 
-@dataclass(frozen=True)
-class DequantProblem:
-    """A call of dequant_matmul: m x k by the n x k weights, with one scale for `group` weights of a row.
-
-    element: type of a, the scales and the result. lut: the weights are indices of a look-up table. zero_points: whether there
-    are zero points.
-    """
-
-    m: int
-    n: int
-    k: int
-    group: int
-    element: str
-    lut: bool
-    zero_points: bool
-
-
-def dequant_problem(given: Mapping[str, Any]) -> DequantProblem:
-    """The problem of a call.
+def dequant_problem(given: Mapping[str, Any]) -> DequantForm:
+    """The form of a call, whose tile is still to be chosen.
 
     given: a, w, scales and, where given, zero_points, lut, out. Raises matmul-type, matmul-shape, matmul-device.
     """
     a, w, scales = (given[x] for x in ("a", "w", "scales"))
     for name, x in given.items():
-        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-            raise error("matmul-type", f"`{name}` is no torch tensor or NumPy array, found {type(x).__name__}",
-                        expected="torch tensors or NumPy arrays", hint="pass torch.from_numpy(x) or np.asarray(x)")
         if place(x) != place(a):
             raise error("matmul-device", f"a is on {place(a)} and `{name}` on {place(x)}", expected="arrays on one device",
                         found=f"{place(a)} and {place(x)}", hint="move them to one device")
@@ -139,7 +119,7 @@ def dequant_problem(given: Mapping[str, Any]) -> DequantProblem:
     if k % 2 or not group or groups * group != k:
         raise error("matmul-shape", f"{groups} groups do not divide {k} weights of a row into equal parts",
                     expected="an even k and equal groups", found=f"{k} and {groups}", hint="pad a and w with zeros")
-    return DequantProblem(m, n, k, group, type_name(a), "lut" in given, "zero_points" in given)
+    return DequantForm(m, n, k, group, type_name(a), "lut" in given, "zero_points" in given, DequantTile(16, 64, 64, 2))
 
 
 # Constants of an H200, fitted to 18 timed tiles of 1 to 4096 rows (benchmarks/results/notes.md): seconds of a launch and of the
@@ -148,11 +128,6 @@ def dequant_problem(given: Mapping[str, Any]) -> DequantProblem:
 _START, _SECOND = 2.0e-6, 1.5e-6
 _STEP, _DECODE, _MMA, _LOAD = 250.0, 4.0, 0.66, 32.0
 _PARTIALS, _CLOCK = kernel_rates("wgmma").split_k, nearest_chip(90).clock
-
-
-def plan_dequant(p: DequantProblem, chip: Chip) -> DequantForm:
-    """The form of the kernel for a problem, with the tile of the least cost."""
-    return choose_tile(DequantForm(p.m, p.n, p.k, p.group, p.element, p.lut, p.zero_points, DequantTile(16, 64, 64, 2)), chip)
 
 
 def tiles(f: DequantForm, chip: Chip) -> Iterator[DequantForm]:
@@ -269,7 +244,7 @@ def dequant_gemm(f: DequantForm) -> Any:
 
 
 _NAMES = ("a", "w", "scales", "zero_points", "lut", "out")
-_PDL = 64  # rows up to which the launch uses PDL, which saves 0.7 to 0.9 us of 8 to 10
+_PDL = 64  # rows up to which the launch uses PDL
 
 
 def dequant_matmul(a: Any, w: Any, scales: Any, zero_points: Any = None, *, lut: Any = None, out: Any = None,
@@ -291,33 +266,14 @@ def dequant_matmul(a: Any, w: Any, scales: Any, zero_points: Any = None, *, lut:
     [[15.5]]
     """
     given = (a, w, scales, zero_points, lut, out)
-    try:
-        key = (facts(a), facts(w), facts(scales), None if zero_points is None else facts(zero_points),
-               None if lut is None else facts(lut), None if out is None else facts(out),
-               target if target is None else str(target), execution_backend)
-    except AttributeError:
-        check_tensors(given[:3], given[3:])
-        raise
-    plan = _PLANS.get(key)
-    if plan is None:
-        named = {name: x for name, x in zip(_NAMES, given) if x is not None}
-        plan = _PLANS.keep(key, _planned(dequant_problem(named), named, Place.of(a, target, execution_backend)))
-    if not isinstance(a, np.ndarray):
-        check_gradient("dequant_matmul", *given)
+    answer = prepared(_ANSWERS, given, (str(target), execution_backend), lambda: _prepare(
+        given, target, execution_backend))
+    check_gradient("dequant_matmul", *given)
     if out is None:
-        out = plan.result()
-    elif not plan.disjoint.surely(out, given[:-1]):
-        check_disjoint(out, dict(zip(_NAMES[:-1], given)))
-    if plan.kernel is None:
-        return out
-    second = zero_points if lut is None else lut
-    result = out if plan.direct else plan.result()
-    partials = None if plan.partials is None else plan.partials()  # the kernel takes None for an argument that it does not use
-    if not plan.compact[-1]:
-        a, w, scales, second = (x if ok else _compact(x) for x, ok in zip((a, w, scales, second), plan.compact))
-    plan.kernel(a, w, scales, second, partials, result)
-    if result is not out:
-        out[...] = result
+        out = answer.result()
+    elif not answer.disjoint.surely(out, given[:-1]):
+        check_disjoint(out, dict(zip(_NAMES, given[:-1])))
+    answer.run(a, w, scales, zero_points if lut is None else lut, out)
     return out
 
 
@@ -331,41 +287,33 @@ def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any 
     return dequant_matmul(a, w, scales, zeros, lut=values, **options)
 
 
-@dataclass
-class _Planned:
-    """The prepared answer to calls with arrays of one form.
-
-    kernel: None where there is nothing to compute. result, partials: allocate what the kernel writes; partials is None where k
-    is not split. compact: which arguments the kernel can read as they are stored, and whether it can read all. direct: whether
-    it writes to `out` itself. disjoint: the test of `out` against the other tensors, where `out` is given.
-    """
-
-    kernel: Any
-    result: Callable[[], Any]
-    partials: Callable[[], Any] | None
-    compact: tuple[bool, ...]
-    direct: bool
-    disjoint: Any
+_ANSWERS: Cache[Prepared] = Cache(4096)
 
 
-_PLANS: Cache[_Planned] = Cache(4096)
-_KERNELS: Cache[Any] = Cache(4096)
+def _prepare(given: tuple[Any, ...], target: Any, backend: str | None) -> Prepared:
+    """Check the arguments, and find or compile their kernel. given: in the order of _NAMES."""
+    check_tensors((*given[:3], *(x for x in given[3:] if x is not None)))
+    named = {name: x for name, x in zip(_NAMES, given) if x is not None}
+    a, at = given[0], Place.of(given[0], target, backend)
+    f = choose_tile(dequant_problem(named), at.chip)
+    # The launch of few rows uses PDL, which saves 0.7 to 0.9 us of 8 to 10.
+    kernel = at.kernel(dequant_gemm, f, enable_pdl=at.target.has_wgmma and f.m <= _PDL or None) if f.m and f.n else None
+    result, splits = maker(a, (f.m, f.n), f.element), f.tile.splits
+    partials = maker(a, (splits, f.m, f.n), "float32") if splits > 1 else lambda: None  # an argument that is not used
+    taken = [x is None or _is_compact(x) for x in (*given[:3], named.get("lut", named.get("zero_points")))]
+    direct = given[-1] is None or _is_compact(given[-1])
 
+    def run(a: Any, w: Any, scales: Any, second: Any, out: Any) -> None:
+        if kernel is None:
+            return
+        arrays = (a, w, scales, second) if all(taken) else (
+            x if ok else _compact(x) for x, ok in zip((a, w, scales, second), taken))
+        own = out if direct else result()
+        kernel(*arrays, partials(), own)
+        if own is not out:
+            out[...] = own
 
-def _planned(p: DequantProblem, given: dict[str, Any], at: Place) -> _Planned:
-    """The prepared answer for arguments that were checked."""
-    a, f = given["a"], plan_dequant(p, at.chip)
-    kernel = _kernel(f, at) if p.m and p.n else None
-    splits, second = f.tile.splits, given.get("lut", given.get("zero_points"))
-    taken = [_is_compact(given[x]) for x in ("a", "w", "scales")] + [second is None or _is_compact(second)]
-    partials = maker(a, (splits, p.m, p.n), "float32") if splits > 1 else None
-    disjoint = Disjoint(given["out"], [given.get(name) for name in _NAMES[:-1]]) if "out" in given else None
-    return _Planned(kernel, maker(a, (p.m, p.n), p.element), partials, (*taken, all(taken)),
-                    "out" not in given or _is_compact(given["out"]), disjoint)
-
-
-def _kernel(f: DequantForm, at: Place) -> Any:
-    return _KERNELS.made((f, at), lambda: at.compile(dequant_gemm(f), pdl=at.target.has_wgmma and f.m <= _PDL))
+    return Prepared(run, result, disjoint=None if given[-1] is None else Disjoint(given[-1], given[:-1]))
 
 
 def _is_compact(x: Any) -> bool:

@@ -1,0 +1,65 @@
+"""Where kernels of the library are compiled for, and the kernels that were compiled."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tilelang.jit import JITKernel, compile
+from tilelang.runtime.cpus import usable_cpus
+from tilelang.target import Target
+
+from .arrays import is_numpy
+from .caches import Cache
+from .gemm.tile import Chip, chip_of
+
+KERNELS: Cache[JITKernel] = Cache(4096)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where kernels are compiled for: target, execution backend, and the number of SMs or cores where it is known."""
+
+    target: Target
+    backend: str | None = None
+    sms: int | None = None
+
+    @staticmethod
+    def of(x: Any, target: Any, backend: str | None = None) -> Place:
+        """The place that a caller asked for, or that of a tensor where target is None."""
+        if target is not None:
+            return Place(target if isinstance(target, Target) else Target(target), backend)
+        if is_numpy(x) or x.device.type != "cuda":
+            return Place(Target("cpu"), backend, usable_cpus())
+        found, sms = _device(x.device.index)
+        return Place(found, backend, sms)
+
+    @property
+    def chip(self) -> Chip:
+        return chip_of(self.target)
+
+    def kernel(self, make: Callable[..., Any], *form: Any, **configs: Any) -> JITKernel:
+        """The kernel of the program make(*form), which is compiled once.
+
+        configs: pass configs without their "tl."; those that are None are left out. Kernels use wgmma and TMA where the target
+        has them.
+        """
+        used = {"enable_hopper": self.target.has_wgmma or None, **configs}
+        return KERNELS.made((make, form, self, *used.values()), lambda: compile(
+            make(*form), target=self.target, execution_backend=self.backend, verbose=False,
+            pass_configs={f"tl.{name}": value for name, value in used.items() if value is not None}))
+
+
+@cache
+def _device(index: int) -> tuple[Target, int]:
+    """(target, SMs) of a CUDA device of torch."""
+    found = sys.modules["torch"].cuda.get_device_properties(index)
+    number = found.major * 10 + found.minor
+    try:
+        target = Target({"kind": "cuda", "arch": f"sm_{number}a" if number >= 90 else f"sm_{number}"})
+    except ValueError:  # newer than the table of chips
+        target = Target("cuda")
+    return target, found.multi_processor_count
