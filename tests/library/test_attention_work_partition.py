@@ -11,7 +11,7 @@ from tilelang.library import flash_attention
 from tilelang.library.attention.form import AttentionForm, Tile, WorkPartition
 from tilelang.library.attention.inputs import compact
 from tilelang.library.attention.problem import Mask, Sizes, mask_of
-from tilelang.library.attention.split_kv_kernels import partitioned_attention, split_kv_attention
+from tilelang.library.attention.split_kv_kernels import split_kv_attention
 from tilelang.library.attention.tile_cost import attention_tile, estimate_cycles, machine_of, partition_work
 from tilelang.target import Target
 
@@ -56,7 +56,7 @@ def test_every_tile_of_keys_is_counted_once(name, on):
     counts, tile, partition = PARTITIONS[name]
     q, k, v = arrays(*counts)
     batch, seq_q, seq_k, heads, kv_heads = counts
-    program = partitioned_attention(AttentionForm(Sizes(*counts, 64, 64), tuple(compact(x.shape) for x in (q, k, v, q)), "bhsd",
+    program = split_kv_attention(AttentionForm(Sizes(*counts, 64, 64), tuple(compact(x.shape) for x in (q, k, v, q)), "bhsd",
                                                   "float16", FULL, tile, True, 64**-0.5, partition))
     kernel = tilelang.compile(program, target="cpu", execution_backend="tile") if on == "tile" else tilelang.compile(
         program, target=SM90, execution_backend="simulator", pass_configs={**CONFIGS, "tl.persistent": partition.sms})

@@ -14,8 +14,8 @@ from .form import AttentionForm, DecodeForm
 from .inputs import UNIT, fast_kernel
 from .kernels import dense_attention
 from .packed_kernels import packed_attention
-from .problem import Mask, Sizes
-from .split_kv_kernels import partitioned_attention, split_kv_attention
+from .problem import Sizes
+from .split_kv_kernels import split_kv_attention
 
 def attention_kernel(f: AttentionForm, at: Place) -> JITKernel:
     """The compiled kernel of a form. Sizes and strides that are None in it are given by each call."""
@@ -37,7 +37,7 @@ def _attention(f: AttentionForm, sms: int) -> Any:
         return packed_attention(f, sms)
     if f.partition is None:
         return dense_attention(f)
-    return partitioned_attention(f) if f.mask == Mask() else split_kv_attention(f)
+    return split_kv_attention(f)
 
 
 def _decode(f: DecodeForm) -> Any:

@@ -18,6 +18,7 @@ import tilelang.language as T
 
 from .form import LOG2E, AttentionForm
 from .kernels import KeyTiles, attend, copying, itself, key_tiles, seen, working_set
+from .problem import Mask
 
 MERGED = 4  # rows that a block of the second launch merges
 
@@ -71,57 +72,23 @@ def merge_tiles(f, tiles, Means, Sums, O, LSE):
 
 
 def split_kv_attention(f: AttentionForm) -> Any:
-    """The kernel in which each tile is divided into `f.partition.steps` splits, one per block.
+    """The kernel in which blocks divide the keys of tiles, as f.partition says: with a mask in equal splits, else evenly.
 
     Its parameters are (Q, K, V, scale, Means, Sums, O, LSE), as for dense_attention, for sizes that are ints. Means (splits,
     rows, dim_v) and Sums (splits, rows), float32, are workspace.
     """
     seq_q, seq_k, heads = f.sizes[1:4]
-    rows, keys, partition = f.tile.rows, f.tile.keys, f.partition
-    parts = partition.steps
+    rows, keys, partition, equal = f.tile.rows, f.tile.keys, f.partition, f.mask != Mask()
+    whole, rest, steps, per_block, sms = partition
     per_head = -(-seq_q // rows)  # tiles
 
-    def tiles(K: Any, V: Any, r: Any, h: Any, at: Any, begin: Any, end: Any) -> KeyTiles:
+    def equal_tiles(K: Any, V: Any, r: Any, h: Any, at: Any, begin: Any, end: Any) -> KeyTiles:
         b = r // (per_head * heads)
         return KeyTiles(begin, end, itself, lambda k: f.rows(K, b, h // f.group, k * keys, keys),
                         lambda k: f.rows(V, b, h // f.group, k * keys, keys),
                         lambda k, _, i, j: seen(f.mask, k * keys + j, seq_k, at + i))
 
-    @T.prim_func
-    def flash_attention(Q: f.q, K: f.k, V: f.v, scale: T.float32,
-                        Means: T.Tensor((partition.splits, rows, f.sizes.dim_v), "float32"),
-                        Sums: T.Tensor((partition.splits, rows), "float32"), O: f.o, LSE: f.lse):
-        with T.Kernel(partition.splits, threads=f.tile.threads) as n:
-            work = working_set(f)
-            c = f.exponent_scale(scale)
-            r = n // parts
-            row = r % per_head * rows
-            h = r // per_head % heads
-            at = row + seq_k - seq_q  # key position of the tile's first query
-            first, last = key_tiles(f.mask, at, rows, seq_k, keys)
-            begin = first + n % parts * (last - first) // parts
-            end = first + (n % parts + 1) * (last - first) // parts
-            queries = copying(f.rows(Q, r // (per_head * heads), h, row, rows))
-            acc, total = attend(f, work, queries, c, tiles(K, V, r, h, at, begin, end))
-            T.copy(acc, Means[n, :, :])
-            T.copy(total, Sums[n, :])
-        merge_tiles(f, per_head, Means, Sums, O, LSE)
-
-    return flash_attention
-
-
-def partitioned_attention(f: AttentionForm) -> Any:
-    """The kernel in which whole waves compute one tile per block, and all blocks divide the rest evenly.
-
-    Its parameters are (Q, K, V, scale, Means, Sums, O, LSE), as for dense_attention without a mask, for sizes that are ints.
-    Means (splits, rows, dim_v) and Sums (splits, rows), float32, are workspace.
-    """
-    seq_q, seq_k, heads = f.sizes[1:4]
-    rows, keys, partition = f.tile.rows, f.tile.keys, f.partition
-    whole, rest, steps, per_block, sms = partition
-    per_head = -(-seq_q // rows)  # tiles
-
-    def tiles(K: Any, V: Any, at: Any, h: Any, first: Any, count: Any) -> KeyTiles:
+    def even_tiles(K: Any, V: Any, at: Any, h: Any, first: Any, count: Any) -> KeyTiles:
         b = at // (per_head * heads)
         return KeyTiles(0, count, lambda k: (first + count - 1 - k) * keys, lambda key: f.rows(K, b, h // f.group, key, keys),
                         lambda key: f.rows(V, b, h // f.group, key, keys),
@@ -134,26 +101,39 @@ def partitioned_attention(f: AttentionForm) -> Any:
         with T.Kernel(whole + partition.splits, threads=f.tile.threads) as n:
             work = working_set(f)
             c = f.exponent_scale(scale)
-            begin = (n - whole) % sms * per_block  # start of a block's range
-            r = begin // steps + (n - whole) // sms
-            first = T.if_then_else(n < whole, 0, T.max(0, begin - r * steps))
-            # A split without a tile still runs one step: a loop that may be empty would need a second way to load queries.
-            own = T.max(1, T.min(steps, T.min(begin + per_block, rest * steps) - r * steps) - first)
-            count = T.if_then_else(n < whole, steps, own)
-            at = T.if_then_else(n < whole, n, whole + T.min(r, rest - 1))
-            row = at % per_head * rows
-            h = at // per_head % heads
-            acc, total = attend(f, work, copying(f.rows(Q, at // (per_head * heads), h, row, rows)), c,
-                                tiles(K, V, at, h, first, count))
-            if n < whole:
-                T.copy(acc, f.rows(O, at // (per_head * heads), h, row, rows))
-                if f.with_lse:
-                    T.copy(total, LSE[at // (per_head * heads), h, row:row + rows])
+            if equal:
+                r = n // steps
+                row = r % per_head * rows
+                h = r // per_head % heads
+                at = row + seq_k - seq_q  # key position of the tile's first query
+                first, last = key_tiles(f.mask, at, rows, seq_k, keys)
+                begin = first + n % steps * (last - first) // steps
+                end = first + (n % steps + 1) * (last - first) // steps
+                queries = copying(f.rows(Q, r // (per_head * heads), h, row, rows))
+                acc, total = attend(f, work, queries, c, equal_tiles(K, V, r, h, at, begin, end))
+                T.copy(acc, Means[n, :, :])
+                T.copy(total, Sums[n, :])
             else:
-                for i, j in T.Parallel(rows, f.sizes.dim_v):  # by threads: a second TMA store would need more shared memory
-                    Means[n - whole, i, j] = acc[i, j]
-                for i in T.Parallel(rows):
-                    Sums[n - whole, i] = total[i]
+                begin = (n - whole) % sms * per_block  # start of a block's range
+                r = begin // steps + (n - whole) // sms
+                first = T.if_then_else(n < whole, 0, T.max(0, begin - r * steps))
+                # A split without a tile still runs one step: a loop that may be empty would need a second way to load queries.
+                own = T.max(1, T.min(steps, T.min(begin + per_block, rest * steps) - r * steps) - first)
+                count = T.if_then_else(n < whole, steps, own)
+                at = T.if_then_else(n < whole, n, whole + T.min(r, rest - 1))
+                row = at % per_head * rows
+                h = at // per_head % heads
+                acc, total = attend(f, work, copying(f.rows(Q, at // (per_head * heads), h, row, rows)), c,
+                                    even_tiles(K, V, at, h, first, count))
+                if n < whole:
+                    T.copy(acc, f.rows(O, at // (per_head * heads), h, row, rows))
+                    if f.with_lse:
+                        T.copy(total, LSE[at // (per_head * heads), h, row:row + rows])
+                else:
+                    for i, j in T.Parallel(rows, f.sizes.dim_v):  # by threads: a second TMA store would need more shared memory
+                        Means[n - whole, i, j] = acc[i, j]
+                    for i in T.Parallel(rows):
+                        Sums[n - whole, i] = total[i]
         merge_tiles(f, per_head, Means, Sums, O, LSE)
 
     return flash_attention
