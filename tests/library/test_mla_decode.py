@@ -8,6 +8,7 @@ from tilelang.errors import TileLangError
 from tilelang.library import mla_decode, mla_plan
 from tilelang.library.attention.mla_kernels import PAIR
 from tilelang.library.attention.mla_plan import divide, divide_on_device
+from tilelang.library.place import Place
 from tilelang.target import Target
 
 SM90 = {"kind": "cuda", "arch": "sm_90a"}
@@ -89,7 +90,7 @@ def test_plans_deal_out_every_pair_of_tiles_once_and_evenly(splits):
         for s, (first, last) in enumerate(plan.spans):
             touched = [p for p in range(splits) if max(flat[p], ends[s]) < min(flat[p + 1], ends[s + 1])]
             assert touched == list(range(first, last + 1))
-        other = divide_on_device(lengths, splits, Target("cpu"), None)
+        other = divide_on_device(lengths, splits, Place(Target("cpu")))
         assert np.array_equal(other.begins, plan.begins) and np.array_equal(other.spans, plan.spans)
 
 
