@@ -143,7 +143,7 @@ def _run(problem: DecodeProblem, machine: Machine, at: Place, like: Any,
     # Sizes and strides that are None are given by each call.
     kernel = decode_kernel(DecodeForm(z._replace(batch=None, pages=None, width=None), p.strides, p.dtype,
                                       None if p.window is None else p.window - 1, tile, splits > 1, p.with_lse), at)
-    # Means and sums of the splits.
+    # Workspace of the splits.
     shapes = (splits, z.batch, z.seq_q, z.heads, z.dim_v), (splits, z.batch, z.heads, z.seq_q)
     workspace = [maker(like, shape, "float32") for shape in shapes if splits > 1]
 

@@ -334,7 +334,7 @@ def epilogue(f, m, Cf, at, bias, sa, sb, C):
 
 
 @T.macro
-def product(f, A, B, at, first, steps, neighbour=None):
+def main_loop(f, A, B, at, first, steps, neighbour=None):
     """The accumulator of a block's tile over `steps` steps of k, from step `first` on.
 
     at: column and row of the tile, and the GEMM of the batch. neighbour: T.pdl_trigger or T.pdl_sync, called before anything
@@ -389,7 +389,7 @@ def gemm(f: Form, copies: Copies = (None, None)) -> Any:
     @T.macro
     def launch(A, B, bias, sa, sb, W, C):
         with T.Kernel(*f.tiles(m), f.batch or 1, threads=f.tile.threads) as (bx, by, bz):
-            Cf = product(f, A, B, (bx, by, bz), 0, f.steps)
+            Cf = main_loop(f, A, B, (bx, by, bz), 0, f.steps)
             epilogue(f, m, Cf, (bx, by, bz), bias, sa, sb, C)
 
     return program("matmul", f, m, launch, copies)

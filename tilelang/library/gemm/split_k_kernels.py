@@ -15,7 +15,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from .kernels import Form, epilogue, product, program
+from .kernels import Form, epilogue, main_loop, program
 from .repack import Copies
 
 _FINDERS = 128  # threads that search for tiles
@@ -95,9 +95,9 @@ def gemm_tail(f: Form, copies: Copies = (None, None)) -> Any:
     @T.macro
     def launch(A, B, bias, sa, sb, W, C):
         with T.Kernel(*first.tiles(first.m), first.batch or 1, threads=first.tile.threads) as at:
-            epilogue(first, first.m, product(first, A, B, at, 0, first.steps, T.pdl_trigger), at, bias, sa, sb, C)
+            epilogue(first, first.m, main_loop(first, A, B, at, 0, first.steps, T.pdl_trigger), at, bias, sa, sb, C)
         with T.Kernel(*rest.tiles(rest.m), rest.batch or 1, threads=rest.tile.threads) as at:
-            epilogue(rest, rest.m, product(rest, A, B, at, 0, rest.steps, T.pdl_sync), at, bias, sa, sb, C)
+            epilogue(rest, rest.m, main_loop(rest, A, B, at, 0, rest.steps, T.pdl_sync), at, bias, sa, sb, C)
 
     return program("matmul_cut", f, f.m, launch, copies)
 
@@ -159,7 +159,7 @@ def gemm_split(f: Form, copies: Copies = (None, None)) -> Any:
     @T.macro
     def launch(A, B, bias, sa, sb, W, C):
         with T.Kernel(*f.tiles(f.m), t.splits * lead, threads=t.threads) as (bx, by, bz):
-            T.copy(product(f, A, B, (bx, by, bz % lead), bz // lead * share, share), W[bz, by * t.bm, bx * t.bn])
+            T.copy(main_loop(f, A, B, (bx, by, bz % lead), bz // lead * share, share), W[bz, by * t.bm, bx * t.bn])
         with T.Kernel(T.ceildiv(f.n, columns), T.ceildiv(f.m, rows), lead, threads=256) as (bx, by, bz):
             T.pdl_sync()
             if t.swap_ab or t.overlapping:
