@@ -308,10 +308,8 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True, 
     if spans is not None:
         binds = [_bound("team", block // cluster), _bound("rank", block % cluster)]
         first = binds[0].var
-    partition = _partition(launch, work, blocks) if spans is None else None
-    if partition is not None:
-        row, column = partition.place(block, index)
-        return Tiles(clusters, block, index, partition.count(block), (*_longest_in(launch, row, column, work),),
+    if spans is None and (divided := _partitioned(launch, work, blocks, block, index)) is not None:
+        return Tiles(clusters, block, index, divided[0], tuple(divided[1]),
                      f"persistent: {blocks} blocks, tiles longest first, in serpentine order{refused}")
     t = Var("tile", dtype("int32"))
     # With one tile a block, the tile number must not use the loop variable: place_sync would count iterations by it.
@@ -457,10 +455,8 @@ def _order(launch: Launch, work: Work, clusters: int, spans: tuple[int, ...], cx
         across, along = (0, 1) if how != "column" else (1, 0)
         wide = max(1, int(panel_size) // spans[along])
         return lambda t: _rasterisation_panels(launch, t, across, along, wide), f"in rasterisation panels of {panel_size}"
-    growing = _growing(launch, work)
-    if growing is not None:
-        group = _heads(launch, work, growing)
-        return lambda t: _longest_first(launch, work, t, growing, group), "longest first"
+    if slope := _slope(launch, work):
+        return lambda t: _longest_first(launch, slope, t, _heads(launch, work, slope)), "longest first"
     if len(grid) >= 2:
         bx, by = work.block_vars[:2]
         x = sum(n for n, at in work.loads if _names(at, bx) and not _names(at, by))
@@ -468,16 +464,11 @@ def _order(launch: Launch, work: Work, clusters: int, spans: tuple[int, ...], cx
         if x and y:
             panel_size = rasterisation_rows(max(1, clusters), y * spans[1], x * spans[0])
             return lambda t: _rasterisation_panels(launch, t, 0, 1, panel_size), f"in rasterisation panels of {panel_size} rows"
-    return lambda t: _plain(launch, t), "in order"
+    return lambda t: split_index(launch, t, range(len(grid))), "in order"
 
 
 def _names(at: tuple[Expr, ...], v: Var) -> bool:
     return any(v in free_vars(e) for e in at)
-
-
-def _plain(launch: Launch, t: Expr) -> list[Bind]:
-    """Tiles in order, with the first dimension fastest."""
-    return split_index(launch, t, range(len(launch.grid)))
 
 
 def split_index(launch: Launch, index: Expr, dims: Sequence[int]) -> list[Bind]:
@@ -505,12 +496,12 @@ def _rasterisation_panels(launch: Launch, t: Expr, across: int, along: int, pane
     return out + split_index(launch, rest.var, [k for k in range(len(launch.grid)) if k not in (across, along)])
 
 
-def _longest_first(launch: Launch, work: Work, t: Expr, growing: int, group: int | None) -> list[Bind]:
-    """Dimension `growing` from its long end, as the slowest one, within groups of the other dimensions whose loads fit L2."""
-    others = [k for k in range(len(launch.grid)) if k != growing]
-    g = convert(launch.grid[growing])
+def _longest_first(launch: Launch, slope: _Slope, t: Expr, group: int | None) -> list[Bind]:
+    """The sloping dimension from its long end, as the slowest one, within groups of the other dimensions whose loads fit L2."""
+    others = [k for k in range(len(launch.grid)) if k != slope.dim]
+    v, g = launch.block_vars[slope.dim], convert(launch.grid[slope.dim])
     if not others:
-        return [Bind(launch.block_vars[growing], _from_longest(launch, work, growing, t))]
+        return [Bind(v, slope.index(launch, t))]
     rest = Analyzer().simplify(_multiplied([convert(launch.grid[k]) for k in others]))
     width: Expr = rest if group is None else _minimum(const(group), rest)
     first = _bound("group", t // (width * g))
@@ -518,66 +509,56 @@ def _longest_first(launch: Launch, work: Work, t: Expr, growing: int, group: int
     # The last group may be narrower.
     now = _bound("width", _minimum(width, rest - first.var * width))
     row = _minimum(inside.var // now.var, g - 1)
-    out = [first, inside, now, Bind(launch.block_vars[growing], _from_longest(launch, work, growing, row))]
+    out = [first, inside, now, Bind(v, slope.index(launch, row))]
     head = _bound("other", _minimum(first.var * width + inside.var % now.var, rest - 1))
     return [*out, head, *split_index(launch, head.var, others)]
 
 
-def _partition(launch: Launch, work: Work, blocks: int) -> TilePartition | None:
-    """The work partition of a launch whose tiles are of unequal length; None if its grid is not known or does not suit."""
-    growing = None if launch.plan.swizzle else _growing(launch, work)
-    group = None if growing is None else _heads(launch, work, growing)
-    if growing is None or group is None:
+def _partitioned(launch: Launch, work: Work, blocks: int, block: Var, index: Var) -> tuple[Expr, list[Bind]] | None:
+    """(number of tiles of a block, the block variables of its tile number `index`) by a partition of tiles of unequal length;
+    None if the grid is not known or does not suit."""
+    slope = None if launch.plan.swizzle else _slope(launch, work)
+    group = None if slope is None else _heads(launch, work, slope)
+    if slope is None or group is None:
         return None
-    v, n = work.block_vars[growing], int(convert(launch.grid[growing]).value)  # type: ignore[attr-defined]
-    lengths = [_sampled(work.extent, work.block_vars, {v: row}) for row in range(n)]
-    if _grows(launch, work, growing):
-        lengths.reverse()
-    columns = 1
-    for k, g in enumerate(launch.grid):
-        columns *= 1 if k == growing else int(convert(g).value)  # type: ignore[attr-defined]
-    known = [x + TILE_START for x in lengths if x is not None]
-    return schedule_tiles(known, columns, blocks, group) if len(known) == n else None
-
-
-def _longest_in(launch: Launch, row: Expr, column: Expr, work: Work) -> list[Bind]:
-    """The block variables of a tile: `row` from the long end of the growing dimension, `column` in the other dimensions."""
-    growing = _growing(launch, work) or 0
+    v, sizes = work.block_vars[slope.dim], [int(convert(g).value) for g in launch.grid]  # type: ignore[attr-defined]
+    lengths = [_sampled(work.extent, work.block_vars, {v: row}) for row in range(sizes[slope.dim])]
+    known = [x + TILE_START for x in (reversed(lengths) if slope.up else lengths) if x is not None]
+    columns = prod(n for k, n in enumerate(sizes) if k != slope.dim)
+    found = schedule_tiles(known, columns, blocks, group) if len(known) == len(lengths) else None
+    if found is None:
+        return None
+    row, column = found.place(block, index)
     first = _bound("row", row)
-    out = [first, Bind(launch.block_vars[growing], _from_longest(launch, work, growing, first.var))]
-    others = [k for k in range(len(launch.grid)) if k != growing]
-    if not others:
-        return out
-    total = Analyzer().simplify(_multiplied([convert(launch.grid[k]) for k in others]))
-    place = _bound("column", _minimum(column, total - 1))
-    return [*out, place, *split_index(launch, place.var, others)]
+    out = [first, Bind(launch.block_vars[slope.dim], slope.index(launch, first.var))]
+    others = [k for k in range(len(launch.grid)) if k != slope.dim]
+    if others:
+        place = _bound("column", _minimum(column, const(columns) - 1))
+        out += [place, *split_index(launch, place.var, others)]
+    return found.count(block), out
 
 
-def _growing(launch: Launch, work: Work) -> int | None:
-    """The dimension along which tiles get longer or shorter; None if there is none."""
+@record
+class _Slope:
+    """The dimension of the grid along which tiles get longer (`up`) or shorter.  longest: the length of the longest."""
+
+    dim: int
+    up: bool
+    longest: int
+
+    def index(self, launch: Launch, row: Expr) -> Expr:
+        """The index along the dimension of tile number `row`, counted from the longest one."""
+        return (convert(launch.grid[self.dim]) - 1) - row if self.up else row
+
+
+def _slope(launch: Launch, work: Work) -> _Slope | None:
+    """How tiles differ in length; None if they do not, or if that is not known."""
     for k, v in enumerate(work.block_vars):
-        low, high = _ends(launch, work, k) if v in free_vars(work.extent) else (0, 0)
-        if low != high:
-            return k
+        n = _sampled(launch.grid[k], work.block_vars, {}) if v in free_vars(work.extent) else None
+        low, high = (None if n is None else _sampled(work.extent, work.block_vars, {v: i}) for i in (0, (n or 1) - 1))
+        if low is not None and high is not None and low != high:
+            return _Slope(k, high > low, max(low, high))
     return None
-
-
-def _grows(launch: Launch, work: Work, k: int) -> bool:
-    """Whether the longest tiles are at the end of dimension k."""
-    low, high = _ends(launch, work, k)
-    return high > low
-
-
-def _ends(launch: Launch, work: Work, k: int) -> tuple[int, int]:
-    """The lengths of the first and the last tile along dimension k; equal if they are not known."""
-    n = _sampled(launch.grid[k], work.block_vars, {})
-    low, high = (_sampled(work.extent, work.block_vars, {work.block_vars[k]: i}) for i in (0, (n or 1) - 1))
-    return (0, 0) if low is None or high is None else (low, high)
-
-
-def _from_longest(launch: Launch, work: Work, k: int, row: Expr) -> Expr:
-    """The index along dimension k of tile number `row`, counted from the longest one."""
-    return (convert(launch.grid[k]) - 1) - row if _grows(launch, work, k) else row
 
 
 def longest_first(launch: Launch, extent: Expr) -> Launch:
@@ -585,20 +566,19 @@ def longest_first(launch: Launch, extent: Expr) -> Launch:
 
     extent: of the main loop, in terms of the block variables and others.
     """
-    work = Work((), extent, launch.block_vars)
-    k = _growing(launch, work)
-    if k is None or not _grows(launch, work, k) or launch.plan.swizzle or may_wait(launch.body):
+    slope = _slope(launch, Work((), extent, launch.block_vars))
+    if slope is None or not slope.up or launch.plan.swizzle or may_wait(launch.body):
         return launch
-    v = launch.block_vars[k]
-    return replace(launch, body=substitute(launch.body, {v: _from_longest(launch, work, k, v)}))  # type: ignore[no-any-return]
+    v = launch.block_vars[slope.dim]
+    return replace(launch, body=substitute(launch.body, {v: slope.index(launch, v)}))  # type: ignore[no-any-return]
 
 
-def _heads(launch: Launch, work: Work, growing: int) -> int | None:
+def _heads(launch: Launch, work: Work, slope: _Slope) -> int | None:
     """How many tiles that differ in the other dimensions fit L2 with what they load; None if that is not known."""
     if not all(isinstance(convert(g), Const) for g in launch.grid):
         return None
-    v, longest = work.block_vars[growing], max(_ends(launch, work, growing))
-    return max(1, round(L2_FRACTION / max(1, longest * sum(b for b, at in work.loads if not _names(at, v)))))
+    v = work.block_vars[slope.dim]
+    return max(1, round(L2_FRACTION / max(1, slope.longest * sum(b for b, at in work.loads if not _names(at, v)))))
 
 
 def _sampled(e: Any, block_vars: tuple[Var, ...], values: dict[Var, int]) -> int | None:
