@@ -285,7 +285,8 @@ def command_page() -> str:
 
 def passes_page() -> str:
     """Every pass in its order, with its docstring."""
-    from tilelang.transform.pipeline import CPU_PASSES, DEVICE_PASSES, TILE_PASSES
+    from tilelang.transform.cpu import CPU_PASSES
+    from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
 
     text = ("# Passes\n\nThe passes in the order in which they run (`tilelang/transform/pipeline.py`). "
             "The first section is shared by all targets.\n\n")

@@ -14,7 +14,8 @@ from tilelang.env import env
 from tilelang.errors import TileLangError
 from tilelang.tools import lower_trace, pass_timing
 from tilelang.tools.pass_visualizer import build_pass_data, emit_html, inspect_structure
-from tilelang.transform.pipeline import CPU_PASSES, DEVICE_PASSES, TILE_PASSES
+from tilelang.transform.cpu import CPU_PASSES
+from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
 
 SM80 = {"kind": "cuda", "arch": "sm_80"}
 ROOT = Path(__file__).resolve().parents[2]

@@ -290,13 +290,13 @@ def _build_cuda(request: Request, sig: Signature) -> Artifact:
         if begun is None or begun.sources != sources:
             start(program, sources)
         assert begun is not None
+        _load_what_calls_need()  # while LLVM works too
+        if not begun.done():
+            collect_meanwhile()
         host, host_object, aligned = begun.host_of(program)
         watch.lap("host")
         with phase("facts"):
             facts = facts_of(program, request.func, request.target)
-        _load_what_calls_need()
-        if not begun.done():
-            collect_meanwhile()
         with phase("wait for NVRTC"):
             cubins = _within_time(begun.cubins)
         used = with_resources(facts, request.target, [{"registers": c.registers} for c in cubins])
@@ -417,7 +417,8 @@ def build_cpu(request: Request, sig: Signature) -> Artifact:
 def build_interpreted(request: Request, sig: Signature) -> Artifact:
     """An artifact without binaries: it holds the tile program or the lowered program for an interpreter."""
     from tilelang.transform.framework.pass_ import PassContext, run_passes  # 20 ms
-    from tilelang.transform.pipeline import TILE_PASSES, drop_assumptions, lower  # 243 ms
+    from tilelang.transform.legalize.drop_assumptions import drop_assumptions  # 1 ms
+    from tilelang.transform.pipeline import TILE_PASSES, lower  # 243 ms
 
     tile = request.backend == "tile"  # the reference interpreter has no limits of a machine
     if tile or not request.target.is_cuda:

@@ -13,13 +13,6 @@ from tilelang.ir import replace as replaced
 from tilelang.target import Target
 from tilelang.target.cpu import HostCpu, unsupported
 
-from .cpu.expand_combines import expand_combines
-from .cpu.guard_accesses import guard_accesses
-from .cpu.host_blocks import launch_host_statements
-from .cpu.plan_gemm import plan_gemms
-from .cpu.plan_launches import plan_launches
-from .cpu.plan_reductions import plan_reductions
-from .cpu.speculate_operands import speculate_operands
 from .legalize.aliasing import keep_order, overlapping
 from .legalize.ballot_masks import ballot_masks
 from .legalize.single_updates import single_updates, warp_role_updates
@@ -48,7 +41,6 @@ from .lower.device_program import DeviceKernel, LoweredProgram, split_host
 from .memory.disjoint_tiles import disjoint_tiles
 from .memory.fewer_stages import fewer_stages
 from .memory.flatten import flatten
-from .legalize.drop_assumptions import drop_assumptions
 from .legalize.branches_to_warp_roles import branches_to_warp_roles
 from .legalize.given_boxes import given_boxes
 from .legalize.guard_masks import guard_masks
@@ -180,16 +172,6 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     limit_unrolling,  # after all passes that make or mark loops
     verify_sync,  # last: it checks the program that is printed, with the planned offsets
 )
-CPU_PASSES: tuple[PassFn, ...] = (
-    drop_assumptions,
-    expand_combines,
-    launch_host_statements,
-    plan_launches,  # TILE -> CPU
-    plan_gemms,  # before guard_accesses, which makes loop nests of the other tile ops
-    guard_accesses,
-    plan_reductions,  # after guard_accesses, which marks the accesses in the bounds of a Reduce
-    speculate_operands,  # last: guard_accesses proves less about operands that are always evaluated
-)
 
 
 def legalized(func: Func, target: Any = None, config: Mapping[str, Any] | None = None) -> Func:
@@ -203,6 +185,8 @@ def lower_cpu(func: Func, target: Any = None, config: Mapping[str, Any] | None =
     Raises TileLangError for programs that cannot be compiled: cpu-unsupported at the user's line for what only the CPU target
     does not compile.
     """
+    from .cpu import CPU_PASSES  # 10 ms, which no other target needs
+
     return run_passes(func, (*TILE_PASSES, *CPU_PASSES), PassContext(target or Target("cpu"), config or {}))
 
 
@@ -211,6 +195,8 @@ def plan_cpu(func: Func, host: HostCpu | None = None) -> Func:
     if func.facts.phase != TILE:
         raise unsupported(f"a program in phase {func.facts.phase}", span=func.span,
                           hint="the CPU target starts from the tile program")
+    from .cpu import CPU_PASSES  # 10 ms, as above
+
     return run_passes(func, CPU_PASSES, PassContext(host=host))
 
 
@@ -337,5 +323,4 @@ def _with_report(func: Func, line: str) -> Func:
         x, report=(*x.plan.report, line)) if isinstance(x, Launch) else None))
 
 
-__all__ = ["CPU_PASSES", "DEVICE_PASSES", "TILE_PASSES", "DeviceKernel", "LoweredProgram", "legalized", "lower", "lower_cpu",
-           "plan_cpu"]
+__all__ = ["DEVICE_PASSES", "TILE_PASSES", "DeviceKernel", "LoweredProgram", "legalized", "lower", "lower_cpu", "plan_cpu"]

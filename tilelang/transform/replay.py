@@ -14,7 +14,8 @@ from tilelang.ir import parse, to_text
 from tilelang.target import Target
 
 from .framework.pass_ import PassContext, PassInfo, run_passes
-from .pipeline import CPU_PASSES, DEVICE_PASSES, TILE_PASSES
+from .cpu import CPU_PASSES
+from .pipeline import DEVICE_PASSES, TILE_PASSES
 
 
 def replay(folder: str | Path) -> str:

@@ -10,7 +10,8 @@ from tilelang.ir.verify import verify
 from tilelang.target.cpu_launch import CpuLaunch
 from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.cpu.plan_launches import plan_launches
-from tilelang.transform.pipeline import CPU_PASSES, plan_cpu
+from tilelang.transform.cpu import CPU_PASSES
+from tilelang.transform.pipeline import plan_cpu
 from tilelang.transform.replay import replay
 
 
@@ -81,7 +82,7 @@ def test_passes_of_the_cpu_are_reported_with_their_programs():
 
 def test_a_failing_pass_of_the_cpu_is_repeated_from_the_tile_program(monkeypatch):
     from tilelang.errors import InternalError
-    from tilelang.transform import pipeline
+    from tilelang.transform import cpu
     from tilelang.transform.framework.pass_ import pass_
 
     @pass_(needs=CPU)
@@ -89,7 +90,7 @@ def test_a_failing_pass_of_the_cpu_is_repeated_from_the_tile_program(monkeypatch
         raise RuntimeError("planted")
 
     passes = tuple(plan_gemms if p.__name__ == "plan_gemms" else p for p in CPU_PASSES)
-    monkeypatch.setattr(pipeline, "CPU_PASSES", passes)
+    monkeypatch.setattr(cpu, "CPU_PASSES", passes)
     with pytest.raises(InternalError, match="pass plan_gemms failed.*planted") as e:
         plan_cpu(doubled.func)
     assert "with CpuLaunch(" in replay(str(e.value).split("report: ")[1].strip())
