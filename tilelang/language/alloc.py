@@ -87,14 +87,11 @@ def alloc_fragment(*args: Any, dtype: Any = None, shape: Any = None, scope: str 
     return _allocate("T.alloc_fragment", shape, dt, FRAGMENT if scope is None else scope, "fragment")
 
 
+@example('v = T.alloc_local((8,), "float32")', "v[0] = X[i]")
 def alloc_local(*args: Any, dtype: Any = None, shape: Any = None, scope: str | None = None) -> Buffer:
     """Private array of each thread.  (shape, dtype).
 
     shape: elements of each thread.
-
-    Example:
-        v = T.alloc_local((8,), "float32")
-        v[0] = X[i]
     """
     shape, dtype, scope = _shape_and_dtype("T.alloc_local", args if shape is None else (shape, *args), dtype, scope)
     return _allocate("T.alloc_local", shape, dtype_of(dtype, "T.alloc_local"), "local" if scope is None else scope, "local")
@@ -122,14 +119,11 @@ alloc_buffer = sblock_alloc_buffer = allocate
 _NOTHING = object()
 
 
+@example('best = T.alloc_var("float32", init=0.0)', "best = T.max(best, X[i])")
 def alloc_var(dtype: Any, *args: Any, init: Any = _NOTHING, scope: str = VARIABLE) -> Any:
     """Mutable scalar of each thread, read and assigned by its name.  Starts at init (default 0).
 
     Forms: (dt), (dt, 1), (dt, "local.var"), (dt, 1, "local.var"), (dt, init=1).  Raises alloc-var.
-
-    Example:
-        best = T.alloc_var("float32", init=0.0)
-        best = T.max(best, X[i])
     """
     b = _builder("T.alloc_var")
     rest = list(args)

@@ -155,15 +155,12 @@ def atomic_exch(dst: Any, value: Any, memory_order: str | None = None, return_pr
     return _of_element("exch", dst, value, memory_order, return_prev, integers=False)
 
 
+@example("if T.atomic_cas(I[0], 0, 1) == 0:  # this thread is the first", "    Y[0] = X[0]")
 def atomic_cas(dst: Any, compare: Any, value: Any, memory_order: str | None = None) -> Any:
     """dst = value where dst holds compare, atomically, by each executing thread.  Returns the old value.
 
     dst: an integer element in global or shared memory.  compare, value: scalars, cast to its dtype.  memory_order: as
     T.atomic_add.  Raises what T.atomic_or raises.
-
-    Example:
-        if T.atomic_cas(I[0], 0, 1) == 0:  # this thread is the first
-            Y[0] = X[0]
     """
     return _of_element("cas", dst, value, memory_order, True, compare=compare)
 

@@ -100,14 +100,11 @@ def _u32(x: Any, what: str) -> Expr:
     return const(int(e.value), "uint32") if isinstance(e, Const) else cast(e, "uint32")
 
 
+@example("T.mbarrier_arrive(bar[0])", "T.mbarrier_wait_parity(bar[0], 0)")
 def mbarrier_arrive(bar: Any, cta_id: Any = None) -> Emitted:
     """Each executing thread arrives once; with cta_id, on the same barrier of that block of the cluster.
 
     Raises barrier-operand; barrier-cta for a cta_id with a barrier that T.alloc_cluster_barrier did not make.
-
-    Example:
-        T.mbarrier_arrive(bar[0])
-        T.mbarrier_wait_parity(bar[0], 0)
     """
     bar = barrier_of(bar, "T.mbarrier_arrive")
     if cta_id is None:

@@ -187,14 +187,9 @@ warp_reduce_sum, warp_reduce_max, warp_reduce_min = (
 warp_reduce_bitand, warp_reduce_bitor = _warp_reduce("bitand", "bitand"), _warp_reduce("bitor", "bitor")
 
 
+@example("x = X[i]", "if T.has_let_value(x):", "    Y[i] = x")
 def has_let_value(var: Any) -> bool:
-    """Whether a variable was read from a buffer element, whose address it may then stand for.
-
-    Example:
-        x = X[i]
-        if T.has_let_value(x):
-            Y[i] = x
-    """
+    """Whether a variable was read from a buffer element, whose address it may then stand for."""
     return id(var) in need_builder("T.has_let_value").elements
 
 

@@ -66,16 +66,13 @@ def _escape(msg: str) -> str:
     return _PLACE.format(msg.replace("%", "%%"))
 
 
+@example('T.print(X[i], msg="x")', "T.print(acc)")
 def print(obj: Any = None, msg: str = "", warp_group_id: int = 0, warp_id: int = 0) -> Emitted:
     """Print a scalar (each executing thread), a buffer (one line per element) or a message, from the device.
 
     obj: a scalar, or a buffer of static shape in any scope and of any dtype.  A global, shared or fragment buffer is printed by
     the thread with linear x = warp_group_id*128 + warp_id*32; a fragment is copied to shared memory first, so the whole block
     must reach the call.  Raises print-operand, print-message.
-
-    Example:
-        T.print(X[i], msg="x")
-        T.print(acc)
     """
     b = need_builder("T.print")
     if has_value(msg):

@@ -168,6 +168,7 @@ def _own_barrier(b: Any, k: Any) -> tuple[Load, Load]:
 # ---- matrix multiplication --------------------------------------------------------------------------------------------
 
 
+@example("T.wgmma_gemm(A_s, B_s, acc, clear_accum=True)   # (128, 64) @ (64, 128)", "T.wait_wgmma(0)")
 def wgmma_gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: bool = False,
                policy: GemmWarpPolicy = GemmWarpPolicy.Square, clear_accum: Any = False,
                annotations: dict[str, Any] | None = None) -> Emitted:
@@ -176,10 +177,6 @@ def wgmma_gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: b
     Before the wait, the program must not access C, an A in registers, or the shared operands.  Raises wgmma-gemm when no
     instruction fits the tiles, and the errors of T.gemm.
     A: (M, K), shared or fragment; B: (K, N), shared; C: (M, N) fragment.  transpose_A, transpose_B: (K, M), (N, K).
-
-    Example:
-        T.wgmma_gemm(A_s, B_s, acc, clear_accum=True)   # (128, 64) @ (64, 128)
-        T.wait_wgmma(0)
     """
     b = need_builder("T.wgmma_gemm")
     clearing = accumulator_clearing(clear_accum)

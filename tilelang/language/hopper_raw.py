@@ -96,16 +96,13 @@ def _number(x: Any, what: str, limit: int) -> int:
     return int(x)
 
 
+@example("desc = T.alloc_wgmma_desc()", 'T.initialize_wgmma_descriptor(desc, T.access_ptr(A_s, "r"), 1, 1, 64)')
 def initialize_wgmma_descriptor(desc: Any, addr: Any, layout_type_: int = 0, leading_byte_offset: int = 0,
                                 stride_byte_offset: int = 0) -> Emitted:
     """Set a descriptor to the matrix at a shared address (PTX ISA, "Matrix Descriptor Format").
 
     layout_type_: 0 no swizzle, 1 of 128, 2 of 64, 3 of 32 bytes.  leading_byte_offset, stride_byte_offset: the fields of the
     descriptor, in units of 16 bytes.  Raises descriptor-operand, extern-argument.
-
-    Example:
-        desc = T.alloc_wgmma_desc()
-        T.initialize_wgmma_descriptor(desc, T.access_ptr(A_s, "r"), 1, 1, 64)
     """
     b, what = need_builder("T.initialize_wgmma_descriptor"), "T.initialize_wgmma_descriptor"
     d, at = _descriptor(desc, what), _shared_address(addr, what)

@@ -369,15 +369,12 @@ def import_source(source: str | None = None) -> None:
         need_kernel("T.import_source").sources.append(source_text(source, "T.import_source"))
 
 
+@example("with T.ws(0):", "    T.copy(A[by * 128, 0], A_s)")
 def ws(*groups: int) -> IfThreadFrame:
     """`with T.ws(0, 1):` runs the body on the threads of these 128-thread warp groups.
 
     On sm_90 the body may hold tile operations.  Then the warp groups must be consecutive, only their threads run these
     operations, and block barriers inside synchronise only these threads.  Raises warp-groups.
-
-    Example:
-        with T.ws(0):
-            T.copy(A[by * 128, 0], A_s)
     """
     if not groups:
         raise error("warp-groups", "T.ws needs at least one warp group", expected="at least one warp group", found="none")

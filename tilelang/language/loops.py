@@ -363,6 +363,7 @@ def vectorized(start: Any, stop: Any = None, *, annotations: dict[str, Any] | No
     return LoopFrame(start, stop, None, "vectorized", options_from(LoopPlan, annotations))
 
 
+@example("for i, j in T.Parallel(128, 128):", "    C[by * 128 + i, bx * 128 + j] = acc[i, j] * 2")
 def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any = None,
              prefer_async: bool | None = None, annotations: dict[str, Any] | None = None) -> ParallelFrame:
     """A loop of independent iterations over all combinations of the extents, distributed over the block's threads.
@@ -379,10 +380,6 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
     (parallel-thread).  Variables of T.alloc_local and T.alloc_var from outside the loop are temporaries of one iteration:
     the body must set them before it reads them (else parallel-carried), and the program must set them again before it reads
     them after the loop (else parallel-left).
-
-    Example:
-        for i, j in T.Parallel(128, 128):
-            C[by * 128 + i, bx * 128 + j] = acc[i, j] * 2
     """
     return ParallelFrame(extents, options_from(
         ParallelPlan, annotations, coalesced_width=coalesced_width, loop_layout=loop_layout,
@@ -468,14 +465,9 @@ def parallel(start: Any, stop: Any = None, *, annotations: dict[str, Any] | None
     return ParallelFrame((binary("sub", end, first),), options_from(ParallelPlan, annotations), first)
 
 
+@example("for k in T.serial(8):", "    if X[k] < 0:", "        T.loop_break()")
 def loop_break() -> None:
-    """Leave the innermost loop.
-
-    Example:
-        for k in T.serial(8):
-            if X[k] < 0:
-                T.loop_break()
-    """
+    """Leave the innermost loop."""
     ControlFlow(need_builder("T.loop_break")).break_()
 
 

@@ -66,6 +66,7 @@ def _integer(what: str, v: Any) -> Expr:
     return cast(e, U64)
 
 
+@example("T.rng_init(seed=42)", "Y[i] = T.rng_rand_float()")
 def rng_init(seed: Any, seq: Any = None, off: Any = 0, generator: str = "curandStatePhilox4_32_10_t") -> None:
     """Start this thread's generator; in T.Parallel, the iteration's.
 
@@ -79,10 +80,6 @@ def rng_init(seed: Any, seq: Any = None, off: Any = 0, generator: str = "curandS
     Call that number l, and k the first two words (the low one first) of Philox4x32-10 with key `seed` and the counter whose
     lower half is off + the loops before, upper half seq.  The iteration draws from T.rng_init(k, l) of Philox; for the
     other generators from T.rng_init(h), h being those words of key k and the counter with upper half l, lower half 0.
-
-    Example:
-        T.rng_init(seed=42)
-        Y[i] = T.rng_rand_float()
     """
     b, k = need_builder("T.rng_init"), need_kernel("T.rng_init")
     if generator not in GENERATORS:
@@ -204,15 +201,12 @@ def rng_rand() -> Var:
     return b.nameless(s.generator.word(b))
 
 
+@example("T.rng_init(42)", 'Y[i] = T.rng_rand_float(dist="normal")')
 def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Var:
     """The next random number of this thread, in T.Parallel of this iteration (see T.rng_init).
 
     bit: 32 for float32, 64 for float64.  dist: "uniform" over (0, 1], or "normal" (mean 0, deviation 1, by Box and Muller; two
     numbers a draw).
-
-    Example:
-        T.rng_init(42)
-        Y[i] = T.rng_rand_float(dist="normal")
     """
     b, s = _state("T.rng_rand_float")
     if bit not in (32, 64) or dist not in ("uniform", "normal"):

@@ -76,25 +76,15 @@ def sblock(name: str = "", no_realize: bool = False) -> Frame:
     return BodyFrame()
 
 
+@example('with T.sblock("root"):', "    T.reads(X[i])", "    Y[i] = X[i]")
 def reads(*regions: Any) -> Emitted:
-    """The regions a block reads.  Ignored: they follow from its statements.
-
-    Example:
-        with T.sblock("root"):
-            T.reads(X[i])
-            Y[i] = X[i]
-    """
+    """The regions a block reads.  Ignored: they follow from its statements."""
     return EMITTED
 
 
+@example('with T.sblock("root"):', "    T.writes(Y[i])", "    Y[i] = X[i]")
 def writes(*regions: Any) -> Emitted:
-    """The regions a block writes.  Ignored: they follow from its statements.
-
-    Example:
-        with T.sblock("root"):
-            T.writes(Y[i])
-            Y[i] = X[i]
-    """
+    """The regions a block writes.  Ignored: they follow from its statements."""
     return EMITTED
 
 
@@ -134,14 +124,9 @@ class _LetFrame(BodyFrame):
         return self.var
 
 
+@example("x = T.float32()", "with T.let(x, X[i] * 2):", "    Y[i] = x")
 def let(var: Var, value: Any) -> Frame:
-    """`with T.let(var, value):` gives a scalar variable (T.var, T.int32()) its value inside the block.
-
-    Example:
-        x = T.float32()
-        with T.let(x, X[i] * 2):
-            Y[i] = x
-    """
+    """`with T.let(var, value):` gives a scalar variable (T.var, T.int32()) its value inside the block."""
     need_builder("T.let")
     _scalar("T.let", var)
     return _LetFrame(var, cast(convert(value), var.dtype))

@@ -14,7 +14,7 @@ from tilelang.ir import dtype as DType
 
 from .tracing.builder import Builder, need_builder
 from .kernel import ClusterKernel, KernelLaunchFrame
-from .tracing.state import error
+from .tracing.state import error, example
 
 # `__global__ void [__launch_bounds__(…)] name(`, whether or not extern "C" stands in front
 _ENTRY = re.compile(r"(extern\s+\"C\"\s+)?__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+"
@@ -41,6 +41,7 @@ class SourceKernelFrame(KernelLaunchFrame):
         return with_options(replace(out), cuda_source=self.source, cuda_entry=self.entry)
 
 
+@example('with T.CUDASourceCodeKernel(32, threads=128, source_code_or_path=SOURCE, entry_name="scale"):', "    pass")
 def CUDASourceCodeKernel(*blocks: Any, threads: Any = None, source_code_or_path: str, entry_name: str = "main_kernel",
                          cluster_dims: int | Sequence[int] | None = None, prelude: str | None = None) -> SourceKernelFrame:
     """`with T.CUDASourceCodeKernel(grid, threads=128, source_code_or_path=…): pass` launches a `__global__` function.
@@ -48,10 +49,6 @@ def CUDASourceCodeKernel(*blocks: Any, threads: Any = None, source_code_or_path:
     source_code_or_path: CUDA source, or the path of a file with it.  entry_name: the function; its parameters are those of
     the prim_func, in order: tensors as pointers, scalars by value.  Runs on CUDA only.  Raises source-kernel,
     FileNotFoundError.
-
-    Example:
-        with T.CUDASourceCodeKernel(32, threads=128, source_code_or_path=SOURCE, entry_name="scale"):
-            pass
     """
     need_builder("T.CUDASourceCodeKernel")
     text = source_code_or_path

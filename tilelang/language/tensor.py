@@ -195,6 +195,7 @@ class PointerFactory:
 ptr, handle = PointerFactory("ptr"), PointerFactory("handle")
 
 
+@example('P = T.make_tensor(p, (64, 64), "float16")', "Y[i] = P[0, i % 64]")
 def make_tensor(ptr: Any, shape: Any, dtype: Any = "float32", strides: Any = None) -> Buffer:
     """A tensor at a pointer parameter (T.ptr), at an integer address (an element of a T.Tensor of T.ptr) or at the address of
     an element of another buffer.  It is row-major unless strides are given.
@@ -202,10 +203,6 @@ def make_tensor(ptr: Any, shape: Any, dtype: Any = "float32", strides: Any = Non
     A pointer parameter, or an address read from a tensor in global memory, must be aligned to 16 bytes.  Other addresses must
     be aligned to the element's size.  Raises pointer for any other argument.
     shape: elements; strides: elements.
-
-    Example:
-        P = T.make_tensor(p, (64, 64), "float16")
-        Y[i] = P[0, i % 64]
     """
     b, align = need_builder("T.make_tensor"), 0
     if isinstance(ptr, AddressOf) and ptr.buffer.dtype == dtype_of(dtype, "the tensor"):
@@ -382,16 +379,13 @@ def _agrees(data: Any, own: Any, elem_offset: Any, scope: str, own_scope: str) -
                         hint="T.decl_buffer(data=A.data, elem_offset=n, scope=…) starts elsewhere in the storage of A")
 
 
+@example('bits = T.view(A_s, dtype="uint16")', "columns = T.view(A_s, (64, 128), strides=(1, 64))   # A_s: (128, 64)")
 def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None) -> Buffer:
     """A view of a buffer's storage with another shape, element type or strides; no data moves.
 
     src: a whole buffer of any shape, dtype and scope; the view has its scope.  shape: elements, default src's.
     dtype: default src's.  The number of bits must stay the same.  strides: of the view, in its elements, row-major by default;
     a buffer that is not dense needs them, and fragments have none.  Raises view-source, view-size, tensor-strides.
-
-    Example:
-        bits = T.view(A_s, dtype="uint16")
-        columns = T.view(A_s, (64, 128), strides=(1, 64))   # A_s: (128, 64)
     """
     if not isinstance(src, Buffer):
         raise error("view-source", f"T.view and T.reshape take a whole buffer, found {describe(src)}")

@@ -45,14 +45,9 @@ def value_call(op: str, args: Any, dt: Any, **attrs: Any) -> Var:
     return b.nameless(b.let(op, call(op, args, dt, span=b.here(), **attrs)))
 
 
+@example("x_s[tx] = X[i]", "T.sync_threads()", "Y[i] = x_s[127 - tx]")
 def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> Emitted:
-    """Barrier of the block; with an id, the named barrier of that id for `arrive_count` threads (default: all of the block).
-
-    Example:
-        x_s[tx] = X[i]
-        T.sync_threads()
-        Y[i] = x_s[127 - tx]
-    """
+    """Barrier of the block; with an id, the named barrier of that id for `arrive_count` threads (default: all of the block)."""
     if barrier_id is None and arrive_count is None:
         return emit_call("sync_threads")
     whole = -(-need_kernel("T.sync_threads").num_threads // 32) * 32  # a warp counts as 32 threads
@@ -254,14 +249,9 @@ ptx_commit_group = event("ptx_commit_group", "Close the group of this thread's a
                          op="cp_async_commit")
 
 
+@example("T.async_copy(A[by * 128, 0], A_s)", "T.ptx_wait_group(0)", "T.sync_threads()")
 def ptx_wait_group(n: int) -> Emitted:
-    """Wait until at most n groups of this thread's asynchronous copies are pending (sm_80+).
-
-    Example:
-        T.async_copy(A[by * 128, 0], A_s)
-        T.ptx_wait_group(0)
-        T.sync_threads()
-    """
+    """Wait until at most n groups of this thread's asynchronous copies are pending (sm_80+)."""
     if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 1 << 31:
         raise error("lane-arguments", f"T.ptx_wait_group takes a non-negative integer, got {n!r}",
                     expected="an integer from 0", found=repr(n))
@@ -334,25 +324,15 @@ class _Branch(Frame):
         owner.branches[self.which] = self.body()
 
 
+@example("with T.If(i < n):", "    with T.Then():", "        Y[i] = X[i]")
 def If_(c: Any) -> _RawIf:
-    """Raw branch: holds T.Then() and T.Else() blocks.
-
-    Example:
-        with T.If(i < n):
-            with T.Then():
-                Y[i] = X[i]
-    """
+    """Raw branch: holds T.Then() and T.Else() blocks."""
     return _RawIf(cast(convert(c), "bool"))
 
 
+@example("with T.If(i < n):", "    with T.Then():", "        Y[i] = X[i]")
 def Then() -> _Branch:
-    """Taken branch of T.If.
-
-    Example:
-        with T.If(i < n):
-            with T.Then():
-                Y[i] = X[i]
-    """
+    """Taken branch of T.If."""
     return _Branch("then")
 
 
@@ -369,14 +349,9 @@ def Else() -> _Branch:
     return _Branch("else")
 
 
+@example('count = T.alloc_var("int32")', "with T.While(count < 4):", "    count = count + 1")
 def While_(c: Any) -> WhileFrame:
-    """Raw while loop.
-
-    Example:
-        count = T.alloc_var("int32")
-        with T.While(count < 4):
-            count = count + 1
-    """
+    """Raw while loop."""
     return WhileFrame(cast(convert(c), "bool"))
 
 

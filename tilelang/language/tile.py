@@ -130,14 +130,11 @@ def async_copy(src: Any, dst: Any, *, coalesced_width: int | None = None, annota
     return EMITTED
 
 
+@example('T.fill(acc, -T.infinity("float32"))', "T.fill(A_s[0:16, :], 1.0)")
 def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> Emitted:
     """Every element of a tile = value, cast to the tile's type; block-collective.
 
     buffer: a buffer, region or element of any shape, dtype and scope.  value: a scalar.  Raises fill-operand, fill-value.
-
-    Example:
-        T.fill(acc, -T.infinity("float32"))
-        T.fill(A_s[0:16, :], 1.0)
     """
     b = need_builder("T.fill")
     if isinstance(buffer, (int, float, str, type(None))) or isinstance(buffer, Expr) and not isinstance(buffer, Load):
