@@ -20,7 +20,7 @@ from .tracing.builder import Builder, current_builder, need_builder, reads_memor
 from .tracing.flags import flag
 from .loops import IfThreadFrame, check_keys, loop_bound
 from .math import ceildiv
-from .tracing.scope import Frame
+from .tracing.scope import BodyFrame, Frame
 from .tracing.state import describe, error, example
 
 MOST_RESIDENT = 32  # most resident blocks of an SM (CUDA C++ Programming Guide, "Compute capabilities")
@@ -122,14 +122,12 @@ class KernelLaunchFrame(Frame):
         b.before_kernel()
         b.kernel = self
         b.kernels += 1
-        self.block_vars = tuple(b.new_var(n, I32) for n in ("bx", "by", "bz")[:len(self.blocks)])
+        self.vars = self.block_vars = tuple(b.new_var(n, I32) for n in ("bx", "by", "bz")[:len(self.blocks)])
         self.indices: tuple[Any, ...] = tuple(Var(n, I32, span=self.span) for n in ("tx", "ty", "tz"))
         return self.block_vars[0] if len(self.block_vars) == 1 else BlockIndices(self.block_vars)
 
     def close(self, b: Builder) -> Stmt:
         b.kernel = None
-        for v in self.block_vars:
-            b.unnamed.pop(id(v), None)
         self.set(layouts=tuple(self.layouts), safe_values=tuple(self.safe_values), import_source=tuple(self.sources))
         if self.swizzle is not None and len(self.block_vars) > 1:
             self.set(swizzle=self.swizzle)  # the code generator permutes the blocks; bx and by keep their exact bounds
@@ -426,7 +424,7 @@ class BindingLaunchFrame(KernelLaunchFrame):
         return b.nameless((self.block_vars if kind == "block" else self.thread_vars)[axis])
 
 
-class ThreadBindingFrame(Frame):
+class ThreadBindingFrame(BodyFrame):
     """A thread_binding loop inside a launch: gives a launch index a name.  In T.Kernel, the extents must agree."""
 
     loop = opens_by_name = True
@@ -448,9 +446,6 @@ class ThreadBindingFrame(Frame):
                         f"over {self.extent}", expected=f"an extent of {have if have is not None else 'none'}",
                         found=str(self.extent))
         return launch.thread_vars[axis] if kind == "thread" else launch.block_vars[axis]
-
-    def close(self, b: Builder) -> Stmt | None:
-        return self.body() if self.stmts else None
 
 
 def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") -> Frame:

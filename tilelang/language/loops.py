@@ -171,9 +171,8 @@ class LoopFrame(Frame):
         return self.user
 
     def close(self, b: Builder) -> Stmt:
-        b.unnamed.pop(id(self.counter), None)
+        b.unnamed.pop(id(self.counter if self.user is None else self.user), None)
         if self.user is not None:
-            b.unnamed.pop(id(self.user), None)
             object.__setattr__(self.counter, "name", f"{self.user.name}_step")
         return For(self.counter, self.start, self.extent, self.kind, self.body(), self.attrs, self.plan, span=self.span)
 
@@ -197,8 +196,7 @@ class ParallelFrame(Frame):
 
     opened_by = "for i in T.Parallel(n):"
     once = False
-    loop = True
-    parallel = True
+    loop = parallel = True
 
     def __init__(self, extents: tuple[Any, ...], options: tuple[ParallelPlan, Attrs], start: Expr | None = None) -> None:
         super().__init__()
@@ -222,8 +220,6 @@ class ParallelFrame(Frame):
         return self.vars[0] if len(self.vars) == 1 else self.vars
 
     def close(self, b: Builder) -> Stmt:
-        for v in self.vars:
-            b.unnamed.pop(id(v), None)
         body = self.body()
         if isinstance(body, ParallelStmt) and not body.attrs and not body.plan.given():
             return ParallelStmt(self.vars + body.vars, self.extents + body.extents, body.body, self.attrs,
@@ -248,7 +244,6 @@ class GridFrame(Frame):
     def close(self, b: Builder) -> Stmt:
         out = self.body()
         for v, e in reversed(list(zip(self.vars, self.extents))):
-            b.unnamed.pop(id(v), None)
             out = For(v, Const(0, v.dtype), e, "serial", out, (), span=self.span)
         return out
 
@@ -303,8 +298,6 @@ class PersistentFrame(Frame):
         return self.vars[0] if len(self.vars) == 1 else self.vars
 
     def close(self, b: Builder) -> Stmt:
-        for v in self.vars:
-            b.unnamed.pop(id(v), None)
         inside, own = self.body(), self.plan.num_stages
         if not own or not is_const(self.domain[-1] % self.group, 0):
             inside = If(binary("lt", self.vars[-1], self.domain[-1]), inside, None, span=self.span)

@@ -137,7 +137,7 @@ def reducer_init(acc: Buffer, init: Any = None) -> Emitted:
     """
     b = need_builder("T.reducer_init")
     e = _epoch(b, acc, "T.reducer_init")
-    if any(getattr(f, "parallel", False) for f in b.frames):
+    if any(f.parallel for f in b.frames):
         raise error("reducer-order", "T.reducer_init inside T.Parallel",
                     found="T.reducer_init inside T.Parallel", hint="initialise the reducer before the loop")
     if e.state == "open":
@@ -174,7 +174,7 @@ def reducer_update(element: Any, value: Any) -> Emitted:
     if e.state != "open" or e.ends and e.ended(tuple((f, arm) for f, arm, _ in _around(b))):
         raise error("reducer-order", f"T.reducer_update of `{acc.name}`, which is not between reducer_init and "
                     "finalize_reducer", found=f"T.reducer_update of `{acc.name}` outside of them")
-    if not any(getattr(f, "parallel", False) for f in b.frames):
+    if not any(f.parallel for f in b.frames):
         raise error("reducer-order", "T.reducer_update outside T.Parallel", found="T.reducer_update outside T.Parallel")
     added = cast(convert(value), acc.dtype)
     if any(_uses(x, acc) for x in walk(added)):

@@ -330,7 +330,7 @@ def _moves(b: Any, e: Expr) -> bool:
     """Whether a value may vary inside a launch, between threads or between statements."""
     inner = b.frames[b.frames.index(b.kernel):]
     own = {id(s.var) for f in inner for s in f.stmts if isinstance(s, Bind)} | {id(v) for v in b.kernel.indices}
-    own |= {id(v) for f in inner[1:] for v in (*getattr(f, "vars", ()), getattr(f, "var", None))}
+    own |= {id(v) for f in inner[1:] for v in f.vars}
     return any(isinstance(n, (Load, Call)) or isinstance(n, Var) and id(n) in own for n in walk(e))
 
 

@@ -56,7 +56,7 @@ def accumulator_clearing(clear_accum: Any) -> Expr:
 
 def _is_of_the_block(b: Builder, e: Load) -> bool:
     """An element of global or shared memory at a place that only the block decides: by block indices and numbers."""
-    if b.kernel is None or any(getattr(f, "parallel", False) for f in b.frames) or not e.buffer.scope_name.startswith(
+    if b.kernel is None or any(f.parallel for f in b.frames) or not e.buffer.scope_name.startswith(
             (GLOBAL, *SHARED)) or all(isinstance(d, (int, Const)) and getattr(d, "value", d) == 1
                                         for d in e.buffer.shape):
         return False

@@ -18,7 +18,7 @@ from tilelang.ir.hook import Hook
 from tilelang.target.intrinsics import is_pure
 
 from .cut import in_variables
-from .scope import Context, Frame, RootFrame
+from .scope import Context, Frame
 from .state import current, need_tracing, set_current
 
 log = logging.getLogger("tilelang.language")
@@ -64,7 +64,7 @@ class Builder:
     def __init__(self, name: str, eager: Any = None) -> None:
         self.name = name
         self.eager = eager
-        self.root = RootFrame()
+        self.root = Frame()
         self.frames: list[Frame] = [self.root]
         self.contexts: list[tuple[Context, int]] = []
         self.ctx: Context = None  # type: ignore[assignment]  # set by enter_context before anything runs
@@ -105,7 +105,7 @@ class Builder:
             frame = frame.f_back  # type: ignore[assignment]
         if frame is None or self.ctx is None:
             return outer
-        if frame.f_code is self.ctx.code or frame.f_code in self.ctx.code.co_consts:
+        if self.ctx.owns(frame.f_code):
             return outer
         return Span(frame.f_code.co_filename, frame.f_lineno, 0, function=frame.f_code.co_name, caller=outer)
 
@@ -177,6 +177,8 @@ class Builder:
         """Close a frame, and the frames that bare expression statements opened inside it."""
         while True:
             top = self.frames.pop()
+            for v in top.vars:
+                self.unnamed.pop(id(v), None)
             stmt = top.close(self)
             if stmt is not None:
                 self.emit(stmt)

@@ -14,7 +14,7 @@ from tilelang.ir import Buffer, Const, Expr, as_bool, const, logical, select, un
 
 from .builder import OPS, SCALARS, Builder, log
 from .regions import BufferSlice
-from .state import describe
+from .state import describe, error
 from .python_questions import differs
 
 
@@ -39,8 +39,8 @@ class Conditions:
                                    "T.if_then_else chooses between scalars in a loop")
             return bool(value.value) if isinstance(value, Const) else as_bool(value)
         if isinstance(value, Buffer):
-            raise errors.error("condition", f"Buffer `{value.name}` has no truth value", expected="a scalar",
-                               found=f"the buffer `{value.name}`", span=self.b.span())
+            raise error("condition", f"Buffer `{value.name}` has no truth value", expected="a scalar",
+                        found=f"the buffer `{value.name}`")
         if isinstance(value, (bool, int, type(None), np.bool_)):
             return bool(value)
         if hasattr(value, "__tilelang_expr__"):
@@ -88,8 +88,8 @@ class Conditions:
         x, y = self.lazily(a), self.lazily(b)
         for v in (x, y):
             if not isinstance(v, (Expr, BufferSlice, *SCALARS)):
-                raise errors.error("condition", "`a if cond else b` with a run-time condition chooses between scalars, found "
-                                   f"{describe(v)}", expected="scalars", span=self.b.span(), hint="use an if statement")
+                raise error("condition", "`a if cond else b` with a run-time condition chooses between scalars, found "
+                            f"{describe(v)}", expected="scalars", hint="use an if statement")
         x, y = (v.vector() if isinstance(v, BufferSlice) else v for v in (x, y))
         return select(c, x, y)
 
@@ -154,9 +154,9 @@ class Conditions:
         elif self._static(item) or isinstance(items, (Buffer, BufferSlice)):
             found = item in items
         else:
-            raise errors.error("condition", f"`in` of a run-time value and a {type(items).__name__}: its value is known only "
-                               "when the kernel runs", expected="a tuple or list of values", found=f"a {type(items).__name__}",
-                               span=self.b.span(), hint="use a tuple or list of the values")
+            raise error("condition", f"`in` of a run-time value and a {type(items).__name__}: its value is known only when the "
+                        "kernel runs", expected="a tuple or list of values", found=f"a {type(items).__name__}",
+                        hint="use a tuple or list of the values")
         return self.not_(found) if absent else found
 
     def _conjunction(self, a: Any, b: Any) -> Any:

@@ -15,7 +15,7 @@ from .names import Names
 from .builder import Builder, Emitted, log, loop_of_range
 from .regions import BufferSlice
 from .scope import UNDEFINED, Frame, IfFrame, Poison, Undefined, WhileFrame, outside_scope, rebound_constant
-from .state import describe, place
+from .state import describe, error, place
 
 
 register_warning("no-effect", "a statement of a kernel that does nothing")
@@ -112,9 +112,8 @@ class ControlFlow:
     def loop(self, it: Any, names: tuple[str, ...], now: tuple[Any, ...]) -> Guard:
         if not (isinstance(it, Frame) and it.loop):
             shown = type(it).__name__ if isinstance(it, Frame) else repr(it)
-            raise errors.error("for-iterator", f"Invalid for loop: got {shown}, type={type(it).__name__}, expected a loop such "
-                               "as range, T.serial, T.Parallel or T.Pipelined",
-                               found=type(it).__name__, span=self.b.span(), hint=_loop_hint(it))
+            raise error("for-iterator", f"Invalid for loop: got {shown}, type={type(it).__name__}, expected a loop such as "
+                        "range, T.serial, T.Parallel or T.Pipelined", found=type(it).__name__, hint=_loop_hint(it))
         g = Guard(self.b, it, names, now)
         g.value = self.b.enter(it)
         return g
@@ -140,8 +139,7 @@ class ControlFlow:
             self.b.loop_passes -= 1
         if isinstance(c, bool):
             if c:
-                raise errors.error("infinite-loop", "Infinite while loop detected: its condition is always true",
-                                   span=self.b.span())
+                raise error("infinite-loop", "Infinite while loop detected: its condition is always true")
             warn("no-effect", "the condition of this while loop is always false; the loop is skipped",
                  "loop on a T.alloc_var", self.b.span(), log)
             g.then = False
@@ -177,9 +175,8 @@ class ControlFlow:
 
     def break_(self) -> None:
         frame = self._innermost_loop("break")
-        if getattr(frame, "parallel", False):
-            raise errors.error("break-in-parallel", "break in a T.Parallel loop: its iterations run in no particular order",
-                               span=self.b.span())
+        if frame.parallel:
+            raise error("break-in-parallel", "break in a T.Parallel loop: its iterations run in no particular order")
         self._jump(Break(span=self.b.span()))
 
     def continue_(self) -> None:
@@ -196,13 +193,12 @@ class ControlFlow:
                 return f
             if f is self.b.kernel:
                 break
-        raise errors.error("break-outside-loop", f"'{word}' outside a run-time loop",
-                           found=f"'{word}' outside of one", span=self.b.span())
+        raise error("break-outside-loop", f"'{word}' outside a run-time loop", found=f"'{word}' outside of one")
 
     def leaves_function(self) -> bool:
         """Whether a bare `return` ends the traced function.  Under run-time control flow of a launch it ends the thread."""
         frames = self.b.frames[self.b.ctx.base:]
-        if (len(self.b.contexts) > 1 or self.b.kernel not in frames or any(getattr(f, "parallel", False) for f in frames)
+        if (len(self.b.contexts) > 1 or self.b.kernel not in frames or any(f.parallel for f in frames)
                 or all(f.once for f in frames[frames.index(self.b.kernel):])):
             return True
         self._jump(Evaluate(call("thread_return", (), "void", span=self.b.span()), span=self.b.span()))
@@ -215,8 +211,7 @@ class ControlFlow:
             if not f.once:
                 hint = ("assign to a T.alloc_var and return it after the loop or branch" if macro else
                         "leave it out of loops, T.Parallel and branches; in T.Kernel a bare return ends the thread")
-                raise errors.error("return-in-control-flow", "return inside run-time control flow is not supported",
-                                   span=self.b.span(), hint=hint)
+                raise error("return-in-control-flow", "return inside run-time control flow is not supported", hint=hint)
         if macro:
             return self.names.freeze(value)
         self.finish_outputs(value)
@@ -230,11 +225,10 @@ class ControlFlow:
         for v in items:
             k = next((i for i, o in enumerate(self.b.outputs) if o is v), None)
             if k is None:
-                raise errors.error("return-value", "Only tensor allocated from `T.empty` can be returned in prim_func, found "
-                                   f"{describe(v)}", span=self.b.span())
+                raise error("return-value", "Only tensor allocated from `T.empty` can be returned in prim_func, found "
+                            f"{describe(v)}")
             if k - n in order:
-                raise errors.error("return-value", f"`{v.name}` is returned twice",
-                                   found=f"`{v.name}` twice", span=self.b.span())
+                raise error("return-value", f"`{v.name}` is returned twice", found=f"`{v.name}` twice")
             order.append(k - n)
         self.b.returned = tuple(order)
 

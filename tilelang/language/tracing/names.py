@@ -107,8 +107,8 @@ class Names:
         elif isinstance(value, BufferSlice):
             return self.freeze_slice(value)
         elif isinstance(value, Undefined):
-            raise errors.error("scope", f"`{name}` is assigned from a name that has no value yet",
-                               found=f"`{name}` assigned from a name without one", span=self.b.span())
+            raise error("scope", f"`{name}` is assigned from a name that has no value yet",
+                        found=f"`{name}` assigned from a name without one")
         elif isinstance(value, Poison):
             value._raise()  # assigning from a dead name is a use
         elif not self.b.lazy:  # variables made for a container stay in it, whatever else they are called later
@@ -138,8 +138,8 @@ class Names:
     def bind_frame(self, name: str, value: Any, old: Any = None) -> Any:
         """Bind the target of a for header or `with … as`.  A loop over several extents needs one name per extent."""
         if isinstance(value, tuple):
-            raise errors.error("unpack", f"the header names one variable, the loop gives {len(value)}", expected="one name",
-                               found=f"{len(value)} values", span=self.b.span(), hint="name one variable per extent")
+            raise error("unpack", f"the header names one variable, the loop gives {len(value)}", expected="one name",
+                        found=f"{len(value)} values", hint="name one variable per extent")
         self.b.name_value(name, value)
         return value
 
@@ -148,9 +148,8 @@ class Names:
         items = (value,) if isinstance(value, Var) else tuple(value) if isinstance(value, (tuple, list)) else None
         if items is None or len(items) != n:
             found = "one value" if items is None else f"{len(items)}"
-            raise errors.error("unpack", f"the header names {n} variables, the loop or launch gives {found}",
-                               expected=f"{n} values", found=str(found),
-                               span=self.b.span(), hint="name one variable per extent")
+            raise error("unpack", f"the header names {n} variables, the loop or launch gives {found}", expected=f"{n} values",
+                        found=str(found), hint="name one variable per extent")
         return items
 
     def freeze(self, value: Any) -> Any:
@@ -191,16 +190,14 @@ class Names:
     def unpack(self, value: Any, n: int, star: int | None = None) -> tuple[Any, ...]:
         """The n values of a tuple assignment, all computed before the first is assigned."""
         if isinstance(value, (Expr, Buffer, BufferSlice)) and not isinstance(value, Var):
-            raise errors.error("unpack", f"cannot unpack one value into {n} names",
-                               expected=f"{n} values", found="one", span=self.b.span())
+            raise error("unpack", f"cannot unpack one value into {n} names", expected=f"{n} values", found="one")
         items = list(value)
         if star is None and len(items) != n:
-            raise errors.error("unpack", f"expected {n} values to unpack, found {len(items)}", expected=f"{n} values",
-                               span=self.b.span())
+            raise error("unpack", f"expected {n} values to unpack, found {len(items)}", expected=f"{n} values")
         if star is not None:
             if len(items) < n - 1:
-                raise errors.error("unpack", f"expected at least {n - 1} values to unpack, found {len(items)}",
-                                   expected=f"at least {n - 1} values", span=self.b.span())
+                raise error("unpack", f"expected at least {n - 1} values to unpack, found {len(items)}",
+                            expected=f"at least {n - 1} values")
             tail = n - 1 - star
             items = [*items[:star], items[star:len(items) - tail], *items[len(items) - tail:]]
         return tuple(self.freeze(v) for v in items)
@@ -208,11 +205,10 @@ class Names:
     def augment(self, name: str, old: Any, op: str, value: Any) -> Any:
         """`name op= value`."""
         if isinstance(old, Undefined):
-            raise errors.error("scope", f"`{name}` is used before it has a value",
-                               found=f"`{name}` without one", span=self.b.span())
+            raise error("scope", f"`{name}` is used before it has a value", found=f"`{name}` without one")
         if isinstance(old, (Buffer, BufferSlice)):
-            raise errors.error("whole-buffer-assignment", f"`{name} {op}=` on a whole buffer is not supported: use slice "
-                               "assignment", found=f"`{name}`, a whole buffer", span=self.b.span())
+            raise error("whole-buffer-assignment", f"`{name} {op}=` on a whole buffer is not supported: use slice assignment",
+                        found=f"`{name}`, a whole buffer")
         return self.bind(name, self._apply(op, old, value), old)
 
     def _apply(self, op: str, a: Any, b: Any) -> Any:
@@ -229,8 +225,7 @@ class Names:
         elif isinstance(target, Poison):
             target._raise()
         elif isinstance(target, (Expr, BufferSlice)):
-            raise errors.error("store-target", f"{describe(target)} does not support item assignment",
-                               found=describe(target), span=self.b.span())
+            raise error("store-target", f"{describe(target)} does not support item assignment", found=describe(target))
         else:
             self._keep(target, key, value)
 
@@ -275,7 +270,7 @@ class Names:
                 raise
             kind, hint = ("host-index", "pass the array as a parameter, `name: T.Tensor(shape, dtype)`") if differs(key) else (
                 "container-key", "")
-            raise errors.error(kind, f"{type(e).__name__}: {e}", found=describe(key), span=self.b.span(), hint=hint) from None
+            raise error(kind, f"{type(e).__name__}: {e}", found=describe(key), hint=hint) from None
 
     def slice(self, start: Any, stop: Any, step: Any) -> builtins.slice:
         return slice(start, stop, step)

@@ -191,7 +191,7 @@ def _of_python(b: Builder, e: Exception) -> Exception | None:
 
 def _is_own(b: Builder, at: TracebackType) -> bool:
     """Whether a frame is that of the kernel function or macro being traced, or of a comprehension in it."""
-    return at.tb_frame.f_code is b.ctx.code or at.tb_frame.f_code in b.ctx.code.co_consts
+    return bool(b.ctx.owns(at.tb_frame.f_code))
 
 
 def _shown(b: Builder, e: Exception, at: TracebackType) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def refine(b: Builder, e: BaseException) -> Span | None:
     """The span of the expression that raised, where Python records it; else that of its statement."""
     span, at, trace = b.span(), None, e.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code is b.ctx.code or trace.tb_frame.f_code in b.ctx.code.co_consts:
+        if _is_own(b, trace):
             at = positions(trace.tb_frame.f_code, trace.tb_lasti)
         trace = trace.tb_next
     if span is None or at is None or not span.line <= at[0] <= max(span.line, span.end_line):

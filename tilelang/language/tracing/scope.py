@@ -10,6 +10,7 @@ from tilelang import errors
 from tilelang.ir import Expr, If, Span, Stmt, While, seq
 
 from .rewrite import Place
+from .source_text import codes_in
 from .state import current, error, need_tracing, reject_operators
 
 
@@ -30,6 +31,11 @@ class Context:
             line, col, end_line, end_col = self.places[pos]
             got = self._spans[pos] = Span(self.file, line, col, end_line, end_col, self.function, self.caller)
         return got
+
+
+    def owns(self, code: CodeType) -> bool:
+        """Whether a code is that of the function, or of a lambda or comprehension in it."""
+        return code is self.code or any(code is c for c in codes_in(self.code))
 
 
 class Poison:
@@ -90,15 +96,17 @@ class Frame:
     """A scope that collects statements.  `with frame as value:` opens it in the current builder.
 
     once: its body runs exactly once when it is reached, so Python values assigned in it stay valid after it.
-    loop: break and continue refer to it.
+    loop: break and continue refer to it.  parallel: the iterations of the loop have no order.
+    vars: the variables of its head, which have no name of the program where it did not bind them.
     opens_by_name: `name = frame` opens it to the end of the block around it, as `with frame as name:` would.
     opened_by: how a program opens it, for the error of a program that uses it as a value.
     """
 
     once: ClassVar[bool] = True
     loop: ClassVar[bool] = False
-    opens_by_name = False
+    parallel = opens_by_name = False
     opened_by = "for i in T.serial(n):"
+    vars: tuple[Any, ...] = ()
 
     def __init__(self) -> None:
         self.stmts: list[Stmt] = []
@@ -140,10 +148,6 @@ class Frame:
 
 
 reject_operators(Frame, Frame.__tilelang_expr__)
-
-
-class RootFrame(Frame):
-    """The body of the function."""
 
 
 class BodyFrame(Frame):

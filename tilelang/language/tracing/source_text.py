@@ -43,7 +43,7 @@ def remember(fn: Any) -> None:
         names = fn.__globals__
         text = next((t for t in _texts(code) if _line_in(t, code, names)), "") or _present(code.co_filename, names)
         text = _files.setdefault(code.co_filename, {}).setdefault(text, text)
-        _read.update({id(c): (c, text) for c in _codes(code)})
+        _read.update({id(c): (c, text) for c in codes_in(code)})
 
 
 def lines_of(fn: Any) -> tuple[list[str], int]:
@@ -103,11 +103,12 @@ def _present(name: str, names: dict[str, Any]) -> str:
     return "".join(lines)
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """A code and those of the functions, lambdas and comprehensions inside it."""
     yield code
     for c in code.co_consts:
         if isinstance(c, CodeType):
-            yield from _codes(c)
+            yield from codes_in(c)
 
 
 def _line_in(text: str, code: CodeType, names: dict[str, Any]) -> int | None:
@@ -137,11 +138,11 @@ def _compiled(text: str, file: str, flags: int, loader: Any) -> list[CodeType]:
         with warnings.catch_warnings():  # Python gave them when it compiled the text
             warnings.simplefilter("ignore")
             if hasattr(loader, "source_to_code"):
-                return [*_codes(loader.source_to_code(text.encode(), file))]
+                return [*codes_in(loader.source_to_code(text.encode(), file))]
             if hasattr(rewriting := cast(Any, sys.modules.get(type(loader).__module__)), "rewrite_asserts"):
                 tree = ast.parse(text)
                 rewriting.rewrite_asserts(tree, text.encode(), file, loader.config)
-            return [*_codes(compile(tree, file, "exec", flags, dont_inherit=True))]
+            return [*codes_in(compile(tree, file, "exec", flags, dont_inherit=True))]
     except (SyntaxError, ValueError):
         return []
 
