@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilelang.errors import error, register
-from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var, dtype
-from tilelang.ir.numbers import INTEGERS
+from tilelang.ir import Binary, Cast, Const, Expr, Select, Unary, Var, walk
+from tilelang.ir.evaluate import evaluate
 
 register("layout-invalid", ValueError, "a layout's description contradicts itself or cannot be used here",
          "check the shape and the indices that the layout was given")
@@ -129,44 +129,18 @@ def fit(values: dict[str, np.ndarray], what: str) -> Modes:
     return out
 
 
-def evaluate_index(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray:
-    """Integer NumPy value of an index expression; variables are arrays that broadcast."""
+def evaluate_index(e: Any, env: Mapping[Var, Any]) -> np.ndarray:
+    """Integer NumPy value of an index expression; variables are integers or arrays that broadcast.
+
+    It wraps as its type does: addresses stay below 2**31.  Raises layout-invalid for other variables and operations.
+    """
     if not isinstance(e, Expr):
         return np.int64(e)  # type: ignore[return-value]
-    if isinstance(e, Const):
-        return np.int64(e.value)  # type: ignore[return-value]
-    if isinstance(e, Var):
-        if e not in env:
-            raise error("layout-invalid", f"a layout function uses `{e.name}`, which is not one of its indices",
-                        expected="the layout's own indices", found=f"`{e.name}`")
-        return env[e]
-    if isinstance(e, (Cast, Select, Unary, Binary)) and (e.dtype.is_int or e.dtype.is_bool):
-        got = _computed(e, env)
-        if got is not None:
-            return _wrapped(got, e.dtype) if e.dtype.is_int and e.dtype.bits < 32 else got  # addresses stay below 2**31
-    raise error("layout-invalid", f"a layout function must be integer arithmetic on its indices, found {type(e).__name__}",
-                expected="integer arithmetic on the indices", found=f"a {type(e).__name__}")
-
-
-def _computed(e: Any, env: dict[Var, np.ndarray]) -> np.ndarray | None:
-    """The value of an operation on int64 numbers, None for an operation that layouts do not support."""
-    if isinstance(e, Cast):
-        x = np.asarray(evaluate_index(e.value, env))
-        return x != 0 if e.dtype.is_bool else x.astype(np.int64)
-    if isinstance(e, Select):
-        return np.where(evaluate_index(e.cond, env), evaluate_index(e.a, env), evaluate_index(e.b, env))
-    if isinstance(e, Unary):
-        return _UNARY[e.op](evaluate_index(e.a, env)) if e.op in _UNARY else None
-    return _BINARY[e.op](evaluate_index(e.a, env), evaluate_index(e.b, env)) if e.op in _BINARY else None
-
-
-def _wrapped(x: np.ndarray, dt: dtype) -> np.ndarray:
-    """int64 numbers wrapped to a narrower type."""
-    low = x & ((1 << dt.bits) - 1)
-    return low - ((low >> (dt.bits - 1)) << dt.bits) if dt.is_signed else low
-
-
-_UNARY: dict[str, Callable[..., Any]] = {"neg": np.negative, "not": np.logical_not, "bitnot": np.invert}
-_BINARY = INTEGERS | {
-    "floordiv": np.floor_divide, "floormod": np.mod, "truncmod": np.fmod,
-    "truncdiv": lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))}
+    for n in walk(e):
+        if isinstance(n, Var) and n not in env:
+            raise error("layout-invalid", f"a layout function uses `{n.name}`, which is not one of its indices",
+                        expected="the layout's own indices", found=f"`{n.name}`")
+        if not isinstance(n, (Var, Const, Cast, Select, Unary, Binary)) or not (n.dtype.is_int or n.dtype.is_bool):
+            raise error("layout-invalid", "a layout function must be integer arithmetic on its indices, found "
+                        f"{type(n).__name__}", expected="integer arithmetic on the indices", found=f"a {type(n).__name__}")
+    return np.asarray(evaluate(e, env), np.int64)
