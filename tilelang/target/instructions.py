@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilelang.ir import Call
+from tilelang.ir import AddressOf, Call, Launch, Node, Store, Var, walk
 
-from .intrinsics import PURE, READS, SYNC, WARP, WRITES, Intrinsic, add_intrinsic
+from .intrinsics import INTRINSICS, PURE, READS, SYNC, WARP, WRITES, Intrinsic, add_intrinsic
 from .thread_calls import CLOCKS
 from .mma import MMA_ROWS, MmaRow, mma_rows, operand_dtype, truncate_tf32
+from .tensor_map import tensor_maps_of
 
 ATOMIC_ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
 ATOMIC_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "uint32", "int64", "uint64")
@@ -147,10 +148,33 @@ def call_fields(e: Call, args: Sequence[str] = ()) -> dict[str, Any]:
     return out
 
 
+_SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store", "bulk_copy_cluster")  # their second address is only read
+
+
+def written_storages(n: Node) -> set[Var]:
+    """Storages that a program or a launch may write: stored to, or given by address to anything but a copy's source."""
+    out: set[Var] = set()
+    maps: dict[str, Var] = {}
+    for x in walk(n, Launch, Store, Call):
+        if isinstance(x, Launch):
+            maps |= {m.name: m.buffer.data for m in tensor_maps_of(x)}
+        elif isinstance(x, Store):
+            out.add(x.buffer.data)
+        else:
+            row = INTRINSICS.get(x.op)
+            read_only = row is not None and row.effect in (PURE, READS)
+            out |= {a.buffer.data for i, a in enumerate(x.args) if isinstance(a, AddressOf) and not read_only
+                    and not (x.op in _SOURCE_SECOND and i == 1)}
+            if x.op in ("tma_store", "tma_reduce_add", "tensor_map") and x.options.map in maps:
+                out.add(maps[x.options.map])
+    return out
+
+
 def function_name(row: MmaRow) -> str:
     """C name of a row's wrapper: mma_m16n8k16_f16_f16_f32."""
     return row.name.replace(".", "_")
 
 
 __all__ = ["ATOMIC_DTYPES", "ATOMIC_ORDERS", "CACHE_HINTS", "CLUSTER_CALLS", "MMA_ROWS",
-           "MmaRow", "TMA_CALLS", "call_fields", "function_name", "mma_rows", "operand_dtype", "truncate_tf32"]
+           "MmaRow", "TMA_CALLS", "call_fields", "function_name", "mma_rows", "operand_dtype", "truncate_tf32",
+           "written_storages"]

@@ -8,8 +8,7 @@ from tilelang.arith import flat_index, lane_of, vector_base
 from tilelang.errors import InternalError
 from tilelang.ir import (AddressOf, Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Expr, Launch, Load, Store, Var, const,
                          dtype, follows_addresses, walk, BARRIER, DYNAMIC, GLOBAL, LOCAL, STATIC, VARIABLE)
-from tilelang.target import INTRINSICS
-from tilelang.target.tensor_map import tensor_maps_of
+from tilelang.target.instructions import written_storages
 
 from .page import Expressions
 from .text import ADD, POSTFIX, PREFIX, Text
@@ -17,7 +16,6 @@ from .types import HALVES, lane_args, type_name
 from .unsupported import unsupported
 
 SHARED_SCOPES = (STATIC, DYNAMIC, BARRIER)
-_SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store", "bulk_copy_cluster")  # their second address is only read
 
 
 class Memory:
@@ -29,7 +27,7 @@ class Memory:
     def __init__(self, x: Expressions, launch: Launch) -> None:
         self.x, self.page = x, x.page
         self.offsets: dict[Var, Any] = {b.data: offset for b, offset in launch.plan.shared_offsets}
-        self.written = _written_storages(launch) | _taken_storages(launch)
+        self.written = written_storages(launch) | _taken_storages(launch)
         # An address that the kernel computes or reads may point into any tensor.
         self._may_alias = None if follows_addresses(launch) else frozenset(launch.plan.may_alias)
         self._types: dict[Var, dtype] = {}  # element type that a storage was declared with
@@ -179,22 +177,4 @@ def _taken_storages(launch: Launch) -> set[Var]:
             out.add(value.buffer.data)
         elif isinstance(value, Var) and value.dtype.is_handle:
             out.add(value)
-    return out
-
-
-def _written_storages(launch: Launch) -> set[Var]:
-    """Storages that the kernel may write: stored to, or given by address to anything but a copy's source."""
-    out: set[Var] = set()
-    maps = {m.name: m.buffer.data for m in tensor_maps_of(launch)}
-    for x in walk(launch.body, Store, Call):
-        if isinstance(x, Store):
-            out.add(x.buffer.data)
-        else:
-            row = INTRINSICS.get(x.op)
-            read_only = row is not None and row.effect in ("pure", "reads")
-            for i, a in enumerate(x.args):
-                if isinstance(a, AddressOf) and not read_only and not (x.op in _SOURCE_SECOND and i == 1):
-                    out.add(a.buffer.data)
-            if x.op in ("tma_store", "tma_reduce_add", "tensor_map") and x.options.map in maps:
-                out.add(maps[x.options.map])
     return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from tilelang.ir import GLOBAL, SHARED, AddressOf, Buffer, Call, Const, Expr, Func, Launch, Load, Ramp, Store, numpy_dtype, walk
+from tilelang.target.instructions import written_storages
 from tilelang.target.tensor_map import tensor_maps_of
 
 from ..context import Context, Handlers
@@ -61,22 +62,6 @@ def access_granules(func: Func) -> tuple[int, dict[int, int]]:
     return shared, others
 
 
-def written(func: Func) -> set[int]:
-    """Ids of the data variables of global tensors that some statement may write."""
-    out: set[int] = set()
-    for n in walk(func):
-        if isinstance(n, Store):
-            out.add(id(n.buffer.data))
-        elif isinstance(n, Launch):
-            stored = {c.options.map for c in walk(n.body)
-                      if isinstance(c, Call) and c.op in ("tma_store", "tma_reduce_add")}
-            out.update(id(m.buffer.data) for m in tensor_maps_of(n) if m.name in stored)
-        elif isinstance(n, Call):
-            args = n.args[:1] if n.op in ("cp_async", "ldmatrix", "mma", "bulk_load", "bulk_store") else n.args
-            out.update(id(a.buffer.data) for a in args if isinstance(a, AddressOf))
-    return out
-
-
 class DeviceContext(Context):
     """Compiles a lowered program.
 
@@ -97,7 +82,7 @@ class DeviceContext(Context):
         self.guards_registers = any(isinstance(n, Call) and n.op == "wgmma" for n in walk(func))
         self.globals: list[int] = []
         self.workspaces: list[Action] | None = None
-        self._written = written(func)
+        self._written = {id(v) for v in written_storages(func)}
 
     def written_slots(self) -> set[int]:
         """Slots of the buffers that the program writes, as far as known by now."""
