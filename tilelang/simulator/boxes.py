@@ -48,7 +48,7 @@ class TensorBox:
         m.check()
         self.map, self.span = m, span
         self.dt = numpy_dtype(m.buffer.dtype)
-        self.slot, self.geometry = c.slot(m.buffer.data), geometry(c.exprs, m.buffer)
+        self.slot, self.geometry = c.slot(m.buffer.data), geometry(c, m.buffer)
         self.box = tuple(reversed(m.box))  # outermost first
         self.row_bytes = m.box[0] * self.dt.itemsize
         self.rows = int(np.prod(self.box[:-1]))

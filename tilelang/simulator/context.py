@@ -11,7 +11,6 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from tilelang.ir import AddressOf, Buffer, Call, Expr, Func, Stmt, TileOp, Var
@@ -72,8 +71,8 @@ class LaunchScope:
     maps: dict[str, TensorMap] = field(default_factory=dict)
 
 
-class Context:
-    """The state that the handlers of one program share.
+class Context(ExprCompiler):
+    """The state that the handlers of one program share; compiles its expressions and statements.
 
     granules: sizes in bytes by id of a buffer's data (memory.py).  launch: the launch being compiled.  inside: the constructs
     around the statement being compiled.  in_while: whether the innermost loop is a while loop.  discarded: the arguments of the
@@ -83,42 +82,26 @@ class Context:
     memory: Memory
 
     def __init__(self, func: Func, check: bool, handlers: Handlers) -> None:
-        self.check, self.handlers, self.granules = check, handlers, granules(func)
+        super().__init__(INTRINSICS, {**EXPRESSIONS, **handlers.exprs})
+        self.check, self.stmts, self.calls, self.granules = check, handlers.stmts, handlers.calls, granules(func)
         self.addresses = Addresses()
-        own = {kind: partial(_in_context, handler, self) for kind, handler in handlers.exprs.items()}
-        self.exprs = ExprCompiler(INTRINSICS, {**EXPRESSIONS, **own})
         self.launch = LaunchScope()
         self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()
         self.in_while = False
         self.ticks = itertools.count(1)  # of the clocks that the program reads
         self.discarded: tuple[Any, ...] | None = None
 
-    @property
-    def place(self) -> Any:
-        """Span of the statement being compiled, used for expressions without a span."""
-        return self.exprs.place
-
-    def slot(self, v: Var) -> int:
-        """Slot number of a variable."""
-        return self.exprs.slot(v)
-
-    def expr(self, e: Expr) -> Closure:
-        """Compile an expression to a function of a frame."""
-        return self.exprs.expr(e)
-
     def stmt(self, s: Stmt) -> Action:
         """Compile a statement to an action."""
-        table = self.handlers.stmts
-        handler = table.get(type(s)) or (table.get(TileOp) if isinstance(s, TileOp) else None)
+        handler = self.stmts.get(type(s)) or (self.stmts.get(TileOp) if isinstance(s, TileOp) else None)
         if handler is None:
             raise fault("sim-unsupported", f"{type(s).__name__} cannot be simulated",
                         found=f"a {type(s).__name__}", span=s.span)
-        outer = self.exprs.place
-        self.exprs.place = s.span or outer
+        outer, self.place = self.place, s.span or self.place
         try:
             return handler(self, s)
         finally:
-            self.exprs.place = outer
+            self.place = outer
 
     @contextlib.contextmanager
     def within(self, *constructs: Branch | Iterations | WarpRole) -> Iterator[None]:
@@ -128,7 +111,3 @@ class Context:
             yield
         finally:
             self.inside = outer
-
-
-def _in_context(handler: Callable[[Context, Any], Closure], c: Context, _: ExprCompiler, e: Expr) -> Closure:
-    return handler(c, e)

@@ -19,15 +19,15 @@ from .memory import geometry, linear_index
 
 def call(c: Context, e: Call) -> Closure:
     """Compile a call; a CUDA function that the program names itself behaves like its intrinsic."""
-    handler = c.handlers.calls.get(e.op)
+    handler = c.calls.get(e.op)
     if handler is not None:
         return handler(c, e)
     known = known_function(e, c.launch.sources)
-    return intrinsic_call(c.exprs, e) if known is None else c.expr(known)
+    return intrinsic_call(c, e) if known is None else c.expr(known)
 
 
 def _variable(c: Context, e: Var) -> Closure:
-    fn = variable(c.exprs, e)
+    fn = variable(c, e)
     if not e.dtype.is_handle:
         return fn
 
@@ -43,7 +43,7 @@ def _address(c: Context, e: AddressOf) -> Closure:
     if b.scope() == FRAGMENT or b.scope().startswith("shared.") and b.scope() != DYNAMIC:
         raise fault("sim-unsupported", f"the address of {b.name}, which is in {b.scope()}",
                     expected="global, shared or local memory", found=b.scope(), span=e.span or c.place)
-    base, fns, geo = _variable(c, b.data), [c.expr(i) for i in e.indices], geometry(c.exprs, b)
+    base, fns, geo = _variable(c, b.data), [c.expr(i) for i in e.indices], geometry(c, b)
     item = numpy_dtype(b.dtype).itemsize * b.dtype.lanes
 
     def run(f: LaneFrame) -> Value:

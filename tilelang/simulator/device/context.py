@@ -86,5 +86,5 @@ class DeviceContext(Context):
 
     def written_slots(self) -> set[int]:
         """Slots of the buffers that the program writes, as far as known by now."""
-        slots = self.exprs.slot_of
+        slots = self.slot_of
         return {slots[v] for v in self._written if v in slots}

@@ -165,7 +165,7 @@ def placement(c: DeviceContext, s: Launch) -> Placement:
     total: Any = s.plan.shared_bytes
     total = 0 if total is None else total
     allocs = [n.buffer for n in walk(s.body) if isinstance(n, Alloc) and n.buffer.scope().startswith("shared")]
-    sizes = {id(b.data): (geometry(c.exprs, b), numpy_dtype(b.dtype).itemsize * b.dtype.lanes, b) for b in allocs}
+    sizes = {id(b.data): (geometry(c, b), numpy_dtype(b.dtype).itemsize * b.dtype.lanes, b) for b in allocs}
     boxes = bool(c.launch.maps)  # TMA fills buffers in swizzles of 1024 bytes
     number = c.expr(total) if not isinstance(total, int) else None
 

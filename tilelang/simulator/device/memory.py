@@ -51,7 +51,7 @@ class DeviceMemory:
         Raises sim-out-of-bounds unless all `count` elements of every active lane are inside b's shape.
         """
         fns = [self.c.expr(i) for i in indices]
-        geo, last = geometry(self.c.exprs, b), len(fns) - 1
+        geo, last = geometry(self.c, b), len(fns) - 1
         more, is_global, at = max(count, 1) - 1, b.scope() == GLOBAL, self.c.slot(b.data)
 
         def run(f: LaneFrame) -> np.ndarray:

@@ -47,7 +47,7 @@ def allocate(c: DeviceContext, s: Alloc) -> Action:
 
 def _workspace(c: DeviceContext, s: Alloc) -> Action:
     """A buffer in global memory.  Inside a launch there is one for all blocks, which the launch allocates."""
-    b, at, geo = s.buffer, c.slot(s.buffer.data), geometry(c.exprs, s.buffer)
+    b, at, geo = s.buffer, c.slot(s.buffer.data), geometry(c, s.buffer)
     item = numpy_dtype(b.dtype).itemsize * b.dtype.lanes
     c.globals.append(at)
 
@@ -62,7 +62,7 @@ def _workspace(c: DeviceContext, s: Alloc) -> Action:
 
 def _shared(c: DeviceContext, s: Alloc) -> Action:
     """Bytes of the block's shared memory, which hold nothing of this buffer yet."""
-    b, at, geo = s.buffer, c.slot(s.buffer.data), geometry(c.exprs, s.buffer)
+    b, at, geo = s.buffer, c.slot(s.buffer.data), geometry(c, s.buffer)
     item = numpy_dtype(b.dtype).itemsize * b.dtype.lanes
 
     def run(f: LaneFrame) -> None:

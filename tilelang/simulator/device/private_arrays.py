@@ -67,7 +67,7 @@ def matrix_of(f: LaneFrame) -> Issued:
 def allocate(c: DeviceContext, s: Alloc) -> Action:
     """A per-thread array: one row for each lane.  A variable without an initial value starts at zero."""
     b = s.buffer
-    at, geo = c.slot(b.data), geometry(c.exprs, b)
+    at, geo = c.slot(b.data), geometry(c, b)
     dt, item = numpy_dtype(b.dtype), numpy_dtype(b.dtype).itemsize * b.dtype.lanes
     init, granule = c.expr(s.init) if s.init is not None else None, c.granules[id(b.data)]
     guards, width = c.guards_registers and c.check, b.dtype.lanes if b.dtype.lanes > 1 else None

@@ -124,7 +124,7 @@ def _run(func: Func, args: Arguments, check: bool, aliased: bool, split: bool) -
     c.addresses = binding.addresses
     c.globals += [c.slot(t.buffer.data) for t in binding.tensors]
     action = c.stmt(func.body)
-    slots = c.exprs.new_slots(binding.values)
+    slots = c.new_slots(binding.values)
     for t in binding.tensors:
         slots[c.slot(t.buffer.data)] = Global(t.storage)
     with np.errstate(all="ignore"):

@@ -171,7 +171,7 @@ class _RegionSite:
             raise fault("sim-unsupported", f"{b.name}: a tile operation on vectors ({b.dtype})", expected="scalar elements",
                         found=str(b.dtype), span=r.span, hint="view the buffer with a scalar element type")
         self.slot = c.slot(b.data)
-        self.geometry = geometry(c.exprs, b)
+        self.geometry = geometry(c, b)
         self.mins = [c.expr(m) for m in r.mins]
         self.extents = [c.expr(e) if isinstance(e, Expr) else e for e in r.extents]
         self.safe = c.launch.safe.get(id(b))

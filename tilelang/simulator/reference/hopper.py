@@ -44,7 +44,7 @@ def _address(c: TileContext, operand: Any, e: Call, what: str) -> tuple[Placed, 
     """The buffer that an operand names, and a function for its address, one number or one for each lane."""
     a = shared_operand(e, operand)
     held, b = c.launch.space.of(a.buffer.data), a.buffer
-    fns, geo, address = [c.expr(i) for i in a.indices], geometry(c.exprs, b), c.expr(held.address(b, a.indices))
+    fns, geo, address = [c.expr(i) for i in a.indices], geometry(c, b), c.expr(held.address(b, a.indices))
 
     def run(f: LaneFrame) -> Value:
         shape, strides, offset = geo(f)

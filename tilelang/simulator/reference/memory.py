@@ -30,7 +30,7 @@ class TileMemory:
         count: number of consecutive elements (vectors), 1 for a scalar.
         """
         fns = [self.c.expr(i) for i in indices]
-        geo, at, bl = geometry(self.c.exprs, b), self.c.slot(b.data), b.dtype.lanes
+        geo, at, bl = geometry(self.c, b), self.c.slot(b.data), b.dtype.lanes
         wide = [i.dtype.lanes > 1 for i in indices]
         ramp = any(wide)
         tail, last = np.arange(count) if count > 1 and not ramp else None, len(fns) - 1
@@ -67,7 +67,7 @@ class TileMemory:
 
     def elements(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any, what: str) -> Callable[[LaneFrame], Any]:
         """Element numbers, in a thread's row, of the first of `count` elements of a private array."""
-        fns, geo = [self.c.expr(i) for i in indices], geometry(self.c.exprs, b)
+        fns, geo = [self.c.expr(i) for i in indices], geometry(self.c, b)
 
         def run(f: LaneFrame) -> np.ndarray:
             shape, strides, offset = geo(f)

@@ -126,7 +126,7 @@ def allocate(c: TileContext, s: Alloc) -> Action:
 def _maker(c: TileContext, s: Alloc) -> Callable[[LaneFrame], Storage]:
     """A function that creates the storage of a buffer.  A variable without an initial value starts at zero."""
     b, dt = s.buffer, numpy_dtype(s.buffer.dtype)
-    geo, item, granule = geometry(c.exprs, b), dt.itemsize * b.dtype.lanes, c.granules[id(b.data)]
+    geo, item, granule = geometry(c, b), dt.itemsize * b.dtype.lanes, c.granules[id(b.data)]
     init = c.expr(s.init) if s.init is not None else None
     private, width = b.scope_name in PRIVATE, b.dtype.lanes if b.dtype.lanes > 1 else None
 

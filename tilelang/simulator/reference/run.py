@@ -58,7 +58,7 @@ def run_tile(func: Any, args: Arguments, *, check: bool = True, aliased: bool = 
     c.addresses = binding.addresses
     for t in binding.tensors:
         c.slot(t.buffer.data)
-    slots = c.exprs.new_slots(binding.values)
+    slots = c.new_slots(binding.values)
     for t in binding.tensors:
         slots[c.slot(t.buffer.data)] = t.storage
     with np.errstate(all="ignore"):
