@@ -97,17 +97,15 @@ class Context(ExprCompiler):
         if handler is None:
             raise fault("sim-unsupported", f"{type(s).__name__} cannot be simulated",
                         found=f"a {type(s).__name__}", span=s.span)
-        outer, self.place = self.place, s.span or self.place
-        try:
+        with self.having(place=s.span or self.place):
             return handler(self, s)
-        finally:
-            self.place = outer
 
     @contextlib.contextmanager
-    def within(self, *constructs: Branch | Iterations | WarpRole) -> Iterator[None]:
-        """What is compiled under this context manager stands inside these constructs."""
-        outer, self.inside = self.inside, (*self.inside, *constructs)
+    def having(self, **values: Any) -> Iterator[None]:
+        """What is compiled under this context manager sees these values of the context's attributes."""
+        outer = {name: getattr(self, name) for name in values}
+        self.__dict__.update(values)
         try:
             yield
         finally:
-            self.inside = outer
+            self.__dict__.update(outer)

@@ -56,9 +56,9 @@ def compile_if(c: Context, s: If) -> Action:
     warp_role: tuple[WarpRole, ...] = ()
     if (warps := warps_of(s.cond)) is not None:
         warp_role = (WarpRole(*warps),)
-    with c.within(Branch(id(s), True), *warp_role):
+    with c.having(inside=(*c.inside, Branch(id(s), True), *warp_role)):
         then = c.stmt(s.then)
-    with c.within(Branch(id(s), False)):
+    with c.having(inside=(*c.inside, Branch(id(s), False))):
         orelse = c.stmt(s.orelse) if s.orelse is not None else None
     return branch(cond, then, orelse)
 
@@ -97,11 +97,9 @@ def branch(cond: Closure, then: Action, orelse: Action | None) -> Action:
 
 
 def _body(c: Context, s: For | While) -> Action:
-    outer, c.in_while = c.in_while, isinstance(s, While)
-    with c.within(*((Iterations(id(s)),) if isinstance(s, For) and s.plan.independent else ())):
-        body = c.stmt(s.body)
-    c.in_while = outer
-    return body
+    unordered = (Iterations(id(s)),) if isinstance(s, For) and s.plan.independent else ()
+    with c.having(in_while=isinstance(s, While), inside=(*c.inside, *unordered)):
+        return c.stmt(s.body)
 
 
 def _for(c: Context, s: For) -> Action:

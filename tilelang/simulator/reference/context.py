@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tilelang.ir import Func
@@ -45,21 +43,3 @@ class TileContext(Context):
         self.memory, self.launch = TileMemory(self), TileLaunch()
         self.members: tuple[int, ...] = ()
         self.gathered = False
-
-    @contextlib.contextmanager
-    def reached_by(self, members: tuple[int, ...]) -> Iterator[None]:
-        """What is compiled under this context manager is reached by these warp roles."""
-        outer, self.members = self.members, members
-        try:
-            yield
-        finally:
-            self.members = outer
-
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """The warp roles synchronise in front of what is compiled under this context manager."""
-        outer, self.gathered = self.gathered, True
-        try:
-            yield
-        finally:
-            self.gathered = outer

@@ -34,7 +34,7 @@ def synchronised(handler: Callable[[Any, Any], Action]) -> Callable[[Any, Any], 
         if c.gathered or not meets_around(c, s):
             action = handler(c, s)
             return action if c.gathered or not asks_shared(c, s) else in_front(c, s, action)
-        with c.together():
+        with c.having(gathered=True):
             action = handler(c, s)
             if isinstance(s, Store) and s.buffer.scope_name not in PRIVATE and not c.launch.divergence.of(s):
                 # All threads do the same, as in S[0] = S[0] + 1: execute it once, not once for each warp role.
@@ -50,9 +50,9 @@ def compile_if(c: TileContext, s: If) -> Action:
     if all(holds is None for holds in reach.values()):
         return control_flow.compile_if(c, s)
     cond = c.expr(s.cond)
-    with c.reached_by(tuple(r for r, holds in reach.items() if holds is not False)):
+    with c.having(members=tuple(r for r, holds in reach.items() if holds is not False)):
         then = c.stmt(s.then)
-    with c.reached_by(tuple(r for r, holds in reach.items() if holds is not True)):
+    with c.having(members=tuple(r for r, holds in reach.items() if holds is not True)):
         orelse = c.stmt(s.orelse) if s.orelse is not None else None
     return control_flow.branch(cond, then, orelse)
 
@@ -67,7 +67,7 @@ def evaluate(c: TileContext, s: Evaluate) -> Action:
 
 def parallel(c: TileContext, s: Parallel) -> Action:
     """Each warp role runs a loop that sets its variables; all other effects of a loop happen once."""
-    with c.together():  # iterations belong to no warp role
+    with c.having(gathered=True):  # iterations belong to no warp role
         action = ParallelLoop(c, s).action()
     once = any(isinstance(n, Evaluate) or isinstance(n, Store) and n.buffer.scope_name not in PRIVATE for n in walk(s))
     return together(c, s, action) if once else action
