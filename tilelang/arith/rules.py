@@ -9,7 +9,6 @@ rule cannot express "collect the terms".
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -27,12 +26,11 @@ class Wild:
 
 @record
 class Rule:
-    """Rewrites pattern to replacement if when(matched) holds.  line: the source line of the rule table, for reports."""
+    """Rewrites pattern to replacement if when(matched) holds."""
 
     pattern: tuple[Any, ...]
     replacement: Any
-    when: Callable[[dict[str, Expr]], bool] | None
-    line: int
+    when: Callable[[dict[str, Expr]], bool] | None = None
 
 
 class RuleSet:
@@ -47,9 +45,6 @@ class RuleSet:
     def __add__(self, other: RuleSet) -> RuleSet:
         return RuleSet((*self.rules, *other.rules))
 
-    def __len__(self) -> int:
-        return len(self.rules)
-
     def apply(self, e: Expr) -> Expr | None:
         """The replacement of e by the first rule that matches at its root, or None."""
         op = root_op(e)
@@ -62,8 +57,7 @@ class RuleSet:
 
 def rules(*rows: tuple[Any, ...]) -> RuleSet:
     """A rule set from rows (pattern, replacement) or (pattern, replacement, when)."""
-    line = sys._getframe(1).f_lineno
-    return RuleSet(Rule(r[0], r[1], r[2] if len(r) > 2 else None, line) for r in rows)
+    return RuleSet(Rule(*r) for r in rows)
 
 
 def root_op(e: Expr) -> str:

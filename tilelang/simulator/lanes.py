@@ -6,14 +6,15 @@ functions of a `LaneFrame` (context.py).  Divergent control flow keeps a mask of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tilelang.ir import Call, Stmt, walk
 from tilelang.ir import contains as holds
-from tilelang.ir.evaluate import Closure, Frame, Value
+from tilelang.ir.evaluate import Frame, Value
 
 from .faults import fault
 
@@ -75,25 +76,18 @@ def contains(s: Stmt, kinds: tuple[type, ...], calls: tuple[str, ...] = ()) -> b
     return bool(kinds) and holds(s, *kinds) or bool(calls) and any(c.op in calls for c in walk(s, Call))
 
 
-class Only:
+@contextlib.contextmanager
+def only(f: LaneFrame, which: np.ndarray) -> Iterator[np.ndarray]:
     """Context manager under which only some of the active lanes are active; its value is their mask."""
-
-    def __init__(self, f: LaneFrame, which: np.ndarray) -> None:
-        self.f, self.which = f, which
-
-    def __enter__(self) -> np.ndarray:
-        self.old = self.f.mask
-        self.f.mask = self.which if self.old is None else self.which & self.old
-        return self.f.mask
-
-    def __exit__(self, *_: Any) -> None:
-        self.f.mask = self.old
+    old = f.mask
+    f.mask = which if old is None else which & old
+    try:
+        yield f.mask
+    finally:
+        f.mask = old
 
 
 def exit_lanes(f: LaneFrame) -> None:
     """Mark the active lanes as returned from the kernel."""
     f.exited = f.active() if f.exited is None else f.exited | f.active()
     f.mask = np.zeros(f.lanes, bool)
-
-
-__all__ = ["Action", "Closure", "LaneFrame", "Only", "contains", "exit_lanes", "is_address", "uniform"]

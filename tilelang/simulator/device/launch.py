@@ -38,11 +38,6 @@ ALIGN = 128  # alignment of shared buffers that no pass has placed
 MOST_BLOCKS = 64  # maximum number of blocks that run concurrently
 
 
-def compile_launch(c: DeviceContext, s: Launch) -> Action:
-    """The action that runs a launch."""
-    return DeviceLaunch(c, s).run
-
-
 class DeviceLaunch:
     """A compiled launch."""
 

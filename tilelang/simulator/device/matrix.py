@@ -10,7 +10,7 @@ from tilelang.ir import Call
 
 from .context import DeviceContext
 from ..lane_ops import effects
-from ..lanes import Action, LaneFrame, Only
+from ..lanes import Action, LaneFrame, only
 from ..matrix import U16, MatrixRegisters, mma, whole_warps
 from ..memory import shared_operand
 
@@ -23,7 +23,7 @@ def _rows_of(c: DeviceContext, e: Call, held: MatrixRegisters, mode: str) -> Any
     access = c.memory.access(shared.buffer, 16, e.span, mode, e.op)
 
     def run(f: LaneFrame, warps: np.ndarray | None) -> np.ndarray:
-        with Only(f, held.giving(f)) as active:
+        with only(f, held.giving(f)) as active:
             address = reach(f)
             # Each matrix is one pass of 8 rows of 16 bytes, which is counted as a 16-byte access.
             accesses.touch(f, f.slots[slot], address, access, None if mode == "read" else np.ones(int(active.sum()), bool))

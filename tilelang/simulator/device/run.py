@@ -23,7 +23,7 @@ from .barriers import BARRIER_OPS
 from .block import Global
 from .context import DeviceContext
 from .counters import BankCount, count_warps
-from .launch import HOPPER_OPS, compile_launch
+from .launch import HOPPER_OPS, DeviceLaunch
 from .matrix import MATRIX_OPS
 from .memory_access import allocate, load, store
 from .warp_roles import SplitGroups
@@ -63,7 +63,8 @@ def _tile_op(c: DeviceContext, s: TileOp) -> Action:
 
 DEVICE = Handlers(
     exprs={**VALUES, Load: load},
-    stmts={**CONTROL_FLOW, Store: store, Alloc: allocate, Launch: compile_launch, Parallel: _parallel, TileOp: _tile_op},
+    stmts={**CONTROL_FLOW, Store: store, Alloc: allocate, Launch: lambda c, s: DeviceLaunch(c, s).run, Parallel: _parallel,
+           TileOp: _tile_op},
     calls={**{op: _counted(h) for op, h in LANE_OPS.items()}, **HOPPER_OPS, **MATRIX_OPS, **ASYNC_OPS, **BARRIER_OPS},
 )
 

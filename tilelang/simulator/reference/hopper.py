@@ -25,7 +25,7 @@ from .context import TileContext
 from ..boxes import UNIT, box_of, coordinates
 from ..faults import fault
 from ..lane_ops import effects
-from ..lanes import Action, LaneFrame
+from ..lanes import Action, LaneFrame, only
 from ..matrix import U8
 from ..memory import geometry, linear_index, out_of_bounds, shared_operand, uninitialized
 from ..wgmma import DescribedOperand, WgmmaRegisters, descriptor, wgmma_row
@@ -130,13 +130,11 @@ def _wgmma(c: TileContext, e: Call) -> Action:
     a = None if registers.a is not None else _SharedOperand(c, e, 1, row)
 
     def run(f: LaneFrame) -> None:
-        outer = f.mask
         for own, warps in _groups(f, row.name, e.span):
-            f.mask = own
-            keep = registers.keeps(f)
-            x = a.read(f, space) if a is not None else registers.read_a(f, warps)
-            registers.multiply(f, warps, x, b.read(f, space).T, keep)
-        f.mask = outer
+            with only(f, own):
+                keep = registers.keeps(f)
+                x = a.read(f, space) if a is not None else registers.read_a(f, warps)
+                registers.multiply(f, warps, x, b.read(f, space).T, keep)
 
     return run
 
@@ -170,12 +168,10 @@ def _load(c: TileContext, e: Call) -> Action:
         b.settle()
 
     def run(f: LaneFrame) -> None:
-        outer = f.mask
         starts = np.broadcast_to(to(f), (f.lanes,))
-        for t in np.flatnonzero(f.active()):
-            f.mask = np.arange(f.lanes) == t
-            one(f, int(t), int(starts[t]))
-        f.mask = outer
+        for t in np.flatnonzero(f.active()).tolist():
+            with only(f, np.arange(f.lanes) == t):
+                one(f, t, int(starts[t]))
 
     return run
 

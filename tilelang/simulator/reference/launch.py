@@ -24,17 +24,12 @@ from .warp_roles import run_warp_roles, warp_roles_of
 from ..boxes import launch_maps
 from ..host import clusters
 from ..lane_ops import BLOCK_VOTES, LANE_OPS, WARP
-from ..lanes import Action, LaneFrame, contains
+from ..lanes import LaneFrame, contains
 
 EACH_LANE = (*LANE_OPS, *BLOCK_VOTES, *WARP_OPS, "elect_one", "wgmma", "tma_load")  # calls that each thread executes for itself
 
 
-def compile_launch(c: TileContext, s: Launch) -> Action:
-    """The action that runs a launch."""
-    return _CompiledLaunch(c, s).run
-
-
-class _CompiledLaunch:
+class TileProgramLaunch:
     """warp_roles: of its blocks.  lanes: of a block.  together: whether all blocks run concurrently, for a grid barrier."""
 
     def __init__(self, c: TileContext, s: Launch) -> None:

@@ -19,7 +19,7 @@ from tilelang.ops.combine import expanded
 from .barriers import BARRIER_OPS
 from .context import TileContext
 from .hopper import TILE_HOPPER_OPS
-from .launch import compile_launch
+from .launch import TileProgramLaunch
 from .memory_access import allocate, load, store
 from .statements import compile_if, evaluate, parallel, synchronised, tile_op
 from .warp import WARP_OPS
@@ -31,9 +31,8 @@ from ..lane_ops import LANE_OPS, Printer
 from ..lanes import Action, LaneFrame
 
 _STATEMENTS: dict[type, Callable[[Any, Any], Action]] = {
-    **CONTROL_FLOW, If: compile_if, Evaluate: evaluate, Store: store, Alloc: allocate, Launch: compile_launch,
-    Parallel: parallel, TileOp: tile_op,
-}  # fmt: skip
+    **CONTROL_FLOW, If: compile_if, Evaluate: evaluate, Store: store, Alloc: allocate, Parallel: parallel, TileOp: tile_op,
+    Launch: lambda c, s: TileProgramLaunch(c, s).run}
 
 TILE = Handlers(
     exprs={**VALUES, Load: load},

@@ -14,7 +14,7 @@ from tilelang.ir import AddressOf, Call, numpy_dtype
 from .context import TileContext
 from ..faults import fault
 from ..lane_ops import effects, spread
-from ..lanes import Action, LaneFrame, Only
+from ..lanes import Action, LaneFrame, only
 from ..matrix import U8, U16, MatrixRegisters, mma, whole_warps
 from ..memory import out_of_bounds, uninitialized
 
@@ -63,7 +63,7 @@ def _ldmatrix(c: TileContext, e: Call) -> Action:
 
     def run(f: LaneFrame) -> None:
         warps = whole_warps(f, e.op, e.span)
-        with Only(f, into.giving(f)):
+        with only(f, into.giving(f)):
             x = rows.read(f).view(U16).reshape(-1, into.num, 8, 8)
         into.write(f, warps, x)
 
@@ -76,7 +76,7 @@ def _stmatrix(c: TileContext, e: Call) -> Action:
 
     def run(f: LaneFrame) -> None:
         x = out.read(f, whole_warps(f, e.op, e.span))
-        with Only(f, out.giving(f)):
+        with only(f, out.giving(f)):
             rows.write(f, x.reshape(-1, 8))
 
     return run
@@ -93,7 +93,7 @@ def _cp_async(c: TileContext, e: Call) -> Action:
         data = np.zeros((f.lanes, nbytes), np.uint8)
         wanted = f.active() if pred is None else f.active() & spread(pred(f), f.lanes).astype(bool)
         if wanted.any():
-            with Only(f, wanted):
+            with only(f, wanted):
                 data[wanted] = frm.read(f)
         to.write(f, data[f.active()])
 
