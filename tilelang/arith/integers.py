@@ -1,6 +1,11 @@
-"""Integer functions: division rounded up, next power of two."""
+"""Integer functions: division rounded up, next power of two, strides."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+from typing import Any
 
 
 def cdiv(a: int, b: int) -> int:
@@ -11,3 +16,8 @@ def cdiv(a: int, b: int) -> int:
 def next_power_of_2(x: int) -> int:
     """The least power of two that is >= x; 1 for x <= 1."""
     return 1 if x <= 1 else 1 << (int(x) - 1).bit_length()
+
+
+def row_major_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """The strides of a compact row-major array, in elements; () for a scalar."""
+    return tuple(accumulate(reversed(shape[1:]), mul, initial=1))[:len(shape)][::-1]

@@ -11,6 +11,7 @@ import numpy as np
 
 from tilelang.errors import TileLangError, facts
 from tilelang.arith import simplify
+from tilelang.arith.integers import row_major_strides
 from tilelang.ir import Binary, Const, Expr, Var, binary, const, convert, free_vars, substitute, to_text
 from tilelang.ir.record import record
 
@@ -155,11 +156,7 @@ class Layout(draw.IndexMap):
 
     @cached_property
     def _strides(self) -> tuple[int, ...]:
-        out, step = [], 1
-        for n in reversed(self.output_shape):
-            out.append(step)
-            step *= n
-        return tuple(reversed(out))
+        return row_major_strides(self.output_shape)
 
     @cached_property
     def _table(self) -> np.ndarray:

@@ -172,9 +172,7 @@ def boxes_of(layout: Layout, element: Any) -> SwizzledBoxes | None:
     if s is None or not s.bytes or len(layout.shape) < 2:
         return None
     out = SwizzledBoxes(layout.shape[-2], layout.shape[-1], bits, s.bytes)
-    versions = 1
-    for n in layout.shape[:-2]:
-        versions *= n
+    versions = math.prod(layout.shape[:-2])
     if out.bytes * 8 * versions != layout.size * bits:
         return None
     if out.rows % _ATOM_ROWS and (out.count > 1 or versions > 1):

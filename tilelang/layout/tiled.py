@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tilelang.arith.integers import cdiv, next_power_of_2, row_major_strides
+
 from .fragment import Fragment
 from .mode import REGISTER, THREAD, Mode
 
@@ -25,11 +27,7 @@ def tile_fragment(base: Fragment, repeats: Sequence[int], warps: Sequence[int],
     """
     lanes, registers = base.threads, base.registers
     if warp_strides is None:
-        strides, step = [], 1
-        for w in warps:
-            strides.append(step)
-            step *= w
-        warp_strides = strides
+        warp_strides = row_major_strides(warps[::-1])[::-1]
     modes: list[tuple[Mode, ...]] = [tuple(m) for m in base.modes]
     step = registers
     for d in reversed(tuple(order) if order is not None else range(base.ndim)):
@@ -59,11 +57,7 @@ def make_fully_replicated_layout_fragment(buf: Any, threads: int) -> Fragment:
 
 def replicated_fragment(shape: Sequence[int], threads: int) -> Fragment:
     """Every one of `threads` threads holds the whole tile, in row-major registers."""
-    modes: list[tuple[Mode, ...]] = []
-    step = 1
-    for n in reversed(tuple(shape)):
-        modes.insert(0, (Mode(n, REGISTER, step),))
-        step *= n
+    modes = [(Mode(n, REGISTER, step),) for n, step in zip(shape, row_major_strides(shape))]
     return Fragment(shape, modes, replicate=(Mode(threads, THREAD, 1),), threads=threads)
 
 
@@ -129,7 +123,7 @@ def _split_threads(units: Sequence[int], threads: int) -> list[int]:
     if not units:
         return []
     if len(units) == 1:
-        return [min(units[0], threads)] if units[0] < threads and not _pow2(threads) else [_cover(units[0], threads)]
+        return [min(threads, next_power_of_2(units[0]) if units[0] >= threads or _pow2(threads) else units[0])]
     best: tuple[tuple[int, int, bool, int], list[int]] | None = None
     n = units[-1]
     options = {1 << k for k in range(threads.bit_length()) if 1 << k <= threads} | {min(n, threads), threads}
@@ -137,25 +131,13 @@ def _split_threads(units: Sequence[int], threads: int) -> list[int]:
         if t > n and t // 2 >= n:
             continue
         rest = _split_threads(units[:-1], threads // t) if threads // t > 1 else [1] * (len(units) - 1)
-        rounds = 1
-        for u, k in zip(units, [*rest, t]):
-            rounds *= -(-u // k)
+        rounds = math.prod(cdiv(u, k) for u, k in zip(units, [*rest, t]))
         odd = sum(not _pow2(k) for k in [*rest, t])
         key = (rounds, odd, t > 32, -t)
         if best is None or key < best[0]:
             best = (key, [*rest, t])
     assert best is not None  # 1 is always an option
     return best[1]
-
-
-def _cover(n: int, threads: int) -> int:
-    """Threads for one dimension: all of them, or the next power of two that covers it."""
-    if n >= threads:
-        return threads
-    t = 1
-    while t < n:
-        t *= 2
-    return min(t, threads)
 
 
 def _pow2(n: int) -> bool:

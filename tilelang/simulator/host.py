@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.arith.integers import row_major_strides
 from tilelang.errors import warn
 from tilelang.ir import Binary, Buffer, Const, Expr, Func, Var, free_vars, numpy_dtype
 from tilelang.ir.evaluate import evaluate
@@ -18,7 +19,7 @@ from tilelang.ir.numbers import to_dtype
 
 from .addresses import LINE, Addresses, room
 from .faults import fault
-from .memory import Storage, buffers_of, compact_strides, span_of, strided
+from .memory import Storage, buffers_of, span_of, strided
 
 
 Arguments = Mapping[str, Any] | Sequence[Any]
@@ -202,7 +203,7 @@ def _tensor(b: Buffer, a: np.ndarray | None, values: dict[Var, Any], granule: Ma
         return int(evaluate(d, values)) if isinstance(d, Expr) else d
 
     shape = tuple(number(d) for d in b.shape)
-    strides = tuple(number(d) for d in b.strides_) if b.strides_ is not None else compact_strides(shape)
+    strides = tuple(number(d) for d in b.strides_) if b.strides_ is not None else row_major_strides(shape)
     item = numpy_dtype(b.dtype).itemsize * b.dtype.lanes
     offset = number(b.offset)
     store = Storage(b.name, span_of(shape, strides, offset) * item, granule.get(id(b.data), item), known=a is not None)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.arith.integers import row_major_strides
 from tilelang.ir import AddressOf, Buffer, Call, Expr, Func, numpy_dtype, walk, SHARED
 from tilelang.ir.evaluate import ExprCompiler, Value
 
@@ -105,15 +106,6 @@ def _one(v: Value) -> Any:
     return v if v.ndim == 0 else v.reshape(-1)[0]
 
 
-def compact_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides in elements."""
-    out, step = [], 1
-    for d in reversed(shape):
-        out.append(step)
-        step *= d
-    return tuple(reversed(out))
-
-
 def span_of(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> int:
     """Elements from the start of the storage to the end of the buffer."""
     if any(d == 0 for d in shape):
@@ -126,12 +118,12 @@ def geometry(exprs: ExprCompiler, b: Buffer) -> Callable[[Any], tuple[tuple[int,
     shape, offset = dims(exprs, b.shape), dims(exprs, (b.offset,))
     if b.strides_ is None:
         if b.is_static and isinstance(b.offset, int):
-            fixed = (b.shape, compact_strides(b.shape), b.offset)
+            fixed = (b.shape, row_major_strides(b.shape), b.offset)
             return lambda f: fixed
 
         def run(f: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
             s = shape(f)
-            return s, compact_strides(s), offset(f)[0]
+            return s, row_major_strides(s), offset(f)[0]
 
         return run
     strides = dims(exprs, b.strides_)

@@ -12,9 +12,7 @@ Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Register 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from functools import lru_cache, cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,6 @@ from tilelang.layout import Fragment
 from .mma import PTX_TYPES, _r, _t, multiply_add, operand_dtype
 
 K_STEP_BYTES = 32  # bytes of K that one instruction processes
-_SHORT = {v: k for k, v in PTX_TYPES.items()}
 _FP8 = ("float8_e4m3", "float8_e5m2")
 _INT8 = ("int8", "uint8")
 # (a, b) -> accumulators
@@ -44,8 +41,7 @@ _INT_N = (8, 16, 24, *range(32, 257, 16))
 class WgmmaRow:
     """One instruction shape and type.
 
-    shape: (64, n, k).  a: Fragment of the (64, k) operand when it is in registers; c: of the (64, n) accumulator; each
-    over 128 threads, registers counted in elements.  b: None, it is always in shared memory.  ptx: instruction name.
+    shape: (64, n, k).  b: None, it is always in shared memory.
     """
 
     name: str
@@ -53,12 +49,24 @@ class WgmmaRow:
     a_dtype: dtype
     b_dtype: dtype
     c_dtype: dtype
-    a: Fragment
-    c: Fragment
-    ptx: str
     b: None = None
     min_arch: int = 90
     threads: int = 128
+
+    @property
+    def a(self) -> Fragment:
+        """The (64, k) operand when it is in registers, over 128 threads; registers counted in elements."""
+        return register_operand_fragment(self.a_dtype.bits)
+
+    @property
+    def c(self) -> Fragment:
+        """The (64, n) accumulator, over 128 threads; registers counted in elements."""
+        return accumulator_fragment(self.shape[1])
+
+    @property
+    def ptx(self) -> str:
+        """The instruction's name."""
+        return f"wgmma.mma_async.sync.aligned.{self.name.removeprefix('wgmma.')}"
 
     @property
     def majors(self) -> tuple[str, ...]:
@@ -113,9 +121,6 @@ def adjacent_rows(f: Fragment, bits: int) -> Fragment:
     return Fragment(f.shape, (rows, f.modes[1]), threads=f.threads)
 
 
-_NAME = re.compile(r"wgmma\.m64n(\d+)k(\d+)\.(\w+)\.(\w+)\.(\w+)")
-
-
 def _name(n: int, a: str, b: str, c: str) -> str:
     k = K_STEP_BYTES * 8 // dtype(a).bits
     return f"wgmma.m64n{n}k{k}.{PTX_TYPES[c]}.{PTX_TYPES[a]}.{PTX_TYPES[b]}"
@@ -125,38 +130,9 @@ def _sizes(a: str) -> tuple[int, ...]:
     return _INT_N if a in _INT8 else _ALL_N
 
 
-@cache
-def _row(name: str) -> WgmmaRow:
-    m = _NAME.fullmatch(name)
-    c, a, b = (_SHORT.get(x, "") for x in m.groups()[2:]) if m else ("", "", "")
-    n = int(m.group(1)) if m else 0
-    if m is None or c not in _TYPES.get((a, b), ()) or n not in _sizes(a) or name != _name(n, a, b, c):
-        raise KeyError(name)
-    k = int(m.group(2))
-    ptx = "wgmma.mma_async.sync.aligned." + name.removeprefix("wgmma.")
-    return WgmmaRow(name, (64, n, k), dtype(a), dtype(b), dtype(c), register_operand_fragment(dtype(a).bits),
-                    accumulator_fragment(n), ptx)
-
-
-class _Rows(Mapping[str, WgmmaRow]):
-    """All rows by name; each is made at its first access."""
-
-    def __getitem__(self, name: str) -> WgmmaRow:
-        return _row(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_names())
-
-    def __len__(self) -> int:
-        return len(_names())
-
-
-@lru_cache(maxsize=1)
-def _names() -> tuple[str, ...]:
-    return tuple(_name(n, a, b, c) for (a, b), accumulators in _TYPES.items() for c in accumulators for n in _sizes(a))
-
-
-WGMMA_ROWS: Mapping[str, WgmmaRow] = _Rows()
+WGMMA_ROWS: dict[str, WgmmaRow] = {
+    _name(n, a, b, c): WgmmaRow(_name(n, a, b, c), (64, n, K_STEP_BYTES * 8 // dtype(a).bits), dtype(a), dtype(b), dtype(c))
+    for (a, b), accumulators in _TYPES.items() for c in accumulators for n in _sizes(a)}
 
 
 def wgmma_sizes(a_dtype: Any, b_dtype: Any, c_dtype: Any) -> tuple[int, ...]:
@@ -169,7 +145,7 @@ def wgmma_row(n: int, a_dtype: Any, b_dtype: Any, c_dtype: Any) -> WgmmaRow | No
     """The row with n columns for these element types, None when there is none."""
     if n not in wgmma_sizes(a_dtype, b_dtype, c_dtype):
         return None
-    return _row(_name(n, f"{operand_dtype(a_dtype)}", f"{operand_dtype(b_dtype)}", f"{dtype(c_dtype)}"))
+    return WGMMA_ROWS[_name(n, f"{operand_dtype(a_dtype)}", f"{operand_dtype(b_dtype)}", f"{dtype(c_dtype)}")]
 
 
 # ---- descriptors ------------------------------------------------------------------------------------------------------
