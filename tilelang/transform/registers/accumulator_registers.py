@@ -23,12 +23,12 @@ buffer whether the array is up to date (A) and whether the registers are (R).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from copy import copy
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, For, Func, Launch, Stmt, Var, inner, rewrite_launches, seq,
-                         walk, with_inner, with_options, LOCAL)
+from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, For, Func, Launch, Stmt, Var, inner, rewrite_launches,
+                         rewrite_stmts, seq, walk, with_inner, with_options, LOCAL)
 from tilelang.ir import replace as replaced
 from tilelang.ir.record import record
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -73,7 +73,7 @@ def _assign_registers(launch: Launch, fast: bool) -> Launch:
     every = _printed(launch.body) >= EVERY_FORM
     if WHOLE and not launch.plan.by_hand:
         found, refused = _named(touched)
-        whole = None if refused else keep_in_registers(launch, found)
+        whole = None if refused else keep_in_registers(_unheld(launch, found), found)
         if whole is not None and (fast or not _exact_exp2(whole)):
             return rescale_early(whole) if EARLY else whole
     found = _candidates(touched, every)
@@ -92,6 +92,15 @@ def _assign_registers(launch: Launch, fast: bool) -> Launch:
             moves.out.update((id(s), b) for s in plan.comes_out)
             moves.direct.update(map(id, plan.direct))
     return with_inner(launch, moves.visit) if moves.own else launch  # type: ignore[return-value]
+
+
+def _unheld(launch: Launch, arrays: Container[Var]) -> Launch:
+    """The launch without waits that are held behind a whole array of these, which would have to leave its registers."""
+    def visit(s: Stmt) -> Stmt | None:
+        held = isinstance(s, Evaluate) and isinstance(s.call, Call) and s.call.op == "wgmma_hold" and s.call.args[0]
+        return seq() if isinstance(held, AddressOf) and held.buffer.data in arrays else None
+
+    return rewrite_stmts(launch, visit)  # type: ignore[no-any-return]
 
 
 def _exact_exp2(launch: Launch) -> bool:

@@ -52,7 +52,7 @@ def _reordered(body: list[Stmt]) -> list[Stmt] | None:
     if mapped is None or scaled is None:
         return None
     waits = next((i for i in range(scaled - 1, mapped, -1) if _calls(body[i], "wgmma_wait")), None)
-    if waits is None or body[waits].call.options.n != 0 or not all(map(_releases, body[waits + 1:scaled])):  # type: ignore[attr-defined]
+    if waits is None or not all(map(_releases, body[waits + 1:scaled])):
         return None
     moved, between = body[waits:scaled + 1], body[mapped + 1:waits]
     factor = _factor(body[scaled])
@@ -65,7 +65,7 @@ def _reordered(body: list[Stmt]) -> list[Stmt] | None:
     many = form_of(body[scaled]).buffer.size >= LEAST_SKIPPED  # type: ignore[union-attr]
     lazy = rescale_lazily(body, scaled, mapped, factor) if many else None
     if lazy is None:
-        after = do("wgmma_hold", AddressOf(factor, (const(0),)), count=min(2, factor.size))
+        after: Stmt = do("wgmma_hold", AddressOf(factor, (const(0),)), count=min(2, factor.size))
     else:
         after, moved = copy(body[held]), [*moved[:-1], *lazy.branch]
         between = [lazy.rest.get(i, body[i]) for i in range(mapped + 1, waits)]

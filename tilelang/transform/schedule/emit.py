@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Load, Region, Stmt, Store, Var, binary, const,
-                         convert, fresh, load, replace, seq, substitute, used_vars, walk, with_options, FRAGMENT, VARIABLE)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Load, Parallel, Region, Stmt, Store, Var,
+                         binary, const, convert, fresh, load, replace, seq, substitute, used_vars, walk, with_options, FRAGMENT,
+                         VARIABLE)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Reduce
 
 from ..analysis.effects import effects, touches
+from ..analysis.item_cost import Cycles
 from ..analysis.pipeline_loops import SERIAL
 from ..analysis.pipeline_schedule import Body, needed_binds
 from ..analysis.simulate_loop import Event, Wait
@@ -94,7 +96,8 @@ class _Emitter:
                 flying = [b for b in flying if b.data not in ended or self.still(b, events, n, waits)]
                 if w.pending and any(x.stage for x in self.events) and cyclic:
                     end = next((q for q in range(n + 1, len(events) + 1) if q in waits), len(events))
-                    self.held = next((x.item for x in events[n:end] if self.reduces(x.item)), -1)
+                    long = [x.item for x in events[n:end] if self.computed(x.item) is not None]
+                    self.held = next((i for i in long if isinstance(self.loop.items[i].stmt, Reduce)), long[-1] if long else -1)
             if e is None:
                 break
             it = its[e.stage]
@@ -109,8 +112,8 @@ class _Emitter:
                 flying.append(c)
             else:
                 out += self.r.using([s], [e.item], it)
-                if cyclic and self.held == e.item:
-                    out.append(hold(s.dst.buffer))  # type: ignore[attr-defined]
+                if cyclic and self.held == e.item and (computed := self.computed(e.item)) is not None:
+                    out.append(hold(computed))
                 out += [x for m in self.releases(self.at[e.item], False) for x in self.r.release(m, self.r.slot(it)[0])]
         return out
 
@@ -126,14 +129,17 @@ class _Emitter:
         return any(self.loop.gemm(x.item).c.buffer.data is b.data for q, x in enumerate(events[:n])
                    if x.item in self.loop.gemms and q not in done and not any(q in w.done for m, w in waits.items() if m < n))
 
-    def reduces(self, i: int) -> bool:
-        """Whether an item is a reduction to float32 registers.
+    def computed(self, i: int) -> Buffer | None:
+        """The float32 registers behind whose computation the next wait is held: by a reduction, or by functions that take
+        longer than the instructions around them.
 
-        ptxas would move the next wait in front of it: that frees the registers of a GEMM sooner, and ptxas does not count the
-        cycles spent waiting.  A reduction over the lanes of a row has the longest latency, so the wait is held behind it.
+        ptxas would move the wait in front: that frees the registers of a GEMM sooner, and ptxas does not count the cycles
+        spent waiting.  A reduction over the lanes of a row has the longest latency; many functions take as long as the GEMM.
         """
-        s: Any = self.loop.items[i].stmt
-        return isinstance(s, Reduce) and s.dst.buffer.scope_name == FRAGMENT and s.dst.dtype == "float32"
+        item, cost = self.loop.items[i], self.loop.cost.get(i, Cycles())
+        long = isinstance(item.stmt, Reduce) or isinstance(item.stmt, Parallel) and cost.special > cost.arithmetic
+        return next((e.buffer for e in item.effects if long and e.writes and e.buffer.scope_name == FRAGMENT
+                     and e.buffer.dtype == "float32"), None)
 
     def ended(self, item: int, it: Expr, pending: int = 0) -> list[Stmt]:
         """The wait for a GEMM of iteration `it`; so many later ones stay in flight."""
