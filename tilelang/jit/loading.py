@@ -117,6 +117,8 @@ class CudaModules:
             function = module.function(facts["name"], facts["shared_bytes"], facts.get("cluster", 1))
             self.modules.append(module)
             self.functions[k * MAX_DEVICES + device] = function.handle.value
+        if workspaces.NAMES[0].encode() in self.artifact.files.get("host.o", b""):
+            workspaces.keep_memory(self.driver)
         self.contexts[device] = current.value
 
 

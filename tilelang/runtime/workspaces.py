@@ -6,6 +6,7 @@ Source: CUDA Driver API, "Stream Ordered Memory Allocator".
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,19 @@ NAMES = ("cuMemAllocAsync", "cuMemsetD8Async", "cuMemFreeAsync")
 DECLARATIONS = ("declare i32 @cuMemAllocAsync(ptr, i64, ptr)\ndeclare i32 @cuMemsetD8Async(i64, i8, i64, ptr)\n"
                 "declare i32 @cuMemFreeAsync(i64, ptr)\n")
 ALIGN = 256
+KEPT = 64 << 20  # bytes of unused memory that the device's pool keeps
+RELEASE_THRESHOLD = 4  # CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+
+
+def keep_memory(driver: Any) -> None:
+    """Let the current device's memory pool keep `KEPT` bytes: by default it gives all unused memory back when the host waits
+    for a stream, so that the next allocation takes up to a millisecond."""
+    device, pool, kept = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+    driver.call("cuCtxGetDevice", ctypes.byref(device))
+    driver.call("cuDeviceGetDefaultMemPool", ctypes.byref(pool), device)
+    driver.call("cuMemPoolGetAttribute", pool, RELEASE_THRESHOLD, ctypes.byref(kept))
+    if kept.value < KEPT:
+        driver.call("cuMemPoolSetAttribute", pool, RELEASE_THRESHOLD, ctypes.byref(ctypes.c_uint64(KEPT)))
 
 
 class Workspaces:
