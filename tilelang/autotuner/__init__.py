@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from tilelang.errors import error, named_arguments, register
 from tilelang.jit import JITImpl, JITKernel
+from tilelang.jit import jit as plain_jit
 from tilelang.jit.graph_names import named
 from tilelang.jit.keys import freeze, freeze_tensor
 from tilelang.jit.methods import InClasses
@@ -21,7 +22,6 @@ from tilelang.target import Target
 from tilelang.jit.toolchain import host_name
 
 from .tuner import get_autotune_inputs, set_autotune_inputs, tune
-from .measured_jit import MeasuredJIT, jit
 from .param import AutotuneResult, CompileArgs, ProfileArgs
 
 register("tune-keys", ValueError, "a tuning configuration names something that is no parameter", expected="names of parameters")
@@ -31,6 +31,30 @@ register("tune-closure", AssertionError, "a function to be tuned holds a value t
          expected="an int, float, str, bool or None")
 
 RESERVED = "pass_configs"
+_PROFILE = {f.name for f in fields(ProfileArgs)}
+
+
+class MeasuredJIT(JITImpl):
+    """A jit function with settings for @autotune.  Tuned, it returns an AutotuneResult: latency, config, ref_latency."""
+
+    profile: dict[str, Any] = {}
+
+
+def jit(func: Callable[..., Any] | None = None, *, profiler: str = "auto", **options: Any) -> Any:
+    """Decorator below @tilelang.autotune, for scripts that give the settings of the measurement here, not to autotune.
+
+    options: those of tilelang.jit (out_idx, target, ...), and supply_type, ref_prog, supply_prog, rtol, atol,
+    max_mismatched_ratio, skip_check, cache_input_tensors as of tilelang.autotune; they replace what is given there.
+    profiler: accepted; there is one.
+    """
+
+    def wrap(fn: Callable[..., Any]) -> MeasuredJIT:
+        made = plain_jit(fn, **{k: v for k, v in options.items() if k not in _PROFILE})
+        out = MeasuredJIT(made.func, made.options)
+        out.profile = {k: v for k, v in options.items() if k in _PROFILE}
+        return out
+
+    return wrap if func is None else wrap(func)
 
 
 class AutoTuneImpl(InClasses):

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,7 @@ from tilelang.runtime.cpus import usable_cpus
 
 from .param import AutotuneResult, ProfileArgs
 
-_local = threading.local()
-
-
-def _stack() -> list[list[Any]]:
-    if not hasattr(_local, "stack"):
-        _local.stack = []
-    return _local.stack
+_INPUTS: ContextVar[tuple[list[Any], ...]] = ContextVar("inputs", default=())  # of the open set_autotune_inputs blocks
 
 
 def copied(x: Any) -> Any:
@@ -58,16 +53,16 @@ class set_autotune_inputs:
         self.inputs = [copied(x) for x in given]
 
     def __enter__(self) -> set_autotune_inputs:
-        _stack().append(self.inputs)
+        _INPUTS.set((*_INPUTS.get(), self.inputs))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _stack().pop()
+        _INPUTS.set(_INPUTS.get()[:-1])
 
 
 def get_autotune_inputs() -> list[Any] | None:
     """The inputs of this thread's innermost set_autotune_inputs block, or None."""
-    return _stack()[-1] if _stack() else None
+    return next(reversed(_INPUTS.get()), None)
 
 
 register("tune-configs", TypeError, "configs of autotune are no list of dicts", 'write configs=[{"block": 64}, {"block": 128}]',

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from tilelang.errors import called_in_kernel, error, register, strict
 from tilelang.ir import dtype
 
 from .artifact import program_of
-from .captured import Captured
-from .keys import SIMPLE, freeze, strides_of
-
 from .kernel import JITKernel
+from .keys import SIMPLE, freeze, strides_of
 
 register("eager-inputs", ValueError, "an eager function is called with too few tensors", expected="every tensor parameter")
 register("eager-const", ValueError, "the value of a T.const cannot be determined", expected="a value for every T.const")
@@ -22,25 +20,6 @@ register("eager-annotation", TypeError, "a tensor is given for a parameter of an
          expected="an annotation T.Tensor(shape, dtype) for every tensor parameter")
 
 _MISSING: Any = object()
-
-
-class Decorated(Protocol):
-    """The attributes of decorator.JITImpl that the eager side uses."""
-
-    __name__: str
-    func: Any
-    outer_names: dict[str, Any] | None
-    pass_configs: dict[Any, Any]
-
-    captured: Captured
-
-    def surroundings(self) -> Any: ...
-
-    def is_redefined(self) -> bool: ...
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any: ...
-
-    def compile_program(self, func: Any) -> JITKernel: ...
 
 
 class _Trace:
@@ -57,9 +36,9 @@ class _Trace:
 
 
 class EagerCalls:
-    """The eager side of a @tilelang.jit function."""
+    """The eager side of a @tilelang.jit function.  owner: its decorator.JITImpl."""
 
-    def __init__(self, owner: Decorated) -> None:
+    def __init__(self, owner: Any) -> None:
         self.owner, self.captured = owner, owner.captured
         self.function = self._parsed()
         about = self.function.parameters

@@ -41,16 +41,14 @@ def apply_hook(kind: str, code: str, target: Any) -> str:
     return out
 
 
-def register_cuda_postproc(fn: Hook, override: bool = True) -> Hook:
-    """Install a hook that edits CUDA source before NVRTC compiles it."""
-    return register_hook("cuda", fn, override)
+def _registers(kind: str, about: str) -> Callable[..., Hook]:
+    def register(fn: Hook, override: bool = True) -> Hook:
+        return register_hook(kind, fn, override)
+
+    register.__doc__, register.__name__ = f"Install a hook {about}.", f"register_{kind}_postproc"
+    return register
 
 
-def register_hip_postproc(fn: Hook, override: bool = True) -> Hook:
-    """Install a hook for HIP source.  It is never called: there is no HIP target yet."""
-    return register_hook("hip", fn, override)
-
-
-def register_c_postproc(fn: Hook, override: bool = True) -> Hook:
-    """Install a hook that edits the CPU target's source, which is LLVM IR."""
-    return register_hook("c", fn, override)
+register_cuda_postproc = _registers("cuda", "that edits CUDA source before NVRTC compiles it")
+register_hip_postproc = _registers("hip", "for HIP source.  It is never called: there is no HIP target yet")
+register_c_postproc = _registers("c", "that edits the CPU target's source, which is LLVM IR")

@@ -118,9 +118,7 @@ class JITKernel:
         self.graph_name = named(self)
         self._lock = threading.Lock()
         self._written: frozenset[str] | None = None
-        self._unaligned: JITKernel | None = None
-        self._in_order: JITKernel | None = None
-        self._into: JITKernel | None = None
+        self._variants: dict[str, JITKernel] = {}  # of the same program, that calls needed
         self._entry: Any = None
         self._run: Any = self._first_run
 
@@ -158,9 +156,7 @@ class JITKernel:
 
         It is compiled at the first call whose addresses or strides are not multiples of 16 bytes.
         """
-        with self._lock:
-            self._unaligned = self._unaligned or self._with(_ALIGNMENT, 1)
-            return self._unaligned
+        return self._variant("unaligned", config={**self.request.config, _ALIGNMENT: 1})
 
     @property
     def in_order(self) -> JITKernel:
@@ -170,12 +166,7 @@ class JITKernel:
         It is compiled at the first call that passes the same memory for two parameters, of which the program writes one
         and then reads the other.
         """
-        with self._lock:
-            self._in_order = self._in_order or self._with(_NOALIAS, False)
-            return self._in_order
-
-    def _with(self, key: str, value: Any) -> JITKernel:
-        return compile_request(replace(self.request, config={**self.request.config, key: value}))
+        return self._variant("in_order", config={**self.request.config, _NOALIAS: False})
 
     @property
     def into(self) -> JITKernel:
@@ -185,12 +176,15 @@ class JITKernel:
         """
         if not self.signature.out_idx:
             return self
+        func = self.request.func
+        plain = replace(func, facts=replace(func.facts, out_idx=None))
+        return self._variant("into", func=plain, out_idx=None, given=None)
+
+    def _variant(self, name: str, **changes: Any) -> JITKernel:
         with self._lock:
-            if self._into is None:
-                func = self.request.func
-                plain = replace(func, facts=replace(func.facts, out_idx=None))
-                self._into = compile_request(replace(self.request, func=plain, out_idx=None, given=None))
-            return self._into
+            if name not in self._variants:
+                self._variants[name] = compile_request(replace(self.request, **changes))
+            return self._variants[name]
 
     def _first_run(self, *args: Any) -> Any:
         """Load the code, then replace the call by the fast path.  Calls that torch traces need no code."""
@@ -294,7 +288,7 @@ class JITKernel:
 
             facts = cpu_facts(self.request.func, self.target, self.kernel_source)
         return {"name": self.signature.name, "target": str(self.target), "times": dict(meta.get("times", {})),
-                "kernels": [dict(f) for f in facts], "unaligned": self._unaligned is not None}
+                "kernels": [dict(f) for f in facts], "unaligned": "unaligned" in self._variants}
 
     def report(self) -> str:
         """A text about the compiled kernel.

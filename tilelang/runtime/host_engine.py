@@ -10,6 +10,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -98,28 +100,19 @@ class _Ffi:
         return out.value  # kept for the life of the process
 
 
-_llvm: _Llvm | None = None
-_ffi: _Ffi | None = None
+_llvm, _ffi = cache(_Llvm), cache(_Ffi)
 
 
 def llvm_state() -> _Llvm:
     """LLVM of this process."""
-    global _llvm
-    with _lock:
-        if _llvm is None:
-            with phase("start LLVM"):
-                _llvm = _Llvm()
-        return _llvm
+    with _lock, phase("start LLVM") if not _llvm.cache_info().currsize else nullcontext():
+        return _llvm()
 
 
 def ffi_state() -> _Ffi:
     """TVM-FFI of this process.  Raises ImportError (named error) when it is missing or has an unknown version."""
-    global _ffi
-    with _lock:
-        if _ffi is None:
-            with phase("load TVM-FFI"):
-                _ffi = _Ffi()
-        return _ffi
+    with _lock, phase("load TVM-FFI") if not _ffi.cache_info().currsize else nullcontext():
+        return _ffi()
 
 
 def compile_object(ir_text: str) -> bytes:

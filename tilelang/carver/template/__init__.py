@@ -32,7 +32,7 @@ class MatmulTemplate(BaseTemplate):
 
     @property
     def work(self) -> Matmul:
-        return Matmul(self.M, self.N, self.K, f"{self.in_dtype}", f"{self.out_dtype}", f"{self.accum_dtype}", 1,
+        return Matmul(self.M, self.N, self.K, self.in_dtype, self.out_dtype, self.accum_dtype, 1,
                        self.trans_A, self.trans_B)
 
     def program(self, hint: Hint) -> Any:
@@ -65,8 +65,8 @@ class ConvTemplate(BaseTemplate):
         oh, ow = (programs.output_size(x, self.K, self.S, self.D, self.P) for x in (self.H, self.W))
         if oh < 1 or ow < 1:
             raise ValueError(f"ConvTemplate: a window of {self.K} does not fit {self.H} x {self.W} with padding {self.P}")
-        return Matmul(self.N * oh * ow, self.F, self.K * self.K * self.C, f"{self.in_dtype}", f"{self.out_dtype}",
-                       f"{self.accum_dtype}", 1, False, False)
+        return Matmul(self.N * oh * ow, self.F, self.K * self.K * self.C, self.in_dtype, self.out_dtype,
+                       self.accum_dtype, 1, False, False)
 
     def program(self, hint: Hint) -> Any:
         if self.with_bias:
@@ -91,10 +91,10 @@ class GEMVTemplate(BaseTemplate):
 
     @property
     def work(self) -> Map:
-        return Map((self.N,), (self.K,), f"{self.in_dtype}", f"{self.accum_dtype}", self.trans_B)
+        return Map((self.N,), (self.K,), self.in_dtype, self.accum_dtype, self.trans_B)
 
     def program(self, hint: Hint) -> Any:
-        return programs.gemv_program(self.work, f"{self.out_dtype}", self.with_bias, hint)
+        return programs.gemv_program(self.work, self.out_dtype, self.with_bias, hint)
 
 
 @dataclass
@@ -106,7 +106,7 @@ class ElementwiseTemplate(BaseTemplate):
 
     @property
     def work(self) -> Map:
-        return Map(tuple(self.shape), (), f"{self.dtype}", f"{self.dtype}")
+        return Map(tuple(self.shape), (), self.dtype, self.dtype)
 
     def program(self, hint: Hint) -> Any:
         return programs.elementwise_program(self.work, hint)
@@ -134,10 +134,10 @@ class GeneralReductionTemplate(BaseTemplate):
     @property
     def work(self) -> Map:
         if "R" not in self.structure:
-            return Map(tuple(self.shape), (), f"{self.dtype}", f"{self.dtype}")
+            return Map(tuple(self.shape), (), self.dtype, self.dtype)
         axes = list(zip(self.structure, self.shape, strict=True))
-        return Map(tuple(n for s, n in axes if s == "S"), tuple(n for s, n in axes if s == "R"), f"{self.dtype}", "float32"
-                   if "float" in f"{self.dtype}" else f"{self.dtype}", self.structure.endswith("R"))
+        return Map(tuple(n for s, n in axes if s == "S"), tuple(n for s, n in axes if s == "R"), self.dtype, "float32"
+                   if "float" in self.dtype else self.dtype, self.structure.endswith("R"))
 
     def program(self, hint: Hint) -> Any:
         if "R" not in self.structure:
@@ -162,7 +162,7 @@ class FlashAttentionTemplate(BaseTemplate):
     @property
     def work(self) -> Attention:
         return Attention(self.batch_size * self.num_heads, self.seq_length, self.seq_kv_length, self.head_dim,
-                         f"{self.in_dtype}", f"{self.out_dtype}", f"{self.accum_dtype}", self.is_causal)
+                         self.in_dtype, self.out_dtype, self.accum_dtype, self.is_causal)
 
     def program(self, hint: Hint) -> Any:
         return programs.attention_program(self.work, hint)

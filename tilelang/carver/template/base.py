@@ -18,6 +18,8 @@ class BaseTemplate:
 
     def __post_init__(self) -> None:
         for name, value in self.params_as_dict().items():
+            if name.endswith("dtype"):
+                setattr(self, name, f"{value}")
             sizes = value if isinstance(value, (tuple, list)) else (value,)
             if any(isinstance(x, int) and not isinstance(x, bool) and x < (0 if name == "P" else 1) for x in sizes):
                 raise ValueError(f"{type(self).__name__}: {name} must be positive, found {value!r}")
