@@ -12,22 +12,14 @@ import ctypes
 import os
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from tilelang.env import env
-from tilelang.ir.record import record
 
 from .cpu_pool import pool_ir
 from .cpus import usable_cpus
-
-
-@record
-class LoadedCode:
-    """Loaded code.  address: address of the entry.  library: the object that owns the memory of the code."""
-
-    address: int
-    library: Any
+from .host_engine import LoadedCode, llvm_state
 
 
 def thread_count() -> int:
@@ -40,19 +32,12 @@ class CpuEngine:
     """Compiles for the host and loads code next to the thread pool.  One per process; safe from several threads."""
 
     def __init__(self) -> None:
-        import llvmlite.binding as llvm  # 33 ms
-
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        self._llvm = llvm
+        self._llvm = llvm = llvm_state().llvm
         self._lock = threading.Lock()
-        self._count = 0
         self.cpu, self.features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
         self.triple = llvm.get_process_triple()
         target = llvm.Target.from_triple(self.triple)
         self._machine = target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, reloc="pic")
-        self._jit = llvm.create_lljit_compiler(
-            target.create_target_machine(cpu=self.cpu, features=self.features, opt=3, jit=True), use_jit_link=False)
         self._pool = self._load_pool()
 
     def emit_object(self, llvm_ir: str, opt: int = 2) -> bytes:
@@ -105,24 +90,15 @@ class CpuEngine:
         """Make `entry` of an object (bytes) or of LLVM IR (text) callable."""
         if isinstance(code, str):
             code = self.emit_object(code)
-        with self._lock:
-            self._count += 1
-            builder = self._llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
-            builder.import_symbol("tl_parallel_for", self._pool["tl_parallel_for"])
-            library = builder.export_symbol(entry).link(self._jit, f"tl{self._count}")
-            return LoadedCode(library[entry], library)
+        return LoadedCode(code, (entry,), {"tl_parallel_for": self._pool["tl_parallel_for"]})
 
     def _load_pool(self) -> dict[str, int]:
         """Load the thread pool.  It is never unloaded, because its workers run in this code until the process ends."""
         code = self.emit_object(pool_ir("x86_64" in self.triple), opt=1)
-        builder = self._llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
-        names = ("tl_parallel_for", "tl_pool_want", "tl_pool_reset")
-        for n in names:
-            builder.export_symbol(n)
-        library = builder.link(self._jit, "tl_pool")
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(library))  # never unmapped, not even at interpreter exit
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._jit))
-        found = {n: library[n] for n in names}
+        loaded = LoadedCode(code, ("tl_parallel_for", "tl_pool_want", "tl_pool_reset"))
+        for kept in (loaded, loaded.library, llvm_state().jit):  # never unmapped, not even at interpreter exit
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        found = loaded.addresses
         ctypes.CFUNCTYPE(None, ctypes.c_int32)(found["tl_pool_want"])(thread_count() - 1)
         reset = ctypes.CFUNCTYPE(None)(found["tl_pool_reset"])
         if hasattr(os, "register_at_fork"):
@@ -130,12 +106,7 @@ class CpuEngine:
         return found
 
 
-@lru_cache(maxsize=1)
-def _engine() -> CpuEngine:
-    return CpuEngine()
-
-
-_create = threading.Lock()
+_engine, _create = cache(CpuEngine), threading.Lock()
 
 
 def cpu_engine() -> CpuEngine:

@@ -124,20 +124,36 @@ def compile_object(ir_text: str) -> bytes:
         return state.machine.emit_object(module)
 
 
-class HostLibrary:
-    """Loaded host code.  symbols: name -> address of the external symbols other than TVM-FFI functions."""
+class LoadedCode:
+    """An object that is loaded into this process.  addresses: of the exported names.  library: owns the memory of the code.
 
-    def __init__(self, obj: bytes, names: tuple[str, ...], symbols: Mapping[str, int] = {}) -> None:
-        state, ffi = llvm_state(), ffi_state()
+    symbols: name -> address of the external symbols besides those of the process.
+    """
+
+    def __init__(self, obj: bytes, names: tuple[str, ...], symbols: Mapping[str, int | None] = {}) -> None:
+        state = llvm_state()
         with _lock, phase("link host code"):
             builder = state.llvm.JITLibraryBuilder().add_object_img(obj).add_current_process()
-            for name, address in {**ffi.addresses, **symbols}.items():
+            for name, address in symbols.items():
                 builder.import_symbol(name, address)
             for name in names:
                 builder.export_symbol(name)
             state.loaded += 1
-            self.library = builder.link(state.jit, f"tilelang_host_{state.loaded}")
+            self.library = builder.link(state.jit, f"tilelang_{state.loaded}")
             self.addresses = {n: self.library[n] for n in names}
+
+    @property
+    def address(self) -> int:
+        """The address of the only exported name."""
+        (found,) = self.addresses.values()
+        return found
+
+
+class HostLibrary(LoadedCode):
+    """Loaded host code.  symbols: name -> address of the external symbols other than TVM-FFI functions."""
+
+    def __init__(self, obj: bytes, names: tuple[str, ...], symbols: Mapping[str, int] = {}) -> None:
+        super().__init__(obj, names, {**ffi_state().addresses, **symbols})
 
     def function(self, name: str, *keep: Any, release_gil: bool = True) -> Callable[..., Any]:
         """The function as a TVM-FFI function; keeps this library and `keep` alive."""
