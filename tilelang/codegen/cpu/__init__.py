@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from tilelang.ir import Expr, Func, Var, symbols_of, walk
 from tilelang.target.cpu_launch import ThreadValues
 
-from .block_function import add_pieces
 from .host import HostPrinter
-from .state import BlockState, Bound, Code, HostFunction, LaneFaults, Storage
+from .code import Code, HostFunction
+from .state import BlockState, Bound, LaneFaults, Storage
 from .text import Fn, Module, clean
 from .types import value_type
 
@@ -88,7 +88,6 @@ def compile_tile(func: Func) -> CpuProgram:
     f = Fn(module, entry, "ptr", [(p.type, f"p{k}", "") for k, p in enumerate(signature)], linkage="", attrs="nounwind")
     one_thread = BlockState(ThreadValues(1, (), frozenset(), frozenset()), (1, 1, 1), ((0, 1),), LaneFaults())
     cx = Code(f, one_thread, {})
-    add_pieces(cx)
     for k, param in enumerate(signature):
         _bind_parameter(cx, func, param, f"%p{k}")
     host = HostFunction(cx, func)

@@ -8,7 +8,7 @@ from tilelang.ir import AddressOf, Call, dtype, GLOBAL
 from tilelang.target.cpu import unsupported
 
 from . import arithmetic
-from .state import CallPrinter, Code
+from .code import CallPrinter, Code
 from .text import Fn
 from .types import convert, from_memory, load, memory_type, store, to_memory, value_type
 
@@ -73,7 +73,7 @@ def _target(cx: Code, e: Call) -> tuple[AddressOf, str]:
 
 
 def _in_range(cx: Code, where: AddressOf) -> str:
-    return cx.memory.in_range(where, [cx.index(i) for i in where.indices])
+    return cx.in_range(where, [cx.index(i) for i in where.indices])
 
 
 def _atomic(kind: str) -> CallPrinter:
@@ -93,7 +93,7 @@ def _atomic(kind: str) -> CallPrinter:
             return atomic_update(cx.f, kind, at, v, dt, shared=shared, order=e.options.order or "relaxed",
                                  span=e.span or cx.span)
 
-        return cx.f.choose(_in_range(cx, where), value_type(dt), update, lambda: cx.memory.safe_value(where.buffer, dt))
+        return cx.f.choose(_in_range(cx, where), value_type(dt), update, lambda: cx.safe_value(where.buffer, dt))
 
     return emit
 

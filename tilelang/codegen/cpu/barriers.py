@@ -12,7 +12,8 @@ from tilelang.target.thread_calls import WARP
 
 from .coroutine import (BYTES, COROUTINES, FAULT, GRID, LIVE, MANY, NAMED, PHASE, PROGRESS, WARP_ROLE_BARRIERS, Coroutine,
                         add_word, get_word, init_barrier, signal, word)
-from .state import CallPrinter, Code, WarpRoleState
+from .code import CallPrinter, Code
+from .state import WarpRoleState
 from .text import Fn
 
 # ---- waiting ------------------------------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ def barrier_operand(cx: Code, where: Expr, span: Any, kind: str = "T.alloc_barri
 def barrier_at(cx: Code, buffer: Buffer, index: Expr | int) -> str:
     """The address of the words of an mbarrier."""
     at = cx.f.mul(cx.index(index), str(BARRIER_WORDS))
-    return cx.f.at(cx.memory.base_of(buffer).base, "i64", at)
+    return cx.f.at(cx.base_of(buffer).base, "i64", at)
 
 
 def _arrive(cx: Code, e: Call) -> str:

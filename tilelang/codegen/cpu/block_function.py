@@ -2,10 +2,6 @@
 
 values…     values of the host that the block uses: tensor addresses, scalars, sizes storage…    buffers in the arena of the
 worker thread
-
-Index arithmetic in 64 bits, from the linear form of an index.
-
-Where the 32-bit arithmetic of the program would wrap, the index stays exact (and a guarded access is then out of range).
 """
 
 from __future__ import annotations
@@ -13,79 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilelang.arith import Analyzer
-from tilelang.ir import GLOBAL, Alloc, Binary, Buffer, Cast, Const, Expr, Launch, Var, dtype, walk
+from tilelang.ir import GLOBAL, Alloc, Buffer, Expr, Launch, Var, walk
 from tilelang.target.cpu_launch import CpuLaunch, WarpRoleCode
 from tilelang.target.cpu_ranges import with_indices
 
 from .calls import BLOCK_CALLS
-from .state import BlockState, Bound, Code, HostFunction, LaneFaults, Storage, WarpRoleState
-from .memory import MemoryPrinter
+from .code import Code, HostFunction
+from .state import BlockState, Bound, LaneFaults, Storage, WarpRoleState
 from .statements import StatementPrinter
-from .text import Fn, clean, is_literal
+from .text import Fn, clean
 from .threads import outside_threads
 from .types import value_type
-from .values import ValuePrinter
-
-
-class IndexPrinter:
-    """Prints integers as i64 into the function of a Code."""
-
-    def __init__(self, cx: Code) -> None:
-        self.cx = cx
-
-    def index(self, e: Expr | int) -> str:
-        """The exact i64 value of an integer expression or Python int."""
-        if isinstance(e, int):
-            return str(e)
-        if isinstance(e, Const):
-            return str(int(e.value))
-        if isinstance(e, Var):
-            return self._atom(e)
-        if e.dtype.is_unsigned or e.dtype.is_bool:
-            return self._sized(e)
-        form = self.cx.analyzer.linear(e)
-        out = str(form.const)
-        for atom, c in form.terms.items():
-            out = self.cx.f.add(self.cx.f.mul(self._atom(atom), str(c)), out)
-        return out
-
-    def _atom(self, e: Expr) -> str:
-        if isinstance(e, Var):
-            bound = self.cx.vars.get(e)
-            if bound is not None and bound.wide is not None:
-                return bound.wide
-        elif isinstance(e, Binary) and e.dtype.is_signed:
-            if e.op == "mul":
-                return self.cx.f.mul(self.index(e.a), self.index(e.b))
-            if e.op in ("min", "max") and self._exact(e.a) and self._exact(e.b):
-                pick = self.cx.f.smin if e.op == "min" else self.cx.f.smax
-                return pick(self.index(e.a), self.index(e.b))
-            if e.op in ("floordiv", "floormod") and isinstance(e.b, Const) and e.b.value > 0 and self._exact(e.a):
-                low = self.cx.analyzer.bounds_of(self.cx.analyzer.linear(e.a))[0]
-                if low is not None and low >= 0:
-                    if e.op == "floordiv":
-                        return self.cx.f.let(f"udiv i64 {self.index(e.a)}, {e.b.value}")
-                    return self.cx.f.hidden(self.cx.f.let(f"urem i64 {self.index(e.a)}, {e.b.value}"))
-        elif isinstance(e, Cast) and e.value.dtype.is_signed and e.dtype.is_signed:
-            if e.dtype.bits >= e.value.dtype.bits:
-                return self.index(e.value)
-        return self._sized(e)
-
-    def _exact(self, e: Expr) -> bool:
-        """Whether e's 32-bit arithmetic certainly does not wrap. (The remainder of a wrapped value differs from that of the
-        exact one.)"""
-        return e.dtype.is_signed and self.cx.analyzer.exact(self.cx.analyzer.linear(e), e.dtype)
-
-    def _sized(self, e: Expr) -> str:
-        """The value computed in its own type, then extended."""
-        return self.extended(self.cx.value(e), e.dtype)
-
-    def extended(self, v: str, dt: dtype) -> str:
-        """A register value of an integer type, extended to i64."""
-        wide = v
-        if dt.bits != 64 or dt.is_bool:
-            wide = self.cx.f.let(f"{'sext' if dt.is_signed else 'zext'} {value_type(dt)} {v} to i64")
-        return wide if is_literal(v) else self.cx.f.hidden(wide)
 
 
 @dataclass(frozen=True)
@@ -163,7 +97,6 @@ def open_block(frame: LaunchFrame, f: Fn, code: WarpRoleCode, warp_role: WarpRol
     ranges = with_indices(Analyzer(), s, code.warp_role)
     cx = Code(f, block, BLOCK_CALLS, ranges, safe_values=dict(s.plan.safe_values),
               sources=s.plan.import_source)
-    add_pieces(cx)
     outside_threads(cx)
     _bind_parameters(cx, frame)
     for d, v in enumerate(s.block_vars):
@@ -171,16 +104,9 @@ def open_block(frame: LaunchFrame, f: Fn, code: WarpRoleCode, warp_role: WarpRol
     return cx
 
 
-def add_pieces(cx: Code) -> StatementPrinter:
-    """Give a Code the printers of values, indices and memory. Returns the printer of its statements."""
-    memory = MemoryPrinter(cx)
-    cx.values, cx.indices, cx.memory = ValuePrinter(cx), IndexPrinter(cx), memory
-    return StatementPrinter(cx, memory)
-
-
 def print_body(cx: Code, code: WarpRoleCode) -> None:
     """Print the statements of a block, or of a warp role."""
-    StatementPrinter(cx, MemoryPrinter(cx)).stmt(code.body)
+    StatementPrinter(cx).stmt(code.body)
 
 
 def _bind_parameters(cx: Code, frame: LaunchFrame) -> None:

@@ -21,7 +21,7 @@ from .barriers import barrier_operand, warp_role_of
 from .coroutine import signal
 from .wgmma import address_table, misuse, shared_address
 from .shared_addresses import move
-from .state import CallPrinter, Code
+from .code import CallPrinter, Code
 
 _ALIGN = 128  # bytes; alignment of a box in shared memory
 

@@ -13,7 +13,7 @@ from .clusters import CLUSTER_CALL_PRINTERS
 from .wgmma import DESCRIPTOR_CALLS
 from .lane_faults import assertion
 from .lanes import LANE_CALL_PRINTERS
-from .state import CallPrinter, Code
+from .code import CallPrinter, Code
 from .threads import end_threads
 from .types import load, value_type
 
@@ -93,8 +93,8 @@ def _ldg(cx: Code, e: Call) -> str:
     if not isinstance(where, AddressOf):
         raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
     at, dt = cx.address_of(where), where.buffer.dtype
-    ok = cx.memory.in_range(where, [cx.index(i) for i in where.indices])
-    return cx.f.choose(ok, value_type(dt), lambda: load(cx.f, dt, at), lambda: cx.memory.safe_value(where.buffer, dt))
+    ok = cx.in_range(where, [cx.index(i) for i in where.indices])
+    return cx.f.choose(ok, value_type(dt), lambda: load(cx.f, dt, at), lambda: cx.safe_value(where.buffer, dt))
 
 
 BLOCK_CALLS: dict[str, CallPrinter] = {

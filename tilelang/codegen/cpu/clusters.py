@@ -16,7 +16,8 @@ from tilelang.target.cpu import unsupported
 
 from .barriers import barrier_at, barrier_operand, need_all_threads, wait_until
 from .coroutine import CLUSTER, PROGRESS, add_word, get_word, signal
-from .state import CallPrinter, Code, WarpRoleState, Storage
+from .code import CallPrinter, Code
+from .state import WarpRoleState, Storage
 from .types import store, value_type
 
 

@@ -16,7 +16,7 @@ from tilelang.ops import Gemm
 from tilelang.target.cpu_launch import BlockedGemm, Packing
 
 from .gemm_pack import convert_rows, pairs_of_columns, pairs_of_rows, transpose_rows
-from .state import Code
+from .code import Code
 from .text import Fn, Module
 from .types import convert, float_literal, intrinsic, load, memory_type, splat, store, value_type
 

@@ -6,10 +6,10 @@ from tilelang.ir import Alloc, Assert, Bind, Evaluate, For, If, Seq, Stmt
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import CpuLaunch
 
-from .state import Bound, HostFunction
+from .code import HostFunction, bind_value
+from .state import Bound
 from .launch import print_launch
 from .text import clean
-from .values import bind_value
 
 
 class HostPrinter:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from tilelang.ir import Call, Const, StringConst, dtype
 from tilelang.target.thread_calls import WARP
 
-from .state import ABSENT, OTHER, OUTSIDE, Code
+from .code import Code
+from .state import ABSENT, OTHER, OUTSIDE
 from .text import Fn, Module
 from .threads import over_threads, this_thread, whole_warps
 from .types import splat

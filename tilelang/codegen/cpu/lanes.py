@@ -18,7 +18,8 @@ from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, LANE_NUMBERS, M
 from .barriers import warp_role_barrier
 from .coroutine import WARP_ROLE_BARRIERS, add_word, get_word, word
 from .lane_faults import check_mask, fail_if, lanes_of, mask_of
-from .state import SOURCE, CallPrinter, Code, Storage
+from .code import CallPrinter, Code
+from .state import SOURCE, Storage
 from .text import Fn
 from .threads import lane_array, over_threads, this_thread
 from .types import literal, load, memory_type, splat, store, value_type

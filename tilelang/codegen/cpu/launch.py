@@ -16,7 +16,8 @@ from tilelang.target.cpu_launch import CpuLaunch
 
 from .block_function import Captured, LaunchFrame, captured_values, open_block, print_body
 from .coroutine_launch import CoroutineLaunch
-from .state import HostFunction, LaneFaults, count_of
+from .code import HostFunction, count_of
+from .state import LaneFaults
 from .text import Fn, clean
 from .threads import check_not_null
 

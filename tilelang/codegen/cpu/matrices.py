@@ -19,7 +19,8 @@ from tilelang.target.mma import MMA_ROWS
 from tilelang.target.thread_calls import WARP
 
 from .lane_faults import fail_if, lanes_of
-from .state import PARTIAL, Code
+from .code import Code
+from .state import PARTIAL
 from .text import Fn, Module
 from .threads import over_threads, this_thread
 from .types import convert, load, store, value_type
@@ -32,7 +33,7 @@ class Operand:
         if not isinstance(a, AddressOf):
             raise unsupported(f"{e.op} on a computed pointer", span=e.span or cx.span)
         self.f, self.buffer = cx.f, a.buffer
-        where = cx.memory.base_of(a.buffer)
+        where = cx.base_of(a.buffer)
         self.bytes = max(where.unit, a.buffer.dtype.bytes)
         self.step = self.bytes * where.copies
         self.private = is_private(a.buffer)

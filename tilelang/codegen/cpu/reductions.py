@@ -10,7 +10,7 @@ from tilelang.ops import Reduce, Scan
 from tilelang.target.cpu_launch import ReduceLoops
 
 from . import arithmetic
-from .state import Code
+from .code import Code
 from .text import Fn
 from .tile_loops import mins_of, nest
 from .types import convert, intrinsic, load, rounded, store, value_type

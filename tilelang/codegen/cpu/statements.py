@@ -21,20 +21,19 @@ from .barriers import named_barrier, warp_role_barrier
 from .clusters import copy_to_rank
 from .lanes import exchanges_in, publish, threads_in_warps
 from .matrices import matrix_statement
-from .memory import MemoryPrinter
-from .state import Bound, Code, Storage
+from .code import Code, bind_value
+from .state import Bound, Storage
 from .text import Loop, clean
 from .threads import active_threads, at_line, check_not_null, over_threads, this_thread
 from .types import literal, load, memory_type, store
-from .values import bind_value
 from .wgmma import wgmma_statement
 
 
 class StatementPrinter:
-    """Prints statements into the function of a Code.  memory: its printer of loads and stores."""
+    """Prints statements into the function of a Code."""
 
-    def __init__(self, cx: Code, memory: MemoryPrinter) -> None:
-        self.cx, self.memory = cx, memory
+    def __init__(self, cx: Code) -> None:
+        self.cx = cx
 
     def stmt(self, s: Stmt) -> None:
         """Print a statement."""
@@ -152,7 +151,7 @@ class StatementPrinter:
             store(cx.f, b.dtype, init, cx.address(b, ["0"] * len(b.shape)))
 
     def _store(self, s: Store) -> None:
-        self.memory.store(s)
+        self.cx.store(s)
 
     def _evaluate(self, s: Evaluate) -> None:
         self.cx.value(s.call)

@@ -10,7 +10,8 @@ from typing import Any
 from tilelang.ir import Var
 from tilelang.target.thread_calls import WARP
 
-from .state import Bound, Code
+from .code import Code
+from .state import Bound
 from .types import literal, memory_type, store
 
 

@@ -14,7 +14,7 @@ from tilelang.ops import AtomicTile, Copy, Fill, Transpose
 from tilelang.target.cpu_launch import TileLoops, TileSide
 
 from .atomics import atomic_update
-from .state import Code
+from .code import Code
 from .text import is_literal
 from .types import convert, load, store, value_type
 
@@ -134,7 +134,7 @@ def _copy(cx: Code, op: Copy | Transpose, s: TileLoops, dst: Side, src: Side) ->
         last = len(sizes) - 1
 
         def put(at: list[str]) -> None:
-            safe = convert(f, cx.memory.safe_value(src.buffer, sd), sd, dd)
+            safe = convert(f, cx.safe_value(src.buffer, sd), sd, dd)
             store(f, dd, safe, dst.address(cx, at), op.span)
 
         def level(k: int, at: list[str], ok: str) -> None:
@@ -197,7 +197,7 @@ def _atomic(cx: Code, op: AtomicTile, s: TileLoops, dst: Side, src: Side | None)
                 there = f.both(there, f.let(f"icmp sge i64 {at[k]}, {frm.low[k]}"))
                 there = f.both(there, f.less(at[k], frm.high[k]))
             v = f.choose(there, value_type(sd), lambda: load(f, sd, side.address(cx, at), op.span),
-                         lambda: cx.memory.safe_value(side.buffer, sd))
+                         lambda: cx.safe_value(side.buffer, sd))
             v = convert(f, v, sd, dd)
         atomic_update(f, op.kind, dst.address(cx, at), v, dd, shared=dst.buffer.scope() != GLOBAL, span=op.span)
 

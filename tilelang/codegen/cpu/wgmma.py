@@ -26,7 +26,7 @@ from .barriers import warp_role_of
 from .coroutine import FAULT, FIRST_MISUSE, word
 from .matrices import Operand, element_at, places, tile_mma
 from .shared_addresses import AddressTable, operand
-from .state import CallPrinter, Code
+from .code import CallPrinter, Code
 from .text import Fn, Module
 from .threads import over_threads, this_thread
 from .types import convert, load, store, value_type
