@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from tilelang.arith import Analyzer
@@ -55,10 +54,9 @@ class Code:
         return printer(self, e)
 
     def _var(self, e: Var) -> str:
-        cx = self
-        slot = cx.block.slots.get(e)
+        slot = self.block.slots.get(e)
         if slot is not None:
-            return load(cx.f, e.dtype, cx.f.at(slot.base, memory_type(e.dtype), cx.block.tid or cx.block.first_thread))
+            return load(self.f, e.dtype, self.f.at(slot.base, memory_type(e.dtype), self.block.tid or self.block.first_thread))
         bound = self.vars.get(e)
         if bound is None:
             held = self.storage.get(e)  # the address of a buffer's storage
@@ -68,11 +66,8 @@ class Code:
                               hint="it has no value on the CPU target at this place")
         if bound.value is None:
             assert bound.wide is not None, "a Bound holds one of its two forms"
-            bits = e.dtype.bits
-            bound_value = bound.wide
-            if bits != 64 and not is_literal(bound_value):
-                return self.f.let(f"trunc i64 {bound_value} to i{bits}")
-            return bound_value
+            narrow = e.dtype.bits != 64 and not is_literal(bound.wide)
+            return self.f.let(f"trunc i64 {bound.wide} to i{e.dtype.bits}") if narrow else bound.wide
         return bound.value
 
     def _const(self, e: Const) -> str:
@@ -296,27 +291,25 @@ class Code:
                              lambda: self.safe_value(b, e.dtype))
 
     def _load_lanes(self, e: Load) -> str:
-        b, dt = e.buffer, e.buffer.dtype
+        b, dt, f = e.buffer, e.buffer.dtype, self.f
         lanes = max(i.dtype.lanes for i in e.indices)
         if dt.lanes > 1:
             raise unsupported("a vector index into a buffer of vectors", span=e.span or self.span)
-        if self._is_run(b, e.indices):
-            at = [self.index(i) for i in e.indices[:-1]] + [self.index(e.indices[-1].base)]  # type: ignore[attr-defined]
-            return load(self.f, e.dtype, self.address(b, at), e.span or self.span)
-        out = []
-        for at in self._lane_indices(e.indices, lanes):
-            ok = self.in_range(e, at)
-            one = partial(self._load_at, b, at)
-            out.append(self.f.choose(ok, value_type(dt), one, lambda: self.safe_value(b, dt)))
-        return self.pack(out, e.dtype)
+        run = self._run(b, e.indices)
+        if run is not None:
+            return load(f, e.dtype, self.address(b, run), e.span or self.span)
+        return self.pack([f.choose(
+            self.in_range(e, at), value_type(dt), lambda at=at: load(f, dt, self.address(b, at), self.span),  # type: ignore[misc]
+            lambda: self.safe_value(b, dt)) for at in self._lane_indices(e.indices, lanes)], e.dtype)
 
-    def _is_run(self, b: Buffer, indices: tuple[Expr, ...]) -> bool:
-        """Whether a vector access is contiguous and needs no guard."""
+    def _run(self, b: Buffer, indices: tuple[Expr, ...]) -> list[str] | None:
+        """The first place of a vector access that is contiguous and needs no guard; None for others."""
         last = indices[-1]
-        copies = self.base_of(b).copies
-        return (b.scope() != GLOBAL and isinstance(last, Ramp) and isinstance(last.stride, Const) and copies == 1
-                and last.stride.value == 1 and all(i.dtype.lanes == 1 for i in indices[:-1])
-                and (b.strides_ is None or b.strides_[-1] == 1))
+        if (b.scope() == GLOBAL or not isinstance(last, Ramp) or not isinstance(last.stride, Const) or last.stride.value != 1
+                or self.base_of(b).copies > 1 or any(i.dtype.lanes > 1 for i in indices[:-1])
+                or b.strides_ is not None and b.strides_[-1] != 1):
+            return None
+        return [self.index(i) for i in (*indices[:-1], last.base)]
 
     def _lane_indices(self, indices: tuple[Expr, ...], lanes: int) -> list[list[str]]:
         """The scalar i64 indices of each lane of a vector access."""
@@ -349,19 +342,14 @@ class Code:
         if value.dtype.lanes == 1:
             v = self.pack([v] * lanes, value.dtype.with_lanes(lanes))
         v = convert(self.f, v, value.dtype.with_lanes(lanes), dt)
-        if self._is_run(b, indices):
-            at = [self.index(i) for i in indices[:-1]] + [self.index(indices[-1].base)]  # type: ignore[attr-defined]
-            store(self.f, dt, v, self.address(b, at), self.span)
+        run = self._run(b, indices)
+        if run is not None:
+            store(self.f, dt, v, self.address(b, run), self.span)
             return
         for k, at in enumerate(self._lane_indices(indices, lanes)):
             one = self.f.let(f"extractelement {value_type(dt)} {v}, i64 {k}")
-            self.f.branch(self.in_range(s, at), partial(self._store_at, b, at, one))
-
-    def _load_at(self, b: Buffer, at: list[str]) -> str:
-        return load(self.f, b.dtype, self.address(b, at), self.span)
-
-    def _store_at(self, b: Buffer, at: list[str], value: str) -> None:
-        store(self.f, b.dtype, value, self.address(b, at), self.span)
+            self.f.branch(self.in_range(s, at), lambda at=at, one=one: store(  # type: ignore[misc]
+                self.f, b.dtype, one, self.address(b, at), self.span))
 
 
 def bind_value(cx: Code, v: Var, value: Expr) -> None:

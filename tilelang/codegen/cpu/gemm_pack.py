@@ -6,6 +6,8 @@ exactly, because 8-bit factors cannot overflow it. An odd k is padded with zero.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tilelang.ir import dtype
 from tilelang.target.cpu_launch import Packing
 
@@ -13,6 +15,20 @@ from .text import Fn
 from .types import convert, load, memory_type, store, value_type
 
 I16, I32 = dtype("int16"), dtype("int32")
+
+
+def _columns(f: Fn, count: int, lanes: int) -> Iterator[tuple[str, int]]:
+    """(first column, columns at once) of each step of loops over columns: vectors, then the rest one by one."""
+    whole = count // lanes * lanes
+    for start, stop, step in ((0, whole, lanes), (whole, count, 1)):
+        if start != stop:
+            with f.loop(str(start), str(stop), step, hint="c") as c:
+                yield c, step
+
+
+def _converted(f: Fn, at: str, src: dtype, to: dtype, n: int = 1) -> str:
+    """The register value of n elements at an address in another type."""
+    return convert(f, load(f, src.with_lanes(n), at), src.with_lanes(n), to.with_lanes(n))
 
 
 def convert_rows(f: Fn, p: Packing, src: dtype, ct: dtype, at: str, dst: str) -> None:
@@ -23,14 +39,9 @@ def convert_rows(f: Fn, p: Packing, src: dtype, ct: dtype, at: str, dst: str) ->
     with f.loop("0", str(rows), hint="r") as r:
         from_row = f.at(at, memory_type(src), f.mul(r, str(row)))
         to_row = f.at(dst, memory_type(ct), f.mul(r, str(cols)))
-        whole = cols // lanes * lanes
-        for start, stop, step in ((0, whole, lanes), (whole, cols, 1)):
-            if start == stop:
-                continue
-            with f.loop(str(start), str(stop), step, hint="c") as c:
-                v = load(f, src.with_lanes(step), f.at(from_row, memory_type(src), f.mul(c, str(col))))
-                v = convert(f, v, src.with_lanes(step), ct.with_lanes(step))
-                store(f, ct.with_lanes(step), v, f.at(to_row, memory_type(ct), c))
+        for c, n in _columns(f, cols, lanes):
+            v = _converted(f, f.at(from_row, memory_type(src), f.mul(c, str(col))), src, ct, n)
+            store(f, ct.with_lanes(n), v, f.at(to_row, memory_type(ct), c))
 
 
 def transpose_rows(f: Fn, p: Packing, src: dtype, ct: dtype, at: str, dst: str) -> None:
@@ -42,10 +53,7 @@ def transpose_rows(f: Fn, p: Packing, src: dtype, ct: dtype, at: str, dst: str) 
     if square:
         with f.loop("0", str(whole_r), lanes, hint="r") as r, f.loop("0", str(whole_c), lanes, hint="c") as c:
             corner = f.at(at, st, f.add(f.mul(r, str(row)), c))
-            lines = []
-            for k in range(lanes):
-                v = load(f, src.with_lanes(lanes), f.at(corner, st, str(k * row)))
-                lines.append(convert(f, v, src.with_lanes(lanes), ct.with_lanes(lanes)))
+            lines = [_converted(f, f.at(corner, st, str(k * row)), src, ct, lanes) for k in range(lanes)]
             to = f.at(dst, mt, f.add(f.mul(c, str(rows)), r))
             for k, v in enumerate(_transposed(f, value_type(ct), lines)):
                 store(f, ct.with_lanes(lanes), v, f.at(to, mt, str(k * rows)))
@@ -54,8 +62,8 @@ def transpose_rows(f: Fn, p: Packing, src: dtype, ct: dtype, at: str, dst: str) 
         if r0 == r1 or c0 == c1:
             return
         with f.loop(str(c0), str(c1), hint="c") as c, f.loop(str(r0), str(r1), hint="r") as r:
-            v = load(f, src, f.at(at, st, f.add(f.mul(r, str(row)), f.mul(c, str(col)))))
-            store(f, ct, convert(f, v, src, ct), f.at(dst, mt, f.add(f.mul(c, str(rows)), r)))
+            v = _converted(f, f.at(at, st, f.add(f.mul(r, str(row)), f.mul(c, str(col)))), src, ct)
+            store(f, ct, v, f.at(dst, mt, f.add(f.mul(c, str(rows)), r)))
 
     one_by_one(0, whole_r, whole_c, cols)
     one_by_one(whole_r, rows, 0, cols)
@@ -86,13 +94,9 @@ def pairs_of_columns(f: Fn, p: Packing, src: dtype, at: str, dst: str) -> None:
     with f.loop("0", str(rows), hint="r") as r:
         from_row = f.at(at, memory_type(src), f.mul(r, str(row)))
         to_row = f.at(dst, "i16", f.mul(r, str(even)))
-        whole = cols // lanes * lanes
-        for start, stop, step in ((0, whole, lanes), (whole, cols, 1)):
-            if start != stop:
-                with f.loop(str(start), str(stop), step, hint="c") as c:
-                    v = load(f, src.with_lanes(step), f.at(from_row, memory_type(src), c))
-                    v = convert(f, v, src.with_lanes(step), I16.with_lanes(step))
-                    store(f, I16.with_lanes(step), v, f.at(to_row, "i16", c))
+        for c, n in _columns(f, cols, lanes):
+            v = _converted(f, f.at(from_row, memory_type(src), c), src, I16, n)
+            store(f, I16.with_lanes(n), v, f.at(to_row, "i16", c))
         if even != cols:
             store(f, I16, "0", f.at(to_row, "i16", str(cols)))
 
@@ -107,21 +111,17 @@ def pairs_of_rows(f: Fn, p: Packing, src: dtype, at: str, dst: str) -> None:
             r = at_pair if second else str(rows // 2)
             first = f.at(at, st, f.mul(f.mul(r, "2"), str(row)))
             to_row = f.at(dst, "i32", f.mul(r, str(cols)))
-            whole = cols // lanes * lanes
-            for start, stop, step in ((0, whole, lanes), (whole, cols, 1)):
-                if start != stop:
-                    with f.loop(str(start), str(stop), step, hint="c") as c:
-                        store(f, I32.with_lanes(step), pair(first, c, step, second), f.at(to_row, "i32", c))
+            for c, n in _columns(f, cols, lanes):
+                store(f, I32.with_lanes(n), pair(first, c, n, second), f.at(to_row, "i32", c))
 
     def pair(first: str, c: str, n: int, second: bool) -> str:
-        wide, ty = I32.with_lanes(n), value_type(I32.with_lanes(n))
-        low = convert(f, load(f, src.with_lanes(n), f.at(first, st, c)), src.with_lanes(n), wide)
+        ty, low = value_type(I32.with_lanes(n)), _converted(f, f.at(first, st, c), src, I32, n)
         mask, shift = ("65535", "16") if n == 1 else ("splat (i32 65535)", "splat (i32 16)")
         low = f.let(f"and {ty} {low}, {mask}")
         if not second:
             return low
-        high = load(f, src.with_lanes(n), f.at(f.at(first, st, str(row)), st, c))
-        return f.let(f"or {ty} {low}, {f.let(f'shl {ty} {convert(f, high, src.with_lanes(n), wide)}, {shift}')}")
+        high = _converted(f, f.at(f.at(first, st, str(row)), st, c), src, I32, n)
+        return f.let(f"or {ty} {low}, {f.let(f'shl {ty} {high}, {shift}')}")
 
     if rows >= 2:
         line(str(rows // 2), True)

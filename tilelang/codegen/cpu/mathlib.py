@@ -16,8 +16,8 @@ from tilelang.target.cpu import unsupported
 
 from . import arithmetic
 from .text import Fn, Module
-from .types import (convert, float_literal, from_memory, intrinsic, memory_type, overloaded, rounded, splat, to_memory,
-                    value_type)
+from .types import (convert, float_literal, from_memory, intrinsic, memory_type, overloaded, per_lane, rounded, splat,
+                    to_memory, value_type)
 
 I32 = dtype("int32")
 _FAST_ALIAS = {f"__{n}": n for n in ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan")}
@@ -54,7 +54,7 @@ def _float_call(f: Fn, op: str, args: list[str], dt: dtype, e: Call) -> str:
         if dt.lanes == 1:
             name = f.module.need(f"tl_{op}_f32", lambda: inlined(f.module))
             return f.let(f"call float @{name}({', '.join(f'float {a}' for a in args)})")
-        return _lanewise(f, dt, args, lambda xs: _float_call(f, op, xs, dtype("float32"), e))
+        return per_lane(f, dt.lanes, "float", "float", args, lambda *xs: _float_call(f, op, [*xs], dtype("float32"), e))
     if symbol is None:
         raise unsupported(f"{op} of {dt}", span=e.span)
     if symbol.startswith("llvm."):
@@ -62,23 +62,13 @@ def _float_call(f: Fn, op: str, args: list[str], dt: dtype, e: Call) -> str:
     scalar = "double" if double else "float"
     kinds = ["i32" if op == "ldexp" and k else scalar for k in range(len(args))]
 
-    def one(xs: list[str]) -> str:
+    def one(*xs: str) -> str:
         fn = f.module.declare(symbol, scalar, ", ".join(kinds))
         return f.let(f"call {scalar} {fn}({', '.join(f'{k} {x}' for k, x in zip(kinds, xs))})")
 
     if op == "ldexp":
         args = [args[0], convert(f, args[1], e.args[1].dtype, I32.with_lanes(dt.lanes))]
-    return one(args) if dt.lanes == 1 else _lanewise(f, dt, args, one)
-
-
-def _lanewise(f: Fn, dt: dtype, args: list[str], one: Any) -> str:
-    """Apply a scalar function lane by lane (all arguments of type dt)."""
-    ty, scalar = value_type(dt), value_type(dt.scalar)
-    out = "poison"
-    for i in range(dt.lanes):
-        xs = [f.let(f"extractelement {ty} {a}, i64 {i}") for a in args]
-        out = f.let(f"insertelement {ty} {out}, {scalar} {one(xs)}, i64 {i}")
-    return out
+    return per_lane(f, dt.lanes, scalar, scalar, args, one)
 
 
 # ---- intrinsics that are no single function --------------------------------------------------------------------------

@@ -13,6 +13,7 @@ value, so each operation is "computed in float32 and rounded".  All functions ta
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -207,17 +208,17 @@ def _decode8(f: Fn, dt: dtype, v: str) -> str:
         at = f.let(f"getelementptr inbounds float, ptr @{base}_values, i64 {f.let(f'zext i8 {x} to i64')}")
         return f.let(f"load float, ptr {at}, align 4")
 
-    return per_lane(f, dt.lanes, "i8", "float", v, one)
+    return per_lane(f, dt.lanes, "i8", "float", [v], one)
 
 
-def per_lane(f: Fn, lanes: int, source: str, result: str, v: str, one: Any) -> str:
-    """one(scalar operand) -> scalar operand, applied to each lane."""
+def per_lane(f: Fn, lanes: int, source: str, result: str, args: list[str], one: Callable[..., str]) -> str:
+    """one(scalar operands) -> scalar operand, applied to each lane.  source, result: types of a lane."""
     if lanes == 1:
-        return str(one(v))
+        return one(*args)
     out, ty = "poison", f"<{lanes} x {result}>"
     for i in range(lanes):
-        x = f.let(f"extractelement <{lanes} x {source}> {v}, i64 {i}")
-        out = f.let(f"insertelement {ty} {out}, {result} {one(x)}, i64 {i}")
+        xs = [f.let(f"extractelement <{lanes} x {source}> {a}, i64 {i}") for a in args]
+        out = f.let(f"insertelement {ty} {out}, {result} {one(*xs)}, i64 {i}")
     return out
 
 
