@@ -31,41 +31,6 @@ STUCK, MANY, NO_MEMORY = 1, 2, 3
 FAILURES = ((STUCK, DEADLOCK), (MANY, OVERRUN), (NO_MEMORY, MEMORY))
 FIRST_MISUSE = 16  # failure numbers from here on are a program's misuses of descriptors (descriptors.py)
 
-_ARRIVE = """define internal void @tl_barrier_arrive(ptr %bar, i64 %n, i64 %bytes, ptr %group) {
-entry:
-  %pending.p = getelementptr inbounds i64, ptr %bar, i64 1
-  %tx.p = getelementptr inbounds i64, ptr %bar, i64 2
-  %phase.p = getelementptr inbounds i64, ptr %bar, i64 3
-  %pending = load i64, ptr %pending.p
-  %left = sub i64 %pending, %n
-  store i64 %left, ptr %pending.p
-  %tx = load i64, ptr %tx.p
-  %open = add i64 %tx, %bytes
-  store i64 %open, ptr %tx.p
-  %over = icmp slt i64 %left, 0
-  br i1 %over, label %bad, label %good
-bad:
-  %fault.p = getelementptr inbounds i64, ptr %group, i64 1
-  store i64 2, ptr %fault.p ; MANY
-  br label %good
-good:
-  %steps = load i64, ptr %group
-  %more = add i64 %steps, 1
-  store i64 %more, ptr %group
-  %missing = or i64 %left, %open
-  %over2 = icmp eq i64 %missing, 0
-  br i1 %over2, label %next, label %out
-next:
-  %count = load i64, ptr %bar
-  store i64 %count, ptr %pending.p
-  %phase = load i64, ptr %phase.p
-  %turned = add i64 %phase, 1
-  store i64 %turned, ptr %phase.p
-  br label %out
-out:
-  ret void
-}"""
-
 
 # ---- the coroutine ----------------------------------------------------------------------------------------------------
 
@@ -154,8 +119,25 @@ def init_barrier(f: Fn, bar: str, count: str) -> None:
 
 def signal(f: Fn, bar: str, n: str, nbytes: str) -> None:
     """Add n arrivals to an mbarrier, and nbytes to its expected bytes (fewer, where negative)."""
-    name = f.module.need("tl_barrier_arrive", _ARRIVE)
+    name = f.module.need("tl_barrier_arrive", lambda: _arrive(f.module))
     f.do(f"call void @{name}(ptr {bar}, i64 {n}, i64 {nbytes}, ptr %group)")
+
+
+def _arrive(m: Module) -> str:
+    """The function that does so: the phase ends with the last arrival and the last byte."""
+    f = Fn(m, "tl_barrier_arrive", "void", [("ptr", "bar", ""), ("i64", "n", ""), ("i64", "bytes", ""), ("ptr", "group", "")])
+    left, missing = add_word(f, "%bar", PENDING, f.sub("0", "%n")), add_word(f, "%bar", BYTES, "%bytes")
+    f.branch(f.less(left, "0"), lambda: f.do(f"store i64 {MANY}, ptr {word(f, '%group', FAULT)}"))
+    add_word(f, "%group", PROGRESS, "1")
+
+    def end_phase() -> None:
+        f.do(f"store i64 {get_word(f, '%bar', COUNT)}, ptr {word(f, '%bar', PENDING)}")
+        add_word(f, "%bar", PHASE, "1")
+
+    f.branch(f.let(f"icmp eq i64 {f.let(f'or i64 {left}, {missing}')}, 0"), end_phase)
+    f.end("ret void")
+    f.finish()
+    return m.entries[f.name]
 
 
 # ---- the group ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from tilelang.target.thread_calls import WARP
 from .lane_faults import fail_if, lanes_of
 from .code import Code
 from .state import PARTIAL
-from .text import Fn, Module
+from .text import Fn, Module, clean
 from .threads import over_threads, this_thread
 from .types import convert, load, store, value_type
 
@@ -42,16 +42,20 @@ class Operand:
         over_threads(cx, lambda: f.do(
             f"store ptr {cx.address_of(a)}, ptr {f.at(self.array, 'ptr', this_thread(cx))}"))
 
+    def places(self, thread: str) -> str:
+        """The place of the address of a thread's first element; those of other threads follow."""
+        return self.f.at(self.array, "ptr", thread)
+
     def base(self, thread: str) -> str:
         """The address of a thread's first element."""
-        return self.f.let(f"load ptr, ptr {self.f.at(self.array, 'ptr', thread)}")
+        return self.f.let(f"load ptr, ptr {self.places(thread)}")
 
     def at(self, base: str, offset: str) -> str:
         """The address of the byte at an offset (i64) in the elements of a thread, as if they were contiguous."""
-        return element_at(self.f, base, offset, self.bytes, self.step)
+        return _element_at(self.f, base, offset, self.bytes, self.step)
 
 
-def element_at(f: Fn, base: str, offset: str, size: int, step: int) -> str:
+def _element_at(f: Fn, base: str, offset: str, size: int, step: int) -> str:
     """The address of the byte at an offset (i64) in elements of `size` bytes, which lie `step` bytes apart from each other."""
     if step == size:
         return f.at(base, "i8", offset)
@@ -148,63 +152,95 @@ def _gather(f: Fn, mine: Operand, base: str, offset: int) -> str:
 
 def _prepare_mma(cx: Code, e: Call, operands: list[Operand]) -> Callable[[str], None]:
     """Prepare c += a @ b of a row of MMA_ROWS, with operands in the order c, a, b."""
-    row = MMA_ROWS.get(e.options.row)
+    row, f = MMA_ROWS.get(e.options.row), cx.f
     if row is None:
         raise unsupported(f"the matrix instruction {e.options.row}", span=e.span or cx.span)
-    f, (m, n, k) = cx.f, row.shape
-    work = dtype("int32" if row.c_dtype.is_int else "float64" if row.c_dtype.bits == 64 else "float32")
-    ty = value_type(work)
-    types, sizes = (row.c_dtype, row.a_dtype, row.b_dtype), (m * n, m * k, k * n)
-    for o, dt in zip(operands, types):
+    for o, dt in zip(operands, (row.c_dtype, row.a_dtype, row.b_dtype)):
         if not o.private or o.bytes % dt.bytes:
             raise unsupported(f"an operand of mma in {o.buffer.scope()} memory of type {o.buffer.dtype}",
                               span=e.span or cx.span)
-    tiles = [f.alloca(f"[{size} x {ty}]", 64, "tile") for size in sizes]
-    tables = [places(f.module, fragment) for fragment in (row.c, row.a, row.b)]
-    multiply = tile_mma(f.module, m, n, k, ty)
-
-    def each(which: int, first: str, action: Callable[[str, str], None]) -> None:
-        """For each element: action(address in its lane's registers, address in the tile)."""
-        o, size = operands[which], types[which].bytes
-        with f.loop("0", str(sizes[which]), hint="element") as i:
-            at = f.at(tables[which], "i16", i)
-            place = f.let(f"zext i16 {f.let(f'load i16, ptr {at}')} to i64")
-            base = o.base(f.add(first, f.let(f"lshr i64 {place}, 8")))
-            action(o.at(base, f.mul(f.let(f"and i64 {place}, 255"), str(size))), f.at(tiles[which], ty, i))
-
-    def take(which: int, first: str) -> None:
-        dt = types[which]
-
-        def one(register: str, place: str) -> None:
-            v = convert(f, load(f, dt, register), dt, work)
-            if dt.base == "tfloat32" and which:  # the hardware ignores the low 13 bits
-                bits = f.let(f"and i32 {f.let(f'bitcast float {v} to i32')}, -8192")
-                v = f.let(f"bitcast i32 {bits} to float")
-            f.do(f"store {ty} {v}, ptr {place}")
-
-        each(which, first, one)
-
-    def body(first: str) -> None:
-        for which in range(3):
-            take(which, first)
-        f.do(f"call void @{multiply}(ptr {tiles[1]}, ptr {tiles[2]}, ptr {tiles[0]})")
-        each(0, first, lambda register, place: store(
-            f, row.c_dtype, convert(f, f.let(f"load {ty}, ptr {place}"), work, row.c_dtype), register))
-
-    return body
+    name = _warp_mma(f.module, row, operands)
+    return lambda first: f.do(f"call void @{name}({', '.join(f'ptr {o.places(first)}' for o in operands)})")
 
 
-def places(m: Module, fragment: Any) -> str:
-    """A constant table: 256 * lane + register of each element of an operand, in row-major order."""
+def _warp_mma(m: Module, row: Any, operands: list[Operand]) -> str:
+    """A function void (registers of c, a, b): the mma of one warp."""
+    c, a, b = operands
+    name = f"tl_{clean(row.name)}_{'_'.join(f'{o.bytes}x{o.step}' for o in operands)}"
+    if name in m.entries:
+        return name
+    f = Fn(m, name, "void", [("ptr", p, "") for p in "cab"], attrs="nounwind noinline")
+    work = TileProduct(f, row)
+    work.take(row.c, "%c", c, row.c_dtype, work.c)
+    work.take(row.a, "%a", a, row.a_dtype, work.a)
+    work.take(row.b, "%b", b, row.b_dtype, work.b)
+    work.multiply("%c", c)
+    f.end("ret void")
+    f.finish()
+    return name
+
+
+class TileProduct:
+    """c += a @ b in row-major tiles of the computing type, of operands in the registers of threads.
+
+    row: the instruction, with the places of elements in registers.  ty: the computing type in LLVM.  c, a, b: addresses of the
+    tiles.
+    """
+
+    def __init__(self, f: Fn, row: Any) -> None:
+        self.f, self.row = f, row
+        self.m, self.n, self.k = row.shape
+        self.work = dtype("int32" if row.c_dtype.is_int else "float64" if row.c_dtype.bits == 64 else "float32")
+        self.ty = value_type(self.work)
+        self.c, self.a, self.b = (f.alloca(f"[{s} x {self.ty}]", 64, "tile")
+                                  for s in (self.m * self.n, self.m * self.k, self.k * self.n))
+
+    def widened(self, dt: dtype, address: str) -> str:
+        """An element at an address in the computing type."""
+        f = self.f
+        v = convert(f, load(f, dt, address), dt, self.work)
+        if dt.base != "tfloat32":
+            return v
+        bits = f.let(f"and i32 {f.let(f'bitcast float {v} to i32')}, -8192")  # the hardware ignores the low 13 bits
+        return f.let(f"bitcast i32 {bits} to float")
+
+    def put(self, tile: str, i: str, v: str) -> None:
+        """Store an element of a tile."""
+        self.f.do(f"store {self.ty} {v}, ptr {self.f.at(tile, self.ty, i)}")
+
+    def take(self, fragment: Any, of: str, o: Operand, dt: dtype, tile: str) -> None:
+        """Read an operand from registers into a tile."""
+        self._each(fragment, of, o, dt, lambda at, i: self.put(tile, i, self.widened(dt, at)))
+
+    def multiply(self, of: str, c: Operand) -> None:
+        """Multiply, and store the accumulator in the registers."""
+        f, dt = self.f, self.row.c_dtype
+        f.do(f"call void @{_tile_mma(f.module, self.m, self.n, self.k, self.ty)}(ptr {self.a}, ptr {self.b}, ptr {self.c})")
+        self._each(self.row.c, of, c, dt, lambda at, i: store(f, dt, convert(
+            f, f.let(f"load {self.ty}, ptr {f.at(self.c, self.ty, i)}"), self.work, dt), at))
+
+    def _each(self, fragment: Any, of: str, o: Operand, dt: dtype, action: Callable[[str, str], None]) -> None:
+        """Call action(address in its thread's array, number) for each element of an operand."""
+        f = self.f
+        table, size = _places(f.module, fragment)
+        with f.loop("0", str(size), hint="element") as i:
+            packed = f.let(f"load i16, ptr {f.at(table, 'i16', i)}")
+            place = f.let(f"zext i16 {packed} to i64")
+            base = f.let(f"load ptr, ptr {f.at(of, 'ptr', f.let(f'lshr i64 {place}, 8'))}")
+            action(_element_at(f, base, f.mul(f.let(f"and i64 {place}, 255"), str(dt.bytes)), o.bytes, o.step), i)
+
+
+def _places(m: Module, fragment: Any) -> tuple[str, int]:
+    """A constant table: 256 * lane + register of each element of an operand, in row-major order, and its length."""
     owner, register = fragment.owners()[0].ravel(), fragment.register_table().ravel()
     values = ", ".join(f"i16 {256 * int(o) + int(r)}" for o, r in zip(owner, register))
     key = f"places:{values}"
     if key not in m.entries:
         m.entries[key] = f"@places{len(m.entries)} = private unnamed_addr constant [{len(owner)} x i16] [{values}]"
-    return m.entries[key].split(" ", 1)[0]
+    return m.entries[key].split(" ", 1)[0], len(owner)
 
 
-def tile_mma(m: Module, rows: int, columns: int, depth: int, ty: str) -> str:
+def _tile_mma(m: Module, rows: int, columns: int, depth: int, ty: str) -> str:
     """Emit c += a @ b on row-major tiles of one type: the accumulator starts from zero, then c is added."""
     name = f"tile_product_{rows}x{columns}x{depth}_{ty}"
     if name in m.entries:

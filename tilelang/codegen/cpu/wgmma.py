@@ -24,12 +24,12 @@ from tilelang.target.wgmma import K_STEP_BYTES, WGMMA_ROWS, WgmmaRow, encode_des
 
 from .barriers import warp_role_of
 from .coroutine import FAULT, FIRST_MISUSE, word
-from .matrices import Operand, element_at, places, tile_mma
+from .matrices import Operand, TileProduct
 from .shared_addresses import AddressTable, operand
 from .code import CallPrinter, Code
 from .text import Fn, Module
 from .threads import over_threads, this_thread
-from .types import convert, load, store, value_type
+from .types import load, value_type
 
 
 def misuse(cx: Code, text: str, span: Any) -> None:
@@ -130,8 +130,8 @@ def wgmma_statement(cx: Code, e: Call) -> None:
                                       e.span or cx.span), lambda: multiply(first))
 
     def multiply(first: str) -> None:
-        given = f"ptr {f.at(a.array, 'ptr', first)}" if from_registers else f"i64 {a.at(first)}"
-        args = [f"ptr {f.at(c.array, 'ptr', first)}", given, f"i64 {b.at(first)}", f"i1 {keep.at(first)}"]
+        given = f"ptr {a.places(first)}" if from_registers else f"i64 {a.at(first)}"
+        args = [f"ptr {c.places(first)}", given, f"i64 {b.at(first)}", f"i1 {keep.at(first)}"]
         args += [f"ptr {table.table}", f"i64 {table.count}", f"ptr {table.bases}"]
         ok = f.let(f"call i1 @{name}({', '.join(args)})")
         f.branch(ok, lambda: None, lambda: misuse(
@@ -185,55 +185,20 @@ def _group_mma(m: Module, row: WgmmaRow, majors: tuple[str, str], c: Operand, a:
     return name
 
 
-class _GroupBody:
-    """The body of the function of one group: operands into tiles of the computing type, their MMA, and the accumulator back.
-
-    work, ty: the computing type, and its name in LLVM. c, a, b: addresses of the tiles, with rows along K; those of b along N.
-    """
-
-    def __init__(self, f: Fn, row: WgmmaRow) -> None:
-        self.f, self.row = f, row
-        _, self.n, self.k = row.shape
-        self.work = dtype("int32" if row.c_dtype.is_int else "float32")
-        self.ty = value_type(self.work)
-        self.c, self.a, self.b = (f.alloca(f"[{s} x {self.ty}]", 64, "tile")
-                                  for s in (64 * self.n, 64 * self.k, self.k * self.n))
+class _GroupBody(TileProduct):
+    """The body of the function of one group: operands into tiles of the computing type, their MMA, and the accumulator back."""
 
     def emit(self, majors: tuple[str, str], c: Operand, a: Operand | None) -> None:
         """Print the body; the caller finishes the function.  a: None where a descriptor names the operand."""
-        f, row, n, k = self.f, self.row, self.n, self.k
-        self._read_operand(majors[1], "%b", n, row.b_dtype, self.b, True)
+        f, row = self.f, self.row
+        self._read_operand(majors[1], "%b", self.n, row.b_dtype, self.b, True)
         if a is None:
-            self._read_operand(majors[0], "%a", 64, row.a_dtype, self.a, False)
+            self._read_operand(majors[0], "%a", self.m, row.a_dtype, self.a, False)
         else:
-            self._registers(row.a, 64 * k, "%a", a, row.a_dtype,
-                            lambda at, i: self._put(self.a, i, self._widened(row.a_dtype, at)))
-        f.branch("%keep", lambda: self._registers(row.c, 64 * n, "%c", c, row.c_dtype, self._read_c), self._clear_c)
-        f.do(f"call void @{tile_mma(f.module, 64, n, k, self.ty)}(ptr {self.a}, ptr {self.b}, ptr {self.c})")
-        self._registers(row.c, 64 * n, "%c", c, row.c_dtype, self._write_c)
+            self.take(row.a, "%a", a, row.a_dtype, self.a)
+        f.branch("%keep", lambda: self.take(row.c, "%c", c, row.c_dtype, self.c), self._clear_c)
+        self.multiply("%c", c)
         f.end("ret i1 true")
-
-    def _widened(self, dt: dtype, address: str) -> str:
-        f = self.f
-        v = convert(f, load(f, dt, address), dt, self.work)
-        if dt.base != "tfloat32":
-            return v
-        bits = f.let(f"bitcast float {v} to i32")
-        return f.let(f"bitcast i32 {f.let(f'and i32 {bits}, -8192')} to float")  # the hardware ignores the low 13 bits
-
-    def _registers(self, fragment: Any, size: int, of: str, o: Operand, dt: dtype, action: Callable[[str, str], None]) -> None:
-        """Call action(address in its thread's array, number) for each element of an operand."""
-        f, table = self.f, places(self.f.module, fragment)
-        with f.loop("0", str(size), hint="element") as i:
-            packed = f.let(f"load i16, ptr {f.at(table, 'i16', i)}")
-            place = f.let(f"zext i16 {packed} to i64")
-            thread = f.let(f"lshr i64 {place}, 8")
-            base = f.let(f"load ptr, ptr {f.at(of, 'ptr', thread)}")
-            at = f.mul(f.let(f"and i64 {place}, 255"), str(dt.bytes))
-            action(element_at(f, base, at, o.bytes, o.step), i)
-
-    def _put(self, tile: str, i: str, v: str) -> None:
-        self.f.do(f"store {self.ty} {v}, ptr {self.f.at(tile, self.ty, i)}")
 
     def _read_operand(self, major: str, descriptor: str, extent: int, dt: dtype, tile: str, transposed: bool) -> None:
         """Read the operand of a descriptor into a tile with rows along K (transposed: with rows along the extent)."""
@@ -243,20 +208,10 @@ class _GroupBody:
         ok = f.let(f"call i1 @{operand(f.module, major)}({given})")
         f.branch(ok, lambda: None, lambda: f.end("ret i1 false"))
         with f.loop("0", str(extent), hint="line") as i, f.loop("0", str(k), hint="k") as j:
-            v = self._widened(dt, f.at(raw, "i8", f.mul(f.add(f.mul(i, str(k)), j), str(dt.bytes))))
-            self._put(tile, f.add(f.mul(j, str(extent)), i) if transposed else f.add(f.mul(i, str(k)), j), v)
-
-    def _read_c(self, at: str, i: str) -> None:
-        """Read an element of the accumulator."""
-        f, dt = self.f, self.row.c_dtype
-        self._put(self.c, i, convert(f, load(f, dt, at), dt, self.work))
+            v = self.widened(dt, f.at(raw, "i8", f.mul(f.add(f.mul(i, str(k)), j), str(dt.bytes))))
+            self.put(tile, f.add(f.mul(j, str(extent)), i) if transposed else f.add(f.mul(i, str(k)), j), v)
 
     def _clear_c(self) -> None:
         """Clear the accumulator."""
-        with self.f.loop("0", str(64 * self.n), hint="element") as i:
-            self._put(self.c, i, "0" if self.row.c_dtype.is_int else "0.0")
-
-    def _write_c(self, at: str, i: str) -> None:
-        """Store an element of the accumulator in its thread's registers."""
-        f, dt = self.f, self.row.c_dtype
-        store(f, dt, convert(f, f.let(f"load {self.ty}, ptr {f.at(self.c, self.ty, i)}"), self.work, dt), at)
+        with self.f.loop("0", str(self.m * self.n), hint="element") as i:
+            self.put(self.c, i, "0" if self.row.c_dtype.is_int else "0.0")
