@@ -127,6 +127,18 @@ def load_index(launch):
     return Buffer("idx", (1,), const(0).dtype)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_copies_under_a_condition_on_data_are_followed(waits):
+    """A program was "not checked" where each thread decides by its own data whether it copies."""
+    from tilelang.ir import If
+
+    launch = lowered(gemm(3))
+    chosen = load(load_index(launch), (launch.thread_vars[0],)) > 3
+    launch = rewrite(launch, lambda x: If(chosen, x) if isinstance(x, Evaluate) and x.call.op == "cp_async" else None)
+    text, faults = check_launch(launch if waits else without(launch, "cp_async_wait"))
+    assert text.startswith("ordered: " if waits else "not cleared: ") and bool(faults) != waits, text
+
+
 def test_a_program_that_is_not_cleared_is_compiled_plainer(monkeypatch, caplog):
     from tilelang.errors import error
     from tilelang.transform import pipeline

@@ -15,7 +15,6 @@ import numpy as np
 from tilelang.ir import (Alloc, Assert, Bind, Break, Const, Continue, Evaluate, For, If, Load, Ramp, Seq, Stmt, Store, Var,
                          While, walk, VARIABLE, SHARED)
 from tilelang.ir.buffer import AddressOf
-from tilelang.ir.expr import Call
 
 from .sync_fault import Found, Undecided
 from .accesses import reads
@@ -34,40 +33,9 @@ class Stream:
         self.waiting: Any = None
 
     def run(self, s: Stmt) -> Iterator[Any]:
-        """Follow a statement that may block: a generator that yields while it waits."""
-        match s:
-            case Seq():
-                for x in s.stmts:
-                    if not self.loops.stay():
-                        return
-                    try:
-                        if self.plan.facts(x)[1]:
-                            yield from self.run(x)
-                        else:
-                            self.do(x)
-                    except Found as e:
-                        raise e.under(x.span)  # noqa: B904 - the same one
-            case If():
-                for body in self._branches(s):
-                    yield from self.run(body)
-            case For() | While():
-                for body in self.loops.bodies(s):
-                    try:
-                        yield from self.run(body)
-                    except Left:
-                        pass
-            case Evaluate() if s.call.op in WAIT_RULES:
-                yield from WAIT_RULES[s.call.op](self.st, s.call, s.span)
-            case _ if any(x.op.startswith("syncthreads_") for x in walk(s, Call)):
-                self.do(s)
-                yield from WAIT_RULES["sync_threads"](self.st, None, s.span)
-            case _:
-                self.do(s)
-
-    def do(self, s: Stmt) -> None:
-        """Follow a statement that does not block."""
+        """Follow a statement: a generator that yields while it waits."""
         matters, _, _, registers = self.plan.facts(s)
-        if registers and not isinstance(s, (Seq, If, For, While)) or registers and not matters:
+        if registers and not (matters and isinstance(s, (Seq, If, For, While))):
             self._ordinary(s)
         if not matters:
             self._pass_by(s)
@@ -78,45 +46,58 @@ class Stream:
                     if not self.loops.stay():
                         return
                     try:
-                        self.do(x)
+                        yield from self.run(x)
                     except Found as e:
                         raise e.under(x.span)  # noqa: B904 - the same one
             case If():
                 for body in self._branches(s):
-                    self.do(body)
+                    yield from self.run(body)
             case For() if self.plan.is_flat(s):
                 for body in self.loops.all_at_once(s):
-                    self.do(body)
+                    yield from self.run(body)
             case For() | While():
                 for body in self.loops.bodies(s):
                     try:
-                        self.do(body)
+                        yield from self.run(body)
                     except Left:
                         pass
+            case Evaluate() if s.call.op in WAIT_RULES:
+                yield from WAIT_RULES[s.call.op](self.st, s.call, s.span)
+            case _:
+                self._simple(s)
+                if self.plan.facts(s)[1]:  # a vote of the block
+                    yield from WAIT_RULES["sync_threads"](self.st, None, s.span)
+
+    def _simple(self, s: Stmt) -> None:
+        """Follow a statement without statements in it."""
+        match s:
             case Bind():
                 reads(self.st, s.value, s)
                 self.st.bind(s)
             case Store():
                 self._store(s)
             case Evaluate():
-                rule = EVENT_RULES.get(s.call.op)
-                if rule is not None:
-                    if self.st.guess:
-                        raise Undecided(f"{s.call.op} depends on data")
-                    for a in s.call.args:
-                        for part in a.indices if isinstance(a, AddressOf) else (a,):
-                            reads(self.st, part, s)
-                    rule(self.st, s.call, s.span)
-                    self.st.block.model.progress += 1
-                else:
-                    if any(isinstance(a, AddressOf) and "barrier" in a.buffer.scope_name for a in s.call.args):
-                        raise Undecided("a function of the program uses an mbarrier")
-                    reads(self.st, s.call, s)
+                self._call(s)
             case Alloc():
                 if s.init is not None:
                     self.st.assign(s.buffer, (0,) * s.buffer.ndim, s.init)
             case Assert():
                 reads(self.st, s.cond, s)
+
+    def _call(self, s: Evaluate) -> None:
+        rule = EVENT_RULES.get(s.call.op)
+        if rule is None:
+            if any(isinstance(a, AddressOf) and "barrier" in a.buffer.scope_name for a in s.call.args):
+                raise Undecided("a function of the program uses an mbarrier")
+            reads(self.st, s.call, s)
+            return
+        if self.st.guess and self.st.unknowns is None:
+            raise Undecided(f"{s.call.op} depends on data")
+        for a in s.call.args:
+            for part in a.indices if isinstance(a, AddressOf) else (a,):
+                reads(self.st, part, s)
+        rule(self.st, s.call, s.span)
+        self.st.block.model.progress += 1
 
     def _branches(self, s: If) -> Iterator[Stmt]:
         reads(self.st, s.cond, s)
@@ -130,11 +111,11 @@ class Stream:
             self.loops.break_off(s)
         elif isinstance(s, If) and self.plan.leaves(s):
             for body in self._branches(s):
-                self.do(body)
+                self._pass_by(body)
         elif isinstance(s, Seq) and self.plan.leaves(s):
             for x in s.stmts:
                 if self.loops.stay():
-                    self.do(x)
+                    self._pass_by(x)
         elif isinstance(s, Seq):
             for x in s.stmts:
                 if isinstance(x, Bind):
