@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from math import gcd, lcm, prod
-from typing import Any
+from typing import Any, TypeVar
 
-from tilelang.ir import (Alloc, Binary, Break, Buffer, Const, Continue, For, If, Launch, Load, Node, Seq, Stmt, Store, Var,
-                         While, convert, inner, walk, BARRIER, LOCAL, VARIABLE, SHARED)
+from tilelang.ir import (Alloc, Bind, Binary, Break, Buffer, Const, Continue, For, If, Launch, Load, Node, Seq, Stmt, Store,
+                         Var, While, convert, inner, walk, BARRIER, LOCAL, VARIABLE, SHARED)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.expr import Call
@@ -17,6 +17,7 @@ from tilelang.target.tensor_map import tensor_maps_of
 
 from .uniform import Uniform
 
+T = TypeVar("T")
 WAITS = frozenset(("sync_threads", "sync_grid", "named_barrier", "mbarrier_wait", "set_max_nreg", "cluster_wait",
                    "cluster_sync"))
 EVENTS = WAITS | frozenset((
@@ -33,12 +34,24 @@ _BY_THREADS = ("cp_async", "cluster_load", "cluster_store")
 _LANES = {"ldmatrix": 16, "stmatrix": 16}
 
 
+def _once(fn: Callable[[Any, Any], T]) -> Callable[[Any, Any], T]:
+    """Decorator of a method: computes a fact about a statement of the launch, which keeps it alive, once."""
+    def known(plan: Any, s: Any) -> T:
+        key = fn.__name__, id(s)
+        if key not in plan.known:
+            plan.known[key] = fn(plan, s)
+        return plan.known[key]  # type: ignore[no-any-return]
+
+    return known
+
+
 class Plan:
     """Facts about a launch: which statements matter, where shared buffers lie, how long its rings are."""
 
     def __init__(self, launch: Launch, nodes: list[Node], sizes: dict[Var, int] | None = None) -> None:
         """sizes: values of the symbols on which the sizes and places of shared buffers depend."""
         self.launch, self.nodes, self.sizes = launch, nodes, sizes or {}
+        self.known: dict[tuple[str, int], Any] = {}
         self.allocs = [x.buffer for x in self.nodes if isinstance(x, Alloc)]
         self.shared = [b for b in self.allocs if b.scope_name in SHARED]
         self.barriers = [b for b in self.allocs if b.scope_name == BARRIER]
@@ -53,13 +66,6 @@ class Plan:
         # (store, first thread of the stream) pairs that have been checked for conflicts within one instruction
         self.stored: set[tuple[int, int]] = set()
         self._facts: dict[int, tuple[bool, bool, bool, bool]] = {}
-        self._registers: dict[int, tuple[frozenset[Var], frozenset[Var]]] = {}
-        self._units: dict[int, int] = {}
-        self._outer: dict[int, bool] = {}
-        self._flat: dict[int, bool] = {}
-        self._leaves: dict[int, bool] = {}
-        self._slots: dict[int, tuple[int, int]] = {}
-        self.skeleton: dict[int, list[Stmt]] = {}  # for each Seq the statements that decide how often ring loops run
         # Small moduli that select a stage or phase, the variables that they apply to, and by how much those are divided first.
         self.moduli = [(int(x.b.value), {y for y in walk(x.a, Var)}, _divided(x.a)) for x in nodes
                         if isinstance(x, Binary) and x.op in ("floormod", "truncmod") and isinstance(x.b, Const)
@@ -86,6 +92,7 @@ class Plan:
     def _number(self, e: Any) -> int:
         return e if isinstance(e, int) else int(evaluate(convert(e), self.sizes))
 
+    @_once
     def bytes_of(self, b: Buffer) -> int:
         """Bytes of a buffer."""
         return prod(map(self._number, b.shape)) * b.dtype.bytes
@@ -135,69 +142,62 @@ class Plan:
             self._facts[id(x)] = hit
         return hit
 
+    @_once
     def registers(self, x: Node) -> tuple[frozenset[Var], frozenset[Var]]:
         """Matrix registers that ordinary statements below x (touch, write)."""
-        hit = self._registers.get(id(x))
-        if hit is None:
-            touched: set[Var] = set()
-            written: set[Var] = set()
-            stack: list[Node] = [x]
-            while stack:
-                n = stack.pop()
-                if not self.facts(n)[3] or isinstance(n, Call) and n.op in ("wgmma", "wgmma_pin"):
-                    continue
-                if isinstance(n, (Load, Store, AddressOf)) and n.buffer.data in self.matrix_registers:
-                    touched.add(n.buffer.data)
-                    if isinstance(n, Store) or isinstance(n, AddressOf):
-                        written.add(n.buffer.data)
-                stack += children(n)
-            hit = self._registers[id(x)] = frozenset(touched), frozenset(written)
-        return hit
+        touched: set[Var] = set()
+        written: set[Var] = set()
+        stack: list[Node] = [x]
+        while stack:
+            n = stack.pop()
+            if not self.facts(n)[3] or isinstance(n, Call) and n.op in ("wgmma", "wgmma_pin"):
+                continue
+            if isinstance(n, (Load, Store, AddressOf)) and n.buffer.data in self.matrix_registers:
+                touched.add(n.buffer.data)
+                if not isinstance(n, Load):
+                    written.add(n.buffer.data)
+            stack += children(n)
+        return frozenset(touched), frozenset(written)
 
+    @_once
     def is_flat(self, s: For) -> bool:
         """Whether the iterations of a loop are accesses by threads that are disjoint as the program guarantees."""
-        hit = self._flat.get(id(s))
-        if hit is None:
-            hit = self._flat[id(s)] = s.plan.independent and isinstance(s.extent, Const) and isinstance(
-                s.start, Const) and int(s.extent.value) <= 64 and not self.facts(s.body)[2] and not any(
-                isinstance(x, (If, While, Break, Continue)) or isinstance(x, For) and not self.is_flat(x)
-                and self.facts(x)[0] for x in walk(s.body))
-        return hit
+        return s.plan.independent and isinstance(s.extent, Const) and isinstance(
+            s.start, Const) and int(s.extent.value) <= 64 and not self.facts(s.body)[2] and not any(
+            isinstance(x, (If, While, Break, Continue)) or isinstance(x, For) and not self.is_flat(x)
+            and self.facts(x)[0] for x in walk(s.body))
 
     def is_ring_loop(self, s: Stmt) -> bool:
         """Whether a loop takes part in the program's synchronisation."""
         return isinstance(s, (For, While)) and self.facts(s.body)[2]
 
+    @_once
+    def skeleton(self, s: Seq) -> list[Stmt]:
+        """The statements of a Seq that decide how often ring loops run."""
+        return [x for x in s.stmts if isinstance(x, Bind) or isinstance(x, (Seq, If, For, While)) and self.facts(x)[2]]
+
+    @_once
     def leaves(self, s: Stmt) -> bool:
         """Whether a statement may leave the loop around it."""
-        hit = self._leaves.get(id(s))
-        if hit is None:
-            hit = self._leaves[id(s)] = next(_jumps_of(s), None) is not None
-        return hit
+        return next(_jumps_of(s), None) is not None
 
+    @_once
     def is_outer(self, s: For) -> bool:
         """Whether a ring loop has ring loops inside: each of its iterations may start anywhere in the rings."""
-        hit = self._outer.get(id(s))
-        if hit is None:
-            hit = self._outer[id(s)] = any(self.facts(x.body)[1] for x in walk(s.body, For, While))
-        return hit
+        return any(self.facts(x.body)[1] for x in walk(s.body, For, While))
 
+    @_once
     def unit(self, s: For) -> int:
         """Iterations of a ring loop after which the program is in the same state: whole periods of the rings."""
-        hit = self._units.get(id(s))
-        if hit is None:
-            outer = self.is_outer(s)
-            slow = [] if outer else [n * d for n, used, d in self.moduli if s.var in used and n * d <= 64]
-            hit = self._units[id(s)] = min(lcm(1 if outer else self.period, *self._mods(s), *slow), 128)
-        return hit
+        outer = self.is_outer(s)
+        slow = [] if outer else [n * d for n, used, d in self.moduli if s.var in used and n * d <= 64]
+        return min(lcm(1 if outer else self.period, *self._mods(s), *slow), 128)
 
+    @_once
     def slots(self, s: For) -> tuple[int, int]:
         """(iterations of a loop in which slots that small moduli choose have all met each other, period of the slots)."""
-        hit = self._slots.get(id(s))
-        if hit is None:
-            mods = [m for m in self._mods(s) if m <= 16]
-            hit = self._slots[id(s)] = max(mods, default=1) + 1, lcm(1, *mods)
-        return hit
+        mods = [m for m in self._mods(s) if m <= 16]
+        return max(mods, default=1) + 1, lcm(1, *mods)
 
     def _mods(self, s: For) -> list[int]:
         """The small moduli by which a loop's variable selects stages and phases."""

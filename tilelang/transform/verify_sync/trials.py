@@ -55,11 +55,7 @@ class _Probe:
         """(ring loop, extent or None) below a statement."""
         match s:
             case Seq():
-                kept = self.plan.skeleton.get(id(s))
-                if kept is None:
-                    kept = self.plan.skeleton[id(s)] = [x for x in s.stmts if isinstance(x, Bind) or isinstance(
-                        x, (Seq, If, For, While)) and self.plan.facts(x)[2]]
-                for x in kept:
+                for x in self.plan.skeleton(s):
                     yield from self.extents(x)
             case Bind():
                 if s.value.dtype.lanes == 1 and not s.value.dtype.is_float:
