@@ -170,7 +170,7 @@ def _warp_mma(m: Module, row: Any, operands: list[Operand]) -> str:
     if name in m.entries:
         return name
     f = Fn(m, name, "void", [("ptr", p, "") for p in "cab"], attrs="nounwind noinline")
-    work = TileProduct(f, row)
+    work = TileMma(f, row)
     work.take(row.c, "%c", c, row.c_dtype, work.c)
     work.take(row.a, "%a", a, row.a_dtype, work.a)
     work.take(row.b, "%b", b, row.b_dtype, work.b)
@@ -180,7 +180,7 @@ def _warp_mma(m: Module, row: Any, operands: list[Operand]) -> str:
     return name
 
 
-class TileProduct:
+class TileMma:
     """c += a @ b in row-major tiles of the computing type, of operands in the registers of threads.
 
     row: the instruction, with the places of elements in registers.  ty: the computing type in LLVM.  c, a, b: addresses of the

@@ -24,7 +24,7 @@ from tilelang.target.wgmma import K_STEP_BYTES, WGMMA_ROWS, WgmmaRow, encode_des
 
 from .barriers import warp_role_of
 from .coroutine import FAULT, FIRST_MISUSE, word
-from .matrices import Operand, TileProduct
+from .matrices import Operand, TileMma
 from .shared_addresses import AddressTable, operand
 from .code import CallPrinter, Code
 from .text import Fn, Module
@@ -185,7 +185,7 @@ def _group_mma(m: Module, row: WgmmaRow, majors: tuple[str, str], c: Operand, a:
     return name
 
 
-class _GroupBody(TileProduct):
+class _GroupBody(TileMma):
     """The body of the function of one group: operands into tiles of the computing type, their MMA, and the accumulator back."""
 
     def emit(self, majors: tuple[str, str], c: Operand, a: Operand | None) -> None:
