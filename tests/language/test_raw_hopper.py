@@ -56,7 +56,7 @@ def test_a_product_with_registers_and_a_descriptor_that_moves():
     assert np.array_equal(got, a.astype(np.float32) @ b[:, :32].astype(np.float32).T)
     after = text.split("tl::wgmma_wait<0>();\n")[1]
     assert "tl::wgmma_m64n32k16_f32_f16_f16_rs_k" in text
-    assert "tl::wgmma_pin<16>(&c[0])" in after.split("// for")[0], "nothing reads the accumulators before the wait"
+    assert "tl::registers_out_c(&c[0])" in after.split("// for")[0], "nothing reads the accumulators before the wait"
 
 
 @pytest.mark.spec("T.cp_async_barrier_noinc", "T.ptx_cp_async_barrier", "L16:mbarriers")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from programs import attention, gemm
+from programs import gemm
 
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
@@ -23,8 +23,6 @@ from tilelang.target.register_forms import MOST, Form, constant, form_of, packed
 from tilelang.transform import pipeline
 from tilelang.transform.framework.pass_ import DEVICE, pass_
 from tilelang.transform.registers.accumulator_registers import assign_accumulator_registers
-
-passes = sys.modules["tilelang.transform.registers.accumulator_registers"]
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
 
@@ -57,9 +55,8 @@ def taken_apart(func, cx):
         x, body=seq(*map(Alloc, made.values()), x.body)) if isinstance(x, Launch) else None))
 
 
-def both_ways(f, *args, monkeypatch, every=False, config=None):
+def both_ways(f, *args, monkeypatch, config=None):
     """(result of the last tensor, kernel); computed with registers and arrays apart, and as they are."""
-    monkeypatch.setattr(passes, "EVERY_FORM", 1 if every else 1 << 30)
     config = {"tl.resize_blocks": False, **(config or {})}
     plain = pipeline.lower(f.func, SM90A, config)
     monkeypatch.setattr(pipeline, "DEVICE_PASSES", (*pipeline.DEVICE_PASSES[:-1], taken_apart, pipeline.DEVICE_PASSES[-1]))
@@ -97,21 +94,12 @@ def test_a_plain_product_is_filled_and_packed_in_its_registers(monkeypatch):
     assert "Cf[" not in body.replace("float Cf[64]", "") and "wgmma_pin" not in body
 
 
-def test_an_epilogue_on_elements_takes_the_values_out_once(monkeypatch):
+def test_an_epilogue_on_elements_is_computed_in_an_array(monkeypatch):
     a, b, bias = numbers(64, 128), numbers(128, 64), numbers(64, dtype=np.float32)
     got, kernel = both_ways(gemm(64, 64, 128, 64, 64, 64, epilogue="bias"), a, b, bias, np.zeros((64, 64), np.float16),
                             monkeypatch=monkeypatch)
     assert np.array_equal(got, np.maximum(a.astype(np.float32) @ b.astype(np.float32) + bias, 0).astype(np.float16))
-    assert marked(kernel) == (["fill"], 0, 1)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_attention(monkeypatch, causal):
-    x = numbers(1, 256, 1, 64)
-    _, kernel = both_ways(attention(1, 1, 256, 64, causal=causal, bm=128, bn=64, threads=256), x, x, x, np.zeros_like(x),
-                          monkeypatch=monkeypatch, every=True)
-    kinds, _, _ = marked(kernel)
-    assert kinds.count("scale") == kinds.count("halves") >= 1 and "fill" in kinds
+    assert marked(kernel) == (["fill", "read"], 1, 1)
 
 
 @T.prim_func
@@ -155,7 +143,7 @@ def chain(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
 
 def test_a_product_of_a_product(monkeypatch):
     a = numbers(64, 64)
-    got, kernel = both_ways(chain, a, np.zeros((64, 64), np.float32), monkeypatch=monkeypatch, every=True)
+    got, kernel = both_ways(chain, a, np.zeros((64, 64), np.float32), monkeypatch=monkeypatch)
     f = a.astype(np.float32)
     assert np.array_equal(got, 3 * ((f @ f.T).astype(np.float16).astype(np.float32) @ f))
     assert {"halves", "scale"} <= set(marked(kernel)[0])
@@ -175,11 +163,14 @@ def test_accumulators_that_cannot_be_followed_stay_arrays(monkeypatch):
     assert ".reg" not in print_kernel(kernel).split("extern")[1] and "wgmma_pin<16>(&F[0])" in print_kernel(kernel)
 
 
-@pytest.mark.parametrize("every", [False, True])
-def test_accumulators_of_several_instructions(monkeypatch, every):
-    monkeypatch.setattr(passes, "EVERY_FORM", 1 if every else 1 << 30)
+def test_accumulators_of_several_instructions():
     (kernel,) = pipeline.lower(gemm(128, 128, 128, 128, 128, 64).func, SM90A, {"tl.resize_blocks": False}).kernels
-    assert (".reg .f32 tl_Cf_<128>" in print_kernel(kernel)) == every
+    assert ".reg .f32 tl_Cf_<128>" in print_kernel(kernel)
+
+
+def test_products_in_no_loop_stay_arrays():
+    (kernel,) = pipeline.lower(gemm(64, 64, 64, 64, 64, 64).func, SM90A, {"tl.resize_blocks": False}).kernels
+    assert not kernel.launch.plan.own_values and "wgmma_pin" in print_kernel(kernel)
 
 
 def test_programs_without_products_are_left_alone():
@@ -216,19 +207,8 @@ def test_text_of_declarations_and_moves():
     assert re.search(r'mov.b32 %1, tl_P_1;.*"=r"\(C\[1\]\)', move_function("out_P", "P", "b32", 2, False), re.S)
 
 
-def test_launches_of_many_wgmma_use_named_registers_in_every_form(monkeypatch):
-    def declares(rows):
-        (kernel,) = pipeline.lower(gemm(rows, 128, 128, rows, 128, 64).func, SM90A, {"tl.resize_blocks": False}).kernels
-        return ".reg .f32 tl_Cf_<" in print_kernel(kernel)
-
-    assert not declares(128)
-    monkeypatch.setattr(passes, "EVERY_FORM", 8)  # two rows of instructions, four along K
-    assert declares(128)
-
-
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 @pytest.mark.parametrize("options", [[], ["-G"]])
-def test_the_assembler_takes_names_in_inlined_functions(monkeypatch, options):
-    monkeypatch.setattr(passes, "EVERY_FORM", 1)
+def test_the_assembler_takes_names_in_inlined_functions(options):
     (kernel,) = pipeline.lower(chain.func, SM90A).kernels
     assert nvrtc.compile_cubin(print_kernel(kernel), "sm_90a", options).bytes

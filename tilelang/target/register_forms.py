@@ -1,13 +1,13 @@
 """Recognises loops over register arrays that can be printed as PTX on named registers.
 
-assign_accumulator_registers and keep_in_registers mark these loops; codegen prints them.  Each has one of these forms:
+assign_accumulator_registers marks these loops; codegen prints them.  Each has one of these forms:
 
     for r: acc[r] = x                               fill     one mov each
     for r: acc[r] = acc[r] * f[…]                   scale    one mul each
     for r: P[r] = float16(S[…])                     halves   one cvt for each pair
     for j: packed[0:8] = float16x8(C[…]); rest      read     one cvt for each pair; the rest is printed unchanged
 
-In launches where all values computed from accumulators are to be register-resident (`value_form`), also:
+Loops over values that are computed from accumulators (`value_form`):
 
     for r: S[r] = exp2(S[r] * c - top[…] * c)       map      an instruction for each operation on the element
     for r: x[…] = max(x[…], S[r])                   sum      one instruction each, in the loop's order

@@ -68,7 +68,6 @@ from .registers.code_tables import code_tables
 from .registers.fetch_ahead import fetch_ahead
 from .registers.join_wgmmas import join_wgmmas
 from .registers.limit_unrolling import limit_unrolling
-from .registers.loads_first import loads_first
 from .registers.order_register_reductions import order_register_reductions
 from .registers.pack_conversions import pack_conversions
 from .registers.small_tanh import small_tanh
@@ -161,7 +160,6 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     plan_shared_memory,  # SYNCED -> DEVICE; its reuse of memory needs the barriers
     lane_quotients,  # before simplify, which cleans up its results
     simplify,
-    loads_first,  # after simplify, which drops loops of one iteration; before the passes over loops on registers
     small_tanh,  # after simplify, which makes constants of its factors; before the passes over the final loops on registers
     assign_accumulator_registers,  # after simplify: it follows values through the final program
     insert_pdl,  # after place_sync and simplify: accesses of global memory are no longer moved

@@ -1,7 +1,7 @@
 """Control-flow graph of the wgmmas of a launch and of all statements that access their registers.
 
 The registers are accumulators and A operands. Nodes are runs of wgmmas, pins, waits, commits, and ordinary statements that
-contain none of these. assign_accumulator_registers and keep_in_registers follow values through this graph.
+contain none of these. assign_accumulator_registers follows values through this graph.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
-from tilelang.ir import AddressOf, Alloc, Break, Buffer, Const, Continue, Evaluate, For, If, Seq, Stmt, Var, While, statements
+from tilelang.ir import Alloc, Break, Const, Continue, Evaluate, For, If, Seq, Stmt, Var, While, statements
 from tilelang.ir.record import state
-from tilelang.target.register_forms import Form, register_form
-from tilelang.target.wgmma import WGMMA_ROWS
+from tilelang.target.register_forms import Form, form_of
 
 from .effects import Effect, effects, own_effects
 
@@ -36,10 +35,10 @@ class Node:
 
 
 class Graph:
-    """Control flow between the statements that access `storages`. find_form: the register form of a loop."""
+    """Control flow between the statements that access `storages`."""
 
-    def __init__(self, storages: frozenset[Var], find_form: Callable[[Stmt], Form | None] = register_form) -> None:
-        self.storages, self.find_form = storages, find_form
+    def __init__(self, storages: frozenset[Var]) -> None:
+        self.storages = storages
         self.around: list[int] = [0]  # for each loop number: the number of the enclosing loop
         self._in = 0
         self.nodes: list[Node] = []
@@ -83,7 +82,7 @@ class Graph:
         if not any(e.storage in self.storages for e in touched):
             return before
         at = self.node(s, touched=touched, before=before)
-        self.nodes[at].form = self.find_form(s)
+        self.nodes[at].form = form_of(s)
         return [at]
 
     def _sequence(self, stmts: tuple[Stmt, ...], before: list[int]) -> list[int]:
@@ -135,22 +134,6 @@ class Graph:
             if isinstance(x, Evaluate) and (x.call.op in _WAITING or x.call.op in ("wgmma", "wgmma_pin")):
                 return False
         return True
-
-
-def needed(n: Node, b: Buffer) -> bool:
-    """Whether wgmmas read the previous content of the registers: as A, by adding to them, or by leaving some unchanged."""
-    held: set[int] = set()
-    for s in n.stmts:
-        c, a, _, keep = s.call.args  # type: ignore[attr-defined]
-        row = WGMMA_ROWS[s.call.options.row]  # type: ignore[attr-defined]
-        if isinstance(a, AddressOf) and a.buffer.data is b.data:
-            return True
-        if c.buffer.data is b.data:
-            mine = set(range(at := int(c.indices[0].value), at + row.c.registers))
-            if not (isinstance(keep, Const) and not keep.value) and not mine <= held:
-                return True
-            held |= mine
-    return len(held) < b.size
 
 
 def running_after(n: Node, is_wgmma: bool, running: int) -> int:

@@ -1,54 +1,43 @@
-"""Keeps accumulators and A operands of wgmma in named PTX registers; arrays hold their values elsewhere.
+"""Keeps accumulators and A operands of wgmma in named PTX registers instead of arrays, in every loop over them.
 
-    for r: acc[r] = 0                            for r: acc[r] = 0
-    wgmma_pin(acc)                               wgmma_pin(acc, move="in")
-    for k:                                       for k:
-      wgmma_fence(); wgmma(acc, …)        ->       wgmma_fence(); wgmma(acc, …, registers=("c",))
-    wgmma_wait(0); wgmma_pin(acc)                wgmma_wait(0); wgmma_pin(acc, move="out")
-    out[…] = acc[…]                              out[…] = acc[…]
+    wgmma(S, …)                                       wgmma(S, …, registers=("c",))
+    wgmma_wait(…); wgmma_pin(S)                       wgmma_wait(…)
+    if …: for r: S[r] = … if … else -inf       ->     if …: wgmma_pin(S, move="out"); for r: …; wgmma_pin(S, move="in")
+    if …: for r: M[r : r + 2] = acc[r : r + 2]        the same, attr `registers`
+    for r: S[r] = exp2(S[r] * c - top[…] * c)         the same, attr `registers`
+    for r: P[r] = float16(S[r])                       the same, attr `registers`
+    wgmma(acc, P, …)                                  wgmma(acc, P, …, registers=("c", "a"))
 
 NVRTC spends time on every operand of an `asm` and on every value that a loop carries: a third of its time for a plain GEMM
-went into 128 accumulator registers that only wgmma touches.  Named registers, declared in PTX
-(codegen/cuda/named_registers.py), are not operands.  Values move into the named registers after the last ordinary write
-before a wgmma reads them.  They move out at the pin after the wait, where the array is read before the next wgmma.  ptxas
-allocates one register for both sides of a move.
+went into 128 accumulator registers that only wgmma touches, and half of it for attention into the 64 scores and 64 values of
+the result of a thread.  Named registers, declared in PTX (codegen/cuda/named_registers.py), are not operands.  The
+instructions of loops on them are printed in program order, so ptxas schedules them as before; it allocates one register for
+both sides of a move.
 
-Loops that match a form (target/register_forms.py: fill, scale, halves) work on the named registers directly
-(plan.registers).
-
-A buffer stays an array with its pins where its values cannot be followed: only a piece of it is pinned, an index is not
-constant, or it is written while its wgmma may be in flight.  A data flow analysis of the final program computes for each
-buffer whether the array is up to date (A) and whether the registers are (R).
+Either all values of a launch are register-resident or none is.  Every array that a wgmma names gets named registers.  In the
+innermost loops with wgmma, each statement that touches such an array must match a form (`target/register_forms.py`) or lie
+in a branch; around a branch that holds a statement without a form, the values pass through an array, and around loops that
+exchange values that a wgmma of the iteration begins with shared memory.  Outside of those loops any statement may use the
+values through an array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from copy import copy
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, For, Func, Launch, Stmt, Var, inner, rewrite_launches,
-                         rewrite_stmts, seq, walk, with_inner, with_options, LOCAL)
+from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, For, Func, If, Launch, Seq, Stmt, Store, Var, const,
+                         is_const, rewrite_launches, rewrite_stmts, seq, walk, with_inner, with_options, LOCAL, SHARED)
 from tilelang.ir import replace as replaced
-from tilelang.ir.record import record
-from tilelang.target.wgmma import WGMMA_ROWS
+from tilelang.target.register_forms import Form, form_of
 
+from ..analysis.effects import Effect, effects, own_effects
+from ..analysis.register_graph import NEVER, Graph, Node, running_after, states
+from ..analysis.statements import do
 from ..framework.config import PassConfigKey
-from .early_rescale import rescale_early
-from ..analysis.effects import Effect, effects
 from ..framework.pass_ import DEVICE, PassContext, pass_
-from ..analysis.register_graph import NEVER, Graph, Node, needed, running_after, states
-from .register_resident import move, keep_in_registers
-
-# From how many printed wgmma on, those of unrolled loops counted in each iteration, this applies to every launch.  With fewer:
-# only to launches with one accumulator that is one instruction's, accumulates over a loop and takes A from shared memory.
-# Every form is correct and compiles faster (attention: 40 % fewer instructions in the optimizer; NVRTC's time for 64 unrolled
-# GEMMs, 256 wgmma: 2.3 s instead of 5.0 s, with as many machine instructions), but the loops of other forms get another
-# instruction order than the one that was timed.
-EVERY_FORM = 64
-
-# Whether chained GEMMs keep all their values in registers where possible (keep_in_registers).
-WHOLE = True
+from .early_rescale import rescale_early
 
 # Whether accumulators are rescaled during the exponentials (rescale_early).
 EARLY = True
@@ -59,60 +48,25 @@ def assign_accumulator_registers(func: Func, cx: PassContext) -> Func:
     """Assign named PTX registers to the accumulators and A operands of wgmma.
 
     Marks MMAs (attr `registers`: "c", "a") and loops (attr `registers`), and replaces pins by moves (attr `move`: "in", "out").
-    Launches whose values are all register-resident get the attr `own_values`.
+    Launches whose values are register-resident get the attr `own_values`.
     """
     fast = bool(cx.option(PassConfigKey.TL_ENABLE_FAST_MATH))
     return replaced(func, body=rewrite_launches(func.body, lambda x: _assign_registers(x, fast)))
 
 
 def _assign_registers(launch: Launch, fast: bool) -> Launch:
-    if not any(e.node.op == "wgmma" for e in effects(launch.body) if isinstance(e.node, Call)):
+    if not _wgmmas(launch):
         return launch
     launch = replaced(launch, body=_distinct(launch.body, set()))
-    touched = list(effects(launch.body))
-    every = _printed(launch.body) >= EVERY_FORM
-    if WHOLE and not launch.plan.by_hand:
-        found, refused = _named(touched)
-        whole = None if refused else keep_in_registers(_unheld(launch, found), found)
-        if whole is not None and (fast or not _exact_exp2(whole)):
-            return rescale_early(whole) if EARLY else whole
-    found = _candidates(touched, every)
-    if not found:
+    whole = keep_in_registers(launch)
+    if whole is None or not fast and _exact_exp2(whole):
         return launch
-    graph = Graph(frozenset(found))
-    graph.build(launch.body, [graph.node()])
-    if not every and not all(needed(n, b) for b in found.values() for n in graph.nodes if n.kind == "wgmmas"):
-        return launch
-    moves = _Moves()
-    for b in found.values():
-        plan = _plan(graph, b)
-        if plan is not None:
-            moves.own.add(b.data)
-            moves.after.update((id(s), [*moves.after.get(id(s), ()), b]) for s in plan.goes_in)
-            moves.out.update((id(s), b) for s in plan.comes_out)
-            moves.direct.update(map(id, plan.direct))
-    return with_inner(launch, moves.visit) if moves.own else launch  # type: ignore[return-value]
-
-
-def _unheld(launch: Launch, arrays: Container[Var]) -> Launch:
-    """The launch without waits that are held behind a whole array of these, which would have to leave its registers."""
-    def visit(s: Stmt) -> Stmt | None:
-        held = isinstance(s, Evaluate) and isinstance(s.call, Call) and s.call.op == "wgmma_hold" and s.call.args[0]
-        return seq() if isinstance(held, AddressOf) and held.buffer.data in arrays else None
-
-    return rewrite_stmts(launch, visit)  # type: ignore[no-any-return]
+    return rescale_early(whole) if EARLY else whole
 
 
 def _exact_exp2(launch: Launch) -> bool:
     """Whether a loop on named registers computes exp2 with subnormal results, which their instruction does not."""
     return any(x.op == "exp2" for s in walk(launch.body, For) if s.plan.registers for x in walk(s, Call))
-
-
-def _printed(s: Stmt) -> int:
-    """The number of wgmma below a statement, with those of an unrolled loop in each of its iterations."""
-    own = isinstance(s, Evaluate) and s.call.op == "wgmma"
-    times = int(s.extent.value) if isinstance(s, For) and s.kind == "unroll" and isinstance(s.extent, Const) else 1
-    return own + times * sum(map(_printed, inner(s)))
 
 
 def _distinct(s: Stmt, seen: set[int]) -> Any:
@@ -123,7 +77,7 @@ def _distinct(s: Stmt, seen: set[int]) -> Any:
     return with_inner(s, lambda x: _distinct(x, seen))
 
 
-def _named(every: Iterable[Effect]) -> tuple[dict[Var, Buffer], set[Var]]:
+def _arrays(every: Iterable[Effect]) -> tuple[dict[Var, Buffer], set[Var]]:
     """(register arrays that wgmma names, arrays among them that are named at non-constant places or not pinned as a whole)."""
     found: dict[Var, Buffer] = {}
     refused: set[Var] = set()
@@ -142,154 +96,154 @@ def _named(every: Iterable[Effect]) -> tuple[dict[Var, Buffer], set[Var]]:
     return found, refused
 
 
-def _candidates(touched: list[Effect], every: bool) -> dict[Var, Buffer]:
-    """Register arrays that can be followed.
+def keep_in_registers(launch: Launch) -> Launch | None:
+    """The launch with all arrays that a wgmma names in named registers; None where one of them cannot be.
 
-    every: in every form.  Otherwise only the accumulator of a launch with one, computed by one instruction with A from shared
-    memory.
+    launch: its statements are distinct objects.
     """
-    found, refused = _named(touched)
-    if not every:
-        calls = [e.node for e in touched if isinstance(e.node, Call) and e.node.op == "wgmma"]
-        if refused or len(found) > 1 or any(isinstance(c.args[1], AddressOf) for c in calls):
-            return {}
-        if any(WGMMA_ROWS[c.options.row].c.registers != b.size for c in calls for b in found.values()):
-            return {}
-    return {v: b for v, b in found.items() if v not in refused}
+    found, refused = _arrays(effects(launch.body))
+    if refused:
+        return None
+    launch = _unheld(launch, found)
+    graph = Graph(frozenset(found))
+    graph.build(launch.body, [graph.node()])
+    hot, lasting = graph.hot(), {v for v in found if not _begun(launch, v)}
+    if not hot and not any(isinstance(c.args[1], AddressOf) for c in _wgmmas(launch)):
+        return None  # no loop carries a value, and NVRTC moves the loads behind a GEMM among each other (delta rule: 1.5 %)
+    direct: set[int] = set()
+    borrowed: dict[int, list[tuple[Buffer, bool]]] = {}
+    for n in graph.nodes:
+        touched = n.reads | n.writes
+        if not touched or n.kind:
+            continue
+        rare = n.loop not in hot
+        if n.form is not None and touched == _named(n.form, found) and (rare or n.form.kind != "store"):
+            direct.add(id(n.stmts[0]))
+        elif _may_borrow(n, not rare and (bool(touched & lasting) or not _exchanges(n)), found):
+            borrowed[id(n.stmts[0])] = [(found[v], v in n.writes) for v in found if v in touched]
+        else:
+            return None
+    if not all(_done(graph, v) for v in found):
+        return None
+    return with_options(_Rewriter(found, direct, borrowed).visit(launch), own_values=True)
 
 
-# ---- data flow --------------------------------------------------------------------------------------------------------
+def _unheld(launch: Launch, arrays: Container[Var]) -> Launch:
+    """The launch without waits that are held behind a whole array of these, which would have to leave its registers."""
+    def visit(s: Stmt) -> Stmt | None:
+        held = isinstance(s, Evaluate) and isinstance(s.call, Call) and s.call.op == "wgmma_hold" and s.call.args[0]
+        return seq() if isinstance(held, AddressOf) and held.buffer.data in arrays else None
+
+    return rewrite_stmts(launch, visit)  # type: ignore[no-any-return]
 
 
-@record
-class _Plan:
-    """The places where one buffer's values move between its array and its named registers.
-
-    goes_in: statements after which the array moves into the registers.  comes_out: pins at which the registers move out.
-    direct: loops that work on the registers directly.
-    """
-
-    goes_in: tuple[Stmt, ...]
-    comes_out: tuple[Stmt, ...]
-    direct: tuple[Stmt, ...]
+def _wgmmas(launch: Launch) -> list[Call]:
+    return [e.node for e in effects(launch.body) if isinstance(e.node, Call) and e.node.op == "wgmma"]
 
 
-def _plan(graph: Graph, b: Buffer) -> _Plan | None:
-    """Where a buffer's values move; None when it stays an array."""
-    direct = {k for k, n in enumerate(graph.nodes) if n.form is not None and n.form.buffer is b}
-    while True:
-        plan, wrong = _follow(graph, b, direct)
-        if plan is not None or not direct:
-            return plan
-        direct -= wrong or direct
+def _named(form: Form, found: Mapping[Var, Buffer]) -> set[Var]:
+    """The arrays whose registers the printed text of a form names."""
+    return {b.data for b in (form.buffer, form.source) if b is not None and found.get(b.data) is b}
 
 
-def _follow(graph: Graph, b: Buffer, direct: set[int]) -> tuple[_Plan | None, set[int]]:
-    """(the plan with these loops working on the registers, or None; the loops among them that cannot)."""
-    nodes, v = graph.nodes, b.data
-    every = range(len(nodes))
-    product = [n.kind == "wgmmas" and v in n.reads | n.writes for n in nodes]
-    pin = [n.kind == "pin" and v in n.writes for n in nodes]
-    plain = [not product[k] and not pin[k] and k not in direct for k in every]
-    wants = [product[k] and needed(n, b) or k in direct and n.form is not None and n.form.reads for k, n in enumerate(nodes)]
-    sets = [not plain[k] and not pin[k] and v in n.writes for k, n in enumerate(nodes)]
-    # writing a piece requires the other elements too
-    reads = [plain[k] and v in n.reads | n.writes for k, n in enumerate(nodes)]
-    writes = [plain[k] and v in n.writes for k, n in enumerate(nodes)]
-    fresh = [n.kind == "alloc" and n.stmts[0].buffer.data is v for n in nodes]  # type: ignore[attr-defined]
-    # Whether registers and array are read after a node, before something else sets their values.
-    for_it = [wants[k] and (k not in direct or v in nodes[k].writes) for k in every]  # arrays are packed as they are
-    r_later = _later(nodes, for_it, [writes[k] or fresh[k] or sets[k] for k in every])
-    a_later = _later(nodes, reads, [sets[k] or pin[k] or fresh[k] for k in every])
-    goes_in = [writes[k] and r_later[k] for k in every]
-
-    def step(k: int, state: tuple[bool, bool, int]) -> tuple[bool, bool, int]:
-        array, registers, running = state
-        n = nodes[k]
-        if fresh[k]:
-            array = registers = True  # neither holds anything yet
-        elif writes[k]:
-            array, registers = True, goes_in[k]
-        elif sets[k]:
-            array, registers = False, True
-        elif pin[k] and a_later[k] and registers:
-            array = True
-        return array, registers, running_after(n, product[k], running)
-
-    before = states(graph, (True, True, NEVER), step, lambda a, b: (a[0] and b[0], a[1] and b[1], min(a[2], b[2])))
-    wrong: set[int] = set()
-    fails = False
-    for k, state in enumerate(before):
-        if state is None:
-            continue  # never reached
-        array, registers, running = state
-        if k in direct:
-            if wants[k] and not registers or running != NEVER:
-                wrong.add(k)
-        elif wants[k] and not registers or reads[k] and not array or goes_in[k] and (running != NEVER or not nodes[k].stmts):
-            fails = True
-    if fails or wrong:
-        return None, wrong
-    out = tuple(n.stmts[0] for k, n in enumerate(nodes)
-                if pin[k] and a_later[k] and (at := before[k]) is not None and not at[0] and at[1])
-    return _Plan(tuple(n.stmts[0] for k, n in enumerate(nodes) if goes_in[k]), out,
-                 tuple(nodes[k].stmts[0] for k in sorted(direct))), wrong
+def _may_borrow(n: Node, hot: bool, found: Mapping[Var, Buffer]) -> bool:
+    """Whether the values may pass through arrays around a statement, or around the statements in its branches."""
+    if not n.stmts:  # a condition or a bound
+        return False
+    s = n.stmts[0]
+    if isinstance(s, If):
+        return not any(e.storage in found for e in own_effects(s))
+    return not hot and isinstance(s, (For, Store, Evaluate))
 
 
-def _predecessors(nodes: list[Node]) -> list[list[int]]:
-    out: list[list[int]] = [[] for _ in nodes]
-    for k, n in enumerate(nodes):
-        for j in n.after:
-            out[j].append(k)
-    return out
+def _begun(launch: Launch, v: Var) -> bool:
+    """Whether an array is only an operand, or some wgmma begins it without its old values."""
+    own = [c for c in _wgmmas(launch) if isinstance(c.args[0], AddressOf) and c.args[0].buffer.data is v]
+    return not own or any(is_const(c.args[-1], 0) for c in own)
 
 
-def _later(nodes: list[Node], uses: list[bool], ends: list[bool]) -> list[bool]:
-    """For each node: whether a use follows it on some path, with no end before it."""
-    before = _predecessors(nodes)
-    out = [False] * len(nodes)
-    todo = [k for k in range(len(nodes)) if uses[k]]
-    seen = set(todo)
-    while todo:
-        for p in before[todo.pop()]:
-            out[p] = True
-            if p not in seen and not ends[p]:
-                seen.add(p)
-                todo.append(p)
-    return out
+def _exchanges(n: Node) -> bool:
+    """Whether a loop accesses shared memory.  With arrays NVRTC moves all its loads in front of the arithmetic."""
+    return any(isinstance(s, For) and e.buffer.scope_name in SHARED for s in n.stmts for e in effects(s))
 
 
-# ---- rewriting ----------------------------------------------------------------------------------------------------------
+def _done(graph: Graph, v: Var) -> bool:
+    """Whether no wgmma of an array is in flight where another statement touches the array."""
+    product = [n.kind == "wgmmas" and v in n.reads | n.writes for n in graph.nodes]
+
+    def step(k: int, running: int) -> int:
+        return running_after(graph.nodes[k], product[k], running)
+
+    return all(running in (None, NEVER) or n.kind or v not in n.reads | n.writes
+               for n, running in zip(graph.nodes, states(graph, NEVER, step, min)))
 
 
-class _Moves:
+class _Rewriter:
     """The rewriter of one launch.
 
-    own: storages with named registers.  after, out: moves by the id of the statement they belong to.  direct: ids of loops
-    that are printed on registers.
+    found: the arrays.  direct: ids of loops with a form.  borrowed: by the id of a statement, the arrays that hold the values
+    during the statement, and whether the values move back.
     """
 
-    def __init__(self) -> None:
-        self.own: set[Var] = set()
-        self.after: dict[int, list[Buffer]] = {}
-        self.out: dict[int, Buffer] = {}
-        self.direct: set[int] = set()
+    def __init__(self, found: Mapping[Var, Buffer], direct: set[int], borrowed: dict[int, list[tuple[Buffer, bool]]]) -> None:
+        self.found, self.direct, self.borrowed = found, direct, borrowed
 
     def visit(self, x: Stmt) -> Any:
-        more = [move(b, "in") for b in self.after.get(id(x), ())]
         if isinstance(x, Evaluate):
-            return seq(self._evaluate(x), *more) if more else self._evaluate(x)
+            return self._evaluate(x)
         if id(x) in self.direct:
-            return seq(with_options(x, registers=True), *more)
-        return seq(x, *more) if more else with_inner(x, self.visit)
+            return self._marked(x)
+        arrays = self.borrowed.get(id(x))
+        if arrays is None:
+            return with_inner(x, self.visit)
+        if isinstance(x, If):
+            return replaced(x, then=self._branch(x.then, arrays),
+                            orelse=None if x.orelse is None else self._branch(x.orelse, arrays))
+        return _borrowing(x, arrays)
+
+    def _marked(self, x: Stmt) -> Stmt:
+        form = form_of(x)
+        own = form is not None and form.source is not None and form.source.data in self.found
+        marked = with_options(x, registers="source" if own else True)  # type: ignore[arg-type]
+        marked.__dict__["_form"] = form
+        return marked
+
+    def _branch(self, s: Stmt, arrays: list[tuple[Buffer, bool]]) -> Stmt:
+        """The body of a branch: on the registers where all of it has forms, else with the values in arrays."""
+        marked = self._on_registers(s)
+        return _borrowing(s, arrays) if marked is None else marked
+
+    def _on_registers(self, s: Stmt) -> Stmt | None:
+        touched = {e.storage for e in effects(s)} & set(self.found)
+        if not touched:
+            return s
+        if isinstance(s, Seq):
+            parts = [self._on_registers(x) for x in s.stmts]
+            return None if None in parts else replaced(s, stmts=tuple(parts))
+        if isinstance(s, If) and not any(e.storage in touched for e in own_effects(s)):
+            then, orelse = self._on_registers(s.then), None if s.orelse is None else self._on_registers(s.orelse)
+            return None if then is None or s.orelse is not None and orelse is None else replaced(s, then=then, orelse=orelse)
+        form = form_of(s) if isinstance(s, For) else None
+        return None if form is None or touched != _named(form, self.found) else self._marked(s)
 
     def _evaluate(self, s: Evaluate) -> Stmt:
         if s.call.op == "wgmma":
-            own = tuple(what for what, a in zip("ca", s.call.args) if isinstance(a, AddressOf) and a.buffer.data in self.own)
-            return replaced(s, call=with_options(s.call, registers=own)) if own else s
-        if s.call.op != "wgmma_pin":
-            return s
-        b = s.call.args[0].buffer  # type: ignore[attr-defined]
-        if id(s) in self.out:
-            return move(self.out[id(s)], "out")
-        return seq() if b.data in self.own else s
+            own = tuple(what for what, a in zip("ca", s.call.args) if isinstance(a, AddressOf) and a.buffer.data in self.found)
+            return replaced(s, call=with_options(s.call, registers=own))
+        arrays = self.borrowed.get(id(s))
+        if arrays is not None:
+            return _borrowing(s, arrays)
+        pinned = s.call.op == "wgmma_pin" and s.call.args[0].buffer.data in self.found  # type: ignore[attr-defined]
+        return seq() if pinned else s
+
+
+def _borrowing(s: Stmt, arrays: list[tuple[Buffer, bool]]) -> Stmt:
+    """The statement with the values of registers in arrays."""
+    touched = {e.storage for e in effects(s)}
+    mine = [(b, back) for b, back in arrays if b.data in touched]
+    return seq(*(move(b, "out") for b, _ in mine), s, *(move(b, "in") for b, back in mine if back))
+
+
+def move(b: Buffer, way: str) -> Stmt:
+    """Move values of an array into its registers ("in"), or from the registers into the array ("out")."""
+    return do("wgmma_pin", AddressOf(b, (const(0),)), count=b.size, move=way)
