@@ -11,39 +11,18 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from tilelang.ir import AddressOf, Buffer, Call, Expr, Func, Stmt, TileOp, Var
-from tilelang.ir.evaluate import EXPRESSIONS, Closure, ExprCompiler, Value
-from tilelang.target.atomics import Atomic, Branch, Iterations, WarpRole
+from tilelang.ir import Call, Func, Stmt, TileOp
+from tilelang.ir.evaluate import EXPRESSIONS, Closure, ExprCompiler
+from tilelang.target.atomics import Branch, Iterations, WarpRole
 from tilelang.target.intrinsics import INTRINSICS
 from tilelang.target.tensor_map import TensorMap
 
 from .addresses import Addresses
 from .faults import fault
-from .lanes import Action, LaneFrame
-from .memory import granules
-from .releases import Releases
-
-
-class Memory(Protocol):
-    """The accesses to memory that intrinsics of both simulators make."""
-
-    def elements(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any, what: str) -> Callable[[LaneFrame], Any]:
-        """f(frame) -> number of the first of `count` consecutive elements, of shape () or (lanes,).  Checks the bounds."""
-        ...
-
-    def cells(self, e: AddressOf, count: int, what: str, order: Releases | None = None,
-              atomic: Atomic | None = None) -> Callable[[LaneFrame], Any]:
-        """f(frame) -> (flat array, element numbers (lanes, count), which of them to access) for an atomic access.
-
-        order: its release and acquire semantics.  atomic: what it does.
-        """
-        ...
-
-    def start_of(self, f: LaneFrame, v: Var, held: Any) -> Value:
-        """The address of the storage that the slot of v holds."""
-        ...
+from .lanes import Action
+from .memory import Memory, granules
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,6 @@ def spread(x: Value, lanes: int, vector: bool = False) -> np.ndarray:
     return np.broadcast_to(x, (lanes,))
 
 
-def started(x: Value, lanes: int, width: int) -> np.ndarray:
-    """The initial value of a variable as one row of `width` elements for each lane."""
-    return spread(x, lanes, width > 1).reshape(lanes, width)
-
-
 def occurrence(keys: np.ndarray) -> np.ndarray:
     """For each position, how many earlier positions have the same key."""
     order = np.argsort(keys, kind="stable")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith.integers import row_major_strides
-from tilelang.ir import AddressOf, Buffer, Call, Expr, Func, numpy_dtype, walk, SHARED
+from tilelang.ir import VARIABLE, AddressOf, Alloc, Buffer, Call, Expr, Func, Var, numpy_dtype, walk, SHARED
 from tilelang.ir.evaluate import ExprCompiler, Value
 
 from .faults import fault
@@ -152,6 +152,72 @@ def out_of_bounds(b: Buffer, indices: list[Value], shape: tuple[int, ...], bad: 
     return fault("sim-out-of-bounds", f"{what} {b.name}[{found}] is outside its shape ({', '.join(map(str, shape))}){where}",
                  expected=f"indices below ({', '.join(map(str, shape))})", found=f"[{found}]", span=span,
                  hint=f"{b.name} is a {b.scope()} buffer: check the extent of the loop or region that indexes it")
+
+
+class Memory:
+    """Compiles the accesses to memory that intrinsics make; each simulator adds its own.  c: the context of the program."""
+
+    named_block = False  # whether errors name the block
+
+    def __init__(self, c: Any) -> None:
+        self.c = c
+
+    def elements(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any, what: str,
+                 write: bool = False) -> Callable[[Any], Any]:
+        """f(frame) -> element numbers in b's storage, of shape () or (lanes,) (with `count` 0: one more axis, for vectors).
+
+        Raises sim-out-of-bounds unless all `count` elements of every active lane are inside b's shape.
+        """
+        fns = [self.c.expr(i) for i in indices]
+        geo, last, more = geometry(self.c, b), len(fns) - 1, max(count, 1) - 1
+
+        def run(f: Any) -> np.ndarray:
+            shape, strides, offset = geo(f)
+            idx = [np.asarray(fn(f)).astype(np.int64, copy=False) for fn in fns]
+            if count == 0:
+                idx = [i if d == last else i[..., None] for d, i in enumerate(idx)]
+            linear, bad = linear_index(idx, shape, strides, offset)
+            if more:
+                bad = bad | (idx[last] + more >= shape[last])
+            if not bad.any():
+                return linear
+            m = f.mask if count or f.mask is None else f.mask[:, None]
+            hit = bad if m is None else bad & m
+            if hit.any():
+                raise out_of_bounds(b, idx, shape, hit, span, what, f" in block {f.block.where}" if self.named_block else "")
+            return np.where(bad, 0, linear)
+
+        return run
+
+    def cells(self, e: AddressOf, count: int, what: str, order: Any = None, atomic: Any = None) -> Callable[[Any], Any]:
+        """f(frame) -> (flat array, element numbers (lanes, count), which of them to access) for an atomic access.
+
+        order: its release and acquire semantics (releases.Releases).  atomic: what it does (target.atomics.Atomic).
+        """
+        raise NotImplementedError
+
+    def start_of(self, f: Any, v: Var, held: Any) -> Value:
+        """The address of the storage that the slot of v holds."""
+        return self.c.addresses.start_of(v, held)
+
+
+def new_storage(c: Any, s: Alloc, private: bool) -> Callable[[Any], Storage]:
+    """f(frame) -> the storage of a buffer, with a row for each lane if it is private.
+
+    A variable without an initial value starts at zero.
+    """
+    b, dt = s.buffer, numpy_dtype(s.buffer.dtype)
+    geo, lanes, granule = geometry(c, b), b.dtype.lanes, c.granules[id(b.data)]
+    init, item = c.expr(s.init) if s.init is not None else None, dt.itemsize * lanes
+
+    def make(f: Any) -> Storage:
+        store = Storage(b.name, span_of(*geo(f)) * item, granule, f.lanes if private else 1, known=b.scope_name == VARIABLE)
+        if init is not None:
+            first = np.asarray(init(f))
+            store.view(dt)[:, :lanes if lanes > 1 else None] = first[:, None] if lanes == 1 and first.ndim else first
+        return store
+
+    return make
 
 
 def without_storage(b: Buffer, span: Any) -> Exception:

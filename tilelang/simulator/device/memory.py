@@ -22,19 +22,22 @@ from ..context import Context
 from ..faults import fault
 from ..lane_ops import spread
 from ..lanes import LaneFrame, is_address
-from ..memory import geometry, linear_index, out_of_bounds
+from ..memory import Memory
 from ..releases import Releases
 
 
-class DeviceMemory:
+class DeviceMemory(Memory):
     """Compiles the addresses of accesses.
 
     The slot of a `data` variable holds a Storage (local), an int (byte offset in shared memory) or a Global.  windows: by slot,
     the memory behind an address, for the access in progress.  shared_sizes: bytes of a shared buffer, by id of its data.
     """
 
+    named_block = True
+
     def __init__(self, c: Context, accesses: Accesses) -> None:
-        self.c, self.accesses = c, accesses
+        super().__init__(c)
+        self.accesses = accesses
         self.windows: dict[int, Global] = {}
         self.shared_sizes: dict[int, int] = {}
 
@@ -46,36 +49,20 @@ class DeviceMemory:
 
     def elements(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any, what: str,
                  write: bool = False) -> Callable[..., Any]:
-        """f(frame) -> element numbers in b's storage, of shape () or (lanes,) (with `count` 0: one more axis, for vectors).
-
-        Raises sim-out-of-bounds unless all `count` elements of every active lane are inside b's shape.
-        """
-        fns = [self.c.expr(i) for i in indices]
-        geo, last = geometry(self.c, b), len(fns) - 1
-        more, is_global, at = max(count, 1) - 1, b.scope() == GLOBAL, self.c.slot(b.data)
+        """As of Memory; a tensor made of an address gets a window of the memory that the access needs."""
+        where, at, lanes = super().elements(b, indices, count, span, what), self.c.slot(b.data), b.dtype.lanes
+        if b.scope() != GLOBAL:
+            return where
 
         def run(f: LaneFrame) -> np.ndarray:
-            shape, strides, offset = geo(f)
-            idx = [np.asarray(fn(f)).astype(np.int64, copy=False) for fn in fns]
-            if count == 0:
-                idx = [i if d == last else i[..., None] for d, i in enumerate(idx)]
-            linear, bad = linear_index(idx, shape, strides, offset)
-            if more:
-                bad = bad | (idx[last] + more >= shape[last])
-            if bad.any():
-                m = f.mask if count or f.mask is None else f.mask[:, None]
-                hit = bad if m is None else bad & m
-                if hit.any():
-                    raise out_of_bounds(b, idx, shape, hit, span, what, f" in block {f.block.where}")
-                linear = np.where(bad, 0, linear)
-            if not is_global or not is_address(f.slots[at]):
+            linear: np.ndarray = where(f)
+            if not is_address(f.slots[at]):
                 return linear
             need = np.True_ if f.mask is None else f.mask if count else f.mask[:, None]
-            bl = b.dtype.lanes
-            window, linear = self.c.addresses.follow(f.slots[at], linear * bl, need, count == 0, max(count, 1) * bl,
+            window, linear = self.c.addresses.follow(f.slots[at], linear * lanes, need, count == 0, max(count, 1) * lanes,
                                                      Followed(b, write, span))
             self.windows[at] = Global(window)
-            return linear // bl
+            return linear // lanes
 
         return run
 
@@ -95,7 +82,7 @@ class DeviceMemory:
             shared.owner[held // shared.granule:-(-end // shared.granule)] = self.c.slot(v)
             shared.table.changed()
             return self.c.addresses.of(shared.store) + held
-        return self.c.addresses.start_of(v, held)
+        return super().start_of(f, v, held)
 
     def reach(self, b: Buffer, indices: tuple[Expr, ...], width: int, span: Any, what: str,
               write: bool = False) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from .block import Global
 from ..faults import fault
 from ..lane_ops import spread
 from ..lanes import Action, LaneFrame
-from ..memory import Storage, geometry, span_of
+from ..memory import geometry, new_storage, span_of
 
 
 def load(c: DeviceContext, e: Load) -> Closure:
@@ -47,12 +47,11 @@ def allocate(c: DeviceContext, s: Alloc) -> Action:
 
 def _workspace(c: DeviceContext, s: Alloc) -> Action:
     """A buffer in global memory.  Inside a launch there is one for all blocks, which the launch allocates."""
-    b, at, geo = s.buffer, c.slot(s.buffer.data), geometry(c, s.buffer)
-    item = numpy_dtype(b.dtype).itemsize * b.dtype.lanes
+    at, storage = c.slot(s.buffer.data), new_storage(c, s, False)
     c.globals.append(at)
 
     def make(f: LaneFrame) -> None:
-        f.slots[at] = Global(Storage(b.name, span_of(*geo(f)) * item, c.granules[id(b.data)]))
+        f.slots[at] = Global(storage(f))
 
     if c.workspaces is None:
         return make

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import VARIABLE, Alloc, Buffer, Expr, Load, Store, numpy_dtype
+from tilelang.ir import Alloc, Buffer, Expr, Load, Store, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 
 from ..faults import fault
-from ..lane_ops import spread, started
+from ..lane_ops import spread
 from ..lanes import Action, LaneFrame
-from ..memory import Storage, geometry, span_of, uninitialized, without_storage
+from ..memory import new_storage, uninitialized, without_storage
 from .context import DeviceContext, vector_base
 
 
@@ -65,20 +65,13 @@ def matrix_of(f: LaneFrame) -> Issued:
 
 
 def allocate(c: DeviceContext, s: Alloc) -> Action:
-    """A per-thread array: one row for each lane.  A variable without an initial value starts at zero."""
-    b = s.buffer
-    at, geo = c.slot(b.data), geometry(c, b)
-    dt, item = numpy_dtype(b.dtype), numpy_dtype(b.dtype).itemsize * b.dtype.lanes
-    init, granule = c.expr(s.init) if s.init is not None else None, c.granules[id(b.data)]
-    guards, width = c.guards_registers and c.check, b.dtype.lanes if b.dtype.lanes > 1 else None
+    """A per-thread array: one row for each lane."""
+    at, make, guards = c.slot(s.buffer.data), new_storage(c, s, True), c.guards_registers and c.check
 
     def run(f: LaneFrame) -> None:
-        store = Storage(b.name, span_of(*geo(f)) * item, granule, f.lanes, known=b.scope_name == VARIABLE)
+        store = f.slots[at] = make(f)
         if guards:
-            store.guard = Guard(b.name, store.nbytes // granule)
-        f.slots[at] = store
-        if init is not None:
-            store.view(dt)[:, :width] = started(init(f), f.lanes, b.dtype.lanes)
+            store.guard = Guard(store.name, store.nbytes // store.granule)
 
     return run
 

@@ -7,21 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Buffer, Expr, Var, numpy_dtype, GLOBAL
-from tilelang.ir.evaluate import Value
+from tilelang.ir import AddressOf, Buffer, Expr, numpy_dtype, GLOBAL
 
 from ..addresses import Followed
-from ..context import Context
 from ..lane_ops import spread
 from ..lanes import LaneFrame, is_address
-from ..memory import geometry, linear_index, out_of_bounds, without_storage
+from ..memory import Memory, geometry, linear_index, out_of_bounds, without_storage
 
 
-class TileMemory:
+class TileMemory(Memory):
     """Compiles the addresses of accesses."""
-
-    def __init__(self, c: Context) -> None:
-        self.c = c
 
     def locate(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any,
                write: bool = False) -> Callable[[LaneFrame], Any]:
@@ -65,21 +60,6 @@ class TileMemory:
 
         return run
 
-    def elements(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any, what: str) -> Callable[[LaneFrame], Any]:
-        """Element numbers, in a thread's row, of the first of `count` elements of a private array."""
-        fns, geo = [self.c.expr(i) for i in indices], geometry(self.c, b)
-
-        def run(f: LaneFrame) -> np.ndarray:
-            shape, strides, offset = geo(f)
-            idx = [np.asarray(fn(f)).astype(np.int64) for fn in fns]
-            linear, bad = linear_index(idx, shape, strides, offset)
-            bad = bad | (idx[-1] + count > shape[-1])
-            if (bad if f.mask is None else bad & f.mask).any():
-                raise out_of_bounds(b, idx, shape, bad if f.mask is None else bad & f.mask, span, what)
-            return linear
-
-        return run
-
     def cells(self, e: AddressOf, count: int, what: str, order: Any = None, atomic: Any = None) -> Callable[[LaneFrame], Any]:
         b, dt, span = e.buffer, numpy_dtype(e.buffer.dtype), e.span or self.c.place
         where = self.locate(b, e.indices, count, span, True)
@@ -95,7 +75,3 @@ class TileMemory:
             return store.flat(dt), np.where(ok, linear, 0), ok
 
         return run
-
-    def start_of(self, f: LaneFrame, v: Var, held: Any) -> Value:
-        """The address of the storage that the slot of v holds."""
-        return self.c.addresses.start_of(v, held)

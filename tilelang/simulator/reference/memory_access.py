@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Alloc, Buffer, Load, Store, numpy_dtype, BARRIER, DYNAMIC, GLOBAL, PRIVATE, VARIABLE
+from tilelang.ir import Alloc, Buffer, Load, Store, numpy_dtype, BARRIER, DYNAMIC, GLOBAL, PRIVATE
 from tilelang.ir.evaluate import Closure, Value
 
 from .barriers import barriers_of
 from .context import TileContext
 from .watch import changes
 from ..faults import fault
-from ..lane_ops import started
 from ..lanes import Action, LaneFrame
-from ..memory import Storage, geometry, out_of_bounds, span_of, uninitialized
+from ..memory import Storage, new_storage, out_of_bounds, uninitialized
 
 
 def _skip(b: Buffer, f: LaneFrame, linear: np.ndarray, bad: np.ndarray, vector: bool,
@@ -96,7 +95,7 @@ def allocate(c: TileContext, s: Alloc) -> Action:
     if scope.startswith("shared.") and scope != DYNAMIC:
         raise fault("sim-unsupported", f"{scope} buffers are not simulated",
                     expected="shared or private memory", found=str(scope), span=s.span)
-    at, make = c.slot(b.data), _maker(c, s)
+    at, make = c.slot(b.data), new_storage(c, s, b.scope_name in PRIVATE)
 
     def private(f: LaneFrame) -> None:
         f.slots[at] = make(f)
@@ -121,22 +120,6 @@ def allocate(c: TileContext, s: Alloc) -> Action:
     if b.scope_name in PRIVATE:
         return private
     return _once(c, s, workspace if scope == GLOBAL else shared if scope.startswith("shared") else make)
-
-
-def _maker(c: TileContext, s: Alloc) -> Callable[[LaneFrame], Storage]:
-    """A function that creates the storage of a buffer.  A variable without an initial value starts at zero."""
-    b, dt = s.buffer, numpy_dtype(s.buffer.dtype)
-    geo, item, granule = geometry(c, b), dt.itemsize * b.dtype.lanes, c.granules[id(b.data)]
-    init = c.expr(s.init) if s.init is not None else None
-    private, width = b.scope_name in PRIVATE, b.dtype.lanes if b.dtype.lanes > 1 else None
-
-    def make(f: LaneFrame) -> Storage:
-        store = Storage(b.name, span_of(*geo(f)) * item, granule, f.lanes if private else 1, known=b.scope_name == VARIABLE)
-        if init is not None:
-            store.view(dt)[:, :width] = started(init(f), store.lanes, b.dtype.lanes)
-        return store
-
-    return make
 
 
 def _once(c: TileContext, s: Alloc, make: Callable[[LaneFrame], Any]) -> Action:
