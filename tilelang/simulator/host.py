@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,9 @@ from tilelang.ir.evaluate import evaluate
 from tilelang.ir.numbers import to_dtype
 
 from .addresses import LINE, Addresses, room
+from .context import Context
 from .faults import fault
+from .lanes import LaneFrame
 from .memory import Storage, buffers_of, span_of, strided
 
 
@@ -134,6 +136,21 @@ def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int], alia
             s.place(copy)
         binding.addresses.add(start + t.offset * t.item, span_of(t.shape, t.strides) * t.item, s, t.offset * t.item,
                               span_of(t.shape, t.strides) != math.prod(t.shape))
+    return binding
+
+
+def run_program(c: Context, func: Func, args: Arguments, aliased: bool, hold: Callable[[Storage], Any],
+                block: Any = None) -> Binding:
+    """Compile a program and run it on these arguments.  hold: what the slot of a tensor holds.  block: the state outside of
+    launches.  Raises what the program raises, and as bind_arguments does."""
+    binding = bind_arguments(func, args, c.granules, aliased)
+    c.addresses = binding.addresses
+    action, at = c.stmt(func.body), [c.slot(t.buffer.data) for t in binding.tensors]
+    slots = c.new_slots(binding.values)
+    for k, t in zip(at, binding.tensors):
+        slots[k] = hold(t.storage)
+    with np.errstate(all="ignore"):
+        action(LaneFrame(slots, 1, None, block))
     return binding
 
 

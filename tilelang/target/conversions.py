@@ -26,7 +26,7 @@ def towards(e: Expr, dt: DType, mode: str) -> Expr:
     wrong, outward = (lower, binary("ge", y, 0.0)) if mode == "rp" else (higher, binary("le", y, 0.0))
     further = _stepped(near, x, y, 1)
     if dt.base in UNSATURATED:
-        further = select(binary("lt", _size(y), const(float_max(dt.base), y.dtype.scalar)), further, near)
+        further = select(binary("lt", call("fabs", (y,), y.dtype), const(float_max(dt.base), y.dtype.scalar)), further, near)
     return select(wrong, select(outward, further, _stepped(near, x, y, -1)), near)
 
 
@@ -54,10 +54,6 @@ def _wide(e: Expr, other: DType) -> Expr:
     return cast(e, (F64 if 64 in (e.dtype.bits, other.bits) else F32).with_lanes(e.dtype.lanes))
 
 
-def _size(e: Expr) -> Expr:
-    return call("fabs", (e,), e.dtype)
-
-
 def unsaturated(e: Expr, near: Expr, mode: str) -> Expr:
     """near, or for numbers beyond the range infinity where the type has one, else NaN."""
     dt = near.dtype
@@ -65,9 +61,9 @@ def unsaturated(e: Expr, near: Expr, mode: str) -> Expr:
     x = _wide(e, dt)
     most, infinite = const(float_max(dt.base), x.dtype.scalar), const(float("inf"), x.dtype.scalar)
     if mode in ("", "rn"):
-        beyond = binary("ge" if included else "gt", _size(x), const(least, x.dtype.scalar))
+        beyond = binary("ge" if included else "gt", call("fabs", (x,), x.dtype), const(least, x.dtype.scalar))
     else:
-        beyond = binary("eq", _size(x), infinite)
+        beyond = binary("eq", call("fabs", (x,), x.dtype), infinite)
         if mode != "rz":
             beyond = logical("or", beyond, binary("gt", x, most) if mode == "rp" else binary("lt", x, unary("neg", most)))
     negative = number if number == 0x80 else number | 0x80

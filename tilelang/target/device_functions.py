@@ -113,11 +113,7 @@ def _saturated(x: Expr) -> Expr:
     return select(binary("ge", x, one), one, select(binary("gt", x, zero), x, zero))  # NaN becomes 0
 
 
-def _compared(op: str, a: Expr, b: Expr) -> Expr:
-    return binary(op, a, b)
-
-
-def _pointed(dt: str, where: Expr) -> Expr:
+def _pointed(where: Expr) -> Expr:
     assert isinstance(where, AddressOf), "known_function has checked it"
     return load(where.buffer, where.indices)
 
@@ -214,7 +210,7 @@ def _half_functions(add: Add) -> None:
         add("__hneg", kind, kind, partial(unary, "neg"))
         add("__habs", kind, kind, lambda x, kind=kind: call("fabs", (x,), kind))
         for op in ("eq", "ne", "lt", "le", "gt", "ge"):
-            add(f"__h{op}", f"{kind} {kind}", "bool", partial(_compared, op))
+            add(f"__h{op}", f"{kind} {kind}", "bool", partial(binary, op))
         for op in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "floor", "ceil", "trunc"):
             add(f"h{op}", kind, kind, lambda x, op=op, kind=kind: call(op, (x,), kind))
         add("hrint", kind, kind, lambda x, kind=kind: call("nearbyint", (x,), kind))
@@ -225,7 +221,7 @@ def _cached_loads(add: Add) -> None:
     """Loads with a cache hint."""
     for name in ("__ldg", "__ldca", "__ldcg", "__ldcs", "__ldlu", "__ldcv"):
         for kind in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64", *_HALVES):
-            add(name, "*", kind, partial(_pointed, kind))
+            add(name, "*", kind, _pointed)
 
 
 @lru_cache(maxsize=1)
@@ -248,17 +244,13 @@ def device_function(e: Call) -> DeviceFunction | None:
         return None
     forms = [f for f in _table().get(e.args[0].value, ()) if len(f.params) == len(e.args) - 1]
     kinds = [a.dtype for a in e.args[1:]]
-    exact = [f for f in forms
-             if all(_points_at(a, f.result) if p == "*" else a.dtype == p for a, p in zip(e.args[1:], f.params))]
+    exact = [f for f in forms if all(isinstance(a, AddressOf) and a.buffer.dtype == f.result if p == "*" else a.dtype == p
+                                     for a, p in zip(e.args[1:], f.params))]
     if exact:
         return exact[0]
     converted = len(forms) == 1 and "*" not in forms[0].params and all(
         k.lanes == 1 and (k.is_int or k.is_bool or k in ("float32", "float64")) for k in kinds)
     return forms[0] if converted and not any(p in _HALVES for p in forms[0].params) else None
-
-
-def _points_at(e: Expr, kind: str) -> bool:
-    return isinstance(e, AddressOf) and e.buffer.dtype == kind
 
 
 def known_function(e: Call, sources: tuple[str, ...] = ()) -> Expr | None:

@@ -13,8 +13,7 @@ from tilelang.target.instructions import ATOMIC_DTYPES, call_fields
 
 from .page import Expressions
 from .text import POSTFIX, PREFIX, Text
-from .types import is_small_float, type_name
-from .unsupported import unsupported
+from .types import is_small_float, type_name, unsupported
 from .values import converted
 
 _LANEWISE = ("abs", "popcount", "clz", "__ffs")  # of vectors: applied to each element

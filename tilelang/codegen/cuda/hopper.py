@@ -15,7 +15,7 @@ from tilelang.target.tensor_map import REDUCE_ADD, TensorMap, tensor_maps_of
 
 from .calls import Calls
 from .text import POSTFIX, REL, Text
-from .unsupported import unsupported
+from .types import unsupported
 from .wgmma import wgmma_function
 
 _TMA = re.compile(r"tma_(load|store|reduce_add)_([1-5])d(_multicast)?(_hint)?")

@@ -12,8 +12,7 @@ from tilelang.target.instructions import written_storages
 
 from .page import Expressions
 from .text import ADD, POSTFIX, PREFIX, Text
-from .types import HALVES, lane_args, type_name
-from .unsupported import unsupported
+from .types import HALVES, lane_args, type_name, unsupported
 
 SHARED_SCOPES = (STATIC, DYNAMIC, BARRIER)
 

@@ -1,4 +1,4 @@
-"""Element types and literals of CUDA C++."""
+"""Element types and literals of CUDA C++; the error for constructs that it has no form for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ import re
 
 import numpy as np
 
-from tilelang.ir import Const, Span, dtype
+from tilelang.errors import error, register
+from tilelang.ir import Const, Node, Span, dtype
 from tilelang.ir.numbers import to_dtype
 from tilelang.target import INTRINSICS
 
 from .text import ATOM, POSTFIX, PREFIX, Text
-from .unsupported import unsupported
+
+register("codegen-unsupported", NotImplementedError, "the target's code generator has no form for this construct yet",
+         expected="a construct that the target's code generator has a form for")
+
+_OWN_FUNCTION = "write it another way, or call a function of your own through T.import_source and T.call_extern"
+
+
+def unsupported(what: str, n: Node | None, hint: str = "", span: Span | None = None) -> Exception:
+    """The error for a construct that CUDA has no form for, at the node's place or the span."""
+    return error("codegen-unsupported", f"{what} is not supported by this target's code generator", found=what,
+                 span=span or getattr(n, "span", None), hint=hint or _OWN_FUNCTION)
+
 
 TYPES = {"bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
           "int32": "int", "uint32": "unsigned", "int64": "long long", "uint64": "unsigned long long",

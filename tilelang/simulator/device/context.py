@@ -65,9 +65,8 @@ def access_granules(func: Func) -> tuple[int, dict[int, int]]:
 class DeviceContext(Context):
     """Compiles a lowered program.
 
-    globals: slots that hold Globals.  workspaces: inside a launch, actions that allocate its buffers in global memory.
-    split: whether the warps of a warp group run independently.  guards_registers: whether wgmma may use registers while other
-    code runs.
+    workspaces: inside a launch, actions that allocate its buffers in global memory.  split: whether the warps of a warp group
+    run independently.  guards_registers: whether wgmma may use registers while other code runs.
     """
 
     memory: DeviceMemory
@@ -80,7 +79,6 @@ class DeviceContext(Context):
         self.shared_granule, widths = access_granules(func)
         self.granules.update(widths)
         self.guards_registers = any(isinstance(n, Call) and n.op == "wgmma" for n in walk(func))
-        self.globals: list[int] = []
         self.workspaces: list[Action] | None = None
         self._written = {id(v) for v in written_storages(func)}
 

@@ -90,8 +90,7 @@ class DeviceLaunch:
     def tables(self, f: LaneFrame) -> list[AccessTable]:
         """New access tables of the global tensors that the program writes."""
         tables, written = [], self.c.written_slots()
-        for at in self.c.globals:
-            memory = f.slots[at]
+        for at, memory in enumerate(f.slots):
             if isinstance(memory, Global) and self.c.check and at in written:
                 n = memory.store.nbytes // memory.store.granule
                 table = AccessTable(n, self.size * self.lanes, self.group, self.c.accesses.sites,

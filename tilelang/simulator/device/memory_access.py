@@ -48,7 +48,6 @@ def allocate(c: DeviceContext, s: Alloc) -> Action:
 def _workspace(c: DeviceContext, s: Alloc) -> Action:
     """A buffer in global memory.  Inside a launch there is one for all blocks, which the launch allocates."""
     at, storage = c.slot(s.buffer.data), new_storage(c, s, False)
-    c.globals.append(at)
 
     def make(f: LaneFrame) -> None:
         f.slots[at] = Global(storage(f))

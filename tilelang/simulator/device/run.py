@@ -31,7 +31,7 @@ from ..context import Context, Handlers
 from ..control_flow import CONTROL_FLOW
 from ..expressions import VALUES
 from ..faults import fault
-from ..host import Arguments, bind_arguments
+from ..host import Arguments, run_program
 from ..lane_ops import LANE_OPS
 from ..lanes import Action, LaneFrame
 
@@ -121,15 +121,7 @@ def run_device(program: Any, args: Arguments, *, check: bool = True, aliased: bo
 def _run(func: Func, args: Arguments, check: bool, aliased: bool, split: bool) -> Report:
     """split: run each warp of a warp group independently: slower, but needed where they wait in different places."""
     c = DeviceContext(func, check, DEVICE, split)
-    binding = bind_arguments(func, args, c.granules, aliased)
-    c.addresses = binding.addresses
-    c.globals += [c.slot(t.buffer.data) for t in binding.tensors]
-    action = c.stmt(func.body)
-    slots = c.new_slots(binding.values)
-    for t in binding.tensors:
-        slots[c.slot(t.buffer.data)] = Global(t.storage)
-    with np.errstate(all="ignore"):
-        action(LaneFrame(slots, 1))
+    binding = run_program(c, func, args, aliased, Global)
     counters = c.accesses.counters
     banks = sorted(counters.banks.values(), key=lambda b: -b.conflicts)
     return Report(binding.outputs(check), counters.instructions, counters.bytes, banks, c.printer.text)

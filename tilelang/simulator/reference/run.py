@@ -26,9 +26,9 @@ from .warp import WARP_OPS
 from ..context import Handlers
 from ..control_flow import CONTROL_FLOW
 from ..expressions import VALUES
-from ..host import Arguments, bind_arguments
+from ..host import Arguments, run_program
 from ..lane_ops import LANE_OPS, Printer
-from ..lanes import Action, LaneFrame
+from ..lanes import Action
 
 _STATEMENTS: dict[type, Callable[[Any, Any], Action]] = {
     **CONTROL_FLOW, If: compile_if, Evaluate: evaluate, Store: store, Alloc: allocate, Parallel: parallel, TileOp: tile_op,
@@ -52,14 +52,4 @@ def run_tile(func: Any, args: Arguments, *, check: bool = True, aliased: bool = 
     """
     program: Func = expanded(getattr(func, "func", func))
     c = TileContext(program, check, TILE)
-    action = c.stmt(program.body)
-    binding = bind_arguments(program, args, c.granules, aliased)
-    c.addresses = binding.addresses
-    for t in binding.tensors:
-        c.slot(t.buffer.data)
-    slots = c.new_slots(binding.values)
-    for t in binding.tensors:
-        slots[c.slot(t.buffer.data)] = t.storage
-    with np.errstate(all="ignore"):
-        action(LaneFrame(slots, 1, None, Printer()))
-    return binding.outputs(check)
+    return run_program(c, program, args, aliased, lambda storage: storage, Printer()).outputs(check)
