@@ -133,11 +133,13 @@ class Loops:
         return bounds
 
     def all_at_once(self, s: For) -> Iterator[Stmt]:
-        """The body once for all independent iterations: the iteration number becomes a further axis of all values."""
+        """The body once for all iterations: the iteration number becomes a further axis of all values."""
         st = self.st
         self._axes += 1
-        independent = st.enter_independent(s)
-        around, st.inside = st.inside, (*st.inside, Iterations(id(s)))
+        independent, around = st.independent, st.inside
+        if s.plan.independent:
+            st.enter_independent(s)
+            st.inside = (*st.inside, Iterations(id(s)))
         st.env[s.var] = (int(s.start.value) + np.arange(int(s.extent.value))).reshape(  # type: ignore[attr-defined]
             -1, *(1,) * self._axes)
         yield s.body

@@ -161,9 +161,9 @@ class Plan:
 
     @_once
     def is_flat(self, s: For) -> bool:
-        """Whether the iterations of a loop are accesses by threads that are disjoint as the program guarantees."""
-        return s.plan.independent and isinstance(s.extent, Const) and isinstance(
-            s.start, Const) and int(s.extent.value) <= 64 and not self.facts(s.body)[2] and not any(
+        """Whether a loop's iterations are followed at once: their accesses are disjoint as the program guarantees, or reads."""
+        return isinstance(s.extent, Const) and isinstance(s.start, Const) and int(s.extent.value) <= 64 and (
+            s.plan.independent or _only_reads(s.body)) and not self.facts(s.body)[2] and not any(
             isinstance(x, (If, While, Break, Continue)) or isinstance(x, For) and not self.is_flat(x)
             and self.facts(x)[0] for x in walk(s.body))
 
@@ -211,6 +211,12 @@ def _jumps_of(s: Stmt) -> Iterator[Stmt]:
     elif isinstance(s, (Seq, If)):
         for x in inner(s):
             yield from _jumps_of(x)
+
+
+def _only_reads(s: Stmt) -> bool:
+    """Whether a statement writes neither shared memory nor variables of threads."""
+    return not any(isinstance(x, Store) and x.buffer.scope_name in (*SHARED, VARIABLE) or isinstance(x, Call)
+                   and x.op != "ldmatrix" and any(isinstance(a, AddressOf) for a in x.args) for x in walk(s))
 
 
 def _divided(e: Node) -> int:
