@@ -10,8 +10,8 @@ from typing import Any
 from tilelang.ir import Buffer, Expr, Load, Var, convert, free_vars, int_range, walk
 
 from .host_frame import (
-    BOOL, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, DLTENSOR, FLOAT, INT, NONE, OBJECT_TO_DLTENSOR, POINTER, TENSOR, Frame, Launcher,
-    dtype_bits, is_packed,
+    BOOL, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, FLOAT, INT, NONE, POINTER, Frame, Launcher, data_of, dltensor_of, dtype_bits,
+    is_a_tensor, is_packed,
 )
 from .llvm_text import HostExpr, Writer, has_infinity, rounded_to, text_of
 from .signature import PointerArg, ScalarArg, Signature, Solve, TensorArg
@@ -189,27 +189,14 @@ class Prepare:
     def _pointer(self, a: PointerArg, slot: str) -> None:
         w = self.w
         kind, raw = w.at(slot, 0, "i32"), w.at(slot, 8, "ptr")
-        is_tensor = self._is_tensor(kind)
+        is_tensor = is_a_tensor(w, kind)
         plain = w.ins(f"icmp ule i32 {kind}, {INT}")
         address = w.ins(f"or i1 {plain}, {w.ins(f'icmp eq i32 {kind}, {POINTER}')}")
         w.check(w.ins(f"or i1 {address}, {is_tensor}"), "RuntimeError",
                 f"kernel {self.sig.name} input {a.name} expected pointer or tensor handle")
-        address = w.either(is_tensor, lambda: self._data(self._dltensor(kind, raw)), lambda: raw, "ptr")
+        address = w.either(is_tensor, lambda: data_of(w, dltensor_of(w, kind, raw)), lambda: raw, "ptr")
         self.data[a.index] = address
         self._put(self.frame.of_arg(a.index), "ptr", address)
-
-    def _is_tensor(self, kind: str) -> str:
-        w = self.w
-        return w.ins(f"or i1 {w.ins(f'icmp eq i32 {kind}, {TENSOR}')}, {w.ins(f'icmp eq i32 {kind}, {DLTENSOR}')}")
-
-    def _dltensor(self, kind: str, raw: str) -> str:
-        w = self.w
-        offset = w.ins(f"select i1 {w.ins(f'icmp eq i32 {kind}, {TENSOR}')}, i64 {OBJECT_TO_DLTENSOR}, i64 0")
-        return w.ins(f"getelementptr i8, ptr {raw}, i64 {offset}")
-
-    def _data(self, d: str) -> str:
-        w = self.w
-        return w.ins(f"getelementptr i8, ptr {w.at(d, 0, 'ptr')}, i64 {w.at(d, 40, 'i64')}")
 
     def _tensor(self, a: TensorArg, slot: str) -> None:
         """Check kind, None, rank, dtype and device of a tensor that the program uses."""
@@ -221,8 +208,8 @@ class Prepare:
 
     def _handle(self, a: TensorArg, kind: str, raw: str) -> None:
         w, fn = self.w, self.sig.name
-        w.check(self._is_tensor(kind), "RuntimeError", f"kernel {fn} input {a.name} expected pointer or tensor handle")
-        d = self._dltensor(kind, raw)
+        w.check(is_a_tensor(w, kind), "RuntimeError", f"kernel {fn} input {a.name} expected pointer or tensor handle")
+        d = dltensor_of(w, kind, raw)
         w.check(w.ins(f"icmp eq i32 {w.at(d, 16, 'i32')}, {len(a.buffer.shape)}"), "RuntimeError",
                 f"kernel {fn} input {a.name} ndim mismatch, expected {len(a.buffer.shape)}")
         if not is_packed(a.buffer.dtype):
@@ -426,7 +413,7 @@ class Prepare:
             return
         if a.buffer.strides_ is None and len(a.buffer.shape):
             self._compact_strides(a)
-        data = self._data(self.tensors[a.index])
+        data = data_of(w, self.tensors[a.index])
         there = w.ins(f"icmp ne ptr {data}, null")
         w.check(w.ins(f"or i1 {there}, {self.empty[a.index]}"), "RuntimeError",
                 f"kernel {fn} input {a.name} data pointer is NULL")

@@ -62,6 +62,22 @@ class Launcher(Protocol):
         """Body of `launch`: %frame holds the values; w.check raises."""
 
 
+def is_a_tensor(w: Writer, kind: str) -> str:
+    """Whether an argument of this type (i32) is a tensor."""
+    return w.ins(f"or i1 {w.ins(f'icmp eq i32 {kind}, {TENSOR}')}, {w.ins(f'icmp eq i32 {kind}, {DLTENSOR}')}")
+
+
+def dltensor_of(w: Writer, kind: str, raw: str) -> str:
+    """Address of the DLTensor of a tensor argument."""
+    offset = w.ins(f"select i1 {w.ins(f'icmp eq i32 {kind}, {TENSOR}')}, i64 {OBJECT_TO_DLTENSOR}, i64 0")
+    return w.ins(f"getelementptr i8, ptr {raw}, i64 {offset}")
+
+
+def data_of(w: Writer, d: str) -> str:
+    """Address of the first element of a DLTensor."""
+    return w.ins(f"getelementptr i8, ptr {w.at(d, 0, 'ptr')}, i64 {w.at(d, 40, 'i64')}")
+
+
 def dtype_bits(dt: dtype) -> list[int]:
     """The DLPack type words (code | bits << 8 | lanes << 16) a buffer of this type accepts."""
     def word(code: int, bits: int, lanes: int = 1) -> int:

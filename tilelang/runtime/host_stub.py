@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from tilelang.ir import Buffer, Expr, Var
 
 from .host_checks import Prepare
-from .host_frame import CPU, DLTENSOR, NONE, TENSOR, Frame, Launcher, allocated_bits
+from .host_frame import CPU, NONE, TENSOR, Frame, Launcher, allocated_bits, data_of, dltensor_of, is_a_tensor
 from .llvm_text import HEADER, WEIGHTS, HostExpr, Writer
 from .size_checks import SizeCheck
 from .signature import Signature, TensorArg
@@ -70,12 +70,10 @@ class Wrapper:
         """In "full": take an output that the runtime has allocated, and check only that it is a tensor."""
         w = self.w
         kind, raw = w.at("%args", at, "i32"), w.at("%args", at + 8, "ptr")
-        is_object = w.ins(f"icmp eq i32 {kind}, {TENSOR}")
-        good = w.ins(f"or i1 {is_object}, {w.ins(f'icmp eq i32 {kind}, {DLTENSOR}')}")
-        w.check(good, "RuntimeError", f"kernel {self.sig.name} input {a.name} expected pointer or tensor handle")
-        d = w.ins(f"getelementptr i8, ptr {raw}, i64 {w.ins(f'select i1 {is_object}, i64 24, i64 0')}")
-        data = w.ins(f"getelementptr i8, ptr {w.at(d, 0, 'ptr')}, i64 {w.at(d, 40, 'i64')}")
-        w.put(frame, self.frame.of_arg(a.index), "ptr", data)
+        w.check(is_a_tensor(w, kind), "RuntimeError",
+                f"kernel {self.sig.name} input {a.name} expected pointer or tensor handle")
+        d = dltensor_of(w, kind, raw)
+        w.put(frame, self.frame.of_arg(a.index), "ptr", data_of(w, d))
         if not any(isinstance(x, TensorArg) and x.used for x in self.sig.inputs):
             w.put(frame, 0, "i32", w.at(d, 8, "i32"))
             w.put(frame, 8, "i32", w.at(d, 12, "i32"))

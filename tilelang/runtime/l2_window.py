@@ -15,6 +15,7 @@ from typing import Any
 from tilelang.ir import Buffer, Expr, Launch
 
 from .llvm_text import Writer
+from .workspaces import bytes_of
 
 NAMES = ("cuCtxGetDevice", "cuDeviceGetAttribute", "cuCtxGetLimit", "cuCtxSetLimit")
 WINDOW = 1  # CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
@@ -63,9 +64,7 @@ def put_window(w: Writer, record: str, window: tuple[Buffer, float], start: str,
                index: str) -> str:
     """Write the launch attribute to `record`.  Returns how many attributes it is, i32: 0 where the device has no windows."""
     b, ratio = window
-    count = str(b.dtype.bytes)
-    for d in b.shape:
-        count = w.ins(f"mul i64 {count}, {size_of(d) if isinstance(d, Expr) else d}")
+    count = bytes_of(w, b, size_of)
     most = w.at(w.ins(f"getelementptr i64, ptr @tl_l2_window, i64 {index}"), 0, "i64")
     size = _less(w, most, count)
     fields: tuple[tuple[int, str, Any], ...] = (

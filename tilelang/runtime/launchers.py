@@ -342,9 +342,7 @@ def narrow(w: Writer, var: Var, value: str) -> tuple[str, str]:
     if dt.is_float and (dt.base == "bfloat16" or dt.is_float8):
         return code_of(w, dt, value)
     ty = "i8" if dt.is_bool else scalar_type(dt)
-    if dt.is_float:
-        return ty, value if ty == "double" else w.ins(f"fptrunc double {value} to {ty}")
-    return ty, value if ty == "i64" else w.ins(f"trunc i64 {value} to {ty}")
+    return ty, _cut(w, ty, value, var)
 
 
 def _alignments(kernels: tuple[Any, ...]) -> dict[Var, int]:
@@ -399,7 +397,7 @@ class CpuLauncher:
                 continue
             arg = sig.args[k]
             if p.kind == "scalar":
-                actual.append(_scalar(w, p.type, values[arg.var], arg.var))
+                actual.append(f"{p.type} {_cut(w, p.type, values[arg.var], arg.var)}")
             else:
                 actual.append(f"ptr {addresses[arg.buffer.data if isinstance(arg, TensorArg) else arg.var]}")
         text = w.ins(f"call ptr @tl_cpu_entry({', '.join(actual)})")
@@ -408,8 +406,7 @@ class CpuLauncher:
             w.do("ret i32 -1")
 
 
-def _scalar(w: Writer, ty: str, value: str, var: Var) -> str:
-    """A frame value (i64 or double) converted to the parameter type of the entry."""
-    if var.dtype.is_float:
-        return f"{ty} {value if ty == 'double' else w.ins(f'fptrunc double {value} to {ty}')}"
-    return f"{ty} {value if ty == 'i64' else w.ins(f'trunc i64 {value} to {ty}')}"
+def _cut(w: Writer, ty: str, value: str, var: Var) -> str:
+    """A frame value (i64 or double) in a type of fewer bits."""
+    wide, op = ("double", "fptrunc") if var.dtype.is_float else ("i64", "trunc")
+    return value if ty == wide else w.ins(f"{op} {wide} {value} to {ty}")

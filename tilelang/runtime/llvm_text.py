@@ -305,10 +305,6 @@ class HostExpr:
         narrow = self.w.ins(f"trunc i64 {v} to i{dt.bits}")
         return self.w.ins(f"{'zext' if dt.is_unsigned else 'sext'} i{dt.bits} {narrow} to i64")
 
-    def _round(self, v: str, dt: dtype) -> str:
-        """v rounded to a narrower float type."""
-        return rounded_to(self.w, dt, v)
-
     def _var(self, e: Var) -> str:
         if e not in self.values:
             raise error("host-expression", f"`{e.name}` has no value on the host",
@@ -327,7 +323,7 @@ class HostExpr:
         if b.is_float:
             if not a.is_float:
                 v = self.w.ins(f"{'uitofp' if a.is_unsigned else 'sitofp'} i64 {v} to double")
-            return self._round(v, b)
+            return rounded_to(self.w, b, v)
         if a.is_float:
             v = self._saturated(v, b)
         return self._fit(v, b, force=b.bits < a.bits)
@@ -380,7 +376,7 @@ class HostExpr:
             take = self.w.ins(f"or i1 {self.w.ins(f'and i1 {better}, {usable}')}, {other_nan}")
             return self.w.ins(f"select i1 {take}, double {a}, double {b}")
         name = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}[op]
-        return self._round(self.w.ins(f"{name} double {a}, {b}"), dt)
+        return rounded_to(self.w, dt, self.w.ins(f"{name} double {a}, {b}"))
 
     def _int(self, op: str, a: str, b: str, dt: dtype, e: Any) -> str:
         w, s = self.w, "u" if dt.is_unsigned else "s"

@@ -10,8 +10,10 @@ makes that true: a call whose sizes are too large is rejected on every backend, 
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from tilelang.arith import is_large, value_scalars
@@ -86,7 +88,7 @@ class Ranges:
         if x is None or y is None:
             return None
         if e.op in ("add", "sub", "mul") and x[0] is x[1] and y[0] is y[1]:
-            value = {"add": _add, "sub": _sub, "mul": _times}[e.op](x[0], y[0])
+            value = {"add": _add, "sub": _sub}.get(e.op, partial(_apply, "mul"))(x[0], y[0])
             return value, value
         match e.op:
             case "add": return _add(x[0], y[0]), _add(x[1], y[1])
@@ -292,19 +294,17 @@ def _is_hash(e: Any) -> bool:
 
 # ---- bounds -----------------------------------------------------------------------------------------------------------
 
+_OF_NUMBERS: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "min": min, "max": max}
+
+
 def _wide(x: Bound) -> Expr:
     return const(x, "int64") if isinstance(x, int) else cast(x, "int64")
 
 
 def _apply(op: str, a: Bound, b: Bound) -> Bound:
     if isinstance(a, int) and isinstance(b, int):
-        match op:
-            case "add": return a + b
-            case "sub": return a - b
-            case "mul": return a * b
-            case "min": return min(a, b)
-            case "max": return max(a, b)
-            case _: return a // b
+        return _OF_NUMBERS[op](a, b)
     return binary(op, _wide(a), _wide(b))
 
 
@@ -314,10 +314,6 @@ def _add(a: Bound, b: Bound) -> Bound:
 
 def _sub(a: Bound, b: Bound) -> Bound:
     return a if isinstance(b, int) and b == 0 else _apply("sub", a, b)
-
-
-def _times(a: Bound, b: Bound) -> Bound:
-    return _apply("mul", a, b)
 
 
 def _multiplied(x: Range, y: Range) -> Range:

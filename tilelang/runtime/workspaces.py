@@ -33,6 +33,14 @@ def keep_memory(driver: Any) -> None:
         driver.call("cuMemPoolSetAttribute", pool, RELEASE_THRESHOLD, ctypes.byref(ctypes.c_uint64(KEPT)))
 
 
+def bytes_of(w: Writer, b: Buffer, size_of: Callable[[Expr], str]) -> str:
+    """The bytes of a buffer, an i64.  size_of: an integer expression as an i64 value."""
+    count = str(b.dtype.bytes)
+    for d in b.shape:
+        count = w.ins(f"mul i64 {count}, {size_of(d) if isinstance(d, Expr) else d}")
+    return count
+
+
 class Workspaces:
     """The allocation of one launch.  size_of: an integer expression as an i64 value."""
 
@@ -45,10 +53,7 @@ class Workspaces:
         for k in order:
             b = buffers[k]
             self.starts[k] = end
-            count = str(b.dtype.bytes)
-            for d in b.shape:
-                count = w.ins(f"mul i64 {count}, {size_of(d) if isinstance(d, Expr) else d}")
-            room = w.ins(f"and i64 {w.ins(f'add i64 {count}, {ALIGN - 1}')}, {-ALIGN}")
+            room = w.ins(f"and i64 {w.ins(f'add i64 {bytes_of(w, b, size_of)}, {ALIGN - 1}')}, {-ALIGN}")
             end = w.ins(f"add i64 {end}, {room}")
             if b.facts.zeroed:
                 self.zeroed = end
