@@ -21,7 +21,7 @@ from tilelang.runtime.cache import compiler_stamp, digest
 from tilelang.target import Target
 from tilelang.jit.toolchain import host_name
 
-from .tuner import get_autotune_inputs, set_autotune_inputs, tune
+from .tuner import get_autotune_inputs, result_of, set_autotune_inputs, tune
 from .param import AutotuneResult, CompileArgs, ProfileArgs
 
 register("tune-keys", ValueError, "a tuning configuration names something that is no parameter", expected="names of parameters")
@@ -87,7 +87,7 @@ class AutoTuneImpl(InClasses):
             return self.compile(*args, **kwargs)
         kernel, runtime = self._kernel(args, kwargs)
         if isinstance(self.jit_impl, MeasuredJIT) and runtime is None:
-            return self.result_of(kernel)
+            return result_of(kernel)
         return kernel if runtime is None else kernel(*runtime)
 
     def chosen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[JITImpl, dict[str, Any]]:
@@ -95,12 +95,6 @@ class AutoTuneImpl(InClasses):
         values: candidates are measured on inputs of the tuner's own."""
         kernel, _ = self._kernel(args, kwargs, measured=False)
         return self.jit_impl, {**{k: v for k, v in (kernel.config or {}).items() if k != RESERVED}, **kwargs}
-
-    @staticmethod
-    def result_of(kernel: JITKernel) -> AutotuneResult:
-        """The result of tuning that a kernel carries."""
-        return AutotuneResult(kernel.latency, kernel.config, kernel.ref_latency, kernel.get_kernel_source(), kernel.prim_func,
-                              kernel)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> JITKernel:
         """Tune for these arguments and return the best kernel."""

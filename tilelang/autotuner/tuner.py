@@ -19,7 +19,7 @@ import numpy as np
 from tilelang.env import env
 from tilelang.errors import brought, error, register
 from tilelang.jit import JITKernel
-from tilelang.jit.compare import is_float8_dtype, torch_assert_close
+from tilelang.jit.compare import assert_results_close
 from tilelang.jit.compiling import progress, run_parallel
 from tilelang.jit.profiling import as_list, device_of
 from tilelang.jit.supply import get_tensor_supply
@@ -145,11 +145,8 @@ class Measurement:
         wanted, got = self.wanted[id(inputs)], as_list(kernel(*map(copied, inputs)))
         if p.manual_check_prog is not None:
             p.manual_check_prog(got, wanted)
-            return
-        assert len(got) == len(wanted), f"{len(got)} outputs, the reference gives {len(wanted)}"
-        for a, b in zip(got, wanted):
-            torch_assert_close(a, b, p.rtol, p.atol, p.max_mismatched_ratio, base_name="tilelang", ref_name="reference",
-                               check_dtype=not any(is_float8_dtype(x.dtype) for x in (a, b)))
+        else:
+            assert_results_close(got, wanted, p.rtol, p.atol, p.max_mismatched_ratio)
 
     def prepare(self, kernel: JITKernel) -> Callable[[int], list[float]]:
         """Check a candidate and warm it up.  Returns a function: number of runs -> milliseconds of each."""
@@ -286,8 +283,13 @@ def _times(kernels: dict[int, JITKernel], measurement: Measurement, stays: float
 
 
 def _result(kernel: Any, latency: float, config: dict[str, Any], ref_latency: float | None) -> AutotuneResult:
-    kernel.update_tuner_result(latency, config, ref_latency)
-    return AutotuneResult(latency, config, ref_latency, kernel.get_kernel_source(), kernel.prim_func, kernel)
+    return result_of(kernel.update_tuner_result(latency, config, ref_latency))
+
+
+def result_of(kernel: JITKernel) -> AutotuneResult:
+    """The result of tuning that a kernel carries."""
+    return AutotuneResult(kernel.latency, kernel.config, kernel.ref_latency, kernel.get_kernel_source(), kernel.prim_func,
+                          kernel)
 
 
 def _compile_all(configs: list[dict[str, Any]], compile_one: Callable[[dict[str, Any]], JITKernel],

@@ -58,21 +58,16 @@ def was_rejected(e: Exception) -> bool:
         (isinstance(e, (TypeError, OverflowError)) and "kernel " not in str(e)))
 
 
-_UNALIGNED = (r"^kernel \S+ input \S+ (byte_offset violates packed ABI constraint: its data must be aligned"
-              r"|strides\[\d+\] violates packed ABI constraint: it must be a multiple of 16 bytes)")
+# Calls that another kernel of the program takes: addresses or strides are not aligned for wide accesses, or tensors overlap
+# that the kernel assumes to be disjoint.
+UNALIGNED = (r"^kernel \S+ input \S+ (byte_offset violates packed ABI constraint: its data must be aligned"
+             r"|strides\[\d+\] violates packed ABI constraint: it must be a multiple of 16 bytes)")
+OVERLAPPING = r"^kernel \S+ input \S+ overlaps input "
 
 
-def was_unaligned(e: Exception) -> bool:
-    """Whether a call was rejected, before anything ran, because an address or strides are not aligned for its wide accesses."""
-    return not isinstance(e, TileLangError) and re.match(_UNALIGNED, str(e)) is not None
-
-
-_OVERLAP = r"^kernel \S+ input \S+ overlaps input "
-
-
-def was_overlapping(e: Exception) -> bool:
-    """Whether a call was rejected, before anything ran, because tensors overlap that the kernel assumes to be disjoint."""
-    return not isinstance(e, TileLangError) and re.match(_OVERLAP, str(e)) is not None
+def was(what: str, e: Exception) -> bool:
+    """Whether a call was rejected, before anything ran, with such a text: UNALIGNED, OVERLAPPING."""
+    return not isinstance(e, TileLangError) and re.match(what, str(e)) is not None
 
 
 def describe(x: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, ClassVar
 
 from tilelang.ir import Func
@@ -17,6 +17,11 @@ def program_of(x: Any) -> Func | None:
         return x
     inner = getattr(x, "func", None)
     return inner if isinstance(inner, Func) else None
+
+
+def without_outputs(func: Func) -> Func:
+    """The program whose results, if it returns some, are parameters as the others."""
+    return replace(func, facts=replace(func.facts, out_idx=None))
 
 
 INTERPRETED = ("tile", "simulator")  # execution backends without binaries

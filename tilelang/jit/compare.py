@@ -17,6 +17,15 @@ def _as_numpy(x: Any) -> np.ndarray:
     return np.asarray(x.detach().cpu().double() if hasattr(x, "detach") else x)  # NumPy has not all types of torch
 
 
+def assert_results_close(got: list[Any], wanted: list[Any], rtol: float, atol: float, max_mismatched_ratio: float) -> None:
+    """Compare the results of a kernel with those of a reference; None on a side is no result to compare."""
+    assert len(got) == len(wanted), f"the kernel gives {len(got)} outputs, the reference {len(wanted)}"
+    for a, b in zip(got, wanted):
+        if a is not None and b is not None:
+            torch_assert_close(a, b, rtol, atol, max_mismatched_ratio, base_name="tilelang", ref_name="reference",
+                               check_dtype=not any(is_float8_dtype(x.dtype) for x in (a, b)))
+
+
 def fp8_remove_negative_zeros_(tensor: Any) -> Any:
     """Make -0.0 of an fp8 tensor +0.0, in place."""
     import torch

@@ -23,7 +23,7 @@ from tilelang.runtime.xla_handler import has_type, results_of
 from tilelang.target import Target
 from tilelang.version import __version__
 
-from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request
+from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request, without_outputs
 from .kernel_cache import cache_key, disk, produce
 
 
@@ -92,8 +92,7 @@ def with_given_results(kernel: Any, arch: str | None = None) -> Compiled:
     target = request.target if arch is None else Target({"kind": "cuda", "arch": arch})
     if not kernel.signature.outputs and str(target) == str(request.target):
         return Compiled(request, kernel._built)
-    func = replace(request.func, facts=replace(request.func.facts, out_idx=None))
-    request = replace(request, func=func, out_idx=None, given=None, target=target)
+    request = replace(request, func=without_outputs(request.func), out_idx=None, given=None, target=target)
     return Compiled(request, produce(request)[0])
 
 
@@ -105,8 +104,7 @@ def c_interface(kernel: Any, name: str) -> CInterface:
                     expected="a kernel that was compiled here", found=f"one for the backend {backend!r}"
                     if backend in INTERPRETED else "one that was read from a file",
                     hint="compile the program for the CPU or for CUDA")
-    func = replace(kernel.request.func, facts=replace(kernel.request.func.facts, out_idx=None))
-    sig, outputs = signature_of(func), kernel.signature.out_idx
+    sig, outputs = signature_of(without_outputs(kernel.request.func)), kernel.signature.out_idx
     written = frozenset(kernel.written() | {a.name for a in kernel.signature.outputs})
     parameters = c_parameters(sig, written, kernel.target.is_cuda)
     results = results_of(sig, outputs, written) if all(map(has_type, sig.args)) else None

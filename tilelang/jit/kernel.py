@@ -20,9 +20,9 @@ from tilelang.runtime.params import KernelParam, params_of
 from tilelang.runtime.signature import Signature, resolve_out_idx, signature_of
 from tilelang.log import phase
 
-from .arguments import (adapted, by_position, explain, explain_cython, refusing_negated, was_overlapping, was_rejected,
-                        was_unaligned, with_outputs)
-from .artifact import Artifact, CompiledArtifact, Request, written_parameters
+from .arguments import (OVERLAPPING, UNALIGNED, adapted, by_position, explain, explain_cython, refusing_negated, was,
+                        was_rejected, with_outputs)
+from .artifact import Artifact, CompiledArtifact, Request, without_outputs, written_parameters
 from .collecting import rarely_collected
 from .diagnostics import jit_phase
 from .failures import internal
@@ -67,8 +67,7 @@ class Adapter:
     def _legalize_result_idx(self, result_idx: Any) -> list[int]:
         """Positions of the outputs, counted from 0: those that an out_idx names; of None, those that the program returns."""
         func = self._kernel.request.func
-        return list(resolve_out_idx(func if result_idx is None else replace(func, facts=replace(func.facts, out_idx=None)),
-                                    result_idx))
+        return list(resolve_out_idx(func if result_idx is None else without_outputs(func), result_idx))
 
 
 def _no_attribute(kernel: JITKernel, name: str) -> Any:
@@ -146,9 +145,9 @@ class JITKernel:
     def _fitting(self, problem: Exception) -> JITKernel | None:
         """Another kernel of the same program, for valid arguments that this kernel rejected."""
         config = self.request.config
-        if self.target.is_cuda and was_unaligned(problem) and config.get(_ALIGNMENT, 16) > 1:
+        if self.target.is_cuda and was(UNALIGNED, problem) and config.get(_ALIGNMENT, 16) > 1:
             return self.unaligned
-        return self.in_order if was_overlapping(problem) and config.get(_NOALIAS, True) is not False else None
+        return self.in_order if was(OVERLAPPING, problem) and config.get(_NOALIAS, True) is not False else None
 
     @property
     def unaligned(self) -> JITKernel:
@@ -176,9 +175,7 @@ class JITKernel:
         """
         if not self.signature.out_idx:
             return self
-        func = self.request.func
-        plain = replace(func, facts=replace(func.facts, out_idx=None))
-        return self._variant("into", func=plain, out_idx=None, given=None)
+        return self._variant("into", func=without_outputs(self.request.func), out_idx=None, given=None)
 
     def _variant(self, name: str, **changes: Any) -> JITKernel:
         with self._lock:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from tilelang.transform.framework.observe import (
@@ -24,7 +25,7 @@ from tilelang.transform.framework.observe import (
 from tilelang.transform.framework.scope import as_observer
 from tilelang.transform.framework.watchers import announce_code
 
-_local = threading.local()
+_OPEN: ContextVar[tuple[StackedPassInstrument, ...]] = ContextVar("open", default=())
 _tools: dict[str, PassInstrumentationTool] = {}
 _guard = threading.Lock()
 
@@ -85,25 +86,22 @@ def create_pass_instruments() -> list[PassEventObserver]:
 def compile_pass_instrumentation(*instruments: Any) -> Iterator[StackedPassInstrument]:
     """Observe the compilations of this thread inside the block, by the given observers and those of registered tools."""
     stacked = StackedPassInstrument((*instruments, *create_pass_instruments()))
-    if not hasattr(_local, "stack"):
-        _local.stack = []
-    _local.stack.append(stacked)
+    token = _OPEN.set((*_OPEN.get(), stacked))
     try:
         with observing(stacked):
             yield stacked
     finally:
-        _local.stack.pop()
+        _OPEN.reset(token)
 
 
 def current_compile_pass_instrumentation() -> StackedPassInstrument | None:
     """The instrument of the innermost open block; None outside one."""
-    stack = getattr(_local, "stack", None)
-    return stack[-1] if stack else None
+    return next(reversed(_OPEN.get()), None)
 
 
 def active_stacked_pass_instruments() -> tuple[StackedPassInstrument, ...]:
     """The instruments of all open blocks of this thread, the outermost first."""
-    return tuple(getattr(_local, "stack", ()))
+    return _OPEN.get()
 
 
 @contextmanager
