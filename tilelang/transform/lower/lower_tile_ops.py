@@ -91,6 +91,11 @@ class Lowering:
         self.buffers = LoweredBuffers(cx, launch)
         self.access = LoweredAccesses(self.buffers, self.known, not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS))
         self.stores = TmaStores(launch, hopper(cx).tma, staging_buffers, hopper(cx).strides, width)
+        # What ops call (ops.base.LowerContext) and one part does by itself.
+        buffers, access = self.buffers, self.access
+        self.layout_of, self.local_of, self.tensor_map = buffers.layout_of, buffers.local_of, buffers.tensor_map
+        self.new_local, self.new_fragment, self.new_shared = buffers.new_local, buffers.new_fragment, buffers.new_shared
+        self.physical, self.expr, self.guard = access.physical, access.expr, access.guard
         self.group: Var | None = None
         self._differing: Divergence | None = None
         self._named: set[Var] = set()
@@ -276,22 +281,6 @@ class Lowering:
         vars = tuple(fresh("ijklmnpq"[k]) for k in range(len(dist.extents)))
         return run_loop(self, vars, dist, body(vars), span=span)
 
-    def layout_of(self, buffer: Buffer) -> Any:
-        return self.buffers.layout_of(buffer)
-
-    def local_of(self, buffer: Buffer) -> Buffer:
-        return self.buffers.local_of(buffer)
-
-    def physical(self, buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Buffer, tuple[Expr, ...]]:
-        return self.access.physical(buffer, indices)
-
-    def expr(self, e: Expr) -> Expr:
-        return self.access.expr(e)
-
-    def guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int = 1) -> Expr | None:
-        """Lowered condition that an access lies inside a global buffer; None: that is proven, or no guard is needed."""
-        return self.access.guard(buffer, indices, width)
-
     def vector_width(self, buffer: Buffer, start: tuple[Any, ...], elements: int) -> int:
         return self.buffers.widths.run_width(buffer, tuple(map(convert, start)), elements, self.known.analyzer,
                                              self.known.divisors)
@@ -305,21 +294,8 @@ class Lowering:
     def simplified(self, es: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return tuple(self.known.analyzer.simplify(e) for e in es)
 
-    def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int, tf32: bool = False,
-                   row_bytes: int = 128) -> str:
-        return self.buffers.tensor_map(buffer, box, swizzle, tf32, row_bytes)
-
     def prepend(self, s: Stmt) -> None:
         self.buffers.before.append(s)
-
-    def new_local(self, name: str, size: int, dt: Any) -> Buffer:
-        return self.buffers.new_local(name, size, dt)
-
-    def new_fragment(self, name: str, layout: Any, dt: Any) -> Buffer:
-        return self.buffers.new_fragment(name, layout, dt)
-
-    def new_shared(self, name: str, shape: tuple[int, ...], dt: Any, layout: Any = None) -> Buffer:
-        return self.buffers.new_shared(name, shape, dt, layout)
 
     def exchange(self, shape: tuple[int, ...], dt: Any) -> Buffer:
         return self.buffers.exchange(shape, dt, self.warp_role)
