@@ -8,22 +8,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Call, Const, Evaluate, Expr, Load, Stmt, Store, Var, binary, const, fresh, walk, FRAGMENT, GLOBAL)
+from tilelang.ir import (Call, Evaluate, Expr, Load, Stmt, Store, Var, binary, const, fresh, walk, FRAGMENT, GLOBAL)
 from tilelang.ir.record import record
-from tilelang.layout import Mode
+from tilelang.layout import REGISTER, Fragment, Mode
 from tilelang.ops.distribute import Distribution, flat, from_fragment
 
 from ..analysis.distributed_loop import Loop, accesses, is_memory
 from ..analysis.fragment_access import Grid
 from ..analysis.vectorize import MAX_BYTES, access_weights, power_of_two_in, stride_along
+from .loop_layouts import over_loops, touch
 
 
 @record
 class LoopPartition:
-    """A work partition of a loop nest, in the form of a Fragment.
-
-    It has `modes` per loop, `copies` and `threads` (ops.distribute.from_fragment).
-    """
+    """A work partition of a loop nest: modes of each loop, copies and threads of a Fragment, which would join modes."""
 
     shape: tuple[int, ...]
     modes: tuple[Any, ...]
@@ -89,18 +87,13 @@ def fragment_partitions(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...]
     for x, _ in accesses(body):
         if x.buffer.scope_name != FRAGMENT:
             continue
-        frag = lw.layout_of(x.buffer)
-        dim_of: dict[int, int] = {}
-        for d, i in enumerate(x.indices):
-            if isinstance(i, Var) and i in vars and frag.shape[d] == extents[vars.index(i)]:
-                dim_of[vars.index(i)] = d
-            elif not (frag.shape[d] == 1 and isinstance(i, Const)):
-                break
-        else:
-            partition = _partition_of(frag, dim_of, extents)
-            if not isinstance(x, Store) and spread_thin(extents, dim_of, _replicas(partition)):
-                continue
-            found.append(((0 if isinstance(x, Store) else 1, -len(dim_of)), partition))
+        t = touch(x, vars, extents)
+        dims = [d for d in t.dims if d is not None]
+        if not t.plain or not t.exact or t.inside or max(t.repeats, default=1) > 1:
+            continue
+        partition = _row_by_row(over_loops(lw.layout_of(x.buffer), t, extents))
+        if t.writes or not spread_thin(extents, dims, _replicas(partition)):
+            found.append(((0 if t.writes else 1, -len(dims)), partition))
     found.sort(key=lambda f: f[0])
     return [s for _, s in found]
 
@@ -134,26 +127,14 @@ def _replicas(partition: Any) -> int:
     return math.prod(m.size for m in partition.copies)
 
 
-def _partition_of(frag: Any, dim_of: dict[int, int], extents: tuple[int, ...]) -> LoopPartition:
-    modes: list[Any] = []
-    for d, n in enumerate(extents):
-        if d in dim_of:
-            modes.append(tuple(frag.modes[dim_of[d]]))
-        else:
-            modes.append((Mode(n, "register", 1),) if n > 1 else ())
-    # Registers are only enumerated here, so their strides just give the order of the loops: row-major.
-    step = 1
-    out: list[Any] = []
+def _row_by_row(partition: Fragment) -> LoopPartition:
+    """A partition with the registers, which it only enumerates, in the order of the loops."""
+    step, modes = 1, [list(ms) for ms in partition.modes]
     for ms in reversed(modes):
-        row: list[Any] = []
-        for m in reversed(ms):
-            if m.to == "register":
-                row.append(Mode(m.size, "register", step))
-                step *= m.size
-            else:
-                row.append(m)
-        out.append(tuple(reversed(row)))
-    return LoopPartition(tuple(extents), tuple(reversed(out)), tuple(frag.copies), frag.threads)
+        for k in reversed(range(len(ms))):
+            if ms[k].to == REGISTER:
+                ms[k], step = Mode(ms[k].size, REGISTER, step), step * ms[k].size
+    return LoopPartition(partition.shape, tuple(map(tuple, modes)), partition.copies, partition.threads)
 
 
 def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt,
