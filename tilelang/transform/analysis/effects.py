@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Node,
-                         Parallel, Region, Stmt, Store, TileOp, Var, While, children, inner, statements, walk, GLOBAL)
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Const, Evaluate, Expr, Launch, Load, Node, Parallel,
+                         Region, Stmt, Store, TileOp, Var, While, children, inner, statements, walk, GLOBAL)
 from tilelang.ir.record import record
+from tilelang.ir.stmt import BackendStmt
 from tilelang.target.intrinsics import INTRINSICS, PURE, READS, WRITES
 from tilelang.target.thread_calls import CLOCKS
 
@@ -136,38 +137,21 @@ def own_effects(s: Stmt) -> tuple[Effect, ...]:
 
 
 def _made_by(s: Stmt) -> Iterator[Effect]:
-    match s:
-        case Store():
-            for i in s.indices:
-                yield from expr_effects(i)
-            yield from expr_effects(s.value)
-            yield Effect(s.buffer, "write", s, s.indices)
-        case Bind():
-            yield from expr_effects(s.value)
-        case Alloc():
-            if s.init is not None:
-                yield from expr_effects(s.init)
-                yield Effect(s.buffer, "write", s, None)
-        case Evaluate():
-            yield from expr_effects(s.call)
-        case For():
-            yield from expr_effects(s.start)
-            yield from expr_effects(s.extent)
-        case Parallel():
-            for e in s.extents:
-                yield from expr_effects(e)
-        case While() | If() | Assert():
-            yield from expr_effects(s.cond)
-        case Launch():
-            for e in s.grid:
-                yield from expr_effects(e)
-        case TileOp():
-            for c in children(s):
-                for e in (*c.mins, *c.extents) if isinstance(c, Region) else (c,):
-                    if isinstance(e, Expr):
-                        yield from expr_effects(e)
-            for a in s.accesses():  # type: ignore[attr-defined]
-                yield Effect(a.region.buffer, a.mode, s, None, a.region)
+    if isinstance(s, TileOp):
+        for c in children(s):
+            for e in (*c.mins, *c.extents) if isinstance(c, Region) else (c,):
+                if isinstance(e, Expr):
+                    yield from expr_effects(e)
+        for a in s.accesses():  # type: ignore[attr-defined]
+            yield Effect(a.region.buffer, a.mode, s, None, a.region)
+        return
+    for e in s.grid if isinstance(s, Launch) else () if isinstance(s, BackendStmt) else children(s):
+        if isinstance(e, Expr):
+            yield from expr_effects(e)
+    if isinstance(s, Store):
+        yield Effect(s.buffer, "write", s, s.indices)
+    elif isinstance(s, Alloc) and s.init is not None:
+        yield Effect(s.buffer, "write", s, None)
 
 
 def effects(s: Stmt) -> Iterator[Effect]:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Alloc, Assert, Binary, Bind, Call, Evaluate, Expr, For, Func, If, Load, Node, Select,
-                         Stmt, Store, TileOp, Var, While, called, children, rewrite, rewrite_stmts, seq)
+from tilelang.ir import (AddressOf, Alloc, Assert, Binary, Bind, Call, Evaluate, Expr, For, Func, If, Load, Node, Select, Stmt,
+                         Store, TileOp, Var, While, called, children, rewrite, rewrite_stmts, seq)
 
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -37,8 +37,8 @@ def bind_calls(func: Func, cx: PassContext) -> Func:
 def _bound(s: Stmt, fn: Callable[[Stmt], Stmt | None]) -> Stmt | None:
     """s with its repeated calls bound before it; None where there are none."""
     seen: dict[int, list[tuple[Call, bool, bool]]] = {}
-    for e in _own(s):
-        if called(e):
+    for e in (s.value,) if isinstance(s, Store) else children(s):
+        if isinstance(e, Expr) and called(e):
             _find(e, isinstance(s, While), isinstance(s, For), seen)
     if isinstance(s, Store):
         for i in s.indices:
@@ -72,22 +72,6 @@ def _named(s: Stmt, calls: dict[int, Call], fn: Callable[[Stmt], Stmt | None]) -
 
 def _number(n: Node) -> int | None:
     return n.options.number if isinstance(n, Call) and n.op == "call_extern" else None
-
-
-def _own(s: Stmt) -> list[Expr]:
-    """The expressions of a statement itself, without nested statements; of a store only the value."""
-    if isinstance(s, Store):
-        return [s.value]
-    if isinstance(s, Evaluate):
-        return [s.call]
-    if isinstance(s, Bind):
-        return [s.value]
-    if isinstance(s, Alloc):
-        return [] if s.init is None else [s.init]
-    if isinstance(s, For):
-        return [s.start, s.extent]
-    assert isinstance(s, (If, While, Assert))
-    return [s.cond]
 
 
 def _find(e: Expr, lazy: bool, inside: bool, seen: dict[int, list[tuple[Call, bool, bool]]]) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Expr, Func, Launch, Stmt, Var, dtype, free_vars, symbols_of, walk,
                          with_options, LaunchPlan, BufferFacts, rewrite_launches, GLOBAL)
 from tilelang.ir.record import record
-from tilelang.ir.stmt import For, If, Seq, While
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
 
 from ..analysis.effects import effects
@@ -60,22 +58,6 @@ class LoweredProgram:
 
     host: Func
     kernels: tuple[DeviceKernel, ...]
-
-
-def launches(s: Stmt) -> Iterator[Launch]:
-    """The Launches of host code, in program order."""
-    match s:
-        case Launch():
-            yield s
-        case Seq():
-            for x in s.stmts:
-                yield from launches(x)
-        case For() | While():
-            yield from launches(s.body)
-        case If():
-            yield from launches(s.then)
-            if s.orelse is not None:
-                yield from launches(s.orelse)
 
 
 def split_host(func: Func) -> LoweredProgram:
