@@ -18,6 +18,11 @@ def conjuncts(cond: Expr, holds: bool = True) -> list[tuple[Expr, bool]]:
     return [(cond, holds)]
 
 
+def operands(e: Expr, op: str) -> list[Expr]:
+    """The operands of nested `op`."""
+    return [*operands(e.a, op), *operands(e.b, op)] if isinstance(e, Binary) and e.op == op else [e]
+
+
 def bounds_guard(analyzer: Analyzer, shape: tuple[Any, ...], indices: tuple[Expr, ...],
                  skip: int | None = None) -> Expr | None:
     """0 <= index < extent in every dimension (except `skip`), without what analyzer proves; None: all proven.

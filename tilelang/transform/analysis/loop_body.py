@@ -1,16 +1,13 @@
-"""Prepare the body of a parallel loop for distribution: remove `continue`, inline index bindings, reject carried values."""
+"""Prepare the body of a parallel loop for distribution: remove `continue`, inline index bindings."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tilelang import errors
-from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Const, Continue, Expr, If, Load, Node, Select, Seq, Stmt,
-                         Store, Var, free_vars, contains, is_large, rebuild, seq, stmts_of, substitute, unary, walk, FRAGMENT,
-                         VARIABLE)
+from tilelang.ir import (EMPTY, AddressOf, Bind, Buffer, Call, Const, Continue, Expr, If, Load, Select, Seq, Stmt, Store, Var,
+                         free_vars, contains, is_large, rebuild, seq, stmts_of, substitute, unary, walk, FRAGMENT)
 
 from .statements import jumps_of
-from .distributed_loop import in_order
 
 
 def inline_index_binds(body: Stmt, vars: tuple[Var, ...]) -> Stmt:
@@ -111,25 +108,3 @@ def _without_continue(stmts: list[Stmt]) -> list[Stmt]:
 
 def _ends(stmts: list[Stmt]) -> bool:
     return bool(stmts) and isinstance(stmts[-1], Continue)
-
-
-def reject_carried(body: Stmt, span: Any) -> None:
-    """Raise parallel-carried where a variable outlives an iteration (`break` was rejected before)."""
-    order: list[tuple[Node, bool]] = []
-    in_order(body, False, order)
-    own = {x.buffer for x in walk(body, Alloc)}
-    read: set[Buffer] = set()
-    written: set[Buffer] = set()
-    for x, _ in order:
-        buffer = x.buffer  # type: ignore[attr-defined]
-        if buffer.scope_name != VARIABLE or buffer in own:
-            continue
-        if isinstance(x, Load):
-            if buffer not in written:
-                read.add(buffer)
-        else:
-            written.add(buffer)
-            if buffer in read:
-                raise errors.error("parallel-carried", f"`{buffer.name}` carries a value from one iteration of "
-                                   "T.Parallel to the next",
-                                   found=f"`{buffer.name}`, read and changed by each", span=getattr(x, "span", None) or span)

@@ -39,7 +39,9 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
         return func
     new = target.is_cuda and target.at_least(90)
     if target.is_cpu:
-        _check_cpu(func, target)
+        for c in walk(func, Call):
+            if c.op == _NOT_ON_CPU:
+                raise _lacks(public_name(c.op), "sm_90 or newer", target, c.span)
         return rewrite(func, _elsewhere)
     if target.is_cuda and not target.at_least(80):
         for b in (b for n in walk(func, Launch) for b, _ in n.plan.l2_hit_ratio):
@@ -49,20 +51,14 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
         for n in walk(func):
             name = None if new and isinstance(n, Launch) else _name(n, not new)
             if name:
-                suffix = "a" if new or _name(n, False) else ""
-                raise error("needs-arch", f"{name} requires sm_90{suffix}{'' if suffix else ' or newer'}, got "
-                            f"{target.arch or target.kind}",
-                            expected=f"sm_90{suffix}{'' if suffix else ' or newer'}", found=f"{target.arch or target.kind}",
-                            span=getattr(n, "span", None))
+                raise _lacks(name, "sm_90a" if new or _name(n, False) else "sm_90 or newer", target,
+                             getattr(n, "span", None))
     return func if new else rewrite(func, _elsewhere)
 
 
-def _check_cpu(func: Func, target: Any) -> None:
-    """Diagnose what the CPU target cannot compile."""
-    for n in walk(func):
-        if isinstance(n, Call) and n.op == _NOT_ON_CPU:
-            raise error("needs-arch", f"{public_name(n.op)} requires sm_90 or newer, got {target.kind}",
-                        expected="sm_90 or newer", found=target.kind, span=n.span)
+def _lacks(name: str, wanted: str, target: Any, span: Any) -> Exception:
+    got = f"{target.arch or target.kind}"
+    return error("needs-arch", f"{name} requires {wanted}, got {got}", expected=wanted, found=got, span=span)
 
 
 def _name(n: Node, any_: bool) -> str:

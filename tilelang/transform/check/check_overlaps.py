@@ -44,11 +44,11 @@ def _checked(op: TileOp, around: Around) -> Stmt:
         for r in accesses:
             if r is w or r.region.buffer.data is not data or isinstance(op, Gemm):
                 continue
-            fine = _by_steps(op, around) if isinstance(op, (Copy, Transpose)) else _regions_disjoint(w.region, r.region, around)
+            fine = _by_steps(op, around) if isinstance(op, (Copy, Transpose)) else _disjoint(w.region, r.region, around)
             if not fine:
                 _reject(op, w.region, r.region)
         for x in walk(op, Load):
-            if x.buffer.data is data and not _element_disjoint(x, w.region, around):
+            if x.buffer.data is data and not _disjoint(x, w.region, around):
                 _reject(op, w.region, x)
     return op
 
@@ -62,7 +62,7 @@ def _by_steps(op: Copy | Transpose, around: Around) -> bool:
     else:
         sides = [[d for d, e in enumerate(r.extents) if not is_const(e, 1) and e != 1] for r in (op.dst, op.src)]
         if len(sides[0]) != len(sides[1]):
-            return _regions_disjoint(op.dst, op.src, around)
+            return _disjoint(op.dst, op.src, around)
         extents = tuple(op.dst.extents[d] for d in sides[0])
         at = tuple(fresh("e", "int32") for _ in extents)
         places = tuple(tuple(convert(m) + at[dims.index(d)] if d in dims else convert(m) for d, m in enumerate(r.mins))
@@ -74,20 +74,15 @@ def _by_steps(op: Copy | Transpose, around: Around) -> bool:
     return disjoint.proves(dst, src)
 
 
-def _regions_disjoint(a: Region, b: Region, around: Around) -> bool:
-    """Whether two regions share no element."""
+def _disjoint(a: Region | Load, b: Region, around: Around) -> bool:
+    """Whether two regions, or an element and a region, share no element."""
     disjoint, names = Disjoint(around.analyzer(), None, {}), _Names(around)
     return disjoint.proves(_any_element(a, disjoint, names, around), _any_element(b, disjoint, names, around))
 
 
-def _element_disjoint(x: Load, r: Region, around: Around) -> bool:
-    """Whether an element lies outside of a region."""
-    disjoint, names = Disjoint(around.analyzer(), None, {}), _Names(around)
-    return disjoint.proves(Place(x.buffer, tuple(map(names.of, x.indices)), around.conds),
-                          _any_element(r, disjoint, names, around))
-
-
-def _any_element(r: Region, disjoint: Disjoint, names: _Names, around: Around) -> Place:
+def _any_element(r: Region | Load, disjoint: Disjoint, names: _Names, around: Around) -> Place:
+    if isinstance(r, Load):
+        return Place(r.buffer, tuple(map(names.of, r.indices)), around.conds)
     indices, conds = [], list(around.conds)
     for m, n in zip(r.mins, r.extents):
         v = fresh("e", "int32")

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Region, Stmt,
-                         Store, TileOp, Var, While, const, fresh, contains, inner, replace, stmts_of, substitute, walk,
-                         with_inner, DYNAMIC, FRAGMENT, SHARED)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Region, Stmt, Store,
+                         TileOp, Var, While, const, fresh, contains, inner, replace, stmts_of, substitute, walk, with_inner,
+                         DYNAMIC, SHARED)
 from tilelang.ops import Copy, Fill
 from tilelang.target.machine import REGISTERS
+
+from ..check.check_collective import ByThread
 
 
 def is_large(b: Buffer) -> bool:
@@ -37,7 +39,7 @@ def staged(launch: Launch, data: Var, limit: int | None) -> Launch | None:
     """
     if launch.plan.by_hand or launch.num_threads == 1 or any(b.data is data for b, _ in launch.plan.layouts):
         return None
-    if not _same_for_all(launch.body, data, _varying(launch)):
+    if not _same_for_all(launch.body, data, ByThread(launch)):
         return None
     views = {b for b in walk(launch.body, Buffer) if b.data is data}
     room = sum(x.buffer.size * x.buffer.dtype.bytes for x in walk(launch.body, Alloc)
@@ -57,24 +59,13 @@ def _once(s: Any, data: Var) -> Any:
     return s if isinstance(s, Parallel) else with_inner(s, lambda x: _once(x, data))
 
 
-def _varying(launch: Launch) -> set[Var]:
-    """Variables whose values may differ between threads."""
-    out = set(launch.thread_vars)
-    for x in walk(launch.body):
-        if isinstance(x, Bind) and _differs(x.value, out):
-            out.add(x.var)
-    return out
-
-
-def _differs(e: Expr, varying: set[Var]) -> bool:
+def _differs(e: Expr, among: ByThread) -> bool:
     """Whether threads may get different values of an expression."""
-    return any(isinstance(x, Call) or x in varying if isinstance(x, (Call, Var)) else
-               isinstance(x, Load) and x.buffer.scope_name.startswith("local") and x.buffer.scope_name != FRAGMENT
-               for x in walk(e))
+    return contains(e, Call) or among.divergent(e)
 
 
-def _same_for_all(s: Stmt, data: Var, varying: set[Var]) -> bool:
-    """Whether the accesses below s satisfy the conditions of `staged`.  varying: variables that may differ between threads."""
+def _same_for_all(s: Stmt, data: Var, among: ByThread) -> bool:
+    """Whether the accesses below s satisfy the conditions of `staged`.  among: what differs between threads."""
     if not any(b.data is data for b in walk(s, Buffer)):
         return True
     match s:
@@ -84,17 +75,17 @@ def _same_for_all(s: Stmt, data: Var, varying: set[Var]) -> bool:
             own = sum(isinstance(x, Region) and x.buffer.data is data for x in walk(s))
             return isinstance(s, (Copy, Fill)) and own == 1 and not any(_accesses(s, data))
         case Store() if s.buffer.data is data:
-            return not any(_differs(e, varying) for e in (*s.indices, s.value)) and not _escapes(s, data)
+            return not any(_differs(e, among) for e in (*s.indices, s.value)) and not _escapes(s, data)
         case If() | While():
-            if _differs(s.cond, varying) or contains(s.cond, Load):
+            if _differs(s.cond, among) or contains(s.cond, Load):
                 return False
         case For():
-            if any(_differs(e, varying) or contains(e, Load) for e in (s.start, s.extent)):
+            if any(_differs(e, among) or contains(e, Load) for e in (s.start, s.extent)):
                 return False
     below = inner(s)
     if not below:
         return not _escapes(s, data)
-    return all(_same_for_all(x, data, varying) for x in below)
+    return all(_same_for_all(x, data, among) for x in below)
 
 
 def _escapes(s: Stmt, data: Var) -> bool:

@@ -30,6 +30,7 @@ from tilelang.ops import Fill, Gemm
 
 from ..analysis.divergence import Divergence
 from ..analysis.effects import effects, expr_effects, hangs_on_threads
+from ..analysis.guards import operands
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.statements import rename
 
@@ -115,7 +116,7 @@ class _Masks:
         end of the keys are seldom in one tile. seen: the value of the condition where nothing is masked."""
         always: list[Expr] = []
         tested: list[tuple[Expr, Expr]] = []
-        for e in _operands(value.cond, "and" if seen else "or"):
+        for e in operands(value.cond, "and" if seen else "or"):
             test = self._everywhere(e, seen, points)
             if test is None:
                 always.append(e)
@@ -171,11 +172,6 @@ class _Masks:
             at[v] = const(n - 1 if slope > 0 else 0, v.dtype)
         out = substitute(e, dict(at))
         return None if self.uniform.divergent(out) else out
-
-
-def _operands(e: Expr, op: str) -> list[Expr]:
-    """The operands of nested `op`."""
-    return [*_operands(e.a, op), *_operands(e.b, op)] if isinstance(e, Binary) and e.op == op else [e]
 
 
 def _one_store(body: Stmt) -> tuple[Expr | None, Store] | None:

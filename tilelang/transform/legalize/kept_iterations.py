@@ -14,13 +14,13 @@ warp roles have it.
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, If, Launch, Stmt, Store, cast, const,
-                         contains, convert, dtype, fresh, load, replace, rewrite_launches, rewrite_stmts, seq, stmts_of,
-                         substitute, GLOBAL, LOCAL, VARIABLE)
+from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, If, Launch, Stmt, Store, cast, const, contains, convert,
+                         dtype, fresh, load, replace, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute, GLOBAL, LOCAL,
+                         VARIABLE)
 from tilelang.ops import Copy, Gemm
 
 from ..analysis.divergence import Divergence
-from ..analysis.effects import effects, expr_effects, hangs_on_threads
+from ..analysis.effects import effects, expr_effects
 from ..analysis.pipeline_loops import is_pipelined
 from ..analysis.statements import leaves, rename
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -41,7 +41,7 @@ def _without_conditions(launch: Launch) -> Launch:
     written = {e.storage for e in effects(launch.body) if e.writes}
 
     def plain(e: Expr) -> bool:
-        return not hangs_on_threads(e) and all(
+        return all(
             not x.writes and x.buffer.scope_name == GLOBAL and x.storage not in written for x in expr_effects(e)) and \
             not Divergence(launch).divergent(e)
 

@@ -23,7 +23,8 @@ from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma
 from tilelang.target.machine import MOST_REGISTERS, REGISTERS
 from tilelang.target.wgmma import WGMMA_ROWS
 
-from ..analysis.effects import effects, hangs_on_threads
+from ..analysis.divergence import Divergence
+from ..analysis.effects import effects
 from ..analysis.pipeline_loops import is_pipelined, wanted_stages
 from ..analysis.pipeline_schedule import loop_items
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -74,12 +75,9 @@ def _launch(n: Launch, cx: PassContext) -> Launch | None:
 
 def _by_thread(n: Launch) -> bool:
     """Whether a GEMM is under a condition, or in a loop, that differs between threads."""
-    own = set(n.thread_vars)
-    for x in walk(n.body, Bind):
-        if hangs_on_threads(x.value) or not own.isdisjoint(free_vars(x.value)):
-            own.add(x.var)
-    around = [e for s in walk(n.body, If, For, While) if contains(s, Gemm) for e in children(s) if isinstance(e, Expr)]
-    return any(hangs_on_threads(e) or not own.isdisjoint(free_vars(e)) for e in around)
+    d = Divergence(n)
+    return any(d.divergent(e) for s in walk(n.body, If, For, While) if contains(s, Gemm) for e in children(s)
+               if isinstance(e, Expr))
 
 
 def _rewritten(body: Stmt, new: dict[int, list[Any]]) -> Any:

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (EMPTY, Bind, Buffer, Call, Expr, For, If, Load, Seq, Stmt, Store, Var, contains, replace, seq, walk,
-                         FRAGMENT)
+from tilelang.ir import (EMPTY, Bind, Buffer, Call, Expr, For, If, Load, Seq, Stmt, Store, Var, children, contains, inner,
+                         replace, seq, walk, FRAGMENT)
 from tilelang.layout.distinct import meets_several
 from tilelang.ops.distribute import index_values
 from tilelang.target.intrinsics import is_pure
@@ -102,26 +102,14 @@ def _wait(body: Stmt, accumulations: list[Store]) -> bool:
     written = [x.buffer.data for x in found if isinstance(x, Store) and not accumulates(x)]
 
     def visit(s: Stmt) -> bool:
-        parts: tuple[Any, ...] = ()
-        match s:
-            case Seq():
-                return all(map(visit, s.stmts))
-            case Store() if not accumulates(s):
-                written.remove(s.buffer.data)
-                return True
-            case Store():
-                parts = (s.value, *s.indices)
-            case Bind():
-                parts = (s.value,)
-            case If():
-                parts = (s.cond,)
-            case For():
-                parts = (s.start, s.extent)
-                if any(x.buffer.data in written for x in walk(s.body, Store)):
-                    return False  # the second loop reads what the first one has written
-        if any(isinstance(y, Load) and y.buffer.data in written for p in parts for y in walk(p)):
+        if isinstance(s, Store) and not accumulates(s):
+            written.remove(s.buffer.data)
+            return True
+        if isinstance(s, For) and any(x.buffer.data in written for x in walk(s.body, Store)):
+            return False  # the second loop reads what the first one has written
+        if any(y.buffer.data in written for e in children(s) if isinstance(e, Expr) for y in walk(e, Load)):
             return False
-        return all(visit(x) for x in (getattr(s, "then", None), getattr(s, "orelse", None), getattr(s, "body", None)) if x)
+        return all(map(visit, inner(s)))
 
     return visit(body)
 
@@ -155,9 +143,9 @@ def serial_dims(vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> 
     Of all sufficient sets of dimensions it returns the one with the fewest points.
     """
     places: dict[Buffer, list[tuple[Any, list[tuple[Var, int]]]]] = {}
-    for x, inner in accesses(body):
+    for x, loops in accesses(body):
         if accumulates(x):
-            places.setdefault(x.buffer, []).append((x, inner))
+            places.setdefault(x.buffer, []).append((x, loops))
     everything = [d for d, n in enumerate(extents) if n > 1]
     subsets = [list(c) for k in range(len(everything) + 1) for c in itertools.combinations(everything, k)]
     for serial in sorted(subsets, key=lambda ds: math.prod(extents[d] for d in ds)):
@@ -172,8 +160,8 @@ def _distinct(vars: tuple[Var, ...], extents: tuple[int, ...], kept: list[int], 
     if not kept:
         return True
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
-    for x, inner in places:
-        axes = [*zip(vars, extents), *inner]
+    for x, loops in places:
+        axes = [*zip(vars, extents), *loops]
         if math.prod(n for _, n in axes) > _MOST_POINTS:
             return False
         env = {v: np.arange(n).reshape([-1 if k == a else 1 for k in range(len(axes))]) for a, (v, n) in enumerate(axes)}

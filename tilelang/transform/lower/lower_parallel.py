@@ -26,7 +26,7 @@ from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, priv
 from ..analysis.atomic_order import as_iterations
 from ..analysis.distributed_loop import Loop, accesses, in_order, is_memory
 from ..analysis.fragment_access import Grid, Touch, shared_elements
-from ..analysis.loop_body import drop_continue, inline_index_binds, reject_carried, select_stores
+from ..analysis.loop_body import drop_continue, inline_index_binds, select_stores
 from ..analysis.loop_offsets import Offsets, OverFragment
 from ..analysis.statements import renamed
 from ..layout.loop_partition import choose_distribution, serial_inside
@@ -52,7 +52,6 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     if any(isinstance(n, int) and n == 0 for n in extents):
         return EMPTY
     body = drop_continue(body)
-    reject_carried(body, span)
     body = inline_index_binds(body, vars)
     body = select_stores(body) if is_async else body
     allocated, laid_out = len(lw.buffers.allocs), set(lw.buffers.layouts)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (EMPTY, Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch,
+from tilelang.ir import (EMPTY, Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Load,
                          Parallel, Seq, Stmt, Store, TileOp, Var, While, binary, call, cast, const, convert, dtype, free_vars,
                          fresh, contains, rebuild, replace, seq, walk, with_options, rewrite_launches, FRAGMENT, SHARED)
 from tilelang.ir.verify import THREADS_BOUND, TILE
@@ -28,6 +28,7 @@ from .lower_parallel import lower_loop, private_loop, run_loop
 from .lowered_accesses import LoweredAccesses
 from .lowered_buffers import LoweredBuffers
 from .tma_stores import TmaStores
+from .vector_lanes import async_copy
 from ..analysis.divergence import Divergence
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import PassContext, pass_
@@ -139,7 +140,10 @@ class Lowering:
                 self.known.bind_value(s.var, s.value)
                 return s if value is s.value else replace(s, value=value)
             case Store():
-                return self.access.store(s)
+                loop = self.access.loop
+                alone = loop is not None and loop.is_async and loop.lane_var is None and isinstance(s.value, Load)
+                ahead = async_copy(self, loop, s, 1) if alone and s.value.dtype == s.buffer.dtype else None  # type: ignore
+                return self.access.store(s) if ahead is None else ahead
             case If() if (warps := warps_of(s.cond)) is not None:
                 return self._warp_role_branch(s, warps)
             case If():

@@ -8,8 +8,8 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, If, Load, Select, Shuffle, Stmt, Store, Var,
-                         Ramp, binary, call, cast, const, convert, fresh, is_const, load, rebuild, replace, seq, substitute,
-                         walk, with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED, STATIC)
+                         Ramp, binary, cast, const, convert, fresh, is_const, load, rebuild, replace, seq, substitute, walk,
+                         with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED, STATIC)
 from tilelang.ops.distribute import conjunction, index_values
 
 from ..analysis.distributed_loop import Loop
@@ -47,10 +47,6 @@ class LoweredAccesses:
         if loop is not None and id(s) in loop.vstores:
             tmp, lane = loop.vstores[id(s)]
             return Store(tmp, (lane,), self.expr(s.value), span=s.span)
-        if loop is not None and loop.is_async and loop.lane_var is None:
-            copied = self._scalar_async(loop, s)
-            if copied is not None:
-                return copied
         value = self.expr(s.value)
         scope = s.buffer.scope_name
         if scope == FRAGMENT:
@@ -73,21 +69,6 @@ class LoweredAccesses:
             guard = conjunction(loop.dist.first, guard)
         out = Store(buffer, at, value, span=s.span)
         return out if guard is None else If(guard, out, span=s.span)
-
-    def _scalar_async(self, loop: Loop, s: Store) -> Stmt | None:
-        """An element copied by cp.async (4- and 8-byte elements); None where it must be a load and a store."""
-        value = s.value
-        if not loop.is_async or not isinstance(value, Load) or value.buffer.dtype != s.buffer.dtype or \
-                s.buffer.dtype.bytes not in (4, 8) or value.buffer.scope_name != GLOBAL or \
-                not s.buffer.scope_name.startswith("shared") or self.buffers.has_safe_value(value.buffer):
-            return None
-        dst, dst_at = self.physical(s.buffer, self.exprs(s.indices))
-        src, src_at = self.physical(value.buffer, self.exprs(value.indices))
-        guard = self.guard(value.buffer, value.indices)
-        args: tuple[Expr, ...] = (AddressOf(dst, dst_at), AddressOf(src, src_at))
-        out: Stmt = Evaluate(call("cp_async", args if guard is None else (*args, guard), "void", span=s.span,
-                                  bytes=s.buffer.dtype.bytes), span=s.span)
-        return out if loop.dist.first is None else If(loop.dist.first, out)
 
     def evaluate(self, s: Evaluate) -> Stmt:
         out: Stmt = replace(s, call=self._call(s.call))

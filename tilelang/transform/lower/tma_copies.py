@@ -20,9 +20,9 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.arith.simplify import extent_bounds
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, For, Func, If, Launch, Load, Parallel, Region, Seq,
-                         Stmt, Store, Var, While, binary, const, dtype, is_const, load, replace, rewrite_launches, seq,
-                         stmts_of, walk, with_options, BufferFacts, BARRIER, GLOBAL, SHARED, VARIABLE)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, For, Func, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, Var,
+                         While, binary, const, dtype, is_const, load, replace, rewrite_launches, seq, stmts_of, walk,
+                         with_inner, with_options, BufferFacts, BARRIER, GLOBAL, SHARED, VARIABLE)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
 from tilelang.ops.bulk import as_boxes, run_unsupported
@@ -113,19 +113,14 @@ class _Copies:
             case If() if warps_of(s.cond) is not None:
                 return self._warp_role_branch(s)
             case If():
-                orelse = None if s.orelse is None else self.stmt(s.orelse)
-                return self._same(s, then=self.stmt(s.then), orelse=orelse)
+                return with_inner(s, self.stmt)  # type: ignore[no-any-return]
         return s
-
-    @staticmethod
-    def _same(s: Any, **fields: Any) -> Stmt:
-        return s if all(getattr(s, k) is v for k, v in fields.items()) else replace(s, **fields)
 
     def _loop(self, s: Any) -> Stmt:
         if isinstance(s, For):
             self.analyzer = self.analyzer.bind(s.var, *extent_bounds(self.analyzer, s.start, s.extent))
         saved, self.deferred = self.deferred, False
-        out = self._same(s, body=self.stores.inside(s, lambda: self.stmt(s.body)))
+        out = with_inner(s, lambda body: self.stores.inside(s, lambda: self.stmt(body)))
         if self.deferred:  # what follows the loop may reuse the memory of the tile
             out = seq(out, self._one(do("bulk_wait", n=0, read=True)))
         self.deferred = saved
@@ -136,7 +131,7 @@ class _Copies:
         compute = self.launch.plan.compute_threads
         if compute is None or s.orelse is None or s.cond.options.first * GROUP != compute:
             return s
-        return self._same(s, orelse=self.stmt(s.orelse))
+        return with_inner(s, lambda x: self.stmt(x) if x is s.orelse else x)  # type: ignore[no-any-return]
 
     def block(self, s: Stmt) -> Stmt:
         """Convert a sequence of statements."""

@@ -13,6 +13,7 @@ from tilelang.ir.record import record
 from tilelang.ops.distribute import conjunction
 
 from ..analysis.distributed_loop import Loop, depends, in_order, is_memory
+from ..analysis.guards import operands
 from ..analysis.loop_body import copied
 from ..analysis.vectorize import LaneForms, MAX_BYTES, power_of_two_in, stride_along
 
@@ -48,7 +49,7 @@ def _of_all_lanes(lw: Any, loop: Loop, cond: Expr) -> tuple[Any, Expr | None]:
     """
     uniform: list[Expr] = []
     rest: list[Expr] = []
-    for part in _conjuncts(cond):
+    for part in operands(cond, "and"):
         same = _for_all(lw, loop, part)
         if same is None or rest and contains(part, Load, Call):  # which the terms before it may guard
             rest.append(part)
@@ -56,12 +57,6 @@ def _of_all_lanes(lw: Any, loop: Loop, cond: Expr) -> tuple[Any, Expr | None]:
             uniform.append(same)
     same = conjunction(*uniform)
     return cond if same is None and not rest else same, conjunction(*rest)
-
-
-def _conjuncts(cond: Expr) -> list[Expr]:
-    if isinstance(cond, Binary) and cond.op == "and":
-        return [*_conjuncts(cond.a), *_conjuncts(cond.b)]
-    return [cond]
 
 
 def _for_all(lw: Any, loop: Loop, cond: Expr) -> Expr | None:
@@ -339,7 +334,7 @@ def _vector_statement(lw: Any, loop: Loop, s: Stmt) -> Stmt | None:
     if form is None or form[0] < 2:
         return None
     w, lanes = form
-    ahead = _async_copy(lw, loop, s, w) if loop.is_async else None
+    ahead = async_copy(lw, loop, s, w) if loop.is_async else None
     return ahead if ahead is not None else seq(*[_put(lw, loop, s, at, w, lanes(at, w)) for at in range(0, width, w)])
 
 
@@ -404,7 +399,7 @@ def _put(lw: Any, loop: Loop, s: Store, at: int, w: int, value: Expr) -> Stmt:
     return _vector_store(lw, loop, s, at_lane(loop, s.indices, at), w, value)
 
 
-def _async_copy(lw: Any, loop: Loop, s: Store, w: int) -> Stmt | None:
+def async_copy(lw: Any, loop: Loop, s: Store, w: int) -> Stmt | None:
     """cp.async for each run, zero-filled where the source is out of range or the value is a zero; None when no cp.async has
     this width or reads this value."""
     conds, value = copied(s.value)
