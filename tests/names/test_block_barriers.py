@@ -69,7 +69,7 @@ def test_one_warp_group_asks_no_vote_of_the_block_and_meets_no_grid(what, on):
                     O[t] = 1
                     T.sync_grid()
 
-    with pytest.raises(TileLangError, match="only some warps get here") as e:  # check_warp_roles
+    with pytest.raises(TileLangError, match="only some warps get here") as e:  # order_warp_roles
         run(f, ALL, on=on)
     assert e.value.kind == "collective-divergent"
 

@@ -5,6 +5,7 @@ import logging
 import pathlib
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import tilelang
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.env import env
+from tilelang.errors import TileLangError
 from tilelang.runtime import nvrtc
 from tilelang.target import Target
 from tilelang.transform.check.check_races import check_races
@@ -105,7 +107,7 @@ def races(program, caplog, **config):
     logger.addHandler(caplog.handler)
     caplog.clear()
     try:
-        with caplog.at_level(logging.WARNING, logger="tilelang"):
+        with caplog.at_level(logging.WARNING, logger="tilelang"), suppress(TileLangError):  # certain races are refused then
             run_passes(program.func, [check_races], PassContext(config=config))
     finally:
         logger.removeHandler(caplog.handler)

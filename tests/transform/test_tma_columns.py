@@ -12,7 +12,7 @@ from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import legalized, lower
-from tilelang.transform.legalize.tma_columns import tma_columns
+from tilelang.transform.legalize.given_boxes import given_boxes
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})
 
@@ -42,7 +42,7 @@ def by_tma(func):
     (lambda i, at: i * 2, False), (lambda i, at: at, False), (lambda i, at: at * 4, True), (lambda i, at: at // 4 * 4, True)])
 def test_tiles_that_may_start_at_any_column_are_moved_by_threads(first, aligned):
     func = moved(first)
-    marked = [x.plan.unaligned_columns for x in walk(tma_columns(legalized(func.func), PassContext(SM90A)).body)
+    marked = [x.plan.unaligned_columns for x in walk(given_boxes(legalized(func.func), PassContext(SM90A)).body)
               if isinstance(x, Copy)]
     assert marked == [not aligned] * 2
     assert bool(by_tma(func)) is aligned

@@ -94,7 +94,7 @@ def _boxes(op: Any, tile: Region, run: Region, analyzer: Any, strides: bool) -> 
     """Why boxes of one row are not possible; "" when they are."""
     t = run.buffer
     unit = UNIT * 8 // math.gcd(tile.dtype.bits, UNIT * 8)
-    # Without an analyzer the pass tma_columns, which knows the divisors of bound variables, has decided.
+    # Without an analyzer the pass given_boxes, which knows the divisors of bound variables, has decided.
     if op.plan.unaligned_columns or analyzer is not None and not divisible(convert(run.mins[-1]), unit, None, analyzer):
         return unaligned(run)
     wide = _box_columns(tile)

@@ -30,7 +30,7 @@ def excluded(op: Any, tile: Region, other: Region) -> str:
 
 def unaligned(tile: Region) -> str:
     """Why TMA cannot load a tile whose first column is not known to be a multiple of 16 bytes
-    (transform/legalize/tma_columns.py)."""
+    (transform/legalize/given_boxes.py)."""
     return f"the tile of `{tile.buffer.name}` may start at a column that is no multiple of {STRIDE_ALIGN} bytes"
 
 

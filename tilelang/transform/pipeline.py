@@ -27,13 +27,10 @@ from .check.check_collective import check_collective
 from .check.check_operands import check_operands
 from .check.check_overlaps import check_overlaps
 from .check.check_hopper import check_hopper
-from .check.check_iterations import check_iterations
 from .check.check_lanes import check_lanes
 from .check.check_pipelines import check_pipelines
 from .check.check_private import check_private
-from .check.check_races import check_races, reject_races
-from .check.check_updates import check_updates
-from .check.check_warp_roles import check_warp_roles
+from .check.check_races import check_races
 from .framework.config import PassConfigKey
 from .lower.defer_reductions import defer_reductions
 from .sync.insert_pdl import insert_pdl
@@ -51,7 +48,6 @@ from .layout.staged_transposes import staged_transposes
 from .memory.lane_quotients import lane_quotients
 from .legalize.laid_out_arrays import laid_out_arrays
 from .legalize.legalize import legalize
-from .legalize.one_thread_blocks import one_thread_blocks
 from .legalize.order_warp_roles import order_warp_roles
 from .lower.lower_tile_ops import lower_tile_ops
 from .lower.shorten_rounded import shorten_rounded
@@ -82,7 +78,6 @@ from .schedule.specialize_warps import specialize_warps
 from .layout.split_accumulators import split_accumulators
 from .legalize.staged_reads import staged_reads
 from .schedule.prefetch_scales import may_prefetch_scales
-from .legalize.tma_columns import tma_columns
 from .legalize.transposed_operands import transposed_operands
 from .lower.tma_copies import tma_copies
 from .legalize.unpack_small_types import unpack_small_types
@@ -95,24 +90,21 @@ log = logging.getLogger("tilelang.transform")
 # A comment on an entry gives the reason for its place in the order.
 TILE_PASSES: tuple[PassFn, ...] = (
     legalize,
-    one_thread_blocks,  # after legalize, which rejects names without values; before all passes that ask for the threads
     private_fragments,  # before all checks of which elements iterations and threads access
     bind_calls,  # after legalize, which rejects names without values; before all passes that write guards
     fold_thread_count,  # before all passes that ask which threads reach a statement
     block_returns,  # after fold_thread_count, which removes dead branches; before all passes that look for warp roles
     branches_to_warp_roles,  # before all passes that look for warp roles
-    check_updates,  # after fold_thread_count and branches_to_warp_roles, which leave the branches of single threads
-    warp_role_updates,  # before check_hopper, which makes plain branches of warp roles
+    # After fold_thread_count and branches_to_warp_roles, which leave the branches of single threads; before check_hopper, which
+    # makes plain branches of warp roles.
+    warp_role_updates,
     check_bounds,
     check_operands,
-    check_iterations,
     check_private,
     check_lanes,
-    order_warp_roles,  # after check_lanes, which checks the barriers that the user wrote
-    check_warp_roles,  # before check_hopper, which turns T.ws into tests of thread numbers where it can
+    order_warp_roles,  # after check_lanes, which checks the barriers that the user wrote; before check_hopper, see above
     check_hopper,
-    check_races,  # only where the user asks for it
-    reject_races,  # after check_races: its warnings then come before the error
+    check_races,
     check_overlaps,
     resolve_parallel_reads,  # before unpack_small_types, which adds loads of its own
     check_pipelines,  # before unpack_small_types: it counts the user's statements
@@ -137,11 +129,10 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     staged_transposes,  # like exchanged_tiles
     resident_blocks,  # before all passes over loops
     kept_iterations,  # before all passes that look at the statements of pipelined loops
-    given_boxes,  # before all passes that choose TMA or wgmma
-    tma_columns,  # before lower_manual_warp_roles, the first pass that chooses TMA
+    given_boxes,  # before lower_manual_warp_roles, the first pass that chooses TMA or wgmma
     lower_manual_warp_roles,
     transposed_operands,  # after lower_manual_warp_roles, whose launches it skips; before all passes that schedule
-    staged_reads,  # after tma_columns, which marks columns that TMA cannot load; before all passes that give tiles versions
+    staged_reads,  # after given_boxes, which marks columns that TMA cannot load; before all passes that give tiles versions
     disjoint_tiles,  # after lower_manual_warp_roles, whose launches it skips; before all passes that give tiles versions
     guard_masks,  # before specialize_warps, which reorders the statements of a loop
     split_accumulators,  # after guard_masks, which makes GEMMs that clear; before specialize_warps, which schedules them

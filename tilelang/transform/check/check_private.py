@@ -21,7 +21,8 @@ import numpy as np
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, Func, If, Launch,
                          Load, Parallel, Region, Seq, Stmt, Store, TileOp, While, children, inner, statements, walk, PRIVATE)
-from tilelang.target.intrinsics import INTRINSICS, WARP
+from tilelang.target.intrinsics import INTRINSICS, PURE, READS, WARP
+from tilelang.target.thread_calls import public_name
 from tilelang.target.warp_groups import holds_in, warps_in
 from tilelang.ops import Copy
 
@@ -33,10 +34,24 @@ from ..analysis.thread_values import STALE, VARIES, Memory, Values
 register("parallel-thread", ValueError, "a tile operation or T.Parallel uses a value that differs between threads",
          "which thread runs an iteration is not fixed: compute from the loop's variables, or write each thread's work outside "
          "T.Parallel", expected="one value for all threads that take part")
+register("parallel-carried", ValueError, "a variable carries a value from one T.Parallel iteration to the next",
+         "accumulate into a fragment and reduce it with T.reduce_*, or use T.serial",
+         expected="iterations that do not depend on each other")
+register("parallel-exchange", ValueError, "T.Parallel holds what threads tell each other or wait for",
+         "which thread runs an iteration, and with which others, is not fixed: write it for T.get_thread_binding(), "
+         "or reduce a fragment", expected="work of single iterations")
 register("parallel-left", ValueError, "a private variable is read after the T.Parallel loop that set it",
          "which iteration a thread ran last is not fixed: keep the values in a fragment or in shared memory",
          expected="a value stored since, by each thread")
 
+# What an iteration may do besides computing and reading: change single elements, order its own accesses, print, stop.
+_OF_ITERATIONS = frozenset((
+    "atomic_add", "atomic_max", "atomic_min", "atomic_or", "atomic_and", "atomic_xor", "atomic_exchange", "atomic_store",
+    "atomic_inc", "atomic_dec", "atomic_cas",
+    "atomic_addx2", "atomic_addx4", "cp_async", "cluster_store", "tma_prefetch", "printf", "trap", "fence_gpu", "fence_block",
+    "fence_proxy_async", "fence_proxy_async_global", "keep_branch"))
+# Thread numbers: rejected where they differ between threads.
+_NUMBERS = frozenset(("shuffle_elect", "elect_one", "warp_uniform"))
 _STEPS = 1 << 12  # limit on statements of unrolled loops that are followed one by one
 _SPEAKS = ("printf", "assume")
 
@@ -46,9 +61,11 @@ def check_private(func: Func, cx: PassContext) -> Func:
     """Reject per-thread values and private memory where the whole block works together, for every target.
 
     Rejected are: thread numbers and values computed from them in T.Parallel and tile operations; private memory that carries
-    a value from one iteration of T.Parallel to another or out of the loop; block-wide work after a return of some threads.
-    Changes nothing. Raises parallel-thread, parallel-carried, parallel-left, collective-divergent.
+    a value from one iteration of T.Parallel to another or out of the loop; block-wide work after a return of some threads; and
+    in T.Parallel what threads tell each other or wait for.
+    Changes nothing. Raises parallel-thread, parallel-carried, parallel-left, parallel-exchange, collective-divergent.
     """
+    _check_calls(func)
     _run(func.body, None, ())
     for s in walk(func.body, Launch):
         if _asks(s):
@@ -56,6 +73,26 @@ def check_private(func: Func, cx: PassContext) -> Func:
             for warps in sorted(_sets(s.body, everyone, {everyone})):
                 _run(s.body, s, warps)
     return func
+
+
+def _check_calls(func: Func) -> None:
+    """Reject lane exchanges, barriers of every kind, and per-thread operations in T.Parallel.
+
+    Per-thread operations are returns, waits for the thread's copies, and register reallocation. Which iterations a warp runs
+    together, and how many a thread runs, depends on the chosen layout.
+    """
+    for s in walk(func, Parallel):
+        for c in walk(s.body, Call):
+            row = INTRINSICS.get(c.op)
+            if row is None or row.effect in (PURE, READS) or row.name in _OF_ITERATIONS or row.name in _NUMBERS:
+                continue
+            name = public_name(row.name)
+            if row.name == "thread_return":
+                raise error("parallel-exchange", "T.thread_return ends a thread, and iterations of T.Parallel belong to none",
+                            found=name, span=c.span, notes=((s.span, "the loop"),), hint="`continue` ends an iteration")
+            several = "threads" if row.name.startswith("cp_async_") else "several threads"
+            raise error("parallel-exchange", f"{name} is an act of {several}, and iterations of T.Parallel belong to none",
+                        found=name, span=c.span, notes=((s.span, "the loop"),))
 
 
 def _run(body: Stmt, launch: Launch | None, warps: tuple[int, ...]) -> None:

@@ -10,22 +10,19 @@ be equal: a warning tells of them where TILELANG_ENABLE_DATA_RACE_CHECK=1 or tl.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from tilelang.arith import simplify
 from tilelang.env import env, is_truthy
-from tilelang.errors import TileLangError, error, register, register_warning, warn
-from tilelang.ir import (Bind, Break, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Store, Var, While, const,
-                         contains, convert, free_vars, inner, is_const, remember, statements, substitute, walk, DYNAMIC, GLOBAL,
-                         STATIC)
-from tilelang.ir.evaluate import evaluate
+from tilelang.errors import error, register, register_warning, warn
+from tilelang.ir import (Bind, Break, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Store, Var, While, contains,
+                         free_vars, inner, is_const, remember, statements, substitute, walk, DYNAMIC, GLOBAL, STATIC)
 
 from ..analysis.disjoint import steps
 from ..analysis.effects import updated_element
+from ..analysis.iterations import Iterations
 from ..analysis.loop_body import drop_continue
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -42,33 +39,22 @@ _OF_ALL = (GLOBAL, STATIC, DYNAMIC)
 
 @pass_(needs=TILE)
 def check_races(func: Func, cx: PassContext) -> Func:
-    """Log a warning for each store of a T.Parallel loop in which two iterations store different values to one element.
-
-    Changes nothing. Covers loops of constant extents whose indices read no memory. Conditions that read memory count as
-    true, so a warning may concern iterations that never run. Values read from memory count as different where they are
-    read from different places. Plain accesses beside atomic updates get a warning where memory decides which elements.
-    """
-    asked = cx.config.get(PassConfigKey.TL_DISABLE_DATA_RACE_CHECK.value)
-    if is_truthy(env.TILELANG_ENABLE_DATA_RACE_CHECK) if asked is None else not asked:
-        for s in statements(func.body):
-            if isinstance(s, Parallel):
-                _beside_updates(s)
-                for loop in _enumerable(s, False):
-                    loop.follow(s.body, (), {})
-    return func
-
-
-@pass_(needs=TILE)
-def reject_races(func: Func, cx: PassContext) -> Func:
     """Raise "parallel-overwrite" for a store to global or shared memory that two iterations reach with different values.
 
     Changes nothing. Covers loops of constant extents. Stores whose index, condition or value depends on memory or on an
-    argument are skipped.
+    argument are skipped. Before, where the user asks for it, a warning for each store by which two iterations may store
+    different values in one element: conditions that read memory count as true, so it may concern iterations that never run;
+    values read from memory count as different where they are read from different places. Plain accesses beside atomic
+    updates get a warning where memory decides which elements.
     """
-    for s in statements(func.body):
-        if isinstance(s, Parallel):
-            for loop in _enumerable(s, True):
-                loop.follow(drop_continue(s.body), (), {})
+    asked = cx.config.get(PassConfigKey.TL_DISABLE_DATA_RACE_CHECK.value)
+    loops = [(s, _Loop(s, False), _Loop(s, True)) for s in statements(func.body) if isinstance(s, Parallel)]
+    if is_truthy(env.TILELANG_ENABLE_DATA_RACE_CHECK) if asked is None else not asked:
+        for s, doubtful, _ in loops:
+            _beside_updates(s)
+            doubtful.follow(s.body, (), {})
+    for s, _, certain in loops:
+        certain.follow(drop_continue(s.body), (), {})
     return func
 
 
@@ -95,27 +81,20 @@ def _beside_updates(loop: Parallel) -> None:
             return
 
 
-def _enumerable(s: Parallel, certain: bool) -> Iterator[_Loop]:
-    """The loop, if its iterations can be enumerated."""
-    extents = [int(e.value) for e in s.extents if is_const(e)]  # type: ignore[attr-defined]
-    if len(extents) == len(s.extents) and 1 < math.prod(extents) <= POINTS:
-        yield _Loop(s, extents, certain)
-
-
 class _Loop:
     """One parallel loop. Its iterations are enumerated only when a store is found that several of them may reach.
 
     certain: an error where two iterations certainly store different values; else a warning where they may.
     """
 
-    def __init__(self, loop: Parallel, extents: list[int], certain: bool) -> None:
-        self.loop, self.certain = loop, certain
-        self.extents = dict(zip(loop.vars, extents))
-        self.moving = {v for v, n in self.extents.items() if n > 1}
-        self.points: dict[Var, np.ndarray] = {}
+    def __init__(self, loop: Parallel, certain: bool) -> None:
+        self.loop, self.certain, self.each = loop, certain, Iterations(loop, POINTS)
+        self.moving = {v for v, n in zip(loop.vars, self.each.extents) if n != 1}
 
     def follow(self, s: Any, conds: tuple[tuple[Expr, bool], ...], bound: dict[Var, Expr]) -> None:
         """Check the stores below s. conds: enclosing conditions with their values. bound: names and their values."""
+        if not self.each.few or self.each.count < 2:
+            return
         match s:
             case Bind():
                 remember(bound, s)
@@ -141,14 +120,14 @@ class _Loop:
         """Raise parallel-overwrite where two iterations reach s with different values."""
         if not self.plain(value) or self.disjoint(indices):
             return
-        got, met = self.values(value), self.met(indices, conds)
+        got, met = self.each.values(value), self.met(indices, conds)
         if got is None or met is None:
             return
         which, first = met
         for k in np.flatnonzero(_unequal(got[which], got[first]))[:4].tolist():
             pair = int(first[k]), int(which[k])
-            if all(self.same(i, *pair) for i in indices):
-                one, two = self.named(*pair)
+            if all(is_const(simplify(self.each.within(i, pair[0]) - self.each.within(i, pair[1])), 0) for i in indices):
+                one, two = map(self.each.text, pair)
                 raise error("parallel-overwrite", f"iterations ({one}) and ({two}) of the parallel loop store different values "
                             f"in one element of `{s.buffer.name}`",
                             found=f"({one}) and ({two})", span=s.span or self.loop.span)
@@ -160,19 +139,19 @@ class _Loop:
             return
         which, first = met
         for part in _dependencies(value):
-            got = self.values(part, True)
-            used = [self.points[v] for v in free_vars(part) & set(self.points)] if got is None else [got]
+            got = self.each.values(part, calls=True)
+            used = [self.each.points[v] for v in free_vars(part) & {*self.loop.vars}] if got is None else [got]
             differs = np.logical_or.reduce([_unequal(u[which], u[first]) for u in used]) if used else np.zeros(len(which), bool)
             if np.any(differs):
                 k = int(np.flatnonzero(differs)[0])
-                one, two = self.named(int(first[k]), int(which[k]))
+                one, two = self.each.text(int(first[k])), self.each.text(int(which[k]))
                 warn("data-race", f"Data race detected: iterations ({one}) and ({two}) of T.Parallel store different values "
                      f"in `{s.buffer.name}`", _HINT, s.span or self.loop.span, log)
                 return
 
     def plain(self, value: Expr) -> bool:
         """Whether a value consists of the loop's variables and constants alone."""
-        return free_vars(value) <= set(self.extents) and not contains(value, Load, Call)
+        return free_vars(value) <= {*self.loop.vars} and not contains(value, Load, Call)
 
     def disjoint(self, indices: tuple[Expr, ...]) -> bool:
         """Whether the indices prove that no two iterations reach one element: each variable stands alone in some index."""
@@ -185,8 +164,8 @@ class _Loop:
 
     def met(self, indices: tuple[Expr, ...], conds: tuple[tuple[Expr, bool], ...]) -> tuple[np.ndarray, np.ndarray] | None:
         """(iterations that reach a store, for each of them the first that reaches the same element); None if not known."""
-        live = self.live(conds)
-        at = [self.values(i, True) if i.dtype.lanes == 1 else None for i in indices]
+        live = self.each.live(conds, self.certain)
+        at = [self.each.values(i, calls=not self.certain) for i in indices]
         if live is None or not live.any() or any(a is None for a in at):
             return None
         which = np.flatnonzero(live)
@@ -195,42 +174,6 @@ class _Loop:
         first = np.zeros(place.max() + 1, np.int64)
         first[place[::-1]] = which[::-1]
         return which, first[place]
-
-    def values(self, e: Expr, others: bool = False) -> np.ndarray | None:
-        """The value of e in each iteration; None if it cannot be computed. others: variables from outside the loop are 0."""
-        if contains(e, Load) or self.certain and contains(e, Call):
-            return None
-        if not self.points:
-            axes = np.indices(tuple(self.extents.values())).reshape(len(self.extents), -1)
-            self.points = dict(zip(self.extents, axes))
-        more = free_vars(e) - set(self.points)
-        if more and not others:
-            return None
-        count = next(iter(self.points.values())).shape
-        try:
-            return np.broadcast_to(np.asarray(evaluate(e, {**{v: 0 for v in more}, **self.points})), count)
-        except (TileLangError, TypeError):
-            return None
-
-    def live(self, conds: tuple[tuple[Expr, bool], ...]) -> np.ndarray | None:
-        """The iterations that satisfy conditions. One that cannot be decided counts as true for warnings, else gives None."""
-        out = np.ones(math.prod(self.extents.values()), bool)
-        for cond, wanted in conds:
-            holds = self.values(cond, not self.certain)
-            if holds is not None:
-                out &= holds.astype(bool) == wanted
-            elif self.certain:
-                return None
-        return out
-
-    def same(self, index: Expr, one: int, two: int) -> bool:
-        """Whether an index is the same in two iterations, whatever its other variables are."""
-        a, b = (substitute(index, {v: const(int(p[n]), v.dtype) for v, p in self.points.items()}) for n in (one, two))
-        return is_const(simplify(convert(a) - b), 0)
-
-    def named(self, *iterations: int) -> list[str]:
-        """Iterations in words."""
-        return [", ".join(f"{v.name}={int(p[n])}" for v, p in self.points.items()) for n in iterations]
 
 
 def _unequal(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Call, Evaluate, Expr, Load, Stmt, Store, Var, binary, const, fresh, walk, FRAGMENT, GLOBAL)
+from tilelang.ir import Call, Evaluate, Expr, Load, Stmt, Store, Var, binary, const, fresh, walk, FRAGMENT, GLOBAL
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, Fragment, Mode
 from tilelang.ops.distribute import Distribution, flat, from_fragment

@@ -1,18 +1,23 @@
-"""Tell TMA and wgmma which swizzled boxes a program's layouts and T.tma_copy ask for; other layouts go by threads."""
+"""Tell TMA and wgmma which swizzled boxes a program's layouts and T.tma_copy ask for, and which tiles TMA cannot move."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from tilelang.arith import divisible
-from tilelang.ir import (Alloc, Buffer, Func, Launch, Region, Stmt, const, convert, replace, rewrite, rewrite_launches, seq,
-                         stmts_of, substitute, walk, with_options, SHARED)
+from tilelang.ir import (Alloc, Buffer, Expr, Func, Launch, Region, Stmt, const, convert, replace, rewrite, rewrite_launches,
+                         seq, stmts_of, substitute, walk, with_options, GLOBAL, SHARED)
 from tilelang.layout import Layout, box_width, linear_layout, swizzled_box_layout
 from tilelang.layout.swizzled_boxes import WIDTHS
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.plans import CopyPlan
 from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_boxes import copied_tile
+from tilelang.target.tensor_map import STRIDE_ALIGN
 
 from ..analysis.statements import do
+from ..analysis.vectorize import bound_divisors
 from ..framework.pass_ import TILE, PassContext, pass_
 
 
@@ -31,8 +36,29 @@ def given_boxes(func: Func, cx: PassContext) -> Func:
     Before: tma_copy(A[...], S, bar); arrive(bar)             Before: wgmma_gemm(S, B, c)
     After:  copy(A[...], S); sync; arrive(bar)                After:  wgmma_wait(0); copy(S, S_boxes); wgmma_gemm(S_boxes, B, c)
     The barrier expects no bytes then: the arrival that the program makes after the copy publishes the tile.
+
+    The innermost coordinate of a TMA box must be a multiple of 16 bytes. With any other coordinate loads and stores fault on an
+    H200 ("illegal instruction"), whatever the swizzle. Other coordinates are free. Copies and tile atomics whose first column
+    may be no such multiple get the attr `unaligned_columns`. All code that chooses TMA tests it (ops/tma.py, ops/tma_store.py,
+    ops/tma_copy.py).
     """
-    return rewrite_launches(func, lambda launch: _by_threads(_marked(launch)))
+    func = rewrite_launches(func, lambda launch: _by_threads(_marked(launch)))
+    facts = bound_divisors(func.body)
+
+    def unaligned(x: Any) -> Any:
+        columns = any(unaligned_columns(r, facts) for r in (x.dst, getattr(x, "src", None)))
+        return with_options(x, unaligned_columns=True) if columns else None
+
+    return replace(func, body=rewrite(func.body, unaligned, Copy, AtomicTile))
+
+
+def unaligned_columns(r: Any, facts: dict[Expr, int]) -> bool:
+    """Whether a region of a global tensor may start at a column that is not a multiple of 16 bytes. facts: known divisors of
+    variables."""
+    if not isinstance(r, Region) or r.buffer.scope_name != GLOBAL:
+        return False
+    unit = STRIDE_ALIGN * 8 // math.gcd(r.dtype.bits, STRIDE_ALIGN * 8)
+    return not divisible(r.mins[-1], unit, facts)
 
 
 def _marked(launch: Launch) -> Launch:

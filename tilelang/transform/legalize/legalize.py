@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from tilelang.arith import Analyzer
+from tilelang.arith import Analyzer, extent_bounds
 from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Ramp,
-                         Region, Seq, Shuffle, Stmt, Store, TileOp, Unary, Var, While, convert, free_vars, inner, is_const,
-                         load, rebuild, replace, rewrite, seq, statements, stmts_of, walk, with_options, DYNAMIC, FRAGMENT,
-                         LOCAL, STATIC, VARIABLE)
-from tilelang.ir.visitor import mapped
+                         Region, Shuffle, Stmt, Store, TileOp, Unary, Var, While, convert, free_vars, inner, load, replace,
+                         rewrite, rewrite_launches, seq, statements, stmts_of, walk, with_options, DYNAMIC, FRAGMENT, LOCAL,
+                         STATIC, VARIABLE)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.expr import Call
 from tilelang.ir.verify import verify
@@ -36,9 +35,6 @@ register("parallel-local", ValueError, "a per-thread array is indexed by a paral
          expected="a loop that each thread runs by itself, or a fragment")
 register("break-in-parallel", ValueError, "break in T.Parallel, whose iterations have no order", "use T.serial",
          expected="a loop whose iterations run in order", found="break in a T.Parallel loop")
-register("parallel-carried", ValueError, "a variable carries a value from one T.Parallel iteration to the next",
-         "accumulate into a fragment and reduce it with T.reduce_*, or use T.serial",
-         expected="iterations that do not depend on each other")
 register("out-of-scope", RuntimeError, "a value is used outside the loop, branch or block that defines it",
          expected="a value used in the loop, branch or block that defines it")
 register("undefined-symbol", ValueError, "a variable has no value: it is no parameter and in no tensor's shape",
@@ -55,10 +51,11 @@ def legalize(func: Func, cx: PassContext) -> Func:
 
     Rewrites: per-thread arrays with the layout of a fragment become fragments; directly nested parallel loops become one; an
     index that is negative for all values of its loop variables counts from the end of its dimension; indices of dimensions
-    that may exceed 32 bits are computed in 64 bits.
-    Checks (off with tl.disable_prelower_semantic_check): parallel loops hold only element-wise code that carries
-    nothing between iterations; variables have values. Warns about buffers that are read before they are written
-    (off with tl.disable_buffer_init_check). With tirx.noalias = False every tensor parameter may alias others.
+    that may exceed 32 bits are computed in 64 bits; on the CPU, a launch that leaves its number of threads open (any_threads)
+    has one thread a block.
+    Checks (off with tl.disable_prelower_semantic_check): parallel loops hold only element-wise code; variables have values.
+    Warns about buffers that are read before they are written (off with tl.disable_buffer_init_check). With tirx.noalias =
+    False every tensor parameter may alias others.
     """
     func = local_fragments(func)
     func = widen_indices(rewrite(wrap_negative(func), _legal_node, Parallel, Load, Store, AddressOf, Region))
@@ -68,6 +65,9 @@ def legalize(func: Func, cx: PassContext) -> Func:
     if not cx.option(PassConfigKey.TL_DISABLE_BUFFER_INIT_CHECK):
         warn_uninitialized(func)
     check_tma_reductions(func, cx.target)
+    if cx.target is not None and not cx.target.is_cuda:
+        func = rewrite_launches(func, lambda s: replace(
+            with_options(s, any_threads=None), threads=(1, 1, 1)) if s.plan.any_threads else None)
     if not cx.option(PassConfigKey.TIR_NOALIAS):
         func = with_options(func, may_alias=parameter_names(func))
     return func
@@ -91,7 +91,7 @@ def check_tma_reductions(func: Func, target: Any) -> None:
 # ---- rewrites -------------------------------------------------------------------------------------------------------
 
 
-def _legal_node(x: Node) -> Node | None:
+def _legal_node(x: Any) -> Node | None:
     if isinstance(x, Parallel):
         body = stmts_of(x.body)
         if len(body) == 1 and isinstance(body[0], Parallel):
@@ -100,78 +100,58 @@ def _legal_node(x: Node) -> Node | None:
                 attrs = tuple(sorted({**dict(b.attrs), **dict(x.attrs)}.items()))
                 plan = b.plan.having(**x.plan.given())
                 return Parallel((*x.vars, *b.vars), (*x.extents, *b.extents), b.body, attrs, plan, x.span)
-    if isinstance(x, (Load, Store, AddressOf)) and any(isinstance(i, Const) and i.value < 0 for i in x.indices):
-        return replace(x, indices=_wrapped(x.buffer, x.indices))
-    if isinstance(x, Region) and any(isinstance(i, Const) and i.value < 0 for i in x.mins):
-        return replace(x, mins=_wrapped(x.buffer, x.mins))
+    elif any(below := [isinstance(i, Const) and i.value < 0 for i in _indices(x)]):
+        return _from_ends(x, below)
     return None
-
-
-def _wrapped(b: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    return tuple(i + d if isinstance(i, Const) and i.value < 0 else i for i, d in zip(indices, b.shape))
 
 
 def wrap_negative(func: Func) -> Func:
     """Indices that are negative over the whole range of their loop variables count from the end, as negative constants do."""
-    ranges: dict[Var, tuple[int | None, int | None]] = {}
+    known, doubtful = Analyzer(), False
     lowered: set[Var] = set()  # variables bound to values that may be negative
-    binds: list[Bind] = []
-    doubtful: list[Expr] = []
     for x in walk(func.body):
         if isinstance(x, For):
-            first = _bounds(x.start, ranges)
-            ranges[x.var] = first[0], _last(first[1], _bounds(x.extent, ranges)[1])
+            known = known.bind(x.var, *extent_bounds(known, x.start, x.extent))
         elif isinstance(x, (Parallel, Launch)):
             pairs = (*zip(x.vars, x.extents),) if isinstance(x, Parallel) else (
                 *zip(x.block_vars, x.grid), *zip(x.thread_vars, x.threads))
             for v, e in pairs:
-                ranges[v] = 0, _last(0, _bounds(e, ranges)[1])
+                known = known.bind(v, *extent_bounds(known, 0, e))
         elif isinstance(x, Bind):
             if _may_be_negative(x.value, lowered):
                 lowered.add(x.var)
-                binds.append(x)
+                if x.var.dtype.is_int and x.var.dtype.lanes == 1:
+                    known = known.bind(x.var, *known.interval(x.value))
         elif isinstance(x, (Load, Store, AddressOf, Region)):
-            for i in x.mins if isinstance(x, Region) else x.indices:
-                if not isinstance(i, Const) and _may_be_negative(i, lowered):
-                    doubtful.append(i)
+            doubtful = doubtful or any(not isinstance(i, Const) and _may_be_negative(i, lowered) for i in _indices(x))
     if not doubtful:
         return func
-    known = Analyzer(ranges)
-    for b in binds:
-        if b.var.dtype.is_int and b.var.dtype.lanes == 1:
-            known = known.bind(b.var, *known.interval(b.value))
-    def lanes_below(i: Expr) -> list[bool]:
+
+    def below(i: Expr) -> list[bool]:
         """For each lane of an index, whether it is always negative."""
+        if isinstance(i, Const) or not _may_be_negative(i, lowered):
+            return [False]
         of_lanes = [i.base + i.stride * k for k in range(i.lanes)] if isinstance(i, Ramp) else [i]
         return [(high := known.interval(e)[1]) is not None and high < 0 for e in of_lanes]
 
-    lanes = {id(i): lanes_below(i) for i in doubtful}
-    below = {i for i, found in lanes.items() if all(found)}
-    split = {i for i, found in lanes.items() if any(found) and not all(found)}
-    if not below and not split:
-        return func
+    def counted(x: Any) -> Node | None:
+        lanes = [below(i) for i in _indices(x)]
+        if isinstance(x, (Load, Store)) and lanes and any(lanes[-1]) and not all(lanes[-1]):
+            return _by_lanes(x, lanes[-1])
+        return _from_ends(x, [all(of) for of in lanes]) if any(map(all, lanes)) else None
 
-    def visit(x: Any) -> Any:
-        if isinstance(x, tuple):
-            return mapped(visit, x)
-        if not isinstance(x, Node) or isinstance(x, (Buffer, Var)):
-            return x
-        at = () if not isinstance(x, (Load, Store, AddressOf, Region)) else x.mins if isinstance(x, Region) else x.indices
-        hits = [id(i) in below for i in at]
-        new = rebuild(x, visit)
-        if isinstance(x, (Load, Store)) and at and id(at[-1]) in split:
-            return _by_lanes(new, lanes[id(at[-1])])  # type: ignore[arg-type]
-        if any(hits):
-            now = new.mins if isinstance(new, Region) else new.indices  # type: ignore[attr-defined]
-            now = tuple(_from_end(i, d) if hit else i for i, d, hit in zip(now, new.buffer.shape, hits))  # type: ignore[attr-defined]
-            new = replace(new, mins=now) if isinstance(new, Region) else replace(new, indices=now)
-        return new
-
-    return visit(func)
+    return rewrite(func, counted, Load, Store, AddressOf, Region)  # type: ignore[no-any-return]
 
 
-def _from_end(i: Expr, d: Any) -> Expr:
-    return replace(i, base=i.base + d) if isinstance(i, Ramp) else i + d
+def _indices(x: Any) -> tuple[Expr, ...]:
+    return x.mins if isinstance(x, Region) else x.indices  # type: ignore[no-any-return]
+
+
+def _from_ends(x: Any, below: list[bool]) -> Node:
+    """An access with the indices that are `below` 0 counted from the ends of their dimensions."""
+    at = tuple((replace(i, base=i.base + d) if isinstance(i, Ramp) else i + d) if hit else i
+               for i, d, hit in zip(_indices(x), x.buffer.shape, below))
+    return replace(x, mins=at) if isinstance(x, Region) else replace(x, indices=at)  # type: ignore[no-any-return]
 
 
 def _by_lanes(x: Load | Store, below: list[bool]) -> Node:
@@ -186,16 +166,6 @@ def _by_lanes(x: Load | Store, below: list[bool]) -> Node:
     return seq(Bind(value, x.value, span=x.span),
                *(Store(x.buffer, i, Shuffle((value,), (k,), x.value.dtype.scalar), span=x.span) for k, i in enumerate(each)),
                span=x.span)
-
-
-def _bounds(e: Any, ranges: dict[Var, tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
-    """Least and greatest value of an integer, None where unknown: T.min(n, 12) is at most 12."""
-    e = e.value if isinstance(e, Const) else e
-    return (e, e) if isinstance(e, int) else Analyzer(ranges).interval(e)
-
-
-def _last(start: int | None, extent: int | None) -> int | None:
-    return None if start is None or extent is None else start + extent - 1
 
 
 def _may_be_negative(e: Expr, lowered: set[Var]) -> bool:
@@ -233,10 +203,10 @@ def check_symbols(func: Func) -> None:
 
 
 def check_parallel(func: Func, kinds: Container[str] | None = None) -> None:
-    """Check that parallel loops hold only element-wise code that carries nothing between iterations.
+    """Check that parallel loops hold only element-wise code.
 
     kinds: error kinds to look for (parallel-nested, parallel-pipelined, parallel-tile-op, parallel-symbolic,
-    parallel-local, parallel-carried, break-in-parallel), None for all. Raises the first found, at the user's line.
+    parallel-local, break-in-parallel), None for all. Raises the first found, at the user's line.
     """
     _Checker(kinds).stmt(func.body, ())
 
@@ -255,11 +225,8 @@ class _Checker:
     def stmt(self, s: Stmt, around: tuple[Parallel, ...]) -> None:
         if around:
             self.inside(s, around)
-        if isinstance(s, Parallel):
-            self.carried(s)
-            around = (*around, s)
         for x in inner(s):
-            self.stmt(x, around)
+            self.stmt(x, (*around, s) if isinstance(s, Parallel) else around)
 
     def inside(self, s: Stmt, around: tuple[Parallel, ...]) -> None:
         loop = around[-1]
@@ -304,39 +271,6 @@ class _Checker:
                                 f"has no thread", f"Local buffer `{b.name}` is indexed by T.Parallel loop variable `{v.name}`",
                                 found=f"`{b.name}` of each thread, indexed by `{v.name}`", span=span,
                                 hint="use T.serial, T.unroll or T.vectorized for the loop, or a fragment")
-
-    def carried(self, p: Parallel) -> None:
-        """Reject an outside scalar that an iteration reads before it writes it: its value would depend on the thread."""
-        own = {s.buffer for s in statements(p.body) if isinstance(s, Alloc)}
-        written = {e.buffer: e for e in effects(p.body) if e.writes}
-        for b, e in written.items():
-            if b.scope_name == VARIABLE and b not in own and _before(b, p.body, False):  # a scalar store covers it
-                self.reject("parallel-carried",
-                            f"`{b.name}` carries a value from one iteration of T.Parallel to the next",
-                            found=f"`{b.name}`, read before the iteration writes it",
-                            span=getattr(e.node, "span", None) or p.span, notes=((p.span, "the parallel loop"),))
-
-
-def _before(b: Buffer, s: Stmt, after: bool) -> bool:
-    match s:
-        case Seq():
-            for x in reversed(s.stmts):
-                after = _before(b, x, after)
-            return after
-        case If():
-            then = _before(b, s.then, after)
-            other = _before(b, s.orelse, after) if s.orelse is not None else after
-            return any(e.buffer is b for e in own_effects(s)) or then or other
-        case For() | While():
-            once = isinstance(s, For) and is_const(s.extent) and int(s.extent.value) > 0  # type: ignore[attr-defined]
-            first = _before(b, s.body, after)
-            first = _before(b, s.body, after or first)
-            return any(e.buffer is b for e in own_effects(s)) or first or (after and not once)
-    mine = [e for e in own_effects(s) if e.buffer is b]
-    if any(e.reads for e in mine):
-        return True
-    return after and not mine
-
 
 # ---- warnings -------------------------------------------------------------------------------------------------------
 

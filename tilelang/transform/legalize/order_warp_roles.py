@@ -19,7 +19,7 @@ import numpy as np
 
 from tilelang.errors import TileLangError, error
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Parallel, Region, Seq,
-                         Stmt, TileOp, Var, While, convert, rewrite_launches, replace, seq, walk, with_inner, BARRIER,
+                         Stmt, TileOp, Var, While, convert, inner, rewrite_launches, replace, seq, walk, with_inner, BARRIER,
                          CLUSTER_BARRIER, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.intrinsics import INTRINSICS, PURE, SYNC, WARP
@@ -39,6 +39,7 @@ _OWN = frozenset(("sync_threads", "sync_warp", "cp_async", "cp_async_commit", "c
 # Calls that other warps wait for, and that wait for nothing.
 _SIGNALS = frozenset(("named_barrier_arrive", "mbarrier_init", "mbarrier_arrive", "mbarrier_expect_tx",
                       "mbarrier_arrive_expect_tx", "mbarrier_arrive_remote", "cp_async_mbarrier_arrive", "fence_mbarrier_init"))
+_OF_ALL = BARRIERS - {"sync_threads"}  # sync_threads in a warp role counts only its threads
 _Warps = tuple[int, ...]
 
 
@@ -50,18 +51,20 @@ def order_warp_roles(func: Func, cx: PassContext) -> Func:
     It stands where all threads pass, and where no warp role in front of it waits for another.  Warp roles order themselves
     where they hold a named barrier, mbarrier, atomic, while loop or call of unknown effect.  What is left without an order is
     checked by verify_sync, which knows all addresses.
-    Raises "sync-unordered" where no barrier may stand between accesses that certainly meet.
+    Raises "sync-unordered" where no barrier may stand between accesses that certainly meet, and "collective-divergent" for
+    votes of the block and barriers of the grid that only some warps reach: on a device the groups that get there would wait
+    for the others, or would be counted with groups that vote about something else.
     """
-    if cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC):
-        return func
-
     def ordered(launch: Launch) -> Launch:
         order = _Order(launch)
         if len(order.warps) > 1 and order.among(launch.body):
             order.follow(launch.body)
         return replace(launch, body=order.written(launch.body)) if order.before else launch
 
-    return rewrite_launches(func, ordered)
+    out: Func = func if cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC) else rewrite_launches(func, ordered)
+    for n in walk(out, Launch):
+        _check_votes(n.body, warps_in(n), None)
+    return out
 
 
 class _Order:
@@ -309,3 +312,23 @@ def _check(one: _WarpRole, two: _WarpRole, a: _Access, b: _Access) -> None:
                     expected="warp roles that wait for each other", found="warp roles that do not wait",
                     span=second.span, notes=((first.span, "stored here by another warp role"),),
                     hint="let them meet at T.sync_threads(id, threads) or at an mbarrier (T.alloc_barrier)")
+
+
+def _check_votes(s: Stmt, warps: tuple[int, ...], branch: If | None) -> None:
+    """Check a statement. warps: those that reach it. branch: the enclosing branch that the others do not take."""
+    if isinstance(s, If):
+        for part, wanted in ((s.then, True), (s.orelse, False)):
+            if part is not None:
+                come = tuple(w for w in warps if holds_in(s.cond, w) in (wanted, None))
+                _check_votes(part, come, s if come != warps else branch)
+        return
+    for x in inner(s):
+        _check_votes(x, warps, branch)
+    if branch is None or inner(s):
+        return
+    for c in walk(s):
+        if isinstance(c, Call) and c.op in _OF_ALL:
+            what = "grid" if c.op == "sync_grid" else "block"
+            raise error("collective-divergent", f"T.{c.op} takes all threads of the {what}, and only some warps get here",
+                        span=c.span or s.span, notes=((branch.span, "entered by some warps only"),),
+                        hint="move it out of T.ws, or let the groups tell each other through shared memory and a barrier")

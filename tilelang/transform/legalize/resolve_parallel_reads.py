@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import extent_bounds, simplify
-from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, BufferFacts, Call, Continue, Expr,
-                         For, Func, If, Load, Parallel, Select, Seq, Stmt, Store, Var, While, binary, children, const,
-                         contains, convert, free_vars, fresh, inner, is_const, load, rebuild, remember, replace, rewrite,
-                         substitute, to_text, unary, walk, DYNAMIC, FRAGMENT, GLOBAL, STATIC, VARIABLE)
-from tilelang.ir.evaluate import evaluate
+from tilelang.errors import error, register
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, BufferFacts, Call, Continue, Expr, For, Func, If, Load,
+                         Parallel, Select, Seq, Stmt, Store, Var, While, binary, children, const, contains, convert, free_vars,
+                         fresh, inner, is_const, load, rebuild, remember, replace, rewrite, substitute, to_text, unary, walk,
+                         DYNAMIC, FRAGMENT, GLOBAL, STATIC, VARIABLE)
 from tilelang.ir.record import state
 from tilelang.target import is_pure
 
 from ..analysis.around import Around, visit_with_facts
 from ..analysis.disjoint import Disjoint, Place
+from ..analysis.iterations import Iterations
 from ..analysis.loop_body import drop_continue
 from ..analysis.effects import updated_element
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -147,13 +147,10 @@ class _Body:
     stores_of: dict[int, list[_Access]] = field(default_factory=dict)  # by the number of their statement
     step: int = 0
     values: dict[Expr, Var] = field(default_factory=dict)  # read from memory, the same in all iterations
-    points: dict[Var, np.ndarray] = field(default_factory=dict)  # the loop's variables in each iteration, where they are few
 
     def __post_init__(self) -> None:
         loop = self.loop
-        extents = [int(e.value) for e in loop.extents if is_const(e)]  # type: ignore[attr-defined]
-        if len(extents) == len(loop.extents) and math.prod(extents) <= POINTS:
-            self.points = dict(zip(loop.vars, np.indices(tuple(extents)).reshape(len(extents), -1)))
+        self.each = Iterations(loop, POINTS)
         self.changed = self.stored | {x.buffer.data for x in walk(loop.body, Store, Alloc)}
         self.disjoint = Disjoint(self.around.analyzer(), dict(zip(loop.vars, loop.extents)), {})
 
@@ -267,7 +264,8 @@ class _Body:
 
         A size known only at run time is assumed to be large enough, and other variables to be 0: the first block exists.
         """
-        i = convert(substitute(i, {v: const(0, v.dtype) for v in free_vars(i) - set(self.points)}))
+        i = convert(substitute(i, {v: const(0, v.dtype) for v in free_vars(i) - (
+            {*self.loop.vars} if self.each.few else set())}))
         above = binary("ge", i, convert(0))
         return (above, binary("lt", i, convert(size))) if isinstance(size, int) or is_const(size) else (above,)
 
@@ -283,7 +281,7 @@ class _Body:
                 pair = self.crossing(w, x)
                 if pair is None and (self.same_place(w, x) or self.disjoint.proves(w.place, x.place)):
                     continue
-                one, two = map(self.point_text, pair) if pair else ("another one", "one")
+                one, two = map(self.each.text, pair) if pair else ("another one", "one")
                 does = "stores in" if x.stores else "reads"
                 may = "" if pair else "may be one "
                 raise error("parallel-order", f"iteration ({two}) of the parallel loop {does} the element of "
@@ -328,29 +326,19 @@ class _Body:
             return pair
         if same and not contains(w.flat, Load, Call):  # two iterations that store there would be at fault by themselves
             # Of a loop of known length, one thread runs all updates of an element.
-            asked = not self.counted if w.accumulates else bool(self.points)
+            asked = not self.each.counted if w.accumulates else self.each.few
             return () if asked and self.repeats(w) else None
         return ()
-
-    @property
-    def counted(self) -> bool:
-        """Whether the number of iterations is known."""
-        return all(is_const(e) for e in self.loop.extents)
-
-    @property
-    def first_points(self) -> dict[Var, np.ndarray]:
-        """`points`; where those are not known or many, the first few iterations."""
-        shape = tuple(min(int(e.value), 8) if is_const(e) else 8 for e in self.loop.extents)  # type: ignore[attr-defined]
-        return self.points or dict(zip(self.loop.vars, np.indices(shape).reshape(len(shape), -1)))
 
     def repeats(self, w: _Access) -> bool:
         """Whether two iterations store to one element for some values of the variables from outside. Sizes count as large."""
         sizes = {v for d in (*w.buffer.shape, *w.buffer.strides) if isinstance(d, Expr) for v in free_vars(d)}
         rng = np.random.default_rng(0)
         others = sorted(free_vars(w.flat) - set(self.loop.vars), key=lambda v: v.name)
+        points = self.each.points if self.each.few else self.each.first(8)
         for _ in range(3):
             values = {v: int(rng.integers(4001, 5000)) if v in sizes else int(rng.integers(1, 97)) for v in others}
-            places = self.at(substitute(w.flat, {v: const(k, v.dtype) for v, k in values.items()}), points=self.first_points)
+            places = self.each.values(substitute(w.flat, {v: const(k, v.dtype) for v, k in values.items()}), points=points)
             if places is not None and len(np.unique(places)) < len(places):
                 return True
         return False
@@ -360,7 +348,7 @@ class _Body:
         name = f"`{r.buffer.name}`" if r.buffer is w.buffer else f"`{r.buffer.name}` and `{w.buffer.name}`"
         span = r.node.span or w.node.span or self.loop.span
         if pair:
-            one, two = map(self.point_text, pair)
+            one, two = map(self.each.text, pair)
             raise error("parallel-order", f"iteration ({two}) of the parallel loop reads the element of {name} that "
                         f"iteration ({one}) stores", found=f"one that iteration ({one}) stores", span=span)
         if self.same_place(w, r):
@@ -377,9 +365,10 @@ class _Body:
 
     def crossing(self, w: _Access, r: _Access) -> tuple[int, int] | None:
         """(storing, reading) iterations that certainly use one element; None where that cannot be decided."""
-        if w.buffer.dtype != r.buffer.dtype or not self.points:
+        if w.buffer.dtype != r.buffer.dtype or not self.each.few:
             return None
-        one, two, live_w, live_r = self.at(w.flat), self.at(r.flat), self.live(w.conds), self.live(r.conds)
+        one, two = self.each.values(w.flat), self.each.values(r.flat)
+        live_w, live_r = (self.each.live((c, True) for c in x.conds) for x in (w, r))
         if one is None or two is None or live_w is None or live_r is None:
             return None
         writers = np.flatnonzero(live_w)
@@ -393,36 +382,6 @@ class _Body:
             ok[ok] &= writers[order][k[ok]] != readers[ok]
             for n in np.flatnonzero(ok)[:4].tolist():
                 pair = int(writers[order][k[n]]), int(readers[n])
-                if is_const(simplify(self.point(w.flat, pair[0]) - self.point(r.flat, pair[1])), 0):
+                if is_const(simplify(self.each.within(w.flat, pair[0]) - self.each.within(r.flat, pair[1])), 0):
                     return pair
         return None
-
-    def at(self, e: Expr, others: bool = True, points: dict[Var, np.ndarray] | None = None) -> np.ndarray | None:
-        """The value of e in each iteration; None if it cannot be computed. others: variables from outside the loop are 0."""
-        if contains(e, Load, Call) or e.dtype.lanes > 1:
-            return None
-        points = self.points if points is None else points
-        more = free_vars(e) - set(points)
-        if more and not others:
-            return None
-        try:
-            got = evaluate(e, {**{v: 0 for v in more}, **points})
-            return np.broadcast_to(np.asarray(got), (len(next(iter(points.values()))),))
-        except (TileLangError, TypeError):
-            return None
-
-    def live(self, conds: tuple[Expr | None, ...]) -> np.ndarray | None:
-        """The iterations that certainly satisfy conditions; None when that cannot be decided."""
-        out = np.ones(len(next(iter(self.points.values()))), bool)
-        for cond in conds:
-            holds = None if cond is None else self.at(cond, False)
-            if holds is None:
-                return None
-            out &= holds.astype(bool)
-        return out
-
-    def point(self, e: Expr, n: int) -> Expr:
-        return convert(substitute(e, {v: const(int(p[n]), v.dtype) for v, p in self.points.items()}))
-
-    def point_text(self, n: int) -> str:
-        return ", ".join(f"{v.name}={int(p[n])}" for v, p in self.points.items())

@@ -11,17 +11,19 @@ statement once for the block, and so does the GPU by this pass; place_sync puts 
 from __future__ import annotations
 
 from functools import reduce
+from typing import Any
 
 from tilelang.errors import error, register, register_warning, warn
-from tilelang.ir import (Bind, Call, Const, Expr, For, Func, If, Launch, Load, Seq, Stmt, Store, While, binary, const, fresh,
-                         replace, rewrite, seq, walk, with_inner, rewrite_launches, convert, FRAGMENT)
+from tilelang.ir import (Bind, Call, Const, Expr, For, Func, If, Launch, Load, Seq, Stmt, Store, While, Parallel, TileOp,
+                         binary, const, contains, free_vars, fresh, statements, replace, rewrite, seq, walk, with_inner,
+                         rewrite_launches, convert, FRAGMENT)
 
 from tilelang.target.intrinsics import INTRINSICS, PURE
 from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
 
 from ..analysis.access_values import rereads
 from ..analysis.statements import BARRIERS
-from ..analysis.warp_sets import by_warp
+from ..analysis.warp_sets import WarpSets, by_warp
 from ..check.check_collective import ByThread
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -44,7 +46,17 @@ def single_updates(func: Func, cx: PassContext) -> Func:
 @pass_(needs=TILE)
 def warp_role_updates(func: Func, cx: PassContext) -> Func:
     """The same for updates in warp roles, by the first thread of each, for all targets: later passes may make plain branches of
-    warp roles."""
+    warp roles.
+
+    Raises update-by-every-thread for `s[i] = f(s[i])` in shared or global memory also in a branch that several threads take by
+    their numbers, where i is the same for all of them. Branches on data are the program's choice of a thread.
+
+        if tx < 32:
+            s[0] = s[0] + 1     # 32 threads read s[0] and write it back changed
+    """
+    for s in statements(func.body):
+        if isinstance(s, Launch) and s.num_threads > 1:
+            _check(s.body, WarpSets(s), None, set(s.thread_vars))
     return _rewritten(func, True)
 
 
@@ -120,7 +132,6 @@ class _Updates:
             self.launch.thread_vars, self.launch.threads, (number % x, number // x % y, number // (x * y))) if n > 1]
         return seq(*before, If(reduce(lambda a, b: binary("and", a, b), first), replace(s, value=value), span=s.span))
 
-
     @property
     def among(self) -> str:
         return "block" if self.warps == warps_in(self.launch) else "warp role"
@@ -133,3 +144,41 @@ def _by_lane(e: Expr) -> bool:
 
 def _is_pure(e: Expr) -> bool:
     return all((row := INTRINSICS.get(x.op)) is not None and row.effect == PURE for x in walk(e, Call))
+
+
+def _check(s: Stmt | None, sets: WarpSets, reached: Any, read: set[Any], here: Any = True) -> None:
+    """reached: for each thread whether it takes the branches around s; None outside of branches by thread number.  here: for
+    each thread whether it belongs to the warp role around s, whose threads all reach what no other branch surrounds.
+
+    read: variables whose values may differ between threads: thread indices, and what is computed from them or from memory.
+    """
+    match s:
+        case Seq():
+            for x in s.stmts:
+                _check(x, sets, reached, read, here)
+        case Bind():
+            sets.bind(s.var, s.value)
+            if contains(s.value, Load, Call) or read & free_vars(s.value):
+                read.add(s.var)
+        case If():
+            cond = sets.threads(s.cond) if sets.follows(s.cond) else None
+            if cond is None:
+                if not sets.follows(s.cond):  # else a thread that data chooses
+                    _check(s.then, sets, reached, read, here)
+                    _check(s.orelse, sets, reached, read, here)
+                return
+            role = reached is None and by_warp(s.cond)
+            for way, taken in ((s.then, cond), (s.orelse, ~cond)):
+                _check(way, sets, None if role else here & taken if reached is None else reached & taken, read, here & taken)
+        case For() | While():
+            _check(s.body, sets, reached, read, here)
+        case Parallel() | TileOp():
+            return
+        case Store() if reached is not None and s.buffer.scope_name.startswith(("global", "shared")) and rereads(s):
+            count = int(reached.sum())
+            if count > 1 and not any(sets.follows(i) or contains(i, Load, Call) or read & free_vars(i) for i in s.indices):
+                raise error("update-by-every-thread", f"each of {count} threads reads an element of `{s.buffer.name}` here and "
+                            "writes it back changed: some see what others wrote", span=s.span,
+                            expected="one thread that changes the element", found=f"{count} threads that change it",
+                            hint="to change it once, write it under `if T.get_thread_binding() == 0:`; to change it once for "
+                                 "each thread, T.atomic_add by all of them")

@@ -7,7 +7,7 @@
 
 The reference interpreter and the CPU backend run each warp role separately and synchronise them around statements on shared
 memory, but not inside a branch; hence the split. A loop whose iterations exchange values is put around the conditions, if
-all threads know its bounds. On a device a barrier stands between the pieces (split_divergent.py), with or without this pass.
+all threads know its bounds. On a device a barrier stands between the pieces (place_sync), with or without this pass.
 
 A store whose value another warp role may overwrite, `S[255 - tx] = S[tx]`, becomes two statements: the read and the store.
 A uniform condition that reads shared memory is evaluated before a statement with warp roles that depends on it. Otherwise

@@ -32,7 +32,7 @@ from ..analysis.pipeline_loops import is_pipelined, ring_stages
 from ..analysis.vectorize import bound_divisors
 from ..framework.pass_ import TILE, PassContext, pass_
 from .hopper_features import hopper
-from .tma_columns import unaligned_columns
+from .given_boxes import unaligned_columns
 from ..analysis.pipeline_schedule import inlined_binds, tile_read
 
 LEAST_BYTES = 4096  # of a tile: what is smaller waits for the loads of few lanes

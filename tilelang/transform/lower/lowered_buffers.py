@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (Alloc, Buffer, Expr, Launch, Stmt, Var, cast, const, dtype,
-                         seq, walk, with_options, BufferFacts, DYNAMIC, FRAGMENT, LOCAL, SHARED)
+from tilelang.ir import (Alloc, Buffer, Expr, Launch, Stmt, Var, cast, const, dtype, seq, walk, with_options, BufferFacts,
+                         DYNAMIC, FRAGMENT, LOCAL, SHARED)
 from tilelang.layout import RowMajor, linear_layout, swizzled_layout
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.gemm.mma import padded_operands

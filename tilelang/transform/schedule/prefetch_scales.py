@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Var, const, convert,
-                         load, replace, rewrite, seq, stmts_of, substitute, walk, with_options, DYNAMIC, GLOBAL)
+from tilelang.ir import (Alloc, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Var, const, convert, load,
+                         replace, rewrite, seq, stmts_of, substitute, walk, with_options, DYNAMIC, GLOBAL)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_unsupported
 
@@ -34,7 +34,7 @@ from ..legalize.hopper_features import hopper
 from ..framework.pass_ import PassContext
 from ..analysis.pipeline_schedule import inlined_binds, tile_read
 from ..analysis.statements import bound_by
-from ..legalize.tma_columns import unaligned_columns
+from ..legalize.given_boxes import unaligned_columns
 from ..analysis.vectorize import bound_divisors, stride_along
 
 ATOM_ROWS = 8  # steps of a tile whose rows are contiguous: the rows of one swizzle atom
