@@ -1,9 +1,7 @@
 """A sum in a scalar variable would be a different partial sum in every thread."""
 
 import tilelang.language as T
-from tilelang.transform.layout.infer_layouts import infer_layouts
-from tilelang.transform.lower.lower_tile_ops import lower_tile_ops
-from tilelang.transform.framework.pass_ import PassContext, run_passes
+from tilelang.transform.pipeline import legalized
 
 
 @T.prim_func
@@ -15,4 +13,4 @@ def main(A: T.Tensor((64,), "float32"), C: T.Tensor((1,), "float32")):
         C[0] = total
 
 
-run_passes(main.func, (infer_layouts, lower_tile_ops), PassContext())
+legalized(main.func)
