@@ -92,7 +92,7 @@ class Lowering:
         self.buffers = LoweredBuffers(cx, launch)
         self.access = LoweredAccesses(self.buffers, self.known, not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS))
         self.stores = TmaStores(launch, hopper(cx).tma, staging_buffers, hopper(cx).strides, width)
-        # What ops call (ops.base.LowerContext) and one part does by itself.
+        # Methods of ops.base.LowerContext that buffers and accesses have.
         buffers, access = self.buffers, self.access
         self.layout_of, self.local_of, self.tensor_map = buffers.layout_of, buffers.local_of, buffers.tensor_map
         self.new_local, self.new_fragment, self.new_shared = buffers.new_local, buffers.new_fragment, buffers.new_shared
