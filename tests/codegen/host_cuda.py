@@ -18,7 +18,8 @@ from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.codegen.cuda.prelude import sections
 from tilelang.codegen.cuda.types import type_name
 from tilelang.ir import Buffer
-from tilelang.target.instructions import MMA_ROWS, function_name
+from tilelang.target.instructions import function_name
+from tilelang.target.mma import MMA_ROWS
 from tilelang.target.tensor_map import tensor_maps_of
 from tilelang.target.wgmma import WGMMA_ROWS
 

@@ -46,7 +46,7 @@ from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.codegen.cuda.prelude import sections
 from tilelang.runtime import nvrtc, sass
 from tilelang.target import INTRINSICS
-from tilelang.target.instructions import MMA_ROWS
+from tilelang.target.mma import MMA_ROWS
 
 needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 needs_nvdisasm = pytest.mark.skipif(sass.find_nvdisasm() is None, reason="nvdisasm is not installed")

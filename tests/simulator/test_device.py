@@ -9,7 +9,7 @@ from kernel_text import alloc, program
 from tilelang.errors import TileLangError
 from tilelang.ir import Span, Store, numpy_dtype, rewrite
 from tilelang.simulator import run_device
-from tilelang.target.instructions import MMA_ROWS
+from tilelang.target.mma import MMA_ROWS
 
 rng = np.random.default_rng(1)
 SYNC = 'T.evaluate(T.call("sync_threads", "void"))'

@@ -8,7 +8,7 @@ from tilelang.ir import (FALSE, TRUE, Alloc, Buffer, For, Func, Launch, Load, Pa
 from tilelang.layout import Fragment, bank_conflicts, row_fragment, swizzled_layout
 from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce
 from tilelang.ops.gemm.select import operand_fragments
-from tilelang.target.instructions import MMA_ROWS
+from tilelang.target.mma import MMA_ROWS
 from tilelang.transform.layout.infer_layouts import infer_layouts
 from tilelang.transform.lower.lower_tile_ops import lower_tile_ops
 from tilelang.transform.framework.pass_ import PassContext

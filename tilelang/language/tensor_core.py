@@ -13,7 +13,7 @@ from tilelang.errors import register
 from tilelang.ir import AddressOf, Alloc, Buffer, Expr, Load, cast, const, convert, load, GLOBAL, LOCAL
 from tilelang.ir import dtype as DType
 from tilelang.layout import Fragment, make_linear_layout, make_swizzled_layout
-from tilelang.target.instructions import MMA_ROWS
+from tilelang.target.mma import MMA_ROWS
 from tilelang.target.mma import operand_dtype
 
 from .tracing.builder import Emitted, need_builder

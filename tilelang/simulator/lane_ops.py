@@ -16,7 +16,7 @@ from tilelang.ir import AddressOf, Call, Load, StringConst, dtype, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.ir.numbers import binary_function, to_dtype
 from tilelang.target.atomics import Atomic, family
-from tilelang.target.thread_calls import CLOCKS
+from tilelang.target.thread_calls import CLOCKS, MATCHES, SHUFFLES, VOTES, WARP
 
 from .context import Context
 from .faults import fault
@@ -24,7 +24,7 @@ from .lanes import Action, LaneFrame, exit_lanes
 from .releases import Releases
 
 
-WARP, FULL_MASK = 32, 0xFFFFFFFF
+FULL_MASK = 0xFFFFFFFF
 
 
 def spread(x: Value, lanes: int, vector: bool = False) -> np.ndarray:
@@ -280,7 +280,6 @@ def _vote(c: Context, e: Call) -> Closure:
 
 VOTES_OF_BLOCKS: dict[str, Callable[[np.ndarray], Any]] = {
     "syncthreads_count": np.count_nonzero, "syncthreads_and": np.all, "syncthreads_or": np.any}
-BLOCK_VOTES = tuple(VOTES_OF_BLOCKS)
 
 
 def _ldg(c: Context, e: Call) -> Closure:
@@ -363,10 +362,8 @@ def nothing(c: Context, e: Call) -> Closure:
 
 LANE_OPS: dict[str, Callable[[Context, Call], Closure]] = {
     **{f"atomic_{k}": _atomic for k in (*_ATOMIC, "inc", "dec", "cas", "exchange", "load", "store")},
-    **{f"shfl_{k}": _shuffle for k in ("xor", "up", "down", "idx")},
+    **dict.fromkeys((*VOTES, *MATCHES, "activemask"), _vote), **dict.fromkeys(SHUFFLES, _shuffle),
     **{f"get_{k}": _lane_number for k in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx")},
-    **{k: _vote for k in ("any_sync", "all_sync", "ballot_sync", "ballot", "activemask", "match_any_sync",
-                          "match_all_sync")},
     "warp_uniform": _uniform, **dict.fromkeys(CLOCKS, _clock),
     "ldg": _ldg, **effects({"thread_return": lambda c, e: exit_lanes, "printf": _printf}),
     **dict.fromkeys(("fence_gpu", "fence_block", "keep_branch", "pdl_trigger", "pdl_sync"), nothing),

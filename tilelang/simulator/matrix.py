@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import AddressOf, Call, numpy_dtype
-from tilelang.target.instructions import MMA_ROWS
+from tilelang.target.mma import MMA_ROWS
 
 from .context import Context
 from .faults import fault

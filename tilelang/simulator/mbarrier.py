@@ -50,6 +50,11 @@ class Phases:
         self.pending -= n
         self.settle()
 
+    def receive(self, nbytes: int) -> None:
+        """Bytes of copies have arrived."""
+        self.tx -= nbytes
+        self.settle()
+
     def settle(self) -> bool:
         """Go to the next phase when no arrivals and no bytes are missing."""
         if self.pending or self.tx:

@@ -14,7 +14,7 @@ from tilelang.ir import AddressOf, Call, Launch, Node, Store, Var, walk
 
 from .intrinsics import INTRINSICS, PURE, READS, SYNC, WARP, WRITES, Intrinsic, add_intrinsic
 from .thread_calls import CLOCKS
-from .mma import MMA_ROWS, MmaRow, mma_rows, operand_dtype, truncate_tf32
+from .mma import MMA_ROWS, MmaRow
 from .tensor_map import tensor_maps_of
 
 ATOMIC_ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
@@ -99,8 +99,6 @@ _device("cluster_arrive", 0, SYNC, "tl::cluster_arrive{relaxed_suffix}()")
 _functions(SYNC, "cluster_wait 0  cluster_sync 0  mbarrier_arrive_remote 2  mbarrier_complete_remote 3")  # bar, cta, bytes
 _functions(READS, "cluster_load 2")
 _functions(WRITES, "cluster_store 3")
-CLUSTER_CALLS = ("cluster_rank", "cluster_size", "cluster_arrive", "cluster_wait", "cluster_sync", "mbarrier_arrive_remote",
-                 "mbarrier_complete_remote", "cluster_load", "cluster_store", "bulk_copy_cluster")
 
 # Warp groups: 128 threads, four warps whose first is a multiple of 4.
 add_intrinsic(Intrinsic("in_warp_groups", 0, PURE))  # options first, count: whether this thread is in one of them
@@ -173,8 +171,3 @@ def written_storages(n: Node) -> set[Var]:
 def function_name(row: MmaRow) -> str:
     """C name of a row's wrapper: mma_m16n8k16_f16_f16_f32."""
     return row.name.replace(".", "_")
-
-
-__all__ = ["ATOMIC_DTYPES", "ATOMIC_ORDERS", "CACHE_HINTS", "CLUSTER_CALLS", "MMA_ROWS",
-           "MmaRow", "TMA_CALLS", "call_fields", "function_name", "mma_rows", "operand_dtype", "truncate_tf32",
-           "written_storages"]

@@ -15,7 +15,8 @@ import os
 import re
 from functools import cache, lru_cache
 
-from tilelang.target.instructions import MMA_ROWS, MmaRow, function_name
+from tilelang.target.instructions import function_name
+from tilelang.target.mma import MMA_ROWS, MmaRow
 
 from .hopper import hopper_function
 from .page import Page

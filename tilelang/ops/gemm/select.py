@@ -15,7 +15,7 @@ from tilelang.errors import error, facts, register
 from tilelang.ir import FRAGMENT
 from tilelang.ir.record import record
 from tilelang.layout import Fragment, Mode, tile_fragment
-from tilelang.target.instructions import MMA_ROWS, MmaRow, mma_rows
+from tilelang.target.mma import MMA_ROWS, MmaRow, mma_rows
 from tilelang.target.wgmma import WGMMA_ROWS
 
 

@@ -215,9 +215,6 @@ class Asynchronous:
         self.barriers[address] = MBarrier(name, count, self.next_barrier, thread, int(self.block.clocks.now[thread]))
         self.next_barrier += 1
 
-    def group_agent(self, group: int) -> int:
-        return self.first_group + group
-
     # -- loads
 
     def begin(self, bar: MBarrier, nbytes: int, land: Callable[[], None], span: Any, name: str) -> int:
@@ -243,8 +240,7 @@ class Asynchronous:
         seen = np.zeros(len(self.block.clocks.now), np.int32)
         seen[bar.agent] = load.clock
         bar.know(seen)
-        bar.tx -= load.nbytes
-        bar.settle()
+        bar.receive(load.nbytes)
         return True
 
     # -- bulk stores

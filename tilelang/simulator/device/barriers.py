@@ -17,7 +17,7 @@ from .context import DeviceContext
 from .counters import count_warps
 from .warp_roles import BLOCK_BARRIER
 from ..faults import fault
-from ..lane_ops import BLOCK_VOTES, VOTES_OF_BLOCKS, WARP, effects, spread
+from ..lane_ops import VOTES_OF_BLOCKS, WARP, effects, spread
 from ..lanes import Action, LaneFrame, uniform
 
 
@@ -113,4 +113,4 @@ def _all_came(f: LaneFrame, barrier: Any, span: Any) -> None:
 BARRIER_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
     **effects({"sync_threads": _sync_threads, "sync_warp": _sync_warp, "named_barrier": _named_barrier,
                "named_barrier_arrive": _named_barrier}, count_warps),
-    **effects({"sync_grid": _sync_grid}), **dict.fromkeys(BLOCK_VOTES, _block_vote)}
+    **effects({"sync_grid": _sync_grid}), **dict.fromkeys(VOTES_OF_BLOCKS, _block_vote)}

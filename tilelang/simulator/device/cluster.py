@@ -232,8 +232,7 @@ def _arrive_remote(c: DeviceContext, e: Call) -> Action:
                 if nbytes is None:
                     bar.arrive(int(who.sum()), e.span)
                 else:
-                    bar.tx -= int(spread(nbytes(f), f.lanes)[who].sum())
-                    bar.settle()
+                    bar.receive(int(spread(nbytes(f), f.lanes)[who].sum()))
 
     return run
 

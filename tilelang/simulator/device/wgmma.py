@@ -74,7 +74,7 @@ class _SharedOperand(DescribedOperand):
                 raise fault("sim-uninitialized", "a wgmma reads shared memory that nothing has written, in block "
                             f"{block.where}", found="an operand that nothing has written", span=self.span,
                             hint="wait for the load of the tile; check the descriptor's address, lbo and sbo")
-            agent, active = block.asynchronous.group_agent(int(lanes[0]) // GROUP), f.active()
+            agent, active = block.asynchronous.first_group + int(lanes[0]) // GROUP, f.active()
             shared.table.agent_reads_of(block.clocks, g, active, agent, self.site)
             shared.proxy.require(block.clocks, g, active, self.site, "wgmma")
         return shared.store.flat(self.dt)[cells]
@@ -94,7 +94,7 @@ def _wgmma(c: DeviceContext, e: Call) -> Action:
             raise fault("sim-wgmma", "a wgmma with no wgmma_fence before it",
                         expected="wgmma_fence before the first wgmma", found="none", span=e.span,
                         hint="wgmma_fence() before the first wgmma and after registers have been written")
-        now, agent = f.block.clocks.now, f.block.asynchronous.group_agent(int(lanes[0]) // GROUP)
+        now, agent = f.block.clocks.now, f.block.asynchronous.first_group + int(lanes[0]) // GROUP
         now[agent] = max(int(now[agent]), group)
         keep = registers.keeps(f)
         if registers.a is not None:
@@ -149,7 +149,7 @@ def _wait(c: DeviceContext, e: Call) -> Action:
                                lambda: f"for the other warps of warp group {group} to reach their wgmma", e.span)
         for guard in state.guards:
             guard.busy[guard.busy <= done] = 0
-        f.block.clocks.learn(f.active(), f.block.asynchronous.group_agent(group), done)
+        f.block.clocks.learn(f.active(), f.block.asynchronous.first_group + group, done)
 
     return run
 

@@ -21,7 +21,7 @@ from .cluster import CLUSTER_OPS, cluster_of_frame
 from .context import TileContext
 from .warp_roles import executing, whole_warp_role
 from ..faults import fault
-from ..lane_ops import BLOCK_VOTES, VOTES_OF_BLOCKS, WARP, effects, elect, nothing, spread
+from ..lane_ops import VOTES_OF_BLOCKS, WARP, effects, elect, nothing, spread
 from ..lanes import Action, LaneFrame, uniform
 from ..mbarrier import Phases, arrivals
 
@@ -217,4 +217,4 @@ BARRIER_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
                "mbarrier_arrive_remote": _arrive_remote, "sync_grid": _sync_grid, **dict.fromkeys(SYNC_OPS, _sync),
                **dict.fromkeys(("mbarrier_arrive", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx"), _arrive)}),
     **CLUSTER_OPS, "elect_one": elect, "in_warp_groups": _in_groups, **dict.fromkeys(ORDER_ONLY, nothing),
-    **dict.fromkeys(BLOCK_VOTES, _block_vote)}
+    **dict.fromkeys(VOTES_OF_BLOCKS, _block_vote)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,17 +50,10 @@ class _Meeting:
     action: Callable[[], None] | None = None
 
 
-class _Uncounted:
-    """Replacement for the instruction counters, which the reference interpreter does not keep."""
-
-    def count(self, *_: Any) -> None:
-        """Does nothing."""
-
-
 class TileBlock:
     """State of one block of a tile program: its warp roles, the buffers they share, its mbarriers."""
 
-    counters = _Uncounted()
+    counters = SimpleNamespace(count=lambda *_: None)  # the reference interpreter counts no instructions
     base = 0  # first byte of its shared memory (device.block.Block)
 
     def __init__(self, printer: Any, where: str) -> None:

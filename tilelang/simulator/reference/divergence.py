@@ -6,8 +6,8 @@ from typing import Any
 
 from tilelang.ir import Bind, Break, Call, Continue, For, If, Launch, Load, Seq, Stmt, Store, Var, While, walk, GLOBAL, PRIVATE
 from tilelang.target.intrinsics import INTRINSICS, PURE
+from tilelang.target.thread_calls import BLOCK_VOTES
 
-from ..lane_ops import BLOCK_VOTES
 
 
 class Divergence:

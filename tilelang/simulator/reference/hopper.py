@@ -163,9 +163,7 @@ def _load(c: TileContext, e: Call) -> Action:
         at, store = _bytes_of(held, offsets, "a box", e.span), f.slots[slot]
         store.flat(U8)[at] = box.reshape(-1).view(U8)
         store.wrote(at, 1)
-        b = bar.get(f)
-        b.tx -= offsets.size
-        b.settle()
+        bar.get(f).receive(offsets.size)
 
     def run(f: LaneFrame) -> None:
         starts = np.broadcast_to(to(f), (f.lanes,))

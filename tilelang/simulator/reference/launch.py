@@ -23,10 +23,10 @@ from .warp import WARP_OPS
 from .warp_roles import run_warp_roles, warp_roles_of
 from ..boxes import launch_maps
 from ..host import clusters
-from ..lane_ops import BLOCK_VOTES, LANE_OPS, WARP
+from ..lane_ops import LANE_OPS, VOTES_OF_BLOCKS, WARP
 from ..lanes import LaneFrame, contains
 
-EACH_LANE = (*LANE_OPS, *BLOCK_VOTES, *WARP_OPS, "elect_one", "wgmma", "tma_load")  # calls that each thread executes for itself
+EACH_LANE = (*LANE_OPS, *VOTES_OF_BLOCKS, *WARP_OPS, "elect_one", "wgmma", "tma_load")  # executed by each thread
 
 
 class TileProgramLaunch:

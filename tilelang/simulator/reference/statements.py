@@ -124,13 +124,9 @@ def _signalling(c: TileContext, s: Any, action: Action) -> Action:
                 to = int(uniform(mask(f), f, "a mask of blocks", s.span))
                 for other in range(to.bit_length()):
                     if to >> other & 1:
-                        b = bar.get(f, other)
-                        b.tx -= mine
-                        b.settle()
+                        bar.get(f, other).receive(mine)
                 return
             rank = None if cta is None else int(uniform(cta(f), f, "the rank of a block", s.span))
-            b = bar.get(f, rank)
-            b.tx += (n * item // 8) * (1 if expects else 0) - n * item // 8
-            b.settle()
+            bar.get(f, rank).receive(0 if expects else n * item // 8)
 
     return run

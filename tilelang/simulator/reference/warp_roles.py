@@ -11,13 +11,13 @@ from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Call, For, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, TileOp, While, walk,
                          FRAGMENT, PRIVATE, SHARED)
+from tilelang.target.thread_calls import BLOCK_VOTES
 from tilelang.target.warp_groups import WARP_LANES, alike
 
 from .block import TileScheduler, WarpRole, nth
 from .context import TileContext
 from .watch import Watch
 from ..faults import fault
-from ..lane_ops import BLOCK_VOTES
 from ..lanes import Action, LaneFrame
 
 

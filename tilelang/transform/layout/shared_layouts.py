@@ -19,7 +19,7 @@ from tilelang.layout import Fragment, Layout, linear_layout, padded_layout, phas
 from tilelang.layout.mode import evaluate_index
 from tilelang.ops import Copy, Gemm, Transpose
 from tilelang.ops.ldmatrix import in_columns_of_bytes, in_tiles_of_bytes
-from tilelang.target.instructions import MMA_ROWS
+from tilelang.target.mma import MMA_ROWS
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..analysis.vectorize import MAX_BYTES, Widths, access_weights, power_of_two_in, stride_along
