@@ -55,10 +55,7 @@ def known_divisor(e: Any, facts: Mapping[Expr, int] | None = None, analyzer: Ana
     """
     if not isinstance(e, Expr):
         return abs(int(e))
-    return _divisor(e, facts or {}, analyzer or Analyzer())
-
-
-def _divisor(e: Expr, facts: Mapping[Expr, int], a: Analyzer) -> int:
+    facts, a = facts or {}, analyzer or Analyzer()
     if e in facts:
         return facts[e]
     if not e.dtype.is_int or e.dtype.lanes != 1:
@@ -75,16 +72,16 @@ def _atom_divisor(x: Expr, facts: Mapping[Expr, int], a: Analyzer) -> int:
         return facts[x]
     if isinstance(x, Binary):
         if x.op == "mul":
-            return _divisor(x.a, facts, a) * _divisor(x.b, facts, a)
+            return known_divisor(x.a, facts, a) * known_divisor(x.b, facts, a)
         if x.op in ("floormod", "truncmod", "min", "max", "bitor", "bitxor"):
-            return _low_bits(x.op, gcd(_divisor(x.a, facts, a), _divisor(x.b, facts, a)))
+            return _low_bits(x.op, gcd(known_divisor(x.a, facts, a), known_divisor(x.b, facts, a)))
         if x.op == "floordiv":
-            d, c = _divisor(x.a, facts, a), a.linear(x.b)
+            d, c = known_divisor(x.a, facts, a), a.linear(x.b)
             return d // c.const if c.is_const and c.const > 0 and d % c.const == 0 else 1
     if isinstance(x, Select):
-        return gcd(_divisor(x.a, facts, a), _divisor(x.b, facts, a))
+        return gcd(known_divisor(x.a, facts, a), known_divisor(x.b, facts, a))
     if isinstance(x, Cast) and x.value.dtype.is_int and x.value.dtype.lanes == 1:
-        d = _divisor(x.value, facts, a)
+        d = known_divisor(x.value, facts, a)
         return d if x.dtype.bits >= x.value.dtype.bits else _low_bits("bitor", d)
     return 1
 

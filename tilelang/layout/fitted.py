@@ -129,9 +129,7 @@ def _ranks(threads: np.ndarray) -> np.ndarray:
 
 def _call(fn: Any, args: tuple[Any, ...], without_rep: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
     """Call fn with args, which end with the copy, or without the copy if fn does not take it."""
-    if args != without_rep and _takes(fn, args):
-        return fn(*args)
-    return applied(fn, without_rep, f"Fragment {shape}")
+    return fn(*args) if args != without_rep and _takes(fn, args) else applied(fn, without_rep, f"Fragment {shape}")
 
 
 def _takes(fn: Any, args: tuple[Any, ...]) -> bool:

@@ -1,9 +1,6 @@
-"""The device header of generated kernels: the sections of prelude_*.cuh that a text uses, and wrappers of mma rows.
+"""The text in front of a kernel: headers of element types, the sections of prelude_*.cuh that it uses, wrappers of mma rows.
 
-Only the sections that a kernel needs are printed. Each starts with a line "//@ name" with the names it defines, and uses only
-earlier sections. Instructions: PTX ISA.
-
-The text in front of a kernel: headers of element types, and the prelude functions that it uses.
+Each section starts with a line "//@ name" with the names it defines, and uses only earlier sections. Instructions: PTX ISA.
 
 CUDA's headers of 16-bit float types take a compiler longer than the rest of a small kernel's text. A kernel that only moves
 values of such a type, and never computes one, gets a two-byte type in its place.

@@ -143,18 +143,16 @@ def _wait(c: DeviceContext, e: Call) -> Action:
         want = spread(parity(f), f.lanes).astype(np.int64)
         for address, lanes in at.each(f):
             bar = at.get(f, address, lanes)
-            for p in np.unique(want[lanes]):
-                _wait_one(f, bar, int(p), lanes & (want == p), e.span)
+            for p in np.unique(want[lanes]).tolist():
+                if p not in (0, 1):
+                    raise fault("sim-mbarrier", f"{bar.name}: a parity is 0 or 1, found {p}", expected="a parity of 0 or 1",
+                                span=e.span)
+                f.block.warp_roles.wait(lambda bar=bar, p=p: bar.passed(p),
+                                        lambda bar=bar, p=p: f"for parity {p} of {bar.state()}", e.span)
+                if bar.before is not None:
+                    f.block.clocks.acquire(lanes & (want == p), bar.before)
 
     return run
-
-
-def _wait_one(f: LaneFrame, bar: MBarrier, parity: int, lanes: np.ndarray, span: Any) -> None:
-    if parity not in (0, 1):
-        raise fault("sim-mbarrier", f"{bar.name}: a parity is 0 or 1, found {parity}", expected="a parity of 0 or 1", span=span)
-    f.block.warp_roles.wait(lambda: bar.passed(parity), lambda: f"for parity {parity} of {bar.state()}", span)
-    if bar.before is not None:
-        f.block.clocks.acquire(lanes, bar.before)
 
 
 MBARRIER_OPS = effects({

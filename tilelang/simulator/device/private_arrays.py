@@ -1,9 +1,6 @@
 """Per-thread arrays and variables on the device simulator: loads, stores and allocations, for all lanes at once.
 
-Reads of elements that nothing has written are found, and so are accesses to registers of a wgmma in flight.
-
-Registers in use by wgmma instructions in flight, which ordinary code must not access.
-
+Reads of elements that nothing has written are found, and so are accesses to registers that a wgmma in flight uses.
 Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions: wgmma.fence, wgmma.wait_group".
 """
 

@@ -51,20 +51,16 @@ def _counted(handler: Callable[[Context, Call], Closure]) -> Callable[[Context, 
     return counted
 
 
-def _parallel(c: DeviceContext, s: Parallel) -> Action:
-    raise fault("sim-unsupported", "a T.Parallel loop in a lowered program",
-                expected="a loop of threads", found="T.Parallel", span=s.span)
-
-
-def _tile_op(c: DeviceContext, s: TileOp) -> Action:
-    raise fault("sim-unsupported", f"tile op {s.op_name} in a lowered program",
-                expected="a lowered program", found=f"tile op {s.op_name}", span=s.span)
+def _not_lowered(c: DeviceContext, s: Parallel | TileOp) -> Action:
+    what, found, expected = ("a T.Parallel loop", "T.Parallel", "a loop of threads") if isinstance(s, Parallel) else \
+        (f"tile op {s.op_name}", f"tile op {s.op_name}", "a lowered program")
+    raise fault("sim-unsupported", f"{what} in a lowered program", expected=expected, found=found, span=s.span)
 
 
 DEVICE = Handlers(
     exprs={**VALUES, Load: load},
-    stmts={**CONTROL_FLOW, Store: store, Alloc: allocate, Launch: lambda c, s: DeviceLaunch(c, s).run, Parallel: _parallel,
-           TileOp: _tile_op},
+    stmts={**CONTROL_FLOW, Store: store, Alloc: allocate, Launch: lambda c, s: DeviceLaunch(c, s).run,
+           Parallel: _not_lowered, TileOp: _not_lowered},
     calls={**{op: _counted(h) for op, h in LANE_OPS.items()}, **HOPPER_OPS, **MATRIX_OPS, **ASYNC_OPS, **BARRIER_OPS},
 )
 

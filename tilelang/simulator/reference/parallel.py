@@ -49,6 +49,7 @@ class ParallelLoop:
         own = {id(v) for v in s.vars}
         deciding = _deciding(s.body, set())  # printed text may name a thread: the first one is used
         self.outer = [(c.slot(v), v, v in deciding) for v in free_vars(s.body) if id(v) not in own]
+        self.alloced = {id(n.buffer.data) for n in walk(s.body, Alloc)}
         self.private = self._private_buffers()
         self.one_by_one = False
         self.keys = self._accumulation_keys()
@@ -57,11 +58,10 @@ class ParallelLoop:
         c.launch.threads = threads
 
     def _private_buffers(self) -> list[_Private]:
-        inside = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Alloc)}
         found: dict[int, _Private] = {}
         for n in walk(self.s.body):
             b = getattr(n, "buffer", None)
-            if isinstance(b, Buffer) and b.scope_name in PRIVATE and id(b.data) not in inside:
+            if isinstance(b, Buffer) and b.scope_name in PRIVATE and id(b.data) not in self.alloced:
                 p = found.setdefault(id(b.data), _Private(b, self.c.slot(b.data), False, False))
                 p.read |= isinstance(n, (Load, AddressOf))
                 p.written |= isinstance(n, (Store, AddressOf))
@@ -75,14 +75,13 @@ class ParallelLoop:
         Where such an index is known only while the body runs, the iterations run one by one.
         """
         loaded = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Load)}
-        alloced = {id(n.buffer.data) for n in walk(self.s.body) if isinstance(n, Alloc)}
         binds: dict[Var, Expr] = {}
         for s in walk(self.s.body, Bind):
             remember(binds, s)
         inner = {n.var for n in walk(self.s.body) if isinstance(n, For)}
         out: list[list[Closure]] = []
         for n in walk(self.s.body):
-            if not isinstance(n, Store) or id(n.buffer.data) not in loaded or id(n.buffer.data) in alloced:
+            if not isinstance(n, Store) or id(n.buffer.data) not in loaded or id(n.buffer.data) in self.alloced:
                 continue
             if n.buffer.scope_name in PRIVATE:
                 continue
