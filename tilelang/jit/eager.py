@@ -91,13 +91,13 @@ class EagerCalls:
                         hint=f"{near}pass every tensor; results made by T.empty are returned, not passed")
         trace = self._trace(values, consts)
         kernel = self._kernel(trace, values, consts)
-        names = self._given(trace, values)
+        names = self._given(trace)
         if key is not None and missed == self.captured.missed and self._is_simple(trace, values):
             whole = len(args) == len(names) == len(self.names)
             self.fast[key] = kernel, None if whole else [(i, self.defaults[n]) for i, n in enumerate(self.names) if n in names]
         return kernel(*(values[n] for n in names), **({} if out is None else {"out": out}))
 
-    def _given(self, trace: _Trace, values: dict[str, Any]) -> list[str]:
+    def _given(self, trace: _Trace) -> list[str]:
         """Parameters of the kernel; tensors given as None are left out."""
         return [n for n in self.runtime if n not in trace.absent]
 
@@ -112,23 +112,24 @@ class EagerCalls:
         return not trace.packed and all(site is not None and site[1] == "shape" for site in trace.consts.values())
 
     def compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JITKernel:
-        values, consts = self.bound(args, kwargs)
-        return self._kernel(self._trace(values, consts), values, consts)
+        return self._kernel(*self._at(args, kwargs))
 
     def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values, consts = self.bound(args, kwargs)
-        trace = self._trace(values, consts)
-        return self._traced(trace, values, consts)[0]
+        return self._traced(*self._at(args, kwargs))[0]
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values, consts = self.bound(args, kwargs)
-        trace = self._trace(values, consts)
+        trace, values, consts = self._at(args, kwargs)
         return self._static_key(values), tuple(self._const_values(trace, values, consts).items())
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The arguments for the kernel of a call, without tensors that are None and that the kernel does not have."""
         values = self.bound(args, kwargs)[0]
-        return [values[n] for n in self._given(self._trace(values, {}), values)]
+        return [values[n] for n in self._given(self._trace(values, {}))]
+
+    def _at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Trace, dict[str, Any], dict[str, Any]]:
+        """(trace, values, keyword values of consts) of a call."""
+        values, consts = self.bound(args, kwargs)
+        return self._trace(values, consts), values, consts
 
     # ---- steps ------------------------------------------------------------------------------------------------------
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -35,23 +35,21 @@ def ASTPrinter() -> Analysis:
     return _analysis("ASTPrinter", lambda func: print(outline_text(func)))
 
 
-def NestedLoopChecker() -> Analysis:
-    """Rejects parallel loops that hold another one beside other statements, a pipelined loop, or a tile operation.
+def _checker(name: str, about: str, *kinds: str) -> Callable[[], Analysis]:
+    def make() -> Analysis:
+        return _analysis(name, lambda func: check_parallel(func, kinds))
 
-    Raises ValueError (parallel-nested, parallel-pipelined, parallel-tile-op) at the user's line.
-    """
-    kinds = ("parallel-nested", "parallel-pipelined", "parallel-tile-op")
-    return _analysis("NestedLoopChecker", lambda func: check_parallel(func, kinds))
-
-
-def FragmentLoopChecker() -> Analysis:
-    """Rejects fragments indexed by a parallel loop of run-time extent: ValueError (parallel-symbolic)."""
-    return _analysis("FragmentLoopChecker", lambda func: check_parallel(func, ("parallel-symbolic",)))
+    make.__name__, make.__doc__ = name, f"Rejects {about}: ValueError ({', '.join(kinds)}), at the user's line."
+    return make
 
 
-def ParallelLocalIndexChecker() -> Analysis:
-    """Rejects per-thread arrays indexed by a variable of T.Parallel: ValueError (parallel-local)."""
-    return _analysis("ParallelLocalIndexChecker", lambda func: check_parallel(func, ("parallel-local",)))
+NestedLoopChecker = _checker(
+    "NestedLoopChecker", "parallel loops that hold another one beside other statements, a pipelined loop, or a tile operation",
+    "parallel-nested", "parallel-pipelined", "parallel-tile-op")
+FragmentLoopChecker = _checker(
+    "FragmentLoopChecker", "fragments indexed by a parallel loop of run-time extent", "parallel-symbolic")
+ParallelLocalIndexChecker = _checker(
+    "ParallelLocalIndexChecker", "per-thread arrays indexed by a variable of T.Parallel", "parallel-local")
 
 
 def LayoutVisual(formats: str = "txt", save_directory: str = "./tmp", target: Any = None) -> Analysis:
