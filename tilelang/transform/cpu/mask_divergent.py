@@ -115,7 +115,7 @@ class _Fission:
     def conflicts_in(self, s: Stmt, divergent: bool) -> bool:
         """Whether threads may access each other's elements in a statement of s that each would run whole before the next."""
         if divergent or isinstance(s, (If, For, While)) and (
-                self._divergent(s) or not isinstance(s, If) and some_exit_early(self.known, s.body)):
+                self._divergent(s) or not isinstance(s, If) and some_exit_early(self.known.varies, s.body)):
             return self.conflicts.exist_in(s)
         if isinstance(s, Store):
             return self._overwrites(s)
@@ -251,7 +251,7 @@ class _Fission:
         if self.known.varies((s.start, s.extent)):
             yield from self.divergent_for(s, m)
             return
-        jumps = some_exit_early(self.known, s.body)
+        jumps = some_exit_early(self.known.varies, s.body)
         start, extent = s.start, s.extent
         if m is not None and not (is_speculatable(start) and is_speculatable(extent)):
             some, made = self.any_of(m, s.span)
@@ -287,7 +287,7 @@ class _Fission:
         yield from self.while_any(at < load(count, _ZERO), body, s.body, step, m, s.span)
 
     def while_(self, s: While, m: Mask | None) -> Iterator[Stmt]:
-        if m is None and not self.known.varies(s.cond) and not some_exit_early(self.known, s.body):
+        if m is None and not self.known.varies(s.cond) and not some_exit_early(self.known.varies, s.body):
             yield replace(s, body=seq(*self.seq(s.body, None, JumpTargets())))
             return
         yield from self.while_any(s.cond, s.body, s.body, None, m, s.span)

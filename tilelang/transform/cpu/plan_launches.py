@@ -69,13 +69,13 @@ def _plan_blocks(s: Launch, func: Func, checks: tuple[NullCheck, ...]) -> CpuLau
     """Blocks that run one after another on each worker thread."""
     everyone = WarpRole(0, (), ((0, s.num_threads),))
     code = _code(everyone, s)
-    return CpuLaunch(s, (code,), False, place_block_buffers(code.body, code.values), SharedSpace(()),
+    return CpuLaunch(s, (code,), False, place_buffers(code.body, code.values), SharedSpace(()),
                      lane_faults=_may_fault([code]), may_alias=_may_alias(func, s), null_checks=checks, span=s.span)
 
 
 def _plan_coroutines(s: Launch) -> CpuLaunch:
     """Warp roles or blocks that wait for each other."""
-    slots = place_shared_buffers(s.body)
+    slots = place_buffers(s.body, None)
     warp_roles, barriers = split_warp_roles(s)
     space = shared_space(s, lambda why, span: unsupported(why, span=span))
     codes = tuple(_code(warp_role, launch) for warp_role, launch in warp_roles)
@@ -106,37 +106,24 @@ def fits_stack(b: Buffer, copies: int) -> bool:
     return b.scope_name == VARIABLE and copies == 1 or b.is_static and b.size * b.dtype.bytes * copies <= STACK_BYTES
 
 
-def place_block_buffers(body: Stmt, values: ThreadValues) -> tuple[StorageSlot, ...]:
+def place_buffers(body: Stmt, values: ThreadValues | None) -> tuple[StorageSlot, ...]:
     """Arena storage of a launch whose blocks run one after another: what is too large for the stack.
 
-    Raises cpu-unsupported for tensor memory and for barriers, which such a launch does not use.
+    values: None where warp roles are coroutines, and all that the warp roles of a block share lies in the arena.
+    Raises cpu-unsupported for tensor memory, and for barriers that nothing waits at.
     """
     out: dict[object, StorageSlot] = {}
     for n in walk(body, Alloc):
-        b = n.buffer
-        if b.data in out:
+        b, barrier = n.buffer, is_barrier_array(n.buffer)
+        if b.data in out or b.scope() == GLOBAL or values is None and is_private(b):
             continue
-        if is_barrier_array(b) or b.scope() == TMEM:
+        if b.scope() == TMEM or barrier and values is not None:
             raise unsupported(f"memory of scope {b.scope()}", span=n.span)
-        copies = values.count if b.data in values.private else 1
-        if b.scope() != GLOBAL and not fits_stack(b, copies):
+        copies = BARRIER_WORDS if barrier else values.count if values is not None and b.data in values.private else 1
+        if values is None:
+            out[b.data] = StorageSlot(b, copies)
+        elif not fits_stack(b, copies):
             out[b.data] = StorageSlot(b, copies, values.unit_of(b))
-    return tuple(out.values())
-
-
-def place_shared_buffers(body: Stmt) -> tuple[StorageSlot, ...]:
-    """Arena storage of a launch whose warp roles are coroutines: all that the warp roles of a block share.
-
-    Raises cpu-unsupported for tensor memory.
-    """
-    out: dict[object, StorageSlot] = {}
-    for n in walk(body, Alloc):
-        b = n.buffer
-        if b.data in out or b.scope() == GLOBAL or is_private(b):
-            continue
-        if b.scope() == TMEM:
-            raise unsupported(f"memory of scope {b.scope()}", span=n.span)
-        out[b.data] = StorageSlot(b, BARRIER_WORDS if is_barrier_array(b) else 1)
     return tuple(out.values())
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (EMPTY, AddressOf, Binary, Bind, Break, Call, Cast, Const, Continue, Evaluate, Expr, For, If, Launch,
-                         Load, Parallel, Region, Seq, Stmt, Store, TileOp, While, call, const, replace, rewrite, seq, walk,
-                         with_options, FRAGMENT, GLOBAL, SHARED)
+from tilelang.ir import (EMPTY, AddressOf, Binary, Bind, Call, Cast, Const, Evaluate, Expr, For, If, Launch, Load, Parallel,
+                         Region, Seq, Stmt, Store, TileOp, While, call, const, replace, rewrite, seq, walk, with_options,
+                         FRAGMENT, GLOBAL, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import OncePerBlock, WarpRole, is_private
@@ -31,7 +31,7 @@ from tilelang.ops import Copy
 
 from .thread_conflicts import Conflicts
 from .thread_loops import check_uniform
-from .varying_values import find_varying_values, rereads_shared, touches_private
+from .varying_values import find_varying_values, rereads_shared, some_exit_early, touches_private
 
 _WAITS = ("mbarrier_wait", "mbarrier_arrive", "mbarrier_arrive_expect_tx", "named_barrier", "named_barrier_arrive", "sync_grid")
 _BY_ADDRESS = ("wgmma", "wgmma_descriptor", "tma_load")  # their misuse ends the call as a deadlock does
@@ -96,6 +96,10 @@ class _Split:
     def _visit(self, s: Stmt, warp_role: WarpRole, divergent: bool = False) -> Stmt:
         """s for a warp role.  divergent: a condition keeps some threads of the warp roles that are here from it."""
         alone = len(self.here) == 1
+
+        def varies(e: Any) -> bool:
+            return holds_in(e, warp_role.warps[0]) is None and self.values.varies(e)
+
         match s:
             case Seq():
                 return seq(*(self._visit(x, warp_role, divergent) for x in s.stmts), span=s.span)
@@ -117,7 +121,7 @@ class _Split:
                 return branch if alone or divergent or not self._is_ordered(s.cond) else seq(self._barrier(s, 1), branch)
             case For() | While():
                 control = (s.start, s.extent) if isinstance(s, For) else (s.cond,)
-                inner = divergent or not alone and (self.values.varies(control) or self._some_jump(s.body, warp_role, False))
+                inner = divergent or not alone and (self.values.varies(control) or some_exit_early(varies, s.body))
                 if inner and not divergent:
                     self._reject_exchange(s)
                 loop = replace(s, body=self._visit(s.body, warp_role, inner))
@@ -125,15 +129,6 @@ class _Split:
                     return seq(self._barrier(s, 1), loop)
                 return loop if divergent or not inner else self._between_barriers(s, loop)
         return s if alone else self._of_some_threads(s) if divergent else self._of_all_warp_roles(s)
-
-    def _some_jump(self, s: Stmt | None, warp_role: WarpRole, some: bool) -> bool:
-        """Whether some threads of a warp role alone execute a break or continue of the loop around s."""
-        if isinstance(s, If):
-            inner = some or holds_in(s.cond, warp_role.warps[0]) is None and self.values.varies(s.cond)
-            return self._some_jump(s.then, warp_role, inner) or self._some_jump(s.orelse, warp_role, inner)
-        if isinstance(s, Seq):
-            return any(self._some_jump(x, warp_role, some) for x in s.stmts)
-        return some and isinstance(s, (Break, Continue))
 
     def _reject_exchange(self, s: Stmt) -> None:
         """Raises cpu-unsupported where threads of several warp roles access each other's elements in s."""

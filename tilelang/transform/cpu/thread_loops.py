@@ -35,7 +35,7 @@ def _visit(t: ThreadValues, s: Stmt) -> Stmt:
     match s:
         case For() | While() | If():
             asked = (s.start, s.extent) if isinstance(s, For) else s.cond
-            if t.varies(asked) or not isinstance(s, If) and some_exit_early(t, s.body):
+            if t.varies(asked) or not isinstance(s, If) and some_exit_early(t.varies, s.body):
                 return _divergent(t, s)
             return with_inner(s, lambda x: _visit(t, x))  # type: ignore[no-any-return]
         case Seq():

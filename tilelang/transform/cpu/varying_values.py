@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
                          Load, Seq, Stmt, Store, TileOp, Var, While, walk, GLOBAL)
@@ -70,9 +72,9 @@ class _Flow:
                 own = t.varies(s.start) or t.varies(s.extent)
                 if own:
                     self.varying.add(s.var)
-                self.visit(s.body, divergent or own or some_exit_early(t, s.body) or some_return(t, s.body))
+                self.visit(s.body, divergent or own or some_exit_early(t.varies, s.body) or some_return(t, s.body))
             case While():
-                self.visit(s.body, divergent or t.varies(s.cond) or some_exit_early(t, s.body) or some_return(t, s.body))
+                self.visit(s.body, divergent or t.varies(s.cond) or some_exit_early(t.varies, s.body) or some_return(t, s.body))
             case If():
                 inner = divergent or t.varies(s.cond)
                 self.visit(s.then, inner)
@@ -92,30 +94,30 @@ class _Flow:
             self.private.update(a.region.buffer.data for a in touched if a.writes and is_private(a.region.buffer))
 
 
-def some_exit_early(t: ThreadValues, body: Stmt) -> bool:
+def some_exit_early(varies: Callable[[Any], bool], body: Stmt) -> bool:
     """Whether a break or continue of the loop with this body is taken by some of the threads alone."""
-    return _some_jump(t, body, True)
+    return _some_jump(varies, body, True)
 
 
 def some_return(t: ThreadValues, s: Stmt) -> bool:
     """Whether some of the threads alone may execute a thread_return in s."""
-    return any(n.op == "thread_return" for n in walk(s, Call)) and _some_jump(t, s, False)
+    return any(n.op == "thread_return" for n in walk(s, Call)) and _some_jump(t.varies, s, False)
 
 
-def _some_jump(t: ThreadValues, s: Stmt, loop: bool, divergent: bool = False) -> bool:
+def _some_jump(varies: Callable[[Any], bool], s: Stmt, loop: bool, divergent: bool = False) -> bool:
     """Whether some threads alone leave the iteration of the loop around s (`loop`), or the launch.
 
-    divergent: only some of the threads may execute s.
+    varies: whether a condition differs between threads.  divergent: only some of the threads may execute s.
     """
     match s:
         case Seq():
-            return any(_some_jump(t, x, loop, divergent) for x in s.stmts)
+            return any(_some_jump(varies, x, loop, divergent) for x in s.stmts)
         case If():
-            inner = divergent or t.varies(s.cond)
-            return any(_some_jump(t, x, loop, inner) for x in (s.then, s.orelse) if x is not None)
+            inner = divergent or varies(s.cond)
+            return any(_some_jump(varies, x, loop, inner) for x in (s.then, s.orelse) if x is not None)
         case For() | While() if not loop:
-            uneven = t.varies(s.cond if isinstance(s, While) else (s.start, s.extent)) or some_exit_early(t, s.body)
-            return _some_jump(t, s.body, False, divergent or uneven)
+            uneven = varies(s.cond if isinstance(s, While) else (s.start, s.extent)) or some_exit_early(varies, s.body)
+            return _some_jump(varies, s.body, False, divergent or uneven)
         case Break() | Continue():
             return divergent and loop
         case Evaluate():
