@@ -34,29 +34,38 @@ def atomic_update(f: Fn, kind: str, address: str, v: str, dt: dtype, *, shared: 
     if dt.is_int:
         op = _RMW.get(kind) or ("u" if dt.is_unsigned else "") + kind
         return f.let(f"atomicrmw {op} ptr {address}, {memory_type(dt)} {v} {llvm_order}")
-    return _compare_exchange(f, kind, address, v, dt, llvm_order, span)
+    return _compare_exchange(f, kind, address, v, dt, llvm_order)
 
 
-def _compare_exchange(f: Fn, kind: str, address: str, v: str, dt: dtype, order: str, span: Any) -> str:
+def _compare_exchange(f: Fn, kind: str, address: str, v: str, dt: dtype, order: str) -> str:
     """An atomic update of floats: a loop over compare-and-exchange on the bits."""
-    it, mt = f"i{dt.bits}", memory_type(dt, span)
+    it = f"i{dt.bits}"
     first = f.let(f"load atomic {it}, ptr {address} monotonic, align {dt.bytes}")
     before, again, out = f.label, f.name_of("again"), f.name_of("done")
     f.start(again)
     seen = f"%{f.name_of('seen')}"
     at = len(f.lines)
-    bits = seen if mt == it else f.let(f"bitcast {it} {seen} to {mt}")
-    old = from_memory(f, dt, bits)
+    old = _from_bits(f, dt, seen)
     new = v if kind == "exchange" else arithmetic.combine(f, _COMBINE[kind], old, v, dt)
-    stored = to_memory(f, dt, new)
-    new_bits = stored if mt == it else f.let(f"bitcast {mt} {stored} to {it}")
-    pair = _exchanged_if(f, address, seen, new_bits, it, order)
+    pair = _exchanged_if(f, address, seen, _to_bits(f, dt, new), it, order)
     got = f.let(f"extractvalue {{ {it}, i1 }} {pair}, 0")
     ok = f.let(f"extractvalue {{ {it}, i1 }} {pair}, 1")
     f.lines.insert(at, f"  {seen} = phi {it} [ {first}, %{before} ], [ {got}, %{f.label} ]")
     f.end(f"br i1 {ok}, label %{out}, label %{again}")
     f.start(out)
     return old
+
+
+def _from_bits(f: Fn, dt: dtype, bits: str) -> str:
+    """The register value of an element with these bits, an integer."""
+    it, mt = f"i{dt.bits}", memory_type(dt)
+    return from_memory(f, dt, bits if mt == it else f.let(f"bitcast {it} {bits} to {mt}"))
+
+
+def _to_bits(f: Fn, dt: dtype, v: str) -> str:
+    """The bits of an element as an integer."""
+    it, mt, stored = f"i{dt.bits}", memory_type(dt), to_memory(f, dt, v)
+    return stored if mt == it else f.let(f"bitcast {mt} {stored} to {it}")
 
 
 def _exchanged_if(f: Fn, address: str, compare: str, new: str, it: str, order: str) -> str:
@@ -131,21 +140,15 @@ def _atomic_lanes(lanes: int) -> CallPrinter:
 
 def _atomic_load(cx: Code, e: Call) -> str:
     where, at = _target(cx, e)
-    dt = where.buffer.dtype
-    it = f"i{dt.bits}"
-    order = _ORDERS[e.options.order or "seq_cst"]
-    bits = cx.f.let(f"load atomic {it}, ptr {at} {order}, align {dt.bytes}")
-    mt = memory_type(dt)
-    return from_memory(cx.f, dt, bits if mt == it else cx.f.let(f"bitcast {it} {bits} to {mt}"))
+    dt, order = where.buffer.dtype, _ORDERS[e.options.order or "seq_cst"]
+    return _from_bits(cx.f, dt, cx.f.let(f"load atomic i{dt.bits}, ptr {at} {order}, align {dt.bytes}"))
 
 
 def _atomic_store(cx: Code, e: Call) -> str:
     where, at = _target(cx, e)
-    dt = where.buffer.dtype
-    it, mt = f"i{dt.bits}", memory_type(dt)
-    v = to_memory(cx.f, dt, cx.cast_value(e.args[1], dt))
-    bits = v if mt == it else cx.f.let(f"bitcast {mt} {v} to {it}")
-    cx.f.do(f"store atomic {it} {bits}, ptr {at} {_ORDERS[e.options.order or 'seq_cst']}, align {dt.bytes}")
+    dt, order = where.buffer.dtype, _ORDERS[e.options.order or "seq_cst"]
+    bits = _to_bits(cx.f, dt, cx.cast_value(e.args[1], dt))
+    cx.f.do(f"store atomic i{dt.bits} {bits}, ptr {at} {order}, align {dt.bytes}")
     return "0"
 
 

@@ -74,15 +74,13 @@ def _float_call(f: Fn, op: str, args: list[str], dt: dtype, e: Call) -> str:
 # ---- intrinsics that are no single function --------------------------------------------------------------------------
 
 
-def _rsqrt(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
-    ty = value_type(dt)
-    one = splat(float_literal(1.0), ty)
-    return rounded(f, dt, f.let(f"fdiv {ty} {one}, {intrinsic(f, 'llvm.sqrt', ty, a[0])}"))
-
-
 def _rcp(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
     ty = value_type(dt)
     return rounded(f, dt, f.let(f"fdiv {ty} {splat(float_literal(1.0), ty)}, {a[0]}"))
+
+
+def _rsqrt(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
+    return _rcp(f, e, [intrinsic(f, "llvm.sqrt", value_type(dt), a[0])], dt)
 
 
 def _sigmoid(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
@@ -109,16 +107,9 @@ def _classify(mask: int) -> Any:
     return emit
 
 
-def _abs(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
-    return arithmetic.absolute(f, a[0], dt)
-
-
-def _popcount(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
-    return convert(f, intrinsic(f, "llvm.ctpop", value_type(dt), a[0]), dt, e.dtype)
-
-
-def _clz(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
-    return convert(f, intrinsic(f, "llvm.ctlz", value_type(dt), a[0], arg_tail="i1 false"), dt, e.dtype)
+def _counted(name: str, tail: str = "") -> Any:
+    """A count of bits by an LLVM intrinsic."""
+    return lambda f, e, a, dt: convert(f, intrinsic(f, name, value_type(dt), a[0], arg_tail=tail), dt, e.dtype)
 
 
 def _ffs(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
@@ -242,43 +233,28 @@ def _ieee(op: str) -> Any:
 
     def emit(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
         ty, mode = value_type(dt), e.options.rounding_mode
+        name = op
+        if op == "rcp":
+            name, a = "fdiv", [splat(float_literal(1.0), ty), *a]
         if mode != "rn":
-            a = [splat(float_literal(1.0), ty), *a] if op == "rcp" else a
-            return rounded(f, dt, _directed(f, "fdiv" if op == "rcp" else op.removeprefix("llvm."), mode, ty, a))
-        if op in ("fadd", "fsub", "fmul", "fdiv"):
-            out = f.let(f"{op} {ty} {a[0]}, {a[1]}")
-        elif op == "rcp":
-            out = f.let(f"fdiv {ty} {splat(float_literal(1.0), ty)}, {a[0]}")
-        elif op == "llvm.fma":
+            return rounded(f, dt, _directed(f, name.removeprefix("llvm."), mode, ty, a))
+        if name == "llvm.fma":
             return _fused(f, dt, a)
-        else:
-            out = intrinsic(f, op, ty, *a)
-        return rounded(f, dt, out)
+        return rounded(f, dt, intrinsic(f, name, ty, *a) if name.startswith("llvm.") else f.let(f"{name} {ty} {a[0]}, {a[1]}"))
 
     return emit
-
-
-def _packed(op: str) -> Any:
-    def emit(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
-        if op == "fma":
-            return _fused(f, dt, a)
-        return arithmetic.absolute(f, a[0], dt) if op == "abs" else arithmetic.binary(f, op, a[0], a[1], dt)
-
-    return emit
-
-
-def _to_tf32(f: Fn, e: Call, a: list[str], dt: dtype) -> str:
-    return a[0]
 
 
 _SPECIAL: dict[str, Any] = {
     "rsqrt": _rsqrt, "fast_rcp": _rcp, "sigmoid": _sigmoid, "isnan": _classify(0x3), "isinf": _classify(0x204),
-    "isfinite": _classify(0x1F8), "abs": _abs, "popcount": _popcount, "clz": _clz, "__ffs": _ffs, "__fns": _fns,
-    "reinterpret": _reinterpret, "isnullptr": _isnull, "to_tf32": _to_tf32,
+    "isfinite": _classify(0x1F8), **dict.fromkeys(("abs", "abs2"), lambda f, e, a, dt: arithmetic.absolute(f, a[0], dt)),
+    "popcount": _counted("llvm.ctpop"), "clz": _counted("llvm.ctlz", "i1 false"), "__ffs": _ffs, "__fns": _fns,
+    "reinterpret": _reinterpret, "isnullptr": _isnull, "to_tf32": lambda f, e, a, dt: a[0],
     "ieee_add": _ieee("fadd"), "ieee_sub": _ieee("fsub"), "ieee_mul": _ieee("fmul"), "ieee_fdiv": _ieee("fdiv"),
     "ieee_fmaf": _ieee("llvm.fma"), "ieee_frcp": _ieee("rcp"), "ieee_fsqrt": _ieee("llvm.sqrt"),
-    "ieee_frsqrt": _rsqrt, "add2": _packed("add"), "sub2": _packed("sub"), "mul2": _packed("mul"),
-    "max2": _packed("max"), "min2": _packed("min"), "abs2": _packed("abs"), "fma2": _packed("fma"),
+    "ieee_frsqrt": _rsqrt, "fma2": lambda f, e, a, dt: _fused(f, dt, a),
+    **{f"{op}2": (lambda f, e, a, dt, op=op: arithmetic.binary(f, op, a[0], a[1], dt))
+       for op in ("add", "sub", "mul", "max", "min")},
 }
 
 # ---- float32 functions in IR -----------------------------------------------------------------------------------------

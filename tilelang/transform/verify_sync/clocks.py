@@ -108,9 +108,8 @@ class Warp:
         """The accesses that these lanes know, including their own, which they publish when they arrive at a barrier."""
         seen, fenced = self.known(lanes)
         seen = seen.copy()
-        for m, c in self.own.items():
-            if m & lanes == m:
-                seen[c] = self.clocks.now[c]
+        for c in self.own_components(lanes):
+            seen[c] = self.clocks.now[c]
         if lanes == self.full:
             seen[self.control] = self.clocks.now[self.control]
         return seen, fenced
@@ -123,13 +122,9 @@ class Warp:
             if m != lanes and m & lanes == m:
                 join(seen, row)
                 join(fenced, self.fenced[m])
-        self._tick(lanes)
+        for c in self.own_components(lanes):
+            self.clocks.now[c] += 1
         return seen, fenced
-
-    def _tick(self, lanes: int) -> None:
-        for m, c in self.own.items():
-            if m & lanes == m:
-                self.clocks.now[c] += 1
 
     def aligned(self, lanes: int) -> None:
         """These lanes execute a `.sync.aligned` instruction: none continues before all have passed their earlier waits.
@@ -147,18 +142,16 @@ class Warp:
         for m in [m for m in self.seen if m != lanes and m & lanes == m]:
             join(seen, self.seen.pop(m))
             join(fenced, self.fenced.pop(m))
-        for m, c in self.own.items():
-            if m & lanes == m:
-                seen[c] = self.clocks.now[c]
-                self.clocks.now[c] += 1
+        for c in self.own_components(lanes):
+            seen[c] = self.clocks.now[c]
+            self.clocks.now[c] += 1
 
     def fence(self, lanes: int) -> None:
         """fence.proxy.async: the async proxy sees what these lanes wrote before."""
         _, fenced = self._rows(lanes)
-        for m, c in self.own.items():
-            if m & lanes == m:
-                fenced[c] = self.clocks.now[c]
-                self.clocks.now[c] += 1
+        for c in self.own_components(lanes):
+            fenced[c] = self.clocks.now[c]
+            self.clocks.now[c] += 1
 
 
 Active = list[tuple[Warp, int]]  # warps and lanes that execute something

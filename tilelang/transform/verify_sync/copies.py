@@ -16,7 +16,7 @@ from .memory import Site
 from .sync_fault import Fault, Found, Undecided
 from tilelang.layout.distinct import distinct
 
-from .events import EVENT_RULES, enter, event, event_of, initialised, lane_count, peers
+from .events import EVENT_RULES, enter, event, event_of, finished, initialised, peers
 from .stream_state import StreamState
 from .touches import granules
 from .values import Descriptor
@@ -62,7 +62,7 @@ def _arrives(st: StreamState, lo: int, taken: int, counted: int, bar_at: Expr, s
     block = block or st.block
     for bar, active in st.each_barrier(bar_at, span, block):
         for w, lanes in active:
-            for _ in range(lane_count(lanes)):
+            for _ in range(lanes.bit_count()):
                 enter(block, st, w, lanes, span, True)
                 seen, fenced = w.mine(lanes)
                 t = bar.copy(seen, counted, span)
@@ -138,12 +138,10 @@ def _issuers(st: StreamState) -> list[tuple[tuple[Any, int], _Stores]]:
 @event
 def _bulk_wait(st: StreamState, c: Call, span: Any) -> None:
     for (w, lanes), own in _issuers(st):
-        keep = c.options.n
-        done = own.groups[: max(0, len(own.groups) - keep)]
+        done = finished(own.groups, c.options.n)
         if done:
-            own.groups = own.groups[len(done):]
             own.finished = done[-1]
-            w.learn_times(lanes, {own.component: done[-1]})
+            w.learn_times(lanes, {own.component: own.finished})
 
 
 # ---- MMA instructions ---------------------------------------------------------------------------------------------------
@@ -228,10 +226,7 @@ def _cp_async_commit(st: StreamState, c: Call, span: Any) -> None:
 
 @event
 def _cp_async_wait(st: StreamState, c: Call, span: Any) -> None:
-    keep = c.options.n
-    done = st.copy_groups[: max(0, len(st.copy_groups) - keep)]
-    st.copy_groups = st.copy_groups[len(done):]
-    for g, t, active, site in (x for group in done for x in group):
+    for g, t, active, site in (x for group in finished(st.copy_groups, c.options.n) for x in group):
         st.block.memory.land(g)
         st.block.memory.threads("w", g, t, active, site)
 

@@ -41,9 +41,11 @@ def event_of(*names: str) -> Callable[[Rule], Rule]:
     return put
 
 
-def lane_count(n: int) -> int:
-    """Number of lanes in a mask."""
-    return bin(n).count("1")
+def finished(groups: list[Any], n: int) -> list[Any]:
+    """Takes from the groups of copies in flight those that a wait for all but the last n waits for."""
+    done = groups[:max(0, len(groups) - n)]
+    del groups[:len(done)]
+    return done
 
 
 # ---- block and named barriers -------------------------------------------------------------------------------------------
@@ -121,27 +123,13 @@ def initialised(st: StreamState) -> list[MBarrier]:
     return [b for b in st.block.barriers.values() if b.made[0] in mine]
 
 
-def _arrivals(st: StreamState, c: Call, span: Any, arrive: bool, announce: bool) -> None:
-    nbytes = st.uniform(c.args[1], "the bytes announced") if announce else 0
+@event_of("mbarrier_arrive", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx")
+def _arrivals(st: StreamState, c: Call, span: Any) -> None:
+    nbytes = st.uniform(c.args[1], "the bytes announced") if c.op.endswith("expect_tx") else 0
     for bar, active in st.each_barrier(c.args[0], span):
         for w, lanes in active:
-            n = lane_count(lanes)
-            bar.arrive(w, lanes, n if arrive else 0, nbytes * n, span)
-
-
-@event
-def _mbarrier_arrive(st: StreamState, c: Call, span: Any) -> None:
-    _arrivals(st, c, span, True, False)
-
-
-@event
-def _mbarrier_expect_tx(st: StreamState, c: Call, span: Any) -> None:
-    _arrivals(st, c, span, False, True)
-
-
-@event
-def _mbarrier_arrive_expect_tx(st: StreamState, c: Call, span: Any) -> None:
-    _arrivals(st, c, span, True, True)
+            n = lanes.bit_count()
+            bar.arrive(w, lanes, n if "arrive" in c.op else 0, nbytes * n, span)
 
 
 def _mbarrier_wait(st: StreamState, c: Any, span: Any) -> Iterator[Any]:
@@ -248,23 +236,16 @@ def _cluster_sync(st: StreamState, c: Any, span: Any) -> Iterator[Any]:
     return _cluster_wait(st, c, span)
 
 
-@event
-def _mbarrier_arrive_remote(st: StreamState, c: Call, span: Any) -> None:
+@event_of("mbarrier_arrive_remote", "mbarrier_complete_remote")
+def _remote_arrivals(st: StreamState, c: Call, span: Any) -> None:
+    arrive = c.op == "mbarrier_arrive_remote"
+    nbytes = 0 if arrive else st.uniform(c.args[2], "the bytes counted")
     for block in peers(st, c.args[1], span):
         for bar, active in st.each_barrier(c.args[0], span, block):
             for w, lanes in active:
                 enter(block, st, w, lanes, span)
-                bar.arrive(w, lanes, lane_count(lanes), 0, span)
-
-
-@event
-def _mbarrier_complete_remote(st: StreamState, c: Call, span: Any) -> None:
-    nbytes = st.uniform(c.args[2], "the bytes counted")
-    for block in peers(st, c.args[1], span):
-        for bar, active in st.each_barrier(c.args[0], span, block):
-            for w, lanes in active:
-                enter(block, st, w, lanes, span)
-                bar.arrive(w, lanes, 0, -nbytes * lane_count(lanes), span)
+                n = lanes.bit_count()
+                bar.arrive(w, lanes, n if arrive else 0, -nbytes * n, span)
 
 
 @event_of("cluster_load", "cluster_store")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,7 @@ class MatrixRegisters:
     def ordinary(self, touched: frozenset[Var], written: frozenset[Var], indices: Any, span: Any) -> None:
         """An ordinary statement touches these storages.  indices(data): (first, last) element touched, None: all."""
         for data in touched & self.flying:
-            for u in (*self.open, *(u for _, g, _ in self.groups for u in g)):
+            for u in self._in_flight():
                 if u.data is not data or not u.result and data not in written:
                     continue
                 at = indices(data)
@@ -63,7 +64,7 @@ class MatrixRegisters:
             if data in self.written:
                 raise Found(Fault(f"`{data.name}` is written by ordinary instructions and then used by a wgmma without a "
                                   "wgmma_fence in between", span, self.written[data], kind="wgmma"))
-            for u in (*self.open, *(u for _, g, _ in self.groups for u in g)):
+            for u in self._in_flight():
                 if u.data is data and lo < u.hi and u.lo < hi and (u.result or result) and not (
                         u.result and result and (u.lo, u.hi) == (lo, hi)):
                     raise Found(Fault(f"`{data.name}` is used by a wgmma while another one that "
@@ -87,4 +88,9 @@ class MatrixRegisters:
         if done:
             self.groups = self.groups[len(done):]
             self.finished, self.waits = done[-1][0], done[-1][2]
-            self.flying = {u.data for u in (*self.open, *(u for _, g, _ in self.groups for u in g))}
+            self.flying = {u.data for u in self._in_flight()}
+
+    def _in_flight(self) -> Iterator[_Use]:
+        yield from self.open
+        for _, uses, _ in self.groups:
+            yield from uses

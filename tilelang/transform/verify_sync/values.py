@@ -76,25 +76,13 @@ def number(scale: int | Marked, at: tuple[Any, ...]) -> int | None:
     return scale * (flat + 1)
 
 
-def _divide(a: Any, b: Any) -> Any:
-    if type(b) is int:
-        return a // b if b else None
-    return a // b if np.all(b) else None
-
-
-def _modulo(a: Any, b: Any) -> Any:
-    if type(b) is int:
-        return a % b if b else None
-    return a % b if np.all(b) else None
+def _divided(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A division, which has no value where something is divided by zero."""
+    return lambda a, b: fn(a, b) if (b if type(b) is int else np.all(b)) else None
 
 
 def _trunc(a: Any, b: Any) -> Any:
-    return np.sign(a) * np.sign(b) * (abs(a) // abs(b)) if np.all(b) else None
-
-
-def _rest(a: Any, b: Any) -> Any:
-    q = _trunc(a, b)
-    return None if q is None else a - q * b
+    return np.sign(a) * np.sign(b) * (abs(a) // abs(b))
 
 
 def _least(a: Any, b: Any) -> Any:
@@ -109,8 +97,8 @@ _OPS: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "min": _least, "max": _most,
     "bitand": operator.and_, "bitor": operator.or_, "bitxor": operator.xor, "shl": shifted_left,
     "shr": shifted_right, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
-    "gt": operator.gt, "ge": operator.ge, "floordiv": _divide, "floormod": _modulo, "truncdiv": _trunc,
-    "truncmod": _rest,
+    "gt": operator.gt, "ge": operator.ge, "floordiv": _divided(operator.floordiv),
+    "floormod": _divided(operator.mod), "truncdiv": _divided(_trunc), "truncmod": _divided(lambda a, b: a - _trunc(a, b) * b),
 }
 
 
@@ -135,10 +123,7 @@ class Values:
 
     def __call__(self, e: Expr, f: Any) -> Any:
         """Value of e in a frame."""
-        got = self._made.get(id(e))
-        if got is None:
-            got = self._made[id(e)] = (e, self._compile(e))
-        return got[1](f)
+        return self._of(e)(f)
 
     def address(self, b: Buffer, indices: tuple[Expr, ...], f: Any) -> Any:
         """Byte of shared memory where an element lies, per thread or one for all; None when unknown."""
