@@ -159,23 +159,14 @@ class RegisterLoops:
                     raise InternalError("a loop marked for named registers has no form")
                 self._packed(x, array, first)
 
-    def _sum_nest(self, form: Form, s: For) -> None:
-        first = s.plan.maxima_first
-        found: list[tuple[str, list[str]]] = []
+    def _sum_nest(self, _: Form, s: For) -> None:
         for k in self._iterations(s):
-            for x in stmts_of(s.body)[:first or None]:
+            for x in stmts_of(s.body):
                 inner = sum_form(x, {s.var: k}) if isinstance(x, For) else None
                 if inner is None:
                     self._stmt(x)
-                elif first:
-                    found.append(self._maximum(inner))
                 else:
                     self._summed(inner, x)
-        if first:
-            self._maxima(form, found)
-            for _ in self._iterations(s):
-                for x in stmts_of(s.body)[first:]:
-                    self._stmt(x)
 
     def _iterations(self, s: For) -> Iterator[int]:
         """The values of a loop's variable. The text for each value stands in a scope where the variable is a constant."""
@@ -191,7 +182,7 @@ class RegisterLoops:
         """Print a sum: the operands are the distinct elements added to; plan.reduction gives the order."""
         array, v, order = self.registers.array(form.buffer), form.value, s.plan.reduction  # type: ignore[attr-defined]
         if order == "integer":
-            self._maxima(form, [self._maximum(form)])
+            self._maximum(form)
             return
         while isinstance(s, For):
             s = s.body
@@ -207,18 +198,11 @@ class RegisterLoops:
         body = f'asm volatile("{_joined(lines)}" : {operands});'
         self.registers.call(f"{v.op}_{array}_{form.points[0][1]}", f"({params})", body, ", ".join(f"{name}[{i}]" for i in at))
 
-    def _maximum(self, form: Form) -> tuple[str, list[str]]:
-        """(the accumulated element, the registers of which it becomes the maximum)."""
-        to, array = form.value.a.buffer, self.registers.array(form.buffer)  # type: ignore[union-attr]
-        return f"{self.page.name(to.data, to.name)}[{form.points[0][0]}]", [f"tl_{array}_{k}" for _, k in form.points]
-
-    def _maxima(self, form: Form, found: list[tuple[str, list[str]]]) -> None:
-        op = SUMMED["max"] + self.ftz
-        body = largest_of_threes([names for _, names in found], lambda points: _in_halves(op, points))
-        places = f"_{found[0][1][0].rpartition('_')[2]}" if len(found) == 1 else ""
-        params = ", ".join(f"float& x{i}" for i in range(len(found)))
-        array = self.registers.array(form.buffer)
-        self.registers.call(f"max_{array}{places}", f"({params})", body, ", ".join(to for to, _ in found))
+    def _maximum(self, form: Form) -> None:
+        to, array, op = form.value.a.buffer, self.registers.array(form.buffer), SUMMED["max"] + self.ftz  # type: ignore[union-attr]
+        body = largest_of_threes([[f"tl_{array}_{k}" for _, k in form.points]], lambda points: _in_halves(op, points))
+        place = f"{self.page.name(to.data, to.name)}[{form.points[0][0]}]"
+        self.registers.call(f"max_{array}_{form.points[0][1]}", "(float& x0)", body, place)
 
     def _packed(self, s: Store, array: str, first: int) -> None:
         dt = s.value.dtype
