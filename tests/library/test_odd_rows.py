@@ -20,7 +20,7 @@ from tilelang.library.gemm.kernels import Form, gemm
 from tilelang.library.gemm.operands import Operand
 from tilelang.library.gemm.problem import MatmulProblem
 from tilelang.library.gemm.repack import Rows, pad_rows
-from tilelang.library.gemm.tile import Tail, Tile
+from tilelang.library.gemm.tile import Tile
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
@@ -201,13 +201,3 @@ def test_parts_of_a_vector_product():
     wide = down.divided(132)
     assert wide.splits * wide.iterations * wide.ahead < 1.2 * wide.steps
     assert "matmul_vector" in gemv(long).func.name
-
-
-@pytest.mark.parametrize("axis, tb", [(0, False), (1, False), (1, True)])
-def test_cut_products_of_padded_operands(axis, tb, monkeypatch, always_copied):
-    first, rest = Tile(64, 64, 64, 3, 256), replace(OVERLAPPING, threads=128)
-    monkeypatch.setattr(matmul_plan, "choose_tail", lambda chip, p, t: (first, Tail(axis, 64, rest)))
-    rng = np.random.default_rng(0)
-    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((141, 75), (75, 163)))
-    got = matmul(a, b.T.copy() if tb else b, transpose_b=tb, target=SM90, execution_backend="simulator")
-    assert np.array_equal(got.astype(np.float64), a.astype(np.float64) @ b.astype(np.float64))

@@ -5,20 +5,20 @@ from dataclasses import fields, replace
 import pytest
 
 from tilelang.env import env
-from tilelang.library.gemm import tail_plan, tile_cache, tile_cost
-from tilelang.library.gemm.tile import Tail, Tile, TileProblem, chip_of
-from tilelang.library.gemm.tile_cache import choose_tail, choose_tile
+from tilelang.library.gemm import tile_cache, tile_cost
+from tilelang.library.gemm.tile import Tile, TileProblem, chip_of
+from tilelang.library.gemm.tile_cache import choose_tile
 from tilelang.target import Target
 
 CHIP = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), sms=132)
 SMALL = TileProblem(512, 512, 512, b_k=True, may_swap_ab=True, may_overlap=True)
 TILE = Tile(192, 160, 64, 5, 384, 2, 3, 1.25e-5 / 3, True, True, True, 192, True, (2, 4), True)  # no field is as it would be
-PRICED = tile_cost.choose_tile, tail_plan.choose_tail
+PRICED = tile_cost.choose_tile
 
 
 def forget():
     """What a process knows."""
-    for choose in (choose_tile, choose_tail, *PRICED):
+    for choose in (choose_tile, PRICED):
         choose.cache_clear()
 
 
@@ -37,22 +37,16 @@ def never(*_):
 
 def test_a_later_process_prices_nothing_and_chooses_the_same(monkeypatch):
     assert not any(x == f.default for x, f in zip(vars(TILE).values(), fields(Tile)))
-    found = TILE, (replace(TILE, bm=256), Tail(1, 4224, TILE))
-    whole = replace(SMALL, m=4096)
     monkeypatch.setattr(tile_cost, "choose_tile", lambda chip, p: TILE)
-    monkeypatch.setattr(tail_plan, "choose_tail", lambda chip, p, t: found[1] if p == whole else None)
-    assert (choose_tile(CHIP, SMALL), choose_tail(CHIP, whole, TILE), choose_tail(CHIP, SMALL, TILE)) == (*found, None)
+    assert choose_tile(CHIP, SMALL) == TILE
     forget()
     monkeypatch.setattr(tile_cost, "choose_tile", never)
-    monkeypatch.setattr(tail_plan, "choose_tail", never)
-    assert (choose_tile(CHIP, SMALL), choose_tail(CHIP, whole, TILE), choose_tail(CHIP, SMALL, TILE)) == (*found, None)
+    assert choose_tile(CHIP, SMALL) == TILE
     assert hash(choose_tile(CHIP, SMALL)) == hash(TILE)  # it is a key of kernels
 
 
 def test_what_is_chosen_first_is_the_models_choice():
-    tile = choose_tile(CHIP, SMALL)
-    assert tile == tile_cost.choose_tile(CHIP, SMALL)
-    assert choose_tail(CHIP, SMALL, tile) == tail_plan.choose_tail(CHIP, SMALL, tile)
+    assert choose_tile(CHIP, SMALL) == tile_cost.choose_tile(CHIP, SMALL)
 
 
 @pytest.mark.parametrize("other", ["problem", "chip", "compiler", "no cache", "damage"])

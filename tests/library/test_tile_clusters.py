@@ -14,7 +14,7 @@ from tilelang.library.gemm.load_cost import cluster_sizes
 from tilelang.library.gemm.plan import MatmulPlan
 from tilelang.library.gemm.repack import Rows
 from tilelang.library.gemm.split_k_kernels import gemm_split
-from tilelang.library.gemm.tile import Tail, Tile, TileProblem, chip_of
+from tilelang.library.gemm.tile import Tile, TileProblem, chip_of
 from tilelang.library.gemm.tile_candidates import candidates
 from tilelang.library.gemm.tile_cost import choose_tile, estimate_seconds, uses_pdl
 from tilelang.library.gemm.tuning_candidates import config
@@ -175,7 +175,6 @@ def test_kernels_have_the_clusters_that_are_asked_for():
     copies = tuple(Rows(0, rows, 203, 0, 203, 208, "float16") for rows in (250, 136))
     odd = report(replace(f, k=203, a_strides=(208, 1), b_strides=(208, 1)), copies)
     assert odd.count("clusters of 4 x 1 x 1") == 1  # the GEMM's launch, not that of the copy
-    assert "clusters of" not in report(replace(f, tail=Tail(0, 128, TILE)))
 
 
 def test_a_choice_says_its_cluster():
@@ -190,7 +189,6 @@ def test_the_library_asks_for_them(monkeypatch):
     real = place.compile
     monkeypatch.setattr(place, "compile", lambda *a, **k: asked.append(k["pass_configs"]) or real(*a, **k))
     monkeypatch.setattr(matmul_plan, "choose_tile", lambda chip, p: replace(TILE, cluster=(1, 2), seconds=1e-6))
-    monkeypatch.setattr(matmul_plan, "choose_tail", lambda chip, p, t: None)
     a, b = (np.random.default_rng(1).integers(-1, 2, s).astype(np.float16) for s in ((130, 72), (72, 88)))
     got = matmul(a, b, target={"kind": "cuda", "arch": "sm_90a"}, execution_backend="simulator")
     assert np.array_equal(got, a.astype(np.float64) @ b.astype(np.float64))

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from lone_launch import lone_seconds
 from tilelang.library.gemm.tile import Tile, TileProblem, chip_of
 from tilelang.library.gemm.tile_cost import choose_tile, estimate_seconds as seconds
 from tilelang.target import Target
 
 H200 = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), sms=132)
-LONE = replace(H200, around=1e-9)  # launches that do not start soon: as they were timed
 # bm, bn, stages (of 64), threads, parts, how (turned, moved, staged, wide), microseconds; first shapes nobody had tuned for.
 TIMED = {
     (2600, 72, 2080, "nt"): [(64, 24, 8, 128, 1, "ms", 5.5), (64, 48, 8, 128, 1, "tms", 5.8), (64, 72, 8, 128, 3, "", 5.9),
@@ -59,12 +59,12 @@ def tile(p, bm, bn, stages, threads, splits=1, how=""):
 @pytest.mark.parametrize("shape", TIMED, ids=str)
 def test_the_tile_priced_lowest_is_among_the_fastest(shape):
     p = lined(*shape)
-    priced = [(seconds(LONE, p, tile(p, *t)), us) for *t, us in TIMED[shape]]
+    priced = [(lone_seconds(H200, p, tile(p, *t)), us) for *t, us in TIMED[shape]]
     assert min(priced)[1] <= 1.08 * min(us for _, us in priced)
 
 
 def test_prices_are_near_what_kernels_take_at_sizes_nobody_tuned_for():
-    errors = [math.log(seconds(LONE, p, tile(p, *t)) * 1e6 / us) for shape, tiles in TIMED.items() for p in [lined(*shape)]
+    errors = [math.log(lone_seconds(H200, p, tile(p, *t)) * 1e6 / us) for shape, tiles in TIMED.items() for p in [lined(*shape)]
               for *t, us in tiles]
     assert sum(map(abs, errors)) / len(errors) < 0.08 and max(map(abs, errors)) < 0.28
 
@@ -80,7 +80,7 @@ def test_long_loops_over_small_tiles_are_shared_out():
 
 def test_fewer_columns_do_not_make_an_iteration_shorter_than_the_least():
     p = lined(2048, 64, 8192, "nt")
-    narrow, wide = (seconds(LONE, p, tile(p, 64, bn, 8, 128)) for bn in (16, 32))
+    narrow, wide = (lone_seconds(H200, p, tile(p, 64, bn, 8, 128)) for bn in (16, 32))
     assert narrow == pytest.approx(wide, rel=0.05)  # 13.9 and 14.1 us
 
 

@@ -9,7 +9,7 @@ from ..arrays import empty, left_of, maker
 from ..place import Place
 from .few_rows import FewRows, few_rows_gemm
 from .gemv import gemv
-from .split_k_kernels import gemm_grouped, gemm_split, gemm_tail
+from .split_k_kernels import gemm_grouped, gemm_split
 from .kernels import Form, gemm, gemm_two_level
 from .operands import Copied, Operand, as_it_lies
 from .plan import MatmulPlan
@@ -52,9 +52,8 @@ def _reader(x: Operand, c: Copied | None, element: str, at: Place, rows: Rows | 
 
 def compiled(f: Form, two_level: bool, at: Place, copies: Copies = (None, None)) -> Run:
     """The compiled kernel of a form."""
-    program = gemm_two_level if two_level else gemm_split if f.tile.splits > 1 else gemm_tail if f.tail else gemm
-    return at.kernel(program, f, copies, enable_pdl=f.tile.pdl and not (f.tail or any(copies)) or None,
-                     cluster=not f.tail and f.tile.cluster or None)
+    program = gemm_two_level if two_level else gemm_split if f.tile.splits > 1 else gemm
+    return at.kernel(program, f, copies, enable_pdl=f.tile.pdl and not any(copies) or None, cluster=f.tile.cluster or None)
 
 
 def matmul_run(p: MatmulProblem, plan: MatmulPlan, at: Place, like: Any, shape: tuple[int, ...]) -> Run:

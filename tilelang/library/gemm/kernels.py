@@ -1,13 +1,13 @@
 """GEMM kernels with one accumulator and with two levels of accumulation.
 
-Groups of rows, split-K and tails are in split_k_kernels.py. Each function makes the program of a Form, which holds
+Groups of rows and split-K are in split_k_kernels.py. Each function makes the program of a Form, which holds
 everything that is fixed at compile time. A, B and C have two dimensions, or three with a batch in front; bias has n elements;
 sa and sb are scales (see Form.scaling). Tensors that a form does not use have one element.
 """
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, gcd, pi
 from typing import Any
 
@@ -15,7 +15,7 @@ import tilelang.language as T
 from tilelang.ir import dtype as dtype_of
 
 from .repack import Copies, pad_operands, padded
-from .tile import Tail, Tile
+from .tile import Tile
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 _TANH = 2 * (2 / pi)**0.5  # the argument of gelu_tanh's tanh is half of this times x + 0.044715 x^3
@@ -32,8 +32,7 @@ class Form:
     dimensions, in elements; () for contiguous. shared_b: one B for the batch. bias: its type, "" for none. scaling: "" none,
     "tensor" one scale for each of A and B, "block" one for 128 elements of k of a row of A and one for 128 x 128 of B. groups:
     number of groups of a grouped GEMM. open_rows: the kernel takes any m (no batch, A not transposed); the form's m is the one
-    that tiles were chosen for. tail: `tile` computes C up to there, the tail's tile computes the rest. origin: row and column
-    of C where a piece begins; m and n of a piece are its own.
+    that tiles were chosen for.
     """
 
     m: int
@@ -52,18 +51,6 @@ class Form:
     scaling: str = ""
     groups: int = 0
     open_rows: bool = False
-    tail: Tail | None = None
-    origin: tuple[int, int] = (0, 0)
-
-    @property
-    def pieces(self) -> "tuple[Form, ...]":
-        """The rectangles of C that have their own tiles."""
-        if self.tail is None:
-            return (self,)
-        at, rest = self.tail.at, replace(self, tile=self.tail.tile, tail=None)
-        if self.tail.axis:
-            return replace(self, n=at, tail=None), replace(rest, n=self.n - at, origin=(0, at))
-        return replace(self, m=at, tail=None), replace(rest, m=self.m - at, origin=(at, 0))
 
     @property
     def rows(self) -> Any:
@@ -201,15 +188,13 @@ class Form:
 
     def at_a(self, b: Any, m: Any, k: Any) -> list[Any]:
         """The index of A's element (m, k) of GEMM b of the batch."""
-        m = _beyond(m, self.origin[0])
         return [*([b] if self.batch else []), *((k, m) if self.ta else (m, k))]
 
     def at_b(self, b: Any, k: Any, n: Any) -> list[Any]:
-        lead, n = self.groups or self.batch and not self.shared_b, _beyond(n, self.origin[1])
-        return [*([b] if lead else []), *((n, k) if self.tb else (k, n))]
+        return [*([b] if self.groups or self.batch and not self.shared_b else []), *((n, k) if self.tb else (k, n))]
 
     def at_c(self, b: Any, m: Any, n: Any) -> list[Any]:
-        return [*([b] if self.batch else []), _beyond(m, self.origin[0]), _beyond(n, self.origin[1])]
+        return [*([b] if self.batch else []), m, n]
 
     def left(self, A: Any, B: Any, b: Any, row: Any, k: Any) -> Any:
         """The index in the left operand where a tile begins."""
@@ -228,7 +213,7 @@ class Form:
             if self.scaling == "tensor":
                 x = x * (sa[0] * sb[0])
             if self.bias:
-                x = x + T.cast(bias[_beyond(column, self.origin[1])], self.result)
+                x = x + T.cast(bias[column], self.result)
             return _activated(x, self.activation)
 
         return scaled
@@ -245,10 +230,6 @@ def _chosen(values: list[Any], index: Any) -> Any:
     for k in reversed(range(len(values) - 1)):
         out = T.if_then_else(index == k, values[k], out)
     return out
-
-
-def _beyond(index: Any, origin: int) -> Any:
-    return index + origin if origin else index
 
 
 def _start(index: Any, size: int, extent: int, overlapping: bool, unit: int) -> Any:
@@ -334,11 +315,10 @@ def epilogue(f, m, Cf, at, bias, sa, sb, C):
 
 
 @T.macro
-def main_loop(f, A, B, at, first, steps, neighbour=None):
+def main_loop(f, A, B, at, first, steps):
     """The accumulator of a block's tile over `steps` steps of k, from step `first` on.
 
-    at: column and row of the tile, and the GEMM of the batch. neighbour: T.pdl_trigger or T.pdl_sync, called before anything
-    is computed.
+    at: column and row of the tile, and the GEMM of the batch.
     """
     t = f.tile
     As = T.alloc_shared(f.left_tile, f.types[t.swap_ab])
@@ -347,8 +327,6 @@ def main_loop(f, A, B, at, first, steps, neighbour=None):
     Lf = T.alloc_fragment((t.bm, t.bk), f.types[t.swap_ab]) if t.from_registers else As
     if t.splits == 1 or t.panel_size > 1:
         T.use_swizzle(t.panel_size)
-    if neighbour is not None:
-        neighbour()
     T.clear(Cf)
     for ko in T.Pipelined(steps, num_stages=t.stages):
         T.copy(f.left(A, B, at[2], f.row(at[1]), (first + ko) * t.bk), As)

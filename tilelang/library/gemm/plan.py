@@ -15,7 +15,7 @@ from .operands import Copied, copy_of
 from .problem import MatmulProblem
 from .repack import Rows
 from .tile import Chip, Tile, TileProblem, without_wgmma
-from .tile_cache import choose_tail, choose_tile
+from .tile_cache import choose_tile
 from .tile_cost import PDL_SAVES
 
 # Bytes/s of copies (H200: 22 MB with odd rows in 10 us, 67 MB in 35); operations/s for operand orders that wgmma lacks.
@@ -143,8 +143,7 @@ def tile_problem(p: MatmulProblem, chip: Chip, batch: int, rows: int) -> tuple[C
 def _form(chip: Chip, p: MatmulProblem, batch: int, rows: int) -> Form:
     """The form with the model's tiles."""
     chip, problem = tile_problem(p, chip, batch, rows)
-    tile = choose_tile(chip, problem)
-    return p.form(*(choose_tail(chip, problem, tile) or (tile, None)))
+    return p.form(choose_tile(chip, problem))
 
 
 def sized(p: MatmulProblem, route: Route) -> tuple[MatmulProblem, int, int]:

@@ -18,7 +18,7 @@ from ..agreement import overlap
 from ..arrays import expects_gradient, place, type_name
 from .kernels import ACTIVATIONS, Form
 from .operands import Operand, operand
-from .tile import Tail, Tile
+from .tile import Tile
 
 register("matmul-shape", ValueError, "operands of a library GEMM whose shapes do not fit together",
          expected="operands whose shapes go together")
@@ -68,11 +68,11 @@ class MatmulProblem:
     dynamic: bool = False
     open_rows: bool = False
 
-    def form(self, tile: Tile, tail: Tail | None = None) -> Form:
+    def form(self, tile: Tile) -> Form:
         """The form of a kernel with these tiles."""
         return Form(self.m, self.n, self.k, self.types, tile, self.batch, self.left.transposed, self.right.transposed,
                     self.left.strides, self.right.strides, self.shared_b, self.bias, self.activation, self.scaling, self.groups,
-                    self.open_rows, tail)
+                    self.open_rows)
 
 
 def matmul_problem(tensors: Mapping[str, Any], target: Target, *, transpose_a: bool, transpose_b: bool, activation: str | None,

@@ -3,8 +3,6 @@
 Partial sums are stored in W as tiles compute them (Form.partials_shape), so that TMA stores whole tiles. The second launch
 finds the places of overlapping tiles and transposes those of swap-AB.
 
-GEMMs whose last wave of tiles would leave SMs idle: the tail of C has tiles of its own.
-
 The kernel of grouped GEMM: groups of rows of A, one after another, each multiplied by its own matrix.
 """
 
@@ -15,7 +13,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from .kernels import Form, epilogue, main_loop, program
+from .kernels import Form, main_loop, program
 from .repack import Copies
 
 _FINDERS = 128  # threads that search for tiles
@@ -83,23 +81,6 @@ def gemm_grouped(f: Form, two_level: bool = False) -> Any:
             T.copy(D[0:rows, 0:t.bn], C[first:first + rows, bx * t.bn:bx * t.bn + t.bn])
 
     return matmul_grouped
-
-
-def gemm_tail(f: Form, copies: Copies = (None, None)) -> Any:
-    """The GEMM with one accumulator, whose second tile begins at f.tail; parameters as gemm's.
-
-    The second launch uses PDL: its blocks start when the first launch has no more blocks to start, and wait for its end.
-    """
-    first, rest = f.pieces
-
-    @T.macro
-    def launch(A, B, bias, sa, sb, W, C):
-        with T.Kernel(*first.tiles(first.m), first.batch or 1, threads=first.tile.threads) as at:
-            epilogue(first, first.m, main_loop(first, A, B, at, 0, first.steps, T.pdl_trigger), at, bias, sa, sb, C)
-        with T.Kernel(*rest.tiles(rest.m), rest.batch or 1, threads=rest.tile.threads) as at:
-            epilogue(rest, rest.m, main_loop(rest, A, B, at, 0, rest.steps, T.pdl_sync), at, bias, sa, sb, C)
-
-    return program("matmul_cut", f, f.m, launch, copies)
 
 
 @T.macro

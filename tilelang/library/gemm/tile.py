@@ -18,8 +18,7 @@ class Chip:
 
     kind: "wgmma", "mma" or "cpu". sms: SMs, or CPU cores. clock: Hz during short kernels. flops: of 16-bit MMAs, per cycle and
     SM. l2: bytes per cycle and SM with all SMs loading; alone: with one. store: bytes per cycle and SM to memory. memory:
-    bytes/s. cache: bytes of L2. shared, shared_sm: bytes of shared memory of a block and of an SM. around: seconds of similar
-    work in other launches before and after this one, which counts where the power limit applies.
+    bytes/s. cache: bytes of L2. shared, shared_sm: bytes of shared memory of a block and of an SM.
     """
 
     kind: str
@@ -34,7 +33,6 @@ class Chip:
     shared: int
     shared_sm: int
     start: float = 2e-6
-    around: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -109,16 +107,6 @@ class Tile:
     def loaded(self) -> int:
         """Columns of the right operand that a stage loads."""
         return self.wide or self.bn
-
-
-@dataclass(frozen=True)
-class Tail:
-    """The rest of a GEMM, behind its first `at` rows (axis 0) or columns (axis 1), which another tile computes; and the rest's
-    tile."""
-
-    axis: int
-    at: int
-    tile: Tile
 
 
 def chip_of(target: Target) -> Chip:

@@ -109,7 +109,7 @@ def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tupl
     waiting = (_WAITING_ONCE if waves == 1 else _WAITING) * log2(prod(spans))
     if chip.kind == "wgmma":  # the rate of L2 falls too under the power limit
         power = (0.1 if waves == 1 else 0.2) if p.a_rows % SECTOR or p.b_rows % SECTOR else 0.08
-        load *= 1 + power * _long(waves * depth * max(matrix, load) / chip.clock + chip.around)
+        load *= 1 + power * _long(waves * depth * max(matrix, load) / chip.clock)
     promoted = p.two_level and chip.kind == "wgmma"
     stage = _stage(chip, t, waves, matrix, 0.0 if promoted else load, t.bk * size, waiting)
     if t.from_registers:  # a group loads, multiplies and waits while others multiply
@@ -129,7 +129,7 @@ def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tupl
         cycles += _TOGETHER_NEAR if near else _TOGETHER if prod(spans) <= 4 else _TOGETHER_EIGHT
     if chip.kind == "wgmma":  # under the power limit, idle SMs leave their power to the others
         idle = (1 - tiles / chip.sms / waves) * depth * stage * waves
-        cycles -= _IDLE * _long(cycles / chip.clock + chip.around) * idle
+        cycles -= _IDLE * _long(cycles / chip.clock) * idle
     own, moved, more = _seconds(chip, cycles), _memory(chip, p, t), chip.start
     if _pdl(chip, p, t, spans):
         more -= PDL_SAVES + (_SAVED_BESIDE if _beside(chip, p, t) else 0.0)
@@ -260,7 +260,7 @@ def _issue(chip: Chip, t: Tile, traffic: float) -> float:
 def _seconds(chip: Chip, cycles: float) -> float:
     """Seconds of these cycles. The power limit slows long kernels down, to 0.94 of the clock from 100 us on."""
     seconds = cycles / chip.clock
-    return seconds * (1 + 0.065 * _long(seconds + chip.around))
+    return seconds * (1 + 0.065 * _long(seconds))
 
 
 def _long(seconds: float) -> float:
@@ -319,7 +319,7 @@ def _beside(chip: Chip, p: TileProblem, t: Tile) -> bool:
 def _pdl(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...]) -> bool:
     """uses_pdl for a tile without swap-AB, in these clusters."""
     taken = p.batch * ((p.m + p.n) * p.k * p.bits + p.m * p.n * p.out_bits) / 8 / chip.cache
-    if chip.kind != "wgmma" or p.open_rows or chip.around or prod(spans) == 1 and not _beside(
+    if chip.kind != "wgmma" or p.open_rows or prod(spans) == 1 and not _beside(
             chip, p, t) and _FILLS_L2[0] < taken < _FILLS_L2[1]:
         return False
     steps = ceil(ceil(p.k / t.bk) / t.splits) * t.bk * p.bits / 1024

@@ -1,7 +1,7 @@
 """The ways to compute a GEMM that are worth timing: the model's choice and others of little more estimated cost.
 
-Tiles in order of cost: the first few of any kind, then the best of each kind (rows, swap-AB or not, splits of k). GEMMs with a
-tail. Copies of operands where the model chooses loads by elements, and the other way round.
+Tiles in order of cost: the first few of any kind, then the best of each kind (rows, swap-AB or not, splits of k). Copies of
+operands where the model chooses loads by elements, and the other way round.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from .gemv import GemvForm
 from .operands import Operand
 from .plan import MatmulPlan, Route, plan_matmul, routes, sized, thin_forms, tile_problem
 from .problem import MatmulProblem
-from .tail_plan import tails
 from .tile import Chip, Tile, TileProblem
 from .tile_cost import candidates, estimate_seconds, finished
 
 _FIRST = 6  # tiles that are taken in order of cost
 _FAR = 1.5  # most cost of a tile, relative to the least
-_TAILS, _OTHER_ROUTE = 2, 2  # numbers of candidates of these kinds
-_TAIL_FAR = 1.08  # most cost of a tail, relative to the best tile
+_OTHER_ROUTE = 2  # number of candidates of a route that the model does not choose
 
 
 def choices(p: MatmulProblem, chip: Chip, most: int = MOST) -> list[MatmulPlan]:
@@ -49,8 +47,8 @@ def choices(p: MatmulProblem, chip: Chip, most: int = MOST) -> list[MatmulPlan]:
     if thin is not None:
         add([MatmulPlan(thin[0].f, thin=v) for v in _other_splits(thin[0])], most)
     for other in others:
-        add(_of_route(p, chip, other, 0), _OTHER_ROUTE)
-    add(_of_route(p, chip, first, _TAILS), most)
+        add(_of_route(p, chip, other), _OTHER_ROUTE)
+    add(_of_route(p, chip, first), most)
     return out
 
 
@@ -64,16 +62,11 @@ def _other_splits(v: GemvForm | FewRows) -> Iterator[GemvForm | FewRows]:
             yield replace(v, splits=splits)
 
 
-def _of_route(p: MatmulProblem, chip: Chip, route: Route, with_tail: int) -> Iterator[MatmulPlan]:
-    """The plans of one route: some with a tail, then those with one tile."""
+def _of_route(p: MatmulProblem, chip: Chip, route: Route) -> Iterator[MatmulPlan]:
+    """The plans of one route."""
     ready, batch, rows = sized(p, route)
     chip, problem = tile_problem(ready, chip, batch, rows)
     tiles = by_cost(chip, problem)
-    if not tiles:
-        return
-    if with_tail and chip.kind == "wgmma" and problem.kind != "float" and not (problem.two_level or problem.open_rows):
-        for _, tile, tail in tails(chip, problem, tiles[0].seconds, _TAIL_FAR)[:with_tail]:
-            yield MatmulPlan(ready.form(tile, tail), route[1:])
     for tile in of_all_kinds(tiles):
         yield MatmulPlan(ready.form(tile), route[1:])
 
@@ -109,8 +102,6 @@ def config(plan: MatmulPlan) -> dict[str, Any]:
     if plan.thin is not None:
         return {"gemv": plan.thin.splits}
     out: dict[str, Any] = {"tile": _numbers(plan.form.tile)}
-    if plan.form.tail is not None:
-        out["tail"] = [plan.form.tail.axis, plan.form.tail.at, _numbers(plan.form.tail.tile)]
     if any(plan.copied):
         out["copied"] = [x is not None for x in plan.copied]
     return out
