@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 import pytest
 
 from tilelang.env import env
-from tilelang.library.gemm import tile_cache, tile_cost
+from tilelang.library.gemm import plan, tile_cost
 from tilelang.library.gemm.tile import Tile, TileProblem, chip_of
-from tilelang.library.gemm.tile_cache import choose_tile
+from tilelang.library.gemm.plan import choose_tile
 from tilelang.target import Target
 
 CHIP = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), sms=132)
@@ -24,7 +24,7 @@ def forget():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(tile_cache, "_WORTH", 0.0)
+    monkeypatch.setattr(plan, "_WORTH", 0.0)
     forget()
     with env.using(TILELANG_CACHE_DIR=str(tmp_path)):
         yield tmp_path
@@ -60,7 +60,7 @@ def test_another_question_is_priced(other, monkeypatch, folder):
     elif other == "chip":
         chip = replace(CHIP, sms=114)
     elif other == "compiler":
-        monkeypatch.setattr(tile_cache, "compiler_stamp", lambda: "another")
+        monkeypatch.setattr(plan, "compiler_stamp", lambda: "another")
     elif other == "no cache":
         monkeypatch.setenv("TILELANG_DISABLE_CACHE", "1")
     else:
@@ -72,6 +72,6 @@ def test_another_question_is_priced(other, monkeypatch, folder):
 
 
 def test_quick_choices_are_not_kept(monkeypatch, folder):
-    monkeypatch.setattr(tile_cache, "_WORTH", 60.0)
+    monkeypatch.setattr(plan, "_WORTH", 60.0)
     choose_tile(CHIP, SMALL)
     assert not list(folder.rglob("manifest.json"))

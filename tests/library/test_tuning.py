@@ -10,7 +10,8 @@ import pytest
 
 from tilelang.env import env
 from tilelang.jit import compiling
-from tilelang.library import opt_in, tuning
+from tilelang.library import tuning
+from tilelang.library.place import Place
 from tilelang.log import logger
 from tilelang.runtime.cache import DiskCache
 from tilelang.target import Target
@@ -208,13 +209,13 @@ class Tensor:
 
 def test_when_a_call_is_tuned(monkeypatch):
     x, cuda = np.zeros(1), Target({"kind": "cuda", "arch": "sm_90a"})
-    assert opt_in.wanted(None, x, CPU, None) is False and opt_in.wanted(False, x, CPU, None) is False
-    assert opt_in.wanted(True, x, CPU, None) is False  # nothing measures there
-    assert opt_in.wanted(True, x, cuda, "simulator") is False
+    assert Place(CPU).tuned(None, x) is False and Place(CPU).tuned(False, x) is False
+    assert Place(CPU).tuned(True, x) is False  # nothing measures there
+    assert Place(cuda, "simulator").tuned(True, x) is False
     monkeypatch.setattr(tuning, "tuner", tuning.Tuner(Clock({})))
-    assert opt_in.wanted(True, x, CPU, None) is True and opt_in.wanted(None, x, CPU, None) is False
+    assert Place(CPU).tuned(True, x) is True and Place(CPU).tuned(None, x) is False
     with env.using(TILELANG_LIBRARY_TUNING="1"):
-        assert opt_in.wanted(None, x, CPU, None) is True and opt_in.wanted(False, x, CPU, None) is False
+        assert Place(CPU).tuned(None, x) is True and Place(CPU).tuned(False, x) is False
 
     class Torch:
         class cuda:
@@ -222,9 +223,9 @@ def test_when_a_call_is_tuned(monkeypatch):
 
     monkeypatch.setitem(tuning.sys.modules, "torch", Torch)
     capturing = True
-    assert tuning.captured(Tensor) and opt_in.wanted(True, Tensor, cuda, None) is None
+    assert tuning.captured(Tensor) and Place(cuda).tuned(True, Tensor) is None
     capturing = False
-    assert opt_in.wanted(True, Tensor, cuda, None) is True and not tuning.captured(x)
+    assert Place(cuda).tuned(True, Tensor) is True and not tuning.captured(x)
 
 
 def test_only_kernels_on_a_gpu_have_a_clock():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from tilelang.env import env, is_truthy
 from tilelang.jit import JITKernel, compile
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
@@ -41,6 +42,18 @@ class Place:
     def chip(self) -> Chip:
         return chip_of(self.target)
 
+    def tuned(self, tune: bool | None, like: Any) -> bool | None:
+        """Whether a call is tuned; None where it would be but is being captured in a CUDA graph.
+
+        tune: the caller's argument; None reads TILELANG_LIBRARY_TUNING. like: a tensor of the call. For calls that are not
+        tuned, nothing of the tuner is loaded.
+        """
+        if not (is_truthy(env.TILELANG_LIBRARY_TUNING) if tune is None else tune):
+            return False
+        from . import tuning  # 291 ms
+
+        return tuning.tuner.can(like, self.target, self.backend)
+
     def kernel(self, make: Callable[..., Any], *form: Any, **configs: Any) -> JITKernel:
         """The kernel of the program make(*form), which is compiled once.
 
@@ -51,6 +64,11 @@ class Place:
         return KERNELS.made((make, form, self, *used.values()), lambda: compile(
             make(*form), target=self.target, execution_backend=self.backend, verbose=False,
             pass_configs={f"tl.{name}": value for name, value in used.items() if value is not None}))
+
+
+def dynamic_shapes() -> bool:
+    """Whether kernels take any sizes where they can. Otherwise each shape has its own kernel."""
+    return is_truthy(env.TILELANG_LIBRARY_DYNAMIC_SHAPES)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Compiles the kernels of attention plans."""
+"""Plans of attention, which are pure functions of a problem and a machine, and their kernels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,58 @@ from tilelang.jit import JITKernel
 
 from ..place import Place
 from .decode_kernels import decode_attention
-from .form import AttentionForm, DecodeForm
+from .form import FACTS, AttentionForm, DecodeForm, Tile
 from .inputs import UNIT, fast_kernel
 from .kernels import dense_attention
 from .packed_kernels import packed_attention
-from .problem import Sizes
+from .problem import AttentionProblem, Sizes
 from .split_kv_kernels import split_kv_attention
+from .tile_cost import Machine, attention_tile, near_tiles, partition_work
+
+Workspace = tuple[tuple[tuple[int, ...], str], ...]  # (shape, element type) of each workspace tensor
+
+def plan_attention(p: AttentionProblem, machine: Machine, tile: Tile | None = None) -> tuple[AttentionForm | None, Workspace]:
+    """The kernel for a problem that has no few_queries and is folded, and its workspace tensors, of any contents.
+
+    The form is None where there is nothing to compute. Sizes and strides that are None in it are given by each call. tile: the
+    tile to use instead of the cost model's choice.
+    """
+    if p.empty:
+        return None, ()
+    tile = tile or attention_tile(machine, model_sizes(p), p.mask)
+    if p.packed or p.dynamic:
+        tiles = (p.sizes.seq_q // tile.rows + p.sizes.batch) * p.sizes.heads
+        return _any_sizes(p, tile), (((tiles, FACTS), "int32"),) if p.packed else ()
+    partition = partition_work(machine, p.sizes, p.mask, tile)
+    form = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale, partition)
+    shapes = () if partition is None else ((partition.splits, tile.rows, p.sizes.dim_v), (partition.splits, tile.rows))
+    return form, tuple((s, "float32") for s in shapes)
+
+
+def tiles_to_time(problem: AttentionProblem, machine: Machine, most: int) -> list[Tile]:
+    """The tiles that are worth timing, at most `most`, the cost model's choice first."""
+    p = problem.folded
+    return near_tiles(machine, model_sizes(p), p.mask, most)
+
+
+def model_sizes(p: AttentionProblem) -> Sizes:
+    """The sizes given to the cost model. Packed sequences count as sequences of the mean length."""
+    if not p.packed:
+        return p.sizes
+    n = max(1, p.sizes.batch)
+    return p.sizes._replace(seq_q=-(-p.sizes.seq_q // n), seq_k=-(-p.sizes.seq_k // n))
+
+
+def _any_sizes(p: AttentionProblem, tile: Tile) -> AttentionForm:
+    """The form of one kernel for any numbers of sequences, any lengths and any strides.
+
+    A dimension of one element stays constant: frameworks give it any stride, so no symbol can be solved for it.
+    """
+    strides = tuple((*(n if extent == 1 else None for n, extent in zip(s[:-1], shape)), 1)
+                    for s, shape in zip(p.strides, p.shapes))
+    counts = (n if n == 1 and not p.packed else None for n in p.sizes[:3])
+    return AttentionForm(Sizes(*counts, *p.sizes[3:]), strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale)
+
 
 def attention_kernel(f: AttentionForm, at: Place) -> JITKernel:
     """The compiled kernel of a form. Sizes and strides that are None in it are given by each call."""

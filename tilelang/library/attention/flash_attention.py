@@ -13,13 +13,11 @@ import numpy as np
 from ..agreement import Disjoint
 from ..arrays import is_numpy, maker
 from ..caches import Cache, Prepared, prepared
-from ..opt_in import dynamic_shapes, wanted
-from ..place import Place
-from .build import attention_kernel
+from ..place import Place, dynamic_shapes
+from .build import attention_kernel, plan_attention, tiles_to_time
 from .flash_decode import NAMES as decode_names, prepare as prepare_decode
 from .form import Tile
 from .inputs import check_disjoint, check_gradient, check_scale, check_tensors, compact_copy, running_on
-from .plan import plan_attention, tiles_to_time
 from .problem import AttentionProblem, attention_problem, fold
 from .tile_cost import Machine, machine_of
 
@@ -101,7 +99,7 @@ def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options:
     if at.target.is_cuda and problem.few_queries:
         return _few_queries(tensors, target, tune, options["scale"], problem)
     machine = machine_of(at.target, at.sms, problem.dtype)
-    tuned = not problem.empty and wanted(tune, q, at.target, at.backend)
+    tuned = not problem.empty and at.tuned(tune, q)
     tile = _tuned(problem, machine, tensors, options["scale"], at) if tuned else None
     return Prepared(_run(problem, machine, at, q, tile), maker(q, problem.shapes[3], problem.dtype),
                     maker(q, problem.lse_shape, "float32"), problem.default_scale,
@@ -110,17 +108,18 @@ def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options:
 
 def _run(problem: AttentionProblem, machine: Machine, at: Place, like: Any, tile: Tile | None) -> Callable[..., None]:
     """A function f(arrays, scale, out, lse) that computes a problem. tile: instead of the cost model's choice."""
-    plan = plan_attention(problem, machine, tile)
-    if plan.form is None:
+    folded = problem.folded
+    form, shapes = plan_attention(folded, machine, tile)
+    if form is None:
         return _nothing
-    kernel, workspace = attention_kernel(plan.form, at), [maker(like, *x) for x in plan.workspace]
+    kernel, workspace = attention_kernel(form, at), [maker(like, *x) for x in shapes]
     copied, layout, kv_heads = problem.copied, problem.layout, problem.sizes.kv_heads
 
     def run(arrays: tuple[Any, ...], scale: float, out: Any, lse: Any) -> None:
         q, k, v, cu_q, cu_k = arrays
         if any(copied):
             q, k, v = (compact_copy(x) if c else x for x, c in zip((q, k, v), copied))
-        if plan.folded:
+        if folded is not problem:
             lse = None if lse is None else lse.reshape(lse.shape[0], kv_heads, -1)
             q, out = (fold(x, layout, kv_heads) for x in (q, out))
         lengths = () if cu_q is None else (cu_q, cu_q if cu_k is None else cu_k)
@@ -131,25 +130,16 @@ def _run(problem: AttentionProblem, machine: Machine, at: Place, like: Any, tile
 
 def _tuned(problem: AttentionProblem, machine: Machine, tensors: dict[str, Any], scale: float | None, at: Place) -> Tile:
     """The fastest tile for a call on the device at hand."""
-    # Few calls are tuned.
-    from .. import tuning  # 20 ms: the tuner
-    from ..agreement import attention_agrees  # 2 ms
-    from . import tuning_candidates as candidates  # 1 ms
+    from . import tuning_candidates as candidates  # 20 ms, and few calls are tuned
 
     p, arrays = problem.folded, tuple(tensors[n] for n in _NAMES[:-1])
-    factor = problem.default_scale if scale is None else scale
     counts = candidates.rounded(p.sizes[:3]) if p.packed or p.dynamic else list(p.sizes[:3])
     key = [p.layout, p.dtype, *p.sizes[3:], p.mask.left, p.mask.right, p.with_lse, p.scale is None, *p.copied]
-
-    def make(choice: tuple[Tile]) -> Any:
-        run = _run(problem, machine, at, arrays[0], *choice)
-        return lambda out, lse: run(arrays, factor, out, lse)
-
     results = problem.shapes[3], problem.strides[3], problem.lse_shape if problem.with_lse else None
-    near = [(t,) for t in tiles_to_time(problem, machine, candidates.MOST)]
-    (tile,) = tuning.tuner.choose(candidates.attention_task(
-        "flash_attention", [key, counts], arrays[:3], attention_agrees(*arrays[:3], factor, p.sizes.seq_k),
-        (at.target, at.backend), results, near, make)).choice
+    (tile,) = candidates.tuned_choice(
+        "flash_attention", [key, counts], (arrays, problem.default_scale if scale is None else scale), p.sizes.seq_k, at,
+        results, [(t,) for t in tiles_to_time(problem, machine, candidates.MOST)],
+        lambda c: _run(problem, machine, at, arrays[0], *c))
     return tile
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from ..agreement import Disjoint
 from ..arrays import maker
 from ..caches import Cache, Prepared, prepared
-from ..opt_in import wanted
 from ..place import Place
 from .build import decode_kernel
 from .decode_problem import DecodeProblem, DecodeSizes, decode_problem
@@ -126,7 +125,7 @@ def prepare(tensors: dict[str, Any], target: Any, tune: bool | None, scale: Any,
     at = running_on(q, target)
     problem = decode_problem(tensors, at.target.is_cuda, **options)
     machine = machine_of(at.target, at.sms, problem.dtype)
-    tuned = not problem.empty and wanted(tune, q, at.target, at.backend)
+    tuned = not problem.empty and at.tuned(tune, q)
     choice = _tuned(problem, machine, tensors, scale, at) if tuned else None
     return Prepared(_run(problem, machine, at, q, choice), maker(q, problem.shape, problem.dtype),
                     maker(q, problem.lse_shape, "float32"), problem.default_scale,
@@ -162,23 +161,14 @@ def _run(problem: DecodeProblem, machine: Machine, at: Place, like: Any,
 
 def _tuned(problem: DecodeProblem, machine: Machine, tensors: dict[str, Any], scale: Any, at: Place) -> tuple[Tile, int]:
     """The fastest (tile, splits) for a call on the device at hand."""
-    # Few calls are tuned.
-    from .. import tuning  # 20 ms: the tuner
-    from ..agreement import attention_agrees  # 2 ms
-    from . import tuning_candidates as candidates  # 1 ms
+    from . import tuning_candidates as candidates  # 20 ms, and few calls are tuned
 
     *arrays, _ = tensors.values()
-    factor = problem.default_scale if scale is None else check_scale(scale)
     key = [*problem.sizes[:6], problem.sizes.page_size, problem.dtype, problem.window, problem.with_lse, problem.splits,
            *problem.copied, *candidates.rounded((problem.capacity,))]
-
-    def make(choice: tuple[Tile, int]) -> Any:
-        run = _run(problem, machine, at, arrays[0], choice)
-        return lambda out, lse: run(arrays, factor, out, lse)
-
     results = problem.shape, compact(problem.shape), problem.lse_shape if problem.with_lse else None
-    near = near_choices(problem.sizes, decode_choice(problem, machine), problem.splits is None)
-    found: tuple[Tile, int] = tuning.tuner.choose(candidates.attention_task(
-        "flash_decode", key, arrays[:3], attention_agrees(*arrays[:3], factor, problem.capacity), (at.target, at.backend),
-        results, near, make)).choice
+    found: tuple[Tile, int] = candidates.tuned_choice(
+        "flash_decode", key, (arrays, problem.default_scale if scale is None else check_scale(scale)), problem.capacity, at,
+        results, near_choices(problem.sizes, decode_choice(problem, machine), problem.splits is None),
+        lambda c: _run(problem, machine, at, arrays[0], c))
     return found

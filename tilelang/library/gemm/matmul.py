@@ -9,8 +9,7 @@ from typing import Any
 from ..agreement import Disjoint, magnitude
 from ..arrays import aligned, empty, fresh, strided, zeros
 from ..caches import Cache, Prepared, prepared
-from ..opt_in import dynamic_shapes, wanted
-from ..place import Place
+from ..place import Place, dynamic_shapes
 from .build import planned_run
 from .plan import plan_matmul
 from .problem import (MatmulProblem, check_disjoint, check_gradient, check_target, check_tensors, grouped_problem,
@@ -103,7 +102,7 @@ def _prepare(function: Callable[..., Any], tensors: dict[str, Any], tune: bool |
     out = tensors.get("out")
     disjoint = None if out is None else Disjoint(out, (a, *others[:-1]))
     at = Place.of(a, options["target"], options["execution_backend"])
-    tuned = wanted(tune, a, at.target, at.backend)
+    tuned = at.tuned(tune, a)
     if tuned is None:  # a call during graph capture takes the present plan
         return Prepared(partial(again, tune=False), disjoint=disjoint, passing=True)
     form = {name: x for name, x in options.items() if name not in _OPTIONS[-2:]}

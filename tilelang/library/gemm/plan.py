@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from math import ceil
 
+from tilelang.env import env
 from tilelang.ir import dtype
+from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
 from tilelang.target.machine import kernel_rates
 
 from .few_rows import MOST_ROWS, FewRows
@@ -15,7 +19,7 @@ from .operands import Copied, copy_of
 from .problem import MatmulProblem
 from .repack import Rows
 from .tile import Chip, Tile, TileProblem, without_wgmma
-from .tile_cache import choose_tile
+from . import tile_cost
 from .tile_cost import PDL_SAVES
 
 # Bytes/s of copies (H200: 22 MB with odd rows in 10 us, 67 MB in 35); operations/s for operand orders that wgmma lacks.
@@ -26,6 +30,8 @@ _COPY_START = 1.3e-6  # seconds that a launch of copies adds
 _ELEMENTS, _LAUNCH, _STEP = 1.7, 0.3e-6, 0.49e-6
 _WORDS = 1.05  # the factor for loads of 8 bytes, where _ELEMENTS is for 2 (ten shapes: 0.63 to 1.05)
 
+_WORTH = 3e-3  # seconds from which a choice of a tile is stored: reading one takes 0.2 ms, writing 1
+_disk = DiskCache("choices")
 _NO_TILE = Tile(64, 64, 64, 2, 128)  # for forms whose kernels have no tiles
 
 
@@ -178,3 +184,20 @@ def thin_forms(p: MatmulProblem, chip: Chip) -> tuple[GemvForm | FewRows, float]
         return GemvForm(form, rows).divided(chip.sms), 0.0
     found = FewRows(form, rows).divided(chip.sms)
     return found, found.seconds(chip.sms)
+
+
+@lru_cache(maxsize=1024)
+def choose_tile(chip: Chip, p: TileProblem) -> Tile:
+    """tile_cost.choose_tile, or its result that an earlier process with this compiler stored on disk."""
+    if not env.is_cache_enabled():
+        return tile_cost.choose_tile(chip, p)
+    key = digest(["library", "tile", repr(chip), repr(p), compiler_stamp()])
+    entry = _disk.load(key)
+    if entry is not None:
+        found = entry.meta["choice"]
+        return Tile(**{**found, "cluster": tuple(found["cluster"])})
+    start = time.perf_counter()
+    tile = tile_cost.choose_tile(chip, p)
+    if time.perf_counter() - start >= _WORTH:
+        _disk.store(key, Entry({"about": f"tile: {(chip, p)}", "choice": asdict(tile)}))
+    return tile
