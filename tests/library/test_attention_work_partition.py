@@ -12,7 +12,7 @@ from tilelang.library.attention.form import AttentionForm, Tile, WorkPartition
 from tilelang.library.attention.inputs import compact
 from tilelang.library.attention.problem import Mask, Sizes, mask_of
 from tilelang.library.attention.split_kv_kernels import split_kv_attention
-from tilelang.library.attention.tile_cost import attention_tile, estimate_cycles, machine_of, partition_work
+from tilelang.library.attention.tile_cost import attention_tile, estimate, machine_of
 from tilelang.target import Target
 
 module = importlib.import_module("tilelang.library.attention.flash_attention")
@@ -72,26 +72,26 @@ def test_every_tile_of_keys_is_counted_once(name, on):
 
 def test_the_last_wave_is_divided():
     sizes, tile = Sizes(4, 8192, 8192, 16, 16, 128, 128), Tile(128, 144, 2, 256)
-    partition = partition_work(H200, sizes, FULL, tile)
+    _, partition = estimate(H200, sizes, FULL, tile)
     assert partition is not None and (partition.whole, partition.rest, partition.steps, partition.sms) == (31 * 132, 4, 57, 132)
     assert 1 < partition.per_block < 8
-    whole = estimate_cycles(H200, sizes._replace(seq_q=128, heads=132, batch=1), FULL, tile)  # one wave
+    whole, _ = estimate(H200, sizes._replace(seq_q=128, heads=132, batch=1), FULL, tile)  # one wave
     assert attention_tile(H200, sizes, FULL).keys == 144
-    assert 31 * whole < estimate_cycles(H200, sizes, FULL, tile) < 31.25 * whole
+    assert 31 * whole < estimate(H200, sizes, FULL, tile)[0] < 31.25 * whole
 
 
 def test_blocks_keep_their_tiles_where_dividing_gains_nothing():
     tile = Tile(128, 128, 2, 256)
     for seq, heads, mask, machine in ((2048, 33, FULL, H200), (512, 32, FULL, H200), (8192, 64, Mask(None, 0), H200),
                                       (8192, 64, FULL, machine_of(SM80))):
-        assert partition_work(machine, Sizes(1, seq, seq, heads, heads, 128, 128), mask, tile) is None, (seq, heads)
+        assert estimate(machine, Sizes(1, seq, seq, heads, heads, 128, 128), mask, tile)[1] is None, (seq, heads)
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_few_queries_and_many_keys_are_divided(layout):
     q, k, v = arrays(1, 40, 1500, 2, 1)
     sizes = Sizes(1, 40, 1500, 2, 1, 64, 64)
-    partition = partition_work(H200, sizes, FULL, attention_tile(H200, sizes, FULL))
+    _, partition = estimate(H200, sizes, FULL, attention_tile(H200, sizes, FULL))
     assert partition is not None and partition.whole == 0
 
     def stored(x):
@@ -148,11 +148,11 @@ def test_a_masked_call_is_divided_where_tiles_are_few():
     """512 queries behind 8192 keys: 32 tiles of 8 heads, 4 blocks each."""
     chunk, causal = Sizes(1, 512, 8192, 8, 8, 128, 128), Mask(None, 0)
     tile = attention_tile(H200, chunk, causal)
-    partition = partition_work(H200, chunk, causal, tile)
+    _, partition = estimate(H200, chunk, causal, tile)
     assert partition is not None and partition.whole == 0 and partition.rest * partition.steps == partition.splits <= 132
-    assert estimate_cycles(H200, chunk, causal, tile) < 0.4 * estimate_cycles(H200, chunk._replace(heads=33), causal, tile)
+    assert estimate(H200, chunk, causal, tile)[0] < 0.4 * estimate(H200, chunk._replace(heads=33), causal, tile)[0]
     for sizes, machine in ((chunk._replace(heads=32), H200), (chunk, machine_of(SM80)), (chunk._replace(seq_k=512), H200)):
-        assert partition_work(machine, sizes, causal, attention_tile(machine, sizes, causal)) is None
+        assert estimate(machine, sizes, causal, attention_tile(machine, sizes, causal))[1] is None
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])

@@ -16,7 +16,7 @@ from .kernels import dense_attention
 from .packed_kernels import packed_attention
 from .problem import AttentionProblem, Sizes
 from .split_kv_kernels import split_kv_attention
-from .tile_cost import Machine, attention_tile, near_tiles, partition_work
+from .tile_cost import Machine, attention_tile, estimate, near_tiles
 
 Workspace = tuple[tuple[tuple[int, ...], str], ...]  # (shape, element type) of each workspace tensor
 
@@ -32,7 +32,7 @@ def plan_attention(p: AttentionProblem, machine: Machine, tile: Tile | None = No
     if p.packed or p.dynamic:
         tiles = (p.sizes.seq_q // tile.rows + p.sizes.batch) * p.sizes.heads
         return _any_sizes(p, tile), (((tiles, FACTS), "int32"),) if p.packed else ()
-    partition = partition_work(machine, p.sizes, p.mask, tile)
+    _, partition = estimate(machine, p.sizes, p.mask, tile)
     form = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale, partition)
     shapes = () if partition is None else ((partition.splits, tile.rows, p.sizes.dim_v), (partition.splits, tile.rows))
     return form, tuple((s, "float32") for s in shapes)

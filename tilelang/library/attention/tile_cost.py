@@ -139,21 +139,11 @@ def step_cycles(m: Machine, tile: Tile, dim: int, dim_v: int) -> float:
     return max(products, softmax, loads) + (1 - hidden) * min(products, softmax) + (_STEP + late) / max(1, resident)
 
 
-def estimate_cycles(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> float:
-    """The estimated cycles of a whole call."""
-    return _estimated(m, sizes, mask, tile)[0]
+def estimate(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> tuple[float, WorkPartition | None]:
+    """(estimated cycles of a call, its work partition by keys; None where each tile is computed by one block).
 
-
-def partition_work(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> WorkPartition | None:
-    """The work partition by keys; None where each tile is computed by one block.
-
-    It covers the tiles that fill no whole wave or, with a mask and few tiles, all tiles.
+    A partition covers the tiles that fill no whole wave or, with a mask and few tiles, all tiles.
     """
-    return _estimated(m, sizes, mask, tile)[1]
-
-
-def _estimated(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> tuple[float, WorkPartition | None]:
-    """(estimated cycles of a call, its work partition)."""
     step = step_cycles(m, tile, sizes.dim, sizes.dim_v)
     beside = _beside(sizes, tile)
     cut = 0.0 if mask == Mask() else _MASK * tile.keys  # only a ragged end is masked, in front of the loop
@@ -253,7 +243,7 @@ def attention_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
     if m.kind == "cpu":
         # Measured from 16x64 to 128x256 on two cores: taller tiles read K and V less often; wider ones change nothing.
         return Tile(16 if sizes.seq_q <= 16 else 64 if sizes.seq_q <= 64 else 128, 64, 1, 128)
-    costs = {tile: estimate_cycles(m, sizes, mask, tile) for tile in candidates(m, sizes)}
+    costs = {tile: estimate(m, sizes, mask, tile)[0] for tile in candidates(m, sizes)}
     if not costs:
         return Tile(64, 16, 1, 128)
     best = min(costs, key=lambda t: costs[t])
@@ -263,7 +253,7 @@ def attention_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
 def near_tiles(m: Machine, sizes: Sizes, mask: Mask, most: int) -> list[Tile]:
     """The tiles that are worth timing, at most `most`: the model's, those of least cost, then the best ones with other rows."""
     model = attention_tile(m, sizes, mask)
-    found = ((estimate_cycles(m, sizes, mask, t), k, t) for k, t in enumerate(candidates(m, sizes)))
+    found = ((estimate(m, sizes, mask, t)[0], k, t) for k, t in enumerate(candidates(m, sizes)))
     ordered = sorted(found, key=lambda x: x[:2])
     near = [t for cycles, _, t in ordered if cycles <= _FAR * ordered[0][0]]
     others = list({t.rows: t for t in reversed(near)}.values())

@@ -7,6 +7,7 @@ contiguous dimension.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, gcd, log2, prod
 
 from tilelang.transform.analysis.cluster_pairs import (LARGER, LINE, SECTOR, Load, at_once, larger_in_one_wave, paired_cycles,
@@ -147,7 +148,7 @@ def load_cycles(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...], bus
             return alone
         return max(alone, sum(x.size * (_LONG_SECTORS * (1 if k else _LONG_OUTERMOST) if x.row % SECTOR else 1.0)
                               for x, k in zip(loads, (p.a_k, p.b_k))) / _LONG)
-    loads = (_longer(loads[0], boxes[0]), _longer(loads[1], boxes[1]))
+    loads = replace(loads[0], size=loads[0].size * boxes[0]), replace(loads[1], size=loads[1].size * boxes[1])
     if waves == 1:
         arriving = sum(x.size * _narrow_boxes(p, k, extent) for x, k, extent in zip(loads, inner, (t.bm, t.loaded)))
         return (asked + arriving / (_ARRIVING_ACROSS if across else _ARRIVING)) * (_HIGH if t.bm == 256 else 1.0)
@@ -182,14 +183,9 @@ def _narrow_boxes(p: TileProblem, k_inner: bool, extent: int) -> float:
 
 def _placed(p: TileProblem, t: Tile, loads: tuple[Load, Load]) -> tuple[Load, Load]:
     """The loads where k is outermost, with the cost of rows that begin where tiles do."""
-    a, b = (x.row if inner or count <= 1 else gcd(x.row, extent * p.bits // 8) for x, inner, count, extent in zip(
+    a, b = (x if inner or count <= 1 else replace(x, row=gcd(x.row, extent * p.bits // 8)) for x, inner, count, extent in zip(
         loads, (p.a_k, p.b_k), (p.m / t.bm, p.n / t.bn), (t.bm, t.bn)))
-    return Load(loads[0].size, a, loads[0].saved, loads[0].inner), Load(loads[1].size, b, loads[1].saved, loads[1].inner)
-
-
-def _longer(x: Load, by: float) -> Load:
-    """The load with its boxes slower by this factor."""
-    return Load(x.size * by, x.row, x.saved, x.inner)
+    return a, b
 
 
 def _lines(k_inner: bool, load: Load) -> float:
