@@ -9,7 +9,7 @@ import tilelang
 from tilelang.env import env
 from tilelang.library import flash_attention
 from tilelang.library.attention.form import AttentionForm, Tile, WorkPartition
-from tilelang.library.attention.inputs import compact
+from tilelang.library.arrays import compact
 from tilelang.library.attention.problem import Mask, Sizes, mask_of
 from tilelang.library.attention.split_kv_kernels import split_kv_attention
 from tilelang.library.attention.tile_cost import attention_tile, estimate, machine_of

@@ -51,6 +51,14 @@ def aligned(x: Any, bytes_: int = 16) -> bool:
     return bool((x.ctypes.data if is_numpy(x) else x.data_ptr()) % bytes_ == 0)
 
 
+def compact(shape: Any) -> tuple[int, ...]:
+    """The strides, in elements, of a contiguous array."""
+    out = [1]
+    for n in reversed(shape[1:]):
+        out.insert(0, out[0] * max(1, int(n)))
+    return tuple(out)
+
+
 def strided(x: Any) -> bool:
     """Whether strides describe the tensor: whole elements, none negative."""
     return not is_numpy(x) or all(s >= 0 and s % x.itemsize == 0 for s in x.strides)
@@ -96,6 +104,16 @@ def zeros_laid(like: Any, shape: tuple[int, ...], steps: tuple[int, ...], elemen
 def fresh(x: Any) -> Any:
     """A contiguous copy at an aligned address."""
     return x.copy() if is_numpy(x) else x.clone()
+
+
+def compact_copy(x: Any) -> Any:
+    """A contiguous copy, which kernels can read."""
+    return np.ascontiguousarray(x) if is_numpy(x) else x.clone(memory_format=sys.modules["torch"].contiguous_format)
+
+
+def contiguous(x: Any) -> Any:
+    """x, or a copy that a kernel can read."""
+    return x if strides(x) == compact(x.shape) and aligned(x) else compact_copy(x)
 
 
 def copied_to(like: Any, x: np.ndarray) -> Any:

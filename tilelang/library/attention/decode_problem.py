@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from tilelang.errors import error
 
-from ..arrays import aligned, is_numpy, strides, type_name
-from .inputs import check_alike, check_heads, compact, device_of, strides_of
+from ..arrays import aligned, compact, is_numpy, strides, type_name
+from .inputs import check_alike, check_heads, device_of, strides_of
 
 
 class DecodeSizes(NamedTuple):

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from ..agreement import Disjoint
-from ..arrays import is_numpy, maker
+from ..arrays import compact_copy, is_numpy, maker
 from ..caches import Cache, Prepared, prepared
 from ..place import Place, dynamic_shapes
 from .build import attention_kernel, plan_attention, tiles_to_time
 from .flash_decode import NAMES as decode_names, prepare as prepare_decode
 from .form import Tile
-from .inputs import check_disjoint, check_gradient, check_scale, check_tensors, compact_copy, running_on
+from .inputs import check_disjoint, check_gradient, check_scale, check_tensors, running_on
 from .problem import AttentionProblem, attention_problem, fold
 from .tile_cost import Machine, machine_of
 

@@ -8,13 +8,13 @@ from math import ceil
 from typing import Any
 
 from ..agreement import Disjoint
-from ..arrays import maker
+from ..arrays import compact, compact_copy, maker
 from ..caches import Cache, Prepared, prepared
 from ..place import Place
 from .build import decode_kernel
 from .decode_problem import DecodeProblem, DecodeSizes, decode_problem
 from .form import DecodeForm, Tile
-from .inputs import check_disjoint, check_gradient, check_scale, check_tensors, compact, compact_copy, running_on
+from .inputs import check_disjoint, check_gradient, check_scale, check_tensors, running_on
 from .tile_cost import Machine, machine_of, shared_bytes
 
 _MOST_SPLITS = 64

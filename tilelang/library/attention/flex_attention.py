@@ -13,10 +13,10 @@ import numpy as np
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import empty, is_numpy, maker, type_name
+from ..arrays import compact_copy, empty, is_numpy, maker, type_name
 from ..caches import Cache, Prepared, prepared
 from .form import LOG2E, AttentionForm, Tile
-from .inputs import check_gradient, check_scale, check_tensors, compact_copy, device_of, running_on
+from .inputs import check_gradient, check_scale, check_tensors, device_of, running_on
 from .kernels import absorb, finish, reset, working_set
 from .problem import AttentionProblem, Mask, attention_problem
 from .tile_cost import machine_of

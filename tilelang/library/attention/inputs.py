@@ -8,14 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from tilelang.errors import error, register
 from tilelang.jit import JITKernel
 from tilelang.target import Target
 
 from ..agreement import Disjoint, overlap
-from ..arrays import aligned, expects_gradient, is_numpy, strides, type_name
+from ..arrays import aligned, compact, expects_gradient, is_numpy, strides, type_name
 from ..place import Place
 
 register("attention-argument", TypeError, "an argument of an attention function is of no kind it takes",
@@ -132,14 +130,6 @@ def check_alike(q: Any, others: Mapping[str, Any]) -> None:
                         hint="convert them to one type on one device")
 
 
-def compact(shape: Any) -> tuple[int, ...]:
-    """The strides, in elements, of a contiguous array."""
-    out = [1]
-    for n in reversed(shape[1:]):
-        out.insert(0, out[0] * max(1, int(n)))
-    return tuple(out)
-
-
 def strides_of(x: Any, on_device: bool = False) -> tuple[int, ...] | None:
     """The strides in elements; None where a kernel cannot read the array as it is stored.
 
@@ -150,16 +140,6 @@ def strides_of(x: Any, on_device: bool = False) -> tuple[int, ...] | None:
         return None
     out = tuple(c if n == 1 else s for s, c, n in zip(strides(x), compact(x.shape), x.shape))
     return out if out[-1] == 1 and all(s >= 0 and s % UNIT == 0 for s in out[:-1]) else None
-
-
-def compact_copy(x: Any) -> Any:
-    """A contiguous copy, which kernels can read."""
-    return np.ascontiguousarray(x) if is_numpy(x) else x.clone(memory_format=sys.modules["torch"].contiguous_format)
-
-
-def contiguous(x: Any) -> Any:
-    """x, or a copy that a kernel can read."""
-    return x if strides(x) == compact(x.shape) and aligned(x) else compact_copy(x)
 
 
 def running_on(x: Any, target: Any) -> Place:

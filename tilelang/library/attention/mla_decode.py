@@ -8,10 +8,10 @@ from typing import Any
 from tilelang.errors import error
 
 from ..agreement import Disjoint
-from ..arrays import aligned, copied_to, is_numpy, maker, strides, type_name
+from ..arrays import aligned, compact, compact_copy, copied_to, is_numpy, maker, strides, type_name
 from ..caches import Cache, Prepared, prepared
-from .inputs import (check_alike, check_disjoint, check_gradient, check_scale, check_tensors, compact, compact_copy, device_of,
-                     fast_kernel, running_on, strides_of)
+from .inputs import (check_alike, check_disjoint, check_gradient, check_scale, check_tensors, device_of, fast_kernel,
+                     running_on, strides_of)
 from .mla_kernels import KEYS, MlaForm, mla_attention, plain_attention
 from .mla_plan import MlaPlan, divide, divide_on_device, planned, splits_of
 

@@ -7,10 +7,9 @@ from typing import Any
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import empty, is_numpy, type_name
+from ..arrays import compact_copy, empty, is_numpy, type_name
 from .form import LOG2E
-from .inputs import (UNIT, check_alike, check_gradient, check_scale, check_tensors, compact_copy, fast_kernel, running_on,
-                     strides_of)
+from .inputs import UNIT, check_alike, check_gradient, check_scale, check_tensors, fast_kernel, running_on, strides_of
 from .kernels import absorb, finish, reset
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from tilelang.errors import error
 
-from ..arrays import is_numpy, strides, type_name
-from .inputs import check_alike, check_heads, compact, device_of, strides_of
+from ..arrays import compact, is_numpy, strides, type_name
+from .inputs import check_alike, check_heads, device_of, strides_of
 
 LAYOUTS = ("bshd", "bhsd")
 

@@ -16,8 +16,8 @@ from typing import Any
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import empty, type_name
-from .inputs import check_like, contiguous, fast_kernel, running_on
+from ..arrays import contiguous, empty, type_name
+from .inputs import check_like, fast_kernel, running_on
 
 _TYPES = "float8_e4m3fn", "float16", "bfloat16"
 BINS = 2048

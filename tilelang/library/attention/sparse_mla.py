@@ -8,9 +8,9 @@ import numpy as np
 
 from tilelang.errors import error
 
-from ..arrays import copied_to, empty, is_numpy, place, type_name
+from ..arrays import contiguous, copied_to, empty, is_numpy, place, type_name
 from ..caches import Cache
-from .inputs import check_gradient, check_scale, check_tensors, contiguous, device_of, fast_kernel, running_on
+from .inputs import check_gradient, check_scale, check_tensors, device_of, fast_kernel, running_on
 from .mla_kernels import MlaForm, mla_attention, plain_attention
 from .mla_plan import MlaPlan, divide, planned, splits_of
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from tilelang.errors import error, register
 
-from ..arrays import empty, type_name, zeros
-from ..attention.inputs import check_like, compact_copy, contiguous, fast_kernel, running_on
+from ..arrays import compact_copy, contiguous, empty, type_name, zeros
+from ..attention.inputs import check_like, fast_kernel, running_on
 from .delta_kernels import CHUNK, COLUMNS, DeltaForm, delta_chunks, delta_steps, workspace
 
 register("delta-argument", ValueError, "tensors of a delta rule that do not go together",

@@ -13,9 +13,9 @@ from typing import Any
 import tilelang.language as T
 from tilelang.errors import error, register
 
-from ..arrays import empty, is_numpy, type_name
+from ..arrays import contiguous, empty, is_numpy, type_name
 from ..attention.form import LOG2E
-from ..attention.inputs import check_like, contiguous, fast_kernel, running_on
+from ..attention.inputs import check_like, fast_kernel, running_on
 
 register("ssd-argument", ValueError, "tensors of a state space model that do not go together",
          "see the shapes in the docstring of the function", expected="tensors of the shapes and types that the function names")

@@ -7,21 +7,18 @@ blocks split k, and a second launch adds the partial sums in a fixed order.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-import numpy as np
-
 import tilelang.language as T
 from tilelang.language.tracing.state import error
 from tilelang.target.machine import kernel_rates, nearest_chip
 
 from ..agreement import Disjoint
-from ..arrays import is_numpy, maker, place, strided, strides, type_name
+from ..arrays import compact, compact_copy, maker, place, strided, strides, type_name
 from ..caches import Cache, Prepared, prepared
 from ..gemm.problem import check_disjoint, check_gradient, check_tensors
 from ..gemm.tile import Chip
@@ -300,26 +297,17 @@ def _prepare(given: tuple[Any, ...], target: Any, backend: str | None) -> Prepar
     kernel = at.kernel(dequant_gemm, f, enable_pdl=at.target.has_wgmma and f.m <= _PDL or None) if f.m and f.n else None
     result, splits = maker(a, (f.m, f.n), f.element), f.tile.splits
     partials = maker(a, (splits, f.m, f.n), "float32") if splits > 1 else lambda: None  # an argument that is not used
-    taken = [x is None or _is_compact(x) for x in (*given[:3], named.get("lut", named.get("zero_points")))]
-    direct = given[-1] is None or _is_compact(given[-1])
+    *taken, direct = (x is None or strided(x) and strides(x) == compact(x.shape) for x in (
+        *given[:3], named.get("lut", named.get("zero_points")), given[-1]))
 
     def run(a: Any, w: Any, scales: Any, second: Any, out: Any) -> None:
         if kernel is None:
             return
         arrays = (a, w, scales, second) if all(taken) else (
-            x if ok else _compact(x) for x, ok in zip((a, w, scales, second), taken))
+            x if ok else compact_copy(x) for x, ok in zip((a, w, scales, second), taken))
         own = out if direct else result()
         kernel(*arrays, partials(), own)
         if own is not out:
             out[...] = own
 
     return Prepared(run, result, disjoint=None if given[-1] is None else Disjoint(given[-1], given[:-1]))
-
-
-def _is_compact(x: Any) -> bool:
-    steps, shape = strides(x), tuple(int(n) for n in x.shape)
-    return strided(x) and steps == ((shape[1], 1) if len(shape) == 2 else (1,))
-
-
-def _compact(x: Any) -> Any:
-    return np.array(x, order="C") if is_numpy(x) else x.clone(memory_format=sys.modules["torch"].contiguous_format)
