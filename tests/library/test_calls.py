@@ -1,6 +1,8 @@
 """Calls of the library behind a first one: what is looked at once for each form of the arguments, and what each time."""
 
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -206,3 +208,15 @@ def test_products_refuse_to_lose_a_gradient_also_behind_a_first_call(name):
     with torch.no_grad():
         assert torch.equal(call(), want)
     assert torch.equal(matmul(a.detach(), b), torch.full((8, 8), 16.0))
+
+
+@pytest.mark.parametrize("call", [
+    lambda a: matmul(a, a), lambda a: matmul(a[::-1], a), lambda a: flash_attention(*[a.reshape(1, 1, 1, -1)[..., :16]] * 3)])
+def test_what_a_call_leaves_behind_holds_no_tensor_of_it(call):
+    """Calls are prepared once: a copied operand of the first one was kept with the answer."""
+    a = np.ones((16, 16), np.float16)
+    call(a)
+    seen = weakref.ref(a)
+    del a
+    gc.collect()
+    assert seen() is None

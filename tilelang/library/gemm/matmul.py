@@ -94,8 +94,10 @@ _ANSWERS: Cache[Prepared] = Cache(4096)
 def _prepare(function: Callable[..., Any], tensors: dict[str, Any], tune: bool | None, options: dict[str, Any]) -> Prepared:
     """The answer to calls like this one of a function, matmul or grouped_matmul. options: its arguments that are no tensors."""
 
+    names = tuple(tensors)  # what is kept for later calls holds no tensors
+
     def again(*arrays: Any, **more: Any) -> Any:
-        return function(**dict(zip(tensors, arrays)), **{"tune": tune, **options, **more})
+        return function(**dict(zip(names, arrays)), **{"tune": tune, **options, **more})
 
     check_tensors(x for name, x in tensors.items() if x is not None or name not in _NAMES[2:])
     a, *others = tensors.values()
