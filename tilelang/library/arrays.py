@@ -23,15 +23,19 @@ def facts(x: Any) -> tuple[Any, ...] | None:
 
     None for None. Raises AttributeError for an object that is no tensor.
     """
+    if x is None:
+        return None
     if isinstance(x, np.ndarray):
         return x.shape, x.strides, x.dtype, "numpy", aligned(x)
-    return None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15 == 0)
+    return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15 == 0
 
 
 def expects_gradient(*inputs: Any) -> bool:
-    """Whether torch would record a gradient for these tensors. They may be None, or NumPy arrays."""
+    """Whether torch would record a gradient for these tensors. All but the first may be None; NumPy arrays have none."""
+    if isinstance(inputs[0], np.ndarray):
+        return False
     for x in inputs:
-        if getattr(x, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+        if x is not None and x.requires_grad and sys.modules["torch"].is_grad_enabled():
             return True
     return False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -55,16 +55,17 @@ class Prepared:
     passing: bool = False
 
 
-def prepared(answers: Cache[Prepared], arrays: Iterable[Any], options: tuple[Any, ...],
-             prepare: Callable[[], Prepared]) -> Prepared:
-    """The answer for calls with such arrays (None where left out) and options. `prepare` checks and makes it for the first."""
+def known(answers: Cache[Prepared], arrays: tuple[Any, ...], options: tuple[Any, ...]) -> Prepared | None:
+    """The answer for calls with such arrays (None where left out) and options, where there is one."""
     try:
-        key = *map(facts, arrays), *options
-        found = answers.get(key)
-    except (AttributeError, TypeError, RuntimeError):  # no tensors: `prepare` says so; tensors of torch.func have no memory
-        key = found = None
-    if found is None:
-        found = prepare()
-        if key is not None and not found.passing:
-            answers.keep(key, found)
-    return found
+        return answers.get((*map(facts, arrays), *options))
+    except (AttributeError, TypeError, RuntimeError):  # no tensors: the checks say so; tensors of torch.func have no memory
+        return None
+
+
+def enter(answers: Cache[Prepared], arrays: tuple[Any, ...], options: tuple[Any, ...], answer: Prepared) -> Prepared:
+    """Keep the answer for later calls with such arrays and options, if it is for them."""
+    try:
+        return answer if answer.passing else answers.keep((*map(facts, arrays), *options), answer)
+    except (TypeError, RuntimeError):
+        return answer

@@ -14,7 +14,7 @@ import tilelang.language as T
 from tilelang.errors import error
 
 from ..arrays import compact_copy, empty, is_numpy, maker, type_name
-from ..caches import Cache, Prepared, prepared
+from ..caches import Cache, Prepared, enter, known
 from .form import LOG2E, AttentionForm, Tile
 from .inputs import check_gradient, check_scale, check_tensors, device_of, running_on
 from .kernels import absorb, finish, reset, working_set
@@ -178,10 +178,13 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
     read += tuple(x for x in shown if not any(x is y for y in read))
     uses = tuple(range(len(tensors))), tuple(next(n for n, y in enumerate(read) if y is x) for x in shown)
     lists = None if block_mask is None else block_mask.blocks
-    answer = prepared(_RUNS, (q, k, v, *read, lists), (
+    arrays, options = (q, k, v, *read, lists), (
         score_mod, uses, scale, return_lse, layout, str(target),
-        None if block_mask is None else (block_mask.mask_mod, block_mask.block, block_mask.sizes)), lambda: _prepare(
-        (q, k, v), read, uses, score_mod, block_mask, target=target, layout=layout, with_lse=return_lse, scale=scale))
+        None if block_mask is None else (block_mask.mask_mod, block_mask.block, block_mask.sizes))
+    answer = known(_RUNS, arrays, options)
+    if answer is None:
+        answer = enter(_RUNS, arrays, options, _prepare((q, k, v), read, uses, score_mod, block_mask, target=target,
+                                                        layout=layout, with_lse=return_lse, scale=scale))
     check_gradient("flex_attention", q, k, v)
     out, lse = answer.result(), answer.logs()
     answer.run((q, k, v), lists, read, out, lse)

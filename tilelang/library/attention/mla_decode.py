@@ -9,7 +9,7 @@ from tilelang.errors import error
 
 from ..agreement import Disjoint
 from ..arrays import aligned, compact, compact_copy, copied_to, is_numpy, maker, strides, type_name
-from ..caches import Cache, Prepared, prepared
+from ..caches import Cache, Prepared, enter, known
 from .inputs import (check_alike, check_disjoint, check_gradient, check_scale, check_tensors, device_of, fast_kernel,
                      running_on, strides_of)
 from .mla_kernels import KEYS, MlaForm, mla_attention, plain_attention
@@ -66,9 +66,10 @@ def mla_decode(q: Any, kv_cache: Any, lengths: Any, *, dim_v: int = 512, block_t
     (2, 16, 512)
     """
     arrays = q, kv_cache, lengths, block_table
-    divided = None if plan is None else (tuple(plan.begins.shape), plan.divided)
-    answer = prepared(_RUNS, (*arrays, out), (dim_v, divided, str(target)), lambda: _prepare(
-        dict(zip(_NAMES, (*arrays, out))), dim_v, plan, target))
+    options = dim_v, None if plan is None else (tuple(plan.begins.shape), plan.divided), str(target)
+    answer = known(_RUNS, (*arrays, out), options)
+    if answer is None:
+        answer = enter(_RUNS, (*arrays, out), options, _prepare(dict(zip(_NAMES, (*arrays, out))), dim_v, plan, target))
     check_gradient("mla_decode", q, kv_cache)
     scale, kv_scale = check_scale(answer.scale if scale is None else scale), check_scale(kv_scale)
     if out is not None:

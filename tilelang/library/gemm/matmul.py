@@ -8,7 +8,7 @@ from typing import Any
 
 from ..agreement import Disjoint, magnitude
 from ..arrays import aligned, empty, fresh, strided, zeros
-from ..caches import Cache, Prepared, prepared
+from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes
 from .build import planned_run
 from .plan import plan_matmul
@@ -51,9 +51,11 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
     [[3.0, 3.0], [3.0, 3.0]]
     """
     arrays = a, b, bias, scale_a, scale_b, out
-    options = transpose_a, transpose_b, activation, out_dtype, fast_accum
-    answer = prepared(_ANSWERS, arrays, (*options, str(target), execution_backend, tune), lambda: _prepare(
-        matmul, dict(zip(_NAMES, arrays)), tune, dict(zip(_OPTIONS, (*options, target, execution_backend)))))
+    options = transpose_a, transpose_b, activation, out_dtype, fast_accum, str(target), execution_backend, tune
+    answer = known(_ANSWERS, arrays, options)
+    if answer is None:
+        answer = enter(_ANSWERS, arrays, options, _prepare(
+            matmul, dict(zip(_NAMES, arrays)), tune, dict(zip(_OPTIONS, (*options[:5], target, execution_backend)))))
     check_gradient("matmul", *arrays)
     if out is not None and not answer.disjoint.surely(out, arrays[:-1]):
         check_disjoint(out, dict(zip(_NAMES, arrays[:-1])))
@@ -77,11 +79,14 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
     >>> grouped_matmul(a, b, np.array([1, 2], np.int32)).ravel().tolist()
     [2.0, 4.0, 4.0]
     """
-    arrays, options = (a, b, bias, group_sizes), (transpose_b, activation, out_dtype)
-    answer = prepared(_ANSWERS, arrays, ("grouped", *options, str(target), execution_backend, tune), lambda: _prepare(
-        grouped_matmul, dict(zip(("a", "b", "bias", "group_sizes"), arrays)), tune, {
-            "transpose_b": transpose_b, "activation": activation, "out_dtype": out_dtype, "target": target,
-            "execution_backend": execution_backend}))
+    arrays = a, b, bias, group_sizes
+    options = transpose_b, activation, out_dtype, str(target), execution_backend, tune
+    answer = known(_ANSWERS, arrays, options)
+    if answer is None:
+        answer = enter(_ANSWERS, arrays, options, _prepare(
+            grouped_matmul, dict(zip(("a", "b", "bias", "group_sizes"), arrays)), tune, {
+                "transpose_b": transpose_b, "activation": activation, "out_dtype": out_dtype, "target": target,
+                "execution_backend": execution_backend}))
     check_gradient("grouped_matmul", a, b, bias)
     return answer.run(*arrays)
 
