@@ -86,6 +86,23 @@ def access_weights(found: Iterable[tuple[Buffer, tuple[Expr, ...]]], vars: tuple
             for b, at in found if b.scope_name == GLOBAL or b.scope_name.startswith("shared")}
 
 
+def lane_dimension(found: Iterable[tuple[Buffer, tuple[Expr, ...]]], vars: tuple[Var, ...], extents: tuple[Any, ...],
+                   width: Callable[[Buffer, tuple[Expr, ...], int, int], tuple[bool, int]]) -> tuple[int, int]:
+    """(dimension, lanes): the dimension along which most memory accesses are contiguous, and the elements per thread there.
+
+    lanes is the narrowest of their widths, since more elements would move the lanes of a warp further away from each other.
+    width(buffer, indices, dimension, limit): whether an access is contiguous along it, and its width there, 0 for any.
+    """
+    best, score, weights = (len(vars) - 1, 1), 0, access_weights(found, vars, extents)
+    for d in reversed(range(len(vars))):
+        limit = power_of_two_in(extents[d], 64) if isinstance(extents[d], int) else 1
+        ways = {(b, at): width(b, at, d, limit) for b, at in weights}
+        own = sum(weights[x] for x, (contiguous, _) in ways.items() if contiguous)
+        if own > score:
+            score, best = own, (d, min((w for _, w in ways.values() if w), default=1))
+    return best
+
+
 def bound_divisors(body: Node) -> dict[Expr, int]:
     """Known divisors of the integer variables that statements of body bind to a value."""
     out: dict[Expr, int] = {}

@@ -42,13 +42,9 @@ def check_lanes(func: Func, cx: PassContext) -> Func:
     of the program: the simulator and the CPU check each exchange.  Lanes that have returned need not come.
     """
     for s in walk(func, Launch):
-        if any(_exchanges(c) for c in walk(s.body, Call)):
+        if any(c.op in _MASKS for c in walk(s.body, Call)):
             _Walk(s).stmt(s.body, _Path(np.ones(s.num_threads, bool)))
     return func
-
-
-def _exchanges(c: Call) -> bool:
-    return c.op in _MASKS
 
 
 @dataclass(frozen=True)
@@ -128,7 +124,7 @@ class _Walk:
         elif path.certain and known:
             new = np.where(path.here, value, old)
         else:
-            new = Kind.ALIKE if self.at.alike(value) and self.at.alike(old) and self.whole(path.here) else Kind.OPEN
+            new = Kind.ALIKE if self.at.alike(value) and self.at.alike(old) and self.at.alike(path.here) else Kind.OPEN
         self.at.held[s.buffer.data] = new
 
     def branch(self, s: If, path: _Path) -> None:
@@ -152,7 +148,7 @@ class _Walk:
             worse = Kind.DATA if v is Kind.DATA and path.unknown is not Kind.OPEN else Kind.OPEN
             return replace(path, unknown=worse, split=s)
         holds = np.broadcast_to(np.asarray(v, bool), self.at.n) == want
-        return replace(path, here=path.here & holds, split=path.split if self.whole(holds) else s)
+        return replace(path, here=path.here & holds, split=path.split if self.at.alike(holds) else s)
 
     def loop(self, s: For | While, path: _Path) -> None:
         if not self.follows(s):
@@ -185,7 +181,7 @@ class _Walk:
             ways = [replace(path, certain=False) if extent is Kind.ALIKE else replace(path, unknown=other, split=s)]
         else:
             extent = np.broadcast_to(extent, self.at.n)
-            ways = [replace(path, here=path.here & (extent >= n), split=path.split if self.whole(extent >= n) else s)
+            ways = [replace(path, here=path.here & (extent >= n), split=path.split if self.at.alike(extent >= n) else s)
                     for n in sorted({*extent[path.here].tolist()}) if n > 0]
         for way in (*ways, *ways[:1]):  # the first again: after a `break` of its end
             self.forget(s)
@@ -196,7 +192,7 @@ class _Walk:
         self.left = self.none
 
     def jump(self, s: Stmt, path: _Path) -> None:
-        if path.unknown is not None or not path.certain and not self.whole(path.here):
+        if path.unknown is not None or not path.certain and not self.at.alike(path.here):
             self.rest, self.split = path.unknown or Kind.OPEN, path.split or s
         elif path.certain:
             if isinstance(s, Break):
@@ -205,16 +201,12 @@ class _Walk:
                 self.left = self.left | path.here
             self.split = path.split or s
 
-    def whole(self, here: Any) -> bool:
-        """Whether a set of threads consists of whole warps."""
-        return self.at.alike(here)
-
     def follows(self, s: Stmt) -> bool:
         """Whether a statement holds an exchange, or a jump or return that may decide who comes to one."""
         hit = self.matters.get(id(s))
         if hit is None:
             hit = self.matters[id(s)] = any(
-                isinstance(n, (Break, Continue)) or isinstance(n, Call) and (_exchanges(n) or n.op == "thread_return")
+                isinstance(n, (Break, Continue)) or isinstance(n, Call) and (n.op in _MASKS or n.op == "thread_return")
                 for n in walk(s))
         return hit
 
@@ -227,7 +219,7 @@ class _Walk:
     def expression(self, e: Expr, s: Stmt, path: _Path) -> None:
         """Check the exchanges in an expression."""
         for c in walk(e, Call):
-            if _exchanges(c):
+            if c.op in _MASKS:
                 self.check(c, s, path)
 
     def check(self, c: Call, s: Stmt, path: _Path) -> None:

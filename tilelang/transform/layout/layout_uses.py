@@ -12,7 +12,7 @@ from typing import Any
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Node, Parallel, Seq, Stmt, Store,
-                        TileOp, Var, fields_of, walk, SHARED, FRAGMENT)
+                         TileOp, Var, children, inner, walk, SHARED, FRAGMENT)
 from tilelang.ir.record import state
 from tilelang.layout import Fragment, replicated_fragment
 from tilelang.target.warp_groups import PER_GROUP, WARP_LANES, warps_of
@@ -100,10 +100,8 @@ class Uses:
             self._collect(s.body, loop)
         else:
             self._collect_exprs(s)
-            for f in ("then", "orelse", "body"):
-                inner = getattr(s, f, None)
-                if isinstance(inner, Stmt):
-                    self._collect(inner, loop)
+            for x in inner(s):
+                self._collect(x, loop)
 
     def _allocated(self, s: Alloc) -> None:
         """Raise an error unless a buffer in registers has a static size."""
@@ -113,14 +111,13 @@ class Uses:
 
     def _collect_exprs(self, s: Stmt) -> None:
         """Collect the buffers in the expressions of a statement that every thread executes by itself."""
-        for v in (getattr(s, f) for f in fields_of(type(s)) if f != "attrs"):
-            for e in v if isinstance(v, tuple) else (v,):
-                if isinstance(e, Buffer):
-                    self._see(e)
-                    if isinstance(s, Store) and e.scope_name == FRAGMENT:
-                        self.alone.add(e)
-                elif isinstance(e, Node) and not isinstance(e, Stmt):
-                    self._collect_expr(e)
+        for e in children(s):
+            if isinstance(e, Buffer):
+                self._see(e)
+                if isinstance(s, Store) and e.scope_name == FRAGMENT:
+                    self.alone.add(e)
+            elif not isinstance(e, Stmt):
+                self._collect_expr(e)
 
     def _collect_expr(self, e: Node) -> None:
         for x in walk(e, Buffer, Load, Call):

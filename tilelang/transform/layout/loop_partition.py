@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import Call, Evaluate, Expr, Load, Stmt, Store, Var, binary, const, fresh, walk, FRAGMENT, GLOBAL
+from tilelang.ir import Buffer, Call, Evaluate, Expr, Load, Stmt, Store, Var, binary, const, fresh, walk, FRAGMENT, GLOBAL
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, Fragment, Mode
 from tilelang.ops.distribute import Distribution, flat, from_fragment
 
 from ..analysis.distributed_loop import Loop, accesses, is_memory
 from ..analysis.fragment_access import Grid
-from ..analysis.vectorize import MAX_BYTES, access_weights, power_of_two_in, stride_along
+from ..analysis.vectorize import MAX_BYTES, lane_dimension, power_of_two_in, stride_along
 from .loop_layouts import over_loops, touch
 
 
@@ -139,31 +139,19 @@ def _row_by_row(partition: Fragment) -> LoopPartition:
 
 def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt,
                  loose: bool = False) -> tuple[int, int]:
-    """(dimension, lanes): the dimension along which most memory accesses are contiguous, and the elements per thread there.
+    """(dimension, lanes) of the vectors of a loop: see lane_dimension."""
+    known = lw.known.over(vars, extents)
 
-    lanes is the narrowest of their vector widths, since more elements would move the lanes of a warp further away from each
-    other.
-    """
-    best = (len(vars) - 1, 1)
-    score = 0
-    found = access_weights(((x.buffer, x.indices) for x, _ in accesses(body) if x.buffer.dtype.bits % 8 == 0 and x.indices),
-                           vars, extents)
-    for d in reversed(range(len(vars))):
-        limit = power_of_two_in(extents[d], 64) if isinstance(extents[d], int) else 1
-        own = narrowest = 0
-        for (b, at), weight in found.items():
-            n = lw.buffers.widths.width(b, at, vars[d], limit, lw.known.over(vars, extents), lw.known.divisors, loose)
-            if n > 1 or (n == 1 and stride_along(at[-1], vars[d], lw.known.analyzer) == 1):
-                own += weight
-                if n > 1 or b.scope_name == GLOBAL:
-                    narrowest = min(narrowest or n, n)
-            elif stride_along(at[-1], vars[d], lw.known.analyzer) in (2, 4):  # vectors of pairs: 16 bytes for each lane
-                step = stride_along(at[-1], vars[d], lw.known.analyzer) or 1
-                narrowest = min(narrowest or limit, max(1, 8 * MAX_BYTES // b.dtype.bits // step))
-        if own > score:
-            score = own
-            best = (d, narrowest or 1)
-    return best
+    def width(b: Buffer, at: tuple[Expr, ...], d: int, limit: int) -> tuple[bool, int]:
+        n = lw.buffers.widths.width(b, at, vars[d], limit, known, lw.known.divisors, loose)
+        step = stride_along(at[-1], vars[d], lw.known.analyzer)
+        if n > 1 or step == 1:
+            return True, n if n > 1 or b.scope_name == GLOBAL else 0
+        # vectors of pairs: 16 bytes for each lane
+        return False, min(limit, max(1, 8 * MAX_BYTES // b.dtype.bits // step)) if step in (2, 4) else 0
+
+    found = ((x.buffer, x.indices) for x, _ in accesses(body) if x.buffer.dtype.bits % 8 == 0 and x.indices)
+    return lane_dimension(found, vars, extents, width)
 
 
 def accumulated_dims(vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> list[int]:

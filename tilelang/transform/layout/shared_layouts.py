@@ -22,7 +22,7 @@ from tilelang.ops.ldmatrix import in_columns_of_bytes, in_tiles_of_bytes
 from tilelang.target.mma import MMA_ROWS
 from tilelang.target.wgmma import WGMMA_ROWS
 
-from ..analysis.vectorize import MAX_BYTES, Widths, access_weights, power_of_two_in, stride_along
+from ..analysis.vectorize import MAX_BYTES, Widths, lane_dimension, power_of_two_in, stride_along
 
 WARP = 32
 
@@ -105,24 +105,9 @@ def _loop_accesses(vars: tuple[Var, ...], extents: tuple[Any, ...], sides: list[
     shared = [(b, i) for b, i in sides if b.scope_name in SHARED]
     if not shared or not all(isinstance(n, int) for n in extents):
         return []
-    lane_dim, width = _lanes(vars, extents, sides, analyzer)
+    lane_dim, width = lane_dimension(sides, vars, extents, lambda b, at, d, limit: (
+        (w := contiguous_width(b, at, vars[d], limit, analyzer)) > 0, w))
     return [Access(b, vars, extents, i, partition, lane_dim, width) for b, i in shared]
-
-
-def _lanes(vars: tuple[Var, ...], extents: tuple[int, ...], sides: list[tuple[Buffer, tuple[Expr, ...]]],
-           analyzer: Analyzer) -> tuple[int, int]:
-    """(dimension along which most accesses are contiguous, elements per thread there)."""
-    best, score, weights = (len(vars) - 1, 1), 0, access_weights(sides, vars, extents)
-    for d in reversed(range(len(vars))):
-        own, narrowest = 0, 0
-        for (b, indices), weight in weights.items():
-            w = contiguous_width(b, indices, vars[d], power_of_two_in(extents[d], 64), analyzer)
-            if w:
-                own += weight
-                narrowest = min(narrowest or w, w)
-        if own > score:
-            score, best = own, (d, narrowest or 1)
-    return best
 
 
 _WIDTHS = Widths(lambda b: None)

@@ -13,7 +13,7 @@ last access of the others to its shared memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from dataclasses import replace as with_fields
 from typing import Any
@@ -134,29 +134,17 @@ def _given_to_warp_roles(launch: Launch) -> Launch:
     """
     users: dict[Var, set[_Warps]] = {}
     moved: dict[int, Var] = {}
-
-    def look(s: Stmt, warps: _Warps, outside: bool) -> None:
-        if isinstance(s, (TileOp, Parallel)):
-            own = {b.data for b in walk(s, Buffer) if b.scope_name == FRAGMENT}
-            if outside and len(own) == 1 and isinstance(s, (Fill, Copy)) and not (isinstance(s, Copy) and s.plan.by_hand):
-                moved[id(s)] = own.pop()
-            for v in own:
-                users.setdefault(v, set()).add(warps)
-        elif isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)):
-            look(s.then, _common(warps, warps_of(s.cond)), False)
-            if s.orelse is not None:
-                look(s.orelse, _rest(warps, warps_of(s.cond)), False)
-        else:
-            for e in children(s):
-                for x in walk(e, Load) if isinstance(e, Expr) else ():
-                    users.setdefault(x.buffer.data, set()).add(warps)
-            for x in inner(s):
-                look(x, warps, outside)
+    whole = (0, len(warps_in(launch)))
+    for s, warps, outer in _by_warps(launch.body, whole):
+        own = {b.data for b in walk(s, Buffer) if b.scope_name == FRAGMENT} if isinstance(s, (TileOp, Parallel)) else {
+            x.buffer.data for e in children(s) if isinstance(e, Expr) for x in walk(e, Load)}
+        if outer is None and len(own) == 1 and isinstance(s, (Fill, Copy)) and not (isinstance(s, Copy) and s.plan.by_hand):
+            moved[id(s)] = own.pop()
+        for v in own:
+            users.setdefault(v, set()).add(warps)
 
     touched = list(effects(launch.body))
     stored = {e.storage for e in touched if e.writes}
-    whole = (0, len(warps_in(launch)))
-    look(launch.body, whole, True)
 
     def visit(s: Stmt) -> Stmt | None:
         some = users.get(moved[id(s)], set()) if id(s) in moved else set()
@@ -177,29 +165,19 @@ def _check_warp_roles(launch: Launch) -> None:
     sets, users = WarpSets(launch), dict[Var, tuple[_Warps, Any]]()
     readers: list[tuple[Load, _Warps, Stmt]] = []
 
-    def stmt(s: Stmt, warps: _Warps, outer: If | None) -> None:
-        if isinstance(s, (TileOp, Parallel)):
-            if outer is not None and (warps is None or launch.num_threads % WARP_LANES):
-                raise error("role-place", "a tile operation is the work of warps that follow each other, in a block of whole "
-                            "warps", found=f"{sets.found(outer.cond)} of {launch.num_threads} threads", span=s.span,
-                            notes=((outer.span, "these warps"),))
-            for b in {x for x in walk(s, Buffer) if x.scope_name == FRAGMENT}:
-                first, where = users.setdefault(b.data, (warps, s))
-                if first != warps:
-                    raise _of_two(b, warps, first, whole, s, where)
-            return
-        if isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)):
-            got = warps_of(s.cond)
-            stmt(s.then, _common(warps, got), s)
-            if s.orelse is not None:
-                stmt(s.orelse, _rest(warps, got), s)
-            return
-        readers.extend((x, warps, s) for e in children(s) if isinstance(e, Expr) for x in walk(e, Load)
-                       if x.buffer.scope_name == FRAGMENT)
-        for x in inner(s):
-            stmt(x, warps, outer)
-
-    stmt(launch.body, whole, None)
+    for s, warps, outer in _by_warps(launch.body, whole):
+        if not isinstance(s, (TileOp, Parallel)):
+            readers.extend((x, warps, s) for e in children(s) if isinstance(e, Expr) for x in walk(e, Load)
+                           if x.buffer.scope_name == FRAGMENT)
+            continue
+        if outer is not None and (warps is None or launch.num_threads % WARP_LANES):
+            raise error("role-place", "a tile operation is the work of warps that follow each other, in a block of whole "
+                        "warps", found=f"{sets.found(outer.cond)} of {launch.num_threads} threads", span=s.span,
+                        notes=((outer.span, "these warps"),))
+        for b in {x for x in walk(s, Buffer) if x.scope_name == FRAGMENT}:
+            first, where = users.setdefault(b.data, (warps, s))
+            if first != warps:
+                raise _of_two(b, warps, first, whole, s, where)
     for x, warps, s in readers:
         owner, where = users.get(x.buffer.data, (warps, s))
         if owner != warps and (warps is None or owner is None or not owner[0] <= warps[0] <= sum(warps) <= sum(owner)):
@@ -207,6 +185,20 @@ def _check_warp_roles(launch: Launch) -> None:
 
 
 _Warps = tuple[int, int] | None  # (first, count); None: warps that do not follow each other
+
+
+def _by_warps(s: Stmt, warps: _Warps, outer: If | None = None) -> Iterator[tuple[Any, _Warps, If | None]]:
+    """The statements at and below s but for branches by warp, with the warps that reach each and the innermost such branch."""
+    if isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)):
+        got = warps_of(s.cond)
+        yield from _by_warps(s.then, _common(warps, got), s)
+        if s.orelse is not None:
+            yield from _by_warps(s.orelse, _rest(warps, got), s)
+        return
+    yield s, warps, outer
+    if not isinstance(s, (TileOp, Parallel)):
+        for x in inner(s):
+            yield from _by_warps(x, warps, outer)
 
 
 def _common(warps: _Warps, some: _Warps) -> _Warps:

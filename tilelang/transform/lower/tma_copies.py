@@ -35,7 +35,7 @@ from tilelang.target.warp_groups import warps_of
 
 from ..analysis.effects import effects
 from ..analysis.statements import do
-from ..legalize.hopper_features import hopper, placed_in_kernel
+from ..legalize.hopper_features import hopper
 from ..framework.pass_ import TILE, PassContext, pass_
 from .tma_stores import TmaStores, asks_for_tma
 from ..analysis.vectorize import stride_along
@@ -71,7 +71,6 @@ class _Copies:
         shared = {x.buffer for x in walk(launch.body, Alloc) if x.buffer.scope_name in SHARED}
         used = {e.buffer for e in self.effects if e.buffer.scope_name in SHARED} | shared
         self.views = {b.data for b in used if any(x is not b and x.data is b.data for x in used)}
-        self.placed = placed_in_kernel(launch)
         self.given = dict(launch.plan.layouts)
         self.safe = dict(launch.plan.safe_values)
         self.analyzer = Analyzer()
@@ -168,17 +167,13 @@ class _Copies:
     def _is_load(self, c: Copy) -> bool:
         """Whether a copy can be a TMA load; if a larger one cannot, the report gives the reason."""
         if not self.on or c.plan.tma or c.plan.bulk or c.plan.async_group or c.src.buffer.scope_name != GLOBAL or \
-                c.dst.buffer.scope_name not in SHARED:
-            return False
-        if _bytes(c.dst) < SMALLEST:
-            if _bytes(c.dst):
-                self.notes[f"`{c.dst.buffer.name}` is loaded by all threads: {_few(c.dst)}"] = None
+                c.dst.buffer.scope_name not in SHARED or not _bytes(c.dst):
             return False
         strides = self.stores.strides
         one_row = c.dst.buffer.ndim == 1
-        why = run_unsupported(c, c.dst, c.src, self.analyzer, strides) if one_row else tma_unsupported(c, strides)
-        why = why or self._unfit(c.dst.buffer)
-        if not why and (late := self.placed(c.src.buffer)):
+        why = _few(c.dst) or (run_unsupported(c, c.dst, c.src, self.analyzer, strides) if one_row else tma_unsupported(
+            c, strides)) or self._unfit(c.dst.buffer)
+        if not why and (late := self.stores.placed(c.src.buffer)):
             why = f"the {late} of `{c.src.buffer.name}` is known in the kernel only"
         if not why and c.src.buffer.data in self.written:
             why = f"`{c.src.buffer.name}` is written by the kernel"
@@ -261,11 +256,11 @@ class _Copies:
                 c.plan.bulk:
             return False
         asked = c.plan.use_tma
-        if not asked and (not self.on or _bytes(src) < SMALLEST):
-            if self.on and _bytes(src):
-                self.notes[f"`{c.dst.buffer.name}` is written by all threads: {_few(src)}"] = None
+        if not asked and not (self.on and _bytes(src)):
             return False
-        if src.buffer.ndim == 1 and isinstance(c, Copy):
+        if why := "" if asked else _few(src):
+            pass
+        elif src.buffer.ndim == 1 and isinstance(c, Copy):
             why = run_unsupported(c, src, c.dst, self.analyzer, self.stores.strides)
         else:
             why = tile_unsupported(c, src, c.dst, isinstance(c, AtomicTile), self.stores.strides)
@@ -318,7 +313,8 @@ def source(c: Copy | AtomicTile) -> Region | None:
 
 
 def _few(tile: Region) -> str:
-    return f"threads are as quick with {_bytes(tile)} bytes"
+    """Why threads copy a small tile; "" for others."""
+    return f"threads are as quick with {_bytes(tile)} bytes" if _bytes(tile) < SMALLEST else ""
 
 
 def _bytes(region: Region) -> int:
