@@ -102,7 +102,7 @@ def test_a_stage_that_is_released_late_costs_the_time_of_its_load():
     def cycles(held):
         return Simulation(events, {}, {0: 100.0}, [0.0, 100.0], set(), [(ring, held)], 1).cycles
 
-    soon, late = cycles(Held(0, 0, 0, False, 0)), cycles(Held(0, 1, 0, False, 0))
+    soon, late = cycles(Held(0, 0, 0, False, 0, (0, 0, False))), cycles(Held(0, 1, 0, False, 0, (1, 0, False)))
     assert late > 1.5 * soon
 
 

@@ -135,7 +135,7 @@ def test_the_first_iterations_were_taken_for_steady_ones():
     """Loads of 700 cycles and 140 of work: the stages are full at first, so iterations 5 to 10 of 8 stages took 140."""
     ring = RingUse(frozenset({0}), 3500, 8)
     slow = RingUse(frozenset({0}), 350 * 83, 8)
-    held = Held(0, 0, 0, False, 0)
+    held = Held(0, 0, 0, False, 0, (0, 0, False))
     events = (Event(0, 0), Event(1, 0))
     assert Simulation(events, {}, {0: 100.0}, [0.0, 100.0], set(), [(ring, held)], 1).cycles == pytest.approx(140)
     assert Simulation(events, {}, {0: 100.0}, [0.0, 100.0], set(), [(slow, held)], 1).cycles == pytest.approx(350)
@@ -148,7 +148,7 @@ def test_no_unit_is_busy_for_longer_than_an_iteration(seed):
     for _ in range(40):
         tensor = {0: r.choice((64.0, 200.0)), 2: r.choice((10.0, 300.0))}
         waits = {1: Wait(r.randrange(2), (0,)), 3: Wait(r.randrange(2), (2,) if r.random() < 0.5 else (), (2,))}
-        rings = [(RingUse(frozenset({n}), r.randrange(1, 60000), r.randrange(1, 5)), Held(n, 0, n, False, n))
+        rings = [(RingUse(frozenset({n}), r.randrange(1, 60000), r.randrange(1, 5)), Held(n, 0, n, False, n, (0, n, False)))
                  for n in (0, 2) if r.random() < 0.8]
         run = Simulation([Event(n, 0) for n in range(4)], waits, tensor, [0.0, r.random() * 500, 0.0, 40.0],
                          {1} if r.random() < 0.3 else set(), rings, r.randrange(1, 4))

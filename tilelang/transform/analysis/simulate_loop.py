@@ -59,6 +59,7 @@ class Held:
     """How long a stage is in use: from the event at place `first` to `lag` iterations later.
 
     It is free behind the event at `place`, or where the GEMM of that event is waited for (`waited`), at place `end`.
+    released: orders stages by that time.
     """
 
     first: int
@@ -66,6 +67,7 @@ class Held:
     place: int
     waited: bool
     end: int
+    released: tuple[int, int, bool]
 
 
 class Simulation:
@@ -82,7 +84,7 @@ class Simulation:
     def __init__(self, events: Sequence[Event], waits: dict[int, Wait], tensor: dict[int, float], ordinary: Sequence[float],
                  meets: set[int], rings: Sequence[tuple[RingUse, Held]], groups: int) -> None:
         self.size, self.waits, self.cost, self.ordinary, self.meets = len(events), waits, tensor, ordinary, meets
-        self.rings = sorted(rings, key=lambda x: (events[x[1].first].stage, x[1].first))  # in the order of their loads
+        self.rings = sorted(rings, key=lambda x: x[1].released)  # in the order of their loads
         self.uses: dict[int, list[int]] = {}
         self.frees: dict[tuple[int, bool], list[int]] = {}
         for k, (_, h) in enumerate(self.rings):

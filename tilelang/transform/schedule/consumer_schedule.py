@@ -116,6 +116,16 @@ def late_rings(r: WarpRoleLoop) -> list[Ring]:
     return [x for x in r.rings if x.iterations == 1 and stage and all(stage[i] for i in users_of(r, x))]
 
 
+def in_order_of_release(r: WarpRoleLoop) -> list[Ring]:
+    """The rings in the order in which the consumers release their stages: no load waits behind one that can start later."""
+    order = chosen_order(r)
+    if order is None:
+        return r.rings
+    items = items_of(r)
+    waits = items.waits(order.events, True, order.carry)
+    return sorted(r.rings, key=lambda x: items.held(order.events, waits, RingUse(users_of(r, x), 0, r.stages)).released)
+
+
 # ---- GEMMs that clear one accumulator in turn -----------------------------------------------------------------------------
 
 

@@ -26,8 +26,8 @@ from ..analysis.pipeline_loops import SERIAL
 from ..analysis.pipeline_schedule import Body, needed_binds
 from ..analysis.simulate_loop import Event, Wait
 from ..analysis.statements import do, rename
-from .consumer_schedule import (PromotedGemms, chosen_order, described, flight_of, items_of, late_rings, orders_in_words,
-                                overlaps, promoted_gemms, steady, users_of)
+from .consumer_schedule import (PromotedGemms, chosen_order, described, flight_of, in_order_of_release, items_of, late_rings,
+                                orders_in_words, overlaps, promoted_gemms, steady, users_of)
 from .loop_order import LoopItems, LoopOrder, best_order
 from .persistent import Tiles
 from .rings import Ring, WarpRoleLoop, hold, pin, select_version, whole_region
@@ -476,15 +476,15 @@ def _copy(b: Buffer, what: str) -> Buffer:
 # ---- the producer -------------------------------------------------------------------------------------------------------
 
 def producer(r: WarpRoleLoop, whole: list[Stmt], pure: list[Bind], tf32: Iterable[Var]) -> list[Stmt]:
-    """All loads of a tile, in the order in which the consumers use them.
+    """All loads of a tile, in the order in which the consumers release their stages.
 
-    In another order, a load that waits for its stage to be released could delay one that is needed earlier.
+    In another order, a load that waits for its stage could delay one whose stage is free.
 
     whole: loads that are done once per tile.  They come after the first stage of the first ring: that stage is released
     inside the consumers' loop, their buffers only after it.  pure: bindings of an iteration that its loads may need.
     tf32: storage of tiles that are rounded to tf32 by the copy.
     """
-    loop, rings = r.loop, r.rings
+    loop, rings = r.loop, in_order_of_release(r)
     k = Var(loop.var.name, loop.var.dtype)
     start, extent = convert(loop.start), convert(loop.extent)
 

@@ -170,7 +170,7 @@ class LoopItems:
         ends = [(events[n].stage + until[n][0], until[n][1], 0, n) if events[n].item in self.gemms else
                 (events[n].stage, n, 1, n) for n in mine]
         (lag, end, plain, place), first = max(ends), min(mine, key=lambda n: (events[n].stage, n))
-        return Held(first, lag - events[first].stage, place, not plain, end)
+        return Held(first, lag - events[first].stage, place, not plain, end, (lag, end, bool(plain)))
 
     # ---- candidates ------------------------------------------------------------------------------------------------
 
