@@ -1,5 +1,6 @@
 """Every module and name of the specification imports; what has a meaning here does it, and what has none says so when used."""
 
+import copy
 import importlib
 import pathlib
 
@@ -134,6 +135,7 @@ def test_the_names_that_programs_missed():
     assert mma_macro_generator.TensorCoreIntrinEmitter is T.TensorCoreIntrinEmitter
     kernel = tilelang.compile(scale(), out_idx=[-1], **CPU)
     assert isinstance(kernel.adapter, BaseKernelAdapter)
+    assert copy.copy(kernel.adapter).result_idx == kernel.adapter.result_idx == kernel.out_idx
     assert BaseKernelAdapter._legalize_result_idx(kernel.adapter, -1) == [1]
     assert kernel.adapter._legalize_result_idx([1, -2]) == [1, 0] and kernel.adapter._legalize_result_idx(None) == []
     with pytest.raises(ValueError, match="result_idx should be an integer between -2 and 1"):

@@ -59,7 +59,9 @@ class Adapter:
         return self._kernel(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_kernel"], {"result_idx": "out_idx", "libpath": "library_path"}.get(name, name))
+        if name[:1] == "_":
+            raise AttributeError(name)
+        return getattr(self._kernel, {"result_idx": "out_idx", "libpath": "library_path"}.get(name, name))
 
     def get_exportable_executable(self) -> Any:
         return self._kernel
