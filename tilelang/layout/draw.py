@@ -46,7 +46,7 @@ class IndexMap:
 def fragment(shape: tuple[int, ...], facts: str, owner_table: np.ndarray, register_table: np.ndarray) -> str:
     """One cell per element: `thread:register`.  Replicated elements list their threads, separated by commas (at most two)."""
     head = f"Fragment {_by(shape)}  {facts}"
-    owners, regs = _two_d(owner_table, 1), _two_d(register_table, 0)
+    owners, regs = two_d(owner_table, 1), two_d(register_table)
 
     def cell(i: int, j: int) -> str:
         who = owners[:, i, j]
@@ -58,7 +58,7 @@ def fragment(shape: tuple[int, ...], facts: str, owner_table: np.ndarray, regist
 
 def layout(shape: tuple[int, ...], facts: str, element_table: np.ndarray) -> str:
     """One cell per element: its physical element."""
-    table = _two_d(element_table, 0)
+    table = two_d(element_table)
     return f"Layout {_by(shape)}  {facts}\n" + _grid(table.shape, lambda i, j: str(table[i, j]))
 
 
@@ -66,11 +66,10 @@ def _by(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def _two_d(table: np.ndarray, keep: int) -> np.ndarray:
+def two_d(table: np.ndarray, keep: int = 0) -> np.ndarray:
     """The table with leading dimensions folded into rows."""
-    lead, shape = table.shape[:keep], table.shape[keep:]
-    cols = shape[-1] if shape else 1
-    return table.reshape(*lead, -1, cols)
+    shape = table.shape[keep:]
+    return table.reshape(*table.shape[:keep], -1, shape[-1] if shape else 1)
 
 
 def _grid(shape: tuple[int, ...], cell: Callable[[int, int], str]) -> str:

@@ -11,6 +11,8 @@ import numpy as np
 
 from tilelang.ir.record import state
 
+from .draw import two_d
+
 CELL_W, CELL_H, LEFT, TOP, BOTTOM, RIGHT = 46, 30, 44, 62, 30, 12  # points
 CELL_CHARACTERS = 8  # the characters that a line of a cell has room for
 CHARACTER = 5.6  # width of a character of the title in points
@@ -113,10 +115,7 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def _flat(table: np.ndarray, grid_shape: Any) -> np.ndarray:
-    table = np.asarray(table)
-    if grid_shape is not None:
-        return table.reshape(grid_shape)
-    return table.reshape(-1, table.shape[-1] if table.ndim else 1)
+    return two_d(table) if grid_shape is None else table.reshape(grid_shape)
 
 
 def colours_of(values: np.ndarray, colormap: Any) -> np.ndarray:

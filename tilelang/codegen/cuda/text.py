@@ -45,18 +45,12 @@ class Namer:
             self.used.discard(self.names.pop(key))
 
 
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+
+
 def quote(text: str) -> str:
     """A C string literal."""
-    out = []
-    for ch in text:
-        if ch in '"\\':
-            out.append("\\" + ch)
-        elif ch == "\n":
-            out.append("\\n")
-        elif ch == "\t":
-            out.append("\\t")
-        elif " " <= ch <= "~":
-            out.append(ch)
-        else:
-            out.extend(f"\\{b:03o}" for b in ch.encode())
-    return '"' + "".join(out) + '"'
+    def escaped(ch: str) -> str:
+        return _ESCAPES.get(ch) or (ch if " " <= ch <= "~" else "".join(f"\\{b:03o}" for b in ch.encode()))
+
+    return f'"{"".join(map(escaped, text))}"'
