@@ -1,46 +1,12 @@
-"""Draws layouts as text, for `print(layout)`; what Layout and Fragment have in common."""
+"""Draws layouts as text, for `print(layout)`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Expr, Var
-
 MAX_ROWS, MAX_COLS = 32, 32
-
-
-class IndexMap:
-    """A map of the indices of a tile of static shape."""
-
-    shape: tuple[int, ...]
-    _symbolic: Any  # the index variables, then what they are mapped to
-    index: list[Expr]
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def is_equal(self, other: Any) -> bool:
-        """Whether both put every element at the same place (of a Fragment: in the same threads and register)."""
-        return bool(self == other)
-
-    def get_input_shape(self) -> list[int]:
-        return list(self.shape)
-
-    def get_forward_index(self) -> list[Expr]:
-        return self.index
-
-    def get_forward_vars(self) -> list[Var]:
-        return list(self._symbolic[0])
-
-    def _repr_svg_(self) -> str:
-        """The picture that notebooks show: at most the first 32 rows and columns."""
-        from .picture import picture_of, svg_of  # 2 ms
-
-        return svg_of(picture_of(self, most=MAX_ROWS))
 
 
 def fragment(shape: tuple[int, ...], facts: str, owner_table: np.ndarray, register_table: np.ndarray) -> str:

@@ -1,4 +1,4 @@
-"""Fits the modes (digits) of a layout to a user's functions of indices."""
+"""Fits the modes (digits) of a layout to a user's functions of indices; what Layout and Fragment have in common."""
 
 from __future__ import annotations
 
@@ -9,9 +9,41 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import facts
-from tilelang.ir import Var, const
+from tilelang.ir import Expr, Var, const
 
+from .draw import MAX_ROWS
 from .mode import REGISTER, THREAD, Modes, error, evaluate_index, fit
+
+
+class IndexMap:
+    """A map of the indices of a tile of static shape."""
+
+    shape: tuple[int, ...]
+    _symbolic: Any  # the index variables, then what they are mapped to
+    index: list[Expr]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def is_equal(self, other: Any) -> bool:
+        """Whether both put every element at the same place (of a Fragment: in the same threads and register)."""
+        return bool(self == other)
+
+    def get_input_shape(self) -> list[int]:
+        return list(self.shape)
+
+    def get_forward_index(self) -> list[Expr]:
+        return self.index
+
+    def get_forward_vars(self) -> list[Var]:
+        return list(self._symbolic[0])
+
+    def _repr_svg_(self) -> str:
+        """The picture that notebooks show: at most the first 32 rows and columns."""
+        from .picture import picture_of, svg_of  # 2 ms
+
+        return svg_of(picture_of(self, most=MAX_ROWS))
 
 
 def index_vars(n: int) -> tuple[Var, ...]:

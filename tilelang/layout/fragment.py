@@ -12,11 +12,11 @@ from tilelang.arith import simplify
 from tilelang.ir import Expr, Var, const, convert, logical
 
 from . import draw
-from .fitted import fit_functions, index_vars, leading_extents, outer, static_extents
+from .fitted import IndexMap, fit_functions, index_vars, leading_extents, outer, static_extents
 from .mode import REGISTER, THREAD, Mode, Modes, covered, digit_sum, error, merged, offsets, text_of_modes
 
 
-class Fragment(draw.IndexMap):
+class Fragment(IndexMap):
     """Maps each element of a tile to threads and to a register in them.
 
     Fragment(shape, modes, replicate=(), threads=n): modes holds, per dimension, the digits of its index from the

@@ -17,7 +17,7 @@ from tilelang.ir.record import record
 
 from . import draw
 from .distinct import distinct
-from .fitted import applied, index_vars, leading_extents, static_extents
+from .fitted import IndexMap, applied, index_vars, leading_extents, static_extents
 from .mode import ADDRESS, Mode, covered, error, evaluate_index, fit, merged
 from .periods import closed_shape
 
@@ -43,7 +43,7 @@ class Swizzle:
         return f"swizzle {self.chunks} chunks of {self.chunk} elements"
 
 
-class Layout(draw.IndexMap):
+class Layout(IndexMap):
     """Maps the index of an element to its place in storage.
 
     Layout(shape, forward_fn): forward_fn(*indices) returns the physical index, one expression or several (row-major over
