@@ -67,5 +67,5 @@ def enter(answers: Cache[Prepared], arrays: tuple[Any, ...], options: tuple[Any,
     """Keep the answer for later calls with such arrays and options, if it is for them."""
     try:
         return answer if answer.passing else answers.keep((*map(facts, arrays), *options), answer)
-    except (TypeError, RuntimeError):
+    except (TypeError, RuntimeError):  # arguments without a key, as in `known`: such calls are prepared each time
         return answer
