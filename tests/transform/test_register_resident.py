@@ -21,7 +21,7 @@ from tilelang.target import Target
 from tilelang.target.register_forms import MAPPED, SUMMED, form_of, own_element, sum_form, value_form
 from tilelang.transform import pipeline
 from tilelang.transform.registers.order_register_reductions import MIN_CHAINS, order_register_reductions
-from tilelang.transform.analysis.register_graph import NEVER, Graph, Node, running_after, states
+from tilelang.transform.analysis.register_graph import NEVER, Graph, Node, running
 from tilelang.transform.registers.accumulator_registers import move
 from transform.test_accumulator_registers import both_ways, marked, numbers
 
@@ -143,9 +143,8 @@ def test_the_graph_of_products():
     graph.build(kernel.launch.body, [graph.node()])
     products = [n for n in graph.nodes if n.kind == "wgmmas" and s.data in n.writes]
     assert len(products) == 1 and products[0].loop in graph.hot()
-    running = states(graph, NEVER, lambda k, n: running_after(graph.nodes[k], graph.nodes[k] is products[0], n), min)
     loops = [k for k, n in enumerate(graph.nodes) if not n.kind and s.data in n.writes]
-    assert loops and all(running[k] == NEVER for k in loops) and isinstance(graph.nodes[0], Node)
+    assert loops and all(running(graph, s.data)[k] == NEVER for k in loops) and isinstance(graph.nodes[0], Node)
     assert move(s, "in").call.options.move == "in"
 
 

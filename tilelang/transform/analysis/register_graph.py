@@ -6,9 +6,7 @@ contain none of these. assign_accumulator_registers follows values through this 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import field
-from typing import Any
 
 from tilelang.ir import Alloc, Break, Const, Continue, Evaluate, For, If, Seq, Stmt, Var, While, statements
 from tilelang.ir.record import state
@@ -136,31 +134,28 @@ class Graph:
         return True
 
 
-def running_after(n: Node, is_wgmma: bool, running: int) -> int:
-    """Groups committed since the last wgmma of a buffer, NEVER when none is in flight. is_wgmma: n is such a wgmma."""
-    if is_wgmma:
-        return 0
-    if n.kind == "commit" and running != NEVER:
-        return min(running + 1, NEVER - 1)
-    if n.kind == "wait" and running > n.stmts[0].call.options.n:  # type: ignore[attr-defined]
-        return NEVER
-    return running
-
-
-def states(graph: Graph, start: Any, step: Callable[[int, Any], Any], meet: Callable[[Any, Any], Any]) -> list[Any]:
-    """Solve a forward dataflow problem: what holds before each node.
-
-    start: what holds before the first node. step: gives what holds after a node. meet: joins two paths. None: never reached.
-    """
-    out: list[Any] = [None] * len(graph.nodes)
-    out[0] = start
-    todo = [0]
+def running(graph: Graph, v: Var) -> list[int | None]:
+    """For each node, the groups committed before it since the last wgmma of an array: the fewest of all paths, NEVER when none
+    is in flight; None for nodes that are never reached."""
+    out: list[int | None] = [None] * len(graph.nodes)
+    out[0], todo = NEVER, [0]
     while todo:
         k = todo.pop()
-        gives = step(k, out[k])
+        gives = _running_after(graph.nodes[k], v, out[k] or 0)
         for j in graph.nodes[k].after:
-            new = gives if out[j] is None else meet(out[j], gives)
-            if new != out[j]:
+            before = out[j]
+            new = gives if before is None else min(before, gives)
+            if new != before:
                 out[j] = new
                 todo.append(j)
     return out
+
+
+def _running_after(n: Node, v: Var, before: int) -> int:
+    if n.kind == "wgmmas" and v in n.reads | n.writes:
+        return 0
+    if n.kind == "commit" and before != NEVER:
+        return min(before + 1, NEVER - 1)
+    if n.kind == "wait" and before > n.stmts[0].call.options.n:  # type: ignore[attr-defined]
+        return NEVER
+    return before

@@ -33,7 +33,7 @@ from tilelang.ir import replace as replaced
 from tilelang.target.register_forms import Form, form_of
 
 from ..analysis.effects import Effect, effects, own_effects
-from ..analysis.register_graph import NEVER, Graph, Node, running_after, states
+from ..analysis.register_graph import NEVER, Graph, Node, running
 from ..analysis.statements import do
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import DEVICE, PassContext, pass_
@@ -169,13 +169,8 @@ def _exchanges(n: Node) -> bool:
 
 def _done(graph: Graph, v: Var) -> bool:
     """Whether no wgmma of an array is in flight where another statement touches the array."""
-    product = [n.kind == "wgmmas" and v in n.reads | n.writes for n in graph.nodes]
-
-    def step(k: int, running: int) -> int:
-        return running_after(graph.nodes[k], product[k], running)
-
-    return all(running in (None, NEVER) or n.kind or v not in n.reads | n.writes
-               for n, running in zip(graph.nodes, states(graph, NEVER, step, min)))
+    return all(flying in (None, NEVER) or n.kind or v not in n.reads | n.writes
+               for n, flying in zip(graph.nodes, running(graph, v)))
 
 
 class _Rewriter:

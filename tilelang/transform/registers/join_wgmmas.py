@@ -34,11 +34,9 @@ def join_wgmmas(func: Func, cx: PassContext) -> Func:
 
 
 def _marked(launch: Launch) -> Launch:
-    resident = launch.plan.own_values
-
     def visit(s: Seq | Evaluate) -> Stmt:
         stmts = s.stmts if isinstance(s, Seq) else (s,)
-        out = tuple(x for run in _runs(stmts) for x in _mark(run, resident))
+        out = tuple(x for run in _runs(stmts) for x in _mark(run))
         if all(a is b for a, b in zip(out, stmts)):
             return s
         return replace(s, stmts=out) if isinstance(s, Seq) else out[0]
@@ -46,13 +44,13 @@ def _marked(launch: Launch) -> Launch:
     return rewrite(launch, visit, Seq, Evaluate)  # type: ignore[no-any-return]
 
 
-def _mark(run: tuple[Stmt, ...], resident: bool) -> Iterator[Stmt]:
+def _mark(run: tuple[Stmt, ...]) -> Iterator[Stmt]:
     calls = [s.call for s in run if _is_wgmma(s)]  # type: ignore[attr-defined]
     for k, s in enumerate(run):
         if not calls:
             yield s
             continue
-        call = with_options(calls[k], joined=k > 0, based=k == 0 and resident and _is_based(calls))
+        call = with_options(calls[k], joined=k > 0, based=k == 0 and _is_based(calls))
         yield s if call is calls[k] else replace(s, call=call)
 
 
