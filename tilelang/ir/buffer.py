@@ -167,6 +167,11 @@ class Region(Node):
     def region(self) -> tuple[Range, ...]:
         return tuple(self)
 
+    def at(self, *index: Any) -> tuple[Expr, ...]:
+        """The indices in the buffer of an element: its place along the last dimensions, the first along the others."""
+        lead = len(self.mins) - len(index)
+        return (*map(convert, self.mins[:lead]), *(convert(m) + i for m, i in zip(self.mins[lead:], index)))
+
     @property
     def is_full(self) -> bool:
         """Whether the region is the whole buffer."""

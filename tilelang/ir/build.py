@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tilelang.errors import facts
+from .buffer import Buffer
 from .call_options import options_of
 from .dtype import dtype, value_of_type
 from .expr import (BOOL, FALSE, TRUE, Binary, Broadcast, Call, Const, Expr, Select, Shuffle, Var, as_bool, can_go, cast, const,
                    convert, match)
 from .span import Span
-from .stmt import Evaluate
+from .stmt import Evaluate, For, Stmt
 
 
 def logical(op: str, a: Any, b: Any) -> Expr:
@@ -51,6 +53,19 @@ def call(op: str, args: Any, dt: Any, span: Span | None = None, **options: Any) 
 def do(name: str, *args: Any, span: Span | None = None, **options: Any) -> Evaluate:
     """A call of an intrinsic for its effect."""
     return Evaluate(call(name, args, "void", span=span, **options), span=span)
+
+
+def unrolled(loops: list[tuple[Var, int]], body: Stmt) -> Stmt:
+    """The body in unrolled loops over variables from 0 to extents, the first one outermost."""
+    for v, n in reversed(loops):
+        body = For(v, const(0), const(n), "unroll", body)
+    return body
+
+
+def each_register(array: Buffer, body: Callable[[Var], Stmt], span: Span | None = None) -> Stmt:
+    """body(index) for every element of an array of a thread."""
+    v = fresh("r")
+    return For(v, const(0), const(int(array.shape[0])), "unroll", body(v), span=span)
 
 
 @value_of_type.provide

@@ -100,7 +100,7 @@ def gemm_blockscaled(A: Any, B: Any, C: Any, SFA: Any, SFB: Any, transpose_A: bo
         left, right = _steps(a, across, at, step), _steps(b_, not down, at, step)
         gemm(left, right, part, across, down, policy, True, 1, None, annotations)
         with Parallel(m, n) as (i, j):
-            here, scales = (*c.mins[:-2], c.mins[-2] + i, c.mins[-1] + j), (
+            here, scales = c.at(i, j), (
                 _scale(sa, i, start + at, sf_a_granularity_k), _scale(sb, j, start + at, sf_b_granularity_k))
             value = cast(cast(load(part, (i, j)), wide) * scales[0] * scales[1], c.dtype)
             first, more = (Store(c.buffer, here, v, span=b.here()) for v in (value, load(c.buffer, here) + value))

@@ -72,4 +72,4 @@ def matrix_of(r: Region, transposed: bool, name: str, what: str = "T.gemm_sp") -
 
 def _at(r: Region, row: Any, column: Any, transposed: bool) -> Any:
     at = (column, row) if transposed else (row, column)
-    return load(r.buffer, (*r.mins[:-2], r.mins[-2] + at[0], r.mins[-1] + at[1]))
+    return load(r.buffer, r.at(*at))

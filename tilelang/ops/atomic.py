@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (AddressOf, Attrs, Evaluate, Expr, Region, Span, Stmt, TileOp, Var, call, cast, is_const, load, tile_op,
+from tilelang.ir import (AddressOf, Attrs, Evaluate, Expr, Region, Span, Stmt, TileOp, Var, call, cast, load, tile_op,
                          DYNAMIC, GLOBAL, STATIC, PRIVATE)
 from tilelang.ir.numbers import binary_function, to_dtype
 from tilelang.target.instructions import ATOMIC_DTYPES
 
 from .base import Access, LowerContext
-from .pairing import iteration_space, matched_indices
+from .pairing import differ, iteration_space, matched_indices
 from .layouts import fit
 from .tma_store import store_accumulators, store_tile
 from .plans import AtomicPlan
@@ -88,12 +88,9 @@ class AtomicTile(TileOp):
         if scope not in (GLOBAL, STATIC, DYNAMIC):
             raise errors.error("atomic-scope", f"T.atomic_{self.kind} needs global or shared memory, `{self.dst.buffer.name}` "
                                f"is {scope}", found=f"`{self.dst.buffer.name}` in {scope}", span=self.span)
-        if isinstance(self.value, Region):
-            a = [e for e in self.value.extents if not is_const(e, 1)]
-            b = [e for e in self.dst.extents if not is_const(e, 1)]
-            if len(a) != len(b) or any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b)):
-                raise errors.error("copy-tile", f"T.atomic_{self.kind}: tile {self.value.extents} does not match "
-                                   f"{self.dst.extents}", found=f"{self.value.extents} and {self.dst.extents}", span=self.span)
+        if isinstance(self.value, Region) and differ(self.value, self.dst):
+            raise errors.error("copy-tile", f"T.atomic_{self.kind}: tile {self.value.extents} does not match "
+                               f"{self.dst.extents}", found=f"{self.value.extents} and {self.dst.extents}", span=self.span)
 
     def accesses(self) -> tuple[Access, ...]:
         if isinstance(self.value, Region):

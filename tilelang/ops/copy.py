@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, TileOp, cast, is_const, tile_op, GLOBAL
+from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, TileOp, cast, tile_op, GLOBAL
 from tilelang.ir.numbers import to_dtype
 
 from .base import Access, LowerContext
 from .bulk import lower_bulk
 from .layouts import fit, same_layout
 from .ldmatrix import copy_by_ldmatrix
-from .pairing import lower_elementwise
+from .pairing import differ, lower_elementwise
 from .stmatrix import copy_by_stmatrix
 from .tma import lower_tma_load
 from .tma_copy import lower_tma_copy
@@ -71,9 +71,7 @@ class Copy(TileOp):
 
     def check(self) -> None:
         """Non-unit extents must agree in number, and in value where both are static; packed types and handles do not mix."""
-        a = [e for e in self.src.extents if not is_const(e, 1)]
-        b = [e for e in self.dst.extents if not is_const(e, 1)]
-        if len(a) != len(b) or any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b)):
+        if differ(self.src, self.dst):
             raise errors.error("copy-tile", f"T.copy: tile {self.src.extents} of `{self.src.buffer.name}` does not match tile "
                                f"{self.dst.extents} of `{self.dst.buffer.name}`",
                                found=f"{self.src.extents} and {self.dst.extents}", span=self.span)

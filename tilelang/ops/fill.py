@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Attrs, Expr, For, Region, Span, Stmt, Store, TileOp, cast, const, fresh, tile_op, FRAGMENT
+from tilelang.ir import Attrs, Expr, Region, Span, Stmt, Store, TileOp, cast, each_register, tile_op, FRAGMENT
 from tilelang.ir.numbers import to_dtype
 
 from .base import Access, LowerContext
@@ -32,9 +32,8 @@ class Fill(TileOp):
         """Each thread that holds an element stores it."""
         value = cast(self.value, self.dst.dtype)
         if self.dst.buffer.scope_name == FRAGMENT and self.dst.is_full:
-            r, local = fresh("r"), cx.local_of(self.dst.buffer)  # padding registers may take the value too
-            body = Store(local, (r,), cx.expr(value), span=self.span)
-            return For(r, const(0), const(int(local.shape[0])), "unroll", body, span=self.span)
+            local = cx.local_of(self.dst.buffer)  # padding registers may take the value too
+            return each_register(local, lambda r: Store(local, (r,), cx.expr(value), span=self.span), self.span)
         return lower_elementwise(cx, self.dst, None, lambda _: value, self.span)
 
     def check(self) -> None:

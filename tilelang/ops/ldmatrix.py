@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Expr, For, If, Region, Stmt, Var, const, convert, do, fresh, is_const, seq,
-                         FRAGMENT, SHARED)
+from tilelang.ir import (AddressOf, Expr, For, If, Region, Stmt, Var, const, do, fresh, is_const, seq, unrolled, FRAGMENT,
+                         SHARED)
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Mode
 
@@ -126,9 +126,7 @@ def _row_of_bytes(lane: Expr) -> Expr:
 
 def place_in(cx: Any, r: Region, row: Expr, column: Expr) -> AddressOf:
     """The address of an element of a tile in shared memory."""
-    mins = tuple(convert(m) for m in r.mins)
-    where = (*mins[:-2], mins[-2] + row, mins[-1] + column)
-    buffer, physical = cx.physical(r.buffer, tuple(cx.expr(i) for i in where))
+    buffer, physical = cx.physical(r.buffer, tuple(cx.expr(i) for i in r.at(row, column)))
     return AddressOf(buffer, cx.simplified(physical))
 
 
@@ -220,6 +218,5 @@ def over_tiles(cx: Any, digits: list[tuple[int, Outer]], index: list[Expr]) -> t
 
 def over_matrices(cx: Any, out: Stmt, loops: list[tuple[Var, int]], used: int) -> Stmt:
     """The instruction inside its loops, executed by the first `used` threads of the block."""
-    for v, n in reversed(loops):
-        out = For(v, const(0), const(n), "unroll", out)
+    out = unrolled(loops, out)
     return out if used == cx.num_threads else If(cx.thread < used, out)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from tilelang.ir import (TRUE, Binary, Buffer, Const, Expr, For, If, Select, Stmt, Store, call, cast, const, convert, dtype,
-                         fresh, load, seq, LoopPlan, FRAGMENT, PRIVATE)
+                         fresh, load, seq, unrolled, LoopPlan, FRAGMENT, PRIVATE)
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
 
 from .distribute import Distribution, conjunction, digit, from_fragment
@@ -99,11 +99,8 @@ class ReduceLowering:
 
     def exchanges(self, at: tuple[Any, ...], m: Mode) -> list[Stmt]:
         """Partial results combined over the lanes of one thread digit, in each of them."""
-        out, mask, mine = list[Stmt](), m.stride * m.size // 2, load(self.partials[0], at)
-        while mask >= m.stride:
-            out.append(self.joined(self.partials, at, [from_lane(mine, mask)], self.op.span))
-            mask //= 2
-        return out
+        mine = load(self.partials[0], at)
+        return [self.joined(self.partials, at, [from_lane(mine, mask)], self.op.span) for mask in masks(m)]
 
     def scratch(self, shape: tuple[int, ...]) -> list[Buffer]:
         """Shared memory for partial results of this shape."""
@@ -203,7 +200,7 @@ class ReduceLowering:
             inner = at if len(at) == rank else tuple(i for d, i in enumerate(at) if d != self.axis)
             add = self.joined(acc, zero, [load(b, (k, *inner)) for b in scratch])
             return seq(*[Store(a, zero, e) for a, e in zip(acc, self.neutrals)],
-                       For(k, const(0), const(groups), "unroll", add),
+                       unrolled([(k, groups)], add),
                        self.result([load(a, zero) for a in acc], at, which))
 
         alike: dict[Any, list[int]] = {}  # results that one loop can store
@@ -219,9 +216,7 @@ class ReduceLowering:
         again = tuple(fresh("ijklmnpq"[d]) for d in range(src.ndim))
 
         def nest(body: Stmt, vs: tuple[Any, ...], dims: list[int]) -> Stmt:
-            for d in reversed(dims):
-                body = For(vs[d], const(0), const(int(src.shape[d])), "unroll", body)
-            return body
+            return unrolled([(vs[d], int(src.shape[d])) for d in dims], body)
 
         kept = [d for d in range(src.ndim) if d != self.axis]
         clear = nest(Store(dst, self.kept(again), self.neutral), again, kept) if self.op.clear else None
@@ -241,6 +236,11 @@ def shuffled(op: str, value: Expr, lane: Expr | int) -> Expr:
 def from_lane(value: Expr, mask: int) -> Expr:
     """The value of the lane whose number is this lane's XOR mask."""
     return shuffled("shfl_xor", value, mask)
+
+
+def masks(m: Mode) -> list[int]:
+    """The masks of a butterfly over a thread digit, the greatest first."""
+    return [m.stride << k for k in reversed(range(m.size.bit_length() - 1))]
 
 
 def in_whole_warps(exchange: list[Stmt], cx: Any) -> Stmt | None:

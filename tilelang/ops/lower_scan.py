@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.ir import (TRUE, Binary, Buffer, Expr, For, If, Select, Span, Stmt, Store, Var, const, convert, fresh, load,
-                         logical, seq, substitute)
+                         logical, seq, substitute, unrolled)
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
 
@@ -149,8 +149,7 @@ class RegisterScan:
             Select(idle, v, e, e.dtype) for v, e in zip(got(self.local, self._at(k)), self.neutral)]))
         k = fresh("k")
         at, after = map(self._at, (n - 1 - k, n - 2 - k) if self.reverse else (k, k + 1))
-        steps = For(k, const(0), const(n - 1), "unroll", self._joined(got(self.local, at), got(self.local, after), self.local,
-                                                                       after))
+        steps = unrolled([(k, n - 1)], self._joined(got(self.local, at), got(self.local, after), self.local, after))
         end = self._at(const(0 if self.reverse else n - 1))
         return each(self.lines + self.groups, seq(
             mine, steps if n > 1 else None, put(self.total, (self.here,), got(self.local, end)),
@@ -162,7 +161,7 @@ class RegisterScan:
         step = substitute(seq(self._precede(done, own), self._joined(own, got(self.total, self._total(done)), self.own, ZERO)),
                           {v: n - 1 - c if self.reverse else c})
         return each(self.lines + self.groups[done + 1:], seq(
-            put(self.own, ZERO, self.neutral), For(c, const(0), const(n), "unroll", step),
+            put(self.own, ZERO, self.neutral), unrolled([(c, n)], step),
             put(self.total, self._total(done + 1), own)))
 
     def _over_lanes(self, m: Mode, done: int) -> Stmt:
@@ -256,10 +255,7 @@ def flat(loops: Loops) -> Expr:
 def each(loops: Loops, body: Stmt) -> Stmt:
     """The body for all values of the loops' variables, in loops over variables of their own."""
     own = {v: fresh(v.name) for v, _ in loops}
-    body = substitute(body, own)
-    for v, n in reversed(loops):
-        body = For(own[v], const(0), const(n), "unroll", body)
-    return body
+    return unrolled([(own[v], n) for v, n in loops], substitute(body, own))
 
 
 def digits_of(frag: Fragment, axis: int) -> tuple[Mode, list[Mode]]:

@@ -44,6 +44,12 @@ def iteration_space(dst: Region, src: Region | None) -> tuple[tuple[Any, ...], D
     return tuple(walked) or (1,), of_dst, of_src
 
 
+def differ(a: Region, b: Region) -> bool:
+    """Whether the extents of two tiles surely differ, leaving out those of 1."""
+    x, y = ([e for e in r.extents if not unit(e)] for r in (a, b))
+    return len(x) != len(y) or any(isinstance(m, int) and isinstance(n, int) and m != n for m, n in zip(x, y))
+
+
 def _moved(region: Region) -> Dims:
     out: list[int | None] = []
     at = 0
@@ -56,11 +62,6 @@ def _moved(region: Region) -> Dims:
 def matched_indices(region: Region, dims: Dims, at: tuple[Any, ...]) -> tuple[Expr, ...]:
     """Indices into the region's buffer at a point of the iteration space."""
     return tuple(convert(m) if d is None else convert(m) + at[d] for m, d in zip(region.mins, dims))
-
-
-def offset_indices(region: Region, at: tuple[Any, ...]) -> tuple[Expr, ...]:
-    """Indices into the region's buffer at a point that has one coordinate for each dimension."""
-    return tuple(convert(m) + i for m, i in zip(region.mins, at))
 
 
 def lower_elementwise(cx: Any, dst: Region, src: Region | None, value: Callable[[Any], Expr], span: Any,

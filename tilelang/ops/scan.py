@@ -14,7 +14,6 @@ from tilelang.ir.numbers import binary_function, to_dtype
 from .base import Access, LowerContext
 from .layouts import fit, same_layout
 from .lower_scan import ScanSteps
-from .pairing import offset_indices
 from .reduce import COMBINE, identity, reject_reductions
 
 errors.register("scan-shape", ValueError, "a scan whose result has another shape than its source", "use one shape for both",
@@ -59,11 +58,11 @@ class Scan(TileOp):
         private = any(r.buffer.scope_name in PRIVATE for r in (src, dst))
         if src.buffer.data is dst.buffer.data and src != dst and not private:  # a piece overwrites what a later one reads
             old, src = src, Region(cx.new_shared(f"{src.buffer.name}_scan", shape, dt), (const(0),) * len(shape), shape)
-            before = cx.parallel(shape, lambda at: Store(src.buffer, at, load(old.buffer, offset_indices(old, at))))
+            before = cx.parallel(shape, lambda at: Store(src.buffer, at, load(old.buffer, old.at(*at))))
         tile = next((r.buffer for r in (dst, src) if r.buffer.scope_name == FRAGMENT and r.is_full), None)
         steps = ScanSteps(
-            shape, self.dim % len(shape), self.reverse, lambda at: [cast(load(src.buffer, offset_indices(src, at)), dt)],
-            lambda at, state: Store(dst.buffer, offset_indices(dst, at), state[0], span=self.span),
+            shape, self.dim % len(shape), self.reverse, lambda at: [cast(load(src.buffer, src.at(*at)), dt)],
+            lambda at, state: Store(dst.buffer, dst.at(*at), state[0], span=self.span),
             lambda a, b: (None, [Binary(COMBINE[self.kind], a[0], b[0], dt)]), [neutral], self.span)
         if private:
             return steps.by_each_thread(cx)

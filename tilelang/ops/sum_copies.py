@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Attrs, For, If, Region, Span, Stmt, Store, TileOp, binary, const, fresh, load, seq, tile_op
+from tilelang.ir import (Attrs, If, Region, Span, Stmt, Store, TileOp, binary, const, each_register, fresh, load, seq,
+                         tile_op, unrolled)
 
 from .base import Access, LowerContext
-from .lower_reduce import WARP, from_lane, in_whole_warps, split_at_warp
+from .lower_reduce import WARP, from_lane, in_whole_warps, masks, split_at_warp
 
 
 @tile_op("sum_copies")
@@ -36,26 +37,17 @@ class SumCopies(TileOp):
         """Butterfly shuffles over the lanes that hold copies, register by register; then sums over warps by shared memory."""
         local, thread = cx.local_of(self.dst.buffer), cx.thread
         lanes, rest = split_at_warp(list(cx.layout_of(self.dst.buffer).copies))
-        r = fresh("r")
-        mine = load(local, (r,))
-        steps: list[Stmt] = []
-        for m in lanes:
-            mask = m.stride * m.size // 2
-            while mask >= m.stride:
-                steps.append(Store(local, (r,), mine + from_lane(mine, mask), span=self.span))
-                mask //= 2
-        count = int(local.shape[0])
-        within = For(r, const(0), const(count), "unroll", seq(in_whole_warps(steps, cx)), span=self.span)
+        within = each_register(local, lambda r: seq(in_whole_warps([
+            Store(local, (r,), load(local, (r,)) + from_lane(load(local, (r,)), mask), span=self.span)
+            for m in lanes for mask in masks(m)], cx)), self.span)
         if not rest:
             return within
-        warps, k, g = cx.num_threads // WARP, fresh("r"), fresh("g")
-        sums = cx.exchange((warps * count,), local.dtype)
-        put = For(k, const(0), const(count), "unroll", If(binary("eq", thread % WARP, const(0, thread.dtype)), Store(sums, (
-            thread // WARP * count + k,), load(local, (k,)))), span=self.span)
-        k = fresh("r")
-        add = Store(local, (k,), load(local, (k,)) + load(sums, (g * count + k,)), span=self.span)
-        return seq(within, put, For(k, const(0), const(count), "unroll", seq(Store(local, (k,), const(0, local.dtype)), For(
-            g, const(0), const(warps), "unroll", add)), span=self.span))
+        warps, count, g = cx.num_threads // WARP, int(local.shape[0]), fresh("g")
+        sums, leads = cx.exchange((warps * count,), local.dtype), binary("eq", thread % WARP, const(0, thread.dtype))
+        put = each_register(local, lambda r: If(leads, Store(sums, (thread // WARP * count + r,), load(local, (r,)))),
+                            self.span)
+        return seq(within, put, each_register(local, lambda r: seq(Store(local, (r,), const(0, local.dtype)), unrolled(
+            [(g, warps)], Store(local, (r,), load(local, (r,)) + load(sums, (g * count + r,)), span=self.span))), self.span))
 
     def check(self) -> None:
         """Nothing to check: users cannot write this op."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import (Attrs, Buffer, Expr, Region, Span, Stmt, Store, TileOp, Var, cast, convert, is_const, load, tile_op,
+from tilelang.ir import (Attrs, Buffer, Expr, Region, Span, Stmt, Store, TileOp, Var, cast, is_const, load, tile_op,
                          PRIVATE, FRAGMENT)
 from tilelang.ir.numbers import to_dtype
 
@@ -68,8 +68,7 @@ class Transpose(TileOp):
     def places(self, at: tuple[Var, ...]) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
         """Indices of dst and of src at a point of the loop over `space`."""
         turned = (*at[:-2], at[-1], at[-2])
-        return tuple((*r.mins[:-len(at)], *(convert(m) + i for m, i in zip(r.mins[-len(at):], v)))  # type: ignore[return-value]
-                     for r, v in ((self.dst, at), (self.src, turned)))
+        return self.dst.at(*at), self.src.at(*turned)
 
     def check(self) -> None:
         """The last two extents must be exchanged, leading ones equal (1 where one side lacks them)."""

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Node, Region, Stmt, Store, TileOp, Var, binary,
-                         call, cast, const, convert, do, dtype, fresh, is_const, load, replace, select, seq, substitute, unary,
-                         walk, FRAGMENT)
+from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Node, Region, Stmt, Store, TileOp, Var, binary, call, cast,
+                         const, do, dtype, each_register, fresh, is_const, load, replace, select, seq, substitute, unary,
+                         unrolled, walk, FRAGMENT)
 from tilelang.layout import REGISTER, THREAD, Mode
 from tilelang.target.mma import MMA_ROWS
 
@@ -80,13 +80,6 @@ def padded_operands(body: Node, layout_of: Callable[[Buffer], Any]) -> set[Var]:
     return {b.data for b in found if b.scope_name == FRAGMENT and layout_of(b).is_padded}
 
 
-def unrolled(loops: list[tuple[Var, int]], body: Stmt) -> Stmt:
-    """body inside unrolled loops, the first one outermost."""
-    for v, n in reversed(loops):
-        body = For(v, const(0), const(n), "unroll", body)
-    return body
-
-
 @dataclass
 class Operand:
     """State of A or B while it is fetched.
@@ -107,9 +100,7 @@ class Operand:
 
     def shared_index(self, outer: Expr, k: Expr) -> tuple[Expr, ...]:
         """Index into the operand's buffer for the logical position (outer, k)."""
-        pair = (k, outer) if self.k_first else (outer, k)
-        mins = tuple(convert(m) for m in self.region.mins)
-        return (*mins[:-2], mins[-2] + pair[0], mins[-1] + pair[1])
+        return self.region.at(k, outer) if self.k_first else self.region.at(outer, k)
 
 
 def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
@@ -145,8 +136,7 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
         return seq(*parts) if parts else None
 
     def converted(into: Buffer, source: Buffer) -> Stmt:
-        v = fresh("r")
-        return For(v, const(0), const(size), "unroll", Store(into, (v,), cast(load(source, (v,)), into.dtype), span=op.span))
+        return each_register(into, lambda r: Store(into, (r,), cast(load(source, (r,)), into.dtype), span=op.span))
 
     out: list[Stmt | None] = [_cleared(op, cx, held), fetch(0)]
     if local_c is not held:  # the instruction does not accumulate in c's type: round once after all k steps
@@ -174,8 +164,8 @@ def _moved(op: Any, cx: Any, row: Any) -> Stmt:
     c = op.c.buffer
     part = cx.new_fragment(f"{c.name}_t", layout, c.dtype)
     local = cx.local_of(part)
-    r, lead = fresh("r"), (const(0),) * (c.ndim - 2)
-    zeros = For(r, const(0), const(int(local.shape[0])), "unroll", Store(local, (r,), cast(const(0), local.dtype)))
+    lead = (const(0),) * (c.ndim - 2)
+    zeros = each_register(local, lambda r: Store(local, (r,), cast(const(0), local.dtype)))
     into: Stmt | None = None
     if not is_const(op.clear_accum, True):  # a cleared accumulator may never have been written
         into = cx.parallel(layout.shape, lambda p: Store(part, p, load(c, (*lead, *p))), layout, span=op.span)
@@ -195,9 +185,7 @@ def _cleared(op: Any, cx: Any, local: Buffer) -> Stmt | None:
     clear = op.clear_accum
     if isinstance(clear, Const) and not clear.value:
         return None
-    v = fresh("r")
-    zero = const(0.0 if local.dtype.is_float else 0, local.dtype)
-    fill = For(v, const(0), const(int(local.shape[0])), "unroll", Store(local, (v,), zero))
+    fill = each_register(local, lambda r: Store(local, (r,), const(0.0 if local.dtype.is_float else 0, local.dtype)))
     return fill if isinstance(clear, Const) else If(cx.expr(clear), fill)
 
 
@@ -217,7 +205,7 @@ def _operand(op: Any, cx: Any, row: Any, side: str, tiles: WarpTiles, k: int,
         direct = _in_registers(op, cx, where, busy) if usable else None
         if direct is not None:
             return direct
-        region = _staged(cx, region, op.span)
+        region = staged(cx, region, op.span)
     size = frag.registers
     stage = tiles.count * size
     depth = 2 if op.k > k else 1
@@ -226,8 +214,8 @@ def _operand(op: Any, cx: Any, row: Any, side: str, tiles: WarpTiles, k: int,
     return operand, lambda step, tile: tile * size + (step % depth) * stage
 
 
-def _staged(cx: Any, region: Region, span: Any) -> Region:
-    """Copy a fragment operand whose layout does not fit the instruction to shared memory."""
+def staged(cx: Any, region: Region, span: Any) -> Region:
+    """The operand, copied to shared memory in front of the op."""
     source = region.buffer
     scratch = cx.new_shared(f"{source.name}_s", tuple(source.shape), source.dtype)
     cx.prepend(cx.parallel(tuple(source.shape), lambda at: Store(scratch, at, load(source, at)), span=span))
@@ -253,9 +241,8 @@ def _in_registers(op: Any, cx: Any, operand: Operand, busy: int) -> tuple[Operan
     local = cx.local_of(region.buffer)
     if dt == "tfloat32":  # float32 registers are rounded before a tf32 instruction reads them
         rounded = cx.new_local(f"{region.buffer.name}_r", int(local.shape[0]), dt)
-        v = fresh("r")
-        cx.prepend(For(v, const(0), const(int(local.shape[0])), "unroll",
-                       Store(rounded, (v,), _to_tf32(load(local, (v,)), dt))))
+        held = local
+        cx.prepend(each_register(held, lambda r: Store(rounded, (r,), _to_tf32(load(held, (r,)), dt))))
         local = rounded
     steps = [layout.register_of((0, s * frag.shape[k_dim]) if not k_first else (s * frag.shape[k_dim], 0))
              for s in range(op.k // frag.shape[k_dim])]

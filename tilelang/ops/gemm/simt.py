@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error
-from tilelang.ir import (Buffer, Const, For, If, Region, Stmt, Store, cast, const, convert, dtype, fresh, load, seq, FRAGMENT,
-                         LOCAL)
+from tilelang.ir import (Buffer, Const, For, If, Region, Stmt, Store, cast, const, dtype, fresh, load, seq, FRAGMENT, LOCAL)
+
+from .mma import staged
 
 
 def lower_simt(op: Any, cx: Any) -> Stmt:
@@ -20,18 +21,14 @@ def lower_simt(op: Any, cx: Any) -> Stmt:
     a, b = (_readable(cx, r, op) for r in (op.a, op.b))
     k = fresh("k")
 
-    def at(r: Region, i: Any, j: Any) -> tuple[Any, ...]:
-        mins = tuple(convert(m) for m in r.mins)
-        return (*mins[:-2], mins[-2] + i, mins[-1] + j)
-
     def clear(p: Any) -> Stmt:
-        return Store(op.c.buffer, at(op.c, *p), const(0.0 if dt.is_float else 0, dt), span=op.span)
+        return Store(op.c.buffer, op.c.at(*p), const(0.0 if dt.is_float else 0, dt), span=op.span)
 
     def add(p: Any) -> Stmt:
         i, j = p
-        x = load(a.buffer, at(a, k, i) if op.transpose_a else at(a, i, k))
-        y = load(b.buffer, at(b, j, k) if op.transpose_b else at(b, k, j))
-        where = at(op.c, i, j)
+        x = load(a.buffer, a.at(k, i) if op.transpose_a else a.at(i, k))
+        y = load(b.buffer, b.at(j, k) if op.transpose_b else b.at(k, j))
+        where = op.c.at(i, j)
         total = cast(load(op.c.buffer, where), wide) + cast(x, wide) * cast(y, wide)
         return Store(op.c.buffer, where, cast(total, dt), span=op.span)
 
@@ -61,6 +58,4 @@ def _readable(cx: Any, region: Region, op: Any) -> Region:
         raise error("gemm-accumulator", f"`{source.name}`, in memory of each thread, is an operand and the accumulator of a "
                     "T.gemm", expected="an accumulator that is no operand", found=f"`{source.name}` as both", span=op.span,
                     hint="accumulate into another buffer")
-    scratch = cx.new_shared(f"{source.name}_s", tuple(source.shape), source.dtype)
-    cx.prepend(cx.parallel(tuple(source.shape), lambda p: Store(scratch, p, load(source, p)), span=op.span))
-    return Region(scratch, region.mins, region.extents, span=region.span)
+    return staged(cx, region, op.span)

@@ -20,8 +20,8 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Binary, Buffer, Const, Expr, For, Region, Stmt, Store, Var, call, cast, const, convert,
-                         do, fresh, load, seq, unary, FRAGMENT, SHARED)
+from tilelang.ir import (AddressOf, Binary, Buffer, Const, Expr, Region, Stmt, Store, Var, call, cast, const, convert, do,
+                         each_register, load, seq, unary, FRAGMENT, SHARED)
 from tilelang.layout import Fragment, Layout, SwizzledBoxes, swizzled_box_layout, box_width, boxes_of, tile_fragment
 from tilelang.target.machine import REGISTERS
 from tilelang.target.mma import operand_dtype
@@ -315,11 +315,9 @@ def _left(op: Any, cx: Any, want: Fragment) -> tuple[Buffer | None, _Matrix | No
     shape = tuple(int(n) for n in region.extents[-2:])[turn]
     width = box_width(shape[-1], source.dtype.bits)
     scratch = cx.new_shared(f"{source.name}_s", shape, source.dtype, swizzled_box_layout(shape, source.dtype.bits, width))
-    mins = tuple(convert(m) for m in region.mins)
 
     def move(p: tuple[Any, ...]) -> Stmt:
-        row, column = p[turn]
-        value = load(source, (*mins[:-2], mins[-2] + row, mins[-1] + column))
+        value = load(source, region.at(*p[turn]))
         return Store(scratch, p, to_tf32(value) if is_tf32(op) else value)
 
     cx.prepend(cx.parallel(shape, move, span=op.span))
@@ -329,8 +327,7 @@ def _left(op: Any, cx: Any, want: Fragment) -> tuple[Buffer | None, _Matrix | No
 def _rounded(cx: Any, local: Buffer) -> Buffer:
     """A copy of float32 registers, rounded to tf32."""
     out: Buffer = cx.new_local(f"{local.name}_r", int(local.shape[0]), local.dtype)
-    r = fresh("r")
-    cx.prepend(For(r, const(0), const(int(local.shape[0])), "unroll", Store(out, (r,), to_tf32(load(local, (r,))))))
+    cx.prepend(each_register(local, lambda r: Store(out, (r,), to_tf32(load(local, (r,))))))
     return out
 
 

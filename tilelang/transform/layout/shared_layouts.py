@@ -178,11 +178,10 @@ def _operand_accesses(op: Gemm) -> list[Access]:
         if region.buffer.scope_name not in SHARED:
             continue
         vars = tuple(Var(f"c{k}", dtype("int32")) for k in range(2))
-        indices = (*(m for m in region.mins[:-2]), *(m + v for m, v in zip(region.mins[-2:], vars)))
         # ldmatrix moves 16-bit pairs, so its transposed form (.trans) is right for 16-bit elements only.
         bits = region.dtype.bits
         matrix = bits == 16 or (k_last and bits in (8, 32))
-        out.append(Access(region.buffer, vars, tuple(region.extents[-2:]), indices, None, 1, 1, matrix,
+        out.append(Access(region.buffer, vars, tuple(region.extents[-2:]), region.at(*vars), None, 1, 1, matrix,
                           frag.permuted((1, 0)) if transposed else frag))
     return out
 

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (EMPTY, Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Load,
-                         Parallel, Seq, Stmt, Store, TileOp, Var, While, binary, call, cast, const, convert, dtype, free_vars,
-                         fresh, contains, rebuild, replace, seq, walk, with_options, rewrite_launches, FRAGMENT, SHARED)
+from tilelang.ir import (EMPTY, Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch,
+                         Load, Parallel, Seq, Stmt, Store, TileOp, Var, While, binary, call, cast, const, convert, dtype,
+                         each_register, free_vars, fresh, contains, rebuild, replace, seq, walk, with_options,
+                         rewrite_launches, FRAGMENT, SHARED)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution
 from tilelang.ops.tma_store import BOX_ROW
@@ -253,10 +254,8 @@ class Lowering:
         scope = s.buffer.scope_name
         if scope == FRAGMENT:
             local = self.buffers.local_of(s.buffer)
-            r = fresh("r")
-            zeros = For(r, const(0), const(int(local.shape[0])), "unroll",
-                        Store(local, (r,), cast(const(0), local.dtype))) if s.buffer.data in self.buffers.padded else None
-            return seq(replace(s, buffer=local), zeros)
+            zeros = each_register(local, lambda r: Store(local, (r,), cast(const(0), local.dtype)))
+            return seq(replace(s, buffer=local), zeros if s.buffer.data in self.buffers.padded else None)
         if scope in SHARED:
             return replace(s, buffer=self.buffers.shared_of(s.buffer))
         return s if s.init is None else replace(s, init=self.expr(s.init))
