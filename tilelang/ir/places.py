@@ -5,9 +5,10 @@ Comparison and hash of a node ignore its span.  Setting the span therefore chang
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from .buffer import Buffer
+from .nodes import Node
 from .span import Span
 from .stmt import Func, Stmt
 from .visitor import walk
@@ -18,37 +19,34 @@ def make_span(file: str, line: int, column: int = 0) -> Span:
     return Span(str(file), int(line), int(column))
 
 
-def _stmt(node: Any) -> Stmt:
-    if not isinstance(node, Stmt):
-        raise TypeError(f"a statement is expected, found {type(node).__name__}")
-    return node
+N = TypeVar("N", bound=Node)
 
 
-def _buffer(node: Any) -> Buffer:
-    if not isinstance(node, Buffer):
-        raise TypeError(f"a buffer is expected, found {type(node).__name__}")
+def _checked(node: Any, kind: type[N], what: str) -> N:
+    if not isinstance(node, kind):
+        raise TypeError(f"{what} is expected, found {type(node).__name__}")
     return node
 
 
 def get_stmt_span(stmt: Any) -> Span | None:
     """The span of a statement, None if it is not known."""
-    return _stmt(stmt).span
+    return _checked(stmt, Stmt, "a statement").span
 
 
 def set_stmt_span(stmt: Any, span: Span | None) -> Any:
     """Set the span of a statement.  Returns the statement."""
-    object.__setattr__(_stmt(stmt), "span", span)
+    object.__setattr__(_checked(stmt, Stmt, "a statement"), "span", span)
     return stmt
 
 
 def get_buffer_span(buffer: Any) -> Span | None:
     """The span of the declaration of a buffer, None if it is not known."""
-    return _buffer(buffer).span
+    return _checked(buffer, Buffer, "a buffer").span
 
 
 def set_buffer_span(buffer: Any, span: Span | None) -> Any:
     """Set the span of the declaration of a buffer.  Returns the buffer."""
-    object.__setattr__(_buffer(buffer), "span", span)
+    object.__setattr__(_checked(buffer, Buffer, "a buffer"), "span", span)
     return buffer
 
 

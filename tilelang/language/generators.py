@@ -65,7 +65,7 @@ class Generator:
     def _long(self, b: Builder) -> Expr:
         """A float64 over (0, 1) from 53 bits of two words."""
         x, y = cast(self.word(b), U64), cast(self.word(b), U64)
-        return cast(x ^ (y << const(21, U64)), F64) * const(2.0 ** -53, F64) + const(2.0 ** -54, F64)
+        return cast(x ^ (y << 21), F64) * const(2.0 ** -53, F64) + const(2.0 ** -54, F64)
 
 
 def _zero_minus(bit: Expr) -> Expr:
@@ -82,17 +82,17 @@ class Philox(Generator):
     M0, M1, W0, W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 
     def start(self, b: Builder, seed: Expr, seq: Expr, off: Expr) -> None:
-        put(b, self.state["at"], 0, cast(off & const(3, U64), "int32"))
-        self.block(b, seed, off >> const(2, U64), seq)
+        put(b, self.state["at"], 0, cast(off & 3, "int32"))
+        self.block(b, seed, off >> 2, seq)
 
     def block(self, b: Builder, key: Expr, low: Expr, high: Expr) -> Expr:
         """Set the key and the halves of the counter, and compute its four words.  Returns the first two (uint64)."""
         for name, at, value in (("key", 0, key), ("counter", 0, low), ("counter", 2, high)):
             for i in range(2):
-                put(b, self.state[name], at + i, cast((value >> const(32 * i, U64)) & const(0xFFFFFFFF, U64), U32))
+                put(b, self.state[name], at + i, cast((value >> 32 * i) & 0xFFFFFFFF, U32))
         self._generate(b)
         words = self.state["words"]
-        return cast(words[0], U64) | (cast(words[1], U64) << const(32, U64))
+        return cast(words[0], U64) | (cast(words[1], U64) << 32)
 
     def word(self, b: Builder) -> Var:
         at = self.state["at"]
@@ -120,9 +120,9 @@ class Philox(Generator):
         with unroll(10):
             w = [let(b, f"w{i}", words[i]) for i in range(4)]
             k = [let(b, f"k{i}", work[i]) for i in range(2)]
-            p = [let(b, f"p{i}", cast(w[2 * i], U64) * const(m, U64)) for i, m in enumerate((self.M0, self.M1))]
+            p = [let(b, f"p{i}", cast(w[2 * i], U64) * m) for i, m in enumerate((self.M0, self.M1))]
             for i in range(2):
-                high, low = (cast(x, U32) for x in (p[1 - i] >> const(32, U64), p[1 - i] & const(0xFFFFFFFF, U64)))
+                high, low = (cast(x, U32) for x in (p[1 - i] >> 32, p[1 - i] & 0xFFFFFFFF))
                 put(b, words, 2 * i, high ^ w[2 * i + 1] ^ k[i])
                 put(b, words, 2 * i + 1, low)
             for i, weyl in enumerate((self.W0, self.W1)):
@@ -131,18 +131,18 @@ class Philox(Generator):
     def _advance(self, b: Builder, by: Expr) -> None:
         """counter += by (uint64), over its 128 bits."""
         counter = self.state["counter"]
-        low = let(b, "low", cast(counter[0], U64) | (cast(counter[1], U64) << const(32, U64)))
-        high = let(b, "high", cast(counter[2], U64) | (cast(counter[3], U64) << const(32, U64)))
+        low = let(b, "low", cast(counter[0], U64) | (cast(counter[1], U64) << 32))
+        high = let(b, "high", cast(counter[2], U64) | (cast(counter[3], U64) << 32))
         now = let(b, "now", low + by)
         carried = let(b, "carried", high + cast(now < low, U64))
         for i, v in enumerate((now, carried)):
-            put(b, counter, 2 * i, cast(v & const(0xFFFFFFFF, U64), U32))
-            put(b, counter, 2 * i + 1, cast(v >> const(32, U64), U32))
+            put(b, counter, 2 * i, cast(v & 0xFFFFFFFF, U32))
+            put(b, counter, 2 * i + 1, cast(v >> 32, U32))
 
 
 def _coefficient(words: Buffer, at: Expr) -> Expr:
     """Bit `at` of an array of words: 0 or 1."""
-    return (words[at // 32] >> cast(at % 32, U32)) & const(1, U32)
+    return (words[at // 32] >> cast(at % 32, U32)) & 1
 
 
 # ---- jumps ----------------------------------------------------------------------------------------------------------------
@@ -174,17 +174,17 @@ class Jumping(Generator):
             put(b, n, 0, count)
             for i in range(size):
                 put(b, base, i, start[i])
-            with WhileFrame(convert(n[0] != const(0, U64))):
+            with WhileFrame(convert(n[0] != 0)):
                 with serial(2) as step:  # step 0 multiplies power by base if the exponent is odd; step 1 squares base
                     squares = let(b, "squares", binary("eq", step, 1))
-                    with IfFrame(logical("or", squares, binary("eq", n[0] & const(1, U64), const(1, U64)))):
+                    with IfFrame(logical("or", squares, binary("eq", n[0] & 1, const(1, U64)))):
                         for i in range(size):
                             put(b, left, i, select(squares, base[i], power[i]))
                         self.multiply(b, modulus)
                         for i in range(size):
                             put(b, power, i, select(squares, power[i], product[i]))
                             put(b, base, i, select(squares, product[i], base[i]))
-                put(b, n, 0, n[0] >> const(1, U64))
+                put(b, n, 0, n[0] >> 1)
 
 
 class Xorwow(Jumping):
@@ -210,43 +210,43 @@ class Xorwow(Jumping):
 
     def start(self, b: Builder, seed: Expr, seq: Expr, off: Expr) -> None:
         v, d = self.state["v"], self.state["d"]
-        halves = (cast((seed >> const(32 * i, U64)) & const(0xFFFFFFFF, U64), U32) for i in range(2))
+        halves = (cast((seed >> 32 * i) & 0xFFFFFFFF, U32) for i in range(2))
         low, high = (let(b, "mixed", (half ^ const(salt, U32)) * const(odd, U32)) for half, salt, odd in
                      zip(halves, (0xAAD26B49, 0xF7DCEFDD), (1099087573, 2591861531)))
         put(b, d, 0, const(6615241, U32) + high + low)
         for i, value in enumerate((const(123456789, U32) + low, const(362436069, U32) ^ low, const(521288629, U32) + high,
                                    const(88675123, U32) ^ high, const(5783321, U32) + low)):
             put(b, v, i, value)
-        with IfFrame(convert((seq | off) != const(0, U64))):
+        with IfFrame(convert((seq | off) != 0)):
             self.jump(b, ((seq, Xorwow.sequence()), (off, (2, 0, 0, 0, 0))))
             self._apply(b)
-            put(b, d, 0, d[0] + const(self.WEYL, U32) * cast(off & const(0xFFFFFFFF, U64), U32))
+            put(b, d, 0, d[0] + self.WEYL * cast(off & 0xFFFFFFFF, U32))
 
     def word(self, b: Builder) -> Var:
         self._step(b)
         d = self.state["d"]
-        put(b, d, 0, d[0] + const(self.WEYL, U32))
+        put(b, d, 0, d[0] + self.WEYL)
         return let(b, "rng", self.state["v"][4] + d[0])
 
     def _step(self, b: Builder) -> None:
         v = self.state["v"]
-        first = let(b, "first", v[0] ^ (v[0] >> const(2, U32)))
+        first = let(b, "first", v[0] ^ (v[0] >> 2))
         last = let(b, "last", v[4])
         for i in range(4):
             put(b, v, i, v[i + 1])
-        put(b, v, 4, (last ^ (last << const(4, U32))) ^ (first ^ (first << const(1, U32))))
+        put(b, v, 4, (last ^ (last << 4)) ^ (first ^ (first << 1)))
 
     def multiply(self, b: Builder, modulus: Any = None) -> None:
         left, base, product = (self.state[k] for k in ("left", "base", "product"))
         for i in range(5):
             put(b, product, i, const(0, U32))
         with serial(160) as at:  # Horner's rule: one coefficient of left per iteration, the highest first
-            over = let(b, "over", _zero_minus(product[4] >> const(31, U32)))
+            over = let(b, "over", _zero_minus(product[4] >> 31))
             taken = let(b, "taken", _zero_minus(_coefficient(left, 159 - at)))
             for i in reversed(range(5)):
-                up: Any = product[i] << const(1, U32)
+                up: Any = product[i] << 1
                 if i:
-                    up = up | (product[i - 1] >> const(31, U32))
+                    up = up | (product[i - 1] >> 31)
                 fold = const(self.STEPS >> 32 * i & 0xFFFFFFFF, U32)
                 put(b, product, i, up ^ (over & fold) ^ (taken & base[i]))
 
@@ -292,13 +292,13 @@ class Mrg32k3a(Jumping):
         return x
 
     def start(self, b: Builder, seed: Expr, seq: Expr, off: Expr) -> None:
-        low, high = (let(b, f"seed{i}", ((seed >> const(32 * i, U64)) & const(0xFFFFFFFF, U64)) ^ const(salt, U64))
+        low, high = (let(b, f"seed{i}", ((seed >> 32 * i) & 0xFFFFFFFF) ^ salt)
                      for i, salt in enumerate((0x55555555, 0xAAAAAAAA)))
         for k, (name, modulus, _) in enumerate(self.RECURRENCES):
             for i in range(3):
-                mixed = (high if (i + k) % 2 else low) * const(12345, U64) % const(modulus, U64)
+                mixed = (high if (i + k) % 2 else low) * 12345 % modulus
                 put(b, self.state[name], i, select(binary("eq", seed, const(0, U64)), const(12345, U64), mixed))
-        with IfFrame(convert((seq | off) != const(0, U64))):
+        with IfFrame(convert((seq | off) != 0)):
             for name, modulus, c in self.RECURRENCES:
                 self.jump(b, ((seq, Mrg32k3a.sequence(modulus, c)), (off, (0, 1, 0))), (modulus, c))
                 self._apply(b, self.state[name], modulus, c)
@@ -312,7 +312,7 @@ class Mrg32k3a(Jumping):
                 put(b, s, i, s[i + 1])
             put(b, s, 2, new)
         p, q = self.state["s1"][2], self.state["s2"][2]
-        return let(b, "rng_drawn", select(binary("gt", p, q), p - q, p + const(self.M1, U64) - q))
+        return let(b, "rng_drawn", select(binary("gt", p, q), p - q, p + self.M1 - q))
 
     def word(self, b: Builder) -> Var:
         return let(b, "rng", cast(cast(self._draw(b), F64) * const(self.WORD, F64), U32))
@@ -325,8 +325,7 @@ class Mrg32k3a(Jumping):
         return u, self.uniform(b, dt) * const(TWO_PI, dt)
 
     def multiply(self, b: Builder, modulus: tuple[int, tuple[int, int, int]]) -> None:
-        m, c = const(modulus[0], U64), modulus[1]
-        x, y = self.state["left"], self.state["base"]
+        (m, c), x, y = modulus, self.state["left"], self.state["base"]
         terms: list[Expr] = []
         for k in range(5):
             parts = [x[i] * y[k - i] % m for i in range(3) if 0 <= k - i < 3]
@@ -334,26 +333,24 @@ class Mrg32k3a(Jumping):
         for k in (4, 3):
             for i in range(3):
                 if c[i]:
-                    terms[k - 3 + i] = let(b, f"term{k - 3 + i}", (terms[k - 3 + i] + terms[k] * const(c[i], U64) % m) % m)
+                    terms[k - 3 + i] = let(b, f"term{k - 3 + i}", (terms[k - 3 + i] + terms[k] * c[i] % m) % m)
         for i in range(3):
             put(b, self.state["product"], i, terms[i])
 
     def _apply(self, b: Builder, s: Buffer, modulus: int, c: tuple[int, int, int]) -> None:
         """s[k] = the sum of power[i] * s[k + i], over the elements that follow s too."""
-        m, power = const(modulus, U64), self.state["power"]
         follow: list[Expr] = [let(b, f"s{i}", s[i]) for i in range(3)]
         for i in range(2):
             follow.append(let(b, f"s{3 + i}", _combined(c, follow[i:i + 3], modulus)))
         for k in range(3):
-            parts = [power[i] * follow[k + i] % m for i in range(3)]
-            put(b, s, k, sum(parts[1:], parts[0]) % m)
+            parts = [self.state["power"][i] * follow[k + i] % modulus for i in range(3)]
+            put(b, s, k, sum(parts[1:], parts[0]) % modulus)
 
 
 def _combined(c: tuple[int, int, int], s: Any, modulus: int) -> Expr:
     """The element that follows three of a recurrence; each product is below 2**64."""
-    m = const(modulus, U64)
-    parts = [x * const(k, U64) % m for x, k in zip(s, c) if k]
-    return sum(parts[1:], parts[0]) % m
+    parts = [x * k % modulus for x, k in zip(s, c) if k]
+    return sum(parts[1:], parts[0]) % modulus
 
 
 GENERATORS: dict[str, type[Generator]] = {"curandStatePhilox4_32_10_t": Philox, "curandStateMRG32k3a_t": Mrg32k3a,

@@ -206,15 +206,13 @@ class EagerFunction:
                 values[p.name] = declare_param(b, p.name, p.annotation, param_span(self.rewritten, p.name))
             else:
                 values[p.name] = None if p.name in nones else Unannotated(p.name)
-        stopped = False
         try:
             run_rewritten(b, self.pyfunc, self.rewritten, values, self.caller_locals)
-        except _StopAtKernel:
-            stopped = True
-        except Exception:
-            if not state.postponed:
+            stopped = bool(state.postponed)
+        except Exception as e:
+            stopped = isinstance(e, _StopAtKernel) or bool(state.postponed)
+            if not stopped:
                 raise
-        stopped = stopped or bool(state.postponed)
         uses = self._const_uses(b, state)
         absent = tuple(n for n in order if n in nones and n not in b.params)
         order = [n for n in order if n not in absent]
@@ -238,16 +236,11 @@ class EagerFunction:
         dims = [state.const(f"{p.name}.shape[{d}]", DType("int32")) for d in range(len(arg.shape))]
         return TensorSpec(dims, arg.dtype)
 
-    def _const_uses(self, b: Builder, state: _State) -> dict[str, tuple[tuple[str, str, int], ...]]:
-        uses: dict[str, tuple[tuple[str, str, int], ...]] = {}
-        if state.values is not None:
-            return uses
-        for name, var in state.consts.items():
-            found = [(p, what, d) for what, dims_of in (("shape", "shape"), ("strides", "strides_"))
-                     for p, (_, buf) in b.params.items() if buf is not None
-                     for d, dim in enumerate(getattr(buf, dims_of) or ()) if dim is var]
-            uses[name] = tuple(found)
-        return uses
+    def _const_uses(self, b: Builder, state: _State) -> dict[str, tuple[Site, ...]]:
+        return {} if state.values is not None else {name: tuple(
+            (p, what, d) for what, dims_of in (("shape", "shape"), ("strides", "strides_"))
+            for p, (_, buf) in b.params.items() if buf is not None
+            for d, dim in enumerate(getattr(buf, dims_of) or ()) if dim is var) for name, var in state.consts.items()}
 
 
 def _kind_of(annotation: Any) -> str:

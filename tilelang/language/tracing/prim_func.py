@@ -149,9 +149,7 @@ def declare_param(b: Builder, name: str, annotation: Any, at: Any = None) -> Any
                            "argument of the call, which only tilelang.jit functions have", expected="a shape",
                            found=f"{annotation!r} without one", span=at, hint=f"write {annotation!r}(shape, dtype)")
     if isinstance(annotation, TensorSpec):
-        buffer = annotation.buffer(b.fresh_name(name), span=at)
-        b.params[name] = (Var(f"{name}_handle", DType("handle"), span=at), buffer)
-        return buffer
+        annotation = annotation.buffer(b.fresh_name(name), span=at)
     if isinstance(annotation, Buffer):
         b.params[name] = (Var(f"{name}_handle", DType("handle"), span=at), annotation)
         return annotation
@@ -284,23 +282,16 @@ def finish(b: Builder, name: str, order: list[str], span: Any) -> Func:
         raise errors.error("outputs-not-returned", f"{', '.join(missing)} of T.empty is not returned (Not all tensor "
                            "allocated from `T.empty` are returned)",  # programs test for the text in parentheses
                            found=f"not {', '.join(missing)}", span=span)
-    params: list[Var] = []
-    buffers: list[tuple[Var, Buffer]] = []
     for p in order:
         if p not in b.params:
             raise errors.error("parameter-annotation", f"Argument `{p}` is not annotated",
                                found=f"`{p}` without one", span=span)
-        var, buffer = b.params[p]
-        params.append(var)
-        if buffer is not None:
-            buffers.append((var, buffer))
-    for o in b.outputs:
-        var = Var(f"{o.name}_handle", DType("handle"), span=o.span)
-        params.append(var)
-        buffers.append((var, o))
+    given = [*map(b.params.__getitem__, order),
+             *((Var(f"{o.name}_handle", DType("handle"), span=o.span), o) for o in b.outputs)]
+    buffers = tuple((var, buffer) for var, buffer in given if buffer is not None)
     facts = b.facts.having(out_idx=b.returned) if b.returned else b.facts
     body = seq(*b.root.stmts, span=span)
-    return Func(name, tuple(params), tuple(buffers), body if b.root.stmts else Seq((), span=span),
+    return Func(name, tuple(var for var, _ in given), buffers, body if b.root.stmts else Seq((), span=span),
                 tuple(sorted(b.func_attrs.items())), facts, span=span)
 
 
