@@ -7,6 +7,8 @@ those of columns 0..7, then those of 8..15.  Source: PTX ISA, "Matrix Fragments 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 from tilelang.errors import register
@@ -29,6 +31,7 @@ from .tile import EMITTED
 register("ldmatrix-operand", ValueError, "an operand that ldmatrix cannot read in the order it is kept",
          "16-bit operands can be read in either order")
 
+Factors = list[tuple[Buffer, Callable[[int], Any]]]  # arrays of registers, and the first register of a tile in each
 WARP = 32
 _K = {8: 32, 16: 16, 32: 8}  # columns of a micro tile by operand bits
 
@@ -247,22 +250,30 @@ class TensorCoreIntrinEmitter:
 
     def mma(self, A_local: Any, B_local: Any, C_local: Any, k_inner: Any = 0) -> Emitted:
         """C_local += A_local times B_local, all micro tiles of the warp; operands of step k_inner of their buffers."""
-        for i in range(self.warp_rows):
-            for j in range(self.warp_cols):
-                self.mma_atom(A_local, B_local, C_local, i, j, k_inner)
-        return EMITTED
+        return self._multiply(A_local, B_local, C_local, range(self.warp_rows), range(self.warp_cols), k_inner)
 
     def mma_atom(self, A_local: Any, B_local: Any, C_local: Any, inst_m_idx: int, inst_n_idx: int, k_inner: Any = 0) -> Emitted:
         """One micro tile of `mma`."""
+        return self._multiply(A_local, B_local, C_local, (inst_m_idx,), (inst_n_idx,), k_inner)
+
+    def _multiply(self, A_local: Any, B_local: Any, C_local: Any, rows: Sequence[int], columns: Sequence[int],
+                  k: Any) -> Emitted:
+        """Micro tiles of `mma`: those of these rows and columns of tiles."""
         a, b, c = (_origin(x, "registers of an operand")[0] for x in (A_local, B_local, C_local))
-        first_a = convert((k_inner * self.warp_rows + inst_m_idx) * self.local_size_a)
-        first_b = (k_inner * self.warp_cols + inst_n_idx) * self.local_size_b
-        first_c = (inst_m_idx * self.warp_cols + inst_n_idx) * self.local_size_out
+        factors = list(zip(self._factors(a, k * self.warp_rows, rows, self.local_size_a),
+                           self._factors(b, k * self.warp_cols, columns, self.local_size_b)))
         assert self.row is not None  # the constructor rejects types without an instruction
-        for half in range(2):
-            emit_call("mma", (AddressOf(c, (convert(first_c + half * 4),)), AddressOf(a, (first_a,)),
-                              AddressOf(b, (convert(first_b + half * (self.local_size_b // 2)),))), "void", row=self.row.name)
+        for i in rows:
+            for j in columns:
+                for ((x, first_x), (y, first_y)), half in product(factors, range(2)):
+                    at = ((c, (i * self.warp_cols + j) * self.local_size_out + half * 4), (x, first_x(i)),
+                          (y, first_y(j) + half * (self.local_size_b // 2)))
+                    emit_call("mma", tuple(AddressOf(r, (convert(n),)) for r, n in at), "void", row=self.row.name)
         return EMITTED
+
+    def _factors(self, source: Buffer, first: Any, tiles: Sequence[int], size: int) -> Factors:
+        """The arrays that an operand is in, each multiplied by that of the other operand."""
+        return [(source, lambda t: (first + t) * size)]
 
     # ---- stores -----------------------------------------------------------------------------------------------------
 
@@ -352,43 +363,17 @@ class INT4TensorCoreIntrinEmitter(TensorCoreIntrinEmitter):
                             expected="int4, or int8 for its bytes")
         super().__init__("int8", "int8", accum_dtype, *args, **kw)
 
-    def mma(self, A_local: Any, B_local: Any, C_local: Any, k_inner: Any = 0) -> Emitted:
-        """C_local += A_local times B_local, all micro tiles of the warp; operands of step k_inner of their buffers."""
-        a, b = (_origin(x, "registers of an operand")[0] for x in (A_local, B_local))
-        sizes = self.warp_rows * self.local_size_a, self.warp_cols * self.local_size_b
-        halves = [self._halves(x, k_inner * n, n) for x, n in zip((a, b), sizes)]
-        for i in range(self.warp_rows):
-            for j in range(self.warp_cols):
-                self._multiply(C_local, halves, i * self.local_size_a, j * self.local_size_b, i * self.warp_cols + j)
-        return EMITTED
-
-    def mma_atom(self, A_local: Any, B_local: Any, C_local: Any, inst_m_idx: int, inst_n_idx: int, k_inner: Any = 0) -> Emitted:
-        """One micro tile of `mma`."""
-        a, b = (_origin(x, "registers of an operand")[0] for x in (A_local, B_local))
-        tiles = k_inner * self.warp_rows + inst_m_idx, k_inner * self.warp_cols + inst_n_idx
-        halves = [self._halves(x, t * n, n) for x, t, n in zip((a, b), tiles, (self.local_size_a, self.local_size_b))]
-        self._multiply(C_local, halves, 0, 0, inst_m_idx * self.warp_cols + inst_n_idx)
-        return EMITTED
-
-    def _halves(self, source: Buffer, first: Any, count: int) -> list[Buffer]:
-        """The low and the high values of `count` bytes, in two local arrays with one value per element."""
-        b, four = need_builder("INT4TensorCoreIntrinEmitter"), const(4, "int8")
+    def _factors(self, source: Buffer, first: Any, tiles: Sequence[int], size: int) -> Factors:
+        """The low and the high values of the bytes of tiles, in two local arrays with one value per element."""
+        b, four, start, count = need_builder("INT4TensorCoreIntrinEmitter"), const(4, "int8"), tiles[0], len(tiles) * size
         out = [Buffer(b.fresh_name(name), (count,), DType("int8"), LOCAL, span=b.here()) for name in ("low", "high")]
         for x in out:
             b.emit(Alloc(x, None, span=b.here()))
         for r in range(count):
-            byte = load(source, (convert(first + r),))
+            byte = load(source, (convert((first + start) * size + r),))
             b.store(out[0], (convert(r),), (byte << four) >> four)
             b.store(out[1], (convert(r),), byte >> four)
-        return out
-
-    def _multiply(self, C_local: Any, halves: list[list[Buffer]], first_a: int, first_b: int, tile: int) -> None:
-        c = _origin(C_local, "registers of C")[0]
-        assert self.row is not None  # the constructor rejects types without an instruction
-        for a, b in zip(*halves):
-            for side in range(2):
-                at = tile * self.local_size_out + side * 4, first_a, first_b + side * (self.local_size_b // 2)
-                emit_call("mma", tuple(AddressOf(x, (convert(k),)) for x, k in zip((c, a, b), at)), "void", row=self.row.name)
+        return [(x, lambda t: (t - start) * size) for x in out]
 
 
 # ---- raw calls --------------------------------------------------------------------------------------------------------
