@@ -26,8 +26,8 @@ import math
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Call, Expr, For, If, Ramp, Region, Stmt, Store, binary, cast, const, convert, do, fresh,
-                         is_const, load, seq, walk, FRAGMENT, GLOBAL)
+from tilelang.ir import (AddressOf, Call, Const, Expr, For, If, Ramp, Region, Select, Stmt, Store, binary, cast, const, convert,
+                         do, fresh, is_const, load, seq, walk, FRAGMENT, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Mode, swizzled_box_layout, boxes_of
 from tilelang.target.tensor_map import REDUCE_ADD, unsupported
@@ -38,6 +38,7 @@ from .ldmatrix import PAIRS, ROWS, Outer, outer_digits, threads_used
 from .tma_boxes import (box_of, cache_hint, excluded, matrix_dims, moved, no_box, start_of, tensor_unsupported, unaligned)
 
 GROUP, WARP, ROWS_OF_STEP, BOX_ROW = 128, 32, 64, 128  # threads, threads, rows, bytes of a row of a TMA box
+OTHER_BARRIERS = 14  # numbers from here on belong to nobody's stores
 GROUP_BARRIERS = 8  # number of the named barrier of warp group 0; lower ones belong to warp roles and programs
 MOST_BOXES = 16  # boxes of a tile; with more, stores by all threads are no slower
 STEP_BYTES = ROWS_OF_STEP * BOX_ROW
@@ -427,5 +428,9 @@ def _ramp(base: Expr, n: int) -> Ramp:
 
 def uses_group_barriers(launch: Any) -> bool:
     """Whether a program itself names barriers whose numbers could collide with those of warp groups."""
-    return any(x.op in ("named_barrier", "named_barrier_arrive") and
-               not (hasattr(x.args[0], "value") and int(x.args[0].value) < GROUP_BARRIERS) for x in walk(launch.body, Call))
+    def clear(number: Any) -> bool:
+        if isinstance(number, Select):
+            return clear(number.a) and clear(number.b)
+        return isinstance(number, Const) and not GROUP_BARRIERS <= number.value < OTHER_BARRIERS
+
+    return not all(clear(x.args[0]) for x in walk(launch.body, Call) if x.op in ("named_barrier", "named_barrier_arrive"))

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Load, Parallel, Region, Stmt, Store, Var,
-                         binary, const, convert, fresh, load, replace, seq, substitute, used_vars, walk, with_options, FRAGMENT,
-                         VARIABLE)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Load, Parallel, Region, Select, Stmt, Store, Var,
+                         binary, const, convert, fresh, load, logical, replace, seq, substitute, unary, used_vars, walk,
+                         with_options, FRAGMENT, VARIABLE)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Reduce
 
@@ -30,8 +30,10 @@ from .consumer_schedule import (PromotedGemms, chosen_order, described, flight_o
                                 orders_in_words, overlaps, promoted_gemms, steady, users_of)
 from .loop_order import LoopItems, LoopOrder, best_order
 from .persistent import Tiles
-from .rings import Ring, WarpRoleLoop, hold, pin, select_version, whole_region
+from .rings import GROUP, Ring, WarpRoleLoop, hold, pin, select_version, whole_region
 
+PING_PONG = 14, 15  # numbers of the named barriers at which one warp group waits for the GEMMs of the other
+LONG = 1.25  # times the cycles of the tensor cores: the path of a group with a reduction from which on two groups alternate
 UNROLL = 4  # iterations in one of a loop whose GEMMs alternate between two accumulators
 _ZERO = (const(0),)
 
@@ -77,6 +79,7 @@ class _Emitter:
         self.carried: list[Buffer] = []  # accumulators in flight over the end of an iteration
         self.other: dict[Buffer, Buffer] = {}
         self.values: dict[Any, Expr] = {}
+        self.opens = -1  # the first GEMM of an iteration, where two groups start their GEMMs one after the other
         self.held = -1  # the reduction behind which the next wait is held
 
     def run(self, items: Iterable[int], it: Expr) -> list[Stmt]:
@@ -88,9 +91,12 @@ class _Emitter:
         out: list[Stmt] = []
         bound: dict[int, dict[Any, Expr]] = {s: dict(self.values) for s in its}
         flying: list[Buffer] = [b for b in self.carried] if cyclic else []
+        begun = False  # whether this group starts GEMMs
         for n, e in enumerate((*events, None)):
             w = waits.get(n)
             if w is not None:
+                if begun:
+                    out, begun = [*out, self.ping_pong(1)], False
                 out += self.wait(events, w, its)
                 ended = {self.loop.gemm(events[p].item).c.buffer.data for p in (*w.done, *w.carried)}
                 flying = [b for b in flying if b.data not in ended or self.still(b, events, n, waits)]
@@ -107,6 +113,9 @@ class _Emitter:
                     if self.first[id(x)] == e.item and x.full is not None and x.iterations == 1
                     for slot, parity in [self.r.slot(it)]]
             if e.item in self.loop.gemms:
+                if cyclic and e.item == self.opens:
+                    later = binary("gt", it, convert(self.r.loop.start) + 1)
+                    out, begun = [*out, If(logical("or", self.second, later), self.ping_pong(0))], True
                 c = self.loop.gemm(e.item).c.buffer
                 out.append(with_options(s, wait=-1, in_flight=any(b.data is c.data for b in flying) or None))
                 flying.append(c)
@@ -128,6 +137,17 @@ class _Emitter:
         done = waits[n].done
         return any(self.loop.gemm(x.item).c.buffer.data is b.data for q, x in enumerate(events[:n])
                    if x.item in self.loop.gemms and q not in done and not any(q in w.done for m, w in waits.items() if m < n))
+
+    @property
+    def second(self) -> Expr:
+        """Whether a thread is in the second warp group."""
+        return binary("ge", self.r.thread, const(GROUP, self.r.thread.dtype))
+
+    def ping_pong(self, arrive: int) -> Stmt:
+        """A warp group waits until the other one has started its GEMMs, or (1) lets that one start the next."""
+        own, other = map(const, reversed(PING_PONG) if arrive else PING_PONG)
+        return do("named_barrier_arrive" if arrive else "named_barrier", Select(self.second, other, own, own.dtype, False),
+                  const(2 * GROUP))
 
     def computed(self, i: int) -> Buffer | None:
         """The float32 registers behind whose computation the next wait is held: by a reduction, or by functions that take
@@ -214,6 +234,7 @@ class _Ordered(_Emitter):
         self.carried = list({op.c.buffer.data: op.c.buffer for op in gemms}.values())
         self.other = {b: replace(b, data=Var(b.name, b.data.dtype)) for b in (op.a.buffer for op in gemms)
                       if b.scope_name == FRAGMENT}
+        self.path = order.path
 
     def code(self, finished: list[Stmt], tiles: set[Buffer]) -> list[Stmt]:
         """The consumers' code.  finished: statements to run after the last use of `tiles`, which the loop only reads."""
@@ -221,6 +242,10 @@ class _Ordered(_Emitter):
         start, extent = convert(r.loop.start), convert(r.loop.extent)
         late = any(self.loop.items[e.item].touches(b.data) for b in tiles for e in self.events if e.stage)
         pins = [pin(b) for b in self.carried]
+        reduces = any(isinstance(self.loop.items[e.item].stmt, Reduce) for e in self.events)
+        long = self.path > LONG * sum(self.loop.cost[i].tensor for i in self.loop.gemms)
+        if r.groups == 2 and self.depth and reduces and long:
+            self.opens = next(e.item for e in self.events if e.item in self.loop.gemms)
         body = self.sequence(self.events, self.steady, {0: k, 1: k - 1} if self.depth else {0: k}, True)
         loop = with_options(replace(r.loop, kind="serial", start=start + self.depth if self.depth else r.loop.start,
                                     extent=extent - self.depth if self.depth else r.loop.extent, body=seq(*body)), **SERIAL)
@@ -235,8 +260,10 @@ class _Ordered(_Emitter):
         opening, closing = self.region(0, start), self.region(1, last)
         left = [x for p, ring in self.carried_releases() for x in r.release(ring, r.slot(
             last - self.events[p].stage)[0])] if r.repeated else []
+        several = logical("and", unary("not", self.second), binary("gt", extent, const(1, extent.dtype)))
+        end = [If(several, self.ping_pong(0))] if self.opens >= 0 else []  # before the next tile
         whole = [*rename(opening), *pins, loop, *done, *left, *([] if late else finished), *rename(closing),
-                 *(finished if late else ())]
+                 *(finished if late else ()), *end]
         return [*r.body.allocs, If(some, seq(*whole), seq(*finished) if finished else None, span=r.loop.span)]
 
     def alternated(self, body: Stmt, begin: Expr, count: int) -> list[Stmt]:
