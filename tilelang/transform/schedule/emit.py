@@ -114,7 +114,7 @@ class _Emitter:
                     for slot, parity in [self.r.slot(it)]]
             if e.item in self.loop.gemms:
                 if cyclic and e.item == self.opens:
-                    later = binary("gt", it, convert(self.r.loop.start) + 1)
+                    later = binary("gt", its[0], convert(self.r.loop.start) + 1)
                     out, begun = [*out, If(logical("or", self.second, later), self.ping_pong(0))], True
                 c = self.loop.gemm(e.item).c.buffer
                 out.append(with_options(s, wait=-1, in_flight=any(b.data is c.data for b in flying) or None))
