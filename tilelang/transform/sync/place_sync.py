@@ -157,11 +157,12 @@ class _Flow:
         self.leaving: list[tuple[list[_State], list[tuple[_State, Place]]]] = []
 
     def run(self, root: Place) -> None:
-        for p in root.all():
-            if p.loop is not None:
-                self.inside[p.loop] = list(p.all_accesses())
+        self._look(root)
         self.whole(root)
         self.prune(root)
+
+    def _look(self, root: Place) -> None:
+        self.inside.update((p.loop, list(p.all_accesses())) for p in root.all() if p.loop is not None)
 
     def whole(self, root: Place) -> None:
         """Follow a launch, or the statements of a loop between warp roles.
@@ -190,9 +191,7 @@ class _Flow:
     def narrow(self, root: Place) -> None:
         """Mark the barriers that no conflict between warp groups needs: each group has them for itself."""
         before = [(p, mark) for p in root.all() for mark in ("before", "body_end") if getattr(p, mark)]
-        for p in root.all():
-            if p.loop is not None:
-                self.inside[p.loop] = list(p.all_accesses())
+        self._look(root)
         try:
             self.prune(root)
         except _TooDeep:

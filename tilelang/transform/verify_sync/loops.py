@@ -11,7 +11,6 @@ import numpy as np
 from tilelang.ir import Bind, Binary, Const, Continue, For, Load, Node, Stmt, Store, Var, While, walk, SHARED, VARIABLE
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.children import children
-from tilelang.target.atomics import Iterations
 
 from .sync_fault import Undecided
 from .accesses import reads
@@ -76,13 +75,13 @@ class Loops:
         """Keeps what holds around a loop."""
         st = self.st
         kept = (st.mask, st.active, st.inside, st.turning, st.independent, st.doubt,
-                self.gone, self._broken, self._doubt, self._path, self._tiles)
+                self.gone, self._broken, self._doubt, self._path, self._tiles, self._axes)
         self._broken, self._doubt = None, st.doubt
         try:
             yield
         finally:
             (st.mask, st.active, st.inside, st.turning, st.independent, st.doubt,
-             self.gone, self._broken, self._doubt, self._path, self._tiles) = kept
+             self.gone, self._broken, self._doubt, self._path, self._tiles, self._axes) = kept
 
     def _for_iterations(self, s: For) -> Iterator[Stmt]:
         st = self.st
@@ -99,9 +98,7 @@ class Loops:
             mask, active, path = st.mask, st.active, self._path
             self._tiles += outer
             st.turning = False
-            if s.plan.independent:
-                st.enter_independent(s)
-                st.inside = (*st.inside, Iterations(id(s)))
+            st.enter(s)
             steps = self._steps(s, start if isinstance(start, int) else 0, most, ring)
             for at, k in enumerate(steps):
                 if at != k and st.unknowns is not None:
@@ -135,17 +132,12 @@ class Loops:
     def all_at_once(self, s: For) -> Iterator[Stmt]:
         """The body once for all iterations: the iteration number becomes a further axis of all values."""
         st = self.st
-        self._axes += 1
-        independent, around = st.independent, st.inside
-        if s.plan.independent:
-            st.enter_independent(s)
-            st.inside = (*st.inside, Iterations(id(s)))
-        st.env[s.var] = (int(s.start.value) + np.arange(int(s.extent.value))).reshape(  # type: ignore[attr-defined]
-            -1, *(1,) * self._axes)
-        yield s.body
-        self._axes -= 1
-        st.independent = independent
-        st.inside = around
+        with self._around():
+            self._axes += 1
+            st.enter(s)
+            st.env[s.var] = (int(s.start.value) + np.arange(int(s.extent.value))).reshape(  # type: ignore[attr-defined]
+                -1, *(1,) * self._axes)
+            yield s.body
         st.env.pop(s.var, None)
 
     def _steps(self, s: For, start: int, most: int, ring: bool) -> list[int] | range:

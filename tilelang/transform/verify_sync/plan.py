@@ -7,14 +7,15 @@ from functools import cached_property
 from math import gcd, lcm, prod
 from typing import Any, TypeVar
 
-from tilelang.ir import (Alloc, Bind, Binary, Break, Buffer, Const, Continue, For, If, Launch, Load, Node, Seq, Stmt, Store,
-                         Var, While, convert, inner, walk, BARRIER, LOCAL, VARIABLE, SHARED)
+from tilelang.ir import (Alloc, Bind, Binary, Break, Buffer, Const, Continue, Expr, For, If, Launch, Load, Node, Seq, Stmt,
+                         Store, Var, While, convert, inner, walk, BARRIER, LOCAL, VARIABLE, SHARED)
 from tilelang.ir.buffer import AddressOf
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.expr import Call
 from tilelang.ir.children import children
 from tilelang.target.tensor_map import tensor_maps_of
 
+from .stored import held
 from .uniform import Uniform
 
 T = TypeVar("T")
@@ -96,6 +97,11 @@ class Plan:
     def bytes_of(self, b: Buffer) -> int:
         """Bytes of a buffer."""
         return prod(map(self._number, b.shape)) * b.dtype.bytes
+
+    @cached_property
+    def held(self) -> dict[Var, Expr]:
+        """What names and registers hold (stored.py)."""
+        return held(self.launch)
 
     @cached_property
     def uniform(self) -> Uniform:

@@ -165,13 +165,14 @@ class StreamState:
         at = np.asarray(at)
         return not at.size or lo <= np.minimum.reduce(at, axis=None) and bool(np.maximum.reduce(at, axis=None) < hi)
 
-    def enter_independent(self, loop: For) -> tuple[int, int] | None:
-        """Enter a loop with independent iterations; returns the value of `independent` around it."""
-        around = self.independent
-        if around is None:
+    def enter(self, loop: For) -> None:
+        """Enter a loop, whose iterations may be independent."""
+        if not loop.plan.independent:
+            return
+        self.inside = (*self.inside, Iterations(id(loop)))
+        if self.independent is None:
             turn = self.entries[id(loop)] = self.entries.get(id(loop), 0) + 1
             self.independent = id(loop), turn
-        return around
 
     def grouped(self, values: np.ndarray) -> Iterator[int]:
         """The distinct values of the active threads, each while the threads that have it are the active ones."""

@@ -11,7 +11,7 @@ from tilelang.target.atomics import Atomic
 
 from .sync_fault import Fault
 from .memory import Site
-from .stored import AT_ONCE, differ, held, made_of
+from .stored import AT_ONCE, differ, made_of
 from .stream_state import StreamState
 
 
@@ -42,7 +42,7 @@ def at_once(st: StreamState, s: Store) -> None:
     rows, who = np.broadcast_arrays(at, st.ids)
     if not differ(rows.ravel(), who.ravel(), lambda: [np.arange(rows.size)]):
         return
-    parts = made_of(s.value, lambda e: st.values(e, st), held(st.plan.launch))
+    parts = made_of(s.value, lambda e: st.values(e, st), st.plan.held)
     # In loops whose iterations are followed all at once, each iteration is compared with itself.
     at, who, active, *parts = np.broadcast_arrays(at, st.ids, True if st.mask is None else st.mask, *parts)
     turn = np.arange(at.size) // at.shape[-1]
