@@ -198,6 +198,22 @@ def test_threads_that_store_in_one_place_in_one_instruction(place, threads):
     assert any("written by two threads at once" in f.message and f.exact for f in faults)
 
 
+def test_threads_that_store_in_one_place_in_different_iterations():
+    """Iterations that are followed at once were not compared with each other."""
+    @T.prim_func
+    def main(A: T.Tensor((384,), "float32"), B: T.Tensor((128, 3), "float32")):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((128, 3), "float32")
+            for i in T.Parallel(128):
+                S[i, 0] = A[i * 3]
+            T.copy(S, B)
+
+    launch = rewrite(lowered(main.func), lambda x: replace(x, indices=(T.min(x.indices[0], 381 - x.indices[0]),))
+                     if isinstance(x, Store) and x.buffer.name == "S" else None)
+    text, faults = check_launch(launch)
+    assert any("`S` is touched by two threads" in f.message and f.exact for f in faults), text
+
+
 def test_threads_that_store_one_value_in_one_place():
     @T.prim_func
     def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), n: T.int32):

@@ -10,7 +10,7 @@ from tilelang.ir import Buffer, Const, Expr, Ramp, Store
 from tilelang.target.atomics import Atomic
 
 from .sync_fault import Fault
-from .memory import Site
+from .memory import MESSAGES, Site
 from .stored import AT_ONCE, differ, made_of
 from .stream_state import StreamState
 
@@ -43,10 +43,12 @@ def at_once(st: StreamState, s: Store) -> None:
     if not differ(rows.ravel(), who.ravel(), lambda: [np.arange(rows.size)]):
         return
     parts = made_of(s.value, lambda e: st.values(e, st), st.plan.held)
-    # In loops whose iterations are followed all at once, each iteration is compared with itself.
+    # Of a loop that is followed all at once each iteration is compared with itself, and with others where nothing is assumed.
     at, who, active, *parts = np.broadcast_arrays(at, st.ids, True if st.mask is None else st.mask, *parts)
     turn = np.arange(at.size) // at.shape[-1]
     on = active.ravel()
+    if st.unknowns is not None and differ(at.ravel()[on], who.ravel()[on], lambda: [turn[on]]):
+        st.block.report(Fault(f"`{s.buffer.name}` {MESSAGES['order']}", s.span, s.span, not st.guess))
     key = (at.ravel().astype(np.int64) * (turn[-1] + 1) + turn)[on]
     if differ(key, who.ravel()[on], lambda: [p.ravel()[on] for p in parts]):
         st.block.report(Fault(f"`{s.buffer.name}` {AT_ONCE}", s.span, s.span, not st.guess))
