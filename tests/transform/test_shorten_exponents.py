@@ -5,7 +5,7 @@ import pytest
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.target import Target
-from tilelang.transform.lower.shorten_rounded import shorten_rounded
+from tilelang.transform.lower.shorten_exponents import shorten_exponents
 from tilelang.transform.pipeline import DEVICE_PASSES, lower
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
@@ -83,7 +83,7 @@ def elementwise(value, dtype="float16"):
 
 @pytest.mark.parametrize("after", ["", "lazy", "logarithm"])
 def test_tanh_of_scores_had_digits_that_no_exponent_needs(after):
-    assert shorten_rounded in DEVICE_PASSES
+    assert shorten_exponents in DEVICE_PASSES
     body = text(softmax(capped, after))
     assert "tl::scaled_tanh(" in body and "tanhf(" not in body and "divided_by" not in body, body
 

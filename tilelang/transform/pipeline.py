@@ -50,6 +50,7 @@ from .legalize.laid_out_arrays import laid_out_arrays
 from .legalize.legalize import legalize
 from .legalize.order_warp_roles import order_warp_roles
 from .lower.lower_tile_ops import lower_tile_ops
+from .lower.shorten_exponents import shorten_exponents
 from .lower.shorten_rounded import shorten_rounded
 from .legalize.private_fragments import private_fragments
 from .legalize.split_warp_role_branches import split_warp_role_branches
@@ -123,6 +124,7 @@ DEVICE_PASSES: tuple[PassFn, ...] = (
     check_collective,  # before warp specialisation and layouts: it checks the branches that the user wrote
     single_updates,  # after check_collective; before all passes that place barriers or layouts
     ballot_masks,  # after check_collective: code that it rejects needs no masks
+    shorten_exponents,  # before shorten_rounded: it looks for tanh in its own form
     shorten_rounded,  # before all passes that reorder the statements of a loop or split tiles
     recomputed_rows,  # after shorten_rounded, which follows values to their uses
     exchanged_tiles,  # before all passes that give shared tiles versions or choose TMA; after those that look for fragments
