@@ -112,8 +112,6 @@ class Environment:
     TILELANG_VERIFY = EnvVar("TILELANG_VERIFY", "0", "verify the program between passes")
     TILELANG_NUM_THREADS = EnvVar("TILELANG_NUM_THREADS", 0, "worker threads of the CPU target, 0: usable CPUs",
                                   _number)
-    TILELANG_YIELD_HINTS = EnvVar("TILELANG_YIELD_HINTS", "0", "rewrite yield and operand-reuse hints of FFMA runs in sm_90a "
-                                  "cubins")
     # -- autotuner
     TILELANG_AUTO_TUNING_DISABLE_CACHE = EnvVar("TILELANG_AUTO_TUNING_DISABLE_CACHE", "0", "no autotuner cache")
     TILELANG_AUTO_TUNING_CPU_UTILITIES = EnvVar("TILELANG_AUTO_TUNING_CPU_UTILITIES", "0.9",
@@ -199,7 +197,6 @@ class Environment:
     def is_print_on_compilation_enabled(self) -> bool: return is_truthy(self.TILELANG_PRINT_ON_COMPILATION)
     def should_cleanup_temp_files(self) -> bool: return is_truthy(self.TILELANG_CLEANUP_TEMP_FILES)
     def is_jit_diagnostics_enabled(self) -> bool: return is_truthy(self.TILELANG_JIT_DIAGNOSTICS)
-    def is_yield_hints_enabled(self) -> bool: return is_truthy(self.TILELANG_YIELD_HINTS)
     def is_pass_profile_enabled(self) -> bool: return is_truthy(self.TILELANG_PASS_PROFILE)
 
     def get_pass_profile_threshold_ms(self) -> float:

@@ -26,7 +26,7 @@ def cache_key(request: Request) -> str:
     return digest(["kernel", compiler_stamp(), to_text(request.func), request.func.name, list(out), str(request.target),
                    request.backend in INTERPRETED and request.backend,
                    {str(k): v for k, v in request.config.items()}, list(request.flags),
-                   toolchain_stamp(request.target), request.target.is_cuda and env.is_yield_hints_enabled()])
+                   toolchain_stamp(request.target)])
 
 
 def is_cached(request: Request) -> bool:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 
-from tilelang.env import env
 
 from .cache import DiskCache, Entry, digest
 from .nvrtc import Cubin, Resources, compile_cubin, compiler_for
-from .yield_hints import MIN_RUN, SPACING
 
 _FILE = "kernel.cubin"
 _FILES_NAMED = ("-I", "--include-path", "-include", "--pre-include")
@@ -34,8 +32,7 @@ class CUDABinaryCache:
             return None
         nvrtc = compiler_for(arch)
         facts = [f.name for f in fields(Resources)]  # an entry of a release with other facts is not this one's
-        return digest(["cubin", facts, source, arch, list(options), nvrtc.path, list(nvrtc.version),
-                       env.is_yield_hints_enabled() and [MIN_RUN, SPACING]])
+        return digest(["cubin", facts, source, arch, list(options), nvrtc.path, list(nvrtc.version)])
 
     def compile(self, source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
         """The cubin that compile_cubin returns, from the cache if possible.  Raises as compile_cubin does."""

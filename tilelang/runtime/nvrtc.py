@@ -24,7 +24,6 @@ from tilelang.ir.record import record
 from tilelang.target.probe import load_libcuda, open_library
 from tilelang.log import phase
 
-from .yield_hints import set_yield_hints
 
 register("nvrtc-missing", RuntimeError, "no NVRTC library that can compile for the target was found",
          expected="an NVRTC library that compiles for the target")
@@ -265,9 +264,6 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
         raise _rejected(nvrtc, rc, log, source, arch)
     kernels = parse_resources(log)
     values = kernels.values()
-    if arch == "sm_90a" and env.is_yield_hints_enabled():
-        with phase("yield hints"):
-            cubin = set_yield_hints(cubin)
     return Cubin(cubin, max((k.registers for k in values), default=0), sum(k.spills for k in values),
                  max((k.shared_bytes for k in values), default=0), log, kernels)
 
