@@ -139,3 +139,62 @@ def test_tiles_of_a_row_ran_one_after_another():
 def test_loops_that_a_grid_cannot_replace_stay(program: Any, grid: list[int]):
     """Sums that go on, a break, fewer blocks than SMs, tiles that others wrote, and loops that the program pipelines."""
     assert grid_of(program) == grid
+
+
+def one_after_another(form: str) -> Any:
+    """Tiles of a block that depend on each other's order, or that no formula of a tile's number describes."""
+    @T.prim_func
+    def main(A: T.Tensor((768, K), "float16"), B: T.Tensor((256, K), "float16"), C: T.Tensor((768, 64), "float32"),
+             last: T.Tensor((4,), "int32")):
+        with T.Kernel(1, 4, threads=128) if form == "row" else T.Kernel(4, threads=128) as block:
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((64, 32), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            y = block[1] if form == "row" else block
+            for wave in T.serial(T.ceildiv(10 - y, 4) if form == "unequal" else 3):
+                tile = y * 3 + wave if form == "unequal" else wave * 4 + y
+                T.clear(c)
+                multiply(A, B, a, b, c, y if form == "row" else tile, wave if form == "row" else 0)
+                if form == "remainder":
+                    T.copy(c, C[tile % 4 * 64, 0])
+                elif form == "shifted":
+                    for i, j in T.Parallel(64, 64):
+                        C[tile * 32 + i, j] = c[i, j]
+                elif form == "row":
+                    last[y] = wave
+                else:
+                    T.copy(c, C[tile * 64, 0])
+
+    return main
+
+
+@pytest.mark.parametrize("form", ["remainder", "row", "unequal"])
+def test_tiles_whose_order_counts_ran_at_the_same_time(form: str):
+    """The last tile of a block stays in an element; or a block has an iteration less, and its tiles are neighbours: tile 8 of
+    ten was computed, which is none, in place of tile 10."""
+    program = one_after_another(form)
+    assert len(grid_of(program)) == 1 + (form == "row") and grid_of(program)[-1] == 4
+    agree(program)
+
+
+def test_tiles_that_overlap_stay_in_order():
+    assert grid_of(one_after_another("shifted")) == [4]
+
+
+def test_a_grid_had_more_rows_than_a_gpu_starts():
+    """The second number of a grid is 65,535 at most."""
+    @T.prim_func
+    def main(A: T.Tensor((66000 * 64, 32), "float16"), B: T.Tensor((128, 32), "float16"),
+             C: T.Tensor((66000 * 64, 128), "float16")):
+        with T.Kernel(132, threads=128) as block:
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((64, 32), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            for wave in T.serial(1000):
+                tile = wave * 132 + block
+                T.clear(c)
+                for k in T.Pipelined(1, num_stages=2):
+                    T.copy(A[tile // 2 * 64, k * 32], a)
+                    T.copy(B[tile % 2 * 64, k * 32], b)
+                    T.gemm(a, b, c, transpose_B=True)
+                T.copy(c, C[tile // 2 * 64, tile % 2 * 64])
+
+    assert grid_of(main) == [132]

@@ -7,17 +7,20 @@ from math import prod
 from typing import Any
 
 from tilelang.arith import Analyzer, simplify_stmt
-from tilelang.ir import (Alloc, Binary, Bind, Break, Const, Continue, Expr, For, Func, If, Launch, Load, Stmt, Var, While,
-                         const, contains, fresh, is_const, replace, rewrite, seq, stmts_of, substitute, used_vars, walk,
-                         with_options)
+from tilelang.ir import (GLOBAL, Alloc, Binary, Bind, Break, Const, Continue, Expr, For, Func, If, Launch, Load, Parallel,
+                         Stmt, Var, While, const, contains, convert, fresh, is_const, replace, rewrite, seq, stmts_of,
+                         substitute, used_vars, walk, with_options)
 from tilelang.ops import Gemm
 
+from ..analysis.disjoint import Disjoint, Place
+from ..analysis.effects import effects
 from ..analysis.liveness import Uses
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .block_shape import rereads, tells
 from .hopper_features import hopper
 
+_MOST = 65535  # blocks along all dimensions of a grid but the first
 Axes = dict[Var, int]  # the numbers of a block, each with how many there are
 
 
@@ -51,11 +54,11 @@ def _of_launch(n: Launch, sms: int) -> Launch | None:
     if not _independent(n, loop) or (count := _iterations(loop, n.block_vars, grid)) is None:
         return None
     axes, total = dict(zip(n.block_vars, grid)), count[1]
-    body = _followed(_inlined(loop.body), axes, loop.var, count[0])
+    body = _followed(_inlined(loop.body), axes, loop.var, *count)
     if body is None:
         return None
     body = _split(_guarded(body, axes, total), axes)
-    if _quotients(body, axes) or len(axes) > 3:
+    if _quotients(body, axes) or len(axes) > 3 or max([*axes.values()][1:], default=0) > _MOST or not _apart(body, axes):
         return None
     order = tuple(axes)
     why = f"each iteration of `{loop.var.name}` is a block: the grid has {' x '.join(map(str, axes.values()))} blocks"
@@ -81,14 +84,18 @@ def _iterations(loop: For, block: tuple[Var, ...], grid: list[int]) -> tuple[int
     A block of few tiles may have an iteration less: of a grid of `g` blocks, block `b` has ceil((tiles - b) / g).
     """
     if isinstance(loop.extent, Const):
-        return int(loop.extent.value), None
+        return (int(loop.extent.value), None) if loop.extent.value > 0 else None
     if len(grid) > 1 or used_vars(loop.extent) != {block[0]}:
         return None
     short = Analyzer().simplify
-    counts = [short(substitute(loop.extent, {block[0]: const(b, block[0].dtype)})) for b in range(grid[0])]
-    known = [int(c.value) for c in counts if isinstance(c, Const)]
+    known: list[int] = []
+    for b in range(grid[0]):
+        count = short(substitute(loop.extent, {block[0]: const(b, block[0].dtype)}))
+        if not isinstance(count, Const) or not int(count.value) <= (known or [count.value])[0] <= int(count.value) + 1:
+            return None
+        known.append(int(count.value))
     tiles = sum(known)
-    return (known[0], tiles) if known and known == [-(-(tiles - b) // grid[0]) for b in range(grid[0])] else None
+    return (known[0], tiles) if tiles and known == [-(-(tiles - b) // grid[0]) for b in range(grid[0])] else None
 
 
 def _inlined(body: Stmt) -> Stmt:
@@ -109,6 +116,30 @@ def _quotients(body: Stmt, axes: Axes) -> list[Binary]:
     return [x for x in walk(body, Binary) if x.op in ("floordiv", "floormod") and used_vars(x) & set(axes)]
 
 
+def _apart(body: Stmt, axes: Axes) -> bool:
+    """Whether each block writes elements of its own: the last of two writes counts, and blocks come in any order."""
+    proof, values = Disjoint(Analyzer(), axes, {}), dict[Var, Any]()
+    for s in walk(body, Bind, For, Parallel):
+        if isinstance(s, Bind):
+            values[s.var] = substitute(s.value, values)
+        for v, n in () if isinstance(s, Bind) else zip(s.vars, s.extents) if isinstance(s, Parallel) else ((s.var, s.extent),):
+            first = convert(s.start) if isinstance(s, For) else const(0, v.dtype)
+            proof.add_inner(v, *((int(first.value), int(first.value + n.value) - 1) if isinstance(first, Const) and isinstance(
+                n, Const) else (None, None)))
+    places: dict[Var, list[Place]] = {}
+    for e in effects(body):
+        if e.writes and e.buffer.scope_name == GLOBAL:
+            at = e.indices or ()
+            if e.region is not None:
+                mins = [convert(m) for m in e.region.mins]
+                within = [fresh("place", m.dtype) for m in mins]
+                for v, n in zip(within, e.region.extents):
+                    proof.add_inner(v, 0, int(n) - 1 if isinstance(n, int) else None)
+                at = tuple(m + v for m, v in zip(mins, within))
+            places.setdefault(e.storage, []).append(Place(e.buffer, tuple(substitute(i, values) for i in at)))
+    return all(proof.proves(x, y) for found in places.values() for k, x in enumerate(found) for y in found[:k + 1])
+
+
 def _with(body: Stmt, values: dict[Var, Any], axes: Axes) -> Stmt:
     return simplify_stmt(substitute(body, values), {v: (0, n - 1) for v, n in axes.items()})
 
@@ -123,10 +154,13 @@ def _joined(body: Stmt, axes: Axes, u: Var, v: Var) -> tuple[Stmt, Axes] | None:
     return (out, new) if len(_quotients(out, new)) <= len(_quotients(body, axes)) else None
 
 
-def _followed(body: Stmt, axes: Axes, var: Var, count: int) -> Stmt | None:
-    """The body where a block's number counts iterations too; changes axes.  None where the variable does not follow it."""
+def _followed(body: Stmt, axes: Axes, var: Var, count: int, tiles: int | None) -> Stmt | None:
+    """The body where a block's number counts iterations too; changes axes.  None where the variable does not follow it.
+
+    Where blocks have unequal numbers of iterations (tiles), one iteration of all blocks comes behind the one before.
+    """
     every = {**axes, var: count}
-    for u, v in ((a, b) for pair in axes for a, b in ((pair, var), (var, pair))):
+    for u, v in ((a, b) for pair in axes for a, b in ((pair, var), (var, pair))[:1 if tiles else 2]):
         if (got := _joined(body, every, u, v)) is not None:
             axes.clear()
             axes.update(got[1])
