@@ -58,7 +58,7 @@ def _of_launch(n: Launch, sms: int) -> Launch | None:
     if body is None:
         return None
     body = _split(_guarded(body, axes, total), axes)
-    if _quotients(body, axes) or len(axes) > 3 or max([*axes.values()][1:], default=0) > _MOST or not _apart(body, axes):
+    if _quotients(body, axes) or len(axes) > 3 or max([*axes.values()][1:], default=0) > _MOST or not _disjoint(body, axes):
         return None
     order = tuple(axes)
     why = f"each iteration of `{loop.var.name}` is a block: the grid has {' x '.join(map(str, axes.values()))} blocks"
@@ -116,7 +116,7 @@ def _quotients(body: Stmt, axes: Axes) -> list[Binary]:
     return [x for x in walk(body, Binary) if x.op in ("floordiv", "floormod") and used_vars(x) & set(axes)]
 
 
-def _apart(body: Stmt, axes: Axes) -> bool:
+def _disjoint(body: Stmt, axes: Axes) -> bool:
     """Whether each block writes elements of its own: the last of two writes counts, and blocks come in any order."""
     proof, values = Disjoint(Analyzer(), axes, {}), dict[Var, Any]()
     for s in walk(body, Bind, For, Parallel):

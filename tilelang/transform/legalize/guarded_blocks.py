@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tilelang.ir import (GLOBAL, Alloc, Bind, Expr, For, Func, If, Launch, Load, Select, Stmt, const, contains, convert,
-                         free_vars, replace, rewrite, seq, stmts_of, walk)
+                         free_vars, replace, rewrite, seq, stmts_of, substitute, walk)
 from tilelang.ops import Gemm
 
-from ..analysis.effects import effects, expr_effects, hangs_on_threads
+from ..analysis.effects import acts, effects, expr_effects, fills_whole, hangs_on_threads
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.pipeline_loops import is_pipelined
 from .hopper_features import hopper
@@ -43,7 +43,7 @@ def _of_launch(n: Launch) -> Launch | None:
     bound = {*n.block_vars, *(s.var for s in walk(n.body, Bind))}
     if contains(convert(loops[0].extent), Load) or free_vars(loops[0].extent) & bound:  # the longest blocks start first
         return None
-    if any(isinstance(s, (Alloc, Bind)) and contains(s, Load) for s in inside[:at]):  # what the condition may guard
+    if any(isinstance(s, (Alloc, Bind)) and (contains(s, Load) or acts(s)) for s in inside[:at]):  # what it may guard
         return None
     body = [*(_guarded(s, guards[0].cond) for s in inside[:at]), _shortened(loops[0], guards[0].cond)]
     if inside[at + 1:]:
@@ -53,14 +53,17 @@ def _of_launch(n: Launch) -> Launch | None:
 
 def _steady(cond: Expr, n: Launch) -> bool:
     """Whether a condition has one value in all threads of a block, at any time."""
+    for s in reversed(stmts_of(n.body)):
+        cond = substitute(cond, {s.var: s.value}) if isinstance(s, Bind) else cond
     written = {e.storage for e in effects(n.body) if e.writes}
     return not hangs_on_threads(cond) and not free_vars(cond) & set(n.thread_vars) and all(
         not e.writes and e.buffer.scope_name == GLOBAL and e.storage not in written for e in expr_effects(cond))
 
 
 def _guarded(s: Stmt, cond: Expr) -> Stmt:
-    """A statement in front of the loop; what touches no global memory runs in any case."""
-    plain = isinstance(s, (Alloc, Bind)) or not any(e.buffer.scope_name == GLOBAL for e in effects(s))
+    """A statement in front of the loop; what fills a tile of the block and reads nothing runs in any case."""
+    plain = isinstance(s, (Alloc, Bind)) or fills_whole(s) and not any(
+        e.reads or e.buffer.scope_name == GLOBAL for e in effects(s))
     return s if plain else If(cond, s, span=s.span)
 
 
