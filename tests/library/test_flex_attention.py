@@ -5,7 +5,7 @@ import pytest
 
 import tilelang.language as T
 from tilelang import errors
-from tilelang.library import create_block_mask, flex_attention
+from tilelang.library import create_block_mask, flash_attention, flex_attention
 
 TARGETS = {"tile": "tile", "cpu": None, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
            "sm_80": {"kind": "cuda", "arch": "sm_80"}}
@@ -126,3 +126,36 @@ def test_wrong_arguments_are_named():
         flex_attention(q, k, v, tensors=(SLOPES, SLOPES, SLOPES))
     with pytest.raises(errors.TileLangError, match="multiples of 64|a block of"):
         create_block_mask(lambda b, h, i, j: i >= j, 64, 100, block=(32, 64))
+
+
+def test_a_kernel_of_scores_is_not_that_of_a_variable_before_it_changed():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 70, 2, 64)).astype(np.float32)
+    factor = 1.0
+
+    def score_mod(score, b, h, i, j):
+        return score * factor
+
+    soft = flex_attention(q, k, v, score_mod=score_mod)
+    factor = 50.0
+    hard = flex_attention(q, k, v, score_mod=score_mod)
+    assert np.array_equal(hard, flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score * 50.0))
+    assert not np.allclose(soft, hard, atol=0.1)
+    factor = 1.0
+    assert np.array_equal(flex_attention(q, k, v, score_mod=score_mod), soft)
+
+
+def test_a_block_mask_is_made_anew_when_a_variable_of_its_function_changes():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 100, 2, 64)).astype(np.float32)
+    width = 10
+
+    def mask_mod(b, h, i, j):
+        return (i >= j) & (i - j < width)
+
+    narrow = create_block_mask(mask_mod, 100, 100)
+    first = flex_attention(q, k, v, block_mask=narrow)
+    width = 60
+    with pytest.raises(ValueError, match="create_block_mask again"):
+        flex_attention(q, k, v, block_mask=narrow)
+    wide = flex_attention(q, k, v, block_mask=create_block_mask(mask_mod, 100, 100))
+    assert np.allclose(wide, flash_attention(q, k, v, causal=True, window=(59, 0)), atol=1e-5)
+    assert not np.allclose(first, wide, atol=0.1)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import tilelang.language as T
 from tilelang.errors import error
+from tilelang.jit.captured import Captured, Token
 
 from ..arrays import compact_copy, empty, is_numpy, maker, type_name
 from ..caches import Cache, Prepared, enter, known
@@ -23,6 +24,12 @@ from .tile_cost import machine_of
 
 ScoreMod = Callable[..., Any]
 MOST_TENSORS = 2
+_FUNCTIONS = Captured(None)
+
+
+def _state(function: ScoreMod | None) -> Token | None:
+    """Stands for a function and the values that it reads now: globals and closures change between calls."""
+    return None if function is None else _FUNCTIONS.argument(function)
 
 
 @dataclass(frozen=True)
@@ -31,16 +38,17 @@ class FlexForm:
 
     plain: sizes, strides, tile and scale. score, mask: the caller's functions. block: rows and keys of a block of the mask;
     None without a mask. lists: the shape of the mask's lists. tensors: (shape, element type) of the tensors that the functions
-    read. uses: which of them score reads, and which mask.
+    read. uses: which of them score reads, and which mask. states: of both functions, by which forms are compared.
     """
 
     plain: AttentionForm
-    score: ScoreMod | None
-    mask: ScoreMod | None
+    score: ScoreMod | None = field(compare=False)
+    mask: ScoreMod | None = field(compare=False)
     block: tuple[int, int] | None
     lists: tuple[int, ...]
     tensors: tuple[tuple[tuple[int, ...], str], ...]
     uses: tuple[tuple[int, ...], tuple[int, ...]]
+    states: tuple[Token | None, Token | None]
 
 
 def flex_kernel(form: FlexForm) -> Any:
@@ -101,7 +109,7 @@ class BlockMask:
 
     mask_mod: the function. sizes: (queries, keys). block: rows and keys of a block. blocks: int32 (batch or 1, heads or 1, rows
     of blocks, 2 + most blocks): for each row the number of blocks that it sees, how many of them are hidden nowhere, and their
-    numbers, these ones first. tensors: what mask_mod reads.
+    numbers, these ones first. tensors: what mask_mod reads. state: of mask_mod when the blocks were made.
     """
 
     mask_mod: ScoreMod
@@ -109,6 +117,7 @@ class BlockMask:
     block: tuple[int, int]
     blocks: Any
     tensors: tuple[Any, ...] = ()
+    state: Token | None = None
 
     @property
     def density(self) -> float:
@@ -151,7 +160,7 @@ def create_block_mask(mask_mod: ScoreMod, seq_q: int, seq_k: int, *, batch: int 
         whole, shown = np.flatnonzero(codes[at] == 1), np.flatnonzero(codes[at] == 2)
         blocks[at][:2 + len(whole) + len(shown)] = [len(whole) + len(shown), len(whole), *whole, *shown]
     lists = blocks if device is None else xp.from_numpy(blocks).to(device)
-    return BlockMask(mask_mod, (seq_q, seq_k), (rows, keys), lists, tuple(tensors))
+    return BlockMask(mask_mod, (seq_q, seq_k), (rows, keys), lists, tuple(tensors), _state(mask_mod))
 
 
 def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None, block_mask: BlockMask | None = None,
@@ -165,8 +174,8 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
     only those hidden in part call its function. tensors: arrays that score_mod reads by index; 2 with those of the mask.
 
     q, k, v, layout ("bshd" or "bhsd"), scale, return_lse, target: as flash_attention takes them (float16, bfloat16, float32).
-    The bound of its error holds with the error of the changed scores added. Each pair of functions and shapes compiles a
-    kernel, so pass the same function objects again. A query that sees no key gives 0 and the logarithm -inf.
+    The bound of its error holds with the error of the changed scores added. Each pair of functions, with the values that they
+    read, and shapes compiles a kernel. A query that sees no key gives 0 and the logarithm -inf.
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
 
     >>> import tilelang.language as T
@@ -179,8 +188,8 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
     uses = tuple(range(len(tensors))), tuple(next(n for n, y in enumerate(read) if y is x) for x in shown)
     lists = None if block_mask is None else block_mask.blocks
     arrays, options = (q, k, v, *read, lists), (
-        score_mod, uses, scale, return_lse, layout, str(target),
-        None if block_mask is None else (block_mask.mask_mod, block_mask.block, block_mask.sizes))
+        _state(score_mod), uses, scale, return_lse, layout, str(target),
+        None if block_mask is None else (_state(block_mask.mask_mod), block_mask.block, block_mask.sizes))
     answer = known(_RUNS, arrays, options)
     if answer is None:
         answer = enter(_RUNS, arrays, options, _prepare((q, k, v), read, uses, score_mod, block_mask, target=target,
@@ -211,7 +220,8 @@ def _prepare(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple
     plain = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, Mask(),
                           _tile(machine_of(at.target, at.sms, p.dtype).kind, p, block), p.with_lse, p.scale)
     form = FlexForm(plain, score_mod, None if mask is None else mask.mask_mod, block,
-                    _shape(no_lists if mask is None else mask.blocks), tuple((_shape(x), type_name(x)) for x in read), uses)
+                    _shape(no_lists if mask is None else mask.blocks), tuple((_shape(x), type_name(x)) for x in read), uses,
+                    (_state(score_mod), None if mask is None else _state(mask.mask_mod)))
     # No fast math: its tanh is too coarse for a softcap, and functions of scores have shorter forms of their own.
     kernel = None if p.empty else at.kernel(flex_kernel, form)
 
@@ -249,6 +259,10 @@ def _check(p: AttentionProblem, mask: BlockMask | None, tensors: tuple[Any, ...]
                         expected=f"{z.seq_q} queries, {z.seq_k} keys, 1 or {z.batch} batches, 1 or {z.heads} heads on "
                         f"{device_of(q)}", found=f"{mask.sizes}, {counts} on {device_of(mask.blocks)}",
                         hint="create_block_mask(mask_mod, seq_q, seq_k, device=q.device)")
+    if mask is not None and mask.state is not None and mask.state.value != _FUNCTIONS.argument(mask.mask_mod).value:
+        raise error("attention-option", "the mask's function reads other values than when the block mask was made",
+                    expected="the values of then", found="a global or closure variable that has changed",
+                    hint="call create_block_mask again")
     if len(tensors) > MOST_TENSORS or any(device_of(x) != device_of(q) for x in tensors):
         raise error("attention-option", f"tensors must be at most {MOST_TENSORS}, on the device of q",
                     expected=f"up to {MOST_TENSORS} tensors on {device_of(q)}", found=f"{len(tensors)}", hint="join them")
