@@ -308,3 +308,22 @@ def test_functions_of_a_regression_call_process_func_or_return_milliseconds(monk
         pass
 
     assert skipped.pytestmark[0].args == (True,)
+
+
+def test_functions_made_from_rows_keep_their_names_and_parameters():
+    import inspect
+    import pickle
+
+    from tilelang.carver.arch import driver, queries
+    from tilelang.compat import buffers, nvcc
+    from tilelang.jit import hooks
+    from tilelang.tools import analysis
+
+    for module, prefix in ((driver, "get_"), (queries, "is_"), (buffers, "is_"), (nvcc, "have_"), (hooks, "register_"),
+                           (analysis, "Nested")):
+        for name, fn in vars(module).items():
+            if name.startswith(prefix) and inspect.isfunction(fn):
+                assert fn.__name__ == name and pickle.loads(pickle.dumps(fn)) is fn, name
+    hopper = {"kind": "cuda", "arch": "sm_90a"}
+    assert nvcc.have_tma(target=hopper) and nvcc.have_pdl(target=hopper) and nvcc.have_mbarrier(target=hopper)
+    assert nvcc.have_fp8(compute_version="8.9") and not nvcc.have_fp8(compute_version="8.6")

@@ -10,6 +10,7 @@ from tilelang import ir
 from tilelang.errors import facts
 from tilelang.ir import DYNAMIC, FRAGMENT, TMEM
 from tilelang.language.tracing.regions import BufferSlice
+from tilelang.language.tracing.state import named
 from tilelang.target import is_pure
 
 
@@ -19,19 +20,18 @@ def _scope(buffer: Any) -> str:
     return scope() if callable(scope) else scope
 
 
-def _lives_in(scope: str, about: str) -> Callable[[Any], bool]:
+def _lives_in(name: str, scope: str, about: str) -> Callable[[Any], bool]:
     def asked(buffer: Any) -> bool:
         return _scope(buffer) == scope
 
-    asked.__doc__ = about
-    return asked
+    return named(asked, name, about)
 
 
-is_global = _lives_in("global", "Whether a buffer is in global memory.")
-is_shared_dynamic = _lives_in(DYNAMIC, "Whether a buffer is in dynamic shared memory.")
-is_tensor_memory = _lives_in(TMEM, "Whether a buffer is in tensor memory.")
-is_fragment = _lives_in(FRAGMENT, "A fragment: registers of a whole block.")
-is_local = _lives_in("local", "Per-thread memory.")
+is_global = _lives_in("is_global", "global", "Whether a buffer is in global memory.")
+is_shared_dynamic = _lives_in("is_shared_dynamic", DYNAMIC, "Whether a buffer is in dynamic shared memory.")
+is_tensor_memory = _lives_in("is_tensor_memory", TMEM, "Whether a buffer is in tensor memory.")
+is_fragment = _lives_in("is_fragment", FRAGMENT, "A fragment: registers of a whole block.")
+is_local = _lives_in("is_local", "local", "Per-thread memory.")
 
 
 def is_shared(buffer: Any, allow_dynamic: bool = True) -> bool:

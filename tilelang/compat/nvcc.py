@@ -63,19 +63,24 @@ def get_cuda_version(cuda_path: str | None = None) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _has(about: str, major: int, minor: int = 0, of: Callable[[Any], str] = str) -> Callable[[Any], bool]:
-    """A question for a feature that devices have from a compute version on.  of: an argument's version."""
-    def asked(compute_version: Any) -> bool:
-        return parse_compute_version(of(compute_version)) >= (major, minor)
+def _has(feature: str, about: str, *least: int, of_target: bool = False) -> Callable[[Any], bool]:
+    """The question have_<feature>: whether a compute version, or that of a target, is at least (major, minor)."""
+    def of_version(compute_version: Any) -> bool:
+        return parse_compute_version(compute_version) >= least
 
-    asked.__doc__ = about
+    def of(target: Any) -> bool:
+        return of_version(get_target_compute_version(target))
+
+    asked = of if of_target else of_version
+    asked.__name__, asked.__qualname__, asked.__doc__ = f"have_{feature}", f"have_{feature}", about
     return asked
 
 
-have_fp16, have_int8 = _has("Half precision arithmetic.", 5, 3), _has("Four-way int8 dot products.", 6, 1)
-have_bf16, have_fp8 = _has("bfloat16 arithmetic.", 8), _has("fp8 matrix instructions.", 8, 9)
-have_tma, have_mbarrier, have_pdl = (_has(about, major, of=get_target_compute_version) for about, major in (
-    ("Bulk tensor copies.", 9), ("Barriers in shared memory.", 8), ("Programmatic dependent launch.", 9)))
+have_fp16, have_int8 = _has("fp16", "Half precision arithmetic.", 5, 3), _has("int8", "Four-way int8 dot products.", 6, 1)
+have_bf16, have_fp8 = _has("bf16", "bfloat16 arithmetic.", 8), _has("fp8", "fp8 matrix instructions.", 8, 9)
+have_tma = _has("tma", "Bulk tensor copies.", 9, of_target=True)
+have_mbarrier = _has("mbarrier", "Barriers in shared memory.", 8, of_target=True)
+have_pdl = _has("pdl", "Programmatic dependent launch.", 9, of_target=True)
 
 
 def have_tensorcore(compute_version: str | None = None, target: Any = None) -> bool:

@@ -45,7 +45,8 @@ def _registers(kind: str, about: str) -> Callable[..., Hook]:
     def register(fn: Hook, override: bool = True) -> Hook:
         return register_hook(kind, fn, override)
 
-    register.__doc__, register.__name__ = f"Install a hook {about}.", f"register_{kind}_postproc"
+    register.__name__ = register.__qualname__ = f"register_{kind}_postproc"
+    register.__doc__ = f"Install a hook {about}."
     return register
 
 

@@ -39,7 +39,8 @@ def _checker(name: str, about: str, *kinds: str) -> Callable[[], Analysis]:
     def make() -> Analysis:
         return _analysis(name, lambda func: check_parallel(func, kinds))
 
-    make.__name__, make.__doc__ = name, f"Rejects {about}: ValueError ({', '.join(kinds)}), at the user's line."
+    make.__name__ = make.__qualname__ = name
+    make.__doc__ = f"Rejects {about}: ValueError ({', '.join(kinds)}), at the user's line."
     return make
 
 

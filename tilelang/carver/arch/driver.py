@@ -32,15 +32,15 @@ def get_device_attribute(attr: str, device_id: int = 0) -> int:
     return cuda_driver.driver().attribute(attr, device_id)
 
 
-def _count(attr: str, about: str) -> Callable[..., int]:
+def _count(name: str, attr: str, about: str) -> Callable[..., int]:
     def get(device_id: int = 0) -> int:
         return get_device_attribute(attr, device_id)
 
-    get.__doc__ = about
+    get.__name__, get.__qualname__, get.__doc__ = name, name, about
     return get
 
 
-def _size(attr: str, about: str) -> Callable[..., int]:
+def _size(name: str, attr: str, about: str) -> Callable[..., int]:
     def get(device_id: int = 0, format: str = "bytes") -> int:
         units = {"bytes": 1, "kb": 1 << 10, "mb": 1 << 20}
         value = get_device_attribute(attr, device_id)
@@ -48,12 +48,15 @@ def _size(attr: str, about: str) -> Callable[..., int]:
             raise ValueError(f"Invalid format: {format!r}, expected one of {', '.join(units)}")
         return value // units[format]
 
-    get.__doc__ = about
+    get.__name__, get.__qualname__, get.__doc__ = name, name, about
     return get
 
 
-get_num_sms = _count("sm_count", "Number of SMs of a GPU.")
-get_registers_per_block = _count("registers_per_block", "Most 32-bit registers of a block.")
-get_persisting_l2_cache_max_size = _count("persisting_l2_bytes", "Bytes of L2 that may be set aside for persisting accesses.")
-get_shared_memory_per_block = _size("max_shared_per_block", "Most static shared memory of a block, bytes.")
-get_max_dynamic_shared_size_bytes = _size("max_shared_optin", "Most dynamic shared memory that a block may opt in to, bytes.")
+get_num_sms = _count("get_num_sms", "sm_count", "Number of SMs of a GPU.")
+get_registers_per_block = _count("get_registers_per_block", "registers_per_block", "Most 32-bit registers of a block.")
+get_persisting_l2_cache_max_size = _count("get_persisting_l2_cache_max_size", "persisting_l2_bytes",
+                                          "Bytes of L2 that may be set aside for persisting accesses.")
+get_shared_memory_per_block = _size("get_shared_memory_per_block", "max_shared_per_block",
+                                    "Most static shared memory of a block, bytes.")
+get_max_dynamic_shared_size_bytes = _size("get_max_dynamic_shared_size_bytes", "max_shared_optin",
+                                          "Most dynamic shared memory that a block may opt in to, bytes.")

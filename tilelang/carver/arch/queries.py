@@ -28,18 +28,19 @@ def is_cuda_arch(arch: TileDevice) -> bool:
     return isinstance(arch, CUDA)
 
 
-def _between(low: int, high: int, about: str) -> Callable[[TileDevice], bool]:
+def _between(chip: str, low: int, high: int, about: str) -> Callable[[TileDevice], bool]:
     def asked(arch: TileDevice) -> bool:
         return is_cuda_arch(arch) and low <= arch.sm_version < high
 
+    asked.__name__ = asked.__qualname__ = f"is_{chip}_arch"
     asked.__doc__ = f"Whether an architecture is {about}."
     return asked
 
 
-is_volta_arch, is_ampere_arch = _between(70, 75, "sm_70 or sm_72"), _between(80, 89, "sm_80 up to sm_88")
-is_ada_arch, is_hopper_arch = _between(89, 90, "sm_89"), _between(90, 91, "sm_90")
-is_cdna_arch = _between(0, 0, "an AMD data-centre GPU: never, they are not supported")
-is_rdna_arch = _between(0, 0, "another AMD GPU: never, they are not supported")
+is_volta_arch, is_ampere_arch = _between("volta", 70, 75, "sm_70 or sm_72"), _between("ampere", 80, 89, "sm_80 up to sm_88")
+is_ada_arch, is_hopper_arch = _between("ada", 89, 90, "sm_89"), _between("hopper", 90, 91, "sm_90")
+is_cdna_arch = _between("cdna", 0, 0, "an AMD data-centre GPU: never, they are not supported")
+is_rdna_arch = _between("rdna", 0, 0, "another AMD GPU: never, they are not supported")
 
 
 def has_mma_support(arch: TileDevice) -> bool:
