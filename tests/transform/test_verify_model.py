@@ -478,3 +478,35 @@ def test_an_mbarrier_that_counts_no_such_number_of_arrivals_is_found(count):
         return replace(x, args=(x.args[0], const(count, "uint32"))) if x.op == "mbarrier_init" else None
 
     assert "it counts 1 to 1048575" in fault_of(rewrite(launch, other, Call))
+
+
+def test_reads_of_the_lanes_of_a_warp_stay_on_record():
+    """The lane that read the tile again and arrived stood for all of them."""
+    @T.prim_func
+    def main(A: T.Tensor((2, 32), "int32"), B: T.Tensor((2, 32), "int32"), C: T.Tensor((2,), "int32")):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((32,), "int32")
+            full, empty = T.alloc_barrier(32), T.alloc_barrier(1)
+            tx = T.get_thread_binding()
+            if tx >= 32:
+                for k in T.serial(2):
+                    T.mbarrier_wait_parity(empty, (k + 1) % 2)
+                    S[tx - 32] = A[k, tx - 32]
+                    T.mbarrier_arrive(full)
+            else:
+                for k in T.serial(2):
+                    T.mbarrier_wait_parity(full, k % 2)
+                    B[k, tx] = S[tx]
+                    T.sync_warp()
+                    if tx == 0:
+                        x = T.alloc_local((1,), "int32")
+                        x[0] = 0
+                        for j in T.serial(32):
+                            x[0] += S[j]
+                        C[k] = x[0]
+                        T.mbarrier_arrive(empty)
+
+    launch = unchecked(main)
+    ordered(launch)
+    without = rewrite(launch, lambda s: seq() if isinstance(s, Evaluate) and s.call.op == "sync_warp" else None)
+    assert "`S` is touched by two threads" in fault_of(without)

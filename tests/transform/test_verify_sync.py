@@ -319,3 +319,67 @@ def test_a_store_by_the_thread_that_data_chooses_is_a_doubt_and_no_fault():
 
     _, faults = check_launch(lowered(main.func))
     assert faults and not any(f.exact for f in faults)
+
+
+def faults_without_barrier(f, k):
+    """Faults of a program that is cleared as it is, without its k-th block barrier."""
+    launch = lowered(f)
+    assert check_launch(launch)[1] == []
+    gone = [x for x in walk(launch) if isinstance(x, Evaluate) and x.call.op == "sync_threads"][k]
+    return check_launch(rewrite(launch, lambda x: seq() if x is gone else None))[1]
+
+
+def test_reads_of_other_threads_are_not_replaced_by_a_later_read():
+    """The read of thread 40 stood for those of threads 0 to 31, and its own store needs no barrier behind it."""
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((64,), "int32")
+            tx = T.get_thread_binding()
+            S[tx] = A[tx]
+            T.sync_threads()
+            if tx < 32:
+                B[tx] = S[0]
+            if tx == 40:
+                B[tx] = S[0]
+            T.sync_threads()
+            if tx == 40:
+                S[0] = 77
+
+    assert [f.kind for f in faults_without_barrier(main.func, 1) if f.exact] == ["order"]
+
+
+def test_conditional_reads_of_later_iterations_are_followed():
+    """Of iterations that are followed at once, the threads of the first decided which are active: here none."""
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((64,), "int32")
+            c = T.alloc_local((4,), "int32")
+            tx = T.get_thread_binding()
+            S[tx] = A[tx]
+            T.sync_threads()
+            for k in T.serial(4):
+                c[k] = T.if_then_else(k * 64 + tx >= 64, S[(tx + k) % 64], 0)
+            B[tx] = c[0] + c[1] + c[2] + c[3]
+
+    assert [f.kind for f in faults_without_barrier(main.func, 0) if f.exact] == ["order"]
+
+
+def test_while_loops_of_a_hundred_iterations_are_followed():
+    @T.prim_func
+    def main(A: T.Tensor((150, 64), "int32"), B: T.Tensor((150, 64), "int32")):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((64,), "int32")
+            tx = T.get_thread_binding()
+            t = T.alloc_var("int32", init=0)
+            S[tx] = 5
+            while t < 150:
+                if t == 100:
+                    T.sync_threads()
+                    S[tx] = A[t, tx]
+                    T.sync_threads()
+                B[t, tx] = S[63 - tx]
+                t = t + 1
+
+    assert any(f.kind == "order" and f.exact for f in faults_without_barrier(main.func, 0))

@@ -17,6 +17,7 @@ from .accesses import reads
 from .stream_state import StreamState
 
 _MOST = 64  # the longest non-ring or while loop that is followed completely
+_MOST_WHILE = 256  # the longest while loop with unknown numbers, in which block barriers alone order threads
 _BUDGET = 6000  # accesses of a stream with unknown numbers, after which loops are cut short
 
 
@@ -186,7 +187,8 @@ class Loops:
         st = self.st
         with self._around():
             mask, active, path, st.turning = st.mask, st.active, self._path, True
-            for k in range(_MOST + 1):
+            most = _MOST if st.unknowns is None else _MOST_WHILE
+            for k in range(most + 1):
                 st.mask, st.active, self._path = mask, active, (*path, k)
                 if not self._iteration():
                     return
@@ -200,7 +202,7 @@ class Loops:
                     self._broken = None if st.mask is None else ~st.mask
                 if c is not None and not c or c is None and k >= 3 and st.unknowns is None:
                     return
-                if k == _MOST or c is None and k >= 3:
+                if k == most or k >= 3 and (c is None or st.unknowns is not None and st.block.accesses > _BUDGET):
                     break
                 yield s.body
         if st.unknowns is not None:

@@ -67,7 +67,7 @@ class _Tile:
 
 
 class _Touched:
-    """Last access in one mode of each granule by each warp: time (0: none), component, thread (-2: several), site."""
+    """Last accesses in one mode of each granule by each warp: time (0: none), component, thread (-2: several), site."""
 
     def __init__(self, warps: int, granules: int, row: Row) -> None:
         self.time, self.component, self.thread, self.site = np.zeros((4, warps, granules), np.int32)
@@ -79,16 +79,16 @@ class Memory:
     """The shared memory of one block.
 
     size, granule: bytes.  warps, lanes: that access it, and threads of each.  names: (first byte, end, name) of the buffers.
-    report: what is done with a fault.
+    report: what is done with a fault.  alike: whether all that orders anything is a barrier of all threads.
     """
 
     def __init__(self, size: int, granule: int, warps: tuple[int, int], clocks: Clocks, names: list[tuple[int, int, str]],
-                 report: Callable[[Fault], None]) -> None:
+                 report: Callable[[Fault], None], alike: bool) -> None:
         (self.warps, self.lanes), self.granule = warps, granule
-        self.clocks, self.names, self.report = clocks, names, report
+        self.clocks, self.names, self.report, self.alike = clocks, names, report, alike
         self.granules = size // granule + 1
         self.tiles: dict[tuple[int, int], _Tile] = {}
-        self.touched: dict[str, _Touched] = {}
+        self.touched: dict[tuple[str, int], _Touched] = {}  # by mode; 0: the last ones, 1 and on: earlier ones that stay
         self.flying: Any = None  # for each granule the number of the site of the cp.async in flight to it
         self.version = 0
         self.checked: dict[Any, tuple[int, int]] = {}
@@ -156,7 +156,7 @@ class Memory:
 
     def _threads(self, mode: str, lo: int, hi: int, seen: Row, fenced: Row, span: Any) -> None:
         a, b = lo // self.granule, -(-hi // self.granule)
-        for m, got in self.touched.items():
+        for (m, _), got in self.touched.items():
             if m == mode == "r":
                 continue
             for what, known in (("order", seen), ("unread" if m == "r" else "proxy", fenced)):
@@ -203,27 +203,48 @@ class Memory:
                         self._fault("copy", at, site.span, other.span, site.exact and other.exact)
                         break
         self._conflict(mode, g, thread, warp, rows, site)
-        got = self.touched.get(mode)
-        if got is None:
-            got = self.touched[mode] = _Touched(self.warps, self.granules, self.clocks.row())
-        got.lo, got.hi = min(got.lo, first), max(got.hi, end)
-        self._note(got, g if self.warps == 1 else warp * self.granules + g, thread, warp, active)
-        self.sites.append(site)
-        self.version += 1
-
-    def _note(self, got: _Touched, at: Any, thread: Any, warp: Any, active: list[tuple[Warp, int]]) -> None:
         times, components = np.zeros((2, self.warps), np.int32)
         for w, lanes in active:
             c = components[w.number] = w.component(lanes)
-            times[w.number] = got.latest[c] = self.clocks.now[c]
-        now, mine = times[warp], components[warp]
-        time, component, who = got.time.reshape(-1), got.component.reshape(-1), got.thread.reshape(-1)
-        several = (time[at] == now) & (component[at] == mine) & (who[at] != thread)
-        time[at], component[at], who[at] = now, mine, thread
-        got.site.reshape(-1)[at] = len(self.sites)
+            times[w.number] = self.clocks.now[c]
+        at = g if self.warps == 1 else warp * self.granules + g
+        self._note((mode, 0), at, (times[warp], components[warp], thread, len(self.sites)), rows)
+        self.sites.append(site)
+        self.version += 1
+
+    def _note(self, key: tuple[str, int], at: Any, new: tuple[Any, ...], rows: dict[int, tuple[Row, Row]]) -> None:
+        """Record accesses by warps, whose rows are given: their time, component, thread and site.
+
+        Earlier ones of other threads that nothing orders before them stay on record.
+        """
+        got = self.touched.get(key)
+        if got is None:
+            got = self.touched[key] = _Touched(self.warps, self.granules, self.clocks.row())
+        g = at % self.granules
+        got.lo, got.hi = min(got.lo, int(np.minimum.reduce(g))), max(got.hi, int(np.maximum.reduce(g)) + 1)
+        when, component, who, site = records = [x.reshape(-1) for x in (got.time, got.component, got.thread, got.site)]
+        time, mine, thread, where = new
+        np.maximum.at(got.latest, mine, time)
+        several = (when[at] > 0) & (who[at] != thread)
+        if several.any():
+            several &= self._seen(rows)[at // self.granules, component[at]] < when[at]
+            if not self.alike:  # what has seen the new ones may not have seen these
+                apart = several & ((component[at] != mine) | (when[at] != time))
+                if apart.any():
+                    places = distinct(at[apart])
+                    self._note((key[0], key[1] + 1), places, tuple(x[places] for x in records), rows)
+                    several &= ~apart
+        when[at], component[at], who[at], site[at] = time, mine, thread, where
         several |= who[at] != thread
         if several.any():
             who[at[several]] = -2
+
+    def _seen(self, rows: dict[int, tuple[Row, Row]]) -> Any:
+        """What each warp has seen."""
+        out = np.zeros((self.warps, self.clocks.size), np.int32)
+        for n, (seen, _) in rows.items():
+            out[n] = seen
+        return out
 
     def _against(self, t: _Tile, mode: str, g: Any, warp: Any, rows: dict[int, tuple[Row, Row]], site: Site) -> None:
         for (m, c), (when, where) in t.records.items():
@@ -238,13 +259,11 @@ class Memory:
 
     def _conflict(self, mode: str, g: Any, thread: Any, warp: Any, rows: dict[int, tuple[Row, Row]], site: Site) -> None:
         known: Any = None
-        for m, got in self.touched.items():
+        for (m, _), got in self.touched.items():
             if m == mode and m != "w" or all((seen >= got.latest).all() for seen, _ in rows.values()):
                 continue
             if known is None:
-                known = np.zeros((self.warps, self.clocks.size), np.int32)
-                for n, (seen, _) in rows.items():
-                    known[n] = seen
+                known = self._seen(rows)
             bad = known[warp, got.component.take(g, axis=1)] < got.time.take(g, axis=1)
             if not bad.any() or not (bad := bad & (got.thread.take(g, axis=1) != thread)).any():
                 continue

@@ -151,6 +151,8 @@ class StreamState:
             self.mask, self.active = None, self.everyone
             return
         self.mask, self.active = taken, []
+        if taken.ndim > 1:  # in a loop that is followed all at once: those of any iteration
+            taken = np.broadcast_to(taken, (*taken.shape[:-1], self.n)).reshape(-1, self.n).any(0)
         bits = np.packbits(taken, bitorder="little")
         for k, w in enumerate(self.warps):
             lanes = int.from_bytes(bits[k * self.lanes // 8: (k + 1) * self.lanes // 8].tobytes(), "little")
