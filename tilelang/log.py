@@ -182,6 +182,3 @@ def _collecting(to: _Recorder) -> Callable[[str, dict[str, int]], None]:
 def phases() -> list[Phase]:
     """The recorded phases, ordered by begin; empty before `start`."""
     return sorted(_recorder.phases, key=lambda p: (p.begin, p.depth)) if _recorder is not None else []
-
-
-__all__ = ["BarAwareHandler", "FORMAT", "Phase", "logger", "phase", "phases", "set_log_level", "start"]

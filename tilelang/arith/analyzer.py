@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-from tilelang.ir import (
-    COMPARISONS, FALSE, TRUE, Binary, Broadcast, Cast, Const, Expr, Ramp, Select, Unary, Var, called, cast, int_range, rebuild,
-)
+from tilelang.ir import (COMPARISONS, FALSE, TRUE, Binary, Broadcast, Cast, Const, Expr, Ramp, Select, Unary, Var, called, cast,
+                         int_range, rebuild)
 
 from . import bounds as ba
 from .flat_index import lane_of

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilelang.ir import (
-    I32, I64, Binary, Broadcast, Buffer, Cast, Expr, Ramp, Select, Shuffle, Unary, Var, binary, cast, const, dtype, is_const,
-    rebuild, replace,
-)
+from tilelang.ir import (I32, I64, Binary, Broadcast, Buffer, Cast, Expr, Ramp, Select, Shuffle, Unary, Var, binary, cast,
+                         const, dtype, is_const, rebuild, replace)
 
 _EXACT = ("add", "sub", "mul", "floordiv", "floormod", "truncdiv", "truncmod", "min", "max")
 

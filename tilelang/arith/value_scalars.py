@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tilelang.ir import (
-    AddressOf, Alloc, Binary, Bind, Buffer, Call, Cast, Evaluate, Expr, For, Launch, Load, Parallel, Region, Stmt, Store, Var,
-    children, int_range, walk,
-)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Cast, Evaluate, Expr, For, Launch, Load, Parallel,
+                         Region, Stmt, Store, Var, children, int_range, walk)
 
 from .analyzer import Analyzer
 from .simplify import extent_bounds

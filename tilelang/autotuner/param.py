@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import to_text
+from tilelang.ir import parse, to_text
 from tilelang.jit import JITKernel, compile
 from tilelang.jit.supply import TensorSupplyType
-from tilelang.ir.parser import parse
 
 register("tune-result", ValueError, "a folder does not hold a tuning result",
          expected="a folder written by AutotuneResult.save_to_disk")

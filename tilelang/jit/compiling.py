@@ -10,8 +10,7 @@ import threading
 import time
 
 from tilelang.errors import InternalError, TileLangError, brought, error, for_user, named_arguments
-from tilelang.log import logger
-from tilelang.log import phase
+from tilelang.log import logger, phase
 from tilelang.runtime.cpus import usable_cpus
 
 from .kernel import JITKernel, compile_request

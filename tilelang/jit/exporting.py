@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilelang.errors import error
-from tilelang.ir import Expr, Launch, walk
-from tilelang.ir.printer import to_text
+from tilelang.ir import Expr, Launch, to_text, walk
 from tilelang.ir.record import record
 from tilelang.runtime.c_files import cmake_text, header_text, sample_text
 from tilelang.runtime.c_functions import RESERVED, CParameter, c_parameters

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 from tilelang.env import env
 from tilelang.errors import InternalError, TileLangError, error, for_user, register, strict
 from tilelang.ir import deep
-from tilelang.log import logger
+from tilelang.log import logger, phase
 from tilelang.runtime.host_engine import ffi_state
 from tilelang.runtime.params import KernelParam, params_of
 from tilelang.runtime.signature import Signature, resolve_out_idx, signature_of
-from tilelang.log import phase
 
 from .arguments import (OVERLAPPING, UNALIGNED, adapted, by_position, explain, explain_cython, refusing_negated, was,
                         was_rejected, with_outputs)
@@ -581,6 +580,3 @@ def _debug(kernel: JITKernel, source: str, ms: float) -> None:
         print(kernel.get_kernel_source())
     if level >= 5:
         kernel.show_sass() if kernel.target.is_cuda else None
-
-
-__all__ = ["Adapter", "JITKernel", "clear_memory", "compile_request", "recompiled"]

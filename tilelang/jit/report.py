@@ -7,8 +7,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from tilelang.ir import AddressOf, Const, Func, If, Launch, Load, Ramp, Store, walk, GLOBAL
-from tilelang.ir.expr import Call
+from tilelang.ir import AddressOf, Call, Const, Func, If, Launch, Load, Ramp, Store, walk, GLOBAL
 from tilelang.target import Target
 from tilelang.target.cluster import cluster_of
 from tilelang.target.machine import CPU_CHIP, RESERVED_SHARED, UNIT_RATES, chip_of, kernel_rates

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Region, convert, load
-from tilelang.ir import dtype as DType
+from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Region, convert, dtype as DType, load
 from tilelang.ir.buffer import pointer, vector_load, vector_store
 
 from .tracing.builder import Emitted, need_builder

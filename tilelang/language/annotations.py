@@ -8,8 +8,7 @@ from math import prod
 from typing import Any
 
 from tilelang.errors import warn
-from tilelang.ir import Buffer, Evaluate, cast, convert, is_const, FRAGMENT, GLOBAL, LOCAL, SHARED
-from tilelang.ir import call as ir_call
+from tilelang.ir import Buffer, Evaluate, call as ir_call, cast, convert, is_const, FRAGMENT, GLOBAL, LOCAL, SHARED
 from tilelang.layout import Fragment, Layout, PartialFragment
 from tilelang.layout.periods import is_open, stored_extents
 

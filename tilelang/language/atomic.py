@@ -7,8 +7,7 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.ir import AddressOf, Buffer, Evaluate, Expr, Load, call, cast, convert
-from tilelang.ops import AtomicTile
-from tilelang.ops.plans import AtomicPlan
+from tilelang.ops import AtomicPlan, AtomicTile
 
 from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.flags import flag

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Buffer, Const, Expr, Load, Var, cast, const, convert, BufferFacts, BARRIER
-from tilelang.ir import dtype as DType
+from tilelang.ir import AddressOf, Buffer, BufferFacts, Const, Expr, Load, Var, cast, const, convert, dtype as DType, BARRIER
 
 from .tracing.builder import Emitted, need_builder
 from .kernel import need_kernel

@@ -6,9 +6,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (I32, Buffer, Expr, Load, Shuffle, Var, as_bool, binary, call, cast, convert, load, logical,
-                         select, DYNAMIC)
-from tilelang.ir import dtype as DType
+from tilelang.ir import (Buffer, Expr, Load, Shuffle, Var, as_bool, binary, call, cast, convert, dtype as DType, load, logical,
+                         select, I32, DYNAMIC)
 
 from .alloc import alloc_var
 from .atomic import atomic_add

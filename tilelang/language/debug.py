@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (I32, Alloc, Assert, Buffer, Const, Evaluate, Expr, For, If, Load, Region, Stmt, StringConst, Var, call,
-                         cast, convert, load, logical, seq, DYNAMIC, FRAGMENT)
-from tilelang.ir import dtype as DType
+from tilelang.ir import (Alloc, Assert, Buffer, Const, Evaluate, Expr, For, If, Load, Region, Stmt, StringConst, Var, call,
+                         cast, convert, dtype as DType, load, logical, seq, I32, DYNAMIC, FRAGMENT)
 from tilelang.ops import Copy
 
 from .tracing.builder import Builder, Emitted, need_builder

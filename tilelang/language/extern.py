@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, Load, StringConst, Var, call, cast, convert, is_const,
-                         load, with_options)
-from tilelang.ir import dtype as DType
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Evaluate, Expr, Load, StringConst, Var, call, cast, convert,
+                         dtype as DType, is_const, load, with_options)
 
 from .addresses import address_of
 from .atomic import atomic_add, atomic_max, atomic_min

@@ -11,8 +11,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from tilelang.ir import Alloc, Buffer, Expr, Span, Var, binary, cast, const, convert, logical, select, LOCAL
-from tilelang.ir import dtype as DType
+from tilelang.ir import Alloc, Buffer, Expr, Span, Var, binary, cast, const, convert, dtype as DType, logical, select, LOCAL
 
 from .tracing.builder import Builder
 from .loops import serial, unroll

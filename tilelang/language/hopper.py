@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (I32, AddressOf, Alloc, Buffer, Const, Expr, Load, call, cast, const, convert, load, BufferFacts,
-                         FRAGMENT, GLOBAL, LOCAL, SHARED, VARIABLE, BARRIER)
-from tilelang.ir import dtype as DType
-from tilelang.ops import Copy, Gemm, GemmWarpPolicy
-from tilelang.ops.plans import CopyPlan, GemmSchedule
+from tilelang.ir import (AddressOf, Alloc, Buffer, BufferFacts, Const, Expr, Load, call, cast, const, convert, dtype as DType,
+                         load, I32, FRAGMENT, GLOBAL, LOCAL, SHARED, VARIABLE, BARRIER)
+from tilelang.ops import Copy, CopyPlan, Gemm, GemmSchedule, GemmWarpPolicy
 
 from .barriers import barrier_of, mbarrier_arrive, mbarrier_wait_parity
 from .tracing.builder import Emitted, need_builder

@@ -8,9 +8,8 @@ from functools import reduce
 from math import prod
 from typing import Any, TypeVar
 
-from tilelang.ir import (I32, Attrs, Bind, Buffer, Const, Expr, For, If, Stmt, Var, binary, cast, const, convert, is_const,
-                         promote, select, seq, walk, LoopPlan, ParallelPlan, Options)
-from tilelang.ir import Parallel as ParallelStmt
+from tilelang.ir import (Attrs, Bind, Buffer, Const, Expr, For, If, LoopPlan, Options, Parallel as ParallelStmt, ParallelPlan,
+                         Stmt, Var, binary, cast, const, convert, is_const, promote, select, seq, walk, I32)
 from tilelang.errors import register_warning, warn
 from tilelang.layout import Fragment
 from tilelang.ops.plans import AtomicPlan, CopyPlan, GemmSchedule, ReducePlan

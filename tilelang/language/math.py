@@ -9,10 +9,9 @@ import math as _math
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (
-    BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, Select, Shuffle, StringConst, as_bool, binary, call, cast, const,
-    convert, dtype as DType, int_range, is_const, logical, match, numpy_dtype, select, unary,
-)
+from tilelang.ir import (BOOL, F32, I32, Broadcast, Buffer, Const, Expr, Ramp, Select, Shuffle, StringConst, as_bool, binary,
+                         call, cast, const, convert, dtype as DType, int_range, is_const, logical, match, numpy_dtype, select,
+                         unary)
 from tilelang.ir.dtype import float_max, float_min
 from tilelang.target.accuracy import FAST, stated
 from tilelang.target.conversions import F64, INTO_INTEGERS, UNSATURATED, towards, unsaturated

@@ -5,12 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilelang.ir import Assert as AssertStmt
-from tilelang.ir import (AddressOf, Bind, Buffer, Expr, Var, as_bool, binary, call, cast, convert,
-                         is_const, options_of, substitute)
-from tilelang.ir import dtype as DType
-from tilelang.target import Target
-from tilelang.target.intrinsics import INTRINSICS, is_pure
+from tilelang.ir import (AddressOf, Assert as AssertStmt, Bind, Buffer, Expr, Var, as_bool, binary, call, cast, convert,
+                         dtype as DType, is_const, options_of, substitute)
+from tilelang.target import Target, is_pure, INTRINSICS
 
 from .allreduce import ReduceScope
 from .tracing.builder import Emitted, need_builder

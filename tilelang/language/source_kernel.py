@@ -7,10 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tilelang.ir import Evaluate, Launch, Stmt, StringConst, call, replace, with_options
-from tilelang.ir.buffer import AddressOf
-from tilelang.ir.expr import Const
-from tilelang.ir import dtype as DType
+from tilelang.ir import AddressOf, Const, Evaluate, Launch, Stmt, StringConst, call, dtype as DType, replace, with_options
 
 from .tracing.builder import Builder, need_builder
 from .kernel import ClusterKernel, KernelLaunchFrame

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Region, binary, cast, const, load, select
-from tilelang.ir import dtype as DType
+from tilelang.ir import Region, binary, cast, const, dtype as DType, load, select
 
 from .alloc import alloc_shared
 from .tracing.builder import Emitted, need_builder

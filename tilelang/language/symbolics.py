@@ -6,8 +6,7 @@ import re
 import warnings
 from typing import Any
 
-from tilelang.ir import Var
-from tilelang.ir import dtype as DType
+from tilelang.ir import Var, dtype as DType
 
 from .tracing.builder import need_builder
 from .tracing.state import error, example

@@ -8,10 +8,8 @@ import warnings
 from math import prod
 from typing import Any
 
-from tilelang.ir import (
-    DYNAMIC, FRAGMENT, GLOBAL, SHARED, AddressOf, Alloc, Bind, Buffer, BufferFacts, Call, Cast, Const, Expr, Load, Var, as_dim,
-    cast, convert, dtype as DType, walk,
-)
+from tilelang.ir import (DYNAMIC, FRAGMENT, GLOBAL, SHARED, AddressOf, Alloc, Bind, Buffer, BufferFacts, Call, Cast, Const,
+                         Expr, Load, Var, as_dim, cast, convert, dtype as DType, walk)
 
 from .tracing.polynomial import difference
 from .tracing.regions import BufferSlice

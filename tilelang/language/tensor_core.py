@@ -12,11 +12,9 @@ from itertools import product
 from typing import Any
 
 from tilelang.errors import register
-from tilelang.ir import AddressOf, Alloc, Buffer, Expr, Load, cast, const, convert, load, GLOBAL, LOCAL
-from tilelang.ir import dtype as DType
+from tilelang.ir import AddressOf, Alloc, Buffer, Expr, Load, cast, const, convert, dtype as DType, load, GLOBAL, LOCAL
 from tilelang.layout import Fragment, make_linear_layout, make_swizzled_layout
-from tilelang.target.mma import MMA_ROWS
-from tilelang.target.mma import operand_dtype
+from tilelang.target.mma import operand_dtype, MMA_ROWS
 
 from .tracing.builder import Emitted, need_builder
 from .tracing.flags import flag

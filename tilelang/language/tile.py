@@ -10,9 +10,8 @@ import numpy as np
 from tilelang import errors
 from tilelang.ir import (GLOBAL, SHARED, VARIABLE, Buffer, Const, Evaluate, Expr, Load, Region, Var, as_bool, call, cast,
                          convert, is_const, walk, FRAGMENT, LOCAL, PRIVATE)
-from tilelang.ops import Copy, Fill, Gemm, GemmWarpPolicy, Reduce, Scan, Transpose
+from tilelang.ops import Copy, CopyPlan, Fill, Gemm, GemmSchedule, GemmWarpPolicy, Reduce, ReducePlan, Scan, Transpose
 from tilelang.ops.reduce import KINDS
-from tilelang.ops.plans import CopyPlan, GemmSchedule, ReducePlan
 
 from .tracing.builder import Builder, Emitted, check_constant, need_builder
 from .tracing.flags import flag

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.errors import facts
-from tilelang.ir import Buffer, Expr, Load, Ramp, as_bool, cast, const, convert, is_const, load, select, SHARED
-from tilelang.ir import dtype as DType
+from tilelang.ir import Buffer, Expr, Load, Ramp, as_bool, cast, const, convert, dtype as DType, is_const, load, select, SHARED
 
 from .tracing.builder import Builder, Emitted, need_builder
 from .math import reinterpret

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.errors import facts
+from tilelang.errors import error, facts
 from .distinct import distinct
 from .fitted import static_extents
 from .layout import Layout, Swizzle, row_major, xor
-from tilelang.errors import error
 from .swizzled_boxes import box_width, swizzled_box_layout
 
 LINE_BYTES = 128  # 32 banks of 4 bytes

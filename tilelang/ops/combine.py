@@ -7,9 +7,8 @@ from itertools import product
 from typing import Any, ClassVar
 
 from tilelang import errors
-from tilelang.ir import (Alloc, Attrs, Buffer, Expr, For, Load, Parallel, Region, Span, Stmt, Store,
-                         TileOp, Var, const, convert, fresh, load, node, rewrite, seq, tile_op, walk, FRAGMENT,
-                         LOCAL, PRIVATE)
+from tilelang.ir import (Alloc, Attrs, Buffer, Expr, For, Load, Parallel, Region, Span, Stmt, Store, TileOp, Var, const,
+                         convert, fresh, load, node, rewrite, seq, tile_op, walk, FRAGMENT, LOCAL, PRIVATE)
 
 from .base import Access, LowerContext
 from .layouts import carried, same_layout

@@ -12,8 +12,7 @@ import numpy as np
 from tilelang.errors import error, register
 from tilelang.ir import FRAGMENT, Buffer, Region, dtype, numpy_dtype
 from tilelang.ir.numbers import binary_function, to_dtype
-from tilelang.layout import Fragment
-from tilelang.layout.mode import REGISTER, Mode
+from tilelang.layout import Fragment, Mode, REGISTER
 
 register("tile-extents", ValueError, "the operands of a tile operation have different extents when it runs",
          expected="tiles of the same extents")

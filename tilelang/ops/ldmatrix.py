@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Expr, For, If, Region, Stmt, Var, const, do, fresh, is_const, seq, unrolled, FRAGMENT,
-                         SHARED)
+from tilelang.ir import AddressOf, Expr, For, If, Region, Stmt, Var, const, do, fresh, is_const, seq, unrolled, FRAGMENT, SHARED
 from tilelang.ir.record import record
 from tilelang.layout import REGISTER, THREAD, Mode
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (Expr, For, If, Parallel, Region, Stmt, Store, Var, binary, const, convert, fresh, load, logical,
-                         FRAGMENT, GLOBAL, PRIVATE)
-from tilelang.ir.plans import ParallelPlan
+from tilelang.ir import (Expr, For, If, Parallel, ParallelPlan, Region, Stmt, Store, Var, binary, const, convert, fresh, load,
+                         logical, FRAGMENT, GLOBAL, PRIVATE)
 
 Dims = tuple[int | None, ...]
 

@@ -13,8 +13,7 @@ from typing import Any
 from tilelang.errors import InternalError
 from tilelang.ir import AddressOf, Buffer, Expr, If, Stmt, binary, const, convert, do, seq
 from tilelang.ir.record import record
-from tilelang.layout import SwizzledBoxes, boxes_of
-from tilelang.layout.swizzled_boxes import Box
+from tilelang.layout import Box, SwizzledBoxes, boxes_of
 from tilelang.target.tensor_map import unsupported
 
 from .bulk import bulk_bytes

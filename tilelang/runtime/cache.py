@@ -23,8 +23,7 @@ from typing import Any
 
 from tilelang.env import env, is_truthy
 from tilelang.ir.record import record
-from tilelang.log import logger
-from tilelang.log import phase
+from tilelang.log import logger, phase
 from tilelang.version import __version__
 
 FORMAT = 1  # to be incremented when the format of an entry changes

@@ -9,10 +9,8 @@ from typing import Any
 
 from tilelang.ir import Buffer, Expr, Load, Var, convert, free_vars, int_range, walk
 
-from .host_frame import (
-    BOOL, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, FLOAT, INT, NONE, POINTER, Frame, Launcher, data_of, dltensor_of, dtype_bits,
-    is_a_tensor, is_packed,
-)
+from .host_frame import (BOOL, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, FLOAT, INT, NONE, POINTER, Frame, Launcher, data_of,
+                         dltensor_of, dtype_bits, is_a_tensor, is_packed)
 from .llvm_text import HostExpr, Writer, has_infinity, rounded_to, text_of
 from .signature import PointerArg, ScalarArg, Signature, Solve, TensorArg
 from .size_checks import SizeCheck

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tilelang.errors import error as fault
-from tilelang.errors import register
+from tilelang.errors import error as fault, register
 
 register("sim-address", ValueError, "an address that a program computed or read leads to no memory it may touch",
          "addresses come from T.ptr arguments, tables of them (torch: x.data_ptr()) or T.address_of; keep their memory alive")

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Call, Stmt, walk
-from tilelang.ir import contains as holds
+from tilelang.ir import Call, Stmt, contains as holds, walk
 from tilelang.ir.evaluate import Frame, Value
 
 from .faults import fault

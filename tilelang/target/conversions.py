@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tilelang.ir import BOOL, F32, Expr, binary, call, cast, const, logical, select, unary
-from tilelang.ir import dtype as DType
+from tilelang.ir import Expr, binary, call, cast, const, dtype as DType, logical, select, unary, BOOL, F32
 from tilelang.ir.dtype import float_max
 
 F64 = DType("float64")

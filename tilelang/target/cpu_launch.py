@@ -18,10 +18,9 @@ from dataclasses import field
 from typing import Any, ClassVar
 
 from tilelang.ir import (AddressOf, Buffer, Call, Expr, Func, Launch, Load, Node, Parallel, Stmt, Store, TileOp, Var, dtype,
-                         replace, rewrite, walk, BARRIER, CLUSTER_BARRIER, PRIVATE)
+                         node, replace, rewrite, walk, BARRIER, CLUSTER_BARRIER, PRIVATE)
 from tilelang.ir.phases import CPU
 from tilelang.ir.stmt import BackendStmt
-from tilelang.ir.nodes import node
 from tilelang.ir.record import record
 
 from .shared_space import SharedSpace

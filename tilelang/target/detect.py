@@ -120,7 +120,3 @@ def normalized(spec: Any) -> Any:
         if found is not None:
             return found
     return None
-
-
-__all__ = ["detected", "list_target_detectors", "list_target_normalizers", "normalized", "register_target_detector",
-           "register_target_normalizer", "unregister_target_detector", "unregister_target_normalizer"]

@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache, partial
 
-from tilelang.ir import (CALL_OPTIONS, AddressOf, Call, Expr, StringConst, binary, call, cast, const, dtype, load, select,
-                         unary)
+from tilelang.ir import CALL_OPTIONS, AddressOf, Call, Expr, StringConst, binary, call, cast, const, dtype, load, select, unary
 from tilelang.ir.record import record
 
 from .conversions import F64, INTO_INTEGERS, towards

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilelang.errors import TileLangError, error
-from tilelang.ir import Func, Launch, rewrite, walk, with_options
-from tilelang.ir import replace as replaced
+from tilelang.ir import Func, Launch, replace as replaced, rewrite, walk, with_options
 from tilelang.target import Target
 from tilelang.target.cpu import HostCpu, unsupported
 
@@ -34,7 +33,7 @@ from .check.check_races import check_races
 from .framework.config import PassConfigKey
 from .lower.defer_reductions import defer_reductions
 from .sync.insert_pdl import insert_pdl
-from .lower.device_program import DeviceKernel, LoweredProgram, split_host
+from .lower.device_program import LoweredProgram, split_host
 from .memory.disjoint_tiles import disjoint_tiles
 from .memory.fewer_stages import fewer_stages
 from .memory.flatten import flatten
@@ -310,6 +309,3 @@ def _with_report(func: Func, line: str) -> Func:
     """The program with a line added to the reports of its launches."""
     return replaced(func, body=rewrite(func.body, lambda x: with_options(
         x, report=(*x.plan.report, line)) if isinstance(x, Launch) else None))
-
-
-__all__ = ["DEVICE_PASSES", "TILE_PASSES", "DeviceKernel", "LoweredProgram", "legalized", "lower", "lower_cpu", "plan_cpu"]

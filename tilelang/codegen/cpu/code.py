@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (GLOBAL, AddressOf, Alloc, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, Func, Load, Ramp, Select,
-                         Shuffle, Store, StringConst, Unary, Var, dtype)
-from tilelang.ir.children import contains
+from tilelang.ir import (AddressOf, Alloc, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, Func, Load, Ramp, Select,
+                         Shuffle, Store, StringConst, Unary, Var, contains, dtype, GLOBAL)
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import CheckedAddress, CheckedLoad, CheckedStore
 from tilelang.target.device_functions import known_function

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, Load, Span, Stmt, Store, TileOp, Var,
-                         cast, const, contains, convert, distinct, walk, FuncFacts)
-from tilelang.ir import dtype as DType
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, FuncFacts, Load, Span, Stmt, Store,
+                         TileOp, Var, cast, const, contains, convert, distinct, dtype as DType, walk)
 from tilelang.ir.hook import Hook
 from tilelang.target.intrinsics import is_pure
 

@@ -24,10 +24,8 @@ from tilelang.ir import Var, dtype as DType
 
 from ..tensor import PointerFactory, TensorFactory, TensorSpec
 from .builder import Builder
-from .prim_func import (
-    PrimFunc, Unannotated, as_placed, check_signature, closure_names, declare_param, finish, function_span, outer_locals,
-    param_span, resolve_annotation, run_rewritten, trace_prim_func,
-)
+from .prim_func import (PrimFunc, Unannotated, as_placed, check_signature, closure_names, declare_param, finish, function_span,
+                        outer_locals, param_span, resolve_annotation, run_rewritten, trace_prim_func)
 from .rewrite import rewrite_function
 from .state import error, place
 

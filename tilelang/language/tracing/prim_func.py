@@ -8,9 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Buffer, Func, Seq, Span, Stmt, Var, deep, seq
-from tilelang.ir import dtype as DType
-from tilelang.ir import replace as replace_node
+from tilelang.ir import Buffer, Func, Seq, Span, Stmt, Var, deep, dtype as DType, replace as replace_node, seq
 
 from .rewrite import Rewritten, rewrite_function
 from .builder import FACTS, Builder, tracing

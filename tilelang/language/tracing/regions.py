@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import TileLangError, facts, register_warning, warn
-from tilelang.ir import (
-    GLOBAL, I32, TMEM, Binary, Broadcast, Buffer, Cast, Const, Expr, For, Load, Ramp, Region, Select, Span, Store, Unary, Var,
-    binary, cast, convert, dtype as DType, is_const, load, replace,
-)
+from tilelang.ir import (GLOBAL, I32, TMEM, Binary, Broadcast, Buffer, Cast, Const, Expr, For, Load, Ramp, Region, Select, Span,
+                         Store, Unary, Var, binary, cast, convert, dtype as DType, is_const, load, replace)
 from tilelang.ir.buffer import subscript as subscript_of_buffer
 from tilelang.ir.expr import questions
 from tilelang.ir.record import record

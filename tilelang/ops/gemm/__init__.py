@@ -152,5 +152,3 @@ class Gemm(TileOp):
 
 
 register_literal("policy", GemmWarpPolicy)
-
-__all__ = ["Gemm", "GemmWarpPolicy"]

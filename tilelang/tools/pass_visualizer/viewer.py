@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tilelang.cli import _settings as settings
-from tilelang.cli import find_program
+from tilelang.cli import _settings as settings, find_program
 from tilelang.errors import TileLangError
 
 from .data import build_pass_data, emit_html, outline_text

@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Binary, Buffer, Const, Expr, For, Launch, Store, Var, walk
-from tilelang.ir.children import children
-from tilelang.ir.expr import Call
+from tilelang.ir import AddressOf, Binary, Buffer, Call, Const, Expr, For, Launch, Store, Var, children, walk
 
 from .access_values import Evaluation, Footprint, Unknown
 from .accesses import Access, Loop, Relation

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilelang.arith import simplify
-from tilelang.ir import Binary, Cast, Const, Expr, Load, Ramp, Select, Store, Unary, Var, binary, contains, walk
-from tilelang.ir.expr import Call
+from tilelang.ir import Binary, Call, Cast, Const, Expr, Load, Ramp, Select, Store, Unary, Var, binary, contains, walk
 from tilelang.ir.record import state
 from tilelang.ir.numbers import INTEGERS, keeps_value, may_wrap, wrapped
 

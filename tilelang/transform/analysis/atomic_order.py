@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Evaluate, For, Stmt, While, const, fresh, walk, LoopPlan
-from tilelang.ir.buffer import AddressOf
-from tilelang.ir.expr import Call
+from tilelang.ir import AddressOf, Call, Evaluate, For, LoopPlan, Stmt, While, const, fresh, walk
 from tilelang.target.atomics import ARITHMETIC, commute, family
 
 from .accesses import Access, Update

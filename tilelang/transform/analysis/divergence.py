@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel, Seq, Stmt,
-                         Store, TileOp, Var, While, contains, FRAGMENT, GLOBAL)
-from tilelang.ir.buffer import AddressOf
-from tilelang.ir.expr import Call
-from tilelang.ir.children import children
-from tilelang.ir.visitor import walk
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
+                         Seq, Stmt, Store, TileOp, Var, While, children, contains, walk, FRAGMENT, GLOBAL)
 from tilelang.target.intrinsics import INTRINSICS, PURE
 from tilelang.target.thread_calls import BLOCK_VOTES
 

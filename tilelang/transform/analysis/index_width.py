@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.arith.flat_index import widened
-from tilelang.ir import (I64, AddressOf, Bind, Binary, Buffer, Cast, Expr, Func, Load, Node, Region, Select, Seq, Store, Var,
-                         binary, free_vars, replace, rewrite, walk, GLOBAL)
-from tilelang.ir.expr import COMPARISONS
+from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Cast, Expr, Func, Load, Node, Region, Select, Seq, Store, Var, binary,
+                         free_vars, replace, rewrite, walk, I64, GLOBAL, COMPARISONS)
 
 PADDING = 2**24  # the largest distance by which an edge tile reaches past the end of a dimension
 _ACCESS = (Load, Store, AddressOf)

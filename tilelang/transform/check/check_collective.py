@@ -9,11 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt,
-                         Store, TileOp, Var, While, binary, cast, dtype, inner, replace, statements, walk, with_inner,
-                         rewrite_launches, FRAGMENT, PRIVATE)
-from tilelang.ir.expr import Call
-from tilelang.ir.children import children
+from tilelang.ir import (Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq,
+                         Stmt, Store, TileOp, Var, While, binary, cast, children, dtype, inner, replace, rewrite_launches,
+                         statements, walk, with_inner, FRAGMENT, PRIVATE)
 
 from tilelang.ops import Copy
 

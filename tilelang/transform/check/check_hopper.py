@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register, warn
-from tilelang.ir import (EMPTY, Alloc, Evaluate, Expr, Func, If, Launch, Node, Parallel, TileOp, binary, const, logical,
-                         replace, rewrite, walk, with_options, BARRIER)
-from tilelang.ir.expr import Call
+from tilelang.ir import (Alloc, Call, Evaluate, Expr, Func, If, Launch, Node, Parallel, TileOp, binary, const, logical, replace,
+                         rewrite, walk, with_options, EMPTY, BARRIER)
 from tilelang.ops import Copy, Gemm
 from tilelang.target.cluster import cluster_of
 from tilelang.target.thread_calls import public_name

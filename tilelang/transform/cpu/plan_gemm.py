@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from tilelang.arith import Analyzer
-from tilelang.ir import Buffer, Func, Region, Stmt, dtype
-from tilelang.ir.children import contains
-from tilelang.ir.visitor import rewrite
+from tilelang.ir import Buffer, Func, Region, Stmt, contains, dtype, rewrite
 from tilelang.ops import Gemm
 from tilelang.target.cpu import HostCpu, host_cpu, unsupported
 from tilelang.target.cpu_launch import BlockedGemm, GemmShape, Packing, ThreadValues, WarpRoleCode, rewrite_codes

@@ -6,12 +6,10 @@ import os
 from collections.abc import Sequence, Iterable, Iterator
 from typing import Any
 
-from tilelang.ir import (Alloc, Assert, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Node,
-                         Parallel, Select, Seq, Stmt, Store, StringConst, TileOp, Var, While, call, follows_addresses, replace,
-                         rewrite, seq, unary, walk, with_inner, GLOBAL, TMEM, VARIABLE)
-from tilelang.ir.buffer import AddressOf
-from tilelang.ir.children import children
-from tilelang.ir.visitor import rewrite_launches
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, Func, If, Launch,
+                         Load, Node, Parallel, Select, Seq, Stmt, Store, StringConst, TileOp, Var, While, call, children,
+                         follows_addresses, replace, rewrite, rewrite_launches, seq, unary, walk, with_inner, GLOBAL, TMEM,
+                         VARIABLE)
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import (CpuLaunch, NullCheck, WarpRoleCode, WarpRole, BARRIER_WORDS, StorageSlot, ThreadValues,
                                         is_barrier_array, is_private)

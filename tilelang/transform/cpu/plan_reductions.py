@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tilelang.arith import Analyzer
-from tilelang.ir import Expr, Func
-from tilelang.ir.visitor import rewrite
+from tilelang.ir import Expr, Func, rewrite
 from tilelang.ops import Reduce
 from tilelang.target.cpu import HostCpu, host_cpu
 from tilelang.target.cpu_launch import ReduceLoops, ThreadValues, WarpRoleCode, rewrite_codes

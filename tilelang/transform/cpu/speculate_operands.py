@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Binary, Call, Expr, Func, Load, Node, Select, replace, walk
-from tilelang.ir.visitor import rewrite
+from tilelang.ir import Binary, Call, Expr, Func, Load, Node, Select, replace, rewrite, walk
 from tilelang.target.cpu_launch import NestVersions, RangeTest, WarpRoleCode, rewrite_codes
 
 from ..framework.pass_ import CPU, PassContext, pass_

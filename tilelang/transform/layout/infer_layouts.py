@@ -25,9 +25,8 @@ from tilelang.errors import error
 from tilelang.ir import (Buffer, Func, Launch, Parallel, Stmt, Var, replace, rewrite_launches, rewrite_stmts, with_options,
                          FRAGMENT, SHARED)
 from tilelang.layout import Fragment, replicated_fragment, row_fragment, view_layout, viewed_fragment
-from tilelang.ops import Gemm
+from tilelang.ops import Gemm, Reduce
 from tilelang.ops.layouts import spread
-from tilelang.ops.reduce import Reduce
 
 from ..framework.config import PassConfigKey
 from .layout_uses import Uses, at_line, seen_as

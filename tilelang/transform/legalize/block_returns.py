@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Alloc, Call, Evaluate, Func, If, Launch, Stmt, replace, rewrite, seq, walk
+from tilelang.ir import Alloc, Call, Evaluate, Func, If, Launch, Seq, Stmt, replace, rewrite, seq, walk
 from tilelang.target.thread_calls import CLOCKS
-from tilelang.ir.stmt import Seq
 
 from ..analysis.divergence import Divergence
 from ..analysis.effects import is_sync

@@ -10,8 +10,7 @@ from tilelang.ir import (Alloc, Buffer, Expr, Func, Launch, Region, Stmt, const,
                          seq, stmts_of, substitute, walk, with_options, GLOBAL, SHARED)
 from tilelang.layout import Layout, box_width, linear_layout, swizzled_box_layout
 from tilelang.layout.swizzled_boxes import WIDTHS
-from tilelang.ops import AtomicTile, Copy, Gemm
-from tilelang.ops.plans import CopyPlan
+from tilelang.ops import AtomicTile, Copy, CopyPlan, Gemm
 from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_boxes import copied_tile
 from tilelang.target.tensor_map import STRIDE_ALIGN

@@ -22,10 +22,9 @@ import math
 from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
-from tilelang.ir import (Binary, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Select, Seq, Stmt,
-                         Store, Unary, Var, call, const, free_vars, is_const, is_large, logical, replace, rewrite_launches, seq,
-                         stmts_of, substitute, unary, walk, with_inner, EMPTY, LOGICAL, TRUE, FRAGMENT)
-from tilelang.ir.expr import Call
+from tilelang.ir import (Binary, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Select, Seq,
+                         Stmt, Store, Unary, Var, call, const, free_vars, is_const, is_large, logical, replace,
+                         rewrite_launches, seq, stmts_of, substitute, unary, walk, with_inner, EMPTY, LOGICAL, TRUE, FRAGMENT)
 from tilelang.ops import Fill, Gemm
 
 from ..analysis.divergence import Divergence

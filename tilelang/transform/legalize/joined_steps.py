@@ -115,6 +115,3 @@ def _longer(op: Copy, k: int, step: Var, new: dict[Buffer, Buffer]) -> Copy | No
     mins = tuple(short(substitute(convert(m), {step: step * 2})) for m in src.mins)
     extents = tuple(2 * e if d == along[k] else e for d, e in enumerate(src.extents))
     return replace(op, src=replace(src, mins=mins, extents=extents), dst=_whole(dst, new))
-
-
-__all__ = ["joined_steps"]

@@ -7,12 +7,10 @@ from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.errors import error, register, register_warning, warn
-from tilelang.ir import (Alloc, Binary, Bind, Break, Buffer, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Ramp,
-                         Region, Shuffle, Stmt, Store, TileOp, Unary, Var, While, convert, free_vars, inner, load, replace,
-                         rewrite, rewrite_launches, seq, statements, stmts_of, walk, with_options, DYNAMIC, FRAGMENT, LOCAL,
-                         STATIC, VARIABLE)
-from tilelang.ir.buffer import AddressOf
-from tilelang.ir.expr import Call
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Node,
+                         Parallel, Ramp, Region, Shuffle, Stmt, Store, TileOp, Unary, Var, While, convert, free_vars, inner,
+                         load, replace, rewrite, rewrite_launches, seq, statements, stmts_of, walk, with_options, DYNAMIC,
+                         FRAGMENT, LOCAL, STATIC, VARIABLE)
 from tilelang.ir.verify import verify
 from tilelang.ops import AtomicTile
 from tilelang.target.tensor_map import REDUCE_ADD

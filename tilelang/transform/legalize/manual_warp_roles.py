@@ -14,8 +14,7 @@ last access of the others to its shared memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
-from dataclasses import replace as with_fields
+from dataclasses import field, replace as with_fields
 from typing import Any
 
 from tilelang.arith import Analyzer

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (EMPTY, AddressOf, Alloc, Buffer, Const, For, Func, Launch, Load, Parallel, Stmt, Store, TileOp,
-                         contains, free_vars, replace, seq, stmts_of, substitute, walk, FRAGMENT, LOCAL)
-from tilelang.ir.visitor import rewrite, rewrite_launches
+from tilelang.ir import (AddressOf, Alloc, Buffer, Const, For, Func, Launch, Load, Parallel, Stmt, Store, TileOp, contains,
+                         free_vars, replace, rewrite, rewrite_launches, seq, stmts_of, substitute, walk, EMPTY, FRAGMENT, LOCAL)
 
 from ..framework.pass_ import TILE, PassContext, pass_
 

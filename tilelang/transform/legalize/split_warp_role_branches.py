@@ -23,10 +23,9 @@ one warp role would store to that memory while others still evaluate the conditi
 from __future__ import annotations
 
 
-from tilelang.ir import (AddressOf, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, Func, If, Launch, Load, Stmt, Store,
-                         Var, const, free_vars, fresh, load, logical, replace, seq, substitute, unary, walk, with_inner,
-                         contains, rewrite_launches, GLOBAL, SHARED, VARIABLE)
-from tilelang.ir.stmt import Alloc, For, Seq, While
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, Func, If, Launch, Load,
+                         Seq, Stmt, Store, Var, While, const, contains, free_vars, fresh, load, logical, replace,
+                         rewrite_launches, seq, substitute, unary, walk, with_inner, GLOBAL, SHARED, VARIABLE)
 
 from ..analysis.divergence import Divergence
 from ..framework.pass_ import TILE, PassContext, pass_

@@ -16,8 +16,7 @@ from typing import Any
 from tilelang.ir import (Alloc, Bind, Buffer, Expr, For, Func, If, Launch, Region, Stmt, Var, While, children, const, contains,
                          free_vars, replace, rewrite, rewrite_launches, seq, stmts_of, walk, with_options, FRAGMENT, GLOBAL,
                          SHARED)
-from tilelang.ops import Copy, Gemm, Transpose
-from tilelang.ops.gemm import GemmWarpPolicy
+from tilelang.ops import Copy, Gemm, GemmWarpPolicy, Transpose
 from tilelang.ops.gemm.select import GemmPlan
 from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma
 from tilelang.target.machine import MOST_REGISTERS, REGISTERS

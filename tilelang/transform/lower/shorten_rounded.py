@@ -30,9 +30,7 @@ from typing import Any
 from tilelang.ir import (AddressOf, Binary, Break, Buffer, Call, Cast, Const, Continue, Expr, For, Func, If, Launch, Load,
                          Parallel, Region, Select, Seq, Stmt, Store, TileOp, Unary, dtype, free_vars, rebuild, replace, rewrite,
                          walk, with_inner, FRAGMENT)
-from tilelang.ops import Gemm
-from tilelang.ops.copy import Copy
-from tilelang.ops.reduce import Reduce
+from tilelang.ops import Copy, Gemm, Reduce
 from tilelang.target.rounded_functions import ALLOWED, FORMS, NOT_NEGATIVE
 
 from ..analysis.effects import effects, fills_whole

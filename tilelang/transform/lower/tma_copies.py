@@ -18,8 +18,7 @@ from collections import Counter
 from functools import cached_property
 from typing import Any
 
-from tilelang.arith import Analyzer
-from tilelang.arith.simplify import extent_bounds
+from tilelang.arith import Analyzer, extent_bounds
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, For, Func, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, Var,
                          While, binary, const, dtype, is_const, load, replace, rewrite_launches, seq, stmts_of, walk,
                          with_inner, with_options, BufferFacts, BARRIER, GLOBAL, SHARED, VARIABLE)

@@ -20,8 +20,7 @@ from tilelang.arith import Analyzer, LaunchFacts, Linear
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While, binary,
                          call, const, contains, convert, dtype, free_vars, is_large, seq, substitute, walk, BufferFacts, Load,
                          DYNAMIC, GLOBAL)
-from tilelang.ops import Copy
-from tilelang.ops.atomic import AtomicTile
+from tilelang.ops import AtomicTile, Copy
 from tilelang.ops.tma_store import BOX_ROW, ROWS_OF_STEP, uses_group_barriers
 from tilelang.target.warp_groups import GROUP, PER_GROUP
 

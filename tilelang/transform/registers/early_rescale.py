@@ -20,10 +20,9 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
-from tilelang.ir import (Alloc, Binary, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Select, Stmt, Store,
-                         Var, binary, cast, const, contains, free_vars, fresh, logical, replace, rewrite, rewrite_stmts, seq,
-                         stmts_of, substitute, walk, LOCAL)
-from tilelang.ir.buffer import AddressOf
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Select,
+                         Stmt, Store, Var, binary, cast, const, contains, free_vars, fresh, logical, replace, rewrite,
+                         rewrite_stmts, seq, stmts_of, substitute, walk, LOCAL)
 from tilelang.ir.record import record
 from tilelang.target.register_forms import form_of
 

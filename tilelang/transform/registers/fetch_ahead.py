@@ -68,6 +68,3 @@ def _rotated(s: For, threads: int) -> Stmt | None:
     if not isinstance(s.extent, Const):
         opening = If(binary("gt", s.extent, const(0, s.extent.dtype)), opening)
     return seq(*(x for x in body if isinstance(x, Alloc)), opening, replace(s, body=seq(*out)))
-
-
-__all__ = ["fetch_ahead"]

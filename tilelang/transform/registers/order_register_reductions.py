@@ -18,9 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (For, Func, Stmt, rewrite_launches, seq, stmts_of, walk,
-                         with_options, with_inner)
-from tilelang.ir import replace as replaced
+from tilelang.ir import For, Func, Stmt, replace as replaced, rewrite_launches, seq, stmts_of, walk, with_inner, with_options
 from tilelang.target.register_forms import Form, form_of, sum_form
 
 from ..framework.pass_ import DEVICE, PassContext, pass_

@@ -26,11 +26,9 @@ from operator import attrgetter
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Evaluate, Expr, For, Func, If, Launch, Parallel, Stmt, Var,
-                         binary, call, const, convert, free_vars, contains, is_const, is_large, replace, rewrite_launches, seq,
-                         statements, stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED,
-                         Load)
-from tilelang.ir.expr import Call
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel,
+                         Stmt, Var, binary, call, const, contains, convert, free_vars, is_const, is_large, replace,
+                         rewrite_launches, seq, statements, stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
 from tilelang.ops.bulk import row_boxes_unsupported

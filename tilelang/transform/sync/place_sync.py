@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Seq, Stmt, Store,
-                         Var, While, const, dtype, fresh, load, logical, rewrite_launches, seq, substitute, unary, walk,
-                         VARIABLE)
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Seq, Stmt,
+                         Store, Var, While, const, dtype, fresh, load, logical, replace as with_fields, rewrite_launches, seq,
+                         substitute, unary, walk, VARIABLE)
 from tilelang.ir.record import record
-from tilelang.ir import replace as with_fields
-from tilelang.ir.expr import Call
 
 from ..analysis.access_table import Reach, Tables, separate
 from ..analysis.accesses import Access, Loop, Relation

@@ -8,10 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Const, Continue, Evaluate, Expr, For, If, Launch,
-                         Parallel, Ramp, Seq, Stmt, Store, Var, While, dtype, unary, BARRIER, GLOBAL, SHARED)
-from tilelang.ir.buffer import Load
-from tilelang.ir.expr import Call
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
+                         Load, Parallel, Ramp, Seq, Stmt, Store, Var, While, dtype, unary, BARRIER, GLOBAL, SHARED)
 from tilelang.ir.record import entity
 
 from ..analysis.statements import barrier_in

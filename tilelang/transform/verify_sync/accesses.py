@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Evaluate, Expr, Load, Node, Select, SHARED
-from tilelang.ir.buffer import AddressOf
-from tilelang.ir.expr import Call
-from tilelang.ir.children import children
+from tilelang.ir import AddressOf, Call, Evaluate, Expr, Load, Node, Select, children, SHARED
 from tilelang.target.atomics import Atomic, family
 
 from .copies import EVENT_RULES

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Expr, GLOBAL
-from tilelang.ir.buffer import AddressOf
-from tilelang.ir.expr import Call
+from tilelang.ir import AddressOf, Call, Expr, GLOBAL
 from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_addresses
 
 from .memory import Site

@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Expr
-from tilelang.ir.buffer import AddressOf
-from tilelang.ir.expr import Call
+from tilelang.ir import AddressOf, Call, Expr
 
 from .sync_fault import Fault, Found, Undecided
 from .clocks import MBarrier

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Bind, Binary, Const, Continue, For, Load, Node, Stmt, Store, Var, While, walk, SHARED, VARIABLE
-from tilelang.ir.buffer import AddressOf
-from tilelang.ir.children import children
+from tilelang.ir import (AddressOf, Binary, Bind, Const, Continue, For, Load, Node, Stmt, Store, Var, While, children, walk,
+                         SHARED, VARIABLE)
 
 from .sync_fault import Undecided
 from .accesses import reads

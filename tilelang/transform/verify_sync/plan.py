@@ -7,12 +7,9 @@ from functools import cached_property
 from math import gcd, lcm, prod
 from typing import Any, TypeVar
 
-from tilelang.ir import (Alloc, Bind, Binary, Break, Buffer, Const, Continue, Expr, For, If, Launch, Load, Node, Seq, Stmt,
-                         Store, Var, While, convert, inner, walk, BARRIER, LOCAL, VARIABLE, SHARED)
-from tilelang.ir.buffer import AddressOf
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Expr, For, If, Launch, Load,
+                         Node, Seq, Stmt, Store, Var, While, children, convert, inner, walk, BARRIER, LOCAL, VARIABLE, SHARED)
 from tilelang.ir.evaluate import evaluate
-from tilelang.ir.expr import Call
-from tilelang.ir.children import children
 from tilelang.target.tensor_map import tensor_maps_of
 
 from .stored import held

@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Bind, Const, Expr, Launch, Load, Ramp, Store, Var, walk, LOCAL
-from tilelang.ir.buffer import AddressOf
-from tilelang.ir.children import children
-from tilelang.ir.expr import Call
+from tilelang.ir import AddressOf, Bind, Call, Const, Expr, Launch, Load, Ramp, Store, Var, children, walk, LOCAL
 
 AT_ONCE = "is written by two threads at once with what they read from different places"
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (Alloc, Assert, Bind, Break, Const, Continue, Evaluate, For, If, Load, Ramp, Seq, Stmt, Store, Var,
-                         While, walk, VARIABLE, SHARED)
-from tilelang.ir.buffer import AddressOf
+from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Const, Continue, Evaluate, For, If, Load, Ramp, Seq, Stmt,
+                         Store, Var, While, walk, VARIABLE, SHARED)
 
 from .sync_fault import Found, Undecided
 from .accesses import reads

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Bind, Binary, Buffer, Expr, For, Load, Stmt, Store, Var, walk, GLOBAL
-from tilelang.ir.buffer import AddressOf
+from tilelang.ir import AddressOf, Binary, Bind, Buffer, Expr, For, Load, Stmt, Store, Var, walk, GLOBAL
 from tilelang.target.atomics import Branch, Iterations, WarpRole
 from tilelang.target.warp_groups import WARP_LANES, warps_of
 

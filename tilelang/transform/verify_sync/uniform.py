@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilelang.ir import (Alloc, Bind, Break, Continue, Evaluate, Expr, For, If, Launch, Load, Seq, Stmt, Store, Var, While,
-                         children, contains, walk, GLOBAL)
-from tilelang.ir.buffer import AddressOf
-from tilelang.ir.expr import Call
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Seq, Stmt, Store,
+                         Var, While, children, contains, walk, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.target.intrinsics import INTRINSICS, PURE
 

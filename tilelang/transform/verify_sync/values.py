@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Binary, Buffer, Cast, Const, Expr, Load, Select, Unary, Var
-from tilelang.ir.buffer import AddressOf
-from tilelang.ir.expr import Call
+from tilelang.ir import AddressOf, Binary, Buffer, Call, Cast, Const, Expr, Load, Select, Unary, Var
 from tilelang.ir.record import record
 from tilelang.ir.numbers import keeps_value, may_wrap, shifted_left, shifted_right, wrapped
 from tilelang.target.warp_groups import warps_of
