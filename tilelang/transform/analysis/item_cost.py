@@ -9,8 +9,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilelang.ir import (Binary, Call, Cast, For, If, Load, Node, Parallel, Select, Stmt, Store, Unary, Var, const, is_const,
-                         stmts_of, used_vars, walk)
+from tilelang.ir import (Binary, Call, Cast, For, If, Load, Node, Parallel, Select, Stmt, Store, Unary, const, is_const,
+                         stmts_of, walk)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Fill, Gemm, Reduce
 from tilelang.ops.gemm.wgmma import wgmma_cycles
@@ -19,7 +19,6 @@ from tilelang.target.machine import UNIT_RATES
 # Special function instructions of each function; forms for rounded results (target/rounded_functions.py) have the same.
 _SPECIAL = {"exp2": 1, "exp": 1, "log": 1, "log2": 1, "rsqrt": 1, "sqrt": 1, "sin": 1, "cos": 1, "tanh": 2, "sigmoid": 2,
             "erf": 1, "pow": 2, "div": 1, "fast_exp2": 1}
-_THREADS, _ROW_THREADS = 256, 8  # of a block of two warp groups; of them, that hold elements of a row of an accumulator
 _UNKNOWN = 16  # iterations of a loop of run-time extent
 
 
@@ -46,7 +45,7 @@ def item_cycles(s: Stmt) -> Cycles:
     if isinstance(s, Gemm):
         return Cycles(tensor=wgmma_cycles(s))
     if isinstance(s, Parallel):
-        return _per_element(s.body, {v: _extent(n) for v, n in zip(s.vars, s.extents)})
+        return _per_element(s.body, prod(_extent(n) for n in s.extents))
     if isinstance(s, Reduce):
         return Cycles(arithmetic=_elements(s.src) / UNIT_RATES.arithmetic)
     if isinstance(s, (Copy, Fill)):
@@ -66,26 +65,17 @@ def _all(s: Stmt) -> Cycles:
     return out
 
 
-def _per_element(body: Stmt, lengths: dict[Var, int]) -> Cycles:
-    """Cycles of an elementwise body for all values of its variables."""
+def _per_element(body: Stmt, elements: float) -> Cycles:
+    """Cycles of an elementwise body for so many elements."""
     ordinary = special = products = sums = 0.0
-    elements = prod(lengths.values())
     for x in walk(body):
-        ordinary += _operations(x) * elements
-        special += n * _evaluations(x, lengths) if (n := _special(x)) else 0
+        ordinary += _operations(x)
+        special += _special(x)
         products += isinstance(x, Binary) and x.op == "mul" and x.dtype.is_float
         sums += isinstance(x, Binary) and x.op in ("add", "sub") and x.dtype.is_float
-    ordinary += max(products, sums) * elements  # a multiplication and an addition are one instruction
-    return Cycles(arithmetic=(ordinary + special) / UNIT_RATES.arithmetic, special=special / UNIT_RATES.special)
-
-
-def _evaluations(x: Node, lengths: dict[Var, int]) -> int:
-    """How often the threads of a block compute a function: once for several elements of a thread that differ in no argument.
-
-    Every thread computes it at least once; eight threads hold elements of one row.
-    """
-    used = used_vars(x)
-    return min(prod(lengths.values()), max(_THREADS, _ROW_THREADS * prod(n for v, n in lengths.items() if v in used)))
+    ordinary += max(products, sums)  # a multiplication and an addition are one instruction
+    return Cycles(arithmetic=(ordinary + special) * elements / UNIT_RATES.arithmetic,
+                  special=special * elements / UNIT_RATES.special)
 
 
 def _operations(x: Node) -> float:
