@@ -65,3 +65,49 @@ def test_groups_with_long_scores_fell_in_step(n, stages):
     args = {"Q": q, "K": k, "V": v, "n": n, "O": np.zeros((3 * ROWS, DIM), "f2")}
     want = run_tile(program, args)["O"].astype("f4")
     assert np.allclose(run_device(low, args).outputs["O"].astype("f4"), want, rtol=4e-3, atol=4e-3)
+
+
+def values_of(form, rows):
+    """O += exp(Q K^T - a maximum) V, where the maximum, or a product, takes what both warp groups computed."""
+    policy = T.GemmWarpPolicy.FullCol if form == "by columns" else T.GemmWarpPolicy.Square
+
+    @T.prim_func
+    def main(Q: T.Tensor((rows, DIM), "float16"), K: T.Tensor((3 * KEYS, DIM), "float16"),
+             V: T.Tensor((3 * KEYS, DIM), "float16"), O: T.Tensor((rows, DIM), "float32")):
+        with T.Kernel(1, threads=256):
+            q, k, v = [T.alloc_shared((m, DIM), "float16") for m in (rows, KEYS, KEYS)]
+            s, p = T.alloc_fragment((rows, KEYS), "float32"), T.alloc_shared((rows, KEYS), "float16")
+            o, top = T.alloc_fragment((rows, DIM), "float32"), T.alloc_fragment((rows,), "float32")
+            wide = T.alloc_fragment((KEYS,), "float32")
+            T.copy(Q, q)
+            T.clear(o)
+            for step in T.Pipelined(3, num_stages=3):
+                T.copy(K[step * KEYS, 0], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True, policy=policy)
+                if form == "maximum of columns":
+                    T.reduce_max(s, wide, dim=0)
+                else:
+                    T.reduce_max(s, top, dim=1)
+                for i, j in T.Parallel(rows, KEYS):
+                    s[i, j] = T.exp2(s[i, j] * 0.02) - (wide[j] if form == "maximum of columns" else top[i])
+                T.copy(V[step * KEYS, 0], v)
+                for i, j in T.Parallel(rows, KEYS):
+                    p[i, j] = T.cast(s[i, j], "float16")
+                T.gemm(p, v, o, policy=policy)
+            T.copy(o, O)
+
+    return main
+
+
+@pytest.mark.parametrize("form, rows, alternate", [
+    ("rows", 128, True), ("rows", 64, False), ("by columns", 128, False), ("maximum of columns", 128, False)])
+def test_groups_that_wait_for_each_other_stood_still_in_ping_pong(form, rows, alternate):
+    """One group waited at the block's barrier for a maximum, the other for the first one's GEMMs: without warp roles then."""
+    program = values_of(form, rows)
+    low = lower(program.func, SM90)
+    assert ("named_barrier_arrive" in print_kernel(low.kernels[0])) == alternate
+    assert not any("compiled without" in x for x in low.kernels[0].launch.plan.report)
+    rng = np.random.default_rng(1)
+    args = {n: rng.integers(-3, 4, (m, DIM)).astype("f2") for n, m in (("Q", rows), ("K", 3 * KEYS), ("V", 3 * KEYS))}
+    args["O"] = np.zeros((rows, DIM), "f4")
+    np.testing.assert_allclose(run_device(low, args).outputs["O"], run_tile(program, args)["O"], rtol=4e-3, atol=0.1)

@@ -16,9 +16,10 @@ from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Load, Parallel, Region, Select, Stmt, Store, Var,
                          binary, const, convert, fresh, load, logical, replace, seq, substitute, unary, used_vars, walk,
-                         with_options, FRAGMENT, VARIABLE)
+                         with_options, FRAGMENT, SHARED, VARIABLE)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Reduce
+from tilelang.ops.gemm.wgmma import choose_wgmma
 
 from ..analysis.effects import effects, touches
 from ..analysis.item_cost import Cycles
@@ -244,7 +245,7 @@ class _Ordered(_Emitter):
         pins = [pin(b) for b in self.carried]
         reduces = any(isinstance(self.loop.items[e.item].stmt, Reduce) for e in self.events)
         long = self.path > LONG * sum(self.loop.cost[i].tensor for i in self.loop.gemms)
-        if r.groups == 2 and self.depth and reduces and long:
+        if r.groups == 2 and self.depth and reduces and long and self.by_rows():
             self.opens = next(e.item for e in self.events if e.item in self.loop.gemms)
         body = self.sequence(self.events, self.steady, {0: k, 1: k - 1} if self.depth else {0: k}, True)
         loop = with_options(replace(r.loop, kind="serial", start=start + self.depth if self.depth else r.loop.start,
@@ -265,6 +266,18 @@ class _Ordered(_Emitter):
         whole = [*rename(opening), *pins, loop, *done, *left, *([] if late else finished), *rename(closing),
                  *(finished if late else ()), *end]
         return [*r.body.allocs, If(some, seq(*whole), seq(*finished) if finished else None, span=r.loop.span)]
+
+    def by_rows(self) -> bool:
+        """Whether each warp group computes rows of its own, so that neither waits for the other at a barrier of the block."""
+        items, gemms = self.loop.items, [self.loop.gemm(i) for i in self.loop.gemms]
+        effects_of = [(i, e) for i in self.loop.own for e in items[i].effects]
+        made = {e.storage for _, e in effects_of if e.writes and e.buffer.scope_name in SHARED}
+        plans = [choose_wgmma(x, self.r.groups * GROUP, {e.storage for _, e in effects_of}) for x in gemms]
+        return all(not isinstance(x, str) and x.warps[1] == 1 for x in plans) and all(
+            x.dim % len(x.src.extents) == len(x.src.extents) - 1 for i in self.loop.own
+            if isinstance(x := items[i].stmt, Reduce)) and all(
+            i in self.loop.gemms and e.region is items[i].stmt.a and not items[i].stmt.transpose_a  # type: ignore[attr-defined]
+            for i, e in effects_of if e.reads and e.storage in made)
 
     def alternated(self, body: Stmt, begin: Expr, count: int) -> list[Stmt]:
         """Iterations that alternate between two fragments as A of the GEMMs that stay in flight."""
