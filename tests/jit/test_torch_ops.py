@@ -47,6 +47,17 @@ def add_into(X, Y):
             Y[i] += X[i]
 
 
+@tilelang.jit(target="cpu")
+def scaled(X, a: T.float32 = 3.0, block: int = 32):
+    N = T.const("N")
+    X: T.Tensor((N,), "float32")
+    Y = T.empty((N,), "float32")
+    with T.Kernel(1, threads=block):
+        for i in T.Parallel(N):
+            Y[i] = a * X[i]
+    return Y
+
+
 def compiled(fn, *args, **options):
     torch._dynamo.reset()
     return torch.compile(fn, fullgraph=True, backend="aot_eager", **options)(*args)
@@ -162,3 +173,10 @@ def test_a_parameter_that_torch_has_no_type_for():
 
     with pytest.raises(TileLangError, match="`dtype` of `f` is a compile-time value without a default"):
         tilelang.torch_op(f)
+
+
+def test_a_number_that_is_its_default_was_not_passed_to_the_kernel():
+    op, x = tilelang.torch_op(scaled), torch.randn(40)
+    for args, factor in (((), 3), ((3.0,), 3), ((3.0, 32), 3), ((2.0,), 2), ((2.0, 64), 2)):
+        assert torch.equal(op(x, *args), x * factor), args
+        assert torch.equal(compiled(lambda x, args=args: op(x, *args), x), x * factor), args

@@ -265,9 +265,13 @@ class _OfFunction(_Operator):
 
 
 def passed(function: Any, args: Sequence[Any]) -> list[Any]:
-    """The arguments of a call of an eager function that its kernel takes: neither compile-time values nor tensors left out."""
-    kinds = [p.kind for p in function.eager.function.parameters.values()]
-    return [x for x, kind in zip(args, kinds) if kind != "compile_time" and x is not None]
+    """The arguments of a call of an eager function that its kernel takes: neither compile-time values nor tensors left out.
+
+    args: without the last ones where these have their defaults, which torch leaves out.
+    """
+    parameters = [*function.eager.function.parameters.values()]
+    values = *args, *(p.default for p in parameters[len(args):])
+    return [x for x, p in zip(values, parameters) if p.kind != "compile_time" and x is not None]
 
 
 def _returned(function: Any) -> int:
