@@ -359,3 +359,10 @@ def test_the_name_means_the_function_however_it_is_imported(first):
     assert "flash_attention" in dir(tilelang.library)
     with pytest.raises(AttributeError, match="nothing"):
         _ = tilelang.library.nothing
+
+
+@pytest.mark.parametrize("scale", [[1, 2], "x", float("nan"), -1.0])
+def test_a_scale_that_is_no_number_is_named(scale):
+    q = np.zeros((1, 8, 1, 64), np.float16)
+    with pytest.raises(ValueError, match=re.escape(f"scale must be positive and finite, found {scale}")):
+        flash_attention(q, q, q, scale=scale)

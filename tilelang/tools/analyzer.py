@@ -35,7 +35,8 @@ class Analyzer:
             raise TypeError(f"device is an architecture such as tilelang.carver.arch.CUDA(\"cuda\"), found {device!r}")
         works = work_of(getattr(fn, "func", fn))
         if not all(w.known and w.touched is not None for w in works):
-            raise ValueError("what has a run-time extent cannot be counted: analyse the program for given shapes")
+            raise ValueError("a while loop, and a grid, loop or tile of run-time extent, cannot be counted: analyse a program "
+                             "for given shapes, without while")
         flops = int(sum(sum(w.flops.values()) for w in works))
         moved = int(sum(w.loaded + w.stored for w in works))
         bandwidth = device.bandwidth[1] / 1000

@@ -101,11 +101,14 @@ def check_gradient(name: str, *inputs: Any) -> None:
 
 def check_scale(scale: Any) -> float:
     """The factor of the scores. Raises attention-option unless it is positive and finite (it is moved into exponents)."""
-    scale = float(scale)
-    if not 0.0 < scale < math.inf:
+    try:
+        value = float(scale)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0.0 < value < math.inf:
         raise error("attention-option", f"scale must be positive and finite, found {scale}",
                     expected="a positive, finite number", hint="scale the queries instead")
-    return scale
+    return value
 
 
 def check_heads(heads: int, kv_heads: int, dim: int, dim_v: int) -> None:
