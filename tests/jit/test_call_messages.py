@@ -1,5 +1,7 @@
 """Refused calls and settings say what was met and what to do, on every execution alike."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -78,3 +80,25 @@ def test_settings_that_mean_nothing_are_refused():
         assert tilelang.tvm.transform.PassContext.current() is scope
     with pytest.raises(TypeError, match="device is an architecture"):
         tilelang.tools.Analyzer.analysis(packed(), "cuda")
+
+
+def test_an_extent_was_said_to_be_what_the_argument_had():
+    m, n = T.dynamic("m"), T.dynamic("n")
+
+    @T.prim_func
+    def main(k: T.int32, A: T.Tensor((m, n), "float32"), B: T.Tensor((m * 2 + n,), "float32"), C: T.Tensor((n,), "float32"),
+             D):
+        D: T.Tensor((k,), "float32")
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(n):
+                C[i] = A[0, i] + B[i] + D[0]
+
+    kernel = tilelang.compile(main, target="cpu")
+    right = {"k": 5, "A": torch.zeros(2, 3), "B": torch.zeros(7), "C": torch.zeros(3), "D": torch.zeros(5)}
+    kernel(*right.values())
+    for name, wrong, text in (
+            ("B", 6, "has shape (6,), the kernel takes ((m * 2) + n) in dimension 0, with m = 2 by `A` and n = 3 by `A` "),
+            ("C", 4, "has shape (4,), the kernel takes n in dimension 0, which is 3 by `A` "),
+            ("D", 4, "has shape (4,), the kernel takes k in dimension 0, which is 5, the argument `k` ")):
+        with pytest.raises(RuntimeError, match=re.escape(f"`{name}` {text}")):
+            kernel(*{**right, name: torch.zeros(wrong)}.values())

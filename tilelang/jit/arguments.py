@@ -274,15 +274,26 @@ def _plain(a: Any, x: Any, text: str, sig: Signature, args: tuple[Any, ...]) -> 
     return f"`{a.name}` takes a number of type {a.var.dtype}" if isinstance(a, ScalarArg) else ""
 
 
-def _bound_by(symbol: str, sig: Signature, args: tuple[Any, ...]) -> str:
-    """Where the value of a symbol comes from: ", which is 8 by `X`"; "" for a number."""
+def _bound_by(extent: str, sig: Signature, args: tuple[Any, ...]) -> str:
+    """Where the values of an extent's symbols come from: ", which is 8 by `X`", ", with m = 8 by `X`"; "" for a number."""
+    found = {name: value for name in re.findall(r"[A-Za-z_]\w*", extent) if (value := _value_of(name, sig, args))}
+    if extent in found:
+        return f", which is {found[extent]}"
+    return ", with " + " and ".join(f"{name} = {value}" for name, value in found.items()) if found else ""
+
+
+def _value_of(symbol: str, sig: Signature, args: tuple[Any, ...]) -> str:
+    """The value of a symbol: "8 by `X`", of the number with its name or the first tensor with this extent; "" for neither."""
+    for a, x in zip(sig.inputs, args):
+        if isinstance(a, ScalarArg) and a.name == symbol:
+            return f"{x}, the argument `{a.name}`"
     for a, x in zip(sig.inputs, args):
         if isinstance(a, TensorArg) and hasattr(x, "shape") and len(x.shape) == len(a.buffer.shape):
             dt = a.buffer.dtype
             for k, (d, n) in enumerate(zip(a.buffer.shape, x.shape), 1):
                 if not isinstance(d, int) and str(d) == symbol:
                     values = 8 // (dt.bits * dt.lanes) if dt.bits < 8 and k == len(x.shape) else 1  # of a packed byte
-                    return f", which is {n * values} by `{a.name}`"
+                    return f"{n * values} by `{a.name}`"
     return ""
 
 
