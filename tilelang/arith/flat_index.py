@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilelang.ir import (I32, I64, Binary, Broadcast, Buffer, Cast, Expr, Ramp, Select, Shuffle, Unary, Var, binary, cast,
-                         const, dtype, is_const, rebuild, replace)
+                         const, is_const, rebuild, replace)
 
 _EXACT = ("add", "sub", "mul", "floordiv", "floormod", "truncdiv", "truncmod", "min", "max")
 
@@ -43,7 +43,7 @@ def flat_index(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
     out: Expr = const(0, wide)
     for i, step in zip(indices, buffer.strides):
         step_expr = widened(step) if isinstance(step, Expr) else const(step, wide)  # dynamic: wide is I64
-        out = binary("add", out, binary("mul", _as(i, wide), step_expr))
+        out = binary("add", out, binary("mul", i if i.dtype == wide else cast(i, wide), step_expr))
     offset = buffer.offset
     return binary("add", out, widened(offset) if isinstance(offset, Expr) else const(offset, wide))
 
@@ -55,10 +55,6 @@ def vector_base(buffer: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...] |
             and buffer.strides[-1] == 1:
         return (*rest, last.base)
     return None
-
-
-def _as(i: Expr, dt: dtype) -> Expr:
-    return i if i.dtype == dt else cast(i, dt)
 
 
 def lane_of(e: Expr, k: int) -> Expr:

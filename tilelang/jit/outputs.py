@@ -89,7 +89,8 @@ class OutputCall:
         if torch is not None:
             device = first.device if isinstance(first, torch.Tensor) else (
                 torch.device("cuda", torch.cuda.current_device()) if self.target.is_cuda else "cpu")
-            return [_torch_output(torch, a, d, device) for a, d in zip(self.sig.outputs, dims)]
+            return [_Output(torch.empty(packed_dims(a, d), dtype=a.buffer.dtype.as_torch(), device=device))
+                    for a, d in zip(self.sig.outputs, dims)]
         if self.target.is_cuda:
             raise error("kernel-output-device", f"the outputs of kernel {self.sig.name} need a framework that allocates on the "
                         "GPU, and no torch tensor was passed", hint="import torch before calling, or pass the output tensors "
@@ -121,10 +122,6 @@ def _torch_of(first: Any, target: Any) -> Any:
     if first is None:
         return torch if ffi_state().torch_in_use or target.is_cuda else None
     return torch if isinstance(first, torch.Tensor) else None
-
-
-def _torch_output(torch: Any, a: TensorArg, dims: list[int], device: Any) -> _Output:
-    return _Output(torch.empty(packed_dims(a, dims), dtype=a.buffer.dtype.as_torch(), device=device))
 
 
 def packed_dims(a: TensorArg, dims: list[int]) -> list[int]:

@@ -69,7 +69,8 @@ class Profiler:
                         raise error("profiler-symbol", f"Dynamic symbolic variable '{v.name}' not found in constraints: "
                                     f"{values}", expected=f"a value for {v.name}", found=str(values),
                                     hint=f"add it: dynamic_symbolic_constraints={{\"{v.name}\": …}}")
-                d = _fold(substitute(d, {v: const(int(values[v.name]), v.dtype) for v in symbols}))
+                d = substitute(d, {v: const(int(values[v.name]), v.dtype) for v in symbols})
+                d = as_dim(d if isinstance(d, int) else simplify(d))
             shape.append(d)
         return KernelParam(p.dtype, shape)
 
@@ -124,10 +125,6 @@ class Profiler:
         for _ in range(repeat):
             for a, b in zip(first, as_list(self.adapter(*inputs))):
                 assert bool((a == b).all()), "two runs on the same inputs gave different results"
-
-
-def _fold(e: Any) -> Any:
-    return as_dim(e if isinstance(e, int) else simplify(e))
 
 
 def as_list(x: Any) -> list[Any]:

@@ -166,13 +166,6 @@ class Fragment(IndexMap):
                 holds.append(value < at)
         return digits, holds
 
-    def replica_at(self, thread: Any) -> Any:
-        """Which copy (0 .. replicas-1) a thread holds.  Copy 0 executes what must happen once."""
-        if not self.copies:
-            return 0
-        digits, _ = self._digits(thread, 0)
-        return simplify(_number(digits, self.copies), {thread: (0, self.threads - 1)} if isinstance(thread, Var) else None)
-
     # ---- derived fragments ----------------------------------------------------------------------------------------
 
     def reduce(self, dim: int, keep: bool = False) -> Fragment:
@@ -286,15 +279,6 @@ class Fragment(IndexMap):
             return False
         return (self.modes == other.modes and self.copies == other.copies) or \
             np.array_equal(self._sorted_owners(), other._sorted_owners())
-
-    def owned_by(self, other: Fragment) -> bool:
-        """Whether every thread that holds an element in `other` holds it here too, so that it can read it without exchange."""
-        if self.shape != other.shape:
-            return False
-        mine, theirs = self._owners, other._owners
-        if self.replicas == 1:
-            return other.replicas == 1 and np.array_equal(mine, theirs)
-        return bool(all((mine == t).any(axis=0).all() for t in theirs))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Fragment):

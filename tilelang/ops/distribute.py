@@ -77,10 +77,6 @@ def conjunction(*conds: Expr | None) -> Expr | None:
     return out
 
 
-def _thread_modes(modes: Any) -> list[tuple[int, int]]:
-    return sorted((m.stride, m.size) for m in modes if m.to == "thread" and m.size > 1)
-
-
 def _idle(thread: Expr, threads: int, thread_modes: list[tuple[int, int]]) -> Expr | None:
     """A condition that holds for one thread of each set of threads that no mode distinguishes; None when not needed."""
     cond: Expr | None = None
@@ -106,7 +102,8 @@ def from_fragment(frag: Any, thread: Expr, extents: tuple[int, ...] | None = Non
     register: Expr = const(0)
     indices: list[Expr] = []
     paddings: list[Expr | None] = []
-    thread_modes = _thread_modes([m for modes in frag.modes for m in modes] + list(frag.copies))
+    thread_modes = sorted((m.stride, m.size) for modes in (*frag.modes, frag.copies) for m in modes
+                          if m.to == "thread" and m.size > 1)
     rank = len(frag.modes)
     digits: list[tuple[Expr | None, ...]] = []
     for d, modes in enumerate(frag.modes):

@@ -311,10 +311,6 @@ def _to_int(f: Fn, x: str) -> str:
     return f.let(f"freeze i32 {f.let(f'fptosi float {x} to i32')}")  # NaN gives any integer: the product is NaN anyway
 
 
-def _exp_tail(f: Fn, r: str) -> str:
-    return _horner(f, r, [1 / math.factorial(k) for k in range(7, -1, -1)])
-
-
 def _exp(module: Module) -> str:
     f, (x,) = _function(module, "tl_exp_f32")
     x = _clamp(f, x, -104.0, 89.0)
@@ -322,7 +318,8 @@ def _exp(module: Module) -> str:
     high = 0.693359375  # ln 2 to 9 bits: n * high is exact
     r = _fma(f, n, _lit(-high), x)
     r = _fma(f, n, _lit(high - math.log(2)), r)
-    return _text(f, _power_of_two(f, _exp_tail(f, r), _to_int(f, n)))
+    tail = _horner(f, r, [1 / math.factorial(k) for k in range(7, -1, -1)])
+    return _text(f, _power_of_two(f, tail, _to_int(f, n)))
 
 
 def _exp2(module: Module) -> str:

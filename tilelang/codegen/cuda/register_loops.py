@@ -273,14 +273,11 @@ def _threes(registers: list[str]) -> list[str]:
     half = len(registers) // 4 * 2  # a chain takes two at a time
     first, second = registers[:half], registers[half:]
     lines = ["{", ".reg .s32 u, e;", "mov.b32 %0, %1;", f"mov.b32 u, {second[0]};"]
-    for pair in itertools.zip_longest(*(_by_twos(x) for x in (first, second[1:])), fillvalue=()):
+    chains = ([x[i:i + 2] for i in range(0, len(x), 2)] for x in (first, second[1:]))
+    for pair in itertools.zip_longest(*chains, fillvalue=()):
         for to, names in zip(("%0", "u"), pair):
             lines += [line for x in names for line in (f"mov.b32 e, {x};", f"max.s32 {to}, {to}, e;")]
     return [*lines, "max.s32 %0, %0, u;", "}"]
-
-
-def _by_twos(names: list[str]) -> list[list[str]]:
-    return [names[i:i + 2] for i in range(0, len(names), 2)]
 
 
 def _cvt(base: str) -> str:

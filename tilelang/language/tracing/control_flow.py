@@ -79,7 +79,8 @@ class ControlFlow:
         if g.frame is None or not g.orelse:
             return now
         frame = g.frame
-        self._close_inner(frame)
+        while self.b.frames[-1] is not frame:
+            self.b.exit(self.b.frames[-1])
         frame.then_body, frame.stmts, frame.dead = frame.body(), [], False  # type: ignore[attr-defined]
         saved, g.saved = g.saved, (g.saved, now)
         return saved
@@ -92,10 +93,6 @@ class ControlFlow:
             saved, first = g.saved
             return tuple(self._after(n, s, a if b is s else b, g) for n, s, a, b in zip(g.names, saved, first, now))
         return tuple(self._after(n, s, v, g) for n, s, v in zip(g.names, g.saved, now))
-
-    def _close_inner(self, frame: Frame) -> None:
-        while self.b.frames[-1] is not frame:
-            self.b.exit(self.b.frames[-1])
 
     def _after(self, name: str, before: Any, now: Any, g: Guard) -> Any:
         """The value of a name after a run-time body that may have assigned it."""

@@ -216,38 +216,27 @@ class Names:
             raise facts(TypeError(f"`{op}=` of an expression and a string"), "two values", "a string")
         return OPS[op](a, b)
 
-    def setitem(self, target: Any, key: Any, value: Any) -> None:
-        """`target[key] = value`."""
+    def setitem(self, target: Any, key: Any, value: Any, op: str = "") -> None:
+        """`target[key] = value`, or `target[key] op= value`; indices are evaluated once."""
+        def new(old: Any) -> Any:
+            return OPS[op](old, value) if op else value
+
         if isinstance(target, Buffer):
-            self._store_item(target, key, value)
+            where = subscript(target, key, storing=True)
+            if isinstance(where, BufferSlice):
+                store_slice(self.b, where, new(where))
+            else:
+                self.b.store(target, where.indices, new(where))
         elif is_held(target):
-            self.b.store(target.buffer, element(target, key).indices, value)
+            self.b.store(target.buffer, element(target, key).indices, new(target))
+        elif op:
+            self._keep(target, key, new(self.getitem(target, key)))
         elif isinstance(target, Poison):
             target._raise()
         elif isinstance(target, (Expr, BufferSlice)):
             raise error("store-target", f"{describe(target)} does not support item assignment", found=describe(target))
         else:
             self._keep(target, key, value)
-
-    def _store_item(self, buffer: Buffer, key: Any, value: Any) -> None:
-        where = subscript(buffer, key, storing=True)
-        if isinstance(where, BufferSlice):
-            store_slice(self.b, where, value)
-        else:
-            self.b.store(buffer, where.indices, value)
-
-    def augment_item(self, target: Any, key: Any, op: str, value: Any) -> None:
-        """`target[key] op= value`; indices are evaluated once."""
-        if isinstance(target, Buffer):
-            where = subscript(target, key, storing=True)
-            if isinstance(where, BufferSlice):
-                store_slice(self.b, where, OPS[op](where, value))
-            else:
-                self.b.store(target, where.indices, OPS[op](where, value))
-        elif is_held(target):
-            self.b.store(target.buffer, element(target, key).indices, OPS[op](target, value))
-        else:
-            self._keep(target, key, OPS[op](self.getitem(target, key), value))
 
     def _keep(self, container: Any, key: Any, value: Any) -> None:
         """`container[key] = value` of Python: once, while tracing."""

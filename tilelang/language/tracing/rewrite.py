@@ -398,8 +398,8 @@ class _Rewriter(ast.NodeTransformer):
             aug = _call("names.augment", _const(t.id), _name(t.id), op, self.expr(s.value))
             return [self.pos(s), ast.Assign([_name(t.id, True)], aug)]
         if isinstance(t, ast.Subscript):
-            return [self.pos(s), ast.Expr(_call("names.augment_item", self.expr(t.value), self.key(t.slice), op,
-                                                self.expr(s.value)))]
+            value = self.expr(s.value)
+            return [self.pos(s), ast.Expr(_call("names.setitem", self.expr(t.value), self.key(t.slice), value, op))]
         raise self.attribute_error(t)
 
     def attribute_error(self, t: ast.AST) -> errors.TileLangError:

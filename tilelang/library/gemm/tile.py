@@ -116,7 +116,8 @@ def chip_of(target: Target) -> Chip:
     if target.is_cuda:
         r = kernel_rates(kind, target.arch_number)
         here = device_capability()
-        sms = _sms() if here is not None and here[0] * 10 + here[1] == target.arch_number else None
+        if here is not None and here[0] * 10 + here[1] == target.arch_number:
+            sms = int(cuda_driver.driver().properties(0).sm_count)
         shared = target.limits.shared_per_block, target.limits.shared_per_sm
     return Chip(kind, sms or r.sm_count, r.clock, r.mma, r.l2, r.l2_alone, r.store, r.bandwidth, r.l2_bytes, *shared, r.launch)
 
@@ -130,11 +131,6 @@ def without_wgmma(chip: Chip) -> Chip:
     """The same machine for GEMMs that mma.sync computes."""
     r = kernel_rates("mma", 90)
     return replace(chip, kind="mma", clock=r.clock, flops=r.mma, l2=r.l2, alone=r.l2_alone, start=r.launch)
-
-
-def _sms() -> int:
-    """Number of SMs of the present device."""
-    return int(cuda_driver.driver().properties(0).sm_count)
 
 
 @lru_cache(maxsize=4096)

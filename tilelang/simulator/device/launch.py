@@ -146,7 +146,7 @@ class DeviceLaunch:
         if self.c.check:
             work.finish()
         for table in tables:
-            table.forget_agents()
+            table.agent_reads.clear()  # the block has ended, and all its agents with it
         return None
 
 

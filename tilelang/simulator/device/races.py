@@ -316,10 +316,6 @@ class AccessTable:
         clock, sites = self.agent_reads[agent]
         clock[g], sites[g] = clocks.now[agent], site
 
-    def forget_agents(self) -> None:
-        """The block has ended, and all its agents with it."""
-        self.agent_reads.clear()
-
     def _after_agents(self, clocks: Clocks, g: np.ndarray, t: np.ndarray, site: int) -> None:
         for agent, (clock, sites) in self.agent_reads.items():
             late = clock[g] > clocks.seen[t, agent][:, None]

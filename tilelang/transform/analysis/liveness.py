@@ -130,11 +130,8 @@ def filled(p: Parallel) -> set[Var]:
     """Storages of which a parallel loop certainly stores every element: `S[i, j] = …` over the whole shape."""
     return {s.buffer.data for s in map(select_stores, stmts_of(p.body))
             if isinstance(s, Store) and len(s.indices) == len(p.vars) == len(s.buffer.shape)
-            and all(i is v and _is(e, d) for i, v, e, d in zip(s.indices, p.vars, p.extents, s.buffer.shape))}
-
-
-def _is(extent: object, dim: object) -> bool:
-    return isinstance(dim, int) and is_const(extent, dim)
+            and all(i is v and isinstance(d, int) and is_const(e, d)
+                    for i, v, e, d in zip(s.indices, p.vars, p.extents, s.buffer.shape))}
 
 
 def has_views(buffer: Buffer, root: Stmt) -> bool:

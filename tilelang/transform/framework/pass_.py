@@ -38,14 +38,6 @@ class PassRecord:
     changed: bool
 
 
-def _debug_level() -> int:
-    return int(env.TILELANG_DEBUG or 0)
-
-
-def _verify_wanted() -> bool:
-    return is_truthy(env.TILELANG_VERIFY)
-
-
 @record
 class PassContext:
     """The inputs of a pass besides the program.
@@ -58,8 +50,8 @@ class PassContext:
 
     target: Any = None
     config: Mapping[str, Any] = field(default_factory=dict)
-    debug: int = field(default_factory=_debug_level)
-    verify: bool = field(default_factory=_verify_wanted)
+    debug: int = field(default_factory=lambda: int(env.TILELANG_DEBUG or 0))
+    verify: bool = field(default_factory=lambda: is_truthy(env.TILELANG_VERIFY))
     report: Callable[[str], None] = field(default=lambda line: print(line, file=sys.stderr))
     records: list[PassRecord] = field(default_factory=list, compare=False)
     host: Any = None

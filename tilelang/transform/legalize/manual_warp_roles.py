@@ -471,7 +471,7 @@ class _Flow:
         if isinstance(s, If):
             then = self.visit(s.then, now, dict(values), iterations)
             return _joined(then, now if s.orelse is None else self.visit(s.orelse, now, dict(values), iterations))
-        if isinstance(s, (For, While)) and _concerned(s):
+        if isinstance(s, (For, While)) and any(c.op in ("wgmma", *_SEPARATORS) for c in walk(s, Call)):
             return self.loop(s, now, values, iterations)
         if isinstance(s, (Break, Continue)):
             if self.left:
@@ -509,10 +509,6 @@ class _Flow:
 def _joined(a: Open, b: Open) -> Open:
     out = {**a, **b}
     return {k: p if not (k in a and a[k].stale) else a[k] for k, p in out.items()}
-
-
-def _concerned(s: Stmt) -> bool:
-    return any(c.op in ("wgmma", *_SEPARATORS) for c in walk(s, Call))
 
 
 def _reads(call: Call, written: set[Var]) -> bool:

@@ -114,10 +114,7 @@ class _Splitter:
             return False
         bounds = loop.start, loop.extent
         return not any(isinstance(x, (Break, Continue)) for x in walk(loop.body)) and not any(
-            self.divergent_bound(e) or free_vars(e) & own for e in bounds)
-
-    def divergent_bound(self, e: Expr) -> bool:
-        return self.divergence.divergent(e) or contains(e, Load, Call)
+            self.divergence.divergent(e) or contains(e, Load, Call) or free_vars(e) & own for e in bounds)
 
     def ways(self, s: If, pred: Expr | None) -> list[Stmt]:
         """Both arms of a branch that the threads with pred reach (None: all threads)."""

@@ -158,6 +158,3 @@ class LoweredBuffers:
         if buffer.dtype.is_bool:
             return const(False, buffer.dtype)
         return cast(const(0.0 if buffer.dtype.is_float else 0, buffer.dtype.scalar), buffer.dtype)
-
-    def has_safe_value(self, buffer: Buffer) -> bool:
-        return buffer in self.safe

@@ -404,7 +404,7 @@ def async_copy(lw: Any, loop: Loop, s: Store, w: int) -> Stmt | None:
     this width or reads this value."""
     conds, value = copied(s.value)
     if w * s.buffer.dtype.bytes not in (4, 8, 16) or not isinstance(value, Load) or value.buffer.scope_name != GLOBAL or \
-            not s.buffer.scope_name.startswith("shared") or lw.buffers.has_safe_value(value.buffer):
+            not s.buffer.scope_name.startswith("shared") or value.buffer in lw.buffers.safe:
         return None
     width, source = loop.dist.lanes[1] if loop.dist.lanes else 1, value
     same = conjunction(*[_for_all(lw, loop, c) for c in conds])

@@ -161,10 +161,6 @@ def path_to(body: Stmt, loop: For) -> tuple[Stmt, ...]:
     if body is loop:
         return ()
     for x in inner(body):
-        if _holds(x, loop):
+        if any(y is loop for y in statements(x)):
             return (body, *path_to(x, loop))
     return ()
-
-
-def _holds(s: Stmt, loop: For) -> bool:
-    return any(x is loop for x in statements(s))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Break, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Seq, Stmt, Store,
-                         Var, While, children, contains, walk, GLOBAL)
+                         Var, While, children, walk, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.target.intrinsics import INTRINSICS, PURE
 
@@ -49,11 +49,6 @@ class Uniform:
         if hit is None:
             hit = self.known[id(e)] = (e, self._looked_at(e))
         return hit[1]
-
-    def iterations_differ(self, loop: While) -> bool:
-        """Whether threads may run a while loop a different number of times."""
-        exits = (x.cond for x in walk(loop.body, If) if contains(x, Break))
-        return self.differs(loop.cond) or any(map(self.differs, exits))
 
     def _looked_at(self, e: Expr) -> bool:
         if isinstance(e, Var):
