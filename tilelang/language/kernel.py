@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from tilelang.target.cluster import check_cluster
 from tilelang.target.machine import MAX_GRID
 from tilelang.target.thread_calls import COUNTS_THREADS
 
-from .tracing.block_indices import BlockIndices
 from .tracing.builder import Builder, current_builder, need_builder, reads_memory
 from .tracing.flags import flag
 from .loops import IfThreadFrame, check_keys, loop_bound
@@ -471,3 +470,23 @@ def thread_binding(start: Any, stop: Any = None, thread: str = "threadIdx.x") ->
 
 WarpSpecialize = ws
 WarpSpecializeFrame = IfThreadFrame
+
+
+# ---- the indices of a block in a grid of several dimensions, as `with T.Kernel(...) as ...` gives them ----------------
+
+class BlockIndices(list[Any]):
+    """A list of indices, to be unpacked.  Arithmetic on it is an error that says so."""
+
+    def __tilelang_expr__(self) -> NoReturn:
+        names = ", ".join(("bx", "by", "bz")[:len(self)])
+        raise error("type", f"a block of this grid has {len(self)} indices, one is needed here", expected="one block index",
+                    found=f"a list of {len(self)}", hint=f"name each of them: with T.Kernel(...) as ({names})")
+
+
+def _one_is_needed(self: BlockIndices, *_: Any) -> NoReturn:
+    self.__tilelang_expr__()
+
+
+for _name in """add and floordiv ge gt le lshift lt mod mul or radd rfloordiv rmod rmul rshift rsub rtruediv sub truediv
+        xor""".split():
+    setattr(BlockIndices, f"__{_name}__", _one_is_needed)
