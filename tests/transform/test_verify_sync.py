@@ -383,3 +383,89 @@ def test_while_loops_of_a_hundred_iterations_are_followed():
                 t = t + 1
 
     assert any(f.kind == "order" and f.exact for f in faults_without_barrier(main.func, 0))
+
+
+def test_iterations_that_only_later_blocks_have_are_followed():
+    """Only the first block was followed, which has one iteration."""
+    @T.prim_func
+    def main(A: T.Tensor((4, 4, 64), "int32"), B: T.Tensor((4, 4, 64), "int32")):
+        with T.Kernel(4, threads=64) as bx:
+            S = T.alloc_shared((64,), "int32")
+            for k in T.serial(bx + 1):
+                T.copy(A[bx, k, :], S)
+                for i in T.Parallel(64):
+                    B[bx, k, i] = S[63 - i]
+
+    for k in (0, 1):
+        assert any(f.kind == "order" and f.exact for f in faults_without_barrier(main.func, k)), k
+
+
+def test_places_that_depend_on_the_block_are_followed():
+    @T.prim_func
+    def main(A: T.Tensor((2, 64), "int32"), B: T.Tensor((2, 64), "int32")):
+        with T.Kernel(2, threads=64) as bx:
+            S = T.alloc_shared((128,), "int32")
+            tx = T.get_thread_binding()
+            S[tx] = 1
+            S[tx + 64] = 2
+            T.sync_threads()
+            S[bx * 64 + tx] = A[bx, tx]
+            T.sync_threads()
+            B[bx, tx] = S[bx * 32 + tx]
+
+    assert any(f.kind == "order" and f.exact for f in faults_without_barrier(main.func, 1))
+
+
+def test_variables_that_some_threads_set_keep_what_others_hold():
+    """Behind a loop that is cut short `x` was taken as 1 in threads that set it nowhere else."""
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((64,), "int32")
+            tx = T.get_thread_binding()
+            x = T.alloc_var("int32", init=0)
+            S[tx] = A[tx]
+            for k in T.serial(300):
+                T.sync_threads()
+                x = k + 1
+                if x == 7:
+                    B[tx] = S[(tx + k) % 64]
+            if tx < 8:
+                x = 1
+            if tx >= 32:
+                x = 2
+            T.sync_threads()
+            if x == 300:
+                S[63 - tx] = tx
+            T.sync_threads()
+            B[tx] += S[(tx * 3) % 64]
+
+    launch = lowered(main.func)
+    last = [x for x in walk(launch) if isinstance(x, Evaluate) and x.call.op == "sync_threads"][-1]
+    text, faults = check_launch(rewrite(launch, lambda x: seq() if x is last else None))
+    assert any(f.kind == "order" for f in faults), text
+
+
+def test_variables_that_threads_set_behind_a_jump_differ():
+    """Threads for which `continue` came were taken to have counted."""
+    @T.prim_func
+    def main(A: T.Tensor((4, 64), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((64,), "int32")
+            tx = T.get_thread_binding()
+            n = T.alloc_var("int32", init=0)
+            S[tx] = A[0, tx]
+            T.sync_threads()
+            for k in T.serial(4):
+                if A[k, tx] > 5:
+                    continue
+                n = n + 1
+            B[tx] = S[tx]
+            T.sync_threads()
+            if n < 4:
+                S[63 - tx] = 5
+            T.sync_threads()
+            B[tx] += S[(tx * 3) % 64]
+
+    for k in (1, 2):
+        assert any(f.kind == "order" for f in faults_without_barrier(main.func, k)), k

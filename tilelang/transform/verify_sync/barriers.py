@@ -1,11 +1,13 @@
 """Checks programs that order threads with block barriers and cp.async groups only.
 
-The model follows them with all numbers unknown that they get at run time, except for block indices.  A condition on such
-numbers that all threads have in common holds in one run and fails in another; of other conditions both ways are followed by all
-threads that may take them.
+The model follows them with all numbers unknown that they get at run time, except for block indices: those of the first block,
+and of the last where it may differ.  A condition on unknown numbers that all threads have in common holds in one run and fails
+in another; of other conditions both ways are followed by all threads that may take them.
 """
 
 from __future__ import annotations
+
+from itertools import product
 
 from tilelang.ir import Const, For, Launch, Node, Var, walk
 
@@ -15,6 +17,7 @@ from .sync_fault import Crowded, Fault, Found, Undecided
 from .unknowns import SAMPLES, Unknowns
 from .values import Values
 
+_SOME = 3  # a block of a grid of unknown size
 _ROOM = 256  # subsets of the threads whose accesses are tracked separately
 
 
@@ -47,25 +50,33 @@ def _runs(plan: Plan, values: Values) -> list[Model]:
     """
     unknown = any(not isinstance(x.extent, Const) for x in walk(plan.launch.body, For))
     out: list[Model] = []
-    for extent in (1, None) if unknown else (None,):
+    for block, extent in product(_blocks(plan), (1, None) if unknown else (None,)):
+        env = {**block, **plan.sizes}
         for trial in range(len(SAMPLES)):
-            run = _run(plan, values, Unknowns(plan.launch, plan.uniform, extent, trial, {}))
+            run = _run(plan, values, env, Unknowns(plan.launch, plan.uniform, extent, trial, {}))
             assert run.unknowns is not None, "it got them"
-            others = list(run.unknowns.others()) if run.faults else []
-            out += [_run(plan, values, Unknowns(plan.launch, plan.uniform, extent, trial, given)) for given in others] or [run]
+            others = run.unknowns.others() if run.faults else ()
+            out += [_run(plan, values, env, Unknowns(plan.launch, plan.uniform, extent, trial, x)) for x in others] or [run]
             if not run.unknowns.sampled:
                 break
     return out
 
 
-def _run(plan: Plan, values: Values, unknowns: Unknowns, room: int = _ROOM) -> Model:
+def _blocks(plan: Plan) -> list[dict[Var, int]]:
+    """The numbers of the blocks that are followed: of the last one only where what it does with shared memory may differ."""
+    launch = plan.launch
+    last = {v: int(n.value) - 1 if isinstance(n, Const) else _SOME for v, n in zip(launch.block_vars, launch.grid)}
+    first = dict.fromkeys(launch.block_vars, 0)
+    return [last, first] if last != first and plan.asks_for_block else [first]
+
+
+def _run(plan: Plan, values: Values, env: dict[Var, int], unknowns: Unknowns, room: int = _ROOM) -> Model:
     """One run, in which all threads of the block follow the program together."""
-    env = {**dict.fromkeys(plan.launch.block_vars, 0), **plan.sizes}
     model = Model(plan, values, env, 0, plan.launch.num_threads, Way(room=room), unknowns)
     try:
         model.run()
     except Found as e:
         model.faults.append(e.fault)
     except Crowded:
-        return _run(plan, values, unknowns, 4 * room)
+        return _run(plan, values, env, unknowns, 4 * room)
     return model

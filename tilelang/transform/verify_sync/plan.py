@@ -8,7 +8,8 @@ from math import gcd, lcm, prod
 from typing import Any, TypeVar
 
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Expr, For, If, Launch, Load,
-                         Node, Seq, Stmt, Store, Var, While, children, convert, inner, walk, BARRIER, LOCAL, VARIABLE, SHARED)
+                         Node, Select, Seq, Stmt, Store, Var, While, children, contains, convert, inner, walk, BARRIER, LOCAL,
+                         VARIABLE, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.tensor_map import tensor_maps_of
 
@@ -59,6 +60,7 @@ class Plan:
         self.matrix_registers = frozenset(
             a.buffer.data for x in self.nodes if isinstance(x, Call) and x.op == "wgmma" for a in x.args[:2]
             if isinstance(a, AddressOf) and a.buffer.scope_name == LOCAL)
+        self.addressed = {x.buffer.data for x in nodes if isinstance(x, AddressOf)}  # what calls may change
         self.atomics = any(isinstance(x, Call) and x.op.startswith("atomic_") for x in self.nodes)
         self.granule = self._granule()
         # (store, first thread of the stream) pairs that have been checked for conflicts within one instruction
@@ -169,6 +171,28 @@ class Plan:
             s.plan.independent or _only_reads(s.body)) and not self.facts(s.body)[2] and not any(
             isinstance(x, (If, While, Break, Continue)) or isinstance(x, For) and not self.is_flat(x)
             and self.facts(x)[0] for x in walk(s.body))
+
+    @cached_property
+    def asks_for_block(self) -> bool:
+        """Whether shared addresses, or which statements that matter run, depend on the number of the block."""
+        names = set(self.launch.block_vars)
+
+        def asks(*exprs: Node) -> bool:
+            return any(x in names for e in exprs for x in walk(e, Var))
+
+        for x in self.nodes:
+            if isinstance(x, Bind):
+                if asks(x.value) and not contains(x.value, Load):
+                    names.add(x.var)
+            elif isinstance(x, (Load, Store, AddressOf)):
+                if x.buffer.scope_name in SHARED and asks(*x.indices):
+                    return True
+                if isinstance(x, Store) and x.buffer.scope_name == VARIABLE and self.facts(x)[0] and asks(x.value):
+                    return True
+            elif isinstance(x, (If, While, Select, For)) and self.facts(x)[0] and (
+                    asks(x.start, x.extent) if isinstance(x, For) else asks(x.cond)):
+                return True
+        return False
 
     def is_ring_loop(self, s: Stmt) -> bool:
         """Whether a loop takes part in the program's synchronisation."""

@@ -119,14 +119,14 @@ class StreamState:
         if any(i is None or isinstance(i, np.ndarray) for i in at):
             self.variables = {k: v for k, v in self.variables.items() if k[0] is not b.data}
             return
-        new = None if self.guess else self.values(value, self)
-        old, mask = self.variables.get((b.data, at), (None, self.mask))
-        if self.mask is not None and not (mask is not None and np.array_equal(mask, self.mask)):
+        new = None if self.guess or self.doubt or b.data in self.plan.addressed else self.values(value, self)
+        old, where = self.variables.get((b.data, at), (None, self.mask))
+        if self.mask is not None and where is not self.mask and not np.array_equal(where, self.mask):
             new = None if new is None or old is None else np.where(self.mask, new, old)
-            mask = None
+            where = None if where is None else where | self.mask
         else:
-            mask = self.mask
-        self.variables[b.data, at] = new, mask
+            where = self.mask
+        self.variables[b.data, at] = new, where
 
     def forget(self, s: Stmt) -> None:
         """Forget the variables that a loop sets, where not all of its iterations were followed."""
