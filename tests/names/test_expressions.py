@@ -1,5 +1,6 @@
 """Expressions (section 4), data types (section 3) and the names of expression classes (section 23)."""
 
+import re
 import typing
 
 import numpy as np
@@ -280,3 +281,20 @@ def test_reductions_of_bits_and_running_extrema():
     _, y, z = everywhere(f, x)
     want = [np.bitwise_and.reduce(x, 1), np.bitwise_or.reduce(x, 1), np.bitwise_xor.reduce(x, 1)]
     assert np.array_equal(y, np.stack(want)) and np.array_equal(z, np.maximum.accumulate(x, 1))
+
+
+@pytest.mark.parametrize("wrong, text", [
+    (lambda v: T.vectorlow("float32", v[0]), "T.vectorlow takes a vector with an even number of elements, found float32"),
+    (lambda v: T.vectorhigh("float32x2", v[0:3]), "T.vectorhigh takes a vector with an even number of elements"),
+    (lambda v: T.vectorlow("float16x2", v[0:4]), "T.vectorlow of float32x4 is float32x2, found float16x2"),
+    (lambda v: T.vectorcombine("float32x8", v[0:2], v[2:4]), "T.vectorcombine of float32x2, float32x2 is float32x4, found"),
+    (lambda v: T.vectorcombine("float32x2", v[0], T.cast(v[1], "float16")), "found 2 lanes of float32, float16"),
+    (lambda v: T.Shuffle([], [0]), "one element type, found 1 lanes of"),
+    (lambda v: T.Shuffle([v[0:4]], [0, 4]), "lane 4 of float32x4 does not exist"),
+    (lambda v: T.Shuffle([v[0:4]], [0, -1]), "lane -1 of float32x4 does not exist")])
+def test_parts_of_vectors_that_do_not_exist_reached_the_compiler(wrong, text):
+    with pytest.raises((TypeError, IndexError), match=re.escape(text)):
+        @T.prim_func
+        def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")):
+            with T.Kernel(1, threads=1):
+                Y[0] = wrong(X)

@@ -14,6 +14,7 @@ from .atomic import atomic_add
 from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.control_flow import ControlFlow
 from .loops import Parallel, grid
+from .math import Shuffle_
 from .tracing.regions import BufferSlice, operand
 from .tracing.state import describe, error, example, named
 from .tile import EMITTED, check_policy
@@ -202,27 +203,35 @@ def get_let_value(var: Any) -> Load:
     return b.elements[id(var)][1]
 
 
+def _lanes_of(what: str, dtype: Any, vectors: tuple[Any, ...], lanes: slice) -> Expr:
+    """Some lanes of vectors, counted through one vector after the other.  dtype: of the result, as the program gives it."""
+    types = [convert(v).dtype for v in vectors]
+    if len(vectors) == 1 and types[0].lanes % 2:
+        raise error("math-type", f"{what} takes a vector with an even number of elements, found {types[0]}",
+                    expected="a vector with an even number of elements", found=str(types[0]))
+    out = Shuffle_(vectors, range(sum(t.lanes for t in types))[lanes])
+    if DType(dtype) != out.dtype:
+        raise error("math-type", f"{what} of {', '.join(map(str, types))} is {out.dtype}, found {DType(dtype)}",
+                    expected=str(out.dtype), found=str(DType(dtype)))
+    return out
+
+
 @example('v2 = T.vectorlow("float32x2", X[0:4])')
 def vectorlow(dtype: Any, vec: Any) -> Expr:
-    """Lower half of a vector."""
-    v = convert(vec)
-    n = v.dtype.lanes // 2
-    return Shuffle((v,), tuple(range(n)), DType(dtype))
+    """Lower half of a vector.  dtype: of the half.  Raises math-type."""
+    return _lanes_of("T.vectorlow", dtype, (vec,), slice(convert(vec).dtype.lanes // 2))
 
 
 @example('v2 = T.vectorhigh("float32x2", X[0:4])')
 def vectorhigh(dtype: Any, vec: Any) -> Expr:
-    """Upper half of a vector."""
-    v = convert(vec)
-    n = v.dtype.lanes // 2
-    return Shuffle((v,), tuple(range(n, 2 * n)), DType(dtype))
+    """Upper half of a vector.  dtype: of the half.  Raises math-type."""
+    return _lanes_of("T.vectorhigh", dtype, (vec,), slice(convert(vec).dtype.lanes // 2, None))
 
 
 @example('v4 = T.vectorcombine("float32x4", X[0:2], X[2:4])')
 def vectorcombine(dtype: Any, vec1: Any, vec2: Any) -> Expr:
-    """The vector that consists of two halves."""
-    a, b = convert(vec1), convert(vec2)
-    return Shuffle((a, b), tuple(range(a.dtype.lanes + b.dtype.lanes)), DType(dtype))
+    """The vector that consists of two halves.  dtype: of the whole.  Raises math-type."""
+    return _lanes_of("T.vectorcombine", dtype, (vec1, vec2), slice(None))
 
 
 @example('T.tvm_storage_sync("shared")')

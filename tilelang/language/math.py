@@ -360,9 +360,17 @@ def Broadcast_(value: Any, lanes: int) -> Expr:
 
 
 def Shuffle_(vectors: Any, indices: Any) -> Expr:
-    """Lanes `indices` of the concatenated vectors."""
+    """Lanes `indices` of the concatenated vectors, which have one element type.  Raises math-type, lane-range."""
     vs = tuple(value_of(v) for v in vectors)
     idx = tuple(int(i) for i in indices)
+    types, lanes = ", ".join(str(v.dtype) for v in vs), sum(v.dtype.lanes for v in vs)
+    if len({v.dtype.scalar for v in vs}) != 1 or not idx:
+        raise error("math-type", f"T.Shuffle takes lanes of vectors with one element type, found {len(idx)} lanes of {types}",
+                    expected="lanes of vectors with one element type", found=f"{len(idx)} lanes of {types or 'no vector'}")
+    for i in idx:
+        if not 0 <= i < lanes:
+            raise error("lane-range", f"lane {i} of {types} does not exist", expected=f"a lane from 0 to {lanes - 1}",
+                        found=str(i))
     return Shuffle(vs, idx, vs[0].dtype.scalar.with_lanes(len(idx)))
 
 

@@ -113,7 +113,7 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
      "two operands of one type"),
     ("packed-type", ValueError, "a vector operation on a type it is not defined on",
      "use one of float32x2, float16x2, bfloat16x2 on all operands", "float32x2, bfloat16x2 or float16x2 on all operands"),
-    ("lane-range", IndexError, "T.extract_lane past the last lane", "lanes count from 0"),
+    ("lane-range", IndexError, "T.extract_lane or T.Shuffle past the last lane", "lanes count from 0"),
     ("cast-option", ValueError, "a bad option of T.cast", "leave round, sat and rbits at their defaults"),
     ("bit-size", ValueError, "T.reinterpret between types of different size", "T.cast converts the value instead"),
     ("dtype-name", ValueError, "an unknown element type", "write a name such as 'float16', or T.float16",
