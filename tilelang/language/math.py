@@ -188,14 +188,12 @@ def nextafter(a: Any, b: Any) -> Expr:
     return select(logical("or", isnan(x), isnan(y)), x + y, out)
 
 
+@example("Y[i] = T.pow(X[i], 2)")
 def pow(x: Any, y: Any) -> Expr:
     """x to the power y; a Python int y from 0 to 32 multiplies repeatedly, rounding each time.
 
     Integers take powers up to 64, wrapping around.  Raises math-type beyond.
     {accuracy}
-
-    Example:
-        Y[i] = T.pow(X[i], 2)
     """
     e = value_of(x)
     if isinstance(y, int) and not isinstance(y, bool) and y > MOST_FACTORS:

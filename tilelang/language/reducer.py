@@ -21,7 +21,7 @@ from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.names import Names
 from .tracing.scope import Frame, IfFrame
 from .loops import Parallel
-from .tracing.state import describe, error
+from .tracing.state import describe, error, example
 from .tile import EMITTED, check_batch, copy, fill
 
 OPS = {"sum": "add", "max": "max", "min": "min", "bitand": "bitand", "bitor": "bitor", "bitxor": "bitxor"}
@@ -84,18 +84,17 @@ def _conjuncts(e: Expr) -> tuple[Expr, ...]:
     return (*_conjuncts(e.a), *_conjuncts(e.b)) if isinstance(e, Binary) and e.op == "and" else (e,)
 
 
+_in_a_sum = example('total = T.alloc_reducer((128,), "float32", op="sum")', "T.reducer_init(total)",
+                     "for r, c in T.Parallel(128, 128):", "    T.reducer_update(total[r], acc[r, c])",
+                     "T.finalize_reducer(total, m)")
+
+
+@_in_a_sum
 def alloc_reducer(shape: Any, dtype: Any, op: str = "sum", replication: str | None = None) -> Buffer:
     """Allocate a reducer: an accumulator tile in registers, distributed over the block's threads.
 
     shape: elements, static.  dtype: integer for bit operations.  op: sum, max, min, bitand, bitor or bitxor.  replication:
     older form.  Before T.finalize_reducer, its value is not read.  Raises reduce-kind, reducer-type.
-
-    Example:
-        total = T.alloc_reducer((128,), "float32", op="sum")
-        T.reducer_init(total)
-        for r, c in T.Parallel(128, 128):
-            T.reducer_update(total[r], acc[r, c])
-        T.finalize_reducer(total, m)
     """
     b = need_builder("T.alloc_reducer")
     if op not in OPS:
@@ -153,18 +152,12 @@ def reducer_init(acc: Buffer, init: Any = None) -> Emitted:
     return EMITTED
 
 
+@_in_a_sum
 def reducer_update(element: Any, value: Any) -> Emitted:
     """acc[i, …] = op(acc[i, …], value), once per iteration of the enclosing T.Parallel.
 
     element: an element acc[i, …] of a fragment of T.alloc_reducer.  value: a scalar, cast to its dtype.
     Raises reducer-element, reducer-operand, reducer-order, reducer-use.
-
-    Example:
-        total = T.alloc_reducer((128,), "float32", op="sum")
-        T.reducer_init(total)
-        for r, c in T.Parallel(128, 128):
-            T.reducer_update(total[r], acc[r, c])
-        T.finalize_reducer(total, m)
     """
     b = need_builder("T.reducer_update")
     if not isinstance(element, Load):
@@ -184,19 +177,13 @@ def reducer_update(element: Any, value: Any) -> Emitted:
     return EMITTED
 
 
+@_in_a_sum
 def finalize_reducer(acc: Buffer, dst: Any = None, batch: int = 1,
                      annotations: dict[str, Any] | None = None) -> Emitted:
     """Write the results to the fragment dst (older form: the results stay in acc).
 
     acc: a fragment of T.alloc_reducer, of any shape.  dst: a fragment of its shape and dtype.
     Raises reducer-order, reducer-operand.
-
-    Example:
-        total = T.alloc_reducer((128,), "float32", op="sum")
-        T.reducer_init(total)
-        for r, c in T.Parallel(128, 128):
-            T.reducer_update(total[r], acc[r, c])
-        T.finalize_reducer(total, m)
     """
     b = need_builder("T.finalize_reducer")
     check_batch(batch)
