@@ -44,8 +44,7 @@ _VALUES: dict[str, Any] = {"add": operator.add, "sub": operator.sub, "mul": oper
 class Form:
     """The form of a loop.
 
-    kind: "fill" | "scale" | "halves" | "read" | "map" | "sum" | "sums" | "store".  buffer: the register array.  reads: the loop
-    reads the old values of the array.
+    kind: "fill" | "scale" | "halves" | "read" | "map" | "sum" | "sums" | "store".  buffer: the register array.
     points: one tuple for each iteration, in order.  fill: (element, value); scale: (element, factor); halves: (word, source,
     lower element, upper element); map, store: (element, values of the loop variables); sum: (element added to, element).
     read, sums: none.
@@ -54,7 +53,6 @@ class Form:
 
     kind: str
     buffer: Buffer
-    reads: bool
     points: tuple[tuple[Any, ...], ...] = ()
     value: Expr | None = None
 
@@ -151,7 +149,7 @@ def _of_store(loops: list[tuple[Var, int]], s: Store) -> Form | None:
         read = {j: Load(x.buffer, (Const(j, x.indices[0].dtype),), x.dtype) for j in dict.fromkeys(sources)}
         values = [read[j] for j in sources]
     kind = "fill" if factor is None else "scale"
-    return Form(kind, b, factor is not None or len(places) < b.size, tuple(zip(places, values)))
+    return Form(kind, b, tuple(zip(places, values)))
 
 
 def _given(e: Expr, b: Buffer, loops: list[tuple[Var, int]]) -> bool:
@@ -173,7 +171,7 @@ def _halves(loops: list[tuple[Var, int]], s: Store, v: Cast) -> Form | None:
     if any(k ^ 1 not in sources for k in sources):
         return None
     points = tuple((k // 2, x.buffer, sources[k], sources[k + 1]) for k in sources if k % 2 == 0)
-    return Form("halves", s.buffer, len(sources) < s.buffer.size, points)
+    return Form("halves", s.buffer, points)
 
 
 def _reading(s: Stmt) -> Form | None:
@@ -191,7 +189,7 @@ def _reading(s: Stmt) -> Form | None:
             found, packs = floats.buffer, packs + 1
     if found is None:
         return None
-    return Form("read", found, True) if _uses(found, s) == packs else None
+    return Form("read", found) if _uses(found, s) == packs else None
 
 
 def _uses(b: Buffer, s: For) -> int:
@@ -246,7 +244,7 @@ def _map(loops: list[tuple[Var, int]], s: Store) -> Form | None:
     places = _elements(s, loops)
     if places is None or len(set(places)) < len(places):
         return None
-    return Form("map", b, True, tuple(zip(places, _points(loops))), s.value)
+    return Form("map", b, tuple(zip(places, _points(loops))), s.value)
 
 
 def _mapped(e: Expr, s: Store, inside: set[Var]) -> bool:
@@ -291,7 +289,7 @@ def sum_form(s: Stmt, at: dict[Var, int] | None = None) -> Form | None:
     to_places, places = _elements(body, loops, at), _elements(other, loops, at)
     if to_places is None or places is None or len(places) < 2:
         return None
-    return Form("sum", other.buffer, True, tuple(zip(to_places, places)), v)
+    return Form("sum", other.buffer, tuple(zip(to_places, places)), v)
 
 
 def _sum_nest(s: Stmt) -> Form | None:
@@ -305,7 +303,7 @@ def _sum_nest(s: Stmt) -> Form | None:
             found, count = form.buffer, count + 1
     if found is None:
         return None
-    return Form("sums", found, True) if _uses(found, s) == count else None
+    return Form("sums", found) if _uses(found, s) == count else None
 
 
 # ---- loops that are executed rarely -------------------------------------------------------------------------------------
@@ -355,7 +353,7 @@ def _store(loops: list[tuple[Var, int]], s: Store) -> Form | None:
             i is not None and not contains(i, Load, Call) and affine_in(i, inside) is not None for i in bases):
         return None
     places = _elements(Load(v.buffer, (place,), v.buffer.dtype), loops)
-    return None if places is None else Form("store", v.buffer, True, tuple(zip(places, _points(loops))))
+    return None if places is None else Form("store", v.buffer, tuple(zip(places, _points(loops))))
 
 
 def _base(e: Expr) -> Expr | None:

@@ -11,7 +11,7 @@ indices, by counting through the iterations, and by counting through the values 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -74,12 +74,7 @@ class Disjoint:
         """Whether the indices are the same and each variable of the loop stands alone in one of them, with any offset."""
         if not all(a.same(b) for a, b in zip(one.indices, two.indices)):
             return False
-        alone: set[Var] = set()
-        for i in one.indices:
-            mine = free_vars(i) & (self.moving | self.inner.keys())
-            if len(mine) == 1 and steps(i, v := next(iter(mine))):
-                alone.add(v)
-        return self.moving <= alone
+        return self.moving <= alone(one.indices, self.moving | self.inner.keys())
 
     def scalar(self, p: Place) -> Place:
         """The place with each vector index as a scalar one: any of its lanes."""
@@ -414,6 +409,12 @@ class _Equations:
         up, down, one = a.plus(b, -1), b.plus(a, -1), Linear({}, -1)
         op = c.op if holds else _NEGATED[c.op]
         return {"lt": [down.plus(one)], "le": [down], "gt": [up.plus(one)], "ge": [up], "eq": [up, down], "ne": []}[op]
+
+
+def alone(indices: Iterable[Expr], among: Set[Var]) -> set[Var]:
+    """The variables of `among` that stand alone in one of the indices, with any offset."""
+    mine = ((i, free_vars(i) & among) for i in indices)
+    return {v for i, found in mine if len(found) == 1 for v in found if steps(i, v)}
 
 
 def steps(e: Expr, v: Var) -> bool:

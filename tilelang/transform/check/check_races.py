@@ -20,7 +20,7 @@ from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (Bind, Break, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Store, Var, While, contains,
                          free_vars, inner, is_const, remember, statements, substitute, walk, DYNAMIC, GLOBAL, STATIC)
 
-from ..analysis.disjoint import steps
+from ..analysis.disjoint import alone
 from ..analysis.effects import updated_element
 from ..analysis.iterations import Iterations
 from ..analysis.loop_body import drop_continue
@@ -118,8 +118,8 @@ class _Loop:
 
     def reject(self, s: Store, value: Expr, indices: tuple[Expr, ...], conds: tuple[tuple[Expr, bool], ...]) -> None:
         """Raise parallel-overwrite where two iterations reach s with different values."""
-        if not self.plain(value) or self.disjoint(indices):
-            return
+        if not self.plain(value) or alone(indices, self.moving) == self.moving:
+            return  # no two iterations reach one element
         got, met = self.each.values(value), self.met(indices, conds)
         if got is None or met is None:
             return
@@ -152,15 +152,6 @@ class _Loop:
     def plain(self, value: Expr) -> bool:
         """Whether a value consists of the loop's variables and constants alone."""
         return free_vars(value) <= {*self.loop.vars} and not contains(value, Load, Call)
-
-    def disjoint(self, indices: tuple[Expr, ...]) -> bool:
-        """Whether the indices prove that no two iterations reach one element: each variable stands alone in some index."""
-        alone: set[Var] = set()
-        for i in indices:
-            mine = free_vars(i) & self.moving
-            if len(mine) == 1 and steps(i, next(iter(mine))):
-                alone |= mine
-        return alone == self.moving
 
     def met(self, indices: tuple[Expr, ...], conds: tuple[tuple[Expr, bool], ...]) -> tuple[np.ndarray, np.ndarray] | None:
         """(iterations that reach a store, for each of them the first that reaches the same element); None if not known."""
