@@ -182,6 +182,7 @@ class EventClock:
         _flush_buffers.pop((str(self.device), self.mega), None)
 
     def measure(self, fn: Callable[[], Any], n: int, flush: bool) -> list[float]:
+        """The milliseconds of each of n consecutive calls.  flush: the caches are emptied before each."""
         cuda = self.torch.cuda
         run, count = self._in_graph(fn) if self.backend == "cudagraph" else (fn, 1)
         starts = [cuda.Event(enable_timing=True) for _ in range(n)]

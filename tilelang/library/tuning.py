@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from tilelang.env import env
 from tilelang.jit.artifact import INTERPRETED
@@ -40,16 +40,6 @@ SURE = 0.98  # of the model's time: a smaller gain is noise
 _HEATS = ((1, 2.0), (5, 1.3), (8, 1.1), (8, 1.04))
 _PASSES, _RUNS = 5, 16
 Run = Callable[..., None]
-
-
-class Clock(Protocol):
-    """Measures the time of runs."""
-
-    def measure(self, fn: Callable[[], Any], n: int, flush: bool) -> list[float]:
-        """The milliseconds of each of n consecutive calls. flush: the caches are emptied before each."""
-
-    def release(self) -> None:
-        """Free the memory that measuring takes."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +78,7 @@ class Task:
     agree: Callable[[tuple[Any, ...], tuple[Any, ...]], bool]
 
 
-def gpu_clock(like: Any, target: Target, backend: str | None) -> Clock | None:
+def gpu_clock(like: Any, target: Target, backend: str | None) -> EventClock | None:
     """A clock of CUDA events on the current stream of a tensor's GPU; None where calls do not run on a GPU."""
     if is_numpy(like) or like.device.type != "cuda" or not target.is_cuda or backend in INTERPRETED:
         return None
@@ -128,10 +118,10 @@ def race(measure: Callable[[int, int], list[float]], count: int) -> tuple[int, d
 class Tuner:
     """Finds and stores the best candidates.
 
-    clock: a function (tensor, target, execution backend) -> Clock or None. disk: where results are stored.
+    clock: a function (tensor, target, execution backend) -> EventClock or None. disk: where results are stored.
     """
 
-    def __init__(self, clock: Callable[[Any, Target, str | None], Clock | None] = gpu_clock,
+    def __init__(self, clock: Callable[[Any, Target, str | None], EventClock | None] = gpu_clock,
                  disk: DiskCache | None = None) -> None:
         self.clock, self.disk = clock, disk or DiskCache("autotuner")
         self.found: dict[str, str] = {}  # key -> name of the candidate
