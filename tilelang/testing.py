@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import operator
 import os
 import random
 import sys
@@ -79,9 +80,7 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-_MODES: dict[str, Callable[[Any, Any], bool]] = {
-    "ge": lambda a, b: a >= b, "gt": lambda a, b: a > b, "le": lambda a, b: a <= b, "lt": lambda a, b: a < b,
-    "eq": lambda a, b: a == b}
+_MODES = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt, "eq": operator.eq}
 
 
 def requires_cuda_compute_version(major: int, minor: int = 0, mode: str = "ge") -> Callable[[Any], Any]:
