@@ -469,3 +469,18 @@ def test_variables_that_threads_set_behind_a_jump_differ():
 
     for k in (1, 2):
         assert any(f.kind == "order" for f in faults_without_barrier(main.func, k)), k
+
+
+def test_two_accesses_at_unknown_places_may_meet():
+    """Both counted as accesses of the first thread, which needs no barrier between them."""
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32"), P: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            S = T.alloc_shared((64,), "int32")
+            tx = T.get_thread_binding()
+            S[P[tx] % 64] = A[tx]
+            T.sync_threads()
+            B[tx] = S[P[63 - tx] % 64]
+
+    (fault,) = faults_without_barrier(main.func, 0)
+    assert fault.kind == "order" and not fault.exact

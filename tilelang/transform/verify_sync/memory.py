@@ -184,11 +184,14 @@ class Memory:
     # ---- threads ----------------------------------------------------------------------------------------------------
 
     def threads(self, mode: str, g: Any, thread: Any, active: list[tuple[Warp, int]], site: Site) -> None:
-        """Check and record ordinary accesses of granules g by threads (same shape); active: their warps."""
+        """Check and record ordinary accesses of granules g by threads (same shape); active: their warps.
+
+        A thread below 0 stands for any of those from ~thread on in its warp.
+        """
         if site.atomic is not None:
             mode = "a?" if site.atomic.waits else f"a{site.atomic.family}"
         first, end = int(np.minimum.reduce(g)), int(np.maximum.reduce(g)) + 1
-        warp = thread // self.lanes if self.warps > 1 else 0
+        warp = np.where(thread < 0, ~thread, thread) // self.lanes if self.warps > 1 else 0
         rows = {w.number: w.known(lanes) for w, lanes in active}
         for t in self.tiles.values():
             if t.lo < end * self.granule and first * self.granule < t.hi:
@@ -235,7 +238,7 @@ class Memory:
                     self._note((key[0], key[1] + 1), places, tuple(x[places] for x in records), rows)
                     several &= ~apart
         when[at], component[at], who[at], site[at] = time, mine, thread, where
-        several |= who[at] != thread
+        several |= (who[at] != thread) | (thread < 0)
         if several.any():
             who[at[several]] = -2
 

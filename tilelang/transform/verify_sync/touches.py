@@ -72,7 +72,8 @@ def granules(st: StreamState, b: Buffer, indices: tuple[Expr, ...] | None, width
     st.block.unknown += at is None
     if at is None:
         g = np.arange(base // granule, -(-end // granule))
-        first = [w.number * st.lanes for w, _ in st.active]
+        first = [w.number * st.lanes + lanes.bit_length() - 1 if lanes.bit_count() == 1 else ~(w.number * st.lanes)
+                 for w, lanes in st.active]
         return np.tile(g, len(first)), np.repeat(np.array(first), len(g)), False
     at = np.asarray(at)
     at = np.broadcast_to(at, (*at.shape[:-1], st.n)) if at.ndim else np.full(st.n, at)
