@@ -356,3 +356,13 @@ def test_pointers_for_extern_calls():
 
     text = f.script()
     assert 'T.address_of(S[2])' in text and "A[1, 2]" in text and '"value"' in text
+
+
+def test_an_error_named_the_code_around_a_rewritten_function():
+    with pytest.raises(TypeError, match=r"error\[type\]: main.<locals>.<lambda>\(\) takes 1 positional argument but 2"):
+        @T.prim_func
+        def main(X: T.Tensor((8, 8), "float32")):
+            with T.Kernel(1, threads=32):
+                s, m = T.alloc_fragment((8, 8), "float32"), T.alloc_fragment((8,), "float32")
+                T.copy(X, s)
+                T.reduce_with(s, m, lambda a: a, 0.0, dim=1)

@@ -123,7 +123,8 @@ def place_error(b: Builder, e: Exception) -> Exception | None:
             hint = python or next((h for part, h in _INSTEAD if part in str(e)), "") or (
                 _parameters(e) if call else _meant(e))
             expected, found = getattr(e, "facts", None) or _facts(e)
-            return errors.error(kind, str(e), expected=expected, found=found, span=refine(b, e), hint=hint)
+            text = str(e).replace("__tl_factory.<locals>.__tl_", "")  # of the rewritten function around one of the program
+            return errors.error(kind, text, expected=expected, found=found, span=refine(b, e), hint=hint)
     return None if ours else _of_python(b, e)
 
 
