@@ -76,14 +76,18 @@ def values_of(form, rows):
              V: T.Tensor((3 * KEYS, DIM), "float16"), O: T.Tensor((rows, DIM), "float32")):
         with T.Kernel(1, threads=256):
             q, k, v = [T.alloc_shared((m, DIM), "float16") for m in (rows, KEYS, KEYS)]
-            s, p = T.alloc_fragment((rows, KEYS), "float32"), T.alloc_shared((rows, KEYS), "float16")
+            s, p = T.alloc_fragment((rows, KEYS), "float32"), T.alloc_fragment((rows, KEYS), "float16")
+            shared, scaled = T.alloc_shared((rows, KEYS), "float16"), T.alloc_shared((rows, DIM), "float16")
             o, top = T.alloc_fragment((rows, DIM), "float32"), T.alloc_fragment((rows,), "float32")
             wide = T.alloc_fragment((KEYS,), "float32")
             T.copy(Q, q)
             T.clear(o)
             for step in T.Pipelined(3, num_stages=3):
                 T.copy(K[step * KEYS, 0], k)
-                T.gemm(q, k, s, transpose_B=True, clear_accum=True, policy=policy)
+                if form == "scaled rows":
+                    for i, j in T.Parallel(rows, DIM):
+                        scaled[i, j] = q[i, j] * T.cast(step + 1, "float16")
+                T.gemm(scaled if form == "scaled rows" else q, k, s, transpose_B=True, clear_accum=True, policy=policy)
                 if form == "maximum of columns":
                     T.reduce_max(s, wide, dim=0)
                 else:
@@ -93,14 +97,17 @@ def values_of(form, rows):
                 T.copy(V[step * KEYS, 0], v)
                 for i, j in T.Parallel(rows, KEYS):
                     p[i, j] = T.cast(s[i, j], "float16")
-                T.gemm(p, v, o, policy=policy)
+                if form == "shared":
+                    T.copy(p, shared)
+                T.gemm(shared if form == "shared" else p, v, o, policy=policy)
             T.copy(o, O)
 
     return main
 
 
 @pytest.mark.parametrize("form, rows, alternate", [
-    ("rows", 128, True), ("rows", 64, False), ("by columns", 128, False), ("maximum of columns", 128, False)])
+    ("rows", 128, True), ("rows", 64, False), ("by columns", 128, False), ("maximum of columns", 128, False),
+    ("shared", 128, False), ("scaled rows", 128, False)])
 def test_groups_that_wait_for_each_other_stood_still_in_ping_pong(form, rows, alternate):
     """One group waited at the block's barrier for a maximum, the other for the first one's GEMMs: without warp roles then."""
     program = values_of(form, rows)

@@ -268,16 +268,16 @@ class _Ordered(_Emitter):
         return [*r.body.allocs, If(some, seq(*whole), seq(*finished) if finished else None, span=r.loop.span)]
 
     def by_rows(self) -> bool:
-        """Whether each warp group computes rows of its own, so that neither waits for the other at a barrier of the block."""
+        """Whether each warp group computes rows of its own, so that neither waits for the other at a barrier of the block.
+
+        A tile that the threads make in shared memory may need one, which stands in front of the GEMM that reads it.
+        """
         items, gemms = self.loop.items, [self.loop.gemm(i) for i in self.loop.gemms]
-        effects_of = [(i, e) for i in self.loop.own for e in items[i].effects]
-        made = {e.storage for _, e in effects_of if e.writes and e.buffer.scope_name in SHARED}
-        plans = [choose_wgmma(x, self.r.groups * GROUP, {e.storage for _, e in effects_of}) for x in gemms]
+        every = [e for i in self.loop.own for e in items[i].effects]
+        plans = [choose_wgmma(x, self.r.groups * GROUP, {e.storage for e in every}) for x in gemms]
         return all(not isinstance(x, str) and x.warps[1] == 1 for x in plans) and all(
             x.dim % len(x.src.extents) == len(x.src.extents) - 1 for i in self.loop.own
-            if isinstance(x := items[i].stmt, Reduce)) and all(
-            i in self.loop.gemms and e.region is items[i].stmt.a and not items[i].stmt.transpose_a  # type: ignore[attr-defined]
-            for i, e in effects_of if e.reads and e.storage in made)
+            if isinstance(x := items[i].stmt, Reduce)) and not any(e.writes and e.buffer.scope_name in SHARED for e in every)
 
     def alternated(self, body: Stmt, begin: Expr, count: int) -> list[Stmt]:
         """Iterations that alternate between two fragments as A of the GEMMs that stay in flight."""
