@@ -210,3 +210,23 @@ def test_pass_configs_and_flags_merge():
     assert k.pass_configs == {"tl.enable_fast_math": True} and k.compile_flags == ["-a", "-b"]
     made.pass_configs["tl.enable_fast_math"] = False
     assert made(3) is not k
+
+
+def test_kernels_compiled_together_missed_the_target_and_configs_around_the_call():
+    from tilelang.target import Target
+    from tilelang.tvm import transform
+
+    @tilelang.jit(out_idx=-1)
+    def double(n):
+        @T.prim_func
+        def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+            with T.Kernel(1, threads=32):
+                for i in T.Parallel(n):
+                    B[i] = A[i] * 2
+        return main
+
+    with Target({"kind": "cuda", "arch": "sm_80"}), transform.PassContext(config={"tl.enable_fast_math": True}):
+        kernels = [*double.par_compile([(32,), (64,)]), *tilelang.par_compile([double.get_tir(96)])]
+    for kernel in kernels:
+        assert kernel.target.arch == "sm_80" and kernel.request.config["tl.enable_fast_math"] is True
+    assert all(k.target.is_cpu and not k.request.config for k in double.par_compile([(128,)])) or Target("auto").is_cuda

@@ -12,6 +12,8 @@ import time
 from tilelang.errors import InternalError, TileLangError, brought, error, for_user, named_arguments
 from tilelang.log import logger, phase
 from tilelang.runtime.cpus import usable_cpus
+from tilelang.target import Target
+from tilelang.transform.framework.scope import PassContext, current_config
 
 from .kernel import JITKernel, compile_request
 from .requests import check_host, make_request
@@ -64,7 +66,7 @@ def par_compile(funcs: Iterable[Any], out_idx: Any = None, execution_backend: st
 def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
                  step: Callable[[], None] | None = None) -> list[Any]:
     """Run functions without arguments in a thread pool and return their results.  step: called for each finished job, instead
-    of a progress bar."""
+    of a progress bar.  The target and the pass configs of the caller's `with` blocks hold in them too."""
     if num_workers is not None and (isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1):
         raise error("compile-option", f"num_workers is a positive number of threads, found {num_workers!r}",
                     expected="a positive integer", hint="leave it out for all processors")
@@ -72,10 +74,16 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
         return []
     from concurrent.futures import ThreadPoolExecutor, as_completed  # 3 ms
 
+    target, config = Target.current(), current_config()
+
+    def run(job: Any) -> Any:
+        with nullcontext() if target is None else target, PassContext(config=config):
+            return job()
+
     workers = num_workers or min(len(jobs), usable_cpus())
     shown = progress("compiling", len(jobs)) if step is None else nullcontext(step)
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool, shown as finished:
-        futures = [pool.submit(job) for job in jobs]
+        futures = [pool.submit(run, job) for job in jobs]
         for _ in as_completed(futures):
             finished()
         out = []
