@@ -213,6 +213,7 @@ def test_pass_configs_and_flags_merge():
 
 
 def test_kernels_compiled_together_missed_the_target_and_configs_around_the_call():
+    from tilelang.autotuner.tuner import guarded
     from tilelang.target import Target
     from tilelang.tvm import transform
 
@@ -227,6 +228,7 @@ def test_kernels_compiled_together_missed_the_target_and_configs_around_the_call
 
     with Target({"kind": "cuda", "arch": "sm_80"}), transform.PassContext(config={"tl.enable_fast_math": True}):
         kernels = [*double.par_compile([(32,), (64,)]), *tilelang.par_compile([double.get_tir(96)])]
+        kernels.append(guarded(lambda: double(128), 60))  # as the tuner compiles candidates
     for kernel in kernels:
         assert kernel.target.arch == "sm_80" and kernel.request.config["tl.enable_fast_math"] is True
     assert all(k.target.is_cpu and not k.request.config for k in double.par_compile([(128,)])) or Target("auto").is_cuda

@@ -20,7 +20,7 @@ from tilelang.env import env
 from tilelang.errors import brought, error, register
 from tilelang.jit import JITKernel
 from tilelang.jit.compare import assert_results_close
-from tilelang.jit.compiling import progress, run_parallel
+from tilelang.jit.compiling import as_here, progress, run_parallel
 from tilelang.jit.profiling import as_list, device_of
 from tilelang.jit.supply import get_tensor_supply
 from tilelang.jit.timing import PASS_MS, clock_for, compared
@@ -88,6 +88,7 @@ def guarded(job: Callable[[], Any], seconds: float) -> Any:
     A thread cannot be killed: a job that hangs keeps its thread, and the tuner goes on without it.
     """
     box: list[Any] = []
+    job = as_here(job)
 
     def run() -> None:
         try:

@@ -63,10 +63,21 @@ def par_compile(funcs: Iterable[Any], out_idx: Any = None, execution_backend: st
     return run_parallel([lambda f=f: one(f) for f in funcs], num_workers, ignore_error)
 
 
+def as_here(job: Callable[[], Any]) -> Callable[[], Any]:
+    """The job for another thread: under the target and the pass configs of the `with` blocks that are open in this one."""
+    target, config = Target.current(), current_config()
+
+    def run() -> Any:
+        with nullcontext() if target is None else target, PassContext(config=config):
+            return job()
+
+    return run
+
+
 def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
                  step: Callable[[], None] | None = None) -> list[Any]:
     """Run functions without arguments in a thread pool and return their results.  step: called for each finished job, instead
-    of a progress bar.  The target and the pass configs of the caller's `with` blocks hold in them too."""
+    of a progress bar."""
     if num_workers is not None and (isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1):
         raise error("compile-option", f"num_workers is a positive number of threads, found {num_workers!r}",
                     expected="a positive integer", hint="leave it out for all processors")
@@ -74,16 +85,10 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
         return []
     from concurrent.futures import ThreadPoolExecutor, as_completed  # 3 ms
 
-    target, config = Target.current(), current_config()
-
-    def run(job: Any) -> Any:
-        with nullcontext() if target is None else target, PassContext(config=config):
-            return job()
-
     workers = num_workers or min(len(jobs), usable_cpus())
     shown = progress("compiling", len(jobs)) if step is None else nullcontext(step)
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool, shown as finished:
-        futures = [pool.submit(run, job) for job in jobs]
+        futures = [pool.submit(as_here(job)) for job in jobs]
         for _ in as_completed(futures):
             finished()
         out = []
