@@ -75,7 +75,7 @@ class ParallelPlan(Options):
 
 
 @options
-class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
+class LaunchPlan(Options, TILE=("layouts", "compute_threads"),
                  LOWERED=("reuse",), DEVICE=("shared_bytes", "shared_offsets", "sync_report", "own_values", "name")):
     """Options of a launch.
 
@@ -90,7 +90,7 @@ class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
     Determined by passes
         by_hand: the program itself contains warp roles or asynchronous copies.  barrier_numbers: named barriers that it uses,
         -1 for computed numbers.  overlapping: tensors whose memory may overlap.  may_alias: names of parameters that may do so.
-        tiles_overlap: blocks may write the same elements.  compute_threads: number of consumer threads, where producers load.
+        compute_threads: number of consumer threads, where producers load.
         own_values: array elements are PTX registers.  shared_bytes, shared_offsets = ((buffer, byte), …): the layout of shared
         memory.  reuse = ((buffer, later buffer), …): pairs at the same address, because the launch does not fit otherwise.
         disjoint = ((buffer, buffer), …): shared tiles that never hold a value at the same time, where that may be needed; a
@@ -121,7 +121,6 @@ class LaunchPlan(Options, TILE=("layouts", "compute_threads", "tiles_overlap"),
     barrier_numbers: tuple[int, ...] = ()
     overlapping: tuple[Buffer, ...] = ()
     may_alias: tuple[str, ...] = ()
-    tiles_overlap: bool = False
     compute_threads: int | None = None
     own_values: bool = False
     shared_bytes: int | Expr = 0

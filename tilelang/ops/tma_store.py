@@ -142,8 +142,7 @@ class _Store:
         self.cx, self.src, self.dst, self.op, self.pieces, self.reduce = cx, src, dst, op, pieces, reduce
         self.limit = None if limit is None else cx.expr(limit)
         self.dt = dst.dtype
-        self.width = cx.stores.width  # bytes of a row of a staging buffer
-        self.columns = self.width * 8 // self.dt.bits if self.dt.bits else 0  # columns of the accumulator in a staging buffer
+        self.columns = BOX_ROW * 8 // self.dt.bits if self.dt.bits else 0  # columns of the accumulator in a staging buffer
         self.group_columns = 8 * pieces.groups  # columns of one warp group
 
     def unsupported(self) -> str:
@@ -169,7 +168,7 @@ class _Store:
             return unaligned(self.dst)
         why = tensor_unsupported(t, self.cx.stores.strides)
         for box in sorted({self._box(p) for p in range(self._boxes())}):
-            why = why or unsupported(t, box, self.width) or ""
+            why = why or unsupported(t, box, BOX_ROW) or ""
         return why or self.cx.stores.unsupported(self.op, t)
 
     def _boxes(self) -> int:
@@ -194,7 +193,7 @@ class _Store:
         slots = min(cx.stores.buffers, len(steps))
         cx.stores.steps = max(cx.stores.steps, len(steps))
         self.stage = cx.stores.staging(groups, groups * slots, self.dt)
-        self.layout = swizzled_box_layout((groups * slots, ROWS_OF_STEP, self.columns), self.dt.bits, self.width)
+        self.layout = swizzled_box_layout((groups * slots, ROWS_OF_STEP, self.columns), self.dt.bits, BOX_ROW)
         self.lane = cx.thread % GROUP if groups > 1 else cx.thread
         self.group: Expr = cx.thread // GROUP if groups > 1 else const(0)
         first = const(GROUP_BARRIERS) + cx.stores.first_group
@@ -265,7 +264,7 @@ class _Store:
         at = [cx.expr(m) for m in self._corner(row, p)]
         place, *where = cx.simplified((self.layout.offset((slot, const(0), const(0))), *reversed(at)))
         wide = ROWS_OF_STEP * math.prod(n for n, *_ in self.pieces.row_groups) if self.pieces.transposed else self.group_columns
-        name = cx.tensor_map(self.dst.buffer, self._box(p), self.width, row_bytes=wide * self.dt.bits // 8)
+        name = cx.tensor_map(self.dst.buffer, self._box(p), BOX_ROW, row_bytes=wide * self.dt.bits // 8)
         op = "tma_reduce_add" if self.reduce else "tma_store"
         return do(op, AddressOf(self.stage, (place,)), *where, span=self.op.span, map=name, **cache_hint(self.op))
 

@@ -21,7 +21,6 @@ from tilelang.ir import (EMPTY, Alloc, Bind, Break, Buffer, Call, Const, Continu
                          rewrite_launches, FRAGMENT, SHARED)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution
-from tilelang.ops.tma_store import BOX_ROW
 from tilelang.target.warp_groups import GROUP, WARP_LANES, warps_of
 
 from .known_ranges import KnownRanges
@@ -51,16 +50,13 @@ def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
     """The launch with as much staging for TMA stores as shared memory has room for.
 
     A warp group gets one, two, or all staging buffers of its sub-tile, each one TMA box wide.  More than one is used only
-    where that does not reduce the number of blocks per SM.  Where only one fits, stores that overlap the next tile's MMAs
-    (tile_turns.py) use three of half the width if those fit: each copy is read sooner, and the copies wait less for each
-    other.
+    where that does not reduce the number of blocks per SM.
     """
     limit = getattr(cx.target, "max_shared_bytes", None)
     # register reallocation means that one block's registers fill an SM
     alone = any(x.op == "set_max_nreg" for x in walk(launch.body, Call))
-    narrow = ((3, BOX_ROW // 2),) if launch.plan.tiles_overlap else ()
-    for staging_buffers, width in ((2, BOX_ROW), *narrow, (1, BOX_ROW)):
-        lowering = Lowering(func, cx, launch, staging_buffers, width)
+    for staging_buffers in (2, 1):
+        lowering = Lowering(func, cx, launch, staging_buffers)
         out = lowering.launch_stmt()
         staging = sum(b.size * b.dtype.bytes for b in lowering.stores.stages.values())
         if not staging or limit is None:
@@ -70,7 +66,7 @@ def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
         kept = whole // (total + reserved) == whole // (total - staging // staging_buffers * (staging_buffers - 1) + reserved)
         if total <= limit and (staging_buffers == 1 or alone or kept):
             steps = lowering.stores.steps
-            if alone and not narrow and staging_buffers == 2 < steps and total + (steps - 2) * staging // 2 <= limit:
+            if alone and staging_buffers == 2 < steps and total + (steps - 2) * staging // 2 <= limit:
                 return Lowering(func, cx, launch, steps).launch_stmt()
             return out
     return Lowering(func, cx, launch, 0).launch_stmt()
@@ -85,14 +81,14 @@ class Lowering:
     made of a parallel loop, which may have written some elements of a fragment only.
     """
 
-    def __init__(self, func: Func, cx: PassContext, launch: Launch, staging_buffers: int = 0, width: int = BOX_ROW) -> None:
+    def __init__(self, func: Func, cx: PassContext, launch: Launch, staging_buffers: int = 0) -> None:
         self.target, self.launch = cx.target, launch
         self.num_threads = launch.num_threads
         self.thread: Var = launch.thread_vars[0] if launch.threads[1] == launch.threads[2] == 1 else fresh("tid")
         self.known = KnownRanges(func, launch, self.thread)
         self.buffers = LoweredBuffers(cx, launch)
         self.access = LoweredAccesses(self.buffers, self.known, not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS))
-        self.stores = TmaStores(launch, hopper(cx).tma, staging_buffers, hopper(cx).strides, width)
+        self.stores = TmaStores(launch, hopper(cx).tma, staging_buffers, hopper(cx).strides)
         # Methods of ops.base.LowerContext that buffers and accesses have.
         buffers, access = self.buffers, self.access
         self.layout_of, self.local_of, self.tensor_map = buffers.layout_of, buffers.local_of, buffers.tensor_map
@@ -117,7 +113,7 @@ class Lowering:
         maps = (*self.launch.plan.tensor_maps, *((name, *key) for key, name in self.buffers.maps.items())) or None
         report = (*self.launch.plan.report, *self.stores.reports) or None
         return with_options(replace(self.launch, body=body), layouts=None, tensor_maps=maps, compute_threads=None,
-                            tiles_overlap=None, report=report)
+                            report=report)
 
     def _prefetched(self) -> list[Stmt]:
         """Statements with which one thread prefetches the TMA descriptors while the other threads begin."""

@@ -35,14 +35,14 @@ class TmaStores:
     """State of the TMA stores while one launch is lowered.
 
     on: whether TMA may be used.  strides: see Hopper.  buffers: staging buffers of a warp group, each for one TMA box (0:
-    none).  width: bytes of a row of a staging buffer.  steps: staging buffers that the largest sub-tile of a warp group takes.
+    none).  steps: staging buffers that the largest sub-tile of a warp group takes.
     reports: lines for the report of the launch.
     one_group: whether the block is one warp group.  first_group: number of the first warp group of the warp role being
     lowered, which has whole_groups.  issued: whether that warp role issued any store.
     """
 
-    def __init__(self, launch: Launch, on: bool, buffers: int, strides: bool = False, width: int = BOX_ROW) -> None:
-        self.launch, self.buffers, self.strides, self.width, self.steps = launch, buffers, strides, width, 0
+    def __init__(self, launch: Launch, on: bool, buffers: int, strides: bool = False) -> None:
+        self.launch, self.buffers, self.strides, self.steps = launch, buffers, strides, 0
         x, y, z = launch.threads
         self.one_group = x * y * z == GROUP
         on = on or asks_for_tma(launch)
@@ -226,7 +226,7 @@ class TmaStores:
         key = (self.first_group, groups, number, dt)
         got = self.stages.get(key)
         if got is None:
-            got = Buffer("staging", (number * ROWS_OF_STEP * self.width * 8 // dt.bits,), dt, DYNAMIC,
+            got = Buffer("staging", (number * ROWS_OF_STEP * BOX_ROW * 8 // dt.bits,), dt, DYNAMIC,
                          facts=BufferFacts(align=1024, ordered=True))
             self.stages[key] = got
         return got

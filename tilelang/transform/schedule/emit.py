@@ -21,7 +21,7 @@ from tilelang.ir.record import record
 from tilelang.ops import Copy, Reduce
 from tilelang.ops.gemm.wgmma import choose_wgmma
 
-from ..analysis.effects import effects, touches
+from ..analysis.effects import touches
 from ..analysis.item_cost import Cycles
 from ..analysis.pipeline_loops import SERIAL
 from ..analysis.pipeline_schedule import Body, needed_binds
@@ -30,7 +30,6 @@ from ..analysis.statements import do, rename
 from .consumer_schedule import (PromotedGemms, chosen_order, described, flight_of, in_order_of_release, items_of, late_rings,
                                 orders_in_words, overlaps, promoted_gemms, steady, users_of)
 from .loop_order import LoopItems, LoopOrder, best_order
-from .persistent import Tiles
 from .rings import GROUP, Ring, WarpRoleLoop, hold, pin, select_version, whole_region
 
 PING_PONG = 14, 15  # numbers of the named barriers at which one warp group waits for the GEMMs of the other
@@ -385,28 +384,17 @@ class _Chain(_Promotion):
         """The consumers' code of the loop: without its copies, with the code before and after the steady state."""
         loop, extent = self.r.loop, convert(self.r.loop.extent)
         start, one = convert(loop.start), const(1, extent.dtype)
-        last, opening = start + extent - one, self.opening(start)
+        last, opening = start + extent - one, [*self.fill(start), *self.filled(start)]
         opening += [] if self.early else self.start(start)
         closing = [*(self.start(last) if self.early else ()), *self.rest(last, None)]
         whole = [*opening, self.steady_loop(start, extent - one), *closing]
-        return [*self.made(), If(binary("gt", extent, const(0, extent.dtype)), seq(*whole), span=loop.span)]
+        made = [*(Alloc(b) for b in self.copies.values()), *(Alloc(b) for b, _ in self.loaded)]
+        return [*made, If(binary("gt", extent, const(0, extent.dtype)), seq(*whole), span=loop.span)]
 
-    def made(self) -> list[Stmt]:
-        """Allocations."""
-        return [*(Alloc(b) for b in self.copies.values()), *(Alloc(b) for b, _ in self.loaded)]
-
-    def opening(self, it: Expr) -> list[Stmt]:
-        """What is filled ahead for the first GEMM of the loop, and the wait for its stage."""
-        return [*self.fill(it), *self.filled(it)]
-
-    def steady_loop(self, start: Expr, extent: Expr, started: bool = False) -> For:
-        """The steady loop.  An iteration starts its own first GEMM, or that of the next one if nothing is filled ahead.
-
-        started: the first GEMM of iteration `start` is in flight already, and each iteration starts that of the next one.
-        """
+    def steady_loop(self, start: Expr, extent: Expr) -> For:
+        """The steady loop.  An iteration starts its own first GEMM, or that of the next one if nothing is filled ahead."""
         k, after = self.r.loop.var, self.r.loop.var + const(1, extent.dtype)
-        iteration = [*self.take(), *self.fill(after), *self.rest(k, after), *self.run(self.gemms[:1], after)] if started else \
-            [*self.start(k), *self.fill(after), *self.rest(k, after)] if self.early else \
+        iteration = [*self.start(k), *self.fill(after), *self.rest(k, after)] if self.early else \
             [*self.rest(k, after), *self.fill(after), *self.start(after)]
         return with_options(replace(self.r.loop, kind="serial", start=start, extent=extent, body=seq(*iteration)), **SERIAL)
 
@@ -430,68 +418,16 @@ class _Chain(_Promotion):
         """Starts the first GEMM of an iteration, and takes what has been filled for it."""
         return [*self.run(self.gemms[:1], it), *self.take()]
 
-    def rest(self, it: Expr, after: Expr | None, ahead: Sequence[Stmt] = ()) -> list[Stmt]:
-        """The rest of an iteration whose first GEMM is in flight.
-
-        after: the next iteration, None for the last one.  ahead: statements to run during the last GEMM.
-        """
+    def rest(self, it: Expr, after: Expr | None) -> list[Stmt]:
+        """The rest of an iteration whose first GEMM is in flight.  after: the next iteration, None for the last one."""
         out: list[Stmt] = []
         for gemm, work in zip(self.gemms, self.work):
             if gemm != self.gemms[0]:
                 out += self.run([gemm], it)
-            if gemm == self.gemms[-1]:
-                out += [*(self.filled(after) if after is not None else ()), *ahead]
+            if gemm == self.gemms[-1] and after is not None:
+                out += self.filled(after)
             out += [*self.ended(gemm, it), *self.run(work, it)]
         return out
-
-
-def overlapped_tiles(r: WarpRoleLoop, tiles: Tiles, binds: Sequence[Stmt], before: Sequence[Stmt],
-                     after: Sequence[Stmt]) -> list[Stmt] | None:
-    """The consumers' loop over tiles that starts the first GEMM of the next tile before the epilogue of this one.
-
-        for t:                                          wait for tile 0's first stage; start its first GEMM
-            wait for the first stage                    for t:
-            for k: GEMM; promotion                          the other GEMMs and promotions, the last of them with:
-            store                             ->                wait for the next tile's first stage
-                                                            start the next tile's first GEMM
-                                                            store
-
-    None if the program's order is kept.  The registers of GEMMs in turn are free after the last promotion, and the epilogue
-    reads other registers.  Without the overlap, the tensor cores would be idle until all warp groups, which end a tile at the
-    same time, have stored it and are back in their main loops.  The position of the next tile (divisions of run-time numbers)
-    and the loads of its first step are computed during the last GEMM.
-
-    binds: bindings of both warp roles for each tile.  before, after: the consumers' statements of a tile before and after
-    the pipelined loop.  Keeps what is stored, and the order of everything except the waits, loads and GEMMs that are moved.
-    Launches with clusters keep the program's order, because their blocks wait for each other at other places.  So do tiles
-    whose number of steps is not a constant of at least two, and loops that fill nothing ahead: ptxas then spills registers of
-    the epilogue.  The other iterations start the next one's first GEMM too: its addresses are computed under the promotion.
-    """
-    promoted = None if tiles.once or tiles.cluster_map is not None or tiles.inside is not None else promoted_gemms(r)
-    extent, start = r.loop.extent, convert(r.loop.start)
-    if promoted is None or len(promoted.items) < 2 or not isinstance(extent, Const) or extent.value < 2:
-        return None
-    chain, one = _Chain(r, promoted), const(1, extent.dtype)
-    ahead, gemm, last = chain.opening(start), chain.run(promoted.items[:1], start), start + extent - one
-    moved = [e for s in (*ahead, *gemm) for e in effects(s)]
-    touched, written = {e.storage for e in moved}, {e.storage for e in moved if e.writes}
-    if not chain.early or any(e.storage in (touched if e.writes else written) for s in (*before, *after) for e in effects(s)):
-        return None
-    index, every = tiles.index, [*tiles.binds, *(s for s in binds if isinstance(s, Bind))]
-
-    def of(stmts: list[Stmt], it: Expr) -> Stmt:
-        """Statements of tile `it`, under the condition that the block has this tile."""
-        needed = needed_binds(every, set().union(*map(used_vars, stmts)))
-        return If(binary("lt", it, tiles.count), seq(*rename([substitute(s, {index: it}) for s in (*needed, *stmts)])))
-
-    shared = [s for s in before if isinstance(s, Alloc) and s.buffer.data in touched]
-    own = [s for s in before if s not in shared]
-    following = index + const(1, index.dtype)
-    body = [chain.steady_loop(start, extent - one, started=True), *chain.take(),
-            *chain.rest(last, None, [of(ahead, following)]), of(gemm, following)]
-    # On a path that no block takes, ptxas sees a GEMM in flight at the end.  Without this wait it adds one inside the loop.
-    return [*shared, *chain.made(), of([*ahead, *gemm], const(0, index.dtype)), tiles.loop(*binds, *own, *body, *after),
-            do("wgmma_wait", n=0), pin(promoted.accumulator)]
 
 
 def _bound(pure: list[Bind], k: Var, stmts: Sequence[Stmt], it: Expr, known: dict[Any, Expr]) -> list[Stmt]:

@@ -38,7 +38,7 @@ from tilelang.target.machine import REGISTERS, WARP_ROLE_REGISTERS
 from tilelang.target.thread_calls import CLOCKS
 
 from .consumer_schedule import chosen_order, enough_stages, promoted_gemms, items_of
-from .emit import consumer, overlapped_tiles, producer
+from .emit import consumer, producer
 from .loop_order import ENDED, best_order
 from .loop_record import record_of
 from .operand_versions import operand_versions, operands_in_registers, transposed_gemms, whole_loads
@@ -207,13 +207,11 @@ class _WarpRoles:
             begin, bind, advance = ([x for s in steps.values() for x in part(s)]
                                     for part in (attrgetter("begin"), attrgetter("bind"), attrgetter("advance")))
             loading = rename([*begin, tiles.loop(*bind, *binds, *loading, *advance)])
-            turned = None if whole or advance else overlapped_tiles(self.shared, tiles, [*bind, *binds], opening, ending)
-            computing = turned or [*begin, tiles.loop(*bind, *binds, *computing, *advance)]
+            computing = [*begin, tiles.loop(*bind, *binds, *computing, *advance)]
         end = do("cluster_wait" if parting else "cluster_sync") if cluster else None
         out = self._assembled(once, made, [*done, _loader(self, loading)], computing, cluster, end)
         if tiles is not None:
             out = with_options(replace(out, grid=(tiles.grid,), block_vars=(tiles.block,)), swizzle=None,
-                             tiles_overlap=bool(turned) or None,
                              cluster=None if tiles.cluster_map is None else (tiles.cluster_map.size, 1, 1))
         return self._said(out, self.about)
 
