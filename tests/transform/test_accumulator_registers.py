@@ -173,6 +173,13 @@ def test_products_in_no_loop_stay_arrays():
     assert not kernel.launch.plan.own_values and "wgmma_pin" in print_kernel(kernel)
 
 
+@pytest.mark.parametrize("n, own", [(256, True), (249, False)])
+def test_threads_stored_chunks_of_an_accumulator_behind_branches(n: int, own: bool):
+    """256 x 128 tiles: threads store a result of an odd pitch, TMA one of 256 columns."""
+    (kernel,) = pipeline.lower(gemm(256, n, 256, 256, 128, 64, tb=True, stages=3, threads=256).func, SM90A).kernels
+    assert kernel.launch.plan.own_values == own
+
+
 def test_programs_without_products_are_left_alone():
     from tilelang.transform.framework.pass_ import PassContext
 

@@ -28,7 +28,7 @@ from copy import copy
 from typing import Any
 
 from tilelang.ir import (AddressOf, Buffer, Call, Const, Evaluate, For, Func, If, Launch, Seq, Stmt, Store, Var, const,
-                         is_const, rewrite_launches, rewrite_stmts, seq, walk, with_inner, with_options, LOCAL, SHARED)
+                         is_const, rewrite_launches, rewrite_stmts, seq, walk, with_inner, with_options, GLOBAL, LOCAL, SHARED)
 from tilelang.ir import replace as replaced
 from tilelang.target.register_forms import Form, form_of
 
@@ -110,6 +110,8 @@ def keep_in_registers(launch: Launch) -> Launch | None:
     hot, lasting = graph.hot(), {v for v in found if not _begun(launch, v)}
     if not hot and not any(isinstance(c.args[1], AddressOf) for c in _wgmmas(launch)):
         return None  # no loop carries a value, and NVRTC moves the loads behind a GEMM among each other (delta rule: 1.5 %)
+    if _in_chunks(launch) and any(isinstance(e.node, Store) and e.buffer.scope_name == GLOBAL for e in effects(launch.body)):
+        return None  # NVRTC leaves branches around the threads' stores (256 x 128 with an odd pitch of C: 4 %)
     direct: set[int] = set()
     borrowed: dict[int, list[tuple[Buffer, bool]]] = {}
     for n in graph.nodes:
@@ -139,6 +141,11 @@ def _unheld(launch: Launch, arrays: Container[Var]) -> Launch:
 
 def _wgmmas(launch: Launch) -> list[Call]:
     return [e.node for e in effects(launch.body) if isinstance(e.node, Call) and e.node.op == "wgmma"]
+
+
+def _in_chunks(launch: Launch) -> bool:
+    """Whether several wgmma compute chunks of one accumulator, each of its rows."""
+    return any(isinstance(c.args[0], AddressOf) and not is_const(c.args[0].indices[0], 0) for c in _wgmmas(launch))
 
 
 def _named(form: Form, found: Mapping[Var, Buffer]) -> set[Var]:
