@@ -8,9 +8,6 @@ import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import If, Launch, stmts_of, walk
 from tilelang.ir.expr import Call
-from tilelang.library.gemm.split_k_kernels import gemm_tail
-from tilelang.library.gemm.kernels import Form
-from tilelang.library.gemm.tile import Tail, Tile
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.analysis.statements import around_launch
@@ -52,11 +49,32 @@ def test_only_where_asked_for_and_from_sm_90_on():
         assert not launch.plan.pdl and "pdl_sync" not in calls(launch)
 
 
+@T.macro
+def multiplied(A, B, C, bx, by):
+    a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((64, 32), "float16")
+    c = T.alloc_fragment((64, 64), "float32")
+    T.clear(c)
+    for k in T.Pipelined(2, num_stages=2):
+        T.copy(A[by * 64, k * 32], a)
+        T.copy(B[bx * 64, k * 32], b)
+        T.gemm(a, b, c, transpose_B=True)
+    T.copy(c, C[by * 64, bx * 64])
+
+
+@T.prim_func
+def two_launches(A: T.Tensor((128, 64), "float16"), B: T.Tensor((128, 64), "float16"), C: T.Tensor((128, 128), "float16"),
+                 D: T.Tensor((128, 128), "float16")):
+    with T.Kernel(2, 2, threads=128) as (bx, by):
+        T.pdl_trigger()
+        multiplied(A, B, C, bx, by)
+    with T.Kernel(2, 2, threads=128) as (bx, by):
+        T.pdl_sync()
+        multiplied(B, A, D, bx, by)
+
+
 def test_a_launch_that_lets_the_next_one_start_is_not_started_early_itself():
     """Else the next one could read what the kernel in front of both has not yet written."""
-    t = Tile(64, 96, 64, 2, 128)
-    f = Form(152, 200, 144, ("float16",) * 3 + ("float32",), t, tail=Tail(0, 128, t))
-    first, second = (k.launch for k in lower(gemm_tail(f).func, SM90A, ON).kernels)
+    first, second = (k.launch for k in lower(two_launches.func, SM90A, ON).kernels)
     assert not first.plan.pdl and calls(first).count("pdl_trigger") == 1 and "pdl_sync" not in calls(first)
     assert second.plan.pdl is True and calls(second).count("pdl_sync") == 1 and "pdl_trigger" not in calls(second)
 

@@ -6,7 +6,7 @@ import pytest
 from tile_programs import Store, fragment, load, lowered, parallel, program, region, shared, tensor
 
 from tilelang.errors import TileLangError
-from tilelang.ir import (AddressOf, Buffer, Call, Cast, For, Func, If, Load, Ramp, Select, Seq, Var, cast, dtype, fresh,
+from tilelang.ir import (AddressOf, Call, Cast, For, Func, If, Load, Ramp, Select, Seq, Var, cast, dtype, fresh,
                          walk)
 from tilelang.ir import Store as StoreNode
 from tilelang.ir.verify import THREADS_BOUND, verify
@@ -94,13 +94,6 @@ def test_foreign_fragment_elements_go_through_shared_memory():
         parallel((32, 32), lambda i, j: Store(c, (i, j), load(f, (j, 31 - i))))]))
     assert any(isinstance(x, StoreNode) and x.buffer.name == "F_s" for x in walk(out))
     assert not any(isinstance(x, AddressOf) for x in walk(out))
-
-
-def test_value_carried_between_iterations_is_refused():
-    a, v = tensor("A", (32,)), Buffer("v", (1,), dtype("float32"), "local.var")
-    with pytest.raises(TileLangError, match="carries a value"):
-        lowered(program([a], [(v, None)], lambda bx: [
-            parallel((32,), lambda i: Store(v, (cast(0, "int32"),), load(v, (0,)) + load(a, (i,))))]))
 
 
 @pytest.mark.parametrize("index", [lambda i: i // 2, lambda i: (i * 7) % 32, lambda i: i * 2])

@@ -93,7 +93,7 @@ def test_exp2_in_a_branch_scaled_its_subnormal_results(after, short):
             if after == "the end":
                 T.copy(S, Y)
 
-    assert ("tl::fast_exp2(" in text(f)) == short
+    assert ("ex2.approx.ftz" in text(f) or "tl::fast_exp2(" in text(f)) == short
 
 
 def losses(value):
