@@ -143,18 +143,6 @@ def test_a_ragged_end_is_masked_before_the_loop():
     assert masks(square(1, 16, 2048, 128), FULL, 128) == 0
 
 
-def test_maxima_behind_a_mask_are_looked_at_together():
-    def looks(sizes, mask):
-        program = dense_attention(AttentionForm(
-            sizes, strides(sizes), "bshd", "bfloat16", mask, Tile(128, 128, 2, 256), False, 0.1))
-        (kernel,) = lower(program.func, SM90, {"tl.enable_hopper": True, "tl.enable_fast_math": True}).kernels
-        text = print_kernel(kernel, fast_math=True)
-        return text.count("tl::max_S("), text.count("tl::max_S_0(") + text.count("tl::max_S_2(")
-
-    assert looks(square(1, 16, 2048, 128), CAUSAL) == (2, 0)
-    assert looks(square(1, 16, 2048, 128), FULL) == (0, 4)
-
-
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_packed_sequences_assemble_without_spills(dim):
