@@ -160,8 +160,9 @@ def _followed(body: Stmt, axes: Axes, var: Var, count: int, tiles: int | None) -
     Where blocks have unequal numbers of iterations (tiles), one iteration of all blocks comes behind the one before.
     """
     every = {**axes, var: count}
-    for u, v in ((a, b) for pair in axes for a, b in ((pair, var), (var, pair))[:1 if tiles else 2]):
-        if (got := _joined(body, every, u, v)) is not None:
+    orders = [(block, var) for block in axes] + [(var, block) for block in axes if not tiles]
+    for fast, slow in orders:
+        if (got := _joined(body, every, fast, slow)) is not None:
             axes.clear()
             axes.update(got[1])
             return got[0]
