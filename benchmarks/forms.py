@@ -88,7 +88,7 @@ def measure(name: str, rounds: int, ms: float, idle: float) -> dict[str, Any]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """name, our microseconds and rate, the fastest peer's, their ratio."""
+    """name, our microseconds and rate, for each peer its time, error and the ratio to it."""
     mine = row["ours"]
     others = {k: v["us"] for k, v in row.items() if isinstance(v, dict) and k != "ours" and "us" in v}
     text = f"{row['name']:40s}"
@@ -99,11 +99,8 @@ def line(row: dict[str, Any]) -> str:
         text += f" WRONG of bound {mine['of_bound']:.3g}, relative {mine['relative']:.2e}"
     else:
         text += f" FAILED {mine['error']}"
-    if others:
-        best = min(others, key=lambda k: others[k])
-        text += f" | {best} {others[best]:9.1f} us {row[best]['relative']:.1e}"
-        if "us" in mine:
-            text += f" | ratio {others[best] / mine['us']:.3f}"
+    for who, us in sorted(others.items(), key=lambda x: x[1]):
+        text += f" | {who} {us:9.1f} us {row[who]['relative']:.1e}" + f" ratio {us / mine['us']:.3f}" * ("us" in mine)
     for who, v in row.items():
         if isinstance(v, dict) and who != "ours" and "error" in v:
             text += f" | {who}: {v['error'][:60]}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -90,7 +90,7 @@ def _forms() -> Iterable[tuple[str, Form]]:
     yield "fp8", Form(4096, 4096, 4096, "float8_e5m2", dtype_b="float8_e4m3fn", scaling="tensor", fast=True)
     yield "fp8", Form(4096, 4096, 4096, "float8_e4m3fn", "nn", scaling="tensor", fast=True)
     yield "fp8", Form(4096, 4096, 4096, "float8_e4m3fn", scaling="tensor", fast=True, bias=True, activation="gelu")
-    for s in _MODEL:
+    for s in (*_SQUARES[2:], *_MODEL):
         yield "fp8-block", Form(*s, "float8_e4m3fn", scaling="block")
     for batch, s in ((512, (128, 128, 64)), (128, (512, 512, 64)), (32, (1024, 1024, 128)), (8, (2048, 2048, 2048)),
                      (1024, (64, 64, 64)), (64, (1, 4096, 128)), (2048, (16, 16, 16)), (32, (128, 512, 4096)),
@@ -172,7 +172,7 @@ def ours(f: Form, t: Tensors) -> Call:
 
 
 def peers(f: Form, t: Tensors) -> dict[str, Call]:
-    """Calls of torch, the fastest of which counts; one that raises is left out."""
+    """Calls of torch, and for scales of blocks the library's with one scale an operand; one that raises is left out."""
     a, b, out = _a_of(f, t), _b_of(f, t), getattr(torch, f.result)
     if f.groups:
         return {"grouped_mm": lambda: torch._grouped_mm(a, b, offs=t["ends"], out_dtype=out)}
@@ -183,12 +183,16 @@ def peers(f: Form, t: Tensors) -> dict[str, Call]:
         columns = b if f.layout[1] == "t" else b.T.contiguous().T  # it takes no other order: the copy is not timed
         scaled = partial(torch._scaled_mm, a, columns, scale_a=sa, scale_b=sb, out_dtype=out, use_fast_accum=f.fast,
                          bias=t["bias"])
-        return {"_scaled_mm": lambda: _ACTIVATIONS[f.activation](scaled())}
+        found: dict[str, Call] = {"_scaled_mm": lambda: _ACTIVATIONS[f.activation](scaled())}
+        if f.scaling == "block":  # what the scales of blocks cost: the same product with one scale an operand, of our own
+            found["one scale"] = ours(replace(f, scaling="tensor"), {**t, "scale_a": t["scale_a"][:1, :1].reshape(1),
+                                                                     "scale_b": t["scale_b"][:1, :1].reshape(1)})
+        return found
     if f.dtype == "int8":
         return {"_int_mm": lambda: torch._int_mm(a, b)}
     if f.bias:
         bias, act = t["bias"], _ACTIVATIONS[f.activation]
-        found: dict[str, Call] = {"addmm": lambda: act(torch.addmm(bias, a, b))}
+        found = {"addmm": lambda: act(torch.addmm(bias, a, b))}
         if f.activation in ("relu", "gelu", "gelu_tanh"):  # its gelu is the approximate one: less to compute than by erf
             found["_addmm_activation"] = lambda: torch._addmm_activation(bias, a, b, use_gelu=f.activation != "relu")
         return found

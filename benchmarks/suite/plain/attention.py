@@ -221,6 +221,20 @@ def causal_attention(torch: Any, t: Tensors) -> Any:
     return flash_attention(*(t[x][None] for x in "QKV"), layout="bhsd", causal=True)
 
 
+def flash_attention_3(causal: bool = False) -> tuple[str, Any]:
+    """FlashAttention-3's forward pass where a package of it is installed (`provider_fa3`), else the library's attention."""
+    import importlib
+    import importlib.util
+
+    package = next((p for p in ("flash_attn_interface", "fa3_fwd_interface") if importlib.util.find_spec(p)), None)
+
+    def call(torch: Any, t: Tensors) -> Any:
+        q, k, v = (t[x][None].transpose(1, 2) for x in "QKV")
+        return importlib.import_module(package).flash_attn_func(q, k, v, causal=causal)
+
+    return (package, call) if package else ("torch", causal_attention if causal else library_attention)
+
+
 def enter_attention(name: str, kind: str = "", best: Any = ("program", "attention"), full: Any = None, small: Any = None,
                     count: Any = flops, **form: Any) -> None:
     dtype, bm = form.get("dtype", "float16"), form.get("bm", 128)
@@ -239,6 +253,9 @@ enter_attention("attention 192 rows, 384 threads", bm=192, threads=384, full=dic
 enter_attention("attention d 64", full=dict(heads=32, seq=4096, dim=64), best=("torch", library_attention))
 enter_attention("attention d 256", bn=64, full=dict(heads=8, seq=4096, dim=256), best=("torch", library_attention))
 enter_attention("attention 8k", full=dict(heads=16, seq=8192, dim=128), best=("torch", library_attention))
+enter_attention("attention 8k, 64 heads", full=dict(heads=64, seq=8192, dim=128), dtype="bfloat16", best=flash_attention_3())
+enter_attention("attention 8k causal, 64 heads", "causal", full=dict(heads=64, seq=8192, dim=128), dtype="bfloat16",
+                best=flash_attention_3(True), count=lambda **s: flops(**s) / 2)
 enter_attention("attention causal", "causal", best=("torch", causal_attention), count=lambda **s: flops(**s) / 2)
 enter_attention("attention window", "window", full=dict(**FULL, window=1024), small=dict(**SMALL, window=100), count=lambda
                 heads, seq, dim, window: 4.0 * heads * dim * (seq - window / 2) * window, best=("program", "attention causal"))

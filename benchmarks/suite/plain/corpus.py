@@ -29,9 +29,9 @@ class Plain:
     `tensors(**sizes)` in order.  reference(tensors, sizes): for each output (name, want, bound), float64 tensors.  full, small:
     sizes on a GPU and in a simulator.  flops: of a call.  moved: bytes read and written once, None for all tensors.
 
-    best: what a good form of the work reaches: ("torch", call of the tensors), ("program", name of another one: its rate),
-    ("copy",): the rate of a copy.  by: "flops" or "bytes", the rate that is compared.  binding: the limit that holds a row
-    below 0.75, once it is known.
+    best: what a good form of the work reaches: (name of its package, call of torch and the tensors), ("program", name of
+    another one: its rate), ("copy",): the rate of a copy.  by: "flops" or "bytes", the rate that is compared.  binding: the
+    limit that holds a row below 0.75, once it is known.
     """
 
     name: str
