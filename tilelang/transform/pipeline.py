@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from tilelang.errors import TileLangError, error
@@ -12,153 +13,100 @@ from tilelang.ir import Func, Launch, replace as replaced, rewrite, walk, with_o
 from tilelang.target import Target
 from tilelang.target.cpu import HostCpu, unsupported
 
-from .legalize.aliasing import keep_order, overlapping
-from .legalize.ballot_masks import ballot_masks
-from .legalize.single_updates import single_updates, warp_role_updates
-from .legalize.bind_calls import bind_calls
-from .legalize.block_shape import block_shape
-from .legalize.block_returns import block_returns
-from .legalize.blocks_of_tiles import blocks_of_tiles
-from .legalize.guarded_blocks import guarded_blocks
-from .check.check_blocks import check_blocks
-from .check.check_bounds import check_bounds
-from .check.check_collective import check_collective
-from .check.check_operands import check_operands
-from .check.check_overlaps import check_overlaps
-from .check.check_hopper import check_hopper
-from .check.check_lanes import check_lanes
-from .check.check_pipelines import check_pipelines
-from .check.check_private import check_private
-from .check.check_races import check_races
 from .framework.config import PassConfigKey
-from .lower.defer_reductions import defer_reductions
-from .sync.insert_pdl import insert_pdl
-from .lower.device_program import LoweredProgram, split_host
-from .memory.disjoint_tiles import disjoint_tiles
-from .memory.fewer_stages import fewer_stages
-from .memory.flatten import flatten
-from .legalize.branches_to_warp_roles import branches_to_warp_roles
-from .legalize.given_boxes import given_boxes
-from .legalize.guard_masks import guard_masks
-from .legalize.hopper_features import hopper
-from .layout.exchanged_tiles import exchanged_tiles
-from .layout.infer_layouts import infer_layouts
-from .layout.staged_transposes import staged_transposes
-from .memory.lane_quotients import lane_quotients
-from .legalize.laid_out_arrays import laid_out_arrays
-from .legalize.legalize import legalize
-from .legalize.order_warp_roles import order_warp_roles
-from .lower.lower_tile_ops import lower_tile_ops
-from .lower.shorten_exponents import shorten_exponents
-from .lower.shorten_rounded import shorten_rounded
-from .legalize.private_fragments import private_fragments
-from .legalize.split_warp_role_branches import split_warp_role_branches
 from .framework.pass_ import DEVICE, TILE, PassContext, PassFn, pass_, run_passes
-from .sync.place_sync import place_sync
-from .sync.reuse_shared_memory import reuse_shared_memory
-from .schedule.plan_pipelines import plan_pipelines
-from .memory.plan_shared_memory import plan_shared_memory
-from .registers.accumulator_registers import assign_accumulator_registers
-from .registers.code_tables import code_tables
-from .registers.fetch_ahead import fetch_ahead
-from .registers.join_wgmmas import join_wgmmas
-from .registers.limit_unrolling import limit_unrolling
-from .registers.order_register_reductions import order_register_reductions
-from .registers.pack_conversions import pack_conversions
-from .registers.small_tanh import small_tanh
 from .framework.scope import plan_only
-from .legalize.recomputed_rows import recomputed_rows
-from .legalize.resolve_parallel_reads import resolve_parallel_reads
-from .legalize.fold_thread_count import fold_thread_count
-from .memory.simplify import simplify
-from .legalize.joined_steps import joined_steps
-from .legalize.kept_iterations import kept_iterations
-from .schedule.resident_blocks import resident_blocks
-from .schedule.specialize_warps import specialize_warps
-from .layout.split_accumulators import split_accumulators
-from .legalize.staged_reads import staged_reads
+from .legalize.aliasing import overlapping
+from .legalize.hopper_features import hopper
+from .lower.device_program import LoweredProgram, split_host
+from .memory.fewer_stages import fewer_stages
 from .schedule.prefetch_scales import may_prefetch_scales
-from .legalize.transposed_operands import transposed_operands
-from .lower.tma_copies import tma_copies
-from .legalize.unpack_small_types import unpack_small_types
-from .check.verify_sync import verify_sync
 from .verify_sync.plan import follows
-from .legalize.manual_warp_roles import lower_manual_warp_roles
 
 log = logging.getLogger("tilelang.transform")
 
+
+def _passes(*places: str) -> tuple[PassFn, ...]:
+    """The passes of a list: `room.module`, whose pass has the name of its module, or `room.module:pass`."""
+    found = []
+    for place in places:
+        module, _, name = place.partition(":")
+        found.append(getattr(import_module(f".{module}", __package__), name or module.rpartition(".")[2]))
+    return tuple(found)
+
+
 # A comment on an entry gives the reason for its place in the order.
-TILE_PASSES: tuple[PassFn, ...] = (
-    legalize,
-    private_fragments,  # before all checks of which elements iterations and threads access
-    bind_calls,  # after legalize, which rejects names without values; before all passes that write guards
-    fold_thread_count,  # before all passes that ask which threads reach a statement
-    block_returns,  # after fold_thread_count, which removes dead branches; before all passes that look for warp roles
-    branches_to_warp_roles,  # before all passes that look for warp roles
+TILE_PASSES = _passes(
+    "legalize.legalize",
+    "legalize.private_fragments",  # before all checks of which elements iterations and threads access
+    "legalize.bind_calls",  # after legalize, which rejects names without values; before all passes that write guards
+    "legalize.fold_thread_count",  # before all passes that ask which threads reach a statement
+    "legalize.block_returns",  # after fold_thread_count, which removes dead branches; before passes that look for warp roles
+    "legalize.branches_to_warp_roles",  # before all passes that look for warp roles
     # After fold_thread_count and branches_to_warp_roles, which leave the branches of single threads; before check_hopper, which
     # makes plain branches of warp roles.
-    warp_role_updates,
-    check_bounds,
-    check_operands,
-    check_private,
-    check_lanes,
-    order_warp_roles,  # after check_lanes, which checks the barriers that the user wrote; before check_hopper, see above
-    check_hopper,
-    check_races,
-    check_overlaps,
-    resolve_parallel_reads,  # before unpack_small_types, which adds loads of its own
-    check_pipelines,  # before unpack_small_types: it counts the user's statements
-    check_blocks,  # after the checks of single statements, which say more of what is wrong there
-    laid_out_arrays,  # after all checks of which elements accesses touch; like unpack_small_types, it makes loops of tile ops
-    unpack_small_types,  # after legalize, which counts negative indices from the end of unpacked rows
+    "legalize.single_updates:warp_role_updates",
+    "check.check_bounds",
+    "check.check_operands",
+    "check.check_private",
+    "check.check_lanes",
+    "legalize.order_warp_roles",  # after check_lanes, which checks the user's own barriers; before check_hopper, see above
+    "check.check_hopper",
+    "check.check_races",
+    "check.check_overlaps",
+    "legalize.resolve_parallel_reads",  # before unpack_small_types, which adds loads of its own
+    "check.check_pipelines",  # before unpack_small_types: it counts the user's statements
+    "check.check_blocks",  # after the checks of single statements, which say more of what is wrong there
+    "legalize.laid_out_arrays",  # after all checks of which elements accesses touch; like the next, it makes loops of tile ops
+    "legalize.unpack_small_types",  # after legalize, which counts negative indices from the end of unpacked rows
     # After check_hopper, which keeps the warp roles, and check_private: private variables outlive the split branches.
-    split_warp_role_branches,
+    "legalize.split_warp_role_branches",
 )
-DEVICE_PASSES: tuple[PassFn, ...] = (
-    keep_order,  # before all passes that move a read in front of a write
-    blocks_of_tiles,  # before block_shape, which resizes blocks of a grid
-    block_shape,  # before all passes that choose instructions, layouts and warp roles
-    guarded_blocks,  # after block_shape, before all passes that look for loops at the top of a launch
-    joined_steps,  # after block_shape, which decides what wgmma computes; before all passes that give tiles versions
-    check_collective,  # before warp specialisation and layouts: it checks the branches that the user wrote
-    single_updates,  # after check_collective; before all passes that place barriers or layouts
-    ballot_masks,  # after check_collective: code that it rejects needs no masks
-    shorten_exponents,  # before shorten_rounded: it looks for tanh in its own form
-    shorten_rounded,  # before all passes that reorder the statements of a loop or split tiles
-    recomputed_rows,  # after shorten_rounded, which follows values to their uses
-    exchanged_tiles,  # before all passes that give shared tiles versions or choose TMA; after those that look for fragments
-    staged_transposes,  # like exchanged_tiles
-    resident_blocks,  # before all passes over loops
-    kept_iterations,  # before all passes that look at the statements of pipelined loops
-    given_boxes,  # before lower_manual_warp_roles, the first pass that chooses TMA or wgmma
-    lower_manual_warp_roles,
-    transposed_operands,  # after lower_manual_warp_roles, whose launches it skips; before all passes that schedule
-    staged_reads,  # after given_boxes, which marks columns that TMA cannot load; before all passes that give tiles versions
-    disjoint_tiles,  # after lower_manual_warp_roles, whose launches it skips; before all passes that give tiles versions
-    guard_masks,  # before specialize_warps, which reorders the statements of a loop
-    split_accumulators,  # after guard_masks, which makes GEMMs that clear; before specialize_warps, which schedules them
-    specialize_warps,  # before plan_pipelines, which schedules the loops that are not warp-specialised
-    plan_pipelines,  # before layouts: it gives shared buffers their versions
-    tma_copies,  # for copies that no pass before took; before layouts: it decides which tiles are split into TMA boxes
-    infer_layouts,
-    defer_reductions,  # after layouts: it must know which lanes hold copies
-    lower_tile_ops,  # TILE -> THREADS_BOUND
-    reuse_shared_memory,  # after lowering, which allocates buffers; before place_sync: buffers that share bytes need barriers
-    place_sync,  # THREADS_BOUND -> SYNCED; after lowering: it needs every access of every thread
-    fetch_ahead,  # after place_sync, whose barriers it moves
-    flatten,
-    plan_shared_memory,  # SYNCED -> DEVICE; its reuse of memory needs the barriers
-    lane_quotients,  # before simplify, which cleans up its results
-    simplify,
-    small_tanh,  # after simplify, which makes constants of its factors; before the passes over the final loops on registers
-    assign_accumulator_registers,  # after simplify: it follows values through the final program
-    insert_pdl,  # after place_sync and simplify: accesses of global memory are no longer moved
-    code_tables,  # before pack_conversions, which changes the arithmetic that it evaluates
-    pack_conversions,  # after assign_accumulator_registers: loops on named registers do their own conversions
-    order_register_reductions,  # after assign_accumulator_registers, which marks its loops on named registers
-    join_wgmmas,  # after order_register_reductions: it compares the descriptors that are printed
-    limit_unrolling,  # after all passes that make or mark loops
-    verify_sync,  # last: it checks the program that is printed, with the planned offsets
+DEVICE_PASSES = _passes(
+    "legalize.aliasing:keep_order",  # before all passes that move a read in front of a write
+    "legalize.blocks_of_tiles",  # before block_shape, which resizes blocks of a grid
+    "legalize.block_shape",  # before all passes that choose instructions, layouts and warp roles
+    "legalize.guarded_blocks",  # after block_shape, before all passes that look for loops at the top of a launch
+    "legalize.joined_steps",  # after block_shape, which decides what wgmma computes; before all passes that give tiles versions
+    "check.check_collective",  # before warp specialisation and layouts: it checks the branches that the user wrote
+    "legalize.single_updates",  # after check_collective; before all passes that place barriers or layouts
+    "legalize.ballot_masks",  # after check_collective: code that it rejects needs no masks
+    "lower.shorten_exponents",  # before shorten_rounded: it looks for tanh in its own form
+    "lower.shorten_rounded",  # before all passes that reorder the statements of a loop or split tiles
+    "legalize.recomputed_rows",  # after shorten_rounded, which follows values to their uses
+    "layout.exchanged_tiles",  # before passes that give tiles versions or choose TMA; after those that look for fragments
+    "layout.staged_transposes",  # like exchanged_tiles
+    "schedule.resident_blocks",  # before all passes over loops
+    "legalize.kept_iterations",  # before all passes that look at the statements of pipelined loops
+    "legalize.given_boxes",  # before lower_manual_warp_roles, the first pass that chooses TMA or wgmma
+    "legalize.manual_warp_roles:lower_manual_warp_roles",
+    "legalize.transposed_operands",  # after lower_manual_warp_roles, whose launches it skips; before all passes that schedule
+    "legalize.staged_reads",  # after given_boxes, which marks columns for TMA; before passes that give tiles versions
+    "memory.disjoint_tiles",  # after lower_manual_warp_roles, whose launches it skips; before passes that give tiles versions
+    "legalize.guard_masks",  # before specialize_warps, which reorders the statements of a loop
+    "layout.split_accumulators",  # after guard_masks, which makes GEMMs that clear; before the next, which schedules them
+    "schedule.specialize_warps",  # before plan_pipelines, which schedules the loops that are not warp-specialised
+    "schedule.plan_pipelines",  # before layouts: it gives shared buffers their versions
+    "lower.tma_copies",  # for copies that no pass before took; before layouts: it decides which tiles are split into TMA boxes
+    "layout.infer_layouts",
+    "lower.defer_reductions",  # after layouts: it must know which lanes hold copies
+    "lower.lower_tile_ops",  # TILE -> THREADS_BOUND
+    "sync.reuse_shared_memory",  # after lowering, which allocates buffers; before place_sync: shared bytes need barriers
+    "sync.place_sync",  # THREADS_BOUND -> SYNCED; after lowering: it needs every access of every thread
+    "registers.fetch_ahead",  # after place_sync, whose barriers it moves
+    "memory.flatten",
+    "memory.plan_shared_memory",  # SYNCED -> DEVICE; its reuse of memory needs the barriers
+    "memory.lane_quotients",  # before simplify, which cleans up its results
+    "memory.simplify",
+    "registers.small_tanh",  # after simplify, which makes constants of its factors; before passes over the final loops
+    "registers.accumulator_registers:assign_accumulator_registers",  # after simplify: it follows the final program's values
+    "sync.insert_pdl",  # after place_sync and simplify: accesses of global memory are no longer moved
+    "registers.code_tables",  # before pack_conversions, which changes the arithmetic that it evaluates
+    "registers.pack_conversions",  # after assign_accumulator_registers: loops on named registers do their own conversions
+    "registers.order_register_reductions",  # after assign_accumulator_registers, which marks its loops on named registers
+    "registers.join_wgmmas",  # after order_register_reductions: it compares the descriptors that are printed
+    "registers.limit_unrolling",  # after all passes that make or mark loops
+    "check.verify_sync",  # last: it checks the program that is printed, with the planned offsets
 )
 
 
