@@ -12,7 +12,7 @@ from tilelang.ir import (AddressOf, Binary, Bind, Break, Buffer, Call, Cast, Con
                          dtype, fresh, is_const, load, replace, rewrite, select, seq, stmts_of, substitute, walk,
                          FRAGMENT, GLOBAL, PRIVATE)
 from tilelang.ops import Copy, Fill, Gemm, Transpose
-from tilelang.ops.pairing import TileLoops, iteration_space, lower_elementwise, matched_indices
+from tilelang.ops.pairing import TileLoops, iteration_space, lower_elementwise
 
 from ..analysis.statements import renamed
 from ..analysis.vectorize import bound_divisors
@@ -169,7 +169,7 @@ class _Unpacking:
             raise error("small-type", f"a vector of `{x.buffer.name}`, whose elements are pairs, is read",
                         expected="an element", found="a vector", span=x.span, hint="T.copy the tile instead")
         byte = replace(x, dtype=dtype("uint8"))
-        nibbles = (binary("bitand", byte, const(15, "uint8")), binary("shr", byte, const(4, "uint8")))
+        nibbles = (byte & const(15, "uint8"), byte >> const(4, "uint8"))
         out = Shuffle(tuple(value_of(n, narrow.scalar) for n in nibbles), (0, 1), wide(narrow), span=x.span)
         self.bytes[id(out)] = (out, byte)
         return out
@@ -178,8 +178,7 @@ class _Unpacking:
         """The byte of a pair of narrow values held in float16. A pair that was just read keeps its byte."""
         if id(value) in self.bytes:
             return self.bytes[id(value)][1]
-        low, high = (code_of(v, dtype("float4_e2m1fn")) for v in lanes_of(value))
-        return binary("bitor", low, binary("shl", high, const(4, "uint8")))
+        return _byte_of(*(code_of(v, dtype("float4_e2m1fn")) for v in lanes_of(value)))
 
     def unpacked(self, b: Buffer, indices: tuple[Expr, ...], span: Any) -> Expr:
         """The value of a packed tensor at logical indices."""
@@ -190,10 +189,8 @@ class _Unpacking:
         if any(i.dtype.lanes > 1 for i in indices):
             raise error("small-type", f"a vector of `{b.name}` is read",
                         expected="an element", found="a vector", span=span, hint="T.copy the tile instead")
-        byte = load(b, (*indices[:-1], binary("floordiv", last, const(2, last.dtype))), span=span)
-        bits = cast(binary("mul", binary("floormod", last, const(2, last.dtype)), const(4, last.dtype)), "uint8")
-        nibble = binary("bitand", binary("shr", byte, bits), const(15, "uint8"))  # no branch: bytes are read as vectors
-        return value_of(nibble, self.narrow[b])
+        at, bits = _half_byte(indices)  # no branch: bytes are read as vectors
+        return value_of(load(b, at, span=span) >> bits & const(15, "uint8"), self.narrow[b])
 
     # ---- tile operations --------------------------------------------------------------------------------------------
 
@@ -213,7 +210,7 @@ class _Unpacking:
         on_packed = [b for b in touched if self.packed(b)]
         if on_packed and isinstance(op, Fill) and self.even_columns(op.dst):
             code = code_of(fitted(op.value, self.narrow[op.dst.buffer]), self.narrow[op.dst.buffer])
-            return replace(op, dst=_bytes_of(op.dst), value=binary("bitor", code, binary("shl", code, const(4, "uint8"))))
+            return replace(op, dst=_bytes_of(op.dst), value=_byte_of(code, code))
         if on_packed or not isinstance(op, (Fill, Gemm, Transpose)):
             b = (on_packed or list(touched))[0]
             raise error("small-type", f"T.{op.op_name} on `{b.name}` ({self.narrow[b]})",
@@ -257,7 +254,7 @@ class _Unpacking:
 
     def packed_store(self, op: Copy, src: Buffer) -> Stmt:
         dst, narrow = op.dst.buffer, self.narrow[op.dst.buffer]
-        extents, of_dst, of_src = iteration_space(op.dst, op.src)
+        extents, of_dst, _ = iteration_space(op.dst, op.src)
         whole = op.src.is_full or src.scope_name != FRAGMENT
         even = isinstance(extents[-1], int) and extents[-1] % 2 == 0 and of_dst[-1] == len(extents) - 1 and known_divisor(
             convert(op.dst.mins[-1]), self.divisors) % 2 == 0
@@ -266,18 +263,14 @@ class _Unpacking:
                         expected="a copy of whole bytes", found="one that may start or end inside a byte", span=op.span,
                         hint="copy an even number of columns that starts at an even one, from a whole fragment or from shared "
                         "memory")
-        at = tuple(fresh(n) for n in "ijklmnpq"[:len(extents)])
 
-        def code(k: int) -> Expr:
-            point = (*at[:-1], at[-1] * 2 + k)
-            where = matched_indices(op.src, of_src, point)
-            v: Expr = self.unpacked(src, where, op.span) if self.packed(src) else load(src, where, span=op.span)
-            return code_of(v if self.narrow.get(src) == narrow else fitted(v, narrow), narrow)
+        def fits(v: Any) -> Expr:
+            value = self.unpacked(src, v.indices, op.span) if self.packed(src) else v
+            return value if self.narrow.get(src) == narrow else fitted(value, narrow)
 
-        first = matched_indices(op.dst, of_dst, (*at[:-1], at[-1] * 2))
-        byte = binary("bitor", code(0), binary("shl", code(1), const(4, "uint8")))
-        store = Store(dst, (*first[:-1], binary("floordiv", first[-1], convert(2))), byte, span=op.span)
-        return Parallel(at, (*map(convert, extents[:-1]), convert(extents[-1] // 2)), store, span=op.span)
+        loop = lower_elementwise(_TileLoops(), op.dst, op.src, fits, op.span)
+        marked = rewrite(loop, lambda x: self.pairing.store(x, narrow), Store)
+        return self.pairing.loop(marked)  # type: ignore[return-value]
 
 
 class _TileLoops(TileLoops):
@@ -292,7 +285,24 @@ def _bytes_of(r: Region) -> Region:
 
 
 def _half(x: Any) -> Any:
-    return x // 2 if isinstance(x, int) else binary("floordiv", x, const(2, x.dtype))
+    return x // 2 if isinstance(x, int) else x // const(2, x.dtype)
+
+
+def _half_byte(indices: tuple[Expr, ...]) -> tuple[tuple[Expr, ...], Expr]:
+    """(indices of the byte of a value, the number of its lowest bit there)."""
+    last = indices[-1]
+    return (*indices[:-1], _half(last)), cast(last % const(2, last.dtype) * const(4, last.dtype), "uint8")
+
+
+def _byte_of(low: Expr, high: Expr) -> Expr:
+    """The byte of two codes."""
+    return low | high << const(4, "uint8")
+
+
+def _with_code(x: Store, b: Buffer, at: tuple[Expr, ...], bits: Expr, narrow: dtype) -> Store:
+    """A store of a value as a change of its half of a byte, which one thread changes whole."""
+    kept = load(b, at, span=x.span) & const(240, "uint8") >> bits
+    return replace(x, buffer=b, indices=at, value=kept | code_of(x.value, narrow) << bits)
 
 
 # ---- paired stores ----------------------------------------------------------------------------------------------------------
@@ -317,12 +327,7 @@ class PairedStores:
         Resolved at once are vectors of whole bytes, and elements of private memory: one thread changes all of its bytes.
         """
         if x.buffer.scope_name in PRIVATE and x.value.dtype.lanes == 1:
-            last, eight = x.indices[-1], dtype("uint8")
-            at = (*x.indices[:-1], binary("floordiv", last, const(2, last.dtype)))
-            shift = cast(binary("mul", binary("floormod", last, const(2, last.dtype)), const(4, last.dtype)), eight)
-            kept = binary("bitand", load(x.buffer, at, span=x.span), binary("shr", const(240, eight), shift))
-            code = binary("shl", code_of(x.value, narrow), shift)
-            return replace(x, indices=at, value=binary("bitor", kept, code))
+            return _with_code(x, x.buffer, *_half_byte(x.indices), narrow)
         mark = self._marks.get(x.buffer)
         if mark is None:
             mark = self._marks[x.buffer] = replace(x.buffer, dtype=narrow, data=Var(x.buffer.name, x.buffer.data.dtype))
@@ -397,37 +402,29 @@ class PairedStores:
     def _byte(self, low: Store, high: Expr) -> Stmt:
         """The store of a byte: its first value as a marked store, and its second value."""
         narrow = low.buffer.dtype
-        byte = binary("bitor", code_of(low.value, narrow), binary("shl", code_of(high, narrow), const(4, "uint8")))
+        byte = _byte_of(code_of(low.value, narrow), code_of(high, narrow))
         return replace(low, buffer=self.buffers[low.buffer], indices=self._place(low), value=byte)
 
     def _by_halves(self, body: Stmt, which: int) -> Stmt:
         """body with each marked store as a change of the low (0) or high (1) half of its byte; one thread changes both."""
-        def fn(s: Store) -> Store | None:
-            if s.buffer not in self.buffers:
-                return None
-            buffer, at = self.buffers[s.buffer], self._place(s)
-            kept = binary("bitand", load(buffer, at, span=s.span), const(15 if which else 240, "uint8"))
-            code = code_of(s.value, s.buffer.dtype)
-            new = binary("shl", code, const(4, "uint8")) if which else code
-            return replace(s, buffer=buffer, indices=at, value=binary("bitor", kept, new))
-
-        return rewrite(body, fn, Store)
+        bits = const(4 * which, "uint8")
+        return rewrite(body, lambda s: _with_code(s, self.buffers[s.buffer], self._place(s), bits, s.buffer.dtype)
+                       if s.buffer in self.buffers else None, Store)
 
     def _place(self, s: Store) -> tuple[Expr, ...]:
-        last = s.indices[-1]
-        return (*s.indices[:-1], Analyzer().simplify(binary("floordiv", last, const(2, last.dtype))))
+        return *s.indices[:-1], _halved(s.indices[-1])
 
 
 def _halved(e: Expr) -> Expr:
-    return Analyzer().simplify(binary("floordiv", e, const(2, e.dtype)))
+    return Analyzer().simplify(_half(e))
 
 
 # ---- values of types narrower than a byte: the type that holds one, and its 4-bit code --------------------------------
 
 # The type that holds one value outside packed memory; it represents every value of the narrow type.
 WIDE = {"int4": "int8", "uint4": "uint8", "float4_e2m1fn": "float16"}
-_FP4_STEPS = ((">", 0.25, 0.5), (">=", 0.75, 0.5), (">", 1.25, 0.5), (">=", 1.75, 0.5), (">", 2.5, 1.0), (">=", 3.5, 1.0),
-              (">", 5.0, 2.0))  # each step of the rounding to nearest even, and how much it adds
+_FP4_STEPS = (("gt", 0.25, 0.5), ("ge", 0.75, 0.5), ("gt", 1.25, 0.5), ("ge", 1.75, 0.5), ("gt", 2.5, 1.0), ("ge", 3.5, 1.0),
+              ("gt", 5.0, 2.0))  # each step of the rounding to nearest even, and how much it adds
 
 
 def is_pair(dt: dtype) -> bool:
@@ -450,23 +447,24 @@ def value_of(nibble: Expr, narrow: dtype) -> Expr:
     if narrow == "uint4":
         return nibble
     if narrow == "int4":
-        return binary("shr", binary("shl", cast(nibble, "int8"), const(4, "int8")), const(4, "int8"))
+        return _signed(nibble)
     # e2m1 as the top bits of a float16 whose exponent is 14 too small: subnormals come out right.
     code = cast(nibble, "uint16")
-    low = binary("shl", binary("bitand", code, const(7, "uint16")), const(9, "uint16"))
-    sign = binary("shl", binary("bitand", code, const(8, "uint16")), const(12, "uint16"))
-    bits = binary("bitor", low, sign)
-    return binary("mul", call("reinterpret", (bits,), dtype("float16")), const(16384.0, "float16"))
+    bits = (code & const(7, "uint16")) << const(9, "uint16") | (code & const(8, "uint16")) << const(12, "uint16")
+    return call("reinterpret", (bits,), dtype("float16")) * const(16384.0, "float16")
 
 
 def code_of(value: Expr, narrow: dtype) -> Expr:
     """The 4-bit code (uint8, 0..15) of a value of the narrow type, held in its wide type."""
     if narrow.is_int:
-        return binary("bitand", cast(value, "uint8"), const(15, "uint8"))
-    bits = call("reinterpret", (binary("mul", value, const(1 / 16384.0, "float16")),), dtype("uint16"))
-    low = binary("bitand", binary("shr", bits, const(9, "uint16")), const(7, "uint16"))
-    sign = binary("bitand", binary("shr", bits, const(12, "uint16")), const(8, "uint16"))
-    return cast(binary("bitor", low, sign), "uint8")
+        return cast(value, "uint8") & const(15, "uint8")
+    bits = call("reinterpret", (value * const(1 / 16384.0, "float16"),), dtype("uint16"))
+    return cast(bits >> const(9, "uint16") & const(7, "uint16") | bits >> const(12, "uint16") & const(8, "uint16"), "uint8")
+
+
+def _signed(nibble: Expr) -> Expr:
+    """The lowest four bits as an int8."""
+    return cast(nibble, "int8") << const(4, "int8") >> const(4, "int8")
 
 
 def fitted(value: Expr, narrow: dtype) -> Expr:
@@ -480,16 +478,12 @@ def fitted(value: Expr, narrow: dtype) -> Expr:
     if isinstance(value, Const) and narrow.base != "float4_e2m1fn":
         value = const(int(value.value), "int64")
     if narrow.base == "int4":
-        four = const(4, "int8")
-        return binary("shr", binary("shl", cast(value, out), four), four)
+        return _signed(value)
     if narrow.base == "uint4":
-        return binary("bitand", cast(value, out), const(15, out))
+        return cast(value, out) & const(15, out)
     x = cast(value, "float32")
     size = call("fabs", (x,), dtype("float32"))
     total: Expr = const(0.0, "float32")
-    for test, limit, step in _FP4_STEPS:
-        op = "gt" if test == ">" else "ge"
-        total = binary("add", total, select(binary(op, size, const(limit, "float32")), const(step, "float32"),
-                                            const(0.0, "float32")))
-    signed = call("copysign", (total, x), dtype("float32"))
-    return cast(signed, out)
+    for op, limit, step in _FP4_STEPS:
+        total = total + select(binary(op, size, const(limit, "float32")), const(step, "float32"), const(0.0, "float32"))
+    return cast(call("copysign", (total, x), dtype("float32")), out)
