@@ -7,8 +7,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer, bound_to
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Expr, For, Func, If, Load, Node, Parallel, Region, Stmt, Store,
-                         TileOp, Var, binary, children, const, contains, free_vars, is_large, rebuild, replace, substitute,
-                         walk, GLOBAL)
+                         TileOp, Var, binary, const, contains, free_vars, is_large, rebuild, replace, substitute, walk, GLOBAL)
 from tilelang.ir.visitor import mapped
 from tilelang.ir.record import state
 from tilelang.ops import AtomicTile, Copy, Fill, Transpose
@@ -109,17 +108,13 @@ class _Guards:
         if self.in_nest or not self.guarded:
             return self._nest(s)
         self.in_nest = True
-        found = find_nest_guards(self.analyzer, s)
-        out: Stmt
-        if not found.cleared:
-            out = self._nest(s)
-        else:
-            tests = found.range_tests(self.analyzer)
-            self.cleared = found.cleared
-            out = inside = self._nest(s)
-            self.cleared = set()
-            if tests:
-                out = NestVersions(tests, inside, self._nest(s), span=s.span)
+        found = _Nest(Analyzer(self.analyzer.env))
+        found.visit(s)
+        self.cleared = found.cleared
+        inside = self._nest(s)
+        self.cleared = set()
+        tests = found.range_tests(self.analyzer)
+        out = NestVersions(tests, inside, self._nest(s), span=s.span) if tests else inside
         self.in_nest = False
         return out
 
@@ -251,26 +246,6 @@ def _side(r: Region, loop_of: dict[int, int], extents: tuple[Any, ...], a: Analy
 #       ->  if 0 <= bx * 128 and bx * 128 + 127 < N:  the nest without guards   else:  the nest with guards
 
 
-@state
-class NestGuards:
-    """cleared: (id of an access, dimension) that the tests prove.  tests: what is compared before the nest."""
-
-    cleared: set[tuple[int, int]] = field(default_factory=set)
-    tests: dict[tuple[Expr, Expr, Any], None] = field(default_factory=dict)
-
-    def range_tests(self, a: Analyzer) -> tuple[RangeTest, ...]:
-        """The tests whose answer is not known already."""
-        return tuple(RangeTest(low, high, size, not _is_natural(a, low)) for low, high, size in self.tests
-                     if not (isinstance(size, int) and is_in_range(a, low, size) and is_in_range(a, high, size)))
-
-
-def find_nest_guards(a: Analyzer, nest: Parallel) -> NestGuards:
-    """The guards of a nest that a test of values known before it decides (see above)."""
-    known = _Nest(Analyzer(a.env))
-    known.visit(nest)
-    return known.plan
-
-
 def _is_natural(a: Analyzer, e: Expr) -> bool:
     low = a.bounds_of(a.linear(e))[0]
     return isinstance(low, int) and low >= 0
@@ -278,54 +253,48 @@ def _is_natural(a: Analyzer, e: Expr) -> bool:
 
 @state
 class _Nest:
-    """The known facts about the variables of a nest while it is visited.
+    """The guards of a nest that a test of values known before it decides (see above).
 
+    cleared: (id of an access, dimension) that the tests prove.  tests: what is compared before the nest.
     ranges: first and last value of a loop's variable.  inlined: values of bindings.  opaque: variables whose values are known
     inside the nest only.
     """
 
     analyzer: Analyzer
-    plan: NestGuards = field(default_factory=NestGuards)
+    cleared: set[tuple[int, int]] = field(default_factory=set)
+    tests: dict[tuple[Expr, Expr, Any], None] = field(default_factory=dict)
     ranges: dict[Var, tuple[Expr, Expr]] = field(default_factory=dict)
     inlined: dict[Var, Expr] = field(default_factory=dict)
     opaque: set[Var] = field(default_factory=set)
 
-    def visit(self, s: Any) -> None:
-        if isinstance(s, Parallel):
-            for v, e in zip(s.vars, s.extents):
-                self.enter(v, const(0, v.dtype), substitute(e, self.inlined))
-            self.visit(s.body)
-        elif isinstance(s, For):
-            self.look(s.start)
-            self.look(s.extent)
-            self.enter(s.var, substitute(s.start, self.inlined), substitute(s.extent, self.inlined))
-            self.visit(s.body)
-        elif isinstance(s, Bind):
-            self.look(s.value)
-            value = substitute(s.value, self.inlined)
-            if s.var.dtype.is_signed and not contains(value, Load, Call) and not is_large(value):
-                self.inlined[s.var] = value
-            else:
-                self.opaque.add(s.var)
-        elif isinstance(s, Stmt):
-            if isinstance(s, Store):
-                self.access(s, s.buffer, s.indices)
-            for child in children(s):
-                if isinstance(child, Stmt):
-                    self.visit(child)
-                elif isinstance(child, Expr):
-                    self.look(child)
+    def visit(self, nest: Parallel) -> None:
+        for s in walk(nest, Parallel, For, Bind, Store, Load, AddressOf):
+            match s:
+                case Parallel():
+                    for v, e in zip(s.vars, s.extents):
+                        self.enter(v, const(0, v.dtype), e)
+                case For():
+                    self.enter(s.var, s.start, s.extent)
+                case Bind():
+                    value = substitute(s.value, self.inlined)
+                    if s.var.dtype.is_signed and not contains(value, Load, Call) and not is_large(value):
+                        self.inlined[s.var] = value
+                    else:
+                        self.opaque.add(s.var)
+                case _:
+                    self.access(s, s.buffer, s.indices)
+
+    def range_tests(self, a: Analyzer) -> tuple[RangeTest, ...]:
+        """The tests whose answer is not known already."""
+        return tuple(RangeTest(low, high, size, not _is_natural(a, low)) for low, high, size in self.tests
+                     if not (isinstance(size, int) and is_in_range(a, low, size) and is_in_range(a, high, size)))
 
     def enter(self, v: Var, start: Expr, extent: Expr) -> None:
+        start, extent = substitute(start, self.inlined), substitute(extent, self.inlined)
         if contains(start, Load, Call) or contains(extent, Load, Call):
             self.opaque.add(v)
         else:
             self.ranges[v] = (start, binary("sub", binary("add", start, extent), const(1, extent.dtype)))
-
-    def look(self, e: Expr) -> None:
-        for n in walk(e):
-            if isinstance(n, (Load, AddressOf)):
-                self.access(n, n.buffer, n.indices)
 
     def access(self, n: Node, b: Buffer, indices: tuple[Expr, ...]) -> None:
         if b.scope() != GLOBAL or len(indices) != len(b.shape):
@@ -335,8 +304,8 @@ class _Nest:
                 continue
             corners = _corners(self.analyzer, substitute(e, self.inlined), self.ranges, self.opaque)
             if corners is not None:
-                self.plan.cleared.add((id(n), d))
-                self.plan.tests[corners[0], corners[1], size] = None
+                self.cleared.add((id(n), d))
+                self.tests[corners[0], corners[1], size] = None
 
 
 def _corners(a: Analyzer, e: Expr, ranges: dict[Var, tuple[Expr, Expr]],

@@ -218,28 +218,20 @@ def _text(b: Buffer, span: Any) -> str:
 def _first(v: Var, stmts: tuple[Stmt, ...]) -> tuple[Buffer, Any] | None:
     """(tensor at v, place) of the first access on every path through these statements."""
     for s in stmts:
+        found: tuple[Buffer, Any] | None = None
         match s:
             case Seq():
                 found = _first(v, s.stmts)
-            case For() if _is_positive(s.extent):
-                found = _first(v, (s.body,))
-            case Parallel() if all(map(_is_positive, s.extents)):
-                found = _first(v, (s.body,))
-            case If():
-                found = _of_expr(v, s.cond, s)
+            case For() | Parallel():
+                if all(map(_is_positive, (s.extent,) if isinstance(s, For) else s.extents)):
+                    found = _first(v, (s.body,))
             case TileOp():
                 touched = [a.region for a in s.accesses() if a.region.buffer.data is v]  # type: ignore[attr-defined]
-                sure = [r for r in touched if all(map(_is_positive, r.extents))]
-                found = (sure[0].buffer, s.span) if sure else None
-            case Bind():
-                found = _of_expr(v, s.value, s)
-            case Evaluate():
-                found = _of_expr(v, s.call, s)
-            case Store():
-                mine = (s.buffer, s.span) if s.buffer.data is v else None
-                found = mine or next((f for e in (*s.indices, s.value) if (f := _of_expr(v, e, s)) is not None), None)
-            case _:
-                found = None
+                found = next(((r.buffer, s.span) for r in touched if all(map(_is_positive, r.extents))), None)
+            case Store() if s.buffer.data is v:
+                found = s.buffer, s.span
+            case If() | Bind() | Evaluate() | Store():
+                found = _of_each(v, children(s), s)
         if found is not None:
             return found
         if any(isinstance(x, (Break, Continue, While)) or isinstance(x, Evaluate) and x.call.op == "thread_return"
@@ -259,6 +251,8 @@ def _of_expr(v: Var, e: Node, s: Stmt) -> tuple[Buffer, Any] | None:
         return e.buffer, e.span or s.span
     if isinstance(e, AddressOf):
         return None
-    evaluated = (e.cond,) if isinstance(e, Select) and e.lazy else children(e)
-    return next((f for x in evaluated if isinstance(x, Node) and not isinstance(x, Buffer) and
-                 (f := _of_expr(v, x, s)) is not None), None)
+    return _of_each(v, (e.cond,) if isinstance(e, Select) and e.lazy else children(e), s)
+
+
+def _of_each(v: Var, nodes: Iterable[Any], s: Stmt) -> tuple[Buffer, Any] | None:
+    return next((f for x in nodes if isinstance(x, Expr) and (f := _of_expr(v, x, s)) is not None), None)
