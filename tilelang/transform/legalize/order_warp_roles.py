@@ -9,29 +9,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import product
-from math import prod
 from typing import Any
 
-import numpy as np
-
-from tilelang.errors import TileLangError, error
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Parallel, Region, Seq,
-                         Stmt, TileOp, Var, While, convert, inner, rewrite_launches, replace, seq, walk, with_inner, BARRIER,
-                         CLUSTER_BARRIER, SHARED)
-from tilelang.ir.evaluate import evaluate
+from tilelang.arith import Analyzer, Bounds, extent_bounds
+from tilelang.errors import error
+from tilelang.ir import (AddressOf, Alloc, Bind, Call, Const, Expr, For, Func, If, Launch, Load, Parallel, Region, Seq, Stmt,
+                         TileOp, Var, While, const, convert, fresh, inner, is_const, logical, remember, replace, rewrite,
+                         rewrite_launches, seq, substitute, unary, walk, with_inner, BARRIER, CLUSTER_BARRIER, SHARED)
+from tilelang.ir.record import record
 from tilelang.target.intrinsics import INTRINSICS, PURE, SYNC, WARP
-from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
+from tilelang.target.warp_groups import WARP_LANES, holds_in, runs, warps_in
 
+from ..analysis.disjoint import Disjoint, Place
 from ..analysis.divergence import Divergence
-from ..analysis.effects import effects, own_effects
+from ..analysis.effects import Effect, effects, own_effects
 from ..framework.config import PassConfigKey
 from ..analysis.statements import BARRIERS, barrier
 from ..framework.pass_ import TILE, PassContext, pass_
 
-_MOST = 1 << 18  # most elements of a buffer, and most places of an access, that are looked at
 _ITERATIONS = 8  # of a loop around warp roles that are followed
 # Calls that order nothing between warps, beside the pure ones.
 _OWN = frozenset(("sync_threads", "sync_warp", "cp_async", "cp_async_commit", "cp_async_wait", "printf", "set_max_nreg",
@@ -71,16 +68,16 @@ class _Order:
     """Follows the warp roles of a block in program order.
 
     before: statements (by id) that a barrier precedes.  pending: warp roles since the last barrier of all threads.  legal:
-    whether all of the warps come here alike.  env: values of loop variables.  names: bindings seen so far.  stretch: number of
-    the present run of branches by warp with nothing else in between; start: of the last one before the innermost loop's
-    iteration, whose statements are `body`.
+    whether all of the warps come here alike.  names: values of bindings seen so far, and of the variables of loops, but of
+    those in `open`, which are not known.  stretch: number of the present run of branches by warp with nothing else in between;
+    start: of the last one before the innermost loop's iteration, whose statements are `body`.
     """
 
     def __init__(self, launch: Launch) -> None:
         self.launch, self.warps, self.legal = launch, warps_in(launch), True
         self.before: set[int] = set()
-        self.env: dict[Var, Any] = {}
         self.names: dict[Var, Expr] = {}
+        self.open: set[Var] = set()
         self.pending: list[_WarpRole] = []
         self.stretch, self.start, self.body = 0, -1, launch.body
 
@@ -109,7 +106,7 @@ class _Order:
             for x in s.stmts:
                 self.follow(x)
         elif isinstance(s, Bind):
-            self.names[s.var] = s.value
+            remember(self.names, s)
         elif isinstance(s, (For, While)) and self.among(s.body):
             self.loop(s)
         elif isinstance(s, If) and self.among(s):
@@ -130,12 +127,13 @@ class _Order:
         kept, bounds = (self.legal, self.start, self.body), (s.start, s.extent) if isinstance(s, For) else (s.cond,)
         self.legal &= not self.divergence.leaves_early(s.body, False) and not any(map(self.divergence.divergent, bounds))
         for k in range(min(2 if first is None else _ITERATIONS, _ITERATIONS if extent is None else extent)):
-            self.env.update({s.var: first + k} if isinstance(s, For) and first is not None else {})
+            if isinstance(s, For):
+                self.open.add(s.var)
+                if first is not None:
+                    self.names[s.var] = const(first + k, s.var.dtype)
             self.start, self.body = self.stretch, s.body
             self.stretch += 1
             self.follow(s.body)
-        if isinstance(s, For):
-            self.env.pop(s.var, None)
         self.legal, self.start, self.body = kept
 
     def roles(self, s: Stmt, roles: list[_WarpRole]) -> None:
@@ -164,41 +162,81 @@ def _warp_roles(s: Stmt, warps: _Warps) -> list[tuple[_Warps, Stmt]] | None:
     return [(come, part) for come, part in ways if come]
 
 
-@dataclass(eq=False)
+@record
 class _Access:
-    """Elements of a shared buffer, a bool for each; None where they are not known.  writes: whether it stores.  sure: whether
-    the warp role surely accesses these."""
+    """An access of shared memory by some threads.  place: None where it is not known.  box: (first, end) in each dimension of
+    a tile that is surely accessed."""
 
-    buffer: Buffer
-    places: Any
-    writes: bool
-    sure: bool
+    effect: Effect
+    place: Place | None
+    box: tuple[tuple[int, int], ...] | None
     span: Any
 
 
 class _WarpRole:
     """A warp role: whether it may order itself with others (meets), whether it may wait for them, and its accesses.
 
-    group: place_sync orders the accesses of warp roles of one group, which are code of the same warps with only code of other
-    warps in between.
+    ranges: of the variables that each access has for itself.  group: place_sync orders the accesses of warp roles of one
+    group, which are code of the same warps with only code of other warps in between.
     """
 
     def __init__(self, order: _Order, warps: _Warps, body: Stmt, alone: bool) -> None:
         self.launch, self.warps, self.body, self.alone = order.launch, warps, body, alone
-        self.names, self.around, self.stretch, self.group = dict(order.names), dict(order.env), order.stretch, id(body)
+        self.names, self.stretch, self.group = dict(order.names), order.stretch, id(body)
+        self.ranges: dict[Var, Bounds] = {v: (None, None) for v in order.open}
         signals = any(isinstance(n, While) or isinstance(n, TileOp) and _signals(n) for n in walk(body))
         self.waits = signals or any(map(_waits, walk(body, Call)))
         self.meets = signals or any(not _own(n) for n in walk(body, Call))
 
     @cached_property
     def accesses(self) -> list[_Access]:
-        x, y, _ = self.launch.threads
-        t = np.concatenate([np.arange(w * WARP_LANES, min((w + 1) * WARP_LANES, self.launch.num_threads)) for w in self.warps])
-        env = {**dict(zip(self.launch.thread_vars, (t % x, t // x % y, t // (x * y)))), **self.around}
-        for v, e in self.names.items():
-            if (known := _value(e, env)) is not None:
-                env[v] = known
-        return list(_accesses(self.body, env, np.ones(len(t), bool), True))
+        n = self.launch
+        self.ranges.update((v, (0, k - 1)) for v, k in zip(n.thread_vars, n.threads))
+        thread = n.thread_vars[0] + n.threads[0] * (n.thread_vars[1] + n.threads[1] * n.thread_vars[2])
+        ours = [logical("and", thread >= first * WARP_LANES, thread < (first + count) * WARP_LANES)
+                for first, count in runs(self.warps)]
+        return list(self.below(self.body, (reduce(lambda a, b: logical("or", a, b), ours),), True))
+
+    def below(self, s: Stmt, conds: tuple[Expr, ...], sure: bool) -> Iterator[_Access]:
+        """The accesses below a statement.  sure: whether it surely runs."""
+        for e in own_effects(s):
+            if e.buffer.scope_name in SHARED:
+                yield self.access(e, conds, sure, getattr(s, "span", None))
+        if isinstance(s, Bind):
+            remember(self.names, s)
+        if isinstance(s, (For, Parallel)):
+            for v, start, n in [(s.var, s.start, s.extent)] if isinstance(s, For) else [(v, 0, n) for v, n in zip(
+                    s.vars, s.extents)]:
+                sure = sure and (_number(n) or 0) > 0
+                self.ranges[v] = extent_bounds(Analyzer(self.ranges), self.value(convert(start)), self.value(convert(n)))
+        for x in inner(s):
+            if isinstance(s, If):
+                cond = self.value(s.cond)
+                taken = cond if x is s.then else unary("not", cond)
+                if not is_const(taken, 0):
+                    yield from self.below(x, (*conds, taken), sure and is_const(taken))
+            else:
+                yield from self.below(x, conds, sure and not isinstance(s, While))
+
+    def value(self, e: Expr) -> Expr:
+        """An expression of numbers of threads, variables of loops, and what an access has for itself."""
+        e = substitute(e, self.names)
+        return Analyzer().simplify(rewrite(e, lambda x: self.unknown(x.dtype, None), Load, Call))
+
+    def unknown(self, dt: Any, count: int | None) -> Var:
+        v = fresh("own", dt)
+        self.ranges[v] = (None, None) if count is None else (0, count - 1)
+        return v
+
+    def access(self, e: Effect, conds: tuple[Expr, ...], sure: bool, span: Any) -> _Access:
+        if e.region is None:
+            at = None if isinstance(e.node, Call) or e.indices is None else tuple(map(self.value, e.indices))
+            return _Access(e, None if at is None else Place(e.buffer, at, conds), None, span)
+        mins, counts = [self.value(convert(m)) for m in e.region.mins], [_number(n) for n in e.region.extents]
+        box = tuple((_number(m) or 0, (_number(m) or 0) + (n or 0)) for m, n in zip(mins, counts))
+        sure = sure and all(map(is_const, mins)) and None not in counts
+        at = tuple(m if n == 1 else m + self.unknown(m.dtype, n) for m, n in zip(mins, counts))
+        return _Access(e, Place(e.buffer, at, conds), box if sure else None, span)
 
 
 def _own(c: Call) -> bool:
@@ -219,96 +257,26 @@ def _signals(op: TileOp) -> bool:
         n.buffer.scope_name in (BARRIER, CLUSTER_BARRIER) for n in walk(op, Load, AddressOf, Region))
 
 
-def _accesses(s: Stmt, env: dict[Var, Any], mask: Any, sure: bool) -> Iterator[_Access]:
-    """The accesses of shared memory below a statement.  env: values of names, one for each of the points that `mask` has."""
-    for e in own_effects(s):
-        b = e.buffer
-        if b.scope_name in SHARED:
-            places, known = _box(e.region, env) if e.region is not None else (_places(b, e.indices, env, mask), True)
-            for writes in {e.writes, not e.reads}:
-                yield _Access(b, places, writes, sure and known and places is not None, getattr(s, "span", None))
-    match s:
-        case Seq():
-            for x in s.stmts:
-                yield from _accesses(x, env, mask, sure)
-        case Bind():
-            if (v := _value(s.value, env)) is not None:
-                env[s.var] = v
-        case If():
-            holds = _value(s.cond, env)
-            for part, way in ((s.then, True), (s.orelse, False)):
-                taken = mask if holds is None else mask & (np.asarray(holds, bool) == way)
-                if part is not None and taken.any():
-                    yield from _accesses(part, dict(env), taken, sure and holds is not None)
-        case For() | Parallel():
-            axes = [(s.var, s.start, s.extent)] if isinstance(s, For) else [(v, 0, n) for v, n in zip(s.vars, s.extents)]
-            starts, extents = [_number(a) for _, a, _ in axes], [_number(n) for _, _, n in axes]
-            size = prod(n or 0 for n in extents)
-            if 0 < size * mask.size <= _MOST and None not in starts:
-                spread = {v: np.repeat(np.broadcast_to(x, mask.shape), size) for v, x in env.items()}
-                points = np.indices([n or 0 for n in extents]).reshape(len(axes), -1)
-                spread.update((v, np.tile(p + (first or 0), mask.size)) for (v, _, _), first, p in zip(axes, starts, points))
-                yield from _accesses(s.body, spread, np.repeat(mask, size), sure)
-            elif size or None in extents:
-                names = {v for v, _, _ in axes}
-                yield from _accesses(s.body, {v: x for v, x in env.items() if v not in names}, mask, False)
-
-
-def _value(e: Expr, env: dict[Var, Any]) -> Any:
-    try:
-        return evaluate(e, env)
-    except (TileLangError, TypeError):
-        return None
-
-
 def _number(e: Any) -> int | None:
     return int(e) if isinstance(e, int) else int(e.value) if isinstance(e, Const) else None
-
-
-def _shape(b: Buffer) -> tuple[int, ...] | None:
-    """The shape of a buffer; None for run-time and very large ones."""
-    return tuple(map(int, b.shape)) if b.is_static and prod(map(int, b.shape)) <= _MOST else None
-
-
-def _places(b: Buffer, indices: tuple[Expr, ...] | None, env: dict[Var, Any], mask: Any) -> Any:
-    """The elements at some indices; None if they are not known."""
-    shape, at = _shape(b), [_value(i, env) for i in indices or ()]
-    if shape is None or len(at) != len(shape) or any(v is None or np.ndim(v) > 1 for v in at):
-        return None
-    at = [np.broadcast_to(v, mask.shape)[mask] for v in at]
-    if any((v < 0).any() or (v >= n).any() for v, n in zip(at, shape)):
-        return None
-    out = np.zeros(shape, bool)
-    out[tuple(at)] = True
-    return out
-
-
-def _box(r: Region, env: dict[Var, Any]) -> tuple[Any, bool]:
-    """(the elements of a region, None if they are not known; whether it certainly has all of them)."""
-    shape, ends = _shape(r.buffer), list(zip((_value(convert(low), env) for low in r.mins), map(_number, r.extents)))
-    fixed = [v is not None and n is not None and np.min(v) == np.max(v) for v, n in ends]
-    if shape is None:
-        return None, False
-    out = np.zeros(shape, bool)
-    out[tuple(slice(max(int(np.min(v)), 0), int(np.min(v)) + n) if known else slice(None)  # type: ignore[operator]
-              for known, (v, n) in zip(fixed, ends))] = True
-    return out, all(fixed)
 
 
 def _meeting(one: _WarpRole, two: _WarpRole) -> Iterator[tuple[_WarpRole, _WarpRole, _Access, _Access]]:
     """Accesses of two warp roles that may meet, one of which stores, and that the program does not order itself."""
     if not (one.meets and two.meets or one.group == two.group):
         for a, b in product(one.accesses, two.accesses):
-            if (a.writes or b.writes) and a.buffer.data is b.buffer.data and (
-                    a.buffer is not b.buffer or a.places is None or b.places is None or (a.places & b.places).any()):
+            if (a.effect.writes or b.effect.writes) and a.effect.storage is b.effect.storage and (
+                    a.place is None or b.place is None or
+                    not Disjoint(Analyzer(), None, {**one.ranges, **two.ranges}).proves(a.place, b.place)):
                 yield one, two, a, b
 
 
 def _check(one: _WarpRole, two: _WarpRole, a: _Access, b: _Access) -> None:
     """Raises "sync-unordered" where two accesses surely meet."""
-    first, second = (a, b) if a.writes else (b, a)
-    if a.sure and b.sure and a.buffer is b.buffer and set(one.warps).isdisjoint(two.warps):
-        raise error("sync-unordered", f"`{a.buffer.name}` is touched by two warp roles that nothing orders",
+    first, second = (a, b) if a.effect.writes else (b, a)
+    if a.box and b.box and a.effect.buffer is b.effect.buffer and set(one.warps).isdisjoint(two.warps) and all(
+            x[0] < y[1] and y[0] < x[1] for x, y in zip(a.box, b.box)):
+        raise error("sync-unordered", f"`{a.effect.buffer.name}` is touched by two warp roles that nothing orders",
                     expected="warp roles that wait for each other", found="warp roles that do not wait",
                     span=second.span, notes=((first.span, "stored here by another warp role"),),
                     hint="let them meet at T.sync_threads(id, threads) or at an mbarrier (T.alloc_barrier)")
