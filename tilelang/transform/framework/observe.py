@@ -73,15 +73,17 @@ class PassEventObserver:
         """A kernel has been printed."""
 
 
-_local = threading.local()
+class _Local(threading.local):
+    """The observers and the names of phases of a thread's open blocks."""
+
+    def __init__(self) -> None:
+        self.stack: list[PassEventObserver] = []
+        self.phases: list[str] = []
+
+
+_local = _Local()
 _everywhere: list[PassEventObserver] = []
 _guard = threading.Lock()
-
-
-def _stack() -> list[PassEventObserver]:
-    if not hasattr(_local, "stack"):
-        _local.stack, _local.phases = [], []
-    return _local.stack
 
 
 def add_observer(observer: PassEventObserver) -> None:
@@ -101,7 +103,7 @@ def remove_observer(observer: PassEventObserver) -> None:
 @contextmanager
 def observing(*observers: PassEventObserver) -> Iterator[tuple[PassEventObserver, ...]]:
     """Observe the compilations of this thread inside the block."""
-    stack = _stack()
+    stack = _local.stack
     stack.extend(observers)
     try:
         yield observers
@@ -111,7 +113,7 @@ def observing(*observers: PassEventObserver) -> Iterator[tuple[PassEventObserver
 
 def observers() -> tuple[PassEventObserver, ...]:
     """The observers registered now: those of the process, then those of this thread's open blocks."""
-    return (*_everywhere, *getattr(_local, "stack", ()))
+    return (*_everywhere, *_local.stack)
 
 
 def trace_mode() -> str:
@@ -132,7 +134,6 @@ def is_watched() -> bool:
 @contextmanager
 def pass_phase(name: str) -> Iterator[str]:
     """Name the passes that run inside the block; nested blocks give "outer/inner"."""
-    _stack()
     _local.phases.append(name)
     try:
         yield name
@@ -142,4 +143,4 @@ def pass_phase(name: str) -> Iterator[str]:
 
 def current_pass_phase() -> str:
     """The name of the open pass_phase blocks, "" outside them."""
-    return "/".join(getattr(_local, "phases", ()))
+    return "/".join(_local.phases)

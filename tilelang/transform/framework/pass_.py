@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ import numpy
 
 from tilelang.env import env, is_truthy
 from tilelang.errors import InternalError, TileLangError
-from tilelang.ir import Func, with_options
+from tilelang.ir import Func, Launch, rewrite_launches, with_options
 from tilelang.ir.record import record
 from tilelang.ir.verify import verify
 from tilelang.log import phase
 from tilelang.ir.phases import CPU, DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE
 
 from .config import PassConfigKey, default_of, normalize_config
-from .observe import PassEvent, PassEventObserver, current_pass_phase, text_of, trace_mode
+from .observe import PassEvent, current_pass_phase, text_of, trace_mode
 from .watchers import watchers
 
 
@@ -77,17 +77,20 @@ class PassInfo:
     gives: str
 
 
-def pass_(needs: str, gives: str | None = None) -> Callable[[PassFn], PassFn]:
+def pass_(needs: str, gives: str | None = None, of: type = Func,
+          when: Callable[[PassContext], Any] = lambda cx: True) -> Callable[[Callable[[Any, PassContext], Any]], PassFn]:
     """Decorator of a pass: a function (Func, PassContext) -> Func.
 
     needs: phase the program must be in; gives: phase it is in afterwards (default: the same). The decorated function
     sets the Func's `phase` attribute. Running it on a program in another phase raises InternalError.
+    of: Launch for a function that takes each launch, and gives what replaces it (None: itself).
+    when: whether the pass applies to a target and its options; elsewhere the program stays as it is.
     """
     after = gives or needs
     if needs not in PHASES or after not in PHASES:
         raise ValueError(f"unknown phase {needs} or {after}: phases are {', '.join(PHASES)}")
 
-    def wrap(fn: PassFn) -> PassFn:
+    def wrap(fn: Callable[[Any, PassContext], Any]) -> PassFn:
         info = PassInfo(fn.__name__, needs, after)
 
         @functools.wraps(fn)
@@ -95,7 +98,8 @@ def pass_(needs: str, gives: str | None = None) -> Callable[[PassFn], PassFn]:
             at = func.facts.phase
             if at != needs:
                 raise InternalError(f"pass {info.name} needs a program in phase {needs}, found {at}")
-            out = fn(func, cx)
+            out: Func = func if not when(cx) else rewrite_launches(
+                func, lambda n: fn(n, cx)) if of is Launch else fn(func, cx)
             return out if out.facts.phase == after else with_options(out, phase=after)
 
         run.info = info  # type: ignore[attr-defined]
@@ -113,64 +117,60 @@ def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
     seen_by = watchers()
     for o in seen_by:
         o.on_pipeline_start(func, cx.target)
-    last = func
     try:
-        for k, (name, before, after, seconds, changed) in enumerate(_steps(func, passes, cx, seen_by)):
-            last = after
-            event = PassEvent(name, before, after, seconds, changed, k, cx.target, current_pass_phase())
+        # A program in TILE is the user's: the first pass diagnoses mistakes better than the verifier, which runs after it.
+        checked = cx.verify and func.facts.phase != TILE
+        if checked:
+            _check(func, None, (func, "verify"), cx)
+        if cx.option(PassConfigKey.TL_AST_PRINT_ENABLE) and func.facts.phase == TILE:
+            cx.report(f"# {func.name} before the first pass\n{text_of(func)}")
+        for k, p in enumerate(passes):
+            name: str = p.info.name  # type: ignore[attr-defined]
+            for o in seen_by:
+                o.on_pass_start(name, func)
+            if k == 0 or func.facts.phase != CPU:
+                start = func, name  # the last program whose text parses, and the pass that ran on it
+            began = time.perf_counter()
+            out = _run(p, name, start, func, cx)
+            seconds, changed = time.perf_counter() - began, _changed(func, out)
+            event = PassEvent(name, func, out, seconds, changed, k, cx.target, current_pass_phase())
+            cx.records.append(PassRecord(name, seconds, changed))
+            _tell(event, cx)
+            if cx.verify and (changed or not checked):
+                _check(out, name, start, cx)
+                checked = True
+            func = out
             for o in seen_by:
                 o.on_pass(event)
     finally:
         for o in seen_by:
-            o.on_pipeline_end(last, cx.target)
-    return last
+            o.on_pipeline_end(func, cx.target)
+    return func
 
 
-def _steps(func: Func, passes: Iterable[PassFn], cx: PassContext,
-           seen_by: Sequence[PassEventObserver]) -> Iterator[tuple[str, Func, Func, float, bool]]:
-    """Run passes one after another and yield (name, program before, program after, seconds, whether it changed)."""
-    # A program in TILE is the user's: the first pass diagnoses mistakes better than the verifier, which runs after it.
-    checked = cx.verify and func.facts.phase != TILE
-    traced = trace_mode() in ("1", "terminal", "both") or is_truthy(env.get_pass_diff_mode())
-    if checked:
-        _check(func, None, (func, "verify"), cx)
-    if cx.option(PassConfigKey.TL_AST_PRINT_ENABLE) and func.facts.phase == TILE:
-        cx.report(f"# {func.name} before the first pass\n{text_of(func)}")
-    start: tuple[Func, str] | None = None  # the last program whose text parses, and the pass that ran on it
-    for p in passes:
-        info: PassInfo = p.info  # type: ignore[attr-defined]
-        for o in seen_by:
-            o.on_pass_start(info.name, func)
-        if start is None or func.facts.phase != CPU:
-            start = func, info.name
-        started = time.perf_counter()
-        try:
-            with phase(info.name):
-                out = p(func, cx)
-        except TileLangError:
-            raise
-        except Exception as e:
-            folder = save_report(start, info.name, cx, traceback.format_exc())
-            raise InternalError(f"pass {info.name} failed on `{func.name}`: {type(e).__name__}: {e}\n"
-                                f"report: {folder}") from e
-        seconds = time.perf_counter() - started
-        changed = _changed(func, out)
-        cx.records.append(PassRecord(info.name, seconds, changed))
-        if cx.option(PassConfigKey.TL_ENABLE_DUMP_IR):
-            _dump(out, info.name, cx)
-        if cx.option(PassConfigKey.TL_PASS_PROFILE) or env.is_pass_profile_enabled():
-            least = max(cx.option(PassConfigKey.TL_PASS_PROFILE_THRESHOLD_MS), env.get_pass_profile_threshold_ms())
-            if seconds * 1e3 >= least:
-                cx.report(f"{info.name}: {seconds * 1e3:.2f} ms")
-        if cx.debug >= 3 or traced:
-            cx.report(f"# after {info.name}  {seconds * 1e3:.1f} ms" + ("" if changed else "  (unchanged)"))
-            if changed:
-                cx.report(text_of(out))
-        if cx.verify and (changed or not checked):
-            _check(out, info.name, start, cx)
-            checked = True
-        yield info.name, func, out, seconds, changed
-        func = out
+def _run(p: PassFn, name: str, start: tuple[Func, str], func: Func, cx: PassContext) -> Func:
+    try:
+        with phase(name):
+            return p(func, cx)
+    except TileLangError:
+        raise
+    except Exception as e:
+        folder = save_report(start, name, cx, traceback.format_exc())
+        raise InternalError(f"pass {name} failed on `{func.name}`: {type(e).__name__}: {e}\nreport: {folder}") from e
+
+
+def _tell(event: PassEvent, cx: PassContext) -> None:
+    """Write what the options ask to see of a pass."""
+    if cx.option(PassConfigKey.TL_ENABLE_DUMP_IR):
+        _dump(event.after, event.name, cx)
+    ms = event.seconds * 1e3
+    if cx.option(PassConfigKey.TL_PASS_PROFILE) or env.is_pass_profile_enabled():
+        if ms >= max(cx.option(PassConfigKey.TL_PASS_PROFILE_THRESHOLD_MS), env.get_pass_profile_threshold_ms()):
+            cx.report(f"{event.name}: {ms:.2f} ms")
+    if cx.debug >= 3 or trace_mode() in ("1", "terminal", "both") or is_truthy(env.get_pass_diff_mode()):
+        cx.report(f"# after {event.name}  {ms:.1f} ms" + ("" if event.changed else "  (unchanged)"))
+        if event.changed:
+            cx.report(text_of(event.after))
 
 
 def _dump(func: Func, name: str, cx: PassContext) -> None:

@@ -14,9 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Expr, For, Func, If, Launch, Seq, Stmt, Store, Var, While, binary,
-                         call, cast, const, dtype, load, replace, rewrite, seq, unary, walk, with_inner, rewrite_launches,
-                         VARIABLE)
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Expr, For, If, Launch, Seq, Stmt, Store, Var, While, binary, call,
+                         cast, const, dtype, load, replace, rewrite, seq, unary, walk, with_inner, VARIABLE)
 
 from ..analysis.statements import leaves
 from ..analysis.divergence import Divergence
@@ -30,13 +29,10 @@ _U32 = dtype("uint32")
 _ZERO = (const(0),)
 
 
-@pass_(needs=TILE)
-def ballot_masks(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def ballot_masks(n: Launch, cx: PassContext) -> Any:
     """Pass T.ballot in divergent code the mask of the lanes that reach it. Raises ballot-lanes."""
-    def launch(n: Launch) -> Launch | None:
-        return with_inner(n, lambda s: _Masks(Divergence(n)).stmt(s, None)) if n.num_threads > 1 and _votes(n.body) else None
-
-    return rewrite_launches(func, launch)  # type: ignore[no-any-return]
+    return with_inner(n, lambda s: _Masks(Divergence(n)).stmt(s, None)) if n.num_threads > 1 and _votes(n.body) else None
 
 
 def _votes(s: Stmt) -> bool:

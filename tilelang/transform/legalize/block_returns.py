@@ -11,9 +11,7 @@ before it, which warp roles, copies by TMA and vectorised code do not support.
 
 from __future__ import annotations
 
-from typing import Any
-
-from tilelang.ir import Alloc, Call, Evaluate, Func, If, Launch, Seq, Stmt, replace, rewrite, seq, walk
+from tilelang.ir import Alloc, Call, Evaluate, If, Launch, Seq, Stmt, replace, seq, walk
 from tilelang.target.thread_calls import CLOCKS
 
 from ..analysis.divergence import Divergence
@@ -23,19 +21,14 @@ from ..framework.pass_ import TILE, PassContext, pass_
 _BLOCK = ("sync_threads", "sync_warp", *CLOCKS)  # calls that order only the threads of one block
 
 
-@pass_(needs=TILE)
-def block_returns(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def block_returns(n: Launch, cx: PassContext) -> Launch | None:
     """Turn returns that all threads of a block take into branches, for every target.
 
     Unchanged are returns in loops, returns that only some threads take, and programs that order threads or blocks by hand.
     """
-    def launch(n: Any) -> Any:
-        if not isinstance(n, Launch) or not _returns(n.body) or _by_hand(n):
-            return None
-        body = _Tail(n).of([n.body])
-        return None if body is None else replace(n, body=seq(*body))
-
-    return rewrite(func, launch, Launch)
+    body = _Tail(n).of([n.body]) if _returns(n.body) and not _by_hand(n) else None
+    return None if body is None else replace(n, body=seq(*body))
 
 
 def _is_return(s: Stmt) -> bool:

@@ -7,25 +7,24 @@ neighbour the other half; or a block computes what two neighbours did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from math import prod
 from typing import Any
 
 from tilelang.arith import Analyzer, simplify_stmt
-from tilelang.ir import (BARRIER, CLUSTER_BARRIER, EMPTY, FRAGMENT, GLOBAL, Alloc, Buffer, Const, Evaluate, Expr, For, Func,
-                         Launch, Load, Parallel, Region, Stmt, Store, Var, const, contains, convert, fresh, inner, is_const,
-                         replace, rewrite, rewrite_stmts, substitute, used_vars, walk, with_options, SHARED)
+from tilelang.ir import (BARRIER, CLUSTER_BARRIER, EMPTY, FRAGMENT, GLOBAL, Alloc, Buffer, Const, Evaluate, Expr, For, Launch,
+                         Load, Parallel, Region, Stmt, Store, Var, const, contains, convert, fresh, inner, is_const, replace,
+                         rewrite, rewrite_stmts, substitute, used_vars, walk, with_options, SHARED)
 from tilelang.ops import AtomicTile, Copy, Fill, Gemm, Reduce, Scan
 from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma
 from tilelang.ops.tma import tma_unsupported
 from tilelang.target.machine import (MOST_REGISTERS, MOST_SHARED, REGISTERS, REGISTERS_PER_SM, RESERVED_SHARED,
-                                      consumer_registers)
+                                     consumer_registers)
 
 from ..analysis.effects import effects, hangs_on_threads, own_effects
 from ..analysis.pipeline_loops import is_load
-from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
-from .hopper_features import hopper
+from .hopper_features import may_resize
 from .transposed_operands import has_transposed, with_k_contiguous
 
 _ROWS = 64  # of the accumulator of one warp group
@@ -37,8 +36,8 @@ _SIDES = ("rows", "columns")  # of an accumulator, by dimension
 Key = tuple[int, int]  # see _key
 
 
-@pass_(needs=TILE)
-def block_shape(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch, when=may_resize)
+def block_shape(n: Launch, cx: PassContext) -> Launch | None:
     """Give a launch blocks whose accumulators fit its registers, and warp groups that have 64 rows each.
 
         with T.Kernel(4, threads=384)               with T.Kernel(4, threads=256)
@@ -52,12 +51,6 @@ def block_shape(func: Func, cx: PassContext) -> Func:
     threads.  Off with tl.resize_blocks=False.
     Keeps: every element's value, bit by bit.
     """
-    if not hopper(cx).wgmma or not cx.option(PassConfigKey.TL_RESIZE_BLOCKS):
-        return func
-    return rewrite(func, lambda n: _shaped(n, cx), Launch)
-
-
-def _shaped(n: Launch, cx: PassContext) -> Launch | None:
     if n.num_threads % GROUP or not contains(n.body, Gemm) or tells(n):
         return None
     out, sms = n, cx.target.limits.sm_count
@@ -142,8 +135,7 @@ def _regrouped(n: Launch) -> Launch:
         return n
     cause = "fragments and made operands do not fit in the registers of one warp group" if full else (
         f"the GEMMs have 64 rows for each of {best} warp group{'s' * (best > 1)}")
-    why = f"threads={best * GROUP} instead of {n.num_threads}: {cause}, and the program names no thread"
-    return with_options(out, report=(*n.plan.report, why))
+    return _reported(out, f"threads={best * GROUP} instead of {n.num_threads}: {cause}, and the program names no thread")
 
 
 def _halved(n: Launch) -> Launch | None:
@@ -156,9 +148,8 @@ def _halved(n: Launch) -> Launch | None:
             if op.c.extents[d] % (4 * _ROWS) == 0 and (label := dims.free(_key(op.c.buffer.data, d))) is not None:
                 out = _Blocks(n, dims, label).halves()
                 if _fits(out, _useful(out)) and all(_by_wgmma(x, _useful(out)) for x in walk(out.body, Gemm)):
-                    why = (f"two blocks compute the {_SIDES[d]} of a tile: `{op.c.buffer.name}` ({op.m} x {op.n} {op.c.dtype}) "
-                           f"does not fit in the registers of {n.num_threads} threads")
-                    return with_options(out, report=(*out.plan.report, why))
+                    return _reported(out, f"two blocks compute the {_SIDES[d]} of a tile: `{op.c.buffer.name}` ({op.m} x "
+                                     f"{op.n} {op.c.dtype}) does not fit in the registers of {n.num_threads} threads")
     return None
 
 
@@ -170,12 +161,11 @@ def _spread(n: Launch, sms: int) -> Launch | None:
     if _length(n) < _LONG or rereads(n):
         return None
     dims = _Dims(n)
-    labels = [dims.free(_key(op.c.buffer.data, 1)) for op in gemms]
-    if labels[0] is None or set(labels) != {labels[0]}:
+    if (label := dims.common(gemms, 1)) is None:
         return None
-    out = _Blocks(n, dims, labels[0]).halves()
-    return with_options(out, report=(*out.plan.report, f"two blocks compute the columns of a tile: {_blocks(n)} blocks leave "
-                                     f"more than half of {sms} SMs idle")) if _all_by_wgmma(out) else None
+    out = _Blocks(n, dims, label).halves()
+    return _reported(out, f"two blocks compute the columns of a tile: {_blocks(n)} blocks leave more than half of {sms} SMs "
+                     "idle") if _all_by_wgmma(out) else None
 
 
 def _doubled(n: Launch, d: int, sms: int, why: str) -> Launch | None:
@@ -200,16 +190,13 @@ def _doubled(n: Launch, d: int, sms: int, why: str) -> Launch | None:
         return None
     if d == 0 and why is _NARROW and any(op.m != _ROWS for op in gemms):
         return None
-    every = d == 0 or why is not _NARROW
-    labels = [dims.free(_key(op.c.buffer.data, d)) for op in gemms if every or op.n <= _ROWS]
-    if not labels or labels[0] is None or every and set(labels) != {labels[0]}:
-        return None
-    for axis in range(len(n.grid)):
-        blocks = _Blocks(n, dims, labels[0])
+    label = dims.common(gemms if d == 0 or why is not _NARROW else [op for op in gemms if op.n <= _ROWS][:1], d)
+    for axis in range(len(n.grid) if label is not None else 0):
+        blocks = _Blocks(n, dims, label)
         out = blocks.cut(axis, 2 * blocks.length, 2)
         if out is not None and _all_by_wgmma(out) and _held(out) <= REGISTERS.accumulator and (why is _NARROW or _room(out)):
-            text = f"a block of {out.num_threads} threads computes the {_SIDES[d]} of two blocks of {n.num_threads}: {why}"
-            return with_options(out, report=(*out.plan.report, text))
+            return _reported(out, f"a block of {out.num_threads} threads computes the {_SIDES[d]} of two blocks of "
+                             f"{n.num_threads}: {why}")
     return None
 
 
@@ -225,13 +212,18 @@ def _fewer(n: Launch, sms: int) -> Launch | None:
     if groups != 3 or held <= consumer_registers(groups) or any(_rows(op) != groups for op in gemms) or not sms * _blocks(n):
         return None
     dims = _Dims(n)
-    label, *more = {dims.free(_key(op.c.buffer.data, 0)) for op in gemms}
-    for axis in range(len(n.grid) if label is not None and not more else 0):
-        out = _Blocks(n, dims, label).cut(axis, 2 * _ROWS, 2)  # type: ignore[arg-type]
+    label = dims.common(gemms, 0)
+    for axis in range(len(n.grid) if label is not None else 0):
+        out = _Blocks(n, dims, label).cut(axis, 2 * _ROWS, 2)
         if out is not None and _all_by_wgmma(out) and _filled(_blocks(out), sms) >= 0.9 * _filled(_blocks(n), sms):
-            why = f"blocks of 128 rows instead of 192: a thread of three warp groups cannot hold {held} registers of fragments"
-            return with_options(out, report=(*out.plan.report, why))
+            return _reported(out, "blocks of 128 rows instead of 192: a thread of three warp groups cannot hold "
+                             f"{held} registers of fragments")
     return None
+
+
+def _reported(n: Launch, why: str) -> Launch:
+    """The launch with a line in its report."""
+    return with_options(n, report=(*n.plan.report, why))  # type: ignore[no-any-return]
 
 
 def _made(n: Launch) -> set[Buffer]:
@@ -284,19 +276,32 @@ def _key(v: Var, d: int = -1) -> Key:
     return id(v), d
 
 
-def _whole(r: Region, d: int) -> bool:
-    return is_const(r.mins[d], 0) and r.extents[d] == r.buffer.shape[d]
-
-
 def _along(r: Region) -> list[int]:
     """The dimensions of a region that have more than one element."""
     return [d for d, e in enumerate(r.extents) if not is_const(e, 1)]
 
 
-def _pairs(op: Any) -> Iterator[tuple[Region, int, Region, int]]:
-    """(region, dimension, other region, its dimension) of a copy or an atomic tile: what it goes along together."""
-    a, b = (op.src, op.dst) if isinstance(op, Copy) else (op.value, op.dst)
-    return ((a, d, b, e) for d, e in zip(_along(a), _along(b)))
+def _operands(op: Any) -> dict[str, Region]:
+    return {k: r for k in ("a", "b", "c", "src", "value", "dst") if isinstance(r := getattr(op, k, None), Region)}
+
+
+def _pairs(op: Any) -> list[tuple[str, int, str, int]] | None:
+    """(operand, dimension, other operand, its dimension): what a tile operation goes along together; None for others.  It is
+    not the same to it which element of another dimension of more than one it takes."""
+    if isinstance(op, Gemm):
+        i, j, n = (r.buffer.ndim for r in (op.a, op.b, op.c))
+        return [("a", i - 2 + op.transpose_a, "c", n - 2), ("b", j - 1 - op.transpose_b, "c", n - 1)]
+    if isinstance(op, (Reduce, Scan)):
+        dims = list(range(len(op.src.extents)))
+        if len(op.dst.extents) != len(dims):
+            dims.remove(op.dim)
+        kept = len(dims) == len(op.dst.extents)
+        return [("src", d, "dst", e) for e, d in enumerate(dims) if d != op.dim] if kept else []
+    of, regions = "src" if isinstance(op, Copy) else "value", _operands(op)
+    if not isinstance(op, (Copy, AtomicTile)) or of not in regions:
+        return None
+    here, there = _along(regions[of]), _along(op.dst)
+    return [(of, d, "dst", e) for d, e in zip(here, there)] if len(here) == len(there) else []
 
 
 class _Dims:
@@ -324,6 +329,11 @@ class _Dims:
             return None
         return root
 
+    def common(self, gemms: list[Gemm], d: int) -> Any:
+        """The name of a dimension of all accumulators whose length may change; None where that is no single one."""
+        found = {self.free(_key(op.c.buffer.data, d)) for op in gemms}
+        return found.pop() if len(found) == 1 else None
+
     # ---- what statements say --------------------------------------------------------------------------------------------
 
     def visit(self, s: Stmt) -> None:
@@ -334,12 +344,8 @@ class _Dims:
         if isinstance(s, Parallel):
             self.loop(s)
             return
-        if isinstance(s, (Copy, AtomicTile)) and isinstance(getattr(s, "value", s.dst), Region):
-            self.copied(s)
-        elif isinstance(s, Gemm):
-            self.multiplied(s)
-        elif isinstance(s, (Reduce, Scan)):
-            self.reduced(s)
+        if (pairs := _pairs(s)) is not None:
+            self.tile_op(s, pairs)
         elif isinstance(s, Fill):
             self.region(s.dst)
         else:
@@ -361,48 +367,21 @@ class _Dims:
         if b.scope_name != GLOBAL:
             if self.buffers.setdefault(b.data, b) is not b:
                 self.keep(b)
-            self.kept.update(_key(b.data, d) for d in range(b.ndim) if not _whole(r, d))
+            self.kept.update(_key(b.data, d) for d, (m, e) in enumerate(zip(r.mins, r.extents)) if not (
+                is_const(m, 0) and e == b.shape[d]))
 
-    def copied(self, op: Any) -> None:
-        regions = (op.src if isinstance(op, Copy) else op.value, op.dst)
-        for r in regions:
+    def tile_op(self, op: Any, pairs: list[tuple[str, int, str, int]]) -> None:
+        keys = {(k, d): _key(r.buffer.data, d) for k, r in _operands(op).items() for d in range(r.buffer.ndim)
+                if r.buffer.scope_name != GLOBAL}
+        for r in _operands(op).values():
             self.region(r)
-        if len(_along(regions[0])) != len(_along(regions[1])):
-            self.keep(regions[0].buffer)
-            self.keep(regions[1].buffer)
-        along: set[Key] = set()
-        for a, d, b, e in _pairs(op):
-            keys = [_key(r.buffer.data, n) for r, n in ((a, d), (b, e)) if r.buffer.scope_name != GLOBAL]
-            if len(keys) == 2:
-                self.join(*keys)
-            along.update(keys)
-        if op.dst.buffer.scope_name == GLOBAL:
-            self.written.append(along)
-
-    def multiplied(self, op: Gemm) -> None:
-        for r in (op.a, op.b, op.c):
-            self.region(r)
-        (a, i), (b, j), (c, n) = ((r.buffer.data, r.buffer.ndim) for r in (op.a, op.b, op.c))
-        m_a, k_a = (i - 1, i - 2) if op.transpose_a else (i - 2, i - 1)
-        n_b, k_b = (j - 2, j - 1) if op.transpose_b else (j - 1, j - 2)
-        self.join(_key(a, m_a), _key(c, n - 2))
-        self.join(_key(b, n_b), _key(c, n - 1))
-        self.kept.update((_key(a, k_a), _key(b, k_b)))
-
-    def reduced(self, op: Any) -> None:
-        src, dst = op.src, op.dst
-        self.region(src)
-        self.region(dst)
-        dims = list(range(len(src.extents)))
-        if len(dst.extents) != len(src.extents):
-            dims.remove(op.dim)
-        self.kept.add(_key(src.buffer.data, op.dim))
-        if len(dims) != len(dst.extents):
-            self.keep(src.buffer)
-            self.keep(dst.buffer)
-        for d, e in zip(dims, range(len(dst.extents))):
-            if d != op.dim or isinstance(op, Scan):
-                self.join(_key(src.buffer.data, d), _key(dst.buffer.data, e))
+        paired = {x for a, d, b, e in pairs for x in ((a, d), (b, e))}
+        self.kept.update(key for x, key in keys.items() if x not in paired)
+        for a, d, b, e in pairs:
+            if (a, d) in keys and (b, e) in keys:
+                self.join(keys[a, d], keys[b, e])
+        if "dst" in _operands(op) and op.dst.buffer.scope_name == GLOBAL:
+            self.written.append({keys[x] for x in paired if x in keys})
 
     def loop(self, s: Parallel) -> None:
         """A parallel loop: a variable is the index of a dimension of its tiles, or what it counts is kept."""
@@ -439,6 +418,11 @@ class _Blocks:
     def along(self, k: Key) -> bool:
         return self.dims.root(k) == self.label
 
+    def cuts(self, op: Any, operand: str, d: int) -> bool:
+        """Whether a dimension of an operand is one of the block's that gets another length."""
+        b = getattr(op, operand).buffer
+        return b.scope_name != GLOBAL and self.along(_key(b.data, d))
+
     def halves(self) -> Launch:
         """Twice as many blocks along x, each with half of the length."""
         n, x, half = self.launch, self.launch.block_vars[0], self.length // 2
@@ -472,7 +456,7 @@ class _Blocks:
             if shape != b.shape:
                 new[b] = replace(b, shape=shape, data=Var(b.name, b.data.dtype, span=b.span))
 
-        def region(r: Region, other: tuple[int, ...] = ()) -> Region:
+        def region(r: Region, other: Collection[int]) -> Region:
             """other: dimensions of a region of global memory that go along with the one that changes."""
             b = r.buffer
             if b.scope_name != GLOBAL:
@@ -484,17 +468,13 @@ class _Blocks:
         def statement(s: Stmt) -> Stmt | None:
             if isinstance(s, Parallel):
                 return self.loop(s, length, moved)
-            if isinstance(s, (Copy, AtomicTile)) and isinstance(getattr(s, "value", s.dst), Region):
-                name = "src" if isinstance(s, Copy) else "value"
-                cut: dict[int, set[int]] = {0: set(), 1: set()}
-                for a, d, b, e in _pairs(s):
-                    if any(r.buffer.scope_name != GLOBAL and self.along(_key(r.buffer.data, k)) for r, k in ((a, d), (b, e))):
-                        cut[0].add(d)
-                        cut[1].add(e)
-                return replace(s, **{name: region(getattr(s, name), tuple(cut[0])), "dst": region(s.dst, tuple(cut[1]))})
-            if isinstance(s, (Gemm, Reduce, Scan, Fill)):
-                fields = {k: region(v) for k in ("a", "b", "c", "src", "dst") if isinstance(v := getattr(s, k, None), Region)}
-                return replace(s, **fields)
+            pairs, cut = _pairs(s), dict[str, set[int]]()
+            for a, d, b, e in pairs or ():
+                if any(self.cuts(s, *x) for x in ((a, d), (b, e))):
+                    cut.setdefault(a, set()).add(d)
+                    cut.setdefault(b, set()).add(e)
+            if pairs is not None or isinstance(s, Fill):
+                return replace(s, **{k: region(r, cut.get(k, ())) for k, r in _operands(s).items()})
             return None
 
         return substitute(rewrite_stmts(self.launch.body, statement), new)
@@ -533,14 +513,12 @@ class _Blocks:
                 b = simplify_stmt(substitute(body, {v: v + const(self.length, v.dtype) for v in place}))
                 ok = ok and a.same(b)
                 return EMPTY
-            if not isinstance(s, (Copy, AtomicTile)) or not isinstance(getattr(s, "value", s.dst), Region):
-                return None
-            for r, k, q, o in (turn for a, d, b, e in _pairs(s) for turn in ((a, d, b, e), (b, e, a, d))):
-                if r.buffer.scope_name == GLOBAL and q.buffer.scope_name != GLOBAL and self.along(_key(q.buffer.data, o)):
-                    m = convert(r.mins[k])
-                    step = short(substitute(m, {x: x + one}) - m)
+            for r, k, q, o in (turn for a, d, b, e in _pairs(s) or () for turn in ((a, d, b, e), (b, e, a, d))):
+                region = getattr(s, r)
+                if region.buffer.scope_name == GLOBAL and self.cuts(s, q, o):
+                    step = short(substitute(m := convert(region.mins[k]), {x: x + one}) - m)
                     ok = ok and is_const(step, self.length) and not any(
-                        x in used_vars(y) for f, y in enumerate(r.mins) if f != k and isinstance(y, Expr))
+                        x in used_vars(y) for f, y in enumerate(region.mins) if f != k and isinstance(y, Expr))
                     return EMPTY
             return None
 

@@ -7,25 +7,24 @@ from math import prod
 from typing import Any
 
 from tilelang.arith import Analyzer, simplify_stmt
-from tilelang.ir import (GLOBAL, Alloc, Binary, Bind, Break, Const, Continue, Expr, For, Func, If, Launch, Load, Parallel,
-                         Stmt, Var, While, const, contains, convert, fresh, is_const, replace, rewrite, seq, stmts_of,
-                         substitute, used_vars, walk, with_options)
+from tilelang.ir import (GLOBAL, Alloc, Binary, Bind, Break, Const, Continue, Expr, For, If, Launch, Load, Parallel, Stmt, Var,
+                         While, const, contains, convert, fresh, is_const, replace, seq, stmts_of, substitute, used_vars, walk,
+                         with_options)
 from tilelang.ops import Gemm
 
 from ..analysis.disjoint import Disjoint, Place
 from ..analysis.effects import effects
 from ..analysis.liveness import Uses
-from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .block_shape import rereads, tells
-from .hopper_features import hopper
+from .hopper_features import may_resize
 
 _MOST = 65535  # blocks along all dimensions of a grid but the first
 Axes = dict[Var, int]  # the numbers of a block, each with how many there are
 
 
-@pass_(needs=TILE)
-def blocks_of_tiles(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch, when=may_resize)
+def blocks_of_tiles(n: Launch, cx: PassContext) -> Launch | None:
     """Replace a loop over independent tiles around pipelined GEMMs by a grid of that many blocks.
 
         with T.Kernel(132) as block:                     with T.Kernel(32, 32) as (x, y):
@@ -39,9 +38,7 @@ def blocks_of_tiles(func: Func, cx: PassContext) -> Func:
     follows a block's number.  Off with tl.resize_blocks=False.
     Keeps: every element's value, bit by bit.
     """
-    if not hopper(cx).wgmma or not cx.option(PassConfigKey.TL_RESIZE_BLOCKS):
-        return func
-    return rewrite(func, lambda n: _of_launch(n, cx.target.limits.sm_count), Launch)
+    return _of_launch(n, cx.target.limits.sm_count)
 
 
 def _of_launch(n: Launch, sms: int) -> Launch | None:

@@ -14,10 +14,11 @@ Only branches that hold tile operations, parallel loops or waits are changed; ot
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, Func, If, Launch, Load, Parallel, Seq, Stmt,
-                         TileOp, While, const, contains, free_vars, replace, seq, stmts_of, substitute, walk, with_inner,
-                         rewrite_launches, EMPTY, PRIVATE)
+from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, If, Launch, Load, Parallel, Seq, Stmt, TileOp,
+                         While, const, contains, free_vars, replace, seq, stmts_of, substitute, walk, with_inner, EMPTY,
+                         PRIVATE)
 from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, in_some_warps, runs, warps_of
 from tilelang.ops import Copy
 
@@ -28,18 +29,15 @@ from ..check.check_hopper import WAITS
 from ..framework.pass_ import TILE, PassContext, pass_
 
 
-@pass_(needs=TILE)
-def branches_to_warp_roles(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def branches_to_warp_roles(n: Launch, cx: PassContext) -> Any:
     """Make warp roles of branches whose conditions depend only on the thread number and are uniform in each warp.
 
     Applies to every target. The arms of an if/elif chain become separate branches; each thread takes one of them as before.
     Warp roles inside each other are cut to the warps that reach them. A condition `t < 32 and c` becomes a branch inside the
     warp role. Branches that only wait become warp roles where they take whole warp groups.
     """
-    def launch(n: Launch) -> Launch | None:
-        return None if n.num_threads <= WARP_LANES or n.num_threads % WARP_LANES else with_inner(n, _Branches(n).stmt)
-
-    return rewrite_launches(func, launch)  # type: ignore[no-any-return]
+    return None if n.num_threads <= WARP_LANES or n.num_threads % WARP_LANES else with_inner(n, _Branches(n).stmt)
 
 
 class _Branches:

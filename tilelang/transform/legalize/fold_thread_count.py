@@ -14,26 +14,23 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Bind, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Node, Parallel, Seq, Stmt, TileOp, Var,
-                         While, children, rebuild, replace, seq, walk, with_inner, rewrite_launches, EMPTY)
+from tilelang.ir import (Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Node, Parallel, Seq, Stmt, TileOp, Var, While,
+                         children, rebuild, replace, seq, walk, with_inner, EMPTY)
 from tilelang.ir.visitor import mapped
 from tilelang.target.warp_groups import WARP_LANES, warps_of
 
 from ..framework.pass_ import TILE, PassContext, pass_
 
 
-@pass_(needs=TILE)
-def fold_thread_count(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def fold_thread_count(n: Launch, cx: PassContext) -> Any:
     """Fold branches that all threads or none take, and values in block-wide work that are the same for all threads.
 
     Applies to every target. `tx < 64` holds in a block of 64 threads; `tx // 128` is 1 in warp group 1.
     """
-    def launch(n: Launch) -> Launch | None:
-        ranges = {v: (0, k - 1) for v, k in zip(n.thread_vars, n.threads)}
-        named = _names_threads(n.body, set(n.thread_vars))
-        return with_inner(n, lambda s: _Settled(n).stmt(s, Analyzer(ranges))) if named else None
-
-    return rewrite_launches(func, launch)  # type: ignore[no-any-return]
+    ranges = {v: (0, k - 1) for v, k in zip(n.thread_vars, n.threads)}
+    named = _names_threads(n.body, set(n.thread_vars))
+    return with_inner(n, lambda s: _Settled(n).stmt(s, Analyzer(ranges))) if named else None
 
 
 def _names_threads(n: Node, of: set[Var]) -> bool:

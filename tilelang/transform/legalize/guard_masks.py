@@ -22,9 +22,9 @@ import math
 from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
-from tilelang.ir import (Binary, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Select, Seq,
-                         Stmt, Store, Unary, Var, call, const, free_vars, is_const, is_large, logical, replace,
-                         rewrite_launches, seq, stmts_of, substitute, unary, walk, with_inner, EMPTY, LOGICAL, TRUE, FRAGMENT)
+from tilelang.ir import (Binary, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Parallel, Select, Seq, Stmt,
+                         Store, Unary, Var, call, const, free_vars, is_const, is_large, logical, replace, seq, stmts_of,
+                         substitute, unary, walk, with_inner, EMPTY, LOGICAL, TRUE, FRAGMENT)
 from tilelang.ops import Fill, Gemm
 
 from ..analysis.divergence import Divergence
@@ -38,13 +38,13 @@ _CORNERS = {"lt": 1, "le": 1, "gt": -1, "ge": -1}  # a op b is tightest where th
 _OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
 
 
-@pass_(needs=TILE)
-def guard_masks(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def guard_masks(n: Launch, cx: PassContext) -> Any:
     """Apply each mask in a branch that runs only for tiles in which the mask changes an element.
 
     Keeps every element's value, bit by bit (a GEMM that clears its accumulator starts from +0, as the filled tile does).
     """
-    return rewrite_launches(func, lambda x: with_inner(x, _Masks(x).stmt))  # type: ignore[no-any-return]
+    return with_inner(n, _Masks(n).stmt)
 
 
 class _Masks:

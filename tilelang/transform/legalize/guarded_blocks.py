@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (GLOBAL, Alloc, Bind, Expr, For, Func, If, Launch, Load, Select, Stmt, const, contains, convert,
-                         free_vars, replace, rewrite, seq, stmts_of, substitute, walk)
+from tilelang.ir import (GLOBAL, Alloc, Bind, Expr, For, If, Launch, Load, Select, Stmt, const, contains, convert, free_vars,
+                         replace, seq, stmts_of, substitute, walk)
 from tilelang.ops import Gemm
 
 from ..analysis.effects import acts, effects, expr_effects, fills_whole, hangs_on_threads
@@ -12,8 +12,8 @@ from ..analysis.pipeline_loops import is_pipelined
 from .hopper_features import hopper
 
 
-@pass_(needs=TILE)
-def guarded_blocks(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch, when=lambda cx: hopper(cx).warp_roles)
+def guarded_blocks(n: Launch, cx: PassContext) -> Launch | None:
     """Move a condition around all that a block does into the length of its pipelined loop.
 
         if by * 128 < counts[g]:                       T.clear(c)
@@ -27,10 +27,6 @@ def guarded_blocks(func: Func, cx: PassContext) -> Func:
     that the kernel writes changes it.
     Keeps: what the kernel writes to global memory.
     """
-    return rewrite(func, _of_launch, Launch) if hopper(cx).warp_roles else func
-
-
-def _of_launch(n: Launch) -> Launch | None:
     stmts = stmts_of(n.body)
     guards = [s for s in stmts if isinstance(s, If)]
     if len(guards) != 1 or guards[0].orelse is not None or not all(isinstance(s, (Alloc, Bind, If)) for s in stmts):

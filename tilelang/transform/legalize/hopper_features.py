@@ -37,6 +37,11 @@ def hopper(cx: PassContext) -> Hopper:
                   bool(cx.option(PassConfigKey.TL_ASSUME_ALIGNED_STRIDES)))
 
 
+def may_resize(cx: PassContext) -> bool:
+    """Whether blocks and steps may get a size that suits wgmma."""
+    return hopper(cx).wgmma and bool(cx.option(PassConfigKey.TL_RESIZE_BLOCKS))
+
+
 def no_warp_roles(cx: PassContext) -> str:
     """The option that turns warp roles off on a target that has them; "" where none does, and on other targets."""
     if not getattr(cx.target, "has_wgmma", False) or hopper(cx).warp_roles:

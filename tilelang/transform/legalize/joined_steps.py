@@ -6,21 +6,20 @@ from itertools import takewhile
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (SHARED, AddressOf, Alloc, Bind, Buffer, Call, Const, For, Func, Launch, Load, Region, Store, Var,
-                         const, contains, convert, is_const, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk,
-                         with_options, GLOBAL)
+from tilelang.ir import (SHARED, AddressOf, Alloc, Bind, Buffer, Call, Const, For, Launch, Load, Region, Store, Var, const,
+                         contains, convert, is_const, replace, rewrite_stmts, seq, stmts_of, substitute, walk, with_options,
+                         GLOBAL)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma
 
-from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
-from .hopper_features import hopper
+from .hopper_features import may_resize
 
 _WIDE = 1024  # bits of K: a row of the widest swizzle, four instructions
 
 
-@pass_(needs=TILE)
-def joined_steps(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch, when=may_resize)
+def joined_steps(n: Launch, cx: PassContext) -> Launch | None:
     """Give a pipelined loop of copies and GEMMs half as many steps of twice the length.
 
         for k in T.Pipelined(64, num_stages=4):         for k in T.Pipelined(32, num_stages=2):
@@ -33,12 +32,6 @@ def joined_steps(func: Func, cx: PassContext) -> Func:
     tl.resize_blocks=False.
     Keeps: every element's value, bit by bit: the instructions are the same, in the same order.
     """
-    if not hopper(cx).wgmma or not cx.option(PassConfigKey.TL_RESIZE_BLOCKS):
-        return func
-    return rewrite(func, _of_launch, Launch)
-
-
-def _of_launch(n: Launch) -> Launch | None:
     out = n
     while not n.plan.layouts and (found := next((x for s in walk(out.body, For) if (x := _joined(s, out))), None)):
         out = found

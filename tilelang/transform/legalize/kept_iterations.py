@@ -14,9 +14,8 @@ warp roles have it.
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, If, Launch, Stmt, Store, cast, const, contains, convert,
-                         dtype, fresh, load, replace, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute, GLOBAL, LOCAL,
-                         VARIABLE)
+from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, If, Launch, Stmt, Store, cast, const, contains, convert, dtype,
+                         fresh, load, replace, rewrite_stmts, seq, stmts_of, substitute, GLOBAL, LOCAL, VARIABLE)
 from tilelang.ops import Copy, Gemm
 
 from ..analysis.divergence import Divergence
@@ -28,16 +27,12 @@ from ..framework.pass_ import TILE, PassContext, pass_
 MOST_ITERATIONS = 256  # whose numbers are bytes
 
 
-@pass_(needs=TILE)
-def kept_iterations(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def kept_iterations(launch: Launch, cx: PassContext) -> Launch:
     """Take the condition around the whole body of a pipelined loop in front of the loop.
 
     The condition must not depend on what the launch writes, nor on threads.  Keeps: the statements that run, and their order.
     """
-    return rewrite_launches(func, _without_conditions)
-
-
-def _without_conditions(launch: Launch) -> Launch:
     written = {e.storage for e in effects(launch.body) if e.writes}
 
     def plain(e: Expr) -> bool:

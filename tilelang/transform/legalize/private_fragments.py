@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (AddressOf, Alloc, Buffer, Const, For, Func, Launch, Load, Parallel, Stmt, Store, TileOp, contains,
-                         free_vars, replace, rewrite, rewrite_launches, seq, stmts_of, substitute, walk, EMPTY, FRAGMENT, LOCAL)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Const, For, Launch, Load, Parallel, Stmt, Store, TileOp, contains,
+                         free_vars, replace, rewrite, seq, stmts_of, substitute, walk, EMPTY, FRAGMENT, LOCAL)
 
 from ..framework.pass_ import TILE, PassContext, pass_
 
 
-@pass_(needs=TILE)
-def private_fragments(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def private_fragments(s: Launch, cx: PassContext) -> Launch | None:
     """Make per-thread memory of fragments that each iteration of one loop stores before it reads them, or that no loop uses.
 
         t = T.alloc_fragment((1,))            ->
@@ -19,11 +19,6 @@ def private_fragments(func: Func, cx: PassContext) -> Func:
 
     An element of a tile is one value, which the iterations would share; such programs mean a value for each of them.
     """
-    out: Func = rewrite_launches(func, _launch)
-    return out
-
-
-def _launch(s: Launch) -> Launch | None:
     made = [x.buffer for x in walk(s.body, Alloc) if x.buffer.scope_name == FRAGMENT]
     if not made:
         return None

@@ -13,8 +13,8 @@ that two blocks fit.  Other tiles are loaded where they are used.
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Buffer, Call, Func, Launch, Parallel, Region, Stmt, const, replace, rewrite_launches, seq,
-                         stmts_of, walk, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
+from tilelang.ir import (Alloc, Buffer, Call, Launch, Parallel, Region, Stmt, const, replace, seq, stmts_of, walk, DYNAMIC,
+                         FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm, Reduce
 from tilelang.target.machine import RESERVED_SHARED
 
@@ -27,16 +27,12 @@ LEAST = 48  # registers of a thread that two blocks must leave
 MOST_CALLS = 2  # functions that are computed again for an element
 
 
-@pass_(needs=TILE)
-def recomputed_rows(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch, when=lambda cx: getattr(cx.target, "has_cp_async", False))
+def recomputed_rows(launch: Launch, cx: PassContext) -> Launch:
     """Keep rows in shared memory in the type in which they are loaded, where registers leave room for one block.
 
     Keeps: every value; what is computed again reads the same values.
     """
-    return rewrite_launches(func, lambda x: _recomputed(x, cx)) if getattr(cx.target, "has_cp_async", False) else func
-
-
-def _recomputed(launch: Launch, cx: PassContext) -> Launch:
     body, limits = stmts_of(launch.body), cx.target.limits
     own = [s.buffer for s in body if isinstance(s, Alloc) and s.buffer.is_static]
     rows = max((b for b in own if b.scope_name == FRAGMENT), key=lambda b: b.size, default=None)

@@ -22,27 +22,25 @@ one warp role would store to that memory while others still evaluate the conditi
 
 from __future__ import annotations
 
+from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, Func, If, Launch, Load,
-                         Seq, Stmt, Store, Var, While, const, contains, free_vars, fresh, load, logical, replace,
-                         rewrite_launches, seq, substitute, unary, walk, with_inner, GLOBAL, SHARED, VARIABLE)
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Seq,
+                         Stmt, Store, Var, While, const, contains, free_vars, fresh, load, logical, replace, seq, substitute,
+                         unary, walk, with_inner, GLOBAL, SHARED, VARIABLE)
 
 from ..analysis.divergence import Divergence
 from ..framework.pass_ import TILE, PassContext, pass_
 
 
-@pass_(needs=TILE)
-def split_warp_role_branches(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def split_warp_role_branches(n: Launch, cx: PassContext) -> Any:
     """Split branches that some threads of several warp roles take, where two of their statements use one shared buffer and at
     least one of them stores to it (every target).
 
     Not split are branches with statements other than assignments, calls, branches and loops, and branches with a loop that
     exchanges values and is left early or has a bound that differs between threads.
     """
-    def launch(n: Launch) -> Launch | None:
-        return with_inner(n, _Splitter(n).stmt) if any(x.op == "in_warp_groups" for x in walk(n.body, Call)) else None
-
-    return rewrite_launches(func, launch)  # type: ignore[no-any-return]
+    return with_inner(n, _Splitter(n).stmt) if any(x.op == "in_warp_groups" for x in walk(n.body, Call)) else None
 
 
 class _Splitter:

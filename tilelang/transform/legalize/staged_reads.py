@@ -19,9 +19,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, const,
-                         free_vars, fresh, load, replace, rewrite, rewrite_launches, rewrite_stmts, seq, stmts_of, walk,
-                         with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
+from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Launch, Load, Parallel, Region, Stmt, Store, Var, const,
+                         free_vars, fresh, load, replace, rewrite, rewrite_stmts, seq, stmts_of, walk, with_options, DYNAMIC,
+                         FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_unsupported
 from tilelang.target.machine import REGISTERS, RESERVED_SHARED
@@ -38,17 +38,13 @@ from ..analysis.pipeline_schedule import inlined_binds, tile_read
 LEAST_BYTES = 4096  # of a tile: what is smaller waits for the loads of few lanes
 
 
-@pass_(needs=TILE)
-def staged_reads(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch, when=lambda cx: hopper(cx).warp_roles)
+def staged_reads(launch: Launch, cx: PassContext) -> Launch:
     """Copy what parallel loops of a pipelined loop with GEMMs read from global memory, where that is a tile that TMA loads.
 
     A tile is left in global memory where the kernel writes its tensor, and where its stages would not fit, or would cost a
     resident block.  Keeps: every value; outside the tensor both forms read 0.
     """
-    return rewrite_launches(func, lambda x: _staged(x, cx)) if hopper(cx).warp_roles else func
-
-
-def _staged(launch: Launch, cx: PassContext) -> Launch:
     made: list[Buffer] = []
 
     def visit(s: Stmt) -> Stmt | None:

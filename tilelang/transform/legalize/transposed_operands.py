@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Buffer, Expr, For, Func, If, Launch, Region, Stmt, Var, While, children, const, contains,
-                         free_vars, replace, rewrite, rewrite_launches, seq, stmts_of, walk, with_options, FRAGMENT, GLOBAL,
-                         SHARED)
+from tilelang.ir import (Alloc, Bind, Buffer, Expr, For, If, Launch, Region, Stmt, Var, While, children, const, contains,
+                         free_vars, replace, rewrite, seq, stmts_of, walk, with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm, GemmWarpPolicy, Transpose
 from tilelang.ops.gemm.select import GemmPlan
 from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma
@@ -34,17 +33,13 @@ _EXCHANGED = {GemmWarpPolicy.FullRow: GemmWarpPolicy.FullCol, GemmWarpPolicy.Ful
 _VERSIONS = 2  # of a tile that threads fill while a GEMM reads the one before
 
 
-@pass_(needs=TILE)
-def transposed_operands(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch, when=lambda cx: hopper(cx).wgmma)
+def transposed_operands(n: Launch, cx: PassContext) -> Launch | None:
     """Transposes operands of GEMMs that wgmma computes then, and did not before.
 
     Applies to all GEMMs into an accumulator or to none: they need one layout of it.  GEMMs of some of the threads, tiles whose
     layout is given, and loops whose statements are numbered by the user, stay as they are.
     """
-    return rewrite_launches(func, lambda x: _launch(x, cx)) if hopper(cx).wgmma else func
-
-
-def _launch(n: Launch, cx: PassContext) -> Launch | None:
     gemms = [op for op in walk(n.body, Gemm)]
     if not any(has_transposed(op) for op in gemms) or n.num_threads % GROUP or _by_thread(n):
         return None
