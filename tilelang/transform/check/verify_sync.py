@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilelang.errors import error, register
-from tilelang.ir import Func, Launch, rewrite_launches, with_options
+from tilelang.ir import Launch, with_options
 
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import DEVICE, PassContext, pass_
@@ -44,34 +44,30 @@ _ADVICE = {
 }
 
 
-@pass_(needs=DEVICE)
-def verify_sync(func: Func, cx: PassContext) -> Func:
+@pass_(needs=DEVICE, of=Launch)
+def verify_sync(launch: Launch, cx: PassContext) -> Launch:
     """Set each Launch's `sync_report`; raise "sync-unordered" for a certain fault.
 
     With tl.disable_thread_storage_sync faults are only reported, since the user orders the accesses.
     """
     strict = not cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC)
-
-    def checked(launch: Launch) -> Launch:
-        text, faults = check_launch(launch)
-        needed = launch.plan.reuse and cx.target.max_shared_bytes < sum(
-            b.size * b.dtype.bytes for b, _ in launch.plan.shared_offsets if b.is_static)
-        if needed and (faults or not text.startswith("ordered")):
-            raise _no_reuse(launch, cx.target.max_shared_bytes, next(iter(faults), None), text)
-        for f in faults:
-            if f.exact and strict:
-                hint, expected, label = _ADVICE[f.kind]
-                notes = ((f.other, label),) if None not in (f.other, f.span) else ()
-                if f.other is not None and f.other == f.span and f.kind in ("order", "copy"):
-                    hint = _ONE
-                if f.kind == "wgmma" and "no wgmma_wait" in f.message and (at := f.span or f.other) is not None:
-                    hint = f"put T.wait_wgmma(0) {'before' if f.span else 'after'} line {at.line}, before the " \
-                           "use; T.wait_wgmma(n) lets n later ones run on"
-                raise error("sync-unordered", f.message, found=f.message, span=f.span or f.other or launch.span,
-                            notes=notes, hint=hint, expected=expected or EXPECTED)
-        return with_options(launch, sync_report=text)
-
-    return rewrite_launches(func, checked)
+    text, faults = check_launch(launch)
+    needed = launch.plan.reuse and cx.target.max_shared_bytes < sum(
+        b.size * b.dtype.bytes for b, _ in launch.plan.shared_offsets if b.is_static)
+    if needed and (faults or not text.startswith("ordered")):
+        raise _no_reuse(launch, cx.target.max_shared_bytes, next(iter(faults), None), text)
+    for f in faults:
+        if f.exact and strict:
+            hint, expected, label = _ADVICE[f.kind]
+            notes = ((f.other, label),) if None not in (f.other, f.span) else ()
+            if f.other is not None and f.other == f.span and f.kind in ("order", "copy"):
+                hint = _ONE
+            if f.kind == "wgmma" and "no wgmma_wait" in f.message and (at := f.span or f.other) is not None:
+                hint = f"put T.wait_wgmma(0) {'before' if f.span else 'after'} line {at.line}, before the " \
+                       "use; T.wait_wgmma(n) lets n later ones run on"
+            raise error("sync-unordered", f.message, found=f.message, span=f.span or f.other or launch.span,
+                        notes=notes, hint=hint, expected=expected or EXPECTED)
+    return with_options(launch, sync_report=text)
 
 
 def _no_reuse(launch: Launch, limit: int, fault: Fault | None, verdict: str) -> Exception:

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Const, For, Func, If, Launch, Load, Parallel, Region, Seq,
-                         Stmt, Store, Var, While, const, contains, fresh, load, replace, rewrite_launches, rewrite_stmts, seq,
-                         stmts_of, substitute, walk, with_inner, with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
+from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Const, For, If, Launch, Load, Parallel, Region, Seq,
+                         Stmt, Store, Var, While, const, contains, fresh, load, replace, rewrite_stmts, seq, stmts_of,
+                         substitute, walk, with_inner, with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ir.plans import ParallelPlan
 from tilelang.ir.record import state
 from tilelang.layout import REGISTER, THREAD, Fragment, Layout, Mode
@@ -45,13 +45,9 @@ LONGEST = 32  # iterations of a serial loop that may be written one after anothe
 LINE = 128  # bytes of a row of banks
 
 
-@pass_(needs=TILE)
-def exchanged_tiles(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def exchanged_tiles(launch: Launch, cx: PassContext) -> Stmt | None:
     """Keep tiles in registers over groups of parallel loops that exchange elements.  The module docstring shows it."""
-    return rewrite_launches(func, _of_launch)
-
-
-def _of_launch(launch: Launch) -> Stmt | None:
     if launch.plan.by_hand or not any(map(_may_exchange, walk(launch.body, Parallel))):
         return None
     found = _Exchanges(launch)

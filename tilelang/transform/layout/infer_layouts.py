@@ -22,8 +22,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilelang.errors import error
-from tilelang.ir import (Buffer, Func, Launch, Parallel, Stmt, Var, replace, rewrite_launches, rewrite_stmts, with_options,
-                         FRAGMENT, SHARED)
+from tilelang.ir import Buffer, Launch, Parallel, Stmt, Var, replace, rewrite_stmts, with_options, FRAGMENT, SHARED
 from tilelang.layout import Fragment, replicated_fragment, row_fragment, view_layout, viewed_fragment
 from tilelang.ops import Gemm, Reduce
 from tilelang.ops.layouts import spread
@@ -37,18 +36,14 @@ from .shared_layouts import Access, choose_shared_layout, memory_accesses, vecto
 from .strict_layouts import StrictLayouts
 
 
-@pass_(needs=TILE)
-def infer_layouts(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def infer_layouts(launch: Launch, cx: PassContext) -> Launch:
     """Choose layouts for all launches of a program.  The module docstring describes the rules."""
-
-    def inferred(launch: Launch) -> Launch:
-        while True:
-            try:
-                return _Inference(launch, cx).run()
-            except _Staged as e:
-                launch = e.launch
-
-    return rewrite_launches(func, inferred)
+    while True:
+        try:
+            return _Inference(launch, cx).run()
+        except _Staged as e:
+            launch = e.launch
 
 
 class _Staged(Exception):

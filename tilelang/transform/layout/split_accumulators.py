@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (Alloc, Buffer, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, const, fresh, contains,
-                         is_const, replace, rewrite, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute, walk,
-                         with_options, FRAGMENT)
+from tilelang.ir import (Alloc, Buffer, For, Launch, Load, Parallel, Region, Stmt, Store, Var, const, fresh, contains,
+                         is_const, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, with_options, FRAGMENT)
 from tilelang.ir.record import record
 from tilelang.layout import Fragment
 from tilelang.ops import Gemm
@@ -46,20 +45,13 @@ class _User:
     column: int
 
 
-@pass_(needs=TILE)
-def split_accumulators(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch, when=lambda cx: hopper(cx).wgmma)
+def split_accumulators(launch: Launch, cx: PassContext) -> Launch | None:
     """Splits accumulators that do not fit the registers; see the module's docstring.
 
     Keeps: every element's value, bit by bit.  A launch is not changed if its accumulator fits, or if it is used in other
     ways than element by element in the iteration that computes it.
     """
-    if not hopper(cx).wgmma:
-        return func
-    return rewrite_launches(func, lambda x: _split(x, cx))
-
-
-def _split(launch: Launch, cx: PassContext) -> Launch | None:
-    """The launch with its GEMM in chunks; None if the GEMM is not split."""
     loops = inner_loops(launch.body)
     products: list[Any] = list(walk(launch.body, Gemm))
     if len(loops) != 1 or len(products) != 1 or loops[0].plan.counted:

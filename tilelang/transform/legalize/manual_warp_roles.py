@@ -19,10 +19,10 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If,
-                         Launch, Load, Node, Parallel, Seq, Stmt, TileOp, Var, While, binary, children, const, inner, is_const,
-                         replace, rewrite_launches, rewrite_stmts, seq, stmts_of, substitute, walk, with_inner, with_options,
-                         GLOBAL, FRAGMENT, BARRIER)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
+                         Load, Node, Parallel, Seq, Stmt, TileOp, Var, While, binary, children, const, inner, is_const,
+                         replace, rewrite_stmts, seq, stmts_of, substitute, walk, with_inner, with_options, GLOBAL, FRAGMENT,
+                         BARRIER)
 from tilelang.ir.record import state, record
 from tilelang.ops import Copy, Fill, Gemm
 from tilelang.ops.tma_copy import check_tma_copy
@@ -48,18 +48,14 @@ _OWN = ("in_warp_groups", "wgmma", "wgmma_wait", "bulk_wait", "bulk_commit", "mb
 SLOTS = 8  # wgmma groups that are tracked separately; older ones are merged
 
 
-@pass_(needs=TILE)
-def lower_manual_warp_roles(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def lower_manual_warp_roles(launch: Launch, cx: PassContext) -> Launch:
     """Initialise mbarriers, check warp roles, and pin the accumulators of launches that name Hopper's operations.
 
     Other launches stay unchanged.
 
     Raises tma-copy, role-fragment, role-place at the user's line.
     """
-    return rewrite_launches(func, _written)
-
-
-def _written(launch: Launch) -> Launch:
     nodes = list(walk(launch.body, Alloc, Call, Copy, Gemm))
     for n in nodes:
         if isinstance(n, Copy) and (n.plan.by_hand or n.plan.dst_block is not None):

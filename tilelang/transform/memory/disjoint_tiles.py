@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Call, Evaluate, For, Func, Launch, Parallel, Stmt, TileOp, Var, inner, rewrite_launches,
-                         walk, with_options, FRAGMENT, SHARED)
+from tilelang.ir import (Alloc, Call, Evaluate, For, Launch, Parallel, Stmt, TileOp, Var, inner, walk, with_options, FRAGMENT,
+                         SHARED)
 
 from ..analysis.effects import effects, own_effects
 from ..analysis.liveness import Liveness
@@ -12,8 +12,8 @@ from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 
 
-@pass_(needs=TILE)
-def disjoint_tiles(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def disjoint_tiles(launch: Launch, cx: PassContext) -> Launch:
     """Give a Launch `disjoint`: pairs of shared buffers with disjoint live ranges, in all iterations of the loops around them.
 
     for t in …:                                 # disjoint = ((A_s, C_s), …): C_s is written before it is read,
@@ -26,23 +26,19 @@ def disjoint_tiles(func: Func, cx: PassContext) -> Func:
     """
     limit = getattr(cx.target, "max_shared_bytes", None)
     off = limit is None or cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE)
-
-    def found(launch: Launch) -> Launch:
-        tiles = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.scope_name in SHARED and s.buffer.is_static]
-        loops = [(ring_stages(s), wanted_stages(s)) for s in walk(launch.body, For)]
-        most = max((max(n[1]) + 1 if stages is None else stages for stages, n in loops), default=1)  # type: ignore[index]
-        fragments = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.scope_name == FRAGMENT and s.buffer.is_static]
-        tiled, staged = (sum(b.size * b.dtype.bytes for b in some) for some in (tiles, fragments))
-        if off or 2 * (tiled * max(most, 1) + staged) <= int(limit or 0) or launch.plan.by_hand or any(
-                x.op == "in_warp_groups" for x in walk(launch.body, Call)):
-            return launch
-        life = Liveness(launch.body)
-        meets, bit = _meeting(life, launch.body), life.bit
-        pairs = tuple((a, b) for k, a in enumerate(tiles) for b in tiles[k + 1:] if a.data is not b.data
-                      and not meets.get(a.data, 0) & bit(b.data) and not meets.get(b.data, 0) & bit(a.data))
-        return with_options(launch, disjoint=(*pairs, *((b, b) for b in tiles if not life.carried & bit(b.data))))
-
-    return rewrite_launches(func, found)
+    tiles = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.scope_name in SHARED and s.buffer.is_static]
+    loops = [(ring_stages(s), wanted_stages(s)) for s in walk(launch.body, For)]
+    most = max((max(n[1]) + 1 if stages is None else stages for stages, n in loops), default=1)  # type: ignore[index]
+    fragments = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.scope_name == FRAGMENT and s.buffer.is_static]
+    tiled, staged = (sum(b.size * b.dtype.bytes for b in some) for some in (tiles, fragments))
+    if off or 2 * (tiled * max(most, 1) + staged) <= int(limit or 0) or launch.plan.by_hand or any(
+            x.op == "in_warp_groups" for x in walk(launch.body, Call)):
+        return launch
+    life = Liveness(launch.body)
+    meets, bit = _meeting(life, launch.body), life.bit
+    pairs = tuple((a, b) for k, a in enumerate(tiles) for b in tiles[k + 1:] if a.data is not b.data
+                  and not meets.get(a.data, 0) & bit(b.data) and not meets.get(b.data, 0) & bit(a.data))
+    return with_options(launch, disjoint=(*pairs, *((b, b) for b in tiles if not life.carried & bit(b.data))))
 
 
 def _meeting(life: Liveness, body: Stmt) -> dict[Var, int]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Func, Launch, Seq, Stmt, Var, call, replace, rewrite_launches, seq,
-                         statements, stmts_of, walk, with_options, BARRIER, SHARED)
+from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Launch, Seq, Stmt, Var, call, replace, seq, statements, stmts_of, walk,
+                         with_options, BARRIER, SHARED)
 
 from ..framework.config import PassConfigKey
 from ..analysis.effects import effects
@@ -24,8 +24,8 @@ SMALL = 512  # bytes of scratch memory that share no space
 PROXY_CALLS = frozenset(("wgmma_descriptor", "tma_load", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store"))
 
 
-@pass_(needs=SYNCED, gives=DEVICE)
-def plan_shared_memory(func: Func, cx: PassContext) -> Func:
+@pass_(needs=SYNCED, gives=DEVICE, of=Launch)
+def plan_shared_memory(launch: Launch, cx: PassContext) -> Launch:
     """Give each Launch `shared_offsets` ((buffer, byte offset), …) and `shared_bytes`.
 
     Two buffers share space when their live ranges over the statements of the block's body are disjoint.  A block barrier then
@@ -39,14 +39,10 @@ def plan_shared_memory(func: Func, cx: PassContext) -> Func:
     """
     reuse = not cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE)
     limit = getattr(cx.target, "max_shared_bytes", None)
-
-    def plan(launch: Launch) -> Launch:
-        planned = _planned(launch, reuse, limit)
-        if cx.option(PassConfigKey.TL_DEBUG_MERGE_SHARED_MEMORY_ALLOCATIONS):
-            _report(planned, cx)
-        return planned
-
-    return rewrite_launches(func, plan)
+    planned = _planned(launch, reuse, limit)
+    if cx.option(PassConfigKey.TL_DEBUG_MERGE_SHARED_MEMORY_ALLOCATIONS):
+        _report(planned, cx)
+    return planned
 
 
 def _report(launch: Launch, cx: PassContext) -> None:

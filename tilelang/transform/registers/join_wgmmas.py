@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Const, Evaluate, Func, Launch, Seq, Stmt, replace, rewrite, rewrite_launches, walk
+from tilelang.ir import AddressOf, Call, Const, Evaluate, Launch, Seq, Stmt, replace, rewrite, walk
 from tilelang.ir import with_options
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
@@ -17,8 +17,8 @@ from ..framework.pass_ import DEVICE, PassContext, pass_
 MOST = 16  # wgmma in one asm
 
 
-@pass_(needs=DEVICE)
-def join_wgmmas(func: Func, cx: PassContext) -> Func:
+@pass_(needs=DEVICE, of=Launch)
+def join_wgmmas(launch: Launch, cx: PassContext) -> Any:
     """Mark wgmma that add to one accumulator by one form of one instruction, one after another.
 
         wgmma(c, a0, b0, keep)              wgmma(c, a0, b0, keep, based=True)
@@ -30,10 +30,6 @@ def join_wgmmas(func: Func, cx: PassContext) -> Func:
     named registers.
     Keeps: statements and their order.
     """
-    return rewrite_launches(func, lambda x: _marked(x) if any(c.op == "wgmma" for c in walk(x.body, Call)) else None)
-
-
-def _marked(launch: Launch) -> Launch:
     def visit(s: Seq | Evaluate) -> Stmt:
         stmts = s.stmts if isinstance(s, Seq) else (s,)
         out = tuple(x for run in _runs(stmts) for x in _mark(run))
@@ -41,7 +37,7 @@ def _marked(launch: Launch) -> Launch:
             return s
         return replace(s, stmts=out) if isinstance(s, Seq) else out[0]
 
-    return rewrite(launch, visit, Seq, Evaluate)  # type: ignore[no-any-return]
+    return rewrite(launch, visit, Seq, Evaluate) if any(c.op == "wgmma" for c in walk(launch.body, Call)) else None
 
 
 def _mark(run: tuple[Stmt, ...]) -> Iterator[Stmt]:

@@ -27,9 +27,9 @@ from operator import is_not
 from typing import Any
 
 from tilelang.arith import LaunchFacts, flat_index, vector_base
-from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, For, Func, If, Launch, Load, Ramp,
-                         Stmt, Store, Var, call, const, contains, dtype, free_vars, is_const, is_large, load, rebuild, replace,
-                         rewrite, rewrite_launches, seq, stmts_of, substitute, walk, LOCAL)
+from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, For, If, Launch, Load, Ramp, Stmt,
+                         Store, Var, call, const, contains, dtype, free_vars, is_const, is_large, load, rebuild, replace,
+                         rewrite, seq, stmts_of, substitute, walk, LOCAL)
 from tilelang.ir.visitor import mapped
 from tilelang.target.register_forms import Form, form_of, packed_source, sum_form
 
@@ -43,19 +43,14 @@ _COUNTING = {"float16": 1024, "bfloat16": 128}
 _BYTES = ("int8", "uint8")
 
 
-@pass_(needs=DEVICE)
-def pack_conversions(func: Func, cx: PassContext) -> Func:
+@pass_(needs=DEVICE, of=Launch)
+def pack_conversions(launch: Launch, cx: PassContext) -> Any:
     """Replace conversions to float16 and bfloat16 by intrinsics for pairs and for small integers.
 
     Keeps: every value, bit for bit.
     """
-    return rewrite_launches(func, _packed)
-
-
-def _packed(launch: Launch) -> Launch | None:
-    if not any(x.dtype.base in _COUNTING or _is_of_bytes(x) for x in walk(launch.body, Cast)):
-        return None
-    return _Conversions(launch).visit(launch)  # type: ignore[no-any-return]
+    found = any(x.dtype.base in _COUNTING or _is_of_bytes(x) for x in walk(launch.body, Cast))
+    return _Conversions(launch).visit(launch) if found else None
 
 
 class _Conversions:

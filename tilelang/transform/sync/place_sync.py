@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Seq, Stmt,
-                         Store, Var, While, const, dtype, fresh, load, logical, replace as with_fields, rewrite_launches, seq,
-                         substitute, unary, walk, VARIABLE)
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Seq, Stmt, Store,
+                         Var, While, const, dtype, fresh, load, logical, replace as with_fields, seq, substitute, unary, walk,
+                         VARIABLE)
 from tilelang.ir.record import record
 
 from ..analysis.access_table import Reach, Tables, separate
@@ -27,8 +27,9 @@ CAP = 12  # iterations and async groups counted exactly; beyond, "any number"
 ITERATIONS = 4_000  # passes over loop bodies, after which iteration distances are no longer counted: nested loops multiply them
 
 
-@pass_(needs=THREADS_BOUND, gives=SYNCED)
-def place_sync(func: Func, cx: PassContext) -> Func:
+@pass_(needs=THREADS_BOUND, gives=SYNCED, of=Launch,
+       when=lambda cx: not cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC))
+def place_sync(launch: Launch, cx: PassContext) -> Launch:
     """Put a block barrier between any two conflicting accesses of different threads to one element.
 
     Two accesses conflict when one of them is a write; two atomic accesses conflict when their order matters (atomic_order.py).
@@ -44,14 +45,8 @@ def place_sync(func: Func, cx: PassContext) -> Func:
     rejected ("sync-divergent").
     Keeps: existing barriers.  Off with tl.disable_thread_storage_sync.
     """
-    if cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC):
-        return func
-
-    def ordered(launch: Launch) -> Launch:
-        done = synchronized(launch)
-        return fence_arrivals(done) if launch.plan.by_hand else done
-
-    return rewrite_launches(func, ordered)
+    done = synchronized(launch)
+    return fence_arrivals(done) if launch.plan.by_hand else done
 
 
 def synchronized(launch: Launch, outer: WarpRoleSync | None = None) -> Launch:
