@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Call, Continue, Evaluate, For, If, Launch, Parallel, Seq, Stmt, Var, call, fresh,
-                         inner, replace, seq, stmts_of, substitute, walk)
+from tilelang.ir import (Alloc, Bind, Break, Call, Continue, Evaluate, For, If, Launch, Load, Parallel, Seq, Stmt, Var, call,
+                         contains, fresh, inner, replace, seq, stmts_of, substitute, walk)
 from tilelang.ir import do as do
 
 # Calls at which all threads of a block wait.
@@ -33,6 +33,18 @@ def rename(stmts: list[Stmt]) -> list[Stmt]:
     whole = Seq(tuple(stmts))
     out = renamed(whole)
     return stmts if out is whole else list(stmts_of(out))
+
+
+def without_names(body: Stmt) -> list[Stmt]:
+    """The statements of a body, with the values of its names in their places, but of those that read memory or are calls."""
+    out, named = [], dict[Var, Any]()
+    for s in stmts_of(body):
+        s = substitute(s, named)
+        if isinstance(s, Bind) and not s.var.dtype.is_float and not contains(s.value, Load, Call):
+            named[s.var] = s.value
+        else:
+            out.append(s)
+    return out
 
 
 def jumps_of(s: Stmt) -> Iterator[Stmt]:

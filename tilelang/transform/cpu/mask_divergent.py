@@ -89,9 +89,10 @@ class _Fission:
         b = Buffer(name, (1,), dtype(dt), VARIABLE, span=span)
         return b, Alloc(b, None if init is None else init, span=span)
 
-    def mask(self, name: str, outer: Mask | None, init: Any, span: Any) -> tuple[Mask, Stmt]:
-        b, made = self.variable(name, "bool", init, span)
-        return Mask(b, outer), made
+    def mask(self, name: str, m: Mask | None, init: Any, span: Any) -> tuple[Mask, Stmt]:
+        """A mask inside of m, and the statement that makes it.  init: None for the threads of m."""
+        b, made = self.variable(name, "bool", (const(True) if m is None else m.on) if init is None else init, span)
+        return Mask(b, m or self.root), made
 
     def put(self, s: Stmt, m: Mask | None) -> Stmt:
         """s for the threads of a mask."""
@@ -117,27 +118,22 @@ class _Fission:
         if divergent or isinstance(s, (If, For, While)) and (
                 self._divergent(s) or not isinstance(s, If) and some_exit_early(self.known.varies, s.body)):
             return self.conflicts.exist_in(s)
-        if isinstance(s, Store):
+        if isinstance(s, (Store, Evaluate)):
             return self._overwrites(s)
-        if isinstance(s, Evaluate):
-            return self._updates(s)
         inside = s.stmts if isinstance(s, Seq) else (s.then, s.orelse) if isinstance(s, If) else (
             s.body,) if isinstance(s, (For, While)) else ()
         return any(self.conflicts_in(x, False) for x in inside if x is not None)
 
-    def _overwrites(self, s: Store) -> bool:
-        """Whether threads are to read all that the value of a store needs before one of them stores."""
-        return not is_private(s.buffer) and self.known.varies((s.indices, s.value)) and (
-            rereads_shared(s) or self.conflicts.overwrites(s, s.buffer.data))
-
-    def _updates(self, s: Stmt) -> bool:
-        """Whether threads are to read all that an atomic update without a result needs before one of them updates."""
+    def _overwrites(self, s: Stmt) -> bool:
+        """Whether threads are to read all that a store or an update without a result needs before one of them writes."""
+        if isinstance(s, Store):
+            return not is_private(s.buffer) and self.known.varies((s.indices, s.value)) and (
+                rereads_shared(s) or self.conflicts.overwrites(s, s.buffer.data))
         if not isinstance(s, Evaluate) or not s.call.op.startswith("atomic_") or len(s.call.args) < 2:
             return False
         place, value = s.call.args[:2]
         return isinstance(place, AddressOf) and not is_private(place.buffer) and any(
-            isinstance(n, Load) and n.buffer.data is place.buffer.data for n in walk(value)
-        ) and self.conflicts.overwrites(s, place.buffer.data)
+            n.buffer.data is place.buffer.data for n in walk(value, Load)) and self.conflicts.overwrites(s, place.buffer.data)
 
     # ---- statements -----------------------------------------------------------------------------------------------------
 
@@ -151,11 +147,7 @@ class _Fission:
     def seq(self, s: Stmt, m: Mask | None, targets: JumpTargets) -> Iterator[Stmt]:
         """The statements of s, for the threads of m."""
         for x in s.stmts if isinstance(s, Seq) else (s,):
-            if isinstance(x, Seq):
-                inner = list(self.seq(x, m, targets))
-                yield from inner
-            else:
-                yield from self.stmt(x, m, targets)
+            yield from (self.seq if isinstance(x, Seq) else self.stmt)(x, m, targets)
             if m is None and self.root is not None and some_return(self.known, x):
                 m = self.root
 
@@ -182,17 +174,14 @@ class _Fission:
                 yield s if m is None or self.root is None else self.jump(m, self.root, s.span)
             case Evaluate() if s.call.op in _BARRIERS and m is not None and m.only_returned_absent:
                 yield s  # barriers do not wait for threads that returned
-            case Store() if self._overwrites(s):
+            case Store() | Evaluate() if self._overwrites(s):
                 self.changed = True
-                value = Var(f"moved_{s.buffer.name}", s.value.dtype, span=s.span)
-                yield self.put(Bind(value, s.value, span=s.span), m)
-                yield self.put(replace(s, value=value), m)
-            case Evaluate() if self._updates(s):
-                self.changed = True
-                place, given, *rest = s.call.args
-                value = Var("moved_update", given.dtype, span=s.span)
+                given = s.value if isinstance(s, Store) else s.call.args[1]
+                name = f"moved_{s.buffer.name}" if isinstance(s, Store) else "moved_update"
+                value = Var(name, given.dtype, span=s.span)
                 yield self.put(Bind(value, given, span=s.span), m)
-                yield self.put(replace(s, call=replace(s.call, args=(place, value, *rest))), m)
+                yield self.put(replace(s, value=value) if isinstance(s, Store) else replace(
+                    s, call=replace(s.call, args=(s.call.args[0], value, *s.call.args[2:]))), m)
             case Bind() if m is not None and is_speculatable(s.value):
                 yield s
             case Alloc() if m is not None:
@@ -209,14 +198,10 @@ class _Fission:
 
     def jump(self, m: Mask, target: Mask, span: Any) -> Stmt:
         """The threads of m are removed from it, and from the masks around it up to the target."""
-        out: list[Stmt] = []
-        at: Mask | None = m
-        while at is not None:
-            out.append(at.clear(span))
-            if at is target:
-                break
-            at = at.outer
-        return self.put(seq(*out, span=span), m)
+        left = [m]
+        while left[-1] is not target and left[-1].outer is not None:
+            left.append(left[-1].outer)
+        return self.put(seq(*(x.clear(span) for x in left), span=span), m)
 
     def branch(self, s: If, m: Mask | None, targets: JumpTargets) -> Iterator[Stmt]:
         if not self.known.varies(s.cond):
@@ -229,17 +214,15 @@ class _Fission:
             orelse = None if s.orelse is None else seq(*self.seq(s.orelse, m, targets))
             yield If(cond, then, orelse, span=s.span)
             return
-        yes, made_yes = self.mask("then", m or self.root, const(False), s.span)
-        yield made_yes
-        yield self.put(Store(yes.buffer, _ZERO, s.cond, span=s.span), m)
-        no = None
-        if s.orelse is not None:
-            no, made_no = self.mask("orelse", m or self.root, const(False), s.span)
-            yield made_no
-            yield self.put(Store(no.buffer, _ZERO, unary("not", yes.on), span=s.span), m)
-        yield from self.seq(s.then, yes, targets)
-        if s.orelse is not None:
-            yield from self.seq(s.orelse, no, targets)
+        ways: list[tuple[Mask, Stmt]] = []
+        for name, side in (("then", s.then), ("orelse", s.orelse)):
+            if side is not None:
+                way, made_way = self.mask(name, m, const(False), s.span)
+                yield made_way
+                yield self.put(Store(way.buffer, _ZERO, unary("not", ways[0][0].on) if ways else s.cond, span=s.span), m)
+                ways.append((way, side))
+        for way, side in ways:
+            yield from self.seq(side, way, targets)
 
     def any_of(self, m: Mask, span: Any) -> tuple[Expr, list[Stmt]]:
         """Whether a thread of the block is in m, one answer for the block."""
@@ -259,7 +242,7 @@ class _Fission:
             start, extent = select(some, start, const(0, start.dtype)), select(some, extent, const(0, extent.dtype))
         inside = m
         if jumps and Break in _kinds(s.body):
-            inside, made_inside = self.mask("turns", m or self.root, const(True) if m is None else m.on, s.span)
+            inside, made_inside = self.mask("turns", m, None, s.span)
             yield made_inside
         body = seq(*self.iteration(s.body, s.body, inside, jumps, s.span))
         yield replace(s, start=start, extent=extent, body=body)
@@ -268,7 +251,7 @@ class _Fission:
         """One iteration of a loop, for the threads still inside it.  jumps: some threads alone take its breaks or continues."""
         now = inside
         if jumps and Continue in _kinds(user_body):
-            now, made = self.mask("turn", inside or self.root, const(True) if inside is None else inside.on, span)
+            now, made = self.mask("turn", inside, None, span)
             yield made
         yield from self.seq(body, now, JumpTargets(inside, now) if jumps else JumpTargets())
 
@@ -295,7 +278,7 @@ class _Fission:
     def while_any(self, cond: Expr, body: Stmt, user_body: Stmt, step: Stmt | None, m: Mask | None,
                   span: Any) -> Iterator[Stmt]:
         """while cond: body, as long as some thread of the block is inside the loop.  user_body: body as the user wrote it."""
-        inside, made = self.mask("turns", m or self.root, const(True) if m is None else m.on, span)
+        inside, made = self.mask("turns", m, None, span)
         go, made_go = self.variable("go", "int32", const(1, "int32"), span)
         yield from (made, made_go)
         inner = list(self.iteration(body, user_body, inside, True, span))

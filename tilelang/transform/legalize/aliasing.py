@@ -50,25 +50,19 @@ def parameter_names(func: Func) -> tuple[str, ...]:
 
 def overlapping(func: Func, noalias: bool) -> bool:
     """Whether a launch must keep the order of the program because tensors that it writes and then reads may overlap."""
-    free = set(func.facts.may_alias) if noalias else set(parameter_names(func))
-    return bool(free) and any(_free_pairs(func, x, free) for x in walk(func.body, Launch))
+    return any(_free_pairs(func, x, noalias) for x in walk(func.body, Launch))
 
 
 @pass_(needs=TILE)
 def keep_order(func: Func, cx: PassContext) -> Func:
     """Do not pipeline the loops of launches whose tensors may overlap. The launch attr `overlapping` lists the tensors that
     conflict with each other (for place_sync)."""
-    noalias = bool(cx.option(PassConfigKey.TIR_NOALIAS))
-    free = set(func.facts.may_alias) if noalias else set(parameter_names(func))
-
-    def serial(launch: Launch) -> Launch:
-        found = _free_pairs(func, launch, free)
-        if not found:
-            return launch
+    def serial(launch: Launch) -> Launch | None:
+        found = _free_pairs(func, launch, bool(cx.option(PassConfigKey.TIR_NOALIAS)))
         them = tuple({b: None for pair in found for b in pair})
-        return with_options(replace(launch, body=_serial(launch.body)), overlapping=them)
+        return with_options(replace(launch, body=_serial(launch.body)), overlapping=them) if found else None
 
-    return rewrite_launches(func, serial) if free else func
+    return rewrite_launches(func, serial)  # type: ignore[no-any-return]
 
 
 def _serial(body: Stmt) -> Stmt:
@@ -80,8 +74,10 @@ def _serial(body: Stmt) -> Stmt:
     return rewrite_stmts(body, loop)
 
 
-def _free_pairs(func: Func, launch: Launch, free: set[str]) -> list[tuple[Buffer, Buffer]]:
-    return [p for p in _pairs(func, launch) if {p[0].name, p[1].name} <= free]
+def _free_pairs(func: Func, launch: Launch, noalias: bool) -> list[tuple[Buffer, Buffer]]:
+    """The pairs of tensors that may overlap.  noalias: only where the program says so."""
+    free = set(func.facts.may_alias if noalias else parameter_names(func))
+    return [p for p in _pairs(func, launch) if {p[0].name, p[1].name} <= free] if free else []
 
 
 def _pairs(func: Func, launch: Launch) -> list[tuple[Buffer, Buffer]]:

@@ -6,12 +6,12 @@ from itertools import takewhile
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (SHARED, AddressOf, Alloc, Bind, Buffer, Call, Const, For, Launch, Load, Region, Store, Var, const,
-                         contains, convert, is_const, replace, rewrite_stmts, seq, stmts_of, substitute, walk, with_options,
-                         GLOBAL)
+from tilelang.ir import (SHARED, AddressOf, Alloc, Buffer, Const, For, Launch, Load, Region, Store, Var, const, convert,
+                         is_const, replace, rewrite_stmts, seq, substitute, walk, with_options, GLOBAL)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma
 
+from ..analysis.statements import without_names
 from ..framework.pass_ import TILE, PassContext, pass_
 from .hopper_features import may_resize
 
@@ -40,7 +40,7 @@ def joined_steps(n: Launch, cx: PassContext) -> Launch | None:
 
 def _joined(s: For, n: Launch) -> Launch | None:
     """The launch with two steps of a loop in one; None where that would be another program."""
-    stmts: list[Any] = _without_names(s)
+    stmts: list[Any] = without_names(s.body)
     steps = int(s.extent.value) if isinstance(s.extent, Const) else 1
     copies = list(takewhile(lambda x: isinstance(x, Copy), stmts))
     gemms = stmts[len(copies):]
@@ -65,17 +65,6 @@ def _joined(s: For, n: Launch) -> Launch | None:
     out = replace(n, body=substitute(rewrite_stmts(n.body, lambda x: loop if x is s else None), new))
     return with_options(out, report=(*n.plan.report, f"a step of loop {s.var.name} does what two did: the tiles of one have "
                                      f"{gemms[0].k} elements along K"))
-
-
-def _without_names(s: For) -> list[Any]:
-    """The statements of a loop's body, with the values of its names in their places."""
-    out, named = [], dict[Var, Any]()
-    for x in stmts_of(s.body):
-        if isinstance(x, Bind) and not contains(x.value, Load, Call):
-            named[x.var] = substitute(x.value, named)
-        else:
-            out.append(substitute(x, named))
-    return out
 
 
 def _narrow(op: Gemm, threads: int) -> bool:
