@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tilelang.arith import Analyzer
-from tilelang.ir import Binary, Call, Const, Evaluate, Expr, Func, Launch, Load, Seq, Var, contains, free_vars, unary
+from tilelang.arith import Analyzer, bound_to, extent_bounds
+from tilelang.ir import (Binary, Bind, Call, Const, Evaluate, Expr, For, Func, Launch, Load, Node, Parallel, Seq, Var, contains,
+                         free_vars, unary, walk)
 
 from .guards import conjuncts
 
@@ -39,3 +40,18 @@ def promised(func: Func) -> tuple[Analyzer, dict[Expr, int]]:
             if isinstance(x, Binary) and x.op in ("floormod", "truncmod") and isinstance(x.a, Var) and isinstance(x.b, Const):
                 divisors[x.a] = max(divisors.get(x.a, 1), abs(int(x.b.value)))
     return analyzer, divisors
+
+
+def with_ranges(known: Analyzer, n: Node) -> Analyzer:
+    """The analyzer with the ranges of all variables that are defined in n, which have unique names."""
+    for x in walk(n, Launch, For, Parallel, Bind):
+        match x:
+            case Launch():
+                known = bound_to(known, (*x.block_vars, *x.thread_vars), (*x.grid, *x.threads))
+            case Parallel():
+                known = bound_to(known, x.vars, x.extents)
+            case For():
+                known = known.bind(x.var, *extent_bounds(known, x.start, x.extent))
+            case Bind() if x.var.dtype.is_int and x.var.dtype.lanes == 1:
+                known = known.bind(x.var, *known.interval(x.value))
+    return known

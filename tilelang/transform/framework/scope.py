@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from .observe import PassEvent, PassEventObserver, observing
+from .observe import PassEventObserver, observing
 
 class _Local(threading.local):
     """Thread-local state: the open blocks, and the number of open `as_planned` blocks."""
@@ -48,26 +48,20 @@ class PassContext:
         self._watch.close()
 
 
+def _passed_on(method: str, given: Callable[..., tuple[Any, ...]] = lambda *_: ()) -> Callable[..., None]:
+    """An observer's method that calls one of its instrument, if that has it, with `given` of its arguments."""
+    return lambda self, *args: getattr(self.instrument, method, lambda *_: None)(*given(*args))
+
+
 class _Instrument(PassEventObserver):
     """Adapter from an object with run_before_pass and run_after_pass to an observer."""
 
     def __init__(self, instrument: Any) -> None:
         self.instrument = instrument
 
-    def _call(self, method: str, *args: Any) -> None:
-        getattr(self.instrument, method, lambda *_: None)(*args)
-
-    def on_pipeline_start(self, func: Any, target: Any) -> None:
-        self._call("enter_pass_ctx")
-
-    def on_pipeline_end(self, func: Any, target: Any) -> None:
-        self._call("exit_pass_ctx")
-
-    def on_pass_start(self, name: str, func: Any) -> None:
-        self._call("run_before_pass", func, SimpleNamespace(name=name))
-
-    def on_pass(self, event: PassEvent) -> None:
-        self._call("run_after_pass", event.after, SimpleNamespace(name=event.name))
+    on_pipeline_start, on_pipeline_end = map(_passed_on, ("enter_pass_ctx", "exit_pass_ctx"))
+    on_pass_start = _passed_on("run_before_pass", lambda name, func: (func, SimpleNamespace(name=name)))
+    on_pass = _passed_on("run_after_pass", lambda event: (event.after, SimpleNamespace(name=event.name)))
 
 
 def as_observer(instrument: Any) -> PassEventObserver:

@@ -7,14 +7,16 @@ from math import prod
 from typing import Any
 
 from tilelang.arith import Analyzer, simplify_stmt
-from tilelang.ir import (GLOBAL, Alloc, Binary, Bind, Break, Const, Continue, Expr, For, If, Launch, Load, Parallel, Stmt, Var,
-                         While, const, contains, convert, fresh, is_const, replace, seq, stmts_of, substitute, used_vars, walk,
+from tilelang.ir import (GLOBAL, Alloc, Binary, Bind, Break, Const, Continue, For, If, Launch, Parallel, Stmt, Var, While,
+                         const, contains, convert, fresh, is_const, replace, seq, stmts_of, substitute, used_vars, walk,
                          with_options)
 from tilelang.ops import Gemm
 
+from ..analysis.assumptions import with_ranges
 from ..analysis.disjoint import Disjoint, Place
 from ..analysis.effects import effects
 from ..analysis.liveness import Uses
+from ..analysis.statements import bound_by, without_names
 from ..framework.pass_ import TILE, PassContext, pass_
 from .block_shape import rereads, tells
 from .hopper_features import may_resize
@@ -51,7 +53,7 @@ def _of_launch(n: Launch, sms: int) -> Launch | None:
     if not _independent(n, loop) or (count := _iterations(loop, n.block_vars, grid)) is None:
         return None
     axes, total = dict(zip(n.block_vars, grid)), count[1]
-    body = _followed(_inlined(loop.body), axes, loop.var, *count)
+    body = _followed(seq(*without_names(loop.body)), axes, loop.var, *count)
     if body is None:
         return None
     body = _split(_guarded(body, axes, total), axes)
@@ -95,19 +97,6 @@ def _iterations(loop: For, block: tuple[Var, ...], grid: list[int]) -> tuple[int
     return (known[0], tiles) if tiles and known == [-(-(tiles - b) // grid[0]) for b in range(grid[0])] else None
 
 
-def _inlined(body: Stmt) -> Stmt:
-    """The body with the values of its integer names in their places."""
-    values: dict[Var, Expr] = {}
-    rest = []
-    for s in stmts_of(body):
-        s = substitute(s, values)
-        if isinstance(s, Bind) and not s.var.dtype.is_float and not contains(s.value, Load):
-            values[s.var] = s.value
-        else:
-            rest.append(s)
-    return seq(*rest)
-
-
 def _quotients(body: Stmt, axes: Axes) -> list[Binary]:
     """The divisions of blocks' numbers."""
     return [x for x in walk(body, Binary) if x.op in ("floordiv", "floormod") and used_vars(x) & set(axes)]
@@ -115,14 +104,10 @@ def _quotients(body: Stmt, axes: Axes) -> list[Binary]:
 
 def _disjoint(body: Stmt, axes: Axes) -> bool:
     """Whether each block writes elements of its own: the last of two writes counts, and blocks come in any order."""
-    proof, values = Disjoint(Analyzer(), axes, {}), dict[Var, Any]()
-    for s in walk(body, Bind, For, Parallel):
-        if isinstance(s, Bind):
-            values[s.var] = substitute(s.value, values)
-        for v, n in () if isinstance(s, Bind) else zip(s.vars, s.extents) if isinstance(s, Parallel) else ((s.var, s.extent),):
-            first = convert(s.start) if isinstance(s, For) else const(0, v.dtype)
-            proof.add_inner(v, *((int(first.value), int(first.value + n.value) - 1) if isinstance(first, Const) and isinstance(
-                n, Const) else (None, None)))
+    known, values = with_ranges(Analyzer(), body), dict[Var, Any]()
+    for s in walk(body, Bind):
+        values[s.var] = substitute(s.value, values)
+    proof = Disjoint(Analyzer(), axes, {v: known.interval(v) for s in walk(body, For, Parallel) for v in bound_by(s)})
     places: dict[Var, list[Place]] = {}
     for e in effects(body):
         if e.writes and e.buffer.scope_name == GLOBAL:
@@ -160,10 +145,15 @@ def _followed(body: Stmt, axes: Axes, var: Var, count: int, tiles: int | None) -
     orders = [(block, var) for block in axes] + [(var, block) for block in axes if not tiles]
     for fast, slow in orders:
         if (got := _joined(body, every, fast, slow)) is not None:
-            axes.clear()
-            axes.update(got[1])
-            return got[0]
+            return _having(axes, *got)
     return None
+
+
+def _having(axes: Axes, body: Stmt, new: Axes) -> Stmt:
+    """The body, for which the axes become others."""
+    axes.clear()
+    axes.update(new)
+    return body
 
 
 def _guarded(body: Stmt, axes: Axes, tiles: int | None) -> Stmt:
@@ -190,12 +180,8 @@ def _split(body: Stmt, axes: Axes) -> Stmt:
         new: Axes = {}
         for a, n in axes.items():
             new.update({x: k, y: n // k} if a is v else {a: n})
-        body = _with(body, {v: y * k + x}, new)
-        axes.clear()
-        axes.update(new)
+        body = _having(axes, _with(body, {v: y * k + x}, new), new)
     for u, v in permutations(axes, 2):
         if u in axes and v in axes and (got := _joined(body, axes, u, v)) is not None:
-            body = got[0]
-            axes.clear()
-            axes.update(got[1])
+            body = _having(axes, *got)
     return body

@@ -113,20 +113,14 @@ class _Masks:
     def _one_by_one(self, s: Parallel, store: Store, value: Select, seen: bool, points: dict[Var, int]) -> Stmt:
         """Split a mask of several conditions into several masks, each under its own test: the diagonal of a causal mask and the
         end of the keys are seldom in one tile. seen: the value of the condition where nothing is masked."""
-        always: list[Expr] = []
-        tested: list[tuple[Expr, Expr]] = []
-        for e in operands(value.cond, "and" if seen else "or"):
-            test = self._everywhere(e, seen, points)
-            if test is None:
-                always.append(e)
-            else:
-                tested.append((e, test))
-        if not tested:
-            return s
         join = "and" if seen else "or"
+        tests = [(e, self._everywhere(e, seen, points)) for e in operands(value.cond, join)]
+        always = [e for e, test in tests if test is None]
+        if len(always) == len(tests):
+            return s
         whole = [(functools.reduce(lambda a, b: logical(join, a, b), always), None)] if always else []
         out: list[Stmt] = []
-        for e, test in [*whole, *tested]:
+        for e, test in [*whole, *((e, test) for e, test in tests if test is not None)]:
             masked, = rename([replace(s, body=replace(store, value=replace(value, cond=e)))])
             out.append(masked if test is None else self._unless(test, masked, None))
         return seq(*out, span=s.span)

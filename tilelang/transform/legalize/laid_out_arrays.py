@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.arith import Analyzer, extent_bounds
+from tilelang.arith import Analyzer
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Evaluate, Expr, For, Func, If, Launch, Load, Node, Parallel,
-                         Region, Stmt, Store, TileOp, Var, cast, const, replace, rewrite, rewrite_launches, select, substitute,
-                         walk, with_options, FRAGMENT, GLOBAL, LOCAL)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Evaluate, Expr, Func, If, Launch, Load, Node, Region, Stmt,
+                         Store, TileOp, Var, cast, const, replace, rewrite, rewrite_launches, select, substitute, walk,
+                         with_options, FRAGMENT, GLOBAL, LOCAL)
 from tilelang.layout import THREAD, Fragment, Layout
 from tilelang.layout.periods import stored_extents
 from tilelang.ops import AtomicTile, Copy, Fill
 from tilelang.ops.pairing import TileLoops, lower_elementwise
 from tilelang.target.device_functions import EXTERNS
 
-from ..analysis.assumptions import promised
+from ..analysis.assumptions import promised, with_ranges
 from ..analysis.guards import bounds_guard
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -76,9 +76,7 @@ class _Rewriting:
             data = b.data if b.scope_name == GLOBAL else Var(b.name, b.data.dtype, span=b.span)
             extents: Any = lay.output_shape if b.is_static else stored_extents(lay, b.shape)[0]
             self.stored[b] = replace(b, shape=extents, strides_=None, data=data)
-        for v, n in (*zip(launch.block_vars, launch.grid), *zip(launch.thread_vars, launch.threads)):
-            self.known = self.known.bind(v, *extent_bounds(self.known, 0, n))
-        self._learn(launch.body)
+        self.known = with_ranges(self.known, launch)
         self._views(launch.body)
         body = rewrite(launch.body, self.node)
         for x in walk(body):
@@ -87,17 +85,6 @@ class _Rewriting:
                 raise _unusable(used, "its address is taken" if isinstance(x, AddressOf) else "it is used as a whole", x)
         kept = tuple((b, lay) for b, lay in launch.plan.layouts if b not in self.layouts)
         return with_options(replace(launch, body=body), layouts=kept)
-
-    def _learn(self, s: Stmt) -> None:
-        """Learn the ranges of the variables of a statement, which have unique names."""
-        for x in walk(s, For, Parallel, Bind):
-            if isinstance(x, Bind):
-                if x.var.dtype.is_int and x.var.dtype.lanes == 1:
-                    self.known = self.known.bind(x.var, *self.known.interval(x.value))
-            else:
-                loops = ((x.var, x.start, x.extent),) if isinstance(x, For) else zip(x.vars, (0,) * len(x.vars), x.extents)
-                for v, start, n in loops:
-                    self.known = self.known.bind(v, *extent_bounds(self.known, start, n))
 
     def _views(self, s: Stmt) -> None:
         """Raise layout-use if the storage of an array with a layout is also seen in another shape."""
@@ -174,7 +161,7 @@ class _Rewriting:
             out = lower_elementwise(loops, op.dst, None, lambda _: value, op.span)
         else:
             out = op.elementwise(loops)
-        self._learn(out)
+        self.known = with_ranges(self.known, out)
         return rewrite(out, self.node)  # type: ignore[no-any-return]
 
 

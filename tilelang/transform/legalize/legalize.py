@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from tilelang.arith import Analyzer, extent_bounds
+from tilelang.arith import Analyzer
 from tilelang.errors import error, register, register_warning, warn
-from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Expr, For, Func, If, Launch, Load, Node,
-                         Parallel, Ramp, Region, Shuffle, Stmt, Store, TileOp, Unary, Var, While, convert, free_vars, inner,
-                         load, replace, rewrite, rewrite_launches, seq, statements, stmts_of, walk, with_options, DYNAMIC,
-                         FRAGMENT, LOCAL, STATIC, VARIABLE)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Expr, For, Func, If, Load, Node, Parallel,
+                         Ramp, Region, Shuffle, Stmt, Store, TileOp, Unary, Var, While, convert, free_vars, inner, load,
+                         replace, rewrite, rewrite_launches, seq, statements, stmts_of, walk, with_options, DYNAMIC, FRAGMENT,
+                         LOCAL, STATIC, VARIABLE)
 from tilelang.ir.verify import verify
 from tilelang.ops import AtomicTile
 from tilelang.target.tensor_map import REDUCE_ADD
@@ -18,6 +18,7 @@ from tilelang.target.tensor_map import REDUCE_ADD
 from .aliasing import parameter_names
 from .laid_out_arrays import local_fragments
 from ..framework.config import PassConfigKey
+from ..analysis.assumptions import with_ranges
 from ..analysis.effects import effects, own_effects
 from ..analysis.index_width import widen_indices
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -105,25 +106,14 @@ def _legal_node(x: Any) -> Node | None:
 
 def wrap_negative(func: Func) -> Func:
     """Indices that are negative over the whole range of their loop variables count from the end, as negative constants do."""
-    known, doubtful = Analyzer(), False
     lowered: set[Var] = set()  # variables bound to values that may be negative
-    for x in walk(func.body):
-        if isinstance(x, For):
-            known = known.bind(x.var, *extent_bounds(known, x.start, x.extent))
-        elif isinstance(x, (Parallel, Launch)):
-            pairs = (*zip(x.vars, x.extents),) if isinstance(x, Parallel) else (
-                *zip(x.block_vars, x.grid), *zip(x.thread_vars, x.threads))
-            for v, e in pairs:
-                known = known.bind(v, *extent_bounds(known, 0, e))
-        elif isinstance(x, Bind):
-            if _may_be_negative(x.value, lowered):
-                lowered.add(x.var)
-                if x.var.dtype.is_int and x.var.dtype.lanes == 1:
-                    known = known.bind(x.var, *known.interval(x.value))
-        elif isinstance(x, (Load, Store, AddressOf, Region)):
-            doubtful = doubtful or any(not isinstance(i, Const) and _may_be_negative(i, lowered) for i in _indices(x))
-    if not doubtful:
+    for x in walk(func.body, Bind):
+        if _may_be_negative(x.value, lowered):
+            lowered.add(x.var)
+    if not any(not isinstance(i, Const) and _may_be_negative(i, lowered)
+               for x in walk(func.body, Load, Store, AddressOf, Region) for i in _indices(x)):
         return func
+    known = with_ranges(Analyzer(), func.body)
 
     def below(i: Expr) -> list[bool]:
         """For each lane of an index, whether it is always negative."""

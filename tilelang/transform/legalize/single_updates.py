@@ -110,11 +110,8 @@ class _Updates:
         if self.d.divergent(s.value) or not _is_pure(s.value) or blocks and not shared:
             threads = min(self.launch.num_threads, len(self.warps) * WARP_LANES)
             of, once = self.among, "write it" if shared else "T.atomic_add"
-            raise error("update-by-every-thread", f"each of the {threads} threads of the {of} reads an element of "
-                        f"`{s.buffer.name}` here and writes it back changed: some see what others wrote",
-                        expected="one thread that changes the element", found=f"{threads} threads that change it", span=s.span,
-                        hint=f"to change it once for the {of}, {once} under `if T.get_thread_binding() == 0:`; to change it "
-                             "once for each thread, T.atomic_add by all of them")
+            raise _fault(s, threads, f"the {threads} threads of the {of}", f"to change it once for the {of}, {once} under `if "
+                         "T.get_thread_binding() == 0:`")
         warn("single-update", f"`{s.buffer.name}` is updated once for the {self.among}, by its first thread, though all its "
              "threads reach the statement", "write it under `if T.get_thread_binding() == 0:`", span=s.span)
         before: list[Stmt] = []
@@ -177,8 +174,11 @@ def _check(s: Stmt | None, sets: WarpSets, reached: Any, read: set[Any], here: A
         case Store() if reached is not None and s.buffer.scope_name.startswith(("global", "shared")) and rereads(s):
             count = int(reached.sum())
             if count > 1 and not any(sets.follows(i) or contains(i, Load, Call) or read & free_vars(i) for i in s.indices):
-                raise error("update-by-every-thread", f"each of {count} threads reads an element of `{s.buffer.name}` here and "
-                            "writes it back changed: some see what others wrote", span=s.span,
-                            expected="one thread that changes the element", found=f"{count} threads that change it",
-                            hint="to change it once, write it under `if T.get_thread_binding() == 0:`; to change it once for "
-                                 "each thread, T.atomic_add by all of them")
+                raise _fault(s, count, f"{count} threads",
+                             "to change it once, write it under `if T.get_thread_binding() == 0:`")
+
+
+def _fault(s: Store, threads: int, who: str, once: str) -> Exception:
+    return error("update-by-every-thread", f"each of {who} reads an element of `{s.buffer.name}` here and writes it back "
+                 "changed: some see what others wrote", found=f"{threads} threads that change it", span=s.span,
+                 hint=f"{once}; to change it once for each thread, T.atomic_add by all of them")
