@@ -147,11 +147,10 @@ class Disjoint:
                         return False
                     continue
                 axes[v] = high + 1
-        if not 0 < math.prod(axes.values()) <= POINTS:
-            return False
-        grid = np.indices(tuple(axes.values())).reshape(len(axes), -1)
-        points = dict(zip(axes, grid))
         count = math.prod(axes.values())
+        if not 0 < count <= POINTS:
+            return False
+        points = dict(zip(axes, np.indices(tuple(axes.values())).reshape(len(axes), count)))
         keys = []
         for x, y in pairs:
             a, b = self._by_axes(x, points), self._by_axes(y, points)
