@@ -75,7 +75,7 @@ class Watch:
 
 
 def changed(what: Callable[..., Any], args: tuple[Any, ...], out: Any) -> bool:
-    if hasattr(what, "info"):
+    if hasattr(what, "needs"):
         return out.body is not args[0].body
     return out is not None and out is not False and out != () and out != [] and not any(out is a for a in args)
 

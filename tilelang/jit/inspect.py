@@ -79,8 +79,8 @@ def compile_times(trace: Callable[[], Any], arch: str = "sm_90a", repeat: int = 
         func = timed("trace", trace)
         cx = PassContext(target, verify=False)
         program = timed("lower", lambda func=func, cx=cx: lower(func.func, target, cx=cx))
-        for r in cx.records:
-            records.setdefault(r.name, []).append(r.seconds)
+        for name, seconds in cx.seconds.items():
+            records.setdefault(name, []).append(seconds)
         source = timed("print", lambda program=program: "\n".join(print_kernel(k) for k in program.kernels))
         cubin = timed("nvrtc", lambda source=source: compile_cubin(source, arch))
     ms = {k: statistics.median(v) * 1e3 for k, v in phases.items()}

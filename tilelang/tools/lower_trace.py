@@ -95,8 +95,8 @@ def resolve_pass(p: Any) -> tuple[str, Any]:
         if p not in named:
             raise ValueError(f"no pass {p!r}: passes are {', '.join(named)}")
         return p, named[p]
-    if hasattr(p, "info"):
-        return p.info.name, p
+    if hasattr(p, "needs"):
+        return p.__name__, p
     if not callable(p):
         raise TypeError(f"a pass is a name or a function of a program, found {type(p).__name__}")
     name = getattr(p, "name", None) or getattr(p, "__name__", type(p).__name__)

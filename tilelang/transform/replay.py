@@ -13,7 +13,7 @@ from pathlib import Path
 from tilelang.ir import parse, to_text
 from tilelang.target import Target
 
-from .framework.pass_ import PassContext, PassInfo, run_passes
+from .framework.pass_ import PassContext, run_passes
 from .cpu import CPU_PASSES
 from .pipeline import DEVICE_PASSES, TILE_PASSES
 
@@ -26,8 +26,7 @@ def replay(folder: str | Path) -> str:
     target = Target(facts["target"]) if facts.get("target") else None
     on_gpu = target is not None and target.is_cuda or facts["from"] in [p.__name__ for p in DEVICE_PASSES]
     passes = [*TILE_PASSES, *(DEVICE_PASSES if on_gpu else CPU_PASSES)]
-    infos: list[PassInfo] = [p.info for p in passes]  # type: ignore[attr-defined]
-    names = [i.name for i in infos]
+    names = [p.__name__ for p in passes]
     start = names.index(facts["from"]) if facts["from"] in names else 0
     config = {k: json.loads(v) for k, v in facts.get("config", {}).items()}
     return to_text(run_passes(func, passes[start:], PassContext(target, config, verify=True)))

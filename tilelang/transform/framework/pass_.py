@@ -30,21 +30,12 @@ from .watchers import watchers
 
 
 @record
-class PassRecord:
-    """Result of one run of a pass: seconds, and whether the program changed."""
-
-    name: str
-    seconds: float
-    changed: bool
-
-
-@record
 class PassContext:
     """The inputs of a pass besides the program.
 
     target: tilelang.target.Target, or None where no pass reads it. config: pass configs by string key.
     debug: TILELANG_DEBUG level. verify: check the program between passes. report: called with each line of the
-    debug trace. records: filled by the runner, one PassRecord per pass. host: the tilelang.target.cpu.HostCpu that passes of
+    debug trace. seconds: filled by the runner, of each pass by its name. host: the tilelang.target.cpu.HostCpu that passes of
     the CPU target plan for, None for this processor.
     """
 
@@ -53,7 +44,7 @@ class PassContext:
     debug: int = field(default_factory=lambda: int(env.TILELANG_DEBUG or 0))
     verify: bool = field(default_factory=lambda: is_truthy(env.TILELANG_VERIFY))
     report: Callable[[str], None] = field(default=lambda line: print(line, file=sys.stderr))
-    records: list[PassRecord] = field(default_factory=list, compare=False)
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
     host: Any = None
 
     def __post_init__(self) -> None:
@@ -68,21 +59,13 @@ class PassContext:
 PassFn = Callable[[Func, PassContext], Func]
 
 
-@record
-class PassInfo:
-    """Name of a pass, the phase it needs and the phase it gives (attribute `info` of the decorated function)."""
-
-    name: str
-    needs: str
-    gives: str
-
-
 def pass_(needs: str, gives: str | None = None, of: type = Func,
           when: Callable[[PassContext], Any] = lambda cx: True) -> Callable[[Callable[[Any, PassContext], Any]], PassFn]:
     """Decorator of a pass: a function (Func, PassContext) -> Func.
 
     needs: phase the program must be in; gives: phase it is in afterwards (default: the same). The decorated function
     sets the Func's `phase` attribute. Running it on a program in another phase raises InternalError.
+    Its attribute `needs` names the phase.
     of: Launch for a function that takes each launch, and gives what replaces it (None: itself).
     when: whether the pass applies to a target and its options; elsewhere the program stays as it is.
     """
@@ -91,18 +74,16 @@ def pass_(needs: str, gives: str | None = None, of: type = Func,
         raise ValueError(f"unknown phase {needs} or {after}: phases are {', '.join(PHASES)}")
 
     def wrap(fn: Callable[[Any, PassContext], Any]) -> PassFn:
-        info = PassInfo(fn.__name__, needs, after)
-
         @functools.wraps(fn)
         def run(func: Func, cx: PassContext) -> Func:
             at = func.facts.phase
             if at != needs:
-                raise InternalError(f"pass {info.name} needs a program in phase {needs}, found {at}")
+                raise InternalError(f"pass {fn.__name__} needs a program in phase {needs}, found {at}")
             out: Func = func if not when(cx) else rewrite_launches(
                 func, lambda n: fn(n, cx)) if of is Launch else fn(func, cx)
             return out if out.facts.phase == after else with_options(out, phase=after)
 
-        run.info = info  # type: ignore[attr-defined]
+        run.needs = needs  # type: ignore[attr-defined]
         return run
 
     return wrap
@@ -125,7 +106,7 @@ def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
         if cx.option(PassConfigKey.TL_AST_PRINT_ENABLE) and func.facts.phase == TILE:
             cx.report(f"# {func.name} before the first pass\n{text_of(func)}")
         for k, p in enumerate(passes):
-            name: str = p.info.name  # type: ignore[attr-defined]
+            name = p.__name__
             for o in seen_by:
                 o.on_pass_start(name, func)
             if k == 0 or func.facts.phase != CPU:
@@ -134,7 +115,7 @@ def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
             out = _run(p, name, start, func, cx)
             seconds, changed = time.perf_counter() - began, _changed(func, out)
             event = PassEvent(name, func, out, seconds, changed, k, cx.target, current_pass_phase())
-            cx.records.append(PassRecord(name, seconds, changed))
+            cx.seconds[name] = cx.seconds.get(name, 0.0) + seconds
             _tell(event, cx)
             if cx.verify and (changed or not checked):
                 _check(out, name, start, cx)
@@ -162,7 +143,7 @@ def _run(p: PassFn, name: str, start: tuple[Func, str], func: Func, cx: PassCont
 def _tell(event: PassEvent, cx: PassContext) -> None:
     """Write what the options ask to see of a pass."""
     if cx.option(PassConfigKey.TL_ENABLE_DUMP_IR):
-        _dump(event.after, event.name, cx)
+        _dump(event, cx)
     ms = event.seconds * 1e3
     if cx.option(PassConfigKey.TL_PASS_PROFILE) or env.is_pass_profile_enabled():
         if ms >= max(cx.option(PassConfigKey.TL_PASS_PROFILE_THRESHOLD_MS), env.get_pass_profile_threshold_ms()):
@@ -173,11 +154,12 @@ def _tell(event: PassEvent, cx: PassContext) -> None:
             cx.report(text_of(event.after))
 
 
-def _dump(func: Func, name: str, cx: PassContext) -> None:
+def _dump(event: PassEvent, cx: PassContext) -> None:
     """Write the program after a pass into the folder of tl.dump_ir_path, numbered."""
     folder = Path(cx.option(PassConfigKey.TL_DUMP_IR_DIR))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{len(cx.records) - 1:02d}_{func.name}_{name}.tl").write_text(text_of(func) + "\n", encoding="utf-8")
+    name = f"{event.index:02d}_{event.after.name}_{event.name}.tl"
+    (folder / name).write_text(text_of(event.after) + "\n", encoding="utf-8")
 
 
 def _changed(before: Func, after: Func) -> bool:
@@ -229,5 +211,4 @@ def _target_facts(target: Any) -> dict[str, Any] | None:
     return {"kind": str(kind), **arch, **{k: list(v) if isinstance(v, tuple) else v for k, v in target.options}}
 
 
-__all__ = ["CPU", "DEVICE", "PHASES", "SYNCED", "THREADS_BOUND", "TILE", "PassContext", "PassInfo", "PassRecord", "pass_",
-           "run_passes", "save_report"]
+__all__ = ["CPU", "DEVICE", "PHASES", "SYNCED", "THREADS_BOUND", "TILE", "PassContext", "pass_", "run_passes", "save_report"]
