@@ -12,7 +12,7 @@ from tilelang.errors import TileLangError
 from tilelang.ir import Launch, walk
 from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import legalized
-from tilelang.transform.analysis.thread_values import VARIES, Values
+from tilelang.transform.check.check_private import VARIES, Values
 
 A64 = np.arange(64, dtype=np.int32) * 3 + 1
 HEAD = '''def make():

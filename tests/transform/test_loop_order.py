@@ -10,7 +10,7 @@ from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Alloc, Call, For, walk
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
-from tilelang.transform.analysis.group_accesses import GroupTables
+from tilelang.transform.analysis.access_table import GroupTables
 from tilelang.transform.schedule.loop_order import LoopItems, best_order
 from tilelang.transform.analysis.simulate_loop import Event, Held, RingUse, Simulation
 

@@ -11,12 +11,11 @@ from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, E
                          VARIABLE)
 from tilelang.ir.record import record
 
-from ..analysis.access_table import Reach, Tables, separate
+from ..analysis.access_table import GroupTables, Reach, Tables, separate
 from ..analysis.accesses import Access, Loop, Relation
 from ..analysis.atomic_order import must_be_placed
 from ..framework.config import PassConfigKey
 from ..analysis.divergence import Divergence
-from ..analysis.group_accesses import GroupTables
 from ..framework.pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
 from .proxy_fences import fence_arrivals, fence_barriers
 from .warp_role_sync import WarpRoleSync, has_warp_roles

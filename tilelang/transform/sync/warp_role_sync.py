@@ -23,11 +23,10 @@ from tilelang.ir import (Bind, Call, Const, Continue, Evaluate, For, If, Launch,
                          SHARED)
 from tilelang.ir.record import record
 from tilelang.ops.tma_store import GROUP_BARRIERS
-from tilelang.target.warp_groups import PER_GROUP, WARP_LANES, moved, warps_of
+from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, moved, warps_of
 
 from ..analysis.statements import jumps_of
 from ..analysis.effects import effects
-from ..analysis.group_accesses import GROUP
 
 register("role-barrier", ValueError, "a warp role needs a separate barrier and no number is left for it",
          "give T.sync_threads and T.named_barrier_arrive constant numbers, few enough to leave one of 1 to 7 free",
