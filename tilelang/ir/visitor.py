@@ -10,7 +10,7 @@ from .children import below, held, is_large, name_bit
 from .expr import Call, Expr, Var
 from .nodes import Node, fields_of, kinds_of, node_fields
 from .options import Options
-from .stmt import Bind, For, Func, If, Launch, Parallel, Seq, Stmt, While, replace, seq
+from .stmt import Bind, Break, Continue, For, Func, If, Launch, Parallel, Seq, Stmt, While, replace, seq
 from .scopes import GLOBAL
 
 # A rewriter also visits definitions (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func), because they are fields.
@@ -267,6 +267,20 @@ def inner(s: Stmt) -> tuple[Stmt, ...]:
     if isinstance(s, If):
         return (s.then,) if s.orelse is None else (s.then, s.orelse)
     return (s.body,) if isinstance(s, (For, While, Parallel, Launch)) else ()
+
+
+def jumps_of(s: Stmt) -> Iterator[Stmt]:
+    """The breaks and continues in a statement that belong to the loop around it."""
+    if isinstance(s, (Break, Continue)):
+        yield s
+    elif isinstance(s, (Seq, If)):
+        for x in inner(s):
+            yield from jumps_of(x)
+
+
+def leaves(s: Stmt) -> bool:
+    """Whether a break or continue in a statement belongs to the loop around it."""
+    return next(jumps_of(s), None) is not None
 
 
 def statements(s: Stmt) -> Iterator[Stmt]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (EMPTY, AddressOf, Bind, Buffer, Call, Const, Continue, Expr, If, Load, Select, Seq, Stmt, Store, Var,
-                         free_vars, contains, is_large, rebuild, seq, stmts_of, substitute, unary, walk, FRAGMENT)
+                         free_vars, contains, is_large, jumps_of, rebuild, seq, stmts_of, substitute, unary, walk, FRAGMENT)
 
-from .statements import jumps_of
 
 
 def inline_index_binds(body: Stmt, vars: tuple[Var, ...]) -> Stmt:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Call, Continue, Evaluate, For, If, Launch, Load, Parallel, Seq, Stmt, Var, call,
-                         contains, fresh, inner, replace, seq, stmts_of, substitute, walk)
+from tilelang.ir import (Alloc, Bind, Call, Evaluate, For, Launch, Load, Parallel, Seq, Stmt, Var, call, contains, fresh,
+                         replace, seq, stmts_of, substitute, walk)
 from tilelang.ir import do as do
 
 # Calls at which all threads of a block wait.
@@ -45,20 +44,6 @@ def without_names(body: Stmt) -> list[Stmt]:
         else:
             out.append(s)
     return out
-
-
-def jumps_of(s: Stmt) -> Iterator[Stmt]:
-    """The breaks and continues in a statement that belong to the loop around it."""
-    if isinstance(s, (Break, Continue)):
-        yield s
-    elif isinstance(s, (Seq, If)):
-        for x in inner(s):
-            yield from jumps_of(x)
-
-
-def leaves(s: Stmt) -> bool:
-    """Whether a break or continue in a statement belongs to the loop around it."""
-    return next(jumps_of(s), None) is not None
 
 
 def barrier(s: Stmt, by_group: bool = False) -> Stmt:

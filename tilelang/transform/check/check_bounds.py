@@ -13,11 +13,10 @@ from typing import Any
 
 from tilelang import errors
 from tilelang.arith import Analyzer, LaunchFacts
-from tilelang.ir import (COMPARISONS, AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Evaluate, Expr, For, Func, If,
-                         Launch, Load, Node, Parallel, Select, Seq, Stmt, Store, TileOp, Var, While, children,
-                         contains, convert, free_vars, inner, remember, substitute, walk, GLOBAL, PRIVATE)
+from tilelang.ir import (COMPARISONS, AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Evaluate, Expr, For, Func, If, Launch,
+                         Load, Node, Parallel, Select, Seq, Stmt, Store, TileOp, Var, While, children, contains, convert,
+                         free_vars, inner, leaves, remember, substitute, walk, GLOBAL, PRIVATE)
 
-from ..analysis.statements import leaves
 from ..analysis.guards import conjuncts
 from ..framework.pass_ import TILE, PassContext, pass_
 

@@ -23,13 +23,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
-                         Seq, Stmt, Store, TileOp, Var, While, call, const, dtype, load, logical, replace, select, seq, unary,
-                         walk, VARIABLE)
+                         Seq, Stmt, Store, TileOp, Var, While, call, const, dtype, jumps_of, leaves, load, logical, replace,
+                         select, seq, unary, walk, VARIABLE)
 from tilelang.ir.record import record
 from tilelang.target.cpu_launch import Masked, ThreadValues, is_private
 from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, MATRIX_CALLS
 
-from ..analysis.statements import jumps_of, leaves
 from .thread_conflicts import Conflicts
 from .varying_values import find_varying_values, is_speculatable, is_thread_work, rereads_shared, some_exit_early, some_return
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Expr, For, If, Launch, Seq, Stmt, Store, Var, While, binary, call,
-                         cast, const, dtype, load, replace, rewrite, seq, unary, walk, with_inner, VARIABLE)
+                         cast, const, dtype, leaves, load, replace, rewrite, seq, unary, walk, with_inner, VARIABLE)
 
-from ..analysis.statements import leaves
 from ..analysis.divergence import Divergence
 from ..framework.pass_ import TILE, PassContext, pass_
 

@@ -15,13 +15,13 @@ warp roles have it.
 from __future__ import annotations
 
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, If, Launch, Stmt, Store, cast, const, contains, convert, dtype,
-                         fresh, load, replace, rewrite_stmts, seq, stmts_of, substitute, GLOBAL, LOCAL, VARIABLE)
+                         fresh, leaves, load, replace, rewrite_stmts, seq, stmts_of, substitute, GLOBAL, LOCAL, VARIABLE)
 from tilelang.ops import Copy, Gemm
 
 from ..analysis.divergence import Divergence
 from ..analysis.effects import effects, expr_effects
 from ..analysis.pipeline_loops import is_pipelined
-from ..analysis.statements import leaves, rename
+from ..analysis.statements import rename
 from ..framework.pass_ import TILE, PassContext, pass_
 
 MOST_ITERATIONS = 256  # whose numbers are bytes

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Expr, For, If, Launch, Seq, Stmt, Store, Var, While,
-                         convert, free_vars, inner, replace, seq, statements, stmts_of, walk, GLOBAL, PRIVATE, SHARED)
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Expr, For, If, Launch, Seq, Stmt, Store, Var, While, convert,
+                         free_vars, inner, leaves, replace, seq, statements, stmts_of, walk, GLOBAL, PRIVATE, SHARED)
 
-from ..analysis.statements import leaves, bound_by
+from ..analysis.statements import bound_by
 from ..analysis.effects import effects, expr_effects, hangs_on_threads, own_effects
 
 class Around:

@@ -6,14 +6,13 @@ from dataclasses import field
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (EMPTY, Alloc, Buffer, Call, Const, For, Func, Launch, Region, Stmt, Var, replace, rewrite_launches,
-                         rewrite_stmts, statements, stmts_of, walk, with_options, SHARED)
+from tilelang.ir import (EMPTY, Alloc, Buffer, Call, Const, For, Func, Launch, Region, Stmt, Var, leaves, replace,
+                         rewrite_launches, rewrite_stmts, statements, stmts_of, walk, with_options, SHARED)
 from tilelang.ir.record import state
 from tilelang.ops import Combine, Copy, Gemm, Reduce, Scan
 from tilelang.ops.gemm.wgmma import choose_wgmma
 from tilelang.target.machine import MOST_REGISTERS
 
-from ..analysis.statements import leaves
 from ..framework.config import PassConfigKey
 from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.effects import effects, orders

@@ -27,7 +27,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, Func, If, Launch, Load, Parallel,
-                         Stmt, Var, binary, call, const, contains, convert, free_vars, is_const, is_large, replace,
+                         Stmt, Var, binary, call, const, contains, convert, free_vars, is_const, is_large, leaves, replace,
                          rewrite_launches, seq, statements, stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
@@ -51,7 +51,7 @@ from ..analysis.cluster_pairs import rows_of
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .persistent import Tiles, Work, longest_first, plan_tiles
-from ..analysis.statements import around_launch, do, leaves, rename
+from ..analysis.statements import around_launch, do, rename
 from ..analysis.pipeline_loops import inner_loops, is_load, is_pipelined, ring_stages
 from .plan_pipelines import unversionable, versioned
 from .rings import (GROUP, SLOW_STAGES, Counted, Handover, Ring, RingsOf, WarpRoleLoop, WholeTile, asked_registers, barriers,

@@ -19,13 +19,12 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (Bind, Call, Const, Continue, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call,
-                         const, fresh, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, with_inner, GLOBAL,
-                         SHARED)
+                         const, fresh, jumps_of, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, with_inner,
+                         GLOBAL, SHARED)
 from tilelang.ir.record import record
 from tilelang.ops.tma_store import GROUP_BARRIERS
 from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, moved, warps_of
 
-from ..analysis.statements import jumps_of
 from ..analysis.effects import effects
 
 register("role-barrier", ValueError, "a warp role needs a separate barrier and no number is left for it",

@@ -14,7 +14,7 @@ from .memory import Site
 from .sync_fault import Fault, Found, Undecided
 from tilelang.layout.distinct import distinct
 
-from .events import EVENT_RULES, enter, event, event_of, finished, initialised, peers
+from .events import EVENT_RULES as EVENT_RULES, enter, event, event_of, finished, initialised, peers
 from .stream_state import StreamState
 from .touches import granules
 from .values import Descriptor
@@ -239,6 +239,3 @@ def _bulk_copy_cluster(st: StreamState, c: Call, span: Any) -> None:
     n = st.uniform(c.args[2], "the size of a copy")
     for block in peers(st, c.args[4], span):
         _arrives(st, _start(st, c.args[0]), n, n, c.args[3], span, block, _start(st, c.args[1]))
-
-
-__all__ = ["EVENT_RULES"]

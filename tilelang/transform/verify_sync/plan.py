@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from math import gcd, lcm, prod
 from typing import Any, TypeVar
 
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Expr, For, If, Launch, Load,
-                         Node, Select, Seq, Stmt, Store, Var, While, children, contains, convert, inner, walk, BARRIER, LOCAL,
+                         Node, Select, Seq, Stmt, Store, Var, While, children, contains, convert, leaves, walk, BARRIER, LOCAL,
                          VARIABLE, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.tensor_map import tensor_maps_of
 
-from .stored import held
 from .uniform import Uniform
 
 T = TypeVar("T")
@@ -99,8 +98,8 @@ class Plan:
 
     @cached_property
     def held(self) -> dict[Var, Expr]:
-        """What names and registers hold (stored.py)."""
-        return held(self.launch)
+        """What names and registers hold."""
+        return _held(self.launch)
 
     @cached_property
     def uniform(self) -> Uniform:
@@ -206,7 +205,7 @@ class Plan:
     @_once
     def leaves(self, s: Stmt) -> bool:
         """Whether a statement may leave the loop around it."""
-        return next(_jumps_of(s), None) is not None
+        return leaves(s)
 
     @_once
     def is_outer(self, s: For) -> bool:
@@ -231,15 +230,6 @@ class Plan:
         return [n for n, used, _ in self.moduli if s.var in used]
 
 
-def _jumps_of(s: Stmt) -> Iterator[Stmt]:
-    """The breaks and continues in a statement that belong to the loop around it."""
-    if isinstance(s, (Break, Continue)):
-        yield s
-    elif isinstance(s, (Seq, If)):
-        for x in inner(s):
-            yield from _jumps_of(x)
-
-
 def _only_reads(s: Stmt) -> bool:
     """Whether a statement writes neither shared memory nor variables of threads."""
     return not any(isinstance(x, Store) and x.buffer.scope_name in (*SHARED, VARIABLE) or isinstance(x, Call)
@@ -260,3 +250,16 @@ def follows(nodes: list[Node]) -> bool:
     That is the case if it orders threads with more than block barriers and cp.async groups, or branches on warp groups.
     """
     return any(isinstance(x, Call) and (x.op in ASYNCHRONOUS or x.op == "in_warp_groups") for x in nodes)
+
+
+def _held(launch: Launch) -> dict[Var, Expr]:
+    """The expressions that names stand for, and the contents of registers that only one statement writes."""
+    out: dict[Var, Any] = {}
+    for x in walk(launch.body):
+        if isinstance(x, Bind):
+            out[x.var] = x.value
+        elif isinstance(x, Store) and x.buffer.scope_name == LOCAL:
+            out[x.buffer.data] = None if x.buffer.data in out else x.value
+        elif isinstance(x, AddressOf):
+            out[x.buffer.data] = None
+    return {k: v for k, v in out.items() if v is not None}

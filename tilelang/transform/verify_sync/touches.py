@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Buffer, Const, Expr, Ramp, Store
+from tilelang.ir import AddressOf, Buffer, Call, Const, Expr, Load, Ramp, Store, Var, children
 from tilelang.target.atomics import Atomic
 
 from .sync_fault import Fault
 from .memory import MESSAGES, Site
-from .stored import AT_ONCE, differ, made_of
 from .stream_state import StreamState
+
+_AT_ONCE = "is written by two threads at once with what they read from different places"
 
 
 def touch(st: StreamState, mode: str, b: Buffer, indices: tuple[Expr, ...] | None, width: int, s: Any,
@@ -51,7 +53,7 @@ def at_once(st: StreamState, s: Store) -> None:
         st.block.report(Fault(f"`{s.buffer.name}` {MESSAGES['order']}", s.span, s.span, not st.guess))
     key = (at.ravel().astype(np.int64) * (turn[-1] + 1) + turn)[on]
     if differ(key, who.ravel()[on], lambda: [p.ravel()[on] for p in parts]):
-        st.block.report(Fault(f"`{s.buffer.name}` {AT_ONCE}", s.span, s.span, not st.guess))
+        st.block.report(Fault(f"`{s.buffer.name}` {_AT_ONCE}", s.span, s.span, not st.guess))
 
 
 def granules(st: StreamState, b: Buffer, indices: tuple[Expr, ...] | None, width: int) -> tuple[Any, Any, bool]:
@@ -92,3 +94,49 @@ def granules(st: StreamState, b: Buffer, indices: tuple[Expr, ...] | None, width
     if span > 1:
         g, threads = (g[:, None] + np.arange(span)).ravel(), np.repeat(threads, span)
     return g, threads, True
+
+
+# ---- what several threads store to one place in one instruction ------------------------------------------------------------
+
+
+def differ(at: Any, who: Any, values: Callable[[], list[Any]]) -> bool:
+    """Whether two threads store different values to one place, in one instruction.
+
+    at, who: places and threads, in rows.  values: what the stored values are computed from, each a row.
+    """
+    order = np.argsort(at, kind="stable")
+    at, who = at[order], who[order]
+    both = (at[1:] == at[:-1]) & (who[1:] != who[:-1])
+    return bool(both.any()) and any(bool((both & (np.diff(v[order]) != 0)).any()) for v in values())
+
+
+def made_of(value: Expr, known: Callable[[Expr], Any], names: dict[Var, Expr]) -> list[Any]:
+    """The numbers that a value is computed from, per thread, with the indices of what it reads; empty when unknown.
+
+    known: the value of an integer expression: a number, one per thread, or None.  names: the expressions that names and
+    register storages hold (`held`).
+    """
+    out: list[Any] = []
+    return [v for v in out if np.ndim(v)] if _made_of(value, known, names, out) else []
+
+
+def _made_of(e: Expr, known: Callable[[Expr], Any], names: dict[Var, Expr], out: list[Any]) -> bool:
+    """Append the numbers that a value is computed from; returns whether all of them are known."""
+    if isinstance(e, Const):
+        return True
+    if isinstance(e, Load):
+        at = [i.base if isinstance(i, Ramp) else i for i in e.indices]
+        if not e.buffer.scope_name.startswith("local"):
+            return all(_made_of(i, known, names, out) for i in at)
+        alike = all((n := known(i)) is not None and not np.ndim(n) for i in at)
+        return alike and e.buffer.data in names and _made_of(names[e.buffer.data], known, names, out)
+    if e.dtype.lanes == 1 and not e.dtype.is_float:
+        v = known(e)
+        if v is not None:
+            out.append(v)
+            return True
+    if isinstance(e, Var):
+        return e in names and _made_of(names[e], known, names, out)
+    if isinstance(e, (Call, AddressOf)):
+        return False
+    return all(_made_of(c, known, names, out) for c in children(e) if isinstance(c, Expr))
