@@ -11,8 +11,7 @@ from tilelang.ir import Evaluate, For, If, Launch, const, rewrite, seq, walk
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.target.atomics import Atomic, Branch, Iterations, WarpRole, commute, family, unordered
-from tilelang.transform.analysis.accesses import Update
-from tilelang.transform.analysis.atomic_order import as_iterations, in_order, must_be_placed, waits
+from tilelang.transform.analysis.accesses import Update, as_iterations, in_order, must_be_placed, waits
 from tilelang.transform.analysis.divergence import Divergence
 from tilelang.transform.pipeline import lower
 from tilelang.transform.verify_sync.launch import check_launch

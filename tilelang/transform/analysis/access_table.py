@@ -19,8 +19,7 @@ from tilelang.target.warp_groups import GROUP
 from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_addresses
 
 from .access_values import Evaluation, Footprint, Unknown
-from .accesses import Access, Loop, Matrix, Relation
-from .atomic_order import in_order
+from .accesses import Access, Loop, Matrix, Relation, in_order
 from .divergence import Divergence
 
 

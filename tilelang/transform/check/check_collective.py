@@ -17,7 +17,7 @@ from tilelang.ops import Copy
 
 from ..analysis.divergence import Divergence
 from ..analysis.statements import BARRIERS
-from ..analysis.warp_sets import WarpSets
+from ..analysis.lane_values import WarpSets
 from ..framework.pass_ import TILE, PassContext, pass_
 
 register("collective-divergent", NotImplementedError,

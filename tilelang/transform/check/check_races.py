@@ -20,9 +20,8 @@ from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (Bind, Break, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Store, Var, While, contains,
                          free_vars, inner, is_const, remember, statements, substitute, walk, DYNAMIC, GLOBAL, STATIC)
 
-from ..analysis.disjoint import alone
+from ..analysis.disjoint import Iterations, alone
 from ..analysis.effects import updated_element
-from ..analysis.iterations import Iterations
 from ..analysis.loop_body import drop_continue
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_

@@ -24,7 +24,7 @@ from tilelang.ops import Copy
 
 from ..analysis.divergence import Divergence
 from ..analysis.statements import rename
-from ..analysis.warp_sets import WarpSets
+from ..analysis.lane_values import WarpSets
 from ..check.check_hopper import WAITS
 from ..framework.pass_ import TILE, PassContext, pass_
 

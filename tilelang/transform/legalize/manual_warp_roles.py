@@ -31,7 +31,7 @@ from tilelang.target.warp_groups import WARP_LANES, in_warps, named, warps_in, w
 
 from ..check.check_hopper import linear_thread
 from ..analysis.effects import effects
-from ..analysis.warp_sets import WarpSets
+from ..analysis.lane_values import WarpSets
 from ..framework.pass_ import TILE, PassContext, pass_
 from .raw_hopper import check_raw_loads, pin_raw_wgmmas
 from ..analysis.statements import do

@@ -29,8 +29,7 @@ from tilelang.ir.record import state
 from tilelang.target import is_pure
 
 from ..analysis.around import Around, visit_with_facts
-from ..analysis.disjoint import Disjoint, Place
-from ..analysis.iterations import Iterations
+from ..analysis.disjoint import Disjoint, Iterations, Place
 from ..analysis.loop_body import drop_continue
 from ..analysis.effects import updated_element
 from ..framework.pass_ import TILE, PassContext, pass_

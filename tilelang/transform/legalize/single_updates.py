@@ -23,7 +23,7 @@ from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
 
 from ..analysis.access_values import rereads
 from ..analysis.statements import BARRIERS
-from ..analysis.warp_sets import WarpSets, by_warp
+from ..analysis.lane_values import WarpSets, by_warp
 from ..check.check_collective import ByThread
 from ..framework.pass_ import TILE, PassContext, pass_
 

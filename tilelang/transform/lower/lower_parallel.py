@@ -23,7 +23,7 @@ from tilelang.ir import (EMPTY, AddressOf, Bind, Buffer, Call, Cast, Const, Expr
                          LoopPlan, FRAGMENT, GLOBAL)
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, private
 
-from ..analysis.atomic_order import as_iterations
+from ..analysis.accesses import as_iterations
 from ..analysis.distributed_loop import Loop, accesses, in_order, is_memory
 from ..analysis.fragment_access import Grid, Touch, shared_elements
 from ..analysis.loop_body import drop_continue, inline_index_binds, select_stores

@@ -12,8 +12,7 @@ from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, E
 from tilelang.ir.record import record
 
 from ..analysis.access_table import GroupTables, Reach, Tables, separate
-from ..analysis.accesses import Access, Loop, Relation
-from ..analysis.atomic_order import must_be_placed
+from ..analysis.accesses import Access, Loop, Relation, must_be_placed
 from ..framework.config import PassConfigKey
 from ..analysis.divergence import Divergence
 from ..framework.pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
@@ -31,7 +30,7 @@ ITERATIONS = 4_000  # passes over loop bodies, after which iteration distances a
 def place_sync(launch: Launch, cx: PassContext) -> Launch:
     """Put a block barrier between any two conflicting accesses of different threads to one element.
 
-    Two accesses conflict when one of them is a write; two atomic accesses conflict when their order matters (atomic_order.py).
+    Two accesses conflict when one of them is a write; two atomic accesses conflict when their order matters (accesses.py).
 
     Before:                          After:
         S[tx] = A[tx]                    S[tx] = A[tx]

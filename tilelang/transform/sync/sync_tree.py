@@ -13,8 +13,7 @@ from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Call, Co
 from tilelang.ir.record import entity
 
 from ..analysis.statements import barrier_in
-from ..analysis.accesses import Access, Loop, Matrix, Update
-from ..analysis.atomic_order import update_of
+from ..analysis.accesses import Access, Loop, Matrix, Update, update_of
 from ..analysis.effects import Effect, effects, is_ordering, own_effects
 
 _ANYWHERE = Buffer("tensors that may overlap", (1,), dtype("uint8"))  # stands for all of them (transform/legalize/aliasing.py)

@@ -1,7 +1,7 @@
 """Checks one launch: conflicting accesses are ordered, and no thread waits for ever.
 
 A model (model.py) follows the program.  It takes numbers that programs with block barriers and cp.async only get at run time as
-unknown (barriers.py).  Programs with mbarriers, TMA, wgmma, warp roles or named barriers are followed for all loop extents
+unknown (check_barriers).  Programs with mbarriers, TMA, wgmma, warp roles or named barriers are followed for all loop extents
 between which their rings differ (trials.py).
 """
 
@@ -34,13 +34,9 @@ def check_launch(launch: Launch) -> tuple[str, list[Fault]]:
         if sizes is None:
             return "not checked: shared memory of run-time size", []
     # Imported here because the device compiler is running already at this point (jit/building.py).
-    if model:
-        from .trials import check_model  # 32 ms
+    from .trials import check_barriers, check_model  # 32 ms
 
-        return check_model(launch, nodes)
-    from .barriers import check_barriers  # 30 ms
-
-    return check_barriers(launch, nodes, sizes or {})
+    return check_model(launch, nodes) if model else check_barriers(launch, nodes, sizes or {})
 
 
 def _sizes(launch: Launch, buffers: list[Buffer], nodes: list[Node]) -> dict[Var, int] | None:

@@ -13,7 +13,7 @@ from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Co
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.tensor_map import tensor_maps_of
 
-from .uniform import Uniform
+from .unknowns import Uniform
 
 T = TypeVar("T")
 WAITS = frozenset(("sync_threads", "sync_grid", "named_barrier", "mbarrier_wait", "set_max_nreg", "cluster_wait",
