@@ -11,7 +11,7 @@ from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Expr, For, Func, 
 from tilelang.ir.visitor import mapped
 from tilelang.ir.record import state
 from tilelang.ops import AtomicTile, Copy, Fill, Transpose
-from tilelang.target.cpu import unsupported
+from tilelang.ops.pairing import iteration_space
 from tilelang.target.cpu_launch import (CheckedAddress, CheckedLoad, CheckedStore, CpuLaunch, NestVersions, WarpRoleCode,
                                         ThreadLoop, TileLoops, TileSide, RangeTest)
 from tilelang.target.cpu_ranges import is_in_range, with_indices, with_loop, with_value
@@ -184,7 +184,6 @@ def plan_tile_loops(op: TileOp, a: Analyzer, guarded: bool) -> TileLoops | None:
         copy(A[bx * 64, 0 : 64], s[0 : 64])    loops: 64;  A: dimension 1 is loop 0, 0 is guarded;  s: dimension 0 is loop 0
 
     a: ranges at this place.  guarded: accesses outside of a tensor are skipped.
-    Raises cpu-unsupported for operands of different numbers of dimensions.
     """
     if isinstance(op, (Copy, Transpose)):
         other: Any = op.src
@@ -193,31 +192,13 @@ def plan_tile_loops(op: TileOp, a: Analyzer, guarded: bool) -> TileLoops | None:
     else:
         return None
     dst: Region = op.dst
-    dims = _walked(dst)
-    extents = tuple(dst.extents[d] for d in dims)
-    to = _side(dst, {d: k for k, d in enumerate(dims)}, extents, a, guarded)
-    src = None if other is None else _side(other, _other_loops(op, dst, dims, other), extents, a, guarded)
-    return TileLoops(op, extents, to, src, span=op.span)
-
-
-def _walked(r: Region) -> list[int]:
-    """Dimensions of a region with more than one element."""
-    return [d for d, e in enumerate(r.extents) if not (isinstance(e, int) and e == 1)]
-
-
-def _other_loops(op: TileOp, dst: Region, dims: list[int], other: Region) -> dict[int, int]:
-    """Dimension of the other operand -> loop: dimensions with more than one element are matched in order."""
-    theirs = _walked(other)
-    if len(theirs) != len(dims) and len(dst.extents) == len(other.extents):
-        theirs = dims  # same rank: a run-time extent may stand opposite a 1
-    if len(theirs) != len(dims):
-        raise unsupported(f"regions of {len(theirs)} and {len(dims)} non-unit dimensions in one tile operation",
-                          span=op.span, hint="give both operands the same number of dimensions larger than 1")
-    n = len(dims)
-    swap = {}
+    _, *dims = iteration_space(dst, other)
+    loops = [{d: k for d, k in enumerate(of) if k is not None} for of in dims]
+    extents, n = tuple(dst.extents[d] for d in loops[0]), len(loops[0])
     if isinstance(op, Transpose) and not any(isinstance(e, int | Const) and int(e) == 1 for e in dst.extents[-2:]):
-        swap = {n - 2: n - 1, n - 1: n - 2}
-    return {d: swap.get(k, k) for k, d in enumerate(theirs)}
+        loops[1] = {d: {n - 2: n - 1, n - 1: n - 2}.get(k, k) for d, k in loops[1].items()}
+    to, src = (None if r is None else _side(r, of, extents, a, guarded) for r, of in zip((dst, other), loops))
+    return TileLoops(op, extents, to, src, span=op.span)  # type: ignore[arg-type]
 
 
 def _side(r: Region, loop_of: dict[int, int], extents: tuple[Any, ...], a: Analyzer, guarded: bool) -> TileSide:

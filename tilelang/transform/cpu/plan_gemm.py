@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from tilelang.arith import Analyzer
-from tilelang.ir import Buffer, Func, Region, Stmt, contains, dtype, rewrite
+from tilelang.ir import Func, Region, Stmt, contains, dtype, rewrite
 from tilelang.ops import Gemm
 from tilelang.target.cpu import HostCpu, host_cpu, unsupported
 from tilelang.target.cpu_launch import BlockedGemm, GemmShape, Packing, ThreadValues, WarpRoleCode, rewrite_codes
 
 from ..framework.pass_ import CPU, PassContext, pass_
+from .plan_reductions import constant
 
 
 @pass_(needs=CPU)
@@ -149,20 +149,10 @@ def _static(op: Gemm, r: Region, d: int) -> int:
 
 def _strides(op: Gemm, r: Region, values: ThreadValues) -> tuple[int, int]:
     """Static strides of an operand over its last two dimensions."""
-    found = _static_strides(r.buffer)
-    if found is None:
+    found = [constant(n) for n in r.buffer.strides[-2:]]
+    if len(found) < 2 or None in found:
         raise unsupported(f"operand {r.buffer.name} of T.gemm with run-time strides", span=op.span,
                           hint="copy it to a shared buffer or a fragment of static shape first")
     if values.count > 1 and r.buffer.data in values.private:
         raise unsupported(f"per-thread operand {r.buffer.name} of T.gemm", span=op.span, hint="use a fragment")
-    return found
-
-
-def _static_strides(b: Buffer) -> tuple[int, int] | None:
-    if len(b.shape) < 2:
-        return None
-    a = Analyzer()
-    strides = b.strides_[-2:] if b.strides_ is not None else (b.shape[-1], 1)
-    known = [s if isinstance(s, int) else a.linear(s).const if not a.linear(s).terms else None for s in strides]
-    first, last = known
-    return None if first is None or last is None else (int(first), int(last))
+    return found[0], found[1]  # type: ignore[return-value]

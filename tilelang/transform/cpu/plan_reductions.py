@@ -38,12 +38,13 @@ def lanes_of(op: Reduce, values: ThreadValues, host: HostCpu) -> int:
     src = op.src.buffer
     lanes = host.lanes(max(op.dst.dtype.bits, 32))
     copies = values.count if src.data in values.private else 1
-    count, stride = _constant(extents[dim]), 1 if src.strides_ is None else _constant(src.strides_[op.dim])
+    count, stride = constant(extents[dim]), 1 if src.strides_ is None else constant(src.strides_[op.dim])
     fits = count is not None and count >= lanes and stride == 1
     return lanes if fits and copies == 1 and src.dtype.lanes == 1 else 1
 
 
-def _constant(e: Expr | int) -> int | None:
+def constant(e: Expr | int) -> int | None:
+    """The value of a size or stride; None where it is known at run time only."""
     if isinstance(e, int):
         return e
     form = Analyzer().linear(e)

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.arith import Bounds, LaunchFacts
-from tilelang.ir import (AddressOf, Binary, Bind, Call, Evaluate, Expr, For, If, Launch, Load, Region, Stmt, Store, TileOp, Var,
-                         While, contains, convert, free_vars, fresh, inner, rebuild, walk)
+from tilelang.ir import (AddressOf, Binary, Bind, Call, Evaluate, Expr, For, If, Launch, Load, Region, Stmt, Store, TileOp,
+                         Var, While, contains, convert, free_vars, fresh, inner, rebuild, walk)
 from tilelang.ir.record import record
 from tilelang.target.atomics import commute, family
 from tilelang.target.cpu_launch import ThreadValues, is_private

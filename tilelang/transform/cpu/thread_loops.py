@@ -47,27 +47,22 @@ def _visit(t: ThreadValues, s: Stmt) -> Stmt:
             return s
         case Evaluate() if s.call.op in MATRIX_CALLS:
             return Collective(s, span=s.span)
-    return ThreadLoop(s, span=s.span) if _simple_varies(t, s) else s
-
-
-def _simple_varies(t: ThreadValues, s: Stmt) -> bool:
-    """Whether each thread runs a statement without control flow for itself."""
-    match s:
         case Bind():
-            return s.var in t.varying
+            own = s.var in t.varying
         case Alloc():
-            return s.buffer.data in t.private
+            own = s.buffer.data in t.private
         case Store():
-            return t.varies((s.value, s.indices, s.buffer)) or s.buffer.data in t.private
+            own = t.varies((s.value, s.indices, s.buffer)) or s.buffer.data in t.private
         case Evaluate():
-            return t.varies(s.call)
-        case TileOp():
-            if any(a.region.buffer.data in t.private for a in s.accesses()):  # type: ignore[attr-defined]
-                return True
+            own = t.varies(s.call)
+        case TileOp() if any(a.region.buffer.data in t.private for a in s.accesses()):  # type: ignore[attr-defined]
+            own = True
+        case TileOp() | Parallel():
             check_uniform(t, s)
-        case Parallel():
-            check_uniform(t, s)
-    return False
+            return s
+        case _:
+            return s
+    return ThreadLoop(s, span=s.span) if own else s
 
 
 def _divergent(t: ThreadValues, s: Stmt) -> Stmt:

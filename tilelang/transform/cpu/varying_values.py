@@ -23,13 +23,12 @@ def find_varying_values(launch: Launch) -> ThreadValues:
     if launch.num_threads == 1:
         return ThreadValues(1, launch.thread_vars, frozenset(), frozenset())
     varying, private = set(launch.thread_vars), set[Var]()
-    flow = _Flow(ThreadValues(launch.num_threads, launch.thread_vars, varying, private), varying, private)
-    while True:
+    flow, before = _Flow(ThreadValues(launch.num_threads, launch.thread_vars, varying, private), varying, private), 0
+    while len(varying) + len(private) > before:
         before = len(varying) + len(private)
         flow.visit(launch.body, False)
-        if len(varying) + len(private) == before:
-            return ThreadValues(launch.num_threads, launch.thread_vars, frozenset(varying), frozenset(private),
-                                _units(launch.body, private))
+    return ThreadValues(launch.num_threads, launch.thread_vars, frozenset(varying), frozenset(private),
+                        _units(launch.body, private))
 
 
 def _units(body: Stmt, private: set[Var]) -> dict[Var, int]:
