@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from tilelang.env import env, is_truthy
@@ -73,15 +74,8 @@ class PassEventObserver:
         """A kernel has been printed."""
 
 
-class _Local(threading.local):
-    """The observers and the names of phases of a thread's open blocks."""
-
-    def __init__(self) -> None:
-        self.stack: list[PassEventObserver] = []
-        self.phases: list[str] = []
-
-
-_local = _Local()
+_OPEN: ContextVar[tuple[PassEventObserver, ...]] = ContextVar("observers", default=())
+_PHASES: ContextVar[tuple[str, ...]] = ContextVar("phases", default=())
 _everywhere: list[PassEventObserver] = []
 _guard = threading.Lock()
 
@@ -103,17 +97,16 @@ def remove_observer(observer: PassEventObserver) -> None:
 @contextmanager
 def observing(*observers: PassEventObserver) -> Iterator[tuple[PassEventObserver, ...]]:
     """Observe the compilations of this thread inside the block."""
-    stack = _local.stack
-    stack.extend(observers)
+    token = _OPEN.set((*_OPEN.get(), *observers))
     try:
         yield observers
     finally:
-        del stack[len(stack) - len(observers):]
+        _OPEN.reset(token)
 
 
 def observers() -> tuple[PassEventObserver, ...]:
     """The observers registered now: those of the process, then those of this thread's open blocks."""
-    return (*_everywhere, *_local.stack)
+    return (*_everywhere, *_OPEN.get())
 
 
 def trace_mode() -> str:
@@ -134,13 +127,13 @@ def is_watched() -> bool:
 @contextmanager
 def pass_phase(name: str) -> Iterator[str]:
     """Name the passes that run inside the block; nested blocks give "outer/inner"."""
-    _local.phases.append(name)
+    token = _PHASES.set((*_PHASES.get(), name))
     try:
         yield name
     finally:
-        _local.phases.pop()
+        _PHASES.reset(token)
 
 
 def current_pass_phase() -> str:
     """The name of the open pass_phase blocks, "" outside them."""
-    return "/".join(_local.phases)
+    return "/".join(_PHASES.get())

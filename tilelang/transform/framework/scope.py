@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
 from .observe import PassEventObserver, observing
-
-class _Local(threading.local):
-    """Thread-local state: the open blocks, and the number of open `as_planned` blocks."""
-
-    def __init__(self) -> None:
-        self.stack: list[PassContext] = []
-        self.plans = 0
 
 
 class PassContext:
@@ -31,7 +24,7 @@ class PassContext:
                  instruments: Iterable[Any] | None = None, **_: Any) -> None:
         self.opt_level, self.config = opt_level, dict(config or {})
         self.instruments = list(instruments or ())
-        self._watch = ExitStack()
+        self._open: list[ExitStack] = []
 
     @staticmethod
     def current() -> PassContext:
@@ -39,13 +32,13 @@ class PassContext:
         return get_pass_context()
 
     def __enter__(self) -> PassContext:
-        self._watch.enter_context(observing(*map(as_observer, self.instruments)))
-        _local.stack.append(self)
+        self._open.append(ExitStack())
+        self._open[-1].enter_context(observing(*map(as_observer, self.instruments)))
+        self._open[-1].callback(_OPEN.reset, _OPEN.set((*_OPEN.get(), self)))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _local.stack.pop()
-        self._watch.close()
+        self._open.pop().close()
 
 
 def _passed_on(method: str, given: Callable[..., tuple[Any, ...]] = lambda *_: ()) -> Callable[..., None]:
@@ -77,18 +70,19 @@ def as_observer(instrument: Any) -> PassEventObserver:
     return _Instrument(instrument)
 
 
-_local = _Local()
+_OPEN: ContextVar[tuple[PassContext, ...]] = ContextVar("open", default=())
+_PLANNED: ContextVar[bool] = ContextVar("planned", default=False)
 
 
 def get_pass_context() -> PassContext:
     """The innermost open block of this thread, or one without configs."""
-    return _local.stack[-1] if _local.stack else PassContext()
+    return next(reversed(_OPEN.get()), None) or PassContext()
 
 
 def current_config() -> dict[Any, Any]:
     """The merged configs of the open blocks; inner blocks override outer ones."""
     out: dict[Any, Any] = {}
-    for context in _local.stack:
+    for context in _OPEN.get():
         out.update(context.config)
     return out
 
@@ -97,16 +91,16 @@ def current_config() -> dict[Any, Any]:
 def as_planned() -> Iterator[None]:
     """Reject, in this thread, programs that compile only with a fallback schedule (pipeline.py). Tuning uses this block:
     a candidate that falls back is not worth measuring. Programs that do compile are the same as elsewhere."""
-    _local.plans += 1
+    token = _PLANNED.set(True)
     try:
         yield
     finally:
-        _local.plans -= 1
+        _PLANNED.reset(token)
 
 
 def plan_only() -> bool:
     """Whether an `as_planned` block is open."""
-    return _local.plans > 0
+    return _PLANNED.get()
 
 
 def simplify_prim_func(func: Callable[..., Any]) -> Callable[..., Any]:
