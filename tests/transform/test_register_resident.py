@@ -21,8 +21,7 @@ from tilelang.target import Target
 from tilelang.target.register_forms import MAPPED, SUMMED, form_of, own_element, sum_form, value_form
 from tilelang.transform import pipeline
 from tilelang.transform.registers.order_register_reductions import MIN_CHAINS, order_register_reductions
-from tilelang.transform.analysis.register_graph import NEVER, Graph, Node, running
-from tilelang.transform.registers.accumulator_registers import move
+from tilelang.transform.registers.accumulator_registers import NEVER, Graph, Node, move, running
 from transform.test_accumulator_registers import both_ways, marked, numbers
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})

@@ -22,18 +22,18 @@ from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
                          Load, Node, Parallel, Seq, Stmt, TileOp, Var, While, binary, children, const, inner, is_const,
                          replace, rewrite_stmts, seq, stmts_of, substitute, walk, with_inner, with_options, GLOBAL, FRAGMENT,
-                         BARRIER)
+                         BARRIER, LOCAL)
 from tilelang.ir.record import state, record
 from tilelang.ops import Copy, Fill, Gemm
 from tilelang.ops.tma_copy import check_tma_copy
 from tilelang.target.cluster import cluster_of
+from tilelang.target.tensor_map import tensor_maps_of
 from tilelang.target.warp_groups import WARP_LANES, in_warps, named, warps_in, warps_of
 
 from ..check.check_hopper import linear_thread
 from ..analysis.effects import effects
 from ..analysis.lane_values import WarpSets
 from ..framework.pass_ import TILE, PassContext, pass_
-from .raw_hopper import check_raw_loads, pin_raw_wgmmas
 from ..analysis.statements import do
 
 register("role-fragment", ValueError, "a fragment used by more than one warp role",
@@ -67,8 +67,8 @@ def lower_manual_warp_roles(launch: Launch, cx: PassContext) -> Launch:
     if any(isinstance(n, Gemm) and n.plan.wait == -1 for n in nodes):
         launch = wait_for_wgmma(launch)
         launch = replace(launch, body=_Pins(launch.body).body())
-    check_raw_loads(launch)
-    launch = fence_repeated_wgmmas(pin_raw_wgmmas(launch))
+    _check_raw_loads(launch)
+    launch = fence_repeated_wgmmas(_pin_raw_wgmmas(launch))
     made = [n.buffer for n in nodes if isinstance(n, Alloc) and n.buffer.scope_name == BARRIER]
     remote = any(isinstance(n, Call) and n.op in ("mbarrier_arrive_remote", "cluster_store", "cluster_load") or
                  isinstance(n, Copy) and (n.plan.dst_block is not None or n.plan.cluster_mask) for n in nodes)
@@ -89,12 +89,23 @@ def _check_source(launch: Launch, op: Copy) -> None:
     if safe is not None and not is_const(safe, 0):
         raise error("tma-copy", f"T.tma_copy cannot be done by TMA: outside `{b.name}` reads as {safe}",
                     expected="0 outside the tensor", found=str(safe), span=op.span)
+    _check_unwritten(launch, b.data, op.span, "T.tma_copy cannot be done by TMA: `{}` is written by the kernel, and", True)
+
+
+def _check_raw_loads(launch: Launch) -> None:
+    """Reject raw TMA loads of tensors that the same kernel stores to. Raises tma-copy."""
+    maps = {m.name: m.buffer for m in tensor_maps_of(launch)}
+    for data, c in {maps[c.options.map].data: c for c in walk(launch.body, Call) if c.op == "tma_load"}.items():
+        _check_unwritten(launch, data, c.span, "T.tma_load of `{}`, which is written by the kernel:")
+
+
+def _check_unwritten(launch: Launch, data: Var, span: Any, what: str, but_copies: bool = False) -> None:
+    """Reject a load by TMA of a tensor that the kernel stores to.  but_copies: otherwise than by T.tma_copy."""
     for e in effects(launch.body):
-        if e.writes and e.storage is b.data and not (isinstance(e.node, Copy) and e.node.plan.by_hand):
-            raise error("tma-copy", f"T.tma_copy cannot be done by TMA: `{b.name}` is written by the kernel, and TMA does not "
-                        "see what threads store",
-                        expected="a tensor that the kernel does not write", found=f"`{b.name}`, which it writes",
-                        span=op.span, notes=((getattr(e.node, "span", None), "written here"),))
+        if e.writes and e.storage is data and not (but_copies and isinstance(e.node, Copy) and e.node.plan.by_hand):
+            raise error("tma-copy", f"{what.format(e.buffer.name)} TMA does not see what threads store",
+                        expected="a tensor that the kernel does not write", found=f"`{e.buffer.name}`, which it writes",
+                        span=span, notes=((getattr(e.node, "span", None), "written here"),))
 
 
 # ---- barriers -----------------------------------------------------------------------------------------------------
@@ -339,6 +350,38 @@ def _ordered(buffers: frozenset[Buffer] | None) -> list[Buffer]:
 
 def _pin(b: Buffer) -> Stmt:
     return do("wgmma_pin", AddressOf(b, tuple(const(0) for _ in b.shape)), count=0)
+
+
+# ---- raw wgmma --------------------------------------------------------------------------------------------------------------
+#
+#     warpgroup_arrive()                       wgmma_pin(C); wgmma_fence()
+#     ptx_wgmma_ss(..., C.data, 0, ...)  ->    wgmma(C, ...)
+#     warpgroup_wait(0)                        wgmma_wait(0); wgmma_pin(C)
+#
+# The accumulators change while the program goes on: without the pins a compiler may read them before the wait.
+
+
+def _pin_raw_wgmmas(launch: Launch) -> Launch:
+    """Pin the registers of raw wgmmas before fences and after waits, where the registers are in scope."""
+    raw = {a.buffer for c in walk(launch.body, Call) if c.op == "wgmma"
+           for a in c.args[:2] if isinstance(a, AddressOf) and a.buffer.scope_name == LOCAL}
+    if not raw:
+        return launch
+
+    def inside(x: Any, seen: tuple[Buffer, ...]) -> Any:
+        if isinstance(x, Seq):
+            out: list[Stmt] = []
+            for s in x.stmts:
+                if isinstance(s, Alloc) and s.buffer in raw:
+                    seen = (*seen, s.buffer)
+                out.append(inside(s, seen))
+            return seq(*out, span=x.span)
+        if isinstance(x, Evaluate) and x.call.op in ("wgmma_fence", "wgmma_wait"):
+            pins = [do("wgmma_pin", AddressOf(b, (const(0),)), count=int(b.shape[0])) for b in seen]
+            return seq(*pins, x) if x.call.op == "wgmma_fence" else seq(x, *pins)
+        return with_inner(x, lambda y: inside(y, seen))
+
+    return inside(launch, ())  # type: ignore[no-any-return]
 
 
 # ---- wait for wgmma ---------------------------------------------------------------------------------------------------------

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (Alloc, Buffer, Expr, Launch, Stmt, Var, cast, const, dtype, seq, walk, with_options, BufferFacts,
-                         DYNAMIC, FRAGMENT, LOCAL, SHARED)
+from tilelang.ir import (AddressOf, Alloc, Buffer, BufferFacts, Call, Expr, Launch, Stmt, Var, cast, const, dtype, seq, walk,
+                         with_options, DYNAMIC, FRAGMENT, LOCAL, SHARED)
 from tilelang.layout import RowMajor, linear_layout, swizzled_layout
 from tilelang.ops import AtomicTile, Copy, Gemm
 from tilelang.ops.gemm.mma import padded_operands
 from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_boxes import copied_tile
+from tilelang.target.tensor_map import tensor_maps_of
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import PassContext
-from ..legalize.raw_hopper import alignment_by_hand
 from ..analysis.vectorize import Widths
 
 
@@ -158,3 +158,16 @@ class LoweredBuffers:
         if buffer.dtype.is_bool:
             return const(False, buffer.dtype)
         return cast(const(0.0 if buffer.dtype.is_float else 0, buffer.dtype.scalar), buffer.dtype)
+
+
+def alignment_by_hand(launch: Launch) -> dict[Var, int]:
+    """Alignment in bytes of the shared storage that a program passes to descriptors and TMA. The hardware swizzles address
+    bits, and the swizzle pattern repeats after 8 rows of the swizzle's width."""
+    maps = {m.name: m.swizzle for m in tensor_maps_of(launch)}
+    out: dict[Var, int] = {}
+    for c in walk(launch.body, Call):
+        if c.op in ("wgmma_descriptor", "tma_load") and isinstance(c.args[0], AddressOf):
+            swizzle = maps.get(c.options.map, 0) if c.op == "tma_load" else c.options.swizzle
+            data = c.args[0].buffer.data
+            out[data] = max(out.get(data, 0), 128, 8 * swizzle)
+    return out
