@@ -65,7 +65,6 @@ def lower_manual_warp_roles(launch: Launch, cx: PassContext) -> Launch:
         launch = _given_to_warp_roles(launch)
         _check_warp_roles(launch)
     if any(isinstance(n, Gemm) and n.plan.wait == -1 for n in nodes):
-        launch = wait_for_wgmma(launch)
         launch = replace(launch, body=_Pins(launch.body).body())
     _check_raw_loads(launch)
     launch = fence_repeated_wgmmas(_pin_raw_wgmmas(launch))
@@ -231,20 +230,28 @@ def _of_two(b: Buffer, warps: _Warps, first: _Warps, whole: _Warps, s: Any, wher
 # ---- wgmma in flight -------------------------------------------------------------------------------------------------
 
 
+# For each wgmma group that is surely in flight, newest first: (registers, whether it writes them).
+_Flight = tuple[frozenset[tuple[Var, bool]], ...]
+
+
 @state
 class _Running:
-    """The registers that each wgmma group in flight may use: newest group first; the last entry merges all older groups."""
+    """The registers that each wgmma group in flight may use: newest group first; the last entry merges all older groups.
+
+    sure: of the groups that surely are in flight.
+    """
 
     slots: list[frozenset[Buffer]] = field(default_factory=lambda: [frozenset()] * (SLOTS + 1))
+    sure: _Flight = ()
 
-    def issue(self, used: frozenset[Buffer]) -> _Running:
-        return _Running([used, *self.slots[:SLOTS - 1], self.slots[SLOTS - 1] | self.slots[SLOTS]])
+    def issue(self, used: frozenset[Buffer], group: frozenset[tuple[Var, bool]]) -> _Running:
+        return _Running([used, *self.slots[:SLOTS - 1], self.slots[SLOTS - 1] | self.slots[SLOTS]], (group, *self.sure))
 
     def wait(self, n: int) -> tuple[_Running, frozenset[Buffer]]:
         """(what may still be in flight, what was possibly in flight and has certainly ended)."""
         if n > SLOTS:
-            return self, frozenset()
-        left = _Running([*self.slots[:n], *[frozenset()] * (SLOTS + 1 - n)])
+            return _Running(self.slots, self.sure[:n]), frozenset()
+        left = _Running([*self.slots[:n], *[frozenset()] * (SLOTS + 1 - n)], self.sure[:n])
         return left, self.all() - left.all()
 
     def all(self) -> frozenset[Buffer]:
@@ -256,10 +263,19 @@ class _Running:
 
 class _Pins:
     """Puts pins after waits, for the accumulators whose wgmmas end there, and before loops that keep wgmmas in flight from one
-    iteration to the next."""
+    iteration to the next; and a wait in front of statements that use registers of a wgmma of a T.wgmma_gemm in the same
+    sequence of statements:
+
+        wgmma_gemm(A, B, s)                wgmma_gemm(A, B, s)
+        for i, j in Parallel(64, 64):  ->  wgmma_wait(0); wgmma_pin(s)
+            o[i, j] += s[i, j]             for i, j in Parallel(64, 64): o[i, j] += s[i, j]
+
+    Only where no path has waited: what loops and branches leave in flight is the program's to wait for (verify_sync)."""
 
     def __init__(self, body: Stmt) -> None:
         self.root = body
+        self.waits: dict[int, int] = {}  # statements with a wait in front of them
+        self.ended: dict[int, frozenset[Buffer]] = {}  # what ends at those waits
         self.after: dict[int, frozenset[Buffer]] = {}
         self.before: dict[int, frozenset[Buffer]] = {}
         self.flying: set[int] = set()  # GEMMs into accumulators that an earlier GEMM in flight may use
@@ -272,6 +288,10 @@ class _Pins:
         return self.rewritten(self.root)
 
     def flow(self, s: Stmt, state: _Running) -> _Running:
+        if not isinstance(s, Seq) and (met := _met(s, state.sure)) is not None:
+            self.waits[id(s)] = met
+            state, ended = state.wait(met)
+            self.note(self.ended, s, ended)
         if isinstance(s, Gemm):
             return self.gemm(s, state)
         if isinstance(s, Evaluate):
@@ -279,18 +299,18 @@ class _Pins:
                 state, ended = state.wait(s.call.options.n)
                 self.note(self.after, s, ended)
             elif s.call.op == "wgmma_commit":
-                state = state.issue(frozenset())
+                state = state.issue(frozenset(), frozenset())
             return state
         if isinstance(s, If) and (warp_role := warps_of(s.cond)) is not None:
-            self.branch(warp_role, s.then)
+            self.branch(warp_role, s.then, state.sure)
             if s.orelse is not None:
-                self.branch((-1, *warp_role), s.orelse)
-            return state
+                self.branch((-1, *warp_role), s.orelse, state.sure)
+            return _Running(state.slots)
         if isinstance(s, If):
             then = self.flow(s.then, state)
             return then.joined(state if s.orelse is None else self.flow(s.orelse, state))
         if isinstance(s, (For, While)):
-            entry = state
+            entry = state = _Running(state.slots)
             for _ in range(SLOTS + 2):
                 before = dict(self.running)
                 self.loops.append((s, entry))
@@ -307,9 +327,9 @@ class _Pins:
             state = self.flow(x, state)
         return state
 
-    def branch(self, warp_role: tuple[int, ...], s: Stmt) -> None:
+    def branch(self, warp_role: tuple[int, ...], s: Stmt, sure: _Flight) -> None:
         """Follow code of one warp role; its wgmmas in flight are separate from those of other warp roles."""
-        self.running[warp_role] = self.flow(s, self.running.get(warp_role, _Running()))
+        self.running[warp_role] = self.flow(s, _Running(self.running.get(warp_role, _Running()).slots, sure))
 
     def gemm(self, s: Gemm, state: _Running) -> _Running:
         used = frozenset(r.buffer for r in (s.a, s.c) if r.buffer.scope_name == FRAGMENT)
@@ -325,7 +345,7 @@ class _Pins:
                 if s.c.buffer not in entry.all():
                     self.note(self.before, loop, frozenset((s.c.buffer,)))
                     break
-        return state.issue(used)
+        return state.issue(used, frozenset((r.buffer.data, r is s.c) for r in (s.a, s.c) if r.buffer in used))
 
     def note(self, table: dict[int, frozenset[Buffer]], s: Stmt, buffers: frozenset[Buffer]) -> None:
         if buffers:
@@ -339,17 +359,30 @@ class _Pins:
         else:
             new = with_inner(s, self.rewritten)
         before, after = self.before.get(id(s)), self.after.get(id(s))
-        if not before and not after:
-            return new
-        return seq(*map(_pin, _ordered(before)), new, *map(_pin, _ordered(after)), span=s.span)
+        wait = [do("wgmma_wait", n=self.waits[id(s)]), *_pins(self.ended.get(id(s)))] if id(s) in self.waits else []
+        return seq(*wait, *_pins(before), new, *_pins(after), span=s.span) if wait or before or after else new
 
 
-def _ordered(buffers: frozenset[Buffer] | None) -> list[Buffer]:
-    return sorted(buffers or (), key=lambda b: b.name)
+def _met(s: Stmt, flight: _Flight) -> int | None:
+    """How many of the newest groups may stay in flight when s begins; None where s uses registers of none."""
+    if not flight:
+        return None
+    uses: set[tuple[Var, bool]]  # (registers, whether a wgmma in flight that writes them is in the way)
+    if isinstance(s, Gemm):  # the hardware orders wgmmas into one accumulator
+        uses = {(s.a.buffer.data, True), *(((s.c.buffer.data, False),) if s.plan.wait == -1 else ())}
+    else:
+        whole = isinstance(s, (TileOp, Parallel)) or not isinstance(s, (If, For, While))
+        parts: list[Node] = [s] if whole else [e for e in children(s) if isinstance(e, Expr)]
+        used = {b.data for p in parts for b in walk(p, Buffer) if b.scope_name == FRAGMENT}
+        if isinstance(s, Evaluate) and s.call.op in ("wgmma_pin", "wgmma_hold"):
+            used = set()
+        uses = {(v, writes) for v in used for writes in (True, False)}
+    return next((n for n, group in enumerate(flight) if group & uses), None)
 
 
-def _pin(b: Buffer) -> Stmt:
-    return do("wgmma_pin", AddressOf(b, tuple(const(0) for _ in b.shape)), count=0)
+def _pins(buffers: frozenset[Buffer] | None) -> list[Stmt]:
+    return [do("wgmma_pin", AddressOf(b, tuple(const(0) for _ in b.shape)), count=0)
+            for b in sorted(buffers or (), key=lambda b: b.name)]
 
 
 # ---- raw wgmma --------------------------------------------------------------------------------------------------------------
@@ -382,68 +415,6 @@ def _pin_raw_wgmmas(launch: Launch) -> Launch:
         return with_inner(x, lambda y: inside(y, seen))
 
     return inside(launch, ())  # type: ignore[no-any-return]
-
-
-# ---- wait for wgmma ---------------------------------------------------------------------------------------------------------
-# Wait for a wgmma that the program starts by hand where its registers are used before any wait.
-#
-#     wgmma_gemm(A, B, s)                wgmma_gemm(A, B, s)
-#     for i, j in Parallel(64, 64):  ->  wgmma_wait(0)
-#         o[i, j] += s[i, j]             for i, j in Parallel(64, 64): o[i, j] += s[i, j]
-
-
-# For each wgmma group that is surely in flight, newest first: (registers, whether it writes them).
-_Flight = tuple[frozenset[tuple[Var, bool]], ...]
-
-
-def wait_for_wgmma(launch: Launch) -> Launch:
-    """Put a wait in front of statements that use registers of a wgmma of a T.wgmma_gemm in the same sequence of statements.
-
-    Only where no path has waited: what loops and branches leave in flight is the program's to wait for (verify_sync).
-    """
-    return with_inner(launch, lambda s: _stmt(s, ())[0])  # type: ignore[no-any-return]
-
-
-def _stmt(s: Stmt, flight: _Flight) -> tuple[Stmt, _Flight]:
-    """(the statement with its waits, what is surely in flight behind it), given what is in front of it."""
-    if isinstance(s, Seq):
-        out: list[Stmt] = []
-        for x in s.stmts:
-            new, flight = _stmt(x, flight)
-            out.append(new)
-        return (s if all(a is b for a, b in zip(out, s.stmts)) else seq(*out, span=s.span)), flight
-    if isinstance(s, Evaluate) and s.call.op in ("wgmma_wait", "wgmma_commit"):
-        return s, flight[:s.call.options.n] if s.call.op == "wgmma_wait" else (frozenset(), *flight)
-    met = _met(s, flight)
-    first = [] if met is None else [do("wgmma_wait", n=met)]
-    flight = flight if met is None else flight[:met]
-    if isinstance(s, Gemm):
-        if s.plan.wait == -1:
-            own = ((r.buffer, r is s.c) for r in (s.a, s.c))
-            flight = (frozenset((b.data, writes) for b, writes in own if b.scope_name == FRAGMENT), *flight)
-        else:
-            flight = ()
-    elif isinstance(s, (If, For, While)):
-        before = flight if isinstance(s, If) else ()
-        s, flight = with_inner(s, lambda x: _stmt(x, before)[0]), ()
-    return seq(*first, s, span=s.span) if first else s, flight
-
-
-def _met(s: Stmt, flight: _Flight) -> int | None:
-    """How many of the newest groups may stay in flight when s begins; None where s uses registers of none."""
-    if not flight:
-        return None
-    uses: set[tuple[Var, bool]]  # (registers, whether a wgmma in flight that writes them is in the way)
-    if isinstance(s, Gemm):  # the hardware orders wgmmas into one accumulator
-        uses = {(s.a.buffer.data, True), *(((s.c.buffer.data, False),) if s.plan.wait == -1 else ())}
-    else:
-        whole = isinstance(s, (TileOp, Parallel)) or not isinstance(s, (If, For, While))
-        parts: list[Node] = [s] if whole else [e for e in children(s) if isinstance(e, Expr)]
-        used = {b.data for p in parts for b in walk(p, Buffer) if b.scope_name == FRAGMENT}
-        if isinstance(s, Evaluate) and s.call.op in ("wgmma_pin", "wgmma_hold"):
-            used = set()
-        uses = {(v, writes) for v in used for writes in (True, False)}
-    return next((n for n, group in enumerate(flight) if group & uses), None)
 
 
 # ---- repeated wgmma ---------------------------------------------------------------------------------------------------------
