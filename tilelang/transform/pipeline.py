@@ -78,6 +78,7 @@ DEVICE_PASSES = _passes(
     "layout.staged_transposes",  # like exchanged_tiles
     "schedule.resident_blocks",  # before all passes over loops
     "legalize.kept_iterations",  # before all passes that look at the statements of pipelined loops
+    "legalize.staged_writes",  # after block_shape; before all passes that choose TMA for copies
     "legalize.given_boxes",  # before lower_manual_warp_roles, the first pass that chooses TMA or wgmma
     "legalize.manual_warp_roles:lower_manual_warp_roles",
     "legalize.transposed_operands",  # after lower_manual_warp_roles, whose launches it skips; before all passes that schedule
