@@ -482,6 +482,23 @@ def test_faults_are_found(name, kind):
     assert e.value.kind.startswith(kind)
 
 
+def test_boxes_of_one_load_had_a_barrier_between_them():
+    """No barrier waits for a load: the wait at the mbarrier does, for all boxes."""
+    @T.prim_func
+    def main(A: T.Tensor((128, 128), "float16"), C: T.Tensor((128, 128), "float16")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((128, 128), "float16")
+            T.copy(A, a)
+            T.copy(a, C)
+
+    called = ops(launch_of(main))
+    first, last = called.index("tma_load"), len(called) - 1 - called[::-1].index("tma_load")
+    assert first < last and "sync_threads" not in called[first:last]
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((128, 128)).astype(np.float16)
+    np.testing.assert_array_equal(run_device(lowered(main), {"A": a, "C": np.zeros_like(a)}).outputs["C"], a)
+
+
 # ---- what ptxas makes of it -------------------------------------------------------------------------------------------
 
 

@@ -326,7 +326,8 @@ class _Flow:
             for e, age in state.items():
                 a = e.access
                 if age is None and (a.writes or b.writes) and (
-                        a.buffer.data is data or a.buffer.data in shared) and self.t.collide(e.access, b, e.how):
+                        a.buffer.data is data or a.buffer.data in shared) and self.t.collide(e.access, b, e.how) and not (
+                            a.signals is not None and a.signals is b.signals and e.how == _HERE):  # boxes of one load
                     found = True
                     p.for_shared |= b.is_shared and must_be_placed(e.access, b, self.t.divergence)
                     if p.for_shared or self.checking and not p.never:
