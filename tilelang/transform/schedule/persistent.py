@@ -22,6 +22,7 @@ from tilelang.arith import Analyzer
 from tilelang.ir import (Bind, Const, Expr, For, If, Launch, LoopPlan, Select, Stmt, Var, binary, cast, const,
                          convert, dtype, free_vars, logical, replace, seq, substitute)
 from tilelang.ir.record import record
+from tilelang.target.machine import MAX_GRID
 
 from ..analysis.cluster_pairs import (Load, at_once, larger_in_one_wave, pairs, pays_for_many, pays_in_one_wave,
                                       saved_in_one_wave)
@@ -561,16 +562,22 @@ def _slope(launch: Launch, work: Work) -> _Slope | None:
     return None
 
 
-def longest_first(launch: Launch, extent: Expr) -> Launch:
+def longest_first(launch: Launch, work: Work) -> Launch:
     """The launch with its longest blocks first, where they get longer along a dimension: the last ones to start are short.
 
-    extent: of the main loop, in terms of the block variables and others.
+    Dimensions of the grid whose blocks load tiles that fit L2 together go in front of that one: then the longest of all of
+    them start before the others.
     """
-    slope = _slope(launch, Work((), extent, launch.block_vars))
+    slope = _slope(launch, work)
     if slope is None or not slope.up or launch.plan.swizzle or may_wait(launch.body):
         return launch
-    v = launch.block_vars[slope.dim]
-    return replace(launch, body=substitute(launch.body, {v: slope.index(launch, v)}))  # type: ignore[no-any-return]
+    v, order = launch.block_vars[slope.dim], [*range(len(launch.grid))]
+    heads, sizes = _heads(launch, work, slope), [g.value for g in map(convert, launch.grid) if isinstance(g, Const)]
+    if heads is not None and sizes[slope.dim] <= MAX_GRID[1]:
+        at = max(k for k in range(slope.dim, len(order)) if k == slope.dim or prod(sizes[:k + 1]) <= heads * sizes[slope.dim])
+        order.insert(at, order.pop(slope.dim))
+    return replace(launch, grid=tuple(launch.grid[k] for k in order), block_vars=tuple(  # type: ignore[no-any-return]
+        launch.block_vars[k] for k in order), body=substitute(launch.body, {v: slope.index(launch, v)}))
 
 
 def _heads(launch: Launch, work: Work, slope: _Slope) -> int | None:

@@ -156,14 +156,14 @@ class _WarpRoles:
             except _Declined as e:
                 raise e if len(self.loops) == 1 else _Declined(f"pipelined loop {n + 1} of {len(self.loops)}: {e}") from None
         if len(self.loops) > 1:
-            return self._inside(Around(self.launch, [p.loop for p in self.loops]))
+            return self._inside([p.loop for p in self.loops])
         stmts = stmts_of(self.launch.body)
         at = next((k for k, s in enumerate(stmts) if s is self.loop), None)
         if at is None:
-            return self._inside(Around(self.launch, [self.loop]))
+            return self._inside([self.loop])
         common, before = self._common(stmts[:at])
         if not self._plain(convert(self.loop.extent)):  # variables of a thread, which both warp roles may keep
-            return self._inside(Around(self.launch, [self.loop]))
+            return self._inside([self.loop])
         self._reachable()
         self._room()
         self.stages = _taken_stages(self)
@@ -215,8 +215,13 @@ class _WarpRoles:
                              cluster=None if tiles.cluster_map is None else (tiles.cluster_map.size, 1, 1))
         return self._said(out, self.about)
 
-    def _inside(self, around: Around) -> Launch:
-        """The launch, if its pipelined loops are inside other loops or branches, which both warp roles run, or several."""
+    def _inside(self, inner: list[For]) -> Launch:
+        """The launch, if its pipelined loops are inside other loops or branches, which both warp roles run, or several.
+
+        A condition around all that a block does stays around its barriers too: blocks that it switches off end at once.
+        """
+        common, guard, body = _guarded(self)
+        around = Around(replace(self.launch, body=body), inner)
         if around.why:
             raise _Declined(around.why)
         loops, several = self.loops, len(self.loops) > 1
@@ -259,6 +264,10 @@ class _WarpRoles:
         bars = list(dict.fromkeys(b for p in loops for r in p.rings for b in (r.full, r.empty) if b is not None))
         out = self._assembled(once, bars + [x.drained for x in more], [_loader(self, loading)], computing, False, None)
         out = with_versions(out, new.items()) if handover else out
+        if guard is not None:
+            allocs = [s for s in stmts_of(out.body) if isinstance(s, Alloc)]
+            rest = [s for s in stmts_of(out.body) if not isinstance(s, Alloc)]
+            out = replace(out, body=seq(*allocs, *common, replace(guard, then=seq(*rest))))
         return self._said(*_in_order(self, out, handover.about if handover else ""))
 
     def _hands_over(self, new: dict[Buffer, Buffer]) -> bool:
@@ -539,6 +548,17 @@ def _described(p: _WarpRoles, alone: bool, base: Expr | None, repeated: bool,
                         beside=1 if alone else 2)
 
 
+def _guarded(p: _WarpRoles) -> tuple[list[Bind], If | None, Stmt]:
+    """(bindings, the condition around all that a block does, the rest of the body); no condition if it has none that all
+    threads find alike."""
+    *before, last = stmts_of(p.launch.body)
+    binds, allocs = [s for s in before if isinstance(s, Bind)], [s for s in before if isinstance(s, Alloc)]
+    if not isinstance(last, If) or last.orelse is not None or len(binds) + len(allocs) < len(before) or any(
+            not p._plain(e) or p.thread in free_vars(e) for e in (last.cond, *(s.value for s in binds))):
+        return [], None, p.launch.body
+    return binds, last, seq(*allocs, *stmts_of(last.then))
+
+
 def _loader(p: _WarpRoles, loading: list[Stmt]) -> Stmt:
     """Statements run by one thread of the producer warp group."""
     last = p.groups * GROUP + 32
@@ -615,7 +635,9 @@ def _in_order(p: _WarpRoles, out: Launch, about: str) -> tuple[Launch, str]:
     if len(p.loops) > 1:
         return out, f"both warp roles run the {len(p.loops)} pipelined loops one after another{about}"
     known = {v: e for v, e in p.values.items() if not contains(e, Load)}
-    turned = longest_first(out, _inlined(convert(p.loop.extent), known))
+    copies: list[Any] = [p.body.items[i].stmt for ring in p.rings for i in ring.items]
+    loads = tuple((tma_bytes(op) // op.plan.iterations, tuple(map(convert, op.src.mins))) for op in copies)
+    turned = longest_first(out, Work(loads, _inlined(convert(p.loop.extent), known), out.block_vars))
     about += "" if turned is out else "; the longest blocks first"
     return turned, f"both warp roles run the program's own loops around the pipeline{about}"
 
