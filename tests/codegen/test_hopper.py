@@ -10,14 +10,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import hopper_programs as hopper
-from handmade import at, behind, evaluate, kernel, local, packed, ramp, tensor, thread_vars, unrolled
+from handmade import at, evaluate, kernel, local, packed, ramp, tensor, thread_vars, unrolled
 from sass_text import opcodes
 
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.transform.registers.join_wgmmas import MOST, _runs, join_wgmmas
 from tilelang.errors import InternalError
-from tilelang.ir import (Alloc, Buffer, If, Store, StringConst, call, cast, const, dtype, load, parse, replace, seq, to_text,
-                         with_options)
+from tilelang.ir import (Alloc, Buffer, If, Store, StringConst, call, cast, const, dtype, load, parse, replace, seq, to_text)
 from tilelang.ir.verify import verify
 from tilelang.runtime import nvrtc, sass
 from tilelang.target.instructions import CACHE_HINTS
@@ -43,7 +41,7 @@ def complaints(log: str) -> list[str]:
 
 
 def compiled(k) -> nvrtc.Cubin:
-    return nvrtc.compile_cubin(print_kernel(behind(join_wgmmas, k)), "sm_90a")
+    return nvrtc.compile_cubin(print_kernel(k), "sm_90a")
 
 
 # ---- the two programs -------------------------------------------------------------------------------------------------
@@ -151,66 +149,6 @@ def test_every_size_assembles():
             Store(out, (tv[0],), load(acc, (const(n // 2 - 1),))))))
     cubin = compiled(kernel((out,), body, tvars=tv))
     assert complaints(cubin.log) == []
-
-
-def in_a_row(row, in_registers: bool = False, count: int = 3, keep=True, acc=None):
-    """Products that add to one accumulator, one after another (of different operands: ptxas drops a repeated one)."""
-    acc = acc if acc is not None else local("acc", row.c.registers, str(row.c_dtype))
-    a = local("a", row.a.registers, str(row.a_dtype))
-    left = at(a, 0) if in_registers else const(1 << 62, "uint64")
-    return [Alloc(a)], acc, [evaluate(
-        "wgmma", at(acc, 0), left, const((1 << 62) + 2 * i, "uint64"), const(keep if i == 0 else True), row=row.name,
-        a_major="k", b_major="k") for i in range(count)]
-
-
-def test_products_that_follow_one_another_are_one_asm():
-    row = wgmma_row(16, "float16", "float16", "float32")
-    _, acc, three = in_a_row(row, keep=False)
-    (_, _, again), (_, _, one) = in_a_row(row, acc=acc, keep=False), in_a_row(row, count=1)
-    (_, _, registers) = in_a_row(row, True, 2, acc=acc)
-    runs = list(_runs([evaluate("wgmma_fence"), *three, *again, *one, *registers, evaluate("wgmma_commit")]))
-    assert [len(r) for r in runs] == [1, 3, 3, 1, 2, 1]  # cut where a product clears, another accumulator, other operands
-    assert [s for r in runs for s in r][1:4] == three
-    assert [len(r) for r in _runs(three * MOST)][0] == 3
-    assert [len(r) for r in _runs(three[1:] * MOST)] == [MOST, MOST]
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("dt, acc", [("float16", "float32"), ("float16", "float16"), ("int8", "int32"),
-                                     ("float8_e4m3", "float32")])
-@pytest.mark.parametrize("in_registers", [False, True])
-def test_a_run_is_the_same_instructions(dt, acc, in_registers):
-    row = wgmma_row(64, dt, dt, acc)
-    tv, out = thread_vars(), tensor("O", (128, row.c.registers), acc)
-
-    def cubin(apart: bool):
-        allocs, c, products = in_a_row(row, in_registers, 4, keep=False)
-        a = allocs[0].buffer
-        words = Buffer("a_words", (4,), dtype("uint32"), "local", data=a.data)
-        if apart:  # a statement between two products: each is an asm of its own
-            products = [x for p in products for x in (p, evaluate("sync_warp", const(0xffffffff, "uint32")))]
-        return compiled(kernel((out,), seq(
-            Alloc(c), *allocs, unrolled(4, lambda i: Store(words, (i,), cast(tv[0] + i, "uint32"))), evaluate(
-                "wgmma_pin", at(a, 0), count=row.a.registers), evaluate("wgmma_fence"), *products, evaluate("wgmma_commit"),
-            evaluate("wgmma_wait", n=0), evaluate("wgmma_pin", at(c, 0), count=row.c.registers),
-            unrolled(row.c.registers, lambda i: Store(out, (tv[0], i), load(c, (i,))))), tvars=tv))
-
-    run, apart = (opcodes(sass.disassemble(cubin(x).bytes)) for x in (False, True))
-    name = {"int8": "IGMMA", "float8_e4m3": "QGMMA"}.get(dt, "HGMMA")
-    assert (run[name], apart[name]) == (4, 4)
-    assert "_x4(" in print_of_run(row, in_registers) and complaints(cubin(False).log) == []
-
-
-def print_of_run(row, in_registers: bool) -> str:
-    allocs, c, products = in_a_row(row, in_registers, 4)
-    return print_kernel(behind(join_wgmmas, kernel((), seq(Alloc(c), *allocs, *products), tvars=thread_vars())))
-
-
-def test_a_run_with_a_alone_in_named_registers_names_the_accumulator_and_whether_it_is_kept():
-    allocs, c, products = in_a_row(wgmma_row(64, "float16", "float16", "float32"), True, 4)
-    products = [replace(p, call=with_options(p.call, registers=("a",))) for p in products]
-    text = print_kernel(behind(join_wgmmas, kernel((), seq(Alloc(c), *allocs, *products), tvars=thread_vars())))
-    assert "_x4_a_0_0_0_0(&acc[0], true,\n" in text
 
 
 def every_copy():

@@ -230,14 +230,15 @@ def test_descriptors_are_made_where_they_are_used():
     """Low half: that of the first product and 16-byte steps; high half: as tl::wgmma_descriptor makes it."""
     text = print_kernel(lowered(attention(1, 1, 128, 64, causal=False, bm=64, bn=64, threads=128)), fast_math=True)
     body = text[text.index("extern"):]
-    (call,) = {c for c in re.findall(r"tl::(wgmma_m64n64k16_f32_f16_f16_ss_kk_x4_P_0)\(false,\n", body)}
-    asm = text[text.index(f"void {call}("):]
-    asm = asm[:asm.index("\n}\n")]
-    assert re.findall(r"add\.s32 low, %0, (\d+);", asm) == re.findall(r"add\.s32 low, %1, (\d+);", asm) == ["0", "2", "4", "6"]
-    assert set(re.findall(r"0x(\w+);", asm)) == {f"{(1024 >> 4 | SWIZZLE_CODE[128] << 30) << 32:x}"}
-    assert re.findall(r"\}, (a\d), (b\d), ([pq]), 1, 1, 0, 0;", asm) == [(f"a{k}", f"b{k}", "pqqq"[k]) for k in range(4)]
-    values = text[text.index("_rs_m_x4_"):]
-    assert re.findall(r"add\.s32 low, %0, (\d+);", values[:values.index("\n}\n")]) == ["0", "128", "256", "384"]
+    calls = list(dict.fromkeys(re.findall(r"tl::(wgmma_m64n64k16_f32_f16_f16_ss_kk_P_0\w*)\(", body)))
+    assert [c.rpartition("P_0_")[2] for c in calls] == ["0_0", "2_2", "4_4", "6_6"]
+    for step, call in zip("0246", calls):
+        asm = text[text.index(f"void {call}("):]
+        asm = asm[:asm.index("\n}\n")]
+        assert re.findall(r"add\.s32 low, %(\d), (\d+);", asm) == [("1", step), ("2", step)]
+        assert set(re.findall(r"0x(\w+);", asm)) == {f"{(1024 >> 4 | SWIZZLE_CODE[128] << 30) << 32:x}"}
+        assert "}, a, b, p, 1, 1, 0, 0;" in asm
+    assert re.findall(r"_rs_m_\w+_(\d+)\(bool", text) == ["0", "128", "256", "384"]
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")

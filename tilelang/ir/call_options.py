@@ -57,9 +57,8 @@ _ROWS: tuple[tuple[str, str, str, dict[str, tuple[Any, ...]]], ...] = (
     ("MmaOptions", "mma", "row: name of the instruction in MMA_ROWS.", {"row": ("str",)}),
     ("WgmmaOptions", "wgmma",
      'row: name of the instruction in WGMMA_ROWS. a_major, b_major: "k" or "mn". registers: which of "c" and "a" are named '
-     "PTX registers. joined, based: how wgmma are printed as one asm (transform/registers/join_wgmmas.py).",
-     {"row": ("str",), "a_major": ("str", "k"), "b_major": ("str", "k"), "registers": ("tuple[str, ...]", ()),
-      "joined": ("bool", False), "based": ("bool", False)}),
+     "PTX registers.",
+     {"row": ("str",), "a_major": ("str", "k"), "b_major": ("str", "k"), "registers": ("tuple[str, ...]", ())}),
     ("DescriptorOptions", "wgmma_descriptor",
      "lbo, sbo, swizzle, offset: bytes. count: number of elements of the tile, starting at the address.",
      {"lbo": ("int", 0), "sbo": ("int", 0), "swizzle": ("int", 0), "offset": ("int", 0), "count": ("int", 1)}),

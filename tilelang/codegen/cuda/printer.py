@@ -69,8 +69,8 @@ class KernelPrinter:
             x, words_of(injected) | {*sections()})
         self._hopper = HopperCalls(self.calls, kernel.launch)
         self.registers = NamedRegisters(self.calls)
-        wgmma = WgmmaCalls(self.calls, self.registers)
-        self._statements = Statements(self._memory, self.registers, wgmma, fast_math)
+        WgmmaCalls(self.calls, self.registers)
+        self._statements = Statements(self._memory, self.registers, fast_math)
 
     def text(self) -> str:
         """The kernel's signature and body."""

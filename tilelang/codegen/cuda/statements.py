@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tilelang.errors import InternalError
@@ -14,13 +14,13 @@ from .named_registers import NamedRegisters
 from .register_loops import RegisterLoops
 from .text import quote
 from .types import type_name
-from .wgmma import WgmmaCalls, wgmma_runs
+
 
 class Statements:
     """Prints statements, each class of node by one function."""
 
-    def __init__(self, memory: Memory, registers: NamedRegisters, wgmma: WgmmaCalls, fast_math: bool) -> None:
-        self.x, self.page, self._wgmma = memory.x, memory.page, wgmma
+    def __init__(self, memory: Memory, registers: NamedRegisters, fast_math: bool) -> None:
+        self.x, self.page = memory.x, memory.page
         self._loops = RegisterLoops(memory, registers, fast_math, self.stmt)
         self._forms: dict[type[Stmt], Callable[[Any], None]] = {
             Bind: self._bind, Alloc: memory.alloc, Store: memory.store, Evaluate: self._evaluate, For: self._for,
@@ -30,20 +30,14 @@ class Statements:
     def stmt(self, s: Stmt) -> None:
         """Print a statement, with a comment that shows the user's line."""
         if isinstance(s, Seq):
-            self._sequence(s.stmts)
+            for x in s.stmts:
+                self.stmt(x)
             return
         form = self._forms.get(type(s))
         if form is None:
             raise InternalError(f"a {type(s).__name__} reached the code generator: the program is not in phase DEVICE")
         self.page.comment(s.span)
         form(s)
-
-    def _sequence(self, stmts: Sequence[Stmt]) -> None:
-        for run in wgmma_runs(stmts):
-            if len(run) == 1:
-                self.stmt(run[0])
-            else:
-                self._wgmma.print_run([s.call for s in run if isinstance(s, Evaluate)], run[0])
 
     def _block(self, header: str, body: Stmt) -> None:
         self.page.emit(f"{header} {{")

@@ -1,16 +1,14 @@
-"""CUDA text of wgmma: the instruction of a row, and consecutive instructions as one `asm`.
+"""CUDA text of wgmma and of descriptors.
 
-transform/registers/join_wgmmas.py decides which instructions are joined. Named registers
-(transform/registers/accumulator_registers.py) are declared in PTX at the start of the kernel and are no operands.
+Named registers (transform/registers/accumulator_registers.py) are declared in PTX at the start of the kernel: no operands.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tilelang.ir import AddressOf, Call, Const, Evaluate, Stmt, const, with_options
+from tilelang.ir import AddressOf, Call, Const, const, with_options
 from tilelang.target.wgmma import SWIZZLE_CODE, WGMMA_ROWS, WgmmaRow
 
 from .named_registers import NamedRegisters
@@ -18,126 +16,55 @@ from .calls import Calls
 from .text import POSTFIX, Text
 from .types import TYPES
 
-_NAME = re.compile(r"(wgmma_m64\w+?)_(ss|rs)_([km]{1,2})(?:_x(\d+))?")
-
-
-def wgmma_runs(stmts: Sequence[Stmt]) -> Iterator[list[Stmt]]:
-    """The statements in order: lists of wgmma that are printed as one asm, and single other statements."""
-    run: list[Stmt] = []
-    for s in stmts:
-        if run and not (isinstance(s, Evaluate) and s.call.op == "wgmma" and s.call.options.joined):
-            yield run
-            run = []
-        run.append(s)
-    if run:
-        yield run
+_NAME = re.compile(r"(wgmma_m64\w+?)_(ss|rs)_([km]{1,2})")
 
 
 class WgmmaCalls:
-    """Registers the text of wgmma and of descriptors; prints runs of wgmma."""
+    """Registers the text of wgmma and of descriptors."""
 
     def __init__(self, calls: Calls, registers: NamedRegisters) -> None:
-        self.x, self.page, self.registers = calls.x, calls.x.page, registers
+        self.x, self.registers = calls.x, registers
         calls.special.update({"wgmma": self._wgmma, "wgmma_descriptor": self._descriptor})
 
-    def _function(self, e: Call) -> str:
-        in_registers = isinstance(e.args[1], AddressOf)
-        return WGMMA_ROWS[e.options.row].function(in_registers, e.options.a_major, e.options.b_major)
-
-    def print_run(self, calls: list[Call], s: Stmt) -> None:
-        """Print one call for a run of wgmma: accumulator, whether it is kept, then a and b of each."""
-        self.page.comment(s.span)
-        if calls[0].options.registers:
-            name, given = self._named(calls)
-            self.page.emit(f"tl::{name}({', '.join(given[0])},")
-            given = given[1:]
-        else:
-            c, _, _, keep = calls[0].args
-            self.page.emit(f"tl::{self._function(calls[0])}_x{len(calls)}({self.x.top(c)}, {self.x.top(keep)},")
-            given = [[self.x.top(e.args[1]), self.x.top(e.args[2])] for e in calls]
-        for i, each in enumerate(given):
-            self.page.emit(f"    {', '.join(each)}{');' if i + 1 == len(given) else ','}")
-
     def _wgmma(self, e: Call) -> Text:
+        function = WGMMA_ROWS[e.options.row].function(isinstance(e.args[1], AddressOf), e.options.a_major, e.options.b_major)
         if e.options.registers:
-            name, given = self._named([e])
-            return f"tl::{name}({', '.join(x for each in given for x in each)})", POSTFIX
-        return f"tl::{self._function(e)}({', '.join(map(self.x.top, e.args))})", POSTFIX
+            return self._on_registers(e, function)
+        return f"tl::{function}({', '.join(map(self.x.top, e.args))})", POSTFIX
 
-    def _named(self, calls: list[Call]) -> tuple[str, list[list[str]]]:
-        """(function of a run of wgmma on named registers, its arguments).
+    def _on_registers(self, e: Call, function: str) -> Text:
+        """The call of a wgmma whose arrays are named registers: its operands are the lower halves of the descriptors.
 
-        The arguments are whether the accumulator is kept, then for each wgmma the operands that are not named registers.
+        Their offsets are added in the `asm`. With the descriptors of all wgmma of an iteration as operands, the compiler keeps
+        those of a tile that does not change over the loop, and the wgmma then follow each other directly, which is slower.
         """
-        own = calls[0].options.registers
-        if calls[0].options.based:
-            return self._based_run(calls)
-        row = WGMMA_ROWS[calls[0].options.row]
-        c: Any = calls[0].args[0]
-        given, sources = [[self.x.top(calls[0].args[3])]], []
-        parts = [f"{self._function(calls[0])}_x{len(calls)}"]
-        if "c" in own:
-            parts.append(f"{self.registers.array(c.buffer)}_{_word(c)}")
-        else:
-            given[0].insert(0, self.x.top(c))
-        for e in calls:
-            a: Any = e.args[1]
-            if "a" in own:
-                sources.append((self.registers.array(a.buffer), _word(a)))
-                parts.append(f"{sources[-1][0]}_{sources[-1][1]}" if len(sources) == 1 else str(sources[-1][1]))
-            given.append([self.x.top(x) for x in (e.args[2:3] if "a" in own else e.args[1:3])])
-        form = _NAME.fullmatch(self._function(calls[0]))
-        assert form is not None
-        in_registers, orders = form.group(2) == "rs", form.group(3)
-        target = (self.registers.array(c.buffer), _word(c)) if "c" in own else None
-        name = self.registers.function("_".join(parts), lambda name: _definition(
-            name, row, in_registers, orders, len(calls), True, target, sources))
-        return name, given
-
-    def _based_run(self, calls: list[Call]) -> tuple[str, list[list[str]]]:
-        """The function of a run of wgmma whose descriptors differ by constants from one descriptor of A and one of B.
-
-        The operands are the lower halves of these two; the rest is computed where it is used. With sixteen descriptors as
-        operands, the compiler keeps those of a tile that does not change over the loop, and eight wgmma then follow each other
-        directly, which is slower.
-        """
-        bases = [with_options(x, offset=None) for x in calls[0].args[1:3] if not isinstance(x, AddressOf)]
-        row = WGMMA_ROWS[calls[0].options.row]
-        c: Any = calls[0].args[0]
-        form = _NAME.fullmatch(self._function(calls[0]))
-        assert form is not None
-        target = f"tl_{self.registers.array(c.buffer)}"
-        lines = ["{", f".reg .pred p{', q' if len(calls) > 1 else ''};", f"setp.ne.b32 p, %{len(bases)}, 0;"]
-        if len(calls) > 1:
-            lines.append("setp.eq.u32 q, 0, 0;")
-        lines.append(".reg .b32 low;")
-        operands: list[list[str]] = [[] for _ in calls]
-        if len(bases) == 1:
-            for e, x in zip(calls, operands):
-                a: Any = e.args[1]
-                x.append("{" + ", ".join(f"tl_{self.registers.array(a.buffer)}_{_word(a) + j}" for j in range(4)) + "}")
-        for n, (base, letter) in enumerate(zip(bases, "ba" if len(bases) == 1 else "ab")):
-            lines.append(f".reg .b64 {letter}<{len(calls)}>;")
-            at = 2 if letter == "b" else 1
-            high = ((base.options.sbo >> 4 & 0x3fff) | SWIZZLE_CODE[base.options.swizzle] << 30) << 32
-            for k, (e, x) in enumerate(zip(calls, operands)):
-                descriptor: Any = e.args[at]
-                offset = descriptor.options.offset >> 4
-                # For a pair moved into 64 bits, ptxas did not always see that it is uniform.
-                lines += [f"add.s32 low, %{n}, {offset};", f"cvt.u64.u32 {letter}{k}, low;",
-                          f"or.b64 {letter}{k}, {letter}{k}, 0x{high:x};"]
-                x.append(f"{letter}{k}")
-        registers = ", ".join(f"{target}_{_word(c) + i}" for i in range(row.c_registers))
-        flags = _flags(row, form.group(3))
-        lines += [f"{row.ptx} {{{registers}}}, {x[0]}, {x[1]}, {'q' if k else 'p'}{flags};" for k, x in enumerate(operands)]
-        params = ", ".join(f"unsigned x{n}" for n in range(len(bases)))
-        inputs = ", ".join(f'"r"(x{n})' for n in range(len(bases)))
-        text = "\n".join(f'      "{line}\\n"' for line in [*lines, "}"])
-        wanted = f"{self._function(calls[0])}_x{len(calls)}_{self.registers.array(c.buffer)}_{_word(c)}"
-        name = self.registers.function(wanted, lambda name: (
-            f"TL_DEVICE void {name}(bool keep, {params}) {{\n  asm volatile(\n{text}\n      :: {inputs}, "
-            f'"r"((int)keep));\n}}\n'))
-        return name, [[self.x.top(calls[0].args[3])], [f"(unsigned){self.x.top(b)}" for b in bases]]
+        c: Any = e.args[0]
+        row, name, lines = WGMMA_ROWS[e.options.row], function, []
+        operands, given = [], [self.x.top(e.args[3])]
+        for letter, x in zip("cab", e.args):
+            d: Any = x
+            if isinstance(d, AddressOf):
+                array, first = self.registers.array(d.buffer), _word(d)
+                count = row.c_registers if d is c else 4
+                name += f"_{array}_{first}"
+                operands.append("{" + ", ".join(f"tl_{array}_{first + j}" for j in range(count)) + "}")
+                continue
+            offset, high = d.options.offset >> 4, (d.options.sbo >> 4 & 0x3fff) << 32 | SWIZZLE_CODE[d.options.swizzle] << 62
+            # For a pair moved into 64 bits, ptxas did not always see that it is uniform.
+            lines += [f".reg .b64 {letter};", f"add.s32 low, %{len(given)}, {offset};", f"cvt.u64.u32 {letter}, low;",
+                      f"or.b64 {letter}, {letter}, 0x{high:x};"]
+            name += f"_{offset}"
+            operands.append(letter)
+            given.append(f"(unsigned){self.x.top(with_options(d, offset=None))}")
+        lines = ["{", ".reg .pred p;", "setp.ne.b32 p, %0, 0;", ".reg .b32 low;", *lines,
+                 f"{row.ptx} {', '.join(operands)}, p{_flags(row, function)};", "}"]
+        text = "\n".join(f'      "{line}\\n"' for line in lines)
+        numbers = range(1, len(given))
+        params, inputs = (", ".join([first, *(form.format(n) for n in numbers)]) for first, form in (
+            ("bool keep", "unsigned x{}"), ('"r"((int)keep)', '"r"(x{})')))
+        name = self.registers.function(name, lambda name: (
+            f"TL_DEVICE void {name}({params}) {{\n  asm volatile(\n{text}\n      :: {inputs});\n}}\n"))
+        return f"tl::{name}({', '.join(given)})", POSTFIX
 
     def _descriptor(self, e: Call) -> Text:
         """The descriptor of an operand. The attr `offset` and the second argument both add bytes, and so does a variable index.
@@ -156,70 +83,41 @@ class WgmmaCalls:
 
 
 def wgmma_function(name: str) -> str | None:
-    """The definition of the function of one wgmma or of a run of them; None for other names.
+    """The definition of the function of a wgmma on arrays; None for other names.
 
-    Accumulators c stay in registers once inlined; b is a descriptor, a is a descriptor or registers. keep false: the first
-    wgmma ignores the old value of c.
+    Accumulators c stay in registers once inlined; b is a descriptor, a is a descriptor or registers. keep false: the wgmma
+    ignores the old value of c.
     """
     m = _NAME.fullmatch(name)
-    if m is None:
-        return None
-    shape, *types = m.group(1).split("_")[1:]
+    shape, *types = m.group(1).split("_")[1:] if m is not None else [""]
     row = WGMMA_ROWS.get(f"wgmma.{shape}.{'.'.join(types)}")
-    if row is None:
+    if m is None or row is None:
         return None
-    run = m.group(4)
-    return _definition(name, row, m.group(2) == "rs", m.group(3), int(run or 1), run is not None)
+    in_registers = m.group(2) == "rs"
+    ty, kind = ("float", "+f") if row.c_dtype == "float32" else ("unsigned", "+r")
+    n = row.c_registers
+    c = ", ".join(f"%{i}" for i in range(n))
+    a = ", ".join(f"%{n + j}" for j in range(4 if in_registers else 1))
+    at = n + (4 if in_registers else 1)
+    inputs = [f'"r"(A[{j}])' for j in range(4)] if in_registers else ['"l"(a)']
+    outputs = ", ".join(f'"{kind}"(C[{i}])' for i in range(n))
+    a_type = f"const {TYPES[row.a_dtype.base]}*" if in_registers else "unsigned long long"
+    registers = "  const unsigned* A = reinterpret_cast<const unsigned*>(a);\n" if in_registers else ""
+    return (f"TL_DEVICE void {name}({TYPES[row.c_dtype.base]}* c, {a_type} a, unsigned long long b, bool keep) {{\n"
+            f"  {ty}* C = reinterpret_cast<{ty}*>(c);\n{registers}"
+            f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{at + 1}, 0;\\n"\n'
+            f'      "{row.ptx} {{{c}}}, {f"{{{a}}}" if in_registers else a}, %{at}, p{_flags(row, name)};\\n"\n      "}}"\n'
+            f"      : {outputs}\n      : {', '.join(inputs)}, \"l\"(b), \"r\"((int)keep));\n}}\n")
 
 
-def _flags(row: WgmmaRow, orders: str) -> str:
+def _flags(row: WgmmaRow, function: str) -> str:
     """The text behind the predicate of an instruction: signs, and which operands are transposed."""
     if row.c_dtype.is_int:
         return ""
-    transposed = [str(int(o == "m")) for o in orders] if row.a_dtype.bits == 16 else []
+    transposed = [str(int(o == "m")) for o in function.rpartition("_")[2]] if row.a_dtype.bits == 16 else []
     return ", " + ", ".join(["1", "1", *transposed])
 
 
 def _word(a: Any) -> int:
     """The register of an element of a register array."""
     return int(a.indices[0].value) * int(a.buffer.dtype.bits) // 32
-
-
-def _definition(name: str, row: WgmmaRow, in_registers: bool, orders: str, count: int, run: bool,
-                target: tuple[str, int] | None = None, sources: Sequence[tuple[str, int]] = ()) -> str:
-    """The definition of a run. target, sources: (array, first register) of named accumulators and of each wgmma's named A."""
-    ty, kind = ("float", "+f") if row.c_dtype == "float32" else ("unsigned", "+r")
-    n = 0 if target else row.c_registers
-    each = 1 if sources else 5 if in_registers else 2
-    flags = _flags(row, orders)
-    c = ", ".join(f"tl_{target[0]}_{target[1] + i}" for i in range(row.c_registers)) if target else \
-        ", ".join(f"%{i}" for i in range(n))
-    numbers = range(count) if run else [""]
-    lines, inputs = [], []
-    for i, number in enumerate(numbers):
-        at = n + i * each
-        if sources:
-            array, first = sources[i]
-            a = "{" + ", ".join(f"tl_{array}_{first + j}" for j in range(4)) + "}"
-        else:
-            a = "{" + ", ".join(f"%{at + j}" for j in range(4)) + "}" if in_registers else f"%{at}"
-        lines.append(f'      "{row.ptx} {{{c}}}, {a}, %{at + each - 1}, {"q" if i else "p"}{flags};\\n"\n')
-        if not sources:
-            inputs += [f'"r"(A{number}[{j}])' for j in range(4)] if in_registers else [f'"l"(a{number})']
-        inputs.append(f'"l"(b{number})')
-    inputs.append('"r"((int)keep)')
-    outputs = ", ".join(f'"{kind}"(C[{i}])' for i in range(n))
-    a_type = f"const {TYPES[row.a_dtype.base]}*" if in_registers else "unsigned long long"
-    operands = [f"unsigned long long b{k}" if sources else f"{a_type} a{k}, unsigned long long b{k}" for k in numbers]
-    params = ", ".join(["bool keep", *operands] if run else [*operands, "bool keep"])
-    registers = "".join(f"  const unsigned* A{k} = reinterpret_cast<const unsigned*>(a{k});\n" for k in numbers) \
-        if in_registers and not sources else ""
-    predicates = f".reg .pred p{', q' if count > 1 else ''};\\nsetp.ne.b32 p, %{n + count * each}, 0;\\n"
-    if count > 1:
-        predicates += "setp.eq.u32 q, 0, 0;\\n"
-    c_param = "" if target else f"{TYPES[row.c_dtype.base]}* c, "
-    c_array = "" if target else f"  {ty}* C = reinterpret_cast<{ty}*>(c);\n"
-    return (f"TL_DEVICE void {name}({c_param}{params}) {{\n"
-            f"{c_array}{registers}"
-            f'  asm volatile("{{\\n{predicates}"\n{"".join(lines)}      "}}"\n'
-            f"      : {outputs}\n      : {', '.join(inputs)});\n}}\n")
