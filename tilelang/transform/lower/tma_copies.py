@@ -6,15 +6,13 @@
     copy(S, C[...])        ->   if thread 0:  copy(S, C[...]); bulk_wait(0)                     # TMA
     atomic_add(C[...], S)  ->   the same, adding
 
-Adjacent loads share an mbarrier.  In a loop, the wait for a store is placed before the next write of its tile, so that the
-store overlaps the statements in between.  The pass handles blocks without warp roles, and the consumer branch of
-blocks that specialize_warps split; the tiles that the producer loads through rings are marked already.
+Adjacent loads share an mbarrier.  The pass handles blocks without warp roles, and the consumer branch of blocks that
+specialize_warps split; the tiles that the producer loads through rings are marked already.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from functools import cached_property
 from typing import Any
 
@@ -62,13 +60,12 @@ class _Copies:
     def __init__(self, launch: Launch, on: bool, strides: bool) -> None:
         self.launch, self.thread, self.on = launch, launch.thread_vars[0], on
         self.stores = TmaStores(launch, True, 0, strides)
-        self.effects = list(effects(launch.body))
-        self.counts = Counter(e.storage for e in self.effects)
-        self.written = {e.storage for e in self.effects if e.writes and e.buffer.scope_name == GLOBAL}
+        found = list(effects(launch.body))
+        self.written = {e.storage for e in found if e.writes and e.buffer.scope_name == GLOBAL}
         self.pointers = {a.buffer.data for x in walk(launch.body, Call) if not x.op.startswith("mbarrier")
                          for a in x.args if isinstance(a, AddressOf)}
         shared = {x.buffer for x in walk(launch.body, Alloc) if x.buffer.scope_name in SHARED}
-        used = {e.buffer for e in self.effects if e.buffer.scope_name in SHARED} | shared
+        used = {e.buffer for e in found if e.buffer.scope_name in SHARED} | shared
         self.views = {b.data for b in used if any(x is not b and x.data is b.data for x in used)}
         self.given = dict(launch.plan.layouts)
         self.safe = dict(launch.plan.safe_values)
@@ -79,7 +76,6 @@ class _Copies:
         self.setup: list[Stmt] = []
         self.inits: list[Stmt] = []
         self.notes: dict[str, None] = {}
-        self.deferred = False  # whether the enclosing loop has a store whose wait is in the next iteration
 
     def run(self) -> Launch:
         x, y, z = self.launch.threads
@@ -102,27 +98,17 @@ class _Copies:
         match s:
             case Seq() | Copy() | AtomicTile():
                 return self.block(s)
-            case For():
-                if s.kind not in ("serial", "unroll"):
-                    return s
-                return self._loop(s)
-            case While():
-                return self._loop(s)
+            case For() if s.kind not in ("serial", "unroll"):
+                return s
+            case For() | While():
+                if isinstance(s, For):
+                    self.analyzer = self.analyzer.bind(s.var, *extent_bounds(self.analyzer, s.start, s.extent))
+                return with_inner(s, lambda body: self.stores.inside(s, lambda: self.stmt(body)))  # type: ignore[no-any-return]
             case If() if warps_of(s.cond) is not None:
                 return self._warp_role_branch(s)
             case If():
                 return with_inner(s, self.stmt)  # type: ignore[no-any-return]
         return s
-
-    def _loop(self, s: Any) -> Stmt:
-        if isinstance(s, For):
-            self.analyzer = self.analyzer.bind(s.var, *extent_bounds(self.analyzer, s.start, s.extent))
-        saved, self.deferred = self.deferred, False
-        out = with_inner(s, lambda body: self.stores.inside(s, lambda: self.stmt(body)))
-        if self.deferred:  # what follows the loop may reuse the memory of the tile
-            out = seq(out, self._one(do("bulk_wait", n=0, read=True)))
-        self.deferred = saved
-        return out
 
     def _warp_role_branch(self, s: Any) -> Stmt:
         """Convert the consumer branch; the other branch was lowered by the pass that made the warp roles."""
@@ -136,26 +122,20 @@ class _Copies:
         stmts = list(stmts_of(s))
         out: list[Stmt] = []
         run: list[Copy] = []
-        waits = self._waits(stmts)
 
         def flush() -> None:
             out.extend(self._loads(run))
             run.clear()
 
-        for k, x in enumerate(stmts):
+        for x in stmts:
             if isinstance(x, Copy) and self._is_load(x):
                 if any(y.dst.buffer.data is x.dst.buffer.data for y in run):
                     flush()
-                if k in waits:
-                    flush()
-                    out += self._wait()
                 run.append(x)
                 continue
             flush()
-            if k in waits:
-                out += self._wait()
             if isinstance(x, (Copy, AtomicTile)):
-                out.append(self._store(x, any(x is w for w in waits.values())) if self._is_store(x) else x)
+                out.append(self._store(x) if self._is_store(x) else x)
             else:
                 out.append(self.stmt(x))
         flush()
@@ -268,37 +248,11 @@ class _Copies:
             self.notes[f"`{c.dst.buffer.name}` is written by all threads: {why}"] = None
         return not why
 
-    def _store(self, c: Copy | AtomicTile, awaited: bool) -> Stmt:
-        """One thread stores the tile.  awaited: the wait is already placed before the next write of the tile."""
-        self.deferred |= awaited
-        wait = [] if awaited else [do("bulk_wait", n=0) if self._again(c) else do("bulk_wait", n=0, read=True)]
-        return self._one(seq(with_options(c, **self._way(c, copied_tile(c)), awaited=True), *wait))
-
-    def _again(self, c: Copy | AtomicTile) -> bool:
-        """Whether an earlier store to the same elements must be complete before they are stored again."""
-        return isinstance(c, Copy) and self.stores.again(c.dst)
-
-    def _waits(self, stmts: list[Stmt]) -> dict[int, Copy | AtomicTile]:
-        """For a loop's body: statement -> later store in the body whose tile this statement is the first to touch."""
-        out: dict[int, Copy | AtomicTile] = {}
-        if not self.stores.loops:
-            return out
-        touching: dict[Var, list[int]] = {}  # by storage: the statement of each effect
-        for k, x in enumerate(stmts):
-            for e in effects(x):
-                touching.setdefault(e.storage, []).append(k)
-        for k, c in enumerate(stmts):
-            if not isinstance(c, (Copy, AtomicTile)) or not self._is_store(c) or self._again(c):
-                continue
-            src = source(c)
-            assert src is not None
-            places = touching.get(src.buffer.data, [])
-            if len(places) == self.counts[src.buffer.data] and places[0] < k == places[-1] and places[0] not in out:
-                out[places[0]] = c
-        return out
-
-    def _wait(self) -> list[Stmt]:
-        return [self._one(do("bulk_wait", n=0, read=True)), do("sync_threads")]
+    def _store(self, c: Copy | AtomicTile) -> Stmt:
+        """One thread stores the tile and waits: where it may store the same elements again, until the store is complete."""
+        again = isinstance(c, Copy) and self.stores.again(c.dst)
+        wait = do("bulk_wait", n=0) if again else do("bulk_wait", n=0, read=True)
+        return self._one(seq(with_options(c, **self._way(c, copied_tile(c)), awaited=True), wait))
 
     def _one(self, s: Stmt) -> Stmt:
         """The statement s, executed by the first thread alone."""

@@ -5,22 +5,22 @@
         j = j0 + v                          ->            j = j0 + v
         P[v] = W[j // 2] * scale[j // 32]                 P[v] = W[tx % 8 * 4 + v // 2] * scale[tx // 4 % 2]
 
-CUDA's compiler does not see that `j0 + v` carries nothing into the bits of j0.  It would compute the address of a group's scale,
-and load the scale, for each element of the group.
+CUDA's compiler does not see that `j0 + v` carries nothing into the bits of j0.  It would compute the address of a group's
+scale, and load the scale, for each element of the group.
 """
 
 from __future__ import annotations
 
 from tilelang.arith import LaunchFacts
-from tilelang.ir import (Binary, Bind, Call, Const, Expr, For, Func, Launch, Load, Var, contains, free_vars, is_large, replace,
-                         rewrite, rewrite_launches, substitute, walk)
+from tilelang.ir import (Binary, Bind, Call, Const, Expr, For, Func, Launch, Load, Var, contains, free_vars, is_large, rewrite,
+                         rewrite_launches, substitute, walk)
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
 
 @pass_(needs=DEVICE)
 def lane_quotients(func: Func, cx: PassContext) -> Func:
-    """Rewrite (b + v) // c and (b + v) % c in unrolled loops over v, where the values of what is bound in b show that they split."""
+    """Rewrite (b + v) // c and (b + v) % c in unrolled loops over v, where what is bound in b shows that they split."""
     return rewrite_launches(func, _parted)
 
 
