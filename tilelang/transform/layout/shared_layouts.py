@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer
-from tilelang.ir import Buffer, Expr, Load, Node, Parallel, Region, Store, Var, dtype, walk, FRAGMENT, GLOBAL, SHARED
+from tilelang.ir import Buffer, Expr, Load, Node, Parallel, Store, Var, dtype, walk, FRAGMENT, GLOBAL, SHARED
 from tilelang.ir.record import record
 from tilelang.layout import Fragment, Layout, linear_layout, padded_layout, phase_conflicts, swizzled_layout
 from tilelang.layout.mode import evaluate_index
 from tilelang.ops import Copy, Gemm, Transpose
 from tilelang.ops.ldmatrix import in_columns_of_bytes, in_tiles_of_bytes
+from tilelang.ops.pairing import iteration_space, matched_indices
 from tilelang.target.mma import MMA_ROWS
 from tilelang.target.wgmma import WGMMA_ROWS
 
@@ -73,31 +74,10 @@ def _static(n: Any) -> Any:
 
 
 def copy_loops(s: Copy) -> tuple[tuple[Var, ...], tuple[Any, ...], list[tuple[Buffer, tuple[Expr, ...]]]]:
-    """A copy as a loop nest: variables, extents (those of the side nearer the registers) and both accesses."""
-    base = s.dst if _level(s.dst) > _level(s.src) else s.src
-    extents = tuple(_static(e) for e in base.extents if not _unit(e)) or (1,)
+    """A copy as a loop nest: variables, extents and both accesses."""
+    extents, *dims = iteration_space(s.dst, s.src)
     vars = tuple(Var(f"c{k}", dtype("int32")) for k in range(len(extents)))
-    return vars, extents, [(r.buffer, _region_indices(r, vars)) for r in (s.src, s.dst)]
-
-
-def _level(r: Region) -> int:
-    return 0 if r.buffer.scope_name == GLOBAL else 1 if r.buffer.scope_name.startswith("shared") else 2
-
-
-def _unit(e: Any) -> bool:
-    return _static(e) == 1
-
-
-def _region_indices(r: Region, vars: tuple[Var, ...]) -> tuple[Expr, ...]:
-    out: list[Expr] = []
-    at = 0
-    for m, e in zip(r.mins, r.extents):
-        if _unit(e) or at >= len(vars):
-            out.append(m)
-        else:
-            out.append(m + vars[at])
-            at += 1
-    return tuple(out)
+    return vars, extents, [(r.buffer, matched_indices(r, ds, vars)) for r, ds in zip((s.src, s.dst), reversed(dims))]
 
 
 def _loop_accesses(vars: tuple[Var, ...], extents: tuple[Any, ...], sides: list[tuple[Buffer, tuple[Expr, ...]]],
