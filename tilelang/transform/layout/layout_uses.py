@@ -6,12 +6,13 @@ that view the same registers in several shapes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import field
 from typing import Any
 
 from tilelang.arith import Analyzer, extent_bounds
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Node, Parallel, Seq, Stmt, Store,
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Stmt, Store,
                          TileOp, Var, children, inner, walk, SHARED, FRAGMENT)
 from tilelang.ir.record import state
 from tilelang.layout import Fragment, replicated_fragment
@@ -61,47 +62,39 @@ class Uses:
         self.accesses: list[Access] = []
         for v, n in (*zip(launch.block_vars, launch.grid), *zip(launch.thread_vars, launch.threads)):
             self.analyzer = self.analyzer.bind(v, *extent_bounds(self.analyzer, 0, n))
-        self._collect(launch.body, None)
+        self._collect(launch.body)
         self._check_shapes()
 
-    def _collect(self, s: Any, loop: Parallel | None) -> None:
-        if isinstance(s, Seq):
-            for x in s.stmts:
-                self._collect(x, loop)
-        elif isinstance(s, Alloc):
-            self._allocated(s)
-        elif isinstance(s, If) and self.by_hand and (warps := warps_of(s.cond)) is not None:
-            saved = self.current_threads, self.cut
-            own = warps[1] * WARP_LANES
-            for part, n, start in ((s.then, own, warps[0]), (s.orelse, saved[0] - own, warps[0] or warps[1])):
-                self.current_threads, self.cut = n, bool(start % PER_GROUP)
-                if part is not None:
-                    self._collect(part, loop)
-            self.current_threads, self.cut = saved
-        elif isinstance(s, TileOp):
-            self.ops.append(s)
-            self.threads_of[id(s)] = self.current_threads
-            if self.cut:
-                self.cutting.add(id(s))
-            for y in walk(s, Buffer, Load):
-                if isinstance(y, Buffer):
-                    self._see(y)
-                    self._belongs(y)
-                elif isinstance(y, Load) and y.buffer.scope_name == FRAGMENT:
-                    self.alone.add(y.buffer)  # a run-time bound or value read from a fragment
-        elif isinstance(s, Parallel):
-            for y in walk(s.body):
-                if isinstance(y, Alloc):
+    def _collect(self, s: Any) -> None:
+        match s:
+            case Alloc():
+                self._allocated(s)
+            case If() if self.by_hand and (warps := warps_of(s.cond)) is not None:
+                saved = self.current_threads, self.cut
+                own = warps[1] * WARP_LANES
+                for part, n, start in ((s.then, own, warps[0]), (s.orelse, saved[0] - own, warps[0] or warps[1])):
+                    self.current_threads, self.cut = n, bool(start % PER_GROUP)
+                    if part is not None:
+                        self._collect(part)
+                self.current_threads, self.cut = saved
+            case TileOp():
+                self.ops.append(s)
+                self.threads_of[id(s)] = self.current_threads
+                if self.cut:
+                    self.cutting.add(id(s))
+                self._collect_exprs((s,), belongs=True)  # a run-time bound or value may be read from a fragment
+            case Parallel():
+                for y in walk(s.body, Alloc):
                     self._allocated(y)
-            self._collect_loop(s)
-        elif isinstance(s, For):
-            self.analyzer = self.analyzer.bind(s.var, *extent_bounds(self.analyzer, s.start, s.extent))
-            self._collect_exprs(s)
-            self._collect(s.body, loop)
-        else:
-            self._collect_exprs(s)
-            for x in inner(s):
-                self._collect(x, loop)
+                self._collect_loop(s)
+            case _:
+                if isinstance(s, For):
+                    self.analyzer = self.analyzer.bind(s.var, *extent_bounds(self.analyzer, s.start, s.extent))
+                if isinstance(s, Store) and s.buffer.scope_name == FRAGMENT:
+                    self.alone.add(s.buffer)
+                self._collect_exprs(e for e in children(s) if not isinstance(e, Stmt))
+                for x in inner(s):
+                    self._collect(x)
 
     def _allocated(self, s: Alloc) -> None:
         """Raise an error unless a buffer in registers has a static size."""
@@ -109,23 +102,16 @@ class Uses:
             raise run_time_shape(s.buffer, s.buffer.span)
         self._see(s.buffer)
 
-    def _collect_exprs(self, s: Stmt) -> None:
-        """Collect the buffers in the expressions of a statement that every thread executes by itself."""
-        for e in children(s):
-            if isinstance(e, Buffer):
-                self._see(e)
-                if isinstance(s, Store) and e.scope_name == FRAGMENT:
-                    self.alone.add(e)
-            elif not isinstance(e, Stmt):
-                self._collect_expr(e)
-
-    def _collect_expr(self, e: Node) -> None:
-        for x in walk(e, Buffer, Load, Call):
+    def _collect_exprs(self, exprs: Iterable[Any], belongs: bool = False) -> None:
+        """Collect the buffers of a tile op, or those in the expressions of a statement that every thread executes by itself."""
+        for x in (x for e in exprs for x in walk(e, Buffer, Load, Call)):
             if isinstance(x, Buffer):
                 self._see(x)
-            elif isinstance(x, Load) and x.buffer.scope_name == FRAGMENT:
-                self.alone.add(x.buffer)
-            elif isinstance(x, Call):
+                if belongs:
+                    self._belongs(x)
+            elif isinstance(x, Load):
+                self.alone |= {x.buffer} if x.buffer.scope_name == FRAGMENT else set()
+            elif not belongs:
                 self._see_call(x)
 
     def _see_call(self, c: Call) -> None:
