@@ -154,7 +154,7 @@ def test_two_boxes_of_an_iteration_met_four_barriers():
 
 
 @pytest.mark.parametrize("step, far, by_tma", [
-    (64, 64, False), (64, -64, False), (128, 64, True), (64, 256, False), (64, 128, False)])
+    (64, 64, False), (64, -64, False), (128, 64, True), (64, 256, True), (64, 128, False)])
 @pytest.mark.parametrize("named", [False, True, "offset"])
 def test_what_the_next_iteration_writes_again_was_called_disjoint(step, far, by_tma, named):
     """Tiles k and k + 1 have a constant distance, and iteration k + 1 writes the second one again, perhaps too early."""

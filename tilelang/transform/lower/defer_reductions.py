@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Any
 
-from tilelang.ir import (Binary, Bind, Break, Buffer, Call, Cast, Const, Continue, Evaluate, Expr, Func, Launch, Load,
+from tilelang.ir import (Binary, Bind, Break, Buffer, Call, Cast, Const, Continue, Evaluate, Expr, Func, If, Launch, Load,
                          Parallel, Region, Seq, Stmt, Store, Unary, Var, const, inner, is_const, is_large, replace, rewrite,
                          rewrite_launches, seq, statements, stmts_of, substitute, walk, with_options, FRAGMENT)
 from tilelang.ir.record import state
@@ -249,16 +249,26 @@ def _touches(found: list[Effect], b: Buffer) -> bool:
 def _end(found: _Sum) -> tuple[Seq, int] | None:
     """(sequence, index) of the statement after which the copies are summed; None where there is no such place.
 
-    It is the last one with updates of the sequence that holds the zeros; nothing uses the sum earlier.
+    The statement holds all updates, the zeros precede it without a loop in between, and nothing uses the sum earlier.
     """
-    zero = found.zeros[0]
-    level = len(zero) - 1
-    parent: Any = zero[level][0] if zero else None
-    if not isinstance(parent, Seq) or any(
-            len(p) <= level or p[level][0] is not parent or p[level][1] <= zero[level][1] for p in found.updates):
+    zero, updates = found.zeros[0], found.updates
+    level = len(zero) - 1  # depth of the sequence that holds the zeros
+    if level < 0 or any(len(p) <= level or p[level][0] is not zero[level][0] or p[level][1] <= zero[level][1] for p in updates):
         return None
-    last = max(p[level][1] for p in found.updates)
-    order = (*(n for _, n in zero[:level]), last)
+    deepest = None
+    while True:
+        at = {p[level][1] for p in updates}
+        around = updates[0][level][0]
+        if isinstance(around, Seq):
+            deepest = level, max(at)
+        if len(at) > 1 or any(len(p) <= level + 1 for p in updates) or not isinstance(updates[0][level + 1][0], (Seq, If)):
+            break
+        level += 1
+    if deepest is None:
+        return None
+    level, last = deepest
+    parent: Any = updates[0][level][0]
+    order = (*(n for _, n in updates[0][:level]), last)
     if any(tuple(n for _, n in p)[:level + 1] <= order for p in found.uses):
         return None
     left = (Break, Continue)

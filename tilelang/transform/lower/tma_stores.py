@@ -16,8 +16,8 @@ from functools import cached_property
 from math import gcd
 from typing import Any
 
-from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Bind, Buffer, Call, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While, binary,
+from tilelang.arith import Analyzer, LaunchFacts, Linear
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While, binary,
                          call, const, contains, convert, dtype, free_vars, is_large, seq, substitute, walk, BufferFacts, Load,
                          DYNAMIC, GLOBAL)
 from tilelang.ops import AtomicTile, Copy
@@ -74,7 +74,8 @@ class TmaStores:
             return f"`{tensor.name}` is also {others} in another way"
         if self.kinds.get(tensor.data, _kind(op)) != _kind(op):
             return f"`{tensor.name}` is changed in two ways"
-        if isinstance(op, Copy) and len(writers) > 1 and not self._all_disjoint(tensor.data):
+        if isinstance(op, Copy) and not self._all_disjoint(tensor.data) and any(
+                not self._disjoint(op.dst, x.dst) for x in writers if x is not op):
             return f"two copies may write the same elements of `{tensor.name}`"
         return ""
 
@@ -118,9 +119,7 @@ class TmaStores:
         if any(f.terms != forms[0].terms for f in forms):
             return False
         spans = sorted((f.const, f.const + n) for f, n in zip(forms, extents))
-        # Two values of an index in one block differ by a multiple of the period.
-        period = gcd(*(c for atom, c in forms[0].terms.items() if not self.moving[0].isdisjoint(
-            {*free_vars(atom), *(x.buffer.data for x in walk(atom, Load))}))) or spans[-1][1] - spans[0][0]
+        period = self._moves(forms[0])[0] or spans[-1][1] - spans[0][0]
         return all(end <= start for (_, end), (start, _) in zip(spans, [*spans[1:], (spans[0][0] + period, 0)]))
 
     @cached_property
@@ -137,6 +136,47 @@ class TmaStores:
         while not is_large(x) and not values.keys().isdisjoint(free_vars(x)):
             x = substitute(x, values)
         return x  # type: ignore[no-any-return]
+
+    def _moves(self, form: Linear) -> tuple[int, int | None]:
+        """(a divisor of, the bound of) the distance of two values of an index in one block; (0, 0) if it has one value."""
+        period: int = 0
+        reach: int | None = 0
+        for atom, c in form.terms.items():
+            if not self.moving[0].isdisjoint({*free_vars(atom), *(x.buffer.data for x in walk(atom, Load))}):
+                low, high = self.inside_loops[0].interval(atom)
+                period = gcd(period, c)
+                reach = None if reach is None or low is None or high is None else reach + abs(c) * (high - low)
+        return period, reach
+
+    @cached_property
+    def inside_loops(self) -> tuple[Analyzer, set[Var]]:
+        """What knows the ranges of the variables of loops and bindings, and these variables."""
+        facts, found = LaunchFacts(self.launch, ()), list(walk(self.launch.body, For, Bind))
+        for s in found:
+            (facts.enter_loop if isinstance(s, For) else facts.enter_bind)(s)
+        return facts.analyzer, {s.var for s in found}
+
+    def _disjoint(self, a: Region, b: Region) -> bool:
+        """Whether two tiles are disjoint in all iterations: in a dimension, their distance is in a range and large enough.
+
+        Where a loop has its variable in both, the distance is constant in one iteration, and others add multiples of a step.
+        """
+        if a.buffer is not b.buffer:
+            return False
+        for x, y, n, m in zip(map(self._inlined, a.mins), map(self._inlined, b.mins), a.extents, b.extents):
+            gap = self.analyzer.simplify(y - x)
+            (low, high), own = self.inside_loops[0].interval(gap), self.inside_loops[1]
+            if isinstance(gap, Const):
+                period, reach = self._moves(self.analyzer.linear(x))
+                low, high = (None, None) if reach is None else (gap.value - reach, gap.value + reach)
+                if period and isinstance(n, int) and isinstance(m, int) and n <= gap.value % period <= period - m:
+                    return True
+            elif free_vars(x) & free_vars(y) & own:
+                continue
+            if isinstance(n, int) and isinstance(m, int) and (
+                    low is not None and low >= n or high is not None and high <= -m):
+                return True
+        return False
 
     @property
     def alone(self) -> bool:
