@@ -40,7 +40,7 @@ class WgmmaCalls:
         """
         c: Any = e.args[0]
         row, name, lines = WGMMA_ROWS[e.options.row], function, []
-        operands, given = [], [self.x.top(e.args[3])]
+        operands, given, params, inputs = [], [self.x.top(e.args[3])], ["bool keep"], ['"r"((int)keep)']
         for letter, x in zip("cab", e.args):
             d: Any = x
             if isinstance(d, AddressOf):
@@ -49,21 +49,24 @@ class WgmmaCalls:
                 name += f"_{array}_{first}"
                 operands.append("{" + ", ".join(f"tl_{array}_{first + j}" for j in range(count)) + "}")
                 continue
-            offset, high = d.options.offset >> 4, (d.options.sbo >> 4 & 0x3fff) << 32 | SWIZZLE_CODE[d.options.swizzle] << 62
-            # For a pair moved into 64 bits, ptxas did not always see that it is uniform.
-            lines += [f".reg .b64 {letter};", f"add.s32 low, %{len(given)}, {offset};", f"cvt.u64.u32 {letter}, low;",
-                      f"or.b64 {letter}, {letter}, 0x{high:x};"]
-            name += f"_{offset}"
-            operands.append(letter)
-            given.append(f"(unsigned){self.x.top(with_options(d, offset=None))}")
+            n, made = len(given), getattr(d, "op", "") == "wgmma_descriptor"  # others are 64 bits that the program computes
+            kind, ty = ("r", "unsigned") if made else ("l", "unsigned long long")
+            params.append(f"{ty} x{n}")
+            inputs.append(f'"{kind}"(x{n})')
+            operands.append(letter if made else f"%{n}")
+            if made:
+                offset = d.options.offset >> 4
+                high = (d.options.sbo >> 4 & 0x3fff) << 32 | SWIZZLE_CODE[d.options.swizzle] << 62
+                # For a pair moved into 64 bits, ptxas did not always see that it is uniform.
+                lines += [f".reg .b64 {letter};", f"add.s32 low, %{n}, {offset};", f"cvt.u64.u32 {letter}, low;",
+                          f"or.b64 {letter}, {letter}, 0x{high:x};"]
+                name, d = f"{name}_{offset}", with_options(d, offset=None)
+            given.append(f"({ty}){self.x.top(d)}")
         lines = ["{", ".reg .pred p;", "setp.ne.b32 p, %0, 0;", ".reg .b32 low;", *lines,
                  f"{row.ptx} {', '.join(operands)}, p{_flags(row, function)};", "}"]
         text = "\n".join(f'      "{line}\\n"' for line in lines)
-        numbers = range(1, len(given))
-        params, inputs = (", ".join([first, *(form.format(n) for n in numbers)]) for first, form in (
-            ("bool keep", "unsigned x{}"), ('"r"((int)keep)', '"r"(x{})')))
         name = self.registers.function(name, lambda name: (
-            f"TL_DEVICE void {name}({params}) {{\n  asm volatile(\n{text}\n      :: {inputs});\n}}\n"))
+            f"TL_DEVICE void {name}({', '.join(params)}) {{\n  asm volatile(\n{text}\n      :: {', '.join(inputs)});\n}}\n"))
         return f"tl::{name}({', '.join(given)})", POSTFIX
 
     def _descriptor(self, e: Call) -> Text:
