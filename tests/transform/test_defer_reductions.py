@@ -301,3 +301,31 @@ def test_sums_of_rows_in_several_warps_met_in_every_iteration(count, threads, en
     for target in (SM80, SM90A):
         assert deferred(main, target)[2] == ends
         np.testing.assert_array_equal(run_device(lower(main.func, target), {"A": a}).outputs["B"], want)
+
+
+def test_sums_of_rows_that_two_warp_groups_hold_by_columns_met_in_every_iteration():
+    """Each group has half of the columns of all rows: a row's copies are in lanes and in both groups."""
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), B: T.Tensor((STEPS, 64, 64), "float16"), C: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=256):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            S = T.alloc_fragment((64, 64), "float32")
+            part, total = [T.alloc_fragment((64,), "float32") for _ in range(2)]
+            T.copy(A, a)
+            T.clear(total)
+            for k in T.Pipelined(STEPS, num_stages=2):
+                T.copy(B[k, :, :], b)
+                T.gemm(a, b, S, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
+                T.reduce_sum(S, part, dim=1)
+                for i in T.Parallel(64):
+                    total[i] = total[i] * 2.0 + part[i]
+            T.copy(total, C)
+
+    assert deferred(main, SM90A)[2] == 1
+    rng = np.random.default_rng(5)
+    given = {"A": rng.integers(-2, 3, (64, 64)).astype("float16"), "B": rng.integers(-2, 3, (STEPS, 64, 64)).astype("float16")}
+    want = np.zeros(64)
+    for tile in given["B"]:
+        want = want * 2 + (given["A"].astype(float) @ tile.T.astype(float)).sum(1)
+    for target in (SM80, SM90A):
+        np.testing.assert_array_equal(run_device(lower(main.func, target), given).outputs["C"], want)

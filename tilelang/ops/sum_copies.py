@@ -5,20 +5,22 @@ transform/lower/defer_reductions.py creates these ops.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from tilelang.ir import (Attrs, If, Region, Span, Stmt, Store, TileOp, binary, const, each_register, fresh, load, seq,
+from tilelang.ir import (Attrs, Expr, Region, Span, Stmt, Store, TileOp, binary, const, each_register, fresh, load, seq,
                          tile_op, unrolled)
 
 from .base import Access, LowerContext
-from .lower_reduce import WARP, from_lane, in_whole_warps, masks, split_at_warp
+from .distribute import conjunction, digit, from_fragment
+from .lower_reduce import from_lane, in_whole_warps, masks, split_at_warp
 
 
 @tile_op("sum_copies")
 class SumCopies(TileOp):
     """Sets every copy of an element of dst to the sum of its copies; before, each copy holds a partial sum.
 
-    dst: a whole fragment whose copies are in lanes of one warp, or in all threads.  The reference interpreter does nothing
+    dst: a whole fragment whose copies are in lanes of full warps, or in several warps.  The reference interpreter does nothing
     here: it keeps one value for an element, whatever its replication.
     """
 
@@ -35,19 +37,26 @@ class SumCopies(TileOp):
 
     def lower(self, cx: LowerContext) -> Stmt:
         """Butterfly shuffles over the lanes that hold copies, register by register; then sums over warps by shared memory."""
-        local, thread = cx.local_of(self.dst.buffer), cx.thread
-        lanes, rest = split_at_warp(list(cx.layout_of(self.dst.buffer).copies))
+        to, local, layout = self.dst.buffer, cx.local_of(self.dst.buffer), cx.layout_of(self.dst.buffer)
+        lanes, rest = split_at_warp(list(layout.copies))
         within = each_register(local, lambda r: seq(in_whole_warps([
             Store(local, (r,), load(local, (r,)) + from_lane(load(local, (r,)), mask), span=self.span)
             for m in lanes for mask in masks(m)], cx)), self.span)
         if not rest:
             return within
-        warps, count, g = cx.num_threads // WARP, int(local.shape[0]), fresh("g")
-        sums, leads = cx.exchange((warps * count,), local.dtype), binary("eq", thread % WARP, const(0, thread.dtype))
-        put = each_register(local, lambda r: If(leads, Store(sums, (thread // WARP * count + r,), load(local, (r,)))),
-                            self.span)
-        return seq(within, put, each_register(local, lambda r: seq(Store(local, (r,), const(0, local.dtype)), unrolled(
-            [(g, warps)], Store(local, (r,), load(local, (r,)) + load(sums, (g * count + r,)), span=self.span))), self.span))
+        group: Expr = const(0)
+        groups, first = 1, None
+        for m in rest:
+            group, groups = group + digit(cx.thread, m.stride, m.size, cx.num_threads) * groups, groups * m.size
+        for m in lanes:
+            first = conjunction(first, binary("eq", digit(cx.thread, m.stride, m.size, cx.num_threads), const(0)))
+        dist, k = from_fragment(layout, cx.thread), fresh("g")
+        sums = cx.exchange((groups, *layout.shape), local.dtype)
+        put = cx.distributed(replace(dist, extents=sums.shape, indices=(group, *dist.indices), first=first),
+                             lambda at: Store(sums, at, load(local, (dist.register,))), self.span)
+        take = cx.parallel(layout.shape, lambda at: seq(Store(to, at, const(0, to.dtype)), unrolled(
+            [(k, groups)], Store(to, at, load(to, at) + load(sums, (k, *at)), span=self.span))), span=self.span)
+        return seq(within, put, take)
 
     def check(self) -> None:
         """Nothing to check: users cannot write this op."""

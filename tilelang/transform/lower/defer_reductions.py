@@ -198,12 +198,10 @@ def _zero(e: Expr) -> bool:
 
 
 def _in_lanes(layout: Fragment) -> bool:
-    """Whether elements have copies in lanes of a warp with all 32 lanes present, or in all threads."""
-    lanes, rest = split_at_warp(list(layout.copies))
-    own = [m for ms in layout.modes for m in ms if m.to == THREAD and m.size > 1]
+    """Whether elements have copies in lanes, all of them in warps with all 32 lanes present."""
+    own = [m for ms in layout.modes for m in ms if m.to == THREAD]
     threads = 1 + sum((m.size - 1) * m.stride for m in (*own, *layout.copies))
-    whole = layout.threads // WARP * WARP
-    return bool(lanes) and (threads == whole == layout.threads and not own if rest else threads <= whole)
+    return bool(split_at_warp(list(layout.copies))[0]) and threads <= layout.threads // WARP * WARP
 
 
 def _terms(e: Expr) -> Iterator[Expr]:
