@@ -177,13 +177,13 @@ def operand_layouts(op: Any) -> dict[Buffer, Layout]:
     return out
 
 
-def wgmma_cycles(op: Any) -> float:
-    """Tensor-core cycles of a GEMM with the widest instructions.
+def wgmma_cycles(op: Any, groups: int = 1) -> float:
+    """Tensor-core cycles of a GEMM of so many warp groups with the widest instructions.
 
     An instruction takes max(N / 2, 16 + N / 4) cycles, or N / 2 (at least 13) with A in registers, for 64 rows and 32 bytes
     of K.  Measured on an H200, the same for all types.
     """
-    n = min(op.n, 256)
+    n = min(op.n // next((columns for _, columns in _partitions(op, groups)), 1), 256)
     each = max(n / 2, 13) if op.a.buffer.scope_name == FRAGMENT else max(n / 2, 16 + n / 4)
     return op.m / 64 * op.n / n * op.k * op.a.dtype.bits / 256 * each
 

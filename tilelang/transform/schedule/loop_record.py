@@ -31,6 +31,7 @@ from ..analysis.simulate_loop import Event, RingUse, Simulation, Wait
 def record_of(r: WarpRoleLoop, registers: Sequence[int]) -> Schedule:
     """The record of a loop with warp roles, whose consumers' code has been made."""
     loop, threads = items_of(r), r.groups * GROUP
+    loop.cost |= {i: Cycles(wgmma_cycles(loop.gemm(i), r.groups)) for i in loop.gemms}
     events, waits = steady(r, loop)
     rings = [x for x in r.rings if x.iterations == 1]
     filled = {i: use for x, use in zip(rings, loop.rings) for i in x.items}

@@ -1,0 +1,94 @@
+"""Keeps columns of an operand that a loop does not change in registers, where wgmma are narrow.
+
+    for k in T.Pipelined(n):              copy(a[:, 0:w], f)
+        gemm(a, b, c)              ->     for k in T.Pipelined(n):
+                                              gemm(f, b[:, 0:w], c)
+                                              gemm(a[:, w:], b[:, w:], c)
+
+wgmma of 64 rows and N columns reads A from shared memory in 16 cycles and B in N / 4, and multiplies in N / 2: below 64 columns
+shared memory limits it, and with A in registers it does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.ir import (Alloc, Buffer, Const, For, Launch, Region, const, replace, rewrite, seq, stmts_of, walk,
+                         with_options, FRAGMENT, SHARED)
+from tilelang.ops import Copy, Fill, Gemm
+from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma, wgmma_cycles
+from tilelang.target.machine import REGISTERS, RESERVED_SHARED, consumer_registers
+from tilelang.target.wgmma import WGMMA_ROWS
+
+from ..analysis.effects import effects
+from ..analysis.pipeline_loops import inner_loops, is_load, ring_stages
+from ..framework.pass_ import TILE, PassContext, pass_
+from .hopper_features import hopper
+
+
+@pass_(needs=TILE, of=Launch, when=lambda cx: hopper(cx).warp_roles)
+def held_operands(n: Launch, cx: PassContext) -> Launch | None:
+    """Holds columns of one operand in the registers that are left, in launches with warp roles whose blocks fill an SM.
+
+    Keeps: every value and the order of additions.
+    """
+    loops = inner_loops(n.body)
+    stages = ring_stages(loops[0]) if len(loops) == 1 else None
+    if stages is None or n.num_threads % GROUP or n.plan.by_hand:
+        return None
+    loop = loops[0]
+    loaded = {s.dst.buffer.data for s in walk(loop.body, Copy) if is_load(s)}
+    tiles = [x.buffer for x in walk(n.body, Alloc) if x.buffer.is_static]
+    shared = sum(b.size * b.dtype.bits // 8 * (max(1, stages) if b.data in loaded else 1)
+                 for b in tiles if b.scope_name in SHARED)
+    if 2 * (shared + RESERVED_SHARED) <= cx.target.limits.shared_per_sm:  # the registers are for a second block
+        return None
+    used = sum(b.size * b.dtype.bits // 32 for b in tiles if b.scope_name == FRAGMENT and b.ndim > 1) // n.num_threads
+    left = consumer_registers(n.num_threads // GROUP) - REGISTERS.overlapped_gemms - used
+    # An accumulator that only GEMMs touch stays in flight from one iteration to the next; with A in registers it would not.
+    seen = {e.storage for s in stmts_of(loop.body) if not isinstance(s, (Gemm, Fill)) for e in effects(s)}
+    forms = ((op, _held(op, loop, n.num_threads, left)) for op in stmts_of(loop.body)
+             if isinstance(op, Gemm) and op.c.buffer.data in seen)
+    op, form = next((x for x in forms if x[1] is not None), (None, None))
+    if op is None or form is None:
+        return None
+    tile = form[0].dst.buffer
+    body = rewrite(loop.body, lambda x: seq(*form[1:]) if x is op else None, Gemm)
+    new = seq(Alloc(tile, span=op.span), form[0], replace(loop, body=body))
+    said = f"{tile.shape[1]} columns of `{op.a.buffer.name}` stay in registers: wgmma into `{op.c.buffer.name}` are narrow"
+    out = replace(n, body=rewrite(n.body, lambda x: new if x is loop else None, For))
+    return with_options(out, report=(*n.plan.report, said))
+
+
+def _held(op: Any, loop: For, threads: int, left: int) -> list[Any] | None:
+    """[the copy in front of the loop, the GEMMs in place of op] with at most `left` more registers of a thread; None where
+    the tile changes in the loop or wgmma is as fast without."""
+    a, plan, groups = op.a, choose_wgmma(op, threads), threads // GROUP
+    if isinstance(plan, str) or a.buffer.scope_name not in SHARED or op.transpose_a or a.dtype.bits > 16:
+        return None
+    if op.plan.exchanged or op.plan.wait is not None or not all(isinstance(m, Const) for m in a.mins) or any(
+            e.writes and e.storage is a.buffer.data for e in effects(loop.body)):
+        return None
+    step = WGMMA_ROWS[plan.instruction].shape[2]
+    width = min(left * threads * 32 // (op.m * step * a.dtype.bits * plan.warps[1]) * step, op.k)
+    if width < step:
+        return None
+    tile = Region(Buffer(f"{a.buffer.name}_held", (op.m, width), a.dtype, FRAGMENT), (const(0), const(0)), (op.m, width))
+    first = _columns(op, 0, width)
+    parts = [replace(first, a=tile)]
+    if width < op.k:
+        parts.append(replace(_columns(op, width, op.k - width), clear_accum=const(False)))
+    if any(isinstance(p := choose_wgmma(x, threads), str) or p.warps != plan.warps for x in parts) or \
+            wgmma_cycles(parts[0], groups) >= wgmma_cycles(first, groups):
+        return None
+    return [Copy(first.a, tile, span=op.span), *parts]
+
+
+def _columns(op: Any, start: int, width: int) -> Any:
+    """The GEMM over `width` columns of K from `start` on."""
+    def cut(r: Region, back: int) -> Region:
+        at = len(r.mins) - back
+        return replace(r, mins=tuple(m + start if d == at and start else m for d, m in enumerate(r.mins)),
+                       extents=tuple(width if d == at else n for d, n in enumerate(r.extents)))
+
+    return replace(op, a=cut(op.a, 1), b=cut(op.b, 1 if op.transpose_b else 2))
