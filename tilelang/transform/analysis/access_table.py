@@ -132,7 +132,7 @@ class Tables:
             v = loop.var
             if v is None or not (self.uses(a, v) or self.uses(b, v)):
                 continue
-            values = self.values(loop, (a, b))
+            values, _ = self.values(loop, (a, b))
             if values is None:
                 terms.add(v)
             else:
@@ -141,8 +141,10 @@ class Tables:
             loop, d = how.carried[0], how.carried[1]
             v = loop.var
             if v is not None and (self.uses(a, v) or self.uses(b, v)):
-                pairs = self.lap_pairs(loop, d, (a, b))
-                cases = [({**fa, v: m}, {**fb, v: n}) for fa, fb in cases for m, n in pairs]
+                values, whole = self.values(loop, (a, b))
+                if values is None:
+                    raise Unknown
+                cases = [({**fa, v: m}, {**fb, v: m + d}) for fa, fb in cases for m in values if not whole or m + d in values]
         for loop, e in how.entered:
             v = loop.var
             if v is None or not self.uses(b, v):
@@ -155,25 +157,15 @@ class Tables:
             raise Unknown
         return [(tuple(fa.items()), tuple(fb.items()), frozenset(terms)) for fa, fb in cases]
 
-    def lap_pairs(self, loop: Loop, d: int, accesses: tuple[Access, ...]) -> list[tuple[int, int]]:
+    def values(self, loop: Loop, accesses: tuple[Access, ...]) -> tuple[range | None, bool]:
+        """(values of a loop variable that represent all its values, whether these are all); None when it can only be kept as a
+        term."""
         assert loop.var is not None
         period = self.period(loop.var, accesses)
         count, first = loop.count, loop.first
         if count is not None and first is not None and count <= 24 and (period is None or period > count):
-            vs = range(first, first + count)
-            return [(m, m + d) for m in vs if m + d in vs]
-        if period is not None and period <= 24:
-            return [(m, m + d) for m in range(period)]
-        raise Unknown
-
-    def values(self, loop: Loop, accesses: tuple[Access, ...]) -> list[int] | None:
-        """Values of a loop variable that represent all its values; None when it can only be kept as a term."""
-        assert loop.var is not None
-        period = self.period(loop.var, accesses)
-        count, first = loop.count, loop.first
-        if count is not None and first is not None and count <= 24 and (period is None or period > count):
-            return list(range(first, first + count))
-        return list(range(period)) if period is not None and period <= 24 else None
+            return range(first, first + count), True
+        return range(period) if period is not None and period <= 24 else None, False
 
     def uses(self, a: Access, v: Var) -> bool:
         return any(v in self.vars_of(e) for e in (*(a.indices or ()), *a.conds))

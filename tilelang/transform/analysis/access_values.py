@@ -141,7 +141,7 @@ class Evaluation:
         if isinstance(e, Cast) and (e.dtype.is_int or e.dtype.is_bool) and not e.value.dtype.is_float:
             return self.cast(e)
         if isinstance(e, Binary):
-            return self.binary(e)
+            return self.fitted(e, self.combined(e))
         if isinstance(e, Unary):
             v = self.value(e.a)
             if e.op == "neg":
@@ -183,9 +183,6 @@ class Evaluation:
         if not may_wrap(e.dtype, getattr(e, "op", "")) or v.terms and e.dtype.bits >= 32:
             return v
         return self.term(e) if v.terms else Value(wrapped(v.table, e.dtype))
-
-    def binary(self, e: Binary) -> Value:
-        return self.fitted(e, self.combined(e))
 
     def combined(self, e: Binary) -> Value:
         a, b = self.value(e.a), self.value(e.b)

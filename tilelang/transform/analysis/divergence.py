@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
-                         Seq, Stmt, Store, TileOp, Var, While, children, contains, walk, FRAGMENT, GLOBAL)
+                         Seq, Stmt, Store, TileOp, Var, While, children, contains, inner, walk, FRAGMENT, GLOBAL)
 from tilelang.target.intrinsics import INTRINSICS, PURE
 from tilelang.target.thread_calls import BLOCK_VOTES
 
@@ -114,19 +117,27 @@ class Divergence:
         leaves = [x.cond for x in walk(s.body, If) if contains(x, Break)]
         return any(map(self.divergent, (s.cond, *leaves)))
 
-    def leaves_early(self, s: Stmt, some: bool) -> bool:
+    def leaves_early(self, s: Stmt, some: bool = False) -> bool:
         """Whether some threads may leave the loop around s, or its iteration, before the others."""
-        match s:
-            case Break() | Continue():
-                return some
-            case Evaluate():
-                return some and s.call.op == "thread_return"
-            case Seq():
-                return any(self.leaves_early(x, some) for x in s.stmts)
-            case If():
-                inner = some or self.divergent(s.cond)
-                return self.leaves_early(s.then, inner) or (s.orelse is not None and self.leaves_early(s.orelse, inner))
-        return False
+        return next(parted(s, self.divergent, some), None) is not None
+
+
+def parted(s: Stmt, differs: Callable[[Any], bool], some: bool = False, loops: bool = False) -> Iterator[Stmt]:
+    """The breaks and continues of the loop around s, and the returns, that only some threads reach.
+
+    differs: whether a condition, or bounds, differ between threads.  some: only some threads reach s.  loops: also returns in
+    loops inside.
+    """
+    if isinstance(s, (Break, Continue)) or isinstance(s, Evaluate) and s.call.op == "thread_return":
+        yield from (s,) if some else ()
+    elif isinstance(s, (Seq, If)):
+        some = some or isinstance(s, If) and differs(s.cond)
+        for x in inner(s):
+            yield from parted(x, differs, some, loops)
+    elif loops and isinstance(s, (For, While)):
+        uneven = differs(s.cond if isinstance(s, While) else (s.start, s.extent)) or any(
+            not isinstance(x, Evaluate) for x in parted(s.body, differs))
+        yield from (x for x in parted(s.body, differs, some or uneven, True) if isinstance(x, Evaluate))
 
 
 def _written(s: Stmt) -> set[Var]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Buffer, Call, Const, Evaluate, Expr, Launch, Load, Node, Parallel,
-                         Region, Stmt, Store, TileOp, Var, While, children, inner, statements, walk, GLOBAL)
+from tilelang.ir import (AddressOf, Alloc, Assert, Binary, Bind, Buffer, Call, Const, Evaluate, Expr, Launch, Load, Node,
+                         Parallel, Region, Stmt, Store, TileOp, Var, While, children, inner, statements, walk, GLOBAL)
 from tilelang.ir.record import record
 from tilelang.ir.stmt import BackendStmt
 from tilelang.target.intrinsics import INTRINSICS, PURE, READS, WRITES
@@ -34,6 +34,7 @@ _ARGUMENT_MODES = {
 # Operations that order threads or asynchronous work. No statement may be moved across them.
 SYNC_CALLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "sync_warp", "sync_grid",
                         "cp_async_commit", "cp_async_wait", "ptx_commit_group", "ptx_wait_group", "thread_return", *CLOCKS))
+_DIVISIONS = frozenset(("floordiv", "floormod", "truncdiv", "truncmod"))
 # Operations without effects whose value depends on the thread or on when they run.
 _OF_THREADS = frozenset(("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx", "in_warp_groups",
                          "atomic_load"))
@@ -81,7 +82,9 @@ def argument_mode(call: Call, k: int) -> str:
 
 def expr_effects(e: Node) -> Iterator[Effect]:
     """Accesses made while a value is computed, in evaluation order."""
-    return iter(_collected(e)) if touches(e) else iter(())
+    out: list[Effect] = []
+    _inside(e, out)
+    return iter(out)
 
 
 def touches(e: Node) -> bool:
@@ -91,12 +94,6 @@ def touches(e: Node) -> bool:
         known = isinstance(e, (Load, AddressOf)) or not isinstance(e, (Var, Buffer)) and any(map(touches, children(e)))
         object.__setattr__(e, "_touches", known)
     return known
-
-
-def _collected(e: Node) -> list[Effect]:
-    out: list[Effect] = []
-    _collect(e, out)
-    return out
 
 
 def _collect(e: Node, out: list[Effect]) -> None:
@@ -223,6 +220,13 @@ def hangs_on_threads(e: Node) -> bool:
             if x.op in _OF_THREADS or row is None or row.effect not in (PURE, READS):
                 return True
     return False
+
+
+def cannot_fail(e: Node, allowed: Callable[[Load], bool] = lambda _: False) -> bool:
+    """Whether threads that did not compute a value may do so: nothing observes it.  allowed: which loads are."""
+    return not any(
+        isinstance(x, Call) or isinstance(x, Load) and not allowed(x) or
+        isinstance(x, Binary) and x.op in _DIVISIONS and not (isinstance(x.b, Const) and x.b.value) for x in walk(e))
 
 
 def updated_element(x: Any) -> AddressOf | None:

@@ -15,7 +15,7 @@ from tilelang.ir import (Bind, Break, Buffer, Call, Const, Continue, Evaluate, E
 
 from tilelang.ops import Copy
 
-from ..analysis.divergence import Divergence
+from ..analysis.divergence import Divergence, parted
 from ..analysis.statements import BARRIERS
 from ..analysis.lane_values import WarpSets
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -126,7 +126,7 @@ def _stmt(s: Stmt, d: ByThread, branch: Stmt | None) -> None:
         case Seq():
             for x in s.stmts:
                 _stmt(x, d, branch)
-                branch = branch or _left(x, d, False, (Break, Continue))
+                branch = branch or _left(x, d, (Break, Continue))
         case If():
             inner = s if branch is None and (d.divergent(s.cond) or _scattered(s.cond)) else branch
             _stmt(s.then, d, inner)
@@ -134,9 +134,9 @@ def _stmt(s: Stmt, d: ByThread, branch: Stmt | None) -> None:
                 _stmt(s.orelse, d, inner)
         case For():
             own = d.divergent(s.start) or d.divergent(s.extent)
-            _stmt(s.body, d, branch or (s if own else _left(s.body, d, False, (Break,))))
+            _stmt(s.body, d, branch or (s if own else _left(s.body, d, (Break,))))
         case While():
-            _stmt(s.body, d, branch or (s if d.divergent(s.cond) else _left(s.body, d, False, (Break,))))
+            _stmt(s.body, d, branch or (s if d.divergent(s.cond) else _left(s.body, d, (Break,))))
         case Parallel() | TileOp() if branch is not None and not _is_private(s):
             if isinstance(branch, If) and not d.divergent(branch.cond):
                 return  # warps that do not follow each other: role-place (lower_manual_warp_roles)
@@ -170,17 +170,9 @@ def _why(branch: Stmt) -> tuple[tuple[Any, str], ...]:
     return ((getattr(branch, "span", None), "some threads leave here" if left else "entered by some threads only"),)
 
 
-def _left(s: Stmt, d: ByThread, some: bool, kinds: tuple[type, ...]) -> Stmt | None:
-    """A jump of these kinds by which only some of the threads leave the loop around s. some: only some threads reach s."""
-    match s:
-        case Break() | Continue():
-            return s if some and isinstance(s, kinds) else None
-        case Seq():
-            return next((j for x in s.stmts if (j := _left(x, d, some, kinds)) is not None), None)
-        case If():
-            inner = some or d.divergent(s.cond) or _scattered(s.cond)
-            return _left(s.then, d, inner, kinds) or (None if s.orelse is None else _left(s.orelse, d, inner, kinds))
-    return None
+def _left(s: Stmt, d: ByThread, kinds: tuple[type, ...]) -> Stmt | None:
+    """A jump of these kinds by which only some of the threads leave the loop around s."""
+    return next((j for j in parted(s, lambda c: d.divergent(c) or _scattered(c)) if isinstance(j, kinds)), None)
 
 
 def _scattered(cond: Expr) -> bool:

@@ -89,9 +89,9 @@ class _Walk:
             path = replace(path, unknown=self.rest, split=self.split)
         path = replace(path, here=here, split=self.split if path.split is None else path.split)
         if not isinstance(s, Seq):
-            for e in children(s):
-                if isinstance(e, Expr):
-                    self.expression(e, s, path)
+            for c in (c for e in children(s) if isinstance(e, Expr) for c in walk(e, Call)):
+                if c.op in _MASKS:
+                    self.check(c, s, path)
         match s:
             case Seq():
                 for x in s.stmts:
@@ -215,12 +215,6 @@ class _Walk:
         for n in walk(s, Store, AddressOf):
             if n.buffer.data in self.at.held:
                 self.at.held[n.buffer.data] = Kind.OPEN
-
-    def expression(self, e: Expr, s: Stmt, path: _Path) -> None:
-        """Check the exchanges in an expression."""
-        for c in walk(e, Call):
-            if c.op in _MASKS:
-                self.check(c, s, path)
 
     def check(self, c: Call, s: Stmt, path: _Path) -> None:
         at = _MASKS[c.op]

@@ -6,10 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
-                         Load, Seq, Stmt, Store, TileOp, Var, While, walk, GLOBAL)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Seq,
+                         Stmt, Store, TileOp, Var, While, walk, GLOBAL)
 from tilelang.target.cpu_launch import Masked, OncePerBlock, ThreadValues, is_private
 from tilelang.target.thread_calls import MATRIX_CALLS
+
+from ..analysis.divergence import parted
+from ..analysis.effects import cannot_fail
 
 
 def find_varying_values(launch: Launch) -> ThreadValues:
@@ -95,46 +98,18 @@ class _Flow:
 
 def some_exit_early(varies: Callable[[Any], bool], body: Stmt) -> bool:
     """Whether a break or continue of the loop with this body is taken by some of the threads alone."""
-    return _some_jump(varies, body, True)
+    return any(not isinstance(x, Evaluate) for x in parted(body, varies))
 
 
 def some_return(t: ThreadValues, s: Stmt) -> bool:
     """Whether some of the threads alone may execute a thread_return in s."""
-    return any(n.op == "thread_return" for n in walk(s, Call)) and _some_jump(t.varies, s, False)
-
-
-def _some_jump(varies: Callable[[Any], bool], s: Stmt, loop: bool, divergent: bool = False) -> bool:
-    """Whether some threads alone leave the iteration of the loop around s (`loop`), or the launch.
-
-    varies: whether a condition differs between threads.  divergent: only some of the threads may execute s.
-    """
-    match s:
-        case Seq():
-            return any(_some_jump(varies, x, loop, divergent) for x in s.stmts)
-        case If():
-            inner = divergent or varies(s.cond)
-            return any(_some_jump(varies, x, loop, inner) for x in (s.then, s.orelse) if x is not None)
-        case For() | While() if not loop:
-            uneven = varies(s.cond if isinstance(s, While) else (s.start, s.extent)) or some_exit_early(varies, s.body)
-            return _some_jump(varies, s.body, False, divergent or uneven)
-        case Break() | Continue():
-            return divergent and loop
-        case Evaluate():
-            return divergent and not loop and s.call.op == "thread_return"
-    return False
+    return any(n.op == "thread_return" for n in walk(s, Call)) and any(
+        isinstance(x, Evaluate) for x in parted(s, t.varies, loops=True))
 
 
 def is_speculatable(e: Expr) -> bool:
     """Whether threads that need not compute a value may do so: it cannot fail, and nothing observes it."""
-    for x in walk(e):
-        if isinstance(x, Load) and not (is_private(x.buffer) and all(isinstance(i, Const) for i in x.indices)):
-            return False
-        if isinstance(x, Binary) and x.op in ("floordiv", "floormod", "truncdiv", "truncmod"):
-            if not (isinstance(x.b, Const) and x.b.value):
-                return False
-        if isinstance(x, Call):
-            return False
-    return True
+    return cannot_fail(e, lambda x: is_private(x.buffer) and all(isinstance(i, Const) for i in x.indices))
 
 
 def is_thread_work(s: TileOp) -> bool:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Seq, Stmt, Store,
-                         Var, While, const, dtype, fresh, load, logical, replace as with_fields, seq, substitute, unary, walk,
-                         VARIABLE)
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Evaluate, Expr, For, If, Launch, Seq, Stmt, Store, Var, While,
+                         const, dtype, fresh, load, logical, replace as with_fields, seq, substitute, unary, VARIABLE)
 from tilelang.ir.record import record
 
 from ..analysis.access_table import GroupTables, Reach, Tables, separate
 from ..analysis.accesses import Access, Loop, Relation, must_be_placed
 from ..framework.config import PassConfigKey
 from ..analysis.divergence import Divergence
+from ..analysis.effects import cannot_fail
 from ..framework.pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
 from .proxy_fences import fence_arrivals, fence_barriers
 from .warp_role_sync import WarpRoleSync, has_warp_roles
@@ -460,14 +458,10 @@ class _Flow:
                 return replace(e.how, entered=rest if n >= CAP else (*rest, (x, n + 1)))
         carried = e.how.carried
         if carried is not None and carried[0] is loop:
-            return Relation((loop, _more(carried[1])))
+            return Relation((loop, None if carried[1] is None or carried[1] >= CAP else carried[1] + 1))
         if carried is not None or loop not in e.access.loops:
             return e.how
         return Relation((loop, 1 if self.matters(loop) else None))
-
-
-def _more(n: int | None) -> int | None:
-    return None if n is None or n >= CAP else n + 1
 
 
 def _outside(state: _State, loop: Loop) -> _State:
@@ -645,7 +639,7 @@ class Splitter:
                 out.append(s if s.init is None else with_fields(s, init=None))
                 if s.init is not None:
                     run.append(Store(s.buffer, (const(0),), s.init, span=s.span))
-            elif isinstance(s, Bind) and _pure(s.value):
+            elif isinstance(s, Bind) and cannot_fail(s.value):
                 close()
                 out.append(s)
             elif isinstance(s, Bind):
@@ -683,7 +677,7 @@ class Splitter:
 
         That holds for pure values, and for variables that are equal in all threads.
         """
-        return _pure(e, lambda x: x.buffer.scope_name == VARIABLE) and not self.d.divergent(e)
+        return cannot_fail(e, lambda x: x.buffer.scope_name == VARIABLE) and not self.d.divergent(e)
 
     def check_loop(self, p: Place) -> None:
         """Raises Unplaceable when threads may run a loop with a barrier a different number of times."""
@@ -702,14 +696,3 @@ class Splitter:
         for x in places[places.index(at) + 1:]:
             for y in x.all():
                 y.stmt = substitute(y.stmt, {var: value})
-
-
-def _pure(e: Any, allowed: Callable[[Load], bool] = lambda _: False) -> bool:
-    """Whether a value can be computed by threads that did not compute it originally.  allowed: which loads are permitted."""
-    for x in walk(e):
-        if isinstance(x, Call) or isinstance(x, Load) and not allowed(x):
-            return False
-        if getattr(x, "op", None) in ("floordiv", "floormod", "truncdiv", "truncmod"):
-            if not (hasattr(x.b, "value") and x.b.value):  # type: ignore[attr-defined]
-                return False
-    return True

@@ -13,7 +13,7 @@ from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Call, Co
 from tilelang.ir.record import entity
 
 from ..analysis.statements import barrier_in
-from ..analysis.accesses import Access, Loop, Matrix, Update, update_of
+from ..analysis.accesses import Access, Loop, Matrix, update_of
 from ..analysis.effects import Effect, effects, is_ordering, own_effects
 
 _ANYWHERE = Buffer("tensors that may overlap", (1,), dtype("uint8"))  # stands for all of them (transform/legalize/aliasing.py)
@@ -121,8 +121,9 @@ class TreeBuilder:
         b = e.buffer
         if b.scope_name not in SHARED and e.storage not in self.watched or b.facts.ordered:
             return None
+        update = update_of(e.node, s) if e.mode == "atomic" and isinstance(e.node, Call) else None
         if e.storage in self.overlapping:  # wherever each of them lies
-            return Access(_ANYWHERE, e.reads, e.writes, _update(e, s), None, 1, loops, conds, False,
+            return Access(_ANYWHERE, e.reads, e.writes, update, None, 1, loops, conds, False,
                           getattr(e.node, "span", None))
         indices, width, lanes, is_async, signals = e.indices, 1, 32, False, None
         node = e.node
@@ -140,7 +141,7 @@ class TreeBuilder:
                 indices = None
         if indices is not None and any(i.dtype.lanes > 1 for i in indices[:-1]):
             indices = None
-        return Access(b, e.reads, e.writes, _update(e, s), indices, width, loops, conds, is_async,
+        return Access(b, e.reads, e.writes, update, indices, width, loops, conds, is_async,
                       getattr(node, "span", None), lanes, signals,
                       isinstance(node, Call) and node.op == "wgmma_descriptor", _matrix(s, node))
 
@@ -149,13 +150,6 @@ def _matrix(s: Stmt, node: Any) -> Matrix | None:
     """The operand of a wgmma that a descriptor among its arguments describes."""
     c = s.call if isinstance(s, Evaluate) else None
     return Matrix(c, node) if c is not None and c.op == "wgmma" and any(a is node for a in c.args) else None
-
-
-def _update(e: Effect, s: Stmt) -> Update | None:
-    """The effect of an atomic access by statement s."""
-    if e.mode != "atomic" or not isinstance(e.node, Call):
-        return None
-    return update_of(e.node, s)
 
 
 def _signalled(c: Call) -> Buffer | None:

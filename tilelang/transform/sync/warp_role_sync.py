@@ -26,6 +26,7 @@ from tilelang.ops.tma_store import GROUP_BARRIERS
 from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, moved, warps_of
 
 from ..analysis.effects import effects
+from ..analysis.statements import barrier
 
 register("role-barrier", ValueError, "a warp role needs a separate barrier and no number is left for it",
          "give T.sync_threads and T.named_barrier_arrive constant numbers, few enough to leave one of 1 to 7 free",
@@ -109,12 +110,12 @@ class WarpRoleSync:
         out: list[Stmt] = []
         for k, p in enumerate(pieces):
             if k and self.meets(pieces[k - 1], p):
-                out.append(_barrier(p.stmts[0]))
+                out.append(barrier(p.stmts[0]))
             out += self.plain(p.stmts) if p.plain else self.with_warp_roles(p.stmts[0])
             self.binds += [x for x in p.stmts if isinstance(x, Bind)]
         if loops and any(p.touches for p in pieces):
             # `continue` bypasses the end of the body, so the barrier between two iterations goes to the beginning.
-            out.insert(0 if any(isinstance(x, Continue) for x in jumps_of(s)) else len(out), _barrier(s))
+            out.insert(0 if any(isinstance(x, Continue) for x in jumps_of(s)) else len(out), barrier(s))
         return seq(*out, span=s.span)
 
     @staticmethod
@@ -224,12 +225,12 @@ class WarpRoleSync:
             between |= any(isinstance(x, Evaluate) for x in got)
             loop = next(x for x in got if isinstance(x, For))
             got = _without_binds(stmts_of(loop.body), end - known)
-        return [*got, _barrier(s)] if between else got
+        return [*got, barrier(s)] if between else got
 
     def named(self, s: Stmt, first: int, count: int) -> Stmt:
         """The statement s with barriers of these warps in place of block barriers."""
 
-        def barrier(x: Stmt) -> Stmt | None:
+        def own(x: Stmt) -> Stmt | None:
             if not isinstance(x, Evaluate) or x.call.op != "sync_threads":
                 return None
             number = x.call.options.number
@@ -241,7 +242,7 @@ class WarpRoleSync:
             number = self.number(first, count) if number is None else number
             return Evaluate(call("named_barrier", (const(number), const(count * WARP_LANES)), "void"), span=x.span)
 
-        return rewrite_stmts(s, barrier)
+        return rewrite_stmts(s, own)
 
     def number(self, first: int, count: int) -> int:
         """Number of the named barrier of a warp role; the program does not use it."""
@@ -295,10 +296,6 @@ def _touches_alone(branch: Stmt) -> bool:
     return any(isinstance(x, (Load, Store)) and x.buffer.scope_name in SHARED or
                isinstance(x, Call) and (x.op in ("sync_threads", "stmatrix", "cp_async", "tma_store") or
                                         x.op.startswith("atomic_")) for x in walk(branch, Load, Store, Call))
-
-
-def _barrier(s: Stmt) -> Stmt:
-    return Evaluate(call("sync_threads", (), "void"), span=s.span)
 
 
 def _without_binds(stmts: Sequence[Stmt], n: int) -> list[Stmt]:
