@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import field
 from typing import Any
 
@@ -86,45 +86,35 @@ def accesses(body: Any) -> list[tuple[Any, list[tuple[Var, int]]]]:
     return out
 
 
-def in_order(n: Any, conditional: bool, out: list[tuple[Node, bool]]) -> None:
+def in_order(n: Any, conditional: bool = False) -> Iterator[tuple[Node, bool]]:
     """Memory accesses below n in order of evaluation, each with whether it may be skipped or repeated."""
     match n:
         case Store():
-            for i in n.indices:
-                in_order(i, conditional, out)
-            in_order(n.value, conditional, out)
-            out.append((n, conditional))
+            yield from in_order((*n.indices, n.value), conditional)
+            yield n, conditional
         case Load() | AddressOf():
-            for i in n.indices:
-                in_order(i, conditional, out)
-            out.append((n, conditional))
+            yield from in_order(n.indices, conditional)
+            yield n, conditional
         case If():
-            in_order(n.cond, conditional, out)
-            in_order(n.then, True, out)
-            if n.orelse is not None:
-                in_order(n.orelse, True, out)
+            yield from in_order(n.cond, conditional)
+            yield from in_order((n.then, n.orelse), True)
         case Select():
-            in_order(n.cond, conditional, out)
-            arms: tuple[list[tuple[Node, bool]], ...] = ([], [])
-            for e, arm in zip((n.a, n.b), arms):
-                in_order(e, False, arm)
-            both = {x for x, maybe in arms[0] if not maybe} & {x for x, maybe in arms[1] if not maybe}
-            out.extend((x, conditional or x not in both) for arm in arms for x, _ in arm)
+            yield from in_order(n.cond, conditional)
+            arms = [list(in_order(e)) for e in (n.a, n.b)]
+            both = set.intersection(*({x for x, maybe in arm if not maybe} for arm in arms))
+            yield from ((x, conditional or x not in both) for arm in arms for x, _ in arm)
         case For() | While():
-            inner: list[tuple[Node, bool]] = []
-            for f in ("start", "extent", "cond"):
-                if hasattr(n, f):
-                    in_order(getattr(n, f), conditional, inner)
-            in_order(n.body, True, inner)
-            out.extend(inner * 2)  # listed twice: the body's beginning follows its end
+            head = (n.start, n.extent) if isinstance(n, For) else (n.cond,)
+            once = [*in_order(head, conditional), *in_order(n.body, True)]
+            yield from once * 2  # the body's beginning follows its end
         case Node():
             short = getattr(n, "op", "") in ("and", "or")
             for f in fields_of(type(n)):
                 if f not in ("buffer", "attrs"):
-                    in_order(getattr(n, f), conditional or (short and f == "b"), out)
+                    yield from in_order(getattr(n, f), conditional or (short and f == "b"))
         case tuple():
             for x in n:
-                in_order(x, conditional, out)
+                yield from in_order(x, conditional)
 
 
 def is_memory(buffer: Buffer) -> bool:

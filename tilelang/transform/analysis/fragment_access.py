@@ -7,6 +7,7 @@ register loops are unrolled). An access that is not direct goes through shared m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,27 +37,11 @@ class Touch:
 class Grid:
     """NumPy grids of all variables of a static loop nest: thread, register loops, lanes, loop variables, inner loops."""
 
-    def __init__(self, dist: Distribution, loop_vars: tuple[Var, ...], thread: Var) -> None:
-        self.dist, self.thread = dist, thread
-        self.loops: list[tuple[Var, int]] = list(dist.loops)
-        self.inner: list[tuple[Var, int]] = []
-        self.loop_vars = loop_vars
-        self.env: dict[Var, np.ndarray] = {}
-        self.valid: np.ndarray | None = None
-        self._build()
-
-    def with_inner(self, inner: list[tuple[Var, int]]) -> Grid:
-        """The grid with more axes: static serial loops inside the body."""
-        if inner == self.inner:
-            return self
-        out = object.__new__(Grid)
-        out.dist, out.thread, out.loop_vars, out.inner = self.dist, self.thread, self.loop_vars, list(inner)
-        out.loops = list(self.dist.loops) + list(inner)
-        out._build()
-        return out
-
-    def _build(self) -> None:
-        axes = [(self.thread, self.dist.threads), *self.loops]
+    def __init__(self, dist: Distribution, loop_vars: tuple[Var, ...], thread: Var,
+                 inner: Sequence[tuple[Var, int]] = ()) -> None:
+        self.dist, self.loop_vars, self.thread, self.inner = dist, loop_vars, thread, list(inner)
+        self.loops: list[tuple[Var, int]] = [*dist.loops, *inner]
+        axes = [(thread, dist.threads), *self.loops]
         env: dict[Var, np.ndarray] = {}
         for k, (v, n) in enumerate(axes):
             shape = [1] * len(axes)
@@ -69,6 +54,10 @@ class Grid:
             env[v] = got
         self.env = env
         self.valid = None if self.dist.exists is None else index_values(self.dist.exists, env)
+
+    def with_inner(self, inner: list[tuple[Var, int]]) -> Grid:
+        """The grid with more axes: static serial loops inside the body."""
+        return self if inner == self.inner else Grid(self.dist, self.loop_vars, self.thread, inner)
 
 
 def resolve(frag: Any, buffer: Buffer, indices: tuple[Expr, ...], grid: Grid, is_write: bool) -> Touch:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import (Binary, Bind, Buffer, Call, Cast, Const, Expr, Node, Ramp, Var, binary, const, fields_of, free_vars,
+from tilelang.ir import (Binary, Bind, Buffer, Call, Cast, Const, Expr, Node, Ramp, Var, binary, children, const, free_vars,
                          fresh, is_const, walk, GLOBAL)
 
 # Stride along the lanes of a op b, where a has stride 1, b has one value, and both are multiples of the run in lane 0.
@@ -59,8 +59,7 @@ class LaneForms:
     def _atom(self, e: Expr) -> tuple[int, int] | None:
         if e is self.var or isinstance(e, Cast) and e.value is self.var and 32 <= e.value.dtype.bits <= e.dtype.bits:
             return 1, self.lanes
-        parts = [x for f in fields_of(type(e)) for v in [getattr(e, f)] for x in (v if isinstance(v, tuple) else (v,))
-                 if isinstance(x, Expr)]
+        parts = [x for x in children(e) if isinstance(x, Expr)]
         forms = [f for f in map(self.of, parts) if f is not None]
         if len(forms) < len(parts) or isinstance(e, Call):
             return None

@@ -159,7 +159,7 @@ class _Exchanges:
                 isinstance(x, (For, While, Parallel, AddressOf, Region, Alloc)) or isinstance(x, Call) and not is_pure(x.op)
                 for x in walk(s.body)):
             vars, extents = s.vars, tuple(int(n.value) for n in s.extents if isinstance(n, Const))
-            in_order(inline_index_binds(s.body, s.vars), False, order)
+            order = list(in_order(inline_index_binds(s.body, s.vars)))
         if not order or not all(isinstance(n, int) for n in extents) or len(extents) != len(vars):
             return []
         env = dict(zip(vars, np.indices(extents, sparse=True)))

@@ -22,7 +22,7 @@ import numpy as np
 from tilelang import errors
 from tilelang.arith import Analyzer, Linear
 from tilelang.arith.linear import emit
-from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Expr, For, If, Load, LoopPlan, Node, Seq, Stmt,
+from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Expr, For, If, Load, LoopPlan, Seq, Stmt,
                          Store, Var, While, binary, cast, const, contains, free_vars, fresh, is_const, load, logical, replace,
                          rewrite, seq, substitute, unary, walk, EMPTY, FRAGMENT, GLOBAL)
 from tilelang.ir.numbers import may_wrap
@@ -371,9 +371,7 @@ def _reject_races(loop: Loop, body: Stmt, span: Any) -> None:
 
 def _reads_or_skips(buffer: Buffer, body: Stmt, loop: Loop) -> bool:
     """Whether some element may keep its old value: the buffer is read, written under a condition, or not written in full."""
-    order: list[tuple[Node, bool]] = []
-    in_order(body, False, order)
-    for x, conditional in order:
+    for x, conditional in in_order(body):
         if getattr(x, "buffer", None) is buffer and (conditional or not isinstance(x, Store)):
             return True
     return math.prod(n if isinstance(n, int) else 0 for n in loop.dist.extents) < buffer.size
@@ -443,9 +441,7 @@ def _read_anyway(s: Stmt, points: dict[Var, np.ndarray], reached: np.ndarray) ->
         if np.any(reached & holds):
             yield from _read_anyway(s.then, points, reached & holds)
     else:
-        order: list[tuple[Node, bool]] = []
-        in_order(s, False, order)
-        yield from (x for x, conditional in order if not conditional and isinstance(x, Load))
+        yield from (x for x, conditional in in_order(s) if not conditional and isinstance(x, Load))
 
 
 class OverFragment:
@@ -509,10 +505,8 @@ class OverFragment:
         s: Stmt = self.body
         while isinstance(s, If) and s.orelse is None and not any(x.buffer.scope_name == FRAGMENT for x in walk(s.cond, Load)):
             s = s.then
-        order: list[tuple[Node, bool]] = []
-        in_order(s, False, order)
         made: set[Any] = set()
-        for x, conditional in order:
+        for x, conditional in in_order(s):
             if not conditional and isinstance(x, (Load, Store)):
                 made.update(self.at.get((x.buffer, x.indices), ()))
         for v, offset, k in moved:

@@ -192,8 +192,7 @@ def _vector_accesses(lw: Any, loop: Loop, s: Stmt) -> tuple[list[tuple[Load, Run
     """
     if loop.dist.exists is not None and depends(loop.dist.exists, loop.dist.lanes[0]):  # type: ignore[index]
         return [], []
-    order: list[tuple[Node, bool]] = []
-    in_order(s, False, order)
+    order = list(in_order(s))
     private = {x.buffer.data if isinstance(x, Alloc) else x.var for x in walk(s, Alloc, Bind, For)}
     first_store: dict[Var, int] = {}
     last_read: dict[Var, int] = {}

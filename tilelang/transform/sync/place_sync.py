@@ -17,7 +17,7 @@ from ..framework.pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
 from .proxy_fences import fence_arrivals, fence_barriers
 from .warp_role_sync import WarpRoleSync, has_warp_roles
 from ..analysis.statements import barrier, barrier_in
-from .sync_tree import Place, TreeBuilder, Unplaceable, is_leaf, unplaceable
+from .sync_tree import Place, TreeBuilder, Unplaceable, unplaceable
 
 CAP = 12  # iterations and async groups counted exactly; beyond, "any number"
 ITERATIONS = 4_000  # passes over loop bodies, after which iteration distances are no longer counted: nested loops multiply them
@@ -217,7 +217,7 @@ class _Flow:
             return self.sequence(p, state)
         if isinstance(s, While):
             return self.while_loop(p, state)
-        leaf = is_leaf(p)
+        leaf = not p.inner
         if not leaf:
             state = self.hoist(p, state)  # before what p reads itself, which stays pending inside
         state = self.own(p, state)

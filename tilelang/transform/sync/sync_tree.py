@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Alloc, Assert, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
+from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch,
                          Load, Parallel, Ramp, Seq, Stmt, Store, Var, While, dtype, unary, BARRIER, GLOBAL, SHARED)
 from tilelang.ir.record import entity
 
@@ -172,11 +172,6 @@ def _extent(c: Call, b: Buffer) -> tuple[int, int, bool]:
     if c.op == "ldg":
         return 1, 32, True
     return 1, 32, False
-
-
-def is_leaf(p: Place) -> bool:
-    """Whether the statement runs no other statement."""
-    return isinstance(p.stmt, (Alloc, Assert, Bind, Break, Continue, Evaluate, Store)) or not p.inner
 
 
 class Unplaceable(Exception):

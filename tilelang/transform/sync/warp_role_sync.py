@@ -111,7 +111,7 @@ class WarpRoleSync:
         for k, p in enumerate(pieces):
             if k and self.meets(pieces[k - 1], p):
                 out.append(barrier(p.stmts[0]))
-            out += self.plain(p.stmts) if p.plain else self.with_warp_roles(p.stmts[0])
+            out += self.block(self.launch, Seq(p.stmts)) if p.plain else self.with_warp_roles(p.stmts[0])
             self.binds += [x for x in p.stmts if isinstance(x, Bind)]
         if loops and any(p.touches for p in pieces):
             # `continue` bypasses the end of the body, so the barrier between two iterations goes to the beginning.
@@ -150,9 +150,6 @@ class WarpRoleSync:
             return False
         inner = [x for f in ("body", "then", "orelse") if isinstance(x := getattr(s, f, None), Stmt)]
         return any(p.touches for x in inner for p in self.pieces(stmts_of(x)))
-
-    def plain(self, stmts: tuple[Stmt, ...]) -> list[Stmt]:
-        return self.block(self.launch, Seq(stmts))
 
     def block(self, launch: Launch, s: Stmt) -> list[Stmt]:
         """The statement s with its barriers, as the body of a block."""
