@@ -13,6 +13,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
+from tilelang.arith import simplify
 from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (Bind, Call, Const, Expr, For, Func, If, Launch, Load, Seq, Stmt, Store, While, Parallel, TileOp,
                          binary, const, contains, free_vars, fresh, statements, replace, rewrite, seq, walk, with_inner,
@@ -21,7 +22,6 @@ from tilelang.ir import (Bind, Call, Const, Expr, For, Func, If, Launch, Load, S
 from tilelang.target.intrinsics import INTRINSICS, PURE
 from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
 
-from ..analysis.access_values import rereads
 from ..analysis.statements import BARRIERS
 from ..analysis.lane_values import WarpSets, by_warp
 from ..check.check_collective import ByThread
@@ -91,7 +91,7 @@ class _Updates:
                 return s
             case Seq() | If() | For() | While():
                 return with_inner(s, self.stmt)  # type: ignore[no-any-return]
-            case Store() if s.buffer.scope_name.startswith(("global", "shared")) and rereads(s):
+            case Store() if s.buffer.scope_name.startswith(("global", "shared")) and _rereads(s):
                 outside = self.in_warp_roles and self.among == "block"
                 return s if outside or any(map(self.d.divergent, s.indices)) else self.once(s)
         return s
@@ -171,7 +171,7 @@ def _check(s: Stmt | None, sets: WarpSets, reached: Any, read: set[Any], here: A
             _check(s.body, sets, reached, read, here)
         case Parallel() | TileOp():
             return
-        case Store() if reached is not None and s.buffer.scope_name.startswith(("global", "shared")) and rereads(s):
+        case Store() if reached is not None and s.buffer.scope_name.startswith(("global", "shared")) and _rereads(s):
             count = int(reached.sum())
             if count > 1 and not any(sets.follows(i) or contains(i, Load, Call) or read & free_vars(i) for i in s.indices):
                 raise _fault(s, count, f"{count} threads",
@@ -182,3 +182,15 @@ def _fault(s: Store, threads: int, who: str, once: str) -> Exception:
     return error("update-by-every-thread", f"each of {who} reads an element of `{s.buffer.name}` here and writes it back "
                  "changed: some see what others wrote", found=f"{threads} threads that change it", span=s.span,
                  hint=f"{once}; to change it once for each thread, T.atomic_add by all of them")
+
+
+def _rereads(s: Store) -> bool:
+    """Whether a store's value is computed from the element that it replaces."""
+    return any(e.buffer is s.buffer and all(map(_equal, e.indices, s.indices)) for e in walk(s.value, Load))
+
+
+def _equal(a: Expr, b: Expr) -> bool:
+    if a is b:
+        return True
+    d = simplify(binary("sub", a, b)) if a.dtype == b.dtype else None
+    return isinstance(d, Const) and d.value == 0
