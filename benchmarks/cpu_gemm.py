@@ -17,7 +17,8 @@ from tilelang import ops
 from tilelang.codegen.cpu import compile_tile
 from tilelang.ir import FALSE, Alloc, Buffer, For, Func, Launch, Region, Seq, Var, const, convert, dtype
 from tilelang.runtime.cpu_engine import cpu_engine, thread_count
-from tilelang.transform.pipeline import plan_cpu
+from tilelang.transform.cpu import CPU_PASSES
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 
 
 def plain_gemm(m: int, n: int, k: int, bm: int, bn: int, bk: int, tb: bool = False, dt: str = "float32",
@@ -58,7 +59,7 @@ def main() -> None:
     o = p.parse_args()
     m = n = k = o.size
     start = time.perf_counter()
-    program = compile_tile(plan_cpu(plain_gemm(m, n, k, *o.tile, tb=o.tb)))
+    program = compile_tile(run_passes(plain_gemm(m, n, k, *o.tile, tb=o.tb), CPU_PASSES, PassContext()))
     traced = time.perf_counter()
     engine = cpu_engine()
     ready = time.perf_counter()

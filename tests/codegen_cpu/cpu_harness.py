@@ -14,7 +14,8 @@ from tilelang.codegen.cpu import CpuProgram, compile_tile
 from tilelang.ir import Buffer, Func, Var, numpy_dtype
 from tilelang.runtime.cpu_engine import cpu_engine
 from tilelang.target.cpu import HostCpu
-from tilelang.transform.pipeline import plan_cpu
+from tilelang.transform.cpu import CPU_PASSES
+from tilelang.transform.framework.pass_ import PassContext, run_passes
 
 _C = {"i1": ctypes.c_bool, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
       "float": ctypes.c_float, "double": ctypes.c_double, "ptr": ctypes.c_void_p}
@@ -25,7 +26,7 @@ class Compiled:
 
     def __init__(self, func: Func, host: HostCpu | None = None) -> None:
         func = getattr(func, "func", func)  # a PrimFunc of the language holds the Func
-        self.func, self.program = func, compile_tile(plan_cpu(func, host))
+        self.func, self.program = func, compile_tile(run_passes(func, CPU_PASSES, PassContext(host=host)))
         self.code = cpu_engine().load(self.program.llvm_ir, self.program.entry)
         types = [_C[p.type] for p in self.program.signature]
         self.entry = ctypes.CFUNCTYPE(ctypes.c_char_p, *types)(self.code.address)

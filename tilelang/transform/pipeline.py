@@ -11,10 +11,9 @@ from typing import Any
 from tilelang.errors import TileLangError, error
 from tilelang.ir import Func, Launch, replace as replaced, rewrite, walk, with_options
 from tilelang.target import Target
-from tilelang.target.cpu import HostCpu, unsupported
 
 from .framework.config import PassConfigKey
-from .framework.pass_ import DEVICE, TILE, PassContext, PassFn, pass_, run_passes
+from .framework.pass_ import DEVICE, PassContext, PassFn, pass_, run_passes
 from .framework.scope import plan_only
 from .legalize.aliasing import overlapping
 from .legalize.hopper_features import hopper
@@ -125,16 +124,6 @@ def lower_cpu(func: Func, target: Any = None, config: Mapping[str, Any] | None =
     from .cpu import CPU_PASSES  # 10 ms, which no other target needs
 
     return run_passes(func, (*TILE_PASSES, *CPU_PASSES), PassContext(target or Target("cpu"), config or {}))
-
-
-def plan_cpu(func: Func, host: HostCpu | None = None) -> Func:
-    """A program in phase TILE after the passes of the CPU target alone, for this processor or `host`."""
-    if func.facts.phase != TILE:
-        raise unsupported(f"a program in phase {func.facts.phase}", span=func.span,
-                          hint="the CPU target starts from the tile program")
-    from .cpu import CPU_PASSES  # 10 ms, as above
-
-    return run_passes(func, CPU_PASSES, PassContext(host=host))
 
 
 # Fallback schedules, each simpler than the one before: (what the program is compiled without, the options that do it).

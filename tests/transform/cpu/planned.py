@@ -3,7 +3,13 @@
 import re
 
 from tilelang.ir.printer import to_text
-from tilelang.transform.pipeline import plan_cpu
+from tilelang.transform import cpu
+from tilelang.transform.framework.pass_ import PassContext, run_passes
+
+
+def plan_cpu(func, host=None):
+    """A program in phase TILE after the passes of the CPU target alone, for this processor or `host`."""
+    return run_passes(func, cpu.CPU_PASSES, PassContext(host=host))
 
 
 def planned_body(program, host=None):

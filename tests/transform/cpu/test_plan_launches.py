@@ -1,7 +1,7 @@
 """Launches of the CPU target: warp roles, storage, tests for null pointers, tensors that may overlap."""
 
 import pytest
-from planned import planned_body
+from planned import plan_cpu, planned_body
 
 import tilelang.language as T
 from tilelang.ir import walk
@@ -11,7 +11,6 @@ from tilelang.target.cpu_launch import CpuLaunch
 from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.cpu.plan_launches import plan_launches
 from tilelang.transform.cpu import CPU_PASSES
-from tilelang.transform.pipeline import plan_cpu
 from tilelang.transform.replay import replay
 
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from planned import plan_cpu
 
 import tilelang
 import tilelang.language as T
 from tilelang.ir import Binary, Select, walk
 from tilelang.transform.cpu.speculate_operands import MOST_NODES, is_harmless
-from tilelang.transform.pipeline import plan_cpu
 from tilelang.target.cpu_launch import CpuLaunch
 
 
