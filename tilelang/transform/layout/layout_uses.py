@@ -10,14 +10,15 @@ from collections.abc import Iterable
 from dataclasses import field
 from typing import Any
 
-from tilelang.arith import Analyzer, extent_bounds
+from tilelang.arith import Analyzer
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Stmt, Store,
-                         TileOp, Var, children, inner, walk, SHARED, FRAGMENT)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Stmt, Store, TileOp,
+                         Var, children, inner, walk, SHARED, FRAGMENT)
 from tilelang.ir.record import state
 from tilelang.layout import Fragment, replicated_fragment
 from tilelang.target.warp_groups import PER_GROUP, WARP_LANES, warps_of
 
+from ..analysis.assumptions import with_ranges
 from .loop_layouts import Loop, Touch, serial_dims, touch
 from .shared_layouts import Access, memory_accesses
 
@@ -58,10 +59,8 @@ class Uses:
         self.alone: set[Buffer] = set()  # fragments accessed element by element outside any parallel loop
         self.pointers: set[Var] = set()  # storage whose address is taken: user code may index it directly
         self.taken: dict[Var, Call] = {}  # what takes it, apart from cp.async, which moves no more than 16 bytes at an element
-        self.analyzer = Analyzer()
+        self.analyzer = with_ranges(Analyzer(), launch)
         self.accesses: list[Access] = []
-        for v, n in (*zip(launch.block_vars, launch.grid), *zip(launch.thread_vars, launch.threads)):
-            self.analyzer = self.analyzer.bind(v, *extent_bounds(self.analyzer, 0, n))
         self._collect(launch.body)
         self._check_shapes()
 
@@ -88,8 +87,6 @@ class Uses:
                     self._allocated(y)
                 self._collect_loop(s)
             case _:
-                if isinstance(s, For):
-                    self.analyzer = self.analyzer.bind(s.var, *extent_bounds(self.analyzer, s.start, s.extent))
                 if isinstance(s, Store) and s.buffer.scope_name == FRAGMENT:
                     self.alone.add(s.buffer)
                 self._collect_exprs(e for e in children(s) if not isinstance(e, Stmt))
@@ -154,8 +151,6 @@ class Uses:
                     written.append((x.buffer, x.indices))
                 if x.buffer.scope_name == FRAGMENT:
                     touches.append(touch(x, s.vars, extents))
-        for v, n in zip(s.vars, s.extents):
-            self.analyzer = self.analyzer.bind(v, *extent_bounds(self.analyzer, 0, n))
         given = s.plan.loop_layout
         if given is not None and (not isinstance(given, Fragment) or given.shape != extents):
             raise error("layout-conflict", f"loop_layout of a parallel loop over {extents} must be a Fragment of that "

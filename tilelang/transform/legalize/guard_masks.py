@@ -21,12 +21,13 @@ import functools
 import math
 from typing import Any
 
-from tilelang.arith import Analyzer, extent_bounds
+from tilelang.arith import Analyzer
 from tilelang.ir import (Binary, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Parallel, Select, Seq, Stmt,
                          Store, Unary, Var, call, const, free_vars, is_const, is_large, logical, replace, seq, stmts_of,
                          substitute, unary, walk, with_inner, EMPTY, LOGICAL, TRUE, FRAGMENT)
 from tilelang.ops import Fill, Gemm
 
+from ..analysis.assumptions import with_ranges
 from ..analysis.divergence import Divergence
 from ..analysis.effects import effects, expr_effects, hangs_on_threads
 from ..analysis.guards import operands
@@ -51,10 +52,7 @@ class _Masks:
     """Rewrites one launch."""
 
     def __init__(self, launch: Launch) -> None:
-        self.launch, self.analyzer, self.uniform = launch, Analyzer(), Divergence(launch)
-        for v, n in zip(launch.block_vars, launch.grid):
-            high = self.analyzer.interval(n)[1]
-            self.analyzer = self.analyzer.bind(v, 0, None if high is None else max(high - 1, 0))
+        self.launch, self.analyzer, self.uniform = launch, with_ranges(Analyzer(), launch), Divergence(launch)
         self.loops = 0  # number of enclosing serial loops
 
     def stmt(self, s: Any) -> Any:
@@ -68,12 +66,9 @@ class _Masks:
             case For() if s.plan.counted:
                 return s  # the user's order and stage lists count the statements of the body
             case For():
-                saved = self.analyzer
-                if s.var.dtype.is_int:
-                    self.analyzer = saved.bind(s.var, *extent_bounds(saved, s.start, s.extent))
                 self.loops += 1
                 out = with_inner(s, self.stmt)
-                self.loops, self.analyzer = self.loops - 1, saved
+                self.loops -= 1
                 return out
         return with_inner(s, self.stmt)
 
