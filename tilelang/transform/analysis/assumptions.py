@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from tilelang.arith import Analyzer, bound_to, extent_bounds
 from tilelang.ir import (Binary, Bind, Call, Const, Evaluate, Expr, For, Func, Launch, Load, Node, Parallel, Seq, Var, contains,
                          free_vars, unary, walk)
@@ -42,8 +44,8 @@ def promised(func: Func) -> tuple[Analyzer, dict[Expr, int]]:
     return analyzer, divisors
 
 
-def with_ranges(known: Analyzer, n: Node) -> Analyzer:
-    """The analyzer with the ranges of all variables that are defined in n, which have unique names."""
+def with_ranges(known: Analyzer, n: Node, but: Set[Var] = frozenset()) -> Analyzer:
+    """The analyzer with the ranges of all variables that are defined in n, which have unique names.  but: of names left out."""
     for x in walk(n, Launch, For, Parallel, Bind):
         match x:
             case Launch():
@@ -52,6 +54,6 @@ def with_ranges(known: Analyzer, n: Node) -> Analyzer:
                 known = bound_to(known, x.vars, x.extents)
             case For():
                 known = known.bind(x.var, *extent_bounds(known, x.start, x.extent))
-            case Bind() if x.var.dtype.is_int and x.var.dtype.lanes == 1:
+            case Bind() if x.var.dtype.is_int and x.var.dtype.lanes == 1 and x.var not in but:
                 known = known.bind(x.var, *known.interval(x.value))
     return known

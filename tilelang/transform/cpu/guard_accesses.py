@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from tilelang.arith import Analyzer, bound_to
-from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Expr, For, Func, If, Load, Node, Parallel, Region, Stmt, Store,
+from tilelang.arith import Analyzer
+from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Expr, For, Func, Load, Node, Parallel, Region, Stmt, Store,
                          TileOp, Var, binary, const, contains, free_vars, is_large, rebuild, replace, substitute, walk, GLOBAL)
 from tilelang.ir.visitor import mapped
 from tilelang.ir.record import state
 from tilelang.ops import AtomicTile, Copy, Fill, Transpose
 from tilelang.ops.pairing import iteration_space
 from tilelang.target.cpu_launch import (CheckedAddress, CheckedLoad, CheckedStore, CpuLaunch, NestVersions, WarpRoleCode,
-                                        ThreadLoop, TileLoops, TileSide, RangeTest)
-from tilelang.target.cpu_ranges import is_in_range, with_indices, with_loop, with_value
+                                        TileLoops, TileSide, RangeTest)
+from tilelang.target.cpu_ranges import is_in_range, with_indices
 
+from ..analysis.assumptions import with_ranges
 from ..framework.pass_ import CPU, PassContext, pass_
 
 _NO_GUARD = ("atomic_load", "atomic_store")
@@ -35,13 +36,13 @@ def guard_accesses(func: Func, cx: PassContext) -> Func:
     """
     settings = dict(func.facts.pass_configs)
     guarded = not settings.get("tl.disable_safe_memory_legalize", False)
-    return replace(func, body=_Guards(guarded, Analyzer(), frozenset()).stmt(func.body))
+    return replace(func, body=_Guards(guarded, with_ranges(Analyzer(), func.body)).stmt(func.body))
 
 
 def _launch(s: CpuLaunch, guarded: bool) -> CpuLaunch:
     def code(c: WarpRoleCode) -> WarpRoleCode:
-        work = _Guards(guarded, with_indices(Analyzer(), s.launch, c.warp_role), c.values.varying)
-        return WarpRoleCode(c.warp_role, work.stmt(c.body), c.values, c.scratch)
+        known = with_ranges(with_indices(Analyzer(), s.launch, c.warp_role), c.body, c.values.varying)
+        return WarpRoleCode(c.warp_role, _Guards(guarded, known).stmt(c.body), c.values, c.scratch)
 
     return replace(s, codes=tuple(map(code, s.codes)), when_null=None if s.when_null is None else _launch(s.when_null, guarded))
 
@@ -49,14 +50,12 @@ def _launch(s: CpuLaunch, guarded: bool) -> CpuLaunch:
 class _Guards:
     """Visits statements in the order in which they are printed.
 
-    analyzer: ranges of values at this place.  varying: Vars that differ between threads.  cleared: (id of an access, dimension)
-    that a test in front of the nest proves.
+    analyzer: ranges of values.  cleared: (id of an access, dimension) that a test in front of the nest proves.
     """
 
-    def __init__(self, guarded: bool, analyzer: Analyzer, varying: Any) -> None:
-        self.guarded, self.analyzer, self.varying = guarded, analyzer, varying
+    def __init__(self, guarded: bool, analyzer: Analyzer) -> None:
+        self.guarded, self.analyzer, self.in_nest = guarded, analyzer, False
         self.cleared: set[tuple[int, int]] = set()
-        self.in_nest, self.in_threads = False, False
 
     # ---- statements -----------------------------------------------------------------------------------------------------
 
@@ -65,66 +64,34 @@ class _Guards:
         match s:
             case CpuLaunch():
                 return _launch(s, self.guarded)
-            case ThreadLoop():
-                self.in_threads = True
-                out: Stmt = rebuild(s, self._field)
-                self.in_threads = False
-                return out
-            case Bind():
-                value = self.expr(s.value)
-                if not (s.var in self.varying and self.in_threads):
-                    self.analyzer = with_value(self.analyzer, s)
-                return replace(s, value=value)
             case Store() if s.buffer.scope() == GLOBAL:
                 value = self.expr(s.value)
                 guards = self._guards(s, s.buffer, s.indices)
                 return CheckedStore(s.buffer, mapped(self.expr, s.indices), value, guards, s.span)
-            case For():
-                start, extent = self.expr(s.start), self.expr(s.extent)
-                self.analyzer = with_loop(self.analyzer, s)
-                return replace(s, start=start, extent=extent, body=self.stmt(s.body))
-            case If():
-                return self._if(s)
             case Parallel():
                 return self._parallel(s)
             case TileOp():
                 op = rebuild(s, self._field)
                 return plan_tile_loops(op, self.analyzer, self.guarded) or op
-        out = rebuild(s, self._field)
+        out: Stmt = rebuild(s, self._field)
         return out
-
-    def _if(self, s: If) -> Stmt:
-        cond, outside = self.expr(s.cond), self.analyzer
-        sides: list[Stmt | None] = []
-        for side in (s.then, s.orelse):
-            sides.append(None if side is None else self.stmt(side))
-            self.analyzer = outside
-        return replace(s, cond=cond, then=sides[0], orelse=sides[1])
 
     # ---- nests ------------------------------------------------------------------------------------------------------------
 
     def _parallel(self, s: Parallel) -> Stmt:
         """A nest; in two versions, when a test of the corners of its iteration space proves some accesses."""
         if self.in_nest or not self.guarded:
-            return self._nest(s)
+            return rebuild(s, self._field)  # type: ignore[no-any-return]
         self.in_nest = True
         found = _Nest(Analyzer(self.analyzer.env))
         found.visit(s)
         self.cleared = found.cleared
-        inside = self._nest(s)
+        inside = rebuild(s, self._field)
         self.cleared = set()
         tests = found.range_tests(self.analyzer)
-        out = NestVersions(tests, inside, self._nest(s), span=s.span) if tests else inside
+        out = NestVersions(tests, inside, rebuild(s, self._field), span=s.span) if tests else inside
         self.in_nest = False
-        return out
-
-    def _nest(self, s: Parallel) -> Parallel:
-        outside = self.analyzer
-        extents = mapped(self.expr, s.extents)
-        self.analyzer = bound_to(self.analyzer, s.vars, s.extents)
-        body = self.stmt(s.body)
-        self.analyzer = outside
-        return replace(s, extents=extents, body=body)
+        return out  # type: ignore[no-any-return]
 
     def _field(self, v: Any) -> Any:
         """A field of a statement or an expression with the accesses in it marked."""

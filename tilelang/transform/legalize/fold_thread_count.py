@@ -19,6 +19,7 @@ from tilelang.ir import (Bind, Buffer, Call, Const, Expr, For, If, Launch, Load,
 from tilelang.ir.visitor import mapped
 from tilelang.target.warp_groups import WARP_LANES, warps_of
 
+from ..analysis.assumptions import with_ranges
 from ..framework.pass_ import TILE, PassContext, pass_
 
 
@@ -28,9 +29,8 @@ def fold_thread_count(n: Launch, cx: PassContext) -> Any:
 
     Applies to every target. `tx < 64` holds in a block of 64 threads; `tx // 128` is 1 in warp group 1.
     """
-    ranges = {v: (0, k - 1) for v, k in zip(n.thread_vars, n.threads)}
     named = _names_threads(n.body, set(n.thread_vars))
-    return with_inner(n, lambda s: _Settled(n).stmt(s, Analyzer(ranges))) if named else None
+    return with_inner(n, lambda s: _Settled(n).stmt(s, with_ranges(Analyzer(), n))) if named else None
 
 
 def _names_threads(n: Node, of: set[Var]) -> bool:
@@ -55,11 +55,7 @@ class _Settled:
                         if x.var.dtype.is_int and x.var.dtype.lanes == 1 and not _reads(x.value):
                             a = a.bind(x.var, *a.interval(x.value))
                 return s if all(x is y for x, y in zip(new, s.stmts)) else seq(*new, span=s.span)
-            case For():
-                if isinstance(s.start, Const) and isinstance(s.extent, Const):
-                    a = a.bind(s.var, int(s.start.value), int(s.start.value) + max(int(s.extent.value) - 1, 0))
-                return with_inner(s, lambda x: self.stmt(x, a))  # type: ignore[no-any-return]
-            case While():
+            case For() | While():
                 return with_inner(s, lambda x: self.stmt(x, a))  # type: ignore[no-any-return]
             case If():
                 return self.branch(s, a)

@@ -28,6 +28,7 @@ from tilelang.target.machine import REGISTERS, RESERVED_SHARED
 
 from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.effects import effects
+from ..analysis.statements import bound_by
 from ..analysis.pipeline_loops import is_pipelined, ring_stages
 from ..analysis.vectorize import bound_divisors
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -83,8 +84,7 @@ class _Tiles:
         self.cx, self.analyzer, self.facts = cx, Analyzer(), bound_divisors(launch.body)
         self.written = {e.storage for e in effects(launch.body) if e.writes} | {b.data for b, _ in launch.plan.safe_values}
         self.inline, self.made = inlined_binds(loop), list[Buffer]()
-        self.private = {*launch.thread_vars, *(x.var for x in walk(loop.body, Bind, For)),
-                        *(v for x in walk(loop.body, Parallel) for v in x.vars)}
+        self.private = {*launch.thread_vars, *(v for x in walk(loop.body, Bind, For, Parallel) for v in bound_by(x))}
 
     def read(self, s: Parallel) -> list[Stmt]:
         """The copies of what a parallel loop reads, and the loop that reads the copies."""

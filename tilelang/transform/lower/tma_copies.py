@@ -16,7 +16,7 @@ import math
 from functools import cached_property
 from typing import Any
 
-from tilelang.arith import Analyzer, extent_bounds
+from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, For, Func, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, Var,
                          While, binary, const, dtype, is_const, load, replace, rewrite_launches, seq, stmts_of, walk,
                          with_inner, with_options, BufferFacts, BARRIER, GLOBAL, SHARED, VARIABLE)
@@ -30,6 +30,7 @@ from tilelang.ops.tma_boxes import copied_tile
 from tilelang.ops.tma_store import tile_unsupported
 from tilelang.target.warp_groups import warps_of
 
+from ..analysis.assumptions import with_ranges
 from ..analysis.effects import effects
 from ..analysis.statements import do
 from ..legalize.hopper_features import hopper
@@ -69,10 +70,8 @@ class _Copies:
         self.views = {b.data for b in used if any(x is not b and x.data is b.data for x in used)}
         self.given = dict(launch.plan.layouts)
         self.safe = dict(launch.plan.safe_values)
-        self.analyzer = Analyzer()
-        for v, n in (*zip(launch.block_vars, launch.grid), *zip(launch.thread_vars, launch.threads)):
-            self.analyzer = self.analyzer.bind(v, *extent_bounds(self.analyzer, 0, n))
-        self.across: dict[Any, bool] = {}
+        self.analyzer = with_ranges(Analyzer(), launch)
+        self.across: dict[Buffer, bool] = {}
         self.setup: list[Stmt] = []
         self.inits: list[Stmt] = []
         self.notes: dict[str, None] = {}
@@ -101,8 +100,6 @@ class _Copies:
             case For() if s.kind not in ("serial", "unroll"):
                 return s
             case For() | While():
-                if isinstance(s, For):
-                    self.analyzer = self.analyzer.bind(s.var, *extent_bounds(self.analyzer, s.start, s.extent))
                 return with_inner(s, lambda body: self.stores.inside(s, lambda: self.stmt(body)))  # type: ignore[no-any-return]
             case If() if warps_of(s.cond) is not None:
                 return self._warp_role_branch(s)
@@ -188,12 +185,11 @@ class _Copies:
         transposed, accesses = self.touched
         if b in transposed:
             return True
-        key = b, self.analyzer, len(self.analyzer.env)  # what it knows: it learns more variables, or is replaced
-        if key not in self.across:
-            self.across[key] = any(
+        if b not in self.across:
+            self.across[b] = any(
                 stride_along(x.indices[-1], near, self.analyzer) not in (0, 1, -1)
                 or any(stride_along(i, near, self.analyzer) != 0 for i in x.indices[:-1]) for near, x in accesses.get(b, ()))
-        return self.across[key]
+        return self.across[b]
 
     @cached_property
     def touched(self) -> tuple[set[Buffer], dict[Buffer, list[tuple[Var, Any]]]]:
