@@ -23,15 +23,13 @@ values through an array.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import field
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Break, Buffer, Call, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt,
-                         Store, Var, While, const, is_const, replace as replaced, rewrite_launches, rewrite_stmts, seq,
+                         Store, Var, While, const, inner, is_const, replace as replaced, rewrite_launches, rewrite_stmts, seq,
                          statements, walk, with_inner, with_options, GLOBAL, LOCAL, SHARED)
-from tilelang.ir.record import state
 from tilelang.target.register_forms import Form, form_of
 
 from ..analysis.effects import Effect, effects, own_effects
@@ -42,6 +40,7 @@ from .early_rescale import rescale_early
 
 # Whether accumulators are rescaled during the exponentials (rescale_early).
 EARLY = True
+_WGMMA = frozenset(("wgmma", "wgmma_pin", "wgmma_wait", "wgmma_commit", "thread_return"))
 
 
 @pass_(needs=DEVICE)
@@ -56,7 +55,7 @@ def assign_accumulator_registers(func: Func, cx: PassContext) -> Func:
 
 
 def _assign_registers(launch: Launch, fast: bool) -> Launch:
-    if not _wgmmas(launch):
+    if not _wgmmas(launch.body):
         return launch
     launch = replaced(launch, body=_distinct(launch.body, set()))
     whole = keep_in_registers(launch)
@@ -106,28 +105,29 @@ def keep_in_registers(launch: Launch) -> Launch | None:
     if refused:
         return None
     launch = _unheld(launch, found)
-    graph = Graph(frozenset(found))
-    graph.build(launch.body, [graph.node()])
-    hot, lasting = graph.hot(), {v for v in found if not _begun(launch, v)}
-    if not hot and not any(isinstance(c.args[1], AddressOf) for c in _wgmmas(launch)):
+    loops = [x for x in walk(launch.body, For, While) if _wgmmas(x)]
+    hot = {id(x) for x in loops if not any(_wgmmas(y) for y in walk(x.body, For, While))}
+    lasting = {v for v in found if not _begun(launch, v)}
+    if not hot and not any(isinstance(c.args[1], AddressOf) for c in _wgmmas(launch.body)):
         return None  # no loop carries a value, and NVRTC moves the loads behind a GEMM among each other (delta rule: 1.5 %)
     if _in_chunks(launch) and any(isinstance(e.node, Store) and e.buffer.scope_name == GLOBAL for e in effects(launch.body)):
         return None  # NVRTC leaves branches around the threads' stores (256 x 128 with an odd pitch of C: 4 %)
     direct: set[int] = set()
     borrowed: dict[int, list[tuple[Buffer, bool]]] = {}
-    for n in graph.nodes:
-        touched = n.reads | n.writes
-        if not touched or n.kind:
+    for s, loop, below in _users(launch.body, found):
+        writes = {e.storage: False for e in below if e.storage in found}
+        writes.update((e.storage, True) for e in below if e.writes and e.storage in found)
+        if not writes:
             continue
-        rare = n.loop not in hot
-        if n.form is not None and touched == _named(n.form, found) and (rare or n.form.kind != "store"):
-            direct.add(id(n.stmts[0]))
-        elif _may_borrow(n, not rare and (bool(touched & lasting) or not _exchanges(n)), found):
-            borrowed[id(n.stmts[0])] = [(found[v], v in n.writes) for v in found if v in touched]
+        if s is None:
+            return None
+        rare, form = loop not in hot, form_of(s)
+        if form is not None and writes.keys() == _named(form, found) and (rare or form.kind != "store"):
+            direct.add(id(s))
+        elif _may_borrow(s, not rare and (not lasting.isdisjoint(writes) or not _exchanges(s)), found):
+            borrowed[id(s)] = [(found[v], writes[v]) for v in found if v in writes]
         else:
             return None
-    if not all(_done(graph, v) for v in found):
-        return None
     return with_options(_Rewriter(found, direct, borrowed).visit(launch), own_values=True)
 
 
@@ -140,13 +140,31 @@ def _unheld(launch: Launch, arrays: Container[Var]) -> Launch:
     return rewrite_stmts(launch, visit)  # type: ignore[no-any-return]
 
 
-def _wgmmas(launch: Launch) -> list[Call]:
-    return [e.node for e in effects(launch.body) if isinstance(e.node, Call) and e.node.op == "wgmma"]
+def _users(s: Stmt, arrays: Container[Var], loop: int = 0) -> Iterator[tuple[Stmt | None, int, tuple[Effect, ...]]]:
+    """(statement, id of the loop around it, accesses) of statements without wgmma, waits, pins and jumps in them, as large as
+    such are; None in place of the statement for the condition or the bounds of others."""
+    if not _mixed(s, arrays):
+        yield s, loop, tuple(effects(s))
+    elif inner(s):
+        yield None, loop, own_effects(s)
+        for x in inner(s):
+            yield from _users(x, arrays, id(s) if isinstance(s, (For, While)) else loop)
+
+
+def _mixed(s: Stmt, arrays: Container[Var]) -> bool:
+    """Whether a statement is a sequence, or has wgmma, waits, pins, jumps or declarations of the arrays in it."""
+    return isinstance(s, Seq) or any(
+        isinstance(x, (Break, Continue)) or isinstance(x, Alloc) and x.buffer.data in arrays or
+        isinstance(x, Evaluate) and x.call.op in _WGMMA for x in statements(s))
+
+
+def _wgmmas(s: Stmt) -> list[Call]:
+    return [e.node for e in effects(s) if isinstance(e.node, Call) and e.node.op == "wgmma"]
 
 
 def _in_chunks(launch: Launch) -> bool:
     """Whether several wgmma compute chunks of one accumulator, each of its rows."""
-    return any(isinstance(c.args[0], AddressOf) and not is_const(c.args[0].indices[0], 0) for c in _wgmmas(launch))
+    return any(isinstance(c.args[0], AddressOf) and not is_const(c.args[0].indices[0], 0) for c in _wgmmas(launch.body))
 
 
 def _named(form: Form, found: Mapping[Var, Buffer]) -> set[Var]:
@@ -154,11 +172,8 @@ def _named(form: Form, found: Mapping[Var, Buffer]) -> set[Var]:
     return {b.data for b in (form.buffer, form.source) if b is not None and found.get(b.data) is b}
 
 
-def _may_borrow(n: Node, hot: bool, found: Mapping[Var, Buffer]) -> bool:
+def _may_borrow(s: Stmt, hot: bool, found: Mapping[Var, Buffer]) -> bool:
     """Whether the values may pass through arrays around a statement, or around the statements in its branches."""
-    if not n.stmts:  # a condition or a bound
-        return False
-    s = n.stmts[0]
     if isinstance(s, If):
         return not any(e.storage in found for e in own_effects(s))
     return not hot and isinstance(s, (For, Store, Evaluate))
@@ -166,19 +181,13 @@ def _may_borrow(n: Node, hot: bool, found: Mapping[Var, Buffer]) -> bool:
 
 def _begun(launch: Launch, v: Var) -> bool:
     """Whether an array is only an operand, or some wgmma begins it without its old values."""
-    own = [c for c in _wgmmas(launch) if isinstance(c.args[0], AddressOf) and c.args[0].buffer.data is v]
+    own = [c for c in _wgmmas(launch.body) if isinstance(c.args[0], AddressOf) and c.args[0].buffer.data is v]
     return not own or any(is_const(c.args[-1], 0) for c in own)
 
 
-def _exchanges(n: Node) -> bool:
+def _exchanges(s: Stmt) -> bool:
     """Whether a loop accesses shared memory.  With arrays NVRTC moves all its loads in front of the arithmetic."""
-    return any(isinstance(s, For) and e.buffer.scope_name in SHARED for s in n.stmts for e in effects(s))
-
-
-def _done(graph: Graph, v: Var) -> bool:
-    """Whether no wgmma of an array is in flight where another statement touches the array."""
-    return all(flying in (None, NEVER) or n.kind or v not in n.reads | n.writes
-               for n, flying in zip(graph.nodes, running(graph, v)))
+    return isinstance(s, For) and any(e.buffer.scope_name in SHARED for e in effects(s))
 
 
 class _Rewriter:
@@ -250,155 +259,3 @@ def _borrowing(s: Stmt, arrays: list[tuple[Buffer, bool]]) -> Stmt:
 def move(b: Buffer, way: str) -> Stmt:
     """Move values of an array into its registers ("in"), or from the registers into the array ("out")."""
     return do("wgmma_pin", AddressOf(b, (const(0),)), count=b.size, move=way)
-
-
-# ---- control flow between wgmmas and statements that access their registers -------------------------------------------------
-# The registers are accumulators and A operands. Nodes are runs of wgmmas, pins, waits, commits, and ordinary statements that
-# contain none of these. assign_accumulator_registers follows values through this graph.
-
-
-_FLOW = (Break, Continue)
-_WAITING = frozenset(("wgmma_wait", "wgmma_commit", "thread_return"))
-NEVER = 99  # value of "groups committed since the last wgmma of a buffer" when none is in flight
-
-
-@state
-class Node:
-    """One statement that contains no wgmma, wait, pin or jump, or one run of wgmmas."""
-
-    stmts: tuple[Stmt, ...] = ()
-    kind: str = ""  # "wgmmas" | "pin" | "wait" | "commit" | "alloc" | "" (ordinary)
-    reads: frozenset[Var] = frozenset()
-    writes: frozenset[Var] = frozenset()
-    after: list[int] = field(default_factory=list)
-    form: Form | None = None
-    loop: int = 0  # the innermost enclosing loop that is not itself inside a node; 0: none
-
-
-class Graph:
-    """Control flow between the statements that access `storages`."""
-
-    def __init__(self, storages: frozenset[Var]) -> None:
-        self.storages = storages
-        self.around: list[int] = [0]  # for each loop number: the number of the enclosing loop
-        self._in = 0
-        self.nodes: list[Node] = []
-        self.loops: list[tuple[int, list[int]]] = []  # (node at which an iteration ends, nodes that break out)
-
-    def node(self, *stmts: Stmt, kind: str = "", touched: tuple[Effect, ...] = (), before: list[int] | None = None) -> int:
-        seen = [e for e in touched if e.storage in self.storages]
-        self.nodes.append(Node(stmts, kind, frozenset(e.storage for e in seen if e.reads),
-                                frozenset(e.storage for e in seen if e.writes), loop=self._in))
-        for k in before or ():
-            self.nodes[k].after.append(len(self.nodes) - 1)
-        return len(self.nodes) - 1
-
-    def build(self, s: Stmt, before: list[int]) -> list[int]:
-        """Add a statement after the nodes `before`; return the nodes at which it ends."""
-        match s:
-            case Seq():
-                return self._sequence(s.stmts, before)
-            case Break() | Continue():
-                end, left = self.loops[-1]
-                at = self.node(before=before)
-                left.append(at) if isinstance(s, Break) else self.nodes[at].after.append(end)
-                return []
-            case If() if not self._plain(s):
-                head = self._own(s, before)
-                orelse = [head] if s.orelse is None else self.build(s.orelse, [head])
-                return [*self.build(s.then, [head]), *orelse]
-            case (For() | While()) if not self._plain(s):
-                return self._loop(s, before)
-            case Evaluate() if s.call.op == "thread_return":
-                self.node(before=before)
-                return []
-            case Evaluate() if s.call.op in ("wgmma_wait", "wgmma_commit"):
-                return [self.node(s, kind=s.call.op[6:], before=before)]
-            case Evaluate() if s.call.op in ("wgmma", "wgmma_pin"):
-                kind = "pin" if s.call.op == "wgmma_pin" else "wgmmas"
-                return [self.node(s, kind=kind, touched=own_effects(s), before=before)]
-            case Alloc() if s.buffer.data in self.storages:
-                return [self.node(s, kind="alloc", before=before)]
-        touched = tuple(effects(s))
-        if not any(e.storage in self.storages for e in touched):
-            return before
-        at = self.node(s, touched=touched, before=before)
-        self.nodes[at].form = form_of(s)
-        return [at]
-
-    def _sequence(self, stmts: tuple[Stmt, ...], before: list[int]) -> list[int]:
-        run: list[Stmt] = []
-        for s in (*stmts, None):
-            if isinstance(s, Evaluate) and s.call.op == "wgmma":
-                run.append(s)
-                continue
-            if run:
-                touched = tuple(e for r in run for e in own_effects(r))
-                before = [self.node(*run, kind="wgmmas", touched=touched, before=before)]
-                run = []
-            if s is not None:
-                before = self.build(s, before)
-        return before
-
-    def _loop(self, s: For | While, before: list[int]) -> list[int]:
-        head = self._own(s, before)
-        end = self.node()
-        self.loops.append((end, []))
-        self.around.append(self._in)
-        outer, self._in = self._in, len(self.around) - 1
-        first = self.node(before=[head, end])
-        for k in self.build(s.body, [first]):
-            self.nodes[k].after.append(end)
-        _, left = self.loops.pop()
-        self._in = outer
-        runs = isinstance(s, For) and isinstance(s.extent, Const) and s.extent.value > 0
-        return [end, *left] if runs else [head, end, *left]
-
-    def hot(self) -> set[int]:
-        """Numbers of the innermost loops with wgmmas."""
-        found = {n.loop for n in self.nodes if n.kind == "wgmmas"} - {0}
-        outer: set[int] = set()
-        for k in found:
-            while k := self.around[k]:
-                outer.add(k)
-        return found - outer
-
-    def _own(self, s: Stmt, before: list[int]) -> int:
-        """Add a node for the reads of a condition or a bound."""
-        return self.node(touched=own_effects(s), before=before)
-
-    def _plain(self, s: Stmt) -> bool:
-        """Whether a statement is one node: it contains no wgmma, wait, pin or jump, and declares none of the storages."""
-        for x in statements(s):
-            if isinstance(x, _FLOW) or isinstance(x, Alloc) and x.buffer.data in self.storages:
-                return False
-            if isinstance(x, Evaluate) and (x.call.op in _WAITING or x.call.op in ("wgmma", "wgmma_pin")):
-                return False
-        return True
-
-
-def running(graph: Graph, v: Var) -> list[int | None]:
-    """For each node, the groups committed before it since the last wgmma of an array: the fewest of all paths, NEVER when none
-    is in flight; None for nodes that are never reached."""
-    out: list[int | None] = [None] * len(graph.nodes)
-    out[0], todo = NEVER, [0]
-    while todo:
-        k = todo.pop()
-        gives = _running_after(graph.nodes[k], v, out[k] or 0)
-        for j in graph.nodes[k].after:
-            before = out[j]
-            new = gives if before is None else min(before, gives)
-            if new != before:
-                out[j] = new
-                todo.append(j)
-    return out
-
-
-def _running_after(n: Node, v: Var, before: int) -> int:
-    if n.kind == "wgmmas" and v in n.reads | n.writes:
-        return 0
-    if n.kind == "commit" and before != NEVER:
-        return min(before + 1, NEVER - 1)
-    if n.kind == "wait" and before > n.stmts[0].call.options.n:  # type: ignore[attr-defined]
-        return NEVER
-    return before
