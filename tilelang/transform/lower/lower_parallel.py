@@ -13,7 +13,7 @@ through shared memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial, reduce
 from typing import Any
 
@@ -63,32 +63,15 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     try:
         return _shared_out(lw, vars, extents, body, loop_layout, is_async, width, span)
     except SharedUpdate as e:
-        from .accumulate_loops import accumulates  # 2 ms: hardly any loop needs it
+        from .accumulate_loops import accumulates, serial_dims  # 3 ms: hardly any loop needs it
 
         if not vars or not all(isinstance(n, int) for n in extents) or not any(accumulates(x) for x in walk(body)):
             raise errors.InternalError(f"iterations of a parallel loop update one element of `{e}` from several threads") from e
     del lw.buffers.allocs[allocated:]
     for buffer in set(lw.buffers.layouts) - laid_out:
         del lw.buffers.layouts[buffer]
-    return _accumulations(lw, vars, extents, body, is_async, span)
-
-
-def _accumulations(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, is_async: bool, span: Any) -> Stmt:
-    """Lower a loop that accumulates into fragments whose layouts bring several threads to one element."""
-    from .accumulate_loops import serial_dims, split_accumulations  # 3 ms
-
-    parts = split_accumulations(vars, body)
-    if len(parts) == 1:
-        dist = serial_inside(lw, extents, serial_dims(vars, extents, body))
-        return run_loop(lw, vars, dist, body, is_async=is_async, span=span)
-    out: list[Stmt] = []
-    outer, lw.split_loop = lw.split_loop, True
-    for part in parts:
-        own = tuple(fresh(v.name, v.dtype) for v in vars)
-        part = renamed(substitute(part, dict(zip(vars, own))))
-        out.append(lower_loop(lw, own, extents, part, is_async=is_async, span=span))
-    lw.split_loop = outer
-    return seq(*out)
+    dist = serial_inside(lw, extents, serial_dims(vars, extents, body))
+    return run_loop(lw, vars, dist, body, is_async=is_async, span=span)
 
 
 def _shared_out(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: Stmt, loop_layout: Any, is_async: bool,
@@ -327,23 +310,11 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
             return If(reduce(partial(logical, "and"), conds), s) if conds else s
 
         if buffer not in stored or scratch.shape != buffer.shape or _reads_or_skips(buffer, body, loop):
-            under = _condition(loop, body, buffer) if lw.split_loop and buffer not in stored else lambda _, s: s
-            before.append(lw.parallel(buffer.shape, lambda v, f=exchanged, c=under: c(v, f(v, True)), lw.layout_of(buffer)))
+            before.append(lw.parallel(buffer.shape, lambda v, f=exchanged: f(v, True), lw.layout_of(buffer)))
         if buffer in stored:
             after.append(lw.parallel(buffer.shape, lambda v, f=exchanged: f(v, False), lw.layout_of(buffer)))
     lw.known.analyzer = inside
     return before, after
-
-
-def _condition(loop: Loop, body: Stmt, buffer: Buffer) -> Callable[[tuple[Var, ...], Stmt], Stmt]:
-    """f(coordinates, statement): the statement under the conditions under which the loop reads that element."""
-    from .accumulate_loops import reads_under  # 3 ms
-
-    found = reads_under(loop.vars, body, buffer)
-    if found is None:
-        return lambda _, s: s
-    cond = conjunction(*found[1])
-    return lambda at, s: If(substitute(cond, dict(zip(found[0], at))), s)
 
 
 def _reject_races(loop: Loop, body: Stmt, span: Any) -> None:

@@ -77,8 +77,7 @@ class Lowering:
 
     buffers, known, access: what its buffers become, what is known of variables, and how accesses are lowered.  group: the
     warp group's index, once it was requested.  first_warp, warp_role: first warp and number of the warp role being lowered,
-    0 for code of all threads.  split_loop: in one of several loops
-    made of a parallel loop, which may have written some elements of a fragment only.
+    0 for code of all threads.
     """
 
     def __init__(self, func: Func, cx: PassContext, launch: Launch, staging_buffers: int = 0) -> None:
@@ -97,7 +96,6 @@ class Lowering:
         self.group: Var | None = None
         self._differing: Divergence | None = None
         self._named: set[Var] = set()
-        self.split_loop = False
         self.first_warp = self.warp_role = self._warp_roles_seen = 0
 
     # ---- the launch -------------------------------------------------------------------------------------------------
