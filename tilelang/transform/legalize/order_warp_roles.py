@@ -22,6 +22,7 @@ from tilelang.ir.record import record
 from tilelang.target.intrinsics import INTRINSICS, PURE, SYNC, WARP
 from tilelang.target.warp_groups import WARP_LANES, holds_in, runs, warps_in
 
+from ..analysis.access_table import Reach, separate
 from ..analysis.disjoint import Disjoint, Place
 from ..analysis.divergence import Divergence
 from ..analysis.effects import Effect, effects, own_effects
@@ -142,14 +143,15 @@ class _Order:
         near = [x for x in self.pending if x.stretch == self.stretch and not set(x.warps).isdisjoint(own.warps)]
         if near and own.alone and near[-1].alone and near[-1].warps == own.warps:
             own.group = near[-1].group
-        met = [x for two in roles for one in self.pending for x in _meeting(one, two)]
+        met = [(one, two) for two in roles for one in self.pending if any(True for _ in _meeting(one, two))]
         if met and self.legal and not any(x.waits for x in self.pending):
-            carried = all(one.stretch <= self.start for one, *_ in met)  # from an iteration before: the barrier may stand first
+            carried = all(one.stretch <= self.start for one, _ in met)  # from an iteration before: the barrier may stand first
             self.before.add(id(self.body if carried else s))
             self.pending = [x for x in self.pending if carried and x.stretch > self.start]
             met = []
-        for x in (*met, *(x for k, two in enumerate(roles) for one in roles[:k] for x in _meeting(one, two))):
-            _check(*x)
+        for one, two in (*met, *((one, two) for k, two in enumerate(roles) for one in roles[:k])):
+            for x in _meeting(one, two):
+                _check(*x)
         self.pending += roles
 
 
@@ -164,12 +166,13 @@ def _warp_roles(s: Stmt, warps: _Warps) -> list[tuple[_Warps, Stmt]] | None:
 
 @record
 class _Access:
-    """An access of shared memory by some threads.  place: None where it is not known.  box: (first, end) in each dimension of
-    a tile that is surely accessed."""
+    """An access of shared memory by some threads.  place: None where it is not known.  reach: where it is, (first, end) in each
+    dimension.  sure: whether all of that is surely accessed."""
 
     effect: Effect
     place: Place | None
-    box: tuple[tuple[int, int], ...] | None
+    reach: Reach | None
+    sure: bool
     span: Any
 
 
@@ -195,6 +198,8 @@ class _WarpRole:
         thread = n.thread_vars[0] + n.threads[0] * (n.thread_vars[1] + n.threads[1] * n.thread_vars[2])
         ours = [logical("and", thread >= first * WARP_LANES, thread < (first + count) * WARP_LANES)
                 for first, count in runs(self.warps)]
+        low, high = min(self.warps) * WARP_LANES, min((max(self.warps) + 1) * WARP_LANES, n.num_threads)
+        self.here = {n.thread_vars[0]: (low, high - 1)} if n.threads[1:] == (1, 1) else {}
         return list(self.below(self.body, (reduce(lambda a, b: logical("or", a, b), ours),), True))
 
     def below(self, s: Stmt, conds: tuple[Expr, ...], sure: bool) -> Iterator[_Access]:
@@ -229,14 +234,18 @@ class _WarpRole:
         return v
 
     def access(self, e: Effect, conds: tuple[Expr, ...], sure: bool, span: Any) -> _Access:
+        counts: list[int | None] = [1] * len(e.indices or ())
         if e.region is None:
-            at = None if isinstance(e.node, Call) or e.indices is None else tuple(map(self.value, e.indices))
-            return _Access(e, None if at is None else Place(e.buffer, at, conds), None, span)
-        mins, counts = [self.value(convert(m)) for m in e.region.mins], [_number(n) for n in e.region.extents]
-        box = tuple((_number(m) or 0, (_number(m) or 0) + (n or 0)) for m, n in zip(mins, counts))
-        sure = sure and all(map(is_const, mins)) and None not in counts
+            if isinstance(e.node, Call) or e.indices is None:
+                return _Access(e, None, None, False, span)
+            mins = [*map(self.value, e.indices)]
+        else:
+            mins, counts = [self.value(convert(m)) for m in e.region.mins], [_number(n) for n in e.region.extents]
         at = tuple(m if n == 1 else m + self.unknown(m.dtype, n) for m, n in zip(mins, counts))
-        return _Access(e, Place(e.buffer, at, conds), box if sure else None, span)
+        bounds = [Analyzer({**self.ranges, **self.here}).interval(i) for i in at]
+        reach = [(low, high + 1) for low, high in bounds if low is not None and high is not None]
+        sure = sure and e.region is not None and all(map(is_const, mins)) and None not in counts
+        return _Access(e, Place(e.buffer, at, conds), reach if len(reach) == len(at) else None, sure, span)
 
 
 def _own(c: Call) -> bool:
@@ -265,7 +274,8 @@ def _meeting(one: _WarpRole, two: _WarpRole) -> Iterator[tuple[_WarpRole, _WarpR
     """Accesses of two warp roles that may meet, one of which stores, and that the program does not order itself."""
     if not (one.meets and two.meets or one.group == two.group):
         for a, b in product(one.accesses, two.accesses):
-            if (a.effect.writes or b.effect.writes) and a.effect.storage is b.effect.storage and (
+            if (a.effect.writes or b.effect.writes) and a.effect.storage is b.effect.storage and not (
+                    a.effect.buffer is b.effect.buffer and separate(a.reach, b.reach)) and (
                     a.place is None or b.place is None or
                     not Disjoint(Analyzer(), None, {**one.ranges, **two.ranges}).proves(a.place, b.place)):
                 yield one, two, a, b
@@ -274,8 +284,7 @@ def _meeting(one: _WarpRole, two: _WarpRole) -> Iterator[tuple[_WarpRole, _WarpR
 def _check(one: _WarpRole, two: _WarpRole, a: _Access, b: _Access) -> None:
     """Raises "sync-unordered" where two accesses surely meet."""
     first, second = (a, b) if a.effect.writes else (b, a)
-    if a.box and b.box and a.effect.buffer is b.effect.buffer and set(one.warps).isdisjoint(two.warps) and all(
-            x[0] < y[1] and y[0] < x[1] for x, y in zip(a.box, b.box)):
+    if a.sure and b.sure and a.effect.buffer is b.effect.buffer and set(one.warps).isdisjoint(two.warps):
         raise error("sync-unordered", f"`{a.effect.buffer.name}` is touched by two warp roles that nothing orders",
                     expected="warp roles that wait for each other", found="warp roles that do not wait",
                     span=second.span, notes=((first.span, "stored here by another warp role"),),
