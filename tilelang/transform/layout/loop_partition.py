@@ -13,8 +13,7 @@ from tilelang.ir.record import record
 from tilelang.layout import REGISTER, Fragment, Mode
 from tilelang.ops.distribute import Distribution, flat, from_fragment
 
-from ..analysis.distributed_loop import Loop, accesses, is_memory
-from ..analysis.fragment_access import Grid
+from ..analysis.distributed_loop import Grid, Loop, accesses, is_memory
 from ..analysis.vectorize import MAX_BYTES, lane_dimension, power_of_two_in, stride_along
 from .loop_layouts import over_loops, touch
 

@@ -29,9 +29,8 @@ from tilelang.ir.numbers import may_wrap
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, index_values, private
 
 from ..analysis.accesses import as_iterations
-from ..analysis.distributed_loop import Loop, accesses, in_order, is_memory
+from ..analysis.distributed_loop import Grid, Loop, Touch, accesses, in_order, is_memory, shared_elements
 from ..analysis.effects import effects
-from ..analysis.fragment_access import Grid, Touch, shared_elements
 from ..analysis.loop_body import drop_continue, inline_index_binds, select_stores
 from ..analysis.statements import renamed
 from ..layout.loop_partition import choose_distribution, serial_inside

@@ -560,11 +560,15 @@ def _exposed(p: Place, out: list[Access]) -> bool:
 
 
 class _Writer:
-    """Writes out the statements with the marked barriers."""
+    """Writes out the statements with the marked barriers.
+
+    Branches that only some threads take are split, so that all threads reach the barriers inside them:
+    if c: A; barrier; B  becomes  p = c; if p: A; barrier; if p: B.
+    Uniform loops inside the branch are lifted out of it; values that A defines for B are kept in per-thread variables.
+    """
 
     def __init__(self, divergence: Divergence) -> None:
         self.d = divergence
-        self.splitter = Splitter(divergence)
 
     def body(self, p: Place) -> Stmt:
         out = self.stmts(p)
@@ -582,29 +586,15 @@ class _Writer:
             return [*out, s]
         if isinstance(s, If):
             if self.d.divergent(s.cond):
-                return out + self.splitter.split(p)
+                return out + self.split(p)
             then = self.body(p.inner[0])
             orelse = self.body(p.inner[1]) if s.orelse is not None else None
             return [*out, with_fields(s, then=then, orelse=orelse)]
-        self.splitter.check_loop(p)
+        self.check_loop(p)
         inner = self.stmts(p.inner[0])
         if p.body_end:
             inner.append(barrier(s, "body_end" in p.by_group))
         return [*out, with_fields(s, body=Seq(tuple(inner), span=s.span))]
-
-
-# ---- split divergent --------------------------------------------------------------------------------------------------------
-# Splits branches that only some threads take, so that all threads reach the barriers inside them.
-
-
-class Splitter:
-    """Rewrites  if c: A; barrier; B  into  p = c; if p: A; barrier; if p: B.
-
-    Uniform loops inside the branch are lifted out of it; values that A defines for B are kept in per-thread variables.
-    """
-
-    def __init__(self, divergence: Divergence) -> None:
-        self.d = divergence
 
     def split(self, p: Place) -> list[Stmt]:
         """Statements that replace the divergent branch p, all in uniform control flow."""
