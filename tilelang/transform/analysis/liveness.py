@@ -65,7 +65,8 @@ class Liveness:
             case Launch():
                 return self.before(s.body, after)
         mine = own_effects(s)
-        ended = {s.buffer.data} if isinstance(s, Alloc) else {e.storage for e in mine if _covers(e)}
+        ended = {s.buffer.data} if isinstance(s, Alloc) else {
+            e.storage for e in mine if e.mode == "write" and e.region is not None and e.region.is_full}
         return self.reads(mine) | after & ~sum(map(self.bit, ended))
 
     def loop(self, body: Stmt, after: int, runs: bool) -> int:
@@ -117,13 +118,6 @@ class Uses:
 
 def _runs_once(s: For) -> bool:
     return isinstance(s.extent, Const) and s.extent.value > 0
-
-
-def _covers(e: Effect) -> bool:
-    """Whether a write certainly covers its whole buffer, and the buffer its whole storage."""
-    if e.mode != "write" or e.region is None:
-        return False
-    return e.region.is_full
 
 
 def filled(p: Parallel) -> set[Var]:
