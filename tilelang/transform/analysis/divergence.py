@@ -10,7 +10,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, 
 from tilelang.target.intrinsics import INTRINSICS, PURE
 from tilelang.target.thread_calls import BLOCK_VOTES
 
-from .effects import argument_mode, effects
+from .effects import argument_mode, written_globals
 
 
 class Divergence:
@@ -22,7 +22,7 @@ class Divergence:
         self.memo: dict[int, tuple[Expr, bool]] = {}
         # Other blocks may change global memory that this kernel writes between the reads of two threads.
         self.launch = launch  # keeps the loads alive whose ids are in `settled`
-        self.unstable = _written(launch.body)
+        self.unstable = written_globals(launch.body)
         self.settled = _settled(launch.body) if self.unstable else frozenset()
         while True:
             before = len(self.vars), len(self.locals)
@@ -140,11 +140,6 @@ def parted(s: Stmt, differs: Callable[[Any], bool], some: bool = False, loops: b
         yield from (x for x in parted(s.body, differs, some or uneven, True) if isinstance(x, Evaluate))
 
 
-def _written(s: Stmt) -> set[Var]:
-    """Storage in global memory that s writes."""
-    return {e.storage for e in effects(s) if e.writes and e.buffer.scope_name == GLOBAL}
-
-
 def _settled(body: Stmt) -> frozenset[int]:
     """ids of the loads of global memory that no block writes between the surrounding grid barriers: all threads read the same
     value there, whatever wrote it. Only grid barriers outside loops and branches count."""
@@ -159,7 +154,7 @@ def _settled(body: Stmt) -> frozenset[int]:
     still: set[int] = set()
     moving: set[int] = set()
     for phase in phases:
-        changed = set().union(*map(_written, phase))
+        changed = set().union(*map(written_globals, phase))
         for s in phase:
             for x in walk(s):
                 if isinstance(x, Load) and x.buffer.scope_name == GLOBAL:

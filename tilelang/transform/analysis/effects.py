@@ -162,10 +162,15 @@ def effects(s: Stmt) -> Iterator[Effect]:
             stack += reversed(below)
 
 
+def written_globals(s: Stmt) -> set[Var]:
+    """Storage in global memory that s writes."""
+    return {e.storage for e in effects(s) if e.writes and e.buffer.scope_name == GLOBAL}
+
+
 def acts(s: Stmt) -> bool:
     """Whether a statement has an effect outside its block: global memory written, output, a failed assertion. Calls that are
     not known to be harmless count as such."""
-    if any(e.writes and e.buffer.scope_name == GLOBAL for e in effects(s)):
+    if written_globals(s):
         return True
     for x in walk(s):
         row = INTRINSICS.get(x.op) if isinstance(x, Call) else None

@@ -9,12 +9,12 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch,
-                         Load, Parallel, Ramp, Seq, Stmt, Store, Var, While, dtype, unary, BARRIER, GLOBAL, SHARED)
+                         Load, Parallel, Ramp, Seq, Stmt, Store, Var, While, dtype, unary, BARRIER, SHARED)
 from tilelang.ir.record import entity
 
 from ..analysis.statements import barrier_in
 from ..analysis.accesses import Access, Loop, Matrix, update_of
-from ..analysis.effects import Effect, effects, is_ordering, own_effects
+from ..analysis.effects import Effect, is_ordering, own_effects, written_globals
 
 _ANYWHERE = Buffer("tensors that may overlap", (1,), dtype("uint8"))  # stands for all of them (transform/legalize/aliasing.py)
 register("sync-divergent", ValueError, "a block barrier is needed where only some threads of the block arrive",
@@ -80,8 +80,7 @@ class TreeBuilder:
     def __init__(self, launch: Launch) -> None:
         self.binds: dict[Var, Expr] = {}
         # Global memory matters when this launch writes it and accesses it again afterwards.
-        self.watched = {e.storage for e in effects(launch.body)
-                        if e.writes and e.buffer.scope_name == GLOBAL}
+        self.watched = written_globals(launch.body)
         self.overlapping = {b.data for b in launch.plan.overlapping}
         if self.overlapping & self.watched:
             self.watched |= self.overlapping

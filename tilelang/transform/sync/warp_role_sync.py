@@ -20,12 +20,12 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.ir import (Bind, Call, Const, Continue, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call,
                          const, fresh, jumps_of, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, with_inner,
-                         GLOBAL, SHARED)
+                         SHARED)
 from tilelang.ir.record import record
 from tilelang.ops.tma_store import GROUP_BARRIERS
 from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, moved, warps_of
 
-from ..analysis.effects import effects
+from ..analysis.effects import effects, written_globals
 from ..analysis.statements import barrier
 
 register("role-barrier", ValueError, "a warp role needs a separate barrier and no number is left for it",
@@ -92,7 +92,7 @@ class WarpRoleSync:
         self.launch, self.synchronized = launch, synchronized
         self.origin: int = 0 if outer is None else outer.origin
         self.numbers: dict[tuple[int, int], int] = _numbers(launch) if outer is None else outer.numbers
-        self.written = {e.storage for e in effects(launch.body) if e.writes and e.buffer.scope_name == GLOBAL}
+        self.written = written_globals(launch.body)
         self.binds: list[Stmt] = []  # bindings seen so far, which addresses use
         self.around: list[tuple[For, int]] = []  # loops around a warp role, with the number of binds before each
 

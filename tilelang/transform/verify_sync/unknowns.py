@@ -14,7 +14,7 @@ from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Call, Const, Con
 from tilelang.ir.record import record
 from tilelang.target.intrinsics import INTRINSICS, PURE
 
-from ..analysis.effects import argument_mode, effects
+from ..analysis.effects import argument_mode, written_globals
 
 
 SAMPLES = (0, 1, 3, 6)  # assumed for unknown numbers that are equal in all threads: one run each where a condition uses one
@@ -119,7 +119,7 @@ class Uniform:
         self.launch = launch  # keeps alive the loads that are identified by id
         self.differing: set[Var] = {v for v, n in zip(launch.thread_vars, launch.threads) if n > 1}
         self.equations: list[Equation] = []
-        self.written = _written_globals(launch.body)
+        self.written = written_globals(launch.body)  # another block may write it between the reads of two threads
         self.steady = _steady_loads(launch.body) if self.written else frozenset()
         self.known: dict[int, tuple[Expr, bool]] = {}
         self._read(launch.body, ())
@@ -209,11 +209,6 @@ def _exits(body: Stmt, under: tuple[Expr, ...] = ()) -> Iterator[Expr]:
                     yield from _exits(branch, (*under, body.cond))
 
 
-def _written_globals(s: Stmt) -> set[Var]:
-    """Global memory that s writes: another block may write it between the reads of two threads."""
-    return {e.storage for e in effects(s) if e.writes and e.buffer.scope_name == GLOBAL}
-
-
 def _steady_loads(body: Stmt) -> frozenset[int]:
     """ids of the loads of global memory that no block writes between the two grid barriers around them."""
     phase: list[Stmt] = []
@@ -232,7 +227,7 @@ def _steady_loads(body: Stmt) -> frozenset[int]:
     steady: set[int] = set()
     changing: set[int] = set()
     for stmts in phases:
-        written = set().union(*map(_written_globals, stmts))
+        written = set().union(*map(written_globals, stmts))
         for load in (x for s in stmts for x in walk(s, Load) if x.buffer.scope_name == GLOBAL):
             (changing if load.buffer.data in written else steady).add(id(load))
     return frozenset(steady - changing)
