@@ -16,6 +16,7 @@ from tilelang.errors import error, register
 from tilelang.ir import (Call, Expr, Func, Load, Region, Stmt, TileOp, Var, contains, convert, fresh, is_const, load, rewrite,
                          substitute, to_text, walk)
 from tilelang.ops import Copy, Gemm, Transpose
+from tilelang.ops.pairing import iteration_space, matched_indices
 
 from ..analysis.around import Around, visit_with_facts
 from ..analysis.disjoint import Disjoint, Place
@@ -55,18 +56,10 @@ def _checked(op: TileOp, around: Around) -> Stmt:
 
 def _by_steps(op: Copy | Transpose, around: Around) -> bool:
     """Whether no two steps of a copy use one element. A step reads an element and writes another one, or the same."""
-    if isinstance(op, Transpose):
-        extents = op.space
-        at = tuple(fresh("e", "int32") for _ in extents)
-        places = op.places(at)
-    else:
-        sides = [[d for d, e in enumerate(r.extents) if not is_const(e, 1) and e != 1] for r in (op.dst, op.src)]
-        if len(sides[0]) != len(sides[1]):
-            return _disjoint(op.dst, op.src, around)
-        extents = tuple(op.dst.extents[d] for d in sides[0])
-        at = tuple(fresh("e", "int32") for _ in extents)
-        places = tuple(tuple(convert(m) + at[dims.index(d)] if d in dims else convert(m) for d, m in enumerate(r.mins))
-                       for r, dims in zip((op.dst, op.src), sides))  # type: ignore[assignment]
+    extents, *dims = (op.space,) if isinstance(op, Transpose) else iteration_space(op.dst, op.src)
+    at = tuple(fresh("e", "int32") for _ in extents)
+    places = op.places(at) if isinstance(op, Transpose) else [
+        matched_indices(r, d, at) for r, d in zip((op.dst, op.src), dims)]
     disjoint = Disjoint(around.analyzer(), dict(zip(at, map(convert, extents))), {})
     names = _Names(around)
     dst, src = (Place(r.buffer, tuple(map(names.of, i)), tuple(map(names.of, around.conds)))
