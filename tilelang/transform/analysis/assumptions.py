@@ -44,9 +44,12 @@ def promised(func: Func) -> tuple[Analyzer, dict[Expr, int]]:
     return analyzer, divisors
 
 
-def with_ranges(known: Analyzer, n: Node, but: Set[Var] = frozenset()) -> Analyzer:
-    """The analyzer with the ranges of all variables that are defined in n, which have unique names.  but: of names left out."""
-    for x in walk(n, Launch, For, Parallel, Bind):
+def with_ranges(known: Analyzer, n: Node, *kinds: type, but: Set[Var] = frozenset()) -> Analyzer:
+    """The analyzer with the ranges of all variables that are defined in n, which have unique names.
+
+    kinds: of the statements that define them, all if none are given: the range of a value takes time.  but: names left out.
+    """
+    for x in walk(n, *kinds or (Launch, For, Parallel, Bind)):
         match x:
             case Launch():
                 known = bound_to(known, (*x.block_vars, *x.thread_vars), (*x.grid, *x.threads))

@@ -12,8 +12,8 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, If, Launch, Load, Parallel, Stmt, Store, TileOp, Var,
-                         children, inner, walk, SHARED, FRAGMENT)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Stmt, Store, TileOp,
+                         Var, children, inner, walk, SHARED, FRAGMENT)
 from tilelang.ir.record import state
 from tilelang.layout import Fragment, replicated_fragment
 from tilelang.target.warp_groups import PER_GROUP, WARP_LANES, warps_of
@@ -59,7 +59,7 @@ class Uses:
         self.alone: set[Buffer] = set()  # fragments accessed element by element outside any parallel loop
         self.pointers: set[Var] = set()  # storage whose address is taken: user code may index it directly
         self.taken: dict[Var, Call] = {}  # what takes it, apart from cp.async, which moves no more than 16 bytes at an element
-        self.analyzer = with_ranges(Analyzer(), launch)
+        self.analyzer = with_ranges(Analyzer(), launch, Launch, For, Parallel)
         self.accesses: list[Access] = []
         self._collect(launch.body)
         self._check_shapes()

@@ -52,7 +52,7 @@ class _Masks:
     """Rewrites one launch."""
 
     def __init__(self, launch: Launch) -> None:
-        self.launch, self.analyzer, self.uniform = launch, with_ranges(Analyzer(), launch), Divergence(launch)
+        self.launch, self.analyzer, self.uniform = launch, with_ranges(Analyzer(), launch, Launch, For), Divergence(launch)
         self.loops = 0  # number of enclosing serial loops
 
     def stmt(self, s: Any) -> Any:

@@ -70,7 +70,7 @@ class _Copies:
         self.views = {b.data for b in used if any(x is not b and x.data is b.data for x in used)}
         self.given = dict(launch.plan.layouts)
         self.safe = dict(launch.plan.safe_values)
-        self.analyzer = with_ranges(Analyzer(), launch)
+        self.analyzer = with_ranges(Analyzer(), launch, Launch, For)
         self.across: dict[Buffer, bool] = {}
         self.setup: list[Stmt] = []
         self.inits: list[Stmt] = []
