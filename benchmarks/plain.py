@@ -3,6 +3,7 @@
     python benchmarks/plain.py                             # all: checked, then timed in turns with what they are compared with
     python benchmarks/plain.py --only attention,gathers    # kinds, or parts of names
     python benchmarks/plain.py --compile --out FILE.json   # no GPU: registers, spills, serialised wgmma and schedules
+    python benchmarks/plain.py --compile --of RECORD.json  # no GPU: what is predicted now, beside the times of a record
     python benchmarks/plain.py --list
 
 The programs are those of suite/plain: kernels without warp roles, layouts or instructions.  Each result is compared with
@@ -59,8 +60,9 @@ def said_by(e: Exception) -> str:
     return f"{type(e).__name__}: {str(e).replace(f'{HERE.parent}{os.sep}', '')[:300]}"
 
 
-def described(name: str) -> dict[str, Any]:
-    """Of a program compiled for sm_90a: what its kernel uses and how it is scheduled.  Runs in a worker."""
+def described(name: str, mhz: float | None = None) -> dict[str, Any]:
+    """Of a program compiled for sm_90a: what its kernel uses and how it is scheduled, and its time at this clock.  Runs in a
+    worker."""
     import logging
     import warnings
 
@@ -68,18 +70,19 @@ def described(name: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     begin = time.perf_counter()
     try:
-        facts = kernel_of(name, HOPPER).report_data["kernels"]
+        kernel = kernel_of(name, HOPPER)
+        facts = kernel.report_data["kernels"]
     except Exception as e:
         return {"error": said_by(e)}
-    return {"seconds": round(time.perf_counter() - begin, 2), "kernels": [
+    return {"seconds": round(time.perf_counter() - begin, 2), **(forecast(kernel, mhz) if mhz else {}), "kernels": [
         {k: f[k] for k in ("registers", "spills", "serialised", "shared_bytes", "schedule", "overlap", "declined")} | {
             "mma": sorted(f["instructions"].get("MMAs", {})), "loads": sorted(f["instructions"].get("loads",
                                                                                                     {}))} for f in facts]}
 
 
-def compile_all(names: list[str], workers: int) -> dict[str, dict[str, Any]]:
+def compile_all(names: list[str], workers: int, clocks: dict[str, float]) -> dict[str, dict[str, Any]]:
     with ProcessPoolExecutor(max(1, workers), mp_context=multiprocessing.get_context("spawn")) as pool:
-        return dict(zip(names, pool.map(described, names)))
+        return dict(zip(names, pool.map(described, names, map(clocks.get, names))))
 
 
 def checked(p: Any, kernel: Any, tensors: Any) -> float:
@@ -200,6 +203,7 @@ def main() -> int:
     a.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     a.add_argument("--budget-seconds", type=float, default=550.0)
     a.add_argument("--compile", action="store_true", help="only compile, for sm_90a: needs no GPU")
+    a.add_argument("--of", default="", help="a record: predict at its clocks")
     a.add_argument("--config", default="", help='pass configs of all programs, as JSON: {"tl.disable_warp_specialized": true}')
     a.add_argument("--list", action="store_true")
     a.add_argument("--out", default="", help="write the rows as JSON")
@@ -209,7 +213,8 @@ def main() -> int:
     if o.list:
         print("\n".join(names))
         return 0
-    facts = compile_all(names, o.workers)
+    rows: dict[str, dict[str, Any]] = {r["name"]: r for r in json.loads(Path(o.of).read_text())["rows"]} if o.of else {}
+    facts = compile_all(names, o.workers, {n: r["mhz"] for n, r in rows.items() if "mhz" in r})
     print(f"{len(names)} programs compiled after {time.time() - begin:.0f} s", flush=True)
     if o.compile:
         for n, f in facts.items():
@@ -217,6 +222,8 @@ def main() -> int:
             print(f"{n:52} {shown}")
         if o.out:
             Path(o.out).write_text(json.dumps(facts, indent=1) + "\n")
+        rows = {n: {**r, **facts[n]} for n, r in rows.items() if n in facts and "ms" in r}
+        print("\n".join([*map(line, rows.values()), *summary(rows)] if rows else []))
         return 0
     import torch
 
@@ -224,7 +231,7 @@ def main() -> int:
     record: dict[str, Any] = {"what": "plain programs", "device": torch.cuda.get_device_name(), "torch": torch.__version__,
                               "date": time.strftime("%Y-%m-%d"), "copy_gbps": copy,
                               "config": json.loads(o.config or "{}")}
-    rows: dict[str, dict[str, Any]] = {}
+    rows = {}
     for n in names:
         if time.time() - begin > o.budget_seconds:
             print("no time for", n, flush=True)

@@ -11,7 +11,7 @@ from programs import gemm
 import tilelang
 import tilelang.language as T
 from tilelang.transform.analysis.loop_schedule import Bound, Item, Place, Schedule
-from tilelang.transform.analysis.simulate_loop import Event, Held, RingUse, Simulation, Wait
+from tilelang.transform.analysis.simulate_loop import Delayed, Event, Held, RingUse, Simulation, Wait
 
 UNITS = "tensor cores", "loads", "memory", "shared memory", "MUFU", "FMA", "recurrence"
 LOOPS = {"attention": lambda: programs.attention(), "backward": lambda: programs.backward(),
@@ -33,7 +33,8 @@ def drawn(r):
     return Schedule(r.choice(("k", "step_1")), round(r.random() * 90, 2), r.randrange(999), r.randrange(4), items, places,
                     tuple((n, r.randrange(9)) for n in names()), tuple((n, r.choice("MN")) for n in names()),
                     tuple((n, r.choice(("tma", "cp.async", "threads"))) for n in names()),
-                    tuple(r.randrange(256) for _ in range(r.choice((0, 2)))), Bound(tuple((u, time()) for u in UNITS)), time())
+                    tuple(r.randrange(256) for _ in range(r.choice((0, 2)))), Bound(tuple((u, time()) for u in UNITS)), time(),
+                    time())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -224,3 +225,53 @@ def test_what_a_loop_of_no_stages_loads_was_counted_beside_it():
     us = [compiled(gemm(4096, 4096, 4096, 128, 128, 64, tb=True, stages=n, threads=256), "sm_90a").report_data["kernels"][0][
         "predicted"]["us"] for n in (0, 4)]
     assert us[0] == pytest.approx(us[1], rel=0.01)
+
+
+def streamed(stages):
+    """Each of 128 blocks streams the rows of one head, 16 KB a tile, through one product."""
+    @T.prim_func
+    def stream(K: T.Tensor((4, 8192, 32, 128), "float16"), W: T.Tensor((128, 64), "float16"),
+               O: T.Tensor((4, 32, 64, 64), "float16")):
+        with T.Kernel(32, 4, threads=128) as (h, b):
+            k, w = T.alloc_shared((64, 128), "float16"), T.alloc_shared((128, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.copy(W, w)
+            T.clear(c)
+            for i in T.Pipelined(128, num_stages=stages):
+                T.copy(K[b, i * 64:(i + 1) * 64, h, :], k)
+                T.gemm(k, w, c)
+            T.copy(c, O[b, h, :, :])
+
+    return stream
+
+
+def test_fewer_bytes_in_flight_stream_slower():
+    """Measured on an H200: 1174, 1104 and 985 cycles of 1,980 MHz with 2, 3 and 4 tiles of 16 KB."""
+    found = [compiled(streamed(n), "sm_90a", extra_stages=False).report_data["kernels"][0] for n in (2, 3, 4)]
+    assert [Schedule.parse(f["schedules"][0]).cycles for f in found] == [pytest.approx(n, rel=0.05) for n in (1174, 1104, 985)]
+    us = [f["predicted"]["us"] for f in found]
+    assert us[0] > 1.05 * us[1] > 1.1 * us[2]
+
+
+def test_a_slow_clock_left_loops_that_memory_feeds_as_they_were():
+    """Time of memory does not follow the clock of the SMs, what they do in an iteration does."""
+    from tilelang.jit.report import predicted
+
+    kernel = compiled(streamed(4), "sm_90a", extra_stages=False)
+    s, facts = kernel.schedule(), kernel.report_data["kernels"][0]
+    fast, slow, slower = (predicted(kernel.target, facts, mhz)["us"] for mhz in (1980, 1780, 1980 * s.near / s.cycles / 2))
+    assert s.bound.term == "memory" and s.near < s.cycles and slow == pytest.approx(fast, rel=0.01) and slower > 1.9 * fast
+
+
+def test_accumulators_split_by_columns_were_whole_operands_at_no_cost():
+    """Each group has half of the columns of S, and makes all of P: S goes through shared memory first."""
+    alone, both = (compiled(programs.retention(seq=8192, threads=n), "sm_90a").schedule() for n in (128, 256))
+    (one,), (two,) = ([i.cycles for i in s.items if i.writes == ("P",)] for s in (alone, both))
+    assert dict(both.split)["S"] == "N" and two == 2 * one and both.near > alone.near
+
+
+def test_results_of_a_gemm_come_after_its_last_cycle():
+    """A wait right behind a GEMM took none of the 74 cycles from the tensor cores to the registers."""
+    events, waits = (Event(0, 0), Event(1, 0)), {1: Wait(0, (0,))}
+    plain, late = (run(events, waits, {0: 100.0}, [0.0, 50.0], {1}, [], 1).cycles for run in (Simulation, Delayed))
+    assert (plain, late) == (150, 224)  # the groups meet under the GEMM

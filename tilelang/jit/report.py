@@ -253,13 +253,15 @@ def predicted(target: Target, facts: dict[str, Any], mhz: float | None = None) -
     clock, blocks = mhz * 1e6 if mhz else rates.clock, loops[0].blocks if loops else facts["blocks"]
     tiles = math.ceil(blocks / chip.sm_count)  # of the SM that has most
     beside = min(tiles, (facts["occupancy"] or {}).get("blocks") or 1)
-    waits = tiles / beside * ((facts["first"] > 0) + len(loops)) * UNIT_RATES.latency
+    starts = (UNIT_RATES.far if x.bound.term == "memory" else UNIT_RATES.latency for x in loops)
+    waits = tiles / beside * ((facts["first"] > 0) * UNIT_RATES.latency + sum(starts))
     rate = UNIT_RATES.loads if any(s.groups for s in loops) else UNIT_RATES.by_threads
     least, took = 0.0, (waits + (facts["first"] / rate + facts["last"] / rates.store) / chip.sm_count) / clock
     for x in loops:
         hertz = rates.clock if x.bound.term == "memory" else clock  # that of memory does not fall with the clock of the SMs
         loaded = sum(i.cycles for i in x.items if i.unit == "loads")  # the blocks of an SM share what loads
-        took += tiles * x.iterations * max(x.bound.cycles, loaded, x.cycles / beside) / hertz
+        own = max(loaded, x.near / beside, *(c for unit, c in x.bound.terms if unit != "memory"))
+        took += tiles * x.iterations * max(max(x.cycles / beside, x.bound.cycles) / rates.clock, own / clock)
         least += blocks / chip.sm_count * x.iterations * x.bound.cycles / hertz
     least = max(least, touched / chip.bandwidth)
     return {"mhz": clock / 1e6, "least": least * 1e6,

@@ -214,8 +214,10 @@ class UnitRates:
     arithmetic: FP32 instructions.  special: special functions.  moves: elements moved between registers and shared memory.
     loads: bytes that TMA loads while neighbours load the same tiles; alone: bytes of tiles that no neighbour loads; latency:
     cycles until the first of them arrive; most: the bytes that TMA loads at most; by_threads: bytes that cp.async loads while
-    neighbours load the same tiles; far: latency of tiles that come from memory; wait: cycles to find a stage full (measured on
-    an H200).  port: bytes of shared memory.
+    neighbours load the same tiles; far: latency of tiles that come from memory; wait: cycles to find a stage full; drain: from
+    the end of a GEMM on the tensor cores to its results; meet: of a barrier of 256 threads and a fence for what reads shared
+    memory asynchronously; staging: of two barriers of 128 threads and a fence (measured on an H200).  port: bytes of shared
+    memory.
     one_group: the part of the issue slots that one warp group fills, whose warps wait for their own results.
     """
 
@@ -229,6 +231,9 @@ class UnitRates:
     by_threads: float = 45.0
     far: float = 1060.0
     wait: float = 44.0
+    drain: float = 74.0
+    meet: float = 65.0
+    staging: float = 90.0
     port: float = 128.0
     one_group: float = 0.6
 

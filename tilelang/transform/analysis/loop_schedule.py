@@ -75,11 +75,11 @@ class Schedule:
     items: in the order of the program.  places: in the order of the steady iteration, one group after another.  versions:
     (shared tile, stages of it).  split: (accumulator, "M" or "N": what its warp groups divide).  loads: (tile, "tma",
     "cp.async" or "threads").  registers: of a thread of the producer and of the others, where they differ.  cycles: of a steady
-    iteration, by simulation.
+    iteration, by simulation; near: of one whose tiles come from L2, where memory limits the others.
 
     >>> from tilelang.transform import Schedule
     >>> from tilelang.transform.analysis.loop_schedule import Bound
-    >>> s = Schedule("k", 8, 64, 1, (), (), (("As", 2),), (), (("As", "tma"),), (), Bound((("tensor cores", 64.0),)), 70.5)
+    >>> s = Schedule("k", 8, 64, 1, (), (), (("As", 2),), (), (("As", "tma"),), (), Bound((("tensor cores", 64.0),)), 70.5, 70)
     >>> Schedule.parse(str(s)) == s
     True
     """
@@ -96,10 +96,11 @@ class Schedule:
     registers: tuple[int, ...]
     bound: Bound
     cycles: float
+    near: float
 
     def __str__(self) -> str:
         out = [f"loop {self.loop}: {number(self.iterations)} iterations of {self.blocks} blocks, {self.groups} groups, "
-               f"{number(self.cycles)} cycles",
+               f"{number(self.cycles)} cycles, {number(self.near)} by L2",
                _pairs("bound", self.bound.terms), _pairs("versions", self.versions), _pairs("split", self.split),
                _pairs("loads", self.loads), f"registers: {', '.join(map(str, self.registers))}"]
         out += [f"item {n}: {x}; {number(x.cycles)} cycles of {x.unit}, {x.registers} registers"
@@ -112,8 +113,8 @@ class Schedule:
     def parse(text: str) -> Schedule:
         """The schedule that has this text.  Raises schedule-text (ValueError) for other texts."""
         lines = iter(text.split("\n  "))
-        loop, iterations, blocks, groups, cycles = _match(
-            r"loop (.*): (\S+) iterations of (\d+) blocks, (\d+) groups, (\S+) cycles", next(lines))
+        loop, iterations, blocks, groups, cycles, near = _match(
+            r"loop (.*): (\S+) iterations of (\d+) blocks, (\d+) groups, (\S+) cycles, (\S+) by L2", next(lines))
         found = {name: _read(name, next(lines, "")) for name in ("bound", "versions", "split", "loads", "registers")}
         items, places = [], []
         for line in lines:
@@ -128,7 +129,7 @@ class Schedule:
         return Schedule(loop, float(iterations), int(blocks), int(groups), tuple(items), tuple(places),
                         tuple((n, int(v)) for n, v in found["versions"]), found["split"], found["loads"],
                         tuple(int(v) for (v,) in found["registers"]),
-                        Bound(tuple((n, float(v)) for n, v in found["bound"])), float(cycles))
+                        Bound(tuple((n, float(v)) for n, v in found["bound"])), float(cycles), float(near))
 
 
 def number(x: float) -> str:

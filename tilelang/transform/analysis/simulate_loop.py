@@ -78,8 +78,10 @@ class Simulation:
 
     events, waits: of the steady iteration.  tensor: place of a GEMM -> its cycles on the tensor cores, for one group.
     ordinary: cycles of each event beside.  meets: places of events in front of which all groups meet.  rings: with how long
-    their stages are in use.
+    their stages are in use.  drain, meet: see UnitRates; Delayed counts them.
     """
+
+    drain = meet = 0.0
 
     def __init__(self, events: Sequence[Event], waits: dict[int, Wait], tensor: dict[int, float], ordinary: Sequence[float],
                  meets: set[int], rings: Sequence[tuple[RingUse, Held]], groups: int) -> None:
@@ -109,7 +111,7 @@ class Simulation:
         while len(marks) < _MOST:
             least = min(self.place)
             if all(x == least for x in self.place) and least % self.size in self.meets:
-                self.clock = [max(self.clock)] * self.groups
+                self.clock = [max(self.clock) + self.meet] * self.groups
             g = min((x for x in range(self.groups) if self.ready(x, least)), key=self.clock.__getitem__)
             self.run_event(g)
             if min(self.place) < (len(marks) + 1) * self.size:
@@ -168,7 +170,8 @@ class Simulation:
             self.clock[g] = max(self.clock[g], self.arrival(k, step) or 0.0) + self.rings[k][0].wait
         if q in self.cost:
             begin = max(self.tensor, self.clock[g])
-            self.ends[g][q, step] = end = self.tensor = begin + self.cost[q]
+            end = self.tensor = begin + self.cost[q]
+            self.ends[g][q, step] = end + self.drain
             self.clock[g] += START
         else:
             begin, end = self.clock[g], self.clock[g] + self.ordinary[q]
@@ -189,3 +192,9 @@ class Simulation:
     def free(self, g: int, q: int, step: int, waited: bool) -> None:
         for k in self.frees.get((q, waited), ()):
             self.released[k].setdefault(step - self.rings[k][1].lag, []).append(self.clock[g])
+
+
+class Delayed(Simulation):
+    """With what GEMMs and meeting groups take: for predictions.  Orders are compared without."""
+
+    drain, meet = UNIT_RATES.drain, UNIT_RATES.meet

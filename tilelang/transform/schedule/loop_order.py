@@ -28,7 +28,7 @@ from tilelang.target.machine import REGISTERS, UNIT_RATES
 from ..analysis.effects import fills_whole, is_sync
 from ..analysis.item_cost import Cycles, item_cycles
 from ..analysis.pipeline_schedule import Item, violations
-from ..analysis.simulate_loop import START, Event, Held, RingUse, Simulation, Wait
+from ..analysis.simulate_loop import START, Delayed, Event, Held, RingUse, Simulation, Wait
 
 _MOST_SUBSETS = 6  # GEMMs of which all subsets are tried; of more, only those that end a loop
 ENDED = 1.1  # weight of an order whose last GEMMs are waited for in each iteration: the tensor cores are idle then
@@ -63,7 +63,7 @@ class LoopItems:
     items: of the whole body.  own: those of the consumers, in the order of the program.  groups: number of warp groups.
     used_outside: whether storage is accessed outside the loop.  rings: the rings of stages that the producer fills.  asked: the
     order that the program gives; () for none.  versions: storage -> number of tiles that iterations use in turn.  beside:
-    blocks that an SM runs at once, this one included.
+    blocks that an SM runs at once, this one included.  passed: cycles in which groups pass registers in front of an item.
     """
 
     def __init__(self, items: list[Item], own: Sequence[int], groups: int, used_outside: Callable[[Var], bool],
@@ -80,6 +80,7 @@ class LoopItems:
                                          for j in self.own[n:]} for x in ((), self.tiles()))
         passed = {e.storage for i in self.own for e in items[i].effects if e.writes and e.buffer.scope_name in SHARED}
         self.exchanged = {i for i in self.own if any(e.storage in passed for e in items[i].effects)}
+        self.passed: dict[int, float] = {}
         self.live_outside = {e.storage for i in self.own for e in items[i].effects
                              if e.buffer.scope_name == FRAGMENT and used_outside(e.storage)}
 
@@ -274,15 +275,18 @@ class LoopItems:
         x = self.items[i]
         return not any(e.reads for e in x.effects if e.storage is storage) and (i in self.gemms or fills_whole(x.stmt))
 
-    def simulated(self, events: Sequence[Event], waits: dict[int, Wait], groups: int, rings: Sequence[RingUse]) -> Simulation:
-        """The run of a steady iteration of so many warp groups that wait for these rings."""
+    def simulated(self, events: Sequence[Event], waits: dict[int, Wait], groups: int, rings: Sequence[RingUse],
+                  delays: bool = False) -> Simulation:
+        """The run of a steady iteration of so many warp groups that wait for these rings.  delays: see Delayed."""
         held = [self.held(events, waits, x) for x in rings]
         tensor = {n: self.cost[e.item].tensor / self.groups for n, e in enumerate(events) if e.item in self.gemms}
         slow = 1.0 if self.groups > 1 else 1 / UNIT_RATES.one_group
-        ordinary = [self.cost[e.item].ordinary * slow + (0.0 if n in tensor else self.cost[e.item].tensor)
+        waited = [c.tensor and c.tensor + UNIT_RATES.drain * delays for e in events for c in [self.cost[e.item]]]
+        ordinary = [self.cost[e.item].ordinary * slow + (0.0 if n in tensor else waited[n]) + self.passed.get(e.item, 0.0)
                     for n, e in enumerate(events)]
         meets = {n for n, e in enumerate(events) if e.item in self.exchanged}
-        return Simulation(events, waits, tensor, ordinary, meets, list(zip(rings, held)), groups)
+        run = Delayed if delays else Simulation
+        return run(events, waits, tensor, ordinary, meets, list(zip(rings, held)), groups)
 
     def checked(self, events: Sequence[Event]) -> None:
         """Raises InternalError if the order breaks a dependence: this asks the independent checker of pipelines."""

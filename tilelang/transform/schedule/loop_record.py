@@ -36,14 +36,30 @@ def record_of(r: WarpRoleLoop, registers: Sequence[int]) -> Schedule:
     rings = [x for x in r.rings if x.iterations == 1]
     filled = {i: use for x, use in zip(rings, loop.rings) for i in x.items}
     shared = {e.storage for x in loop.items for e in x.effects}  # tf32 operands are rounded there
-    split = tuple((x.stmt.c.buffer.name, "N" if plan.warps[1] > 1 else "M")  # type: ignore[attr-defined]
-                  for x in (loop.items[i] for i in loop.gemms) if not isinstance(
-                      plan := choose_wgmma(x.stmt, threads, shared), str))
+    split = {i: "N" if plan.warps[1] > 1 else "M" for i in loop.gemms if not isinstance(
+        plan := choose_wgmma(loop.gemm(i), threads, shared), str)}
     versions = {b.name: r.stages_of(x.iterations) for x in r.rings for b in x.buffers}
     versions |= {e.buffer.name: r.made[e.storage] for x in loop.items for e in x.effects if e.storage in r.made}
+    _pass_tiles(loop, {loop.gemm(i).c.buffer.data for i, how in split.items() if how == "N"})
     made = _record(r.launch, r.loop, loop, (events, waits), filled, dict.fromkeys(sorted(r.loads), "tma"), 90)
-    return replace(made, split=tuple(dict.fromkeys(split)), registers=tuple(registers),
-                   versions=tuple(sorted(versions.items())))
+    named = dict.fromkeys((loop.gemm(i).c.buffer.name, how) for i, how in split.items())
+    return replace(made, split=tuple(named), registers=tuple(registers), versions=tuple(sorted(versions.items())))
+
+
+def _pass_tiles(own: LoopItems, columns: set[Var]) -> None:
+    """Counts what goes through shared memory unseen in the program: results on their way to memory, and accumulators of which
+    each warp group has some columns (`columns`) where an A operand in registers is made of them, whole in each group."""
+    wanted = {op.a.buffer.data for op in map(own.gemm, own.gemms) if op.a.buffer.scope_name == FRAGMENT}
+    for i in own.own:
+        op: Any = own.items[i].stmt
+        if isinstance(op, Copy) and (op.src.buffer.scope_name, op.dst.buffer.scope_name) == (FRAGMENT, GLOBAL):
+            own.passed[i] = UNIT_RATES.staging
+        used = {e.storage: e.buffer for e in own.items[i].effects if e.reads and e.storage in columns}
+        if i not in own.gemms and used and any(e.writes and e.storage in wanted for e in own.items[i].effects):
+            moved = sum(b.size * b.dtype.bits // 8 for b in used.values()) / UNIT_RATES.port
+            own.cost[i] = Cycles().plus(own.cost[i], own.groups)
+            own.passed[i] = moved + max(0.0, moved * own.groups - own.cost[i].ordinary)  # written, then read by all at work
+            own.exchanged.add(i)
 
 
 def record_of_threads(launch: Launch, loop: For, items: list[Item], stage: Sequence[int], order: Sequence[int],
@@ -75,10 +91,11 @@ def _record(launch: Launch, loop: For, own: LoopItems, steady: tuple[tuple[Event
     memory, (at, most) = _from_memory(own, iterations * blocks), _memory_rates(blocks, capability)
     fed = UNIT_RATES.by_threads if "cp.async" in loads.values() else UNIT_RATES.loads
     rate = min(fed, at * sum(_moved(own.items[i]) for i in loads) / memory if memory and at else fed)
-    seen = {use: replace(use, rate=rate, latency=UNIT_RATES.latency if rate == fed else UNIT_RATES.far, wait=UNIT_RATES.wait)
-            for use in (*filled.values(), *own.rings)}
+    close, seen = ({use: replace(use, rate=x, latency=UNIT_RATES.latency if x == fed else UNIT_RATES.far, wait=UNIT_RATES.wait)
+                    for use in (*filled.values(), *own.rings)} for x in (fed, rate))
+    near, run = (own.simulated(events, waits, own.groups, [x[use] for use in own.rings], True) if events else None
+                 for x in (close, seen))
     filled, own.rings = {i: seen[use] for i, use in filled.items()}, tuple(map(seen.__getitem__, own.rings))
-    run = own.simulated(events, waits, own.groups, own.rings) if events else None
     items = tuple(_item(own, i, i in filled or i in own.gemms, max(1, launch.num_threads), fed) for i in range(len(own.items)))
     bound = _bound(own, loads, memory / most if most else 0.0)
     cycles = max(run.cycles if run else 0.0, bound.cycles)
@@ -86,7 +103,8 @@ def _record(launch: Launch, loop: For, own: LoopItems, steady: tuple[tuple[Event
     versions = {b: use.stages for i, use in filled.items() for b in named[i] if use.stages > 1}
     return Schedule(loop.var.name, iterations, blocks, groups, items,
                     () if run is None else _places(own, run, events, filled, cycles), tuple(sorted(versions.items())), (),
-                    tuple((b, how) for i, how in loads.items() for b in named[i]), (), bound, round(cycles, 1))
+                    tuple((b, how) for i, how in loads.items() for b in named[i]), (), bound, round(cycles, 1),
+                    round(near.cycles if near else cycles, 1))
 
 
 def _places(own: LoopItems, run: Simulation, events: Sequence[Event], filled: dict[int, RingUse],
