@@ -13,7 +13,7 @@ from tilelang.ir.record import record
 from tilelang.layout import REGISTER, Fragment, Mode
 from tilelang.ops.distribute import Distribution, flat, from_fragment
 
-from ..analysis.distributed_loop import Grid, Loop, accesses, is_memory
+from ..analysis.distributed_loop import accesses, is_memory
 from ..analysis.vectorize import MAX_BYTES, lane_dimension, power_of_two_in, stride_along
 from .loop_layouts import over_loops, touch
 
@@ -45,10 +45,8 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
     lane_dim, w = wanted_width(lw, vars, extents, body)
     if width is not None:
         w = power_of_two_in(extents[lane_dim], width)
-    for partition in partitions:
-        dist = from_fragment(partition, lw.thread, extents, w if lane_dim == len(vars) - 1 else 1)
-        if partition is partitions[-1] or _accumulates_well(lw, vars, dist, body):
-            return dist, False
+    if partitions:
+        return from_fragment(partitions[0], lw.thread, extents, w if lane_dim == len(vars) - 1 else 1), False
     serial = accumulated_dims(vars, extents, body)
     if serial:
         return serial_inside(lw, extents, serial), False
@@ -66,18 +64,6 @@ def _one_negative(extents: tuple[Any, ...], analyzer: Analyzer) -> tuple[Any, ..
     """The extents of a loop, of which at most one is negative: two such, multiplied, would be iterations of an empty loop."""
     unsure = [d for d, n in enumerate(extents) if not isinstance(n, int) and not analyzer.can_prove(n >= 0)]
     return tuple(binary("max", n, 0) if d in unsure[1:] else n for d, n in enumerate(extents))
-
-
-def _accumulates_well(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt) -> bool:
-    """Whether no fragment that the loop accumulates into (several points, one element) needs staging."""
-    loop = Loop(vars, dist, Grid(dist, vars, lw.thread))
-    for x, inner in accesses(body):
-        if isinstance(x, Store) and x.buffer.scope_name == FRAGMENT:
-            loop.inner = inner
-            touch = loop.touch(lw.layout_of, x.buffer, x.indices, True)
-            if touch.register is None and touch.repeated:
-                return False
-    return True
 
 
 def fragment_partitions(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> list[LoopPartition]:

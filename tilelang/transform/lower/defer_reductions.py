@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Any
 
-from tilelang.ir import (Binary, Bind, Break, Buffer, Call, Cast, Const, Continue, Evaluate, Expr, Func, If, Launch, Load,
-                         Parallel, Region, Seq, Stmt, Store, Unary, Var, const, inner, is_const, is_large, replace, rewrite,
+from tilelang.ir import (Binary, Bind, Break, Buffer, Call, Cast, Continue, Evaluate, Expr, Func, If, Launch, Load,
+                         Parallel, Region, Seq, Stmt, Store, Var, const, inner, is_const, is_large, replace, rewrite,
                          rewrite_launches, seq, statements, stmts_of, substitute, walk, with_options, FRAGMENT)
 from tilelang.ir.record import state
 from tilelang.layout import THREAD, Fragment
@@ -174,22 +174,16 @@ class _Accumulations:
 
     def _alike(self, e: Expr, loop: Parallel, layout: Fragment, changed: set[Var]) -> bool:
         """Whether a factor is equal in all copies of an element."""
-        for x in walk(e):
-            match x:
-                case Load():
-                    same = x.buffer.scope_name == FRAGMENT and self.layouts.get(x.buffer) == layout
-                    if not same or x.buffer.data in changed or x.indices != loop.vars:
-                        return False
-                case Call():
-                    if not is_pure(x.op) or x.op.startswith("get_"):
-                        return False
-                case Var():
-                    if x not in loop.vars and self.divergence.divergent(x):
-                        return False
-                case Const() | Binary() | Unary() | Cast() | Buffer():
-                    pass
-                case _:
-                    return False
+        for x in walk(e, Load, Call, Var):
+            if isinstance(x, Load):
+                same = x.buffer.scope_name == FRAGMENT and self.layouts.get(x.buffer) == layout
+                alike = same and x.buffer.data not in changed and x.indices == loop.vars
+            elif isinstance(x, Call):
+                alike = is_pure(x.op) and not x.op.startswith("get_")
+            else:
+                alike = x in loop.vars or not self.divergence.divergent(x)
+            if not alike:
+                return False
         return True
 
 
