@@ -15,9 +15,9 @@ from typing import Any
 
 from tilelang.arith import Analyzer, Bounds, extent_bounds
 from tilelang.errors import error
-from tilelang.ir import (AddressOf, Alloc, Bind, Call, Const, Expr, For, Func, If, Launch, Load, Parallel, Region, Seq, Stmt,
-                         TileOp, Var, While, const, convert, fresh, inner, is_const, logical, remember, replace, rewrite,
-                         rewrite_launches, seq, substitute, unary, walk, with_inner, BARRIER, CLUSTER_BARRIER, SHARED)
+from tilelang.ir import (AddressOf, Alloc, Bind, Call, Const, Expr, For, If, Launch, Load, Parallel, Region, Seq, Stmt, TileOp,
+                         Var, While, const, convert, fresh, inner, is_const, logical, remember, replace, rewrite, seq,
+                         substitute, unary, walk, with_inner, BARRIER, CLUSTER_BARRIER, SHARED)
 from tilelang.ir.record import record
 from tilelang.target.intrinsics import INTRINSICS, PURE, SYNC, WARP
 from tilelang.target.warp_groups import WARP_LANES, holds_in, runs, warps_in
@@ -41,8 +41,8 @@ _OF_ALL = BARRIERS - {"sync_threads"}  # sync_threads in a warp role counts only
 _Warps = tuple[int, ...]
 
 
-@pass_(needs=TILE)
-def order_warp_roles(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def order_warp_roles(launch: Launch, cx: PassContext) -> Launch:
     """Put a barrier of all threads in front of a warp role that touches what another warp role in front of it stores, or stores
     what it touches, also from one iteration of a loop to the next.
 
@@ -53,16 +53,11 @@ def order_warp_roles(func: Func, cx: PassContext) -> Func:
     votes of the block and barriers of the grid that only some warps reach: on a device the groups that get there would wait
     for the others, or would be counted with groups that vote about something else.
     """
-    def ordered(launch: Launch) -> Launch:
-        order = _Order(launch)
-        if len(order.warps) > 1 and order.among(launch.body):
-            order.follow(launch.body)
-        return replace(launch, body=order.written(launch.body)) if order.before else launch
-
-    out: Func = func if cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC) else rewrite_launches(func, ordered)
-    for n in walk(out, Launch):
-        _check_votes(n.body, warps_in(n), None)
-    return out
+    order = _Order(launch)
+    if not cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC) and len(order.warps) > 1 and order.among(launch.body):
+        order.follow(launch.body)
+    _check_votes(launch.body, order.warps, None)
+    return replace(launch, body=order.written(launch.body)) if order.before else launch  # type: ignore[no-any-return]
 
 
 class _Order:

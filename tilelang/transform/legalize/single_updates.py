@@ -15,9 +15,8 @@ from typing import Any
 
 from tilelang.arith import simplify
 from tilelang.errors import error, register, register_warning, warn
-from tilelang.ir import (Bind, Call, Const, Expr, For, Func, If, Launch, Load, Seq, Stmt, Store, While, Parallel, TileOp,
-                         binary, const, contains, free_vars, fresh, statements, replace, rewrite, seq, walk, with_inner,
-                         rewrite_launches, convert, FRAGMENT)
+from tilelang.ir import (Bind, Call, Const, Expr, For, If, Launch, Load, Seq, Stmt, Store, While, Parallel, TileOp, binary,
+                         const, contains, free_vars, fresh, replace, rewrite, seq, walk, with_inner, convert, FRAGMENT)
 
 from tilelang.target.intrinsics import INTRINSICS, PURE
 from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
@@ -33,18 +32,18 @@ register("update-by-every-thread", ValueError, "each thread of the block reads o
 register_warning("single-update", "all threads reach an update of one element of memory, and one of them runs it")
 
 
-@pass_(needs=TILE)
-def single_updates(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def single_updates(n: Launch, cx: PassContext) -> Launch | None:
     """Let one thread run `s[i] = f(s[i])` outside T.Parallel where i and what is stored are the same in all threads.
 
     Raises update-by-every-thread where threads would store different values, and for tensors that other blocks may update at
     the same time.
     """
-    return _rewritten(func, False)
+    return _rewritten(n, False)
 
 
-@pass_(needs=TILE)
-def warp_role_updates(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def warp_role_updates(n: Launch, cx: PassContext) -> Launch | None:
     """The same for updates in warp roles, by the first thread of each, for all targets: later passes may make plain branches of
     warp roles.
 
@@ -54,18 +53,14 @@ def warp_role_updates(func: Func, cx: PassContext) -> Func:
         if tx < 32:
             s[0] = s[0] + 1     # 32 threads read s[0] and write it back changed
     """
-    for s in statements(func.body):
-        if isinstance(s, Launch) and s.num_threads > 1:
-            _check(s.body, WarpSets(s), None, set(s.thread_vars))
-    return _rewritten(func, True)
+    if n.num_threads > 1:
+        _check(n.body, WarpSets(n), None, set(n.thread_vars))
+    return _rewritten(n, True)
 
 
-def _rewritten(func: Func, in_warp_roles: bool) -> Func:
-    def launch(n: Launch) -> Launch | None:
-        asked = n.num_threads > 1 and in_warp_roles <= any(by_warp(x.cond) for x in walk(n.body, If))
-        return with_inner(n, _Updates(n, in_warp_roles).stmt) if asked else None
-
-    return rewrite_launches(func, launch)  # type: ignore[no-any-return]
+def _rewritten(n: Launch, in_warp_roles: bool) -> Launch | None:
+    asked = n.num_threads > 1 and in_warp_roles <= any(by_warp(x.cond) for x in walk(n.body, If))
+    return with_inner(n, _Updates(n, in_warp_roles).stmt) if asked else None
 
 
 class _Updates:
