@@ -16,22 +16,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.arith import LaunchFacts, known_divisor
-from tilelang.ir import (Binary, Bind, Call, Const, Expr, For, Func, Launch, Load, Var, binary, const, contains, free_vars,
-                         is_large, rewrite, rewrite_launches, substitute, walk)
+from tilelang.ir import (Binary, Bind, Call, Const, Expr, For, Launch, Load, Var, binary, const, contains, free_vars, is_large,
+                         rewrite, substitute, walk)
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
 
-@pass_(needs=DEVICE)
-def lane_quotients(func: Func, cx: PassContext) -> Func:
+@pass_(needs=DEVICE, of=Launch)
+def lane_quotients(launch: Launch, cx: PassContext) -> Launch:
     """Rewrite (b + v) // c and (b + v) % c in unrolled loops over v.
 
     Applies where a power of two n above v divides b, and n divides c or is a multiple of c.
     """
-    return rewrite_launches(func, _parted)
-
-
-def _parted(launch: Launch) -> Launch:
     facts, lanes = LaunchFacts(launch, free_vars(launch)), set[Var]()
     sums, divisors = dict[Var, Expr](), dict[Expr, int]()  # what adds to a lane; known divisors of other bound values
     for s in walk(launch.body, For, Bind):  # in program order: a value's terms are bound before it

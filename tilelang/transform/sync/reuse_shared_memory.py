@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, For, Func, If, Launch, Seq, Stmt, Store, Var,
-                         While, call, inner, replace, rewrite_launches, rewrite_stmts, seq, walk, with_options, LOCAL, SHARED)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, For, If, Launch, Seq, Stmt, Store, Var, While,
+                         call, inner, replace, rewrite_stmts, seq, walk, with_options, LOCAL, SHARED)
 from tilelang.target.machine import REGISTERS, RESERVED_SHARED
 from tilelang.target.warp_groups import warps_of
 
@@ -16,8 +16,8 @@ from ..memory.plan_shared_memory import planned_bytes, shared_buffers, spans_of
 from .warp_role_sync import has_warp_roles
 
 
-@pass_(needs=THREADS_BOUND)
-def reuse_shared_memory(func: Func, cx: PassContext) -> Func:
+@pass_(needs=THREADS_BOUND, of=Launch)
+def reuse_shared_memory(launch: Launch, cx: PassContext) -> Launch:
     """Give each Launch that exceeds the target's shared memory, or that of the blocks that run on an SM without the compiler's
     staging, `reuse`: pairs (a, b) of buffers, b in bytes of a.
 
@@ -31,27 +31,23 @@ def reuse_shared_memory(func: Func, cx: PassContext) -> Func:
     """
     limit = getattr(cx.target, "max_shared_bytes", None)
     off = cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE) or cx.option(PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC)
-
-    def chosen(launch: Launch) -> Launch:
-        done = with_options(launch, disjoint=None) if launch.plan.disjoint else launch
-        if limit is None or off or not all(b.is_static for b in shared_buffers(launch)) or (
-                alone := planned_bytes(launch, cx)) <= (most := min(limit, _room(launch, cx))):
-            return done
-        order = _Order(launch)
-        spans = spans_of(launch)
-        if alone <= limit:  # what copies of the next iteration fill is in use all the time
-            order.unknown |= {x.buffer.data for n in walk(launch.body, Call) if n.op == "cp_async" for x in walk(n, AddressOf)}
-        pairs = {(a.buffer, b.buffer) for a in spans for b in spans if order.frees(a.buffer, b.buffer)}
-        if not pairs or (least := place(spans, pairs)) >= alone or alone <= limit and (
-                least > most or sum(x.bytes for x in spans) > limit):
-            return done  # where this does not suffice, the error tells what is too much
-        reuse = tuple((a.buffer, b.buffer) for a in spans for b in spans if (a.buffer, b.buffer) in pairs and a.meets(b))
-        stored = {x.buffer.data for n in walk(launch.body, Call) if n.op in _STORES for x in walk(n, AddressOf)}
-        if order.looped and any({a.data, b.data} & stored for a, b in reuse):
-            done = replace(done, body=rewrite_stmts(done.body, _read_at_once))
-        return with_options(done, reuse=reuse)
-
-    return rewrite_launches(func, chosen)
+    done = with_options(launch, disjoint=None) if launch.plan.disjoint else launch
+    if limit is None or off or not all(b.is_static for b in shared_buffers(launch)) or (
+            alone := planned_bytes(launch, cx)) <= (most := min(limit, _room(launch, cx))):
+        return done
+    order = _Order(launch)
+    spans = spans_of(launch)
+    if alone <= limit:  # what copies of the next iteration fill is in use all the time
+        order.unknown |= {x.buffer.data for n in walk(launch.body, Call) if n.op == "cp_async" for x in walk(n, AddressOf)}
+    pairs = {(a.buffer, b.buffer) for a in spans for b in spans if order.frees(a.buffer, b.buffer)}
+    if not pairs or (least := place(spans, pairs)) >= alone or alone <= limit and (
+            least > most or sum(x.bytes for x in spans) > limit):
+        return done  # where this does not suffice, the error tells what is too much
+    reuse = tuple((a.buffer, b.buffer) for a in spans for b in spans if (a.buffer, b.buffer) in pairs and a.meets(b))
+    stored = {x.buffer.data for n in walk(launch.body, Call) if n.op in _STORES for x in walk(n, AddressOf)}
+    if order.looped and any({a.data, b.data} & stored for a, b in reuse):
+        done = replace(done, body=rewrite_stmts(done.body, _read_at_once))
+    return with_options(done, reuse=reuse)
 
 
 def _room(launch: Launch, cx: PassContext) -> int:
