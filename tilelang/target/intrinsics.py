@@ -153,11 +153,6 @@ def _dequantised(byte: Any, zero_point: Any = 0, *, low: int, high: int, mask: i
     return np.stack(weights, axis=-1).astype(np.float32)
 
 
-def _looked_up(code: Any, *words: Any) -> Any:
-    low, high = np.array([np.asarray(w).flat[0] for w in words], np.uint32).view(np.uint8).reshape(2, 16).astype(np.uint16)
-    return (high << 8 | low)[np.asarray(code)]
-
-
 def _taken(packed: Any, table: Any, high: bool = False) -> Any:
     packed, table = np.asarray(packed).view(np.uint8), np.asarray(table)
     packed = packed[..., None] if packed.ndim < table.ndim else packed  # one byte, of two codes
@@ -165,8 +160,6 @@ def _taken(packed: Any, table: Any, high: bool = False) -> Any:
     return np.take_along_axis(table, codes.astype(np.int64), axis=-1)
 
 
-# The entry of a code in 0..15, of 16 bits: words 0 to 3 hold the low bytes of four entries each, words 4 to 7 the high bytes.
-add_intrinsic(Intrinsic("code_table", 9, PURE, _looked_up, {"*": f"tl::code_table({_args(9)})"}, result="uint16"))
 # The entries of a table of 16 for the codes of four bits in neighbouring bytes, the low one of a byte first.
 add_intrinsic(Intrinsic("codes_taken", 2, PURE, _taken, result="attr"))
 # An operand of the functions of a Combine (ops/combine.py), which its lowering replaces.

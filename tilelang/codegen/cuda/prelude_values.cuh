@@ -142,20 +142,6 @@ template <int LOW, int HIGH, int MASK> TL_DEVICE __half2 coded_pair(unsigned byt
 template <int LOW, int HIGH, int MASK> TL_DEVICE __half2 coded_pair(unsigned byte) {
   return coded_pair<LOW, HIGH, MASK>(byte, __ushort_as_half(0));
 }
-//@ code_table
-// The entry of `code` in a table of 16 entries of 16 bits: the low bytes of four entries in each of the first four words, the high
-// bytes in the others.  The words are constants: what they make equal or zero is left out.
-TL_DEVICE unsigned code_byte(unsigned code, unsigned a, unsigned b, unsigned c, unsigned d) {
-  if ((a | b | c | d) == 0u) return 0u;
-  const unsigned low = __byte_perm(a, b, code & 7u);
-  if (a == c && b == d) return low & 255u;
-  if ((a ^ c) == 0x80808080u && (b ^ d) == 0x80808080u) return (low ^ code << 4 & 128u) & 255u;
-  return (code < 8u ? low : __byte_perm(c, d, code & 7u)) & 255u;
-}
-TL_DEVICE unsigned short code_table(unsigned code, unsigned l0, unsigned l1, unsigned l2, unsigned l3, unsigned h0, unsigned h1,
-                                    unsigned h2, unsigned h3) {
-  return (unsigned short)(code_byte(code, h0, h1, h2, h3) << 8 | code_byte(code, l0, l1, l2, l3));
-}
 //@ take_codes
 // The entries of a table of 16 entries of 16 bits for N codes of 4 bits: a permutation looks up a byte for four codes at once in
 // half of the table, another one chooses between the halves by the codes' highest bits.  HIGH: low bytes are zero.

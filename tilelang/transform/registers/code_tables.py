@@ -1,7 +1,5 @@
 """Replace a function of a code of four bits or fewer by a table in registers.
 
-    w = select(bits >= 8, -size(bits), size(bits))   ->   w = reinterpret(code_table(bits, 0x30002e00, ...))
-
     for v in unroll(8):                                   W[0:8] = codes_taken(Q[0:4], T[0:16])
         w[v] = table[Q[v // 2] >> v % 2 * 4 & 15]    ->   for v in unroll(8): w[v] = W[v]
 
@@ -20,7 +18,7 @@ import numpy as np
 from tilelang.arith import LaunchFacts
 from tilelang.errors import TileLangError
 from tilelang.ir import (AddressOf, Alloc, Bind, Binary, Buffer, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Select,
-                         Stmt, Store, Unary, Var, call, cast, const, contains, dtype, free_vars, fresh, is_const, is_large,
+                         Stmt, Store, Unary, Var, call, const, contains, dtype, free_vars, fresh, is_const, is_large,
                          load, numpy_dtype, rebuild, rewrite, rewrite_launches, seq, substitute, walk, GLOBAL, LOCAL, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.numbers import to_dtype
@@ -37,7 +35,7 @@ _OPERATIONS = (Binary, Call, Cast, Select, Unary)
 
 @pass_(needs=DEVICE)
 def code_tables(func: Func, cx: PassContext) -> Func:
-    """Look up values of 8 and 16 bits that are computed from one variable of the range 0..15 alone.
+    """Look up values of 16 bits that are computed from codes of the range 0..15 alone, for codes that lie side by side.
 
     Keeps: every value, bit for bit: the entries are those of the reference interpreter's arithmetic.
     """
@@ -92,24 +90,20 @@ class _Tables:
 
     def value(self, e: Expr) -> Expr:
         """e with its largest expressions of one code looked up."""
-        if isinstance(e, Load) and self.lanes:
-            entry = self._from_memory(e)
-            return rebuild(e, self.visit) if entry is None else entry
-        few = 2 if self.lanes and self.lanes[1] > 2 else _FEWEST
-        if is_large(e) or not isinstance(e, _OPERATIONS) or _operations(e) < few:
-            return e if not self.lanes or is_large(e) else rebuild(e, self.visit)
-        found = self._code(e) if e.dtype.lanes == 1 and e.dtype.bits in (8, 16) and e.dtype != "bool" else None
-        table = None if found is None else _table(found[1], found[2])
-        if found is None or table is None:
+        if not self.lanes or is_large(e):
+            return e
+        few = 2 if self.lanes[1] > 2 else _FEWEST
+        taken = self._from_memory(e) if isinstance(e, Load) else None
+        if isinstance(e, _OPERATIONS) and e.dtype.lanes == 1 and e.dtype.bits == 16 and _operations(e) >= few:
+            found = self._code(e)
+            table = None if found is None or _operations(found[1]) < few else _table(found[1], found[2])
+            if found is not None and table is not None:
+                b = Buffer("table", (_CODES,), dtype("uint16"), LOCAL)
+                fill = [Store(b, (const(k),), const(int(w), "uint16")) for k, w in enumerate(table)]
+                taken = self._taken(found[0], tuple(table), b, fill)
+        if taken is None:
             return rebuild(e, self.visit)
-        taken = None
-        if e.dtype.bits == 16 and _operations(found[1]) >= few:
-            b = Buffer("table", (_CODES,), dtype("uint16"), LOCAL)
-            fill = [Store(b, (const(k),), const(int(w), "uint16")) for k, w in enumerate(table)]
-            taken = self._taken(found[0], tuple(table), b, fill)
-        if taken is not None:
-            return taken if taken.dtype == e.dtype else Call("reinterpret", (taken,), e.dtype)
-        return _looked_up(found[0], table, e.dtype) if _operations(found[1]) >= _FEWEST else rebuild(e, self.visit)
+        return taken if taken.dtype == e.dtype else Call("reinterpret", (taken,), e.dtype)
 
     def _code(self, e: Expr) -> tuple[Expr, Expr, Var] | None:
         """(the code of the range 0..15 that alone decides e, e in terms of a variable, that variable)."""
@@ -208,12 +202,3 @@ def _table(e: Expr, code: Var) -> np.ndarray | None:
         return None
     held = np.ascontiguousarray(to_dtype(values, e.dtype))
     return held.view(f"uint{e.dtype.bits}").astype(np.uint16)
-
-
-def _looked_up(code: Expr, table: np.ndarray, result: dtype) -> Expr:
-    split = np.concatenate([table & 255, table >> 8]).astype(np.uint8)
-    words = [const(int(w), "uint32") for w in split.view(np.uint32)]
-    bits: Expr = Call("code_table", (cast(code, "uint32"), *words), dtype("uint16"))
-    if result.bits == 8:
-        bits = cast(bits, "uint8")
-    return bits if bits.dtype == result else Call("reinterpret", (bits,), result)
