@@ -81,6 +81,7 @@ DEVICE_PASSES = _passes(
     "legalize.given_boxes",  # before lower_manual_warp_roles, the first pass that chooses TMA or wgmma
     "legalize.manual_warp_roles:lower_manual_warp_roles",
     "legalize.transposed_operands",  # after lower_manual_warp_roles, whose launches it skips; before all passes that schedule
+    "legalize.reused_tiles",  # like held_operands; before it, which reads tiles in front of loops
     "legalize.held_operands",  # after lower_manual_warp_roles, whose launches it skips; before all passes that schedule
     "legalize.staged_reads",  # after given_boxes, which marks columns for TMA; before passes that give tiles versions
     "memory.disjoint_tiles",  # after lower_manual_warp_roles, whose launches it skips; before passes that give tiles versions

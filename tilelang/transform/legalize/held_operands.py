@@ -33,17 +33,13 @@ def held_operands(n: Launch, cx: PassContext) -> Launch | None:
     Keeps: every value and the order of additions.
     """
     loops = inner_loops(n.body)
-    stages = ring_stages(loops[0]) if len(loops) == 1 else None
-    if stages is None or n.num_threads % GROUP or n.plan.by_hand:
+    if len(loops) != 1 or ring_stages(loops[0]) is None or n.num_threads % GROUP or n.plan.by_hand:
         return None
     loop = loops[0]
-    loaded = {s.dst.buffer.data for s in walk(loop.body, Copy) if is_load(s)}
-    tiles = [x.buffer for x in walk(n.body, Alloc) if x.buffer.is_static]
-    shared = sum(b.size * b.dtype.bits // 8 * (max(1, stages) if b.data in loaded else 1)
-                 for b in tiles if b.scope_name in SHARED)
-    if 2 * (shared + RESERVED_SHARED) <= cx.target.limits.shared_per_sm:  # the registers are for a second block
+    if 2 * (shared_bytes(n, loop) + RESERVED_SHARED) <= cx.target.limits.shared_per_sm:  # the registers are for a second block
         return None
-    used = sum(b.size * b.dtype.bits // 32 for b in tiles if b.scope_name == FRAGMENT and b.ndim > 1) // n.num_threads
+    tiles = [x.buffer for x in walk(n.body, Alloc) if x.buffer.is_static and x.buffer.ndim > 1]
+    used = sum(b.size * b.dtype.bits // 32 for b in tiles if b.scope_name == FRAGMENT) // n.num_threads
     left = consumer_registers(n.num_threads // GROUP) - REGISTERS.overlapped_gemms - used
     # An accumulator that only GEMMs touch stays in flight from one iteration to the next; with A in registers it would not.
     seen = {e.storage for s in stmts_of(loop.body) if not isinstance(s, (Gemm, Fill)) for e in effects(s)}
@@ -58,6 +54,13 @@ def held_operands(n: Launch, cx: PassContext) -> Launch | None:
     said = f"{tile.shape[1]} columns of `{op.a.buffer.name}` stay in registers: wgmma into `{op.c.buffer.name}` are narrow"
     out = replace(n, body=rewrite(n.body, lambda x: new if x is loop else None, For))
     return with_options(out, report=(*n.plan.report, said))
+
+
+def shared_bytes(n: Launch, loop: For) -> int:
+    """Bytes of the shared tiles of a launch, with the stages of those that a loop loads."""
+    loaded = {s.dst.buffer.data for s in walk(loop.body, Copy) if is_load(s)}
+    tiles = [x.buffer for x in walk(n.body, Alloc) if x.buffer.is_static and x.buffer.scope_name in SHARED]
+    return sum(b.size * b.dtype.bits // 8 * max(1, (ring_stages(loop) or 1) if b.data in loaded else 1) for b in tiles)
 
 
 def _held(op: Any, loop: For, threads: int, left: int) -> list[Any] | None:
