@@ -347,8 +347,6 @@ class Claims:
 
     def __init__(self, launch: Launch, binds: dict[Var, Expr]) -> None:
         self.launch, self.binds = launch, binds
-        self.counts: dict[Var, bool] = {}  # by storage: whether atomics only add to it or read it
-        self.loops: dict[Var, For] | None = None
 
     def disjoint(self, a: Access, b: Access, how: Relation) -> bool:
         """Whether two accesses by different threads, a before b as `how` says, always go to different slots."""
@@ -373,17 +371,12 @@ class Claims:
 
     def only_grows(self, counter: Var) -> bool:
         """Whether all uses of the counter's address are additions and reads."""
-        if counter not in self.counts:
-            self.counts[counter] = all(
-                _adds(x) or x.op == "atomic_load" for x in walk(self.launch.body, Call) if any(
-                    isinstance(y, AddressOf) and y.buffer.data is counter for y in x.args))
-        return self.counts[counter]
+        return all(_adds(x) or x.op == "atomic_load" for x in walk(self.launch.body, Call) if any(
+            isinstance(y, AddressOf) and y.buffer.data is counter for y in x.args))
 
     def kept(self, var: Var | None, counter: Var) -> bool:
         """Whether no plain store resets the counter inside the loop of a variable."""
-        if self.loops is None:
-            self.loops = {x.var: x for x in walk(self.launch.body, For)}
-        loop = self.loops.get(var) if var is not None else None
+        loop = next((x for x in walk(self.launch.body, For) if x.var is var), None)
         return loop is not None and not any(x.buffer.data is counter for x in walk(loop, Store))
 
 

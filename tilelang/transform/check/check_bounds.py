@@ -197,7 +197,6 @@ class _Places:
                 hint="memory of a block is not guarded: make it larger, or guard the access with a condition")
         self.inside.add(b.data)
 
-
     def takes_every_value(self, e: Expr) -> bool:
         """Whether e is a swept variable; or one plus a number, in a type that holds it, its quotient or its rest."""
         a = self.facts.analyzer

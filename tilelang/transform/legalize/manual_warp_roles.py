@@ -19,7 +19,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
                          Load, Node, Parallel, Seq, Stmt, TileOp, Var, While, binary, children, const, inner, is_const,
                          replace, rewrite_stmts, seq, stmts_of, substitute, walk, with_inner, with_options, GLOBAL, FRAGMENT,
                          BARRIER, LOCAL)
@@ -542,17 +542,5 @@ def _differ_by_constant(x: Any, y: Any) -> bool:
     """Whether two descriptors are one value plus different constants. (Registers may hold equal values.)"""
     if isinstance(x, AddressOf) or isinstance(y, AddressOf):
         return False
-    (base, m), (other, n) = _split(x), _split(y)
-    return (m - n) % (1 << 64) != 0 and (base is other or base is not None and other is not None and base.same(other))
-
-
-def _split(e: Any) -> tuple[Any, int]:
-    """e as a base (None for 0) plus a constant."""
-    if isinstance(e, Const):
-        return None, int(e.value)
-    if isinstance(e, Binary) and e.op == "add":
-        for rest, n in ((e.a, e.b), (e.b, e.a)):
-            if isinstance(n, Const):
-                base, more = _split(rest)
-                return base, more + int(n.value)
-    return e, 0
+    gap = Analyzer().linear(x).plus(Analyzer().linear(y), -1)
+    return gap.is_const and gap.const % (1 << 64) != 0

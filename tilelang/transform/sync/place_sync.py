@@ -50,7 +50,7 @@ def synchronized(launch: Launch, outer: WarpRoleSync | None = None) -> Launch:
     if launch.num_threads == 1:
         return launch
     if has_warp_roles(launch.body):
-        return WarpRoleSync(launch, synchronized, outer).run()
+        return with_fields(launch, body=WarpRoleSync(launch, synchronized, outer).body(launch.body, False))
     ignored: set[int] = set()
     while True:
         tree = TreeBuilder(launch)
@@ -74,7 +74,7 @@ def synchronized(launch: Launch, outer: WarpRoleSync | None = None) -> Launch:
             # Under divergent control flow, the program itself is responsible for the order of its accesses to global memory and
             # for communication by atomics.
             inside = set(map(id, e.place.all()))
-            drop = {k for k, p in enumerate(places) if id(p) in inside and p.barrier_placed and not p.for_shared}
+            drop = {k for k, p in enumerate(places) if id(p) in inside and (p.before or p.body_end) and not p.for_shared}
             if not drop:
                 raise unplaceable(e.place) from None
             ignored |= drop

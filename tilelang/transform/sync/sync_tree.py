@@ -40,11 +40,6 @@ class Place:
     by_group: set[str] = field(default_factory=set)
     never: bool = False  # divergent code: only barriers that shared memory needs count
 
-    @property
-    def barrier_placed(self) -> bool:
-        """Whether a barrier was placed at this statement itself."""
-        return self.before or self.body_end
-
     def all(self) -> Iterator[Place]:
         """This place and those below it, in program order."""
         stack = [self]

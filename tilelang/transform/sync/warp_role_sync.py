@@ -96,9 +96,6 @@ class WarpRoleSync:
         self.binds: list[Stmt] = []  # bindings seen so far, which addresses use
         self.around: list[tuple[For, int]] = []  # loops around a warp role, with the number of binds before each
 
-    def run(self) -> Launch:
-        return replace(self.launch, body=self.body(self.launch.body, False))
-
     def has_groups(self, launch: Launch) -> bool:
         """Whether the threads of this launch are a warp role of several warp groups, the first ones of the block."""
         n, own = launch.num_threads, launch.plan.barrier_numbers or launch.plan.by_hand
