@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Evaluate, Expr, For, If, Launch, Seq, Stmt, Store, Var, While,
                          const, dtype, fresh, load, logical, replace as with_fields, seq, substitute, unary, VARIABLE)
@@ -114,21 +114,15 @@ class _TooDeep(Exception):
     """Nested loops take more passes than ITERATIONS."""
 
 
-@dataclass
-class _Run:
-    """What a sequence of statements did to one state: the states before each statement and after the last, and the states at
-    breaks and continues, each with the number of its statement."""
-
-    states: list[_State]
-    breaks: list[tuple[int, _State]]
-    continues: list[tuple[int, tuple[_State, Place]]]
+# What a sequence of statements did to one state: the states before each statement and after the last.
+_Run = list[_State]
 
 
 class _Flow:
     """Forward data flow analysis that marks where barriers go.
 
-    While barriers are removed again, each sequence keeps what it did to a state.  After the change of one statement it is
-    followed from there until the state is what it was before: the statements behind that give what they gave.
+    While barriers are removed again, each sequence that leaves no loop keeps what it did to a state.  After the change of one
+    statement it is followed from there until the state is what it was before: the statements behind that give what they gave.
     """
 
     def __init__(self, tables: Tables | GroupTables, coarse: bool = False) -> None:
@@ -243,38 +237,21 @@ class _Flow:
 
     def sequence(self, p: Place, state: _State) -> _State:
         """The state after the statements of a Seq."""
-        if not self.checking:
+        if not self.checking or p.jumps:
             for x in p.inner:
                 state = self.flow(x, state)
             return state
         first = self.around.get(p)  # the first statement that may give another state than before
         known = self.trial if first is not None else self.runs
         run = _found(known.get(p), state)
-        old = run or (None if first is None else _found(self.runs.get(p), state))
-        at = 0
         if run is None:
-            run, (breaks, continues) = _Run([state], [], []), self.leaving[-1]
-            if old is not None and first:
-                run.states += old.states[1:first + 1]
-                at, state = first, run.states[-1]
-                run.breaks += [x for x in old.breaks if x[0] < at]
-                run.continues += [x for x in old.continues if x[0] < at]
-            while at < len(p.inner) and (old is None or at <= (first or 0) or state != old.states[at]):
-                left, over = len(breaks), len(continues)
-                state = self.flow(p.inner[at], state)
-                run.breaks += [(at, x) for x in breaks[left:]]
-                run.continues += [(at, x) for x in continues[over:]]
-                del breaks[left:], continues[over:]
-                run.states.append(state)
-                at += 1
-            if old is not None and at < len(p.inner):
-                run.states += old.states[at + 1:]
-                run.breaks += [x for x in old.breaks if x[0] >= at]
-                run.continues += [x for x in old.continues if x[0] >= at]
+            old = None if first is None else _found(self.runs.get(p), state)
+            run = [state] if old is None or first is None else old[:first + 1]
+            while (at := len(run) - 1) < len(p.inner) and (old is None or at <= (first or 0) or run[at] != old[at]):
+                run.append(self.flow(p.inner[at], run[at]))
+            run += [] if old is None else old[len(run):]
             known.setdefault(p, []).append(run)
-        self.leaving[-1][0].extend(x for _, x in run.breaks)
-        self.leaving[-1][1].extend(x for _, x in run.continues)
-        return run.states[-1]
+        return run[-1]
 
     def own(self, p: Place, state: _State) -> _State:
         """Apply the accesses that a statement makes itself."""
@@ -528,7 +505,7 @@ class _Needed(Exception):
 
 
 def _found(runs: list[_Run] | None, state: _State) -> _Run | None:
-    return next((r for r in runs or () if r.states[0] == state), None)
+    return next((r for r in runs or () if r[0] == state), None)
 
 
 def _collect(p: Place, depth: int, around: dict[Place, int], out: list[tuple[int, int, Place, str, dict[Place, int]]]) -> None:

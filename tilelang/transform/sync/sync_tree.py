@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch,
-                         Load, Parallel, Ramp, Seq, Stmt, Store, Var, While, dtype, unary, BARRIER, SHARED)
+from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Parallel, Ramp, Seq,
+                         Stmt, Store, Var, While, dtype, leaves, unary, BARRIER, SHARED)
 from tilelang.ir.record import entity
 
 from ..analysis.statements import barrier_in
@@ -62,6 +62,11 @@ class Place:
         """Whether something inside orders threads or asynchronous work."""
         return is_ordering(self.stmt) or barrier_in(self.stmt) or any(
             x.orders for x in self.inner)
+
+    @cached_property
+    def jumps(self) -> bool:
+        """Whether a break or continue inside belongs to a loop around it."""
+        return leaves(self.stmt)
 
     @property
     def has_barrier(self) -> bool:
