@@ -3,7 +3,7 @@
     launch grid (32768,), b:                          launch grid (792,), block:
         fill(counts, 0)                                   fill(lanes, 0)
         ... atomic_add(counts[X[i]], 1)        ->         for step in serial(...): b = ...; atomic_add(lanes[X[i], tx % 32], 1)
-        atomic_add(Y, counts)                             reduce(lanes, counts); atomic_add(Y, counts)
+        atomic_add(Y, counts)                             counts = sum of lanes; atomic_add(Y, counts)
 
 Each of the few blocks adds its counts once.  Lanes that would wait for each other have copies.
 """
@@ -13,9 +13,9 @@ from __future__ import annotations
 from math import prod
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, For, Func, Launch, Load, Parallel,
-                         Region, Stmt, Store, Var, While, binary, const, contains, convert, dtype, replace, rewrite,
-                         rewrite_launches, seq, stmts_of, walk, with_options, DYNAMIC, SHARED)
-from tilelang.ops import AtomicTile, Fill, Gemm, Reduce
+                         Region, Stmt, Store, Var, While, binary, const, contains, convert, dtype, load, replace, rewrite,
+                         rewrite_launches, seq, stmts_of, walk, with_options, DYNAMIC, FRAGMENT, SHARED)
+from tilelang.ops import AtomicTile, Fill, Gemm
 from tilelang.target.machine import RESERVED_SHARED, CudaLimits
 
 from ..analysis.effects import effects, fills_whole, may_wait, orders
@@ -100,7 +100,13 @@ def _by_lane(launch: Launch, tile: Buffer, own: list[Stmt], room: int) -> tuple[
     if copies < 2 or any(x.buffer is not tile for x in places) or not any(contains(i, Load) for x in places for i in x.indices):
         return [], own, []
     lanes = Buffer(f"{tile.name}_of_lanes", (*tile.shape, copies), tile.dtype, DYNAMIC, span=tile.span)
-    whole, out = (Region(b, (const(0),) * len(b.shape), b.shape) for b in (lanes, tile))
+    whole = Region(lanes, (const(0),) * len(lanes.shape), lanes.shape)
+    at = tuple(Var(f"i{k}", dtype("int32")) for k in range(len(tile.shape)))
+    total, k = Buffer(f"{tile.name}_total", tile.shape, tile.dtype, FRAGMENT, span=tile.span), Var("k", dtype("int32"))
+    # Neighbouring threads begin at different copies, which lie in different banks.
+    more = Store(total, at, load(total, at) + load(lanes, (*at, (at[-1] + k) % copies)))
     one = {x: AddressOf(lanes, (*x.indices, launch.thread_vars[0] % copies), span=x.span) for x in places}
     return [Alloc(lanes), Fill(whole, const(0, tile.dtype))], [rewrite(s, one.get, AddressOf) for s in own], [
-        Reduce(whole, out, "sum", len(tile.shape), span=tile.span)]
+        Alloc(total), Parallel(at, tuple(map(const, tile.shape)), seq(
+            Store(total, at, const(0, tile.dtype)), For(k, const(0), const(copies), "unroll", more),
+            Store(tile, at, load(total, at))), span=tile.span)]
