@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, Load, StringConst, dtype, numpy_dtype
+from tilelang.ir import AddressOf, Call, Load, Shuffle, StringConst, dtype, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.ir.numbers import binary_function, to_dtype
 from tilelang.target.atomics import Atomic, family
@@ -291,6 +291,15 @@ def _ldg(c: Context, e: Call) -> Closure:
     return c.expr(Load(at.buffer, at.indices, e.dtype, span=e.span))
 
 
+def _load_shifted(c: Context, e: Call) -> Closure:
+    """The elements of the vector: the device reads no further byte that it uses."""
+    (at,) = e.args
+    *lead, first = at.indices  # type: ignore[attr-defined]
+    lanes = tuple(Load(at.buffer, (*lead, first + k), e.dtype.scalar, span=e.span)  # type: ignore[attr-defined]
+                  for k in range(e.dtype.lanes))
+    return c.expr(Shuffle(lanes, tuple(range(e.dtype.lanes)), e.dtype))
+
+
 _FORMAT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z)?([diufgexXcsp])")
 
 
@@ -365,6 +374,6 @@ LANE_OPS: dict[str, Callable[[Context, Call], Closure]] = {
     **dict.fromkeys((*VOTES, *MATCHES, "activemask"), _vote), **dict.fromkeys(SHUFFLES, _shuffle),
     **{f"get_{k}": _lane_number for k in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx")},
     "warp_uniform": _uniform, **dict.fromkeys(CLOCKS, _clock),
-    "ldg": _ldg, **effects({"thread_return": lambda c, e: exit_lanes, "printf": _printf}),
+    "ldg": _ldg, "load_shifted": _load_shifted, **effects({"thread_return": lambda c, e: exit_lanes, "printf": _printf}),
     **dict.fromkeys(("fence_gpu", "fence_block", "keep_branch", "pdl_trigger", "pdl_sync"), nothing),
 }  # fmt: skip

@@ -99,6 +99,12 @@ class Memory:
         lanes = [self.element(e.buffer, tuple(lane_of(i, k) for i in e.indices)) for k in range(e.dtype.lanes)]
         return f"{type_name(e.dtype)}{{{{{', '.join(lanes)}}}}}", POSTFIX
 
+    def shifted(self, e: Call) -> Text:
+        """A vector that may start at any element of a tensor."""
+        b, at = e.args[0].buffer, e.args[0].indices  # type: ignore[attr-defined]
+        start = self._place(b, const(0))
+        return f"tl::load_shifted<{lane_args(e.dtype)}>(&{start}, {self.x.top(flat_index(b, at))})", POSTFIX
+
     def store(self, s: Store) -> None:
         """Print a store of one element or of a vector."""
         if all(i.dtype.lanes == 1 for i in s.indices):

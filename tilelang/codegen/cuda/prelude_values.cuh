@@ -20,6 +20,23 @@ template <typename T, int N> TL_DEVICE vec<T, N> load(const void* p) {
   for (int i = 0; i < BYTES / STEP; ++i) reinterpret_cast<R*>(&out)[i] = reinterpret_cast<const R*>(p)[i];
   return out;
 }
+//@ load_shifted
+// 16 bytes from any element of an aligned tensor, by aligned 8 bytes that are shifted.  Each of the three loads reads a byte that
+// is asked for, so it stays in a page that may be read, also where it reaches over the end of the tensor.
+template <typename T, int N, typename I> TL_DEVICE vec<T, N> load_shifted(const T* tensor, I at) {
+  const unsigned skip = (unsigned)at % (8 / sizeof(T));
+  const uint2* from = reinterpret_cast<const uint2*>(tensor + (at - skip));
+  const uint2 a = from[0], b = from[1], c = from[skip ? 2 : 1];
+  const unsigned words[6] = {a.x, a.y, b.x, b.y, c.x, c.y};
+  unsigned w[5];
+  vec<T, N> out;
+#pragma unroll
+  for (int i = 0; i < 5; ++i) w[i] = skip & 4 / sizeof(T) ? words[i + 1] : words[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    reinterpret_cast<unsigned*>(&out)[i] = __funnelshift_r(w[i], w[i + 1], skip * sizeof(T) % 4 * 8);
+  return out;
+}
 //@ store
 template <typename T, int N> TL_DEVICE void store(void* p, const vec<T, N>& x) {
   constexpr int BYTES = sizeof(T) * N, STEP = BYTES < 16 ? BYTES : 16;
@@ -195,6 +212,19 @@ template <int N> TL_DEVICE vec<bfloat16_t, N> cast_bfloat16(const vec<float, N>&
 #pragma unroll
   for (int i = 0; i < N; i += 2)
     *reinterpret_cast<__nv_bfloat162*>(&out.v[i]) = __floats2bfloat162_rn(x.v[i], x.v[i + 1]);
+  return out;
+}
+//@ float_of_bfloat16
+// bfloat16 -> float in pairs: one instruction for an element, where two take one out of a word and widen it.
+template <int N> TL_DEVICE vec<float, N> float_of_bfloat16(const vec<bfloat16_t, N>& x) {
+  static_assert(N % 2 == 0, "pairs");
+  vec<float, N> out;
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const unsigned pair = reinterpret_cast<const unsigned*>(&x)[i / 2];
+    out.v[i] = __uint_as_float(pair << 16);
+    out.v[i + 1] = __uint_as_float(pair & 0xffff0000u);
+  }
   return out;
 }
 //@ pack_half

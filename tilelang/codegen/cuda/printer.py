@@ -67,6 +67,7 @@ class KernelPrinter:
         injected = "".join(t for t in kernel.launch.plan.import_source if t)
         self._memory, self.calls = Memory(x, kernel.launch), Calls(
             x, words_of(injected) | {*sections()})
+        self.calls.special["load_shifted"] = self._memory.shifted
         self._hopper = HopperCalls(self.calls, kernel.launch)
         self.registers = NamedRegisters(self.calls)
         WgmmaCalls(self.calls, self.registers)

@@ -57,6 +57,8 @@ class Values:
         value = self.x.top(e.value)
         if source.base in ("float32", "tfloat32") and to.base in HALVES and to.lanes % 2 == 0:
             return f"tl::cast_{'half' if to.base == 'float16' else 'bfloat16'}({value})", POSTFIX
+        if source.base == "bfloat16" and to.base == "float32" and to.lanes % 2 == 0:
+            return f"tl::float_of_bfloat16({value})", POSTFIX
         name = type_name(to.scalar, e.span)
         if is_small_float(source) and to.base != "float32":
             value = f"tl::cast<float>({value})"

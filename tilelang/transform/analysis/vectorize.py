@@ -13,6 +13,7 @@ from tilelang.ir import (Binary, Bind, Buffer, Call, Cast, Const, Expr, Node, Ra
 
 # Stride along the lanes of a op b, where a has stride 1, b has one value, and both are multiples of the run in lane 0.
 _ALONG = {"floordiv": 0, "lt": 0, "ge": 0, "floormod": 1, "bitxor": 1}
+ACROSS, ANYWHERE = 1, 2  # vectors may cross the end of a row; and those of bytes or halves be loaded from any element
 MAX_BYTES = 16  # the widest load or store of one thread (PTX ISA, ld/st .v4.b32 and cp.async)
 
 
@@ -154,9 +155,9 @@ class Widths:
         return hit[1]
 
     def width(self, buffer: Buffer, indices: tuple[Expr, ...], var: Var, lanes: int, analyzer: Analyzer,
-              divisors: Mapping[Expr, int], loose: bool = False) -> int:
+              divisors: Mapping[Expr, int], loose: int = 0) -> int:
         """Vector width (1: none) of buffer[indices] for `lanes` consecutive values of var, of which the first is a multiple of
-        lanes. Only for global and shared buffers. loose: a vector may cross the end of a row."""
+        lanes. Only for global and shared buffers. loose: see ACROSS and ANYWHERE."""
         bits = buffer.dtype.bits * buffer.dtype.lanes
         if bits % 8 or not indices or buffer.dtype.lanes > 1:
             return 1
@@ -168,16 +169,19 @@ class Widths:
         w = power_of_two_in(known_divisor(indices[-1], {**divisors, var: lanes}, analyzer), limit)
         if buffer.scope_name.startswith("shared"):
             return min(w, self.shared_width(buffer)) if w > 1 else 1
-        return self._global_width(buffer, indices, w, analyzer, divisors, loose)
+        w = self._global_width(buffer, indices, w, analyzer, divisors, loose)
+        return limit if loose == ANYWHERE and w * bits <= 16 and limit * bits == 8 * MAX_BYTES <= 8 * self.aligned(buffer) \
+            and buffer.strides[-1] == 1 else w
 
     def run_width(self, buffer: Buffer, start: tuple[Expr, ...], elements: int, analyzer: Analyzer,
-                  divisors: Mapping[Expr, int]) -> int:
+                  divisors: Mapping[Expr, int], loose: int = 0) -> int:
         """Elements per vector of an access to `elements` neighbours along the last dimension of a global or shared buffer.
 
         start: indices of the first.  The width divides `elements`, so vectors access all of them and nothing else.
         """
         var = fresh("lane", start[-1].dtype)
-        return self.width(buffer, (*start[:-1], start[-1] + var), var, power_of_two_in(elements, elements), analyzer, divisors)
+        return self.width(buffer, (*start[:-1], start[-1] + var), var, power_of_two_in(elements, elements), analyzer, divisors,
+                          loose)
 
     def aligned(self, buffer: Buffer) -> int:
         """Known alignment in bytes of the start of a global buffer."""
@@ -209,7 +213,7 @@ class Widths:
         return w if len(indices) == 1 else power_of_two_in(buffer.shape[-1], w)
 
     def _global_width(self, buffer: Buffer, indices: tuple[Expr, ...], w: int, analyzer: Analyzer,
-                      divisors: Mapping[Expr, int], loose: bool) -> int:
+                      divisors: Mapping[Expr, int], loose: int) -> int:
         strides = buffer.strides
         if strides[-1] != 1:
             return 1

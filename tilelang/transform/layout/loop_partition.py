@@ -14,7 +14,7 @@ from tilelang.layout import REGISTER, Fragment, Mode
 from tilelang.ops.distribute import Distribution, flat, from_fragment
 
 from ..analysis.distributed_loop import accesses, is_memory
-from ..analysis.vectorize import MAX_BYTES, lane_dimension, power_of_two_in, stride_along
+from ..analysis.vectorize import ANYWHERE, MAX_BYTES, lane_dimension, power_of_two_in, stride_along
 from .loop_layouts import over_loops, touch
 
 
@@ -43,18 +43,21 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
     partitions += fragment_partitions(lw, vars, extents, body)
     partitions = [s for s in partitions if not (once and _replicas(s) > 1)]
     lane_dim, w = wanted_width(lw, vars, extents, body)
-    if width is not None:
-        w = power_of_two_in(extents[lane_dim], width)
-    if partitions:
-        return from_fragment(partitions[0], lw.thread, extents, w if lane_dim == len(vars) - 1 else 1), False
-    serial = accumulated_dims(vars, extents, body)
-    if serial:
-        return serial_inside(lw, extents, serial), False
     loose = False
     if w == 1 and width is None and not is_async:
         dim, more = wanted_width(lw, vars, extents, body, loose=True)
         if more > 1:
             lane_dim, w, loose = dim, more, True
+    if width is not None:
+        w = power_of_two_in(extents[lane_dim], width)
+    if partitions:
+        dist = from_fragment(partitions[0], lw.thread, extents, w if lane_dim == len(vars) - 1 else 1)
+        return dist, loose and dist.lanes is not None
+    serial = accumulated_dims(vars, extents, body)
+    if serial:
+        return serial_inside(lw, extents, serial), False
+    if loose and math.prod(extents) < lw.num_threads * w:
+        w = 1
     while w > 1 and not is_async and math.prod(extents) < lw.num_threads * w:
         w //= 2
     return flat(extents, lw.thread, lw.num_threads, w, lane_dim), loose and w > 1
@@ -126,9 +129,11 @@ def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
                  loose: bool = False) -> tuple[int, int]:
     """(dimension, lanes) of the vectors of a loop: see lane_dimension."""
     known = lw.known.over(vars, extents)
+    stored = {x.buffer.data for x, _ in accesses(body) if not isinstance(x, Load)}
 
     def width(b: Buffer, at: tuple[Expr, ...], d: int, limit: int) -> tuple[bool, int]:
-        n = lw.buffers.widths.width(b, at, vars[d], limit, known, lw.known.divisors, loose)
+        n = lw.buffers.widths.width(b, at, vars[d], limit, known, lw.known.divisors,
+                                       ANYWHERE if loose and b.data not in stored else int(loose))
         step = stride_along(at[-1], vars[d], lw.known.analyzer)
         if n > 1 or step == 1:
             return True, n if n > 1 or b.scope_name == GLOBAL else 0

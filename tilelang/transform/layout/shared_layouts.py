@@ -23,7 +23,7 @@ from tilelang.ops.pairing import iteration_space, matched_indices
 from tilelang.target.mma import MMA_ROWS
 from tilelang.target.wgmma import WGMMA_ROWS
 
-from ..analysis.vectorize import MAX_BYTES, Widths, lane_dimension, power_of_two_in, stride_along
+from ..analysis.vectorize import ANYWHERE, MAX_BYTES, Widths, lane_dimension, power_of_two_in, stride_along
 
 WARP = 32
 
@@ -93,17 +93,18 @@ def _loop_accesses(vars: tuple[Var, ...], extents: tuple[Any, ...], sides: list[
 _WIDTHS = Widths(lambda b: None)
 
 
-def contiguous_width(b: Buffer, indices: tuple[Expr, ...], var: Var, limit: int, analyzer: Analyzer) -> int:
+def contiguous_width(b: Buffer, indices: tuple[Expr, ...], var: Var, limit: int, analyzer: Analyzer,
+                     loose: int = 0) -> int:
     """Vector width that the alignment of an access allows along var; 0 when it is not contiguous along var.
 
-    For a shared buffer, whose layout is still to be chosen, the width is `limit`.
+    For a shared buffer, whose layout is still to be chosen, the width is `limit`.  loose: see Widths.width.
     """
     if not indices or stride_along(indices[-1], var, analyzer) != 1 or \
             any(stride_along(i, var, analyzer) != 0 for i in indices[:-1]):
         return 0
     if b.scope_name != GLOBAL:
         return max(1, min(limit, MAX_BYTES * 8 // (b.dtype.bits * b.dtype.lanes)))
-    return _WIDTHS.width(b, indices, var, limit, analyzer, {})
+    return _WIDTHS.width(b, indices, var, limit, analyzer, {}, loose)
 
 
 def vector_elements(b: Buffer, ops: list[Any], loops: list[Parallel], analyzer: Analyzer) -> tuple[int, int]:
@@ -112,14 +113,18 @@ def vector_elements(b: Buffer, ops: list[Any], loops: list[Parallel], analyzer: 
     Without such copies: the last dimension and 16 bytes.
     """
     votes: dict[tuple[int, int], int] = {}
-    for op in ops:
-        if isinstance(op, Copy) and b in (op.src.buffer, op.dst.buffer):
-            vars, extents, sides = copy_loops(op)
-            _vote(b, vars, extents, sides, analyzer, votes)
+    nests = [copy_loops(op) for op in ops if isinstance(op, Copy)]
+    stores = [(vars, extents, sides[1:]) for vars, extents, sides in nests]
     for loop in loops:
-        sides = [(x.buffer, x.indices) for x in walk(loop.body, Load, Store)]
+        extents = tuple(_static(n) for n in loop.extents)
+        nests.append((loop.vars, extents, [(x.buffer, x.indices) for x in walk(loop.body, Load, Store)]))
+        stores.append((loop.vars, extents, [(x.buffer, x.indices) for x in walk(loop.body, Store)]))
+    # Elements that are stored one by one are best stored by neighbouring threads, so they are loaded like that too.
+    single = any(x.scope_name == GLOBAL and n != 1 and contiguous_width(x, at, v, MAX_BYTES, analyzer) == 1
+                 for vars, extents, sides in stores for x, at in sides for v, n in zip(vars, extents))
+    for vars, extents, sides in nests:
         if any(x is b for x, _ in sides):
-            _vote(b, loop.vars, tuple(_static(n) for n in loop.extents), sides, analyzer, votes)
+            _vote(b, vars, extents, sides, analyzer, votes, 0 if single else ANYWHERE)
     if votes:
         return max(votes, key=lambda k: (votes[k], k[1]))
     last = max(0, len(b.shape) - 1)
@@ -127,7 +132,7 @@ def vector_elements(b: Buffer, ops: list[Any], loops: list[Parallel], analyzer: 
 
 
 def _vote(b: Buffer, vars: tuple[Var, ...], extents: tuple[Any, ...], sides: list[tuple[Buffer, tuple[Expr, ...]]],
-          analyzer: Analyzer, votes: dict[tuple[int, int], int]) -> None:
+          analyzer: Analyzer, votes: dict[tuple[int, int], int], loose: int) -> None:
     own = next(i for x, i in sides if x is b)
     for x, indices in sides:
         if x.scope_name != GLOBAL and not x.scope_name.startswith("shared"):
@@ -137,7 +142,7 @@ def _vote(b: Buffer, vars: tuple[Var, ...], extents: tuple[Any, ...], sides: lis
             if len(at) != 1 or not isinstance(extents[k], int):
                 continue
             limit = power_of_two_in(extents[k], MAX_BYTES * 8 // min(128, x.dtype.bits * x.dtype.lanes))
-            w = contiguous_width(x, indices, v, limit, analyzer)
+            w = contiguous_width(x, indices, v, limit, analyzer, loose)
             if w:
                 key = (at[0], w)
                 votes[key] = votes.get(key, 0) + (4 if x.scope_name == GLOBAL else 1)

@@ -130,7 +130,7 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
         if grid is not None and divides:
             _reject_races(loop, body, span)
         lw.access.loop = loop
-        inside = None if is_async or dist.lanes is not None else _tile_inside(lw, loop, body)
+        inside = None if is_async or dist.lanes is not None and not loose else _tile_inside(lw, loop, body)
         inner = _emit_points(lw, loop, body)
         if inside is not None:
             guarded, lw.access.guarded = lw.access.guarded, False
@@ -227,7 +227,8 @@ def _tile_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
     value = body.value if isinstance(body, Store) and body.buffer.scope_name != GLOBAL else None
     while isinstance(value, Cast):
         value = value.value
-    if not isinstance(value, Load) or not loop.dist.is_static or math.prod(int(n) for _, n in loop.dist.axes) < MANY or \
+    each = [n for _, n in (*loop.dist.axes, *filter(None, [loop.dist.lanes]))]
+    if not isinstance(value, Load) or not loop.dist.is_static or math.prod(map(int, each)) < MANY or \
             value.buffer.scope_name != GLOBAL or lw.access.guard(value.buffer, value.indices) is None:
         return None
     ends = {v: const(n - 1, v.dtype) for v, n in zip(loop.vars, loop.dist.extents)}
@@ -248,7 +249,7 @@ def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
     out: Expr | None = None
     seen: set[Any] = set()
     assert loop.lane_var is not None, "only a loop over lanes has vectors"
-    for x, _ in accesses(body):
+    for x, _ in accesses(body) if lw.access.guarded else ():
         if x.buffer.scope_name != GLOBAL or stride_along(x.indices[-1], loop.lane_var, lw.known.analyzer) != 1:
             continue
         last = lw.known.analyzer.simplify(at_lane(loop, x.indices[-1:], loop.dist.lanes[1] - 1)[0])  # type: ignore[index]

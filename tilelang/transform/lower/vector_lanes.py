@@ -6,16 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.arith import known_divisor
-from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Const, Continue, Evaluate, Expr, For,
-                         If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, dtype, fresh,
-                         contains, load, logical, replace, rewrite, seq, substitute, walk, FRAGMENT, GLOBAL, PRIVATE)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Cast, Const, Continue, Evaluate, Expr,
+                         For, If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, dtype,
+                         fresh, contains, load, logical, replace, rewrite, seq, substitute, walk, F32, FRAGMENT, GLOBAL,
+                         PRIVATE)
 from tilelang.ir.record import record
 from tilelang.ops.distribute import conjunction
 
 from ..analysis.distributed_loop import Loop, depends, in_order, is_memory
 from ..analysis.guards import operands
 from ..analysis.loop_body import copied
-from ..analysis.vectorize import LaneForms, MAX_BYTES, power_of_two_in, stride_along
+from ..analysis.vectorize import ACROSS, ANYWHERE, LaneForms, MAX_BYTES, power_of_two_in, stride_along
 
 
 def emit_lanes(lw: Any, loop: Loop, s: Stmt) -> Stmt:
@@ -109,11 +110,16 @@ def _leaf(lw: Any, loop: Loop, s: Stmt) -> Stmt:
     loop.vloads, loop.vstores = {}, {}
     made: dict[Any, Buffer] = {}
     for site, run in loads:
-        tmp = made.get((site.buffer, run.key))
+        wide = _widened(s, site) and run.width % 2 == 0
+        key = site.buffer, run.key, wide
+        tmp = made.get(key)
         if tmp is None:
-            tmp = made[site.buffer, run.key] = lw.new_local(f"{site.buffer.name}_v", run.elements, site.buffer.dtype)
-            for at in range(0, run.elements, run.width):
-                value = _vector_load(lw, loop, site, run.places(at), run.width)
+            steps = range(0, run.elements, run.width)
+            values = [_vector_load(lw, loop, site, run.places(at), run.width) for at in steps]
+            wide = wide and not any(isinstance(x, Select) for x in values)  # a cast would end each load in its branch
+            tmp = made[key] = lw.new_local(f"{site.buffer.name}_v", run.elements, F32 if wide else site.buffer.dtype)
+            for at, value in zip(steps, values):
+                value = cast(value, F32.with_lanes(run.width)) if wide else value
                 before.append(Store(tmp, (_ramp(const(at), run.width),), value))
         loop.vloads[site] = tmp, run.lane
     made = {}
@@ -139,6 +145,12 @@ def _leaf(lw: Any, loop: Loop, s: Stmt) -> Stmt:
     return seq(*before, For(own[lanes_v], const(0), const(width), "unroll", scalar), *after)
 
 
+def _widened(s: Stmt, site: Load) -> bool:
+    """Whether all that s does with a loaded bfloat16 is a cast to float32: quicker of a whole vector."""
+    casts = sum(x.value == site for x in walk(s, Cast) if x.dtype == F32)
+    return site.dtype.base == "bfloat16" and casts == sum(x == site for x in walk(s, Load))
+
+
 def _ramp(base: Expr, lanes: int) -> Expr:
     return base if lanes == 1 else Ramp(base, Const(1, base.dtype), lanes, base.dtype.with_lanes(lanes))
 
@@ -154,6 +166,9 @@ def _vector_load(lw: Any, loop: Loop, site: Load, indices: tuple[Expr, ...], w: 
     guard = lw.access.guard(site.buffer, indices, width=w, inside=loop.loose)
     buffer, physical = lw.physical(site.buffer, lw.access.exprs(indices))
     value: Expr = load(buffer, (*physical[:-1], _ramp(physical[-1], w)), span=site.span)
+    if loop.loose and w > 1 and lw.buffers.widths.run_width(
+            site.buffer, indices, w, lw.known.analyzer, lw.known.divisors, ACROSS) < w:
+        value = call("load_shifted", (AddressOf(buffer, physical),), value.dtype, span=site.span)
     if guard is None:
         return value
     safe = lw.buffers.safe_value(site.buffer)
@@ -289,7 +304,7 @@ def _width(lw: Any, loop: Loop, x: Any) -> int:
             if register is None or depends(register, loop.dist.lanes[0]):
                 return 1
     return lw.buffers.widths.width(x.buffer, x.indices, loop.lane_var, loop.dist.lanes[1], lw.known.analyzer,
-                                   lw.known.divisors, loop.loose)
+                                   lw.known.divisors, ANYWHERE if loop.loose and isinstance(x, Load) else int(loop.loose))
 
 
 def _shared_width(lw: Any, loop: Loop, x: Load) -> tuple[int, int]:
