@@ -93,8 +93,9 @@ def _record(launch: Launch, loop: For, own: LoopItems, steady: tuple[tuple[Event
     rate = min(fed, at * sum(_moved(own.items[i]) for i in loads) / memory if memory and at else fed)
     close, seen = ({use: replace(use, rate=x, latency=UNIT_RATES.latency if x == fed else UNIT_RATES.far, wait=UNIT_RATES.wait)
                     for use in (*filled.values(), *own.rings)} for x in (fed, rate))
-    near, run = (own.simulated(events, waits, own.groups, [x[use] for use in own.rings], True) if events else None
-                 for x in (close, seen))
+    near, run = (own.simulated(events, waits, own.groups, [x[use] for use in own.rings], True) if events and k < 1 + (
+        rate != fed) else None for k, x in enumerate((close, seen)))
+    run = run or near
     filled, own.rings = {i: seen[use] for i, use in filled.items()}, tuple(map(seen.__getitem__, own.rings))
     items = tuple(_item(own, i, i in filled or i in own.gemms, max(1, launch.num_threads), fed) for i in range(len(own.items)))
     bound = _bound(own, loads, memory / most if most else 0.0)

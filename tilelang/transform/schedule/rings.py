@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from tilelang.arith import Analyzer
@@ -175,8 +177,13 @@ class WarpRoleLoop:
 
     def used_outside(self, storage: Var) -> bool:
         """Whether the launch accesses the memory before or after the loop."""
-        inside = sum(e.storage is storage for e in effects(self.loop))
-        return sum(e.storage is storage for e in effects(self.launch.body)) > inside
+        return storage in self.outside
+
+    @cached_property
+    def outside(self) -> Counter[Var]:
+        """By storage: the accesses of the launch that are not in the loop."""
+        whole, inside = (Counter(e.storage for e in effects(s)) for s in (self.launch.body, self.loop))
+        return whole - inside
 
     def read_out(self, tiles: set[Buffer]) -> list[Stmt]:
         """What has to precede an arrival that releases tiles: it orders a thread's own loads from them before the arrival.
