@@ -171,7 +171,7 @@ class _Demands:
             case Cast():
                 all_digits = Demand(math.inf, d.rounded or e.dtype.base in ALLOWED)
                 return replace(e, value=self.value(e.value, d if e.dtype == e.value.dtype else all_digits))
-            case Call() if e.dtype == F32 and (tanh := self.scaled_tanh(e, d)) is not None:
+            case (Call() | Binary()) if e.dtype == F32 and (tanh := self.scaled_tanh(e, d)) is not None:
                 return tanh
             case Binary() if e.dtype == F32 and e.op in ("add", "sub", "mul", "div", "min", "max"):
                 return self.binary(e, d)
@@ -193,15 +193,11 @@ class _Demands:
         return rebuild(e, lambda x: tuple(self.value(y, down) for y in x) if isinstance(x, tuple) else self.value(x, down))
 
     def binary(self, e: Binary, d: Demand) -> Expr:
-        factor = _constant(e.b) if e.op in ("mul", "div") else None
-        if e.op == "mul" and factor is None and (factor := _constant(e.a)) is not None:
-            if (tanh := self.scaled_tanh(e, d)) is not None:
-                return tanh
-            return replace(e, b=self.value(e.b, d.times(abs(factor))))  # type: ignore[no-any-return]
-        if factor is not None and factor != 0:
-            if e.op == "mul" and (tanh := self.scaled_tanh(e, d)) is not None:
-                return tanh
-            return replace(e, a=self.value(e.a, d.times(abs(factor) if e.op == "mul" else 1 / abs(factor))))
+        left, right = _constant(e.a), _constant(e.b)
+        if e.op == "mul" and right is None and left is not None:
+            return replace(e, b=self.value(e.b, d.times(abs(left))))  # type: ignore[no-any-return]
+        if e.op in ("mul", "div") and right:
+            return replace(e, a=self.value(e.a, d.times(abs(right) if e.op == "mul" else 1 / abs(right))))
         sides = []
         for x, other in ((e.a, e.b), (e.b, e.a)):
             if e.op in ("min", "max"):
@@ -218,10 +214,12 @@ class _Demands:
 
     def scaled_tanh(self, e: Expr, d: Demand) -> Expr | None:
         """c * tanh(x * k) in its form, if e is that and the demand allows it."""
-        by, call = 1.0, e
+        by: float | None = 1.0
+        call = e
         if isinstance(e, Binary) and e.op == "mul":
-            by, call = (_constant(e.a), e.b) if _constant(e.a) is not None else (_constant(e.b), e.a)  # type: ignore[assignment]
-        if not isinstance(call, Call) or call.op != "tanh" or not d.rounded or not 0 < d.weight * abs(by) <= MOST_WEIGHT:
+            by, call = (_constant(e.a), e.b) if _constant(e.a) is not None else (_constant(e.b), e.a)
+        if by is None or not isinstance(call, Call) or call.op != "tanh" or not d.rounded or \
+                not 0 < d.weight * abs(by) <= MOST_WEIGHT:
             return None
         x: Any = call.args[0]
         k = 1.0
