@@ -1,7 +1,9 @@
 """The pass guard_accesses: guards, tests in front of nests, accesses of block memory that certainly leave it."""
 
+import numpy as np
 from planned import planned_body, text_of
 
+import tilelang
 import tilelang.language as T
 from tilelang.ir import walk
 from tilelang.target.cpu_launch import CheckedLoad, CheckedStore, NestVersions, TileLoops
@@ -37,6 +39,24 @@ def test_what_is_proven_needs_no_guard():
     (code,) = planned_body(main).codes
     assert not isinstance(code.body, NestVersions)
     assert _guards(code.body) == {("CheckedLoad", "A"): (), ("CheckedStore", "B"): ()}
+
+
+def test_an_index_that_only_names_a_variable_of_the_nest_is_tested_before_it():
+    """`i // 2` and `j` are always 0: the test in front of the nest named them where they had no value."""
+    @T.prim_func
+    def main(A: T.Tensor((12,), "int32"), B: T.Tensor((4, 16), "int32")):
+        with T.Kernel(4, threads=32) as bx:
+            for i, j in T.Parallel(2, 1):
+                for r in T.serial(2):
+                    B[bx, i * 2 + r] = A[bx * 4 + i + i // 2 + j] + A[bx * 4 + r // 2]
+
+    (code,) = planned_body(main).codes
+    assert isinstance(code.body, NestVersions) and len(code.body.tests) == 2
+    A, want = np.arange(12, dtype=np.int32), np.zeros((4, 16), np.int32)
+    got = want.copy()
+    tilelang.compile(main, target="cpu")(A, got)
+    tilelang.compile(main, target="cpu", execution_backend="tile")(A, want)
+    assert got.tolist() == want.tolist()
 
 
 def test_an_index_from_memory_is_guarded():

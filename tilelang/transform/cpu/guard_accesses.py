@@ -261,12 +261,12 @@ def _corners(a: Analyzer, e: Expr, ranges: dict[Var, tuple[Expr, Expr]],
     """Least and greatest value of e over the nest as expressions of values known before it; None when not linear."""
     form = a.linear(e)
     low = high = e
-    for t in form.terms:
+    for t in (*form.terms, *free_vars(e) - form.terms.keys()):  # also what e names without depending on it
         if isinstance(t, Var) and t in ranges:
             start, last = ranges[t]
             if any(x in ranges or x in opaque for x in free_vars(start) | free_vars(last)):
                 return None  # a bound that depends on an outer loop of the nest
-            c = form.terms[t]
+            c = form.terms.get(t, 0)
             low = substitute(low, {t: start if c > 0 else last})
             high = substitute(high, {t: last if c > 0 else start})
         elif any(isinstance(n, (Load, Call)) or n in ranges or n in opaque for n in walk(t) if isinstance(
