@@ -44,3 +44,17 @@ def test_a_condition_on_what_the_kernel_writes_stays():
     assert any(isinstance(x, If) and any(s.kind == "pipelined" for s in walk(f.func, For)) for x in walk(f.func))
     func = lowered("sm_80", f, {"tl.enable_async_copy": False})
     assert kept_iterations.__name__ == "kept_iterations" and not any("kept" in s.var.name for s in walk(func.body, For))
+
+
+def test_a_pipelined_loop_may_be_empty():
+    """A body of views alone has no statement that could hold a condition."""
+    @T.prim_func
+    def f(A: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((128,), "float32")
+            T.copy(A, a)
+            for _ in T.Pipelined(2, num_stages=2):
+                T.view(a, (8, 16))
+            T.copy(a, A)
+
+    assert lowered("sm_90a", f, {})

@@ -44,7 +44,7 @@ def kept_iterations(launch: Launch, cx: PassContext) -> Launch:
         if not isinstance(s, For) or not is_pipelined(s) or s.plan.counted or not isinstance(s.extent, Const) or not \
                 2 <= s.extent.value <= MOST_ITERATIONS:
             return None
-        *binds, last = stmts_of(s.body)
+        *binds, last = stmts_of(s.body) or (s.body,)
         if not isinstance(last, If) or last.orelse is not None or not plain(last.cond) or not contains(last.then, Gemm, Copy) \
                 or leaves(s.body) or not all(isinstance(x, Bind) and plain(x.value) for x in binds):
             return None
