@@ -5,7 +5,7 @@ import pytest
 from user_harness import agree, mark
 
 import tilelang.language as T
-from tilelang.transform.lower import accumulate_loops as sum_loops
+from tilelang.transform.lower.lower_parallel import serial_choices
 
 F32, I32 = "float32", "int32"
 RNG = np.random.default_rng(3)
@@ -202,20 +202,20 @@ def test_sums_beside_other_work_of_a_loop(body, want):
     agree(main, args, {2 + k: w for k, w in enumerate(want)}, 1e-4)
 
 
-def test_serial_dims_ask_for_the_fewest_points():
+def test_dimensions_with_few_points_are_run_in_order_first():
+    assert serial_choices((4, 6)) == [[], [0], [1], [0, 1]]
+
+
+def test_serial_iterations_of_neighbouring_points_meet_in_an_element_of_shared_memory():
     @T.prim_func
-    def main(A: T.Tensor((4, 6), F32), O: T.Tensor((4,), F32)):
+    def main(A: T.Tensor((8, 20), F32), O: T.Tensor((8,), F32)):
         with T.Kernel(1, threads=32) as _:
-            rows, columns = T.alloc_fragment((4,), F32), T.alloc_fragment((6,), F32)
-            for i, j in T.Parallel(4, 6):
-                rows[i] += A[i, j]
-            for i, j in T.Parallel(4, 6):
-                columns[j] += A[3 - i, j]
-            for i, j in T.Parallel(4, 6):
-                rows[i] += A[i, j]
-                columns[j] += A[3 - i, j]
+            acc = T.alloc_shared((8,), F32)
+            T.clear(acc)
+            for i, j in T.Parallel(8, 20):
+                for k in T.serial(2):
+                    acc[(i + k) % 8] += A[i, j]
+            T.copy(acc, O)
 
-    from tilelang.ir import Parallel, walk
-
-    loops = [x for x in walk(main.func.body) if isinstance(x, Parallel)]
-    assert [sum_loops.serial_dims(x.vars, (4, 6), x.body) for x in loops] == [[1], [0], [0, 1]]
+    rows = A.sum(1)
+    agree(main, [A, mark(8, np.float32)], {1: rows + np.roll(rows, 1)}, 1e-4)

@@ -353,9 +353,7 @@ def accesses(body: Any) -> list[tuple[Any, list[tuple[Var, int]]]]:
             if isinstance(n, For):
                 visit(n.start, inner)
                 visit(n.extent, inner)
-                if isinstance(n.extent, Const) and isinstance(n.start, Const) and n.start.value == 0:
-                    inner = [*inner, (n.var, int(n.extent.value))]
-                visit(n.body, inner)
+                visit(n.body, [*inner, *serial_axis(n)])
                 return
             for f in fields_of(type(n)):
                 if f not in ("buffer", "attrs"):
@@ -363,6 +361,12 @@ def accesses(body: Any) -> list[tuple[Any, list[tuple[Var, int]]]]:
 
     visit(body, [])
     return out
+
+
+def serial_axis(s: For | While) -> list[tuple[Var, int]]:
+    """The variable and extent of a loop from 0 whose number of iterations is known; nothing for others."""
+    static = isinstance(s, For) and isinstance(s.extent, Const) and isinstance(s.start, Const) and s.start.value == 0
+    return [(s.var, int(s.extent.value))] if static else []  # type: ignore[union-attr]
 
 
 def in_order(n: Any, conditional: bool = False) -> Iterator[tuple[Node, bool]]:

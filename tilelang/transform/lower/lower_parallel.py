@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial, reduce
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from tilelang.ir.numbers import may_wrap
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, index_values, private
 
 from ..analysis.accesses import as_iterations
-from ..analysis.distributed_loop import Grid, Loop, Touch, accesses, in_order, is_memory, shared_elements
+from ..analysis.distributed_loop import Grid, Loop, Touch, accesses, in_order, is_memory, serial_axis, shared_elements
 from ..analysis.effects import effects
 from ..analysis.loop_body import drop_continue, inline_index_binds, select_stores
 from ..analysis.statements import renamed
@@ -62,15 +63,26 @@ def lower_loop(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: S
     try:
         return _shared_out(lw, vars, extents, body, loop_layout, is_async, width, span)
     except SharedUpdate as e:
-        from .accumulate_loops import accumulates, serial_dims  # 3 ms: hardly any loop needs it
+        shared = e
+    for serial in serial_choices(extents):
+        del lw.buffers.allocs[allocated:]
+        for buffer in set(lw.buffers.layouts) - laid_out:
+            del lw.buffers.layouts[buffer]
+        try:
+            return run_loop(lw, vars, serial_inside(lw, extents, serial), body, is_async=is_async, span=span)
+        except SharedUpdate as e:
+            shared = e
+    raise errors.InternalError(f"iterations of a parallel loop update one element of `{shared}` from several threads")
 
-        if not vars or not all(isinstance(n, int) for n in extents) or not any(accumulates(x) for x in walk(body)):
-            raise errors.InternalError(f"iterations of a parallel loop update one element of `{e}` from several threads") from e
-    del lw.buffers.allocs[allocated:]
-    for buffer in set(lw.buffers.layouts) - laid_out:
-        del lw.buffers.layouts[buffer]
-    dist = serial_inside(lw, extents, serial_dims(vars, extents, body))
-    return run_loop(lw, vars, dist, body, is_async=is_async, span=span)
+
+def serial_choices(extents: tuple[Any, ...]) -> list[list[int]]:
+    """The sets of dimensions that each thread may run in order, so that threads update elements of their own.
+
+    Sets with few points come first; with the last, one thread runs all.  None where an extent is known at run time only.
+    """
+    dims = [d for d, n in enumerate(extents) if n != 1] if all(isinstance(n, int) for n in extents) else []
+    sets = [list(ds) for k in range(len(dims) + 1) for ds in combinations(dims, k)] if dims else []
+    return sorted(sets, key=lambda ds: math.prod(extents[d] for d in ds))
 
 
 def _shared_out(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: Stmt, loop_layout: Any, is_async: bool,
@@ -322,22 +334,24 @@ def _reject_races(loop: Loop, body: Stmt, span: Any) -> None:
 
     Enclosing blocks and serial loops contribute the same to an index at all points, so any value will do for them.
     """
-    grid = loop.grid
+    grid: Any = loop.grid
 
-    def visit(s: Any, conds: tuple[Expr, ...]) -> None:
+    def visit(s: Any, conds: tuple[Expr, ...], inner: tuple[tuple[Var, int], ...]) -> None:
         if isinstance(s, Seq):
             for x in s.stmts:
-                visit(x, conds)
+                visit(x, conds, inner)
         elif isinstance(s, If):
-            visit(s.then, (*conds, s.cond))
+            visit(s.then, (*conds, s.cond), inner)
             if s.orelse is not None:
-                visit(s.orelse, (*conds, unary("not", s.cond)))
+                visit(s.orelse, (*conds, unary("not", s.cond)), inner)
         elif isinstance(s, (For, While)):
-            visit(s.body, conds)
-        elif isinstance(s, Store) and (is_memory(s.buffer) or s.buffer in loop.staged) and shared_elements(grid, s, conds):
-            raise SharedUpdate(s.buffer.name)
+            visit(s.body, conds, (*inner, *serial_axis(s)))
+        elif isinstance(s, Store) and (is_memory(s.buffer) or s.buffer in loop.staged):
+            axes = [(v, n) for v, n in inner if any(v in free_vars(e) for e in (*s.indices, *conds))]
+            if shared_elements(grid.with_inner(axes), s, conds):
+                raise SharedUpdate(s.buffer.name)
 
-    visit(body, ())
+    visit(body, (), ())
 
 
 def _reads_or_skips(buffer: Buffer, body: Stmt, loop: Loop) -> bool:

@@ -29,6 +29,7 @@ from .lowered_accesses import LoweredAccesses
 from .lowered_buffers import LoweredBuffers
 from .tma_stores import TmaStores
 from .vector_lanes import async_copy
+from ..analysis.distributed_loop import serial_axis
 from ..analysis.divergence import Divergence
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import PassContext, pass_
@@ -214,15 +215,15 @@ class Lowering:
         lo, _ = analyzer.interval(s.start)
         _, last = analyzer.interval(s.start + s.extent)
         self.known.analyzer = analyzer.bind(s.var, lo, None if last is None else last - 1)
-        static = isinstance(s.extent, Const) and isinstance(s.start, Const) and s.start.value == 0
-        if loop is not None and static:
-            loop.inner = [*loop.inner, (s.var, int(s.extent.value))]  # type: ignore[attr-defined]
+        inner = loop.inner if loop is not None else []
+        if loop is not None:
+            loop.inner = [*inner, *serial_axis(s)]
         try:
             return replace(s, start=self.expr(s.start), extent=self.expr(s.extent),
                            body=self.stores.inside(s, lambda: body(s.body)))
         finally:
-            if loop is not None and static:
-                loop.inner = loop.inner[:-1]
+            if loop is not None:
+                loop.inner = inner
 
     def _vectorized(self, s: For) -> Stmt:
         """Lower T.vectorized.
