@@ -59,7 +59,8 @@ class _Loops:
         """The loop as one that fills a fragment, and a copy of it; None where it stores no tile of an accumulator."""
         body = inline_index_binds(s.body, s.vars)
         guard, out = (body.cond, body.then) if isinstance(body, If) and body.orelse is None else (None, body)
-        if s.plan.given() or len(s.vars) != 2 or not isinstance(out, Store) or out.buffer.scope_name != GLOBAL:
+        if s.plan.given() or len(s.vars) != 2 or not isinstance(out, Store) or out.buffer.scope_name != GLOBAL or \
+                guard is None and out.buffer.dtype.bits >= 32:  # four threads store a sector of 32 bytes, and need no tile
             return None
         loads, binds = [*walk(out.value, Load)], dict[Expr, Var]()
         shape = next((x.buffer.shape for x in loads if x.buffer in self.results and x.indices == s.vars), None)
