@@ -219,3 +219,18 @@ def test_serial_iterations_of_neighbouring_points_meet_in_an_element_of_shared_m
 
     rows = A.sum(1)
     agree(main, [A, mark(8, np.float32)], {1: rows + np.roll(rows, 1)}, 1e-4)
+
+
+def test_updates_of_shared_memory_under_a_condition_that_memory_decides():
+    @T.prim_func
+    def main(A: T.Tensor((8, 20), F32), where: T.Tensor((20,), I32), O: T.Tensor((4,), F32)):
+        with T.Kernel(1, threads=32) as _:
+            acc = T.alloc_shared((4,), F32)
+            T.clear(acc)
+            for i, j in T.Parallel(8, 20):
+                if where[j] > 2:
+                    acc[j % 4] += A[i, j]
+            T.copy(acc, O)
+
+    where = RNG.integers(0, 8, 20).astype(np.int32)
+    agree(main, [A, where, mark(4, np.float32)], {2: np.where(where > 2, A.sum(0), 0).reshape(5, 4).sum(0)}, 1e-4)

@@ -152,8 +152,8 @@ def _by_structure(frag: Any, indices: tuple[Expr, ...], grid: Grid, is_write: bo
 def shared_elements(grid: Any, s: Store, conds: tuple[Expr, ...]) -> bool:
     """Whether several threads update one element by the store `X[i] = f(X[i], …)` under conditions.
 
-    False also for stores that do not read their element. Indices and conditions that are read from memory are unknown: no
-    conflict is assumed where X is in memory, since the program itself distributes those updates, and a conflict is assumed
+    False also for stores that do not read their element. Conditions that are read from memory may hold. For indices that are,
+    no conflict is assumed where X is in memory, since the program itself distributes those updates, and a conflict is assumed
     where X is a fragment.
     """
     if not any(y.buffer is s.buffer and y.indices == s.indices for y in walk(s.value, Load)):
@@ -171,9 +171,8 @@ def _meet(grid: Any, s: Store, conds: tuple[Expr, ...], chosen: dict[Var, Any]) 
     values = [index_values(i, env) for i in s.indices]
     masks = [index_values(c, env) for c in conds] + ([] if grid.valid is None else [grid.valid])
     masks += [] if grid.dist.first is None else [index_values(grid.dist.first, env)]
-    if s.buffer.scope_name == FRAGMENT:
-        masks = [m for m in masks if m is not None]
-    if any(v is None for v in values) or any(m is None for m in masks):
+    masks = [m for m in masks if m is not None]
+    if any(v is None for v in values):
         return s.buffer.scope_name == FRAGMENT and _several_threads(grid)
     full = np.broadcast_arrays(*values, *masks, *[  # type: ignore[arg-type]
                                grid.env[v] for v in grid.env if v in dict(grid.loops)],
