@@ -101,6 +101,20 @@ def roles(form):
                 with T.ws(1):
                     S[2 * tx - 255] = A[tx - 128]
                     B[tx] = S[2 * tx - 255]
+            elif form == "atomics apart":
+                T.fill(S, 7.0)
+                with T.ws(0):
+                    T.atomic_add(S[tx // 2], 1.0)
+                    B[tx] = tx
+                with T.ws(1):
+                    T.copy(S[64:128], B[128:192])
+            elif form == "atomics of two":
+                T.fill(S, 7.0)
+                with T.ws(0):
+                    if tx < 32:
+                        T.atomic_addx2(S[tx * 2 + 1], A[2 * tx])
+                with T.ws(1):
+                    T.copy(S[64:128], B[128:192])
             elif form == "named barrier":
                 with T.ws(0):
                     S[tx] = A[tx]
@@ -127,7 +141,7 @@ def everywhere(f):
 
 PLACED = ("threads", "tiles", "the other way of the branch", "loop", "loop that begins with the reader", "branches of warps",
           "more warps", "unknown place", "place of the iteration before", "barrier of the reader alone", "apart",
-          "named barrier", "barrier of all")
+          "atomics apart", "named barrier", "barrier of all")
 
 
 @pytest.mark.parametrize("form", PLACED)
@@ -142,7 +156,8 @@ def test_a_barrier_stands_between_warp_roles_that_nothing_else_orders(form):
         np.testing.assert_array_equal(got, out[0])
 
 
-@pytest.mark.parametrize("form, barriers", [("apart", 0), ("barrier of all", 1), ("threads", 1), ("loop", 2),
+@pytest.mark.parametrize("form, barriers", [("apart", 0), ("atomics apart", 0), ("atomics of two", 1),
+                                            ("barrier of all", 1), ("threads", 1), ("loop", 2),
                                             ("place of the iteration before", 1), ("barrier of the reader alone", 1)])
 def test_no_more_barriers_than_needed(form, barriers):
     """One in front of the reader, and one in front of the warp role that stores again in the next iteration."""

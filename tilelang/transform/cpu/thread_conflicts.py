@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.arith import Bounds, LaunchFacts
-from tilelang.ir import (AddressOf, Binary, Bind, Call, Evaluate, Expr, For, If, Launch, Load, Region, Stmt, Store, TileOp,
+from tilelang.ir import (AddressOf, Binary, Bind, Call, Evaluate, Expr, For, If, Launch, Load, Stmt, Store, TileOp,
                          Var, While, contains, convert, free_vars, fresh, inner, rebuild, walk)
 from tilelang.ir.record import record
 from tilelang.target.atomics import commute, family
 from tilelang.target.cpu_launch import ThreadValues, is_private
 
 from ..analysis.disjoint import Disjoint, Place
-from ..analysis.effects import Effect, own_effects
+from ..analysis.effects import Effect, extents_of, own_effects
 from ..analysis.guards import conjuncts
 
 
@@ -73,7 +73,7 @@ class Conflicts:
         pairs = [(a, b) for k, a in enumerate(found) for b in found[k:]
                  if a.effect.storage is b.effect.storage and a.meets(b)]
         asked = {id(a): a for pair in pairs for a in pair}
-        if any(_anywhere(a.effect) or self.known.varies_place(a.effect.buffer) for a in asked.values()):
+        if any(extents_of(a.effect) is None or self.known.varies_place(a.effect.buffer) for a in asked.values()):
             return True
         places = {k: _Indices(self, s).place(a.effect) for k, a in asked.items()}
         for a, b in pairs:
@@ -103,12 +103,6 @@ def _accesses(s: Stmt, looped: bool) -> Iterator[Access]:
         yield from _accesses(x, looped or isinstance(s, (For, While)))
 
 
-def _anywhere(e: Effect) -> bool:
-    """Whether it is not known how many elements an access reaches from its indices on."""
-    return e.region is None and (e.indices is None or isinstance(e.node, Call) and not (
-        e.node.op.startswith("atomic_") or e.node.op == "ldg"))
-
-
 class _Indices:
     """The indices of one access in s, from numbers of threads, variables that this access has for itself (inner, with their
     bounds), and what is the same for all threads while they run s."""
@@ -123,10 +117,8 @@ class _Indices:
 
     def place(self, e: Effect) -> tuple[Place, dict[Var, Bounds]]:
         """Any element of an access, and the variables that it has for itself."""
-        mins, sizes = (e.region.mins, e.region.extents) if isinstance(e.region, Region) else (e.indices or (), ())
-        indices = [self.value(convert(i)) for i in mins]
-        lanes = {"atomic_addx2": 2, "atomic_addx4": 4}.get(getattr(e.node, "op", ""), 1)
-        for d, n in enumerate(sizes or (*(1,) * (len(indices) - 1), lanes)):
+        indices = [self.value(convert(i)) for i in (e.indices or () if e.region is None else e.region.mins)]
+        for d, n in enumerate(extents_of(e) or ()):
             high = self.of.analyzer.interval(convert(n))[1]
             if high != 1:
                 indices[d] = indices[d] + self.unknown(indices[d].dtype, 0, None if high is None else high - 1)

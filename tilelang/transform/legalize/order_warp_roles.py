@@ -25,7 +25,7 @@ from tilelang.target.warp_groups import WARP_LANES, holds_in, runs, warps_in
 from ..analysis.access_table import Reach, separate
 from ..analysis.disjoint import Disjoint, Place
 from ..analysis.divergence import Divergence
-from ..analysis.effects import Effect, effects, own_effects
+from ..analysis.effects import Effect, effects, extents_of, own_effects
 from ..framework.config import PassConfigKey
 from ..analysis.statements import BARRIERS, barrier
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -229,13 +229,10 @@ class _WarpRole:
         return v
 
     def access(self, e: Effect, conds: tuple[Expr, ...], sure: bool, span: Any) -> _Access:
-        counts: list[int | None] = [1] * len(e.indices or ())
-        if e.region is None:
-            if isinstance(e.node, Call) or e.indices is None:
-                return _Access(e, None, None, False, span)
-            mins = [*map(self.value, e.indices)]
-        else:
-            mins, counts = [self.value(convert(m)) for m in e.region.mins], [_number(n) for n in e.region.extents]
+        if (extents := extents_of(e)) is None:
+            return _Access(e, None, None, False, span)
+        mins = [self.value(convert(m)) for m in (e.indices or () if e.region is None else e.region.mins)]
+        counts = [*map(_number, extents)]
         at = tuple(m if n == 1 else m + self.unknown(m.dtype, n) for m, n in zip(mins, counts))
         bounds = [Analyzer({**self.ranges, **self.here}).interval(i) for i in at]
         reach = [(low, high + 1) for low, high in bounds if low is not None and high is not None]
