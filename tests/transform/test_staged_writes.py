@@ -93,3 +93,32 @@ def test_guarded_results_went_as_four_bytes(form: str, staged: bool):
     assert ("tma_store" in ops(launch)) == staged
     widths = {x.indices[-1].lanes if isinstance(x.indices[-1], Ramp) else 1 for x in plain_stores(launch)}
     assert widths <= ({8} if staged else {1, 2})
+
+
+def test_places_of_rows_were_read_outside_a_tensor_where_the_condition_switched_them_off():
+    """Without checks of bounds, a load behind a condition stays there."""
+    @T.prim_func
+    def main(A: T.Tensor((256, K), "float16"), B: T.Tensor((64, K), "float16"), first: T.Tensor((1,), "int32"),
+             n: T.Tensor((1,), "int32"), C: T.Tensor((256, 64), "float16")):
+        with T.Kernel(2, threads=128) as x:
+            a, b = T.alloc_shared((64, K), "float16"), T.alloc_shared((64, K), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.copy(A[x * 64, 0], a)
+            T.copy(B, b)
+            T.gemm(a, b, c, transpose_B=True, clear_accum=True)
+            for i, j in T.Parallel(64, 64):
+                if x * 64 + i < n[0]:
+                    C[first[x] + i, j] = c[i, j]
+
+    inputs = given(main, (0, 0), (70, 0)) | {"n": np.array([50], "int32"), "first": np.array([70], "int32")}
+    inputs = {name: x for name, x in inputs.items() if name != "counts"}
+    expected = run_tile(main, inputs)["C"]
+    for unchecked in (False, True):
+        found = run_device(lowered(main, disable_safe_memory_legalize=unchecked), inputs).outputs["C"]
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_float32_results_went_through_a_tile():
+    """Four threads store a sector of 32 bytes; only stores under a condition gain by a tile."""
+    assert "tma_store" not in ops(launch_of(stored("all", dtype="float32")))
+    assert "tma_store" in ops(launch_of(stored(dtype="float32")))

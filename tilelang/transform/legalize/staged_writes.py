@@ -24,6 +24,7 @@ from ..analysis.loop_body import inline_index_binds
 from ..analysis.pipeline_loops import is_pipelined
 from ..analysis.pipeline_schedule import tile_read
 from ..analysis.vectorize import stride_along
+from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .hopper_features import hopper
 
@@ -34,7 +35,7 @@ def staged_writes(launch: Launch, cx: PassContext) -> Launch:
 
     Keeps: every value that is stored.
     """
-    loops = _Loops(launch)
+    loops = _Loops(launch, not cx.option(PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS))
 
     def visit(s: Stmt) -> Stmt:
         if isinstance(s, Parallel):
@@ -45,12 +46,13 @@ def staged_writes(launch: Launch, cx: PassContext) -> Launch:
 
 
 class _Loops:
-    """The parallel loops of a launch.  results: the accumulators of wgmma.  written: storage that the launch writes."""
+    """The parallel loops of a launch.  results: the accumulators of wgmma.  written: storage that the launch writes.  checked:
+    whether loads outside of a tensor give a value: what is read behind a condition may be read in front of it."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, checked: bool) -> None:
         self.results = {x.c.buffer for x in walk(launch.body, Gemm) if not isinstance(choose_wgmma(x, launch.num_threads), str)}
         self.written = {e.storage for e in effects(launch.body) if e.writes}
-        self.private, facts = {*launch.thread_vars}, LaunchFacts(launch, ())
+        self.checked, self.private, facts = checked, {*launch.thread_vars}, LaunchFacts(launch, ())
         for s in walk(launch.body, For, Bind):
             (facts.enter_loop if isinstance(s, For) else facts.enter_bind)(s)
         self.analyzer = facts.analyzer
@@ -70,6 +72,8 @@ class _Loops:
         at = tuple(rewrite(i, lambda x: self._named(x, s.vars, binds), Load) for i in out.indices)
         place = tile_read(load(out.buffer, at), s.vars, {}, self.private, self.analyzer)
         rows = shape[0] if guard is None else self._rows(guard, s.vars)
+        if binds and guard is not None and not self.checked:
+            return None
         if place is None or rows is None or tuple(v for v in place[0] if v is not None) != s.vars or place[0][-1] is None:
             return None
         tile, sizes = Buffer(f"{out.buffer.name}_tile", shape, out.buffer.dtype, FRAGMENT, span=out.span), (rows, shape[1])
