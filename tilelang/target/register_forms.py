@@ -219,6 +219,8 @@ def packed_source(s: Store) -> Load | None:
 
 MAPPED = {"add": "add", "sub": "sub", "mul": "mul", "max": "max", "min": "min"}  # operation of a map -> PTX instruction
 SUMMED = {"add": "add", "max": "max", "min": "min"}
+MIN_INTEGER = 16  # fewest elements of a maximum for which checking the integer result pays off
+MIN_CHAINS = 8  # fewest elements per result of a reduction for which two chains pay off
 EX2 = {"exp2", "fast_exp2", "exp2_rounded_half", "exp2_rounded_term"}  # ex2.approx.ftz.f32; exp2 itself only with fast math
 
 
@@ -290,6 +292,27 @@ def sum_form(s: Stmt, at: dict[Var, int] | None = None) -> Form | None:
     if to_places is None or places is None or len(places) < 2:
         return None
     return Form("sum", other.buffer, tuple(zip(to_places, places)), v)
+
+
+def sum_order(form: Form, s: Stmt) -> str:
+    """The order in which a loop of the form "sum" combines its elements: "integer", "two_chains", or "" for the loop's own.
+
+    Only loops that may combine in any order (plan.any_order, set by T.reduce) have another than their own.
+
+    "two_chains": even and odd elements are combined in two independent chains, since an FADD waits four cycles for the one
+    before it.
+
+    "integer": one instruction computes the maximum of three integers, but only of two floats.  Non-negative floats are ordered
+    like integers, and above all negative ones.  If all floats of a warp are negative, or one is NaN, the warp computes the
+    maximum of floats again.  Whole warps execute these loops.
+    """
+    v: Any = form.value
+    results = len({i for i, _ in form.points})
+    if not s.plan.any_order:  # type: ignore[attr-defined]
+        return ""
+    if v.op == "max" and results == 1 and len(form.points) >= MIN_INTEGER:
+        return "integer"
+    return "two_chains" if len(form.points) >= MIN_CHAINS * results else ""
 
 
 def _sum_nest(s: Stmt) -> Form | None:

@@ -1,7 +1,7 @@
 """CUDA text of loops on named registers: one `asm` each, with the instructions of the form that target/register_forms.py finds.
 
-Passes decide which loops these are (plan.registers) and in which order they combine elements (plan.reduction). An array of the
-elements of stored registers would take NVRTC a quarter of its time for full attention: it would have to split it up again.
+Passes decide which loops these are (plan.registers). An array of the elements of stored registers would take NVRTC a quarter of
+its time for full attention: it would have to split it up again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from tilelang.errors import InternalError
 from tilelang.ir import Binary, Buffer, Call, Expr, For, Load, Ramp, Stmt, Store, Var, const, free_vars, stmts_of, substitute
 from tilelang.target.register_forms import (MAPPED, SUMMED, Form, affine_in, constant, form_of, inlined, own_element,
-                                            packed_source, sum_form)
+                                            packed_source, sum_form, sum_order)
 
 from .memory import Memory
 from .named_registers import NamedRegisters
@@ -178,8 +178,8 @@ class RegisterLoops:
             self.page.emit("}")
 
     def _summed(self, form: Form, s: Stmt) -> None:
-        """Print a sum: the operands are the distinct elements added to; plan.reduction gives the order."""
-        array, v, order = self.registers.array(form.buffer), form.value, s.plan.reduction  # type: ignore[attr-defined]
+        """Print a sum: the operands are the distinct elements added to; sum_order gives the order."""
+        array, v, order = self.registers.array(form.buffer), form.value, sum_order(form, s)
         if order == "integer":
             self._maximum(form)
             return

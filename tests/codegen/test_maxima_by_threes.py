@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tilelang.codegen.cuda.register_loops import largest_of_threes
-from tilelang.transform.registers.order_register_reductions import MIN_INTEGER
+from tilelang.target.register_forms import MIN_INTEGER
 
 
 def answer(text, starts, rows):
