@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @options
 class LoopPlan(Options, LOWERED=("independent", "any_order", "kept"),
-               DEVICE=("registers", "copies")):
+               DEVICE=("registers",)):
     """Options of a loop.
 
     Given by the program
@@ -28,8 +28,6 @@ class LoopPlan(Options, LOWERED=("independent", "any_order", "kept"),
         kept: the loop stays a loop even if it has one iteration.  tiles: iterations are blocks of the grid and write different
         tiles.  ring_steps = (ring steps of an iteration,
         of the whole loop).  registers: printed on named PTX registers ("source": so are the registers that it reads).
-        copies: bodies that an unrolled loop has in the code; None: all of an "unroll" or "vectorized" loop, of a serial loop as
-        many as the device compiler likes.
         pipeline_report: the decision about the pipeline, in a sentence.
     """
 
@@ -47,7 +45,6 @@ class LoopPlan(Options, LOWERED=("independent", "any_order", "kept"),
     tiles: bool = False
     ring_steps: tuple[int, int] | None = None
     registers: bool | str = False
-    copies: int | None = None
     pipeline_report: str | None = None
 
     @property

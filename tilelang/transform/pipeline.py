@@ -105,7 +105,6 @@ DEVICE_PASSES = _passes(
     "sync.insert_pdl",  # after place_sync and simplify: accesses of global memory are no longer moved
     "registers.code_tables",  # before pack_conversions, which changes the arithmetic that it evaluates
     "registers.pack_conversions",  # after assign_accumulator_registers: loops on named registers do their own conversions
-    "registers.limit_unrolling",  # after all passes that make or mark loops
     "check.verify_sync",  # last: it checks the program that is printed, with the planned offsets
 )
 

@@ -6,14 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (Alloc, Assert, Bind, Break, Const, Continue, Evaluate, Expr, For, If, Seq, Stmt, Store, Var,
-                         While, binary)
+from tilelang.ir import (Alloc, Assert, Bind, Break, Call, Const, Continue, Evaluate, Expr, For, If, Seq, Stmt, Store, Var,
+                         While, binary, walk)
 
 from .memory import Memory
 from .named_registers import NamedRegisters
 from .register_loops import RegisterLoops
 from .text import quote
 from .types import type_name
+
+
+MOST_COPIES = 512  # of a body in the code: what has more elements a thread is in no registers, and compilers choke on it
+_UNROLLED = ("unroll", "vectorized")
 
 
 class Statements:
@@ -78,10 +82,11 @@ class Statements:
         return self.page.name(s, name)
 
     def _pragma(self, s: For) -> None:
-        unrolled = s.kind in ("unroll", "vectorized")
-        copies = s.plan.copies or (s.plan.factor if unrolled else None)
-        if copies or unrolled:
-            self.page.emit(f"#pragma unroll {copies}" if copies else "#pragma unroll")
+        if s.kind in _UNROLLED:
+            copies = s.plan.factor or (1 if _copies(s) > MOST_COPIES else "")
+            self.page.emit(f"#pragma unroll {copies}".rstrip())
+        elif _only_loads(s.body):
+            self.page.emit("#pragma unroll 1")
 
     def _while(self, s: While) -> None:
         self._block(f"while ({self.x.top(s.cond)})", s.body)
@@ -102,3 +107,20 @@ class Statements:
         head = "" if s.message.startswith("Device assert failed") else "Device assert failed: "
         text = f"{head}{s.message}\n"
         self.page.emit(f"if (!({self.x.top(s.cond)})) tl::assert_failed({quote(text)});")
+
+
+def _copies(s: Stmt | None) -> int:
+    """How often the innermost statements of s stand in the code when the loops in it are unrolled."""
+    if isinstance(s, Seq):
+        return max(map(_copies, s.stmts), default=1)
+    if isinstance(s, If):
+        return max(_copies(s.then), _copies(s.orelse))
+    if not isinstance(s, For):
+        return 1
+    return _copies(s.body) * (int(s.extent.value) if s.kind in _UNROLLED and isinstance(s.extent, Const) else 1)
+
+
+def _only_loads(s: Stmt) -> bool:
+    """Whether a loop asks for tiles and waits for room, as a warp with few registers does: copies of it would spill."""
+    ops = {n.op for n in walk(s, Call)}
+    return "tma_load" in ops and "mbarrier_wait" in ops and not ops & {"wgmma", "wgmma_wait"}

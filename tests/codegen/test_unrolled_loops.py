@@ -1,9 +1,9 @@
-"""The pass limit_unrolling: loops that are unrolled, and those of which compilers would make too many copies."""
+"""Unrolled loops in CUDA text: loops that are unrolled, and those of which compilers would make too many copies."""
 
 import pytest
 
 import tilelang.language as T
-from tilelang.transform.registers.limit_unrolling import MOST_COPIES
+from tilelang.codegen.cuda.statements import MOST_COPIES
 from tilelang.codegen.cuda import print_kernel
 from tilelang.library.gemm.kernels import Form, gemm
 from tilelang.library.gemm.tile import Tile
