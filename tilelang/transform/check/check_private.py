@@ -58,7 +58,7 @@ _OF_ITERATIONS = frozenset((
 _NUMBERS = frozenset(("shuffle_elect", "elect_one", "warp_uniform"))
 _STEPS = 1 << 12  # limit on statements of unrolled loops that are followed one by one
 _SPEAKS = ("printf", "assume")  # their arguments do not affect what an iteration does
-STALE, VARIES = 1, 2  # bits of an element: see Memory
+STALE, VARIES, STORED = 1, 2, 4  # bits of an element: see Memory
 _COMBINE = ("add", "mul", "min", "max", "bitand", "bitor", "bitxor", "and", "or")
 
 
@@ -113,19 +113,14 @@ def _of_host(s: Stmt) -> list[Stmt]:
 def _asks(launch: Launch) -> bool:
     """Whether a launch holds anything that may differ between threads."""
     own = set(launch.thread_vars)
-    work = private = False
-    for n in walk(launch.body):
-        work |= isinstance(n, (Parallel, TileOp))
+
+    def of_thread(n: Node) -> bool:
         if isinstance(n, Call):
             row = INTRINSICS.get(n.op)
-            private |= n.op == "thread_return" or n.op.startswith(("get_", "atomic_")) or row is not None and row.effect == WARP
-        elif isinstance(n, Alloc):
-            private |= n.buffer.scope_name in PRIVATE
-        else:
-            private |= n in own
-        if work and private:
-            return True
-    return False
+            return n.op == "thread_return" or n.op.startswith(("get_", "atomic_")) or row is not None and row.effect == WARP
+        return n.buffer.scope_name in PRIVATE if isinstance(n, Alloc) else n in own
+
+    return any(True for _ in walk(launch.body, Parallel, TileOp)) and any(map(of_thread, walk(launch.body)))
 
 
 def _sets(s: Stmt, warps: tuple[int, ...], out: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
@@ -202,7 +197,7 @@ class _Walk:
             self.reads(e, s)
         if self.at.follows(s.buffer):
             varies = self.some or self.at.varies(s.value) or any(map(self.at.varies, s.indices))
-            self.at.put(s.buffer, self.at.places(s.buffer, s.indices), VARIES if varies else 0)
+            self.at.put(s.buffer, self.at.places(s.buffer, s.indices), (VARIES if varies else 0) | self.mark)
 
     def evaluate(self, s: Evaluate) -> None:
         if s.call.op == "thread_return":
@@ -217,7 +212,7 @@ class _Walk:
                 known = INTRINSICS.get(c.op) is not None
                 held = self.at.memory[a.buffer.data]
                 bits = VARIES if self.some or known or any(map(self.at.varies, c.args)) else 0
-                self.at.memory[a.buffer.data] = np.full_like(held, bits)
+                self.at.memory[a.buffer.data] = np.full_like(held, bits | self.mark)
 
     def branch(self, s: If) -> None:
         self.reads(s.cond, s)
@@ -318,36 +313,21 @@ class _Walk:
         self.of_all(s)
         for e in s.extents:
             self.uniform(e, s, "T.Parallel")
-        entry = self.memory()
-        stored = self.stored(s)
-        for data, at in stored.items():
-            self.at.memory[data] = entry[data] | at
-        loop, some, left, self.loop, self.some = self.loop, self.some, self.left, s, False
-        iteration, self.at.iteration = self.at.iteration, True
-        for v in s.vars:
-            self.at.known.pop(v, None)
-        self.enter(False)
-        self.once(s.body)
-        self.leave()
-        self.loop, self.some, self.dead, self.left, self.at.iteration = loop, some, False, left, iteration
-        self.at.memory = {data: bits | stored[data] if data in stored else bits for data, bits in entry.items()}
-
-    def stored(self, s: Parallel) -> Memory:
-        """Elements of private memory from outside a loop that its iterations store, marked STALE."""
-        out: Memory = {}
-        probe = _Probe(self.at, out)
-        for data in {x.buffer.data for x in walk(s.body, Store, AddressOf) if self.at.follows(x.buffer)}:
-            out[data] = np.zeros_like(self.at.memory[data])
-        if out:
-            known, steps = dict(self.at.known), self.steps
-            probe.steps, probe.loop = steps, s
-            for v in s.vars:
-                self.at.known.pop(v, None)
-            memory = self.memory()
-            probe.enter(False)
-            probe.once(s.body)
-            self.at.memory, self.at.known = memory, known
-        return out
+        entry, known, steps = self.memory(), self.at.known, self.steps
+        around = self.loop, self.some, self.left, self.at.iteration, self.quiet
+        self.loop, self.some, self.at.iteration = s, False, True
+        stored: Memory = {}
+        probes = any(self.at.follows(x.buffer) for x in walk(s.body, Store, AddressOf))
+        for self.quiet in (True, around[-1]) if probes else (around[-1],):  # what one iteration stores, another one may read
+            self.at.known, self.steps = {v: x for v, x in known.items() if v not in s.vars}, steps
+            self.at.memory = {data: bits & ~np.uint8(STORED) | stored.get(data, np.uint8(0)) for data, bits in entry.items()}
+            self.enter(False)
+            self.once(s.body)
+            self.leave()
+            self.dead = False
+            stored = {data: self.at.memory[data] // np.uint8(STORED) * np.uint8(STALE) for data in entry}
+        self.loop, self.some, self.left, self.at.iteration, self.quiet = around
+        self.at.memory = {data: bits | stored[data] for data, bits in entry.items()}
 
     # ---- tile operations
 
@@ -426,30 +406,9 @@ class _Walk:
     def memory(self) -> Memory:
         return dict(self.at.memory)
 
-
-class _Probe(_Walk):
-    """Records what an iteration stores in private memory, and rejects nothing."""
-
-    def __init__(self, at: Values, out: Memory) -> None:
-        super().__init__(at)
-        self.out, self.quiet = out, True
-
-    def store(self, s: Store) -> None:
-        if s.buffer.data in self.out:
-            self.mark(s.buffer, self.at.places(s.buffer, s.indices))
-        super().store(s)
-
-    def evaluate(self, s: Evaluate) -> None:
-        for _, a, mode in _addresses(s.call):
-            if a.buffer.data in self.out and mode != "read":
-                self.mark(a.buffer, None)
-        super().evaluate(s)
-
-    def mark(self, b: Buffer, at: Any) -> None:
-        self.out[b.data][slice(None) if at is None else at] = STALE
-
-    def parallel(self, s: Parallel) -> None:
-        """Nested loops are rejected elsewhere."""
+    @property
+    def mark(self) -> int:
+        return 0 if self.loop is None else STORED
 
 
 def _addresses(e: Expr) -> Iterator[tuple[Call, AddressOf, str]]:
@@ -484,7 +443,7 @@ def _same(a: Memory, b: Memory) -> bool:
 
 Memory = dict[Var, np.ndarray]
 """A byte for each element of a private array: STALE, what it holds is an iteration's of T.Parallel that is over;
-VARIES, it may differ between the threads."""
+VARIES, it may differ between the threads; STORED, an iteration of the T.Parallel that is followed stored it."""
 
 
 @state
