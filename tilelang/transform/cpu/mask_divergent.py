@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
-                         Seq, Stmt, Store, TileOp, Var, While, call, const, dtype, jumps_of, leaves, load, logical, replace,
-                         select, seq, unary, walk, VARIABLE)
+                         Seq, Stmt, Store, TileOp, Var, While, call, const, dtype, inner, jumps_of, leaves, load, logical,
+                         replace, select, seq, unary, walk, VARIABLE)
 from tilelang.ir.record import record
 from tilelang.target.cpu_launch import Masked, ThreadValues, is_private
 from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, MATRIX_CALLS
@@ -119,9 +119,7 @@ class _Fission:
             return self.conflicts.exist_in(s)
         if isinstance(s, (Store, Evaluate)):
             return self._overwrites(s)
-        inside = s.stmts if isinstance(s, Seq) else (s.then, s.orelse) if isinstance(s, If) else (
-            s.body,) if isinstance(s, (For, While)) else ()
-        return any(self.conflicts_in(x, False) for x in inside if x is not None)
+        return any(self.conflicts_in(x, False) for x in inner(s))
 
     def _overwrites(self, s: Stmt) -> bool:
         """Whether threads are to read all that a store or an update without a result needs before one of them writes."""
@@ -240,16 +238,16 @@ class _Fission:
             yield from made
             start, extent = select(some, start, const(0, start.dtype)), select(some, extent, const(0, extent.dtype))
         inside = m
-        if jumps and Break in _kinds(s.body):
+        if jumps and any(isinstance(x, Break) for x in jumps_of(s.body)):
             inside, made_inside = self.mask("turns", m, None, s.span)
             yield made_inside
-        body = seq(*self.iteration(s.body, s.body, inside, jumps, s.span))
+        body = seq(*self.iteration(s.body, inside, jumps, s.span))
         yield replace(s, start=start, extent=extent, body=body)
 
-    def iteration(self, body: Stmt, user_body: Stmt, inside: Mask | None, jumps: bool, span: Any) -> Iterator[Stmt]:
+    def iteration(self, body: Stmt, inside: Mask | None, jumps: bool, span: Any) -> Iterator[Stmt]:
         """One iteration of a loop, for the threads still inside it.  jumps: some threads alone take its breaks or continues."""
         now = inside
-        if jumps and Continue in _kinds(user_body):
+        if jumps and any(isinstance(x, Continue) for x in jumps_of(body)):
             now, made = self.mask("turn", inside, None, span)
             yield made
         yield from self.seq(body, now, JumpTargets(inside, now) if jumps else JumpTargets())
@@ -266,27 +264,21 @@ class _Fission:
         at = load(number, _ZERO)
         body = seq(Bind(s.var, load(first, _ZERO) + at, span=s.span), s.body)
         step = Store(number, _ZERO, at + const(1, dt), span=s.span)
-        yield from self.while_any(at < load(count, _ZERO), body, s.body, step, m, s.span)
+        yield from self.while_any(at < load(count, _ZERO), body, step, m, s.span)
 
     def while_(self, s: While, m: Mask | None) -> Iterator[Stmt]:
         if m is None and not self.known.varies(s.cond) and not some_exit_early(self.known.varies, s.body):
             yield replace(s, body=seq(*self.seq(s.body, None, JumpTargets())))
             return
-        yield from self.while_any(s.cond, s.body, s.body, None, m, s.span)
+        yield from self.while_any(s.cond, s.body, seq(), m, s.span)
 
-    def while_any(self, cond: Expr, body: Stmt, user_body: Stmt, step: Stmt | None, m: Mask | None,
-                  span: Any) -> Iterator[Stmt]:
-        """while cond: body, as long as some thread of the block is inside the loop.  user_body: body as the user wrote it."""
+    def while_any(self, cond: Expr, body: Stmt, step: Stmt, m: Mask | None, span: Any) -> Iterator[Stmt]:
+        """while cond: body, step, as long as some thread of the block is inside the loop.  step: what all threads do."""
         inside, made = self.mask("turns", m, None, span)
         go, made_go = self.variable("go", "int32", const(1, "int32"), span)
         yield from (made, made_go)
-        inner = list(self.iteration(body, user_body, inside, True, span))
+        turn = list(self.iteration(body, inside, True, span))
         yield While(load(go, _ZERO) != const(0), seq(
             self.put(Store(inside.buffer, _ZERO, cond, span=span), inside),
             Store(go, _ZERO, call("syncthreads_or", (inside.on,), "int32", span=span), span=span),
-            If(load(go, _ZERO) != const(0), seq(*inner, *(() if step is None else (step,))), None, span=span)), span=span)
-
-
-def _kinds(body: Stmt) -> set[type]:
-    """Which of Break and Continue the body of a loop holds for it."""
-    return {type(x) for x in jumps_of(body)}
+            If(load(go, _ZERO) != const(0), seq(*turn, step), None, span=span)), span=span)
