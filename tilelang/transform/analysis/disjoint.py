@@ -22,8 +22,8 @@ import numpy as np
 from tilelang.arith import Analyzer, Bounds, Linear
 from tilelang.arith.linear import emit
 from tilelang.errors import TileLangError
-from tilelang.ir import (Binary, Broadcast, Buffer, Call, Const, Expr, Load, Parallel, Ramp, Var, binary, const, contains,
-                         convert, free_vars, fresh, is_const, substitute, walk, COMPARISONS)
+from tilelang.ir import (AddressOf, Binary, Broadcast, Buffer, Call, Const, Expr, Load, Parallel, Ramp, Var, binary, const,
+                         contains, convert, free_vars, fresh, is_const, substitute, walk, COMPARISONS)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ir.record import record
 
@@ -180,7 +180,7 @@ class Disjoint:
             names = free_vars(atom)
             if not names & self.ranges.keys():
                 other = other.plus(Linear({atom: c}, 0))
-            elif not names <= points.keys() or (got := _values(atom, points)) is None:
+            elif not names <= points.keys() or (got := computed(atom, points)) is None:
                 return None
             else:
                 mine = mine + c * got.astype(np.int64)
@@ -434,13 +434,13 @@ def _flat(p: Place) -> Expr:
     return convert(flat)
 
 
-def _values(e: Expr, points: Mapping[Var, np.ndarray]) -> np.ndarray | None:
-    """The value in each iteration; None if it cannot be computed."""
-    if contains(e, Load, Call):
+def computed(e: Expr, env: Mapping[Var, Any], calls: bool = False) -> np.ndarray | None:
+    """The value of e where variables have the values of env; None if it cannot be computed.  calls: functions are computed."""
+    if contains(e, Load, AddressOf) or not calls and contains(e, Call) or not free_vars(e) <= env.keys():
         return None
     try:
-        return np.asarray(evaluate(e, dict(points)))
-    except (TileLangError, TypeError, KeyError):
+        return np.asarray(evaluate(e, env))
+    except (TileLangError, TypeError):
         return None
 
 
@@ -449,7 +449,7 @@ def _live(conds: tuple[Expr, ...], points: Mapping[Var, np.ndarray], count: int)
     out = np.ones(count, bool)
     for cond in conds:
         for c, holds in conjuncts(cond):
-            if free_vars(c) <= points.keys() and (got := _values(c, points)) is not None:
+            if (got := computed(c, points)) is not None:
                 out &= got.astype(bool) == holds
     return out
 
@@ -514,14 +514,9 @@ class Iterations:
         others: variables from outside the loop are 0.  calls: functions are computed.
         """
         points = self.points if points is None else points
-        more = free_vars(e) - set(points)
-        if contains(e, Load) or not calls and contains(e, Call) or e.dtype.lanes > 1 or more and not others:
-            return None
-        try:
-            got = evaluate(e, {**{v: 0 for v in more}, **points})
-            return np.broadcast_to(np.asarray(got), (len(next(iter(points.values()))),))
-        except (TileLangError, TypeError):
-            return None
+        env = {**dict.fromkeys(free_vars(e) if others else (), 0), **points}
+        got = None if e.dtype.lanes > 1 else computed(e, env, calls)
+        return None if got is None else np.broadcast_to(got, (len(next(iter(points.values()))),))
 
     def live(self, conds: Iterable[tuple[Expr | None, bool]], certain: bool = True) -> np.ndarray | None:
         """The iterations in which conditions have given values.  One that cannot be decided gives None, or may have it."""

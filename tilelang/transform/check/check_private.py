@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 
 from tilelang.arith import Analyzer
-from tilelang.errors import TileLangError, error, register
+from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Assert, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For,
                          Func, If, Launch, Load, Node, Parallel, Region, Seq, Stmt, Store, TileOp, Var, While, children,
-                         contains, free_vars, inner, statements, substitute, walk, PRIVATE)
-from tilelang.ir.evaluate import evaluate
+                         contains, inner, statements, substitute, walk, PRIVATE)
 from tilelang.ir.record import state
 from tilelang.ops import Copy
 from tilelang.target.intrinsics import INTRINSICS, PURE, READS, WARP
@@ -32,6 +31,7 @@ from tilelang.target.thread_calls import BLOCK_VOTES, CLOCKS, public_name
 from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
 
 from .check_collective import taken
+from ..analysis.disjoint import computed
 from ..analysis.effects import argument_mode, touches
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -504,12 +504,7 @@ class Values:
             return e.value
         if isinstance(e, Var):
             return self.known.get(e)
-        if contains(e, Load, Call, AddressOf) or not free_vars(e) <= self.known.keys():
-            return None
-        try:
-            return np.asarray(evaluate(e, self.known))
-        except (TileLangError, TypeError):
-            return None
+        return computed(e, self.known)
 
     def answer(self, cond: Expr) -> bool | None:
         """The value of a condition for all threads that are here; None where only the run of the program decides it."""

@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (EMPTY, AddressOf, Binary, Bind, Call, Cast, Const, Evaluate, Expr, For, If, Launch, Load, Parallel,
+from tilelang.ir import (EMPTY, AddressOf, Binary, Bind, Call, Evaluate, Expr, For, If, Launch, Load, Parallel,
                          Region, Seq, Stmt, Store, TileOp, While, call, const, replace, rewrite, seq, walk, with_options,
                          FRAGMENT, GLOBAL, SHARED)
-from tilelang.ir.evaluate import evaluate
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import OncePerBlock, WarpRole, is_private
 from tilelang.target.thread_calls import BLOCK_VOTES, CLUSTER_CALLS
 from tilelang.target.warp_groups import WARP_LANES, alike, holds_in, runs
 from tilelang.ops import Copy
 
+from ..analysis.lane_values import Kind, LaneValues
 from .thread_conflicts import Conflicts
 from .thread_loops import check_uniform
 from .varying_values import find_varying_values, rereads_shared, some_exit_early, touches_private
@@ -140,18 +140,11 @@ class _Split:
 
     def _of_one_warp_role(self, cond: Expr) -> bool:
         """Whether a condition on the thread indices holds for threads of one warp role only."""
-        if isinstance(cond, Binary) and cond.op == "and" and not all(map(self._of_thread_indices, (cond.a, cond.b))):
-            return self._of_one_warp_role(cond.a) or self._of_one_warp_role(cond.b)
-        if not self._of_thread_indices(cond):
-            return False
-        x, y, _ = self.launch.threads
-        t = np.arange(self.launch.num_threads, dtype=np.int32)
-        through = evaluate(cond, dict(zip(self.launch.thread_vars, (t % x, t // x % y, t // (x * y)))))
-        through = np.broadcast_to(through, t.shape)
+        holds = LaneValues(self.launch).value(cond)
+        if isinstance(holds, Kind):
+            return isinstance(cond, Binary) and cond.op == "and" and any(map(self._of_one_warp_role, (cond.a, cond.b)))
+        through = np.broadcast_to(holds, self.launch.num_threads)
         return sum(any(through[lo:hi].any() for lo, hi in r.ranges) for r in self.warp_roles) < 2
-
-    def _of_thread_indices(self, e: Expr) -> bool:
-        return all(isinstance(n, (Binary, Cast, Const)) or n in self.launch.thread_vars for n in walk(e) if isinstance(n, Expr))
 
     def _sides(self, s: If, warp_role: WarpRole, divergent: bool) -> If:
         orelse = None if s.orelse is None else self._visit(s.orelse, warp_role, divergent)
