@@ -65,7 +65,7 @@ from .scopes import (BARRIER, CLUSTER_BARRIER, DYNAMIC, FRAGMENT, GLOBAL, LOCAL,
 from .span import Span
 from .stmt import (EMPTY, TILE_OPS, Alloc, Assert, Attrs, Bind, Break, Continue, Evaluate, For, Func, If, Launch, Parallel,
                    Seq, Stmt, Store, TileOp, While, replace, seq, tile_op, with_options)
-from .visitor import (distinct, follows_addresses, free_vars, inner, jumps_of, leaves, rebuild, remember, rewrite,
+from .visitor import (controls, distinct, follows_addresses, free_vars, inner, jumps_of, leaves, rebuild, remember, rewrite,
                       rewrite_launches, rewrite_stmts, statements, stmts_of, substitute, symbols_of, used_vars, walk,
                       with_inner)
 

@@ -269,6 +269,11 @@ def inner(s: Stmt) -> tuple[Stmt, ...]:
     return (s.body,) if isinstance(s, (For, While, Parallel, Launch)) else ()
 
 
+def controls(s: Stmt) -> tuple[Any, ...]:
+    """What decides which of the statements directly inside a branch or serial loop run, and how often."""
+    return (s.start, s.extent) if isinstance(s, For) else (s.cond,) if isinstance(s, (If, While)) else ()
+
+
 def jumps_of(s: Stmt) -> Iterator[Stmt]:
     """The breaks and continues in a statement that belong to the loop around it."""
     if isinstance(s, (Break, Continue)):

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilelang.arith import simplify
 from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Select, Store, Var, While, binary, const,
-                         contains, convert, fields_of, substitute, walk, DYNAMIC, FRAGMENT, GLOBAL, STATIC)
+                         contains, controls, convert, fields_of, substitute, walk, DYNAMIC, FRAGMENT, GLOBAL, STATIC)
 from tilelang.ir.record import record, state
 from tilelang.layout import REGISTER
 from tilelang.layout.distinct import distinct, distinct_pairs, meets_several
@@ -386,8 +386,7 @@ def in_order(n: Any, conditional: bool = False) -> Iterator[tuple[Node, bool]]:
             both = set.intersection(*({x for x, maybe in arm if not maybe} for arm in arms))
             yield from ((x, conditional or x not in both) for arm in arms for x, _ in arm)
         case For() | While():
-            head = (n.start, n.extent) if isinstance(n, For) else (n.cond,)
-            once = [*in_order(head, conditional), *in_order(n.body, True)]
+            once = [*in_order(controls(n), conditional), *in_order(n.body, True)]
             yield from once * 2  # the body's beginning follows its end
         case Node():
             short = getattr(n, "op", "") in ("and", "or")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
-                         Seq, Stmt, Store, TileOp, Var, While, children, contains, inner, walk, FRAGMENT, GLOBAL)
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load,
+                         Parallel, Seq, Stmt, Store, TileOp, Var, While, children, contains, controls, inner, walk, FRAGMENT,
+                         GLOBAL)
 from tilelang.target.intrinsics import INTRINSICS, PURE
 from tilelang.target.thread_calls import BLOCK_VOTES
 
@@ -62,9 +63,6 @@ class Divergence:
     def stmt(self, s: Stmt, some: bool) -> None:
         """Follow a statement. some: only some threads may get here."""
         match s:
-            case Seq():
-                for x in s.stmts:
-                    self.stmt(x, some)
             case Bind():
                 if self.divergent(s.value):
                     self.vars.add(s.var)
@@ -79,23 +77,15 @@ class Divergence:
                 self.addresses(s.value)
             case Evaluate():
                 self.addresses(s.call)
-            case For():
-                bounds = self.divergent(s.start) or self.divergent(s.extent)
-                if bounds:
+            case Seq() | If() | For() | While() | Launch():
+                if isinstance(s, For) and any(map(self.divergent, controls(s))):
                     self.vars.add(s.var)
-                self.stmt(s.body, some or bounds or self.leaves_early(s.body, False))
-            case While():
-                self.stmt(s.body, some or self.divergent(s.cond) or self.leaves_early(s.body, False))
+                some = some or self.uneven(s)
+                for x in inner(s):
+                    self.stmt(x, some)
             case Parallel():
                 self.vars.update(s.vars)
                 self.stmt(s.body, True)
-            case If():
-                inner = some or self.divergent(s.cond)
-                self.stmt(s.then, inner)
-                if s.orelse is not None:
-                    self.stmt(s.orelse, inner)
-            case Launch():
-                self.stmt(s.body, some)
             case TileOp():
                 own = s.accesses()  # type: ignore[attr-defined]
                 differs = some or any(self.divergent(e) for e in walk(s, Expr)) or any(
@@ -117,6 +107,10 @@ class Divergence:
         leaves = [x.cond for x in walk(s.body, If) if contains(x, Break)]
         return any(map(self.divergent, (s.cond, *leaves)))
 
+    def uneven(self, s: Stmt) -> bool:
+        """Whether threads may take different ways of a branch, or run a loop or a part of it a different number of times."""
+        return any(map(self.divergent, controls(s))) or isinstance(s, (For, While)) and self.leaves_early(s.body)
+
     def leaves_early(self, s: Stmt, some: bool = False) -> bool:
         """Whether some threads may leave the loop around s, or its iteration, before the others."""
         return next(parted(s, self.divergent, some), None) is not None
@@ -135,7 +129,7 @@ def parted(s: Stmt, differs: Callable[[Any], bool], some: bool = False, loops: b
         for x in inner(s):
             yield from parted(x, differs, some, loops)
     elif loops and isinstance(s, (For, While)):
-        uneven = differs(s.cond if isinstance(s, While) else (s.start, s.extent)) or any(
+        uneven = any(map(differs, controls(s))) or any(
             not isinstance(x, Evaluate) for x in parted(s.body, differs))
         yield from (x for x in parted(s.body, differs, some or uneven, True) if isinstance(x, Evaluate))
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Parallel, Seq,
-                         Stmt, Store, TileOp, Var, While, binary, cast, children, dtype, inner, replace, rewrite_launches,
-                         statements, walk, with_inner, FRAGMENT, PRIVATE)
+from tilelang.ir import (Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Load, Parallel,
+                         Seq, Stmt, Store, TileOp, Var, While, binary, cast, children, controls, dtype, inner, replace,
+                         rewrite_launches, statements, walk, with_inner, FRAGMENT, PRIVATE)
 
 from tilelang.ops import Copy
 
@@ -65,8 +65,7 @@ def _reads_tile(s: Stmt) -> bool:
 def _voted(s: Stmt, d: ByThread, strict: Divergence) -> Stmt:
     """Turn conditions on fragment elements around block-wide work into votes of the block. Every thread has the element, and
     the passes that place barriers then know that all threads take the same branch."""
-    asked = (s.cond,) if isinstance(s, (If, While)) else (s.start, s.extent) if isinstance(s, For) else ()
-    if not isinstance(s, (Seq, If, While, For)) or any(map(d.divergent, asked)):
+    if not isinstance(s, (Seq, If, While, For)) or any(map(d.divergent, controls(s))):
         return s  # the vote itself needs all threads
     if isinstance(s, If) and any(n.op == "in_warp_groups" for n in walk(s.cond, Call)):
         return s
@@ -128,15 +127,11 @@ def _stmt(s: Stmt, d: ByThread, branch: Stmt | None) -> None:
                 _stmt(x, d, branch)
                 branch = branch or _left(x, d, (Break, Continue))
         case If():
-            inner = s if branch is None and (d.divergent(s.cond) or _scattered(s.cond)) else branch
-            _stmt(s.then, d, inner)
-            if s.orelse is not None:
-                _stmt(s.orelse, d, inner)
-        case For():
-            own = d.divergent(s.start) or d.divergent(s.extent)
+            for x in inner(s):
+                _stmt(x, d, branch or (s if d.divergent(s.cond) or _scattered(s.cond) else None))
+        case For() | While():
+            own = any(map(d.divergent, controls(s)))
             _stmt(s.body, d, branch or (s if own else _left(s.body, d, (Break,))))
-        case While():
-            _stmt(s.body, d, branch or (s if d.divergent(s.cond) else _left(s.body, d, (Break,))))
         case Parallel() | TileOp() if branch is not None and not _is_private(s):
             if isinstance(branch, If) and not d.divergent(branch.cond):
                 return  # warps that do not follow each other: role-place (lower_manual_warp_roles)

@@ -23,7 +23,7 @@ from tilelang.arith import Analyzer
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Assert, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For,
                          Func, If, Launch, Load, Node, Parallel, Region, Seq, Stmt, Store, TileOp, Var, While, children,
-                         contains, inner, statements, substitute, walk, PRIVATE)
+                         contains, controls, inner, statements, substitute, walk, PRIVATE)
 from tilelang.ir.record import state
 from tilelang.ops import Copy
 from tilelang.target.intrinsics import INTRINSICS, PURE, READS, WARP
@@ -236,9 +236,9 @@ class _Walk:
     # ---- loops
 
     def counted(self, s: For) -> None:
-        for e in (s.start, s.extent):
+        for e in controls(s):
             self.reads(e, s)
-        varies = self.at.varies(s.start) or self.at.varies(s.extent)
+        varies = any(map(self.at.varies, controls(s)))
         start, extent = self.at.value(s.start), self.at.value(s.extent)
         if extent is not None and extent <= 0:
             return

@@ -22,15 +22,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
-                         Seq, Stmt, Store, TileOp, Var, While, call, const, dtype, inner, jumps_of, leaves, load, logical,
-                         replace, select, seq, unary, walk, VARIABLE)
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load,
+                         Parallel, Seq, Stmt, Store, TileOp, Var, While, call, const, controls, dtype, inner, jumps_of, leaves,
+                         load, logical, replace, select, seq, unary, walk, VARIABLE)
 from tilelang.ir.record import record
 from tilelang.target.cpu_launch import Masked, ThreadValues, is_private
 from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, MATRIX_CALLS
 
 from .thread_conflicts import Conflicts
-from .varying_values import find_varying_values, is_speculatable, is_thread_work, rereads_shared, some_exit_early, some_return
+from .varying_values import (find_varying_values, is_speculatable, is_thread_work, rereads_shared, runs_unevenly,
+                             some_exit_early, some_return)
 
 _BARRIERS = ("sync_threads", "named_barrier", "named_barrier_arrive", "warp_role_barrier", "sync_grid", "cluster_arrive",
              "cluster_wait", "cluster_sync", "cp_async_commit", "cp_async_wait")
@@ -114,8 +115,7 @@ class _Fission:
 
     def conflicts_in(self, s: Stmt, divergent: bool) -> bool:
         """Whether threads may access each other's elements in a statement of s that each would run whole before the next."""
-        if divergent or isinstance(s, (If, For, While)) and (
-                self._divergent(s) or not isinstance(s, If) and some_exit_early(self.known.varies, s.body)):
+        if divergent or isinstance(s, (If, For, While)) and runs_unevenly(self.known, s):
             return self.conflicts.exist_in(s)
         if isinstance(s, (Store, Evaluate)):
             return self._overwrites(s)
@@ -151,7 +151,7 @@ class _Fission:
     def stmt(self, s: Stmt, m: Mask | None, targets: JumpTargets) -> Iterator[Stmt]:
         if m is None and self.root is not None and isinstance(s, (For, While)) and some_return(self.known, s):
             m = self.root  # threads that returned in one iteration are missing in the next
-        divergent = isinstance(s, (If, For, While)) and self._divergent(s)
+        divergent = self.known.varies(controls(s))
         if isinstance(s, (If, For, While)) and (
                 self.communicates(s, divergent or m is not None) or m is not None and isinstance(s, If) and leaves(s)):
             if divergent and isinstance(s, (For, While)) and rereads_shared(s):
@@ -188,11 +188,6 @@ class _Fission:
             case _:
                 yield self.put(s, m)
 
-    def _divergent(self, s: If | For | While) -> bool:
-        if isinstance(s, For):
-            return self.known.varies((s.start, s.extent))
-        return self.known.varies(s.cond)
-
     def jump(self, m: Mask, target: Mask, span: Any) -> Stmt:
         """The threads of m are removed from it, and from the masks around it up to the target."""
         left = [m]
@@ -228,7 +223,7 @@ class _Fission:
         return load(some, _ZERO) != const(0), [made, vote]
 
     def loop(self, s: For, m: Mask | None) -> Iterator[Stmt]:
-        if self.known.varies((s.start, s.extent)):
+        if self.known.varies(controls(s)):
             yield from self.divergent_for(s, m)
             return
         jumps = some_exit_early(self.known.varies, s.body)
@@ -267,7 +262,7 @@ class _Fission:
         yield from self.while_any(at < load(count, _ZERO), body, step, m, s.span)
 
     def while_(self, s: While, m: Mask | None) -> Iterator[Stmt]:
-        if m is None and not self.known.varies(s.cond) and not some_exit_early(self.known.varies, s.body):
+        if m is None and not runs_unevenly(self.known, s):
             yield replace(s, body=seq(*self.seq(s.body, None, JumpTargets())))
             return
         yield from self.while_any(s.cond, s.body, seq(), m, s.span)

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (EMPTY, AddressOf, Binary, Bind, Call, Evaluate, Expr, For, If, Launch, Load, Parallel,
-                         Region, Seq, Stmt, Store, TileOp, While, call, const, replace, rewrite, seq, walk, with_options,
+from tilelang.ir import (EMPTY, AddressOf, Binary, Bind, Call, Evaluate, Expr, For, If, Launch, Load, Parallel, Region, Seq,
+                         Stmt, Store, TileOp, While, call, const, controls, replace, rewrite, seq, walk, with_options,
                          FRAGMENT, GLOBAL, SHARED)
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import OncePerBlock, WarpRole, is_private
@@ -120,12 +120,11 @@ class _Split:
                 branch = self._sides(s, warp_role, divergent)
                 return branch if alone or divergent or not self._is_ordered(s.cond) else seq(self._barrier(s, 1), branch)
             case For() | While():
-                control = (s.start, s.extent) if isinstance(s, For) else (s.cond,)
-                inner = divergent or not alone and (self.values.varies(control) or some_exit_early(varies, s.body))
+                inner = divergent or not alone and (self.values.varies(controls(s)) or some_exit_early(varies, s.body))
                 if inner and not divergent:
                     self._reject_exchange(s)
                 loop = replace(s, body=self._visit(s.body, warp_role, inner))
-                if not inner and not alone and any(map(self._is_ordered, control)):
+                if not inner and not alone and any(map(self._is_ordered, controls(s))):
                     return seq(self._barrier(s, 1), loop)
                 return loop if divergent or not inner else self._between_barriers(s, loop)
         return s if alone else self._of_some_threads(s) if divergent else self._of_all_warp_roles(s)

@@ -9,7 +9,7 @@ from tilelang.target.cpu_launch import Collective, Masked, OncePerBlock, ThreadL
 from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, MATRIX_CALLS
 from tilelang.ops import Copy
 
-from .varying_values import is_thread_work, rereads_shared, some_exit_early, touches_private
+from .varying_values import is_thread_work, rereads_shared, runs_unevenly, touches_private
 
 _NAMED_BARRIERS = ("named_barrier", "named_barrier_arrive")
 
@@ -34,10 +34,7 @@ def loop_over_threads(body: Stmt, t: ThreadValues) -> Stmt:
 def _visit(t: ThreadValues, s: Stmt) -> Stmt:
     match s:
         case For() | While() | If():
-            asked = (s.start, s.extent) if isinstance(s, For) else s.cond
-            if t.varies(asked) or not isinstance(s, If) and some_exit_early(t.varies, s.body):
-                return _divergent(t, s)
-            return with_inner(s, lambda x: _visit(t, x))  # type: ignore[no-any-return]
+            return _divergent(t, s) if runs_unevenly(t, s) else with_inner(s, lambda x: _visit(t, x))
         case Seq():
             return with_inner(s, lambda x: _visit(t, x))  # type: ignore[no-any-return]
         case Masked():

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Seq,
-                         Stmt, Store, TileOp, Var, While, walk, GLOBAL)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Seq, Stmt, Store,
+                         TileOp, Var, While, controls, inner, walk, GLOBAL)
 from tilelang.target.cpu_launch import Masked, OncePerBlock, ThreadValues, is_private
 from tilelang.target.thread_calls import MATRIX_CALLS
 
@@ -70,18 +70,12 @@ class _Flow:
             case Store():
                 if is_private(s.buffer) and (divergent or t.varies(s.value) or t.varies(s.indices)):
                     self.private.add(s.buffer.data)
-            case For():
-                own = t.varies(s.start) or t.varies(s.extent)
-                if own:
+            case If() | For() | While():
+                if isinstance(s, For) and t.varies(controls(s)):
                     self.varying.add(s.var)
-                self.visit(s.body, divergent or own or some_exit_early(t.varies, s.body) or some_return(t, s.body))
-            case While():
-                self.visit(s.body, divergent or t.varies(s.cond) or some_exit_early(t.varies, s.body) or some_return(t, s.body))
-            case If():
-                inner = divergent or t.varies(s.cond)
-                self.visit(s.then, inner)
-                if s.orelse is not None:
-                    self.visit(s.orelse, inner)
+                divergent = divergent or runs_unevenly(t, s) or not isinstance(s, If) and some_return(t, s.body)
+                for x in inner(s):
+                    self.visit(x, divergent)
             case Evaluate() if s.call.op in MATRIX_CALLS:
                 self.private.update(a.buffer.data for a in s.call.args if isinstance(a, AddressOf) and is_private(a.buffer))
             case TileOp():
@@ -99,6 +93,11 @@ class _Flow:
 def some_exit_early(varies: Callable[[Any], bool], body: Stmt) -> bool:
     """Whether a break or continue of the loop with this body is taken by some of the threads alone."""
     return any(not isinstance(x, Evaluate) for x in parted(body, varies))
+
+
+def runs_unevenly(t: ThreadValues, s: If | For | While) -> bool:
+    """Whether threads may take different ways of a branch, or leave a loop in different iterations."""
+    return t.varies(controls(s)) or not isinstance(s, If) and some_exit_early(t.varies, s.body)
 
 
 def some_return(t: ThreadValues, s: Stmt) -> bool:

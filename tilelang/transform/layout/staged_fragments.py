@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Region, Stmt, Store,
-                         TileOp, Var, While, const, fresh, contains, inner, replace, stmts_of, substitute, walk, with_inner,
-                         DYNAMIC, SHARED)
+                         TileOp, Var, While, const, controls, fresh, contains, inner, replace, stmts_of, substitute, walk,
+                         with_inner, DYNAMIC, SHARED)
 from tilelang.ops import Copy, Fill
 from tilelang.target.machine import REGISTERS
 
@@ -76,12 +76,8 @@ def _same_for_all(s: Stmt, data: Var, among: ByThread) -> bool:
             return isinstance(s, (Copy, Fill)) and own == 1 and not any(_accesses(s, data))
         case Store() if s.buffer.data is data:
             return not any(_differs(e, among) for e in (*s.indices, s.value)) and not _escapes(s, data)
-        case If() | While():
-            if _differs(s.cond, among) or contains(s.cond, Load):
-                return False
-        case For():
-            if any(_differs(e, among) or contains(e, Load) for e in (s.start, s.extent)):
-                return False
+        case If() | While() | For() if any(_differs(e, among) or contains(e, Load) for e in controls(s)):
+            return False
     below = inner(s)
     if not below:
         return not _escapes(s, data)

@@ -76,11 +76,9 @@ class _Masks:
         return seq(*out, replace(s, cond=test, then=then, orelse=other), span=s.span)
 
     def loop(self, s: For | While, mask: Expr | None) -> Stmt:
-        early = self.d.leaves_early(s.body, False)
-        own = self.d.divergent(s.cond) if isinstance(s, While) else self.d.divergent(s.start) or self.d.divergent(s.extent)
-        if not own and not early:
+        if not self.d.uneven(s):
             return with_inner(s, lambda x: self.stmt(x, mask))  # type: ignore[no-any-return]
-        if early or leaves(s.body):
+        if leaves(s.body) or self.d.leaves_early(s.body):
             place = next(n.span for n in walk(s.body, Call) if n.op == "ballot")
             raise error("ballot-lanes", "T.ballot in a loop that some lanes leave by break, continue or return",
                         found="a loop that some lanes leave", span=place, notes=((s.span, "the loop"),))

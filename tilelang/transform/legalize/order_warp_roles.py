@@ -120,8 +120,8 @@ class _Order:
     def loop(self, s: For | While) -> None:
         """Follow some iterations of a loop."""
         first, extent = (_number(s.start), _number(s.extent)) if isinstance(s, For) else (None, None)
-        kept, bounds = (self.legal, self.start, self.body), (s.start, s.extent) if isinstance(s, For) else (s.cond,)
-        self.legal &= not self.divergence.leaves_early(s.body, False) and not any(map(self.divergence.divergent, bounds))
+        kept = self.legal, self.start, self.body
+        self.legal &= not self.divergence.uneven(s)
         for k in range(min(2 if first is None else _ITERATIONS, _ITERATIONS if extent is None else extent)):
             if isinstance(s, For):
                 self.open.add(s.var)

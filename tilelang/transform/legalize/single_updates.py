@@ -16,7 +16,8 @@ from typing import Any
 from tilelang.arith import simplify
 from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (Bind, Call, Const, Expr, For, If, Launch, Load, Seq, Stmt, Store, While, Parallel, TileOp, binary,
-                         const, contains, free_vars, fresh, replace, rewrite, seq, walk, with_inner, convert, FRAGMENT)
+                         const, contains, controls, free_vars, fresh, replace, rewrite, seq, walk, with_inner, convert,
+                         FRAGMENT)
 
 from tilelang.target.intrinsics import INTRINSICS, PURE
 from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
@@ -78,11 +79,7 @@ class _Updates:
                                 for x, taken in ((s.then, True), (s.orelse, False)))
                 self.warps = around
                 return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
-            case If() if self.d.divergent(s.cond) or _by_lane(s.cond):
-                return s
-            case While() if self.d.divergent(s.cond):
-                return s
-            case For() if self.d.divergent(s.start) or self.d.divergent(s.extent):
+            case If() | While() | For() if any(map(self.d.divergent, controls(s))) or isinstance(s, If) and _by_lane(s.cond):
                 return s
             case Seq() | If() | For() | While():
                 return with_inner(s, self.stmt)  # type: ignore[no-any-return]

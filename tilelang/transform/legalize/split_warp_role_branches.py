@@ -25,8 +25,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Seq,
-                         Stmt, Store, Var, While, const, contains, free_vars, fresh, load, logical, replace, seq, substitute,
-                         unary, walk, with_inner, GLOBAL, SHARED, VARIABLE)
+                         Stmt, Store, Var, While, const, contains, controls, free_vars, fresh, load, logical, replace, seq,
+                         substitute, unary, walk, with_inner, GLOBAL, SHARED, VARIABLE)
 
 from ..analysis.divergence import Divergence
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -65,9 +65,8 @@ class _Splitter:
 
     def asks_first(self, s: If | For | While) -> bool:
         """Whether s holds warp roles, and its uniform condition or bound reads memory to which they may store."""
-        asked = (s.start, s.extent) if isinstance(s, For) else (s.cond,)
         return any(isinstance(n, Load) and (n.buffer.scope_name in SHARED or n.buffer.data in self.written)
-                   for e in asked for n in walk(e)) and not any(map(self.divergence.divergent, asked)) and any(
+                   for e in controls(s) for n in walk(e)) and not any(map(self.divergence.divergent, controls(s))) and any(
                        isinstance(n, Call) and n.op == "in_warp_groups" for n in walk(s))
 
     def crosses(self, s: Store) -> bool:

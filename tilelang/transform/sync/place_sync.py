@@ -648,14 +648,7 @@ class _Writer:
 
     def check_loop(self, p: Place) -> None:
         """Raises Unplaceable when threads may run a loop with a barrier a different number of times."""
-        s = p.stmt
-        if isinstance(s, For):
-            odd = self.d.divergent(s.start) or self.d.divergent(s.extent)
-        elif isinstance(s, While):
-            odd = self.d.divergent(s.cond)
-        else:
-            odd = True
-        if odd or self.d.leaves_early(s.body, False):  # type: ignore[attr-defined]
+        if not isinstance(p.stmt, (For, While)) or self.d.uneven(p.stmt):
             raise Unplaceable(p)
 
     def forward(self, places: list[Place], at: Place, var: Var, value: Expr) -> None:
