@@ -104,8 +104,12 @@ class _Walk:
             case Store():
                 if s.buffer.data in self.at.held:
                     self.store(s, path)
+            case If() | For() | While() if not self.follows(s):
+                self.forget(s)
             case If():
-                self.branch(s, path)
+                for want, part in ((True, s.then), (False, s.orelse)):
+                    if part is not None:
+                        self.stmt(part, self.taken(s.cond, want, path, s))
             case For() | While():
                 self.loop(s, path)
             case Break() | Continue():
@@ -127,14 +131,6 @@ class _Walk:
             new = Kind.ALIKE if self.at.alike(value) and self.at.alike(old) and self.at.alike(path.here) else Kind.OPEN
         self.at.held[s.buffer.data] = new
 
-    def branch(self, s: If, path: _Path) -> None:
-        if not self.follows(s):
-            self.forget(s)
-            return
-        for want, part in ((True, s.then), (False, s.orelse)):
-            if part is not None:
-                self.stmt(part, self.taken(s.cond, want, path, s))
-
     def taken(self, cond: Expr, want: bool, path: _Path, s: Stmt) -> _Path:
         """The threads of a path for which a condition has the value `want`."""
         if isinstance(cond, Unary) and cond.op == "not":
@@ -142,18 +138,18 @@ class _Walk:
         if isinstance(cond, Binary) and cond.op == ("and" if want else "or"):
             return self.taken(cond.b, want, self.taken(cond.a, want, path, s), s)
         v = self.at.value(cond)
-        if v is Kind.ALIKE:
+        return self.entered(v if isinstance(v, Kind) else np.asarray(v, bool) == want, path, s)
+
+    def entered(self, holds: Any, path: _Path, s: Stmt) -> _Path:
+        """The threads of a path that enter a statement, by the value of what decides it."""
+        if holds is Kind.ALIKE:
             return replace(path, certain=False)
-        if isinstance(v, Kind):
-            worse = Kind.DATA if v is Kind.DATA and path.unknown is not Kind.OPEN else Kind.OPEN
+        if isinstance(holds, Kind):
+            worse = Kind.DATA if holds is Kind.DATA and path.unknown is not Kind.OPEN else Kind.OPEN
             return replace(path, unknown=worse, split=s)
-        holds = np.broadcast_to(np.asarray(v, bool), self.at.n) == want
         return replace(path, here=path.here & holds, split=path.split if self.at.alike(holds) else s)
 
     def loop(self, s: For | While, path: _Path) -> None:
-        if not self.follows(s):
-            self.forget(s)
-            return
         around = self.left, self.over, self.rest, self.split
         self.left, self.over = self.none, self.none
         if isinstance(s, For):
@@ -177,12 +173,10 @@ class _Walk:
             return
         self.at.env[s.var] = Kind.ALIKE if self.at.alike(start) and self.at.alike(extent) else Kind.OPEN
         if isinstance(extent, Kind):
-            other = Kind.DATA if extent is Kind.DATA and path.unknown is not Kind.OPEN else Kind.OPEN
-            ways = [replace(path, certain=False) if extent is Kind.ALIKE else replace(path, unknown=other, split=s)]
+            ways = [self.entered(extent, path, s)]
         else:
             extent = np.broadcast_to(extent, self.at.n)
-            ways = [replace(path, here=path.here & (extent >= n), split=path.split if self.at.alike(extent >= n) else s)
-                    for n in sorted({*extent[path.here].tolist()}) if n > 0]
+            ways = [self.entered(extent >= n, path, s) for n in sorted({*extent[path.here].tolist()}) if n > 0]
         for way in (*ways, *ways[:1]):  # the first again: after a `break` of its end
             self.forget(s)
             self.iteration(s.body, way)

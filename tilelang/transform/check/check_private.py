@@ -13,8 +13,8 @@ are followed iteration by iteration, so that elements of private arrays are know
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
 
 from .check_collective import taken
 from ..analysis.disjoint import computed
-from ..analysis.effects import argument_mode, touches
+from ..analysis.effects import expr_effects
 from ..framework.pass_ import TILE, PassContext, pass_
 
 register("parallel-thread", ValueError, "a tile operation or T.Parallel uses a value that differs between threads",
@@ -136,6 +136,16 @@ def _sets(s: Stmt, warps: tuple[int, ...], out: set[tuple[int, ...]]) -> set[tup
     return out
 
 
+@state
+class _Loop:
+    """A loop around.  some: only some threads run it.  parted: only some leave it early, though all run it.  ends: the state of
+    private memory at each early exit."""
+
+    some: bool
+    parted: bool = False
+    ends: list[Memory] = field(default_factory=list)
+
+
 class _Walk:
     """One walk through a program. at: the values known at this point. some: only some threads get here. quiet: errors here
     are left to the walk of a smaller set of warp groups. loop: the enclosing T.Parallel."""
@@ -146,9 +156,7 @@ class _Walk:
         self.loop: Parallel | None = None
         self.left: Any = None  # the statement at which some threads have returned
         self.parting: Any = None  # the enclosing branch or loop that some threads do not enter
-        self.leaving: list[list[Memory]] = []  # per enclosing loop: the state of private memory at each early exit
-        self.parted: list[bool] = []  # per enclosing loop: whether only some threads leave it early
-        self.around: list[bool] = []  # per enclosing loop: whether only some threads run it
+        self.loops: list[_Loop] = []  # those around
         self.steps = 0
 
     # ---- statements
@@ -187,9 +195,9 @@ class _Walk:
             case TileOp():
                 self.tile_op(s)
             case Break() | Continue():
-                if self.leaving:
-                    self.leaving[-1].append(self.memory())
-                    self.parted[-1] |= self.some and not self.around[-1]
+                if self.loops:
+                    self.loops[-1].ends.append(self.memory())
+                    self.loops[-1].parted |= self.some and not self.loops[-1].some
                 self.dead = True
 
     def store(self, s: Store) -> None:
@@ -206,13 +214,12 @@ class _Walk:
             self.dead = True
             return
         self.reads(s.call, s)
-        for c, a, mode in _addresses(s.call):
-            if self.at.follows(a.buffer) and mode != "read":
+        for x in expr_effects(s.call):
+            if isinstance(x.node, Call) and self.at.follows(x.buffer) and x.writes:
                 # The value that the call stores there is unknown; a function of the user may fill all of it.
-                known = INTRINSICS.get(c.op) is not None
-                held = self.at.memory[a.buffer.data]
-                bits = VARIES if self.some or known or any(map(self.at.varies, c.args)) else 0
-                self.at.memory[a.buffer.data] = np.full_like(held, bits | self.mark)
+                known = INTRINSICS.get(x.node.op) is not None
+                bits = VARIES if self.some or known or any(map(self.at.varies, x.node.args)) else 0
+                self.at.memory[x.storage] = np.full_like(self.at.memory[x.storage], bits | self.mark)
 
     def branch(self, s: If) -> None:
         self.reads(s.cond, s)
@@ -253,9 +260,8 @@ class _Walk:
                     self.at.varying.discard(s.var)
                     self.steps += size
                     self.once(s.body)
-                parted = self.leave()
                 self.some = around
-                if not parted:
+                if not self.loops.pop().parted:
                     return
                 self.at.memory, self.steps = entry, saved
             return
@@ -276,7 +282,7 @@ class _Walk:
             self.once(s.body)
             if isinstance(s, While):
                 self.reads(s.cond, s)
-            some |= self.leave()
+            some |= self.loops.pop().parted
             after = self.memory()
             more = _joined(before, after)
             if _same(more, before) and some == self.some and self.left is returned:
@@ -287,27 +293,15 @@ class _Walk:
             self.at.memory, self.dead = _joined(entry, after), False
 
     def enter(self, some: bool) -> None:
-        self.leaving.append([])
-        self.parted.append(False)
-        self.around.append(some)
+        self.loops.append(_Loop(some))
         self.some = some
-
-    def leave(self) -> bool:
-        """Whether only some threads leave the loop early, though all run it."""
-        self.leaving.pop()
-        self.around.pop()
-        return self.parted.pop()
 
     def once(self, body: Stmt) -> None:
         """Follow one iteration and join the states of all its exits."""
         self.stmt(body)
-        if self.leaving[-1]:
-            ends = self.leaving[-1] if self.dead else [*self.leaving[-1], self.at.memory]
-            self.at.memory = ends[0]
-            for m in ends[1:]:
-                self.at.memory = _joined(self.at.memory, m)
-            self.dead = False
-            self.leaving[-1] = []
+        if ends := self.loops[-1].ends:
+            self.at.memory = reduce(_joined, ends if self.dead else [*ends, self.at.memory])
+            self.dead, self.loops[-1].ends = False, []
 
     def parallel(self, s: Parallel) -> None:
         self.of_all(s)
@@ -323,7 +317,7 @@ class _Walk:
             self.at.memory = {data: bits & ~np.uint8(STORED) | stored.get(data, np.uint8(0)) for data, bits in entry.items()}
             self.enter(False)
             self.once(s.body)
-            self.leave()
+            self.loops.pop()
             self.dead = False
             stored = {data: self.at.memory[data] // np.uint8(STORED) * np.uint8(STALE) for data in entry}
         self.loop, self.some, self.left, self.at.iteration, self.quiet = around
@@ -360,13 +354,10 @@ class _Walk:
         """An expression is evaluated: check what it reads."""
         if self.loop is not None and not (isinstance(e, Call) and e.op in _SPEAKS):
             self.uniform(e, s, "")
-        if self.at.memory and touches(e):
-            for x in walk(e):
-                if isinstance(x, Load) and self.at.follows(x.buffer):
-                    self.fresh(self.at.bits(x.buffer, x.indices), x.buffer, s)
-            for c, a, mode in _addresses(e):
-                if self.at.follows(a.buffer) and INTRINSICS.get(c.op) is not None and mode != "write":
-                    self.fresh(self.at.bits(a.buffer, a.indices), a.buffer, s)
+        for x in expr_effects(e) if self.at.memory else ():
+            known = isinstance(x.node, Load) or isinstance(x.node, Call) and INTRINSICS.get(x.node.op) is not None
+            if known and self.at.follows(x.buffer) and x.reads:
+                self.fresh(self.at.bits(x.buffer, x.indices), x.buffer, s)
 
     def fresh(self, bits: int, b: Buffer, s: Stmt) -> None:
         """Private memory is read: reject values that another iteration stored there."""
@@ -409,15 +400,6 @@ class _Walk:
     @property
     def mark(self) -> int:
         return 0 if self.loop is None else STORED
-
-
-def _addresses(e: Expr) -> Iterator[tuple[Call, AddressOf, str]]:
-    """(call, address argument, mode in which the call uses it) below an expression."""
-    for c in walk(e):
-        if isinstance(c, Call):
-            for k, a in enumerate(c.args):
-                if isinstance(a, AddressOf):
-                    yield c, a, argument_mode(c, k)
 
 
 def _picks(s: For) -> bool:
