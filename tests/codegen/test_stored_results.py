@@ -16,7 +16,9 @@ import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Alloc, Bind, Buffer, Call, For, Ramp, Store, const, dtype, fresh, load, seq, walk, with_options
 from tilelang.runtime import nvrtc
+from tilelang.target import Target
 from tilelang.target.register_forms import form_of, store_form
+from tilelang.transform.pipeline import lower
 from transform.test_accumulator_registers import both_ways, marked, numbers
 
 FAST = {"tl.enable_fast_math": True}
@@ -124,3 +126,46 @@ def test_branches_work_on_the_registers(monkeypatch, wide):
     if nvrtc.available():
         cubin = nvrtc.compile_cubin(text, "sm_90a", ["--use_fast_math"])
         assert cubin.spills == 0 and "C75" not in cubin.log
+
+
+def in_halves(n, form):
+    """A product whose result is rounded to 16 bits in registers before it is stored."""
+    @T.prim_func
+    def program(A: T.Tensor((64, 64), "float16"), B: T.Tensor((2 * n, 64), "float16"), rows: T.Tensor((1,), "int32"),
+                C: T.Tensor((64, n), "float16")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((n, 64), "float16")
+            acc, packed = T.alloc_fragment((64, n), "float32"), T.alloc_fragment((64, n), "float16")
+            T.copy(A, a)
+            T.clear(acc)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(B[k * n, 0], b)
+                T.gemm(a, b, acc, transpose_B=True)
+            if form == "copies":
+                T.copy(acc, packed)
+                T.copy(packed, C)
+            elif form == "branch":
+                if rows[0] > 3:
+                    for i, j in T.Parallel(64, n):
+                        packed[i, j] = acc[i, j]
+                    T.copy(packed, C)
+            else:
+                for i, j in T.Parallel(64, n):
+                    if i < rows[0]:
+                        C[i, j] = acc[i, j]
+
+    return program
+
+
+@pytest.mark.parametrize("n", [24, 64])
+@pytest.mark.parametrize("form", ["copies", "branch", "rows"])
+def test_halves_of_a_result_were_read_from_an_array_that_nothing_wrote(form, n):
+    """They were in named registers, which the stores do not know: only operands of wgmma are read from there."""
+    (lowered,) = lower(in_halves(n, form).func, Target({"kind": "cuda", "arch": "sm_90a"}), {}).kernels
+    text = print_kernel(lowered)
+    name = "C_tile" if form == "rows" else "packed"
+    assert f"tl::halves_{name}(&{name}[0]);" in text and f"tl_{name}_" not in text
+    outputs = re.search(rf'halves_{name}\(void\* p\).*?asm volatile\(".*?" : (.*?)\);', text).group(1)
+    assert outputs == ", ".join(f'"=r"(to[{k}])' for k in range(n // 4))
+    if nvrtc.available():
+        assert nvrtc.compile_cubin(text, "sm_90a").spills == 0

@@ -130,20 +130,27 @@ class RegisterLoops:
                        ", ".join(values))
 
     def _halves(self, form: Form, s: For) -> None:
-        """Print conversions to 16 bits."""
-        array, source, named_source = self.registers.array(form.buffer), form.points[0][1], s.plan.registers == "source"
+        """Print conversions to 16 bits: of named registers, into named registers, or of one into the other."""
+        source, named = form.points[0][1], s.plan.registers
+        own = f"tl_{self.registers.array(form.buffer)}_" if named != "read" else "%"
+        words = sorted({w for w, *_ in form.points}) if named == "read" else []
         read = sorted({j for _, _, a, b in form.points for j in (a, b)})
-        if named_source:
+        if named in ("source", "read"):
             floats = self.registers.array(source)
             at = {j: f"tl_{floats}_{j}" for j in read}
         else:
             at = {j: f"%{i}" for i, j in enumerate(read)}
         cvt = _cvt(form.buffer.dtype.base)
-        lines = [f"{cvt} tl_{array}_{w}, {at[b]}, {at[a]};" for w, _, a, b in form.points]
-        operands = "" if named_source else ", ".join(f'"f"(x[{j}])' for j in read)
-        name = self.page.name(source.data, source.name)
-        self.registers.call(f"halves_{array}", f"({'' if named_source else 'const float* x'})",
-                       f'asm volatile("{_joined(lines)}" :: {operands});', "" if named_source else f"&{name}[0]")
+        lines = [f"{cvt} {own}{words.index(w) if words else w}, {at[b]}, {at[a]};" for w, _, a, b in form.points]
+        outputs, name = ", ".join(f'"=r"(to[{w}])' for w in words), self.page.name(form.buffer.data, form.buffer.name)
+        if words:
+            self.registers.call(f"halves_{name}", "(void* p)", "unsigned* to = reinterpret_cast<unsigned*>(p); "
+                                f'asm volatile("{_joined(lines)}" : {outputs});', f"&{name}[0]")
+            return
+        operands = "" if named == "source" else ", ".join(f'"f"(x[{j}])' for j in read)
+        given = self.page.name(source.data, source.name)
+        self.registers.call(f"halves_{self.registers.array(form.buffer)}", f"({'' if named == 'source' else 'const float* x'})",
+                            f'asm volatile("{_joined(lines)}" :: {operands});', "" if named == "source" else f"&{given}[0]")
 
     def _read(self, form: Form, s: For) -> None:
         array = self.registers.array(form.buffer)

@@ -216,7 +216,8 @@ class _Rewriter:
     def _marked(self, x: Stmt) -> Stmt:
         form = form_of(x)
         own = form is not None and form.source is not None and form.source.data in self.found
-        marked = with_options(x, registers="source" if own else True)  # type: ignore[arg-type]
+        how = True if not own else "source" if form.buffer.data in self.found else "read"  # type: ignore[union-attr]
+        marked = with_options(x, registers=how)  # type: ignore[arg-type]
         marked.__dict__["_form"] = form
         return marked
 
