@@ -67,7 +67,7 @@ from .stmt import (EMPTY, TILE_OPS, Alloc, Assert, Attrs, Bind, Break, Continue,
                    Seq, Stmt, Store, TileOp, While, replace, seq, tile_op, with_options)
 from .visitor import (controls, distinct, follows_addresses, free_vars, inner, jumps_of, leaves, rebuild, remember, rewrite,
                       rewrite_launches, rewrite_stmts, statements, stmts_of, substitute, symbols_of, used_vars, walk,
-                      with_inner)
+                      ways, with_inner)
 
 
 def __getattr__(name: str) -> _Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .buffer import Buffer, Load
 from .children import below, held, is_large, name_bit
-from .expr import Call, Expr, Var
+from .expr import Call, Expr, Var, unary
 from .nodes import Node, fields_of, kinds_of, node_fields
 from .options import Options
 from .stmt import Bind, Break, Continue, For, Func, If, Launch, Parallel, Seq, Stmt, While, replace, seq
@@ -272,6 +272,11 @@ def inner(s: Stmt) -> tuple[Stmt, ...]:
 def controls(s: Stmt) -> tuple[Any, ...]:
     """What decides which of the statements directly inside a branch or serial loop run, and how often."""
     return (s.start, s.extent) if isinstance(s, For) else (s.cond,) if isinstance(s, (If, While)) else ()
+
+
+def ways(s: If) -> tuple[tuple[Expr, Stmt], ...]:
+    """(condition, statement) of each way of a branch."""
+    return tuple(zip((s.cond, unary("not", s.cond)), inner(s)))
 
 
 def jumps_of(s: Stmt) -> Iterator[Stmt]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer, LaunchFacts
 from tilelang.ir import (Assert, Bind, Call, Evaluate, Expr, For, Func, If, Launch, Load, Stmt, Var, binary, contains, remember,
-                         replace, substitute, unary, with_inner)
+                         replace, substitute, ways, with_inner)
 
 from .assumptions import promises
 
@@ -64,16 +64,13 @@ class Around:
         return with_inner(s, self.stmt)
 
     def _branches(self, s: If) -> Stmt:
-        conds = self.conds
-        self._know(s.cond)
-        then = self.stmt(s.then)
+        conds, out = self.conds, []
+        for cond, way in ways(s):
+            self.conds = conds
+            self._know(cond)
+            out.append(self.stmt(way))
         self.conds = conds
-        if s.orelse is None:
-            return replace(s, then=then)
-        self._know(unary("not", s.cond))
-        orelse = self.stmt(s.orelse)
-        self.conds = conds
-        return replace(s, then=then, orelse=orelse)
+        return replace(s, then=out[0], orelse=out[1] if s.orelse is not None else None)
 
     def _know(self, cond: Expr) -> None:
         """Add a condition. Memory may change before the statement: a condition that reads it is not kept."""

@@ -117,9 +117,8 @@ class _Blocks:
                         self.store(s, x.region.buffer, self.of(*x.region.mins, *x.region.extents), value, around, a, x.mode)
                 return None
             case If():
-                for part, holds in ((s.then, True), (s.orelse, False)):
-                    if part is not None:
-                        self.branch(part, conjuncts(s.cond, holds), around, a)
+                for part, holds in zip(inner(s), (True, False)):
+                    self.branch(part, conjuncts(s.cond, holds), around, a)
                 return None
             case For():
                 self.put(s.var, self.of(s.start, s.extent))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.errors import error, register, warn
-from tilelang.ir import (Alloc, Call, Evaluate, Expr, Func, If, Launch, Node, Parallel, TileOp, binary, const, logical, replace,
-                         rewrite, walk, with_options, EMPTY, BARRIER)
+from tilelang.ir import (Alloc, Call, Evaluate, Expr, Func, If, Launch, Node, Parallel, TileOp, binary, const, inner, logical,
+                         replace, rewrite, walk, with_options, EMPTY, BARRIER)
 from tilelang.ops import Copy, Gemm
 from tilelang.target.cluster import cluster_of
 from tilelang.target.thread_calls import public_name
@@ -96,7 +96,7 @@ def _elsewhere(n: Node) -> Node | None:
 def _has_tiles(s: Node) -> bool:
     """Whether a statement is a branch by warp group that holds tile operations or parallel loops."""
     return isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)) and any(
-        isinstance(x, (TileOp, Parallel)) for part in (s.then, s.orelse) if part is not None for x in walk(part))
+        isinstance(x, (TileOp, Parallel)) for part in inner(s) for x in walk(part))
 
 
 def linear_thread(launch: Launch) -> Expr:

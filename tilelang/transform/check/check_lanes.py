@@ -15,7 +15,7 @@ import numpy as np
 
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Call, Continue, Evaluate, Expr, For, Func, If, Launch, Parallel,
-                         Seq, Stmt, Store, TileOp, Unary, While, children, walk, PRIVATE)
+                         Seq, Stmt, Store, TileOp, Unary, While, children, inner, walk, PRIVATE)
 from tilelang.target.thread_calls import MATCHES, SHUFFLES, VOTES, public_name
 
 from ..analysis.lane_values import WARP_LANES, Kind, LaneValues
@@ -107,9 +107,8 @@ class _Walk:
             case If() | For() | While() if not self.follows(s):
                 self.forget(s)
             case If():
-                for want, part in ((True, s.then), (False, s.orelse)):
-                    if part is not None:
-                        self.stmt(part, self.taken(s.cond, want, path, s))
+                for want, part in zip((True, False), inner(s)):
+                    self.stmt(part, self.taken(s.cond, want, path, s))
             case For() | While():
                 self.loop(s, path)
             case Break() | Continue():

@@ -126,8 +126,8 @@ def _asks(launch: Launch) -> bool:
 def _sets(s: Stmt, warps: tuple[int, ...], out: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
     """The sets of warps that run statements of their own."""
     if isinstance(s, If):
-        for piece, wanted in ((s.then, True), (s.orelse, False)):
-            if piece is not None and (come := tuple(w for w in warps if holds_in(s.cond, w) in (wanted, None))):
+        for piece, wanted in zip(inner(s), (True, False)):
+            if (come := tuple(w for w in warps if holds_in(s.cond, w) in (wanted, None))):
                 out.add(come)
                 _sets(piece, come, out)
         return out

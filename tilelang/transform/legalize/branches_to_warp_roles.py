@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, If, Launch, Load, Parallel, Seq, Stmt, TileOp,
-                         While, const, contains, free_vars, replace, seq, stmts_of, substitute, walk, with_inner, EMPTY,
+                         While, const, contains, free_vars, inner, replace, seq, stmts_of, substitute, walk, with_inner, EMPTY,
                          PRIVATE)
 from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, in_some_warps, runs, warps_of
 from tilelang.ops import Copy
@@ -105,9 +105,8 @@ class _Branches:
             if warps:
                 yield warps, s
             return
-        yield from self.arms(s.then, taken)
-        if s.orelse is not None:
-            yield from self.arms(s.orelse, warps - taken)
+        for x, come in zip(inner(s), (taken, warps - taken)):
+            yield from self.arms(x, come)
 
     def within(self, warps: frozenset[int], s: Stmt) -> Stmt:
         """A statement that these warps alone reach."""

@@ -196,9 +196,8 @@ def _by_warps(s: Stmt, warps: _Warps, outer: If | None = None) -> Iterator[tuple
     """The statements at and below s but for branches by warp, with the warps that reach each and the innermost such branch."""
     if isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)):
         got = warps_of(s.cond)
-        yield from _by_warps(s.then, _common(warps, got), s)
-        if s.orelse is not None:
-            yield from _by_warps(s.orelse, _rest(warps, got), s)
+        for x, come in zip(inner(s), (_common(warps, got), _rest(warps, got))):
+            yield from _by_warps(x, come, s)
         return
     yield s, warps, outer
     if not isinstance(s, (TileOp, Parallel)):
@@ -302,9 +301,8 @@ class _Pins:
                 state = state.issue(frozenset(), frozenset())
             return state
         if isinstance(s, If) and (warp_role := warps_of(s.cond)) is not None:
-            self.branch(warp_role, s.then, state.sure)
-            if s.orelse is not None:
-                self.branch((-1, *warp_role), s.orelse, state.sure)
+            for x, role in zip(inner(s), (warp_role, (-1, *warp_role))):
+                self.branch(role, x, state.sure)
             return _Running(state.slots)
         if isinstance(s, If):
             then = self.flow(s.then, state)

@@ -155,7 +155,7 @@ def _warp_roles(s: Stmt, warps: _Warps) -> list[tuple[_Warps, Stmt]] | None:
     if not isinstance(s, If) or any(holds_in(s.cond, w) is None for w in warps):
         return None
     ways = [(tuple(w for w in warps if holds_in(s.cond, w) is want), part)
-            for want, part in ((True, s.then), (False, s.orelse)) if part is not None]
+            for want, part in zip((True, False), inner(s))]
     return [(come, part) for come, part in ways if come]
 
 
@@ -286,10 +286,9 @@ def _check(one: _WarpRole, two: _WarpRole, a: _Access, b: _Access) -> None:
 def _check_votes(s: Stmt, warps: tuple[int, ...], branch: If | None) -> None:
     """Check a statement. warps: those that reach it. branch: the enclosing branch that the others do not take."""
     if isinstance(s, If):
-        for part, wanted in ((s.then, True), (s.orelse, False)):
-            if part is not None:
-                come = tuple(w for w in warps if holds_in(s.cond, w) in (wanted, None))
-                _check_votes(part, come, s if come != warps else branch)
+        for part, wanted in zip(inner(s), (True, False)):
+            come = tuple(w for w in warps if holds_in(s.cond, w) in (wanted, None))
+            _check_votes(part, come, s if come != warps else branch)
         return
     for x in inner(s):
         _check_votes(x, warps, branch)

@@ -24,7 +24,7 @@ from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, BufferFacts, Call, Continue, Expr, For, Func, If, Load,
                          Parallel, Select, Seq, Stmt, Store, Var, While, binary, children, const, contains, convert, free_vars,
                          fresh, inner, is_const, load, rebuild, remember, replace, rewrite, substitute, to_text, unary, walk,
-                         DYNAMIC, FRAGMENT, GLOBAL, STATIC, VARIABLE)
+                         ways, DYNAMIC, FRAGMENT, GLOBAL, STATIC, VARIABLE)
 from tilelang.ir.record import state
 from tilelang.target import is_pure
 
@@ -175,10 +175,8 @@ class _Body:
                     bound[s.buffer.data] = self.stable(s.init, bound)
             case If():
                 self.reads(s.cond, conds, bound, again)
-                cond = substitute(s.cond, bound)
-                self.follow(s.then, (*conds, cond), dict(bound), again)
-                if s.orelse is not None:
-                    self.follow(s.orelse, (*conds, unary("not", cond)), dict(bound), again)
+                for cond, x in ways(replace(s, cond=substitute(s.cond, bound))):
+                    self.follow(x, (*conds, cond), dict(bound), again)
                 self.forget(s, bound)
             case For():
                 for e in (s.start, s.extent):

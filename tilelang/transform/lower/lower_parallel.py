@@ -23,9 +23,9 @@ import numpy as np
 from tilelang import errors
 from tilelang.arith import Analyzer, Linear
 from tilelang.arith.linear import emit
-from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Expr, For, If, Load, LoopPlan, Seq, Stmt,
-                         Store, Var, While, binary, cast, const, contains, free_vars, fresh, is_const, load, logical, replace,
-                         rewrite, seq, substitute, unary, walk, EMPTY, FRAGMENT, GLOBAL)
+from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Expr, For, If, Load, LoopPlan, Seq, Stmt, Store,
+                         Var, While, binary, cast, const, contains, free_vars, fresh, is_const, load, logical, replace, rewrite,
+                         seq, substitute, walk, ways, EMPTY, FRAGMENT, GLOBAL)
 from tilelang.ir.numbers import may_wrap
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, index_values, private
 
@@ -341,9 +341,8 @@ def _reject_races(loop: Loop, body: Stmt, span: Any) -> None:
             for x in s.stmts:
                 visit(x, conds, inner)
         elif isinstance(s, If):
-            visit(s.then, (*conds, s.cond), inner)
-            if s.orelse is not None:
-                visit(s.orelse, (*conds, unary("not", s.cond)), inner)
+            for cond, x in ways(s):
+                visit(x, (*conds, cond), inner)
         elif isinstance(s, (For, While)):
             visit(s.body, conds, (*inner, *serial_axis(s)))
         elif isinstance(s, Store) and (is_memory(s.buffer) or s.buffer in loop.staged):

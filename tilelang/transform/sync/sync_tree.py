@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Parallel, Ramp, Seq,
-                         Stmt, Store, Var, While, dtype, leaves, unary, BARRIER, SHARED)
+from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Parallel, Ramp, Seq, Stmt,
+                         Store, Var, While, dtype, inner, leaves, ways, BARRIER, SHARED)
 from tilelang.ir.record import entity
 
 from ..analysis.statements import barrier_in
@@ -94,8 +94,6 @@ class TreeBuilder:
             if a is not None:
                 p.accesses.append(a)
         match s:
-            case Seq():
-                p.inner = [self.place(x, loops, conds) for x in s.stmts]
             case Bind():
                 self.binds[s.var] = s.value
                 for loop in loops:
@@ -109,11 +107,9 @@ class TreeBuilder:
                 p.loop = Loop(None, None, None, while_loop=s)
                 p.inner = [self.place(s.body, (*loops, p.loop), conds)]
             case If():
-                p.inner = [self.place(s.then, loops, (*conds, s.cond))]
-                if s.orelse is not None:
-                    p.inner.append(self.place(s.orelse, loops, (*conds, unary("not", s.cond))))
-            case Parallel():
-                p.inner = [self.place(s.body, loops, conds)]
+                p.inner = [self.place(x, loops, (*conds, cond)) for cond, x in ways(s)]
+            case Seq() | Parallel():
+                p.inner = [self.place(x, loops, conds) for x in inner(s)]
         return p
 
     def access(self, e: Effect, s: Stmt, loops: tuple[Loop, ...], conds: tuple[Expr, ...]) -> Access | None:
