@@ -84,16 +84,18 @@ def _vote(s: If | While, strict: Divergence) -> Expr:
     return binary("ne", vote, Const(0, vote.dtype))
 
 
-def _outside(s: Stmt) -> None:
+def of_host(s: Stmt) -> list[Stmt]:
+    """The statements at and below s that the host runs."""
+    return [] if isinstance(s, Launch) else [s, *(y for x in inner(s) for y in of_host(x))]
+
+
+def _outside(body: Stmt) -> None:
     """Reject block-wide work in host code: there is no block in it."""
-    if isinstance(s, (Parallel, TileOp)):
-        what = s.op_name if isinstance(s, TileOp) else "T.Parallel"
-        raise error("collective-outside-kernel", f"{what} outside T.Kernel cannot run on the host of a GPU kernel",
-                    found=f"{what} outside of it",
-                    span=s.span)  # type: ignore[attr-defined]
-    for x in inner(s):
-        if not isinstance(s, Launch):
-            _outside(x)
+    for s in of_host(body):
+        if isinstance(s, (Parallel, TileOp)):
+            what = s.op_name if isinstance(s, TileOp) else "T.Parallel"
+            raise error("collective-outside-kernel", f"{what} outside T.Kernel cannot run on the host of a GPU kernel",
+                        found=f"{what} outside of it", span=s.span)  # type: ignore[attr-defined]
 
 
 class ByThread(Divergence):

@@ -30,7 +30,7 @@ from tilelang.target.intrinsics import INTRINSICS, PURE, READS, WARP
 from tilelang.target.thread_calls import BLOCK_VOTES, CLOCKS, public_name
 from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
 
-from .check_collective import taken
+from .check_collective import of_host, taken
 from ..analysis.disjoint import computed
 from ..analysis.effects import expr_effects
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -102,12 +102,8 @@ def _check_calls(func: Func) -> None:
 
 
 def _run(body: Stmt, launch: Launch | None, warps: tuple[int, ...]) -> None:
-    if launch is not None or any(isinstance(s, Parallel) for s in _of_host(body)):
+    if launch is not None or any(isinstance(s, Parallel) for s in of_host(body)):
         _Walk(Values(launch, warps)).stmt(body)
-
-
-def _of_host(s: Stmt) -> list[Stmt]:
-    return [] if isinstance(s, Launch) else [s, *(y for x in inner(s) for y in _of_host(x))]
 
 
 def _asks(launch: Launch) -> bool:
