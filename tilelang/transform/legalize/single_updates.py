@@ -16,7 +16,7 @@ from typing import Any
 from tilelang.arith import simplify
 from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (Bind, Call, Const, Expr, For, If, Launch, Load, Seq, Stmt, Store, While, Parallel, TileOp, binary,
-                         const, contains, controls, free_vars, fresh, replace, rewrite, seq, walk, with_inner, convert,
+                         const, contains, controls, free_vars, fresh, inner, replace, rewrite, seq, walk, with_inner, convert,
                          FRAGMENT)
 
 from tilelang.target.intrinsics import INTRINSICS, PURE
@@ -142,9 +142,6 @@ def _check(s: Stmt | None, sets: WarpSets, reached: Any, read: set[Any], here: A
     read: variables whose values may differ between threads: thread indices, and what is computed from them or from memory.
     """
     match s:
-        case Seq():
-            for x in s.stmts:
-                _check(x, sets, reached, read, here)
         case Bind():
             sets.bind(s.var, s.value)
             if contains(s.value, Load, Call) or read & free_vars(s.value):
@@ -159,8 +156,9 @@ def _check(s: Stmt | None, sets: WarpSets, reached: Any, read: set[Any], here: A
             role = reached is None and by_warp(s.cond)
             for way, taken in ((s.then, cond), (s.orelse, ~cond)):
                 _check(way, sets, None if role else here & taken if reached is None else reached & taken, read, here & taken)
-        case For() | While():
-            _check(s.body, sets, reached, read, here)
+        case Seq() | For() | While():
+            for x in inner(s):
+                _check(x, sets, reached, read, here)
         case Parallel() | TileOp():
             return
         case Store() if reached is not None and s.buffer.scope_name.startswith(("global", "shared")) and _rereads(s):
