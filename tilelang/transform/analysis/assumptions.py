@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 
 from tilelang.arith import Analyzer, bound_to, extent_bounds
-from tilelang.ir import (Binary, Bind, Call, Const, Evaluate, Expr, For, Func, Launch, Load, Node, Parallel, Seq, Var, contains,
-                         free_vars, unary, walk)
+from tilelang.ir import (Binary, Bind, Call, Const, Evaluate, Expr, For, Func, Launch, Load, Node, Parallel, Seq, Stmt, Var,
+                         contains, free_vars, inner, unary, walk)
 
 from .guards import conjuncts
 
@@ -19,12 +19,10 @@ def promises(func: Func) -> tuple[Expr, ...]:
         known |= {v for d in (*b.shape, *(b.strides_ or ())) if isinstance(d, Expr) for v in free_vars(d)}
     out: list[Expr] = []
 
-    def visit(s: object) -> None:
-        if isinstance(s, Seq):
-            for x in s.stmts:
+    def visit(s: Stmt) -> None:
+        if isinstance(s, (Seq, Launch)):
+            for x in inner(s):
                 visit(x)
-        elif isinstance(s, Launch):
-            visit(s.body)
         elif isinstance(s, Evaluate) and s.call.op == "assume":
             out.extend(c if holds else unary("not", c) for c, holds in conjuncts(s.call.args[0]))
 

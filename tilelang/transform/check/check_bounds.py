@@ -14,7 +14,7 @@ from typing import Any
 from tilelang import errors
 from tilelang.arith import Analyzer, LaunchFacts
 from tilelang.ir import (COMPARISONS, AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Evaluate, Expr, For, Func, If, Launch,
-                         Load, Node, Parallel, Select, Seq, Stmt, Store, TileOp, Var, While, children, contains, convert,
+                         Load, Node, Parallel, Select, Stmt, Store, TileOp, Var, While, children, contains, convert,
                          free_vars, inner, leaves, remember, substitute, walk, GLOBAL, PRIVATE)
 
 from ..analysis.guards import conjuncts
@@ -66,9 +66,6 @@ class _Places:
 
     def stmt(self, s: Stmt) -> None:
         match s:
-            case Seq():
-                for x in s.stmts:
-                    self.stmt(x)
             case For() | Parallel():
                 self.loop(s)
             case Store():
