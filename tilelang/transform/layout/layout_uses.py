@@ -139,7 +139,7 @@ class Uses:
         self.threads_of[id(s)] = self.current_threads
         extents = tuple(int(n.value) if isinstance(n, Const) else n for n in s.extents)
         touches: list[Touch] = []
-        written: list[tuple[Buffer, tuple[Expr, ...]]] = []
+        written: list[tuple[Expr, ...]] = []
         for x in walk(s.body):
             if isinstance(x, Buffer):
                 self._see(x)
@@ -147,10 +147,9 @@ class Uses:
             elif isinstance(x, Call):
                 self._see_call(x)
             elif isinstance(x, (Load, Store)):
-                if isinstance(x, Store):
-                    written.append((x.buffer, x.indices))
                 if x.buffer.scope_name == FRAGMENT:
                     touches.append(touch(x, s.vars, extents))
+                    written += [x.indices] if isinstance(x, Store) else []
         given = s.plan.loop_layout
         if given is not None and (not isinstance(given, Fragment) or given.shape != extents):
             raise error("layout-conflict", f"loop_layout of a parallel loop over {extents} must be a Fragment of that "
@@ -159,7 +158,7 @@ class Uses:
                         hint="give the Fragment one index per loop, with its extent")
         static = tuple(n for n in extents if isinstance(n, int))
         if touches and len(static) == len(extents):
-            self.loops[id(s)] = Loop(s, static, touches, serial_dims(s, static, written))
+            self.loops[id(s)] = Loop(s, static, touches, serial_dims(s.vars, static, written))
         self.accesses += memory_accesses(s, self.analyzer)
 
     def _check_shapes(self) -> None:

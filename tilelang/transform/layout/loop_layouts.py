@@ -10,8 +10,6 @@ from tilelang.ir.record import state
 from tilelang.layout import REGISTER, Fragment, Mode
 from tilelang.ops import Copy, Gemm, Reduce
 
-Written = list[tuple[Buffer, tuple[Expr, ...]]]
-
 
 @state
 class Touch:
@@ -72,14 +70,10 @@ def touch(x: Load | Store, vars: tuple[Var, ...], extents: tuple[Any, ...]) -> T
     return Touch(x.buffer, tuple(dims), tuple(repeats), tuple(inside), plain, exact, isinstance(x, Store))
 
 
-def serial_dims(s: Parallel, extents: tuple[Any, ...], written: Written) -> tuple[int, ...]:
-    """Loops that a written fragment element does not depend on."""
-    out: set[int] = set()
-    for b, indices in written:
-        if b.scope_name == FRAGMENT:
-            used = {id(x) for i in indices for x in walk(i, Var)}
-            out |= {d for d, v in enumerate(s.vars) if id(v) not in used and extents[d] != 1}
-    return tuple(sorted(out))
+def serial_dims(vars: tuple[Var, ...], extents: tuple[Any, ...], written: Iterable[tuple[Expr, ...]]) -> tuple[int, ...]:
+    """Loops that one thread must run in order: those that one of the written elements (its indices) does not depend on."""
+    used = [{v for i in at for v in walk(i, Var)} for at in written]
+    return tuple(d for d, v in enumerate(vars) if extents[d] != 1 and any(v not in mine for mine in used))
 
 
 def over_loops(lay: Fragment, t: Touch, extents: tuple[int, ...]) -> Fragment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilelang.arith import Analyzer
@@ -15,7 +15,7 @@ from tilelang.ops.distribute import Distribution, flat, from_fragment
 
 from ..analysis.distributed_loop import accesses, is_memory
 from ..analysis.vectorize import ANYWHERE, MAX_BYTES, lane_dimension, power_of_two_in, stride_along
-from .loop_layouts import over_loops, touch
+from .loop_layouts import over_loops, serial_dims, touch
 
 
 @record
@@ -53,7 +53,8 @@ def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...]
     if partitions:
         dist = from_fragment(partitions[0], lw.thread, extents, w if lane_dim == len(vars) - 1 else 1)
         return dist, loose and dist.lanes is not None
-    serial = accumulated_dims(vars, extents, body)
+    serial = serial_dims(vars, extents, [x.indices for x, _ in accesses(body) if isinstance(x, Store) and is_memory(x.buffer)
+                                         and any(y.buffer is x.buffer and y.indices == x.indices for y in walk(x.value, Load))])
     if serial:
         return serial_inside(lw, extents, serial), False
     if loose and math.prod(extents) < lw.num_threads * w:
@@ -144,22 +145,7 @@ def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body:
     return lane_dimension(found, vars, extents, width)
 
 
-def accumulated_dims(vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> list[int]:
-    """Dimensions that one thread must run in order.
-
-    These are the dimensions that an element `X[…] = X[…] op …` of shared or global memory does not depend on.
-    """
-    out: set[int] = set()
-    for x, _ in accesses(body):
-        if isinstance(x, Store) and is_memory(x.buffer):
-            same = any(y.buffer is x.buffer and y.indices == x.indices for y in walk(x.value, Load))
-            if same:
-                used = {v for i in x.indices for v in walk(i)}
-                out |= {d for d, v in enumerate(vars) if v not in used and extents[d] > 1}
-    return sorted(out)
-
-
-def serial_inside(lw: Any, extents: tuple[int, ...], serial: list[int]) -> Distribution:
+def serial_inside(lw: Any, extents: tuple[int, ...], serial: Sequence[int]) -> Distribution:
     """The points distributed over the threads, except for the serial dimensions, which each thread runs in order."""
     kept = [d for d in range(len(extents)) if d not in serial]
     base = flat(tuple(extents[d] for d in kept) or (1,), lw.thread, lw.num_threads)

@@ -124,8 +124,8 @@ def _user(s: Stmt, accumulator: Buffer) -> _User | None:
     if sorted(places) != [0, 1] or any(extents[d] != n for d, n in zip(places, accumulator.shape)):
         return None
     column = places[1]
-    written = [(x.buffer, x.indices) for x in _accesses(s) if isinstance(x, Store)]
-    return None if serial_dims(s, extents, written) else _User(s, extents, column)
+    written = [x.indices for x in _accesses(s) if isinstance(x, Store) and x.buffer.scope_name == FRAGMENT]
+    return None if serial_dims(s.vars, extents, written) else _User(s, extents, column)
 
 
 def _accesses(s: Stmt) -> Iterator[Any]:

@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, For, Func, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, Var,
-                         While, binary, const, dtype, is_const, load, replace, rewrite_launches, seq, stmts_of, walk,
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, For, Func, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, While,
+                         binary, const, dtype, is_const, load, replace, rewrite_launches, seq, stmts_of, walk,
                          with_inner, with_options, BufferFacts, BARRIER, GLOBAL, SHARED, VARIABLE)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
@@ -71,7 +71,6 @@ class _Copies:
         self.given = dict(launch.plan.layouts)
         self.safe = dict(launch.plan.safe_values)
         self.analyzer = with_ranges(Analyzer(), launch, Launch, For)
-        self.across: dict[Buffer, bool] = {}
         self.setup: list[Stmt] = []
         self.inits: list[Stmt] = []
         self.notes: dict[str, None] = {}
@@ -173,33 +172,24 @@ class _Copies:
             return f"the address of `{b.name}` is taken"
         if b.data in self.views:
             return f"`{b.name}` is seen in another shape"
-        if b.ndim > 1 and self._across(b):
+        if b.ndim > 1 and b in self.across:
             return f"`{b.name}` is accessed across its rows, which swizzle atoms make slow"
         given = self.given.get(b)
         if given is not None and given != (linear_layout(tuple(b.shape)) if b.ndim == 1 else shared_layout(b)):
             return f"the layout given for `{b.name}` is another one"
         return ""
 
-    def _across(self, b: Buffer) -> bool:
-        """Whether neighbouring threads touch different rows of a tile: then layouts other than swizzle atoms suit it better."""
-        transposed, accesses = self.touched
-        if b in transposed:
-            return True
-        if b not in self.across:
-            self.across[b] = any(
-                stride_along(x.indices[-1], near, self.analyzer) not in (0, 1, -1)
-                or any(stride_along(i, near, self.analyzer) != 0 for i in x.indices[:-1]) for near, x in accesses.get(b, ()))
-        return self.across[b]
-
     @cached_property
-    def touched(self) -> tuple[set[Buffer], dict[Buffer, list[tuple[Var, Any]]]]:
-        """The buffers of transpositions, and by buffer the accesses in parallel loops with the variable of the threads."""
-        accesses: dict[Buffer, list[tuple[Var, Any]]] = {}
+    def across(self) -> set[Buffer]:
+        """Tiles of which neighbouring threads touch different rows: layouts other than swizzle atoms suit them better."""
+        by_element = (x for x in walk(self.launch.body, Transpose) if not in_tiles_of_bytes(x.src, x.dst))
+        out = {r.buffer for x in by_element for r in (x.src, x.dst)}
         for loop in walk(self.launch.body, Parallel):
             for x in walk(loop.body, Load, Store):
-                accesses.setdefault(x.buffer, []).append((loop.vars[-1], x))
-        by_element = [x for x in walk(self.launch.body, Transpose) if not in_tiles_of_bytes(x.src, x.dst)]
-        return {r.buffer for x in by_element for r in (x.src, x.dst)}, accesses
+                if x.buffer.scope_name in SHARED and x.buffer.ndim > 1 and x.buffer not in out:
+                    steps = [stride_along(i, loop.vars[-1], self.analyzer) for i in x.indices]
+                    out |= {x.buffer} if any(steps[:-1]) or None in steps or steps[-1] not in (0, 1, -1) else set()
+        return out
 
     def _loads(self, run: list[Copy]) -> list[Stmt]:
         """Loads that one thread issues together, and one wait by all threads."""
