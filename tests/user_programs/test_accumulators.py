@@ -234,3 +234,17 @@ def test_updates_of_shared_memory_under_a_condition_that_memory_decides():
 
     where = RNG.integers(0, 8, 20).astype(np.int32)
     agree(main, [A, where, mark(4, np.float32)], {2: np.where(where > 2, A.sum(0), 0).reshape(5, 4).sum(0)}, 1e-4)
+
+
+def test_rows_that_are_copied_from_one_element_in_front_of_a_tensor():
+    """Vectors that start at element -1 were dropped as a whole."""
+    @T.prim_func
+    def main(A: T.Tensor((8, 64), "float16"), O: T.Tensor((8, 64), "float16")):
+        with T.Kernel(2, threads=32) as bx:
+            tile = T.alloc_shared((8, 32), "float16")
+            T.copy(A[0:8, bx * 32 - 1:bx * 32 + 31], tile)
+            T.copy(tile, O[0:8, bx * 32:bx * 32 + 32])
+
+    halves = RNG.integers(-9, 10, (8, 64)).astype(np.float16)
+    want = np.concatenate([np.zeros((8, 1), np.float16), halves[:, :63]], 1)
+    agree(main, [halves, mark((8, 64), np.float16)], {1: want}, 0)

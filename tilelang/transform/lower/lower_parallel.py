@@ -264,11 +264,13 @@ def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
     for x, _ in accesses(body) if lw.access.guarded else ():
         if x.buffer.scope_name != GLOBAL or stride_along(x.indices[-1], loop.lane_var, lw.known.analyzer) != 1:
             continue
-        last = lw.known.analyzer.simplify(at_lane(loop, x.indices[-1:], loop.dist.lanes[1] - 1)[0])  # type: ignore[index]
-        cond = binary("lt", last, x.buffer.shape[-1])
-        if cond not in seen and not lw.known.analyzer.can_prove(cond):
-            seen.add(cond)
-            out = conjunction(out, cond)
+        width = loop.dist.lanes[1]  # type: ignore[index]
+        first, last = (lw.known.analyzer.simplify(at_lane(loop, x.indices[-1:], k)[0]) for k in (0, width - 1))
+        below = [binary("ge", first, const(0))] if lw.known.divisor(first) % width else []  # others lie below 0 as a whole
+        for cond in (*below, binary("lt", last, x.buffer.shape[-1])):
+            if cond not in seen and not lw.known.analyzer.can_prove(cond):
+                seen.add(cond)
+                out = conjunction(out, cond)
     return out
 
 
