@@ -137,8 +137,6 @@ def racing(kind):
                     A[bx * 32 + i, j] = i + j
                 elif kind == "read index":
                     A[T.cast(B[i], "int32"), j] = i
-                elif kind == "beside updates":
-                    T.atomic_add(B[i], B[T.cast(A[i, j], "int32")])
                 elif kind == "guarded update":
                     at = T.cast(A[i, j], "int32")
                     if B[at] < 3:
@@ -152,7 +150,6 @@ def racing(kind):
     ("halves", r"iterations \(i=0, j=0\) and \(i=1, j=0\) of T.Parallel store different values in `A`"),
     ("column", r"\(i=0, j=0\) and \(i=0, j=1\) .* `B`"), ("guarded", None), ("equal", None), ("same read", None),
     ("bound", r"\(i=0, j=0\) and \(i=8, j=0\) .* `B`"), ("blocks", None), ("read index", None),
-    ("beside updates", "iterations of T.Parallel may read elements of `B` that others update atomically"),
     ("guarded update", None)])
 def test_racing_iterations_are_warned_about_where_asked(kind, found, caplog, monkeypatch):
     program = racing(kind)

@@ -340,6 +340,10 @@ class WarpRoleCode:
     values: ThreadValues
     scratch: int = 0
 
+    def having(self, body: Stmt) -> WarpRoleCode:
+        """The code with another body."""
+        return self if body is self.body else WarpRoleCode(self.warp_role, body, self.values, self.scratch)
+
 
 @record
 class NullCheck:

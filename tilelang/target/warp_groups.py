@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tilelang.ir import Binary, Call, Expr, Launch, Stmt, Unary, call, logical, rewrite, walk
+from tilelang.ir import Binary, Call, Expr, If, Launch, Node, Stmt, Unary, call, logical, rewrite, walk
 
 GROUP, WARP_LANES = 128, 32  # threads of a warp group, of a warp
 PER_GROUP = GROUP // WARP_LANES
@@ -96,6 +96,21 @@ def holds_in(e: Expr, warp: int) -> bool | None:
             return short
         return None if None in (x, y) else not short
     return None
+
+
+def names_warps(n: Node) -> bool:
+    """Whether a condition on warps is in a statement or expression."""
+    return any(warps_of(c) for c in walk(n, Call))
+
+
+def ways_of_warps(s: If, warps: Iterable[int]) -> list[tuple[tuple[int, ...], Stmt]] | None:
+    """(those of the warps that take it, the statement) for each way of a branch; None where its condition tests more than
+    the warp."""
+    holds = {w: holds_in(s.cond, w) for w in warps}
+    if None in holds.values():
+        return None
+    return [(tuple(w for w, x in holds.items() if x is want), part) for want, part in ((True, s.then), (False, s.orelse))
+            if part is not None]
 
 
 def alike(launch: Launch) -> list[tuple[int, ...]]:

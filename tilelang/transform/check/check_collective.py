@@ -14,6 +14,7 @@ from tilelang.ir import (Bind, Break, Buffer, Call, Const, Continue, Evaluate, E
                          rewrite_launches, statements, walk, with_inner, FRAGMENT, PRIVATE)
 
 from tilelang.ops import Copy
+from tilelang.target.warp_groups import names_warps
 
 from ..analysis.divergence import Divergence, parted
 from ..analysis.statements import BARRIERS
@@ -67,7 +68,7 @@ def _voted(s: Stmt, d: ByThread, strict: Divergence) -> Stmt:
     the passes that place barriers then know that all threads take the same branch."""
     if not isinstance(s, (Seq, If, While, For)) or any(map(d.divergent, controls(s))):
         return s  # the vote itself needs all threads
-    if isinstance(s, If) and any(n.op == "in_warp_groups" for n in walk(s.cond, Call)):
+    if isinstance(s, If) and names_warps(s.cond):
         return s
     out: Stmt = with_inner(s, lambda x: _voted(x, d, strict))
     if isinstance(s, (Seq, For)):
@@ -175,7 +176,7 @@ def _left(s: Stmt, d: ByThread, kinds: tuple[type, ...]) -> Stmt | None:
 def _scattered(cond: Expr) -> bool:
     """Whether a condition selects warps that do not follow each other. The lowering treats only others as a
     block of their own."""
-    return not isinstance(cond, Call) and any(x.op == "in_warp_groups" for x in walk(cond, Call))
+    return not isinstance(cond, Call) and names_warps(cond)
 
 
 def _is_private(s: Any) -> bool:

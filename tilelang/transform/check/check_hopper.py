@@ -10,6 +10,7 @@ from tilelang.ir import (Alloc, Call, Evaluate, Expr, Func, If, Launch, Node, Pa
 from tilelang.ops import Copy, Gemm
 from tilelang.target.cluster import cluster_of
 from tilelang.target.thread_calls import public_name
+from tilelang.target.warp_groups import names_warps
 
 from ..framework.pass_ import TILE, PassContext, pass_
 
@@ -95,7 +96,7 @@ def _elsewhere(n: Node) -> Node | None:
 
 def _has_tiles(s: Node) -> bool:
     """Whether a statement is a branch by warp group that holds tile operations or parallel loops."""
-    return isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)) and any(
+    return isinstance(s, If) and names_warps(s.cond) and any(
         isinstance(x, (TileOp, Parallel)) for part in inner(s) for x in walk(part))
 
 

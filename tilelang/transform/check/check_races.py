@@ -18,10 +18,9 @@ from tilelang.arith import simplify
 from tilelang.env import env, is_truthy
 from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (Bind, Break, Call, Const, Continue, Expr, For, Func, If, Load, Parallel, Store, Var, While, contains,
-                         free_vars, inner, is_const, remember, statements, substitute, walk, DYNAMIC, GLOBAL, STATIC)
+                         free_vars, inner, is_const, remember, statements, substitute, DYNAMIC, GLOBAL, STATIC)
 
 from ..analysis.disjoint import Iterations, alone
-from ..analysis.effects import updated_element
 from ..analysis.loop_body import drop_continue
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -43,41 +42,16 @@ def check_races(func: Func, cx: PassContext) -> Func:
     Changes nothing. Covers loops of constant extents. Stores whose index, condition or value depends on memory or on an
     argument are skipped. Before, where the user asks for it, a warning for each store by which two iterations may store
     different values in one element: conditions that read memory count as true, so it may concern iterations that never run;
-    values read from memory count as different where they are read from different places. Plain accesses beside atomic
-    updates get a warning where memory decides which elements.
+    values read from memory count as different where they are read from different places.
     """
     asked = cx.config.get(PassConfigKey.TL_DISABLE_DATA_RACE_CHECK.value)
     loops = [(s, _Loop(s, False), _Loop(s, True)) for s in statements(func.body) if isinstance(s, Parallel)]
     if is_truthy(env.TILELANG_ENABLE_DATA_RACE_CHECK) if asked is None else not asked:
         for s, doubtful, _ in loops:
-            _beside_updates(s)
             doubtful.follow(s.body, (), {})
     for s, _, certain in loops:
         certain.follow(drop_continue(s.body), (), {})
     return func
-
-
-def _beside_updates(loop: Parallel) -> None:
-    """Warn where iterations read or store elements that others may update atomically, with indices read from memory.
-
-    Equal index expressions are the usual guard of an update (`if x > M[k]: T.atomic_max(M[k], x)`) and get no warning.
-    """
-    bound: dict[Var, Expr] = {}
-    for s in walk(loop.body, Bind):
-        remember(bound, s)
-
-    def place(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        return tuple(simplify(substitute(i, bound)) for i in indices)
-
-    updates = {e.buffer: place(e.indices) for c in walk(loop.body) if (e := updated_element(c)) is not None}
-    for x in walk(loop.body):
-        if not isinstance(x, (Load, Store)) or x.buffer not in updates:
-            continue
-        mine, theirs = place(x.indices), updates[x.buffer]
-        if mine != theirs and any(isinstance(n, Load) for i in (*mine, *theirs) for n in walk(i)):
-            warn("data-race", f"Data race detected: iterations of T.Parallel may {'read' if isinstance(x, Load) else 'store'} "
-                 f"elements of `{x.buffer.name}` that others update atomically", _HINT, x.span or loop.span, log)
-            return
 
 
 class _Loop:

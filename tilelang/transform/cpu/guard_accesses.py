@@ -42,7 +42,7 @@ def guard_accesses(func: Func, cx: PassContext) -> Func:
 def _launch(s: CpuLaunch, guarded: bool) -> CpuLaunch:
     def code(c: WarpRoleCode) -> WarpRoleCode:
         known = with_ranges(with_indices(Analyzer(), s.launch, c.warp_role), c.body, but=c.values.varying)
-        return WarpRoleCode(c.warp_role, _Guards(guarded, known).stmt(c.body), c.values, c.scratch)
+        return c.having(_Guards(guarded, known).stmt(c.body))
 
     return replace(s, codes=tuple(map(code, s.codes)), when_null=None if s.when_null is None else _launch(s.when_null, guarded))
 

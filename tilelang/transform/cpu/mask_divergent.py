@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load,
-                         Parallel, Seq, Stmt, Store, TileOp, Var, While, call, const, controls, dtype, inner, jumps_of, leaves,
-                         load, logical, replace, select, seq, unary, walk, VARIABLE)
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Parallel,
+                         Seq, Stmt, Store, TileOp, Var, While, call, const, controls, dtype, inner, jumps_of, leaves, load,
+                         logical, replace, select, seq, unary, walk, with_inner, VARIABLE)
 from tilelang.ir.record import record
 from tilelang.target.cpu_launch import Masked, ThreadValues, is_private
 from tilelang.target.thread_calls import BLOCK_VOTES, EXCHANGES, MATRIX_CALLS
@@ -202,9 +202,7 @@ class _Fission:
                 some, made = self.any_of(m, s.span)
                 yield from made
                 cond = logical("and", some, cond)
-            then = seq(*self.seq(s.then, m, targets))
-            orelse = None if s.orelse is None else seq(*self.seq(s.orelse, m, targets))
-            yield If(cond, then, orelse, span=s.span)
+            yield with_inner(replace(s, cond=cond), lambda x: seq(*self.seq(x, m, targets)))
             return
         ways: list[tuple[Mask, Stmt]] = []
         for name, side in (("then", s.then), ("orelse", s.orelse)):
@@ -250,10 +248,8 @@ class _Fission:
     def divergent_for(self, s: For, m: Mask | None) -> Iterator[Stmt]:
         """A loop whose bounds differ between threads."""
         dt = s.var.dtype
-        first, made_first = self.variable("first", dt, None, s.span)
-        count, made_count = self.variable("count", dt, None, s.span)
-        number, made_number = self.variable("turn_no", dt, None, s.span)
-        yield from (made_first, made_count, made_number)
+        (first, count, number), made = zip(*(self.variable(name, dt, None, s.span) for name in ("first", "count", "turn_no")))
+        yield from made
         yield self.put(Store(first, _ZERO, s.start, span=s.span), m)
         yield self.put(Store(count, _ZERO, s.extent, span=s.span), m)
         at = load(number, _ZERO)

@@ -6,7 +6,7 @@ from tilelang.arith import Analyzer
 from tilelang.ir import Expr, Func, rewrite
 from tilelang.ops import Reduce
 from tilelang.target.cpu import HostCpu, host_cpu
-from tilelang.target.cpu_launch import ReduceLoops, ThreadValues, WarpRoleCode, rewrite_codes
+from tilelang.target.cpu_launch import ReduceLoops, ThreadValues, rewrite_codes
 
 from ..framework.pass_ import CPU, PassContext, pass_
 
@@ -21,12 +21,8 @@ def plan_reductions(func: Func, cx: PassContext) -> Func:
     Partial results need elements that are adjacent along dim, and a constant number of them that fills a vector.
     """
     host = cx.host or host_cpu()
-
-    def plan(code: WarpRoleCode) -> WarpRoleCode:
-        body = rewrite(code.body, lambda op: ReduceLoops(op, lanes_of(op, code.values, host), span=op.span), Reduce)
-        return code if body is code.body else WarpRoleCode(code.warp_role, body, code.values, code.scratch)
-
-    return rewrite_codes(func, plan)
+    return rewrite_codes(func, lambda code: code.having(rewrite(
+        code.body, lambda op: ReduceLoops(op, lanes_of(op, code.values, host), span=op.span), Reduce)))
 
 
 def lanes_of(op: Reduce, values: ThreadValues, host: HostCpu) -> int:

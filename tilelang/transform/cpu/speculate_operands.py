@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import Binary, Call, Expr, Func, Load, Node, Select, replace, rewrite, walk
-from tilelang.target.cpu_launch import NestVersions, RangeTest, WarpRoleCode, rewrite_codes
+from tilelang.target.cpu_launch import NestVersions, RangeTest, rewrite_codes
 
 from ..framework.pass_ import CPU, PassContext, pass_
 
@@ -24,11 +24,7 @@ def speculate_operands(func: Func, cx: PassContext) -> Func:
 
     Vectors have no branches: all their operands are evaluated.
     """
-    def body(code: WarpRoleCode) -> WarpRoleCode:
-        out = _speculated(code.body)
-        return code if out is code.body else WarpRoleCode(code.warp_role, out, code.values, code.scratch)
-
-    return rewrite_codes(_speculated(func), body)
+    return rewrite_codes(_speculated(func), lambda code: code.having(_speculated(code.body)))
 
 
 def _speculated(n: Any) -> Any:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import (EMPTY, AddressOf, Binary, Bind, Call, Evaluate, Expr, For, If, Launch, Load, Parallel, Region, Seq,
-                         Stmt, Store, TileOp, While, call, const, controls, replace, rewrite, seq, walk, with_options,
-                         FRAGMENT, GLOBAL, SHARED)
+                         Stmt, Store, TileOp, While, call, const, controls, replace, rewrite, seq, walk, with_inner,
+                         with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import OncePerBlock, WarpRole, is_private
 from tilelang.target.thread_calls import BLOCK_VOTES, CLUSTER_CALLS
@@ -146,8 +146,7 @@ class _Split:
         return sum(any(through[lo:hi].any() for lo, hi in r.ranges) for r in self.warp_roles) < 2
 
     def _sides(self, s: If, warp_role: WarpRole, divergent: bool) -> If:
-        orelse = None if s.orelse is None else self._visit(s.orelse, warp_role, divergent)
-        return replace(s, then=self._visit(s.then, warp_role, divergent), orelse=orelse)
+        return with_inner(s, lambda x: self._visit(x, warp_role, divergent))  # type: ignore[no-any-return]
 
     def _of_some_threads(self, s: Stmt) -> Stmt:
         """A statement that some threads execute, whatever their warp role: nothing that the block does as one."""

@@ -33,9 +33,9 @@ def loop_over_threads(body: Stmt, t: ThreadValues) -> Stmt:
 
 def _visit(t: ThreadValues, s: Stmt) -> Stmt:
     match s:
-        case For() | While() | If():
-            return _divergent(t, s) if runs_unevenly(t, s) else with_inner(s, lambda x: _visit(t, x))
-        case Seq():
+        case For() | While() | If() if runs_unevenly(t, s):
+            return _divergent(t, s)
+        case For() | While() | If() | Seq():
             return with_inner(s, lambda x: _visit(t, x))  # type: ignore[no-any-return]
         case Masked():
             return _divergent(t, s)

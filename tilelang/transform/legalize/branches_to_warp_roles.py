@@ -118,8 +118,7 @@ class _Branches:
     def sides(self, s: If, taken: frozenset[int] | None = None) -> Stmt:
         """A branch whose condition stays.  taken: the warps that take it, None: it does not distinguish them."""
         yes, no = (self.here, self.here) if taken is None else (taken, self.here - taken)
-        then, orelse = self.within(yes, s.then), None if s.orelse is None else self.within(no, s.orelse)
-        return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
+        return with_inner(s, lambda x: self.within(yes if x is s.then else no, x))  # type: ignore[no-any-return]
 
     def uniform(self, e: Expr) -> bool:
         """Whether a condition is the same for all threads, as far as this pass must know."""

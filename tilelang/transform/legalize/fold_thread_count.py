@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Node, Parallel, Seq, Stmt, TileOp, Var, While,
-                         children, rebuild, replace, seq, walk, with_inner, EMPTY)
+                         children, rebuild, seq, walk, with_inner, EMPTY)
 from tilelang.ir.visitor import mapped
 from tilelang.target.warp_groups import WARP_LANES, warps_of
 
@@ -71,8 +71,7 @@ class _Settled:
                 part = s.then if cond.value else s.orelse
                 return EMPTY if part is None else self.stmt(part, a)
         yes, no = (a.assuming(s.cond), a.assuming(s.cond, False)) if of_threads else (self._groups(s.cond, a), a)
-        then, orelse = self.stmt(s.then, yes), None if s.orelse is None else self.stmt(s.orelse, no)
-        return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
+        return with_inner(s, lambda x: self.stmt(x, yes if x is s.then else no))  # type: ignore[no-any-return]
 
     def _groups(self, cond: Expr, a: Analyzer) -> Analyzer:
         """The known facts about the threads inside a branch by warp group."""

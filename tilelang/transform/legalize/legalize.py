@@ -57,7 +57,7 @@ def legalize(func: Func, cx: PassContext) -> Func:
     False every tensor parameter may alias others.
     """
     func = local_fragments(func)
-    func = widen_indices(rewrite(wrap_negative(func), _legal_node, Parallel, Load, Store, AddressOf, Region))
+    func = widen_indices(rewrite(wrap_negative(func), _joined, Parallel))
     check_symbols(func)
     if not cx.option(PassConfigKey.TL_DISABLE_PRELOWER_SEMANTIC_CHECK):
         check_parallel(func)
@@ -90,43 +90,40 @@ def check_tma_reductions(func: Func, target: Any) -> None:
 # ---- rewrites -------------------------------------------------------------------------------------------------------
 
 
-def _legal_node(x: Any) -> Node | None:
-    if isinstance(x, Parallel):
-        body = stmts_of(x.body)
-        if len(body) == 1 and isinstance(body[0], Parallel):
-            b = body[0]
-            if not any(v in x.vars for e in b.extents for v in free_vars(e)):
-                attrs = tuple(sorted({**dict(b.attrs), **dict(x.attrs)}.items()))
-                plan = b.plan.having(**x.plan.given())
-                return Parallel((*x.vars, *b.vars), (*x.extents, *b.extents), b.body, attrs, plan, x.span)
-    elif any(below := [isinstance(i, Const) and i.value < 0 for i in _indices(x)]):
-        return _from_ends(x, below)
+def _joined(x: Parallel) -> Node | None:
+    """A parallel loop with the loop that is all of its body, in one."""
+    body = stmts_of(x.body)
+    if len(body) == 1 and isinstance(body[0], Parallel):
+        b = body[0]
+        if not any(v in x.vars for e in b.extents for v in free_vars(e)):
+            attrs = tuple(sorted({**dict(b.attrs), **dict(x.attrs)}.items()))
+            plan = b.plan.having(**x.plan.given())
+            return Parallel((*x.vars, *b.vars), (*x.extents, *b.extents), b.body, attrs, plan, x.span)
     return None
 
 
 def wrap_negative(func: Func) -> Func:
-    """Indices that are negative over the whole range of their loop variables count from the end, as negative constants do."""
+    """Indices that are negative over the whole range of their loop variables count from the end of their dimension."""
     lowered: set[Var] = set()  # variables bound to values that may be negative
     for x in walk(func.body, Bind):
         if _may_be_negative(x.value, lowered):
             lowered.add(x.var)
-    if not any(not isinstance(i, Const) and _may_be_negative(i, lowered)
-               for x in walk(func.body, Load, Store, AddressOf, Region) for i in _indices(x)):
+    if not any(_may_be_negative(i, lowered) for x in walk(func.body, Load, Store, AddressOf, Region) for i in _indices(x)):
         return func
     known = with_ranges(Analyzer(), func.body)
 
     def below(i: Expr) -> list[bool]:
         """For each lane of an index, whether it is always negative."""
-        if isinstance(i, Const) or not _may_be_negative(i, lowered):
+        if not _may_be_negative(i, lowered):
             return [False]
         of_lanes = [i.base + i.stride * k for k in range(i.lanes)] if isinstance(i, Ramp) else [i]
         return [(high := known.interval(e)[1]) is not None and high < 0 for e in of_lanes]
 
-    def counted(x: Any) -> Node | None:
+    def counted(x: Any) -> Node:
         lanes = [below(i) for i in _indices(x)]
-        if isinstance(x, (Load, Store)) and lanes and any(lanes[-1]) and not all(lanes[-1]):
-            return _by_lanes(x, lanes[-1])
-        return _from_ends(x, [all(of) for of in lanes]) if any(map(all, lanes)) else None
+        x = _from_ends(x, [all(of) for of in lanes]) if any(map(all, lanes)) else x
+        partly = isinstance(x, (Load, Store)) and lanes and any(lanes[-1]) and not all(lanes[-1])
+        return _by_lanes(x, lanes[-1]) if partly else x
 
     return rewrite(func, counted, Load, Store, AddressOf, Region)  # type: ignore[no-any-return]
 

@@ -28,7 +28,7 @@ from tilelang.ops import Copy, Fill, Gemm
 from tilelang.ops.tma_copy import check_tma_copy
 from tilelang.target.cluster import cluster_of
 from tilelang.target.tensor_map import tensor_maps_of
-from tilelang.target.warp_groups import WARP_LANES, in_warps, named, warps_in, warps_of
+from tilelang.target.warp_groups import WARP_LANES, in_some_warps, named, runs, names_warps, warps_in, warps_of, ways_of_warps
 
 from ..check.check_hopper import linear_thread
 from ..analysis.effects import effects
@@ -61,7 +61,7 @@ def lower_manual_warp_roles(launch: Launch, cx: PassContext) -> Launch:
         if isinstance(n, Copy) and (n.plan.by_hand or n.plan.dst_block is not None):
             check_tma_copy(n)
             _check_source(launch, n)
-    if any(isinstance(n, Call) and n.op == "in_warp_groups" for n in nodes):
+    if names_warps(launch.body):
         launch = _given_to_warp_roles(launch)
         _check_warp_roles(launch)
     if any(isinstance(n, Gemm) and n.plan.wait == -1 for n in nodes):
@@ -139,7 +139,7 @@ def _given_to_warp_roles(launch: Launch) -> Launch:
     """
     users: dict[Var, set[_Warps]] = {}
     moved: dict[int, Var] = {}
-    whole = (0, len(warps_in(launch)))
+    whole = warps_in(launch)
     for s, warps, outer in _by_warps(launch.body, whole):
         own = {b.data for b in walk(s, Buffer) if b.scope_name == FRAGMENT} if isinstance(s, (TileOp, Parallel)) else {
             x.buffer.data for e in children(s) if isinstance(e, Expr) for x in walk(e, Load)}
@@ -159,14 +159,14 @@ def _given_to_warp_roles(launch: Launch) -> Launch:
         own = {e.storage for e in effects(s)}
         meet = [do("sync_threads")] if any(e.storage in own and e.node is not s and e.buffer.scope_name != FRAGMENT and (
             e.writes or e.storage in stored) for e in touched) else []
-        return seq(*meet, If(in_warps(*warps), s, None, span=s.span), *meet, span=s.span)
+        return seq(*meet, If(in_some_warps(warps), s, None, span=s.span), *meet, span=s.span)
 
     return replace(launch, body=rewrite_stmts(launch.body, visit))
 
 
 def _check_warp_roles(launch: Launch) -> None:
     """Check where warp roles stand and which fragments they use. Raises role-place, role-fragment."""
-    whole = (0, len(warps_in(launch)))
+    whole = warps_in(launch)
     sets, users = WarpSets(launch), dict[Var, tuple[_Warps, Any]]()
     readers: list[tuple[Load, _Warps, Stmt]] = []
 
@@ -185,19 +185,19 @@ def _check_warp_roles(launch: Launch) -> None:
                 raise _of_two(b, warps, first, whole, s, where)
     for x, warps, s in readers:
         owner, where = users.get(x.buffer.data, (warps, s))
-        if owner != warps and (warps is None or owner is None or not owner[0] <= warps[0] <= sum(warps) <= sum(owner)):
+        if owner != warps and (warps is None or owner is None or not {*warps} <= {*owner}):
             raise _of_two(x.buffer, warps, owner, whole, s, where)
 
 
-_Warps = tuple[int, int] | None  # (first, count); None: warps that do not follow each other
+_Warps = tuple[int, ...] | None  # None: warps that do not follow each other
 
 
 def _by_warps(s: Stmt, warps: _Warps, outer: If | None = None) -> Iterator[tuple[Any, _Warps, If | None]]:
     """The statements at and below s but for branches by warp, with the warps that reach each and the innermost such branch."""
-    if isinstance(s, If) and any(x.op == "in_warp_groups" for x in walk(s.cond, Call)):
-        got = warps_of(s.cond)
-        for x, come in zip(inner(s), (_common(warps, got), _rest(warps, got))):
-            yield from _by_warps(x, come, s)
+    if isinstance(s, If) and names_warps(s.cond):
+        known: Any = ways_of_warps(s, warps) if warps and warps_of(s.cond) else None
+        for come, part in known or [(None, x) for x in inner(s)]:
+            yield from _by_warps(part, come if come and len(runs(come)) == 1 else None, s)
         return
     yield s, warps, outer
     if not isinstance(s, (TileOp, Parallel)):
@@ -205,22 +205,8 @@ def _by_warps(s: Stmt, warps: _Warps, outer: If | None = None) -> Iterator[tuple
             yield from _by_warps(x, warps, outer)
 
 
-def _common(warps: _Warps, some: _Warps) -> _Warps:
-    if warps is None or some is None:
-        return None
-    first, end = max(warps[0], some[0]), min(sum(warps), sum(some))
-    return (first, end - first) if first < end else None
-
-
-def _rest(warps: _Warps, some: _Warps) -> _Warps:
-    """The warps that are not among `some`."""
-    if warps is None or some is None or warps[0] < some[0] and sum(some) < sum(warps):
-        return None
-    return (warps[0], some[0] - warps[0]) if warps[0] < some[0] else (sum(some), sum(warps) - sum(some))
-
-
 def _of_two(b: Buffer, warps: _Warps, first: _Warps, whole: _Warps, s: Any, where: Any) -> Exception:
-    one, two = ("the whole block" if x == whole else "some warps" if x is None else named(range(x[0], sum(x)))
+    one, two = ("the whole block" if x == whole else "some warps" if x is None else named(x)
                 for x in (warps, first))
     return error("role-fragment", f"`{b.name}` is used by {one}, and by {two}", found=f"{one} and {two}", span=s.span,
                  notes=((where.span, "used here"),))

@@ -20,7 +20,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Call, Const, Expr, For, If, Lau
                          substitute, unary, walk, with_inner, BARRIER, CLUSTER_BARRIER, SHARED)
 from tilelang.ir.record import record
 from tilelang.target.intrinsics import INTRINSICS, PURE, SYNC, WARP
-from tilelang.target.warp_groups import WARP_LANES, holds_in, runs, warps_in
+from tilelang.target.warp_groups import WARP_LANES, holds_in, runs, warps_in, ways_of_warps
 
 from ..analysis.access_table import Reach, separate
 from ..analysis.disjoint import Disjoint, Place
@@ -83,7 +83,7 @@ class _Order:
 
     def among(self, s: Stmt) -> bool:
         """Whether there are branches by warp below a statement."""
-        return any(_warp_roles(x, self.warps) for x in walk(s, If))
+        return any(come for x in walk(s, If) for come, _ in ways_of_warps(x, self.warps) or ())
 
     def written(self, s: Stmt) -> Stmt:
         """A statement with its barriers."""
@@ -94,8 +94,9 @@ class _Order:
         """Follow a statement that all of the warps reach."""
         if id(s) in self.before:
             self.pending = []
-        if (parts := _warp_roles(s, self.warps)) is not None:
-            self.roles(s, [_WarpRole(self, warps, body, len(parts) == 1) for warps, body in parts])
+        if isinstance(s, If) and (parts := ways_of_warps(s, self.warps)) is not None:
+            parts = [(come, body) for come, body in parts if come]
+            self.roles(s, [_WarpRole(self, come, body, len(parts) == 1) for come, body in parts])
             return
         self.stretch += not isinstance(s, Seq)
         if isinstance(s, Seq):
@@ -148,15 +149,6 @@ class _Order:
             for x in _meeting(one, two):
                 _check(*x)
         self.pending += roles
-
-
-def _warp_roles(s: Stmt, warps: _Warps) -> list[tuple[_Warps, Stmt]] | None:
-    """(warps, body) of the ways of a branch by warp; None for other statements."""
-    if not isinstance(s, If) or any(holds_in(s.cond, w) is None for w in warps):
-        return None
-    ways = [(tuple(w for w in warps if holds_in(s.cond, w) is want), part)
-            for want, part in zip((True, False), inner(s))]
-    return [(come, part) for come, part in ways if come]
 
 
 @record

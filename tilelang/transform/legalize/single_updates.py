@@ -16,11 +16,11 @@ from typing import Any
 from tilelang.arith import simplify
 from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import (Bind, Call, Const, Expr, For, If, Launch, Load, Seq, Stmt, Store, While, Parallel, TileOp, binary,
-                         const, contains, controls, free_vars, fresh, inner, replace, rewrite, seq, walk, with_inner, convert,
-                         FRAGMENT)
+                         const, contains, controls, free_vars, fresh, inner, is_const, replace, rewrite, seq, walk, with_inner,
+                         convert, FRAGMENT)
 
-from tilelang.target.intrinsics import INTRINSICS, PURE
-from tilelang.target.warp_groups import WARP_LANES, holds_in, warps_in
+from tilelang.target import is_pure
+from tilelang.target.warp_groups import WARP_LANES, warps_in, ways_of_warps
 
 from ..analysis.statements import BARRIERS
 from ..analysis.lane_values import WarpSets, by_warp
@@ -74,12 +74,12 @@ class _Updates:
         """s with the updates in it that all threads reach run by one thread."""
         match s:
             case If() if by_warp(s.cond):
-                around = self.warps
-                then, orelse = (x and self.of_warps(x, tuple(w for w in around if holds_in(s.cond, w) is taken))
-                                for x, taken in ((s.then, True), (s.orelse, False)))
+                around, done = self.warps, dict[int, Stmt]()
+                for self.warps, part in ways_of_warps(s, around) or ():
+                    done[id(part)] = self.stmt(part) if self.warps else part
                 self.warps = around
-                return s if then is s.then and orelse is s.orelse else replace(s, then=then, orelse=orelse)
-            case If() | While() | For() if any(map(self.d.divergent, controls(s))) or isinstance(s, If) and _by_lane(s.cond):
+                return with_inner(s, lambda x: done.get(id(x), x))  # type: ignore[no-any-return]
+            case If() | For() | While() if any(map(self.d.divergent, controls(s))) or isinstance(s, If) and _by_lane(s.cond):
                 return s
             case Seq() | If() | For() | While():
                 return with_inner(s, self.stmt)  # type: ignore[no-any-return]
@@ -88,18 +88,13 @@ class _Updates:
                 return s if outside or any(map(self.d.divergent, s.indices)) else self.once(s)
         return s
 
-    def of_warps(self, s: Stmt, warps: tuple[int, ...]) -> Stmt:
-        """A way of a branch that these warps take."""
-        self.warps = warps
-        return self.stmt(s) if warps else s
-
     def once(self, s: Store) -> Stmt:
         """The update by the first thread of the block, or of the warp role around. What it reads of fragments is read before,
         by all threads together."""
         blocks = {v for v, n in zip(self.launch.block_vars, map(convert, self.launch.grid))
                   if not (isinstance(n, Const) and n.value == 1)} - set(s.indices)  # an index of its own: an element of its own
         shared = s.buffer.scope_name.startswith("shared")
-        if self.d.divergent(s.value) or not _is_pure(s.value) or blocks and not shared:
+        if self.d.divergent(s.value) or not all(is_pure(x.op) for x in walk(s.value, Call)) or blocks and not shared:
             threads = min(self.launch.num_threads, len(self.warps) * WARP_LANES)
             of, once = self.among, "write it" if shared else "T.atomic_add"
             raise _fault(s, threads, f"the {threads} threads of the {of}", f"to change it once for the {of}, {once} under `if "
@@ -129,10 +124,6 @@ class _Updates:
 def _by_lane(e: Expr) -> bool:
     """Whether an expression holds calls whose result differs between threads."""
     return any(x.op not in BARRIERS for x in walk(e, Call))
-
-
-def _is_pure(e: Expr) -> bool:
-    return all((row := INTRINSICS.get(x.op)) is not None and row.effect == PURE for x in walk(e, Call))
 
 
 def _check(s: Stmt | None, sets: WarpSets, reached: Any, read: set[Any], here: Any = True) -> None:
@@ -176,11 +167,5 @@ def _fault(s: Store, threads: int, who: str, once: str) -> Exception:
 
 def _rereads(s: Store) -> bool:
     """Whether a store's value is computed from the element that it replaces."""
-    return any(e.buffer is s.buffer and all(map(_equal, e.indices, s.indices)) for e in walk(s.value, Load))
-
-
-def _equal(a: Expr, b: Expr) -> bool:
-    if a is b:
-        return True
-    d = simplify(binary("sub", a, b)) if a.dtype == b.dtype else None
-    return isinstance(d, Const) and d.value == 0
+    return any(e.buffer is s.buffer and all(a is b or a.dtype == b.dtype and is_const(simplify(a - b), 0) for a, b in zip(
+        e.indices, s.indices)) for e in walk(s.value, Load))

@@ -27,6 +27,7 @@ from typing import Any
 from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Continue, Evaluate, Expr, For, If, Launch, Load, Seq,
                          Stmt, Store, Var, While, const, contains, controls, free_vars, fresh, load, logical, replace, seq,
                          substitute, unary, walk, with_inner, GLOBAL, SHARED, VARIABLE)
+from tilelang.target.warp_groups import names_warps
 
 from ..analysis.divergence import Divergence
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -40,7 +41,7 @@ def split_warp_role_branches(n: Launch, cx: PassContext) -> Any:
     Not split are branches with statements other than assignments, calls, branches and loops, and branches with a loop that
     exchanges values and is left early or has a bound that differs between threads.
     """
-    return with_inner(n, _Splitter(n).stmt) if any(x.op == "in_warp_groups" for x in walk(n.body, Call)) else None
+    return with_inner(n, _Splitter(n).stmt) if names_warps(n.body) else None
 
 
 class _Splitter:
@@ -57,7 +58,7 @@ class _Splitter:
         if isinstance(s, Store) and self.crosses(s):
             value = fresh(f"moved_{s.buffer.name}", s.value.dtype)
             return seq(Bind(value, s.value, span=s.span), replace(s, value=value), span=s.span)
-        if not isinstance(s, If) or any(isinstance(x, Call) and x.op == "in_warp_groups" for x in walk(s.cond)):
+        if not isinstance(s, If) or names_warps(s.cond):
             return s
         if self.divergence.divergent(s.cond):
             return self.parted(s)
@@ -66,8 +67,8 @@ class _Splitter:
     def asks_first(self, s: If | For | While) -> bool:
         """Whether s holds warp roles, and its uniform condition or bound reads memory to which they may store."""
         return any(isinstance(n, Load) and (n.buffer.scope_name in SHARED or n.buffer.data in self.written)
-                   for e in controls(s) for n in walk(e)) and not any(map(self.divergence.divergent, controls(s))) and any(
-                       isinstance(n, Call) and n.op == "in_warp_groups" for n in walk(s))
+                   for e in controls(s) for n in walk(e)) and not any(
+                       map(self.divergence.divergent, controls(s))) and names_warps(s)
 
     def crosses(self, s: Store) -> bool:
         """Whether a store's value is read from another element of the stored buffer, where another thread may store."""
@@ -109,9 +110,8 @@ class _Splitter:
         """Whether all threads can run a loop around the conditions: no bound depends on values of the branch."""
         if isinstance(loop, While) or loop.kind not in ("serial", "unroll"):
             return False
-        bounds = loop.start, loop.extent
         return not any(isinstance(x, (Break, Continue)) for x in walk(loop.body)) and not any(
-            self.divergence.divergent(e) or contains(e, Load, Call) or free_vars(e) & own for e in bounds)
+            self.divergence.divergent(e) or contains(e, Load, Call) or free_vars(e) & own for e in controls(loop))
 
     def ways(self, s: If, pred: Expr | None) -> list[Stmt]:
         """Both arms of a branch that the threads with pred reach (None: all threads)."""

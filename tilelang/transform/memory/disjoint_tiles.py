@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Call, Evaluate, For, Launch, Parallel, Stmt, TileOp, Var, inner, walk, with_options, FRAGMENT,
-                         SHARED)
+from tilelang.ir import Alloc, Evaluate, For, Launch, Parallel, Stmt, TileOp, Var, inner, walk, with_options, FRAGMENT, SHARED
+from tilelang.target.warp_groups import names_warps
 
 from ..analysis.effects import effects, own_effects
 from ..analysis.liveness import Liveness
@@ -31,8 +31,7 @@ def disjoint_tiles(launch: Launch, cx: PassContext) -> Launch:
     most = max((max(n[1]) + 1 if stages is None else stages for stages, n in loops), default=1)  # type: ignore[index]
     fragments = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.scope_name == FRAGMENT and s.buffer.is_static]
     tiled, staged = (sum(b.size * b.dtype.bytes for b in some) for some in (tiles, fragments))
-    if off or 2 * (tiled * max(most, 1) + staged) <= int(limit or 0) or launch.plan.by_hand or any(
-            x.op == "in_warp_groups" for x in walk(launch.body, Call)):
+    if off or 2 * (tiled * max(most, 1) + staged) <= int(limit or 0) or launch.plan.by_hand or names_warps(launch.body):
         return launch
     life = Liveness(launch.body)
     meets, bit = _meeting(life, launch.body), life.bit

@@ -19,11 +19,11 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.ir import (Bind, Call, Const, Continue, Evaluate, For, If, Launch, Load, Seq, Stmt, Store, Var, While, call,
-                         const, fresh, jumps_of, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, with_inner,
-                         SHARED)
+                         const, fresh, inner, jumps_of, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk,
+                         with_inner, SHARED)
 from tilelang.ir.record import record
 from tilelang.ops.tma_store import GROUP_BARRIERS
-from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, moved, warps_of
+from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, moved, runs, warps_in, warps_of, ways_of_warps
 
 from ..analysis.effects import effects, written_globals
 from ..analysis.statements import barrier
@@ -145,8 +145,7 @@ class WarpRoleSync:
         """Whether a statement with warp roles touches memory outside of them."""
         if _warps_of(s) is not None:
             return False
-        inner = [x for f in ("body", "then", "orelse") if isinstance(x := getattr(s, f, None), Stmt)]
-        return any(p.touches for x in inner for p in self.pieces(stmts_of(x)))
+        return any(p.touches for x in inner(s) for p in self.pieces(stmts_of(x)))
 
     def block(self, launch: Launch, s: Stmt) -> list[Stmt]:
         """The statement s with its barriers, as the body of a block."""
@@ -167,16 +166,8 @@ class WarpRoleSync:
 
     def branches(self, s: Any) -> Stmt:
         """Place the barriers of a branch by warp role."""
-        first, count = warps_of(s.cond) or (0, 0)
-        warps = self.launch.num_threads // WARP_LANES
-        others = (0, first) if first else (count, warps - count)
-        done: list[Stmt | None] = []
-        for k, (branch, (start, n)) in enumerate(((s.then, (first, count)), (s.orelse, others))):
-            if branch is None or (k == 0 and not _touches_alone(branch)):
-                done.append(branch)
-                continue
-            done.append(self.branch(branch, start, n))
-        return replace(s, then=done[0], orelse=done[1])
+        roles = {id(x): role for role, x in _roles(s, self.launch) if x is s.orelse or _touches_alone(x)}
+        return with_inner(s, lambda x: self.branch(x, *roles[id(x)]) if id(x) in roles else x)  # type: ignore[no-any-return]
 
     def branch(self, branch: Stmt, start: int, n: int) -> Stmt:
         threads, low = n * WARP_LANES, start * WARP_LANES
@@ -251,16 +242,17 @@ class WarpRoleSync:
         return got
 
 
+def _roles(s: If, launch: Launch) -> list[tuple[tuple[int, int], Stmt]]:
+    """((first, count) of the warps that take it, the statement) for the ways of a branch by warp role."""
+    return [(runs(come)[0], part) for come, part in (warps_of(s.cond) and ways_of_warps(s, warps_in(launch))) or () if come]
+
+
 def _numbers(launch: Launch) -> dict[tuple[int, int], int]:
     """A named barrier for each warp role of several warps, by (first, count), as far as there are any: 1 + the number of its
     first warp group where that is free."""
     used = launch.plan.barrier_numbers  # by the user's own calls (lower_manual_warp_roles.py)
     free = [k for k in NUMBERS if k not in used]
-    sets = {got for x in walk(launch.body, If) if (got := warps_of(x.cond)) is not None}
-    end = launch.num_threads // WARP_LANES
-    for x in walk(launch.body, If):
-        if x.orelse is not None and (got := warps_of(x.cond)) is not None:
-            sets.add((0, got[0]) if got[0] else (got[1], end - got[1]))
+    sets = {role for x in walk(launch.body, If) for role, _ in _roles(x, launch)}
     out: dict[tuple[int, int], int] = {}
     for first, count in sorted(sets):
         own = first // PER_GROUP + 1
