@@ -166,7 +166,7 @@ class WarpRoleSync:
 
     def branches(self, s: Any) -> Stmt:
         """Place the barriers of a branch by warp role."""
-        roles = {id(x): role for role, x in _roles(s, self.launch) if x is s.orelse or _touches_alone(x)}
+        roles = {id(x): role for role, x in _warp_roles(s, self.launch) if x is s.orelse or _touches_alone(x)}
         return with_inner(s, lambda x: self.branch(x, *roles[id(x)]) if id(x) in roles else x)  # type: ignore[no-any-return]
 
     def branch(self, branch: Stmt, start: int, n: int) -> Stmt:
@@ -242,7 +242,7 @@ class WarpRoleSync:
         return got
 
 
-def _roles(s: If, launch: Launch) -> list[tuple[tuple[int, int], Stmt]]:
+def _warp_roles(s: If, launch: Launch) -> list[tuple[tuple[int, int], Stmt]]:
     """((first, count) of the warps that take it, the statement) for the ways of a branch by warp role."""
     return [(runs(come)[0], part) for come, part in (warps_of(s.cond) and ways_of_warps(s, warps_in(launch))) or () if come]
 
@@ -252,7 +252,7 @@ def _numbers(launch: Launch) -> dict[tuple[int, int], int]:
     first warp group where that is free."""
     used = launch.plan.barrier_numbers  # by the user's own calls (lower_manual_warp_roles.py)
     free = [k for k in NUMBERS if k not in used]
-    sets = {role for x in walk(launch.body, If) for role, _ in _roles(x, launch)}
+    sets = {role for x in walk(launch.body, If) for role, _ in _warp_roles(x, launch)}
     out: dict[tuple[int, int], int] = {}
     for first, count in sorted(sets):
         own = first // PER_GROUP + 1
