@@ -298,7 +298,7 @@ def test_sums_of_two_levels_inside_a_loop():
     got = run_device(low, {"A": a, "B": b, "S": s, "C": np.zeros((320, 64), np.float32)}).outputs["C"]
     assert np.array_equal(got, (a.astype(np.float64) * s.repeat(128, 1)) @ b.astype(np.float64).T)
     wide = lower(scaled(128, 256, tiles=3, threads=256, stages=4).func, SM90).kernels[0].launch
-    assert wide.plan.overlap.startswith("chunks of a GEMM alternate") and any(
+    assert wide.plan.overlap.startswith("wgmma in flight") and any(
         "in 2 chunks of 128 columns" in line for line in wide.plan.report)
 
 

@@ -1,4 +1,4 @@
-"""Values that each step loads by itself come for several steps at once, in a ring that turns more slowly."""
+"""Scales that a loop reads for a row and a step come in tiles of several steps."""
 
 import re
 
@@ -9,16 +9,14 @@ import pytest
 import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.errors import TileLangError
-from tilelang.ir import Evaluate, For, Launch, binary, const, replace, rewrite, seq, stmts_of, walk
+from tilelang.ir import Evaluate, Launch, binary, const, replace, rewrite, seq, walk
 from tilelang.ir.buffer import AddressOf, Load
 from tilelang.ir.expr import Call
 from tilelang.ops import Copy
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
-from tilelang.transform.schedule import rings
-from tilelang.transform.schedule import specialize_warps
-from tilelang.transform.schedule import prefetch_scales as prefetch_scales
+from tilelang.transform.legalize import staged_reads
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, legalized, lower
 from tilelang.transform.legalize.given_boxes import unaligned_columns
@@ -104,10 +102,11 @@ def wanted(x, bm=64, bk=128, turned=False, first=0, counts=None):
 
 
 def tile_of(low):
-    """(shape, stages) of the tile of several steps; None where there is none."""
-    shapes = [(b.name, x) for b, x in low.kernels[0].launch.plan.shared_offsets if "_steps" in b.name]
-    full = [b for b, _ in low.kernels[0].launch.plan.shared_offsets if b.name.endswith("_steps_full")]
-    return None if not shapes else (re.sub(r"_steps.*", "", shapes[0][0]), full[0].shape[0])
+    """(steps of a tile of several, its stages); None where there is none."""
+    launch = low.kernels[0].launch
+    stages = dict(launch.plan.stages or ()).get("S_steps")
+    (size,) = [b.size for b, _ in launch.plan.shared_offsets if b.name == "S_steps"] or [0]
+    return None if stages is None else (size // stages // 64, stages)
 
 
 def verdict(low):
@@ -126,7 +125,7 @@ def test_every_schedule_reads_the_values_of_its_step(form, steps, where):
     """Values that the sums read behind the GEMM were loaded there, each from memory while the tensor cores waited."""
     o = {**SCHEDULES[form], "where": where, "k": 128 * steps, "columns": 12}
     low = compiled(scaled(**o))
-    assert tile_of(low) == ("S_4", rings.SLOW_STAGES) and verdict(low).startswith("ordered:")
+    assert tile_of(low) == (4, o.get("stages", 3)) and verdict(low).startswith("ordered:")
     x = inputs(n=o.get("n", 64), k=o["k"], columns=12)
     assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))
 
@@ -147,7 +146,7 @@ def test_rows_that_are_contiguous(form):
     """S[step, row]: eight rows of the tensor are a tile in panels."""
     o = {**SCHEDULES[form], "m": 128, "k": 128 * 11, "turned": True}
     low = compiled(scaled(**o))
-    assert tile_of(low) == ("S_8", rings.SLOW_STAGES) and verdict(low).startswith("ordered:")
+    assert tile_of(low) == (8, o.get("stages", 3)) and verdict(low).startswith("ordered:")
     x = inputs(m=128, n=o.get("n", 64), k=o["k"], turned=True)
     assert np.array_equal(run_device(low, x).outputs["C"], wanted(x, turned=True))
 
@@ -156,14 +155,14 @@ def test_rows_that_are_contiguous(form):
 def test_sixteen_bytes_of_a_row(scale, steps):
     x = inputs(k=128 * 18, scale=scale, columns=32)
     low = compiled(scaled(k=128 * 18, scale=scale, columns=32))
-    assert tile_of(low) == (f"S_{steps}", rings.SLOW_STAGES)
+    assert tile_of(low) == (steps, 3)
     assert np.array_equal(run_device(low, x).outputs["C"], wanted(x))
 
 
 @pytest.mark.parametrize("form", ["chain", "plain"])
 @pytest.mark.parametrize("counts, tiles", [("by", 7), ("read", 6)])
 def test_persistent_loops_of_unequal_lengths(counts, tiles, form):
-    """A block's tiles have other numbers of steps, none and less than a stage's among them: the ring goes on where it stood."""
+    """A block's tiles have other numbers of steps, none and less than a tile's among them: the ring goes on where it stood."""
     o = {**SCHEDULES[form], "m": 64 * tiles, "k": 128 * 10, "columns": 12, "counts": counts}
     n = o.get("n", 64)
     steps = list(range(tiles)) if counts == "by" else [5, 0, 1, 10, 4, 2]
@@ -174,7 +173,7 @@ def test_persistent_loops_of_unequal_lengths(counts, tiles, form):
 
 
 def test_tiles_of_one_length():
-    """3 stages a tile of 10 steps, two in the ring: the second tile starts in the other stage."""
+    """10 steps of an output tile, 3 stages: the second one starts in another stage."""
     low = compiled(scaled(m=64 * 5, k=1280, columns=12), **{"tl.persistent": 2})
     x = inputs(m=64 * 5, k=1280, columns=12)
     assert tile_of(low) and np.array_equal(run_device(low, x).outputs["C"], wanted(x))
@@ -192,7 +191,7 @@ def test_clusters_share_the_tile():
 def test_a_tile_of_scales_does_not_keep_a_loop_from_more_stages():
     """It did: tiles of 128 x 128 waited for their loads with the three stages that the program asks for."""
     low = compiled(scaled(m=4096, n=4096, k=4096, bm=128, bn=128, threads=256, columns=32))
-    assert tile_of(low) == ("S_4", rings.SLOW_STAGES) and dict(low.kernels[0].launch.plan.stages)["As"] == 4
+    assert tile_of(low) == (8, 4) and dict(low.kernels[0].launch.plan.stages)["As"] == 4  # 128 rows of 4 steps
 
 
 def test_values_that_the_program_starts_at_a_later_column():
@@ -255,7 +254,7 @@ def test_the_last_shared_memory_is_not_taken(monkeypatch):
     program = scaled(k=2048, turned=True, stages=14)
     low = compiled(program)
     assert not tile_of(low) and verdict(low).startswith("ordered:")
-    monkeypatch.setattr(specialize_warps._WarpRoles, "_room", lambda self: None)
+    monkeypatch.setattr(staged_reads, "_fits", lambda *_: True)
     low = compiled(program)
     assert not tile_of(low) and "in_warp_groups" in {x.op for x in walk(low.kernels[0].launch) if isinstance(x, Call)}
     assert any("compiled without scale prefetch" in line for line in low.kernels[0].launch.plan.report)
@@ -264,46 +263,24 @@ def test_the_last_shared_memory_is_not_taken(monkeypatch):
 # ---- the rewriting itself --------------------------------------------------------------------------------------------
 
 
-def tiled(program):
-    """(the launch before, after, what was made of its loop)."""
-    func = legalized(program.func, SM90)
-    (launch,) = [x for x in walk(func.body) if isinstance(x, Launch)]
-    (loop,) = [x for x in stmts_of(launch.body) if isinstance(x, For)]
-    got = prefetch_scales.prefetch_scales(launch, loop, PassContext(SM90))
-    return func, launch, got
-
-
 @pytest.mark.parametrize("turned, steps, shape", [(False, 4, (64, 4)), (True, 8, (8, 64))])
 def test_the_program_stays_what_it_was(turned, steps, shape):
-    """With the tile copied in every step, as the interpreter of tile programs runs it."""
-    program = scaled(m=128, k=1200, columns=12, turned=turned)
-    func, launch, (after, loop) = tiled(program)
-    (copy,) = [x for x in walk(loop) if isinstance(x, Copy) and x.plan.iterations > 1]
-    assert copy.plan.iterations == steps and copy.dst.buffer.shape == shape and not unaligned_columns(copy.src, {})
-    assert any(isinstance(x, Load) and x.buffer is copy.dst.buffer for x in walk(loop))
+    """As the interpreter of tile programs runs it."""
+    func = staged_reads.staged_reads(legalized(scaled(m=128, k=1200, columns=12, turned=turned).func, SM90), PassContext(SM90))
+    (copy,) = [x for x in walk(func.body) if isinstance(x, Copy) and x.dst.buffer.name == "S_steps"]
+    assert copy.dst.buffer.shape == shape and not unaligned_columns(copy.src, {})
+    assert any(isinstance(x, Load) and x.buffer is copy.dst.buffer for x in walk(func.body))
     x = inputs(m=128, k=1200, columns=12, turned=turned)
-    new = replace(func, body=rewrite(func.body, lambda s: after if s is launch else None))
-    assert np.array_equal(run_tile(new, x)["C"], wanted(x, turned=turned))
+    assert np.array_equal(run_tile(func, x)["C"], wanted(x, turned=turned))
 
 
 def test_which_programs_are_asked():
     cx = PassContext(SM90)
-    assert prefetch_scales.may_prefetch_scales(scaled().func, cx) and not prefetch_scales.may_prefetch_scales(
+    assert staged_reads.may_have_scales(scaled().func, cx) and not staged_reads.may_have_scales(
         scaled().func, PassContext(SM90, OFF))
-    assert not prefetch_scales.may_prefetch_scales(scaled(where="condition").func, PassContext(Target({"kind": "cuda",
+    assert not staged_reads.may_have_scales(scaled(where="condition").func, PassContext(Target({"kind": "cuda",
                                                                                                  "arch": "sm_80"})))
-    assert prefetch_scales.ATOM_ROWS == 8 and prefetch_scales.MOST_STEPS == 16
-
-
-def test_the_ring_turns_once_for_its_steps():
-    """Waited for at the first step of a stage, given back at the last one and at the end of the loop."""
-    text = print_kernel(compiled(scaled(m=256, n=256, k=128 * 9, bn=256, columns=12)).kernels[0])
-    assert "tl::mbarrier_arrive_expect_tx(&S_4_steps_full[(ko >> 2) & 1], 1024u)" in text
-    loop = text[text.rindex("for (int ko"):]
-    assert re.search(r"if \(\(\(ko \+ 1\) & 3\) == 0\) \{\s*tl::mbarrier_wait\(&S_4_steps_full", loop)
-    assert re.search(r"if \(\(\(ko \+ 1\) & 3\) == 3 \|\| ko \+ 1 == 8\) \{\s*tl::fence_proxy_async\(\);", loop)
-    text = print_kernel(compiled(scaled(m=256, n=256, k=128 * 8, bn=256)).kernels[0])
-    assert re.search(r"if \(\(\(ko \+ 1\) & 3\) == 3\) \{\s*tl::fence_proxy_async\(\);", text)
+    assert staged_reads.ATOM_ROWS == 8 and staged_reads.MOST_STEPS == 16
 
 
 # ---- planted faults --------------------------------------------------------------------------------------------------
@@ -332,7 +309,7 @@ def twice(op, name):
     return lambda launch: rewrite(launch, lambda x: seq(x, x) if on(x, op, name) else None)
 
 
-FULL, EMPTY = "S_4_steps_full", "S_4_steps_empty"
+FULL, EMPTY = "S_steps_As_Bs_full", "S_steps_As_Bs_empty"
 FAULTS = {
     "consumers do not wait": dropped("mbarrier_wait", FULL), "the producer does not wait": dropped("mbarrier_wait", EMPTY),
     "nothing is given back": dropped("mbarrier_arrive", EMPTY), "no fence of the readers": without_fences,
@@ -344,8 +321,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def sound():
-    """A block's two tiles of 16 steps each, as verify_sync gets them.  More stages than the two of the slow ring are steps:
-    with fewer the other ring holds the producer back before this one has to."""
+    """A block's two tiles of 16 steps each, as verify_sync gets them."""
     passes = [p for p in (*TILE_PASSES, *DEVICE_PASSES) if p is not verify_sync]
     func = run_passes(scaled(m=128, k=2048, stages=9).func, passes, PassContext(SM90, {"tl.persistent": 1}))
     launch = launch_of(func)
@@ -379,6 +355,6 @@ def rewrite_launch(func, launch, new):
 @pytest.mark.parametrize("bn, threads, stages", [(256, 256, 4), (128, 256, 6)])
 def test_nothing_is_serialised_or_spilt(bn, threads, stages):
     (kernel,) = compiled(scaled(m=4096, n=4096, k=4096, bm=128, bn=bn, threads=threads, stages=stages)).kernels
-    assert "S_4_steps" in print_kernel(kernel)
+    assert "S_steps" in print_kernel(kernel)
     cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
     assert cubin.spills == 0 and not re.findall(r"C75\d\d", cubin.log), cubin.log

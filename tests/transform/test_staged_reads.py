@@ -79,5 +79,5 @@ def test_scales_of_rows_and_steps_were_loaded_behind_the_product(rows: int):
     np.testing.assert_array_equal(c, want)
     text = print_kernel(lower(f.func, Target(SM90)).kernels[0])
     loop = re.sub("//.*", "", text[text.rindex("for (int k = 0"):])
-    assert 0 < loop.index("S_4_steps[") < loop.index("wgmma_m64")
+    assert 0 < loop.index("W_1 = W[") < loop.index("wgmma_m64") < loop.index("S_steps[") < loop.index("wgmma_wait")
     assert loop.count("S_row[r] = ") == 1 and re.search(r"\bV\[", loop) and not re.search(r"\bS\[", loop)

@@ -17,9 +17,9 @@ from .framework.pass_ import DEVICE, PassContext, PassFn, pass_, run_passes
 from .framework.scope import plan_only
 from .legalize.aliasing import overlapping
 from .legalize.hopper_features import hopper
+from .legalize.staged_reads import may_have_scales
 from .lower.device_program import LoweredProgram, split_host
 from .memory.fewer_stages import fewer_stages
-from .schedule.prefetch_scales import may_prefetch_scales
 from .verify_sync.plan import follows
 
 log = logging.getLogger("tilelang.transform")
@@ -221,7 +221,7 @@ def _schedules(func: Func, cx: PassContext) -> Iterator[tuple[str, dict[str, Any
     seen: list[Any] = []
     for given_up, changes in _PLAINER:
         it = replace(cx, config={**cx.config, **changes})
-        what = (hopper(it), may_prefetch_scales(func, it), it.option(PassConfigKey.TL_ENABLE_ASYNC_COPY))
+        what = (hopper(it), may_have_scales(func, it), it.option(PassConfigKey.TL_ENABLE_ASYNC_COPY))
         if what not in seen:
             seen.append(what)
             yield given_up, changes

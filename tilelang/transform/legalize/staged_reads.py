@@ -10,18 +10,27 @@ loaded in front of it:
     gemm(a, b, p)                             ->     for i in T.Parallel(128): S_row[i] = S[m + i, k]
     for i, j in T.Parallel(128, 128):                gemm(a, b, p)
         c[i, j] += p[i, j] * S[m + i, k]             for i, j in T.Parallel(128, 128): c[i, j] += p[i, j] * S_row[i]
+
+Such scales of rows are read from tiles of several steps (scale prefetch): a load of one scale of each row touches as many cache
+lines, and these loads compete with the MMAs for the unit that serves shared memory.  TMA moves at least 16 bytes of a row:
+
+    for i in T.Parallel(128):                 ->     copy(S[m : m + 128, k // 4 * 4 : k // 4 * 4 + 4], S_steps)
+        S_row[i] = S[m + i, k]                       for i in T.Parallel(128): S_row[i] = S_steps[i, k % 4]
+
+Values that are the same for all rows are not changed: they take one access per warp.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Launch, Load, Parallel, Region, Stmt, Store, Var, const,
-                         free_vars, fresh, load, replace, rewrite, rewrite_stmts, seq, stmts_of, walk, with_options, DYNAMIC,
-                         FRAGMENT, GLOBAL, SHARED)
+from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, const,
+                         convert, free_vars, fresh, load, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk,
+                         with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_unsupported
 from tilelang.target.machine import REGISTERS, RESERVED_SHARED
@@ -30,13 +39,22 @@ from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.effects import effects
 from ..analysis.statements import bound_by
 from ..analysis.pipeline_loops import is_pipelined, ring_stages
-from ..analysis.vectorize import bound_divisors
+from ..analysis.vectorize import bound_divisors, stride_along
+from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .hopper_features import hopper
 from .given_boxes import unaligned_columns
 from ..analysis.pipeline_schedule import inlined_binds, tile_read
 
 LEAST_BYTES = 4096  # of a tile: what is smaller waits for the loads of few lanes
+ATOM_ROWS, MOST_STEPS = 8, 16  # steps of a tile of scales: where rows are contiguous, the rows of one swizzle atom; at most
+
+
+def may_have_scales(func: Func, cx: PassContext) -> bool:
+    """Whether a program, as the user wrote it, may get tiles of scales."""
+    return hopper(cx).warp_roles and bool(cx.option(PassConfigKey.TL_SCALE_PREFETCH)) and any(
+        isinstance(s, Parallel) and any(x.buffer.scope_name == GLOBAL for x in walk(s.body, Load))
+        for loop in walk(func.body, For) if loop.plan.num_stages for s in stmts_of(loop.body))
 
 
 @pass_(needs=TILE, of=Launch, when=lambda cx: hopper(cx).warp_roles)
@@ -56,7 +74,10 @@ def staged_reads(launch: Launch, cx: PassContext) -> Launch:
         body = [y for x in stmts_of(s.body) for y in (tiles.read(x) if isinstance(x, Parallel) else [x])]
         if tiles.made and not _fits(launch, s, cx, tiles.made):
             tiles.made, body = [], list(stmts_of(s.body))
-        body = tiles.ahead(body, s.var)
+        body, shared = tiles.ahead(body, s.var), list(tiles.made)
+        if cx.option(PassConfigKey.TL_SCALE_PREFETCH):
+            scaled = tiles.of_steps(body, s)
+            body, tiles.made = (scaled, tiles.made) if _fits(launch, s, cx, tiles.made) else (body, shared)
         made.extend(tiles.made)
         return replace(s, body=seq(*body, span=s.body.span))
 
@@ -74,7 +95,8 @@ def _fits(launch: Launch, loop: For, cx: PassContext, made: list[Buffer]) -> boo
     registers = sum(b.size * b.dtype.bits // 32 for b in allocs if b.scope_name == FRAGMENT) + \
         REGISTERS.plain_loop * launch.num_threads
     blocks = max(1, min(limits.shared_per_sm // own, limits.registers_per_sm // registers))
-    return limits.shared_per_sm // (own + stages * sum(b.size * b.dtype.bytes for b in made)) >= blocks
+    more = sum(b.size * b.dtype.bytes for b in made if b.scope_name in SHARED)
+    return limits.shared_per_sm // (own + stages * more) >= blocks
 
 
 class _Tiles:
@@ -97,7 +119,7 @@ class _Tiles:
                 return None
             along, mins = place
             if (key := (x.buffer, *place)) not in found:
-                found[key] = self.copied(x, [sizes.get(v, 1) for v in along], mins)
+                found[key] = self.copied(x, [sizes.get(v, 1) for v in along], mins, "tile", LEAST_BYTES)
             got = found[key]
             return None if got is None else load(got[0], tuple(v for v in along if v in sizes), span=x.span)
 
@@ -138,17 +160,47 @@ class _Tiles:
         rest = [changed(s) for s in body[at:]]
         return [*body[:at], *(s for _, s in loads.values()), *rest]
 
+    def of_steps(self, body: Sequence[Stmt], loop: For) -> list[Stmt]:
+        """The body whose loops in front of its first GEMM read scales of a row and step from tiles of several steps."""
+        at, tiles = next(n for n, s in enumerate(body) if isinstance(s, Gemm)), dict[Any, tuple[Buffer, Copy]]()
+        k, start, extent = loop.var, convert(loop.start), convert(loop.extent)
+        done = self.analyzer.simplify(k - start)
+
+        def scale(s: Parallel, x: Any) -> Expr | None:
+            along, mins = self.place(x, s.vars) or ((), ())
+            strides, rows = [stride_along(m, k, self.analyzer) for m in mins], [d for d, v in enumerate(along) if v is not None]
+            if len(rows) != 1 or strides.count(1) != 1 or strides.count(0) != len(mins) - 1 or strides[rows[0]] != 0:
+                return None
+            step, row, size = strides.index(1), rows[0], s.extents[s.vars.index(along[rows[0]])]
+            n = max(2, 128 // math.gcd(x.dtype.bits, 128)) if step == len(mins) - 1 else ATOM_ROWS
+            if not isinstance(size, Const) or n > MOST_STEPS or isinstance(extent, Const) and int(extent.value) < n:
+                return None
+            sizes = [{step: n, row: int(size.value)}.get(d, 1) for d in range(len(mins))]
+            if (key := (x.buffer, tuple(sizes), mins)) not in tiles:
+                first = self.analyzer.simplify(substitute(mins[step], {k: start + done // n * n}))
+                got = self.copied(x, sizes, (*mins[:step], first, *mins[step + 1:]), "steps")
+                if got is None:
+                    return None
+                tiles[key] = got
+            return load(tiles[key][0], tuple(done % n if d == step else along[row] for d in sorted((step, row))), span=x.span)
+
+        new = [rewrite(s, partial(scale, s), Load) if isinstance(s, Parallel) else s for s in body[:at]]
+        self.made += [b for b, _ in tiles.values()]
+        return [*(c for _, c in tiles.values()), *new, *body[at:]]
+
     def place(self, x: Load, ways: Iterable[Var]) -> tuple[tuple[Any, ...], tuple[Expr, ...]] | None:
         """See `tile_read`; None also for tensors that the kernel writes, and outside of which not 0 is read."""
         out = x.buffer.scope_name != GLOBAL or x.buffer.data in self.written
         return None if out else tile_read(x, ways, self.inline, self.private, self.analyzer)
 
-    def copied(self, x: Load, sizes: list[int], mins: tuple[Expr, ...]) -> tuple[Buffer, Copy] | None:
-        """The tile of a load and the copy that fills it; None where TMA cannot load it or it is small."""
+    def copied(self, x: Load, sizes: list[int], mins: tuple[Expr, ...], what: str,
+               least: int = 0) -> tuple[Buffer, Copy] | None:
+        """The tile of a load and the copy that fills it; None where TMA cannot load it or it has less than `least` bytes."""
         shape = tuple(n for n in sizes if n > 1)
-        if len(shape) != 2 or math.prod(shape) * x.dtype.bits // 8 < LEAST_BYTES:
+        if len(shape) != 2 or math.prod(shape) * x.dtype.bits // 8 < least:
             return None
-        tile, src = Buffer(f"{x.buffer.name}_tile", shape, x.dtype, DYNAMIC, span=x.span), Region(x.buffer, mins, tuple(sizes))
+        tile = Buffer(f"{x.buffer.name}_{what}", shape, x.dtype, DYNAMIC, span=x.span)
+        src = Region(x.buffer, mins, tuple(sizes))
         copy = Copy(src, Region(tile, (const(0), const(0)), shape, span=x.span), span=x.span)
         copy = with_options(copy, unaligned_columns=unaligned_columns(src, self.facts) or None)
         return None if tma_unsupported(copy, hopper(self.cx).strides) else (tile, copy)

@@ -1,7 +1,7 @@
 """Chooses the schedule of the consumer warp groups for a pipelined loop whose tiles a producer loads.
 
-The schedules are: an order in which GEMMs run under other statements (loop_order.py); GEMMs that clear one accumulator in
-turn, each under the promotion of the one before (`PromotedGemms`); or the loop as it stands, with waits and releases.
+The schedules are: an order in which GEMMs run under other statements (loop_order.py); a GEMM into two accumulators in turn,
+each under the promotion of the one before (`promoted_gemm`); or the loop as it stands, with waits and releases.
 emit.py writes the code.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tilelang.ir import Buffer, Var, free_vars, is_const, FRAGMENT
-from tilelang.ir.record import record
+from tilelang.ir import Buffer, free_vars, is_const, FRAGMENT
 from tilelang.ops import Gemm
-from tilelang.target.machine import REGISTERS
+from tilelang.target.machine import REGISTERS, consumer_registers
 
-from ..analysis.effects import fills_whole
 from ..analysis.pipeline_loops import scheduled_lists, wanted_stages
+from ..analysis.liveness import Uses
 from ..analysis.pipeline_schedule import violations
 from ..analysis.simulate_loop import Event, RingUse, Wait
 from ..framework.config import PassConfigKey
@@ -29,8 +28,8 @@ def items_of(r: WarpRoleLoop) -> LoopItems:
     """The items that the consumers of a loop run."""
     items = r.body.items
     own = [i for i in range(len(items)) if i not in r.loads]
-    rings = [RingUse(users_of(r, x), x.bytes(items), r.stages) for x in r.rings if x.iterations == 1]
-    loaded = {items[i].stmt.dst.buffer.data for i in r.loads}  # type: ignore[attr-defined]
+    rings = [RingUse(users_of(r, x), x.bytes(items), r.stages) for x in r.rings]
+    loaded = {b.data for b in r.filled}
     versions = {**r.made, **{e.storage: r.stages for i in own for e in items[i].effects if e.writes and e.storage in loaded}}
     out = LoopItems(items, own, r.groups, r.used_outside, rings, _asked(r, own), versions)
     out.beside = r.beside
@@ -53,9 +52,8 @@ def _asked(r: WarpRoleLoop, own: list[int]) -> tuple[Event, ...]:
 
 def users_of(r: WarpRoleLoop, ring: Ring) -> frozenset[int]:
     """The items of the consumers that use a ring's tiles."""
-    items = r.body.items
-    filled = [items[i].stmt.dst.buffer.data for i in ring.items]  # type: ignore[attr-defined]
-    return frozenset(i for i, x in enumerate(items) if i not in r.loads and any(map(x.touches, filled)))
+    filled = [b.data for b in r.tiles(ring)]
+    return frozenset(i for i, x in enumerate(r.body.items) if i not in r.loads and any(map(x.touches, filled)))
 
 
 def flight_of(r: WarpRoleLoop) -> str:
@@ -67,7 +65,7 @@ def _searched(r: WarpRoleLoop, items: LoopItems) -> LoopOrder:
     """The best order; each question about a loop body is answered by one search."""
     key = r.groups, items.rings, r.beside, frozenset(items.versions.items()), flight_of(r)
     if key not in r.body.searched:
-        r.body.searched[key] = best_order(items, r.consumer_registers, flight_of(r))
+        r.body.searched[key] = best_order(items, consumer_registers(r.groups), flight_of(r))
     return r.body.searched[key]
 
 
@@ -101,19 +99,12 @@ def overlaps(loop: LoopItems, order: LoopOrder) -> bool:
 def chosen_order(r: WarpRoleLoop) -> LoopOrder | None:
     """The order in which GEMMs of the loop run under other statements; None if another schedule is taken.
 
-    Loops with slow rings or with GEMMs in turn keep the order of the program.
+    A loop with two accumulators in turn keeps the order of the program.
     """
     if r.order is None:
-        order = None if r.slow or _promoted(r) else _searched(r, items_of(r))
+        order = None if promoted_gemm(r) is not None else _searched(r, items_of(r))
         r.order = order if order is not None and overlaps(items_of(r), order) else False
     return r.order or None
-
-
-def late_rings(r: WarpRoleLoop) -> list[Ring]:
-    """The rings whose stages the consumers first read one iteration later than the others."""
-    order = chosen_order(r)
-    stage = {} if order is None else {e.item: e.stage for e in order.events}
-    return [x for x in r.rings if x.iterations == 1 and stage and all(stage[i] for i in users_of(r, x))]
 
 
 def in_order_of_release(r: WarpRoleLoop) -> list[Ring]:
@@ -126,120 +117,60 @@ def in_order_of_release(r: WarpRoleLoop) -> list[Ring]:
     return sorted(r.rings, key=lambda x: items.held(order.events, waits, RingUse(users_of(r, x), 0, r.stages)).released)
 
 
-# ---- GEMMs that clear one accumulator in turn -----------------------------------------------------------------------------
+# ---- a GEMM that clears two accumulators in turn ---------------------------------------------------------------------------
 
 
-@record
-class PromotedGemms:
-    """GEMMs of a loop that clear one accumulator; what follows each of them promotes its result, before the next one starts.
+def promoted_gemm(r: WarpRoleLoop) -> tuple[int, tuple[Buffer, ...]] | None:
+    """(index of the only GEMM of a loop, what has two versions in turn), if the GEMM gets two accumulators, which it clears.
 
-    items: the GEMMs, as indices into the loop's items.  accumulator: their common one.  ahead: the fragments that the
-    statements in front of the first GEMM fill, one iteration ahead; None if these statements cannot run ahead.
-    """
-
-    items: tuple[int, ...]
-    accumulator: Buffer
-    ahead: tuple[Buffer, ...] | None
-
-
-def promoted_gemms(r: WarpRoleLoop) -> PromotedGemms | None:
-    """The GEMMs that clear one accumulator, if that is the schedule of the loop; else None.
-
-    A single one needs a second accumulator, for which there must be registers, and a third stage: two are in use at a time.
-    """
-    return None if chosen_order(r) is not None else _promoted(r)
-
-
-def _promoted(r: WarpRoleLoop) -> PromotedGemms | None:
-    found = _cleared_gemms(r)
-    if not found:
-        return None
-    accumulator: Buffer = r.body.items[found[0]].stmt.c.buffer  # type: ignore[attr-defined]
-    if len(found) == 1:
-        held = {e.storage: e.buffer for x in r.body.items for e in x.effects if e.buffer.scope_name == FRAGMENT}
-        size = sum(b.size * b.dtype.bits // 32 for b in (*held.values(), accumulator)) // (r.groups * GROUP)
-        if r.stages < 3 or any(b is accumulator for b, _ in r.launch.plan.layouts) or \
-                size + REGISTERS.double_buffered > r.consumer_registers:
-            return None
-    return PromotedGemms(found, accumulator, _filled_ahead(r, found[0]))
-
-
-def _cleared_gemms(r: WarpRoleLoop) -> tuple[int, ...]:
-    """The GEMMs of a loop, if each of them clears the same accumulator, and only the statements behind it use its result.
-
-    Their operands come from rings that nothing else uses.  () if there is a GEMM of which that is not true.
+    Only statements behind it use its result, and nothing else its operands.  Fragments that statements in front of it fill
+    (scales) have two versions too: they are loaded in the time of a GEMM.  There must be registers, and a third stage: two
+    are in use at a time.
     """
     items = r.body.items
     rest = [i for i in range(len(items)) if i not in r.loads]
-    found = tuple(i for i in rest if isinstance(items[i].stmt, Gemm))
-    if not found or r.body.allocs or any(items[i].defines is not None for i in rest):
-        return ()
-    accumulator, pure = items[found[0]].stmt.c.buffer, {s.var for s in r.body.pure}  # type: ignore[attr-defined]
-    for i in found:
-        op = items[i].stmt
-        assert isinstance(op, Gemm)
-        if op.c.buffer is not accumulator or not is_const(op.clear_accum, True) or free_vars(op) & pure or \
-                not {op.a.buffer, op.b.buffer} <= set(r.versions):
-            return ()
-    if any(x.last >= found[0] if x.iterations > 1 else x.first not in found or x.last not in found for x in r.rings):
-        return ()
-    others = [i for i in rest if i not in found]
-    read = {e.storage for i in found for e in items[i].effects} - {accumulator.data}
-    if any(e.writes and e.storage in read for i in others for e in items[i].effects) or any(
-            items[i].touches(accumulator.data) for i in others if i < found[0]) or r.used_outside(accumulator.data):
-        return ()
-    return found
-
-
-def _filled_ahead(r: WarpRoleLoop, first: int) -> tuple[Buffer, ...] | None:
-    """The fragments that the statements before the first GEMM fill for those after it, if that can be done one iteration ahead.
-
-    They then get a second copy each, so that loads (of scales) have the time of a whole GEMM to arrive.  None if these
-    statements cannot run ahead.
-    """
-    items = r.body.items
-    before = [x for i, x in enumerate(items) if i < first and i not in r.loads]
-    after = [x for i, x in enumerate(items) if i >= first and i not in r.loads]
-    made: dict[Var, Buffer] = {}
-    if not all(fills_whole(x.stmt) for x in before):
+    found = [i for i in rest if isinstance(items[i].stmt, Gemm)]
+    if len(found) != 1 or r.stages < 3 or r.body.allocs or any(items[i].defines is not None for i in rest):
         return None
-    for x in before:
-        for e in x.effects:
-            if e.writes and (e.buffer.scope_name != FRAGMENT or e.storage not in made and e.reads):
-                return None
-            if e.writes:
-                made[e.storage] = e.buffer
-    touched = {e.storage for x in before for e in x.effects}
-    if any(e.writes and e.storage in touched for x in after for e in x.effects) or any(map(r.used_outside, made)):
+    i, op = found[0], items[found[0]].stmt
+    assert isinstance(op, Gemm)
+    accumulator, others = op.c.buffer, [items[j] for j in rest if j != i]
+    if not is_const(op.clear_accum, True) or free_vars(op) & {s.var for s in r.body.pure} or \
+            not {op.a.buffer, op.b.buffer} <= set(r.versions) or any(x.last > i for x in r.rings):
         return None
-    annotated = {b for b, _ in r.launch.plan.layouts}
-    return None if annotated & set(made.values()) else tuple(made.values())
-
-
-# ---- what the report and the record say ------------------------------------------------------------------------------------
+    if any(x.touches(op.a.buffer.data) or x.touches(op.b.buffer.data) for x in others) or any(
+            items[j].touches(accumulator.data) for j in rest if j < i):
+        return None
+    before = [e for j in rest if j < i for e in items[j].effects]
+    twins = tuple(dict.fromkeys([accumulator, *(e.buffer for e in before if e.writes)]))
+    if any(e.writes and e.storage in {x.storage for x in before} for j in rest if j > i for e in items[j].effects):
+        return None
+    uses, laid = Uses(r.launch.body), {b for b, _ in r.launch.plan.layouts}
+    if any(b.scope_name != FRAGMENT or b in laid or uses.carried(b.data, r.loop) or r.used_outside(b.data) for b in twins):
+        return None
+    held = {e.storage: e.buffer for x in items for e in x.effects if e.buffer.scope_name == FRAGMENT}
+    size = sum(b.size * b.dtype.bits // 32 for b in (*held.values(), accumulator)) // (r.groups * GROUP)
+    return None if size + REGISTERS.double_buffered > consumer_registers(r.groups) else (i, twins)
 
 
 def steady(r: WarpRoleLoop, loop: LoopItems) -> tuple[tuple[Event, ...], dict[int, Wait]]:
     """The steady iteration of the schedule that the loop has: its events and waits."""
-    order, promoted = chosen_order(r), promoted_gemms(r)
+    order, promoted = chosen_order(r), promoted_gemm(r)
     if order is not None:
         return order.events, loop.waits(order.events, True, order.carry)
-    if promoted is not None and len(promoted.items) > 1:
-        events = tuple(Event(i, 0) for i in loop.own)
-        return events, loop.waits(events, True, False)
-    late = promoted is not None and not r.slow
-    events = tuple(Event(i, int(late and i > promoted.items[0])) for i in loop.own)  # type: ignore[union-attr]
-    return events, {n + 1: Wait(1, (), (n,)) if late else Wait(0, (n,)) for n, e in enumerate(events) if e.item in loop.gemms}
+    if promoted is not None:
+        events = tuple(Event(i, int(i > promoted[0])) for i in loop.own)
+        return events, {loop.own.index(promoted[0]) + 1: Wait(1, (), (loop.own.index(promoted[0]),))}
+    events = tuple(Event(i, 0) for i in loop.own)
+    return events, {n + 1: Wait(0, (n,)) for n, e in enumerate(events) if e.item in loop.gemms}
 
 
 def described(r: WarpRoleLoop) -> str:
     """One line for the report: which GEMMs run under what, or why none does."""
-    order, promoted = chosen_order(r), promoted_gemms(r)
+    order = chosen_order(r)
     if order is not None:
         return orders_in_words(items_of(r), order)
-    if promoted is not None and len(promoted.items) > 1:
-        return "chunks of a GEMM alternate in the same registers, each under the promotion of the one before"
-    if promoted is not None:
+    if promoted_gemm(r) is not None:
         return "double-buffered accumulator: each GEMM runs under the promotion of the one before"
     return f"wgmma synchronous: {_why_synchronous(r)}"
 
@@ -265,12 +196,10 @@ def _gemms(names: Iterable[str]) -> str:
 
 def _why_synchronous(r: WarpRoleLoop) -> str:
     """Why each wgmma of the loop is waited for where it is issued."""
-    if r.slow:
-        return "prefetched scales are used in the order of the program"
     order = _searched(r, items_of(r))
-    held = order.registers + REGISTERS.overlapped_least
-    if held > r.consumer_registers:
-        return f"its fragments and other values take {held} registers of a thread, more than {r.consumer_registers}"
+    held, most = order.registers + REGISTERS.overlapped_least, consumer_registers(r.groups)
+    if held > most:
+        return f"its fragments and other values take {held} registers of a thread, more than {most}"
     if order.cycles and len(items_of(r).gemms) == 1:
         return f"the loop waits for loads: its {r.stages} stages are free sooner so"
     return "each statement needs the GEMM before it, or the loop waits for loads and its stages are free sooner so"

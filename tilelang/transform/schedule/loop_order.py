@@ -290,11 +290,9 @@ class LoopItems:
 
     def checked(self, events: Sequence[Event]) -> None:
         """Raises InternalError if the order breaks a dependence: this asks the independent checker of pipelines."""
-        place = {e.item: n for n, e in enumerate(events)}
-        stage = {e.item: e.stage for e in events}
-        chosen = [self.items[i] for i in self.own]
-        found = violations(chosen, [stage[i] for i in self.own], [place[i] for i in self.own], self.versions)
-        if found:
+        places = {e.item: (e.stage, n) for n, e in enumerate(events)}
+        stages, order = ([places[i][k] for i in self.own] for k in (0, 1))
+        if found := violations([self.items[i] for i in self.own], stages, order, self.versions):
             raise InternalError(f"the order of a loop breaks a dependence on `{found[0].what}`")
 
 

@@ -33,12 +33,11 @@ def record_of(r: WarpRoleLoop, registers: Sequence[int]) -> Schedule:
     loop, threads = items_of(r), r.groups * GROUP
     loop.cost |= {i: Cycles(wgmma_cycles(loop.gemm(i), r.groups)) for i in loop.gemms}
     events, waits = steady(r, loop)
-    rings = [x for x in r.rings if x.iterations == 1]
-    filled = {i: use for x, use in zip(rings, loop.rings) for i in x.items}
+    filled = {i: use for x, use in zip(r.rings, loop.rings) for i in x.items}
     shared = {e.storage for x in loop.items for e in x.effects}  # tf32 operands are rounded there
     split = {i: "N" if plan.warps[1] > 1 else "M" for i in loop.gemms if not isinstance(
         plan := choose_wgmma(loop.gemm(i), threads, shared), str)}
-    versions = {b.name: r.stages_of(x.iterations) for x in r.rings for b in x.buffers}
+    versions = {b.name: r.stages for x in r.rings for b in x.buffers}
     versions |= {e.buffer.name: r.made[e.storage] for x in loop.items for e in x.effects if e.storage in r.made}
     _pass_tiles(loop, {loop.gemm(i).c.buffer.data for i, how in split.items() if how == "N"})
     made = _record(r.launch, r.loop, loop, (events, waits), filled, dict.fromkeys(sorted(r.loads), "tma"), 90)
@@ -212,9 +211,8 @@ def _moved(x: Item) -> int:
 
 def _numbers(launch: Launch) -> list[int]:
     """The sizes of the grid; none where calls decide them."""
-    sizes = [convert(g) for g in launch.grid]
-    numbers = [int(g.value) for g in sizes if isinstance(g, Const)]
-    return numbers if len(numbers) == len(sizes) else []
+    numbers = [int(g.value) for g in map(convert, launch.grid) if isinstance(g, Const)]
+    return numbers if len(numbers) == len(launch.grid) else []
 
 
 def _iterations(launch: Launch, loop: For) -> float:

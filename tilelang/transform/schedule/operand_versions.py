@@ -15,7 +15,7 @@ transposed before: c^T = w a^T.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, For, Launch, Load, Node, Parallel, Stmt, Store, Var, replace,
@@ -55,15 +55,17 @@ def operand_versions(launch: Launch, loops: Sequence[For]) -> tuple[Launch, list
     if not found:
         return None
     made = {b: versioned(b, VERSIONS) for b in found if b.scope_name in SHARED}
-    new = {id(x): select_version(x, made, x.var) for x in loops}
+    out, new = _rewritten(launch, loops, lambda x: select_version(x, made, x.var),
+                          lambda s: replace(s, buffer=made[s.buffer]) if s.buffer in made else None)
+    return with_versions(out, made.items()), new, {made.get(b, b).data: VERSIONS for b in found}
 
-    def changed(s: Stmt) -> Any:
-        if isinstance(s, Alloc) and s.buffer in made:
-            return replace(s, buffer=made[s.buffer])
-        return new.get(id(s))
 
-    out = with_versions(replace(launch, body=rewrite_stmts(launch.body, changed)), made.items())
-    return out, [new[id(x)] for x in loops], {made.get(b, b).data: VERSIONS for b in found}
+def _rewritten(launch: Launch, loops: Sequence[For], loop: Callable[[For], For],
+               alloc: Callable[[Alloc], Stmt | None] = lambda s: None) -> tuple[Launch, list[For]]:
+    """(the launch, its loops), with changes of the loops and of the allocations around them."""
+    new = {id(x): loop(x) for x in loops}
+    body = rewrite_stmts(launch.body, lambda s: alloc(s) if isinstance(s, Alloc) else new.get(id(s)))
+    return replace(launch, body=body), [*new.values()]
 
 
 def transposed_gemms(launch: Launch) -> Launch:
@@ -81,7 +83,7 @@ def transposed_gemms(launch: Launch) -> Launch:
 def operands_in_registers(launch: Launch, loops: Sequence[For]) -> tuple[Launch, list[For]]:
     """(the launch, its pipelined loops) with a fragment for each tile that becomes one."""
     uses, laid = Uses(launch.body), {b for b, _ in launch.plan.layouts}
-    whole, new, made = [e.storage for e in effects(launch.body)], dict[int, For](), dict[Buffer, Buffer]()
+    whole, made = [e.storage for e in effects(launch.body)], dict[Buffer, Buffer]()
     for loop in loops:
         items = loop_items(stmts_of(loop.body)).items
         within = [e.storage for x in items for e in x.effects]
@@ -91,13 +93,12 @@ def operands_in_registers(launch: Launch, loops: Sequence[For]) -> tuple[Launch,
                     unversionable(uses, loop, items, b) or not _made_of_loads(items, b.data) or not _is_only_a(items, at, b):
                 continue
             made[b] = replace(b, name=f"{b.name}_r", data=Var(f"{b.name}_r", b.data.dtype), scope_name=FRAGMENT)
-        new[id(loop)] = replace(loop, body=rewrite_stmts(loop.body, lambda s: _with_fragments(s, made)))
     if not made:
         return launch, list(loops)
+    new = {id(x): replace(x, body=rewrite_stmts(x.body, lambda s: _with_fragments(s, made))) for x in loops}
     left = {e.storage for x in new.values() for e in effects(x)}
-    body = rewrite_stmts(launch.body, lambda s: seq(*[s] * (s.buffer.data in left), Alloc(made[s.buffer]))
-                         if isinstance(s, Alloc) and s.buffer in made else new.get(id(s)))
-    return replace(launch, body=body), [new[id(x)] for x in loops]
+    return _rewritten(launch, loops, lambda x: new[id(x)], lambda s: seq(*[s] * (s.buffer.data in left), Alloc(made[s.buffer]))
+                      if s.buffer in made else None)
 
 
 def _changed(s: Any) -> Buffer | None:
@@ -140,26 +141,23 @@ def _with_fragments(s: Any, made: dict[Buffer, Buffer]) -> Any:
 
 def whole_loads(launch: Launch, loops: Sequence[For]) -> tuple[Launch, list[For]]:
     """(the launch, its pipelined loops) where a tile is copied to a fragment A, by ldmatrix, before a loop changes it there."""
-    new: dict[int, For] = {}
-    for loop in loops:
-        read = {x.a.buffer for x in walk(loop.body, Gemm) if x.a.buffer.scope_name == FRAGMENT and not x.transpose_a}
+    read = {x.a.buffer for loop in loops for x in walk(loop.body, Gemm)
+            if x.a.buffer.scope_name == FRAGMENT and not x.transpose_a}
 
-        def fn(s: Any, read: set[Buffer] = read) -> Any:
-            stores = [x for x in walk(s, Store)] if isinstance(s, Parallel) else []
-            f = stores[0].buffer if len(stores) == 1 else None
-            loads = [x for x in walk(s, Load) if x.buffer.scope_name in SHARED]
-            if f not in read or f.data not in filled(s) or any(x.buffer is f for x in walk(s, Load)) or not loads:
-                return None
-            a = loads[0].buffer
-            if any(x.buffer is not a or x.indices != stores[0].indices for x in loads) or a.shape != f.shape or \
-                    a.dtype != f.dtype or a.dtype.bits != 16:
-                return None
-            return seq(Copy(whole_region(a), whole_region(f), span=s.span),
-                       rewrite(s, lambda x: replace(x, buffer=f) if x.buffer is a else None, Load))
+    def copied(s: Any) -> Any:
+        stores = [x for x in walk(s, Store)] if isinstance(s, Parallel) else []
+        f: Any = stores[0].buffer if len(stores) == 1 else None
+        loads = [x for x in walk(s, Load) if x.buffer.scope_name in SHARED]
+        if f not in read or f.data not in filled(s) or any(x.buffer is f for x in walk(s, Load)) or not loads:
+            return None
+        a = loads[0].buffer
+        if any(x.buffer is not a or x.indices != stores[0].indices for x in loads) or a.shape != f.shape or \
+                a.dtype != f.dtype or a.dtype.bits != 16:
+            return None
+        return seq(Copy(whole_region(a), whole_region(f), span=s.span),
+                   rewrite(s, lambda x: replace(x, buffer=f) if x.buffer is a else None, Load))
 
-        new[id(loop)] = replace(loop, body=rewrite_stmts(loop.body, fn))
-    body = rewrite_stmts(launch.body, lambda s: new.get(id(s)))
-    return replace(launch, body=body), [new[id(x)] for x in loops]
+    return _rewritten(launch, loops, lambda x: replace(x, body=rewrite_stmts(x.body, copied)))
 
 
 def _made_of_loads(items: list[Item], storage: Var) -> bool:

@@ -10,11 +10,12 @@ launch only reads, and each other, but not on thread indices, tiles or computed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Break, Buffer, Continue, Expr, For, If, Launch, Seq, Stmt, Store, Var, While, convert,
-                         free_vars, inner, leaves, replace, seq, statements, stmts_of, walk, GLOBAL, PRIVATE, SHARED)
+from tilelang.ir import (EMPTY, Alloc, Bind, Break, Buffer, Continue, Expr, For, If, Launch, Seq, Stmt, Store, Var, While,
+                         convert, free_vars, inner, leaves, replace, rewrite_stmts, seq, statements, stmts_of, walk, GLOBAL,
+                         PRIVATE, SHARED)
 
 from ..analysis.statements import bound_by
 from ..analysis.effects import effects, expr_effects, hangs_on_threads, own_effects
@@ -22,13 +23,12 @@ from ..analysis.effects import effects, expr_effects, hangs_on_threads, own_effe
 class Around:
     """The statements that surround the pipelined loops of a launch.
 
-    path: the statements around the loops.  scalars: storage of the variables and arrays of a thread that both warp
-    roles keep.  visible: bound variables with the same value in both.  why: why the producer cannot follow, "" if it can.
+    scalars: storage of the variables and arrays of a thread that both warp roles keep.  visible: bound variables with the same
+    value in both.  why: why the producer cannot follow, "" if it can.
     """
 
     def __init__(self, launch: Launch, loops: Sequence[For]) -> None:
         self.launch, self.loops = launch, {id(x): x for x in loops}
-        self.path = {id(s) for x in loops for s in path_to(launch.body, x)}
         self.written = {e.storage for e in effects(launch.body) if e.writes}
         self.bound = {v for x in walk(launch.body) for v in bound_by(x)}
         self.allocs: dict[Buffer, None] = {}
@@ -49,12 +49,8 @@ class Around:
 
     def same(self, e: Expr) -> bool:
         """Whether a value is the same in both warp roles."""
-        if hangs_on_threads(e):
-            return False
-        if free_vars(e) & (self.bound | set(self.launch.thread_vars)) - self.visible:
-            return False
-        return all(not x.writes and (x.storage in self.scalars or x.buffer.scope_name == GLOBAL and
-                                     x.storage not in self.written) for x in expr_effects(e))
+        hidden = (self.bound | set(self.launch.thread_vars)) - self.visible
+        return not free_vars(e) & hidden and is_same(e, self.scalars, self.written)
 
     def _scan(self, s: Stmt, here: bool, loop: Stmt | None) -> None:
         """Collects what cannot be kept below s.
@@ -71,11 +67,9 @@ class Around:
             case Seq():
                 for x in s.stmts:
                     self._scan(x, here, loop)
-            case Store() if s.buffer.data in self.scalars:
-                if not (here and all(map(self.same, (*s.indices, s.value)))):
-                    self.lost.add(s.buffer.data)
-            case Alloc() if s.buffer.data in self.scalars:
-                if not here or s.init is not None and not self.same(convert(s.init)):
+            case Store() | Alloc() if s.buffer.data in self.scalars:
+                values = (*s.indices, s.value) if isinstance(s, Store) else () if s.init is None else (convert(s.init),)
+                if not (here and all(map(self.same, values))):
                     self.lost.add(s.buffer.data)
             case Bind():
                 self._lose(own_effects(s))
@@ -90,9 +84,8 @@ class Around:
                 self._scan(s.body, here and id(s) not in self.uneven and self.same(s.cond), s)
             case If():
                 here = here and self.same(s.cond)
-                self._scan(s.then, here, loop)
-                if s.orelse is not None:
-                    self._scan(s.orelse, here, loop)
+                for x in filter(None, (s.then, s.orelse)):
+                    self._scan(x, here, loop)
             case Break() | Continue():
                 if not here and loop is not None:  # the two warp roles would run different iterations of the loop
                     self.uneven.add(id(loop))
@@ -134,26 +127,26 @@ class Around:
     def computing(self, stmts: Mapping[int, list[Stmt]]) -> list[Stmt]:
         """The launch's body for the consumers, with `stmts` in place of the loops (by id).
 
-        Allocations of shared buffers on the path to the loops are removed and collected in `allocs`.
+        Allocations of shared buffers are removed and collected in `allocs`.
         """
-        def visit(s: Stmt) -> Stmt:
+        def visit(s: Stmt) -> Stmt | None:
             if id(s) in stmts:
                 return seq(*stmts[id(s)])
-            if isinstance(s, Seq):
-                out: list[Stmt] = []
-                for x in s.stmts:
-                    if isinstance(x, Alloc) and x.init is None and x.buffer.scope_name in SHARED:
-                        self.allocs[x.buffer] = None
-                    else:
-                        out.append(visit(x) if id(x) in self.path or id(x) in stmts else x)
-                return seq(*out, span=s.span)
-            if isinstance(s, If):
-                then, orelse = (None if x is None else visit(x) if id(x) in self.path or id(x) in stmts else x
-                                for x in (s.then, s.orelse))
-                return replace(s, then=then, orelse=orelse)
-            return replace(s, body=visit(s.body))  # type: ignore[attr-defined, call-arg]
+            if not isinstance(s, Alloc) or s.init is not None or s.buffer.scope_name not in SHARED:
+                return None
+            self.allocs[s.buffer] = None
+            return EMPTY
 
-        return list(stmts_of(visit(self.launch.body)))
+        return list(stmts_of(rewrite_stmts(self.launch.body, visit)))
+
+
+def is_same(e: Expr, scalars: Container[Var], written: Container[Var]) -> bool:
+    """Whether a value is the same in all threads and at any time: no private or changing memory, no side effects.
+
+    scalars: variables of a thread that are.  written: storage that the launch writes.
+    """
+    return not hangs_on_threads(e) and all(not x.writes and (
+        x.storage in scalars or x.buffer.scope_name == GLOBAL and x.storage not in written) for x in expr_effects(e))
 
 
 def path_to(body: Stmt, loop: For) -> tuple[Stmt, ...]:

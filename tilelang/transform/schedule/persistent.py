@@ -10,16 +10,17 @@ run at the same time have loads in common.  If the work of a tile grows or falls
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache, partial, reduce
 from itertools import product
 from math import prod
+from operator import add, mul
 from typing import Any
 
 import numpy as np
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Bind, Const, Expr, For, If, Launch, LoopPlan, Select, Stmt, Var, binary, cast, const,
+from tilelang.ir import (Bind, Const, Expr, For, Launch, LoopPlan, Select, Stmt, Var, binary, cast, const,
                          convert, dtype, free_vars, logical, replace, seq, substitute)
 from tilelang.ir.record import record
 from tilelang.target.machine import MAX_GRID
@@ -76,21 +77,19 @@ class ClusterMap:
 
     def sharer(self, dims: frozenset[int]) -> Expr:
         """The index of a block among the blocks that share its load along these dimensions."""
-        out: Expr | None = None
-        times = 1
-        for k in sorted(dims & self.wide):
-            term = self.ranks[k] if times == 1 else self.ranks[k] * times
-            out, times = term if out is None else out + term, times * self.spans[k]
-        return const(0) if out is None else out
+        wide = sorted(dims & self.wide)
+        return self._weighted({k: prod(self.spans[d] for d in wide if d < k) for k in wide})
+
+    def _weighted(self, times: Mapping[int, int]) -> Expr:
+        """The sum of a block's indices along some dimensions, each so many times."""
+        terms = [self.ranks[k] if n == 1 else self.ranks[k] * n for k, n in times.items()]
+        return reduce(add, terms) if terms else const(0)
 
     def mask(self, dims: frozenset[int]) -> Expr:
         """uint32 mask of the blocks that share a block's load along these dimensions, the block itself included."""
         pattern = const(sum(1 << r for r in self.sharers(dims)), "uint32")
-        out: Expr | None = None
-        for k in sorted(self.wide - dims):
-            term = self.ranks[k] if self.stride(k) == 1 else self.ranks[k] * self.stride(k)
-            out = term if out is None else out + term
-        return pattern if out is None else binary("shl", pattern, cast(out, "uint32"))
+        rest = {k: self.stride(k) for k in sorted(self.wide - dims)}
+        return binary("shl", pattern, cast(self._weighted(rest), "uint32")) if rest else pattern
 
     def peers(self, shared: Iterable[frozenset[int]]) -> tuple[int, Expr | None]:
         """(number of blocks that share at least one of these loads with a block, itself included; their mask).
@@ -102,24 +101,19 @@ class ClusterMap:
         some = frozenset[int]().union({0}, *map(self.sharers, kinds))
         if len(some) == self.size:
             return self.size, None
-        out = self.mask(frozenset())
-        for n, dims in enumerate(kinds):
-            out = self.mask(dims) if n == 0 else binary("bitor", out, self.mask(dims))
-        return len(some), out
+        return len(some), reduce(partial(binary, "bitor"), map(self.mask, kinds or [frozenset[int]()]))
 
 
 def make_cluster(spans: tuple[int, ...], rank: Expr) -> tuple[ClusterMap, list[Bind]]:
     """The cluster with these spans, and the bindings that compute a block's index along each dimension from its rank."""
-    wide = [k for k, n in enumerate(spans) if n > 1]
-    if len(wide) == 1:
-        return ClusterMap(spans, tuple(rank if k in wide else const(0) for k in range(len(spans)))), []
+    wide, rest = [k for k, n in enumerate(spans) if n > 1], rank
     binds: list[Bind] = []
     ranks: list[Expr] = [const(0)] * len(spans)
-    rest = rank
     for k in wide:
-        value = rest if k == wide[-1] else rest % spans[k]
-        binds.append(Bind(Var(f"rank_{'xyz'[k]}", dtype("int32")), value))
-        ranks[k], rest = binds[-1].var, rest // spans[k]
+        ranks[k], rest = rest if k == wide[-1] else rest % spans[k], rest // spans[k]
+        if len(wide) > 1:
+            binds.append(_bound(f"rank_{'xyz'[k]}", ranks[k]))
+            ranks[k] = binds[-1].var
     return ClusterMap(spans, tuple(ranks)), binds
 
 
@@ -161,49 +155,42 @@ class TilePartition:
     blocks: int
 
     @property
-    def groups(self) -> int:
-        """Number of groups of full width."""
-        return self.columns // self.width
-
-    @property
-    def rest(self) -> int:
-        """Columns of the narrower last group; 0 if there is none."""
-        return self.columns % self.width
+    def widths(self) -> tuple[int, int]:
+        """(number of groups of full width, columns of the narrower last group; 0 if there is none)."""
+        return divmod(self.columns, self.width)
 
     def count(self, block: Expr) -> Expr:
         """How many tiles a block computes."""
-        out = self._tiles_in_group(block, self.width) * self.groups
-        return out + self._tiles_in_group(block, self.rest) if self.rest else out
+        groups, rest = self.widths
+        out = self._tiles_in_group(block, self.width) * groups
+        return out + self._tiles_in_group(block, rest) if rest else out
 
     def place(self, block: Expr, index: Expr) -> tuple[Expr, Expr]:
         """(row, column) of tile number `index` of a block."""
-        each = self._tiles_in_group(block, self.width)
-        last = const(self.groups - (0 if self.rest else 1), "int32")
+        each, (groups, rest) = self._tiles_in_group(block, self.width), self.widths
+        last = const(groups - (0 if rest else 1), "int32")
         group = binary("min", index // each, last)
         wave = index - group * each
         back = binary("eq", wave % 2, const(1, "int32"))
         inside = wave * self.blocks + Select(back, (self.blocks - 1) - block, block, block.dtype, False)
         width: Expr = const(self.width, "int32")
-        if self.rest:
-            width = Select(binary("eq", group, last), const(self.rest, "int32"), width, width.dtype, False)
+        if rest:
+            width = Select(binary("eq", group, last), const(rest, "int32"), width, width.dtype, False)
         row = binary("min", inside // width, const(self.rows - 1, "int32"))
         return row, group * self.width + inside % width
 
     def _tiles_in_group(self, block: Expr, width: int) -> Expr:
         """How many tiles a block gets in a group of this width (one per pass that reaches it)."""
-        full, more = self._split(width)
+        full, more = divmod(self.rows * width, self.blocks)
         if not more:
             return const(full, "int32")
         place = (self.blocks - 1) - block if full % 2 else block
         return cast(binary("lt", place, const(more, "int32")), "int32") + full
 
-    def _split(self, width: int) -> tuple[int, int]:
-        return divmod(self.rows * width, self.blocks)
-
     def unevenness(self, lengths: Sequence[float]) -> float:
         """The work of the busiest block divided by the average.  lengths: length of a tile of each row."""
         work = np.zeros(self.blocks)
-        for times, width in ((self.groups, self.width), (1, self.rest)):
+        for times, width in ((self.widths[0], self.width), (1, self.widths[1])):
             wave, p = np.divmod(np.arange(self.rows * width), self.blocks)
             block = np.where(wave % 2 == 1, self.blocks - 1 - p, p)
             work += times * np.bincount(block, np.repeat(np.asarray(lengths, float), width), self.blocks)
@@ -264,10 +251,6 @@ class Tiles:
     inside: Expr | None = None
     once: bool = False
 
-    def of_the_grid(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        """The statements, skipped by blocks whose tile lies outside the launch's grid."""
-        return body if self.inside is None or not body else (If(self.inside, seq(*body)),)
-
     def loop(self, *body: Stmt) -> For:
         """The loop over all tiles of a block."""
         return For(self.index, const(0), self.count, "serial", seq(*self.binds, *body), plan=LoopPlan(tiles=True))
@@ -285,8 +268,10 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True, 
     if may_wait(launch.body):
         return "blocks may wait for each other"
     blocks = int(asked) if asked is not None and asked is not True else cx.target.limits.sm_count
-    why = "its epilogue reuses shared memory" if tight else _own_tiles(launch, asked, alone)
-    whole = Analyzer().simplify(_multiplied([convert(g) for g in launch.grid]))
+    shared = not alone and asked is None or launch.plan.min_blocks_per_sm > 1
+    why = "its epilogue reuses shared memory" if tight else "tl.persistent is off" if asked is not None and not asked else \
+        "several blocks run on one SM" if shared else ""
+    whole = Analyzer().simplify(_multiplied(launch.grid))
     one_wave = not why and isinstance(whole, Const) and whole.value <= blocks
     if one_wave:
         why = "there are no more tiles than sm_count"
@@ -301,8 +286,8 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True, 
     cluster = 1 if spans is None else prod(spans)
     running = min(blocks, at_once(cx.target.limits.sm_count, cluster))
     few = launch if spans is None else _grouped(launch, spans)
-    total = Analyzer().simplify(_multiplied([convert(g) for g in few.grid]))
-    clusters = total if why else _minimum(total, const(running // cluster, total.dtype))
+    total = Analyzer().simplify(_multiplied(few.grid))
+    clusters = total if why else binary("min", total, const(running // cluster, total.dtype))
     block, index = Var("block", dtype("int32")), Var("tile_step", dtype("int32"))
     first: Expr = block
     binds: list[Bind] = []
@@ -314,7 +299,7 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True, 
                      f"persistent: {blocks} blocks, tiles longest first, in serpentine order{refused}")
     t = Var("tile", dtype("int32"))
     # With one tile a block, the tile number must not use the loop variable: place_sync would count iterations by it.
-    binds.append(Bind(t, first if why else _minimum(first + index * clusters, total - 1)))
+    binds.append(Bind(t, first if why else binary("min", first + index * clusters, total - 1)))
     order, about = _order(few, work, running // cluster, spans or (1,) * len(launch.grid), cx)
     binds += order(t)
     count = (total - (block // cluster) + (clusters - 1)) // clusters
@@ -325,14 +310,6 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True, 
     own, inside, about = _in_cluster(launch, few, spans, cluster_map)
     return Tiles(clusters * cluster, block, index, const(1, count.dtype) if why else count, (*binds, *places, *own),
                  text + about, cluster_map, inside, bool(why))
-
-
-def _own_tiles(launch: Launch, asked: Any, alone: bool) -> str:
-    """Why each block keeps its own tile, apart from the number of tiles; "" if there is no such reason."""
-    if asked is False or asked == 0 and asked is not None:
-        return "tl.persistent is off"
-    shared = not alone and asked is None or launch.plan.min_blocks_per_sm > 1
-    return "several blocks run on one SM" if shared else ""
 
 
 def _in_cluster(launch: Launch, few: Launch, spans: tuple[int, ...],
@@ -420,24 +397,19 @@ def _paired(launch: Launch, work: Work, cx: PassContext, one_wave: bool | None, 
             continue
         loads = tuple(Load(b, start, not _names(at, v), inner) for (b, at), (start, inner) in zip(work.loads, work.rows))
         saved = sum(x.cost for x in loads if x.saved)
-        if asked is None and (one_wave is None or not _pays(work, loads, one_wave)):
+        steps = Analyzer().simplify(work.extent)
+        pays = one_wave is not None and (pays_for_many(loads, work.cycles) if not one_wave else isinstance(
+            steps, Const) and pays_in_one_wave(loads, work.cycles, int(steps.value)))
+        if asked is None and not pays:
             continue
         if saved and (best is None or saved > best[0]):
             best = saved, k
     return None if best is None else best[1]
 
 
-def _pays(work: Work, loads: tuple[Load, ...], one_wave: bool) -> bool:
-    """Whether pairs are faster: for blocks that compute several tiles, or (`one_wave`) for one tile and one block an SM."""
-    steps = Analyzer().simplify(work.extent)
-    return isinstance(steps, Const) and pays_in_one_wave(loads, work.cycles, int(steps.value)) if one_wave else \
-        pays_for_many(loads, work.cycles)
-
-
 def _grouped(launch: Launch, spans: tuple[int, ...]) -> Launch:
     """The launch with clusters in place of blocks: fewer along some dimensions, where the last may reach beyond the grid."""
-    names = {2: "pair"}
-    block_vars = tuple(v if n == 1 else Var(f"{v.name}_{names.get(n, 'team')}", v.dtype)
+    block_vars = tuple(v if n == 1 else Var(f"{v.name}_{'pair' if n == 2 else 'team'}", v.dtype)
                        for v, n in zip(launch.block_vars, spans))
     grid = tuple(g if n == 1 else Analyzer().simplify((convert(g) + (n - 1)) // n) for g, n in zip(launch.grid, spans))
     return replace(launch, grid=grid, block_vars=block_vars)
@@ -457,7 +429,10 @@ def _order(launch: Launch, work: Work, clusters: int, spans: tuple[int, ...], cx
         wide = max(1, int(panel_size) // spans[along])
         return lambda t: _rasterisation_panels(launch, t, across, along, wide), f"in rasterisation panels of {panel_size}"
     if slope := _slope(launch, work):
-        return lambda t: _longest_first(launch, slope, t, _heads(launch, work, slope)), "longest first"
+        others = [k for k in range(len(grid)) if k != slope.dim]
+        rest = Analyzer().simplify(_multiplied([grid[k] for k in others]))
+        return lambda t: [Bind(launch.block_vars[slope.dim], slope.index(launch, t // rest)),
+                          *split_index(launch, t % rest, others)], "longest first"
     if len(grid) >= 2:
         bx, by = work.block_vars[:2]
         x = sum(n for n, at in work.loads if _names(at, bx) and not _names(at, by))
@@ -488,31 +463,13 @@ def _rasterisation_panels(launch: Launch, t: Expr, across: int, along: int, pane
     flat, rest = _bound("in_layer", t % (ga * gl)), _bound("layer", t // (ga * gl))
     number = _bound("panel", flat.var // (ga * panel_size))
     inside = _bound("in_panel", flat.var % (ga * panel_size))
-    rows = _bound("rows", _minimum(const(panel_size), gl - number.var * panel_size))
-    column = _bound("column", _minimum(inside.var // rows.var, ga - 1))
+    rows = _bound("rows", binary("min", const(panel_size), gl - number.var * panel_size))
+    column = _bound("column", binary("min", inside.var // rows.var, ga - 1))
     turned = binary("sub", ga - 1, column.var)
     out = [flat, rest, number, inside, rows, column,
-           Bind(b, _minimum(number.var * panel_size + inside.var % rows.var, gl - 1)),
+           Bind(b, binary("min", number.var * panel_size + inside.var % rows.var, gl - 1)),
            Bind(a, Select(binary("eq", number.var % 2, const(0)), column.var, turned, turned.dtype, lazy=False))]
     return out + split_index(launch, rest.var, [k for k in range(len(launch.grid)) if k not in (across, along)])
-
-
-def _longest_first(launch: Launch, slope: _Slope, t: Expr, group: int | None) -> list[Bind]:
-    """The sloping dimension from its long end, as the slowest one, within groups of the other dimensions whose loads fit L2."""
-    others = [k for k in range(len(launch.grid)) if k != slope.dim]
-    v, g = launch.block_vars[slope.dim], convert(launch.grid[slope.dim])
-    if not others:
-        return [Bind(v, slope.index(launch, t))]
-    rest = Analyzer().simplify(_multiplied([convert(launch.grid[k]) for k in others]))
-    width: Expr = rest if group is None else _minimum(const(group), rest)
-    first = _bound("group", t // (width * g))
-    inside = _bound("in_group", t % (width * g))
-    # The last group may be narrower.
-    now = _bound("width", _minimum(width, rest - first.var * width))
-    row = _minimum(inside.var // now.var, g - 1)
-    out = [first, inside, now, Bind(v, slope.index(launch, row))]
-    head = _bound("other", _minimum(first.var * width + inside.var % now.var, rest - 1))
-    return [*out, head, *split_index(launch, head.var, others)]
 
 
 def _partitioned(launch: Launch, work: Work, blocks: int, block: Var, index: Var) -> tuple[Expr, list[Bind]] | None:
@@ -534,7 +491,7 @@ def _partitioned(launch: Launch, work: Work, blocks: int, block: Var, index: Var
     out = [first, Bind(launch.block_vars[slope.dim], slope.index(launch, first.var))]
     others = [k for k in range(len(launch.grid)) if k != slope.dim]
     if others:
-        place = _bound("column", _minimum(column, const(columns) - 1))
+        place = _bound("column", binary("min", column, const(columns) - 1))
         out += [place, *split_index(launch, place.var, others)]
     return found.count(block), out
 
@@ -601,12 +558,5 @@ def _bound(name: str, value: Expr) -> Bind:
     return Bind(Var(name, value.dtype), value)
 
 
-def _minimum(a: Expr, b: Expr) -> Expr:
-    return binary("min", a, b)
-
-
-def _multiplied(xs: list[Expr]) -> Expr:
-    out = xs[0]
-    for x in xs[1:]:
-        out = out * x
-    return out
+def _multiplied(xs: Iterable[Any]) -> Expr:
+    return reduce(mul, map(convert, xs), const(1))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import (EMPTY, Alloc, Buffer, Call, Const, For, Func, Launch, Region, Stmt, Var, leaves, replace,
-                         rewrite_launches, rewrite_stmts, statements, stmts_of, walk, with_options, SHARED)
+from tilelang.ir import (EMPTY, Alloc, Buffer, Call, Const, For, Launch, Region, Stmt, Var, leaves, replace,
+                         rewrite_stmts, statements, stmts_of, walk, with_options, SHARED)
 from tilelang.ir.record import state
 from tilelang.ops import Combine, Copy, Gemm, Reduce, Scan
 from tilelang.ops.gemm.wgmma import choose_wgmma
@@ -21,15 +20,15 @@ from ..analysis.liveness import Uses
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.shared_spans import with_versions
 from .loop_record import record_of_threads
-from .emit import Plan, copied_ahead, within_iteration
+from .emit import CopiedAhead, Plan, within_iteration
 from .rings import GROUP, WarpRoleLoop
 from ..analysis.pipeline_loops import (SERIAL, check_flow, is_pipelined, producer_first, ring_stages, scheduled_lists,
                                        wanted_stages)
 from ..analysis.pipeline_schedule import Body, Item, stage_span, loop_items, violations
 
 
-@pass_(needs=TILE)
-def plan_pipelines(func: Func, cx: PassContext) -> Func:
+@pass_(needs=TILE, of=Launch)
+def plan_pipelines(launch: Launch, cx: PassContext) -> Launch:
     """Overlap the copies of later iterations with the computation of this one.
 
     Before:                                     After (num_stages = 3):
@@ -46,7 +45,7 @@ def plan_pipelines(func: Func, cx: PassContext) -> Func:
     Attribute `pipeline_report` of the resulting loop tells what was done and why.  Barriers between threads are placed by a
     later pass.
     """
-    return rewrite_launches(func, lambda x: _Planner(x, cx).run())
+    return _Planner(launch, cx).run()
 
 
 @state
@@ -66,7 +65,8 @@ class _Planner:
             return self.launch
         body = self.planned(self.launch.body)
         touched = {e.storage for e in effects(body)}
-        body = _drop_allocs(body, {b for b, _ in self.made if b.data not in touched})
+        gone = {b for b, _ in self.made if b.data not in touched}
+        body = rewrite_stmts(body, lambda x: EMPTY if isinstance(x, Alloc) and x.buffer in gone else None) if gone else body
         layouts = self.launch.plan.layouts
         out = with_versions(replace(self.launch, body=body), self.made)
         if layouts:  # a layout that the user gave for a buffer also applies to its versions
@@ -83,10 +83,8 @@ class _Planner:
 
     def planned(self, body: Stmt) -> Stmt:
         """A body with its pipelined loops turned into serial code, inner loops first."""
-        def loop(s: Stmt) -> Stmt | None:
-            return self.loop(s, self.planned(s.body)) if isinstance(s, For) and is_pipelined(s) else None
-
-        return rewrite_stmts(body, loop)
+        return rewrite_stmts(body, lambda s: self.loop(s, self.planned(s.body))  # type: ignore[no-any-return]
+                             if isinstance(s, For) and is_pipelined(s) else None)
 
     def loop(self, original: For, body: Stmt) -> Stmt:
         """Serial code of a pipelined loop whose body is already planned."""
@@ -115,7 +113,7 @@ class _Planner:
             return serial("break or continue in the body")
         if orders(original.body):
             return serial("the body orders threads or asynchronous copies itself")
-        if not self.has_async():
+        if not self.cx.option(PassConfigKey.TL_ENABLE_ASYNC_COPY) or not getattr(self.cx.target, "has_cp_async", True):
             return serial("no asynchronous copies on this target, or tl.enable_async_copy is off")
         if isinstance(wanted, tuple):
             stages = ring_stages(original)
@@ -130,7 +128,7 @@ class _Planner:
         self.made += plan.versions.items()
         record(plan)
         rest = self.overlapped(original, loop_body, plan) if isinstance(wanted, int) else None
-        return copied_ahead(plan, plain, loop_body, rest)
+        return CopiedAhead(plan, plain, loop_body, rest).code()
 
     def overlapped(self, loop: For, loop_body: Body, plan: Plan) -> list[Stmt] | None:
         """The statements of an iteration that are not copied ahead, in an order in which wgmmas run under others; None where
@@ -143,14 +141,8 @@ class _Planner:
             return None
         r = WarpRoleLoop(self.launch, loop, loop_items(own), [], threads // GROUP, 1, self.launch.thread_vars[0], self.cx)
         got = within_iteration(r, min(MOST_REGISTERS, self.cx.target.limits.registers_per_sm // (2 * threads)))
-        if got is not None:
-            self.overlap = got[1]
-        return None if got is None else got[0]
-
-    def has_async(self) -> bool:
-        target = self.cx.target
-        return bool(self.cx.option(PassConfigKey.TL_ENABLE_ASYNC_COPY)) and bool(
-            target is None or getattr(target, "has_cp_async", True))
+        stmts, self.overlap = got or (None, self.overlap)
+        return stmts
 
     # ---- the two kinds of schedule ----------------------------------------------------------------------------
 
@@ -168,7 +160,8 @@ class _Planner:
                 reasons.append(why)
         while early:
             stage = [0 if i in early else last for i in range(len(items))]
-            order = _producers_first(items, early)
+            ranked = sorted(range(len(items)), key=lambda i: (i not in early, i))
+            order = [ranked.index(i) for i in range(len(items))]
             versions = {loads[i].data: stages for i in early}
             broken = violations(items, stage, order, versions)
             if not broken:
@@ -257,20 +250,5 @@ def _unwaited(items: list[Item], loads: dict[int, Buffer], i: int) -> str:
 
 def _disjoint(a: Region, b: Region) -> bool:
     """Whether two regions of one buffer are known to be disjoint."""
-    for x, n, y, m in zip(a.mins, a.extents, b.mins, b.extents):
-        if isinstance(x, Const) and isinstance(y, Const) and isinstance(n, int) and isinstance(m, int):
-            if int(x.value) + n <= int(y.value) or int(y.value) + m <= int(x.value):
-                return True
-    return False
-
-
-def _producers_first(items: list[Item], early: set[int]) -> list[int]:
-    ranked = sorted(range(len(items)), key=lambda i: (i not in early, i))
-    order = [0] * len(items)
-    for at, i in enumerate(ranked):
-        order[i] = at
-    return order
-
-
-def _drop_allocs(s: Any, gone: set[Buffer]) -> Any:
-    return rewrite_stmts(s, lambda x: EMPTY if isinstance(x, Alloc) and x.buffer in gone else None) if gone else s
+    return any(x.value + n <= y.value or y.value + m <= x.value for x, n, y, m in zip(a.mins, a.extents, b.mins, b.extents)
+               if isinstance(x, Const) and isinstance(y, Const) and isinstance(n, int) and isinstance(m, int))

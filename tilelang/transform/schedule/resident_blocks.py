@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from math import prod
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, For, Func, Launch, Load, Parallel,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, For, Launch, Load, Parallel,
                          Region, Stmt, Store, Var, While, binary, const, contains, convert, dtype, load, replace, rewrite,
-                         rewrite_launches, seq, stmts_of, walk, with_options, DYNAMIC, FRAGMENT, SHARED)
+                         seq, stmts_of, walk, with_options, DYNAMIC, FRAGMENT, SHARED)
 from tilelang.ops import AtomicTile, Fill, Gemm
-from tilelang.target.machine import RESERVED_SHARED, CudaLimits
+from tilelang.target.machine import RESERVED_SHARED
 
 from ..analysis.effects import effects, fills_whole, may_wait, orders
 from ..framework.config import PassConfigKey
@@ -28,19 +28,18 @@ COPIES = 32  # of a tile: one for each lane
 FULL = 0.75  # of the threads that an SM can hold: those that may have 40 registers
 
 
-@pass_(needs=TILE)
-def resident_blocks(func: Func, cx: PassContext) -> Func:
+def _wanted(cx: PassContext) -> bool:
+    asked = cx.option(PassConfigKey.TL_PERSISTENT)
+    return (asked is None or bool(asked)) and cx.target is not None and bool(cx.target.limits.sm_count)
+
+
+@pass_(needs=TILE, of=Launch, when=_wanted)
+def resident_blocks(launch: Launch, cx: PassContext) -> Launch:
     """Let the blocks that run at a time stand for those of the grid, with one update each of what all add to.
 
     Keeps: every value; integers are the same in any order.  Off with tl.persistent=False; a number above 1 is that of blocks.
     """
-    asked = cx.option(PassConfigKey.TL_PERSISTENT)
-    if asked is not None and not asked or cx.target is None or not cx.target.limits.sm_count:
-        return func
-    return rewrite_launches(func, lambda x: _fewer_blocks(x, cx.target.limits, int(asked or 0)))
-
-
-def _fewer_blocks(launch: Launch, limits: CudaLimits, asked: int) -> Launch:
+    limits, asked = cx.target.limits, int(cx.option(PassConfigKey.TL_PERSISTENT) or 0)
     p, grid = launch.plan, [g.value for g in map(convert, launch.grid) if isinstance(g, Const)]
     if len(grid) < len(launch.grid) or p.by_hand or p.cluster or p.swizzle or p.cooperative or p.cuda_source or \
             p.overlapping or p.may_alias or p.min_blocks_per_sm > 1 or may_wait(launch.body) or orders(launch.body) or \

@@ -9,13 +9,13 @@ from functools import cached_property
 from typing import Any, Literal
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, BufferFacts, Const, Evaluate, Expr, For, If, Launch, Load, Node,
-                         Region, Stmt, Store, Var, binary, call, cast, const, convert, dtype, free_vars, is_const, load,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, BufferFacts, Const, Expr, For, If, Launch, Load, Node,
+                         Region, Stmt, Store, Var, binary, cast, const, convert, dtype, free_vars, is_const, load,
                          logical, replace, rewrite, seq, with_options, BARRIER, VARIABLE)
-from tilelang.ir.record import record, state
+from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_bytes
-from tilelang.target.machine import REGISTERS_PER_SM, WARP_ROLE_REGISTERS, consumer_registers
+from tilelang.target.machine import REGISTERS_PER_SM, WARP_ROLE_REGISTERS
 
 from ..analysis.effects import effects
 from ..analysis.pipeline_schedule import Body, Item
@@ -25,7 +25,6 @@ from .loop_order import LoopOrder
 from .persistent import ClusterMap, Tiles
 
 GROUP = 128  # threads of a warp group
-SLOW_STAGES = 2  # of a ring whose stages last several iterations each: one in use, one being loaded
 
 
 @state
@@ -34,8 +33,7 @@ class Ring:
 
     items: the copies, as indices into the loop's items.  first, last: the consumers' items that use them first and last.
     cluster_map: the cluster whose blocks fill each other's stages; None if each block fills its own.  common: copy whose tile
-    several blocks load together -> dimensions of the grid along which the tile is the same.  iterations: how many iterations
-    a stage lasts (prefetch_scales.py), counted from the first.
+    several blocks load together -> dimensions of the grid along which the tile is the same.
     """
 
     items: list[int]
@@ -46,12 +44,6 @@ class Ring:
     empty: Buffer | None = None
     cluster_map: ClusterMap | None = None
     common: dict[int, frozenset[int]] = field(default_factory=dict)
-    iterations: int = 1
-
-    @property
-    def fillers(self) -> int:
-        """Number of blocks that fill the stages of a block."""
-        return 1 if self.cluster_map is None else self.cluster_map.peers(self.common.values())[0]
 
     def cluster_split(self, item: int) -> tuple[Expr, int, Expr] | None:
         """How the blocks of a cluster load a copy's tile together; None if they do not.
@@ -73,10 +65,9 @@ class WarpRoleLoop:
 
     groups: number of consumer warp groups.  thread: index of a thread in the block.  base: steps that the loop's rings have
     made before its first iteration, modulo twice the stages; None for zero.  repeated: the loop runs once for each tile of a
-    block and must release all stages before it ends.  slow_bases: iterations per stage of a slow ring -> its `base`.
-    made: storage of operands that the threads make -> its versions.  overlap: text for the report, set when the consumers'
-    schedule has been made.  order: the chosen order of the consumers' statements; None until it is asked for, False where
-    another schedule is taken.  beside: blocks that an SM runs at once.
+    block and must release all stages before it ends.  made: storage of operands that the threads make -> its versions.
+    overlap: text for the report, set when the consumers' schedule has been made.  order: the chosen order of the consumers'
+    statements; None until it is asked for, False where another schedule is taken.  beside: blocks that an SM runs at once.
     """
 
     launch: Launch
@@ -89,16 +80,34 @@ class WarpRoleLoop:
     cx: PassContext
     base: Expr | None = None
     repeated: bool = False
-    slow_bases: Mapping[int, Expr | None] = field(default_factory=dict)
     made: Mapping[Var, int] = field(default_factory=dict)
     overlap: str = ""
     order: LoopOrder | Literal[False] | None = None
     beside: int = 1
 
+    def tiles(self, ring: Ring) -> list[Buffer]:
+        """The tiles that a ring's copies fill."""
+        return [self.body.items[i].stmt.dst.buffer for i in ring.items]  # type: ignore[attr-defined]
+
     @property
-    def slow(self) -> list[Ring]:
-        """The rings whose stages last several iterations."""
-        return [r for r in self.rings if r.iterations > 1]
+    def filled(self) -> set[Buffer]:
+        """The tiles that the producer fills."""
+        return {b for r in self.rings for b in self.tiles(r)}
+
+    def kind_of_rings(self, alike_too: bool) -> Any:
+        """What is equal for loops that use one set of rings.  alike_too: also if they only use tiles of other names alike."""
+        if not alike_too:
+            return self.stages, frozenset(frozenset(self.tiles(r)) for r in self.rings)
+        return self.stages, tuple(tuple(map(self._use, self.tiles(r))) for r in self.rings)
+
+    def _use(self, b: Buffer) -> Any:
+        """The shape of a tile and how GEMMs use it, from which its layout follows; the tile where others use it too."""
+        nodes = [e.node for e in effects(self.loop.body) if e.storage is b.data and e.writes is False]
+        gemms = [x for x in nodes if isinstance(x, Gemm)]
+        if len(gemms) < len(nodes):
+            return b
+        return tuple(b.shape), str(b.dtype), frozenset((x.a.buffer is b, x.transpose_a, x.transpose_b, x.m, x.n, x.k)
+                                                       for x in gemms)
 
     @property
     def loads(self) -> set[int]:
@@ -109,65 +118,19 @@ class WarpRoleLoop:
     def versions(self) -> dict[Buffer, Buffer]:
         return {b: v for r in self.rings for b, v in r.buffers.items()}
 
-    @property
-    def consumer_registers(self) -> int:
-        """The number of registers that a consumer thread may use."""
-        return consumer_registers(self.groups)
-
-    def stages_of(self, iterations: int) -> int:
-        """Number of stages of the rings whose stages last `iterations` iterations."""
-        return self.stages if iterations == 1 else SLOW_STAGES
-
-    def step(self, k: Expr, iterations: int = 1) -> Expr:
+    def step(self, k: Expr) -> Expr:
         """How many stages the rings have filled before that of iteration k (modulo twice the stages)."""
-        done = self.done(k) if iterations == 1 else self.done(k) // iterations
-        base = self.base if iterations == 1 else self.slow_bases.get(iterations)
-        return done if base is None else base + done
+        done = k if is_const(self.loop.start, 0) else k - self.loop.start
+        return done if self.base is None else self.base + done
 
-    def done(self, k: Expr) -> Expr:
-        """The number of iterations before iteration k."""
-        return k if is_const(self.loop.start, 0) else k - self.loop.start
-
-    def slot(self, k: Expr, iterations: int = 1) -> tuple[Expr, Expr]:
+    def slot(self, k: Expr) -> tuple[Expr, Expr]:
         """(stage, parity of its mbarrier phase) of iteration k."""
-        step, stages = self.step(k, iterations), self.stages_of(iterations)
-        return step % stages, cast(step // stages % 2, "uint32")
+        step = self.step(k)
+        return step % self.stages, cast(step // self.stages % 2, "uint32")
 
-    def select(self, s: Any, k: Expr) -> Any:
-        """A statement of iteration k: every access of a tile is redirected to its stage."""
-        for iterations in dict.fromkeys(r.iterations for r in self.rings):
-            tiles = {b: v for r in self.rings if r.iterations == iterations for b, v in r.buffers.items()}
-            s = select_version(s, tiles, self.step(k, iterations))
-        return s
-
-    def using(self, stmts: list[Stmt], items: list[int], k: Expr) -> list[Stmt]:
-        """Statements of iteration k with the waits and releases of the slow rings that they use.
-
-        items: the items that the statements belong to.  A stage is waited for in its first iteration and released in its
-        last one.
-        """
-        before: list[Stmt] = []
-        after: list[Stmt] = []
-        for ring in self.slow:
-            slot, parity = self.slot(k, ring.iterations)
-            if ring.first in items and ring.full is not None:
-                before += self._when(k, ring.iterations, 0, [do("mbarrier_wait", AddressOf(ring.full, (slot,)), parity)])
-            if ring.last in items:
-                after += self._when(k, ring.iterations, ring.iterations - 1, self.release(ring, slot))
-        return [*before, *stmts, *after]
-
-    def _when(self, k: Expr, iterations: int, place: int, stmts: list[Stmt]) -> list[Stmt]:
-        """Runs statements only in iteration number `place` of a stage; the last place includes the loop's last iteration."""
-        at = self.done(k) % iterations
-        cond = binary("eq", at, const(place, at.dtype))
-        extent = convert(self.loop.extent)
-        if place and not (isinstance(extent, Const) and int(extent.value) % iterations == 0):
-            cond = logical("or", cond, binary("eq", k, convert(self.loop.start) + extent - 1))
-        return [If(cond, seq(*stmts))]
-
-    def release(self, ring: Ring, slot: Expr) -> list[Stmt]:
-        """Releases a stage: each warp arrives once, after all its threads have read the stage."""
-        return [*self.read_out(set(ring.buffers)), do("sync_warp"), self.released(ring, slot)]
+    def release(self, ring: Ring, slot: Expr, ordered: bool = False) -> list[Stmt]:
+        """Releases a stage: each warp arrives once, after all its threads have read the stage.  ordered: `read_out` is done."""
+        return [*(() if ordered else self.read_out(set(ring.buffers))), do("sync_warp"), self.released(ring, slot)]
 
     def release_after_wait(self, ring: Ring, slot: Expr, when: Expr) -> list[Stmt]:
         """Releases a stage behind a wait for wgmma under a condition.  The wait has ordered the warps of the group; only loads
@@ -192,8 +155,8 @@ class WarpRoleLoop:
         H200: when wgmma used the full bandwidth of shared memory, the copy overtook the loads in a third of the launches.
         """
         storage = {b.data for b in tiles}
-        own = any(e.storage in storage and not isinstance(e.node, (Copy, Gemm)) or _by_threads(e.node, storage)
-                  for e in effects(self.launch.body))
+        own = any(e.storage in storage and not isinstance(e.node, (Copy, Gemm)) or
+                  isinstance(e.node, Copy) and e.node.src.buffer.data in storage for e in effects(self.launch.body))
         return [do("fence_proxy_async")] if own else []
 
     def released(self, ring: Ring, slot: Expr, when: Expr | None = None) -> Stmt:
@@ -231,20 +194,11 @@ def select_version(s: Any, versions: dict[Buffer, Buffer], iteration: Any) -> An
         match x:
             case Load():
                 return load(new, (slot, *x.indices), span=x.span)
-            case Store():
+            case Store() | AddressOf():
                 return replace(x, buffer=new, indices=(slot, *x.indices))
-            case AddressOf():
-                return replace(x, buffer=new, indices=(slot, *x.indices))
-            case Region():
-                return Region(new, (slot, *x.mins), (1, *x.extents), span=x.span)
-        return None
+        return Region(new, (slot, *x.mins), (1, *x.extents), span=x.span)  # type: ignore[attr-defined]
 
     return rewrite(s, fn, Load, Store, AddressOf, Region)
-
-
-def _by_threads(op: Any, storage: set[Var]) -> bool:
-    """Whether an op is a copy whose threads load from one of these buffers themselves."""
-    return isinstance(op, Copy) and op.src.buffer.data in storage
 
 
 def barriers(name: str, counts: tuple[int, ...]) -> Buffer:
@@ -254,33 +208,28 @@ def barriers(name: str, counts: tuple[int, ...]) -> Buffer:
 
 def whole_region(b: Buffer) -> Region:
     """All elements of a tile."""
-    return Region(b, tuple(const(0) for _ in b.shape), tuple(b.shape))
+    return Region(b, (const(0),) * b.ndim, tuple(b.shape))
 
 
-def pin(b: Buffer) -> Stmt:
-    """Statement wgmma_pin of a fragment."""
-    return Evaluate(call("wgmma_pin", (AddressOf(b, tuple(const(0) for _ in b.shape)),), "void"))
+def pin(b: Buffer, op: str = "wgmma_pin") -> Stmt:
+    """Statement wgmma_pin, or wgmma_hold, of a fragment."""
+    return do(op, AddressOf(b, (const(0),) * b.ndim))
 
 
-def hold(b: Buffer) -> Stmt:
-    """Statement wgmma_hold of a fragment."""
-    return Evaluate(call("wgmma_hold", (AddressOf(b, tuple(const(0) for _ in b.shape)),), "void"))
+def registers_by_warp_role(launch: Launch, groups: int) -> tuple[int, int] | None:
+    """(producer's, consumers') registers per thread, where they differ: as the program requests, or the default.
 
-
-def asked_registers(launch: Launch, groups: int) -> tuple[int, int] | None:
-    """(producer's, consumers') registers per thread that the program requests.
-
-    None if it requests none, or if they do not fit the registers of the launch: a setmaxnreg that raises the count waits for
-    free registers, and would then wait for ever.
+    What does not fit the registers of the launch is not taken: a setmaxnreg that raises the count waits for free registers, and
+    would then wait for ever.
     """
     default = WARP_ROLE_REGISTERS.get(groups)
-    asked = launch.plan.producer_registers, launch.plan.consumer_registers
-    if default is None or asked == (None, None):
+    if default is None:
         return None
-    producer, consumer = (int(a or d) for a, d in zip(asked, default))
+    producer, consumer = int(launch.plan.producer_registers or default[0]), int(launch.plan.consumer_registers or default[1])
     whole = REGISTERS_PER_SM // (GROUP * (groups + 1)) // 8 * 8
     fits = producer + groups * consumer <= (groups + 1) * whole and producer <= whole <= consumer
-    return (producer, consumer) if fits else None
+    return (producer, consumer) if fits else default
+
 
 class Counted:
     """Counts the steps that a ring has made before the loop, modulo twice its stages.  Each warp role counts for itself.
@@ -368,11 +317,8 @@ class WholeTile:
     def __post_init__(self) -> None:
         name, parts = self.copies[0].dst.buffer.name, len(self.copies)
         self.full = barriers(f"{name}_full", (1,) * parts)
+        self.parity: Expr = const(0, "uint32") if self.tiles is None else cast(self.tiles.index % 2, "uint32")
         self.empty = None if self.tiles is None else barriers(f"{name}_empty", (self.groups * 4 // parts,) * parts)
-
-    @property
-    def parity(self) -> Expr:
-        return const(0, "uint32") if self.tiles is None else cast(self.tiles.index % 2, "uint32")
 
     def produce(self) -> list[Stmt]:
         """The producer's code."""
@@ -406,38 +352,7 @@ class WholeTile:
         return [If(binary("eq", group, const(g, group.dtype)), work(g)) for g in range(len(self.copies))]
 
 
-@record
-class RingsOf:
-    """The rings of a loop.  filled: the tile that an item of the loop fills."""
-
-    loop: For
-    stages: int
-    rings: list[Ring]
-    filled: Callable[[int], Buffer]
-
-    def tiles(self, r: Ring) -> list[Buffer]:
-        return [self.filled(i) for i in r.items]
-
-    def bytes(self) -> int:
-        return self.stages * sum(b.size * b.dtype.bits // 8 for r in self.rings for b in self.tiles(r))
-
-    def kind(self, alike_too: bool) -> Any:
-        """What is equal for loops that use one set of rings.  alike_too: also if they only use tiles of other names alike."""
-        if not alike_too:
-            return self.stages, frozenset(frozenset(self.tiles(r)) for r in self.rings)
-        return self.stages, tuple(tuple(map(self._use, self.tiles(r))) for r in self.rings)
-
-    def _use(self, b: Buffer) -> Any:
-        """The shape of a tile and how GEMMs use it, from which its layout follows; the tile where others use it too."""
-        nodes = [e.node for e in effects(self.loop.body) if e.storage is b.data and e.writes is False]
-        gemms = [x for x in nodes if isinstance(x, Gemm)]
-        if len(gemms) < len(nodes):
-            return b
-        return tuple(b.shape), str(b.dtype), frozenset((x.a.buffer is b, x.transpose_a, x.transpose_b, x.m, x.n, x.k)
-                                                       for x in gemms)
-
-
-def counted_loops(loops: Sequence[RingsOf], make: Callable[[int, Ring], None],
+def counted_loops(loops: Sequence[WarpRoleLoop], make: Callable[[int, Ring], None],
                   room: int) -> tuple[list[Counted], list[Stmt]]:
     """Makes the rings of all loops: (what counts the steps of each loop's rings, statements for the start of a warp role).
 
@@ -449,8 +364,9 @@ def counted_loops(loops: Sequence[RingsOf], make: Callable[[int, Ring], None],
     for alike_too in (False, True):
         alike.clear()
         for n, x in enumerate(loops):
-            alike.setdefault(x.kind(alike_too), []).append(n)
-        if sum(loops[some[0]].bytes() for some in alike.values()) <= room:
+            alike.setdefault(x.kind_of_rings(alike_too), []).append(n)
+        if sum(b.size * b.dtype.bits // 8 * x.stages for some in alike.values() for x in [loops[some[0]]]
+               for r in x.rings for b in x.tiles(r)) <= room:
             break
     counts: dict[int, Counted] = {}
     begin: list[Stmt] = []
@@ -462,7 +378,7 @@ def counted_loops(loops: Sequence[RingsOf], make: Callable[[int, Ring], None],
         first = loops[some[0]]
         for n in some:
             counts[n] = Counted(extents[n], first.stages, count)
-            by_tiles = loops[n].kind(False) == first.kind(False)
+            by_tiles = loops[n].kind_of_rings(False) == first.kind_of_rings(False)
             for k, r in enumerate(loops[n].rings):
                 tiles = loops[n].tiles(r)
                 if n == some[0]:

@@ -214,10 +214,14 @@ class Plan:
 
     @_once
     def unit(self, s: For) -> int:
-        """Iterations of a ring loop after which the program is in the same state: whole periods of the rings."""
-        outer = self.is_outer(s)
-        slow = [] if outer else [n * d for n, used, d in self.moduli if s.var in used and n * d <= 64]
-        return min(lcm(1 if outer else self.period, *self._mods(s), *slow), 128)
+        """Iterations of a ring loop after which the program is in the same state: whole periods of the rings.
+
+        Loops that different warp roles run for one loop of the program have one unit.
+        """
+        if self.is_outer(s):
+            return min(lcm(1, *self._mods(s)), 128)
+        alike = {s.var, *(x.var for x in self.nodes if isinstance(x, For) and s.span is not None and x.span == s.span)}
+        return min(lcm(self.period, *(m for n, used, d in self.moduli if used & alike for m in (n, n * d) if m <= 64)), 128)
 
     @_once
     def slots(self, s: For) -> tuple[int, int]:
