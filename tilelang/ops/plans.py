@@ -41,7 +41,8 @@ class CopyPlan(TransferPlan):
     Decided by passes, or set by T.tma_copy and T.copy_cluster
         barrier = (buffer, index): the mbarrier that the bytes arrive on; expect: the copy announces their number to it first.
         async_group: by cp.async, completed by a later wait.  cluster_split = (rank, CTAs, mask): each CTA of a cluster loads a
-        piece and multicasts it to all.  tf32: elements are rounded to tf32 on the way.
+        piece and multicasts it to all.  iterations: of a loop that read one tile, the first of which loads it.
+        tf32: elements are rounded to tf32 on the way.
     """
 
     coalesced_width: int | None = None
@@ -54,6 +55,7 @@ class CopyPlan(TransferPlan):
     expect: bool = False
     async_group: bool = False
     cluster_split: tuple[Any, ...] | None = None
+    iterations: int = 1
     tf32: bool = False
 
 

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, If, Launch, Parallel, Seq, Stmt, Store, Var, While,
-                         is_const, stmts_of)
+                         is_const, stmts_of, walk)
+from tilelang.ops import Combine, Reduce, Scan
 
 from .effects import Effect, effects, own_effects
 from .loop_body import select_stores
+from .pipeline_schedule import Item
 
 
 class Liveness:
@@ -114,6 +116,24 @@ class Uses:
     def has_views(self, b: Buffer) -> bool:
         """Whether another buffer in the body shares b's storage."""
         return not self._seen.get(b.data, set()) <= {b}
+
+    def unversionable(self, loop: For, items: list[Item], b: Buffer) -> str:
+        """Why a shared buffer cannot have versions; "" if it can."""
+        if not b.is_static or b.strides_ is not None:
+            return f"`{b.name}` has a run-time shape"
+        if self.has_views(b):
+            return f"`{b.name}` has views"
+        for x in items:
+            if x.touches(b.data) and any(  # these ops count the dimensions of the buffer; they may also be inside a branch
+                    b.data is a.region.buffer.data for n in walk(x.stmt, Combine, Reduce, Scan) for a in n.accesses()):
+                return f"`{b.name}` is reduced or scanned in shared memory"
+            if any(e.storage is b.data and e.indices is None and e.region is None for e in x.effects):
+                return f"the address of `{b.name}` is taken"
+        if self.carried(b.data, loop):
+            return f"`{b.name}` carries values to the next iteration"
+        if self.live_after(b.data, loop):
+            return f"`{b.name}` is used after the loop"
+        return ""
 
 
 def _runs_once(s: For) -> bool:

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from tilelang.ir import Buffer, Launch, with_options
+from tilelang.ir import Buffer, Launch, Var, replace, with_options
 from tilelang.ir.record import state
 
 ALIGN = 128  # bytes: one row of the 32 banks, at whose multiples swizzle patterns start
@@ -53,6 +53,11 @@ def place(spans: list[Span], pairs: Collection[tuple[Buffer, Buffer]] | None) ->
         high[k] = s.offset + s.bytes
         done.append(k)
     return int(high.max(initial=0))
+
+
+def versioned(b: Buffer, versions: int) -> Buffer:
+    """A new buffer that holds `versions` tiles of the shape of b, one after another."""
+    return replace(b, shape=(versions, *b.shape), data=Var(b.name, b.data.dtype, span=b.span))
 
 
 def with_versions(launch: Launch, versions: Iterable[tuple[Buffer, Buffer]]) -> Launch:

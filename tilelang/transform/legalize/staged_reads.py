@@ -181,7 +181,7 @@ class _Tiles:
                 got = self.copied(x, sizes, (*mins[:step], first, *mins[step + 1:]), "steps")
                 if got is None:
                     return None
-                tiles[key] = got
+                tiles[key] = got[0], with_options(got[1], iterations=n)
             return load(tiles[key][0], tuple(done % n if d == step else along[row] for d in sorted((step, row))), span=x.span)
 
         new = [rewrite(s, partial(scale, s), Load) if isinstance(s, Parallel) else s for s in body[:at]]

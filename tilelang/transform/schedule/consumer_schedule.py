@@ -31,7 +31,7 @@ def items_of(r: WarpRoleLoop) -> LoopItems:
     rings = [RingUse(users_of(r, x), x.bytes(items), r.stages) for x in r.rings]
     loaded = {b.data for b in r.filled}
     versions = {**r.made, **{e.storage: r.stages for i in own for e in items[i].effects if e.writes and e.storage in loaded}}
-    out = LoopItems(items, own, r.groups, r.used_outside, rings, _asked(r, own), versions)
+    out = LoopItems(items, own, r.groups, r.outside, rings, _asked(r, own), versions)
     out.beside = r.beside
     return out
 
@@ -146,7 +146,7 @@ def promoted_gemm(r: WarpRoleLoop) -> tuple[int, tuple[Buffer, ...]] | None:
     if any(e.writes and e.storage in {x.storage for x in before} for j in rest if j > i for e in items[j].effects):
         return None
     uses, laid = Uses(r.launch.body), {b for b, _ in r.launch.plan.layouts}
-    if any(b.scope_name != FRAGMENT or b in laid or uses.carried(b.data, r.loop) or r.used_outside(b.data) for b in twins):
+    if any(b.scope_name != FRAGMENT or b in laid or uses.carried(b.data, r.loop) or b.data in r.outside for b in twins):
         return None
     held = {e.storage: e.buffer for x in items for e in x.effects if e.buffer.scope_name == FRAGMENT}
     size = sum(b.size * b.dtype.bits // 32 for b in (*held.values(), accumulator)) // (r.groups * GROUP)

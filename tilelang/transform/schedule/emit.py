@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Parallel, Region, Select, Stmt, Var, binary,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Parallel, Select, Stmt, Var, binary,
                          const, convert, fresh, is_const, logical, replace, seq, substitute, unary, used_vars, with_options,
                          FRAGMENT, SHARED)
 from tilelang.ir.record import record
 from tilelang.ops import Reduce
 from tilelang.ops.gemm.wgmma import choose_wgmma
+from tilelang.ops.tma import tma_bytes
 
 from ..analysis.effects import touches
 from ..analysis.item_cost import Cycles
@@ -123,7 +124,7 @@ class _Emitter:
                 out.append(s)
                 if cyclic and self.held == e.item and (computed := self.computed(e.item)) is not None:
                     out.append(pin(computed, "wgmma_hold"))
-                out += [x for m in self.releases(self.at[e.item], False) for x in self.r.release(m, self.r.slot(it)[0])]
+                out += [x for m in self.releases(self.at[e.item], False) for x in self.r.release(m, it)]
         return out
 
     def bound(self, s: Stmt, it: Expr, known: dict[Any, Expr], under: Iterable[int]) -> list[Stmt]:
@@ -135,7 +136,7 @@ class _Emitter:
         used = set().union(*(used_vars(self.loop.items[i].stmt) for i in under))
         loads = {b.var for b in needed_binds(body.pure, used) if touches(b.value) and b.var not in body.late}
         *binds, s = _bound(body.pure, self.r.loop.var, [s], it, known, loads)
-        return [*binds, select_version(s, self.r.versions, self.r.step(it))]
+        return [*binds, self.r.select(s, it)]
 
     def full(self, rings: Iterable[Ring], it: Expr) -> list[Stmt]:
         """The waits for the stages of an iteration."""
@@ -173,9 +174,10 @@ class _Emitter:
 
     def wait(self, events: Sequence[Event], w: Wait, its: dict[int, Expr]) -> list[Stmt]:
         """A wait for GEMMs, the pins of their registers and the releases of the stages that they have read."""
-        freed = [m for p in w.done for m in self.releases(self.at[events[p].item], True)]
+        freed = [(m, its[events[p].stage]) for p in w.done for m in self.releases(self.at[events[p].item], True)]
         # What orders the threads' own loads before a release waits for them while the GEMM runs, not behind it.
-        out: list[Stmt] = [*self.r.read_out({b for m in freed for b in m.buffers}), do("wgmma_wait", n=w.pending)]
+        fences = {str(s): s for m, it in freed for s in self.r.read_out(m.buffers, it)}
+        out: list[Stmt] = [*fences.values(), do("wgmma_wait", n=w.pending)]
         gemms = [self.loop.gemm(events[p].item) for p in w.done]
         pinned: dict[Any, Buffer] = {}
         for op in gemms:
@@ -192,10 +194,7 @@ class _Emitter:
                 before = r.slot(k - 1 - events[p].stage)[0]
             begun = binary("gt", k, convert(r.loop.start) + 1 if any(e.stage for e in self.events) else convert(r.loop.start))
             out += [x for m in self.releases(self.at[events[p].item], True) for x in r.release_after_wait(m, before, begun)]
-        for p in w.done:
-            for m in self.releases(self.at[events[p].item], True):
-                out += r.release(m, r.slot(its[events[p].stage])[0], True)
-        return out
+        return [*out, *(x for m, it in freed for x in r.release(m, it, True))]
 
     def releases(self, place: int, waited: bool) -> list[Ring]:
         """The rings that are free once the event at this place of the steady iteration is over."""
@@ -238,9 +237,9 @@ class _Ordered(_Emitter):
         loop = loop or items_of(r)
         super().__init__(r, loop, order.events, waits or loop.waits(order.events, True, order.carry))
         self.depth = order.depth
-        gemms = [self.loop.gemm(self.events[p].item) for w in self.steady.values() for p in w.carried]
-        self.carried = list({op.c.buffer.data: op.c.buffer for op in gemms}.values())
-        self.other = {b: replace(b, data=Var(b.name, b.data.dtype)) for b in (op.a.buffer for op in gemms)
+        flying = [self.loop.gemm(self.events[p].item) for w in self.steady.values() for p in w.carried]
+        self.carried = list({op.c.buffer.data: op.c.buffer for op in flying}.values())
+        self.other = {b: replace(b, data=Var(b.name, b.data.dtype)) for b in (op.a.buffer for op in flying)
                       if b.scope_name == FRAGMENT}
         self.path = order.path
         first = self.events[0].item
@@ -270,12 +269,11 @@ class _Ordered(_Emitter):
             loops = self.unrolled(2, lambda at, n: self.alternated(loop.body, at, n)) if self.other else [loop]
             opening = [If(some, seq(*self.full(self.awaited, start)))] if self.awaited else []
             return [*r.body.allocs, *map(Alloc, self.other.values()), *opening, *pins, *loops, *done, *free, *finished]
-        opening, closing = self.region(0, start), self.region(1, last)
-        left = [x for p, ring in self.carried_releases() for x in r.release(ring, r.slot(
-            last - self.events[p].stage)[0])] if r.repeated else []
+        before, closing = self.region(0, start), self.region(1, last)
+        left = [x for p, ring in self.carried_releases() for x in r.release(ring, last - self.events[p].stage) if r.repeated]
         several = logical("and", unary("not", self.second), binary("gt", extent, const(1, extent.dtype)))
         end = [If(several, self.ping_pong(0))] if self.opens >= 0 else []  # before the next tile
-        whole = [*rename(opening), *pins, loop, *done, *left, *([] if late else finished), *rename(closing),
+        whole = [*rename(before), *pins, loop, *done, *left, *([] if late else finished), *rename(closing),
                  *(finished if late else ()), *end]
         return [*r.body.allocs, If(some, seq(*whole), seq(*finished) if finished else None, span=r.loop.span)]
 
@@ -402,18 +400,20 @@ def _loads(r: WarpRoleLoop, rings: list[Ring], k: Expr, pure: list[Bind], tf32: 
     for ring in rings:
         assert ring.full is not None and ring.empty is not None
         slot, parity = r.slot(k)
-        full = AddressOf(ring.full, (slot,))
-        stmts.append(do("mbarrier_wait", AddressOf(ring.empty, (slot,)), binary("bitxor", parity, const(1, "uint32"))))
-        stmts.append(do("mbarrier_arrive_expect_tx", full, const(ring.bytes(r.body.items), "uint32")))
+        copies, none = list[Stmt](), const(0, "uint32")
+        size: Expr = none
         for i in ring.items:
             op: Any = r.body.items[i].stmt
-            new = ring.buffers[op.dst.buffer]
-            dst = Region(new, (slot, *(const(0) for _ in op.dst.extents)), (1, *op.dst.extents), span=op.dst.span)
-            src = substitute(op.src, {r.loop.var: k, **known})
-            way = {"bulk": True, "boxes": True} if op.dst.buffer.ndim == 1 else {"tma": True}
-            stmts.append(with_options(replace(op, src=src, dst=dst), **way, barrier=(ring.full, slot),
-                                    tf32=op.dst.buffer.data in tf32 or None,
-                                    cluster_split=ring.cluster_split(i)))
+            b, own = op.dst.buffer, const(tma_bytes(op), "uint32")
+            dst = r.select(replace(op.dst, mins=(const(0),) * b.ndim), k)
+            way = {"bulk": True, "boxes": True} if b.ndim == 1 else {"tma": True}
+            copy = with_options(replace(op, src=substitute(op.src, {r.loop.var: k, **known}), dst=dst), **way,
+                                barrier=(ring.full, slot), tf32=b.data in tf32 or None, cluster_split=ring.cluster_split(i))
+            first = r.reads(b, k, False)
+            copies.append(copy if first is None else If(first, copy))
+            size = size + (own if first is None else Select(first, own, none, own.dtype, False))
+        stmts += [do("mbarrier_wait", AddressOf(ring.empty, (slot,)), binary("bitxor", parity, const(1, "uint32"))),
+                  do("mbarrier_arrive_expect_tx", AddressOf(ring.full, (slot,)), size), *copies]
     return stmts
 
 

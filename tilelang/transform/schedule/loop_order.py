@@ -15,7 +15,7 @@ A simulation of all warp groups, which share the tensor cores and the arithmetic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -61,12 +61,12 @@ class LoopItems:
     """The items that the consumers of a loop run, their conflicts, and what they cost.
 
     items: of the whole body.  own: those of the consumers, in the order of the program.  groups: number of warp groups.
-    used_outside: whether storage is accessed outside the loop.  rings: the rings of stages that the producer fills.  asked: the
+    used_outside: storage that is accessed outside the loop.  rings: the rings of stages that the producer fills.  asked: the
     order that the program gives; () for none.  versions: storage -> number of tiles that iterations use in turn.  beside:
     blocks that an SM runs at once, this one included.  passed: cycles in which groups pass registers in front of an item.
     """
 
-    def __init__(self, items: list[Item], own: Sequence[int], groups: int, used_outside: Callable[[Var], bool],
+    def __init__(self, items: list[Item], own: Sequence[int], groups: int, used_outside: Container[Var],
                  rings: Sequence[RingUse] = (), asked: tuple[Event, ...] = (),
                  versions: Mapping[Var, int] | None = None) -> None:
         self.asked, self.beside, self.versions = asked, 1, dict(versions or {})
@@ -82,7 +82,7 @@ class LoopItems:
         self.exchanged = {i for i in self.own if any(e.storage in passed for e in items[i].effects)}
         self.passed: dict[int, float] = {}
         self.live_outside = {e.storage for i in self.own for e in items[i].effects
-                             if e.buffer.scope_name == FRAGMENT and used_outside(e.storage)}
+                             if e.buffer.scope_name == FRAGMENT and e.storage in used_outside}
 
     def tiles(self, distance: int = 1, deep: bool = True) -> set[Var]:
         """The storages of which iterations at this distance have one each.  deep: items run late; a fragment has only one then,

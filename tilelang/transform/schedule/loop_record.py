@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import TileLangError
-from tilelang.ir import (Bind, Const, Expr, For, Launch, Load, Var, contains, convert, free_vars, substitute, walk, FRAGMENT,
-                         GLOBAL, SHARED)
+from tilelang.ir import (Bind, Const, Expr, For, Launch, Load, Var, contains, convert, free_vars, statements, substitute, walk,
+                         FRAGMENT, GLOBAL, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
@@ -23,7 +23,6 @@ from ..analysis.loop_schedule import Bound, Place, Schedule
 from ..analysis.pipeline_schedule import Item
 from .consumer_schedule import items_of, steady
 from .loop_order import LoopItems
-from .outer_loops import path_to
 from .rings import GROUP, WarpRoleLoop
 from ..analysis.simulate_loop import Event, RingUse, Simulation, Wait
 
@@ -37,7 +36,7 @@ def record_of(r: WarpRoleLoop, registers: Sequence[int]) -> Schedule:
     shared = {e.storage for x in loop.items for e in x.effects}  # tf32 operands are rounded there
     split = {i: "N" if plan.warps[1] > 1 else "M" for i in loop.gemms if not isinstance(
         plan := choose_wgmma(loop.gemm(i), threads, shared), str)}
-    versions = {b.name: r.stages for x in r.rings for b in x.buffers}
+    versions = {b.name: v.shape[0] for x in r.rings for b, v in x.buffers.items()}
     versions |= {e.buffer.name: r.made[e.storage] for x in loop.items for e in x.effects if e.storage in r.made}
     _pass_tiles(loop, {loop.gemm(i).c.buffer.data for i, how in split.items() if how == "N"})
     made = _record(r.launch, r.loop, loop, (events, waits), filled, dict.fromkeys(sorted(r.loads), "tma"), 90)
@@ -69,7 +68,7 @@ def record_of_threads(launch: Launch, loop: For, items: list[Item], stage: Seque
     rings = {i: RingUse(frozenset(j for j in ranked if any(e.writes and items[j].touches(e.storage) for e in items[i].effects)),
                         _moved(items[i]), n) for i, n in ahead.items()}
     rings = {i: use for i, use in rings.items() if use.users}
-    own = LoopItems(items, ranked, 1, lambda _: False, tuple(rings.values()))
+    own = LoopItems(items, ranked, 1, (), tuple(rings.values()))
     own.gemms = ()  # the threads wait for each of them
     for i in ranked:
         op: Any = items[i].stmt
@@ -218,7 +217,7 @@ def _numbers(launch: Launch) -> list[int]:
 def _iterations(launch: Launch, loop: For) -> float:
     """Iterations of a block, the mean of all blocks; 0 where they are not known before a call."""
     numbers = _numbers(launch)
-    loops = [s for s in (*path_to(launch.body, loop), loop) if isinstance(s, For)]
+    loops = [s for s in statements(launch.body) if isinstance(s, For) and any(x is loop for x in statements(s))]
     env: dict[Var, Any] = {}
     blocks = prod(numbers)
     index = np.linspace(0, blocks - 1, min(blocks, 1 << 12)).astype(int)

@@ -26,9 +26,8 @@ from ..analysis.effects import effects
 from ..analysis.pipeline_loops import is_load
 from ..analysis.liveness import Uses, filled
 from ..analysis.pipeline_schedule import Item, loop_items
-from ..analysis.shared_spans import with_versions
+from ..analysis.shared_spans import versioned, with_versions
 from ..legalize.transposed_operands import with_k_contiguous
-from .plan_pipelines import unversionable, versioned
 from .rings import select_version, whole_region
 
 VERSIONS = 2
@@ -51,7 +50,7 @@ def operand_versions(launch: Launch, loops: Sequence[For]) -> tuple[Launch, list
         loaded = {x.stmt.dst.buffer for x in items if is_load(x.stmt)}  # type: ignore[attr-defined]
         found += [b for b in dict.fromkeys(fed) if b in outside - loaded and b not in laid and _made_of_loads(items, b.data)
                   and whole.count(b.data) == within.count(b.data) and not (
-                      unversionable(uses, loop, items, b) if b.scope_name in SHARED else uses.carried(b.data, loop))]
+                      uses.unversionable(loop, items, b) if b.scope_name in SHARED else uses.carried(b.data, loop))]
     if not found:
         return None
     made = {b: versioned(b, VERSIONS) for b in found if b.scope_name in SHARED}
@@ -90,7 +89,7 @@ def operands_in_registers(launch: Launch, loops: Sequence[For]) -> tuple[Launch,
         for at, x in enumerate(items):
             b = _changed(x.stmt)
             if b is None or b in laid or b in made or whole.count(b.data) != within.count(b.data) or \
-                    unversionable(uses, loop, items, b) or not _made_of_loads(items, b.data) or not _is_only_a(items, at, b):
+                    uses.unversionable(loop, items, b) or not _made_of_loads(items, b.data) or not _is_only_a(items, at, b):
                 continue
             made[b] = replace(b, name=f"{b.name}_r", data=Var(f"{b.name}_r", b.data.dtype), scope_name=FRAGMENT)
     if not made:

@@ -14,11 +14,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from tilelang.ir import (EMPTY, Alloc, Bind, Break, Buffer, Continue, Expr, For, If, Launch, Seq, Stmt, Store, Var, While,
-                         convert, free_vars, inner, leaves, replace, rewrite_stmts, seq, statements, stmts_of, walk, GLOBAL,
+                         convert, free_vars, leaves, replace, rewrite_stmts, seq, statements, stmts_of, walk, GLOBAL,
                          PRIVATE, SHARED)
 
 from ..analysis.statements import bound_by
 from ..analysis.effects import effects, expr_effects, hangs_on_threads, own_effects
+
 
 class Around:
     """The statements that surround the pipelined loops of a launch.
@@ -34,13 +35,10 @@ class Around:
         self.allocs: dict[Buffer, None] = {}
         self.scalars = {s.buffer.data for s in statements(launch.body)
                         if isinstance(s, Alloc) and s.buffer.scope_name in PRIVATE}
-        self.visible: set[Var] = set()
-        self.lost: set[Var] = set()
         self.uneven: set[int] = set()
-        self.reached = True
         while True:  # repeat: dropping a scalar also drops the scalars computed from it
             known = len(self.uneven)
-            self.visible, self.lost, self.reached = set(launch.block_vars), set(), True
+            self.visible, self.lost, self.reached = set(launch.block_vars), set[Var](), True
             self._scan(launch.body, True, None)
             if not self.lost & self.scalars and known == len(self.uneven):
                 break
@@ -147,13 +145,3 @@ def is_same(e: Expr, scalars: Container[Var], written: Container[Var]) -> bool:
     """
     return not hangs_on_threads(e) and all(not x.writes and (
         x.storage in scalars or x.buffer.scope_name == GLOBAL and x.storage not in written) for x in expr_effects(e))
-
-
-def path_to(body: Stmt, loop: For) -> tuple[Stmt, ...]:
-    """The statements around a loop."""
-    if body is loop:
-        return ()
-    for x in inner(body):
-        if any(y is loop for y in statements(x)):
-            return (body, *path_to(x, loop))
-    return ()

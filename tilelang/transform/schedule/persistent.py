@@ -319,15 +319,11 @@ def _in_cluster(launch: Launch, few: Launch, spans: tuple[int, ...],
     They are computed from the position of the cluster in the grid of `few` and the block's ranks in the cluster.  The
     condition is None if all blocks lie in the grid.
     """
-    binds: list[Bind] = []
-    inside: Expr | None = None
-    wide = sorted(cluster_map.wide)
-    for k in wide:
-        v, n = launch.block_vars[k], convert(launch.grid[k])
-        binds.append(Bind(v, few.block_vars[k] * spans[k] + cluster_map.ranks[k]))
-        if not isinstance(n, Const) or n.value % spans[k]:
-            here = binary("lt", v, convert(n))
-            inside = here if inside is None else logical("and", inside, here)
+    wide, sizes = sorted(cluster_map.wide), [convert(g) for g in launch.grid]
+    binds = [Bind(launch.block_vars[k], few.block_vars[k] * spans[k] + cluster_map.ranks[k]) for k in wide]
+    here = [binary("lt", launch.block_vars[k], n) for k in wide for n in [sizes[k]]
+            if not isinstance(n, Const) or n.value % spans[k]]
+    inside = reduce(partial(logical, "and"), here) if here else None
     return binds, inside, (f"; clusters of {' x '.join(str(spans[k]) for k in wide)} along "
                            f"{'dimension' if len(wide) == 1 else 'dimensions'} {' and '.join(map(str, wide))} of the grid")
 

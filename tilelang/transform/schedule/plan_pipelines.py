@@ -8,7 +8,7 @@ from tilelang.errors import InternalError
 from tilelang.ir import (EMPTY, Alloc, Buffer, Call, Const, For, Launch, Region, Stmt, Var, leaves, replace,
                          rewrite_stmts, statements, stmts_of, walk, with_options, SHARED)
 from tilelang.ir.record import state
-from tilelang.ops import Combine, Copy, Gemm, Reduce, Scan
+from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma
 from tilelang.target.machine import MOST_REGISTERS
 
@@ -18,7 +18,7 @@ from ..analysis.effects import effects, orders
 from ..legalize.hopper_features import hopper, no_warp_roles
 from ..analysis.liveness import Uses
 from ..framework.pass_ import TILE, PassContext, pass_
-from ..analysis.shared_spans import with_versions
+from ..analysis.shared_spans import versioned, with_versions
 from .loop_record import record_of_threads
 from .emit import CopiedAhead, Plan, within_iteration
 from .rings import GROUP, WarpRoleLoop
@@ -154,7 +154,7 @@ class _Planner:
         early = set(loads)
         for i in sorted(loads):
             buffer = loads[i]
-            why = _unwaited(items, loads, i) or unversionable(self.uses, loop, items, buffer)
+            why = _unwaited(items, loads, i) or self.uses.unversionable(loop, items, buffer)
             if why:
                 early.discard(i)
                 reasons.append(why)
@@ -180,7 +180,7 @@ class _Planner:
         versions: dict[Var, int] = {}
         for b in {e.buffer: None for x in items for e in x.effects if e.writes}:
             span = stage_span(items, stage, b.data)
-            if span > 1 and b.scope_name in SHARED and not unversionable(self.uses, loop, items, b):
+            if span > 1 and b.scope_name in SHARED and not self.uses.unversionable(loop, items, b):
                 versions[b.data] = span
         broken = violations(items, stage, order, versions)
         if broken:
@@ -204,30 +204,6 @@ class _Planner:
 
 
 # ---- conditions -----------------------------------------------------------------------------------------------------
-
-
-def versioned(b: Buffer, versions: int) -> Buffer:
-    """A new buffer that holds `versions` tiles of the shape of b, one after another."""
-    return replace(b, shape=(versions, *b.shape), data=Var(b.name, b.data.dtype, span=b.span))
-
-
-def unversionable(uses: Uses, loop: For, items: list[Item], b: Buffer) -> str:
-    """Why a shared buffer cannot have versions; "" if it can."""
-    if not b.is_static or b.strides_ is not None:
-        return f"`{b.name}` has a run-time shape"
-    if uses.has_views(b):
-        return f"`{b.name}` has views"
-    for x in items:
-        if x.touches(b.data) and any(  # these ops count the dimensions of the buffer; they may also be inside a branch
-                b.data is a.region.buffer.data for n in walk(x.stmt, Combine, Reduce, Scan) for a in n.accesses()):
-            return f"`{b.name}` is reduced or scanned in shared memory"
-        if any(e.storage is b.data and e.indices is None and e.region is None for e in x.effects):
-            return f"the address of `{b.name}` is taken"
-    if uses.carried(b.data, loop):
-        return f"`{b.name}` carries values to the next iteration"
-    if uses.live_after(b.data, loop):
-        return f"`{b.name}` is used after the loop"
-    return ""
 
 
 def _unwaited(items: list[Item], loads: dict[int, Buffer], i: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -66,6 +66,7 @@ class WarpRoleLoop:
     groups: number of consumer warp groups.  thread: index of a thread in the block.  base: steps that the loop's rings have
     made before its first iteration, modulo twice the stages; None for zero.  repeated: the loop runs once for each tile of a
     block and must release all stages before it ends.  made: storage of operands that the threads make -> its versions.
+    lasting: a tile that is the same in several iterations from the first one -> their number.  It is loaded once for them.
     overlap: text for the report, set when the consumers' schedule has been made.  order: the chosen order of the consumers'
     statements; None until it is asked for, False where another schedule is taken.  beside: blocks that an SM runs at once.
     """
@@ -81,6 +82,7 @@ class WarpRoleLoop:
     base: Expr | None = None
     repeated: bool = False
     made: Mapping[Var, int] = field(default_factory=dict)
+    lasting: dict[Buffer, int] = field(default_factory=dict)
     overlap: str = ""
     order: LoopOrder | Literal[False] | None = None
     beside: int = 1
@@ -118,46 +120,62 @@ class WarpRoleLoop:
     def versions(self) -> dict[Buffer, Buffer]:
         return {b: v for r in self.rings for b, v in r.buffers.items()}
 
+    def done(self, k: Expr) -> Expr:
+        """The number of iterations before iteration k."""
+        return k if is_const(self.loop.start, 0) else k - self.loop.start
+
     def step(self, k: Expr) -> Expr:
         """How many stages the rings have filled before that of iteration k (modulo twice the stages)."""
-        done = k if is_const(self.loop.start, 0) else k - self.loop.start
-        return done if self.base is None else self.base + done
+        return self.done(k) if self.base is None else self.base + self.done(k)
+
+    def reads(self, b: Buffer, k: Expr, last: bool) -> Expr | None:
+        """Whether iteration k is the first, or the last, that reads a version of a lasting tile; None for another tile."""
+        if b not in self.lasting:
+            return None
+        at, extent = self.done(k) % self.lasting[b], Analyzer().simplify(convert(self.loop.extent))
+        here = binary("eq", at, const(self.lasting[b] - 1 if last else 0, at.dtype))
+        if not last or isinstance(extent, Const) and extent.value % self.lasting[b] == 0:
+            return here
+        return logical("or", here, binary("eq", k, convert(self.loop.start) + extent - 1))
+
+    def select(self, s: Any, k: Expr) -> Any:
+        """What iteration k does, with every access of a tile redirected to its version."""
+        for n in {0: 0, **dict.fromkeys(self.lasting.values())}:
+            some = {b: v for b, v in self.versions.items() if self.lasting.get(b, 0) == n}
+            s = select_version(s, some, self.done(k) // n if n else self.step(k))
+        return s
 
     def slot(self, k: Expr) -> tuple[Expr, Expr]:
         """(stage, parity of its mbarrier phase) of iteration k."""
         step = self.step(k)
         return step % self.stages, cast(step // self.stages % 2, "uint32")
 
-    def release(self, ring: Ring, slot: Expr, ordered: bool = False) -> list[Stmt]:
-        """Releases a stage: each warp arrives once, after all its threads have read the stage.  ordered: `read_out` is done."""
-        return [*(() if ordered else self.read_out(set(ring.buffers))), do("sync_warp"), self.released(ring, slot)]
+    def release(self, ring: Ring, k: Expr, ordered: bool = False) -> list[Stmt]:
+        """Releases the stage of iteration k: a warp arrives once all its threads have read it.  ordered: behind `read_out`."""
+        return [*(() if ordered else self.read_out(ring.buffers, k)), do("sync_warp"), self.released(ring, self.slot(k)[0])]
 
     def release_after_wait(self, ring: Ring, slot: Expr, when: Expr) -> list[Stmt]:
         """Releases a stage behind a wait for wgmma under a condition.  The wait has ordered the warps of the group; only loads
         by threads need more."""
-        own = self.read_out(set(ring.buffers))
+        own = self.read_out(ring.buffers)
         return [*own, *([do("sync_warp")] if own else ()), self.released(ring, slot, when)]
-
-    def used_outside(self, storage: Var) -> bool:
-        """Whether the launch accesses the memory before or after the loop."""
-        return storage in self.outside
 
     @cached_property
     def outside(self) -> Counter[Var]:
-        """By storage: the accesses of the launch that are not in the loop."""
+        """By storage: the accesses of the launch before or after the loop."""
         whole, inside = (Counter(e.storage for e in effects(s)) for s in (self.launch.body, self.loop))
         return whole - inside
 
-    def read_out(self, tiles: set[Buffer]) -> list[Stmt]:
-        """What has to precede an arrival that releases tiles: it orders a thread's own loads from them before the arrival.
+    def read_out(self, tiles: Iterable[Buffer], k: Expr | None = None) -> list[Stmt]:
+        """What has to precede an arrival that releases tiles, in iteration k: it orders a thread's own loads in front of it.
 
         An arrival does not wait for loads in flight, and the next copy into the tile goes through another proxy.  Seen on an
         H200: when wgmma used the full bandwidth of shared memory, the copy overtook the loads in a third of the launches.
         """
-        storage = {b.data for b in tiles}
-        own = any(e.storage in storage and not isinstance(e.node, (Copy, Gemm)) or
-                  isinstance(e.node, Copy) and e.node.src.buffer.data in storage for e in effects(self.launch.body))
-        return [do("fence_proxy_async")] if own else []
+        read = {e.storage for e in effects(self.launch.body) if not isinstance(e.node, (Copy, Gemm)) or
+                isinstance(e.node, Copy) and e.node.src.buffer.data is e.storage}
+        ends = [None if k is None else self.reads(b, k, True) for b in tiles if b.data in read]
+        return [do("fence_proxy_async")] if None in ends else [If(e, do("fence_proxy_async")) for e in ends if e is not None]
 
     def released(self, ring: Ring, slot: Expr, when: Expr | None = None) -> Stmt:
         """The arrival of a warp whose threads have all reached this point.  when: a condition for the arrival."""

@@ -52,12 +52,11 @@ from ..framework.pass_ import TILE, PassContext, pass_
 from .persistent import Tiles, Work, longest_first, plan_tiles
 from ..analysis.statements import around_launch, do, rename
 from ..analysis.pipeline_loops import inner_loops, is_load, is_pipelined, ring_stages
-from .plan_pipelines import unversionable, versioned
 from .rings import (GROUP, Handover, Ring, WarpRoleLoop, WholeTile, barriers, counted_loops, counted_tiles,
                     registers_by_warp_role)
 from ..analysis.pipeline_schedule import loop_items
 from ..analysis.tf32_tiles import tf32_tiles
-from ..analysis.shared_spans import Span, place, with_versions
+from ..analysis.shared_spans import Span, place, versioned, with_versions
 
 BARRIER_BYTES = 1024  # upper bound for the barriers of all rings
 MOST_STAGES = 8  # that a loop gets unasked
@@ -133,6 +132,7 @@ class _WarpRoles(WarpRoleLoop):
         self.values = {s.var: s.value for s in walk(launch.body, Bind)}
         self.used = {x.storage for x in effects(launch.body)}
         self.written = {x.storage for x in effects(launch.body) if x.writes}
+        self.about = ""  # text for the report: how tiles are given to blocks
         self.scalars: set[Var] = set()  # storage of the program's variables that both warp roles keep
 
     def run(self) -> Launch:
@@ -153,12 +153,12 @@ class _WarpRoles(WarpRoleLoop):
         self._reachable()
         self.stages = _taken_stages(self)
         tiles = _tiles(self, not any(map(acts, stmts[:at + 1])))
+        self.repeated = tiles is not None and not tiles.once
         for ring in self.rings:
             self._make(ring, tiles)
         steps = None if tiles is None else counted_tiles(tiles, Analyzer().simplify(_inlined(
             convert(self.loop.extent), self.values)), self.stages, {*self.launch.block_vars} | self.bound)
         self.beside, self.base = 1 if self._alone() else 2, None if steps is None else steps.base
-        self.repeated = tiles is not None and not tiles.once
         _check_second_block(self)
         _check_versions(self)
         binds: list[Stmt] = [s for s in common if isinstance(s, Bind)]
@@ -203,7 +203,7 @@ class _WarpRoles(WarpRoleLoop):
             raise _Declined(around.why)
         loops, several = self.loops, len(self.loops) > 1
         for p in loops:
-            p.scalars, p.visible, p.bound = around.scalars, around.visible, around.bound
+            p.scalars, p.visible, p.bound, p.repeated = around.scalars, around.visible, around.bound, True
             p._reachable()
         if not several:
             self.stages = _taken_stages(self)
@@ -212,7 +212,7 @@ class _WarpRoles(WarpRoleLoop):
             b.size * b.dtype.bits // 8 for b in self._static() if b.scope_name in SHARED and b not in filled)
         counts, begin = counted_loops(self.loops, lambda n, r: self.loops[n]._make(r, None), room)
         for p, steps in zip(loops, counts):
-            p.beside, p.base, p.repeated = 1 if self._alone() else 2, steps.base, True
+            p.beside, p.base = 1 if self._alone() else 2, steps.base
             _check_versions(p)
         if not several:
             _check_second_block(self)
@@ -220,7 +220,7 @@ class _WarpRoles(WarpRoleLoop):
         taken = sum(b.size * b.dtype.bits // 8 for b in {*new.values()})
         if several and taken > room:
             raise _Declined(f"the stages of {len(loops)} pipelined loops take {taken} of {room} bytes of shared memory")
-        handover = Handover(self) if not several and self._hands_over(new) else None
+        handover = Handover(self) if not several and _hands_over(self, new) else None
         # A handover counts in the producer only.
         more, awaited, ready = ((handover.count,), handover.awaited, handover.ready) if handover else ((), [], [])
         loading = rename([*begin, *(x for s in (*counts, *more) for x in s.begin), *around.loading({id(p.loop): [
@@ -236,13 +236,6 @@ class _WarpRoles(WarpRoleLoop):
             rest = [s for s in stmts_of(out.body) if not isinstance(s, Alloc)]
             out = replace(out, body=seq(*allocs, *common, replace(guard, then=seq(*rest))))
         return self._said(*_in_order(self, out, handover.about if handover else ""))
-
-    def _hands_over(self, new: dict[Buffer, Buffer]) -> bool:
-        """Whether the launch fits in shared memory if rings share bytes with other tiles, and only then."""
-        spans = [Span(new.get(b, b), 0, 0) for b in self._static() if b.scope_name in SHARED]
-        limit, pairs = self.cx.target.limits.shared_per_block - BARRIER_BYTES, self.launch.plan.disjoint
-        both = with_versions(self.launch, new.items()).plan.disjoint
-        return place(spans, [p for p in pairs if not new.keys() & p]) > limit >= place(spans, both)
 
     def _assembled(self, allocs: list[Alloc], binds: list[Stmt], more: list[Buffer | None], loading: list[Stmt],
                    computing: list[Stmt], end: Stmt | None = None) -> Launch:
@@ -264,8 +257,8 @@ class _WarpRoles(WarpRoleLoop):
                    *map(Alloc, dict.fromkeys(new.values())), *binds, *map(Alloc, made),
                    If(binary("eq", self.thread, const(0, self.thread.dtype)), seq(*inits, do("fence_mbarrier_init"))),
                    do("sync_threads" if end is None else "cluster_sync"),
-                   If(call("in_warp_groups", (), "bool", first=self.groups, count=1), seq(*self._registers(0), *parting, one),
-                      seq(*self._registers(1), *computing), span=self.loop.span), end, span=self.launch.body.span)
+                   If(call("in_warp_groups", (), "bool", first=self.groups, count=1), seq(*_registers(self, 0), *parting, one),
+                      seq(*_registers(self, 1), *computing), span=self.loop.span), end, span=self.launch.body.span)
         return replace(self.launch, body=body, threads=(self.launch.threads[0] + GROUP, 1, 1))
 
     def _said(self, out: Launch, about: str) -> Launch:
@@ -276,10 +269,10 @@ class _WarpRoles(WarpRoleLoop):
         if layouts:  # a layout that the user gave for a buffer also applies to its versions
             out = with_options(out, layouts=(*layouts, *((v, lay) for b, lay in layouts for x, v in new if x is b)))
         names = ", ".join(sorted({b.name for b, _ in new}))
-        stages = tuple(dict.fromkeys((b.name, p.stages) for p, r in rings for b in r.buffers))
+        stages = tuple(dict.fromkeys((b.name, v.shape[0]) for _, r in rings for b, v in r.buffers.items()))
         overlap = self.overlap if len(self.loops) == 1 else "; ".join(
             f"pipelined loop {n + 1} of {len(self.loops)}: {p.overlap}" for n, p in enumerate(self.loops))
-        kept = [s.call.options.n for warp_role in (0, 1) for s in self._registers(warp_role)]  # type: ignore[attr-defined]
+        kept = [s.call.options.n for warp_role in (0, 1) for s in _registers(self, warp_role)]  # type: ignore[attr-defined]
         return with_options(out, compute_threads=self.groups * GROUP, report=(*self.launch.plan.report, about), overlap=overlap,
                           schedules=tuple(str(record_of(x, kept)) for x in self.loops), stages=stages, pipeline_report=(
             f"warp groups: 1 loads {names} by TMA, {self.groups} compute{'s' * (self.groups == 1)}, "
@@ -342,7 +335,14 @@ class _WarpRoles(WarpRoleLoop):
         cluster_map = None if tiles is None else tiles.cluster_map
         for i in ring.items:
             op: Any = self.body.items[i].stmt
-            ring.buffers[op.dst.buffer] = versioned(op.dst.buffer, self.stages)
+            many, count = op.plan.iterations, self.stages
+            # Loads of a version wait for the stage of the loop's iteration `stages` before: all that read it are over by then.
+            extent = Analyzer().simplify(convert(self.loop.extent))
+            fit = [n for n in range(1 + -(-(count - 1) // many), count + 1) if not self.repeated or
+                   isinstance(extent, Const) and extent.value % (many * n) == 0]  # the next run begins with the first version
+            if many > 1 and fit:
+                self.lasting[op.dst.buffer], count = many, fit[0]
+            ring.buffers[op.dst.buffer] = versioned(op.dst.buffer, count)
             same = frozenset() if cluster_map is None else frozenset(
                 k for k in cluster_map.wide
                 if not any(self.launch.block_vars[k] in free_vars(e) for e in self._coordinates(op)))
@@ -353,12 +353,6 @@ class _WarpRoles(WarpRoleLoop):
         ring.full = barriers(f"{name}_full", (1,) * self.stages)
         fillers = ring.cluster_map.peers(ring.common.values())[0] if ring.cluster_map else 1  # blocks that fill its stages
         ring.empty = barriers(f"{name}_empty", (self.groups * 4 * fillers,) * self.stages)
-
-    def _registers(self, warp_role: int) -> list[Stmt]:
-        got = registers_by_warp_role(self.launch, self.groups)
-        if got is None or not self._alone() or self.launch.plan.keep_registers:
-            return []
-        return [do("set_max_nreg", n=got[warp_role], inc=bool(warp_role))]
 
     def _alone(self) -> bool:
         """Whether only one block fits an SM, because of its shared memory or the registers of its fragments."""
@@ -381,6 +375,20 @@ class _WarpRoles(WarpRoleLoop):
         ring = {b: p.stages for p in self.loops for b in p.filled}
         return sum(b.size * b.dtype.bits // 8 * ring.get(b, 1) for b in self._static() if b.scope_name.startswith("shared"))
 
+
+def _hands_over(p: _WarpRoles, new: dict[Buffer, Buffer]) -> bool:
+    """Whether the launch fits in shared memory if rings share bytes with other tiles, and only then."""
+    spans = [Span(new.get(b, b), 0, 0) for b in p._static() if b.scope_name in SHARED]
+    limit, pairs = p.cx.target.limits.shared_per_block - BARRIER_BYTES, p.launch.plan.disjoint
+    both = with_versions(p.launch, new.items()).plan.disjoint
+    return place(spans, [x for x in pairs if not new.keys() & x]) > limit >= place(spans, both)
+
+
+def _registers(p: _WarpRoles, warp_role: int) -> list[Stmt]:
+    got = registers_by_warp_role(p.launch, p.groups)
+    if got is None or not p._alone() or p.launch.plan.keep_registers:
+        return []
+    return [do("set_max_nreg", n=got[warp_role], inc=bool(warp_role))]
 
 
 def _check(p: _WarpRoles) -> None:
@@ -415,7 +423,7 @@ def _rings(p: _WarpRoles) -> list[Ring]:
         users = [j for j, x in enumerate(items) if j != i and x.touches(b.data)]
         boxes = row_boxes_unsupported if b.ndim == 1 else tma_unsupported
         why = boxes(op, hopper(p.cx).strides) or (versions_unsupported(b) if b.ndim > 1 else "") or \
-            unversionable(Uses(p.launch.body), p.loop, items, b) or _unsafe(p, op.src.buffer)
+            Uses(p.launch.body).unversionable(p.loop, items, b) or _unsafe(p, op.src.buffer)
         if why:
             raise _Declined(why)
         # Parallel loops may change a tile in place.
