@@ -8,6 +8,7 @@ import pytest
 
 import tilelang
 import tilelang.language as T
+from tilelang.ir import numpy_dtype
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "names"))
 from everywhere import SM80, WITH_HOPPER, everywhere
@@ -71,3 +72,18 @@ def test_elements_of_four_bytes_are_loaded_alone(dtype):
     program, x = to_shared(1001, 1, dtype), values((3, 1001), dtype)
     assert "load_shifted" not in text(program)
     assert np.array_equal(everywhere(program, x)[1], x[:, 1:])
+
+
+@pytest.mark.parametrize("first, second", [("float8_e5m2", "float8_e4m3fn"), ("bfloat16", "float8_e5m2")])
+def test_loaded_elements_were_compared_with_casts_of_other_types(first, second):
+    """Only what is cast to float32 at once is widened as a vector; a cast of another type had no common type with it."""
+    @T.prim_func
+    def program(X: T.Tensor((512,), first), Y: T.Tensor((512,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(512):
+                Y[i] = T.cast(T.cast(X[i], second), "float32") + T.cast(X[i], "float32")
+
+    x = values((512,), "float32") / 64
+    got = everywhere(program, x.astype(numpy_dtype(first)), on=WITH_HOPPER)[1]
+    y = x.astype(numpy_dtype(first))
+    assert np.array_equal(got, y.astype(numpy_dtype(second)).astype(np.float32) + y.astype(np.float32))

@@ -147,8 +147,8 @@ def _leaf(lw: Any, loop: Loop, s: Stmt) -> Stmt:
 
 def _widened(s: Stmt, site: Load) -> bool:
     """Whether all that s does with a loaded bfloat16 is a cast to float32: quicker of a whole vector."""
-    casts = sum(x.value == site for x in walk(s, Cast) if x.dtype == F32)
-    return site.dtype.base == "bfloat16" and casts == sum(x == site for x in walk(s, Load))
+    casts = sum(site.same(x.value) for x in walk(s, Cast) if x.dtype == F32)
+    return site.dtype.base == "bfloat16" and casts == sum(map(site.same, walk(s, Load)))
 
 
 def _ramp(base: Expr, lanes: int) -> Expr:
