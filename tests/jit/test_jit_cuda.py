@@ -173,15 +173,16 @@ def refusing(monkeypatch, refused):
     from tilelang.errors import error
     from tilelang.ir import Evaluate, walk
     from tilelang.transform import pipeline
+    from tilelang.transform.check.verify_sync import verify_sync
     from tilelang.transform.framework.pass_ import DEVICE, pass_
 
     @pass_(needs=DEVICE)
     def verify(func, cx):
         if any(isinstance(x, Evaluate) and x.call.op in refused for x in walk(func)):
             raise error("sync-unordered", "planted", found="a planted fault")
-        return pipeline.verify_sync(func, cx)
+        return verify_sync(func, cx)
 
-    assert pipeline.DEVICE_PASSES[-1] is pipeline.verify_sync
+    assert pipeline.DEVICE_PASSES[-1] is verify_sync
     monkeypatch.setattr(pipeline, "DEVICE_PASSES", (*pipeline.DEVICE_PASSES[:-1], verify))
     got, compile_cubin = [], nvrtc.compile_cubin
 

@@ -323,10 +323,15 @@ def _stage(lw: Any, loop: Loop, body: Stmt, span: Any, outside: Any) -> tuple[li
             s = Store(t, at, load(b, v)) if into else Store(b, v, load(t, at))
             return If(reduce(partial(logical, "and"), conds), s) if conds else s
 
-        if buffer not in stored or scratch.shape != buffer.shape or _reads_or_skips(buffer, body, loop):
+        under = _stored_under(buffer, body, loop) if buffer in stored and scratch.shape == buffer.shape else None
+
+        def back(v: tuple[Var, ...], f: Any = exchanged, found: Any = under) -> Stmt:
+            return If(substitute(found[1], dict(zip(found[0], v))), f(v, False)) if found else f(v, False)
+
+        if under is None and (buffer not in stored or scratch.shape != buffer.shape or _reads_or_skips(buffer, body, loop)):
             before.append(lw.parallel(buffer.shape, lambda v, f=exchanged: f(v, True), lw.layout_of(buffer)))
         if buffer in stored:
-            after.append(lw.parallel(buffer.shape, lambda v, f=exchanged: f(v, False), lw.layout_of(buffer)))
+            after.append(lw.parallel(buffer.shape, back, lw.layout_of(buffer)))
     lw.known.analyzer = inside
     return before, after
 
@@ -361,6 +366,33 @@ def _reads_or_skips(buffer: Buffer, body: Stmt, loop: Loop) -> bool:
         if getattr(x, "buffer", None) is buffer and (conditional or not isinstance(x, Store)):
             return True
     return math.prod(n if isinstance(n, int) else 0 for n in loop.dist.extents) < buffer.size
+
+
+def _stored_under(buffer: Buffer, body: Stmt, loop: Loop) -> tuple[tuple[Any, ...], Expr] | None:
+    """(a loop variable for each dimension, condition): where it holds, and only there, a loop stores the element, before it
+    reads it.  None for other loops, and for those without conditions."""
+    found: list[tuple[tuple[Any, ...], tuple[Expr, ...]]] = []
+
+    def visit(s: Stmt, conds: tuple[Expr, ...]) -> bool:
+        if isinstance(s, Seq):
+            return all(visit(x, conds) for x in s.stmts)
+        reads = [x for x in walk(s.cond if isinstance(s, If) else s, Load) if x.buffer is buffer]
+        if reads and (not found or conds[:len(found[0][1])] != found[0][1] or any(x.indices != found[0][0] for x in reads)):
+            return False
+        if isinstance(s, If) and s.orelse is None:
+            return visit(s.then, (*conds, s.cond))
+        if isinstance(s, Store) and s.buffer is buffer:
+            found.append((s.indices, conds))
+            return len(found) == 1
+        return not any(x.buffer is buffer for x in walk(s, Store))
+
+    if not visit(body, ()) or not found:
+        return None
+    indices, cond = found[0][0], conjunction(*found[0][1])
+    sizes = dict(zip(loop.vars, loop.dist.extents))
+    whole = len({*indices}) == len(indices) and tuple(sizes.get(i) for i in indices) == buffer.shape
+    inside = ({*loop.vars} | {x.var for x in walk(body, Bind, For)}) - {*indices}
+    return None if cond is None or not whole or contains(cond, Load) or free_vars(cond) & inside else (indices, cond)
 
 
 # ---- loops that access fragments at an offset -------------------------------------------------------------------------------
