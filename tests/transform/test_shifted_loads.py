@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "names"))
 from everywhere import SM80, WITH_HOPPER, everywhere
 
 
-def to_shared(n, start, dtype, tile=1024):
+def to_shared(n, start, dtype, tile=1024, rows=8):
     """The elements of each row from `start` on, through a tile that reaches over the end of the row."""
     @T.prim_func
-    def program(X: T.Tensor((3, n), dtype), Y: T.Tensor((3, n - start), dtype)):
-        with T.Kernel(3, threads=32) as r:
+    def program(X: T.Tensor((rows, n), dtype), Y: T.Tensor((rows, n - start), dtype)):
+        with T.Kernel(rows, threads=32) as r:
             s = T.alloc_shared((tile,), dtype)
             for i in T.Parallel(tile):
                 s[i] = X[r, start + i]
@@ -30,8 +30,8 @@ def to_shared(n, start, dtype, tile=1024):
 def sums(n, dtype, block=512, reverse=False):
     """Sums of rows, by tiles in registers."""
     @T.prim_func
-    def program(X: T.Tensor((2, n), dtype), Y: T.Tensor((2,), "float32")):
-        with T.Kernel(2, threads=32) as r:
+    def program(X: T.Tensor((4, n), dtype), Y: T.Tensor((4,), "float32")):
+        with T.Kernel(4, threads=32) as r:
             x = T.alloc_fragment((block,), "float32")
             part, total = [T.alloc_fragment((1,), "float32") for _ in range(2)]
             T.clear(total)
@@ -55,21 +55,27 @@ def values(shape, dtype):
 @pytest.mark.parametrize("dtype", ["int8", "float16"])
 @pytest.mark.parametrize("n, start", [(1001, 0), (1003, 1), (1002, 1), (1000, 3), (1001, 4), (1013, 5), (1001, 6), (1007, 7)])
 def test_elements_of_odd_rows_were_loaded_one_by_one(n, start, dtype):
-    program, x = to_shared(n, start, dtype), values((3, n), dtype)
+    program, x = to_shared(n, start, dtype), values((8, n), dtype)
     assert "tl::load_shifted<" in text(program)
     assert np.array_equal(everywhere(program, x, on=WITH_HOPPER)[1], x[:, start:])
 
 
+@pytest.mark.parametrize("rows, shifted", [(3, False), (4, True), (T.dynamic("m"), False)])
+def test_aligned_loads_reached_over_the_end_of_a_tensor(rows, shifted):
+    """compute-sanitizer reports them where the tensor is all of its allocation."""
+    assert ("tl::load_shifted<" in text(to_shared(1001, 1, "float16", rows=rows))) == shifted
+
+
 @pytest.mark.parametrize("n", [1, 3, 8, 509, 513, 1025, 1543])
 def test_tiles_in_registers_of_odd_rows(n):
-    program, x = sums(n, "float16"), values((2, n), "float16")
+    program, x = sums(n, "float16"), values((4, n), "float16")
     assert ("tl::load_shifted<" in text(program)) == (n % 8 > 0 and n >= 512 or n == 509)
     assert np.array_equal(everywhere(program, x, on=WITH_HOPPER)[1], x.astype(np.float32).sum(1))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 def test_elements_of_four_bytes_are_loaded_alone(dtype):
-    program, x = to_shared(1001, 1, dtype), values((3, 1001), dtype)
+    program, x = to_shared(1001, 1, dtype), values((8, 1001), dtype)
     assert "load_shifted" not in text(program)
     assert np.array_equal(everywhere(program, x)[1], x[:, 1:])
 

@@ -21,8 +21,8 @@ template <typename T, int N> TL_DEVICE vec<T, N> load(const void* p) {
   return out;
 }
 //@ load_shifted
-// 16 bytes from any element of an aligned tensor, by aligned 8 bytes that are shifted.  Each of the three loads reads a byte that
-// is asked for, so it stays in a page that may be read, also where it reaches over the end of the tensor.
+// 16 bytes from any element of a tensor that starts at a multiple of 16 bytes and ends at one of 8, by three aligned loads that
+// are shifted.  Each of them reads a byte that is asked for, so they stay inside of the tensor.
 template <typename T, int N, typename I> TL_DEVICE vec<T, N> load_shifted(const T* tensor, I at) {
   const unsigned skip = (unsigned)at % (8 / sizeof(T));
   const uint2* from = reinterpret_cast<const uint2*>(tensor + (at - skip));

@@ -135,6 +135,13 @@ def layout_width(layout: Any, limit: int = 64) -> int:
     return w
 
 
+def _whole_words(buffer: Buffer, bits: int) -> bool:
+    """Whether a tensor that starts at a multiple of 8 bytes ends at one: else aligned loads would reach over its end."""
+    rows = [*zip(buffer.shape, buffer.strides)]
+    static = all(isinstance(x, int) for row in rows for x in row)
+    return static and (1 + sum((n - 1) * step for n, step in rows)) * bits % 64 == 0
+
+
 class Widths:
     """Vector widths for one lowering; caches the widths of shared layouts.
 
@@ -171,7 +178,7 @@ class Widths:
             return min(w, self.shared_width(buffer)) if w > 1 else 1
         w = self._global_width(buffer, indices, w, analyzer, divisors, loose)
         return limit if loose == ANYWHERE and w * bits <= 16 and limit * bits == 8 * MAX_BYTES <= 8 * self.aligned(buffer) \
-            and buffer.strides[-1] == 1 else w
+            and buffer.strides[-1] == 1 and _whole_words(buffer, bits) else w
 
     def run_width(self, buffer: Buffer, start: tuple[Expr, ...], elements: int, analyzer: Analyzer,
                   divisors: Mapping[Expr, int], loose: int = 0) -> int:
