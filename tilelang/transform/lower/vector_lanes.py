@@ -146,9 +146,9 @@ def _leaf(lw: Any, loop: Loop, s: Stmt) -> Stmt:
 
 
 def _widened(s: Stmt, site: Load) -> bool:
-    """Whether all that s does with a loaded bfloat16 is a cast to float32: quicker of a whole vector."""
-    casts = sum(site.same(x.value) for x in walk(s, Cast) if x.dtype == F32)
-    return site.dtype.base == "bfloat16" and casts == sum(map(site.same, walk(s, Load)))
+    """Whether s casts all that it loads to float32, among it a bfloat16: quicker of a whole vector."""
+    casts, loads = [x.value for x in walk(s, Cast) if x.dtype == F32], [*walk(s, Load)]
+    return site.dtype.base == "bfloat16" and len(casts) == len(loads) and all(x.same(y) for x, y in zip(casts, loads))
 
 
 def _ramp(base: Expr, lanes: int) -> Expr:
