@@ -76,13 +76,15 @@ def enough_stages(r: WarpRoleLoop, most: int) -> int:
     enough: what they wait for at the beginning of an iteration comes in front of the GEMM.
     """
     items = items_of(r)
-    cycles: dict[int, float] = {}
-    for n in range(r.stages, most + 1):
+
+    def cycles(n: int) -> float:
         items.rings = tuple(RingUse(x.users, x.bytes, n) for x in items.rings)
-        cycles[n] = _searched(r, items).cycles
-    best = min(cycles.values())
-    enough = best > (0.95 if r.made else 0.9) * cycles[r.stages]
-    return r.stages if enough else next(n for n, c in cycles.items() if c <= 1.05 * best)
+        return _searched(r, items).cycles
+
+    own, best = cycles(r.stages), cycles(most)
+    if best > (0.95 if r.made else 0.9) * own:
+        return r.stages
+    return next(n for n in range(r.stages, most + 1) if cycles(n) <= 1.05 * best)
 
 
 def overlaps(loop: LoopItems, order: LoopOrder) -> bool:

@@ -15,6 +15,7 @@ A simulation of all warp groups, which share the tensor cores and the arithmetic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -320,6 +321,7 @@ def _fitting(loop: LoopItems, tried: Iterable[tuple[frozenset[int], tuple[Event,
              flight: str) -> list[tuple[float, int, LoopOrder]]:
     """(cycles with weights, number of late items, the order) of the orders that fit the registers and the rings."""
     found: list[tuple[float, int, LoopOrder]] = []
+    least = math.inf
     for late, events in tried:
         carried, ended = (loop.waits(events, True, carry) for carry in (True, False))
         orders = ((True, carried), (False, ended)) if ended != carried else ((True, carried),)
@@ -328,11 +330,15 @@ def _fitting(loop: LoopItems, tried: Iterable[tuple[frozenset[int], tuple[Event,
             if held > registers or any(
                     loop.held(events, waits, x).lag >= x.stages for x in loop.rings):
                 continue
-            cycles = loop.simulated(events, waits, loop.groups, loop.rings).cycles
-            path = loop.simulated(events, waits, 1, ()).cycles
-            if loop.beside > 1:  # other blocks of the SM run while this one waits
-                cycles = max(sum(c.tensor for c in loop.cost.values()), cycles / loop.beside)
             weight = (1.0 if carry else ENDED) * (_LATE if late else 1.0)
+            path, busy = loop.simulated(events, waits, 1, ()).cycles, sum(c.tensor for c in loop.cost.values())
+            # Other groups and loads do not shorten a group's path, so this order cannot be the best one.
+            if max(busy, path / max(1, loop.beside)) * weight + path * _PATH > least + 0.01:
+                continue
+            cycles = loop.simulated(events, waits, loop.groups, loop.rings).cycles
+            if loop.beside > 1:  # other blocks of the SM run while this one waits
+                cycles = max(busy, cycles / loop.beside)
+            least = min(least, cycles * weight + path * _PATH)
             found.append((cycles * weight + path * _PATH, len(late), LoopOrder(events, cycles, path, held, carry)))
     return found
 
