@@ -52,8 +52,8 @@ def _asked(r: WarpRoleLoop, own: list[int]) -> tuple[Event, ...]:
 
 def users_of(r: WarpRoleLoop, ring: Ring) -> frozenset[int]:
     """The items of the consumers that use a ring's tiles."""
-    filled = [b.data for b in r.tiles(ring)]
-    return frozenset(i for i, x in enumerate(r.body.items) if i not in r.loads and any(map(x.touches, filled)))
+    tiles = r.tiles(ring)
+    return frozenset(i for i, x in enumerate(r.body.items) if i not in r.loads and any(x.touches(b.data) for b in tiles))
 
 
 def flight_of(r: WarpRoleLoop) -> str:
@@ -82,9 +82,8 @@ def enough_stages(r: WarpRoleLoop, most: int) -> int:
         return _searched(r, items).cycles
 
     own, best = cycles(r.stages), cycles(most)
-    if best > (0.95 if r.made else 0.9) * own:
-        return r.stages
-    return next(n for n in range(r.stages, most + 1) if cycles(n) <= 1.05 * best)
+    saved = best <= (0.95 if r.made else 0.9) * own
+    return next(n for n in range(r.stages, most + 1) if cycles(n) <= 1.05 * best) if saved else r.stages
 
 
 def overlaps(loop: LoopItems, order: LoopOrder) -> bool:
@@ -92,10 +91,9 @@ def overlaps(loop: LoopItems, order: LoopOrder) -> bool:
     if not order.cycles:
         return False
     events, waits = order.events, loop.waits(order.events, True, order.carry)
-    if order.depth or loop.carries(order):
-        return True
-    at = {p: q for q, w in waits.items() for p in w.done}
-    return any(e.item not in loop.gemms for p, q in at.items() for e in events[p + 1:q])
+    done = {p: q for q, w in waits.items() for p in w.done}
+    return bool(order.depth) or loop.carries(order) or any(
+        e.item not in loop.gemms for p, q in done.items() for e in events[p + 1:q])
 
 
 def chosen_order(r: WarpRoleLoop) -> LoopOrder | None:

@@ -286,8 +286,7 @@ class LoopItems:
         ordinary = [self.cost[e.item].ordinary * slow + (0.0 if n in tensor else waited[n]) + self.passed.get(e.item, 0.0)
                     for n, e in enumerate(events)]
         meets = {n for n, e in enumerate(events) if e.item in self.exchanged}
-        run = Delayed if delays else Simulation
-        return run(events, waits, tensor, ordinary, meets, list(zip(rings, held)), groups)
+        return (Delayed if delays else Simulation)(events, waits, tensor, ordinary, meets, list(zip(rings, held)), groups)
 
     def checked(self, events: Sequence[Event]) -> None:
         """Raises InternalError if the order breaks a dependence: this asks the independent checker of pipelines."""
@@ -321,25 +320,24 @@ def _fitting(loop: LoopItems, tried: Iterable[tuple[frozenset[int], tuple[Event,
              flight: str) -> list[tuple[float, int, LoopOrder]]:
     """(cycles with weights, number of late items, the order) of the orders that fit the registers and the rings."""
     found: list[tuple[float, int, LoopOrder]] = []
-    least = math.inf
+    least, busy = math.inf, sum(c.tensor for c in loop.cost.values())
     for late, events in tried:
         carried, ended = (loop.waits(events, True, carry) for carry in (True, False))
         orders = ((True, carried), (False, ended)) if ended != carried else ((True, carried),)
         for carry, waits in orders if flight == "iterations" else ((False, ended),):
             held = loop.registers(events, waits)
-            if held > registers or any(
-                    loop.held(events, waits, x).lag >= x.stages for x in loop.rings):
+            if held > registers or any(loop.held(events, waits, x).lag >= x.stages for x in loop.rings):
                 continue
             weight = (1.0 if carry else ENDED) * (_LATE if late else 1.0)
-            path, busy = loop.simulated(events, waits, 1, ()).cycles, sum(c.tensor for c in loop.cost.values())
+            path = loop.simulated(events, waits, 1, ()).cycles
             # Other groups and loads do not shorten a group's path, so this order cannot be the best one.
             if max(busy, path / max(1, loop.beside)) * weight + path * _PATH > least + 0.01:
                 continue
             cycles = loop.simulated(events, waits, loop.groups, loop.rings).cycles
             if loop.beside > 1:  # other blocks of the SM run while this one waits
                 cycles = max(busy, cycles / loop.beside)
-            least = min(least, cycles * weight + path * _PATH)
             found.append((cycles * weight + path * _PATH, len(late), LoopOrder(events, cycles, path, held, carry)))
+            least = min(least, found[-1][0])
     return found
 
 
