@@ -71,11 +71,14 @@ def test_questions_about_targets_of_other_makers():
     from tilelang.metal import target as metal
     from tilelang.rocm import target as rocm
 
-    for ask in (rocm.target_is_hip, rocm.target_is_rocm, rocm.target_is_cdna, rocm.target_is_rdna, rocm.target_is_gfx950,
-                metal.target_is_metal):
+    for ask, on_942, on_950 in ((rocm.target_is_hip, True, True), (rocm.target_is_rocm, True, True),
+                                (rocm.target_is_cdna, True, True),
+                                (rocm.target_is_rdna, False, False), (rocm.target_is_gfx950, False, True),
+                                (metal.target_is_metal, False, False)):
         assert ask("cpu") is ask({"kind": "cuda", "arch": "sm_90"}) is False
+        assert (ask("gfx942"), ask({"kind": "hip", "mcpu": "gfx950"})) == (on_942, on_950)
         with pytest.raises(AssertionError, match="not supported"):
-            ask("hip")
+            ask("metal")
     assert not rocm.check_hip_availability() and not metal.check_metal_availability()
 
 

@@ -1,6 +1,6 @@
-"""Queries of the features of CUDA targets.
+"""Queries of the features of CUDA and HIP targets.
 
-Questions about AMD and Apple targets; no target of this version is one.
+Questions about RDNA chips and Apple targets; no target of this version is one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,23 @@ def _never(what: str) -> Callable[[Any], bool]:
 
 
 AVAILABLE_TARGETS = {"auto": "the GPU of this machine, else its CPU", "cuda": "the GPU of this machine, or an arch: "
-                     '{"kind": "cuda", "arch": "sm_90a"}', "cpu": "this machine's CPU", "llvm": "as cpu", "c": "as cpu"}
+                     '{"kind": "cuda", "arch": "sm_90a"}', "hip": "an AMD GPU: "
+                     '{"kind": "hip", "mcpu": "gfx942"}', "cpu": "this machine's CPU", "llvm": "as cpu", "c": "as cpu"}
 AVALIABLE_TARGETS = AVAILABLE_TARGETS  # sic: the name that programs import
-target_is_hip = target_is_rocm = _never("An AMD")
-target_is_cdna, target_is_rdna, target_is_gfx950 = map(_never, ("A CDNA", "An RDNA", "A gfx950"))
-target_is_metal = _never("A Metal")
+target_is_rdna, target_is_metal = map(_never, ("An RDNA", "A Metal"))
+
+
+def target_is_hip(target: Any) -> bool:
+    """A target of AMD GPUs.  All that this version compiles for are CDNA chips."""
+    return Target(target).is_hip
+
+
+def target_is_gfx950(target: Any) -> bool:
+    """A target of the chip gfx950."""
+    return Target(target).arch == "gfx950"
+
+
+target_is_rocm = target_is_cdna = target_is_hip
 
 
 def check_hip_availability() -> bool:
@@ -39,8 +51,7 @@ check_rocm_availability = check_metal_availability = check_hip_availability
 
 
 def _number(target: Any) -> int:
-    found = target if isinstance(target, Target) else Target(target)
-    return found.arch_number if found.is_cuda else 0
+    return Target(target).arch_number
 
 
 def target_is_cuda(target: Any) -> bool:

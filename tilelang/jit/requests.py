@@ -44,6 +44,9 @@ def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
     if not isinstance(name, str):
         raise error("compile-option", f"execution_backend must be a string, found {type(name).__name__}",
                     expected="the name of an execution backend")
+    if resolved.is_hip:
+        raise error("not-available", "kernels for HIP targets are not compiled yet", found=str(resolved),
+                    hint='compile for target="cuda"')
     allowed = BACKENDS["cuda" if resolved.is_cuda else "cpu"]
     name = name.lower()
     if name in ("auto", "dlpack"):

@@ -25,8 +25,8 @@ RESERVED_SHARED = 1024  # bytes of shared memory that CUDA reserves for each blo
 
 
 @record
-class CudaLimits:
-    """Hardware limits of a compute capability.
+class DeviceLimits:
+    """Hardware limits of a compute capability, or of an AMD chip.
 
     shared_per_block: bytes of dynamic shared memory a block may opt in to.  shared_per_sm: bytes.  threads_per_sm,
     blocks_per_sm, registers_per_sm: counts.  sm_count: of the largest chip sold, 0 where no schedule depends on it.
@@ -40,21 +40,21 @@ class CudaLimits:
     sm_count: int = 0
 
 
-LIMITS: dict[int, CudaLimits] = {  # by compute capability
-    70: CudaLimits(96 * _KB, 96 * _KB, 2048),
-    75: CudaLimits(64 * _KB, 64 * _KB, 1024, 16),
-    80: CudaLimits(163 * _KB, 164 * _KB, 2048),
-    86: CudaLimits(99 * _KB, 100 * _KB, 1536, 16),
-    87: CudaLimits(163 * _KB, 164 * _KB, 1536, 16),
-    88: CudaLimits(163 * _KB, 164 * _KB, 1536),
-    89: CudaLimits(99 * _KB, 100 * _KB, 1536, 24),
-    90: CudaLimits(227 * _KB, 228 * _KB, 2048, sm_count=132),
-    100: CudaLimits(227 * _KB, 228 * _KB, 2048),
-    103: CudaLimits(227 * _KB, 228 * _KB, 2048),
-    107: CudaLimits(227 * _KB, 228 * _KB, 2048),
-    110: CudaLimits(227 * _KB, 228 * _KB, 1536),
-    120: CudaLimits(99 * _KB, 100 * _KB, 1536),
-    121: CudaLimits(99 * _KB, 100 * _KB, 1536),
+LIMITS: dict[int, DeviceLimits] = {  # by compute capability
+    70: DeviceLimits(96 * _KB, 96 * _KB, 2048),
+    75: DeviceLimits(64 * _KB, 64 * _KB, 1024, 16),
+    80: DeviceLimits(163 * _KB, 164 * _KB, 2048),
+    86: DeviceLimits(99 * _KB, 100 * _KB, 1536, 16),
+    87: DeviceLimits(163 * _KB, 164 * _KB, 1536, 16),
+    88: DeviceLimits(163 * _KB, 164 * _KB, 1536),
+    89: DeviceLimits(99 * _KB, 100 * _KB, 1536, 24),
+    90: DeviceLimits(227 * _KB, 228 * _KB, 2048, sm_count=132),
+    100: DeviceLimits(227 * _KB, 228 * _KB, 2048),
+    103: DeviceLimits(227 * _KB, 228 * _KB, 2048),
+    107: DeviceLimits(227 * _KB, 228 * _KB, 2048),
+    110: DeviceLimits(227 * _KB, 228 * _KB, 1536),
+    120: DeviceLimits(99 * _KB, 100 * _KB, 1536),
+    121: DeviceLimits(99 * _KB, 100 * _KB, 1536),
 }
 MOST_SHARED = max(x.shared_per_block for x in LIMITS.values())  # bytes per block, the maximum of all capabilities
 

@@ -1,7 +1,8 @@
 """Targets: the machine that a kernel is compiled for, and its features.
 
-A Target is a value.  `Target("cuda")`, `Target("sm_80")`, `Target({"kind": "cuda", "arch": "sm_80"})`, `Target("cpu")`,
-`Target("auto")`; `with Target(...):` makes it the current one for "auto".  `str` gives a text that is read back.
+A Target is a value.  `Target("cuda")`, `Target("sm_80")`, `Target({"kind": "cuda", "arch": "sm_80"})`, `Target("hip")`,
+`Target({"kind": "hip", "mcpu": "gfx942"})`, `Target("cpu")`, `Target("auto")`; `with Target(...):` makes it the current one for
+"auto".  `str` gives a text that is read back.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from typing import Any
 from tilelang.errors import error, register
 
 from .detect import detected, normalized, register_target_detector
-from .machine import LIMITS, CudaLimits
+from .hip import DEFAULT_ARCH as DEFAULT_HIP_ARCH
+from .hip import HIP_CHIPS, WAVE, HipChip, check_gfx
+from .machine import LIMITS, DeviceLimits
 from .probe import device_capability
 
 register("target-unknown", AssertionError, "the target is no kind this version compiles for, or its options are bad")
-register("target-arch", ValueError, "the CUDA architecture of a target is malformed or not supported")
+register("target-arch", ValueError, "the architecture of a target is malformed or not supported")
 
 CPU_KINDS = ("cpu", "llvm", "c")
-KINDS = ("cuda", *CPU_KINDS)
+KINDS = ("cuda", "hip", *CPU_KINDS)
 DEFAULT_CUDA_ARCH = "sm_80"  # used without a device: the oldest architecture that supports all of cp.async
 _ARCH = re.compile(r"^sm_(\d{2,3})([af]?)$")
 
@@ -55,7 +58,8 @@ def _since(arch_number: int) -> Any:
 class Target:
     """The target of a compilation: an architecture or processor, and its features.
 
-    kind: TargetKind, one of KINDS ("cpu", "llvm" and "c" all name the CPU).  arch: "sm_XX[a|f]" for cuda, "" otherwise.
+    kind: TargetKind, one of KINDS ("cpu", "llvm" and "c" all name the CPU).  arch: "sm_XX[a|f]" for cuda, "gfx…" for hip, ""
+    otherwise.
     options: further entries of the dict form, sorted by key.  host: the host's target kind.
     Raises AssertionError for an unknown kind or options of the wrong form, ValueError for a bad arch.
 
@@ -76,15 +80,19 @@ class Target:
     # ---- properties for user code -------------------------------------------------------------------------------
     @property
     def attrs(self) -> dict[str, Any]:
-        """Options as a dict, with `arch` where the target has one."""
+        """Options as a dict, with `arch` (for hip `mcpu`) where the target has one."""
         out = dict(self.options)
         if self.arch:
-            out["arch"] = self.arch
+            out[self._arch_key] = self.arch
         return out
 
     @property
+    def _arch_key(self) -> str:
+        return "mcpu" if self.is_hip else "arch"
+
+    @property
     def keys(self) -> tuple[str, ...]:
-        return ("cuda", "gpu") if self.is_cuda else ("cpu",)
+        return (str(self.kind), "gpu") if self.is_gpu else ("cpu",)
 
     @property
     def host(self) -> str:
@@ -93,7 +101,7 @@ class Target:
     def __str__(self) -> str:
         parts = [str(self.kind)]
         if self.arch:
-            parts.append(f"-arch={self.arch}")
+            parts.append(f"-{self._arch_key}={self.arch}")
         parts += [f"-{k}={','.join(v) if isinstance(v, tuple) else v}" for k, v in self.options]
         return " ".join(parts)
 
@@ -122,12 +130,20 @@ class Target:
         return self.kind == "cuda"
 
     @property
+    def is_hip(self) -> bool:
+        return self.kind == "hip"
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.is_cuda or self.is_hip
+
+    @property
     def is_cpu(self) -> bool:
         return self.kind in CPU_KINDS
 
     @property
     def arch_number(self) -> int:
-        """80 for sm_80, 90 for sm_90 and sm_90a; 0 for a CPU."""
+        """80 for sm_80, 90 for sm_90 and sm_90a; 0 for other kinds."""
         m = _ARCH.match(self.arch)
         return int(m.group(1)) if m else 0
 
@@ -138,11 +154,11 @@ class Target:
         return m.group(2) if m else ""
 
     @property
-    def limits(self) -> CudaLimits:
+    def limits(self) -> DeviceLimits:
         """Hardware limits; those of a CPU target have a large bound of shared memory."""
         if self.is_cpu:
-            return CudaLimits(_CPU_SHARED, _CPU_SHARED, self.max_threads)
-        return LIMITS[self.arch_number]
+            return DeviceLimits(_CPU_SHARED, _CPU_SHARED, self.max_threads)
+        return self.chip.limits if self.chip is not None else LIMITS[self.arch_number]
 
     @property
     def max_shared_bytes(self) -> int:
@@ -156,7 +172,24 @@ class Target:
 
     @property
     def warp_size(self) -> int:
-        return 32
+        """Lanes that execute one instruction together."""
+        return WAVE if self.is_hip else 32
+
+    @property
+    def chip(self) -> HipChip | None:
+        """The record of an AMD chip; None for other kinds."""
+        return HIP_CHIPS.get(self.arch)
+
+    @property
+    def has_mfma(self) -> bool:
+        """Matrix instructions of a wavefront: all chips of the kind hip."""
+        return self.is_hip
+
+    @property
+    def async_load_bytes(self) -> tuple[int, ...]:
+        """Bytes that a lane may copy from global to shared memory past the registers, all lanes of a wave to one run of bytes;
+        () where there is no such instruction, or each lane gives its own address (`has_cp_async`)."""
+        return self.chip.async_load_bytes if self.chip is not None else ()
 
     def at_least(self, arch_number: int) -> bool:
         return self.is_cuda and self.arch_number >= arch_number
@@ -188,6 +221,8 @@ def _target_hint(what: str) -> str:
     arch = what.replace("sm", "sm_").replace("__", "_")
     if re.fullmatch(r"sm_\d+[a-z]?", arch):
         return f'write target={{"kind": "cuda", "arch": "{arch}"}}'
+    if what.lower() in ("rocm", "amd", "amdgpu", "hip:0"):
+        return f'write target="hip", or {{"kind": "hip", "mcpu": "{DEFAULT_HIP_ARCH}"}}'
     if what.lower() in ("gpu", "nvidia", "cuda:0", "ptx"):
         return 'write target="cuda"'
     return f"this version compiles for {', '.join(KINDS)}, or \"auto\""
@@ -214,13 +249,15 @@ def _parse(spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
             raise _bad(spec, "Pass target options as a dict when the target needs attributes.",
                        'for example {"kind": "cuda", "arch": "sm_80"}' if spec.startswith("cuda") else "")
         return _parse_dict(read)
-    return (spec, device_arch() or DEFAULT_CUDA_ARCH, ()) if spec == "cuda" else (spec, "", ())
+    return _parse_dict({"kind": spec})
 
 
 def _read_text(spec: str) -> dict[str, Any] | None:
-    """The dict form of "sm_90a" or of the text that `str` gives of a target; None for other texts."""
+    """The dict form of "sm_90a", "gfx942" or of the text that `str` gives of a target; None for other texts."""
     if _ARCH.match(spec):
         return {"kind": "cuda", "arch": spec}
+    if re.match(r"gfx\d", spec):
+        return {"kind": "hip", "mcpu": spec}
     kind, *parts = re.split(r"\s+-(?=[a-z])", spec.strip())
     if kind not in KINDS or not all("=" in p for p in parts):
         return None
@@ -248,6 +285,8 @@ def _parse_dict(d: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, Any], ...
         arch = check_arch(arch) if arch is not None else device_arch() or DEFAULT_CUDA_ARCH
         if "code" in d:
             d["code"] = _check_code(d["code"])
+    elif kind == "hip":
+        arch = _hip_arch(d)
     elif "arch" in d:
         raise _bad({"kind": kind, **d}, "Pass a valid target config dict.", "a CPU target takes no arch")
     unknown = sorted(set(d) - _OPTIONS)
@@ -263,6 +302,20 @@ def _parse_dict(d: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, Any], ...
     return kind, arch, tuple(sorted(d.items()))
 
 
+def _hip_arch(d: dict[str, Any]) -> str:
+    """The architecture of the dict form of a HIP target, whose entry "mcpu", or "arch", is taken out."""
+    names = [d.pop(key) for key in ("mcpu", "arch") if d.get(key) is not None]
+    if len({*map(str, names)}) > 1:
+        raise error("target-arch", f"a HIP target names two chips: mcpu {names[0]!r} and arch {names[1]!r}",
+                    expected="one of them", found=f"{names[0]!r} and {names[1]!r}",
+                    hint=f'write {{"kind": "hip", "mcpu": {names[0]!r}}}')
+    lanes = d.pop("thread_warp_size", WAVE)
+    if lanes != WAVE:
+        raise error("target-arch", f"wavefronts of HIP targets have {WAVE} lanes, found thread_warp_size {lanes!r}",
+                    expected=str(WAVE), found=repr(lanes), hint="leave thread_warp_size out")
+    return check_gfx(names[0]) if names else DEFAULT_HIP_ARCH
+
+
 def _parse_foreign(spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
     """Parse a target object of another package (any object with .kind.name and .attrs)."""
     name = getattr(getattr(spec, "kind", None), "name", None)
@@ -270,8 +323,9 @@ def _parse_foreign(spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
         raise _bad(repr(spec), "Pass a valid target config dict.")
     attrs = getattr(spec, "attrs", None) or {}
     d: dict[str, Any] = {"kind": name}
-    if name == "cuda" and "arch" in attrs:
-        d["arch"] = str(attrs["arch"])
+    for key in ("arch", "mcpu"):
+        if name in ("cuda", "hip") and key in attrs:
+            d[key] = str(attrs[key])
     return _parse_dict(d)
 
 
@@ -338,5 +392,5 @@ def determine_target(target: Any = "auto", return_object: bool = False) -> Any:
     if return_object:
         return t
     if isinstance(target, str) and target == "auto":
-        return {"kind": "cuda", "arch": t.arch} if t.is_cuda else str(t.kind)
+        return {"kind": str(t.kind), t._arch_key: t.arch} if t.is_gpu else str(t.kind)
     return target

@@ -1,0 +1,39 @@
+"""The target kind "hip": its forms, the records of its chips, and the errors that name a bad one."""
+
+import pytest
+
+from tilelang.target import Target, determine_target
+from tilelang.target.hip import HIP_CHIPS, most_registers, waves_per_simd
+
+
+def test_forms_of_a_hip_target():
+    t = Target({"kind": "hip", "mcpu": "gfx950"})
+    assert t == Target({"kind": "hip", "arch": "gfx950"}) == Target("gfx950") == Target(str(t))
+    assert t == Target("gfx950:sramecc+:xnack-")
+    assert (str(t), t.arch, t.attrs, t.keys) == ("hip -mcpu=gfx950", "gfx950", {"mcpu": "gfx950"}, ("hip", "gpu"))
+    assert t.is_hip and t.is_gpu and not t.is_cuda and not t.is_cpu and t.warp_size == 64
+    with t:
+        assert determine_target() == {"kind": "hip", "mcpu": "gfx950"}
+
+
+def test_features_of_chips():
+    chips = [Target(a) for a in HIP_CHIPS]
+    assert [t.max_shared_bytes >> 10 for t in chips] == [64, 64, 160] and [max(t.async_load_bytes) for t in chips] == [4, 4, 16]
+    assert [t.chip.fp8 for t in chips] == ["", "fnuz", "ocp"] and all(t.has_mfma for t in chips)
+    assert not any(t.has_tma or t.has_wgmma or t.has_cp_async or t.has_ldmatrix or t.at_least(70) for t in chips)
+    assert Target("cuda").async_load_bytes == () and not Target("sm_90a").has_mfma and Target("sm_80").chip is None
+
+
+def test_registers_decide_how_many_waves_run():
+    """The figures that the compiler prints for these kernels (88, 162, 246 and 350 registers)."""
+    assert [waves_per_simd(r, 0, 256, "gfx942") for r in (88, 162, 246, 350)] == [5, 3, 2, 1]
+    assert waves_per_simd(64, 40 << 10, 256, "gfx942") == 1 and waves_per_simd(64, 40 << 10, 256, "gfx950") == 4
+    assert [most_registers(n) for n in (64, 256, 512, 1024)] == [512, 512, 256, 128]
+
+
+@pytest.mark.parametrize("bad, said", [
+    ("gfx1100", "waves of 32 lanes"), ({"kind": "hip", "mcpu": "gfx908"}, "MI200"), ({"kind": "hip", "arch": "sm_90"}, "MI200"),
+    ({"kind": "hip", "mcpu": "gfx942", "arch": "gfx950"}, "two chips"), ({"kind": "hip", "thread_warp_size": 32}, "64 lanes")])
+def test_a_chip_that_is_not_known_is_named(bad, said):
+    with pytest.raises(ValueError, match=said):
+        Target(bad)
