@@ -5,7 +5,9 @@ import pytest
 
 from tilelang.ir import numpy_dtype
 from tilelang.ir.numbers import round_tf32
-from tilelang.target.mma import MMA_ROWS, mma_rows, truncate_tf32
+from tilelang.target import Target
+from tilelang.target.mma import MMA_ROWS, mma_rows
+from tilelang.target.mma_row import truncate_tf32
 
 ROWS = list(MMA_ROWS.values())
 
@@ -98,12 +100,13 @@ def test_registers_match_the_operand_lists_of_the_instruction(row):
 
 
 def test_rows_are_offered_by_type_and_architecture():
-    assert [r.shape for r in mma_rows(80, "float16", "float16", "float32")] == [(16, 8, 16), (16, 8, 8)]
-    assert [r.shape for r in mma_rows(75, "float16", "float16", "float32")] == [(16, 8, 8)]
-    assert mma_rows(80, "float32", "float32", "float32")[0].name == "mma.m16n8k8.tf32.tf32.f32"
-    assert mma_rows(90, "float8_e4m3fn", "float8_e5m2", "float32")[0].name == "mma.m16n8k32.e4m3.e5m2.f32"
-    assert mma_rows(80, "float8_e4m3", "float8_e4m3", "float32") == ()
-    assert mma_rows(80, "int8", "int8", "float32") == () and mma_rows(80, "bfloat16", "bfloat16", "bfloat16") == ()
+    assert [r.shape for r in mma_rows(Target("sm_80"), "float16", "float16", "float32")] == [(16, 8, 16), (16, 8, 8)]
+    assert [r.shape for r in mma_rows(Target("sm_75"), "float16", "float16", "float32")] == [(16, 8, 8)]
+    assert mma_rows(Target("sm_80"), "float32", "float32", "float32")[0].name == "mma.m16n8k8.tf32.tf32.f32"
+    assert mma_rows(Target("sm_90"), "float8_e4m3fn", "float8_e5m2", "float32")[0].name == "mma.m16n8k32.e4m3.e5m2.f32"
+    assert mma_rows(Target("sm_80"), "float8_e4m3", "float8_e4m3", "float32") == ()
+    for types in (("int8", "int8", "float32"), ("bfloat16",) * 3):
+        assert mma_rows(Target("sm_80"), *types) == ()
 
 
 def test_batches_of_matrices_are_accepted():

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import AddressOf, Call, numpy_dtype
-from tilelang.target.mma import MMA_ROWS
+from tilelang.target.mma import row as row_of
 
 from .context import Context
 from .faults import fault
@@ -144,7 +144,7 @@ def _columns_of_bytes(x: np.ndarray) -> np.ndarray:
 
 def mma(c: Context, e: Call) -> Action:
     """mma: accumulator, a, b."""
-    row = MMA_ROWS.get(e.options.row)
+    row = row_of(e.options.row)
     if row is None:
         raise fault("sim-unsupported", f"no matrix instruction is called {e.options.row}",
                     expected="a matrix instruction", found=f"{e.options.row}", span=e.span)

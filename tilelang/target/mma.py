@@ -1,4 +1,4 @@
-"""Table of the MMA instructions of a warp (mma.sync): operand layouts, PTX name and NumPy definition of each.
+"""Table of the MMA instructions of a warp (mma.sync): operand layouts, PTX name and NumPy definition; rows of any target.
 
 Layouts follow the PTX ISA, "Warp-level matrix instructions": with lane l, g = l / 4, q = l % 4 and e elements in a
 32-bit register,
@@ -15,79 +15,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from tilelang.ir import dtype, numpy_dtype
-from tilelang.ir.record import record
+from tilelang.ir import dtype
 from tilelang.layout import Fragment, Mode
+
+from .mfma import MFMA_ROWS
+from .mma_row import MmaRow, register as _r, thread as _t
 
 PTX_TYPES = {"float16": "f16", "bfloat16": "bf16", "tfloat32": "tf32", "float32": "f32", "float64": "f64", "int8": "s8",
              "uint8": "u8", "int32": "s32", "float8_e4m3": "e4m3", "float8_e5m2": "e5m2"}
 _ALIASES = {"float8_e4m3fn": "float8_e4m3"}
-
-
-@record
-class MmaRow:
-    """c += a @ b over the 32 lanes of a warp.
-
-    shape: (m, n, k).  a: Fragment of the (m, k) operand, b: of the (k, n) operand, c: of the (m, n) accumulator; each
-    over 32 threads, registers counted in elements.  ptx: instruction name.  min_arch: first sm number that has it.
-    """
-
-    name: str
-    shape: tuple[int, int, int]
-    a_dtype: dtype
-    b_dtype: dtype
-    c_dtype: dtype
-    a: Fragment
-    b: Fragment
-    c: Fragment
-    ptx: str
-    min_arch: int
-
-    @property
-    def registers(self) -> tuple[int, int, int]:
-        """32-bit registers (64-bit for float64) a lane passes for (a, b, c)."""
-        return tuple(max(1, frag.registers * dt.bits // self.register_bits)  # type: ignore[return-value]
-                     for frag, dt in ((self.a, self.a_dtype), (self.b, self.b_dtype), (self.c, self.c_dtype)))
-
-    @property
-    def register_bits(self) -> int:
-        return 64 if self.c_dtype == "float64" else 32
-
-    def reference(self, a: Any, b: Any, c: Any) -> np.ndarray:
-        """c + a @ b as the tensor core computes it: exact products, accumulated in the type of the accumulator.
-
-        a: (..., m, k), b: (..., k, n), c: (..., m, n) arrays; leading dimensions broadcast.  tf32 operands are truncated to
-        10 mantissa bits, because the hardware ignores the other bits.  The order of summation is unspecified.
-        """
-        return multiply_add(self.a_dtype, self.c_dtype, a, b, np.asarray(c))
-
-
-def multiply_add(operands: dtype, accumulator: dtype, a: Any, b: Any, c: np.ndarray) -> np.ndarray:
-    """c + a @ b as tensor cores compute it, for operands and an accumulator of these types (MmaRow.reference)."""
-    c_type = numpy_dtype(accumulator)
-    if accumulator.is_int:
-        exact = np.matmul(np.asarray(a, np.float32), np.asarray(b, np.float32))  # |sum| <= 32 * 2**16
-        return np.add(c.astype(c_type), exact.astype(np.int64).astype(c_type))
-    wide = np.float64 if accumulator == "float64" else np.float32
-    a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
-    if operands == "tfloat32":
-        a, b = truncate_tf32(a), truncate_tf32(b)
-    return (np.matmul(a, b) + c.astype(wide)).astype(c_type)  # type: ignore[no-any-return]
-
-
-def truncate_tf32(x: np.ndarray) -> np.ndarray:
-    """float32 values with the low 13 mantissa bits cleared."""
-    return (np.ascontiguousarray(x, np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-
-
-def _t(size: int, stride: int) -> Mode:
-    return Mode(size, "thread", stride)
-
-
-def _r(size: int, stride: int) -> Mode:
-    return Mode(size, "register", stride)
 
 
 def _fragment(shape: tuple[int, int], rows: tuple[Mode, ...], cols: tuple[Mode, ...]) -> Fragment:
@@ -144,14 +80,31 @@ for _a in ("float8_e4m3", "float8_e5m2"):
 _add((8, 8, 4), "float64", "float64", "float64", 80)
 
 
+def plain_dtype(dt: Any) -> dtype:
+    """The name in the table of an element type: e4m3 for e4m3fn."""
+    return dtype(_ALIASES.get(str(dtype(dt)), dtype(dt)))
+
+
 def operand_dtype(dt: Any) -> dtype:
-    """The operand type of the table for an element type: tf32 for float32, e4m3 for e4m3fn."""
-    dt = dtype(dt)
-    return dtype("tfloat32") if dt == "float32" else dtype(_ALIASES.get(str(dt), dt))
+    """The operand type of NVIDIA's instructions for an element type: tf32 for float32, e4m3 for e4m3fn."""
+    return dtype("tfloat32") if dtype(dt) == "float32" else plain_dtype(dt)
 
 
-def mma_rows(arch_number: int, a_dtype: Any, b_dtype: Any, c_dtype: Any) -> tuple[MmaRow, ...]:
-    """Rows for operands and accumulator of these element types on sm_<arch_number>, longest k first; () when none."""
-    a, b, c = operand_dtype(a_dtype), operand_dtype(b_dtype), dtype(c_dtype)
-    return tuple(r for r in MMA_ROWS.values()
-                 if r.a_dtype == a and r.b_dtype == b and r.c_dtype == c and r.min_arch <= arch_number)
+def mma_rows(target: Any, a_dtype: Any, b_dtype: Any, c_dtype: Any) -> tuple[MmaRow, ...]:
+    """Rows for operands and accumulator of these element types on a Target, the preferred first; () when none.
+
+    float32 operands are rounded to tf32 where rows have only that, and tf32 is multiplied as float32 where they have only that.
+    """
+    c = dtype(c_dtype)
+    rows = [r for r in (*MMA_ROWS.values(), *MFMA_ROWS.values()) if r.c_dtype == c and r.on(target)]
+    plain = plain_dtype(a_dtype), plain_dtype(b_dtype)
+    for types in (plain, *((new, new) for old, new in (("float32", "tfloat32"), ("tfloat32", "float32")) if old in plain)):
+        found = tuple(r for r in rows if (r.a_dtype, r.b_dtype) == types)
+        if found:
+            return found
+    return ()
+
+
+def row(name: str) -> MmaRow | None:
+    """The instruction of this name; None when there is none."""
+    return MMA_ROWS.get(name) or MFMA_ROWS.get(name)

@@ -22,7 +22,8 @@ from tilelang.ir import dtype
 from tilelang.ir.record import record
 from tilelang.layout import Fragment
 
-from .mma import PTX_TYPES, _r, _t, multiply_add, operand_dtype
+from .mma import PTX_TYPES, operand_dtype
+from .mma_row import multiply_add, register as _r, thread as _t
 
 K_STEP_BYTES = 32  # bytes of K that one instruction processes
 _FP8 = ("float8_e4m3", "float8_e5m2")

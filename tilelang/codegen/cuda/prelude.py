@@ -131,4 +131,4 @@ def mma_wrapper(row: MmaRow) -> str:
             f"  {c_register}* C = reinterpret_cast<{c_register}*>(c);\n"
             f"  const {in_register} *A = reinterpret_cast<const {in_register}*>(a), "
             f"*B = reinterpret_cast<const {in_register}*>(b);\n"
-            f'  asm("{row.ptx}\\n"\n      " {operands};"\n      : {outputs}\n      : {inputs});\n}}\n')
+            f'  asm("{row.instruction}\\n"\n      " {operands};"\n      : {outputs}\n      : {inputs});\n}}\n')

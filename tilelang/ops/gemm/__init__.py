@@ -7,7 +7,7 @@ from typing import Any
 from tilelang import errors
 from tilelang.ir import (Attrs, Buffer, Expr, Region, Span, Stmt, TileOp, is_const, numpy_dtype, register_literal, seq, tile_op,
                          DYNAMIC, LOCAL, STATIC, FRAGMENT)
-from tilelang.target.mma import MMA_ROWS
+from tilelang.target.mma import row as row_of
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..base import Access, LowerContext
@@ -126,7 +126,7 @@ class Gemm(TileOp):
         A fragment of which the op uses only a sub-tile gets no layout here.  The lowering copies that sub-tile first.
         """
         name = self.plan.instruction
-        row, warps = MMA_ROWS.get(name), self.plan.warps or (1, 1)
+        row, warps = row_of(name), self.plan.warps or (1, 1)
         if name in WGMMA_ROWS:
             lays: tuple[Any, ...] = wgmma_fragments(self, WGMMA_ROWS[name], warps, known.threads)
         elif row is None:
@@ -146,7 +146,7 @@ class Gemm(TileOp):
         name = self.plan.instruction or "simt"
         if name in WGMMA_ROWS:
             return lower_wgmma(self, cx, WGMMA_ROWS[name])
-        out = lower_simt(self, cx) if name == "simt" else lower_mma(self, cx, MMA_ROWS[name])
+        out = lower_simt(self, cx) if name == "simt" else lower_mma(self, cx, row_of(name))
         # An asynchronous wgmma that the user started may still be adding to the same registers.
         return seq(drained(cx.local_of(self.c.buffer)), out) if self.plan.behind else out
 

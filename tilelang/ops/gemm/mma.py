@@ -26,7 +26,7 @@ from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Node, Region, 
                          const, do, dtype, each_register, fresh, is_const, load, replace, select, seq, substitute, unary,
                          unrolled, walk, FRAGMENT)
 from tilelang.layout import REGISTER, THREAD, Mode
-from tilelang.target.mma import MMA_ROWS
+from tilelang.target.mma import row as row_of
 
 from ..distribute import digit
 from ..ldmatrix import outer_digits, threads_used
@@ -75,7 +75,7 @@ class WarpTiles:
 def padded_operands(body: Node, layout_of: Callable[[Buffer], Any]) -> set[Var]:
     """Storage of the fragments that warp matrix instructions use and that have padding registers (more than their elements).
     Those registers are initialised where the fragment is allocated."""
-    found = [r.buffer for op in walk(body, TileOp) if op.op_name == "gemm" and op.plan.instruction in MMA_ROWS
+    found = [r.buffer for op in walk(body, TileOp) if op.op_name == "gemm" and row_of(op.plan.instruction)
              for r in (op.a, op.b, op.c)]
     return {b.data for b in found if b.scope_name == FRAGMENT and layout_of(b).is_padded}
 

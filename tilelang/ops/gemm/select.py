@@ -15,7 +15,7 @@ from tilelang.errors import error, facts, register
 from tilelang.ir import FRAGMENT
 from tilelang.ir.record import record
 from tilelang.layout import Fragment, Mode, tile_fragment
-from tilelang.target.mma import MMA_ROWS, MmaRow, mma_rows
+from tilelang.target.mma import MmaRow, mma_rows, row as row_of
 from tilelang.target.wgmma import WGMMA_ROWS
 
 
@@ -103,7 +103,6 @@ register("gemm-accumulator", AssertionError, "the accumulator of a tensor-core T
          expected="a whole fragment")
 
 SIMT = "simt"
-WARP = 32
 # Types that fall back to SIMT multiply-adds where no matrix instruction fits: slower, and float32 is more exact.
 _SIMT_ODD = {("float32", "float32", "float32"), ("float64", "float64", "float64")}
 
@@ -123,14 +122,14 @@ def multiplies(a: Any, b: Any, c: Any) -> bool:
 
 @record
 class GemmPlan:
-    """instruction: name of a row of MMA_ROWS, or "simt".  warps: (along M, along N)."""
+    """instruction: name of a row of target/mma.py, or "simt".  warps: (along M, along N)."""
 
     instruction: str
     warps: tuple[int, int]
 
 
-def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = False) -> GemmPlan:
-    """The instruction and warp partition of a Gemm on sm_<arch_number> in a block of `threads` threads.
+def choose_gemm(op: Any, target: Any, threads: int, rows_first: bool = False) -> GemmPlan:
+    """The instruction and warp partition of a Gemm on a Target in a block of `threads` threads.
 
     rows_first: under the Square policy, put as many warps as possible along M (the accumulator is reduced along its rows or
     becomes the A operand of another gemm, so a whole row should stay in one warp).
@@ -141,11 +140,12 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
         raise error("gemm-types", f"T.gemm does not multiply {a} by {b} into {c}", found=f"{a} by {b} into {c}", span=op.span,
                     hint="accumulate float16 in float16 or float32, bfloat16 and fp8 in float32, int8 in int32")
     optional = (str(a), str(b), str(c)) in _SIMT_ODD
-    rows = mma_rows(arch_number, a, b, c)
+    rows = mma_rows(target, a, b, c)
     if not rows and c == "float16":  # accumulated in float32 and rounded once per gemm (mma.py)
-        rows = mma_rows(arch_number, a, b, "float32")
+        rows = mma_rows(target, a, b, "float32")
     whole = op.c.buffer.scope_name == FRAGMENT and op.c.is_full
-    if not rows or threads % WARP or not whole:
+    warp = rows[0].lanes if rows else 1
+    if not rows or threads % warp or not whole:
         if rows and not optional and not whole:
             where = "a part of a fragment" if op.c.buffer.scope_name == FRAGMENT else f"in {op.c.buffer.scope_name} memory"
             raise error("gemm-accumulator", f"the accumulator `{op.c.buffer.name}` is {where} (local_buf must be a fragment)",
@@ -158,23 +158,23 @@ def choose_gemm(op: Any, arch_number: int, threads: int, rows_first: bool = Fals
     row = rows[0] if optional else _row(rows, op.k)
     tile = row.shape[:2]
     if op.k % row.shape[2] == 0 or not optional:
-        even = policy.even_partition(op.m, op.n, threads // WARP, tile)
+        even = policy.even_partition(op.m, op.n, threads // warp, tile)
         if even is not None:
             return GemmPlan(row.name, even)
         if not optional:
-            return GemmPlan(row.name, policy.cover(op.m, op.n, threads // WARP, tile))
+            return GemmPlan(row.name, policy.cover(op.m, op.n, threads // warp, tile))
     return GemmPlan(SIMT, (1, 1))
 
 
-def why_simt(op: Any, arch_number: int, threads: int) -> str:
+def why_simt(op: Any, target: Any, threads: int) -> str:
     """Why a Gemm that choose_gemm computes by multiply-adds has no matrix instruction and, behind a semicolon, what to change;
     "" where the target has none for float32 and float64, which it multiplies at its full rate otherwise."""
-    rows = mma_rows(arch_number, op.a.dtype, op.b.dtype, op.c.dtype)
+    rows = mma_rows(target, op.a.dtype, op.b.dtype, op.c.dtype)
     if not rows:
-        return "" if op.a.dtype.bits >= 32 else (f"sm_{arch_number} has no matrix instruction for {op.a.dtype} and "
+        return "" if op.a.dtype.bits >= 32 else (f"{target.arch} has no matrix instruction for {op.a.dtype} and "
                                                  f"{op.b.dtype}; cast both to float16, or compile for a newer target")
-    if threads % WARP:
-        return f"{threads} threads are no whole warps; take a multiple of {WARP} threads"
+    if threads % rows[0].lanes:
+        return f"{threads} threads are no whole warps; take a multiple of {rows[0].lanes} threads"
     if op.c.buffer.scope_name != FRAGMENT or not op.c.is_full:
         return "the accumulator is not a whole fragment; accumulate into a whole T.alloc_fragment"
     m, n, k = rows[0].shape
@@ -189,7 +189,7 @@ def with_warps_of(plan: GemmPlan, first: GemmPlan) -> GemmPlan:
     policies.  A warp of a wgmma warp group has its rows and columns in the same registers as an m16n8 instruction, so `first`
     may use wgmma.
     """
-    a, b = MMA_ROWS.get(plan.instruction), MMA_ROWS.get(first.instruction)
+    a, b = row_of(plan.instruction), row_of(first.instruction)
     if a and a.shape[:2] == (16, 8) and first.instruction in WGMMA_ROWS:
         return GemmPlan(plan.instruction, first.warps)
     return GemmPlan(plan.instruction, first.warps) if a and b and a.c == b.c else plan

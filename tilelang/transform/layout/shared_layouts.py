@@ -20,7 +20,7 @@ from tilelang.layout.mode import evaluate_index
 from tilelang.ops import Copy, Gemm, Transpose
 from tilelang.ops.ldmatrix import in_columns_of_bytes, in_tiles_of_bytes
 from tilelang.ops.pairing import iteration_space, matched_indices
-from tilelang.target.mma import MMA_ROWS
+from tilelang.target.mma import row as row_of
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..analysis.vectorize import ANYWHERE, MAX_BYTES, Widths, lane_dimension, power_of_two_in, stride_along
@@ -154,7 +154,7 @@ def _vote(b: Buffer, vars: tuple[Var, ...], extents: tuple[Any, ...], sides: lis
 def _operand_accesses(op: Gemm) -> list[Access]:
     if op.plan.instruction in WGMMA_ROWS:  # laid out in swizzle atoms, whatever else touches them
         return []
-    row = MMA_ROWS.get(op.plan.instruction)
+    row = row_of(op.plan.instruction)
     out: list[Access] = []
     if row is None:
         return _simt_accesses(op)

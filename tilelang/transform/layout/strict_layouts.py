@@ -14,6 +14,7 @@ from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, why_simt, with
 from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts, shared_layout, wgmma_fragments
 from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_boxes import copied_tile
+from tilelang.target import Target
 from tilelang.target.wgmma import WGMMA_ROWS, wgmma_sizes
 
 from ..legalize.hopper_features import hopper
@@ -87,13 +88,13 @@ class StrictLayouts:
                 if not b.is_static:
                     raise run_time_shape(b, op.span)
         rows_first = row_groups(gemms, self.uses.ops, self.uses.loops.values())
-        arch = getattr(self.cx.target, "arch_number", 0) or 80
+        target = self.cx.target if getattr(self.cx.target, "arch", "") else Target("sm_80")
         self._by_tma()
         by_groups = self._by_wgmma(gemms)
-        plans = [(op, by_groups.get(id(op)) or choose_gemm(op, arch, self.uses.known_for(op).threads,
+        plans = [(op, by_groups.get(id(op)) or choose_gemm(op, target, self.uses.known_for(op).threads,
                                                            op.c.buffer in rows_first)) for op in gemms]
         for op, plan in plans:
-            self._report(op, plan, arch)
+            self._report(op, plan, target)
         first: dict[Buffer, GemmPlan] = {}
         asked: list[tuple[Gemm, GemmPlan, dict[Buffer, Any]]] = []
         # Instructions that accept existing layouts come last; mma.sync works on the rows that wgmma gives each warp.
@@ -114,13 +115,13 @@ class StrictLayouts:
                 if b not in self.known.layouts:
                     self._demand(op, plan, b, lay)
 
-    def _report(self, op: Gemm, plan: GemmPlan, arch: int) -> None:
+    def _report(self, op: Gemm, plan: GemmPlan, target: Target) -> None:
         """Report, and warn at the user's line, why a GEMM does not have the fastest instruction of the target for its types.
 
         What the package itself multiplies so is reported alone: its users cannot change it.
         """
         alone = plan.instruction == SIMT
-        why = why_simt(op, arch, self.uses.known_for(op).threads) if alone else self.why.get(id(op), "")
+        why = why_simt(op, target, self.uses.known_for(op).threads) if alone else self.why.get(id(op), "")
         if plan.instruction in WGMMA_ROWS or not why:
             return
         by = "multiply-adds of single threads" if alone else "mma.sync"
