@@ -13,6 +13,7 @@ import tilelang.language as T
 from tilelang.ir import numpy_dtype
 from tilelang.ops.gemm.select import GemmPlan, choose_gemm, operand_fragments
 from tilelang.ops.plans import GemmSchedule
+from tilelang.target import Target
 from tilelang.target.mma import MMA_ROWS
 
 Policy = T.GemmWarpPolicy
@@ -322,7 +323,7 @@ def test_padded_fragments_hold_every_element_once_a_copy(m, n, k):
 
     op = SimpleNamespace(a=tile("float16", (m, k)), b=tile("float16", (k, n)), c=tile("float32", (m, n)), m=m, n=n, k=k,
                          policy=Policy.Square, transpose_a=False, transpose_b=False, plan=GemmSchedule(), span=None)
-    plan = choose_gemm(op, 80, 256)
+    plan = choose_gemm(op, Target("sm_80"), 256)
     assert isinstance(plan, GemmPlan) and plan.instruction in MMA_ROWS
     for frag, shape in zip(operand_fragments(op, MMA_ROWS[plan.instruction], plan.warps, 256), ((m, k), (k, n), (m, n))):
         assert frag.shape == shape and frag == frag.cut(shape)
