@@ -85,8 +85,10 @@ def truncate_tf32(x: np.ndarray) -> np.ndarray:
 
 
 def thread(size: int, stride: int) -> Mode:
+    """A digit of an index that selects the lane."""
     return Mode(size, "thread", stride)
 
 
 def register(size: int, stride: int) -> Mode:
+    """A digit of an index that selects the register."""
     return Mode(size, "register", stride)
