@@ -7,17 +7,17 @@ With lane l, element e of the lane (low bits first) and p = K*M/64 elements of a
                float64: row 4*e + l/16, column l%16
 
 Source: AMD matrix instruction calculator (CDNA2, CDNA3).  That gfx950's longer shapes continue the rule of A and B is what
-public kernels for it rely on; an order of K that both operands share does not change a product.
+public kernels for it rely on; an order of K that both operands share changes nothing but the order of additions.
 
-Order of sums (MMA-Sim, arXiv 2511.10909, a model measured bit by bit on CDNA2 and CDNA3):
+Order of additions (MMA-Sim, arXiv 2511.10909, a model measured bit by bit on CDNA2 and CDNA3):
 
     float32, float64           a chain of fused multiply-adds over k, from C on
     16 bits, gfx90a            groups of 4 of k: (p0 + p1) + (p2 + p3) in float32, then C + group; subnormal operands and
                                results are flushed to zero at each step
-    16 bits, gfx942            groups of 8 of k: products aligned to the largest exponent of the group and cut to 24
+    16 bits, gfx942            groups of 8 of k: each a*b aligned to the largest exponent of the group and cut to 24
                                fractional bits; their sum (31 fractional bits) and C (24) aligned to the larger exponent,
                                both rounded down, added, and rounded once to nearest
-    8 bits, gfx942             the same with groups of 16, even and odd k summed apart first
+    8 bits, gfx942             the same with groups of 16, even and odd k added separately first
     xf32, gfx942               the same with groups of 4, operands cut to 10 fractional bits
 
 CDNA4 is not measured: gfx950 is assumed to sum as gfx942 does, and the scaled instructions (f8f6f4, here with scales of 1) as
@@ -52,7 +52,7 @@ def _chain(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _pairs(least: float, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Pairwise sums of 4 products in float32, subnormals flushed."""
+    """Pairwise sums of 4 of k in float32, subnormals flushed."""
     def flushed(x: np.ndarray, least: float = 2.0**-126) -> np.ndarray:
         return np.where(np.abs(x) < least, x * np.float32(0), x).astype(np.float32)
 
@@ -75,7 +75,7 @@ def _cut_sum(p: np.ndarray, exponents: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _aligned(group: int, halves: bool, types: tuple[str, str], a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Sums of aligned products, group by group (module docstring).  halves: even and odd k are summed apart."""
+    """Sums of each a*b aligned, group by group (module docstring).  halves: even and odd k are added separately."""
     a, b = (truncate_tf32(x) if n == "tfloat32" else x for x, n in zip((a, b), types))
     a, b = a.astype(np.float64), b.astype(np.float64)
     ea, eb = (_exponent(x, _LEAST[n]) for x, n in zip((a, b), types))
@@ -115,7 +115,7 @@ _NAMES = {"float16": "f16", "bfloat16": "bf16", "tfloat32": "xf32", "float32": "
 MFMA_ROWS: dict[str, MmaRow] = {}
 
 
-def _sums(a: str, b: str, chip: str) -> Callable[..., np.ndarray]:
+def _meaning(a: str, b: str, chip: str) -> Callable[..., np.ndarray]:
     if a in ("float32", "float64"):
         return _chain
     if a == "int8":
@@ -135,7 +135,7 @@ def _add(builtin: str, m: int, k: int, a: str, c: str, b: str = "", **chips: int
             name = f"mfma.{m}x{m}x{k}.{_NAMES[a]}.{_NAMES[b]}.{_NAMES[c]}" + ".gfx90a" * (group == own)
             MFMA_ROWS[name] = MmaRow(
                 name, (m, m, k), dtype(a), dtype(b), dtype(c), *_fragments(m, k, c), f"__builtin_amdgcn_mfma_{builtin}",
-                chips=tuple((x, n) for x, n in chips.items() if x in group), sums=_sums(a, b, min(group)))
+                chips=tuple((x, n) for x, n in chips.items() if x in group), multiply=_meaning(a, b, min(group)))
 
 
 # In order of preference: those of 16 x 16 first, because more tiles are made of them, and the longest K first.

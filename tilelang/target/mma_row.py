@@ -19,7 +19,7 @@ class MmaRow:
     shape: (m, n, k).  a: Fragment of the (m, k) operand, b: of the (k, n) operand, c: of the (m, n) accumulator; each over
     the lanes of a warp, registers counted in elements.  instruction: its PTX name, or the name of its builtin.  min_arch:
     first sm number that has it.  chips: those that have it, with the passes (of 4 cycles) it takes; () for mma.sync.
-    sums: c + a @ b in the order of the hardware, None where that is unspecified.
+    multiply: c + a @ b in the order of the hardware, None where that is unspecified.
     """
 
     name: str
@@ -33,7 +33,7 @@ class MmaRow:
     instruction: str
     min_arch: int = 0
     chips: tuple[tuple[str, int], ...] = ()
-    sums: Callable[..., np.ndarray] | None = None
+    multiply: Callable[..., np.ndarray] | None = None
 
     @property
     def lanes(self) -> int:
@@ -60,9 +60,9 @@ class MmaRow:
         a: (..., m, k), b: (..., k, n), c: (..., m, n) arrays; leading dimensions broadcast.  tf32 operands are truncated to
         10 mantissa bits, because the hardware ignores the other bits.
         """
-        if self.sums is not None:
+        if self.multiply is not None:
             with np.errstate(all="ignore"):
-                return self.sums(np.asarray(a), np.asarray(b), np.asarray(c))
+                return self.multiply(np.asarray(a), np.asarray(b), np.asarray(c))
         return multiply_add(self.a_dtype, self.c_dtype, a, b, np.asarray(c))
 
 
