@@ -115,7 +115,7 @@ _NAMES = {"float16": "f16", "bfloat16": "bf16", "tfloat32": "xf32", "float32": "
 MFMA_ROWS: dict[str, MmaRow] = {}
 
 
-def _meaning(a: str, b: str, chip: str) -> Callable[..., np.ndarray]:
+def _arithmetic(a: str, b: str, chip: str) -> Callable[..., np.ndarray]:
     if a in ("float32", "float64"):
         return _chain
     if a == "int8":
@@ -135,7 +135,7 @@ def _add(builtin: str, m: int, k: int, a: str, c: str, b: str = "", **chips: int
             name = f"mfma.{m}x{m}x{k}.{_NAMES[a]}.{_NAMES[b]}.{_NAMES[c]}" + ".gfx90a" * (group == own)
             MFMA_ROWS[name] = MmaRow(
                 name, (m, m, k), dtype(a), dtype(b), dtype(c), *_fragments(m, k, c), f"__builtin_amdgcn_mfma_{builtin}",
-                chips=tuple((x, n) for x, n in chips.items() if x in group), multiply=_meaning(a, b, min(group)))
+                chips=tuple((x, n) for x, n in chips.items() if x in group), multiply=_arithmetic(a, b, min(group)))
 
 
 # In order of preference: those of 16 x 16 first, because more tiles are made of them, and the longest K first.
