@@ -16,7 +16,7 @@ import numpy as np
 
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.codegen.cuda.prelude import sections
-from tilelang.codegen.cuda.types import type_name
+from tilelang.codegen.device.types import type_name
 from tilelang.ir import Buffer
 from tilelang.target.instructions import function_name
 from tilelang.target.mma import MMA_ROWS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tilelang.codegen.cuda.page import Page
+from tilelang.codegen.device.page import Page
 from tilelang.codegen.cuda.printer import KernelPrinter
 from tilelang.ir import Launch, const, fresh, seq
 from tilelang.target import INTRINSICS

@@ -13,9 +13,9 @@ from tilelang.ir import Call, Launch
 from tilelang.target.instructions import CACHE_HINTS
 from tilelang.target.tensor_map import REDUCE_ADD, TensorMap, tensor_maps_of
 
-from .calls import Calls
-from .text import POSTFIX, REL, Text
-from .types import unsupported
+from ..device.calls import Calls
+from ..device.text import POSTFIX, REL, Text
+from ..device.types import unsupported
 from .wgmma import wgmma_function
 
 _TMA = re.compile(r"tma_(load|store|reduce_add)_([1-5])d(_multicast)?(_hint)?")

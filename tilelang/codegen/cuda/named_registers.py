@@ -11,8 +11,8 @@ from typing import Any
 
 from tilelang.ir import Buffer, Call, Var, dtype
 
-from .calls import Calls
-from .text import POSTFIX, Text
+from ..device.calls import Calls
+from ..device.text import POSTFIX, Text
 
 
 class NamedRegisters:

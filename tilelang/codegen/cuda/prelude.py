@@ -9,16 +9,24 @@ values of such a type, and never computes one, gets a two-byte type in its place
 from __future__ import annotations
 
 import os
-import re
-from functools import cache, lru_cache
+from functools import lru_cache
 
 from tilelang.target.instructions import function_name
 from tilelang.target.mma import MMA_ROWS, MmaRow
 
+from ..device.page import Page
+from ..device.prelude import FLOATS, THREADS, VALUES, needed, sections_of, words_of
+from ..device.types import HALVES, TYPES
 from .hopper import hopper_function
-from .page import Page
-from .types import HALVES, HEADERS, TYPES
 
+# type name in the text -> (header, typedef)
+HEADERS = {"half_t": ("cuda_fp16.h", "typedef __half half_t;"),
+            "bfloat16_t": ("cuda_bf16.h", "typedef __nv_bfloat16 bfloat16_t;"),
+            "fp8_e4_t": ("cuda_fp8.h", "typedef __nv_fp8_e4m3 fp8_e4_t;"),
+            "fp8_e5_t": ("cuda_fp8.h", "typedef __nv_fp8_e5m2 fp8_e5_t;"),
+            # spellings that injected source uses
+            "uchar": ("", "typedef unsigned char uchar;"),
+            "CUtensorMap": ("", "namespace tl { struct tensor_map; }\ntypedef tl::tensor_map CUtensorMap;")}
 _PLAIN = {TYPES[base]: base for base in HALVES}
 # Prefixes of names that the headers define: functions and types of these elements.
 _FROM_HEADER = ("__h", "__nv_", "__bfloat16", "nv_bfloat", "hrcp", "hsqrt", "hrsqrt", "hexp", "hlog", "hsin", "hcos", "htanh",
@@ -59,35 +67,13 @@ def _element_types(words: set[str], injected: str, named: set[str], worked_with:
     return [f"#include <{h}>" for h in dict.fromkeys(h for _, h, _ in used) if h] + [t for *_, t in used]
 
 
-_WORD = re.compile(r"\w+")
-_TO_SPACES = {n: " " for n in range(128) if not (chr(n).isalnum() or chr(n) == "_")}
 # The sections that a section uses precede it.
-_FILES = ("prelude_floats.cuh", "prelude_values.cuh", "prelude_memory.cuh", "prelude_threads.cuh")
+_FILES = (FLOATS, VALUES, os.path.join(os.path.dirname(__file__), "prelude_memory.cuh"), THREADS)
 
 
-def words_of(text: str) -> set[str]:
-    """The words (names, numbers) of a text."""
-    if text.isascii():  # takes a third of the time
-        return set(text.translate(_TO_SPACES).split())
-    return set(_WORD.findall(text))
-
-
-@lru_cache(maxsize=1)
 def sections() -> dict[str, str]:
     """The text of each section by name, in the order of the files: a section uses only earlier ones."""
-    out: dict[str, str] = {}
-    for name in _FILES:
-        with open(os.path.join(os.path.dirname(__file__), name), encoding="utf-8") as f:
-            parts = re.split(r"^//@ (\w+)\n", f.read(), flags=re.M)[1:]
-        out.update((part, text.rstrip() + "\n") for part, text in zip(parts[::2], parts[1::2]))
-    return out
-
-
-@cache
-def _used_by(name: str) -> list[str]:
-    """The other sections that a section uses."""
-    table = sections()
-    return [w for w in words_of(table[name]) if w in table and w != name]
+    return sections_of(_FILES)
 
 
 @lru_cache(maxsize=1)
@@ -97,16 +83,8 @@ def _rows_by_function() -> dict[str, MmaRow]:
 
 def device_header(words: set[str]) -> str:
     """The definitions (inside namespace tl) of every prelude function among the words of a kernel's text."""
-    table = sections()
     made = [text for w in sorted(words) if (text := hopper_function(w)) is not None]
-    wanted: set[str] = set()
-    todo = [w for w in words.union(*map(words_of, made)) if w in table]
-    while todo:
-        name = todo.pop()
-        if name not in wanted:
-            wanted.add(name)
-            todo.extend(_used_by(name))
-    out = [text for name, text in table.items() if name in wanted]
+    out = needed(_FILES, words.union(*map(words_of, made)))
     out += [mma_wrapper(r) for f, r in _rows_by_function().items() if f in words]
     out += made
     return "".join(out)

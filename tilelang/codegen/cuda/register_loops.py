@@ -12,12 +12,23 @@ from typing import Any
 
 from tilelang.errors import InternalError
 from tilelang.ir import Binary, Buffer, Call, Expr, For, Load, Ramp, Stmt, Store, Var, const, free_vars, stmts_of, substitute
-from tilelang.target.register_forms import (MAPPED, SUMMED, Form, affine_in, constant, form_of, inlined, own_element,
-                                            packed_source, sum_form, sum_order)
+from tilelang.target.register_forms import (
+    MAPPED,
+    SUMMED,
+    Form,
+    affine_in,
+    constant,
+    form_of,
+    inlined,
+    own_element,
+    packed_source,
+    sum_form,
+    sum_order,
+)
 
-from .memory import Memory
+from ..device.memory import Memory
+from ..device.types import type_name
 from .named_registers import NamedRegisters
-from .types import type_name
 
 
 class RegisterLoops:

@@ -11,10 +11,10 @@ from typing import Any
 from tilelang.ir import AddressOf, Call, Const, const, with_options
 from tilelang.target.wgmma import SWIZZLE_CODE, WGMMA_ROWS, WgmmaRow
 
+from ..device.calls import Calls
+from ..device.text import POSTFIX, Text
+from ..device.types import TYPES
 from .named_registers import NamedRegisters
-from .calls import Calls
-from .text import POSTFIX, Text
-from .types import TYPES
 
 _NAME = re.compile(r"(wgmma_m64\w+?)_(ss|rs)_([km]{1,2})")
 

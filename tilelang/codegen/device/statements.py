@@ -1,4 +1,4 @@
-"""Statements in CUDA text."""
+"""Statements in C++ text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from tilelang.ir import (Alloc, Assert, Bind, Break, Call, Const, Continue, Eval
                          While, binary, walk)
 
 from .memory import Memory
-from .named_registers import NamedRegisters
-from .register_loops import RegisterLoops
 from .text import quote
 from .types import type_name
 
@@ -21,11 +19,11 @@ _UNROLLED = ("unroll", "vectorized")
 
 
 class Statements:
-    """Prints statements, each class of node by one function."""
+    """Prints statements, each class of node by one function.  register_loop: prints a loop with plan.registers."""
 
-    def __init__(self, memory: Memory, registers: NamedRegisters, fast_math: bool) -> None:
+    def __init__(self, memory: Memory) -> None:
         self.x, self.page = memory.x, memory.page
-        self._loops = RegisterLoops(memory, registers, fast_math, self.stmt)
+        self.register_loop: Callable[[For], None] | None = None
         self._forms: dict[type[Stmt], Callable[[Any], None]] = {
             Bind: self._bind, Alloc: memory.alloc, Store: memory.store, Evaluate: self._evaluate, For: self._for,
             While: self._while, If: self._if, Break: lambda s: self.page.emit("break;"),
@@ -60,8 +58,8 @@ class Statements:
         self.page.emit(f"{self.x.top(s.call)};")
 
     def _for(self, s: For) -> None:
-        if s.plan.registers:
-            self._loops.print(s)
+        if s.plan.registers and self.register_loop is not None:
+            self.register_loop(s)
             return
         self.x.facts.enter_loop(s)
         if s.kind not in ("serial", "unroll", "vectorized"):

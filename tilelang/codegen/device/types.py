@@ -1,4 +1,4 @@
-"""Element types and literals of CUDA C++; the error for constructs that it has no form for."""
+"""Element types and literals of GPU C++; the error for constructs that it has no form for."""
 
 from __future__ import annotations
 
@@ -32,14 +32,6 @@ TYPES = {"bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16
           "handle": "void*", "float8_e4m3": "fp8_e4_t", "float8_e4m3fn": "fp8_e4_t", "float8_e5m2": "fp8_e5_t",
           "float8_e4m3fnuz": "tl::fp8_e4_fnuz", "float8_e5m2fnuz": "tl::fp8_e5_fnuz", "float8_e8m0fnu": "tl::fp8_e8m0"}
 HALVES = ("float16", "bfloat16")
-# type name in the text -> (header, typedef)
-HEADERS = {"half_t": ("cuda_fp16.h", "typedef __half half_t;"),
-            "bfloat16_t": ("cuda_bf16.h", "typedef __nv_bfloat16 bfloat16_t;"),
-            "fp8_e4_t": ("cuda_fp8.h", "typedef __nv_fp8_e4m3 fp8_e4_t;"),
-            "fp8_e5_t": ("cuda_fp8.h", "typedef __nv_fp8_e5m2 fp8_e5_t;"),
-            # spellings that injected source uses
-            "uchar": ("", "typedef unsigned char uchar;"),
-            "CUtensorMap": ("", "namespace tl { struct tensor_map; }\ntypedef tl::tensor_map CUtensorMap;")}
 _LITERAL_SUFFIX = {"int32": "", "uint32": "u", "int64": "LL", "uint64": "ULL"}
 KEYWORDS = """
 alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr const_cast
