@@ -83,7 +83,7 @@ def compile_by_parts(make: Callable[[], Any], target: str, device: bool = True) 
                 _cpu_parts(clock, request, device)
                 return clock
             from tilelang.codegen.cuda.printer import print_kernel
-            from tilelang.runtime.launchers import CudaLauncher
+            from tilelang.runtime.launchers import GpuLauncher
             from tilelang.runtime.nvrtc import compile_cubin
             from tilelang.transform.pipeline import lower
 
@@ -92,7 +92,7 @@ def compile_by_parts(make: Callable[[], Any], target: str, device: bool = True) 
         with clock.span("print"):
             sources = [print_kernel(k, fast_math=False) for k in program.kernels]
         with clock.span("host"):
-            host_text(request, sig, CudaLauncher(program.host, program.kernels, to.max_shared_bytes))
+            host_text(request, sig, GpuLauncher(program.host, program.kernels, to.max_shared_bytes))
         if device:
             with clock.span("nvrtc"):
                 for s in sources:

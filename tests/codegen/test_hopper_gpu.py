@@ -164,10 +164,10 @@ def test_host_code_encodes_the_maps():
     pytest.importorskip("tvm_ffi")
     pytest.importorskip("llvmlite")
     from tilelang.jit.artifact import Artifact
-    from tilelang.jit.loading import load_cuda
+    from tilelang.jit.loading import load_gpu
     from tilelang.runtime.host_engine import compile_object
     from tilelang.runtime.host_stub import stub_text
-    from tilelang.runtime.launchers import CudaLauncher
+    from tilelang.runtime.launchers import GpuLauncher
     from tilelang.runtime.signature import signature_of
     from tilelang.transform.lower.device_program import split_host
 
@@ -175,10 +175,10 @@ def test_host_code_encodes_the_maps():
     func = hopper.gemm(m, n, k)
     lowered, sig = split_host(func), signature_of(func)
     (device,) = lowered.kernels
-    host = stub_text(sig, CudaLauncher(lowered.host, lowered.kernels), set(sig.symbols), ("call",))
+    host = stub_text(sig, GpuLauncher(lowered.host, lowered.kernels), set(sig.symbols), ("call",))
     cubin = compile_cubin(print_kernel(device), "sm_90a")
     meta = {"kernels": [{"name": device.name, "file": "kernel.cubin", "shared_bytes": device.shared_bytes}]}
-    entry = load_cuda(Artifact("cuda", "", host, {"host.o": compile_object(host), "kernel.cubin": cubin.bytes}, meta), sig)
+    entry = load_gpu(Artifact("cuda", "", host, {"host.o": compile_object(host), "kernel.cubin": cubin.bytes}, meta), sig)
     for sm, sn, sk in ((512, 256, 192), (512, 256, 192), (136, 72, 264)):
         a, b = (torch.randn(s, device="cuda").half() for s in ((sm, sk), (sn, sk)))
         c = torch.zeros(sm, sn, device="cuda").half()

@@ -10,6 +10,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 from tilelang.runtime import nvrtc
+from tilelang.runtime.gpu_api import CUDA
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
 from fake_driver import Driver, OnGpu
@@ -25,20 +26,22 @@ class Library:
 class FakeDriver(Driver):
     """What runtime.cuda_driver.Driver offers the loader, with every call written down."""
 
+    api = CUDA
+
     def __init__(self, types):
         super().__init__([None] * len(types), types)
         self.lib, self.log, self.fail = Library(), [], None
         for name, callback in self.callbacks.items():
             setattr(self.lib, name, callback)
-        self.lib.cuCtxSetCurrent = self._set
 
-    def _set(self, context):
-        self.current = context.value or 0
-        return 0
+    def place(self):
+        return self.current or None
 
-    def call(self, name, *args):
-        assert name == "cuCtxGetCurrent"
-        ctypes.cast(args[0], ctypes.POINTER(P))[0] = self.current or None
+    def return_to(self, place):
+        self.current = place or 0
+
+    def failure(self, code, what):
+        return RuntimeError(f"{what} failed: CUDA_ERROR_{code}")
 
     def ensure_context(self, device):
         self.log.append(("context", device))
@@ -114,6 +117,17 @@ def test_a_failing_load_is_told_in_full_and_may_succeed_later(loaded):
     driver.fail = None
     kernel(*arrays(), 1)
     assert len(driver.launches) == 2
+
+
+def test_a_failed_launch_was_told_without_the_drivers_error(loaded):
+    kernel, driver = loaded
+    driver.result = 701
+    with pytest.raises(RuntimeError, match="^kernel main: launch of main_kernel failed: CUDA_ERROR_701$"):
+        kernel(*arrays(), 1)
+    driver.result = 0
+    kernel(*arrays(), 1)
+    with pytest.raises(RuntimeError, match="device_type mismatch"):  # the old result is not told again
+        kernel(np.zeros(256, np.float32), *arrays()[1:], 1)
 
 
 def test_arguments_are_checked_before_anything_is_loaded(loaded):

@@ -11,18 +11,20 @@ P, I, U = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32
 class OnGpu(dlpack.Exported):
     """A NumPy array that says it is on a CUDA device."""
 
+    kind = 2  # DLPack's
+
     def __init__(self, array, device=0):
         super().__init__(array)
         self.device = device
 
     def __dlpack_device__(self):
-        return 2, self.device
+        return self.kind, self.device
 
     def __dlpack__(self, **_):
         capsule = super().__dlpack__()
         for managed, array, *_ in dlpack._alive.values():
             if array is self.array:
-                managed.tensor.device_type, managed.tensor.device_id = 2, self.device
+                managed.tensor.device_type, managed.tensor.device_id = self.kind, self.device
         return capsule
 
 

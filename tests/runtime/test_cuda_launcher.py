@@ -11,7 +11,8 @@ from tilelang.ir import (F32, I32, I64, Assert, Bind, Buffer, For, Func, If, Lau
                          numpy_dtype, seq, LaunchPlan, FuncFacts)
 from tilelang.runtime.host_engine import HostLibrary, compile_object
 from tilelang.runtime.host_stub import stub_text
-from tilelang.runtime.launchers import CudaLauncher
+from tilelang.runtime.gpu_api import CUDA
+from tilelang.runtime.launchers import GpuLauncher
 from tilelang.runtime.signature import signature_of
 from tilelang.transform.lower.device_program import split_host
 
@@ -25,7 +26,7 @@ def launch(grid, body, threads=(128, 1, 1), **plan):
 def built(func, types, out_idx=None):
     program = split_host(func)
     sig = signature_of(func, out_idx)
-    text = stub_text(sig, CudaLauncher(program.host, program.kernels), set(sig.symbols), ("call",))
+    text = stub_text(sig, GpuLauncher(program.host, program.kernels), set(sig.symbols), ("call",))
     driver = Driver(program.kernels, types)
     library = HostLibrary(compile_object(text), ("tl_call",), driver.symbols())
     return library.function("tl_call", driver, release_gil=False), driver
@@ -196,6 +197,8 @@ def test_a_call_without_tensors_runs_on_the_default_device_and_its_stream():
     call, driver = built(function((p,), launch((const(1),), copy_stmt(a, a))), [(P,)])
 
     class Current:
+        api = CUDA
+
         def current_device(self):
             return 5
 

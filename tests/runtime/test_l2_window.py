@@ -85,7 +85,7 @@ def test_what_has_no_window_is_said():
 @pytest.mark.filterwarnings("error")
 def test_the_host_code_of_a_program_has_the_window():
     from tilelang.runtime.host_stub import stub_text
-    from tilelang.runtime.launchers import CudaLauncher
+    from tilelang.runtime.launchers import GpuLauncher
     from tilelang.runtime.signature import signature_of
     from tilelang.target import Target
     from tilelang.transform.pipeline import lower as lowered
@@ -93,5 +93,5 @@ def test_the_host_code_of_a_program_has_the_window():
     program = annotated()
     out = lowered(program.func, Target({"kind": "cuda", "arch": "sm_90a"}))
     sig = signature_of(program.func, None)
-    text = stub_text(sig, CudaLauncher(out.host, out.kernels), set(sig.symbols), ("call",))
+    text = stub_text(sig, GpuLauncher(out.host, out.kernels), set(sig.symbols), ("call",))
     assert "@cuLaunchKernelEx" in text and f"store i32 {HALF}, ptr" in text and "@cuCtxSetLimit(i32 6" in text

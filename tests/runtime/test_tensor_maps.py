@@ -11,7 +11,7 @@ from hosts import HANDLE, tensor
 from tilelang.ir import I32, I64, Func, If, Launch, Store, Var, const, load, seq, LaunchPlan, FuncFacts
 from tilelang.runtime.host_engine import HostLibrary, compile_object
 from tilelang.runtime.host_stub import stub_text
-from tilelang.runtime.launchers import CudaLauncher
+from tilelang.runtime.launchers import GpuLauncher
 from tilelang.runtime.signature import signature_of
 from tilelang.target.tensor_map import TensorMap, unsupported
 from tilelang.transform.lower.device_program import split_host
@@ -60,7 +60,7 @@ def launch(grid, body, **plan):
 def built(func, types):
     lowered = split_host(func)
     sig = signature_of(func)
-    text = stub_text(sig, CudaLauncher(lowered.host, lowered.kernels), set(sig.symbols), ("call",))
+    text = stub_text(sig, GpuLauncher(lowered.host, lowered.kernels), set(sig.symbols), ("call",))
     driver = MapDriver(lowered.kernels, types)
     library = HostLibrary(compile_object(text), ("tl_call",), driver.symbols())
     return library.function("tl_call", driver, release_gil=False), driver

@@ -11,7 +11,7 @@ import numpy as np
 import tilelang.language as T
 from tilelang.runtime.host_engine import HostLibrary, compile_object
 from tilelang.runtime.host_stub import stub_text
-from tilelang.runtime.launchers import CudaLauncher, launch_attributes
+from tilelang.runtime.launchers import GpuLauncher, launch_attributes
 from tilelang.runtime.signature import signature_of
 from tilelang.target import Target
 from tilelang.transform.lower.device_program import GRID_BARRIER
@@ -21,7 +21,7 @@ from tilelang.transform.pipeline import lower
 def built(f, types):
     program = lower(f.func, Target(SM80), {})
     sig = signature_of(f.func, None)
-    text = stub_text(sig, CudaLauncher(program.host, program.kernels), set(sig.symbols), ("call",))
+    text = stub_text(sig, GpuLauncher(program.host, program.kernels), set(sig.symbols), ("call",))
     driver = Driver(program.kernels, types)
     return HostLibrary(compile_object(text), ("tl_call",), driver.symbols()).function("tl_call", driver, release_gil=False), \
         driver, program.kernels

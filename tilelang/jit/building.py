@@ -171,10 +171,10 @@ def device_options(request: Request) -> list[str]:
 
 def compile_host(request: Request, sig: Signature, program: Any) -> tuple[str, bytes, dict[str, int]]:
     """(LLVM IR, object) of the host program of a lowered program, and the alignment in bytes that it asks of each tensor."""
-    from tilelang.runtime.launchers import CudaLauncher  # 15 ms
+    from tilelang.runtime.launchers import GpuLauncher  # 15 ms
 
     with phase("host part"):
-        launcher = CudaLauncher(program.host, program.kernels, request.target.max_shared_bytes)
+        launcher = GpuLauncher(program.host, program.kernels, request.target.max_shared_bytes)
         text = host_text(request, sig, launcher)
         return text, compile_object(text), alignments(sig, launcher)
 

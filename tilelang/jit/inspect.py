@@ -38,14 +38,14 @@ def program_after(program: Any, target: Any = "auto", after: str | None = None) 
 
 def sources_of(program: Any, target: Any = "auto") -> tuple[str, str]:
     """(device source, host source) of a program, as tilelang.compile generates them.  No device compiler is needed."""
-    from tilelang.runtime.launchers import CudaLauncher  # 14 ms
+    from tilelang.runtime.launchers import GpuLauncher  # 14 ms
 
     request = make_request(program, target=target)
     if not request.target.is_cuda:
         made = build(request)
         return made.kernel_source, made.host_source
     lowered, sources, _ = device_source(request)
-    launcher = CudaLauncher(lowered.host, lowered.kernels, request.target.max_shared_bytes)
+    launcher = GpuLauncher(lowered.host, lowered.kernels, request.target.max_shared_bytes)
     return KERNEL_SEPARATOR.join(sources), host_text(request, signature_of(request.func, request.out_idx), launcher)
 
 

@@ -20,7 +20,7 @@ from tilelang.runtime.xla_handler import has_type
 from .decorator import JITImpl
 from .exporting import c_interface, with_given_results
 from .kernel import JITKernel
-from .loading import CudaModules
+from .loading import GpuModules
 from .torch_ops import passed, result_shapes
 
 register("jax-call", ValueError, "a kernel that JAX cannot call, or a call of it with other arguments",
@@ -119,7 +119,7 @@ def _loaded(kernel: JITKernel, c: CInterface) -> HostLibrary:
     artifact, cuda = with_given_results(kernel).artifact, kernel.target.is_cuda
     keep: Any
     if cuda:
-        keep = CudaModules(artifact)
+        keep = GpuModules(artifact)
         symbols = keep.symbols() | {n: ctypes.cast(getattr(keep.driver.lib, n), ctypes.c_void_p).value or 0
                                     for n in ("cuPointerGetAttribute", "cuCtxGetDevice")}
     else:

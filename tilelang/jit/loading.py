@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -26,8 +27,8 @@ from .simulated import SimulatedEntry
 @dataclass
 class Entry:
     """The entry points of a loaded kernel.  call: inputs -> outputs.  full: takes inputs and outputs.  check: takes inputs and
-    an address, see runtime/host_stub.py.  error: the exception of a callback of the last call; it is raised instead of the
-    stub's short text."""
+    an address, see runtime/host_stub.py.  source: the device code, which knows more of a failed call than the stub's short
+    text."""
 
     call: Callable[..., Any]
     full: Callable[..., Any] | None = None
@@ -35,14 +36,9 @@ class Entry:
     keep: list[Any] = field(default_factory=list)
     source: Any = None
 
-    @property
-    def error(self) -> Exception | None:
-        return self.source.error if self.source is not None else None
-
-    @error.setter
-    def error(self, value: Exception | None) -> None:
-        if self.source is not None:
-            self.source.error = value
+    def told(self, problem: Exception) -> Exception | None:
+        """The full error of a call that failed with `problem`; None where there is no more to say."""
+        return self.source.told(problem) if self.source is not None else None
 
 
 @deep()
@@ -50,7 +46,7 @@ def load(artifact: Artifact, sig: Signature, request: Request) -> Any:
     """Load the host code.  Raises RuntimeError when the target's device is absent (no GPU, no driver)."""
     if artifact.kind == "interpreted":
         return SimulatedEntry(request, sig, artifact.lowered)
-    return load_cuda(artifact, sig) if artifact.kind == "cuda" else load_cpu(artifact, sig)
+    return load_cpu(artifact, sig) if artifact.kind == "cpu" else load_gpu(artifact, sig)
 
 
 def _entry(library: HostLibrary, sig: Signature, keep: list[Any], source: Any, release_gil: bool) -> Entry:
@@ -58,7 +54,7 @@ def _entry(library: HostLibrary, sig: Signature, keep: list[Any], source: Any, r
     return Entry(functions["call"], functions.get("full"), functions.get("check"), [library, *keep], source)
 
 
-class CudaModules:
+class GpuModules:
     """The device code of one kernel, loaded per device when first needed.
 
     functions, contexts: tables that the host code reads.  load: called by the host code for a device whose context
@@ -66,9 +62,9 @@ class CudaModules:
     """
 
     def __init__(self, artifact: Artifact) -> None:
-        from tilelang.runtime.cuda_driver import driver  # 3 ms
+        from tilelang.runtime import cuda_driver, hip_driver  # 3 ms
 
-        self.driver = driver()
+        self.driver: Any = (cuda_driver if artifact.kind == "cuda" else hip_driver).driver()
         self.artifact = artifact
         kernels = artifact.meta["kernels"]
         self.functions = (ctypes.c_void_p * (max(1, len(kernels)) * MAX_DEVICES))()
@@ -84,20 +80,29 @@ class CudaModules:
         out = {"tl_functions": ctypes.addressof(self.functions), "tl_contexts": ctypes.addressof(self.contexts),
                "tl_status": ctypes.addressof(self.status),
                "tl_load": ctypes.cast(self.callback, ctypes.c_void_p).value or 0}
-        for name in ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"):
-            out[name] = ctypes.cast(getattr(self.driver.lib, name), ctypes.c_void_p).value or 0
-        # absent in old drivers, for which no kernel needs them
-        for name in (ENCODE, "cuLaunchKernelEx", *workspaces.NAMES, *l2_window.NAMES):
-            function = getattr(self.driver.lib, name, None)
+        api = self.driver.api
+        # some are absent in old drivers, for which no kernel needs them
+        for name in (api.current, api.enter, api.leave, api.cooperative, "cuLaunchKernel", ENCODE, "cuLaunchKernelEx",
+                     *workspaces.NAMES, *l2_window.NAMES):
+            function = getattr(self.driver.lib, api.name(name), None) if name else None
             if function is not None:
-                out[name] = ctypes.cast(function, ctypes.c_void_p).value or 0
+                out[api.name(name)] = ctypes.cast(function, ctypes.c_void_p).value or 0
         return out
+
+    def told(self, problem: Exception) -> Exception | None:
+        """The full error of a failed call, whose short text is `problem`: of the loader or the driver; None for others."""
+        found, self.error = self.error, None
+        rc, what = self.status.value, str(problem)
+        if found is None and rc and (m := re.match(r"(kernel \S+: .*?) (?:failed|cannot be allocated)$", what)):
+            found = self.driver.failure(rc, m[1])
+        self.status.value = 0
+        return found
 
     def _load(self, device: int) -> int:
         """Load on a device; returns 0 on success.  The thread's current context stays as it was."""
-        held = ctypes.c_void_p()
+        held = None
         try:
-            self.driver.call("cuCtxGetCurrent", ctypes.byref(held))
+            held = self.driver.place()
             with self.lock:
                 if not self.contexts[device]:
                     self._load_now(device)
@@ -106,29 +111,29 @@ class CudaModules:
             self.error = e
             return -1
         finally:
-            self.driver.lib.cuCtxSetCurrent(held)
+            self.driver.return_to(held)
 
     def _load_now(self, device: int) -> None:
         self.driver.ensure_context(device)
-        current = ctypes.c_void_p()
-        self.driver.call("cuCtxGetCurrent", ctypes.byref(current))
+        place, modules = self.driver.place(), []
         for k, facts in enumerate(self.artifact.meta["kernels"]):
             module = self.driver.load(self.artifact.files[facts["file"]])
             function = module.function(facts["name"], facts["shared_bytes"], facts.get("cluster", 1))
-            self.modules.append(module)
+            modules.append(module)
             self.functions[k * MAX_DEVICES + device] = function.handle.value
-        if workspaces.NAMES[0].encode() in self.artifact.files.get("host.o", b""):
+        if self.driver.api.name(workspaces.NAMES[0]).encode() in self.artifact.files.get("host.o", b""):
             workspaces.keep_memory(self.driver)
-        self.contexts[device] = current.value
+        self.modules += modules
+        self.contexts[device] = place
 
 
-def load_cuda(artifact: Artifact, sig: Signature) -> Entry:
+def load_gpu(artifact: Artifact, sig: Signature) -> Entry:
     """Load the host object with the driver's entry points, or the library that holds host and device code.
 
     Device code is loaded at the first call on a device."""
     if "library" in artifact.meta:
         return _from_library(artifact, sig)
-    modules = CudaModules(artifact)
+    modules = GpuModules(artifact)
     library = HostLibrary(artifact.files["host.o"], tuple(f"tl_{m}" for m in modes_of(sig)), modules.symbols())
     # A launch is short: keeping the GIL takes less time than releasing it.
     entry = _entry(library, sig, [modules], modules, release_gil=False)
@@ -153,7 +158,7 @@ def _on_current_device(call: Callable[..., Any], driver: Any) -> Callable[..., A
             device = torch.cuda.current_device()
             stream = torch.cuda.current_stream(device).cuda_stream
         ffi.default_device.value = device
-        with ffi.module.use_raw_stream(ffi.module.device("cuda", device), stream):
+        with ffi.module.use_raw_stream(ffi.module.device(driver.api.device, device), stream):
             return call(*args)
 
     return run

@@ -1,4 +1,4 @@
-"""ctypes interface to the CUDA driver: contexts, modules, device properties.
+"""ctypes interface to the drivers of GPUs: contexts, modules, device properties.  `Driver` is CUDA's, hip_driver.py HIP's.
 
 The import needs no driver; calls without a driver raise RuntimeError.  Source: CUDA Driver API reference.
 """
@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tilelang.errors import error, register
+from tilelang.errors import TileLangError, error, register
 from tilelang.ir.record import record
 from tilelang.target.cluster import PORTABLE
 from tilelang.target.probe import load_libcuda
 from tilelang.log import phase
+
+from .gpu_api import CUDA, ENTERING, GpuApi
 
 register("cuda-missing", RuntimeError, "no CUDA driver or device is usable on this machine",
          expected="a CUDA driver and device")
@@ -52,34 +54,55 @@ class DeviceProperties:
     max_shared_optin: int
     threads_per_sm: int
     clock_khz: int
+    arch: str = ""  # of an AMD GPU: "gfx942"
 
 
 class Driver:
-    """The loaded driver library, initialised.  Calls raise RuntimeError with the CUDA error's name and text."""
+    """The loaded driver library, initialised.  Calls raise RuntimeError with the name and text of the driver's error."""
+
+    api: GpuApi = CUDA
+    attributes, hints, any_hint, kind = ATTRIBUTES, _HINTS, _ANY_HINT, "cuda-driver"
 
     def __init__(self) -> None:
+        self.lib = self._open()
+        with phase(self.api.name("cuInit")):
+            self.call("cuInit", 0)
+
+    def _open(self) -> Any:
         lib = load_libcuda()
         if lib is None:
             raise error("cuda-missing", "no CUDA driver was found on this machine", found="none",
                         hint="install the NVIDIA driver, or compile for target=\"cpu\"")
-        self.lib = lib
-        with phase("cuInit"):
-            self.check(lib.cuInit(0), "cuInit")
+        return lib
 
     def check(self, rc: int, what: str) -> None:
-        """Raise when a driver call's result is not CUDA_SUCCESS."""
-        if rc == 0:
-            return
+        """Raise when a driver call's result is not success."""
+        if rc != 0:
+            raise self.failure(rc, what)
+
+    def failure(self, rc: int, what: str) -> TileLangError:
+        """The error for the result of a call.  what: its name."""
+        if rc & ENTERING:
+            rc, what = rc - ENTERING, f"{what} ({self.api.enter})"
+        name, text = self._said(rc)
+        return error(self.kind, f"{what} failed: {(name or b'?').decode()} ({rc}): {(text or b'unknown error').decode()}",
+                     found=f"{(name or b'?').decode()} ({rc})", hint=self.hints.get(rc, self.any_hint))
+
+    def _said(self, rc: int) -> tuple[bytes | None, bytes | None]:
+        """Name and text of a result."""
         name, text = ctypes.c_char_p(), ctypes.c_char_p()
         self.lib.cuGetErrorName(rc, ctypes.byref(name))
         self.lib.cuGetErrorString(rc, ctypes.byref(text))
-        raise error("cuda-driver", f"{what} failed: {(name.value or b'?').decode()} ({rc}): "
-                    f"{(text.value or b'unknown error').decode()}",
-                    found=f"{(name.value or b'?').decode()} ({rc})", hint=_HINTS.get(rc, _ANY_HINT))
+        return name.value, text.value
 
     def call(self, name: str, *args: Any) -> None:
-        """lib.<name>(*args), checked."""
-        self.check(getattr(self.lib, name)(*args), name)
+        """lib.<name>(*args), checked; the name is CUDA's."""
+        name = self.api.name(name)
+        function = getattr(self.lib, name, None)
+        if function is None:
+            raise error(self.kind, f"the {self.api.title} driver on this machine has no {name}", found=f"none of {name}",
+                        hint="update the driver")
+        self.check(function(*args), name)
 
     # ---- devices ------------------------------------------------------------------------------------------------
     def device_count(self) -> int:
@@ -94,9 +117,9 @@ class Driver:
         return v.value // 1000, v.value % 1000 // 10
 
     def attribute(self, name: str, device: int = 0) -> int:
-        """A device attribute by its name in ATTRIBUTES."""
+        """A device attribute by its name in `attributes`."""
         value = ctypes.c_int()
-        self.call("cuDeviceGetAttribute", ctypes.byref(value), ATTRIBUTES[name], self._device(device))
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), self.attributes[name], self._device(device))
         return value.value
 
     def _device(self, index: int) -> ctypes.c_int:
@@ -109,18 +132,26 @@ class Driver:
         dev = self._device(device)
         self.call("cuDeviceGetName", name, 256, dev)
         self.call("cuDeviceTotalMem_v2", ctypes.byref(total), dev)
-        at = {k: self.attribute(k, device) for k in ATTRIBUTES}
+        at = {k: self.attribute(k, device) for k in self.attributes}
         return DeviceProperties(device, name.value.decode(), (at["cc_major"], at["cc_minor"]), at["sm_count"],
                                 total.value, at["l2_bytes"], at["shared_per_sm"], at["max_shared_optin"],
                                 at["threads_per_sm"], at["clock_khz"])
 
     # ---- contexts -----------------------------------------------------------------------------------------------
-    def ensure_context(self, device: int = 0) -> None:
-        """Make the device's primary context current in this thread: the one that torch and the runtime API use."""
+    def place(self) -> int | None:
+        """What this thread has current: the address of a context (HIP: a device and one); None for none."""
         current = ctypes.c_void_p()
         self.call("cuCtxGetCurrent", ctypes.byref(current))
+        return current.value
+
+    def return_to(self, place: int | None) -> None:
+        """Make current what `place` gave.  Errors are not reported."""
+        self.lib.cuCtxSetCurrent(ctypes.c_void_p(place))
+
+    def ensure_context(self, device: int = 0) -> None:
+        """Make the device's primary context current in this thread: the one that torch and the runtime API use."""
         primary = _primary_context(self, device)
-        if current.value != primary:
+        if self.place() != primary:
             self.call("cuCtxSetCurrent", ctypes.c_void_p(primary))
 
     def current_device(self) -> int:
@@ -133,16 +164,16 @@ class Driver:
         return dev.value
 
     # ---- modules ------------------------------------------------------------------------------------------------
-    def load(self, cubin: bytes) -> Module:
-        """Load a cubin into the current context."""
+    def load(self, binary: bytes) -> Module:
+        """Load a cubin or code object on the current device."""
         handle = ctypes.c_void_p()
-        with phase("cuModuleLoadData"):
-            self.call("cuModuleLoadData", ctypes.byref(handle), cubin)
+        with phase(self.api.name("cuModuleLoadData")):
+            self.call("cuModuleLoadData", ctypes.byref(handle), binary)
         return Module(self, handle)
 
 
 class Module:
-    """A loaded cubin.  Unloaded when dropped."""
+    """A loaded cubin or code object.  Unloaded when dropped."""
 
     def __init__(self, driver: Driver, handle: ctypes.c_void_p) -> None:
         self.driver, self.handle = driver, handle
@@ -160,7 +191,7 @@ class Module:
             device = self.driver.current_device()
             dynamic_shared = self.driver.attribute("max_shared_optin", device) - static
         f = Function(self, name, handle, dynamic_shared)
-        if dynamic_shared > 48 * 1024:
+        if dynamic_shared > 48 * 1024 and self.driver.api is CUDA:
             self.driver.call("cuFuncSetAttribute", handle, FUNC_MAX_DYNAMIC_SHARED, dynamic_shared)
         if cluster > PORTABLE:
             self.driver.call("cuFuncSetAttribute", handle, FUNC_NON_PORTABLE_CLUSTER, 1)
@@ -168,7 +199,7 @@ class Module:
 
     def __del__(self) -> None:
         # At interpreter exit the context may already be destroyed; errors cannot be reported then.
-        self.driver.lib.cuModuleUnload(self.handle)
+        getattr(self.driver.lib, self.driver.api.name("cuModuleUnload"))(self.handle)
 
 
 @dataclass

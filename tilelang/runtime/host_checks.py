@@ -9,11 +9,14 @@ from typing import Any
 
 from tilelang.ir import Buffer, Expr, Load, Var, convert, free_vars, int_range, walk
 
-from .host_frame import (BOOL, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, FLOAT, INT, NONE, POINTER, Frame, Launcher, data_of,
+from .host_frame import (BOOL, CPU, CUDA, CUDA_HOST, CUDA_MANAGED, FLOAT, INT, NONE, POINTER, ROCM, Frame, Launcher, data_of,
                          dltensor_of, dtype_bits, is_a_tensor, is_packed)
 from .llvm_text import HostExpr, Writer, has_infinity, rounded_to, text_of
 from .signature import PointerArg, ScalarArg, Signature, Solve, TensorArg
 from .size_checks import SizeCheck
+
+# a launcher's device -> its name, DLPack's types of memory that it can use (tensors of torch for ROCm say "cuda" and are ROCM)
+_MEMORY = {CPU: ("cpu", (CPU, CUDA_HOST)), CUDA: ("cuda", (CUDA, CUDA_MANAGED)), ROCM: ("rocm", (ROCM,))}
 
 
 def reject_overlaps(stub: Any) -> None:
@@ -225,11 +228,11 @@ class Prepare:
     def _device(self, a: TensorArg, d: str) -> None:
         w, fn = self.w, self.sig.name
         kind = w.at(d, 8, "i32")
-        families = (CUDA, CUDA_MANAGED) if self.launcher.device == CUDA else (CPU, CUDA_HOST)
-        good = w.ins(f"or i1 {w.ins(f'icmp eq i32 {kind}, {families[0]}')}, "
-                     f"{w.ins(f'icmp eq i32 {kind}, {families[1]}')}")
-        w.check(good, "RuntimeError", f"kernel {fn} input {a.name} device_type mismatch, expected "
-                f"{'cuda' if self.launcher.device == CUDA else 'cpu'}")
+        wanted, (first, *others) = _MEMORY[self.launcher.device]
+        good = w.ins(f"icmp eq i32 {kind}, {first}")
+        for other in others:
+            good = w.ins(f"or i1 {good}, {w.ins(f'icmp eq i32 {kind}, {other}')}")
+        w.check(good, "RuntimeError", f"kernel {fn} input {a.name} device_type mismatch, expected {wanted}")
         if not a.used:
             return
         device = w.at(d, 12, "i32")
@@ -237,7 +240,7 @@ class Prepare:
             self.device = device
             self._put(0, "i32", kind)
             self._put(8, "i32", device)
-        elif self.launcher.device == CUDA:
+        elif self.launcher.device != CPU:
             w.check(w.ins(f"icmp eq i32 {device}, {self.device}"), "RuntimeError",
                     f"kernel {fn} input {a.name} device_id violates packed ABI constraint")
 

@@ -10,7 +10,7 @@ from .llvm_text import Writer
 from .signature import ScalarArg, Signature, TensorArg
 
 NONE, INT, BOOL, FLOAT, POINTER, DLTENSOR, TENSOR = 0, 1, 2, 3, 4, 7, 70
-CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
+CPU, CUDA, CUDA_HOST, ROCM, CUDA_MANAGED = 1, 2, 3, 10, 13
 OBJECT_TO_DLTENSOR = 24
 
 _FP8_FAMILY = {
@@ -48,9 +48,9 @@ class Frame:
 
 
 class Launcher(Protocol):
-    """Emits the code that runs the kernels after the checks; implemented for the CPU entry and for CUDA launches."""
+    """Emits the code that runs the kernels after the checks; implemented for the CPU entry and for launches on GPUs."""
 
-    device: int  # CPU or CUDA
+    device: int  # CPU, CUDA or ROCM
 
     def declarations(self) -> str:
         """Text of the external symbols used."""

@@ -1,11 +1,12 @@
 """Emits the `launch` function of a host module, which runs the kernels after the arguments have been checked.
 
-CpuLauncher calls the native entry of the CPU code generator; CudaLauncher runs the host statements of a lowered
-program and launches its kernels through cuLaunchKernel on the caller's stream.
+CpuLauncher calls the native entry of the CPU code generator; GpuLauncher runs the host statements of a lowered
+program and launches its kernels on the caller's stream, through the driver of CUDA or HIP (gpu_api.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilelang.errors import error, register
@@ -17,7 +18,8 @@ from tilelang.target.machine import MAX_GRID, MOST_SHARED
 
 from . import l2_window, workspaces
 from .contexts import in_context
-from .host_frame import CPU, CUDA, Frame
+from .gpu_api import CUDA, GpuApi
+from .host_frame import CPU, Frame
 from .l2_window import window_of
 from .llvm_text import HostExpr, Writer, code_of, scalar_type, text_of
 from .signature import Signature, TensorArg
@@ -27,38 +29,42 @@ register("host-statement", NotImplementedError, "a statement outside T.Kernel th
          "move it into the T.Kernel block", expected="statements that the host of a kernel can run")
 
 MAX_DEVICES = 64
+_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 
 
-class CudaLauncher:
+class GpuLauncher:
     """Launches the kernels of a lowered program.
 
-    Symbols that the loader provides: tl_functions (a CUfunction per kernel and device, MAX_DEVICES per kernel), tl_contexts
-    (primary context per device), tl_load(device) -> 0 when it filled both, tl_status (last CUresult), and the driver's
-    cuLaunchKernel, cuCtxGetCurrent, cuCtxPushCurrent, cuCtxPopCurrent, cuTensorMapEncodeTiled where a kernel has tensor
-    maps, cuLaunchKernelEx where a launch has attributes, and cuMemAllocAsync, cuMemsetD8Async, cuMemFreeAsync where a
-    kernel has workspaces.
+    Symbols that the loader provides: tl_functions (a function per kernel and device, MAX_DEVICES per kernel), tl_contexts
+    (per device its primary context, HIP: its index and one), tl_load(device) -> 0 when it filled both, tl_status (result of the
+    last call of the driver), and the driver's cuLaunchKernel, the functions of its `current`, `enter` and `leave`,
+    cuTensorMapEncodeTiled where a kernel has tensor maps, cuLaunchKernelEx or `cooperative` where a launch has attributes, and
+    cuMemAllocAsync, cuMemsetD8Async, cuMemFreeAsync where a kernel has workspaces; those of CUDA by api's names.
     """
 
-    device = CUDA
-
-    def __init__(self, host: Func, kernels: tuple[Any, ...], shared_limit: int = MOST_SHARED) -> None:
+    def __init__(self, host: Func, kernels: tuple[Any, ...], shared_limit: int = MOST_SHARED, api: GpuApi = CUDA) -> None:
         """shared_limit: bytes of shared memory that a block of the target may have."""
-        self.host, self.kernels, self.shared_limit = host, kernels, shared_limit
+        self.host, self.kernels, self.shared_limit, self.api, self.device = host, kernels, shared_limit, api, api.device
         self.of_name = {kernel.name: k for k, kernel in enumerate(kernels)}
         self._align = _alignments(kernels)
         self.maps = {kernel.name: [TensorMapCode(f"{k}_{i}", m) for i, m in enumerate(kernel.tensor_maps)]
                      for k, kernel in enumerate(kernels)}
 
     def declarations(self) -> str:
+        api, places = self.api, dict.fromkeys((self.api.enter, self.api.leave))
+        types = f"({', '.join(['ptr', *['i32'] * 7, 'ptr', 'ptr'])}"
+        attributes = any(launch_attributes(k.launch) for k in self.kernels)
+        windows = api is CUDA and any(window_of(k.launch) for k in self.kernels)
         return ("@tl_functions = external global ptr\n@tl_contexts = external global ptr\n"
                 "@tl_status = external global i32\n"
-                "declare i32 @tl_load(i32)\ndeclare i32 @cuCtxGetCurrent(ptr)\ndeclare i32 @cuCtxPushCurrent_v2(ptr)\n"
-                "declare i32 @cuCtxPopCurrent_v2(ptr)\n"
-                "declare i32 @cuLaunchKernel(ptr, i32, i32, i32, i32, i32, i32, i32, ptr, ptr, ptr)\n"
-                + ("declare i32 @cuLaunchKernelEx(ptr, ptr, ptr, ptr)\n"
-                   if any(launch_attributes(k.launch) or window_of(k.launch) for k in self.kernels) else "")
-                + (l2_window.declarations(MAX_DEVICES) if any(window_of(k.launch) for k in self.kernels) else "")
-                + (workspaces.DECLARATIONS if any(k.workspaces for k in self.kernels) or _allocates(self.host.body) else "")
+                f"declare i32 @tl_load(i32)\ndeclare i32 @{api.current}(ptr)\n"
+                + "".join(f"declare i32 @{name}({api.place})\n" for name in places)
+                + f"declare i32 @{api.name('cuLaunchKernel')}{types}, ptr)\n"
+                + ("declare i32 @cuLaunchKernelEx(ptr, ptr, ptr, ptr)\n" if attributes and api is CUDA or windows else "")
+                + (f"declare i32 @{api.cooperative}{types})\n" if attributes and api.cooperative else "")
+                + (l2_window.declarations(MAX_DEVICES) if windows else "")
+                + (workspaces.declarations(api) if any(k.workspaces for k in self.kernels) or _allocates(self.host.body)
+                   else "")
                 + "".join([DECLARATION, *(m.declaration() for maps in self.maps.values() for m in maps)]
                           if any(self.maps.values()) else []))
 
@@ -66,14 +72,14 @@ class CudaLauncher:
         return max(self._align.get(arg.buffer.data, 1), min(16, max(1, arg.buffer.dtype.bytes)))
 
     def emit(self, w: Writer, frame: Frame, sig: Signature) -> None:
-        _CudaStatements(w, frame, sig, self).run_all()
+        _GpuStatements(w, frame, sig, self).run_all()
 
 
-class _CudaStatements:
+class _GpuStatements:
     """Emits the host statements of a lowered program as LLVM IR."""
 
-    def __init__(self, w: Writer, frame: Frame, sig: Signature, owner: CudaLauncher) -> None:
-        self.w, self.sig, self.owner = w, sig, owner
+    def __init__(self, w: Writer, frame: Frame, sig: Signature, owner: GpuLauncher) -> None:
+        self.w, self.sig, self.owner, self.api = w, sig, owner, owner.api
         self.values = frame.values(w, "%frame")
         self.addresses = frame.addresses(w, "%frame")
         self.exact = HostExpr(w, self.values, sig.name, wrap=True)
@@ -144,7 +150,7 @@ class _CudaStatements:
                 f"kernel {self.sig.name}: device index above {MAX_DEVICES - 1}")
         self.index = w.ins(f"zext i32 {self.device} to i64")
         self._loaded()
-        self.stream = w.ins(f"call ptr @TVMFFIEnvGetStream(i32 {CUDA}, i32 {self.device})")
+        self.stream = w.ins(f"call ptr @TVMFFIEnvGetStream(i32 {self.api.device}, i32 {self.device})")
         self.made: dict[TensorMapCode, str] = {}
         self._early_maps()
         self.run(self.owner.host.body)
@@ -157,25 +163,22 @@ class _CudaStatements:
             rc = w.ins(f"call i32 @tl_load(i32 {self.device})")
             w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", f"kernel {self.sig.name} cannot be loaded on its device")
             launches = [k.launch for k in self.owner.kernels]
-            if any(map(window_of, launches)):
+            if self.api is CUDA and any(map(window_of, launches)):
                 in_context(w, w.at(contexts, 0, "ptr"), lambda: l2_window.set_aside(w, self.index, launches))
-        self.context = w.at(contexts, 0, "ptr")
+        self.context = w.at(contexts, 0, "ptr") if self.api is CUDA else self.device
 
     def allocate(self, buffer: Buffer) -> None:
         """Allocate device memory for the rest of the enclosing statements; freed after them, or when one of them fails."""
         w = self.w
-        space = workspaces.Workspaces(w, (buffer,), self.wide)
-        self._in_context(lambda: space.allocate(self.stream),
-                         f"kernel {self.sig.name}: workspace {buffer.name} cannot be allocated")
+        space = workspaces.Workspaces(w, (buffer,), self.wide, self.api)
+        self._allocate(space, f"workspace {buffer.name}")
         (cell,) = space.cells()
         self.addresses[buffer.data] = w.ins(f"load ptr, ptr {cell}")
 
-        def give_back() -> None:  # without a check, because a failing check would free the memory again
-            w.do(f"call i32 @cuCtxPushCurrent_v2(ptr {self.context})")
-            space.free(self.stream)
-            w.do(f"call i32 @cuCtxPopCurrent_v2(ptr {w.slot('ptr')})")
-
-        w.cleanup.append(give_back)
+    def _allocate(self, space: workspaces.Workspaces, what: str) -> None:
+        self._in_context(lambda: space.allocate(self.stream), f"kernel {self.sig.name}: {what} cannot be allocated")
+        # without a check, because a failing check would free the memory again
+        self.w.cleanup.append(lambda: in_context(self.w, self.context, lambda: space.free(self.stream), self.api))
 
     def launch(self, s: Launch) -> None:
         w, fn = self.w, self.sig.name
@@ -195,9 +198,9 @@ class _CudaStatements:
     def _launch(self, s: Launch, kernel: Any, k: int, grid: list[str]) -> None:
         w, fn = self.w, self.sig.name
         self._check_cluster(s, grid)
-        space = workspaces.Workspaces(w, kernel.workspaces, self.wide) if kernel.workspaces else None
+        space = workspaces.Workspaces(w, kernel.workspaces, self.wide, self.api) if kernel.workspaces else None
         if space is not None:
-            self._in_context(lambda: space.allocate(self.stream), f"kernel {fn}: its workspace cannot be allocated")
+            self._allocate(space, "its workspace")
         array = self._arguments(kernel, space.cells() if space is not None else [])
         slot = w.ins(f"getelementptr ptr, ptr @tl_functions, i64 {w.ins(f'add i64 {self.index}, {k * MAX_DEVICES}')}")
         shape = [w.ins(f"trunc i64 {g} to i32") for g in grid] + [str(t) for t in s.threads]
@@ -207,22 +210,29 @@ class _CudaStatements:
             w.check(w.ins(f"icmp ule i64 {size}, {self.owner.shared_limit}"), "RuntimeError",
                     f"kernel {fn} needs more shared memory than the {self.owner.shared_limit} bytes a block may have")
             shared = w.ins(f"trunc i64 {size} to i32")
+        call = self._attributed if launch_attributes(s) or self.api is CUDA and window_of(s) else self._plain
+        with_grid = call(s, [*shape, str(shared)], array)
+        self._in_context(lambda: w.ins(f"call i32 {with_grid(w.at(slot, 0, 'ptr'))}"),
+                         f"kernel {fn}: launch of {kernel.name} failed")
+        if space is not None:
+            w.cleanup.pop()()
+
+    def _plain(self, s: Launch, words: list[str], array: str) -> Callable[[str], str]:
+        """The call that launches a function.  words: grid, block, dynamic shared bytes."""
+        name, given = self.api.name("cuLaunchKernel"), f"{_given(words)}, ptr {self.stream}, ptr {array}, ptr null"
+        return lambda function: f"@{name}(ptr {function}, {given})"
+
+    def _attributed(self, s: Launch, words: list[str], array: str) -> Callable[[str], str]:
+        """The call that launches a function with attributes."""
         attributes = launch_attributes(s)
-        window = window_of(s)
-        config = self._config([*shape, str(shared)], attributes, window) if attributes or window else ""
-
-        def call() -> str:
-            function = w.at(slot, 0, "ptr")
-            if config:
-                rc = w.ins(f"call i32 @cuLaunchKernelEx(ptr {config}, ptr {function}, ptr {array}, ptr null)")
-            else:
-                rc = w.ins(f"call i32 @cuLaunchKernel(ptr {function}, " + ", ".join(f"i32 {v}" for v in shape) +
-                           f", i32 {shared}, ptr {self.stream}, ptr {array}, ptr null)")
-            if space is not None:
-                space.free(self.stream)
-            return rc
-
-        self._in_context(call, f"kernel {fn}: launch of {kernel.name} failed")
+        if self.api is CUDA:
+            config = self._config(words, attributes, window_of(s))
+            return lambda function: f"@cuLaunchKernelEx(ptr {config}, ptr {function}, ptr {array}, ptr null)"
+        if [number for number, _ in attributes] != [_COOPERATIVE]:
+            raise error("host-statement", f"{self.api.title} has no clusters of blocks and no launches that overlap",
+                        found="a launch with attributes", span=s.span,
+                        hint="leave out cluster_dims, T.pdl_sync and T.pdl_trigger")
+        return lambda function: f"@{self.api.cooperative}(ptr {function}, {_given(words)}, ptr {self.stream}, ptr {array})"
 
     def _check_cluster(self, s: Launch, grid: list[str]) -> None:
         """Check that the cluster divides the grid: constant extents now, by check_cluster, others at each call."""
@@ -260,7 +270,7 @@ class _CudaStatements:
 
     def _in_context(self, call: Any, message: str) -> None:
         """Launch with the device's primary context current, because the calling thread may have none or another one."""
-        w, rc = self.w, in_context(self.w, self.context, call)
+        w, rc = self.w, in_context(self.w, self.context, call, self.api)
         w.do(f"store i32 {rc}, ptr @tl_status")
         w.check(w.ins(f"icmp eq i32 {rc}, 0"), "RuntimeError", message)
 
@@ -312,6 +322,10 @@ class _CudaStatements:
         return narrow(w, p, self.values[p])
 
 
+def _given(words: list[str]) -> str:
+    return ", ".join(f"i32 {v}" for v in words)
+
+
 def _allocates(s: Stmt) -> bool:
     """Whether host statements allocate device memory."""
     return isinstance(s, Alloc) or not isinstance(s, Launch) and any(
@@ -327,7 +341,7 @@ def launch_attributes(s: Launch) -> list[tuple[int, tuple[int, ...]]]:
     """
     out: list[tuple[int, tuple[int, ...]]] = []
     if s.plan.cooperative:
-        out.append((2, (1,)))
+        out.append((_COOPERATIVE, (1,)))
     cluster = cluster_of(s)
     if cluster is not None:
         out.append((4, cluster))

@@ -12,14 +12,18 @@ from typing import Any
 
 from tilelang.ir import Buffer, Expr
 
+from .gpu_api import CUDA, GpuApi
 from .llvm_text import Writer
 
 NAMES = ("cuMemAllocAsync", "cuMemsetD8Async", "cuMemFreeAsync")
-DECLARATIONS = ("declare i32 @cuMemAllocAsync(ptr, i64, ptr)\ndeclare i32 @cuMemsetD8Async(i64, i8, i64, ptr)\n"
-                "declare i32 @cuMemFreeAsync(i64, ptr)\n")
 ALIGN = 256
 KEPT = 64 << 20  # bytes of unused memory that the device's pool keeps
 RELEASE_THRESHOLD = 4  # CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+
+
+def declarations(api: GpuApi) -> str:
+    types = ("ptr, i64, ptr", "i64, i8, i64, ptr", "i64, ptr")
+    return "".join(f"declare i32 @{api.name(n)}({t})\n" for n, t in zip(NAMES, types))
 
 
 def keep_memory(driver: Any) -> None:
@@ -44,8 +48,8 @@ def bytes_of(w: Writer, b: Buffer, size_of: Callable[[Expr], str]) -> str:
 class Workspaces:
     """The allocation of one launch.  size_of: an integer expression as an i64 value."""
 
-    def __init__(self, w: Writer, buffers: tuple[Buffer, ...], size_of: Callable[[Expr], str]) -> None:
-        self.w, self.buffers = w, buffers
+    def __init__(self, w: Writer, buffers: tuple[Buffer, ...], size_of: Callable[[Expr], str], api: GpuApi = CUDA) -> None:
+        self.w, self.buffers, self.api = w, buffers, api
         self.base = w.slot("i64")
         self.starts: dict[int, str] = {}  # by position in buffers
         end, self.zeroed = "0", "0"
@@ -60,14 +64,20 @@ class Workspaces:
         self.total = w.ins(f"add i64 {end}, {ALIGN}")  # never 0, which the driver rejects
 
     def allocate(self, stream: str) -> str:
-        """Allocate the memory and clear its zeroed part.  Returns the CUresult."""
+        """Allocate the memory and clear its zeroed part; free it where that fails.  Returns the result of these calls."""
         w = self.w
-        rc = w.ins(f"call i32 @cuMemAllocAsync(ptr {self.base}, i64 {self.total}, ptr {stream})")
+        rc = w.ins(f"call i32 @{self.api.name('cuMemAllocAsync')}(ptr {self.base}, i64 {self.total}, ptr {stream})")
         if self.zeroed == "0":
             return rc
-        return w.either(w.ins(f"icmp eq i32 {rc}, 0"), lambda: w.ins(
-            f"call i32 @cuMemsetD8Async(i64 {w.ins(f'load i64, ptr {self.base}')}, i8 0, i64 {self.zeroed}, ptr {stream})"),
-            lambda: rc, "i32")
+        return w.either(w.ins(f"icmp eq i32 {rc}, 0"), lambda: self._clear(stream), lambda: rc, "i32")
+
+    def _clear(self, stream: str) -> str:
+        w = self.w
+        rc = w.ins(f"call i32 @{self.api.name('cuMemsetD8Async')}(i64 {w.ins(f'load i64, ptr {self.base}')}, i8 0, "
+                   f"i64 {self.zeroed}, ptr {stream})")
+        with w.unless_0(rc):
+            self.free(stream)
+        return rc
 
     def cells(self) -> list[str]:
         """For each buffer a cell that contains its address, in the form of a kernel argument."""
@@ -79,7 +89,7 @@ class Workspaces:
             out.append(cell)
         return out
 
-    def free(self, stream: str) -> None:
-        """Free the memory on the stream, after the launch."""
+    def free(self, stream: str) -> str:
+        """Free the memory on the stream, after the launch.  Returns the result of the call."""
         w = self.w
-        w.ins(f"call i32 @cuMemFreeAsync(i64 {w.ins(f'load i64, ptr {self.base}')}, ptr {stream})")
+        return w.ins(f"call i32 @{self.api.name('cuMemFreeAsync')}(i64 {w.ins(f'load i64, ptr {self.base}')}, ptr {stream})")

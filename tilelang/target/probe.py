@@ -1,11 +1,16 @@
-"""Opens shared libraries and queries the CUDA device of this process, through ctypes and without other imports."""
+"""Opens shared libraries and queries the GPUs of this process, through ctypes and without other imports."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
+from collections.abc import Iterator
 from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
 
+from tilelang.env import env
 from tilelang.log import phase
 
 
@@ -59,3 +64,52 @@ def device_capability() -> tuple[int, int] | None:
             return None
         out.append(value.value)
     return out[0], out[1]
+
+
+def _hip_libraries() -> Iterator[str]:
+    """Where libamdhip64 may be: what this process has loaded, what torch would load (a second copy would not know its streams),
+    ROCm's folder, then the system's."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as f:
+            yield from dict.fromkeys(re.findall(r"(/\S*/libamdhip64\S*\.so\S*)$", f.read(), re.MULTILINE))
+    except OSError:  # no Linux
+        pass
+    for package, folder in (("torch", "lib"), ("_rocm_sdk_core", "lib")):
+        spec = find_spec(package)
+        for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+            yield from (os.path.join(place, folder, n) for n in ("libamdhip64.so", "libamdhip64.so.7"))
+    yield from (os.path.join(env.ROCM_HOME, "lib", "libamdhip64.so"),) if env.ROCM_HOME else ()
+    yield from (*(f"libamdhip64.so{v}" for v in (".7", ".6", ".5", "")), "amdhip64_7.dll", "amdhip64_6.dll")
+
+
+@lru_cache(maxsize=1)
+def load_libamdhip() -> ctypes.CDLL | None:
+    """The driver library of AMD GPUs, or None on a machine without one."""
+    for path in _hip_libraries():
+        try:
+            if not os.path.dirname(path) or os.path.exists(path):
+                with phase(f"load {os.path.basename(path)}"):
+                    return open_library(path)
+        except OSError:
+            continue
+    return None
+
+
+def hip_arch_of(lib: Any, device: int) -> str | None:
+    """Architecture of an AMD GPU, "gfx942"; None when the driver does not tell.
+
+    It stands in hipDeviceProp_t (gcnArchName: "gfx942:sramecc+:xnack-"), whose layout differs between versions of ROCm.
+    """
+    get = getattr(lib, "hipGetDevicePropertiesR0600", None) or lib.hipGetDeviceProperties
+    room = ctypes.create_string_buffer(1 << 14)  # the structure has 1.5 KB
+    found = re.search(rb"\0(gfx[0-9a-f]+)[:\0]", room.raw) if get(room, device) == 0 else None
+    return found[1].decode() if found else None
+
+
+@lru_cache(maxsize=1)
+def hip_device_arch() -> str | None:
+    """Architecture of AMD GPU 0, None when there is no usable one."""
+    lib, count = load_libamdhip(), ctypes.c_int()
+    if lib is None or lib.hipInit(0) != 0 or lib.hipGetDeviceCount(ctypes.byref(count)) != 0 or count.value == 0:
+        return None
+    return hip_arch_of(lib, 0)

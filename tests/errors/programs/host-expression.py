@@ -1,6 +1,6 @@
 from tilelang.ir import I32, Bind, Buffer, Func, Launch, Store, Var, const, dtype, load, seq
 from tilelang.runtime.host_stub import stub_text
-from tilelang.runtime.launchers import CudaLauncher
+from tilelang.runtime.launchers import GpuLauncher
 from tilelang.runtime.signature import signature_of
 from tilelang.transform.lower.device_program import split_host
 
@@ -12,4 +12,4 @@ body = seq(Bind(n, load(a, (const(0),)).astype("int32")), kernel)
 func = Func("main", (a.data,), ((a.data, a),), body)
 program = split_host(func)
 signature = signature_of(func)
-stub_text(signature, CudaLauncher(program.host, program.kernels), set())
+stub_text(signature, GpuLauncher(program.host, program.kernels), set())

@@ -1,6 +1,6 @@
 from tilelang.ir import I32, Buffer, Func, Launch, Store, Var, const, dtype, load, seq
 from tilelang.runtime.host_stub import stub_text
-from tilelang.runtime.launchers import CudaLauncher
+from tilelang.runtime.launchers import GpuLauncher
 from tilelang.runtime.signature import signature_of
 from tilelang.transform.lower.device_program import split_host
 
@@ -11,4 +11,4 @@ body = seq(Store(a, (const(0),), const(1.0)), kernel)
 func = Func("main", (a.data,), ((a.data, a),), body)
 program = split_host(func)
 signature = signature_of(func)
-stub_text(signature, CudaLauncher(program.host, program.kernels), set())
+stub_text(signature, GpuLauncher(program.host, program.kernels), set())

@@ -1,0 +1,6 @@
+from unittest import mock
+
+from tilelang.runtime import hip_driver
+
+with mock.patch.object(hip_driver, "load_libamdhip", lambda: None):
+    hip_driver.HipDriver()

@@ -1,0 +1,93 @@
+"""ctypes interface to the driver of AMD GPUs, libamdhip64: what differs from CUDA's (cuda_driver.py).
+
+Sources: HIP API reference, "Device management", "Error handling"; the numbers of hipDeviceAttribute_t.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.target.probe import hip_arch_of, load_libamdhip
+
+from .cuda_driver import DeviceProperties, Driver
+from .gpu_api import HIP
+
+register("hip-missing", RuntimeError, "no HIP driver or AMD GPU is usable on this machine",
+         expected="a HIP driver and an AMD GPU")
+register("hip-driver", RuntimeError, "a HIP driver call failed", "see the name of the error in the HIP API reference",
+         expected="a call that succeeds")
+HOW = "install the amdgpu driver and ROCm, or a ROCm build of torch; ROCM_PATH names another folder than /opt/rocm"
+
+
+class HipDriver(Driver):
+    """The loaded library libamdhip64, initialised."""
+
+    api, kind = HIP, "hip-driver"
+    attributes = {"max_threads_per_block": 56, "max_shared_per_block": 74, "warp_size": 87, "registers_per_block": 71,
+                  "clock_khz": 5, "sm_count": 63, "memory_clock_khz": 60, "bus_width_bits": 59, "l2_bytes": 19,
+                  "threads_per_sm": 57, "cc_major": 23, "cc_minor": 61, "shared_per_sm": 76, "max_shared_optin": 74}
+    any_hint = "errors of kernels arrive at a later call: run with AMD_SERIALIZE_KERNEL=3, which waits after each"
+    hints = {2: "free memory on the device, or use smaller tensors", 100: "check rocm-smi and HIP_VISIBLE_DEVICES",
+             101: "check rocm-smi and HIP_VISIBLE_DEVICES",
+             209: "the code object is for another chip: compile for this device's mcpu (tilelang doctor names it)",
+             200: "the code object is damaged or newer than the driver: compile again, or update ROCm",
+             701: "the kernel needs more registers or LDS than a workgroup may have: use smaller tiles"}
+
+    def _open(self) -> Any:
+        lib = load_libamdhip()
+        if lib is None:
+            raise error("hip-missing", "no HIP driver (libamdhip64) was found on this machine: kernels for AMD GPUs compile "
+                        "here, and do not run", found="none", hint=HOW)
+        lib.hipGetErrorName.restype = lib.hipGetErrorString.restype = ctypes.c_char_p
+        return lib
+
+    def _said(self, rc: int) -> tuple[bytes | None, bytes | None]:
+        return self.lib.hipGetErrorName(rc), self.lib.hipGetErrorString(rc)
+
+    def version(self) -> tuple[int, int]:
+        """Version of HIP."""
+        v = ctypes.c_int()
+        self.call("cuDriverGetVersion", ctypes.byref(v))
+        return v.value // 10_000_000, v.value // 100_000 % 100
+
+    def properties(self, device: int = 0) -> DeviceProperties:
+        return replace(super().properties(device), arch=hip_arch_of(self.lib, device) or "")
+
+    def place(self) -> int | None:
+        return self.current_device() + 1
+
+    def return_to(self, place: int | None) -> None:
+        self.lib.hipSetDevice((place or 1) - 1)
+
+    def ensure_context(self, device: int = 0) -> None:
+        """Make the device current in this thread."""
+        self.call("hipSetDevice", device)
+
+    def current_device(self) -> int:
+        """Index of the current device."""
+        device = ctypes.c_int()
+        self.call("hipGetDevice", ctypes.byref(device))
+        return device.value
+
+
+_lock = threading.Lock()
+_driver = cache(HipDriver)
+
+
+def driver() -> HipDriver:
+    """The driver of this process, initialised once.  Raises RuntimeError without a driver or device."""
+    with _lock:
+        return _driver()
+
+
+def is_available() -> bool:
+    """Whether there is a driver with at least one device."""
+    try:
+        return driver().device_count() > 0
+    except RuntimeError:
+        return False
