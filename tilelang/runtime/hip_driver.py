@@ -56,12 +56,15 @@ class HipDriver(Driver):
         return v.value // 10_000_000, v.value // 100_000 % 100
 
     def properties(self, device: int = 0) -> DeviceProperties:
+        """A device, with its architecture."""
         return replace(super().properties(device), arch=hip_arch_of(self.lib, device) or "")
 
     def place(self) -> int | None:
+        """The current device and one."""
         return self.current_device() + 1
 
     def return_to(self, place: int | None) -> None:
+        """Make the device that `place` gave current."""
         self.lib.hipSetDevice((place or 1) - 1)
 
     def ensure_context(self, device: int = 0) -> None:

@@ -22,6 +22,7 @@ RELEASE_THRESHOLD = 4  # CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
 
 
 def declarations(api: GpuApi) -> str:
+    """LLVM declarations of the functions in `NAMES`."""
     types = ("ptr, i64, ptr", "i64, i8, i64, ptr", "i64, ptr")
     return "".join(f"declare i32 @{api.name(n)}({t})\n" for n, t in zip(NAMES, types))
 
