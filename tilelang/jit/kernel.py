@@ -437,8 +437,8 @@ class JITKernel:
 def _again(kernel: JITKernel, args: tuple[Any, ...], problem: Exception) -> Any:
     """Handle a failed call: repeat it with converted arguments, or raise the full error."""
     entry = kernel._entry
-    if entry is not None and (told := entry.told(problem)) is not None:
-        raise told from None
+    if entry is not None and (full := entry.diagnosed(problem)) is not None:
+        raise full from None
     if len(args) == len(kernel.signature.inputs) and was_rejected(problem):
         fitting = kernel._fitting(problem)
         if fitting is not None:

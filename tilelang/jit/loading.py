@@ -36,9 +36,9 @@ class Entry:
     keep: list[Any] = field(default_factory=list)
     source: Any = None
 
-    def told(self, problem: Exception) -> Exception | None:
+    def diagnosed(self, problem: Exception) -> Exception | None:
         """The full error of a call that failed with `problem`; None where there is no more to say."""
-        return self.source.told(problem) if self.source is not None else None
+        return self.source.diagnosed(problem) if self.source is not None else None
 
 
 @deep()
@@ -89,7 +89,7 @@ class GpuModules:
                 out[api.name(name)] = ctypes.cast(function, ctypes.c_void_p).value or 0
         return out
 
-    def told(self, problem: Exception) -> Exception | None:
+    def diagnosed(self, problem: Exception) -> Exception | None:
         """The full error of a failed call, whose short text is `problem`: of the loader or the driver; None for others."""
         found, self.error = self.error, None
         rc, what = self.status.value, str(problem)

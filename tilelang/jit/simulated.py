@@ -63,8 +63,8 @@ class SimulatedEntry:
         self.last_report: Any = None
 
     @deep()
-    def told(self, problem: Exception) -> Exception | None:
-        """Nothing: an interpreter's errors are told in full."""
+    def diagnosed(self, problem: Exception) -> Exception | None:
+        """Nothing: an interpreter's errors are full."""
         return None
 
     def call(self, *args: Any) -> Any:
