@@ -40,8 +40,8 @@ class Body:
     items: scheduled statements in source order. pure: bindings that may be computed anywhere in their iteration. late:
     pure variables whose values depend on scheduled bindings, and so must follow those.
     allocs: allocations that may move before the loop. listed: per source statement that a user's order/stage
-    list may count, the item's index or None for a pure binding. searched: what was asked of the search for an order, and what
-    it found (schedule/consumer_schedule.py).
+    list may count, the item's index or None for a pure binding. search: the search for the order of its items
+    (schedule/loop_order.py), once there is one.
     """
 
     items: list[Item] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Body:
     late: set[Var] = field(default_factory=set)
     allocs: list[Alloc] = field(default_factory=list)
     listed: list[int | None] = field(default_factory=list)
-    searched: dict[Any, Any] = field(default_factory=dict)
+    search: Any = None
 
 
 @record

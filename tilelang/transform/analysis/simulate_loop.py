@@ -110,9 +110,9 @@ class Simulation:
         seen: dict[tuple[float, ...], list[tuple[int, Any]]] = {}  # clocks -> (iterations so far, state)
         while len(marks) < _MOST:
             least = min(self.place)
-            if all(x == least for x in self.place) and least % self.size in self.meets:
+            if least % self.size in self.meets and max(self.place) == least:
                 self.clock = [max(self.clock) + self.meet] * self.groups
-            g = min((x for x in range(self.groups) if self.ready(x, least)), key=self.clock.__getitem__)
+            g = min((x for x in range(self.groups) if self.ready(x, least)), key=self.clock.__getitem__) if self.groups > 1 else 0
             self.run_event(g)
             if min(self.place) < (len(marks) + 1) * self.size:
                 continue

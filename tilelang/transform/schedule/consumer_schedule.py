@@ -18,20 +18,20 @@ from ..analysis.liveness import Uses
 from ..analysis.pipeline_schedule import violations
 from ..analysis.simulate_loop import Event, RingUse, Wait
 from ..framework.config import PassConfigKey
-from .loop_order import LoopItems, LoopOrder, best_order
+from .loop_order import LoopItems, LoopOrder, Search
 from .rings import GROUP, Ring, WarpRoleLoop
 
 # ---- the order of items ---------------------------------------------------------------------------------------------------
 
 
-def items_of(r: WarpRoleLoop) -> LoopItems:
-    """The items that the consumers of a loop run."""
+def items_of(r: WarpRoleLoop, versions: bool = True) -> LoopItems:
+    """The items that the consumers of a loop run.  versions: whether tiles that they write have several."""
     items = r.body.items
     own = [i for i in range(len(items)) if i not in r.loads]
     rings = [RingUse(users_of(r, x), x.bytes(items), r.stages) for x in r.rings]
     loaded = {b.data for b in r.filled}
-    versions = {**r.made, **{e.storage: r.stages for i in own for e in items[i].effects if e.writes and e.storage in loaded}}
-    out = LoopItems(items, own, r.groups, r.outside, rings, _asked(r, own), versions)
+    several = {**r.made, **{e.storage: r.stages for i in own for e in items[i].effects if e.writes and e.storage in loaded}}
+    out = LoopItems(items, own, r.groups, r.outside, rings, _asked(r, own), several if versions else None)
     out.beside = r.beside
     return out
 
@@ -61,12 +61,11 @@ def flight_of(r: WarpRoleLoop) -> str:
     return str(r.cx.option(PassConfigKey.TL_WGMMA_IN_FLIGHT))
 
 
-def _searched(r: WarpRoleLoop, items: LoopItems) -> LoopOrder:
-    """The best order; each question about a loop body is answered by one search."""
-    key = r.groups, items.rings, r.beside, frozenset(items.versions.items()), flight_of(r)
-    if key not in r.body.searched:
-        r.body.searched[key] = best_order(items, consumer_registers(r.groups), flight_of(r))
-    return r.body.searched[key]
+def best_order(r: WarpRoleLoop, items: LoopItems) -> LoopOrder:
+    """The best order of the consumers' items, by the one search of the loop."""
+    if r.body.search is None:
+        r.body.search = Search(flight_of(r))
+    return r.body.search.best(items, consumer_registers(r.groups))  # type: ignore[no-any-return]
 
 
 def enough_stages(r: WarpRoleLoop, most: int) -> int:
@@ -79,7 +78,7 @@ def enough_stages(r: WarpRoleLoop, most: int) -> int:
 
     def cycles(n: int) -> float:
         items.rings = tuple(RingUse(x.users, x.bytes, n) for x in items.rings)
-        return _searched(r, items).cycles
+        return best_order(r, items).cycles
 
     own, best = cycles(r.stages), cycles(most)
     saved = best <= (0.95 if r.made else 0.9) * own
@@ -102,7 +101,7 @@ def chosen_order(r: WarpRoleLoop) -> LoopOrder | None:
     A loop with two accumulators in turn keeps the order of the program.
     """
     if r.order is None:
-        order = None if promoted_gemm(r) is not None else _searched(r, items_of(r))
+        order = None if promoted_gemm(r) is not None else best_order(r, items_of(r))
         r.order = order if order is not None and overlaps(items_of(r), order) else False
     return r.order or None
 
@@ -196,7 +195,7 @@ def _gemms(names: Iterable[str]) -> str:
 
 def _why_synchronous(r: WarpRoleLoop) -> str:
     """Why each wgmma of the loop is waited for where it is issued."""
-    order = _searched(r, items_of(r))
+    order = best_order(r, items_of(r))
     held, most = order.registers + REGISTERS.overlapped_least, consumer_registers(r.groups)
     if held > most:
         return f"its fragments and other values take {held} registers of a thread, more than {most}"

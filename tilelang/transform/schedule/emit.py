@@ -31,7 +31,7 @@ from ..analysis.simulate_loop import Event, Wait
 from ..analysis.statements import do, rename
 from .consumer_schedule import (chosen_order, described, flight_of, in_order_of_release, items_of,
                                 orders_in_words, overlaps, promoted_gemm, steady, users_of)
-from .loop_order import LoopItems, LoopOrder, best_order
+from .loop_order import LoopItems, LoopOrder, Search
 from .rings import GROUP, Ring, WarpRoleLoop, pin, select_version
 
 PING_PONG = 14, 15  # numbers of the named barriers at which one warp group waits for the GEMMs of the other
@@ -58,7 +58,7 @@ def within_iteration(r: WarpRoleLoop, registers: int) -> tuple[list[Stmt], str] 
     """The statements of an iteration without warp roles, where GEMMs run under those that do not need them, and a text for the
     report; None where they all wait.  registers: how many a thread may use."""
     loop = items_of(r)
-    order = best_order(loop, registers, "iteration") if flight_of(r) != "statement" else None
+    order = Search("iteration").best(loop, registers) if flight_of(r) != "statement" else None
     if order is None or not overlaps(loop, order):
         return None
     emitter = _Ordered(r, order)

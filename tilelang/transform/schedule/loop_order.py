@@ -15,14 +15,13 @@ A simulation of all warp groups, which share the tensor cores and the arithmetic
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 from tilelang.errors import InternalError
 from tilelang.ir import Call, Var, contains, walk, FRAGMENT, SHARED
-from tilelang.ir.record import record
+from tilelang.ir.record import record, state
 from tilelang.ops import Gemm
 from tilelang.target.machine import REGISTERS, UNIT_RATES
 
@@ -82,6 +81,7 @@ class LoopItems:
         passed = {e.storage for i in self.own for e in items[i].effects if e.writes and e.buffer.scope_name in SHARED}
         self.exchanged = {i for i in self.own if any(e.storage in passed for e in items[i].effects)}
         self.passed: dict[int, float] = {}
+        self.needed: dict[tuple[int, int, int, bool], bool] = {}
         self.live_outside = {e.storage for i in self.own for e in items[i].effects
                              if e.buffer.scope_name == FRAGMENT and e.storage in used_outside}
 
@@ -89,6 +89,10 @@ class LoopItems:
         """The storages of which iterations at this distance have one each.  deep: items run late; a fragment has only one then,
         for its versions are those of a loop that is unrolled by two."""
         return {x for x, n in self.versions.items() if distance % n and not (deep and x in self.unrolled)}
+
+    def versions_by_users(self) -> frozenset[Any]:
+        """The versions by the items that use their tiles: equal for forms of a loop that differ in the names of tiles."""
+        return frozenset((n, frozenset(i for i in self.own if self.items[i].touches(x))) for x, n in self.versions.items())
 
     def gemm(self, i: int) -> Any:
         return self.items[i].stmt
@@ -105,8 +109,12 @@ class LoopItems:
         Registers of a wgmma in flight belong to the tensor cores: other statements may not even read them (PTX ISA, "wgmma").
         GEMMs that add to the same registers are ordered by the hardware.
         """
-        if i in self.opaque:
-            return True
+        key = i, g, distance, deep
+        if key not in self.needed:
+            self.needed[key] = i in self.opaque or self._needs(*key)
+        return self.needed[key]
+
+    def _needs(self, i: int, g: int, distance: int, deep: bool) -> bool:
         op, x = self.gemm(g), self.items[i]
         others = self.tiles(distance, deep)
         if i in self.gemms:
@@ -296,49 +304,97 @@ class LoopItems:
             raise InternalError(f"the order of a loop breaks a dependence on `{found[0].what}`")
 
 
-def best_order(loop: LoopItems, registers: int, flight: str = "iterations") -> LoopOrder:
-    """The order that the program gives if it fits, else that of least cycles.  registers: how many a consumer thread may use.
-    flight: the value of tl.wgmma_in_flight.
+@state
+class _Candidate:
+    """An order that a loop may have: what it costs apart from loads.
 
-    Where none fits beside the registers that such loops usually need, one that leaves the least is taken: the log of ptxas then
-    decides.  The order of the program with a wait behind each GEMM is left where no other one fits.
+    late: number of late items.  lags: for how many iterations it holds a stage of each ring.  weight: of its cycles.
     """
-    late_items = {"iterations": loop.candidates, "iteration": lambda: (frozenset(),), "statement": tuple}[flight]
-    tried = dict.fromkeys((late, loop.ordered(late, at_once)) for late in late_items() for at_once in (True, False))
-    asked = [(frozenset(e.item for e in loop.asked if e.stage), loop.asked)] if loop.asked and flight == "iterations" else []
-    for beside in (REGISTERS.overlapped_gemms, REGISTERS.overlapped_least):
-        found = _fitting(loop, asked, registers - beside, flight) or _fitting(loop, tried, registers - beside, flight)
-        if found:
-            best = min(found, key=lambda x: x[:2])[2]
-            loop.checked(best.events)
-            return best
+
+    late: int
+    events: tuple[Event, ...]
+    waits: dict[int, Wait]
+    carry: bool
+    registers: int
+    lags: tuple[int, ...]
+    weight: float
+    path: float = 0.0  # of one group alone, once it is asked for
+
+
+class Search:
+    """The search for the best order of a loop: over orders, numbers of stages, and versions of operands that threads make.
+
+    flight: the value of tl.wgmma_in_flight.  What an order costs apart from loads is found once for all numbers of stages.
+    """
+
+    def __init__(self, flight: str = "iterations") -> None:
+        self.flight = flight
+        self.made: dict[Any, tuple[list[_Candidate], list[_Candidate]]] = {}
+        self.found: dict[Any, LoopOrder] = {}
+
+    def best(self, loop: LoopItems, registers: int) -> LoopOrder:
+        """The order that the program gives if it fits, else that of least cycles.  registers: that a consumer thread may use.
+
+        Where none fits beside the registers that such loops usually need, one that leaves the least is taken: the log of ptxas
+        then decides.  The order of the program with a wait behind each GEMM is left where no other one fits.
+        """
+        versions = loop.versions_by_users()
+        key = versions, loop.rings, loop.beside, registers
+        if versions not in self.made:
+            self.made[versions] = self._candidates(loop)
+        if key not in self.found:
+            asked, tried = self.made[versions]
+            fitting = (_cheapest(loop, some, registers - beside) for beside in (
+                REGISTERS.overlapped_gemms, REGISTERS.overlapped_least) for some in (asked, tried))
+            self.found[key] = next(filter(None, fitting), None) or _in_turn(loop)
+        return self.found[key]
+
+    def _candidates(self, loop: LoopItems) -> tuple[list[_Candidate], list[_Candidate]]:
+        """(the order that the program gives, the others), each with the waits that it may have."""
+        late_items = {"iterations": loop.candidates, "iteration": lambda: (frozenset(),), "statement": tuple}[self.flight]
+        tried = dict.fromkeys((late, loop.ordered(late, at_once)) for late in late_items() for at_once in (True, False))
+        asked = [(frozenset(e.item for e in loop.asked if e.stage), loop.asked)] if loop.asked and self.flight == "iterations" \
+            else []
+
+        def forms(late: frozenset[int], events: tuple[Event, ...]) -> Iterable[_Candidate]:
+            carried, ended = (loop.waits(events, True, carry) for carry in (True, False))
+            for carry, waits in ((True, carried), (False, ended)):
+                if (ended != carried or carry) if self.flight == "iterations" else not carry:
+                    yield _Candidate(len(late), events, waits, carry, loop.registers(events, waits),
+                                     tuple(loop.held(events, waits, x).lag for x in loop.rings),
+                                     (1.0 if carry else ENDED) * (_LATE if late else 1.0))
+
+        return [c for x in asked for c in forms(*x)], [c for x in tried for c in forms(*x)]
+
+
+def _cheapest(loop: LoopItems, candidates: Iterable[_Candidate], registers: int) -> LoopOrder | None:
+    """The order of least cycles, with weights, of those that fit the registers and the rings."""
+    fit = [c for c in candidates if c.registers <= registers and all(n < x.stages for n, x in zip(c.lags, loop.rings))]
+    busy, ranked = sum(c.tensor for c in loop.cost.values()), []
+    for n, c in enumerate(fit):
+        c.path = c.path or loop.simulated(c.events, c.waits, 1, ()).cycles
+        # Other groups and loads do not shorten a group's path.
+        ranked.append((max(busy, c.path / max(1, loop.beside)) * c.weight + c.path * _PATH, n))
+    found: list[tuple[float, int, int, float]] = []
+    for bound, n in sorted(ranked):
+        c = fit[n]
+        if found and bound > min(found)[0] + 0.01:
+            break
+        cycles = loop.simulated(c.events, c.waits, loop.groups, loop.rings).cycles
+        if loop.beside > 1:  # other blocks of the SM run while this one waits
+            cycles = max(busy, cycles / loop.beside)
+        found.append((cycles * c.weight + c.path * _PATH, c.late, n, cycles))
+    if not found:
+        return None
+    _, _, n, cycles = min(found)
+    loop.checked(fit[n].events)
+    return LoopOrder(fit[n].events, cycles, fit[n].path, fit[n].registers, fit[n].carry)
+
+
+def _in_turn(loop: LoopItems) -> LoopOrder:
+    """The order of the program, with a wait behind each GEMM."""
     events = tuple(Event(i, 0) for i in loop.own)
     return LoopOrder(events, 0.0, 0.0, loop.registers(events, loop.waits(events, True, False)), False)
-
-
-def _fitting(loop: LoopItems, tried: Iterable[tuple[frozenset[int], tuple[Event, ...]]], registers: int,
-             flight: str) -> list[tuple[float, int, LoopOrder]]:
-    """(cycles with weights, number of late items, the order) of the orders that fit the registers and the rings."""
-    found: list[tuple[float, int, LoopOrder]] = []
-    least, busy = math.inf, sum(c.tensor for c in loop.cost.values())
-    for late, events in tried:
-        carried, ended = (loop.waits(events, True, carry) for carry in (True, False))
-        orders = ((True, carried), (False, ended)) if ended != carried else ((True, carried),)
-        for carry, waits in orders if flight == "iterations" else ((False, ended),):
-            held = loop.registers(events, waits)
-            if held > registers or any(loop.held(events, waits, x).lag >= x.stages for x in loop.rings):
-                continue
-            weight = (1.0 if carry else ENDED) * (_LATE if late else 1.0)
-            path = loop.simulated(events, waits, 1, ()).cycles
-            # Other groups and loads do not shorten a group's path, so this order cannot be the best one.
-            if max(busy, path / max(1, loop.beside)) * weight + path * _PATH > least + 0.01:
-                continue
-            cycles = loop.simulated(events, waits, loop.groups, loop.rings).cycles
-            if loop.beside > 1:  # other blocks of the SM run while this one waits
-                cycles = max(busy, cycles / loop.beside)
-            found.append((cycles * weight + path * _PATH, len(late), LoopOrder(events, cycles, path, held, carry)))
-            least = min(least, found[-1][0])
-    return found
 
 
 def _operands(op: Any) -> set[Var]:

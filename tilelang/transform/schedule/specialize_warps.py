@@ -33,12 +33,12 @@ from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
 from tilelang.ops.bulk import row_boxes_unsupported
 from tilelang.ops.tma import row_boxes, tma_bytes, tma_boxes, tma_unsupported, versions_unsupported
 from tilelang.ops.tma_store import STEP_BYTES
-from tilelang.target.machine import REGISTERS, consumer_registers
+from tilelang.target.machine import REGISTERS
 from tilelang.target.thread_calls import CLOCKS
 
-from .consumer_schedule import chosen_order, enough_stages, items_of
+from .consumer_schedule import best_order, chosen_order, enough_stages, items_of
 from .emit import consumer, producer
-from .loop_order import ENDED, best_order
+from .loop_order import ENDED
 from .loop_record import record_of
 from .operand_versions import operand_versions, operands_in_registers, transposed_gemms, whole_loads
 from ..analysis.copied_tiles import CopiedTiles
@@ -92,12 +92,14 @@ def _specialized(launch: Launch, cx: PassContext) -> Launch:
         if got[0] is not form:
             forms[:0] = [got]
     try:
+        tried: list[_WarpRoles] = []
         for attempt in filter(None, (operand_versions(*whole_loads(*x)) for x in forms)):
             try:
-                return _WarpRoles(*attempt, cx).run()
+                tried.append(_WarpRoles(*attempt, cx))
+                return tried[-1].run()
             except _Declined:
                 pass
-        return _WarpRoles(launch, loops, {}, cx).run()
+        return _WarpRoles(launch, loops, {}, cx).like(tried).run()
     except _Declined as e:
         return with_options(launch, report=(*launch.plan.report, f"no warp specialisation: {e}"))
 
@@ -134,6 +136,13 @@ class _WarpRoles(WarpRoleLoop):
         self.written = {x.storage for x in effects(launch.body) if x.writes}
         self.about = ""  # text for the report: how tiles are given to blocks
         self.scalars: set[Var] = set()  # storage of the program's variables that both warp roles keep
+
+    def like(self, tried: list[_WarpRoles]) -> _WarpRoles:
+        """This form of the launch, which uses the searches of a form of the same statements with versions of operands."""
+        for p, q in zip(self.loops, tried[-1].loops if tried else ()):
+            if [type(x.stmt) for x in p.body.items] == [type(x.stmt) for x in q.body.items]:
+                p.body.search = q.body.search
+        return self
 
     def run(self) -> Launch:
         for n, x in enumerate(self.loops):
@@ -545,9 +554,9 @@ def _check_versions(p: _WarpRoles) -> None:
     if any(items.gemm(i).n < _FEW_COLUMNS for i in items.gemms):
         raise _Declined("the loop is bound by memory: its GEMMs have few columns")
     carried = order is not None and items.carries(order)
-    items.versions, items.unrolled, items.meets_later = {}, set(), items.meets
-    one = best_order(items, consumer_registers(p.groups))
-    if order is None or order.cycles > one.cycles * (ENDED if carried and not items.carries(one) else _GAIN):
+    alone = items_of(p, versions=False)
+    one = best_order(p, alone)
+    if order is None or order.cycles > one.cycles * (ENDED if carried and not alone.carries(one) else _GAIN):
         raise _Declined("versions of operands gain nothing")
 
 
