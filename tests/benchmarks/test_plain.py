@@ -66,3 +66,37 @@ def test_an_accumulator_that_threads_touch_was_in_flight_over_the_end_of_an_iter
     with as_planned():
         (kernel,) = lower(p.program(**p.full).func, Target(BACKENDS["sm_90a"]["target"])).kernels
     assert "under the next iteration" in kernel.launch.plan.overlap and "while the next" not in kernel.launch.plan.overlap
+
+
+SEARCHED = ("retention", "attention backward d 64", "gemm fp8 nn", "SwiGLU", "attention causal",
+            "rows gathered, index in a tile")
+
+
+def one_search(name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    from tilelang.transform.schedule.loop_order import Search
+
+    searches: list[str] = []
+    make = Search.__init__
+
+    def made(self: Search, flight: str = "iterations") -> None:
+        searches.append(flight)
+        make(self, flight)
+
+    monkeypatch.setattr(Search, "__init__", made)
+    lower(CORPUS[name].program(**CORPUS[name].full).func, Target({"kind": "cuda", "arch": "sm_90a"}))
+    declined = searches[1:] == ["iteration"]  # a loop that gets no warp roles is ordered within its iterations
+    assert len(searches) <= 1 or declined, searches
+    return searches
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_a_kernel_had_a_search_for_each_number_of_stages_and_for_versions(name: str, monkeypatch: pytest.MonkeyPatch):
+    """The orders of a loop were made and compared again for each number of stages that it may get, for the same loop without
+    versions of operands, and for the form of the program that was taken when these gained nothing."""
+    assert one_search(name, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CORPUS)
+def test_every_kernel_has_one_search(name: str, monkeypatch: pytest.MonkeyPatch):
+    one_search(name, monkeypatch)

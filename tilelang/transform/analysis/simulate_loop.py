@@ -112,7 +112,8 @@ class Simulation:
             least = min(self.place)
             if least % self.size in self.meets and max(self.place) == least:
                 self.clock = [max(self.clock) + self.meet] * self.groups
-            g = min((x for x in range(self.groups) if self.ready(x, least)), key=self.clock.__getitem__) if self.groups > 1 else 0
+            able = [x for x in range(self.groups) if self.ready(x, least)] if self.groups > 1 else [0]
+            g = min(able, key=self.clock.__getitem__)
             self.run_event(g)
             if min(self.place) < (len(marks) + 1) * self.size:
                 continue

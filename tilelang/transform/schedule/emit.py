@@ -24,6 +24,7 @@ from tilelang.ops.gemm.wgmma import choose_wgmma
 from tilelang.ops.tma import tma_bytes
 
 from ..analysis.effects import touches
+from ..analysis.loop_items import LoopItems, LoopOrder
 from ..analysis.item_cost import Cycles
 from ..analysis.pipeline_loops import SERIAL
 from ..analysis.pipeline_schedule import Body, needed_binds
@@ -31,7 +32,7 @@ from ..analysis.simulate_loop import Event, Wait
 from ..analysis.statements import do, rename
 from .consumer_schedule import (chosen_order, described, flight_of, in_order_of_release, items_of,
                                 orders_in_words, overlaps, promoted_gemm, steady, users_of)
-from .loop_order import LoopItems, LoopOrder, Search
+from .loop_order import Search
 from .rings import GROUP, Ring, WarpRoleLoop, pin, select_version
 
 PING_PONG = 14, 15  # numbers of the named barriers at which one warp group waits for the GEMMs of the other

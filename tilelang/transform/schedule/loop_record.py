@@ -19,10 +19,10 @@ from tilelang.target.machine import UNIT_RATES, chip_of, kernel_rates
 
 from ..analysis import loop_schedule
 from ..analysis.item_cost import Cycles
+from ..analysis.loop_items import LoopItems
 from ..analysis.loop_schedule import Bound, Place, Schedule
 from ..analysis.pipeline_schedule import Item
 from .consumer_schedule import items_of, steady
-from .loop_order import LoopItems
 from .rings import GROUP, WarpRoleLoop
 from ..analysis.simulate_loop import Event, RingUse, Simulation, Wait
 

@@ -17,11 +17,11 @@ from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_bytes
 from tilelang.target.machine import REGISTERS_PER_SM, WARP_ROLE_REGISTERS
 
+from ..analysis.loop_items import LoopOrder
 from ..analysis.effects import effects
 from ..analysis.pipeline_schedule import Body, Item
 from ..analysis.statements import do
 from ..framework.pass_ import PassContext
-from .loop_order import LoopOrder
 from .persistent import ClusterMap, Tiles
 
 GROUP = 128  # threads of a warp group

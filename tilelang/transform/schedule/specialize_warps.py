@@ -158,6 +158,7 @@ class _WarpRoles(WarpRoleLoop):
         # Variables of a thread that decide how often the loop runs may be kept by both warp roles.
         if len(self.loops) > 1 or at is None or not self._plain(convert(self.loop.extent)):
             return self._inside([p.loop for p in self.loops])
+        _check_copied(self)
         common, before = self._common(stmts[:at])
         self._reachable()
         self.stages = _taken_stages(self)
@@ -215,6 +216,7 @@ class _WarpRoles(WarpRoleLoop):
             p.scalars, p.visible, p.bound, p.repeated = around.scalars, around.visible, around.bound, True
             p._reachable()
         if not several:
+            _check_copied(self)
             self.stages = _taken_stages(self)
         filled = {b for p in loops for b in p.filled}
         room = self.cx.target.limits.shared_per_block - BARRIER_BYTES - sum(
@@ -560,16 +562,18 @@ def _check_versions(p: _WarpRoles) -> None:
         raise _Declined("versions of operands gain nothing")
 
 
+def _check_copied(p: _WarpRoles) -> None:
+    """Raises _Declined if the threads copy a large tile in a parallel loop: without warp roles it is loaded ahead too."""
+    tiles, large = CopiedTiles(p.launch, p.cx), sum(b.size * b.dtype.bytes for b in p.filled) // 4
+    for i, x in enumerate(p.body.items):
+        if i not in p.loads and (b := tiles.gathered(x.stmt)) is not None and b.size * b.dtype.bytes >= large:
+            raise _Declined(f"TMA does not load `{b.name}`, asynchronous copies of the threads do")
+
+
 def _check_second_block(p: _WarpRoles) -> None:
     """Raises _Declined if the loop's threads do work that no GEMM of their block can run under, and two blocks without warp
-    roles fit an SM: then each block runs under the GEMMs and loads of the other.  Also if the threads copy a large tile in a
-    parallel loop: without warp roles it is loaded ahead like the others."""
+    roles fit an SM: then each block runs under the GEMMs and loads of the other."""
     loads, filled = p.loads, p.filled
-    tiles = CopiedTiles(p.launch, p.cx)
-    large = sum(b.size * b.dtype.bytes for b in filled) // 4
-    for i, x in enumerate(p.body.items):
-        if i not in loads and (b := tiles.gathered(x.stmt)) is not None and b.size * b.dtype.bytes >= large:
-            raise _Declined(f"TMA does not load `{b.name}`, asynchronous copies of the threads do")
     static = [b for b in p._static() if b.scope_name in SHARED]
     shared = sum(b.size * b.dtype.bits // 8 * (max(p.asked, 1) if b in filled else 1) for b in static)
     if p.tf32 or not p._fits_twice(p.groups, shared):  # only the loads of warp roles round to tf32
