@@ -69,9 +69,9 @@ class Search:
             self.made[versions] = self._candidates(loop)
         if key not in self.found:
             asked, tried = self.made[versions]
-            fitting = (_cheapest(loop, some, registers - beside) for beside in (
+            fitting = (_least(loop, some, registers - beside) for beside in (
                 REGISTERS.overlapped_gemms, REGISTERS.overlapped_least) for some in (asked, tried))
-            self.found[key] = next(filter(None, fitting), None) or _in_turn(loop)
+            self.found[key] = next(filter(None, fitting), None) or _one_by_one(loop)
         return self.found[key]
 
     def _candidates(self, loop: LoopItems) -> tuple[list[_Candidate], list[_Candidate]]:
@@ -92,7 +92,7 @@ class Search:
         return [c for x in asked for c in forms(*x)], [c for x in tried for c in forms(*x)]
 
 
-def _cheapest(loop: LoopItems, candidates: Iterable[_Candidate], registers: int) -> LoopOrder | None:
+def _least(loop: LoopItems, candidates: Iterable[_Candidate], registers: int) -> LoopOrder | None:
     """The order of least cycles, with weights, of those that fit the registers and the rings."""
     fit = [c for c in candidates if c.registers <= registers and all(n < x.stages for n, x in zip(c.lags, loop.rings))]
     busy, ranked = sum(c.tensor for c in loop.cost.values()), []
@@ -116,7 +116,7 @@ def _cheapest(loop: LoopItems, candidates: Iterable[_Candidate], registers: int)
     return LoopOrder(fit[n].events, cycles, fit[n].path, fit[n].registers, fit[n].carry)
 
 
-def _in_turn(loop: LoopItems) -> LoopOrder:
+def _one_by_one(loop: LoopItems) -> LoopOrder:
     """The order of the program, with a wait behind each GEMM."""
     events = tuple(Event(i, 0) for i in loop.own)
     return LoopOrder(events, 0.0, 0.0, loop.registers(events, loop.waits(events, True, False)), False)

@@ -99,7 +99,11 @@ def _specialized(launch: Launch, cx: PassContext) -> Launch:
                 return tried[-1].run()
             except _Declined:
                 pass
-        return _WarpRoles(launch, loops, {}, cx).like(tried).run()
+        plain = _WarpRoles(launch, loops, {}, cx)
+        for p, q in zip(plain.loops, tried[-1].loops if tried else ()):
+            if [type(x.stmt) for x in p.body.items] == [type(x.stmt) for x in q.body.items]:  # only names of tiles differ
+                p.body.search = q.body.search
+        return plain.run()
     except _Declined as e:
         return with_options(launch, report=(*launch.plan.report, f"no warp specialisation: {e}"))
 
@@ -136,13 +140,6 @@ class _WarpRoles(WarpRoleLoop):
         self.written = {x.storage for x in effects(launch.body) if x.writes}
         self.about = ""  # text for the report: how tiles are given to blocks
         self.scalars: set[Var] = set()  # storage of the program's variables that both warp roles keep
-
-    def like(self, tried: list[_WarpRoles]) -> _WarpRoles:
-        """This form of the launch, which uses the searches of a form of the same statements with versions of operands."""
-        for p, q in zip(self.loops, tried[-1].loops if tried else ()):
-            if [type(x.stmt) for x in p.body.items] == [type(x.stmt) for x in q.body.items]:
-                p.body.search = q.body.search
-        return self
 
     def run(self) -> Launch:
         for n, x in enumerate(self.loops):
