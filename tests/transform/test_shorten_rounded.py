@@ -60,6 +60,26 @@ def test_a_fragment_that_is_used_otherwise(after):
     assert "tl::sigmoid(" in text(tile(after)), after
 
 
+@pytest.mark.parametrize("what, short", [("cleared", True), ("added to", False), ("copied", False)])
+def test_a_loop_over_tiles_around_the_loop_kept_the_long_form(what, short):
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float16"), P: T.Tensor((64, 64), "float16"), Y: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            As = T.alloc_shared((64, 64), "float16")
+            S = T.alloc_fragment((64, 64), "float32")
+            for _ in T.serial(3):
+                if what == "copied":
+                    T.copy(S, Y)
+                for _ in T.Pipelined(2, num_stages=2):
+                    T.copy(A, As)
+                    T.gemm(As, As, S, clear_accum=what != "added to")
+                    for i, j in T.Parallel(64, 64):
+                        S[i, j] = T.sigmoid(S[i, j])
+                    T.copy(S, P)
+
+    assert ("tl::sigmoid_half(" in text(f)) == short
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_exp2_that_is_rounded_and_summed_scaled_its_subnormal_results(dtype):
     program = tile("a sum", dtype, lambda x: T.if_then_else(x > 0, -T.infinity("float32"), T.exp2(x)))

@@ -28,8 +28,8 @@ from functools import partial
 from typing import Any
 
 from tilelang.ir import (AddressOf, Binary, Break, Buffer, Call, Cast, Const, Continue, Expr, For, Func, If, Launch, Load,
-                         Parallel, Region, Select, Seq, Stmt, Store, TileOp, Unary, dtype, free_vars, rebuild, replace, rewrite,
-                         walk, with_inner, FRAGMENT)
+                        Parallel, Region, Select, Seq, Stmt, Store, TileOp, Unary, controls, dtype, free_vars, rebuild,
+                        replace, rewrite, walk, with_inner, FRAGMENT)
 from tilelang.ops import Copy, Gemm, Reduce
 from tilelang.target.rounded_functions import ALLOWED, FORMS, NOT_NEGATIVE
 
@@ -235,10 +235,12 @@ def _follow(path: tuple[Stmt, ...], data: Any, types: set[str], rows: Rows, by: 
             continue
         if not isinstance(s, Seq):
             by -= {e.storage for e in effects(s) if e.writes}
-        if isinstance(s, (Seq, If)):
-            ways = [s.stmts] if isinstance(s, Seq) else [() if x is None else (x,) for x in (s.then, s.orelse)]
-            left = [_follow(way, data, types, rows, by if isinstance(s, Seq) else {*by}) for way in ways]
-            if None in left or isinstance(s, If) and not _only_rounded(s.cond, data, types):
+        if isinstance(s, (Seq, If, For)):  # a loop may run not at all; its next iteration reads what the first one does
+            ways = [s.stmts] if isinstance(s, Seq) else [(), (s.body,)] if isinstance(s, For) else [
+                () if x is None else (x,) for x in (s.then, s.orelse)]
+            whole = None if isinstance(s, For) and any(e.writes and e.storage is data for e in effects(s)) else rows
+            left = [_follow(way, data, types, whole, by if isinstance(s, Seq) else {*by}) for way in ways]
+            if None in left or not all(_only_rounded(e, data, types) for e in controls(s)):
                 return None
             if not any(left):
                 return False
