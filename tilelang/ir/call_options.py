@@ -47,6 +47,7 @@ _ROWS: tuple[tuple[str, str, str, dict[str, tuple[Any, ...]]], ...] = (
      "order: the C++ name of the memory order, None for the default of the intrinsic.", {"order": ("str | None", None)}),
     ("CpAsyncOptions", "cp_async", "bytes: 4, 8 or 16.", {"bytes": ("int",)}),
     ("WaitOptions", "cp_async_wait wgmma_wait", "n: groups that may still run.", {"n": ("int", 0)}),
+    ("WaitLoadsOptions", "wait_loads", "n: loads into LDS of this wave that may still be in flight.", {"n": ("int", 0)}),
     ("BulkWaitOptions", "bulk_wait",
      "n: groups that may still run. read: wait only until the sources are read, not until the destinations are written.",
      {"n": ("int", 0), "read": ("bool", False)}),
@@ -54,7 +55,7 @@ _ROWS: tuple[tuple[str, str, str, dict[str, tuple[Any, ...]]], ...] = (
      "num: 1, 2 or 4 matrices of 8 x 8. trans: each transposed. bytes: four matrices are 32 x 16 bytes, which ldmatrix "
      "transposes (then trans is true) and stmatrix stores transposed (ops/ldmatrix.py).",
      {"num": ("int",), "trans": ("bool", False), "bytes": ("bool", False)}),
-    ("MmaOptions", "mma", "row: name of the instruction in MMA_ROWS.", {"row": ("str",)}),
+    ("MmaOptions", "mma", "row: name of the instruction in target/mma.py.", {"row": ("str",)}),
     ("WgmmaOptions", "wgmma",
      'row: name of the instruction in WGMMA_ROWS. a_major, b_major: "k" or "mn". registers: which of "c" and "a" are named '
      "PTX registers.",

@@ -34,7 +34,8 @@ class FuncFacts(Options):
     """Facts about a function.
 
     phase: TILE, THREADS_BOUND, SYNCED or DEVICE.  out_idx: parameters that the call returns.  pass_configs: options of passes
-    by key.  compile_flags: flags of the device compiler.  may_alias: names of parameters that may share memory.
+    by key.  compile_flags: flags of the device compiler.  may_alias: names of parameters that may share memory.  chip: the chip
+    with waves of 64 lanes that the program is compiled for, "" for warps of 32 lanes.
     """
 
     phase: str = TILE
@@ -42,3 +43,4 @@ class FuncFacts(Options):
     pass_configs: tuple[tuple[str, Any], ...] = ()
     compile_flags: tuple[str, ...] | str = ()
     may_alias: tuple[str, ...] = ()
+    chip: str = ""

@@ -16,8 +16,10 @@ from typing import Any
 from tilelang.ir import Call, Func, Stmt, TileOp
 from tilelang.ir.evaluate import EXPRESSIONS, Closure, ExprCompiler
 from tilelang.target.atomics import Branch, Iterations, WarpRole
+from tilelang.target.hip import WAVE
 from tilelang.target.intrinsics import INTRINSICS
 from tilelang.target.tensor_map import TensorMap
+from tilelang.target.thread_calls import WARP
 
 from .addresses import Addresses
 from .faults import fault
@@ -55,7 +57,7 @@ class Context(ExprCompiler):
 
     granules: sizes in bytes by id of a buffer's data (memory.py).  launch: the launch being compiled.  inside: the constructs
     around the statement being compiled.  in_while: whether the innermost loop is a while loop.  discarded: the arguments of the
-    last call whose result is not used.
+    last call whose result is not used.  chip: FuncFacts.chip.  warp: lanes of a warp.
     """
 
     memory: Memory
@@ -63,6 +65,7 @@ class Context(ExprCompiler):
     def __init__(self, func: Func, check: bool, handlers: Handlers) -> None:
         super().__init__(INTRINSICS, {**EXPRESSIONS, **handlers.exprs})
         self.check, self.stmts, self.calls, self.granules = check, handlers.stmts, handlers.calls, granules(func)
+        self.chip, self.warp = func.facts.chip, WAVE if func.facts.chip else WARP
         self.addresses = Addresses()
         self.launch = LaunchScope()
         self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()

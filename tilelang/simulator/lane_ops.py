@@ -16,7 +16,7 @@ from tilelang.ir import AddressOf, Call, Load, Shuffle, StringConst, dtype, nump
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.ir.numbers import binary_function, to_dtype
 from tilelang.target.atomics import Atomic, family
-from tilelang.target.thread_calls import CLOCKS, MATCHES, SHUFFLES, VOTES, WARP
+from tilelang.target.thread_calls import CLOCKS, MATCHES, SHUFFLES, VOTES
 
 from .context import Context
 from .faults import fault
@@ -24,7 +24,7 @@ from .lanes import Action, LaneFrame, exit_lanes
 from .releases import Releases
 
 
-FULL_MASK = 0xFFFFFFFF
+FULL_MASK = 0xFFFFFFFF  # names all lanes, of a warp of 64 lanes too
 
 
 def spread(x: Value, lanes: int, vector: bool = False) -> np.ndarray:
@@ -136,21 +136,23 @@ def own_threads(f: LaneFrame) -> np.ndarray:
 
 def need_whole_warps(f: LaneFrame, e: Call) -> None:
     """Raises sim-warp-divergence unless whole warps are active (the last warp of a block may be partial)."""
-    if f.lanes % WARP:
+    if f.lanes % f.warp:
         raise fault("sim-warp-divergence", f"{e.op} needs whole warps, found {f.lanes} threads", expected="whole warps",
-                    span=e.span, hint="use a multiple of 32 threads")
+                    span=e.span, hint=f"use a multiple of {f.warp} threads")
 
 
 def participants(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.ndarray:
-    """For each lane, the lanes that participate with it: shape (warps, 32, 32), or (warps, 1, 32) if all pass one mask.
+    """For each lane, the lanes that participate with it: shape (warps, lanes, lanes), or (warps, 1, lanes) if all pass one
+    mask.
 
     masks: the mask that each lane passes, shape () or (lanes,).  threads: number in the block.  A mask may name lanes beyond
     `threads` and lanes that have returned; they do not participate.  Raises sim-warp-divergence if a named lane does not
     arrive, passes another mask, or is not in its own mask: PTX ISA, "vote.sync", "match.sync" and "shfl.sync", leaves all
     three undefined.
     """
-    lane, active = np.arange(WARP, dtype=np.uint64), f.active().reshape(-1, WARP)
-    masks = masks.astype(np.uint64).reshape((-1, WARP) if masks.ndim else (1, 1))
+    lane, active = np.arange(f.warp, dtype=np.uint64), f.active().reshape(-1, f.warp)
+    masks = masks.astype(np.uint64).reshape((-1, f.warp) if masks.ndim else (1, 1))
+    masks = np.where(masks == FULL_MASK, np.uint64(2**f.warp - 1), masks)
     named = (masks[..., None] >> lane & np.uint64(1)) != 0
     outside = active & ((masks >> lane & np.uint64(1)) == 0)
 
@@ -162,7 +164,7 @@ def participants(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.n
 
     if f.mask is not None:
         left = own_threads(f) < threads
-        left = (left if f.exited is None else left & ~f.exited).reshape(-1, WARP)
+        left = (left if f.exited is None else left & ~f.exited).reshape(-1, f.warp)
         # If a lane named in a mask does not arrive, the warp waits forever.
         reject((named & active[:, :, None]).any(1) & left & ~active, "names thread {} in its mask, which does not execute it",
                "a mask of lanes that execute it", "thread {}, which does not", "pass the mask of the lanes that reach it")
@@ -183,7 +185,7 @@ def _shuffle(c: Context, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
         need_whole_warps(f, e)
         x = spread(value(f), f.lanes, vector)
-        lane = np.arange(f.lanes) % WARP
+        lane = np.arange(f.lanes) % f.warp
         src = source_lanes(e.op, lane, spread(operand(f), f.lanes).astype(np.int64), width)
         src = src + (np.arange(f.lanes) - lane)
         if f.mask is not None and (f.mask & ~f.mask[src]).any():
@@ -226,15 +228,15 @@ def elect(c: Context, e: Call) -> Closure:
     """elect_one: true in the first active lane of each warp."""
 
     def run(f: LaneFrame) -> Value:
-        active = f.active().reshape(-1, WARP)
-        return (active & (np.arange(WARP) == active.argmax(1)[:, None])).reshape(-1)
+        active = f.active().reshape(-1, f.warp)
+        return (active & (np.arange(f.warp) == active.argmax(1)[:, None])).reshape(-1)
 
     return run
 
 
 def _lane_number(c: Context, e: Call) -> Closure:
-    divide = {"get_lane_idx": (1, WARP), "get_warp_idx": (WARP, 0), "get_warp_idx_sync": (WARP, 0),
-              "get_warp_group_idx": (4 * WARP, 0)}[e.op]
+    divide = {"get_lane_idx": (1, c.warp), "get_warp_idx": (c.warp, 0), "get_warp_idx_sync": (c.warp, 0),
+              "get_warp_group_idx": (4 * c.warp, 0)}[e.op]
 
     def run(f: LaneFrame) -> Value:
         t = own_threads(f) // divide[0]
@@ -246,10 +248,11 @@ def _lane_number(c: Context, e: Call) -> Closure:
 def _votes(op: str, x: np.ndarray, on: np.ndarray) -> np.ndarray:
     """Result of a vote for each lane of each warp.
 
-    x: shape (warps, 32).  on: the lanes that each lane counts, shape (warps, 32, 32), or (warps, 1, 32) if all count the same.
+    x: shape (warps, lanes).  on: the lanes that each lane counts, shape (warps, lanes, lanes), or (warps, 1, lanes) if all
+    count the same.
     Source: CUDA C++ Programming Guide, "Warp Vote Functions" and "Warp Match Functions".
     """
-    bit = np.uint64(1) << np.arange(WARP, dtype=np.uint64)
+    bit = np.uint64(1) << np.arange(x.shape[1], dtype=np.uint64)
     yes = (x != 0)[:, None, :]
     if op == "any_sync":
         return np.broadcast_to((yes & on).any(2), x.shape)
@@ -272,8 +275,8 @@ def _vote(c: Context, e: Call) -> Closure:
         need_whole_warps(f, e)
         active = f.active()
         x = active if value is None else spread(value(f), f.lanes)
-        on = active.reshape(-1, 1, WARP) if mask is None else participants(f, e, np.asarray(mask(f)), threads)
-        return _votes(e.op, x.reshape(-1, WARP), on).reshape(-1).astype(result)
+        on = active.reshape(-1, 1, f.warp) if mask is None else participants(f, e, np.asarray(mask(f)), threads)
+        return _votes(e.op, x.reshape(-1, f.warp), on).reshape(-1).astype(result)
 
     return run
 
@@ -349,7 +352,7 @@ def _uniform(c: Context, e: Call) -> Closure:
     def run(f: LaneFrame) -> Value:
         x = spread(value(f), f.lanes)
         active = f.active()
-        warps, on = x.reshape(-1, WARP), active.reshape(-1, WARP)
+        warps, on = x.reshape(-1, f.warp), active.reshape(-1, f.warp)
         first = warps[np.arange(len(warps)), on.argmax(1)][:, None]
         if ((warps != first) & on).any():
             raise fault("sim-warp-divergence", "the lanes of a warp do not agree on a value they should",

@@ -14,6 +14,7 @@ import numpy as np
 
 from tilelang.ir import Call, Stmt, contains as holds, walk
 from tilelang.ir.evaluate import Frame, Value
+from tilelang.target.thread_calls import WARP
 
 from .faults import fault
 
@@ -26,14 +27,14 @@ class LaneFrame(Frame):
     lanes: their number.  exited: lanes that have returned (None: none).  leaving: lanes that left the innermost loop by
     `break`.  block: the simulator's state of the block (memory, counters).  own: the lanes that this frame executes (None:
     all).  matrix: wgmma instructions of these lanes in flight (registers.Issued), None where there are none.
-    warp_role: the warp role that executes this frame in a tile program (reference.block.WarpRole).
+    warp_role: the warp role that executes this frame in a tile program (reference.block.WarpRole).  warp: lanes of a warp.
     """
 
-    __slots__ = ("lanes", "exited", "leaving", "block", "own", "matrix", "warp_role")
+    __slots__ = ("lanes", "exited", "leaving", "block", "own", "matrix", "warp_role", "warp")
 
     def __init__(self, slots: list[Value], lanes: int, mask: np.ndarray | None = None, block: Any = None) -> None:
         super().__init__(slots, mask)
-        self.lanes, self.block = lanes, block
+        self.lanes, self.block, self.warp = lanes, block, getattr(block, "warp", WARP)
         self.exited: np.ndarray | None = None
         self.leaving: np.ndarray | None = None
         self.own: np.ndarray | None = None

@@ -11,10 +11,10 @@ import numpy as np
 
 from tilelang.ir import AddressOf, Call, numpy_dtype
 from tilelang.target.mma import row as row_of
+from tilelang.target.thread_calls import WARP
 
 from .context import Context
 from .faults import fault
-from .lane_ops import WARP
 from .lanes import Action, LaneFrame
 
 U8, U16 = np.dtype(np.uint8), np.dtype(np.uint16)
@@ -24,12 +24,13 @@ def whole_warps(f: LaneFrame, what: str, span: Any) -> np.ndarray | None:
     """Numbers of the active warps, None for all.  Raises sim-warp-divergence when a warp is only partly active."""
     if f.mask is None:
         return None
-    by_warp = f.mask.reshape(-1, WARP)
+    by_warp = f.mask.reshape(-1, f.warp)
     some, every = by_warp.any(1), by_warp.all(1)
     if (some != every).any():
         w = int(np.flatnonzero(some != every)[0])
-        raise fault("sim-warp-divergence", f"{what} needs all 32 lanes of a warp, warp {w} has {int(by_warp[w].sum())} active",
-                    found=f"{int(by_warp[w].sum())} of warp {w}", span=span,
+        count = int(by_warp[w].sum())
+        raise fault("sim-warp-divergence", f"{what} needs all {f.warp} lanes of a warp, warp {w} has {count} active",
+                    found=f"{count} of warp {w}", span=span,
                     hint="matrix instructions must not stand under a condition that differs within a warp")
     return None if every.all() else np.flatnonzero(every)
 
@@ -68,7 +69,7 @@ class Registers:
         return (store.guard if self.check else None), cells
 
     def read(self, f: LaneFrame, warps: np.ndarray | None, dt: np.dtype, written: bool = True) -> np.ndarray:
-        """The elements as dt, shape (warps, 32 * elements).  written: they must have been written before."""
+        """The elements as dt, shape (warps, lanes * elements).  written: they must have been written before."""
         store, at, known = self._bytes(f)
         if written and self.check and store.known is not None:
             k = store.known[:, known]
@@ -76,7 +77,7 @@ class Registers:
                 raise fault("sim-uninitialized", f"{self.buffer.name} is an operand of a matrix instruction before it is "
                             "written", found=f"{self.buffer.name}, which nothing has written", span=self.span,
                             hint="clear the accumulator, or load the operand first")
-        x = np.ascontiguousarray(store.raw[:, at]).view(dt).reshape(f.lanes // WARP, -1)
+        x = np.ascontiguousarray(store.raw[:, at]).view(dt).reshape(f.lanes // f.warp, -1)
         return x if warps is None else x[warps]
 
     def touch(self, f: LaneFrame, writes: bool) -> Registers:
@@ -87,7 +88,7 @@ class Registers:
         return self
 
     def write(self, f: LaneFrame, warps: np.ndarray | None, x: np.ndarray) -> None:
-        """Store elements, shape (warps, 32 * elements)."""
+        """Store elements, shape (warps, lanes * elements)."""
         store, at, known = self._bytes(f)
         raw = np.ascontiguousarray(x).view(U8)
         if warps is None:
@@ -95,7 +96,7 @@ class Registers:
             if store.known is not None:
                 store.known[:, known] = True
         else:
-            lanes = (warps[:, None] * WARP + np.arange(WARP)).ravel()
+            lanes = (warps[:, None] * f.warp + np.arange(f.warp)).ravel()
             store.raw[lanes, at] = raw.reshape(len(lanes), -1)
             if store.known is not None:
                 store.known[lanes, known] = True
@@ -145,8 +146,8 @@ def _columns_of_bytes(x: np.ndarray) -> np.ndarray:
 def mma(c: Context, e: Call) -> Action:
     """mma: accumulator, a, b."""
     row = row_of(e.options.row)
-    if row is None:
-        raise fault("sim-unsupported", f"no matrix instruction is called {e.options.row}",
+    if row is None or row.lanes != c.warp:
+        raise fault("sim-unsupported", f"no matrix instruction of warps of {c.warp} lanes is called {e.options.row}",
                     expected="a matrix instruction", found=f"{e.options.row}", span=e.span)
     m, n, k = row.shape
     coroutines = []
@@ -154,7 +155,7 @@ def mma(c: Context, e: Call) -> Action:
         np_dt = numpy_dtype(dt)
         coroutines.append((Registers(c, arg, frag.registers * np_dt.itemsize, e.span), np_dt, register_order(frag).ravel()))
     (rc, tc, oc), (ra, ta, oa), (rb, tb, ob) = coroutines
-    back = np.empty(32 * row.c.registers, np.int64)
+    back = np.empty(row.lanes * row.c.registers, np.int64)
     back[oc] = np.arange(len(oc))
     if len(oc) != len(back):
         raise fault("sim-unsupported", f"{row.name}: its accumulator does not fill its registers",
@@ -162,7 +163,7 @@ def mma(c: Context, e: Call) -> Action:
 
     def run(f: LaneFrame) -> None:
         warps = whole_warps(f, row.name, e.span)
-        f.block.counters.count(f"mma {row.name}", f.lanes // WARP if warps is None else len(warps))
+        f.block.counters.count(f"mma {row.name}", f.lanes // f.warp if warps is None else len(warps))
         a = ra.touch(f, False).read(f, warps, ta)[:, oa].reshape(-1, m, k)
         b = rb.touch(f, False).read(f, warps, tb)[:, ob].reshape(-1, k, n)
         acc = rc.touch(f, True).read(f, warps, tc)[:, oc].reshape(-1, m, n)

@@ -11,11 +11,11 @@ from tilelang.ir import AddressOf, Call, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.warp_groups import PER_GROUP
 from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor
+from tilelang.target.thread_calls import WARP
 
 from .boxes import UNIT
 from .context import Context
 from .faults import fault
-from .lane_ops import WARP
 from .lanes import LaneFrame, uniform
 from .matrix import Registers, register_order
 

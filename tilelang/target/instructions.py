@@ -45,6 +45,10 @@ for _kind in ("count", "and", "or"):
 _device("cp_async", -1, WRITES, "tl::cp_async<{bytes}>({args})")
 _functions(SYNC, "cp_async_commit 0")
 _device("cp_async_wait", 0, SYNC, "tl::cp_async_wait<{n}>()")
+# AMD: all but the last n loads into LDS of this wave have landed (s_waitcnt vmcnt; other loads count too, so that it waits for
+# more); the LDS accesses of this wave have completed (lgkmcnt).
+for _name in ("wait_loads", "wait_shared"):
+    add_intrinsic(Intrinsic(_name, 0, SYNC))
 
 # ldmatrix / stmatrix: lane 8*j + i gives the address of row i of matrix j.
 for _name in ("ldmatrix", "stmatrix"):

@@ -37,10 +37,10 @@ class Accesses:
     check: look for races, uninitialised reads and accesses to the destination of a copy in flight; else count only.
     """
 
-    def __init__(self, check: bool) -> None:
+    def __init__(self, check: bool, chip: str = "") -> None:
         self.check = check
         self.sites: list[Site] = []
-        self.counters = Counters(self.sites)
+        self.counters = Counters(self.sites, chip)
 
     def site(self, name: str, span: Any, text: str, atomic: Atomic | None = None) -> int:
         """Number of a new access site.  name: of the buffer, or of what is accessed where that is known at run time only."""
@@ -72,7 +72,7 @@ class Accesses:
         nbytes = width * (f.lanes if m is None else int(m.sum()))
         self.counters.count(op, warps)
         self.counters.bytes[op] += nbytes
-        banks = self.counters.shared(site, address, width, m) if shared else None
+        banks = self.counters.shared(site, address, width, m, mode == "write") if shared else None
         if not self.check:
             return store
         t = np.arange(f.lanes) if m is None else np.flatnonzero(m)

@@ -6,12 +6,13 @@ Source: PTX ISA, "Data movement and conversion instructions: cp.async", `.commit
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tilelang.ir import AddressOf, Call
+from tilelang.target.hip import HIP_CHIPS
 
 from .context import DeviceContext
 from .counters import count_warps
@@ -32,13 +33,15 @@ class _Copy:
     site: int
     slot: int  # slot of the destination buffer
     number: int  # number of the instruction, in order of issue
+    order: np.ndarray  # how many copies the warp of each lane had issued before
 
 
 class AsyncCopies:
-    """The copies in flight in one block.  committed: number of groups committed, for each thread."""
+    """The copies in flight in one block.  For each thread, committed: number of groups committed; loads: number of copies that
+    its warp has issued."""
 
     def __init__(self, lanes: int) -> None:
-        self.committed = np.zeros(lanes, np.int32)
+        self.committed, self.loads = np.zeros(lanes, np.int32), np.zeros(lanes, np.int32)
         self.open: list[_Copy] = []
         self.issued = 0
 
@@ -50,6 +53,11 @@ class AsyncCopies:
         """All but the `pending` newest groups of each active thread land."""
         active = f.active()
         self._finish(f, lambda c: active[c.lanes] & (c.group < self.committed[c.lanes] - pending), check)
+
+    def wait_loads(self, f: LaneFrame, pending: int, check: bool) -> None:
+        """All but the `pending` newest copies of each warp with an active thread land."""
+        warps = of_warps(f, f.active())
+        self._finish(f, lambda c: warps[c.lanes] & (c.order < self.loads[c.lanes] - pending), check)
 
     def signalled(self, f: LaneFrame, active: np.ndarray, until: int, check: bool) -> None:
         """The first `until` issued copies of these threads land; an mbarrier orders them with the threads that read them."""
@@ -63,7 +71,8 @@ class AsyncCopies:
                 self._land(f, c, done, check, ordered)
             if not done.all():
                 left = ~done
-                rest.append(_Copy(c.lanes[left], c.group[left], c.address[left], c.data[left], c.site, c.slot, c.number))
+                rest.append(replace(c, lanes=c.lanes[left], group=c.group[left], address=c.address[left], data=c.data[left],
+                                    order=c.order[left]))
         self.open = rest
 
     def _land(self, f: LaneFrame, c: _Copy, done: np.ndarray, check: bool, ordered: bool) -> None:
@@ -82,12 +91,32 @@ class AsyncCopies:
                 shared.proxy.land(g)
 
 
+def of_warps(f: LaneFrame, lanes: np.ndarray) -> np.ndarray:
+    """The mask of the warps that have one of these lanes."""
+    return np.repeat(lanes.reshape(-1, f.warp).any(1), f.warp)
+
+
+def _one_run(f: LaneFrame, address: np.ndarray, width: int, name: str, span: Any) -> None:
+    """Raises sim-async unless lane i of each warp writes width bytes at the warp's base (M0) + i * width: AMD CDNA3 ISA,
+    "Memory Buffer Load to LDS"."""
+    base, on = (address - np.arange(f.lanes) % f.warp * width).reshape(-1, f.warp), f.active().reshape(-1, f.warp)
+    bad = (base != base[np.arange(len(base)), on.argmax(1)][:, None]) & on
+    if bad.any():
+        t = int(bad.reshape(-1).argmax())
+        raise fault("sim-async", f"thread {t} copies to {name} outside the run of {width} bytes a lane that its wave writes",
+                    expected=f"lane i at the wave's base + {width} * i", found=f"thread {t} at byte {int(address[t])}",
+                    span=span, hint="permute the global addresses of the lanes instead of their places in LDS")
+
+
 def _cp_async(c: DeviceContext, e: Call) -> Action:
     dst, src = e.args[:2]
     if not (isinstance(dst, AddressOf) and isinstance(src, AddressOf)):
         raise fault("sim-unsupported", "cp_async between raw pointers", found="cp_async between raw pointers", span=e.span)
     pred = c.expr(e.args[2]) if len(e.args) > 2 else None
-    width, check = e.options.bytes, c.check
+    width, check, machine = e.options.bytes, c.check, HIP_CHIPS.get(c.chip)
+    if machine is not None and width not in machine.async_load_bytes:
+        raise fault("sim-unsupported", f"{c.chip} has no load into LDS of {width} bytes a lane",
+                    expected=f"{' or '.join(map(str, machine.async_load_bytes))} bytes", found=str(width), span=e.span)
     to = c.memory.reach(dst.buffer, dst.indices, width, e.span, "asynchronous copy into")
     # With a false predicate the source may be out of bounds; reach() checks active lanes only.
     take = c.memory.reach(src.buffer, src.indices, width, e.span, "asynchronous copy from")
@@ -100,6 +129,8 @@ def _cp_async(c: DeviceContext, e: Call) -> Action:
         shared, active = f.block.shared, f.active()
         wanted = active if pred is None else active & spread(pred(f), f.lanes).astype(bool)
         address = to(f)
+        if machine is not None:
+            _one_run(f, address, width, dst.buffer.name, e.span)
         data = np.zeros((f.lanes, width), np.uint8)
         if wanted.any():
             old, f.mask = f.mask, wanted if not wanted.all() else None
@@ -110,7 +141,7 @@ def _cp_async(c: DeviceContext, e: Call) -> Action:
         t = np.flatnonzero(active)
         block = f.block
         block.counters.bytes["st.shared.async"] += width * len(t)
-        block.counters.shared(dst_site, address, width, f.mask)
+        block.counters.shared(dst_site, address, width, f.mask, True)
         if check:
             g = (address[t] // shared.granule)[:, None] + np.arange(width // shared.granule)
             accesses.reject_pending(shared, g, dst.buffer, dst_site)
@@ -118,8 +149,10 @@ def _cp_async(c: DeviceContext, e: Call) -> Action:
             shared.pending[g] = True
             shared.pending_site[g] = dst_site
         copies = block.copies
-        copies.open.append(_Copy(t, copies.committed[t], address[t], data[t], dst_site, dst_slot, copies.issued))
+        copies.open.append(_Copy(t, copies.committed[t], address[t], data[t], dst_site, dst_slot, copies.issued,
+                                 copies.loads[t]))
         copies.issued += 1
+        copies.loads[of_warps(f, active)] += 1
 
     return run
 
@@ -130,6 +163,10 @@ def _commit(c: DeviceContext, e: Call) -> Action:
 
 def _wait(c: DeviceContext, e: Call) -> Action:
     return lambda f: f.block.copies.wait(f, e.options.n, c.check)
+
+
+def _wait_loads(c: DeviceContext, e: Call) -> Action:
+    return lambda f: f.block.copies.wait_loads(f, e.options.n, c.check)
 
 
 def _signal(c: DeviceContext, e: Call) -> Action:
@@ -155,4 +192,5 @@ def _signal(c: DeviceContext, e: Call) -> Action:
 
 
 ASYNC_OPS = effects({"cp_async": _cp_async, "cp_async_commit": _commit, "cp_async_wait": _wait,
+                     "wait_loads": _wait_loads, "wait_shared": lambda c, e: lambda f: None,
                      "cp_async_mbarrier_arrive": _signal}, count_warps)

@@ -17,7 +17,7 @@ from .context import DeviceContext
 from .counters import count_warps
 from .warp_roles import BLOCK_BARRIER
 from ..faults import fault
-from ..lane_ops import VOTES_OF_BLOCKS, WARP, effects, spread
+from ..lane_ops import VOTES_OF_BLOCKS, effects, spread
 from ..lanes import Action, LaneFrame, uniform
 
 
@@ -61,10 +61,10 @@ def _block_vote(c: DeviceContext, e: Call) -> Closure:
 
 def _sync_warp(c: DeviceContext, e: Call) -> Action:
     def run(f: LaneFrame) -> None:
-        active = f.active().reshape(-1, WARP)
+        active = f.active().reshape(-1, f.warp)
         for w in np.flatnonzero(active.any(1)):
             members = np.zeros(f.lanes, bool)
-            members[w * WARP:(w + 1) * WARP] = active[w]
+            members[w * f.warp:(w + 1) * f.warp] = active[w]
             f.block.clocks.barrier(members)
 
     return run

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.target.thread_calls import WARP
+
 from .counters import Counters, Site
-from ..lane_ops import WARP
 from ..memory import Storage
 from .races import AccessTable, Clocks
 
@@ -32,8 +33,9 @@ class Shared:
 class Block:
     """State of the running block.  lanes: number of lanes of its cluster."""
 
-    def __init__(self, lanes: int, threads: int, counters: Counters, printer: Any, where: str, agents: int = 0) -> None:
-        self.lanes, self.threads, self.counters, self.where = lanes, threads, counters, where
+    def __init__(self, lanes: int, threads: int, counters: Counters, printer: Any, where: str, agents: int = 0,
+                 warp: int = WARP) -> None:
+        self.lanes, self.threads, self.counters, self.where, self.warp = lanes, threads, counters, where, warp
         self.clocks = Clocks(lanes, agents)
         self.shared: Shared | None = None
         self.copies: Any = None

@@ -73,7 +73,7 @@ class DeviceContext(Context):
 
     def __init__(self, func: Func, check: bool, handlers: Handlers, split: bool) -> None:
         super().__init__(func, check, handlers)
-        self.accesses = Accesses(check)
+        self.accesses = Accesses(check, self.chip)
         self.memory = DeviceMemory(self, self.accesses)
         self.split, self.printer = split, Printer()
         self.shared_granule, widths = access_granules(func)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from tilelang.target.atomics import Atomic
+from tilelang.target.banks import lane_groups
+from tilelang.target.hip import WAVE
+from tilelang.target.thread_calls import WARP
 
-from ..lane_ops import WARP
 from ..lanes import LaneFrame
-
-BANKS = 32
 
 
 @dataclass(frozen=True)
@@ -47,58 +47,56 @@ class BankCount:
         return self.wavefronts - self.ideal
 
 
-def wavefronts(address: np.ndarray, width: int, active: np.ndarray) -> tuple[int, int]:
+def wavefronts(address: np.ndarray, width: int, active: np.ndarray, chip: str = "", writes: bool = False) -> tuple[int, int]:
     """(passes, passes without conflicts) of accesses by whole warps.
 
-    address: bytes, shape (warps, 32); width: bytes for each lane (1 to 16); active: same shape as address.  There are 32 banks
-    of 4 bytes.  A warp is served in one phase for up to 4 bytes a lane, in two phases of 16 lanes for 8 bytes, in four of 8
-    lanes for 16 bytes.  Within a phase, lanes that access the same word need one pass.  Source: CUDA C++ Programming Guide,
-    "Shared Memory" of compute capability 5.x and later, and the documented behaviour of 64- and 128-bit accesses.
+    address: bytes, shape (warps, lanes); width: bytes for each lane (1 to 16); active: same shape as address.  chip, writes:
+    as in target.banks.lane_groups.  Lanes of a group that access the same word need one pass.
     """
-    per_phase = {8: 16, 16: 8}.get(width, 32)
+    group, banks = lane_groups(chip, width, writes)
     words = max(1, width // 4)
-    phases = WARP // per_phase
-    phase = (np.arange(address.shape[0])[:, None] * phases + np.arange(WARP) // per_phase)[active]
+    phase = (np.arange(address.shape[0])[:, None] * (int(group.max()) + 1) + group)[active]
     word = (address[active] // 4)[:, None] + np.arange(words)
     span = int(word.max(initial=0)) + 1
     distinct = np.unique((phase[:, None] * span + word).ravel())
-    by_bank = np.bincount(distinct // span * BANKS + distinct % span % BANKS)
-    by_phase = np.pad(by_bank, (0, -len(by_bank) % BANKS)).reshape(-1, BANKS).max(1)
+    by_bank = np.bincount(distinct // span * banks + distinct % span % banks)
+    by_phase = np.pad(by_bank, (0, -len(by_bank) % banks)).reshape(-1, banks).max(1)
     return int(by_phase.sum()), int((by_phase > 0).sum())
 
 
 class Counters:
-    """The counts over all blocks of a run."""
+    """The counts over all blocks of a run.  chip: FuncFacts.chip."""
 
-    def __init__(self, sites: list[Site]) -> None:
-        self.sites = sites
+    def __init__(self, sites: list[Site], chip: str = "") -> None:
+        self.sites, self.chip, self.warp = sites, chip, WAVE if chip else WARP
         self.instructions: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
         self.banks: dict[int, BankCount] = {}
-        self._memo: dict[tuple[int, bytes], tuple[int, int, int]] = {}
+        self._memo: dict[tuple[int, bool, bytes], tuple[int, int, int]] = {}
 
     def count(self, op: str, warps: int = 1) -> None:
         """An instruction executed by this many warps."""
         self.instructions[op] += warps
 
-    def shared(self, site: int, address: np.ndarray, width: int, active: np.ndarray | None) -> tuple[int, int, int]:
+    def shared(self, site: int, address: np.ndarray, width: int, active: np.ndarray | None,
+               writes: bool = False) -> tuple[int, int, int]:
         """Count an access of lanes to shared memory; returns what was counted.
 
-        address: in bytes, shape (lanes,) with lanes a multiple of 32.
+        address: in bytes, shape (lanes,) with lanes a multiple of those of a warp.
         """
         if width > 16:  # a wider access is several of 16 bytes
-            coroutines = [self.shared(site, address + chunk, 16, active) for chunk in range(0, width, 16)]
+            coroutines = [self.shared(site, address + chunk, 16, active, writes) for chunk in range(0, width, 16)]
             instructions, passes, ideal = map(sum, zip(*coroutines))
             return instructions, passes, ideal
         if active is not None:
             address = np.where(active, address, address[active.argmax()])
-        base = int(address.min()) & ~127
-        key = (width, (address - base).tobytes() + (b"" if active is None else active.tobytes()))
+        base = int(address.min()) & ~255
+        key = (width, writes, (address - base).tobytes() + (b"" if active is None else active.tobytes()))
         got = self._memo.get(key)
         if got is None:
-            warps = (address - base).reshape(-1, WARP)
-            on = np.ones(warps.shape, bool) if active is None else active.reshape(-1, WARP)
-            got = self._memo[key] = (int(on.any(1).sum()), *wavefronts(warps, width, on))
+            warps = (address - base).reshape(-1, self.warp)
+            on = np.ones(warps.shape, bool) if active is None else active.reshape(-1, self.warp)
+            got = self._memo[key] = (int(on.any(1).sum()), *wavefronts(warps, width, on, self.chip, writes))
         self.add_shared(site, *got)
         return got
 
@@ -112,7 +110,7 @@ class Counters:
 
 def active_warps(f: LaneFrame) -> int:
     """Number of warps with an active lane."""
-    return f.lanes // WARP if f.mask is None else int(f.mask.reshape(-1, WARP).any(1).sum())
+    return f.lanes // f.warp if f.mask is None else int(f.mask.reshape(-1, f.warp).any(1).sum())
 
 
 def count_warps(f: LaneFrame, op: str) -> None:

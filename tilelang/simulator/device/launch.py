@@ -12,6 +12,7 @@ import numpy as np
 from tilelang.ir import Alloc, Call, Const, Launch, numpy_dtype, walk, BARRIER
 from tilelang.target.cluster import cluster_of
 from tilelang.target.warp_groups import cuts_groups
+from tilelang.target.thread_calls import WARP
 
 from .async_copy import AsyncCopies
 from .asynchronous import GROUP, Asynchronous, Proxy
@@ -27,7 +28,6 @@ from ..boxes import launch_maps
 from ..context import LaunchScope
 from ..faults import fault
 from ..host import clusters
-from ..lane_ops import WARP
 from ..lanes import Action, LaneFrame, contains
 from ..memory import geometry, span_of
 
@@ -64,7 +64,7 @@ class DeviceLaunch:
     def _threads(self, s: Launch) -> None:
         """Set the number of lanes of the blocks that run concurrently, and the values of their thread variables."""
         self.threads, (x, y, _) = s.num_threads, s.threads
-        whole = GROUP if self.size > 1 else WARP
+        whole = GROUP if self.size > 1 else self.c.warp
         self.lanes = -(-self.threads // whole) * whole  # lanes of one block
         # Single warps synchronise, so reads of global memory must be recorded by warp.
         self.group = WARP if self.warp_roles or contains(s.body, (), ("sync_warp",)) else self.lanes
@@ -106,7 +106,7 @@ class DeviceLaunch:
         c, size, lanes = self.c, self.size, self.lanes
         names = [f"({', '.join(map(str, index))})" for index in at]
         cluster = Cluster(size, lanes, arena, names, self.mates) if size > 1 else None
-        block = Block(size * lanes, self.threads, c.accesses.counters, c.printer, names[0], self.agents)
+        block = Block(size * lanes, self.threads, c.accesses.counters, c.printer, names[0], self.agents, c.warp)
         block.shared = Shared(arena * size, c.shared_granule, size * lanes, c.accesses.sites)
         block.copies, block.cluster = AsyncCopies(size * lanes), cluster
         for table in (block.shared.table, *tables):

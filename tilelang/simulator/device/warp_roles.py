@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.target.thread_calls import WARP
+
 from ..coroutines import Coroutine, Scheduler
 from ..faults import fault
-from ..lane_ops import WARP
 from ..lanes import LaneFrame
 
 BLOCK_BARRIER = 0

@@ -17,12 +17,13 @@ from tilelang.ir import AddressOf, Call, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.warp_groups import warps_of
 from tilelang.target.wgmma import operand_addresses
+from tilelang.target.thread_calls import WARP
 
 from .asynchronous import GROUP
 from .context import DeviceContext
 from .counters import count_warps
 from ..faults import fault
-from ..lane_ops import WARP, effects, elect, nothing, own_threads
+from ..lane_ops import effects, elect, nothing, own_threads
 from ..lanes import Action, LaneFrame
 from ..matrix import Registers
 from ..wgmma import DescribedOperand, WgmmaRegisters, descriptor, wgmma_row

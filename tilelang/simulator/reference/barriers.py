@@ -15,13 +15,14 @@ import numpy as np
 from tilelang.ir import AddressOf, Call, Expr, BARRIER
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.warp_groups import holds_in
+from tilelang.target.thread_calls import WARP
 
 from .block import TileBlock
 from .cluster import CLUSTER_OPS, cluster_of_frame
 from .context import TileContext
 from .warp_roles import executing, whole_warp_role
 from ..faults import fault
-from ..lane_ops import VOTES_OF_BLOCKS, WARP, effects, elect, nothing, spread
+from ..lane_ops import VOTES_OF_BLOCKS, effects, elect, nothing, spread
 from ..lanes import Action, LaneFrame, uniform
 from ..mbarrier import Phases, arrivals
 
@@ -210,7 +211,8 @@ def barriers_of(block: TileBlock, b: Any, span: Any) -> list[Phases]:
 ORDER_ONLY = frozenset({
     "fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "fence_gpu", "fence_block", "wgmma_fence",
     "wgmma_commit", "wgmma_wait", "wgmma_pin", "wgmma_hold", "set_max_nreg", "bulk_commit", "bulk_wait", "tma_prefetch",
-    "sync_warp", "cp_async_commit", "cp_async_wait", "keep_branch", "pdl_trigger", "pdl_sync"})  # fmt: skip
+    "sync_warp", "cp_async_commit", "cp_async_wait", "wait_loads",
+    "wait_shared", "keep_branch", "pdl_trigger", "pdl_sync"})  # fmt: skip
 SYNC_OPS = ("sync_threads", "named_barrier", "named_barrier_arrive")
 BARRIER_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
     **effects({"mbarrier_init": _init, "cp_async_mbarrier_arrive": _copies_arrive, "mbarrier_wait": _wait,

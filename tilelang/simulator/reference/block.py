@@ -56,8 +56,8 @@ class TileBlock:
     counters = SimpleNamespace(count=lambda *_: None)  # the reference interpreter counts no instructions
     base = 0  # first byte of its shared memory (device.block.Block)
 
-    def __init__(self, printer: Any, where: str) -> None:
-        self.print, self.where = printer.print, where
+    def __init__(self, printer: Any, where: str, warp: int = WARP_LANES) -> None:
+        self.print, self.where, self.warp = printer.print, where, warp
         self.scheduler: TileScheduler | None = None
         self.shared: dict[tuple[Any, int], Any] = {}
         self.meetings: dict[Any, _Meeting] = {}

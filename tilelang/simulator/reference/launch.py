@@ -23,7 +23,7 @@ from .warp import WARP_OPS
 from .warp_roles import run_warp_roles, warp_roles_of
 from ..boxes import launch_maps
 from ..host import clusters
-from ..lane_ops import LANE_OPS, VOTES_OF_BLOCKS, WARP
+from ..lane_ops import LANE_OPS, VOTES_OF_BLOCKS
 from ..lanes import LaneFrame, contains
 
 EACH_LANE = (*LANE_OPS, *VOTES_OF_BLOCKS, *WARP_OPS, "elect_one", "wgmma", "tma_load")  # executed by each thread
@@ -38,7 +38,8 @@ class TileProgramLaunch:
         c.launch.safe = {id(b): c.expr(v) for b, v in s.plan.safe_values}  # these apply inside the kernel only
         c.members = tuple(range(len(c.launch.warp_roles)))
         self.launch, self.dims, self.together = s, cluster_of(s), contains(s.body, (), ("sync_grid",))
-        self.warp_roles, self.lanes = c.launch.warp_roles, _lanes(s)
+        self.warp = c.warp
+        self.warp_roles, self.lanes = c.launch.warp_roles, _lanes(s, c.warp)
         self.whole = WarpRole(0, warps_in(s), s.num_threads)
         self.grid, self.body = [c.expr(g) for g in s.grid], c.stmt(s.body)
         self.block_slots = [(c.slot(v), numpy_dtype(v.dtype).type) for v in s.block_vars]
@@ -59,7 +60,7 @@ class TileProgramLaunch:
         threads, (x, y, _) = self.launch.num_threads, self.launch.threads
         t, frames = np.arange(self.lanes), []
         for at in mates:
-            block = TileBlock(f.block, f"({', '.join(map(str, at))})")
+            block = TileBlock(f.block, f"({', '.join(map(str, at))})", self.warp)
             g = LaneFrame(list(f.slots), self.lanes, None if self.lanes in (1, threads) else t < threads, block)
             g.warp_role = self.whole
             for (slot, dt), v in zip(self.block_slots, at):
@@ -72,7 +73,7 @@ class TileProgramLaunch:
         return frames
 
 
-def _lanes(s: Launch) -> int:
+def _lanes(s: Launch, warp: int) -> int:
     """Lanes a launch needs: 1 when no thread is distinguished, else its threads rounded up to whole warps."""
     distinguished = set(map(id, s.thread_vars))
 
@@ -86,4 +87,4 @@ def _lanes(s: Launch) -> int:
         return not isinstance(n, Buffer) and any(per_thread(c) for c in children(n))
 
     uses = any(isinstance(n, Var) and id(n) in distinguished for n in walk(s.body)) or per_thread(s.body)
-    return -(-s.num_threads // WARP) * WARP if uses else 1
+    return -(-s.num_threads // warp) * warp if uses else 1

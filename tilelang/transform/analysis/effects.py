@@ -33,7 +33,8 @@ _ARGUMENT_MODES = {
 }
 # Operations that order threads or asynchronous work. No statement may be moved across them.
 SYNC_CALLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "sync_warp", "sync_grid",
-                        "cp_async_commit", "cp_async_wait", "ptx_commit_group", "ptx_wait_group", "thread_return", *CLOCKS))
+                        "cp_async_commit", "cp_async_wait", "wait_loads", "wait_shared", "ptx_commit_group", "ptx_wait_group",
+                        "thread_return", *CLOCKS))
 _DIVISIONS = frozenset(("floordiv", "floormod", "truncdiv", "truncmod"))
 # Operations without effects whose value depends on the thread or on when they run.
 _OF_THREADS = frozenset(("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx", "in_warp_groups",

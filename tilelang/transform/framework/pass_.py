@@ -95,6 +95,8 @@ def run_passes(func: Func, passes: Iterable[PassFn], cx: PassContext) -> Func:
     A TileLangError (the user's mistake) is passed on. Any other failure, and a program that fails verification, raises an
     InternalError that names the folder with the program before the pass. Observers (observe.py) see every pass.
     """
+    if getattr(cx.target, "chip", None) is not None:
+        func = with_options(func, chip=cx.target.arch)
     seen_by = watchers()
     for o in seen_by:
         o.on_pipeline_start(func, cx.target)

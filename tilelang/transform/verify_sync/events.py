@@ -482,9 +482,24 @@ def _cp_async_commit(st: StreamState, c: Call, span: Any) -> None:
 
 @event
 def _cp_async_wait(st: StreamState, c: Call, span: Any) -> None:
-    for g, t, active, site in (x for group in finished(st.copy_groups, c.options.n) for x in group):
+    _land(st, [x for group in finished(st.copy_groups, c.options.n) for x in group])
+
+
+def _land(st: StreamState, copies: list[Any]) -> None:
+    for g, t, active, site in copies:
         st.block.memory.land(g)
         st.block.memory.threads("w", g, t, active, site)
+
+
+@event
+def _wait_loads(st: StreamState, c: Call, span: Any) -> None:
+    """A copy has landed behind n later ones of each of its warps."""
+    issued = [x for group in (*st.copy_groups, st.open_copies) for x in group]
+    warps = [{w for w, _ in x[2]} for x in issued]
+    landed = {id(x) for k, x in enumerate(issued) if sum(w >= warps[k] for w in warps[k + 1:]) >= c.options.n}
+    _land(st, [x for x in issued if id(x) in landed])
+    st.open_copies = [x for x in issued if id(x) not in landed]
+    st.copy_groups.clear()
 
 
 @event

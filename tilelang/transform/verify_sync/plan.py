@@ -22,12 +22,12 @@ EVENTS = WAITS | frozenset((
     "named_barrier_arrive", "mbarrier_init", "mbarrier_arrive", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx",
     "fence_mbarrier_init", "fence_proxy_async", "sync_warp", "tma_load", "tma_store", "tma_reduce_add", "bulk_load",
     "bulk_store", "bulk_commit", "bulk_wait", "wgmma", "wgmma_fence", "wgmma_commit", "wgmma_wait", "cp_async",
-    "cp_async_commit", "cp_async_wait", "thread_return", "cluster_arrive", "cluster_wait", "cluster_sync",
+    "cp_async_commit", "cp_async_wait", "wait_loads", "thread_return", "cluster_arrive", "cluster_wait", "cluster_sync",
     "mbarrier_arrive_remote", "mbarrier_complete_remote", "cluster_load", "cluster_store", "bulk_copy_cluster",
     "cp_async_mbarrier_arrive"))
 # Programs that call one of these are checked by the model; others need block barriers only.
 ASYNCHRONOUS = EVENTS - {"sync_threads", "sync_grid", "sync_warp", "cp_async", "cp_async_commit", "cp_async_wait",
-                         "thread_return"}
+                         "wait_loads", "thread_return"}
 _BY_THREADS = ("cp_async", "cluster_load", "cluster_store")
 _LANES = {"ldmatrix": 16, "stmatrix": 16}
 
