@@ -45,7 +45,8 @@ def has_compiler() -> bool:
 MISSING: dict[str, Callable[[], bool]] = {"jax": lambda: importlib.util.find_spec("jax") is None,
                                           "torch": lambda: not has_torch(), "torch-case": lambda: not has_torch(),
                                           "mypy": lambda: importlib.util.find_spec("mypy") is None,
-                                          "compiler": lambda: not has_compiler(), "case": lambda: True}
+                                          "compiler": lambda: not has_compiler(), "case": lambda: True,
+                                          "ziglang": lambda: importlib.util.find_spec("ziglang") is None}
 
 
 def add_options(parser: Any) -> None:

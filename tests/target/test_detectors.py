@@ -84,7 +84,7 @@ def test_backends_as_objects():
     from tilelang import backend
 
     assert {"tvm_ffi", "cython", "nvrtc", "simulator", "tile"} <= set(backend.list_backends())
-    assert backend.get_backend("cython").targets == ("cuda", "cpu") and backend.get_backend("nvrtc").targets == ("cuda",)
+    assert backend.get_backend("cython").targets == ("cuda", "hip", "cpu") and backend.get_backend("nvrtc").targets == ("cuda",)
     context = backend.create_backend_context("cpu", None, "auto")
     assert context.target == Target("cpu") and context.backend == backend.get_backend("tvm_ffi")
     with pytest.raises(ValueError, match="Invalid execution backend 'x'.*Allowed: .*tvm_ffi.*Tip"):

@@ -63,8 +63,8 @@ def written_parameters(func: Func) -> list[str]:
 
 @record
 class Artifact:
-    """A compiled program.  kind: "cpu" or "cuda".  files: binaries by name.  meta: JSON facts (kernels, resources, reports).
-    lowered: the program an interpreter runs, for kind "interpreted" (never stored)."""
+    """A compiled program.  kind: "cpu", "cuda" or "hip".  files: binaries by name.  meta: JSON facts (kernels, resources,
+    reports).  lowered: the program an interpreter runs, for kind "interpreted" (never stored)."""
 
     kind: str
     kernel_source: str
@@ -73,7 +73,7 @@ class Artifact:
     meta: dict[str, Any]
     lowered: Func | None = None
 
-    SOURCES: ClassVar[dict[str, str]] = {"cuda": "device_kernel.cu", "cpu": "device_kernel.ll"}
+    SOURCES: ClassVar[dict[str, str]] = {"cuda": "device_kernel.cu", "hip": "device_kernel.hip", "cpu": "device_kernel.ll"}
 
     def to_entry(self) -> Entry:
         return Entry({"kind": self.kind, **self.meta}, {

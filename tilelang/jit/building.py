@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeout
 from dataclasses import replace
+from importlib import import_module
 from threading import Thread
 from typing import Any
 
@@ -53,9 +54,9 @@ def build(request: Request) -> Artifact:
     """Compile a request.  Raises the compiler's errors, at the user's line."""
     sig = signature_of(request.func, request.out_idx)
     if request.backend in INTERPRETED:
-        make = build_interpreted
+        make: Callable[[Request, Signature], Artifact] = build_interpreted
     else:
-        make = build_cuda if request.target.is_cuda else build_cpu
+        make = build_hip if request.target.is_hip else build_cuda if request.target.is_cuda else build_cpu
     with jit_phase("build", request.func.name), rarely_collected():
         out = make(request, sig)
     if sig.out_idx:
@@ -100,15 +101,15 @@ def layouts_of(request: Request) -> Iterator[tuple[str, str, Any]]:
 
 
 def device_source(request: Request, early: Callable[[Any, list[str]], None] | None = None) -> tuple[Any, list[str], Stopwatch]:
-    """(lowered program, CUDA source per kernel, times).
+    """(lowered program, source per kernel in the target's language, times).
 
     early: called with a program and its sources before its synchronisation is verified, again for each schedule tried.
     Sources that a user's hook edits are not given early.
     """
-    from tilelang.codegen.cuda.printer import print_kernel  # 33 ms
     from tilelang.transform.pipeline import lower  # 243 ms
 
-    watch = Stopwatch()
+    watch, kind = Stopwatch(), str(request.target.kind)
+    print_kernel = import_module(f"tilelang.codegen.{kind}.printer").print_kernel  # 33 ms
     program: Any
     config = _config(request)
     fast = bool(request.config.get("tl.enable_fast_math"))
@@ -131,13 +132,13 @@ def device_source(request: Request, early: Callable[[Any, list[str]], None] | No
             early(p, given)
 
     with jit_phase("lower", request.func.name):
-        program = lower(request.func, request.target, config, early=None if has_hook("cuda") else announce)
+        program = lower(request.func, request.target, config, early=None if has_hook(kind) else announce)
     watch.lap("verify" if given else "lower")
-    sources = given or [apply_hook("cuda", s, request.target) for s in printed(program)]
+    sources = given or [apply_hook(kind, s, request.target) for s in printed(program)]
     if sources is not given:
         watch.lap("print")
     for kernel, source in zip(program.kernels, sources):
-        announce_code(kernel.name, source, "cuda", request.target)
+        announce_code(kernel.name, source, kind, request.target)
     return program, sources, watch
 
 
@@ -169,12 +170,18 @@ def device_options(request: Request) -> list[str]:
     return nvrtc_options([*out, *request.flags], request.target.arch)
 
 
-def compile_host(request: Request, sig: Signature, program: Any) -> tuple[str, bytes, dict[str, int]]:
-    """(LLVM IR, object) of the host program of a lowered program, and the alignment in bytes that it asks of each tensor."""
+def launcher_of(request: Request, program: Any) -> Any:
+    """The launcher of a lowered program, for the driver of the request's target."""
+    from tilelang.runtime.gpu_api import CUDA, HIP  # 1 ms
     from tilelang.runtime.launchers import GpuLauncher  # 15 ms
 
+    return GpuLauncher(program.host, program.kernels, request.target.max_shared_bytes, HIP if request.target.is_hip else CUDA)
+
+
+def compile_host(request: Request, sig: Signature, program: Any) -> tuple[str, bytes, dict[str, int]]:
+    """(LLVM IR, object) of the host program of a lowered program, and the alignment in bytes that it asks of each tensor."""
     with phase("host part"):
-        launcher = GpuLauncher(program.host, program.kernels, request.target.max_shared_bytes)
+        launcher = launcher_of(request, program)
         text = host_text(request, sig, launcher)
         return text, compile_object(text), alignments(sig, launcher)
 
@@ -389,6 +396,49 @@ def _sync_text(program: Any) -> str:
     return "\n".join(lines) or "the synchronisation verifier left no verdict"
 
 
+def build_hip(request: Request, sig: Signature) -> Artifact:
+    """The artifact for an AMD GPU: code objects of its kernels, each with its machine code as text.  Needs no device.
+
+    Kernels are compiled while the synchronisation is verified.
+    """
+    from tilelang.runtime.hip_compiler import compile_cached  # 3 ms
+
+    extra = request.config.get("tl.device_compile_flags") or ()
+    options = [*(extra.split() if isinstance(extra, str) else map(str, extra)), *request.flags]
+    begun: list[tuple[str, Any]] = []
+    pool = ThreadPoolExecutor(2, "compile")
+    try:
+        if usable_cpus() > 2:
+            pool.submit(load_llvm)
+
+        def start(program: Any, sources: list[str]) -> None:
+            for _, work in begun:
+                work.cancel()
+            begun[:] = [(s, pool.submit(compile_cached, s, request.target.arch, options)) for s in sources]
+
+        program, sources, watch = device_source(request, start)
+        if [s for s, _ in begun] != sources:
+            start(program, sources)
+        host, host_object, aligned = compile_host(request, sig, program)
+        watch.lap("host")
+        objects = _within_time([work for _, work in begun])
+        watch.lap("clang")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    files, kernels = {"host.o": host_object}, []
+    for k, (kernel, made) in enumerate(zip(program.kernels, objects)):
+        name = "kernel" if k == 0 else f"kernel_{k}"
+        files |= {f"{name}.hsaco": made.bytes, f"{name}.s": made.isa.encode()}
+        x, y, z = kernel.threads
+        kernels.append({"name": kernel.name, "file": f"{name}.hsaco", "registers": made.registers, "agprs": made.agprs,
+                        "sgprs": made.sgprs, "spills": made.spills, "scratch": made.scratch, "serialised": "",
+                        "shared_bytes": kernel.shared_bytes if isinstance(kernel.shared_bytes, int) else None,
+                        "static_shared": made.shared_bytes, "threads": x * y * z})
+    facts = with_resources(facts_of(program, request.func, request.target), request.target, kernels)
+    return Artifact("hip", KERNEL_SEPARATOR.join(sources), host, files, {
+        "kernels": kernels, "alignment": aligned, "times": watch.times, "sync_report": _sync_text(program), "facts": facts})
+
+
 def build_cpu(request: Request, sig: Signature) -> Artifact:
     """Compile the tile program and its host program through LLVM IR to object files."""
     from tilelang.codegen.cpu import compile_tile  # 82 ms
@@ -420,8 +470,8 @@ def build_interpreted(request: Request, sig: Signature) -> Artifact:
     from tilelang.transform.pipeline import TILE_PASSES, lower  # 243 ms
 
     tile = request.backend == "tile"  # the reference interpreter has no limits of a machine
-    if tile or not request.target.is_cuda:
-        cx = PassContext(None if request.target.is_cuda else request.target, request.config)
+    if tile or request.target.is_cpu:
+        cx = PassContext(None if request.target.is_gpu else request.target, request.config)
         func = run_passes(request.func, (*TILE_PASSES, drop_assumptions), cx)
         return Artifact("interpreted", repr(request.func), "", {}, {}, func)
     program = lower(request.func, request.target, request.config)

@@ -51,7 +51,7 @@ class Layouts(dict[str, Layout | Fragment]):
 def kernel_layouts(request: Request) -> Layouts:
     """The layouts of the shared and fragment buffers of a request; none for the CPU, which keeps tiles row by row."""
     out = Layouts()
-    for kernel, buffer, layout in layouts_of(request) if request.target.is_cuda else ():
+    for kernel, buffer, layout in layouts_of(request) if request.target.is_gpu else ():
         out[f"{kernel}.{buffer}" if buffer in out else buffer] = layout
     return out
 

@@ -51,5 +51,5 @@ def _registers(kind: str, about: str) -> Callable[..., Hook]:
 
 
 register_cuda_postproc = _registers("cuda", "that edits CUDA source before NVRTC compiles it")
-register_hip_postproc = _registers("hip", "for HIP source.  It is never called: there is no HIP target yet")
+register_hip_postproc = _registers("hip", "that edits HIP source before clang compiles it")
 register_c_postproc = _registers("c", "that edits the CPU target's source, which is LLVM IR")

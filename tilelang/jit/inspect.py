@@ -19,7 +19,7 @@ from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 from tilelang.runtime.signature import signature_of
 
 from .artifact import KERNEL_SEPARATOR
-from .building import build, device_source, host_text
+from .building import build, device_source, host_text, launcher_of
 from .requests import make_request
 
 
@@ -32,20 +32,18 @@ def program_after(program: Any, target: Any = "auto", after: str | None = None) 
             raise LookupError(f"no pass {after}: passes are {', '.join(names)}")
         passes = passes[:names.index(after) + 1]
     t = Target(target)
-    cx = PassContext(t if t.is_cuda else Target({"kind": "cuda", "arch": "sm_80"}))
+    cx = PassContext(t if t.is_gpu else Target({"kind": "cuda", "arch": "sm_80"}))
     return run_passes(program if isinstance(program, Func) else program.func, passes, cx)
 
 
 def sources_of(program: Any, target: Any = "auto") -> tuple[str, str]:
     """(device source, host source) of a program, as tilelang.compile generates them.  No device compiler is needed."""
-    from tilelang.runtime.launchers import GpuLauncher  # 14 ms
-
     request = make_request(program, target=target)
-    if not request.target.is_cuda:
+    if request.target.is_cpu:
         made = build(request)
         return made.kernel_source, made.host_source
     lowered, sources, _ = device_source(request)
-    launcher = GpuLauncher(lowered.host, lowered.kernels, request.target.max_shared_bytes)
+    launcher = launcher_of(request, lowered)
     return KERNEL_SEPARATOR.join(sources), host_text(request, signature_of(request.func, request.out_idx), launcher)
 
 

@@ -31,7 +31,8 @@ def cache_key(request: Request) -> str:
 
 def is_cached(request: Request) -> bool:
     """Whether a request may use the cache: not when a hook edits the sources, nor while an observer watches the passes."""
-    return env.is_cache_enabled() and not has_hook("cuda" if request.target.is_cuda else "c") and not is_watched()
+    hook = str(request.target.kind) if request.target.is_gpu else "c"
+    return env.is_cache_enabled() and not has_hook(hook) and not is_watched()
 
 
 def produce(request: Request, key: str | None = None) -> tuple[Artifact, str]:
@@ -76,11 +77,12 @@ def keep_sources(request: Request, artifact: Artifact) -> None:
     when TILELANG_CLEANUP_TEMP_FILES is 0."""
     folders = [request.config.get("cuda.kernels_output_dir") or "",
                "" if env.should_cleanup_temp_files() else env.TILELANG_TMP_DIR]
-    if artifact.kind != "cuda" or not any(folders):
+    if artifact.kind not in ("cuda", "hip") or not any(folders):
         return
     sources = artifact.kernel_source.split(KERNEL_SEPARATOR)
     for folder in (Path(f) for f in folders if f):
         folder.mkdir(parents=True, exist_ok=True)
         for facts, source in zip(artifact.meta["kernels"], sources):
-            (folder / f"{facts['name']}.cu").write_text(source, encoding="utf-8")
-            (folder / f"{facts['name']}.cubin").write_bytes(artifact.files[facts["file"]])
+            for end, data in ((Path(artifact.SOURCES[artifact.kind]).suffix, source.encode()),
+                              (Path(facts["file"]).suffix, artifact.files[facts["file"]])):
+                (folder / f"{facts['name']}{end}").write_bytes(data)

@@ -47,7 +47,7 @@ def lower(func_or_mod: Any, target: Any = "auto", target_host: Any = None, runti
 
 def source_of(request: Request) -> str:
     """The generated source; nothing is compiled."""
-    if request.target.is_cuda:
+    if request.target.is_gpu:
         return KERNEL_SEPARATOR.join(device_source(request)[1])
     from tilelang.codegen.cpu import compile_tile  # 80 ms
     from tilelang.transform.pipeline import lower_cpu  # 243 ms

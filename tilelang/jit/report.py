@@ -103,10 +103,12 @@ def vector_instructions(assembly: str) -> dict[str, int]:
 
 
 def with_resources(facts: list[dict[str, Any]], target: Target, resources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The facts of `facts_of` with the assembler's figures of each kernel: registers, spills, static_shared."""
+    """The facts of `facts_of` with the assembler's figures of each kernel: registers, spills, static_shared; on AMD GPUs
+    agprs, sgprs, scratch."""
     out = []
     for one, known in zip(facts, resources):
         one = {**one, **{name: known.get(name) for name in ("registers", "spills", "serialised", "static_shared")}}
+        one |= {name: known[name] for name in ("agprs", "sgprs", "scratch") if name in known}
         one["occupancy"] = _occupancy(target, one["threads"], one)
         out.append({**one, "predicted": predicted(target, one)})
     return out
@@ -132,7 +134,6 @@ def _instructions(nodes: list[Any]) -> dict[str, dict[str, int]]:
 def _reasons(nodes: list[Any], target: Target) -> list[str]:
     """Why these instructions were chosen: what each reads, what the target has.  Rejected choices are in `declined`."""
     out: dict[str, None] = {}
-    arch = target.arch if target.is_cuda else ""
     for x in nodes:
         if not isinstance(x, Call):
             continue
@@ -141,10 +142,10 @@ def _reasons(nodes: list[Any], target: Target) -> list[str]:
                 f"A in shared memory with {'K' if x.options.a_major == 'k' else 'M'} contiguous"
             b = f"B in shared memory with {'K' if x.options.b_major == 'k' else 'N'} contiguous"
             out[f"{x.options.row}: whole warp groups; {a}, {b}"] = None
-        elif x.op == "mma" and not target.has_wgmma:
-            out[f"{x.options.row}: {arch} has no wgmma"] = None
-        elif x.op == "cp_async" and not target.has_wgmma:
-            out[f"cp.async: {arch} has no TMA"] = None
+        elif x.op == "mma" and target.is_cuda and not target.has_wgmma:
+            out[f"{x.options.row}: {target.arch} has no wgmma"] = None
+        elif x.op == "cp_async" and target.has_cp_async and not target.has_wgmma:
+            out[f"cp.async: {target.arch} has no TMA"] = None
         elif x.op in ("tma_load", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store"):
             what = "runs of whole 16 bytes" if x.op.startswith("bulk") else "boxes"
             out[f"{x.op}: tiles whose {what} have addresses and strides of whole 16 bytes"] = None
@@ -204,19 +205,19 @@ def _map(m: Any) -> str:
 
 def _occupancy(target: Target, threads: int, facts: dict[str, Any]) -> dict[str, Any] | None:
     """Resident blocks and warps of an SM and the resource that limits them; None where a figure is missing."""
-    if not target.is_cuda or facts["shared_bytes"] is None:
+    if target.is_cpu or facts["shared_bytes"] is None:
         return None
-    limits = target.limits
+    limits, width = target.limits, target.warp_size
     shared = facts["shared_bytes"] + (facts["static_shared"] or 0)
     shared += RESERVED_SHARED if target.arch_number >= 80 else 0
     by = {"threads": limits.threads_per_sm // threads, "blocks": limits.blocks_per_sm}
     if shared:
         by["shared memory"] = limits.shared_per_sm // shared
     if facts["registers"]:
-        by["registers"] = limits.registers_per_sm // (-(-int(facts["registers"]) // 8) * 8 * -(-threads // 32) * 32)
+        by["registers"] = limits.registers_per_sm // (-(-int(facts["registers"]) // 8) * 8 * -(-threads // width) * width)
     blocks = min(by.values())
-    warps = blocks * -(-threads // 32)
-    return {"blocks": blocks, "warps": warps, "of_warps": limits.threads_per_sm // 32,
+    warps = blocks * -(-threads // width)
+    return {"blocks": blocks, "warps": warps, "of_warps": limits.threads_per_sm // width,
             "limited_by": min(by, key=lambda k: by[k])}
 
 
@@ -224,10 +225,10 @@ def _limits(target: Target, work: Work, instructions: dict[str, Any], cores: int
     """The roofline: the work, and the least time for it at the target's peak rates.  cores: of a CPU that share it."""
     out: dict[str, Any] = {"flops": sum(work.flops.values()) if work.known else None,
                            "bytes": work.touched, "moved_by_tiles": work.loaded + work.stored if work.known else None}
-    chip = chip_of(target.arch_number) if target.is_cuda else CPU_CHIP
+    chip = CPU_CHIP if target.is_cpu else chip_of(target.arch_number)
     if chip is None or not (chip.tensor or chip.fp32):
         return out
-    out["device"] = chip.name if target.is_cuda else f"{cores} common CPU core{'s' * (cores > 1)}"
+    out["device"] = chip.name if target.is_gpu else f"{cores} common CPU core{'s' * (cores > 1)}"
     matrix = "MMAs" in instructions
     times = {}
     if work.known and work.flops:
@@ -284,7 +285,7 @@ def text_of(facts: dict[str, Any]) -> list[str]:
     grid = " x ".join(str(g) for g in facts["grid"])
     out = [f"  {facts['name']}: grid {grid}, {facts['threads']} threads"
            + (f", clusters of {' x '.join(map(str, facts['cluster']))}" if facts["cluster"] else "")]
-    resources = [text.format(facts[k]) for k, text in _RESOURCES.items() if facts[k] is not None]
+    resources = [text.format(facts[k]) for k, text in _RESOURCES.items() if facts.get(k) is not None]
     if resources:
         out.append("    resources: " + ", ".join(resources))
     o = facts["occupancy"]
@@ -312,7 +313,8 @@ def text_of(facts: dict[str, Any]) -> list[str]:
     return out
 
 
-_RESOURCES = {"registers": "registers {}", "spills": "spills {}", "shared_bytes": "dynamic shared memory {} bytes",
+_RESOURCES = {"registers": "registers {}", "agprs": "of them accumulation registers {}", "sgprs": "scalar registers {}",
+              "spills": "spills {}", "scratch": "private memory {} bytes", "shared_bytes": "dynamic shared memory {} bytes",
               "static_shared": "static shared memory {} bytes"}
 
 

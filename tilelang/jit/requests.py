@@ -23,7 +23,8 @@ register("backend-name", ValueError, "an execution backend that the target does 
          expected="an execution backend of the target")
 
 SIMULATOR = "simulator"
-BACKENDS = {"cuda": ("tvm_ffi", "nvrtc", "cython", *INTERPRETED), "cpu": ("tvm_ffi", "cython", "tile")}
+BACKENDS = {"cuda": ("tvm_ffi", "nvrtc", "cython", *INTERPRETED), "hip": ("tvm_ffi", "cython", *INTERPRETED),
+            "cpu": ("tvm_ffi", "cython", "tile")}
 
 
 def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
@@ -39,15 +40,12 @@ def resolve_target(target: Any, backend: Any) -> tuple[Target, str]:
         target = env.get_default_target()
     resolved = target if isinstance(target, Target) else Target(target)
     name = backend if backend is not None else env.get_default_execution_backend()
-    if name == SIMULATOR and target == "auto" and not resolved.is_cuda and Target.current() is None:
+    if name == SIMULATOR and target == "auto" and not resolved.is_gpu and Target.current() is None:
         resolved = Target("cuda")
     if not isinstance(name, str):
         raise error("compile-option", f"execution_backend must be a string, found {type(name).__name__}",
                     expected="the name of an execution backend")
-    if resolved.is_hip:
-        raise error("not-available", "kernels for HIP targets are not compiled yet", found=str(resolved),
-                    hint='compile for target="cuda"')
-    allowed = BACKENDS["cuda" if resolved.is_cuda else "cpu"]
+    allowed = BACKENDS[str(resolved.kind) if resolved.is_gpu else "cpu"]
     name = name.lower()
     if name in ("auto", "dlpack"):
         name = allowed[0]
@@ -85,7 +83,7 @@ def check_host(target_host: Any) -> Any:
     """
     if target_host is not None and target_host != "auto":
         host = target_host if isinstance(target_host, Target) else Target(target_host)
-        if host.is_cuda:
+        if host.is_gpu:
             raise error("target-unknown", f"Target {host} is not supported as target_host", expected="llvm, c or cpu",
                         found=str(host), hint="leave target_host out")
     return target_host

@@ -23,6 +23,10 @@ def toolchain_stamp(target: Target) -> str:
 
         out.append(f"driver {driver_cuda_major()}")
         out += [stamp_of_file(c.library) for c in find_nvrtc()]
+    if target.is_hip:
+        from tilelang.runtime.hip_compiler import zig_stamp  # 1 ms
+
+        out.append(zig_stamp())
     return "; ".join(out)
 
 

@@ -290,7 +290,7 @@ def _rejected(nvrtc: Nvrtc, rc: int, log: str, source: str, arch: str) -> TileLa
     if needed := re.search(r"\(C7602\) Insufficient registers \((\d+)\).* register target of (\d+)", log):
         return error("register-limit", f"ptxas gives each thread {needed[1]} registers, and one instruction takes {needed[2]}",
                      expected=f"tiles that take {needed[1]} registers of a thread", found=f"{needed[2]} registers")
-    text = _error_text(log, source)
+    text = error_text(log, source)
     if rc not in (0, COMPILATION):
         return error("nvrtc-broken", f"{nvrtc.path} fails (nvrtcResult {rc}) while it compiles for {arch}:\n{text}",
                      found="an NVRTC that fails", hint="python -m tilelang doctor says which NVRTC works; pip install "
@@ -307,7 +307,7 @@ def _rejected(nvrtc: Nvrtc, rc: int, log: str, source: str, arch: str) -> TileLa
 _SCREEN, _AROUND, _PLACES, _WIDTH = 30, 2, 4, 160  # lines of a screen; beside a place; places shown; characters of a line
 
 
-def _error_text(log: str, source: str) -> str:
+def error_text(log: str, source: str) -> str:
     """The compiler's errors and the source lines they refer to, on one screen.  If shortened, the full texts go to files."""
     lines, said = source.splitlines(), log.splitlines()
     short = len(lines) <= _SCREEN
@@ -315,7 +315,7 @@ def _error_text(log: str, source: str) -> str:
         return f"{log}\n\nsource:\n{_numbered(lines, range(len(lines)))}"
     wrong = [i for i, line in enumerate(said) if ": error" in line or ": catastrophic error" in line] or [0]
     told = sorted({k for i in wrong[:_PLACES] for k in range(i, min(i + 3, len(said)))})
-    named = [int(m.group(1)) - 1 for i in wrong[:_PLACES] if (m := re.search(r"\((\d+)\): ", said[i]))]
+    named = [int(m[1] or m[2]) - 1 for i in wrong[:_PLACES] if (m := re.search(r"\((\d+)\): |:(\d+):\d+: ", said[i]))]
     shown = sorted({k for n in named for k in range(n - _AROUND, n + _AROUND + 1) if 0 <= k < len(lines)}) or \
         range(min(_SCREEN // 2, len(lines)))  # the log names no line
     text = "\n".join(said[i][:_WIDTH] for i in told) + f"\n({len(wrong)} errors)" * (len(wrong) > _PLACES)

@@ -14,7 +14,7 @@ from tilelang.ir import AddressOf, Call, Launch, Node, Store, Var, walk
 
 from .intrinsics import INTRINSICS, PURE, READS, SYNC, WARP, WRITES, Intrinsic, add_intrinsic
 from .thread_calls import CLOCKS
-from .mma import MMA_ROWS, MmaRow
+from .mma import MmaRow
 from .tensor_map import tensor_maps_of
 
 ATOMIC_ORDERS = ("relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
@@ -143,7 +143,7 @@ def call_fields(e: Call, args: Sequence[str] = ()) -> dict[str, Any]:
     elif op == "set_max_nreg":
         out["increase"] = "true" if options.inc else "false"
     elif op == "mma":
-        out["row_function"] = function_name(MMA_ROWS[options.row])
+        out["row_function"] = options.row.replace(".", "_")
     elif op.startswith("atomic_") and options is not None:
         out["order_number"] = ATOMIC_ORDERS.index(options.order or "relaxed")
     elif op.startswith("shfl_"):

@@ -24,7 +24,7 @@ def replay(folder: str | Path) -> str:
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     func = parse((folder / "before.tl").read_text(encoding="utf-8"))
     target = Target(facts["target"]) if facts.get("target") else None
-    on_gpu = target is not None and target.is_cuda or facts["from"] in [p.__name__ for p in DEVICE_PASSES]
+    on_gpu = target is not None and target.is_gpu or facts["from"] in [p.__name__ for p in DEVICE_PASSES]
     passes = [*TILE_PASSES, *(DEVICE_PASSES if on_gpu else CPU_PASSES)]
     names = [p.__name__ for p in passes]
     start = names.index(facts["from"]) if facts["from"] in names else 0

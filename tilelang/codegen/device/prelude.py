@@ -1,6 +1,6 @@
 """The sections of prelude files and those of them that a text needs.
 
-Each section starts with a line "//@ name" with the names it defines, and uses only earlier sections.
+Each section starts with a line "//@ name" with a name that it defines; its words are the names of the sections that it uses.
 """
 
 from __future__ import annotations
@@ -39,17 +39,27 @@ def sections_of(files: tuple[str, ...]) -> dict[str, str]:
 def _used_by(files: tuple[str, ...], name: str) -> list[str]:
     """The other sections that a section uses."""
     table = sections_of(files)
-    return [w for w in words_of(table[name]) if w in table and w != name]
+    words = words_of(table[name])
+    return [w for w in table if w in words and w != name]
 
 
-def needed(files: tuple[str, ...], words: Iterable[str]) -> list[str]:
-    """The sections that words of a text name, and those that they use, in their order."""
-    table = sections_of(files)
-    wanted: set[str] = set()
-    todo = [w for w in words if w in table]
-    while todo:
-        name = todo.pop()
-        if name not in wanted:
-            wanted.add(name)
-            todo.extend(_used_by(files, name))
-    return [text for name, text in table.items() if name in wanted]
+def needed(files: tuple[str, ...], words: Iterable[str], ordered: bool = True) -> list[str]:
+    """The sections that words of a text name, and those that they use.
+
+    ordered: in the files a section stands behind those that it uses; otherwise this puts it there.
+    """
+    table, seen = sections_of(files), dict[str, None]()
+    out: list[str] = []
+
+    def add(name: str) -> None:
+        if name not in seen:
+            seen[name] = None
+            for other in _used_by(files, name):
+                add(other)
+            out.append(name)
+
+    names = set(words)
+    for name in table:
+        if name in names:
+            add(name)
+    return [text for name, text in table.items() if name in seen] if ordered else [table[name] for name in out]

@@ -64,7 +64,7 @@ def legalize(func: Func, cx: PassContext) -> Func:
     if not cx.option(PassConfigKey.TL_DISABLE_BUFFER_INIT_CHECK):
         warn_uninitialized(func)
     check_tma_reductions(func, cx.target)
-    if cx.target is not None and not cx.target.is_cuda:
+    if cx.target is not None and cx.target.is_cpu:
         func = rewrite_launches(func, lambda s: replace(
             with_options(s, any_threads=None), threads=(1, 1, 1)) if s.plan.any_threads else None)
     if not cx.option(PassConfigKey.TIR_NOALIAS):

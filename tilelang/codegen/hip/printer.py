@@ -1,0 +1,80 @@
+"""HIP C++ for kernels in phase DEVICE. `print_kernel(kernel)` is the public function.
+
+The text of expressions and statements is that of codegen/device, which other GPU targets print as well; what differs is the
+prelude.  All LDS of a kernel is one dynamic array: with two, the compiler waits for every copy into either before a read.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tilelang.ir import Call, walk
+from tilelang.target.instructions import call_fields
+from tilelang.target.mma import row
+
+from ..device.page import Page
+from ..device.prelude import words_of
+from ..device.printer import BasePrinter, DeviceKernel
+from ..device.text import POSTFIX, Text
+from ..device.types import unsupported
+from .prelude import available, kernel_header
+
+# Calls whose text other targets do not have.
+_TEXTS = {"wait_loads": "tl::wait_loads<{n}>()", "wait_shared": "tl::wait_shared<{n}>()",
+          "set_priority": "tl::set_priority<{n}>()"}
+_UNSUPPORTED = {"printf": "kernels of this target print nothing: store the values to a tensor",
+            "named_barrier": "a workgroup of this target has one barrier: T.sync_threads() without arguments"}
+
+
+def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False, line_directives: bool = False) -> str:
+    """The HIP C++ source of a kernel: header, user's injected source, kernel.
+
+    fast_math, line_directives: as codegen.cuda.print_kernel.  Raises NotImplementedError at the user's line for what this
+    target has no form for.
+    """
+    page, plan = Page(kernel.name, line_directives), kernel.launch.plan
+    injected = "".join(t.rstrip() + "\n" for t in plan.import_source if t)
+    if plan.cuda_source:
+        raise unsupported("a kernel of CUDA source", kernel.launch, "compile it for a CUDA target")
+    body = KernelPrinter(kernel, page, fast_math, words_of(injected)).text()
+    rows = [row(name) for name in sorted({x.options.row for x in walk(kernel.launch.body, Call) if x.op == "mma"})]
+    return kernel_header(page, body, injected, [r for r in rows if r is not None]) + injected + body
+
+
+class KernelPrinter(BasePrinter):
+    """Prints the function of one kernel."""
+
+    smem = "extern __attribute__((shared, aligned(1024))) unsigned char smem[];"
+
+    def __init__(self, kernel: DeviceKernel, page: Page, fast_math: bool, injected: set[str]) -> None:
+        super().__init__(kernel, page, fast_math, injected | available())
+        self._plain_call, self._injected = self.x.forms[Call], injected
+        self.x.forms[Call] = self._call
+
+    def text(self) -> str:
+        """The kernel's signature and body."""
+        launch, params = self._launch, ", ".join([*self.parameters(), *self.workspaces()])
+        threads, blocks = launch.num_threads, launch.plan.min_blocks_per_sm
+        attributes = f"amdgpu_flat_work_group_size({threads}, {threads})"
+        if blocks > 1:  # waves of a SIMD, of which a compute unit has four
+            attributes += f", amdgpu_waves_per_eu({max(1, blocks * -(-threads // 64) // 4)})"
+        signature = f'extern "C" __attribute__((global)) __attribute__(({attributes})) void {self._kernel.name}({params})'
+        self.body()
+        return "\n".join([signature + " {", *self.page.lines, "}"]) + "\n"
+
+    def _call(self, e: Call) -> Text:
+        """The text of a call, all of whose functions are in the prelude."""
+        if e.op in _UNSUPPORTED:
+            raise unsupported(f"the function `{e.op}`", e, _UNSUPPORTED[e.op])
+        if e.op in _TEXTS:
+            return _TEXTS[e.op].format(**call_fields(e)), POSTFIX
+        text, level = self._plain_call(e)
+        known = available() | self._injected
+        own = re.match(r"(?:\(\w+\))?(?:tl::)?(\w+)(?:<[^()]*>)?\(", text)
+        if own and e.op not in ("mma", "call_extern", "call_pure_extern") and own[1] not in known and \
+                not own[1].startswith("__builtin") and own[1] not in _PLAIN:
+            raise unsupported(f"the function `{e.op}`" + (f" on {e.args[0].dtype}" if e.args else ""), e)
+        return text, level
+
+
+_PLAIN = ("float", "half_t", "bfloat16_t", "int", "unsigned", "double", "fp8_e4_t", "fp8_e5_t", "printf")

@@ -1,0 +1,128 @@
+"""Compiles HIP C++ to code objects by the clang of the `ziglang` wheel.  Needs no GPU, no ROCm and no headers.
+
+Three processes: text to machine code as text, that to an object, the object to a shared object, which drivers load.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, field
+from functools import cache
+from pathlib import Path
+
+from tilelang.env import env
+from tilelang.errors import error, register
+from tilelang.ir.record import record
+from tilelang.log import phase
+
+from .cache import DiskCache, Entry, digest
+from .nvrtc import error_text
+
+register("hip-compiler-missing", RuntimeError, "no compiler for HIP kernels is installed", "pip install 'tilelang-py[hip]'",
+         expected="the package ziglang, whose clang compiles for AMD GPUs", found="no package ziglang")
+register("hip-compile", RuntimeError, "the compiler rejected the generated HIP source",
+         expected="HIP source that clang compiles", found="source that it rejects")
+
+_CODE_OBJECT = "-mcode-object-version=5"  # older drivers may not know version 6
+# No contraction: a fused multiply-add is one that the program asks for.  Vector accesses of arrays of other types alias.
+_FLAGS = ("-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "-std=c++17", "-O3", "-ffp-contract=off",
+          "-fno-strict-aliasing", "-w", _CODE_OBJECT)
+
+
+@record
+class CodeObject:
+    """A compiled kernel.
+
+    bytes: the shared object (ELF).  isa: its machine code as text.  registers: vector registers of a lane, agprs of them
+    accumulation registers; sgprs: scalar ones of a wave.  spills: registers that are spilled.  scratch: private memory of a
+    lane, bytes.  shared_bytes: LDS of static size.
+    """
+
+    bytes: bytes = field(repr=False)
+    isa: str = field(repr=False)
+    registers: int
+    agprs: int
+    sgprs: int
+    spills: int
+    scratch: int
+    shared_bytes: int
+
+
+@cache
+def find_zig() -> str | None:
+    """Path of the compiler; None where the package is not installed."""
+    spec = importlib.util.find_spec("ziglang")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for name in ("zig", "zig.exe"):
+            if os.path.isfile(os.path.join(folder, name)):
+                return os.path.join(folder, name)
+    return None
+
+
+def zig_stamp() -> str:
+    """Text that identifies the compiler: part of cache keys."""
+    zig = find_zig()
+    if zig is None:
+        return "no compiler for hip"
+    st = os.stat(zig)
+    return f"{zig} {st.st_size} {st.st_mtime_ns}"
+
+
+def _run(args: Sequence[str], source: str, arch: str) -> None:
+    zig = find_zig()
+    if zig is None:
+        raise error("hip-compiler-missing", f"a kernel for {arch} needs the compiler of the package ziglang")
+    seconds = env.get_compile_timeout_seconds()
+    try:
+        done = subprocess.run([zig, *args], capture_output=True, text=True, timeout=seconds or None, check=False)
+    except subprocess.TimeoutExpired:
+        raise error("compile-timeout", f"the device compiler takes longer than {seconds:g} s",
+                    found=f"no result after {seconds:g} s") from None
+    if done.returncode != 0:
+        text = error_text(done.stderr.strip() or f"it ends with code {done.returncode}", source)
+        raise error("hip-compile", f"clang rejected the HIP source for {arch}:\n{text}",
+                    hint="if the source contains no T.import_source or call_extern of yours, this is a compiler bug")
+
+
+def compile_hsaco(source: str, arch: str, options: Sequence[str] = ()) -> CodeObject:
+    """Compile HIP C++ with one kernel for arch ("gfx942").  options: further options of clang.
+
+    Raises RuntimeError with the compiler's errors and the lines they refer to, and if no compiler is installed.
+    """
+    with tempfile.TemporaryDirectory(prefix="tilelang-hip-") as folder, phase("clang compiles"):
+        text, isa, obj, out = (Path(folder, f"kernel.{end}") for end in ("hip", "s", "o", "hsaco"))
+        text.write_text(source, encoding="utf-8")
+        _run(["clang", *_FLAGS, f"--offload-arch={arch}", *options, "-S", str(text), "-o", str(isa)], source, arch)
+        _run(["clang", "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}", _CODE_OBJECT, "-c", str(isa), "-o", str(obj)], source,
+             arch)
+        _run(["ld.lld", "-m", "elf64_amdgpu", "--no-undefined", "-shared", str(obj), "-o", str(out)], source, arch)
+        return _with_figures(out.read_bytes(), isa.read_text(encoding="utf-8"))
+
+
+def _with_figures(binary: bytes, isa: str) -> CodeObject:
+    """A code object with the figures of the metadata at the end of its text."""
+    def figure(name: str) -> int:
+        return max((int(n) for n in re.findall(rf"^\s+-? ?\.{name}:\s+(\d+)", isa, re.M)), default=0)
+
+    return CodeObject(binary, isa, figure("vgpr_count"), figure("agpr_count"), figure("sgpr_count"),
+                      figure("vgpr_spill_count") + figure("sgpr_spill_count"), figure("private_segment_fixed_size"),
+                      figure("group_segment_fixed_size"))
+
+
+def compile_cached(source: str, arch: str, options: Sequence[str] = ()) -> CodeObject:
+    """compile_hsaco, with the disk cache where it is on; sources that include files are not cached."""
+    if not env.is_cache_enabled() or "#include" in source:
+        return compile_hsaco(source, arch, options)
+    disk, key = DiskCache("hip_binaries"), digest(["hsaco", source, arch, [*_FLAGS, *options], zig_stamp()])
+    entry = disk.load(key)
+    if entry is not None and {"kernel.hsaco", "kernel.s"} <= set(entry.files):
+        return CodeObject(entry.files["kernel.hsaco"], entry.files["kernel.s"].decode(), **entry.meta)
+    made = compile_hsaco(source, arch, options)
+    facts = {k: v for k, v in asdict(made).items() if k not in ("bytes", "isa")}
+    disk.store(key, Entry(facts, {"kernel.hsaco": made.bytes, "kernel.s": made.isa.encode()}))
+    return made
