@@ -205,6 +205,7 @@ def test_doctor_names_what_is_missing(capsys):
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "LLVM" in out and "NVRTC" in out
+    assert "AMD GPU" in out and "ziglang" in out and "gfx90a" in out
 
 
 def test_a_user_error_is_printed_without_a_trace(tmp_path, capsys):
@@ -294,7 +295,7 @@ def test_a_terminal_of_few_letters_shows_the_rest_as_numbers():
 def test_the_demo_runs_on_the_cpu_where_a_gpu_lacks_something(torch, nvrtc, said, monkeypatch, capsys):
     from tilelang.runtime import nvrtc as compiler
 
-    monkeypatch.setattr(cli, "_gpu_count", lambda: 1)
+    monkeypatch.setattr(cli, "_gpu_count", lambda kind: 1)
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: object() if torch else None)
     monkeypatch.setattr(compiler, "available", lambda: nvrtc)
     assert cli._demo_target("auto") == ("cpu", False) and said in capsys.readouterr().err
@@ -306,7 +307,7 @@ def test_the_demo_runs_on_the_cpu_where_a_gpu_lacks_something(torch, nvrtc, said
 def test_the_demo_runs_on_a_gpu_that_lacks_nothing(monkeypatch):
     from tilelang.runtime import nvrtc as compiler
 
-    monkeypatch.setattr(cli, "_gpu_count", lambda: 1)
+    monkeypatch.setattr(cli, "_gpu_count", lambda kind: 1)
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(compiler, "available", lambda: True)
     assert cli._demo_target("auto") == ("auto", True)

@@ -153,7 +153,9 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
 
 def _target(args: argparse.Namespace) -> Any:
     if getattr(args, "arch", None):
-        return {"kind": "cuda", "arch": args.arch}
+        from tilelang.target import of_arch  # 1 ms
+
+        return of_arch(args.arch)
     return args.target
 
 
@@ -205,25 +207,32 @@ def _print_source(source: str, target: Any) -> None:
     _console().print(Syntax(source, "cuda" if target.is_cuda else "llvm", background_color="default", word_wrap=True))
 
 
-def _gpu_count() -> int:
-    from tilelang.runtime import cuda_driver  # 102 ms
+def _gpu_count(kind: str) -> int:
+    from tilelang.runtime.hip_driver import driver_of  # 102 ms
 
-    return cuda_driver.driver().device_count() if cuda_driver.is_available() else 0
+    try:
+        return driver_of(kind).device_count()
+    except RuntimeError:
+        return 0
 
 
 def _demo_target(asked: str) -> tuple[str, bool]:
     """(target, whether it is a GPU of this machine).  Without a requested target: the GPU if it is usable, else the CPU."""
     from tilelang.runtime import nvrtc  # 105 ms
 
-    if asked not in ("auto", "cuda") or _gpu_count() == 0:
+    kinds = ("cuda", "hip") if asked == "auto" else (asked,)
+    kind = next((k for k in kinds if k in ("cuda", "hip") and _gpu_count(k)), "")
+    if not kind:
         return asked, False
     if importlib.util.find_spec("torch") is None:
         lacks = "torch, whose tensors the demo takes there"
-    elif not nvrtc.available():
+    elif kind == "cuda" and not nvrtc.available():
         lacks = "NVRTC: pip install 'tilelang-py[cuda]', or set CUDA_HOME to a CUDA toolkit"
+    elif kind == "hip" and importlib.util.find_spec("ziglang") is None:
+        lacks = "a compiler for HIP: pip install 'tilelang-py[hip]'"
     else:
         return asked, True
-    if asked == "cuda":
+    if asked != "auto":
         raise LookupError(f"the GPU needs {lacks}")
     print(f"on the CPU: the GPU that is here needs {lacks}", file=sys.stderr)
     return "cpu", False
@@ -421,7 +430,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     p = command("demo", demo)
     p.add_argument("--size", type=_count, default=1024, help="M = N = K (default 1024)")
-    p.add_argument("--target", default="auto", help="auto, cpu or cuda (default auto: the GPU if there is one)")
+    p.add_argument("--target", default="auto", help="auto, cpu, cuda or hip (default auto: the GPU if there is one)")
     p.add_argument("--dtype", choices=["float16", "float32"], help="default float16 on a GPU, float32 on the CPU")
     p.add_argument("--source", action="store_true", help="print the code of the kernel behind the result")
     for name, run in (("compile", compile_), ("export", export), ("show", show), ("simulate", simulate)):
@@ -430,12 +439,12 @@ def build_parser() -> argparse.ArgumentParser:
         p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a value for an argument of the "
                        "function, or for one of its T.const dimensions: --set M=512 --set dtype=float16")
         if name != "simulate":
-            p.add_argument("--target", default="auto", help="auto, cpu or cuda (default auto: the GPU if there is one, "
+            p.add_argument("--target", default="auto", help="auto, cpu, cuda or hip (default auto: the GPU if there is one, "
                            "else the CPU)")
         p.add_argument("--arch", help={
-            "simulate": "simulate this GPU: sm_80 (default), sm_90a, …",
+            "simulate": "simulate this GPU: sm_80 (default), gfx942, sm_90a, …",
             "export": "for these GPUs, present or not: sm_80,sm_90a; a call takes the best that its device runs"}.get(
-                name, "compile for this GPU, present or not: sm_80, sm_90a, …"))
+                name, "compile for this GPU, present or not: sm_80, gfx942, sm_90a, …"))
         if name == "export":
             p.add_argument("-o", "--output", required=True, metavar="DIR", help="folder, made if it is not there")
             p.add_argument("--name", help="of the C function (default: the kernel's name in the file)")

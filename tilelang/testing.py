@@ -17,6 +17,7 @@ import numpy as np
 from tilelang.env import env
 from tilelang.jit.compare import torch_assert_close
 from tilelang.target.probe import device_capability
+from tilelang.target.target import hip_arch
 
 
 def main() -> None:
@@ -59,11 +60,10 @@ def _has_cuda() -> bool:
 
 
 requires_cuda = _requires(_has_cuda, "no CUDA device")
-requires_rocm = _requires(_no, "no ROCm target in this version")
+requires_rocm = requires_cdna = _requires(lambda: hip_arch() is not None, "no CDNA device")
 requires_metal = _requires(_no, "no Metal target in this version")
-requires_cdna = _requires(_no, "no CDNA device")
-requires_gfx950 = _requires(_no, "no gfx950 device")
-requires_cuda_or_cdna = _requires(_has_cuda, "no CUDA or CDNA device")
+requires_gfx950 = _requires(lambda: hip_arch() == "gfx950", "no gfx950 device")
+requires_cuda_or_cdna = _requires(lambda: _has_cuda() or hip_arch() is not None, "no CUDA or CDNA device")
 requires_llvm = _requires(lambda: importlib.util.find_spec("llvmlite") is not None, "llvmlite is not installed")
 
 

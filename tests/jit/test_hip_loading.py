@@ -10,15 +10,18 @@ import pytest
 
 import tilelang.language as T
 from tilelang.jit.artifact import Artifact
+from tilelang.compat.cuda_target import check_hip_availability
 from tilelang.jit.building import host_text
+from tilelang.jit.inspect import machine_facts
 from tilelang.jit.kernel import JITKernel
 from tilelang.jit.requests import make_request
+from tilelang.jit.timing import do_bench
 from tilelang.runtime import hip_driver
 from tilelang.runtime.gpu_api import HIP
 from tilelang.runtime.host_engine import compile_object
 from tilelang.runtime.launchers import GpuLauncher
 from tilelang.runtime.signature import signature_of
-from tilelang.target import probe
+from tilelang.target import Target, probe
 from tilelang.transform.pipeline import lower
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
@@ -224,3 +227,43 @@ def test_without_a_driver_the_call_says_so(monkeypatch):
     with pytest.raises(RuntimeError, match="no HIP driver .libamdhip64. was found on this machine.*do not run") as e:
         kernel_of(main)(*arrays(), 1)
     assert "install the amdgpu driver and ROCm" in str(e.value) and not hip_driver.is_available()
+
+
+@pytest.mark.spec("R11:detectors")
+@pytest.mark.parametrize("name, found", [("gfx942:sramecc+:xnack-", "gfx942"), ("gfx90a", "gfx90a"), ("gfx950", "gfx950"),
+                                         ("gfx1100", None)])
+def test_the_chip_of_this_machine_is_a_target(hip, name, found, monkeypatch):
+    monkeypatch.setattr("tilelang.target.target.device_capability", lambda: None)
+    hip.lib.fake_arch(name.encode())
+    try:
+        assert Target("auto") == (Target("cpu") if found is None else Target({"kind": "hip", "mcpu": found}))
+        assert Target("hip").arch == (found or "gfx942") and check_hip_availability() == (found is not None)
+    finally:
+        hip.lib.fake_arch(b"gfx942:sramecc+:xnack-")
+
+
+@pytest.mark.parametrize("name", ["hipInit", "hipGetDeviceCount", "hipGetDevicePropertiesR0600", ""])
+def test_a_driver_that_fails_or_has_no_device_is_no_target(hip, name, monkeypatch):
+    monkeypatch.setattr("tilelang.target.target.device_capability", lambda: None)
+    hip.reset(devices=4 if name else 0)
+    hip.fail(name, 100)
+    assert Target("auto") == Target("cpu") and Target("hip").arch == "gfx942"
+
+
+def test_the_doctor_lists_amd_gpus(hip, monkeypatch):
+    rows = {part: (state, hint) for part, state, hint in machine_facts()}
+    assert "MI300X" in rows["AMD GPU 3"][0] and "gfx942" in rows["AMD GPU 3"][0] and rows["AMD GPU 3"][1] == 'runs target="hip"'
+    assert rows["HIP driver"][0] == "6.4"
+    hip.fail("hipGetDeviceCount", 100)
+    rows = {part: (state, hint) for part, state, hint in machine_facts()}
+    assert "hipGetDeviceCount failed" in rows["AMD GPU"][0] and "kernels still compile for any arch" in rows["AMD GPU"][1]
+
+
+def test_measuring_without_the_gpu_says_so(monkeypatch):
+    monkeypatch.setattr(hip_driver, "load_libamdhip", lambda: None)
+    hip_driver._driver.cache_clear()
+    request, artifact = artifact_of(main)
+    kernel = JITKernel(_request=replace(request, target=Target("gfx942")), _artifact=artifact)
+    for ask in (lambda: kernel.get_profiler(), lambda: do_bench(lambda: None, device="hip:1")):
+        with pytest.raises(RuntimeError, match="no HIP driver .libamdhip64. was found"):
+            ask()

@@ -14,14 +14,14 @@ SOURCE = r"""
 #include <string.h>
 static char text[1 << 16], failing[64], sizes[64];
 static int code, current, modules, memory, count = 4, tests;
-static const char *arch = "gfx942:sramecc+:xnack-";
+static char arch[64] = "gfx942:sramecc+:xnack-";
 static int said(const char *name) { return strcmp(name, failing) ? 0 : code; }
 #define SAY(...) (snprintf(text + strlen(text), sizeof text - strlen(text), __VA_ARGS__), strcat(text, "\n"))
 #define TRY(name) do { if (said(name)) return said(name); } while (0)
 void fake_reset(int devices) { text[0] = failing[0] = 0; code = current = modules = memory = 0; count = devices; tests++; }
 void fake_fail(const char *name, int with) { strcpy(failing, name); code = with; }
 void fake_arguments(const char *of) { strcpy(sizes, of); }
-void fake_arch(const char *name) { arch = name; }
+void fake_arch(const char *name) { strcpy(arch, name); }
 const char *fake_log(void) { return text; }
 int fake_held(void) { return modules * 100 + memory; }
 int fake_current(void) { return current; }

@@ -16,14 +16,14 @@ def mine():
 @pytest.mark.spec("R11:detectors")
 def test_detectors_are_asked_by_priority_then_in_order(mine, monkeypatch):
     monkeypatch.setattr("tilelang.target.target.device_capability", lambda: None)
-    assert T.list_target_detectors() == ["cuda", "cpu"] and T.auto_detect_target() == Target("cpu")
+    assert T.list_target_detectors() == ["cuda", "hip", "cpu"] and T.auto_detect_target() == Target("cpu")
     found = []
 
     @T.register_target_detector("mine", priority=1)
     def detect():
         return found[0] if found else None
 
-    assert T.list_target_detectors() == ["mine", "cuda", "cpu"] and T.determine_target() == "cpu"
+    assert T.list_target_detectors() == ["mine", "cuda", "hip", "cpu"] and T.determine_target() == "cpu"
     found.append({"kind": "cuda", "arch": "sm_90"})
     assert T.auto_detect_target().arch == "sm_90" and T.determine_target("auto") == {"kind": "cuda", "arch": "sm_90"}
     assert T.determine_target("auto", return_object=True) == Target({"kind": "cuda", "arch": "sm_90"})
@@ -34,7 +34,7 @@ def test_detectors_are_asked_by_priority_then_in_order(mine, monkeypatch):
     T.register_target_detector("mine", lambda: "llvm", priority=1, override=True)
     assert str(T.auto_detect_target().kind) == "llvm"
     T.register_target_detector("mine", lambda: "llvm", priority=-1, override=True)
-    assert T.list_target_detectors() == ["cuda", "mine", "cpu"]
+    assert T.list_target_detectors() == ["cuda", "hip", "mine", "cpu"]
     T.register_target_detector("mine", lambda: "auto", priority=1, override=True)
     with pytest.raises(ValueError, match='answers "auto"'):
         Target("auto")
@@ -43,7 +43,7 @@ def test_detectors_are_asked_by_priority_then_in_order(mine, monkeypatch):
             T.register_target_detector(*bad)
     T.unregister_target_detector("mine")
     T.unregister_target_detector("mine")
-    assert T.list_target_detectors() == ["cuda", "cpu"]
+    assert T.list_target_detectors() == ["cuda", "hip", "cpu"]
 
 
 @pytest.mark.spec("R11:detectors")

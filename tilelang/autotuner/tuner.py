@@ -234,7 +234,7 @@ def _best(configs: list[dict[str, Any]], compile_one: Callable[[dict[str, Any]],
     compiled = {k: kernel for k, kernel in enumerate(kernels) if kernel is not None}
 
     def failed(k: int, e: Exception) -> None:
-        if getattr(e, "kind", "") == "tune-inputs":
+        if getattr(e, "kind", "") in ("tune-inputs", "cuda-missing", "hip-missing"):
             raise e
         failures[str(configs[k])] = f"{type(e).__name__}: {e}"
         logger.warning("tuning: configuration %s is skipped: %s", configs[k], failures[str(configs[k])].splitlines()[0])

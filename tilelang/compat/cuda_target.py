@@ -11,6 +11,7 @@ from typing import Any
 from tilelang.language.tracing.state import error
 from tilelang.target import Target
 from tilelang.target.probe import device_capability
+from tilelang.target.target import hip_arch
 
 
 def _never(what: str) -> Callable[[Any], bool]:
@@ -43,11 +44,16 @@ target_is_rocm = target_is_cdna = target_is_hip
 
 
 def check_hip_availability() -> bool:
-    """Whether a GPU of this maker can be used: no."""
+    """Whether this machine has an AMD GPU that this version compiles for."""
+    return hip_arch() is not None
+
+
+def check_metal_availability() -> bool:
+    """Whether a GPU of Apple can be used: no."""
     return False
 
 
-check_rocm_availability = check_metal_availability = check_hip_availability
+check_rocm_availability = check_hip_availability
 
 
 def _number(target: Any) -> int:

@@ -47,9 +47,12 @@ def export_library(path: Any, request: Request, artifact: Artifact) -> str:
         images = {k["file"]: artifact.files[k["file"]] for k in kernels}
         write_cuda_library(path, name, artifact.host_source, kernels, images, fingerprint(request))
     else:
-        raise error("kernel-export", f"a kernel for {request.target} that was not compiled here cannot be written as a shared "
-                    "library", expected="a kernel that was compiled here", found="one that was read from a file",
-                    hint="copy the library that it was read from, or compile the program")
+        read = "library" in artifact.meta or not artifact.files
+        raise error("kernel-export", f"a kernel for {request.target} {'that was not compiled here ' * read}cannot be written "
+                    "as a shared library", expected="a kernel that was compiled here for CUDA or the CPU",
+                    found="one that was read from a file" if read else f"one for {request.target}",
+                    hint="copy the library that it was read from, or compile the program" if read else
+                    "from_database reads the folder of the kernel's entry in the disk cache")
     return str(Path(path).resolve())
 
 
@@ -97,12 +100,12 @@ def with_given_results(kernel: Any, arch: str | None = None) -> Compiled:
 
 def c_interface(kernel: Any, name: str) -> CInterface:
     """What callers of an exported JITKernel see.  Raises kernel-export for one without compiled code."""
-    backend = kernel.request.backend
-    if backend in INTERPRETED or "library" in kernel._built.meta:
+    backend, kind = kernel.request.backend, kernel._built.kind
+    if kind not in ("cpu", "cuda") or "library" in kernel._built.meta:
         raise error("kernel-export", f"{kernel!r} has no compiled code that C programs could call",
                     expected="a kernel that was compiled here", found=f"one for the backend {backend!r}"
-                    if backend in INTERPRETED else "one that was read from a file",
-                    hint="compile the program for the CPU or for CUDA")
+                    if backend in INTERPRETED else f"one for {kernel.target}" if kind not in ("cpu", "cuda") else
+                    "one that was read from a file", hint="compile the program for the CPU or for CUDA")
     sig, outputs = signature_of(without_outputs(kernel.request.func)), kernel.signature.out_idx
     written = frozenset(kernel.written() | {a.name for a in kernel.signature.outputs})
     parameters = c_parameters(sig, written, kernel.target.is_cuda)

@@ -9,11 +9,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Any
 
 from tilelang.env import env
+from tilelang.errors import TileLangError
 from tilelang.ir import Func, Launch, walk
 from tilelang.target import Target
+from tilelang.target.hip import HIP_CHIPS
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 from tilelang.runtime.signature import signature_of
@@ -97,6 +100,7 @@ def machine_facts() -> Iterator[tuple[str, str, str]]:
     """Rows (component, state, hint): what this machine can do, and how to install what is missing."""
     yield "Python", platform.python_version(), "3.10 or newer"
     yield from _gpu_facts()
+    yield from _hip_facts()
     yield from _cpu_facts()
     for package, gives in (("torch", "tensors of torch as arguments"),
                            ("matplotlib", "pictures of layouts: pip install 'tilelang-py[vis]'"),
@@ -129,6 +133,24 @@ def _gpu_facts() -> Iterator[tuple[str, str, str]]:
     if not found:
         yield "NVRTC", "missing", "compiles CUDA C++ in process: pip install 'tilelang-py[cuda]'"
     yield "nvdisasm", sass.find_nvdisasm() or "missing", "show_sass: pip install nvidia-cuda-nvdisasm"
+
+
+def _hip_facts() -> Iterator[tuple[str, str, str]]:
+    from tilelang.runtime import hip_driver  # 3 ms
+
+    archs = ", ".join(HIP_CHIPS)
+    try:
+        d = hip_driver.driver()
+        for i in range(d.device_count()):
+            p = d.properties(i)
+            yield f"AMD GPU {i}", str(p), 'runs target="hip"' if p.arch in HIP_CHIPS else f"no target; targets are {archs}"
+        yield "HIP driver", ".".join(map(str, d.version())), "version of HIP"
+    except TileLangError as e:
+        state = "none (no HIP driver)" if e.kind == "hip-missing" else e.message
+        yield "AMD GPU", state, f"{hip_driver.HOW}; kernels still compile for any arch, and run on the simulator"
+    found = importlib.util.find_spec("ziglang") is not None
+    yield "ziglang", version("ziglang") if found else "missing", f"compiles HIP C++ to code objects (.hsaco) for {archs}" + (
+        "" if found else ": pip install 'tilelang-py[hip]'")
 
 
 def _cpu_facts() -> Iterator[tuple[str, str, str]]:

@@ -487,10 +487,10 @@ def _call_with(kernel: JITKernel, args: tuple[Any, ...], kwargs: dict[str, Any])
     run: Any = kernel
     if out is not None:
         run, args, out = kernel.into, *with_outputs(sig, args, out)
-    if stream is None or not kernel.target.is_cuda:
+    if stream is None or not kernel.target.is_gpu:
         found = run(*args)
     else:
-        with ffi_state().module.use_raw_stream(ffi_state().module.device("cuda", device), int(stream)):
+        with ffi_state().module.use_raw_stream(ffi_state().module.device(kernel.target.ffi_device, device), int(stream)):
             found = run(*args)
     return found if out is None else out
 

@@ -62,9 +62,9 @@ class GpuModules:
     """
 
     def __init__(self, artifact: Artifact) -> None:
-        from tilelang.runtime import cuda_driver, hip_driver  # 3 ms
+        from tilelang.runtime.hip_driver import driver_of  # 3 ms
 
-        self.driver: Any = (cuda_driver if artifact.kind == "cuda" else hip_driver).driver()
+        self.driver: Any = driver_of(artifact.kind)
         self.artifact = artifact
         kernels = artifact.meta["kernels"]
         self.functions = (ctypes.c_void_p * (max(1, len(kernels)) * MAX_DEVICES))()

@@ -88,10 +88,10 @@ class OutputCall:
         torch = _torch_of(first, self.target)
         if torch is not None:
             device = first.device if isinstance(first, torch.Tensor) else (
-                torch.device("cuda", torch.cuda.current_device()) if self.target.is_cuda else "cpu")
+                torch.device("cuda", torch.cuda.current_device()) if self.target.is_gpu else "cpu")
             return [_Output(torch.empty(packed_dims(a, d), dtype=a.buffer.dtype.as_torch(), device=device))
                     for a, d in zip(self.sig.outputs, dims)]
-        if self.target.is_cuda:
+        if self.target.is_gpu:
             raise error("kernel-output-device", f"the outputs of kernel {self.sig.name} need a framework that allocates on the "
                         "GPU, and no torch tensor was passed", hint="import torch before calling, or pass the output tensors "
                         "yourself (no out_idx); tilelang.jax_call(kernel) takes and returns arrays of JAX")
@@ -120,7 +120,7 @@ def _torch_of(first: Any, target: Any) -> Any:
     if torch is None or not hasattr(torch, "Tensor"):
         return None
     if first is None:
-        return torch if ffi_state().torch_in_use or target.is_cuda else None
+        return torch if ffi_state().torch_in_use or target.is_gpu else None
     return torch if isinstance(first, torch.Tensor) else None
 
 

@@ -10,6 +10,7 @@ from tilelang.runtime.params import KernelParam
 from tilelang.arith import simplify
 from tilelang.ir import Var, as_dim, const, substitute, walk
 
+from .artifact import INTERPRETED
 from .compare import assert_results_close
 from .supply import TensorSupplyType, get_tensor_supply
 from .timing import do_bench
@@ -133,8 +134,16 @@ def as_list(x: Any) -> list[Any]:
 
 
 def device_of(kernel: Any) -> str | None:
-    """The device of a kernel's tensors: "cuda", or None for the CPU."""
-    return "cuda" if kernel.target.is_cuda and kernel.execution_backend not in ("tile", "simulator") else None
+    """torch's device of a kernel's tensors: "cuda" for every GPU, None for the CPU.
+
+    Raises cuda-missing, hip-missing, cuda-driver or hip-driver where the GPU that the kernel needs is not here.
+    """
+    if not kernel.target.is_gpu or kernel.execution_backend in INTERPRETED:
+        return None
+    from tilelang.runtime.hip_driver import driver_of  # 3 ms
+
+    driver_of(kernel.target.kind).device_count()
+    return "cuda"
 
 
 def make_profiler(kernel: Any, supply_type: TensorSupplyType | None = None) -> Profiler:

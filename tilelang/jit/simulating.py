@@ -10,7 +10,7 @@ import numpy as np
 
 from tilelang.ir import GLOBAL, Cast, Const, For, Func, Load, Store, dtype, free_vars, inner, numpy_dtype, walk
 from tilelang.ops import Copy, Gemm, Reduce
-from tilelang.target import Target
+from tilelang.target import of_arch
 from tilelang.transform.analysis.effects import effects
 from tilelang.transform.pipeline import lower
 
@@ -46,7 +46,7 @@ def simulate_program(program: Any, arch: str = "sm_80", seed: int = 0) -> tuple[
     values = dict(zip([p.name for p in func.params], random_arguments(func, seed)))
     written, made = _outputs_of(func)
     given = {k: v for k, v in values.items() if k not in made}
-    lowered = lower(func, Target({"kind": "cuda", "arch": arch}))
+    lowered = lower(func, of_arch(arch))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         want = run_tile(func, given)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import error, register
-from tilelang.target.probe import device_capability
+from tilelang.target.probe import device_capability, hip_device_arch
 
 register("bench-backend", ValueError, "do_bench is asked for a way of measuring it does not have",
          expected="a way of measuring that do_bench has")
@@ -122,15 +122,23 @@ def compared(measure: Callable[[int, int], list[float]], count: int, runs: int, 
 
 
 def clock_for(device: Any, cache_size: int | None = None, backend: str = "event") -> Any:
-    """The clock of a CUDA device or "cpu"; None is the GPU where there is one.  cache_size: MB written between runs."""
+    """The clock of a GPU or "cpu"; None is the GPU where there is one.  cache_size: MB written between runs.
+
+    GPUs of AMD are "cuda", as torch names them, or "hip".
+    """
     kind = str(getattr(device, "type", device)).split(":")[0] if device is not None else None
     if kind is None:
-        kind = "cuda" if device_capability() is not None else "cpu"
+        kind = "cuda" if device_capability() is not None or hip_device_arch() is not None else "cpu"
     if kind == "cpu":
         return HostClock(cache_size or 0)
-    if kind != "cuda":
+    if kind not in ("cuda", "hip"):
         raise error("bench-device", f"do_bench measures on CUDA devices and the CPU, found device {device!r}",
                     found=repr(device), hint="leave device out, or pass \"cuda\" or \"cpu\"")
+    if kind == "hip":
+        from tilelang.runtime.hip_driver import driver_of  # 3 ms
+
+        driver_of(kind).device_count()  # raises without a device
+        device = "cuda" + str(device)[3:]
     return EventClock(device, 256 if cache_size is None else cache_size, backend)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.target.probe import hip_arch_of, load_libamdhip
 
+from . import cuda_driver
 from .cuda_driver import DeviceProperties, Driver
 from .gpu_api import HIP
 
@@ -94,3 +95,8 @@ def is_available() -> bool:
         return driver().device_count() > 0
     except RuntimeError:
         return False
+
+
+def driver_of(kind: str) -> Driver:
+    """The driver of a kind of target, "cuda" or "hip".  Raises cuda-missing, hip-missing, cuda-driver, hip-driver."""
+    return driver() if kind == "hip" else cuda_driver.driver()

@@ -54,9 +54,9 @@ def register_target_detector(name: str, detector: Detector | None = None, *, pri
                              override: bool = False) -> Any:
     """Register a detector for "auto": a function without arguments that returns a target (any form but "auto") or None.
 
-    Also a decorator: `@register_target_detector("mine", priority=10)`.  The package registers "cuda" (priority 0) and
-    "cpu" (-100, always available).  Returns the detector.  Raises TypeError if it is not a function, ValueError if the name
-    is taken and override is not set.
+    Also a decorator: `@register_target_detector("mine", priority=10)`.  The package registers "cuda" and "hip" (priority 0) and
+    "cpu" (-100, always available).  Returns the detector.  Raises TypeError if it is not a function, ValueError if the name is
+    taken and override is not set.
     """
     return _add(_detectors, "detector", name, detector, priority, override)
 

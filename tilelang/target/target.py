@@ -19,7 +19,7 @@ from .detect import detected, normalized, register_target_detector
 from .hip import DEFAULT_ARCH as DEFAULT_HIP_ARCH
 from .hip import HIP_CHIPS, WAVE, HipChip, check_gfx
 from .machine import LIMITS, DeviceLimits
-from .probe import device_capability
+from .probe import device_capability, hip_device_arch
 
 register("target-unknown", AssertionError, "the target is no kind this version compiles for, or its options are bad")
 register("target-arch", ValueError, "the architecture of a target is malformed or not supported")
@@ -93,6 +93,11 @@ class Target:
     @property
     def keys(self) -> tuple[str, ...]:
         return (str(self.kind), "gpu") if self.is_gpu else ("cpu",)
+
+    @property
+    def ffi_device(self) -> str:
+        """TVM-FFI's name of the devices; torch says "cuda" for both kinds of GPU."""
+        return {"cuda": "cuda", "hip": "rocm"}.get(self.kind, "cpu")
 
     @property
     def host(self) -> str:
@@ -313,7 +318,7 @@ def _hip_arch(d: dict[str, Any]) -> str:
     if lanes != WAVE:
         raise error("target-arch", f"wavefronts of HIP targets have {WAVE} lanes, found thread_warp_size {lanes!r}",
                     expected=str(WAVE), found=repr(lanes), hint="leave thread_warp_size out")
-    return check_gfx(names[0]) if names else DEFAULT_HIP_ARCH
+    return check_gfx(names[0]) if names else hip_arch() or DEFAULT_HIP_ARCH
 
 
 def _parse_foreign(spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
@@ -380,11 +385,28 @@ def _find_cuda() -> Target | None:
     return Target({"kind": "cuda", "arch": arch}) if arch else None
 
 
+def of_arch(arch: str) -> Target:
+    """The GPU target of an architecture: "sm_90a", "gfx942".  Raises target-arch."""
+    return Target({"kind": "hip", "mcpu": arch} if arch.startswith("gfx") else {"kind": "cuda", "arch": arch})
+
+
+def hip_arch() -> str | None:
+    """Architecture of the AMD GPU of this machine, None where it has none that this version compiles for."""
+    arch = hip_device_arch()
+    return arch if arch in HIP_CHIPS else None
+
+
+@register_target_detector("hip")
+def _find_hip() -> Target | None:
+    arch = hip_arch()
+    return Target({"kind": "hip", "mcpu": arch}) if arch else None
+
+
 register_target_detector("cpu", lambda: "cpu", priority=-100)
 
 
 def determine_target(target: Any = "auto", return_object: bool = False) -> Any:
-    """Resolve a target.  "auto" is the target of the current `with` block, else the CUDA device, else the CPU.
+    """Resolve a target.  "auto" is the target of the current `with` block, else the CUDA or AMD GPU here, else the CPU.
 
     Returns a Target if return_object, else the argument itself, with "auto" resolved to a kind name or dict.
     """
