@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Call, Evaluate, For, Launch, Load, Parallel, Seq, Stmt, Var, call, contains, fresh,
-                         replace, seq, stmts_of, substitute, walk)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Evaluate, Expr, For, If, Launch, Load, Parallel, Seq, Stmt, Var,
+                         binary, call, const, contains, fresh, replace, seq, stmts_of, substitute, walk)
 from tilelang.ir import do as do
 
 # Calls at which all threads of a block wait.
@@ -55,6 +56,13 @@ def barrier_in(s: Stmt) -> bool:
     """Whether a statement, without nested ones, is a block barrier."""
     c: Any = s.call if isinstance(s, Evaluate) else s.value if isinstance(s, Bind) else None
     return isinstance(c, Call) and c.op in BARRIERS
+
+
+def initialised(barriers: Iterable[Buffer], thread: Expr) -> Stmt | None:
+    """The first thread's initialisation of mbarriers whose arrivals are known; None where there are none."""
+    inits = [do("mbarrier_init", AddressOf(b, (const(k),)), const(n, "uint32"))
+             for b in barriers for k, n in enumerate(b.facts.arrive or ())]
+    return If(binary("eq", thread, const(0, thread.dtype)), seq(*inits, do("fence_mbarrier_init"))) if inits else None
 
 
 def around_launch(launch: Launch) -> tuple[list[Stmt], Stmt, list[Stmt]]:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from tilelang.target.tensor_map import ADDRESS_ALIGN
 
-from tilelang.ir import Alloc, Bind, Buffer, For, Launch, Load, contains, free_vars, walk, GLOBAL
+from tilelang.ir import Alloc, Bind, Buffer, For, Launch, Load, contains, free_vars, is_const, walk, GLOBAL
 from tilelang.ir.record import record
 
+from ..analysis.effects import effects
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import PassContext
 
@@ -70,3 +71,13 @@ def placed_in_kernel(launch: Launch) -> Callable[[Buffer], str]:
         return "shape" if late or any(contains(x, Load) for x in b.exprs) else ""
 
     return known
+
+
+def unreadable(launch: Launch, b: Buffer) -> str:
+    """Why TMA may not read a tensor; "" if it may."""
+    if b.data in {e.storage for e in effects(launch.body) if e.writes and e.buffer.scope_name == GLOBAL}:
+        return f"`{b.name}` is written by the kernel"
+    if late := placed_in_kernel(launch)(b):
+        return f"the {late} of `{b.name}` is known in the kernel only"
+    safe = dict(launch.plan.safe_values)
+    return f"outside `{b.name}` reads as {safe[b]}" if b in safe and not is_const(safe[b], 0) else ""

@@ -20,7 +20,7 @@ from typing import Any
 from tilelang.arith import Analyzer
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
-                         Load, Node, Parallel, Seq, Stmt, TileOp, Var, While, binary, children, const, inner, is_const,
+                         Load, Node, Parallel, Seq, Stmt, TileOp, Var, While, children, const, inner, is_const,
                          replace, rewrite_stmts, seq, stmts_of, substitute, walk, with_inner, with_options, GLOBAL, FRAGMENT,
                          BARRIER, LOCAL)
 from tilelang.ir.record import state, record
@@ -34,7 +34,7 @@ from ..check.check_hopper import linear_thread
 from ..analysis.effects import effects
 from ..analysis.lane_values import WarpSets
 from ..framework.pass_ import TILE, PassContext, pass_
-from ..analysis.statements import do
+from ..analysis.statements import do, initialised
 
 register("role-fragment", ValueError, "a fragment used by more than one warp role",
          "allocate a fragment for each warp role: a fragment lives in the registers of the threads that use it",
@@ -112,16 +112,11 @@ def _check_unwritten(launch: Launch, data: Var, span: Any, what: str, but_copies
 
 def _set_up(launch: Launch, made: list[Buffer], remote: bool) -> Launch:
     """The launch with its barriers initialised before all other statements."""
-
-    thread = linear_thread(launch)
-    inits = [do("mbarrier_init", AddressOf(b, (const(k),)), const(n, "uint32"))
-             for b in made for k, n in enumerate(b.facts.arrive or ())]
+    init = initialised(made, linear_thread(launch))
     meet = do("cluster_sync" if cluster_of(launch) is not None else "sync_threads")
     setup: list[Stmt] = [Alloc(b, span=b.span) for b in made]
-    if inits:
-        setup.append(If(binary("eq", thread, const(0, thread.dtype)), seq(*inits, do("fence_mbarrier_init"))))
-    if inits or remote:
-        setup.append(meet)
+    setup += [] if init is None else [init]
+    setup += [meet] if init is not None or remote else []
     body = stmts_of(rewrite_stmts(launch.body, lambda x: seq() if isinstance(x, Alloc) and x.buffer in made else None))
     last = body[-1] if body else None
     over = remote and not (isinstance(last, Evaluate) and last.call.op == "cluster_sync")

@@ -18,7 +18,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (AddressOf, Alloc, Buffer, Call, For, Func, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, While,
-                         binary, const, dtype, is_const, load, replace, rewrite_launches, seq, stmts_of, walk,
+                         binary, const, dtype, load, replace, rewrite_launches, seq, stmts_of, walk,
                          with_inner, with_options, BufferFacts, BARRIER, GLOBAL, SHARED, VARIABLE)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
@@ -32,8 +32,8 @@ from tilelang.target.warp_groups import warps_of
 
 from ..analysis.assumptions import with_ranges
 from ..analysis.effects import effects
-from ..analysis.statements import do
-from ..legalize.hopper_features import hopper
+from ..analysis.statements import do, initialised
+from ..legalize.hopper_features import hopper, unreadable
 from ..framework.pass_ import TILE, PassContext, pass_
 from .tma_stores import TmaStores, asks_for_tma
 from ..analysis.vectorize import stride_along
@@ -62,17 +62,15 @@ class _Copies:
         self.launch, self.thread, self.on = launch, launch.thread_vars[0], on
         self.stores = TmaStores(launch, True, 0, strides)
         found = list(effects(launch.body))
-        self.written = {e.storage for e in found if e.writes and e.buffer.scope_name == GLOBAL}
         self.pointers = {a.buffer.data for x in walk(launch.body, Call) if not x.op.startswith("mbarrier")
                          for a in x.args if isinstance(a, AddressOf)}
         shared = {x.buffer for x in walk(launch.body, Alloc) if x.buffer.scope_name in SHARED}
         used = {e.buffer for e in found if e.buffer.scope_name in SHARED} | shared
         self.views = {b.data for b in used if any(x is not b and x.data is b.data for x in used)}
         self.given = dict(launch.plan.layouts)
-        self.safe = dict(launch.plan.safe_values)
         self.analyzer = with_ranges(Analyzer(), launch, Launch, For)
         self.setup: list[Stmt] = []
-        self.inits: list[Stmt] = []
+        self.barriers: list[Buffer] = []
         self.notes: dict[str, None] = {}
 
     def run(self) -> Launch:
@@ -80,9 +78,8 @@ class _Copies:
         if y != 1 or z != 1 or x % WARP or not self.stores.on or self.launch.plan.by_hand:
             return self.launch
         body = self.stmt(self.launch.body)
-        if self.inits:
-            first = binary("eq", self.thread, const(0, self.thread.dtype))
-            self.setup.append(If(first, seq(*self.inits, do("fence_mbarrier_init"))))
+        if (init := initialised(self.barriers, self.thread)) is not None:
+            self.setup.append(init)
             if self.launch.plan.compute_threads is None:  # the pass that made the warp roles has all threads meet before them
                 self.setup.append(do("sync_threads"))
         out = self.launch if body is self.launch.body else replace(
@@ -148,14 +145,7 @@ class _Copies:
         one_row = c.dst.buffer.ndim == 1
         why = _few(c.dst) or (run_unsupported(c, c.dst, c.src, self.analyzer, strides) if one_row else tma_unsupported(
             c, strides)) or self._unfit(c.dst.buffer)
-        if not why and (late := self.stores.placed(c.src.buffer)):
-            why = f"the {late} of `{c.src.buffer.name}` is known in the kernel only"
-        if not why and c.src.buffer.data in self.written:
-            why = f"`{c.src.buffer.name}` is written by the kernel"
-        safe = self.safe.get(c.src.buffer)
-        if not why and safe is not None and not is_const(safe, 0):
-            why = f"outside `{c.src.buffer.name}` reads as {safe}"
-        if why:
+        if why := why or unreadable(self.launch, c.src.buffer):
             self.notes[f"`{c.dst.buffer.name}` is loaded by all threads: {why}"] = None
         return not why
 
@@ -199,7 +189,7 @@ class _Copies:
                      facts=BufferFacts(arrive=(1,)))
         at = AddressOf(bar, (const(0),))
         self.setup.append(Alloc(bar))
-        self.inits.append(do("mbarrier_init", at, const(1, "uint32")))
+        self.barriers.append(bar)
         bytes_ = sum(tma_bytes(c) for c in run)
         asks = [do("mbarrier_arrive_expect_tx", at, const(bytes_, "uint32")),
                 *(with_options(c, **self._way(c, c.dst), barrier=(bar, const(0))) for c in run)]

@@ -25,8 +25,8 @@ from math import prod
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel,
-                         Stmt, Var, binary, call, const, contains, convert, free_vars, is_const, is_large, leaves, replace,
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel,
+                         Stmt, Var, binary, call, const, contains, convert, free_vars, is_large, leaves, replace,
                          seq, statements, stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
@@ -43,14 +43,14 @@ from .loop_record import record_of
 from .operand_versions import operand_versions, operands_in_registers, transposed_gemms, whole_loads
 from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.effects import acts, effects, is_sync
-from ..legalize.hopper_features import hopper, placed_in_kernel
+from ..legalize.hopper_features import hopper, unreadable
 from ..analysis.liveness import Uses, has_views
 from .outer_loops import Around, is_same
 from ..analysis.cluster_pairs import rows_of
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .persistent import Tiles, Work, longest_first, plan_tiles
-from ..analysis.statements import around_launch, do, rename
+from ..analysis.statements import around_launch, do, initialised, rename
 from ..analysis.pipeline_loops import inner_loops, is_load, is_pipelined, ring_stages
 from .rings import (GROUP, Handover, Ring, WarpRoleLoop, WholeTile, barriers, counted_loops, counted_tiles,
                     registers_by_warp_role)
@@ -259,12 +259,9 @@ class _WarpRoles(WarpRoleLoop):
         rings = [r for p in self.loops for r in p.rings]
         new, used = {b: v for r in rings for b, v in r.buffers.items()}, {e.storage for s in computing for e in effects(s)}
         made = dict.fromkeys(b for b in (*(x for r in rings for x in (r.full, r.empty)), *more) if b is not None)
-        inits = [do("mbarrier_init", AddressOf(b, (const(k),)), const(n, "uint32"))
-                 for b in made for k, n in enumerate(b.facts.arrive or ())]
         body = seq(*(s for s in allocs if s.buffer not in new or s.buffer.data in used),
                    *map(Alloc, dict.fromkeys(new.values())), *binds, *map(Alloc, made),
-                   If(binary("eq", self.thread, const(0, self.thread.dtype)), seq(*inits, do("fence_mbarrier_init"))),
-                   do("sync_threads" if end is None else "cluster_sync"),
+                   initialised(made, self.thread), do("sync_threads" if end is None else "cluster_sync"),
                    If(call("in_warp_groups", (), "bool", first=self.groups, count=1), seq(*_registers(self, 0), *parting, one),
                       seq(*_registers(self, 1), *computing), span=self.loop.span), end, span=self.launch.body.span)
         return replace(self.launch, body=body, threads=(self.launch.threads[0] + GROUP, 1, 1))
@@ -431,7 +428,7 @@ def _rings(p: _WarpRoles) -> list[Ring]:
         users = [j for j, x in enumerate(items) if j != i and x.touches(b.data)]
         boxes = row_boxes_unsupported if b.ndim == 1 else tma_unsupported
         why = boxes(op, hopper(p.cx).strides) or (versions_unsupported(b) if b.ndim > 1 else "") or \
-            Uses(p.launch.body).unversionable(p.loop, items, b) or _unsafe(p, op.src.buffer)
+            Uses(p.launch.body).unversionable(p.loop, items, b) or unreadable(p.launch, op.src.buffer)
         if why:
             raise _Declined(why)
         # Parallel loops may change a tile in place.
@@ -482,23 +479,12 @@ def _by_group(p: _WarpRoles, op: Any) -> list[Any]:
 def _fills_once(p: _WarpRoles, op: Any) -> bool:
     """Whether the producer can do a copy that precedes the loop: nothing else writes its destination."""
     b = op.dst.buffer
-    if not is_load(op) or tma_unsupported(op, hopper(p.cx).strides) or has_views(b, p.launch.body) or _unsafe(p, op.src.buffer):
+    if not is_load(op) or tma_unsupported(op, hopper(p.cx).strides) or has_views(b, p.launch.body) or \
+            unreadable(p.launch, op.src.buffer):
         return False
     writers = [e for e in effects(p.launch.body) if e.storage is b.data and e.writes]
     return len(writers) == 1 and all(p._plain(m) and not (free_vars(m) & p.bound) - p.visible
                                      for m in op.src.mins if isinstance(m, Expr))
-
-
-def _unsafe(p: _WarpRoles, b: Buffer) -> str:
-    """Why TMA may not read a tensor; "" if it may."""
-    if b.data in {e.storage for e in effects(p.launch.body) if e.writes and e.buffer.scope_name == GLOBAL}:
-        return f"`{b.name}` is written by the kernel"
-    if late := placed_in_kernel(p.launch)(b):
-        return f"the {late} of `{b.name}` is known in the kernel only"
-    safe = dict(p.launch.plan.safe_values)
-    if b in safe and not is_const(safe[b], 0):
-        return f"outside `{b.name}` reads as {safe[b]}"
-    return ""
 
 
 def _taken_stages(p: _WarpRoles) -> int:
