@@ -225,7 +225,7 @@ def _limits(target: Target, work: Work, instructions: dict[str, Any], cores: int
     """The roofline: the work, and the least time for it at the target's peak rates.  cores: of a CPU that share it."""
     out: dict[str, Any] = {"flops": sum(work.flops.values()) if work.known else None,
                            "bytes": work.touched, "moved_by_tiles": work.loaded + work.stored if work.known else None}
-    chip = CPU_CHIP if target.is_cpu else chip_of(target.arch_number)
+    chip = CPU_CHIP if target.is_cpu else chip_of(target.machine)
     if chip is None or not (chip.tensor or chip.fp32):
         return out
     out["device"] = chip.name if target.is_gpu else f"{cores} common CPU core{'s' * (cores > 1)}"
@@ -246,11 +246,11 @@ def predicted(target: Target, facts: dict[str, Any], mhz: float | None = None) -
     """us: of a launch on an idle device whose SMs run at this clock (default: that of short kernels), by the schedules of its
     pipelined loops, its stores and its tensors.  least: that it takes at least, by the bounds of the loops.  None where the
     numbers of blocks or iterations are known at calls only."""
-    loops, chip = [Schedule.parse(x) for x in facts["schedules"]], chip_of(target.arch_number)
+    loops, chip = [Schedule.parse(x) for x in facts["schedules"]], chip_of(target.machine)
     touched = (facts["limits"] or {}).get("bytes")
     if chip is None or not touched or not all(x.iterations and x.blocks for x in loops) or not (loops or facts["blocks"]):
         return None
-    rates = kernel_rates("wgmma" if target.has_wgmma else "mma", target.arch_number)
+    rates = kernel_rates("wgmma" if target.has_wgmma else "mma", target.machine)
     clock, blocks = mhz * 1e6 if mhz else rates.clock, loops[0].blocks if loops else facts["blocks"]
     tiles = math.ceil(blocks / chip.sm_count)  # of the SM that has most
     beside = min(tiles, (facts["occupancy"] or {}).get("blocks") or 1)
@@ -275,9 +275,9 @@ def _loop_lines(facts: dict[str, Any]) -> list[str]:
         terms = ", ".join(f"{name} {number(c)}" for name, c in s.bound.terms if c)
         out.append(f"loop {s.loop}: {number(s.cycles)} cycles an iteration, at least {number(s.bound.cycles)} by {s.bound.term}"
                    f" ({terms})" + (f"; {number(s.iterations)} iterations" if s.iterations else ""))
-    p = facts["predicted"]
+    p, roofline = facts["predicted"], max((facts["limits"] or {}).get("seconds", {0: 0.0}).values(), default=0.0)
     return out if p is None else [*out, f"predicted: {_rounded(p['us'])} us at {p['mhz']:.0f} MHz, at least "
-                                        f"{_rounded(p['least'])} us"]
+                                        f"{_rounded(p['least'])} us; {roofline / p['us'] * 1e6:.0%} of the roofline"]
 
 
 def text_of(facts: dict[str, Any]) -> list[str]:

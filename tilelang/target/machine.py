@@ -3,7 +3,8 @@
 Passes, the library's cost models, carver and reports all read these tables.
 
 Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (limits); NVIDIA data sheets of A100 80GB
-SXM, L40S, H100 SXM, H200 SXM, RTX 3090 and RTX 4090 and the whitepapers of the architectures (rates, dense figures); orders of
+SXM, L40S, H100 SXM, H200 SXM, RTX 3090 and RTX 4090 and the whitepapers of the architectures (rates, dense figures); ROCm
+documentation, "AMD GPU specifications", data sheets of MI250, MI300X and MI350X, CDNA2 and CDNA3 whitepapers (AMD); orders of
 magnitude for the bandwidth of L2.  Rates of kernels: measured on an H200 for wgmma, by the data sheet of A100 otherwise
 (benchmarks/results/notes.md).  Register budgets: what ptxas needed for the library's kernels without a spill.
 """
@@ -75,14 +76,14 @@ CLOCK_RATES: dict[int, Rates] = {  # by compute capability; others take the near
 
 @record
 class Chip:
-    """One chip.  capability: 90 for sm_90.  l2_bytes; l2_bandwidth, bandwidth: of L2 and device memory, bytes/s.  clock: Hz.
+    """One chip.  capability: 90 for sm_90, "gfx942" for AMD's.  l2_bytes; l2_bandwidth, bandwidth: of L2 and device memory, bytes/s.  clock: Hz.
 
     tensor: FLOP/s of tensor cores by operand bits (8 bits: integer operations/s).  fp32: FLOP/s of FP32 units.  They are empty
     and 0 where no report needs them.
     """
 
     name: str
-    capability: int
+    capability: int | str
     sm_count: int
     l2_bytes: int
     l2_bandwidth: float
@@ -106,20 +107,30 @@ CHIPS: tuple[Chip, ...] = (
          ((8, 1979e12), (16, 989e12), (32, 495e12), (64, 67e12)), 67e12),
     Chip("H100 SXM", 90, 132, 50 << 20, 5.5e12, 3.352e12, 1.7e9),
 )
+# A compute unit is an SM here.  32 and 64 bits: MFMA of float32 and float64.  fp32: packed instructions, two lanes' at once.
+AMD_CHIPS: tuple[Chip, ...] = (
+    Chip("MI250 (one of its two dies)", "gfx90a", 104, 8 << 20, 7.0e12, 1.638e12, 1.7e9,
+         ((8, 181e12), (16, 181e12), (32, 45.3e12), (64, 45.3e12)), 45.3e12),
+    Chip("MI300X", "gfx942", 304, 32 << 20, 3.4e13, 5.3e12, 2.1e9,
+         ((8, 2615e12), (16, 1307e12), (32, 163.4e12), (64, 163.4e12)), 163.4e12),
+    Chip("MI350X", "gfx950", 256, 32 << 20, 3.6e13, 8.0e12, 2.2e9,
+         ((4, 9228e12), (6, 9228e12), (8, 4614e12), (16, 2307e12), (32, 144.2e12), (64, 72.1e12)), 144.2e12),
+)
 
 
 # One core of a common processor: two FMAs of 64 bytes a cycle.
 CPU_CHIP = Chip("CPU", 0, 1, 2 << 20, 1.0e11, 2.0e10, 3e9, fp32=64 * 3e9)
 
 
-def chip_of(capability: int) -> Chip | None:
-    """The first chip of the table with a compute capability (90 for sm_90); None for one that is not in it."""
-    return next((c for c in CHIPS if c.capability == capability), None)
+def chip_of(capability: int | str) -> Chip | None:
+    """The first chip of the tables with a compute capability (90 for sm_90, "gfx942"); None for one that is not in them."""
+    return next((c for c in (*CHIPS, *AMD_CHIPS) if c.capability == capability), None)
 
 
 def nearest_chip(capability: int) -> Chip:
     """The chip of the nearest capability that is not newer, else the oldest one."""
-    older = [c.capability for c in CHIPS if c.capability <= capability] or [min(c.capability for c in CHIPS)]
+    known = [int(c.capability) for c in CHIPS]
+    older = [n for n in known if n <= capability] or [min(known)]
     return next(c for c in CHIPS if c.capability == max(older))
 
 
@@ -159,15 +170,19 @@ KERNEL_RATES: dict[str, KernelRates] = {
     # Tiles that neighbours ask for at the same time reach 77 bytes a cycle and more from L2.
     "wgmma": KernelRates(132, 1.98e9, 4096, 83, 95, 19, 3.83e12, 60 << 20, 1.3e-6, 4.2e12, 6e12, 5e13),
     "mma": KernelRates(108, 1.4e9, 2048, 40, 64, 19, 1.5e12, 40 << 20, 2e-6),
+    # Compute units load a cache line of 128 bytes in two cycles.  Memory: what the vendor's copies reach.
+    "gfx90a": KernelRates(104, 1.7e9, 1024, 64, 64, 8, 1.3e12, 8 << 20, 5e-6),
+    "gfx942": KernelRates(304, 2.1e9, 2048, 64, 64, 8, 4.2e12, 256 << 20, 5e-6),
+    "gfx950": KernelRates(256, 2.2e9, 4096, 64, 64, 14, 6.4e12, 256 << 20, 5e-6),
     "cpu": KernelRates(1, CPU_CHIP.clock, 64, 32, 32, 16, CPU_CHIP.bandwidth, CPU_CHIP.l2_bytes, 1e-6),
 }
 MMA_SYNC: dict[int, int] = {90: 2540, 80: 2048, 0: 1024}  # FLOP a cycle and SM by capability; on sm_90 62 % of wgmma
 
 
-def kernel_rates(kind: str, capability: int = 80) -> KernelRates:
-    """Rates of kernels of a kind: "wgmma", "mma" (mma.sync) or "cpu"."""
-    rates = KERNEL_RATES[kind]
-    if kind != "mma":
+def kernel_rates(kind: str, capability: int | str = 80) -> KernelRates:
+    """Rates of kernels of a kind: "wgmma", "mma" (mma.sync; MFMA of an AMD chip) or "cpu"."""
+    rates = KERNEL_RATES[kind if isinstance(capability, int) else capability]
+    if kind != "mma" or isinstance(capability, str):
         return rates
     return replace(rates, mma=MMA_SYNC[capability if capability in MMA_SYNC else 80 if capability >= 80 else 0])
 

@@ -153,6 +153,11 @@ class Target:
         return int(m.group(1)) if m else 0
 
     @property
+    def machine(self) -> int | str:
+        """The key of target/machine.py's tables: 90 for sm_90 and sm_90a, "gfx942"; "" for a CPU."""
+        return self.arch_number or self.arch
+
+    @property
     def arch_suffix(self) -> str:
         """"a" or "f" where the arch has one (features of exactly that architecture or family)."""
         m = _ARCH.match(self.arch)

@@ -61,7 +61,7 @@ def _pass_tiles(own: LoopItems, columns: set[Var]) -> None:
 
 
 def record_of_threads(launch: Launch, loop: For, items: list[Item], stage: Sequence[int], order: Sequence[int],
-                      ahead: Mapping[int, int], capability: int) -> Schedule:
+                      ahead: Mapping[int, int], capability: int | str) -> Schedule:
     """The record of a loop without warp roles.  ahead: copies that run asynchronously -> versions of their tiles."""
     ranked = sorted((i for i in range(len(items)) if i not in ahead), key=lambda i: order[i])
     low = min((stage[i] for i in ranked), default=0)
@@ -81,7 +81,7 @@ def record_of_threads(launch: Launch, loop: For, items: list[Item], stage: Seque
 
 
 def _record(launch: Launch, loop: For, own: LoopItems, steady: tuple[tuple[Event, ...], dict[int, Wait]],
-            filled: dict[int, RingUse], loads: dict[int, str], capability: int) -> Schedule:
+            filled: dict[int, RingUse], loads: dict[int, str], capability: int | str) -> Schedule:
     """filled: the copies that run ahead, and their rings.  loads: how each tile is loaded."""
     events, waits = steady
     groups = own.groups if own.gemms else 0
@@ -142,7 +142,7 @@ def _from_memory(own: LoopItems, runs: float) -> float:
                for r in regions) if runs else 0.0
 
 
-def _memory_rates(blocks: int, capability: int) -> tuple[float, float]:
+def _memory_rates(blocks: int, capability: int | str) -> tuple[float, float]:
     """Bytes that memory gives an SM in a cycle: what kernels reach, and the most; 0 where they are not known."""
     chip, rates = chip_of(capability), kernel_rates("wgmma" if capability == 90 else "mma", capability)
     if chip is None or not blocks:

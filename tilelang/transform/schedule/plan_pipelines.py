@@ -100,7 +100,7 @@ class _Planner:
             stage, order, ahead = ([0] * len(items), range(len(items)), {}) if plan is None else (plan.stage, plan.order, {
                 i: next((int(v.shape[0]) for b, v in plan.versions.items() if b.data is t), 1) for i, t in plan.ahead.items()})
             self.schedules.append(str(record_of_threads(self.launch, original, items, stage, order, ahead, getattr(
-                self.cx.target, "arch_number", 80))))
+                self.cx.target, "machine", 80))))
 
         loop_body = loop_items(stmts_of(body))
         if isinstance(wanted, tuple):
