@@ -1,8 +1,7 @@
 """Figures that others published for MI300X, and what the cost model says of a plain program of that shape at one stated clock.
 
-No kernel of this package has run on one.  The card lowers its clock under such loads: 1500 MHz stands for all of them, and tiles
-are those that LDS has room for, with registers for as many blocks.  Figures are TFLOP/s; causal attention counts half of the
-products, as its source does.
+No kernel of this package has run on one.  The card lowers its clock under such loads: 1500 MHz stands for all of them.  Tiles
+are those that LDS has room for.  Figures are TFLOP/s; causal attention counts half of the products, as its source does.
 """
 
 import sys
@@ -18,7 +17,7 @@ from tilelang.target.machine import AMD_CHIPS, KERNEL_RATES, chip_of
 from tilelang.transform.pipeline import lower
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from suite.plain.attention import attention  # noqa: E402
+from suite.plain.attention import attention
 
 MHZ = 1500
 AITER = "AITER forward, bfloat16, 16 batches of 16 heads: repository attn-dsl-bench, results for ROCm 7.2.2"

@@ -76,7 +76,8 @@ CLOCK_RATES: dict[int, Rates] = {  # by compute capability; others take the near
 
 @record
 class Chip:
-    """One chip.  capability: 90 for sm_90, "gfx942" for AMD's.  l2_bytes; l2_bandwidth, bandwidth: of L2 and device memory, bytes/s.  clock: Hz.
+    """One chip.  capability: 90 for sm_90, "gfx942" for AMD's.  l2_bytes; l2_bandwidth, bandwidth: of L2 and device memory,
+    bytes/s.  clock: Hz.
 
     tensor: FLOP/s of tensor cores by operand bits (8 bits: integer operations/s).  fp32: FLOP/s of FP32 units.  They are empty
     and 0 where no report needs them.
