@@ -7,7 +7,7 @@ from kernel_text import alloc, program
 from tilelang.errors import TileLangError
 from tilelang.ir import Launch, numpy_dtype, walk
 from tilelang.simulator import run_device, run_tile
-from tilelang.simulator.device.counters import wavefronts
+from tilelang.target.banks import wavefronts
 from tilelang.target.mfma import MFMA_ROWS
 from tilelang.transform.verify_sync.launch import check_launch
 

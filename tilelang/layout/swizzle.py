@@ -41,7 +41,7 @@ def padded_layout(shape: Sequence[int], pad: int) -> Layout:
     return Layout(shape, lambda *idx: row_major(idx, wide), size=math.prod(wide), trusted=True)
 
 
-def swizzled_layout(shape: Sequence[int], bits: int, chunk_bytes: int = 16, every: int = 0) -> Layout:
+def swizzled_layout(shape: Sequence[int], bits: int, chunk_bytes: int = 16, every: int = 0, line: int = LINE_BYTES) -> Layout:
     """Rows of chunks, the chunk index XORed with the row so that a column of chunks covers all banks.
 
     chunk_bytes: 4, 8 or 16; a row is padded to whole chunks.  With C chunks a row and L chunks a 128-byte line, the low
@@ -49,24 +49,25 @@ def swizzled_layout(shape: Sequence[int], bits: int, chunk_bytes: int = 16, ever
     different places modulo the line, for any C.  For rows of 128, 64 or 32 bytes this is the hardware's swizzle mode of
     that width (PTX ISA, "Swizzling modes").  Leading dimensions are slices one after another.
     every: number of rows after which the XOR changes, instead of L / g; for columns that are read with this row stride.
+    line: bytes of all banks.
     Raises layout-invalid for fewer than two dimensions.
     """
     shape = tuple(shape)
     if len(shape) < 2:
         raise error("layout-invalid", f"a swizzled layout needs rows and columns, found shape {shape}",
                     expected="at least 2 dimensions")
-    return _swizzled(shape, bits, chunk_bytes, every)
+    return _swizzled(shape, bits, chunk_bytes, every, line)
 
 
 @lru_cache(maxsize=256)
-def _swizzled(shape: tuple[int, ...], bits: int, chunk_bytes: int, every: int) -> Layout:
+def _swizzled(shape: tuple[int, ...], bits: int, chunk_bytes: int, every: int, line_bytes: int) -> Layout:
     chunk = chunk_bytes * 8 // bits
     chunks = -(-shape[-1] // chunk)
-    line = LINE_BYTES // chunk_bytes
+    line = line_bytes // chunk_bytes
     g = gcd(chunks, line)
     per = every or line // g
     wide = (*shape[:-1], chunks * chunk)
-    hardware = chunk_bytes == 16 and chunks == g and per == line // g
+    hardware = chunk_bytes == 16 and line_bytes == LINE_BYTES and chunks == g and per == line // g
     swizzle = Swizzle(chunk, g, per, g * 16 if hardware else 0) if g > 1 else None
 
     def fn(*idx: Any) -> Any:

@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from .hip import WAVE
+from .hip import HIP_CHIPS, WAVE
 from .thread_calls import WARP
 
 # Lanes below 32 that a load of 16 bytes is served for together; those above are served likewise.
@@ -24,22 +24,40 @@ _GFX950 = ((0, 1, 2, 3, 12, 13, 14, 15, *range(20, 28)), (*range(4, 12), 16, 17,
 
 
 @cache
-def lane_groups(chip: str, width: int, writes: bool = False) -> tuple[np.ndarray, int]:
+def lane_groups(arch: str, width: int, writes: bool = False) -> tuple[np.ndarray, int]:
     """(number of its group for each lane of a warp, banks) for accesses of `width` bytes (up to 16) a lane.
 
-    chip: FuncFacts.chip.  writes: the access is a store.
+    arch: of a target.  writes: the access is a store.
     """
-    warp = WAVE if chip else WARP
+    chip = HIP_CHIPS.get(arch)
+    warp = WARP if chip is None else WAVE
     together = {8: 16, 16: 8}.get(width, 32)
     group = np.arange(warp) // together
-    if not chip or writes or width < 8:
+    if chip is None or writes or width < 8:
         return group, 32
     if width == 16:
         half = np.empty(32, np.int64)
-        rows = _GFX950 if chip == "gfx950" else _GFX942
+        rows = _GFX950 if chip.lds_banks == 64 else _GFX942
         for k, lanes in enumerate(rows):
             half[list(lanes)] = k
         group = np.concatenate([half, half + len(rows)])
-    elif chip == "gfx950":
+    elif chip.lds_banks == 64:
         group = np.arange(warp) // 32
-    return group, 64 if chip == "gfx950" else 32
+    return group, chip.lds_banks
+
+
+def wavefronts(address: np.ndarray, width: int, active: np.ndarray, arch: str = "", writes: bool = False) -> tuple[int, int]:
+    """(passes, passes without conflicts) of accesses by whole warps.
+
+    address: bytes, shape (warps, lanes); width: bytes for each lane (1 to 16); active: same shape as address.  arch, writes: as
+    in lane_groups.  Lanes of a group that access the same word need one pass.
+    """
+    group, banks = lane_groups(arch, width, writes)
+    words = max(1, width // 4)
+    phase = (np.arange(address.shape[0])[:, None] * (int(group.max()) + 1) + group)[active]
+    word = (address[active] // 4)[:, None] + np.arange(words)
+    span = int(word.max(initial=0)) + 1
+    distinct = np.unique((phase[:, None] * span + word).ravel())
+    by_bank = np.bincount(distinct // span * banks + distinct % span % banks)
+    by_phase = np.pad(by_bank, (0, -len(by_bank) % banks)).reshape(-1, banks).max(1)
+    return int(by_phase.sum()), int((by_phase > 0).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,27 @@ class MmaRow:
     def lanes(self) -> int:
         """Lanes of a warp on the machines that have the instruction."""
         return self.c.threads
+
+    @property
+    def run(self) -> int:
+        """Consecutive elements of k in a lane where these are all it holds of an operand; 0 for mma.sync, whose operands come
+        by ldmatrix."""
+        return self.a.registers if self.chips else 0
+
+    @property
+    def in_columns(self) -> bool:
+        """Whether a lane holds elements of one column of the accumulator, consecutive rows in consecutive registers."""
+        return self.c.modes[0][-1] == register(4, 1)
+
+    def with_k(self, pack: int, width: int) -> MmaRow:
+        """`pack` instructions as one of so many times the K, in which a lane holds `width` consecutive elements of k (or all it
+        holds), the next lanes the next ones, and so on.  Both operands have one order of k, so any is right."""
+        (m, n, k), run = self.shape, self.run * pack
+        width = min(width, run)
+        along = (register(run // width, width), thread(self.lanes // m, m), register(width, 1))
+        a, b = Fragment((m, k * pack), (self.a.modes[0], along), threads=self.lanes), Fragment(
+            (k * pack, n), (along, self.b.modes[1]), threads=self.lanes)
+        return replace(self, shape=(m, n, k * pack), a=a, b=b)
 
     def on(self, target: Any) -> bool:
         """Whether a target has the instruction."""

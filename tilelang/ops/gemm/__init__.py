@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (Attrs, Buffer, Expr, Region, Span, Stmt, TileOp, is_const, numpy_dtype, register_literal, seq, tile_op,
-                         DYNAMIC, LOCAL, STATIC, FRAGMENT)
+from tilelang.ir import (Attrs, Buffer, Expr, Region, Span, Stmt, TileOp, is_const, numpy_dtype, register_literal, replace,
+                         seq, tile_op, with_options, DYNAMIC, LOCAL, STATIC, FRAGMENT)
 from tilelang.target.mma import row as row_of
 from tilelang.target.wgmma import WGMMA_ROWS
 
@@ -26,6 +26,9 @@ errors.register("gemm-scope", ValueError, "an operand of a gemm in a memory scop
                 "copy the tile to shared memory first", expected="a shared buffer or a fragment")
 errors.register("gemm-types", ValueError, "element types no gemm exists for",
                 "cast the operands, or choose another accumulator type", expected="element types that have an MMA")
+
+
+_EXCHANGED = {GemmWarpPolicy.FullRow: GemmWarpPolicy.FullCol, GemmWarpPolicy.FullCol: GemmWarpPolicy.FullRow}
 
 
 @tile_op("gemm")
@@ -108,6 +111,12 @@ class Gemm(TileOp):
     @property
     def k(self) -> int:
         return self.a.extents[-2 if self.transpose_a else -1]
+
+    def transposed(self) -> Gemm:
+        """The same GEMM of the transposed matrices: c holds the transpose of what the operands multiply to."""
+        out = replace(self, a=self.b, b=self.a, transpose_a=not self.transpose_b, transpose_b=not self.transpose_a,
+                      policy=_EXCHANGED.get(self.policy, self.policy))
+        return with_options(out, exchanged=True)
 
     def reference(self, env: Any) -> None:
         """Computes a @ b in float32 (or wider, or exact integers), adds it to c and rounds once to c's dtype."""

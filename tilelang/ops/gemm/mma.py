@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Node, Region, Stmt, Store, TileOp, Var, binary, call, cast,
-                         const, do, dtype, each_register, fresh, is_const, load, replace, select, seq, substitute, unary,
+from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Node, Ramp, Region, Stmt, Store, TileOp, Var, binary, call,
+                         cast, const, do, dtype, each_register, fresh, is_const, load, replace, select, seq, substitute, unary,
                          unrolled, walk, FRAGMENT)
 from tilelang.layout import REGISTER, THREAD, Mode
 from tilelang.target.mma import row as row_of
 
 from ..distribute import digit
 from ..ldmatrix import outer_digits, threads_used
-from .select import operand_fragments
+from .select import operand_fragments, row_of_steps
 
 WARP = 32
 
@@ -109,13 +109,14 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
     An accumulator whose layout does not fit the instruction (for example inferred through a reshape) is copied to a fragment
     that fits, and back, through shared memory.
     """
+    single, row = row, row_of_steps(op, row)
     m, n, k = row.shape
     frag_c = cx.layout_of(op.c.buffer)
     of_rows, of_cols = frag_c.modes[-2:] if not op.plan.exchanged else frag_c.modes[:-3:-1]
     rows, cols = WarpTiles(of_rows, m, op.m, cx), WarpTiles(of_cols, n, op.n, cx)
     if (rows.instruction, cols.instruction) != (_exact(row.c.modes[0]), _exact(row.c.modes[1])) or not _in_tiles(
             frag_c, row, rows, cols):
-        return _moved(op, cx, row)
+        return _moved(op, cx, single)
     steps = ceil(op.k / k)
     busy = threads_used(frag_c)
     a, get_a = _operand(op, cx, row, "a", rows, k, busy)
@@ -127,9 +128,11 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
     def multiply(step: int) -> Stmt:
         i_loops, i_tile, _, i_reg = rows.loops()
         j_loops, j_tile, _, j_reg = cols.loops()
-        return unrolled(i_loops + j_loops, do(
-            "mma", AddressOf(local_c, (i_reg + j_reg,)), AddressOf(a.local, (get_a(step, i_tile),)),
-            AddressOf(b.local, (get_b(step, j_tile),)), span=op.span, row=row.name))
+        at = AddressOf(local_c, (i_reg + j_reg,)), get_a(step, i_tile), get_b(step, j_tile)
+        return unrolled(i_loops + j_loops, seq(*(do(
+            "mma", at[0], AddressOf(a.local, (at[1] + s * single.a.registers,)),
+            AddressOf(b.local, (at[2] + s * single.b.registers,)), span=op.span, row=row.name)
+            for s in range(k // single.shape[2]))))
 
     def fetch(step: int) -> Stmt | None:
         parts = [_fetch(cx, o, step, k, op.k, op.span) for o in (a, b) if o.stage]
@@ -154,7 +157,7 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
 def _in_tiles(frag: Any, row: Any, rows: WarpTiles, cols: WarpTiles) -> bool:
     """Whether whole warps hold whole instruction tiles with a tile's registers contiguous and no replication."""
     warps, reps = [*rows.warps, *cols.warps], [*rows.reps, *cols.reps]
-    return not frag.copies and all(o.stride % WARP == 0 for o in warps) and all(
+    return not frag.copies and all(o.stride % row.lanes == 0 for o in warps) and all(
         o.stride % row.c.registers == 0 for o in reps)
 
 
@@ -275,7 +278,11 @@ def _to_tf32(value: Expr, dt: dtype) -> Expr:
 def _fetch(cx: Any, o: Operand, step: int, k: int, end: int, span: Any) -> Stmt:
     """Load the registers of k step `step` of an operand, for all its tiles.  end: number of elements along k."""
     at = (step % (int(o.local.shape[0]) // o.stage)) * o.stage
-    if step * k + k <= end and _ldmatrix_fits(cx, o):
+    inside = step * k + k <= end
+    run = o.frag.modes[o.k_dim][-1]  # consecutive elements of k in a lane
+    if inside and not o.k_first and run.to == REGISTER and run.size * o.dt.bits > 32:
+        return _by_runs(cx, o, step * k, at, min(run.size, 128 // o.dt.bits), span)
+    if inside and _ldmatrix_fits(cx, o):
         out = _by_ldmatrix(cx, o, step * k, at, span)
         if o.dt == "tfloat32":
             v = fresh("r")
@@ -290,7 +297,9 @@ def _ldmatrix_fits(cx: Any, o: Operand) -> bool:
     """ldmatrix needs contiguous, 16-byte aligned rows in shared memory: along k, or 16-bit elements with k outermost."""
     bits = o.dt.bits
     buffer = o.region.buffer
-    if not buffer.scope_name.startswith("shared") or buffer.dtype.bits != bits or bits not in (8, 16, 32):
+    if o.frag.threads != WARP or buffer.dtype.bits != bits or bits not in (8, 16, 32):
+        return False
+    if not buffer.scope_name.startswith("shared"):
         return False
     if o.k_first and bits != 16:
         return False
@@ -350,10 +359,28 @@ def _corner(o: Operand, register: int) -> tuple[int, int]:
     return pair[1 - o.k_dim], pair[o.k_dim]
 
 
+def _by_runs(cx: Any, o: Operand, k0: int, at: int, width: int, span: Any) -> Stmt:
+    """Each lane loads `width` neighbours along k at once."""
+    vs, number, index, _ = o.tiles.loops()
+    stores: list[Stmt] = []
+    for r in range(0, o.frag.registers, width):
+        pair, _ = o.frag.index_at(cx.thread % o.frag.threads, r)
+        outer = o.tiles.inside(o.tiles.offset + index + pair[1 - o.k_dim])
+        *lead, last = o.shared_index(outer, const(k0) + pair[o.k_dim])
+        value = cx.expr(load(o.region.buffer, (*lead, _vector(last, width)), span=span))
+        to = _vector(number * o.frag.registers + (at + r), width)
+        stores.append(Store(o.local, (to,), cast(value, o.dt.with_lanes(width)), span=span))
+    return unrolled(vs, seq(*stores))
+
+
+def _vector(first: Expr, lanes: int) -> Expr:
+    return Ramp(first, const(1, first.dtype), lanes, first.dtype.with_lanes(lanes))
+
+
 def _by_element(cx: Any, o: Operand, k0: int, k: int, end: int, at: int, span: Any) -> Stmt:
     """Each lane loads its elements one by one; elements of k from `end` on are zero."""
     size = o.frag.registers
-    lane = cx.thread % WARP
+    lane = cx.thread % o.frag.threads
     vs, number, index, _ = o.tiles.loops()
     stores: list[Stmt] = []
     for r in range(size):

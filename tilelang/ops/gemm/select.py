@@ -120,6 +120,28 @@ def multiplies(a: Any, b: Any, c: Any) -> bool:
     return (a == b or a in _FP8 and b in _FP8) and c in ACCUMULATORS.get(a, ())
 
 
+def computed_form(op: Any, target: Any) -> Any:
+    """The GEMM as its instruction computes it: of the transposed matrices where a lane holds a column of the accumulator.
+
+    Then a lane holds consecutive elements of a row, and the registers of c are those of an operand of another GEMM."""
+    rows = mma_rows(target, op.a.dtype, op.b.dtype, op.c.dtype) or mma_rows(target, op.a.dtype, op.b.dtype, "float32")
+    return op.transposed() if rows and rows[0].in_columns and op.plan.wait is None else op
+
+
+def row_of_steps(op: Any, row: MmaRow) -> MmaRow:
+    """The row whose K is that of one step of a GEMM: of as many instructions as let a lane load 16 bytes along k at once.
+
+    For an operand in registers a lane holds those elements of k that it holds of the rows of an accumulator."""
+    if not row.run:
+        return row
+    held = row.in_columns and any(r.buffer.scope_name == FRAGMENT for r in (op.a, op.b))
+    width = 4 if held else 128 // row.a_dtype.bits
+    pack = max(1, width // row.run)
+    while not held and pack > 1 and op.k % (row.shape[2] * pack):
+        pack //= 2
+    return row.with_k(pack, width)
+
+
 @record
 class GemmPlan:
     """instruction: name of a row of target/mma.py, or "simt".  warps: (along M, along N)."""
@@ -154,7 +176,7 @@ def choose_gemm(op: Any, target: Any, threads: int, rows_first: bool = False) ->
         return GemmPlan(SIMT, (1, 1))
     policy = op.policy
     if rows_first and policy is GemmWarpPolicy.Square:
-        policy = GemmWarpPolicy.FullRow
+        policy = GemmWarpPolicy.FullCol if op.plan.exchanged else GemmWarpPolicy.FullRow
     row = rows[0] if optional else _row(rows, op.k)
     tile = row.shape[:2]
     if op.k % row.shape[2] == 0 or not optional:
@@ -213,6 +235,7 @@ def operand_fragments(op: Any, row: MmaRow, warps: tuple[int, int],
     warp row a copy of b's columns.  Registers: one instruction tile after another, a and b with K slowest, c with M slowest.
     """
     mw, nw = warps
+    row = row_of_steps(op, row)
     rm, rn, rk = row.shape
     m, n, k = ceil(op.m / (rm * mw)), ceil(op.n / (rn * nw)), ceil(op.k / rk)
     a = tile_fragment(row.a, (m, k), (mw, 1), (1, 0), ((nw, mw),), order=(1, 0), threads=threads)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.target.atomics import Atomic
-from tilelang.target.banks import lane_groups
+from tilelang.target.banks import wavefronts
 from tilelang.target.hip import WAVE
 from tilelang.target.thread_calls import WARP
 
@@ -45,23 +45,6 @@ class BankCount:
     def conflicts(self) -> int:
         """Passes lost to bank conflicts."""
         return self.wavefronts - self.ideal
-
-
-def wavefronts(address: np.ndarray, width: int, active: np.ndarray, chip: str = "", writes: bool = False) -> tuple[int, int]:
-    """(passes, passes without conflicts) of accesses by whole warps.
-
-    address: bytes, shape (warps, lanes); width: bytes for each lane (1 to 16); active: same shape as address.  chip, writes:
-    as in target.banks.lane_groups.  Lanes of a group that access the same word need one pass.
-    """
-    group, banks = lane_groups(chip, width, writes)
-    words = max(1, width // 4)
-    phase = (np.arange(address.shape[0])[:, None] * (int(group.max()) + 1) + group)[active]
-    word = (address[active] // 4)[:, None] + np.arange(words)
-    span = int(word.max(initial=0)) + 1
-    distinct = np.unique((phase[:, None] * span + word).ravel())
-    by_bank = np.bincount(distinct // span * banks + distinct % span % banks)
-    by_phase = np.pad(by_bank, (0, -len(by_bank) % banks)).reshape(-1, banks).max(1)
-    return int(by_phase.sum()), int((by_phase > 0).sum())
 
 
 class Counters:

@@ -173,7 +173,7 @@ class _Inference:
                 uses = [a for a in by_storage.get(data, ()) if a.buffer is root]
                 viewed = len(uses) != len(by_storage.get(data, ()))
                 plain = data in self.uses.pointers or viewed
-                self.known.settle(root, choose_shared_layout(root, uses, self._partition_of, plain),
+                self.known.settle(root, choose_shared_layout(root, uses, self._partition_of, plain, self.strict.cx.target),
                                   "address taken or seen in another shape" if plain else f"{len(uses)} accesses")
         for b in self.uses.buffers:
             if b.scope_name in SHARED and b not in self.known.layouts:

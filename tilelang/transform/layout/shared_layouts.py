@@ -20,12 +20,13 @@ from tilelang.layout.mode import evaluate_index
 from tilelang.ops import Copy, Gemm, Transpose
 from tilelang.ops.ldmatrix import in_columns_of_bytes, in_tiles_of_bytes
 from tilelang.ops.pairing import iteration_space, matched_indices
+from tilelang.ops.gemm.select import row_of_steps
+from tilelang.target.banks import lane_groups, wavefronts
+from tilelang.target.hip import HIP_CHIPS, WAVE
 from tilelang.target.mma import row as row_of
 from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..analysis.vectorize import ANYWHERE, MAX_BYTES, Widths, lane_dimension, power_of_two_in, stride_along
-
-WARP = 32
 
 
 @record
@@ -158,6 +159,7 @@ def _operand_accesses(op: Gemm) -> list[Access]:
     out: list[Access] = []
     if row is None:
         return _simt_accesses(op)
+    row = row_of_steps(op, row)
     for region, frag, transposed, k_last in ((op.a, row.a, op.transpose_a, not op.transpose_a),
                                              (op.b, row.b, op.transpose_b, op.transpose_b)):
         if region.buffer.scope_name not in SHARED:
@@ -165,7 +167,7 @@ def _operand_accesses(op: Gemm) -> list[Access]:
         vars = tuple(Var(f"c{k}", dtype("int32")) for k in range(2))
         # ldmatrix moves 16-bit pairs, so its transposed form (.trans) is right for 16-bit elements only.
         bits = region.dtype.bits
-        matrix = bits == 16 or (k_last and bits in (8, 32))
+        matrix = not row.run and (bits == 16 or (k_last and bits in (8, 32)))
         out.append(Access(region.buffer, vars, tuple(region.extents[-2:]), region.at(*vars), None, 1, 1, matrix,
                           frag.permuted((1, 0)) if transposed else frag))
     return out
@@ -193,45 +195,47 @@ class Sample:
     """Elements that the lanes of a warp touch at once.
 
     points: for each dimension of the buffer an index per lane.  width: consecutive elements accessed per lane.  weight: how
-    often the statement does this.  rigid: the width cannot shrink.
+    often the statement does this.  rigid: the width cannot shrink.  writes: stored, not loaded as an operand of a GEMM.
     """
 
     points: tuple[np.ndarray, ...]
     width: int
     weight: float
     rigid: bool = False
+    writes: bool = False
 
 
-def choose_shared_layout(b: Buffer, accesses: list[Access], partition_of: Any, plain: bool) -> Layout:
+def choose_shared_layout(b: Buffer, accesses: list[Access], partition_of: Any, plain: bool, target: Any = None) -> Layout:
     """The lowest-cost layout of a shared buffer.
 
     partition_of(access) -> Fragment | None.  plain: row-major at any cost (the buffer's address is taken, or another view of
-    its storage is used).
+    its storage is used).  target: whose banks of shared memory count, None for NVIDIA's.
     """
     shape, bits = tuple(b.shape), b.dtype.bits * b.dtype.lanes
     linear = linear_layout(shape)
     if plain or len(shape) < 2 or not accesses or bits % 8:
         return linear
-    samples = [s for a in accesses for s in _samples(a, partition_of(a), bits)]
-    best, cost = linear, _cost(linear, samples, bits)
-    if cost == _cost_floor(samples, bits):
+    arch, warp = ("", 32) if target is None else (target.arch, target.warp_size)
+    samples = [s for a in accesses for s in _samples(a, partition_of(a), bits, warp)]
+    best, cost = linear, _cost(linear, samples, bits, arch)
+    if cost == _cost_floor(samples, bits, arch):
         return linear
-    for make in _CANDIDATES:
+    for make in (_swizzle(16, line=256), *_CANDIDATES) if lane_groups(arch, 16)[1] == 64 else _CANDIDATES:
         layout = make(shape, bits)
         if layout is None:
             continue
-        c = _cost(layout, samples, bits)
+        c = _cost(layout, samples, bits, arch)
         if c < cost:
             best, cost = layout, c
-            if cost == _cost_floor(samples, bits):
+            if cost == _cost_floor(samples, bits, arch):
                 break
     return best
 
 
-def _swizzle(chunk_bytes: int, every: int = 0) -> Any:
+def _swizzle(chunk_bytes: int, every: int = 0, line: int = 128) -> Any:
     def make(shape: tuple[int, ...], bits: int) -> Layout | None:
         chunk = chunk_bytes * 8 // bits
-        return swizzled_layout(shape, bits, chunk_bytes, every) if chunk >= 1 and shape[-1] % chunk == 0 else None
+        return swizzled_layout(shape, bits, chunk_bytes, every, line) if chunk >= 1 and shape[-1] % chunk == 0 else None
 
     return make
 
@@ -248,7 +252,7 @@ _CANDIDATES = (_swizzle(16), _swizzle(32), _swizzle(64), *(_swizzle(16, n) for n
                *(_swizzle(8, n) for n in (2, 4, 8)), _swizzle(4), _pad(16), _pad(32), _pad(4))
 
 
-def _samples(a: Access, partition: Fragment | None, bits: int) -> list[Sample]:
+def _samples(a: Access, partition: Fragment | None, bits: int, warp: int) -> list[Sample]:
     bytes_ = bits // 8
     total = int(np.prod(a.extents))
     if a.matrix or bits == 8 and partition is not None and partition.ndim == 2 and in_columns_of_bytes(partition):
@@ -256,13 +260,14 @@ def _samples(a: Access, partition: Fragment | None, bits: int) -> list[Sample]:
         rows = np.arange(8)
         return [_sample(a, (rows, np.full(8, 0)), chunk, total / (8 * chunk), True)]
     if a.instruction is not None:
-        return _fragment_samples(a, a.instruction, 1, 4)
+        along = a.instruction.vector_width
+        return _fragment_samples(a, a.instruction, min(along, MAX_BYTES // bytes_) if along * bits > 32 else 1, 4, warp)
     if partition is not None:
-        return _fragment_samples(a, partition, partition.vector_width, 2)
-    lanes = np.arange(WARP)
+        return _fragment_samples(a, partition, partition.vector_width, 2, warp)
+    lanes = np.arange(warp)
     order = [d for d in range(len(a.extents)) if d != a.lane_dim] + [a.lane_dim]
     sizes = [a.extents[d] // (a.width if d == a.lane_dim else 1) for d in order]
-    if int(np.prod(sizes)) < WARP:
+    if int(np.prod(sizes)) < warp:
         lanes = np.arange(int(np.prod(sizes)))
     digits = np.unravel_index(lanes, sizes)
     at: list[Any] = [None] * len(order)
@@ -271,14 +276,14 @@ def _samples(a: Access, partition: Fragment | None, bits: int) -> list[Sample]:
     return _along(a, tuple(at), a.lane_dim, a.width, total / (len(lanes) * a.width))
 
 
-def _fragment_samples(a: Access, frag: Fragment, vector: int, registers: int) -> list[Sample]:
+def _fragment_samples(a: Access, frag: Fragment, vector: int, registers: int, warp: int) -> list[Sample]:
     """Samples of the first registers of the first warp of a fragment's layout."""
     if tuple(frag.shape) != tuple(a.extents) and a.instruction is None:
         return []
     owners, regs = frag.owners()[0].reshape(-1), frag.register_table().reshape(-1)
-    first = np.flatnonzero(owners < WARP)
+    first = np.flatnonzero(owners < warp)
     out: list[Sample] = []
-    weight = float(np.prod(a.extents)) / (WARP * vector)
+    weight = float(np.prod(a.extents)) / (warp * vector)
     picks = [r for r in range(0, frag.registers, vector)][:registers]
     for r in picks:
         flat = first[regs[first] == r]
@@ -305,7 +310,7 @@ def _sample(a: Access, at: tuple[np.ndarray, ...], width: int, weight: float, ri
     points = []
     for i, n in zip(a.indices, a.buffer.shape):
         points.append(np.clip(np.broadcast_to(_index(i, env), at[0].shape), 0, n - 1))
-    return Sample(tuple(points), width, weight, rigid)
+    return Sample(tuple(points), width, weight, rigid, a.instruction is None)
 
 
 def _index(e: Expr, env: dict[Var, Any]) -> Any:
@@ -322,7 +327,7 @@ def _index(e: Expr, env: dict[Var, Any]) -> Any:
         return np.int64(0)
 
 
-def _cost(layout: Layout, samples: list[Sample], bits: int) -> float:
+def _cost(layout: Layout, samples: list[Sample], bits: int, arch: str) -> float:
     """Transactions of all samples."""
     out = 0.0
     nbytes = bits // 8
@@ -336,21 +341,30 @@ def _cost(layout: Layout, samples: list[Sample], bits: int) -> float:
         w = min(w, max(1, MAX_BYTES // nbytes))
         for v in range(0, s.width, w):
             at = start if v == 0 else layout.places((*s.points[:-1], s.points[-1] + v))
-            out += s.weight * (_phases(len(at), w * nbytes) + phase_conflicts(at * nbytes, max(4, w * nbytes)))
+            out += s.weight * _passes(at * nbytes, max(4, w * nbytes), arch, s.writes)
     return out
 
 
-def _cost_floor(samples: list[Sample], bits: int) -> float:
+def _cost_floor(samples: list[Sample], bits: int, arch: str) -> float:
     nbytes = bits // 8
     out = 0.0
     for s in samples:
         w = min(s.width, max(1, MAX_BYTES // nbytes))
-        out += s.weight * (-(-s.width // w)) * _phases(len(s.points[0]), w * nbytes)
+        out += s.weight * (-(-s.width // w)) * _phases(len(s.points[0]), w * nbytes, arch, s.writes)
     return out
 
 
-def _phases(lanes: int, nbytes: int) -> int:
-    return -(-lanes * max(4, nbytes) // 128)
+def _passes(start: np.ndarray, nbytes: int, arch: str, writes: bool) -> int:
+    """Transactions of lanes that access nbytes at byte addresses `start`."""
+    if arch not in HIP_CHIPS:
+        return _phases(len(start), nbytes, arch, writes) + phase_conflicts(start, nbytes)
+    lanes = np.zeros((1, WAVE), bool)
+    lanes[0, :len(start)] = True
+    return wavefronts(np.pad(start, (0, WAVE - len(start)))[None], nbytes, lanes, arch, writes)[0]
+
+
+def _phases(lanes: int, nbytes: int, arch: str, writes: bool) -> int:
+    return len(set(lane_groups(arch, max(4, nbytes), writes)[0][:lanes]))
 
 
 def _is_vector(layout: Layout, points: tuple[np.ndarray, ...], start: np.ndarray, w: int, nbytes: int) -> bool:

@@ -10,7 +10,7 @@ from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import Buffer, Var, with_options, FRAGMENT
 from tilelang.layout import Fragment, Layout
 from tilelang.ops import AtomicTile, Copy, Gemm
-from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, why_simt, with_warps_of
+from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, computed_form, why_simt, with_warps_of
 from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts, shared_layout, wgmma_fragments
 from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_boxes import copied_tile
@@ -91,7 +91,8 @@ class StrictLayouts:
         target = self.cx.target if getattr(self.cx.target, "arch", "") else Target("sm_80")
         self._by_tma()
         by_groups = self._by_wgmma(gemms)
-        plans = [(op, by_groups.get(id(op)) or choose_gemm(op, target, self.uses.known_for(op).threads,
+        forms = {id(op): computed_form(op, target) for op in gemms}
+        plans = [(op, by_groups.get(id(op)) or choose_gemm(forms[id(op)], target, self.uses.known_for(op).threads,
                                                            op.c.buffer in rows_first)) for op in gemms]
         for op, plan in plans:
             self._report(op, plan, target)
@@ -100,7 +101,8 @@ class StrictLayouts:
         # Instructions that accept existing layouts come last; mma.sync works on the rows that wgmma gives each warp.
         for op, plan in sorted(plans, key=lambda p: (p[1].instruction == SIMT, p[1].instruction not in WGMMA_ROWS)):
             plan = with_warps_of(plan, first.setdefault(op.c.buffer, plan))
-            new = self.gemms[id(op)] = with_options(op, instruction=plan.instruction, warps=plan.warps)
+            new = self.gemms[id(op)] = with_options(forms[id(op)], instruction=plan.instruction,
+                                                     warps=plan.warps)
             asked.append((op, plan, new.infer_layout(self.uses.known_for(op))))
         for op, plan, layouts in asked:  # accumulators before operands: those can be staged
             lay, old = layouts.get(op.c.buffer), self.known.layouts.get(op.c.buffer)

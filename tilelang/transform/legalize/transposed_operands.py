@@ -15,7 +15,7 @@ from typing import Any
 
 from tilelang.ir import (Alloc, Bind, Buffer, Expr, For, If, Launch, Region, Stmt, Var, While, children, const, contains,
                          free_vars, replace, rewrite, seq, stmts_of, walk, with_options, FRAGMENT, GLOBAL, SHARED)
-from tilelang.ops import Copy, Gemm, GemmWarpPolicy, Transpose
+from tilelang.ops import Copy, Gemm, Transpose
 from tilelang.ops.gemm.select import GemmPlan
 from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma
 from tilelang.target.machine import MOST_REGISTERS, REGISTERS
@@ -29,7 +29,6 @@ from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.tf32_tiles import tf32_tiles
 from .hopper_features import hopper
 
-_EXCHANGED = {GemmWarpPolicy.FullRow: GemmWarpPolicy.FullCol, GemmWarpPolicy.FullCol: GemmWarpPolicy.FullRow}
 _VERSIONS = 2  # of a tile that threads fill while a GEMM reads the one before
 
 
@@ -105,8 +104,7 @@ def has_transposed(op: Gemm) -> bool:
 def with_k_contiguous(op: Gemm, exchanged: bool) -> list[Any]:
     """[statements that transpose operands, the GEMM that reads them].  exchanged: of the transposed matrices."""
     if exchanged:
-        op = with_options(replace(op, a=op.b, b=op.a, transpose_a=not op.transpose_b, transpose_b=not op.transpose_a,
-                                  policy=_EXCHANGED.get(op.policy, op.policy)), exchanged=True)
+        op = op.transposed()
     out: list[Any] = []
     if op.transpose_a and op.a.buffer.scope_name in SHARED:
         tile = _tile(op.a, FRAGMENT, 1)
