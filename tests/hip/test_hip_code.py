@@ -86,3 +86,13 @@ def program(A: T.Tensor((64, 128), "float32")):
 """, "program")
     with pytest.raises(NotImplementedError, match=said):
         tilelang.lower(program, target="hip")
+
+
+def test_loads_of_the_next_tiles_are_in_flight_over_the_barrier():
+    """Between the loads and the barrier nothing waits for them (vmcnt); their results are stored to LDS behind it."""
+    from test_hip_lowering import products
+
+    isa = compile_hsaco(tilelang.lower(products(2), target="hip").kernel_source, "gfx942").isa
+    front, rest = isa.split("s_barrier", 1)
+    front = front[front.rindex("ds_write"):]  # behind the stores of the first tiles
+    assert front.count("global_load_dwordx4") == 8 and "vmcnt" not in front[front.index("global_load"):] and "ds_write" in rest

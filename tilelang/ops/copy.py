@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import Attrs, Buffer, Region, Span, Stmt, TileOp, cast, tile_op, GLOBAL
+from tilelang.ir import (Alloc, Attrs, Buffer, Region, Span, Stmt, TileOp, cast, const, replace, tile_op, with_options,
+                         FRAGMENT, GLOBAL)
 from tilelang.ir.numbers import to_dtype
 
 from .base import Access, LowerContext
@@ -68,6 +69,14 @@ class Copy(TileOp):
         return lower_elementwise(cx, self.dst, self.src, lambda v: cast(v, self.dst.dtype), self.span,
                                  loop_layout=self.plan.loop_layout, width=self.plan.coalesced_width,
                                  is_async=self.plan.async_group)
+
+    def by_registers(self) -> list[Stmt]:
+        """A fragment, the copy to it, and the copy from there: between the two, what is loaded is in flight."""
+        if not all(isinstance(n, int) for n in self.dst.extents):
+            return [self]
+        b = Buffer(f"{self.dst.buffer.name}_next", tuple(self.dst.extents), self.dst.dtype, FRAGMENT)
+        part = Region(b, (const(0),) * b.ndim, b.shape)
+        return [Alloc(b, span=self.span), replace(self, dst=part), with_options(replace(self, src=part), second=True)]
 
     def check(self) -> None:
         """Non-unit extents must agree in number, and in value where both are static; packed types and handles do not mix."""

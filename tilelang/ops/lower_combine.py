@@ -9,7 +9,7 @@ from tilelang.ir import TRUE, Binary, Bind, Buffer, Expr, Select, Stmt, Store, c
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
 
 from .distribute import Distribution
-from .lower_reduce import ReduceLowering, from_lane, memory_of_block, split_at_warp
+from .lower_reduce import ReduceLowering, from_lane, memory_of_block, split_at_warp, warp_of
 from .states import ELEMENT, LEFT, POSITION, RIGHT, bound, given
 
 
@@ -32,7 +32,7 @@ class CombineLowering(ReduceLowering):
         if lay is not None and (op.commutative or in_order(lay.modes[self.axis])):
             self.partition = lay
         else:
-            self.partition = memory_of_block(op.shape, self.axis, cx.num_threads)
+            self.partition = memory_of_block(op.shape, self.axis, cx.num_threads, warp_of(cx))
             if not op.commutative:
                 self.partition = neighbours(self.partition, self.axis)
 
@@ -42,7 +42,7 @@ class CombineLowering(ReduceLowering):
         across = [m for m in self.partition.modes[self.axis] if m.to == THREAD and m.size > 1][::-1]
         ascending = all(m.stride < n.stride for m, n in zip(across, across[1:]))
         by_lanes = self._in_whole_warps() and (ascending or self.op.commutative)
-        lanes, warps = split_at_warp(across) if by_lanes else ([], across)
+        lanes, warps = split_at_warp(across, warp_of(self.cx)) if by_lanes else ([], across)
         copies = [self._copied(r.buffer) for r in self.op.srcs]
         self.sources = [b for b, _ in copies]
         partial = self.partial(lanes)

@@ -44,10 +44,10 @@ class ReduceLowering:
             return self.in_one_thread()
         shape = tuple(int(n) for n in src.shape)
         self.partition = self.cx.layout_of(src) if src.scope_name == FRAGMENT else \
-            memory_of_block(shape, self.axis, self.cx.num_threads)
+            memory_of_block(shape, self.axis, self.cx.num_threads, warp_of(self.cx))
         self.partials = self.locals("part", self.kept_registers())
         across = [m for m in self.partition.modes[self.axis] if m.to == THREAD and m.size > 1]
-        lanes, warps = split_at_warp(across) if self._in_whole_warps() else ([], across)
+        lanes, warps = split_at_warp(across, warp_of(self.cx)) if self._in_whole_warps() else ([], across)
         own = self.op.plan.spread or not warps
         partial = self.partial([] if self.op.plan.spread else lanes)
         return seq(partial, self.direct(across) if own else self.through_shared(lanes, warps), span=self.op.span)
@@ -62,9 +62,10 @@ class ReduceLowering:
         return [self.cx.new_local(f"{self.outs[0].name}_{name}", size, e.dtype) for e in self.neutrals]
 
     def _in_whole_warps(self) -> bool:
-        """Whether every thread that holds data is in a full warp of 32 lanes, which shuffles require."""
+        """Whether every thread that holds data is in a full warp, which shuffles require."""
         digits = [m for ms in self.partition.modes for m in ms if m.to == THREAD] + list(self.partition.copies)
-        return 1 + sum((m.size - 1) * m.stride for m in digits) <= self.cx.num_threads // WARP * WARP
+        warp = warp_of(self.cx)
+        return 1 + sum((m.size - 1) * m.stride for m in digits) <= self.cx.num_threads // warp * warp
 
     # ---- values of one step ----------------------------------------------------------------------------------------
 
@@ -225,17 +226,23 @@ class ReduceLowering:
         return seq(clear, nest(add, own, [*kept, self.axis]), span=span)
 
 
-def shuffled(op: str, value: Expr, lane: Expr | int) -> Expr:
+def shuffled(op: str, value: Expr, lane: Expr | int, width: int = WARP) -> Expr:
     """The value of another lane; shuffles move 32-bit registers, so narrower types are converted."""
     dt, at = value.dtype, convert(lane)
     if dt.is_bool or (dt.is_int and dt.bits < 32):
-        return cast(call(op, (cast(value, "int32"), at), "int32", width=WARP), dt)
-    return call(op, (value, at), dt, width=WARP)
+        return cast(call(op, (cast(value, "int32"), at), "int32", width=width), dt)
+    return call(op, (value, at), dt, width=width)
 
 
 def from_lane(value: Expr, mask: int) -> Expr:
     """The value of the lane whose number is this lane's XOR mask."""
-    return shuffled("shfl_xor", value, mask)
+    return shuffled("shfl_xor", value, mask, max(WARP, 2 * mask))
+
+
+def warp_of(cx: Any) -> int:
+    """Lanes that exchange values by shuffles: those of the target's warps where the threads are whole ones of them, else 32."""
+    lanes = getattr(cx.target, "warp_size", WARP)
+    return lanes if cx.num_threads % lanes == 0 else WARP
 
 
 def masks(m: Mode) -> list[int]:
@@ -245,20 +252,21 @@ def masks(m: Mode) -> list[int]:
 
 def in_whole_warps(exchange: list[Stmt], cx: Any) -> Stmt | None:
     """The shuffle steps, executed by full warps only: threads of a last partial warp hold no data and lack shuffle partners."""
-    if exchange and cx.num_threads % WARP:
-        return If(cx.thread < cx.num_threads // WARP * WARP, seq(*exchange))
+    warp = warp_of(cx)
+    if exchange and cx.num_threads % warp:
+        return If(cx.thread < cx.num_threads // warp * warp, seq(*exchange))
     return seq(*exchange) if exchange else None
 
 
-def split_at_warp(modes: list[Mode]) -> tuple[list[Mode], list[Mode]]:
+def split_at_warp(modes: list[Mode], warp: int) -> tuple[list[Mode], list[Mode]]:
     """(thread digits that butterflies within a warp can reduce over, the other digits)."""
     lanes: list[Mode] = []
     rest: list[Mode] = []
     for m in modes:
-        if not (_power_of_two(m.stride) and _power_of_two(m.size)) or m.stride >= WARP:
+        if not (_power_of_two(m.stride) and _power_of_two(m.size)) or m.stride >= warp:
             rest.append(m)
             continue
-        inside = min(m.size, WARP // m.stride)
+        inside = min(m.size, warp // m.stride)
         lanes.append(Mode(inside, THREAD, m.stride))
         if inside < m.size:
             rest.append(Mode(m.size // inside, THREAD, m.stride * inside))
@@ -269,11 +277,11 @@ def _power_of_two(n: int) -> bool:
     return n & (n - 1) == 0
 
 
-def memory_of_block(shape: tuple[int, ...], axis: int, threads: int) -> Fragment:
+def memory_of_block(shape: tuple[int, ...], axis: int, threads: int, warp: int) -> Fragment:
     """Distribution of a shared-memory tile that is reduced along axis: lanes along axis, further threads over the longest kept
     dimension, the rest in sequence."""
     along = 1
-    while along * 2 <= min(WARP, shape[axis]) and threads % (along * 2) == 0:
+    while along * 2 <= min(warp, shape[axis]) and threads % (along * 2) == 0:
         along *= 2
     kept = [d for d in range(len(shape)) if d != axis]
     widest = max(kept, key=lambda d: shape[d]) if kept else None

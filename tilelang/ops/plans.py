@@ -42,7 +42,7 @@ class CopyPlan(TransferPlan):
         barrier = (buffer, index): the mbarrier that the bytes arrive on; expect: the copy announces their number to it first.
         async_group: by cp.async, completed by a later wait.  cluster_split = (rank, CTAs, mask): each CTA of a cluster loads a
         piece and multicasts it to all.  iterations: of a loop that read one tile, the first of which loads it.
-        tf32: elements are rounded to tf32 on the way.
+        tf32: elements are rounded to tf32 on the way.  second: stores to shared memory what a copy before has loaded.
     """
 
     coalesced_width: int | None = None
@@ -57,6 +57,7 @@ class CopyPlan(TransferPlan):
     cluster_split: tuple[Any, ...] | None = None
     iterations: int = 1
     tf32: bool = False
+    second: bool = False
 
 
 @options

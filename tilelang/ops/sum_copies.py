@@ -13,7 +13,7 @@ from tilelang.ir import (Attrs, Expr, Region, Span, Stmt, Store, TileOp, binary,
 
 from .base import Access, LowerContext
 from .distribute import conjunction, digit, from_fragment
-from .lower_reduce import from_lane, in_whole_warps, masks, split_at_warp
+from .lower_reduce import from_lane, in_whole_warps, masks, split_at_warp, warp_of
 
 
 @tile_op("sum_copies")
@@ -38,7 +38,7 @@ class SumCopies(TileOp):
     def lower(self, cx: LowerContext) -> Stmt:
         """Butterfly shuffles over the lanes that hold copies, register by register; then sums over warps by shared memory."""
         to, local, layout = self.dst.buffer, cx.local_of(self.dst.buffer), cx.layout_of(self.dst.buffer)
-        lanes, rest = split_at_warp(list(layout.copies))
+        lanes, rest = split_at_warp(list(layout.copies), warp_of(cx))
         within = each_register(local, lambda r: seq(in_whole_warps([
             Store(local, (r,), load(local, (r,)) + from_lane(load(local, (r,)), mask), span=self.span)
             for m in lanes for mask in masks(m)], cx)), self.span)

@@ -196,6 +196,11 @@ class Target:
         return self.is_hip
 
     @property
+    def loads_by_registers(self) -> bool:
+        """Whether tiles that are copied ahead are in flight in registers of threads: only narrow loads reach LDS past them."""
+        return self.is_hip
+
+    @property
     def async_load_bytes(self) -> tuple[int, ...]:
         """Bytes that a lane may copy from global to shared memory past the registers, all lanes of a wave to one run of bytes;
         () where there is no such instruction, or each lane gives its own address (`has_cp_async`)."""

@@ -195,7 +195,7 @@ def _in_lanes(layout: Fragment) -> bool:
     """Whether elements have copies in lanes, all of them in warps with all 32 lanes present."""
     own = [m for ms in layout.modes for m in ms if m.to == THREAD]
     threads = 1 + sum((m.size - 1) * m.stride for m in (*own, *layout.copies))
-    return bool(split_at_warp(list(layout.copies))[0]) and threads <= layout.threads // WARP * WARP
+    return bool(split_at_warp(list(layout.copies), WARP)[0]) and threads <= layout.threads // WARP * WARP
 
 
 def _terms(e: Expr) -> Iterator[Expr]:

@@ -567,6 +567,6 @@ class CopiedAhead:
         self.known = {b.var: b.var for b in top}
         body = seq(*top, *self.step(None), span=loop.span)
         out.append(with_options(replace(loop, body=body, extent=self.extent), pipeline_report=self.plan.report))
-        if self.depth:  # no copy is left in flight (the last ones are guarded off); this wait shows it to later passes
+        if self.depth and self.groups:  # no copy is left in flight (the last are guarded off); this wait tells later passes
             out.append(do("cp_async_wait", n=0))
         return seq(*out, span=loop.span)

@@ -59,6 +59,8 @@ class _Planner:
     def __post_init__(self) -> None:
         self.uses = Uses(self.launch.body)
         self.tiles = CopiedTiles(self.launch, self.cx)
+        self.async_copy = getattr(self.cx.target, "has_cp_async", True)
+        self.by_step = int(getattr(self.cx.target, "loads_by_registers", False))
 
     def run(self) -> Launch:
         if not any(isinstance(s, For) and is_pipelined(s) for s in statements(self.launch.body)):
@@ -113,9 +115,13 @@ class _Planner:
             return serial("break or continue in the body")
         if orders(original.body):
             return serial("the body orders threads or asynchronous copies itself")
-        if not self.cx.option(PassConfigKey.TL_ENABLE_ASYNC_COPY) or not getattr(self.cx.target, "has_cp_async", True):
+        if not self.cx.option(PassConfigKey.TL_ENABLE_ASYNC_COPY) or not self.by_step and not self.async_copy:
             return serial("no asynchronous copies on this target, or tl.enable_async_copy is off")
-        if isinstance(wanted, tuple):
+        if self.by_step:
+            loop_body = loop_items([x for s in stmts_of(body) for x in (
+                s.by_registers() if isinstance(s, Copy) and self.tiles.of(s) is not None else [s])])
+            plan = self.automatic(original, loop_body, wanted if wanted == 1 else 2)
+        elif isinstance(wanted, tuple):
             stages = ring_stages(original)
             plan = self.manual(original, loop_body, *(
                 (stage, order) if stages is None else producer_first(loop_body.items, stage, order, stages)))
@@ -147,10 +153,14 @@ class _Planner:
     # ---- the two kinds of schedule ----------------------------------------------------------------------------
 
     def automatic(self, loop: For, loop_body: Body, stages: int) -> Plan | str:
-        """Copies from global to shared in stage 0, everything else in stage num_stages - 1."""
-        items, last = loop_body.items, stages - 1
-        reasons: list[str] = []
-        loads = {i: b for i, x in enumerate(items) if (b := self.tiles.of(x.stmt)) is not None}
+        """Copies from global to shared in stage 0, everything else in stage num_stages - 1.
+
+        Of copies in two steps the loads go to the front and the stores behind everything else.
+        """
+        items, step = loop_body.items, self.by_step
+        reasons, last = list[str](), max(stages - 1, step)
+        loads = {i: b for i, x in enumerate(items) if (b := self.tiles.of(x.stmt)) is not None} if not step else {
+            i: x.stmt.dst.buffer for i, x in enumerate(items) if isinstance(x.stmt, Copy) and x.stmt.plan.second}
         early = set(loads)
         for i in sorted(loads):
             buffer = loads[i]
@@ -159,14 +169,15 @@ class _Planner:
                 early.discard(i)
                 reasons.append(why)
         while early:
-            stage = [0 if i in early else last for i in range(len(items))]
-            ranked = sorted(range(len(items)), key=lambda i: (i not in early, i))
+            first = {i - step for i in early}
+            stage = [0 if i in early or i in first else last for i in range(len(items))]
+            ranked = sorted(range(len(items)), key=lambda i: (i not in first, step and i in early, i))
             order = [ranked.index(i) for i in range(len(items))]
             versions = {loads[i].data: stages for i in early}
             broken = violations(items, stage, order, versions)
             if not broken:
-                return self.plan(loop_body, stage, order, {i: loads[i] for i in sorted(early)}, versions)
-            drop = {i for v in broken for i in (v.first, v.second) if i in early}
+                return self.plan(loop_body, stage, order, {} if step else {i: loads[i] for i in sorted(early)}, versions)
+            drop = early & {j for v in broken for i in (v.first, v.second) for j in (i, i + step)}
             if not drop:  # impossible: only statements that keep their order are involved
                 raise InternalError(f"pipeline: statements in source order break {broken[0].what}")
             gone = {loads[i] for i in drop}

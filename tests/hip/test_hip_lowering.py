@@ -1,0 +1,63 @@
+"""What passes make of the features of AMD GPUs: waves of 64 lanes, tiles that are in flight in registers, the LDS of a chip.
+
+Programs run on the device simulator of gfx942 and are compared with NumPy.
+"""
+
+import numpy as np
+import pytest
+
+import tilelang
+import tilelang.language as T
+
+
+def row_sums(threads, rows, dtype="float32"):
+    @T.prim_func
+    def program(A: T.Tensor((64, 512), dtype), C: T.Tensor((64,), "float32")):
+        with T.Kernel(64 // rows, threads=threads) as bx:
+            x, s = T.alloc_fragment((rows, 512), dtype), T.alloc_fragment((rows,), "float32")
+            T.copy(A[bx * rows, 0], x)
+            T.reduce_sum(x, s, dim=1)
+            T.copy(s, C[bx * rows])
+
+    return program
+
+
+@pytest.mark.parametrize("threads, rows", [(64, 1), (96, 1), (256, 4), (32, 4)])
+def test_rows_are_reduced_over_whole_waves(threads, rows):
+    a, c = np.random.default_rng(0).standard_normal((64, 512)).astype(np.float32), np.zeros(64, np.float32)
+    tilelang.compile(row_sums(threads, rows), target="gfx942", execution_backend="simulator")(a, c)
+    np.testing.assert_allclose(c, a.sum(1), rtol=1e-5, atol=1e-4)
+    source = tilelang.lower(row_sums(threads, rows), target="gfx942").kernel_source
+    assert (", 32, 64," in source) == (threads % 64 == 0)  # a lane exchanges with the one 32 away
+    assert ", 32, 64," not in tilelang.lower(row_sums(threads, rows), target="sm_80").kernel_source
+
+
+def products(stages, rows=64):
+    @T.prim_func
+    def program(A: T.Tensor((512, 64), "float32"), B: T.Tensor((512, 64), "float32"), C: T.Tensor((rows, 64), "float32")):
+        with T.Kernel(2, threads=128) as bx:
+            a, b = T.alloc_shared((rows, 32), "float32"), T.alloc_shared((rows, 32), "float32")
+            acc = T.alloc_fragment((rows, 32), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(512 // rows, num_stages=stages):
+                T.copy(A[k * rows, bx * 32], a)
+                T.copy(B[k * rows, bx * 32], b)
+                for i, j in T.Parallel(rows, 32):
+                    acc[i, j] = acc[i, j] + a[rows - 1 - i, 31 - j] * b[i, j]
+            T.copy(acc, C[0, bx * 32])
+
+    return program
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_tiles_of_the_next_iteration_are_in_flight_in_registers(stages):
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal((512, 64)).astype(np.float32) for _ in range(2))
+    c = np.zeros((64, 64), np.float32)
+    kernel = tilelang.compile(products(stages), target="gfx942", execution_backend="simulator")
+    kernel(a, b, c)
+    turned = a.reshape(8, 64, 2, 32)[:, ::-1, :, ::-1].reshape(512, 64)
+    np.testing.assert_allclose(c, (turned * b).reshape(8, 64, 64).sum(0), rtol=1e-5, atol=1e-5)
+    (facts,) = kernel.report_data["kernels"]
+    assert facts["schedule"].startswith("pipelined") and facts["shared_bytes"] == min(stages, 2) * 2 * 64 * 32 * 4
+    assert kernel.sync_report().split(": ")[1].startswith("ordered")
