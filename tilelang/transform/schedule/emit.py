@@ -36,7 +36,9 @@ from .loop_order import Search
 from .rings import GROUP, Ring, WarpRoleLoop, pin, select_version
 
 PING_PONG = 14, 15  # numbers of the named barriers at which one warp group waits for the GEMMs of the other
-LONG = 1.25  # times the cycles of the tensor cores: the path of a group with a reduction from which on two groups alternate
+# Two groups alternate where the path of one, with a reduction, takes so many times the cycles of the tensor cores.  With less
+# they wait for each other, with more the tensor cores are idle in any case.
+LONG = 1.25, 2.0
 UNROLL = 4  # iterations in one of a loop whose GEMMs alternate between two accumulators
 
 
@@ -255,8 +257,10 @@ class _Ordered(_Emitter):
         late = any(self.loop.items[e.item].touches(b.data) for b in tiles for e in self.events if e.stage)
         pins = [pin(b) for b in self.carried]
         reduces = any(isinstance(self.loop.items[e.item].stmt, Reduce) for e in self.events)
-        long = self.path > LONG * sum(self.loop.cost[i].tensor for i in self.loop.gemms)
-        if r.groups == 2 and self.depth and reduces and long and self.by_rows():
+        masks = sum(self.loop.cost[i].ordinary for i in self.loop.own if isinstance(x := self.loop.items[i].stmt, If)
+                    and k in used_vars(x.cond))  # what some iterations do, such as those with a mask
+        path = (self.path - masks) / (sum(self.loop.cost[i].tensor for i in self.loop.gemms) or 1.0)
+        if r.groups == 2 and self.depth and reduces and LONG[0] < path < LONG[1] and self.by_rows():
             self.opens = next(e.item for e in self.events if e.item in self.loop.gemms)
         body = self.sequence(self.events, self.steady, {0: k, 1: k - 1} if self.depth else {0: k}, True)
         loop = with_options(replace(r.loop, kind="serial", start=start + self.depth if self.depth else r.loop.start,
