@@ -44,7 +44,13 @@ _ROWS: tuple[tuple[str, str, str, dict[str, tuple[Any, ...]]], ...] = (
      "width: number of consecutive lanes that exchange values among themselves.", {"width": ("int", 32)}),
     ("AtomicOptions", "atomic_add atomic_max atomic_min atomic_or atomic_and atomic_xor atomic_inc atomic_dec atomic_cas "
      "atomic_exchange atomic_load atomic_store",
-     "order: the C++ name of the memory order, None for the default of the intrinsic.", {"order": ("str | None", None)}),
+     "order: the C++ name of the memory order, None for the default of the intrinsic. scope: \"sys\" orders with other devices "
+     "as well, None with the threads of this one.", {"order": ("str | None", None), "scope": ("str | None", None)}),
+    ("SignalOptions", "wait_signal",
+     "compare: eq, ne, ge, le, gt or lt: the value there, and the one that is waited for. line: of the program, for reports.",
+     {"compare": ("str",), "line": ("int", 0)}),
+    ("RankBarrierOptions", "rank_barrier", "words: of the row, two for each rank. line: of the program, for reports.",
+     {"words": ("int",), "line": ("int", 0)}),
     ("CpAsyncOptions", "cp_async", "bytes: 4, 8 or 16.", {"bytes": ("int",)}),
     ("WaitOptions", "cp_async_wait wgmma_wait", "n: groups that may still run.", {"n": ("int", 0)}),
     ("WaitLoadsOptions", "wait_loads", "n: loads into LDS of this wave that may still be in flight.", {"n": ("int", 0)}),

@@ -197,6 +197,8 @@ class _Parser:
 
     def define(self, name: str, dt: dtype) -> Var:
         self.env[name] = v = Var(name, dt)
+        if dt.is_handle:
+            self.storage[name] = v  # of tensors at this address
         return v
 
     def block(self, body: list[ast.stmt]) -> Stmt:

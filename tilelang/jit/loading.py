@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang.ir import deep
-from tilelang.runtime import l2_window, workspaces
+from tilelang.runtime import l2_window, workspaces, world
 from tilelang.runtime.host_engine import HostLibrary, ffi_state
 from tilelang.runtime.host_stub import modes_of
 from tilelang.runtime.launchers import MAX_DEVICES
@@ -117,7 +117,9 @@ class GpuModules:
         self.driver.ensure_context(device)
         place, modules = self.driver.place(), []
         for k, facts in enumerate(self.artifact.meta["kernels"]):
-            module = self.driver.load(self.artifact.files[facts["file"]])
+            cubin = self.artifact.files[facts["file"]]
+            module = self.driver.load(cubin)
+            world.fill(self.driver, module, cubin)
             function = module.function(facts["name"], facts["shared_bytes"], facts.get("cluster", 1))
             modules.append(module)
             self.functions[k * MAX_DEVICES + device] = function.handle.value

@@ -39,6 +39,8 @@ from .composed import (all_of, any_of, atomic_addx2,
 from .debug import device_assert, print
 from .dtypes import (AnyDType, dtype, get_tvm_dtype, is_f8f6f4_family, is_float4, is_float4_e2m1_unpacked,
                      is_float4_e2m1fn, validate_gemm_ab_dtypes)
+from .distributed import (SymmTensor, atom_add, barrier_all, fence_sys, get_block, get_num_ranks, get_rank, get_warp, ld,
+                          put_block, put_warp, remote, signal, st, wait_eq, wait_ge, wait_gt, wait_le, wait_lt, wait_ne)
 from .extern import call_extern, call_pure_extern
 from .hopper import (annotate_consumer_reg_alloc, annotate_producer_reg_dealloc, disable_warp_group_reg_alloc,
                      no_set_max_nreg, block_rank_in_cluster, cluster_arrive, cluster_arrive_relaxed, cluster_sync, cluster_wait,

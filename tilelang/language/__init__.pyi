@@ -86,6 +86,18 @@ from tilelang.language.composed import (
     vectorlow as vectorlow,
 )
 from tilelang.language.debug import device_assert as device_assert, print as print
+from tilelang.language.distributed import (
+    _SymmetricFactory as _SymmetricFactory,
+    atom_add as atom_add,
+    barrier_all as barrier_all,
+    fence_sys as fence_sys,
+    get_num_ranks as get_num_ranks,
+    get_rank as get_rank,
+    ld as ld,
+    remote as remote,
+    signal as signal,
+    st as st,
+)
 from tilelang.language.dtypes import (
     get_tvm_dtype as get_tvm_dtype,
     is_f8f6f4_family as is_f8f6f4_family,
@@ -415,6 +427,7 @@ class StridedTensor(_Annotation):
     def __init__(self, shape: Any, strides: Any, dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...
 
 Sub: type[_Expr]
+SymmTensor: _SymmetricFactory
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
 def TCGEN05DescriptorParams(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is for Blackwell's tensor memory, which is not available yet.")
@@ -972,6 +985,29 @@ def func_name(*args: Any, **kwargs: Any) -> Any: ...
 def func_ret(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def get_active_lane_mask(*args: Any, **kwargs: Any) -> Any: ...
+
+def get_block(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
+    """Copy `size` consecutive elements from another rank, by all threads of the block.
+
+    src, dst: where the elements start, in row-major tensors of one type; the one on the other rank is a T.SymmTensor.
+    src_pe: that rank, -1 for this one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.
+    enable_aggressive_vectorize: no effect; accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
+
+    Example:
+        T.get_block(S[bx * 128], X[bx * 128], 128, src_pe=1)
+    """
+
+def get_warp(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
+    """Copy `size` consecutive elements from another rank, by the lanes of each executing warp.
+
+    src, dst: where the elements start, in row-major tensors of one type; the one on the other rank is a T.SymmTensor.
+    src_pe: that rank, -1 for this one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.
+    enable_aggressive_vectorize: no effect; accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
+
+    Example:
+        T.get_warp(S[bx * 128], X[bx * 128], 128, src_pe=1)
+    """
+
 get_warp_idx_sync = _get_warp_idx_sync
 half: dtype
 handle: PointerFactory
@@ -1266,6 +1302,29 @@ def ptx_tcgen05_mma_ts(*args: Any, **kwargs: Any) -> Any: ...
 def ptx_wgmma_sp_rs(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")
 def ptx_wgmma_sp_ss(*args: Any, **kwargs: Any) -> Any: ...
+
+def put_block(src: Any, dst: Any, size: Any, dst_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
+    """Copy `size` consecutive elements to another rank, by all threads of the block.
+
+    src, dst: where the elements start, in row-major tensors of one type; the one on the other rank is a T.SymmTensor.
+    dst_pe: that rank, -1 for this one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.
+    enable_aggressive_vectorize: no effect; accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
+
+    Example:
+        T.put_block(X[bx * 128], S[bx * 128], 128, dst_pe=1)
+    """
+
+def put_warp(src: Any, dst: Any, size: Any, dst_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
+    """Copy `size` consecutive elements to another rank, by the lanes of each executing warp.
+
+    src, dst: where the elements start, in row-major tensors of one type; the one on the other rank is a T.SymmTensor.
+    dst_pe: that rank, -1 for this one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.
+    enable_aggressive_vectorize: no effect; accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
+
+    Example:
+        T.put_warp(X[bx * 128], S[bx * 128], 128, dst_pe=1)
+    """
+
 @_deprecated("Not available: is not available yet.")
 def q_multiply_shift(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is not available yet.")
@@ -1656,6 +1715,72 @@ def var(name: _str = 'v', dtype: Any = 'int32') -> Any:
 void: dtype
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def vscale(*args: Any, **kwargs: Any) -> Any: ...
+
+def wait_eq(value: Any, expected: Any, peer: Any = -1) -> Any:
+    """Wait until an integer element is `expected`.
+
+    Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
+    scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
+    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  Raises signal-operand.
+
+    Example:
+        T.wait_eq(F[0], 1)
+    """
+
+def wait_ge(value: Any, expected: Any, peer: Any = -1) -> Any:
+    """Wait until an integer element is at least `expected`.
+
+    Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
+    scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
+    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  Raises signal-operand.
+
+    Example:
+        T.wait_ge(F[0], 1)
+    """
+
+def wait_gt(value: Any, expected: Any, peer: Any = -1) -> Any:
+    """Wait until an integer element is above `expected`.
+
+    Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
+    scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
+    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  Raises signal-operand.
+
+    Example:
+        T.wait_gt(F[0], 1)
+    """
+
+def wait_le(value: Any, expected: Any, peer: Any = -1) -> Any:
+    """Wait until an integer element is at most `expected`.
+
+    Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
+    scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
+    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  Raises signal-operand.
+
+    Example:
+        T.wait_le(F[0], 1)
+    """
+
+def wait_lt(value: Any, expected: Any, peer: Any = -1) -> Any:
+    """Wait until an integer element is below `expected`.
+
+    Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
+    scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
+    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  Raises signal-operand.
+
+    Example:
+        T.wait_lt(F[0], 1)
+    """
+
+def wait_ne(value: Any, expected: Any, peer: Any = -1) -> Any:
+    """Wait until an integer element is not `expected`.
+
+    Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
+    scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
+    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  Raises signal-operand.
+
+    Example:
+        T.wait_ne(F[0], 1)
+    """
 
 def warp_reduce_bitand(value: Any) -> _Expr:
     """bitand over the lanes of the warp; every lane gets it.

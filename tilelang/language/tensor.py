@@ -83,6 +83,7 @@ class TensorSpec:
     """
 
     __slots__ = ("shape", "dtype", "strides", "scope_name", "compact", "name", "align", "elem_offset")
+    symmetric = False  # every rank has one (distributed.py)
 
     def __init__(self, shape: Any, dt: Any, strides: Any = None, scope: str | None = None, compact: bool = True,
                  align: int = 0, elem_offset: Any = None) -> None:
@@ -106,7 +107,7 @@ class TensorSpec:
         """The Buffer of a parameter of this type."""
         offset = 0 if self.elem_offset is None else self.elem_offset
         return Buffer(name, self.shape, self.dtype, self.scope_name, self.strides, offset, data,
-                      BufferFacts(align=self.align or 0), span=span)
+                      BufferFacts(align=self.align or 0, symmetric=self.symmetric), span=span)
 
     def __repr__(self) -> str:
         return f"T.Tensor({self.shape}, '{self.dtype}')"

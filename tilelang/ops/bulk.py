@@ -17,7 +17,7 @@ from tilelang.arith import divisible
 from tilelang.ir import AddressOf, Region, Stmt, const, convert, do, is_const, seq
 from tilelang.target.tensor_map import unsupported
 
-from .tma_boxes import barrier_of, copied_tile, moved, row_box, tensor_of, tensor_unsupported, unaligned
+from .tma_boxes import barrier_of, copied_tile, moved, reached_by_ranks, row_box, tensor_of, tensor_unsupported, unaligned
 
 UNIT = 16  # bytes
 MOST_BYTES = 1 << 16
@@ -71,7 +71,7 @@ def _form(op: Any, tile: Region, run: Region) -> str:
         return f"the tile of `{t.name}` is not contiguous"
     if (t.facts.align or UNIT) < UNIT:
         return f"`{t.name}` may start at no multiple of {UNIT} bytes"
-    return ""
+    return reached_by_ranks(t)
 
 
 def _place(run: Region, bits: int, analyzer: Any) -> str:

@@ -25,7 +25,12 @@ def excluded(op: Any, tile: Region, other: Region) -> str:
         return "the copy asks for another way"
     if op.plan.unaligned_columns:
         return unaligned(other)
-    return "the copy converts" if tile.dtype != other.dtype else ""
+    return reached_by_ranks(other.buffer) or ("the copy converts" if tile.dtype != other.dtype else "")
+
+
+def reached_by_ranks(b: Buffer) -> str:
+    """Why no asynchronous copy accesses a tensor that other ranks reach (signals order the generic proxy); "" for others."""
+    return f"other ranks reach `{b.name}`" if b.facts.symmetric else ""
 
 
 def unaligned(tile: Region) -> str:
@@ -47,6 +52,8 @@ def strides_unsupported(buffer: Buffer, strides: bool) -> str:
 
 def tensor_unsupported(buffer: Buffer, strides: bool = False) -> str:
     """Why TMA cannot write a tensor, whatever the boxes; "" when it can.  strides: as for strides_unsupported."""
+    if buffer.facts.symmetric:
+        return reached_by_ranks(buffer)
     if not isinstance(buffer.offset, int) and not hasattr(buffer.offset, "value"):
         return strides_unsupported(buffer, strides) or f"where `{buffer.name}` starts is known at run time only"
     return strides_unsupported(buffer, strides)

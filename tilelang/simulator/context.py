@@ -25,6 +25,7 @@ from .addresses import Addresses
 from .faults import fault
 from .lanes import Action
 from .memory import Memory, granules
+from .ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,11 @@ class Context(ExprCompiler):
 
     memory: Memory
 
-    def __init__(self, func: Func, check: bool, handlers: Handlers) -> None:
+    def __init__(self, func: Func, check: bool, handlers: Handlers, ranks: Ranks | None = None) -> None:
         super().__init__(INTRINSICS, {**EXPRESSIONS, **handlers.exprs})
         self.check, self.stmts, self.calls, self.granules = check, handlers.stmts, handlers.calls, granules(func)
         self.chip, self.warp = func.facts.chip, WAVE if func.facts.chip else WARP
-        self.addresses = Addresses()
+        self.addresses, self.ranks = Addresses(), ranks or Ranks()
         self.launch = LaunchScope()
         self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()
         self.in_while = False

@@ -6,7 +6,7 @@ Each is a Python thread, but only one runs at a time, always the first that can,
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ class Scheduler:
         self.back = threading.Semaphore(0)
         self.now = coroutines[0]
         self.stopping = False
+        self.random: Any = None  # chooses among the coroutines that can run; None: the first
 
     def idle(self) -> bool:
         """Called when all coroutines wait: complete some asynchronous work.  Returns whether any was completed."""
@@ -63,7 +64,10 @@ class Scheduler:
                 left = [p for p in self.coroutines if not p.done]
                 if not left:
                     return
-                ready = next((p for p in left if p.until is None or p.until()), None)
+                able: Iterator[Coroutine] = (p for p in left if p.until is None or p.until())
+                if self.random is not None:
+                    able = iter(self.random.sample(some := [*able], len(some)))
+                ready = next(able, None)
                 if ready is not None:
                     self._resume(ready)
                 elif not self.idle():
@@ -85,6 +89,12 @@ class Scheduler:
         me.resumed.acquire()
         if self.stopping:
             raise Stopped
+
+    def pause(self) -> None:
+        """The running coroutine lets others run, where they are chosen at random."""
+        if self.random is not None:
+            states = iter((False,))
+            self.wait(lambda: next(states, True), str, None)
 
     def _resume(self, p: Coroutine) -> None:
         self.now, p.until = p, None

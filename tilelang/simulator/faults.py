@@ -33,6 +33,7 @@ register("sim-proxy", RuntimeError, "TMA or wgmma touches what ordinary stores w
          expected="fence_proxy_async by the thread that accessed it, then a barrier")
 register("sim-race", RuntimeError, "two threads access the same memory, one of them writing, with no barrier between",
          "put T.sync_threads() between the two accesses", expected="a barrier between the two accesses")
+register("sim-rank", RuntimeError, "a program names a rank that does not run it", "ranks are 0 to T.get_num_ranks() - 1")
 register("sim-thread-dependent", RuntimeError, "a value that must be the same for all threads differs between them",
          "compute it from block indices and parameters only", expected="one value for all threads")
 register("sim-tma", RuntimeError, "a bulk copy that the hardware does not accept", "compare box, swizzle, strides and "

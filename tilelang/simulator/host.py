@@ -22,6 +22,7 @@ from .context import Context
 from .faults import fault
 from .lanes import LaneFrame
 from .memory import Storage, buffers_of, span_of, strided
+from .ranks import symmetric
 
 
 Arguments = Mapping[str, Any] | Sequence[Any]
@@ -139,19 +140,21 @@ def bind_arguments(func: Func, args: Arguments, granule: Mapping[int, int], alia
     return binding
 
 
-def run_program(c: Context, func: Func, args: Arguments, aliased: bool, hold: Callable[[Storage], Any],
-                block: Any = None) -> Binding:
-    """Compile a program and run it on these arguments.  hold: what the slot of a tensor holds.  block: the state outside of
-    launches.  Raises what the program raises, and as bind_arguments does."""
-    binding = bind_arguments(func, args, c.granules, aliased)
-    c.addresses = binding.addresses
-    action, at = c.stmt(func.body), [c.slot(t.buffer.data) for t in binding.tensors]
-    slots = c.new_slots(binding.values)
-    for k, t in zip(at, binding.tensors):
-        slots[k] = hold(t.storage)
+def run_program(c: Context, func: Func, args: Sequence[Arguments], aliased: bool, hold: Callable[[Storage], Any],
+                block: Any = None) -> list[Binding]:
+    """Compile a program and run it; args: for each rank, and so the result.  hold: what the slot of a tensor holds.  block: the
+    state outside of launches.  Raises what the program raises, and as bind_arguments does."""
+    c.granules.update({id(b.data): numpy_dtype(b.dtype).itemsize for _, b in func.buffers if b.facts.symmetric})
+    bindings = [bind_arguments(func, a, c.granules, aliased) for a in args]
+    c.addresses = bindings[0].addresses
+    c.ranks.own = symmetric(c, bindings, hold)
+    action = c.stmt(func.body)
+    slots = c.new_slots(bindings[0].values)
+    for k, held in c.ranks.own[0].items():
+        slots[k] = held
     with np.errstate(all="ignore"):
         action(LaneFrame(slots, 1, None, block))
-    return binding
+    return bindings
 
 
 def _by_param(func: Func, args: Arguments) -> dict[Var, Any]:

@@ -26,6 +26,7 @@ class Releases:
 
     def __init__(self, e: Call) -> None:
         kind, order = e.op.removeprefix("atomic_"), e.options.order
+        self.kind, self.order, self.system = kind, order, e.options.scope == "sys"
         self.releases = kind != "load" and order in RELEASES
         self.acquires = kind != "store" and order in ACQUIRES
         self.replaces = kind == "store"

@@ -69,10 +69,10 @@ for _name in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx"):
 
 # Atomics return the value before the operation.  The order becomes a fence before (release) and after (acquire).
 for _name in ("add", "max", "min", "or", "and", "xor", "inc", "dec", "exchange", "store"):
-    _device(f"atomic_{_name}", 2, WRITES, f"tl::atomic_{_name}<{{order_number}}>({{0}}, {{1}})")
+    _device(f"atomic_{_name}", 2, WRITES, f"tl::atomic_{_name}{{scope_suffix}}<{{order_number}}>({{0}}, {{1}})")
 # The new value, then the one that is compared.
-_device("atomic_cas", 3, WRITES, "tl::atomic_cas<{order_number}>({0}, {1}, {2})")
-_device("atomic_load", 1, READS, "tl::atomic_load<{order_number}>({0})")
+_device("atomic_cas", 3, WRITES, "tl::atomic_cas{scope_suffix}<{order_number}>({0}, {1}, {2})")
+_device("atomic_load", 1, READS, "tl::atomic_load{scope_suffix}<{order_number}>({0})")
 _functions(WRITES, "atomic_addx2 2  atomic_addx4 2")
 
 # Barriers in shared memory (PTX ISA, "mbarrier"): an argument `bar` is the address of an element of a shared.barrier
@@ -103,6 +103,15 @@ _device("cluster_arrive", 0, SYNC, "tl::cluster_arrive{relaxed_suffix}()")
 _functions(SYNC, "cluster_wait 0  cluster_sync 0  mbarrier_arrive_remote 2  mbarrier_complete_remote 3")  # bar, cta, bytes
 _functions(READS, "cluster_load 2")
 _functions(WRITES, "cluster_store 3")
+
+# Many devices: ranks run one program.  remote_address: where rank {1} has what this rank has at the address {0}, in a tensor
+# that all ranks allocate together.  wait_signal: acquires the value at an address, of system scope, once it compares so.
+SIGNAL_COMPARISONS = ("eq", "ne", "ge", "le", "gt", "lt")
+SYSTEM_ATOMICS = ("add", "exchange", "store", "load", "cas")  # what has a form of system scope
+_functions(PURE, "world_rank 0  world_size 0  remote_address 2")
+_device("wait_signal", 2, SYNC, "tl::wait_signal<{compare_number}>({0}, {1}, {line})")
+_device("rank_barrier", 1, SYNC, "tl::rank_barrier({0}, {words}, {line})")  # of the blocks of one number on all ranks
+_functions(SYNC, "fence_sys 0")
 
 # Warp groups: 128 threads, four warps whose first is a multiple of 4.
 add_intrinsic(Intrinsic("in_warp_groups", 0, PURE))  # options first, count: whether this thread is in one of them
@@ -146,6 +155,9 @@ def call_fields(e: Call, args: Sequence[str] = ()) -> dict[str, Any]:
         out["row_function"] = options.row.replace(".", "_")
     elif op.startswith("atomic_") and options is not None:
         out["order_number"] = ATOMIC_ORDERS.index(options.order or "relaxed")
+        out["scope_suffix"] = "_sys" if options.scope == "sys" else ""
+    elif op == "wait_signal":
+        out["compare_number"] = SIGNAL_COMPARISONS.index(options.compare)
     elif op.startswith("shfl_"):
         out["mask"] = args[2] if len(args) > 2 else "0xffffffffu"
     return out

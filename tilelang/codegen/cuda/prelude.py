@@ -68,7 +68,8 @@ def _element_types(words: set[str], injected: str, named: set[str], worked_with:
 
 
 # The sections that a section uses precede it.
-_FILES = (FLOATS, VALUES, os.path.join(os.path.dirname(__file__), "prelude_memory.cuh"), THREADS)
+_MEMORY, _RANKS = (os.path.join(os.path.dirname(__file__), f"prelude_{name}.cuh") for name in ("memory", "ranks"))
+_FILES = (FLOATS, VALUES, _MEMORY, THREADS, _RANKS)
 
 
 def sections() -> dict[str, str]:

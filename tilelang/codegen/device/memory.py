@@ -37,7 +37,7 @@ class Memory:
         """The declaration of a tensor parameter."""
         self._types[b.data] = b.dtype
         read_only = "" if b.data in self.written else "const "
-        alone = "" if self._may_alias is None or b.name in self._may_alias else " __restrict__"
+        alone = "" if self._may_alias is None or b.name in self._may_alias or b.facts.symmetric else " __restrict__"
         return f"{read_only}{type_name(b.dtype, b.span)}*{alone} {self.page.name(b.data, b.name)}"
 
     def workspace(self, b: Buffer) -> str:

@@ -269,6 +269,13 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
     ("fence-operand", ValueError, "an operand of T.warpgroup_fence_operand that is no register array",
      "pass the accumulator fragment"),
     # atomics, threads, annotations, debugging
+    ("not-symmetric", TypeError, "a tensor of another rank that only this rank can reach",
+     "declare the parameter as T.SymmTensor(shape, dtype), and allocate it by tilelang.distributed",
+     "a T.SymmTensor parameter"),
+    ("rank", ValueError, "a rank that is none", "ranks are integers from 0 to T.get_num_ranks() - 1", "a rank"),
+    ("signal-operand", ValueError, "an operand that no signal, wait or remote copy can use", "give a T.SymmTensor of int64",
+     "an integer element in global memory"),
+    ("signal-order", ValueError, "an unknown memory order, scope or operation", "leave it out", "one of the names"),
     ("atomic-order", KeyError, "an unknown memory order", "leave it out for relaxed order"),
     ("atomic-load-order", ValueError, "a memory order that a load or store does not support", "use 'relaxed' or 'seq_cst', or "
      "acquire loads and release stores"),

@@ -104,7 +104,7 @@ def _all_came(f: LaneFrame, barrier: Any, span: Any) -> None:
     now = int(barrier.waits[f.active()][0])
     for p in f.block.warp_roles.coroutines:
         lanes = p.frame.own
-        if p.done and (barrier.arrivals[lanes] < now).any():
+        if p.done and p.frame.block.device == f.block.device and (barrier.arrivals[lanes] < now).any():
             raise fault("sim-barrier", f"block {p.frame.block.where} ends without coming to this barrier of the grid",
                         expected="all blocks at the barrier", found=f"block {p.frame.block.where} at its end",
                         span=span, hint="every thread of every block reaches T.sync_grid() equally often")

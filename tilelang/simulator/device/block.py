@@ -43,6 +43,7 @@ class Block:
         # the arena of shared memory at byte `base`.
         self.cluster: Any = None
         self.rank = self.first = self.base = 0
+        self.device = 0  # the rank of the program that runs it
         self.warp_roles: Any = None  # warp_roles.WarpRoles, where each warp runs independently
         self.asynchronous: Any = None  # asynchronous.Asynchronous, where TMA, wgmma or mbarriers are used
         self.print = printer.print

@@ -103,13 +103,13 @@ class Cluster:
     """State of one cluster, or of all clusters of a grid with a grid barrier.
 
     size: number of CTAs.  lanes: of one CTA, whole warp groups.  arena: bytes of shared memory of one CTA.  mates: CTAs of a
-    cluster.
+    cluster.  grid: CTAs that meet at the barrier of the grid, those of one rank.
     """
 
-    def __init__(self, size: int, lanes: int, arena: int, names: list[str], mates: int) -> None:
+    def __init__(self, size: int, lanes: int, arena: int, names: list[str], mates: int, grid: int) -> None:
         self.size, self.lanes, self.arena, self.names, self.mates = size, lanes, arena, names, mates
         self.own = Meetings(size, lanes, mates, "cluster barrier")
-        self.grid = Meetings(size, lanes, size, "barrier of the grid")
+        self.grid = Meetings(size, lanes, grid, "barrier of the grid")
         self.over: set[int] = set()
         self.touched: dict[int, dict[int, tuple[int, Any]]] = {r: {} for r in range(size)}  # by CTA, thread: clock, span
         self.sources: dict[int, list[tuple[int, int, Any]]] = {r: [] for r in range(size)}  # agent, clock, span

@@ -11,6 +11,7 @@ from tilelang.target.tensor_map import tensor_maps_of
 from ..context import Context, Handlers
 from ..lane_ops import Printer
 from ..lanes import Action
+from ..ranks import Ranks
 from .accesses import Accesses
 from .memory import DeviceMemory
 
@@ -71,8 +72,8 @@ class DeviceContext(Context):
 
     memory: DeviceMemory
 
-    def __init__(self, func: Func, check: bool, handlers: Handlers, split: bool) -> None:
-        super().__init__(func, check, handlers)
+    def __init__(self, func: Func, check: bool, handlers: Handlers, split: bool, ranks: Ranks | None = None) -> None:
+        super().__init__(func, check, handlers, ranks)
         self.accesses = Accesses(check, self.chip)
         self.memory = DeviceMemory(self, self.accesses)
         self.split, self.printer = split, Printer()

@@ -30,10 +30,12 @@ from ..faults import fault
 from ..host import clusters
 from ..lanes import Action, LaneFrame, contains
 from ..memory import geometry, span_of
+from ..ranks import Flags, Section
 
 HOPPER_OPS = {**MBARRIER_OPS, **TMA_OPS, **WGMMA_OPS, **CLUSTER_OPS}
 Placement = Callable[[LaneFrame], tuple[int, list[tuple[int, int]]]]
 
+SIGNALS = ("wait_signal", "rank_barrier")  # calls that wait for other blocks
 ALIGN = 128  # alignment of shared buffers that no pass has placed
 MOST_BLOCKS = 64  # maximum number of blocks that run concurrently
 
@@ -50,8 +52,9 @@ class DeviceLaunch:
         self.body = c.stmt(s.body)
         c.workspaces = None
         self.dims, self.mates = cluster_of(s), math.prod(cluster_of(s) or (1,))
-        self.meets = contains(s.body, (), ("sync_grid",))  # all blocks run concurrently, in the order of their clusters
-        self.size = math.prod(whole_grid(s)) if self.meets else self.mates
+        # All blocks run concurrently, in the order of their clusters: those of all ranks.
+        self.meets = c.ranks.size > 1 or contains(s.body, (), ("sync_grid", *SIGNALS))
+        self.size = math.prod(whole_grid(s)) * c.ranks.size if self.meets else self.mates
         self.hopper = self.size > 1 or contains(s.body, (), tuple(HOPPER_OPS))
         self.warp_roles = self.hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
         self.single_warps = cuts_groups(walk(s.body, Call))
@@ -80,18 +83,24 @@ class DeviceLaunch:
         extents = [int(g(f)) for g in self.grid]
         nbytes, offsets = self.place(f)
         arena = nbytes if self.size == 1 else -(-max(nbytes, 1) // 1024) * 1024
-        for make in self.workspaces:
-            make(f)
-        tables = self.tables(f)
+        self.c.ranks.flags = Flags(self.c.ranks.random)  # earlier launches have ended on every rank
+        hosts = self.c.ranks.frames(f)
+        for g in hosts:
+            for make in self.workspaces:
+                make(g)
+        tables = self.tables(hosts)
         groups = clusters(extents, self.dims, self.span)
         for number, at in enumerate([[index for mate in groups for index in mate]] if self.meets else groups):
-            self.blocks(self.frames(f, number, at, arena, offsets, tables), tables)
+            self.blocks(self.frames(hosts, number, at, arena, offsets, tables), tables)
 
-    def tables(self, f: LaneFrame) -> list[AccessTable]:
+    def tables(self, hosts: list[LaneFrame]) -> list[AccessTable]:
         """New access tables of the global tensors that the program writes."""
-        tables, written = [], self.c.written_slots()
-        for at, memory in enumerate(f.slots):
-            if isinstance(memory, Global) and self.c.check and at in written:
+        tables: list[AccessTable] = []
+        written = self.c.written_slots()
+        for at, held in ((at, held) for f in hosts for at, held in enumerate(f.slots)):
+            memory = held.memory if isinstance(held, Section) else held
+            if isinstance(memory, Global) and self.c.check and (at in written or memory is not held) and not any(
+                    memory.table is t for t in tables):
                 n = memory.store.nbytes // memory.store.granule
                 table = AccessTable(n, self.size * self.lanes, self.group, self.c.accesses.sites,
                                     f"global tensor {memory.store.name}", many_blocks=True)
@@ -100,12 +109,15 @@ class DeviceLaunch:
                 tables.append(table)
         return tables
 
-    def frames(self, f: LaneFrame, number: int, at: Any, arena: int, offsets: list[tuple[int, int]],
+    def frames(self, hosts: list[LaneFrame], number: int, at: Any, arena: int, offsets: list[tuple[int, int]],
                tables: list[AccessTable]) -> list[LaneFrame]:
-        """The frames of the blocks at these indices, which run concurrently.  number: how many such sets ran before."""
+        """The frames of the blocks at these indices on every rank, which run concurrently.  number: how many such sets ran
+        before."""
         c, size, lanes = self.c, self.size, self.lanes
-        names = [f"({', '.join(map(str, index))})" for index in at]
-        cluster = Cluster(size, lanes, arena, names, self.mates) if size > 1 else None
+        places = [(device, index) for device in range(len(hosts)) for index in at]
+        of = " of rank {}".format if len(hosts) > 1 else lambda device: ""
+        names = [f"({', '.join(map(str, index))}){of(device)}" for device, index in places]
+        cluster = Cluster(size, lanes, arena, names, self.mates, len(at)) if size > 1 else None
         block = Block(size * lanes, self.threads, c.accesses.counters, c.printer, names[0], self.agents, c.warp)
         block.shared = Shared(arena * size, c.shared_granule, size * lanes, c.accesses.sites)
         block.copies, block.cluster = AsyncCopies(size * lanes), cluster
@@ -114,10 +126,10 @@ class DeviceLaunch:
             if cluster is not None:
                 table.thread = cluster.thread
         frames = []
-        for rank, index in enumerate(at):
+        for rank, (device, index) in enumerate(places):
             own = copy(block)
-            own.where, own.rank, own.first, own.base = names[rank], rank, rank * lanes, rank * arena
-            g = LaneFrame(list(f.slots), size * lanes, self.mask, own)
+            own.where, own.rank, own.first, own.base, own.device = names[rank], rank, rank * lanes, rank * arena, device
+            g = LaneFrame(list(hosts[device].slots), size * lanes, self.mask, own)
             for slot, offset in offsets:
                 g.slots[slot] = offset + own.base
             for (slot, dt), v in zip(self.block_slots, index):
@@ -134,7 +146,7 @@ class DeviceLaunch:
         unit = GROUP if self.hopper and not self.c.split and not self.single_warps else WARP
         coroutines = [p for g in frames for p in unit_frames(g, g.slots, self.threads, unit)]
         if not self.hopper:
-            return WarpRoles(coroutines, self.body).run()
+            return WarpRoles(coroutines, self.body, random=self.c.ranks.random).run()
         block = frames[0].block
         assert block.shared is not None, "a Hopper launch has an arena of shared memory"
         work = Asynchronous(block, self.threads, self.size * self.lanes, self.barriers, [block.shared.table, *tables],
@@ -142,7 +154,7 @@ class DeviceLaunch:
         block.shared.proxy = Proxy(block.shared.table)
         for g in frames:
             g.block.asynchronous = work
-        WarpRoles(coroutines, self.body, unit, work).run()
+        WarpRoles(coroutines, self.body, unit, work, self.c.ranks.random).run()
         if self.c.check:
             work.finish()
         for table in tables:

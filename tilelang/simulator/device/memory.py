@@ -23,6 +23,7 @@ from ..faults import fault
 from ..lane_ops import spread
 from ..lanes import LaneFrame, is_address
 from ..memory import Memory
+from ..ranks import Section
 from ..releases import Releases
 
 
@@ -56,7 +57,12 @@ class DeviceMemory(Memory):
 
         def run(f: LaneFrame) -> np.ndarray:
             linear: np.ndarray = where(f)
-            if not is_address(f.slots[at]):
+            held = f.slots[at]
+            if isinstance(held, Section):
+                self.windows[at] = held.memory
+                out: np.ndarray = linear + held.shift(numpy_dtype(b.dtype).itemsize * lanes, count == 0)
+                return out
+            if not is_address(held):
                 return linear
             need = np.True_ if f.mask is None else f.mask if count else f.mask[:, None]
             window, linear = self.c.addresses.follow(f.slots[at], linear * lanes, need, count == 0, max(count, 1) * lanes,
@@ -70,7 +76,7 @@ class DeviceMemory(Memory):
         """What the slot of a buffer's data holds.  For a tensor made of an address: the memory of the access in progress, whose
         element numbers have just been computed."""
         held = f.slots[at]
-        return self.windows[at] if is_address(held) else held
+        return self.windows[at] if is_address(held) or isinstance(held, Section) else held
 
     def start_of(self, f: LaneFrame, v: Var, held: Any) -> Value:
         """The address of what the slot of v holds.  From then on all bytes of a shared buffer count as written."""
@@ -117,8 +123,14 @@ class DeviceMemory(Memory):
         access = self.access(b, width, span, "atomic", f"atom.{b.scope().split('.')[0]}", "atomic access", atomic)
 
         def run(f: LaneFrame) -> Any:
+            flag = isinstance(f.slots[at], Section) and order is not None
+            if flag and f.block.warp_roles is not None:
+                f.block.warp_roles.pause()
             a = address(f)
             memory = self.behind(f, at)
+            if flag and order is not None:
+                self.accesses.touch(f, memory, a, access)
+                return self.c.ranks.flags.cells(f, memory.store.flat(dt), a // dt.itemsize, order)
             table = memory.table if isinstance(memory, Global) and order is not None and order.concerns else None
             if table is not None and order is not None:
                 flags = a // memory.store.granule

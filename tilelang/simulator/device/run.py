@@ -9,7 +9,7 @@ warp operation in a divergent warp.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from .context import DeviceContext
 from .counters import BankCount, count_warps
 from .launch import HOPPER_OPS, DeviceLaunch
 from .matrix import MATRIX_OPS
+from .signals import SIGNAL_OPS
 from .memory_access import allocate, load, store
 from .warp_roles import SplitGroups
 from ..context import Context, Handlers
@@ -34,6 +35,8 @@ from ..faults import fault
 from ..host import Arguments, run_program
 from ..lane_ops import LANE_OPS
 from ..lanes import Action, LaneFrame
+from ..rank_ops import RANK_OPS
+from ..ranks import Ranks
 
 
 def _counted(handler: Callable[[Context, Call], Closure]) -> Callable[[Context, Call], Closure]:
@@ -61,7 +64,8 @@ DEVICE = Handlers(
     exprs={**VALUES, Load: load},
     stmts={**CONTROL_FLOW, Store: store, Alloc: allocate, Launch: lambda c, s: DeviceLaunch(c, s).run,
            Parallel: _not_lowered, TileOp: _not_lowered},
-    calls={**{op: _counted(h) for op, h in LANE_OPS.items()}, **HOPPER_OPS, **MATRIX_OPS, **ASYNC_OPS, **BARRIER_OPS},
+    calls={**{op: _counted(h) for op, h in LANE_OPS.items()}, **HOPPER_OPS, **MATRIX_OPS, **ASYNC_OPS, **BARRIER_OPS,
+           **RANK_OPS, **SIGNAL_OPS},
 )
 
 
@@ -107,17 +111,30 @@ def run_device(program: Any, args: Arguments, *, check: bool = True, aliased: bo
     Raises sim-race, sim-async, sim-uninitialized, sim-out-of-bounds, sim-misaligned, sim-barrier, sim-warp-divergence,
     sim-argument, sim-unsupported; on Hopper sim-mbarrier, sim-proxy, sim-wgmma, sim-tma, sim-nreg.
     """
+    return _run_split(program, (args,), None, check, aliased)[0]
+
+
+def run_device_ranks(program: Any, args: Sequence[Arguments], *, seed: int | None = None, check: bool = True) -> list[Report]:
+    """Run a lowered program on several devices at once; args: for each rank, as in run_device.
+
+    Memory is weak between devices (simulator/ranks.py).  seed: None runs the first block that can run, and loads of flags
+    return the latest value; a number chooses both at random.  Raises what run_device raises, and sim-rank.
+    """
+    return _run_split(program, args, seed, check, False)
+
+
+def _run_split(program: Any, args: Sequence[Arguments], seed: int | None, check: bool, aliased: bool) -> list[Report]:
     func: Func = getattr(program, "host", None) or getattr(program, "func", program)
     try:
-        return _run(func, args, check, aliased, False)
+        return _run(func, args, seed, check, aliased, False)
     except SplitGroups:
-        return _run(func, args, check, aliased, True)
+        return _run(func, args, seed, check, aliased, True)
 
 
-def _run(func: Func, args: Arguments, check: bool, aliased: bool, split: bool) -> Report:
+def _run(func: Func, args: Sequence[Arguments], seed: int | None, check: bool, aliased: bool, split: bool) -> list[Report]:
     """split: run each warp of a warp group independently: slower, but needed where they wait in different places."""
-    c = DeviceContext(func, check, DEVICE, split)
-    binding = run_program(c, func, args, aliased, Global)
+    c = DeviceContext(func, check, DEVICE, split, Ranks(len(args), seed))
+    bindings = run_program(c, func, args, aliased, Global)
     counters = c.accesses.counters
     banks = sorted(counters.banks.values(), key=lambda b: -b.conflicts)
-    return Report(binding.outputs(check), counters.instructions, counters.bytes, banks, c.printer.text)
+    return [Report(b.outputs(check), counters.instructions, counters.bytes, banks, c.printer.text) for b in bindings]

@@ -47,7 +47,7 @@ class WarpRoles(Scheduler):
     """
 
     def __init__(self, frames: list[LaneFrame], body: Callable[[LaneFrame], None], unit: int = WARP,
-                 asynchronous: Any = None) -> None:
+                 asynchronous: Any = None, random: Any = None) -> None:
         self.kind = "warp" if unit == WARP else "warp group"
         number: dict[int, int] = {}  # by block
         coroutines = []
@@ -55,7 +55,7 @@ class WarpRoles(Scheduler):
             i = number[id(f.block)] = number.get(id(f.block), -1) + 1
             coroutines.append(Coroutine(i, f"{self.kind} {i}", f, body))
         super().__init__(coroutines)
-        self.unit, self.asynchronous = unit, asynchronous
+        self.unit, self.asynchronous, self.random = unit, asynchronous, random
         self.block = frames[0].block
         for f in frames:
             f.block.warp_roles = self

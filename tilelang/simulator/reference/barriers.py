@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import AddressOf, Call, Expr, BARRIER
+from tilelang.ir import AddressOf, Call, Expr, numpy_dtype, BARRIER
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.warp_groups import holds_in
 from tilelang.target.thread_calls import WARP
@@ -25,6 +25,7 @@ from ..faults import fault
 from ..lane_ops import VOTES_OF_BLOCKS, effects, elect, nothing, spread
 from ..lanes import Action, LaneFrame, uniform
 from ..mbarrier import Phases, arrivals
+from ..rank_ops import COMPARE, why_waits
 
 
 class TileBarrier:
@@ -207,16 +208,33 @@ def barriers_of(block: TileBlock, b: Any, span: Any) -> list[Phases]:
     return made
 
 
+def _wait_signal(c: TileContext, e: Call) -> Action:
+    """wait_signal: until the value of each executing thread's flag compares so."""
+    place: Any = e.args[0]
+    dt, compare, value = numpy_dtype(place.buffer.dtype), COMPARE[e.options.compare], c.expr(e.args[1])
+    where = c.memory.locate(place.buffer, place.indices, 1, e.span, True)
+
+    def run(f: LaneFrame) -> None:
+        store, _, _, linear, _ = where(f)
+        on = f.active()
+        flat, cells, want = store.flat(dt), spread(linear, f.lanes)[on], spread(value(f), f.lanes)[on].astype(dt)
+        f.block.wait(lambda: bool(compare(flat[cells], want).all()), lambda: why_waits(
+            e, f.block.device, flat[cells[0]], want[0]), e.span)
+
+    return run
+
+
 # Operations that only order accesses or assign registers: no effect where everything is synchronous.
 ORDER_ONLY = frozenset({
     "fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "fence_gpu", "fence_block", "wgmma_fence",
     "wgmma_commit", "wgmma_wait", "wgmma_pin", "wgmma_hold", "set_max_nreg", "bulk_commit", "bulk_wait", "tma_prefetch",
     "sync_warp", "cp_async_commit", "cp_async_wait", "wait_loads",
-    "wait_shared", "keep_branch", "pdl_trigger", "pdl_sync"})  # fmt: skip
+    "wait_shared", "keep_branch", "pdl_trigger", "pdl_sync", "fence_sys"})  # fmt: skip
 SYNC_OPS = ("sync_threads", "named_barrier", "named_barrier_arrive")
 BARRIER_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
     **effects({"mbarrier_init": _init, "cp_async_mbarrier_arrive": _copies_arrive, "mbarrier_wait": _wait,
-               "mbarrier_arrive_remote": _arrive_remote, "sync_grid": _sync_grid, **dict.fromkeys(SYNC_OPS, _sync),
+               "mbarrier_arrive_remote": _arrive_remote, "sync_grid": _sync_grid, "wait_signal": _wait_signal,
+               **dict.fromkeys(SYNC_OPS, _sync),
                **dict.fromkeys(("mbarrier_arrive", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx"), _arrive)}),
     **CLUSTER_OPS, "elect_one": elect, "in_warp_groups": _in_groups, **dict.fromkeys(ORDER_ONLY, nothing),
     **dict.fromkeys(VOTES_OF_BLOCKS, _block_vote)}

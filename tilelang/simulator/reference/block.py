@@ -55,6 +55,7 @@ class TileBlock:
 
     counters = SimpleNamespace(count=lambda *_: None)  # the reference interpreter counts no instructions
     base = 0  # first byte of its shared memory (device.block.Block)
+    device = 0  # the rank of the program that runs it
 
     def __init__(self, printer: Any, where: str, warp: int = WARP_LANES) -> None:
         self.print, self.where, self.warp = printer.print, where, warp
@@ -149,9 +150,10 @@ class TileScheduler(Scheduler):
         """The running coroutine waits at the barrier of the grid until all others have arrived as often as it has."""
         me = id(self.now)
         self.come[me] = n = self.come.get(me, 0) + 1
-        self.wait(lambda: all(p.done or self.come.get(id(p), 0) >= n for p in self.coroutines),
+        mates = [p for p in self.coroutines if p.frame.block.device == self.now.frame.block.device]
+        self.wait(lambda: all(p.done or self.come.get(id(p), 0) >= n for p in mates),
                   lambda: "at the barrier of the grid", span)
-        early = next((p for p in self.coroutines if p.done and self.come.get(id(p), 0) < n), None)
+        early = next((p for p in mates if p.done and self.come.get(id(p), 0) < n), None)
         if early is not None:
             raise fault("sim-barrier", f"{early.name} ends without coming to this barrier of the grid",
                         expected="all blocks at the barrier", found=f"{early.name} at its end", span=span,

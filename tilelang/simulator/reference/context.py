@@ -12,6 +12,7 @@ from .block import WarpRole
 from .divergence import Divergence
 from .memory import TileMemory
 from ..context import Context, Handlers, LaunchScope
+from ..ranks import Ranks
 
 
 @dataclass
@@ -38,8 +39,8 @@ class TileContext(Context):
     memory: TileMemory
     launch: TileLaunch
 
-    def __init__(self, func: Func, check: bool, handlers: Handlers) -> None:
-        super().__init__(func, check, handlers)
+    def __init__(self, func: Func, check: bool, handlers: Handlers, ranks: Ranks | None = None) -> None:
+        super().__init__(func, check, handlers, ranks)
         self.memory, self.launch = TileMemory(self), TileLaunch()
         self.members: tuple[int, ...] = ()
         self.gathered = False

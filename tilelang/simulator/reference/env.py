@@ -15,6 +15,7 @@ from ..addresses import Addresses, Followed
 from ..faults import fault
 from ..lanes import LaneFrame, is_address, uniform
 from ..memory import geometry, strided, uninitialized, without_storage
+from ..ranks import Section
 
 
 def scalar_elements(op: TileOp) -> TileOp:
@@ -105,6 +106,8 @@ class TileEnv:
         site = self._sites[id(r)]
         f, b = self._frame, r.buffer
         store = f.slots[site.slot]
+        if isinstance(store, Section):
+            store = store.of[int(self._scalar(lambda f, held=store: held.rank))]  # type: ignore[misc]
         if store is None:
             raise without_storage(b, self.span)
         shape, strides, offset = site.geometry(f)

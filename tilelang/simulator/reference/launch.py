@@ -26,7 +26,8 @@ from ..host import clusters
 from ..lane_ops import LANE_OPS, VOTES_OF_BLOCKS
 from ..lanes import LaneFrame, contains
 
-EACH_LANE = (*LANE_OPS, *VOTES_OF_BLOCKS, *WARP_OPS, "elect_one", "wgmma", "tma_load")  # executed by each thread
+# Executed by each thread.
+EACH_LANE = (*LANE_OPS, *VOTES_OF_BLOCKS, *WARP_OPS, "elect_one", "wgmma", "tma_load", "rank_barrier")
 
 
 class TileProgramLaunch:
@@ -37,7 +38,8 @@ class TileProgramLaunch:
                               divergence=Divergence(s), space=space_of(s))
         c.launch.safe = {id(b): c.expr(v) for b, v in s.plan.safe_values}  # these apply inside the kernel only
         c.members = tuple(range(len(c.launch.warp_roles)))
-        self.launch, self.dims, self.together = s, cluster_of(s), contains(s.body, (), ("sync_grid",))
+        self.launch, self.dims, self.ranks = s, cluster_of(s), c.ranks
+        self.together = c.ranks.size > 1 or contains(s.body, (), ("sync_grid", "wait_signal", "rank_barrier"))
         self.warp = c.warp
         self.warp_roles, self.lanes = c.launch.warp_roles, _lanes(s, c.warp)
         self.whole = WarpRole(0, warps_in(s), s.num_threads)
@@ -48,19 +50,22 @@ class TileProgramLaunch:
     def run(self, f: LaneFrame) -> None:
         """Run all blocks."""
         extents = [int(g(f)) for g in self.grid]
-        groups = (self.frames(f, mates) for mates in clusters(extents, self.dims, self.launch.span))
+        groups = (self.frames(g, mates, device) for device, g in enumerate(self.ranks.frames(f))
+                  for mates in clusters(extents, self.dims, self.launch.span))
         for frames in filter(None, [[g for mates in groups for g in mates]] if self.together else groups):
             if self.warp_roles or self.dims is not None or len(frames) > 1:
-                run_warp_roles(frames, self.warp_roles or [self.whole], self.body)
+                run_warp_roles(frames, self.warp_roles or [self.whole], self.body, self.ranks.random)
             else:
                 self.body(frames[0])
 
-    def frames(self, f: LaneFrame, mates: Any) -> list[LaneFrame]:
-        """The frames of the blocks of a cluster (or of one block), given their indices."""
+    def frames(self, f: LaneFrame, mates: Any, device: int) -> list[LaneFrame]:
+        """The frames of the blocks of a cluster (or of one block) of a rank, given their indices."""
         threads, (x, y, _) = self.launch.num_threads, self.launch.threads
         t, frames = np.arange(self.lanes), []
         for at in mates:
-            block = TileBlock(f.block, f"({', '.join(map(str, at))})", self.warp)
+            of = f" of rank {device}" if self.ranks.size > 1 else ""
+            block = TileBlock(f.block, f"({', '.join(map(str, at))}){of}", self.warp)
+            block.device = device
             g = LaneFrame(list(f.slots), self.lanes, None if self.lanes in (1, threads) else t < threads, block)
             g.warp_role = self.whole
             for (slot, dt), v in zip(self.block_slots, at):

@@ -13,6 +13,7 @@ from ..addresses import Followed
 from ..lane_ops import spread
 from ..lanes import LaneFrame, is_address
 from ..memory import Memory, geometry, linear_index, out_of_bounds, without_storage
+from ..ranks import Section
 
 
 class TileMemory(Memory):
@@ -47,6 +48,9 @@ class TileMemory(Memory):
                 bad = np.broadcast_to(bad[..., None], linear.shape)
                 if ramp:
                     linear, bad = linear.reshape(*linear.shape[:-2], -1), bad.reshape(*bad.shape[:-2], -1)
+            if isinstance(store, Section):
+                linear = linear + store.shift(numpy_dtype(b.dtype).itemsize, ramp or bl > 1 or tail is not None)
+                bad, store = np.broadcast_to(bad, linear.shape), store.memory
             if is_address(store):
                 vector, need = ramp or bl > 1 or tail is not None, ~bad
                 if f.mask is not None:

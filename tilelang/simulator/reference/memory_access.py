@@ -108,14 +108,14 @@ def allocate(c: TileContext, s: Alloc) -> Action:
             got = f.block.stores[id(b.data)] = make(f)
         return got
 
-    launched: list[Storage] = []
+    launched: dict[int, Storage] = {}  # by rank
 
     def workspace(f: LaneFrame) -> Storage:
         """The launch's buffer: its first block creates it.  Outside of a kernel it is created each time."""
-        where = getattr(f.block, "where", "")
-        if not launched or not any(digit in "123456789" for digit in where):
-            launched[:] = [make(f)]
-        return launched[0]
+        where, device = getattr(f.block, "where", "").partition(" of ")[0], getattr(f.block, "device", 0)
+        if device not in launched or not any(digit in "123456789" for digit in where):
+            launched[device] = make(f)
+        return launched[device]
 
     if b.scope_name in PRIVATE:
         return private

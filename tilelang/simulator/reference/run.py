@@ -8,7 +8,7 @@ plan_pipelines) are also supported: asynchronous copies complete at once, commit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from ..expressions import VALUES
 from ..host import Arguments, run_program
 from ..lane_ops import LANE_OPS, Printer
 from ..lanes import Action
+from ..rank_ops import RANK_OPS
+from ..ranks import Ranks
 
 _STATEMENTS: dict[type, Callable[[Any, Any], Action]] = {
     **CONTROL_FLOW, If: compile_if, Evaluate: evaluate, Store: store, Alloc: allocate, Parallel: parallel, TileOp: tile_op,
@@ -37,7 +39,7 @@ _STATEMENTS: dict[type, Callable[[Any, Any], Action]] = {
 TILE = Handlers(
     exprs={**VALUES, Load: load},
     stmts={kind: synchronised(handler) for kind, handler in _STATEMENTS.items()},
-    calls={**LANE_OPS, **TILE_HOPPER_OPS, **WARP_OPS, **BARRIER_OPS},
+    calls={**LANE_OPS, **TILE_HOPPER_OPS, **WARP_OPS, **BARRIER_OPS, **RANK_OPS},
 )
 
 
@@ -50,6 +52,19 @@ def run_tile(func: Any, args: Arguments, *, check: bool = True, aliased: bool = 
     Raises sim-argument, sim-out-of-bounds, sim-uninitialized, sim-thread-dependent, sim-unsupported, sim-assert; with
     warp roles or mbarriers also sim-barrier (a deadlock) and sim-mbarrier.
     """
+    return _run(func, (args,), None, check, aliased)[0]
+
+
+def run_tile_ranks(func: Any, args: Sequence[Arguments], *, seed: int | None = None,
+                   check: bool = True) -> list[dict[str, np.ndarray]]:
+    """Run a tile program on several ranks at once; args: for each rank, as in run_tile.
+
+    seed: None runs the first block that can run, a number chooses blocks at random.  Raises what run_tile raises, and sim-rank.
+    """
+    return _run(func, args, seed, check, False)
+
+
+def _run(func: Any, args: Sequence[Arguments], seed: int | None, check: bool, aliased: bool) -> list[dict[str, np.ndarray]]:
     program: Func = expanded(getattr(func, "func", func))
-    c = TileContext(program, check, TILE)
-    return run_program(c, program, args, aliased, lambda storage: storage, Printer()).outputs(check)
+    c = TileContext(program, check, TILE, Ranks(len(args), seed))
+    return [b.outputs(check) for b in run_program(c, program, args, aliased, lambda storage: storage, Printer())]

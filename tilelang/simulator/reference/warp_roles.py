@@ -156,7 +156,7 @@ def around(c: TileContext, s: Stmt, action: Action) -> Action:
     return run
 
 
-def run_warp_roles(blocks: list[LaneFrame], warp_roles: list[WarpRole], body: Action) -> None:
+def run_warp_roles(blocks: list[LaneFrame], warp_roles: list[WarpRole], body: Action, random: Any = None) -> None:
     """Run one block, or the blocks of a cluster, with each warp role as a coroutine."""
     frames = []
     for g in blocks:
@@ -166,4 +166,6 @@ def run_warp_roles(blocks: list[LaneFrame], warp_roles: list[WarpRole], body: Ac
                 f.mask = warp_role.mask(g.lanes) & g.active()
             f.warp_role = WarpRole(warp_role.number, warp_role.warps, warp_role.threads)
             frames.append(f)
-    TileScheduler([g.block for g in blocks], frames, body).run()
+    scheduler = TileScheduler([g.block for g in blocks], frames, body)
+    scheduler.random = random
+    scheduler.run()

@@ -606,6 +606,8 @@ class _Writer:
                 out.append(s if s.init is None else with_fields(s, init=None))
                 if s.init is not None:
                     run.append(Store(s.buffer, (const(0),), s.init, span=s.span))
+            elif isinstance(s, Bind) and s.var.dtype.is_handle:  # no variable holds the address of a tensor
+                raise Unplaceable(branch)
             elif isinstance(s, Bind) and cannot_fail(s.value):
                 close()
                 out.append(s)

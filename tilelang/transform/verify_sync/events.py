@@ -271,8 +271,9 @@ def _thread_return(st: StreamState, c: Call, span: Any) -> None:
         st.leave()
 
 
-# The model has only the blocks of one cluster, so a grid barrier is modelled by its ordering of one block's threads.
-WAIT_RULES.update(sync_threads=_sync_threads, sync_grid=_sync_threads, named_barrier=_named_barrier,
+# The model has only the blocks of one cluster, so a barrier of the grid or of ranks is modelled by its ordering of one block's
+# threads.
+WAIT_RULES.update(sync_threads=_sync_threads, sync_grid=_sync_threads, rank_barrier=_sync_threads, named_barrier=_named_barrier,
                   mbarrier_wait=_mbarrier_wait, set_max_nreg=_set_max_nreg, cluster_wait=_cluster_wait,
                   cluster_sync=_cluster_sync)
 

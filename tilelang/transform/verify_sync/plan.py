@@ -16,8 +16,8 @@ from tilelang.target.tensor_map import tensor_maps_of
 from .unknowns import Uniform
 
 T = TypeVar("T")
-WAITS = frozenset(("sync_threads", "sync_grid", "named_barrier", "mbarrier_wait", "set_max_nreg", "cluster_wait",
-                   "cluster_sync"))
+WAITS = frozenset(("sync_threads", "sync_grid", "rank_barrier", "named_barrier", "mbarrier_wait", "set_max_nreg",
+                   "cluster_wait", "cluster_sync"))
 EVENTS = WAITS | frozenset((
     "named_barrier_arrive", "mbarrier_init", "mbarrier_arrive", "mbarrier_expect_tx", "mbarrier_arrive_expect_tx",
     "fence_mbarrier_init", "fence_proxy_async", "sync_warp", "tma_load", "tma_store", "tma_reduce_add", "bulk_load",
@@ -26,8 +26,8 @@ EVENTS = WAITS | frozenset((
     "mbarrier_arrive_remote", "mbarrier_complete_remote", "cluster_load", "cluster_store", "bulk_copy_cluster",
     "cp_async_mbarrier_arrive"))
 # Programs that call one of these are checked by the model; others need block barriers only.
-ASYNCHRONOUS = EVENTS - {"sync_threads", "sync_grid", "sync_warp", "cp_async", "cp_async_commit", "cp_async_wait",
-                         "wait_loads", "thread_return"}
+ASYNCHRONOUS = EVENTS - {"sync_threads", "sync_grid", "rank_barrier", "sync_warp", "cp_async", "cp_async_commit",
+                         "cp_async_wait", "wait_loads", "thread_return"}
 _BY_THREADS = ("cp_async", "cluster_load", "cluster_store")
 _LANES = {"ldmatrix": 16, "stmatrix": 16}
 
