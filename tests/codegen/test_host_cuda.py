@@ -14,7 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from handmade import evaluate, gemm, kernel, packed, ramp, tensor, thread_vars
 from host_cuda import available, run_on_host
 
+import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
 
 pytestmark = pytest.mark.skipif(not available(), reason="g++ and a CPU with F16C are needed")
 
@@ -102,3 +105,23 @@ def test_swizzled_blocks_cover_the_grid(tmp_path):
     run_on_host(kernel((o,), evaluate("atomic_add", AddressOf(o, (by, bx)), const(1)), threads=1, grid=(7, 5),
                        block_vars=(bx, by), swizzle=(3, "column")), {"o": got}, (7, 5), tmp_path)
     assert (got == 1).all()
+
+
+@pytest.mark.parametrize("blocks, loops", [(0, 0), (2, 1)])
+def test_bytes_were_shifted_and_masked_for_the_address_of_each_count(blocks, loops, tmp_path):
+    """Four instructions at half rate for two.  Few blocks have copies of the counts for lanes, and run two blocks in a row."""
+    @T.prim_func
+    def f(X: T.Tensor((5120,), "uint8"), Y: T.Tensor((256,), "int32")):
+        with T.Kernel(10, threads=32) as b:
+            counts = T.alloc_shared((256,), "int32")
+            T.clear(counts)
+            for i in T.Parallel(512):
+                T.atomic_add(counts[X[b * 512 + i]], 1)
+            T.atomic_add(Y, counts)
+
+    (one,) = lower(f.func, Target({"kind": "cuda", "arch": "sm_90a"}), {"tl.persistent": blocks} if blocks else None).kernels
+    text = print_kernel(one)
+    assert "tl::byte_of(&X_v[0], v)" in text and text.count("#pragma unroll 2\n  for (int step") == loops
+    x, y = np.random.default_rng(0).integers(0, 256, 5120).astype(np.uint8), np.zeros(256, np.int32)
+    run_on_host(one, {"X": x, "Y": y}, (blocks or 10,), tmp_path)
+    np.testing.assert_array_equal(y, np.bincount(x, minlength=256))

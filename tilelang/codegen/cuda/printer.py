@@ -9,7 +9,7 @@ The printer is composed of these classes, on the left those of codegen/device. E
     ValueFacts      ranges of values                 NamedRegisters  PTX registers with names
     Expressions     text of any expression           WgmmaCalls      wgmma and descriptors
     Values          operators, conversions           RegisterLoops   loops on named registers
-    Memory          buffers, loads, stores
+    Memory          buffers, loads, stores           SharedAddresses bytes that select shared memory
     Calls           intrinsics
     Statements      statements
 """
@@ -25,6 +25,7 @@ from .hopper import HopperCalls
 from .named_registers import NamedRegisters
 from .prelude import kernel_header, sections
 from .register_loops import RegisterLoops
+from .shared_addresses import SharedAddresses
 from .wgmma import WgmmaCalls
 
 
@@ -56,6 +57,7 @@ class KernelPrinter(BasePrinter):
         self._hopper = HopperCalls(self.calls, kernel.launch)
         self.registers = NamedRegisters(self.calls)
         WgmmaCalls(self.calls, self.registers)
+        SharedAddresses(self.x)
         self._statements.register_loop = RegisterLoops(self._memory, self.registers, fast_math, self._statements.stmt).print
 
     def text(self) -> str:

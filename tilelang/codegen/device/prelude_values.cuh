@@ -117,6 +117,11 @@ template <int N, typename S> TL_DEVICE unsigned packed_bytes(const S* from, int 
   if constexpr (N == 2) return *reinterpret_cast<const unsigned short*>(from);
   else return reinterpret_cast<const unsigned*>(from)[i / 4];
 }
+//@ byte_of
+// A byte of a vector in registers, taken out of its word by itself (codegen/cuda/shared_addresses.py).
+TL_DEVICE unsigned byte_of(const unsigned char* v, int i) {
+  return __byte_perm(reinterpret_cast<const unsigned*>(v)[i / 4], 0u, 0x4440u + i % 4);
+}
 //@ half_of_bytes
 // N integers of 8 bits in registers to halves: 1024 + n has the bits 0x6400 + n. Signed ones are counted from -128 on.
 template <int N, typename S> TL_DEVICE void half_of_bytes(half_t* to, const S* from) {

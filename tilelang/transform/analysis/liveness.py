@@ -54,7 +54,7 @@ class Liveness:
                 orelse = self.before(s.orelse, after) if s.orelse is not None else after
                 return self.reads(own_effects(s)) | then | orelse
             case For():
-                return self.reads(own_effects(s)) | self.loop(s.body, after, _runs_once(s))
+                return self.reads(own_effects(s)) | self.loop(s.body, after, isinstance(s.extent, Const) and s.extent.value > 0)
             case While():
                 cond = self.reads(own_effects(s))
                 return self.loop(s.body, after | cond, False) | cond
@@ -134,10 +134,6 @@ class Uses:
         if self.live_after(b.data, loop):
             return f"`{b.name}` is used after the loop"
         return ""
-
-
-def _runs_once(s: For) -> bool:
-    return isinstance(s.extent, Const) and s.extent.value > 0
 
 
 def filled(p: Parallel) -> set[Var]:

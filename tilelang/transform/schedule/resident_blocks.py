@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from math import prod
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, For, Launch, Load, Parallel,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, For, Launch, Load, LoopPlan, Parallel,
                          Region, Stmt, Store, Var, While, binary, const, contains, convert, dtype, load, replace, rewrite,
                          seq, stmts_of, walk, with_options, DYNAMIC, FRAGMENT, SHARED)
 from tilelang.ops import AtomicTile, Fill, Gemm
@@ -59,7 +59,9 @@ def resident_blocks(launch: Launch, cx: PassContext) -> Launch:
         limits.shared_per_sm // each - shared))
     block, step, number = (Var(n, dtype("int32")) for n in ("block", "step", "number"))
     binds = Bind(number, binary("min", block + step * blocks, const(total - 1))), *split_index(launch, number, range(len(grid)))
-    loop = For(step, const(0), (const(total + blocks - 1) - block) // blocks, "serial", seq(*binds, *own))
+    twice = bool(before) and not any(contains(s, For, While) for s in own)  # loads of two blocks are in flight together
+    loop = For(step, const(0), (const(total + blocks - 1) - block) // blocks, "unroll" if twice else "serial", seq(
+        *binds, *own), plan=LoopPlan(factor=2 if twice else None))
     out = replace(launch, grid=(const(blocks),), block_vars=(block,), body=seq(
         *allocs, *(before or (fill,)), loop, *behind, add))
     report = *p.report, f"persistent: {blocks} blocks run {total} one after another"
