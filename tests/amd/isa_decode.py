@@ -20,7 +20,8 @@ SPECIAL = {102: "flat_scratch_lo", 103: "flat_scratch_hi", 104: "xnack_mask_lo",
            107: "vcc_hi", 124: "m0", 126: "exec_lo", 127: "exec_hi", 235: "src_shared_base", 236: "src_shared_limit",
            237: "src_private_base", 238: "src_private_limit", 251: "src_vccz", 252: "src_execz", 253: "src_scc"}
 PAIRS = {102: "flat_scratch", 104: "xnack_mask", 106: "vcc", 126: "exec"}
-NO_E32 = {"v_readfirstlane_b32", "v_swap_b32", "v_accvgpr_mov_b32", "v_fmamk_f32", "v_fmaak_f32"}
+NO_E32 = {"v_readfirstlane_b32", "v_swap_b32", "v_accvgpr_mov_b32", "v_fmamk_f32", "v_fmaak_f32",
+          "v_madmk_f32", "v_madak_f32"}
 
 
 class UnknownCode(ValueError):
@@ -76,7 +77,7 @@ class Row:
 
 def _rows(text: str, chip: str, prefix: str) -> dict[int, Row]:
     result = {}
-    for line in text.strip().splitlines():
+    for line in re.split(r" ; |\n", text.strip()):
         head, meaning, scc = ([part.strip().replace("\\|", "|") for part in re.split(r"(?<!\\)\|", line)] + ["", ""])[:3]
         opcode, name, *types = head.split()
         if types and types[0].startswith("@"):
@@ -140,7 +141,7 @@ def float_bits(value: float, of: str) -> int:
     """An inline constant as an operand of a type: that type's format, f32 for those of integers."""
     if of == "f16" or of in "hIU" or of in ("i16", "u16"):
         return int(struct.unpack("<H", struct.pack("<e", value))[0])
-    if of == "f64":
+    if of in ("f64", "u64", "i64"):
         return int(struct.unpack("<Q", struct.pack("<d", value))[0])
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
 
@@ -572,7 +573,7 @@ def _suffixes(i: Instruction) -> list[str]:
         parts += [f"row_mask:{mods['row_mask']:#x}", f"bank_mask:{mods['bank_mask']:#x}"]
         parts += ["bound_ctrl:1"] * mods["bound_ctrl"]
     if "sdwa" in mods:
-        if "dst_sel" in mods and i.format != "VOPC":
+        if "dst_sel" in mods and "p8" not in i.name and "f8" not in i.name:
             parts.append(f"dst_sel:{SELECTS[mods['dst_sel']]}")
             parts.append("dst_unused:" + ("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE")[mods["dst_unused"]])
         shown = sum(1 for t in i.meaning.types[1:] if t not in ("m", "-"))

@@ -28,6 +28,7 @@ class Kernel:
     address: int  # of the first instruction, in the file's image
     metadata: dict[str, Any]
     descriptor: bytes
+    image: bytes  # all that is loaded, at its addresses
 
     @property
     def lds(self) -> int:
@@ -123,11 +124,14 @@ def read(data: bytes) -> dict[str, Kernel]:
                 return data[offset + address - base:offset + address - base + length]
         raise Malformed(f"no section holds address {address:#x}")
 
-    kernels = {}
+    kernels, whole = {}, bytearray(max(s[3] + s[5] for s in sections if s[2] & 2))
+    for _, kind, flags, base, offset, size, *_ in sections:
+        if flags & 2 and kind != 8:
+            whole[base:base + size] = data[offset:offset + size]
     for name, item in metadata.items():
         value, length = symbols[name]
         descriptor = image(symbols[item[".symbol"]][0], 64)
-        kernels[name] = Kernel(name, chip, image(value, length), value, item, descriptor)
+        kernels[name] = Kernel(name, chip, image(value, length), value, item, descriptor, bytes(whole))
     return kernels
 
 
