@@ -213,7 +213,7 @@ def test_questions_about_architectures():
     with tilelang.tvm.target.Target({"kind": "cuda", "arch": "sm_89"}):
         assert arch.auto_infer_current_arch().sm_version == 89
         assert MatmulTemplate(64, 64, 64).arch.sm_version == 89
-    for name in ("CDNA", "RDNA", "METAL"):
+    for name in ("RDNA", "METAL"):
         with pytest.raises(NotImplementedError, match="not available"):
             getattr(arch, name)()
     with pytest.raises(NotImplementedError, match="not available"):
@@ -233,3 +233,25 @@ def test_strides_of_staged_tensors():
     same, tags = get_tensorized_func_and_tags(func, {"kind": "cuda", "arch": "sm_80"})
     assert same is func and tags["intrin_info"].micro_size == (16, 8, 16)
     assert retrieve_func_from_module(tilelang.tvm.IRModule.from_expr(func)) is func
+
+
+@pytest.mark.spec("R14:arch")
+@pytest.mark.parametrize("chip, units, shared", [("gfx90a", 104, 64), ("gfx942", 304, 64), ("gfx950", 256, 160)])
+def test_architectures_of_amd(chip, units, shared):
+    from tilelang.carver import arch
+
+    amd = arch.get_arch({"kind": "hip", "mcpu": chip})
+    assert isinstance(amd, arch.CDNA) and arch.is_cdna_arch(amd)
+    assert not arch.is_cuda_arch(amd) and not arch.has_mma_support(amd)
+    assert (amd.compute_max_core, amd.smem_cap, amd.warp_size, amd.reg_cap) == (units, shared << 10, 64, 131072)
+    assert amd.tensor_rate == pytest.approx({"gfx90a": 512, "gfx942": 1024, "gfx950": 2048}[chip], rel=0.01)
+    assert any("mfma.16x16x" in n for n in amd.available_tensor_instructions) and amd.get_avaliable_tensorintrin_shapes()
+    assert [t for t in ("float16", "float8_e4m3", "float8_e4m3fnuz", "float32") if arch.is_tensorcore_supported_precision(
+        t, "float32", amd)] == ["float16", *{"gfx942": ["float8_e4m3fnuz"], "gfx950": ["float8_e4m3"]}.get(chip, []), "float32"]
+    assert arch.CDNA().target.arch == "gfx942"
+    with pytest.raises(ValueError, match="carver.arch.CDNA describes CDNA targets"):
+        arch.CDNA("cpu")
+    single = {"accum_dtype": "float32"}  # MFMA has no accumulators of float16
+    for template in (MatmulTemplate(4096, 4096, 4096, **single), FlashAttentionTemplate(1, 16, 128, 4096, **single)):
+        hints = template.with_arch(amd).recommend_hints(5)
+        assert len(hints) == 5 and all(h.smem_bytes <= shared << 10 and h.threads % 64 == 0 for h in hints)

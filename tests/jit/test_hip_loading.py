@@ -211,7 +211,6 @@ def test_questions_about_a_device_fail_by_name(hip, name):
         hip_driver.driver().device_count()
         hip_driver.driver().version()
         hip_driver.driver().properties(0)
-    assert hip_driver.is_available() == (name not in ("hipInit", "hipGetDeviceCount"))
 
 
 def test_properties_of_a_device(hip):
@@ -226,7 +225,7 @@ def test_without_a_driver_the_call_says_so(monkeypatch):
     hip_driver._driver.cache_clear()
     with pytest.raises(RuntimeError, match="no HIP driver .libamdhip64. was found on this machine.*do not run") as e:
         kernel_of(main)(*arrays(), 1)
-    assert "install the amdgpu driver and ROCm" in str(e.value) and not hip_driver.is_available()
+    assert "install the amdgpu driver and ROCm" in str(e.value)
 
 
 @pytest.mark.spec("R11:detectors")

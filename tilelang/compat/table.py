@@ -80,6 +80,7 @@ PATHS: dict[str, Path] = {
     # targets
     **{f"tilelang.{target}": _same() for target in ("cuda", *DIALECTS)},
     **{f"tilelang.{target}.language": ({}, ("tilelang.language.common",)) for target in DIALECTS},
+    "tilelang.rocm.language": ({}, ("tilelang.language.rocm", "tilelang.language.common")),
     "tilelang.cuda.backend": (_names("tilelang.compat.nvcc", "tilelang_callback_cuda_compile"), ()),
     "tilelang.cuda.debug": (_names("tilelang.language", "device_assert"), ()),
     "tilelang.cuda.intrinsics": _INTRINSICS,

@@ -46,10 +46,12 @@ DIALECTS: dict[str, tuple[str, str]] = {
     "cpu": ("CPUs", ""), "webgpu": ("WebGPU", ""),
     "metal": ("Apple GPUs", """make_filled_simdgroup_matrix simdgroup_load simdgroup_multiply_accumulate simdgroup_store
         cooperative_tensor_fill cooperative_tensor_load cooperative_tensor_store cooperative_tensor_multiply_accumulate"""),
-    "rocm": ("AMD GPUs", """tvm_mfma tvm_mfma_store tvm_rdna_wmma tvm_rdna_wmma_store MatrixCoreIntrinEmitter
-        MatrixCorePreshuffleIntrinEmitter WMMAIntrinEmitter ds_read_tr16_b64 ds_read_tr8_b64 mfma mfma_store rdna_wmma
-        rdna_wmma_store make_mfma_swizzle_layout mfma_store_index_map mfma_store_index_map_32x32"""),
+    "rocm": ("AMD GPUs", """tvm_mfma_store tvm_rdna_wmma tvm_rdna_wmma_store MatrixCoreIntrinEmitter mfma_store
+        MatrixCorePreshuffleIntrinEmitter WMMAIntrinEmitter ds_read_tr16_b64 ds_read_tr8_b64 rdna_wmma rdna_wmma_store"""),
 }
 UNSUPPORTED.update({f"tilelang.{target}.language": (f"is for {machines}, which are not available", names)
                     for target, (machines, names) in DIALECTS.items()})
+UNSUPPORTED["tilelang.rocm.language"] = (
+    "is not available: T.gemm and T.copy choose their instructions for AMD's CDNA GPUs, and RDNA GPUs are no target; mfma and "
+    "mfma_store_index_map are there for code by hand", DIALECTS["rocm"][1])
 __all__ = ["DIALECTS", "UNSUPPORTED"]

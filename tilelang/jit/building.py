@@ -172,10 +172,10 @@ def device_options(request: Request) -> list[str]:
 
 def launcher_of(request: Request, program: Any) -> Any:
     """The launcher of a lowered program, for the driver of the request's target."""
-    from tilelang.runtime.gpu_api import CUDA, HIP  # 1 ms
+    from tilelang.runtime.gpu_api import APIS  # 1 ms
     from tilelang.runtime.launchers import GpuLauncher  # 15 ms
 
-    return GpuLauncher(program.host, program.kernels, request.target.max_shared_bytes, HIP if request.target.is_hip else CUDA)
+    return GpuLauncher(program.host, program.kernels, request.target.max_shared_bytes, APIS[request.target.kind])
 
 
 def compile_host(request: Request, sig: Signature, program: Any) -> tuple[str, bytes, dict[str, int]]:

@@ -52,3 +52,4 @@ HIP = GpuApi("HIP", ROCM_DEVICE, "i32", "hipGetDevice", "hipSetDevice", "hipSetD
     "cuLaunchKernel": "hipModuleLaunchKernel", "cuMemAllocAsync": "hipMallocAsync", "cuMemFreeAsync": "hipFreeAsync",
     "cuMemsetD8Async": "hipMemsetD8Async", "cuDeviceGetDefaultMemPool": "hipDeviceGetDefaultMemPool",
     "cuMemPoolGetAttribute": "hipMemPoolGetAttribute", "cuMemPoolSetAttribute": "hipMemPoolSetAttribute"})
+APIS = {"cuda": CUDA, "hip": HIP}  # by kind of target

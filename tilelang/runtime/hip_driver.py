@@ -89,14 +89,6 @@ def driver() -> HipDriver:
         return _driver()
 
 
-def is_available() -> bool:
-    """Whether there is a driver with at least one device."""
-    try:
-        return driver().device_count() > 0
-    except RuntimeError:
-        return False
-
-
 def driver_of(kind: str) -> Driver:
     """The driver of a kind of target, "cuda" or "hip".  Raises cuda-missing, hip-missing, cuda-driver, hip-driver."""
     return driver() if kind == "hip" else cuda_driver.driver()

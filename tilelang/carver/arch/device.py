@@ -36,15 +36,14 @@ def _absent(name: str, about: str, kind: str) -> type[TileDevice]:
     """A class of devices that no target of this version is: to make one raises NotImplementedError."""
     def missing(self: TileDevice, target: Any = kind) -> None:
         raise error("not-available", f"architecture {name} is not available: no target of this version is {name}",
-                    expected="carver.arch.CUDA or carver.arch.CPU", found=name,
-                    hint="kernels are compiled for CUDA and for the CPU: carver.arch.CUDA, carver.arch.CPU")
+                    expected="carver.arch.CUDA, CDNA or CPU", found=name,
+                    hint="kernels are compiled for CUDA, CDNA and the CPU: carver.arch.CUDA, carver.arch.CDNA, carver.arch.CPU")
 
     about = f"{about}: not available, raises NotImplementedError."
     return type(name, (TileDevice,), {"__init__": missing, "__doc__": about, "__module__": __name__})
 
 
-CDNA, RDNA = _absent("CDNA", "AMD's data-centre GPUs", "hip"), _absent("RDNA", "AMD's other GPUs", "hip")
-METAL = _absent("METAL", "Apple's GPUs", "metal")
+RDNA, METAL = _absent("RDNA", "AMD's other GPUs", "hip"), _absent("METAL", "Apple's GPUs", "metal")
 
 
 class CPU(TileDevice):

@@ -7,15 +7,16 @@ from typing import Any
 
 from tilelang.ir import dtype
 from tilelang.target import Target, determine_target
+from tilelang.target.mma import mma_rows
 
-from .cuda import CUDA
+from .cuda import CDNA, CUDA
 from .device import CPU, TileDevice
 
 
 def get_arch(target: Any = "cuda") -> TileDevice:
     """The architecture of a target.  Raises AssertionError for a target this version does not compile for."""
     found = target if isinstance(target, Target) else Target(target)
-    return CUDA(target) if found.is_cuda else CPU(found)
+    return CUDA(target) if found.is_cuda else CDNA(found) if found.is_gpu else CPU(found)
 
 
 def auto_infer_current_arch() -> TileDevice:
@@ -39,7 +40,13 @@ def _between(chip: str, low: int, high: int, about: str) -> Callable[[TileDevice
 
 is_volta_arch, is_ampere_arch = _between("volta", 70, 75, "sm_70 or sm_72"), _between("ampere", 80, 89, "sm_80 up to sm_88")
 is_ada_arch, is_hopper_arch = _between("ada", 89, 90, "sm_89"), _between("hopper", 90, 91, "sm_90")
-is_cdna_arch = _between("cdna", 0, 0, "an AMD data-centre GPU: never, they are not supported")
+
+
+def is_cdna_arch(arch: TileDevice) -> bool:
+    """Whether an architecture is a data-centre GPU of AMD."""
+    return isinstance(arch, CDNA)
+
+
 is_rdna_arch = _between("rdna", 0, 0, "another AMD GPU: never, they are not supported")
 
 
@@ -57,6 +64,8 @@ _SINCE = ((70, _HALF), (75, _WHOLE), (80, {("bfloat16", "float32"), ("int4", "in
 def is_tensorcore_supported_precision(in_dtype: Any, accum_dtype: Any, arch: TileDevice) -> bool:
     """Whether tensor cores multiply these element types without rounding them first (so not float32)."""
     pair = f"{dtype(in_dtype)}", f"{dtype(accum_dtype)}"
+    if isinstance(arch, CDNA):
+        return any(row.a_dtype == dtype(in_dtype) for row in mma_rows(arch.target, in_dtype, in_dtype, accum_dtype))
     pair = pair[0].replace("float8_e4m3", "float8_e4m3fn").replace("fnfn", "fn"), pair[1]
     return is_cuda_arch(arch) and any(arch.sm_version >= since and pair in pairs for since, pairs in _SINCE)
 

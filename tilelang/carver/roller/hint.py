@@ -135,7 +135,7 @@ class Hint:
         for b, w in zip(self.block, self.warp, strict=False):
             count *= b // w
         if self.warp:
-            return count * 32
+            return count * max(32, getattr(self.arch, "warp_size", 32))
         for t in (*self.thread, *self.reduce_thread):
             count *= t
         return count

@@ -12,7 +12,7 @@ from itertools import product as every
 from math import ceil, prod
 from typing import Any
 
-from tilelang.carver.arch import TileDevice, is_tensorcore_supported_precision
+from tilelang.carver.arch import TileDevice, is_cdna_arch, is_tensorcore_supported_precision
 from tilelang.ir import dtype
 from tilelang.target.machine import REGISTERS
 
@@ -109,6 +109,8 @@ class TensorCorePolicy(_Policy):
 
     def _micro(self, name: str) -> tuple[int, int, int]:
         k = 256 // dtype(name).bits
+        if is_cdna_arch(self.arch):
+            return 16, 16, k
         return 16, 8, k if self.arch.sm_version >= 80 else max(8, k // 2)
 
     def _rate(self, name: str) -> float:
@@ -135,7 +137,7 @@ class TensorCorePolicy(_Policy):
             steps, rows = ceil(w.k / bk), ceil(w.m / bm)
             if bm > limit_m or bn > limit_n or bm % (wm * 16) or bn % (wn * 16) or wm * wn > 16 or stages > max(1, steps):
                 continue
-            warp, threads = [bm // wm, bn // wn], wm * wn * 32
+            warp, threads = [bm // wm, bn // wn], wm * wn * max(32, self.arch.warp_size)
             hint = self._tiled(
                 w, stages, block=[bm, bn], warp=warp, rstep=[bk], vectorize=_loads(w.in_dtype, bk, "A", "B"),
                 rasterization_plan=NoRasterization if fits_l2 or rows < 8 else Rasterization2DRow(8),
@@ -148,7 +150,7 @@ class TensorCorePolicy(_Policy):
     def _attention(self, w: Attention) -> Iterator[tuple[float, Hint]]:
         size, width = dtype(w.in_dtype).bits / 8, max(16, _pow2(w.width))
         for bq, bk, warps, stages in every((64, 128, 256, 16, 32), (16, 32, 64, 128), (1, 2, 4, 8), self._stages()):
-            steps, threads = ceil(w.keys / bk), warps * 32
+            steps, threads = ceil(w.keys / bk), warps * max(32, self.arch.warp_size)
             if bq % (warps * 16) or bq > max(16, _pow2(w.rows)) or bk > max(16, _pow2(w.keys)) or stages > max(1, steps):
                 continue
             hint = self._tiled(
