@@ -331,6 +331,7 @@ LONG_SIGNATURES = {  # public functions whose parameters the reference gives one
     "tilelang.language.hopper_raw.ptx_wgmma_ss": "Low-level tensor-core names",
     "tilelang.language.hopper_raw.ptx_wgmma_rs": "Low-level tensor-core names",
     "tilelang.language.tensor_core.ptx_mma": "Low-level tensor-core names",
+    "tilelang.language.rocm.mfma": "AMD (tilelang.rocm.language)",
     "tilelang.language.tensor_core.TensorCoreIntrinEmitter.__init__": "Low-level tensor-core names",
     "tilelang.language.meta.PersistentTileScheduler.__init__": "Tile scheduler",
     "tilelang.language.raw.decl_buffer": "Raw IR-script names", "tilelang.language.sparse.gemm_sp": "GEMM",
