@@ -87,8 +87,10 @@ def test_every_wait_that_is_removed_is_missed(chip: str, name: str) -> None:
 @chips
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_wait_that_lets_one_more_operation_run_is_missed(chip: str, name: str) -> None:
-    """vmcnt(n) to vmcnt(n + 1), lgkmcnt(n) to lgkmcnt(n + 1); but the wait written by hand for gfx950 asks for more than needed:
-    the values read from LDS have been used there."""
+    """vmcnt(n) to vmcnt(n + 1), lgkmcnt(n) to lgkmcnt(n + 1).
+
+    The wait written by hand for gfx950 asks for more than it must: the values read from LDS have been used before.
+    """
     missed = total = 0
     for i in instructions(chip, name):
         if i.name == "s_waitcnt":
