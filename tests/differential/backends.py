@@ -1,7 +1,8 @@
 """Runs a program on every execution and says how it ended.
 
-Executions: "tile" (the meaning), "sm_80" and "sm_90a" (lowered, in the device simulator), "cpu", "cuda" (on a device);
-"cubin" runs nothing: the CUDA source must compile.  The first is the judge of the others; all tensors are compared after
+Executions: "tile" (the meaning), "sm_80" and "sm_90a" (lowered, in the device simulator), "gfx90a", "gfx942" and "gfx950" (the
+same for waves of 64 lanes, judged by the meaning for such waves), "cpu", "cuda" (on a device); "cubin" runs nothing: the CUDA
+source must compile.  The first is the judge of the others; all tensors are compared after
 the call, also those a program must not write.
 """
 
@@ -22,6 +23,7 @@ import numpy as np
 
 NARROW = ("int4", "uint4", "float4_e2m1fn")
 SIMULATED = ("sm_80", "sm_90a")
+WAVES = ("gfx942", "gfx90a", "gfx950")
 HERE = ("tile", *SIMULATED, "cpu")
 
 AGREES, REFUSED, FAILED, INVALID = "agrees", "refused", "failed", "invalid"
@@ -221,6 +223,7 @@ def run_func(func: Any, prim: Any, seed: int, tensors: Sequence[Any], configs: d
             continue
         begin, running = time.process_time(), [False]
         try:
+            want = _meaning(func, args, tensors, _hip(name)) if name in WAVES else want
             got = _execute(name, func, prim, args, tensors, configs, running)
             result.outcomes[name] = compare(tensors, got, want)
         except Exception as e:
@@ -233,18 +236,14 @@ def _execute(name: str, func: Any, prim: Any, args: list[np.ndarray], tensors: S
              running: list[bool]) -> list[np.ndarray]:
     if name == "tile":
         from tilelang.errors import TileLangError
-        from tilelang.simulator import run_tile
         from tilelang.target import Target
-        from tilelang.transform.pipeline import legalized
 
         try:
-            program = legalized(func, Target("cpu"))
+            return _meaning(func, args, tensors, Target("cpu"))
         except TileLangError as e:
             if e.kind != "needs-arch":
                 raise
-            program = legalized(func, Target({"kind": "cuda", "arch": "sm_90a"}))
-        own, passed = _packed(args, tensors)
-        return _left(run_tile(program, passed), own, tensors)
+            return _meaning(func, args, tensors, Target({"kind": "cuda", "arch": "sm_90a"}))
     if name == "cubin":
         from tilelang.codegen.cuda.printer import print_kernel
         from tilelang.runtime.nvrtc import compile_cubin
@@ -256,12 +255,12 @@ def _execute(name: str, func: Any, prim: Any, args: list[np.ndarray], tensors: S
         for kernel in lowered.kernels:
             compile_cubin(print_kernel(kernel), "sm_90a")
         return []
-    if name in SIMULATED:
+    if name in (*SIMULATED, *WAVES):
         from tilelang.simulator import run_device
         from tilelang.target import Target
         from tilelang.transform.pipeline import lower
 
-        program = lower(func, Target({"kind": "cuda", "arch": name}), configs)
+        program = lower(func, _hip(name) if name in WAVES else Target({"kind": "cuda", "arch": name}), configs)
         running[0] = True
         own, passed = _packed(args, tensors)
         return _left(run_device(program, passed).outputs, own, tensors)
@@ -279,6 +278,21 @@ def _execute(name: str, func: Any, prim: Any, args: list[np.ndarray], tensors: S
     kernel(*(_number(m, t) for m, t in zip(moved, tensors)))
     torch.cuda.synchronize()
     return [_from_device(m, a.dtype) if not _said(t, "scalar") else a for m, a, t in zip(moved, own, tensors)]
+
+
+def _hip(chip: str) -> Any:
+    from tilelang.target import Target
+
+    return Target({"kind": "hip", "mcpu": chip})
+
+
+def _meaning(func: Any, args: list[np.ndarray], tensors: Sequence[Any], target: Any) -> list[np.ndarray]:
+    """What the program leaves in its tensors by the reference interpreter, with the warps of a target."""
+    from tilelang.simulator import run_tile
+    from tilelang.transform.pipeline import legalized
+
+    own, passed = _packed(args, tensors)
+    return _left(run_tile(legalized(func, target), passed), own, tensors)
 
 
 def _said(t: Sequence[Any], what: str) -> bool:

@@ -29,23 +29,19 @@ def refused(f, args, kind, text=""):
 
 
 @pytest.mark.parametrize("run", [lambda f, x: run_device(f, x).outputs, run_tile], ids=["device", "tile"])
-def test_shuffles_and_votes_reach_all_64_lanes(run):
+def test_shuffles_reach_64_lanes_and_votes_those_of_a_program_warp(run):
     f = wave({"A": ((128,), "int32"), "B": ((128,), "int32"), "C": ((128,), "uint64"), "D": ((128,), "int32")}, """
         B[tx] = T.call("shfl_xor", "int32", A[tx], 32, width=64) + T.call("shfl_idx", "int32", A[tx], 63, width=64)
         C[tx] = T.call("ballot", "uint64", A[tx] % 3 == 0)
-        D[tx] = T.call("get_lane_idx", "int32") + 100 * T.call("get_warp_idx", "int32")
+        D[tx] = T.call("shfl_idx", "int32", A[tx], 31, width=32) + 100 * T.call("get_warp_idx", "int32")
     """, threads=128, facts='chip="gfx942"')
     a = np.random.default_rng(0).integers(0, 99, 128).astype(np.int32)
     out = run(f, [a, a, np.zeros(128, np.uint64), a])
-    lane, by_wave = np.arange(128), a.reshape(2, 64)
-    assert np.array_equal(out["B"], a[lane ^ 32] + np.repeat(by_wave[:, 63], 64))
-    bits = ((by_wave % 3 == 0) * (np.uint64(1) << np.arange(64, dtype=np.uint64))).sum(1)
-    assert np.array_equal(out["C"], np.repeat(bits, 64)) and np.array_equal(out["D"], lane % 64 + 100 * (lane // 64))
-
-
-def test_a_mask_of_32_ones_names_all_lanes():
-    f = wave({"A": ((64,), "int32")}, 'A[tx] = T.call("any_sync", "bool", tx == 40, T.uint32(4294967295))')
-    assert run_device(f, [np.zeros(64, np.int32)]).outputs["A"].all()
+    lane, wave64, warp = np.arange(128), a.reshape(2, 64), a.reshape(4, 32)
+    assert np.array_equal(out["B"], a[lane ^ 32] + np.repeat(wave64[:, 63], 64))
+    bits = ((warp % 3 == 0) * (np.uint64(1) << np.arange(32, dtype=np.uint64))).sum(1)
+    assert np.array_equal(out["C"], np.repeat(bits, 32))
+    assert np.array_equal(out["D"], np.repeat(warp[:, 31], 32) + 100 * (lane // 32))
 
 
 def test_a_shuffle_that_half_a_wave_reaches_is_found():

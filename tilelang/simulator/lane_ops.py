@@ -1,5 +1,8 @@
 """Intrinsics between lanes and on shared memory cells: shuffles, votes, atomics, lane numbers, printing, early return.
 
+The warps of a program have 32 lanes everywhere: votes, masks and lane numbers count in halves of a wave of 64 (LaneFrame.warp),
+in which a shuffle of width 64 reaches all lanes.
+
 LANE_OPS are handlers of calls (context.py); atomics find their cells by the context's memory.
 """
 
@@ -16,7 +19,7 @@ from tilelang.ir import AddressOf, Call, Load, Shuffle, StringConst, dtype, nump
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.ir.numbers import binary_function, to_dtype
 from tilelang.target.atomics import Atomic, family
-from tilelang.target.thread_calls import CLOCKS, MATCHES, SHUFFLES, VOTES
+from tilelang.target.thread_calls import CLOCKS, MATCHES, SHUFFLES, VOTES, WARP
 
 from .context import Context
 from .faults import fault
@@ -24,7 +27,7 @@ from .lanes import Action, LaneFrame, exit_lanes
 from .releases import Releases
 
 
-FULL_MASK = 0xFFFFFFFF  # names all lanes, of a warp of 64 lanes too
+FULL_MASK = 0xFFFFFFFF
 
 
 def spread(x: Value, lanes: int, vector: bool = False) -> np.ndarray:
@@ -142,17 +145,15 @@ def need_whole_warps(f: LaneFrame, e: Call) -> None:
 
 
 def participants(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.ndarray:
-    """For each lane, the lanes that participate with it: shape (warps, lanes, lanes), or (warps, 1, lanes) if all pass one
-    mask.
+    """For each lane, the lanes that participate with it: shape (warps, 32, 32), or (warps, 1, 32) if all pass one mask.
 
     masks: the mask that each lane passes, shape () or (lanes,).  threads: number in the block.  A mask may name lanes beyond
     `threads` and lanes that have returned; they do not participate.  Raises sim-warp-divergence if a named lane does not
     arrive, passes another mask, or is not in its own mask: PTX ISA, "vote.sync", "match.sync" and "shfl.sync", leaves all
     three undefined.
     """
-    lane, active = np.arange(f.warp, dtype=np.uint64), f.active().reshape(-1, f.warp)
-    masks = masks.astype(np.uint64).reshape((-1, f.warp) if masks.ndim else (1, 1))
-    masks = np.where(masks == FULL_MASK, np.uint64(2**f.warp - 1), masks)
+    lane, active = np.arange(WARP, dtype=np.uint64), f.active().reshape(-1, WARP)
+    masks = masks.astype(np.uint64).reshape((-1, WARP) if masks.ndim else (1, 1))
     named = (masks[..., None] >> lane & np.uint64(1)) != 0
     outside = active & ((masks >> lane & np.uint64(1)) == 0)
 
@@ -164,7 +165,7 @@ def participants(f: LaneFrame, e: Call, masks: np.ndarray, threads: int) -> np.n
 
     if f.mask is not None:
         left = own_threads(f) < threads
-        left = (left if f.exited is None else left & ~f.exited).reshape(-1, f.warp)
+        left = (left if f.exited is None else left & ~f.exited).reshape(-1, WARP)
         # If a lane named in a mask does not arrive, the warp waits forever.
         reject((named & active[:, :, None]).any(1) & left & ~active, "names thread {} in its mask, which does not execute it",
                "a mask of lanes that execute it", "thread {}, which does not", "pass the mask of the lanes that reach it")
@@ -193,7 +194,7 @@ def _shuffle(c: Context, e: Call) -> Closure:
             raise fault("sim-warp-divergence", f"{e.op}: thread {t} reads from thread {int(src[t])}, which does not execute it",
                         expected="a lane that executes it", found=f"thread {int(src[t])}, which does not", span=e.span,
                         hint="all lanes of the warp must reach a shuffle together")
-        if f.mask is not None or named is not None:
+        if width <= WARP and (f.mask is not None or named is not None):
             participants(f, e, np.asarray(FULL_MASK if named is None else named(f)), threads)
         return x[src]
 
@@ -228,15 +229,15 @@ def elect(c: Context, e: Call) -> Closure:
     """elect_one: true in the first active lane of each warp."""
 
     def run(f: LaneFrame) -> Value:
-        active = f.active().reshape(-1, f.warp)
-        return (active & (np.arange(f.warp) == active.argmax(1)[:, None])).reshape(-1)
+        active = f.active().reshape(-1, WARP)
+        return (active & (np.arange(WARP) == active.argmax(1)[:, None])).reshape(-1)
 
     return run
 
 
 def _lane_number(c: Context, e: Call) -> Closure:
-    divide = {"get_lane_idx": (1, c.warp), "get_warp_idx": (c.warp, 0), "get_warp_idx_sync": (c.warp, 0),
-              "get_warp_group_idx": (4 * c.warp, 0)}[e.op]
+    divide = {"get_lane_idx": (1, WARP), "get_warp_idx": (WARP, 0), "get_warp_idx_sync": (WARP, 0),
+              "get_warp_group_idx": (4 * WARP, 0)}[e.op]
 
     def run(f: LaneFrame) -> Value:
         t = own_threads(f) // divide[0]
@@ -248,11 +249,10 @@ def _lane_number(c: Context, e: Call) -> Closure:
 def _votes(op: str, x: np.ndarray, on: np.ndarray) -> np.ndarray:
     """Result of a vote for each lane of each warp.
 
-    x: shape (warps, lanes).  on: the lanes that each lane counts, shape (warps, lanes, lanes), or (warps, 1, lanes) if all
-    count the same.
+    x: shape (warps, 32).  on: the lanes that each lane counts, shape (warps, 32, 32), or (warps, 1, 32) if all count the same.
     Source: CUDA C++ Programming Guide, "Warp Vote Functions" and "Warp Match Functions".
     """
-    bit = np.uint64(1) << np.arange(x.shape[1], dtype=np.uint64)
+    bit = np.uint64(1) << np.arange(WARP, dtype=np.uint64)
     yes = (x != 0)[:, None, :]
     if op == "any_sync":
         return np.broadcast_to((yes & on).any(2), x.shape)
@@ -275,8 +275,8 @@ def _vote(c: Context, e: Call) -> Closure:
         need_whole_warps(f, e)
         active = f.active()
         x = active if value is None else spread(value(f), f.lanes)
-        on = active.reshape(-1, 1, f.warp) if mask is None else participants(f, e, np.asarray(mask(f)), threads)
-        return _votes(e.op, x.reshape(-1, f.warp), on).reshape(-1).astype(result)
+        on = active.reshape(-1, 1, WARP) if mask is None else participants(f, e, np.asarray(mask(f)), threads)
+        return _votes(e.op, x.reshape(-1, WARP), on).reshape(-1).astype(result)
 
     return run
 

@@ -14,9 +14,13 @@ from functools import cache
 
 import numpy as np
 
+from tilelang.ir.record import record
+from tilelang.layout import Layout, phase_conflicts
+
 from .hip import HIP_CHIPS, WAVE
 from .thread_calls import WARP
 
+WIDEST = 16  # bytes of a lane in one access
 # Lanes below 32 that a load of 16 bytes is served for together; those above are served likewise.
 _GFX942 = ((0, 1, 2, 3, 20, 21, 22, 23), (4, 5, 6, 7, 16, 17, 18, 19), (8, 9, 10, 11, 28, 29, 30, 31),
            (12, 13, 14, 15, 24, 25, 26, 27))
@@ -61,3 +65,68 @@ def wavefronts(address: np.ndarray, width: int, active: np.ndarray, arch: str = 
     by_bank = np.bincount(distinct // span * banks + distinct % span % banks)
     by_phase = np.pad(by_bank, (0, -len(by_bank) % banks)).reshape(-1, banks).max(1)
     return int(by_phase.sum()), int((by_phase > 0).sum())
+
+
+def passes(start: np.ndarray, nbytes: int, arch: str, writes: bool) -> int:
+    """Passes of the lanes of one warp, from lane 0 on, that access nbytes at byte addresses `start`."""
+    if arch not in HIP_CHIPS:  # the same count, faster
+        return least_passes(len(start), nbytes, arch, writes) + phase_conflicts(start, nbytes)
+    lanes = np.arange(WAVE)[None] < len(start)
+    return wavefronts(np.pad(start, (0, WAVE - len(start)))[None], nbytes, lanes, arch, writes)[0]
+
+
+def least_passes(lanes: int, nbytes: int, arch: str, writes: bool) -> int:
+    """Passes of the first lanes of a warp without conflicts."""
+    return len(set(lane_groups(arch, max(4, nbytes), writes)[0][:lanes].tolist()))
+
+
+# ---- layouts ------------------------------------------------------------------------------------------------------------
+
+
+@record
+class Sample:
+    """Elements that the lanes of a warp touch at once.
+
+    points: for each dimension of the buffer an index per lane.  width: consecutive elements accessed per lane.  weight: how
+    often the statement does this.  rigid: the width cannot shrink.  writes: stored, not loaded as an operand of a GEMM.
+    """
+
+    points: tuple[np.ndarray, ...]
+    width: int
+    weight: float
+    rigid: bool = False
+    writes: bool = False
+
+
+def cost_of(layout: Layout, samples: list[Sample], bits: int, arch: str) -> float:
+    """Passes of all samples."""
+    out = 0.0
+    nbytes = bits // 8
+    for s in samples:
+        start = layout.places(s.points)
+        w = s.width
+        while w > 1 and not _is_vector(layout, s.points, start, w, nbytes):
+            if s.rigid:
+                return float("inf")
+            w //= 2
+        w = min(w, max(1, WIDEST // nbytes))
+        for v in range(0, s.width, w):
+            at = start if v == 0 else layout.places((*s.points[:-1], s.points[-1] + v))
+            out += s.weight * passes(at * nbytes, max(4, w * nbytes), arch, s.writes)
+    return out
+
+
+def least_cost(samples: list[Sample], bits: int, arch: str) -> float:
+    """Passes of all samples without conflicts."""
+    nbytes = bits // 8
+    out = 0.0
+    for s in samples:
+        w = min(s.width, max(1, WIDEST // nbytes))
+        out += s.weight * (-(-s.width // w)) * least_passes(len(s.points[0]), w * nbytes, arch, s.writes)
+    return out
+
+
+def _is_vector(layout: Layout, points: tuple[np.ndarray, ...], start: np.ndarray, w: int, nbytes: int) -> bool:
+    if w * nbytes > WIDEST or np.any(start % w):
+        return False
+    return all(np.array_equal(layout.places((*points[:-1], points[-1] + v)), start + v) for v in (1, w - 1))

@@ -287,7 +287,10 @@ template <int BYTES> TL_DEVICE void cp_async(void* to, const void* from) {
   const auto source = (__attribute__((address_space(1))) void*)from;
   const auto shared = (__attribute__((address_space(3))) void*)to;  // that of the first lane is taken
 #ifdef __gfx950__
+  static_assert(BYTES == 4 || BYTES == 16);
   if constexpr (BYTES == 16) __builtin_amdgcn_global_load_lds(source, shared, 16, 0, 0);
+#else
+  static_assert(BYTES == 4);
 #endif
   if constexpr (BYTES == 4) __builtin_amdgcn_global_load_lds(source, shared, 4, 0, 0);
 }
@@ -300,6 +303,9 @@ template <int N> TL_DEVICE void wait_loads() {
   __builtin_amdgcn_s_waitcnt(0x0f70 | (N & 15) | (N >> 4) << 14);
   asm volatile("" ::: "memory");
 }
+//@ cp_async_wait
+// Until all of this wave's copies have landed: those of the last N groups are not counted.
+template <int N> TL_DEVICE void cp_async_wait() { wait_loads<0>(); }
 //@ wait_shared
 template <int N> TL_DEVICE void wait_shared() {
   asm volatile("" ::: "memory");

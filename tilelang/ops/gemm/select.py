@@ -15,6 +15,7 @@ from tilelang.errors import error, facts, register
 from tilelang.ir import FRAGMENT
 from tilelang.ir.record import record
 from tilelang.layout import Fragment, Mode, tile_fragment
+from tilelang.target.thread_calls import WARP
 from tilelang.target.mma import MmaRow, mma_rows, row as row_of
 from tilelang.target.wgmma import WGMMA_ROWS
 
@@ -167,7 +168,7 @@ def choose_gemm(op: Any, target: Any, threads: int, rows_first: bool = False) ->
         rows = mma_rows(target, a, b, "float32")
     whole = op.c.buffer.scope_name == FRAGMENT and op.c.is_full
     warp = rows[0].lanes if rows else 1
-    if not rows or threads % warp or not whole:
+    if not rows or not _has_warps(threads, warp) or not whole:
         if rows and not optional and not whole:
             where = "a part of a fragment" if op.c.buffer.scope_name == FRAGMENT else f"in {op.c.buffer.scope_name} memory"
             raise error("gemm-accumulator", f"the accumulator `{op.c.buffer.name}` is {where} (local_buf must be a fragment)",
@@ -188,6 +189,11 @@ def choose_gemm(op: Any, target: Any, threads: int, rows_first: bool = False) ->
     return GemmPlan(SIMT, (1, 1))
 
 
+def _has_warps(threads: int, lanes: int) -> bool:
+    """Whether a block has warps of so many lanes; half a wave of 64 may be left over, and is idle."""
+    return threads % WARP == 0 and threads >= lanes
+
+
 def why_simt(op: Any, target: Any, threads: int) -> str:
     """Why a Gemm that choose_gemm computes by multiply-adds has no matrix instruction and, behind a semicolon, what to change;
     "" where the target has none for float32 and float64, which it multiplies at its full rate otherwise."""
@@ -195,7 +201,7 @@ def why_simt(op: Any, target: Any, threads: int) -> str:
     if not rows:
         return "" if op.a.dtype.bits >= 32 else (f"{target.arch} has no matrix instruction for {op.a.dtype} and "
                                                  f"{op.b.dtype}; cast both to float16, or compile for a newer target")
-    if threads % rows[0].lanes:
+    if not _has_warps(threads, rows[0].lanes):
         return f"{threads} threads are no whole warps; take a multiple of {rows[0].lanes} threads"
     if op.c.buffer.scope_name != FRAGMENT or not op.c.is_full:
         return "the accumulator is not a whole fragment; accumulate into a whole T.alloc_fragment"

@@ -12,6 +12,7 @@ import numpy as np
 
 from tilelang.ir import Call
 from tilelang.ir.evaluate import Closure, Value
+from tilelang.target.thread_calls import WARP
 
 from .context import DeviceContext
 from .counters import count_warps
@@ -61,10 +62,10 @@ def _block_vote(c: DeviceContext, e: Call) -> Closure:
 
 def _sync_warp(c: DeviceContext, e: Call) -> Action:
     def run(f: LaneFrame) -> None:
-        active = f.active().reshape(-1, f.warp)
+        active = f.active().reshape(-1, WARP)
         for w in np.flatnonzero(active.any(1)):
             members = np.zeros(f.lanes, bool)
-            members[w * f.warp:(w + 1) * f.warp] = active[w]
+            members[w * WARP:(w + 1) * WARP] = active[w]
             f.block.clocks.barrier(members)
 
     return run

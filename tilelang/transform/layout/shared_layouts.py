@@ -15,14 +15,13 @@ import numpy as np
 from tilelang.arith import Analyzer
 from tilelang.ir import Buffer, Expr, Load, Node, Parallel, Store, Var, dtype, walk, FRAGMENT, GLOBAL, SHARED
 from tilelang.ir.record import record
-from tilelang.layout import Fragment, Layout, linear_layout, padded_layout, phase_conflicts, swizzled_layout
+from tilelang.layout import Fragment, Layout, linear_layout, padded_layout, swizzled_layout
 from tilelang.layout.mode import evaluate_index
 from tilelang.ops import Copy, Gemm, Transpose
 from tilelang.ops.ldmatrix import in_columns_of_bytes, in_tiles_of_bytes
 from tilelang.ops.pairing import iteration_space, matched_indices
 from tilelang.ops.gemm.select import row_of_steps
-from tilelang.target.banks import lane_groups, wavefronts
-from tilelang.target.hip import HIP_CHIPS, WAVE
+from tilelang.target.banks import Sample, cost_of, lane_groups, least_cost
 from tilelang.target.mma import row as row_of
 from tilelang.target.wgmma import WGMMA_ROWS
 
@@ -190,21 +189,6 @@ def _simt_accesses(op: Gemm) -> list[Access]:
 # ---- choice ---------------------------------------------------------------------------------------------------------
 
 
-@record
-class Sample:
-    """Elements that the lanes of a warp touch at once.
-
-    points: for each dimension of the buffer an index per lane.  width: consecutive elements accessed per lane.  weight: how
-    often the statement does this.  rigid: the width cannot shrink.  writes: stored, not loaded as an operand of a GEMM.
-    """
-
-    points: tuple[np.ndarray, ...]
-    width: int
-    weight: float
-    rigid: bool = False
-    writes: bool = False
-
-
 def choose_shared_layout(b: Buffer, accesses: list[Access], partition_of: Any, plain: bool, target: Any = None) -> Layout:
     """The lowest-cost layout of a shared buffer.
 
@@ -217,17 +201,17 @@ def choose_shared_layout(b: Buffer, accesses: list[Access], partition_of: Any, p
         return linear
     arch, warp = ("", 32) if target is None else (target.arch, target.warp_size)
     samples = [s for a in accesses for s in _samples(a, partition_of(a), bits, warp)]
-    best, cost = linear, _cost(linear, samples, bits, arch)
-    if cost == _cost_floor(samples, bits, arch):
+    best, cost = linear, cost_of(linear, samples, bits, arch)
+    if cost == least_cost(samples, bits, arch):
         return linear
     for make in (_swizzle(16, line=256), *_CANDIDATES) if lane_groups(arch, 16)[1] == 64 else _CANDIDATES:
         layout = make(shape, bits)
         if layout is None:
             continue
-        c = _cost(layout, samples, bits, arch)
+        c = cost_of(layout, samples, bits, arch)
         if c < cost:
             best, cost = layout, c
-            if cost == _cost_floor(samples, bits, arch):
+            if cost == least_cost(samples, bits, arch):
                 break
     return best
 
@@ -325,49 +309,3 @@ def _index(e: Expr, env: dict[Var, Any]) -> Any:
         return evaluate_index(e, full)
     except ValueError:
         return np.int64(0)
-
-
-def _cost(layout: Layout, samples: list[Sample], bits: int, arch: str) -> float:
-    """Transactions of all samples."""
-    out = 0.0
-    nbytes = bits // 8
-    for s in samples:
-        start = layout.places(s.points)
-        w = s.width
-        while w > 1 and not _is_vector(layout, s.points, start, w, nbytes):
-            if s.rigid:
-                return float("inf")
-            w //= 2
-        w = min(w, max(1, MAX_BYTES // nbytes))
-        for v in range(0, s.width, w):
-            at = start if v == 0 else layout.places((*s.points[:-1], s.points[-1] + v))
-            out += s.weight * _passes(at * nbytes, max(4, w * nbytes), arch, s.writes)
-    return out
-
-
-def _cost_floor(samples: list[Sample], bits: int, arch: str) -> float:
-    nbytes = bits // 8
-    out = 0.0
-    for s in samples:
-        w = min(s.width, max(1, MAX_BYTES // nbytes))
-        out += s.weight * (-(-s.width // w)) * _phases(len(s.points[0]), w * nbytes, arch, s.writes)
-    return out
-
-
-def _passes(start: np.ndarray, nbytes: int, arch: str, writes: bool) -> int:
-    """Transactions of lanes that access nbytes at byte addresses `start`."""
-    if arch not in HIP_CHIPS:
-        return _phases(len(start), nbytes, arch, writes) + phase_conflicts(start, nbytes)
-    lanes = np.zeros((1, WAVE), bool)
-    lanes[0, :len(start)] = True
-    return wavefronts(np.pad(start, (0, WAVE - len(start)))[None], nbytes, lanes, arch, writes)[0]
-
-
-def _phases(lanes: int, nbytes: int, arch: str, writes: bool) -> int:
-    return len(set(lane_groups(arch, max(4, nbytes), writes)[0][:lanes]))
-
-
-def _is_vector(layout: Layout, points: tuple[np.ndarray, ...], start: np.ndarray, w: int, nbytes: int) -> bool:
-    if w * nbytes > MAX_BYTES or np.any(start % w):
-        return False
-    return all(np.array_equal(layout.places((*points[:-1], points[-1] + v)), start + v) for v in (1, w - 1))

@@ -101,8 +101,8 @@ class StrictLayouts:
         # Instructions that accept existing layouts come last; mma.sync works on the rows that wgmma gives each warp.
         for op, plan in sorted(plans, key=lambda p: (p[1].instruction == SIMT, p[1].instruction not in WGMMA_ROWS)):
             plan = with_warps_of(plan, first.setdefault(op.c.buffer, plan))
-            new = self.gemms[id(op)] = with_options(forms[id(op)], instruction=plan.instruction,
-                                                     warps=plan.warps)
+            new = self.gemms[id(op)] = with_options(
+                op if plan.instruction == SIMT else forms[id(op)], instruction=plan.instruction, warps=plan.warps)
             asked.append((op, plan, new.infer_layout(self.uses.known_for(op))))
         for op, plan, layouts in asked:  # accumulators before operands: those can be staged
             lay, old = layouts.get(op.c.buffer), self.known.layouts.get(op.c.buffer)

@@ -414,10 +414,12 @@ def _put(lw: Any, loop: Loop, s: Store, at: int, w: int, value: Expr) -> Stmt:
 
 
 def async_copy(lw: Any, loop: Loop, s: Store, w: int) -> Stmt | None:
-    """cp.async for each run, zero-filled where the source is out of range or the value is a zero; None when no cp.async has
-    this width or reads this value."""
+    """cp.async for each run, zero-filled where the source is out of range or the value is a zero; None where the target has no
+    cp.async, or none of this width for this value."""
     conds, value = copied(s.value)
-    if w * s.buffer.dtype.bytes not in (4, 8, 16) or not isinstance(value, Load) or value.buffer.scope_name != GLOBAL or \
+    if not getattr(lw.target, "has_cp_async", True) or w * s.buffer.dtype.bytes not in (4, 8, 16):
+        return None
+    if not isinstance(value, Load) or value.buffer.scope_name != GLOBAL or \
             not s.buffer.scope_name.startswith("shared") or value.buffer in lw.buffers.safe:
         return None
     width, source = loop.dist.lanes[1] if loop.dist.lanes else 1, value
