@@ -202,6 +202,12 @@ def test_declined(what, options):
     assert not was_split(scaled(**options)), what
 
 
+def test_a_loop_of_chunks_computed_addresses_between_a_sum_and_the_next_product():
+    """Of scales, by the number of the iteration.  A loop of chunks alone has none, and stays as it is."""
+    loop = r"#pragma unroll 3\n *for \(int ko = 0; ko < 4; "
+    assert re.search(loop, text_of(scaled())) and not re.search(loop, text_of(scaled(form="plain")))
+
+
 def test_parts_are_as_wide_as_fits():
     assert split_accumulators.LEAST_COLUMNS == 64
     assert re.search(r"m64n128k32.*_ss_", text_of(scaled())) and "float part[64]" in text_of(scaled())

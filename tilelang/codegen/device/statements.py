@@ -83,6 +83,8 @@ class Statements:
         if s.kind in _UNROLLED:
             copies = s.plan.factor or (1 if _copies(s) > MOST_COPIES else "")
             self.page.emit(f"#pragma unroll {copies}".rstrip())
+        elif s.plan.factor:
+            self.page.emit(f"#pragma unroll {s.plan.factor}")
         elif _only_loads(s.body):
             self.page.emit("#pragma unroll 1")
 

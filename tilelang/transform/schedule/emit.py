@@ -249,6 +249,10 @@ class _Ordered(_Emitter):
         gemms, sums = self.loop.gemms, {self.loop.gemm(i).c.buffer.data for i in self.loop.gemms}
         alone = not self.depth and not self.carried and len(gemms) > len(sums) == 1 and first in gemms
         self.awaited = [x for x in r.rings if alone and self.first[id(x)] == first]
+        # Nothing hides what stands between a sum and the next GEMM: with a copy of the loop for each stage, addresses and
+        # conditions of what the threads load are constants.
+        self.unrolls = bool(self.awaited) and any(
+            i not in gemms and not any(map(self.loop.items[i].touches, sums)) for i in self.loop.own)
 
     def code(self, finished: list[Stmt], tiles: set[Buffer]) -> list[Stmt]:
         """The consumers' code.  finished: statements to run after the last use of `tiles`, which the loop only reads."""
@@ -264,7 +268,8 @@ class _Ordered(_Emitter):
             self.opens = next(e.item for e in self.events if e.item in self.loop.gemms)
         body = self.sequence(self.events, self.steady, {0: k, 1: k - 1} if self.depth else {0: k}, True)
         loop = with_options(replace(r.loop, kind="serial", start=start + self.depth if self.depth else r.loop.start,
-                                    extent=extent - self.depth if self.depth else r.loop.extent, body=seq(*body)), **SERIAL)
+                                    extent=extent - self.depth if self.depth else r.loop.extent, body=seq(*body)),
+                            factor=r.stages if self.unrolls else None, **SERIAL)
         done = [do("wgmma_wait", n=0), *pins, *(pin(b) for two in self.other.items() for b in two)] if pins else []
         some = binary("gt", extent, const(0, extent.dtype))
         last = start + extent - 1
