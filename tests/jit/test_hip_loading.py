@@ -25,7 +25,7 @@ from tilelang.target import Target, probe
 from tilelang.transform.pipeline import lower
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
-from fake_hip import HAS_COMPILER, FakeHip, OnRocm
+from fake_hip import HAS_COMPILER, FakeHip, OnRocm, compiler
 
 pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="needs a C compiler: install gcc or clang")
 CODE = b"\x7fELF code object"
@@ -37,7 +37,7 @@ def library(tmp_path_factory):
 
 
 def forget():
-    for known in (probe.load_libamdhip, probe.hip_device_arch, hip_driver._driver):
+    for known in (probe.load_rocm, probe.hip_device_arch, hip_driver._driver):
         known.cache_clear()
 
 
@@ -221,7 +221,7 @@ def test_properties_of_a_device(hip):
 
 
 def test_without_a_driver_the_call_says_so(monkeypatch):
-    monkeypatch.setattr(hip_driver, "load_libamdhip", lambda: None)
+    monkeypatch.setattr(hip_driver, "load_rocm", lambda: None)
     hip_driver._driver.cache_clear()
     with pytest.raises(RuntimeError, match="no HIP driver .libamdhip64. was found on this machine.*do not run") as e:
         kernel_of(main)(*arrays(), 1)
@@ -259,10 +259,29 @@ def test_the_doctor_lists_amd_gpus(hip, monkeypatch):
 
 
 def test_measuring_without_the_gpu_says_so(monkeypatch):
-    monkeypatch.setattr(hip_driver, "load_libamdhip", lambda: None)
+    monkeypatch.setattr(hip_driver, "load_rocm", lambda: None)
     hip_driver._driver.cache_clear()
     request, artifact = artifact_of(main)
     kernel = JITKernel(_request=replace(request, target=Target("gfx942")), _artifact=artifact)
     for ask in (lambda: kernel.get_profiler(), lambda: do_bench(lambda: None, device="hip:1")):
         with pytest.raises(RuntimeError, match="no HIP driver .libamdhip64. was found"):
             ask()
+
+
+def test_without_the_wheel_rocms_own_compiler_is_taken(library, monkeypatch):
+    from tilelang.runtime import hip_compiler
+
+    made = compiler(Path(library.path).parent)
+    monkeypatch.setenv("ROCM_PATH", str(Path(library.path).parents[1]))
+    monkeypatch.setattr(hip_compiler, "find_zig", lambda: None)
+    forget()
+    try:
+        found = hip_compiler.compile_hsaco("a kernel", "gfx942", ["-DX"])
+        assert found.bytes[:4] == b"\x7fELF" and (found.registers, found.agprs, found.spills) == (42, 258, 0)
+        options = made.fake_options().decode().split()
+        assert options[0] == "--offload-arch=gfx942" and options[-1] == "-DX" and "-ffp-contract=off" in options
+        assert hip_compiler.zig_stamp().startswith("hiprtc /")
+        with pytest.raises(RuntimeError, match="hiprtc rejected the HIP source for gfx942:\nkernel.cu:1:1: error: this"):
+            hip_compiler.compile_hsaco("wrong", "gfx942")
+    finally:
+        forget()

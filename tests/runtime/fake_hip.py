@@ -157,3 +157,38 @@ class OnRocm(OnGpu):
     """A NumPy array that says it is on an AMD GPU, as torch's do there."""
 
     kind = 10
+
+COMPILER = r"""
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+static char log_text[4096];
+static const char code[] = "\177ELF \xab.vgpr_count\x2a \xab.agpr_count\xcd\x01\x02 \xb0.vgpr_spill_count\x00";
+int hiprtcCreateProgram(void **out, const char *source, const char *name, int n, const char **headers, const char **names) {
+  *out = (void *)(strstr(source, "wrong") ? 2 : 1);
+  return n || headers || names;
+}
+int hiprtcCompileProgram(void *program, int count, const char **options) {
+  log_text[0] = 0;
+  for (int i = 0; i < count; i++) { strcat(log_text, options[i]); strcat(log_text, " "); }
+  if (program != (void *)2) return 0;
+  strcpy(log_text, "kernel.cu:1:1: error: this is wrong");
+  return 6;
+}
+int hiprtcGetProgramLogSize(void *p, size_t *n) { *n = strlen(log_text) + 1; return 0; }
+int hiprtcGetProgramLog(void *p, char *out) { strcpy(out, log_text); return 0; }
+int hiprtcGetCodeSize(void *p, size_t *n) { *n = sizeof code; return 0; }
+int hiprtcGetCode(void *p, char *out) { memcpy(out, code, sizeof code); return 0; }
+int hiprtcDestroyProgram(void **p) { *p = 0; return 0; }
+const char *hiprtcGetErrorString(int rc) { return "an error"; }
+const char *fake_options(void) { return log_text; }
+"""
+
+
+def compiler(folder):
+    """A library that looks like hiprtc, in the folder of ROCm."""
+    (folder / "rtc.c").write_text(COMPILER)
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", folder / "libhiprtc.so", folder / "rtc.c"], check=True)
+    library = ctypes.CDLL(str(folder / "libhiprtc.so"))
+    library.fake_options.restype = ctypes.c_char_p
+    return library

@@ -1,10 +1,13 @@
 """Compiles HIP C++ to code objects by the clang of the `ziglang` wheel.  Needs no GPU, no ROCm and no headers.
 
-Three processes: text to machine code as text, that to an object, the object to a shared object, which drivers load.
+Three processes: text to machine code as text, that to an object, the object to a shared object, which drivers load.  Where the
+wheel is missing and ROCm's hiprtc is installed, that compiles in this process.  Source: HIP RTC API reference, whose functions
+have the parameters of NVRTC's.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import re
@@ -16,12 +19,13 @@ from functools import cache
 from pathlib import Path
 
 from tilelang.env import env
-from tilelang.errors import error, register
+from tilelang.errors import TileLangError, error, register
 from tilelang.ir.record import record
 from tilelang.log import phase
+from tilelang.target.probe import load_rocm
 
 from .cache import DiskCache, Entry, digest
-from .nvrtc import error_text
+from .nvrtc import Nvrtc, error_text
 
 register("hip-compiler-missing", RuntimeError, "no compiler for HIP kernels is installed", "pip install 'tilelang-py[hip]'",
          expected="the package ziglang, whose clang compiles for AMD GPUs", found="no package ziglang")
@@ -30,8 +34,8 @@ register("hip-compile", RuntimeError, "the compiler rejected the generated HIP s
 
 _CODE_OBJECT = "-mcode-object-version=5"  # older drivers may not know version 6
 # No contraction: a fused multiply-add is one that the program asks for.  Vector accesses of arrays of other types alias.
-_FLAGS = ("-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "-std=c++17", "-O3", "-ffp-contract=off",
-          "-fno-strict-aliasing", "-w", _CODE_OBJECT)
+_LANGUAGE = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-w", _CODE_OBJECT)
+_FLAGS = ("-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", *_LANGUAGE)
 
 
 @record
@@ -68,7 +72,7 @@ def zig_stamp() -> str:
     """Text that identifies the compiler: part of cache keys."""
     zig = find_zig()
     if zig is None:
-        return "no compiler for hip"
+        return f"hiprtc {rtc._name}" if (rtc := load_rocm("hiprtc")) is not None else "no compiler for hip"
     st = os.stat(zig)
     return f"{zig} {st.st_size} {st.st_mtime_ns}"
 
@@ -84,9 +88,22 @@ def _run(args: Sequence[str], source: str, arch: str) -> None:
         raise error("compile-timeout", f"the device compiler takes longer than {seconds:g} s",
                     found=f"no result after {seconds:g} s") from None
     if done.returncode != 0:
-        text = error_text(done.stderr.strip() or f"it ends with code {done.returncode}", source)
-        raise error("hip-compile", f"clang rejected the HIP source for {arch}:\n{text}",
-                    hint="if the source contains no T.import_source or call_extern of yours, this is a compiler bug")
+        raise _rejected("clang", done.stderr.strip() or f"it ends with code {done.returncode}", source, arch)
+
+
+def _rejected(by: str, log: str, source: str, arch: str) -> TileLangError:
+    return error("hip-compile", f"{by} rejected the HIP source for {arch}:\n{error_text(log, source)}",
+                 hint="if the source contains no T.import_source or call_extern of yours, this is a compiler bug")
+
+
+class Hiprtc(Nvrtc):
+    """ROCm's compiler library."""
+
+    prefix = "hiprtc"
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.lib, self.path = library, str(library._name)
+        library.hiprtcGetErrorString.restype = ctypes.c_char_p
 
 
 def compile_hsaco(source: str, arch: str, options: Sequence[str] = ()) -> CodeObject:
@@ -94,6 +111,11 @@ def compile_hsaco(source: str, arch: str, options: Sequence[str] = ()) -> CodeOb
 
     Raises RuntimeError with the compiler's errors and the lines they refer to, and if no compiler is installed.
     """
+    if find_zig() is None and (library := load_rocm("hiprtc")) is not None:
+        rc, log, binary = Hiprtc(library).compile(source, [f"--offload-arch={arch}", *_LANGUAGE, *options], "Code")
+        if rc != 0:
+            raise _rejected("hiprtc", log, source, arch)
+        return _with_figures(binary, "")
     with tempfile.TemporaryDirectory(prefix="tilelang-hip-") as folder, phase("clang compiles"):
         text, isa, obj, out = (Path(folder, f"kernel.{end}") for end in ("hip", "s", "o", "hsaco"))
         text.write_text(source, encoding="utf-8")
@@ -105,9 +127,11 @@ def compile_hsaco(source: str, arch: str, options: Sequence[str] = ()) -> CodeOb
 
 
 def _with_figures(binary: bytes, isa: str) -> CodeObject:
-    """A code object with the figures of the metadata at the end of its text."""
+    """A code object with the figures of its metadata, which is MessagePack: a name, then an unsigned integer."""
     def figure(name: str) -> int:
-        return max((int(n) for n in re.findall(rf"^\s+-? ?\.{name}:\s+(\d+)", isa, re.M)), default=0)
+        number = rb"(?:\xcc(.)|\xcd(..)|\xce(....)|([\x00-\x7f]))"
+        found = re.findall(rb"\." + name.encode() + number, binary, re.DOTALL)
+        return max((int.from_bytes(b"".join(parts), "big") for parts in found), default=0)
 
     return CodeObject(binary, isa, figure("vgpr_count"), figure("agpr_count"), figure("sgpr_count"),
                       figure("vgpr_spill_count") + figure("sgpr_spill_count"), figure("private_segment_fixed_size"),

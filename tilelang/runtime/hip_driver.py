@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.target.probe import hip_arch_of, load_libamdhip
+from tilelang.target.probe import hip_arch_of, load_rocm
 
 from . import cuda_driver
 from .cuda_driver import DeviceProperties, Driver
@@ -40,7 +40,7 @@ class HipDriver(Driver):
              701: "the kernel needs more registers or LDS than a workgroup may have: use smaller tiles"}
 
     def _open(self) -> Any:
-        lib = load_libamdhip()
+        lib = load_rocm()
         if lib is None:
             raise error("hip-missing", "no HIP driver (libamdhip64) was found on this machine: kernels for AMD GPUs compile "
                         "here, and do not run", found="none", hint=HOW)

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 import tempfile
+from typing import Any
 
 from tilelang.env import env
 from tilelang.errors import TileLangError, error, register
@@ -85,7 +86,9 @@ class NvrtcCandidate:
 
 
 class Nvrtc:
-    """A loaded NVRTC.  version: (major, minor).  archs: sm numbers it compiles for."""
+    """A loaded NVRTC.  version: (major, minor).  archs: sm numbers it compiles for.  prefix: of the library's functions."""
+
+    prefix = "nvrtc"
 
     def __init__(self, candidate: NvrtcCandidate) -> None:
         with phase("load NVRTC"):
@@ -95,36 +98,38 @@ class Nvrtc:
         self.path, self.includes = candidate.library, candidate.includes
         self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
-        self._check(self.lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        self._call("Version", ctypes.byref(major), ctypes.byref(minor))
         self.version = (major.value, minor.value)
         n = ctypes.c_int()
-        self._check(self.lib.nvrtcGetNumSupportedArchs(ctypes.byref(n)))
+        self._call("GetNumSupportedArchs", ctypes.byref(n))
         archs = (ctypes.c_int * n.value)()
-        self._check(self.lib.nvrtcGetSupportedArchs(archs))
+        self._call("GetSupportedArchs", archs)
         self.archs = tuple(archs)
 
-    def _check(self, rc: int) -> None:
+    def _call(self, name: str, *args: Any) -> None:
+        rc = getattr(self.lib, self.prefix + name)(*args)
         if rc != 0:
-            raise RuntimeError(f"NVRTC ({self.path}): {self.lib.nvrtcGetErrorString(rc).decode()}")
+            said = getattr(self.lib, f"{self.prefix}GetErrorString")(rc).decode()
+            raise RuntimeError(f"{self.prefix.upper()} ({self.path}): {said}")
 
     def compile(self, source: str, options: Sequence[str], what: str = "CUBIN") -> tuple[int, str, bytes]:
         """(result code, log, result or b"").  what: "CUBIN" or "PTX".  Thread-safe: each call has its own program."""
-        lib, program = self.lib, ctypes.c_void_p()
-        self._check(lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
+        program, compiles = ctypes.c_void_p(), getattr(self.lib, f"{self.prefix}CompileProgram")
+        self._call("CreateProgram", ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None)
         try:
             argv = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
             with phase("NVRTC compiles" if source else "NVRTC compiles nothing"):
-                rc = lib.nvrtcCompileProgram(program, len(options), argv)
+                rc = compiles(program, len(options), argv)
             log = self._read(program, "ProgramLog").rstrip(b"\0 \n").decode(errors="replace")
             return rc, log, self._read(program, what) if rc == 0 else b""
         finally:
-            lib.nvrtcDestroyProgram(ctypes.byref(program))
+            getattr(self.lib, f"{self.prefix}DestroyProgram")(ctypes.byref(program))
 
     def _read(self, program: ctypes.c_void_p, what: str) -> bytes:
         size = ctypes.c_size_t()
-        self._check(getattr(self.lib, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        self._call(f"Get{what}Size", program, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(max(1, size.value))
-        self._check(getattr(self.lib, f"nvrtcGet{what}")(program, buffer))
+        self._call(f"Get{what}", program, buffer)
         return buffer.raw[:size.value]
 
 

@@ -66,26 +66,26 @@ def device_capability() -> tuple[int, int] | None:
     return out[0], out[1]
 
 
-def _hip_libraries() -> Iterator[str]:
-    """Where libamdhip64 may be: what this process has loaded, what torch would load (a second copy would not know its streams),
-    ROCm's folder, then the system's."""
+def _hip_libraries(name: str) -> Iterator[str]:
+    """Where a library of ROCm may be: what this process has loaded, what torch would load (a second copy would not know its
+    streams), ROCm's folder, then the system's."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as f:
-            yield from dict.fromkeys(re.findall(r"(/\S*/libamdhip64\S*\.so\S*)$", f.read(), re.MULTILINE))
+            yield from dict.fromkeys(re.findall(rf"(/\S*/lib{name}\S*\.so\S*)$", f.read(), re.MULTILINE))
     except OSError:  # no Linux
         pass
     for package, folder in (("torch", "lib"), ("_rocm_sdk_core", "lib")):
         spec = find_spec(package)
         for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-            yield from (os.path.join(place, folder, n) for n in ("libamdhip64.so", "libamdhip64.so.7"))
-    yield from (os.path.join(env.ROCM_HOME, "lib", "libamdhip64.so"),) if env.ROCM_HOME else ()
-    yield from (*(f"libamdhip64.so{v}" for v in (".7", ".6", ".5", "")), "amdhip64_7.dll", "amdhip64_6.dll")
+            yield from (os.path.join(place, folder, n) for n in (f"lib{name}.so", f"lib{name}.so.7"))
+    yield from (os.path.join(env.ROCM_HOME, "lib", f"lib{name}.so"),) if env.ROCM_HOME else ()
+    yield from (*(f"lib{name}.so{v}" for v in (".7", ".6", ".5", "")), f"{name}_7.dll", f"{name}_6.dll")
 
 
-@lru_cache(maxsize=1)
-def load_libamdhip() -> ctypes.CDLL | None:
-    """The driver library of AMD GPUs, or None on a machine without one."""
-    for path in _hip_libraries():
+@lru_cache(maxsize=2)
+def load_rocm(name: str = "amdhip64") -> ctypes.CDLL | None:
+    """The driver library of AMD GPUs, or its compiler "hiprtc"; None on a machine without it."""
+    for path in _hip_libraries(name):
         try:
             if not os.path.dirname(path) or os.path.exists(path):
                 with phase(f"load {os.path.basename(path)}"):
@@ -109,7 +109,7 @@ def hip_arch_of(lib: Any, device: int) -> str | None:
 @lru_cache(maxsize=1)
 def hip_device_arch() -> str | None:
     """Architecture of AMD GPU 0, None when there is no usable one."""
-    lib, count = load_libamdhip(), ctypes.c_int()
+    lib, count = load_rocm(), ctypes.c_int()
     if lib is None or lib.hipInit(0) != 0 or lib.hipGetDeviceCount(ctypes.byref(count)) != 0 or count.value == 0:
         return None
     return hip_arch_of(lib, 0)

@@ -12,5 +12,5 @@ def text(said):
 # A driver whose device has another architecture than the code object.
 driver = SimpleNamespace(hipInit=lambda flags: 0, hipModuleLoadData=lambda module, image: 209,
                          hipGetErrorName=text(b"hipErrorNoBinaryForGpu"), hipGetErrorString=text(b"no kernel image is available"))
-with mock.patch.object(hip_driver, "load_libamdhip", lambda: driver):
+with mock.patch.object(hip_driver, "load_rocm", lambda: driver):
     hip_driver.HipDriver().load(b"")

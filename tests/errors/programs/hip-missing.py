@@ -2,5 +2,5 @@ from unittest import mock
 
 from tilelang.runtime import hip_driver
 
-with mock.patch.object(hip_driver, "load_libamdhip", lambda: None):
+with mock.patch.object(hip_driver, "load_rocm", lambda: None):
     hip_driver.HipDriver()
