@@ -64,7 +64,7 @@ def package_stamp(contents: bool = False) -> str:
 
     def add(folder: str, shown: str) -> None:
         for entry in sorted(os.scandir(folder), key=lambda e: e.name):
-            if entry.name.endswith((".py", ".cuh")):
+            if entry.name.endswith((".py", ".cuh", ".hip")):
                 st, inside = entry.stat(), Path(entry.path).read_bytes() if contents else b""
                 facts = hashlib.sha256(inside).hexdigest() if contents else f"{st.st_size} {st.st_mtime_ns}"
                 rows.append(f"{shown}/{entry.name} {facts}")

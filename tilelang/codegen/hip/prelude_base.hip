@@ -639,9 +639,11 @@ template <typename T> TL_DEVICE unsigned __match_all_sync(unsigned mask, T x, in
   return (*pred = same == mask) ? mask : 0u;
 }
 //@ __syncthreads
-// s_barrier waits for no memory: the fence in front of it waits until this wave's accesses of LDS are done.
+// s_barrier waits for no memory, so the wave waits for its accesses of LDS (lgkmcnt 0; 0xc07f) in front of it.  The fence alone is
+// not enough: clang 22 drops its wait in a loop where none is outstanding in front of the loop.
 TL_DEVICE void __syncthreads() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_waitcnt(0xc07f);
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
@@ -654,7 +656,10 @@ TL_DEVICE void __syncwarp(unsigned = 0xffffffffu) {
 //@ __threadfence
 TL_DEVICE void __threadfence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
 //@ __threadfence_block
-TL_DEVICE void __threadfence_block() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "workgroup"); }
+TL_DEVICE void __threadfence_block() {
+  __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "workgroup");
+  __builtin_amdgcn_s_waitcnt(0xc07f);
+}
 //@ __trap
 TL_DEVICE void __trap() { __builtin_trap(); }
 //@ __ldg
