@@ -75,6 +75,8 @@ def dynamic_shapes() -> bool:
 def _device(index: int) -> tuple[Target, int]:
     """(target, SMs) of a CUDA device of torch."""
     found = sys.modules["torch"].cuda.get_device_properties(index)
+    if name := getattr(found, "gcnArchName", "") if sys.modules["torch"].version.hip else "":
+        return Target(name), found.multi_processor_count
     number = found.major * 10 + found.minor
     try:
         target = Target({"kind": "cuda", "arch": f"sm_{number}a" if number >= 90 else f"sm_{number}"})

@@ -80,7 +80,7 @@ class Task:
 
 def gpu_clock(like: Any, target: Target, backend: str | None) -> EventClock | None:
     """A clock of CUDA events on the current stream of a tensor's GPU; None where calls do not run on a GPU."""
-    if is_numpy(like) or like.device.type != "cuda" or not target.is_cuda or backend in INTERPRETED:
+    if is_numpy(like) or like.device.type != "cuda" or not target.is_gpu or backend in INTERPRETED:
         return None
     return EventClock(like.device, 256, "event")
 

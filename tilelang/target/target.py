@@ -214,7 +214,12 @@ class Target:
         """wgmma and setmaxnreg: exactly sm_90a."""
         return self.arch_number == 90 and self.arch_suffix == "a"
 
-    has_ldmatrix, has_cp_async, has_fp8_mma, has_stmatrix, has_tma = map(_since, (75, 80, 89, 90, 90))
+    @property
+    def has_fp8_mma(self) -> bool:
+        """Matrix instructions of float8_e4m3fn and float8_e5m2."""
+        return self.at_least(89) or self.chip is not None and self.chip.fp8 == "ocp"
+
+    has_ldmatrix, has_cp_async, has_stmatrix, has_tma = map(_since, (75, 80, 90, 90))
 
 
 class _Local(threading.local):

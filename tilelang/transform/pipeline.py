@@ -135,7 +135,7 @@ _PLAINER: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 _ONCE = "bytes of shared memory that two tiles use", {PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE.value: True}
 _AS_WRITTEN = "blocks and steps of another size"
-_SMALLER = ("scale prefetch", _AS_WRITTEN, "some pipeline stages", "warp specialisation")  # where shared memory is short
+_SMALLER = "scale prefetch", _AS_WRITTEN, "some pipeline stages", "warp specialisation", "asynchronous copies"  # takes less
 
 
 def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = None,

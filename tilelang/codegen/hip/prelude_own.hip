@@ -129,6 +129,18 @@ template <typename T> TL_DEVICE T to_int(double x) {
   else if constexpr (sizeof(T) == 4) return T(__double2uint_rz(x));
   else return T(max(min(__double2int_rz(x), HIGH), LOW));
 }
+//@ load_shifted
+// 16 bytes from any element of a tensor that starts at a multiple of 16 bytes and ends at one of 8, by three aligned loads that
+// are shifted.  Each of them reads a byte that is asked for, so they stay inside of the tensor.
+template <typename T, int N, typename I> TL_DEVICE vec<T, N> load_shifted(const T* tensor, I at) {
+  const unsigned skip = (unsigned)at % (8 / sizeof(T)), by = skip * sizeof(T) % 4 * 8;
+  const uint2* from = reinterpret_cast<const uint2*>(tensor + (at - skip));
+  const uint2 a = from[0], b = from[1], c = from[skip ? 2 : 1];
+  const bool odd = skip & 4 / sizeof(T);
+  const unsigned v = odd ? a.y : a.x, w = odd ? b.x : a.y, x = odd ? b.y : b.x, y = odd ? c.x : b.y, z = odd ? c.y : c.x;
+  const uint4 words = {__funnelshift_r(v, w, by), __funnelshift_r(w, x, by), __funnelshift_r(x, y, by), __funnelshift_r(y, z, by)};
+  return __builtin_bit_cast(vec<T, N>, words);
+}
 //@ bfloat16_of_bytes
 template <int N, typename S> TL_DEVICE void bfloat16_of_bytes(bfloat16_t* to, const S* from) {
   float x[N];

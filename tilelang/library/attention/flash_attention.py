@@ -97,8 +97,8 @@ def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options:
     check_tensors("flash_attention", tensors, _NAMES[:3], _NAMES[3:])
     q, out = tensors["q"], tensors["out"]
     at = running_on(q, target)
-    problem = attention_problem(tensors, at.target.is_cuda, **options, dynamic=dynamic_shapes())
-    if at.target.is_cuda and problem.few_queries:
+    problem = attention_problem(tensors, at.target.is_gpu, **options, dynamic=dynamic_shapes())
+    if at.target.is_gpu and problem.few_queries:
         return _few_queries(tensors, target, tune, options["scale"], problem)
     machine = machine_of(at.target, at.sms, problem.dtype)
     tuned = not problem.empty and at.tuned(tune, q)

@@ -125,7 +125,7 @@ def prepare(tensors: dict[str, Any], target: Any, tune: bool | None, scale: Any,
     check_tensors("flash_decode", tensors, NAMES[:3], NAMES[4:])
     q, k, v, *_, out = tensors.values()
     at = running_on(q, target)
-    problem = decode_problem(tensors, at.target.is_cuda, **options)
+    problem = decode_problem(tensors, at.target.is_gpu, **options)
     machine = machine_of(at.target, at.sms, problem.dtype)
     tuned = not problem.empty and at.tuned(tune, q)
     choice = _tuned(problem, machine, tensors, scale, at) if tuned else None

@@ -211,7 +211,7 @@ def _prepare(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple
     check_tensors("flex_attention", {**dict(zip("qkv", qkv)), **named}, ("q", "k", "v"))
     at = running_on(q, target)
     none = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "out"))
-    p = attention_problem({**dict(zip("qkv", qkv)), **none}, at.target.is_cuda, causal=False, window=None,
+    p = attention_problem({**dict(zip("qkv", qkv)), **none}, at.target.is_gpu, causal=False, window=None,
                           scale=None if scale is None else check_scale(scale), **options)
     _check(p, mask, read, q)
     # In place of the mask's lists, and of tensors that are not given.

@@ -155,9 +155,9 @@ def running_on(x: Any, target: Any) -> Place:
         return Place(Target("cpu" if target == "tile" else "cuda"), target)
     at = Place.of(x, target)
     on_device = not is_numpy(x) and x.device.type == "cuda"
-    return replace(at, backend="simulator") if at.target.is_cuda and not on_device else at
+    return replace(at, backend="simulator") if at.target.is_gpu and not on_device else at
 
 
 def fast_kernel(at: Place, make: Callable[..., Any], *form: Any, **configs: Any) -> JITKernel:
     """Place.kernel with exp2 and log2 by hardware instructions."""
-    return at.kernel(make, *form, enable_fast_math=at.target.is_cuda or None, **configs)
+    return at.kernel(make, *form, enable_fast_math=at.target.is_gpu or None, **configs)

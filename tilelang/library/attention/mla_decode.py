@@ -97,7 +97,7 @@ def _prepare(tensors: dict[str, Any], dim_v: int, plan: MlaPlan | None, target: 
         slots = batch + splits if f.divided else 1
         workspace = [maker(q, (slots, rows, *last), "float32") for last in ((dim_v,), ())]
     kernel = fast_kernel(at, mla_attention if divides else plain_attention, f) if batch and rows else None
-    copied = [strides(x) != compact(x.shape) or at.target.is_cuda and not aligned(x) for x in (q, cache)]
+    copied = [strides(x) != compact(x.shape) or at.target.is_gpu and not aligned(x) for x in (q, cache)]
 
     def run(arrays: tuple[Any, ...], scales: tuple[float, float], plan: MlaPlan | None, result: Any, logs: Any) -> None:
         if kernel is None:

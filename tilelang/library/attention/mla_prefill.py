@@ -50,7 +50,7 @@ def mla_prefill(q: Any, k: Any, k_rope: Any, v: Any, *, causal: bool = True, sca
     scale = check_scale(dim**-0.5 if scale is None else scale)
     out, logs = empty(q, (batch, seq_q, heads, sizes[3]), type_name(q)), empty(q, (batch, heads, seq_q), "float32")
     if out.size if is_numpy(out) else out.numel():
-        arrays = [x if strides_of(x, at.target.is_cuda) else compact_copy(x) for x in tensors.values()]
+        arrays = [x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in tensors.values()]
         exact = None if dynamic else ((batch, seq_q, k.shape[1]), tuple(map(strides_of, arrays)))
         kernel = fast_kernel(at, prefill_attention, tuple(sizes), type_name(q), bool(causal), at.target.has_wgmma, exact)
         kernel(*arrays, scale, out, logs)

@@ -85,7 +85,7 @@ def topk_indices(scores: Any, k: int, ends: Any = None, *, target: Any = None) -
     out = empty(scores, (rows, k), "int32")
     if rows:
         at = running_on(scores, target)
-        kernel = at.kernel(topk_kernel, k, at.target.is_cuda)
+        kernel = at.kernel(topk_kernel, k, at.target.is_gpu)
         kernel(contiguous(scores), contiguous(ends), out)
     return out
 

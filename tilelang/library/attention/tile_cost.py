@@ -64,15 +64,15 @@ def machine_of(target: Target, sms: int | None = None, dtype: str = "float16") -
 
     dtype "float32": tiles take twice the memory, and mma.sync multiplies them, in tf32: wgmma would need values with keys
     contiguous."""
-    if dtype == "float32" and target.is_cuda:
+    if dtype == "float32" and target.is_gpu:
         m = machine_of(target, sms)
         return Machine("mma", m.sms, m.shared // 2, m.shared_sm // 2, m.flops / 2)
     kind = kind_of(target)
-    sms = sms or kernel_rates(kind).sm_count
+    sms = sms or kernel_rates(kind, target.machine or 80).sm_count
     if kind == "cpu":
         return Machine(kind, sms)
     limits = target.limits
-    rate = float(kernel_rates("mma", target.arch_number).mma)
+    rate = float(kernel_rates("mma", target.machine).mma)
     return Machine(kind, sms, limits.shared_per_block, limits.shared_per_sm, rate, _SPILLED)
 
 

@@ -127,7 +127,7 @@ def _run(p: MatmulProblem, at: Place, tensors: dict[str, Any], tune: bool, again
     if p.k == 0:
         return _of_zeros(p, at)
     # Wide loads need a first element at a multiple of 16 bytes; strides of kernels are not negative.
-    loose = [not strided(x) or at.target.is_cuda and not aligned(x) for x in (a, b)]
+    loose = [not strided(x) or at.target.is_gpu and not aligned(x) for x in (a, b)]
     if any(loose):
         return lambda a, b, *others: again(*(fresh(x) if copied else x for x, copied in zip((a, b), loose)), *others)
     check_target(p, at.target)

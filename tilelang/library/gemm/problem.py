@@ -97,7 +97,7 @@ def matmul_problem(tensors: Mapping[str, Any], target: Target, *, transpose_a: b
     if out is not None and (tuple(out.shape) != shape or type_name(out) != types[2]):
         raise error("matmul-shape", f"out is {type_name(out)} {tuple(out.shape)}, expected {types[2]} {tuple(shape)}",
                     expected=f"{types[2]} {tuple(shape)}", found=f"{type_name(out)} {tuple(out.shape)}", hint="leave out out")
-    two_level = kind == "fp8" and (scaling == "block" or not fast_accum and k > 128 and target.is_cuda)
+    two_level = kind == "fp8" and (scaling == "block" or not fast_accum and k > 128 and target.is_gpu)
     return MatmulProblem(m, n, k, types, kind, left, right, two_level, left.batch, bool(left.batch and not right.batch),
                          "" if bias is None else type_name(bias), activation or "", scaling, dynamic=dynamic)
 
@@ -126,7 +126,7 @@ def grouped_problem(tensors: Mapping[str, Any], target: Target, *, transpose_b: 
                     expected="rows, columns and groups", found=f"{m} x {k} by {right.batch} of {k} x {n}",
                     hint="call it with rows, columns and groups")
     kind = _TYPES[types[0]][0]
-    return MatmulProblem(m, n, k, types, kind, left, right, kind == "fp8" and k > 128 and target.is_cuda,
+    return MatmulProblem(m, n, k, types, kind, left, right, kind == "fp8" and k > 128 and target.is_gpu,
                          bias="" if bias is None else type_name(bias), activation=activation or "", groups=right.batch)
 
 
@@ -137,9 +137,9 @@ def result_shape(a: Any, m: int, n: int) -> tuple[int, ...]:
 
 def check_target(p: MatmulProblem, target: Target) -> None:
     """Check the target. Raises matmul-target."""
-    if p.kind == "fp8" and target.is_cuda and not target.has_fp8_mma:
-        raise error("matmul-target", f"there is no MMA of {p.types[0]} on {target.arch}", expected="sm_89 or newer",
-                    found=str(target.arch), hint="sm_89 and newer have it; convert the operands to float16")
+    if p.kind == "fp8" and target.is_gpu and not target.has_fp8_mma:
+        raise error("matmul-target", f"there is no MMA of {p.types[0]} on {target.arch}", expected="sm_89 or newer, gfx950",
+                    found=str(target.arch), hint="sm_89 and newer and gfx950 have it; convert the operands to float16")
 
 
 def check_gradient(name: str, *operands: Any) -> None:

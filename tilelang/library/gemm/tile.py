@@ -113,8 +113,8 @@ def chip_of(target: Target) -> Chip:
     """The numbers of a target; counts of the device at hand where there is one."""
     kind = kind_of(target)
     r, sms, shared = kernel_rates(kind), None, (1 << 26, 1 << 26)
-    if target.is_cuda:
-        r = kernel_rates(kind, target.arch_number)
+    if target.is_gpu:
+        r = kernel_rates(kind, target.machine)
         here = device_capability()
         if here is not None and here[0] * 10 + here[1] == target.arch_number:
             sms = int(cuda_driver.driver().properties(0).sm_count)
@@ -123,8 +123,8 @@ def chip_of(target: Target) -> Chip:
 
 
 def kind_of(target: Target) -> str:
-    """Which kind of kernels a target runs: "wgmma", "mma" or "cpu"."""
-    return "cpu" if not target.is_cuda else "wgmma" if target.has_wgmma else "mma"
+    """Which kind of kernels a target runs: "wgmma", "mma" (mma.sync or MFMA) or "cpu"."""
+    return "cpu" if target.is_cpu else "wgmma" if target.has_wgmma else "mma"
 
 
 def without_wgmma(chip: Chip) -> Chip:

@@ -11,6 +11,8 @@ from tilelang.errors import error, register
 from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Launch, Seq, Stmt, Var, call, replace, seq, statements, stmts_of, walk,
                          with_options, BARRIER, SHARED)
 
+from tilelang.target.shared_limit import taken, tiles_that_fit
+
 from ..framework.config import PassConfigKey
 from ..analysis.effects import effects
 from ..analysis.shared_spans import Span, place
@@ -75,13 +77,11 @@ def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
     total = place(spans, None if reuse else launch.plan.reuse or ())
     if limit is not None and total > limit:
         written = sorted((s for s in spans if s.buffer.span), key=lambda s: -s.bytes) or spans
-        parts = [f"{s.buffer.name} {s.bytes}" for s in written]
-        if rest := sum(s.bytes for s in spans) - sum(s.bytes for s in written):
-            parts.append(f"{rest} for staging and barriers that the compiler adds")
+        sizes = [(s.buffer.name, s.bytes) for s in written]
         raise error("shared-memory", f"the kernel needs {total} bytes of shared memory, a block has {limit}",
                     expected=f"at most {limit} bytes", found=str(total),
-                    span=written[0].buffer.span or launch.span, notes=((None, f"bytes: {', '.join(parts)}"),),
-                    hint="use smaller tiles or fewer pipeline stages")
+                    span=written[0].buffer.span or launch.span, notes=((None, taken(sizes, sum(s.bytes for s in spans))),),
+                    hint=tiles_that_fit(sizes, total - limit))
     offsets: list[tuple[Buffer, Any]] = [(s.buffer, s.offset) for s in spans]
     size: Any = total
     for b in (b for b in buffers if not b.is_static):
