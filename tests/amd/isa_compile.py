@@ -101,6 +101,13 @@ def scalar_step(i: Instruction, chip: str) -> Step:
     if i.name == "s_getpc_b64":
         n, after = i.dst[0].index, i.address + 4
         return Step(i, lambda w: w.write_scalar(n, w.group.code + after, 2), reads, writes)
+    if i.name == "s_set_gpr_idx_on":
+        get, which = scalar_reader(i.src[0], 1), i.mods["simm"]
+
+        def index(w: Any) -> None:
+            w.s[M0], w.indexed = get(w) & 255 | which << 12, which
+
+        return Step(i, index, reads, bits_of(Operand("s", M0)))
     if not row.meaning:
         raise unsupported(i, i.name)
     compute = meaning_of(row.meaning, chip, "a, b, d, scc, x")
@@ -186,6 +193,8 @@ def program_step(i: Instruction) -> Callable[[Any], None]:
 
     if i.name in ("s_barrier", "s_endpgm"):
         return state("barrier" if i.name == "s_barrier" else "ended")
+    if i.name == "s_set_gpr_idx_off":
+        return lambda w: setattr(w, "indexed", 0)
     if i.name in ("s_trap", "s_sethalt"):
         raise unsupported(i, i.name)
     return lambda w: None
@@ -379,11 +388,11 @@ def writer(i: Instruction, o: Operand, of: str) -> Callable[[Any, Array], None]:
         return flags
     base, lanes = o.index + (256 if o.kind == "a" else 0), enabled(i)
     kind = DTYPES[of]
-    finish = finisher(i, kind)
+    finish, clamped = finisher(i, kind), bool(i.mods.get("clamp"))
     size = np.dtype(kind).itemsize
     if of in "hIU":
         def store2(w: Any, found: Array) -> None:
-            halves = finish(w, found.astype(kind, copy=False)).view(U16).astype(U32)
+            halves = finish(w, found if clamped else found.astype(kind, copy=False)).view(U16).astype(U32)
             put(w, base, halves[0] | halves[1] << U32(16), lanes(w))
 
         return store2
@@ -395,7 +404,7 @@ def writer(i: Instruction, o: Operand, of: str) -> Callable[[Any, Array], None]:
         return pair
     if size == 8:
         def store8(w: Any, found: Array) -> None:
-            words = finish(w, found.astype(kind, copy=False)).view(U64)
+            words = finish(w, found if clamped else found.astype(kind, copy=False)).view(U64)
             put(w, base, words.astype(U32), lanes(w))
             put(w, base + 1, (words >> U64(32)).astype(U32), lanes(w))
 
@@ -406,7 +415,7 @@ def writer(i: Instruction, o: Operand, of: str) -> Callable[[Any, Array], None]:
         high, keeps = i.mods.get("op_sel", 0) >> 3 if i.format == "VOP3" else i.name == "v_fma_mixhi_f16", preserves(i)
 
         def store_half(w: Any, found: Array) -> None:
-            half = finish(w, found.astype(kind, copy=False)).view(U16).astype(U32)
+            half = finish(w, found if clamped else found.astype(kind, copy=False)).view(U16).astype(U32)
             old = w.v[base]
             word = half << U32(16) | old & U32(0xFFFF) if high else half | old & U32(0xFFFF0000) if keeps else half
             put(w, base, word, lanes(w))
@@ -414,7 +423,7 @@ def writer(i: Instruction, o: Operand, of: str) -> Callable[[Any, Array], None]:
         return store_half
 
     def store(w: Any, found: Array) -> None:
-        put(w, base, finish(w, found.astype(kind, copy=False)).view(U32), lanes(w))
+        put(w, base, finish(w, found if clamped else found.astype(kind, copy=False)).view(U32), lanes(w))
 
     return store
 
@@ -426,8 +435,9 @@ def preserves(i: Instruction) -> bool:
 
 def finisher(i: Instruction, kind: Any) -> Callable[[Any, Array], Array]:
     clamp, omod = i.mods.get("clamp", 0), (1.0, 2.0, 4.0, 0.5)[i.mods.get("omod", 0)]
-    if clamp and np.dtype(kind).kind != "f":
-        raise unsupported(i, "clamp of integers")
+    if clamp and np.dtype(kind).kind != "f":  # evaluate() computes these in 64 bits
+        limits = np.iinfo(kind)
+        return lambda w, found: found.clip(limits.min, limits.max).astype(kind)
 
     def finish(w: Any, found: Array) -> Array:
         found = found if omod == 1.0 else found * kind(omod)
@@ -442,10 +452,10 @@ def part_writer(i: Instruction, base: int, kind: Any, finish: Callable[[Any, Arr
     """SDWA: a result into a byte or half; the rest is cleared, filled with its sign, or kept."""
     select, unused, lanes = i.mods["dst_sel"], i.mods["dst_unused"], enabled(i)
     shift, width = (8 * select, 8) if select < 4 else (16 * (select - 4), 16)
-    mask = U32(((1 << width) - 1) << shift)
+    mask, clamped = U32(((1 << width) - 1) << shift), bool(i.mods.get("clamp"))
 
     def store(w: Any, found: Array) -> None:
-        word = finish(w, found.astype(kind, copy=False))
+        word = finish(w, found if clamped else found.astype(kind, copy=False))
         word = word.view(U16).astype(U32) if word.dtype.itemsize == 2 else word.view(U32)
         placed = word << U32(shift) & mask
         if unused == 2:
@@ -510,6 +520,8 @@ def evaluate(i: Instruction, chip: str, readers: list[Reader], out: str) -> Call
     if old is not None and out == "h":
         old = packed_reader(dataclasses.replace(i, src=[i.dst[0]], mods={}, format="VOP2"), 0, "h")
     scaled = plain_reader(i, Operand("s", VCC, 2), 2, "m") if "vcc" in text else None
+    if i.mods.get("clamp") and np.dtype(DTYPES.get(out, F32)).kind != "f":
+        readers = [widened(read) for read in readers]
     readers = readers + [lambda w: None] * (3 - len(readers))
     a, b, c = readers
     if len(stores) == 1 and old is None and scaled is None:
@@ -522,6 +534,10 @@ def evaluate(i: Instruction, chip: str, readers: list[Reader], out: str) -> Call
             store(w, value.copy() if len(stores) > 1 else value)
 
     return run
+
+
+def widened(read: Reader) -> Reader:
+    return lambda w: read(w).astype(I64)
 
 
 @functools.cache

@@ -237,6 +237,12 @@ class Decoder:
         w = words[0]
         row = self.row("SOPC", field(w, 16, 7))
         codes = field(w, 0, 8), field(w, 8, 8)
+        if row.types[1] == "k":  # s_set_gpr_idx_on: bits name operands
+            source, which = self.scalar(codes[0], "u32", words), codes[1] & 15
+            names = ",".join(name for n, name in enumerate(("SRC0", "SRC1", "SRC2", "DST")) if which >> n & 1)
+            text = f"{row.name} {source}, gpr_idx({names})"
+            size = 2 if codes[0] == 255 else 1
+            return Instruction(at, words[:size], "SOPC", row.name, row, [], [source], {"simm": which}, text)
         src = [self.scalar(c, t, words) for c, t in zip(codes, row.types, strict=True)]
         return Instruction(at, words[:2 if 255 in codes else 1], "SOPC", row.name, row, [], src, {})
 
@@ -268,7 +274,7 @@ class Decoder:
             mods |= {name: n for name, (n, _) in counts.items()}
             shown = [f"{name}({n})" for name, (n, most) in counts.items() if n != most]
             text += " " + " ".join(shown or [f"{name}({n})" for name, (n, _) in counts.items()])
-        elif row.name not in ("s_endpgm", "s_barrier", "s_icache_inv"):
+        elif row.name not in ("s_endpgm", "s_barrier", "s_icache_inv", "s_set_gpr_idx_off"):
             text += f" {value}" if "branch" in row.name else f" {simm_text(value)}"
         return Instruction(at, words[:1], "SOPP", row.name, row, [], [], mods, text)
 

@@ -166,6 +166,7 @@ class Wave:
         self.halves = self.v.view(np.uint16).reshape(512, 64, 2)
         self.s = [int(x) for x in noise.integers(0, 1 << 32, 256)]
         self.scc, self.mode, self.pc, self.state = 0, 0, 0, "ready"
+        self.indexed = 0  # which operands M0 is added to: bits 0 to 2 the sources, bit 3 the destination
         self.mask, self.full = np.ones(64, bool), True
         self.scratch = noise.integers(0, 256, (64, max(group.kernel.scratch, 4)), np.uint8)
         self.vector, self.local, self.scalar = deque[Pending](), deque[Pending](), list[Pending]()
@@ -309,6 +310,7 @@ class Program:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel, self.decoder = kernel, Decoder(kernel.chip)
         self.steps: dict[int, Step] = {}
+        self.moved: dict[tuple[int, int, int], Step] = {}
 
     def at(self, pc: int) -> Step:
         step = self.steps.get(pc)
@@ -319,6 +321,16 @@ class Program:
             words = struct.unpack_from(f"<{min(4, (len(code) - pc) // 4)}I", code, pc)
             step = self.steps[pc] = compiled(self.decoder.one((*words, 0), pc), self.kernel.chip)
         return step
+
+    def indexed(self, wave: Wave) -> Step:
+        """The next instruction with M0 added to the vector registers that s_set_gpr_idx_on names."""
+        key = (wave.pc, wave.indexed, wave.s[M0] & 255)
+        if key not in self.moved:
+            i = self.at(wave.pc).instruction
+            move = [dataclasses.replace(o, index=o.index + key[2], text="") if o.kind == "v" and wave.indexed >> n & 1 else o
+                    for n, o in [*enumerate(i.src), *((3, o) for o in i.dst)]] if i.format.startswith("V") else [*i.src, *i.dst]
+            self.moved[key] = compiled(dataclasses.replace(i, src=move[:len(i.src)], dst=move[len(i.src):]), self.kernel.chip)
+        return self.moved[key]
 
     def instructions(self) -> list[Instruction]:
         return Decoder(self.kernel.chip).all(self.kernel.code)
@@ -353,7 +365,8 @@ class Program:
         return total
 
     def _arguments(self, memory: Memory, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], lds: int) -> Array:
-        data = np.zeros(max(self.kernel.counts["kernarg_segment_size"], 8), np.uint8)
+        size = (self.kernel.counts["kernarg_segment_size"] + 63) // 64 * 64  # loads may read beyond the last argument
+        data = np.zeros(size, np.uint8)
         given = iter(args)
         hidden = {"hidden_block_count_": grid, "hidden_group_size_": block}
         for item in self.kernel.args:
@@ -425,7 +438,7 @@ class Program:
     def _steps(self, wave: Wave, count: int) -> int:
         chip, steps = self.kernel.chip, self.steps
         for done in range(count):
-            step = steps.get(wave.pc) or self.at(wave.pc)
+            step = (steps.get(wave.pc) or self.at(wave.pc)) if not wave.indexed else self.indexed(wave)
             try:
                 if wave.pending & step.touches or wave.matrices or step.classes:
                     check(wave, step, chip)

@@ -172,4 +172,4 @@ def required(chip: str, name: str, passes: int, use: str) -> int:
         return 2 if passes == 2 and chip != "90a" else 0
     if use == "overlapping C":
         return passes + (0 if chip == "90a" or single else 1 + later)
-    return passes + 3 + later if not (single and use == "A or B" and chip != "90a") else passes + 2
+    return passes + 2 if single and chip != "90a" else passes + 3 + later

@@ -58,13 +58,15 @@ def sample(form: str, opcode: int, row: decode.Row, chip: str, r: random.Random)
             return (0xBE800000 | opcode << 8 | even() << 16 | s(),)
         case "SOP2":
             return (0x80000000 | opcode << 23 | even() << 16 | s() << 8 | s(),)
+        case "SOPC" if "k" in row.types:
+            return (0xBF000000 | opcode << 16 | r.randrange(1, 16) << 8 | even(),)
         case "SOPC":
             return (0xBF000000 | opcode << 16 | s() << 8 | s(),)
         case "SOPK":
             value = r.choice((1, 2 | 4 << 6 | 3 << 11)) if "reg_" in row.name else r.getrandbits(16)
             return (0xB0000000 | opcode << 23 | even() << 16 | value, *((r.getrandbits(32),) if "imm32" in row.name else ()))
         case "SOPP":
-            bare = row.name in ("s_barrier", "s_endpgm", "s_icache_inv")
+            bare = row.name in ("s_barrier", "s_endpgm", "s_icache_inv", "s_set_gpr_idx_off")
             return (0xBF800000 | opcode << 16 | (0 if bare else r.getrandbits(16)),)
         case "SMEM" if row.types[0] == "0":
             return 0xC0000000 | opcode << 18, 0

@@ -68,7 +68,8 @@ SOPC = """
 6 cmp_eq_u32 u32 u32 | a == b ; 7 cmp_lg_u32 u32 u32 | a != b ; 8 cmp_gt_u32 u32 u32 | a > b ; 9 cmp_ge_u32 u32 u32 | a >= b
 10 cmp_lt_u32 u32 u32 | a < b ; 11 cmp_le_u32 u32 u32 | a <= b ; 12 bitcmp0_b32 u32 u32 | not a >> (b & 31) & 1
 13 bitcmp1_b32 u32 u32 | a >> (b & 31) & 1 ; 14 bitcmp0_b64 u64 u32 | not a >> (b & 63) & 1
-15 bitcmp1_b64 u64 u32 | a >> (b & 63) & 1 ; 18 cmp_eq_u64 u64 u64 | a == b ; 19 cmp_lg_u64 u64 u64 | a != b
+15 bitcmp1_b64 u64 u32 | a >> (b & 63) & 1
+17 set_gpr_idx_on u32 k ; 18 cmp_eq_u64 u64 u64 | a == b ; 19 cmp_lg_u64 u64 u64 | a != b
 """
 SOPK = """
 0 movk_i32 u32 k | b ; 1 cmovk_i32 u32 k | b if scc else d ; 2 cmpk_eq_i32 - k | d == b & M32
@@ -80,7 +81,7 @@ SOPK = """
 """
 SOPP = """
 0 nop ; 1 endpgm ; 2 branch ; 4 cbranch_scc0 ; 5 cbranch_scc1 ; 6 cbranch_vccz ; 7 cbranch_vccnz ; 8 cbranch_execz
-9 cbranch_execnz ; 10 barrier ; 12 waitcnt ; 13 sethalt ; 14 sleep ; 15 setprio ; 18 trap ; 19 icache_inv
+9 cbranch_execnz ; 10 barrier ; 12 waitcnt ; 13 sethalt ; 14 sleep ; 15 setprio ; 18 trap ; 19 icache_inv ; 28 set_gpr_idx_off
 """
 SMEM = """
 0 load_dword 1 ; 1 load_dwordx2 2 ; 2 load_dwordx4 4 ; 3 load_dwordx8 8 ; 4 load_dwordx16 16 ; 8 buffer_load_dword 1
