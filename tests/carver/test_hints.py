@@ -17,6 +17,7 @@ from tilelang.carver import (
 from tilelang.carver.arch import CUDA
 from tilelang.carver.roller import DefaultPolicy, Hint, NoRasterization, TensorCorePolicy
 from tilelang.carver.utils import get_roller_hints_from_func
+from tilelang.tools import Analyzer
 
 ARCHS = {a: CUDA({"kind": "cuda", "arch": a}) for a in ("sm_75", "sm_80", "sm_89", "sm_90a")}
 CASES = [MatmulTemplate(1024, 1024, 1024), MatmulTemplate(100, 36, 72, trans_B=False, accum_dtype="float32"),
@@ -251,6 +252,8 @@ def test_architectures_of_amd(chip, units, shared):
     assert arch.CDNA().target.arch == "gfx942"
     with pytest.raises(ValueError, match="carver.arch.CDNA describes CDNA targets"):
         arch.CDNA("cpu")
+    func = MatmulTemplate(64, 64, 64).with_arch(amd).equivalent_function()
+    assert Analyzer.analysis(func, amd).expected_tflops == {"gfx90a": 181, "gfx942": 1307, "gfx950": 2307}[chip]
     single = {"accum_dtype": "float32"}  # MFMA has no accumulators of float16
     for template in (MatmulTemplate(4096, 4096, 4096, **single), FlashAttentionTemplate(1, 16, 128, 4096, **single)):
         hints = template.with_arch(amd).recommend_hints(5)

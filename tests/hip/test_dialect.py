@@ -71,3 +71,25 @@ def test_k_pack_is_accepted_by_every_target(target, k_pack):
             T.copy(c, C)
 
     assert tilelang.lower(main, target=target).kernel_source
+
+
+def test_tuning_without_the_gpu_says_so(monkeypatch):
+    from tilelang.runtime import hip_driver
+
+    pytest.importorskip("ziglang")
+
+    @tilelang.autotune(configs=[{"rows": 32}, {"rows": 64}])
+    @tilelang.jit(target="gfx942", out_idx=[1])
+    def scaled(n, rows=32):
+        @T.prim_func
+        def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+            with T.Kernel(T.ceildiv(n, rows), threads=64) as bx:
+                for i in T.Parallel(rows):
+                    B[bx * rows + i] = A[bx * rows + i] * 2.0
+
+        return main
+
+    monkeypatch.setattr(hip_driver, "load_rocm", lambda: None)
+    hip_driver._driver.cache_clear()
+    with pytest.raises(RuntimeError, match="hip-missing.*no HIP driver"):
+        scaled(256)

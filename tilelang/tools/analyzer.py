@@ -40,7 +40,7 @@ class Analyzer:
         flops = int(sum(sum(w.flops.values()) for w in works))
         moved = int(sum(w.loaded + w.stored for w in works))
         bandwidth = device.bandwidth[1] / 1000
-        chip = chip_of(int(device.compute_capability or 0))
+        chip = chip_of(getattr(device.target, "machine", 0))
         peak = chip.peak(16, True) if chip is not None else None
         times = [moved / (bandwidth * 1e9)] + ([flops / peak] if peak else [])
         return AnalysisResult(flops, moved, max(times), peak / 1e12 if peak else None, bandwidth)
