@@ -38,6 +38,14 @@ def test_programs_of_a_fresh_seed_agree(chunk, tmp_path):
         check(tmp_path, program_seed(seed, i))
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("chunk", range(CHUNKS // 2))
+def test_programs_agree_on_waves_of_64_lanes(chunk, tmp_path):
+    seeds = [program_seed(13, chunk * PROGRAMS + i) for i in range(PROGRAMS)]
+    results = [check(tmp_path, s, executions_of(s, backend="hip")) for s in seeds]
+    assert sum(status_of(r.plain()) == "agrees" for r in results) >= PROGRAMS * 0.6, [r.plain() for r in results]
+
+
 @pytest.mark.gpu
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -336,6 +336,14 @@ def test_user_annotations_hold():
     assert np.array_equal(layouts[staged].table()[1], mine.table() + 2048)
 
 
+def test_a_reduction_into_a_shared_tile_of_a_given_layout():
+    f, s = frag("F", (16, 8)), shared("S", (1, 8), "float32")
+    mine = swizzled_layout((1, 8), 32)
+    stmts = [Fill(region(f), const(0.0)), Reduce(region(f), region(s), "sum", 0, True)]
+    layouts, _ = infer([], [f, s], stmts, layouts=((s, mine),))
+    assert layouts[s] == mine and layouts[f].shape == (16, 8)
+
+
 @pytest.mark.spec("L18:annotate_layout", "L24:layout-conflict")
 def test_annotations_that_cannot_hold_are_refused():
     a_s, b_s, acc = shared("A_s", (64, 32)), shared("B_s", (32, 64)), frag("acc", (64, 64))

@@ -129,7 +129,7 @@ class _Inference:
             vector //= 2
         for op in self.uses.ops:
             reduced = self.known.layouts.get(op.dst.buffer) if isinstance(op, Reduce) and op.src.buffer is b else None
-            if isinstance(op, Reduce) and reduced is not None:
+            if isinstance(op, Reduce) and isinstance(reduced, Fragment):
                 over = spread(reduced, op.dim, shape, vector if fast == op.dim else 1)
                 if over is not None and self.uses.suits_views(b, over):
                     return over
