@@ -204,14 +204,15 @@ class Memory:
 def new_storage(c: Any, s: Alloc, private: bool) -> Callable[[Any], Storage]:
     """f(frame) -> the storage of a buffer, with a row for each lane if it is private.
 
-    A variable without an initial value starts at zero.
+    A variable without an initial value starts at zero, and so does a workspace with the fact `zeroed`.
     """
     b, dt = s.buffer, numpy_dtype(s.buffer.dtype)
     geo, lanes, granule = geometry(c, b), b.dtype.lanes, c.granules[id(b.data)]
     init, item = c.expr(s.init) if s.init is not None else None, dt.itemsize * lanes
 
     def make(f: Any) -> Storage:
-        store = Storage(b.name, span_of(*geo(f)) * item, granule, f.lanes if private else 1, known=b.scope_name == VARIABLE)
+        store = Storage(b.name, span_of(*geo(f)) * item, granule, f.lanes if private else 1,
+                        known=b.scope_name == VARIABLE or b.facts.zeroed)
         if init is not None:
             first = np.asarray(init(f))
             store.view(dt)[:, :lanes if lanes > 1 else None] = first[:, None] if lanes == 1 and first.ndim else first

@@ -43,7 +43,7 @@ class Memory:
     def workspace(self, b: Buffer) -> str:
         """The declaration of a workspace, which the host passes."""
         self._types[b.data] = b.dtype
-        name = b.name if b.facts.zeroed else self.page.name(b.data, b.name)
+        name = b.name if b.name == "grid_barrier_" else self.page.name(b.data, b.name)  # named by an instruction
         return f"{type_name(b.dtype, b.span)}* __restrict__ {name}"
 
     def alloc(self, s: Alloc) -> None:

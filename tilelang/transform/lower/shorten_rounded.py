@@ -28,8 +28,8 @@ from functools import partial
 from typing import Any
 
 from tilelang.ir import (AddressOf, Binary, Break, Buffer, Call, Cast, Const, Continue, Expr, For, Func, If, Launch, Load,
-                        Parallel, Region, Select, Seq, Stmt, Store, TileOp, Unary, controls, dtype, free_vars, rebuild,
-                        replace, rewrite, walk, with_inner, FRAGMENT)
+                         Parallel, Region, Select, Seq, Stmt, Store, TileOp, Unary, controls, dtype, free_vars, rebuild,
+                         replace, rewrite, walk, with_inner, FRAGMENT)
 from tilelang.ops import Copy, Gemm, Reduce
 from tilelang.target.rounded_functions import ALLOWED, FORMS, NOT_NEGATIVE
 
