@@ -330,7 +330,8 @@ def test_clusters_of_a_grid_that_is_not_persistent():
 @pytest.mark.parametrize("causal", [False, True])
 def test_each_group_takes_its_own_queries(causal, monkeypatch):
     """Two groups of 64 rows: each waits for its part and gives it back by itself, before the last product of a tile."""
-    monkeypatch.setattr(emit, "LONG", 1e9)  # the interpreter of tiles runs both groups as one: they cannot alternate there
+    # The interpreter of tiles runs both groups as one: they cannot alternate there.
+    monkeypatch.setattr(emit, "LONG", (1e9, 1e9))
     func = attention(1, 2, 300, 64, causal=causal, bm=128, bn=64, threads=256).func
     tile = specialize_warps(legalized(func, HOPPER, options()), PassContext(HOPPER, options()))
     launch = next(x for x in walk(tile.body) if isinstance(x, Launch))
