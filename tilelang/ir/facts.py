@@ -18,6 +18,7 @@ class BufferFacts(Options):
     initialised with zeros.  descriptor: the kind of hardware descriptor that a variable holds.  box_width: bytes of a row of
     the swizzled boxes of a shared tile whose layout or T.tma_copy asks for other ones than the widest, 0 where it has none.
     symmetric: every rank of the program has a tensor of this shape, and the others reach it.
+    numbers: a warp hands numbers below this one to the others through the buffer.
     """
 
     align: int = 0
@@ -29,6 +30,7 @@ class BufferFacts(Options):
     descriptor: str | None = None
     box_width: int | None = None
     symmetric: bool = False
+    numbers: int | None = None
 
 
 @options

@@ -65,7 +65,6 @@ DEVICE_PASSES = _passes(
     "legalize.aliasing:keep_order",  # before all passes that move a read in front of a write
     "legalize.blocks_of_tiles",  # before block_shape, which resizes blocks of a grid
     "legalize.block_shape",  # before all passes that choose instructions, layouts and warp roles
-    "legalize.guarded_blocks",  # after block_shape, before all passes that look for loops at the top of a launch
     "legalize.joined_steps",  # after block_shape, which decides what wgmma computes; before all passes that give tiles versions
     "check.check_collective",  # before warp specialisation and layouts: it checks the branches that the user wrote
     "legalize.single_updates",  # after check_collective; before all passes that place barriers or layouts

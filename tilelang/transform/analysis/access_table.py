@@ -227,7 +227,7 @@ class Tables:
             for x in walk(e):
                 if isinstance(x, Var):
                     out.add(x)
-                    if x in self.binds:
+                    if x in self.binds and not contains(self.binds[x], Load, Call):  # what is read has a value of its own
                         out |= self.vars_of(self.binds[x])
             hit = self.roots[id(e)] = (e, frozenset(out))
         return hit[1]

@@ -300,7 +300,7 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True, 
     t = Var("tile", dtype("int32"))
     # With one tile a block, the tile number must not use the loop variable: place_sync would count iterations by it.
     binds.append(Bind(t, first if why else binary("min", first + index * clusters, total - 1)))
-    order, about = _order(few, work, running // cluster, spans or (1,) * len(launch.grid), cx)
+    order, about = tile_order(few, work, running // cluster, spans or (1,) * len(launch.grid), cx)
     binds += order(t)
     count = (total - (block // cluster) + (clusters - 1)) // clusters
     text = f"one tile a block ({why})" if why else f"persistent: {running // cluster * cluster} blocks, tiles {about}"
@@ -411,7 +411,7 @@ def _grouped(launch: Launch, spans: tuple[int, ...]) -> Launch:
     return replace(launch, grid=grid, block_vars=block_vars)
 
 
-def _order(launch: Launch, work: Work, clusters: int, spans: tuple[int, ...], cx: PassContext) -> tuple[Any, str]:
+def tile_order(launch: Launch, work: Work, clusters: int, spans: tuple[int, ...], cx: PassContext) -> tuple[Any, str]:
     """(function from a tile number to bindings of the block variables, text for the report).
 
     clusters: how many clusters (or blocks, without clusters) run at the same time.  spans: blocks of a cluster along each

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, BufferFacts, Const, Expr, For, If, Launch, Load, Node,
-                         Region, Stmt, Store, Var, binary, cast, const, convert, dtype, free_vars, is_const, load,
-                         logical, replace, rewrite, seq, with_options, BARRIER, VARIABLE)
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, BufferFacts, Const, Expr, For, If, Launch, Load, Node,
+                         Region, Stmt, Store, Var, binary, call, cast, const, convert, dtype, free_vars, fresh, is_const, load,
+                         logical, replace, rewrite, seq, with_options, BARRIER, GLOBAL, STATIC, VARIABLE)
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_bytes
@@ -20,7 +20,7 @@ from tilelang.target.machine import REGISTERS_PER_SM, WARP_ROLE_REGISTERS
 from ..analysis.loop_items import LoopOrder
 from ..analysis.effects import effects
 from ..analysis.pipeline_schedule import Body, Item
-from ..analysis.statements import do
+from ..analysis.statements import do, rename
 from ..framework.pass_ import PassContext
 from .persistent import ClusterMap, Tiles
 
@@ -314,6 +314,38 @@ class Handover:
         if not isinstance(extent, Const) or extent.value <= 0:
             some = binary("gt", extent, const(0, extent.dtype))
             self.awaited, self.ready = [If(some, seq(*self.awaited))], [If(some, seq(*self.ready))]
+
+
+class TakenTiles:
+    """Tiles that blocks take from a counter in global memory: the producer, under the tile before, those that have work.
+
+    tiles: the loop over a block's tiles.  total: their number in the grid.  at: the launch's block variables for the number of
+    a tile.  some: bindings and a condition, both in terms of these, that holds for tiles with work; None: all have some.
+    """
+
+    def __init__(self, r: WarpRoleLoop, tiles: Tiles, total: int, at: Callable[[Expr], list[Stmt]],
+                 some: tuple[list[Bind], Expr] | None) -> None:
+        self.leader, self.tiles, self.total, self.at, self.some = r.leader(), tiles, total, at, some
+        self.counter = Buffer("tiles_taken", (1,), dtype("int32"), GLOBAL, facts=BufferFacts(ordered=True, zeroed=True))
+        self.slots = Buffer("taken", (2,), dtype("int32"), STATIC, facts=BufferFacts(ordered=True, numbers=total))
+        self.full, self.empty = barriers("taken_full", (1,)), barriers("taken_empty", (r.groups * 4,))
+
+    def begin(self, loads: bool) -> list[Stmt]:
+        """The start of a tile in the producer (loads), or in the consumers."""
+        slot, parity = self.tiles.index % 2, cast(self.tiles.index % 2, "uint32")
+        tile, old, full, empty = Var("tile", dtype("int32")), Var("next_tile", dtype("int32")), *(
+            AddressOf(b, (const(0),)) for b in (self.full, self.empty))
+        got, end = Bind(tile, load(self.slots, (slot,))), If(binary("ge", tile, const(self.total, "int32")), Break())
+        if not loads:
+            return [do("mbarrier_wait", full, parity), got, do("sync_warp"), If(self.leader, do("mbarrier_arrive", empty)),
+                    end, *self.at(tile)]
+        take: list[Stmt] = [Bind(old, call("atomic_add", (AddressOf(self.counter, (const(0),)), const(1, "int32")), "int32")),
+                            Store(self.slots, (slot,), old)]
+        if self.some is not None:
+            take = rename([For(fresh("try", dtype("int32")), const(0), const(self.total + 1), "serial", seq(
+                *take, got, end, *self.at(tile), *self.some[0], If(self.some[1], Break())))])
+        return [do("mbarrier_wait", empty, binary("bitxor", parity, const(1, "uint32"))), *take, do("mbarrier_arrive", full),
+                got, end, *self.at(tile)]
 
 
 @dataclass

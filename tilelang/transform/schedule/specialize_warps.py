@@ -26,8 +26,8 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel,
-                         Stmt, Var, binary, call, const, contains, convert, free_vars, is_large, leaves, replace,
-                         seq, statements, stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
+                         Stmt, Var, binary, call, const, contains, convert, dtype, free_vars, fresh, is_large, leaves,
+                         replace, seq, statements, stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
 from tilelang.ops.bulk import row_boxes_unsupported
@@ -42,17 +42,17 @@ from .loop_order import ENDED
 from .loop_record import record_of
 from .operand_versions import operand_versions, operands_in_registers, transposed_gemms, whole_loads
 from ..analysis.copied_tiles import CopiedTiles
-from ..analysis.effects import acts, effects, is_sync
+from ..analysis.effects import acts, effects, is_sync, may_wait
 from ..legalize.hopper_features import hopper, unreadable
 from ..analysis.liveness import Uses, has_views
 from .outer_loops import Around, is_same
 from ..analysis.cluster_pairs import rows_of
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
-from .persistent import Tiles, Work, longest_first, plan_tiles
+from .persistent import Tiles, Work, longest_first, plan_tiles, split_index, tile_order
 from ..analysis.statements import around_launch, do, initialised, rename
 from ..analysis.pipeline_loops import inner_loops, is_load, is_pipelined, ring_stages
-from .rings import (GROUP, Handover, Ring, WarpRoleLoop, WholeTile, barriers, counted_loops, counted_tiles,
+from .rings import (GROUP, Handover, Ring, TakenTiles, WarpRoleLoop, WholeTile, barriers, counted_loops, counted_tiles,
                     registers_by_warp_role)
 from ..analysis.pipeline_schedule import loop_items
 from ..analysis.tf32_tiles import tf32_tiles
@@ -61,6 +61,7 @@ from ..analysis.shared_spans import Span, place, versioned, with_versions
 BARRIER_BYTES = 1024  # upper bound for the barriers of all rings
 MOST_STAGES = 8  # that a loop gets unasked
 _FEW_COLUMNS = 64  # of a GEMM that takes less time than its loads
+_MANY = 6  # tiles of an SM: a counter for them is allocated and cleared for each call
 _GAIN = 0.97  # cycles with versions of operands, of those without: they take memory
 
 
@@ -150,6 +151,7 @@ class _WarpRoles(WarpRoleLoop):
                     raise _Declined(f"two stages do not fit in shared memory; the loop asks for {x.asked}")
             except _Declined as e:
                 raise e if len(self.loops) == 1 else _Declined(f"pipelined loop {n + 1} of {len(self.loops)}: {e}") from None
+        taken = _taken(self)
         stmts = stmts_of(self.launch.body)
         at = next((k for k, s in enumerate(stmts) if s is self.loop), None)
         # Variables of a thread that decide how often the loop runs may be kept by both warp roles.
@@ -159,7 +161,7 @@ class _WarpRoles(WarpRoleLoop):
         common, before = self._common(stmts[:at])
         self._reachable()
         self.stages = _taken_stages(self)
-        tiles = _tiles(self, not any(map(acts, stmts[:at + 1])))
+        tiles = taken.tiles if taken is not None else _tiles(self, not any(map(acts, stmts[:at + 1])))
         self.repeated = tiles is not None and not tiles.once
         for ring in self.rings:
             self._make(ring, tiles)
@@ -170,11 +172,10 @@ class _WarpRoles(WarpRoleLoop):
         _check_versions(self)
         binds: list[Stmt] = [s for s in common if isinstance(s, Bind)]
         after = {e.storage for s in stmts[at + 1:] for e in effects(s)}
-        once_loaded = [s for s in before if isinstance(s, Copy) and _fills_once(self, s)]
-        whole = [WholeTile(_by_group(self, s), self.groups, self.thread, tiles, s.dst.buffer.data in after)
-                 for s in once_loaded]
+        first = {id(s): WholeTile(_by_group(self, s), self.groups, self.thread, tiles, s.dst.buffer.data in after)
+                 for s in before if isinstance(s, Copy) and _fills_once(self, s)}
+        whole = [*first.values()]
         loading = producer(self, [x for w in whole for x in w.produce()], self.pure, self.tf32)
-        first = {id(s): w for s, w in zip(once_loaded, whole)}
         opening = [x for s in before for x in (first[id(s)].filled() if id(s) in first else [s])]
         # No block of a cluster may end, or start to load, while another one still accesses its shared memory.  If a block has
         # one tile, the blocks of its cluster are independent after the main loop, so the wait is at the very end.
@@ -185,15 +186,17 @@ class _WarpRoles(WarpRoleLoop):
         if tiles is not None and tiles.inside is not None and ending:
             ending = (If(tiles.inside, seq(*ending)),)
         computing = [*opening, *consumer(self, [x for w in whole if not w.late for x in w.release(self)],
-                                         {s.dst.buffer for s in once_loaded}), *done, *ending,
+                                         {w.copies[0].dst.buffer for w in whole}), *done, *ending,
                      *(x for w in whole if w.late for x in w.release(self))]
         if tiles is not None and steps is not None:
-            loading, computing = ([*steps.begin, tiles.loop(*steps.bind, *binds, *code, *steps.advance)]
-                                  for code in (loading, computing))
+            loading, computing = ([*steps.begin, tiles.loop(*(taken.begin(code is loading) if taken else ()), *steps.bind,
+                                                            *binds, *code, *steps.advance)] for code in (loading, computing))
             loading, binds = rename(loading), []
         end = do("cluster_wait" if parting else "cluster_sync") if cluster else None
-        out = self._assembled([s for s in common if isinstance(s, Alloc)], binds, [b for w in whole for b in (w.full, w.empty)],
-                              loading, computing, end)
+        allocs, made = [s for s in common if isinstance(s, Alloc)], [b for w in whole for b in (w.full, w.empty)]
+        if taken is not None:
+            allocs, made = [*allocs, Alloc(taken.counter), Alloc(taken.slots)], [*made, taken.full, taken.empty]
+        out = self._assembled(allocs, binds, made, loading, computing, end)
         if tiles is not None:
             out = with_options(replace(out, grid=(tiles.grid,), block_vars=(tiles.block,)), swizzle=None,
                              cluster=None if tiles.cluster_map is None else (tiles.cluster_map.size, 1, 1))
@@ -243,7 +246,10 @@ class _WarpRoles(WarpRoleLoop):
             allocs = [s for s in stmts_of(out.body) if isinstance(s, Alloc)]
             rest = [s for s in stmts_of(out.body) if not isinstance(s, Alloc)]
             out = replace(out, body=seq(*allocs, *common, replace(guard, then=seq(*rest))))
-        return self._said(*_in_order(self, out, handover.about if handover else ""))
+        turned = out if several else longest_first(out, _work(self, _unread(self)))
+        own = f"{len(loops)} pipelined loops one after another" if several else "program's own loops around the pipeline"
+        about = f"both warp roles run the {own}{handover.about if handover else ''}"
+        return self._said(turned, about if turned is out else f"{about}; the longest blocks first")
 
     def _assembled(self, allocs: list[Alloc], binds: list[Stmt], more: list[Buffer | None], loading: list[Stmt],
                    computing: list[Stmt], end: Stmt | None = None) -> Launch:
@@ -452,18 +458,46 @@ def _rings(p: _WarpRoles) -> list[Ring]:
     return out
 
 
-def _tiles(p: _WarpRoles, padded: bool) -> Tiles | None:
-    """The loop over tiles of a persistent launch; None for one tile a block.  padded: see Work.padded."""
+def _work(p: _WarpRoles, values: dict[Var, Expr], padded: bool = False) -> Work:
+    """What a block does, with its names replaced by these values.  padded: see Work.padded."""
     copies: list[Any] = [p.body.items[i].stmt for ring in p.rings for i in ring.items]
     loads = [(tma_bytes(op), p._coordinates(op)) for op in copies]
     rest = [x.stmt for i, x in enumerate(p.body.items) if i not in p.loads]
     # The time of work other than GEMMs is not known: it may hide any load.
     cycles = sum(wgmma_cycles(x) for x in rest) if all(isinstance(x, Gemm) for x in rest) else 0
     rows = tuple(rows_of(op, at, p.loop.var) for op, (_, at) in zip(copies, loads))
-    work = Work(tuple(loads), _inlined(convert(p.loop.extent), p.values), p.launch.block_vars, cycles, rows, padded)
-    got = plan_tiles(p.launch, work, p.cx, p._alone(), p._shared() > p.cx.target.limits.shared_per_block)
+    return Work(tuple(loads), _inlined(convert(p.loop.extent), values), p.launch.block_vars, cycles, rows, padded)
+
+
+def _tiles(p: _WarpRoles, padded: bool) -> Tiles | None:
+    """The loop over tiles of a persistent launch; None for one tile a block.  padded: see Work.padded."""
+    got = plan_tiles(p.launch, _work(p, p.values, padded), p.cx, p._alone(), p._shared() > p.cx.target.limits.shared_per_block)
     p.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
     return None if isinstance(got, str) else got
+
+
+def _taken(p: _WarpRoles) -> TakenTiles | None:
+    """Tiles that blocks take from a counter, where lengths, or whether blocks have work, are data and an SM gets many tiles."""
+    launch, extent, asked = p.launch, convert(p.loop.extent), p.cx.option(PassConfigKey.TL_PERSISTENT)
+    total = prod(int(e.value) if isinstance(e, Const) else 0 for e in map(convert, launch.grid))
+    blocks = p.cx.target.limits.sm_count if asked is None or asked is True else int(asked)
+    if len(p.loops) > 1 or may_wait(launch.body) or launch.plan.swizzle or not p._plain(extent) or not blocks or \
+            total < (1 if asked else _MANY) * blocks or not (asked or p._alone()) or p._free() < 0 or p.cx.option(
+                PassConfigKey.TL_CLUSTER) is not None:
+        return None
+    binds, guard, body = _guarded(p)
+    known = [_inlined(e, p.values) for e in (extent, *(() if guard is None else (guard.cond,)))]
+    if not any(contains(e, Load) for e in known) or not any(s is p.loop for s in stmts_of(body)):
+        return None
+    own = tuple(fresh(v.name, v.dtype) for v in launch.block_vars)
+    few = replace(launch, block_vars=own, body=seq(*map(Bind, launch.block_vars, own)))
+    work = _work(p, _unread(p))
+    turned, order = longest_first(few, work), tile_order(launch, work, blocks, (1,) * len(own), p.cx)[0]
+    p.launch = replace(launch, body=seq(*binds, *stmts_of(body)))
+    p.about = f"persistent: {blocks} blocks take tiles from a counter{'' if turned is few else '; the longest blocks first'}"
+    tiles = Tiles(const(blocks), Var("block", dtype("int32")), Var("tile_step", dtype("int32")), const(total + 1), (), p.about)
+    return TakenTiles(p, tiles, total, order if turned is few else lambda t: [
+        *split_index(turned, t, range(len(own))), *stmts_of(turned.body)], None if guard is None else (binds, guard.cond))
 
 
 def _by_group(p: _WarpRoles, op: Any) -> list[Any]:
@@ -575,16 +609,9 @@ def _check_second_block(p: _WarpRoles) -> None:
             raise _Declined(f"threads make the operand `{fed[0].name}`: a second block on the SM runs under that")
 
 
-def _in_order(p: _WarpRoles, out: Launch, about: str) -> tuple[Launch, str]:
-    """The launch with its longest blocks first, if its pipelined loop tells them, and the line of the report about both."""
-    if len(p.loops) > 1:
-        return out, f"both warp roles run the {len(p.loops)} pipelined loops one after another{about}"
-    known = {v: e for v, e in p.values.items() if not contains(e, Load)}
-    copies: list[Any] = [p.body.items[i].stmt for ring in p.rings for i in ring.items]
-    loads = tuple((tma_bytes(op), tuple(map(convert, op.src.mins))) for op in copies)
-    turned = longest_first(out, Work(loads, _inlined(convert(p.loop.extent), known), out.block_vars))
-    about += "" if turned is out else "; the longest blocks first"
-    return turned, f"both warp roles run the program's own loops around the pipeline{about}"
+def _unread(p: _WarpRoles) -> dict[Var, Expr]:
+    """The values of names that do not read memory."""
+    return {v: e for v, e in p.values.items() if not contains(e, Load)}
 
 
 def _inlined(e: Expr, values: dict[Var, Expr]) -> Expr:

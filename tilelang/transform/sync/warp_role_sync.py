@@ -279,9 +279,10 @@ def _of_warp_role(branch: Stmt, count: int) -> Stmt:
 
 def _touches_alone(branch: Stmt) -> bool:
     """Whether a branch has accesses to shared memory that mbarriers do not order, or atomics."""
-    return any(isinstance(x, (Load, Store)) and x.buffer.scope_name in SHARED or
+    return any(isinstance(x, (Load, Store)) and x.buffer.scope_name in SHARED and not x.buffer.facts.numbers or
                isinstance(x, Call) and (x.op in ("sync_threads", "stmatrix", "cp_async", "tma_store") or
-                                        x.op.startswith("atomic_")) for x in walk(branch, Load, Store, Call))
+                                        x.op.startswith("atomic_") and not x.args[0].buffer.facts.ordered)  # type: ignore
+               for x in walk(branch, Load, Store, Call))
 
 
 def _without_binds(stmts: Sequence[Stmt], n: int) -> list[Stmt]:

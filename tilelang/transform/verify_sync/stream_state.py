@@ -92,6 +92,8 @@ class StreamState:
         """Value of a variable of the program, or the integer that a tensor is assumed to hold; None when unknown."""
         if e.buffer.scope_name == GLOBAL and self.unknowns is None:
             return number(self.block.model.scale, at)
+        if e.buffer.facts.numbers and isinstance(at[0], int):  # the first and the last one in turn
+            return (0, e.buffer.facts.numbers - 1)[at[0] % 2]
         if e.buffer.scope_name.startswith("local") and not any(isinstance(i, np.ndarray) for i in at):
             value, mask = self.variables.get((e.buffer.data, at), (None, None))
             if value is not None and (mask is None or self.mask is not None and not (self.mask & ~mask).any()):
