@@ -127,3 +127,28 @@ def test_an_accumulator_is_an_operand_without_an_exchange(chip, dt):
     assert not any(k.startswith("shfl") for k in report.instructions)
     x, y, z = (t.astype(np.float64) for t in (a, b, v))
     np.testing.assert_array_equal(report.outputs["D"], (x @ y.T) @ z)
+
+
+@pytest.mark.parametrize("threads", [16, 32])
+def test_a_block_of_half_a_wave_gets_a_whole_one(threads):
+    report, got, want = run(gemm(32, 16, 32, "float16", threads=threads), "gfx942")
+    np.testing.assert_array_equal(got, want)
+    assert instructions(report)
+
+
+def test_a_block_of_half_a_wave_whose_threads_count_keeps_its_threads():
+    @T.prim_func
+    def f(A: T.Tensor((32, 32), "float16"), C: T.Tensor((32, 32), "float32"), N: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=32):
+            a, c = T.alloc_shared((32, 32), "float16"), T.alloc_fragment((32, 32), "float32")
+            T.copy(A, a)
+            T.clear(c)
+            T.gemm(a, a, c)
+            T.copy(c, C)
+            T.atomic_add(N[0], 1)
+
+    with pytest.warns(UserWarning, match="slow-gemm"):
+        low = lower(f.func, hip("gfx942"))
+    a = np.ones((32, 32), np.float16)
+    out = run_device(low, [a, np.zeros((32, 32), np.float32), np.zeros(1, np.int32)]).outputs
+    assert out["N"][0] == 32 and (out["C"] == 32).all()

@@ -14,23 +14,39 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Node, Parallel, Seq, Stmt, TileOp, Var, While,
-                         children, rebuild, seq, walk, with_inner, EMPTY)
+from tilelang.ir import (Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Node, Parallel, Seq, Stmt, Store, TileOp, Var,
+                         While, children, rebuild, replace, seq, walk, with_inner, EMPTY, LOCAL, VARIABLE)
 from tilelang.ir.visitor import mapped
+from tilelang.target.thread_calls import COUNTS_THREADS, PER_THREAD
 from tilelang.target.warp_groups import WARP_LANES, warps_of
 
 from ..analysis.assumptions import with_ranges
 from ..framework.pass_ import TILE, PassContext, pass_
 
 
+_OF_THREADS = COUNTS_THREADS | PER_THREAD
+
+
 @pass_(needs=TILE, of=Launch)
 def fold_thread_count(n: Launch, cx: PassContext) -> Any:
     """Fold branches that all threads or none take, and values in block-wide work that are the same for all threads.
 
-    Applies to every target. `tx < 64` holds in a block of 64 threads; `tx // 128` is 1 in warp group 1.
+    Applies to every target. `tx < 64` holds in a block of 64 threads; `tx // 128` is 1 in warp group 1. A block with a GEMM, of
+    fewer threads than a warp of the target has, gets a whole warp where nothing in its body is run by single threads.
     """
     named = _names_threads(n.body, set(n.thread_vars))
+    warp = getattr(cx.target, "warp_size", 0)
+    if not named and n.num_threads < warp > WARP_LANES and _for_blocks(n.body):
+        return replace(n, threads=(warp, 1, 1))
     return with_inner(n, lambda s: _Settled(n).stmt(s, with_ranges(Analyzer(), n))) if named else None
+
+
+def _for_blocks(n: Node) -> bool:
+    """Whether a GEMM is below n, and nothing there counts threads or is done once by each of them."""
+    here = [x for x in walk(n, TileOp, Call, Store) if not isinstance(x, Store) or x.buffer.scope_name not in (LOCAL, VARIABLE)]
+    inside = {id(x) for p in walk(n, Parallel) for x in walk(p, Call, Store)}
+    return any(isinstance(x, TileOp) and x.op_name == "gemm" for x in here) and not any(
+        isinstance(x, Store) or isinstance(x, Call) and x.op in _OF_THREADS for x in here if id(x) not in inside)
 
 
 def _names_threads(n: Node, of: set[Var]) -> bool:
