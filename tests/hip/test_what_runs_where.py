@@ -1,0 +1,25 @@
+"""The page about what runs where says what is recorded, and nothing recorded is wrong."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import amd_page as page
+import amd_record as record
+
+from tilelang.target.hip import HIP_CHIPS
+
+
+def test_the_page_is_that_of_the_record():
+    assert page.PAGE.read_text(encoding="utf-8") == page.text(), "run python tests/hip/amd_page.py"
+
+
+def test_no_program_is_recorded_as_wrong():
+    programs = record.read()["programs"]
+    assert len(programs) >= 120
+    wrong = [(n, where) for n, p in programs.items() for where, x in p.items() if x.startswith("wrong")
+             and not HIP_CHIPS[where.split()[0]].flushes_mfma]  # subnormal numbers, in programs whose rows become so small
+    assert not wrong
+    for chip in record.CHIPS:
+        assert sum(p.get(f"{chip} simulated") == "right" for p in programs.values()) >= 100
+        assert sum(p.get(f"{chip} interpreted", "").startswith("right") for p in programs.values()) >= 100
