@@ -530,8 +530,9 @@ def evaluate(i: Instruction, chip: str, readers: list[Reader], out: str) -> Call
 
     def run(w: Any) -> None:
         found = compute(a(w), b(w), c(w), old(w) if old else None, scaled(w) if scaled else None, table)
-        for store, value in zip(stores, found if len(stores) > 1 else (found,), strict=True):
-            store(w, value.copy() if len(stores) > 1 else value)
+        values = [value.copy() for value in found] if len(stores) > 1 else [found]  # a store may change the next value
+        for store, value in zip(stores, values, strict=True):
+            store(w, value)
 
     return run
 

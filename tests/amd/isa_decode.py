@@ -103,7 +103,7 @@ def _comparisons(chip: str) -> dict[int, Row]:
 
 def _mfma(chip: str) -> dict[int, Row]:
     result = {}
-    for line in rows.MFMA.strip().splitlines():
+    for line in re.split(r" ; |\n", rows.MFMA.strip()):
         opcode, shape, blocks, a, b, c, passes = line.split()
         cycles = int(passes.split("/")[CHIPS.index(chip)])
         if not cycles:
@@ -217,21 +217,18 @@ class Decoder:
 
     # ---- scalar formats ----
 
+    def _scalar_alu(self, form: str, opcode: int, words: tuple[int, ...], at: int) -> Instruction:
+        w, row = words[0], self.row(form, opcode)
+        codes = [c for c, t in zip((field(w, 0, 8), field(w, 8, 8)), row.types[1:], strict=False) if t != "-"]
+        src = [self.scalar(c, t, words) for c, t in zip(codes, row.types[1:], strict=False)]
+        dst = [] if row.types[0] == "-" else [self.scalar(field(w, 16, 7), row.types[0])]
+        return Instruction(at, words[:2 if 255 in codes else 1], form, row.name, row, dst, src, {})
+
     def sop2(self, words: tuple[int, ...], at: int) -> Instruction:
-        w = words[0]
-        row = self.row("SOP2", field(w, 23, 7))
-        codes = field(w, 0, 8), field(w, 8, 8)
-        src = [self.scalar(c, t, words) for c, t in zip(codes, row.types[1:], strict=True)]
-        dst = [self.scalar(field(w, 16, 7), row.types[0])]
-        return Instruction(at, words[:2 if 255 in codes else 1], "SOP2", row.name, row, dst, src, {})
+        return self._scalar_alu("SOP2", field(words[0], 23, 7), words, at)
 
     def sop1(self, words: tuple[int, ...], at: int) -> Instruction:
-        w = words[0]
-        row = self.row("SOP1", field(w, 8, 8))
-        code = field(w, 0, 8)
-        src = [] if row.types[1] == "-" else [self.scalar(code, row.types[1], words)]
-        dst = [] if row.types[0] == "-" else [self.scalar(field(w, 16, 7), row.types[0])]
-        return Instruction(at, words[:2 if code == 255 and src else 1], "SOP1", row.name, row, dst, src, {})
+        return self._scalar_alu("SOP1", field(words[0], 8, 8), words, at)
 
     def sopc(self, words: tuple[int, ...], at: int) -> Instruction:
         w = words[0]
@@ -338,19 +335,18 @@ class Decoder:
         return Instruction(at, words[:size], form, row.name, row, out, src, mods)
 
     def vop2(self, words: tuple[int, ...], at: int) -> Instruction:
-        w, row = words[0], self.row("VOP2", field(words[0], 25, 6))
-        return self._short("VOP2", row, words, at, [field(w, 0, 9), 256 + field(w, 9, 8)], field(w, 17, 8))
+        return self._short("VOP2", field(words[0], 25, 6), words, at, field(words[0], 17, 8))
 
     def vop1(self, words: tuple[int, ...], at: int) -> Instruction:
-        w = words[0]
-        return self._short("VOP1", self.row("VOP1", field(w, 9, 8)), words, at, [field(w, 0, 9)], field(w, 17, 8))
+        return self._short("VOP1", field(words[0], 9, 8), words, at, field(words[0], 17, 8))
 
     def vopc(self, words: tuple[int, ...], at: int) -> Instruction:
-        w = words[0]
-        return self._short("VOPC", self.row("VOPC", field(w, 17, 8)), words, at, [field(w, 0, 9), 256 + field(w, 9, 8)], 0)
+        return self._short("VOPC", field(words[0], 17, 8), words, at, 0)
 
-    def _short(self, form: str, row: Row, words: tuple[int, ...], at: int, codes: list[int], dst: int) -> Instruction:
+    def _short(self, form: str, opcode: int, words: tuple[int, ...], at: int, dst: int) -> Instruction:
         """A 32-bit vector instruction; source codes 249 and 250 announce an SDWA and a DPP word."""
+        row, codes = self.row(form, opcode), [field(words[0], 0, 9)]
+        codes += [256 + field(words[0], 9, 8)] if form != "VOP1" else []
         if codes[0] not in (249, 250):
             return self._vector(form, row, words, at, codes, dst)
         x = words[1]
@@ -398,8 +394,7 @@ class Decoder:
         row = self.row("VOP3P", opcode)
         mods = {"neg_hi": field(w, 8, 3), "op_sel": field(w, 11, 3), "op_sel_hi": field(x, 27, 2) | field(w, 14, 1) << 2,
                 "clamp": field(w, 15, 1), "neg": field(x, 29, 3)}
-        found = self._vector("VOP3P", row, words, at, codes, field(w, 0, 8), 2, mods)
-        return found
+        return self._vector("VOP3P", row, words, at, codes, field(w, 0, 8), 2, mods)
 
     def _matrix(self, row: Row, words: tuple[int, ...], at: int, codes: list[int]) -> Instruction:
         w, x = words[0], words[1]
@@ -425,7 +420,7 @@ class Decoder:
         each = data * (2 if "_b64" in row.name or "_b128" in row.name else 1) if two else data
         kind = "a" if field(w, 25, 1) else "v"
         width = 2 if two and "b64" in row.name else 1
-        src = [Operand("v", field(x, 0, 8))] if "swizzle" not in row.name else [Operand("v", field(x, 0, 8))]
+        src = [Operand("v", field(x, 0, 8))]
         if two and data:
             src += [Operand(kind, field(x, 8, 8), width), Operand(kind, field(x, 16, 8), width)]
         elif "cmpst" in row.name:

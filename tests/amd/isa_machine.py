@@ -46,12 +46,27 @@ class Memory:
 
     def __init__(self) -> None:
         self.buffers: dict[int, tuple[Array, bool]] = {}
+        self.padded: list[tuple[Array, Array]] = []
 
     def add(self, data: Array, writable: bool = True) -> int:
-        """The address of a buffer over the bytes of an array (shared with it)."""
-        number = len(self.buffers) + 1
-        self.buffers[number] = (data.reshape(-1).view(np.uint8), writable)
+        """The address of a buffer over the bytes of an array (shared with it).
+
+        Atomics of 16 bits work on the word around: a last word that is not full is completed, and must keep what is beyond.
+        """
+        number, raw = len(self.buffers) + 1, data.reshape(-1).view(np.uint8)
+        if len(raw) % 4 and writable:
+            whole = np.append(raw, np.full(-len(raw) % 4, 0xA5, np.uint8))
+            self.padded.append((raw, whole))
+            raw = whole
+        self.buffers[number] = (raw, writable)
         return (number << 32) - EDGE
+
+    def finish(self) -> None:
+        """Give back what completed buffers hold."""
+        for raw, whole in self.padded:
+            if (whole[len(raw):] != 0xA5).any():
+                raise Fault(f"bytes beyond the {len(raw)} of a buffer are written")
+            raw[...] = whole[:len(raw)]
 
     def bytes(self, addresses: Array, size: int, write: bool) -> list[tuple[Array, Array, Array]]:
         """(lanes, bytes of the buffer, indices (lanes, size)) for each buffer that is touched, or a Fault outside of all."""
@@ -362,6 +377,7 @@ class Program:
                     running.append(running.pop(0))
                 if total > limit:
                     raise Fault(f"more than {limit} instructions")
+        memory.finish()
         return total
 
     def _arguments(self, memory: Memory, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], lds: int) -> Array:

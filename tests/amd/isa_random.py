@@ -35,7 +35,10 @@ def outcome(path: pathlib.Path, chip: str) -> tuple[str, str]:
     from tilelang.target import Target
     from tilelang.transform.pipeline import lower
 
-    module = load(path)
+    try:
+        module = load(path)
+    except TileLangError as error:
+        return "refused", error.kind
     target = {"kind": "hip", "mcpu": f"gfx{chip}"}
     args = inputs(module.SEED, module.TENSORS)
     try:
