@@ -56,7 +56,7 @@ def build(request: Request) -> Artifact:
     if request.backend in INTERPRETED:
         make: Callable[[Request, Signature], Artifact] = build_interpreted
     else:
-        make = build_hip if request.target.is_hip else build_cuda if request.target.is_cuda else build_cpu
+        make = {"cuda": build_cuda, "hip": build_hip}.get(request.target.kind, build_cpu)
     with jit_phase("build", request.func.name), rarely_collected():
         out = make(request, sig)
     if sig.out_idx:

@@ -232,9 +232,6 @@ TL_DEVICE int warp_idx_sync(int warp_size = 32) { return linear_thread() / warp_
 //@ warp_uniform
 // The lanes of a program's warp are half of a wave, so that the value need not be one of a scalar register.
 TL_DEVICE int warp_uniform(int x) { return x; }
-//@ wave_number
-// The number of this thread's wave, in a scalar register: what follows from it is computed once a wave.
-TL_DEVICE int wave_number() { return __builtin_amdgcn_readfirstlane(threadIdx.x >> 6); }
 //@ read_clock64
 TL_DEVICE long long read_clock64() { return __builtin_readcyclecounter(); }
 //@ read_clock
@@ -324,5 +321,3 @@ template <int N> TL_DEVICE void wait_shared() {
   __builtin_amdgcn_s_waitcnt(0xc07f | N << 8);
   asm volatile("" ::: "memory");
 }
-//@ set_priority
-template <int N> TL_DEVICE void set_priority() { __builtin_amdgcn_s_setprio(N); }

@@ -16,12 +16,11 @@ from ..device.page import Page
 from ..device.prelude import words_of
 from ..device.printer import BasePrinter, DeviceKernel
 from ..device.text import POSTFIX, Text
-from ..device.types import unsupported
+from ..device.types import TYPES, unsupported
 from .prelude import available, kernel_header
 
 # Calls whose text other targets do not have.
-_TEXTS = {"wait_loads": "tl::wait_loads<{n}>()", "wait_shared": "tl::wait_shared<{n}>()",
-          "set_priority": "tl::set_priority<{n}>()"}
+_TEXTS = {"wait_loads": "tl::wait_loads<{n}>()", "wait_shared": "tl::wait_shared<{n}>()"}
 _UNSUPPORTED = {"printf": "kernels of this target print nothing: store the values to a tensor",
             "named_barrier": "a workgroup of this target has one barrier: T.sync_threads() without arguments"}
 
@@ -69,12 +68,16 @@ class KernelPrinter(BasePrinter):
         if e.op in _TEXTS:
             return _TEXTS[e.op].format(**call_fields(e)), POSTFIX
         text, level = self._plain_call(e)
-        known = available() | self._injected
-        own = re.match(r"(?:\(\w+\))?(?:tl::)?(\w+)(?:<[^()]*>)?\(", text)
-        if own and e.op not in ("mma", "call_extern", "call_pure_extern") and own[1] not in known and \
-                not own[1].startswith("__builtin") and own[1] not in _PLAIN:
-            raise unsupported(f"the function `{e.op}`" + (f" on {e.args[0].dtype}" if e.args else ""), e)
+        if any(x.op in _OTHERS for x in walk(e, Call)):
+            return text, level
+        known = available() | self._injected | _WORDS
+        for name in _CALLED.findall(text):
+            if name not in known and not name.startswith("__builtin"):
+                raise unsupported(f"the function `{e.op}`" + (f" on {e.args[0].dtype}" if e.args else ""), e)
         return text, level
 
 
-_PLAIN = ("float", "half_t", "bfloat16_t", "int", "unsigned", "double", "fp8_e4_t", "fp8_e5_t", "printf")
+_OTHERS = ("mma", "call_extern", "call_pure_extern")  # their functions are made for the kernel, or the user's
+_CALLED = re.compile(r"\b(\w+)(?:<[^()<>]*(?:<[^()<>]*>)?[^()<>]*>)?\(")
+# What stands in front of a parenthesis and is no function of the prelude: types, keywords, a member.
+_WORDS = {*(t.split("::")[-1].split()[-1] for t in TYPES.values()), "reinterpret_cast", "volatile", "pick", "printf"}
