@@ -13,6 +13,7 @@ from typing import Any
 import isa_decode
 import isa_hip
 import isa_launch
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -23,6 +24,11 @@ import programs
 pytestmark = isa_hip.needs_zig
 CASES = programs.cases()
 APPROXIMATE = ("softmax", "attention")  # their exponentials are approximations by one instruction
+
+
+FLOAT8 = {"942": {"e4m3": ("float8_e4m3fnuz", ml_dtypes.float8_e4m3fnuz),
+                  "e5m2": ("float8_e5m2fnuz", ml_dtypes.float8_e5m2fnuz)},
+          "950": {"e4m3": ("float8_e4m3", ml_dtypes.float8_e4m3fn), "e5m2": ("float8_e5m2", ml_dtypes.float8_e5m2)}}
 
 
 def results(case: programs.Case, chip: str, order: int | None = None) -> tuple[list[np.ndarray], list[np.ndarray], list[Any]]:
@@ -52,6 +58,52 @@ def test_the_machine_code_leaves_the_bits_of_the_simulator(case: programs.Case, 
             assert np.abs(programs.wide(g) - programs.wide(w)).max() <= case.bound(*inputs)
         else:
             np.testing.assert_array_equal(g.view(np.uint8), w.view(np.uint8))
+
+
+def product(size: tuple[int, int, int], tile: tuple[int, int, int], of: str, out: str, k_pack: int, threads: int) -> Any:
+    import tilelang.language as T
+
+    (m, n, k), (bm, bn, bk) = size, tile
+
+    @T.prim_func
+    def main(A: T.Tensor((m, k), of), B: T.Tensor((n, k), of), C: T.Tensor((m, n), out)):
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=threads) as (bx, by):
+            As = T.alloc_shared((bm, bk), of)
+            Bs = T.alloc_shared((bn, bk), of)
+            F = T.alloc_fragment((bm, bn), out)
+            T.clear(F)
+            for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=2):
+                T.copy(A[by * bm, ko * bk], As)
+                T.copy(B[bx * bn, ko * bk], Bs)
+                T.gemm(As, Bs, F, transpose_B=True, k_pack=k_pack)
+            T.copy(F, C[by * bm, bx * bn])
+
+    return main
+
+
+TYPES = (("float64", 1), ("float32", 1), ("bfloat16", 2), ("float16", 2), ("int8", 1))
+
+
+@pytest.mark.parametrize("chip, of, k_pack", [
+    *((c, of, k) for c in FLOAT8 for of in ("e4m3", "e5m2") for k in (1, 2)), *((c, *t) for c in isa_decode.CHIPS for t in TYPES)])
+def test_products_leave_the_bits_of_the_simulator(chip: str, of: str, k_pack: int) -> None:
+    """The sums of MFMA as both model them, in every type, on numbers that are rounded."""
+    import tilelang
+    from tilelang.target import Target
+    from tilelang.transform.pipeline import lower
+
+    name, numpy = FLOAT8[chip][of] if of in ("e4m3", "e5m2") else (of, getattr(ml_dtypes, of, of))
+    out = {"float64": "float64", "int8": "int32"}.get(of, "float32")
+    small = of in ("float64", "float32")
+    size, tile = ((32, 32, 32), (32, 32, 16)) if small else ((64, 64, 128), (64, 64, 64))
+    func, target = product(size, tile, name, out, k_pack, 64 if small else 128), {"kind": "hip", "mcpu": f"gfx{chip}"}
+    rng = np.random.default_rng(1)
+    a, b = ((rng.standard_normal((size[n], size[2])) * (40 if of == "int8" else 1)).astype(numpy) for n in (0, 1))
+    want, got = np.zeros(size[:2], out), np.zeros(size[:2], out)
+    tilelang.compile(func, target=target, execution_backend="simulator")(a, b, want)
+    isa_launch.launch(lower(func.func, Target(target), {}), tilelang.compile(func, target=target), {"A": a, "B": b, "C": got})
+    np.testing.assert_array_equal(got, want)
+    assert np.abs(want).max() > 0
 
 
 @pytest.mark.parametrize("name", ["gemm_NT", "reduce_sum", "gemm_stages3"])
