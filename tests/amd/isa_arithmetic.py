@@ -21,16 +21,40 @@ floor, ceil, trunc, rint, exp2, log2, sqrt = np.floor, np.ceil, np.trunc, np.rin
 Array = Any
 LANES = np.arange(64)
 
+# Short functions of the tables, over arrays (lowest and s64: over integers).
+SMALL: dict[str, Callable[..., Any]] = {
+    "s64": lambda value: value - (value >> 63 << 64),
+    "lowest": lambda value: (value & -value).bit_length() - 1,
+    "u24": lambda a: (a & 0xFFFFFF).astype(U64),
+    "i24": lambda a: (a << 8).view(I32).astype(I64) >> I64(8),
+    "bits": lambda n: (U32(1) << n) - U32(1),
+    "leading": lambda a: where(a == 0, -1, 32 - np.frexp(a.astype(F64))[1]),  # zeros in front of the first one
+    "bit_count": lambda a: np.bitwise_count(a).astype(U32),
+    "below": lambda first: ((1 << (LANES - first).clip(0, 32)) - 1).astype(U32),  # of each lane, those before it
+    "carry": lambda total: (total.astype(U32), total >> U64(32) != 0),
+    "carry64": lambda product, c: (product + c, product + c < product),
+    "pack": lambda low, high: low.view(U16).astype(U32) | high.view(U16).astype(U32) << 16,
+    "two": lambda low, high: (low.view(U32).astype(U64) | high.view(U32).astype(U64) << U64(32)).view(F64),
+    "fract": lambda a: minimum(a - floor(a), np.nextafter(a.dtype.type(1), a.dtype.type(0))),
+    "exponent": lambda a: where(np.isfinite(a), np.frexp(a)[1], 0),
+    "mantissa": lambda a: where(np.isfinite(a), np.frexp(a)[0], a),
+    "reciprocal": lambda a: 1.0 / a,
+    "rsqrt": lambda a: 1.0 / np.sqrt(a),
+    "sin": lambda turns: np.sin(2 * np.pi * turns),
+    "cos": lambda turns: np.cos(2 * np.pi * turns),
+    "add_bf16": lambda a, b: to_bf16(from_bf16(a) + from_bf16(b)),
+    "dot2_f16": lambda a, b, c: dot2(a, b, c, lambda halves: halves.view(F16)),
+    "dot2_bf16": lambda a, b, c: dot2(a, b, c, from_bf16),
+    "insert_byte": lambda value, n, word: word & ~(U32(255) << 8 * (n & 3)) | value.astype(U32) << 8 * (n & 3),
+    "differences": lambda a, b, width: np.abs(parts(a, width, False) - parts(b, width, False)).sum(axis=0).astype(U32),
+}
+
 # ---- integers of scalar rows ---------------------------------------------------------------------------------------------
 
 
 def s(value: int) -> int:
     value &= M32
     return value - (value >> 31 << 32)
-
-
-def s64(value: int) -> int:
-    return value - (value >> 63 << 64)
 
 
 def field(value: int, low: int, width: int) -> int:
@@ -42,29 +66,10 @@ def signed_field(value: int, low: int, width: int) -> int:
     return found - (found >> (width - 1) << width) if width else 0
 
 
-def lowest(value: int) -> int:
-    return (value & -value).bit_length() - 1
-
-
 def sign_run(value: int, width: int) -> int:
     """Place, from the top, of the first bit that differs from the sign; -1 if none does."""
     flipped = value ^ ((1 << width) - 1) if value >> (width - 1) else value
     return width - flipped.bit_length() if flipped else -1
-
-
-# ---- integers over lanes -------------------------------------------------------------------------------------------------
-
-
-def u24(a: Array) -> Array:
-    return (a & 0xFFFFFF).astype(U64)
-
-
-def i24(a: Array) -> Array:
-    return (a << 8).view(I32).astype(I64) >> I64(8)
-
-
-def bits(n: Array) -> Array:
-    return (U32(1) << n) - U32(1)
 
 
 def bit_field(a: Array, low: Array, width: Array) -> Array:
@@ -78,33 +83,6 @@ def reverse(a: Array) -> Array:
     return a
 
 
-def leading(a: Array) -> Array:
-    return where(a == 0, -1, 32 - np.frexp(a.astype(F64))[1])
-
-
-def bit_count(a: Array) -> Array:
-    return np.bitwise_count(a).astype(U32)
-
-
-def below(first: int) -> Array:
-    """For each lane, the mask of the lanes before it among `first` to `first` + 31."""
-    return ((1 << (LANES - first).clip(0, 32)) - 1).astype(U32)
-
-
-def carry(total: Array) -> tuple[Array, Array]:
-    return total.astype(U32), total >> U64(32) != 0
-
-
-def carry64(product: Array, c: Array) -> tuple[Array, Array]:
-    total = product + c
-    return total, total < product
-
-
-def differences(a: Array, b: Array, width: int) -> Array:
-    x, y = (parts(v, width, False) for v in (a, b))
-    return np.abs(x - y).sum(axis=0).astype(U32)
-
-
 def parts(a: Array, width: int, signed: bool) -> Array:
     """The fields of words, lowest first, along a new first axis."""
     low = np.stack([a >> n & ((1 << width) - 1) for n in range(0, 32, width)]).astype(I64)
@@ -113,11 +91,6 @@ def parts(a: Array, width: int, signed: bool) -> Array:
 
 def dot_int(a: Array, b: Array, c: Array, width: int, signed: bool) -> Array:
     return (parts(a, width, signed) * parts(b, width, signed)).sum(axis=0) + c.astype(I64)
-
-
-def insert_byte(value: Array, place: Array, word: Array) -> Array:
-    shift = 8 * (place & 3)
-    return word & ~(U32(255) << shift) | value.astype(U32) << shift
 
 
 def permute_bytes(a: Array, b: Array, select: Array) -> Array:
@@ -140,14 +113,6 @@ def bitop3(a: Array, b: Array, c: Array, table: int) -> Array:
     return result
 
 
-def pack(low: Array, high: Array) -> Array:
-    return low.view(U16).astype(U32) | high.view(U16).astype(U32) << 16
-
-
-def two(low: Array, high: Array) -> Array:
-    return (low.view(U32).astype(U64) | high.view(U32).astype(U64) << U64(32)).view(F64)
-
-
 def swap_rows(d: Array, a: Array, size: int) -> tuple[Array, Array]:
     """Exchange the odd groups of `size` lanes of the destination with the even groups of the source."""
     odd = LANES // size % 2 == 1
@@ -157,9 +122,6 @@ def swap_rows(d: Array, a: Array, size: int) -> tuple[Array, Array]:
 def ashr_pack(a: Array, b: Array, c: Array, low: int, high: int) -> Array:
     first, second = ((v >> (c & 31).astype(I32)).clip(low, high) & 255 for v in (a, b))
     return (first | second << 8).astype(U16)
-
-
-# ---- floats --------------------------------------------------------------------------------------------------------------
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
@@ -223,26 +185,6 @@ def ldexp(a: Array, b: Array) -> Array:
     return np.ldexp(a.astype(F64), b.astype(I32).clip(-4000, 4000)).astype(a.dtype)
 
 
-def fract(a: Array) -> Array:
-    return minimum(a - floor(a), np.nextafter(a.dtype.type(1), a.dtype.type(0)))
-
-
-def exponent(a: Array) -> Array:
-    return where(np.isfinite(a), np.frexp(a)[1], 0)
-
-
-def mantissa(a: Array) -> Array:
-    return where(np.isfinite(a), np.frexp(a)[0], a)
-
-
-def reciprocal(a: Array) -> Array:
-    return 1.0 / a
-
-
-def rsqrt(a: Array) -> Array:
-    return 1.0 / np.sqrt(a)
-
-
 def flush(a: Array) -> Array:
     """Subnormal numbers become zeros of their sign."""
     return where(np.abs(a) < np.finfo(a.dtype).tiny, np.copysign(a.dtype.type(0), a), a)
@@ -253,14 +195,6 @@ def near(function: Callable[[Array], Array], a: Array) -> Array:
     if a.dtype == F32:
         return flush(function(flush(a).astype(F64)).astype(F32))
     return function(a.astype(F64)).astype(a.dtype)
-
-
-def sin(a: Array) -> Array:
-    return np.sin(2 * np.pi * a)
-
-
-def cos(a: Array) -> Array:
-    return np.cos(2 * np.pi * a)
 
 
 def turns(function: Callable[[Array], Array], a: Array) -> Array:
@@ -290,18 +224,9 @@ def from_bf16(a: Array) -> Array:
     return (a.astype(U32) << 16).view(F32)
 
 
-def add_bf16(a: Array, b: Array) -> Array:
-    return to_bf16(from_bf16(a) + from_bf16(b))
-
-
-def dot2_f16(a: Array, b: Array, c: Array) -> Array:
+def dot2(a: Array, b: Array, c: Array, convert: Callable[[Array], Array]) -> Array:
     """Two products and the addend, rounded once (the guide leaves the rounding open)."""
-    x, y = ([(v >> n & 0xFFFF).astype(U16).view(F16).astype(F64) for n in (0, 16)] for v in (a, b))
-    return (x[0] * y[0] + x[1] * y[1] + c.astype(F64)).astype(F32)
-
-
-def dot2_bf16(a: Array, b: Array, c: Array) -> Array:
-    x, y = ([from_bf16((v >> n & 0xFFFF).astype(U16)).astype(F64) for n in (0, 16)] for v in (a, b))
+    x, y = ([convert((v >> n & 0xFFFF).astype(U16)).astype(F64) for n in (0, 16)] for v in (a, b))
     return (x[0] * y[0] + x[1] * y[1] + c.astype(F64)).astype(F32)
 
 
@@ -350,9 +275,6 @@ def div_fixup(q: Array, b: Array, c: Array) -> Array:
     special = np.isnan(b) | np.isnan(c) | (b == 0) | (c == 0) | np.isinf(b) | np.isinf(c)
     negative = np.signbit(b) ^ np.signbit(c)
     return where(special, c / b, where(negative, -np.abs(q), np.abs(q)))
-
-
-# ---- float8 --------------------------------------------------------------------------------------------------------------
 
 
 def fp8_values(chip: str, kind: str) -> Array:

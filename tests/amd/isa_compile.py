@@ -56,7 +56,7 @@ def bits_of(*operands: Operand | None) -> int:
 
 @functools.cache
 def meaning_of(text: str, chip: str, names: str) -> Callable[..., Any]:
-    return eval(f"lambda {names}: {text}", {**vars(ar), **ar.float8(chip)})  # type: ignore[no-any-return]
+    return eval(f"lambda {names}: {text}", {**vars(ar), **ar.SMALL, **ar.float8(chip)})  # type: ignore[no-any-return]
 
 
 def unsupported(i: Instruction, why: str) -> Exception:
@@ -75,9 +75,6 @@ def compiled(i: Instruction, chip: str) -> Step:
     from isa_memory import memory_step
 
     return memory_step(i, chip)
-
-
-# ---- scalar ALU ----------------------------------------------------------------------------------------------------------
 
 
 def scalar_reader(o: Operand, count: int) -> Callable[[Any], int]:
@@ -182,25 +179,15 @@ def program_step(i: Instruction) -> Callable[[Any], None]:
         return branch
     if i.name == "s_waitcnt":
         return lambda w: w.wait(i.mods["vmcnt"], i.mods["lgkmcnt"])
-
-    def state(name: str) -> Callable[[Any], None]:
-        def change(w: Any) -> None:
-            w.state = name
-            if name == "ended":
-                w.wait(0, 0)
-
-        return change
-
-    if i.name in ("s_barrier", "s_endpgm"):
-        return state("barrier" if i.name == "s_barrier" else "ended")
+    if i.name == "s_barrier":
+        return lambda w: setattr(w, "state", "barrier")
+    if i.name == "s_endpgm":
+        return lambda w: (setattr(w, "state", "ended"), w.wait(0, 0))[1]
     if i.name == "s_set_gpr_idx_off":
         return lambda w: setattr(w, "indexed", 0)
     if i.name in ("s_trap", "s_sethalt"):
         raise unsupported(i, i.name)
     return lambda w: None
-
-
-# ---- sources of vector instructions --------------------------------------------------------------------------------------
 
 
 def constant(o: Operand, of: str) -> Array:
@@ -349,9 +336,6 @@ def dpp_lanes(ctrl: int) -> tuple[Array, Array]:
     return table[ctrl], valid.get(ctrl, every)
 
 
-# ---- destinations --------------------------------------------------------------------------------------------------------
-
-
 def enabled(i: Instruction) -> Callable[[Any], Array | None]:
     """The lanes that are written; None for all."""
     if "dpp" not in i.mods:
@@ -465,9 +449,6 @@ def part_writer(i: Instruction, base: int, kind: Any, finish: Callable[[Any, Arr
         put(w, base, placed, lanes(w))
 
     return store
-
-
-# ---- vector instructions -------------------------------------------------------------------------------------------------
 
 
 def classes_of(i: Instruction) -> frozenset[str]:

@@ -12,6 +12,7 @@ import struct
 from typing import Any
 
 import isa_rows as rows
+from isa_arithmetic import field
 
 CHIPS = ("90a", "942", "950")
 INLINE_FLOATS = (0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0, 0.15915494309189532)  # codes 240 to 248
@@ -129,21 +130,14 @@ def table_of(chip: str) -> dict[str, dict[int, Row]]:
     return t
 
 
-def field(word: int, low: int, width: int) -> int:
-    return word >> low & ((1 << width) - 1)
-
-
 def float_text(value: float, of: str) -> str:
     return ("0.15915494309189532" if WIDTH.get(of) == 2 and of != "p" else "0.15915494") if 0.15 < value < 0.16 else repr(value)
 
 
 def float_bits(value: float, of: str) -> int:
-    """An inline constant as an operand of a type: that type's format, f32 for those of integers."""
-    if of == "f16" or of in "hIU" or of in ("i16", "u16"):
-        return int(struct.unpack("<H", struct.pack("<e", value))[0])
-    if of in ("f64", "u64", "i64"):
-        return int(struct.unpack("<Q", struct.pack("<d", value))[0])
-    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+    """An inline constant as an operand of a type: that type's format, f32 for those of integers of 32 bits."""
+    code = "e" if of in ("f16", "i16", "u16", "h", "I", "U") else "d" if of in ("f64", "u64", "i64") else "f"
+    return int.from_bytes(struct.pack("<" + code, value), "little")
 
 
 class Decoder:
@@ -417,7 +411,6 @@ class Decoder:
         row = self.row("DS", field(w, 17, 8))
         data, result = int(row.types[0]), int(row.types[1])
         two = "2_b" in row.name or "2st64" in row.name
-        each = data * (2 if "_b64" in row.name or "_b128" in row.name else 1) if two else data
         kind = "a" if field(w, 25, 1) else "v"
         width = 2 if two and "b64" in row.name else 1
         src = [Operand("v", field(x, 0, 8))]
@@ -426,7 +419,7 @@ class Decoder:
         elif "cmpst" in row.name:
             src += [Operand(kind, field(x, 8, 8), data // 2), Operand(kind, field(x, 16, 8), data // 2)]
         elif data:
-            src.append(Operand(kind, field(x, 8, 8), each))
+            src.append(Operand(kind, field(x, 8, 8), data))
         dst = [Operand(kind, field(x, 24, 8), result)] if result else []
         low, high = field(w, 0, 8), field(w, 8, 8)
         scale = (256 if width == 1 else 512) if "st64" in row.name else 4 * width
@@ -454,11 +447,9 @@ class Decoder:
         offset = field(w, 0, 13)
         offset = offset - (offset >> 12 << 13) if segment != "flat" else offset
         cache = self.cache_bits(w, 16, 25, 17)
-        lds = "lds" in row.name or bool(self.chip == "90a" and field(w, 13, 1))
-        mods = {"segment": segment, "offset": offset, "saddr": saddr, "cache": cache, "returns": returns, "lds": lds}
-        if self.chip == "90a" and lds:
-            mods["cache"] = [*cache, "lds"]
-            result = 0
+        marked = self.chip == "90a" and field(w, 13, 1)  # an ordinary load whose results go to LDS
+        result, cache = (0, [*cache, "lds"]) if marked else (result, cache)
+        mods = {"segment": segment, "offset": offset, "saddr": saddr, "cache": cache, "lds": "lds" in row.name or marked}
         stored = [Operand(kind, field(x, 8, 8), data)] if data else []
         dst = [Operand(kind, field(x, 24, 8), result)] if result and (not atomic or returns) else []
         return Instruction(at, words[:2], "FLAT", f"{segment}_{row.name}", row, dst, [vaddr, *stored], mods)
@@ -491,11 +482,7 @@ SELECTS = ("BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD")
 
 
 def simm_text(value: int) -> str:
-    signed = value - (value >> 15 << 16)
-    return str(signed) if -16 <= signed <= 64 else f"{value:#x}"
-
-
-# ---- text ----------------------------------------------------------------------------------------------------------------
+    return str(value - (value >> 15 << 16)) if -16 <= value - (value >> 15 << 16) <= 64 else f"{value:#x}"
 
 
 def write(i: Instruction, form: str) -> str:

@@ -27,7 +27,7 @@ import isa_arithmetic as ar
 import isa_matrix
 import numpy as np
 from isa_compile import REGISTERS, Step, compiled
-from isa_decode import Decoder, Instruction
+from isa_decode import Decoder
 from isa_elf import Kernel
 
 Array = Any
@@ -316,9 +316,6 @@ def names_of(registers: int) -> str:
     return f"v{low}" if low < 256 else f"a{low - 256}" if low < REGISTERS else f"s{low - REGISTERS}"
 
 
-# ---- launch --------------------------------------------------------------------------------------------------------------
-
-
 class Program:
     """A kernel ready to run: decoded and compiled once."""
 
@@ -346,9 +343,6 @@ class Program:
                     for n, o in [*enumerate(i.src), *((3, o) for o in i.dst)]] if i.format.startswith("V") else [*i.src, *i.dst]
             self.moved[key] = compiled(dataclasses.replace(i, src=move[:len(i.src)], dst=move[len(i.src):]), self.kernel.chip)
         return self.moved[key]
-
-    def instructions(self) -> list[Instruction]:
-        return Decoder(self.kernel.chip).all(self.kernel.code)
 
     def run(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, lds: int = 0, order: int | None = None,
             resident: int = 2, limit: int = 20_000_000) -> int:

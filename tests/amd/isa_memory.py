@@ -38,9 +38,6 @@ def active(w: Any) -> Array:
     return LANES if w.full else np.flatnonzero(w.mask)
 
 
-# ---- scalar memory -------------------------------------------------------------------------------------------------------
-
-
 def scalar_memory(i: Instruction) -> Step:
     name = i.name
     if "dcache" in name:
@@ -71,15 +68,11 @@ def scalar_memory(i: Instruction) -> Step:
     return Step(i, load, bits_of(*i.src, i.mods.get("soffset")), writes, "scalar")
 
 
-# ---- LDS -----------------------------------------------------------------------------------------------------------------
-
-
 def local_memory(i: Instruction, chip: str) -> Step:
     name = i.name[3:]
     reads, writes = bits_of(*i.src), bits_of(*i.dst)
     run = exchange(i, name) if name.startswith(("bpermute", "permute", "swizzle")) else \
-        local_pair(i, name) if i.mods["two"] else local_one(i, name) if name.startswith(("read", "write")) else \
-        local_atomic(i, chip)
+        local_access(i, name) if name.startswith(("read", "write")) else local_atomic(i, chip)
     return Step(i, run, reads, writes, "local")
 
 
@@ -136,46 +129,27 @@ def half_of(name: str) -> str:
     return "hi" if name.endswith("_hi") else "lo" if name.endswith("_d16") else ""
 
 
-def local_one(i: Instruction, name: str) -> Callable[[Any], None]:
+def local_access(i: Instruction, name: str) -> Callable[[Any], None]:
+    """Reads and writes; read2 and write2 have two places a lane."""
     if "_tr_" in name:
         raise unsupported(i, "a transposing read of LDS")
     size, sign = SIZES[name.split("_")[1]]
-    address, offset, half = i.src[0].index, i.mods["offset"], half_of(name)
-    writes = bits_of(*i.dst)
-
-    def run(w: Any) -> None:
-        lanes = active(w)
-        index = w.shared.index(w.v[address, lanes] + U32(offset), size)
-        event = w.shared.begin(w.number, "", i.text)
-        if writes:
-            deliver(w, base_of(i.dst[0]), lanes, w.shared.load(w.number, index, event), sign, half)
-        else:
-            w.shared.store(w.number, index, collect(w, base_of(i.src[1]), lanes, size, half == "hi"), event)
-        w.issue("local", writes, event)
-
-    return run
-
-
-def local_pair(i: Instruction, name: str) -> Callable[[Any], None]:
-    """read2, write2: two places a lane."""
-    size, address, writes = 8 if name.endswith("b64") else 4, i.src[0].index, bits_of(*i.dst)
+    address, half, writes = i.src[0].index, half_of(name), bits_of(*i.dst)
+    offsets = i.mods["offsets"] if i.mods["two"] else (i.mods["offset"],)
 
     def run(w: Any) -> None:
         lanes = active(w)
         event = w.shared.begin(w.number, "", i.text)
         start = w.v[address, lanes].copy()
-        for k, offset in enumerate(i.mods["offsets"]):
+        for k, offset in enumerate(offsets):
             index = w.shared.index(start + U32(offset), size)
             if writes:
-                deliver(w, base_of(i.dst[0]) + k * size // 4, lanes, w.shared.load(w.number, index, event), "", "")
+                deliver(w, base_of(i.dst[0]) + k * size // 4, lanes, w.shared.load(w.number, index, event), sign, half)
             else:
-                w.shared.store(w.number, index, collect(w, base_of(i.src[1 + k]), lanes, size, False), event)
+                w.shared.store(w.number, index, collect(w, base_of(i.src[1 + k]), lanes, size, half == "hi"), event)
         w.issue("local", writes, event)
 
     return run
-
-
-# ---- atomics -------------------------------------------------------------------------------------------------------------
 
 
 def atomic_type(name: str) -> tuple[str, bool]:
@@ -225,9 +199,6 @@ def local_atomic(i: Instruction, chip: str) -> Callable[[Any], None]:
         w.issue("local", writes, event)
 
     return run
-
-
-# ---- global, flat, scratch, buffer ---------------------------------------------------------------------------------------
 
 
 def addresses(i: Instruction) -> Callable[[Any, Array], Array]:
@@ -282,56 +253,56 @@ def flat_parts(i: Instruction, w: Any, lanes: Array, at: Array) -> list[tuple[st
 
 
 def global_step(i: Instruction, name: str) -> Callable[[Any], None]:
-    (size, sign, half, load), where, writes = split(name), addresses(i), bits_of(*i.dst)
+    where, writes, kind = addresses(i), bits_of(*i.dst), split(name)
+    size, sign, half, load = kind
 
     def run(w: Any) -> None:
         lanes = active(w)
         at = where(w, lanes)
-        for kind, rows in flat_parts(i, w, lanes, at):
+        for memory, rows in flat_parts(i, w, lanes, at):
             some, places = lanes[rows], at[rows]
             low = (places & U64(M32)).astype(U32)
-            if not load:
-                data = collect(w, base_of(i.src[1]), some, size, half == "hi")
-                if kind == "shared":
-                    w.shared.store(w.number, w.shared.index(low, size), data, w.shared.begin(w.number, "", i.text))
-                elif kind == "scratch":
-                    w.scratch[some[:, None], scratch_index(w, i, low, size)] = data
-                else:
-                    w.memory.store(places, data)
+            if memory == "scratch":
+                private(w, i, some, low, kind)
                 continue
-            if kind == "shared":
-                data = w.shared.load(w.number, w.shared.index(low, size), w.shared.begin(w.number, "", i.text))
-            elif kind == "scratch":
-                data = w.scratch[some[:, None], scratch_index(w, i, low, size)]
+            index = w.shared.index(low, size) if memory == "shared" else None
+            event = w.shared.begin(w.number, "", i.text) if memory == "shared" else 0
+            if load:
+                data = w.memory.load(places, size) if index is None else w.shared.load(w.number, index, event)
+                deliver(w, base_of(i.dst[0]), some, data, sign, half)
+                continue
+            data = collect(w, base_of(i.src[1]), some, size, half == "hi")
+            if index is None:
+                w.memory.store(places, data)
             else:
-                data = w.memory.load(places, size)
-            deliver(w, base_of(i.dst[0]), some, data, sign, half)
+                w.shared.store(w.number, index, data, event)
         w.issue("vector", writes)
 
     return run
 
 
-def scratch_index(w: Any, i: Instruction, low: Array, size: int) -> Array:
+def private(w: Any, i: Instruction, lanes: Array, start: Array, kind: tuple[int, str, str, bool]) -> None:
+    """A load or store of lanes' own scratch memory.  kind: what split() gives."""
     from isa_machine import Fault
 
-    if len(low) and int(low.max()) + size > w.scratch.shape[1]:
-        raise Fault(f"byte {int(low.max())} of scratch, which has {w.scratch.shape[1]} bytes a lane")
-    return low.astype(np.int64)[:, None] + np.arange(size)
+    size, sign, half, load = kind
+    if len(start) and int(start.max()) + size > w.scratch.shape[1]:
+        raise Fault(f"byte {int(start.max())} of scratch, which has {w.scratch.shape[1]} bytes a lane")
+    index = lanes[:, None], start.astype(np.int64)[:, None] + np.arange(size)
+    if load:
+        deliver(w, base_of(i.dst[0]), lanes, w.scratch[index], sign, half)
+    else:
+        w.scratch[index] = collect(w, base_of(i.src[1]), lanes, size, half == "hi")
 
 
 def scratch_step(i: Instruction, name: str) -> Callable[[Any], None]:
-    size, sign, half, load = split(name)
+    kind, v, offset, writes = split(name), i.src[0], i.mods["offset"], bits_of(*i.dst)
     saddr = scalar_reader(i.mods["saddr"], 1) if i.mods["saddr"].kind == "s" else lambda w: 0
-    v, offset, writes = i.src[0], i.mods["offset"], bits_of(*i.dst)
 
     def run(w: Any) -> None:
         lanes = active(w)
         start = w.v[v.index, lanes] if v.kind == "v" else np.zeros(len(lanes), U32)
-        index = lanes[:, None], scratch_index(w, i, start + U32((saddr(w) + offset) & M32), size)
-        if load:
-            deliver(w, base_of(i.dst[0]), lanes, w.scratch[index], sign, half)
-        else:
-            w.scratch[index] = collect(w, base_of(i.src[1]), lanes, size, half == "hi")
+        private(w, i, lanes, start + U32((saddr(w) + offset) & M32), kind)
         w.issue("vector", writes)
 
     return run
@@ -400,11 +371,7 @@ def buffer_step(i: Instruction, name: str, chip: str) -> Callable[[Any], None]:
         place = (np.zeros(len(lanes), np.int64) + last + mods["offset"])
         moved = soffset(w)
         if address >> 32 == PRIVATE:
-            index = lanes[:, None], scratch_index(w, i, place + moved, size)
-            if load:
-                deliver(w, base_of(i.dst[0]), lanes, w.scratch[index], sign, half)
-            else:
-                w.scratch[index] = collect(w, base_of(i.src[1]), lanes, size, half == "hi")
+            private(w, i, lanes, place + moved, (size, sign, half, load))
             w.issue("vector", writes)
             return
         number = w.v[v.index, lanes].astype(np.int64) if mods["idxen"] else 0

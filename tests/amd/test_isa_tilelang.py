@@ -85,7 +85,8 @@ TYPES = (("float64", 1), ("float32", 1), ("bfloat16", 2), ("float16", 2), ("int8
 
 
 @pytest.mark.parametrize("chip, of, k_pack", [
-    *((c, of, k) for c in FLOAT8 for of in ("e4m3", "e5m2") for k in (1, 2)), *((c, *t) for c in isa_decode.CHIPS for t in TYPES)])
+    *((c, of, k) for c in FLOAT8 for of in ("e4m3", "e5m2") for k in (1, 2)),
+    *((c, *t) for c in isa_decode.CHIPS for t in TYPES)])
 def test_products_leave_the_bits_of_the_simulator(chip: str, of: str, k_pack: int) -> None:
     """The sums of MFMA as both model them, in every type, on numbers that are rounded."""
     import tilelang
