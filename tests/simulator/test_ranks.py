@@ -152,6 +152,39 @@ def test_a_barrier_of_ranks_serves_many_rounds(ranks):
     assert all((out[r]["P"][0, :ranks] == 8).all() for r in range(ranks))
 
 
+def exchange(last=True):
+    """Each rank reads the numbers of the next one, and stores them in its own at the end."""
+
+    @T.prim_func
+    def main(P: T.SymmTensor((2, 8), "int64"), S: T.SymmTensor((128,), "int32")):
+        with T.Kernel(2, threads=32) as b:
+            held = T.alloc_fragment((64,), "int32")
+            T.barrier_all(P[b, 0:8])
+            T.copy(T.remote(S, (T.get_rank() + 1) % T.get_num_ranks())[b * 64:b * 64 + 64], held)
+            if last:
+                T.barrier_all(P[b, 0:8])
+            T.copy(held, S[b * 64:b * 64 + 64])
+
+    return main
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_a_rank_may_be_a_launch_ahead_of_the_others(seed):
+    args = [[np.zeros((2, 8), np.int64), np.full(128, r, np.int32)] for r in range(3)]
+    out = run_device_ranks(lowered(exchange()), args, seed=seed, repeats=4)
+    assert all((out[r].outputs["S"] == (r + 4) % 3).all() and (out[r].outputs["P"][:, :3] == 8).all() for r in range(3))
+
+
+def test_what_the_next_launch_overwrites_too_early_is_a_race():
+    args = [[np.zeros((2, 8), np.int64), np.full(128, r, np.int32)] for r in range(3)]
+    assert kind_of(exchange(last=False), args, (None, 1), repeats=4)[0] == "sim-race"
+    assert kind_of(ring(), ring_args(2), (None, 1), repeats=2)[0] == "sim-race"  # the flag stands at 1 from the first launch on
+
+
+def test_repeats_need_one_launch_on_several_ranks():
+    assert kind_of(ring(), ring_args(1), repeats=2)[0] == "sim-unsupported"
+
+
 def test_a_flag_that_is_used_again_too_early_is_a_race():
     assert kind_of(rounds(4, second=False), round_args(2, 4), (None, 1, 2))[0] == "sim-race"
 
@@ -225,6 +258,22 @@ def test_tiles_that_other_ranks_reach_are_not_copied_by_tma():
 def test_a_program_of_several_ranks_prints_and_parses_back():
     func = ring().func
     assert parse(to_text(func)) == func and "symmetric=True" in to_text(func)
+
+
+def test_an_address_that_some_threads_compute_stays_with_them():
+    """The barrier that their stores would need stands in no branch: the address of a tensor went into a variable there."""
+    @T.prim_func
+    def main(F: T.SymmTensor((64,), "int32"), Y: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            if tx < 8:
+                F[32 + tx] = 5
+                T.atom_add(F[tx], F[32 + tx], scope="sys", sem="release", dst_pe=(T.get_rank() + 1) % T.get_num_ranks())
+                T.wait_eq(F[tx], 5)
+            Y[tx] = T.if_then_else(tx < 8, 1, 0)
+
+    out = agree(main, [[np.zeros(64, np.int32), np.zeros(64, np.int32)] for _ in range(2)], (None, 1))
+    assert all((r["F"][:8] == 5).all() for r in out)
 
 
 # ---- litmus tests: what loads of flags may return ----------------------------------------------------------------------------

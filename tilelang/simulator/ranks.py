@@ -39,10 +39,12 @@ class Section:
 @dataclass
 class Ranks:
     """The ranks of a run.  seed: None runs always the first block that can run; a number chooses blocks, and what loads of
-    flags return, at random.  own: by rank, what the slots of its tensors hold."""
+    flags return, at random.  repeats: how often each rank launches the kernel, whatever the others have come to.  own: by rank,
+    what the slots of its tensors hold."""
 
     size: int = 1
     seed: int | None = None
+    repeats: int = 1
     own: list[dict[int, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -107,7 +107,6 @@ _functions(WRITES, "cluster_store 3")
 # Many devices: ranks run one program.  remote_address: where rank {1} has what this rank has at the address {0}, in a tensor
 # that all ranks allocate together.  wait_signal: acquires the value at an address, of system scope, once it compares so.
 SIGNAL_COMPARISONS = ("eq", "ne", "ge", "le", "gt", "lt")
-SYSTEM_ATOMICS = ("add", "exchange", "store", "load", "cas")  # what has a form of system scope
 _functions(PURE, "world_rank 0  world_size 0  remote_address 2")
 _device("wait_signal", 2, SYNC, "tl::wait_signal<{compare_number}>({0}, {1}, {line})")
 _device("rank_barrier", 1, SYNC, "tl::rank_barrier({0}, {words}, {line})")  # of the blocks of one number on all ranks

@@ -81,28 +81,6 @@ template <int ORDER, typename T> TL_DEVICE T atomic_add_sys(T* p, T x) {
   fence_after_sys<ORDER>();
   return old;
 }
-//@ atomic_exchange_sys
-template <int ORDER, typename T> TL_DEVICE T atomic_exchange_sys(T* p, T x) {
-  fence_before_sys<ORDER>();
-  T old;
-  if constexpr (sizeof(T) == 8)
-    old = T(atomicExch_system(reinterpret_cast<unsigned long long*>(p), (unsigned long long)x));
-  else
-    old = T(atomicExch_system(p, x));
-  fence_after_sys<ORDER>();
-  return old;
-}
-//@ atomic_cas_sys
-template <int ORDER, typename T> TL_DEVICE T atomic_cas_sys(T* p, T x, T compare) {
-  fence_before_sys<ORDER>();
-  T old;
-  if constexpr (sizeof(T) == 8)
-    old = T(atomicCAS_system(reinterpret_cast<unsigned long long*>(p), (unsigned long long)compare, (unsigned long long)x));
-  else
-    old = T(atomicCAS_system(p, compare, x));
-  fence_after_sys<ORDER>();
-  return old;
-}
 //@ wait_signal
 // Waits until the value at p compares so with `want`: 0 eq, 1 ne, 2 ge, 3 le, 4 gt, 5 lt.  The global timer limits the wait.
 template <int COMPARE, typename T> TL_DEVICE void wait_signal(const T* p, T want, int line) {

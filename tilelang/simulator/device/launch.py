@@ -139,6 +139,15 @@ class DeviceLaunch:
             frames.append(g)
         return frames
 
+    def launches(self, f: LaneFrame) -> None:
+        """Run the kernel as often as asked.  The blocks of a rank start a launch when all of them have ended the one before."""
+        for k in range(self.c.ranks.repeats):
+            if k:
+                f.mask, f.exited = f.own, None
+                f.block.cluster.grid.arrive(f, False, self.span)
+                f.block.cluster.grid.wait(f, self.span)
+            self.body(f)
+
     def blocks(self, frames: list[LaneFrame], tables: list[AccessTable]) -> None:
         """Run one block, or blocks that run concurrently."""
         if not self.warp_roles:
@@ -146,7 +155,7 @@ class DeviceLaunch:
         unit = GROUP if self.hopper and not self.c.split and not self.single_warps else WARP
         coroutines = [p for g in frames for p in unit_frames(g, g.slots, self.threads, unit)]
         if not self.hopper:
-            return WarpRoles(coroutines, self.body, random=self.c.ranks.random).run()
+            return WarpRoles(coroutines, self.launches, random=self.c.ranks.random).run()
         block = frames[0].block
         assert block.shared is not None, "a Hopper launch has an arena of shared memory"
         work = Asynchronous(block, self.threads, self.size * self.lanes, self.barriers, [block.shared.table, *tables],
@@ -154,7 +163,7 @@ class DeviceLaunch:
         block.shared.proxy = Proxy(block.shared.table)
         for g in frames:
             g.block.asynchronous = work
-        WarpRoles(coroutines, self.body, unit, work, self.c.ranks.random).run()
+        WarpRoles(coroutines, self.launches, unit, work, self.c.ranks.random).run()
         if self.c.check:
             work.finish()
         for table in tables:

@@ -123,7 +123,7 @@ class DeviceMemory(Memory):
         access = self.access(b, width, span, "atomic", f"atom.{b.scope().split('.')[0]}", "atomic access", atomic)
 
         def run(f: LaneFrame) -> Any:
-            flag = isinstance(f.slots[at], Section) and order is not None
+            flag = isinstance(f.slots[at], Section) and order is not None and count == 1
             if flag and f.block.warp_roles is not None:
                 f.block.warp_roles.pause()
             a = address(f)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import Alloc, Call, Func, Launch, Load, Parallel, Store, TileOp
+from tilelang.ir import BARRIER, Alloc, Call, Func, Launch, Load, Parallel, Store, TileOp, walk
 from tilelang.ir.evaluate import Closure, Value
 
 from .async_copy import ASYNC_OPS
@@ -111,29 +111,39 @@ def run_device(program: Any, args: Arguments, *, check: bool = True, aliased: bo
     Raises sim-race, sim-async, sim-uninitialized, sim-out-of-bounds, sim-misaligned, sim-barrier, sim-warp-divergence,
     sim-argument, sim-unsupported; on Hopper sim-mbarrier, sim-proxy, sim-wgmma, sim-tma, sim-nreg.
     """
-    return _run_split(program, (args,), None, check, aliased)[0]
+    return _run_split(program, (args,), Ranks(), check, aliased)[0]
 
 
-def run_device_ranks(program: Any, args: Sequence[Arguments], *, seed: int | None = None, check: bool = True) -> list[Report]:
+def run_device_ranks(program: Any, args: Sequence[Arguments], *, seed: int | None = None, repeats: int = 1,
+                     check: bool = True) -> list[Report]:
     """Run a lowered program on several devices at once; args: for each rank, as in run_device.
 
     Memory is weak between devices (simulator/ranks.py).  seed: None runs the first block that can run, and loads of flags
-    return the latest value; a number chooses both at random.  Raises what run_device raises, and sim-rank.
+    return the latest value; a number chooses both at random.  repeats: each rank launches the kernel so often, and may be ahead
+    of the others; the program has one launch, without mbarriers, and there are at least two ranks.  Raises what run_device
+    raises, and sim-rank.
     """
-    return _run_split(program, args, seed, check, False)
+    func = getattr(program, "host", None) or getattr(program, "func", program)
+    launches = [n for n in walk(func) if isinstance(n, Launch)]
+    if repeats > 1 and (len(launches) != 1 or len(args) < 2 or any(
+            isinstance(n, Alloc) and n.buffer.scope() == BARRIER for n in walk(func))):
+        raise fault("sim-unsupported", "repeats of a program that is no single launch of several ranks, or uses mbarriers",
+                    expected="one launch without mbarriers, on two ranks or more", found=f"{len(launches)} launches on "
+                    f"{len(args)} ranks", span=func.span)
+    return _run_split(program, args, Ranks(len(args), seed, repeats), check, False)
 
 
-def _run_split(program: Any, args: Sequence[Arguments], seed: int | None, check: bool, aliased: bool) -> list[Report]:
+def _run_split(program: Any, args: Sequence[Arguments], ranks: Ranks, check: bool, aliased: bool) -> list[Report]:
     func: Func = getattr(program, "host", None) or getattr(program, "func", program)
     try:
-        return _run(func, args, seed, check, aliased, False)
+        return _run(func, args, ranks, check, aliased, False)
     except SplitGroups:
-        return _run(func, args, seed, check, aliased, True)
+        return _run(func, args, Ranks(ranks.size, ranks.seed, ranks.repeats), check, aliased, True)
 
 
-def _run(func: Func, args: Sequence[Arguments], seed: int | None, check: bool, aliased: bool, split: bool) -> list[Report]:
+def _run(func: Func, args: Sequence[Arguments], ranks: Ranks, check: bool, aliased: bool, split: bool) -> list[Report]:
     """split: run each warp of a warp group independently: slower, but needed where they wait in different places."""
-    c = DeviceContext(func, check, DEVICE, split, Ranks(len(args), seed))
+    c = DeviceContext(func, check, DEVICE, split, ranks)
     bindings = run_program(c, func, args, aliased, Global)
     counters = c.accesses.counters
     banks = sorted(counters.banks.values(), key=lambda b: -b.conflicts)
