@@ -11,6 +11,7 @@ import tilelang.language as T
 from tilelang.codegen.device.page import Page
 from tilelang.codegen.device.types import TYPES
 from tilelang.codegen.hip.prelude import available, kernel_header, sections
+from tilelang.jit.requests import make_request
 from tilelang.runtime.hip_compiler import compile_hsaco
 from tilelang.target.hip import HIP_CHIPS
 from tilelang.target.instructions import function_name
@@ -97,3 +98,21 @@ def test_loads_of_the_next_tiles_are_in_flight_over_the_barrier():
     front, rest = isa.split("s_barrier", 1)
     front = front[front.rindex("ds_write"):]  # behind the stores of the first tiles
     assert front.count("global_load_dwordx4") == 8 and "vmcnt" not in front[front.index("global_load"):] and "ds_write" in rest
+
+
+@pytest.mark.parametrize("plain, taken", [(0, True), (12, False)])
+def test_tiles_are_not_held_in_registers_that_are_spilled(monkeypatch, plain, taken):
+    """What decides is the compiler's count, here made up: 10 with tiles in flight, `plain` without."""
+    from tilelang.jit import building
+
+    def made(request, sig):
+        ahead = request.config.get("tl.enable_async_copy", True)
+        facts = {"stages": {"A": 2} if ahead else {}, "declined": []}
+        return building.Artifact("hip", "ahead" if ahead else "plain", "", {}, {
+            "kernels": [{"spills": 10 if ahead else plain}], "facts": [facts]})
+
+    monkeypatch.setattr(building, "_build_hip", made)
+    request = make_request(row_maxima(), target="hip")
+    found = building.build_hip(request, None)
+    assert found.kernel_source == ("plain" if taken else "ahead")
+    assert found.meta["facts"][0]["declined"] == ["tiles in flight in registers: 10 registers a thread are spilled"] * taken

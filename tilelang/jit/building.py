@@ -399,8 +399,22 @@ def _sync_text(program: Any) -> str:
 def build_hip(request: Request, sig: Signature) -> Artifact:
     """The artifact for an AMD GPU: code objects of its kernels, each with its machine code as text.  Needs no device.
 
-    Kernels are compiled while the synchronisation is verified.
+    Where registers are spilled, the program is compiled without tiles in flight in registers too, and taken if it spills less.
     """
+    best, option = _build_hip(request, sig), "tl.enable_async_copy"
+    spilled = sum(k["spills"] for k in best.meta["kernels"])
+    if not spilled or option in request.config or not any(f["stages"] for f in best.meta["facts"]):
+        return best
+    other = _build_hip(replace(request, config={**request.config, option: False}), sig)
+    if sum(k["spills"] for k in other.meta["kernels"]) >= spilled:
+        return best
+    for facts in other.meta["facts"]:
+        facts["declined"].append(f"tiles in flight in registers: {spilled} registers a thread are spilled")
+    return other
+
+
+def _build_hip(request: Request, sig: Signature) -> Artifact:
+    """HIP source through clang to code objects, which are made while the synchronisation is verified."""
     from tilelang.runtime.hip_compiler import compile_cached  # 3 ms
 
     extra = request.config.get("tl.device_compile_flags") or ()
