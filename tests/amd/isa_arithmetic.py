@@ -35,6 +35,9 @@ SMALL: dict[str, Callable[..., Any]] = {
     "carry64": lambda product, c: (product + c, product + c < product),
     "pack": lambda low, high: low.view(U16).astype(U32) | high.view(U16).astype(U32) << 16,
     "two": lambda low, high: (low.view(U32).astype(U64) | high.view(U32).astype(U64) << U64(32)).view(F64),
+    "median": lambda a, b, c: (fmax(fmin(a, b), fmin(fmax(a, b), c)) if a.dtype.kind == "f" else
+                               maximum(minimum(a, b), minimum(maximum(a, b), c))),
+    "ldexp": lambda a, b: np.ldexp(a.astype(F64), b.astype(I32).clip(-4000, 4000)).astype(a.dtype),
     "fract": lambda a: minimum(a - floor(a), np.nextafter(a.dtype.type(1), a.dtype.type(0))),
     "exponent": lambda a: where(np.isfinite(a), np.frexp(a)[1], 0),
     "mantissa": lambda a: where(np.isfinite(a), np.frexp(a)[0], a),
@@ -174,15 +177,6 @@ def fmax(a: Array, b: Array) -> Array:
 
 def fmin(a: Array, b: Array) -> Array:
     return where((a == 0) & (b == 0), -((-a) + (-b)), np.fmin(a, b))
-
-
-def median(a: Array, b: Array, c: Array) -> Array:
-    low, high = (fmin, fmax) if a.dtype.kind == "f" else (minimum, maximum)
-    return high(low(a, b), low(high(a, b), c))
-
-
-def ldexp(a: Array, b: Array) -> Array:
-    return np.ldexp(a.astype(F64), b.astype(I32).clip(-4000, 4000)).astype(a.dtype)
 
 
 def flush(a: Array) -> Array:

@@ -133,7 +133,7 @@ class Shared:
         return (self.ended[events] >= self.barriers) & ((self.wave[events] != wave) | self.direct[events])
 
     def load(self, wave: int, index: Array, event: int) -> Array:
-        bad = self._conflict(self.writer[index], wave)
+        bad = self._conflict(self.writer[index], wave) & ~(self.atomic[self.writer[index]] & self.atomic[event])
         if bad.any():
             raise Fault(self._race(index, self.writer[index], bad, "read"))
         self.readers[wave][index] = event
@@ -162,12 +162,7 @@ class Shared:
         return f"LDS byte {byte} is {done} while `{self.text[event]}` of wave {int(self.wave[event])} {state}"
 
 
-@dataclasses.dataclass
-class Pending:
-    """An operation in flight: the registers it will write, and its access of LDS."""
-
-    registers: int
-    event: int = 0
+Pending = tuple[int, int]  # an operation in flight: the registers it will write, and its access of LDS
 
 
 class Wave:
@@ -214,7 +209,7 @@ class Wave:
     # ---- counters ----
 
     def issue(self, queue: str, registers: int, event: int = 0) -> None:
-        getattr(self, queue).append(Pending(registers, event))
+        getattr(self, queue).append((registers, event))
         self.pending |= registers
         if queue == "vector" and len(self.vector) > 63:
             self.wait(63, 15)
@@ -230,11 +225,11 @@ class Wave:
         self.pending = 0
         for queue in (self.vector, self.local, self.scalar):
             for operation in queue:
-                self.pending |= operation.registers
+                self.pending |= operation[0]
 
     def _end(self, operation: Pending) -> None:
-        if operation.event:
-            self.shared.ended[operation.event] = self.shared.barriers
+        if operation[1]:
+            self.shared.ended[operation[1]] = self.shared.barriers
 
 
 def lanes_of(value: int) -> Array:
@@ -250,6 +245,7 @@ class Group:
     noise: Array
     shared: Shared
     code: int  # address of the kernel's first instruction
+    program: Program
     waves: list[Wave] = dataclasses.field(default_factory=list)
 
 
@@ -290,7 +286,7 @@ def _in_order(wave: Wave, step: Step) -> bool:
         return False
     queues = {"vector": wave.vector, "local": wave.local, "scalar": wave.scalar}
     others = [queue for name, queue in queues.items() if name != step.queue]
-    return step.queue != "scalar" and not any(p.registers & early for queue in others for p in queue)
+    return step.queue != "scalar" and not any(p[0] & early for queue in others for p in queue)
 
 
 def _check_matrix(passed: int, matrix: Step, step: Step, chip: str) -> None:
@@ -333,6 +329,15 @@ class Program:
             words = struct.unpack_from(f"<{min(4, (len(code) - pc) // 4)}I", code, pc)
             step = self.steps[pc] = compiled(self.decoder.one((*words, 0), pc), self.kernel.chip)
         return step
+
+    def compares(self, pc: int) -> bool:
+        """Whether a compare-and-swap of LDS follows soon: the first value of its loop is read by an ordinary instruction."""
+        for _ in range(24):
+            i = self.at(pc).instruction
+            if i.name.startswith("ds_cmpst") or i.name == "s_endpgm":
+                return i.name != "s_endpgm"
+            pc += i.size
+        return False
 
     def indexed(self, wave: Wave) -> Step:
         """The next instruction with M0 added to the vector registers that s_set_gpr_idx_on names."""
@@ -398,7 +403,7 @@ class Program:
         count = block[0] * block[1] * block[2]
         size = self.kernel.lds + lds
         waves = (count + 63) // 64
-        group = Group(self.kernel, memory, noise, Shared(size, waves, noise), where[2])
+        group = Group(self.kernel, memory, noise, Shared(size, waves, noise), where[2], self)
         for number in range(waves):
             wave = Wave(group, number)
             ids = np.arange(64 * number, 64 * number + 64)

@@ -139,7 +139,8 @@ def local_access(i: Instruction, name: str) -> Callable[[Any], None]:
 
     def run(w: Any) -> None:
         lanes = active(w)
-        event = w.shared.begin(w.number, "", i.text)
+        compared = writes and size in (4, 8) and w.group.program.compares(i.address)
+        event = w.shared.begin(w.number, "atomic" if compared else "", i.text)
         start = w.v[address, lanes].copy()
         for k, offset in enumerate(offsets):
             index = w.shared.index(start + U32(offset), size)

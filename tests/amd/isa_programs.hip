@@ -83,6 +83,10 @@ KERNEL(128) atomics(int *counts, float *sums, int *x, double *d) {
   if (t < 16) __scoped_atomic_fetch_add(&counts[t], bins[t], __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
   __scoped_atomic_fetch_add(&sums[v], (float)t, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE); __scoped_atomic_fetch_max(&counts[16], t, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
   if (t == 5) __scoped_atomic_fetch_add(d, 0.5, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE); }
+KERNEL(128) exchanged(const int *x, int *out) {
+  SHARED int top; int t = tid(); if (t == 0) top = -1000; barrier(); int v = x[t], old = top;
+  while (old < v && !__scoped_atomic_compare_exchange_n(&top, &old, v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED, __MEMORY_SCOPE_WRKGRP)) ;
+  barrier(); out[t] = top; }
 static __attribute__((constant)) const int TABLE[8] = {3, 1, 4, 1, 5, 9, 2, 6};
 KERNEL(64) indexed(const int *x, int *out) {
   int own[16], t = tid(); for (int k = 0; k < 16; k++) own[k] = x[t] * k; own[x[t] & 15] += 100;

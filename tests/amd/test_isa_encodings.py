@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+from types import SimpleNamespace
 
+import isa_compile
 import isa_decode
+import isa_machine
+import numpy as np
 import pytest
 
 FOLDER = pathlib.Path(__file__).parent
@@ -35,6 +39,27 @@ def test_every_row_of_the_tables_is_recorded(chip: str) -> None:
     seen = {decoder.one((*words, 0)).name for words, _ in recorded(chip)}
     rows = {row.name for form, table in decoder.table.items() for row in table.values() if form not in ("DS", "FLAT", "SMEM")}
     assert rows - seen <= {"v_nop", "v_accvgpr_mov_b32", "s_setreg_imm32_b32", "v_writelane_b32"}
+
+
+@pytest.mark.parametrize("chip", isa_decode.CHIPS)
+def test_every_recorded_instruction_can_run(chip: str) -> None:
+    """On a wave of noise: it computes, or says what it does not model."""
+    noise = np.random.default_rng(0)
+    group = isa_machine.Group(SimpleNamespace(scratch=64), isa_machine.Memory(), noise, isa_machine.Shared(512, 1, noise), 0,
+                              SimpleNamespace(compares=lambda pc: False))
+    decoder, ran = isa_decode.Decoder(chip), 0
+    with np.errstate(all="ignore"):
+        for words, text in recorded(chip):
+            wave = isa_machine.Wave(group, 0)
+            wave.mode = 0xF0
+            try:
+                isa_compile.compiled(decoder.one((*words, 0)), chip).run(wave)
+                ran += 1
+            except isa_machine.Fault:
+                pass
+            except Exception as error:
+                raise AssertionError(text) from error
+    assert ran > 700
 
 
 @pytest.mark.parametrize("words", [(0xFFFFFFFF, 0), (0xD2FF0000, 0), (0xBFFF0000, 0), (0xC8000000, 0), (0x7E00FE00, 0)])

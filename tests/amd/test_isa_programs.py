@@ -185,6 +185,14 @@ def test_atomics(chip: str, order: int | None) -> None:
 
 
 @chips
+@orders
+def test_a_loop_of_compare_and_swap_in_lds(chip: str, order: int | None) -> None:
+    x, out = numbers(33, 128), np.zeros(128, np.int32)
+    run(chip, "exchanged", (1,), (128,), x, out, order=order)
+    same(out, np.full(128, x.max()))
+
+
+@chips
 def test_scratch_loops_and_constants(chip: str) -> None:
     x, out = numbers(21, 64, 0, 100), np.zeros(192, np.int32)
     run(chip, "indexed", (1,), (64,), x, out)
