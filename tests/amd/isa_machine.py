@@ -333,9 +333,9 @@ class Program:
     def compares(self, pc: int) -> bool:
         """Whether a compare-and-swap of LDS follows soon: the first value of its loop is read by an ordinary instruction."""
         for _ in range(24):
-            i = self.at(pc).instruction
-            if i.name.startswith("ds_cmpst") or i.name == "s_endpgm":
-                return i.name != "s_endpgm"
+            i = self.at(pc).instruction if pc < len(self.kernel.code) else None
+            if i is None or i.name.startswith(("ds_cmpst", "s_endpgm")):
+                return i is not None and i.name != "s_endpgm"
             pc += i.size
         return False
 
