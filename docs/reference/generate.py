@@ -189,6 +189,14 @@ def package_page() -> str:
     return text + "\n".join(entry(f"tilelang.{n}", getattr(tilelang, n)) for n in names)
 
 
+def distributed_page() -> str:
+    """`tilelang.distributed`."""
+    import tilelang.distributed as distributed
+
+    text = "# tilelang.distributed\n\n" + markdown(inspect.getdoc(distributed) or "") + "\n\n"
+    return text + "\n".join(entry(n, getattr(distributed, n)) for n in distributed.__all__)
+
+
 def library_page() -> str:
     """`tilelang.library`."""
     import tilelang.library as library
@@ -306,6 +314,7 @@ def pages_without_errors() -> dict[str, str]:
     if str(ROOT) not in sys.path:  # mkdocs takes back what a hook enters while it is loaded
         sys.path.insert(0, str(ROOT))
     makers: dict[str, Callable[[], str]] = {
+        "reference/distributed.md": distributed_page,
         "reference/tilelang.md": package_page, "reference/library.md": library_page, "reference/pass-configs.md": config_page,
         "reference/environment.md": environment_page, "reference/command-line.md": command_page,
         "internals/passes.md": passes_page,

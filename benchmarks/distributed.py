@@ -1,0 +1,317 @@
+"""Measures tilelang.distributed beside NCCL and torch's symmetric memory, on the GPUs of one host, in one run.
+
+    python benchmarks/distributed.py [--ranks 2] [--out FILE] [--seconds 90]
+
+Results are compared first: collectives with a sum in float64, copies bit by bit.  Times are medians, in microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+import traceback
+
+import torch
+import torch.distributed as torch_dist
+
+import tilelang
+import tilelang.distributed as dist
+import tilelang.language as T
+from tilelang.library import matmul
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = (64 * KIB, MIB, 16 * MIB, 256 * MIB)
+
+
+def mover(n: int, put: bool, blocks: int):
+    """A kernel that moves n elements to or from the next rank."""
+    each = n // blocks
+
+    @T.prim_func
+    def move(mine: T.Tensor((n,), "int32"), theirs: T.SymmTensor((n,), "int32")):
+        with T.Kernel(blocks, threads=512) as b:
+            if put:
+                T.put_block(mine[b * each], theirs[b * each], each, dst_pe=(T.get_rank() + 1) % T.get_num_ranks())
+            else:
+                T.get_block(theirs[b * each], mine[b * each], each, src_pe=(T.get_rank() + 1) % T.get_num_ranks())
+
+    return move
+
+
+def round_trips(rounds: int):
+    """Two ranks signal each other in turn."""
+
+    @T.prim_func
+    def play(flag: T.SymmTensor((2,), "int64"), start: T.int64):
+        with T.Kernel(1, threads=32):
+            for k in T.serial(rounds):
+                if T.get_rank() == 0:
+                    T.signal(flag[0], rank=1)
+                    T.wait_ge(flag[0], start + k + 1)
+                elif T.get_rank() == 1:
+                    T.wait_ge(flag[0], start + k + 1)
+                    T.signal(flag[0], rank=0)
+
+    return play
+
+
+def barriers(rounds: int, ranks: int):
+    """All ranks wait for each other, again and again."""
+
+    @T.prim_func
+    def wait(pad: T.SymmTensor((1, 2 * ranks), "int64")):
+        with T.Kernel(1, threads=32):
+            for _ in T.serial(rounds):
+                T.barrier_all(pad[0, 0:2 * ranks])
+
+    return wait
+
+
+class Bench:
+    """This rank's measurements; rank 0 prints and keeps them."""
+
+    def __init__(self, out: str, seconds: float) -> None:
+        self.rows: list[dict] = []
+        self.out, self.until, self.started = out, time.time() + seconds, time.time()
+        self.group = torch_dist.group.WORLD
+
+    def left(self) -> bool:
+        """Whether there is time for more; the same on every rank."""
+        flag = torch.tensor([time.time() < self.until], dtype=torch.int32, device="cuda")
+        torch_dist.all_reduce(flag, torch_dist.ReduceOp.MIN)
+        return bool(flag.item())
+
+    def say(self, row: dict) -> None:
+        if dist.rank():
+            return
+        self.rows.append(row)
+        print(f"[{time.time() - self.started:5.1f} s] " + "  ".join(
+            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
+        if self.out:
+            with open(self.out, "w", encoding="utf-8") as f:
+                json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "ranks": dist.num_ranks(),
+                           "rows": self.rows}, f, indent=1)
+
+    def time(self, inner: int, fn, *args, repeats: int = 9, graph: bool = True) -> float:
+        """Median microseconds of fn(*args), of `inner` calls between two events; as a CUDA graph where it can be captured."""
+        for _ in range(3):
+            fn(*args)
+        dist.barrier()
+        replay = None
+        if graph:
+            g = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(g, capture_error_mode="thread_local"):
+                for _ in range(inner):
+                    fn(*args)
+            replay = g.replay
+            replay()
+        dist.barrier()
+        times = []
+        for _ in range(repeats):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch_dist.barrier()
+            torch.cuda.synchronize()
+            start.record()
+            if replay:
+                replay()
+            else:
+                for _ in range(inner):
+                    fn(*args)
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1e3 / inner)
+        mine = torch.tensor([statistics.median(times)], device="cuda")
+        torch_dist.all_reduce(mine, torch_dist.ReduceOp.MAX)
+        return float(mine.item())
+
+
+def copies(b: Bench) -> None:
+    """Put and get by threads beside the copy engine, both directions at once."""
+    peer = (dist.rank() + 1) % dist.num_ranks()
+    for nbytes in (16 * MIB, 64 * MIB, 256 * MIB):
+        n = nbytes // 4
+        there = dist.create_tensor((n,), torch.int32)
+        remote = dist.on_rank(there, peer)
+        mine, what = torch.empty(n, dtype=torch.int32, device="cuda"), {"row": "copy", "MiB": nbytes // MIB}
+        for name, put in (("put", True), ("get", False)):
+            kernel = tilelang.compile(mover(n, put, 128), target="cuda")
+            torch.arange(n, out=mine if put else there)
+            mine.add_(0 if not put else dist.rank())
+            there.add_(dist.rank() if not put else 0)
+            dist.barrier()
+            kernel(mine, there)
+            dist.barrier()
+            got = there if put else mine
+            assert dist.num_ranks() != 2 or torch.equal(got, torch.arange(n, dtype=torch.int32, device="cuda") + peer), name
+            inner = max(2, 64 * MIB // nbytes * 4)
+            ours = b.time(inner, kernel, mine, there)
+            to, source = (remote, mine) if put else (mine, remote)
+            engine = b.time(inner, to.copy_, source, graph=False)
+            what |= {f"{name} GB/s": nbytes / ours / 1e3, f"engine {name} GB/s": nbytes / engine / 1e3,
+                     f"{name} ratio": engine / ours}
+        b.say(what)
+
+
+def signals(b: Bench) -> None:
+    """The time of a round trip of signals, and of a barrier, inside a kernel."""
+    rounds = 1000
+    flag = dist.create_tensor((2,), torch.int64)
+    play = tilelang.compile(round_trips(rounds), target="cuda")
+    calls = [0]
+
+    def call() -> None:
+        play(flag, calls[0] * rounds)
+        calls[0] += 1
+
+    us = b.time(1, call, graph=False) / rounds
+    dist.barrier()
+    assert int(flag[0]) == calls[0] * rounds
+    b.say({"row": "signal round trip", "us": us})
+    pad = dist.create_tensor((1, 2 * dist.num_ranks()), torch.int64)
+    wait = tilelang.compile(barriers(rounds, dist.num_ranks()), target="cuda")
+    b.say({"row": "barrier in a kernel", "us": b.time(1, wait, pad, graph=False) / rounds})
+
+
+def all_reduces(b: Bench) -> None:
+    """All-reduce of bfloat16 beside NCCL and torch's symmetric-memory kernels."""
+    symm = torch.ops.symm_mem
+    import torch.distributed._symmetric_memory as symmetric
+
+    name = b.group.group_name
+    for nbytes in SIZES:
+        n = nbytes // 2
+        x = dist.create_tensor((n,), torch.bfloat16)
+        theirs = symmetric.empty(n, dtype=torch.bfloat16, device=torch.device("cuda", torch.cuda.current_device()))
+        symmetric.rendezvous(theirs, name)
+        generator = torch.Generator(device="cuda").manual_seed(7)
+        parts = [torch.randn(n, generator=generator, device="cuda").bfloat16() for _ in range(dist.num_ranks())]
+        want = sum(p.double() for p in parts)
+        x.copy_(parts[dist.rank()])
+        dist.all_reduce(x)
+        dist.barrier()
+        worst = float((x.double() - want).abs().max() / want.abs().max())
+        assert worst < 2 ** -8, worst
+        x.zero_()
+        theirs.zero_()
+        plain = torch.zeros(n, dtype=torch.bfloat16, device="cuda")
+        inner = {64 * KIB: 50, MIB: 50, 16 * MIB: 20, 256 * MIB: 4}[nbytes]
+        row = {"row": "all_reduce", "KiB": nbytes // KIB, "error": worst, "ours us": b.time(inner, dist.all_reduce, x),
+               "NCCL us": b.time(inner, torch_dist.all_reduce, plain),
+               "one-shot us": b.time(inner, symm.one_shot_all_reduce, theirs, "sum", name),
+               "two-shot us": b.time(inner, symm.two_shot_all_reduce_, theirs, "sum", name)}
+        row["ratio"] = row["ours us"] / min(row["NCCL us"], row["one-shot us"], row["two-shot us"])
+        b.say(row)
+        if not b.left():
+            return
+
+
+def gathers(b: Bench) -> None:
+    """All-gather and reduce-scatter beside NCCL."""
+    ranks = dist.num_ranks()
+    for nbytes in (MIB, 64 * MIB):
+        n = nbytes // 2
+        x = torch.full((n,), dist.rank() + 1.0, dtype=torch.bfloat16, device="cuda")
+        y, z = dist.create_tensor((ranks, n), torch.bfloat16), torch.empty(ranks, n, dtype=torch.bfloat16, device="cuda")
+        dist.all_gather(x, y)
+        dist.barrier()
+        torch_dist.all_gather_into_tensor(z.view(-1), x)
+        assert torch.equal(y, z)
+        w, v = torch.empty_like(x), torch.empty_like(x)
+        dist.reduce_scatter(y, w)
+        dist.barrier()
+        torch_dist.reduce_scatter_tensor(v, z.view(-1))
+        assert torch.equal(w, v)
+        inner = 20 if nbytes <= MIB else 5
+        b.say({"row": "gather, scatter", "KiB": nbytes // KIB, "all_gather us": b.time(inner, dist.all_gather, x, y),
+               "NCCL ag us": b.time(inner, torch_dist.all_gather_into_tensor, z.view(-1), x),
+               "reduce_scatter us": b.time(inner, dist.reduce_scatter, y, w),
+               "NCCL rs us": b.time(inner, torch_dist.reduce_scatter_tensor, v, z.view(-1))})
+
+
+def gather_then_multiply(a, w, whole, out) -> None:
+    torch_dist.all_gather_into_tensor(whole, a)
+    torch.mm(whole, w, out=out)
+
+
+def multiply_then_scatter(x, w, out, mine) -> None:
+    torch.mm(x, w, out=out)
+    torch_dist.reduce_scatter_tensor(mine, out)
+
+
+def fused(b: Bench, fn, *args):
+    """The time of an operation of torch; why there is none in this version."""
+    try:
+        return b.time(5, fn, *args, graph=False)
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"[:80]
+
+
+def products(b: Bench) -> None:
+    """All-gather and matrix product, matrix product and reduce-scatter, beside both in turn and torch's fused ones."""
+    ranks, symm = dist.num_ranks(), torch.ops.symm_mem
+    name, half = b.group.group_name, {"dtype": torch.bfloat16, "device": "cuda"}
+    for m, n, k in ((8192, 14336, 8192), (8192, 8192, 14336), (2048, 8192, 8192)):
+        a = dist.create_tensor((m // ranks, k), torch.bfloat16)
+        a.normal_()
+        w = torch.randn(k, n, device="cuda").bfloat16().div_(k ** 0.5)
+        out, whole, got = torch.empty(m, n, **half), torch.empty(m, k, **half), torch.empty(m, n, **half)
+        gather_then_multiply(a, w, whole, out)
+        dist.all_gather_matmul(a, w, got)
+        dist.barrier()
+        worst = float((got.float() - out.float()).abs().max())
+        assert worst < 0.1, worst
+        b.say({"row": "gather, product", "shape": f"{m} x {n} x {k}", "error": worst,
+               "ours us": b.time(5, dist.all_gather_matmul, a, w, got, graph=False),
+               "in turn us": b.time(5, gather_then_multiply, a, w, whole, out, graph=False),
+               "our product us": b.time(5, matmul, whole, w, graph=False),
+               "gather us": b.time(5, torch_dist.all_gather_into_tensor, whole, a, graph=False),
+               "fused us": fused(b, symm.fused_all_gather_matmul, a, [w], 0, name)})
+        mine, got = torch.empty(m // ranks, n, **half), torch.empty(m // ranks, n, **half)
+        multiply_then_scatter(whole, w, out, mine)
+        dist.matmul_reduce_scatter(whole, w, got)
+        dist.barrier()
+        worst = float((got.float() - mine.float()).abs().max())
+        assert worst < 0.2, worst
+        b.say({"row": "product, scatter", "shape": f"{m} x {n} x {k}", "error": worst,
+               "ours us": b.time(5, dist.matmul_reduce_scatter, whole, w, got, graph=False),
+               "in turn us": b.time(5, multiply_then_scatter, whole, w, out, mine, graph=False),
+               "fused us": fused(b, symm.fused_matmul_reduce_scatter, whole, w, "sum", 0, name)})
+        if not b.left():
+            return
+
+
+def run(rank: int, ranks: int, port: int, args: argparse.Namespace) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT=str(port))
+    dist.init_dist(heap_bytes=3 << 30, timeout=25.0)
+    b = Bench(args.out, args.seconds)
+    for part in (signals, all_reduces, copies, products, gathers):
+        if b.left():
+            try:
+                part(b)
+            except Exception:  # the other measurements may still succeed
+                print(f"rank {rank}: {part.__name__} failed\n{traceback.format_exc()}", flush=True)
+    dist.destroy_dist()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--out", default="")
+    parser.add_argument("--seconds", type=float, default=90)
+    args = parser.parse_args()
+    if torch.cuda.device_count() < args.ranks:
+        sys.exit(f"{args.ranks} GPUs are needed, this machine has {torch.cuda.device_count()}")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    torch.multiprocessing.spawn(run, (args.ranks, port, args), nprocs=args.ranks)
+
+
+if __name__ == "__main__":
+    main()

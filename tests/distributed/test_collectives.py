@@ -1,0 +1,95 @@
+"""The collectives on both simulators: every rank gets the sum, or the parts of the others, under every schedule."""
+
+import numpy as np
+import pytest
+
+from tilelang.distributed import collectives as c, overlap
+from tilelang.simulator import run_device, run_device_ranks, run_tile, run_tile_ranks
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
+
+BLOCKS, TILE, THREADS = 2, 64, 32
+
+
+def both(make, n, dtype, args, seeds=(None, 1)):
+    """The outputs by rank, which the reference interpreter and the device simulator agree on."""
+    program = make(n, dtype, len(args), BLOCKS, TILE, THREADS)
+    pads = [np.zeros((c.MOST_BLOCKS, 2 * len(args)), np.int64) for _ in args]
+    given = [[*a, pad] for a, pad in zip(args, pads)]
+    want = run_tile_ranks(program, given)
+    for arch in ("sm_80", "sm_90a"):
+        p = lower(program.func, Target({"kind": "cuda", "arch": arch}))
+        for seed in seeds:
+            got = [r.outputs for r in run_device_ranks(p, given, seed=seed)]
+            assert all(np.array_equal(w[k], g[k]) for w, g in zip(want, got) for k in w), (arch, seed)
+    return want
+
+
+def numbers(ranks, *shape, dtype=np.float16):
+    rng = np.random.default_rng(ranks)
+    return [rng.integers(-8, 9, shape).astype(dtype) for _ in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("n", [BLOCKS * TILE, 100])
+def test_all_reduce_one_shot(ranks, n):
+    x = numbers(ranks, n)
+    out = both(c.all_reduce_one_shot, n, "float16", [[a] for a in x])
+    assert all((r["x"] == sum(x)).all() for r in out)
+
+
+@pytest.mark.parametrize("ranks, n", [(2, 600), (3, 1000), (8, 1024)])
+def test_all_reduce_two_shot(ranks, n):
+    x = numbers(ranks, n, dtype=np.float32)
+    out = both(c.all_reduce_two_shot, n, "float32", [[a] for a in x], (None, 1) if ranks < 8 else (1,))
+    assert all((r["x"] == sum(x)).all() for r in out)
+
+
+@pytest.mark.parametrize("make", [c.all_reduce_one_shot, c.all_reduce_two_shot])
+def test_calls_follow_one_another(make):
+    x = numbers(3, 300, dtype=np.float32)
+    given = [[a, np.zeros((c.MOST_BLOCKS, 6), np.int64)] for a in x]
+    p = lower(make(300, "float32", 3, BLOCKS, 160, THREADS).func, Target({"kind": "cuda", "arch": "sm_90a"}))
+    for seed in (1, 2):
+        assert all((r.outputs["x"] == 9 * sum(x)).all() for r in run_device_ranks(p, given, seed=seed, repeats=3))
+
+
+def test_integers_are_added_exactly():
+    x = [np.full(128, (1 << 24) + 1, np.int32)] * 2
+    assert (both(c.all_reduce_one_shot, 128, "int32", [[a] for a in x], (None,))[0]["x"] == (1 << 25) + 2).all()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_all_gather(ranks):
+    x = numbers(ranks, 300)
+    out = both(c.all_gather_program, 300, "float16", [[a, np.zeros((ranks, 300), np.float16)] for a in x])
+    assert all((r["y"] == np.stack(x)).all() for r in out)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_reduce_scatter(ranks):
+    x = numbers(ranks, ranks, 300)
+    out = both(c.reduce_scatter_program, 300, "float16", [[a, np.zeros(300, np.float16)] for a in x])
+    assert all((out[r]["y"] == sum(x)[r]).all() for r in range(ranks))
+
+
+def test_the_ranks_meet():
+    pads = [[np.zeros((1, 6), np.int64)] for _ in range(3)]
+    for seed in (None, 1):
+        out = run_device_ranks(lower(overlap.meeting(3).func, Target({"kind": "cuda", "arch": "sm_90a"})), pads, seed=seed)
+        assert all((r.outputs["pad"] == 1).all() for r in out)
+
+
+def test_products_of_the_ranks_are_added():
+    (x,) = numbers(1, 3, 300)
+    program, given = overlap.row_sum(300, "float16", 3, THREADS), [x, np.zeros(300, np.float16)]
+    lowered = lower(program.func, Target({"kind": "cuda", "arch": "sm_90a"}))
+    assert (run_tile(program, given)["y"] == x.sum(0)).all() and (run_device(lowered, given).outputs["y"] == x.sum(0)).all()
+
+
+@pytest.mark.parametrize("n", [1, 4096, 1 << 19, 1 << 20, 1 << 27, (1 << 27) + 8])
+@pytest.mark.parametrize("item", [2, 4])
+def test_a_plan_covers_all_elements_with_whole_vectors(n, item):
+    blocks, tile = c.plan(n, item, 4)
+    assert 1 <= blocks <= c.MOST_BLOCKS and tile % (c.THREADS * c.VECTOR // item) == 0
+    assert n * item > c.ONE_SHOT or blocks * tile >= n

@@ -1,0 +1,178 @@
+"""Collectives on symmetric tensors, as plain tile programs: all-reduce, all-gather, reduce-scatter.
+
+Block b of every rank works on the same elements, so one barrier of these blocks before (what the ranks had written) and one
+after (what they may write again) order everything.  Sums are formed in the order of the ranks, so that every rank gets the same
+bits; those of 16-bit floats in float32.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import tilelang
+import tilelang.language as T
+
+from .host import create_tensor, current, same_program, symmetric_view
+
+THREADS = 512
+VECTOR = 16  # bytes of an access
+MOST_BLOCKS = 128  # no more than SMs, so that all run at once
+ONE_SHOT = THREADS * MOST_BLOCKS * VECTOR  # bytes up to which every rank reads everything: one vector by each thread
+
+
+def sum_type(dtype: str) -> str:
+    """The type in which elements are added."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def all_reduce_one_shot(n: int, dtype: str, ranks: int, blocks: int, tile: int, threads: int = THREADS) -> Any:
+    """x[i] = the sum over all ranks: each reads everything, and keeps it in registers until all have."""
+
+    @T.prim_func
+    def all_reduce(x: T.SymmTensor((n,), dtype), pad: T.SymmTensor((MOST_BLOCKS, 2 * ranks), "int64")):
+        with T.Kernel(blocks, threads=threads) as b:
+            terms = [T.alloc_fragment((tile,), dtype) for _ in range(ranks)]
+            total = T.alloc_fragment((tile,), dtype)
+            T.barrier_all(pad[b, 0:2 * ranks])
+            _ = [T.copy(T.remote(x, r)[b * tile:b * tile + tile], term) for r, term in enumerate(terms)]
+            for i in T.Parallel(tile):
+                total[i] = sum([T.cast(term[i], sum_type(dtype)) for term in terms])
+            T.barrier_all(pad[b, 0:2 * ranks])
+            T.copy(total, x[b * tile:b * tile + tile])
+
+    return all_reduce
+
+
+def all_reduce_two_shot(n: int, dtype: str, ranks: int, blocks: int, tile: int, threads: int = THREADS) -> Any:
+    """As all_reduce_one_shot; each rank sums every ranks-th tile and stores it on all of them."""
+
+    @T.prim_func
+    def all_reduce(x: T.SymmTensor((n,), dtype), pad: T.SymmTensor((MOST_BLOCKS, 2 * ranks), "int64")):
+        with T.Kernel(blocks, threads=threads) as b:
+            terms = [T.alloc_fragment((tile,), dtype) for _ in range(ranks)]
+            total = T.alloc_fragment((tile,), dtype)
+            T.barrier_all(pad[b, 0:2 * ranks])
+            me = T.get_rank() % ranks  # a range that the compiler knows
+            for k in T.serial(T.ceildiv(n, blocks * ranks * tile)):
+                _ = [T.copy(T.remote(x, r)[((k * blocks + b) * ranks + me) * tile:
+                                           ((k * blocks + b) * ranks + me + 1) * tile], term) for r, term in enumerate(terms)]
+                for i in T.Parallel(tile):
+                    total[i] = sum([T.cast(term[i], sum_type(dtype)) for term in terms])
+                _ = [T.copy(total, T.remote(x, r)[((k * blocks + b) * ranks + me) * tile:
+                                                  ((k * blocks + b) * ranks + me + 1) * tile]) for r in range(ranks)]
+            T.barrier_all(pad[b, 0:2 * ranks])
+
+    return all_reduce
+
+
+def all_gather_program(n: int, dtype: str, ranks: int, blocks: int, tile: int, threads: int = THREADS) -> Any:
+    """y[r, i] = x[i] of rank r: each rank stores its own on all of them."""
+
+    @T.prim_func
+    def gather(x: T.Tensor((n,), dtype), y: T.SymmTensor((ranks, n), dtype),
+               pad: T.SymmTensor((MOST_BLOCKS, 2 * ranks), "int64")):
+        with T.Kernel(blocks, threads=threads) as b:
+            own = T.alloc_fragment((tile,), dtype)
+            T.barrier_all(pad[b, 0:2 * ranks])
+            me = T.get_rank() % ranks  # a range that the compiler knows
+            for k in T.serial(T.ceildiv(n, blocks * tile)):
+                T.copy(x[(k * blocks + b) * tile:(k * blocks + b + 1) * tile], own)
+                _ = [T.copy(own, T.remote(y, r)[me, (k * blocks + b) * tile:(k * blocks + b + 1) * tile])
+                     for r in range(ranks)]
+            T.barrier_all(pad[b, 0:2 * ranks])
+
+    return gather
+
+
+def reduce_scatter_program(n: int, dtype: str, ranks: int, blocks: int, tile: int, threads: int = THREADS) -> Any:
+    """y[i] = the sum over all ranks r of their x[this rank, i]."""
+
+    @T.prim_func
+    def scatter(x: T.SymmTensor((ranks, n), dtype), y: T.Tensor((n,), dtype),
+                pad: T.SymmTensor((MOST_BLOCKS, 2 * ranks), "int64")):
+        with T.Kernel(blocks, threads=threads) as b:
+            terms = [T.alloc_fragment((tile,), dtype) for _ in range(ranks)]
+            total = T.alloc_fragment((tile,), dtype)
+            T.barrier_all(pad[b, 0:2 * ranks])
+            me = T.get_rank() % ranks  # a range that the compiler knows
+            for k in T.serial(T.ceildiv(n, blocks * tile)):
+                _ = [T.copy(T.remote(x, r)[me, (k * blocks + b) * tile:(k * blocks + b + 1) * tile], term)
+                     for r, term in enumerate(terms)]
+                for i in T.Parallel(tile):
+                    total[i] = sum([T.cast(term[i], sum_type(dtype)) for term in terms])
+                T.copy(total, y[(k * blocks + b) * tile:(k * blocks + b + 1) * tile])
+            T.barrier_all(pad[b, 0:2 * ranks])
+
+    return scatter
+
+
+def plan(n: int, item: int, held: int) -> tuple[int, int]:
+    """(blocks, elements of a tile) for n elements of `item` bytes of which a thread holds up to `held` vectors at once."""
+    vectors = -(-n * item // VECTOR)
+    times = next(t for t in (1, 2, 4, 8) if t >= held or vectors <= t * THREADS * MOST_BLOCKS)
+    tile = times * THREADS * VECTOR // item
+    return max(1, min(MOST_BLOCKS, -(-n // tile))), tile
+
+
+@cache
+def _pad() -> Any:
+    import torch
+
+    return create_tensor((MOST_BLOCKS, 2 * current().ranks), torch.int64, "the counts of the collectives' barriers")
+
+
+@cache
+def _kernel(make: Any, n: int, dtype: str, item: int, split: int) -> Any:
+    """The kernel of a collective of n elements, which the ranks have compared.  split: how many ranks divide the work."""
+    blocks, tile = plan(-(-n // split), item, 4)
+    _pad()
+    kernel = tilelang.compile(make(n, dtype, current().ranks, blocks, tile), target="cuda")
+    same_program(kernel, f"{n} elements of {dtype}")
+    return kernel
+
+
+def _call(make: Any, x: Any, n: int, *tensors: Any, split: int = 1) -> None:
+    _kernel(make, n, str(x.dtype).removeprefix("torch."), x.element_size(), split)(*tensors, _pad())
+
+
+def all_reduce(x: Any) -> Any:
+    """x = the sum of x over all ranks, in place and on the current stream; returns x.
+
+    x: a contiguous symmetric tensor (create_tensor) of numbers.  Sums of 16-bit floats are formed in float32 and rounded
+    once.  Raises not-symmetric, ranks-disagree.
+
+    Example:
+        x = dist.create_tensor((n,), torch.bfloat16)
+        dist.all_reduce(x)
+    """
+    flat = symmetric_view(x, "the argument of all_reduce")
+    small = flat.numel() * flat.element_size() <= ONE_SHOT
+    _call(all_reduce_one_shot if small else all_reduce_two_shot, x, flat.numel(), flat, split=1 if small else current().ranks)
+    return x
+
+
+def all_gather(x: Any, out: Any) -> Any:
+    """out[r] = x of rank r, for every rank, on the current stream; returns out.
+
+    x: a contiguous tensor.  out: a symmetric tensor of shape (ranks, *x.shape).  Raises not-symmetric, ranks-disagree.
+
+    Example:
+        dist.all_gather(x, dist.create_tensor((dist.num_ranks(), *x.shape), x.dtype))
+    """
+    flat = symmetric_view(out, "the result of all_gather").view(current().ranks, -1)
+    _call(all_gather_program, x, x.numel(), x.contiguous().view(-1), flat)
+    return out
+
+
+def reduce_scatter(x: Any, out: Any) -> Any:
+    """out = the sum over all ranks of their x[this rank], on the current stream; returns out.
+
+    x: a symmetric tensor of shape (ranks, *out.shape).  out: a contiguous tensor.  Raises not-symmetric, ranks-disagree.
+
+    Example:
+        dist.reduce_scatter(x, torch.empty(x.shape[1:], dtype=x.dtype, device=x.device))
+    """
+    flat = symmetric_view(x, "the argument of reduce_scatter").view(current().ranks, -1)
+    _call(reduce_scatter_program, x, out.numel(), flat, out.view(-1))
+    return out

@@ -1,0 +1,209 @@
+"""The ranks of this program on the host: set-up by torch.distributed, symmetric memory, errors of kernels that stopped.
+
+torch allocates the symmetric heap and maps those of the other ranks (torch.distributed._symmetric_memory).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from tilelang.errors import error, register
+from tilelang.runtime import world
+
+register("ranks-disagree", RuntimeError, "ranks call one function with different programs or shapes",
+         "every rank calls the same functions with the same shapes in the same order", expected="the same on every rank")
+register("symmetric-memory", MemoryError, "the symmetric heap has no room for a tensor",
+         "pass a larger heap_bytes to init_dist on every rank", expected="room in the heap")
+register("rank-stopped", RuntimeError, "a kernel of several ranks stopped, because another rank did not do what it waited for",
+         "look at what that rank was doing; its own error comes first", expected="a signal from the other rank")
+
+ALIGN = 512  # bytes
+
+
+@dataclass
+class _Rank:
+    """What init_dist has set up.
+
+    handle: of torch's symmetric memory.  heap: the bytes of this rank.  report: words that a stopped kernel writes.  used:
+    bytes of the heap that have been given out.  names: of the tensors, by their first byte.  agreed: what the ranks have
+    compared.
+    """
+
+    rank: int
+    ranks: int
+    group: Any
+    handle: Any
+    heap: Any
+    report: Any
+    used: int = 0
+    names: dict[int, str] = field(default_factory=dict)
+    agreed: set[str] = field(default_factory=set)
+
+    def gather(self, text: str) -> list[str]:
+        """The texts of all ranks."""
+        import torch.distributed as dist
+
+        out: list[Any] = [None] * self.ranks
+        dist.all_gather_object(out, text, group=self.group)
+        return out
+
+
+_current: list[_Rank] = []
+
+
+def init_dist(heap_bytes: int = 1 << 30, timeout: float = 30.0, group: Any = None) -> None:
+    """Make this process a rank: torch.distributed with NCCL (unless it is set up), and a symmetric heap on its device.
+
+    heap_bytes: of symmetric memory, the same on every rank.  timeout: seconds after which a wait of a kernel stops it.
+    group: of torch.distributed, all ranks by default.  RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are read as
+    torchrun sets them.  Raises no-world, ranks-disagree, and what torch raises.
+
+    Example:
+        tilelang.distributed.init_dist(heap_bytes=1 << 28)   # under: torchrun --nproc-per-node=2 program.py
+    """
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._symmetric_memory as symmetric
+
+    if _current:
+        raise error("no-world", "this process is a rank already", expected="one init_dist for each process", found="a second")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))))
+    torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group("nccl", device_id=device)
+    group = group or dist.group.WORLD
+    me, ranks = dist.get_rank(group), dist.get_world_size(group)
+    heap = symmetric.empty(heap_bytes, dtype=torch.uint8, device=device)
+    handle = symmetric.rendezvous(heap, group.group_name)
+    heap.zero_()
+    report = torch.zeros(6, dtype=torch.int64, pin_memory=True)
+    starts = [int(p) for p in handle.buffer_ptrs]
+    world.enter(world.World(me, ranks, heap.data_ptr(), heap_bytes, tuple(p - starts[me] for p in starts), int(timeout * 1e9),
+                            report.data_ptr()))
+    _current.append(_Rank(me, ranks, group, handle, heap, report))
+    agree(f"a heap of {heap_bytes} bytes and a limit of {timeout} seconds")
+    barrier()
+
+
+def current() -> _Rank:
+    """What init_dist has set up.  Raises no-world."""
+    if not _current:
+        raise error("no-world", "this process is no rank", found="none")
+    return _current[0]
+
+
+def destroy_dist() -> None:
+    """End torch.distributed in this process; its kernels cannot be called afterwards."""
+    import torch.distributed as dist
+
+    barrier()
+    _current.clear()
+    dist.destroy_process_group()
+
+
+def rank() -> int:
+    """The number of this rank.  Raises no-world."""
+    return current().rank
+
+
+def num_ranks() -> int:
+    """How many ranks there are.  Raises no-world."""
+    return current().ranks
+
+
+def create_tensor(shape: Any, dtype: Any, name: str = "") -> Any:
+    """A symmetric tensor of zeros: every rank calls this in the same order, with the same shape and dtype.
+
+    It lies on this rank's device and lives as long as the heap.  name: in messages.  Raises symmetric-memory, ranks-disagree.
+    """
+    me, shape = current(), (shape,) if isinstance(shape, int) else tuple(shape)
+    agree(f"create_tensor({shape}, {dtype}) after {me.used} bytes")
+    nbytes, room = prod(shape) * dtype.itemsize, me.heap.numel() - me.used
+    if nbytes > room:
+        raise error("symmetric-memory", f"a symmetric tensor of {nbytes} bytes does not fit in the heap of {me.heap.numel()} "
+                    "bytes", found=f"{room} bytes left")
+    start, me.used = me.used, -(-(me.used + nbytes) // ALIGN) * ALIGN
+    me.names[start] = name or f"the symmetric tensor {shape} at byte {start}"
+    return me.heap[start:start + nbytes].view(dtype).view(shape)
+
+
+def is_symmetric(x: Any) -> bool:
+    """Whether a tensor lies in the symmetric heap of this rank."""
+    heap = current().heap
+    start = x.data_ptr() - heap.data_ptr()
+    return bool(0 <= start and start + x.numel() * x.element_size() <= heap.numel())
+
+
+def symmetric_view(x: Any, what: str) -> Any:
+    """The elements of a contiguous symmetric tensor as one row.  Raises not-symmetric."""
+    if not x.is_contiguous() or not is_symmetric(x):
+        raise error("not-symmetric", f"{what} is no contiguous symmetric tensor", expected="a tensor of create_tensor",
+                    found="another tensor", hint="allocate it by tilelang.distributed.create_tensor on every rank")
+    return x.view(-1)
+
+
+def on_rank(x: Any, rank: int) -> Any:
+    """The symmetric tensor x of another rank, as a tensor of this process."""
+    me = current()
+    first = (x.data_ptr() - me.heap.data_ptr()) // x.element_size()
+    return me.handle.get_buffer(rank, tuple(x.shape), x.dtype, first)
+
+
+def agree(what: str) -> None:
+    """Compare what the ranks are about to do, once for each text.  Raises ranks-disagree, on every rank."""
+    me = current()
+    if what in me.agreed:
+        return
+    said = me.gather(what)
+    other = next((r for r, text in enumerate(said) if text != what), None)
+    if other is not None:
+        raise error("ranks-disagree", f"rank {me.rank} calls {what}, and rank {other} calls {said[other]}", expected=what,
+                    found=f"{said[other]} on rank {other}")
+    me.agreed.add(what)
+
+
+def same_program(kernel: Any, shapes: Any) -> None:
+    """Compare the program and the shapes of a kernel with those of the other ranks, once.  Raises ranks-disagree."""
+    text = hashlib.sha256(kernel.get_kernel_source().encode()).hexdigest()[:16]
+    agree(f"{kernel.prim_func.func.name} ({text}) on {shapes}")
+
+
+def barrier() -> None:
+    """Wait, on the host, until every rank has come and its device is idle.  Raises rank-stopped."""
+    import torch.distributed as dist
+
+    synchronize()
+    dist.barrier(group=current().group)
+    synchronize()
+
+
+def synchronize() -> None:
+    """Wait until this rank's device is idle.  Raises rank-stopped, with rank, signal and line, where a kernel gave up."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as e:
+        raise stopped() or e from None
+
+
+def stopped() -> Exception | None:
+    """The error for the kernel that has stopped on this rank; None where none said why."""
+    me = current()
+    kind, line, at, want, found, block = (int(x) for x in me.report)
+    if kind == 0:
+        return None
+    start = max((s for s in me.names if s <= at), default=0)
+    where = f"byte {at - start} of {me.names.get(start, 'the heap')}"
+    if kind == 3:
+        return error("rank-stopped", f"rank {me.rank}: block {block} waited in line {line} for the signal at {where}, which is "
+                     f"{found}", expected=f"{want}", found=f"{found}")
+    if kind == 2:
+        return error("rank-stopped", f"rank {me.rank}: line {line} names rank {found} of {want}",
+                     expected=f"a rank below {want}", found=str(found))
+    return error("rank-stopped", f"rank {me.rank}: a tensor that was passed as T.SymmTensor is not symmetric",
+                 expected="a tensor of tilelang.distributed.create_tensor", found="another tensor")
