@@ -445,7 +445,8 @@ def _build_hip(request: Request, sig: Signature) -> Artifact:
         files |= {f"{name}.hsaco": made.bytes, f"{name}.s": made.isa.encode()}
         x, y, z = kernel.threads
         kernels.append({"name": kernel.name, "file": f"{name}.hsaco", "registers": made.registers, "agprs": made.agprs,
-                        "sgprs": made.sgprs, "spills": made.spills, "scratch": made.scratch, "serialised": "",
+                        "sgprs": made.sgprs, "spills": made.spills, "scalar_spills": made.scalar_spills,
+                        "scratch": made.scratch, "serialised": "",
                         "shared_bytes": kernel.shared_bytes if isinstance(kernel.shared_bytes, int) else None,
                         "static_shared": made.shared_bytes, "threads": x * y * z})
     facts = with_resources(facts_of(program, request.func, request.target), request.target, kernels)

@@ -104,11 +104,11 @@ def vector_instructions(assembly: str) -> dict[str, int]:
 
 def with_resources(facts: list[dict[str, Any]], target: Target, resources: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The facts of `facts_of` with the assembler's figures of each kernel: registers, spills, static_shared; on AMD GPUs
-    agprs, sgprs, scratch."""
+    agprs, sgprs, scalar_spills, scratch."""
     out = []
     for one, known in zip(facts, resources):
         one = {**one, **{name: known.get(name) for name in ("registers", "spills", "serialised", "static_shared")}}
-        one |= {name: known[name] for name in ("agprs", "sgprs", "scratch") if name in known}
+        one |= {name: known[name] for name in ("agprs", "sgprs", "scalar_spills", "scratch") if name in known}
         one["occupancy"] = _occupancy(target, one["threads"], one)
         out.append({**one, "predicted": predicted(target, one)})
     return out
@@ -314,6 +314,7 @@ def text_of(facts: dict[str, Any]) -> list[str]:
 
 
 _RESOURCES = {"registers": "registers {}", "agprs": "of them accumulation registers {}", "sgprs": "scalar registers {}",
+              "scalar_spills": "scalar registers kept in vectors {}",
               "spills": "spills {}", "scratch": "private memory {} bytes", "shared_bytes": "dynamic shared memory {} bytes",
               "static_shared": "static shared memory {} bytes"}
 

@@ -14,7 +14,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, field, fields
 from functools import cache
 from pathlib import Path
 
@@ -43,8 +43,9 @@ class CodeObject:
     """A compiled kernel.
 
     bytes: the shared object (ELF).  isa: its machine code as text.  registers: vector registers of a lane, agprs of them
-    accumulation registers; sgprs: scalar ones of a wave.  spills: registers that are spilled.  scratch: private memory of a
-    lane, bytes.  shared_bytes: LDS of static size.
+    accumulation registers; sgprs: scalar ones of a wave.  spills: vector registers that are spilled to memory;
+    scalar_spills: scalar ones that are kept in lanes of vector registers.  scratch: private memory of a lane, bytes.
+    shared_bytes: LDS of static size.
     """
 
     bytes: bytes = field(repr=False)
@@ -53,6 +54,7 @@ class CodeObject:
     agprs: int
     sgprs: int
     spills: int
+    scalar_spills: int
     scratch: int
     shared_bytes: int
 
@@ -134,7 +136,7 @@ def _with_figures(binary: bytes, isa: str) -> CodeObject:
         return max((int.from_bytes(b"".join(parts), "big") for parts in found), default=0)
 
     return CodeObject(binary, isa, figure("vgpr_count"), figure("agpr_count"), figure("sgpr_count"),
-                      figure("vgpr_spill_count") + figure("sgpr_spill_count"), figure("private_segment_fixed_size"),
+                      figure("vgpr_spill_count"), figure("sgpr_spill_count"), figure("private_segment_fixed_size"),
                       figure("group_segment_fixed_size"))
 
 
@@ -142,7 +144,8 @@ def compile_cached(source: str, arch: str, options: Sequence[str] = ()) -> CodeO
     """compile_hsaco, with the disk cache where it is on; sources that include files are not cached."""
     if not env.is_cache_enabled() or "#include" in source:
         return compile_hsaco(source, arch, options)
-    disk, key = DiskCache("hip_binaries"), digest(["hsaco", source, arch, [*_FLAGS, *options], zig_stamp()])
+    disk, facts_of = DiskCache("hip_binaries"), [f.name for f in fields(CodeObject)]
+    key = digest(["hsaco", facts_of, source, arch, [*_FLAGS, *options], zig_stamp()])
     entry = disk.load(key)
     if entry is not None and {"kernel.hsaco", "kernel.s"} <= set(entry.files):
         return CodeObject(entry.files["kernel.hsaco"], entry.files["kernel.s"].decode(), **entry.meta)
