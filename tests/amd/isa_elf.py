@@ -45,12 +45,8 @@ class Kernel:
 
     @property
     def properties(self) -> int:
-        return int.from_bytes(self.descriptor[56:58], "little")
-
-    @property
-    def preload(self) -> int:
-        """Number of argument words that the launch puts into scalar registers."""
-        return int.from_bytes(self.descriptor[58:60], "little") & 127
+        """Bits 0 to 6: which scalar registers are set at the start; 16 to 22: how many argument words are put there."""
+        return int.from_bytes(self.descriptor[56:60], "little")
 
     @property
     def accum_offset(self) -> int:

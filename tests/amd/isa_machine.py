@@ -417,15 +417,10 @@ class Program:
     def _scalars(self, wave: Wave, at: Sequence[int], where: tuple[int, int, int]) -> None:
         """The scalar registers at the start ("Initial Kernel Execution State" of LLVM's guide)."""
         bits, rsrc = self.kernel.properties, self.kernel.rsrc(2)
-        private = (0, PRIVATE, 0xFFFFFFFF, 0)
-        values: list[int] = [*private] if bits & 1 else []
-        values += [where[1] & ar.M32, where[1] >> 32] if bits & 2 else []
-        values += [0, 0] if bits & 4 else []
-        values += [where[0] & ar.M32, where[0] >> 32] if bits & 8 else []
-        values += [0, 0] if bits & 16 else []
-        values += [0, 0] if bits & 32 else []
-        values += [0] if bits & 64 else []
-        if self.kernel.preload:
+        packet, kernarg = ([address & ar.M32, address >> 32] for address in (where[1], where[0]))
+        given = ([0, PRIVATE, 0xFFFFFFFF, 0], packet, [0, 0], kernarg, [0, 0], [0, 0], [0])
+        values = [word for n, words in enumerate(given) if bits >> n & 1 for word in words]
+        if bits >> 16 & 127:
             raise Fault("arguments preloaded into scalar registers")
         values += [0] * (((rsrc >> 1) & 31) - len(values))
         values += [at[n] for n in range(3) if rsrc >> (7 + n) & 1]

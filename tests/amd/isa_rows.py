@@ -234,23 +234,31 @@ COMPARE_FIRST = {"f16": 32, "f32": 64, "f64": 96, "i16": 160, "u16": 168, "i32":
 
 # DS, FLAT (also GLOBAL, SCRATCH), MUBUF: opcode, name, number of registers of data (stored) and of the result (loaded).
 DS = """
-0 add_u32 1 0 | a + b ; 1 sub_u32 1 0 | a - b ; 5 min_i32 1 0 | minimum(a, b) ; 6 max_i32 1 0 | maximum(a, b)
+0 add_u32 1 0 | a + b ; 1 sub_u32 1 0 | a - b ; 3 inc_u32 1 0 | where(a >= b, 0, a + 1)
+4 dec_u32 1 0 | where((a == 0) \\| (a > b), b, a - 1) ; 5 min_i32 1 0 | minimum(a, b) ; 6 max_i32 1 0 | maximum(a, b)
 7 min_u32 1 0 | minimum(a, b) ; 8 max_u32 1 0 | maximum(a, b) ; 9 and_b32 1 0 | a & b ; 10 or_b32 1 0 | a \\| b
 11 xor_b32 1 0 | a ^ b ; 13 write_b32 1 0 ; 14 write2_b32 1 0 ; 15 write2st64_b32 1 0 ; 18 min_f32 1 0 | fmin(a, b)
 19 max_f32 1 0 | fmax(a, b) ; 21 add_f32 1 0 | a + b ; 23 pk_add_f16 @942,950 1 0 | a + b
 24 pk_add_bf16 @942,950 1 0 | add_bf16(a, b) ; 30 write_b8 1 0 ; 31 write_b16 1 0 ; 32 add_rtn_u32 1 1 | a + b
-33 sub_rtn_u32 1 1 | a - b ; 37 min_rtn_i32 1 1 | minimum(a, b) ; 38 max_rtn_i32 1 1 | maximum(a, b)
-39 min_rtn_u32 1 1 | minimum(a, b) ; 40 max_rtn_u32 1 1 | maximum(a, b) ; 41 and_rtn_b32 1 1 | a & b
-42 or_rtn_b32 1 1 | a \\| b ; 43 xor_rtn_b32 1 1 | a ^ b ; 45 wrxchg_rtn_b32 1 1 | b
+33 sub_rtn_u32 1 1 | a - b ; 35 inc_rtn_u32 1 1 | where(a >= b, 0, a + 1)
+36 dec_rtn_u32 1 1 | where((a == 0) \\| (a > b), b, a - 1) ; 37 min_rtn_i32 1 1 | minimum(a, b)
+38 max_rtn_i32 1 1 | maximum(a, b) ; 39 min_rtn_u32 1 1 | minimum(a, b) ; 40 max_rtn_u32 1 1 | maximum(a, b)
+41 and_rtn_b32 1 1 | a & b ; 42 or_rtn_b32 1 1 | a \\| b ; 43 xor_rtn_b32 1 1 | a ^ b ; 45 wrxchg_rtn_b32 1 1 | b
 48 cmpst_rtn_b32 2 1 | where(a == b, c, a) ; 50 min_rtn_f32 1 1 | fmin(a, b) ; 51 max_rtn_f32 1 1 | fmax(a, b)
 53 add_rtn_f32 1 1 | a + b ; 54 read_b32 0 1 ; 55 read2_b32 0 2 ; 56 read2st64_b32 0 2 ; 57 read_i8 0 1 ; 58 read_u8 0 1
 59 read_i16 0 1 ; 60 read_u16 0 1 ; 61 swizzle_b32 0 1 ; 62 permute_b32 1 1 ; 63 bpermute_b32 1 1 ; 64 add_u64 2 0 | a + b
-77 write_b64 2 0 ; 78 write2_b64 2 0 ; 79 write2st64_b64 2 0 ; 84 write_b8_d16_hi 1 0 ; 85 write_b16_d16_hi 1 0
-86 read_u8_d16 0 1 ; 87 read_u8_d16_hi 0 1 ; 88 read_i8_d16 0 1 ; 89 read_i8_d16_hi 0 1 ; 90 read_u16_d16 0 1
-91 read_u16_d16_hi 0 1 ; 92 add_f64 2 0 | a + b ; 96 add_rtn_u64 2 2 | a + b ; 112 cmpst_rtn_b64 4 2 | where(a == b, c, a)
-118 read_b64 0 2 ; 119 read2_b64 0 4 ; 120 read2st64_b64 0 4 ; 183 pk_add_rtn_f16 @942,950 1 1 | a + b
-184 pk_add_rtn_bf16 @942,950 1 1 | add_bf16(a, b) ; 222 write_b96 3 0 ; 223 write_b128 4 0 ; 224 read_b64_tr_b4 @950 0 2
-226 read_b64_tr_b8 @950 0 2 ; 227 read_b64_tr_b16 @950 0 2 ; 254 read_b96 0 3 ; 255 read_b128 0 4
+65 sub_u64 2 0 | a - b ; 69 min_i64 2 0 | minimum(a, b) ; 70 max_i64 2 0 | maximum(a, b) ; 71 min_u64 2 0 | minimum(a, b)
+72 max_u64 2 0 | maximum(a, b) ; 73 and_b64 2 0 | a & b ; 74 or_b64 2 0 | a \\| b ; 75 xor_b64 2 0 | a ^ b ; 77 write_b64 2 0
+78 write2_b64 2 0 ; 79 write2st64_b64 2 0 ; 82 min_f64 2 0 | fmin(a, b) ; 83 max_f64 2 0 | fmax(a, b) ; 84 write_b8_d16_hi 1 0
+85 write_b16_d16_hi 1 0 ; 86 read_u8_d16 0 1 ; 87 read_u8_d16_hi 0 1 ; 88 read_i8_d16 0 1 ; 89 read_i8_d16_hi 0 1
+90 read_u16_d16 0 1 ; 91 read_u16_d16_hi 0 1 ; 92 add_f64 2 0 | a + b ; 96 add_rtn_u64 2 2 | a + b ; 97 sub_rtn_u64 2 2 | a - b
+101 min_rtn_i64 2 2 | minimum(a, b) ; 102 max_rtn_i64 2 2 | maximum(a, b) ; 103 min_rtn_u64 2 2 | minimum(a, b)
+104 max_rtn_u64 2 2 | maximum(a, b) ; 105 and_rtn_b64 2 2 | a & b ; 106 or_rtn_b64 2 2 | a \\| b ; 107 xor_rtn_b64 2 2 | a ^ b
+109 wrxchg_rtn_b64 2 2 | b ; 112 cmpst_rtn_b64 4 2 | where(a == b, c, a) ; 114 min_rtn_f64 2 2 | fmin(a, b)
+115 max_rtn_f64 2 2 | fmax(a, b) ; 118 read_b64 0 2 ; 119 read2_b64 0 4 ; 120 read2st64_b64 0 4 ; 124 add_rtn_f64 2 2 | a + b
+183 pk_add_rtn_f16 @942,950 1 1 | a + b ; 184 pk_add_rtn_bf16 @942,950 1 1 | add_bf16(a, b) ; 222 write_b96 3 0
+223 write_b128 4 0 ; 224 read_b64_tr_b4 @950 0 2 ; 226 read_b64_tr_b8 @950 0 2 ; 227 read_b64_tr_b16 @950 0 2
+254 read_b96 0 3 ; 255 read_b128 0 4
 """
 FLAT = """
 16 load_ubyte 0 1 ; 17 load_sbyte 0 1 ; 18 load_ushort 0 1 ; 19 load_sshort 0 1 ; 20 load_dword 0 1 ; 21 load_dwordx2 0 2
