@@ -152,3 +152,30 @@ def test_a_block_of_half_a_wave_whose_threads_count_keeps_its_threads():
     a = np.ones((32, 32), np.float16)
     out = run_device(low, [a, np.zeros((32, 32), np.float32), np.zeros(1, np.int32)]).outputs
     assert out["N"][0] == 32 and (out["C"] == 32).all()
+
+
+@pytest.mark.parametrize("chip, dt", [(c, d) for c in CHIPS for d in ("float16", "float32", "int8")])
+def test_an_operand_with_k_outermost_is_loaded_four_columns_at_once(chip, dt):
+    acc = "int32" if dt == "int8" else "float32"
+    report, got, want = run(gemm(32, 64, 64, dt, acc, tb=False, threads=64), chip, tb=False)
+    np.testing.assert_array_equal(got, want)
+    width = numpy_dtype(dt).itemsize
+    assert report.instructions["ld.shared"] == 64 * 64 // (64 * 4) + 32 * 64 * width // (64 * 16)
+    assert report.conflicts == 0 or dt == "int8"  # rows of 64 bytes, 16 of them apart, lie in the same 16 banks
+
+
+def test_gemms_of_either_order_add_to_one_accumulator():
+    @T.prim_func
+    def f(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=64):
+            a, c = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.clear(c)
+            T.gemm(a, a, c)
+            T.gemm(a, a, c, transpose_B=True)
+            T.copy(c, C)
+
+    a = np.random.default_rng(0).integers(-3, 4, (64, 64)).astype(np.float16)
+    got = run_device(lower(f.func, hip("gfx942")), [a, np.zeros((64, 64), np.float32)]).outputs["C"]
+    wide = a.astype(np.float64)
+    np.testing.assert_array_equal(got, wide @ wide + wide @ wide.T)

@@ -73,7 +73,8 @@ class GemmSchedule(Options):
     Decided by passes: instruction: name of an MMA_ROWS or WGMMA_ROWS row, or "simt"; warps along M and N; wait: how many later
     wgmma groups may still be in flight when the next statement begins, -1 for no wait.  in_flight: other wgmma are in flight
     when it starts.  behind: values that it reads are waited for here.  exchanged: c holds the
-    transpose of a @ b, so that M of the operands is the number of columns of c.
+    transpose of a @ b, so that M of the operands is the number of columns of c.  columns: neighbours of M that a lane loads at
+    once of an operand a with K outermost.
     """
 
     k_pack: int = 1
@@ -83,6 +84,7 @@ class GemmSchedule(Options):
     in_flight: bool = False
     behind: bool = False
     exchanged: bool = False
+    columns: int = 1
 
 
 @options

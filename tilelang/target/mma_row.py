@@ -62,6 +62,14 @@ class MmaRow:
             (k * pack, n), (along, self.b.modes[1]), threads=self.lanes)
         return replace(self, shape=(m, n, k * pack), a=a, b=b)
 
+    def with_columns(self, count: int) -> MmaRow:
+        """`count` instructions as one of so many times the M: a lane holds neighbours among the rows of A, which it can load at
+        once where K is stored outermost, and so many times the neighbours among the rows of the accumulator."""
+        (m, n, k), a, c = self.shape, self.a, self.c
+        a = Fragment((m * count, k), ((*a.modes[0], register(count, a.registers)), a.modes[1]), threads=self.lanes)
+        acc = Fragment((m * count, n), ((*c.modes[0], register(count, c.registers)), c.modes[1]), threads=self.lanes)
+        return replace(self, shape=(m * count, n, k), a=a, c=acc)
+
     def on(self, target: Any) -> bool:
         """Whether a target has the instruction."""
         return target.arch in dict(self.chips) if self.chips else target.at_least(self.min_arch)

@@ -128,11 +128,12 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
     def multiply(step: int) -> Stmt:
         i_loops, i_tile, _, i_reg = rows.loops()
         j_loops, j_tile, _, j_reg = cols.loops()
-        at = AddressOf(local_c, (i_reg + j_reg,)), get_a(step, i_tile), get_b(step, j_tile)
+        at, run = (get_a(step, i_tile), get_b(step, j_tile)), k // single.shape[2]
         return unrolled(i_loops + j_loops, seq(*(do(
-            "mma", at[0], AddressOf(a.local, (at[1] + s * single.a.registers,)),
-            AddressOf(b.local, (at[2] + s * single.b.registers,)), span=op.span, row=row.name)
-            for s in range(k // single.shape[2]))))
+            "mma", AddressOf(local_c, (i_reg + j_reg + column * single.c.registers,)),
+            AddressOf(a.local, (at[0] + (column * run + s) * single.a.registers,)),
+            AddressOf(b.local, (at[1] + s * single.b.registers,)), span=op.span, row=row.name)
+            for column in range(m // single.shape[0]) for s in range(run))))
 
     def fetch(step: int) -> Stmt | None:
         parts = [_fetch(cx, o, step, k, op.k, op.span) for o in (a, b) if o.stage]
@@ -282,6 +283,8 @@ def _fetch(cx: Any, o: Operand, step: int, k: int, end: int, span: Any) -> Stmt:
     run = o.frag.modes[o.k_dim][-1]  # consecutive elements of k in a lane
     if inside and not o.k_first and run.to == REGISTER and run.size * o.dt.bits > 32:
         return _by_runs(cx, o, step * k, at, min(run.size, 128 // o.dt.bits), span)
+    if o.k_first and o.frag.modes[1 - o.k_dim][-1].to == REGISTER:
+        return _by_columns(cx, o, step * k, at, span)
     if inside and _ldmatrix_fits(cx, o):
         out = _by_ldmatrix(cx, o, step * k, at, span)
         if o.dt == "tfloat32":
@@ -370,6 +373,22 @@ def _by_runs(cx: Any, o: Operand, k0: int, at: int, width: int, span: Any) -> St
         value = cx.expr(load(o.region.buffer, (*lead, _vector(last, width)), span=span))
         to = _vector(number * o.frag.registers + (at + r), width)
         stores.append(Store(o.local, (to,), cast(value, o.dt.with_lanes(width)), span=span))
+    return unrolled(vs, seq(*stores))
+
+
+def _by_columns(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt:
+    """Each lane loads neighbours of the outer dimension at once, for each of its elements of k."""
+    vs, number, index, _ = o.tiles.loops()
+    count, run = o.frag.modes[1 - o.k_dim][-1].size, o.frag.modes[1 - o.k_dim][-1].stride
+    part = cx.new_local(f"{o.region.buffer.name}_n", count, o.dt)
+    stores: list[Stmt] = []
+    for r in range(run):
+        pair, _ = o.frag.index_at(cx.thread % o.frag.threads, r)
+        *lead, last = o.shared_index(o.tiles.offset + index + pair[1 - o.k_dim], const(k0) + pair[o.k_dim])
+        value = cx.expr(load(o.region.buffer, (*lead, _vector(last, count)), span=span))
+        stores.append(Store(part, (_vector(const(0), count),), cast(value, o.dt.with_lanes(count)), span=span))
+        stores += [Store(o.local, (number * o.frag.registers + (at + c * run + r),), load(part, (const(c),)), span=span)
+                   for c in range(count)]
     return unrolled(vs, seq(*stores))
 
 

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any
 
 from tilelang.errors import error, facts, register
-from tilelang.ir import FRAGMENT
+from tilelang.ir import FRAGMENT, SHARED, Buffer
 from tilelang.ir.record import record
 from tilelang.layout import Fragment, Mode, tile_fragment
 from tilelang.target.thread_calls import WARP
@@ -107,6 +107,7 @@ SIMT = "simt"
 # Types that fall back to SIMT multiply-adds where no matrix instruction fits: slower, and float32 is more exact.
 _SIMT_ODD = {("float32", "float32", "float32"), ("float64", "float64", "float64")}
 
+COLUMNS = 4  # that a lane loads at once of an operand with K outermost
 _FP8 = ("float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 # Operand type -> accumulator types.  The two operands have equal types, except within the fp8 family.
 ACCUMULATORS: dict[str, tuple[str, ...]] = {
@@ -140,7 +141,29 @@ def row_of_steps(op: Any, row: MmaRow) -> MmaRow:
     pack = max(1, width // row.run)
     while not held and pack > 1 and op.k % (row.shape[2] * pack):
         pack //= 2
-    return row.with_k(pack, width)
+    row = row.with_k(pack, width)
+    return row if op.plan.columns == 1 else row.with_columns(op.plan.columns)
+
+
+def grouped_columns(plans: list[tuple[Any, GemmPlan]], ops: list[Any], loops: Any) -> set[Buffer]:
+    """Accumulators into which all GEMMs (in their computed form) load columns of a in groups.
+
+    plans: (GEMM, plan).  An accumulator that becomes an operand of another GEMM keeps the order of that operand.
+    """
+    held = {r.buffer for op, _ in plans for r in (op.a, op.b) if r.buffer.scope_name == FRAGMENT}
+    links = [[op.src.buffer, op.dst.buffer] for op in ops if op.op_name == "copy"] + [
+        [t.buffer for t in loop.touches if t.buffer.ndim == 2] for loop in loops]
+    for _ in links:
+        held |= {b for link in links if held & set(link) for b in link if b.scope_name == FRAGMENT}
+    accumulators = {op.c.buffer for op, _ in plans} - held
+    return accumulators - {op.c.buffer for op, plan in plans if not _loads_columns(op, plan)}
+
+
+def _loads_columns(op: Any, plan: GemmPlan) -> bool:
+    row = row_of(plan.instruction)
+    return bool(row and row.run and row.in_columns and op.transpose_a and op.a.buffer.scope_name in SHARED
+                and op.a.dtype.bits in (8, 16, 32) and op.m % (row.shape[0] * COLUMNS * plan.warps[0]) == 0
+                and op.k % row_of_steps(op, row).shape[2] == 0)
 
 
 @record

@@ -244,8 +244,9 @@ def _samples(a: Access, partition: Fragment | None, bits: int, warp: int) -> lis
         rows = np.arange(8)
         return [_sample(a, (rows, np.full(8, 0)), chunk, total / (8 * chunk), True)]
     if a.instruction is not None:
-        along = a.instruction.vector_width
-        return _fragment_samples(a, a.instruction, min(along, MAX_BYTES // bytes_) if along * bits > 32 else 1, 4, warp)
+        last = a.instruction.modes[-1][-1]
+        along = last.size if last.to == "register" and a.instruction.threads > 32 else 1
+        return _fragment_samples(a, a.instruction, min(along, MAX_BYTES // bytes_), 4, warp)
     if partition is not None:
         return _fragment_samples(a, partition, partition.vector_width, 2, warp)
     lanes = np.arange(warp)
@@ -268,7 +269,8 @@ def _fragment_samples(a: Access, frag: Fragment, vector: int, registers: int, wa
     first = np.flatnonzero(owners < warp)
     out: list[Sample] = []
     weight = float(np.prod(a.extents)) / (warp * vector)
-    picks = [r for r in range(0, frag.registers, vector)][:registers]
+    step = frag.modes[-1][-1].stride if vector > 1 else 1
+    picks = [r for r in range(frag.registers) if r // step % vector == 0][:registers]
     for r in picks:
         flat = first[regs[first] == r]
         if len(flat):

@@ -10,7 +10,8 @@ from tilelang.errors import error, register, register_warning, warn
 from tilelang.ir import Buffer, Var, with_options, FRAGMENT
 from tilelang.layout import Fragment, Layout
 from tilelang.ops import AtomicTile, Copy, Gemm
-from tilelang.ops.gemm.select import SIMT, GemmPlan, choose_gemm, computed_form, why_simt, with_warps_of
+from tilelang.ops.gemm.select import (COLUMNS, SIMT, GemmPlan, choose_gemm, computed_form, grouped_columns, why_simt,
+                                      with_warps_of)
 from tilelang.ops.gemm.wgmma import choose_wgmma, operand_layouts, shared_layout, wgmma_fragments
 from tilelang.ops.tma_copy import is_row
 from tilelang.ops.tma_boxes import copied_tile
@@ -96,13 +97,15 @@ class StrictLayouts:
                                                            op.c.buffer in rows_first)) for op in gemms]
         for op, plan in plans:
             self._report(op, plan, target)
+        grouped = grouped_columns([(forms[id(op)], p) for op, p in plans], self.uses.ops, self.uses.loops.values())
         first: dict[Buffer, GemmPlan] = {}
         asked: list[tuple[Gemm, GemmPlan, dict[Buffer, Any]]] = []
         # Instructions that accept existing layouts come last; mma.sync works on the rows that wgmma gives each warp.
         for op, plan in sorted(plans, key=lambda p: (p[1].instruction == SIMT, p[1].instruction not in WGMMA_ROWS)):
             plan = with_warps_of(plan, first.setdefault(op.c.buffer, plan))
             new = self.gemms[id(op)] = with_options(
-                op if plan.instruction == SIMT else forms[id(op)], instruction=plan.instruction, warps=plan.warps)
+                op if plan.instruction == SIMT else forms[id(op)], instruction=plan.instruction, warps=plan.warps,
+                columns=COLUMNS if op.c.buffer in grouped else 1)
             asked.append((op, plan, new.infer_layout(self.uses.known_for(op))))
         for op, plan, layouts in asked:  # accumulators before operands: those can be staged
             lay, old = layouts.get(op.c.buffer), self.known.layouts.get(op.c.buffer)
