@@ -1,6 +1,11 @@
 """The target kind "hip": its forms, the records of its chips, and the errors that name a bad one."""
 
+import pathlib
+import re
+
 import pytest
+
+import tilelang
 
 from tilelang.target import Target, determine_target
 from tilelang.target.hip import HIP_CHIPS, most_registers, waves_per_simd
@@ -37,3 +42,16 @@ def test_registers_decide_how_many_waves_run():
 def test_a_chip_that_is_not_known_is_named(bad, said):
     with pytest.raises(ValueError, match=said):
         Target(bad)
+
+
+def test_passes_and_tools_ask_for_features_and_not_for_the_kind():
+    """What is of one kind of target alone stands in target/, the printer, the driver, the dialect and older import paths."""
+    package = pathlib.Path(tilelang.__file__).parent
+    own = ("target/", "codegen/hip/", "runtime/hip_", "runtime/gpu_api.py", "language/rocm.py", "compat/")
+    asked = re.compile(r"\.is_hip\b|\.kind == .hip.|\.arch (==|!=) |\.startswith\(.gfx")
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        name = path.relative_to(package).as_posix()
+        if not name.startswith(own) and (hit := asked.search(path.read_text(encoding="utf-8"))):
+            found[name] = hit.group()
+    assert not found

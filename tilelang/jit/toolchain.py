@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import takewhile
 
@@ -18,16 +19,22 @@ def toolchain_stamp(target: Target) -> str:
     Computing it loads no compiler, because a kernel found on disk must not wait for one.
     """
     out = [stamp_of_package("llvmlite"), stamp_of_package("tvm_ffi"), processor_stamp()]
-    if target.is_cuda:
-        from tilelang.runtime.nvrtc import driver_cuda_major, find_nvrtc  # 5 ms
+    return "; ".join([*out, *_COMPILERS.get(target.kind, list)()])
 
-        out.append(f"driver {driver_cuda_major()}")
-        out += [stamp_of_file(c.library) for c in find_nvrtc()]
-    if target.is_hip:
-        from tilelang.runtime.hip_compiler import zig_stamp  # 1 ms
 
-        out.append(zig_stamp())
-    return "; ".join(out)
+def _nvrtc_stamps() -> list[str]:
+    from tilelang.runtime.nvrtc import driver_cuda_major, find_nvrtc  # 5 ms
+
+    return [f"driver {driver_cuda_major()}", *(stamp_of_file(c.library) for c in find_nvrtc())]
+
+
+def _clang_stamps() -> list[str]:
+    from tilelang.runtime.hip_compiler import zig_stamp  # 1 ms
+
+    return [zig_stamp()]
+
+
+_COMPILERS: dict[str, Callable[[], list[str]]] = {"cuda": _nvrtc_stamps, "hip": _clang_stamps}  # by kind of target
 
 
 def stamp_of_package(name: str) -> str:
