@@ -208,16 +208,16 @@ def test_a_failing_call_between_two_leaves_no_memory(hip, name, code, told):
 def test_questions_about_a_device_fail_by_name(hip, name):
     hip.fail(name, 101)
     with pytest.raises(RuntimeError, match=f"{name} failed: hipErrorInvalidDevice"):
-        hip_driver.driver().device_count()
-        hip_driver.driver().version()
-        hip_driver.driver().properties(0)
+        hip_driver.driver_of("hip").device_count()
+        hip_driver.driver_of("hip").version()
+        hip_driver.driver_of("hip").properties(0)
 
 
 def test_properties_of_a_device(hip):
-    p = hip_driver.driver().properties(2)
+    p = hip_driver.driver_of("hip").properties(2)
     assert (p.name, p.arch, p.capability) == ("AMD Instinct MI300X", "gfx942", (9, 4))
     assert (p.sm_count, p.max_shared_optin) == (304, 65536)
-    assert hip_driver.driver().version() == (6, 4)
+    assert hip_driver.driver_of("hip").version() == (6, 4)
 
 
 def test_without_a_driver_the_call_says_so(monkeypatch):

@@ -140,7 +140,7 @@ def _hip_facts() -> Iterator[tuple[str, str, str]]:
 
     archs = ", ".join(HIP_CHIPS)
     try:
-        d = hip_driver.driver()
+        d = hip_driver.driver_of("hip")
         for i in range(d.device_count()):
             p = d.properties(i)
             yield f"AMD GPU {i}", str(p), 'runs target="hip"' if p.arch in HIP_CHIPS else f"no target; targets are {archs}"

@@ -82,8 +82,8 @@ class GpuModules:
                "tl_load": ctypes.cast(self.callback, ctypes.c_void_p).value or 0}
         api = self.driver.api
         # some are absent in old drivers, for which no kernel needs them
-        for name in (api.current, api.enter, api.leave, api.cooperative, "cuLaunchKernel", ENCODE, "cuLaunchKernelEx",
-                     *workspaces.NAMES, *l2_window.NAMES):
+        for name in ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", api.cooperative, ENCODE,
+                     "cuLaunchKernelEx", *workspaces.NAMES, *l2_window.NAMES):
             function = getattr(self.driver.lib, api.name(name), None) if name else None
             if function is not None:
                 out[api.name(name)] = ctypes.cast(function, ctypes.c_void_p).value or 0
@@ -115,7 +115,7 @@ class GpuModules:
 
     def _load_now(self, device: int) -> None:
         self.driver.ensure_context(device)
-        place, modules = self.driver.place(), []
+        place, modules = self.driver.place() or 1, []  # 0 is an AMD GPU too, and marks what is not loaded
         for k, facts in enumerate(self.artifact.meta["kernels"]):
             cubin = self.artifact.files[facts["file"]]
             module = self.driver.load(cubin)

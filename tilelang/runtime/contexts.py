@@ -33,15 +33,16 @@ def in_context(w: Writer, context: str, call: Callable[[], str], api: GpuApi = C
 
 
 def _on_device(w: Writer, device: str, call: Callable[[], str], api: GpuApi) -> str:
+    get, enter = api.name("cuCtxGetCurrent"), api.name("cuCtxPushCurrent_v2")
     held, failed = w.slot("i32"), w.slot("i32")
     w.do(f"store i32 -1, ptr {held}")
-    w.do(f"store i32 {w.ins(f'call i32 @{api.current}(ptr {held})')}, ptr {failed}")
+    w.do(f"store i32 {w.ins(f'call i32 @{get}(ptr {held})')}, ptr {failed}")
     before = w.ins(f"load i32, ptr {held}")
     same = w.ins(f"icmp eq i32 {before}, {device}")
     with w.when(same, unless=True):
-        w.do(f"store i32 {w.ins(f'call i32 @{api.enter}(i32 {device})')}, ptr {failed}")
+        w.do(f"store i32 {w.ins(f'call i32 @{enter}(i32 {device})')}, ptr {failed}")
     code = w.ins(f"load i32, ptr {failed}")
     rc = w.either(w.ins(f"icmp eq i32 {code}, 0"), call, lambda: w.ins(f"or i32 {code}, {ENTERING}"), "i32")
     with w.when(same, unless=True):
-        w.do(f"call i32 @{api.enter}(i32 {before})")
+        w.do(f"call i32 @{enter}(i32 {before})")
     return rc

@@ -83,7 +83,7 @@ class Driver:
     def failure(self, rc: int, what: str) -> TileLangError:
         """The error for the result of a call.  what: its name."""
         if rc & ENTERING:
-            rc, what = rc - ENTERING, f"{what} ({self.api.enter})"
+            rc, what = rc - ENTERING, f"{what} ({self.api.name('cuCtxSetCurrent')})"
         name, text = self._said(rc)
         return error(self.kind, f"{what} failed: {(name or b'?').decode()} ({rc}): {(text or b'unknown error').decode()}",
                      found=f"{(name or b'?').decode()} ({rc})", hint=self.hints.get(rc, self.any_hint))
@@ -139,20 +139,23 @@ class Driver:
 
     # ---- contexts -----------------------------------------------------------------------------------------------
     def place(self) -> int | None:
-        """What this thread has current: the address of a context (HIP: a device and one); None for none."""
+        """What this thread has current: the address of a context, or the number of an AMD GPU; None for none, or for 0."""
         current = ctypes.c_void_p()
         self.call("cuCtxGetCurrent", ctypes.byref(current))
         return current.value
 
     def return_to(self, place: int | None) -> None:
         """Make current what `place` gave.  Errors are not reported."""
-        self.lib.cuCtxSetCurrent(ctypes.c_void_p(place))
+        getattr(self.lib, self.api.name("cuCtxSetCurrent"))(ctypes.c_void_p(place))
 
     def ensure_context(self, device: int = 0) -> None:
         """Make the device's primary context current in this thread: the one that torch and the runtime API use."""
-        primary = _primary_context(self, device)
+        primary = self._primary(device)
         if self.place() != primary:
             self.call("cuCtxSetCurrent", ctypes.c_void_p(primary))
+
+    def _primary(self, device: int) -> int:
+        return _primary_context(self, device)
 
     def current_device(self) -> int:
         """Index of the current context's device; 0 when no context is current."""

@@ -60,35 +60,15 @@ class HipDriver(Driver):
         """A device, with its architecture."""
         return replace(super().properties(device), arch=hip_arch_of(self.lib, device) or "")
 
-    def place(self) -> int | None:
-        """The current device and one."""
-        return self.current_device() + 1
-
-    def return_to(self, place: int | None) -> None:
-        """Make the device that `place` gave current."""
-        self.lib.hipSetDevice((place or 1) - 1)
-
-    def ensure_context(self, device: int = 0) -> None:
-        """Make the device current in this thread."""
-        self.call("hipSetDevice", device)
-
-    def current_device(self) -> int:
-        """Index of the current device."""
-        device = ctypes.c_int()
-        self.call("hipGetDevice", ctypes.byref(device))
-        return device.value
+    def _primary(self, device: int) -> int:
+        return device
 
 
-_lock = threading.Lock()
-_driver = cache(HipDriver)
-
-
-def driver() -> HipDriver:
-    """The driver of this process, initialised once.  Raises RuntimeError without a driver or device."""
-    with _lock:
-        return _driver()
+_lock, _driver = threading.Lock(), cache(HipDriver)
 
 
 def driver_of(kind: str) -> Driver:
-    """The driver of a kind of target, "cuda" or "hip".  Raises cuda-missing, hip-missing, cuda-driver, hip-driver."""
-    return driver() if kind == "hip" else cuda_driver.driver()
+    """The driver of a kind of target, "cuda" or "hip", initialised once.  Raises cuda-missing, hip-missing, cuda-driver,
+    hip-driver."""
+    with _lock:
+        return _driver() if kind == "hip" else cuda_driver.driver()

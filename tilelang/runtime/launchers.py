@@ -36,10 +36,10 @@ class GpuLauncher:
     """Launches the kernels of a lowered program.
 
     Symbols that the loader provides: tl_functions (a function per kernel and device, MAX_DEVICES per kernel), tl_contexts
-    (per device its primary context, HIP: its index and one), tl_load(device) -> 0 when it filled both, tl_status (result of the
-    last call of the driver), and the driver's cuLaunchKernel, the functions of its `current`, `enter` and `leave`,
+    (per device its primary context, HIP: what is not 0), tl_load(device) -> 0 when it filled both, tl_status (result of the
+    last call of the driver), and the driver's cuLaunchKernel, cuCtxGetCurrent, cuCtxPushCurrent, cuCtxPopCurrent,
     cuTensorMapEncodeTiled where a kernel has tensor maps, cuLaunchKernelEx or `cooperative` where a launch has attributes, and
-    cuMemAllocAsync, cuMemsetD8Async, cuMemFreeAsync where a kernel has workspaces; those of CUDA by api's names.
+    cuMemAllocAsync, cuMemsetD8Async, cuMemFreeAsync where a kernel has workspaces; by the names that api has for them.
     """
 
     def __init__(self, host: Func, kernels: tuple[Any, ...], shared_limit: int = MOST_SHARED, api: GpuApi = CUDA) -> None:
@@ -51,14 +51,15 @@ class GpuLauncher:
                      for k, kernel in enumerate(kernels)}
 
     def declarations(self) -> str:
-        api, places = self.api, dict.fromkeys((self.api.enter, self.api.leave))
+        api = self.api
+        enter, leave = (f"declare i32 @{api.name(n)}({api.place})\n" for n in ("cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"))
         types = f"({', '.join(['ptr', *['i32'] * 7, 'ptr', 'ptr'])}"
         attributes = any(launch_attributes(k.launch) for k in self.kernels)
         windows = api is CUDA and any(window_of(k.launch) for k in self.kernels)
         return ("@tl_functions = external global ptr\n@tl_contexts = external global ptr\n"
                 "@tl_status = external global i32\n"
-                f"declare i32 @tl_load(i32)\ndeclare i32 @{api.current}(ptr)\n"
-                + "".join(f"declare i32 @{name}({api.place})\n" for name in places)
+                f"declare i32 @tl_load(i32)\ndeclare i32 @{api.name('cuCtxGetCurrent')}(ptr)\n"
+                + enter + leave * (leave != enter)
                 + f"declare i32 @{api.name('cuLaunchKernel')}{types}, ptr)\n"
                 + ("declare i32 @cuLaunchKernelEx(ptr, ptr, ptr, ptr)\n" if attributes and api is CUDA or windows else "")
                 + (f"declare i32 @{api.cooperative}{types})\n" if attributes and api.cooperative else "")
