@@ -57,7 +57,9 @@ class LoopItems:
         self.items, self.own, self.groups, self.rings = items, tuple(own), groups, tuple(rings)
         self.gemms = tuple(i for i in self.own if isinstance(items[i].stmt, Gemm))
         self.cost: dict[int, Cycles] = {i: item_cycles(items[i].stmt) for i in self.own}
-        self.opaque = {i for i in self.own if i not in self.gemms and _opaque(items[i].stmt)}
+        # What orders threads itself or contains a GEMM: no GEMM may be in flight while it runs.
+        self.opaque = {i for i in self.own if i not in self.gemms and (
+            contains(items[i].stmt, Gemm) or any(is_sync(x) for x in walk(items[i].stmt, Call)))}
         self.unrolled = {e.storage for x in items for e in x.effects
                          if e.storage in self.versions and e.buffer.scope_name == FRAGMENT}
         self.meets, self.meets_later = ({(i, j): _meet(items[i], items[j], x) for n, i in enumerate(self.own)
@@ -80,10 +82,6 @@ class LoopItems:
 
     def gemm(self, i: int) -> Any:
         return self.items[i].stmt
-
-    def conflict(self, i: int, j: int) -> bool:
-        """Whether the order of items i and j matters."""
-        return self.meets[min(i, j), max(i, j)]
 
     # ---- what an event waits for -----------------------------------------------------------------------------------
 
@@ -177,7 +175,7 @@ class LoopItems:
     def _closed(self, late: frozenset[int]) -> frozenset[int]:
         out = set(late)
         for n, j in enumerate(self.own):
-            if any(i in out and self.conflict(i, j) for i in self.own[:n]):
+            if any(i in out and self.meets[i, j] for i in self.own[:n]):
                 out.add(j)
         return frozenset(out)
 
@@ -190,7 +188,7 @@ class LoopItems:
         for n, i in enumerate(self.own):
             for j in self.own[n + 1:]:
                 behind = i not in late and j in late
-                if self.meets_later[i, j] if behind else self.conflict(i, j):
+                if self.meets_later[i, j] if behind else self.meets[i, j]:
                     first, second = (j, i) if behind else (i, j)
                     after[first].add(second)
         left: dict[int, int] = dict.fromkeys(self.own, 0)
@@ -290,11 +288,6 @@ class LoopItems:
 
 def _operands(op: Any) -> set[Var]:
     return {op.a.buffer.data, op.b.buffer.data}
-
-
-def _opaque(s: Any) -> bool:
-    """Whether a statement orders threads itself or contains a GEMM: no GEMM may be in flight while it runs."""
-    return contains(s, Gemm) or any(is_sync(x) for x in walk(s, Call))
 
 
 def _meet(a: Item, b: Item, versions: Container[Var]) -> bool:

@@ -54,7 +54,7 @@ class Search:
 
     def __init__(self, flight: str = "iterations") -> None:
         self.flight = flight
-        self.made: dict[Any, tuple[list[_Candidate], list[_Candidate]]] = {}
+        self.made: dict[Any, list[_Candidate]] = {}
         self.found: dict[Any, LoopOrder] = {}
 
     def best(self, loop: LoopItems, registers: int) -> LoopOrder:
@@ -66,30 +66,28 @@ class Search:
         versions = loop.versions_by_users()
         key = versions, loop.rings, loop.beside, registers
         if versions not in self.made:
-            self.made[versions] = self._candidates(loop)
+            self.made[versions] = [*self._candidates(loop)]
         if key not in self.found:
-            asked, tried = self.made[versions]
-            fitting = (_least(loop, some, registers - beside) for beside in (
-                REGISTERS.overlapped_gemms, REGISTERS.overlapped_least) for some in (asked, tried))
-            self.found[key] = next(filter(None, fitting), None) or _one_by_one(loop)
+            fitting = (_least(loop, self.made[versions], registers - beside)
+                       for beside in (REGISTERS.overlapped_gemms, REGISTERS.overlapped_least))
+            events = tuple(Event(i, 0) for i in loop.own)
+            self.found[key] = next(filter(None, fitting), None) or LoopOrder(
+                events, 0.0, 0.0, loop.registers(events, loop.waits(events, True, False)), False)
         return self.found[key]
 
-    def _candidates(self, loop: LoopItems) -> tuple[list[_Candidate], list[_Candidate]]:
-        """(the order that the program gives, the others), each with the waits that it may have."""
-        late_items = {"iterations": loop.candidates, "iteration": lambda: (frozenset(),), "statement": tuple}[self.flight]
-        tried = dict.fromkeys((late, loop.ordered(late, at_once)) for late in late_items() for at_once in (True, False))
-        asked = [(frozenset(e.item for e in loop.asked if e.stage), loop.asked)] if loop.asked and self.flight == "iterations" \
-            else []
-
-        def forms(late: frozenset[int], events: tuple[Event, ...]) -> Iterable[_Candidate]:
+    def _candidates(self, loop: LoopItems) -> Iterable[_Candidate]:
+        """The orders, each with the waits that it may have; the one that the program gives has least weight."""
+        free, late_items = self.flight == "iterations", {
+            "iterations": loop.candidates, "iteration": lambda: (frozenset(),), "statement": tuple}[self.flight]
+        tried = dict.fromkeys((len(late), loop.ordered(late, at_once)) for late in late_items() for at_once in (True, False))
+        asked = [(sum(e.stage for e in loop.asked), loop.asked)] if loop.asked and free else []
+        for n, (late, events) in enumerate((*asked, *tried)):
             carried, ended = (loop.waits(events, True, carry) for carry in (True, False))
             for carry, waits in ((True, carried), (False, ended)):
-                if (ended != carried or carry) if self.flight == "iterations" else not carry:
-                    yield _Candidate(len(late), events, waits, carry, loop.registers(events, waits),
-                                     tuple(loop.held(events, waits, x).lag for x in loop.rings),
-                                     (1.0 if carry else ENDED) * (_LATE if late else 1.0))
-
-        return [c for x in asked for c in forms(*x)], [c for x in tried for c in forms(*x)]
+                if (carry or ended != carried) if free else not carry:
+                    weight = (1.0 if carry else ENDED) * (_LATE if late else 1.0) * (1.0 if n >= len(asked) else 1e-3)
+                    yield _Candidate(late, events, waits, carry, loop.registers(events, waits),
+                                     tuple(loop.held(events, waits, x).lag for x in loop.rings), weight)
 
 
 def _least(loop: LoopItems, candidates: Iterable[_Candidate], registers: int) -> LoopOrder | None:
@@ -114,9 +112,3 @@ def _least(loop: LoopItems, candidates: Iterable[_Candidate], registers: int) ->
     _, _, n, cycles = min(found)
     loop.checked(fit[n].events)
     return LoopOrder(fit[n].events, cycles, fit[n].path, fit[n].registers, fit[n].carry)
-
-
-def _one_by_one(loop: LoopItems) -> LoopOrder:
-    """The order of the program, with a wait behind each GEMM."""
-    events = tuple(Event(i, 0) for i in loop.own)
-    return LoopOrder(events, 0.0, 0.0, loop.registers(events, loop.waits(events, True, False)), False)
