@@ -98,8 +98,8 @@ class CudaMeter:
         with contextlib.suppress(OSError, AttributeError):
             self.sensors = Nvml(torch.cuda.current_device())
 
-    def prepare(self, call: Callable[[], Any]) -> Prepared:
-        """Warm up, estimate, and put short calls into a graph (where the call can be captured)."""
+    def prepare(self, call: Callable[[], Any], short: float = SHORT_MS) -> Prepared:
+        """Warm up, estimate, and put calls shorter than this into a graph (where the call can be captured)."""
         for _ in range(2):
             call()
         first = self._timed(call, 3) / 3
@@ -110,7 +110,7 @@ class CudaMeter:
             call()
         host = (time.perf_counter() - begin) * 1e6 / n  # the launches are queued: what the host takes for one
         each = self._timed(call, n) / n
-        if each >= SHORT_MS:
+        if each >= short:
             return Prepared(call, 1, each, "stream", host)
         count = max(2, round(GRAPH_MS / each))
         try:

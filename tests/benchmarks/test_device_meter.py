@@ -1,6 +1,7 @@
 """The parts of the harness that speak to a GPU, against stand-ins of torch.cuda and of the management library."""
 
 import contextlib
+import math
 import sys
 import types
 
@@ -78,6 +79,12 @@ def test_short_calls_are_replayed_from_a_graph(device):
     assert (prepared.how, prepared.calls) == ("graph", 100) and prepared.each_ms == pytest.approx(0.01)
     window = meter.window(prepared, 12.0)
     assert window.calls == 1200 and window.ms == pytest.approx(0.01)
+
+
+def test_a_longer_call_is_replayed_from_a_graph_where_that_is_asked(device):
+    """A row of forms.py timed one call from a stream and its peer from a graph: launches were part of the ratio."""
+    prepared = CudaMeter(0.0).prepare(device.work, math.inf)
+    assert (prepared.how, prepared.calls) == ("graph", 2) and prepared.each_ms == pytest.approx(0.5)
 
 
 def test_what_cannot_be_captured_stays_on_the_stream(device, monkeypatch):
