@@ -44,7 +44,7 @@ def forget():
 @pytest.fixture
 def hip(library, monkeypatch):
     """The fake driver as that of this machine."""
-    monkeypatch.setenv("ROCM_PATH", str(Path(library.path).parents[1]))
+    monkeypatch.setattr(probe, "_hip_libraries", lambda name: [library.path] if name == "amdhip64" else [])
     forget()
     library.reset()
     library.arguments("")
@@ -228,6 +228,15 @@ def test_without_a_driver_the_call_says_so(monkeypatch):
     assert "install the amdgpu driver and ROCm" in str(e.value)
 
 
+def test_where_the_driver_is_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    found = list(probe._hip_libraries("amdhip64"))
+    own = str(tmp_path / "lib" / "libamdhip64.so")
+    assert found.index(own) < found.index("libamdhip64.so.6") and all("amdhip64" in x for x in found)
+    torch = [x for x in found if x.endswith("torch/lib/libamdhip64.so")]
+    assert not torch or found.index(torch[0]) < found.index(own)
+
+
 @pytest.mark.spec("R11:detectors")
 @pytest.mark.parametrize("name, found", [("gfx942:sramecc+:xnack-", "gfx942"), ("gfx90a", "gfx90a"), ("gfx950", "gfx950"),
                                          ("gfx1100", None)])
@@ -271,8 +280,8 @@ def test_measuring_without_the_gpu_says_so(monkeypatch):
 def test_without_the_wheel_rocms_own_compiler_is_taken(library, monkeypatch):
     from tilelang.runtime import hip_compiler
 
-    made = compiler(Path(library.path).parent)
-    monkeypatch.setenv("ROCM_PATH", str(Path(library.path).parents[1]))
+    made = compiler(library.folder)
+    monkeypatch.setattr(probe, "_hip_libraries", lambda name: [made._name] if name == "hiprtc" else [])
     monkeypatch.setattr(hip_compiler, "find_zig", lambda: None)
     forget()
     try:

@@ -122,14 +122,13 @@ HAS_COMPILER = shutil.which("cc") is not None
 
 
 class FakeHip:
-    """The library in a folder, loaded as the package loads it."""
+    """The library in a folder.  Its name is not the driver's: what runs later in this process must not find it loaded."""
 
     def __init__(self, folder):
-        place = Path(folder) / "lib"
-        place.mkdir()
-        (place / "fake.c").write_text(SOURCE)
-        self.path = str(place / "libamdhip64.so")
-        subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", self.path, place / "fake.c"], check=True)
+        self.folder = Path(folder)
+        (self.folder / "fake.c").write_text(SOURCE)
+        self.path = str(self.folder / "libfake.so")
+        subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", self.path, self.folder / "fake.c"], check=True)
         self.lib = ctypes.CDLL(self.path)
         self.lib.fake_log.restype = ctypes.c_char_p
 
@@ -186,9 +185,9 @@ const char *fake_options(void) { return log_text; }
 
 
 def compiler(folder):
-    """A library that looks like hiprtc, in the folder of ROCm."""
+    """A library that looks like hiprtc."""
     (folder / "rtc.c").write_text(COMPILER)
-    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", folder / "libhiprtc.so", folder / "rtc.c"], check=True)
-    library = ctypes.CDLL(str(folder / "libhiprtc.so"))
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", folder / "libfakertc.so", folder / "rtc.c"], check=True)
+    library = ctypes.CDLL(str(folder / "libfakertc.so"))
     library.fake_options.restype = ctypes.c_char_p
     return library
