@@ -48,7 +48,7 @@ def test_passes_and_tools_ask_for_features_and_not_for_the_kind():
     """What is of one kind of target alone stands in target/, the printer, the driver, the dialect and older import paths."""
     package = pathlib.Path(tilelang.__file__).parent
     own = ("target/", "codegen/hip/", "runtime/hip_", "runtime/gpu_api.py", "language/rocm.py", "compat/")
-    asked = re.compile(r"\.is_hip\b|\.kind == .hip.|\.arch (==|!=) |\.startswith\(.gfx")
+    asked = re.compile(r"\.is_hip\b|\.kind == .hip[\"']|\.arch (==|!=) |\.startswith\(.gfx")
     found = {}
     for path in sorted(package.rglob("*.py")):
         name = path.relative_to(package).as_posix()
