@@ -78,8 +78,9 @@ def annotated(second=0.0):
 def test_what_has_no_window_is_said():
     with pytest.warns(TileLangWarning, match="l2-hint-unused: a launch keeps one tensor in L2"):
         program = annotated(0.5)
-    with pytest.warns(TileLangWarning, match="l2-hint-unused: `A` is not kept in L2: sm_75"):
-        tilelang.lower(program, target={"kind": "cuda", "arch": "sm_75"})
+    for arch in ("sm_75", "gfx942"):
+        with pytest.warns(TileLangWarning, match=f"l2-hint-unused: `A` is not kept in L2: {arch}"):
+            tilelang.lower(program, target=arch)
 
 
 @pytest.mark.filterwarnings("error")

@@ -43,7 +43,7 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
             if c.op == _NOT_ON_CPU:
                 raise _lacks(public_name(c.op), "sm_90 or newer", target, c.span)
         return rewrite(func, _elsewhere)
-    if target.is_cuda and not target.at_least(80):
+    if not target.at_least(80):
         for b in (b for n in walk(func, Launch) for b, _ in n.plan.l2_hit_ratio):
             warn("l2-hint-unused", f"`{b.name}` is not kept in L2: {target.arch} has no part of L2 for it",
                  "leave T.annotate_l2_hit_ratio out", span=b.span)
