@@ -61,3 +61,45 @@ def test_tiles_of_the_next_iteration_are_in_flight_in_registers(stages):
     (facts,) = kernel.report_data["kernels"]
     assert facts["schedule"].startswith("pipelined") and facts["shared_bytes"] == min(stages, 2) * 2 * 64 * 32 * 4
     assert kernel.sync_report().split(": ")[1].startswith("ordered")
+
+
+def test_a_tile_that_the_iteration_before_writes_is_not_loaded_ahead():
+    @T.prim_func
+    def program(A: T.Tensor((9, 128), "float32")):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((128,), "float32")
+            for k in T.Pipelined(8, num_stages=2):
+                T.copy(A[k, 0], s)
+                for i in T.Parallel(128):
+                    A[k + 1, i] = s[127 - i] + 1.0
+
+    a = np.random.default_rng(3).standard_normal((9, 128)).astype(np.float32)
+    expected = a.copy()
+    for k in range(8):
+        expected[k + 1] = expected[k, ::-1] + 1
+    tilelang.compile(program, target="gfx942", execution_backend="simulator")(a)
+    np.testing.assert_array_equal(a, expected)
+
+
+def test_a_gemm_of_ragged_sizes_loads_ahead_no_element_outside():
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def program(A: T.Tensor((m, 45), "float16"), B: T.Tensor((45, 7), "float16"), C: T.Tensor((m, 7), "float32")):
+        with T.Kernel(T.ceildiv(m, 32), threads=64) as bx:
+            a, b = T.alloc_shared((32, 32), "float16"), T.alloc_shared((32, 16), "float16")
+            acc = T.alloc_fragment((32, 16), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(45, 32), num_stages=2):
+                T.copy(A[bx * 32, k * 32], a)
+                T.copy(B[k * 32, 0], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, C[bx * 32, 0])
+
+    rng = np.random.default_rng(4)
+    a, b = rng.standard_normal((33, 45)).astype(np.float16), rng.standard_normal((45, 7)).astype(np.float16)
+    c = np.zeros((33, 7), np.float32)
+    kernel = tilelang.compile(program, target="gfx950", execution_backend="simulator")
+    kernel(a, b, c)
+    np.testing.assert_allclose(c, a.astype(np.float32) @ b.astype(np.float32), rtol=1e-4, atol=1e-4)
+    assert kernel.report_data["kernels"][0]["schedule"] == "pipelined: 2 stages"
