@@ -84,7 +84,8 @@ def _elsewhere(n: Node) -> Node | None:
     if not isinstance(n, Launch):
         return None
     thread = linear_thread(n)
-    warp_roles = any(_has_tiles(s) or isinstance(s, Call) and s.op in WAITS for s in walk(n.body))
+    warp_roles = any(isinstance(s, Call) and s.op in WAITS or isinstance(s, If) and names_warps(s.cond) and any(
+        isinstance(x, (TileOp, Parallel)) for part in inner(s) for x in walk(part)) for s in walk(n.body))
 
     def visit(x: Node) -> Node | None:
         if isinstance(x, Evaluate) and x.call.op in ("pdl_trigger", "pdl_sync"):
@@ -92,12 +93,6 @@ def _elsewhere(n: Node) -> Node | None:
         return groups_test(x, thread) if isinstance(x, Call) and x.op == "in_warp_groups" and not warp_roles else None
 
     return with_options(replace(n, body=rewrite(n.body, visit)), pdl=False)
-
-
-def _has_tiles(s: Node) -> bool:
-    """Whether a statement is a branch by warp group that holds tile operations or parallel loops."""
-    return isinstance(s, If) and names_warps(s.cond) and any(
-        isinstance(x, (TileOp, Parallel)) for part in inner(s) for x in walk(part))
 
 
 def linear_thread(launch: Launch) -> Expr:

@@ -246,7 +246,8 @@ class _Walk:
         if extent is not None and extent <= 0:
             return
         size = sum(1 for _ in statements(s.body))
-        if start is not None and extent is not None and self.steps + int(extent) * size <= _STEPS and _picks(s):
+        if start is not None and extent is not None and self.steps + int(extent) * size <= _STEPS and any(
+                n.buffer.scope_name in PRIVATE for n in walk(s.body, Load, Store, AddressOf)):  # else all iterations are alike
             for some in (self.some, True):
                 entry, saved, around = self.memory(), self.steps, self.some
                 self.parting = self.parting if around else s
@@ -396,11 +397,6 @@ class _Walk:
     @property
     def mark(self) -> int:
         return 0 if self.loop is None else STORED
-
-
-def _picks(s: For) -> bool:
-    """Whether a loop reads private memory or holds a condition: only then its iterations are followed one by one."""
-    return any(n.buffer.scope_name in PRIVATE for n in walk(s.body, Load, Store, AddressOf))
 
 
 def _joined(a: Memory, b: Memory) -> Memory:

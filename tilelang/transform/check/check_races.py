@@ -110,8 +110,8 @@ class _Loop:
         met = self.met(indices, conds)
         if met is None or (met[0] == met[1]).all():
             return
-        which, first = met
-        for part in _dependencies(value):
+        which, first = met  # below: the value depends on itself, or on the indices of what it reads where it reads memory
+        for part in [i for i in value.indices if not isinstance(i, Const)] if isinstance(value, Load) else [value]:
             got = self.each.values(part, calls=True)
             used = [self.each.points[v] for v in free_vars(part) & {*self.loop.vars}] if got is None else [got]
             differs = np.logical_or.reduce([_unequal(u[which], u[first]) for u in used]) if used else np.zeros(len(which), bool)
@@ -144,8 +144,3 @@ def _unequal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Where two arrays differ; NaN is like NaN."""
     out: np.ndarray = (a != b) & ~((a != a) & (b != b))
     return out
-
-
-def _dependencies(value: Expr) -> list[Expr]:
-    """The expressions that a value depends on: itself, or the indices of what it reads where it reads memory."""
-    return [i for i in value.indices if not isinstance(i, Const)] if isinstance(value, Load) else [value]

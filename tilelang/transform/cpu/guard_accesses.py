@@ -194,11 +194,6 @@ def _side(r: Region, loop_of: dict[int, int], extents: tuple[Any, ...], a: Analy
 #       ->  if 0 <= bx * 128 and bx * 128 + 127 < N:  the nest without guards   else:  the nest with guards
 
 
-def _is_natural(a: Analyzer, e: Expr) -> bool:
-    low = a.bounds_of(a.linear(e))[0]
-    return isinstance(low, int) and low >= 0
-
-
 @state
 class _Nest:
     """The guards of a nest that a test of values known before it decides (see above).
@@ -234,7 +229,8 @@ class _Nest:
 
     def range_tests(self, a: Analyzer) -> tuple[RangeTest, ...]:
         """The tests whose answer is not known already."""
-        return tuple(RangeTest(low, high, size, not _is_natural(a, low)) for low, high, size in self.tests
+        return tuple(RangeTest(low, high, size, not (isinstance(n := a.bounds_of(a.linear(low))[0], int) and n >= 0))
+                     for low, high, size in self.tests
                      if not (isinstance(size, int) and is_in_range(a, low, size) and is_in_range(a, high, size)))
 
     def enter(self, v: Var, start: Expr, extent: Expr) -> None:

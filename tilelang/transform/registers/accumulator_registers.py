@@ -59,14 +59,10 @@ def _assign_registers(launch: Launch, fast: bool) -> Launch:
         return launch
     launch = replaced(launch, body=_distinct(launch.body, set()))
     whole = keep_in_registers(launch)
-    if whole is None or not fast and _exact_exp2(whole):
+    loops = () if fast or whole is None else [s for s in walk(whole.body, For) if s.plan.registers]
+    if whole is None or any(x.op == "exp2" for s in loops for x in walk(s, Call)):  # exact: the instruction flushes subnormals
         return launch
     return rescale_early(whole) if EARLY else whole
-
-
-def _exact_exp2(launch: Launch) -> bool:
-    """Whether a loop on named registers computes exp2 with subnormal results, which their instruction does not."""
-    return any(x.op == "exp2" for s in walk(launch.body, For) if s.plan.registers for x in walk(s, Call))
 
 
 def _distinct(s: Stmt, seen: set[int]) -> Any:
@@ -107,10 +103,12 @@ def keep_in_registers(launch: Launch) -> Launch | None:
     launch = _unheld(launch, found)
     loops = [x for x in walk(launch.body, For, While) if _wgmmas(x)]
     hot = {id(x) for x in loops if not any(_wgmmas(y) for y in walk(x.body, For, While))}
-    lasting = {v for v in found if not _begun(launch, v)}
+    added = [(c.args[0].buffer.data, is_const(c.args[-1], 0)) for c in _wgmmas(launch.body) if isinstance(c.args[0], AddressOf)]
+    lasting = {v for v, _ in added if v in found} - {v for v, afresh in added if afresh}
     if not hot and not any(isinstance(c.args[1], AddressOf) for c in _wgmmas(launch.body)):
         return None  # no loop carries a value, and NVRTC moves the loads behind a GEMM among each other (delta rule: 1.5 %)
-    if _in_chunks(launch) and any(isinstance(e.node, Store) and e.buffer.scope_name == GLOBAL for e in effects(launch.body)):
+    chunks = any(isinstance(c.args[0], AddressOf) and not is_const(c.args[0].indices[0], 0) for c in _wgmmas(launch.body))
+    if chunks and any(isinstance(e.node, Store) and e.buffer.scope_name == GLOBAL for e in effects(launch.body)):
         return None  # NVRTC leaves branches around the threads' stores (256 x 128 with an odd pitch of C: 4 %)
     direct: set[int] = set()
     borrowed: dict[int, list[tuple[Buffer, bool]]] = {}
@@ -162,11 +160,6 @@ def _wgmmas(s: Stmt) -> list[Call]:
     return [e.node for e in effects(s) if isinstance(e.node, Call) and e.node.op == "wgmma"]
 
 
-def _in_chunks(launch: Launch) -> bool:
-    """Whether several wgmma compute chunks of one accumulator, each of its rows."""
-    return any(isinstance(c.args[0], AddressOf) and not is_const(c.args[0].indices[0], 0) for c in _wgmmas(launch.body))
-
-
 def _named(form: Form, found: Mapping[Var, Buffer]) -> set[Var]:
     """The arrays whose registers the printed text of a form names."""
     return {b.data for b in (form.buffer, form.source) if b is not None and found.get(b.data) is b}
@@ -177,12 +170,6 @@ def _may_borrow(s: Stmt, hot: bool, found: Mapping[Var, Buffer]) -> bool:
     if isinstance(s, If):
         return not any(e.storage in found for e in own_effects(s))
     return not hot and isinstance(s, (For, Store, Evaluate))
-
-
-def _begun(launch: Launch, v: Var) -> bool:
-    """Whether an array is only an operand, or some wgmma begins it without its old values."""
-    own = [c for c in _wgmmas(launch.body) if isinstance(c.args[0], AddressOf) and c.args[0].buffer.data is v]
-    return not own or any(is_const(c.args[-1], 0) for c in own)
 
 
 def _exchanges(s: Stmt) -> bool:
