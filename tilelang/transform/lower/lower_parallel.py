@@ -23,9 +23,10 @@ import numpy as np
 from tilelang import errors
 from tilelang.arith import Analyzer, Linear
 from tilelang.arith.linear import emit
-from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Call, Cast, Const, Expr, For, If, Load, LoopPlan, Seq, Stmt, Store,
-                         Var, While, binary, cast, const, contains, free_vars, fresh, is_const, load, logical, replace, rewrite,
-                         seq, substitute, walk, ways, EMPTY, FRAGMENT, GLOBAL)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, BufferFacts, Call, Cast, Const, Evaluate, Expr, For, If, Load,
+                         LoopPlan, Seq, Stmt, Store, Var, While, binary, cast, const, contains, free_vars, fresh, is_const,
+                         load, logical, replace, rewrite, seq, stmts_of, substitute, walk, ways, EMPTY, FRAGMENT, GLOBAL, LOCAL,
+                         SHARED)
 from tilelang.ir.numbers import may_wrap
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, index_values, private
 
@@ -151,11 +152,29 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
     finally:
         lw.known.analyzer, lw.access.loop = saved
     registers = any(x.scope_name.startswith("local") for x in walk(body, Buffer))
+    if is_async and (moved := _loaded_in_front(lw, inner, dist, span)) is not None:
+        inner, registers = moved, True
     inner = _wrap_axes(dist, inner, registers, span)
     if inside is not None:
         inner = If(inside, _wrap_axes(dist, whole, registers, span), renamed(inner))
     inner = as_iterations(body, inner, bool(dist.axes or dist.lanes), span)
     return seq(*before, inner, *after)
+
+
+def _loaded_in_front(lw: Any, inner: Stmt, dist: Distribution, span: Any) -> Stmt | None:
+    """One step of asynchronous copies, with what their addresses read in shared memory loaded in front of the loop around them,
+    if it is the same in all iterations.  The compiler moves no load over a copy: each copy would wait for its own."""
+    (around, moved), (*binds, copy) = lw.ahead, stmts_of(inner)
+    if around is None or len(dist.axes) != 1 or not isinstance(copy, Evaluate) or copy.call.op != "cp_async":
+        return None
+    (v, n), written = dist.axes[0], {e.storage for e in effects(around.body) if e.writes}
+    held = {x: Buffer(f"{x.buffer.name}_v", (n,), x.dtype, LOCAL, facts=BufferFacts(align=16)) for x, skipped in in_order(copy)
+            if not skipped and isinstance(x, Load) and x.buffer.scope_name in SHARED and x.buffer.data not in written}
+    loads = renamed(_wrap_axes(dist, seq(*binds, *(Store(b, (v,), x) for x, b in held.items())), True, span))
+    if not held or not isinstance(n, int) or n > UNROLL_LIMIT or free_vars(loads) - {lw.thread}:
+        return None
+    moved += [*map(Alloc, held.values()), loads]
+    return rewrite(inner, lambda x: load(held[x], (v,)) if x in held else None, Load)  # type: ignore[no-any-return]
 
 
 def _wrap_axes(dist: Distribution, inner: Stmt, registers: bool, span: Any) -> Stmt:

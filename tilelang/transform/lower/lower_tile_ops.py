@@ -95,6 +95,7 @@ class Lowering:
         self.new_local, self.new_fragment, self.new_shared = buffers.new_local, buffers.new_fragment, buffers.new_shared
         self.physical, self.expr, self.guard = access.physical, access.expr, access.guard
         self.group: Var | None = None
+        self.ahead: tuple[For | None, list[Stmt]] = None, []  # the serial loop around, and what is moved in front of it
         self._differing: Divergence | None = None
         self._named: set[Var] = set()
         self.first_warp = self.warp_role = self._warp_roles_seen = 0
@@ -211,7 +212,8 @@ class Lowering:
 
     def loop_stmt(self, s: For, body: Callable[[Stmt], Stmt]) -> Stmt:
         """A serial loop, lowered with the range of its variable known inside."""
-        analyzer, loop = self.known.analyzer, self.access.loop
+        analyzer, loop, outer = self.known.analyzer, self.access.loop, self.ahead
+        self.ahead = (s if s.kind == "serial" else None), []
         lo, _ = analyzer.interval(s.start)
         _, last = analyzer.interval(s.start + s.extent)
         self.known.analyzer = analyzer.bind(s.var, lo, None if last is None else last - 1)
@@ -219,9 +221,11 @@ class Lowering:
         if loop is not None:
             loop.inner = [*inner, *serial_axis(s)]
         try:
-            return replace(s, start=self.expr(s.start), extent=self.expr(s.extent),
-                           body=self.stores.inside(s, lambda: body(s.body)))
+            out = replace(s, start=self.expr(s.start), extent=self.expr(s.extent),
+                          body=self.stores.inside(s, lambda: body(s.body)))
+            return seq(*self.ahead[1], out)
         finally:
+            self.ahead = outer
             if loop is not None:
                 loop.inner = inner
 
