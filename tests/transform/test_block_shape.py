@@ -327,7 +327,8 @@ def test_an_operand_that_threads_make_is_made_for_two_blocks_at_once(full_grid, 
 
 @pytest.mark.parametrize("which", ["b", "gathered", "narrow"])
 def test_blocks_without_room_or_without_made_operands_are_not_joined(full_grid, which: str):
-    """Rows that threads gather are limited by their loads: joined they took a fifth longer. An SM runs several small blocks."""
+    """Short rows that threads gather are limited by their loads: joined they took a fifth longer. An SM runs several small
+    blocks."""
     if which == "narrow":
         assert [e.value for e in shaped(made("b", m=128, bm=64)).grid] == [2, 2]
         return

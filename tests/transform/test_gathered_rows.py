@@ -225,3 +225,99 @@ def test_a_missing_barrier_before_indices_of_asynchronous_copies_was_called_orde
     first = next(x for x in walk(launch.body, Evaluate) if x.call.op == "sync_threads")
     broken = rewrite(launch, lambda x: Evaluate(call("sync_warp", (), "void")) if x is first else None)
     assert not check_launch(broken)[0].startswith("ordered")
+
+
+def alone(steps=5, stages=3, around="", dtype="float16", clear=False, written=False, rows=64, columns=256):
+    """C = A[I] B^T, with rows of A gathered in the loop, in a block that has an SM to itself."""
+    @T.macro
+    def multiply(A, B, at, a, b, c):
+        for step in T.Pipelined(steps, num_stages=stages):
+            for i, j in T.Parallel(rows, 64):
+                a[i, j] = A[at[i], step * 64 + j]
+            T.copy(B[0, step * 64], b)
+            T.gemm(a, b, c, transpose_B=True, clear_accum=clear)
+
+    @T.prim_func
+    def main(A: T.Tensor((70, 64 * steps), dtype), B: T.Tensor((columns, 64 * steps), dtype), I: T.Tensor((rows,), "int32"),
+             Z: T.Tensor((1,), "int32"), C: T.Tensor((rows, columns), "float32")):
+        with T.Kernel(1, threads=128) as _:
+            a, b = T.alloc_shared((rows, 64), dtype), T.alloc_shared((columns, 64), dtype)
+            at = T.alloc_shared((rows,), "int32")
+            c = T.alloc_fragment((rows, columns), "float32")
+            T.clear(c)
+            T.copy(I, at)
+            if around == "loop":
+                for _ in T.serial(2):
+                    multiply(A, B, at, a, b, c)
+            elif around == "branch":
+                if Z[0] < WORDS:
+                    multiply(A, B, at, a, b, c)
+            else:
+                multiply(A, B, at, a, b, c)
+            T.copy(c, C)
+            if written:
+                B[0, 0] = 1.0
+
+    return main
+
+
+@pytest.mark.parametrize("options, under, by_tma", [
+    ({}, True, True), ({"steps": 1}, True, True), ({"steps": 2}, True, True), ({"steps": 6, "stages": 4}, True, True),
+    ({"around": "branch"}, True, False), ({"around": "loop"}, True, False), ({"written": True}, True, False),
+    ({"clear": True}, False, False), ({"columns": 64}, False, False), ({"stages": 2}, False, False)])
+def test_a_block_alone_on_its_sm_waited_for_each_gemm_of_gathered_rows(options, under, by_tma):
+    """Its tensor cores had nothing to do under waits and copies.  TMA loads the other operand."""
+    text = agree(alone(**options))
+    assert ("tl::wgmma_wait<1>();" in text) == under and ("tma_load_2d(&b[" in text) == by_tma
+    assert "cp_async<16>(&a[" in text
+
+
+def test_each_copy_of_a_gathered_row_waited_for_its_index():
+    """No load moves over a copy.  What the loop does not write is loaded in front of it."""
+    for program in (alone(), alone(columns=64)):
+        before, loop = agree(program).split("for (int step")
+        assert "[it] = at[" in before and "at[it" not in loop and "cp_async<16>(&a[" in loop
+
+
+def test_indices_that_the_loop_writes_are_loaded_in_it():
+    @T.prim_func
+    def main(A: T.Tensor((WORDS, 256), "float16"), I: T.Tensor((4, 64), "int32"), O: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=64):
+            a, at = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64,), "int32")
+            o = T.alloc_fragment((64, 64), "float16")
+            T.clear(o)
+            T.copy(I[0, :], at)
+            for step in T.Pipelined(4, num_stages=2):
+                for i, j in T.Parallel(64, 64):
+                    a[i, j] = A[at[i], step * 64 + j]
+                for i, j in T.Parallel(64, 64):
+                    o[i, j] += a[i, j]
+                for i in T.Parallel(64):
+                    at[i] = I[step, i] + at[i] // 2
+            T.copy(o, O)
+
+    agree(main)
+
+
+def test_blocks_with_gathered_rows_stayed_narrow():
+    """Two blocks of 128 x 128 take more of shared memory's bandwidth than the tensor cores leave."""
+    def program(k=256):
+        @T.prim_func
+        def main(A: T.Tensor((640, k), "float16"), B: T.Tensor((4096, k), "float16"), I: T.Tensor((4096,), "int32"),
+                 C: T.Tensor((4096, 4096), "float16")):
+            with T.Kernel(32, 32, threads=256) as (bx, by):
+                a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((128, 64), "float16")
+                c = T.alloc_fragment((128, 128), "float32")
+                T.clear(c)
+                for step in T.Pipelined(k // 64, num_stages=3):
+                    for i, j in T.Parallel(128, 64):
+                        a[i, j] = A[I[by * 128 + i], step * 64 + j]
+                    T.copy(B[bx * 128, step * 64], b)
+                    T.gemm(a, b, c, transpose_B=True)
+                T.copy(c, C[by * 128, bx * 128])
+
+        return main
+
+    for config, grid, under in ((None, [16, 32], True), ({"tl.resize_blocks": False}, [32, 32], False)):
+        (kernel,) = lower(program().func, TARGETS[1], config).kernels
+        assert [int(n) for n in map(str, kernel.launch.grid)] == grid and ("wgmma_wait<1>" in print_kernel(kernel)) == under

@@ -74,8 +74,8 @@ _ROWS: tuple[tuple[str, str, str, dict[str, tuple[Any, ...]]], ...] = (
      'named PTX registers, "out" copies the registers into the array.', {"count": ("int", 0), "move": ("str | None", None)}),
     ("TmaOptions", "tma_load tma_store tma_reduce_add tma_prefetch tensor_map",
      "map: name of a tensor map of the launch. multicast: the copy writes the CTAs of a mask. cache_hint: a name of "
-     "CACHE_HINTS, or the number of a cache policy.",
-     {"map": ("str",), "multicast": ("bool", False), "cache_hint": ("str | int | None", None)}),
+     "CACHE_HINTS, or the number of a cache policy. in_group: copies of cp.async that follow are waited for with it.",
+     {"map": ("str",), "multicast": ("bool", False), "cache_hint": ("str | int | None", None), "in_group": ("bool", False)}),
     ("CpAsyncArriveOptions", "cp_async_mbarrier_arrive",
      "noinc: the arrival is included in the count that the barrier was initialised with.", {"noinc": ("bool", False)}),
     ("SmallIntOptions", "small_int_to_float", "low: the least value that the integer may have, at most 0.", {"low": ("int",)}),

@@ -158,7 +158,7 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     shape = box_of(src, dims, boxes[0].rows, got.boxes()[0].columns)
     name = cx.tensor_map(src.buffer, shape, got.swizzle, op.plan.tf32, columns * dst.dtype.bits // 8)
     bar, (storage, base) = barrier_of(op, cx), start_of(dst, cx)
-    attrs: dict[str, Any] = {"map": name, **cache_hint(op)}
+    attrs: dict[str, Any] = {"map": name, **cache_hint(op), **({"in_group": True} if op.plan.async_group else {})}
     mask: tuple[Expr, ...] = ()
     if to is not None:
         attrs["multicast"], mask = True, (to,)

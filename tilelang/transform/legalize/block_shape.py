@@ -14,7 +14,7 @@ from typing import Any
 from tilelang.arith import Analyzer, simplify_stmt
 from tilelang.ir import (BARRIER, CLUSTER_BARRIER, EMPTY, FRAGMENT, GLOBAL, Alloc, Buffer, Const, Evaluate, Expr, For, Launch,
                          Load, Parallel, Region, Stmt, Store, Var, const, contains, convert, fresh, inner, is_const, replace,
-                         rewrite, rewrite_stmts, substitute, used_vars, walk, with_options, SHARED)
+                         rewrite, rewrite_stmts, stmts_of, substitute, used_vars, walk, with_options, SHARED)
 from tilelang.ops import AtomicTile, Copy, Fill, Gemm, Reduce, Scan
 from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma
 from tilelang.ops.tma import tma_unsupported
@@ -22,6 +22,7 @@ from tilelang.target.machine import (MOST_REGISTERS, MOST_SHARED, REGISTERS, REG
                                      consumer_registers)
 
 from ..analysis.effects import effects, hangs_on_threads, own_effects
+from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.pipeline_loops import is_load
 from ..framework.pass_ import TILE, PassContext, pass_
 from .hopper_features import may_resize
@@ -59,7 +60,7 @@ def block_shape(n: Launch, cx: PassContext) -> Launch | None:
     out = _regrouped(out)
     out = _fewer(out, sms) or out
     for d, why in ((0, _NARROW), (1, _NARROW), (0, _MADE), (1, _MADE), (1, _LOADED)):
-        out = _doubled(out, d, sms, why) or out
+        out = _doubled(out, d, cx, why) or out
     out = _spread(out, sms) or out
     return None if out is n else out
 
@@ -168,15 +169,15 @@ def _spread(n: Launch, sms: int) -> Launch | None:
                      "idle") if _all_by_wgmma(out) else None
 
 
-def _doubled(n: Launch, d: int, sms: int, why: str) -> Launch | None:
+def _doubled(n: Launch, d: int, cx: PassContext, why: str) -> Launch | None:
     """The launch with blocks of two warp groups that compute the rows (d = 0) or the columns (1) of two blocks.
 
     why: _NARROW where a block has 64 rows, so that one warp group uses all that it loads, or a GEMM has 64 columns at most, so
     that wgmma waits for shared memory; _MADE where threads make the operand that both blocks read; _LOADED where TMA loads all
-    operands: a block of 128 x 256 loads three quarters of what two of 128 x 128 do.
+    operands, or threads one of the only GEMM ahead: a block of 128 x 256 loads three quarters of what two of 128 x 128 do.
     The grid must fill the SMs about as well as before.
     """
-    before, most = _blocks(n), GROUP if d == 0 and why is _NARROW else 2 * GROUP
+    sms, before, most = cx.target.limits.sm_count, _blocks(n), GROUP if d == 0 and why is _NARROW else 2 * GROUP
     if not sms or n.num_threads > most or before < 2 * sms or _filled(before // 2, sms) < 0.9 * _filled(before, sms):
         return None
     dims = _Dims(n)
@@ -186,7 +187,7 @@ def _doubled(n: Launch, d: int, sms: int, why: str) -> Launch | None:
     new = _made(n)
     if why is _MADE and any((op.b, op.a)[d].buffer not in new or (op.a, op.b)[d].buffer in new for op in gemms):
         return None
-    if why is _LOADED and not all(not has_transposed(op) and _loaded(op.a, n) and _loaded(op.b, n) for op in gemms):
+    if why is _LOADED and not all(not has_transposed(op) and _loaded(op.a, n, cx) and _loaded(op.b, n, cx) for op in gemms):
         return None
     if d == 0 and why is _NARROW and any(op.m != _ROWS for op in gemms):
         return None
@@ -194,16 +195,24 @@ def _doubled(n: Launch, d: int, sms: int, why: str) -> Launch | None:
     for axis in range(len(n.grid) if label is not None else 0):
         blocks = _Blocks(n, dims, label)
         out = blocks.cut(axis, 2 * blocks.length, 2)
-        if out is not None and _all_by_wgmma(out) and _held(out) <= REGISTERS.accumulator and (why is _NARROW or _room(out)):
+        if out is not None and _all_by_wgmma(out) and _held(out) <= REGISTERS.accumulator and (
+                why is _NARROW or _room(out, cx)):
             return _reported(out, f"a block of {out.num_threads} threads computes the {_SIDES[d]} of two blocks of "
                              f"{n.num_threads}: {why}")
     return None
 
 
-def _loaded(r: Region, n: Launch) -> bool:
-    """Whether TMA fills a tile, and nothing else does."""
+def _loaded(r: Region, n: Launch, cx: PassContext) -> bool:
+    """Whether TMA fills a tile, and nothing else does; or threads that copy it ahead."""
     writers = [e.node for e in effects(n.body) if e.storage is r.buffer.data and e.writes]
-    return bool(writers) and all(is_load(x) and not tma_unsupported(x) for x in writers)
+    return bool(writers) and all(is_load(x) and not tma_unsupported(x) for x in writers) or r.buffer in _gathered(n, cx)
+
+
+def _gathered(n: Launch, cx: PassContext) -> set[Buffer]:
+    """The tiles that threads copy ahead in a loop that only copies and multiplies once (plan_pipelines.carried)."""
+    loops, tiles = [s for s in walk(n.body, For) if contains(s.body, Gemm)], CopiedTiles(n, cx)
+    found = [tiles.gathered(s) for x in loops for s in stmts_of(x.body) if not is_load(s) and not isinstance(s, Gemm)]
+    return {b for b in found if b is not None} if None not in found and len([*walk(n.body, Gemm)]) == 1 else set()
 
 
 def _fewer(n: Launch, sms: int) -> Launch | None:
@@ -240,15 +249,16 @@ def _made(n: Launch) -> set[Buffer]:
     return new
 
 
-def _room(n: Launch) -> bool:
+def _room(n: Launch, cx: PassContext) -> bool:
     """Whether shared memory holds three stages of what a launch loads beside results of 16 bits, and an accumulator leaves
     registers for operands."""
-    tiles = {x.dst.buffer for x in walk(n.body, Copy) if x.dst.buffer.scope_name in SHARED}
+    tiles, by_threads = {x.dst.buffer for x in walk(n.body, Copy) if x.dst.buffer.scope_name in SHARED}, _gathered(n, cx)
     sums = [(op.m * op.n, op.c.dtype.bits) for op in walk(n.body, Gemm)]
     if not all(b.is_static for b in tiles) or any(k * w // 32 > n.num_threads * 2 * _ROWS for k, w in sums):
         return False
-    loaded = sum(b.size * b.dtype.bits // 8 for b in tiles)
-    return 3 * loaded + sum(2 * k for k, _ in sums) + 2 * RESERVED_SHARED <= MOST_SHARED  # and the barriers
+    loaded = sum(b.size * b.dtype.bits // 8 for b in tiles | by_threads)  # small stages by threads take longer than their GEMM
+    return (6 * loaded > cx.target.limits.shared_per_sm or not by_threads) and (
+        3 * loaded + sum(2 * k for k, _ in sums) + 2 * RESERVED_SHARED <= MOST_SHARED)  # and the barriers
 
 
 def _filled(blocks: int, sms: int) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Parallel, Select, Stmt, Var, binary,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Parallel, Select, Stmt, Var, binary, cast,
                          const, convert, fresh, is_const, logical, replace, seq, substitute, unary, used_vars, with_options,
                          FRAGMENT, SHARED)
 from tilelang.ir.record import record
@@ -29,10 +29,8 @@ from ..analysis.item_cost import Cycles
 from ..analysis.pipeline_loops import SERIAL
 from ..analysis.pipeline_schedule import Body, needed_binds
 from ..analysis.simulate_loop import Event, Wait
-from ..analysis.statements import do, rename
-from .consumer_schedule import (chosen_order, described, flight_of, in_order_of_release, items_of,
-                                orders_in_words, overlaps, promoted_gemm, steady, users_of)
-from .loop_order import Search
+from ..analysis.statements import do, initialised, rename
+from .consumer_schedule import chosen_order, described, in_order_of_release, items_of, promoted_gemm, steady, users_of
 from .rings import GROUP, Ring, WarpRoleLoop, pin, select_version
 
 PING_PONG = 14, 15  # numbers of the named barriers at which one warp group waits for the GEMMs of the other
@@ -55,17 +53,6 @@ def consumer(r: WarpRoleLoop, finished: Sequence[Stmt] = (), tiles: Iterable[Buf
     loop = items_of(r)
     plain = _Ordered(r, LoopOrder(tuple(Event(i, 0) for i in loop.own), 0.0, 0.0, 0, False), loop, steady(r, loop)[1])
     return plain.code(list(finished), set(tiles))
-
-
-def within_iteration(r: WarpRoleLoop, registers: int) -> tuple[list[Stmt], str] | None:
-    """The statements of an iteration without warp roles, where GEMMs run under those that do not need them, and a text for the
-    report; None where they all wait.  registers: how many a thread may use."""
-    loop = items_of(r)
-    order = Search("iteration").best(loop, registers) if flight_of(r) != "statement" else None
-    if order is None or not overlaps(loop, order):
-        return None
-    emitter = _Ordered(r, order)
-    return emitter.sequence(order.events, emitter.steady, {0: r.loop.var}, True), orders_in_words(loop, order)
 
 
 class _Emitter:
@@ -457,11 +444,12 @@ class _Run:
 class CopiedAhead:
     """Emits the serial code of a pipelined `loop` (already of kind serial).
 
-    rest: what replaces items that are not copied ahead.
+    gemm: all that is not copied ahead, if it stays in flight until the next one has begun.  boxed: items that TMA copies, by
+    the first thread -> mbarriers.
     """
 
-    def __init__(self, plan: Plan, loop: For, loop_body: Body, rest: list[Stmt] | None) -> None:
-        self.plan, self.loop, self.loop_body, self.rest = plan, loop, loop_body, rest
+    def __init__(self, plan: Plan, loop: For, loop_body: Body, gemm: Any, boxed: dict[int, Buffer], thread: Var) -> None:
+        self.plan, self.loop, self.loop_body, self.gemm, self.boxed, self.thread = plan, loop, loop_body, gemm, boxed, thread
         self.items = loop_body.items
         self.depth = max(plan.stage, default=0)
         self.runs = self.split()
@@ -504,13 +492,20 @@ class CopiedAhead:
     def run(self, r: _Run, iteration: Any, it: Expr, known: dict[Any, Expr]) -> list[Stmt]:
         """Statements of a run for one iteration: the 0-based `iteration`, where the loop variable is `it`."""
         k = self.loop.var
-        stmts = [with_options(self.items[i].stmt, async_group=True) if i in self.plan.ahead else self.items[i].stmt
-                 for i in r.items]
-        if it is k and self.rest is not None and len(r.items) == len(self.items) - len(self.plan.ahead):
-            stmts = self.rest
+        stmts = [self.copied(i, with_options(self.items[i].stmt, async_group=True)) if i in self.plan.ahead else
+                 self.items[i].stmt for i in sorted(r.items, key=lambda i: r.group is not None and i not in self.boxed)]
+        if self.gemm is not None and r.group is None:
+            stmts = [with_options(self.gemm, wait=-1, in_flight=True), do("wgmma_wait", n=1)]
         parts = [[s] for s in stmts] if self.loop_body.late else [stmts]  # late bindings follow the statements they depend on
         return [select_version(x, self.plan.versions, iteration) for part in parts
                 for x in _bound(self.loop_body.pure, k, part, it, known)]
+
+    def copied(self, i: int, s: Any) -> Stmt:
+        """The start of a copy."""
+        full = self.boxed.get(i)
+        return s if full is None else If(binary("eq", self.thread, const(0, self.thread.dtype)), seq(do(  # type: ignore
+            "mbarrier_arrive_expect_tx", AddressOf(full, (slot := self.base % full.shape[0],)), const(tma_bytes(s), "uint32")),
+            with_options(s, tma=True, barrier=(full, slot))))
 
     def at(self, r: _Run, u: int | None) -> list[Stmt]:
         """Statements of a run in step u of the prologue, or (None) in a step of the loop; none where it has no iteration."""
@@ -547,6 +542,8 @@ class CopiedAhead:
         if early:
             waited = max(early)
             out.append(do("cp_async_wait", n=-waited - 1))
+            out += [do("mbarrier_wait", AddressOf(b, (self.base % b.shape[0],)), cast(self.base // b.shape[0] % 2, "uint32"))
+                    for b in self.boxed.values()]
         for r, body in bodies:
             if body:
                 g = self.needed_group(r)
@@ -565,6 +562,8 @@ class CopiedAhead:
         loop, k = self.loop, self.loop.var
         out: list[Stmt] = [Alloc(b, span=b.span) for b in self.plan.versions.values()]
         out += [a for a in self.loop_body.allocs if a.buffer not in self.plan.versions]
+        if self.boxed:
+            out.append(seq(*map(Alloc, self.boxed.values()), initialised(self.boxed.values(), self.thread), do("sync_threads")))
         if not isinstance(loop.extent, (Const, Var)):  # bounds are evaluated once
             n = fresh(f"{k.name}_extent", loop.extent.dtype)
             out.append(Bind(n, loop.extent, span=loop.span))
@@ -578,4 +577,6 @@ class CopiedAhead:
         out.append(with_options(replace(loop, body=body, extent=self.extent), pipeline_report=self.plan.report))
         if self.depth and self.groups:  # no copy is left in flight (the last are guarded off); this wait tells later passes
             out.append(do("cp_async_wait", n=0))
+        if self.gemm is not None:
+            out = [pin(self.gemm.c.buffer), *out, do("wgmma_wait", n=0), pin(self.gemm.c.buffer)]
         return seq(*out, span=loop.span)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -61,8 +61,8 @@ def _pass_tiles(own: LoopItems, columns: set[Var]) -> None:
 
 
 def record_of_threads(launch: Launch, loop: For, items: list[Item], stage: Sequence[int], order: Sequence[int],
-                      ahead: Mapping[int, int], capability: int | str) -> Schedule:
-    """The record of a loop without warp roles.  ahead: copies that run asynchronously -> versions of their tiles."""
+                      ahead: Mapping[int, int], boxed: Collection[int], capability: int | str) -> Schedule:
+    """The record of a loop without warp roles.  ahead: copies that run asynchronously, boxed ones by TMA -> versions."""
     ranked = sorted((i for i in range(len(items)) if i not in ahead), key=lambda i: order[i])
     low = min((stage[i] for i in ranked), default=0)
     rings = {i: RingUse(frozenset(j for j in ranked if any(e.writes and items[j].touches(e.storage) for e in items[i].effects)),
@@ -76,7 +76,7 @@ def record_of_threads(launch: Launch, loop: For, items: list[Item], stage: Seque
             rate = kernel_rates("mma", capability).mma * 16 / op.a.dtype.bits
             fits = capability == 90 and not isinstance(choose_wgmma(op, launch.num_threads), str)
             own.cost[i] = Cycles(wgmma_cycles(op) if fits else 2.0 * op.m * op.n * op.k / rate)
-    loads = {i: "cp.async" if i in ahead else "threads" for i, x in enumerate(items) if _is_load(x)}
+    loads = {i: "tma" if i in boxed else "cp.async" if i in ahead else "threads" for i, x in enumerate(items) if _is_load(x)}
     return _record(launch, loop, own, (tuple(Event(i, stage[i] - low) for i in ranked), {}), rings, loads, capability)
 
 

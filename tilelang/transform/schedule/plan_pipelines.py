@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import field
 
 from tilelang.errors import InternalError
-from tilelang.ir import (EMPTY, Alloc, Buffer, Call, Const, For, Launch, Region, Stmt, Var, leaves, replace,
-                         rewrite_stmts, statements, stmts_of, walk, with_options, SHARED)
+from tilelang.ir import (EMPTY, Alloc, Buffer, Call, Const, For, Launch, Region, Stmt, Var, is_const, leaves,
+                         replace, rewrite_stmts, statements, stmts_of, walk, with_options, SHARED)
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma
-from tilelang.target.machine import MOST_REGISTERS
+from tilelang.ops.tma import tma_unsupported, versions_unsupported
+from tilelang.target.machine import REGISTERS, RESERVED_SHARED
 
 from ..framework.config import PassConfigKey
 from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.effects import effects, orders
-from ..legalize.hopper_features import hopper, no_warp_roles
+from ..legalize.hopper_features import hopper, no_warp_roles, unreadable
 from ..analysis.liveness import Uses
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.shared_spans import versioned, with_versions
 from .loop_record import record_of_threads
-from .emit import CopiedAhead, Plan, within_iteration
-from .rings import GROUP, WarpRoleLoop
+from .emit import CopiedAhead, Plan
+from .rings import GROUP, barriers
 from ..analysis.pipeline_loops import (SERIAL, check_flow, is_pipelined, producer_first, ring_stages, scheduled_lists,
                                        wanted_stages)
 from ..analysis.pipeline_schedule import Body, Item, stage_span, loop_items, violations
+
+_CARRIED = 4  # stages of a loop whose GEMM reads one while the next is waited for
 
 
 @pass_(needs=TILE, of=Launch)
@@ -97,11 +101,11 @@ class _Planner:
             record(None)
             return with_options(plain, pipeline_report=f"sequential: {why}")
 
-        def record(plan: Plan | None) -> None:
+        def record(plan: Plan | None, boxed: Collection[int] = ()) -> None:
             items = loop_body.items
             stage, order, ahead = ([0] * len(items), range(len(items)), {}) if plan is None else (plan.stage, plan.order, {
                 i: next((int(v.shape[0]) for b, v in plan.versions.items() if b.data is t), 1) for i, t in plan.ahead.items()})
-            self.schedules.append(str(record_of_threads(self.launch, original, items, stage, order, ahead, getattr(
+            self.schedules.append(str(record_of_threads(self.launch, original, items, stage, order, ahead, boxed, getattr(
                 self.cx.target, "machine", 80))))
 
         loop_body = loop_items(stmts_of(body))
@@ -131,24 +135,39 @@ class _Planner:
             plan = self.automatic(original, loop_body, wanted)
         if isinstance(plan, str):
             return serial(plan)
+        asked, boxed = wanted if isinstance(wanted, int) else 0, dict[int, Buffer]()
+        gemm = self.carried(loop_body.items, plan, asked) if asked and hopper(self.cx).wgmma else None
+        if gemm is not None and not isinstance(more := self.automatic(original, loop_body, max(_CARRIED, asked)), str):
+            plan = Plan([max(0, s - 1) for s in more.stage], more.order, more.ahead, more.versions, more.report)
+            self.overlap = f"`{gemm.c.buffer.name}` is computed under the waits and copies of the next iteration"
+            boxed = self.by_tma(original, loop_body.items, plan)
         self.made += plan.versions.items()
-        record(plan)
-        rest = self.overlapped(original, loop_body, plan) if isinstance(wanted, int) else None
-        return CopiedAhead(plan, plain, loop_body, rest).code()
+        record(plan, boxed)
+        return CopiedAhead(plan, plain, loop_body, gemm, boxed, self.launch.thread_vars[0]).code()
 
-    def overlapped(self, loop: For, loop_body: Body, plan: Plan) -> list[Stmt] | None:
-        """The statements of an iteration that are not copied ahead, in an order in which wgmmas run under others; None where
-        they keep the program's."""
-        own = [x.stmt for i, x in enumerate(loop_body.items) if i not in plan.ahead]
-        threads = self.launch.num_threads
-        if not hopper(self.cx).wgmma or threads % GROUP or self.launch.plan.by_hand or any(
-                x.op == "in_warp_groups" for x in walk(self.launch.body, Call)) or any(
-                isinstance(choose_wgmma(x, threads, frozenset()), str) for s in own for x in walk(s, Gemm)):
+    def carried(self, items: list[Item], plan: Plan, stages: int) -> Gemm | None:
+        """The GEMM of a block alone on its SM that stays in flight until that of the next iteration has begun, where it is all
+        that the loop does with the tiles.  It reads one stage while the next ones are copied: four must fit."""
+        own, tiles = [x.stmt for i, x in enumerate(items) if i not in plan.ahead], {*plan.ahead.values()}
+        op, limits, threads, most = next(iter(own), None), self.cx.target.limits, self.launch.num_threads, max(_CARRIED, stages)
+        shared = {s.buffer for s in walk(self.launch.body, Alloc) if s.buffer.is_static and s.buffer.scope_name in SHARED}
+        few, all_ = (sum(b.size * b.dtype.bits // 8 * (n if b.data in tiles else 1) for b in shared) for n in (stages, most))
+        if len(own) > 1 or not isinstance(op, Gemm) or not {op.a.buffer.data, op.b.buffer.data} <= tiles or threads % GROUP or \
+                self.launch.plan.by_hand or any(x.op == "in_warp_groups" for x in walk(self.launch.body, Call)) or isinstance(
+                    choose_wgmma(op, threads, frozenset()), str) or not is_const(op.clear_accum, 0):
             return None
-        r = WarpRoleLoop(self.launch, loop, loop_items(own), [], threads // GROUP, 1, self.launch.thread_vars[0], self.cx)
-        got = within_iteration(r, min(MOST_REGISTERS, self.cx.target.limits.registers_per_sm // (2 * threads)))
-        stmts, self.overlap = got or (None, self.overlap)
-        return stmts
+        alone = limits.shared_per_sm < 2 * few or limits.registers_per_sm < 2 * (op.m * op.n + REGISTERS.plain_loop * threads)
+        return op if alone and all_ + 2 * RESERVED_SHARED <= limits.shared_per_block and (
+            most == stages or self.cx.option(PassConfigKey.TL_EXTRA_STAGES)) and self.cx.option(
+                PassConfigKey.TL_WGMMA_IN_FLIGHT) == "iterations" else None
+
+    def by_tma(self, loop: For, items: list[Item], plan: Plan) -> dict[int, Buffer]:
+        """The copies that the first thread makes by TMA, beside those of all threads -> their mbarriers."""
+        on, given, top = hopper(self.cx), dict(self.launch.plan.layouts), stmts_of(self.launch.body)
+        return {i: barriers(f"{b.name}_full", (1,) * int(plan.versions[b].shape[0])) for i in plan.ahead
+                if isinstance(op := items[i].stmt, Copy) and (b := op.dst.buffer) not in given and not (
+                    tma_unsupported(op, on.strides) or versions_unsupported(b) or unreadable(self.launch, op.src.buffer))
+                } if on.tma and self.launch.threads[1:] == (1, 1) and any(s is loop for s in top) else {}
 
     # ---- the two kinds of schedule ----------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ class TreeBuilder:
         node = e.node
         if isinstance(node, Call):
             width, lanes, known = _extent(node, b)
-            is_async = node.op in ("cp_async", "wgmma_descriptor")
+            is_async = node.op in ("cp_async", "wgmma_descriptor") or node.op == "tma_load" and bool(node.options.in_group)
             signals = _signalled(node) if e.writes else None
             if not known:
                 indices = None
