@@ -15,7 +15,7 @@ import isa_arithmetic as ar
 import isa_matrix
 import numpy as np
 from isa_arithmetic import F16, F32, F64, I16, I32, I64, LANES, M32, M64, U16, U32, U64
-from isa_decode import Instruction, Operand
+from isa_decode import FORMATS, Instruction, Operand
 
 Array = Any
 Reader = Callable[[Any], Array]
@@ -544,10 +544,17 @@ def lane_step(i: Instruction) -> Callable[[Any], None]:
 
 
 def matrix_step(i: Instruction, chip: str) -> Step:
-    if i.mods["cbsz"] or i.mods["abid"] or i.mods["blgp"]:
+    formats = None
+    if "f8f6f4" in i.name:
+        formats = tuple(FORMATS[i.mods[n]][0] for n in ("cbsz", "blgp"))
+        if formats[0][2:] == "6" or formats[1][2:] == "6":
+            raise unsupported(i, "a format of 6 bits")
+    elif i.mods["cbsz"] or i.mods["abid"] or i.mods["blgp"]:
         raise unsupported(i, "a broadcast or permutation of MFMA operands")
+    factors = [plain_reader(i, o, 3 + n, "u32") for n, o in enumerate(i.src[3:])]
     count = i.dst[0].count
-    first = [o.index + (256 if o.kind == "a" else 0) for o in (*i.src, *i.dst)]
+    first = [o.index + (256 if o.kind == "a" else 0) for o in i.src]
+    to = i.dst[0].index + (256 if i.dst[0].kind == "a" else 0)
     c = i.src[2]
     value = c.index & M32
     if c.kind == "k" and "f64" in i.name and value:
@@ -558,7 +565,9 @@ def matrix_step(i: Instruction, chip: str) -> Step:
             raise unsupported(i, "MFMA with lanes switched off")
         a, b = (w.v[n:n + o.count] for n, o in zip(first, i.src[:2], strict=False))
         old = w.v[first[2]:first[2] + count] if c.kind != "k" else np.full((count, 64), value, U32)
-        w.v[first[3]:first[3] + count] = isa_matrix.multiply(i.meaning, chip, a, b, old)
+        scales = [np.ldexp(np.float32(1), (np.broadcast_to(get(w), 64) >> 8 * byte & 255).astype(I32) - 127)
+                  for get, byte in zip(factors, i.mods.get("bytes", ()), strict=True)]
+        w.v[to:to + count] = isa_matrix.multiply(i.meaning, chip, a, b, old, formats, scales)
 
-    ab = bits_of(*i.src[:2])
+    ab = bits_of(*i.src[:2], *i.src[3:])
     return Step(i, run, bits_of(*i.src), bits_of(*i.dst), operands=ab, accumulator=bits_of(c), matrix=True)

@@ -383,26 +383,35 @@ class Decoder:
         w, x = words[0], words[1]
         opcode = field(w, 16, 7)
         codes = [field(x, 0, 9), field(x, 9, 9), field(x, 18, 9)]
+        if opcode == 44:  # the scales of the matrix instruction that follows
+            return self._matrix(self.row("MFMA", field(words[2], 16, 7)), words[2:], at, words[:2])
         if opcode in self.table["MFMA"]:
-            return self._matrix(self.row("MFMA", opcode), words, at, codes)
+            return self._matrix(self.row("MFMA", opcode), words, at, ())
         row = self.row("VOP3P", opcode)
         mods = {"neg_hi": field(w, 8, 3), "op_sel": field(w, 11, 3), "op_sel_hi": field(x, 27, 2) | field(w, 14, 1) << 2,
                 "clamp": field(w, 15, 1), "neg": field(x, 29, 3)}
         return self._vector("VOP3P", row, words, at, codes, field(w, 0, 8), 2, mods)
 
-    def _matrix(self, row: Row, words: tuple[int, ...], at: int, codes: list[int]) -> Instruction:
+    def _matrix(self, row: Row, words: tuple[int, ...], at: int, scales: tuple[int, ...]) -> Instruction:
         w, x = words[0], words[1]
+        codes = [field(x, 0, 9), field(x, 9, 9), field(x, 18, 9)]
         shape, blocks, a, b, c = row.types[:5]
         m, n, k = (int(part) for part in shape.split("x"))
         bits = {"f64": 64, "f32": 32, "xf32": 32, "i32": 32, "f16": 16, "bf16": 16}
-        counts = [m * k * int(blocks) * bits.get(a, 8) // 2048, n * k * int(blocks) * bits.get(b, 8) // 2048,
+        mods: dict[str, Any] = {"cbsz": field(w, 8, 3), "abid": field(w, 11, 4), "blgp": field(x, 29, 3)}
+        widths = [FORMATS[mods[n]][1] if a == "f8f6f4" else bits.get(t, 8) for n, t in (("cbsz", a), ("blgp", b))]
+        counts = [m * k * int(blocks) * widths[0] // 2048, n * k * int(blocks) * widths[1] // 2048,
                   m * n * int(blocks) * bits[c] // 2048]
         sides = [field(x, 27, 1), field(x, 28, 1), field(w, 15, 1)]
         src = [Operand("a" if side else "v", code - 256, count) if code >= 256 else self.scalar(code, c)
                for code, count, side in zip(codes, counts, sides, strict=True)]
         dst = [Operand("a" if sides[2] else "v", field(w, 0, 8), counts[2])]
-        mods = {"cbsz": field(w, 8, 3), "abid": field(w, 11, 4), "blgp": field(x, 29, 3)}
-        return Instruction(at, words[:2], "MFMA", row.name, row, dst, src, mods)
+        name = row.name
+        if scales:
+            name, mods["abid"] = name.replace("v_mfma_", "v_mfma_scale_"), 0
+            src += [self.source(field(scales[1], 9 * n, 9), "u32") for n in (0, 1)]
+            mods["bytes"] = [field(scales[0], 11 + n, 1) | field(scales[1], 27 + n, 1) << 1 for n in (0, 1)]
+        return Instruction(at, (*scales, *words[:2]), "MFMA", name, row, dst, src, mods)
 
     # ---- memory formats ----
 
@@ -475,6 +484,7 @@ class Decoder:
 
 
 CARRY = ("_co_u32", "div_scale_f32", "div_scale_f64", "mad_u64_u32", "mad_i64_i32")
+FORMATS = (("fp8", 8), ("bf8", 8), ("fp6", 6), ("bf6", 6), ("fp4", 4))  # of f8f6f4, by number, with bits
 SIGNED = ("v_cndmask_b32", "v_dot2c_f32_f16", "v_dot2c_f32_bf16")  # take signs of sources though those are words
 HWREG = {1: "HW_REG_MODE", 2: "HW_REG_STATUS", 3: "HW_REG_TRAPSTS", 4: "HW_REG_HW_ID", 5: "HW_REG_GPR_ALLOC",
          6: "HW_REG_LDS_ALLOC", 7: "HW_REG_IB_STS", 15: "HW_REG_SH_MEM_BASES", 20: "HW_REG_XCC_ID"}
@@ -538,7 +548,10 @@ def _suffixes(i: Instruction) -> list[str]:
         names = ("cbsz", "abid", "blgp")
         signs = "f64" in i.name
         parts += [f"neg:{bits(mods[n])}" if n == "blgp" and signs else f"{n}:{mods[n]}" for n in names if mods[n]]
-        return parts
+        for n, name in enumerate(("op_sel", "op_sel_hi")):
+            chosen = [x >> n & 1 for x in mods.get("bytes", ())]
+            parts += [f"{name}:[{chosen[0]},{chosen[1]},0]"] if chosen and (n or any(chosen)) else []
+        return sorted(parts, key=lambda part: not part.startswith("op_sel"))
     if i.format == "VOP3P":
         mixed = "_mix" in i.name
         parts += [f"op_sel:{bits(mods['op_sel'])}"] if mods["op_sel"] else []

@@ -24,10 +24,10 @@ SUMS: dict[str, dict[str, tuple[str, int, bool]]] = {
     "942": {"f64": ("chain", 1, False), "f32": ("chain", 1, False), "f16": ("aligned", 8, False), "bf16": ("aligned", 8, False),
             "xf32": ("aligned", 4, False), "fp8": ("halves", 16, False), "bf8": ("halves", 16, False)},
 }
-SUMS["950"] = {of: how for of, how in SUMS["942"].items() if of != "xf32"}
+SUMS["950"] = {of: how for of, how in SUMS["942"].items() if of != "xf32"} | {"f8f6f4": ("halves", 16, False)}
 # Exponents of the least normal numbers.
 LEAST = {"f16": -14, "bf16": -126, "f32": -126, "xf32": -126}
-LEAST8 = {"942": {"fp8": -7, "bf8": -15}, "950": {"fp8": -6, "bf8": -14}}
+LEAST8 = {"942": {"fp8": -7, "bf8": -15}, "950": {"fp8": -6, "bf8": -14, "fp4": 0}}
 
 
 def elements(registers: Array, of: str, chip: str) -> Array:
@@ -46,6 +46,10 @@ def elements(registers: Array, of: str, chip: str) -> Array:
             return ar.from_bf16(words.view(np.uint16))
         case "i8":
             return words.view(np.int8).astype(np.int64)
+    if of == "fp4":
+        pairs = words.view(np.uint8)
+        values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+        return np.concatenate([values, -values])[np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(64, -1)]
     return ar.fp8_values(chip, of)[words.view(np.uint8)]
 
 
@@ -71,12 +75,20 @@ def places(size: int, blocks: int, double: bool) -> tuple[Array, Array, Array]:
     return r // 16, 8 * (r % 16 // 4) + 4 * (lane // 32) + r % 4, lane % 32
 
 
-def multiply(row: Any, chip: str, a: Array, b: Array, c: Array) -> Array:
-    """Registers of D = A * B + C, from registers (n, 64) of words."""
+def multiply(row: Any, chip: str, a: Array, b: Array, c: Array, formats: tuple[str, str] | None = None,
+             scales: list[Array] | None = None) -> Array:
+    """Registers of D = A * B + C, from registers (n, 64) of words.
+
+    formats: of A and B of f8f6f4.  scales: a factor a lane, for the elements that it holds of A and of B.
+    """
     shape, many, of_a, of_b, of_c, _, kind = row.types
+    of_a, of_b = formats or (of_a, of_b)
     size, _, depth = (int(part) for part in shape.split("x"))
     blocks, double = int(many), of_c == "f64"
-    x, y = (operand(elements(v, of, chip), size, blocks, depth) for v, of in ((a, of_a), (b, of_b)))
+    found = [elements(v, of, chip) for v, of in ((a, of_a), (b, of_b))]
+    if scales:
+        found = [v * factor[:, None] for v, factor in zip(found, scales, strict=True)]
+    x, y = (operand(v, size, blocks, depth) for v in found)
     at = places(size, blocks, double)
     view = {"f64": np.float64, "f32": np.float32, "i32": np.int32}[of_c]
     z = np.empty((blocks, size, size), view)

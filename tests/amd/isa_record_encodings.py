@@ -105,6 +105,11 @@ def sample(form: str, opcode: int, row: decode.Row, chip: str, r: random.Random)
             w = 0xD3800000 | opcode << 16 | even() | (high >> 2 & 1) << 14 | (few(count) << 11) | few(count) << 8
             w = w | (1 << 14 if count < 3 else 0)
             return w, sources[0] | sources[1] << 9 | sources[2] << 18 | (high & 3) << 27 | few(count) << 29
+        case "MFMA" if "f8f6f4" in row.name:
+            scales = (0xD3AC0000 | r.getrandbits(2) << 11, 256 + even() | 256 + even() << 9 | r.getrandbits(2) << 27)
+            w = 0xD3800000 | opcode << 16 | even() | r.choice((0, 1, 4)) << 8
+            x = 256 + even() | (256 + even()) << 9 | (256 + even()) << 18 | r.choice((0, 1, 4)) << 29
+            return (*scales, w | 1 << 11, x) if r.random() < 0.7 else (w, x)
         case "MFMA":
             sides, w = r.getrandbits(3), 0xD3800000 | opcode << 16 | even() | r.getrandbits(1) << 15
             c = 256 + even() if r.random() < 0.7 else 128

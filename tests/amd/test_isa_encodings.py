@@ -36,7 +36,7 @@ def test_texts_are_those_of_llvm(chip: str) -> None:
 def test_every_row_of_the_tables_is_recorded(chip: str) -> None:
     """But for the few whose words LLVM writes otherwise, or refuses for some chip."""
     decoder = isa_decode.Decoder(chip)
-    seen = {decoder.one((*words, 0)).name for words, _ in recorded(chip)}
+    seen = {decoder.one((*words, 0)).name.replace("mfma_scale_", "mfma_") for words, _ in recorded(chip)}
     rows = {row.name for form, table in decoder.table.items() for row in table.values() if form not in ("DS", "FLAT", "SMEM")}
     assert rows - seen <= {"v_nop", "v_accvgpr_mov_b32", "s_setreg_imm32_b32", "v_writelane_b32"}
 

@@ -97,6 +97,8 @@ def test_products_leave_the_bits_of_the_simulator(chip: str, of: str, k_pack: in
     out = {"float64": "float64", "int8": "int32"}.get(of, "float32")
     small = of in ("float64", "float32")
     size, tile = ((32, 32, 32), (32, 32, 16)) if small else ((64, 64, 128), (64, 64, 64))
+    if (chip, k_pack) == ("950", 1) and of in FLOAT8["950"]:  # the depth of the scaled instruction
+        size, tile = (64, 64, 256), (64, 64, 128)
     func, target = product(size, tile, name, out, k_pack, 64 if small else 128), {"kind": "hip", "mcpu": f"gfx{chip}"}
     rng = np.random.default_rng(1)
     a, b = ((rng.standard_normal((size[n], size[2])) * (40 if of == "int8" else 1)).astype(numpy) for n in (0, 1))
