@@ -22,23 +22,26 @@ import torch.distributed as torch_dist
 import tilelang
 import tilelang.distributed as dist
 import tilelang.language as T
+from tilelang.distributed import collectives
 from tilelang.library import matmul
 
 KIB, MIB = 1 << 10, 1 << 20
+SHAPES = ((128, 4), (256, 4), (256, 8), (512, 4), (64, 8))  # blocks, vectors of a thread
 SIZES = (64 * KIB, MIB, 16 * MIB, 256 * MIB)
 
 
-def mover(n: int, put: bool, blocks: int):
-    """A kernel that moves n elements to or from the next rank."""
+def mover(n: int, put: bool, blocks: int, times: int = 4):
+    """A kernel that moves n elements to or from the next rank, each thread `times` vectors at once."""
     each = n // blocks
 
     @T.prim_func
     def move(mine: T.Tensor((n,), "int32"), theirs: T.SymmTensor((n,), "int32")):
         with T.Kernel(blocks, threads=512) as b:
+            peer = (T.get_rank() + 1) % T.get_num_ranks()
             if put:
-                T.put_block(mine[b * each], theirs[b * each], each, dst_pe=(T.get_rank() + 1) % T.get_num_ranks())
+                T.put_block(mine[b * each], theirs[b * each], each, dst_pe=peer, unroll_factor=times)
             else:
-                T.get_block(theirs[b * each], mine[b * each], each, src_pe=(T.get_rank() + 1) % T.get_num_ranks())
+                T.get_block(theirs[b * each], mine[b * each], each, src_pe=peer, unroll_factor=times)
 
     return move
 
@@ -133,13 +136,14 @@ class Bench:
 def copies(b: Bench) -> None:
     """Put and get by threads beside the copy engine, both directions at once."""
     peer = (dist.rank() + 1) % dist.num_ranks()
-    for nbytes in (16 * MIB, 64 * MIB, 256 * MIB):
+    for nbytes in (16 * MIB, 256 * MIB):
         n = nbytes // 4
         there = dist.create_tensor((n,), torch.int32)
         remote = dist.on_rank(there, peer)
         mine, what = torch.empty(n, dtype=torch.int32, device="cuda"), {"row": "copy", "MiB": nbytes // MIB}
         for name, put in (("put", True), ("get", False)):
-            kernel = tilelang.compile(mover(n, put, 128), target="cuda")
+            kernels = {f"{g} x {k}": tilelang.compile(mover(n, put, g, k), target="cuda") for g, k in SHAPES}
+            kernel = kernels["128 x 4"]
             torch.arange(n, out=mine if put else there)
             mine.add_(0 if not put else dist.rank())
             there.add_(dist.rank() if not put else 0)
@@ -149,10 +153,12 @@ def copies(b: Bench) -> None:
             got = there if put else mine
             assert dist.num_ranks() != 2 or torch.equal(got, torch.arange(n, dtype=torch.int32, device="cuda") + peer), name
             inner = max(2, 64 * MIB // nbytes * 4)
-            ours = b.time(inner, kernel, mine, there)
+            times = {text: b.time(inner, k, mine, there) for text, k in kernels.items()}
+            text, ours = min(times.items(), key=lambda x: x[1])
             to, source = (remote, mine) if put else (mine, remote)
             engine = b.time(inner, to.copy_, source, graph=False)
-            what |= {f"{name} GB/s": nbytes / ours / 1e3, f"engine {name} GB/s": nbytes / engine / 1e3,
+            what |= {f"{name} blocks x vectors": text,
+                     f"{name} GB/s": nbytes / ours / 1e3, f"engine {name} GB/s": nbytes / engine / 1e3,
                      f"{name} ratio": engine / ours}
         b.say(what)
 
@@ -204,6 +210,9 @@ def all_reduces(b: Bench) -> None:
                "NCCL us": b.time(inner, torch_dist.all_reduce, plain),
                "one-shot us": b.time(inner, symm.one_shot_all_reduce, theirs, "sum", name),
                "two-shot us": b.time(inner, symm.two_shot_all_reduce_, theirs, "sum", name)}
+        if nbytes <= MIB:
+            two = collectives._kernel(collectives.all_reduce_two_shot, n, x.dtype, dist.num_ranks())
+            row["our two-shot us"] = b.time(inner, two, x)
         row["ratio"] = row["ours us"] / min(row["NCCL us"], row["one-shot us"], row["two-shot us"])
         b.say(row)
         if not b.left():
@@ -290,7 +299,7 @@ def run(rank: int, ranks: int, port: int, args: argparse.Namespace) -> None:
                       MASTER_PORT=str(port))
     dist.init_dist(heap_bytes=3 << 30, timeout=25.0)
     b = Bench(args.out, args.seconds)
-    for part in (signals, all_reduces, copies, products, gathers):
+    for part in (all_reduces, signals, copies, products, gathers):
         if b.left():
             try:
                 part(b)

@@ -1,8 +1,8 @@
 """Collectives on symmetric tensors, as plain tile programs: all-reduce, all-gather, reduce-scatter.
 
 Block b of every rank works on the same elements, so one barrier of these blocks before (what the ranks had written) and one
-after (what they may write again) order everything.  Sums are formed in the order of the ranks, so that every rank gets the same
-bits; those of 16-bit floats in float32.
+after (what they may write again) order everything; a small all-reduce takes one signal of each rank instead.  Sums are formed
+in the order of the ranks, so that every rank gets the same bits; those of 16-bit floats in float32.
 """
 
 from __future__ import annotations
@@ -27,19 +27,33 @@ def sum_type(dtype: str) -> str:
 
 
 def all_reduce_one_shot(n: int, dtype: str, ranks: int, blocks: int, tile: int, threads: int = THREADS) -> Any:
-    """x[i] = the sum over all ranks: each reads everything, and keeps it in registers until all have."""
+    """x[i] = the sum over all ranks: each stores its elements on all of them, and adds what has come.
+
+    There are two boxes, for calls of even and odd number.  A rank stores into a box again when all others have signalled the
+    call between, and so have read it: one signal of each rank is all that a call takes.
+    """
 
     @T.prim_func
-    def all_reduce(x: T.SymmTensor((n,), dtype), pad: T.SymmTensor((MOST_BLOCKS, 2 * ranks), "int64")):
+    def all_reduce(x: T.Tensor((n,), dtype), box: T.SymmTensor((2, ranks, n), dtype),
+                   sent: T.SymmTensor((MOST_BLOCKS, ranks), "int64"), calls: T.Tensor((MOST_BLOCKS,), "int64")):
         with T.Kernel(blocks, threads=threads) as b:
             terms = [T.alloc_fragment((tile,), dtype) for _ in range(ranks)]
-            total = T.alloc_fragment((tile,), dtype)
-            T.barrier_all(pad[b, 0:2 * ranks])
-            _ = [T.copy(T.remote(x, r)[b * tile:b * tile + tile], term) for r, term in enumerate(terms)]
+            own, total = T.alloc_fragment((tile,), dtype), T.alloc_fragment((tile,), dtype)
+            tx, me, call = T.get_thread_binding(), T.get_rank() % ranks, calls[b]
+            odd = T.cast(call % 2, "int32")
+            T.copy(x[b * tile:b * tile + tile], own)
+            _ = [T.copy(own, T.remote(box, r)[odd, me, b * tile:b * tile + tile]) for r in range(ranks)]
+            T.sync_threads()
+            if tx < ranks:
+                T.st(sent[b, me], call + 1, scope="sys", sem="release", dst_pe=tx)
+                T.wait_ge(sent[b, tx], call + 1)
+            T.sync_threads()
+            _ = [T.copy(box[odd, r, b * tile:b * tile + tile], term) for r, term in enumerate(terms)]
             for i in T.Parallel(tile):
                 total[i] = sum([T.cast(term[i], sum_type(dtype)) for term in terms])
-            T.barrier_all(pad[b, 0:2 * ranks])
             T.copy(total, x[b * tile:b * tile + tile])
+            if tx == 0:
+                calls[b] = call + 1
 
     return all_reduce
 
@@ -123,17 +137,20 @@ def _pad() -> Any:
 
 
 @cache
-def _kernel(make: Any, n: int, dtype: str, item: int, split: int) -> Any:
-    """The kernel of a collective of n elements, which the ranks have compared.  split: how many ranks divide the work."""
-    blocks, tile = plan(-(-n // split), item, 4)
-    _pad()
-    kernel = tilelang.compile(make(n, dtype, current().ranks, blocks, tile), target="cuda")
-    same_program(kernel, f"{n} elements of {dtype}")
-    return kernel
+def _kernel(make: Any, n: int, dtype: Any, split: int) -> Any:
+    """The kernel of a collective of n elements, which the ranks have compared, as a function of its tensors.  split: how many
+    ranks divide the work."""
+    import torch
 
-
-def _call(make: Any, x: Any, n: int, *tensors: Any, split: int = 1) -> None:
-    _kernel(make, n, str(x.dtype).removeprefix("torch."), x.element_size(), split)(*tensors, _pad())
+    ranks, name = current().ranks, str(dtype).removeprefix("torch.")
+    blocks, tile = plan(-(-n // split), dtype.itemsize, 4)
+    more = (_pad(),) if make is not all_reduce_one_shot else (
+        create_tensor((2, ranks, n), dtype, f"the boxes of an all-reduce of {n}"),
+        create_tensor((MOST_BLOCKS, ranks), torch.int64, f"the signals of an all-reduce of {n}"),
+        torch.zeros(MOST_BLOCKS, dtype=torch.int64, device=current().heap.device))
+    kernel = tilelang.compile(make(n, name, ranks, blocks, tile), target="cuda")
+    same_program(kernel, f"{n} elements of {name}")
+    return lambda *tensors: kernel(*tensors, *more)
 
 
 def all_reduce(x: Any) -> Any:
@@ -148,7 +165,8 @@ def all_reduce(x: Any) -> Any:
     """
     flat = symmetric_view(x, "the argument of all_reduce")
     small = flat.numel() * flat.element_size() <= ONE_SHOT
-    _call(all_reduce_one_shot if small else all_reduce_two_shot, x, flat.numel(), flat, split=1 if small else current().ranks)
+    make, split = (all_reduce_one_shot, 1) if small else (all_reduce_two_shot, current().ranks)
+    _kernel(make, flat.numel(), x.dtype, split)(flat)
     return x
 
 
@@ -161,7 +179,7 @@ def all_gather(x: Any, out: Any) -> Any:
         dist.all_gather(x, dist.create_tensor((dist.num_ranks(), *x.shape), x.dtype))
     """
     flat = symmetric_view(out, "the result of all_gather").view(current().ranks, -1)
-    _call(all_gather_program, x, x.numel(), x.contiguous().view(-1), flat)
+    _kernel(all_gather_program, x.numel(), x.dtype, 1)(x.contiguous().view(-1), flat)
     return out
 
 
@@ -174,5 +192,5 @@ def reduce_scatter(x: Any, out: Any) -> Any:
         dist.reduce_scatter(x, torch.empty(x.shape[1:], dtype=x.dtype, device=x.device))
     """
     flat = symmetric_view(x, "the argument of reduce_scatter").view(current().ranks, -1)
-    _call(reduce_scatter_program, x, out.numel(), flat, out.view(-1))
+    _kernel(reduce_scatter_program, out.numel(), x.dtype, 1)(flat, out.view(-1))
     return out

@@ -135,7 +135,7 @@ def _elements(x: Any, rank: Any, what: str) -> tuple[Buffer, Expr]:
     b = o.buffer
     if b.scope_name != GLOBAL or b.strides_ is not None or b.dtype.lanes != 1 or not isinstance(b.offset, int):
         raise error("signal-operand", f"{what} is in `{b.name}`, which is no row-major tensor in global memory",
-                    expected="a row-major tensor in global memory")
+                    expected="a row-major tensor in global memory", found=f"`{b.name}` in {b.scope_name}")
     at = flat_index(b, o.mins)
     there = b if _is_here(rank) else remote(b, rank)
     return Buffer(f"{b.name}_row", (b.size + b.offset,), b.dtype, GLOBAL, data=there.data, facts=b.facts), at
@@ -147,7 +147,8 @@ def _mover(name: str, block: bool, put: bool) -> Callable[..., Emitted]:
                           _elements(dst, rank if put else -1, f"dst of T.{name}"))
         lanes = max(1, 128 // a.dtype.bits)
         if a.dtype != b.dtype:
-            raise error("signal-operand", f"T.{name} moves elements of {a.dtype} to {b.dtype}", expected="one type")
+            raise error("signal-operand", f"T.{name} moves elements of {a.dtype} to {b.dtype}", expected="one type",
+                        found=f"{a.dtype} and {b.dtype}")
         if block:
             _move_by_block(a, s, b, d, size, lanes * times * need_kernel(f"T.{name}").num_threads)
         else:
