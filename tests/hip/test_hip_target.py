@@ -8,7 +8,7 @@ import pytest
 import tilelang
 
 from tilelang.target import Target, determine_target
-from tilelang.target.hip import HIP_CHIPS, most_registers, waves_per_simd
+from tilelang.target.hip import HIP_CHIPS, blocks_by_registers
 
 
 def test_forms_of_a_hip_target():
@@ -31,9 +31,8 @@ def test_features_of_chips():
 
 def test_registers_decide_how_many_waves_run():
     """The figures that the compiler prints for these kernels (88, 162, 246 and 350 registers)."""
-    assert [waves_per_simd(r, 0, 256, "gfx942") for r in (88, 162, 246, 350)] == [5, 3, 2, 1]
-    assert waves_per_simd(64, 40 << 10, 256, "gfx942") == 1 and waves_per_simd(64, 40 << 10, 256, "gfx950") == 4
-    assert [most_registers(n) for n in (64, 256, 512, 1024)] == [512, 512, 256, 128]
+    assert [blocks_by_registers(r, 256) for r in (88, 162, 246, 350)] == [5, 3, 2, 1]
+    assert Target("gfx942").blocks_by_registers(350, 64) == 4 and Target("sm_80").blocks_by_registers(128, 256) == 2
 
 
 @pytest.mark.parametrize("bad, said", [

@@ -214,7 +214,7 @@ def _occupancy(target: Target, threads: int, facts: dict[str, Any]) -> dict[str,
     if shared:
         by["shared memory"] = limits.shared_per_sm // shared
     if facts["registers"]:
-        by["registers"] = limits.registers_per_sm // (-(-int(facts["registers"]) // 8) * 8 * -(-threads // width) * width)
+        by["registers"] = target.blocks_by_registers(int(facts["registers"]), threads)
     blocks = min(by.values())
     warps = blocks * -(-threads // width)
     return {"blocks": blocks, "warps": warps, "of_warps": limits.threads_per_sm // width,

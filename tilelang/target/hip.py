@@ -15,7 +15,6 @@ WAVE = 64  # lanes of a wavefront
 SIMDS = 4  # of a compute unit; each wave stays on one
 VECTOR_REGISTERS = 512  # of a lane on one SIMD: those of all its waves together
 MOST_WAVES = 8  # of a SIMD
-MOST_LOADS, MOST_LDS = 63, 15  # counted by vmcnt and lgkmcnt; issue waits when more are in flight
 DEFAULT_ARCH = "gfx942"  # without a device
 _KB = 1024
 
@@ -26,21 +25,13 @@ class HipChip:
 
     limits: of a compute unit; sm_count is the number of units of the largest chip sold (one die of two for gfx90a).
     async_load_bytes: bytes a lane that a load from global memory into LDS may copy.  lds_banks: of 4 bytes, for reads.
-    fp8: "fnuz" or "ocp", the format of its fp8 instructions, "" without any.  bf16_convert, permlane_swap, lds_transpose:
-    whether it has v_cvt_pk_bf16_f32, v_permlane32_swap and ds_read_b64_tr.  xf32: MFMA of 19-bit operands.  flushes_mfma:
-    whether MFMA of 16-bit operands takes and gives subnormals as zero.  packed_bf16_atomics: addition of two bfloat16 at once.
+    fp8: "fnuz" or "ocp", the format of its fp8 instructions, "" without any.
     """
 
     limits: DeviceLimits
     async_load_bytes: tuple[int, ...]
     lds_banks: int = 32
     fp8: str = ""
-    bf16_convert: bool = False
-    permlane_swap: bool = False
-    lds_transpose: bool = False
-    xf32: bool = False
-    flushes_mfma: bool = False
-    packed_bf16_atomics: bool = True
 
 
 def _limits(lds: int, units: int) -> DeviceLimits:
@@ -48,9 +39,9 @@ def _limits(lds: int, units: int) -> DeviceLimits:
 
 
 HIP_CHIPS: dict[str, HipChip] = {
-    "gfx90a": HipChip(_limits(64 * _KB, 104), (4,), flushes_mfma=True, packed_bf16_atomics=False),
-    "gfx942": HipChip(_limits(64 * _KB, 304), (4,), fp8="fnuz", xf32=True),
-    "gfx950": HipChip(_limits(160 * _KB, 256), (4, 16), 64, "ocp", bf16_convert=True, permlane_swap=True, lds_transpose=True),
+    "gfx90a": HipChip(_limits(64 * _KB, 104), (4,)),
+    "gfx942": HipChip(_limits(64 * _KB, 304), (4,), fp8="fnuz"),
+    "gfx950": HipChip(_limits(160 * _KB, 256), (4, 16), 64, "ocp"),
 }
 
 
@@ -71,15 +62,7 @@ def unknown_gfx(arch: object) -> TileLangError:
                  found=repr(arch), hint=f'write {{"kind": "hip", "mcpu": "{DEFAULT_ARCH}"}}')
 
 
-def most_registers(threads: int) -> int:
-    """Vector registers, accumulation registers included, that a lane of a workgroup of so many lanes may have."""
-    waves = -(-threads // (WAVE * SIMDS))
-    return VECTOR_REGISTERS // max(1, waves) // 8 * 8
-
-
-def waves_per_simd(registers: int, lds: int, threads: int, arch: str) -> int:
-    """Waves of a kernel that one SIMD holds: bounded by vector registers of a lane, bytes of LDS and lanes of a workgroup."""
-    limits, waves = HIP_CHIPS[arch].limits, -(-threads // WAVE)
-    by_registers = min(MOST_WAVES, VECTOR_REGISTERS // max(8, -(-registers // 8) * 8)) * SIMDS // waves
-    groups = min(by_registers, limits.shared_per_sm // max(1, lds), limits.blocks_per_sm if waves > 1 else SIMDS * MOST_WAVES)
-    return groups * waves // SIMDS
+def blocks_by_registers(registers: int, threads: int) -> int:
+    """Workgroups that the vector registers of a compute unit hold: whole waves lie on one SIMD."""
+    waves = min(MOST_WAVES, VECTOR_REGISTERS // max(8, -(-registers // 8) * 8))
+    return waves * SIMDS // -(-threads // WAVE)

@@ -17,7 +17,7 @@ from tilelang.errors import error, register
 
 from .detect import detected, normalized, register_target_detector
 from .hip import DEFAULT_ARCH as DEFAULT_HIP_ARCH
-from .hip import HIP_CHIPS, WAVE, HipChip, check_gfx
+from .hip import HIP_CHIPS, WAVE, HipChip, blocks_by_registers, check_gfx
 from .machine import LIMITS, DeviceLimits
 from .probe import device_capability, hip_device_arch
 
@@ -189,6 +189,12 @@ class Target:
     def chip(self) -> HipChip | None:
         """The record of an AMD chip; None for other kinds."""
         return HIP_CHIPS.get(self.arch)
+
+    def blocks_by_registers(self, registers: int, threads: int) -> int:
+        """Blocks that the registers of an SM or compute unit hold.  registers: of a thread."""
+        if self.chip is not None:
+            return blocks_by_registers(registers, threads)
+        return self.limits.registers_per_sm // (-(-registers // 8) * 8 * -(-threads // 32) * 32)
 
     @property
     def has_mfma(self) -> bool:
