@@ -25,13 +25,15 @@ class HipChip:
 
     limits: of a compute unit; sm_count is the number of units of the largest chip sold (one die of two for gfx90a).
     async_load_bytes: bytes a lane that a load from global memory into LDS may copy.  lds_banks: of 4 bytes, for reads.
-    fp8: "fnuz" or "ocp", the format of its fp8 instructions, "" without any.
+    fp8: "fnuz" or "ocp", the format of its fp8 instructions, "" without any.  flushes_mfma: whether MFMA of 16-bit operands
+    takes and gives subnormals as zero.
     """
 
     limits: DeviceLimits
     async_load_bytes: tuple[int, ...]
     lds_banks: int = 32
     fp8: str = ""
+    flushes_mfma: bool = False
 
 
 def _limits(lds: int, units: int) -> DeviceLimits:
@@ -39,7 +41,7 @@ def _limits(lds: int, units: int) -> DeviceLimits:
 
 
 HIP_CHIPS: dict[str, HipChip] = {
-    "gfx90a": HipChip(_limits(64 * _KB, 104), (4,)),
+    "gfx90a": HipChip(_limits(64 * _KB, 104), (4,), flushes_mfma=True),
     "gfx942": HipChip(_limits(64 * _KB, 304), (4,), fp8="fnuz"),
     "gfx950": HipChip(_limits(160 * _KB, 256), (4, 16), 64, "ocp"),
 }
