@@ -45,6 +45,9 @@ SMALL: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda a: 1.0 / np.sqrt(a),
     "sin": lambda turns: np.sin(2 * np.pi * turns),
     "cos": lambda turns: np.cos(2 * np.pi * turns),
+    "turns": lambda function, a: function(a.astype(F64) - floor(a.astype(F64))).astype(a.dtype),
+    "ashr_pack": lambda a, b, c, low, high: ((a >> (c & 31).astype(I32)).clip(low, high) & 255 |
+                                             ((b >> (c & 31).astype(I32)).clip(low, high) & 255) << 8).astype(U16),
     "add_bf16": lambda a, b: to_bf16(from_bf16(a) + from_bf16(b)),
     "dot2_f16": lambda a, b, c: dot2(a, b, c, lambda halves: halves.view(F16)),
     "dot2_bf16": lambda a, b, c: dot2(a, b, c, from_bf16),
@@ -122,11 +125,6 @@ def swap_rows(d: Array, a: Array, size: int) -> tuple[Array, Array]:
     return where(odd, a[LANES ^ size], d), where(odd, a, d[LANES ^ size])
 
 
-def ashr_pack(a: Array, b: Array, c: Array, low: int, high: int) -> Array:
-    first, second = ((v >> (c & 31).astype(I32)).clip(low, high) & 255 for v in (a, b))
-    return (first | second << 8).astype(U16)
-
-
 def fma(a: Array, b: Array, c: Array) -> Array:
     """a * b + c rounded once: the sum in double precision, rounded to odd, then rounded to the type."""
     return fma64(a, b, c) if a.dtype == F64 else fused_odd(a, b, c).astype(a.dtype)
@@ -189,11 +187,6 @@ def near(function: Callable[[Array], Array], a: Array) -> Array:
     if a.dtype == F32:
         return flush(function(flush(a).astype(F64)).astype(F32))
     return function(a.astype(F64)).astype(a.dtype)
-
-
-def turns(function: Callable[[Array], Array], a: Array) -> Array:
-    whole = a.astype(F64)
-    return function(whole - floor(whole)).astype(a.dtype)
 
 
 def to_int(a: Array, of: type) -> Array:

@@ -396,7 +396,8 @@ def writer(i: Instruction, o: Operand, of: str) -> Callable[[Any, Array], None]:
     if i.mods.get("dst_sel", 6) != 6:
         return part_writer(i, base, kind, finish)
     if size == 2:
-        high, keeps = i.mods.get("op_sel", 0) >> 3 if i.format == "VOP3" else i.name == "v_fma_mixhi_f16", preserves(i)
+        high = i.mods.get("op_sel", 0) >> 3 if i.format == "VOP3" else i.name == "v_fma_mixhi_f16"
+        keeps = i.format == "VOP3P" or i.format == "VOP3" and (i.words[0] >> 16 & 0x3FF) >= 500  # others clear the rest
 
         def store_half(w: Any, found: Array) -> None:
             half = finish(w, found if clamped else found.astype(kind, copy=False)).view(U16).astype(U32)
@@ -410,11 +411,6 @@ def writer(i: Instruction, o: Operand, of: str) -> Callable[[Any, Array], None]:
         put(w, base, finish(w, found if clamped else found.astype(kind, copy=False)).view(U32), lanes(w))
 
     return store
-
-
-def preserves(i: Instruction) -> bool:
-    """Whether a 16-bit result leaves the other half of its register: those new in GFX9; older ones clear the upper half."""
-    return i.format == "VOP3P" or i.format == "VOP3" and (i.words[0] >> 16 & 0x3FF) >= 500
 
 
 def finisher(i: Instruction, kind: Any) -> Callable[[Any, Array], Array]:
@@ -479,8 +475,7 @@ def vector_step(i: Instruction, chip: str) -> Step:
         return step(run=lambda w: None, classes=frozenset())
     if i.name in ("v_readfirstlane_b32", "v_readlane_b32", "v_writelane_b32"):
         return step(run=lane_step(i))
-    types = [t for t in i.meaning.types]
-    out, sources = types[0], [t for t in types[1:] if t != "-"]
+    out, sources = i.meaning.types[0], [t for t in i.meaning.types[1:] if t != "-"]
     if len(i.dst) > 1:
         sources = sources[1:]
     if i.name == "v_pk_mov_b32":
@@ -502,7 +497,7 @@ def evaluate(i: Instruction, chip: str, readers: list[Reader], out: str) -> Call
         old = packed_reader(dataclasses.replace(i, src=[i.dst[0]], mods={}, format="VOP2"), 0, "h")
     scaled = plain_reader(i, Operand("s", VCC, 2), 2, "m") if "vcc" in text else None
     if i.mods.get("clamp") and np.dtype(DTYPES.get(out, F32)).kind != "f":
-        readers = [widened(read) for read in readers]
+        readers = [lambda w, read=read: read(w).astype(I64) for read in readers]  # type: ignore[misc]
     readers = readers + [lambda w: None] * (3 - len(readers))
     a, b, c = readers
     if len(stores) == 1 and old is None and scaled is None:
@@ -516,10 +511,6 @@ def evaluate(i: Instruction, chip: str, readers: list[Reader], out: str) -> Call
             store(w, value)
 
     return run
-
-
-def widened(read: Reader) -> Reader:
-    return lambda w: read(w).astype(I64)
 
 
 @functools.cache

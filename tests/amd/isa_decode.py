@@ -174,13 +174,17 @@ class Decoder:
 
     def _format(self, w: int) -> tuple[str, Any]:
         if w >> 31 == 0:
-            top = w >> 25
-            return ("VOPC", self.vopc) if top == 0x3E else ("VOP1", self.vop1) if top == 0x3F else ("VOP2", self.vop2)
+            low = field(w, 17, 8)
+            others = {0x3E: ("VOPC", low, 0), 0x3F: ("VOP1", field(w, 9, 8), low)}
+            form, opcode, dst = others.get(w >> 25, ("VOP2", w >> 25, low))
+            return form, lambda words, at: self._short(form, opcode, words, at, dst)
         if w >> 30 == 2:
-            nine = w >> 23
-            if nine in (0x17D, 0x17E, 0x17F):
-                return {0x17D: ("SOP1", self.sop1), 0x17E: ("SOPC", self.sopc), 0x17F: ("SOPP", self.sopp)}[nine]
-            return ("SOPK", self.sopk) if w >> 28 == 0xB else ("SOP2", self.sop2)
+            if w >> 23 in (0x17E, 0x17F):
+                return ("SOPC", self.sopc) if w >> 23 == 0x17E else ("SOPP", self.sopp)
+            if w >> 28 == 0xB and w >> 23 != 0x17D:
+                return "SOPK", self.sopk
+            form, opcode = ("SOP1", field(w, 8, 8)) if w >> 23 == 0x17D else ("SOP2", field(w, 23, 7))
+            return form, lambda words, at: self._scalar_alu(form, opcode, words, at)
         six = {0x30: ("SMEM", self.smem), 0x34: ("VOP3", self.vop3), 0x36: ("DS", self.ds), 0x37: ("FLAT", self.flat),
                0x38: ("MUBUF", self.mubuf)}.get(w >> 26)
         if six is None:
@@ -217,12 +221,6 @@ class Decoder:
         src = [self.scalar(c, t, words) for c, t in zip(codes, row.types[1:], strict=False)]
         dst = [] if row.types[0] == "-" else [self.scalar(field(w, 16, 7), row.types[0])]
         return Instruction(at, words[:2 if 255 in codes else 1], form, row.name, row, dst, src, {})
-
-    def sop2(self, words: tuple[int, ...], at: int) -> Instruction:
-        return self._scalar_alu("SOP2", field(words[0], 23, 7), words, at)
-
-    def sop1(self, words: tuple[int, ...], at: int) -> Instruction:
-        return self._scalar_alu("SOP1", field(words[0], 8, 8), words, at)
 
     def sopc(self, words: tuple[int, ...], at: int) -> Instruction:
         w = words[0]
@@ -327,15 +325,6 @@ class Decoder:
                 if code == 255:
                     size = 2
         return Instruction(at, words[:size], form, row.name, row, out, src, mods)
-
-    def vop2(self, words: tuple[int, ...], at: int) -> Instruction:
-        return self._short("VOP2", field(words[0], 25, 6), words, at, field(words[0], 17, 8))
-
-    def vop1(self, words: tuple[int, ...], at: int) -> Instruction:
-        return self._short("VOP1", field(words[0], 9, 8), words, at, field(words[0], 17, 8))
-
-    def vopc(self, words: tuple[int, ...], at: int) -> Instruction:
-        return self._short("VOPC", field(words[0], 17, 8), words, at, 0)
 
     def _short(self, form: str, opcode: int, words: tuple[int, ...], at: int, dst: int) -> Instruction:
         """A 32-bit vector instruction; source codes 249 and 250 announce an SDWA and a DPP word."""

@@ -30,13 +30,8 @@ class Kernel:
     descriptor: bytes
     image: bytes  # all that is loaded, at its addresses
 
-    @property
-    def lds(self) -> int:
-        return int.from_bytes(self.descriptor[0:4], "little")
-
-    @property
-    def scratch(self) -> int:
-        return int.from_bytes(self.descriptor[4:8], "little")
+    lds = property(lambda self: int.from_bytes(self.descriptor[0:4], "little"))  # bytes of a workgroup
+    scratch = property(lambda self: int.from_bytes(self.descriptor[4:8], "little"))  # bytes of a lane
 
     def rsrc(self, number: int) -> int:
         """compute_pgm_rsrc1, 2 or 3."""

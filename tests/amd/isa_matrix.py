@@ -25,8 +25,7 @@ SUMS: dict[str, dict[str, tuple[str, int, bool]]] = {
             "xf32": ("aligned", 4, False), "fp8": ("halves", 16, False), "bf8": ("halves", 16, False)},
 }
 SUMS["950"] = {of: how for of, how in SUMS["942"].items() if of != "xf32"} | {"f8f6f4": ("halves", 16, False)}
-# Exponents of the least normal numbers.
-LEAST = {"f16": -14, "bf16": -126, "f32": -126, "xf32": -126}
+LEAST = {"f16": -14, "bf16": -126, "f32": -126, "xf32": -126}  # exponents of the least normal numbers
 LEAST8 = {"942": {"fp8": -7, "bf8": -15}, "950": {"fp8": -6, "bf8": -14, "fp4": 0}}
 
 

@@ -125,16 +125,11 @@ def collect(w: Any, base: int, lanes: Array, size: int, high: bool) -> Array:
     return np.ascontiguousarray(w.v[base:base + size // 4, lanes].T).view(U8)
 
 
-def half_of(name: str) -> str:
-    return "hi" if name.endswith("_hi") else "lo" if name.endswith("_d16") else ""
-
-
 def local_access(i: Instruction, name: str) -> Callable[[Any], None]:
     """Reads and writes; read2 and write2 have two places a lane."""
     if "_tr_" in name:
         raise unsupported(i, "a transposing read of LDS")
-    size, sign = SIZES[name.split("_")[1]]
-    address, half, writes = i.src[0].index, half_of(name), bits_of(*i.dst)
+    (size, sign, half, _), address, writes = split(name), i.src[0].index, bits_of(*i.dst)
     offsets = i.mods["offsets"] if i.mods["two"] else (i.mods["offset"],)
 
     def run(w: Any) -> None:
@@ -238,7 +233,7 @@ def split(name: str) -> tuple[int, str, str, bool]:
     """Size, sign, half and whether it is a load, of a name like load_short_d16_hi."""
     words = name.split("_")
     size, sign = SIZES[words[1]]
-    return size, sign, half_of(name), words[0] == "load"
+    return size, sign, "hi" if name.endswith("_hi") else "lo" if name.endswith("_d16") else "", words[0] == "load"
 
 
 def flat_parts(i: Instruction, w: Any, lanes: Array, at: Array) -> list[tuple[str, Array]]:
