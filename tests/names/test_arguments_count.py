@@ -24,6 +24,8 @@ WITHOUT_EFFECT = {
     "T.decl_buffer": {"offset_factor"}, "T.match_buffer": {"align", "offset_factor"},  # promises
     "T.gemm_sp": {"wg_wait"}, "T.tvm_thread_allreduce": {"dtype"},  # it waits at once; the type is the result's
     "T.ptx_mma": {"dtype"}, "T.ptx_wgmma_ss": {"dtype"}, "T.ptx_wgmma_rs": {"dtype"},  # the accumulator has it
+    **{f"T.{name}": {"enable_aggressive_vectorize"}  # accesses are as wide as the addresses allow
+       for name in ("put_block", "get_block", "put_warp", "get_warp")},
     "T.abs": {"dtype"}, "T.validate_gemm_ab_dtypes": {"a_in_tmem"},
 }
 MATH = {"dtype"}  # accepted and ignored, as the specification says

@@ -989,7 +989,8 @@ def get_active_lane_mask(*args: Any, **kwargs: Any) -> Any: ...
 def get_block(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
     """Copy `size` consecutive elements from another rank, by all threads of the block.
 
-    src, dst: where the elements start, in row-major tensors of one type; the one on the other rank is a T.SymmTensor.
+    src, dst: the first elements, of row-major tensors of one type in global memory; the one on the other rank is a
+    T.SymmTensor.
     src_pe: that rank, -1 for this one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.
     enable_aggressive_vectorize: no effect; accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
 
@@ -1000,7 +1001,8 @@ def get_block(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _i
 def get_warp(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
     """Copy `size` consecutive elements from another rank, by the lanes of each executing warp.
 
-    src, dst: where the elements start, in row-major tensors of one type; the one on the other rank is a T.SymmTensor.
+    src, dst: the first elements, of row-major tensors of one type in global memory; the one on the other rank is a
+    T.SymmTensor.
     src_pe: that rank, -1 for this one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.
     enable_aggressive_vectorize: no effect; accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
 
@@ -1306,7 +1308,8 @@ def ptx_wgmma_sp_ss(*args: Any, **kwargs: Any) -> Any: ...
 def put_block(src: Any, dst: Any, size: Any, dst_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
     """Copy `size` consecutive elements to another rank, by all threads of the block.
 
-    src, dst: where the elements start, in row-major tensors of one type; the one on the other rank is a T.SymmTensor.
+    src, dst: the first elements, of row-major tensors of one type in global memory; the one on the other rank is a
+    T.SymmTensor.
     dst_pe: that rank, -1 for this one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.
     enable_aggressive_vectorize: no effect; accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
 
@@ -1317,7 +1320,8 @@ def put_block(src: Any, dst: Any, size: Any, dst_pe: Any = -1, unroll_factor: _i
 def put_warp(src: Any, dst: Any, size: Any, dst_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
     """Copy `size` consecutive elements to another rank, by the lanes of each executing warp.
 
-    src, dst: where the elements start, in row-major tensors of one type; the one on the other rank is a T.SymmTensor.
+    src, dst: the first elements, of row-major tensors of one type in global memory; the one on the other rank is a
+    T.SymmTensor.
     dst_pe: that rank, -1 for this one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.
     enable_aggressive_vectorize: no effect; accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
 

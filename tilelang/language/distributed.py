@@ -167,7 +167,8 @@ def _mover(name: str, block: bool, put: bool) -> Callable[..., Emitted]:
     return named(put_fn if put else get_fn, name, f"""Copy `size` consecutive elements {what} another rank, by {
         'all threads of the block' if block else 'the lanes of each executing warp'}.
 
-    src, dst: where the elements start, in row-major tensors of one type; the one on the other rank is a T.SymmTensor.
+    src, dst: the first elements, of row-major tensors of one type in global memory; the one on the other rank is a
+    T.SymmTensor.
     {pe}: that rank, -1 for this one.  unroll_factor: vectors of 16 bytes that a thread has loaded before it stores.
     enable_aggressive_vectorize: no effect; accesses are as wide as the addresses allow.  Raises signal-operand, not-symmetric.
 
