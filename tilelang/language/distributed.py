@@ -81,7 +81,8 @@ def _rank(rank: Any, what: str) -> Expr:
 def remote(buffer: Any, rank: Any) -> Buffer:
     """The symmetric tensor `buffer` of another rank: a tensor of the same shape, for loads, stores, copies and atomics.
 
-    buffer: a T.SymmTensor parameter.  rank: an integer; one that no rank has stops the kernel.  Raises not-symmetric, rank.
+    buffer: a T.SymmTensor parameter, in global memory, of any shape.  rank: an integer; one that no rank has stops the
+    kernel.  Raises not-symmetric, rank.
     """
     b = need_builder("T.remote")
     need_kernel("T.remote")
