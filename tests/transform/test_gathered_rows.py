@@ -299,6 +299,41 @@ def test_indices_that_the_loop_writes_are_loaded_in_it():
     agree(main)
 
 
+@pytest.mark.parametrize("form", ["stages", "outer loop", "variable"])
+def test_what_selects_an_index_was_loaded_before_the_loop_wrote_it(form):
+    """Only the tile of the index counted as written, not what the place in it is read from."""
+    @T.prim_func
+    def main(A: T.Tensor((WORDS, 256), "float16"), I: T.Tensor((64,), "int32"), O: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=64):
+            a, at = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64,), "int32")
+            of, o = T.alloc_shared((64,), "int32"), T.alloc_fragment((64, 64), "float16")
+            v = T.alloc_var("int32", init=0)
+            T.clear(o)
+            for i in T.Parallel(64):
+                at[i] = T.clamp(I[i], 0, WORDS - 1)
+            if form == "stages":
+                for step in T.Pipelined(4, order=[0, 1, 2], stage=[0, 0, 1]):
+                    for i in T.Parallel(64):
+                        of[i] = (i * 3 + step) % 64
+                    for i, j in T.Parallel(64, 64):
+                        a[i, j] = A[at[of[i]], step * 64 + j]
+                    for i, j in T.Parallel(64, 64):
+                        o[i, j] += a[i, j]
+            else:
+                for r in T.serial(2):
+                    v += 7
+                    for i in T.Parallel(64):
+                        of[i] = (i * 3 + r) % 64
+                    for step in T.Pipelined(4, num_stages=2):
+                        for i, j in T.Parallel(64, 64):
+                            a[i, j] = A[at[of[i] if form == "outer loop" else (i + v) % 64], step * 64 + j]
+                        for i, j in T.Parallel(64, 64):
+                            o[i, j] += a[i, j]
+            T.copy(o, O)
+
+    assert "cp_async<16>(&a[" in agree(main)
+
+
 def test_blocks_with_gathered_rows_stayed_narrow():
     """Two blocks of 128 x 128 take more of shared memory's bandwidth than the tensor cores leave."""
     def program(k=256):

@@ -32,7 +32,7 @@ from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, inde
 
 from ..analysis.accesses import as_iterations
 from ..analysis.distributed_loop import Grid, Loop, Touch, accesses, in_order, is_memory, serial_axis, shared_elements
-from ..analysis.effects import effects
+from ..analysis.effects import effects, expr_effects
 from ..analysis.loop_body import drop_continue, inline_index_binds, select_stores
 from ..analysis.statements import renamed
 from ..layout.loop_partition import choose_distribution, serial_inside
@@ -169,9 +169,11 @@ def _loaded_in_front(lw: Any, inner: Stmt, dist: Distribution, span: Any) -> Stm
         return None
     (v, n), written = dist.axes[0], {e.storage for e in effects(around.body) if e.writes}
     held = {x: Buffer(f"{x.buffer.name}_v", (n,), x.dtype, LOCAL, facts=BufferFacts(align=16)) for x, skipped in in_order(copy)
-            if not skipped and isinstance(x, Load) and x.buffer.scope_name in SHARED and x.buffer.data not in written}
+            if not skipped and isinstance(x, Load) and x.buffer.scope_name in SHARED and written.isdisjoint(
+                e.storage for e in expr_effects(x))}
     loads = renamed(_wrap_axes(dist, seq(*binds, *(Store(b, (v,), x) for x, b in held.items())), True, span))
-    if not held or not isinstance(n, int) or n > UNROLL_LIMIT or free_vars(loads) - {lw.thread}:
+    if not held or not isinstance(n, int) or n > UNROLL_LIMIT or free_vars(loads) - {lw.thread} or any(
+            e.storage in written for s in binds for e in effects(s)):
         return None
     moved += [*map(Alloc, held.values()), loads]
     return rewrite(inner, lambda x: load(held[x], (v,)) if x in held else None, Load)  # type: ignore[no-any-return]
