@@ -130,3 +130,27 @@ def test_random_programs_leave_the_bits_of_the_simulator(seed: int, tmp_path: An
     path.write_text(isa_random.source(isa_random.make_program(seed)))
     status, why = isa_random.outcome(path, isa_decode.CHIPS[seed % 3])
     assert status in ("equal", "near", "refused"), why
+
+
+@pytest.mark.parametrize("chip", isa_decode.CHIPS)
+@pytest.mark.parametrize("name", ["shfl_xor", "shfl_up", "shfl_down"])
+def test_shuffles_by_32_lanes_or_more_stay_in_their_warp(name: str, chip: str) -> None:
+    """They read lanes of the other half of the wave."""
+    import tilelang
+    import tilelang.language as T
+    from tilelang.target import Target
+    from tilelang.transform.pipeline import lower
+
+    @T.prim_func
+    def main(D: T.Tensor((1,), "int32"), Y: T.Tensor((2, 64), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            Y[0, tx] = getattr(T, name)(tx, 33)
+            Y[1, tx] = getattr(T, name)(tx, D[0])
+
+    target = {"kind": "hip", "mcpu": f"gfx{chip}"}
+    got, lane = np.zeros((2, 64), np.int32), np.arange(64) % 32
+    isa_launch.launch(lower(main.func, Target(target), {}), tilelang.compile(main, target=target),
+                      {"D": np.array([-31], np.int32), "Y": got})
+    source = {"shfl_xor": lane ^ 1, "shfl_up": np.maximum(lane - 1, 0), "shfl_down": np.minimum(lane + 1, 31)}[name]
+    np.testing.assert_array_equal(got, [source + np.arange(64) // 32 * 32] * 2)

@@ -117,13 +117,15 @@ def _atomic(c: Context, e: Call) -> Closure:
 
 
 def source_lanes(op: str, lane: np.ndarray, operand: np.ndarray, width: int) -> np.ndarray:
-    """The lane (within its warp) that each lane reads.  A lane whose source is outside its segment reads itself (idx wraps).
+    """The lane (within its warp) that each lane reads.  A lane whose source is beyond its segment reads itself (idx wraps; xor
+    reads segments before its own).  Of the operand the bits of a lane number count: 5, or those of a wider segment.
 
     Source: PTX ISA, shfl.sync; CUDA C++ Programming Guide, "Warp Shuffle Functions".
     """
     start = lane // width * width
     if op == "shfl_idx":
         return start + operand % width
+    operand = operand & (max(width, WARP) - 1)
     if op == "shfl_up":
         src = lane - operand
         return np.where(src >= start, src, lane)

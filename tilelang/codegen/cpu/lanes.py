@@ -85,7 +85,8 @@ def _published(cx: Code, e: Call) -> tuple[str, str, str]:
 
 
 def _shuffle(cx: Code, e: Call) -> str:
-    """The value of another lane. Outside its segment of `width` lanes a lane reads its own value (shfl_idx wraps).
+    """The value of another lane. Beyond its segment of `width` lanes a lane reads its own value (shfl_idx wraps; shfl_xor reads
+    segments before its own).
 
     Source: PTX ISA, "shfl.sync".
     """
@@ -97,10 +98,9 @@ def _shuffle(cx: Code, e: Call) -> str:
         src = f.add(start, f.hidden(f.let(f"and i64 {other}, {width - 1}")))
     else:
         op = {"shfl_xor": "xor", "shfl_up": "sub", "shfl_down": "add"}[e.op]
-        src = f.let(f"{op} i64 {t}, {other}")
-        low = f.let(f"icmp sge i64 {src}, {start}")
-        high = f.less(src, f.add(start, str(width)))
-        src = f.let(f"select i1 {f.both(low, high)}, i64 {src}, i64 {t}")
+        src = f.let(f"{op} i64 {t}, {f.let(f'and i64 {other}, {WARP - 1}')}")
+        inside = f.let(f"icmp sge i64 {src}, {start}") if op == "sub" else f.less(src, f.add(start, str(width)))
+        src = f.let(f"select i1 {inside}, i64 {src}, i64 {t}")
     executes = _is_active(cx, src)
     if executes != "true":
         fail_if(cx, e, SOURCE, f.let(f"xor i1 {executes}, true"))

@@ -573,14 +573,19 @@ TL_DEVICE unsigned long long from_lane(unsigned long long x, int lane) {
 template <typename T> TL_DEVICE T __shfl_sync(unsigned, T x, int lane, int width) {
   return from_lane(x, (lane_of_wave() & -width) | (lane & (width - 1)));
 }
+//@ shfl_operand
+// The bits of a lane number: 5, as on NVIDIA's chips, or those of a wider segment.
+TL_DEVICE int shfl_operand(int x, int width) { return x & ((width > 32 ? width : 32) - 1); }
 //@ __shfl_up_sync
 template <typename T> TL_DEVICE T __shfl_up_sync(unsigned, T x, int delta, int width) {
   const int lane = lane_of_wave();
+  delta = shfl_operand(delta, width);
   return from_lane(x, (lane & (width - 1)) < delta ? lane : lane - delta);
 }
 //@ __shfl_down_sync
 template <typename T> TL_DEVICE T __shfl_down_sync(unsigned, T x, int delta, int width) {
   const int lane = lane_of_wave();
+  delta = shfl_operand(delta, width);
   return from_lane(x, (lane & (width - 1)) + delta >= width ? lane : lane + delta);
 }
 //@ crossed
@@ -608,7 +613,7 @@ template <typename T> TL_DEVICE T __shfl_xor_sync(unsigned, T x, int lanes, int 
       if (lanes == 16) return crossed<16>(x);
     }
   }
-  const int lane = lane_of_wave(), from = lane ^ lanes;
+  const int lane = lane_of_wave(), from = lane ^ shfl_operand(lanes, width);
   return from_lane(x, (from & -width) > (lane & -width) ? lane : from);
 }
 //@ half_wave
