@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+import tilelang.language as T
 from tilelang.distributed import collectives as c, overlap
+from tilelang.errors import TileLangError
 from tilelang.simulator import run_device, run_device_ranks, run_tile, run_tile_ranks
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
@@ -84,6 +86,21 @@ def test_the_ranks_meet():
     for seed in (None, 1):
         out = run_device_ranks(lower(overlap.meeting(3).func, Target({"kind": "cuda", "arch": "sm_90a"})), pads, seed=seed)
         assert all((r.outputs["pad"] == 1).all() for r in out)
+
+
+def test_a_row_of_a_barrier_has_room_for_every_rank():
+    """With a third rank the counts went to the row of the next block."""
+    pads = [[np.zeros((2, 4), np.int64)] for _ in range(3)]
+
+    @T.prim_func
+    def main(pad: T.SymmTensor((2, 4), "int64")):
+        with T.Kernel(2, threads=32) as bx:
+            T.barrier_all(pad[bx, 0:4])
+
+    lowered = lower(main.func, Target({"kind": "cuda", "arch": "sm_90a"}))
+    for run in (lambda: run_tile_ranks(main, pads), lambda: run_device_ranks(lowered, pads)):
+        with pytest.raises(TileLangError, match="room for 2 ranks, found 3"):
+            run()
 
 
 def test_products_of_the_ranks_are_added():

@@ -67,8 +67,12 @@ def _rank_barrier(c: Any, e: Call) -> Action:
     peer = fresh("peer", "int32")
     meet = c.stmt(Evaluate(call("sync_threads", (), "void", span=e.span), span=e.span))
     each, at = c.stmt(barrier_as_statements(e, peer)), c.slot(peer)
+    room = e.options.words // 2
 
     def run(f: LaneFrame) -> None:
+        if c.ranks.size > room and f.any_active():
+            raise fault("sim-rank", f"the row of T.barrier_all has room for {room} ranks, found {c.ranks.size}",
+                        expected=f"a row of {2 * c.ranks.size} elements", found=str(e.options.words), span=e.span)
         meet(f)
         f.slots[at] = own_threads(f).astype(np.int32)
         each(f)
