@@ -54,3 +54,8 @@ def test_passes_and_tools_ask_for_features_and_not_for_the_kind():
         if not name.startswith(own) and (hit := asked.search(path.read_text(encoding="utf-8"))):
             found[name] = hit.group()
     assert not found
+
+
+def test_a_chip_of_none_is_no_part_of_the_target():
+    """It stayed as an option, and the target differed from the one without it."""
+    assert Target({"kind": "hip", "mcpu": None, "arch": "gfx950"}) == Target("gfx950")

@@ -330,7 +330,7 @@ def _parse_dict(d: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, Any], ...
 
 def _hip_arch(d: dict[str, Any]) -> str:
     """The architecture of the dict form of a HIP target, whose entry "mcpu", or "arch", is taken out."""
-    names = [d.pop(key) for key in ("mcpu", "arch") if d.get(key) is not None]
+    names = [chip for key in ("mcpu", "arch") if (chip := d.pop(key, None)) is not None]
     if len({*map(str, names)}) > 1:
         raise error("target-arch", f"a HIP target names two chips: mcpu {names[0]!r} and arch {names[1]!r}",
                     expected="one of them", found=f"{names[0]!r} and {names[1]!r}",

@@ -22,7 +22,13 @@ from .prelude import available, kernel_header
 # Calls whose text other targets do not have.
 _TEXTS = {"wait_loads": "tl::wait_loads<{n}>()", "wait_shared": "tl::wait_shared<{n}>()"}
 _UNSUPPORTED = {"printf": "kernels of this target print nothing: store the values to a tensor",
-            "named_barrier": "a workgroup of this target has one barrier: T.sync_threads() without arguments"}
+            "named_barrier": "a workgroup of this target has one barrier: T.sync_threads() without arguments",
+            "in_warp_groups": "this target has no warp roles: leave T.ws out, and let T.Pipelined move its loads ahead",
+            **dict.fromkeys(("syncthreads_count", "syncthreads_and", "syncthreads_or"),
+                            "count with T.atomic_add in shared memory, between two T.sync_threads()"),
+            **dict.fromkeys(("world_rank", "world_size", "remote_address", "wait_signal", "rank_barrier"),
+                            "programs of several ranks run on CUDA devices")}
+_NARROWER = "compute it in float32: T.cast(x, 'float32')"
 
 
 def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False, line_directives: bool = False) -> str:
@@ -73,7 +79,8 @@ class KernelPrinter(BasePrinter):
         known = available() | self._injected | _WORDS
         for name in _CALLED.findall(text):
             if name not in known and not name.startswith("__builtin"):
-                raise unsupported(f"the function `{e.op}`" + (f" on {e.args[0].dtype}" if e.args else ""), e)
+                of = f" on {e.args[0].dtype}" if e.args else ""
+                raise unsupported(f"the function `{e.op}`{of}", e, _NARROWER if of == " on float64" else "")
         return text, level
 
 
