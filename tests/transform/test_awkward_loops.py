@@ -96,12 +96,12 @@ def test_one_warp_group_that_makes_operands_leaves_the_sm_to_a_second_block():
     assert "a second block on the SM" in " ".join(launch.plan.report) and launch.threads[0] == 128
 
 
-def test_a_loop_without_warp_roles_waited_for_each_gemm_where_it_starts():
-    """The GEMM with the state runs under the scaling of the keys; each wait that is dropped is refuted."""
+def test_each_wait_of_a_loop_without_warp_roles_is_needed():
+    """Each wait for a GEMM that is dropped is refuted."""
     func = lowered("sm_90a", recurrence(), {})
     (launch,) = walk(func.body, Launch)
     waits = [s for s in walk(func.body, Evaluate) if s.call.op == "wgmma_wait"]
-    assert (launch.plan.overlap or "").startswith("wgmma in flight") and check_launch(launch)[0].startswith("ordered")
+    assert waits and check_launch(launch)[0].startswith("ordered")
     for s in waits:
         mutant = rewrite(func, lambda n, s=s: seq() if n is s else None)
         text, faults = check_launch(next(iter(walk(mutant.body, Launch))))

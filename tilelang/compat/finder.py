@@ -37,6 +37,8 @@ class OlderModule(ModuleType):
             value = getattr(import_module(module), attribute) if attribute else import_module(module)
         elif f"{self.__name__}.{name}" in PATHS:
             value = import_module(f"{self.__name__}.{name}")
+        elif name in UNSUPPORTED.get(self.__name__, ("", ""))[1].split():  # also where another dialect has such a name
+            value = _unsupported(self.__name__, name)
         else:
             for m in modules:
                 found = import_module(m)

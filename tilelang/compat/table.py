@@ -152,8 +152,6 @@ PATHS.update({path: ({}, ()) for path in UNSUPPORTED if path not in PATHS})
 
 # Modules that programs import and that have no meaning here -> what to use.
 INSTEAD = {
-    "tilelang.distributed": "a kernel runs on one device: start a process for each and exchange tensors by torch.distributed",
-    "tilelang.language.distributed": "a kernel runs on one device: exchange tensors by torch.distributed between kernels",
     "tilelang.primitives": "T.gemm, T.copy and T.reduce_sum are in tilelang.language",
 }
 
