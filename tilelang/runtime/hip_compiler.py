@@ -33,8 +33,11 @@ register("hip-compile", RuntimeError, "the compiler rejected the generated HIP s
          expected="HIP source that clang compiles", found="source that it rejects")
 
 _CODE_OBJECT = "-mcode-object-version=5"  # older drivers may not know version 6
-# No contraction: a fused multiply-add is one that the program asks for.  Vector accesses of arrays of other types alias.
-_LANGUAGE = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-w", _CODE_OBJECT)
+# No contraction: a fused multiply-add is one that the program asks for.  Vector accesses of arrays of other types alias.  A
+# register that some lanes have not set may be an argument of a function; as `noundef` it would tell LLVM that there are no such
+# lanes, which drops the guards of their accesses.
+_LANGUAGE = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-Xclang", "-no-enable-noundef-analysis",
+             _CODE_OBJECT)
 _FLAGS = ("-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", *_LANGUAGE)
 
 

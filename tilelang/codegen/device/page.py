@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import Call, Const, Expr, Span, StringConst, Var
+from tilelang.ir import Call, Const, Expr, If, Select, Span, StringConst, Var
 
 from .text import ATOM, Namer, Text, quote
 from .types import HALVES, RESERVED, literal, type_name
@@ -22,11 +22,13 @@ from .value_facts import ValueFacts
 class Expressions:
     """Text of any expression. forms: class of node -> its text and precedence; other printers add theirs.
 
-    fast_math: approximate float32 functions and divisions (`tl.enable_fast_math`).
+    fast_math: approximate float32 functions and divisions (`tl.enable_fast_math`).  condition: what is printed for the text of
+    the condition of a branch or selection.
     """
 
     def __init__(self, page: Page, facts: ValueFacts, fast_math: bool = False) -> None:
         self.page, self.facts, self.fast_math = page, facts, fast_math
+        self.condition: Callable[[If | Select, str], str] = lambda e, text: text
         self.forms: dict[type[Expr], Callable[[Any], Text]] = {
             Var: lambda e: (page.name(e, e.name), ATOM), StringConst: lambda e: (quote(e.value), ATOM), Const: self._literal}
 

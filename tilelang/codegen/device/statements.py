@@ -92,7 +92,7 @@ class Statements:
         self._block(f"while ({self.x.top(s.cond)})", s.body)
 
     def _if(self, s: If) -> None:
-        text = self.x.top(s.cond)
+        text = self.x.condition(s, self.x.top(s.cond))
         self._branch(f"if ({text})", s.cond, True, s.then)
         if s.orelse is not None:
             self.page.lines.pop()

@@ -198,7 +198,7 @@ class Values:
             return self._vector(e)
         if not e.lazy and (_acts(e.a) or _acts(e.b)) or e.lazy and self._branches(e):
             return self._select_both(e)
-        return f"{self.x.at(e.cond, LOR)} ? {self.x.at(e.a, LOR)} : {self.x.at(e.b, COND)}", COND
+        return f"{self.x.condition(e, self.x.at(e.cond, LOR))} ? {self.x.at(e.a, LOR)} : {self.x.at(e.b, COND)}", COND
 
     def _branches(self, e: Select) -> bool:
         """Whether the device compiler would jump around an operand that can always be evaluated: a function or a load from

@@ -34,7 +34,7 @@ def sections() -> dict[str, str]:
 def available() -> frozenset[str]:
     """The sections without PTX: the functions that this target has."""
     return frozenset(name for name, text in sections().items() if "asm" not in words_of(text) or "v_cvt_" in text
-                     or 'asm volatile("" ::: "memory")' in text)
+                     or '"+v"' in text or 'asm volatile("" ::: "memory")' in text)
 
 
 def kernel_header(page: Page, body: str, injected: str, rows: list[MmaRow]) -> str:

@@ -268,6 +268,13 @@ template <int ORDER, typename T> TL_DEVICE void atomic_store(T* p, T x) {
   __scoped_atomic_store(p, &x, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
   fence_after<ORDER == 5 ? 5 : 0>();
 }
+//@ tested
+// The condition of a branch, of which LLVM knows nothing more.
+TL_DEVICE bool tested(bool x) {
+  int bit = x;
+  asm("" : "+v"(bit));
+  return bit;
+}
 //@ assert_failed
 TL_DEVICE void assert_failed(const char*) { __builtin_trap(); }
 //@ sync_grid

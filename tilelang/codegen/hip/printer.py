@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from tilelang.ir import Call, walk
+from tilelang.ir import PRIVATE, Binary, Call, If, Load, Select, Store, Var, walk
 from tilelang.target.instructions import call_fields
 from tilelang.target.mma import row
 
@@ -54,7 +54,7 @@ class KernelPrinter(BasePrinter):
     def __init__(self, kernel: DeviceKernel, page: Page, fast_math: bool, injected: set[str]) -> None:
         super().__init__(kernel, page, fast_math, injected | available())
         self._plain_call, self._injected = self.x.forms[Call], injected
-        self.x.forms[Call] = self._call
+        self.x.forms[Call], self.x.condition = self._call, self._condition
 
     def text(self) -> str:
         """The kernel's signature and body."""
@@ -66,6 +66,22 @@ class KernelPrinter(BasePrinter):
         signature = f'extern "C" __attribute__((global)) __attribute__(({attributes})) void {self._kernel.name}({params})'
         self.body()
         return "\n".join([signature + " {", *self.page.lines, "}"]) + "\n"
+
+    def _condition(self, e: If | Select, text: str) -> str:
+        """The condition of a branch or a selection, hidden from LLVM where it depends on data.
+
+        LLVM 22.1 joins such a branch with the one around a guarded load of the condition.  Its pass StructurizeCFG then moves
+        what costs nothing in front of both (an element of a vector of registers, an address), and one of the two paths gets
+        the other's value.  The empty asm keeps the branches apart.  Branches that leave no value are right, as are selections
+        whose condition does not branch itself.
+        """
+        if isinstance(e, If):
+            harmed = e.orelse is not None or any(x.buffer.scope_name in PRIVATE for x in walk(e.then, Store))
+        else:
+            harmed = any(isinstance(x, Select) or x.op in ("and", "or") for x in walk(e.cond, Select, Binary))
+        reads = harmed and any(isinstance(x, (Load, Call)) or isinstance(x, Var) and self.x.facts.from_data(x)
+                               for x in walk(e.cond))
+        return f"tl::tested({text})" if reads else text
 
     def _call(self, e: Call) -> Text:
         """The text of a call, all of whose functions are in the prelude."""
