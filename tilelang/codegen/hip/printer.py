@@ -72,7 +72,7 @@ class KernelPrinter(BasePrinter):
 
         LLVM 22.1 joins such a branch with the one around a guarded load of the condition.  Its pass StructurizeCFG then moves
         what costs nothing in front of both (an element of a vector of registers, an address), and one of the two paths gets
-        the other's value.  The empty asm keeps the branches apart.  Branches that leave no value are right, as are selections
+        the other's value.  The empty asm prevents it.  Branches that leave no value are right, as are selections
         whose condition does not branch itself.
         """
         if isinstance(e, If):
