@@ -334,6 +334,27 @@ def test_what_selects_an_index_was_loaded_before_the_loop_wrote_it(form):
     assert "cp_async<16>(&a[" in agree(main)
 
 
+def test_indices_behind_a_condition_were_loaded_out_of_range():
+    @T.prim_func
+    def main(A: T.Tensor((WORDS, 256), "float16"), I: T.Tensor((50,), "int32"), O: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=64):
+            a, at = T.alloc_shared((64, 64), "float16"), T.alloc_shared((50,), "int32")
+            o = T.alloc_fragment((64, 64), "float16")
+            T.clear(o)
+            T.copy(I, at)
+            for step in T.Pipelined(4, num_stages=2):
+                for i, j in T.Parallel(64, 64):
+                    if i < 50:
+                        a[i, j] = A[at[i], step * 64 + j]
+                    else:
+                        a[i, j] = 0
+                for i, j in T.Parallel(64, 64):
+                    o[i, j] += a[i, j]
+            T.copy(o, O)
+
+    assert "cp_async<16>(&a[" in agree(main)
+
+
 def test_blocks_with_gathered_rows_stayed_narrow():
     """Two blocks of 128 x 128 take more of shared memory's bandwidth than the tensor cores leave."""
     def program(k=256):

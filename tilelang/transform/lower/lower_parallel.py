@@ -168,7 +168,8 @@ def _loaded_in_front(lw: Any, inner: Stmt, dist: Distribution, span: Any) -> Stm
     if around is None or len(dist.axes) != 1 or not isinstance(copy, Evaluate) or copy.call.op != "cp_async":
         return None
     (v, n), written = dist.axes[0], {e.storage for e in effects(around.body) if e.writes}
-    held = {x: Buffer(f"{x.buffer.name}_v", (n,), x.dtype, LOCAL, facts=BufferFacts(align=16)) for x, skipped in in_order(copy)
+    held = {x: Buffer(f"{x.buffer.name}_v", (n,), x.dtype, LOCAL, facts=BufferFacts(align=16)) for x, skipped in in_order(
+        copy.call.args[2] if len(copy.call.args) > 2 else copy)  # what the copy's condition guards may be out of range
             if not skipped and isinstance(x, Load) and x.buffer.scope_name in SHARED and written.isdisjoint(
                 e.storage for e in expr_effects(x))}
     loads = renamed(_wrap_axes(dist, seq(*binds, *(Store(b, (v,), x) for x, b in held.items())), True, span))
