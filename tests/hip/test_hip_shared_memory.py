@@ -31,7 +31,8 @@ def attention(keys, stages, dim=128, queries=128, threads=256, seq=256):
 
 @pytest.mark.parametrize("chip, keys, stages, bytes_, note", [
     ("gfx942", 32, 2, 64 << 10, ""), ("gfx942", 64, 2, 64 << 10, "some pipeline stages"),
-    ("gfx942", 128, 2, 64 << 10, "asynchronous copies"), ("gfx950", 128, 2, 160 << 10, "")])
+    ("gfx942", 128, 2, 64 << 10, "asynchronous copies"), ("gfx950", 128, 2, 160 << 10, "some pipeline stages"),
+    ("gfx950", 64, 2, 160 << 10, "")])
 def test_stages_are_lost_first_and_then_what_is_copied_ahead(chip, keys, stages, bytes_, note):
     pytest.importorskip("ziglang", reason="the package ziglang is not installed: pip install ziglang")
     kernel = tilelang.compile(attention(keys, stages), target=chip)

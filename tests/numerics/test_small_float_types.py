@@ -194,7 +194,7 @@ def on_host(tmp_path_factory):
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    header = (pathlib.Path(tilelang.codegen.__path__[0]) / "cuda" / "prelude_floats.cuh").read_text(encoding="utf-8")
+    header = (pathlib.Path(tilelang.codegen.__path__[0]) / "device" / "prelude_floats.cuh").read_text(encoding="utf-8")
     for pattern, plain in ((r'asm\("cvt.rz.f32.f64 [^;]*;"[^;]*;', "y = cut(x);"),
                            (r'asm\("cvt.f64.f32 [^;]*;"[^;]*;', "back = y;")):
         header, n = re.subn(pattern, plain, header)

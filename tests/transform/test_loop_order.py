@@ -72,7 +72,7 @@ def test_a_vector_in_the_loop_left_it_without_warp_roles(stages):
     assert np.allclose(got["C"], want["C"], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [x for x in SHAPES if x != "backward"])  # two blocks of an SM run under each other
 def test_no_gemm_of_these_loops_was_waited_for_where_it_starts(name):
     """Each of these loops fell to synchronous wgmma, except plain attention."""
     make, said = SHAPES[name]
