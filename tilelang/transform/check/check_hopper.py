@@ -37,7 +37,7 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
     target = cx.target
     if target is None:
         return func
-    new = target.is_cuda and target.at_least(90)
+    new = target.at_least(90)
     if target.is_cpu:
         for c in walk(func, Call):
             if c.op == _NOT_ON_CPU:
