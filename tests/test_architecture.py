@@ -20,7 +20,7 @@ ROOMS = {
     "language": 6, "transform": 6, "codegen": 6, "simulator": 6, "runtime": 6, "jit": 7, "autotuner": 8,
     "library": 9,
 }  # fmt: skip
-TOP = 10  # carver, tools, testing, cli, compat
+TOP = 10  # carver, tools, testing, cli, compat, program
 SUB_ROOMS = {  # room -> its parts, low to high; a part imports only lower ones
     "transform": ("framework", "analysis", "check", "legalize", "layout", "schedule", "memory", "lower", "sync", "registers",
                   "cpu"),

@@ -1,0 +1,282 @@
+"""The operator graph of a whole-tensor program: what tracing makes, what `reference` computes, what is lowered to tiles.
+
+Nodes are values over whole tensors.  A node has one result, but for `loop` and `tile`, whose results are read by `item`.
+Every operand already has the type in which the node computes: conversions are `cast` nodes of their own.
+
+    input        ()             name: str, index: int
+    constant     ()             value: bool | int | float        shape ()
+    iota         ()             axis: int                        int32: the index along the axis
+    UNARY        (x)            x's shape
+    BINARY, COMPARE  (a, b)     shapes broadcast as in NumPy: aligned at the last axis, an extent of 1 repeats
+    where        (c, a, b)      c is bool; shapes broadcast
+    cast         (x)            explicit conversion to the node's dtype: rounds, also where a 16-bit value is kept wider
+    broadcast    (x)            to the node's shape, by the same rule
+    reduce       (x)            kind: sum max min prod any all; axes: sorted tuple; keepdims: bool; accum: dtype
+    argreduce    (x)            kind: max min; axis: int; keepdims: bool      int32, the least index of the extreme value
+    einsum       (a, b, ...)    spec: "bhqd,bhkd->bhqk"; accum: dtype    no letter stands twice in one operand
+    reshape      (x)            row-major order of elements
+    transpose    (x)            perm: axis k of the result is axis perm[k] of x
+    slice        (x)            starts, steps: per axis, int | Dim: element i is x[start + i * step]; a step may be negative
+    concat       (a, b, ...)    axis
+    pad          (x)            before, after: per axis, int; value
+    windows      (x)            axes, sizes, strides, dilations: axis a counts positions, the window's axes stand at the end:
+                                y[.., i, .., k] = x[.., i * stride + k * dilation, ..]
+    gather       (x, i)         axis: shape x[:axis] + i + x[axis + 1:], element x[.., i[..], ..]
+    take_along   (x, i)         axis: i has x's rank; element x with its index along the axis replaced by i[...]
+    scan         (x)            kind: sum max min prod; axis; reverse: bool; accum: dtype
+    argsort      (x)            axis; descending: bool                        int32, stable; NaN last
+    argtopk      (x)            axis; k; largest: bool                        int32, best first, equal values by index; NaN last
+    dequantise   (q, s[, z])    format: one of FORMATS; groups: per axis, elements that share a scale: (q - z) * s
+    loop         (init.., xs.., captured..)   body: Graph; carried, scanned: counts; length.  The body's inputs are
+                                the states, one element of each xs along axis 0, the captured tensors; its outputs are the new
+                                states, then one element of each result.  Items: the last states, then the results along axis 0
+    tile         (x, ...)       kernel: PrimFunc; results: tuple of (shape, dtype)   parameters: operands, then results
+    item         (n)            index: which result of a loop or tile
+
+Types: a value of a 16-bit float type is rounded where it is an input, an output, an operand of einsum, gather and sorts, or
+an explicit cast; between them it may be kept in float32, in which its element-wise operations are computed.
+max and min, element-wise and over axes, give the other operand where one is NaN.  Reductions of no element give the identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from tilelang.ir import Span, dtype
+
+UNARY = ("neg", "abs", "sign", "exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh",
+         "erf", "sigmoid", "floor", "ceil", "trunc", "round", "isnan", "isinf", "isfinite", "not")  # not: bool, or bits
+BINARY = ("add", "sub", "mul", "div", "floordiv", "mod", "pow", "max", "min", "atan2", "and", "or", "xor", "shl", "shr")
+COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
+ELEMENTWISE = (*UNARY, *BINARY, *COMPARE, "where", "cast")
+FORMATS = {"int4": (2, 4, True), "uint4": (2, 4, False), "int8": (1, 8, True), "uint8": (1, 8, False),
+           "int2": (4, 2, True), "uint2": (4, 2, False)}  # values in a byte, least bits first, on the last axis; bits; signed
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A size that is known at the call: an integer polynomial of named sizes, and of quotients of them.
+
+    terms: (names in order, coefficient), sorted, no coefficient 0.  A quotient is a name that prints as "((n + 1) // 2)".
+    Sizes are equal where their polynomials are; text and hash follow from the terms.
+    """
+
+    terms: tuple[tuple[tuple[str, ...], int], ...]
+
+    @staticmethod
+    def named(name: str) -> Dim:
+        return Dim((((name,), 1),))
+
+    def __add__(self, other: Size) -> Size:
+        return _sized(Counter(dict(self.terms)), _terms(other))
+
+    def __mul__(self, other: Size) -> Size:
+        out: Counter[tuple[str, ...]] = Counter()
+        for a, x in self.terms:
+            for b, y in _terms(other):
+                out[tuple(sorted(a + b))] += x * y
+        return _sized(out, ())
+
+    def __sub__(self, other: Size) -> Size:
+        return self + other * -1
+
+    def __rsub__(self, other: Size) -> Size:
+        return self * -1 + other
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __neg__(self) -> Size:
+        return self * -1
+
+    def __floordiv__(self, other: Size) -> Size:
+        quotient = self._exact(other)
+        return Dim.named(f"(({self}) // ({other}))") if quotient is None else quotient
+
+    def _exact(self, other: Size) -> Size | None:
+        """The quotient where the divisor divides each term; None where it does not."""
+        (names, by), *more = _terms(other)
+        out: Counter[tuple[str, ...]] = Counter()
+        for term, n in self.terms:
+            left = list(term)
+            for name in names:
+                if name not in left:
+                    return None
+                left.remove(name)
+            if more or n % by:
+                return None
+            out[tuple(left)] += n // by
+        return _sized(out, ())
+
+    def __mod__(self, other: Size) -> Size:
+        return self - (self // other) * other
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        """The number, given all named sizes."""
+        return int(eval(compile(str(self), "<size>", "eval"), {"__builtins__": {}}, dict(sizes)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The named sizes, in order; those inside quotients too."""
+        found = set(compile(str(self), "<size>", "eval").co_names)
+        return tuple(sorted(found))
+
+    def __str__(self) -> str:
+        parts = []
+        for names, n in self.terms:
+            parts.append("*".join([*([str(n)] if n != 1 or not names else []), *names]))
+        return " + ".join(parts).replace("+ -", "- ")
+
+    __repr__ = __str__
+
+
+Size: TypeAlias = "int | Dim"
+
+
+def _terms(x: Size) -> tuple[tuple[tuple[str, ...], int], ...]:
+    return x.terms if isinstance(x, Dim) else (((), x),)
+
+
+def _sized(a: Counter[tuple[str, ...]], b: Iterable[tuple[tuple[str, ...], int]]) -> Size:
+    out = Counter(a)
+    for names, n in b:
+        out[names] += n
+    left = {k: n for k, n in out.items() if n}
+    if not left.keys() - {()}:
+        return left.get((), 0)
+    return Dim(tuple(sorted(left.items(), key=lambda t: (-len(t[0]), t[0]))))
+
+
+def size_at(size: Size, sizes: Mapping[str, int]) -> int:
+    """A size as a number."""
+    return size.at(sizes) if isinstance(size, Dim) else size
+
+
+def count_elements(sizes: Iterable[Size]) -> Size:
+    """The number of elements of a shape."""
+    out: Size = 1
+    for s in sizes:
+        out = out * s
+    return out
+
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One operation on whole tensors and its result.  Compared by identity: equal operations are one node after `shared`.
+
+    attrs: what the table above lists for the op, immutable values.  shape: sizes.  span: the user's line.
+    """
+
+    op: str
+    inputs: tuple[Node, ...]
+    attrs: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    shape: tuple[Size, ...] = ()
+    dtype: dtype = dtype("float32")
+    span: Span | None = None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        attrs = ", ".join(f"{k}={v}" for k, v in self.attrs.items() if not isinstance(v, Graph))
+        return f"{self.op}({attrs}): {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A program: inputs in the order of its parameters, outputs in the order of its results.
+
+    single: whether the program returns one tensor, not a tuple.
+    """
+
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    name: str = "program"
+    single: bool = True
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes that the outputs need and all inputs, operands first."""
+        out: dict[int, Node] = {id(n): n for n in self.inputs}
+        for root in self.outputs:
+            waiting = [(root, False)]
+            while waiting:
+                n, ready = waiting.pop()
+                if id(n) in out:
+                    continue
+                if ready:
+                    out[id(n)] = n
+                else:
+                    waiting.append((n, True))
+                    waiting += [(x, False) for x in reversed(n.inputs)]
+        return tuple(out.values())
+
+    @cached_property
+    def dims(self) -> tuple[str, ...]:
+        """The named sizes, in the order of the inputs that have them."""
+        return tuple(dict.fromkeys(name for n in self.inputs for s in n.shape if isinstance(s, Dim) for name in s.names))
+
+    def users(self) -> dict[Node, list[Node]]:
+        """Node -> the nodes that read it, once for each operand."""
+        out: dict[Node, list[Node]] = {n: [] for n in self.nodes}
+        for n in self.nodes:
+            for x in n.inputs:
+                out[x].append(n)
+        return out
+
+    def at(self, sizes: Mapping[str, int]) -> Graph:
+        """The program with its named sizes, or some of them, as numbers."""
+        def fix(value: Any) -> Any:
+            if isinstance(value, Dim):
+                return value.at(sizes) if sizes.keys() >= set(value.names) else value
+            if isinstance(value, Graph):
+                return value.at(sizes)
+            return tuple(map(fix, value)) if isinstance(value, tuple) else value
+
+        return self.map(lambda n, inputs: Node(n.op, inputs, {k: fix(v) for k, v in n.attrs.items()}, fix(n.shape), n.dtype,
+                                               n.span))
+
+    def map(self, change: Callable[[Node, tuple[Node, ...]], Node]) -> Graph:
+        """The program with change(node, its new operands) in place of each node."""
+        new: dict[Node, Node] = {}
+        for n in self.nodes:
+            new[n] = change(n, tuple(new[x] for x in n.inputs))
+        return Graph(tuple(new[n] for n in self.inputs), tuple(new[n] for n in self.outputs), self.name, self.single)
+
+    def shared(self) -> Graph:
+        """The program with equal operations as one node."""
+        made: dict[Any, Node] = {}
+
+        def one(n: Node, inputs: tuple[Node, ...]) -> Node:
+            attrs = tuple((k, v.text() if isinstance(v, Graph) else v, type(v)) for k, v in n.attrs.items())
+            key = (n.op, tuple(map(id, inputs)), repr(attrs), n.shape, n.dtype)
+            if key not in made:
+                made[key] = n if inputs == n.inputs else Node(n.op, inputs, n.attrs, n.shape, n.dtype, n.span)
+            return made[key]
+
+        return self.map(one)
+
+    def text(self) -> str:
+        """The nodes, one a line, as people and caches read them."""
+        names = {n: n.attrs["name"] if n.op == "input" else f"t{k}" for k, n in enumerate(self.nodes)}
+        lines = [f"program {self.name}({', '.join(names[n] for n in self.inputs)})"]
+        for n in self.nodes:
+            attrs = [f"{k}={v}" for k, v in n.attrs.items() if k not in ("name", "index", "body")]
+            sizes = ", ".join(map(str, n.shape))
+            lines.append(f"  {names[n]}: {n.dtype}[{sizes}] = {n.op}({', '.join([names[x] for x in n.inputs] + attrs)})")
+            if "body" in n.attrs:
+                lines += ["    " + line for line in n.attrs["body"].text().splitlines()]
+        return "\n".join([*lines, f"  return {', '.join(names[n] for n in self.outputs)}"])
+
+    def digest(self) -> str:
+        """A key of the program: equal texts compute equal results."""
+        return hashlib.sha256(self.text().encode()).hexdigest()
