@@ -8,11 +8,14 @@ import pytest
 
 import tilelang
 import tilelang.language as T
+from hopper_lowered import launch_of, ops
 from tilelang.codegen.cuda.printer import print_kernel
+from tilelang.ir import AddressOf, Const, For, replace, rewrite, walk
 from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
+from tilelang.transform.verify_sync.launch import check_launch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "names"))
 from everywhere import WITH_HOPPER, everywhere
@@ -363,3 +366,27 @@ def test_a_uniform_decision_by_a_float_around_barriers_of_a_warp_role(source):
     assert np.array_equal(everywhere(main, a, f, on=WITH_HOPPER)[2], want)
     for arch in ("sm_80", "sm_90a"):
         assert "named_barrier" in tilelang.compile(main, target={"kind": "cuda", "arch": arch}).get_kernel_source()
+
+
+@pytest.mark.parametrize("step, message", [(0, None), (128, "is touched by two threads without a barrier")])
+def test_rows_that_threads_write_in_different_iterations_of_an_epilogue(step, message):
+    """Iterations that write where only their thread writes are followed at once; others one after another."""
+    @T.prim_func
+    def f(A: T.Tensor((1024, 512), "float16"), B: T.Tensor((512, 512), "float16"), C: T.Tensor((1024, 512), "float16")):
+        with T.Kernel(4, 8, threads=128) as (bx, by):
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 128), "float16")
+            c = T.alloc_fragment((128, 128), "float32")
+            T.clear(c)
+            for k in T.Pipelined(8, num_stages=3):
+                T.copy(A[by * 128, k * 64], a)
+                T.copy(B[k * 64, bx * 128], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[by * 128, bx * 128])
+
+    launch = launch_of(f)
+    (loop, *_) = [x for x in walk(launch, For) if isinstance(x.extent, Const) and "stmatrix" in ops(x) and "wgmma" not in ops(x)
+                  and "tma_store" not in ops(x)]
+    moved = rewrite(loop, lambda x: replace(x, indices=(x.indices[0] + loop.var * step,))
+                    if isinstance(x, AddressOf) and x.buffer.scope_name.startswith("shared") else None)
+    text, faults = check_launch(rewrite(launch, lambda x: moved if x is loop else None))
+    assert [message in x.message for x in faults] == [True] if message else text.startswith("ordered"), text

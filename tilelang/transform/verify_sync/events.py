@@ -413,6 +413,15 @@ def _lines(start: int, lbo: int, sbo: int, swizzle: int, major: str, extent: int
     return tuple((int(a) << 7, int(b) + 1 << 7) for a, b in zip(first, last))
 
 
+def _operand(st: StreamState, c: Call, k: int, d: Descriptor) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """(first byte, intervals relative to it) of operand A (k = 1) or B, computed once for each place."""
+    row = WGMMA_ROWS[c.options.row]
+    extent, dt, major = (64, row.a_dtype, c.options.a_major) if k == 1 else (row.shape[1], row.b_dtype, c.options.b_major)
+    base = d.address // 128 * 128
+    lines = _lines(d.address - base, d.lbo, d.sbo, d.swizzle, major, extent, -(-dt.bits // 8))
+    return st.plan.operands.setdefault((id(c.args[k]), d), (base, lines))
+
+
 @event
 def _wgmma(st: StreamState, c: Call, span: Any) -> None:
     row = WGMMA_ROWS[c.options.row]
@@ -430,10 +439,8 @@ def _wgmma(st: StreamState, c: Call, span: Any) -> None:
         d = st.values(a, st)
         if not isinstance(d, Descriptor):
             raise Undecided("a matrix descriptor is known only at run time")
-        extent, dt = (64, row.a_dtype) if k == 1 else (row.shape[1], row.b_dtype)
-        base = d.address // 128 * 128
-        major = c.options.a_major if k == 1 else c.options.b_major
-        for lo, hi in _lines(d.address - base, d.lbo, d.sbo, d.swizzle, major, extent, -(-dt.bits // 8)):
+        base, lines = st.plan.operands.get((id(a), d)) or _operand(st, c, k, d)
+        for lo, hi in lines:
             st.block.memory.group_reads(base + lo, base + hi, st.active, st.wgmmas, st.registers.time, span)
     st.registers.issue(uses, span)
 
@@ -557,7 +564,8 @@ def _through(st: StreamState, c: Call, k: int, a: AddressOf, s: Any) -> None:
               atomic=Atomic(family(c.op), used and st.turning, st.inside))
     elif c.op in ("ldmatrix", "stmatrix"):
         mask, active = st.mask, st.active
-        st.only(st.threads % 32 < 8 * c.options.num)
+        if c.options.num < 4:  # eight lanes give the addresses of each matrix
+            st.only(st.threads % WARP < 8 * c.options.num)
         touch(st, "w" if c.op == "stmatrix" else "r", a.buffer, a.indices, max(1, 16 // size), s)
         st.mask, st.active = mask, active
     elif c.op != "wgmma_descriptor":

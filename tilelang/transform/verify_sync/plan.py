@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from math import gcd, lcm, prod
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Expr, For, If, Launch, Load,
-                         Node, Select, Seq, Stmt, Store, Var, While, children, contains, convert, leaves, walk, BARRIER, LOCAL,
-                         VARIABLE, SHARED)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
+                         Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, children, contains, convert, free_vars,
+                         leaves, walk, BARRIER, LOCAL, VARIABLE, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.tensor_map import tensor_maps_of
 
@@ -43,6 +43,15 @@ def _once(fn: Callable[[Any, Any], T]) -> Callable[[Any, Any], T]:
     return known
 
 
+class LoneWrite(NamedTuple):
+    """The only access of shared memory in a loop: each thread writes `bytes`.  names: in the place, without the loop's."""
+
+    buffer: Buffer
+    place: Expr
+    names: tuple[Var, ...]
+    bytes: int
+
+
 class Plan:
     """Facts about a launch: which statements matter, where shared buffers lie, how long its rings are."""
 
@@ -64,6 +73,8 @@ class Plan:
         self.granule = self._granule()
         # (store, first thread of the stream) pairs that have been checked for conflicts within one instruction
         self.stored: set[tuple[int, int]] = set()
+        # Of an operand of a wgmma and its descriptor: first byte, and intervals of bytes relative to it.
+        self.operands: dict[tuple[int, Any], tuple[int, tuple[tuple[int, int], ...]]] = {}
         self._facts: dict[int, tuple[bool, bool, bool, bool]] = {}
         # Small moduli that select a stage or phase, the variables that they apply to, and by how much those are divided first.
         self.moduli = [(int(x.b.value), {y for y in walk(x.a, Var)}, _divided(x.a)) for x in nodes
@@ -164,12 +175,36 @@ class Plan:
         return frozenset(touched), frozenset(written)
 
     @_once
+    def asked(self, s: Evaluate) -> list[Expr]:
+        """The arguments of a call, or indices of its addresses, that touch something while they are computed."""
+        return [e for a in s.call.args for e in (a.indices if isinstance(a, AddressOf) else (a,)) if self.facts(e)[0]]
+
+    @_once
     def is_flat(self, s: For) -> bool:
         """Whether a loop's iterations are followed at once: their accesses are disjoint as the program guarantees, or reads."""
-        return isinstance(s.extent, Const) and isinstance(s.start, Const) and int(s.extent.value) <= 64 and (
-            s.plan.independent or _only_reads(s.body)) and not self.facts(s.body)[2] and not any(
-            isinstance(x, (If, While, Break, Continue)) or isinstance(x, For) and not self.is_flat(x)
-            and self.facts(x)[0] for x in walk(s.body))
+        return self._is_simple(s) and (s.plan.independent or _only_reads(s.body)) and not any(
+            isinstance(x, For) and not self.is_flat(x) and self.facts(x)[0] for x in walk(s.body))
+
+    def _is_simple(self, s: For) -> bool:
+        """Whether a loop has few iterations, whose number is known, and neither order nor branches in them."""
+        return isinstance(s.extent, Const) and isinstance(s.start, Const) and int(s.extent.value) <= 64 and not self.facts(
+            s.body)[2] and not any(isinstance(x, (If, While, Break, Continue)) for x in walk(s.body))
+
+    @_once
+    def lone_write(self, s: For) -> LoneWrite | None:
+        """What a loop touches, where that is one store or stmatrix at an index that names alone decide; None elsewhere."""
+        nodes = list(walk(s.body)) if self._is_simple(s) else []
+        calls = {id(a): x for x in nodes if isinstance(x, Call) for a in x.args if isinstance(a, AddressOf)}
+        found = [x for x in nodes if isinstance(x, (Load, Store, AddressOf)) and self.facts(x.buffer)[0]]
+        if len(found) != 1 or any(isinstance(x, For) for x in nodes) or len(found[0].indices) != 1:
+            return None
+        x, index = found[0], found[0].indices[0]
+        stored = isinstance(x, Store) or id(x) in calls and calls[id(x)].op == "stmatrix"
+        if not stored or isinstance(index, Ramp) or x.buffer.scope_name not in SHARED or contains(
+                index, Load) or free_vars(index) & {y.var for y in nodes if isinstance(y, Bind)}:
+            return None
+        width = x.buffer.dtype.bytes if isinstance(x, Store) else 16
+        return LoneWrite(x.buffer, index, tuple(free_vars(index) - {s.var}), width)
 
     @cached_property
     def asks_for_block(self) -> bool:
@@ -197,10 +232,35 @@ class Plan:
         """Whether a loop takes part in the program's synchronisation."""
         return isinstance(s, (For, While)) and self.facts(s.body)[2]
 
+    def waits_nowhere(self, s: Stmt) -> bool:
+        """Whether a statement orders and touches nothing, or has no statements in it and waits for nothing."""
+        matters, waits, _, _ = self.facts(s)
+        return not matters or not waits and not isinstance(s, (Seq, If, For, While))
+
+    @_once
+    def followed(self, s: Seq) -> list[tuple[Stmt, bool]]:
+        """The statements of a Seq that the model follows, each with whether it waits nowhere."""
+        return [(x, self.waits_nowhere(x)) for x in s.stmts
+                if self.facts(x)[0] or self.facts(x)[3] or isinstance(x, (Bind, Seq)) or self.leaves(x)]
+
     @_once
     def skeleton(self, s: Seq) -> list[Stmt]:
         """The statements of a Seq that decide how often ring loops run."""
-        return [x for x in s.stmts if isinstance(x, Bind) or isinstance(x, (Seq, If, For, While)) and self.facts(x)[2]]
+        return [x for x in s.stmts if isinstance(x, Bind) and x.var in self.deciding
+                or isinstance(x, (Seq, If, For, While)) and self.facts(x)[2]]
+
+    @cached_property
+    def deciding(self) -> set[Var]:
+        """The names on which the numbers of iterations of ring loops depend, directly or through other names."""
+        made = {x.var: [x.value] for x in self.nodes if isinstance(x, Bind)}
+        made.update((x.var, [x.start, x.extent]) for x in self.nodes if isinstance(x, For))
+        open_ = [e for x in self.nodes if isinstance(x, For) and self.is_ring_loop(x) for e in (x.start, x.extent)]
+        names: set[Var] = set()
+        while open_:
+            new = set(walk(open_.pop(), Var)) - names
+            names |= new
+            open_ += [e for v in new for e in made.get(v, ())]
+        return names
 
     @_once
     def leaves(self, s: Stmt) -> bool:

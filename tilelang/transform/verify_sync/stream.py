@@ -18,8 +18,9 @@ from tilelang.ir import (AddressOf, Alloc, Assert, Binary, Bind, Break, Const, C
 
 from .sync_fault import Found, Undecided
 from .events import reads, EVENT_RULES, WAIT_RULES
+from .plan import LoneWrite
 from .stream_state import StreamState
-from .touches import at_once, touch
+from .touches import at_once, differ, touch
 
 
 class Stream:
@@ -31,25 +32,27 @@ class Stream:
 
     def run(self, s: Stmt) -> Iterator[Any]:
         """Follow a statement: a generator that yields while it waits."""
-        matters, _, _, registers = self.plan.facts(s)
-        if registers and not (matters and isinstance(s, (Seq, If, For, While))):
-            self._ordinary(s)
-        if not matters:
-            self._pass_by(s)
+        if self.plan.waits_nowhere(s):
+            self._without_waits(s)
             return
+        if self.plan.facts(s)[3] and not isinstance(s, (Seq, If, For, While)):
+            self._ordinary(s)
         match s:
             case Seq():
-                for x in s.stmts:
+                for x, plain in self.plan.followed(s):
                     if not self.loops.stay():
                         return
                     try:
-                        yield from self.run(x)
+                        if plain:
+                            self._without_waits(x)
+                        else:
+                            yield from self.run(x)
                     except Found as e:
                         raise e.under(x.span)  # noqa: B904 - the same one
             case If():
                 for body in self._branches(s):
                     yield from self.run(body)
-            case For() if self.plan.is_flat(s):
+            case For() if self.plan.is_flat(s) or self.loops.apart(s):
                 for body in self.loops.all_at_once(s):
                     yield from self.run(body)
             case For() | While():
@@ -64,6 +67,16 @@ class Stream:
                 self._simple(s)
                 if self.plan.facts(s)[1]:  # a vote of the block
                     yield from WAIT_RULES["sync_threads"](self.st, None, s.span)
+
+    def _without_waits(self, s: Stmt) -> None:
+        """Follow a statement that orders and touches nothing, or one without statements in it that waits for nothing."""
+        matters, _, _, registers = self.plan.facts(s)
+        if registers:
+            self._ordinary(s)
+        if matters:
+            self._simple(s)
+        else:
+            self._pass_by(s)
 
     def _simple(self, s: Stmt) -> None:
         """Follow a statement without statements in it."""
@@ -90,9 +103,8 @@ class Stream:
             return
         if self.st.guess and self.st.unknowns is None:
             raise Undecided(f"{s.call.op} depends on data")
-        for a in s.call.args:
-            for part in a.indices if isinstance(a, AddressOf) else (a,):
-                reads(self.st, part, s)
+        for part in self.plan.asked(s):
+            reads(self.st, part, s)
         rule(self.st, s.call, s.span)
         self.st.block.model.progress += 1
 
@@ -181,6 +193,7 @@ class Loops:
     def __init__(self, st: StreamState) -> None:
         self.st = st
         self._axes = 0  # loops whose iterations are followed all at once
+        self._apart: dict[Any, tuple[bool, list[Any]]] = {}  # `apart`, with the values of names of which it is true
         self._tiles = 0  # depth of loops around ring loops
         self._path: tuple[int, ...] = ()  # their iterations
         # of the innermost loop: threads that left the iteration, and the loop (None: none)
@@ -286,10 +299,40 @@ class Loops:
         with self._around():
             self._axes += 1
             st.enter(s)
-            st.env[s.var] = (int(s.start.value) + np.arange(int(s.extent.value))).reshape(  # type: ignore[attr-defined]
-                -1, *(1,) * self._axes)
+            st.env[s.var] = self._numbers(s)
             yield s.body
         st.env.pop(s.var, None)
+
+    def _numbers(self, s: For) -> np.ndarray:
+        """The iteration numbers, along the outermost axis."""
+        return (int(s.start.value) + np.arange(int(s.extent.value))).reshape(-1, *(1,) * self._axes)  # type: ignore
+
+    def apart(self, s: For) -> bool:
+        """Whether each place that a loop's only access of shared memory writes belongs to one thread.
+
+        Then its iterations need no order, as different threads meet nowhere, and may be followed all at once.
+        """
+        write = self.st.plan.lone_write(s)
+        if write is None:
+            return False
+        values = [self.st.env.get(v) for v in write.names]
+        key = id(s), *(x if isinstance(x, int) else id(x) for x in values)
+        if key not in self._apart:
+            self._apart[key] = self._are_apart(s, write), values  # which must live as long as their ids are used
+        return self._apart[key][0]
+
+    def _are_apart(self, s: For, write: LoneWrite) -> bool:
+        kept, self._axes = self._axes, self._axes + 1
+        self.st.env[s.var] = self._numbers(s)
+        at = self.st.values.address(write.buffer, (write.place,), self.st)
+        self._axes = kept
+        del self.st.env[s.var]
+        if at is None:
+            return False
+        granule = self.st.block.memory.granule
+        at, who = np.broadcast_arrays(np.asarray(at)[..., None] // granule + np.arange(max(1, write.bytes // granule)),
+                                      self.st.ids[:, None])
+        return not differ(at.ravel(), who.ravel(), lambda: [np.arange(at.size)])
 
     def _steps(self, s: For, start: int, most: int, ring: bool) -> list[int] | range:
         """The iterations that are followed: all, or without whole periods of the rings in between."""

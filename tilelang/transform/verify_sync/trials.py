@@ -123,6 +123,8 @@ class _Trials:
         if not any(isinstance(x, For) and self.plan.is_ring_loop(x) for x in self.plan.nodes):
             return [*out, *self._leaving()]
         drivers: list[Any] = [v for v in self.base if self.most.get(v, 1) > 0]
+        if None not in self.extents(None, _SCALE):
+            drivers = [v for v in drivers if v in self.plan.deciding]
         for d in [*drivers, *([None] if self.reads else [])]:
             for v in self._values(d, self.most.get(d, _LARGEST), wants):
                 choice = (self.base, v) if d is None else ({**self.base, d: v}, _SCALE)
