@@ -23,7 +23,7 @@ from tilelang.target.cluster import cluster_size
 from tilelang.target.machine import REGISTERS_PER_SM
 from tilelang.target.probe import load_libcuda
 from tilelang.log import phase
-from tilelang.transform.framework.watchers import announce_code
+from tilelang.transform.framework.observe import PassEventObserver, announce_code, write_traces_by
 
 from .artifact import INTERPRETED, KERNEL_SEPARATOR, Artifact, Request, disjoint_parameters, written_parameters
 from .collecting import collect_meanwhile, rarely_collected
@@ -35,6 +35,15 @@ from .spills import THRESHOLD as SPILLED
 register("compile-timeout", TimeoutError, "the device compiler takes longer than TILELANG_COMPILE_TIMEOUT_SECONDS",
          "set TILELANG_COMPILE_TIMEOUT_SECONDS to more seconds, or leave it empty",
          expected="device code within TILELANG_COMPILE_TIMEOUT_SECONDS")
+
+
+def _trace_writer() -> PassEventObserver:
+    from .trace import tracer  # 4 ms: only compilations that are traced write pages
+
+    return tracer()
+
+
+write_traces_by(_trace_writer)
 
 
 class Stopwatch:

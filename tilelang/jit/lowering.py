@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 from tilelang.runtime.params import KernelParam, params_of
-from tilelang.transform.framework.watchers import announce_code
+from tilelang.transform.framework.observe import announce_code
 
 from .artifact import KERNEL_SEPARATOR, CompiledArtifact, Request, program_of
 from .building import device_source

@@ -18,10 +18,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from tilelang.transform.framework.observe import (CodegenEvent, PassEvent, PassEventObserver, add_observer, current_pass_phase,
-                                                  observers, observing, pass_phase, remove_observer)
+from tilelang.transform.framework.observe import (CodegenEvent, PassEvent, PassEventObserver, add_observer, announce_code,
+                                                  current_pass_phase, observers, observing, pass_phase, remove_observer)
 from tilelang.transform.framework.scope import as_observer
-from tilelang.transform.framework.watchers import announce_code
 
 _OPEN: ContextVar[tuple[StackedPassInstrument, ...]] = ContextVar("open", default=())
 _tools: dict[str, PassInstrumentationTool] = {}

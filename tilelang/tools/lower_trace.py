@@ -20,7 +20,7 @@ from tilelang.env import env
 from tilelang.ir import Func
 from tilelang.jit.artifact import program_of
 from tilelang.target import Target
-from tilelang.transform.framework import trace
+from tilelang.jit import trace
 from tilelang.transform.framework.observe import TRACE_MODES
 from tilelang.transform.framework.pass_ import PassContext, text_of
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES

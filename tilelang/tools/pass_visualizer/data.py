@@ -8,7 +8,7 @@ from typing import Any
 
 from tilelang.ir import Alloc, Buffer, Func, Node, Region, Stmt, children
 from tilelang.tools.lower_trace import only_program, steps
-from tilelang.transform.framework.trace import page_of
+from tilelang.jit.trace import page_of
 
 
 def build_pass_data(func_or_mod: Any, target: Any = None, passes: Iterable[Any] | None = None,

@@ -7,7 +7,7 @@ Observers read programs and do not change them. An observer added by `add_observ
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -107,6 +107,26 @@ def observing(*observers: PassEventObserver) -> Iterator[tuple[PassEventObserver
 def observers() -> tuple[PassEventObserver, ...]:
     """The observers registered now: those of the process, then those of this thread's open blocks."""
     return (*_everywhere, *_OPEN.get())
+
+
+_trace_writer: Callable[[], PassEventObserver] | None = None
+
+
+def write_traces_by(writer: Callable[[], PassEventObserver]) -> None:
+    """Set where the observer comes from that writes traces.  writer: called while TL_LOWER_TRACE asks for them."""
+    global _trace_writer
+    _trace_writer = writer
+
+
+def watchers() -> tuple[PassEventObserver, ...]:
+    """The registered observers, and the trace writer where TL_LOWER_TRACE asks for one."""
+    return observers() if _trace_writer is None or trace_mode() not in ("html", "both") else (*observers(), _trace_writer())
+
+
+def announce_code(name: str, code: str, language: str, target: Any) -> None:
+    """Send the observers a CodegenEvent for printed source."""
+    for o in watchers():
+        o.on_codegen(CodegenEvent(name, code, language, target))
 
 
 def trace_mode() -> str:

@@ -25,8 +25,7 @@ from tilelang.log import phase
 from tilelang.ir.phases import CPU, DEVICE, PHASES, SYNCED, THREADS_BOUND, TILE
 
 from .config import PassConfigKey, default_of, normalize_config
-from .observe import PassEvent, current_pass_phase, text_of, trace_mode
-from .watchers import watchers
+from .observe import PassEvent, current_pass_phase, text_of, trace_mode, watchers
 
 
 @record

@@ -52,7 +52,7 @@ class Stream:
             case If():
                 for body in self._branches(s):
                     yield from self.run(body)
-            case For() if self.plan.is_flat(s) or self.loops.apart(s):
+            case For() if self.plan.is_flat(s) or self.loops.disjoint(s):
                 for body in self.loops.all_at_once(s):
                     yield from self.run(body)
             case For() | While():
@@ -193,7 +193,7 @@ class Loops:
     def __init__(self, st: StreamState) -> None:
         self.st = st
         self._axes = 0  # loops whose iterations are followed all at once
-        self._apart: dict[Any, tuple[bool, list[Any]]] = {}  # `apart`, with the values of names of which it is true
+        self._disjoint: dict[Any, tuple[bool, list[Any]]] = {}  # `disjoint`, with the values of names of which it is true
         self._tiles = 0  # depth of loops around ring loops
         self._path: tuple[int, ...] = ()  # their iterations
         # of the innermost loop: threads that left the iteration, and the loop (None: none)
@@ -307,7 +307,7 @@ class Loops:
         """The iteration numbers, along the outermost axis."""
         return (int(s.start.value) + np.arange(int(s.extent.value))).reshape(-1, *(1,) * self._axes)  # type: ignore
 
-    def apart(self, s: For) -> bool:
+    def disjoint(self, s: For) -> bool:
         """Whether each place that a loop's only access of shared memory writes belongs to one thread.
 
         Then its iterations need no order, as different threads meet nowhere, and may be followed all at once.
@@ -317,11 +317,11 @@ class Loops:
             return False
         values = [self.st.env.get(v) for v in write.names]
         key = id(s), *(x if isinstance(x, int) else id(x) for x in values)
-        if key not in self._apart:
-            self._apart[key] = self._are_apart(s, write), values  # which must live as long as their ids are used
-        return self._apart[key][0]
+        if key not in self._disjoint:
+            self._disjoint[key] = self._are_disjoint(s, write), values  # which must live as long as their ids are used
+        return self._disjoint[key][0]
 
-    def _are_apart(self, s: For, write: LoneWrite) -> bool:
+    def _are_disjoint(self, s: For, write: LoneWrite) -> bool:
         kept, self._axes = self._axes, self._axes + 1
         self.st.env[s.var] = self._numbers(s)
         at = self.st.values.address(write.buffer, (write.place,), self.st)

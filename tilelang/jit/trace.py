@@ -19,7 +19,7 @@ from typing import Any
 from tilelang.env import env
 from tilelang.ir import Func
 
-from .observe import CodegenEvent, PassEvent, PassEventObserver, text_of
+from tilelang.transform.framework.observe import CodegenEvent, PassEvent, PassEventObserver, text_of
 
 
 def difference(name: str, before: str, after: str, context: int = 3) -> dict[str, Any]:
