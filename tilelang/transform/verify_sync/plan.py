@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property
 from math import gcd, lcm, prod
@@ -35,10 +36,11 @@ _LANES = {"ldmatrix": 16, "stmatrix": 16}
 def _once(fn: Callable[[Any, Any], T]) -> Callable[[Any, Any], T]:
     """Decorator of a method: computes a fact about a statement of the launch, which keeps it alive, once."""
     def known(plan: Any, s: Any) -> T:
-        key = fn.__name__, id(s)
-        if key not in plan.known:
-            plan.known[key] = fn(plan, s)
-        return plan.known[key]  # type: ignore[no-any-return]
+        table = plan.known[fn]
+        got = table.get(id(s), table)  # itself: not known yet
+        if got is table:
+            got = table[id(s)] = fn(plan, s)
+        return got  # type: ignore[no-any-return]
 
     return known
 
@@ -58,7 +60,7 @@ class Plan:
     def __init__(self, launch: Launch, nodes: list[Node], sizes: dict[Var, int] | None = None) -> None:
         """sizes: values of the symbols on which the sizes and places of shared buffers depend."""
         self.launch, self.nodes, self.sizes = launch, nodes, sizes or {}
-        self.known: dict[tuple[str, int], Any] = {}
+        self.known: defaultdict[Callable[..., Any], dict[int, Any]] = defaultdict(dict)
         self.allocs = [x.buffer for x in self.nodes if isinstance(x, Alloc)]
         self.shared = [b for b in self.allocs if b.scope_name in SHARED]
         self.barriers = [b for b in self.allocs if b.scope_name == BARRIER]
@@ -81,11 +83,10 @@ class Plan:
                         if isinstance(x, Binary) and x.op in ("floormod", "truncmod") and isinstance(x.b, Const)
                         and isinstance(x.b.value, int) and 0 < x.b.value <= 64]
         # A loop over tiles finds its tile by divisions, which are not stages.
-        turns = [m for x in nodes if isinstance(x, For) and self.is_ring_loop(x) and not self.is_outer(x)
-                 for m in self._mods(x) if m <= 16]
+        rings = [x for x in nodes if isinstance(x, For) and self.is_ring_loop(x) and not self.is_outer(x)]
+        turns = [m for x in rings for m in self._mods(x) if m <= 16]
         # In a ring with several iterations per stage, the mbarrier phase changes after this many iterations.
-        turns += [m * d // 2 for x in nodes if isinstance(x, For) and self.is_ring_loop(x) and not self.is_outer(x)
-                  for m, used, d in self.moduli if x.var in used and m == 2 < d and m * d <= 32]
+        turns += [m * d // 2 for x in rings for m, used, d in self.moduli if x.var in used and m == 2 < d and m * d <= 32]
         self.stages = max((*(int(b.shape[0]) for b in self.barriers), *turns), default=1)
 
     def _places(self) -> tuple[dict[Var, int], int]:

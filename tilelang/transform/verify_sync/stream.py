@@ -40,7 +40,7 @@ class Stream:
         match s:
             case Seq():
                 for x, plain in self.plan.followed(s):
-                    if not self.loops.stay():
+                    if (self.loops.gone is not None or self.st.returned is not None) and not self.loops.stay():
                         return
                     try:
                         if plain:

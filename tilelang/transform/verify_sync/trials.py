@@ -144,8 +144,8 @@ class _Trials:
             if isinstance(s, If) and self.plan.facts(s)[2]:
                 if not any(x.op == "thread_return" for x in walk(s, Call)):  # the model cannot follow it
                     branches.append(s.cond)
-            elif self.plan.is_ring_loop(s):  # type: ignore[arg-type]
-                found = [x.cond for x in walk(s.body, If) if self.plan.leaves(x)]  # type: ignore[attr-defined]
+            elif isinstance(s, (For, While)) and self.plan.is_ring_loop(s):
+                found = [x.cond for x in walk(s.body, If) if self.plan.leaves(x)]
                 conds += [*found, *([s.cond] if isinstance(s, While) else [])]
                 if found and isinstance(s, For) and isinstance(s.extent, Const):
                     last.add(int(s.extent.value) - 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,7 @@ from .sync_fault import Undecided
 Fn = Callable[[Any], Any]
 
 
-@record
-class Descriptor:
+class Descriptor(NamedTuple):
     """A wgmma descriptor: address in bytes, lbo, sbo and swizzle; an integer added to it counts units of 16 bytes."""
 
     address: int
