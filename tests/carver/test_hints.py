@@ -236,7 +236,7 @@ def test_strides_of_staged_tensors():
     assert retrieve_func_from_module(tilelang.tvm.IRModule.from_expr(func)) is func
 
 
-@pytest.mark.spec("R14:arch")
+@pytest.mark.spec("R14:arch", "S:amd-tools")
 @pytest.mark.parametrize("chip, units, shared", [("gfx90a", 104, 64), ("gfx942", 304, 64), ("gfx950", 256, 160)])
 def test_architectures_of_amd(chip, units, shared):
     from tilelang.carver import arch

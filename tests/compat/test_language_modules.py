@@ -54,7 +54,7 @@ def test_dialects():
 def test_dialects_of_other_targets():
     from tilelang.language import common
 
-    own = {"rocm": "tvm_mfma_store rdna_wmma MatrixCoreIntrinEmitter ds_read_tr8_b64", "cpu": "", "webgpu": "",
+    own = {"rocm": "rdna_wmma_store rdna_wmma MatrixCorePreshuffleIntrinEmitter ds_read_tr8_b64", "cpu": "", "webgpu": "",
            "metal": "simdgroup_load cooperative_tensor_fill make_filled_simdgroup_matrix"}
     for name, words in own.items():
         found = import_module(f"tilelang.{name}.language")

@@ -267,6 +267,7 @@ def test_the_doctor_lists_amd_gpus(hip, monkeypatch):
     assert "hipGetDeviceCount failed" in rows["AMD GPU"][0] and "kernels still compile for any arch" in rows["AMD GPU"][1]
 
 
+@pytest.mark.spec("S:amd-tools")
 def test_measuring_without_the_gpu_says_so(monkeypatch):
     monkeypatch.setattr(hip_driver, "load_rocm", lambda: None)
     hip_driver._driver.cache_clear()

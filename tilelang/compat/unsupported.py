@@ -46,8 +46,8 @@ DIALECTS: dict[str, tuple[str, str]] = {
     "cpu": ("CPUs", ""), "webgpu": ("WebGPU", ""),
     "metal": ("Apple GPUs", """make_filled_simdgroup_matrix simdgroup_load simdgroup_multiply_accumulate simdgroup_store
         cooperative_tensor_fill cooperative_tensor_load cooperative_tensor_store cooperative_tensor_multiply_accumulate"""),
-    "rocm": ("AMD GPUs", """tvm_mfma_store tvm_rdna_wmma tvm_rdna_wmma_store MatrixCoreIntrinEmitter mfma_store
-        MatrixCorePreshuffleIntrinEmitter WMMAIntrinEmitter ds_read_tr16_b64 ds_read_tr8_b64 rdna_wmma rdna_wmma_store"""),
+    "rocm": ("AMD GPUs", """MatrixCorePreshuffleIntrinEmitter WMMAIntrinEmitter ds_read_tr16_b64 ds_read_tr8_b64 rdna_wmma
+        rdna_wmma_store tvm_rdna_wmma tvm_rdna_wmma_store"""),
 }
 UNSUPPORTED.update({f"tilelang.{target}.language": (f"is for {machines}, which are not available", names)
                     for target, (machines, names) in DIALECTS.items()})

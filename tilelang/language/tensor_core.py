@@ -8,13 +8,14 @@ those of columns 0..7, then those of 8..15.  Source: PTX ISA, "Matrix Fragments 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product
+from functools import partial
 from typing import Any
 
 from tilelang.errors import register
 from tilelang.ir import AddressOf, Alloc, Buffer, Expr, Load, cast, const, convert, dtype as DType, load, GLOBAL, LOCAL
 from tilelang.layout import Fragment, make_linear_layout, make_swizzled_layout
 from tilelang.target.mma import operand_dtype, MMA_ROWS
+from tilelang.target.mma_row import MmaRow
 
 from .tracing.builder import Emitted, need_builder
 from .tracing.flags import flag
@@ -55,7 +56,7 @@ def fragment_place(matrix: str, i: Any, j: Any, k: int) -> tuple[Any, Any]:
     return lane, outer + j % e
 
 
-def fragment_element(matrix: str, lane: Any, register: int, k: int) -> tuple[Any, Any]:
+def fragment_element(matrix: str, lane: Any, register: Any, k: int) -> tuple[Any, Any]:
     """(row, column) in a micro tile of a lane's register: the inverse of fragment_place."""
     if matrix == "C":
         return lane // 4 + register // 2 % 2 * 8, lane % 4 * 2 + (register // 4 * 8 + register % 2)
@@ -151,39 +152,55 @@ class TensorCoreIntrinEmitter:
 
     M_DIM = N_DIM = 16
     WARP_SIZE = WARP
+    k_pack = 1  # steps of K that a load brings at once
 
     def __init__(self, a_dtype: Any = "float16", b_dtype: Any = "float16", accum_dtype: Any = "float16",
                  a_transposed: bool = False, b_transposed: bool = False, block_row_warps: int = 2, block_col_warps: int = 2,
                  warp_row_tiles: int = 8, warp_col_tiles: int = 8, chunk: int = 16, reduce_k: int = 1,
                  num_elems_per_byte: int = 1, is_m_first: bool = False, thread_var: Any = None) -> None:
-        self.a_dtype, self.b_dtype, self.accum_dtype = (dtype_of(d, "TensorCoreIntrinEmitter") for d in
+        self.a_dtype, self.b_dtype, self.accum_dtype = (dtype_of(d, type(self).__name__) for d in
                                                         (a_dtype, b_dtype, accum_dtype))
         self.a_transposed, self.b_transposed, self.is_m_first = a_transposed, b_transposed, is_m_first
         self.block_row_warps, self.block_col_warps = block_row_warps, block_col_warps
         self.warp_row_tiles, self.warp_col_tiles = warp_row_tiles, warp_col_tiles
         self.chunk, self.reduce_k, self.thread_var = chunk, reduce_k, thread_var
         if num_elems_per_byte != 1:
-            raise error("not-available", "operands packed several a byte are not available in TensorCoreIntrinEmitter",
+            raise error("not-available", f"operands packed several a byte are not available in {type(self).__name__}",
                         expected="one element a byte", found=str(num_elems_per_byte),
                         hint="unpack them into a shared tile first")
-        self.micro_size_x, self.micro_size_y, self.micro_size_k = get_mma_micro_size(self.a_dtype)
-        want = tuple(operand_dtype(d) for d in (self.a_dtype, self.b_dtype))
-        self.row = next((r for r in MMA_ROWS.values() if r.shape == (16, 8, self.micro_size_k) and
-                         (r.a_dtype, r.b_dtype, r.c_dtype) == (*want, self.accum_dtype)), None)
-        if self.row is None:
+        row = self._instruction()
+        if row is None:
             raise error("gemm-types", f"no tensor-core instruction multiplies {a_dtype} by {b_dtype} into {accum_dtype}",
                         expected="operands that a tensor-core instruction multiplies",
                         found=f"{a_dtype} by {b_dtype} into {accum_dtype}")
-        if warp_row_tiles % 16 or warp_col_tiles % 16 or chunk % self.micro_size_k:
+        self.row = row
+        if warp_row_tiles % 16 or warp_col_tiles % 16 or chunk % (self.micro_size_k * self.k_pack):
             raise error("gemm-shape", f"a warp's tile of {warp_row_tiles} x {warp_col_tiles} with K in chunks of {chunk} is "
-                        f"not made of micro tiles of 16 x 16 x {self.micro_size_k}",
-                        expected=f"multiples of 16, 16 and {self.micro_size_k}",
+                        f"not made of micro tiles of 16 x 16 x {self.micro_size_k * self.k_pack}",
+                        expected=f"multiples of 16, 16 and {self.micro_size_k * self.k_pack}",
                         found=f"{warp_row_tiles}, {warp_col_tiles} and {chunk}")
-        self.local_size_a = self.local_size_b = 16 * self.micro_size_k // WARP
-        self.local_size_out = 16 * 16 // WARP
+        self.local_size_a = self.local_size_b = 16 * self.micro_size_k // self.WARP_SIZE
+        self.local_size_out = 16 * 16 // self.WARP_SIZE
         self.warp_rows, self.warp_cols = warp_row_tiles // 16, warp_col_tiles // 16
         self.mma_num_inst_m, self.mma_num_inst_n = self.warp_rows, self.warp_cols
-        self.threads = WARP * block_row_warps * block_col_warps
+        self.threads = self.WARP_SIZE * block_row_warps * block_col_warps
+
+    # ---- the instruction --------------------------------------------------------------------------------------------
+
+    def _instruction(self) -> MmaRow | None:
+        """The instruction of the emitter, after micro_size_x, micro_size_y and micro_size_k of its tile are set."""
+        self.micro_size_x, self.micro_size_y, self.micro_size_k = get_mma_micro_size(self.a_dtype)
+        want = tuple(operand_dtype(d) for d in (self.a_dtype, self.b_dtype))
+        return next((r for r in MMA_ROWS.values() if r.shape == (16, 8, self.micro_size_k) and
+                     (r.a_dtype, r.b_dtype, r.c_dtype) == (*want, self.accum_dtype)), None)
+
+    def _place_of(self, matrix: str, i: Any, j: Any) -> tuple[Any, Any]:
+        """(lane, register) of element (i, j) of a micro tile of "A", "B" (n by k) or "C"."""
+        return fragment_place(matrix, i, j, self.micro_size_k)
+
+    def _element(self, matrix: str, lane: Any, register: Any) -> tuple[Any, Any]:
+        """The inverse of _place_of."""
+        return fragment_element(matrix, lane, register, self.micro_size_k)
 
     # ---- threads ----------------------------------------------------------------------------------------------------
 
@@ -194,10 +211,10 @@ class TensorCoreIntrinEmitter:
     def extract_thread_binding(self, thread_id: Any, is_m_first: bool | None = None) -> tuple[Any, Any, Any]:
         """(lane, warp along n, warp along m) of a thread."""
         first = self.is_m_first if is_m_first is None else is_m_first
-        warp = thread_id // WARP
+        warp = thread_id // self.WARP_SIZE
         if first:
-            return thread_id % WARP, warp // self.block_row_warps % self.block_col_warps, warp % self.block_row_warps
-        return thread_id % WARP, warp % self.block_col_warps, warp // self.block_col_warps % self.block_row_warps
+            return thread_id % self.WARP_SIZE, warp // self.block_row_warps % self.block_col_warps, warp % self.block_row_warps
+        return thread_id % self.WARP_SIZE, warp % self.block_col_warps, warp // self.block_col_warps % self.block_row_warps
 
     def _place(self) -> tuple[Expr, Expr, Expr]:
         b = need_builder("TensorCoreIntrinEmitter")
@@ -221,9 +238,9 @@ class TensorCoreIntrinEmitter:
         else:
             start, tiles, k_first, size = (warp_n * self.warp_col_tiles, self.warp_cols, not self.b_transposed,
                                            self.local_size_b)
-        b = need_builder("TensorCoreIntrinEmitter")
+        b, size = need_builder("TensorCoreIntrinEmitter"), size * self.k_pack
         to, (source, origin) = _origin(local, "registers of an operand")[0], _origin(shared, "a shared operand")
-        k0 = b.let("k0", convert(rk * self.chunk + ki * self.micro_size_k))
+        k0 = b.let("k0", convert(rk * self.chunk + ki * self.micro_size_k * self.k_pack))
         lead = origin[:-2]
 
         def element(row: Any, column: Any) -> tuple[Any, ...]:
@@ -232,7 +249,7 @@ class TensorCoreIntrinEmitter:
 
         dt = self.a_dtype if matrix == "A" else self.b_dtype
         for t in range(tiles):
-            if dt.bits == 16 and source.dtype == dt and source.scope_name.startswith("shared"):
+            if self.row.run == 0 and dt.bits == 16 and source.dtype == dt and source.scope_name.startswith("shared"):
                 j = lane // 8
                 low, high = (j % 2, j // 2) if matrix == "A" else (j // 2, j % 2)  # which half of the rows, of k
                 row, column = (low * 8, high * 8 + lane % 8) if k_first else (low * 8 + lane % 8, high * 8)
@@ -240,7 +257,7 @@ class TensorCoreIntrinEmitter:
                     convert(x) for x in element(t * 16 + row, column)))), "void", num=4, trans=k_first)
                 continue
             for r in range(size):
-                row, column = fragment_element(matrix, lane, r, self.micro_size_k)
+                row, column = self._element(matrix, lane, r)
                 b.store(to, (convert(t * size + r),), load(source, element(t * 16 + row, column)))
         return EMITTED
 
@@ -258,16 +275,20 @@ class TensorCoreIntrinEmitter:
                   k: Any) -> Emitted:
         """Micro tiles of `mma`: those of these rows and columns of tiles."""
         a, b, c = (_origin(x, "registers of an operand")[0] for x in (A_local, B_local, C_local))
-        factors = list(zip(self._factors(a, k * self.warp_rows, rows, self.local_size_a),
-                           self._factors(b, k * self.warp_cols, columns, self.local_size_b)))
-        assert self.row is not None  # the constructor rejects types without an instruction
+        factors = list(zip(self._factors(a, k * self.warp_rows, rows, self.local_size_a * self.k_pack),
+                           self._factors(b, k * self.warp_cols, columns, self.local_size_b * self.k_pack)))
         for i in rows:
             for j in columns:
-                for ((x, first_x), (y, first_y)), half in product(factors, range(2)):
-                    at = ((c, (i * self.warp_cols + j) * self.local_size_out + half * 4), (x, first_x(i)),
-                          (y, first_y(j) + half * (self.local_size_b // 2)))
-                    emit_call("mma", tuple(AddressOf(r, (convert(n),)) for r, n in at), "void", row=self.row.name)
+                for (x, first_x), (y, first_y) in factors:
+                    for of_c, of_a, of_b in self._steps():
+                        at = ((c, (i * self.warp_cols + j) * self.local_size_out + of_c), (x, first_x(i) + of_a),
+                              (y, first_y(j) + of_b))
+                        emit_call("mma", tuple(AddressOf(r, (convert(n),)) for r, n in at), "void", row=self.row.name)
         return EMITTED
+
+    def _steps(self) -> list[tuple[int, int, int]]:
+        """The instructions of a micro tile: their first registers in those of C, A and B."""
+        return [(0, 0, 0), (4, 0, self.local_size_b // 2)]
 
     def _factors(self, source: Buffer, first: Any, tiles: Sequence[int], size: int) -> Factors:
         """The arrays that an operand is in, each multiplied by that of the other operand."""
@@ -283,7 +304,7 @@ class TensorCoreIntrinEmitter:
         for i in range(self.warp_rows):
             for j in range(self.warp_cols):
                 for r in range(self.local_size_out):
-                    row, column = fragment_element("C", lane, r, self.micro_size_k)
+                    row, column = self._element("C", lane, r)
                     tile = warp_m * self.warp_rows + i, warp_n * self.warp_cols + j
                     if len(to.shape) == 4:
                         at: tuple[Any, ...] = (*tile, row, column)
@@ -298,7 +319,7 @@ class TensorCoreIntrinEmitter:
 
     def get_store_index_map(self, inverse: bool = False) -> Any:
         """(lane, register) -> (row, column) of an accumulator micro tile; inverse: the other way."""
-        return (lambda i, j: fragment_place("C", i, j, self.micro_size_k)) if inverse else mma_store_index_map
+        return partial(self._place_of if inverse else self._element, "C")
 
     # ---- layouts of fragments ---------------------------------------------------------------------------------------
 
@@ -308,25 +329,26 @@ class TensorCoreIntrinEmitter:
             raise error("value", f"matrix is 'A' or 'B', found {matrix!r}", expected="'A' or 'B'")
         rows = (self.block_row_warps * self.warp_rows if matrix == "A" else self.block_col_warps * self.warp_cols) * 16
         per_warp, size = (self.warp_rows, self.local_size_a) if matrix == "A" else (self.warp_cols, self.local_size_b)
+        size, step = size * self.k_pack, self.micro_size_k * self.k_pack
         copies = self.block_col_warps if matrix == "A" else self.block_row_warps
 
         def forward(i: Any, j: Any, rep: Any) -> tuple[Any, Any]:
-            lane, register = fragment_place(matrix, i % 16, j % self.micro_size_k, self.micro_size_k)
+            lane, register = self._place_of(matrix, i % 16, j % step)
             warp = i // (16 * per_warp)
             m, n = (warp, rep) if matrix == "A" else (rep, warp)
-            index = (j // self.micro_size_k * per_warp + i // 16 % per_warp) * size + register
-            return self._warp(m, n) * WARP + lane, index
+            index = (j // step * per_warp + i // 16 % per_warp) * size + register
+            return self._warp(m, n) * self.WARP_SIZE + lane, index
 
-        return Fragment((rows, int(local_buf.shape[-1]) if len(local_buf.shape) > 1 else self.micro_size_k),
+        return Fragment((rows, int(local_buf.shape[-1]) if len(local_buf.shape) > 1 else step),
                         forward_fn=forward, replicate=copies)
 
     def make_mma_store_layout(self, local_buf: Any) -> Fragment:
         """Fragment of the accumulators of the block tile, in the order of `mma`."""
         def forward(i: Any, j: Any) -> tuple[Any, Any]:
-            lane, register = fragment_place("C", i % 16, j % 16, self.micro_size_k)
+            lane, register = self._place_of("C", i % 16, j % 16)
             m, n = i // self.warp_row_tiles, j // self.warp_col_tiles
             tile = i // 16 % self.warp_rows * self.warp_cols + j // 16 % self.warp_cols
-            return self._warp(m, n) * WARP + lane, tile * self.local_size_out + register
+            return self._warp(m, n) * self.WARP_SIZE + lane, tile * self.local_size_out + register
 
         return Fragment((self.block_row_warps * self.warp_row_tiles, self.block_col_warps * self.warp_col_tiles),
                         forward_fn=forward)
