@@ -5,7 +5,7 @@ Copy carries bulk=True, and for a load into shared memory barrier=(shared.barrie
 
 A run that may extend beyond the tensor is copied as TMA boxes of one row with a tensor map (boxes=True beside bulk):
 elements outside are read as zero and not written.  Such boxes have up to 256 elements and start at multiples of 128 bytes
-of shared memory.
+of shared memory.  Tensors that other ranks reach have no tensor maps, because the host does not know which rank is meant.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tilelang.arith import divisible
 from tilelang.ir import AddressOf, Region, Stmt, const, convert, do, is_const, seq
 from tilelang.target.tensor_map import unsupported
 
-from .tma_boxes import barrier_of, copied_tile, moved, reached_by_ranks, row_box, tensor_of, tensor_unsupported, unaligned
+from .tma_boxes import barrier_of, copied_tile, moved, row_box, tensor_of, tensor_unsupported, unaligned
 
 UNIT = 16  # bytes
 MOST_BYTES = 1 << 16
@@ -35,7 +35,7 @@ def run_unsupported(op: Any, tile: Region, run: Region, analyzer: Any, strides: 
     if why or not as_boxes(tile, run, analyzer):
         return why
     boxes = _boxes(op, tile, run, analyzer, strides)
-    return f"{_place(run, tile.dtype.bits, analyzer)}, and {boxes}" if boxes else ""
+    return f"{run_place(run, tile.dtype.bits, analyzer)}, and {boxes}" if boxes else ""
 
 
 def row_boxes_unsupported(op: Any, strides: bool = False) -> str:
@@ -51,7 +51,7 @@ def row_boxes_unsupported(op: Any, strides: bool = False) -> str:
 
 def as_boxes(tile: Region, run: Region, analyzer: Any) -> bool:
     """Whether a copy needs boxes (attr boxes): its run is not provably inside the tensor in whole 16-byte units."""
-    return bool(_place(run, tile.dtype.bits, analyzer))
+    return bool(run_place(run, tile.dtype.bits, analyzer))
 
 
 def _form(op: Any, tile: Region, run: Region) -> str:
@@ -71,17 +71,17 @@ def _form(op: Any, tile: Region, run: Region) -> str:
         return f"the tile of `{t.name}` is not contiguous"
     if (t.facts.align or UNIT) < UNIT:
         return f"`{t.name}` may start at no multiple of {UNIT} bytes"
-    return reached_by_ranks(t)
+    return ""
 
 
-def _place(run: Region, bits: int, analyzer: Any) -> str:
-    """Why the position of a run does not permit a bulk copy; "" when it does."""
+def run_place(run: Region, bits: int, analyzer: Any, divisors: Any = None) -> str:
+    """Why the position of a run does not permit a bulk copy; "" when it does.  divisors: known ones of variables."""
     t = run.buffer
     step = UNIT * 8 // math.gcd(bits, UNIT * 8)
     at: Any = convert(t.offset)
     for m, s in zip(run.mins, t.strides):
         at = at + convert(m) * s
-    if not divisible(at, step, None, analyzer):
+    if not divisible(at, step, divisors, analyzer):
         return f"the tile of `{t.name}` may start at no multiple of {UNIT} bytes"
     for m, e, size in zip(run.mins, run.extents, t.shape):
         low = convert(m)
@@ -133,8 +133,13 @@ def lower_bulk(op: Any, cx: Any) -> Stmt:
         name = cx.tensor_map(run.buffer, row_box(run, wide), 0, row_bytes=bulk_bytes(tile))
         return moved(op, cx, name, [(_place_of(tile, first, cx), {run.buffer.ndim - 1: first})
                                     for first in range(0, _length(tile), wide)])
-    size, inside = const(bulk_bytes(tile), "uint32"), _place_of(tile, 0, cx)
+    return bulk_run(op, cx, _place_of(tile, 0, cx), bulk_bytes(tile))
+
+
+def bulk_run(op: Any, cx: Any, inside: AddressOf, nbytes: int) -> Stmt:
+    """The bulk copy of a run of a tensor to or from shared memory at `inside`."""
+    run, size = tensor_of(op), const(nbytes, "uint32")
     outside = AddressOf(run.buffer, cx.simplified(tuple(cx.expr(convert(m)) for m in run.mins)))
-    if tile is op.dst:
+    if run is op.src:
         return do("bulk_load", inside, outside, size, barrier_of(op, cx), span=op.span)
     return seq(do("bulk_store", outside, inside, size, span=op.span), do("bulk_commit", span=op.span), span=op.span)

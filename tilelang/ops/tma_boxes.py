@@ -29,7 +29,7 @@ def excluded(op: Any, tile: Region, other: Region) -> str:
 
 
 def reached_by_ranks(b: Buffer) -> str:
-    """Why no asynchronous copy accesses a tensor that other ranks reach (signals order the generic proxy); "" for others."""
+    """Why no tensor map describes a tensor that other ranks reach: only bulk copies (bulk.py) do; "" for others."""
     return f"other ranks reach `{b.name}`" if b.facts.symmetric else ""
 
 

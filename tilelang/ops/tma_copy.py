@@ -17,6 +17,7 @@ from tilelang.ir import (AddressOf, Buffer, Expr, For, If, Region, Stmt, binary,
 from tilelang.layout import boxes_of, linear_layout
 from tilelang.target.tensor_map import unsupported
 
+from .bulk import bulk_run, run_place
 from .plans import CopyPlan
 from .gemm.wgmma import no_boxes, shared_boxes
 from .tma import lower_tma_load, tma_bytes, tma_unsupported
@@ -33,7 +34,10 @@ MOST_OF_BOX = 256  # maximum elements of a box along one dimension (CUDA Driver 
 
 def check_tma_copy(op: Any) -> None:
     """Raise tma-copy at the op where TMA cannot move the tile."""
-    why = _unsupported(op)
+    _reject(op, _unsupported(op))
+
+
+def _reject(op: Any, why: str) -> None:
     if why:
         raise error("tma-copy", f"T.{'copy_cluster' if op.plan.dst_block is not None else 'tma_copy'} cannot be done by "
                     f"TMA: {why}", found=why, span=op.span, hint=_SLICE if why.startswith("the slice is") else "")
@@ -60,6 +64,11 @@ def _row_unsupported(op: Any) -> str:
     tile, other = copied_tile(op), tensor_of(op)
     if tile.dtype != other.dtype:
         return "the copy converts"
+    if other.buffer.facts.symmetric:  # one bulk copy
+        n, whole = tile.extents[-1], is_const(other.buffer.strides[-1], 1)
+        ok = whole and isinstance(n, int) and n * tile.dtype.bits % 128 == 0 and divisible(
+            convert(tile.mins[-1]), 128 // tile.dtype.bits) and int(tile.buffer.shape[-1]) * tile.dtype.bits % 128 == 0
+        return "" if ok else f"{_slice(tile)}, no multiples of 16 bytes"
     if op.plan.unaligned_columns:
         return unaligned(other)
     k = _row_box(op)
@@ -130,6 +139,9 @@ def _slice_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
 def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     """The TMA boxes of a row, as statements of the one thread that issues them."""
     tile, other = copied_tile(op), tensor_of(op)
+    if other.buffer.facts.symmetric:
+        _reject(op, run_place(other, tile.dtype.bits, cx.known.analyzer, cx.known.divisors))
+        return bulk_run(op, cx, AddressOf(*cx.physical(tile.buffer, _at(tile, 0, cx))), _bytes(op))
     k, n = _row_box(op), int(tile.extents[-1])
     name = cx.tensor_map(other.buffer, row_box(other, k), 0)
     pieces = [(AddressOf(*cx.physical(tile.buffer, _at(tile, first, cx))), {other.buffer.ndim - 1: first})
@@ -168,7 +180,7 @@ def _bytes(op: Any) -> int:
     """Bytes that a load adds to its mbarrier's transaction count."""
     if not is_row(op) and not _is_slice(op):
         return tma_bytes(op)
-    return math.prod(map(int, op.dst.extents)) * op.dst.dtype.bits // 8
+    return math.prod(map(int, copied_tile(op).extents)) * op.dst.dtype.bits // 8
 
 
 def _boxes(op: Any) -> Any:

@@ -31,12 +31,13 @@ class Proxy:
     dirty: granules written and not fenced by the writer.  stamp: clock of the writer's first fence after the write.
     atomics: (granules, threads, stamps) of atomic updates since the last plain write; stamp < 0: not fenced yet.
     fences: for each warp, (clock, lanes) of its proxy fences in order.  landed: granules that cp.async wrote, which may be
-    after any fence of the thread that issued it.  For these a fence of the reader counts too (PTX ISA, "Causality order").
+    after any fence of the thread that issued it.  For these a fence of the reader counts too (PTX ISA, "Causality order"), and
+    for all granules where other ranks write (of_ranks).
     behind: for each warp, the lanes of its last fence and what all of them had seen of other threads.
     """
 
-    def __init__(self, table: AccessTable) -> None:
-        self.table = table
+    def __init__(self, table: AccessTable, of_ranks: bool = False) -> None:
+        self.table, self.of_ranks = table, of_ranks
         self.dirty, self.landed = np.zeros(table.shape[0], bool), np.zeros(table.shape[0], bool)
         self.stamp = np.zeros(table.shape[0], np.int32)
         self.atomics: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -131,7 +132,7 @@ class Proxy:
         late = ordinary & (self.dirty[g] | (self.stamp[g] > clocks.common(members)[np.maximum(writer, 0)]))
         if late.any():
             known = self._fenced_by_readers(np.flatnonzero(members), np.maximum(writer, 0), self.table.wclock[g])
-            late &= ~(self.landed[g] & known)
+            late &= ~((self.landed[g] | self.of_ranks) & known)
         if late.any():
             at = g[late][0]
             here, there = self.table.sites[site], self.table.sites[int(self.table.wsite[at])]

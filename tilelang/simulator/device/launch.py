@@ -105,7 +105,7 @@ class DeviceLaunch:
                 table = AccessTable(n, self.size * self.lanes, self.group, self.c.accesses.sites,
                                     f"global tensor {memory.store.name}", many_blocks=True)
                 memory.table = table
-                memory.proxy = Proxy(table) if self.hopper else None
+                memory.proxy = Proxy(table, memory is not held) if self.hopper else None
                 tables.append(table)
         return tables
 

@@ -28,6 +28,7 @@ from ..faults import fault
 from ..lane_ops import effects, nothing, spread
 from ..lanes import Action, LaneFrame
 from ..memory import shared_operand
+from ..ranks import Section
 
 U8 = np.dtype(np.uint8)
 
@@ -227,7 +228,8 @@ class _Bulk:
     def tensor(self, f: LaneFrame, operand: Any, first: int, n: int) -> tuple[Any, np.ndarray]:
         """(the memory of a global tensor, the granules of n bytes of it).  Raises sim-out-of-bounds."""
         b = operand.buffer
-        memory = tensor_memory(f.slots[self.c.slot(b.data)], b, self.span)
+        held = f.slots[self.c.slot(b.data)]
+        memory = tensor_memory(held.memory if isinstance(held, Section) else held, b, self.span)
         if first + n > memory.store.nbytes:
             raise fault("sim-out-of-bounds", f"a bulk copy of {n} bytes at byte {first} leaves {b.name}",
                         expected=f"a copy inside {b.name}", found=f"{n} bytes at byte {first}", span=self.span)
@@ -333,7 +335,8 @@ def _fence(c: DeviceContext, e: Call) -> Action:
     def run(f: LaneFrame) -> None:
         active, block = f.active(), f.block
         if everywhere:
-            for memory in f.slots:
+            for held in f.slots:
+                memory = held.memory if isinstance(held, Section) else held
                 if getattr(memory, "proxy", None) is not None:
                     memory.proxy.fence(block.clocks, active)
         else:

@@ -77,7 +77,7 @@ def unreadable(launch: Launch, b: Buffer) -> str:
     """Why TMA may not read a tensor; "" if it may."""
     if b.data in {e.storage for e in effects(launch.body) if e.writes and e.buffer.scope_name == GLOBAL}:
         return f"`{b.name}` is written by the kernel"
-    if late := placed_in_kernel(launch)(b):
+    if not b.facts.symmetric and (late := placed_in_kernel(launch)(b)):  # bulk copies need no map
         return f"the {late} of `{b.name}` is known in the kernel only"
     safe = dict(launch.plan.safe_values)
     return f"outside `{b.name}` reads as {safe[b]}" if b in safe and not is_const(safe[b], 0) else ""

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, For, Func, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, While,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, For, Func, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, While,
                          binary, const, dtype, load, replace, rewrite_launches, seq, stmts_of, walk,
                          with_inner, with_options, BufferFacts, BARRIER, GLOBAL, SHARED, VARIABLE)
 from tilelang.layout import linear_layout
@@ -143,7 +143,7 @@ class _Copies:
             return False
         strides = self.stores.strides
         one_row = c.dst.buffer.ndim == 1
-        why = _few(c.dst) or (run_unsupported(c, c.dst, c.src, self.analyzer, strides) if one_row else tma_unsupported(
+        why = _few(c.dst) or (run_unsupported(c, c.dst, self._placed(c.src), self.analyzer, strides) if one_row else tma_unsupported(
             c, strides)) or self._unfit(c.dst.buffer)
         if why := why or unreadable(self.launch, c.src.buffer):
             self.notes[f"`{c.dst.buffer.name}` is loaded by all threads: {why}"] = None
@@ -154,7 +154,14 @@ class _Copies:
         if tile.buffer.ndim != 1 or not isinstance(c, Copy):
             return {"tma": True}
         run = c.src if tile is c.dst else c.dst
-        return {"bulk": True, "boxes": as_boxes(tile, run, self.analyzer) or None}
+        return {"bulk": True, "boxes": as_boxes(tile, self._placed(run), self.analyzer) or None}
+
+    def _placed(self, run: Region) -> Region:
+        """A run of a tensor that other ranks reach, with the values of bound variables: it cannot be copied as boxes."""
+        if not run.buffer.facts.symmetric:
+            return run
+        values = {x.var: x.value for x in walk(self.launch.body, Bind)}
+        return replace(run, mins=tuple(self.stores.inlined(m, values) for m in run.mins))
 
     def _unfit(self, b: Buffer) -> str:
         """Why a shared tile cannot be laid out in swizzle atoms; "" when it can."""
@@ -216,7 +223,7 @@ class _Copies:
         if why := "" if asked else _few(src):
             pass
         elif src.buffer.ndim == 1 and isinstance(c, Copy):
-            why = run_unsupported(c, src, c.dst, self.analyzer, self.stores.strides)
+            why = run_unsupported(c, src, self._placed(c.dst), self.analyzer, self.stores.strides)
         else:
             why = tile_unsupported(c, src, c.dst, isinstance(c, AtomicTile), self.stores.strides)
         why = why or self._unfit(src.buffer) or self.stores.unsupported(c, c.dst.buffer)
@@ -225,8 +232,9 @@ class _Copies:
         return not why
 
     def _store(self, c: Copy | AtomicTile) -> Stmt:
-        """One thread stores the tile and waits: where it may store the same elements again, until the store is complete."""
-        again = isinstance(c, Copy) and self.stores.again(c.dst)
+        """One thread stores the tile and waits until shared memory has been read; until the store is complete where it may
+        store the same elements again, or a signal may tell other ranks of it."""
+        again = isinstance(c, Copy) and (c.dst.buffer.facts.symmetric or self.stores.again(c.dst))
         wait = do("bulk_wait", n=0) if again else do("bulk_wait", n=0, read=True)
         return self._one(seq(with_options(c, **self._way(c, copied_tile(c)), awaited=True), wait))
 

@@ -67,7 +67,7 @@ class TmaStores:
 
     def unsupported(self, op: Any, tensor: Buffer) -> str:
         """Why an op may not write its tensor by TMA, given the rest of the program; "" when it may."""
-        if late := self.placed(tensor):
+        if not tensor.facts.symmetric and (late := self.placed(tensor)):  # bulk copies need no map
             return f"the {late} of `{tensor.name}` is known in the kernel only"
         others, writers = self.writers.get(tensor.data, ("", []))
         if others:
@@ -115,7 +115,7 @@ class TmaStores:
         """Whether the intervals of a dimension have constant distances and do not meet."""
         if not all(isinstance(n, int) for n in extents):
             return False
-        forms = [self.analyzer.linear(self._inlined(x)) for x in mins]
+        forms = [self.analyzer.linear(self.inlined(x)) for x in mins]
         if any(f.terms != forms[0].terms for f in forms):
             return False
         spans = sorted((f.const, f.const + n) for f, n in zip(forms, extents))
@@ -130,9 +130,9 @@ class TmaStores:
         written = (e.storage for e in effects(self.launch.body) if e.writes)
         return {*values, *written, *(s.var for s in loops if isinstance(s, For))}, values
 
-    def _inlined(self, x: Any) -> Expr:
-        """An index with the values of variables that are bound in loops, unless that is a large expression."""
-        x, values = convert(x), self.moving[1]
+    def inlined(self, x: Any, values: dict[Var, Expr] | None = None) -> Expr:
+        """An index with the values of variables (by default those bound in loops), unless that is a large expression."""
+        x, values = convert(x), self.moving[1] if values is None else values
         while not is_large(x) and not values.keys().isdisjoint(free_vars(x)):
             x = substitute(x, values)
         return x  # type: ignore[no-any-return]
@@ -163,7 +163,7 @@ class TmaStores:
         """
         if a.buffer is not b.buffer:
             return False
-        for x, y, n, m in zip(map(self._inlined, a.mins), map(self._inlined, b.mins), a.extents, b.extents):
+        for x, y, n, m in zip(map(self.inlined, a.mins), map(self.inlined, b.mins), a.extents, b.extents):
             gap = self.analyzer.simplify(y - x)
             (low, high), own = self.inside_loops[0].interval(gap), self.inside_loops[1]
             if isinstance(gap, Const):
@@ -195,7 +195,7 @@ class TmaStores:
         if len(around) > 1 or not isinstance(around[0], For):
             return True
         var = around[0].var
-        for low, n in zip(map(self._inlined, dst.mins), dst.extents):
+        for low, n in zip(map(self.inlined, dst.mins), dst.extents):
             step = stride_along(low, var, self.analyzer) if not contains(low, Load) else 0
             if step is not None and isinstance(n, int) and abs(step) >= n and step:
                 return False

@@ -14,7 +14,7 @@ from ..framework.config import PassConfigKey
 from ..analysis.divergence import Divergence
 from ..analysis.effects import cannot_fail
 from ..framework.pass_ import SYNCED, THREADS_BOUND, PassContext, pass_
-from .proxy_fences import fence_arrivals, fence_barriers
+from .proxy_fences import fence_arrivals, fence_barriers, fence_waits
 from .warp_role_sync import WarpRoleSync, has_warp_roles
 from ..analysis.statements import barrier, barrier_in
 from .sync_tree import Place, TreeBuilder, Unplaceable, unplaceable
@@ -42,6 +42,7 @@ def place_sync(launch: Launch, cx: PassContext) -> Launch:
     Keeps: existing barriers.  Off with tl.disable_thread_storage_sync.
     """
     done = synchronized(launch)
+    done = with_fields(done, body=fence_waits(done.body))
     return fence_arrivals(done) if launch.plan.by_hand else done
 
 

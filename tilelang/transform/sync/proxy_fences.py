@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Call, Evaluate, For, If, Launch, Seq, Stmt, Var, While, call, inner, replace, rewrite_stmts,
+from tilelang.ir import (AddressOf, Bind, Call, Evaluate, For, If, Launch, Seq, Stmt, Var, While, call, inner, replace, rewrite_stmts,
                          seq, walk, SHARED)
 
 from ..analysis.effects import effects, own_effects
@@ -63,6 +63,31 @@ def _order(s: Stmt, touched: bool) -> tuple[bool, bool]:
 def _is_ordinary(e: Any) -> bool:
     """Whether an effect is an access of shared memory by threads (generic proxy)."""
     return e.buffer.scope_name in SHARED and not (isinstance(e.node, Call) and e.node.op in _ASYNC)
+
+
+def fence_waits(body: Stmt) -> Stmt:
+    """The body with a fence behind each acquire from other ranks, where bulk copies access what these have stored or read.
+
+    There is one in front of each bulk copy as well if threads of the block store elements of its type: a rank may be its own
+    neighbour.
+    """
+    def ranked(c: Call) -> bool:
+        return c.op in ("bulk_load", "bulk_store") and any(isinstance(a, AddressOf) and a.buffer.facts.symmetric for a in c.args)
+
+    bulk = [c for c in walk(body, Call) if ranked(c)]
+    if not bulk:
+        return body
+    stored = {e.buffer.dtype for e in effects(body) if e.buffer.facts.symmetric and e.writes and e.node not in bulk}
+
+    def fenced(s: Stmt) -> Stmt | None:
+        calls = list(walk(s, Call)) if isinstance(s, (Evaluate, Bind)) else []
+        fence = Evaluate(call("fence_proxy_async_global", (), "void"), span=s.span)
+        if any(c.op in ("wait_signal", "rank_barrier") or c.op.startswith("atomic_") and c.options.scope == "sys" for c in calls):
+            return Seq((s, fence), span=s.span)
+        mixed = any(ranked(c) and stored & {a.buffer.dtype for a in c.args if isinstance(a, AddressOf)} for c in calls)
+        return Seq((fence, s), span=s.span) if mixed else None
+
+    return rewrite_stmts(body, fenced)
 
 
 # ---- barriers placed by users -------------------------------------------------------------------------------------------

@@ -21,12 +21,13 @@ from .sync_fault import Crowded, Fault, Found, Undecided
 from .model import Model, Way, GROUP, MUCH_ROOM, ROOM
 from .plan import Plan
 from .unknowns import SAMPLES, Unknowns
-from .values import Marked, Values, number
+from .values import RANKS, Marked, Values, number
 
 _MOST_TRIALS = 12
 _MOST_LEAVING = 16
 # Differences from a constant for which a comparison with it holds, and for which it does not.
 _DECIDE = {"lt": (-1, 0), "le": (0, 1), "eq": (0, 1), "ne": (1, 0), "gt": (1, 0), "ge": (0, -1)}
+_RANKS = 3  # how many run a program of several ranks
 _ORDINARY = 4096  # value of a symbol or scalar without any other constraint
 _LARGEST = 1 << 16  # largest value of one that decides how often a loop runs
 _SCALE = 256  # scale of numbers read from tensors, unless they decide how often a loop runs
@@ -96,6 +97,9 @@ class _Trials:
         for v, n in zip(launch.block_vars, launch.grid):
             size = values(n, _Probe(plan, values, self.base, _SCALE))
             self.most[v] = max(0, int(size) - 1) if size is not None else _LARGEST
+        self.base.update(zip(RANKS, (0, _RANKS)))
+        self.most.update(dict.fromkeys(RANKS, 0))  # no drivers of their own: see all
+        self.ranked = any(isinstance(x, Call) and x.op in RANKS for x in plan.nodes)
         self.reads = any(isinstance(x, Load) and x.buffer.scope_name == GLOBAL and not x.dtype.is_float
                          for x in plan.nodes)
 
@@ -121,7 +125,7 @@ class _Trials:
         # Over several tiles the rings continue wherever they are, so a few lengths of the inner loops suffice.
         wants = [0, 1, s + 1] if tiles else sorted({0, 1, 2, s - 1, s, s + 1, 2 * s + 1})
         if not any(isinstance(x, For) and self.plan.is_ring_loop(x) for x in self.plan.nodes):
-            return [*out, *self._leaving()]
+            return [*out, *self._leaving(), *self._others()]
         drivers: list[Any] = [v for v in self.base if self.most.get(v, 1) > 0]
         if None not in self.extents(None, _SCALE):
             drivers = [v for v in drivers if v in self.plan.deciding]
@@ -130,7 +134,11 @@ class _Trials:
                 choice = (self.base, v) if d is None else ({**self.base, d: v}, _SCALE)
                 if choice not in out:
                     out.append(choice)
-        return [*out[:_MOST_TRIALS], *[c for c in self._leaving() if c not in out]]
+        return [*out[:_MOST_TRIALS], *[c for c in self._leaving() if c not in out], *self._others()]
+
+    def _others(self) -> list[tuple[dict[Any, int], int | Marked]]:
+        """The ordinary choice on the other ranks."""
+        return [({**self.base, RANKS[0]: r}, _SCALE) for r in range(1, _RANKS)] if self.ranked else []
 
     def _leaving(self) -> list[tuple[dict[Any, int], int | Marked]]:
         """Choices that leave ring loops early, and that take and skip branches that order threads.

@@ -99,6 +99,7 @@ _OPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+RANKS = ("world_rank", "world_size")  # what all threads of a device have in common: kept beside the variables
 # Numbers of a thread in its block.
 _INDICES: dict[str, Callable[..., Any]] = {
     "get_lane_idx": lambda t, warp=32: t % warp, "get_warp_idx": lambda t, warp=32: t // warp,
@@ -270,6 +271,8 @@ class Values:
             return self._descriptor(e)
         if e.op == "warp_uniform":
             return self._of(e.args[0])
+        if e.op in RANKS:
+            return lambda f: f.env.get(e.op)
         if e.op in ("cluster_rank", "cluster_size"):
             return (lambda f: f.block.rank) if e.op == "cluster_rank" else (lambda f: len(f.block.model.blocks))
         if e.op in _INDICES and all(isinstance(a, Const) for a in e.args):
