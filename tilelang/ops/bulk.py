@@ -85,7 +85,8 @@ def run_place(run: Region, bits: int, analyzer: Any, divisors: Any = None) -> st
         return f"the tile of `{t.name}` may start at no multiple of {UNIT} bytes"
     for m, e, size in zip(run.mins, run.extents, t.shape):
         low = convert(m)
-        if not (analyzer.can_prove(low >= 0) and analyzer.can_prove(low + e <= size)):
+        inside = low < size if is_const(e, 1) else low + e <= size  # as a condition around the copy may say it
+        if not (analyzer.can_prove(low >= 0) and analyzer.can_prove(inside)):
             return f"the tile may leave `{t.name}`"
     return ""
 
