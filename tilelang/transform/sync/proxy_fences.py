@@ -82,7 +82,8 @@ def fence_waits(body: Stmt) -> Stmt:
     def fenced(s: Stmt) -> Stmt | None:
         calls = list(walk(s, Call)) if isinstance(s, (Evaluate, Bind)) else []
         fence = Evaluate(call("fence_proxy_async_global", (), "void"), span=s.span)
-        if any(c.op in ("wait_signal", "rank_barrier") or c.op.startswith("atomic_") and c.options.scope == "sys" for c in calls):
+        if any(c.op in ("wait_signal", "rank_barrier") or c.op.startswith("atomic_") and c.options.scope == "sys"
+               for c in calls):
             return Seq((s, fence), span=s.span)
         mixed = any(ranked(c) and stored & {a.buffer.dtype for a in c.args if isinstance(a, AddressOf)} for c in calls)
         return Seq((fence, s), span=s.span) if mixed else None
