@@ -72,7 +72,8 @@ def fence_waits(body: Stmt) -> Stmt:
     neighbour.
     """
     def ranked(c: Call) -> bool:
-        return c.op in ("bulk_load", "bulk_store") and any(isinstance(a, AddressOf) and a.buffer.facts.symmetric for a in c.args)
+        return c.op in ("bulk_load", "bulk_store") and any(
+            isinstance(a, AddressOf) and a.buffer.facts.symmetric for a in c.args)
 
     bulk = [c for c in walk(body, Call) if ranked(c)]
     if not bulk:
