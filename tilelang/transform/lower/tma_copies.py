@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, For, Func, If, Launch, Load, Parallel, Region, Seq, Stmt, Store, While,
-                         binary, const, dtype, load, replace, rewrite_launches, seq, stmts_of, walk,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, For, Func, If, Launch, Load, Parallel, Region, Seq, Stmt, Store,
+                         While, binary, const, dtype, load, replace, rewrite_launches, seq, stmts_of, walk,
                          with_inner, with_options, BufferFacts, BARRIER, GLOBAL, SHARED, VARIABLE)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
@@ -143,8 +143,8 @@ class _Copies:
             return False
         strides = self.stores.strides
         one_row = c.dst.buffer.ndim == 1
-        why = _few(c.dst) or (run_unsupported(c, c.dst, self._placed(c.src), self.analyzer, strides) if one_row else tma_unsupported(
-            c, strides)) or self._unfit(c.dst.buffer)
+        why = _few(c.dst) or (run_unsupported(c, c.dst, self._placed(c.src), self.analyzer, strides) if one_row
+                              else tma_unsupported(c, strides)) or self._unfit(c.dst.buffer)
         if why := why or unreadable(self.launch, c.src.buffer):
             self.notes[f"`{c.dst.buffer.name}` is loaded by all threads: {why}"] = None
         return not why

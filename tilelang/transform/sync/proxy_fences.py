@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (AddressOf, Bind, Call, Evaluate, For, If, Launch, Seq, Stmt, Var, While, call, inner, replace, rewrite_stmts,
-                         seq, walk, SHARED)
+from tilelang.ir import (AddressOf, Bind, Call, Evaluate, For, If, Launch, Seq, Stmt, Var, While, call, inner, replace,
+                         rewrite_stmts, seq, walk, SHARED)
 
 from ..analysis.effects import effects, own_effects
 
