@@ -44,6 +44,8 @@ def has_compiler() -> bool:
 # "case": of some of its cases a test says that they mean nothing.
 MISSING: dict[str, Callable[[], bool]] = {"jax": lambda: importlib.util.find_spec("jax") is None,
                                           "torch": lambda: not has_torch(), "torch-case": lambda: not has_torch(),
+                                          "pygls": lambda: importlib.util.find_spec("pygls") is None,
+                                          "nbclient": lambda: importlib.util.find_spec("nbclient") is None,
                                           "mypy": lambda: importlib.util.find_spec("mypy") is None,
                                           "compiler": lambda: not has_compiler(), "case": lambda: True,
                                           "ziglang": lambda: importlib.util.find_spec("ziglang") is None}

@@ -29,7 +29,7 @@ def kernel_file(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("command", ["demo", "compile", "export", "show", "simulate", "bench", "doctor", "library"])
+@pytest.mark.parametrize("command", ["demo", "compile", "export", "show", "simulate", "bench", "doctor", "library", "puzzles"])
 def test_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([command, "--help"])

@@ -1,4 +1,4 @@
-"""Command line: demo, compile, export, show, simulate, bench, doctor."""
+"""Command line: demo, compile, export, show, simulate, bench, doctor, library, puzzles."""
 
 from __future__ import annotations
 
@@ -406,6 +406,13 @@ def library(args: argparse.Namespace) -> int:
     return 0
 
 
+def puzzles(args: argparse.Namespace) -> int:
+    """Learn the language: exercises that are checked on this machine, without a GPU."""
+    from tilelang.tools.puzzles.command import run  # 15 ms
+
+    return run(args.action, args.which, args.dir)
+
+
 def _count(text: str) -> int:
     """An integer >= 1, for argparse."""
     if int(text) < 1:
@@ -468,6 +475,11 @@ def build_parser() -> argparse.ArgumentParser:
     p.add_argument("--repeat", type=_count, default=5, help="repetitions (default 5)")
     command("doctor", doctor)
     command("library", library)
+    p = command("puzzles", puzzles)
+    p.add_argument("action", nargs="?", default="list", help="start writes the files, list (default) shows your progress",
+                   choices=["list", "start", "show", "hint", "check", "picture", "solution", "notebook"])
+    p.add_argument("which", nargs="?", default="", help="number or name of a puzzle (default: the first that is not solved)")
+    p.add_argument("--dir", default="puzzles", help="the folder of your files and your progress (default: puzzles)")
     return parser
 
 
