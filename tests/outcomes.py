@@ -124,10 +124,13 @@ class Book:
         self.found: dict[tuple[str, str], str] = {}
         self.marked: set[str] = set()
         self.failed: set[str] = set()
+        self.of_gpu: set[str] = set()  # tests that run on a GPU alone, where outcomes are not recorded
         self.said: list[str] = []
 
     def pytest_runtest_logreport(self, report):
         test, case = split(report.nodeid)
+        if "gpu" in report.keywords:
+            self.of_gpu.add(test)
         if report.skipped and report.when in ("setup", "call"):
             self.found[test, case] = SKIPPED
         elif report.failed:
@@ -154,9 +157,10 @@ class Book:
         from tilelang.runtime import nvrtc
 
         assembles = nvrtc.available()
+        left = self.failed | self.of_gpu
         for (test, case), done in sorted(self.found.items()):
             on_a_gpu = "gpu" in done.split()  # it may leave out what machines without one do in its place
-            if done == SKIPPED or on_a_gpu or test in self.failed or not (test in stored.tests or test in self.marked):
+            if done == SKIPPED or on_a_gpu or test in left or not (test in stored.tests or test in self.marked):
                 continue
             told = difference(stored, test, case, done, assembles)
             if told:
