@@ -47,8 +47,8 @@ _NAMES = {
 }
 
 # rooms: `tilelang.library` works without importing it first
-_ROOMS = {"arith", "autotuner", "carver", "codegen", "errors", "ir", "jit", "language", "layout", "library", "ops", "runtime",
-          "simulator", "target", "testing", "tools", "transform"}
+_ROOMS = {"arith", "autotuner", "carver", "codegen", "errors", "ir", "jit", "language", "layout", "library", "ops", "program",
+          "runtime", "simulator", "target", "testing", "tools", "transform"}
 
 
 def __getattr__(name: str) -> _Any:
@@ -75,4 +75,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_NAMES, *_ROOMS, *_older_paths()})
 
 
-__all__ = sorted({"__version__", "build_date", "env", "jit", *_NAMES})
+__all__ = sorted({"__version__", "build_date", "env", "jit", "program", *_NAMES})

@@ -18,6 +18,7 @@ from . import tools as tools
 from . import transform as transform
 from .env import env as env
 from .jit.decorator import jit as jit
+from .program.api import program as program
 from tilelang.arith.integers import cdiv as cdiv, next_power_of_2 as next_power_of_2
 from tilelang.autotuner import AutoTuner as AutoTuner, autotune as autotune
 from tilelang.compat.deprecation import deprecated as deprecated

@@ -262,12 +262,18 @@ def _is_users(frame: Any) -> bool:
     return not file.startswith(_STDLIB) or f"{os.sep}site-packages{os.sep}" in file
 
 
+def callers() -> Iterator[tuple[CodeType, int, int]]:
+    """The calls in the user's code on this thread, innermost first: code, instruction and line."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if _is_users(frame):
+            yield frame.f_code, frame.f_lasti, frame.f_lineno
+        frame = frame.f_back
+
+
 def caller() -> tuple[CodeType, int, int] | None:
     """The innermost call in the user's code on this thread: code, instruction and line; None when there is none."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and not _is_users(frame):
-        frame = frame.f_back
-    return None if frame is None else (frame.f_code, frame.f_lasti, frame.f_lineno)
+    return next(callers(), None)
 
 
 def brought(err: BaseException) -> BaseException:

@@ -99,10 +99,11 @@ def language() -> str:
     from tilelang.ir.dtype import dtype
     from tilelang.language.spellings import SPELLINGS
     from tilelang.language.unavailable import UNAVAILABLE
+    from tilelang.language.whole import ALONE
 
     imports: dict[str, list[str]] = defaultdict(list)
     lines: list[str] = []
-    for name in T.__all__:
+    for name in [*T.__all__, *sorted(ALONE)]:
         value = getattr(T, name)
         home = getattr(value, "__module__", "") or ""
         own = getattr(value, "__name__", "")
@@ -185,7 +186,8 @@ def lazy(package: str, rooms: tuple[str, ...] = ()) -> str:
         imports[home].append(_imported(own, name, variables))
     lines = [f"from . import {room} as {room}" for room in rooms]
     if package == "tilelang":
-        lines += ["from .env import env as env", "from .jit.decorator import jit as jit"]
+        lines += ["from .env import env as env", "from .jit.decorator import jit as jit",
+                  "from .program.api import program as program"]
         variables += ["__version__: str", "build_date: str"]
     return "\n".join([HEAD, *lines, *_imports(imports, set()), "", *variables]).rstrip() + "\n"
 
@@ -196,7 +198,7 @@ def stubs() -> dict[Path, str]:
     import tilelang
 
     package = ROOT / "tilelang"
-    rooms = tuple(sorted(tilelang._ROOMS - {"jit"}))
+    rooms = tuple(sorted(tilelang._ROOMS - {"jit", "program"}))
     return {package / "__init__.pyi": lazy("tilelang", rooms), package / "library" / "__init__.pyi": lazy("tilelang.library"),
             package / "language" / "__init__.pyi": language()}
 

@@ -95,7 +95,7 @@ class SimulatedEntry:
             if array.flags.writeable and name in results:
                 np.copyto(array, results[name])
         first = next((x for a, x in zip(sig.inputs, args) if isinstance(a, TensorArg) and x is not None), None)
-        outs = [_like(first, results[a.name], a.buffer.dtype) for a in sig.outputs]
+        outs = [like_first(first, results[a.name], a.buffer.dtype) for a in sig.outputs]
         return None if not outs else outs[0] if len(outs) == 1 else outs
 
     def _simulate(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -152,7 +152,7 @@ def as_numpy(x: Any, dt: dtype) -> np.ndarray:
     return np.from_dlpack(x) if want.kind in "biuf" else np.asarray(x).view(want)
 
 
-def _like(first: Any, array: np.ndarray, declared: dtype) -> Any:
+def like_first(first: Any, array: np.ndarray, declared: dtype) -> Any:
     """A NumPy result in the package of the first tensor; where there is no tensor, in torch if the program uses it."""
     torch = sys.modules.get("torch")
     if torch is None or not (ffi_state().torch_in_use if first is None else isinstance(first, torch.Tensor)):

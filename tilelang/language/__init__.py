@@ -15,6 +15,7 @@ from . import math as _math
 from . import nodes as _nodes
 from . import spellings as _spellings
 from . import thread as _thread
+from . import whole as _whole
 from .tracing import python_questions as _trace_equality
 from .addresses import access_ptr, address_of, region
 from .alloc import (alloc_buffer, alloc_fragment, alloc_global, alloc_local, alloc_shared, alloc_var, allocate, empty,
@@ -106,6 +107,7 @@ _public = {
 }
 globals().update(_public)
 globals().update(_spellings.spell(globals()))
+globals().update(_whole.for_both(globals()))
 
 # Submodules that the tracer does not need: they are loaded on first use.
 _LAZY = {
@@ -129,6 +131,8 @@ def __getattr__(name: str) -> _typing.Any:
     if name in _LAZY:
         module, _, attribute = _LAZY[name].partition(":")
         value = getattr(_import_module(module), attribute or name)
+    elif name in _whole.ALONE:
+        value = _whole.function_of_programs(name)
     elif name in _SUBMODULES:
         value = _import_module(f"{__name__}.{name}")
     else:
@@ -138,7 +142,7 @@ def __getattr__(name: str) -> _typing.Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(globals().keys() - _UNAVAILABLE.keys())  # what a prompt completes can be used
+    return sorted((globals().keys() | _whole.ALONE) - _UNAVAILABLE.keys())  # what a prompt completes can be used
 
 
 __tilelang_dialect__ = "cuda"

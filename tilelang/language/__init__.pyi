@@ -358,6 +358,84 @@ from tilelang.language.ws_schedule import (
 from tilelang.layout.fragment import Fragment as Fragment
 from tilelang.layout.layout import Layout as Layout
 from tilelang.ops.gemm.select import GemmWarpPolicy as GemmWarpPolicy
+from tilelang.program.composed import (
+    conv as _conv1d,
+    conv as _conv2d,
+    conv as _conv3d,
+    conv as conv,
+    cross_entropy as cross_entropy,
+    gelu as gelu,
+    group_norm as group_norm,
+    layer_norm as layer_norm,
+    leaky_relu as leaky_relu,
+    log_softmax as log_softmax,
+    logsumexp as logsumexp,
+    norm as norm,
+    quantised as quantised,
+    relu as relu,
+    rms_norm as rms_norm,
+    silu as _swish,
+    silu as silu,
+    softmax as softmax,
+    softplus as softplus,
+    square as square,
+    tril as tril,
+    triu as triu,
+)
+from tilelang.program.control import loop as loop
+from tilelang.program.functions import (
+    argsort as argsort,
+    broadcast_to as _expand,
+    broadcast_to as broadcast_to,
+    cast as _astype,
+    cast as _to,
+    clamp as _clip,
+    concat as _cat,
+    concat as _concatenate,
+    concat as concat,
+    einsum as einsum,
+    flatten as flatten,
+    floormod as _remainder,
+    full as full,
+    gather as _take,
+    iota as _arange,
+    iota as iota,
+    logical_and as logical_and,
+    logical_not as logical_not,
+    logical_or as logical_or,
+    logical_xor as logical_xor,
+    matmul as _dot,
+    matmul as matmul,
+    maximum as maximum,
+    mean as mean,
+    minimum as minimum,
+    one_hot as one_hot,
+    ones as ones,
+    pad as pad,
+    prod as prod,
+    reduce_max as _amax,
+    reduce_min as _amin,
+    roll as roll,
+    sign as sign,
+    sort as sort,
+    split as _chunk,
+    split as split,
+    squeeze as squeeze,
+    stack as stack,
+    std as std,
+    swapaxes as swapaxes,
+    take_along as _take_along_axis,
+    take_along as take_along,
+    topk as topk,
+    transpose as _permute,
+    unsqueeze as _expand_dims,
+    unsqueeze as unsqueeze,
+    var as _variance,
+    windows as windows,
+    zeros as zeros,
+    zeros_like as zeros_like,
+)
+from tilelang.program.tensor import power as power
 
 class _Annotation(_Buffer):
     def __init__(self, shape: Any, dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...
@@ -1826,6 +1904,33 @@ def wgmma_gemm_sp(*args: Any, **kwargs: Any) -> Any: ...
 wgmma_mma = _wgmma_mma
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def where(*args: Any, **kwargs: Any) -> Any: ...
+def all(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """Whether all are true.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
+amax = _amax
+amin = _amin
+def any(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """Whether one is true.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
+arange = _arange
+def argmax(x: Any, axis: _int = -1, keepdims: _bool = False) -> Any: """int32: where along an axis the maximum stands, the first of equal ones; NaN is passed over."""
+def argmin(x: Any, axis: _int = -1, keepdims: _bool = False) -> Any: """int32: where along an axis the minimum stands, the first of equal ones; NaN is passed over."""
+astype = _astype
+cat = _cat
+chunk = _chunk
+clip = _clip
+concatenate = _concatenate
+conv1d = _conv1d
+conv2d = _conv2d
+conv3d = _conv3d
+dot = _dot
+expand = _expand
+expand_dims = _expand_dims
+def expm1(x: Any) -> Any: """exp(x) - 1, of each element, in the type of x (integers: float32)."""
+permute = _permute
+remainder = _remainder
+def sum(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """The sum; 16-bit floats are added in float32, narrow integers in int32; 0 of no element.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
+swish = _swish
+take = _take
+take_along_axis = _take_along_axis
+to = _to
+variance = _variance
 eager: Any
 fp8: Any
 common: Any

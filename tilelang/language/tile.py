@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +20,7 @@ from .tracing.flags import flag
 from .loops import attrs_of, options_from
 from .tracing.regions import BufferSlice, Operand, check_inside, operand, pair, whole_region
 from .tracing.state import describe, error, example, named
+from .whole import function_of_programs
 
 errors.register_warning("gemm-waits", "wg_wait of T.gemm, which is synchronous whatever the number")
 errors.register_warning("element-copy", "T.copy of two elements at block level, where a tile was probably meant")
@@ -362,3 +365,13 @@ def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> 
             raise error("transpose-operand", f"the {what} of T.transpose needs two dimensions with extents", found=describe(x))
     s, d = whole_region(src, "src"), whole_region(dst, "dst")
     return emit_op(b, Transpose(s, d, attrs_of(annotations), span=b.here()))
+
+
+class _Callable(types.ModuleType):
+    """The name `T.tile` is this module, and in programs of whole tensors the function of that name."""
+
+    def __call__(self, *args: Any) -> Any:
+        return function_of_programs("tile")(*args)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -4,7 +4,7 @@ Nodes are values over whole tensors.  A node has one result, but for `loop` and 
 Every operand already has the type in which the node computes: conversions are `cast` nodes of their own.
 
     input        ()             name: str, index: int
-    constant     ()             value: bool | int | float        shape ()
+    constant     ()             value: bool | int | float | Dim  shape ()
     iota         ()             axis: int                        int32: the index along the axis
     UNARY        (x)            x's shape
     BINARY, COMPARE  (a, b)     shapes broadcast as in NumPy: aligned at the last axis, an extent of 1 repeats
@@ -48,7 +48,12 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from tilelang.errors import TileLangError, error, register
 from tilelang.ir import Span, dtype
+
+register("program-size", TypeError, "Python asks for the number of a size that is known at the call only",
+         "declare the size as a number in T.Tensor, or use tensor operations: T.loop for loops, T.where for choices",
+         expected="a size that is a number while the program is traced")
 
 UNARY = ("neg", "abs", "sign", "exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh",
          "erf", "sigmoid", "floor", "ceil", "trunc", "round", "isnan", "isinf", "isfinite", "not")  # not: bool, or bits
@@ -126,6 +131,21 @@ class Dim:
         found = set(compile(str(self), "<size>", "eval").co_names)
         return tuple(sorted(found))
 
+    def _unknown(self, what: str) -> TileLangError:
+        return error("program-size", f"{what} needs a number, found the size {self}, which is known at the call",
+                     found=f"the size {self}")
+
+    def __index__(self) -> int:
+        raise self._unknown("this")
+
+    def __bool__(self) -> bool:
+        raise self._unknown("a condition")
+
+    def __lt__(self, other: Size) -> bool:
+        raise self._unknown("a comparison")
+
+    __gt__ = __le__ = __ge__ = __lt__
+
     def __str__(self) -> str:
         parts = []
         for names, n in self.terms:
@@ -195,13 +215,14 @@ class Node:
 class Graph:
     """A program: inputs in the order of its parameters, outputs in the order of its results.
 
-    single: whether the program returns one tensor, not a tuple.
+    single: whether the program returns one tensor, not a tuple.  guards: sizes that a call checks not to be negative.
     """
 
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     name: str = "program"
     single: bool = True
+    guards: tuple[Dim, ...] = ()
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -250,7 +271,8 @@ class Graph:
         new: dict[Node, Node] = {}
         for n in self.nodes:
             new[n] = change(n, tuple(new[x] for x in n.inputs))
-        return Graph(tuple(new[n] for n in self.inputs), tuple(new[n] for n in self.outputs), self.name, self.single)
+        return Graph(tuple(new[n] for n in self.inputs), tuple(new[n] for n in self.outputs), self.name, self.single,
+                     self.guards)
 
     def shared(self) -> Graph:
         """The program with equal operations as one node."""

@@ -1,0 +1,186 @@
+"""The decorator @tilelang.program: tracing for the arguments of a call, reference results, tile source, compiled calls."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilelang.errors import TileLangError, bare, error, for_user, register
+from tilelang.ir import dtype
+from tilelang.jit.decorator import names_around
+
+from .graph import Graph, Node
+from .sizes import bound
+from .ops.rules import text_of
+from .trace import Parameter, in_program, inlined, input_node, parameters_of, traced
+
+register("program-function", TypeError, "@tilelang.program is put on something that is no plain function",
+         "put it on a function whose parameters are tensors", expected="a function that is defined with `def`")
+register("program-call", TypeError, "a program is called with arguments that its function does not have",
+         "give each parameter without a default one value")
+
+_OPEN = object()
+
+
+@dataclass(frozen=True)
+class ProgramOptions:
+    """The arguments of @tilelang.program besides the function."""
+
+    target: Any = None
+    pass_configs: Any = None
+    tune: bool = False
+
+
+class Program:
+    """A whole-tensor program.  Called with arrays, it runs compiled; `reference` runs it in NumPy.
+
+    fn: the Python function.  Called inside another program with its tensors, it becomes part of that.
+    """
+
+    def __init__(self, fn: Callable[..., Any], options: ProgramOptions, outer: Mapping[str, Any] | None) -> None:
+        self.fn, self.options = fn, options
+        self.__name__, self.__doc__, self.__wrapped__ = fn.__name__, fn.__doc__, fn
+        self.__module__ = fn.__module__
+        self.signature = inspect.signature(fn)
+        self.parameters = parameters_of(fn, outer)
+        self._graphs: dict[Any, Graph] = {}
+
+    def __repr__(self) -> str:
+        return f"<program {self.__name__}{bare(self.signature)}>"
+
+    # ---- arguments --------------------------------------------------------------------------------------------------
+    def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameter -> argument.  Raises program-call."""
+        try:
+            found = self.signature.bind(*args, **kwargs)
+        except TypeError as e:
+            raise error("program-call", f"`{self.__name__}`: {e}", expected=f"{self.__name__}{bare(self.signature)}",
+                        found=str(e)) from None
+        found.apply_defaults()
+        return found.arguments
+
+    def graph(self, *args: Any, **kwargs: Any) -> Graph:
+        """The operator graph for arrays, or for anything with a shape and a dtype.
+
+        Parameters that declare a shape may be left out, or be None.
+        """
+        try:
+            names = [p.name for p in self.parameters]
+            given = {**dict(zip(names, args)), **kwargs}
+            for p in self.parameters:
+                if given.get(p.name) is None and p.dtype is not None:
+                    given[p.name] = _OPEN
+            return self._graph(self.bound((), given))[0]
+        except TileLangError as e:
+            raise for_user(e)  # noqa: B904 - for_user decides what goes with it
+
+    def _graph(self, values: Mapping[str, Any]) -> tuple[Graph, list[Any]]:
+        """The graph of a call, traced once for each of its shapes, types and Python values; the tensors of the call."""
+        inputs: list[Node] = []
+        arrays: list[Any] = []
+        given: dict[str, Any] = {}
+        for p in self.parameters:
+            x = values[p.name]
+            node = self._input(p, len(inputs), x)
+            given[p.name] = x if node is None else node
+            if node is not None:
+                inputs.append(node)
+                arrays.append(x)
+        key = tuple((v.shape, str(v.dtype)) if isinstance(v, Node) else repr(v) for v in given.values())
+        if key not in self._graphs:
+            self._graphs[key] = traced(self.fn, given, key)
+        return self._graphs[key], arrays
+
+    def _input(self, p: Parameter, index: int, x: Any) -> Node | None:
+        """The input node of a parameter; None for a Python value.  Raises program-argument."""
+        if p.dtype is not None:
+            assert p.shape is not None
+            if x is not _OPEN:
+                self._check(p, x)
+            return input_node(p, index, p.shape, p.dtype)
+        if x is _OPEN or not (hasattr(x, "shape") and hasattr(x, "dtype")) or isinstance(x, type):
+            return None
+        return input_node(p, index, tuple(map(int, x.shape)), dtype(x.dtype))
+
+    def _check(self, p: Parameter, x: Any) -> None:
+        assert p.shape is not None and p.dtype is not None
+        declared = f"{p.dtype}{text_of(p.shape)}"
+        if p.shape == () and isinstance(x, (bool, int, float)):
+            return
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            raise error("program-argument", f"`{self.__name__}` takes an array as `{p.name}`", expected=declared,
+                        found=f"a {type(x).__name__}")
+        have = dtype(x.dtype)
+        if have != p.dtype and have.bits != p.dtype.bits or have.kind != p.dtype.kind and have.bits != 8:
+            raise error("program-argument", f"`{self.__name__}` takes `{p.name}` of {p.dtype}, found {have}", expected=declared,
+                        found=f"{have}{text_of(tuple(x.shape))}")
+
+    # ---- running ----------------------------------------------------------------------------------------------------
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if in_program():
+            return inlined(self.fn, self.parameters, self.bound(args, kwargs))
+        try:
+            return self._run(self.bound(args, kwargs))
+        except TileLangError as e:
+            raise for_user(e)  # noqa: B904 - for_user decides what goes with it
+
+    def reference(self, *args: Any, **kwargs: Any) -> Any:
+        """The results by the definition of each operation, in NumPy, in the package of the first array.
+
+        16-bit floats are computed in float32, float64 in float64; sums as T.einsum says.  Runs on the CPU.
+
+        Example:
+            @tilelang.program
+            def f(x):
+                return T.softmax(x @ x.T)
+
+            f.reference(numpy.ones((4, 4), "float32"))
+        """
+        from .ops.numpy_values import referenced  # 110 ms: the reference interpreter
+
+        try:
+            graph, arrays = self._graph(self.bound(args, kwargs))
+            sizes = bound(graph, [tuple(getattr(x, "shape", ())) for x in arrays])
+            out = referenced(graph, arrays, sizes)
+        except TileLangError as e:
+            raise for_user(e)  # noqa: B904 - for_user decides what goes with it
+        return out[0] if graph.single else tuple(out)
+
+    def _run(self, values: Mapping[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+def decorated(fn: Any, options: ProgramOptions) -> Program:
+    """The program of a function.  Raises program-function."""
+    if not inspect.isfunction(fn):
+        raise error("program-function", f"@tilelang.program is put on a {type(fn).__name__}", found=f"a {type(fn).__name__}")
+    try:
+        return Program(fn, options, names_around(fn))
+    except TileLangError as e:
+        raise for_user(e)  # noqa: B904 - for_user decides what goes with it
+
+
+def program(fn: Any = None, *, target: Any = None, pass_configs: Any = None, tune: bool = False) -> Any:
+    """Make a function of whole tensors a program: traced for the shapes of a call, cut into kernels, compiled, cached.
+
+    Parameters annotated with T.Tensor(shape, dtype) declare their shapes; T.dynamic symbols in them are sizes that one kernel
+    takes at each call.  Without an annotation, the shapes and types of each call are compiled in.  An element type as the
+    annotation (T.float32) declares a number of the call; other values are constants of the program.
+
+    target: as tilelang.compile; None: a GPU where the arrays lie on one.  pass_configs: of all kernels.
+    tune: measure other tile sizes, and keep the fastest.  Raises program-function, program-parameter.
+
+    Example:
+        n = T.dynamic("n")
+
+        @tilelang.program
+        def attention(q: T.Tensor((n, 64), "float16"), k: T.Tensor((n, 64), "float16"), v: T.Tensor((n, 64), "float16")):
+            return T.softmax(q @ k.T * 0.125) @ v
+    """
+    options = ProgramOptions(target, pass_configs, tune)
+    return (lambda f: decorated(f, options)) if fn is None else decorated(fn, options)
+
+
+__all__ = ["Program", "program"]
