@@ -7,13 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tilelang.env import Environment, env
 from tilelang.errors import TileLangError, bare, error, for_user, register
 from tilelang.ir import dtype
+from tilelang.jit.captured import Captured
 from tilelang.jit.decorator import names_around
+from tilelang.target import Target
 
 from .graph import Graph, Node
-from .sizes import bound
 from .ops.rules import text_of
+from .run import Runner, recipe_of, target_of
+from .sizes import bound
 from .trace import Parameter, in_program, inlined, input_node, parameters_of, traced
 
 register("program-function", TypeError, "@tilelang.program is put on something that is no plain function",
@@ -22,6 +26,8 @@ register("program-call", TypeError, "a program is called with arguments that its
          "give each parameter without a default one value")
 
 _OPEN = object()
+_DECIDING = (Environment.TILELANG_TARGET, Environment.TILELANG_DEFAULT_TARGET)
+MOST_KEPT = 4096  # calls and graphs of a program that are remembered
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,10 @@ class Program:
         self.__module__ = fn.__module__
         self.signature = inspect.signature(fn)
         self.parameters = parameters_of(fn, outer)
+        self._captured = Captured(fn)
         self._graphs: dict[Any, Graph] = {}
+        self._runners: dict[Any, Runner] = {}
+        self._ready: dict[Any, tuple[Runner, list[int]]] = {}  # for calls by position
 
     def __repr__(self) -> str:
         return f"<program {self.__name__}{bare(self.signature)}>"
@@ -88,9 +97,11 @@ class Program:
             if node is not None:
                 inputs.append(node)
                 arrays.append(x)
-        key = tuple((v.shape, str(v.dtype)) if isinstance(v, Node) else repr(v) for v in given.values())
+        key = (self._surroundings(), *((v.shape, str(v.dtype)) if isinstance(v, Node) else repr(v) for v in given.values()))
         if key not in self._graphs:
-            self._graphs[key] = traced(self.fn, given, key)
+            if len(self._graphs) >= MOST_KEPT:
+                self._graphs.clear()
+            self._graphs[key] = traced(self.fn, given, key[1:])
         return self._graphs[key], arrays
 
     def _input(self, p: Parameter, index: int, x: Any) -> Node | None:
@@ -121,10 +132,46 @@ class Program:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if in_program():
             return inlined(self.fn, self.parameters, self.bound(args, kwargs))
+        key = None if kwargs else (self._surroundings(), *[
+            (type(x), x.shape, x.dtype, getattr(x, "device", None)) if hasattr(x, "shape") else (type(x), x) for x in args])
         try:
-            return self._run(self.bound(args, kwargs))
+            ready = self._ready.get(key) if key is not None else None
+        except TypeError:  # an argument without a hash
+            ready = key = None
+        try:
+            if ready is None:
+                missed = self._captured.missed
+                ready = self._prepared(self.bound(args, kwargs))
+                if key is not None and missed == self._captured.missed:
+                    if len(self._ready) >= MOST_KEPT:
+                        self._ready.clear()
+                    self._ready[key] = ready
+            runner, at = ready
+            values = args if not kwargs and len(args) == len(self.parameters) else list(self.bound(args, kwargs).values())
+            return runner([values[k] for k in at])
         except TileLangError as e:
             raise for_user(e)  # noqa: B904 - for_user decides what goes with it
+
+    def _surroundings(self) -> Any:
+        """What a call depends on besides its arguments: values that the function reads from outside, the default target."""
+        found = self._captured.found
+        token = found.token if found is not None and found.hold() else self._captured.token()
+        return token if self.options.target is not None else (token, Target.current(), env.standing(_DECIDING))
+
+    def _prepared(self, values: Mapping[str, Any]) -> tuple[Runner, list[int]]:
+        """The compiled program of a call, and which of the parameters are its inputs."""
+        graph, arrays = self._graph(values)
+        bound(graph, [tuple(getattr(x, "shape", ())) for x in arrays])
+        names = [n.attrs["name"] for n in graph.inputs]
+        runner = self._runner(graph, target_of(arrays, self.options.target))
+        return runner, [k for k, p in enumerate(self.parameters) if p.name in names]
+
+    def _runner(self, graph: Graph, target: Any) -> Runner:
+        key = graph.digest(), str(target)
+        if key not in self._runners:
+            resolved = target if isinstance(target, Target) else Target(target)
+            self._runners[key] = Runner(graph, recipe_of(graph, None, resolved), target, self.options.pass_configs)
+        return self._runners[key]
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
         """The results by the definition of each operation, in NumPy, in the package of the first array.
@@ -148,8 +195,37 @@ class Program:
             raise for_user(e)  # noqa: B904 - for_user decides what goes with it
         return out[0] if graph.single else tuple(out)
 
-    def _run(self, values: Mapping[str, Any]) -> Any:
-        raise NotImplementedError
+    def tile_source(self, shapes: Mapping[str, Any] | None = None, target: Any = None) -> str:
+        """The text of a Python module with the tile programs that a call runs, which can be edited and compiled.
+
+        shapes: size of each named size that the kernels are made for, others stay open; or, for parameters that declare no
+        shape, parameter -> array, or (shape, dtype).  target: as tilelang.compile, default that of the program.
+        """
+        given = dict(shapes or {})
+        arrays = {p.name: _like_array(given.pop(p.name)) for p in self.parameters if p.name in given}
+        graph = self.graph(**arrays)
+        unknown = given.keys() - set(graph.dims)
+        if unknown:
+            name = sorted(unknown)[0]
+            raise for_user(error("program-call", f"`{self.__name__}` has no size or parameter `{name}`", found=name,
+                                 expected=", ".join([*graph.dims, *(p.name for p in self.parameters)])))
+        chosen = target_of([], self.options.target if target is None else target)
+        try:
+            return recipe_of(graph, given, chosen if isinstance(chosen, Target) else Target(chosen)).source
+        except TileLangError as e:
+            raise for_user(e)  # noqa: B904 - for_user decides what goes with it
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A shape and a type in place of an array."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def _like_array(x: Any) -> Any:
+    return x if hasattr(x, "shape") and hasattr(x, "dtype") or not isinstance(x, tuple) else _Described(tuple(x[0]), x[1])
 
 
 def decorated(fn: Any, options: ProgramOptions) -> Program:

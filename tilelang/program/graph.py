@@ -292,7 +292,7 @@ class Graph:
         names = {n: n.attrs["name"] if n.op == "input" else f"t{k}" for k, n in enumerate(self.nodes)}
         lines = [f"program {self.name}({', '.join(names[n] for n in self.inputs)})"]
         for n in self.nodes:
-            attrs = [f"{k}={v}" for k, v in n.attrs.items() if k not in ("name", "index", "body")]
+            attrs = [f"{k}={v.script() if k == 'kernel' else v}" for k, v in n.attrs.items() if k not in ("name", "body")]
             sizes = ", ".join(map(str, n.shape))
             lines.append(f"  {names[n]}: {n.dtype}[{sizes}] = {n.op}({', '.join([names[x] for x in n.inputs] + attrs)})")
             if "body" in n.attrs:
