@@ -50,6 +50,17 @@ def test_only_modules_that_ask_are_told_who_they_are(alone):
     assert driver.copied == WORLD.packed()
 
 
+def test_a_process_alone_is_a_rank_of_one(alone, monkeypatch):
+    """Kernels whose blocks wait for each other could not run on one device without init_dist."""
+    driver = Driver()
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    world.fill(driver, SimpleNamespace(handle=None), b"tl_world")
+    assert struct.unpack_from("<iiQQQQq", driver.copied) == (0, 1, 30 * 10**9, 0, 2**64 - 1, 0, 0)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TileLangError, match="none of them"):
+        world.fill(driver, SimpleNamespace(handle=None), b"tl_world")
+
+
 def test_a_process_is_one_rank_only(alone):
     world.enter(WORLD)
     with pytest.raises(TileLangError, match="is a rank already"):

@@ -89,9 +89,13 @@ from tilelang.language.debug import device_assert as device_assert, print as pri
 from tilelang.language.distributed import (
     _SymmetricFactory as _SymmetricFactory,
     atom_add as atom_add,
+    barrier_all as _barrier_blocks,
+    barrier_all as _sync_blocks,
     barrier_all as barrier_all,
     fence_sys as fence_sys,
+    get_num_ranks as _get_pe_num,
     get_num_ranks as get_num_ranks,
+    get_rank as _get_pe,
     get_rank as get_rank,
     ld as ld,
     remote as remote,
@@ -239,6 +243,15 @@ from tilelang.language.nodes import (
     Var as Var,
 )
 from tilelang.language.random import rng_init as rng_init, rng_rand as rng_rand, rng_rand_float as rng_rand_float
+from tilelang.language.rank_names import (
+    alloc_barrier_gpu as alloc_barrier_gpu,
+    arrive_barrier_gpu as arrive_barrier_gpu,
+    fence_cta as fence_cta,
+    fence_gpu as fence_gpu,
+    init_barrier_gpu as init_barrier_gpu,
+    sync_barrier_gpu as sync_barrier_gpu,
+    wait_barrier_gpu as wait_barrier_gpu,
+)
 from tilelang.language.raw import (
     Assert as Assert,
     Let as Let,
@@ -271,6 +284,7 @@ from tilelang.language.reducer import (
     reducer_init as reducer_init,
     reducer_update as reducer_update,
 )
+from tilelang.language.scale import Scale as Scale
 from tilelang.language.source_kernel import CUDASourceCodeKernel as CUDASourceCodeKernel
 from tilelang.language.sparse import gemm_sp as gemm_sp
 from tilelang.language.symbolics import const as const, dynamic as dynamic, symbolic as symbolic
@@ -764,6 +778,9 @@ def atomic_xor(dst: Any, value: Any, memory_order: _str | None = None, return_pr
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def axis(*args: Any, **kwargs: Any) -> Any: ...
+def barrier_all_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad)."""
+def barrier_all_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad)."""
+barrier_blocks = _barrier_blocks
 bfloat16: dtype
 bfloat16x16: dtype
 bfloat16x2: dtype
@@ -799,6 +816,8 @@ bool: dtype
 boolean: dtype
 break_loop = _break_loop
 broadcast = _broadcast
+def broadcast_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale("node").broadcast."""
+def broadcast_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale("node").broadcast."""
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def buffer(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
@@ -921,6 +940,10 @@ def fast_rcp(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.fast_rcp(X[i])
     """
 
+def fcollect(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale("node").all_gather."""
+def fcollect_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale("node").all_gather."""
+def fcollect_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale("node").all_gather."""
+def fence(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.fence_sys."""
 float: dtype
 float16: dtype
 float16x16: dtype
@@ -1076,6 +1099,9 @@ def get_block(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _i
         T.get_block(S[bx * 128], X[bx * 128], 128, src_pe=1)
     """
 
+get_pe = _get_pe
+get_pe_num = _get_pe_num
+
 def get_warp(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _int = 4, enable_aggressive_vectorize: _bool = False) -> Any:
     """Copy `size` consecutive elements from another rank, by the lanes of each executing warp.
 
@@ -1089,6 +1115,12 @@ def get_warp(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _in
     """
 
 get_warp_idx_sync = _get_warp_idx_sync
+def getmem(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp."""
+def getmem_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp."""
+def getmem_nbi(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp."""
+def getmem_nbi_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp."""
+def getmem_nbi_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp."""
+def getmem_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp."""
 half: dtype
 handle: PointerFactory
 
@@ -1193,6 +1225,7 @@ int8x32: dtype
 int8x4: dtype
 int8x64: dtype
 int8x8: dtype
+def int_p(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.st."""
 
 def isfinite(x: Any) -> _Expr:
     """isfinite(x) as bool.
@@ -1407,10 +1440,23 @@ def put_warp(src: Any, dst: Any, size: Any, dst_pe: Any = -1, unroll_factor: _in
         T.put_warp(X[bx * 128], S[bx * 128], 128, dst_pe=1)
     """
 
+def putmem(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp."""
+def putmem_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp."""
+def putmem_nbi(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp."""
+def putmem_nbi_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp."""
+def putmem_nbi_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp."""
+def putmem_signal(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal."""
+def putmem_signal_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal."""
+def putmem_signal_nbi(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal."""
+def putmem_signal_nbi_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal."""
+def putmem_signal_nbi_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal."""
+def putmem_signal_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal."""
+def putmem_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp."""
 @_deprecated("Not available: is not available yet.")
 def q_multiply_shift(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is not available yet.")
 def q_multiply_shift_per_axis(*args: Any, **kwargs: Any) -> Any: ...
+def quiet(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.fence_sys."""
 ramp = _ramp
 
 def reduce_absmax(buffer: Any, out: Any, dim: _int = -1, clear: _bool = True, batch: _int = 1, nan_propagate: _bool = False, annotations: Any = None) -> Any:
@@ -1539,6 +1585,9 @@ def sigmoid(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.sigmoid(X[i])
     """
 
+def signal_op(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.signal."""
+def signal_wait_until(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.wait_eq and the other waits."""
+
 def sin(x: Any, *, dtype: Any = None) -> _Expr:
     """sin(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
 
@@ -1632,6 +1681,11 @@ def sub2(*x: Any) -> _Expr:
     Example:
         Y[0:2] = T.sub2(X[0:2], X[2:4])
     """
+
+def sync_all(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad)."""
+def sync_all_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad)."""
+def sync_all_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad)."""
+sync_blocks = _sync_blocks
 
 def syncthreads_and(pred: Any) -> _Var:
     """syncthreads_and over the block: int32.

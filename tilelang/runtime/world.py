@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from typing import Any
 
@@ -47,13 +48,19 @@ def enter(world: World) -> None:
     _worlds[:] = [world]
 
 
+def _alone() -> World:
+    """A process that is one rank of one: all its memory is symmetric, and a wait ends after half a minute.  Raises no-world
+    where torchrun has started several."""
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise error("no-world", "the kernel runs on several ranks, and this process is none of them", found="none")
+    return World(0, 1, 0, 2**64 - 1, (0,), 30 * 10**9, 0)
+
+
 def fill(driver: Any, module: Any, cubin: bytes) -> None:
     """Tell a module that has just been loaded who this rank is, if its kernels ask.  Raises no-world."""
     if SYMBOL.encode() not in cubin:
         return
-    if not _worlds:
-        raise error("no-world", "the kernel runs on several ranks, and this process is none of them", found="none")
-    at, size, text = ctypes.c_uint64(), ctypes.c_size_t(), _worlds[0].packed()
+    at, size, text = ctypes.c_uint64(), ctypes.c_size_t(), (_worlds[0] if _worlds else _alone()).packed()
     driver.call("cuModuleGetGlobal_v2", ctypes.byref(at), ctypes.byref(size), module.handle, SYMBOL.encode())
     assert size.value == len(text), "the constant has another size than World.packed"
     driver.call("cuMemcpyHtoD_v2", at, text, ctypes.c_size_t(len(text)))

@@ -1,0 +1,139 @@
+"""T.Scale: tile collectives of the blocks of one number, on both simulators, for 2, 4 and 8 ranks."""
+
+import numpy as np
+import pytest
+
+import tilelang.language as T
+from tilelang.errors import TileLangError
+from tilelang.simulator import run_device_ranks, run_tile_ranks
+from tilelang.target import Target
+from tilelang.transform.pipeline import lower
+
+M, N = 8, 16
+
+
+def collectives(ranks, dtype="float32", rounds=1, blocks=1):
+    """Each block calls every collective with its tile."""
+
+    @T.prim_func
+    def main(X: T.Tensor((blocks, ranks, M, N), dtype), box: T.SymmTensor((blocks, 2, ranks, M, N), dtype),
+             pad: T.SymmTensor((blocks, 2 * ranks), "int64"), gathered: T.Tensor((blocks, ranks, M, N), dtype),
+             exchanged: T.Tensor((blocks, ranks, M, N), dtype), out: T.Tensor((blocks, 3, M, N), dtype)):
+        with T.Kernel(blocks, threads=32) as b:
+            tiles = [T.alloc_fragment((M, N), dtype) for _ in range(ranks)]
+            got = [T.alloc_fragment((M, N), dtype) for _ in range(ranks)]
+            shared = T.alloc_shared((M, N), dtype)
+            with T.Scale("device") as device:
+                _ = [T.copy(X[b, r, :, :], tile) for r, tile in enumerate(tiles)]
+                T.copy(X[b, device.rank % ranks, :, :], shared)
+            for _ in T.serial(rounds):
+                with T.Scale("node", box=box, pad=pad, block=b) as node:
+                    node.all_gather(tiles[0], got)
+                    _ = [T.copy(tile, gathered[b, r, :, :]) for r, tile in enumerate(got)]
+                    node.all_to_all(tiles, got)
+                    _ = [T.copy(tile, exchanged[b, r, :, :]) for r, tile in enumerate(got)]
+                    node.reduce_scatter(tiles, got[0])
+                    T.copy(got[0], out[b, 0, :, :])
+                    T.copy(tiles[1], got[1])
+                    node.all_reduce(got[1])
+                    T.copy(got[1], out[b, 1, :, :])
+                    node.broadcast(shared, ranks - 1)
+            T.copy(shared, out[b, 2, :, :])
+
+    return main
+
+
+def arguments(ranks, dtype, blocks=1):
+    rng = np.random.default_rng(ranks)
+    shapes = (blocks, ranks, M, N), (blocks, ranks, M, N), (blocks, 3, M, N)
+    return [[rng.integers(-8, 9, (blocks, ranks, M, N)).astype(dtype), np.zeros((blocks, 2, ranks, M, N), dtype),
+             np.zeros((blocks, 2 * ranks), np.int64), *(np.zeros(s, dtype) for s in shapes)] for _ in range(ranks)]
+
+
+def right(out, args):
+    x = np.stack([a[0] for a in args])  # rank, block, tile
+    for r, o in enumerate(out):
+        assert (o["gathered"] == x[:, :, 0].swapaxes(0, 1)).all() and (o["exchanged"] == x[:, :, r].swapaxes(0, 1)).all()
+        assert (o["out"][:, 0] == x[:, :, r].sum(0)).all() and (o["out"][:, 1] == x[:, :, 1].sum(0)).all()
+        assert (o["out"][:, 2] == x[-1, :, len(args) - 1]).all()
+
+
+@pytest.mark.parametrize("ranks, dtype, seeds, blocks", [(2, "float16", (1, 2), 2), (4, "float32", (1,), 1),
+                                                         (8, "int32", (None,), 1)])
+def test_collectives_of_tiles(ranks, dtype, seeds, blocks):
+    args, program = arguments(ranks, dtype, blocks), collectives(ranks, dtype, blocks=blocks)
+    right(run_tile_ranks(program, args), args)
+    for seed in seeds:
+        lowered = lower(program.func, Target({"kind": "cuda", "arch": "sm_80" if seed == 2 else "sm_90a"}))
+        right([r.outputs for r in run_device_ranks(lowered, args, seed=seed)], args)
+
+
+def test_a_half_of_the_box_is_used_again_when_all_have_read_it():
+    args, seed = arguments(2, "float32"), 1
+    lowered = lower(collectives(2, rounds=3).func, Target({"kind": "cuda", "arch": "sm_90a"}))
+    right([r.outputs for r in run_device_ranks(lowered, args, seed=seed)], args)
+    right([r.outputs for r in run_device_ranks(lower(collectives(2).func, Target({"kind": "cuda", "arch": "sm_90a"})), args,
+                                               seed=seed, repeats=2)], args)
+
+
+def test_a_device_alone_has_no_collectives():
+    with pytest.raises(TileLangError, match="where a device is alone"):
+        @T.prim_func
+        def main(X: T.Tensor((8, 16), "float32")):
+            with T.Kernel(1, threads=32):
+                tile = T.alloc_fragment((8, 16), "float32")
+                with T.Scale("device") as device:
+                    T.copy(X, tile)
+                    device.all_reduce(tile)
+
+
+@pytest.mark.parametrize("level, text", [("grid", "unknown scale"), ("cta_cluster", "T.ClusterKernel")])
+def test_an_unknown_scale_is_an_error(level, text):
+    with pytest.raises(TileLangError, match=text):
+        @T.prim_func
+        def main(X: T.Tensor((8, 16), "float32")):
+            with T.Kernel(1, threads=32):
+                with T.Scale(level):
+                    T.clear(X)
+
+
+# ---- names of other systems -----------------------------------------------------------------------------------------------
+
+
+def test_barriers_of_a_grid_have_rounds():
+    @T.prim_func
+    def main(X: T.Tensor((4, 32), "int32"), Y: T.Tensor((4, 32), "int32")):
+        with T.Kernel(4, threads=32) as b:
+            tx = T.get_thread_binding()
+            bar = T.alloc_barrier_gpu()
+            T.init_barrier_gpu(bar, 4)
+            for _ in T.serial(3):
+                X[b, tx] = X[b, tx] + 1
+                T.sync_barrier_gpu(bar)
+                Y[b, tx] = X[(b + 1) % 4, tx]
+                T.arrive_barrier_gpu(bar)
+                T.wait_barrier_gpu(bar)
+
+    x = np.arange(128, dtype=np.int32).reshape(4, 32)
+    args = [[x, np.zeros_like(x)]]
+    want = np.roll(x, -1, 0) + 3
+    assert (run_tile_ranks(main, args)[0]["Y"] == want).all()
+    lowered = lower(main.func, Target({"kind": "cuda", "arch": "sm_90a"}))
+    for seed in (None, 1, 2):
+        assert (run_device_ranks(lowered, args, seed=seed)[0].outputs["Y"] == want).all()
+
+
+def test_a_barrier_that_is_not_set_up_is_an_error():
+    with pytest.raises(TileLangError, match="has not set up"):
+        @T.prim_func
+        def main(X: T.Tensor((4, 32), "int32")):
+            with T.Kernel(4, threads=32):
+                T.sync_barrier_gpu(T.alloc_barrier_gpu())
+
+
+@pytest.mark.parametrize("name", ["putmem_block", "getmem_nbi_warp", "putmem_signal", "signal_op", "signal_wait_until", "quiet",
+                                  "fence", "int_p", "barrier_all_block", "sync_all", "broadcast_warp", "fcollect"])
+def test_calls_of_nvshmem_are_refused_by_name(name):
+    with pytest.raises(TileLangError) as e:
+        getattr(T, name)()
+    assert e.value.kind == "not-available" and f"T.{name} is a call of NVSHMEM" in str(e.value)

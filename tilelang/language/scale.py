@@ -1,0 +1,174 @@
+"""T.Scale: what each device does, and what the devices of a node do together with a tile of each.
+
+At the scale "node" the blocks of one number on all ranks work together.  A collective stores this rank's tile into a box on
+the other ranks, waits for them once, and reads what has come.  A box has two halves.  The turn of the barrier chooses one, so
+that a rank stores into a half again only after a barrier which the others reached when they had read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilelang.ir import I32, Buffer, Const, Expr, Region, as_bool, binary, cast, convert, load
+
+from .alloc import alloc_fragment
+from .distributed import barrier_all, get_rank, remote
+from .loops import Parallel
+from .tile import copy
+from .tracing.builder import need_builder
+from .tracing.regions import BufferSlice
+from .tracing.scope import BodyFrame, IfFrame
+from .tracing.state import describe, error, example
+
+LEVELS = ("device", "node")
+
+
+class ScaleFrame(BodyFrame):
+    """The body of T.Scale.  Its value is the frame itself: rank, and at the scale "node" the collectives.
+
+    box: see Scale.  row: this block's row of the pad.  at: the block's number.  ranks: how many there are.
+    """
+
+    opened_by = 'with T.Scale("device") as device:'
+
+    def __init__(self, level: str, box: Buffer | None = None, pad: Buffer | None = None, at: Any = 0) -> None:
+        super().__init__()
+        self.level, self.box, self.pad, self.at = level, box, pad, at
+        self.ranks = 0 if box is None else int(box.shape[2])
+
+    def open(self, builder: Any) -> ScaleFrame:
+        return self
+
+    @property
+    def rank(self) -> Expr:
+        """The number of this device: int32."""
+        return get_rank()
+
+    # ---- collectives ------------------------------------------------------------------------------------------------
+
+    def all_gather(self, src: Any, dst: Any) -> None:
+        """dst[r] = src of rank r.  src: a tile.  dst: as many tiles, or a buffer of them.  Executed by the whole block."""
+        half = self._half("all_gather")
+        self._send(half, lambda r: src, self._me)
+        self._receive(half, dst)
+
+    def all_to_all(self, src: Any, dst: Any) -> None:
+        """dst[r] = src[this rank] of rank r.  src, dst: as many tiles as ranks, or buffers of them.  Executed by the whole
+        block."""
+        half, tiles = self._half("all_to_all"), self._tiles(src)
+        self._send(half, lambda r: tiles[r], self._me)
+        self._receive(half, dst)
+
+    def all_reduce(self, tile: Any) -> None:
+        """tile = the sum over all ranks, in their order, which every rank gets alike.  Executed by the whole block.
+
+        Sums of 16-bit floats are formed in float32."""
+        half = self._half("all_reduce")
+        self._send(half, lambda r: tile, self._me)
+        self._sum(half, tile)
+
+    def reduce_scatter(self, src: Any, dst: Any) -> None:
+        """dst = the sum over all ranks r of their src[this rank], as all_reduce.  Executed by the whole block."""
+        half, tiles = self._half("reduce_scatter"), self._tiles(src)
+        self._send(half, lambda r: tiles[r], self._me)
+        self._sum(half, dst)
+
+    def broadcast(self, tile: Any, root: Any = 0) -> None:
+        """tile = that of rank `root`, the same number on every rank.  Executed by the whole block."""
+        half = self._half("broadcast")
+        with IfFrame(as_bool(binary("eq", self._me, cast(convert(root), I32)))):
+            for r in range(self.ranks):
+                copy(tile, self._slot(remote(self.box, r), half, Const(0, I32)))
+        self._meet()
+        copy(self._slot(self.box, half, Const(0, I32)), tile)
+
+    # ---- parts of them ----------------------------------------------------------------------------------------------
+
+    @property
+    def _me(self) -> Expr:
+        return binary("floormod", get_rank(), Const(self.ranks, I32))  # a range that the compiler knows
+
+    def _half(self, what: str) -> Expr:
+        """The half of the box for the next collective, by how often this block has met the others."""
+        if self.pad is None:
+            raise error("scale", f'{what} at T.Scale("device"), where a device is alone', expected='T.Scale("node", …)',
+                        found='T.Scale("device")')
+        b = need_builder(f"T.Scale().{what}")
+        turn = load(self.pad, (convert(self.at), Const(self.ranks, I32)))
+        return b.nameless(b.let("half", cast(binary("floormod", turn, Const(2, turn.dtype)), I32)))
+
+    def _slot(self, box: Any, half: Expr, rank: Expr) -> BufferSlice:
+        tile = box.shape[3:]
+        starts = (convert(self.at), half, rank, *(Const(0, I32) for _ in tile))
+        return BufferSlice(Region(box, starts, (1, 1, 1, *tile)))
+
+    def _tiles(self, tiles: Any) -> Sequence[Any]:
+        if isinstance(tiles, Buffer):
+            whole = tuple(tiles.shape[1:])
+            tiles = [BufferSlice(Region(tiles, (Const(r, I32), *(Const(0, I32) for _ in whole)), (1, *whole)))
+                     for r in range(int(tiles.shape[0]))] if isinstance(tiles.shape[0], int) else ()
+        if not isinstance(tiles, (list, tuple)) or len(tiles) != self.ranks:
+            raise error("scale", f"a tile for each of {self.ranks} ranks is needed, found {describe(tiles)}",
+                        expected=f"{self.ranks} tiles, or a buffer whose first dimension is {self.ranks}")
+        return tiles
+
+    def _send(self, half: Expr, tile_for: Any, slot: Expr) -> None:
+        for r in range(self.ranks):
+            copy(tile_for(r), self._slot(remote(self.box, r), half, slot))
+        self._meet()
+
+    def _meet(self) -> None:
+        assert self.pad is not None, "_half has seen the pad"
+        barrier_all(BufferSlice(Region(self.pad, (convert(self.at), Const(0, I32)), (1, 2 * self.ranks))))
+
+    def _receive(self, half: Expr, dst: Any) -> None:
+        for r, tile in enumerate(self._tiles(dst)):
+            copy(self._slot(self.box, half, Const(r, I32)), tile)
+
+    def _sum(self, half: Expr, dst: Any) -> None:
+        assert self.box is not None, "_half has seen the box"
+        shape, b = tuple(self.box.shape[3:]), need_builder("T.Scale()")
+        terms, total = [alloc_fragment(shape, self.box.dtype) for _ in range(self.ranks)], alloc_fragment(shape, self.box.dtype)
+        for r, term in enumerate(terms):
+            copy(self._slot(self.box, half, Const(r, I32)), term)
+        wide = "float32" if str(self.box.dtype) in ("float16", "bfloat16") else str(self.box.dtype)
+        with Parallel(*shape) as at:
+            where = tuple(at) if isinstance(at, (tuple, list)) else (at,)
+            out: Expr = cast(load(terms[0], where), wide)
+            for term in terms[1:]:
+                out = out + cast(load(term, where), wide)
+            b.store(total, where, cast(out, self.box.dtype))
+        copy(total, dst)
+
+
+@example('with T.Scale("device") as device:', "    if device.rank == 0:", "        T.clear(acc)")
+def Scale(level: str, box: Any = None, pad: Any = None, block: Any = 0) -> ScaleFrame:
+    """A part of a kernel that says who does it: each device ("device"), or all devices of the node together ("node").
+
+    `with T.Scale("node", box=B, pad=P, block=bx) as node:` gives the collectives of tiles node.all_gather(src, dst),
+    all_to_all(src, dst), all_reduce(tile), reduce_scatter(src, dst) and broadcast(tile, root).  The blocks of one number on
+    all ranks reach them equally often.
+    box: a T.SymmTensor of shape (blocks, 2, ranks, *tile), through which the tiles go.  pad: a T.SymmTensor of zeros of
+    shape (blocks, 2 * ranks), int64, as for T.barrier_all.  block: the row of both that only these blocks use.
+    Raises scale, not-symmetric.
+    """
+    need_builder("T.Scale")
+    if level not in LEVELS:
+        hint = "T.ClusterKernel and T.copy_cluster are for the blocks of a cluster" if level == "cta_cluster" else ""
+        raise error("scale", f"unknown scale {level!r}", expected=f"one of {', '.join(LEVELS)}", found=repr(level), hint=hint)
+    if level == "device":
+        return ScaleFrame(level)
+    for x, what in ((box, "box"), (pad, "pad")):
+        if not isinstance(x, Buffer) or not x.facts.symmetric:
+            raise error("not-symmetric", f"the {what} of T.Scale is {describe(x)}", expected="a T.SymmTensor parameter",
+                        found=describe(x))
+    sizes = [*box.shape[1:], *pad.shape[1:]]
+    if len(box.shape) < 4 or len(pad.shape) != 2 or not all(isinstance(n, int) for n in sizes) or box.shape[1] != 2 or \
+            pad.shape[1] != 2 * box.shape[2] or str(pad.dtype) != "int64":
+        raise error("scale", f"box has the shape {tuple(box.shape)}, pad {tuple(pad.shape)} of {pad.dtype}",
+                    expected="(blocks, 2, ranks, *tile), and (blocks, 2 * ranks) of int64")
+    return ScaleFrame(level, box, pad, block)
+
+
+__all__ = ["Scale"]
