@@ -123,6 +123,23 @@ def test_barriers_of_a_grid_have_rounds():
         assert (run_device_ranks(lowered, args, seed=seed)[0].outputs["Y"] == want).all()
 
 
+def test_names_of_the_public_fork_mean_the_same():
+    @T.prim_func
+    def main(P: T.SymmTensor((1, 4), "int64"), X: T.SymmTensor((32,), "int32"), Y: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32):
+            X[T.get_thread_binding()] = T.get_pe() + 10 * T.get_pe_num()
+            T.fence_cta()
+            T.fence_gpu()
+            T.barrier_blocks(P[0, 0:4])
+            Y[T.get_thread_binding()] = T.remote(X, 1 - T.get_pe())[T.get_thread_binding()]
+            T.sync_blocks(P[0, 0:4])
+
+    args = [[np.zeros((1, 4), np.int64), np.zeros(32, np.int32), np.zeros(32, np.int32)] for _ in range(2)]
+    runs = [run_tile_ranks(main, args), [r.outputs for r in run_device_ranks(
+        lower(main.func, Target({"kind": "cuda", "arch": "sm_90a"})), args, seed=1)]]
+    assert all((out[r]["Y"] == 21 - r).all() for out in runs for r in range(2))
+
+
 def test_a_barrier_that_is_not_set_up_is_an_error():
     with pytest.raises(TileLangError, match="has not set up"):
         @T.prim_func
