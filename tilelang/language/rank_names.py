@@ -1,4 +1,4 @@
-"""Names of other systems for programs of several blocks and ranks: barriers of a grid in global memory, fences, NVSHMEM."""
+"""Names of other systems for programs of several blocks and ranks: barriers of a grid in global memory, fences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from .tracing.builder import Emitted, need_builder
 from .tracing.scope import IfFrame
 from .tracing.state import describe, error, example
 from .tile import EMITTED
-from .unavailable import unavailable_names
 
 get_pe, get_pe_num = get_rank, get_num_ranks
 barrier_blocks = sync_blocks = barrier_all
@@ -93,21 +92,6 @@ def sync_barrier_gpu(barrier: Any) -> Emitted:
     arrive_barrier_gpu(barrier)
     return wait_barrier_gpu(barrier)
 
-
-# ---- NVSHMEM --------------------------------------------------------------------------------------------------------------
-
-_FORMS = ("", "_block", "_warp")
-_NVSHMEM = {
-    "T.put_block, T.put_warp": [f"putmem{n}{f}" for n in ("", "_nbi") for f in _FORMS],
-    "T.get_block, T.get_warp": [f"getmem{n}{f}" for n in ("", "_nbi") for f in _FORMS],
-    "T.put_block, then T.signal": [f"putmem_signal{n}{f}" for n in ("", "_nbi") for f in _FORMS],
-    "T.signal": ["signal_op"], "T.wait_eq and the other waits": ["signal_wait_until"], "T.st": ["int_p"],
-    "T.fence_sys": ["quiet", "fence"], "T.barrier_all(pad)": [*(f"barrier_all{f}" for f in _FORMS[1:]), *(
-        f"sync_all{f}" for f in _FORMS)],
-    'T.Scale("node").broadcast': [f"broadcast{f}" for f in _FORMS[1:]],
-    'T.Scale("node").all_gather': [f"fcollect{f}" for f in _FORMS]}
-NVSHMEM = {name: fn for ours, names in _NVSHMEM.items() for name, fn in unavailable_names(
-    f"is a call of NVSHMEM, which is not installed; between the devices of a node: {ours}", " ".join(names)).items()}
 
 __all__ = ["alloc_barrier_gpu", "arrive_barrier_gpu", "barrier_blocks", "fence_cta", "fence_gpu", "get_pe", "get_pe_num",
            "init_barrier_gpu", "sync_barrier_gpu", "sync_blocks", "wait_barrier_gpu"]

@@ -16,6 +16,7 @@ RAW = "raw IR-script construct, not available: use the language's own statements
 EMITTER = "hand-written tensor-core code is not available yet: use T.gemm"
 HOST = "host plumbing of another runtime, not available"
 LATER = "is not available yet"
+NVSHMEM = "is a call of NVSHMEM, which is not installed; between the devices of a node:"
 
 _TABLE: dict[str, str] = {
     HOPPER: """wgmma_gemm_sp ptx_wgmma_sp_rs ptx_wgmma_sp_ss""",
@@ -60,5 +61,9 @@ def unavailable_names(reason: str, names: str, module: str = "T") -> dict[str, C
     return {name: _unavailable(name, reason, module) for name in names.split()}
 
 
+_FORMS = ("", "_block", "_warp")
+_
+
 UNAVAILABLE: dict[str, Callable[..., Any]] = {
-    name: _unavailable(name, reason) for reason, names in _TABLE.items() for name in names.split()}
+    name: _unavailable(name, reason) for reason, names in (*_TABLE.items(), *(
+        (f"{NVSHMEM} {ours}", " ".join(names)) for ours, names in _NVSHMEM.items())) for name in names.split()}
