@@ -778,8 +778,10 @@ def atomic_xor(dst: Any, value: Any, memory_order: _str | None = None, return_pr
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def axis(*args: Any, **kwargs: Any) -> Any: ...
-def barrier_all_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad)."""
-def barrier_all_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad)."""
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad).")
+def barrier_all_block(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad).")
+def barrier_all_warp(*args: Any, **kwargs: Any) -> Any: ...
 barrier_blocks = _barrier_blocks
 bfloat16: dtype
 bfloat16x16: dtype
@@ -816,8 +818,10 @@ bool: dtype
 boolean: dtype
 break_loop = _break_loop
 broadcast = _broadcast
-def broadcast_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale("node").broadcast."""
-def broadcast_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale("node").broadcast."""
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale('node').broadcast.")
+def broadcast_block(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale('node').broadcast.")
+def broadcast_warp(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def buffer(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
@@ -940,10 +944,14 @@ def fast_rcp(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.fast_rcp(X[i])
     """
 
-def fcollect(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale("node").all_gather."""
-def fcollect_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale("node").all_gather."""
-def fcollect_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale("node").all_gather."""
-def fence(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.fence_sys."""
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale('node').all_gather.")
+def fcollect(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale('node').all_gather.")
+def fcollect_block(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale('node').all_gather.")
+def fcollect_warp(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.fence_sys.")
+def fence(*args: Any, **kwargs: Any) -> Any: ...
 float: dtype
 float16: dtype
 float16x16: dtype
@@ -1115,12 +1123,18 @@ def get_warp(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _in
     """
 
 get_warp_idx_sync = _get_warp_idx_sync
-def getmem(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp."""
-def getmem_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp."""
-def getmem_nbi(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp."""
-def getmem_nbi_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp."""
-def getmem_nbi_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp."""
-def getmem_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp."""
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp.")
+def getmem(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp.")
+def getmem_block(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp.")
+def getmem_nbi(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp.")
+def getmem_nbi_block(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp.")
+def getmem_nbi_warp(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp.")
+def getmem_warp(*args: Any, **kwargs: Any) -> Any: ...
 half: dtype
 handle: PointerFactory
 
@@ -1225,7 +1239,8 @@ int8x32: dtype
 int8x4: dtype
 int8x64: dtype
 int8x8: dtype
-def int_p(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.st."""
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.st.")
+def int_p(*args: Any, **kwargs: Any) -> Any: ...
 
 def isfinite(x: Any) -> _Expr:
     """isfinite(x) as bool.
@@ -1440,23 +1455,36 @@ def put_warp(src: Any, dst: Any, size: Any, dst_pe: Any = -1, unroll_factor: _in
         T.put_warp(X[bx * 128], S[bx * 128], 128, dst_pe=1)
     """
 
-def putmem(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp."""
-def putmem_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp."""
-def putmem_nbi(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp."""
-def putmem_nbi_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp."""
-def putmem_nbi_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp."""
-def putmem_signal(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal."""
-def putmem_signal_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal."""
-def putmem_signal_nbi(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal."""
-def putmem_signal_nbi_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal."""
-def putmem_signal_nbi_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal."""
-def putmem_signal_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal."""
-def putmem_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp."""
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp.")
+def putmem(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp.")
+def putmem_block(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp.")
+def putmem_nbi(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp.")
+def putmem_nbi_block(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp.")
+def putmem_nbi_warp(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal.")
+def putmem_signal(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal.")
+def putmem_signal_block(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal.")
+def putmem_signal_nbi(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal.")
+def putmem_signal_nbi_block(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal.")
+def putmem_signal_nbi_warp(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal.")
+def putmem_signal_warp(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp.")
+def putmem_warp(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is not available yet.")
 def q_multiply_shift(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is not available yet.")
 def q_multiply_shift_per_axis(*args: Any, **kwargs: Any) -> Any: ...
-def quiet(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.fence_sys."""
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.fence_sys.")
+def quiet(*args: Any, **kwargs: Any) -> Any: ...
 ramp = _ramp
 
 def reduce_absmax(buffer: Any, out: Any, dim: _int = -1, clear: _bool = True, batch: _int = 1, nan_propagate: _bool = False, annotations: Any = None) -> Any:
@@ -1585,8 +1613,10 @@ def sigmoid(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.sigmoid(X[i])
     """
 
-def signal_op(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.signal."""
-def signal_wait_until(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.wait_eq and the other waits."""
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.signal.")
+def signal_op(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.wait_eq and the other waits.")
+def signal_wait_until(*args: Any, **kwargs: Any) -> Any: ...
 
 def sin(x: Any, *, dtype: Any = None) -> _Expr:
     """sin(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
@@ -1682,9 +1712,12 @@ def sub2(*x: Any) -> _Expr:
         Y[0:2] = T.sub2(X[0:2], X[2:4])
     """
 
-def sync_all(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad)."""
-def sync_all_block(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad)."""
-def sync_all_warp(*args: Any, **kw: Any) -> Any: """Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad)."""
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad).")
+def sync_all(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad).")
+def sync_all_block(*args: Any, **kwargs: Any) -> Any: ...
+@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad).")
+def sync_all_warp(*args: Any, **kwargs: Any) -> Any: ...
 sync_blocks = _sync_blocks
 
 def syncthreads_and(pred: Any) -> _Var:

@@ -62,7 +62,15 @@ def unavailable_names(reason: str, names: str, module: str = "T") -> dict[str, C
 
 
 _FORMS = ("", "_block", "_warp")
-_
+_NVSHMEM = {
+    "T.put_block, T.put_warp": [f"putmem{n}{f}" for n in ("", "_nbi") for f in _FORMS],
+    "T.get_block, T.get_warp": [f"getmem{n}{f}" for n in ("", "_nbi") for f in _FORMS],
+    "T.put_block, then T.signal": [f"putmem_signal{n}{f}" for n in ("", "_nbi") for f in _FORMS],
+    "T.signal": ["signal_op"], "T.wait_eq and the other waits": ["signal_wait_until"], "T.st": ["int_p"],
+    "T.fence_sys": ["quiet", "fence"], "T.barrier_all(pad)": [*(f"barrier_all{f}" for f in _FORMS[1:]), *(
+        f"sync_all{f}" for f in _FORMS)],
+    'T.Scale("node").broadcast': [f"broadcast{f}" for f in _FORMS[1:]],
+    'T.Scale("node").all_gather': [f"fcollect{f}" for f in _FORMS]}
 
 UNAVAILABLE: dict[str, Callable[..., Any]] = {
     name: _unavailable(name, reason) for reason, names in (*_TABLE.items(), *(
