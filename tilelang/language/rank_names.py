@@ -41,7 +41,7 @@ def alloc_barrier_gpu() -> Buffer:
     return b.allocate(Buffer(b.fresh_name("barrier"), (1,), I32, GLOBAL, facts=BufferFacts(zeroed=True), span=b.here()))
 
 
-def _rounds(barrier: Any, what: str) -> tuple[int, Var]:
+def _phases(barrier: Any, what: str) -> tuple[int, Var]:
     known: dict[Any, tuple[int, Any]] = need_kernel(what).__dict__.setdefault("gpu_barriers", {})
     if not isinstance(barrier, Buffer) or barrier.data not in known:
         raise error("signal-operand", f"{what} of {describe(barrier)}, which T.init_barrier_gpu has not set up",
@@ -51,7 +51,7 @@ def _rounds(barrier: Any, what: str) -> tuple[int, Var]:
 
 @example("bar = T.alloc_barrier_gpu()", "T.init_barrier_gpu(bar, 8)")
 def init_barrier_gpu(barrier: Any, expected: Any) -> Emitted:
-    """Say how many blocks arrive at a barrier in each round.  Every block reaches it, before it uses the barrier.
+    """Say how many blocks arrive at a barrier in each phase.  Every block reaches it, before it uses the barrier.
 
     barrier: of T.alloc_barrier_gpu.  expected: an integer.
     """
@@ -66,7 +66,7 @@ def init_barrier_gpu(barrier: Any, expected: Any) -> Emitted:
 @example("bar = T.alloc_barrier_gpu()", "T.init_barrier_gpu(bar, 8)", "T.arrive_barrier_gpu(bar)", "T.wait_barrier_gpu(bar)")
 def arrive_barrier_gpu(barrier: Any) -> Emitted:
     """The block arrives: what it did before is seen by the blocks that wait.  The whole block reaches it."""
-    _rounds(barrier, "T.arrive_barrier_gpu")
+    _phases(barrier, "T.arrive_barrier_gpu")
     sync_threads()
     with IfFrame(as_bool(binary("eq", thread_index(), Const(0, I32)))):
         atom_add(barrier[0], 1, scope="gpu", sem="release")
@@ -75,14 +75,14 @@ def arrive_barrier_gpu(barrier: Any) -> Emitted:
 
 @example("bar = T.alloc_barrier_gpu()", "T.init_barrier_gpu(bar, 8)", "T.arrive_barrier_gpu(bar)", "T.wait_barrier_gpu(bar)")
 def wait_barrier_gpu(barrier: Any) -> Emitted:
-    """Wait until all blocks of a round have arrived: the first wait of a block for the first round, and so on.
+    """Wait until all blocks of a phase have arrived: the first wait of a block for the first phase, and so on.
 
     The whole block reaches it.  The launch becomes cooperative.
     """
-    expected, turn = _rounds(barrier, "T.wait_barrier_gpu")
+    expected, count = _phases(barrier, "T.wait_barrier_gpu")
     b = need_builder("T.wait_barrier_gpu")
-    b.store(turn.buffer, turn.indices, turn + 1)  # type: ignore[attr-defined]
-    wait_ge(barrier[0], turn * expected)
+    b.store(count.buffer, count.indices, count + 1)  # type: ignore[attr-defined]
+    wait_ge(barrier[0], count * expected)
     return EMITTED
 
 
