@@ -1,8 +1,8 @@
 """T.Scale: what each device does, and what the devices of a node do together with a tile of each.
 
 At the scale "node" the blocks of one number on all ranks work together.  A collective stores this rank's tile into a box on
-the other ranks, waits for them once, and reads what has come.  A box has two halves.  How often the block has met the others chooses one, so
-that a rank stores into a half again only after a barrier which the others reached when they had read it.
+the other ranks, waits for them once, and reads what has come.  A box has two halves.  How often the block has met the others
+chooses one, so that a rank stores into a half again only after a barrier which the others reached when they had read it.
 """
 
 from __future__ import annotations
