@@ -169,7 +169,7 @@ def matched(what: str, *xs: Any) -> list[Node]:
     for t in types[1:]:
         assert common is not None
         try:
-            common = promote(common, t)
+            common = F32 if {common, t} == HALVES else promote(common, t)
         except TypeError:
             raise wrong_type(what, "types of which one holds the other", *dict.fromkeys((common, t))) from None
     nodes = [n if isinstance(n, Node) else weak(n, common) for n in found]
@@ -184,6 +184,7 @@ def floating(n: Node) -> Node:
     return n if n.dtype.is_float else converted(n, F32)
 
 
+HALVES = {dtype("float16"), dtype("bfloat16")}  # neither holds the other
 FLOATS = ("div", "atan2")  # integers become float32
 NUMBERS = ("add", "sub", "mul", "neg", "abs", "floordiv", "mod", "pow")  # bools become int32
 MOST_FACTORS = 8  # greatest exponent that is written as multiplications

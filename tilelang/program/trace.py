@@ -61,7 +61,12 @@ def parameters_of(fn: Callable[..., Any], outer: Mapping[str, Any] | None) -> li
             raise error("program-parameter", f"`{fn.__name__}` has the parameter `{p}`", found=f"`{p}`", span=_line_of(fn),
                         expected="parameters with names", hint="name each tensor; a tuple of tensors is one parameter each")
         given = found.get(p.name)
-        given = eval(given, names) if isinstance(given, str) else given
+        if isinstance(given, str) and not isinstance(given, dtype):
+            try:
+                given = eval(given, names)
+            except (NameError, SyntaxError, AttributeError) as e:
+                raise error("program-parameter", f"the annotation of `{p.name}` of `{fn.__name__}`: {e}", found=given,
+                            span=_line_of(fn)) from None
         out.append(_parameter(fn, p, given, symbols))
     return out
 

@@ -1,0 +1,6 @@
+import numpy
+
+import tilelang
+
+
+tilelang.program(numpy.exp)

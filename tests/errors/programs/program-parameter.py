@@ -1,0 +1,7 @@
+import tilelang
+import tilelang.language as T
+
+
+@tilelang.program
+def f(x: T.Tensor((4,), "float32"), *rest):
+    return x

@@ -1,0 +1,147 @@
+"""Wrong programs end in an error of a kind at the user's line, with a caret, and say what to do."""
+
+import linecache
+
+import numpy as np
+import pytest
+
+import tilelang
+import tilelang.language as T
+from tilelang.errors import TileLangError
+
+A, V, I, M = (f"T.Tensor({s})" for s in ('(4, 5), "float32"', '(5,), "float32"', '(4,), "int32"', '(4, 5), "bool"'))
+D = 'T.Tensor((T.dynamic("n"), 5), "float32")'
+WRONG = [  # parameters, statements, kind, what the caret's line holds, a fragment of the text
+    (f"x: {A}, i: {I}", "return x + i", "program-shape", "x + i", "(4, 5) and (4,)"),
+    (f"x: {A}, y: {D}", "return x + y", "program-shape", "x + y", "not known to be equal"),
+    (f"x: {A}, w: {A}", "return x @ w", "program-shape", "x @ w", "expected: 5 rows on the right"),
+    (f"x: {A}, v: {V}", "return T.concat([x, v])", "program-shape", "T.concat", "cannot be joined"),
+    (f"x: {A}", "return T.concat(x)", "program-operand", "T.concat", "T.concat([a, b])"),
+    (f"x: {A}", "return x.split(3)", "program-shape", "x.split", "a divisor of 5"),
+    (f"x: {A}", "return T.group_norm(x, 2)", "program-shape", "T.group_norm", "channels that the groups divide"),
+    (f"x: {A}", "return T.broadcast_to(x, (4, 6))", "program-shape", "T.broadcast_to", "(4, 6)"),
+    (f"x: {A}", "return T.pad(x, [(1, -1)])", "program-shape", "T.pad", "(before, after)"),
+    (f"x: {A}", "return x & 1", "program-type", "x & 1", "bool or integers"),
+    (f"x: {A}", "return ~x", "program-type", "~x", "bool or integers"),
+    (f"m: {M}", "return T.exp(m) << 1", "program-type", "T.exp(m) << 1", "integers"),
+    (f"x: {A}", "return T.any(x)", "program-type", "T.any", "x != 0"),
+    (f"x: {A}", "return T.where(x, 1, 0)", "program-type", "T.where", "T.where(x != 0, a, b)"),
+    (f"i: {I}", "return i + (1 << 40)", "program-type", "1 << 40", "does not fit int32"),
+    (f"x: {A}", 'return x.astype("float31")', "dtype-name", "float31", "did you mean"),
+    (f"x: {A}", "return x.sum(2)", "program-axis", "x.sum", "from -2 to 1"),
+    (f"x: {A}", "return x.sum((0, -2))", "program-axis", "x.sum", "twice"),
+    (f"x: {A}", "return x.transpose(0, 0)", "program-axis", "x.transpose", "swapaxes"),
+    (f"x: {A}", "return T.topk(x, 6)", "program-axis", "T.topk", "from 1 to 5"),
+    (f"x: {A}", "return x.sum()[0]", "program-index", "x.sum()[0]", "at most 0 indices"),
+    (f"x: {A}", 'return T.einsum("ij,jk->ik", x)', "program-einsum", "T.einsum", "2 tensors for 2 terms"),
+    (f"x: {A}", 'return T.einsum("ii->i", x)', "program-einsum", "T.einsum", "each letter once"),
+    (f"x: {A}", 'return T.einsum("ij->ik", x)', "program-einsum", "T.einsum", "letters of the operands"),
+    (f"x: {A}", 'return T.einsum("i->i", x)', "program-einsum", "T.einsum", "2 letters"),
+    (f"x: {A}", 'return T.einsum("ij", x)', "program-einsum", "T.einsum", '"mk,kn->mn"'),
+    (f"x: {A}", "return x.reshape(7, 3)", "program-reshape", "x.reshape", "20 elements"),
+    (f"x: {A}", "return x.reshape(4, 2.5)", "program-reshape", "x.reshape", "`2.5`"),
+    (f"x: {A}", "return x[1.0]", "program-index", "x[1.0]", "`1.0`"),
+    (f"x: {A}", "return x[0, 0, 0]", "program-index", "x[0, 0, 0]", "at most 2"),
+    (f"x: {A}, i: {I}", "return x[: i[0]]", "program-data-shape", "x[: i[0]]", "bounds of slices"),
+    (f"x: {A}, i: {I}", "return T.zeros((i[0],)) + x", "program-data-shape", "T.zeros", "x.shape[0]"),
+    (f"x: {A}, i: {I}", "return T.topk(x, i[0])", "program-data-shape", "T.topk", "a Python number"),
+    (f"x: {A}", "return x if x.sum() else -x", "program-condition", "x.sum()", "T.where"),
+    (f"x: {A}", "return x * (0 < x < 1)", "program-condition", "0 < x < 1", "&"),
+    (f"x: {A}", "return x + float(x.sum())", "program-condition", "float", "known while"),
+    (f"x: {A}, i: {I}", "return [x[k] for k in range(i[0])]", "program-condition", "range", "T.loop"),
+    (f"x: {A}", "return x + np.asarray(x)", "program-condition", "np.asarray", "T.exp(x)"),
+    (f"x: {A}", "return max(x, x * 2)", "program-condition", "max", "T.where"),
+    (f"x: {D}", "return [r for r in x]", "program-size", "x", "the size n"),
+    (f"x: {D}", "return x[:64]", "", "", ""),
+    (f"x: {D}", "return x if x.shape[0] > 64 else -x", "program-size", "x.shape[0] > 64", "T.where"),
+    (f"x: {A}", "x[0] = 0\nreturn x", "program-assignment", "x[0]", "T.pad"),
+    (f"x: {A}", "return x.sofmax()", "program-name", "x.sofmax", "`softmax`"),
+    (f"x: {A}", "return T.laplace(x)", "program-name", "laplace", "laplace"),
+    (f"x: {A}", "return sofmax(x)", "program-name", "sofmax", "T.softmax"),
+    (f"x: {A}", "return x + np.ones((4, 5))", "program-operand", "np.ones", "a parameter of the program"),
+    (f"x: {A}", 'return x + "1"', "program-operand", '"1"', "`'1'`"),
+    (f"x: {A}", "return x + [1, 2, 3, 4, 5]", "program-operand", "[1, 2", "a list"),
+    (f"x: {A}", "return x + None", "program-operand", "None", "`None`"),
+    (f"x: {A}", 'return "x"', "program-result", "def f", "`'x'`"),
+    (f"x: {A}", "return ()", "program-result", "def f", "no tensor"),
+    (f"x: {A}", "return f(x)", "program-cycle", "f(x)", "T.loop"),
+    (f"x: {A}", "def g(y):\n    return g(y + 1)\nreturn g(x)", "program-cycle", "def f", "without end"),
+    (f"x: {A}", "return T.loop(lambda s, r: s + r, x[0], x)", "program-loop", "T.loop", "(new state, result)"),
+    (f"x: {A}", "return T.loop(lambda s, r: (s[1:], r), x[0], x)", "program-loop", "T.loop", "(4,)"),
+    (f"x: {A}, v: {V}", "return T.loop(lambda s, r: (s, s), x[0], (x, v))", "program-loop", "T.loop", "one length"),
+    (f"x: {A}", "return T.tile(x)", "program-tile", "T.tile", "@T.prim_func"),
+    (f"x: {A}, i: {I}", 'return T.quantised(i, x, "int4")', "program-quantised", "T.quantised", "bytes"),
+    (f"x: {A}", "return T.gather(x, x)", "program-gather", "T.gather", "integers"),
+    (f"x: {A}, i: {I}", "return T.take_along(x, i)", "program-gather", "T.take_along", "but for axis 1"),
+    (f"x: {A}", "return x.windows(9, 1)", "program-windows", "x.windows", "at most 5"),
+    ("x: list[int]", "return x", "program-parameter", "def f", "T.Tensor(shape, dtype)"),
+    (f"x: {A}, **more", "return x", "program-parameter", "def f", "`**more`"),
+    (f"x: {D}, y: T.Tensor((T.dynamic(\"m\") % 2,), \"float32\")", "return x", "program-sizes", "", "no sum"),
+]
+
+
+def program_of(parameters, statements, name):
+    body = "".join(f"    {line}\n" for line in statements.splitlines())
+    head = "import numpy as np\nimport tilelang\nimport tilelang.language as T\n\n"
+    text = f"{head}@tilelang.program\ndef f({parameters}):\n{body}"
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    space = {"__name__": "wrong"}
+    exec(compile(text, name, "exec"), space)
+    return space["f"]
+
+
+def test_thirty_kinds_of_mistakes_are_tried():
+    assert len(WRONG) >= 60 and len({w[2] for w in WRONG if w[2]}) >= 20
+
+
+@pytest.mark.parametrize("k", range(len(WRONG)), ids=[w[1].splitlines()[0] for w in WRONG])
+def test_a_wrong_program_is_refused_at_its_line(k):
+    parameters, statements, kind, place, said = WRONG[k]
+    name = f"<wrong {k}>"
+    if not kind:
+        assert program_of(parameters, statements, name).graph()
+        return
+    with pytest.raises(TileLangError) as e:
+        program_of(parameters, statements, name).graph()
+    shown = str(e.value)
+    assert e.value.kind == kind, shown
+    assert said in shown and e.value.expected and e.value.found and e.value.hint, shown
+    if place:
+        lines = shown.splitlines()
+        at = next(i for i, line in enumerate(lines) if line.startswith("  --> "))
+        assert f"--> {name}:" in lines[at] and place in lines[at + 1] and "^" in lines[at + 2], shown
+
+
+def test_a_size_that_a_slice_needs_is_checked_at_the_call():
+    @tilelang.program
+    def first(x: T.Tensor((T.dynamic("n"), 2), "float32")):
+        return x[:64]
+
+    assert first.reference(np.ones((70, 2), np.float32)).shape == (64, 2)
+    with pytest.raises(TileLangError) as e:
+        first.reference(np.ones((63, 2), np.float32))
+    assert e.value.kind == "program-sizes" and "n - 64" in str(e.value) and "n = 63" in str(e.value)
+
+
+def test_arguments_that_do_not_fit_are_named_at_the_call():
+    @tilelang.program
+    def f(x: T.Tensor((4, 5), "float32"), s: T.float32 = 2.0):
+        return x * s
+
+    x = np.ones((4, 5), np.float32)
+    assert (f.reference(x) == 2).all() and (f.reference(x, 3) == 3).all()
+    for wrong, kind in (((x[:3],), "program-argument"), ((x[0],), "program-argument"), ((x.astype(np.int32),), "program-argument"),
+                        ((1.0,), "program-argument"), (([1.0],), "program-argument"), ((), "program-call"),
+                        ((x, 1.0, 2), "program-call"), ((x, "2"), "program-argument")):
+        with pytest.raises(TileLangError) as e:
+            f.reference(*wrong)
+        assert e.value.kind == kind and "test_wrong_programs.py" in str(e.value), (wrong, str(e.value))
+
+
+def test_the_functions_of_programs_are_named_errors_in_kernels():
+    with pytest.raises(TileLangError) as e:
+        @T.prim_func
+        def kernel(X: T.Tensor((4, 4), "float32")):
+            with T.Kernel(1, threads=32):
+                T.softmax(X)
+    assert e.value.kind == "program-outside" and "T.softmax(X)" in str(e.value)
