@@ -130,9 +130,10 @@ def test_arguments_that_do_not_fit_are_named_at_the_call():
 
     x = np.ones((4, 5), np.float32)
     assert (f.reference(x) == 2).all() and (f.reference(x, 3) == 3).all()
-    for wrong, kind in (((x[:3],), "program-argument"), ((x[0],), "program-argument"), ((x.astype(np.int32),), "program-argument"),
-                        ((1.0,), "program-argument"), (([1.0],), "program-argument"), ((), "program-call"),
-                        ((x, 1.0, 2), "program-call"), ((x, "2"), "program-argument")):
+    wrongs = [((x[:3],), "program-argument"), ((x[0],), "program-argument"), ((x.astype(np.int32),), "program-argument"),
+              ((1.0,), "program-argument"), (([1.0],), "program-argument"), ((), "program-call"), ((x, 1.0, 2), "program-call"),
+              ((x, "2"), "program-argument")]
+    for wrong, kind in wrongs:
         with pytest.raises(TileLangError) as e:
             f.reference(*wrong)
         assert e.value.kind == kind and "test_wrong_programs.py" in str(e.value), (wrong, str(e.value))
