@@ -39,10 +39,22 @@ def test_indices_are_the_first_of_the_largest(k, where):
     x[4] = np.float32(1) + np.arange(5001, dtype=np.float32) * 2.0**-23  # differ in the lowest bits alone
     x[3, ::7] = -np.inf
     ends = np.array([5001, 10, 0, 4500, 9000], np.int32)
-    got = topk_indices(x, k, ends, target=MACHINES[where])
+    assert_first_of_the_largest(topk_indices(x, k, ends, target=MACHINES[where]), x, k, ends)
+
+
+def assert_first_of_the_largest(got, x, k, ends):
     for row, indices, end in zip(x, got, ends):
         want = np.sort(np.argsort(-row[:end], kind="stable")[:k])
         assert np.array_equal(indices[:len(want)], want) and (indices[len(want):] == -1).all()
+
+
+@pytest.mark.parametrize("where, n, k", [("cpu", 100_000, 8000), ("cpu", 20_000, 9000), ("cpu", 16_385, 1),
+                                         ("sm_90a", 34_000, 300)])
+def test_long_rows_are_cut_into_chunks(where, n, k):
+    rng = np.random.default_rng(1)
+    x = np.round(rng.standard_normal((3, n)) * 200).astype(np.float32) / 200  # many ties, on both sides of a cut
+    ends = np.array([n, n - 700, 12], np.int32)
+    assert_first_of_the_largest(topk_indices(x, k, ends, target=MACHINES[where]), x, k, ends)
 
 
 @pytest.mark.parametrize("where", ["cpu", "sm_90a"])

@@ -36,7 +36,7 @@ _NAMES = {
     "mla_plan": "attention.mla_decode",
     "mla_prefill": "attention.mla_prefill",
     "sparse_mla": "attention.sparse_mla",
-    "topk_indices": "attention.sparse_index",
+    "topk_indices": "attention.topk",
 }
 
 

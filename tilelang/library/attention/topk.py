@@ -1,0 +1,222 @@
+"""`topk_indices`: the k largest of the scores of each row, in the order of their indices.
+
+A score is a 32-bit key of the same order. The keys of a row, or of a chunk of a long one, are in registers, and the k-th
+largest is found bit after bit: a bit is set if k keys or more are at least as large. Keys above it are taken, and of those
+equal to it the first, each at the place that a running count gives it. So the result has one order, whatever the order in
+which threads run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilelang.language as T
+from tilelang.errors import error
+
+from ..arrays import contiguous, empty, type_name
+from ..place import Place
+from .inputs import check_like, running_on
+from .sparse_index import filled
+
+SIZE = 1 << 14  # keys of a block: 16 in each of 1024 threads
+BINS = 2048  # of a histogram
+
+
+def topk_indices(scores: Any, k: int, ends: Any = None, *, target: Any = None) -> Any:
+    """The indices of the k largest of the first ends[i] scores of each row, rising: (rows, k) int32; -1 behind the last one.
+
+    scores: (rows, n) float32; a NaN counts as larger than all numbers by its sign. Of equal scores the first are taken. ends:
+    (rows,) int32; None: n. Results are the same bits for the same inputs. Each score is read once where k <= 8192.
+    Raises attention-argument, attention-shape, attention-option, attention-gradient.
+
+    >>> topk_indices(np.array([[3, 1, 2, 3], [0, 5, 6, 7]], np.float32), 2, np.array([4, 1], np.int32)).tolist()
+    [[0, 3], [0, -1]]
+    """
+    if scores.ndim != 2 or type_name(scores) != "float32":
+        found = f"{type_name(scores)} {tuple(scores.shape)}"
+        raise error("attention-argument", f"topk_indices: scores are {found}", expected="float32 (rows, n)", found=found)
+    if k < 1:
+        raise error("attention-option", f"topk_indices of {k} elements", expected="a positive number", found=str(k),
+                    hint="k is a number of Python")
+    rows, n = (int(x) for x in scores.shape)
+    ends = filled(scores, (rows,), n, "int32") if ends is None else ends
+    check_like("attention-shape", "topk_indices", scores, {"ends": (ends, (rows,), "int32")}, hint="convert the arguments")
+    if not n:
+        return filled(scores, (rows, k), -1, "int32")
+    out = empty(scores, (rows, k), "int32")
+    if rows:
+        at = running_on(scores, target)
+        _select(at, contiguous(scores), contiguous(ends), k, out)
+    return out
+
+
+def _select(at: Place, x: Any, ends: Any, k: int, out: Any) -> None:
+    """Write the indices of the k largest of each row to `out`."""
+    rows, n = (int(d) for d in x.shape)
+    if n > SIZE and 2 * k > SIZE:
+        at.kernel(histogram_kernel, k, at.target.is_gpu)(x, ends, out)
+        return
+    where = empty(x, (1, 1), "int32")  # not read in the first round
+    mapped = False
+    while n > SIZE:  # the k largest of each chunk hold those of the row, in the same order
+        chunks = -(-n // SIZE)
+        values, indices, counts = (empty(x, s, e) for s, e in (
+            ((rows, chunks * k), "float32"), ((rows, chunks * k), "int32"), ((rows,), "int32")))
+        at.kernel(chunk_kernel, k, mapped)(x, ends, where, values, indices, counts)
+        x, ends, where, n, mapped = values, counts, indices, chunks * k, True
+    size = max(1024, 1 << (n - 1).bit_length())
+    at.kernel(row_kernel, k, size, mapped)(x, ends, where, out)
+
+
+def _ordered(x: Any) -> Any:
+    """The bits of a float32 as a number of the same order; the two zeros are one number."""
+    bits = T.if_then_else(x == 0.0, T.uint32(0), T.reinterpret(x, "uint32"))
+    return T.if_then_else(bits >> T.uint32(31) == 0, bits | T.uint32(1 << 31), ~bits)
+
+
+@T.macro
+def _taken(keys, flags, count, some):
+    """(the some-th largest key, how many keys equal to it are taken); flags then hold what `_place` asks for."""
+    least, bit = T.alloc_var("uint32", init=0), T.alloc_var("uint32", init=1 << 31)
+    while bit != T.uint32(0):
+        for j in T.Parallel(keys.shape[0]):
+            flags[j] = T.if_then_else(keys[j] >= least | bit, 1, 0)
+        T.reduce_sum(flags, count, dim=0)
+        if count[0] >= some:
+            least = least | bit
+        bit = T.if_then_else(count[0] == some, T.uint32(0), bit >> T.uint32(1))
+    for j in T.Parallel(keys.shape[0]):  # keys above and equal ones, counted in one number
+        flags[j] = T.if_then_else(keys[j] > least, 1, T.if_then_else(keys[j] == least, 65536, 0))
+    T.reduce_sum(flags, count, dim=0)
+    T.cumsum(flags, dim=0)
+    return least, some - count[0] % 65536
+
+
+def _place(flag: Any, equal: Any) -> Any:
+    """The place of a key that is taken."""
+    return flag % 65536 + T.min(flag >> 16, equal) - 1
+
+
+def _is_taken(key: Any, flag: Any, least: Any, equal: Any) -> Any:
+    return T.Or(key > least, T.And(key == least, flag >> 16 <= equal))
+
+
+def row_kernel(k: int, size: int, mapped: bool) -> Any:
+    """The kernel (X, Ends, Where, Out) for rows of at most `size` scores.  mapped: Where holds the indices of the scores."""
+    rows, n, places, width = T.dynamic("rows, n, places, width")
+
+    @T.prim_func
+    def topk_row(X: T.Tensor((rows, n), "float32"), Ends: T.Tensor((rows,), "int32"), Where: T.Tensor((places, width), "int32"),
+                 Out: T.Tensor((rows, k), "int32")):
+        with T.Kernel(rows, threads=size // 16) as r:
+            keys, flags = T.alloc_fragment((size,), "uint32"), T.alloc_fragment((size,), "int32")
+            count = T.alloc_fragment((1,), "int32")
+            end = T.max(T.min(Ends[r], n), 0)
+            some = T.min(end, k)
+            for j in T.Parallel(size):
+                keys[j] = T.if_then_else(j < end, _ordered(X[r, j]), T.uint32(0))
+            least, equal = _taken(keys, flags, count, some)
+            for j in T.Parallel(size):
+                if _is_taken(keys[j], flags[j], least, equal):
+                    Out[r, _place(flags[j], equal)] = Where[r, j] if mapped else j
+            for i in T.Parallel(k):
+                if i >= some:
+                    Out[r, i] = -1
+
+    return topk_row
+
+
+def chunk_kernel(k: int, mapped: bool) -> Any:
+    """The kernel (X, Ends, Where, Values, Indices, Counts): the k largest of each chunk of `SIZE` scores with their indices.
+
+    Counts: how many of a row's places are used; these are the first.
+    """
+    rows, n, m, places, width = T.dynamic("rows, n, m, places, width")
+
+    @T.prim_func
+    def topk_chunk(X: T.Tensor((rows, n), "float32"), Ends: T.Tensor((rows,), "int32"),
+                   Where: T.Tensor((places, width), "int32"), Values: T.Tensor((rows, m), "float32"),
+                   Indices: T.Tensor((rows, m), "int32"), Counts: T.Tensor((rows,), "int32")):
+        with T.Kernel(T.ceildiv(n, SIZE), rows, threads=SIZE // 16) as (c, r):
+            keys, flags = T.alloc_fragment((SIZE,), "uint32"), T.alloc_fragment((SIZE,), "int32")
+            count = T.alloc_fragment((1,), "int32")
+            last = T.max(T.min(Ends[r], n), 0)
+            end = T.max(T.min(last - c * SIZE, SIZE), 0)
+            some = T.min(end, k)
+            if c == 0:
+                Counts[r] = last // SIZE * k + T.min(last % SIZE, k)
+            for j in T.Parallel(SIZE):
+                keys[j] = T.if_then_else(j < end, _ordered(X[r, c * SIZE + j]), T.uint32(0))
+            least, equal = _taken(keys, flags, count, some)
+            for j in T.Parallel(SIZE):
+                if T.And(j < end, _is_taken(keys[j], flags[j], least, equal)):
+                    at = c * k + _place(flags[j], equal)
+                    Values[r, at] = X[r, c * SIZE + j]
+                    Indices[r, at] = Where[r, c * SIZE + j] if mapped else c * SIZE + j
+
+    return topk_chunk
+
+
+@T.macro
+def _refine(X, r, end, work, found, shift, bits, tile):
+    """(the value of rank `want` with `bits` more bits, its rank among the values that agree with them).
+
+    found: (its higher bits, its rank among the values that have them)."""
+    (hist, last, digit), (least, want) = work, found
+    T.clear(hist)
+    for c in T.serial(T.ceildiv(end, tile)):
+        for j in T.Parallel(tile):
+            if c * tile + j < end:
+                key = _ordered(X[r, c * tile + j])
+                if shift + bits == 32:
+                    T.atomic_add(hist[T.cast(key >> T.uint32(shift), "int32")], 1)
+                else:
+                    if key >> T.uint32(shift + bits) == least >> T.uint32(shift + bits):
+                        T.atomic_add(hist[T.cast(key >> T.uint32(shift) & T.uint32(2**bits - 1), "int32")], 1)
+    T.cumsum(hist, reverse=True)
+    for b in T.Parallel(BINS):
+        last[b] = T.if_then_else(hist[b] >= want, b, 0)
+    T.reduce_max(last, digit, dim=0)
+    above = T.if_then_else(digit[0] < BINS - 1, hist[T.min(digit[0] + 1, BINS - 1)], 0)
+    return least | T.cast(digit[0], "uint32") << T.uint32(shift), want - above
+
+
+def histogram_kernel(k: int, wide: bool, tile: int = 4096, threads: int = 1024) -> Any:
+    """The kernel (X, Ends, Out) for any k, which reads each row four times. wide: blocks of 1024 threads.
+
+    It finds the k-th largest key by three histograms of 11, 11 and 10 bits, each of the keys that agree with the bits found.
+    """
+    tile, threads = (tile, threads) if wide else (256, 32)
+    rows, n = T.dynamic("rows, n")
+
+    @T.prim_func
+    def topk_long(X: T.Tensor((rows, n), "float32"), Ends: T.Tensor((rows,), "int32"), Out: T.Tensor((rows, k), "int32")):
+        with T.Kernel(rows, threads=threads) as r:
+            hist, flags = T.alloc_shared((BINS,), "int32"), T.alloc_shared((tile,), "int32")
+            work = hist, T.alloc_fragment((BINS,), "int32"), T.alloc_fragment((1,), "int32")
+            least, want = T.alloc_var("uint32", init=0), T.alloc_var("int32")
+            above, ties = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)  # before this tile
+            end = T.max(T.min(Ends[r], n), 0)
+            some = T.min(end, k)
+            want = some
+            least, want = _refine(X, r, end, work, (least, want), 21, 11, tile)
+            least, want = _refine(X, r, end, work, (least, want), 10, 11, tile)
+            least, want = _refine(X, r, end, work, (least, want), 0, 10, tile)
+            for c in T.serial(T.ceildiv(end, tile)):
+                for j in T.Parallel(tile):  # values above and ties, counted in one number
+                    key = _ordered(X[r, T.min(c * tile + j, n - 1)])
+                    taken = T.if_then_else(key > least, 1, T.if_then_else(key == least, 65536, 0))
+                    flags[j] = T.if_then_else(c * tile + j < end, taken, 0)
+                T.cumsum(flags)
+                for j in T.Parallel(tile):
+                    before = T.if_then_else(j > 0, flags[T.max(j, 1) - 1], 0)
+                    mine, level = flags[j] - before, ties + (before >> 16)
+                    if T.Or(mine == 1, T.And(mine == 65536, level < want)):
+                        Out[r, above + before % 65536 + T.min(level, want)] = c * tile + j
+                above = above + flags[tile - 1] % 65536
+                ties = ties + (flags[tile - 1] >> 16)
+            for i in T.Parallel(k):
+                if i >= some:
+                    Out[r, i] = -1
+
+    return topk_long
