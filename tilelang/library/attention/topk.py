@@ -13,12 +13,12 @@ from typing import Any
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import contiguous, empty, type_name
+from ..arrays import aligned, contiguous, empty, type_name
 from ..place import Place
 from .inputs import check_like, running_on
 from .sparse_index import filled
 
-SIZE = 1 << 14  # keys of a block: 16 in each of 1024 threads
+SIZE = 1 << 14  # keys of a block: 64 in each of 256 threads
 BINS = 2048  # of a histogram
 
 
@@ -62,10 +62,15 @@ def _select(at: Place, x: Any, ends: Any, k: int, out: Any) -> None:
         chunks = -(-n // SIZE)
         values, indices, counts = (empty(x, s, e) for s, e in (
             ((rows, chunks * k), "float32"), ((rows, chunks * k), "int32"), ((rows,), "int32")))
-        at.kernel(chunk_kernel, k, mapped)(x, ends, where, values, indices, counts)
+        at.kernel(chunk_kernel, k, _width(x), mapped)(x, ends, where, values, indices, counts)
         x, ends, where, n, mapped = values, counts, indices, chunks * k, True
     size = max(1024, 1 << (n - 1).bit_length())
-    at.kernel(row_kernel, k, size, mapped)(x, ends, where, out)
+    at.kernel(row_kernel, k, size, _width(x), mapped)(x, ends, where, out)
+
+
+def _width(x: Any) -> int:
+    """Scores that a thread loads at once."""
+    return 4 if x.shape[1] % 4 == 0 and aligned(x) else 1
 
 
 def _ordered(x: Any) -> Any:
@@ -75,50 +80,79 @@ def _ordered(x: Any) -> Any:
 
 
 @T.macro
-def _taken(keys, flags, count, some):
-    """(the some-th largest key, how many keys equal to it are taken); flags then hold what `_place` asks for."""
+def _keys_of(X, r, first, end, width, keys):
+    """keys[t, i]: that of score first + t * keys.shape[1] + i of row r; 0, which no number has, from `end` on.
+
+    width: scores of a load; it divides the length of a row, `first` and keys.shape[1]."""
+    loads = X.shape[1] // width
+    raw, each = T.alloc_fragment(keys.shape, "float32"), keys.shape[1] // width
+    for t, i in T.Parallel(*keys.shape):
+        raw[t, i] = X[r, T.min(first // width + t * each + i // width, loads - 1) * width + i % width]
+    for t, i in T.Parallel(*keys.shape):
+        keys[t, i] = T.if_then_else(t * keys.shape[1] + i < end, _ordered(raw[t, i]), T.uint32(0))
+
+
+@T.macro
+def _placed(keys, places, some):
+    """Writes where each of the `some` largest keys is to stand, -1 for the others."""
+    threads, per = keys.shape
+    mine, before = T.alloc_fragment((threads,), "int32"), T.alloc_fragment((threads,), "int32")
+    count = T.alloc_fragment((1,), "int32")
     least, bit = T.alloc_var("uint32", init=0), T.alloc_var("uint32", init=1 << 31)
     while bit != T.uint32(0):
-        for j in T.Parallel(keys.shape[0]):
-            flags[j] = T.if_then_else(keys[j] >= least | bit, 1, 0)
-        T.reduce_sum(flags, count, dim=0)
+        T.clear(mine)
+        for i in T.unroll(per):
+            for t in T.Parallel(threads):
+                mine[t] += T.if_then_else(keys[t, i] >= least | bit, 1, 0)
+        T.reduce_sum(mine, count, dim=0)
         if count[0] >= some:
             least = least | bit
         bit = T.if_then_else(count[0] == some, T.uint32(0), bit >> T.uint32(1))
-    for j in T.Parallel(keys.shape[0]):  # keys above and equal ones, counted in one number
-        flags[j] = T.if_then_else(keys[j] > least, 1, T.if_then_else(keys[j] == least, 65536, 0))
-    T.reduce_sum(flags, count, dim=0)
-    T.cumsum(flags, dim=0)
-    return least, some - count[0] % 65536
+    T.clear(mine)
+    for i in T.unroll(per):
+        for t in T.Parallel(threads):  # keys above and equal ones, counted in one number
+            mine[t] += T.if_then_else(keys[t, i] > least, 1, T.if_then_else(keys[t, i] == least, 65536, 0))
+    T.reduce_sum(mine, count, dim=0)
+    equal = some - count[0] % 65536
+    T.copy(mine, before)
+    T.cumsum(before, dim=0)
+    for t in T.Parallel(threads):
+        before[t] -= mine[t]
+    for i in T.unroll(per):
+        for t in T.Parallel(threads):
+            taken = T.Or(keys[t, i] > least, T.And(keys[t, i] == least, before[t] >> 16 < equal))
+            places[t, i] = T.if_then_else(taken, before[t] % 65536 + T.min(before[t] >> 16, equal), -1)
+            before[t] += T.if_then_else(keys[t, i] > least, 1, T.if_then_else(keys[t, i] == least, 65536, 0))
 
 
-def _place(flag: Any, equal: Any) -> Any:
-    """The place of a key that is taken."""
-    return flag % 65536 + T.min(flag >> 16, equal) - 1
+def _shape(size: int) -> tuple[int, int]:
+    """(threads, keys of each) of a block."""
+    threads = max(128, size // 64)
+    return threads, size // threads
 
 
-def _is_taken(key: Any, flag: Any, least: Any, equal: Any) -> Any:
-    return T.Or(key > least, T.And(key == least, flag >> 16 <= equal))
+def row_kernel(k: int, size: int, width: int, mapped: bool) -> Any:
+    """The kernel (X, Ends, Where, Out) for rows of at most `size` scores, a multiple of `width`.
 
-
-def row_kernel(k: int, size: int, mapped: bool) -> Any:
-    """The kernel (X, Ends, Where, Out) for rows of at most `size` scores.  mapped: Where holds the indices of the scores."""
-    rows, n, places, width = T.dynamic("rows, n, places, width")
+    mapped: Where holds the indices of the scores.
+    """
+    rows, loads, origins, columns = T.dynamic("rows, loads, origins, columns")
+    n, (threads, per) = loads * width, _shape(size)
 
     @T.prim_func
-    def topk_row(X: T.Tensor((rows, n), "float32"), Ends: T.Tensor((rows,), "int32"), Where: T.Tensor((places, width), "int32"),
-                 Out: T.Tensor((rows, k), "int32")):
-        with T.Kernel(rows, threads=size // 16) as r:
-            keys, flags = T.alloc_fragment((size,), "uint32"), T.alloc_fragment((size,), "int32")
-            count = T.alloc_fragment((1,), "int32")
+    def topk_row(X: T.Tensor((rows, n), "float32"), Ends: T.Tensor((rows,), "int32"),
+                 Where: T.Tensor((origins, columns), "int32"), Out: T.Tensor((rows, k), "int32")):
+        with T.Kernel(rows, threads=threads) as r:
+            T.annotate_min_blocks_per_sm(2)
+            T.assume(loads >= 1)
+            keys, places = T.alloc_fragment((threads, per), "uint32"), T.alloc_fragment((threads, per), "int32")
             end = T.max(T.min(Ends[r], n), 0)
             some = T.min(end, k)
-            for j in T.Parallel(size):
-                keys[j] = T.if_then_else(j < end, _ordered(X[r, j]), T.uint32(0))
-            least, equal = _taken(keys, flags, count, some)
-            for j in T.Parallel(size):
-                if _is_taken(keys[j], flags[j], least, equal):
-                    Out[r, _place(flags[j], equal)] = Where[r, j] if mapped else j
+            _keys_of(X, r, 0, end, width, keys)
+            _placed(keys, places, some)
+            for t, i in T.Parallel(threads, per):
+                if places[t, i] >= 0:
+                    Out[r, places[t, i]] = Where[r, t * per + i] if mapped else t * per + i
             for i in T.Parallel(k):
                 if i >= some:
                     Out[r, i] = -1
@@ -126,33 +160,33 @@ def row_kernel(k: int, size: int, mapped: bool) -> Any:
     return topk_row
 
 
-def chunk_kernel(k: int, mapped: bool) -> Any:
+def chunk_kernel(k: int, width: int, mapped: bool) -> Any:
     """The kernel (X, Ends, Where, Values, Indices, Counts): the k largest of each chunk of `SIZE` scores with their indices.
 
     Counts: how many of a row's places are used; these are the first.
     """
-    rows, n, m, places, width = T.dynamic("rows, n, m, places, width")
+    rows, loads, m, origins, columns = T.dynamic("rows, loads, m, origins, columns")
+    n, (threads, per) = loads * width, _shape(SIZE)
 
     @T.prim_func
     def topk_chunk(X: T.Tensor((rows, n), "float32"), Ends: T.Tensor((rows,), "int32"),
-                   Where: T.Tensor((places, width), "int32"), Values: T.Tensor((rows, m), "float32"),
+                   Where: T.Tensor((origins, columns), "int32"), Values: T.Tensor((rows, m), "float32"),
                    Indices: T.Tensor((rows, m), "int32"), Counts: T.Tensor((rows,), "int32")):
-        with T.Kernel(T.ceildiv(n, SIZE), rows, threads=SIZE // 16) as (c, r):
-            keys, flags = T.alloc_fragment((SIZE,), "uint32"), T.alloc_fragment((SIZE,), "int32")
-            count = T.alloc_fragment((1,), "int32")
+        with T.Kernel(T.ceildiv(n, SIZE), rows, threads=threads) as (c, r):
+            T.annotate_min_blocks_per_sm(2)
+            T.assume(loads >= 1)
+            keys, places = T.alloc_fragment((threads, per), "uint32"), T.alloc_fragment((threads, per), "int32")
             last = T.max(T.min(Ends[r], n), 0)
             end = T.max(T.min(last - c * SIZE, SIZE), 0)
-            some = T.min(end, k)
             if c == 0:
                 Counts[r] = last // SIZE * k + T.min(last % SIZE, k)
-            for j in T.Parallel(SIZE):
-                keys[j] = T.if_then_else(j < end, _ordered(X[r, c * SIZE + j]), T.uint32(0))
-            least, equal = _taken(keys, flags, count, some)
-            for j in T.Parallel(SIZE):
-                if T.And(j < end, _is_taken(keys[j], flags[j], least, equal)):
-                    at = c * k + _place(flags[j], equal)
-                    Values[r, at] = X[r, c * SIZE + j]
-                    Indices[r, at] = Where[r, c * SIZE + j] if mapped else c * SIZE + j
+            _keys_of(X, r, c * SIZE, end, width, keys)
+            _placed(keys, places, T.min(end, k))
+            for t, i in T.Parallel(threads, per):
+                if places[t, i] >= 0:
+                    at = c * SIZE + t * per + i
+                    Values[r, c * k + places[t, i]] = X[r, at]
+                    Indices[r, c * k + places[t, i]] = Where[r, at] if mapped else at
 
     return topk_chunk
 
