@@ -97,6 +97,13 @@ def zeros(like: Any, shape: tuple[int, ...], element: str) -> Any:
     return out
 
 
+def filled(like: Any, shape: tuple[int, ...], value: Any, element: str) -> Any:
+    """A tensor of one value of the kind and on the device of `like`."""
+    out = empty(like, shape, element)
+    out[...] = value
+    return out
+
+
 def zeros_laid(like: Any, shape: tuple[int, ...], steps: tuple[int, ...], element: str) -> Any:
     """A tensor of zeros with these strides, in elements."""
     flat = zeros(like, (1 + sum((n - 1) * s for n, s in zip(shape, steps)),), element)

@@ -12,7 +12,7 @@ from typing import Any
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import contiguous, empty, type_name
+from ..arrays import contiguous, empty, filled, type_name
 from .inputs import check_like, fast_kernel, running_on
 
 _TYPES = "float8_e4m3fn", "float16", "bfloat16"
@@ -53,12 +53,6 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
         kernel = fast_kernel(at, index_kernel, heads, dim, type_name(q), at.target.has_wgmma)
         weights = weights if q_scale is None else weights * q_scale
         kernel(*map(contiguous, (q.reshape(queries * heads, dim), k, weights.reshape(queries * heads), k_scale, ends)), out)
-    return out
-
-
-def filled(like: Any, shape: tuple[int, ...], value: int, kind: str) -> Any:
-    out = empty(like, shape, kind)
-    out[...] = value
     return out
 
 

@@ -13,10 +13,9 @@ from typing import Any
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import aligned, contiguous, empty, type_name
+from ..arrays import aligned, contiguous, empty, filled, type_name
 from ..place import Place
 from .inputs import check_like, running_on
-from .sparse_index import filled
 
 SIZE = 1 << 14  # keys of a block: 64 in each of 256 threads
 BINS = 2048  # of a histogram
