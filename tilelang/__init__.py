@@ -44,6 +44,7 @@ _NAMES = {
     "register_cuda_postproc": "jit.hooks", "register_hip_postproc": "jit.hooks", "register_c_postproc": "jit.hooks",
     "dtypes": "language", "from_source": "language.tracing.source_text",
     "torch_op": "jit.torch_ops", "autograd": "jit.torch_ops", "jax_call": "jit.jax_calls",
+    "from_fx": "program.fx",
 }
 
 # rooms: `tilelang.library` works without importing it first

@@ -46,6 +46,7 @@ from tilelang.language.tracing.source_text import from_source as from_source
 from tilelang.layout.fragment import Fragment as Fragment
 from tilelang.layout.layout import Layout as Layout
 from tilelang.log import logger as logger, set_log_level as set_log_level
+from tilelang.program.fx import from_fx as from_fx
 from tilelang.transform.framework.config import PassConfigKey as PassConfigKey
 
 DataType = _DataType

@@ -932,3 +932,45 @@ def recurrent(x, a, h):
         return h, h
 
     return T.loop(step, h, x, axis=1)[1]
+
+
+# ---- a block of a model ----------------------------------------------------------------------------------------------
+
+
+def llama64(x, n1, wq, wk, wv, wo, n2, wg, wu, wd):
+    b, n, d = x.shape
+    heads = lambda t: t.reshape(b, n, -1, 16).transpose(0, 2, 1, 3)  # noqa: E731
+    h = rms(x, n1)
+    q, k, v = heads(h @ wq), heads(h @ wk), heads(h @ wv)
+    r = q.shape[1] // k.shape[1]
+    s = scores(q, np.repeat(k, r, 1))
+    i, j = positions(s)
+    y = smax(below(s, j <= i)) @ np.repeat(v, r, 1)
+    x = x + y.transpose(0, 2, 1, 3).reshape(b, n, -1) @ wo
+    h = rms(x, n2)
+    return x + ((g := h @ wg) * sig(g) * (h @ wu)) @ wd
+
+
+@case(
+    llama64,
+    {"x": ((1, 21, 64), F32), "n1": ((64,), F32), "wq": ((64, 64), F32), "wk": ((64, 32), F32), "wv": ((64, 32), F32)}
+    | {"wo": ((64, 64), F32), "n2": ((64,), F32), "wg": ((64, 96), F32), "wu": ((64, 96), F32), "wd": ((96, 64), F32)},
+    rounds=1 << 10,
+    kind="block",
+)
+def llama_block(x, n1, wq, wk, wv, wo, n2, wg, wu, wd):
+    b, n, d = x.shape
+
+    def heads(t):
+        return t.reshape(b, n, -1, 16).transpose(0, 2, 1, 3)
+
+    h = T.rms_norm(x, n1)
+    q, k, v = heads(h @ wq), heads(h @ wk), heads(h @ wv)
+    r = q.shape[1] // k.shape[1]
+    q = q.reshape(b, k.shape[1], r, n, 16)
+    s = T.einsum("bgrqd,bgkd->bgrqk", q, k) * 0.25
+    s = T.where(T.iota(n) <= T.iota(n).unsqueeze(1), s, -float("inf"))
+    y = T.einsum("bgrqk,bgkd->bgrqd", T.softmax(s), v).reshape(b, -1, n, 16)
+    x = x + y.transpose(0, 2, 1, 3).reshape(b, n, d) @ wo
+    h = T.rms_norm(x, n2)
+    return x + (T.silu(h @ wg) * (h @ wu)) @ wd

@@ -1,0 +1,3 @@
+import tilelang
+
+tilelang.from_fx([1, 2])

@@ -1,0 +1,361 @@
+"""torch.compile(backend="tilelang"): graphs of ATen operators as whole-tensor programs; unknown operators stay eager.
+
+An operator is a row of OPERATORS: its name -> the function of whole tensors that computes it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tilelang.errors import TileLangError, error, register
+from tilelang.ir import dtype
+from tilelang.log import logger
+
+from . import composed as c
+from . import functions as f
+from .graph import Graph, Node
+from .run import Runner, recipe_of, target_of
+from .tensor import Tensor, elementwise
+from .trace import Parameter, input_node, traced
+from tilelang.target import Target
+
+register("program-fx", TypeError, "tilelang.from_fx is given something that is no graph of torch",
+         "pass a torch.fx.GraphModule, or use torch.compile(model, backend=\"tilelang\")", expected="a torch.fx.GraphModule")
+
+LEFT_TO_TORCH = ("program-lowering", "program-fx", "program-type")  # errors of what programs do not compute
+TYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
+
+
+def _binary(op: str) -> Callable[..., Tensor]:
+    def fn(a: Any, b: Any, *, alpha: Any = 1) -> Tensor:
+        return elementwise(op, a, b if alpha == 1 else b * alpha)
+
+    return fn
+
+
+def _rsub(a: Any, b: Any, alpha: Any = 1) -> Tensor:
+    return elementwise("sub", b, a if alpha == 1 else a * alpha)
+
+
+def _div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Tensor:
+    if rounding_mode == "floor":
+        return elementwise("floordiv", a, b)
+    q = elementwise("div", a, b)
+    if rounding_mode is not None and not a.dtype.is_float:
+        raise NotImplementedError("division of integers towards zero")
+    return q if rounding_mode is None else f.trunc(q)
+
+
+def _addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    y = f.matmul(a, b)
+    return (y if alpha == 1 else y * alpha) + (bias if beta == 1 else bias * beta)
+
+
+def _slice(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+    return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]  # type: ignore[no-any-return]
+
+
+def _select(x: Any, dim: int, index: int) -> Tensor:
+    return x[(slice(None),) * (dim % x.ndim) + (index,)]  # type: ignore[no-any-return]
+
+
+def _expand(x: Any, sizes: Sequence[int], *, implicit: bool = False) -> Tensor:
+    lead = len(sizes) - x.ndim
+    return f.broadcast_to(x, tuple(x.shape[k - lead] if s == -1 else s for k, s in enumerate(sizes)))
+
+
+def _split(x: Any, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    extent = x.shape[dim]
+    sizes = size if isinstance(size, (list, tuple)) else [min(size, extent - k) for k in range(0, extent, size)]
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    return tuple(_slice(x, dim, s, s + n) for s, n in zip(starts, sizes))
+
+
+def _reduction(kind: str) -> Callable[..., Tensor]:
+    def fn(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        y = f.cast(x, dtype) if dtype is not None else _long(x) if kind == "sum" else x
+        return getattr(y, kind)(_axes(dim), keepdim)  # type: ignore[no-any-return]
+
+    return fn
+
+
+def _long(x: Any) -> Tensor:
+    """Integers and bools in the type in which torch adds them."""
+    return x if x.dtype.is_float else f.cast(x, "int64")
+
+
+def _axes(dim: Any) -> Any:
+    return None if dim is None or dim == [] else tuple(dim) if isinstance(dim, (list, tuple)) else dim
+
+
+def _var(x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
+    return f.var(x, _axes(dim), keepdim, int(1 if correction is None else correction))
+
+
+def _layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> tuple[Tensor, ...]:
+    return (c.layer_norm(x, weight, bias, tuple(range(x.ndim - len(shape), x.ndim)), eps),)
+
+
+def _rms_norm(x: Any, shape: Sequence[int], weight: Any, eps: float | None) -> tuple[Tensor, ...]:
+    if eps is None:
+        raise NotImplementedError("the eps of a norm is left to torch")
+    return (c.rms_norm(x, weight, tuple(range(x.ndim - len(shape), x.ndim)), eps),)
+
+
+def _attention(q: Any, k: Any, v: Any, dropout: float = 0.0, causal: bool = False, *rest: Any, attn_mask: Any = None,
+               scale: float | None = None, **_: Any) -> tuple[Tensor, ...]:
+    """softmax(q @ k.T * scale + mask) @ v, scores in float32; heads that share keys as torch repeats them."""
+    if dropout:
+        raise NotImplementedError("dropout draws random numbers of torch")
+    wide = "float64" if q.dtype == "float64" else "float32"
+    s = f.matmul(q, f.swapaxes(k, -1, -2), wide) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if causal:
+        rows, columns = s.shape[-2:]
+        s = f.where(f.iota(columns) <= f.iota(rows).unsqueeze(1), s, -math.inf)
+    if attn_mask is not None:
+        s = f.where(attn_mask, s, -math.inf) if attn_mask.dtype.is_bool else s + attn_mask
+    return (f.matmul(c.softmax(s).astype(v.dtype), v),)
+
+
+def _masked_softmax(q: Any, k: Any, v: Any, bias: Any = None, *rest: Any, scale: float | None = None, **_: Any) -> Any:
+    causal = bool(rest[2]) if len(rest) > 2 else False
+    return _attention(q, k, v, rest[1] if len(rest) > 1 else 0.0, causal, attn_mask=bias, scale=scale)
+
+
+def _copied(x: Any, *, dtype: Any = None, **_: Any) -> Tensor:
+    return x if dtype is None else f.cast(x, dtype)  # type: ignore[no-any-return]
+
+
+def _arange(*bounds: Any, dtype: Any = None, **_: Any) -> Tensor:
+    start, end, step = (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    y = f.iota(max(0, -(-(end - start) // step))) * step + start
+    return f.cast(y, "int64" if dtype is None else dtype)
+
+
+def _full(shape: Sequence[int], value: Any, *, dtype: Any = None, **_: Any) -> Tensor:
+    default = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
+    return f.full(tuple(shape), value, default if dtype is None else dtype)
+
+
+def _index(x: Any, indices: Sequence[Any]) -> Tensor:
+    at = [k for k, i in enumerate(indices) if i is not None]
+    if len(at) != 1 or indices[at[0]].dtype.is_bool:
+        raise NotImplementedError("index by several tensors or by a mask")
+    return f.gather(x, f.where(indices[at[0]] < 0, indices[at[0]] + x.shape[at[0]], indices[at[0]]), at[0])
+
+
+def _softmax(x: Any, dim: int, widen: bool = False) -> Tensor:
+    return c.softmax(x.astype("float32") if widen else x, dim)
+
+
+def _log_softmax(x: Any, dim: int, widen: bool = False) -> Tensor:
+    return c.log_softmax(x.astype("float32") if widen else x, dim)
+
+
+def _clamp(x: Any, low: Any = None, high: Any = None) -> Tensor:
+    """NaN stays, as in torch."""
+    y = x if low is None else f.where(x < low, low, x)
+    return y if high is None else f.where(y > high, high, y)
+
+
+def _greater(a: Any, b: Any) -> Tensor:
+    """NaN stays, as in torch."""
+    return f.where((a > b) | f.isnan(a), a, b)
+
+
+def _lesser(a: Any, b: Any) -> Tensor:
+    return f.where((a < b) | f.isnan(a), a, b)
+
+
+_UNARY = ("exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "erf", "sigmoid",
+          "floor", "ceil", "trunc", "round", "abs", "sign", "isnan", "isinf")
+_SAME = ("clone", "alias", "detach", "contiguous", "lift_fresh_copy")
+OPERATORS: dict[str, Callable[..., Any]] = {
+    **{n: getattr(f, n, None) or getattr(f, f"{n}_") for n in _UNARY},
+    **dict.fromkeys(_SAME, lambda x, **_: x),
+    "add": _binary("add"), "sub": _binary("sub"), "mul": _binary("mul"), "div": _div, "rsub": _rsub, "pow": f.power,
+    "neg": lambda x: -x, "reciprocal": lambda x: 1.0 / x, "square": c.square, "bitwise_not": lambda x: ~x,
+    "logical_not": lambda x: ~_truth(x), "bitwise_and": _binary("and"), "bitwise_or": _binary("or"),
+    "bitwise_xor": _binary("xor"), "logical_and": lambda a, b: _truth(a) & _truth(b),
+    "logical_or": lambda a, b: _truth(a) | _truth(b),
+    **{op: _binary(op) for op in ("eq", "ne", "lt", "le", "gt", "ge")}, "maximum": _greater, "minimum": _lesser,
+    "where": f.where, "masked_fill": lambda x, m, v: f.where(m, v, x), "clamp": _clamp, "relu": c.relu, "silu": c.silu,
+    "gelu": lambda x, approximate="none": c.gelu(x, approximate), "_to_copy": _copied,
+    "sum": _reduction("sum"), "mean": _reduction("mean"), "var": _var, "amax": _reduction("max"), "amin": _reduction("min"),
+    "any": _reduction("any"), "all": _reduction("all"),
+    "_softmax": _softmax, "_log_softmax": _log_softmax, "native_layer_norm": _layer_norm, "_fused_rms_norm": _rms_norm,
+    "mm": f.matmul, "bmm": f.matmul, "matmul": f.matmul, "addmm": _addmm, "baddbmm": _addmm,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention, "_scaled_dot_product_flash_attention": _attention,
+    "_scaled_dot_product_cudnn_attention": _masked_softmax, "_scaled_dot_product_efficient_attention": _masked_softmax,
+    "view": f.reshape, "_unsafe_view": f.reshape, "reshape": f.reshape, "permute": f.transpose, "t": f.transpose,
+    "transpose": f.swapaxes, "expand": _expand, "unsqueeze": f.unsqueeze, "squeeze": lambda x, dim=None: _squeezed(x, dim),
+    "slice": _slice, "select": _select, "cat": lambda xs, dim=0: f.concat(list(xs), dim), "split": _split,
+    "split_with_sizes": _split, "stack": lambda xs, dim=0: f.stack(list(xs), dim), "embedding": lambda w, i, *_: f.gather(w, i),
+    "gather": lambda x, dim, i, **_: f.take_along(x, i, dim), "index": _index, "arange": _arange, "full": _full,
+    "cumsum": lambda x, dim, dtype=None: f.cumsum(_long(x) if dtype is None else f.cast(x, dtype), dim),
+    "tril": c.tril, "triu": c.triu, "flip": lambda x, dims: f.flip(x, tuple(dims)),
+    "scalar_tensor": lambda v, **k: _full((), v, **k),
+    "ones": lambda shape, **k: _full(shape, 1.0, **k), "zeros": lambda shape, **k: _full(shape, 0.0, **k),
+    "ones_like": lambda x, **_: f.full(x.shape, 1, x.dtype), "zeros_like": lambda x, **_: f.zeros_like(x),
+}
+
+
+def _truth(x: Any) -> Tensor:
+    return x if x.dtype.is_bool else x != 0  # type: ignore[no-any-return]
+
+
+FIRST_ALONE = {n for n in OPERATORS if "attention" in n or n.endswith("_norm")}  # of several results, programs give the first
+
+
+def _squeezed(x: Any, dim: Any) -> Tensor:
+    """torch leaves axes that have another extent than 1."""
+    axes = range(x.ndim) if dim is None else dim if isinstance(dim, (list, tuple)) else (dim,)
+    return f.squeeze(x, tuple(a for a in axes if x.shape[a] == 1))
+
+
+def operator_of(node: Any) -> Callable[..., Any] | None:
+    """The function of an fx node; None where it is not known: another operator, type or device, sizes that are open."""
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem:
+        return operator.getitem if operator_of(node.args[0]) else None  # type: ignore[no-any-return]
+    name = str(node.target).removeprefix("aten.").partition(".")[0]
+    fn = OPERATORS.get(name) if str(node.target).startswith("aten.") else None
+    if name in FIRST_ALONE and any(u.args[1] != 0 and u.users for u in node.users):
+        return None
+    return fn if fn is not None and _is_known(node) else None
+
+
+def _is_known(node: Any) -> bool:
+    """Whether shapes and types of a node and its operands are those of programs."""
+    import torch
+
+    for n in (node, *node.all_input_nodes):
+        values = n.meta.get("val")
+        for v in values if isinstance(values, (tuple, list)) else (values,):
+            if isinstance(v, torch.Tensor) and (str(v.dtype).removeprefix("torch.") not in TYPES
+                                                or not all(type(s) is int and s > 0 for s in v.shape)):
+                return False
+            if not isinstance(v, (torch.Tensor, type(None))):
+                return False
+    return all(type(a) is not torch.SymInt for a in node.args)
+
+
+def graph_of(module: Any) -> Graph:
+    """The operator graph of a torch.fx.GraphModule of ATen operators whose nodes know their shapes (meta "val")."""
+    import torch
+
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    inputs = {n.name: _input(n, k) for k, n in enumerate(placeholders)}
+
+    def run(**given: Any) -> Any:
+        made: dict[Any, Any] = {n: given[n.name] for n in placeholders}
+        for n in module.graph.nodes:
+            if n.op == "call_function":
+                fn = operator_of(n)
+                if fn is None:
+                    raise error("program-fx", f"the operator {n.target} is not known", found=str(n.target))
+                args, kwargs = torch.fx.node.map_arg((n.args, n.kwargs), made.__getitem__)
+                made[n] = _as_meta(fn(*args, **{k: v for k, v in kwargs.items() if v is not None}), n.meta.get("val"))
+            elif n.op == "output":
+                out = torch.fx.node.map_arg(n.args[0], made.__getitem__)
+        return tuple(out) if isinstance(out, (tuple, list)) else out
+
+    run.__name__ = "graph"
+    return traced(run, inputs, "fx")
+
+
+def _input(n: Any, k: int) -> Node:
+    v = n.meta["val"]
+    return input_node(Parameter(n.name, None, None, None), k, tuple(v.shape), dtype(v.dtype))
+
+
+def _as_meta(x: Any, value: Any) -> Any:
+    """A result in the type that torch gives it.  Raises program-fx where its shape is another one."""
+    if isinstance(x, tuple):
+        return tuple(_as_meta(y, v) for y, v in zip(x, value))
+    if tuple(x.shape) != tuple(value.shape):
+        raise error("program-fx", f"an operator gives {x.said()}", expected=str(tuple(value.shape)), found=x.said())
+    return f.cast(x, str(value.dtype).removeprefix("torch."))
+
+
+class CompiledGraph:
+    """A part of a graph that runs compiled.  graph: its operators."""
+
+    def __init__(self, module: Any, target: Any) -> None:
+        self.graph = graph_of(module)
+        outputs = next(n for n in module.graph.nodes if n.op == "output").args[0]
+        self.metas = [n.meta["val"] for n in (outputs if isinstance(outputs, (tuple, list)) else [outputs])]
+        chosen = target_of([v.meta["val"] for v in module.graph.nodes if v.op == "placeholder"], target)
+        recipe = recipe_of(self.graph, None, chosen if isinstance(chosen, Target) else Target(chosen))
+        self.runner = Runner(self.graph, recipe, chosen, None)
+
+    def __call__(self, *args: Any) -> Any:
+        out = self.runner([x.contiguous() for x in args])
+        made = [y if y.stride() == m.stride() else y.new_empty_strided(m.shape, m.stride()).copy_(y)
+                for y, m in zip([out] if self.graph.single else out, self.metas)]
+        return made[0] if self.graph.single else tuple(made)
+
+
+class FxProgram:
+    """A graph of torch whose known operators run as programs.
+
+    programs: the compiled parts; left: (nodes, reason) of those that run as torch does.  Called as the module.
+    """
+
+    def __init__(self, module: Any, target: Any = None) -> None:
+        from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+        from torch.fx.passes.operator_support import OperatorSupportBase
+
+        class Known(OperatorSupportBase):
+            def is_node_supported(self, submodules: Mapping[str, Any], node: Any) -> bool:
+                return operator_of(node) is not None
+
+        self.programs: list[CompiledGraph] = []
+        self.left: list[tuple[int, str]] = []
+        self.module = CapabilityBasedPartitioner(module, Known(), allows_single_node_partition=False).partition_and_fuse()
+        for node in list(self.module.graph.nodes):
+            if node.op == "call_module" and node.target.startswith("fused_"):
+                part: Any = self.module.get_submodule(node.target)
+                count = sum(n.op == "call_function" for n in part.graph.nodes)
+                try:
+                    self.programs.append(CompiledGraph(part, target))
+                except (TileLangError, NotImplementedError) as e:
+                    if getattr(e, "kind", None) not in (None, *LEFT_TO_TORCH):
+                        raise
+                    self.left.append((count, str(e).splitlines()[0]))
+                    logger.info("torch runs %d operators: %s", count, self.left[-1][1])
+                    continue
+                part.forward = self.programs[-1]
+            elif node.op == "call_function":
+                self.left.append((1, f"{node.target} is not known here"))
+
+    def __call__(self, *args: Any) -> Any:
+        return self.module(*args)
+
+
+def from_fx(module: Any, example_inputs: Sequence[Any] | None = None, *, target: Any = None) -> Any:
+    """A torch.fx.GraphModule compiled: parts of known operators are whole-tensor programs, the others run as torch does.
+
+    Also the backend of torch.compile(model, backend="tilelang"), which calls it.  Forward only.
+    example_inputs: tensors like those of the calls; they may be left out where nodes know their shapes (meta "val").
+    Raises program-fx for what is no graph of torch.
+
+    Example:
+        model = torch.compile(model, backend=tilelang.from_fx)
+    """
+    import torch
+
+    if not isinstance(module, torch.fx.GraphModule):
+        raise error("program-fx", f"tilelang.from_fx is given a {type(module).__name__}", found=f"a {type(module).__name__}")
+    if example_inputs is None:
+        return FxProgram(module, target)
+    from torch._dynamo.backends.common import aot_autograd
+
+    def forward(graph: Any, inputs: Sequence[Any]) -> Any:
+        return FxProgram(graph, target)
+
+    return aot_autograd(fw_compiler=forward, bw_compiler=lambda g, _: g, inference_compiler=forward)(module, example_inputs)
