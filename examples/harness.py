@@ -55,6 +55,10 @@ class Place:
         return self._numpy(tilelang.compile(program, out_idx=out_idx, target=self.target,
                                             execution_backend=self.backend, **options), compiled=True)
 
+    def fitting(self, program: Callable[..., Any], *sizes: Any) -> Any:
+        """The first of these sizes whose tiles a block of the target has shared memory for (tilelang.first_fitting)."""
+        return tilelang.first_fitting(program, *sizes, target=self.target)
+
     def jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """An eager function or a factory under tilelang.jit; calls take and give NumPy arrays."""
         return self._numpy(self.jit_raw(function, **options), compiled=self.backend is None)

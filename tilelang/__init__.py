@@ -31,7 +31,7 @@ _install_older_paths()
 
 # public name -> module that defines it
 _NAMES = {
-    "compile": "jit", "par_compile": "jit", "JITKernel": "jit", "lower": "jit.lowering",
+    "compile": "jit", "par_compile": "jit", "first_fitting": "jit.compiling", "JITKernel": "jit", "lower": "jit.lowering",
     "autotune": "autotuner", "AutoTuner": "autotuner",
     "Profiler": "jit.profiling", "do_bench": "jit.timing", "TensorSupplyType": "jit.supply",
     "PassConfigKey": "transform.framework.config",

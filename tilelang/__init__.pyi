@@ -28,7 +28,7 @@ from tilelang.jit.caching import (
     enable_cache as enable_cache,
     is_cache_enabled as is_cache_enabled,
 )
-from tilelang.jit.compiling import compile as compile, par_compile as par_compile
+from tilelang.jit.compiling import compile as compile, first_fitting as first_fitting, par_compile as par_compile
 from tilelang.jit.hooks import (
     register_c_postproc as register_c_postproc,
     register_cuda_postproc as register_cuda_postproc,

@@ -116,6 +116,7 @@ def reference(q, k, v, log_alpha, beta, do, rough=lambda x: x):
 def check_forward(name, kernel, sizes, chunk, dtype, seed, on, channels=False):
     """sizes: batch, heads, seq, dim_k, dim_v.  channels: a decay for every channel of the key."""
     *operands, do = inputs(*sizes, dtype=dtype, seed=seed, channels=channels)
+    chunk = on.fitting(lambda chunk: kernel(*sizes, chunk=chunk, dtype=dtype), chunk, chunk // 2)
     got, *_ = harness.run(kernel(*sizes, chunk=chunk, dtype=dtype), operands, [5, 6, 7], on)
     exact = [harness.wide(x) for x in (*operands, do)]
     want, *_ = reference(*exact)
@@ -126,6 +127,8 @@ def check_forward(name, kernel, sizes, chunk, dtype, seed, on, channels=False):
 def check_backward(name, forward, backward, sizes, chunk, dtype, seed, on, channels=False):
     """The gradients, from what the forward kernel keeps."""
     q, k, v, log_alpha, beta, do = inputs(*sizes, dtype=dtype, seed=seed, channels=channels)
+    for kernel in (forward, backward):
+        chunk = on.fitting(lambda chunk, k=kernel: k(*sizes, chunk=chunk, dtype=dtype), chunk, chunk // 2)
     kernel = on.compile(forward(*sizes, keep=True, chunk=chunk, dtype=dtype), out_idx=[5, 6, 7])
     _, before, w = kernel(q, k, v, log_alpha, beta)
     program = backward(*sizes, chunk=chunk, dtype=dtype)

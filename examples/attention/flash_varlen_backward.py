@@ -5,10 +5,12 @@ tokens is known at the call only.  A block has one tile of keys of one sequence;
 sequence are masked in P, so they add nothing, and its own surplus rows are not stored.
 """
 
+from functools import partial
+
 import attention_harness as harness
 import numpy as np
 from attention_harness import LOG2E
-from flash_backward import reference
+from flash_backward import TILES, reference
 from flash_gradients import from_weights, row_deltas
 
 import tilelang.language as T
@@ -113,7 +115,8 @@ def check(lengths="1000,17,2048,1,400", prefix=300, heads=16, kv_heads=4, dim=12
         for i in range(3):
             wants[i].append(want[i][0].transpose(1, 0, 2))
             errors[i].append(error[i][0].transpose(1, 0, 2))
-    program = flash_varlen_backward(len(len_q), heads, kv_heads, max(len_k), dim, causal, dtype=dtype)
+    program = partial(flash_varlen_backward, len(len_q), heads, kv_heads, max(len_k), dim, causal, dtype=dtype)
+    program = program(*on.fitting(program, *TILES))
     _, *got = harness.run(program, [q, k, v, o16, do, lse, cu_q, cu_k], [8, 9, 10, 11], on)
     results = []
     for name, g, w, e in zip(("dq", "dk", "dv"), got, map(np.concatenate, wants), map(np.concatenate, errors)):

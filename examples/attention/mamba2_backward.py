@@ -167,6 +167,7 @@ def mamba2_backward(batch, seq, heads, groups, P, N, chunk=64, dtype="float16", 
 
 def check(batch=1, seq=1024, heads=32, groups=1, P=64, N=128, chunk=64, dtype="float16", seed=0, on=harness.HERE):
     x, dt, A, B, C, D, dy = inputs(batch, seq, heads, groups, P, N, dtype, seed)
+    chunk = on.fitting(lambda chunk: mamba2_backward(batch, seq, heads, groups, P, N, chunk, dtype), chunk, chunk // 2)
     sizes = batch, seq, heads, groups, P, N, chunk, dtype
     a, _, before, _ = on.compile(mamba2(*sizes), out_idx=[6, 7, 8, 9])(x, dt, A, B, C, D)
     _, _, *got = harness.run(mamba2_backward(*sizes), [x, dt, A, B, C, D, a, before, dy], range(9, 17), on)

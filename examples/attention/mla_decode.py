@@ -5,8 +5,11 @@ projections are absorbed into the query, a score is q . latent + q_pe . k_pe, an
 tile in shared memory serves both products, and every head of the block reads it.  So a tile has `bh` heads as rows, and
 the arithmetic per byte is high enough for the tensor cores although each sequence has only one query.
 
-The keys are split over blocks and joined by a second kernel, as in paged_decode.py.
+The keys are split over blocks and joined by a second kernel, as in paged_decode.py.  A target with little shared memory gets
+smaller tiles of heads and keys: the check asks which of two sizes fit.
 """
+
+from functools import partial
 
 import attention_harness as harness
 import numpy as np
@@ -67,8 +70,9 @@ def check(batch=16, heads=128, seq=4096, dim=512, pe=64, splits=4, bh=64, bn=64,
     rng = np.random.default_rng(seed)
     q, qpe = harness.random(rng, (batch, heads, dim), dtype), harness.random(rng, (batch, heads, pe), dtype)
     kv, kpe = harness.random(rng, (batch, seq, dim), dtype), harness.random(rng, (batch, seq, pe), dtype)
-    program = mla_decode(batch, heads, seq, dim, pe, splits, bh, bn, stages, dtype)
-    _, _, got = harness.run(program, [q, qpe, kv, kpe], [4, 5, 6], on)
+    program = partial(mla_decode, batch, heads, seq, dim, pe, splits, stages=stages, dtype=dtype)
+    bh, bn = on.fitting(program, (bh, bn), (16, 32))
+    _, _, got = harness.run(program(bh, bn), [q, qpe, kv, kpe], [4, 5, 6], on)
     whole_q, whole_k = (np.concatenate([harness.wide(a), harness.wide(b)], -1) for a, b in ((q, qpe), (kv, kpe)))
     want, _ = harness.attention(whole_q[:, :, None, :], whole_k[:, None], harness.wide(kv)[:, None])
     return harness.compare("mla decode", got, want[:, :, 0, :], harness.attention_bound(whole_q, whole_k, kv, dtype))

@@ -132,6 +132,7 @@ FUNCTIONS = {  # whole modules
     "tilelang.compile('main')\n": "compile-not-a-program",
     "tilelang.par_compile(3)\n": "compile-not-a-program",
     "tilelang.par_compile([3])\n": "compile-not-a-program",
+    "tilelang.first_fitting(lambda n: n, 3)\n": "compile-not-a-program",
 }
 
 

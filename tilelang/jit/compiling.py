@@ -1,20 +1,23 @@
-"""tilelang.compile and tilelang.par_compile: from programs to kernels."""
+"""tilelang.compile, par_compile and first_fitting: from programs to kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from math import prod
 from typing import Any
 import sys
 import threading
 import time
 
 from tilelang.errors import InternalError, TileLangError, brought, error, for_user, named_arguments
+from tilelang.ir import SHARED, Alloc, Launch, walk
 from tilelang.log import logger, phase
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
 from tilelang.transform.framework.scope import PassContext, current_config
 
+from .artifact import program_of
 from .kernel import JITKernel, compile_request
 from .requests import check_host, make_request
 
@@ -126,3 +129,32 @@ def progress(text: str, total: int) -> Iterator[Callable[[], None]]:
         yield step
     finally:
         bar.stop()
+
+
+def first_fitting(program: Callable[..., Any], first: Any, *others: Any, target: Any = None) -> Any:
+    """The first of some sizes with which the shared tiles of a program fit into a block of the target.
+
+    program: a function of the sizes that gives a PrimFunc; it is traced, not compiled.  first, others: sizes, the preferred
+    first: a tuple holds its arguments, a dict its keyword arguments, anything else is its only argument.  target: as
+    tilelang.compile takes it.  Each shared buffer counts once, since a loop that has no room for all its stages loses some.
+    Where none fits it is the last one: the error of its compilation says what is missing.  Raises compile-not-a-program.
+
+    Example:
+        bm, bn = tilelang.first_fitting(lambda bm, bn: attention(4096, 128, bm, bn), (128, 128), (64, 64), target="gfx942")
+    """
+    for size in (first, *others):
+        func = program(*size) if isinstance(size, tuple) else program(**size) if isinstance(size, dict) else program(size)
+        if program_of(func) is None:
+            raise error("compile-not-a-program", "first_fitting takes a function of sizes that gives a PrimFunc, not one that "
+                        f"gives {type(func).__name__}", expected="a function of sizes that gives a PrimFunc",
+                        found=f"a {type(func).__name__}", hint="of a function under tilelang.jit: first_fitting(f.get_tir, …)")
+        request = make_request(func, target=target)
+        if max(map(_shared_bytes, walk(request.func.body, Launch)), default=0) <= request.target.max_shared_bytes:
+            break
+    return size
+
+
+def _shared_bytes(launch: Launch) -> int:
+    """Bytes of the shared buffers of a launch, each once."""
+    buffers = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.scope_name in SHARED]
+    return sum(-(-b.dtype.bits * b.dtype.lanes * prod(n for n in b.shape if isinstance(n, int)) // 8) for b in buffers)
