@@ -30,7 +30,7 @@ class Driver:
 
 @pytest.fixture
 def alone(monkeypatch):
-    monkeypatch.setattr(world, "_worlds", [])
+    monkeypatch.setattr(world, "_worlds", {})
     monkeypatch.setattr(host, "_current", [])
 
 
@@ -42,11 +42,11 @@ def test_the_constant_has_the_fields_of_the_device_struct():
 
 def test_only_modules_that_ask_are_told_who_they_are(alone):
     driver = Driver()
-    world.fill(driver, None, b"a kernel of one device")
+    world.fill(driver, None, b"a kernel of one device", 0)
     assert driver.copied == b""
-    world.enter(WORLD)
-    world.enter(WORLD)  # the same one again
-    world.fill(driver, SimpleNamespace(handle=None), b"...\0tl_world\0...")
+    world.enter(WORLD, 0)
+    world.enter(WORLD, 0)  # the same one again
+    world.fill(driver, SimpleNamespace(handle=None), b"...\0tl_world\0...", 0)
     assert driver.copied == WORLD.packed()
 
 
@@ -54,17 +54,17 @@ def test_a_process_alone_is_a_rank_of_one(alone, monkeypatch):
     """Kernels whose blocks wait for each other could not run on one device without init_dist."""
     driver = Driver()
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    world.fill(driver, SimpleNamespace(handle=None), b"tl_world")
+    world.fill(driver, SimpleNamespace(handle=None), b"tl_world", 0)
     assert struct.unpack_from("<iiQQQQq", driver.copied) == (0, 1, 30 * 10**9, 0, 2**64 - 1, 0, 0)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(TileLangError, match="none of them"):
-        world.fill(driver, SimpleNamespace(handle=None), b"tl_world")
+        world.fill(driver, SimpleNamespace(handle=None), b"tl_world", 0)
 
 
 def test_a_process_is_one_rank_only(alone):
-    world.enter(WORLD)
+    world.enter(WORLD, 0)
     with pytest.raises(TileLangError, match="is a rank already"):
-        world.enter(world.World(0, 3, 1 << 40, 1 << 30, (0, 4096, 8192), 10**9, 1 << 20))
+        world.enter(world.World(0, 3, 1 << 40, 1 << 30, (0, 4096, 8192), 10**9, 1 << 20), 0)
 
 
 def test_without_ranks_there_is_no_symmetric_memory(alone):

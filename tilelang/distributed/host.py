@@ -14,6 +14,8 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.runtime import world
 
+from .meeting import Meeting
+
 register("ranks-disagree", RuntimeError, "ranks call one function with different programs or shapes",
          "every rank calls the same functions with the same shapes in the same order", expected="the same on every rank")
 register("symmetric-memory", MemoryError, "the symmetric heap has no room for a tensor",
@@ -28,9 +30,9 @@ ALIGN = 512  # bytes
 class _Rank:
     """What init_dist has set up.
 
-    handle: of torch's symmetric memory.  heap: the bytes of this rank.  report: words that a stopped kernel writes.  used:
-    bytes of the heap that have been given out.  names: of the tensors, by their first byte.  agreed: what the ranks have
-    compared.
+    handle: of torch's symmetric memory.  heap: the bytes of this rank.  report: words that a stopped kernel writes.
+    meeting: how the ranks compare texts.  used: bytes of the heap that have been given out.  names: of the tensors, by their
+    first byte.  agreed: what the ranks have compared.
     """
 
     rank: int
@@ -39,23 +41,20 @@ class _Rank:
     handle: Any
     heap: Any
     report: Any
+    meeting: Any = None
     used: int = 0
     names: dict[int, str] = field(default_factory=dict)
     agreed: set[str] = field(default_factory=set)
 
     def gather(self, text: str) -> list[str]:
-        """The texts of all ranks."""
-        import torch.distributed as dist
-
-        out: list[Any] = [None] * self.ranks
-        dist.all_gather_object(out, text, group=self.group)
-        return out
+        """The texts of all ranks.  Raises rank-stopped."""
+        return self.meeting.gather(text)  # type: ignore[no-any-return]
 
 
 _current: list[_Rank] = []
 
 
-def init_dist(heap_bytes: int = 1 << 30, timeout: float = 30.0, group: Any = None) -> None:
+def init_dist(heap_bytes: int = 1 << 30, timeout: float = 20.0, group: Any = None) -> None:
     """Make this process a rank: torch.distributed with NCCL (unless it is set up), and a symmetric heap on its device.
 
     heap_bytes: of symmetric memory, the same on every rank.  timeout: seconds after which a wait of a kernel stops it.
@@ -83,8 +82,9 @@ def init_dist(heap_bytes: int = 1 << 30, timeout: float = 30.0, group: Any = Non
     report = torch.zeros(6, dtype=torch.int64, pin_memory=True)
     starts = [int(p) for p in handle.buffer_ptrs]
     world.enter(world.World(me, ranks, heap.data_ptr(), heap_bytes, tuple(p - starts[me] for p in starts), int(timeout * 1e9),
-                            report.data_ptr()))
-    _current.append(_Rank(me, ranks, group, handle, heap, report))
+                            report.data_ptr()), device.index)
+    meeting = Meeting(dist.distributed_c10d._get_default_store(), me, ranks, group.group_name)
+    _current.append(_Rank(me, ranks, group, handle, heap, report, meeting))
     agree(f"a heap of {heap_bytes} bytes and a limit of {timeout} seconds")
     barrier()
 
@@ -101,6 +101,7 @@ def destroy_dist() -> None:
     import torch.distributed as dist
 
     barrier()
+    current().meeting.end()
     _current.clear()
     dist.destroy_process_group()
 
@@ -173,12 +174,9 @@ def same_program(kernel: Any, shapes: Any) -> None:
 
 
 def barrier() -> None:
-    """Wait, on the host, until every rank has come and its device is idle.  Raises rank-stopped."""
-    import torch.distributed as dist
-
+    """Wait, on the host, until every rank has come and its device is idle.  Raises rank-stopped, also where a rank is gone."""
     synchronize()
-    dist.barrier(group=current().group)
-    synchronize()
+    current().gather("barrier()")
 
 
 def synchronize() -> None:

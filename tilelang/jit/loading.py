@@ -119,7 +119,7 @@ class GpuModules:
         for k, facts in enumerate(self.artifact.meta["kernels"]):
             cubin = self.artifact.files[facts["file"]]
             module = self.driver.load(cubin)
-            world.fill(self.driver, module, cubin)
+            world.fill(self.driver, module, cubin, device)
             function = module.function(facts["name"], facts["shared_bytes"], facts.get("cluster", 1))
             modules.append(module)
             self.functions[k * MAX_DEVICES + device] = function.handle.value

@@ -37,30 +37,30 @@ class World:
                            *self.shifts, *rest)
 
 
-_worlds: list[World] = []
+_worlds: dict[int, World] = {}  # by number of the device
 
 
-def enter(world: World) -> None:
-    """Set the world of this process.  Raises no-world if it has another one, which its kernels may have kept."""
-    if _worlds and _worlds[0] != world:
+def enter(world: World, device: int) -> None:
+    """Set the world of a device of this process.  Raises no-world if it has another one, which its kernels may have kept."""
+    if _worlds.get(device, world) != world:
         raise error("no-world", "this process is a rank already", expected="one set of ranks for a process", found="a second",
                     hint="call tilelang.distributed.init_dist() once, with a heap that is large enough")
-    _worlds[:] = [world]
+    _worlds[device] = world
 
 
 def _alone() -> World:
     """A process that is one rank of one: all its memory is symmetric, and a wait ends after half a minute.  Raises no-world
     where torchrun has started several."""
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+    if _worlds or int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise error("no-world", "the kernel runs on several ranks, and this process is none of them", found="none")
     return World(0, 1, 0, 2**64 - 1, (0,), 30 * 10**9, 0)
 
 
-def fill(driver: Any, module: Any, cubin: bytes) -> None:
-    """Tell a module that has just been loaded who this rank is, if its kernels ask.  Raises no-world."""
+def fill(driver: Any, module: Any, cubin: bytes, device: int) -> None:
+    """Tell a module that has just been loaded on a device who this rank is, if its kernels ask.  Raises no-world."""
     if SYMBOL.encode() not in cubin:
         return
-    at, size, text = ctypes.c_uint64(), ctypes.c_size_t(), (_worlds[0] if _worlds else _alone()).packed()
+    at, size, text = ctypes.c_uint64(), ctypes.c_size_t(), (_worlds.get(device) or _alone()).packed()
     driver.call("cuModuleGetGlobal_v2", ctypes.byref(at), ctypes.byref(size), module.handle, SYMBOL.encode())
     assert size.value == len(text), "the constant has another size than World.packed"
     driver.call("cuMemcpyHtoD_v2", at, text, ctypes.c_size_t(len(text)))
