@@ -104,7 +104,7 @@ def test_signals_and_waits_on_a_stream(monkeypatch):
 
     driver = Calls()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
-    monkeypatch.setattr("tilelang.runtime.cuda_driver.driver", lambda: driver)
+    monkeypatch.setattr(streams, "driver", lambda: driver)
     flag = SimpleNamespace(element_size=lambda: 8, numel=lambda: 1, is_floating_point=lambda: False, device=0, shape=(1,),
                            dtype="int64", data_ptr=lambda: 4096)
     stream = SimpleNamespace(cuda_stream=7)

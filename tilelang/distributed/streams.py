@@ -8,6 +8,10 @@ from math import prod
 from typing import Any
 
 from tilelang.errors import error
+from tilelang.runtime import world
+from tilelang.runtime.cuda_driver import driver
+
+from .host import ALIGN
 
 _WRITE, _WAIT = {4: "cuStreamWriteValue32_v2", 8: "cuStreamWriteValue64_v2"}, {
     4: "cuStreamWaitValue32_v2", 8: "cuStreamWaitValue64_v2"}
@@ -16,7 +20,6 @@ _COMPARE = {"ge": 0, "eq": 1}  # CU_STREAM_WAIT_VALUE_GEQ, _EQ
 
 def _on_stream(names: dict[int, str], flag: Any, value: int, flags: int, stream: Any) -> None:
     import torch
-    from tilelang.runtime.cuda_driver import driver
 
     size = flag.element_size()
     if flag.numel() != 1 or size not in names or flag.is_floating_point():
@@ -83,7 +86,6 @@ def get_local_ipc_handle(x: Any) -> tuple[bytes, int]:
     Example:
         handle, first = dist.get_local_ipc_handle(torch.zeros(1 << 20, device="cuda"))
     """
-    from tilelang.runtime.cuda_driver import driver
 
     handle, base, size = (ctypes.c_char * 64)(), ctypes.c_uint64(), ctypes.c_size_t()
     driver().call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(x.data_ptr()))
@@ -121,8 +123,6 @@ class LocalRanks:
 
     def create_tensor(self, shape: Any, dtype: Any) -> list[Any]:
         """Symmetric tensors of zeros, one on each device.  Raises symmetric-memory."""
-        from .host import ALIGN
-
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         nbytes, start = prod(shape) * dtype.itemsize, self.used
         if start + nbytes > self.heaps[0].numel():
@@ -145,8 +145,6 @@ def init_local(devices: Any = None, heap_bytes: int = 1 << 28, timeout: float = 
             kernel(x, y)
     """
     import torch
-    from tilelang.runtime import world
-    from tilelang.runtime.cuda_driver import driver
 
     devices = list(range(torch.cuda.device_count())) if devices is None else list(devices)
     heaps = [torch.zeros(heap_bytes, dtype=torch.uint8, device=torch.device("cuda", d)) for d in devices]
