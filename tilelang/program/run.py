@@ -138,7 +138,7 @@ def _empty(shape: Sequence[str], dt: str, sizes: Mapping[str, int], like: Any) -
 
 def _as_array(x: Any, n: Node, like: Any) -> Any:
     """A number of a call as an array beside the others."""
-    if hasattr(x, "shape"):
+    if hasattr(x, "shape") and not isinstance(x, np.generic):
         return x
     value = np.asarray(x, numpy_dtype(n.dtype))
     if like is None or isinstance(like, np.ndarray):

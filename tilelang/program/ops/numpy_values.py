@@ -207,13 +207,11 @@ def _dequantise(n: Node, values: Sequence[Array]) -> Array:
 
 def _tile(n: Node, values: Sequence[Array]) -> Any:
     func = n.attrs["kernel"].func
-    params = list(func.params)
-    given = dict(zip((p.name for p in params), (to_dtype(v, x.dtype) for v, x in zip(values, n.inputs))))
-    for p, (shape, dt) in zip(params[len(values):], n.attrs["results"]):
-        given[p.name] = np.zeros(shape, numpy_dtype(dt))
-    out = run_tile(func, given)
-    return [np.asarray(out[p.name]).astype(held_in(dt))
-            for p, (_, dt) in zip(params[len(values):], n.attrs["results"])]
+    names = [b.name for _, b in func.buffers]
+    given = {name: np.array(to_dtype(v, x.dtype)) for name, v, x in zip(names, values, n.inputs)}
+    results = dict(zip(names[len(values):], n.attrs["results"]))
+    out = run_tile(func, given | {name: np.zeros(shape, numpy_dtype(dt)) for name, (shape, dt) in results.items()})
+    return [np.asarray(out[name]).astype(held_in(dt)) for name, (_, dt) in results.items()]
 
 
 def _loop(n: Node, values: Sequence[Array]) -> Any:
@@ -263,12 +261,13 @@ def reference(graph: Graph, arrays: Sequence[Array], sizes: Mapping[str, int]) -
     """The results of a program in the NumPy types of its outputs.  sizes: its named sizes, which the arrays' shapes have."""
     fixed = graph.at(sizes) if sizes else graph
     given = [rounded(np.asarray(a), n.dtype).astype(held_in(n.dtype), copy=False) for a, n in zip(arrays, fixed.inputs)]
-    return [np.asarray(to_dtype(v, n.dtype)) for v, n in zip(evaluate(fixed, given), fixed.outputs)]
+    return [np.array(to_dtype(v, n.dtype)) for v, n in zip(evaluate(fixed, given), fixed.outputs)]  # no views of arguments
 
 
 def referenced(graph: Graph, arrays: Sequence[Any], sizes: Mapping[str, int]) -> list[Any]:
     """The results for arrays of any package, in the package of the first one."""
-    given = [np.asarray(x) if isinstance(x, (bool, int, float)) else as_numpy(x.cpu() if hasattr(x, "cpu") else x, n.dtype)
+    scalars = (bool, int, float, np.generic)
+    given = [np.asarray(x) if isinstance(x, scalars) else as_numpy(x.cpu() if hasattr(x, "cpu") else x, n.dtype)
              for x, n in zip(arrays, graph.inputs)]
     like = next((x for x in arrays if hasattr(x, "shape")), None)
     out = reference(graph, given, sizes)
