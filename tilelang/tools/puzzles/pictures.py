@@ -48,7 +48,7 @@ def _steps(s: Stmt, values: dict[Var, Any], depth: int) -> Iterator[Step]:
     if isinstance(s, For):
         values = {**values, s.var: _number(s.start) or 0}
     if isinstance(s, (TileOp, Parallel, Store, Evaluate)):
-        touched = [e for e in effects(s) if e.buffer.scope() in (GLOBAL, FRAGMENT) or e.buffer.scope().startswith(SHARED)]
+        touched = [e for e in effects(s) if e.buffer.scope() in (GLOBAL, FRAGMENT, *SHARED)]
         if touched:
             yield Step(depth, _code(s), {e.buffer: _tile(e, s, values) for e in touched if e.reads},
                        {e.buffer: _tile(e, s, values) for e in touched if e.writes})
@@ -119,7 +119,7 @@ def picture(program: Any) -> str:
 
 
 def _band(b: Buffer) -> int:
-    return 0 if b.scope() == GLOBAL else 1 if b.scope().startswith("shared") else 2
+    return 0 if b.scope() == GLOBAL else 1 if b.scope() in SHARED else 2
 
 
 def _place(b: Buffer, x: float, y: float, scale: float) -> Place:

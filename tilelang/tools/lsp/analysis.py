@@ -1,0 +1,312 @@
+"""Analyses the text of a file: traces and lowers its kernels, and says in JSON what an editor shows.
+
+Runs in a process of its own (worker.py).  Only kernel functions and the statements that they need are executed.  Dimensions
+that nothing gives are assumed; an error that depends on an assumed value is reported only where all assumptions lead to one.
+"""
+
+from __future__ import annotations
+
+import __future__
+import ast
+import inspect
+import linecache
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tilelang.errors import InternalError, TileLangError, TileLangWarning, _place_of
+import tilelang
+from tilelang.ir import FRAGMENT, GLOBAL, SHARED, Alloc, Buffer, Const, For, Func, Launch, Parallel, to_text, walk
+from tilelang.ir.record import record
+from tilelang.jit.artifact import program_of
+from tilelang.jit.inspect import sources_of
+from tilelang.jit.report import facts_of
+from tilelang.layout import Fragment
+from tilelang.target import Target, of_arch
+from tilelang.transform.framework.observe import PassEvent, PassEventObserver, observing
+from tilelang.transform.pipeline import lower
+
+from .texts import Outline, consts_of, outline, settings
+
+ASSUMED = (1024, 128)  # values of dimensions that nothing gives
+Found = dict[str, Any]
+_SCOPES = {GLOBAL: "global memory", FRAGMENT: "registers (fragment)"}
+
+
+class Late(BaseException):
+    """Raised in an analysis that has used its time."""
+
+
+@record
+class Request:
+    """path: of the file, which need not exist.  text: as it is in the editor."""
+
+    path: str
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+
+def check(request: Request, tell: Callable[[Found], None]) -> None:
+    """Analyse a text.  tell is called with {"diagnostics": ...} when all kernels are traced, then with these and
+    {"functions": ...} when they are lowered."""
+    diagnostics: list[Found] = []
+    functions: list[Found] = []
+    traced: list[tuple[ast.FunctionDef, Found, Func]] = []
+    try:
+        tree = ast.parse(request.text, request.path)
+    except (SyntaxError, ValueError) as e:
+        tell({"diagnostics": [_syntax(e)], "functions": []})
+        return
+    about = outline(tree)
+    names = _run(request, about, diagnostics)
+    for node in about.kernels:
+        if node.name in names:
+            found, func = _traced(request, node, names[node.name], diagnostics)
+            functions.append(found)
+            if func is not None:
+                traced.append((node, found, func))
+    tell({"diagnostics": diagnostics})
+    for node, found, func in traced:
+        errors: list[Found] = []
+        with _errors(request, found, errors):
+            found |= lowered(func, target_of(request, node))
+        if found["assumed"] and "kernel" not in found:  # perhaps too large
+            less, smaller = _traced(request, node, names[node.name], [], ASSUMED[1:])
+            with _errors(request, less, []):
+                found |= less | (lowered(smaller, target_of(request, node)) if smaller is not None else {})
+                errors = []
+        diagnostics += errors
+    tell({"diagnostics": diagnostics, "functions": functions})
+
+
+def _run(request: Request, about: Outline, diagnostics: list[Found]) -> dict[str, Any]:
+    """Execute the statements that kernels need, and return the module's names."""
+    linecache.cache[request.path] = (len(request.text), None, request.text.splitlines(keepends=True), request.path)
+    module = types.ModuleType(Path(request.path).stem)
+    module.__file__ = request.path
+    sys.modules[module.__name__] = module
+    sys.path.insert(0, str(Path(request.path).parent))
+    later = any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in about.needed)
+    flags = __future__.annotations.compiler_flag if later else 0
+    # The code of a function depends on which names its module imports, and must be that of the whole text.
+    imports = [n for n in about.needed if isinstance(n, (ast.Import, ast.ImportFrom))]
+    unseen = [ast.copy_location(ast.If(ast.copy_location(ast.Constant(0), n), [n], []), n) for n in imports
+              if getattr(n, "module", "") != "__future__"]
+    for n in about.needed:
+        with _errors(request, {"line": n.lineno}, diagnostics):
+            exec(compile(ast.Module([*unseen, n], []), request.path, "exec", flags, dont_inherit=True), vars(module))
+    return vars(module)
+
+
+def target_of(request: Request, node: ast.FunctionDef) -> Target:
+    """The GPU that a kernel is analysed for: of a comment `# tilelang: arch=sm_80`, else sm_90a."""
+    return of_arch(str(settings(request.lines, node).get("arch", "sm_90a")))
+
+
+def _traced(request: Request, node: ast.FunctionDef, value: Any, diagnostics: list[Found],
+            sizes: tuple[int, ...] = ASSUMED) -> tuple[Found, Func | None]:
+    """(what is known of a kernel, its program or None).  Assumes values where nothing gives them."""
+    given = settings(request.lines, node)
+    found: Found = {"name": node.name, "line": node.lineno, "end": node.end_lineno, "buffers": [], "variables": []}
+    for size in sizes:
+        errors: list[Found] = []
+        found["assumed"] = {}
+        with _errors(request, found, errors):
+            func = program(node, value, given, size, found["assumed"])
+            found |= _facts(func, request.path)
+            return found, func
+        if not found["assumed"] or size == sizes[-1]:
+            diagnostics += errors
+            break
+    return found, None
+
+
+def program(node: ast.FunctionDef, value: Any, given: dict[str, Any], size: int, assumed: dict[str, Any]) -> Func:
+    """The program of a kernel function.  assumed: receives the values that nothing gave.
+
+    Raises LookupError for an argument whose value cannot be assumed.
+    """
+    if program_of(value) is not None:
+        return getattr(value, "func", value)
+    fn = inspect.unwrap(getattr(value, "func", value))
+    lazy = not hasattr(value, "is_lazy_mode") or value._has_prim_func()
+    wanted: dict[str, Any] = {}
+    tensors = {n.target.id for n in ast.walk(node) if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    for name, p in inspect.signature(fn).parameters.items():
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) or not lazy and (name in tensors or p.annotation is not p.empty
+                                                                        and p.annotation not in (int, "int")):
+            continue
+        if name in given:
+            wanted[name] = given[name]
+        elif p.default is p.empty:
+            if not lazy or p.annotation not in (int, "int", p.empty) or "dtype" in name:
+                raise LookupError(f"`{name}` of `{node.name}` has no value: write a default, or the comment "
+                                  f"`# tilelang: {name}=...`")
+            wanted[name] = assumed[name] = size
+    for name in () if lazy else consts_of(node):
+        if name not in given:
+            assumed[name] = size
+        wanted[name] = given.get(name, size)
+    out = value.get_tir(**wanted) if hasattr(value, "get_tir") else value(**wanted)
+    func = program_of(out)
+    if func is None:
+        raise LookupError(f"`{node.name}` returns {type(out).__name__}, not a program")
+    return func
+
+
+def lowered(func: Func, target: Target) -> Found:
+    """Layouts, stages and resources of a program: {"layouts": name -> text, "kernel": text, "stages": ...}."""
+    layouts: dict[str, Any] = {}
+
+    class Layouts(PassEventObserver):
+        def on_pass(self, event: PassEvent) -> None:
+            if event.name == "infer_layouts":
+                for n in walk(event.after.body):
+                    if isinstance(n, Launch):
+                        layouts.update({b.name: (b, x) for b, x in n.plan.layouts})
+
+    with observing(Layouts()):
+        out = lower(func, target)
+    facts = facts_of(out, func, target)
+    stages = {k: n for f in facts for k, n in f["stages"].items()}
+    return {"layouts": {name: _layout(b, x, stages.get(name, 1)) for name, (b, x) in layouts.items()}, "stages": stages,
+            "kernel": [_kernel(f) for f in facts], "target": str(target)}
+
+
+def _layout(b: Buffer, x: Any, stages: int) -> Found:
+    if isinstance(x, Fragment):
+        registers = -(-x.registers * b.dtype.bits // 32)
+        return {"short": f"{registers} registers a thread", "text": f"{registers} registers a thread, {x!r}"}
+    size = -(-int(x.size) * b.dtype.bits // 8) if isinstance(x.size, int) else 0
+    swizzle = ", swizzled" if getattr(x, "swizzle", None) is not None else ""
+    many = f"{stages} stages, " if stages > 1 else ""
+    return {"short": f"{many}{size} bytes{swizzle}", "text": f"{many}{size} bytes of shared memory, {x!r}"}
+
+
+def _kernel(f: Found) -> str:
+    mma = ", ".join(f["instructions"].get("MMAs", {}))
+    return f"{f['threads']} threads, {f['shared_bytes'] or 0} bytes of shared memory" + (f", {mma}" if mma else "") + (
+        f"; {f['schedule']}" if f["schedule"] else "")
+
+
+def _facts(func: Func, path: str) -> Found:
+    """Buffers and variables of a program, with the lines of their definitions."""
+    buffers = [_buffer(b, None, path) for _, b in func.buffers]
+    buffers += [_buffer(n.buffer, n.span, path) for n in walk(func.body, Alloc)]
+    variables = []
+    for n in walk(func.body):
+        if isinstance(n, Launch):
+            variables += [_variable(v, n, g, "block index", path) for v, g in zip(n.block_vars, n.grid)]
+        elif isinstance(n, For):
+            variables.append(_variable(n.var, n, n.extent, f"{n.kind} loop", path))
+        elif isinstance(n, Parallel):
+            variables += [_variable(v, n, e, "parallel loop", path) for v, e in zip(n.vars, n.extents)]
+    return {"buffers": buffers, "variables": variables}
+
+
+def _buffer(b: Buffer, span: Any, path: str) -> Found:
+    shape = ", ".join(str(d.value) if isinstance(d, Const) else str(d) for d in b.shape)
+    scope = "shared memory" if b.scope() in SHARED else _SCOPES.get(b.scope(), b.scope())
+    line = span.line if span is not None and span.file == path else 0
+    return {"name": b.name, "line": line, "text": f"({shape}) {b.dtype} in {scope}"}
+
+
+def _variable(v: Any, n: Any, extent: Any, what: str, path: str) -> Found:
+    line = n.span.line if n.span is not None and n.span.file == path else 0
+    most = extent.value if isinstance(extent, Const) else extent
+    return {"name": v.name, "line": line, "kind": getattr(n, "kind", ""), "text": f"{v.dtype}, {what} of {most} steps"
+            if what != "block index" else f"{v.dtype}, {what} below {most}"}
+
+
+def _assumed(values: Found) -> str:
+    return f"with {', '.join(f'{k}={v}' for k, v in values.items())} assumed"
+
+
+# ---- diagnostics ----------------------------------------------------------------------------------------------------
+class _errors:
+    """Errors and warnings inside become diagnostics.  found: what is analysed; its line stands for places elsewhere."""
+
+    def __init__(self, request: Request, found: Found, into: list[Found]) -> None:
+        self.request, self.found, self.into = request, found, into
+        self.caught = warnings.catch_warnings(record=True)
+
+    def __enter__(self) -> None:
+        self.given = self.caught.__enter__()
+        warnings.simplefilter("always", TileLangWarning)
+
+    def __exit__(self, kind: Any, e: BaseException | None, trace: Any) -> bool:
+        self.caught.__exit__(kind, e, trace)
+        for w in self.given or ():
+            if isinstance(w.message, TileLangWarning) and w.filename == self.request.path:
+                self.into.append(_diagnostic(w.message.code, str(w.message).partition(": ")[2], w.lineno, severity=2))
+        if isinstance(e, Exception):
+            self.into.append(self._of(e))
+        return isinstance(e, Exception)
+
+    def _of(self, e: Exception) -> Found:
+        """The diagnostic of an error: at its place in this file, else at the call that led to it, else at the function."""
+        line, about = self.found["line"], self.found.get("assumed")
+        note = f"\n{_assumed(about)}; the comment `# tilelang: NAME=VALUE` gives others" if about else ""
+        if isinstance(e, TileLangError):
+            text = "\n".join([e.message, *(f"{k}: {v}" for k, v in (
+                ("expected", e.expected), ("found", e.found), ("hint", e.hint)) if v)]) + note
+            places = e.span.chain() if hasattr(e.span, "chain") else [e.span or e.call and _place_of(e.call)]
+            own = [p for p in places if p is not None and p.file == self.request.path]
+            related = [(p, label) for p, label in e.notes if p is not None and p.file == self.request.path]
+            return _diagnostic(e.kind, text, line, own[0] if own else None, related=[
+                {**_range(p.line, p), "text": label} for p, label in related])
+        if isinstance(e, LookupError) and not isinstance(e, (KeyError, IndexError)):
+            return _diagnostic("not-analysed", str(e), line, severity=3)
+        if isinstance(e, InternalError):
+            return _diagnostic("compiler", f"{str(e).splitlines()[0]}{note}", line)
+        own_frames = [f for f in traceback.extract_tb(e.__traceback__) if f.filename == self.request.path]
+        return _diagnostic("python", f"{type(e).__name__}: {e}{note}", own_frames[-1].lineno or line if own_frames else line)
+
+
+def _syntax(e: Exception) -> Found:
+    line = getattr(e, "lineno", 1) or 1
+    column = max(0, (getattr(e, "offset", 1) or 1) - 1)
+    return {"code": "syntax", "text": getattr(e, "msg", str(e)), "severity": 1, "related": [], "line": line, "column": column,
+            "end_line": line, "end_column": column + 1}
+
+
+def _diagnostic(code: str, text: str, line: int, place: Any = None, severity: int = 1, related: Any = ()) -> Found:
+    return {"code": code, "text": text, "severity": severity, "related": list(related), **_range(line, place)}
+
+
+def _range(line: int, p: Any) -> Found:
+    """Lines from 1, columns in bytes from 0, as Python counts; end_column 0: to the end of the line."""
+    if p is None:
+        return {"line": line, "column": 0, "end_line": line, "end_column": 0}
+    return {"line": p.line, "column": p.col, "end_line": p.end_line or p.line, "end_column": p.end_col}
+
+
+# ---- pages ----------------------------------------------------------------------------------------------------------
+def page(request: Request, function: str, what: str) -> str:
+    """Text of a page: what is "tile" (the tile program), "source" (the generated code) or "report"."""
+    about = outline(ast.parse(request.text, request.path))
+    diagnostics: list[Found] = []
+    names = _run(request, about, diagnostics)
+    node = next((n for n in about.kernels if n.name == function and n.name in names), None)
+    if node is None:
+        return "\n".join([f"{function} cannot be shown", *(d["text"] for d in diagnostics)])
+    assumed: dict[str, Any] = {}
+    func = program(node, names[function], settings(request.lines, node), ASSUMED[0], assumed)
+    head = [f"{'//' if what == 'source' else '#'} {function} {_assumed(assumed)}"] if assumed else []
+    target = target_of(request, node)
+    if what == "tile":
+        return "\n".join([*head, to_text(func)])
+    if what == "source":
+        return "\n".join([*head, sources_of(func, target)[0]])
+    return "\n".join([*head, *_report(func, target)])
+
+
+def _report(func: Func, target: Target) -> Iterator[str]:
+    yield str(tilelang.compile(func, target=target).report())
