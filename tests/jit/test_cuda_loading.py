@@ -126,6 +126,23 @@ def test_a_failed_launch_was_told_without_the_drivers_error(loaded):
         kernel(*arrays(), 1)
     driver.result = 0
     kernel(*arrays(), 1)
+
+
+def test_a_grid_whose_blocks_wait_was_rejected_without_how_many_fit(loaded, monkeypatch):
+    kernel, driver = loaded
+    asked = []
+
+    def call(name, found, function, threads, shared):
+        asked.append((name, function.value, threads.value, shared.value))
+        found._obj.value = 2
+
+    monkeypatch.setattr(driver, "call", call, raising=False)
+    monkeypatch.setattr(driver, "attribute", lambda name, device: 132, raising=False)
+    driver.result = 720
+    with pytest.raises(RuntimeError, match="main_kernel of blocks that wait for each other, of which 264 run at once on this"):
+        kernel(*arrays(), 1)
+    shared = kernel.resource_usage[0]["shared_bytes"]
+    assert asked == [("cuOccupancyMaxActiveBlocksPerMultiprocessor", 1000, 128, shared)]
     with pytest.raises(RuntimeError, match="device_type mismatch"):  # the old result is not told again
         kernel(np.zeros(256, np.float32), *arrays()[1:], 1)
 

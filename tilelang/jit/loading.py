@@ -24,6 +24,9 @@ from .artifact import Artifact, Request
 from .simulated import SimulatedEntry
 
 
+TOO_LARGE = 720  # CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+
+
 @dataclass
 class Entry:
     """The entry points of a loaded kernel.  call: inputs -> outputs.  full: takes inputs and outputs.  check: takes inputs and
@@ -94,9 +97,20 @@ class GpuModules:
         found, self.error = self.error, None
         rc, what = self.status.value, str(problem)
         if found is None and rc and (m := re.match(r"(kernel \S+: .*?) (?:failed|cannot be allocated)$", what)):
-            found = self.driver.failure(rc, m[1])
+            found = self.driver.failure(rc, m[1] + self._fit(m[1]) if rc == TOO_LARGE else m[1])
         self.status.value = 0
         return found
+
+    def _fit(self, what: str) -> str:
+        """How many blocks of the kernel in `what` (… launch of NAME) the device runs at once."""
+        k = next((k for k, facts in enumerate(self.artifact.meta["kernels"]) if what.endswith(f" {facts['name']}")), 0)
+        facts, each, device = self.artifact.meta["kernels"][k], ctypes.c_int(), self.driver.current_device()
+        if facts["shared_bytes"] is None:
+            return " of blocks that wait for each other"
+        self.driver.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(each), ctypes.c_void_p(
+            self.functions[k * MAX_DEVICES + device]), ctypes.c_int(facts["threads"]), ctypes.c_size_t(facts["shared_bytes"]))
+        count = each.value * self.driver.attribute("sm_count", device)
+        return f" of blocks that wait for each other, of which {count} run at once on this device"
 
     def _load(self, device: int) -> int:
         """Load on a device; returns 0 on success.  The thread's current context stays as it was."""

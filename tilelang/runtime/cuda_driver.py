@@ -29,6 +29,7 @@ _ANY_HINT = "errors of kernels arrive at a later call: run with CUDA_LAUNCH_BLOC
 _HINTS = {2: "free memory on the device, or use smaller tensors", 100: "check nvidia-smi and CUDA_VISIBLE_DEVICES",
           209: "the cubin is for another architecture: compile for this device's arch",
           218: "the cubin is damaged or newer than the driver: compile again, or update the driver",
+          720: "launch fewer blocks, with a loop in each (T.Persistent)",
           701: "the kernel needs more registers or shared memory than a block may have: use smaller tiles"}
 # CUdevice_attribute
 ATTRIBUTES = {"max_threads_per_block": 1, "max_shared_per_block": 8, "warp_size": 10, "registers_per_block": 12,
