@@ -1,0 +1,310 @@
+"""The operator graph as tensors of index expressions: maps are substituted into what reads them.
+
+    y = exp(x - max(x, 1))         top[i] = max over j: x[i, j]
+                                   y[i, j] = exp(sub(x[i, j], top[i]))
+
+Reductions, contractions, scans, sorts and loops become tensors of their own; element-wise operations, reshapes, slices, gathers and
+dequantisation become index expressions in the tensors that read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from .expr import Axis, Scalar, Tensor, axis, call, const, plus, read, split, times
+from .expr import at as placed
+from .graph import BINARY, COMPARE, FORMATS, UNARY, Graph, Node, Size
+
+Index = tuple[Scalar, ...]
+IDENTITY = {"sum": 0.0, "prod": 1.0, "max": -inf, "min": inf}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of index expressions.  outputs: a map for each result of the graph, in order."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    name: str
+
+
+def expand(graph: Graph) -> Program:
+    """The index expressions of a graph."""
+    e = _Expander()
+    inputs = tuple(e.tensor(n) for n in graph.inputs)
+    outputs = []
+    for k, n in enumerate(graph.outputs):
+        axes = e.axes(n.shape)
+        name = "out" if len(graph.outputs) == 1 else f"out{k}"
+        outputs.append(Tensor(name, axes, str(n.dtype), "map", e.element(n, tuple(map(axis, axes))), span=n.span))
+    return Program(inputs, tuple(outputs), graph.name)
+
+
+class _Expander:
+    """Nodes to elements.  Tensors are made once per node, elements once per node and indices."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[Node, Tensor] = {}
+        self.elements: dict[tuple[Node, Index], Scalar] = {}
+
+    @staticmethod
+    def axes(shape: Sequence[Size]) -> tuple[Axis, ...]:
+        return tuple(Axis(f"i{k}", s) for k, s in enumerate(shape))
+
+    def element(self, n: Node, at: Index) -> Scalar:
+        """The element of a node at index expressions."""
+        at = tuple(const(0) if isinstance(s, int) and s == 1 else i for i, s in zip(at, n.shape))
+        if (n, at) not in self.elements:
+            self.elements[n, at] = ROWS[n.op](self, n, at)
+        return self.elements[n, at]
+
+    def tensor(self, n: Node) -> Tensor:
+        """The tensor that a node of its own kind is."""
+        if n not in self.tensors:
+            self.tensors[n] = TENSORS[n.op](self, n)
+        return self.tensors[n]
+
+    def operand(self, n: Node, at: Index, out: Node) -> Scalar:
+        """An element of an operand that is broadcast to the shape of `out`."""
+        return self.element(n, at[len(out.shape) - len(n.shape):])
+
+
+# ---- element-wise operations and views --------------------------------------------------------------------------------
+
+
+def _element_wise(e: _Expander, n: Node, at: Index) -> Scalar:
+    return call(n.op, *(e.operand(x, at, n) for x in n.inputs), dtype=str(n.dtype))
+
+
+def _broadcast(e: _Expander, n: Node, at: Index) -> Scalar:
+    return e.operand(n.inputs[0], at, n)
+
+
+def _constant(e: _Expander, n: Node, at: Index) -> Scalar:
+    return const(n.attrs["value"], str(n.dtype))
+
+
+def _iota(e: _Expander, n: Node, at: Index) -> Scalar:
+    return at[n.attrs["axis"]]
+
+
+def _reshape(e: _Expander, n: Node, at: Index) -> Scalar:
+    """Groups of axes with equal products are mapped by themselves, so that a dynamic size in one does not blur the others."""
+    x, i, j = n.inputs[0], 0, 0
+    places: list[Scalar] = []
+    sizes = list(x.shape)
+    while i < len(sizes) or j < len(at):
+        a, b = i, j
+        left: Size = 1
+        right: Size = 1
+        first = True
+        while first or left != right:
+            first = False
+            if i < len(sizes) and (j >= len(at) or not _less(right, left) or j == b and i == a):
+                left, i = left * sizes[i], i + 1
+            elif j < len(at):
+                right, j = right * n.shape[j], j + 1
+            else:
+                break
+        places += _flat(at[b:j], n.shape[b:j], sizes[a:i])
+    return e.element(x, tuple(places))
+
+
+def _less(a: Size, b: Size) -> bool:
+    return a < b if isinstance(a, int) and isinstance(b, int) else isinstance(a, int)
+
+
+def _flat(at: Sequence[Scalar], shape: Sequence[Size], sizes: Sequence[Size]) -> list[Scalar]:
+    """Indices in `sizes` of the element at `at` in `shape`, both in row-major order."""
+    flat = const(0)
+    for i, s in zip(at, shape):
+        flat = plus(times(flat, s), i)
+    out = []
+    for s in reversed(sizes[1:]):
+        flat, low = split(flat, s)
+        out.append(low)
+    return [flat, *reversed(out)] if sizes else []
+
+
+def _transpose(e: _Expander, n: Node, at: Index) -> Scalar:
+    perm = n.attrs["perm"]
+    return e.element(n.inputs[0], tuple(at[perm.index(k)] for k in range(len(perm))))
+
+
+def _slice(e: _Expander, n: Node, at: Index) -> Scalar:
+    places = (plus(times(i, step), start) for i, start, step in zip(at, n.attrs["starts"], n.attrs["steps"]))
+    return e.element(n.inputs[0], tuple(places))
+
+
+def _concat(e: _Expander, n: Node, at: Index) -> Scalar:
+    k = n.attrs["axis"]
+    ends, total = [], 0
+    for x in n.inputs:
+        ends.append((total, x))
+        total = total + x.shape[k]
+    out: Scalar | None = None
+    for start, x in reversed(ends):
+        one = e.element(x, (*at[:k], plus(at[k], start * -1), *at[k + 1:]))
+        inside = call("lt", at[k], const(start + x.shape[k]), dtype="bool")
+        out = one if out is None else call("where", inside, one, out, dtype=str(n.dtype))
+    assert out is not None  # the type rule takes at least one operand
+    return out
+
+
+def _pad(e: _Expander, n: Node, at: Index) -> Scalar:
+    inside: Scalar | None = None
+    x = n.inputs[0]
+    places = tuple(plus(i, -b) for i, b in zip(at, n.attrs["before"]))
+    for p, b, a, s in zip(places, n.attrs["before"], n.attrs["after"], x.shape):
+        tests = [call("ge", p, const(0), dtype="bool")] * (b > 0) + [call("lt", p, const(s), dtype="bool")] * (a > 0)
+        for t in tests:
+            inside = t if inside is None else call("and", inside, t)
+    one = e.element(x, places)
+    return one if inside is None else call("where", inside, one, const(n.attrs["value"], str(n.dtype)), dtype=str(n.dtype))
+
+
+def _windows(e: _Expander, n: Node, at: Index) -> Scalar:
+    x = n.inputs[0]
+    places = list(at[:len(x.shape)])
+    for k, (a, stride, step) in enumerate(zip(n.attrs["axes"], n.attrs["strides"], n.attrs["dilations"])):
+        places[a] = plus(times(places[a], stride), times(at[len(x.shape) + k], step))
+    return e.element(x, tuple(places))
+
+
+def _gather(e: _Expander, n: Node, at: Index) -> Scalar:
+    x, i = n.inputs
+    k = n.attrs["axis"]
+    place = _as_index(e.element(i, at[k:k + len(i.shape)]))
+    return e.element(x, (*at[:k], place, *at[k + len(i.shape):]))
+
+
+def _take_along(e: _Expander, n: Node, at: Index) -> Scalar:
+    x, i = n.inputs
+    k = n.attrs["axis"]
+    return e.element(x, (*at[:k], _as_index(e.element(i, at)), *at[k + 1:]))
+
+
+def _as_index(i: Scalar) -> Scalar:
+    return i if i.dtype == "int32" else call("cast", i, dtype="int32")
+
+
+def _dequantise(e: _Expander, n: Node, at: Index) -> Scalar:
+    q, s, *zero = n.inputs
+    count, bits, signed = FORMATS[n.attrs["format"]]
+    byte, part = split(at[-1], count)
+    value = call("cast", e.element(q, (*at[:-1], byte)), dtype="int32")
+    if count > 1:
+        value = Scalar("and", (Scalar("shr", (value, times(part, bits))), const((1 << bits) - 1)))
+        if signed:
+            value = Scalar("sub", (Scalar("xor", (value, const(1 << bits - 1))), const(1 << bits - 1)))
+    shared = tuple(split(i, g)[0] for i, g in zip(at, n.attrs["groups"]))
+    out = str(n.dtype)
+    value = call("cast", value, dtype=out)
+    if zero:
+        value = call("sub", value, call("cast", e.element(zero[0], shared), dtype=out))
+    return call("mul", value, call("cast", e.element(s, shared), dtype=out))
+
+
+# ---- tensors of their own ---------------------------------------------------------------------------------------------
+
+
+def _input(e: _Expander, n: Node) -> Tensor:
+    return Tensor(n.attrs["name"], e.axes(n.shape), str(n.dtype), "input", span=n.span)
+
+
+def _read(e: _Expander, n: Node, at: Index) -> Scalar:
+    return read(e.tensor(n), at)
+
+
+def _reduce(e: _Expander, n: Node) -> Tensor:
+    x, kind = n.inputs[0], n.attrs["kind"]
+    inner = tuple(Axis(f"i{k}" if k not in n.attrs["axes"] else f"k{k}", s) for k, s in enumerate(x.shape))
+    body = e.element(x, tuple(map(axis, inner)))
+    over = tuple(inner[k] for k in n.attrs["axes"])
+    kept = tuple(a for k, a in enumerate(inner) if k not in n.attrs["axes"])
+    out = str(n.dtype)
+    if kind in ("any", "all"):
+        kind, body, out = {"any": "max", "all": "min"}[kind], call("cast", body, dtype="int32"), "int32"
+    return Tensor(kind, kept, out, kind, body, over, {"accum": accumulator(n, out)}, n.span)
+
+
+def accumulator(n: Node, out: str) -> str:
+    return out if out == "int32" and n.attrs.get("kind") in ("any", "all") else str(n.attrs.get("accum") or n.dtype)
+
+
+def _read_reduced(e: _Expander, n: Node, at: Index) -> Scalar:
+    places = at
+    if n.attrs.get("keepdims"):
+        gone = n.attrs["axes"] if n.op == "reduce" else (n.attrs["axis"],)
+        places = tuple(i for k, i in enumerate(at) if k not in gone)
+    value = read(e.tensor(n), places)
+    return call("ne", value, const(0), dtype="bool") if n.attrs["kind"] in ("any", "all") else value
+
+
+def _arg_reduce(e: _Expander, n: Node) -> Tensor:
+    x, k = n.inputs[0], n.attrs["axis"]
+    inner = e.axes(x.shape)
+    body = e.element(x, tuple(map(axis, inner)))
+    return Tensor(f"arg{n.attrs['kind']}", inner[:k] + inner[k + 1:], "int32", f"arg{n.attrs['kind']}", body, (inner[k],), {},
+                  n.span)
+
+
+def _einsum(e: _Expander, n: Node) -> Tensor:
+    operands, result = n.attrs["spec"].split("->")
+    sizes = {letter: s for x, letters in zip(n.inputs, operands.split(",")) for letter, s in zip(letters, x.shape)
+             if not (isinstance(s, int) and s == 1)}
+    letters = {c: Axis(c, sizes.get(c, 1)) for c in dict.fromkeys(operands.replace(",", ""))}
+    accum = str(n.attrs["accum"])
+    factors = []
+    for x, names in zip(n.inputs, operands.split(",")):
+        one = e.element(x, tuple(axis(letters[c]) for c in names))
+        # The cast says that the operand is rounded to its own type: it stays where the operand is computed in a wider one.
+        factors.append(call("cast", one, dtype=str(x.dtype)) if one.op != "read" else one)
+    body = factors[0]
+    for f in factors[1:]:
+        body = call("mul", body, f, dtype=accum)
+    over = tuple(a for c, a in letters.items() if c not in result)
+    return Tensor("acc", tuple(letters[c] for c in result), str(n.dtype), "sum", body, over, {"accum": accum, "operands": True},
+                  n.span)
+
+
+def _einsum_element(e: _Expander, n: Node, at: Index) -> Scalar:
+    t = e.tensor(n)
+    if t.over:
+        return read(t, at)
+    assert t.body is not None
+    return placed(t.body, dict(zip(t.axes, at)))
+
+
+def _scan(e: _Expander, n: Node) -> Tensor:
+    inner = e.axes(n.shape)
+    body = e.element(n.inputs[0], tuple(map(axis, inner)))
+    return Tensor("scan", inner, str(n.dtype), f"scan {n.attrs['kind']}", body, (inner[n.attrs["axis"]],),
+                  {"accum": str(n.attrs["accum"]), "reverse": n.attrs["reverse"]}, n.span)
+
+
+def _sort(e: _Expander, n: Node) -> Tensor:
+    x, k = n.inputs[0], n.attrs["axis"]
+    inner = e.axes(x.shape)
+    place = Axis("place", n.shape[k])
+    body = e.element(x, tuple(map(axis, inner)))
+    largest = n.attrs["largest"] if n.op == "argtopk" else n.attrs["descending"]
+    return Tensor("order", (*inner[:k], place, *inner[k + 1:]), "int32", n.op, body, (inner[k],), {"largest": largest}, n.span)
+
+
+def _unknown(e: _Expander, n: Node, at: Index) -> Scalar:
+    raise NotImplementedError(n.op)
+
+
+Row = Callable[[_Expander, Node, Index], Scalar]
+ROWS: dict[str, Row] = {
+    **dict.fromkeys((*UNARY, *BINARY, *COMPARE, "where", "cast"), _element_wise), "broadcast": _broadcast, "constant": _constant,
+    "iota": _iota, "reshape": _reshape, "transpose": _transpose, "slice": _slice, "concat": _concat, "pad": _pad,
+    "windows": _windows, "gather": _gather, "take_along": _take_along, "dequantise": _dequantise, "input": _read,
+    "reduce": _read_reduced, "argreduce": _read_reduced, "einsum": _einsum_element, "scan": _read, "argsort": _read,
+    "argtopk": _read, "loop": _unknown, "item": _unknown, "tile": _unknown}
+TENSORS: dict[str, Callable[[_Expander, Node], Tensor]] = {
+    "input": _input, "reduce": _reduce, "argreduce": _arg_reduce, "einsum": _einsum, "scan": _scan, "argsort": _sort,
+    "argtopk": _sort}

@@ -1,0 +1,254 @@
+"""The loop nest of one kernel: its outputs, and the reductions that it computes on the way, in the axes of the kernel.
+
+A reduction that a kernel computes for itself is made again in the kernel's axes (a *stage*).  Loops over axes of equal extent
+become one axis where their bodies read the same elements.  Factors leave the sums (rescale.hoist).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite
+from .rescale import base_two, depends, factors, hoist, normal, product, rescaling
+
+REDUCTIONS = ("sum", "max", "min", "prod", "argmax", "argmin")
+
+
+class Unfit(Exception):
+    """These tensors cannot be computed in one kernel."""
+
+
+@dataclass
+class Nest:
+    """What one kernel computes.
+
+    axes: of the outputs.  outputs: the tensors it stores, with their elements in the kernel's axes.  stages: the reductions
+    and other tensors that it keeps in tiles, operands first.
+    """
+
+    axes: tuple[Axis, ...]
+    outputs: list[tuple[Tensor, Scalar]] = field(default_factory=list)
+    stages: list[Tensor] = field(default_factory=list)
+
+    def bodies(self) -> list[Scalar]:
+        return [t.body for t in self.stages if t.body is not None] + [e for _, e in self.outputs]
+
+    def global_reads(self) -> set[Scalar]:
+        kept = set(self.stages)
+        return {r for e in self.bodies() for r in e.reads if r.value not in kept}
+
+
+def nest_of(outputs: Iterable[Tensor], stored: frozenset[Tensor]) -> Nest:
+    """The nest that computes `outputs` from inputs and tensors that are `stored` by other kernels.
+
+    Raises Unfit where the outputs have no common axes, or one tensor would be needed at places that tiles cannot give.
+    """
+    outputs = list(outputs)
+    axes = max((t.axes for t in outputs), key=len)
+    axes = tuple(Axis("ijlmnpq"[k] if k < 7 else f"i{k}", a.extent) for k, a in enumerate(axes))
+    made = _Stages(axes, stored - frozenset(outputs))
+    for t in outputs:
+        made.store(t)
+    return made.nest
+
+
+class _Stages:
+    def __init__(self, axes: tuple[Axis, ...], stored: frozenset[Tensor]) -> None:
+        self.nest = Nest(axes)
+        self.stored = stored
+        self.over: list[Axis] = []  # axes that loops over them share
+        self.seen: set[Scalar] = set()
+        self.made: dict[Any, Scalar] = {}
+
+    def store(self, t: Tensor) -> None:
+        places = self._places(t)
+        if t.kind == "map":
+            assert t.body is not None
+            self.nest.outputs.append((t, self._ready(self.element(at(t.body, places)))))
+        else:
+            self.nest.outputs.append((t, self._ready(self.stage(t, tuple(places[a] for a in t.axes)))))
+
+    def _places(self, t: Tensor) -> dict[Axis, Scalar]:
+        """The kernel's axes for those of an output: in order, by their extents."""
+        places, left = {}, list(self.nest.axes)
+        for a in t.axes:
+            while left and left[0].extent != a.extent:
+                left.pop(0)
+            if not left:
+                raise Unfit("outputs of different shapes")
+            places[a] = axis(left.pop(0))
+        return places
+
+    def _ready(self, e: Scalar) -> Scalar:
+        return base_two(normal(e))
+
+    def element(self, e: Scalar) -> Scalar:
+        """The expression with reads of the kernel's stages in place of those of tensors that nothing stores."""
+        self.seen |= e.reads
+
+        def change(x: Scalar) -> Scalar | None:
+            if x.op == "read" and x.value.kind != "input" and x.value not in self.stored:
+                return self.stage(x.value, tuple(self.element(i) for i in x.args))
+            return None
+
+        return rewrite(e, change)
+
+    def stage(self, t: Tensor, places: tuple[Scalar, ...]) -> Scalar:
+        """The value of a tensor at index expressions, computed in this kernel."""
+        key = (t, places)
+        if key not in self.made:
+            self.made[key] = self._stage(t, places)
+        return self.made[key]
+
+    def _stage(self, t: Tensor, places: tuple[Scalar, ...]) -> Scalar:
+        assert t.body is not None
+        if t.kind == "map":
+            return self.element(at(t.body, dict(zip(t.axes, places))))
+        where = dict(zip(t.axes, places))
+        free = frozenset().union(*(i.axes for i in places)) if places else frozenset()
+        for a, i in where.items():  # tiles have whole axes of scans and sorts
+            if (a in t.over or t.kind not in REDUCTIONS and not t.body.axes.issuperset({a})) and i.op != "axis":
+                raise Unfit(f"{t.name} is read at other places than it is computed")
+        over = []
+        body = at(t.body, where)
+        for a in t.over:
+            if a in where:
+                over.append(where[a].value)
+                continue
+            body, chosen = self._shared(t, body, a, free | frozenset(over))
+            over.append(chosen)
+        body = self._ready(self.element(body))
+        outside, inside = hoist(t.kind, body, frozenset(over))
+        return product([(self._keep(t, inside, tuple(over), free), False), *outside], body.dtype)
+
+    def _keep(self, t: Tensor, body: Scalar, over: tuple[Axis, ...], free: frozenset[Axis]) -> Scalar:
+        key = (t.kind, body, over, repr(t.attrs))
+        if key not in self.made:
+            kept = body.axes - frozenset(over) if t.kind in REDUCTIONS else body.axes | free
+            order = {a: k for k, a in enumerate((*self.nest.axes, *self.over))}
+            axes = tuple(sorted((a for a in kept if t.kind in REDUCTIONS or a not in over or a in free), key=lambda a: order[a]))
+            accum = str(t.attrs.get("accum") or t.dtype)
+            kind = accum if t.kind in ("sum", "prod") or t.kind.startswith("scan") else t.dtype
+            kind = "float32" if kind in ("float16", "bfloat16") else kind
+            made = Tensor(t.name, axes, kind, t.kind, body, over, dict(t.attrs), t.span)
+            self.nest.stages.append(made)
+            self.made[key] = read(made)
+        return self.made[key]
+
+    def _shared(self, t: Tensor, body: Scalar, a: Axis, free: frozenset[Axis]) -> tuple[Scalar, Axis]:
+        """The axis of the kernel that a loop over `a` counts: one over which the same elements are read already, or a new one."""
+        best, found, score = body, None, -1
+        for c in (*self.over, *self.nest.axes):
+            if c.extent == a.extent and c not in free:
+                one = at(body, {a: axis(c)})
+                shared = len(one.reads & self.seen)
+                if shared > score and (shared or c in self.over):
+                    best, found, score = one, c, shared
+        if found is None:
+            found = Axis("k" if not self.over else f"k{len(self.over) + 1}", a.extent)
+            best = at(body, {a: axis(found)})
+        if found not in self.over and found not in self.nest.axes:
+            self.over.append(found)
+        return best, found
+
+
+# ---- contractions -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """t[m, n] = sum over k of a[m, k] * b[k, n].  m, n: axes that only one of the factors has."""
+
+    a: Scalar
+    b: Scalar
+    m: tuple[Axis, ...]
+    n: tuple[Axis, ...]
+
+
+def contraction(t: Tensor) -> Contraction | None:
+    """A sum of products as a matrix product, or None."""
+    if t.kind != "sum" or t.body is None:
+        return None
+    parts = factors(t.body)
+    if len(parts) < 2 or any(below for _, below in parts):
+        return None
+    over, all_parts = frozenset(t.over), [f for f, _ in parts]
+    for x in all_parts:
+        for y in all_parts:
+            if x is y or not (x.axes & y.axes & over) or not (x.axes - y.axes - over) or not (y.axes - x.axes - over):
+                continue
+            sides: tuple[list[Scalar], list[Scalar]] = ([x], [y])
+            rest = [f for f in all_parts if f is not x and f is not y]
+            for f in rest:
+                side = 0 if f.axes <= x.axes else 1 if f.axes <= y.axes else None
+                if side is None:
+                    break
+                sides[side].append(f)
+            else:
+                return _ordered(t, *(product([(f, False) for f in s], s[0].dtype) for s in sides))
+    return None
+
+
+def _ordered(t: Tensor, a: Scalar, b: Scalar) -> Contraction:
+    """The factor whose axes come first in the result is the left one."""
+    over = frozenset(t.over)
+    m, n = (tuple(x for x in t.axes if x in (p.axes - q.axes - over)) for p, q in ((a, b), (b, a)))
+    if t.axes.index(m[-1]) > t.axes.index(n[-1]):
+        a, b, m, n = b, a, n, m
+    return Contraction(a, b, m, n)
+
+
+# ---- passes over loops ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Reductions that one pass over an axis computes together.
+
+    factors: reduction -> the factor by which its partial result follows the others (rescale.rescaling).
+    """
+
+    axes: tuple[Axis, ...]
+    stages: tuple[Tensor, ...]
+    factors: dict[Tensor, Scalar]
+    old: dict[Tensor, Tensor]
+
+
+def passes(nest: Nest, loops: frozenset[Axis]) -> list[Pass]:
+    """The passes over loops, in their order.  A reduction joins the first pass in which it can be computed."""
+    out: list[Pass] = []
+    for t in nest.stages:
+        looped = tuple(a for a in t.over if a in loops)
+        if not looped:
+            continue
+        target = next((p for p in out if p.axes == looped and _joins(t, p, out)), None)
+        if target is None:
+            out.append(Pass(looped, (t,), {}, {}))
+            continue
+        moving = frozenset(target.stages)
+        assert t.body is not None
+        found = dict(target.factors)
+        old = dict(target.old)
+        if depends(t.body, moving):
+            old.update({s: old.get(s) or Tensor(f"{s.name}_before", s.axes, s.dtype, "before") for s in moving
+                        if any(r.value is s for r in t.body.reads)})
+            factor = rescaling(t, moving, old)
+            assert factor is not None  # _joins has asked
+            found[t] = factor
+        out[out.index(target)] = Pass(looped, (*target.stages, t), found, old)
+    return out
+
+
+def _joins(t: Tensor, p: Pass, all_passes: list[Pass]) -> bool:
+    """Whether a reduction can be computed in a pass: it needs nothing of later passes, and follows those of this one."""
+    assert t.body is not None
+    later = frozenset(s for q in all_passes[all_passes.index(p) + 1:] for s in q.stages)
+    if depends(t.body, later):
+        return False
+    moving = frozenset(p.stages)
+    if not depends(t.body, moving):
+        return True
+    return rescaling(t, moving, {s: Tensor("before", s.axes, s.dtype, "before") for s in moving}) is not None
+

@@ -1,0 +1,321 @@
+"""Algebra of reductions: what may leave a sum, and how a partial result follows when another reduction of the same loop moves.
+
+One rule makes every streaming reduction.  Let R = sum over k: f(k, J) where J is a reduction over the same k.  Where the part of
+f that depends on J
+
+  * is a factor b(J) that does not depend on k, it leaves the sum:    R = b(J) * sum f'(k)
+  * stands in an exponent, f = exp(a(k) + b(J)) * g(k), a partial sum for the old J becomes one for the new J by the factor
+        exp(b(new) - b(old))
+so that one pass computes both.  Otherwise R takes another pass over k.  Nothing here knows what the sums are used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf, isinf
+
+from .expr import Axis, Scalar, Tensor, const, read, rewrite, walk
+
+LOG2E = 1.4426950408889634
+EXPONENTIALS = ("exp", "exp2")
+NEUTRAL = {"sum": 0.0, "prod": 1.0, "max": -inf, "min": inf}
+WIDE = ("float32", "float64")
+
+
+def is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
+
+
+def value(e: Scalar) -> float | None:
+    """The number of a floating constant."""
+    return float(e.value) if e.op == "const" and is_float(e.dtype) and isinstance(e.value, (int, float)) else None
+
+
+# ---- normal form ------------------------------------------------------------------------------------------------------
+
+
+def normal(e: Scalar) -> Scalar:
+    """The expression with constants folded: factors stand to the right, outside of selections, and divisions are products."""
+    done: dict[Scalar, Scalar] = {}
+
+    def visit(x: Scalar) -> Scalar:
+        if x not in done:
+            args = tuple(visit(a) for a in x.args)
+            done[x] = _fold(x if all(a is b for a, b in zip(args, x.args)) else Scalar(x.op, args, x.dtype, x.value))
+        return done[x]
+
+    return visit(e)
+
+
+def _fold(e: Scalar) -> Scalar:
+    rule = _RULES.get(e.op)
+    return rule(e) or e if rule and is_float(e.dtype) else e
+
+
+def _product(e: Scalar) -> Scalar | None:
+    a, b = e.args
+    if (x := value(a)) is not None:
+        if (y := value(b)) is not None:
+            return const(x * y, e.dtype)
+        return _fold(Scalar("mul", (b, a), e.dtype))
+    if (y := value(b)) is None:
+        return None
+    inner, x = scaled(a)
+    return inner if x * y == 1 else Scalar("mul", (inner, const(x * y, e.dtype)), e.dtype) if inner is not a else None
+
+
+def _quotient(e: Scalar) -> Scalar | None:
+    y = value(e.args[1])
+    return None if not y or isinf(y) else _fold(Scalar("mul", (e.args[0], const(1 / y, e.dtype)), e.dtype))
+
+
+def _selection(e: Scalar) -> Scalar | None:
+    """where(c, x * k, number) = where(c, x, number / k) * k: so that factors reach the reduction."""
+    c, a, b = e.args
+    inner, k = scaled(a)
+    other = value(b)
+    if k <= 0 or k == 1 or other is None:
+        return None
+    return Scalar("mul", (Scalar("where", (c, inner, const(other / k, b.dtype)), e.dtype), const(k, e.dtype)), e.dtype)
+
+
+def _sum(e: Scalar) -> Scalar | None:
+    a, b = e.args
+    if value(a) == 0 and e.op == "add":
+        return b
+    return a if value(b) == 0 else None
+
+
+_RULES: dict[str, Callable[[Scalar], Scalar | None]] = {
+    "mul": _product, "div": _quotient, "where": _selection, "add": _sum, "sub": _sum}
+
+
+def scaled(e: Scalar) -> tuple[Scalar, float]:
+    """(x, k): e = x * k with a constant k."""
+    if e.op == "mul" and (k := value(e.args[1])) is not None:
+        return e.args[0], k
+    return e, 1.0
+
+
+def base_two(e: Scalar) -> Scalar:
+    """exp(a - b) as exp2(a * log2(e) - b * log2(e)), with the factor folded into those of a and b."""
+    def change(x: Scalar) -> Scalar | None:
+        if x.op != "exp" or x.dtype == "float64" or x.args[0].op not in ("add", "sub", "mul"):
+            return None
+        return Scalar("exp2", (_times_log2e(base_two(x.args[0])),), x.dtype)
+
+    return rewrite(e, change)
+
+
+def _times_log2e(e: Scalar) -> Scalar:
+    if e.op in ("add", "sub"):
+        return Scalar(e.op, tuple(map(_times_log2e, e.args)), e.dtype)
+    return _fold(Scalar("mul", (e, const(LOG2E, e.dtype)), e.dtype))
+
+
+# ---- factors and terms ------------------------------------------------------------------------------------------------
+
+
+def factors(e: Scalar) -> list[tuple[Scalar, bool]]:
+    """Factors of a product, with True for a divisor."""
+    if e.op == "mul" and is_float(e.dtype):
+        return factors(e.args[0]) + factors(e.args[1])
+    if e.op == "mul":
+        return [*factors(e.args[0]), *factors(e.args[1])]
+    if e.op == "div" and is_float(e.dtype):
+        return factors(e.args[0]) + [(f, not below) for f, below in factors(e.args[1])]
+    if e.op == "neg" and is_float(e.dtype):
+        return [*factors(e.args[0]), (const(-1.0, e.dtype), False)]
+    return [(e, False)]
+
+
+def product(parts: list[tuple[Scalar, bool]], dtype: str) -> Scalar:
+    """The product of factors; constants last."""
+    above = sorted((f for f, below in parts if not below), key=lambda f: f.op == "const")
+    out = above[0] if above else const(1.0 if is_float(dtype) else 1, dtype)
+    for f in above[1:]:
+        out = Scalar("mul", (out, f), dtype)
+    for f, below in parts:
+        out = Scalar("div", (out, f), dtype) if below else out
+    return out
+
+
+def terms(e: Scalar, sign: int = 1) -> list[tuple[int, Scalar]]:
+    """Terms of a sum with their signs; a constant factor is distributed."""
+    if e.op in ("add", "sub"):
+        return terms(e.args[0], sign) + terms(e.args[1], sign if e.op == "add" else -sign)
+    inner, k = scaled(e)
+    if k != 1 and inner.op in ("add", "sub"):
+        return [(s, Scalar("mul", (t, const(k, e.dtype)), e.dtype)) for s, t in terms(inner, sign)]
+    return [(sign, e)]
+
+
+def signed_sum(parts: list[tuple[int, Scalar]], dtype: str) -> Scalar:
+    out: Scalar | None = None
+    for sign, t in sorted(parts, key=lambda p: -p[0]):
+        t = t if out is not None or sign > 0 else Scalar("neg", (t,), dtype)
+        out = t if out is None else Scalar("add" if sign > 0 else "sub", (out, t), dtype)
+    return const(0.0, dtype) if out is None else out
+
+
+# ---- what leaves a reduction ------------------------------------------------------------------------------------------
+
+
+def hoist(kind: str, body: Scalar, over: frozenset[Axis]) -> tuple[list[tuple[Scalar, bool]], Scalar]:
+    """(factors that leave the reduction, what is left): sums lose every factor without `over`, max and min positive numbers."""
+    if kind in ("max", "min"):
+        inner, k = scaled(body)
+        return ([(const(k, body.dtype), False)], inner) if k > 0 and k != 1 else ([], body)
+    if kind != "sum" or not is_float(body.dtype):
+        return [], body
+    outside: list[tuple[Scalar, bool]] = []
+    inside: list[tuple[Scalar, bool]] = []
+    for f, below in factors(body):
+        if f.axes.isdisjoint(over):
+            outside.append((f, below))
+        elif f.op == "cast" and not below and is_float(f.args[0].dtype):
+            out, left = _hoist_rounded(f, over)
+            outside += out
+            inside.append((left, False))
+        else:
+            inside.append((f, below))
+    return (outside, product(inside, body.dtype)) if inside else ([], body)
+
+
+def _hoist_rounded(f: Scalar, over: frozenset[Axis]) -> tuple[list[tuple[Scalar, bool]], Scalar]:
+    """Factors leave a rounded operand where what is left stays in the range of its type."""
+    outside, left = hoist("sum", f.args[0], over)
+    if not outside or not (f.dtype in (*WIDE, "bfloat16") or is_bounded(left)):
+        return [], f
+    return outside, left if left.dtype == f.dtype and left.op == "read" else Scalar("cast", (left,), f.dtype)
+
+
+def is_bounded(e: Scalar) -> bool:
+    """Whether the magnitude is at most about 1, or that of a 16-bit value that is read."""
+    if e.op == "read":
+        return e.dtype in ("float16", "bfloat16", "bool") and e.value.kind == "input"
+    if e.op in ("sigmoid", "tanh", "sin", "cos", "erf") or e.dtype == "bool":
+        return True
+    if e.op == "const":
+        return abs(float(e.value)) <= 1
+    if e.op in EXPONENTIALS:
+        return _at_most_zero(e.args[0])
+    if e.op in ("mul", "cast", "neg", "abs"):
+        return all(map(is_bounded, e.args))
+    return e.op == "where" and all(map(is_bounded, e.args[1:]))
+
+
+def _at_most_zero(e: Scalar) -> bool:
+    """x - max of x over an axis."""
+    if e.op != "sub":
+        return False
+    for r in e.args[1].reads:
+        t = r.value
+        if t.kind == "max" and t.body is not None:
+            found = rewrite(e.args[1], lambda x, r=r, t=t: t.body if x == r else None)  # type: ignore[misc]
+            if normal(found) == normal(e.args[0]):
+                return True
+    return False
+
+
+# ---- the streaming rule -----------------------------------------------------------------------------------------------
+
+
+def rescaling(t: Tensor, moving: frozenset[Tensor], old: Mapping[Tensor, Tensor]) -> Scalar | None:
+    """The factor from partial results for the old values of `moving` to ones for the new values; None: there is none.
+
+    t: a reduction whose body reads some of `moving`, other reductions of the same loop.  old: the tensors that stand for their
+    values before the present step.
+    """
+    assert t.body is not None
+    over, exponents = frozenset(t.over), []
+    if t.kind != "sum":
+        return None
+    for f, below in factors(t.body):
+        if not depends(f, moving):
+            continue
+        f = f.args[0] if f.op == "cast" else f
+        more = [x for x in factors(f) if depends(x[0], moving)]
+        for g, divides in more:
+            if g.op not in EXPONENTIALS or below:
+                return None
+            parts = [(s if not divides else -s, x) for s, x in terms(g.args[0]) if depends(x, moving)]
+            if any(not x.axes.isdisjoint(over) or _indirect(x, moving) for _, x in parts):
+                return None
+            exponents.append((g.op, parts, g.dtype))
+    out: Scalar | None = None
+    for op, parts, dtype in exponents:
+        old = [(-s, rewrite(x, lambda r: read(old[r.value], r.args) if _is_one(r, moving) else None)) for s, x in parts]
+        one = Scalar(op, (signed_sum(old + parts, dtype),), dtype)
+        out = one if out is None else Scalar("mul", (out, one), dtype)
+    return out
+
+
+def _indirect(e: Scalar, moving: frozenset[Tensor]) -> bool:
+    """Whether other tensors that are read depend on the moving ones: their old values are not kept."""
+    return any(r.value not in moving and depends(r, moving) for r in e.reads)
+
+
+def _is_one(e: Scalar, found: frozenset[Tensor]) -> bool:
+    return e.op == "read" and e.value in found
+
+
+def depends(e: Scalar, found: frozenset[Tensor]) -> bool:
+    """Whether an expression reads one of the tensors, through other tensors of the kernel too."""
+    return any(r.value in found or r.value.kind not in ("input", "before") and r.value.body is not None and
+               depends(r.value.body, found) for r in e.reads)
+
+
+# ---- masks ------------------------------------------------------------------------------------------------------------
+
+
+def known(e: Scalar) -> float | None:
+    """The number that an expression is whatever its unknown, finite parts are; None where there is none."""
+    if e.op == "const":
+        return value(e)
+    parts = [known(a) if is_float(a.dtype) else None for a in e.args]
+    if e.op == "cast" and is_float(e.args[0].dtype):
+        return parts[0]
+    if e.op in EXPONENTIALS:
+        return 0.0 if parts[0] == -inf else None
+    if e.op == "mul":
+        if 0.0 in parts:
+            return 0.0
+        inner, k = scaled(e)
+        return -inf if k > 0 and inner is not e and known(inner) == -inf else None
+    if e.op == "add":
+        return -inf if -inf in parts else None
+    if e.op == "sub":
+        return -inf if parts[0] == -inf else None
+    if e.op == "div":
+        return 0.0 if parts[0] == 0.0 else None
+    if e.op == "where" and parts[1] == parts[2]:
+        return parts[1]
+    return None
+
+
+def conditions(e: Scalar) -> set[Scalar]:
+    """Conditions of the selections in an expression, and the parts of conjunctions."""
+    out: set[Scalar] = set()
+    for x in walk(e):
+        if x.op == "where":
+            waiting = [x.args[0]]
+            while waiting:
+                c = waiting.pop()
+                out.add(c)
+                waiting += c.args if c.op == "and" else ()
+    return out
+
+
+def without(e: Scalar, condition: Scalar) -> Scalar:
+    """The expression where `condition` is false."""
+    def holds_not(c: Scalar) -> bool:
+        return c == condition or c.op == "and" and any(map(holds_not, c.args))
+
+    return rewrite(e, lambda x: without(x.args[2], condition) if x.op == "where" and holds_not(x.args[0]) else None)
+
+
+def vanishes(kind: str, body: Scalar, condition: Scalar) -> bool:
+    """Whether elements for which the condition is false leave a reduction as it is."""
+    return kind in NEUTRAL and known(without(body, condition)) == NEUTRAL[kind]
+

@@ -1,0 +1,109 @@
+"""Scalar expressions as text of the tile language."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isinf, isnan
+
+from .expr import Scalar, is_integer
+from .rescale import is_float
+
+INFIX = {"add": ("+", 6), "sub": ("-", 6), "mul": ("*", 7), "div": ("/", 7), "floordiv": ("//", 7), "mod": ("%", 7),
+         "eq": ("==", 2), "ne": ("!=", 2), "lt": ("<", 2), "le": ("<=", 2), "gt": (">", 2), "ge": (">=", 2),
+         "or": ("or", 0), "and": ("and", 1)}
+BITS = {"and": ("&", 5), "or": ("|", 3), "xor": ("^", 4), "shl": ("<<", 5), "shr": (">>", 5)}
+CALLS = {"max": "T.max({}, {})", "min": "T.min({}, {})", "pow": "T.pow({}, {})", "atan2": "T.atan2({}, {})",
+         "where": "T.if_then_else({}, {}, {})", "round": "T.nearbyint({})", "expm1": "(T.exp({0}) + 1) * T.tanh(0.5 * ({0}))"}
+TIGHT = 9
+
+
+def wide(dtype: str) -> str:
+    """The type in which elements are computed."""
+    return "float32" if is_float(dtype) and dtype != "float64" else dtype
+
+
+class Printer:
+    """Prints expressions.  leaf: the text of an axis, a read or an expression that lies in a tile; None for others."""
+
+    def __init__(self, leaf: Callable[[Scalar], str | None]) -> None:
+        self.leaf = leaf
+
+    def text(self, e: Scalar, above: int = -1) -> str:
+        found = self.leaf(e)
+        if found is not None:
+            return f"({found})" if above >= TIGHT and (" " in found and not found.endswith((")", "]"))) else found
+        out, level = self._text(e)
+        return f"({out})" if level < above else out
+
+    def _text(self, e: Scalar) -> tuple[str, int]:
+        if e.op == "const":
+            return self._number(e)
+        if e.op == "cast":
+            return self._cast(e)
+        if e.op == "neg":
+            return f"-{self.text(e.args[0], 8)}", 8
+        if e.op == "not":
+            return (f"T.Not({self.text(e.args[0])})" if e.dtype == "bool" else f"~{self.text(e.args[0], 8)}"), 8
+        if e.op == "sign":
+            return self._sign(e)
+        if e.op == "xor" and e.dtype == "bool":
+            return self._infix(e, "!=", 2)
+        if e.op in BITS and e.dtype != "bool":
+            return self._infix(e, *BITS[e.op])
+        if e.op in ("floordiv", "mod") and is_float(e.dtype):
+            return self._floored(e)
+        if e.op in INFIX:
+            return self._infix(e, *INFIX[e.op])
+        form = CALLS.get(e.op, f"T.{e.op}({{}})")
+        return form.format(*map(self.text, e.args)), 7 if e.op == "expm1" else TIGHT
+
+    def _infix(self, e: Scalar, sign: str, level: int) -> tuple[str, int]:
+        a, b = e.args
+        tight = level + 1 if sign not in ("+", "*", "and", "or") or is_integer(e.dtype) and b.op != "add" else level
+        right = self.text(b, tight if sign in ("+", "and", "or") else level + 1)
+        return f"{self.text(a, level if level > 2 else level + 1)} {sign} {right}", level
+
+    def _floored(self, e: Scalar) -> tuple[str, int]:
+        a, b = self.text(e.args[0], 7), self.text(e.args[1], 8)
+        quotient = f"T.floor({a} / {b})"
+        return (quotient, TIGHT) if e.op == "floordiv" else (f"{a} - {quotient} * {b}", 6)
+
+    def _sign(self, e: Scalar) -> tuple[str, int]:
+        a = self.text(e.args[0], 3)
+        one, zero = ("1.0", "0.0") if is_float(e.dtype) else ("1", "0")
+        rest = a if is_float(e.dtype) else zero  # NaN stays
+        return f"T.if_then_else({a} > 0, {one}, T.if_then_else({a} < 0, -{one}, {rest}))", TIGHT
+
+    def _cast(self, e: Scalar) -> tuple[str, int]:
+        a = e.args[0]
+        inner = self.text(a)
+        if a.op == "read" and a.dtype == e.dtype and is_float(e.dtype):
+            return self.text(a, 0), 0
+        if is_float(e.dtype):
+            if wide(e.dtype) == e.dtype:
+                return (self._text(a) if is_float(a.dtype) and wide(a.dtype) == e.dtype and self.leaf(a) is None else
+                        (inner, 0) if is_float(a.dtype) and wide(a.dtype) == e.dtype else (f'T.cast({inner}, "{e.dtype}")', TIGHT))
+            return f'T.cast(T.cast({inner}, "{e.dtype}"), "float32")', TIGHT
+        if e.dtype == "bool":
+            return f"{self.text(a, 3)} != 0", 2
+        return f'T.cast({inner}, "{e.dtype}")', TIGHT
+
+    def _number(self, e: Scalar) -> tuple[str, int]:
+        v = e.value
+        if e.dtype == "bool":
+            return f"T.bool({bool(v)})", TIGHT
+        if is_float(e.dtype):
+            kind = wide(e.dtype)
+            v = float(v)
+            if isnan(v):
+                return f'T.{kind}("nan")', TIGHT
+            if isinf(v):
+                return f'{"-" if v < 0 else ""}T.infinity("{kind}")', 8 if v < 0 else TIGHT
+            return (f"T.float64({v!r})" if kind == "float64" else repr(v)), 8 if v < 0 else TIGHT
+        plain = str(v)
+        if e.dtype != "int32":
+            return f"T.{e.dtype}({plain})", TIGHT
+        return plain, 6 if " " in plain else 7 if "*" in plain else 8 if plain.startswith("-") else TIGHT
+
+
+__all__ = ["Printer", "wide"]
