@@ -29,13 +29,17 @@ HEAVY = ("exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin",
 
 @dataclass
 class Tile:
-    """A buffer of a block.  axes: those that its dimensions count; shape: its extents."""
+    """A buffer of a block, or what one holds for a while.
+
+    axes: those that its dimensions count.  shape: its extents.  key: counts the values that lie in tiles, in their order.
+    """
 
     name: str
     axes: tuple[Axis, ...]
     shape: tuple[int, ...]
     dtype: str
     scope: str = "fragment"
+    key: int = 0
 
 
 @dataclass
@@ -43,7 +47,7 @@ class Facts:
     """What earlier runs found: expressions that get tiles of their own, and the last statement that reads each tile."""
 
     shared: frozenset[Scalar] = frozenset()
-    last: dict[str, int] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
 
 
 def kernel_text(plan: Plan, name: str, parameters: Sequence[tuple[str, Tensor]], target: Target) -> str:
@@ -64,7 +68,8 @@ class KernelWriter:
         self.shared: dict[object, Tile] = {}  # tiles of tensors in shared memory
         self.allocations: list[Tile] = []
         self.used_names = {n for n, _ in parameters} | {a.name for a in plan.roles} | {"T"}
-        self.last: dict[str, int] = {}
+        self.last: dict[int, int] = {}
+        self.values = 0  # values that lie in tiles
         self.count = 0  # statements written
         self.roots: list[tuple[Scalar, object]] = []
         self.lines: list[str] = []
@@ -162,12 +167,13 @@ class KernelWriter:
             stem, number = name.rstrip("0123456789"), name[len(name.rstrip("0123456789")):]
             name = f"{stem}{int(number or 1) + 1}"
         self.used_names.add(name)
-        tile = Tile(name, axes, shape, dtype, scope)
+        self.values += 1
+        tile = Tile(name, axes, shape, dtype, scope, self.values)
         self.allocations.append(tile)
         return tile
 
     def element_of(self, tile: Tile) -> str:
-        self.last[tile.name] = self.count
+        self.last[tile.key] = self.count
         places = [a.name for a in tile.axes]
         if self.dummy and tile.scope == "fragment":
             places = ["r", *places]
@@ -225,7 +231,7 @@ class KernelWriter:
         source = e.args[0] if e.op == "cast" and e.dtype == dtype else e
         if source in self.tiles and self.tiles[source].axes == axes and self.tiles[source].dtype != dtype:
             tile = self.new_tile(name, axes, dtype)
-            self.last[self.tiles[source].name] = self.count
+            self.last[self.tiles[source].key] = self.count
             self.say(f"T.copy({self.tiles[source].name}, {tile.name})", outside)
         elif (region := self.copyable(source, axes)) is not None and not self.dummy:
             tile = self.new_tile(name, axes, dtype)
@@ -251,11 +257,12 @@ class KernelWriter:
         """A tile that the expression reads for the last time."""
         for x in walk(e):
             t = self.tiles.get(x)
-            if t and t.axes == axes and t.dtype == dtype and t.scope == "fragment" and self.facts.last.get(t.name) == self.count:
+            if t and t.axes == axes and t.dtype == dtype and t.scope == "fragment" and self.facts.last.get(t.key) == self.count:
                 if not self.is_running(t):
                     for gone in [x for x, y in self.tiles.items() if y is t]:
                         del self.tiles[gone]
-                    return t
+                    self.values += 1
+                    return replace(t, key=self.values)
         return None
 
     def is_running(self, tile: Tile) -> bool:
@@ -335,7 +342,7 @@ class KernelWriter:
         source = self.root(body, "x", dims)
         acc = self.new_tile(NAMES[t.kind], axes, t.dtype) if into is None else into
         clear = "" if into is None or into.name.startswith("part") else ", clear=False"
-        self.last[source.name] = self.count
+        self.last[source.key] = self.count
         dim = dims.index(over) + self.dummy
         outside = self.before is not None and into is None and not self.changes(t.body)
         self.say(f"T.{REDUCE[t.kind]}({source.name}, {acc.name}, dim={dim}{clear})", outside)
@@ -409,7 +416,7 @@ class KernelWriter:
         a, flip_a = self.operand(c.a, m, over, kind, True)
         b, flip_b = self.operand(c.b, over, n, kind, False)
         flags = ", transpose_A=True" * flip_a + ", transpose_B=True" * flip_b + ", clear_accum=True" * clear
-        self.last[a.name] = self.last[b.name] = self.last[acc.name] = self.count
+        self.last[a.key] = self.last[b.key] = self.last[acc.key] = self.count
         self.say(f"T.gemm({a.name}, {b.name}, {acc.name}{flags})")
 
     @staticmethod
@@ -538,7 +545,7 @@ class KernelWriter:
         factor = self.root(p.factors[t], "rescale")
         self.inside.add(factor.name)
         if product is not None:
-            self.last[factor.name] = self.count
+            self.last[factor.key] = self.count
             self.parallel(acc.axes, f"{self.element_of(acc)} *= {self.element_of(factor)}")
             self.gemm(t, product, acc)
         else:
@@ -643,7 +650,7 @@ class KernelWriter:
         if self.stages and place is not None and not self.dummy and t.dtype != "bool" and (
                 e in self.tiles and self.tiles[e].axes == axes or self.has_product()):
             tile = self.root(e, "out", axes, wanted)
-            self.last[tile.name] = self.count
+            self.last[tile.key] = self.count
             self.say(f"T.copy({tile.name}, {place})")
             return
         self.roots.append((e, self.current))

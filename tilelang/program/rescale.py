@@ -86,8 +86,16 @@ def _sum(e: Scalar) -> Scalar | None:
     return a if value(b) == 0 else None
 
 
+def _widened(e: Scalar) -> Scalar | None:
+    """A conversion of a 16-bit value, which is kept in float32 anyway."""
+    a = e.args[0]
+    if e.dtype != "float32" or not is_float(a.dtype) or a.dtype == "float64":
+        return None
+    return const(a.value, e.dtype) if a.op == "const" else a
+
+
 _RULES: dict[str, Callable[[Scalar], Scalar | None]] = {
-    "mul": _product, "div": _quotient, "where": _selection, "add": _sum, "sub": _sum}
+    "mul": _product, "div": _quotient, "where": _selection, "add": _sum, "sub": _sum, "cast": _widened}
 
 
 def scaled(e: Scalar) -> tuple[Scalar, float]:

@@ -1,0 +1,270 @@
+"""Which tensors are computed by one kernel: fusion by cost.
+
+At first every reduction, every computed operand of a contraction and every output is a kernel of its own that reads and writes memory.
+Then, from the outputs backwards, a tensor is not stored any more, but computed where it is read, if that costs less:
+
+    cost of a kernel = max(multiply-adds of contractions / their rate + other operations / theirs, bytes / bandwidth) + launch
+
+Recomputation, traffic, and what does not fit into tiles (nest.Unfit) decide; no rule knows what the tensors mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf, prod
+
+from tilelang.target import Target
+from tilelang.target.machine import kernel_rates
+
+from .expand import Program
+from .expr import Axis, Scalar, Tensor, axis, read, rewrite, walk
+from .graph import Dim, Size, size_at
+from .nest import Nest, Unfit, contraction, nest_of, passes
+from .plan import Plan, bits_of, plan_of
+from .rescale import factors, is_float
+
+GUESS = 1024  # what an open size is taken for
+REREAD = 0.2  # bytes that the cache serves, beside those of memory
+SLOW_OPERAND = 0.35  # of a contraction's time that computing an operand in the loop costs
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Operations and bytes per second, seconds of a launch."""
+
+    product: float
+    other: float
+    memory: float
+    launch: float
+    processors: int
+
+
+def rates_of(target: Target) -> Rates:
+    kind = "cpu" if target.is_cpu else "wgmma" if target.has_wgmma else "mma"
+    r = kernel_rates(kind, target.machine) if target.is_gpu else kernel_rates(kind)
+    sms = r.sm_count
+    return Rates(r.mma * sms * r.clock, (256.0 if target.is_gpu else 32.0) * sms * r.clock, r.bandwidth, r.launch, sms)
+
+
+@dataclass
+class Cut:
+    """Kernels in their order: the tensors that each stores, and its plan."""
+
+    kernels: list[tuple[tuple[Tensor, ...], Plan]] = field(default_factory=list)
+
+
+def cut(program: Program, target: Target, sizes: Mapping[str, int]) -> Cut:
+    """The kernels of a program.  Raises Unfit where a tensor cannot be computed by any."""
+    return _Cutter(program, target, sizes).cut()
+
+
+class _Cutter:
+    def __init__(self, program: Program, target: Target, sizes: Mapping[str, int]) -> None:
+        self.target, self.sizes, self.rates = target, sizes, rates_of(target)
+        self.outputs, self.made = with_operands(program)
+        self.plans: dict[tuple[tuple[Tensor, ...], frozenset[Tensor]], tuple[Plan | None, float, str]] = {}
+
+    def cut(self) -> Cut:
+        groups: list[tuple[Tensor, ...]] = [(t,) for t in (*self.made, *self.outputs)]
+        stored = frozenset(self.made) | frozenset(self.outputs)
+        for t in reversed(self.made):
+            fewer = [g for g in groups if g != (t,)]
+            if self.total(fewer, stored - {t}) <= self.total(groups, stored):
+                groups, stored = fewer, stored - {t}
+        groups = self.merged(groups, stored)
+        out = Cut()
+        for g in self.ordered(groups, stored):
+            plan, _, why = self.plan(g, stored)
+            if plan is None:
+                raise Unfit(why)
+            out.kernels.append((g, plan))
+        return out
+
+    def merged(self, groups: list[tuple[Tensor, ...]], stored: frozenset[Tensor]) -> list[tuple[Tensor, ...]]:
+        """Kernels of equal shapes that read the same tensors become one where that costs less."""
+        changed = True
+        while changed:
+            changed = False
+            for k, a in enumerate(groups):
+                for b in groups[k + 1:]:
+                    if not self.alike(a, b, stored):
+                        continue
+                    both = [g for g in groups if g not in (a, b)] + [a + b]
+                    if self.total(both, stored) < self.total(groups, stored) and not self.circular(both, stored):
+                        groups, changed = both, True
+                        break
+                if changed:
+                    break
+        return groups
+
+    def alike(self, a: tuple[Tensor, ...], b: tuple[Tensor, ...], stored: frozenset[Tensor]) -> bool:
+        if a[0].shape != b[0].shape:
+            return False
+        x, y = self.needs(a, stored), self.needs(b, stored)
+        return bool(x & y) and not x & set(b) and not y & set(a)
+
+    def circular(self, groups: list[tuple[Tensor, ...]], stored: frozenset[Tensor]) -> bool:
+        return len(self.ordered(groups, stored)) < len(groups)
+
+    def needs(self, group: tuple[Tensor, ...], stored: frozenset[Tensor]) -> set[Tensor]:
+        """Inputs and stored tensors that a kernel reads."""
+        out: set[Tensor] = set()
+        waiting, seen = list(group), set(group)
+        while waiting:
+            t = waiting.pop()
+            for r in t.body.reads if t.body is not None else ():
+                if r.value in stored or r.value.kind == "input":
+                    out.add(r.value)
+                elif r.value not in seen:
+                    seen.add(r.value)
+                    waiting.append(r.value)
+        return out - set(group)
+
+    def ordered(self, groups: list[tuple[Tensor, ...]], stored: frozenset[Tensor]) -> list[tuple[Tensor, ...]]:
+        """Kernels in an order in which each reads what earlier ones stored; those that cannot be ordered are left out."""
+        out: list[tuple[Tensor, ...]] = []
+        have: set[Tensor] = set()
+        left = list(groups)
+        while left:
+            ready = next((g for g in left if all(t.kind == "input" or t in have for t in self.needs(g, stored))), None)
+            if ready is None:
+                return out
+            out.append(ready)
+            have |= set(ready)
+            left.remove(ready)
+        return out
+
+    # ---- costs ----------------------------------------------------------------------------------------------------------
+
+    def total(self, groups: Iterable[tuple[Tensor, ...]], stored: frozenset[Tensor]) -> float:
+        return sum(self.plan(g, stored)[1] for g in groups)
+
+    def plan(self, group: tuple[Tensor, ...], stored: frozenset[Tensor]) -> tuple[Plan | None, float, str]:
+        key = (group, stored & self.needs(group, stored))
+        if key not in self.plans:
+            try:
+                plan = plan_of(nest_of(group, stored), self.target)
+                self.plans[key] = plan, self.cost(plan), ""
+            except Unfit as e:
+                self.plans[key] = None, inf, str(e)
+        return self.plans[key]
+
+    def count(self, axes: Iterable[Axis]) -> float:
+        return float(prod(self.number(a.extent) for a in axes))
+
+    def number(self, s: Size) -> int:
+        return size_at(s, {n: self.sizes.get(n, GUESS) for n in s.names}) if isinstance(s, Dim) else s
+
+    def blocks(self, plan: Plan, without: frozenset[Axis]) -> float:
+        """Blocks along the axes that a value does not have: how often it is computed or read."""
+        out = 1.0
+        for a in plan.nest.axes:
+            role = plan.roles[a]
+            if a not in without and role.kind in ("grid", "tile"):
+                out *= -(-self.number(a.extent) // role.size)
+        return out
+
+    def cost(self, plan: Plan) -> float:
+        """Estimated seconds of a kernel."""
+        nest, products, others = plan.nest, 0.0, 0.0
+        for t in nest.stages:
+            assert t.body is not None
+            axes = frozenset((*t.axes, *t.over))
+            times = self.count(axes) * self.blocks(plan, axes)
+            c = contraction(t)
+            if c is None:
+                others += times * self.operations(t.body, plan)
+                continue
+            by = 1.0 if bits_of(c.a.dtype) <= 16 or self.target.is_cpu else 16.0
+            products += times * by
+            for f in (c.a, c.b):
+                work = self.operations(f, plan)
+                others += self.count(f.axes) * self.blocks(plan, f.axes) * work
+                if work and not any(r.value in nest.stages for r in f.reads):
+                    products += times * by * SLOW_OPERAND
+        for _, e in nest.outputs:
+            others += self.count(nest.axes) * self.operations(e, plan)
+        parallel = min(1.0, self.blocks(plan, frozenset()) / self.rates.processors)
+        busy = products / self.rates.product + others / self.rates.other
+        return max(busy / parallel, self.traffic(plan) / (self.rates.memory * min(1.0, parallel * 2))) + self.rates.launch
+
+    @staticmethod
+    def operations(e: Scalar, plan: Plan) -> float:
+        cheap = ("axis", "const", "read", "cast")
+        return float(sum(1 for x in walk(e) if x.op not in cheap and is_float(x.dtype)))
+
+    def traffic(self, plan: Plan) -> float:
+        """Bytes moved, those that caches serve at a fraction."""
+        nest, kept = plan.nest, set(plan.nest.stages)
+        total = 0.0
+        seen: dict[Scalar, int] = {}
+        for p in passes(nest, plan.loops()):
+            for r in {r for t in p.stages for r in self.reads_through(t.body, kept) if r.axes & frozenset(p.axes)}:
+                seen[r] = seen.get(r, 0) + 1
+        for e in nest.bodies():
+            for r in e.reads:
+                if r.value not in kept:
+                    seen.setdefault(r, 1)
+        for r, times in seen.items():
+            size = self.count(r.value.axes) * bits_of(r.value.dtype) / 8
+            touched = min(self.count(r.axes) * bits_of(r.value.dtype) / 8, size) if r.args else 1.0
+            again = self.blocks(plan, r.axes) * self.count(r.axes) * bits_of(r.value.dtype) / 8 - touched
+            total += times * touched + REREAD * max(0.0, again) * (0.1 if self.target.is_gpu else 0.5)
+        return total + sum(self.count(t.axes) * bits_of(t.dtype) / 8 for t, _ in nest.outputs)
+
+    def reads_through(self, e: Scalar | None, kept: set[Tensor]) -> set[Scalar]:
+        """Reads of memory in an expression and in the stages that it reads."""
+        out: set[Scalar] = set()
+        for r in e.reads if e is not None else ():
+            if r.value in kept:
+                if not r.value.over or True:
+                    out |= self.reads_through(r.value.body, kept)
+            else:
+                out.add(r)
+        return out
+
+
+# ---- operands as tensors ------------------------------------------------------------------------------------------------
+
+
+def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    """(outputs, the other computed tensors, operands first): computed operands of contractions are tensors of their own."""
+    new: dict[Tensor, Tensor] = {t: t for t in program.inputs}
+    made: list[Tensor] = []
+
+    def renewed(e: Scalar) -> Scalar:
+        return rewrite(e, lambda x: Scalar("read", tuple(map(renewed, x.args)), x.dtype, tensor(x.value)) if x.op == "read" else None)
+
+    def tensor(t: Tensor) -> Tensor:
+        if t not in new:
+            assert t.body is not None
+            body = renewed(t.body)
+            if contraction(t) is not None:
+                body = rewrite(body, lambda x: None)
+                for f, _ in factors(body):
+                    if f.op != "read" and any(r.value.kind != "input" for r in f.reads):
+                        body = rewrite(body, lambda x, f=f: operand(f) if x == f else None)  # type: ignore[misc]
+            new[t] = replace(t, body=body)
+            made.append(new[t])
+        return new[t]
+
+    def operand(f: Scalar) -> Scalar:
+        axes = tuple(sorted(f.axes, key=lambda a: order(f, a)))
+        t = Tensor("operand", axes, f.dtype, "map", f)
+        made.append(t)
+        return read(t, tuple(map(axis, axes)))
+
+    def order(f: Scalar, a: Axis) -> tuple[int, str]:
+        places = [k for r in f.reads for k, i in enumerate(r.args) if a in i.axes]
+        return (max(places, default=0), a.name)
+
+    outputs = []
+    for t in program.outputs:
+        assert t.body is not None
+        new[t] = replace(t, body=renewed(t.body))
+        outputs.append(new[t])
+    return tuple(outputs), made
+
+
+__all__ = ["Cut", "Nest", "cut"]

@@ -1,0 +1,85 @@
+"""A program as a module of tile programs: text, and the steps that run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilelang.target import Target
+
+from .cut import Cut, cut
+from .emit import kernel_text
+from .expand import expand
+from .expr import Scalar, Tensor
+from .graph import Dim, Graph, Size
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call of a kernel.  kernel: the name of its function; inputs, outputs: names of buffers, in the order of parameters."""
+
+    kernel: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Module:
+    """A program as tile programs.
+
+    source: the text of a Python module with a prim_func for each step.  inputs, outputs: names of buffers, in the order of
+    the program's parameters and results.  buffers: name -> (shape, dtype) of the outputs and of what lies between kernels.
+    """
+
+    source: str
+    steps: tuple[Step, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    buffers: Mapping[str, tuple[tuple[Size, ...], str]]
+
+
+def lower(graph: Graph, shapes: Mapping[str, int] | None, target: Target) -> Module:
+    """The tile programs of an operator graph.
+
+    shapes: numbers for named sizes; a size without one stays open: one kernel serves all its values.
+    Raises program-lowering, at the user's line, for what is not compiled yet.
+    """
+    graph = graph.at(shapes or {})
+    program = expand(graph)
+    return assemble(program.name, program.inputs, cut(program, target, shapes or {}), target, graph.dims)
+
+
+def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target, dims: tuple[str, ...]) -> Module:
+    """The text of all kernels and the steps."""
+    names: dict[Tensor, str] = {t: t.name for t in inputs}
+    used = set(names.values()) | {"T", "tilelang"}
+    for group, _ in kernels.kernels:
+        for t in group:
+            names[t] = _unused(t.name, used)
+    steps, texts, buffers = [], [], {}
+    for k, (group, plan) in enumerate(kernels.kernels):
+        kernel = name if len(kernels.kernels) == 1 else f"{name}_{k}"
+        read = _reads(plan.nest.bodies(), names, frozenset(plan.nest.stages))
+        needed = [t for t in names if t in read] if len(kernels.kernels) > 1 else [*inputs]
+        parameters = [(names[t], t) for t in (*needed, *group)]
+        texts.append(kernel_text(plan, kernel, parameters, target))
+        steps.append(Step(kernel, tuple(names[t] for t in needed), tuple(names[t] for t in group)))
+        buffers.update({names[t]: (t.shape, t.dtype) for t in group})
+    head = "import tilelang.language as T\n\n"
+    open_sizes = sorted({n for t in names for s in t.shape if isinstance(s, Dim) for n in s.names} | set(dims))
+    head += "".join(f'{n} = T.dynamic("{n}")\n' for n in open_sizes)
+    outputs = tuple(sorted((names[t] for t in names if t.name.startswith("out") and t.kind == "map" and t not in inputs),
+                           key=lambda n: (len(n), n)))
+    return Module(head + "\n\n" + "\n\n".join(texts), tuple(steps), tuple(t.name for t in inputs), outputs, buffers)
+
+
+def _reads(bodies: list[Scalar], names: Mapping[Tensor, str], stages: frozenset[Tensor]) -> set[Tensor]:
+    return {r.value for e in bodies for r in e.reads if r.value in names and r.value not in stages}
+
+
+def _unused(name: str, used: set[str]) -> str:
+    out, k = name, 2
+    while out in used:
+        out, k = f"{name}{k}", k + 1
+    used.add(out)
+    return out
