@@ -18,7 +18,7 @@ from tilelang.target import Target
 from tilelang.target.machine import kernel_rates
 
 from .expand import Program
-from .expr import Axis, Scalar, Tensor, axis, read, rewrite, walk
+from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite, walk
 from .graph import Dim, Size, size_at
 from .nest import Nest, Unfit, contraction, nest_of, passes
 from .plan import Plan, bits_of, plan_of
@@ -99,7 +99,8 @@ class _Cutter:
         return groups
 
     def alike(self, a: tuple[Tensor, ...], b: tuple[Tensor, ...], stored: frozenset[Tensor]) -> bool:
-        if a[0].shape != b[0].shape:
+        shorter, longer = sorted((a[0].shape, b[0].shape), key=len)
+        if any(s not in longer for s in shorter):
             return False
         x, y = self.needs(a, stored), self.needs(b, stored)
         return bool(x & y) and not x & set(b) and not y & set(a)
@@ -218,8 +219,7 @@ class _Cutter:
         out: set[Scalar] = set()
         for r in e.reads if e is not None else ():
             if r.value in kept:
-                if not r.value.over or True:
-                    out |= self.reads_through(r.value.body, kept)
+                out |= self.reads_through(r.value.body, kept)
             else:
                 out.add(r)
         return out
@@ -232,6 +232,8 @@ def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """(outputs, the other computed tensors, operands first): computed operands of contractions are tensors of their own."""
     new: dict[Tensor, Tensor] = {t: t for t in program.inputs}
     made: list[Tensor] = []
+    common: dict[tuple[int, Size], Axis] = {}  # operands in the same axes, so that equal ones are one tensor
+    operands: dict[Scalar, Tensor] = {}
 
     def renewed(e: Scalar) -> Scalar:
         return rewrite(e, lambda x: Scalar("read", tuple(map(renewed, x.args)), x.dtype, tensor(x.value)) if x.op == "read" else None)
@@ -241,7 +243,6 @@ def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
             assert t.body is not None
             body = renewed(t.body)
             if contraction(t) is not None:
-                body = rewrite(body, lambda x: None)
                 for f, _ in factors(body):
                     if f.op != "read" and any(r.value.kind != "input" for r in f.reads):
                         body = rewrite(body, lambda x, f=f: operand(f) if x == f else None)  # type: ignore[misc]
@@ -251,9 +252,12 @@ def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
 
     def operand(f: Scalar) -> Scalar:
         axes = tuple(sorted(f.axes, key=lambda a: order(f, a)))
-        t = Tensor("operand", axes, f.dtype, "map", f)
-        made.append(t)
-        return read(t, tuple(map(axis, axes)))
+        own = tuple(common.setdefault((k, a.extent), Axis(f"i{k}", a.extent)) for k, a in enumerate(axes))
+        body = at(f, dict(zip(axes, map(axis, own))))
+        if body not in operands:
+            operands[body] = Tensor("operand", own, f.dtype, "map", body)
+            made.append(operands[body])
+        return read(operands[body], tuple(map(axis, axes)))
 
     def order(f: Scalar, a: Axis) -> tuple[int, str]:
         places = [k for r in f.reads for k, i in enumerate(r.args) if a in i.axes]

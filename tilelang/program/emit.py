@@ -649,14 +649,16 @@ class KernelWriter:
         place = self.copyable(read(t, tuple(map(axis, self.output_axes(t)))), axes)
         if self.stages and place is not None and not self.dummy and t.dtype != "bool" and (
                 e in self.tiles and self.tiles[e].axes == axes or self.has_product()):
-            tile = self.root(e, "out", axes, wanted)
+            source = e.args[0] if e.op == "cast" and e.dtype == t.dtype and e not in self.tiles and is_float(e.dtype) else e
+            tile = self.root(source, "out", axes, wanted)
             self.last[tile.key] = self.count
             self.say(f"T.copy({tile.name}, {place})")
             return
         self.roots.append((e, self.current))
         self.share(e)
         indices = ", ".join(self.indices[a] for a in self.output_axes(t)) or "0"
-        text = self.printer().text(e)
+        source = e.args[0] if e.op == "cast" and e.dtype == t.dtype and e not in self.tiles and is_float(e.dtype) else e
+        text = self.printer().text(source)
         if t.dtype != wide(t.dtype):
             text = f'T.cast({text}, "{t.dtype}")'
         self.parallel(axes, f"{self.names[t]}[{indices}] = {text}")

@@ -2,24 +2,35 @@
 
     grid   one index a block              tile   `size` indices a block
     whole  all indices in one tile        loop   `size` indices an iteration       serial  one index an iteration
+
+Sizes of tiles come from the library's cost models of the machine: of one product, and of two products in a chain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import gcd, prod
 
+from tilelang.library.attention import tile_cost as chain_cost
+from tilelang.library.attention.problem import Mask, Sizes
+from tilelang.library.gemm.tile import Tile, TileProblem, chip_of
+from tilelang.library.gemm.tile_cost import choose_tile
 from tilelang.target import Target
 
-from .expr import Axis, Scalar, Tensor, bounds, linear, number
-from .graph import Dim, Size
+from .expr import Axis, Scalar, Tensor
+from .graph import Dim
 from .nest import REDUCTIONS, Contraction, Nest, Unfit, contraction
 
 WHOLE_DEPTH = 512  # most indices of a contracted axis that lies in a tile as a whole
 WHOLE_COLUMNS = 512  # most columns of an accumulator that are kept so that what stands before is not computed again
 SMALL = 128  # an axis of at most so many indices is not looped over where it could be whole
+SHORT_LOOP = 64  # a contracted axis of at most so many indices is one tile
+ROWS = {True: 16384, False: 65536}  # the longest row that a block keeps, on a GPU and else
+REREAD_ROWS = 4096  # the longest row that is kept although it is read once only
+BLOCK = 2048  # elements that a block of an element-wise kernel computes
 BITS = {"float64": 64, "float32": 32, "int64": 64, "uint64": 64, "int32": 32, "uint32": 32, "float16": 16, "bfloat16": 16,
         "int16": 16, "uint16": 16}
+GUESS = 2048  # what the cost models take an open size for
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,7 @@ class Role:
 
 @dataclass
 class Plan:
-    """A nest with roles, threads, and the notes that stand as comments in its text."""
+    """A nest with roles, threads, and the notes that stand as comments in its text.  panel: rows of tiles of T.use_swizzle."""
 
     nest: Nest
     roles: dict[Axis, Role]
@@ -42,7 +53,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)
 
     def tiled(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        """Those of the axes that have more than one index in a tile, or are split into tiles."""
+        """Those of the axes that are dimensions of tiles."""
         return tuple(a for a in axes if self.roles[a].kind not in ("grid", "serial"))
 
     def loops(self) -> frozenset[Axis]:
@@ -53,195 +64,217 @@ def bits_of(dtype: str) -> int:
     return BITS.get(dtype, 8)
 
 
-def rows_fit(target: Target) -> int:
-    """The longest row that is kept in fragments."""
-    return 16384 if target.is_gpu else 65536
+def static(a: Axis) -> int | None:
+    return None if isinstance(a.extent, Dim) else int(a.extent)
 
 
-def plan_of(nest: Nest, target: Target, sizes: Callable[[Plan, Target], None] | None = None) -> Plan:
+def guess(a: Axis) -> int:
+    return GUESS if (n := static(a)) is None else n
+
+
+def plan_of(nest: Nest, target: Target) -> Plan:
     """The roles of a nest's axes and the sizes of its tiles.  Raises Unfit."""
-    roles: dict[Axis, Role] = {}
-    _whole_axes(nest, roles, target)
-    _loops(nest, roles, target)
-    main = main_contraction(nest, roles)
-    plan = Plan(nest, roles)
+    plan = Plan(nest, {})
+    _whole_axes(plan, target)
+    _nested_loops(plan)
+    _loops(plan, target)
+    main = main_contraction(plan)
     if main is not None:
         _contraction_axes(plan, *main, target)
     else:
         _row_axes(plan, target)
     for a in nest.axes:
-        roles.setdefault(a, Role("grid"))
+        plan.roles.setdefault(a, Role("grid"))
+    for t, e in nest.outputs:
+        if len(t.axes) < len(nest.axes) and any(plan.roles[a].kind in ("grid", "tile") for a in nest.axes if a not in e.axes):
+            raise Unfit("an output has no axis that is split over blocks")
     return plan
 
 
-def static(a: Axis) -> int | None:
-    return None if isinstance(a.extent, Dim) else int(a.extent)
+# ---- reduced axes -----------------------------------------------------------------------------------------------------
 
 
-def _whole_axes(nest: Nest, roles: dict[Axis, Role], target: Target) -> None:
+def _whole_axes(plan: Plan, target: Target) -> None:
     """Axes of scans and sorts, whose elements must lie in one tile."""
-    for t in nest.stages:
+    for t in plan.nest.stages:
         if t.kind not in REDUCTIONS:
             for a in (*t.over, *(a for a in t.axes if t.body is not None and a not in t.body.axes)):
-                if (n := static(a)) is None or n > rows_fit(target):
+                if (n := static(a)) is None or n > ROWS[target.is_gpu]:
                     raise Unfit(f"the axis of {t.kind} is too long for a tile")
-                roles[a] = Role("whole", n)
+                plan.roles[a] = Role("whole", n)
 
 
-def _loops(nest: Nest, roles: dict[Axis, Role], target: Target) -> None:
-    """Reduced axes: whole where they are short or nested in another reduction, else looped over."""
-    over = {a: [t for t in nest.stages if a in t.over] for t in nest.stages for a in t.over}
+def _reducers(nest: Nest) -> dict[Axis, list[Tensor]]:
+    return {a: [t for t in nest.stages if a in t.over] for t in nest.stages for a in t.over}
+
+
+def _nested_loops(plan: Plan) -> None:
+    """Where `a` is reduced for each index of `o`, over which another reduction runs, one of both lies in a tile as a whole."""
+    over = _reducers(plan.nest)
     for a, stages in over.items():
-        outer = {o for t in stages for o in t.axes if o in over and o not in nest.axes or o in over and a not in nest.axes}
-        outer -= {a}
-        for o in outer:  # `a` is reduced for each element of `o`, which is reduced later: one of both is whole
-            if roles.get(o) is None and (n := static(o)) is not None and n <= SMALL and not _short(a):
-                roles[o] = Role("whole", n)
-            elif roles.get(o) is None or roles[o].kind != "whole":
-                if (n := static(a)) is None or n > WHOLE_DEPTH:
-                    raise Unfit("two long loops are nested")
-                roles[a] = Role("whole", n)
-    for a, stages in over.items():
-        n = static(a)
+        for o in {o for t in stages for o in t.axes if o in over and o != a}:
+            if plan.roles.get(o, Role("")).kind == "whole" or plan.roles.get(a, Role("")).kind == "whole":
+                continue
+            x, y = static(o), static(a)
+            if x is not None and x <= SMALL and not (y is not None and y <= SMALL):
+                plan.roles[o] = Role("whole", x)
+            elif y is not None and y <= WHOLE_DEPTH:
+                plan.roles[a] = Role("whole", y)
+            elif x is not None and x <= WHOLE_COLUMNS:
+                plan.roles[o] = Role("whole", x)
+            else:
+                raise Unfit("two long loops are nested")
+
+
+def _loops(plan: Plan, target: Target) -> None:
+    """The other reduced axes: rows that outputs have are whole where they fit; others are looped over unless they are short."""
+    nest, roles = plan.nest, plan.roles
+    for a, stages in _reducers(nest).items():
         if a in roles:
             continue
-        rows = n is not None and n <= rows_fit(target) and a in nest.axes
-        if n is not None and (rows or not any(map(contraction, stages)) and n <= _row_limit(target, stages, a)):
+        most = SHORT_LOOP
+        if not any(map(contraction, stages)):
+            most = ROWS[target.is_gpu] if a in nest.axes else REREAD_ROWS if _is_last(nest, a) else SHORT_LOOP
+        if (n := static(a)) is not None and n <= most:
             roles[a] = Role("whole", n)
-    for t in nest.stages:  # of several axes of one reduction the last is looped over in tiles, the others index by index
-        left = [a for a in t.over if a not in roles or roles[a].kind == "whole" and len(t.over) > 1 and contraction(t) is None]
-        if len(t.over) > 1 and contraction(t) is None:
-            wide = [a for a in left if a in nest.axes]
-            for a in left[:-1]:
-                if a in wide:
-                    raise Unfit("two axes of rows")
-                roles[a] = Role("serial")
-            left = [a for a in left[-1:] if a not in roles]
-        else:
-            deep = _contiguous(t, left)
-            for a in left:
-                if a is not deep:
-                    roles[a] = Role("serial")
-            left = [deep] if deep is not None else []
-        for a in left:
-            roles[a] = Role("loop", 0)
+    for t in nest.stages:
+        if t.kind == "argmax" or t.kind == "argmin":
+            if any(roles.get(a, Role("loop")).kind != "whole" for a in t.over):
+                raise Unfit("an index of the extreme of a long row")
+        left = [a for a in t.over if a not in roles]
+        if prod(r.size for a in t.over if (r := roles.get(a)) is not None and r.kind == "whole") > 2 * ROWS[target.is_gpu]:
+            raise Unfit("a reduction over more elements than a tile holds")
+        deep = max(left, key=lambda a: (_is_last(nest, a), guess(a)), default=None)
+        for a in left:  # the deepest axis is looped over in tiles, others index by index
+            roles[a] = Role("loop", 0) if a is deep else Role("serial")
+            if a in nest.axes and a is not deep:
+                raise Unfit("two looped axes of an output")
 
 
-def _short(a: Axis) -> bool:
-    return (n := static(a)) is not None and n <= SMALL
+def _is_last(nest: Nest, a: Axis) -> bool:
+    """Whether the axis is the last index of tensors: its elements are neighbours in memory."""
+    reads = [r for r in nest.global_reads() if a in r.axes and r.args]
+    return not reads or any(a in r.args[-1].axes for r in reads)
 
 
-def _row_limit(target: Target, stages: list[Tensor], a: Axis) -> int:
-    """Rows that no output has are kept whole where tiles are small, or where they would be read twice."""
-    return 4096
+# ---- contractions -----------------------------------------------------------------------------------------------------
 
 
-def _contiguous(t: Tensor, left: list[Axis]) -> Axis | None:
-    """The reduced axis that is looped over in tiles: the last index of most operands, else the longest."""
-    if not left or t.body is None:
-        return None
-    score = {a: sum(2 for r in t.body.reads if r.args and a in r.args[-1].axes) for a in left}
-    return max(left, key=lambda a: (static(a) or 1 << 30) * (1 + score[a]))
-
-
-def main_contraction(nest: Nest, roles: dict[Axis, Role]) -> tuple[Tensor, Contraction] | None:
-    """The last contraction whose result has no looped axis."""
+def main_contraction(plan: Plan) -> tuple[Tensor, Contraction] | None:
+    """The last contraction whose result has rows and columns of the outputs, or rows and looped columns."""
+    nest = plan.nest
     for t in reversed(nest.stages):
         c = contraction(t)
-        if c is not None and not any(roles.get(a, Role("grid")).kind == "loop" for a in t.axes):
-            m = [a for a in c.m if a in nest.axes]
-            n = [a for a in c.n if a in nest.axes]
-            if m and n:
-                return t, c
+        if c is not None and any(a in nest.axes for a in c.m) and any(a in nest.axes for a in c.n):
+            return t, c
     return None
 
 
 def _contraction_axes(plan: Plan, t: Tensor, c: Contraction, target: Target) -> None:
     nest, roles = plan.nest, plan.roles
-    rows = [a for a in c.m if a in nest.axes and a not in roles]
-    columns = [a for a in c.n if a in nest.axes and a not in roles]
-    chained = [s for s in nest.stages if s is not t and contraction(s) is not None and not set(columns) & set(s.axes) and
-               any(a in plan.loops() for a in s.axes)]
-    bm, bn, bk = 128, 128, 64
-    if not target.is_gpu:
-        bm, bn, bk = 64, 64, 64
-    for a in rows[-1:]:
-        roles[a] = Role("tile", bm)
-    for a in columns[-1:]:
-        n = static(a)
-        if chained and n is not None and n <= WHOLE_COLUMNS:
-            roles[a] = Role("whole", n)
-        else:
-            roles[a] = Role("tile", bn)
+    row = [a for a in c.m if a in nest.axes][-1]
+    column = [a for a in c.n if a in nest.axes][-1]
+    deep = [a for a in t.over if roles[a].kind == "loop"]
+    before = [s for s in nest.stages if s is not t and contraction(s) is not None and column not in s.axes and
+              any(a in deep for a in s.axes)]
+    width = static(column)
+    if before and width is not None and width <= WHOLE_COLUMNS and row not in roles:
+        roles[column] = Role("whole", width)
+        _chain_sizes(plan, before, row, column, deep[0], target)
+    else:
+        _product_sizes(plan, t, c, row, column, deep, target)
+    step = 16 if bits_of(c.a.dtype) >= 16 else 32
+    contracted = {a for s in nest.stages if contraction(s) is not None for a in (*s.over, *s.axes)}
+    for a in contracted:  # instructions take whole steps of rows, columns and depth
+        if a in roles and roles[a].kind == "whole" and (a not in nest.axes or target.is_gpu):
+            roles[a] = Role("whole", -(-roles[a].size // step) * step)
     for a, r in list(roles.items()):
-        if r.kind == "loop":
-            roles[a] = Role("loop", 128 if chained else bk)
-    plan.panel = 0 if chained else 10
-    plan.stages = 2 if chained or len(nest.stages) > 1 else 3
-    plan.notes.append(f"blocks of {bm} x {bn} results, {bk} of the contracted axis an iteration")
+        if r.kind == "loop" and r.size == 0:
+            roles[a] = Role("loop", 64)
+
+
+def _chain_sizes(plan: Plan, before: list[Tensor], row: Axis, column: Axis, deep: Axis, target: Target) -> None:
+    """Rows of a block and columns of the first product an iteration, for products of which one needs the other."""
+    depth = max(guess(a) for s in before for a in s.over)
+    others = prod(guess(a) for a in plan.nest.axes if a not in (row, column))
+    seen = sum(1 for s in plan.nest.stages if column in s.axes and contraction(s) is not None)
+    sizes = Sizes(1, guess(row), guess(deep), others, others, depth, guess(column) * seen)
+    machine = chain_cost.machine_of(target)
+    tile = chain_cost.attention_tile(machine, sizes, Mask())
+    if target.is_gpu and (n := static(deep)) is not None and n % tile.keys:
+        even = [x for x in chain_cost.candidates(machine, sizes) if n % x.keys == 0 and x.keys >= 32]
+        tile = min(even, key=lambda x: chain_cost.estimate(machine, sizes, Mask(), x)[0], default=tile)
+    plan.roles[row], plan.roles[deep] = Role("tile", tile.rows), Role("loop", tile.keys)
+    plan.threads, plan.stages = tile.threads, tile.stages if target.is_gpu else 0
+    plan.notes.append(f"{tile.rows} rows a block, {tile.keys} of the {guess(deep)} that they meet an iteration: "
+                      f"the least cost of two products in a chain; {guess(column)} columns stay in registers")
+
+
+def _product_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, deep: list[Axis], target: Target) -> None:
+    """The tile of a product by the library's cost model; several accumulators of a block share its registers."""
+    nest, roles = plan.nest, plan.roles
+    k = guess(deep[0]) if deep else max(guess(a) for a in t.over)
+    sums = sum(1 for s in nest.stages if contraction(s) is not None and row in s.axes and column in s.axes)
+    batch = prod(guess(a) for a in nest.axes if a not in (row, column))
+    bits = bits_of(c.a.dtype)
+    kind = {8: "int8" if c.a.dtype.startswith(("int", "uint")) else "fp8", 16: "half", 32: "tf32"}.get(bits, "float")
+    if target.is_gpu and c.a.dtype == "float32":
+        kind = "float"
+    a_k, b_k = (any(bool(r.args) and a in r.args[-1].axes for r in f.reads for a in t.over) for f in (c.a, c.b))
+    problem = TileProblem(guess(row), guess(column) * sums, k, batch, kind, bits, bits_of(nest.outputs[0][0].dtype),
+                          a_k=a_k, b_k=b_k, may_split=False)
+    tile = choose_tile(chip_of(target), problem)
+    rows, columns, depth = tile.bm, max(16, tile.bn // sums // 16 * 16), tile.bk
+    if kind == "float" and target.is_gpu:
+        rows, columns, depth, tile = 64, 64, 16, Tile(64, 64, 16, 2, 256)
+    if row not in roles:
+        roles[row] = Role("tile", rows)
+    if column not in roles:
+        roles[column] = Role("tile", columns)
+    roles.update({a: Role("loop", depth) for a in deep})
+    plan.threads, plan.panel = tile.threads, tile.panel_size if target.is_gpu else 0
+    plan.stages = (min(tile.stages, 4) if sums == 1 else max(2, min(tile.stages, 3))) if target.is_gpu else 0
+    plan.notes.append(f"tiles of {rows} x {columns} results, {depth} of the {k} products of each an iteration: "
+                      f"the least estimated cost for {guess(row)} x {guess(column)}" + (f", {sums} sums a tile" if sums > 1 else ""))
+
+
+# ---- rows and elements ------------------------------------------------------------------------------------------------
 
 
 def _row_axes(plan: Plan, target: Target) -> None:
-    """Element-wise kernels and reductions: rows of whole tiles or of pieces."""
+    """Element-wise kernels and reductions of elements: tiles of rows and columns with about BLOCK elements."""
     nest, roles = plan.nest, plan.roles
-    reduced = {a for t in nest.stages for a in t.over}
-    open_axes = [a for a in nest.axes if a not in roles]
-    width = 1
-    for a in reduced:
-        if a in roles and roles[a].kind == "loop":
-            roles[a] = Role("loop", 2048 if not any(b in open_axes for b in _inner(nest, a)) else 32)
-        width *= roles[a].size if a in roles and roles[a].kind in ("whole", "loop") else 1
-    block = 2048
-    for a in reversed(open_axes):
+    reduced = set(_reducers(nest)) | {a for a in roles if roles[a].kind == "whole"}
+    free = [a for a in nest.axes if a not in roles]
+    width = prod(r.size for r in roles.values() if r.kind == "whole")
+    for a, r in list(roles.items()):
+        if r.kind == "loop":
+            lanes = 1 if _is_last(nest, a) or not free else min(64, guess(free[-1]))
+            roles[a] = Role("loop", max(8, BLOCK // (width * lanes)))
+            width *= roles[a].size
+    for a in reversed(free):
         n = static(a)
-        room = max(1, block // width)
-        if reduced and roles_width_is_rows(nest, a, reduced):
-            room = min(room, 128)
-        if room == 1 and a is not open_axes[-1]:
-            continue
-        size = room if n is None else min(n, room)
-        if n is not None and size == n:
-            roles[a] = Role("whole", n) if n > 1 else Role("tile", 1)
-        else:
-            size = 1 << (size.bit_length() - 1)
+        room = max(1, BLOCK // width)
+        if a is free[-1] and not reduced and width == 1:
+            room = min(room, 1024)
+        size = min(room, 1 << max(0, (guess(a) - 1).bit_length()))
+        size = 1 << (size.bit_length() - 1)
+        if n is not None and n <= room:
+            roles[a] = Role("whole", n) if n > 1 else Role("grid")
+        elif size > 1 or a is free[-1]:
             roles[a] = Role("tile", size)
-        width *= size
-        if width >= block or size != n:
+        width *= roles[a].size if a in roles else 1
+        if n is None or n > room:
             break
-    if not any(r.kind == "tile" for a, r in roles.items() if a in nest.axes):
-        for a in nest.axes:
-            if a in open_axes and a not in reduced and roles.get(a, Role("grid")).kind == "grid":
-                roles[a] = Role("tile", 1)
-                break
-    plan.threads = 256 if width >= 2048 else 128
+    plan.threads = 256 if width >= 1024 else 128
+    plan.stages = 2 if target.is_gpu else 0
+    looped = [a for a in roles if roles[a].kind == "loop"]
+    kept = [a for a in reduced if roles[a].kind == "whole"]
+    if kept and not looped:
+        plan.notes.append(f"whole rows of {' x '.join(str(roles[a].size) for a in kept)} lie in registers and are read once")
+    elif looped:
+        plan.notes.append(f"rows of {' x '.join(str(a.extent) for a in looped)} are read in pieces of "
+                          f"{' x '.join(str(roles[a].size) for a in looped)}")
 
 
-def roles_width_is_rows(nest: Nest, a: Axis, reduced: set[Axis]) -> bool:
-    return True
-
-
-def _inner(nest: Nest, a: Axis) -> list[Axis]:
-    """Axes of outputs that stand after `a` in tensors: tiles of columns of a reduction over rows."""
-    out = []
-    for r in nest.global_reads():
-        places = [k for k, i in enumerate(r.args) if a in i.axes]
-        if places and places[-1] < len(r.args) - 1:
-            out += [x for i in r.args[places[-1] + 1:] for x in i.axes]
-    return out
-
-
-def tile_place(i: Scalar, tiled: frozenset[Axis]) -> tuple[Scalar, Axis | None] | None:
-    """(base, axis): i = base + axis with one tiled axis and a base of none; None where the index has another form."""
-    terms, c = linear(i)
-    found = [a for a in terms if not a.axes.isdisjoint(tiled)]
-    if not found:
-        return i, None
-    if len(found) > 1 or found[0].op != "axis" or terms[found[0]] != 1:
-        return None
-    del terms[found[0]]
-    from .expr import summed
-
-    return summed(terms, c), found[0].value
-
-
-__all__ = ["Plan", "Role", "Size", "bits_of", "bounds", "main_contraction", "number", "plan_of", "static", "tile_place"]
+__all__ = ["BITS", "Plan", "Role", "Scalar", "bits_of", "gcd", "guess", "plan_of", "static"]

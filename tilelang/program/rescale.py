@@ -17,6 +17,7 @@ from math import inf, isinf
 from .expr import Axis, Scalar, Tensor, const, read, rewrite, walk
 
 LOG2E = 1.4426950408889634
+LARGE = 500.0  # constants in exponents from which a rounding error of their size would be felt
 EXPONENTIALS = ("exp", "exp2")
 NEUTRAL = {"sum": 0.0, "prod": 1.0, "max": -inf, "min": inf}
 WIDE = ("float32", "float64")
@@ -106,19 +107,37 @@ def scaled(e: Scalar) -> tuple[Scalar, float]:
 
 
 def base_two(e: Scalar) -> Scalar:
-    """exp(a - b) as exp2(a * log2(e) - b * log2(e)), with the factor folded into those of a and b."""
+    """exp(a - b) as exp2(a * log2(e) - b * log2(e)), with the factor folded into those of a and b.
+
+    One instruction then multiplies and subtracts, and leaves the rounding error of a product of the size of a.  Where that may
+    be large, because the expression has large constants, the difference is formed first.
+    """
     def change(x: Scalar) -> Scalar | None:
         if x.op != "exp" or x.dtype == "float64" or x.args[0].op not in ("add", "sub", "mul"):
             return None
-        return Scalar("exp2", (_times_log2e(base_two(x.args[0])),), x.dtype)
+        inner = base_two(x.args[0])
+        large = any(LARGE <= abs(v) < inf for y in walk(inner) if (v := value(y)) is not None)
+        return Scalar("exp2", (_times(common_factor(inner), LOG2E) if large else _times_log2e(inner),), x.dtype)
 
     return rewrite(e, change)
+
+
+def _times(e: Scalar, k: float) -> Scalar:
+    return _fold(Scalar("mul", (e, const(k, e.dtype)), e.dtype))
 
 
 def _times_log2e(e: Scalar) -> Scalar:
     if e.op in ("add", "sub"):
         return Scalar(e.op, tuple(map(_times_log2e, e.args)), e.dtype)
-    return _fold(Scalar("mul", (e, const(LOG2E, e.dtype)), e.dtype))
+    return _times(e, LOG2E)
+
+
+def common_factor(e: Scalar) -> Scalar:
+    """a * k - b * k as (a - b) * k: without rounding where a and b are equal."""
+    if e.op not in ("add", "sub"):
+        return e
+    (a, x), (b, y) = map(scaled, e.args)
+    return _times(Scalar(e.op, (a, b), e.dtype), x) if x == y != 1 else e
 
 
 # ---- factors and terms ------------------------------------------------------------------------------------------------
@@ -254,7 +273,7 @@ def rescaling(t: Tensor, moving: frozenset[Tensor], old: Mapping[Tensor, Tensor]
     out: Scalar | None = None
     for op, parts, dtype in exponents:
         old = [(-s, rewrite(x, lambda r: read(old[r.value], r.args) if _is_one(r, moving) else None)) for s, x in parts]
-        one = Scalar(op, (signed_sum(old + parts, dtype),), dtype)
+        one = Scalar(op, (common_factor(signed_sum(old + parts, dtype)),), dtype)
         out = one if out is None else Scalar("mul", (out, one), dtype)
     return out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import isinf, isnan
 
-from .expr import Scalar, is_integer
+from .expr import Scalar, const, is_integer, number, times
 from .rescale import is_float
 
 INFIX = {"add": ("+", 6), "sub": ("-", 6), "mul": ("*", 7), "div": ("/", 7), "floordiv": ("//", 7), "mod": ("%", 7),
@@ -31,7 +31,8 @@ class Printer:
     def text(self, e: Scalar, above: int = -1) -> str:
         found = self.leaf(e)
         if found is not None:
-            return f"({found})" if above >= TIGHT and (" " in found and not found.endswith((")", "]"))) else found
+            level = TIGHT if e.op != "axis" else 6 if "+" in found else 7 if "*" in found else TIGHT
+            return f"({found})" if level < above else found
         out, level = self._text(e)
         return f"({out})" if level < above else out
 
@@ -59,6 +60,8 @@ class Printer:
 
     def _infix(self, e: Scalar, sign: str, level: int) -> tuple[str, int]:
         a, b = e.args
+        if sign == "+" and is_integer(e.dtype) and (positive := _negated(b)) is not None:
+            return f"{self.text(a, 6)} - {self.text(positive, 7)}", 6
         tight = level + 1 if sign not in ("+", "*", "and", "or") or is_integer(e.dtype) and b.op != "add" else level
         right = self.text(b, tight if sign in ("+", "and", "or") else level + 1)
         return f"{self.text(a, level if level > 2 else level + 1)} {sign} {right}", level
@@ -104,6 +107,15 @@ class Printer:
         if e.dtype != "int32":
             return f"T.{e.dtype}({plain})", TIGHT
         return plain, 6 if " " in plain else 7 if "*" in plain else 8 if plain.startswith("-") else TIGHT
+
+
+def _negated(e: Scalar) -> Scalar | None:
+    """x of -x, where e is a product with a negative number, or one."""
+    if (n := number(e)) is not None:
+        return const(-n) if isinstance(n, int) and n < 0 else None
+    if e.op == "mul" and isinstance(n := number(e.args[1]), int) and n < 0:
+        return times(e.args[0], -n)
+    return None
 
 
 __all__ = ["Printer", "wide"]
