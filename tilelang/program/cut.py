@@ -244,7 +244,8 @@ def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
             body = renewed(t.body)
             if contraction(t) is not None:
                 for f, _ in factors(body):
-                    if f.op != "read" and any(r.value.kind != "input" for r in f.reads):
+                    plain = f.args[0] if f.op == "cast" else f
+                    if plain.op != "read" and any(r.value.kind != "input" for r in f.reads):
                         body = rewrite(body, lambda x, f=f: operand(f) if x == f else None)  # type: ignore[misc]
             new[t] = replace(t, body=body)
             made.append(new[t])

@@ -261,7 +261,8 @@ def _einsum(e: _Expander, n: Node) -> Tensor:
     for x, names in zip(n.inputs, operands.split(",")):
         one = e.element(x, tuple(axis(letters[c]) for c in names))
         # The cast says that the operand is rounded to its own type: it stays where the operand is computed in a wider one.
-        factors.append(one if one.op in ("read", "cast") and one.dtype == str(x.dtype) else call("cast", one, dtype=str(x.dtype)))
+        exact = one.op == "cast" or one.op == "read" and one.value.kind == "input"
+        factors.append(one if exact and one.dtype == str(x.dtype) else call("cast", one, dtype=str(x.dtype)))
     body = factors[0]
     for f in factors[1:]:
         body = call("mul", body, f, dtype=accum)
