@@ -173,9 +173,9 @@ class _Cutter:
             assert t.body is not None
             axes = frozenset((*t.axes, *t.over))
             times = self.count(axes) * self.blocks(plan, axes)
-            c = contraction(t)
+            c = plan.product(t)
             if c is None:
-                others += times * self.operations(t.body, plan)
+                others += times * (1 + self.operations(t.body, plan))
                 continue
             by = 1.0 if bits_of(c.a.dtype) <= 16 or self.target.is_cpu else 16.0
             products += times * by

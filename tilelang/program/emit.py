@@ -17,8 +17,11 @@ from .graph import Dim, Size
 from .nest import REDUCTIONS, Contraction, Pass, Unfit, contraction, passes
 from .plan import Plan, Role, bits_of, static
 from .rescale import NEUTRAL, conditions, is_float, vanishes
+from .sorts import selected, sorted_by_network
 from .text import Printer, wide
 
+SCANS = {"scan sum": "cumsum", "scan max": "cummax", "scan min": "cummin", "scan prod": "cumprod"}
+FEW = 32  # the best elements up to this number are selected one after another
 FINITE = 1e30  # stands for infinity in running extremes: the difference of two of them is a number
 REDUCE = {"sum": "reduce_sum", "max": "reduce_max", "min": "reduce_min", "prod": "reduce_prod", "argmax": "reduce_argmax",
           "argmin": "reduce_argmin"}
@@ -67,7 +70,8 @@ class KernelWriter:
         self.tiles: dict[Scalar, Tile] = {}  # expressions that lie in tiles
         self.shared: dict[object, Tile] = {}  # tiles of tensors in shared memory
         self.allocations: list[Tile] = []
-        self.used_names = {n for n, _ in parameters} | {a.name for a in plan.roles} | {"T"}
+        self.used_names = {n for n, _ in parameters} | {p + a.name for a in plan.roles for p in ("", "b", "step_")} | {"T"}
+        self.row, self.step_name, self.rest_name = (self.unused(n) for n in ("r", "step", "bz"))
         self.last: dict[int, int] = {}
         self.values = 0  # values that lie in tiles
         self.count = 0  # statements written
@@ -113,16 +117,16 @@ class KernelWriter:
             names += [n for n, _ in reversed(rest)]
             sizes += [s for _, s in reversed(rest)]
         elif rest:
-            names.append("bz")
+            names.append(self.rest_name)
             sizes.append(" * ".join(f"({s})" if " " in s else s for _, s in rest))
-            left = "bz"
+            left = self.rest_name
             for k, (n, _) in enumerate(rest):
                 below = [s for _, s in rest[k + 1:]]
                 by = " * ".join(f"({s})" if " " in s else s for s in below)
                 value = left if not below else f"{left} // ({by})" if len(below) > 1 else f"{left} // {by}"
                 after.append(f"        {n} = {value} % ({rest[k][1]})" if k else f"        {n} = {value}")
         if not names:
-            names, sizes = ["block"], ["1"]
+            names, sizes = [self.rest_name], ["1"]
         shown = names[0] if len(names) == 1 else f"({', '.join(names)})"
         out = [f"    with T.Kernel({', '.join(sizes)}, threads={self.plan.threads}) as {shown}:", *after]
         return out + ([f"        T.use_swizzle({self.plan.panel})"] if self.plan.panel else [])
@@ -159,24 +163,32 @@ class KernelWriter:
         else:
             self.lines.append("    " * self.depth + line)
 
+    def size(self, a: Axis) -> int:
+        return self.plan.roles[a].size
+
     def new_tile(self, name: str, axes: tuple[Axis, ...], dtype: str, scope: str = "fragment") -> Tile:
         shape = tuple(self.plan.roles[a].size for a in axes)
-        if self.dummy and scope == "fragment":
-            shape = (1, *shape)
-        while name in self.used_names:
-            stem, number = name.rstrip("0123456789"), name[len(name.rstrip("0123456789")):]
-            name = f"{stem}{int(number or 1) + 1}"
-        self.used_names.add(name)
+        return self.new_buffer(name, (1, *shape) if self.dummy and scope == "fragment" else shape, axes, dtype, scope)
+
+    def new_buffer(self, name: str, shape: tuple[int, ...], axes: tuple[Axis, ...], dtype: str, scope: str) -> Tile:
+        name = self.unused(name)
         self.values += 1
         tile = Tile(name, axes, shape, dtype, scope, self.values)
         self.allocations.append(tile)
         return tile
 
+    def unused(self, name: str) -> str:
+        while name in self.used_names:
+            stem = name.rstrip("0123456789")
+            name = f"{stem}{int(name[len(stem):] or 1) + 1}"
+        self.used_names.add(name)
+        return name
+
     def element_of(self, tile: Tile) -> str:
         self.last[tile.key] = self.count
         places = [a.name for a in tile.axes]
-        if self.dummy and tile.scope == "fragment":
-            places = ["r", *places]
+        if len(tile.shape) > len(places):  # a first dimension of one element, where some tile has no other
+            places = [self.row, *places]
         return f"{tile.name}[{', '.join(places) or '0'}]"
 
     def printer(self, own: Scalar | None = None) -> Printer:
@@ -197,15 +209,15 @@ class KernelWriter:
             one = self.element_of(self.shared[e])
         else:
             assert e.value in self.names, f"{e.value.name} lies in no tile"
-            one = f"{self.names[e.value]}[{', '.join(map(self.printer().text, e.args)) or '0'}]"
+            one = f"{self.names[e.value]}[{', '.join(map(self.printer().text, e.args)) or '()'}]"
         return f'T.cast({one}, "float32")' if is_float(e.dtype) and wide(e.dtype) != e.dtype else one
 
     def parallel(self, axes: tuple[Axis, ...], body: str, outside: bool = False) -> None:
         names, sizes = [a.name for a in axes], [str(self.plan.roles[a].size) for a in axes]
         if self.dummy:
-            names, sizes = ["r", *names], ["1", *sizes]
+            names, sizes = [self.row, *names], ["1", *sizes]
         if not names:
-            names, sizes = ["r"], ["1"]
+            names, sizes = [self.row], ["1"]
         self.say(f"for {', '.join(names)} in T.Parallel({', '.join(sizes)}):", outside)
         self.say(f"    {body}", outside)
 
@@ -334,29 +346,33 @@ class KernelWriter:
         self.inside = self.inside | {acc.name}
 
     def reduce(self, t: Tensor, axes: tuple[Axis, ...], into: Tile | None = None) -> Tile:
-        """T.reduce_* of the tile of a body."""
-        assert t.body is not None
-        (over,) = [a for a in t.over if self.plan.roles[a].kind in ("whole", "loop")][-1:]
-        dims = self.with_reduced(axes, over, t.body)
+        """T.reduce_* of the tile of a body, along one axis after another."""
+        over = [a for a in t.over if self.plan.roles[a].kind in ("whole", "loop")]
         body = self.body(t)
+        dims = self.with_reduced(axes, over, body)
         source = self.root(body, "x", dims)
-        acc = self.new_tile(NAMES[t.kind], axes, t.dtype) if into is None else into
-        clear = "" if into is None or into.name.startswith("part") else ", clear=False"
-        self.last[source.key] = self.count
-        dim = dims.index(over) + self.dummy
-        outside = self.before is not None and into is None and not self.changes(t.body)
-        self.say(f"T.{REDUCE[t.kind]}({source.name}, {acc.name}, dim={dim}{clear})", outside)
-        return acc
+        fresh = into is None or into.name.startswith("part")
+        outside = self.before is not None and into is None and not self.changes(body)
+        for k, a in enumerate(reversed(over)):
+            left = tuple(x for x in dims if x is not a)
+            last = k == len(over) - 1
+            acc = into if into is not None and last else self.new_tile(NAMES[t.kind], left, t.dtype)
+            self.last[source.key] = self.last[acc.key] = self.count
+            dim = dims.index(a) + self.dummy
+            self.say(f"T.{REDUCE[t.kind]}({source.name}, {acc.name}, dim={dim}{'' if fresh or not last else ', clear=False'})", outside)
+            source, dims = acc, left
+        return source
 
-    def with_reduced(self, axes: tuple[Axis, ...], over: Axis, body: Scalar) -> tuple[Axis, ...]:
-        """The axes of the tile that is reduced: `over` stands where the widest read has it."""
-        wide_read = max((r for r in body.reads if over in r.axes), key=lambda r: len(r.axes), default=None)
-        if wide_read is not None and wide_read.value not in self.stages:
-            order = [a for i in wide_read.args for a in sorted(i.axes, key=lambda a: a.name)]
-            later = [k for k, a in enumerate(axes) if a in order and order.index(a) > order.index(over)]
-            if later:
-                return (*axes[:later[0]], over, *axes[later[0]:])
-        return (*axes, over)
+    def with_reduced(self, axes: tuple[Axis, ...], over: Sequence[Axis], body: Scalar) -> tuple[Axis, ...]:
+        """The axes of the tile that is reduced: a single reduced axis stands where the widest read has it, else they are last."""
+        if len(over) == 1:
+            wide_read = max((r for r in body.reads if over[0] in r.axes), key=lambda r: len(r.axes), default=None)
+            if wide_read is not None and wide_read.value not in self.stages:
+                order = [a for i in wide_read.args for a in sorted(i.axes, key=lambda a: a.name)]
+                later = [k for k, a in enumerate(axes) if a in order and order.index(a) > order.index(over[0])]
+                if later:
+                    return (*axes[:later[0]], over[0], *axes[later[0]:])
+        return (*axes, *over)
 
     def body(self, t: Tensor) -> Scalar:
         """What a stage combines, neutral where a tile hangs over the end of a reduced axis.
@@ -367,7 +383,7 @@ class KernelWriter:
             assert t.body is not None
             body = rewrite(t.body, self.masked.get) if self.masked else t.body
             condition = self.within(t.over)
-            if condition is not None and not vanishes(t.kind, body, condition) and not self.is_product(t):
+            if condition is not None and not vanishes(t.kind, body, condition) and self.plan.product(t) is None:
                 inner = body
                 neutral = NEUTRAL.get(t.kind, -inf if t.kind == "argmax" else inf)
                 body = Scalar("where", (condition, inner, self.number(neutral, body.dtype)), body.dtype)
@@ -387,9 +403,7 @@ class KernelWriter:
 
     def product_of(self, t: Tensor) -> Contraction | None:
         """The factors of a stage that T.gemm computes."""
-        if not self.is_product(t):
-            return None
-        return contraction(replace(t, body=self.body(t)))
+        return None if self.plan.product(t) is None else contraction(replace(t, body=self.body(t)))
 
     @staticmethod
     def number(x: float, dtype: str) -> Scalar:
@@ -404,11 +418,6 @@ class KernelWriter:
         return role.kind not in ("grid", "serial") and (isinstance(a.extent, Dim) or a.extent % role.size != 0)
 
     # ---- contractions -------------------------------------------------------------------------------------------------
-
-    def as_gemm(self, t: Tensor, c: Contraction) -> bool:
-        """Whether the contraction is one of two matrices in this kernel."""
-        over = self.plan.tiled(t.over)
-        return len(over) == 1 and len(self.plan.tiled(c.m)) == 1 and len(self.plan.tiled(c.n)) == 1
 
     def gemm(self, t: Tensor, c: Contraction, acc: Tile, clear: bool = False) -> None:
         (over,), (m,), (n,) = self.plan.tiled(t.over), self.plan.tiled(c.m), self.plan.tiled(c.n)
@@ -484,7 +493,7 @@ class KernelWriter:
         running: dict[Tensor, Tile] = {}
         for t in p.stages:
             axes = self.order(t.axes, read(t))
-            acc = self.new_tile("acc" if self.is_product(t) else NAMES[t.kind], axes, t.dtype)
+            acc = self.new_tile("acc" if self.plan.product(t) is not None else NAMES[t.kind], axes, t.dtype)
             running[t] = self.tiles[read(t)] = acc
             start = NEUTRAL[t.kind]
             if start == 0:
@@ -519,10 +528,6 @@ class KernelWriter:
                 else:
                     self.ensure_stage(t)
 
-    def is_product(self, t: Tensor) -> bool:
-        c = contraction(t)
-        return c is not None and self.as_gemm(t, c)
-
     def step(self, t: Tensor, acc: Tile, p: Pass) -> None:
         """One iteration of a reduction."""
         assert t.body is not None
@@ -530,8 +535,8 @@ class KernelWriter:
         product = self.product_of(t)
         if product is None:
             body = self.body(t)
-            over = [a for a in t.over if self.plan.roles[a].kind in ("whole", "loop")][-1]
-            self.root(body, "x", self.with_reduced(acc.axes, over, t.body))
+            over = [a for a in t.over if self.plan.roles[a].kind in ("whole", "loop")]
+            self.root(body, "x", self.with_reduced(acc.axes, over, body))
         if t in p.old:
             before = self.new_tile(f"{acc.name}_before", acc.axes, acc.dtype)
             self.tiles[read(p.old[t])] = before
@@ -566,15 +571,16 @@ class KernelWriter:
             first, last = self.loop_bounds(p, a)
             if first == "0":
                 return [f"{pad}for step_{a.name} in T.Pipelined({last}{stages}):"], ""
-            return [f"{pad}for step in T.Pipelined({last} - {_tight(first)}{stages}):",
-                    f"{pad}    step_{a.name} = {first} + step"], ""
+            return [f"{pad}for {self.step_name} in T.Pipelined({last} - {_tight(first)}{stages}):",
+                    f"{pad}    step_{a.name} = {first} + {self.step_name}"], ""
         parts = [(a.name, str(a.extent)) for a in serial]
         parts += [(f"step_{a.name}", _ceildiv(a.extent, self.plan.roles[a].size)) for a in tiled]
         total = " * ".join(_tight(s) for _, s in parts)
-        out.append(f"{pad}for step in T.Pipelined({total}{stages}):")
+        out.append(f"{pad}for {self.step_name} in T.Pipelined({total}{stages}):")
         below: list[str] = []
         for k, (n, s) in reversed(list(enumerate(parts))):
-            value = "step" if not below else f"step // ({' * '.join(below)})" if len(below) > 1 else f"step // {below[0]}"
+            step = self.step_name
+            value = step if not below else f"{step} // ({' * '.join(below)})" if len(below) > 1 else f"{step} // {below[0]}"
             out.append(f"{pad}    {n} = {value}{f' % {_tight(s)}' if k else ''}")
             below.insert(0, _tight(s))
         return out, ""
@@ -656,7 +662,7 @@ class KernelWriter:
             return
         self.roots.append((e, self.current))
         self.share(e)
-        indices = ", ".join(self.indices[a] for a in self.output_axes(t)) or "0"
+        indices = ", ".join(self.indices[a] for a in self.output_axes(t)) or "()"
         source = e.args[0] if e.op == "cast" and e.dtype == t.dtype and e not in self.tiles and is_float(e.dtype) else e
         text = self.printer().text(source)
         if t.dtype != wide(t.dtype):
@@ -664,7 +670,7 @@ class KernelWriter:
         self.parallel(axes, f"{self.names[t]}[{indices}] = {text}")
 
     def has_product(self) -> bool:
-        return any(map(self.is_product, self.plan.nest.stages))
+        return any(self.plan.product(t) is not None for t in self.plan.nest.stages)
 
     def output_axes(self, t: Tensor) -> tuple[Axis, ...]:
         out, left = [], list(self.plan.nest.axes)
@@ -692,7 +698,39 @@ class KernelWriter:
         self.current, self.before = None, None
 
     def special(self, t: Tensor, axes: tuple[Axis, ...]) -> Tile:
-        raise Unfit(f"{t.kind} is not written yet")
+        """A scan or a sort along an axis that lies in the tile as a whole."""
+        assert t.body is not None
+        (along,) = t.over
+        if t.kind.startswith("scan"):
+            source = self.root(t.body, "x", axes)
+            out = self.new_tile("scan", axes, t.dtype)
+            self.last[source.key] = self.count
+            dim, reverse = axes.index(along) + self.dummy, ", reverse=True" * t.attrs["reverse"]
+            self.say(f"T.{SCANS[t.kind]}({source.name}, {out.name}, dim={dim}{reverse})")
+            return out
+        (place,) = [a for a in axes if a not in t.body.axes]
+        kept = tuple(a for a in axes if a is not place)
+        body = self.root(self.sort_key(t), "key", (*kept, along), "int32")
+        write = selected if t.kind == "argtopk" and self.plan.roles[place].size <= FEW else sorted_by_network
+        return write(self, t, body, kept, along, place)
+
+    @staticmethod
+    def sort_key(t: Tensor) -> Scalar:
+        """An integer that orders the elements, the greatest first; NaN has the least."""
+        assert t.body is not None
+        x = t.body
+        if x.dtype in ("float64", "int64", "uint64", "uint32"):
+            raise Unfit(f"sorting {x.dtype}")
+        if is_float(x.dtype):
+            bits = Scalar("bits", (Scalar("add", (x, const(0.0, "float32")), "float32"),))  # -0.0 + 0.0 is 0.0
+            low = Scalar("and", (Scalar("shr", (bits, const(31))), const(2**31 - 1)))
+            key = Scalar("xor", (bits, low))
+        else:
+            key = x if x.dtype == "int32" else Scalar("cast", (x,), "int32")
+        if not t.attrs["largest"]:
+            key = Scalar("not", (key,))
+        nan = Scalar("isnan", (x,), "bool")
+        return Scalar("where", (nan, const(-2**31), key)) if is_float(x.dtype) else key
 
     # ---- what runs tell each other ------------------------------------------------------------------------------------
 

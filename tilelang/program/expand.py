@@ -260,15 +260,19 @@ def _einsum(e: _Expander, n: Node) -> Tensor:
     factors = []
     for x, names in zip(n.inputs, operands.split(",")):
         one = e.element(x, tuple(axis(letters[c]) for c in names))
-        # The cast says that the operand is rounded to its own type: it stays where the operand is computed in a wider one.
-        exact = one.op == "cast" or one.op == "read" and one.value.kind == "input"
-        factors.append(one if exact and one.dtype == str(x.dtype) else call("cast", one, dtype=str(x.dtype)))
+        # The cast says that the operand is rounded to its own type: it stays where it is computed in a wider one.
+        factors.append(_rounded(one, str(x.dtype)))
     body = factors[0]
     for f in factors[1:]:
         body = call("mul", body, f, dtype=accum)
     over = tuple(a for c, a in letters.items() if c not in result)
     return Tensor("acc", tuple(letters[c] for c in result), str(n.dtype), "sum", body, over, {"accum": accum, "operands": True},
                   n.span)
+
+
+def _rounded(e: Scalar, dtype: str) -> Scalar:
+    exact = e.op == "cast" or e.op == "read" and e.value.kind == "input"
+    return e if exact and e.dtype == dtype else call("cast", e, dtype=dtype)
 
 
 def _einsum_element(e: _Expander, n: Node, at: Index) -> Scalar:
@@ -290,7 +294,7 @@ def _sort(e: _Expander, n: Node) -> Tensor:
     x, k = n.inputs[0], n.attrs["axis"]
     inner = e.axes(x.shape)
     place = Axis("place", n.shape[k])
-    body = e.element(x, tuple(map(axis, inner)))
+    body = _rounded(e.element(x, tuple(map(axis, inner))), str(x.dtype))
     largest = n.attrs["largest"] if n.op == "argtopk" else n.attrs["descending"]
     return Tensor("order", (*inner[:k], place, *inner[k + 1:]), "int32", n.op, body, (inner[k],), {"largest": largest}, n.span)
 

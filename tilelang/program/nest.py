@@ -6,11 +6,12 @@ become one axis where their bodies read the same elements.  Factors leave the su
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite
+from .graph import Dim
 from .rescale import base_two, depends, factors, hoist, normal, product, rescaling
 
 REDUCTIONS = ("sum", "max", "min", "prod", "argmax", "argmin")
@@ -47,15 +48,32 @@ def nest_of(outputs: Iterable[Tensor], stored: frozenset[Tensor]) -> Nest:
     """
     outputs = list(outputs)
     axes = max((t.axes for t in outputs), key=len)
-    axes = tuple(Axis("ijlmnpq"[k] if k < 7 else f"i{k}", a.extent) for k, a in enumerate(axes))
-    made = _Stages(axes, stored - frozenset(outputs))
+    names = _free_names(outputs)
+    axes = tuple(Axis(next(names), a.extent) for a in axes)
+    made = _Stages(axes, stored - frozenset(outputs), names)
     for t in outputs:
         made.store(t)
     return made.nest
 
 
+def _free_names(outputs: list[Tensor]) -> Iterator[str]:
+    """Names of axes that no tensor has."""
+    taken, waiting, seen = set(), list(outputs), set(outputs)
+    while waiting:
+        t = waiting.pop()
+        taken |= {t.name, *(n for s in t.shape if isinstance(s, Dim) for n in s.names)}
+        new = {r.value for r in t.body.reads} - seen if t.body is not None else set()
+        seen |= new
+        waiting += new
+    for k in range(10**6):
+        name = "ijlmnpqk"[k] if k < 8 else f"i{k}"
+        if not taken & {name, f"b{name}", f"step_{name}"}:
+            yield name
+
+
 class _Stages:
-    def __init__(self, axes: tuple[Axis, ...], stored: frozenset[Tensor]) -> None:
+    def __init__(self, axes: tuple[Axis, ...], stored: frozenset[Tensor], names: Iterator[str]) -> None:
+        self.names = names
         self.nest = Nest(axes)
         self.stored = stored
         self.over: list[Axis] = []  # axes that loops over them share
@@ -147,7 +165,7 @@ class _Stages:
                 if shared > score and (shared or c in self.over):
                     best, found, score = one, c, shared
         if found is None:
-            found = Axis("k" if not self.over else f"k{len(self.over) + 1}", a.extent)
+            found = Axis(next(self.names), a.extent)
             best = at(body, {a: axis(found)})
         if found not in self.over and found not in self.nest.axes:
             self.over.append(found)

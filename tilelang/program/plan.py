@@ -26,6 +26,7 @@ WHOLE_COLUMNS = 512  # most columns of an accumulator that are kept so that what
 SMALL = 128  # an axis of at most so many indices is not looped over where it could be whole
 SHORT_LOOP = 64  # a contracted axis of at most so many indices is one tile
 ROWS = {True: 16384, False: 65536}  # the longest row that a block keeps, on a GPU and else
+MOST = {True: 1 << 15, False: 1 << 18}  # elements of a tile of a reduction
 REREAD_ROWS = 4096  # the longest row that is kept although it is read once only
 BLOCK = 2048  # elements that a block of an element-wise kernel computes
 BITS = {"float64": 64, "float32": 32, "int64": 64, "uint64": 64, "int32": 32, "uint32": 32, "float16": 16, "bfloat16": 16,
@@ -56,6 +57,13 @@ class Plan:
         """Those of the axes that are dimensions of tiles."""
         return tuple(a for a in axes if self.roles[a].kind not in ("grid", "serial"))
 
+    def product(self, t: Tensor) -> Contraction | None:
+        """The factors of a stage that is a product of two matrices in this kernel: one tiled axis each of rows, columns, depth."""
+        c = contraction(t)
+        if c is None or any(len(self.tiled(x)) != 1 for x in (t.over, c.m, c.n)) or len(self.tiled(t.axes)) != 2:
+            return None
+        return c
+
     def loops(self) -> frozenset[Axis]:
         return frozenset(a for a, r in self.roles.items() if r.kind in ("loop", "serial"))
 
@@ -85,6 +93,10 @@ def plan_of(nest: Nest, target: Target) -> Plan:
         _row_axes(plan, target)
     for a in nest.axes:
         plan.roles.setdefault(a, Role("grid"))
+    for t in nest.stages:
+        elements = prod(plan.roles[a].size for a in dict.fromkeys((*t.axes, *t.over)))
+        if elements > MOST[target.is_gpu] and plan.product(t) is None:
+            raise Unfit(f"tiles of {elements} elements")
     for t, e in nest.outputs:
         if len(t.axes) < len(nest.axes) and any(plan.roles[a].kind in ("grid", "tile") for a in nest.axes if a not in e.axes):
             raise Unfit("an output has no axis that is split over blocks")
@@ -144,11 +156,22 @@ def _loops(plan: Plan, target: Target) -> None:
         left = [a for a in t.over if a not in roles]
         if prod(r.size for a in t.over if (r := roles.get(a)) is not None and r.kind == "whole") > 2 * ROWS[target.is_gpu]:
             raise Unfit("a reduction over more elements than a tile holds")
-        deep = max(left, key=lambda a: (_is_last(nest, a), guess(a)), default=None)
+        if contraction(t) is not None and len(t.over) > 1:  # one of several contracted axes lies in tiles
+            roles.update({a: Role("serial") for a in t.over if not _is_plain(t, a)})
+            left = [a for a in t.over if roles.get(a, Role("loop")).kind != "serial"]
+            deep = max(left, key=lambda a: (_is_last(nest, a), guess(a)), default=None)
+            left = [a for a in left if a is not deep or a not in roles]
+        else:
+            deep = max(left, key=lambda a: (_is_last(nest, a), guess(a)), default=None)
         for a in left:  # the deepest axis is looped over in tiles, others index by index
             roles[a] = Role("loop", 0) if a is deep else Role("serial")
             if a in nest.axes and a is not deep:
                 raise Unfit("two looped axes of an output")
+
+
+def _is_plain(t: Tensor, a: Axis) -> bool:
+    """Whether the axis stands alone in indices, so that tiles along it can be copied."""
+    return t.body is not None and all(i.op == "axis" for r in t.body.reads for i in r.args if a in i.axes)
 
 
 def _is_last(nest: Nest, a: Axis) -> bool:

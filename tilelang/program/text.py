@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import isinf, isnan
 
 from .expr import Scalar, const, is_integer, number, times
+from .graph import Dim
 from .rescale import is_float
 
 INFIX = {"add": ("+", 6), "sub": ("-", 6), "mul": ("*", 7), "div": ("/", 7), "floordiv": ("//", 7), "mod": ("%", 7),
@@ -13,7 +14,8 @@ INFIX = {"add": ("+", 6), "sub": ("-", 6), "mul": ("*", 7), "div": ("/", 7), "fl
          "or": ("or", 0), "and": ("and", 1)}
 BITS = {"and": ("&", 5), "or": ("|", 3), "xor": ("^", 4), "shl": ("<<", 5), "shr": (">>", 5)}
 CALLS = {"max": "T.max({}, {})", "min": "T.min({}, {})", "pow": "T.pow({}, {})", "atan2": "T.atan2({}, {})",
-         "where": "T.if_then_else({}, {}, {})", "round": "T.nearbyint({})", "expm1": "(T.exp({0}) + 1) * T.tanh(0.5 * ({0}))"}
+         "where": "T.if_then_else({}, {}, {})", "round": "T.nearbyint({})",
+         "bits": 'T.reinterpret({}, "int32")', "expm1": "(T.exp({0}) + 1) * T.tanh(0.5 * ({0}))"}
 TIGHT = 9
 
 
@@ -97,6 +99,8 @@ class Printer:
             return f"T.bool({bool(v)})", TIGHT
         if is_float(e.dtype):
             kind = wide(e.dtype)
+            if isinstance(v, Dim):
+                return f'T.cast({v}, "{kind}")', TIGHT
             v = float(v)
             if isnan(v):
                 return f'T.{kind}("nan")', TIGHT
