@@ -1,7 +1,7 @@
 """Which tensors are computed by one kernel: fusion by cost.
 
-At first every reduction, every computed operand of a contraction and every output is a kernel of its own that reads and writes memory.
-Then, from the outputs backwards, a tensor is not stored any more, but computed where it is read, if that costs less:
+At first every reduction, every computed operand of a contraction and every output is a kernel of its own.  Then, from the
+outputs backwards, a tensor is not stored any more, but computed where it is read, if that costs less:
 
     cost of a kernel = max(multiply-adds of contractions / their rate + other operations / theirs, bytes / bandwidth) + launch
 
@@ -20,7 +20,7 @@ from tilelang.target.machine import kernel_rates
 from .expand import Program
 from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite, walk
 from .graph import Dim, Size, size_at
-from .nest import Nest, Unfit, contraction, nest_of, passes
+from .nest import Unfit, contraction, nest_of, passes
 from .plan import Plan, bits_of, plan_of
 from .rescale import factors, is_float
 
@@ -236,7 +236,10 @@ def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     operands: dict[Scalar, Tensor] = {}
 
     def renewed(e: Scalar) -> Scalar:
-        return rewrite(e, lambda x: Scalar("read", tuple(map(renewed, x.args)), x.dtype, tensor(x.value)) if x.op == "read" else None)
+        def change(x: Scalar) -> Scalar | None:
+            return Scalar("read", tuple(map(renewed, x.args)), x.dtype, tensor(x.value)) if x.op == "read" else None
+
+        return rewrite(e, change)
 
     def tensor(t: Tensor) -> Tensor:
         if t not in new:
@@ -271,5 +274,3 @@ def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         outputs.append(new[t])
     return tuple(outputs), made
 
-
-__all__ = ["Cut", "Nest", "cut"]

@@ -15,10 +15,11 @@ from tilelang.target import Target
 from .expr import Axis, Scalar, Tensor, axis, bounds, const, linear, read, rewrite, summed, walk
 from .graph import Dim, Size
 from .nest import REDUCTIONS, Contraction, Pass, Unfit, contraction, passes
-from .plan import Plan, Role, bits_of, static
+from .plan import Plan, bits_of
 from .rescale import NEUTRAL, conditions, is_float, vanishes
 from .sorts import selected, sorted_by_network
 from .text import Printer, wide
+from .tiles import Tile
 
 SCANS = {"scan sum": "cumsum", "scan max": "cummax", "scan min": "cummin", "scan prod": "cumprod"}
 FEW = 32  # the best elements up to this number are selected one after another
@@ -28,21 +29,6 @@ REDUCE = {"sum": "reduce_sum", "max": "reduce_max", "min": "reduce_min", "prod":
 NAMES = {"sum": "total", "max": "top", "min": "least", "prod": "product", "argmax": "place", "argmin": "place"}
 HEAVY = ("exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "erf", "sigmoid", "pow",
          "div", "atan2")
-
-
-@dataclass
-class Tile:
-    """A buffer of a block, or what one holds for a while.
-
-    axes: those that its dimensions count.  shape: its extents.  key: counts the values that lie in tiles, in their order.
-    """
-
-    name: str
-    axes: tuple[Axis, ...]
-    shape: tuple[int, ...]
-    dtype: str
-    scope: str = "fragment"
-    key: int = 0
 
 
 @dataclass
@@ -359,12 +345,13 @@ class KernelWriter:
             acc = into if into is not None and last else self.new_tile(NAMES[t.kind], left, t.dtype)
             self.last[source.key] = self.last[acc.key] = self.count
             dim = dims.index(a) + self.dummy
-            self.say(f"T.{REDUCE[t.kind]}({source.name}, {acc.name}, dim={dim}{'' if fresh or not last else ', clear=False'})", outside)
+            clear = "" if fresh or not last else ", clear=False"
+            self.say(f"T.{REDUCE[t.kind]}({source.name}, {acc.name}, dim={dim}{clear})", outside)
             source, dims = acc, left
         return source
 
     def with_reduced(self, axes: tuple[Axis, ...], over: Sequence[Axis], body: Scalar) -> tuple[Axis, ...]:
-        """The axes of the tile that is reduced: a single reduced axis stands where the widest read has it, else they are last."""
+        """The axes of the tile that is reduced: a single reduced axis stands where the widest read has it, else last."""
         if len(over) == 1:
             wide_read = max((r for r in body.reads if over[0] in r.axes), key=lambda r: len(r.axes), default=None)
             if wide_read is not None and wide_read.value not in self.stages:
@@ -385,7 +372,7 @@ class KernelWriter:
             condition = self.within(t.over)
             if condition is not None and not vanishes(t.kind, body, condition) and self.plan.product(t) is None:
                 inner = body
-                neutral = NEUTRAL.get(t.kind, -inf if t.kind == "argmax" else inf)
+                neutral = NEUTRAL.get(t.kind.removeprefix("scan "), -inf if t.kind == "argmax" else inf)
                 body = Scalar("where", (condition, inner, self.number(neutral, body.dtype)), body.dtype)
                 if t.kind in ("max", "min"):
                     self.masked[inner] = body
@@ -457,7 +444,8 @@ class KernelWriter:
         condition = self.within(a for a in axes if self.plan.roles[a].kind in ("loop", "whole"))
         body = e
         if condition is not None and not vanishes("sum", e, condition):
-            body = Scalar("where", (condition, e.args[0] if e.op == "cast" else e, self.number(0, wide(e.dtype))), wide(e.dtype))
+            inner = e.args[0] if e.op == "cast" else e
+            body = Scalar("where", (condition, inner, self.number(0, wide(e.dtype))), wide(e.dtype))
         if body.dtype != dtype or body.op != "cast" and is_float(dtype) and wide(dtype) != dtype:
             body = Scalar("cast", (body,), dtype)
         for r in sorted(e.reads, key=repr):  # what the loop loads comes through shared memory, so that it is pipelined
@@ -479,8 +467,8 @@ class KernelWriter:
         return tile
 
     def parallel_plain(self, axes: tuple[Axis, ...], body: str, outside: bool) -> None:
-        self.say(f"for {', '.join(a.name for a in axes)} in T.Parallel({', '.join(str(self.plan.roles[a].size) for a in axes)}):",
-                 outside)
+        sizes = ", ".join(str(self.size(a)) for a in axes)
+        self.say(f"for {', '.join(a.name for a in axes)} in T.Parallel({sizes}):", outside)
         self.say(f"    {body}", outside)
 
     # ---- loops --------------------------------------------------------------------------------------------------------
@@ -516,7 +504,7 @@ class KernelWriter:
         self.tiles = {**{e: x for e, x in kept.items() if e in self.tiles}, **outer}
         self.shared = {**shared, **{k: x for k, x in self.shared.items() if not set(x.axes) & set(p.axes)}}
         self.current, self.before, self.inside = None, None, tiles_inside
-        self.done |= set(p.stages)
+        self.done = {t for t in self.done if not set(t.axes) & set(p.axes)} | set(p.stages)
 
     def ensure_outer(self, e: Scalar, p: Pass) -> None:
         """Computes the stages that a loop reads and does not change."""
@@ -702,7 +690,7 @@ class KernelWriter:
         assert t.body is not None
         (along,) = t.over
         if t.kind.startswith("scan"):
-            source = self.root(t.body, "x", axes)
+            source = self.root(self.body(t), "x", axes)
             out = self.new_tile("scan", axes, t.dtype)
             self.last[source.key] = self.count
             dim, reverse = axes.index(along) + self.dummy, ", reverse=True" * t.attrs["reverse"]
@@ -710,7 +698,9 @@ class KernelWriter:
             return out
         (place,) = [a for a in axes if a not in t.body.axes]
         kept = tuple(a for a in axes if a is not place)
-        body = self.root(self.sort_key(t), "key", (*kept, along), "int32")
+        key, inside = self.sort_key(t), self.within(t.over)
+        key = key if inside is None else Scalar("where", (inside, key, const(-2**31)))
+        body = self.root(key, "key", (*kept, along), "int32")
         write = selected if t.kind == "argtopk" and self.plan.roles[place].size <= FEW else sorted_by_network
         return write(self, t, body, kept, along, place)
 
@@ -790,5 +780,3 @@ def _wrapped(head: str, parts: Sequence[str], tail: str, width: int = 118) -> li
             line += piece
     return [*lines, line.rstrip()]
 
-
-__all__ = ["KernelWriter", "kernel_text", "rewrite", "static", "Role"]

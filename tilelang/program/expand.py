@@ -3,8 +3,8 @@
     y = exp(x - max(x, 1))         top[i] = max over j: x[i, j]
                                    y[i, j] = exp(sub(x[i, j], top[i]))
 
-Reductions, contractions, scans, sorts and loops become tensors of their own; element-wise operations, reshapes, slices, gathers and
-dequantisation become index expressions in the tensors that read them.
+Reductions, contractions, scans, sorts and loops become tensors of their own; element-wise operations, reshapes, slices, gathers
+and dequantisation become index expressions in the tensors that read them.
 """
 
 from __future__ import annotations
@@ -305,9 +305,9 @@ def _unknown(e: _Expander, n: Node, at: Index) -> Scalar:
 
 Row = Callable[[_Expander, Node, Index], Scalar]
 ROWS: dict[str, Row] = {
-    **dict.fromkeys((*UNARY, *BINARY, *COMPARE, "where", "cast"), _element_wise), "broadcast": _broadcast, "constant": _constant,
-    "iota": _iota, "reshape": _reshape, "transpose": _transpose, "slice": _slice, "concat": _concat, "pad": _pad,
-    "windows": _windows, "gather": _gather, "take_along": _take_along, "dequantise": _dequantise, "input": _read,
+    **dict.fromkeys((*UNARY, *BINARY, *COMPARE, "where", "cast"), _element_wise), "broadcast": _broadcast,
+    "constant": _constant, "iota": _iota, "reshape": _reshape, "transpose": _transpose, "slice": _slice, "concat": _concat,
+    "pad": _pad, "windows": _windows, "gather": _gather, "take_along": _take_along, "dequantise": _dequantise, "input": _read,
     "reduce": _read_reduced, "argreduce": _read_reduced, "einsum": _einsum_element, "scan": _read, "argsort": _read,
     "argtopk": _read, "loop": _unknown, "item": _unknown, "tile": _unknown}
 TENSORS: dict[str, Callable[[_Expander, Node], Tensor]] = {

@@ -238,11 +238,13 @@ def bounds(e: Scalar) -> tuple[int, int] | None:
         return b[0] // e.args[1].value, b[1] // e.args[1].value
     if e.op in ("add", "mul"):
         terms, c = linear(e)
-        parts = [(bounds(atom) if atom is not e else None, f) for atom, f in terms.items()]
-        if isinstance(c, Dim) or any(b is None or isinstance(f, Dim) for b, f in parts):
-            return None
-        ends = [(b[0] * f, b[1] * f) for b, f in parts]  # type: ignore[index]
-        return c + sum(min(x) for x in ends), c + sum(max(x) for x in ends)
+        low, high = c, c
+        for atom, f in terms.items():
+            b = bounds(atom) if atom is not e else None
+            if b is None or isinstance(f, Dim) or isinstance(low, Dim) or isinstance(high, Dim):
+                return None
+            low, high = low + min(b[0] * f, b[1] * f), high + max(b[0] * f, b[1] * f)
+        return None if isinstance(low, Dim) or isinstance(high, Dim) else (low, high)
     return None
 
 
@@ -262,7 +264,7 @@ def split(e: Scalar, n: Size) -> tuple[Scalar, Scalar]:
     whole: dict[Scalar, Size] = {}
     rest: dict[Scalar, Size] = {}
     for atom, f in terms.items():
-        q = f // n
+        q: Size = f // n  # type: ignore[operator]
         if not isinstance(n, Dim) and not isinstance(f, Dim) and f % n or q * n != f:
             rest[atom] = f
         else:

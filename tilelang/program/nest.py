@@ -146,7 +146,7 @@ class _Stages:
         if key not in self.made:
             kept = body.axes - frozenset(over) if t.kind in REDUCTIONS else body.axes | free
             order = {a: k for k, a in enumerate((*self.nest.axes, *self.over))}
-            axes = tuple(sorted((a for a in kept if t.kind in REDUCTIONS or a not in over or a in free), key=lambda a: order[a]))
+            axes = tuple(sorted((a for a in kept if t.kind in REDUCTIONS or a not in over or a in free), key=order.__getitem__))
             accum = str(t.attrs.get("accum") or t.dtype)
             kind = accum if t.kind in ("sum", "prod") or t.kind.startswith("scan") else t.dtype
             kind = "float32" if kind in ("float16", "bfloat16") else kind
@@ -156,7 +156,7 @@ class _Stages:
         return self.made[key]
 
     def _shared(self, t: Tensor, body: Scalar, a: Axis, free: frozenset[Axis]) -> tuple[Scalar, Axis]:
-        """The axis of the kernel that a loop over `a` counts: one over which the same elements are read already, or a new one."""
+        """The axis of the kernel that a loop over `a` counts: one that reads the same elements already, or a new one."""
         best, found, score = body, None, -1
         for c in (*self.over, *self.nest.axes):
             if c.extent == a.extent and c not in free:

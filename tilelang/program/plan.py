@@ -9,7 +9,7 @@ Sizes of tiles come from the library's cost models of the machine: of one produc
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import gcd, prod
+from math import prod
 
 from tilelang.library.attention import tile_cost as chain_cost
 from tilelang.library.attention.problem import Mask, Sizes
@@ -17,7 +17,7 @@ from tilelang.library.gemm.tile import Tile, TileProblem, chip_of
 from tilelang.library.gemm.tile_cost import choose_tile
 from tilelang.target import Target
 
-from .expr import Axis, Scalar, Tensor
+from .expr import Axis, Tensor
 from .graph import Dim
 from .nest import REDUCTIONS, Contraction, Nest, Unfit, contraction
 
@@ -26,7 +26,7 @@ WHOLE_COLUMNS = 512  # most columns of an accumulator that are kept so that what
 SMALL = 128  # an axis of at most so many indices is not looped over where it could be whole
 SHORT_LOOP = 64  # a contracted axis of at most so many indices is one tile
 ROWS = {True: 16384, False: 65536}  # the longest row that a block keeps, on a GPU and else
-MOST = {True: 1 << 15, False: 1 << 18}  # elements of a tile of a reduction
+MOST = {True: 1 << 15, False: 1 << 16}  # elements of a tile of a reduction
 REREAD_ROWS = 4096  # the longest row that is kept although it is read once only
 BLOCK = 2048  # elements that a block of an element-wise kernel computes
 BITS = {"float64": 64, "float32": 32, "int64": 64, "uint64": 64, "int32": 32, "uint32": 32, "float16": 16, "bfloat16": 16,
@@ -58,7 +58,7 @@ class Plan:
         return tuple(a for a in axes if self.roles[a].kind not in ("grid", "serial"))
 
     def product(self, t: Tensor) -> Contraction | None:
-        """The factors of a stage that is a product of two matrices in this kernel: one tiled axis each of rows, columns, depth."""
+        """The factors of a stage that is a product of two matrices: with one tiled axis each of rows, columns and depth."""
         c = contraction(t)
         if c is None or any(len(self.tiled(x)) != 1 for x in (t.over, c.m, c.n)) or len(self.tiled(t.axes)) != 2:
             return None
@@ -207,13 +207,15 @@ def _contraction_axes(plan: Plan, t: Tensor, c: Contraction, target: Target) -> 
     else:
         _product_sizes(plan, t, c, row, column, deep, target)
     step = 16 if bits_of(c.a.dtype) >= 16 else 32
-    contracted = {a for s in nest.stages if contraction(s) is not None for a in (*s.over, *s.axes)}
-    for a in contracted:  # instructions take whole steps of rows, columns and depth
-        if a in roles and roles[a].kind == "whole" and (a not in nest.axes or target.is_gpu):
-            roles[a] = Role("whole", -(-roles[a].size // step) * step)
     for a, r in list(roles.items()):
         if r.kind == "loop" and r.size == 0:
             roles[a] = Role("loop", 64)
+    for a in nest.axes:
+        roles.setdefault(a, Role("grid"))
+    contracted = {a for s in nest.stages if plan.product(s) is not None for a in (*s.over, *s.axes)}
+    for a in contracted:  # instructions take whole steps of rows, columns and depth
+        if roles[a].kind == "whole" and (a not in nest.axes or target.is_gpu):
+            roles[a] = Role("whole", -(-roles[a].size // step) * step)
 
 
 def _chain_sizes(plan: Plan, before: list[Tensor], row: Axis, column: Axis, deep: Axis, target: Target) -> None:
@@ -258,7 +260,7 @@ def _product_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axi
     plan.threads, plan.panel = tile.threads, tile.panel_size if target.is_gpu else 0
     plan.stages = (min(tile.stages, 4) if sums == 1 else max(2, min(tile.stages, 3))) if target.is_gpu else 0
     plan.notes.append(f"tiles of {rows} x {columns} results, {depth} of the {k} products of each an iteration: "
-                      f"the least estimated cost for {guess(row)} x {guess(column)}" + (f", {sums} sums a tile" if sums > 1 else ""))
+                      f"the least estimated cost for {guess(row)} x {guess(column)}{f', {sums} sums a tile' * (sums > 1)}")
 
 
 # ---- rows and elements ------------------------------------------------------------------------------------------------
@@ -299,5 +301,3 @@ def _row_axes(plan: Plan, target: Target) -> None:
         plan.notes.append(f"rows of {' x '.join(str(a.extent) for a in looped)} are read in pieces of "
                           f"{' x '.join(str(roles[a].size) for a in looped)}")
 
-
-__all__ = ["BITS", "Plan", "Role", "Scalar", "bits_of", "gcd", "guess", "plan_of", "static"]

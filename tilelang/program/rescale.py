@@ -1,7 +1,7 @@
 """Algebra of reductions: what may leave a sum, and how a partial result follows when another reduction of the same loop moves.
 
-One rule makes every streaming reduction.  Let R = sum over k: f(k, J) where J is a reduction over the same k.  Where the part of
-f that depends on J
+One rule makes every streaming reduction.  Let R = sum over k: f(k, J) where J is a reduction over the same k.  Where the part
+of f that depends on J
 
   * is a factor b(J) that does not depend on k, it leaves the sum:    R = b(J) * sum f'(k)
   * stands in an exponent, f = exp(a(k) + b(J)) * g(k), a partial sum for the old J becomes one for the new J by the factor
@@ -12,7 +12,7 @@ so that one pass computes both.  Otherwise R takes another pass over k.  Nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import inf, isinf
+from math import inf, isclose, isinf
 
 from .expr import Axis, Scalar, Tensor, const, read, rewrite, walk
 
@@ -20,6 +20,7 @@ LOG2E = 1.4426950408889634
 LARGE = 500.0  # constants in exponents from which a rounding error of their size would be felt
 EXPONENTIALS = ("exp", "exp2")
 NEUTRAL = {"sum": 0.0, "prod": 1.0, "max": -inf, "min": inf}
+NARROW = ("float16", "bfloat16")
 WIDE = ("float32", "float64")
 
 
@@ -36,13 +37,18 @@ def value(e: Scalar) -> float | None:
 
 
 def normal(e: Scalar) -> Scalar:
-    """The expression with constants folded: factors stand to the right, outside of selections, and divisions are products."""
+    """The expression with constants folded: factors stand to the right, outside of selections, and divisions are products.
+
+    Values of 16 bits between reads and conversions are kept in float32, and have that type here.
+    """
     done: dict[Scalar, Scalar] = {}
 
     def visit(x: Scalar) -> Scalar:
         if x not in done:
             args = tuple(visit(a) for a in x.args)
-            done[x] = _fold(x if all(a is b for a, b in zip(args, x.args)) else Scalar(x.op, args, x.dtype, x.value))
+            dtype = "float32" if x.dtype in NARROW and x.op not in ("read", "cast") else x.dtype
+            same = dtype == x.dtype and all(a is b for a, b in zip(args, x.args))
+            done[x] = _fold(x if same else Scalar(x.op, args, dtype, x.value))
         return done[x]
 
     return visit(e)
@@ -240,9 +246,22 @@ def _at_most_zero(e: Scalar) -> bool:
         t = r.value
         if t.kind == "max" and t.body is not None:
             found = rewrite(e.args[1], lambda x, r=r, t=t: t.body if x == r else None)  # type: ignore[misc]
-            if normal(found) == normal(e.args[0]):
+            if _alike(_coefficients(normal(found)), _coefficients(normal(e.args[0]))):
                 return True
     return False
+
+
+def _coefficients(e: Scalar) -> dict[Scalar, float]:
+    """Terms of a sum without their constant factors -> those factors."""
+    out: dict[Scalar, float] = {}
+    for sign, t in terms(e):
+        inner, k = scaled(t)
+        out[inner] = out.get(inner, 0.0) + sign * k
+    return out
+
+
+def _alike(a: dict[Scalar, float], b: dict[Scalar, float]) -> bool:
+    return a.keys() == b.keys() and all(isclose(x, b[e], rel_tol=1e-9) for e, x in a.items())
 
 
 # ---- the streaming rule -----------------------------------------------------------------------------------------------
@@ -272,8 +291,8 @@ def rescaling(t: Tensor, moving: frozenset[Tensor], old: Mapping[Tensor, Tensor]
             exponents.append((g.op, parts, g.dtype))
     out: Scalar | None = None
     for op, parts, dtype in exponents:
-        old = [(-s, rewrite(x, lambda r: read(old[r.value], r.args) if _is_one(r, moving) else None)) for s, x in parts]
-        one = Scalar(op, (common_factor(signed_sum(old + parts, dtype)),), dtype)
+        gone = [(-s, rewrite(x, lambda r: read(old[r.value], r.args) if _is_one(r, moving) else None)) for s, x in parts]
+        one = Scalar(op, (common_factor(signed_sum(gone + parts, dtype)),), dtype)
         out = one if out is None else Scalar("mul", (out, one), dtype)
     return out
 

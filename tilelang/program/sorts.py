@@ -8,10 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from .expr import Axis, Tensor
-
-
-class Tile(Protocol):
-    name: str
+from .tiles import Tile
 
 
 class Writer(Protocol):

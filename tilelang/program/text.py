@@ -86,8 +86,8 @@ class Printer:
             return self.text(a, 0), 0
         if is_float(e.dtype):
             if wide(e.dtype) == e.dtype:
-                return (self._text(a) if is_float(a.dtype) and wide(a.dtype) == e.dtype and self.leaf(a) is None else
-                        (inner, 0) if is_float(a.dtype) and wide(a.dtype) == e.dtype else (f'T.cast({inner}, "{e.dtype}")', TIGHT))
+                kept = is_float(a.dtype) and wide(a.dtype) == e.dtype
+                return (inner, 0 if " " in inner else TIGHT) if kept else (f'T.cast({inner}, "{e.dtype}")', TIGHT)
             return f'T.cast(T.cast({inner}, "{e.dtype}"), "float32")', TIGHT
         if e.dtype == "bool":
             return f"{self.text(a, 3)} != 0", 2
@@ -121,5 +121,3 @@ def _negated(e: Scalar) -> Scalar | None:
         return times(e.args[0], -n)
     return None
 
-
-__all__ = ["Printer", "wide"]
