@@ -255,7 +255,7 @@ def _coefficients(e: Scalar) -> dict[Scalar, float]:
     """Terms of a sum without their constant factors -> those factors."""
     out: dict[Scalar, float] = {}
     for sign, t in terms(e):
-        inner, k = scaled(t)
+        inner, k = scaled(normal(t))
         out[inner] = out.get(inner, 0.0) + sign * k
     return out
 
