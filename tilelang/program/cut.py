@@ -33,7 +33,7 @@ SLOW_OPERAND = 0.35  # of a contraction's time that computing an operand in the 
 class Rates:
     """Operations and bytes per second, seconds of a launch."""
 
-    product: float
+    gemm: float
     other: float
     memory: float
     launch: float
@@ -41,6 +41,7 @@ class Rates:
 
 
 def rates_of(target: Target) -> Rates:
+    """The rates of a target, from the tables of machines."""
     kind = "cpu" if target.is_cpu else "wgmma" if target.has_wgmma else "mma"
     r = kernel_rates(kind, target.machine) if target.is_gpu else kernel_rates(kind)
     sms = r.sm_count
@@ -161,33 +162,33 @@ class _Cutter:
         """Blocks along the axes that a value does not have: how often it is computed or read."""
         out = 1.0
         for a in plan.nest.axes:
-            role = plan.roles[a]
-            if a not in without and role.kind in ("grid", "tile"):
-                out *= -(-self.number(a.extent) // role.size)
+            use = plan.uses[a]
+            if a not in without and use.kind in ("grid", "tile"):
+                out *= -(-self.number(a.extent) // use.size)
         return out
 
     def cost(self, plan: Plan) -> float:
         """Estimated seconds of a kernel."""
-        nest, products, others = plan.nest, 0.0, 0.0
+        nest, gemms, others = plan.nest, 0.0, 0.0
         for t in nest.stages:
             assert t.body is not None
             axes = frozenset((*t.axes, *t.over))
             times = self.count(axes) * self.blocks(plan, axes)
-            c = plan.product(t)
+            c = plan.gemm_of(t)
             if c is None:
                 others += times * (1 + self.operations(t.body, plan))
                 continue
             by = 1.0 if bits_of(c.a.dtype) <= 16 or self.target.is_cpu else 16.0
-            products += times * by
+            gemms += times * by
             for f in (c.a, c.b):
                 work = self.operations(f, plan)
                 others += self.count(f.axes) * self.blocks(plan, f.axes) * work
                 if work and not any(r.value in nest.stages for r in f.reads):
-                    products += times * by * SLOW_OPERAND
+                    gemms += times * by * SLOW_OPERAND
         for _, e in nest.outputs:
             others += self.count(nest.axes) * self.operations(e, plan)
         parallel = min(1.0, self.blocks(plan, frozenset()) / self.rates.processors)
-        busy = products / self.rates.product + others / self.rates.other
+        busy = gemms / self.rates.gemm + others / self.rates.other
         return max(busy / parallel, self.traffic(plan) / (self.rates.memory * min(1.0, parallel * 2))) + self.rates.launch
 
     @staticmethod

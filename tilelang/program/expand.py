@@ -91,7 +91,7 @@ def _iota(e: _Expander, n: Node, at: Index) -> Scalar:
 
 
 def _reshape(e: _Expander, n: Node, at: Index) -> Scalar:
-    """Groups of axes with equal products are mapped by themselves, so that a dynamic size in one does not blur the others."""
+    """Groups of axes with as many elements are mapped by themselves, so that a dynamic size in one does not blur the others."""
     x, i, j = n.inputs[0], 0, 0
     places: list[Scalar] = []
     sizes = list(x.shape)
@@ -231,6 +231,7 @@ def _reduce(e: _Expander, n: Node) -> Tensor:
 
 
 def accumulator(n: Node, out: str) -> str:
+    """The type in which a reduction is computed."""
     return out if out == "int32" and n.attrs.get("kind") in ("any", "all") else str(n.attrs.get("accum") or n.dtype)
 
 

@@ -110,19 +110,22 @@ class Scalar:
 
 
 def const(value: Any, dtype: str = "int32") -> Scalar:
+    """A constant."""
     return Scalar("const", (), dtype, value)
 
 
 def axis(a: Axis) -> Scalar:
+    """The index along an axis."""
     return Scalar("axis", (), "int32", a)
 
 
 def read(t: Tensor, indices: tuple[Scalar, ...] | None = None) -> Scalar:
+    """An element of a tensor; without indices at its own axes."""
     return Scalar("read", tuple(map(axis, t.axes)) if indices is None else indices, t.dtype, t)
 
 
 def call(op: str, *args: Scalar, dtype: str | None = None) -> Scalar:
-    """An operation; sums and products of integers in normal form."""
+    """An operation; sums and multiples of integers in normal form."""
     kind = dtype or args[0].dtype
     if op in ("add", "sub", "mul") and is_integer(kind) and all(is_index(a) for a in args):
         a, b = args
@@ -134,10 +137,12 @@ def call(op: str, *args: Scalar, dtype: str | None = None) -> Scalar:
 
 
 def is_integer(dtype: str) -> bool:
+    """Whether a type is one of integers."""
     return dtype.startswith(("int", "uint"))
 
 
 def is_index(e: Scalar) -> bool:
+    """Whether an expression has the type of indices."""
     return e.dtype == "int32"
 
 
@@ -174,6 +179,7 @@ def rewrite(e: Scalar, change: Callable[[Scalar], Scalar | None], done: dict[Sca
 
 
 def remade(e: Scalar, args: tuple[Scalar, ...]) -> Scalar:
+    """The same operation on other operands."""
     return call(e.op, *args, dtype=e.dtype) if e.op in ("add", "sub", "mul") else Scalar(e.op, args, e.dtype, e.value)
 
 
@@ -219,10 +225,12 @@ def summed(terms: Mapping[Scalar, Size], constant: Size = 0) -> Scalar:
 
 
 def plus(a: Scalar, b: Scalar | Size) -> Scalar:
+    """a + b in normal form."""
     return summed(*linear(Scalar("add", (a, b if isinstance(b, Scalar) else const(b)))))
 
 
 def times(a: Scalar, n: Size) -> Scalar:
+    """a * n in normal form."""
     return const(0) if isinstance(n, int) and n == 0 else summed(*linear(Scalar("mul", (a, const(n)))))
 
 

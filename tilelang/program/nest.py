@@ -12,7 +12,7 @@ from typing import Any
 
 from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite
 from .graph import Dim
-from .rescale import base_two, depends, factors, hoist, normal, product, rescaling
+from .rescale import base_two, depends, factors, hoist, multiplied, normal, rescaling
 
 REDUCTIONS = ("sum", "max", "min", "prod", "argmax", "argmin")
 
@@ -139,7 +139,7 @@ class _Stages:
             over.append(chosen)
         body = self._ready(self.element(body))
         outside, inside = hoist(t.kind, body, frozenset(over))
-        return product([(self._keep(t, inside, tuple(over), free), False), *outside], body.dtype)
+        return multiplied([(self._keep(t, inside, tuple(over), free), False), *outside], body.dtype)
 
     def _keep(self, t: Tensor, body: Scalar, over: tuple[Axis, ...], free: frozenset[Axis]) -> Scalar:
         key = (t.kind, body, over, repr(t.attrs))
@@ -186,13 +186,13 @@ class Contraction:
 
 
 def contraction(t: Tensor) -> Contraction | None:
-    """A sum of products as a matrix product, or None."""
+    """The factors where a sum is that of a GEMM, or None."""
     if t.kind != "sum" or t.body is None:
         return None
-    parts = factors(t.body)
-    if len(parts) < 2 or any(below for _, below in parts):
+    pieces = factors(t.body)
+    if len(pieces) < 2 or any(below for _, below in pieces):
         return None
-    over, all_parts = frozenset(t.over), [f for f, _ in parts]
+    over, all_parts = frozenset(t.over), [f for f, _ in pieces]
     for x in all_parts:
         for y in all_parts:
             if x is y or not (x.axes & y.axes & over) or not (x.axes - y.axes - over) or not (y.axes - x.axes - over):
@@ -205,7 +205,7 @@ def contraction(t: Tensor) -> Contraction | None:
                     break
                 sides[side].append(f)
             else:
-                return _ordered(t, *(product([(f, False) for f in s], s[0].dtype) for s in sides))
+                return _ordered(t, *(multiplied([(f, False) for f in s], s[0].dtype) for s in sides))
     return None
 
 

@@ -3,7 +3,7 @@
     grid   one index a block              tile   `size` indices a block
     whole  all indices in one tile        loop   `size` indices an iteration       serial  one index an iteration
 
-Sizes of tiles come from the library's cost models of the machine: of one product, and of two products in a chain.
+Sizes of tiles come from the library's cost models of the machine: of one GEMM, and of two GEMMs in a chain.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GUESS = 2048  # what the cost models take an open size for
 
 
 @dataclass(frozen=True)
-class Role:
+class AxisUse:
     """What a kernel does with an axis.  size: indices in a tile."""
 
     kind: str
@@ -44,44 +44,50 @@ class Role:
 
 @dataclass
 class Plan:
-    """A nest with roles, threads, and the notes that stand as comments in its text.  panel: rows of tiles of T.use_swizzle."""
+    """A nest with the use of each axis, threads, and notes that stand as comments in its text.
+
+    panel_size: rows of tiles of T.use_swizzle.
+    """
 
     nest: Nest
-    roles: dict[Axis, Role]
+    uses: dict[Axis, AxisUse]
     threads: int = 256
     stages: int = 2
-    panel: int = 0
+    panel_size: int = 0
     notes: list[str] = field(default_factory=list)
 
     def tiled(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
         """Those of the axes that are dimensions of tiles."""
-        return tuple(a for a in axes if self.roles[a].kind not in ("grid", "serial"))
+        return tuple(a for a in axes if self.uses[a].kind not in ("grid", "serial"))
 
-    def product(self, t: Tensor) -> Contraction | None:
-        """The factors of a stage that is a product of two matrices: with one tiled axis each of rows, columns and depth."""
+    def gemm_of(self, t: Tensor) -> Contraction | None:
+        """The factors of a stage that T.gemm computes: with one tiled axis each of rows, columns and depth."""
         c = contraction(t)
         if c is None or any(len(self.tiled(x)) != 1 for x in (t.over, c.m, c.n)) or len(self.tiled(t.axes)) != 2:
             return None
         return c
 
     def loops(self) -> frozenset[Axis]:
-        return frozenset(a for a, r in self.roles.items() if r.kind in ("loop", "serial"))
+        return frozenset(a for a, r in self.uses.items() if r.kind in ("loop", "serial"))
 
 
 def bits_of(dtype: str) -> int:
+    """Bits of an element."""
     return BITS.get(dtype, 8)
 
 
 def static(a: Axis) -> int | None:
+    """The extent as a number, None where it is open."""
     return None if isinstance(a.extent, Dim) else int(a.extent)
 
 
 def guess(a: Axis) -> int:
+    """The extent, or what the cost models take an open one for."""
     return GUESS if (n := static(a)) is None else n
 
 
 def plan_of(nest: Nest, target: Target) -> Plan:
-    """The roles of a nest's axes and the sizes of its tiles.  Raises Unfit."""
+    """The uses of a nest's axes and the sizes of its tiles.  Raises Unfit."""
     plan = Plan(nest, {})
     _whole_axes(plan, target)
     _nested_loops(plan)
@@ -92,13 +98,13 @@ def plan_of(nest: Nest, target: Target) -> Plan:
     else:
         _row_axes(plan, target)
     for a in nest.axes:
-        plan.roles.setdefault(a, Role("grid"))
+        plan.uses.setdefault(a, AxisUse("grid"))
     for t in nest.stages:
-        elements = prod(plan.roles[a].size for a in dict.fromkeys((*t.axes, *t.over)))
-        if elements > MOST[target.is_gpu] and plan.product(t) is None:
+        elements = prod(plan.uses[a].size for a in dict.fromkeys((*t.axes, *t.over)))
+        if elements > MOST[target.is_gpu] and plan.gemm_of(t) is None:
             raise Unfit(f"tiles of {elements} elements")
     for t, e in nest.outputs:
-        if len(t.axes) < len(nest.axes) and any(plan.roles[a].kind in ("grid", "tile") for a in nest.axes if a not in e.axes):
+        if len(t.axes) < len(nest.axes) and any(plan.uses[a].kind in ("grid", "tile") for a in nest.axes if a not in e.axes):
             raise Unfit("an output has no axis that is split over blocks")
     return plan
 
@@ -113,7 +119,7 @@ def _whole_axes(plan: Plan, target: Target) -> None:
             for a in (*t.over, *(a for a in t.axes if t.body is not None and a not in t.body.axes)):
                 if (n := static(a)) is None or n > ROWS[target.is_gpu]:
                     raise Unfit(f"the axis of {t.kind} is too long for a tile")
-                plan.roles[a] = Role("whole", n)
+                plan.uses[a] = AxisUse("whole", n)
 
 
 def _reducers(nest: Nest) -> dict[Axis, list[Tensor]]:
@@ -125,46 +131,46 @@ def _nested_loops(plan: Plan) -> None:
     over = _reducers(plan.nest)
     for a, stages in over.items():
         for o in {o for t in stages for o in t.axes if o in over and o != a}:
-            if plan.roles.get(o, Role("")).kind == "whole" or plan.roles.get(a, Role("")).kind == "whole":
+            if plan.uses.get(o, AxisUse("")).kind == "whole" or plan.uses.get(a, AxisUse("")).kind == "whole":
                 continue
             x, y = static(o), static(a)
             if x is not None and x <= SMALL and not (y is not None and y <= SMALL):
-                plan.roles[o] = Role("whole", x)
+                plan.uses[o] = AxisUse("whole", x)
             elif y is not None and y <= WHOLE_DEPTH:
-                plan.roles[a] = Role("whole", y)
+                plan.uses[a] = AxisUse("whole", y)
             elif x is not None and x <= WHOLE_COLUMNS:
-                plan.roles[o] = Role("whole", x)
+                plan.uses[o] = AxisUse("whole", x)
             else:
                 raise Unfit("two long loops are nested")
 
 
 def _loops(plan: Plan, target: Target) -> None:
     """The other reduced axes: rows that outputs have are whole where they fit; others are looped over unless they are short."""
-    nest, roles = plan.nest, plan.roles
+    nest, uses = plan.nest, plan.uses
     for a, stages in _reducers(nest).items():
-        if a in roles:
+        if a in uses:
             continue
         most = SHORT_LOOP
         if not any(map(contraction, stages)):
             most = ROWS[target.is_gpu] if a in nest.axes else REREAD_ROWS if _is_last(nest, a) else SHORT_LOOP
         if (n := static(a)) is not None and n <= most:
-            roles[a] = Role("whole", n)
+            uses[a] = AxisUse("whole", n)
     for t in nest.stages:
         if t.kind == "argmax" or t.kind == "argmin":
-            if any(roles.get(a, Role("loop")).kind != "whole" for a in t.over):
+            if any(uses.get(a, AxisUse("loop")).kind != "whole" for a in t.over):
                 raise Unfit("an index of the extreme of a long row")
-        left = [a for a in t.over if a not in roles]
-        if prod(r.size for a in t.over if (r := roles.get(a)) is not None and r.kind == "whole") > 2 * ROWS[target.is_gpu]:
+        left = [a for a in t.over if a not in uses]
+        if prod(r.size for a in t.over if (r := uses.get(a)) is not None and r.kind == "whole") > 2 * ROWS[target.is_gpu]:
             raise Unfit("a reduction over more elements than a tile holds")
         if contraction(t) is not None and len(t.over) > 1:  # one of several contracted axes lies in tiles
-            roles.update({a: Role("serial") for a in t.over if not _is_plain(t, a)})
-            left = [a for a in t.over if roles.get(a, Role("loop")).kind != "serial"]
+            uses.update({a: AxisUse("serial") for a in t.over if not _is_plain(t, a)})
+            left = [a for a in t.over if uses.get(a, AxisUse("loop")).kind != "serial"]
             deep = max(left, key=lambda a: (_is_last(nest, a), guess(a)), default=None)
-            left = [a for a in left if a is not deep or a not in roles]
+            left = [a for a in left if a is not deep or a not in uses]
         else:
             deep = max(left, key=lambda a: (_is_last(nest, a), guess(a)), default=None)
         for a in left:  # the deepest axis is looped over in tiles, others index by index
-            roles[a] = Role("loop", 0) if a is deep else Role("serial")
+            uses[a] = AxisUse("loop", 0) if a is deep else AxisUse("serial")
             if a in nest.axes and a is not deep:
                 raise Unfit("two looped axes of an output")
 
@@ -194,32 +200,32 @@ def main_contraction(plan: Plan) -> tuple[Tensor, Contraction] | None:
 
 
 def _contraction_axes(plan: Plan, t: Tensor, c: Contraction, target: Target) -> None:
-    nest, roles = plan.nest, plan.roles
+    nest, uses = plan.nest, plan.uses
     row = [a for a in c.m if a in nest.axes][-1]
     column = [a for a in c.n if a in nest.axes][-1]
-    deep = [a for a in t.over if roles[a].kind == "loop"]
+    deep = [a for a in t.over if uses[a].kind == "loop"]
     before = [s for s in nest.stages if s is not t and contraction(s) is not None and column not in s.axes and
               any(a in deep for a in s.axes)]
     width = static(column)
-    if before and width is not None and width <= WHOLE_COLUMNS and row not in roles:
-        roles[column] = Role("whole", width)
+    if before and width is not None and width <= WHOLE_COLUMNS and row not in uses:
+        uses[column] = AxisUse("whole", width)
         _chain_sizes(plan, before, row, column, deep[0], target)
     else:
-        _product_sizes(plan, t, c, row, column, deep, target)
+        _gemm_sizes(plan, t, c, row, column, deep, target)
     step = 16 if bits_of(c.a.dtype) >= 16 else 32
-    for a, r in list(roles.items()):
+    for a, r in list(uses.items()):
         if r.kind == "loop" and r.size == 0:
-            roles[a] = Role("loop", 64)
+            uses[a] = AxisUse("loop", 64)
     for a in nest.axes:
-        roles.setdefault(a, Role("grid"))
-    contracted = {a for s in nest.stages if plan.product(s) is not None for a in (*s.over, *s.axes)}
+        uses.setdefault(a, AxisUse("grid"))
+    contracted = {a for s in nest.stages if plan.gemm_of(s) is not None for a in (*s.over, *s.axes)}
     for a in contracted:  # instructions take whole steps of rows, columns and depth
-        if roles[a].kind == "whole" and (a not in nest.axes or target.is_gpu):
-            roles[a] = Role("whole", -(-roles[a].size // step) * step)
+        if uses[a].kind == "whole" and (a not in nest.axes or target.is_gpu):
+            uses[a] = AxisUse("whole", -(-uses[a].size // step) * step)
 
 
 def _chain_sizes(plan: Plan, before: list[Tensor], row: Axis, column: Axis, deep: Axis, target: Target) -> None:
-    """Rows of a block and columns of the first product an iteration, for products of which one needs the other."""
+    """Rows of a block and columns of the first GEMM an iteration, for GEMMs of which one needs the other."""
     depth = max(guess(a) for s in before for a in s.over)
     others = prod(guess(a) for a in plan.nest.axes if a not in (row, column))
     seen = sum(1 for s in plan.nest.stages if column in s.axes and contraction(s) is not None)
@@ -229,15 +235,15 @@ def _chain_sizes(plan: Plan, before: list[Tensor], row: Axis, column: Axis, deep
     if target.is_gpu and (n := static(deep)) is not None and n % tile.keys:
         even = [x for x in chain_cost.candidates(machine, sizes) if n % x.keys == 0 and x.keys >= 32]
         tile = min(even, key=lambda x: chain_cost.estimate(machine, sizes, Mask(), x)[0], default=tile)
-    plan.roles[row], plan.roles[deep] = Role("tile", tile.rows), Role("loop", tile.keys)
+    plan.uses[row], plan.uses[deep] = AxisUse("tile", tile.rows), AxisUse("loop", tile.keys)
     plan.threads, plan.stages = tile.threads, tile.stages if target.is_gpu else 0
     plan.notes.append(f"{tile.rows} rows a block, {tile.keys} of the {guess(deep)} that they meet an iteration: "
-                      f"the least cost of two products in a chain; {guess(column)} columns stay in registers")
+                      f"the least cost of two GEMMs in a chain; {guess(column)} columns stay in registers")
 
 
-def _product_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, deep: list[Axis], target: Target) -> None:
-    """The tile of a product by the library's cost model; several accumulators of a block share its registers."""
-    nest, roles = plan.nest, plan.roles
+def _gemm_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, deep: list[Axis], target: Target) -> None:
+    """The tile of a GEMM by the library's cost model; several accumulators of a block share its registers."""
+    nest, uses = plan.nest, plan.uses
     k = guess(deep[0]) if deep else max(guess(a) for a in t.over)
     sums = sum(1 for s in nest.stages if contraction(s) is not None and row in s.axes and column in s.axes)
     batch = prod(guess(a) for a in nest.axes if a not in (row, column))
@@ -252,14 +258,14 @@ def _product_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axi
     rows, columns, depth = tile.bm, max(16, tile.bn // sums // 16 * 16), tile.bk
     if kind == "float" and target.is_gpu:
         rows, columns, depth, tile = 64, 64, 16, Tile(64, 64, 16, 2, 256)
-    if row not in roles:
-        roles[row] = Role("tile", rows)
-    if column not in roles:
-        roles[column] = Role("tile", columns)
-    roles.update({a: Role("loop", depth) for a in deep})
-    plan.threads, plan.panel = tile.threads, tile.panel_size if target.is_gpu else 0
+    if row not in uses:
+        uses[row] = AxisUse("tile", rows)
+    if column not in uses:
+        uses[column] = AxisUse("tile", columns)
+    uses.update({a: AxisUse("loop", depth) for a in deep})
+    plan.threads, plan.panel_size = tile.threads, tile.panel_size if target.is_gpu else 0
     plan.stages = (min(tile.stages, 4) if sums == 1 else max(2, min(tile.stages, 3))) if target.is_gpu else 0
-    plan.notes.append(f"tiles of {rows} x {columns} results, {depth} of the {k} products of each an iteration: "
+    plan.notes.append(f"tiles of {rows} x {columns} results, {depth} of the {k} terms of each an iteration: "
                       f"the least estimated cost for {guess(row)} x {guess(column)}{f', {sums} sums a tile' * (sums > 1)}")
 
 
@@ -268,15 +274,15 @@ def _product_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axi
 
 def _row_axes(plan: Plan, target: Target) -> None:
     """Element-wise kernels and reductions of elements: tiles of rows and columns with about BLOCK elements."""
-    nest, roles = plan.nest, plan.roles
-    reduced = set(_reducers(nest)) | {a for a in roles if roles[a].kind == "whole"}
-    free = [a for a in nest.axes if a not in roles]
-    width = prod(r.size for r in roles.values() if r.kind == "whole")
-    for a, r in list(roles.items()):
+    nest, uses = plan.nest, plan.uses
+    reduced = set(_reducers(nest)) | {a for a in uses if uses[a].kind == "whole"}
+    free = [a for a in nest.axes if a not in uses]
+    width = prod(r.size for r in uses.values() if r.kind == "whole")
+    for a, r in list(uses.items()):
         if r.kind == "loop":
             lanes = 1 if _is_last(nest, a) or not free else min(64, guess(free[-1]))
-            roles[a] = Role("loop", max(8, BLOCK // (width * lanes)))
-            width *= roles[a].size
+            uses[a] = AxisUse("loop", max(8, BLOCK // (width * lanes)))
+            width *= uses[a].size
     for a in reversed(free):
         n = static(a)
         room = max(1, BLOCK // width)
@@ -285,19 +291,19 @@ def _row_axes(plan: Plan, target: Target) -> None:
         size = min(room, 1 << max(0, (guess(a) - 1).bit_length()))
         size = 1 << (size.bit_length() - 1)
         if n is not None and n <= room:
-            roles[a] = Role("whole", n) if n > 1 else Role("grid")
+            uses[a] = AxisUse("whole", n) if n > 1 else AxisUse("grid")
         elif size > 1 or a is free[-1]:
-            roles[a] = Role("tile", size)
-        width *= roles[a].size if a in roles else 1
+            uses[a] = AxisUse("tile", size)
+        width *= uses[a].size if a in uses else 1
         if n is None or n > room:
             break
     plan.threads = 256 if width >= 1024 else 128
     plan.stages = 2 if target.is_gpu else 0
-    looped = [a for a in roles if roles[a].kind == "loop"]
-    kept = [a for a in reduced if roles[a].kind == "whole"]
+    looped = [a for a in uses if uses[a].kind == "loop"]
+    kept = [a for a in reduced if uses[a].kind == "whole"]
     if kept and not looped:
-        plan.notes.append(f"whole rows of {' x '.join(str(roles[a].size) for a in kept)} lie in registers and are read once")
+        plan.notes.append(f"whole rows of {' x '.join(str(uses[a].size) for a in kept)} lie in registers and are read once")
     elif looped:
         plan.notes.append(f"rows of {' x '.join(str(a.extent) for a in looped)} are read in pieces of "
-                          f"{' x '.join(str(roles[a].size) for a in looped)}")
+                          f"{' x '.join(str(uses[a].size) for a in looped)}")
 

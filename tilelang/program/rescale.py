@@ -25,6 +25,7 @@ WIDE = ("float32", "float64")
 
 
 def is_float(dtype: str) -> bool:
+    """Whether a type is one of floating point numbers."""
     return dtype.startswith(("float", "bfloat"))
 
 
@@ -37,7 +38,7 @@ def value(e: Scalar) -> float | None:
 
 
 def normal(e: Scalar) -> Scalar:
-    """The expression with constants folded: factors stand to the right, outside of selections, and divisions are products.
+    """The expression with constants folded: factors stand to the right, outside of selections, divisors are factors.
 
     Values of 16 bits between reads and conversions are kept in float32, and have that type here.
     """
@@ -59,7 +60,7 @@ def _fold(e: Scalar) -> Scalar:
     return rule(e) or e if rule and is_float(e.dtype) else e
 
 
-def _product(e: Scalar) -> Scalar | None:
+def _constant_factor(e: Scalar) -> Scalar | None:
     a, b = e.args
     if (x := value(a)) is not None:
         if (y := value(b)) is not None:
@@ -102,7 +103,7 @@ def _widened(e: Scalar) -> Scalar | None:
 
 
 _RULES: dict[str, Callable[[Scalar], Scalar | None]] = {
-    "mul": _product, "div": _quotient, "where": _selection, "add": _sum, "sub": _sum, "cast": _widened}
+    "mul": _constant_factor, "div": _quotient, "where": _selection, "add": _sum, "sub": _sum, "cast": _widened}
 
 
 def scaled(e: Scalar) -> tuple[Scalar, float]:
@@ -115,7 +116,7 @@ def scaled(e: Scalar) -> tuple[Scalar, float]:
 def base_two(e: Scalar) -> Scalar:
     """exp(a - b) as exp2(a * log2(e) - b * log2(e)), with the factor folded into those of a and b.
 
-    One instruction then multiplies and subtracts, and leaves the rounding error of a product of the size of a.  Where that may
+    One instruction then multiplies and subtracts, and leaves a rounding error of the size of a.  Where that may
     be large, because the expression has large constants, the difference is formed first.
     """
     def change(x: Scalar) -> Scalar | None:
@@ -150,7 +151,7 @@ def common_factor(e: Scalar) -> Scalar:
 
 
 def factors(e: Scalar) -> list[tuple[Scalar, bool]]:
-    """Factors of a product, with True for a divisor."""
+    """What is multiplied, with True for a divisor."""
     if e.op == "mul" and is_float(e.dtype):
         return factors(e.args[0]) + factors(e.args[1])
     if e.op == "mul":
@@ -162,13 +163,13 @@ def factors(e: Scalar) -> list[tuple[Scalar, bool]]:
     return [(e, False)]
 
 
-def product(parts: list[tuple[Scalar, bool]], dtype: str) -> Scalar:
-    """The product of factors; constants last."""
-    above = sorted((f for f, below in parts if not below), key=lambda f: f.op == "const")
+def multiplied(pieces: list[tuple[Scalar, bool]], dtype: str) -> Scalar:
+    """Factors as one expression; constants last."""
+    above = sorted((f for f, below in pieces if not below), key=lambda f: f.op == "const")
     out = above[0] if above else const(1.0 if is_float(dtype) else 1, dtype)
     for f in above[1:]:
         out = Scalar("mul", (out, f), dtype)
-    for f, below in parts:
+    for f, below in pieces:
         out = Scalar("div", (out, f), dtype) if below else out
     return out
 
@@ -183,9 +184,10 @@ def terms(e: Scalar, sign: int = 1) -> list[tuple[int, Scalar]]:
     return [(sign, e)]
 
 
-def signed_sum(parts: list[tuple[int, Scalar]], dtype: str) -> Scalar:
+def signed_sum(pieces: list[tuple[int, Scalar]], dtype: str) -> Scalar:
+    """The sum of terms with signs."""
     out: Scalar | None = None
-    for sign, t in sorted(parts, key=lambda p: -p[0]):
+    for sign, t in sorted(pieces, key=lambda p: -p[0]):
         t = t if out is not None or sign > 0 else Scalar("neg", (t,), dtype)
         out = t if out is None else Scalar("add" if sign > 0 else "sub", (out, t), dtype)
     return const(0.0, dtype) if out is None else out
@@ -212,7 +214,7 @@ def hoist(kind: str, body: Scalar, over: frozenset[Axis]) -> tuple[list[tuple[Sc
             inside.append((left, False))
         else:
             inside.append((f, below))
-    return (outside, product(inside, body.dtype)) if inside else ([], body)
+    return (outside, multiplied(inside, body.dtype)) if inside else ([], body)
 
 
 def _hoist_rounded(f: Scalar, over: frozenset[Axis]) -> tuple[list[tuple[Scalar, bool]], Scalar]:
@@ -285,14 +287,14 @@ def rescaling(t: Tensor, moving: frozenset[Tensor], old: Mapping[Tensor, Tensor]
         for g, divides in more:
             if g.op not in EXPONENTIALS or below:
                 return None
-            parts = [(s if not divides else -s, x) for s, x in terms(g.args[0]) if depends(x, moving)]
-            if any(not x.axes.isdisjoint(over) or _indirect(x, moving) for _, x in parts):
+            pieces = [(s if not divides else -s, x) for s, x in terms(g.args[0]) if depends(x, moving)]
+            if any(not x.axes.isdisjoint(over) or _indirect(x, moving) for _, x in pieces):
                 return None
-            exponents.append((g.op, parts, g.dtype))
+            exponents.append((g.op, pieces, g.dtype))
     out: Scalar | None = None
-    for op, parts, dtype in exponents:
-        gone = [(-s, rewrite(x, lambda r: read(old[r.value], r.args) if _is_one(r, moving) else None)) for s, x in parts]
-        one = Scalar(op, (common_factor(signed_sum(gone + parts, dtype)),), dtype)
+    for op, pieces, dtype in exponents:
+        gone = [(-s, rewrite(x, lambda r: read(old[r.value], r.args) if _is_one(r, moving) else None)) for s, x in pieces]
+        one = Scalar(op, (common_factor(signed_sum(gone + pieces, dtype)),), dtype)
         out = one if out is None else Scalar("mul", (out, one), dtype)
     return out
 
@@ -316,32 +318,32 @@ def depends(e: Scalar, found: frozenset[Tensor]) -> bool:
 
 
 def known(e: Scalar) -> float | None:
-    """The number that an expression is whatever its unknown, finite parts are; None where there is none."""
+    """The number that an expression is whatever its unknown, finite pieces are; None where there is none."""
     if e.op == "const":
         return value(e)
-    parts = [known(a) if is_float(a.dtype) else None for a in e.args]
+    pieces = [known(a) if is_float(a.dtype) else None for a in e.args]
     if e.op == "cast" and is_float(e.args[0].dtype):
-        return parts[0]
+        return pieces[0]
     if e.op in EXPONENTIALS:
-        return 0.0 if parts[0] == -inf else None
+        return 0.0 if pieces[0] == -inf else None
     if e.op == "mul":
-        if 0.0 in parts:
+        if 0.0 in pieces:
             return 0.0
         inner, k = scaled(e)
         return -inf if k > 0 and inner is not e and known(inner) == -inf else None
     if e.op == "add":
-        return -inf if -inf in parts else None
+        return -inf if -inf in pieces else None
     if e.op == "sub":
-        return -inf if parts[0] == -inf else None
+        return -inf if pieces[0] == -inf else None
     if e.op == "div":
-        return 0.0 if parts[0] == 0.0 else None
-    if e.op == "where" and parts[1] == parts[2]:
-        return parts[1]
+        return 0.0 if pieces[0] == 0.0 else None
+    if e.op == "where" and pieces[1] == pieces[2]:
+        return pieces[1]
     return None
 
 
 def conditions(e: Scalar) -> set[Scalar]:
-    """Conditions of the selections in an expression, and the parts of conjunctions."""
+    """Conditions of the selections in an expression, and the pieces of conjunctions."""
     out: set[Scalar] = set()
     for x in walk(e):
         if x.op == "where":

@@ -114,7 +114,7 @@ class Printer:
 
 
 def _negated(e: Scalar) -> Scalar | None:
-    """x of -x, where e is a product with a negative number, or one."""
+    """x of -x, where e is a negative number or a multiple by one."""
     if (n := number(e)) is not None:
         return const(-n) if isinstance(n, int) and n < 0 else None
     if e.op == "mul" and isinstance(n := number(e.args[1]), int) and n < 0:

@@ -1,0 +1,189 @@
+"""Text of the loops of a kernel: running reductions, and the tiles that a condition leaves out."""
+
+from __future__ import annotations
+
+from math import inf
+
+from .expr import Axis, Scalar, Tensor, axis, bounds, const, linear, read, summed
+from .graph import Size
+from .nest import Pass
+from .rescale import NEUTRAL, conditions, vanishes
+from .stages import NAMES, gemm, reduce, with_reduced
+from .text import Printer
+from .tiles import Tile
+from .writer import Writer, ceildiv, tight
+
+FINITE = 1e30  # stands for infinity in running extremes: the difference of two of them is a number
+
+
+def write_pass(w: Writer, p: Pass) -> None:
+    """A loop and what stands in front of it."""
+    for t in p.stages:
+        assert t.body is not None
+        ensure_outer(w, t.body, p)
+    running: dict[Tensor, Tile] = {}
+    for t in p.stages:
+        axes = w.order(t.axes, read(t))
+        acc = w.new_tile("acc" if w.plan.gemm_of(t) is not None else NAMES[t.kind], axes, t.dtype)
+        running[t] = w.tiles[read(t)] = acc
+        start = NEUTRAL[t.kind]
+        if start == 0:
+            w.say(f"T.clear({acc.name})")
+        else:
+            moved = t in p.old and abs(start) == inf
+            value = const(FINITE * (1 if start > 0 else -1), t.dtype) if moved else w.number(start, t.dtype)
+            w.say(f"T.fill({acc.name}, {Printer(lambda e: None).text(value)})")
+    w.current, w.before = p, []
+    place = len(w.lines)
+    kept, shared, tiles_inside = dict(w.tiles), dict(w.shared), w.inside
+    w.inside = set()
+    w.depth += 1
+    for t in p.stages:
+        step(w, t, running[t], p)
+    w.depth -= 1
+    head, after = loop_head(w, p)
+    w.lines[place:place] = [*w.before, *head]
+    outer = {e: x for e, x in w.tiles.items() if e not in kept and not w.changes(e)}
+    w.tiles = {**{e: x for e, x in kept.items() if e in w.tiles}, **outer}
+    w.shared = {**shared, **{k: x for k, x in w.shared.items() if not set(x.axes) & set(p.axes)}}
+    w.current, w.before, w.inside = None, None, tiles_inside
+    w.done = {t for t in w.done if not set(t.axes) & set(p.axes)} | set(p.stages)
+
+
+def ensure_outer(w: Writer, e: Scalar, p: Pass) -> None:
+    """Computes the stages that a loop reads and does not change."""
+    for t in w.plan.nest.stages:
+        if any(r.value is t for r in e.reads) and t not in p.stages:
+            assert t.body is not None
+            if set(t.axes) & set(p.axes) or any(r.value in p.stages for r in t.body.reads):
+                ensure_outer(w, t.body, p)
+            else:
+                w.make(w, t)
+
+
+def step(w: Writer, t: Tensor, acc: Tile, p: Pass) -> None:
+    """One iteration of a reduction."""
+    assert t.body is not None
+    w.ensure(t.body)
+    pair = w.factors_of(t)
+    if pair is None:
+        body = w.body(t)
+        over = [a for a in t.over if w.plan.uses[a].kind in ("whole", "loop")]
+        w.root(body, "x", with_reduced(w, acc.axes, over, body))
+    if t in p.old:
+        before = w.new_tile(f"{acc.name}_before", acc.axes, acc.dtype)
+        w.tiles[read(p.old[t])] = before
+        w.say(f"T.copy({acc.name}, {before.name})")
+    if t not in p.factors:
+        if pair is not None:
+            gemm(w, t, pair, acc)
+        else:
+            reduce(w, t, acc.axes, acc)
+        return
+    factor = w.root(p.factors[t], "rescale")
+    w.inside.add(factor.name)
+    if pair is not None:
+        w.last[factor.key] = w.count
+        w.parallel(acc.axes, f"{w.element_of(acc)} *= {w.element_of(factor)}")
+        gemm(w, t, pair, acc)
+    else:
+        part = w.new_tile(f"part_{acc.name}", acc.axes, acc.dtype)
+        reduce(w, t, acc.axes, part)
+        one, by = w.element_of(acc), w.element_of(factor)
+        w.parallel(acc.axes, f"{one} = {one} * {by} + {w.element_of(part)}")
+
+
+def loop_head(w: Writer, p: Pass) -> tuple[list[str], str]:
+    """The `for` line of a loop: over serial axes index by index and over tiles of the last one."""
+    pad = "    " * w.depth
+    tiled = [a for a in p.axes if w.plan.uses[a].kind == "loop"]
+    serial = [a for a in p.axes if w.plan.uses[a].kind == "serial"]
+    out = []
+    stages = f", num_stages={w.plan.stages}" if w.plan.stages else ""
+    if not serial:
+        (a,) = tiled
+        first, last = loop_bounds(w, p, a)
+        if first == "0":
+            return [f"{pad}for step_{a.name} in T.Pipelined({last}{stages}):"], ""
+        return [f"{pad}for {w.step_name} in T.Pipelined({last} - {tight(first)}{stages}):",
+                f"{pad}    step_{a.name} = {first} + {w.step_name}"], ""
+    pieces = [(a.name, str(a.extent)) for a in serial]
+    pieces += [(f"step_{a.name}", ceildiv(a.extent, w.plan.uses[a].size)) for a in tiled]
+    total = " * ".join(tight(s) for _, s in pieces)
+    out.append(f"{pad}for {w.step_name} in T.Pipelined({total}{stages}):")
+    below: list[str] = []
+    for k, (n, s) in reversed(list(enumerate(pieces))):
+        step = w.step_name
+        value = step if not below else f"{step} // ({' * '.join(below)})" if len(below) > 1 else f"{step} // {below[0]}"
+        out.append(f"{pad}    {n} = {value}{f' % {tight(s)}' if k else ''}")
+        below.insert(0, tight(s))
+    return out, ""
+
+
+def loop_bounds(w: Writer, p: Pass, a: Axis) -> tuple[str, str]:
+    """First and last step: tiles whose elements a condition leaves out of every reduction are skipped."""
+    size = w.plan.uses[a].size
+    lows, highs = [], [ceildiv(a.extent, size)]
+    bodies = [(t.kind, t.body) for t in p.stages if t.body is not None]
+    common = set.intersection(*(conditions(b) for _, b in bodies)) if bodies else set()
+    for c in sorted(common, key=repr):
+        if not all(vanishes(kind, b, c) for kind, b in bodies):
+            continue
+        bound = condition_bound(w, c, a)
+        if bound is not None:
+            text = w.printer().text(bound[1])
+            known = bounds(bound[1])
+            if known is None or known[0] < 0:
+                text = f"T.max({text}, {0 if bound[0] == 'least' else -1})"
+            if bound[0] == "most":
+                highs.append(f"{tight(text)} // {size} + 1")
+            else:
+                lows.append(f"{tight(text)} // {size}")
+    return _nested("T.max", lows or ["0"]), _nested("T.min", highs)
+
+
+def condition_bound(w: Writer, c: Scalar, a: Axis) -> tuple[str, Scalar] | None:
+    """("most" | "least", index): for some element of the block the condition may hold up to, or from, this index of `a`."""
+    signs = {"lt": (1, -1), "le": (1, 0), "gt": (-1, -1), "ge": (-1, 0)}
+    if c.op not in signs or c.args[0].dtype != "int32":
+        return None
+    sign, slack = signs[c.op]
+    x, y = linear(c.args[0]), linear(c.args[1])  # sign * (x - y) <= slack
+    pieces: dict[Scalar, Size] = {}
+    for (found, _), s in ((x, sign), (y, -sign)):
+        for e, f in found.items():
+            pieces[e] = pieces.get(e, 0) + f * s
+    constant = (x[1] - y[1]) * sign - slack
+    me = pieces.pop(axis(a), 0)
+    if me not in (1, -1):
+        return None
+    least: dict[Scalar, Size] = {}  # the least value of what stands beside +-a over the elements of a block
+    for e, f in pieces.items():
+        if f == 0:
+            continue
+        if e.op != "axis" or not isinstance(f, int) or w.plan.uses[e.value].kind in ("loop", "serial"):
+            return None
+        use = w.plan.uses[e.value]
+        if use.kind == "tile" and use.size > 1:
+            block = Scalar("axis", (), "int32", first_of(w, e.value))
+            least[block] = f * use.size
+            constant = constant + (f * (use.size - 1) if f < 0 else 0)
+        elif use.kind == "whole":
+            constant = constant + (f * (use.size - 1) if f < 0 else 0)
+        else:
+            least[e] = f
+    rest = summed({e: f * -me for e, f in least.items()}, constant * -me)  # me * a + rest' <= 0
+    return ("most" if me == 1 else "least"), rest
+
+
+def first_of(w: Writer, a: Axis) -> Axis:
+    """An axis that prints as the number of the block."""
+    key = Axis(f"b{a.name}", a.extent)
+    w.indices[key] = f"b{a.name}"
+    return key
+
+def _nested(call: str, pieces: list[str]) -> str:
+    out = pieces[0]
+    for p in pieces[1:]:
+        out = f"{call}({out}, {p})"
+    return out

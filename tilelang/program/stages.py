@@ -1,0 +1,178 @@
+"""Text of the stages of a kernel: reductions of tiles, GEMMs and their operands, scans and sorts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .expr import Axis, Scalar, Tensor, const, read
+from .nest import REDUCTIONS, Contraction, Unfit
+from .plan import bits_of
+from .rescale import is_float, vanishes
+from .sorts import selected, sorted_by_network
+from .text import wide
+from .tiles import Tile
+from .writer import Writer
+
+SCANS = {"scan sum": "cumsum", "scan max": "cummax", "scan min": "cummin", "scan prod": "cumprod"}
+FEW = 32  # the best elements up to this number are selected one after another
+REDUCE = {"sum": "reduce_sum", "max": "reduce_max", "min": "reduce_min", "prod": "reduce_prod", "argmax": "reduce_argmax",
+          "argmin": "reduce_argmin"}
+NAMES = {"sum": "total", "max": "top", "min": "least", "prod": "multiplied", "argmax": "place", "argmin": "place"}
+
+
+def whole_stage(w: Writer, t: Tensor) -> None:
+    """A stage whose reduced axes lie in tiles."""
+    c = w.factors_of(t)
+    axes = w.order(t.axes, read(t))
+    if c is not None:
+        acc = w.new_tile("acc", axes, t.dtype)
+        gemm(w, t, c, acc, clear=True)
+    elif t.kind in REDUCTIONS:
+        acc = reduce(w, t, axes)
+    else:
+        acc = special(w, t, axes)
+    w.tiles[read(t)] = acc
+    w.inside = w.inside | {acc.name}
+
+
+def reduce(w: Writer, t: Tensor, axes: tuple[Axis, ...], into: Tile | None = None) -> Tile:
+    """T.reduce_* of the tile of a body, along one axis after another."""
+    over = [a for a in t.over if w.plan.uses[a].kind in ("whole", "loop")]
+    body = w.body(t)
+    dims = with_reduced(w, axes, over, body)
+    source = w.root(body, "x", dims)
+    fresh = into is None or into.name.startswith("part")
+    outside = w.before is not None and into is None and not w.changes(body)
+    for k, a in enumerate(reversed(over)):
+        left = tuple(x for x in dims if x is not a)
+        last = k == len(over) - 1
+        acc = into if into is not None and last else w.new_tile(NAMES[t.kind], left, t.dtype)
+        w.last[source.key] = w.last[acc.key] = w.count
+        dim = dims.index(a) + w.dummy
+        clear = "" if fresh or not last else ", clear=False"
+        w.say(f"T.{REDUCE[t.kind]}({source.name}, {acc.name}, dim={dim}{clear})", outside)
+        source, dims = acc, left
+    return source
+
+
+def with_reduced(w: Writer, axes: tuple[Axis, ...], over: Sequence[Axis], body: Scalar) -> tuple[Axis, ...]:
+    """The axes of the tile that is reduced: a single reduced axis stands where the widest read has it, else last."""
+    if len(over) == 1:
+        wide_read = max((r for r in body.reads if over[0] in r.axes), key=lambda r: len(r.axes), default=None)
+        if wide_read is not None and wide_read.value not in w.stages:
+            order = [a for i in wide_read.args for a in sorted(i.axes, key=lambda a: a.name)]
+            later = [k for k, a in enumerate(axes) if a in order and order.index(a) > order.index(over[0])]
+            if later:
+                return (*axes[:later[0]], over[0], *axes[later[0]:])
+    return (*axes, *over)
+
+
+def gemm(w: Writer, t: Tensor, c: Contraction, acc: Tile, clear: bool = False) -> None:
+    """T.gemm of two operands into an accumulator."""
+    (over,), (m,), (n,) = w.plan.tiled(t.over), w.plan.tiled(c.m), w.plan.tiled(c.n)
+    kind = operand_type(c.a, c.b)
+    a, flip_a = operand(w, c.a, m, over, kind, True)
+    b, flip_b = operand(w, c.b, over, n, kind, False)
+    flags = ", transpose_A=True" * flip_a + ", transpose_B=True" * flip_b + ", clear_accum=True" * clear
+    w.last[a.key] = w.last[b.key] = w.last[acc.key] = w.count
+    w.say(f"T.gemm({a.name}, {b.name}, {acc.name}{flags})")
+
+
+def operand_type(a: Scalar, b: Scalar) -> str:
+    """The element type of both operands."""
+    if a.dtype == b.dtype:
+        return a.dtype
+    return max((a.dtype, b.dtype), key=bits_of)
+
+
+def operand(w: Writer, e: Scalar, first: Axis, second: Axis, dtype: str, left: bool) -> tuple[Tile, bool]:
+    """(tile, whether it lies transposed): an operand of T.gemm, copied to shared memory or computed in registers."""
+    source = e.args[0] if e.op == "cast" and e.args[0].dtype == e.dtype else e
+    for axes in ((first, second), (second, first)):
+        key = (source, axes, dtype)
+        if key in w.shared:
+            return w.shared[key], axes[0] is second
+        region = w.copyable(source, axes) if source.dtype == dtype else None
+        if region is not None:
+            tile = w.new_tile(f"{w.names[source.value]}_s", axes, dtype, "shared")
+            w.say(f"T.copy({region}, {tile.name})", not w.changes(source))
+            w.shared[key] = tile
+            return tile, axes[0] is second
+    axes = (first, second)
+    key = (source, axes, dtype)
+    if key not in w.shared:
+        w.shared[key] = computed_operand(w, source, axes, dtype, left)
+    return w.shared[key], False
+
+
+def computed_operand(w: Writer, e: Scalar, axes: tuple[Axis, ...], dtype: str, left: bool) -> Tile:
+    """An operand that is computed: in registers on the left, in shared memory on the right."""
+    condition = w.within(a for a in axes if w.plan.uses[a].kind in ("loop", "whole"))
+    body = e
+    if condition is not None and not vanishes("sum", e, condition):
+        inner = e.args[0] if e.op == "cast" else e
+        body = Scalar("where", (condition, inner, w.number(0, wide(e.dtype))), wide(e.dtype))
+    if body.dtype != dtype or body.op != "cast" and is_float(dtype) and wide(dtype) != dtype:
+        body = Scalar("cast", (body,), dtype)
+    for r in sorted(e.reads, key=repr):  # what the loop loads comes through shared memory, so that it is pipelined
+        if w.current is not None and r.value in w.names and r not in w.shared and len(w.order(r.axes, r)) == 2:
+            for order in (axes, axes[::-1]):
+                region = w.copyable(r, order)
+                if region is not None and not w.dummy:
+                    tile = w.new_tile(f"{w.names[r.value]}_s", order, r.dtype, "shared")
+                    w.say(f"T.copy({region}, {tile.name})", not w.changes(r))
+                    w.shared[r] = tile
+                    break
+    if left and not w.dummy:
+        return w.root(body, "left", axes, dtype)
+    w.ensure(body)
+    w.roots.append((body, w.current))
+    w.reuse(body)
+    tile = w.new_tile("right" if not left else "left", axes, dtype, "shared")
+    parallel_plain(w, axes, f"{w.element_of(tile)} = {w.printer().text(body)}", not w.changes(e))
+    return tile
+
+
+def parallel_plain(w: Writer, axes: tuple[Axis, ...], body: str, outside: bool) -> None:
+    """A statement for each element of a tile in shared memory."""
+    sizes = ", ".join(str(w.size(a)) for a in axes)
+    w.say(f"for {', '.join(a.name for a in axes)} in T.Parallel({sizes}):", outside)
+    w.say(f"    {body}", outside)
+
+
+def special(w: Writer, t: Tensor, axes: tuple[Axis, ...]) -> Tile:
+    """A scan or a sort along an axis that lies in the tile as a whole."""
+    assert t.body is not None
+    (along,) = t.over
+    if t.kind.startswith("scan"):
+        source = w.root(w.body(t), "x", axes)
+        out = w.new_tile("scan", axes, t.dtype)
+        w.last[source.key] = w.count
+        dim, reverse = axes.index(along) + w.dummy, ", reverse=True" * t.attrs["reverse"]
+        w.say(f"T.{SCANS[t.kind]}({source.name}, {out.name}, dim={dim}{reverse})")
+        return out
+    (place,) = [a for a in axes if a not in t.body.axes]
+    kept = tuple(a for a in axes if a is not place)
+    key, inside = sort_key(t), w.within(t.over)
+    key = key if inside is None else Scalar("where", (inside, key, const(-2**31)))
+    body = w.root(key, "key", (*kept, along), "int32")
+    write = selected if t.kind == "argtopk" and w.plan.uses[place].size <= FEW else sorted_by_network
+    return write(w, t, body, kept, along, place)
+
+
+def sort_key(t: Tensor) -> Scalar:
+    """An integer that orders the elements, the greatest first; NaN has the least."""
+    assert t.body is not None
+    x = t.body
+    if x.dtype in ("float64", "int64", "uint64", "uint32"):
+        raise Unfit(f"sorting {x.dtype}")
+    if is_float(x.dtype):
+        bits = Scalar("bits", (Scalar("add", (x, const(0.0, "float32")), "float32"),))  # -0.0 + 0.0 is 0.0
+        low = Scalar("and", (Scalar("shr", (bits, const(31))), const(2**31 - 1)))
+        key = Scalar("xor", (bits, low))
+    else:
+        key = x if x.dtype == "int32" else Scalar("cast", (x,), "int32")
+    if not t.attrs["largest"]:
+        key = Scalar("not", (key,))
+    nan = Scalar("isnan", (x,), "bool")
+    return Scalar("where", (nan, const(-2**31), key)) if is_float(x.dtype) else key

@@ -1,0 +1,320 @@
+"""What the text of a kernel is written with: its statements, its tiles, and the expressions that lie in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from tilelang.target import Target
+
+from .expr import Axis, Scalar, Tensor, axis, const, linear, rewrite, summed, walk
+from .graph import Dim, Size
+from .nest import Contraction, Pass, contraction, passes
+from .plan import Plan, bits_of
+from .rescale import NEUTRAL, is_float, vanishes
+from .text import Printer, wide
+from .tiles import Tile
+
+HEAVY = ("exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "erf", "sigmoid", "pow",
+         "div", "atan2")
+
+
+@dataclass
+class Facts:
+    """What earlier runs found: expressions that get tiles of their own, and the last statement that reads each tile."""
+
+    shared: frozenset[Scalar] = frozenset()
+    last: dict[int, int] = field(default_factory=dict)
+
+
+class Writer:
+    """The text of one kernel while it is written.
+
+    make: writes what a stage needs.  facts: what earlier runs over the same statements found.
+    """
+
+    def __init__(self, plan: Plan, name: str, parameters: Sequence[tuple[str, Tensor]], target: Target, facts: Facts,
+                 make: Callable[[Writer, Tensor], None]) -> None:
+        self.plan, self.name, self.parameters, self.facts, self.target = plan, name, parameters, facts, target
+        self.make = make
+        self.names = {t: n for n, t in parameters}
+        self.tiles: dict[Scalar, Tile] = {}  # expressions that lie in tiles
+        self.shared: dict[object, Tile] = {}  # tiles of tensors in shared memory
+        self.allocations: list[Tile] = []
+        self.used_names = {n for n, _ in parameters} | {p + a.name for a in plan.uses for p in ("", "b", "step_")} | {"T"}
+        self.row, self.step_name, self.rest_name = (self.unused(n) for n in ("r", "step", "bz"))
+        self.last: dict[int, int] = {}
+        self.values = 0  # values that lie in tiles
+        self.count = 0  # statements written
+        self.roots: list[tuple[Scalar, object]] = []
+        self.lines: list[str] = []
+        self.depth = 2
+        self.before: list[str] | None = None  # where statements go that the present loop does not change
+        self.current: Pass | None = None
+        self.done: set[Tensor] = set()
+        self.bodies: dict[Tensor, Scalar] = {}
+        self.masked: dict[Scalar, Scalar] = {}  # operands of extremes, as they stand for loops whose tiles hang over
+        self.inside: set[str] = set()  # tiles that one iteration makes
+        self.indices = {a: self._index_text(a) for a in plan.uses}
+        self.passes = passes(plan.nest, plan.loops())
+        self.stages = set(plan.nest.stages)
+        self.dummy = any(not plan.tiled(t.axes) for t in plan.nest.stages)
+
+    def block_name(self, a: Axis) -> str:
+        return a.name if self.plan.uses[a].kind == "grid" else f"b{a.name}"
+
+    def _index_text(self, a: Axis) -> str:
+        use = self.plan.uses[a]
+        if use.kind == "grid":
+            return "0" if a.extent == 1 else a.name
+        if use.kind == "tile":
+            return f"b{a.name} * {use.size} + {a.name}" if use.size > 1 else f"b{a.name}"
+        if use.kind == "loop":
+            return f"step_{a.name} * {use.size} + {a.name}"
+        return a.name
+
+    def base_text(self, a: Axis) -> str:
+        """The first index of the axis in the present tile."""
+        use = self.plan.uses[a]
+        name = {"tile": f"b{a.name}", "loop": f"step_{a.name}"}.get(use.kind, "")
+        return "0" if not name else name if use.size == 1 else f"{name} * {use.size}"
+
+    def say(self, line: str, outside: bool = False) -> None:
+        self.count += 1
+        if outside and self.before is not None:
+            self.before.append("    " * (self.depth - 1) + line)
+        else:
+            self.lines.append("    " * self.depth + line)
+
+    def size(self, a: Axis) -> int:
+        return self.plan.uses[a].size
+
+    def new_tile(self, name: str, axes: tuple[Axis, ...], dtype: str, scope: str = "fragment") -> Tile:
+        shape = tuple(self.plan.uses[a].size for a in axes)
+        return self.new_buffer(name, (1, *shape) if self.dummy and scope == "fragment" else shape, axes, dtype, scope)
+
+    def new_buffer(self, name: str, shape: tuple[int, ...], axes: tuple[Axis, ...], dtype: str, scope: str) -> Tile:
+        name = self.unused(name)
+        self.values += 1
+        tile = Tile(name, axes, shape, dtype, scope, self.values)
+        self.allocations.append(tile)
+        return tile
+
+    def unused(self, name: str) -> str:
+        while name in self.used_names:
+            stem = name.rstrip("0123456789")
+            name = f"{stem}{int(name[len(stem):] or 1) + 1}"
+        self.used_names.add(name)
+        return name
+
+    def element_of(self, tile: Tile) -> str:
+        self.last[tile.key] = self.count
+        places = [a.name for a in tile.axes]
+        if len(tile.shape) > len(places):  # a first dimension of one element, where some tile has no other
+            places = [self.row, *places]
+        return f"{tile.name}[{', '.join(places) or '0'}]"
+
+    def printer(self, own: Scalar | None = None) -> Printer:
+        """Prints expressions with tiles in place of what lies in them.  own: the expression that is being put into a tile."""
+        def leaf(e: Scalar) -> str | None:
+            if e != own and e in self.tiles:
+                return self.element_of(self.tiles[e])
+            if e.op == "axis":
+                return self.indices[e.value]
+            if e.op == "read":
+                return self.read_text(e)
+            return None
+
+        return Printer(leaf)
+
+    def read_text(self, e: Scalar) -> str:
+        if e in self.shared:
+            one = self.element_of(self.shared[e])
+        else:
+            assert e.value in self.names, f"{e.value.name} lies in no tile"
+            one = f"{self.names[e.value]}[{', '.join(map(self.printer().text, e.args)) or '()'}]"
+        return f'T.cast({one}, "float32")' if is_float(e.dtype) and wide(e.dtype) != e.dtype else one
+
+    def parallel(self, axes: tuple[Axis, ...], body: str, outside: bool = False) -> None:
+        names, sizes = [a.name for a in axes], [str(self.plan.uses[a].size) for a in axes]
+        if self.dummy:
+            names, sizes = [self.row, *names], ["1", *sizes]
+        if not names:
+            names, sizes = [self.row], ["1"]
+        self.say(f"for {', '.join(names)} in T.Parallel({', '.join(sizes)}):", outside)
+        self.say(f"    {body}", outside)
+
+    def order(self, axes: Iterable[Axis], e: Scalar) -> tuple[Axis, ...]:
+        """Tile axes in the order of the widest read of the expression, so that neighbours in memory are neighbours in tiles."""
+        axes = frozenset(axes)
+        tiled = self.plan.tiled(tuple(axes))
+        default = {a: k for k, a in enumerate(dict.fromkeys((*self.plan.nest.axes, *self.plan.uses)))}
+        return tuple(sorted(tiled, key=lambda a: default[a]))
+
+    def root(self, e: Scalar, name: str, axes: tuple[Axis, ...] | None = None, dtype: str | None = None) -> Tile:
+        """The tile that holds an expression; written where it does not exist yet."""
+        self.ensure(e)
+        axes = self.order(e.axes, e) if axes is None else axes
+        dtype = dtype or (wide(e.dtype) if e.dtype != "bool" else "int32")
+        if e in self.tiles and self.tiles[e].dtype == dtype and set(self.tiles[e].axes) == set(axes):
+            return self.tiles[e]
+        self.roots.append((e, self.current))
+        self.reuse(e)
+        outside = self.before is not None and not self.changes(e)
+        source = e.args[0] if e.op == "cast" and e.dtype == dtype else e
+        if source in self.tiles and self.tiles[source].axes == axes and self.tiles[source].dtype != dtype:
+            tile = self.new_tile(name, axes, dtype)
+            self.last[self.tiles[source].key] = self.count
+            self.say(f"T.copy({self.tiles[source].name}, {tile.name})", outside)
+        elif (region := self.copyable(source, axes)) is not None and not self.dummy:
+            tile = self.new_tile(name, axes, dtype)
+            self.say(f"T.copy({region}, {tile.name})", outside)
+        else:
+            text = self.printer(e).text(source)
+            tile = self.in_place(source, axes, dtype) or self.new_tile(name, axes, dtype)
+            self.parallel(axes, f"{self.element_of(tile)} = {text}", outside)
+        self.tiles[e] = tile
+        return tile
+
+    def reuse(self, e: Scalar) -> None:
+        """Gives tiles to the pieces of an expression that other statements need too."""
+        for x in e.args:
+            if x in self.tiles:
+                continue
+            if x in self.facts.shared and self.order(x.axes, x):
+                self.root(x, "x")
+            else:
+                self.reuse(x)
+
+    def in_place(self, e: Scalar, axes: tuple[Axis, ...], dtype: str) -> Tile | None:
+        """A tile that the expression reads for the last time."""
+        for x in walk(e):
+            t = self.tiles.get(x)
+            if t and t.axes == axes and t.dtype == dtype and t.scope == "fragment" and self.facts.last.get(t.key) == self.count:
+                if not self.is_running(t):
+                    for gone in [x for x, y in self.tiles.items() if y is t]:
+                        del self.tiles[gone]
+                    self.values += 1
+                    return replace(t, key=self.values)
+        return None
+
+    def is_running(self, tile: Tile) -> bool:
+        """Whether the tile is an accumulator of the present loop, or made in front of it."""
+        return self.current is not None and not set(tile.axes) & set(self.current.axes) and tile.name not in self.inside
+
+    def changes(self, e: Scalar) -> bool:
+        """Whether the present loop changes the value of an expression."""
+        if self.current is None:
+            return True
+        return bool(e.axes & frozenset(self.current.axes)) or any(
+            r.value in self.current.stages or r.value in self.current.old.values() or
+            r.value in self.stages and r.value.body is not None and self.changes(r.value.body) for r in e.reads)
+
+    def copyable(self, e: Scalar, axes: tuple[Axis, ...]) -> str | None:
+        """The region of a tensor that T.copy reads into a tile with these axes; None where the read is not a plain tile."""
+        if e.op != "read" or e.value not in self.names or not axes:
+            return None
+        out, found = [], []
+        for i in e.args:
+            terms, c = linear(i)
+            mine = [a for a in terms if a.axes & frozenset(axes)]
+            if not mine:
+                out.append(self.printer().text(i))
+                continue
+            if len(mine) > 1 or mine[0].op != "axis" or terms[mine[0]] != 1 or mine[0].value in found:
+                return None
+            a = mine[0].value
+            rest = {x: f for x, f in terms.items() if x != mine[0]}
+            base = " + ".join(p for p in (self.printer().text(summed(rest, c)) if rest or c != 0 else "", self.base_text(a))
+                              if p not in ("", "0")) or "0"
+            found.append(a)
+            size = self.plan.uses[a].size
+            out.append(f"{base}:{size if base == '0' else f'{base} + {size}'}")
+        return f"{self.names[e.value]}[{', '.join(out)}]" if tuple(found) == axes else None
+
+    def ensure(self, e: Scalar) -> None:
+        for r in sorted((r for r in e.reads if r.value in self.stages), key=lambda r: self.plan.nest.stages.index(r.value)):
+            self.make(self, r.value)
+
+    def body(self, t: Tensor) -> Scalar:
+        """What a stage combines, neutral where a tile hangs over the end of a reduced axis.
+
+        A masked extreme stands for its operand in later reductions, which may then need no mask: exp(-inf - top) is 0.
+        """
+        if t not in self.bodies:
+            assert t.body is not None
+            body = rewrite(t.body, self.masked.get) if self.masked else t.body
+            condition = self.within(t.over)
+            if condition is not None and not vanishes(t.kind, body, condition) and self.plan.gemm_of(t) is None:
+                inner = body
+                neutral = NEUTRAL.get(t.kind.removeprefix("scan "), -inf if t.kind == "argmax" else inf)
+                body = Scalar("where", (condition, inner, self.number(neutral, body.dtype)), body.dtype)
+                if t.kind in ("max", "min"):
+                    self.masked[inner] = body
+            self.bodies[t] = body
+        return self.bodies[t]
+
+    def within(self, axes: Iterable[Axis]) -> Scalar | None:
+        """The condition that tiles do not hang over the ends of these axes; None where they never do."""
+        out: Scalar | None = None
+        for a in axes:
+            if self.ragged(a):
+                one = Scalar("lt", (axis(a), const(a.extent)), "bool")
+                out = one if out is None else Scalar("and", (out, one), "bool")
+        return out
+
+    def factors_of(self, t: Tensor) -> Contraction | None:
+        """The factors of a stage that T.gemm computes."""
+        return None if self.plan.gemm_of(t) is None else contraction(replace(t, body=self.body(t)))
+
+    @staticmethod
+    def number(x: float, dtype: str) -> Scalar:
+        if is_float(dtype):
+            return const(x, wide(dtype))
+        most = (1 << bits_of(dtype) - (not dtype.startswith("u"))) - 1
+        least = 0 if dtype.startswith("u") else -most - 1
+        return const(int(x) if abs(x) != inf else most if x > 0 else least, dtype)
+
+    def ragged(self, a: Axis) -> bool:
+        use = self.plan.uses[a]
+        return use.kind not in ("grid", "serial") and (isinstance(a.extent, Dim) or a.extent % use.size != 0)
+
+    def found_shared(self) -> frozenset[Scalar]:
+        """Expressions that several statements of one scope compute, the largest of them."""
+        users: dict[Scalar, set[int]] = {}
+        parents: dict[Scalar, set[Scalar]] = {}
+        scopes = {}
+        for k, (e, scope) in enumerate(self.roots):
+            scopes[k] = id(scope)
+            for x in walk(e):
+                users.setdefault(x, set()).add(k)
+                for a in x.args:
+                    parents.setdefault(a, set()).add(x)
+        out = set()
+        for x, found in users.items():
+            if len(found) < 2 or not self._worth(x) or len({scopes[k] for k in found}) > 1:
+                continue
+            if not any(users[y] >= found for y in parents.get(x, ())):
+                out.add(x)
+        return frozenset(out)
+
+    def _worth(self, e: Scalar) -> bool:
+        """Whether computing an expression again costs more than a tile."""
+        if not self.plan.tiled(tuple(e.axes)) or not is_float(e.dtype) or e.op in ("axis", "const"):
+            return False
+        wanted = [x for x in walk(e) if x.op in HEAVY or x.op == "read" and x.value in self.names and
+                  len(self.plan.tiled(tuple(x.axes))) >= 2 - self.dummy]
+        return bool(wanted) and not (e.op == "read" and e.value in self.stages)
+
+
+def tight(text: str) -> str:
+    """The text in parentheses where it is an expression with operators."""
+    return f"({text})" if " " in text and not text.startswith("T.") else text
+
+
+def ceildiv(extent: Size, size: int) -> str:
+    """The number of tiles along an axis, as text."""
+    if size == 1:
+        return str(extent)
+    return str(-(-extent // size)) if isinstance(extent, int) else f"T.ceildiv({extent}, {size})"
