@@ -16,11 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -189,6 +191,39 @@ def row_of(case: Any, o: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
+def prepare(case: Any, o: argparse.Namespace) -> str:
+    """In a worker: the first calls of both, which leave what they compile in the disk caches.  What went wrong, or ""."""
+    from suite.torch_programs import PROGRAMS
+
+    try:
+        args = arrays_of(case, smaller(case.large) if o.device == "cpu" else case.large, o.device)
+        for spec in (case.small, *case.also):
+            case.program(*(tensor_of(a, o.device) for a in case.arguments(spec).values()))
+        case.program(*args)
+        if case.name not in LOOPS:
+            torch.compile(PROGRAMS[case.name], mode=None if o.mode == "default" else o.mode)(*args)
+    except Exception as e:
+        return f"{case.name}: {type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}"
+    finally:
+        if o.device == "cuda":
+            torch.cuda.empty_cache()
+    return ""
+
+
+def _prepared(job: tuple[int, argparse.Namespace]) -> str:
+    warnings.simplefilter("ignore")
+    return prepare(chosen(job[1].only, job[1].slice)[job[0]], job[1])
+
+
+def prepare_all(o: argparse.Namespace, count: int) -> None:
+    """Compile all programs in processes of their own, so that what is timed later finds them on disk."""
+    start = time.perf_counter()
+    with ProcessPoolExecutor(o.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for problem in filter(None, pool.map(_prepared, [(k, o) for k in range(count)])):
+            print("prepare", problem, flush=True)
+    print(f"compiled in {time.perf_counter() - start:.1f} s by {o.workers} processes", flush=True)
+
+
 def summary(rows: list[dict[str, Any]]) -> str:
     """The geometric mean, the least ratio, and what failed."""
     ratios = [r["ratio"] for r in rows if "ratio" in r]
@@ -205,12 +240,16 @@ def main() -> None:
     p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     p.add_argument("--mode", default="default", help="of torch.compile")
     p.add_argument("--rounds", type=int, default=7)
+    p.add_argument("--workers", type=int, default=0, help="processes that compile everything first")
     p.add_argument("--list", action="store_true")
     p.add_argument("--out", default="", help="write the rows as JSON")
     o = p.parse_args()
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []
-    for case in chosen(o.only, o.slice):
+    cases = chosen(o.only, o.slice)
+    if o.workers and not o.list:
+        prepare_all(o, len(cases))
+    for case in cases:
         if o.list or o.device == "cpu" and any(s[1] in ("float16", "bfloat16") for s in case.large.values()):
             print(case.kind, case.name) if o.list else None
             continue
