@@ -184,7 +184,7 @@ def package_page() -> str:
     names = ("jit", "compile", "par_compile", "first_fitting", "lower", "JITKernel", "autotune", "AutoTuner", "Profiler", "do_bench",
              "TensorSupplyType", "Layout", "Fragment", "DataType", "PassConfigKey", "enable_cache", "disable_cache",
              "is_cache_enabled", "set_log_level", "cdiv", "next_power_of_2", "register_cuda_postproc", "register_c_postproc",
-             "build_date", "torch_op", "autograd", "jax_call")
+             "build_date", "torch_op", "autograd", "jax_call", "from_fx")
     text = "# tilelang\n\nWhat `import tilelang` offers beside the [language](language/programs.md).\n\n"
     return text + "\n".join(entry(f"tilelang.{n}", getattr(tilelang, n)) for n in names)
 
@@ -195,6 +195,22 @@ def distributed_page() -> str:
 
     text = "# tilelang.distributed\n\n" + markdown(inspect.getdoc(distributed) or "") + "\n\n"
     return text + "\n".join(entry(n, getattr(distributed, n)) for n in distributed.__all__)
+
+
+def program_page() -> str:
+    """`tilelang.program`: the decorator, programs, and the functions of whole tensors, by name of T."""
+    from tilelang import program
+
+    text = "# Whole-tensor programs\n\n" + markdown(inspect.getdoc(program) or "") + "\n\n"
+    text += entry("tilelang.program", program.program) + entry("Program", program.Program)
+    text += "## Functions of whole tensors\n\nIn a program, `T.name`; those that take a tensor first are its methods too.\n\n"
+    names: dict[Any, list[str]] = {}
+    for name, fn in program.FUNCTIONS.items():
+        names.setdefault(fn, []).append(name)
+    for fn, spelled in sorted(names.items(), key=lambda item: item[1][0]):
+        text += entry(f"T.{spelled[0]}", fn, 3)
+        text += f"Also: {', '.join(f'`T.{n}`' for n in spelled[1:])}.\n\n" if spelled[1:] else ""
+    return text
 
 
 def library_page() -> str:
@@ -314,7 +330,7 @@ def pages_without_errors() -> dict[str, str]:
     if str(ROOT) not in sys.path:  # mkdocs takes back what a hook enters while it is loaded
         sys.path.insert(0, str(ROOT))
     makers: dict[str, Callable[[], str]] = {
-        "reference/distributed.md": distributed_page,
+        "reference/distributed.md": distributed_page, "reference/program.md": program_page,
         "reference/tilelang.md": package_page, "reference/library.md": library_page, "reference/pass-configs.md": config_page,
         "reference/environment.md": environment_page, "reference/command-line.md": command_page,
         "internals/passes.md": passes_page,

@@ -28,7 +28,7 @@ def on_tensors(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         for x in args:
-            if hasattr(type(x), "__tilelang_program__"):
+            if "__tilelang_program__" in type(x).__dict__:
                 return x.__tilelang_program__(name, args, kwargs)
         return fn(*args, **kwargs)
 

@@ -6,8 +6,8 @@ from tilelang.library.attention.flex_attention import create_block_mask as creat
 from tilelang.library.attention.mla_decode import mla_decode as mla_decode, mla_plan as mla_plan
 from tilelang.library.attention.mla_prefill import mla_prefill as mla_prefill
 from tilelang.library.attention.sparse_index import index_scores as index_scores
-from tilelang.library.attention.topk import topk_indices as topk_indices
 from tilelang.library.attention.sparse_mla import sparse_mla as sparse_mla
+from tilelang.library.attention.topk import topk_indices as topk_indices
 from tilelang.library.gemm.matmul import grouped_matmul as grouped_matmul, matmul as matmul
 from tilelang.library.linear_attention.delta import gated_delta as gated_delta, kda as kda
 from tilelang.library.linear_attention.ssd import chunk_scan as chunk_scan, chunk_state as chunk_state

@@ -36,7 +36,6 @@ class ProgramOptions:
 
     target: Any = None
     pass_configs: Any = None
-    tune: bool = False
 
 
 class Program:
@@ -238,7 +237,7 @@ def decorated(fn: Any, options: ProgramOptions) -> Program:
         raise for_user(e)  # noqa: B904 - for_user decides what goes with it
 
 
-def program(fn: Any = None, *, target: Any = None, pass_configs: Any = None, tune: bool = False) -> Any:
+def program(fn: Any = None, *, target: Any = None, pass_configs: Any = None) -> Any:
     """Make a function of whole tensors a program: traced for the shapes of a call, cut into kernels, compiled, cached.
 
     Parameters annotated with T.Tensor(shape, dtype) declare their shapes; T.dynamic symbols in them are sizes that one kernel
@@ -246,7 +245,7 @@ def program(fn: Any = None, *, target: Any = None, pass_configs: Any = None, tun
     annotation (T.float32) declares a number of the call; other values are constants of the program.
 
     target: as tilelang.compile; None: a GPU where the arrays lie on one.  pass_configs: of all kernels.
-    tune: measure other tile sizes, and keep the fastest.  Raises program-function, program-parameter.
+    Raises program-function, program-parameter, and at a call what tracing and compiling raise.
 
     Example:
         n = T.dynamic("n")
@@ -255,7 +254,7 @@ def program(fn: Any = None, *, target: Any = None, pass_configs: Any = None, tun
         def attention(q: T.Tensor((n, 64), "float16"), k: T.Tensor((n, 64), "float16"), v: T.Tensor((n, 64), "float16")):
             return T.softmax(q @ k.T * 0.125) @ v
     """
-    options = ProgramOptions(target, pass_configs, tune)
+    options = ProgramOptions(target, pass_configs)
     return (lambda f: decorated(f, options)) if fn is None else decorated(fn, options)
 
 
