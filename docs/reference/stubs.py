@@ -72,6 +72,25 @@ def function(name: str, value: Any) -> str:
     return f"def {name}({parameters(value)}) -> {result}:{body if doc else ' ...'}\n"
 
 
+def by_number(name: str, value: Any) -> str:
+    """A loop or launch whose `for` or `with` gives one variable, or a tuple of as many as there are extents.
+
+    FRAMES: its method, and the most variables that have a type of their own."""
+    method, most = FRAMES[name]
+    own = parameters(value)
+    rest = own.partition(", ")[2]
+    if not own.startswith("*"):  # its first parameters are the bounds of one loop
+        text = function(name, value)
+        return re.sub(r"-> \w+:", f"-> _{method}[_Var]:", text, count=1)
+    out = []
+    for n in range(1, most + 1):
+        gives = "_Var" if n == 1 else f"tuple[{', '.join(['_Var'] * n)}]"
+        extents = ", ".join(f"e{k}: Any" for k in range(n))
+        out.append(f"@_overload\ndef {name}({extents}, /{', *, ' * bool(rest)}{rest}) -> _{method}[{gives}]: ...\n")
+    doc = textwrap.indent(f'"""{inspect.getdoc(value)}\n"""', "    ")
+    return "".join(out) + f"@_overload\ndef {name}({own}) -> _{method}[Any]:\n{doc}\n"
+
+
 def _respelled(name: str, value: Any, names: str) -> str:
     """A function that is made at run time, with the names of its parameters in SPELLINGS."""
     own = inspect.signature(inspect.unwrap(value))
@@ -118,6 +137,8 @@ def language() -> str:
             lines.append(f"{name}: dtype\n")
         elif name in TENSORS:
             lines.append(TENSORS[name])
+        elif name in FRAMES:
+            lines.append(by_number(name, value))
         elif (inspect.isfunction(value) or inspect.isclass(value)) and own in defined_in(home) \
                 and home != T.__name__:
             imports[home].append(_imported(own, name, lines))
@@ -131,9 +152,11 @@ def language() -> str:
             lines.append(f"{name}: {type(value).__name__}\n")
     lines += [f"{name}: Any\n" for name in SUBMODULES] + ["__all__: list[_str]\n"]
     head = [HEAD, "from builtins import bool as _bool, float as _float, int as _int, str as _str",
-            "from typing import Any as Any", "from typing_extensions import deprecated as _deprecated\n",
+            "from collections.abc import Iterator as _Iterator",
+            "from typing import Any as Any, Generic as _Generic, TypeVar as _TypeVar, overload as _overload",
+            "from typing_extensions import deprecated as _deprecated\n",
             "from tilelang.ir import Buffer as _Buffer, Expr as _Expr, Var as _Var",
-            "from tilelang.ir.dtype import dtype as dtype"]
+            "from tilelang.ir.dtype import dtype as dtype", "from tilelang.language.tracing.scope import Frame as _Frame"]
     return "\n".join([*head, *_imports(imports, {"dtype"}), "", _ANNOTATION]) + _spaced(lines)
 
 
@@ -143,7 +166,15 @@ def _spaced(lines: list[str]) -> str:
     return "".join("\n" * (one or two) + text for text, one, two in zip(lines, several, [True, *several]))
 
 
-_ANNOTATION = '''class _Annotation(_Buffer):
+_ANNOTATION = '''_V = _TypeVar("_V")
+
+class _Loop(_Frame, _Generic[_V]):
+    def __iter__(self) -> _Iterator[_V]: ...
+
+class _Launch(KernelLaunchFrame, _Generic[_V]):
+    def __enter__(self) -> _V: ...
+
+class _Annotation(_Buffer):
     def __init__(self, shape: Any, dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...
     def __class_getitem__(cls, key: Any) -> Any: ...
     @staticmethod
@@ -154,6 +185,9 @@ TENSORS = {n: f'class {n}(_Annotation):\n    """Annotation of a tensor or buffer
 TENSORS["StridedTensor"] = TENSORS["Tensor"].replace("Tensor", "StridedTensor").replace("K), ", "K), (s, 1), ") + """
     def __init__(self, shape: Any, strides: Any, dtype: Any = ..., *args: Any, **kwargs: Any) -> None: ...
 """
+_LOOPS = ("serial", "unroll", "vectorized", "Pipelined", "Serial", "Unroll", "Vectorized")
+FRAMES = {**dict.fromkeys(_LOOPS, ("Loop", 1)), **dict.fromkeys(("Parallel", "grid"), ("Loop", 5)),
+          **dict.fromkeys(("Kernel", "ClusterKernel"), ("Launch", 3))}
 SUBMODULES = ("eager", "fp8", "common", "experimental", "overrides", "proxy", "tile_schedule", "tir", "utils")
 
 

@@ -11,15 +11,16 @@ import types
 from collections.abc import Callable, Iterable
 from operator import is_
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from tilelang.env import Environment, env
 from tilelang.errors import (InternalError, JITNoBuilderError, TileLangError, error, for_user, keyword_hint, named_arguments,
                              register, strict)
+from tilelang.ir import Buffer
 from tilelang.ir.record import record
 from tilelang.target import Target
 from tilelang.transform.framework.scope import current_config
-from tilelang.language.tracing.prim_func import outer_locals
+from tilelang.language.tracing.prim_func import PrimFunc, outer_locals
 from tilelang.language.tracing.source_text import remember, text_of
 
 from .artifact import program_of
@@ -33,6 +34,9 @@ from .keys import SIMPLE, freeze
 from .methods import InClasses
 from .torch_calls import in_graphs
 
+if TYPE_CHECKING:
+    from .kernel import Output
+
 register("jit-out-idx", ValueError, "out_idx is given to an eager function, which returns its T.empty tensors",
          expected="out_idx with a function that returns a @T.prim_func")
 register("jit-not-a-function", TypeError, "@tilelang.jit is put on something that is not a plain function",
@@ -44,6 +48,8 @@ register("jit-arguments", TypeError, "a lazy function is called with arguments t
 register("jit-configs", ValueError, "par_compile is given configurations that are neither tuples nor dicts",
          expected="a tuple or a dict for each configuration")
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _SIMPLE_TYPES = frozenset(SIMPLE)
 _DECIDING = (Environment.TILELANG_TARGET, Environment.TILELANG_DEFAULT_TARGET, Environment.TILELANG_EXECUTION_BACKEND)
 
@@ -77,7 +83,7 @@ class JitOptions:
     compile_flags: Any = None
 
 
-class JITImpl(InClasses):
+class JITImpl(InClasses, Generic[P, R]):
     """The object that @tilelang.jit makes of a function.
 
     mode: "auto" until the first use, then "lazy" (a factory that returns a PrimFunc: calling gives the kernel) or
@@ -215,6 +221,14 @@ class JITImpl(InClasses):
         raise error("kernel-keyword", f"`{self._name()}` takes no grid in brackets", found=f"{self._name()}[...]",
                     hint=f"call {self._name()}(...): the grid is what T.Kernel says")
 
+    @overload  # the body is the kernel; also where the function has no annotation of its result
+    def __call__(self: JITImpl[P, Buffer | tuple[Buffer, ...]], /, *args: P.args, **kwargs: P.kwargs) -> Output: ...
+    @overload  # a factory
+    def __call__(self: JITImpl[P, PrimFunc], /, *args: P.args, **kwargs: P.kwargs) -> JITKernel: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def __call__(self, /, *args: Any, out: Any, **kwargs: Any) -> Output: ...
     @in_graphs
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if kwargs and kwargs.pop("__return_kernel", False):  # an older way to ask for the kernel
@@ -369,13 +383,13 @@ class JITImpl(InClasses):
 
 
 @overload
-def jit(func: Callable[..., Any], *, out_idx: Any = None, target: Any = None, target_host: Any = None,
+def jit(func: Callable[P, R], *, out_idx: Any = None, target: Any = None, target_host: Any = None,
         execution_backend: str | None = None, verbose: bool | None = None, pass_configs: Any = None,
-        debug_root_path: str | None = None, compile_flags: Any = None) -> JITImpl: ...
+        debug_root_path: str | None = None, compile_flags: Any = None) -> JITImpl[P, R]: ...
 @overload
 def jit(func: None = None, *, out_idx: Any = None, target: Any = None, target_host: Any = None,
         execution_backend: str | None = None, verbose: bool | None = None, pass_configs: Any = None,
-        debug_root_path: str | None = None, compile_flags: Any = None) -> Callable[[Callable[..., Any]], JITImpl]: ...
+        debug_root_path: str | None = None, compile_flags: Any = None) -> Callable[[Callable[P, R]], JITImpl[P, R]]: ...
 @named_arguments("compile-option")
 def jit(func: Any = None, *, out_idx: Any = None, target: Any = None, target_host: Any = None,
         execution_backend: str | None = None, verbose: bool | None = None, pass_configs: Any = None,

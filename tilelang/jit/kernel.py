@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -37,6 +38,16 @@ if TYPE_CHECKING:
     from tilelang.transform import Schedule
 
     from .display import Layouts
+
+    class Output(Any):
+        """What a call returns: an array of the caller's package, or a tuple of them; of a factory, the kernel.
+
+        For type checkers, which accept it wherever such an array is expected."""
+
+        shape: tuple[int, ...]
+        def __call__(self, *args: Any, **kwargs: Any) -> Output: ...
+        def __getitem__(self, index: Any) -> Output: ...
+        def __iter__(self) -> Iterator[Output]: ...
 
 register("kernel-schedule", IndexError, "a kernel has no pipelined loop of this number",
          "count the T.Pipelined loops of the program from 0; kernels for the CPU have no schedules")
@@ -127,7 +138,7 @@ class JITKernel:
 
     # ---- calling --------------------------------------------------------------------------------------------------
     @in_graphs
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Output:
         if kwargs:
             return _call_with(self, args, kwargs)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tilelang.runtime.signature import PointerArg, TensorArg
 
@@ -77,7 +77,10 @@ def called_in_a_graph(self: Any, /, *args: Any, **kwargs: Any) -> Any:
     return lambda *args, **kwargs: put(kernel, args, kwargs)
 
 
-def in_graphs(call: Callable[..., Any]) -> Callable[..., Any]:
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def in_graphs(call: F) -> F:
     """Decorator of __call__: Dynamo traces `called_in_a_graph` in its place.  A plain call takes no longer for it."""
     call._torchdynamo_inline = called_in_a_graph  # type: ignore[attr-defined]
     return call

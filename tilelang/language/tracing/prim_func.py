@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 from tilelang import errors
 from tilelang.ir import Buffer, Func, Seq, Span, Stmt, Var, deep, dtype as DType, replace as replace_node, seq
@@ -334,6 +334,10 @@ def param_span(rw: Rewritten, name: str) -> Span:
     return Span(rw.file, *rw.params.get(name, (rw.line, 0, 0, 0)), rw.name)
 
 
+@overload
+def prim_func(func: Callable[..., Any], *, eager_jit: bool = False) -> PrimFunc: ...
+@overload
+def prim_func(func: None = None, *, eager_jit: bool = False) -> Callable[[Callable[..., Any]], PrimFunc]: ...
 def prim_func(func: Callable[..., Any] | None = None, *, eager_jit: bool = False) -> Any:
     """Decorator: trace a fully annotated function into a PrimFunc.  Raises the errors of its definition.
 
