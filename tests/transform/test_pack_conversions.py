@@ -55,3 +55,22 @@ def test_the_same_bits(monkeypatch, dt, first, ops):
     without, want = result(converted(dt, first), dt)
     assert found == ops and without == []
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "gfx942"])
+@pytest.mark.parametrize("dt", ["uint8", "int8"])
+def test_idle_threads_read_no_registers_that_they_have_not_written(dt, arch):
+    """Conversions of a whole vector were moved out of the selection that lets only some threads take part."""
+    @T.prim_func
+    def main(A: T.Tensor((3, 64), dt), C: T.Tensor((3,), "float32")):
+        with T.Kernel(1, threads=128):
+            a, c = T.alloc_fragment((3, 64), dt), T.alloc_fragment((3,), "float32")
+            for i, j in T.Parallel(3, 64):
+                a[i, j] = A[i, j]
+            T.reduce_absmax(a, c, dim=1)
+            T.copy(c, C)
+
+    lowered = pipeline.lower(main.func, Target(arch))
+    assert any(x.op == "pack_pairs" for x in walk(lowered.kernels[0].launch, Call))
+    a = np.random.default_rng(0).integers(0, 128, (3, 64)).astype(dt)
+    np.testing.assert_array_equal(run_device(lowered, {"A": a, "C": np.zeros(3, np.float32)}).outputs["C"], a.max(1))

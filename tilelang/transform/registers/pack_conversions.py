@@ -27,10 +27,12 @@ from operator import is_not
 from typing import Any
 
 from tilelang.arith import LaunchFacts, flat_index, vector_base
-from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, For, If, Launch, Load, Ramp, Stmt,
-                         Store, Var, call, const, contains, dtype, free_vars, is_const, is_large, load, rebuild, replace,
+from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, For, If, Launch, Load, Node, Ramp,
+                         Select, Stmt, Store, Var, call, const, contains, dtype, free_vars, is_const, is_large, load, rebuild, replace,
                          rewrite, seq, stmts_of, substitute, walk, LOCAL)
+from tilelang.ir.children import children
 from tilelang.ir.visitor import mapped
+from tilelang.ops.distribute import conjunction
 from tilelang.target.register_forms import Form, form_of, packed_source, sum_form
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
@@ -155,11 +157,16 @@ class _Conversions:
             if _is_of_bytes(x) and x.dtype.lanes == 1 and x.value.buffer.data not in written:  # type: ignore[attr-defined]
                 found.setdefault(x, Buffer(f"{x.value.buffer.name}_f", (int(s.extent.value),), x.dtype, LOCAL))  # type: ignore[attr-defined]
         self.types.update((b.data, b.dtype) for b in found.values())
-        fills = [(b, self._loop_of_pairs(replace(s, body=Store(b, (s.var,), x, span=s.span)))) for x, b in found.items()]
-        made = {x: load(b, (s.var,)) for (x, b), (_, fill) in zip(found.items(), fills) if fill is not None}
+        made, done = dict[Expr, Load](), list[Stmt]()
+        for x, b in found.items():
+            when = _when(s.body, x, s.var)
+            fill = None if when is None else self._loop_of_pairs(replace(s, body=Store(b, (s.var,), x, span=s.span)))
+            if fill is not None and when is not None:
+                made[x] = load(b, (s.var,))
+                cond = conjunction(*when)
+                done += [Alloc(b), fill if cond is None else If(cond, fill)]
         if not made:
             return None
-        done = [x for b, fill in fills if fill is not None for x in (Alloc(b), fill)]
         return *done, replace(s, body=rewrite(s.body, made.get, Cast))
 
     def _converts(self, s: Store) -> bool:
@@ -235,6 +242,26 @@ class _Conversions:
         if low is None or high is None or low <= -most or high - min(low, 0) >= most:
             return None
         return call("small_int_to_float", (e.value,), e.dtype, low=min(low, 0))
+
+
+def _when(body: Stmt, x: Cast, var: Var) -> tuple[Expr, ...] | None:
+    """The conditions, which `var` does not change, under which a body evaluates x: threads outside of them may not have written
+    what it loads.  None where no such conditions are known."""
+    found = _whens(body, x)
+    conds = () if () in found else found.pop() if len(found) == 1 else None
+    return None if conds is None or any(contains(c, Load, Call) or var in free_vars(c) for c in conds) else conds
+
+
+def _whens(n: Node, x: Cast) -> set[tuple[Expr, ...]]:
+    """For each place below n where x stands, the conditions under which it is evaluated."""
+    if x.same(n) or not contains(n, Cast):
+        return {()} if x.same(n) else set()
+    if isinstance(n, Select):
+        a, b, out = (_whens(e, x) for e in (n.a, n.b, n.cond))
+        return out | {()} if () in a and () in b else out | {(n.cond, *w) for w in a} | {(~n.cond, *w) for w in b}
+    short = isinstance(n, Binary) and n.op in ("and", "or")
+    last = {(n.a if n.op == "and" else ~n.a, *w) for w in _whens(n.b, x)} if short else set()  # type: ignore[attr-defined]
+    return last.union(*(_whens(y, x) for y in children(n) if not (short and y is n.b)))  # type: ignore[attr-defined]
 
 
 def _is_of_bytes(x: Cast) -> bool:
