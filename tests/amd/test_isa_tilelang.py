@@ -152,3 +152,27 @@ def test_shuffles_by_32_lanes_or_more_stay_in_their_warp(name: str, chip: str) -
                       {"D": np.array([-31], np.int32), "Y": got})
     source = {"shfl_xor": lane ^ 1, "shfl_up": np.maximum(lane - 1, 0), "shfl_down": np.minimum(lane + 1, 31)}[name]
     np.testing.assert_array_equal(got, [source + np.arange(64) // 32 * 32] * 2)
+
+
+@pytest.mark.parametrize("chip", isa_decode.CHIPS)
+@pytest.mark.parametrize("n", [1, 5])
+def test_atomics_on_halves_stay_in_the_lds_of_the_block(n: int, chip: str) -> None:
+    """Odd numbers of elements: the instruction works on the word around the last one, half of which was beyond the LDS."""
+    import tilelang
+    import tilelang.language as T
+    from tilelang.target import Target
+    from tilelang.transform.pipeline import lower
+
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float16"), B: T.Tensor((n,), "float16")):
+        with T.Kernel(1, threads=64):
+            t, s = T.get_thread_binding(), T.alloc_shared((n,), "float16")
+            T.clear(s)
+            T.atomic_add(s[t % n], A[t])
+            T.sync_threads()
+            T.copy(s, B)
+
+    target = {"kind": "hip", "mcpu": f"gfx{chip}"}
+    a, got = (np.arange(64) % 4).astype(np.float16), np.zeros(n, np.float16)
+    isa_launch.launch(lower(main.func, Target(target), {}), tilelang.compile(main, target=target), {"A": a, "B": got})
+    np.testing.assert_array_equal(got, [a[i::n].sum() for i in range(n)])

@@ -119,3 +119,27 @@ def test_tiles_are_not_held_in_registers_that_are_spilled(monkeypatch, plain, ta
     found = building.build_hip(request, None)
     assert found.kernel_source == ("plain" if taken else "ahead")
     assert found.meta["facts"][0]["declined"] == ["tiles in flight in registers: 10 registers a thread are spilled"] * taken
+
+
+@pytest.mark.parametrize("line, branch", [("with T.ws(0):", True), ("if tx < 128:", False)])
+def test_a_warp_role_is_rejected_at_its_branch(line, branch):
+    """The error pointed at the line that compiles."""
+    @T.prim_func
+    def roles(A: T.Tensor((128, 64), "float16"), B: T.Tensor((128, 64), "float16")):
+        with T.Kernel(1, threads=256):
+            s = T.alloc_shared((128, 64), "float16")
+            with T.ws(0):
+                T.copy(A, s)
+            T.copy(s, B)
+
+    @T.prim_func
+    def branches(A: T.Tensor((128, 64), "float16"), B: T.Tensor((128, 64), "float16")):
+        with T.Kernel(1, threads=256):
+            tx, s = T.get_thread_binding(), T.alloc_shared((128, 64), "float16")
+            if tx < 128:
+                T.copy(A, s)
+            T.copy(s, B)
+
+    with pytest.raises(NotImplementedError, match="warp role") as caught:
+        tilelang.compile(roles if branch else branches, target="gfx942")
+    assert line in str(caught.value) and "T.Pipelined" in caught.value.hint

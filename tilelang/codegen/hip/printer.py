@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from tilelang.ir import PRIVATE, Binary, Call, If, Load, Select, Store, Var, walk
+from tilelang.ir import PRIVATE, Binary, Call, If, Load, Node, Select, Store, Var, walk
 from tilelang.target.instructions import call_fields
 from tilelang.target.mma import row
 
@@ -23,7 +23,7 @@ from .prelude import available, kernel_header
 _TEXTS = {"wait_loads": "tl::wait_loads<{n}>()", "wait_shared": "tl::wait_shared<{n}>()"}
 _UNSUPPORTED = {"printf": "kernels of this target print nothing: store the values to a tensor",
             "named_barrier": "a workgroup of this target has one barrier: T.sync_threads() without arguments",
-            "in_warp_groups": "this target has no warp roles: leave T.ws out, and let T.Pipelined move its loads ahead",
+            "in_warp_groups": "leave T.ws, or the branch of some warps, out: T.Pipelined moves loads ahead without",
             **dict.fromkeys(("syncthreads_count", "syncthreads_and", "syncthreads_or"),
                             "count with T.atomic_add in shared memory, between two T.sync_threads()"),
             **dict.fromkeys(("world_rank", "world_size", "remote_address", "wait_signal", "rank_barrier"),
@@ -41,9 +41,18 @@ def print_kernel(kernel: DeviceKernel, *, fast_math: bool = False, line_directiv
     injected = "".join(t.rstrip() + "\n" for t in plan.import_source if t)
     if plan.cuda_source:
         raise unsupported("a kernel of CUDA source", kernel.launch, "compile it for a CUDA target")
+    for s in walk(kernel.launch.body, If):
+        for x in walk(s.cond, Call):
+            if x.op in _UNSUPPORTED:  # at the branch: conditions that passes make have no place
+                raise _unsupported(x, s)
     body = KernelPrinter(kernel, page, fast_math, words_of(injected)).text()
     rows = [row(name) for name in sorted({x.options.row for x in walk(kernel.launch.body, Call) if x.op == "mma"})]
     return kernel_header(page, body, injected, [r for r in rows if r is not None]) + injected + body
+
+
+def _unsupported(e: Call, at: Node) -> Exception:
+    what = "a warp role" if e.op == "in_warp_groups" else f"the function `{e.op}`"
+    return unsupported(what, at, _UNSUPPORTED[e.op])
 
 
 class KernelPrinter(BasePrinter):
@@ -86,7 +95,7 @@ class KernelPrinter(BasePrinter):
     def _call(self, e: Call) -> Text:
         """The text of a call, all of whose functions are in the prelude."""
         if e.op in _UNSUPPORTED:
-            raise unsupported(f"the function `{e.op}`", e, _UNSUPPORTED[e.op])
+            raise _unsupported(e, e)
         if e.op in _TEXTS:
             return _TEXTS[e.op].format(**call_fields(e)), POSTFIX
         text, level = self._plain_call(e)

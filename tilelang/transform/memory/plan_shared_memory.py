@@ -23,6 +23,7 @@ register("shared-memory", ValueError, "the shared buffers of a kernel exceed wha
          expected="what a block of the target has")
 
 SMALL = 512  # bytes of scratch memory that share no space
+WORD = 4  # bytes that atomics on smaller elements may read and write
 PROXY_CALLS = frozenset(("wgmma_descriptor", "tma_load", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store"))
 
 
@@ -74,7 +75,7 @@ def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
     if not buffers:
         return with_options(launch, shared_bytes=0)
     spans = spans_of(launch)
-    total = place(spans, None if reuse else launch.plan.reuse or ())
+    total = -(-place(spans, None if reuse else launch.plan.reuse or ()) // WORD) * WORD
     if limit is not None and total > limit:
         written = sorted((s for s in spans if s.buffer.span), key=lambda s: -s.bytes) or spans
         sizes = [(s.buffer.name, s.bytes) for s in written]

@@ -28,8 +28,8 @@ from typing import Any
 
 from tilelang.arith import LaunchFacts, flat_index, vector_base
 from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, For, If, Launch, Load, Node, Ramp,
-                         Select, Stmt, Store, Var, call, const, contains, dtype, free_vars, is_const, is_large, load, rebuild, replace,
-                         rewrite, seq, stmts_of, substitute, walk, LOCAL)
+                         Select, Stmt, Store, Var, call, const, contains, dtype, free_vars, is_const, is_large, load, rebuild,
+                         replace, rewrite, seq, stmts_of, substitute, walk, LOCAL)
 from tilelang.ir.children import children
 from tilelang.ir.visitor import mapped
 from tilelang.ops.distribute import conjunction
