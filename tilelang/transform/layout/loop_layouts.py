@@ -155,7 +155,7 @@ def _without_inner(modes: tuple[Mode, ...], c: int) -> tuple[Mode, ...] | None:
 
 
 def row_groups(gemms: list[Gemm], ops: list[TileOp], loops: Iterable[Loop]) -> set[Buffer]:
-    """Accumulators whose rows should stay within one warp: reduced along rows, or converted to an A operand."""
+    """Accumulators whose rows should stay within one warp: reduced along rows, converted to an A operand, computed from one."""
     group: dict[Buffer, Buffer] = {}
 
     def find(b: Buffer) -> Buffer:
@@ -179,4 +179,6 @@ def row_groups(gemms: list[Gemm], ops: list[TileOp], loops: Iterable[Loop]) -> s
     for op in ops:
         if isinstance(op, Reduce) and op.src.buffer.scope_name == FRAGMENT and op.dim % op.src.buffer.ndim:
             wanting.add(find(op.src.buffer))
-    return {op.c.buffer for op in gemms if find(op.c.buffer) in wanting}
+    made = {find(op.c.buffer) for op in gemms}
+    return {op.c.buffer for op in gemms if find(op.c.buffer) in wanting or
+            op.a.buffer.scope_name == FRAGMENT and find(op.a.buffer) in made}
