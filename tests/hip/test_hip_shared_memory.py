@@ -31,7 +31,7 @@ def attention(keys, stages, dim=128, queries=128, threads=256, seq=256):
 
 @pytest.mark.parametrize("chip, keys, stages, bytes_, note", [
     ("gfx942", 32, 2, 64 << 10, ""), ("gfx942", 64, 2, 64 << 10, "some pipeline stages"),
-    ("gfx942", 128, 2, 64 << 10, "asynchronous copies"), ("gfx950", 128, 2, 160 << 10, "some pipeline stages"),
+    ("gfx942", 128, 2, 64 << 10, "asynchronous copies"), ("gfx950", 128, 2, 160 << 10, ""),
     ("gfx950", 64, 2, 160 << 10, "")])
 def test_stages_are_lost_first_and_then_what_is_copied_ahead(chip, keys, stages, bytes_, note):
     pytest.importorskip("ziglang", reason="the package ziglang is not installed: pip install ziglang")
@@ -56,3 +56,10 @@ def test_tiles_that_share_bytes_give_the_same_result():
     tilelang.compile(attention(128, 2), target="gfx942", execution_backend="simulator")(q, k, v, out)
     p = (q.astype(np.float32) @ k.astype(np.float32).T).astype(np.float16).astype(np.float32)
     np.testing.assert_allclose(out, p @ v.astype(np.float32), rtol=2e-2, atol=2e-2)
+
+
+def test_rows_are_not_padded_where_a_stage_would_be_lost():
+    """The rows of K and V were padded, and with 172,032 bytes the loop lost its second stage."""
+    pytest.importorskip("ziglang", reason="the package ziglang is not installed: pip install ziglang")
+    (facts,) = tilelang.compile(attention(128, 2), target="gfx950").report_data["kernels"]
+    assert facts["shared_bytes"] == 163840 and facts["stages"] == {"k": 2, "v": 2} and not facts["declined"]

@@ -23,7 +23,7 @@ from typing import Any
 
 from tilelang.errors import error
 from tilelang.ir import Buffer, Launch, Parallel, Stmt, Var, replace, rewrite_stmts, with_options, FRAGMENT, SHARED
-from tilelang.layout import Fragment, replicated_fragment, row_fragment, view_layout, viewed_fragment
+from tilelang.layout import Fragment, Layout, replicated_fragment, row_fragment, view_layout, viewed_fragment
 from tilelang.ops import Gemm, Reduce
 from tilelang.ops.layouts import spread
 
@@ -60,6 +60,7 @@ class _Inference:
         self.launch, self.cx = launch, cx
         self.uses = Uses(launch)
         self.known = self.uses.known
+        self._limit = getattr(cx.target, "max_shared_bytes", 0)
         self.strict, self.common = StrictLayouts(self.uses, cx), CommonLayouts(self.uses)
 
     def run(self) -> Launch:
@@ -168,13 +169,20 @@ class _Inference:
             accesses += memory_accesses(self.strict.gemms.get(id(op), op), self.uses.analyzer)
         for a in accesses:
             by_storage.setdefault(a.buffer.data, []).append(a)
-        for data, root in roots.items():
-            if root not in self.known.layouts:
-                uses = [a for a in by_storage.get(data, ()) if a.buffer is root]
-                viewed = len(uses) != len(by_storage.get(data, ()))
-                plain = data in self.uses.pointers or viewed
-                self.known.settle(root, choose_shared_layout(root, uses, self._partition_of, plain, self.strict.cx.target),
-                                  "address taken or seen in another shape" if plain else f"{len(uses)} accesses")
+        chosen: dict[Buffer, tuple[Layout, str]] = {}
+        for pads in (True, False):  # rows are not padded where the tiles fit only without
+            for data, root in roots.items():
+                if root not in self.known.layouts:
+                    uses = [a for a in by_storage.get(data, ()) if a.buffer is root]
+                    plain = data in self.uses.pointers or len(uses) != len(by_storage.get(data, ()))
+                    chosen[root] = choose_shared_layout(root, uses, self._partition_of, plain, self.cx.target, pads), \
+                        "address taken or seen in another shape" if plain else f"{len(uses)} accesses"
+            padded = sum((lay.size - b.size) * b.dtype.bytes for b, (lay, _) in chosen.items() if b.is_static)
+            spare = self._limit - sum(b.size * b.dtype.bytes for b in roots.values() if b.is_static)
+            if not 0 <= spare < padded:
+                break
+        for root, (lay, why) in chosen.items():
+            self.known.settle(root, lay, why)
         for b in self.uses.buffers:
             if b.scope_name in SHARED and b not in self.known.layouts:
                 root = roots[b.data]

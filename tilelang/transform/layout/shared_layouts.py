@@ -189,11 +189,12 @@ def _simt_accesses(op: Gemm) -> list[Access]:
 # ---- choice ---------------------------------------------------------------------------------------------------------
 
 
-def choose_shared_layout(b: Buffer, accesses: list[Access], partition_of: Any, plain: bool, target: Any = None) -> Layout:
+def choose_shared_layout(b: Buffer, accesses: list[Access], partition_of: Any, plain: bool, target: Any = None,
+                         pads: bool = True) -> Layout:
     """The lowest-cost layout of a shared buffer.
 
     partition_of(access) -> Fragment | None.  plain: row-major at any cost (the buffer's address is taken, or another view of
-    its storage is used).  target: whose banks of shared memory count, None for NVIDIA's.
+    its storage is used).  target: whose banks of shared memory count, None for NVIDIA's.  pads: whether rows may be padded.
     """
     shape, bits = tuple(b.shape), b.dtype.bits * b.dtype.lanes
     linear = linear_layout(shape)
@@ -206,7 +207,7 @@ def choose_shared_layout(b: Buffer, accesses: list[Access], partition_of: Any, p
         return linear
     for make in (_swizzle(16, line=256), *_CANDIDATES) if lane_groups(arch, 16)[1] == 64 else _CANDIDATES:
         layout = make(shape, bits)
-        if layout is None:
+        if layout is None or layout.size > linear.size and not pads:
             continue
         c = cost_of(layout, samples, bits, arch)
         if c < cost:
