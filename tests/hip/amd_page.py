@@ -27,8 +27,9 @@ simulator ran the lowered program. *Assembled*: the target's compiler made a bin
 
 
 END = """`gfx90a` takes subnormal numbers of 16-bit operands for zero in its matrix instructions: results of rows that are
-scaled to such numbers lie outside of the bound there, with the same bits in the simulator and in the machine code. A *Fault* is
-what the interpreter of machine code knows of hazards; *long* is beyond its limit of instructions.
+scaled to such numbers lie outside of the bound there, with the same bits in the simulator and in the machine code. With a
+simulator that keeps subnormals they are within the bound, so nothing else is wrong. A *Fault* is what the interpreter of
+machine code knows of hazards; *long* is beyond its limit of instructions.
 """
 
 
@@ -62,7 +63,7 @@ def refusals() -> list[str]:
     found: dict[str, dict[str, list[str]]] = {}
     for name, p in sorted(record.read()["programs"].items()):
         for where, what in p.items():
-            if not what.startswith(("assembled", "right")):
+            if not what.startswith(("assembled", "right")) or "but for" in what:
                 found.setdefault(what.removeprefix("refused: "), {}).setdefault(name, []).append(where)
     return [f"- {why}: " + "; ".join(f"{name} ({', '.join(places)})" for name, places in names.items())
             for why, names in sorted(found.items())]
