@@ -130,7 +130,8 @@ class Shared:
         return index
 
     def _conflict(self, events: Array, wave: int) -> Array:
-        return (self.ended[events] >= self.barriers) & ((self.wave[events] != wave) | self.direct[events])
+        ended = self.ended[events]
+        return (ended >= self.barriers) & ((self.wave[events] != wave) | self.direct[events] & (ended == NEVER))
 
     def load(self, wave: int, index: Array, event: int) -> Array:
         bad = self._conflict(self.writer[index], wave) & ~(self.atomic[self.writer[index]] & self.atomic[event])
@@ -143,6 +144,7 @@ class Shared:
         before = np.concatenate([self.writer[index][None], self.readers[:, index]])
         bad = self._conflict(before, wave) & (self.data[index] != values)
         bad |= self._conflict(before[:1], wave) & self.direct[before[:1]]
+        bad |= self.direct[event] & (self.ended[before] == NEVER)  # not ordered with the wave's own accesses
         if bad.any():
             raise Fault(self._race(np.broadcast_to(index, before.shape), before, bad, "written"))
         self.data[index] = values
@@ -182,7 +184,7 @@ class Wave:
         self.vector, self.local, self.scalar = deque[Pending](), deque[Pending](), list[Pending]()
         self.pending = 0
         self.clock, self.steps = 0, 0
-        self.matrices = deque[tuple[int, Step]]()  # (clock after it, step)
+        self.matrices = deque[tuple[int, Step, int]]()  # (clock after it, step, the registers that it wrote last)
         self.recent = deque[tuple[int, Step]](maxlen=6)
         self.step: Step | None = None
 
@@ -264,9 +266,9 @@ def check(wave: Wave, step: Step, chip: str) -> None:
         raise Fault(f"{names_of(early)} of a load that was not waited for")
     while wave.matrices and wave.clock - wave.matrices[0][0] > 24:
         wave.matrices.popleft()
-    for at, other in wave.matrices:
-        if other.writes & step.touches:
-            _check_matrix(wave.clock - at, other, step, chip)
+    for at, other, last in wave.matrices:
+        if last & step.touches:
+            _check_matrix(wave.clock - at, other, last, step, chip)
     for at, other in wave.recent:
         for first, second, cycles, chips in HAZARDS:
             if first in other.classes and second in step.classes and wave.clock - at < cycles and chip in chips:
@@ -289,13 +291,13 @@ def _in_order(wave: Wave, step: Step) -> bool:
     return step.queue != "scalar" and not any(p[0] & early for queue in others for p in queue)
 
 
-def _check_matrix(passed: int, matrix: Step, step: Step, chip: str) -> None:
+def _check_matrix(passed: int, matrix: Step, last: int, step: Step, chip: str) -> None:
     i = matrix.instruction
     passes = int(i.meaning.types[5])
     if step.instruction.format == "MFMA":
         ours, c = i.dst[0], step.instruction.src[2]
-        uses = ["A or B"] if matrix.writes & step.operands else []
-        if matrix.writes & step.accumulator:
+        uses = ["A or B"] if last & step.operands else []
+        if last & step.accumulator:
             same = (ours.kind, ours.index, ours.count) == (c.kind, c.index, c.count)
             kind = ("f64" in i.name) == ("f64" in step.instruction.name)
             uses.append("same C" if same and kind else "overlapping C")
@@ -460,7 +462,8 @@ class Program:
                 raise fault if fault.args[0].startswith(self.kernel.name) else Fault(where + fault.args[0]) from None
             wave.clock += step.cycles
             if step.matrix:
-                wave.matrices.append((wave.clock, step))
+                older = ((at, other, last & ~step.writes) for at, other, last in wave.matrices)
+                wave.matrices = deque([*older, (wave.clock, step, step.writes)])
             if step.classes:
                 wave.recent.append((wave.clock, step))
             if wave.state != "ready":

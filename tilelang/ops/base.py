@@ -57,6 +57,11 @@ class LowerContext(Protocol):
         Shared: the layout is applied.  Fragment: the thread's local array and the register.  Global and local: unchanged.
         """
 
+    known: Any  # transform.known_ranges.KnownRanges: what is known of variables
+
+    def guard(self, buffer: Buffer, indices: tuple[Expr, ...], width: int = 1) -> Expr | None:
+        """Lowered condition that an access of `width` elements lies inside a global buffer; None where it does."""
+
     def parallel(self, extents: tuple[Any, ...], body: Any, loop_layout: Any = None, *, is_async: bool = False,
                  width: int | None = None, span: Any = None) -> Stmt:
         """Lower `for idx in T.Parallel(*extents)`.  body(vars) returns the Stmt of one iteration.

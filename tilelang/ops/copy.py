@@ -12,6 +12,7 @@ from tilelang.ir.numbers import to_dtype
 from .base import Access, LowerContext
 from .bulk import lower_bulk
 from .layouts import fit, same_layout
+from .lane_copy import lower_by_lanes
 from .ldmatrix import copy_by_ldmatrix
 from .pairing import differ, lower_elementwise
 from .stmatrix import copy_by_stmatrix
@@ -56,6 +57,8 @@ class Copy(TileOp):
             return lower_tma_copy(self, cx)
         if self.plan.bulk:
             return lower_bulk(self, cx)
+        if self.plan.lanes:
+            return lower_by_lanes(self, cx)
         if self.plan.tma and self.dst.buffer.scope_name == GLOBAL:
             return store_tile(cx, self.src, self.dst, self)
         if self.plan.tma:

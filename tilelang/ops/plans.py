@@ -43,6 +43,7 @@ class CopyPlan(TransferPlan):
         async_group: by cp.async, completed by a later wait.  cluster_split = (rank, CTAs, mask): each CTA of a cluster loads a
         piece and multicasts it to all.  iterations: of a loop that read one tile, the first of which loads it.
         tf32: elements are rounded to tf32 on the way.  second: stores to shared memory what a copy before has loaded.
+        lanes: bytes that a lane copies to its place in the run of shared memory that its wave fills; completed by a later wait.
     """
 
     coalesced_width: int | None = None
@@ -58,6 +59,7 @@ class CopyPlan(TransferPlan):
     iterations: int = 1
     tf32: bool = False
     second: bool = False
+    lanes: int = 0
 
 
 @options

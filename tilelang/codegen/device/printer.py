@@ -32,12 +32,13 @@ class BasePrinter:
     """
 
     smem = ""  # the declaration of the array that holds all shared buffers
+    memory = Memory
 
     def __init__(self, kernel: DeviceKernel, page: Page, fast_math: bool, defined: Container[str]) -> None:
         self._kernel, self._launch, self.page = kernel, kernel.launch, page
         self.x = Expressions(page, ValueFacts(kernel.launch, kernel.params), fast_math)
         Values(self.x)
-        self._memory, self.calls = Memory(self.x, kernel.launch), Calls(self.x, defined)
+        self._memory, self.calls = self.memory(self.x, kernel.launch), Calls(self.x, defined)
         self.calls.special["load_shifted"] = self._memory.shifted
         self._statements = Statements(self._memory)
 

@@ -644,13 +644,14 @@ template <typename T> TL_DEVICE unsigned __match_all_sync(unsigned mask, T x, in
   return (*pred = same == mask) ? mask : 0u;
 }
 //@ __syncthreads
-// s_barrier waits for no memory, so the wave waits for its accesses of LDS (lgkmcnt 0; 0xc07f) in front of it.  The fence alone is
-// not enough: clang 22 drops its wait in a loop where none is outstanding in front of the loop.
+// s_barrier waits for no memory, so the wave waits for its accesses of LDS (lgkmcnt 0; 0xc07f) in front of it.  A release fence
+// would not do: clang 22 drops its wait in a loop where none is outstanding in front of the loop, and lets it wait for all loads
+// where one of them is into LDS.  Waves of a workgroup share the first cache of global memory, which needs no wait.
 TL_DEVICE void __syncthreads() {
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  asm volatile("" ::: "memory");
   __builtin_amdgcn_s_waitcnt(0xc07f);
   __builtin_amdgcn_s_barrier();
-  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+  asm volatile("" ::: "memory");
 }
 //@ __syncwarp
 TL_DEVICE void __syncwarp(unsigned = 0xffffffffu) {

@@ -296,25 +296,84 @@ TL_DEVICE void sync_grid(unsigned* counter) {
   }
   __syncthreads();
 }
-//@ cp_async
-// A copy from global memory to LDS past the registers.  A wave's lanes write BYTES each, one after another from the first lane's
-// place on.  It counts in vmcnt; the waits are the program's (wait_loads).
-template <int BYTES> TL_DEVICE void cp_async(void* to, const void* from) {
-  const auto source = (__attribute__((address_space(1))) void*)from;
-  const auto shared = (__attribute__((address_space(3))) void*)to;  // that of the first lane is taken
-#ifdef __gfx950__
+//@ load
+// As in the shared prelude.  While global memory is on its way into LDS, LLVM 22 lets every access of LDS wait for it unless the
+// access has aliasing information, which __restrict__ gives.  The waits are the program's.
+template <typename T, int N> TL_DEVICE vec<T, N> load(const void* __restrict__ p) {
+  constexpr int BYTES = sizeof(T) * N, STEP = BYTES < 16 ? BYTES : 16;
+  using R = typename raw_bytes<STEP>::type;
+  vec<T, N> out;
+#pragma unroll
+  for (int i = 0; i < BYTES / STEP; ++i) reinterpret_cast<R*>(&out)[i] = reinterpret_cast<const R*>(p)[i];
+  return out;
+}
+//@ store
+template <typename T, int N> TL_DEVICE void store(void* __restrict__ p, const vec<T, N>& x) {
+  constexpr int BYTES = sizeof(T) * N, STEP = BYTES < 16 ? BYTES : 16;
+  using R = typename raw_bytes<STEP>::type;
+#pragma unroll
+  for (int i = 0; i < BYTES / STEP; ++i) reinterpret_cast<R*>(p)[i] = reinterpret_cast<const R*>(&x)[i];
+}
+//@ loaded
+template <typename T> TL_DEVICE T loaded(const T* __restrict__ p) { return *p; }
+//@ stored
+template <typename T, typename V> TL_DEVICE void stored(T* __restrict__ p, V x) { *p = x; }
+//@ buffer_of
+// The descriptor of a tensor: loads beyond its bytes give 0, also into LDS.
+TL_DEVICE __amdgpu_buffer_rsrc_t buffer_of(const void* p, unsigned bytes) {
+  return __builtin_amdgcn_make_buffer_rsrc(const_cast<void*>(p), 0, bytes, 0x27000);
+}
+//@ load_within
+// N elements from byte `at` of a tensor on where `inside`, else 0.
+template <typename T, int N> TL_DEVICE vec<T, N> load_within(const void* p, unsigned bytes, unsigned at, bool inside) {
+  constexpr int BYTES = sizeof(T) * N, STEP = BYTES < 16 ? BYTES : 16;
+  static_assert(BYTES % STEP == 0 && (STEP & (STEP - 1)) == 0);
+  typedef unsigned W2 __attribute__((ext_vector_type(2)));
+  typedef unsigned W4 __attribute__((ext_vector_type(4)));
+  const auto r = buffer_of(p, bytes);
+  const unsigned from = inside ? at : 0x80000000u;
+  vec<T, N> out;
+#pragma unroll
+  for (int i = 0; i < BYTES / STEP; ++i) {
+    char* to = reinterpret_cast<char*>(&out) + i * STEP;
+    if constexpr (STEP == 1) *to = __builtin_amdgcn_raw_buffer_load_b8(r, from, 0, 0);
+    if constexpr (STEP == 2) *reinterpret_cast<short*>(to) = __builtin_amdgcn_raw_buffer_load_b16(r, from, 0, 0);
+    if constexpr (STEP == 4) *reinterpret_cast<unsigned*>(to) = __builtin_amdgcn_raw_buffer_load_b32(r, from, 0, 0);
+    if constexpr (STEP == 8) *reinterpret_cast<W2*>(to) = __builtin_amdgcn_raw_buffer_load_b64(r, from, 0, 0);
+    if constexpr (STEP == 16) *reinterpret_cast<W4*>(to) = __builtin_amdgcn_raw_buffer_load_b128(r, from + i * 16, 0, 0);
+  }
+  return out;
+}
+//@ cp_async_within
+// A copy into LDS past the registers, of zeros unless `inside`.  A wave's lanes write BYTES each, one after another from the first
+// lane's place on.  It counts in vmcnt; the waits are the program's (wait_loads).  By a buffer: LLVM 22 believes that the global
+// form counts in lgkmcnt too, and waits too little for loads of LDS beside it (llvm-project pull 179305).
+template <int BYTES> TL_DEVICE void cp_async_within(void* to, const void* p, unsigned bytes, unsigned at, bool inside) {
+  const auto shared = (__attribute__((address_space(3))) void*)to;
+  const unsigned from = inside ? at : 0x80000000u;
   static_assert(BYTES == 4 || BYTES == 16);
-  if constexpr (BYTES == 16) __builtin_amdgcn_global_load_lds(source, shared, 16, 0, 0);
+  if constexpr (BYTES == 4) __builtin_amdgcn_raw_ptr_buffer_load_lds(buffer_of(p, bytes), shared, 4, from, 0, 0, 0);
+#ifdef __gfx950__
+  if constexpr (BYTES == 16) __builtin_amdgcn_raw_ptr_buffer_load_lds(buffer_of(p, bytes), shared, 16, from, 0, 0, 0);
 #else
   static_assert(BYTES == 4);
 #endif
-  if constexpr (BYTES == 4) __builtin_amdgcn_global_load_lds(source, shared, 4, 0, 0);
+}
+//@ cp_async
+// The same from any place: the descriptor begins 2^30 bytes in front of the first lane's, so that it reaches those of all lanes.
+template <int BYTES> TL_DEVICE void cp_async(void* to, const void* from, bool inside = true) {
+  const unsigned long long own = reinterpret_cast<unsigned long long>(from);
+  const unsigned low = __builtin_amdgcn_readfirstlane((unsigned)own), high = __builtin_amdgcn_readfirstlane((unsigned)(own >> 32));
+  const unsigned long long first = ((unsigned long long)high << 32 | low) - (1u << 30);
+  cp_async_within<BYTES>(to, reinterpret_cast<const void*>(first), 0x7fffffffu, (unsigned)(own - first), inside);
 }
 //@ cp_async_commit
 TL_DEVICE void cp_async_commit() {}
 //@ wait_loads
-// Until at most N of this wave's loads, stores and copies are in flight.
+// Until at most N of this wave's loads, stores and copies are in flight.  What stands in front of it is not scheduled behind it:
+// the products under which the copies are in flight.
 template <int N> TL_DEVICE void wait_loads() {
+  __builtin_amdgcn_sched_barrier(0);
   asm volatile("" ::: "memory");
   __builtin_amdgcn_s_waitcnt(0x0f70 | (N & 15) | (N >> 4) << 14);
   asm volatile("" ::: "memory");

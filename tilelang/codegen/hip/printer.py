@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 
-from tilelang.ir import PRIVATE, Binary, Call, If, Load, Node, Select, Store, Var, walk
+from tilelang.arith import flat_index, vector_base
+from tilelang.ir import (PRIVATE, SHARED, TRUE, AddressOf, Binary, Broadcast, Call, Const, Expr, If, Launch, Load, Node, Select,
+                         Store, Var, const, is_const, walk)
 from tilelang.target.instructions import call_fields
 from tilelang.target.mma import row
 
-from ..device.page import Page
+from ..device.memory import Memory
+from ..device.page import Expressions, Page
 from ..device.prelude import words_of
 from ..device.printer import BasePrinter, DeviceKernel
 from ..device.text import POSTFIX, Text
-from ..device.types import TYPES, unsupported
+from ..device.types import TYPES, lane_args, unsupported
 from .prelude import available, kernel_header
 
 # Calls whose text other targets do not have.
@@ -55,15 +58,40 @@ def _unsupported(e: Call, at: Node) -> Exception:
     return unsupported(what, at, _UNSUPPORTED[e.op])
 
 
+class LdsMemory(Memory):
+    """Elements of LDS as functions give and take them, where copies into LDS are in flight (see `load` in the prelude)."""
+
+    def __init__(self, x: Expressions, launch: Launch) -> None:
+        super().__init__(x, launch)
+        self._copied = any(c.op == "cp_async" for c in walk(launch.body, Call))
+
+    def _load(self, e: Load) -> Text:
+        text, level = super()._load(e)
+        return (f"tl::loaded(&{text})", POSTFIX) if self._by_function(e) else (text, level)
+
+    def _store_element(self, s: Store) -> None:
+        if self._by_function(s):
+            self.page.emit(f"tl::stored(&{self.element(s.buffer, s.indices)}, {self.x.top(s.value)});")
+        else:
+            super()._store_element(s)
+
+    def _moved(self, s: Store) -> str | None:
+        return None if self._copied else super()._moved(s)
+
+    def _by_function(self, e: Load | Store) -> bool:
+        return self._copied and e.buffer.scope_name in SHARED and all(i.dtype.lanes == 1 for i in e.indices)
+
+
 class KernelPrinter(BasePrinter):
     """Prints the function of one kernel."""
 
+    memory = LdsMemory
     smem = "extern __attribute__((shared, aligned(1024))) unsigned char smem[];"
 
     def __init__(self, kernel: DeviceKernel, page: Page, fast_math: bool, injected: set[str]) -> None:
         super().__init__(kernel, page, fast_math, injected | available())
-        self._plain_call, self._injected = self.x.forms[Call], injected
-        self.x.forms[Call], self.x.condition = self._call, self._condition
+        self._plain_call, self._plain_select, self._injected = self.x.forms[Call], self.x.forms[Select], injected
+        self.x.forms[Call], self.x.forms[Select], self.x.condition = self._call, self._select, self._condition
 
     def text(self) -> str:
         """The kernel's signature and body."""
@@ -92,12 +120,42 @@ class KernelPrinter(BasePrinter):
                                for x in walk(e.cond))
         return f"tl::tested({text})" if reads else text
 
+    def _select(self, e: Select) -> Text:
+        """A selection; a guarded load has no branch, as the descriptor of the tensor gives zeros beyond it."""
+        zero = e.b.value if isinstance(e.b, Broadcast) else e.b
+        if e.lazy and isinstance(e.a, Load) and is_const(zero, 0) and e.cond.dtype.lanes == 1 and e.a.dtype.bits % 8 == 0:
+            base = vector_base(e.a.buffer, e.a.indices) if e.a.dtype.lanes > 1 else e.a.indices
+            if base is not None and (within := self._within(AddressOf(e.a.buffer, base), e.cond)):
+                text = f"tl::load_within<{lane_args(e.a.dtype)}>({within})"
+                return text if e.a.dtype.lanes > 1 else f"{text}.v[0]", POSTFIX
+        return self._plain_select(e)  # type: ignore[no-any-return]
+
+    def _within(self, e: AddressOf, cond: Expr) -> str:
+        """Arguments that stand for an element where a condition holds: the tensor, its bytes, the element's, the condition.
+
+        "" for tensors whose bytes are not known to have numbers of 31 bits, and where an index or the condition may not be
+        evaluated in all lanes.
+        """
+        b, parts = e.buffer, [*walk(cond), *(x for i in e.indices for x in walk(i))]
+        sizes = (*b.shape, *(b.strides_ or ()))
+        if b not in self._kernel.params or not all(isinstance(n, int) or isinstance(n, Const) for n in sizes) or \
+                not is_const(b.offset, 0) or any(isinstance(x, (Load, Call)) for x in parts):
+            return ""
+        shape, strides = ([int(getattr(n, "value", n)) for n in x] for x in (b.shape, b.strides))
+        size = b.dtype.bytes * (1 + sum((n - 1) * s for n, s in zip(shape, strides))) if all(shape) else 0
+        at = f"(unsigned)({self.x.top(flat_index(b, e.indices))}) * {b.dtype.bytes}u"
+        first = self._memory.address(b, tuple(const(0) for _ in shape))
+        return f"{first}, {size}u, {at}, {self.x.top(cond)}" if size < 1 << 31 else ""
+
     def _call(self, e: Call) -> Text:
         """The text of a call, all of whose functions are in the prelude."""
         if e.op in _UNSUPPORTED:
             raise _unsupported(e, e)
         if e.op in _TEXTS:
             return _TEXTS[e.op].format(**call_fields(e)), POSTFIX
+        source = e.args[1] if e.op == "cp_async" else None
+        if isinstance(source, AddressOf) and (within := self._within(source, e.args[2] if len(e.args) > 2 else TRUE)):
+            return f"tl::cp_async_within<{e.options.bytes}>({self.x.top(e.args[0])}, {within})", POSTFIX
         text, level = self._plain_call(e)
         if any(x.op in _OTHERS for x in walk(e, Call)):
             return text, level

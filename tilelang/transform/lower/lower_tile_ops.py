@@ -23,6 +23,7 @@ from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution
 from tilelang.target.warp_groups import GROUP, WARP_LANES, warps_of
 
+from .direct_loads import direct_loads
 from .known_ranges import KnownRanges
 from .lower_parallel import lower_loop, private_loop, run_loop
 from .lowered_accesses import LoweredAccesses
@@ -54,6 +55,8 @@ def _lowered(func: Func, cx: PassContext, launch: Launch) -> Stmt:
     where that does not reduce the number of blocks per SM.
     """
     limit = getattr(cx.target, "max_shared_bytes", None)
+    if getattr(cx.target, "async_load_bytes", ()):
+        launch = direct_loads(Lowering(func, cx, launch), launch)
     # register reallocation means that one block's registers fill an SM
     alone = any(x.op == "set_max_nreg" for x in walk(launch.body, Call))
     for staging_buffers in (2, 1):
