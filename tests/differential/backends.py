@@ -223,7 +223,7 @@ def run_func(func: Any, prim: Any, seed: int, tensors: Sequence[Any], configs: d
             continue
         begin, running = time.process_time(), [False]
         try:
-            want = _meaning(func, args, tensors, _hip(name)) if name in WAVES else want
+            want = _meaning(func, args, tensors, _hip(name)) if name in (*WAVES, "hip") else want
             got = _execute(name, func, prim, args, tensors, configs, running)
             result.outcomes[name] = compare(tensors, got, want)
         except Exception as e:
@@ -283,7 +283,7 @@ def _execute(name: str, func: Any, prim: Any, args: list[np.ndarray], tensors: S
 def _hip(chip: str) -> Any:
     from tilelang.target import Target
 
-    return Target({"kind": "hip", "mcpu": chip})
+    return Target(chip)
 
 
 def _meaning(func: Any, args: list[np.ndarray], tensors: Sequence[Any], target: Any) -> list[np.ndarray]:

@@ -2,13 +2,13 @@
 
     python tests/differential/run.py --programs 3000 --seed 1 --workers 2 --out /tmp/differential
     python tests/differential/run.py --programs 3000 --seed 1 --workers 16 --gpu --out /tmp/differential-gpu
-    python tests/differential/run.py --programs 2000 --seed 1 --workers 2 --backend hip --out /tmp/differential-hip  # nightly
+    python tests/differential/run.py --programs 2500 --workers 2 --backend hip --chip gfx942 --out /tmp/differential-hip
 
 Every program is a file in OUT/programs that runs by itself.  Results are lines of OUT/results.jsonl; a second run with
 the same OUT goes on where the first one ended.  OUT/summary.json has the number of programs, their outcomes by execution
 and by feature, what disagreed, and the seconds.  --gpu adds the device to meaning, simulator and CPU; --only leaves
-simulator and CPU out.  --backend hip: the simulator of an AMD chip instead, with waves of 64 lanes.  Programs that fail are
-cut down (--shrink N: the first N) and left in OUT/failures.
+simulator and CPU out.  --backend hip: the simulator of an AMD chip instead, with waves of 64 lanes (--chip: always this one),
+and with --gpu an AMD GPU.  Programs that fail are cut down (--shrink N: the first N) and left in OUT/failures.
 """
 
 from __future__ import annotations
@@ -45,11 +45,13 @@ def program_seed(seed: int, index: int) -> int:
 
 
 def executions_of(seed: int, gpu: bool = False, cubin: bool = False, only: bool = False,
-                  backend: str = "cuda") -> tuple[str, ...]:
+                  backend: str = "cuda", chip: str | None = None) -> tuple[str, ...]:
     """What a program runs on: the meaning, the simulator of one architecture in turn, and the CPU; with gpu the device too,
-    with cubin the compiler of its text.  only: these and the meaning.  backend hip: the meaning and the simulator of a chip."""
+    with cubin the compiler of its text.  only: these and the meaning.  backend hip: the meaning, the simulator of a chip, and
+    with gpu the device."""
     if backend == "hip":
-        return ("tile", WAVES[max(0, seed % 4 - 1)])  # gfx942 every other time
+        simulated = chip or WAVES[max(0, seed % 4 - 1)]  # gfx942 every other time
+        return ("tile", *(() if only else (simulated,)), *("hip",) * gpu)
     more = ("cuda",) * gpu + ("cubin",) * cubin
     if only:
         return ("tile", *more)
@@ -172,9 +174,10 @@ def main() -> int:
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("-n", "--workers", "--jobs", dest="workers", type=int, default=os.cpu_count() or 1, help="processes")
     p.add_argument("--out", type=pathlib.Path, default=pathlib.Path("differential-out"))
-    p.add_argument("--gpu", action="store_true", help="run on the CUDA device as well")
+    p.add_argument("--gpu", action="store_true", help="run on the device as well")
     p.add_argument("--cubin", action="store_true", help="compile the CUDA source of every program as well, no device needed")
     p.add_argument("--backend", choices=("cuda", "hip"), default="cuda", help="the GPUs that are simulated")
+    p.add_argument("--chip", choices=WAVES, help="of --backend hip: the chip of all programs")
     p.add_argument("--only", action="store_true", help="leave out simulator and CPU")
     p.add_argument("--record", type=pathlib.Path, help="also write the summary, with the machine it was made on, to this file")
     p.add_argument("--profile", help="draw all programs from one profile")
@@ -230,8 +233,9 @@ def main() -> int:
                 path.unlink()
             bar.advance(task)
 
-        run_all([(s, lambda s=s: write(s), executions_of(s, a.gpu, a.cubin, a.only, a.backend)) for s in seeds], a.workers,
-                done, {"TILELANG_CACHE_DIR": str(a.out / "cache"), "TILELANG_VERIFY": os.environ.get("TILELANG_VERIFY", "1")})
+        where = {s: executions_of(s, a.gpu, a.cubin, a.only, a.backend, a.chip) for s in seeds}
+        run_all([(s, lambda s=s: write(s), where[s]) for s in seeds], a.workers, done, {
+            "TILELANG_CACHE_DIR": str(a.out / "cache"), "TILELANG_VERIFY": os.environ.get("TILELANG_VERIFY", "1")})
     out = summary(rows)
     out.update(seed=a.seed, seconds=round(time.time() - start, 1))
     (a.out / "summary.json").write_text(json.dumps(out, indent=1) + "\n")
@@ -239,7 +243,7 @@ def main() -> int:
         a.record.write_text(json.dumps({"machine": machine(a.gpu), **out}, indent=1) + "\n")
     print(json.dumps({k: v for k, v in out.items() if k != "features"}, indent=1))
     for seed in failures[:a.shrink]:
-        cut_down(make_program(seed, a.profile), executions_of(seed, a.gpu, a.cubin, a.only, a.backend), a.out)
+        cut_down(make_program(seed, a.profile), executions_of(seed, a.gpu, a.cubin, a.only, a.backend, a.chip), a.out)
     return 1 if out["status"].get("failed") else 0
 
 

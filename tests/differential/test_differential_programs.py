@@ -93,6 +93,8 @@ def test_executions_of_a_run():
     assert executions_of(0) == ("tile", "sm_80", "cpu") and executions_of(0, gpu=True) == ("tile", "sm_80", "cpu", "cuda")
     assert executions_of(7) == ("tile", "sm_90a", "cpu")  # a program for Hopper
     assert executions_of(0, cubin=True, only=True) == ("tile", "cubin")
+    assert executions_of(2, gpu=True, backend="hip", chip="gfx942") == ("tile", "gfx942", "hip")
+    assert executions_of(2, gpu=True, only=True, backend="hip") == ("tile", "hip")
 
 
 def test_a_failing_program_is_cut_down():
