@@ -371,7 +371,7 @@ template <int BYTES> TL_DEVICE void cp_async(void* to, const void* from, bool in
 TL_DEVICE void cp_async_commit() {}
 //@ wait_loads
 // Until at most N of this wave's loads, stores and copies are in flight.  What stands in front of it is not scheduled behind it:
-// the products under which the copies are in flight.
+// the MFMAs under which the copies are in flight.
 template <int N> TL_DEVICE void wait_loads() {
   __builtin_amdgcn_sched_barrier(0);
   asm volatile("" ::: "memory");
