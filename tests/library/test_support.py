@@ -26,6 +26,16 @@ def target(machine):
     return None if machine == "cpu" else {"kind": "cuda", "arch": machine}
 
 
+def one_decoded(kind, machine):
+    """Weights of zeros leave the rows as they are; one block has the whole step."""
+    def zero(*shape):
+        return 0 * ones(*shape, kind=kind)
+
+    args = ones(1, 32, kind=kind), zero(1, 2, 32), zero(1, 48, 32), zero(1, 32, 16), zero(1, 32, 32), zero(1, 32, 16)
+    caches = [zero(1, 1, 64, 1, 16)] * 2
+    return library.llama_decode(*args, *caches, np.array([3], np.int32), ones(1, 8), ones(1, 8), blocks=1, **on(machine))[0]
+
+
 # (a call, the value of each element of its result)
 CALLS = {
     "matmul": (lambda t, m: library.matmul(ones(N, N, kind=t), ones(N, N, kind=t), **on(m)), N),
@@ -38,6 +48,7 @@ CALLS = {
                                                    dim_v=64, target=target(m)), 1),
     "mla_prefill": (lambda t, m: library.mla_prefill(*(ones(1, N, 1, n, kind=t) for n in (32, 16)), ones(1, N, 16, kind=t),
                                                      ones(1, N, 1, 16, kind=t), target=target(m)), 1),
+    "llama_decode": (lambda t, m: one_decoded(t, m), 1),
     "sparse_mla": (lambda t, m: library.sparse_mla(ones(2, 4, 80, kind=t), ones(N, 80, kind=t), np.ones((2, 9), np.int32),
                                                    dim_v=64, target=target(m)), 1),
     "index_scores": (lambda t, m: library.index_scores(ones(2, 2, 32, kind=t), ones(N, 32, kind=t), ones(2, 2),
@@ -56,7 +67,7 @@ CALLS = {
 
 
 def test_every_function_has_its_rows():
-    others = "coded_matmul", "create_block_mask", "mla_plan"
+    others = "coded_matmul", "create_block_mask", "interleave", "mla_plan"
     assert set(SUPPORT) == set(CALLS) == {n for n in library.__all__ if n not in others}
     assert all(len(found) == len(MACHINES) for kinds in SUPPORT.values() for found in kinds.values())
 
@@ -69,7 +80,8 @@ def test_the_table_says_what_a_function_accepts(name, kind, machine):
     if not SUPPORT[name].get(kind, ("",) * len(MACHINES))[MACHINES.index(machine)]:
         with pytest.raises(TileLangError) as e:
             call(kind, machine)
-        assert e.value.kind in ("matmul-type", "matmul-target", "attention-argument", "ssd-argument", "delta-argument")
+        assert e.value.kind in ("matmul-type", "matmul-target", "attention-argument", "ssd-argument", "delta-argument",
+                                "decode-target")
     else:
         assert (np.asarray(call(kind, machine)).astype(np.float64) == wanted).all()
 

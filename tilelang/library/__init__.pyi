@@ -8,6 +8,7 @@ from tilelang.library.attention.mla_prefill import mla_prefill as mla_prefill
 from tilelang.library.attention.sparse_index import index_scores as index_scores
 from tilelang.library.attention.sparse_mla import sparse_mla as sparse_mla
 from tilelang.library.attention.topk import topk_indices as topk_indices
+from tilelang.library.decode_step import interleave as interleave, llama_decode as llama_decode
 from tilelang.library.gemm.matmul import grouped_matmul as grouped_matmul, matmul as matmul
 from tilelang.library.linear_attention.delta import gated_delta as gated_delta, kda as kda
 from tilelang.library.linear_attention.ssd import chunk_scan as chunk_scan, chunk_state as chunk_state

@@ -16,6 +16,7 @@ SUPPORT: dict[str, dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("flash_attention", "flex_attention", "flash_decode"), _ATTENTION),
     **{name: {"float16": _ALL, "bfloat16": _ALL} for name in
        ("chunk_scan", "chunk_state", "dequant_matmul", "gated_delta", "kda", "mla_decode", "mla_prefill", "sparse_mla")},
+    "llama_decode": {"bfloat16": ("", "", "", "yes")},
     "index_scores": {"float16": _ALL, "bfloat16": _ALL, "float8_e4m3fn": _ALL}, "topk_indices": {"float32": _ALL}}
 
 

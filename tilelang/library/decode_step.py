@@ -1,0 +1,591 @@
+"""A decode step of Llama-like blocks in one launch: norm, QKV, attention, MLP, with dependences by counters.
+
+Blocks stay on their SMs.  Warp group 0 streams weights, keys and values, which depend on nothing, through a ring in shared
+memory, so that memory is read while blocks wait for each other.  Warp group 2 waits for what other blocks computed, and puts
+the left operand of the products (64 rows, of which the first `batch` are used) into two slots.  Warp group 1 multiplies.
+
+    QKV        rows over their root mean square           O     + residual, sums of squares of 32 columns
+    attention  a split of the context for each block      gate  silu(gate) * up, rows of both in turns of 16
+    merge      a head of a row for each block             down  + residual, sums of squares of 32 columns
+
+With several ranks, each has some heads and some of ffn; behind O and down, blocks of one number store their sums on all ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import tilelang.language as T
+from tilelang.errors import error, register
+
+from .arrays import empty, is_numpy, place, type_name, zeros
+from .place import Place
+
+register("decode-shape", ValueError, "arguments of llama_decode whose shapes do not fit together, or divide into no equal work",
+         "change the width that `found` names, or pass blocks= a number that divides all of them",
+         expected="widths that divide among blocks")
+register("decode-target", TypeError, "llama_decode is for bfloat16 on sm_90a", "use matmul and flash_decode elsewhere",
+         expected="bfloat16 on sm_90a")
+
+HALF, FULL = "bfloat16", "float32"
+ROWS = 64  # of the left operand of a product
+COLUMNS = 32  # of a tile of weights
+TOKENS = 32  # of a tile of keys and values
+LOG2E = 1.4426950408889634
+NEVER = -1e30  # the score of a token that is not there
+LINE = 16  # counters in a line of 128 bytes, of which one is used
+NORMED, PROJECTED, ATTENDED, MERGED, MIXED, GATED, COUNTERS = range(7)
+MARKS = 6  # of a block's timeline
+
+
+@dataclass(frozen=True)
+class DecodeForm:
+    """`batch` rows of `hidden` elements; heads of `dim`, `kv_heads` of them with keys; `ffn` elements between gate and down.
+
+    context: tokens of the caches.  blocks: of the launch.  slots: of the ring, each of COLUMNS rows of 2 * dim elements.  With
+    several ranks, heads, kv_heads and ffn are those of one rank.  timed: `times` gets the nanosecond at which each block began
+    and ended QKV, attention, o, gate and up, down of the last layer.
+    """
+
+    batch: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    dim: int
+    ffn: int
+    context: int
+    layers: int = 1
+    blocks: int = 128
+    slots: int = 10
+    ranks: int = 1
+    timed: bool = False
+    eps: float = 1e-5
+
+    @property
+    def chunk(self) -> int:
+        """Elements of k of a tile of weights; the keys and the values of a token."""
+        return 2 * self.dim
+
+    @property
+    def group(self) -> int:
+        """Heads that share keys."""
+        return self.heads // self.kv_heads
+
+    @property
+    def qkv(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.dim
+
+    def widths(self, n: int) -> list[int]:
+        """The widths of a block's tiles in a product of n columns."""
+        own = n // self.blocks
+        return [COLUMNS] * (own // COLUMNS) + [own % COLUMNS] * (own % COLUMNS > 0)
+
+    @property
+    def splits(self) -> int:
+        """Blocks that divide the context of a row and a head with keys."""
+        return self.blocks // (self.batch * self.kv_heads)
+
+    @property
+    def steps(self) -> int:
+        """Tiles of keys and values of a block."""
+        return self.context // TOKENS // self.splits
+
+
+    @property
+    def kept(self) -> tuple[tuple[tuple[int, ...], str], ...]:
+        """(shape, dtype) of what the launch works with; the last two count, from zero on, over all launches.
+
+        QKV; mean, and (largest score, sum) of each split; the rows behind attention, o, and gate; the sums of
+        squares in front of both norms.
+        """
+        heads, splits = (self.batch, self.heads), 2 * self.splits
+        return (((self.batch, self.qkv), FULL), ((*heads, splits, self.dim), FULL), ((*heads, splits, 2), FULL),
+                ((self.batch, self.heads * self.dim), HALF), ((self.batch, self.hidden), HALF), ((self.batch, self.ffn), HALF),
+                ((2, self.hidden // COLUMNS, self.batch), FULL), ((self.blocks, MARKS) if self.timed else (1, 1), "uint64"),
+                ((COUNTERS * LINE,), "int64"), ((self.blocks,), "int64"))
+
+    @property
+    def between(self) -> tuple[tuple[tuple[int, ...], str], ...]:
+        """(shape, dtype) of what the ranks exchange, symmetric, from zero on: sums behind O and down; how many have come."""
+        shape = (2, self.ranks, self.hidden // COLUMNS) if self.ranks > 1 else (1, 1, 1)
+        return ((*shape, self.batch, COLUMNS) if self.ranks > 1 else (1,) * 5, FULL), (shape, "int64")
+
+    @property
+    def fits(self) -> bool:
+        """Whether every block has the same work."""
+        wide = (self.qkv, 8), (self.hidden, COLUMNS), (2 * self.ffn, 16)
+        return (all(n % (own * self.blocks) == 0 for n, own in wide)
+                and self.blocks % (self.batch * self.kv_heads) == 0 and self.context % (2 * TOKENS * self.splits) == 0
+                and all(n % self.chunk == 0 for n in (self.hidden, self.heads * self.dim, self.ffn)) and self.batch <= ROWS)
+
+
+def _together(steps: int) -> int:
+    """How many chunks of the left operand are loaded at once."""
+    return next(u for u in (4, 2, 1) if steps % u == 0)
+
+
+def _turned(f: DecodeForm, c: Any, steps: int) -> Any:
+    """Where a block's c-th chunk of k begins: blocks begin at different ones, so that not all read the same columns at once."""
+    return (c + T.get_block_binding(0)) % steps * f.chunk
+
+
+@T.macro
+def _load(f, W, layer, row, k, width, ring, n):
+    Ring, full, free = ring
+    T.mbarrier_wait_parity(free[n % f.slots], (n // f.slots + 1) % 2)
+    T.tma_copy(W[layer, row:row + width, k:k + f.chunk], Ring[n % f.slots, 0:width, :], barrier=full[n % f.slots])
+    T.mbarrier_arrive(full[n % f.slots])
+
+
+@T.macro
+def _stream(f, W, layer, widths, first, steps, ring, it):
+    """Load tiles of rows of W, all of a chunk of k before those of the next one."""
+    whole = sum(w == COLUMNS for w in widths)
+    for c in T.serial(steps):
+        k = _turned(f, c, steps)
+        for t in T.serial(whole):
+            _load(f, W, layer, first + t * COLUMNS, k, COLUMNS, ring, it + c * len(widths) + t)
+        if whole < len(widths):
+            _load(f, W, layer, first + whole * COLUMNS, k, widths[-1], ring, it + c * len(widths) + whole)
+
+
+@T.macro
+def _stream_context(f, Kc, Vc, layer, place, ring, it):
+    """Load the block's keys and values, each tile into the two halves of a slot."""
+    Ring, full, free = ring
+    row, head, split = place
+    for c in T.serial(f.steps):
+        n = it + c
+        at = (split * f.steps + c) * TOKENS
+        T.mbarrier_wait_parity(free[n % f.slots], (n // f.slots + 1) % 2)
+        T.tma_copy(Kc[layer, row, at:at + TOKENS, head, 0:f.dim], Ring[n % f.slots, :, 0:f.dim], barrier=full[n % f.slots])
+        T.tma_copy(Vc[layer, row, at:at + TOKENS, head, 0:f.dim], Ring[n % f.slots, :, f.dim:2 * f.dim],
+                   barrier=full[n % f.slots])
+        T.mbarrier_arrive(full[n % f.slots])
+
+
+@T.macro
+def _put(f, x, left, ix):
+    """Hand a chunk to the products."""
+    Left, ready, done = left
+    rows, columns = x.shape
+    T.mbarrier_wait_parity(done[ix % 2], (ix // 2 + 1) % 2)
+    T.copy(x, Left[ix % 2, 0:rows, 0:columns])
+    T.fence_proxy_async()
+    T.mbarrier_arrive(ready[ix % 2])
+
+
+@T.macro
+def _scale(f, squares, which, scales):
+    """The factors of the rows that make their mean square one."""
+    sums, total = T.alloc_fragment((f.hidden // COLUMNS, f.batch), FULL), T.alloc_fragment((f.batch,), FULL)
+    T.copy(squares[which, :, :], sums)
+    T.reduce_sum(sums, total, dim=0)
+    for i in T.Parallel(f.batch):
+        scales[which, i] = T.rsqrt(total[i] / f.hidden + f.eps)
+
+
+@T.macro
+def _left_normed(f, source, weight, steps, norm, left, ix):
+    """The rows times the weights of their norm; what makes the mean square one is multiplied at the end."""
+    layer, which, squares, scales = norm
+    u = _together(steps)
+    parts = [T.alloc_fragment((f.batch, f.chunk), HALF) for _ in range(u)]
+    for c in T.serial(steps // u):
+        _ = [_weighted(f, source, weight, layer, which, _turned(f, c * u + k, steps), x) for k, x in enumerate(parts)]
+        _ = [_put(f, x, left, ix + c * u + k) for k, x in enumerate(parts[:-1])]
+        if c == 0:
+            _scale(f, squares, which, scales)
+        _put(f, parts[-1], left, ix + c * u + u - 1)
+
+
+@T.macro
+def _weighted(f, source, weight, layer, which, at, x):
+    for i, j in T.Parallel(f.batch, f.chunk):
+        x[i, j] = T.cast(T.cast(source[i, at + j], FULL) * T.cast(weight[layer, which, at + j], FULL), HALF)
+
+
+@T.macro
+def _left_plain(f, source, steps, left, ix):
+    u = _together(steps)
+    parts = [T.alloc_fragment((f.batch, f.chunk), HALF) for _ in range(u)]
+    for c in T.serial(steps // u):
+        _ = [T.copy(source[0, _turned(f, c * u + k, steps)], x) for k, x in enumerate(parts)]
+        _ = [_put(f, x, left, ix + c * u + k) for k, x in enumerate(parts)]
+
+
+@T.macro
+def _issue(f, sum_, left, ring, iw, iy):
+    (Left, _ready, _done), (Ring, full, free) = left, ring
+    T.mbarrier_wait_parity(full[iw % f.slots], iw // f.slots % 2)
+    T.wgmma_gemm(Left[iy % 2, :, :], Ring[iw % f.slots, 0:sum_.shape[1], :], sum_, transpose_B=True)
+    T.wait_wgmma(0)
+    T.mbarrier_arrive(free[iw % f.slots])
+
+
+@T.macro
+def _multiply(f, sums, steps, left, ring, iw, iy):
+    """sums[t] = the block's rows of the left operand times its t-th tile of weights."""
+    (_Left, ready, done), tiles = left, len(sums)
+    _ = [T.clear(x) for x in sums]
+    for c in T.serial(steps):
+        T.mbarrier_wait_parity(ready[(iy + c) % 2], (iy + c) // 2 % 2)
+        _ = [_issue(f, x, left, ring, iw + c * tiles + t, iy + c) for t, x in enumerate(sums)]
+        T.mbarrier_arrive(done[(iy + c) % 2])
+
+
+@T.macro
+def _tell(counts, which, leader):
+    """What this warp group has done is done."""
+    T.sync_threads()
+    if T.get_thread_binding() == leader:
+        _ = T.atom_add(counts[which * LINE], 1, scope="gpu", sem="release")
+
+
+@T.macro
+def _exchange(f, sum_, which, tile, boxes, turn):
+    """The sum over the ranks, in the order of the ranks, so that all of them get the same bits."""
+    box, arrived = boxes
+    tx, me = T.get_thread_binding() - 128, T.get_rank() % f.ranks
+    _ = [_store_part(f, sum_, T.remote(box, r), which, me, tile) for r in range(f.ranks)]
+    T.sync_threads()
+    if tx < f.ranks:
+        _ = T.atom_add(arrived[which, me, tile], 1, scope="sys", sem="release", dst_pe=tx)
+        T.wait_ge(arrived[which, tx, tile], turn)
+    T.sync_threads()
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        sum_[i, j] = sum([box[which, r, tile, T.min(i, f.batch - 1), j] for r in range(f.ranks)])
+
+
+@T.macro
+def _store_part(f, sum_, box, which, me, tile):
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        if i < f.batch:
+            box[which, me, tile, i, j] = sum_[i, j]
+
+
+@T.macro
+def _mark(f, times, b, k):
+    if f.timed:
+        if T.get_thread_binding() == 128:
+            times[b, k] = T.globaltimer()
+
+
+@T.macro
+def _await(counts, which, number):
+    """What the warp groups told about this step of all blocks is seen.  One thread of warp group 2 asks."""
+    if T.get_thread_binding() == 256:
+        T.wait_ge(counts[which * LINE], number)
+    T.sync_threads()
+
+
+@T.macro
+def _add(f, sum_, rest, out, squares, which, tile):
+    """Add a tile to the residual; store it, and the sums of its squares."""
+    square, total = T.alloc_fragment((ROWS, COLUMNS), FULL), T.alloc_fragment((ROWS,), FULL)
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        rest[i, j] += sum_[i, j]
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        square[i, j] = rest[i, j] * rest[i, j]
+        if i < f.batch:
+            out[i, tile * COLUMNS + j] = T.cast(rest[i, j], HALF)
+    T.reduce_sum(square, total, dim=1)
+    for i in T.Parallel(ROWS):
+        if i < f.batch:
+            squares[which, tile, i] = total[i]
+
+
+@T.macro
+def _mix(f, sums, rests, out, squares, which, first, boxes, turn):
+    """What the ranks' tiles add to the residual."""
+    if f.ranks > 1:
+        _ = [_exchange(f, x, which, first + t, boxes, turn) for t, x in enumerate(sums)]
+    _ = [_add(f, x, r, out, squares, which, first + t) for t, (x, r) in enumerate(zip(sums, rests))]
+
+
+@T.macro
+def _start(f, X, rest, tile):
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        rest[i, j] = T.if_then_else(i < f.batch, T.cast(X[T.min(i, f.batch - 1), tile * COLUMNS + j], FULL), 0.0)
+
+
+@T.macro
+def _store_scaled(f, sum_, scales, out, first):
+    for i, j in T.Parallel(*sum_.shape):
+        if i < f.batch:
+            out[i, first + j] = sum_[i, j] * scales[0, T.min(i, f.batch - 1)]
+
+
+@T.macro
+def _gate(f, sum_, scales, out, first):
+    half = sum_.shape[1] // 2
+    for i, j in T.Parallel(ROWS, half):
+        if i < f.batch:
+            gate, up = (sum_[i, k + j] * scales[1, T.min(i, f.batch - 1)] for k in (0, half))
+            out[i, first // 2 + j] = T.cast(gate * up / (1.0 + T.exp2(-gate * LOG2E)), HALF)
+
+
+@T.macro
+def _rotated(f, qkv, cos, sin, row, at, d):
+    """Element d of a head of a row, rotated by the row's position."""
+    other = T.if_then_else(d < f.dim // 2, d + f.dim // 2, d - f.dim // 2)
+    x, y = qkv[row, at + d], qkv[row, at + other]
+    return x * cos[row, d % (f.dim // 2)] + T.if_then_else(d < f.dim // 2, -y, y) * sin[row, d % (f.dim // 2)]
+
+
+@T.macro
+def _queries(f, qkv, rotary, place, new, kept, left, ix):
+    """Hand on the queries; the new token's scores, key and value."""
+    cos, sin = rotary
+    (layer, row, head, split), (Kn, Vn), (score, value) = place, new, kept
+    _query, held = T.alloc_fragment((f.group, f.dim), FULL), T.alloc_fragment((f.group, f.dim), HALF)
+    product, total = T.alloc_fragment((f.group, f.dim), FULL), T.alloc_fragment((f.group,), FULL)
+    for i, d in T.Parallel(f.group, f.dim):
+        held[i, d] = T.cast(_rotated(f, qkv, cos, sin, row, (head * f.group + i) * f.dim, d) * (LOG2E / f.dim ** 0.5), HALF)
+    for i, d in T.Parallel(f.group, f.dim):
+        key = T.cast(_rotated(f, qkv, cos, sin, row, (f.heads + head) * f.dim, d), HALF)
+        product[i, d] = T.cast(held[i, d], FULL) * T.cast(key, FULL)
+    T.reduce_sum(product, total, dim=1)
+    T.copy(total, score[0:f.group])
+    for d in T.Parallel(f.dim):
+        at = (f.heads + f.kv_heads + head) * f.dim + d
+        value[d] = qkv[row, at]
+        if split == 0:
+            Kn[layer, row, head, d] = T.cast(_rotated(f, qkv, cos, sin, row, (f.heads + head) * f.dim, d), HALF)
+            Vn[layer, row, head, d] = T.cast(qkv[row, at], HALF)
+    _put(f, held, left, ix)
+
+
+@T.macro
+def _attend(f, which, kept, place, lengths, left, ring, results, it, ix):
+    """Every second tile of the block's keys and values; warp group 2 (which = 1) of split 0 starts with the new token."""
+    (Left, ready, _done), (Ring, full, free), (score, value) = left, ring, kept
+    (_layer, row, head, split), (Means, Stats) = place, results
+    S, P = T.alloc_fragment((ROWS, TOKENS), FULL), T.alloc_fragment((ROWS, TOKENS), HALF)
+    O, most, before = T.alloc_fragment((ROWS, f.dim), FULL), T.alloc_fragment((ROWS,), FULL), T.alloc_fragment((ROWS,), FULL)
+    total, part = T.alloc_fragment((ROWS,), FULL), T.alloc_fragment((ROWS,), FULL)
+    T.mbarrier_wait_parity(ready[ix % 2], ix // 2 % 2)
+    for i in T.Parallel(ROWS):
+        fresh = T.And(split == 0, i < f.group) if which else False
+        most[i] = T.if_then_else(fresh, score[T.min(i, f.group - 1)], NEVER)
+        total[i] = T.if_then_else(fresh, 1.0, 0.0)
+    for i, d in T.Parallel(ROWS, f.dim):
+        O[i, d] = T.if_then_else(T.And(split == 0, i < f.group) if which else False, value[d], 0.0)
+    for c in T.serial(f.steps // 2):
+        n = it + 2 * c + which
+        T.mbarrier_wait_parity(full[n % f.slots], n // f.slots % 2)
+        T.wgmma_gemm(Left[ix % 2, :, 0:f.dim], Ring[n % f.slots, :, 0:f.dim], S, transpose_B=True, clear_accum=True)
+        T.wait_wgmma(0)
+        T.copy(most, before)
+        for i, j in T.Parallel(ROWS, TOKENS):
+            S[i, j] = T.if_then_else((split * f.steps + 2 * c + which) * TOKENS + j < lengths[row], S[i, j], NEVER)
+        T.reduce_max(S, most, dim=1, clear=False)
+        for i in T.Parallel(ROWS):
+            before[i] = T.exp2(before[i] - most[i])
+        for i, j in T.Parallel(ROWS, TOKENS):
+            S[i, j] = T.exp2(S[i, j] - most[i])
+        T.reduce_sum(S, part, dim=1)
+        for i in T.Parallel(ROWS):
+            total[i] = total[i] * before[i] + part[i]
+        for i, d in T.Parallel(ROWS, f.dim):
+            O[i, d] *= before[i]
+        T.copy(S, P)
+        T.wgmma_gemm(P, Ring[n % f.slots, :, f.dim:2 * f.dim], O)
+        T.wait_wgmma(0)
+        T.mbarrier_arrive(free[n % f.slots])
+    for i, d in T.Parallel(ROWS, f.dim):
+        if i < f.group:
+            Means[row, head * f.group + i, split * 2 + which, d] = O[i, d]
+    for i in T.Parallel(ROWS):
+        if i < f.group:
+            Stats[row, head * f.group + i, split * 2 + which, 0] = most[i]
+            Stats[row, head * f.group + i, split * 2 + which, 1] = total[i]
+
+
+@T.macro
+def _merge(f, results, out, b):
+    """Heads of rows: the weighted means of the splits."""
+    Means, Stats = results
+    for n in T.serial(T.ceildiv(f.batch * f.heads - b, f.blocks)):
+        row, head = (n * f.blocks + b) // f.heads, (n * f.blocks + b) % f.heads
+        for d in T.Parallel(f.dim):
+            most, weights, mean = T.alloc_var(FULL, init=NEVER), T.alloc_var(FULL, init=0), T.alloc_var(FULL, init=0)
+            for s in T.unroll(2 * f.splits):
+                most = T.max(most, Stats[row, head, s, 0])
+            for s in T.unroll(2 * f.splits):
+                weights += T.exp2(Stats[row, head, s, 0] - most) * Stats[row, head, s, 1]
+                mean += T.exp2(Stats[row, head, s, 0] - most) * Means[row, head, s, d]
+            out[row, head * f.dim + d] = T.cast(mean / weights, HALF)
+
+
+def decode_program(f: DecodeForm) -> Any:
+    """The launch: Y = the rows X after all layers; Kn, Vn = their keys and values."""
+    D, dim, NB, Shared = f.hidden, f.dim, f.blocks, T.SymmTensor if f.ranks > 1 else T.Tensor
+    wq, wo, wg = f.widths(f.qkv), f.widths(D), f.widths(2 * f.ffn)
+    sq, so, sd = D // f.chunk, f.heads * dim // f.chunk, f.ffn // f.chunk  # chunks of k; gate and up have those of QKV
+    n_q, n_c = len(wq) * sq, f.steps
+    n_o, n_g, n_d = len(wo) * so, len(wg) * sq, len(wo) * sd
+    tiles, chunks = n_q + n_c + n_o + n_g + n_d, sq + 1 + so + sq + sd  # of a layer
+
+    @T.prim_func
+    def decode_step(X: T.Tensor((f.batch, D), HALF), norms: T.Tensor((f.layers, 2, D), HALF),
+                    Wqkv: T.Tensor((f.layers, f.qkv, D), HALF), Wo: T.Tensor((f.layers, D, f.heads * dim), HALF),
+                    Wgu: T.Tensor((f.layers, 2 * f.ffn, D), HALF), Wd: T.Tensor((f.layers, D, f.ffn), HALF),
+                    Kc: T.Tensor((f.layers, f.batch, f.context, f.kv_heads, dim), HALF),
+                    Vc: T.Tensor((f.layers, f.batch, f.context, f.kv_heads, dim), HALF),
+                    lengths: T.Tensor((f.batch,), "int32"), cos: T.Tensor((f.batch, dim // 2), FULL),
+                    sin: T.Tensor((f.batch, dim // 2), FULL), Y: T.Tensor((f.batch, D), HALF),
+                    Kn: T.Tensor((f.layers, f.batch, f.kv_heads, dim), HALF),
+                    Vn: T.Tensor((f.layers, f.batch, f.kv_heads, dim), HALF), box: Shared(*f.between[0]),
+                    arrived: Shared(*f.between[1]), qkv: T.Tensor(*f.kept[0]), Means: T.Tensor(*f.kept[1]),
+                    Stats: T.Tensor(*f.kept[2]), A: T.Tensor(*f.kept[3]), M: T.Tensor(*f.kept[4]), G: T.Tensor(*f.kept[5]),
+                    squares: T.Tensor(*f.kept[6]), times: T.Tensor(*f.kept[7]),
+                    counts: T.Tensor(*f.kept[8]), calls: T.Tensor(*f.kept[9])):
+        with T.Kernel(NB, threads=384) as b:
+            Ring, Left = T.alloc_shared((f.slots, COLUMNS, f.chunk), HALF), T.alloc_shared((2, ROWS, f.chunk), HALF)
+            scales, score = T.alloc_shared((2, f.batch), FULL), T.alloc_shared((f.group,), FULL)
+            value = T.alloc_shared((dim,), FULL)
+            ring = Ring, T.alloc_barrier([128] * f.slots), T.alloc_barrier([128] * f.slots)
+            left = Left, T.alloc_barrier([128] * 2), T.alloc_barrier([128] * 2)
+            near = T.alloc_barrier(128)  # warp group 2 reads the ring after warp group 1
+            kept, results, rotary, boxes = (score, value), (Means, Stats), (cos, sin), (box, arrived)
+            row, head, split = b // (f.kv_heads * f.splits), b // f.splits % f.kv_heads, b % f.splits
+            T.clear(Left)
+            with T.ws(0):
+                T.dec_max_nreg(24)
+                for l in T.serial(f.layers):
+                    at = l * tiles
+                    _stream(f, Wqkv, l, wq, b * sum(wq), sq, ring, at)
+                    _stream_context(f, Kc, Vc, l, (row, head, split), ring, at + n_q)
+                    _stream(f, Wo, l, wo, b * sum(wo), so, ring, at + n_q + n_c)
+                    _stream(f, Wgu, l, wg, b * sum(wg), sq, ring, at + n_q + n_c + n_o)
+                    _stream(f, Wd, l, wo, b * sum(wo), sd, ring, at + n_q + n_c + n_o + n_g)
+            with T.ws(1):
+                T.inc_max_nreg(240)
+                call = T.alloc_var("int64")
+                call = calls[b]
+                _mark(f, times, b, 0)
+                sums, mixed, gated = ([T.alloc_fragment((ROWS, w), FULL) for w in widths] for widths in (wq, wo, wg))
+                rests = [T.alloc_fragment((ROWS, w), FULL) for w in wo]
+                _ = [_start(f, X, r, b * len(wo) + t) for t, r in enumerate(rests)]
+                _ = [T.clear(x) for x in mixed]
+                _ = [_add(f, x, r, Y, squares, 0, b * len(wo) + t) for t, (x, r) in enumerate(zip(mixed, rests))]
+                _tell(counts, NORMED, 128)
+                for l in T.serial(f.layers):
+                    at, ix, turn = l * tiles, l * chunks, call * f.layers + l + 1
+                    _multiply(f, sums, sq, left, ring, at, ix)
+                    _ = [_store_scaled(f, x, scales, qkv, b * sum(wq) + t * COLUMNS) for t, x in enumerate(sums)]
+                    T.mbarrier_arrive(near)
+                    _tell(counts, PROJECTED, 128)
+                    _mark(f, times, b, 1)
+                    _attend(f, 0, kept, (l, row, head, split), lengths, left, ring, results, at + n_q, ix + sq)
+                    T.mbarrier_arrive(left[2][(ix + sq) % 2])
+                    _tell(counts, ATTENDED, 128)
+                    _mark(f, times, b, 2)
+                    _multiply(f, mixed, so, left, ring, at + n_q + n_c, ix + sq + 1)
+                    _mix(f, mixed, rests, M, squares, 1, b * len(wo), boxes, turn)
+                    _tell(counts, MIXED, 128)
+                    _mark(f, times, b, 3)
+                    _multiply(f, gated, sq, left, ring, at + n_q + n_c + n_o, ix + sq + 1 + so)
+                    _ = [_gate(f, x, scales, G, b * sum(wg) + t * COLUMNS) for t, x in enumerate(gated)]
+                    _tell(counts, GATED, 128)
+                    _mark(f, times, b, 4)
+                    _multiply(f, mixed, sd, left, ring, at + n_q + n_c + n_o + n_g, ix + sq + 1 + so + sq)
+                    _mix(f, mixed, rests, Y, squares, 0, b * len(wo), boxes, turn)
+                    _tell(counts, NORMED, 128)
+                    _mark(f, times, b, 5)
+                if T.get_thread_binding() == 128:
+                    calls[b] = call + 1
+            with T.ws(2):
+                called = T.alloc_var("int64")
+                called = calls[b]
+                for l in T.serial(f.layers):
+                    turn, ix = (called * f.layers + l + 1) * NB, l * chunks
+                    _await(counts, NORMED, (called * (f.layers + 1) + l + 1) * NB)
+                    _left_normed(f, Y, norms, sq, (l, 0, squares, scales), left, ix)
+                    _await(counts, PROJECTED, turn)
+                    T.mbarrier_wait_parity(near, l % 2)
+                    _queries(f, qkv, rotary, (l, row, head, split), (Kn, Vn), kept, left, ix + sq)
+                    _attend(f, 1, kept, (l, row, head, split), lengths, left, ring, results, l * tiles + n_q, ix + sq)
+                    _tell(counts, ATTENDED, 256)
+                    _await(counts, ATTENDED, 2 * turn)
+                    _merge(f, results, A, b)
+                    _tell(counts, MERGED, 256)
+                    _await(counts, MERGED, turn)
+                    _left_plain(f, A, so, left, ix + sq + 1)
+                    _await(counts, MIXED, turn)
+                    _left_normed(f, M, norms, sq, (l, 1, squares, scales), left, ix + sq + 1 + so)
+                    _await(counts, GATED, turn)
+                    _left_plain(f, G, sd, left, ix + sq + 1 + so + sq)
+
+    return decode_step
+
+
+def with_blocks(most: int, **sizes: int) -> DecodeForm:
+    """The form with the most blocks, up to `most`, that have equal work.  Raises decode-shape."""
+    forms = (DecodeForm(**sizes, blocks=n) for n in range(most, 0, -1))
+    form = next((f for f in forms if f.fits), None)
+    if form is None:
+        f = DecodeForm(**sizes, blocks=1)
+        raise error("decode-shape", f"the work of a step does not divide among any number of blocks up to {most}",
+                    expected=f"tiles of 8 columns of QKV, {COLUMNS} of hidden, 16 of gate and up, and {2 * TOKENS} tokens, "
+                    "equally many for each block", found=f"{f.qkv}, {f.hidden} and {2 * f.ffn} columns, {f.context} tokens of "
+                    f"{f.batch} rows with {f.kv_heads} heads")
+    return form
+
+
+def interleave(gate: Any, up: Any, blocks: int = 128) -> Any:
+    """The rows of both matrices (..., ffn, hidden) in turns, as a llama_decode of that many blocks takes them.
+
+    A block has ffn / blocks rows of each, in turns of 16 rows, and one of 8 where these are no multiple of 16.
+
+    Example:
+        gate_up = interleave(model.mlp.gate_proj.weight, model.mlp.up_proj.weight)
+    """
+    own = gate.shape[-2] // blocks
+    parts = [x[..., b * own + k:b * own + min(k + 16, own), :] for b in range(blocks) for k in range(0, own, 16)
+             for x in (gate, up)]
+    return np.concatenate(parts, -2) if is_numpy(gate) else sys.modules["torch"].cat(parts, -2)
+
+
+_KEPT: dict[Any, list[Any]] = {}
+
+
+def llama_decode(x: Any, norms: Any, qkv: Any, o: Any, gate_up: Any, down: Any, keys: Any, values: Any, lengths: Any,
+                 cos: Any, sin: Any, *, blocks: int | None = None, target: Any = None,
+                 execution_backend: str | None = None) -> tuple[Any, Any, Any]:
+    """(rows after all layers, their keys, their values) of one new token for each row of a Llama-like model, in one launch.
+
+    x: (batch, hidden) bfloat16, as all operands that are not named otherwise.  norms: (layers, 2, hidden), the weights of both
+    RMS norms.  qkv: (layers, (heads + 2 kv_heads) dim, hidden), rows of queries, keys, values.  o: (layers, hidden, heads dim).
+    gate_up: (layers, 2 ffn, hidden), of interleave.  down: (layers, hidden, ffn).  keys, values: (layers, batch, context,
+    kv_heads, dim): caches of finite numbers, of which row r has lengths[r] (int32) tokens; the new ones come back as (layers,
+    batch, kv_heads, dim).  cos, sin: (batch, dim / 2) float32, of the new positions.  Residuals and sums of products are
+    float32.  blocks: of the launch, at most as many as there are SMs (the default); all have equal work.  Calls on one device
+    follow one another on one stream.  For sm_90a.  Raises decode-shape, decode-target.
+
+    Example:
+        y, k, v = llama_decode(x, norms, qkv, o, gate_up, down, keys, values, lengths, cos, sin)
+    """
+    at = Place.of(x, target, execution_backend)
+    if not at.target.has_wgmma or type_name(x) != HALF:
+        raise error("decode-target", f"llama_decode of {type_name(x)} on {at.target}", found=f"{type_name(x)} on {at.target}")
+    return decode(at, blocks or at.sms or 132, zeros, (x, norms, qkv, o, gate_up, down, keys, values, lengths, cos, sin))
+
+
+def decode(at: Place, blocks: int, shared: Any, given: tuple[Any, ...], ranks: int = 1) -> tuple[Any, Any, Any]:
+    """The results of a launch.  shared: a function (like, shape, dtype) that allocates what the ranks exchange."""
+    x, o, down, keys = given[0], given[3], given[5], given[6]
+    layers, batch, context, kv_heads, dim = keys.shape
+    f = with_blocks(blocks, batch=batch, hidden=x.shape[1], heads=o.shape[2] // dim, kv_heads=kv_heads, dim=dim,
+                    ffn=down.shape[2], context=context, layers=layers, ranks=ranks)
+    out = [empty(x, shape, HALF) for shape in (tuple(x.shape), *[(layers, batch, kv_heads, dim)] * 2)]
+    kept = _KEPT.setdefault((f, at, place(x)), [])
+    if not kept:
+        kept += [shared(x, *one) for one in f.between] + [zeros(x, *one) for one in f.kept]
+    at.kernel(decode_program, f)(*given, *out, *kept)
+    return out[0], out[1], out[2]
