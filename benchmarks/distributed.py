@@ -1,6 +1,6 @@
 """Measures tilelang.distributed beside NCCL and torch's symmetric memory, on the GPUs of one host, in one run.
 
-    python benchmarks/distributed.py [--ranks 2] [--out FILE] [--seconds 90]
+    python benchmarks/distributed.py [--ranks 2] [--parts products,copies] [--out FILE] [--seconds 90]
 
 Results are compared first: collectives with a sum in float64, copies bit by bit.  Times are medians, in microseconds.
 """
@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 import traceback
+from functools import partial
 
 import torch
 import torch.distributed as torch_dist
@@ -22,11 +23,12 @@ import torch.distributed as torch_dist
 import tilelang
 import tilelang.distributed as dist
 import tilelang.language as T
+from bulk_movers import FORMS, bulk_mover
 from tilelang.distributed import collectives
 from tilelang.library import matmul
 
 KIB, MIB = 1 << 10, 1 << 20
-SHAPES = ((128, 4), (256, 4), (256, 8), (512, 4), (64, 8))  # blocks, vectors of a thread
+SHAPES = ((128, 4), (256, 4), (512, 4))  # blocks, vectors of a thread
 SIZES = (64 * KIB, MIB, 16 * MIB, 256 * MIB)
 
 
@@ -133,6 +135,49 @@ class Bench:
         return float(mine.item())
 
 
+    def graph(self, call):
+        """The replay of a call as a CUDA graph, where it can be captured; else the call."""
+        call()
+        dist.barrier()
+        g = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(g, capture_error_mode="thread_local"):
+                call()
+        except Exception as e:
+            print(f"no graph: {e}"[:200], flush=True)
+            torch.cuda.synchronize()
+            return call
+        g.replay()
+        dist.barrier()
+        return g.replay
+
+    def compare(self, row: dict, calls: dict, inner: int = 4, repeats: int = 9) -> None:
+        """Say the median microseconds of each call, measured in turns, so that they meet the same clocks."""
+        def again(call):
+            for _ in range(inner):
+                call()
+
+        runs = {name: self.graph(partial(again, call)) if name != "fused" else partial(again, call)
+                for name, call in calls.items() if call}
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for turn in range(repeats + 1):
+            for name, run in runs.items():
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                torch_dist.barrier()
+                start.record()
+                run()
+                end.record()
+                end.synchronize()
+                if turn:
+                    times[name].append(start.elapsed_time(end) * 1e3 / inner)
+        mine = torch.tensor([statistics.median(t) for t in times.values()], device="cuda")
+        torch_dist.all_reduce(mine, torch_dist.ReduceOp.MAX)
+        self.say(row | {f"{name} us": us for name, us in zip(times, mine.tolist())})
+
+def in_tiles(kernel, chunk: int, mine, theirs) -> None:
+    kernel(mine.view(-1, chunk), theirs.view(-1, chunk))
+
+
 def copies(b: Bench) -> None:
     """Put and get by threads beside the copy engine, both directions at once."""
     peer = (dist.rank() + 1) % dist.num_ranks()
@@ -140,10 +185,13 @@ def copies(b: Bench) -> None:
         n = nbytes // 4
         there = dist.create_tensor((n,), torch.int32)
         remote = dist.on_rank(there, peer)
-        mine, what = torch.empty(n, dtype=torch.int32, device="cuda"), {"row": "copy", "MiB": nbytes // MIB}
+        mine, what = dist.create_tensor((n,), torch.int32), {"row": "copy", "MiB": nbytes // MIB}
         for name, put in (("put", True), ("get", False)):
             kernels = {f"{g} x {k}": tilelang.compile(mover(n, put, g, k), target="cuda") for g, k in SHAPES}
-            kernel = kernels["128 x 4"]
+            for form in FORMS:
+                bulk = tilelang.compile(bulk_mover(n, put, *form), target="cuda")
+                kernels[f"bulk {form}"] = partial(in_tiles, bulk, form[1])
+            kernel = kernels[f"bulk {FORMS[0]}"]
             torch.arange(n, out=mine if put else there)
             mine.add_(0 if not put else dist.rank())
             there.add_(dist.rank() if not put else 0)
@@ -154,6 +202,8 @@ def copies(b: Bench) -> None:
             assert dist.num_ranks() != 2 or torch.equal(got, torch.arange(n, dtype=torch.int32, device="cuda") + peer), name
             inner = max(2, 64 * MIB // nbytes * 4)
             times = {text: b.time(inner, k, mine, there) for text, k in kernels.items()}
+            if nbytes > 16 * MIB:
+                what |= {f"{name} all GB/s": {text: round(nbytes / us / 1e3, 1) for text, us in times.items()}}
             text, ours = min(times.items(), key=lambda x: x[1])
             to, source = (remote, mine) if put else (mine, remote)
             engine = b.time(inner, to.copy_, source, graph=False)
@@ -252,16 +302,25 @@ def multiply_then_scatter(x, w, out, mine) -> None:
     torch_dist.reduce_scatter_tensor(mine, out)
 
 
-def fused(b: Bench, fn, *args):
-    """The time of an operation of torch; why there is none in this version."""
+def multiply_then_reduce(x, w, out) -> None:
+    torch.mm(x, w, out=out)
+    torch_dist.all_reduce(out)
+
+
+def works(fn, *args):
+    """The call of an operation of torch; None where this version has none."""
     try:
-        return b.time(5, fn, *args, graph=False)
+        fn(*args)
+        torch.cuda.synchronize()
+        return partial(fn, *args)
     except Exception as e:
-        return f"{type(e).__name__}: {e}"[:80]
+        print(f"{type(e).__name__}: {e}"[:80], flush=True)
+        return None
 
 
 def products(b: Bench) -> None:
-    """All-gather and matrix product, matrix product and reduce-scatter, beside both in turn and torch's fused ones."""
+    """All-gather and matrix product, matrix product and reduce-scatter or all-reduce, beside both in turn and torch's fused
+    ones, and beside the product and the communication alone."""
     ranks, symm = dist.num_ranks(), torch.ops.symm_mem
     name, half = b.group.group_name, {"dtype": torch.bfloat16, "device": "cuda"}
     for m, n, k in ((8192, 14336, 8192), (8192, 8192, 14336), (2048, 8192, 8192)):
@@ -274,24 +333,89 @@ def products(b: Bench) -> None:
         dist.barrier()
         worst = float((got.float() - out.float()).abs().max())
         assert worst < 0.1, worst
-        b.say({"row": "gather, product", "shape": f"{m} x {n} x {k}", "error": worst,
-               "ours us": b.time(5, dist.all_gather_matmul, a, w, got, graph=False),
-               "in turn us": b.time(5, gather_then_multiply, a, w, whole, out, graph=False),
-               "our product us": b.time(5, matmul, whole, w, graph=False),
-               "gather us": b.time(5, torch_dist.all_gather_into_tensor, whole, a, graph=False),
-               "fused us": fused(b, symm.fused_all_gather_matmul, a, [w], 0, name)})
-        mine, got = torch.empty(m // ranks, n, **half), torch.empty(m // ranks, n, **half)
+        shape, fused = f"{m} x {n} x {k}", works(symm.fused_all_gather_matmul, a, [w], 0, name)
+        whole_product = partial(matmul, whole, w, out=out)
+        b.compare({"row": "gather, product", "shape": shape, "error": worst}, {
+            "ours": partial(dist.all_gather_matmul, a, w, got), "our product": whole_product,
+            "in turn": partial(gather_then_multiply, a, w, whole, out), "fused": fused,
+            "gather": partial(torch_dist.all_gather_into_tensor, whole, a),
+            "our product of one block": partial(matmul, a, w, out=got[:m // ranks])})
+        mine, part = torch.empty(m // ranks, n, **half), torch.empty(m // ranks, n, **half)
         multiply_then_scatter(whole, w, out, mine)
-        dist.matmul_reduce_scatter(whole, w, got)
+        dist.matmul_reduce_scatter(whole, w, part)
         dist.barrier()
-        worst = float((got.float() - mine.float()).abs().max())
+        worst = float((part.float() - mine.float()).abs().max())
         assert worst < 0.2, worst
-        b.say({"row": "product, scatter", "shape": f"{m} x {n} x {k}", "error": worst,
-               "ours us": b.time(5, dist.matmul_reduce_scatter, whole, w, got, graph=False),
-               "in turn us": b.time(5, multiply_then_scatter, whole, w, out, mine, graph=False),
-               "fused us": fused(b, symm.fused_matmul_reduce_scatter, whole, w, "sum", 0, name)})
+        fused = works(symm.fused_matmul_reduce_scatter, whole, w, "sum", 0, name)
+        b.compare({"row": "product, scatter", "shape": shape, "error": worst}, {
+            "ours": partial(dist.matmul_reduce_scatter, whole, w, part), "our product": whole_product,
+            "in turn": partial(multiply_then_scatter, whole, w, out, mine), "fused": fused,
+            "scatter": partial(torch_dist.reduce_scatter_tensor, mine, out)})
+        if m * n <= 1 << 25:
+            every = dist.create_tensor((m, n), torch.bfloat16)
+            dist.matmul_all_reduce(whole, w, every)
+            multiply_then_reduce(whole, w, out)
+            dist.barrier()
+            worst = float((every.float() - out.float()).abs().max())
+            assert worst < 0.2, worst
+            b.compare({"row": "product, all-reduce", "shape": shape, "error": worst}, {
+                "ours": partial(dist.matmul_all_reduce, whole, w, every), "our product": whole_product,
+                "in turn": partial(multiply_then_reduce, whole, w, out)})
         if not b.left():
             return
+
+
+def decodes(b: Bench) -> None:
+    """A decode step of a Llama-8B-sized block on all ranks, beside one GPU."""
+    import decode
+    from tilelang.library import llama_decode
+
+    ranks = dist.num_ranks()
+    for batch in (1, 8):
+        whole = [decode.make(1, batch, seed) for seed in range(2)]
+        parts = [decode.share(args, ranks, dist.rank()) for args in whole]
+        want = decode.exact(whole[0])
+        y, _, _ = dist.llama_decode(*parts[0])
+        dist.barrier()
+        worst = float((y.double() - want).abs().max() / want.abs().max())
+        assert worst < 2 ** -6, worst
+        calls = [0]
+
+        def turn(fn, sets, calls=calls):
+            calls[0] += 1
+            fn(*sets[calls[0] % 2])
+
+        one, all_ = (b.time(10, turn, fn, sets) for fn, sets in ((llama_decode, whole), (dist.llama_decode, parts)))
+        b.say({"row": "decode step", "batch": batch, "error": worst, "one GPU us": one, "all ranks us": all_,
+               "ratio": all_ / one})
+
+
+def endurance(b: Bench) -> None:
+    """A million rounds of signals in one kernel, and a hundred thousand collective calls: none hangs, no memory grows."""
+    rounds, flag = 1_000_000, dist.create_tensor((2,), torch.int64)
+    play = tilelang.compile(round_trips(rounds), target="cuda")
+    dist.barrier()
+    start = time.time()
+    play(flag, 0)
+    dist.barrier()
+    assert int(flag[0]) == rounds
+    row = {"row": "endurance", "signal rounds": rounds, "s": time.time() - start}
+    x = dist.create_tensor((32 * KIB,), torch.bfloat16)
+    y = dist.create_tensor((dist.num_ranks(), 32 * KIB), torch.bfloat16)
+    for call in (lambda: dist.all_reduce(x), lambda: dist.all_gather(x, y), lambda: dist.reduce_scatter(y, x)):
+        call()
+    dist.barrier()
+    used, start = torch.cuda.mem_get_info()[0], time.time()
+    for n in range(100_000):
+        (dist.all_reduce(x) if n % 4 else dist.all_gather(x, y) if n % 8 else dist.reduce_scatter(y, x))
+    dist.barrier()
+    x.fill_(dist.rank() + 1)
+    dist.barrier()
+    dist.all_reduce(x)
+    dist.barrier()
+    assert (x == sum(range(1, dist.num_ranks() + 1))).all()
+    b.say(row | {"collective calls": 100_000, "calls s": time.time() - start,
+                 "bytes grown": used - torch.cuda.mem_get_info()[0]})
 
 
 def run(rank: int, ranks: int, port: int, args: argparse.Namespace) -> None:
@@ -299,7 +423,8 @@ def run(rank: int, ranks: int, port: int, args: argparse.Namespace) -> None:
                       MASTER_PORT=str(port))
     dist.init_dist(heap_bytes=3 << 30, timeout=25.0)
     b = Bench(args.out, args.seconds)
-    for part in (all_reduces, signals, copies, products, gathers):
+    parts = {f.__name__: f for f in (all_reduces, signals, copies, products, gathers, decodes, endurance)}
+    for part in (parts[name] for name in args.parts.split(",") if name) if args.parts else parts.values():
         if b.left():
             try:
                 part(b)
@@ -312,6 +437,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--out", default="")
+    parser.add_argument("--parts", default="", help="all_reduces,signals,copies,products,gathers,decodes,endurance")
     parser.add_argument("--seconds", type=float, default=90)
     args = parser.parse_args()
     if torch.cuda.device_count() < args.ranks:

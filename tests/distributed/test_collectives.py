@@ -6,6 +6,8 @@ import pytest
 import tilelang.language as T
 from tilelang.distributed import collectives as c, overlap
 from tilelang.errors import TileLangError
+from tilelang.library.gemm.kernels import Form
+from tilelang.library.gemm.tile import Tile
 from tilelang.simulator import run_device, run_device_ranks, run_tile, run_tile_ranks
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
@@ -103,11 +105,30 @@ def test_a_row_of_a_barrier_has_room_for_every_rank():
             run()
 
 
-def test_products_of_the_ranks_are_added():
-    (x,) = numbers(1, 3, 300)
-    program, given = overlap.row_sum(300, "float16", 3, THREADS), [x, np.zeros(300, np.float16)]
+def test_a_gemm_adds_what_the_ranks_have_sent():
+    f = Form(64, 64, 96, ("float16", "float16", "float16", "float32"), Tile(64, 64, 32, 2, 128))
+    (a,), (b,), (sent,) = numbers(1, 64, 96), numbers(1, 96, 64), numbers(1, 3, 64, 64)
+    program, given = overlap.gemm_added(f, 3), [a, b, sent, np.zeros((64, 64), np.float16)]
+    want = (a.astype(float) @ b + sent.sum(0)).astype(np.float16)
     lowered = lower(program.func, Target({"kind": "cuda", "arch": "sm_90a"}))
-    assert (run_tile(program, given)["y"] == x.sum(0)).all() and (run_device(lowered, given).outputs["y"] == x.sum(0)).all()
+    assert (run_tile(program, given)["C"] == want).all() and (run_device(lowered, given).outputs["C"] == want).all()
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_rows_are_awaited(ranks):
+    """Numbers of an earlier meeting are not enough."""
+    pads = [np.zeros((1, 2 * ranks), np.int64) for _ in range(ranks)]
+    for pad in pads:
+        pad[0, ranks] = 5
+    program = lower(overlap.arrival(ranks, 2, 1).func, Target({"kind": "cuda", "arch": "sm_90a"}))
+    run_device_ranks(program, [[pad, np.full((2, ranks - 1), 5)] for pad in pads], seed=1)
+    with pytest.raises(TileLangError, match="wait"):
+        run_device_ranks(program, [[pad, np.full((2, ranks - 1), 4)] for pad in pads], seed=1)
+
+
+def test_parts_of_rows_take_no_more_waves():
+    assert overlap.parts_of(4096, 14336, 132) == overlap.parts_of(4096, 8192, 132) == overlap.parts_of(1024, 8192, 132) == 2
+    assert overlap.parts_of(1024, 4096, 132) == overlap.parts_of(128, 8192, 132) == 1
 
 
 @pytest.mark.parametrize("n", [1, 4096, 1 << 19, 1 << 20, 1 << 27, (1 << 27) + 8])

@@ -10,16 +10,20 @@ Example:
 
 from __future__ import annotations
 
-from .collectives import all_gather, all_reduce, reduce_scatter
+from .attention import gathered_attention, ulysses_attention
+from .collectives import all_gather, all_reduce, all_to_all, all_to_all_rows, reduce_scatter, send_rows
+from .experts import combine, dispatch, moe
 from .host import barrier, create_tensor, destroy_dist, init_dist, num_ranks, on_rank, rank, synchronize
-from .overlap import all_gather_matmul, matmul_reduce_scatter
+from .llama import llama_block, llama_decode
+from .overlap import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from .streams import (LocalRanks, create_mapped_tensor, get_local_ipc_handle, init_local, perf_fn, set_signal,
                       wait_eq)
 
 init_distributed = init_dist
 create_dist_tensor = create_tensor
 
-__all__ = ["all_gather", "all_gather_matmul", "all_reduce", "barrier", "create_dist_tensor", "create_mapped_tensor",
-           "create_tensor", "destroy_dist", "get_local_ipc_handle", "init_dist", "init_distributed", "init_local",
-           "LocalRanks", "matmul_reduce_scatter", "num_ranks", "on_rank", "perf_fn", "rank", "reduce_scatter",
-           "set_signal", "synchronize", "wait_eq"]
+__all__ = ["all_gather", "all_gather_matmul", "all_reduce", "all_to_all", "all_to_all_rows", "barrier", "combine",
+           "create_dist_tensor", "create_mapped_tensor", "create_tensor", "destroy_dist", "dispatch", "gathered_attention",
+           "get_local_ipc_handle", "init_dist", "init_distributed", "init_local", "llama_block", "llama_decode", "LocalRanks",
+           "matmul_all_reduce", "matmul_reduce_scatter", "moe", "num_ranks", "on_rank", "perf_fn", "rank", "reduce_scatter",
+           "send_rows", "set_signal", "synchronize", "ulysses_attention", "wait_eq"]

@@ -121,6 +121,44 @@ def reduce_scatter_program(n: int, dtype: str, ranks: int, blocks: int, tile: in
     return scatter
 
 
+def all_to_all_program(n: int, dtype: str, ranks: int, blocks: int, tile: int, threads: int = THREADS) -> Any:
+    """y[s, i] of rank r = x[r, i] of rank s: each rank stores a part on each of them."""
+
+    @T.prim_func
+    def exchange(x: T.Tensor((ranks, n), dtype), y: T.SymmTensor((ranks, n), dtype),
+                 pad: T.SymmTensor((MOST_BLOCKS, 2 * ranks), "int64")):
+        with T.Kernel(blocks, threads=threads) as b:
+            parts = [T.alloc_fragment((tile,), dtype) for _ in range(ranks)]
+            T.barrier_all(pad[b, 0:2 * ranks])
+            me = T.get_rank() % ranks  # a range that the compiler knows
+            for k in T.serial(T.ceildiv(n, blocks * tile)):
+                _ = [T.copy(x[r, (k * blocks + b) * tile:(k * blocks + b + 1) * tile], part) for r, part in enumerate(parts)]
+                _ = [T.copy(part, T.remote(y, r)[me, (k * blocks + b) * tile:(k * blocks + b + 1) * tile])
+                     for r, part in enumerate(parts)]
+            T.barrier_all(pad[b, 0:2 * ranks])
+
+    return exchange
+
+
+def send_rows_program(rows: int, room: int, width: int, dtype: str, ranks: int, blocks: int, threads: int = THREADS) -> Any:
+    """Row at[i, 1] of y on rank at[i, 0] = x[i], for every i; a negative rank: that row goes nowhere."""
+
+    @T.prim_func
+    def send(x: T.Tensor((rows, width), dtype), at: T.Tensor((rows, 2), "int32"), y: T.SymmTensor((room, width), dtype),
+             pad: T.SymmTensor((MOST_BLOCKS, 2 * ranks), "int64")):
+        with T.Kernel(blocks, threads=threads) as b:
+            row = T.alloc_fragment((width,), dtype)
+            T.barrier_all(pad[b, 0:2 * ranks])
+            for k in T.serial(T.ceildiv(rows - b, blocks)):
+                i = k * blocks + b
+                if at[i, 0] >= 0:
+                    T.copy(x[i, :], row)
+                    T.copy(row, T.remote(y, at[i, 0])[at[i, 1], :])
+            T.barrier_all(pad[b, 0:2 * ranks])
+
+    return send
+
+
 def plan(n: int, item: int, held: int) -> tuple[int, int]:
     """(blocks, elements of a tile) for n elements of `item` bytes of which a thread holds up to `held` vectors at once."""
     vectors = -(-n * item // VECTOR)
@@ -194,3 +232,80 @@ def reduce_scatter(x: Any, out: Any) -> Any:
     flat = symmetric_view(x, "the argument of reduce_scatter").view(current().ranks, -1)
     _kernel(reduce_scatter_program, out.numel(), x.dtype, 1)(flat, out.view(-1))
     return out
+
+
+def all_to_all(x: Any, out: Any) -> Any:
+    """out[s] = the x[this rank] of rank s, for every rank s, on the current stream; returns out.
+
+    x: a contiguous tensor of shape (ranks, ...).  out: a symmetric tensor of the same shape.  Raises not-symmetric,
+    ranks-disagree.
+
+    Example:
+        dist.all_to_all(x, dist.create_tensor(x.shape, x.dtype))
+    """
+    ranks = current().ranks
+    flat = symmetric_view(out, "the result of all_to_all").view(ranks, -1)
+    _kernel(all_to_all_program, flat.shape[1], x.dtype, 1)(x.contiguous().view(ranks, -1), flat)
+    return out
+
+
+@cache
+def _sender(rows: int, room: int, width: int, dtype: Any) -> Any:
+    ranks, name = current().ranks, str(dtype).removeprefix("torch.")
+    kernel = tilelang.compile(send_rows_program(rows, room, width, name, ranks, min(MOST_BLOCKS, rows)), target="cuda")
+    same_program(kernel, f"{rows} rows of {width} {name}, room for {room}")
+    return lambda *tensors: kernel(*tensors, _pad())
+
+
+def send_rows(x: Any, at: Any, out: Any) -> Any:
+    """Row at[i, 1] of out on rank at[i, 0] = x[i], for every row i of every rank, on the current stream; returns out.
+
+    x: contiguous, (rows, width).  at: (rows, 2) int32 on the device; a row with a negative rank goes nowhere, and no two rows
+    go to one place.  out: a symmetric tensor (room, width) of x's type; its other rows keep their values.  rows and room are
+    the same on every rank.  Raises not-symmetric, ranks-disagree.
+
+    Example:
+        dist.send_rows(x, torch.stack([(dist.rank() + 1 + 0 * i) % dist.num_ranks(), i], 1), out)   # i = torch.arange(rows)
+    """
+    symmetric_view(out, "the result of send_rows")
+    _sender(x.shape[0], out.shape[0], x.shape[1], x.dtype)(x, at, out)
+    return out
+
+
+def ragged_places(counts: Any, rank: int, rows: int) -> Any:
+    """(rank, row) of the ranks' outputs for each of `rows` rows of this rank, which are sorted by where they go.
+
+    counts: (ranks, ranks) integers on the device, counts[s, r] rows go from rank s to rank r.  On rank r, the rows of rank 0
+    come first.  Rows that go nowhere have rank -1.
+    """
+    import torch
+
+    ends = counts[rank].cumsum(0)
+    i = torch.arange(rows, device=counts.device)
+    to = torch.searchsorted(ends, i, right=True)
+    inside = to.clamp(max=counts.shape[0] - 1)
+    first = (counts.cumsum(0) - counts)[rank] - (ends - counts[rank])  # what is added to a row's number
+    return torch.stack([torch.where(to < counts.shape[0], to, -1), i + first[inside]], 1).to(torch.int32)
+
+
+def all_to_all_rows(x: Any, counts: Any, out: Any) -> Any:
+    """Ragged all-to-all: out = the rows that all ranks have for this one, those of rank 0 first; returns all counts.
+
+    x: contiguous, (rows, width), rows for rank 0 first.  counts: (ranks,) int64 on the device, how many go to each rank.  out:
+    a symmetric tensor (room, width), with room for all that come.  The result: (ranks, ranks) counts, from rank by to rank.
+    rows and room are the same on every rank.  Raises not-symmetric, ranks-disagree.
+
+    Example:
+        counts = dist.all_to_all_rows(x, counts, out)
+        mine = counts[:, dist.rank()].sum()
+    """
+    table = all_gather(counts, _table(counts.numel())).clone()
+    send_rows(x, ragged_places(table, current().rank, x.shape[0]), out)
+    return table
+
+
+@cache
+def _table(n: int) -> Any:
+    import torch
+
+    return create_tensor((current().ranks, n), torch.int64, f"a table of {n} counts by rank")
