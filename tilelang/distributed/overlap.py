@@ -7,7 +7,6 @@ engines on a stream of its own.
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from math import ceil
 from typing import Any
@@ -18,10 +17,10 @@ from tilelang.library.gemm.kernels import Form, main_loop
 from tilelang.library.gemm.matmul import matmul, matmul_problem
 from tilelang.library.gemm.plan import plan_matmul
 from tilelang.library.place import Place
-from tilelang.runtime.cuda_driver import driver
 
 from .gemms import RankGemm, gathered_gemm, scattered_gemm
 from .host import create_tensor, current, on_rank, same_program, symmetric_view
+from .streams import set_signal, wait_eq
 
 
 def meeting(ranks: int) -> Any:
@@ -161,11 +160,6 @@ def _begin(counts: int) -> tuple[Any, Any]:
     return numbers, lambda: kernel(_pad(), numbers)
 
 
-def _tell_stream(what: str, stream: Any, number: Any, value: int) -> None:
-    """The stream writes a count (what = "Write"), or waits until it is at least `value` ("Wait"); no SM is needed."""
-    driver().call(f"cuStream{what}Value64_v2", *(ctypes.c_uint64(x) for x in (stream.cuda_stream, number.data_ptr(), value)), 0)
-
-
 def _one_launch(a: Any, b: Any, out: Any, m: int, parts: int) -> RankGemm | None:
     """The form of a GEMM over ranks in one launch, where shapes and device allow one."""
     me, at = current(), Place.of(a, None)
@@ -212,7 +206,7 @@ def _gathered(f: RankGemm, a: Any, b: Any, out: Any) -> None:
         for k in range(1, f.ranks):
             peer = (me.rank + k) % f.ranks
             rows[peer * f.m:(peer + 1) * f.m].copy_(on_rank(a, peer))
-            _tell_stream("Write", side, flags[peer], 1)
+            set_signal(flags[peer:peer + 1], 1, side)
     memory = me.heap[first:last].view(a.dtype).view(-1, f.k)
     _kernel(gathered_gemm, f)(memory, b, out, flags, (own - first) // row, (there - first) // row)
     main.wait_stream(side)
@@ -234,9 +228,9 @@ def _scattered(f: RankGemm, a: Any, b: Any, out: Any) -> None:
         for part in range(f.parts):
             for j in range(others):
                 rows = slice(part * high, (part + 1) * high)
-                _tell_stream("Wait", side, done[part, j], f.per_part)
+                wait_eq(done[part, j:j + 1], f.per_part, side, "ge")
                 inbox[j, rows].copy_(on_rank(sums, (me.rank - j - 1) % f.ranks)[j, rows])
-                _tell_stream("Write", side, flags[part, j], 1)
+                set_signal(flags[part, j:j + 1], 1, side)
     _kernel(scattered_gemm, f)(a, b, out, sums, inbox, done, flags)
     main.wait_stream(side)
 
