@@ -127,8 +127,8 @@ def test_rows_are_awaited(ranks):
 
 
 def test_parts_of_rows_take_no_more_waves():
-    assert overlap.parts_of(4096, 14336, 132) == overlap.parts_of(4096, 8192, 132) == overlap.parts_of(1024, 8192, 132) == 2
-    assert overlap.parts_of(1024, 4096, 132) == overlap.parts_of(128, 8192, 132) == 1
+    assert overlap.chunks_of(4096, 14336, 132) == overlap.chunks_of(4096, 8192, 132) == overlap.chunks_of(1024, 8192, 132) == 2
+    assert overlap.chunks_of(1024, 4096, 132) == overlap.chunks_of(128, 8192, 132) == 1
 
 
 @pytest.mark.parametrize("n", [1, 4096, 1 << 19, 1 << 20, 1 << 27, (1 << 27) + 8])

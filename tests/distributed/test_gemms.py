@@ -56,8 +56,8 @@ def test_sums_for_all_ranks(ranks):
               np.ones((2, ranks - 1), np.int64)] for r in range(ranks)]
     for out in both(scattered_gemm(f), given):
         for r, o in enumerate(out):
-            assert (o["C"] == part[:, r].sum(0)).all() and (o["done"] == f.per_part).all()
-            assert all((o["sums"][j] == part[r][(r + j + 1) % ranks]).all() for j in others)
+            assert (o["C"] == part[:, r].sum(0)).all() and (o["done"] == f.per_chunk).all()
+            assert all((o["partials"][j] == part[r][(r + j + 1) % ranks]).all() for j in others)
 
 
 def test_ranks_begin_with_counts_of_zero():

@@ -13,21 +13,21 @@ from .host import create_tensor, current, on_rank, symmetric_view
 from .overlap import _meeting, _space, _stream
 
 
-def merged(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """One attention over the keys of all parts.  parts: (result (b, s, h, d), logarithm of the sum (b, h, s)) of each."""
+def merged(chunks: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """One attention over the keys of all chunks.  chunks: (result (b, s, h, d), logarithm of the sum (b, h, s)) of each."""
     import torch
 
-    total = torch.logsumexp(torch.stack([lse for _, lse in parts]), 0)
-    out = sum(o.float() * (lse - total).exp().transpose(1, 2)[..., None] for o, lse in parts)
+    total = torch.logsumexp(torch.stack([lse for _, lse in chunks]), 0)
+    out = sum(o.float() * (lse - total).exp().transpose(1, 2)[..., None] for o, lse in chunks)
     return out, total
 
 
 def gathered_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None) -> Any:
     """softmax(scale * q k^T) v of this rank's queries over the keys of all ranks, in the order of the ranks.
 
-    q: (b, s, heads, d).  k, v: contiguous symmetric tensors (b, s, kv_heads, d), of this rank's part of the sequence.  Keys and
-    values of other ranks are read by copy engines, in the order of a ring, under the attention over those that are there; with
-    causal, a rank reads those of lower ranks only.  Raises not-symmetric, ranks-disagree, and what flash_attention raises.
+    q: (b, s, heads, d).  k, v: contiguous symmetric tensors (b, s, kv_heads, d), of this rank's rows of the sequence.  Keys
+    and values of other ranks are read by copy engines, in the order of a ring, under the attention over those that are there;
+    with causal, a rank reads those of lower ranks only.  Raises not-symmetric, ranks-disagree, and what flash_attention raises.
 
     Example:
         out = dist.gathered_attention(q, k, v, causal=True)
@@ -47,13 +47,13 @@ def gathered_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: f
             for to, x in zip(rows, (k, v)):
                 to[r].copy_(on_rank(x, r))
             came.append((r, side.record_event()))
-    parts = [flash_attention(q, k, v, causal=causal, scale=scale, return_lse=True)]
+    chunks = [flash_attention(q, k, v, causal=causal, scale=scale, return_lse=True)]
     for r, event in came:
         main.wait_event(event)
-        parts.append(flash_attention(q, rows[0][r], rows[1][r], scale=scale, return_lse=True))
+        chunks.append(flash_attention(q, rows[0][r], rows[1][r], scale=scale, return_lse=True))
     main.wait_stream(side)
     meet()
-    return merged(parts)[0].to(q.dtype)
+    return merged(chunks)[0].to(q.dtype)
 
 
 @cache
@@ -64,16 +64,16 @@ def _heads(shape: tuple[int, ...], dtype: Any, what: str) -> Any:
 def heads_for_rows(x: Any, what: str) -> Any:
     """(b, ranks * s, h / ranks, d): all rows of some heads, for the rows x (b, s, h, d) of all heads."""
     ranks, (b, s, h, d) = current().ranks, x.shape
-    parts = x.view(b, s, ranks, h // ranks, d).permute(2, 0, 1, 3, 4)
-    got = all_to_all(parts, _heads((ranks, b, s, h // ranks, d), x.dtype, what))
+    chunks = x.view(b, s, ranks, h // ranks, d).permute(2, 0, 1, 3, 4)
+    got = all_to_all(chunks, _heads((ranks, b, s, h // ranks, d), x.dtype, what))
     return got.transpose(0, 1).reshape(b, ranks * s, h // ranks, d)
 
 
 def rows_for_heads(x: Any, what: str) -> Any:
     """The inverse of heads_for_rows."""
     ranks, (b, rows, h, d) = current().ranks, x.shape
-    parts = x.view(b, ranks, rows // ranks, h, d).transpose(0, 1)
-    got = all_to_all(parts, _heads((ranks, b, rows // ranks, h, d), x.dtype, what))
+    chunks = x.view(b, ranks, rows // ranks, h, d).transpose(0, 1)
+    got = all_to_all(chunks, _heads((ranks, b, rows // ranks, h, d), x.dtype, what))
     return got.permute(1, 2, 0, 3, 4).reshape(b, rows // ranks, ranks * h, d)
 
 

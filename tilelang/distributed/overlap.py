@@ -47,15 +47,15 @@ def beginning(ranks: int, counts: int) -> Any:
     return begin
 
 
-def arrival(ranks: int, parts: int, part: int) -> Any:
-    """Wait until all other ranks have sent the number of the meeting with a part of their rows."""
+def arrival(ranks: int, chunks: int, chunk: int) -> Any:
+    """Wait until all other ranks have sent the number of the meeting with a chunk of their rows."""
 
     @T.prim_func
-    def arrive(pad: T.SymmTensor((1, 2 * ranks), "int64"), arrived: T.SymmTensor((parts, ranks - 1), "int64")):
+    def arrive(pad: T.SymmTensor((1, 2 * ranks), "int64"), arrived: T.SymmTensor((chunks, ranks - 1), "int64")):
         with T.Kernel(1, threads=32):
             tx = T.get_thread_binding()
             if tx < ranks - 1:
-                T.wait_ge(arrived[part, tx], pad[0, ranks])
+                T.wait_ge(arrived[chunk, tx], pad[0, ranks])
 
     return arrive
 
@@ -105,13 +105,13 @@ def _space(shape: tuple[int, ...], dtype: Any, symmetric: bool) -> Any:
 
 
 @cache
-def _arrivals(parts: int) -> tuple[Any, list[Any]]:
-    """(The symmetric numbers that come with each part of rows, the functions that wait for them.)"""
+def _arrivals(chunks: int) -> tuple[Any, list[Any]]:
+    """(The symmetric numbers that come with each chunk of rows, the functions that wait for them.)"""
     import torch
 
     ranks = current().ranks
-    numbers = create_tensor((parts, ranks - 1), torch.int64, "the numbers that come with rows")
-    kernels = [tilelang.compile(arrival(ranks, parts, k), target="cuda") for k in range(parts)]
+    numbers = create_tensor((chunks, ranks - 1), torch.int64, "the numbers that come with rows")
+    kernels = [tilelang.compile(arrival(ranks, chunks, k), target="cuda") for k in range(chunks)]
     return numbers, [lambda kernel=kernel: kernel(_pad(), numbers) for kernel in kernels]
 
 
@@ -120,8 +120,8 @@ def waves(rows: int, columns: int, sms: int) -> int:
     return ceil(ceil(rows / 128) * ceil(columns / 256) / sms)
 
 
-def parts_of(rows: int, columns: int, sms: int) -> int:
-    """Into how many parts of rows each rank's block is divided: the more, the earlier the first one can be added.
+def chunks_of(rows: int, columns: int, sms: int) -> int:
+    """Into how many chunks of rows each rank's block is divided: the more, the earlier the first one can be added.
 
     Parts of a whole number of tiles, which together need no more waves than the block.
     """
@@ -160,10 +160,10 @@ def _begin(counts: int) -> tuple[Any, Any]:
     return numbers, lambda: kernel(_pad(), numbers)
 
 
-def _one_launch(a: Any, b: Any, out: Any, m: int, parts: int) -> RankGemm | None:
+def _one_launch(a: Any, b: Any, out: Any, m: int, chunks: int) -> RankGemm | None:
     """The form of a GEMM over ranks in one launch, where shapes and device allow one."""
     me, at = current(), Place.of(a, None)
-    f = RankGemm(m, b.shape[1], b.shape[0], me.ranks, str(a.dtype).removeprefix("torch."), at.sms or 0, parts)
+    f = RankGemm(m, b.shape[1], b.shape[0], me.ranks, str(a.dtype).removeprefix("torch."), at.sms or 0, chunks)
     whole = all(x.is_contiguous() for x in (a, b, out)) and a.dtype == b.dtype == out.dtype and a.element_size() == 2
     return f if me.ranks > 1 and whole and at.target.has_wgmma and f.fits else None
 
@@ -218,19 +218,19 @@ def _scattered(f: RankGemm, a: Any, b: Any, out: Any) -> None:
     import torch
 
     me, main, side, others = current(), torch.cuda.current_stream(), _stream(), f.ranks - 1
-    numbers, begin = _begin(2 * f.parts * others)
-    done, flags = numbers.view(2, f.parts, others)
+    numbers, begin = _begin(2 * f.chunks * others)
+    done, flags = numbers.view(2, f.chunks, others)
     sums, inbox = (_space((others, f.m, f.n), a.dtype, symmetric) for symmetric in (True, False))
-    high = f.m // f.parts
+    high = f.m // f.chunks
     begin()
     side.wait_stream(main)
     with torch.cuda.stream(side):
-        for part in range(f.parts):
+        for chunk in range(f.chunks):
             for j in range(others):
-                rows = slice(part * high, (part + 1) * high)
-                wait_eq(done[part, j:j + 1], f.per_part, side, "ge")
+                rows = slice(chunk * high, (chunk + 1) * high)
+                wait_eq(done[chunk, j:j + 1], f.per_chunk, side, "ge")
                 inbox[j, rows].copy_(on_rank(sums, (me.rank - j - 1) % f.ranks)[j, rows])
-                set_signal(flags[part, j:j + 1], 1, side)
+                set_signal(flags[chunk, j:j + 1], 1, side)
     _kernel(scattered_gemm, f)(a, b, out, sums, inbox, done, flags)
     main.wait_stream(side)
 
@@ -271,7 +271,7 @@ def all_gather_matmul(a: Any, b: Any, out: Any) -> Any:
 
 
 def _scatter(a: Any, b: Any, out: Any, then: Any) -> None:
-    """matmul_reduce_scatter; then(part) is called on the current stream when a part of out is computed."""
+    """matmul_reduce_scatter; then(chunk) is called on the current stream when a chunk of out is computed."""
     import torch
 
     me, main, side, meet = current(), torch.cuda.current_stream(), _stream(), _meeting()
@@ -280,22 +280,22 @@ def _scatter(a: Any, b: Any, out: Any, then: Any) -> None:
         matmul(a, b, out=out)
         return then(out)
     n, sms = b.shape[1], torch.cuda.get_device_properties(a.device).multi_processor_count
-    parts = parts_of(m, n, sms)
-    blocks, shape = a.view(me.ranks, parts, m // parts, -1), (parts, others, m // parts, n)
-    inbox, sums, (numbers, arrive) = _space(shape, a.dtype, True), _space(shape, a.dtype, False), _arrivals(parts)
+    chunks = chunks_of(m, n, sms)
+    blocks, shape = a.view(me.ranks, chunks, m // chunks, -1), (chunks, others, m // chunks, n)
+    inbox, sums, (numbers, arrive) = _space(shape, a.dtype, True), _space(shape, a.dtype, False), _arrivals(chunks)
     meet()
-    for part in range(parts):
+    for chunk in range(chunks):
         for k in range(others):
             peer = (me.rank + k + 1) % me.ranks
-            matmul(blocks[peer, part], b, out=sums[part, k])
+            matmul(blocks[peer, chunk], b, out=sums[chunk, k])
             side.wait_event(main.record_event())
             with torch.cuda.stream(side):  # rank r has those of rank r - k - 1 in place k
-                on_rank(inbox, peer)[part, k].copy_(sums[part, k])
-                on_rank(numbers, peer)[part, k:k + 1].copy_(_pad()[0, me.ranks:me.ranks + 1])
-    add = _adding(m // parts, n, b.shape[0], a.dtype)
-    for part, result in enumerate(out.view(parts, m // parts, n)):
-        arrive[part]()
-        add(blocks[me.rank, part], b, inbox[part], result)
+                on_rank(inbox, peer)[chunk, k].copy_(sums[chunk, k])
+                on_rank(numbers, peer)[chunk, k:k + 1].copy_(_pad()[0, me.ranks:me.ranks + 1])
+    add = _adding(m // chunks, n, b.shape[0], a.dtype)
+    for chunk, result in enumerate(out.view(chunks, m // chunks, n)):
+        arrive[chunk]()
+        add(blocks[me.rank, chunk], b, inbox[chunk], result)
         then(result)
     main.wait_stream(side)
 
@@ -315,7 +315,7 @@ def matmul_reduce_scatter(a: Any, b: Any, out: Any) -> Any:
     if f:
         _scattered(f, a, b, out)
     else:
-        _scatter(a, b, out, lambda part: None)
+        _scatter(a, b, out, lambda chunk: None)
     return out
 
 
@@ -323,7 +323,7 @@ def matmul_all_reduce(a: Any, b: Any, out: Any) -> Any:
     """out = the sum over all ranks of their a @ b; on the current stream; returns out.
 
     a: (ranks * m, k).  b: (k, n).  out: a contiguous symmetric tensor (ranks * m, n), of a's type.  As matmul_reduce_scatter;
-    each part of this rank's rows is sent to all ranks under the GEMM of the next part.  Raises not-symmetric, ranks-disagree,
+    each chunk of this rank's rows is sent to all ranks under the GEMM of the next chunk.  Raises not-symmetric, ranks-disagree,
     and what matmul raises.
 
     Example:
@@ -336,12 +336,12 @@ def matmul_all_reduce(a: Any, b: Any, out: Any) -> Any:
     symmetric_view(out, "the result of matmul_all_reduce")
     first = out.data_ptr()
 
-    def send(part: Any) -> None:
+    def send(chunk: Any) -> None:
         side.wait_event(main.record_event())
-        at = (part.data_ptr() - first) // (out.element_size() * out.shape[1])
+        at = (chunk.data_ptr() - first) // (out.element_size() * out.shape[1])
         with torch.cuda.stream(side):
             for k in range(1, me.ranks):
-                on_rank(out, (me.rank + k) % me.ranks)[at:at + part.shape[0]].copy_(part)
+                on_rank(out, (me.rank + k) % me.ranks)[at:at + chunk.shape[0]].copy_(chunk)
 
     _scatter(a, b, out.view(me.ranks, -1, out.shape[1])[me.rank], send)
     _meeting()()

@@ -2,13 +2,14 @@
 
 Blocks stay on their SMs.  Warp group 0 streams weights, keys and values, which depend on nothing, through a ring in shared
 memory, so that memory is read while blocks wait for each other.  Warp group 2 waits for what other blocks computed, and puts
-the left operand of the products (64 rows, of which the first `batch` are used) into two slots.  Warp group 1 multiplies.
+the left operand of the GEMMs (64 rows, of which the first `batch` are used) into two slots.  Warp group 1 multiplies.
 
     QKV        rows over their root mean square           O     + residual, sums of squares of 32 columns
-    attention  a split of the context for each block      gate  silu(gate) * up, rows of both in turns of 16
+    attention  a split of the context for each block      gate  silu(gate) * up, rows of both, 16 by 16
     merge      a head of a row for each block             down  + residual, sums of squares of 32 columns
 
-With several ranks, each has some heads and some of ffn; behind O and down, blocks of one number store their sums on all ranks.
+With several ranks, each has some heads and some of ffn; behind O and down, blocks of one number store their accumulators on
+all ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ register("decode-target", TypeError, "llama_decode is for bfloat16 on sm_90a", "
          expected="bfloat16 on sm_90a")
 
 HALF, FULL = "bfloat16", "float32"
-ROWS = 64  # of the left operand of a product
+ROWS = 64  # of the left operand of a GEMM
 COLUMNS = 32  # of a tile of weights
 TOKENS = 32  # of a tile of keys and values
 LOG2E = 1.4426950408889634
@@ -80,7 +81,7 @@ class DecodeForm:
         return (self.heads + 2 * self.kv_heads) * self.dim
 
     def widths(self, n: int) -> list[int]:
-        """The widths of a block's tiles in a product of n columns."""
+        """The widths of a block's tiles in a GEMM of n columns."""
         own = n // self.blocks
         return [COLUMNS] * (own // COLUMNS) + [own % COLUMNS] * (own % COLUMNS > 0)
 
@@ -110,7 +111,7 @@ class DecodeForm:
 
     @property
     def between(self) -> tuple[tuple[tuple[int, ...], str], ...]:
-        """(shape, dtype) of what the ranks exchange, symmetric, from zero on: sums behind O and down; how many have come."""
+        """(shape, dtype) of what the ranks exchange, symmetric, from zero on: partial sums of O and down; how many came."""
         shape = (2, self.ranks, self.hidden // COLUMNS) if self.ranks > 1 else (1, 1, 1)
         return ((*shape, self.batch, COLUMNS) if self.ranks > 1 else (1,) * 5, FULL), (shape, "int64")
 
@@ -128,7 +129,7 @@ def _together(steps: int) -> int:
     return next(u for u in (4, 2, 1) if steps % u == 0)
 
 
-def _turned(f: DecodeForm, c: Any, steps: int) -> Any:
+def _column(f: DecodeForm, c: Any, steps: int) -> Any:
     """Where a block's c-th chunk of k begins: blocks begin at different ones, so that not all read the same columns at once."""
     return (c + T.get_block_binding(0)) % steps * f.chunk
 
@@ -146,7 +147,7 @@ def _stream(f, W, layer, widths, first, steps, ring, it):
     """Load tiles of rows of W, all of a chunk of k before those of the next one."""
     whole = sum(w == COLUMNS for w in widths)
     for c in T.serial(steps):
-        k = _turned(f, c, steps)
+        k = _column(f, c, steps)
         for t in T.serial(whole):
             _load(f, W, layer, first + t * COLUMNS, k, COLUMNS, ring, it + c * len(widths) + t)
         if whole < len(widths):
@@ -170,7 +171,7 @@ def _stream_context(f, Kc, Vc, layer, place, ring, it):
 
 @T.macro
 def _put(f, x, left, ix):
-    """Hand a chunk to the products."""
+    """Hand a chunk to the GEMMs."""
     Left, ready, done = left
     rows, columns = x.shape
     T.mbarrier_wait_parity(done[ix % 2], (ix // 2 + 1) % 2)
@@ -182,9 +183,9 @@ def _put(f, x, left, ix):
 @T.macro
 def _scale(f, squares, which, scales):
     """The factors of the rows that make their mean square one."""
-    sums, total = T.alloc_fragment((f.hidden // COLUMNS, f.batch), FULL), T.alloc_fragment((f.batch,), FULL)
-    T.copy(squares[which, :, :], sums)
-    T.reduce_sum(sums, total, dim=0)
+    found, total = T.alloc_fragment((f.hidden // COLUMNS, f.batch), FULL), T.alloc_fragment((f.batch,), FULL)
+    T.copy(squares[which, :, :], found)
+    T.reduce_sum(found, total, dim=0)
     for i in T.Parallel(f.batch):
         scales[which, i] = T.rsqrt(total[i] / f.hidden + f.eps)
 
@@ -196,7 +197,7 @@ def _left_normed(f, source, weight, steps, norm, left, ix):
     u = _together(steps)
     parts = [T.alloc_fragment((f.batch, f.chunk), HALF) for _ in range(u)]
     for c in T.serial(steps // u):
-        _ = [_weighted(f, source, weight, layer, which, _turned(f, c * u + k, steps), x) for k, x in enumerate(parts)]
+        _ = [_weighted(f, source, weight, layer, which, _column(f, c * u + k, steps), x) for k, x in enumerate(parts)]
         _ = [_put(f, x, left, ix + c * u + k) for k, x in enumerate(parts[:-1])]
         if c == 0:
             _scale(f, squares, which, scales)
@@ -214,7 +215,7 @@ def _left_plain(f, source, steps, left, ix):
     u = _together(steps)
     parts = [T.alloc_fragment((f.batch, f.chunk), HALF) for _ in range(u)]
     for c in T.serial(steps // u):
-        _ = [T.copy(source[0, _turned(f, c * u + k, steps)], x) for k, x in enumerate(parts)]
+        _ = [T.copy(source[0, _column(f, c * u + k, steps)], x) for k, x in enumerate(parts)]
         _ = [_put(f, x, left, ix + c * u + k) for k, x in enumerate(parts)]
 
 
@@ -228,13 +229,13 @@ def _issue(f, sum_, left, ring, iw, iy):
 
 
 @T.macro
-def _multiply(f, sums, steps, left, ring, iw, iy):
-    """sums[t] = the block's rows of the left operand times its t-th tile of weights."""
-    (_Left, ready, done), tiles = left, len(sums)
-    _ = [T.clear(x) for x in sums]
+def _multiply(f, accs, steps, left, ring, iw, iy):
+    """accs[t] = the block's rows of the left operand times its t-th tile of weights."""
+    (_Left, ready, done), tiles = left, len(accs)
+    _ = [T.clear(x) for x in accs]
     for c in T.serial(steps):
         T.mbarrier_wait_parity(ready[(iy + c) % 2], (iy + c) // 2 % 2)
-        _ = [_issue(f, x, left, ring, iw + c * tiles + t, iy + c) for t, x in enumerate(sums)]
+        _ = [_issue(f, x, left, ring, iw + c * tiles + t, iy + c) for t, x in enumerate(accs)]
         T.mbarrier_arrive(done[(iy + c) % 2])
 
 
@@ -247,22 +248,22 @@ def _tell(counts, which, leader):
 
 
 @T.macro
-def _exchange(f, sum_, which, tile, boxes, turn):
+def _exchange(f, sum_, which, tile, boxes, epoch):
     """The sum over the ranks, in the order of the ranks, so that all of them get the same bits."""
     box, arrived = boxes
     tx, me = T.get_thread_binding() - 128, T.get_rank() % f.ranks
-    _ = [_store_part(f, sum_, T.remote(box, r), which, me, tile) for r in range(f.ranks)]
+    _ = [_store_own(f, sum_, T.remote(box, r), which, me, tile) for r in range(f.ranks)]
     T.sync_threads()
     if tx < f.ranks:
         _ = T.atom_add(arrived[which, me, tile], 1, scope="sys", sem="release", dst_pe=tx)
-        T.wait_ge(arrived[which, tx, tile], turn)
+        T.wait_ge(arrived[which, tx, tile], epoch)
     T.sync_threads()
     for i, j in T.Parallel(ROWS, COLUMNS):
         sum_[i, j] = sum([box[which, r, tile, T.min(i, f.batch - 1), j] for r in range(f.ranks)])
 
 
 @T.macro
-def _store_part(f, sum_, box, which, me, tile):
+def _store_own(f, sum_, box, which, me, tile):
     for i, j in T.Parallel(ROWS, COLUMNS):
         if i < f.batch:
             box[which, me, tile, i, j] = sum_[i, j]
@@ -300,11 +301,12 @@ def _add(f, sum_, rest, out, squares, which, tile):
 
 
 @T.macro
-def _mix(f, sums, rests, out, squares, which, first, boxes, turn):
+def _mix(f, accs, rests, out, norm, first, exchange):
     """What the ranks' tiles add to the residual."""
+    (squares, which), (boxes, epoch) = norm, exchange
     if f.ranks > 1:
-        _ = [_exchange(f, x, which, first + t, boxes, turn) for t, x in enumerate(sums)]
-    _ = [_add(f, x, r, out, squares, which, first + t) for t, (x, r) in enumerate(zip(sums, rests))]
+        _ = [_exchange(f, x, which, first + t, boxes, epoch) for t, x in enumerate(accs)]
+    _ = [_add(f, x, r, out, squares, which, first + t) for t, (x, r) in enumerate(zip(accs, rests))]
 
 
 @T.macro
@@ -343,13 +345,13 @@ def _queries(f, qkv, rotary, place, new, kept, left, ix):
     cos, sin = rotary
     (layer, row, head, split), (Kn, Vn), (score, value) = place, new, kept
     _query, held = T.alloc_fragment((f.group, f.dim), FULL), T.alloc_fragment((f.group, f.dim), HALF)
-    product, total = T.alloc_fragment((f.group, f.dim), FULL), T.alloc_fragment((f.group,), FULL)
+    scored, total = T.alloc_fragment((f.group, f.dim), FULL), T.alloc_fragment((f.group,), FULL)
     for i, d in T.Parallel(f.group, f.dim):
         held[i, d] = T.cast(_rotated(f, qkv, cos, sin, row, (head * f.group + i) * f.dim, d) * (LOG2E / f.dim ** 0.5), HALF)
     for i, d in T.Parallel(f.group, f.dim):
         key = T.cast(_rotated(f, qkv, cos, sin, row, (f.heads + head) * f.dim, d), HALF)
-        product[i, d] = T.cast(held[i, d], FULL) * T.cast(key, FULL)
-    T.reduce_sum(product, total, dim=1)
+        scored[i, d] = T.cast(held[i, d], FULL) * T.cast(key, FULL)
+    T.reduce_sum(scored, total, dim=1)
     T.copy(total, score[0:f.group])
     for d in T.Parallel(f.dim):
         at = (f.heads + f.kv_heads + head) * f.dim + d
@@ -361,10 +363,10 @@ def _queries(f, qkv, rotary, place, new, kept, left, ix):
 
 
 @T.macro
-def _attend(f, which, kept, place, lengths, left, ring, results, it, ix):
+def _attend(f, which, kept, place, context, left, ring, at):
     """Every second tile of the block's keys and values; warp group 2 (which = 1) of split 0 starts with the new token."""
     (Left, ready, _done), (Ring, full, free), (score, value) = left, ring, kept
-    (_layer, row, head, split), (Means, Stats) = place, results
+    (_layer, row, head, split), (lengths, Means, Stats), (it, ix) = place, context, at
     S, P = T.alloc_fragment((ROWS, TOKENS), FULL), T.alloc_fragment((ROWS, TOKENS), HALF)
     O, most, before = T.alloc_fragment((ROWS, f.dim), FULL), T.alloc_fragment((ROWS,), FULL), T.alloc_fragment((ROWS,), FULL)
     total, part = T.alloc_fragment((ROWS,), FULL), T.alloc_fragment((ROWS,), FULL)
@@ -452,7 +454,7 @@ def decode_program(f: DecodeForm) -> Any:
             ring = Ring, T.alloc_barrier([128] * f.slots), T.alloc_barrier([128] * f.slots)
             left = Left, T.alloc_barrier([128] * 2), T.alloc_barrier([128] * 2)
             near = T.alloc_barrier(128)  # warp group 2 reads the ring after warp group 1
-            kept, results, rotary, boxes = (score, value), (Means, Stats), (cos, sin), (box, arrived)
+            kept, rotary, boxes, context = (score, value), (cos, sin), (box, arrived), (lengths, Means, Stats)
             row, head, split = b // (f.kv_heads * f.splits), b // f.splits % f.kv_heads, b % f.splits
             T.clear(Left)
             with T.ws(0):
@@ -469,25 +471,25 @@ def decode_program(f: DecodeForm) -> Any:
                 call = T.alloc_var("int64")
                 call = calls[b]
                 _mark(f, times, b, 0)
-                sums, mixed, gated = ([T.alloc_fragment((ROWS, w), FULL) for w in widths] for widths in (wq, wo, wg))
+                accs, mixed, gated = ([T.alloc_fragment((ROWS, w), FULL) for w in widths] for widths in (wq, wo, wg))
                 rests = [T.alloc_fragment((ROWS, w), FULL) for w in wo]
                 _ = [_start(f, X, r, b * len(wo) + t) for t, r in enumerate(rests)]
                 _ = [T.clear(x) for x in mixed]
                 _ = [_add(f, x, r, Y, squares, 0, b * len(wo) + t) for t, (x, r) in enumerate(zip(mixed, rests))]
                 _tell(counts, NORMED, 128)
                 for l in T.serial(f.layers):
-                    at, ix, turn = l * tiles, l * chunks, call * f.layers + l + 1
-                    _multiply(f, sums, sq, left, ring, at, ix)
-                    _ = [_store_scaled(f, x, scales, qkv, b * sum(wq) + t * COLUMNS) for t, x in enumerate(sums)]
+                    at, ix, epoch = l * tiles, l * chunks, call * f.layers + l + 1
+                    _multiply(f, accs, sq, left, ring, at, ix)
+                    _ = [_store_scaled(f, x, scales, qkv, b * sum(wq) + t * COLUMNS) for t, x in enumerate(accs)]
                     T.mbarrier_arrive(near)
                     _tell(counts, PROJECTED, 128)
                     _mark(f, times, b, 1)
-                    _attend(f, 0, kept, (l, row, head, split), lengths, left, ring, results, at + n_q, ix + sq)
+                    _attend(f, 0, kept, (l, row, head, split), context, left, ring, (at + n_q, ix + sq))
                     T.mbarrier_arrive(left[2][(ix + sq) % 2])
                     _tell(counts, ATTENDED, 128)
                     _mark(f, times, b, 2)
                     _multiply(f, mixed, so, left, ring, at + n_q + n_c, ix + sq + 1)
-                    _mix(f, mixed, rests, M, squares, 1, b * len(wo), boxes, turn)
+                    _mix(f, mixed, rests, M, (squares, 1), b * len(wo), (boxes, epoch))
                     _tell(counts, MIXED, 128)
                     _mark(f, times, b, 3)
                     _multiply(f, gated, sq, left, ring, at + n_q + n_c + n_o, ix + sq + 1 + so)
@@ -495,7 +497,7 @@ def decode_program(f: DecodeForm) -> Any:
                     _tell(counts, GATED, 128)
                     _mark(f, times, b, 4)
                     _multiply(f, mixed, sd, left, ring, at + n_q + n_c + n_o + n_g, ix + sq + 1 + so + sq)
-                    _mix(f, mixed, rests, Y, squares, 0, b * len(wo), boxes, turn)
+                    _mix(f, mixed, rests, Y, (squares, 0), b * len(wo), (boxes, epoch))
                     _tell(counts, NORMED, 128)
                     _mark(f, times, b, 5)
                 if T.get_thread_binding() == 128:
@@ -504,22 +506,22 @@ def decode_program(f: DecodeForm) -> Any:
                 called = T.alloc_var("int64")
                 called = calls[b]
                 for l in T.serial(f.layers):
-                    turn, ix = (called * f.layers + l + 1) * NB, l * chunks
+                    epoch, ix = (called * f.layers + l + 1) * NB, l * chunks
                     _await(counts, NORMED, (called * (f.layers + 1) + l + 1) * NB)
                     _left_normed(f, Y, norms, sq, (l, 0, squares, scales), left, ix)
-                    _await(counts, PROJECTED, turn)
+                    _await(counts, PROJECTED, epoch)
                     T.mbarrier_wait_parity(near, l % 2)
                     _queries(f, qkv, rotary, (l, row, head, split), (Kn, Vn), kept, left, ix + sq)
-                    _attend(f, 1, kept, (l, row, head, split), lengths, left, ring, results, l * tiles + n_q, ix + sq)
+                    _attend(f, 1, kept, (l, row, head, split), context, left, ring, (l * tiles + n_q, ix + sq))
                     _tell(counts, ATTENDED, 256)
-                    _await(counts, ATTENDED, 2 * turn)
-                    _merge(f, results, A, b)
+                    _await(counts, ATTENDED, 2 * epoch)
+                    _merge(f, (Means, Stats), A, b)
                     _tell(counts, MERGED, 256)
-                    _await(counts, MERGED, turn)
+                    _await(counts, MERGED, epoch)
                     _left_plain(f, A, so, left, ix + sq + 1)
-                    _await(counts, MIXED, turn)
+                    _await(counts, MIXED, epoch)
                     _left_normed(f, M, norms, sq, (l, 1, squares, scales), left, ix + sq + 1 + so)
-                    _await(counts, GATED, turn)
+                    _await(counts, GATED, epoch)
                     _left_plain(f, G, sd, left, ix + sq + 1 + so + sq)
 
     return decode_step
@@ -539,9 +541,10 @@ def with_blocks(most: int, **sizes: int) -> DecodeForm:
 
 
 def interleave(gate: Any, up: Any, blocks: int = 128) -> Any:
-    """The rows of both matrices (..., ffn, hidden) in turns, as a llama_decode of that many blocks takes them.
+    """The rows of both matrices (..., ffn, hidden), alternating, as a llama_decode of that many blocks takes them.
 
-    A block has ffn / blocks rows of each, in turns of 16 rows, and one of 8 where these are no multiple of 16.
+    A block has ffn / blocks rows of each: 16 of gate, then 16 of up, and so on; 8 of each at the end where these are no
+    multiple of 16.
 
     Example:
         gate_up = interleave(model.mlp.gate_proj.weight, model.mlp.up_proj.weight)
@@ -564,7 +567,7 @@ def llama_decode(x: Any, norms: Any, qkv: Any, o: Any, gate_up: Any, down: Any, 
     RMS norms.  qkv: (layers, (heads + 2 kv_heads) dim, hidden), rows of queries, keys, values.  o: (layers, hidden, heads dim).
     gate_up: (layers, 2 ffn, hidden), of interleave.  down: (layers, hidden, ffn).  keys, values: (layers, batch, context,
     kv_heads, dim): caches of finite numbers, of which row r has lengths[r] (int32) tokens; the new ones come back as (layers,
-    batch, kv_heads, dim).  cos, sin: (batch, dim / 2) float32, of the new positions.  Residuals and sums of products are
+    batch, kv_heads, dim).  cos, sin: (batch, dim / 2) float32, of the new positions.  Residuals and accumulators are
     float32.  blocks: of the launch, at most as many as there are SMs (the default); all have equal work.  Calls on one device
     follow one another on one stream.  For sm_90a.  Raises decode-shape, decode-target.
 
