@@ -102,6 +102,22 @@ def test_loop_carried_hazard_of_for_and_while():
     assert barriers(out) == 2
 
 
+@pytest.mark.parametrize("step, needed", [(64, False), (65, False), (62, True), (1, True)])
+def test_a_loop_that_moves_further_than_its_threads_reach_needs_no_barrier(step, needed):
+    """Iterations of an unknown number that store to rows of an unknown length."""
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def f(A: T.Tensor((2, 64), "float32"), H: T.Tensor((2, n), "float32")):
+        with T.Kernel(2, threads=64) as b:
+            tx = T.get_thread_binding()
+            for i in T.serial(n // step - 1):
+                H[b, i * step + tx] = A[b, tx]
+
+    launch = lower(f.func, Target({"kind": "cuda", "arch": "sm_80"})).kernels[0].launch
+    assert any(isinstance(x, Evaluate) and x.call.op == "sync_threads" for x in walk(launch)) == needed
+
+
 def test_two_slots_need_one_barrier_a_round():
     k = fresh("k")
 

@@ -72,9 +72,11 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 3, 
         with T.Kernel(T.ceildiv(queries, per), threads=threads) as b:
             Qs, Ks = T.alloc_shared((columns, dim), dtype), T.alloc_shared((tile, dim), dtype)
             S, weight = T.alloc_fragment((tile, columns), "float32"), T.alloc_fragment((columns,), "float32")
-            total, unit = T.alloc_fragment((tile, per), "float32"), T.alloc_fragment((tile,), "float32")
+            total, unit = T.alloc_fragment((tile, per), "float32"), T.alloc_shared((tile,), "float32")
+            end = T.alloc_fragment((per,), "int32")
             T.copy(Q[b * columns:(b + 1) * columns, :], Qs)
             T.copy(W[b * columns:(b + 1) * columns], weight)
+            T.copy(Ends[b * per:(b + 1) * per], end)
             used = T.ceildiv(T.max(T.min(furthest(Ends, b * per), keys), 0), tile)
             for t in T.Pipelined(used, num_stages=stages):
                 T.copy(K[t * tile:(t + 1) * tile, :], Ks)
@@ -85,7 +87,7 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 3, 
                 T.reduce_sum(T.reshape(S, (tile, per, heads)), total, dim=2)
                 for i, j in T.Parallel(per, tile):
                     if T.And(t * tile + j < keys, b * per + i < queries):
-                        shown = t * tile + j < Ends[b * per + i]
+                        shown = t * tile + j < end[i]
                         Out[b * per + i, t * tile + j] = T.if_then_else(shown, total[j, i] * unit[j], -T.infinity("float32"))
             for t in T.serial(used, T.ceildiv(keys, tile)):
                 for i, j in T.Parallel(per, tile):

@@ -116,7 +116,7 @@ class Tables:
             return True
         if a.buffer.dtype.bits * a.buffer.dtype.lanes < 8:
             return True
-        if self.claims.disjoint(a, b, how):
+        if self.claims.disjoint(a, b, how) or self.moves_on(a, b, how, shared):
             return False
         try:
             cases = self.cases(a, b, how, shared)
@@ -126,6 +126,23 @@ class Tables:
             fa = self.footprint(a, fix_a, fixed_terms)
             fb = self.footprint(b, fix_b, fixed_terms)
             if fa is None or fb is None or self.meet(fa, fb, a.width, b.width, how):
+                return True
+        return False
+
+    def moves_on(self, a: Access, b: Access, how: Relation, shared: list[Loop]) -> bool:
+        """Whether each iteration of the loop between two accesses moves them further than they extend, in some dimension."""
+        v = how.carried[0].var if how.carried else None
+        if how.carried is None or v is None or not self.uses(a, v):
+            return False
+        terms = frozenset((v, *(x.var for x in shared if x.var is not None)))
+        fa, fb = self.footprint(a, (), terms), self.footprint(b, (), terms)
+        if fa is None or fb is None or fa.ranges is None or fb.ranges is None or len(fa.terms) != len(fb.terms):
+            return False
+        last = len(fa.terms) - 1
+        for k, (ta, tb, (low, high), (lo, hi)) in enumerate(zip(fa.terms, fb.terms, fa.ranges, fb.ranges)):
+            furthest = max(high + (a.width if k == last else 1) - lo, hi + (b.width if k == last else 1) - low)
+            if ta == tb and abs(ta.get(v, 0)) >= furthest and not any(
+                    x is not v and self.vars_of(x) & how.carried[0].defined for x in ta):
                 return True
         return False
 
