@@ -95,7 +95,7 @@ def error_of(case: Any, got: Any, peer: Callable[..., Any], args: list[torch.Ten
         if not g.is_floating_point():
             worst = max(worst, 0.0 if bool((g == w).all()) else math.inf)
             continue
-        finite = torch.isfinite(w)
+        finite = torch.isfinite(w.to(g.dtype))  # what overflows in the type of the result
         size = w[finite].abs().max().item() + 1e-30
         eps = max(torch.finfo(x.dtype).eps / 2 for x in (g, *(a for a in args if a.is_floating_point())))
         error = torch.where(finite, g.double() - w, 0).abs().max().item() / size

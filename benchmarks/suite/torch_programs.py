@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -270,7 +271,7 @@ def attention_soft_cap(q, k, v):
 
 @program
 def attention_sigmoid(q, k, v):
-    return torch.sigmoid(scores(q, k) - torch.log(torch.tensor(float(q.shape[2]))).item()) @ v
+    return torch.sigmoid(scores(q, k) - math.log(q.shape[2])) @ v
 
 
 @program

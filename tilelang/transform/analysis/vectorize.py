@@ -207,7 +207,7 @@ class Widths:
     def aligned_lanes(self, buffer: Buffer, indices: tuple[Expr, ...], analyzer: Analyzer,
                       divisors: Mapping[Expr, int]) -> int:
         """Lanes per piece, such that each piece of a vector access is certainly contiguous and aligned."""
-        last = indices[-1]
+        last = indices[-1] if indices else None
         if not isinstance(last, Ramp) or not is_const(last.stride, 1) or any(i.dtype.lanes > 1 for i in indices[:-1]) \
                 or buffer.dtype.lanes > 1:
             return 1

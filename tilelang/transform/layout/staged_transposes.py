@@ -91,5 +91,5 @@ def _row(x: Load | Store, extents: dict[Var, int]) -> Var | None:
     steps = [{v: stride_along(i, v, a) for v in extents} for i in x.indices]
     if any(n not in (0, 1) for at in steps for n in at.values()) or any([at[v] for at in steps].count(1) > 1 for v in extents):
         return None
-    rows = [v for v, n in steps[-1].items() if n]
+    rows = [v for v, n in steps[-1].items() if n] if steps else []
     return rows[0] if len(rows) == 1 else None

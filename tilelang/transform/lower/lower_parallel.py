@@ -284,7 +284,7 @@ def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
     seen: set[Any] = set()
     assert loop.lane_var is not None, "only a loop over lanes has vectors"
     for x, _ in accesses(body) if lw.access.guarded else ():
-        if x.buffer.scope_name != GLOBAL or stride_along(x.indices[-1], loop.lane_var, lw.known.analyzer) != 1:
+        if x.buffer.scope_name != GLOBAL or not x.indices or stride_along(x.indices[-1], loop.lane_var, lw.known.analyzer) != 1:
             continue
         width = loop.dist.lanes[1]  # type: ignore[index]
         first, last = (lw.known.analyzer.simplify(at_lane(loop, x.indices[-1:], k)[0]) for k in (0, width - 1))

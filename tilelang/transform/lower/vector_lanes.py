@@ -275,6 +275,8 @@ def _run(lw: Any, loop: Loop, x: Load | Store, beside: bool) -> Run | None:
     if w * share > 1:
         lane = lanes_v if share == 1 else binary("floordiv", lanes_v, const(share))
         return Run(lambda k: at_lane(loop, x.indices, k * share), lanes // share, w, lane)
+    if not x.indices:
+        return None
     var, a, last = loop.lane_var, lw.known.analyzer, x.indices[-1]
     if loop.loose or var is None or any(depends(i, var) for i in x.indices[:-1]) or contains(last, Load):
         return None

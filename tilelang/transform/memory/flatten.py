@@ -30,7 +30,7 @@ def flatten(func: Func, cx: PassContext) -> Func:
         return got
 
     def at(b: Buffer, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        last = indices[-1]
+        last = indices[-1] if indices else None
         if isinstance(last, Ramp) and is_const(last.stride, 1):  # a vector along the last dimension stays one
             (first,) = at(b, (*indices[:-1], last.base))
             return (Ramp(first, const(1, first.dtype), last.lanes, first.dtype.with_lanes(last.lanes)),)
