@@ -52,9 +52,25 @@ def test_passes_and_tools_ask_for_features_and_not_for_the_kind():
     found = {}
     for path in sorted(package.rglob("*.py")):
         name = path.relative_to(package).as_posix()
-        if not name.startswith(own) and (hit := asked.search(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if not name.startswith(own) and (hit := asked.search(text)):
+            found[name] = hit.group()
+        elif name.startswith(("arith/", "ir/", "layout/", "ops/", "transform/", "simulator/", "library/")) and (
+                hit := re.search(r"target\.is_cuda\b|\.kind == .cuda[\"']", text)):
             found[name] = hit.group()
     assert not found
+
+
+def test_the_backend_is_small():
+    """A printer with the sections that take the place of PTX, and tables, driver and compiler."""
+    package = pathlib.Path(tilelang.__file__).parent
+
+    def lines(*names):
+        return sum(len(p.read_text(encoding="utf-8").splitlines()) for n in names for p in package.glob(n))
+
+    assert 300 < lines("codegen/hip/*.py", "codegen/hip/prelude_own.hip") <= 700
+    assert 800 < lines("codegen/hip/prelude_base.hip", "target/hip.py", "target/mfma.py", "runtime/hip_*.py",
+                       "runtime/gpu_api.py", "language/rocm.py") <= 1500
 
 
 def test_a_chip_of_none_is_no_part_of_the_target():

@@ -1,5 +1,6 @@
 """Loading code objects of AMD GPUs and launching them, against a driver library that fails what a test names."""
 
+import re
 import sys
 from dataclasses import replace
 from functools import cache
@@ -201,6 +202,34 @@ def test_a_failing_call_between_two_leaves_no_memory(hip, name, code, told):
     with pytest.raises(RuntimeError, match=told):
         kernel(*arrays())
     assert hip.held == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["hipDeviceGetDefaultMemPool", "hipMemPoolGetAttribute", "hipMemPoolSetAttribute"])
+def test_a_failing_call_for_the_pool_of_workspaces_is_named(hip, name):
+    kernel = kernel_of(together)
+    hip.fail(name, 101)
+    with pytest.raises(RuntimeError, match=rf"hip-driver\]: {name} failed: hipErrorInvalidDevice \(101\)"):
+        kernel(*arrays())
+    assert hip.held == (0, 0)
+    hip.fail("", 0)
+    kernel(*arrays())
+    assert hip.held == (1, 0)
+
+
+def test_results_stand_where_a_workspace_cannot_be_freed(hip):
+    """The launch has run; what the driver then says is told by its next call."""
+    kernel = kernel_of(together)
+    hip.fail("hipFreeAsync", 701)
+    kernel(*arrays())
+    assert hip.log[-1] == "free"
+
+
+def test_each_function_of_the_driver_fails_once_in_these_tests():
+    """But one that kernels of HIP do not call: shared memory of any size is asked for by the launch itself."""
+    from fake_hip import SOURCE
+
+    named = set(re.findall(r'TRY\("(\w+)"\)', SOURCE)) - {"hipFuncGetAttribute"}
+    assert len(named) >= 20 and not [n for n in named if f'"{n}"' not in Path(__file__).read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize("name", ["hipInit", "hipGetDeviceCount", "hipDeviceGetName", "hipDeviceTotalMem",
