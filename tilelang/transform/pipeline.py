@@ -52,6 +52,7 @@ TILE_PASSES = _passes(
     "legalize.order_warp_roles",  # after check_lanes, which checks the user's own barriers; before check_hopper, see above
     "check.check_hopper",
     "check.check_races",
+    "check.check_ranks",
     "check.check_overlaps",
     "legalize.resolve_parallel_reads",  # before unpack_small_types, which adds loads of its own
     "check.check_pipelines",  # before unpack_small_types: it counts the user's statements
