@@ -17,7 +17,7 @@ class BufferFacts(Options):
     ordered: accesses need no block barriers.  scratch: holds no value between operations.  zeroed: a workspace that is
     initialised with zeros.  descriptor: the kind of hardware descriptor that a variable holds.  box_width: bytes of a row of
     the swizzled boxes of a shared tile whose layout or T.tma_copy asks for other ones than the widest, 0 where it has none.
-    symmetric: every rank of the program has a tensor of this shape, and the others reach it.
+    symmetric: every rank of the program has a tensor of this shape, and the others reach it.  remote: it is another rank's.
     numbers: a warp hands numbers below this one to the others through the buffer.
     """
 
@@ -30,6 +30,7 @@ class BufferFacts(Options):
     descriptor: str | None = None
     box_width: int | None = None
     symmetric: bool = False
+    remote: bool = False
     numbers: int | None = None
 
 

@@ -92,7 +92,7 @@ def remote(buffer: Any, rank: Any) -> Buffer:
     start = AddressOf(Buffer("storage", (1,), buffer.dtype, GLOBAL, data=buffer.data), (Const(0, I32),))
     data = b.let("ptr", call("remote_address", (start, _rank(rank, "T.remote")), "handle", span=b.here()))
     return b.nameless(Buffer(b.fresh_name(f"{buffer.name}_remote"), buffer.shape, buffer.dtype, GLOBAL, buffer.strides_,
-                             buffer.offset, data, BufferFacts(symmetric=True), span=b.here()))
+                             buffer.offset, data, BufferFacts(symmetric=True, remote=True), span=b.here()))
 
 
 # ---- moving elements ------------------------------------------------------------------------------------------------------

@@ -45,6 +45,13 @@ class ScaleFrame(BodyFrame):
         """The number of this device: int32."""
         return get_rank()
 
+    def local_first(self, tile: Any, tiles: int) -> Expr:
+        """The number of the tile to work on as number `tile` of `tiles`, so that a rank starts with its own part: int32."""
+        if self.pad is None or tiles % self.ranks:
+            raise error("scale", f"{tiles} tiles are not divided among the devices", expected='T.Scale("node", …), and a '
+                        "multiple of its ranks", found=str(tiles))
+        return binary("floormod", cast(convert(tile), I32) + self._me * (tiles // self.ranks), Const(tiles, I32))
+
     # ---- collectives ------------------------------------------------------------------------------------------------
 
     def all_gather(self, src: Any, dst: Any) -> None:

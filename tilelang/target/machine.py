@@ -233,7 +233,7 @@ class UnitRates:
     neighbours load the same tiles; far: latency of tiles that come from memory; wait: cycles to find a stage full; drain: from
     the end of a GEMM on the tensor cores to its results; meet: of a barrier of 256 threads and a fence for what reads shared
     memory asynchronously; staging: of two barriers of 128 threads and a fence (measured on an H200).  port: bytes of shared
-    memory.
+    memory.  link: bytes to or from another device over NVLink 4, shared by all SMs (385 GB/s each way, measured on two H200s).
     one_group: the part of the issue slots that one warp group fills, whose warps wait for their own results.
     """
 
@@ -251,6 +251,7 @@ class UnitRates:
     meet: float = 65.0
     staging: float = 90.0
     port: float = 128.0
+    link: float = 1.6
     one_group: float = 0.6
 
 

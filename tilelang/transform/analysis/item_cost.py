@@ -24,20 +24,22 @@ _UNKNOWN = 16  # iterations of a loop of run-time extent
 
 @record
 class Cycles:
-    """tensor: of the tensor cores.  arithmetic: of issue slots.  special: of the special function units."""
+    """tensor: of the tensor cores.  arithmetic: of issue slots.  special: of the special function units.  link: of the links to
+    other devices."""
 
     tensor: float = 0.0
     arithmetic: float = 0.0
     special: float = 0.0
+    link: float = 0.0
 
     @property
     def ordinary(self) -> float:
         """Cycles of a statement that is no GEMM: its slowest unit."""
-        return max(self.arithmetic, self.special)
+        return max(self.arithmetic, self.special, self.link)
 
     def plus(self, other: Cycles, times: float = 1.0) -> Cycles:
         return Cycles(self.tensor + other.tensor * times, self.arithmetic + other.arithmetic * times,
-                      self.special + other.special * times)
+                      self.special + other.special * times, self.link + other.link * times)
 
 
 def item_cycles(s: Stmt) -> Cycles:
@@ -49,7 +51,9 @@ def item_cycles(s: Stmt) -> Cycles:
     if isinstance(s, Reduce):
         return Cycles(arithmetic=_elements(s.src) / UNIT_RATES.arithmetic)
     if isinstance(s, (Copy, Fill)):
-        return Cycles(arithmetic=_elements(s.dst) / UNIT_RATES.moves)
+        far = isinstance(s, Copy) and (s.src.buffer.facts.remote or s.dst.buffer.facts.remote)
+        moved = _elements(s.dst) * s.dst.dtype.bits / 8 if far else 0
+        return Cycles(arithmetic=_elements(s.dst) / UNIT_RATES.moves, link=moved / UNIT_RATES.link)
     if isinstance(s, For):
         return Cycles().plus(_all(s.body), _extent(s.extent))
     if isinstance(s, If):
