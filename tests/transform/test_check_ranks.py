@@ -1,4 +1,4 @@
-"""Missing and late signals that the compiler sees, and programs that only look like them."""
+"""check_ranks: missing and late signals that the compiler sees, and programs that only look like them."""
 
 import pytest
 
