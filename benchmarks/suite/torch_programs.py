@@ -431,3 +431,22 @@ def recurrent(x, a, h):
         h = torch.tanh(h @ a + x[:, t])
         out.append(h)
     return torch.stack(out, 1)
+
+
+# ---- a block of a model ----------------------------------------------------------------------------------------------
+
+
+def _root_mean_square(x, w):
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w
+
+
+@program
+def llama_block(x, n1, wq, wk, wv, wo, n2, wg, wu, wd):
+    b, n, d = x.shape
+    h = _root_mean_square(x, n1)
+    q, k, v = ((h @ w).view(b, n, -1, 16).transpose(1, 2) for w in (wq, wk, wv))
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    x = x + y.transpose(1, 2).reshape(b, n, d) @ wo
+    h = _root_mean_square(x, n2)
+    return x + (F.silu(h @ wg) * (h @ wu)) @ wd

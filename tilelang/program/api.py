@@ -12,6 +12,7 @@ from tilelang.errors import TileLangError, bare, error, for_user, register
 from tilelang.ir import dtype
 from tilelang.jit.captured import Captured
 from tilelang.jit.decorator import names_around
+from tilelang.jit.requests import resolve_target
 from tilelang.target import Target
 
 from .graph import Graph, Node
@@ -168,8 +169,8 @@ class Program:
     def _runner(self, graph: Graph, target: Any) -> Runner:
         key = graph.digest(), str(target)
         if key not in self._runners:
-            resolved = target if isinstance(target, Target) else Target(target)
-            self._runners[key] = Runner(graph, recipe_of(graph, None, resolved), target, self.options.pass_configs)
+            recipe = recipe_of(graph, None, resolve_target(target, None)[0])
+            self._runners[key] = Runner(graph, recipe, target, self.options.pass_configs)
         return self._runners[key]
 
     def reference(self, *args: Any, **kwargs: Any) -> Any:
@@ -210,7 +211,7 @@ class Program:
                                  expected=", ".join([*graph.dims, *(p.name for p in self.parameters)])))
         chosen = target_of([], self.options.target if target is None else target)
         try:
-            return recipe_of(graph, given, chosen if isinstance(chosen, Target) else Target(chosen)).source
+            return recipe_of(graph, given, resolve_target(chosen, None)[0]).source
         except TileLangError as e:
             raise for_user(e)  # noqa: B904 - for_user decides what goes with it
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import dtype
+from tilelang.jit.requests import resolve_target
 from tilelang.log import logger
 
 from . import composed as c
@@ -20,7 +21,6 @@ from .graph import Graph, Node
 from .run import Runner, recipe_of, target_of
 from .tensor import Tensor, elementwise
 from .trace import Parameter, input_node, traced
-from tilelang.target import Target
 
 register("program-fx", TypeError, "tilelang.from_fx is given something that is no graph of torch",
          "pass a torch.fx.GraphModule, or use torch.compile(model, backend=\"tilelang\")", expected="a torch.fx.GraphModule")
@@ -290,7 +290,7 @@ class CompiledGraph:
         outputs = next(n for n in module.graph.nodes if n.op == "output").args[0]
         self.metas = [n.meta["val"] for n in (outputs if isinstance(outputs, (tuple, list)) else [outputs])]
         chosen = target_of([v.meta["val"] for v in module.graph.nodes if v.op == "placeholder"], target)
-        recipe = recipe_of(self.graph, None, chosen if isinstance(chosen, Target) else Target(chosen))
+        recipe = recipe_of(self.graph, None, resolve_target(chosen, None)[0])
         self.runner = Runner(self.graph, recipe, chosen, None)
 
     def __call__(self, *args: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.env import env
-from tilelang.errors import error, register
+from tilelang.errors import TileLangError, error, register
 from tilelang.ir import dtype, numpy_dtype
 from tilelang.jit.compiling import as_here, compile, run_parallel
 from tilelang.language.tracing.source_text import from_source
@@ -103,6 +103,15 @@ class Runner:
         return self.kernels[0] if alike else None
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
+        try:
+            return self._called(arrays)
+        except TileLangError as e:  # kernels take dense arrays: others are copied
+            dense = [_dense(x) for x in arrays]
+            if e.kind != "kernel-argument" or all(x is y for x, y in zip(arrays, dense)):
+                raise
+            return self._called(dense)
+
+    def _called(self, arrays: Sequence[Any]) -> Any:
         if self.direct is not None:
             out = self.direct(*arrays)
             return out if self.graph.single else tuple(out) if isinstance(out, (list, tuple)) else (out,)
@@ -134,6 +143,13 @@ def _empty(shape: Sequence[str], dt: str, sizes: Mapping[str, int], like: Any) -
     if like is None or isinstance(like, np.ndarray):
         return np.empty(extents, numpy_dtype(dt))
     return like.new_empty(extents, dtype=dtype(dt).as_torch())
+
+
+def _dense(x: Any) -> Any:
+    """The array itself where it is row-major without gaps, else a copy."""
+    if isinstance(x, np.ndarray):
+        return x if x.flags.c_contiguous else np.ascontiguousarray(x)
+    return x if not hasattr(x, "is_contiguous") or x.is_contiguous() else x.contiguous()
 
 
 def _as_array(x: Any, n: Node, like: Any) -> Any:

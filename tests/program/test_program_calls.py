@@ -1,0 +1,84 @@
+"""Calls of the listed programs, compiled for the CPU and for the simulator, equal what they compute in float64."""
+
+import pathlib
+import re
+
+import numpy as np
+import pytest
+from whole_programs import CASES
+
+import tilelang
+import tilelang.language as T
+from tilelang.program.api import Program, ProgramOptions
+
+QUICK = {"scaled_sum", "rotary", "integer_bits", "rms_norm", "dynamic_softmax", "cross_entropy", "attention_causal", "lora",
+         "quantised_matmul", "embedding", "squared_error"}
+SIMULATED = {"scaled_sum", "softmax", "attention_dynamic", "mlp"}
+
+
+def slow_but(names):
+    return [pytest.param(c, id=c.name, marks=() if c.name in names else pytest.mark.slow) for c in CASES]
+
+
+def check(case, target):
+    program = Program(case.program.fn, ProgramOptions(target), None)
+    for spec in (case.small, *case.also):
+        args = case.arguments(spec)
+        case.check(program(*args.values()), args)
+
+
+@pytest.mark.parametrize("case", slow_but(QUICK))
+def test_a_call_on_the_cpu_computes_the_program(case):
+    check(case, "cpu")
+
+
+@pytest.mark.parametrize("case", slow_but(SIMULATED))
+def test_a_call_on_the_simulator_computes_the_program(case):
+    check(case, "simulator")
+
+
+def test_the_benchmark_has_a_torch_form_of_each_program():
+    text = (pathlib.Path(__file__).parents[2] / "benchmarks" / "suite" / "torch_programs.py").read_text(encoding="utf-8")
+    assert {c.name for c in CASES} == set(re.findall(r"@program\ndef (\w+)", text))
+
+
+def test_one_kernel_serves_all_values_of_an_open_size():
+    @tilelang.program(target="cpu")
+    def f(x: T.Tensor((T.dynamic("n"), 8), "float32"), s: T.float32):
+        return (x * s).sum(1)
+
+    x = np.ones((5, 8), np.float32)
+    assert (f(x, 2.0) == 16).all() and (f(x[:3], 3) == 24).all() and f(x, np.float32(1)).shape == (5,)
+    assert len(f._runners) == 1 and len(f._graphs) == 1
+
+
+def test_arrays_with_gaps_are_copied():
+    @tilelang.program(target="cpu")
+    def f(x):
+        return x * 2
+
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+    for view in (x.T, x[::2], x[:, 1:]):
+        assert np.array_equal(f(view), view * 2)
+
+
+def test_results_are_arrays_of_their_own():
+    @tilelang.program(target="cpu")
+    def f(x):
+        return x, x[0], x.reshape(-1), T.zeros((2,))
+
+    x = np.ones((2, 3), np.float32)
+    out = f(x)
+    assert [y.shape for y in out] == [(2, 3), (3,), (6,), (2,)] and not any(np.shares_memory(x, y) for y in out)
+
+
+def test_the_source_compiles_to_what_the_program_runs():
+    case = next(c for c in CASES if c.name == "softmax")
+    args = case.arguments()
+    program = Program(case.program.fn, ProgramOptions("cpu"), None)
+    source = program.tile_source(args)
+    kernel = tilelang.compile(tilelang.from_source(source, "softmax"), out_idx=[1], target="cpu")
+    out = program(*args.values())
+    (own,) = program._runners.values()
+    assert kernel.get_kernel_source() == own.kernels[0].get_kernel_source()
+    assert np.array_equal(kernel(*args.values()), out)
