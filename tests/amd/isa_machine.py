@@ -436,12 +436,13 @@ class Program:
 
     def _advance(self, group: Group, chooser: random.Random | None) -> int:
         """Some instructions of some waves of a group, and its barrier."""
-        done = 0
         ready = [w for w in group.waves if w.state == "ready"]
-        for wave in ([chooser.choice(ready)] if chooser else ready) if ready else []:
-            done += self._steps(wave, chooser.randint(1, 40) if chooser else 400)
+        some = [chooser.choice(ready)] if chooser and ready else ready
+        done = sum(self._steps(wave, chooser.randint(1, 40) if chooser else 400) for wave in some)
         live = [w for w in group.waves if w.state != "ended"]
         if live and all(w.state == "barrier" for w in live):
+            if len(live) < len(group.waves) or len({w.pc for w in live}) > 1:
+                raise Fault(f"{self.kernel.name}: {len(live)} of {len(group.waves)} waves wait at a barrier that not all reach")
             group.shared.barriers += 1
             for wave in live:
                 wave.state = "ready"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import isa_decode
+import isa_elf
 import isa_hip
 import isa_machine
 import numpy as np
@@ -110,6 +112,28 @@ def test_a_barrier_that_is_removed_is_missed(chip: str, name: str) -> None:
     assert barriers
     for i in barriers:
         assert "ended with no barrier since" in found(changed(chip, name, i.address, NOP))
+
+
+@chips
+def test_a_barrier_that_only_some_waves_reach_is_found(chip: str) -> None:
+    """A scalar branch in front of it, which the second wave takes."""
+    text = """
+        #define B(x) __builtin_amdgcn_##x
+        extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(128, 128))) void apart(int* y) {
+          int t = B(workitem_id_x)();
+          if (B(readfirstlane)(t >> 6) != PLANTED) { asm volatile("" ::: "memory"); B(s_barrier)(); }
+          y[t] = t;
+        }"""
+    for planted in (2, 1):
+        kernel = isa_elf.read(isa_hip.objects(chip, text.replace("PLANTED", str(planted))))["apart"]
+        y = np.zeros(128, np.int32)
+        run = functools.partial(isa_machine.Program(kernel).run, (1,), (128,), [y])
+        if planted == 2:
+            run()
+            np.testing.assert_array_equal(y, np.arange(128))
+        else:
+            with pytest.raises(isa_machine.Fault, match="1 of 2 waves wait at a barrier"):
+                run()
 
 
 @chips
