@@ -14,6 +14,7 @@ def attention(keys, stages, dim=128, queries=128, threads=256, seq=256):
                 O: T.Tensor((queries, dim), "float16")):
         with T.Kernel(1, threads=threads):
             q, k, v = (T.alloc_shared((n, dim), "float16") for n in (queries, keys, keys))
+            T.alloc_shared((queries, keys), "float16")  # which nothing uses
             s, p = T.alloc_fragment((queries, keys), "float32"), T.alloc_fragment((queries, keys), "float16")
             o = T.alloc_fragment((queries, dim), "float32")
             T.copy(Q, q)

@@ -178,7 +178,7 @@ class _Inference:
                     chosen[root] = choose_shared_layout(root, uses, self._partition_of, plain, self.cx.target, pads), \
                         "address taken or seen in another shape" if plain else f"{len(uses)} accesses"
             padded = sum((lay.size - b.size) * b.dtype.bytes for b, (lay, _) in chosen.items() if b.is_static)
-            spare = self._limit - sum(b.size * b.dtype.bytes for b in roots.values() if b.is_static)
+            spare = self._limit - sum(b.size * b.dtype.bytes for b in roots.values() if b.is_static and b.data in by_storage)
             if not 0 <= spare < padded:
                 break
         for root, (lay, why) in chosen.items():
