@@ -16,7 +16,7 @@ from .framework.config import PassConfigKey
 from .framework.pass_ import DEVICE, PassContext, PassFn, pass_, run_passes
 from .framework.scope import plan_only
 from .legalize.aliasing import overlapping
-from .legalize.hopper_features import hopper
+from .legalize.hopper_features import hopper, may_resize
 from .legalize.staged_reads import may_have_scales
 from .lower.device_program import LoweredProgram, split_host
 from .memory.fewer_stages import fewer_stages
@@ -176,7 +176,7 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
             if e.kind == "shared-memory" and limit and (not tries or tries[0][0] != "scale prefetch"):
                 fewer = None if given_up == _AS_WRITTEN else fewer_stages(program, int(e.found or 0) - limit)
                 tries[:0] = [] if fewer is None else [("some pipeline stages", changes, fewer)]
-                if program is func and given_up != _AS_WRITTEN and cx.option(PassConfigKey.TL_RESIZE_BLOCKS):
+                if program is func and given_up != _AS_WRITTEN and may_resize(cx):
                     tries.insert(0, (_AS_WRITTEN, {**changes, PassConfigKey.TL_RESIZE_BLOCKS.value: False}, program))
             if e.kind == "sync-unordered" and not given_up:
                 tries.insert(0, (*_ONCE, program))
