@@ -33,6 +33,9 @@ class Folder:
     def check(self, keys):
         return all(self._file(k).exists() for k in keys)
 
+    def delete_key(self, key):
+        self._file(key).unlink()
+
 
 RANK = """
 import sys, time
@@ -71,6 +74,15 @@ def test_a_killed_rank_ends_the_others_with_its_name(tmp_path):
     assert time.monotonic() - began < 25
     assert all(f"rank {r}: rank 1 is gone; it did not come to the same" in texts[r] for r in (0, 2)), texts
     assert all("error[rank-stopped]" in texts[r] for r in (0, 2))
+
+
+def test_texts_of_earlier_calls_do_not_stay_in_the_store(tmp_path):
+    """Every barrier left a key of each rank."""
+    meeting = Meeting(Folder(tmp_path), 0, 1)
+    for _ in range(5):
+        meeting.gather("barrier()")
+    meeting.end()
+    assert sorted(p.name.removeprefix("tilelang_ranks_") for p in tmp_path.iterdir()) == ["4_0", "alive_0", "left_0"]
 
 
 def test_a_store_that_is_gone_is_an_error_with_a_name(tmp_path):

@@ -87,6 +87,35 @@ def test_a_device_alone_has_no_collectives():
                     device.all_reduce(tile)
 
 
+def test_a_rank_starts_with_its_own_tiles():
+    @T.prim_func
+    def main(box: T.SymmTensor((1, 2, 2, 8, 16), "float32"), pad: T.SymmTensor((1, 4), "int64"), Y: T.Tensor((6,), "int32")):
+        with T.Kernel(1, threads=32):
+            with T.Scale("node", box=box, pad=pad) as node:
+                for k in T.serial(6):
+                    Y[k] = node.local_first(k, 6)
+
+    args = [[np.zeros((1, 2, 2, 8, 16), np.float32), np.zeros((1, 4), np.int64), np.zeros(6, np.int32)] for _ in range(2)]
+    out = run_tile_ranks(main, args)
+    assert [o["Y"].tolist() for o in out] == [[0, 1, 2, 3, 4, 5], [3, 4, 5, 0, 1, 2]]
+
+
+def test_copies_to_other_ranks_are_priced_by_the_link():
+    from tilelang.ir import walk
+    from tilelang.ops import Copy
+    from tilelang.transform.analysis.item_cost import item_cycles
+
+    @T.prim_func
+    def main(X: T.Tensor((128, 128), "float16"), S: T.SymmTensor((128, 128), "float16")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_fragment((128, 128), "float16")
+            T.copy(X, tile)
+            T.copy(tile, T.remote(S, 1))
+
+    near, far = (item_cycles(c) for c in walk(main.func.body, Copy))
+    assert near.link == 0 and far.link == far.ordinary > 10 * near.ordinary
+
+
 @pytest.mark.parametrize("level, text", [("grid", "unknown scale"), ("cta_cluster", "T.ClusterKernel")])
 def test_an_unknown_scale_is_an_error(level, text):
     with pytest.raises(TileLangError, match=text):

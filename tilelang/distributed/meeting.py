@@ -18,7 +18,7 @@ BEAT, GONE, POLL = 1.0, 12.0, 0.005  # seconds: between counts, without a new co
 class Meeting:
     """The ranks of a program as one of them sees them.
 
-    store: set(key, text), get(key), check([keys]).  name: of this set of ranks.  gone: seconds without a sign of life.
+    store: set(key, text), get(key), check([keys]), delete_key(key).  name: of this set of ranks.  gone: seconds without a sign of life.
     """
 
     def __init__(self, store: Any, rank: int, ranks: int, name: str = "ranks", gone: float = GONE) -> None:
@@ -40,7 +40,10 @@ class Meeting:
         """The texts of all ranks, which call this equally often.  Raises rank-stopped where one of them is gone."""
         call, self.calls = self.calls, self.calls + 1
         self._ask("set", f"{self.name}/{call}/{self.rank}", text)
-        return [self._text(f"{self.name}/{call}/{r}", r, text) for r in range(self.ranks)]
+        said = [self._text(f"{self.name}/{call}/{r}", r, text) for r in range(self.ranks)]
+        if call:  # all ranks have come to this call, so none reads the texts of the one before
+            self._ask("delete_key", f"{self.name}/{call - 1}/{self.rank}")
+        return said
 
     def _text(self, key: str, rank: int, what: str) -> str:
         seen, since = b"", time.monotonic()

@@ -174,7 +174,8 @@ def Scale(level: str, box: Any = None, pad: Any = None, block: Any = 0) -> Scale
     if len(box.shape) < 4 or len(pad.shape) != 2 or not all(isinstance(n, int) for n in sizes) or box.shape[1] != 2 or \
             pad.shape[1] != 2 * box.shape[2] or str(pad.dtype) != "int64":
         raise error("scale", f"box has the shape {tuple(box.shape)}, pad {tuple(pad.shape)} of {pad.dtype}",
-                    expected="(blocks, 2, ranks, *tile), and (blocks, 2 * ranks) of int64")
+                    expected="(blocks, 2, ranks, *tile), and (blocks, 2 * ranks) of int64",
+                    found=f"{tuple(box.shape)} and {tuple(pad.shape)} of {pad.dtype}")
     return ScaleFrame(level, box, pad, block)
 
 
