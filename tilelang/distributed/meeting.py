@@ -18,7 +18,8 @@ BEAT, GONE, POLL = 1.0, 12.0, 0.005  # seconds: between counts, without a new co
 class Meeting:
     """The ranks of a program as one of them sees them.
 
-    store: set(key, text), get(key), check([keys]), delete_key(key).  name: of this set of ranks.  gone: seconds without a sign of life.
+    store: set(key, text), get(key), check([keys]), delete_key(key).  name: of this set of ranks.  gone: seconds without a
+    sign of life.
     """
 
     def __init__(self, store: Any, rank: int, ranks: int, name: str = "ranks", gone: float = GONE) -> None:
