@@ -46,6 +46,39 @@ def test_every_operator_of_a_block_is_known_and_computes_what_torch_does(name):
     assert (got - want).abs().max() < 2e-6
 
 
+@pytest.mark.parametrize("name", ["LlamaBlock", "LatentBlock"])
+def test_a_block_runs_compiled(name):
+    import torch
+    import torch_blocks
+
+    from tilelang.program.fx import FxProgram
+
+    torch.manual_seed(0)
+    model, x = getattr(torch_blocks, name)().eval(), torch.randn(2, 19, 64)
+    module, inputs = graph_and_inputs(model, x)
+    compiled = FxProgram(module)
+    assert len(compiled.programs) == 1 and not compiled.left
+    with torch.no_grad():
+        got = compiled(*inputs)[0]
+        want = model.double()(x.double())
+    assert (got - want).abs().max() < 2e-6
+
+
+def test_operators_that_are_not_known_stay_with_torch():
+    import torch
+
+    from tilelang.program.fx import FxProgram
+
+    def f(x):
+        return torch.exp(torch.fft.rfft(x * 2 + 1).abs() * 3) + 1
+
+    x = torch.rand(4, 16) * 0.1
+    module, inputs = graph_and_inputs(f, x)
+    compiled = FxProgram(module)
+    assert len(compiled.programs) == 2 and any("fft" in reason for _, reason in compiled.left)
+    assert torch.allclose(compiled(*inputs)[0], f(x), rtol=1e-4)
+
+
 def test_torch_finds_the_backend_by_its_name():
     import pathlib
 

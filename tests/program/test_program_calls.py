@@ -12,7 +12,7 @@ import tilelang.language as T
 from tilelang.program.api import Program, ProgramOptions
 
 QUICK = {"scaled_sum", "rotary", "integer_bits", "rms_norm", "dynamic_softmax", "cross_entropy", "attention_causal", "lora",
-         "quantised_matmul", "embedding", "squared_error"}
+         "quantised_matmul", "embedding", "squared_error", "llama_block"}
 SIMULATED = {"scaled_sum", "softmax", "attention_dynamic", "mlp"}
 
 

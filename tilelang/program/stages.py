@@ -70,9 +70,12 @@ def with_reduced(w: Writer, axes: tuple[Axis, ...], over: Sequence[Axis], body: 
 def gemm(w: Writer, t: Tensor, c: Contraction, acc: Tile, clear: bool = False) -> None:
     """T.gemm of two operands into an accumulator."""
     (over,), (m,), (n,) = w.plan.tiled(t.over), w.plan.tiled(c.m), w.plan.tiled(c.n)
-    kind = operand_type(c.a, c.b)
-    a, flip_a = operand(w, c.a, m, over, kind, True)
-    b, flip_b = operand(w, c.b, over, n, kind, False)
+    left, right = c.a, c.b
+    if acc.axes == (n, m):  # the accumulator lies transposed
+        left, right, m, n = right, left, n, m
+    kind = operand_type(left, right)
+    a, flip_a = operand(w, left, m, over, kind, True)
+    b, flip_b = operand(w, right, over, n, kind, False)
     flags = ", transpose_A=True" * flip_a + ", transpose_B=True" * flip_b + ", clear_accum=True" * clear
     w.last[a.key] = w.last[b.key] = w.last[acc.key] = w.count
     w.say(f"T.gemm({a.name}, {b.name}, {acc.name}{flags})")
