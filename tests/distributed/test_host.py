@@ -20,7 +20,10 @@ class Driver:
         self.copied = b""
 
     def call(self, name, *args):
-        if name == "cuModuleGetGlobal_v2":
+        if name == "cuMemHostAlloc":
+            self.words = ctypes.create_string_buffer(b"\1" * 48, 48)
+            args[0]._obj.value = ctypes.addressof(self.words)
+        elif name == "cuModuleGetGlobal_v2":
             args[0]._obj.value, args[1]._obj.value = 4096, len(WORLD.packed())
             assert args[3] == b"tl_world"
         else:
@@ -31,6 +34,7 @@ class Driver:
 @pytest.fixture
 def alone(monkeypatch):
     monkeypatch.setattr(world, "_worlds", {})
+    monkeypatch.setattr(world, "report", [])
     monkeypatch.setattr(host, "_current", [])
 
 
@@ -55,7 +59,11 @@ def test_a_process_alone_is_a_rank_of_one(alone, monkeypatch):
     driver = Driver()
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     world.fill(driver, SimpleNamespace(handle=None), b"tl_world", 0)
-    assert struct.unpack_from("<iiQQQQq", driver.copied) == (0, 1, 30 * 10**9, 0, 2**64 - 1, 0, 0)
+    assert struct.unpack_from("<iiQQQQq", driver.copied) == (
+        0, 1, 30 * 10**9, 0, 2**64 - 1, ctypes.addressof(driver.words), 0)
+    assert host.stopped() is None
+    world.report[0][:] = [3, 12, 4096, 4, 3, 7]
+    assert "rank 0: block 7 waited in line 12 for the signal at address 0x1000, which is 3" in str(host.stopped())
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(TileLangError, match="none of them"):
         world.fill(driver, SimpleNamespace(handle=None), b"tl_world", 0)

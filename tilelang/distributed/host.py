@@ -191,17 +191,23 @@ def synchronize() -> None:
 
 def stopped() -> Exception | None:
     """The error for the kernel that has stopped on this rank; None where none said why."""
-    me = current()
-    kind, line, at, want, found, block = (int(x) for x in me.report)
+    if _current:
+        return said(_current[0].report, _current[0].rank, _current[0].names)
+    return said(world.report[0], 0, None) if world.report else None
+
+
+def said(words: Any, rank: int, names: dict[int, str] | None) -> Exception | None:
+    """The error that a stopped kernel of a rank has written.  names: of symmetric tensors by first byte; None without a heap."""
+    kind, line, at, want, found, block = (int(x) for x in words)
     if kind == 0:
         return None
-    start = max((s for s in me.names if s <= at), default=0)
-    where = f"byte {at - start} of {me.names.get(start, 'the heap')}"
+    start = max((s for s in names or () if s <= at), default=0)
+    where = f"address {at:#x}" if names is None else f"byte {at - start} of {names.get(start, 'the heap')}"
     if kind == 3:
-        return error("rank-stopped", f"rank {me.rank}: block {block} waited in line {line} for the signal at {where}, which is "
+        return error("rank-stopped", f"rank {rank}: block {block} waited in line {line} for the signal at {where}, which is "
                      f"{found}", expected=f"{want}", found=f"{found}")
     if kind == 2:
-        return error("rank-stopped", f"rank {me.rank}: line {line} names rank {found} of {want}",
+        return error("rank-stopped", f"rank {rank}: line {line} names rank {found} of {want}",
                      expected=f"a rank below {want}", found=str(found))
-    return error("rank-stopped", f"rank {me.rank}: a tensor that was passed as T.SymmTensor is not symmetric",
+    return error("rank-stopped", f"rank {rank}: a tensor that was passed as T.SymmTensor is not symmetric",
                  expected="a tensor of tilelang.distributed.create_tensor", found="another tensor")

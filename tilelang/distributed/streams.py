@@ -11,7 +11,7 @@ from tilelang.errors import error
 from tilelang.runtime import world
 from tilelang.runtime.cuda_driver import driver
 
-from .host import ALIGN
+from .host import ALIGN, said
 
 _WRITE, _WAIT = {4: "cuStreamWriteValue32_v2", 8: "cuStreamWriteValue64_v2"}, {
     4: "cuStreamWaitValue32_v2", 8: "cuStreamWaitValue64_v2"}
@@ -118,8 +118,19 @@ def create_mapped_tensor(shape: Any, dtype: Any) -> tuple[Any, Any]:
 class LocalRanks:
     """The devices of this process, each of which is a rank.  Made by init_local."""
 
-    def __init__(self, devices: list[int], heaps: list[Any], report: Any) -> None:
-        self.devices, self.heaps, self.report, self.used = devices, heaps, report, 0
+    def __init__(self, devices: list[int], heaps: list[Any], reports: Any) -> None:
+        self.devices, self.heaps, self.reports, self.used = devices, heaps, reports, 0
+
+    def synchronize(self) -> None:
+        """Wait until the devices are idle.  Raises rank-stopped where a kernel gave up, with rank, signal and line."""
+        import torch
+
+        for k, d in enumerate(self.devices):
+            try:
+                torch.cuda.synchronize(d)
+            except RuntimeError as e:
+                found = [said(words, r, {}) for r, words in enumerate(self.reports)]
+                raise next((x for x in found[k:] + found[:k] if x is not None), e) from None
 
     def create_tensor(self, shape: Any, dtype: Any) -> list[Any]:
         """Symmetric tensors of zeros, one on each device.  Raises symmetric-memory."""
@@ -158,11 +169,12 @@ def init_local(devices: Any = None, heap_bytes: int = 1 << 28, timeout: float = 
             for other, context in zip(devices, contexts):
                 if d != other:
                     _enable_peer(driver(), context)
-    report, starts = torch.zeros(6, dtype=torch.int64, pin_memory=True), [h.data_ptr() for h in heaps]
+    reports = torch.zeros(len(devices), 6, dtype=torch.int64, pin_memory=True)
+    starts = [h.data_ptr() for h in heaps]
     for k, d in enumerate(devices):
         world.enter(world.World(k, len(devices), starts[k], heap_bytes, tuple(p - starts[k] for p in starts),
-                                int(timeout * 1e9), report.data_ptr()), d)
-    return LocalRanks(devices, heaps, report)
+                                int(timeout * 1e9), reports[k].data_ptr()), d)
+    return LocalRanks(devices, heaps, reports)
 
 
 def _enable_peer(driver: Any, context: Any) -> None:
