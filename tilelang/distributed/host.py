@@ -197,7 +197,7 @@ def stopped() -> Exception | None:
 
 
 def said(words: Any, rank: int, names: dict[int, str] | None) -> Exception | None:
-    """The error that a stopped kernel of a rank has written.  names: of symmetric tensors by first byte; None without a heap."""
+    """The error that a stopped kernel of a rank has written.  names: of symmetric tensors by first byte, None without heap."""
     kind, line, at, want, found, block = (int(x) for x in words)
     if kind == 0:
         return None
