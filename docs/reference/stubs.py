@@ -118,17 +118,18 @@ def language() -> str:
     from tilelang.ir.dtype import dtype
     from tilelang.language.spellings import SPELLINGS
     from tilelang.language.unavailable import UNAVAILABLE
-    from tilelang.language.whole import ALONE
+    from tilelang.language.whole import ALONE, BOTH
+    from tilelang.program import FUNCTIONS
 
     imports: dict[str, list[str]] = defaultdict(list)
     lines: list[str] = []
     for name in [*T.__all__, *sorted(ALONE)]:
-        value = getattr(T, name)
+        value = FUNCTIONS[name] if name in UNAVAILABLE and name in BOTH else getattr(T, name)
         home = getattr(value, "__module__", "") or ""
         own = getattr(value, "__name__", "")
         if name in ("Any", "AnyDType"):
             lines += [] if name == "Any" else [f"{name} = Any\n"]
-        elif name in UNAVAILABLE:
+        elif name in UNAVAILABLE and name not in BOTH:
             doc = (inspect.getdoc(value) or "").replace('"', "'")
             lines.append(f'@_deprecated("{doc}")\ndef {name}(*args: Any, **kwargs: Any) -> Any: ...\n')
         elif name in SPELLINGS and inspect.isfunction(value) and inspect.unwrap(value).__code__.co_name != own:

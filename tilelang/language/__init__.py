@@ -11,6 +11,7 @@ from tilelang.errors import JITNoBuilderError as _JITNoBuilderError
 from . import dtypes as _dtypes
 from . import fastmath as _fastmath
 from .tracing import error_kinds as _kinds
+from .tracing.builder import current_builder as _current_builder
 from . import math as _math
 from . import nodes as _nodes
 from . import spellings as _spellings
@@ -131,11 +132,11 @@ def var(name: str = "v", dtype: _typing.Any = "int32") -> _ir.Var:  # noqa: F811
 
 
 def __getattr__(name: str) -> _typing.Any:
+    if name in _whole.ALONE and _current_builder() is None:  # in a kernel these are unknown names, with hints of their own
+        return _whole.function_of_programs(name)
     if name in _LAZY:
         module, _, attribute = _LAZY[name].partition(":")
         value = getattr(_import_module(module), attribute or name)
-    elif name in _whole.ALONE:
-        value = _whole.function_of_programs(name)
     elif name in _SUBMODULES:
         value = _import_module(f"{__name__}.{name}")
     else:
@@ -145,7 +146,8 @@ def __getattr__(name: str) -> _typing.Any:
 
 
 def __dir__() -> list[str]:
-    return sorted((globals().keys() | _whole.ALONE) - _UNAVAILABLE.keys())  # what a prompt completes can be used
+    # what a prompt completes can be used
+    return sorted((globals().keys() - _UNAVAILABLE.keys()) | _whole.ALONE | {*_whole.BOTH})
 
 
 __tilelang_dialect__ = "cuda"

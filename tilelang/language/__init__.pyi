@@ -436,6 +436,7 @@ from tilelang.program.functions import (
     unsqueeze as _expand_dims,
     unsqueeze as unsqueeze,
     var as _variance,
+    where as where,
     windows as windows,
     zeros as zeros,
     zeros_like as zeros_like,
@@ -2141,8 +2142,6 @@ def warp_reduce_sum(value: Any) -> _Expr:
 @_deprecated("Not available: is a raw form that is not available: T.wgmma_gemm, T.wait_wgmma and the barriers of T.alloc_barrier are.")
 def wgmma_gemm_sp(*args: Any, **kwargs: Any) -> Any: ...
 wgmma_mma = _wgmma_mma
-@_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
-def where(*args: Any, **kwargs: Any) -> Any: ...
 def all(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """Whether all are true.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
 amax = _amax
 amin = _amin
