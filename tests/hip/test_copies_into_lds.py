@@ -82,6 +82,7 @@ def inputs(m=128, n=128, k=128, dt=np.float16, nt=True):
 @pytest.mark.parametrize("chip, options, bytes_", [
     ("gfx950", {}, [16] * 4), ("gfx950", {"nt": False}, [16] * 4), ("gfx942", {}, []), ("gfx90a", {}, []),
     ("gfx950", {"k": 100, "tiles": (64, 64, 40)}, []),  # rows of 100 halves: no whole chunks
+    ("gfx950", {"tiles": (32, 64, 16)}, [16] * 4),  # of A by half of the threads
     ("gfx950", {"dt": "float32"}, [16] * 4), ("gfx950", {"m": 100, "n": 72}, [16] * 4)])
 def test_what_goes_past_the_registers_is_as_wide_as_loads_would_be(chip, options, bytes_):
     program = lowered(product(**options), chip)

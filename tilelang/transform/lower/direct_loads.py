@@ -6,7 +6,7 @@
 
 Lane i writes chunk i of the tile's storage.  Where the layout moves chunks, the lane reads the chunk that belongs there, which
 the layout itself tells: swizzles are their own inverses.  A tile goes this way if the target (`async_load_bytes`) copies as
-many bytes a lane as a thread would load at once: narrower copies would be more instructions than loads and stores.
+many bytes a lane as a thread would load at once, or more: narrower copies would be more instructions than loads and stores.
 """
 
 from __future__ import annotations
@@ -69,13 +69,14 @@ def _bytes(lw: Any, load: Copy, store: Copy) -> int:
     width, whole = power_of_two_in(extents[last] * size, MAX_BYTES), prod(extents) * size
     while width > _WORD and whole // width < lw.num_threads:
         width //= 2
+    width = min((n for n in lw.target.async_load_bytes if n >= width and extents[last] * size % n == 0), default=0)
     count = width // size
     at = matched_indices(src, of_src, tuple(fresh("i") * (count if d == last else 1) for d in range(len(extents))))
     known = lw.known
     rows = [n * s for n, s, d in zip(src.extents, b.strides, of_src) if d is not None]  # all lanes lie within 2^30 bytes
     if not all(isinstance(n, int) for n in rows) or sum(rows) * size > 1 << 30:
         return 0
-    if width not in lw.target.async_load_bytes or lw.vector_width(b, at, count) < count or \
+    if not count or lw.vector_width(b, at, count) < count or \
             known.divisor(at[-1]) % count or known.divisor(convert(b.shape[-1])) % count:
         return 0
     tiles = lw.layout_of(dst.buffer).table().reshape(-1, prod(extents))
