@@ -20,7 +20,7 @@ from typing import Any
 
 from tilelang.errors import InternalError, TileLangError, TileLangWarning, _place_of
 import tilelang
-from tilelang.ir import FRAGMENT, GLOBAL, SHARED, Alloc, Buffer, Const, For, Func, Launch, Parallel, to_text, walk
+from tilelang.ir import FRAGMENT, GLOBAL, SHARED, Span, Alloc, Buffer, Const, For, Func, Launch, Parallel, to_text, walk
 from tilelang.ir.record import record
 from tilelang.jit.artifact import program_of
 from tilelang.jit.inspect import sources_of
@@ -30,7 +30,7 @@ from tilelang.target import Target, of_arch
 from tilelang.transform.framework.observe import PassEvent, PassEventObserver, observing
 from tilelang.transform.pipeline import lower
 
-from .texts import Outline, consts_of, outline, settings
+from .texts import Outline, consts_of, diagnostic, outline, place_in, settings
 
 ASSUMED = (1024, 128)  # values of dimensions that nothing gives
 Found = dict[str, Any]
@@ -48,10 +48,6 @@ class Request:
     path: str
     text: str
 
-    @property
-    def lines(self) -> list[str]:
-        return self.text.splitlines()
-
 
 def check(request: Request, tell: Callable[[Found], None]) -> None:
     """Analyse a text.  tell is called with {"diagnostics": ...} when all kernels are traced, then with these and
@@ -62,7 +58,9 @@ def check(request: Request, tell: Callable[[Found], None]) -> None:
     try:
         tree = ast.parse(request.text, request.path)
     except (SyntaxError, ValueError) as e:
-        tell({"diagnostics": [_syntax(e)], "functions": []})
+        line, column = getattr(e, "lineno", 1) or 1, max(0, (getattr(e, "offset", 1) or 1) - 1)
+        found = diagnostic("syntax", getattr(e, "msg", str(e)), line, Span("", line, column, line, column + 1))
+        tell({"diagnostics": [found], "functions": []})
         return
     about = outline(tree)
     names = _run(request, about, diagnostics)
@@ -107,13 +105,13 @@ def _run(request: Request, about: Outline, diagnostics: list[Found]) -> dict[str
 
 def target_of(request: Request, node: ast.FunctionDef) -> Target:
     """The GPU that a kernel is analysed for: of a comment `# tilelang: arch=sm_80`, else sm_90a."""
-    return of_arch(str(settings(request.lines, node).get("arch", "sm_90a")))
+    return of_arch(str(settings(request.text, node).get("arch", "sm_90a")))
 
 
 def _traced(request: Request, node: ast.FunctionDef, value: Any, diagnostics: list[Found],
             sizes: tuple[int, ...] = ASSUMED) -> tuple[Found, Func | None]:
     """(what is known of a kernel, its program or None).  Assumes values where nothing gives them."""
-    given = settings(request.lines, node)
+    given = settings(request.text, node)
     found: Found = {"name": node.name, "line": node.lineno, "end": node.end_lineno, "buffers": [], "variables": []}
     for size in sizes:
         errors: list[Found] = []
@@ -245,7 +243,7 @@ class _errors:
         self.caught.__exit__(kind, e, trace)
         for w in self.given or ():
             if isinstance(w.message, TileLangWarning) and w.filename == self.request.path:
-                self.into.append(_diagnostic(w.message.code, str(w.message).partition(": ")[2], w.lineno, severity=2))
+                self.into.append(diagnostic(w.message.code, str(w.message).partition(": ")[2], w.lineno, severity=2))
         if isinstance(e, Exception):
             self.into.append(self._of(e))
         return isinstance(e, Exception)
@@ -260,32 +258,14 @@ class _errors:
             places = e.span.chain() if hasattr(e.span, "chain") else [e.span or e.call and _place_of(e.call)]
             own = [p for p in places if p is not None and p.file == self.request.path]
             related = [(p, label) for p, label in e.notes if p is not None and p.file == self.request.path]
-            return _diagnostic(e.kind, text, line, own[0] if own else None, related=[
-                {**_range(p.line, p), "text": label} for p, label in related])
+            return diagnostic(e.kind, text, line, own[0] if own else None, related=[
+                {**place_in(p.line, p), "text": label} for p, label in related])
         if isinstance(e, LookupError) and not isinstance(e, (KeyError, IndexError)):
-            return _diagnostic("not-analysed", str(e), line, severity=3)
+            return diagnostic("not-analysed", str(e), line, severity=3)
         if isinstance(e, InternalError):
-            return _diagnostic("compiler", f"{str(e).splitlines()[0]}{note}", line)
+            return diagnostic("compiler", f"{str(e).splitlines()[0]}{note}", line)
         own_frames = [f for f in traceback.extract_tb(e.__traceback__) if f.filename == self.request.path]
-        return _diagnostic("python", f"{type(e).__name__}: {e}{note}", own_frames[-1].lineno or line if own_frames else line)
-
-
-def _syntax(e: Exception) -> Found:
-    line = getattr(e, "lineno", 1) or 1
-    column = max(0, (getattr(e, "offset", 1) or 1) - 1)
-    return {"code": "syntax", "text": getattr(e, "msg", str(e)), "severity": 1, "related": [], "line": line, "column": column,
-            "end_line": line, "end_column": column + 1}
-
-
-def _diagnostic(code: str, text: str, line: int, place: Any = None, severity: int = 1, related: Any = ()) -> Found:
-    return {"code": code, "text": text, "severity": severity, "related": list(related), **_range(line, place)}
-
-
-def _range(line: int, p: Any) -> Found:
-    """Lines from 1, columns in bytes from 0, as Python counts; end_column 0: to the end of the line."""
-    if p is None:
-        return {"line": line, "column": 0, "end_line": line, "end_column": 0}
-    return {"line": p.line, "column": p.col, "end_line": p.end_line or p.line, "end_column": p.end_col}
+        return diagnostic("python", f"{type(e).__name__}: {e}{note}", own_frames[-1].lineno or line if own_frames else line)
 
 
 # ---- pages ----------------------------------------------------------------------------------------------------------
@@ -298,7 +278,7 @@ def page(request: Request, function: str, what: str) -> str:
     if node is None:
         return "\n".join([f"{function} cannot be shown", *(d["text"] for d in diagnostics)])
     assumed: dict[str, Any] = {}
-    func = program(node, names[function], settings(request.lines, node), ASSUMED[0], assumed)
+    func = program(node, names[function], settings(request.text, node), ASSUMED[0], assumed)
     head = [f"{'//' if what == 'source' else '#'} {function} {_assumed(assumed)}"] if assumed else []
     target = target_of(request, node)
     if what == "tile":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -65,8 +66,7 @@ def markdown(n: Name, prefix: str = "") -> str:
 
 def place_of(word: str, text: str, path: str, about: Outline) -> tuple[str, int] | None:
     """(file, line from 1) of the definition of a word: in this text, in a module beside it, or in the language."""
-    here = _line_of(ast.parse(text), word)
-    if here:
+    if here := _line_of(text, word):
         return path, here
     where = module_of(word, about.aliases)
     module, _, name = where.rpartition(".")
@@ -76,17 +76,15 @@ def place_of(word: str, text: str, path: str, about: Outline) -> tuple[str, int]
             return inspect.getsourcefile(value) or "", inspect.getsourcelines(value)[1]
         except (TypeError, OSError):
             return None
-    file = Path(path).parent.joinpath(*module.split(".")).with_suffix(".py") if module else None
-    if file is None or not file.is_file():
-        return None
-    line = _line_of(ast.parse(file.read_text(encoding="utf-8")), name)
+    file = Path(path).parent.joinpath(*module.split(".")).with_suffix(".py")
+    line = _line_of(file.read_text(encoding="utf-8"), name) if module and file.is_file() else 0
     return (str(file), line) if line else None
 
 
-def _line_of(tree: ast.Module, name: str) -> int:
-    """The line of the function or class of this name, 0 without one."""
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return next((n.lineno for n in ast.walk(tree) if isinstance(n, kinds) and n.name == name), 0)
+def _line_of(text: str, name: str) -> int:
+    """The line of the function or class of this name, 0 without one; it need not parse."""
+    found = re.search(rf"^[ \t]*(?:def|class) {re.escape(name)}\b", text, re.MULTILINE)
+    return text.count("\n", 0, found.end()) + 1 if found else 0
 
 
 def outline_of(text: str) -> Outline:
@@ -94,8 +92,5 @@ def outline_of(text: str) -> Outline:
     try:
         return outline(ast.parse(text))
     except (SyntaxError, ValueError):
-        imports = [line for line in text.splitlines() if line.startswith(("import ", "from "))]
-        try:
-            return outline(ast.parse("\n".join(imports)))
-        except SyntaxError:
-            return outline(ast.parse("import tilelang\nimport tilelang.language as T"))
+        imports = re.findall(r"^(?:import [\w., ]*\w|from [\w.]+ import [\w, ]*\w)$", text, re.MULTILINE)
+        return outline(ast.parse("\n".join(imports)))

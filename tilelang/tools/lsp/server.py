@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from tilelang.version import __version__
 
 from .names import described, markdown, module_of, outline_of, place_of, public
-from .texts import word_at
+from .texts import diagnostic, word_at
 
 try:
     from lsprotocol import types as lsp
@@ -81,10 +82,6 @@ class Worker:
         finally:
             del self.answers[number]
 
-    def stop(self) -> None:
-        if self.process is not None and self.process.returncode is None:
-            self.process.kill()
-
 
 class Server(LanguageServer):
     """known: uri -> what the last analysis said of its functions.  tasks: uri -> the analysis under way."""
@@ -123,8 +120,7 @@ class Server(LanguageServer):
                     self.workspace_inlay_hint_refresh(None)
             if found.get("late") and not any(d["code"] == "late" for d in said):
                 text = f"the analysis was stopped after {self.seconds:g} s; hints and layouts are those of an earlier text"
-                said = [*said, {"code": "late", "text": text, "severity": 3, "related": [], "line": found["line"], "column": 0,
-                                "end_line": found["line"], "end_column": 0}]
+                said = [*said, diagnostic("late", text, found["line"], severity=3)]
                 self._publish(uri, said)
 
     def _publish(self, uri: str, found: list[dict[str, Any]]) -> None:
@@ -133,10 +129,6 @@ class Server(LanguageServer):
             _range(d, lines), d["text"], lsp.DiagnosticSeverity(d["severity"]), code=d["code"], source="tilelang",
             related_information=[lsp.DiagnosticRelatedInformation(lsp.Location(uri, _range(r, lines)), r["text"])
                                  for r in d["related"]]) for d in found]))
-
-    def functions_at(self, uri: str, line: int) -> list[dict[str, Any]]:
-        """Analysed functions that hold a line, counted from 1."""
-        return [f for f in self.known.get(uri, []) if f["line"] <= line <= f["end"]]
 
 
 def _path(uri: str) -> str:
@@ -175,17 +167,14 @@ async def started(ls: Server, params: lsp.InitializedParams) -> None:
 @server.feature(lsp.SHUTDOWN)
 def stopped(ls: Server, params: None) -> None:
     """Ends the processes."""
-    ls.checks.stop()
-    ls.pages.stop()
+    for worker in (ls.checks, ls.pages):
+        if worker.process is not None and worker.process.returncode is None:
+            worker.process.kill()
 
 
 @server.feature(lsp.TEXT_DOCUMENT_DID_OPEN)
-async def opened(ls: Server, params: lsp.DidOpenTextDocumentParams) -> None:
-    ls.schedule(params.text_document.uri)
-
-
 @server.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)
-async def changed(ls: Server, params: lsp.DidChangeTextDocumentParams) -> None:
+async def changed(ls: Server, params: lsp.DidOpenTextDocumentParams | lsp.DidChangeTextDocumentParams) -> None:
     ls.schedule(params.text_document.uri)
 
 
@@ -214,16 +203,10 @@ def complete(ls: Server, params: lsp.CompletionParams) -> lsp.CompletionList:
 def signature(ls: Server, params: lsp.SignatureHelpParams) -> lsp.SignatureHelp | None:
     """The signature of the call that the cursor is in."""
     uri, at = params.text_document.uri, params.position
-    before, depth = ls.line(uri, at.line)[:at.character], 0
-    for k in range(len(before) - 1, -1, -1):
-        depth += {")": 1, "(": -1}.get(before[k], 0)
-        if depth < 0:
-            about = outline_of(ls.workspace.get_text_document(uri).source)
-            word = word_at(before[:k], k)
-            n = described(word, about.aliases)
-            return None if n is None else lsp.SignatureHelp([lsp.SignatureInformation(
-                f"{word}{n.signature}", lsp.MarkupContent(lsp.MarkupKind.Markdown, n.doc))], 0)
-    return None
+    call = re.search(r"([\w.]+)\([^()]*(?:\([^()]*\)[^()]*)*$", ls.line(uri, at.line)[:at.character])
+    n = described(call[1], outline_of(ls.workspace.get_text_document(uri).source).aliases) if call else None
+    return None if n is None or call is None else lsp.SignatureHelp([lsp.SignatureInformation(
+        f"{call[1]}{n.signature}", lsp.MarkupContent(lsp.MarkupKind.Markdown, n.doc))], 0)
 
 
 @server.feature(lsp.TEXT_DOCUMENT_HOVER)
@@ -233,7 +216,7 @@ def hover(ls: Server, params: lsp.HoverParams) -> lsp.Hover | None:
     word = word_at(ls.line(uri, at.line), at.character)
     n = described(word, outline_of(ls.workspace.get_text_document(uri).source).aliases)
     lines = [markdown(n, f"{word.rpartition('.')[0]}." if "." in word else "")] if n is not None else []
-    inside = ls.functions_at(uri, at.line + 1)
+    inside = [f for f in ls.known.get(uri, []) if f["line"] <= at.line + 1 <= f["end"]]
     for f in inside or ls.known.get(uri, []):  # a macro's lines are in no kernel
         lines += [f"`{b['name']}`: {b['text']}" + (f"  \n{f['layouts'][word]['text']}" if word in f.get("layouts", {}) else "")
                   for b in f["buffers"] if b["name"] == word]
@@ -270,14 +253,11 @@ def definition(ls: Server, params: lsp.DefinitionParams) -> lsp.Location | None:
     """The macro, the kernel, the helper, or the function of the language under the cursor."""
     uri, at = params.text_document.uri, params.position
     source = ls.workspace.get_text_document(uri).source
-    try:
-        found = place_of(word_at(ls.line(uri, at.line), at.character), source, _path(uri), outline_of(source))
-    except SyntaxError:
-        return None
+    found = place_of(word_at(ls.line(uri, at.line), at.character), source, _path(uri), outline_of(source))
     if found is None:
         return None
-    here = uri if found[0] == _path(uri) else from_fs_path(found[0]) or uri
-    return lsp.Location(here, lsp.Range(lsp.Position(found[1] - 1, 0), lsp.Position(found[1] - 1, 0)))
+    place = lsp.Position(found[1] - 1, 0)
+    return lsp.Location(uri if found[0] == _path(uri) else from_fs_path(found[0]) or uri, lsp.Range(place, place))
 
 
 @server.feature(lsp.TEXT_DOCUMENT_CODE_ACTION)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tilelang.ir.record import record
 
@@ -104,11 +105,11 @@ def consts_of(f: ast.FunctionDef) -> list[str]:
             for n in a.value.replace(",", " ").split()]
 
 
-def settings(lines: list[str], f: ast.FunctionDef | None = None) -> dict[str, object]:
+def settings(text: str, f: ast.FunctionDef | None = None) -> dict[str, object]:
     """Values of comments `# tilelang: M=1024 dtype=float16`: those of the file, then those in or right above a function."""
     out: dict[str, object] = {}
     first = min([f.lineno, *(d.lineno for d in f.decorator_list)]) - _NEAR if f is not None else 0
-    for k, line in enumerate(lines, 1):
+    for k, line in enumerate(text.splitlines(), 1):
         found = _SETTING.search(line)
         mine = f is not None and first <= k <= (f.end_lineno or 0)
         if found and (mine or not line[:1].isspace()):
@@ -133,3 +134,14 @@ def word_at(line: str, column: int) -> str:
             end = line.find(".", column)
             return line[m.start():end if m.start() <= end < m.end() else m.end()]
     return ""
+
+
+def diagnostic(code: str, text: str, line: int, place: Any = None, severity: int = 1, related: Any = ()) -> dict[str, Any]:
+    """A finding as the worker tells it.  severity: 1 error, 2 warning, 3 information.  place: a Span, None for a whole line."""
+    return {"code": code, "text": text, "severity": severity, "related": list(related), **place_in(line, place)}
+
+
+def place_in(line: int, p: Any) -> dict[str, int]:
+    """Lines from 1, columns in bytes from 0, as Python counts; end_column 0: to the end of the line."""
+    found = (line, 0, line, 0) if p is None else (p.line, p.col, p.end_line or p.line, p.end_col)
+    return dict(zip(("line", "column", "end_line", "end_column"), found))

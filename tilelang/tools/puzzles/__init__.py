@@ -12,5 +12,4 @@ from .book import Puzzle, puzzle, puzzles
 from .checking import Verdict, check, check_file
 from .notebook import show_picture
 from .pictures import picture
-
 __all__ = ["Puzzle", "Verdict", "check", "check_file", "picture", "puzzle", "puzzles", "show_picture"]

@@ -12,7 +12,7 @@ from tilelang.ir.record import record
 
 from .book import Puzzle, learners_file, puzzle, puzzles
 
-PROGRESS = "progress.json"
+PROGRESS, NOTEBOOK = "progress.json", "puzzles.ipynb"
 
 
 @record
@@ -30,9 +30,13 @@ class Desk:
         except (OSError, ValueError, KeyError, TypeError):
             return {"solved": [], "hints": {}}
 
-    def keep(self, progress: dict[str, Any]) -> None:
+    def write(self, name: str, text: str) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / PROGRESS).write_text(json.dumps(progress, indent=1) + "\n", encoding="utf-8")
+        (self.folder / name).write_text(text, encoding="utf-8")
+        return self.folder / name
+
+    def keep(self, progress: dict[str, Any]) -> None:
+        self.write(PROGRESS, json.dumps(progress, indent=1) + "\n")
 
     def file(self, p: Puzzle) -> Path:
         return self.folder / learners_file(p)
@@ -55,12 +59,9 @@ def list_all(desk: Desk, _: Puzzle | None) -> int:
 
 def start(desk: Desk, _: Puzzle | None) -> int:
     """Write the files that do not exist yet."""
-    desk.folder.mkdir(parents=True, exist_ok=True)
     for p in puzzles():
-        path = desk.file(p)
-        if not path.exists():
-            path.write_text(p.source, encoding="utf-8")
-            print(f"written: {path}")
+        if not desk.file(p).exists():
+            print(f"written: {desk.write(learners_file(p), p.source)}")
     print(f"Read {desk.file(puzzles()[0])}, complete it, then: tilelang puzzles check 1")
     return 0
 
@@ -100,10 +101,7 @@ def draw(desk: Desk, p: Puzzle) -> int:
     """Draw what the solution of a puzzle does into an SVG file."""
     from .notebook import picture_of  # 600 ms
 
-    path = desk.folder / f"{desk.file(p).stem}.svg"
-    desk.folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(picture_of(p), encoding="utf-8")
-    print(f"picture: {path} (open it in a browser)")
+    print(f"picture: {desk.write(f'{desk.file(p).stem}.svg', picture_of(p))} (open it in a browser)")
     return 0
 
 
@@ -118,13 +116,10 @@ def notebook(desk: Desk, _: Puzzle | None) -> int:
     """Write all puzzles as a notebook."""
     from .notebook import notebook_text  # 600 ms
 
-    path = desk.folder / "puzzles.ipynb"
-    desk.folder.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        print(f"{path} exists already and is kept", file=sys.stderr)
+    if (desk.folder / NOTEBOOK).exists():
+        print(f"{desk.folder / NOTEBOOK} exists already and is kept", file=sys.stderr)
         return 1
-    path.write_text(notebook_text(), encoding="utf-8")
-    print(f"written: {path}")
+    print(f"written: {desk.write(NOTEBOOK, notebook_text())}")
     return 0
 
 

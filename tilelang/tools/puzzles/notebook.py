@@ -49,10 +49,7 @@ class Drawn:
     """A picture that a notebook shows."""
 
     def __init__(self, svg: str) -> None:
-        self.svg = svg
-
-    def _repr_svg_(self) -> str:
-        return self.svg
+        self._repr_svg_ = lambda: svg
 
     def __repr__(self) -> str:
         return "a picture (SVG)"

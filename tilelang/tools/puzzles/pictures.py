@@ -40,8 +40,7 @@ def steps_of(func: Func) -> list[Step]:
     launch = next((n for n in walk(func.body) if isinstance(n, Launch)), None)
     if launch is None:
         return []
-    values = {v: (_number(g) or 1) // 2 for v, g in zip(launch.block_vars, launch.grid)}
-    return list(_steps(launch.body, values, 0))
+    return list(_steps(launch.body, {v: (_number(g) or 1) // 2 for v, g in zip(launch.block_vars, launch.grid)}, 0))
 
 
 def _steps(s: Stmt, values: dict[Var, Any], depth: int) -> Iterator[Step]:
@@ -49,9 +48,9 @@ def _steps(s: Stmt, values: dict[Var, Any], depth: int) -> Iterator[Step]:
         values = {**values, s.var: _number(s.start) or 0}
     if isinstance(s, (TileOp, Parallel, Store, Evaluate)):
         touched = [e for e in effects(s) if e.buffer.scope() in (GLOBAL, FRAGMENT, *SHARED)]
+        tiles = [(e, _tile(e, s, values)) for e in touched]
         if touched:
-            yield Step(depth, _code(s), {e.buffer: _tile(e, s, values) for e in touched if e.reads},
-                       {e.buffer: _tile(e, s, values) for e in touched if e.writes})
+            yield Step(depth, _code(s), {e.buffer: t for e, t in tiles if e.reads}, {e.buffer: t for e, t in tiles if e.writes})
         return
     for child in (s.stmts if isinstance(s, Seq) else inner(s)):
         yield from _steps(child, values, depth + isinstance(s, (For, If)))
@@ -89,8 +88,7 @@ def _tile(e: Effect, s: Stmt, values: dict[Var, Any]) -> tuple[tuple[float, floa
 
 
 def picture(program: Any) -> str:
-    """An SVG picture of a program: a PrimFunc, a Func, or a kernel (its prim_func).  See the head of this file."""
-    program = getattr(program, "prim_func", program)
+    """An SVG picture of a program, a PrimFunc or a Func.  See the head of this file."""
     func: Func = getattr(program, "func", program)
     steps = steps_of(func)
     buffers = [b for _, b in func.buffers] + [n.buffer for n in walk(func.body, Alloc)]
@@ -169,5 +167,3 @@ def _path(number: int, source: Place, to: Place) -> tuple[str, float, float]:
     ya, yb = (y0 + h0, y1) if y1 > y0 else (y0, y1 + h1)
     return f"M{a:.1f},{ya:.1f} L{b:.1f},{yb:.1f}", (a + 2 * b) / 3 + 4, (ya + 2 * yb) / 3
 
-
-__all__ = ["Step", "picture", "steps_of"]

@@ -148,10 +148,6 @@ def _matrices(M: int, N: int, K: int) -> dict[str, np.ndarray]:
     return {"A": _normal(M, K, dtype="float16"), "B": _normal(K, N, dtype="float16", seed=1)}
 
 
-def _histogram_input(N: int) -> dict[str, np.ndarray]:
-    return {"X": np.random.default_rng(N).integers(0, 16, N).astype(np.int32)}
-
-
 TASKS: dict[str, Task] = {
     "copy": Task(({"N": 256}, {"N": 300}), lambda N: {"A": _normal(N)}, lambda a: a["A"]),
     "add": Task(
@@ -172,7 +168,8 @@ TASKS: dict[str, Task] = {
                ("rows without their last, partial tile", lambda a: _wide(a["X"])[:, :a["X"].shape[1] // 64 * 64].sum(1)),
                ("the first tile of each row alone", lambda a: _wide(a["X"])[:, :64].sum(1))), rules=(tiles_are_small(256),)),
     "histogram": Task(
-        ({"N": 256}, {"N": 300}), _histogram_input, lambda a: np.bincount(a["X"], minlength=16),
+        ({"N": 256}, {"N": 300}), lambda N: {"X": np.random.default_rng(N).integers(0, 16, (N,)).astype(np.int32)},
+        lambda a: np.bincount(a["X"], minlength=16),
         traps=(("elements behind the end counted as zeros",
                 lambda a: np.bincount(np.pad(a["X"], (0, -len(a["X"]) % 128)), minlength=16)),)),
     "softmax": Task(
