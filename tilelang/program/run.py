@@ -11,7 +11,10 @@ import numpy as np
 from tilelang.env import env
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import dtype, numpy_dtype
+from tilelang.ir.parser import parse
+from tilelang.ir.printer import to_text
 from tilelang.jit.compiling import as_here, compile, run_parallel
+from tilelang.language.tracing.prim_func import PrimFunc
 from tilelang.language.tracing.source_text import from_source
 from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
 from tilelang.target import Target
@@ -29,18 +32,26 @@ class Recipe:
     """A lowered program.
 
     source: the text of a module of tile programs.  steps: (kernel, inputs, outputs), names of buffers.  inputs, outputs: of the
-    program.  buffers: what kernels write -> (sizes as text, element type).
+    program.  buffers: what kernels write -> (sizes as text, element type).  kernels: their IR as text, read faster than the
+    source is traced; None before it is known.
     """
 
     def __init__(self, source: str, steps: Sequence[Sequence[Any]], inputs: Sequence[str], outputs: Sequence[str],
-                 buffers: Mapping[str, tuple[Sequence[str], str]]) -> None:
+                 buffers: Mapping[str, tuple[Sequence[str], str]], kernels: Sequence[str] | None = None) -> None:
         self.source, self.steps = source, [(k, tuple(i), tuple(o)) for k, i, o in steps]
-        self.inputs, self.outputs, self.buffers = tuple(inputs), tuple(outputs), dict(buffers)
+        self.inputs, self.outputs, self.buffers, self.kernels = tuple(inputs), tuple(outputs), dict(buffers), kernels
 
     def as_meta(self) -> dict[str, Any]:
         """The recipe as JSON values."""
         return {"source": self.source, "steps": self.steps, "inputs": self.inputs, "outputs": self.outputs,
-                "buffers": self.buffers}
+                "buffers": self.buffers, "kernels": [to_text(f.func) for f in self.functions()]}
+
+    def functions(self) -> tuple[PrimFunc, ...]:
+        """The tile programs, in the order of the steps."""
+        if self.kernels is not None:
+            return tuple(PrimFunc(parse(text)) for text in self.kernels)
+        names = ", ".join(k for k, _, _ in self.steps)
+        return tuple(from_source(f"{self.source}\n\nsteps_in_order = ({names},)\n", "steps_in_order"))
 
 
 def recipe_of(graph: Graph, sizes: Mapping[str, int] | None, target: Target) -> Recipe:
@@ -81,7 +92,7 @@ class Runner:
 
     def __init__(self, graph: Graph, recipe: Recipe, target: Any, configs: Mapping[Any, Any] | None) -> None:
         self.graph, self.recipe = graph, recipe
-        functions = functions_of(recipe)
+        functions = recipe.functions()
 
         def compiled(f: Any, results: list[int] | None) -> Any:
             return compile(f, results, target=target, pass_configs=configs)
@@ -129,12 +140,6 @@ class Runner:
             held.update(zip(step[2], results))
         out = [held[n] for n in self.recipe.outputs]
         return out[0] if self.graph.single else tuple(out)
-
-
-def functions_of(recipe: Recipe) -> tuple[Any, ...]:
-    """The @T.prim_func objects of the source, in the order of the steps."""
-    names = ", ".join(k for k, _, _ in recipe.steps)
-    return tuple(from_source(f"{recipe.source}\n\nsteps_in_order = ({names},)\n", "steps_in_order"))
 
 
 def _empty(shape: Sequence[str], dt: str, sizes: Mapping[str, int], like: Any) -> Any:
