@@ -94,13 +94,12 @@ def program(A: T.Tensor((64, 128), "float32")):
 
 
 def test_loads_of_the_next_tiles_are_in_flight_over_the_barrier():
-    """Between the loads and the barrier nothing waits for them (vmcnt); their results are stored to LDS behind it."""
+    """Until a barrier nothing waits for them (vmcnt); their results are stored to LDS behind it."""
     from test_hip_lowering import products
 
     isa = compile_hsaco(tilelang.lower(products(2), target="hip").kernel_source, "gfx942").isa
-    front, rest = isa.split("s_barrier", 1)
-    behind = front[front.rindex("ds_write"):]  # the stores of the first tiles
-    assert front.count("global_load_dwordx4") == 2 * 8 and "vmcnt" not in behind and "ds_write" in rest
+    seen = " ".join(re.findall("global_load|s_barrier|vmcnt|ds_write", isa.split("s_barrier", 1)[1]))  # behind the first tiles
+    assert len(re.findall("global_load (s_barrier )+vmcnt ds_write", seen)) >= 5
 
 
 @pytest.mark.parametrize("plain, taken", [(0, True), (12, False)])

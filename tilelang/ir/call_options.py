@@ -54,6 +54,7 @@ _ROWS: tuple[tuple[str, str, str, dict[str, tuple[Any, ...]]], ...] = (
     ("CpAsyncOptions", "cp_async", "bytes: 4, 8 or 16.", {"bytes": ("int",)}),
     ("WaitOptions", "cp_async_wait wgmma_wait", "n: groups that may still run.", {"n": ("int", 0)}),
     ("WaitLoadsOptions", "wait_loads", "n: loads into LDS of this wave that may still be in flight.", {"n": ("int", 0)}),
+    ("PriorityOptions", "wave_priority", "n: 0 to 3.", {"n": ("int", 0)}),
     ("BulkWaitOptions", "bulk_wait",
      "n: groups that may still run. read: wait only until the sources are read, not until the destinations are written.",
      {"n": ("int", 0), "read": ("bool", False)}),

@@ -261,8 +261,9 @@ def predicted(target: Target, facts: dict[str, Any], mhz: float | None = None) -
     for x in loops:
         hertz = rates.clock if x.bound.term == "memory" else clock  # that of memory does not fall with the clock of the SMs
         loaded = sum(i.cycles for i in x.items if i.unit == "loads")  # the blocks of an SM share what loads
-        own = max(loaded, x.near / beside, *(c for unit, c in x.bound.terms if unit != "memory"))
-        took += tiles * x.iterations * max(max(x.cycles / beside, x.bound.cycles) / rates.clock, own / clock)
+        each = 1 if x.resident else beside  # whose cycles are those of a block among others
+        own = max(loaded, x.near / each, *(c for unit, c in x.bound.terms if unit != "memory"))
+        took += tiles * x.iterations * max(max(x.cycles / each, x.bound.cycles) / rates.clock, own / clock)
         least += blocks / chip.sm_count * x.iterations * x.bound.cycles / hertz
     least = max(least, touched / chip.bandwidth)
     return {"mhz": clock / 1e6, "least": least * 1e6,
@@ -274,7 +275,8 @@ def _loop_lines(facts: dict[str, Any]) -> list[str]:
     for s in map(Schedule.parse, facts["schedules"]):
         terms = ", ".join(f"{name} {number(c)}" for name, c in s.bound.terms if c)
         out.append(f"loop {s.loop}: {number(s.cycles)} cycles an iteration, at least {number(s.bound.cycles)} by {s.bound.term}"
-                   f" ({terms})" + (f"; {number(s.iterations)} iterations" if s.iterations else ""))
+                   f" ({terms})" + (f"; {number(s.iterations)} iterations" if s.iterations else "")
+                   + (f"; matrix instructions busy {s.busy:.2f}, {s.resident} blocks an SM" if s.resident else ""))
     p, roofline = facts["predicted"], max((facts["limits"] or {}).get("seconds", {0: 0.0}).values(), default=0.0)
     return out if p is None else [*out, f"predicted: {_rounded(p['us'])} us at {p['mhz']:.0f} MHz, at least "
                                         f"{_rounded(p['least'])} us; {roofline / p['us'] * 1e6:.0%} of the roofline"]

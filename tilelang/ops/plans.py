@@ -76,7 +76,8 @@ class GemmSchedule(Options):
     wgmma groups may still be in flight when the next statement begins, -1 for no wait.  in_flight: other wgmma are in flight
     when it starts.  behind: values that it reads are waited for here.  exchanged: c holds the
     transpose of a @ b, so that M of the operands is the number of columns of c.  columns: neighbours of M that a lane loads at
-    once of an operand a with K outermost.
+    once of an operand a with K outermost.  kept: an operand in registers is a copy of a shared tile, in the order of its
+    wide loads.  urgent: its warps issue before those of other blocks.
     """
 
     k_pack: int = 1
@@ -87,6 +88,8 @@ class GemmSchedule(Options):
     behind: bool = False
     exchanged: bool = False
     columns: int = 1
+    kept: bool = False
+    urgent: bool = False
 
 
 @options

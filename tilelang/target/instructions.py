@@ -49,6 +49,8 @@ _device("cp_async_wait", 0, SYNC, "tl::cp_async_wait<{n}>()")
 # more); the LDS accesses of this wave have completed (lgkmcnt).
 for _name in ("wait_loads", "wait_shared"):
     add_intrinsic(Intrinsic(_name, 0, SYNC))
+# AMD: the instructions of this wave are issued before those of waves of less priority (s_setprio).
+add_intrinsic(Intrinsic("wave_priority", 0, SYNC))
 
 # ldmatrix / stmatrix: lane 8*j + i gives the address of row i of matrix j.
 for _name in ("ldmatrix", "stmatrix"):

@@ -235,6 +235,8 @@ class UnitRates:
     memory asynchronously; staging: of two barriers of 128 threads and a fence (measured on an H200).  port: bytes of shared
     memory.  link: bytes to or from another device over NVLink 4, shared by all SMs (385 GB/s each way, measured on two H200s).
     one_group: the part of the issue slots that one warp group fills, whose warps wait for their own results.
+    simds: of an SM on which each warp stays, with matrix instructions that start in order while warps go on; 0: warps wait for
+    mma.  fetch: cycles from a load of shared memory until the registers may be read.
     """
 
     arithmetic: float = 128.0
@@ -253,6 +255,19 @@ class UnitRates:
     port: float = 128.0
     link: float = 1.6
     one_group: float = 0.6
+    simds: int = 0
+    fetch: float = 0.0
 
 
 UNIT_RATES = UnitRates()
+# Compute units: four SIMDs of 16 lanes, an instruction of 64 lanes in 4 cycles, a transcendental one in 16; 128 bytes of LDS
+# and 64 of L1 a cycle (CDNA3 whitepaper; ROCm Compute Profiler, "Pipeline descriptions").  latency, far, fetch: of L2, memory
+# and LDS; not measured here, of the order of public models of MI300X (LDS 48, L2 254 cycles), and rather longer.  drain: a
+# matrix instruction of 4 passes and the s_nop behind it.  meet: the last warp's accesses of LDS, and s_barrier.
+_COMPUTE_UNIT = UnitRates(arithmetic=64.0, special=16.0, loads=64.0, alone=64.0, latency=300.0, most=64.0, by_threads=64.0,
+                          far=740.0, wait=0.0, drain=44.0, meet=72.0, simds=4, fetch=64.0)
+
+
+def unit_rates(capability: int | str) -> UnitRates:
+    """The units of an SM or compute unit; those of capability 9.0 for all of NVIDIA's."""
+    return UNIT_RATES if isinstance(capability, int) else _COMPUTE_UNIT

@@ -83,6 +83,7 @@ DEVICE_PASSES = _passes(
     "legalize.transposed_operands",  # after lower_manual_warp_roles, whose launches it skips; before all passes that schedule
     "legalize.reused_tiles",  # like held_operands; before it, which reads tiles in front of loops
     "legalize.held_operands",  # after lower_manual_warp_roles, whose launches it skips; before all passes that schedule
+    "legalize.kept_operands",  # like held_operands
     "legalize.staged_reads",  # after given_boxes, which marks columns for TMA; before passes that give tiles versions
     "memory.disjoint_tiles",  # after lower_manual_warp_roles, whose launches it skips; before passes that give tiles versions
     "legalize.guard_masks",  # before specialize_warps, which reorders the statements of a loop

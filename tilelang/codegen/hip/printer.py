@@ -23,7 +23,8 @@ from ..device.types import TYPES, lane_args, unsupported
 from .prelude import available, kernel_header
 
 # Calls whose text other targets do not have.
-_TEXTS = {"wait_loads": "tl::wait_loads<{n}>()", "wait_shared": "tl::wait_shared<{n}>()"}
+_TEXTS = {"wait_loads": "tl::wait_loads<{n}>()", "wait_shared": "tl::wait_shared<{n}>()",
+          "wave_priority": "__builtin_amdgcn_s_setprio({n})"}
 _UNSUPPORTED = {"printf": "kernels of this target print nothing: store the values to a tensor",
             "named_barrier": "a workgroup of this target has one barrier: T.sync_threads() without arguments",
             "in_warp_groups": "leave T.ws, or the branch of some warps, out: T.Pipelined moves loads ahead without",

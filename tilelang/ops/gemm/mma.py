@@ -151,6 +151,8 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
         out.append(multiply(step))
     if local_c is not held:
         out.append(converted(held, local_c))
+    if op.plan.urgent:
+        out = [do("wave_priority", n=1), *out, do("wave_priority", n=0)]
     body = seq(*[s for s in out if s is not None], span=op.span)
     return body if busy >= cx.num_threads else If(cx.thread < busy, body)
 

@@ -133,10 +133,11 @@ def computed_form(op: Any, target: Any) -> Any:
 def row_of_steps(op: Any, row: MmaRow) -> MmaRow:
     """The row whose K is that of one step of a GEMM: of as many instructions as let a lane load 16 bytes along k at once.
 
-    For an operand in registers a lane holds those elements of k that it holds of the rows of an accumulator."""
+    For an operand in registers a lane holds those elements of k that it holds of the rows of an accumulator, unless it is a
+    copy of a shared tile (`kept`)."""
     if not row.run:
         return row
-    held = row.in_columns and any(r.buffer.scope_name == FRAGMENT for r in (op.a, op.b))
+    held = row.in_columns and not op.plan.kept and any(r.buffer.scope_name == FRAGMENT for r in (op.a, op.b))
     width = 4 if held else 128 // row.a_dtype.bits
     pack = max(1, width // row.run)
     while not held and pack > 1 and op.k % (row.shape[2] * pack):

@@ -75,7 +75,8 @@ class Schedule:
     items: in the order of the program.  places: in the order of the steady iteration, one group after another.  versions:
     (shared tile, stages of it).  split: (accumulator, "M" or "N": what its warp groups divide).  loads: (tile, "tma",
     "cp.async" or "threads").  registers: of a thread of the producer and of the others, where they differ.  cycles: of a steady
-    iteration, by simulation; near: of one whose tiles come from L2, where memory limits the others.
+    iteration, by simulation; near: of one whose tiles come from L2, where memory limits the others.  resident: blocks of an SM
+    whose warps use its units in turn: `cycles` are then those of all of them divided by their number; 0: not simulated so.
 
     >>> from tilelang.transform import Schedule
     >>> from tilelang.transform.analysis.loop_schedule import Bound
@@ -97,10 +98,17 @@ class Schedule:
     bound: Bound
     cycles: float
     near: float
+    resident: int = 0
+
+    @property
+    def busy(self) -> float:
+        """The part of the cycles in which the tensor cores multiply."""
+        return dict(self.bound.terms).get("tensor cores", 0.0) / self.cycles if self.cycles else 0.0
 
     def __str__(self) -> str:
         out = [f"loop {self.loop}: {number(self.iterations)} iterations of {self.blocks} blocks, {self.groups} groups, "
-               f"{number(self.cycles)} cycles, {number(self.near)} by L2",
+               f"{number(self.cycles)} cycles, {number(self.near)} by L2"
+               + (f", {self.resident} blocks an SM" if self.resident else ""),
                _pairs("bound", self.bound.terms), _pairs("versions", self.versions), _pairs("split", self.split),
                _pairs("loads", self.loads), f"registers: {', '.join(map(str, self.registers))}"]
         out += [f"item {n}: {x}; {number(x.cycles)} cycles of {x.unit}, {x.registers} registers"
@@ -113,8 +121,9 @@ class Schedule:
     def parse(text: str) -> Schedule:
         """The schedule that has this text.  Raises schedule-text (ValueError) for other texts."""
         lines = iter(text.split("\n  "))
-        loop, iterations, blocks, groups, cycles, near = _match(
-            r"loop (.*): (\S+) iterations of (\d+) blocks, (\d+) groups, (\S+) cycles, (\S+) by L2", next(lines))
+        loop, iterations, blocks, groups, cycles, near, _, resident = _match(
+            r"loop (.*): (\S+) iterations of (\d+) blocks, (\d+) groups, (\S+) cycles, (\S+) by L2(, (\d+) blocks an SM)?",
+            next(lines))
         found = {name: _read(name, next(lines, "")) for name in ("bound", "versions", "split", "loads", "registers")}
         items, places = [], []
         for line in lines:
@@ -129,7 +138,7 @@ class Schedule:
         return Schedule(loop, float(iterations), int(blocks), int(groups), tuple(items), tuple(places),
                         tuple((n, int(v)) for n, v in found["versions"]), found["split"], found["loads"],
                         tuple(int(v) for (v,) in found["registers"]),
-                        Bound(tuple((n, float(v)) for n, v in found["bound"])), float(cycles), float(near))
+                        Bound(tuple((n, float(v)) for n, v in found["bound"])), float(cycles), float(near), int(resident or 0))
 
 
 def number(x: float) -> str:

@@ -195,6 +195,52 @@ class Simulation:
             self.released[k].setdefault(step - self.rings[k][1].lag, []).append(self.clock[g])
 
 
+@record
+class Usage:
+    """What an event of a block takes: cycles of units that all blocks of the SM share, and cycles until its results are there.
+
+    behind: the event whose load it waits for, and the cycles from the end of that one on.  is_async: warps go on at once.
+    """
+
+    units: tuple[tuple[str, float], ...]
+    latency: float = 0.0
+    behind: tuple[int, float] | None = None
+    is_async: bool = False
+
+
+class Blocks(Simulation):
+    """Blocks whose warps wait for each matrix instruction's results, where these run while the warps of other blocks go on.
+
+    Each group is a block.  An event uses each of its units once the unit is free of the events that came before; the block goes
+    on when the slowest is done.
+    """
+
+    def __init__(self, events: Sequence[Event], usage: Sequence[Usage], groups: int) -> None:
+        self.usage, self.until = usage, {u: 0.0 for x in usage for u, _ in x.units}
+        self.took: list[dict[int, float]] = [{} for _ in range(groups)]
+        super().__init__(events, {}, {}, [0.0] * len(events), set(), (), groups)
+        busy = {u: groups * sum(dict(x.units).get(u, 0.0) for x in usage) for u in self.until}
+        assert self.cycles > max(busy.values(), default=0.0) - 0.01, f"{self.cycles} cycles of an iteration, busy: {busy}"
+
+    def run_event(self, g: int) -> None:
+        q = self.place[g] % self.size
+        use = self.usage[q]
+        first, latency = use.behind or (-1, 0.0)
+        begin = end = max(self.clock[g], self.took[g].get(first, -latency) + latency)
+        for u, cycles in use.units:
+            self.until[u] = max(begin, self.until[u]) + cycles
+            end = max(end, self.until[u])
+        self.took[g][q] = end
+        self.clock[g] = (begin if use.is_async else end) + use.latency
+        self.ran[g, q] = begin, max(end, self.clock[g])
+        self.place[g] += 1
+
+    def state(self, steps: int, now: float) -> Any:
+        loads = {x.behind[0] for x in self.usage if x.behind}
+        return (super().state(steps, now), [round(max(t, min(self.clock)) - now, 3) for t in self.until.values()],
+                [[round(max(took.get(q, 0.0), now - 4096) - now, 3) for q in loads] for took in self.took])
+
+
 class Delayed(Simulation):
     """With what GEMMs and meeting groups take: for predictions.  Orders are compared without."""
 

@@ -15,7 +15,8 @@ from tilelang.ir import (Bind, Const, Expr, For, Launch, Load, Var, contains, co
 from tilelang.ir.evaluate import evaluate
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma, wgmma_cycles
-from tilelang.target.machine import UNIT_RATES, chip_of, kernel_rates
+from tilelang.ops.gemm.select import GemmWarpPolicy
+from tilelang.target.machine import UNIT_RATES, UnitRates, chip_of, kernel_rates, unit_rates
 
 from ..analysis import loop_schedule
 from ..analysis.item_cost import Cycles
@@ -24,7 +25,7 @@ from ..analysis.loop_schedule import Bound, Place, Schedule
 from ..analysis.pipeline_schedule import Item
 from .consumer_schedule import items_of, steady
 from .rings import GROUP, WarpRoleLoop
-from ..analysis.simulate_loop import Event, RingUse, Simulation, Wait
+from ..analysis.simulate_loop import Blocks, Event, RingUse, Simulation, Usage, Wait
 
 
 def record_of(r: WarpRoleLoop, registers: Sequence[int]) -> Schedule:
@@ -78,6 +79,84 @@ def record_of_threads(launch: Launch, loop: For, items: list[Item], stage: Seque
             own.cost[i] = Cycles(wgmma_cycles(op) if fits else 2.0 * op.m * op.n * op.k / rate)
     loads = {i: "tma" if i in boxed else "cp.async" if i in ahead else "threads" for i, x in enumerate(items) if _is_load(x)}
     return _record(launch, loop, own, (tuple(Event(i, stage[i] - low) for i in ranked), {}), rings, loads, capability)
+
+
+def record_of_blocks(launch: Launch, loop: For, items: list[Item], stage: Sequence[int], order: Sequence[int],
+                     ahead: Mapping[int, int], capability: int | str, resident: int) -> Schedule:
+    """The record of a loop whose blocks use each unit while the warps of the others wait.  ahead: stores of tiles whose loads
+    are in flight in registers -> versions of the tile."""
+    rates = unit_rates(capability)
+    ranked = sorted(range(len(items)), key=lambda i: order[i])
+    low = min((stage[i] for i in ranked), default=0)
+    own = LoopItems(items, ranked, 1, (), ())
+    few = max(1.0, rates.simds / -(-launch.num_threads // 64))  # a block of fewer warps leaves SIMDs to others
+    usage = [replace(x, units=tuple((u, c * few) for u, c in x.units)) for x in (
+        _usage(own, i, ahead, launch.num_threads, rates, capability) for i in ranked)]
+    meets = [n for n, i in enumerate(ranked) if i in ahead][-1:]
+    meets += [max(1, min(n for n, i in enumerate(ranked) if i in ahead)) - 1] if meets and max(ahead.values()) == 1 else []
+    for n in meets:
+        usage[n] = replace(usage[n], latency=usage[n].latency + rates.meet)
+    events, groups = tuple(Event(i, stage[i] - low) for i in ranked), max(1, int(resident / few))
+    own.gemms, own.groups = (), groups
+    run = Blocks(events, usage, groups) if events else None
+    iterations, blocks = _iterations(launch, loop), prod(_numbers(launch) or [0])
+    memory, (_, most) = _from_memory(own, iterations * blocks), _memory_rates(blocks, capability)
+    sums = {u: sum(dict(p.units).get(u, 0.0) for p in usage) / few for u in _UNITS}
+    bound = Bound(tuple((u, round(c, 1)) for u, c in {**sums, "memory": memory / most if most else 0.0}.items()))
+    made = tuple(replace(_item(own, i, i in ahead, max(1, launch.num_threads), rates.by_threads), unit=u, cycles=round(c, 1))
+                 for i, p in sorted(zip(ranked, usage)) for u, c in [max(p.units or (("FMA", 0.0),), key=lambda x: x[1])])
+    cycles = max(run.cycles / groups / few if run else 0.0, bound.cycles)
+    named = {i: tuple(dict.fromkeys(e.buffer.name for e in items[i].effects if e.writes)) for i in ahead}
+    places = () if run is None else _places(own, run, events, {}, run.cycles)
+    versions = tuple(sorted((b, n) for i, n in ahead.items() if n > 1 for b in named[i]))
+    return Schedule(loop.var.name, iterations, blocks, 0, made, places, versions, (), tuple(
+        (b, "registers") for i in ahead for b in named[i]), (), bound, round(cycles, 1), round(cycles, 1), resident)
+
+
+_UNITS = "tensor cores", "loads", "shared memory", "FMA"
+
+
+def _usage(own: LoopItems, i: int, ahead: Mapping[int, int], threads: int, rates: UnitRates,
+           capability: int | str) -> Usage:
+    """What an item takes.  A special function keeps the same units busy as other arithmetic, for longer."""
+    x, cost = own.items[i], own.cost[i]
+    op: Any = x.stmt
+    busy = cost.arithmetic * UNIT_RATES.arithmetic / rates.arithmetic + cost.special * (1 - rates.special / rates.arithmetic)
+    if isinstance(op, Gemm):
+        read, moved = _operands_of(op, threads)
+        chip, bits = chip_of(capability), op.a.dtype.bits
+        slower = (chip and chip.peak(16, True) or 1.0) / (chip and chip.peak(bits, True) or 1.0)
+        tensor = 2.0 * op.m * op.n * op.k * slower / kernel_rates("mma", capability).mma
+        return Usage((("tensor cores", tensor), ("shared memory", read / rates.port),
+                     ("FMA", moved / 4 / rates.arithmetic + tensor / _SLOTS)),
+                    rates.fetch + rates.drain + read / rates.port / max(1, op.k * bits // _STEP))
+    if _is_load(x) or isinstance(op, Copy) and any(e.reads and e.buffer.scope_name == GLOBAL for e in x.effects):
+        filled = sum(prod(n for n in op.dst.extents if isinstance(n, int)) for op in [op] if isinstance(op, Copy))
+        moved = (filled * op.dst.dtype.bits // 8 if isinstance(op, Copy) else _moved(x)) / rates.by_threads
+        return Usage((("loads", moved), ("FMA", _ADDRESS * moved / 16)), rates.latency if _is_load(x) else 0.0,
+                    None, not _is_load(x))
+    if i in ahead:
+        first = next((n for n, j in enumerate(own.own) if any(
+            a.writes and b.reads and a.storage is b.storage for a in own.items[j].effects for b in x.effects)), None)
+        return Usage((("shared memory", _moved(x) / rates.port),), 0.0, None if first is None else (first, rates.latency))
+    if isinstance(op, Copy) and any(e.buffer.scope_name in SHARED for e in x.effects):
+        return Usage((("shared memory", _moved(x) / rates.port),), rates.fetch)
+    lanes = 2 * (rates.fetch + 8) if type(op).__name__ == "Reduce" else 0.0  # values that two exchanges pass between lanes
+    return Usage((("FMA", busy),), lanes)
+
+
+_SLOTS = 4  # in which one matrix instruction of 4 passes runs: it is issued in one of them, like arithmetic
+_STEP = 512  # bits of a row that the warps load before they multiply, two instructions' of 16 bits
+_ADDRESS = 3.0  # instructions for the addresses of a load of 16 bytes
+
+
+def _operands_of(op: Any, threads: int) -> tuple[float, float]:
+    """(bytes of shared memory that the warps of a GEMM load, those of them whose elements they rearrange)."""
+    even = GemmWarpPolicy.FullRow.even_partition(op.m, op.n, max(1, threads // 64), (16, 16))
+    rows, columns = op.plan.warps or even or (1, 1)
+    tiles = ((op.a, op.m * op.k * columns, op.transpose_a), (op.b, op.n * op.k * rows, not op.transpose_b))
+    read = [(n * r.dtype.bits / 8, across) for r, n, across in tiles if r.buffer.scope_name in SHARED]
+    return sum(n for n, _ in read), sum(n for n, across in read if across)
 
 
 def _record(launch: Launch, loop: For, own: LoopItems, steady: tuple[tuple[Event, ...], dict[int, Wait]],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import field
+from dataclasses import field, replace as evolve
 
 from tilelang.errors import InternalError
 from tilelang.ir import (EMPTY, Alloc, Buffer, Call, Const, For, Launch, Region, Stmt, Var, is_const, leaves,
@@ -20,8 +20,10 @@ from ..analysis.effects import effects, orders
 from ..legalize.hopper_features import hopper, no_warp_roles, unreadable
 from ..analysis.liveness import Uses
 from ..framework.pass_ import TILE, PassContext, pass_
+from ..analysis.loop_schedule import Schedule
+from ..analysis.residency import resident_blocks
 from ..analysis.shared_spans import versioned, with_versions
-from .loop_record import record_of_threads
+from .loop_record import record_of_blocks, record_of_threads
 from .emit import CopiedAhead, Plan
 from .rings import GROUP, barriers
 from ..analysis.pipeline_loops import (SERIAL, check_flow, is_pipelined, producer_first, ring_stages, scheduled_lists,
@@ -59,6 +61,7 @@ class _Planner:
     made: list[tuple[Buffer, Buffer]] = field(default_factory=list)  # tiles and their versions in a loop
     schedules: list[str] = field(default_factory=list)
     overlap: str = ""  # text for the report
+    resident: int = 1  # blocks that an SM runs at once
 
     def __post_init__(self) -> None:
         self.uses = Uses(self.launch.body)
@@ -82,6 +85,8 @@ class _Planner:
         stages = {**dict(self.launch.plan.stages), **{b.name: int(v.shape[0]) for b, v in self.made}}
         off = no_warp_roles(self.cx)
         notes = (*self.launch.plan.report, *([f"no warp specialisation: {off}"] if off else []))
+        if self.resident > 1 and self.launch.plan.min_blocks_per_sm == 1:
+            out = with_options(out, min_blocks_per_sm=self.resident)
         return with_options(out, pipeline_report="; ".join(r for r in reports if r) or None,
                           stages=tuple(stages.items()) or None, report=notes or None, overlap=out.plan.overlap or
                           self.overlap or None,
@@ -102,11 +107,7 @@ class _Planner:
             return with_options(plain, pipeline_report=f"sequential: {why}")
 
         def record(plan: Plan | None, boxed: Collection[int] = ()) -> None:
-            items = loop_body.items
-            stage, order, ahead = ([0] * len(items), range(len(items)), {}) if plan is None else (plan.stage, plan.order, {
-                i: next((int(v.shape[0]) for b, v in plan.versions.items() if b.data is t), 1) for i, t in plan.ahead.items()})
-            self.schedules.append(str(record_of_threads(self.launch, original, items, stage, order, ahead, boxed, getattr(
-                self.cx.target, "machine", 80))))
+            self.schedules.append(str(self.recorded(original, loop_body.items, plan, boxed)))
 
         loop_body = loop_items(stmts_of(body))
         if isinstance(wanted, tuple):
@@ -124,7 +125,7 @@ class _Planner:
         if self.by_step:
             loop_body = loop_items([x for s in stmts_of(body) for x in (
                 s.by_registers() if isinstance(s, Copy) and self.tiles.of(s) is not None else [s])])
-            plan = self.automatic(original, loop_body, wanted if wanted == 1 else 2)
+            plan = self.by_steps(original, loop_body, wanted if isinstance(wanted, int) else 2)
         elif isinstance(wanted, tuple):
             stages = ring_stages(original)
             plan = self.manual(original, loop_body, *(
@@ -143,7 +144,33 @@ class _Planner:
             boxed = self.by_tma(original, loop_body.items, plan)
         self.made += plan.versions.items()
         record(plan, boxed)
+        if self.resident > 1:
+            _urgent(loop_body)
         return CopiedAhead(plan, plain, loop_body, gemm, boxed, self.launch.thread_vars[0]).code()
+
+    def recorded(self, loop: For, items: list[Item], plan: Plan | None, boxed: Collection[int] = ()) -> Schedule:
+        """The record of a loop.  ahead: copies that run ahead -> versions of their tiles; in two steps, these are stores."""
+        stage, order, made, started = ([0] * len(items), range(len(items)), dict[Buffer, Buffer](), dict[int, Var]()) \
+            if plan is None else (plan.stage, plan.order, plan.versions, plan.ahead)
+        ahead = {i: next((int(v.shape[0]) for b, v in made.items() if b.data is t), 1) for i, t in started.items()}
+        if self.by_step:
+            ahead = {i: next((int(v.shape[0]) for b, v in made.items() if x.touches(b.data)), 1)
+                     for i, x in enumerate(items) if isinstance(x.stmt, Copy) and x.stmt.plan.second}
+            versions = {e.storage: n for i, n in ahead.items() for e in items[i].effects if e.writes}
+            self.resident = resident_blocks(self.launch, loop, [x.stmt for x in items], versions, self.cx.target)
+            return record_of_blocks(self.launch, loop, items, stage, order, ahead, self.cx.target.machine, self.resident)
+        return record_of_threads(self.launch, loop, items, stage, order, ahead, boxed, getattr(self.cx.target, "machine", 80))
+
+    def by_steps(self, loop: For, loop_body: Body, wanted: int) -> Plan | str:
+        """A plan of copies in two steps, with one version of each tile or two: a block then waits less often, but more of them
+        may fit with one.  That of least cycles."""
+        plans = [self.automatic(loop, loop_body, n) for n in (2, 1)[wanted == 1:]]
+        costs = list[tuple[float, int]]()
+        for p in plans:
+            if isinstance(p, str):
+                return p
+            costs.append((self.recorded(loop, loop_body.items, p).cycles, len(costs)))
+        return plans[min(costs)[1]]
 
     def carried(self, items: list[Item], plan: Plan, stages: int) -> Gemm | None:
         """The GEMM of a block alone on its SM that stays in flight until that of the next iteration has begun, where it is all
@@ -231,6 +258,12 @@ class _Planner:
         names = ", ".join(sorted({t.name for t in ahead.values()}))
         report = f"pipelined: {count} stage{'s' * (count != 1)}" + (f" of {names}" if names else "")
         return Plan(stage, order, {i: t.data for i, t in ahead.items()}, new, report)
+
+
+def _urgent(body: Body) -> None:
+    """Lets warps in a GEMM issue first, in a loop that has other arithmetic: that of other blocks then runs under it."""
+    if not all(isinstance(x.stmt, (Copy, Gemm, Alloc)) for x in body.items):
+        body.items = [evolve(x, stmt=with_options(x.stmt, urgent=True)) if isinstance(x.stmt, Gemm) else x for x in body.items]
 
 
 # ---- conditions -----------------------------------------------------------------------------------------------------
