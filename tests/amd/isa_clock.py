@@ -195,7 +195,7 @@ class Unit:
 
     def run(self, iterations: int) -> Timing:
         """iterations: of all workgroups together, of which the first half is left out.  Older waves issue first."""
-        now, marks = 0, list[tuple[int, int, Counter[str]]]()
+        now, marks = 0, list[tuple[int, float, Counter[str]]]()
         order = [sorted(waves, key=lambda w: w.age) for waves in self.on]
         while len(marks) < 2:
             for simd in range(SIMDS):
@@ -204,7 +204,7 @@ class Unit:
                     if w.free <= now + simd:
                         self.issue(w, simd, now + simd, used)
             now += SLOT
-            done = sum(w.done for w in self.waves)
+            done = sum(w.done + w.pc / len(w.ops) for w in self.waves)
             if done >= iterations * len(self.waves) * (1 + len(marks)) // 2 // self.blocks:
                 marks.append((now, done, self.busy.copy()))
         (t0, n0, b0), (t1, n1, b1) = marks

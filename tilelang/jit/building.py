@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -408,11 +409,13 @@ def _sync_text(program: Any) -> str:
 def build_hip(request: Request, sig: Signature) -> Artifact:
     """The artifact for an AMD GPU: code objects of its kernels, each with its machine code as text.  Needs no device.
 
-    Where registers are spilled, the program is compiled without tiles in flight in registers too, and taken if it spills less.
+    Where registers are spilled, a kernel is compiled for fewer blocks of a compute unit, then the program without tiles in
+    flight in registers; each is taken if it spills less.
     """
     best, option = _build_hip(request, sig), "tl.enable_async_copy"
     spilled = sum(k["spills"] for k in best.meta["kernels"])
-    if not spilled or option in request.config or not any(f["stages"] for f in best.meta["facts"]):
+    ahead = any(f["stages"] or f.get("schedule", "").startswith("pipelined") for f in best.meta["facts"])
+    if not spilled or option in request.config or not ahead:
         return best
     other = _build_hip(replace(request, config={**request.config, option: False}), sig)
     if sum(k["spills"] for k in other.meta["kernels"]) >= spilled:
@@ -420,6 +423,9 @@ def build_hip(request: Request, sig: Signature) -> Artifact:
     for facts in other.meta["facts"]:
         facts["declined"].append(f"tiles in flight in registers: {spilled} registers a thread are spilled")
     return other
+
+
+_BLOCKS = re.compile(r", amdgpu_waves_per_eu\(\d+\)")
 
 
 def _build_hip(request: Request, sig: Signature) -> Artifact:
@@ -445,6 +451,10 @@ def _build_hip(request: Request, sig: Signature) -> Artifact:
         host, host_object, aligned = compile_host(request, sig, program)
         watch.lap("host")
         objects = _within_time([work for _, work in begun])
+        for n, (source, made) in enumerate(zip(sources, objects)):
+            alone = _BLOCKS.sub("", source) if made.spills else source
+            if alone != source and (other := compile_cached(alone, request.target.arch, options)).spills < made.spills:
+                sources[n], objects[n] = alone, other
         watch.lap("clang")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

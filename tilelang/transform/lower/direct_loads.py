@@ -83,4 +83,5 @@ def _bytes(lw: Any, load: Copy, store: Copy) -> int:
     place = tiles[0] - tiles[0].min()
     chunks, n = place.reshape(-1, count), np.arange(place.size)
     own = place.max() < place.size and (place[place] == n).all() and (chunks == chunks[:, :1] + n[:count]).all()
-    return width if own and (tiles == place + place.size * np.arange(len(tiles))[:, None]).all() else 0
+    # The copy begins while the tile of the iteration before is read.
+    return width if own and len(tiles) > 1 and (tiles == place + place.size * np.arange(len(tiles))[:, None]).all() else 0

@@ -62,6 +62,7 @@ class _Planner:
     schedules: list[str] = field(default_factory=list)
     overlap: str = ""  # text for the report
     resident: int = 1  # blocks that an SM runs at once
+    wanted: list[int] = field(default_factory=list)  # the same of each loop that is pipelined
 
     def __post_init__(self) -> None:
         self.uses = Uses(self.launch.body)
@@ -85,8 +86,8 @@ class _Planner:
         stages = {**dict(self.launch.plan.stages), **{b.name: int(v.shape[0]) for b, v in self.made}}
         off = no_warp_roles(self.cx)
         notes = (*self.launch.plan.report, *([f"no warp specialisation: {off}"] if off else []))
-        if self.resident > 1 and self.launch.plan.min_blocks_per_sm == 1:
-            out = with_options(out, min_blocks_per_sm=self.resident)
+        if min(self.wanted, default=1) > 1 and self.launch.plan.min_blocks_per_sm == 1:
+            out = with_options(out, min_blocks_per_sm=min(self.wanted))
         return with_options(out, pipeline_report="; ".join(r for r in reports if r) or None,
                           stages=tuple(stages.items()) or None, report=notes or None, overlap=out.plan.overlap or
                           self.overlap or None,
@@ -144,6 +145,7 @@ class _Planner:
             boxed = self.by_tma(original, loop_body.items, plan)
         self.made += plan.versions.items()
         record(plan, boxed)
+        self.wanted.append(self.resident)
         if self.resident > 1:
             _urgent(loop_body)
         return CopiedAhead(plan, plain, loop_body, gemm, boxed, self.launch.thread_vars[0]).code()
