@@ -13,6 +13,7 @@ import dataclasses
 import json
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
@@ -248,30 +249,41 @@ def form(batch: int, layers: int = 1):
                             layers=layers)
 
 
+WINDOWS = (10, 6, 4, 3)
+
+
+def compiled(f):
+    return Place(Target("sm_90a"), None, 132).kernel(step.decode_program, f)
+
+
 def warm(batches: list[int], layers: int) -> None:
     """Compile what is measured, into the cache."""
-    at = Place(Target("sm_90a"), None, 132)
-    for batch in batches:
-        for f in (form(batch), *([form(batch, layers)] if layers else [])):
-            at.kernel(step.decode_program, f)
-        tilelang.compile(step.decode_program(dataclasses.replace(form(batch), timed=True)), target="sm_90a")
+    forms = [f for batch in batches for f in (
+        *(dataclasses.replace(form(batch), window=w) for w in WINDOWS), dataclasses.replace(form(batch), timed=True),
+        *([form(batch, layers)] if layers else []))]
+    with ProcessPoolExecutor(12) as pool:
+        list(pool.map(_warm, forms))
+
+
+def _warm(f) -> None:
+    compiled(f)
 
 
 def explain(batch: int, sets) -> None:
     """Where the time goes: the same reads alone, and the nanoseconds at which phases end."""
     f = form(batch)
-    turned = step._turned
-    kernels = {}
-    for name in ("turned", "straight"):
-        step._turned = turned if name == "turned" else lambda f, c, steps: c * f.chunk
-        kernels[f"stream {name}"] = tilelang.compile(streams(f), target="sm_90a")
-    step._turned = turned
-    us = timed([[lambda s=s, k=k: k(*s[2:8]) for s in sets] for k in kernels.values()])
-    print({"batch": batch} | dict(zip(kernels, us)), flush=True)
-    g = dataclasses.replace(f, timed=True)
-    kernel = tilelang.compile(step.decode_program(g), target="sm_90a")
-    kept = [torch.zeros(shape, dtype=getattr(torch, kind), device="cuda") for shape, kind in (*g.between, *g.kept)]
+    stream = tilelang.compile(streams(f), target="sm_90a")
     out = [torch.empty_like(sets[0][0])] + [torch.empty(1, batch, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda")] * 2
+
+    def memory(f):
+        return [torch.zeros(shape, dtype=getattr(torch, kind), device="cuda") for shape, kind in (*f.between, *f.kept)]
+
+    kernels = [(compiled(dataclasses.replace(f, window=w)), memory(f)) for w in WINDOWS]
+    us = timed([[lambda s=s: stream(*s[2:8]) for s in sets],
+                *[[lambda s=s, k=k, m=m: k(*s, *out, *m) for s in sets] for k, m in kernels]])
+    print({"batch": batch, "reads alone": us[0]} | {f"window {w}": t for w, t in zip(WINDOWS, us[1:])}, flush=True)
+    g = dataclasses.replace(f, timed=True)
+    kernel, kept = compiled(g), memory(g)
     seen = []
     for k in range(9):
         kernel(*sets[k % 2], *out, *kept)

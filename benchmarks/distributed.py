@@ -1,6 +1,6 @@
 """Measures tilelang.distributed beside NCCL and torch's symmetric memory, on the GPUs of one host, in one run.
 
-    python benchmarks/distributed.py [--ranks 2] [--parts products,copies] [--out FILE] [--seconds 90]
+    python benchmarks/distributed.py [--ranks 2] [--parts copies,decodes] [--out FILE] [--seconds 90]
 
 Results are compared first: collectives with a sum in float64, copies bit by bit.  Times are medians, in microseconds.
 """
@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from functools import partial
+from unittest import mock
 
 import torch
 import torch.distributed as torch_dist
@@ -24,7 +25,7 @@ import tilelang
 import tilelang.distributed as dist
 import tilelang.language as T
 from bulk_movers import FORMS, bulk_mover
-from tilelang.distributed import collectives
+from tilelang.distributed import collectives, overlap
 from tilelang.library import matmul
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -302,6 +303,12 @@ def multiply_then_scatter(x, w, out, mine) -> None:
     torch_dist.reduce_scatter_tensor(mine, out)
 
 
+def chunked(fn, *args) -> None:
+    """The same by several launches."""
+    with mock.patch.object(overlap, "_one_launch", lambda *_: None):
+        fn(*args)
+
+
 def multiply_then_reduce(x, w, out) -> None:
     torch.mm(x, w, out=out)
     torch_dist.all_reduce(out)
@@ -318,51 +325,57 @@ def works(fn, *args):
         return None
 
 
-def products(b: Bench) -> None:
-    """All-gather and matrix product, matrix product and reduce-scatter or all-reduce, beside both in turn and torch's fused
-    ones, and beside the product and the communication alone."""
-    ranks, symm = dist.num_ranks(), torch.ops.symm_mem
-    name, half = b.group.group_name, {"dtype": torch.bfloat16, "device": "cuda"}
-    for m, n, k in ((8192, 14336, 8192), (8192, 8192, 14336), (2048, 8192, 8192)):
-        a = dist.create_tensor((m // ranks, k), torch.bfloat16)
+PRODUCTS = (8192, 14336, 8192), (8192, 8192, 14336), (2048, 8192, 8192)
+HALF = {"dtype": torch.bfloat16, "device": "cuda"}
+
+
+def gather_products(b: Bench) -> None:
+    """All-gather and matrix product, beside both in turn, torch's fused one, and the product and the communication alone."""
+    ranks, name = dist.num_ranks(), b.group.group_name
+    for m, n, k in PRODUCTS:
+        a, w = dist.create_tensor((m // ranks, k), torch.bfloat16), torch.randn(k, n, device="cuda").bfloat16().div_(k ** 0.5)
         a.normal_()
-        w = torch.randn(k, n, device="cuda").bfloat16().div_(k ** 0.5)
-        out, whole, got = torch.empty(m, n, **half), torch.empty(m, k, **half), torch.empty(m, n, **half)
+        out, whole, got = torch.empty(m, n, **HALF), torch.empty(m, k, **HALF), torch.empty(m, n, **HALF)
         gather_then_multiply(a, w, whole, out)
         dist.all_gather_matmul(a, w, got)
         dist.barrier()
         worst = float((got.float() - out.float()).abs().max())
         assert worst < 0.1, worst
-        shape, fused = f"{m} x {n} x {k}", works(symm.fused_all_gather_matmul, a, [w], 0, name)
-        whole_product = partial(matmul, whole, w, out=out)
-        b.compare({"row": "gather, product", "shape": shape, "error": worst}, {
-            "ours": partial(dist.all_gather_matmul, a, w, got), "our product": whole_product,
-            "in turn": partial(gather_then_multiply, a, w, whole, out), "fused": fused,
-            "gather": partial(torch_dist.all_gather_into_tensor, whole, a),
-            "our product of one block": partial(matmul, a, w, out=got[:m // ranks])})
-        mine, part = torch.empty(m // ranks, n, **half), torch.empty(m // ranks, n, **half)
-        multiply_then_scatter(whole, w, out, mine)
-        dist.matmul_reduce_scatter(whole, w, part)
+        b.compare({"row": "gather, product", "shape": f"{m} x {n} x {k}", "error": worst}, {
+            "ours": partial(dist.all_gather_matmul, a, w, got), "our product": partial(matmul, whole, w, out=out),
+            "by chunks": partial(chunked, dist.all_gather_matmul, a, w, got),
+            "in turn": partial(gather_then_multiply, a, w, whole, out),
+            "fused": works(torch.ops.symm_mem.fused_all_gather_matmul, a, [w], 0, name),
+            "gather": partial(torch_dist.all_gather_into_tensor, whole, a)})
+
+
+def scatter_products(b: Bench) -> None:
+    """Matrix product and reduce-scatter or all-reduce, beside the same."""
+    ranks, name = dist.num_ranks(), b.group.group_name
+    for m, n, k in PRODUCTS:
+        x, w = torch.randn(m, k, device="cuda").bfloat16(), torch.randn(k, n, device="cuda").bfloat16().div_(k ** 0.5)
+        out, mine, got = torch.empty(m, n, **HALF), torch.empty(m // ranks, n, **HALF), torch.empty(m // ranks, n, **HALF)
+        multiply_then_scatter(x, w, out, mine)
+        dist.matmul_reduce_scatter(x, w, got)
         dist.barrier()
-        worst = float((part.float() - mine.float()).abs().max())
+        worst = float((got.float() - mine.float()).abs().max())
         assert worst < 0.2, worst
-        fused = works(symm.fused_matmul_reduce_scatter, whole, w, "sum", 0, name)
-        b.compare({"row": "product, scatter", "shape": shape, "error": worst}, {
-            "ours": partial(dist.matmul_reduce_scatter, whole, w, part), "our product": whole_product,
-            "in turn": partial(multiply_then_scatter, whole, w, out, mine), "fused": fused,
+        b.compare({"row": "product, scatter", "shape": f"{m} x {n} x {k}", "error": worst}, {
+            "ours": partial(dist.matmul_reduce_scatter, x, w, got), "our product": partial(matmul, x, w, out=out),
+            "by chunks": partial(chunked, dist.matmul_reduce_scatter, x, w, got),
+            "in turn": partial(multiply_then_scatter, x, w, out, mine),
+            "fused": works(torch.ops.symm_mem.fused_matmul_reduce_scatter, x, w, "sum", 0, name),
             "scatter": partial(torch_dist.reduce_scatter_tensor, mine, out)})
         if m * n <= 1 << 25:
             every = dist.create_tensor((m, n), torch.bfloat16)
-            dist.matmul_all_reduce(whole, w, every)
-            multiply_then_reduce(whole, w, out)
+            dist.matmul_all_reduce(x, w, every)
+            multiply_then_reduce(x, w, out)
             dist.barrier()
             worst = float((every.float() - out.float()).abs().max())
             assert worst < 0.2, worst
-            b.compare({"row": "product, all-reduce", "shape": shape, "error": worst}, {
-                "ours": partial(dist.matmul_all_reduce, whole, w, every), "our product": whole_product,
-                "in turn": partial(multiply_then_reduce, whole, w, out)})
-        if not b.left():
-            return
+            b.compare({"row": "product, all-reduce", "shape": f"{m} x {n} x {k}", "error": worst}, {
+                "ours": partial(dist.matmul_all_reduce, x, w, every), "our product": partial(matmul, x, w, out=out),
+                "in turn": partial(multiply_then_reduce, x, w, out)})
 
 
 def decodes(b: Bench) -> None:
@@ -423,7 +436,8 @@ def run(rank: int, ranks: int, port: int, args: argparse.Namespace) -> None:
                       MASTER_PORT=str(port))
     dist.init_dist(heap_bytes=3 << 30, timeout=25.0)
     b = Bench(args.out, args.seconds)
-    parts = {f.__name__: f for f in (all_reduces, signals, copies, products, gathers, decodes, endurance)}
+    parts = {f.__name__: f for f in (
+        all_reduces, signals, copies, gather_products, decodes, gathers, endurance, scatter_products)}
     for part in (parts[name] for name in args.parts.split(",") if name) if args.parts else parts.values():
         if b.left():
             try:

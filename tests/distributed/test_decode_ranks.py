@@ -53,7 +53,7 @@ def check(got, args):
 
 @pytest.mark.parametrize("ranks, layers, seed", [(2, 2, None), (4, 1, 1)])
 def test_ranks_by_tiles(ranks, layers, seed):
-    args = one.given(1, 256, layers, kv_heads=4, heads=8, ffn=512)
+    args = one.given(1, 256, layers, kv_heads=4, heads=16, ffn=1024)
     program, given = made(args, ranks, 1, 256, layers)
     check(run_tile_ranks(program, given, seed=seed), args)
 

@@ -223,7 +223,9 @@ def _scattered(f: RankGemm, a: Any, b: Any, out: Any) -> None:
     sums, inbox = (_space((others, f.m, f.n), a.dtype, symmetric) for symmetric in (True, False))
     high = f.m // f.chunks
     begin()
-    side.wait_stream(main)
+    side.wait_event(main.record_event())
+    # The GEMM is launched first: a stream that waits may keep others from running that share its queue of the device.
+    _kernel(scattered_gemm, f)(a, b, out, sums, inbox, done, flags)
     with torch.cuda.stream(side):
         for chunk in range(f.chunks):
             for j in range(others):
@@ -231,7 +233,6 @@ def _scattered(f: RankGemm, a: Any, b: Any, out: Any) -> None:
                 wait_eq(done[chunk, j:j + 1], f.per_chunk, side, "ge")
                 inbox[j, rows].copy_(on_rank(sums, (me.rank - j - 1) % f.ranks)[j, rows])
                 set_signal(flags[chunk, j:j + 1], 1, side)
-    _kernel(scattered_gemm, f)(a, b, out, sums, inbox, done, flags)
     main.wait_stream(side)
 
 
