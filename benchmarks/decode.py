@@ -83,7 +83,7 @@ def share(args, ranks: int, rank: int):
     heads = qkv.split([HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM], 1)
     gate, up = (a.reshape(1, FFN, HIDDEN) for a in gate_up.view(1, FFN // 16, 2, 16, HIDDEN).unbind(2))
     return [x, norms, torch.cat([part(a, 1) for a in heads], 1), part(o, 2).contiguous(),
-            interleave(part(gate, 1), part(up, 1)), part(down, 2).contiguous(),
+            interleave(part(gate, 1), part(up, 1), form(x.shape[0], 1, ranks).blocks), part(down, 2).contiguous(),
             part(keys, 3).contiguous(), part(values, 3).contiguous(), *rest]
 
 
@@ -244,12 +244,12 @@ def streams(f):
     return stream
 
 
-def form(batch: int, layers: int = 1):
-    return step.with_blocks(132, batch=batch, hidden=HIDDEN, heads=HEADS, kv_heads=KV_HEADS, dim=DIM, ffn=FFN, context=CONTEXT,
-                            layers=layers)
+def form(batch: int, layers: int = 1, ranks: int = 1):
+    return step.with_blocks(132, batch=batch, hidden=HIDDEN, heads=HEADS // ranks, kv_heads=KV_HEADS // ranks, dim=DIM,
+                            ffn=FFN // ranks, context=CONTEXT, layers=layers, ranks=ranks)
 
 
-WINDOWS = (10, 6, 4, 3)
+VARIANTS = [{"window": w, "ahead": a} for w, a in ((10, 0), (10, 12), (5, 0), (5, 12), (10, 18))]
 
 
 def compiled(f):
@@ -259,7 +259,7 @@ def compiled(f):
 def warm(batches: list[int], layers: int) -> None:
     """Compile what is measured, into the cache."""
     forms = [f for batch in batches for f in (
-        *(dataclasses.replace(form(batch), window=w) for w in WINDOWS), dataclasses.replace(form(batch), timed=True),
+        *(dataclasses.replace(form(batch), **v) for v in VARIANTS), dataclasses.replace(form(batch), timed=True),
         *([form(batch, layers)] if layers else []))]
     with ProcessPoolExecutor(12) as pool:
         list(pool.map(_warm, forms))
@@ -278,10 +278,10 @@ def explain(batch: int, sets) -> None:
     def memory(f):
         return [torch.zeros(shape, dtype=getattr(torch, kind), device="cuda") for shape, kind in (*f.between, *f.kept)]
 
-    kernels = [(compiled(dataclasses.replace(f, window=w)), memory(f)) for w in WINDOWS]
+    kernels = [(compiled(dataclasses.replace(f, **v)), memory(f)) for v in VARIANTS]
     us = timed([[lambda s=s: stream(*s[2:8]) for s in sets],
                 *[[lambda s=s, k=k, m=m: k(*s, *out, *m) for s in sets] for k, m in kernels]])
-    print({"batch": batch, "reads alone": us[0]} | {f"window {w}": t for w, t in zip(WINDOWS, us[1:])}, flush=True)
+    print({"batch": batch, "reads alone": us[0]} | {str(v): t for v, t in zip(VARIANTS, us[1:])}, flush=True)
     g = dataclasses.replace(f, timed=True)
     kernel, kept = compiled(g), memory(g)
     seen = []

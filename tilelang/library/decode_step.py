@@ -50,7 +50,7 @@ class DecodeForm:
     context: tokens of the caches.  blocks: of the launch.  slots: of the ring, each of COLUMNS rows of 2 * dim elements.  With
     several ranks, heads, kv_heads and ffn are those of one rank.  timed: `times` gets the nanosecond at which each block began
     and ended QKV, attention, o, gate and up, down of the last layer.  window: tiles of the ring on their way
-    at once, at most.
+    at once, at most.  ahead: tiles behind those of the ring that are brought to L2 while attention keeps blocks waiting.
     """
 
     batch: int
@@ -66,6 +66,7 @@ class DecodeForm:
     ranks: int = 1
     timed: bool = False
     window: int = 10
+    ahead: int = 12
     eps: float = 1e-5
 
     @property
@@ -160,6 +161,38 @@ def _stream(f, W, layer, widths, first, steps, ring, it):
             _load(f, W, layer, first + t * COLUMNS, k, COLUMNS, ring, it + c * len(widths) + t)
         if whole < len(widths):
             _load(f, W, layer, first + whole * COLUMNS, k, widths[-1], ring, it + c * len(widths) + whole)
+
+
+def _tile_of(f: DecodeForm, widths: list[int], n: Any, steps: int) -> tuple[Any, Any]:
+    """(row, column of k) of the n-th tile that a block reads of a matrix."""
+    return n % len(widths) * COLUMNS, _column(f, n // len(widths), steps)
+
+
+@T.macro
+def _touch(f, W, layer, widths, first, steps, begin, end, seen):
+    """Bring a block's tiles from `begin` to `end` to L2: warp group 0 reads a word of every 32 bytes, of 2 tiles at once."""
+    layers, rows, columns = W.shape
+    words, tx, across = T.make_tensor(W.data, (layers, rows, columns // 2), "int32"), T.get_thread_binding(), f.chunk // 16
+    for g in T.serial((end - begin) // 2):
+        for i in T.unroll(2 * COLUMNS * across // 128):
+            row, k = _tile_of(f, widths, begin + g * 2 + i * 128 // (COLUMNS * across), steps)
+            at = i * 128 % (COLUMNS * across) + tx
+            seen[0] = seen[0] | words[layer, T.min(first + row + at // across, rows - 1), k // 2 + at % across * 8]
+
+
+@T.macro
+def _stream_touching(f, W, Next, layer, widths, firsts, steps, ring, it, seen):
+    """_stream of W.  What the ring has no room for is brought to L2, also the first tiles of Next, while others are awaited."""
+    (own, following), (first, after), (k_steps, after_steps) = widths, firsts, steps
+    tiles = len(own) * k_steps
+    room = min(f.slots, tiles)
+    _touch(f, W, layer, own, first, k_steps, 2, room, seen)
+    for n in T.serial(tiles):
+        row, k = _tile_of(f, own, n, k_steps)
+        _load(f, W, layer, first + row, k, COLUMNS, ring, it + n)
+        if n == room - 1:
+            _touch(f, W, layer, own, first, k_steps, room, tiles, seen)
+            _touch(f, Next, layer, following, after, after_steps, 0, min(f.ahead, len(following) * after_steps), seen)
 
 
 @T.macro
@@ -491,16 +524,24 @@ def decode_program(f: DecodeForm) -> Any:
             row, head, split = b // (f.kv_heads * f.splits), b // f.splits % f.kv_heads, b % f.splits
             T.clear(Left)
             with T.ws(0):
-                T.dec_max_nreg(24)
+                T.dec_max_nreg(88)
+                seen = T.alloc_local((1,), "int32")
+                seen[0] = 0
                 for l in T.serial(f.layers):
                     at = l * tiles
                     _stream(f, Wqkv, l, wq, b * sum(wq), sq, ring, at)
                     _stream_context(f, Kc, Vc, l, (row, head, split), ring, at + n_q)
-                    _stream(f, Wo, l, wo, b * sum(wo), so, ring, at + n_q + n_c)
+                    if f.ahead:
+                        _stream_touching(f, Wo, Wgu, l, (wo, wg), (b * sum(wo), b * sum(wg)), (so, sq), ring,
+                                         at + n_q + n_c, seen)
+                    else:
+                        _stream(f, Wo, l, wo, b * sum(wo), so, ring, at + n_q + n_c)
                     _stream(f, Wgu, l, wg, b * sum(wg), sq, ring, at + n_q + n_c + n_o)
                     _stream(f, Wd, l, wo, b * sum(wo), sd, ring, at + n_q + n_c + n_o + n_g)
+                if T.And(lengths[0] < 0, T.get_thread_binding() == 0):  # never: what was touched counts as used
+                    calls[b] = T.cast(seen[0], "int64")
             with T.ws(1):
-                T.inc_max_nreg(240)
+                T.inc_max_nreg(208)
                 call = T.alloc_var("int64")
                 call = calls[b]
                 _mark(f, times, b, 0)
@@ -534,7 +575,7 @@ def decode_program(f: DecodeForm) -> Any:
                 if T.get_thread_binding() == 128:
                     calls[b] = call + 1
             with T.ws(2):
-                T.inc_max_nreg(240)
+                T.inc_max_nreg(208)
                 called = T.alloc_var("int64")
                 called = calls[b]
                 for l in T.serial(f.layers):
@@ -580,12 +621,15 @@ def interleave(gate: Any, up: Any, blocks: int = 128) -> Any:
     """The rows of both matrices (..., ffn, hidden), alternating, as a llama_decode of that many blocks takes them.
 
     A block has ffn / blocks rows of each: 16 of gate, then 16 of up, and so on; 8 of each at the end where these are no
-    multiple of 16.
+    multiple of 16.  Raises decode-shape.
 
     Example:
         gate_up = interleave(model.mlp.gate_proj.weight, model.mlp.up_proj.weight)
     """
     own = gate.shape[-2] // blocks
+    if gate.shape[-2] % (8 * blocks):
+        raise error("decode-shape", f"{gate.shape[-2]} rows of gate do not divide among {blocks} blocks",
+                    expected="a multiple of 8 rows for each block", found=f"{gate.shape[-2]} rows")
     parts = [x[..., b * own + k:b * own + min(k + 16, own), :] for b in range(blocks) for k in range(0, own, 16)
              for x in (gate, up)]
     return np.concatenate(parts, -2) if is_numpy(gate) else sys.modules["torch"].cat(parts, -2)
