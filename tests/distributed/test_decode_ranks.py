@@ -59,7 +59,7 @@ def test_ranks_by_tiles(ranks, layers, seed):
 
 
 def test_ranks_on_the_device_simulator():
-    args = one.given(1, 256, 1, kv_heads=2)
+    args = one.given(1, 256, 1, kv_heads=2, heads=8, ffn=512)
     program, given = made(args, 2, 1, 256, 1)
     lowered = lower(program.func, Target({"kind": "cuda", "arch": "sm_90a"}))
     check([r.outputs for r in run_device_ranks(lowered, given, seed=1)], args)

@@ -169,9 +169,9 @@ def _tile_of(f: DecodeForm, widths: list[int], n: Any, steps: int) -> tuple[Any,
 
 
 @T.macro
-def _touch(f, W, layer, widths, first, steps, begin, end, seen):
+def _touch(f, W, layer, tiles, begin, end, seen):
     """Bring a block's tiles from `begin` to `end` to L2: warp group 0 reads a word of every 32 bytes, of 2 tiles at once."""
-    layers, rows, columns = W.shape
+    (layers, rows, columns), (widths, first, steps) = W.shape, tiles
     words, tx, across = T.make_tensor(W.data, (layers, rows, columns // 2), "int32"), T.get_thread_binding(), f.chunk // 16
     for g in T.serial((end - begin) // 2):
         for i in T.unroll(2 * COLUMNS * across // 128):
@@ -181,18 +181,20 @@ def _touch(f, W, layer, widths, first, steps, begin, end, seen):
 
 
 @T.macro
-def _stream_touching(f, W, Next, layer, widths, firsts, steps, ring, it, seen):
-    """_stream of W.  What the ring has no room for is brought to L2, also the first tiles of Next, while others are awaited."""
+def _stream_touching(f, pair, layer, widths, firsts, steps, at, seen):
+    """_stream of the first of a pair of matrices; what the ring has no room for, and then the second, is brought to L2."""
     (own, following), (first, after), (k_steps, after_steps) = widths, firsts, steps
+    (W, Next), (ring, it) = pair, at
     tiles = len(own) * k_steps
     room = min(f.slots, tiles)
-    _touch(f, W, layer, own, first, k_steps, 2, room, seen)
+    _touch(f, W, layer, (own, first, k_steps), 2, room, seen)
     for n in T.serial(tiles):
         row, k = _tile_of(f, own, n, k_steps)
         _load(f, W, layer, first + row, k, COLUMNS, ring, it + n)
         if n == room - 1:
-            _touch(f, W, layer, own, first, k_steps, room, tiles, seen)
-            _touch(f, Next, layer, following, after, after_steps, 0, min(f.ahead, len(following) * after_steps), seen)
+            _touch(f, W, layer, (own, first, k_steps), room, tiles, seen)
+            last = min(f.ahead, len(following) * after_steps)
+            _touch(f, Next, layer, (following, after, after_steps), 0, last, seen)
 
 
 @T.macro
@@ -371,7 +373,7 @@ def _start(f, X, rest, squares, tile):
 
 @T.macro
 def _square(f, rest, squares, which, tile):
-    """Store the sums of the squares of a tile."""
+    """Store what the squares of a tile add up to, for each row."""
     square, total = T.alloc_fragment((ROWS, COLUMNS), FULL), T.alloc_fragment((ROWS,), FULL)
     for i, j in T.Parallel(ROWS, COLUMNS):
         square[i, j] = rest[i, j] * rest[i, j]
@@ -532,8 +534,8 @@ def decode_program(f: DecodeForm) -> Any:
                     _stream(f, Wqkv, l, wq, b * sum(wq), sq, ring, at)
                     _stream_context(f, Kc, Vc, l, (row, head, split), ring, at + n_q)
                     if f.ahead:
-                        _stream_touching(f, Wo, Wgu, l, (wo, wg), (b * sum(wo), b * sum(wg)), (so, sq), ring,
-                                         at + n_q + n_c, seen)
+                        _stream_touching(f, (Wo, Wgu), l, (wo, wg), (b * sum(wo), b * sum(wg)), (so, sq),
+                                         (ring, at + n_q + n_c), seen)
                     else:
                         _stream(f, Wo, l, wo, b * sum(wo), so, ring, at + n_q + n_c)
                     _stream(f, Wgu, l, wg, b * sum(wg), sq, ring, at + n_q + n_c + n_o)
