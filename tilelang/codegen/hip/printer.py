@@ -10,7 +10,7 @@ import re
 
 from tilelang.arith import flat_index, vector_base
 from tilelang.ir import (PRIVATE, SHARED, TRUE, AddressOf, Binary, Broadcast, Call, Const, Expr, If, Launch, Load, Node, Select,
-                         Store, Var, const, is_const, walk)
+                         Store, Var, const, is_const, logical, walk)
 from tilelang.target.instructions import call_fields
 from tilelang.target.mma import row
 
@@ -123,12 +123,14 @@ class KernelPrinter(BasePrinter):
 
     def _select(self, e: Select) -> Text:
         """A selection; a guarded load has no branch, as the descriptor of the tensor gives zeros beyond it."""
-        zero = e.b.value if isinstance(e.b, Broadcast) else e.b
-        if e.lazy and isinstance(e.a, Load) and is_const(zero, 0) and e.cond.dtype.lanes == 1 and e.a.dtype.bits % 8 == 0:
-            base = vector_base(e.a.buffer, e.a.indices) if e.a.dtype.lanes > 1 else e.a.indices
-            if base is not None and (within := self._within(AddressOf(e.a.buffer, base), e.cond)):
-                text = f"tl::load_within<{lane_args(e.a.dtype)}>({within})"
-                return text if e.a.dtype.lanes > 1 else f"{text}.v[0]", POSTFIX
+        cond, x = e.cond, e  # type: Expr, Expr
+        while isinstance(x, Select) and x.lazy and _gives_zero(x) and x.cond.dtype.lanes == 1:
+            cond, x = cond if x.cond.same(cond) else logical("and", cond, x.cond), x.a
+        if x is not e and isinstance(x, Load) and x.dtype.bits % 8 == 0:
+            base = vector_base(x.buffer, x.indices) if x.dtype.lanes > 1 else x.indices
+            if base is not None and (within := self._within(AddressOf(x.buffer, base), cond)):
+                text = f"tl::load_within<{lane_args(x.dtype)}>({within})"
+                return text if x.dtype.lanes > 1 else f"{text}.v[0]", POSTFIX
         return self._plain_select(e)  # type: ignore[no-any-return]
 
     def _within(self, e: AddressOf, cond: Expr) -> str:
@@ -166,6 +168,12 @@ class KernelPrinter(BasePrinter):
                 of = f" on {e.args[0].dtype}" if e.args else ""
                 raise unsupported(f"the function `{e.op}`{of}", e, _NARROWER if of == " on float64" else "")
         return text, level
+
+
+def _gives_zero(e: Select) -> bool:
+    """Whether a selection otherwise gives zeros, as a descriptor does: not -0.0."""
+    zero = e.b.value if isinstance(e.b, Broadcast) else e.b
+    return isinstance(zero, Const) and not zero.value and not str(zero.value).startswith("-")
 
 
 _OTHERS = ("mma", "call_extern", "call_pure_extern")  # their functions are made for the kernel, or the user's

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (EMPTY, Alloc, Buffer, Launch, Seq, Stmt, convert, do, fresh, is_const, replace, rewrite_stmts, seq,
-                         statements, walk, with_options, GLOBAL)
+from tilelang.ir import (EMPTY, Alloc, Bind, Buffer, Expr, Launch, Seq, Stmt, convert, do, free_vars, fresh, is_const, replace,
+                         rewrite_stmts, seq, statements, walk, with_options, GLOBAL)
 from tilelang.ops import Copy
 from tilelang.ops.pairing import iteration_space, matched_indices, unit
 
@@ -36,8 +36,10 @@ def direct_loads(lw: Any, launch: Launch) -> Launch:
         elif isinstance(s, Copy):
             first[s.dst.buffer] = s
     widths: dict[Buffer, set[int]] = {}
+    bound = {x.var for x in walk(launch.body, Bind)}  # perhaps behind the load
     for load, store in pairs:
-        widths.setdefault(store.src.buffer, set()).add(_bytes(lw, load, store))
+        late = any(free_vars(m) & bound for m in store.dst.mins if isinstance(m, Expr))
+        widths.setdefault(store.src.buffer, set()).add(0 if late else _bytes(lw, load, store))
     taken = {b: found.pop() for b, found in widths.items() if len(found) == 1 and 0 not in found}
     loads = {id(load): with_options(replace(load, dst=store.dst), lanes=taken[store.src.buffer])
              for load, store in pairs if store.src.buffer in taken}

@@ -245,11 +245,11 @@ class _Conversions:
 
 
 def _when(body: Stmt, x: Cast, var: Var) -> tuple[Expr, ...] | None:
-    """The conditions, which `var` does not change, under which a body evaluates x: threads outside of them may not have written
-    what it loads.  None where no such conditions are known."""
-    found = _whens(body, x)
+    """The conditions, known in front of a loop over `var`, under which its body evaluates x: threads outside of them may not
+    have written what it loads.  None where no such conditions are known."""
+    found, inside = _whens(body, x), {var, *(b.var for b in walk(body, Bind))}
     conds = () if () in found else found.pop() if len(found) == 1 else None
-    return None if conds is None or any(contains(c, Load, Call) or var in free_vars(c) for c in conds) else conds
+    return None if conds is None or any(contains(c, Load, Call) or inside & free_vars(c) for c in conds) else conds
 
 
 def _whens(n: Node, x: Cast) -> set[tuple[Expr, ...]]:
