@@ -414,7 +414,7 @@ def build_hip(request: Request, sig: Signature) -> Artifact:
     """
     best, option = _build_hip(request, sig), "tl.enable_async_copy"
     spilled = sum(k["spills"] for k in best.meta["kernels"])
-    ahead = any(f["stages"] or f.get("schedule", "").startswith("pipelined") for f in best.meta["facts"])
+    ahead = any(f["stages"] or (f.get("schedule") or "").startswith("pipelined") for f in best.meta["facts"])
     if not spilled or option in request.config or not ahead:
         return best
     other = _build_hip(replace(request, config={**request.config, option: False}), sig)

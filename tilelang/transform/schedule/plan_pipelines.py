@@ -22,6 +22,7 @@ from ..analysis.liveness import Uses
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.loop_schedule import Schedule
 from ..analysis.residency import resident_blocks
+from ..analysis.vectorize import MAX_BYTES
 from ..analysis.shared_spans import versioned, with_versions
 from .loop_record import record_of_blocks, record_of_threads
 from .emit import CopiedAhead, Plan
@@ -165,8 +166,9 @@ class _Planner:
 
     def by_steps(self, loop: For, loop_body: Body, wanted: int) -> Plan | str:
         """A plan of copies in two steps, with one version of each tile or two: a block then waits less often, but more of them
-        may fit with one.  That of least cycles."""
-        plans = [self.automatic(loop, loop_body, n) for n in (2, 1)[wanted == 1:]]
+        may fit with one.  That of least cycles.  Wide copies past the registers (lower/direct_loads.py) need two."""
+        direct = max(self.cx.target.async_load_bytes, default=0) == MAX_BYTES
+        plans = [self.automatic(loop, loop_body, n) for n in ((1,) if wanted == 1 else (2,) if direct else (2, 1))]
         costs = list[tuple[float, int]]()
         for p in plans:
             if isinstance(p, str):
