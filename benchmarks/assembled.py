@@ -63,7 +63,7 @@ def of_check(check: Any, chip: str) -> list[dict[str, Any]]:
     kernels._compile_now = compiled
     kernels.clear_memory()
     try:
-        getattr(load(check.file), check.function)(on=Place(chip, "tile"), **check.small)
+        getattr(load(check.file), check.function)(on=Place(chip, "simulator"), **check.small)
     except TileLangError as e:  # of a library function that has no kernel for the chip
         rows.append({"kernel": check.function, "error": e.kind, "reason": e.message.splitlines()[0], "hint": e.hint})
     except Exception as e:

@@ -61,12 +61,24 @@ def rows() -> list[str]:
 def refusals() -> list[str]:
     """Lines about the programs that do not come to their end."""
     found: dict[str, dict[str, list[str]]] = {}
-    for name, p in sorted(record.read()["programs"].items()):
+    amd = record.read()
+    for name, p in [*sorted(amd["programs"].items()), *sorted(amd.get("examples", {}).items())]:
         for where, what in p.items():
             if not what.startswith(("assembled", "right")) or "but for" in what:
                 found.setdefault(what.removeprefix("refused: "), {}).setdefault(name, []).append(where)
     return [f"- {why}: " + "; ".join(f"{name} ({', '.join(places)})" for name, places in names.items())
             for why, names in sorted(found.items())]
+
+
+def examples(amd: dict[str, Any]) -> list[str]:
+    """What is recorded of the checks of examples/."""
+    found = amd.get("examples", {})
+    made = ", ".join(f"{sum(e.get(f'{c} assembled') == 'assembled' for e in found.values())} for `{c}`" for c in record.CHIPS)
+    right = sum(e.get("gfx942 simulated") == "right" for e in found.values())
+    said = (f"Of the {len(found)} checks of `examples/` that use no instruction of one maker, all kernels assemble without "
+            f"spilled registers: {made}; {right} are right on the simulator of `gfx942` "
+            f"({amd['about examples']['date']}, `python tests/hip/amd_record.py --examples`).")
+    return [said, ""]
 
 
 def text() -> str:
@@ -80,6 +92,7 @@ def text() -> str:
         f"`python tests/hip/amd_record.py` with ziglang {amd['about']['ziglang']}.",
         "Results are compared with float64. Programs with spilled registers: "
         + ", ".join(f"{spilled[c]} on `{c}`" for c in record.CHIPS) + ".", "",
+        *examples(amd),
         "## What does not come to its end on AMD GPUs", "",
         *(lines or ["Nothing."]), "",
         END])

@@ -1,6 +1,8 @@
-"""What of the plain programs (benchmarks/suite/plain) runs for AMD GPUs, without one: recorded, and read by the guide's page.
+"""What of the plain programs (benchmarks/suite/plain) and of examples runs for AMD GPUs, without one: recorded, and read by the
+guide's page.
 
     python tests/hip/amd_record.py [--only WORDS] [--workers 2]     # renews record.json; what is not asked for stays
+    python tests/hip/amd_record.py --examples [--only WORDS]        # of the checks of examples/, assembled and simulated
 
 At its small sizes each program is, for each of three chips, assembled, run by the device simulator and compared with its
 float64 reference, and so is its machine code, which tests/amd's interpreter runs.  An entry is "assembled", "right" ("equal
@@ -33,7 +35,7 @@ ROOT = HERE.parents[1]
 FILE = HERE / "record.json"
 CHIPS = ("gfx90a", "gfx942", "gfx950")
 LIMIT = 8_000_000  # instructions of all waves that the interpreter of machine code runs
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "amd")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "amd"), str(ROOT / "examples")]
 
 from tilelang.target import mfma  # noqa: E402
 from tilelang.target.hip import HIP_CHIPS  # noqa: E402
@@ -140,6 +142,27 @@ def one(name: str) -> tuple[str, dict[str, str]]:
     return name, out
 
 
+def example(number: int) -> tuple[str, dict[str, str]]:
+    """The entry of a check of examples/: its kernels assembled for each chip, right on the simulator of gfx942."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    import assembled
+    from checks import CHECKS, load
+    from harness import Place
+
+    check, out = CHECKS[number], {}
+    for chip in CHIPS:
+        bad = [r.get("error") or "spills" for r in assembled.of_check(check, chip) if "error" in r or r["spills"]]
+        out[f"{chip} assembled"] = f"refused: {', '.join(sorted(set(bad)))}" if bad else "assembled"
+    try:
+        found = getattr(load(check.file), check.function)(on=Place("gfx942", "simulator"), **check.small)
+        wrong = [str(x) for x in (found if isinstance(found, (list, tuple)) else [found]) if not x.ok]
+        out["gfx942 simulated"] = f"wrong: {wrong[0]}" if wrong else "right"
+    except Exception as e:
+        out["gfx942 simulated"] = why(e)
+    return f"{number} {check.file} {check.function}", out
+
+
 def read() -> dict[str, Any]:
     return json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"about": {}, "programs": {}}
 
@@ -150,24 +173,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names that contain one of these words, separated by commas")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--examples", action="store_true", help="the checks of examples/ in place of the plain programs")
     o = parser.parse_args()
     words = [w for w in o.only.split(",") if w]
     names = [n for n in CORPUS if not words or any(w in n for w in words)]
-    found = read()
+    found, kind, work = read(), "programs", (one, names)
+    if o.examples:
+        from checks import CHECKS
+
+        kind, work = "examples", (example, [n for n, c in enumerate(CHECKS) if not c.hopper and (
+            not words or any(w in f"{c.file} {c.function}" for w in words))])
+    about = {"date": str(datetime.datetime.now(datetime.timezone.utc).date()), "ziglang": importlib.metadata.version("ziglang")}
     with ProcessPoolExecutor(o.workers) as pool:
-        for name, entry in pool.map(one, names):
-            found["programs"][name] = entry
+        for name, entry in pool.map(*work):
+            found.setdefault(kind, {})[name] = entry
             print(name, entry, flush=True)
             write(found, CORPUS)
-    found["about"] = {"date": str(datetime.datetime.now(datetime.timezone.utc).date()),
-                      "ziglang": importlib.metadata.version("ziglang")}
+    found["about" if kind == "programs" else "about examples"] = about
     write(found, CORPUS)
 
 
 def write(found: dict[str, Any], known: Any) -> None:
-    """The record of the known programs, one a line."""
-    programs = ",\n".join(f"  {json.dumps(n)}: {json.dumps(e)}" for n, e in sorted(found["programs"].items()) if n in known)
-    FILE.write_text(f'{{\n "about": {json.dumps(found["about"])},\n "programs": {{\n{programs}\n }}\n}}\n', encoding="utf-8")
+    """The record of the known programs and of examples, one a line."""
+    parts = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in found.items() if k.startswith("about")]
+    for kind, names in (("programs", known), ("examples", found.get("examples", {}))):
+        lines = ",\n".join(f"  {json.dumps(n)}: {json.dumps(e)}" for n, e in sorted(found.get(kind, {}).items()) if n in names)
+        parts.append(f' "{kind}": {{\n{lines}\n }}')
+    FILE.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

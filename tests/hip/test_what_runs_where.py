@@ -20,3 +20,11 @@ def test_no_program_is_recorded_as_wrong():
     for chip in record.CHIPS:
         assert sum(p.get(f"{chip} simulated") == "right" for p in programs.values()) >= 100
         assert sum(p.get(f"{chip} interpreted", "").startswith("right") for p in programs.values()) >= 100
+
+
+def test_every_example_is_recorded_as_right_and_assembled():
+    from checks import CHECKS
+
+    found = record.read()["examples"]
+    assert sorted(found) == sorted(f"{n} {c.file} {c.function}" for n, c in enumerate(CHECKS) if not c.hopper)
+    assert {what for entry in found.values() for what in entry.values()} == {"assembled", "right"}
