@@ -26,9 +26,9 @@ def pads(ranks):
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_all_to_all(ranks):
-    x = np.random.default_rng(ranks).integers(-99, 99, (ranks, ranks, 200)).astype(np.float16)
-    program = c.all_to_all_program(200, "float16", ranks, BLOCKS, TILE, THREADS)
-    out = run(program, [[x[r], np.zeros((ranks, 200), np.float16), pads(ranks)] for r in range(ranks)])
+    x = np.random.default_rng(ranks).integers(-99, 99, (ranks, ranks, 70)).astype(np.float16)
+    program = c.all_to_all_program(70, "float16", ranks, BLOCKS, TILE, THREADS)
+    out = run(program, [[x[r], np.zeros((ranks, 70), np.float16), pads(ranks)] for r in range(ranks)])
     assert all((out[r] == x[:, r]).all() for r in range(ranks))
 
 
@@ -54,7 +54,7 @@ def test_ragged_all_to_all(ranks):
         assert (out[r][:len(want)] == want).all() and not out[r][len(want):].any()
 
 
-@pytest.mark.parametrize("ranks, count", [(2, 4), (4, 8), (8, 8)])
+@pytest.mark.parametrize("ranks, count", [(2, 4), (4, 8)])
 def test_tokens_go_to_their_experts_and_come_back(ranks, count):
     import torch
 
