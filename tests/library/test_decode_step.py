@@ -69,7 +69,7 @@ def close(found, args):
 
 def by_tiles(args, batch, context, layers, kv_heads=1, launches=1):
     """The results of the reference interpreter."""
-    f = decode_step.DecodeForm(batch, HIDDEN, HEADS, kv_heads, DIM, FFN, context, layers, BLOCKS, slots=4)
+    f = decode_step.DecodeForm(batch, HIDDEN, HEADS, kv_heads, DIM, args[5].shape[2], context, layers, BLOCKS, slots=4)
     assert f.fits
     new = np.zeros((layers, batch, kv_heads, DIM), ml_dtypes.bfloat16)
     out = [np.zeros((batch, HIDDEN), ml_dtypes.bfloat16), new, new]
@@ -96,6 +96,11 @@ def test_a_step_on_the_device_simulator():
 def test_counts_go_on():
     args = given(1, 256, 2)
     close(by_tiles(args, 1, 256, 2, launches=2), args)
+
+
+def test_an_odd_number_of_chunks():
+    args = given(1, 256, 1, ffn=384)
+    close(by_tiles(args, 1, 256, 1), args)
 
 
 def test_an_empty_context():

@@ -125,7 +125,7 @@ class DecodeForm:
         return (all(n % (own * self.blocks) == 0 for n, own in wide)
                 and self.blocks % (self.batch * self.kv_heads) == 0 and self.context % (2 * TOKENS * self.splits) == 0
                 and self.batch <= ROWS
-                and all(n % (2 * self.chunk) == 0 for n in (self.hidden, self.heads * self.dim, self.ffn)))
+                and all(n % self.chunk == 0 for n in (self.hidden, self.heads * self.dim, self.ffn)))
 
 
 def _column(f: DecodeForm, c: Any, steps: int) -> Any:
@@ -236,7 +236,7 @@ def _scale(f, squares, which, scales):
 @T.macro
 def _left(f, load, steps, left, ix, before_last):
     """Hand `steps` chunks to the GEMMs.  load(k, x) loads chunk k to x; some are loaded while others are handed on."""
-    u = next(u for u in (4, 2, 1) if steps % (2 * u) == 0 or u == 1)
+    u, odd = next(u for u in (4, 2, 1) if steps % (2 * u) == 0 or u == 1), steps % 2
     now, then = ([T.alloc_fragment((f.batch, f.chunk), HALF) for _ in range(u)] for _ in range(2))
     _ = [load(k, x) for k, x in enumerate(now)]
     for c in T.serial(steps // (2 * u)):
@@ -245,9 +245,12 @@ def _left(f, load, steps, left, ix, before_last):
         _ = [_put(f, x, left, ix + first + k) for k, x in enumerate(now)]
         _ = [load((first + 2 * u + k) % steps, x) for k, x in enumerate(now)]
         _ = [_put(f, x, left, ix + first + u + k) for k, x in enumerate(then[:-1])]
-        if c == steps // (2 * u) - 1:
+        if c == steps // (2 * u) - 1 and not odd:
             before_last()
         _put(f, then[-1], left, ix + first + 2 * u - 1)
+    if odd:
+        before_last()
+        _put(f, now[0], left, ix + steps - 1)
 
 
 def _left_normed(f: DecodeForm, source: Any, weight: Any, norm: tuple[Any, ...], left: Any, ix: Any, ready: Any) -> None:
