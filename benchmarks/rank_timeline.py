@@ -27,10 +27,12 @@ def overlapped() -> Any:
     @T.prim_func
     def main(X: T.Tensor((MOVERS * STEPS, ROW), "int32"), S: T.SymmTensor((MOVERS * STEPS, ROW), "int32"),
              A: T.Tensor((TILE, DEPTH), "float16"), B: T.Tensor((DEPTH, TILE), "float16"),
-             C: T.Tensor((WORKERS, TILE, TILE), "float16"), stamps: T.Tensor((blocks, STEPS, 2), "int64")):
+             C: T.Tensor((WORKERS, TILE, TILE), "float16"), stamps: T.Tensor((blocks, STEPS, 2), "int64"),
+             pad: T.SymmTensor((blocks, 4), "int64")):
         with T.Kernel(blocks, threads=128) as b:
             a, w = T.alloc_shared((TILE, 64), "float16"), T.alloc_shared((64, TILE), "float16")
             acc, tx = T.alloc_fragment((TILE, TILE), "float32"), T.get_thread_binding()
+            T.barrier_all(pad[b, 0:4])
             for step in T.serial(STEPS):
                 T.sync_threads()
                 if tx == 0:
@@ -53,9 +55,13 @@ def overlapped() -> Any:
 
 
 def picture(ranks: list[list[list[list[int]]]]) -> str:
-    """An SVG of the steps: a row for each block of each rank, puts in one colour and GEMMs in another."""
-    first = min(s[0] for rank in ranks for block in rank for s in block)
-    last = max(s[1] for rank in ranks for block in rank for s in block)
+    """An SVG of the steps: a row for each block of each rank, puts in one colour and GEMMs in another.
+
+    Times count from the first step of the rank: the devices have clocks of their own, and start together at a barrier.
+    """
+    starts = [min(s[0] for block in rank for s in block) for rank in ranks]
+    ranks = [[[[t - start for t in s] for s in block] for block in rank] for rank, start in zip(ranks, starts)]
+    first, last = 0, max(s[1] for rank in ranks for block in rank for s in block)
     height, left, wide = 14, 110, 800
     scale, rows = wide / max(1, last - first), sum(len(rank) + 1 for rank in ranks)
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + wide + 10}" height="{rows * height + 50}" '
@@ -86,10 +92,10 @@ def run(rank: int, port: int, path: str) -> None:
     a, w = (torch.randn(*shape, device="cuda").half() for shape in ((TILE, DEPTH), (DEPTH, TILE)))
     c = torch.empty(WORKERS, TILE, TILE, dtype=torch.float16, device="cuda")
     stamps = torch.zeros(MOVERS + WORKERS, STEPS, 2, dtype=torch.int64, device="cuda")
-    kernel = tilelang.compile(overlapped(), target="cuda")
+    kernel, pad = tilelang.compile(overlapped(), target="cuda"), dist.create_tensor((MOVERS + WORKERS, 4), torch.int64)
     for _ in range(3):
         dist.barrier()
-        kernel(x, s, a, w, c, stamps)
+        kernel(x, s, a, w, c, stamps, pad)
         dist.barrier()
     assert torch.equal(s, x)
     every = dist.create_tensor((2, *stamps.shape), torch.int64)
