@@ -17,12 +17,15 @@ from math import inf, prod
 from tilelang.target import Target
 from tilelang.target.machine import kernel_rates
 
-from .expand import Program
+from tilelang.errors import error
+
+from .expand import Program, Steps
 from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite, walk
 from .graph import Dim, Size, size_at
 from .nest import Unfit, contraction, nest_of, passes
 from .plan import Plan, bits_of, plan_of
 from .rescale import factors, is_float
+from .stateful import StepsPlan, plan_of_steps
 
 GUESS = 1024  # what an open size is taken for
 REREAD = 0.2  # bytes that the cache serves, beside those of memory
@@ -52,11 +55,11 @@ def rates_of(target: Target) -> Rates:
 class Cut:
     """Kernels in their order: the tensors that each stores, and its plan."""
 
-    kernels: list[tuple[tuple[Tensor, ...], Plan]] = field(default_factory=list)
+    kernels: list[tuple[tuple[Tensor, ...], Plan | StepsPlan]] = field(default_factory=list)
 
 
 def cut(program: Program, target: Target, sizes: Mapping[str, int]) -> Cut:
-    """The kernels of a program.  Raises Unfit where a tensor cannot be computed by any."""
+    """The kernels of a program.  Raises program-lowering where a tensor cannot be computed by any."""
     return _Cutter(program, target, sizes).cut()
 
 
@@ -64,12 +67,15 @@ class _Cutter:
     def __init__(self, program: Program, target: Target, sizes: Mapping[str, int]) -> None:
         self.target, self.sizes, self.rates = target, sizes, rates_of(target)
         self.outputs, self.made = with_operands(program)
-        self.plans: dict[tuple[tuple[Tensor, ...], frozenset[Tensor]], tuple[Plan | None, float, str]] = {}
+        self.plans: dict[tuple[tuple[Tensor, ...], frozenset[Tensor]], tuple[Plan | StepsPlan | None, float, str]] = {}
 
     def cut(self) -> Cut:
-        groups: list[tuple[Tensor, ...]] = [(t,) for t in (*self.made, *self.outputs)]
+        loops = list(dict.fromkeys(t.attrs["steps"] for t in self.made if t.kind == "item"))
+        groups = [tuple(t for t in self.made if t.attrs.get("steps") is s) for s in loops]
+        groups += [(t,) for t in (*self.made, *self.outputs) if t.kind != "item"]
         stored = frozenset(self.made) | frozenset(self.outputs)
-        for t in reversed(self.made):
+        fixed = {r.value for s in loops for e in s.bodies() for r in e.reads} | {t for t in self.made if t.kind == "item"}
+        for t in reversed([t for t in self.made if t not in fixed]):
             fewer = [g for g in groups if g != (t,)]
             if self.total(fewer, stored - {t}) <= self.total(groups, stored):
                 groups, stored = fewer, stored - {t}
@@ -78,7 +84,8 @@ class _Cutter:
         for g in self.ordered(groups, stored):
             plan, _, why = self.plan(g, stored)
             if plan is None:
-                raise Unfit(why)
+                span = next((t.span for t in g if t.span is not None), None)
+                raise error("program-lowering", f"`{g[0].name}` is not compiled yet: {why}", span=span, found=why)
             out.kernels.append((g, plan))
         return out
 
@@ -115,7 +122,9 @@ class _Cutter:
         waiting, seen = list(group), set(group)
         while waiting:
             t = waiting.pop()
-            for r in t.body.reads if t.body is not None else ():
+            for r in {r for e in bodies_of(t) for r in e.reads}:
+                if r.value.kind == "state":
+                    continue
                 if r.value in stored or r.value.kind == "input":
                     out.add(r.value)
                 elif r.value not in seen:
@@ -139,13 +148,18 @@ class _Cutter:
 
     # ---- costs ----------------------------------------------------------------------------------------------------------
 
-    def total(self, groups: Iterable[tuple[Tensor, ...]], stored: frozenset[Tensor]) -> float:
-        return sum(self.plan(g, stored)[1] for g in groups)
+    def total(self, groups: Iterable[tuple[Tensor, ...]], stored: frozenset[Tensor]) -> tuple[int, float]:
+        """(kernels that are not possible, estimated seconds of the others)."""
+        costs = [self.plan(g, stored)[1] for g in groups]
+        return sum(1 for c in costs if c == inf), sum(c for c in costs if c < inf)
 
-    def plan(self, group: tuple[Tensor, ...], stored: frozenset[Tensor]) -> tuple[Plan | None, float, str]:
+    def plan(self, group: tuple[Tensor, ...], stored: frozenset[Tensor]) -> tuple[Plan | StepsPlan | None, float, str]:
         key = (group, stored & self.needs(group, stored))
         if key not in self.plans:
             try:
+                if group[0].kind == "item":
+                    self.plans[key] = plan_of_steps(group, stored, self.target), self.rates.launch, ""
+                    return self.plans[key]
                 plan = plan_of(nest_of(group, stored), self.target)
                 self.plans[key] = plan, self.cost(plan), ""
             except Unfit as e:
@@ -226,6 +240,13 @@ class _Cutter:
         return out
 
 
+def bodies_of(t: Tensor) -> list[Scalar]:
+    """The expressions that a tensor is computed by."""
+    if t.kind == "item":
+        return list(t.attrs["steps"].bodies())
+    return [] if t.body is None else [t.body]
+
+
 # ---- operands as tensors ------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +256,8 @@ def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     made: list[Tensor] = []
     common: dict[tuple[int, Size], Axis] = {}  # operands in the same axes, so that equal ones are one tensor
     operands: dict[Scalar, Tensor] = {}
+    loops: dict[Steps, Steps] = {}
+    steps: set[Tensor] = set()
 
     def renewed(e: Scalar) -> Scalar:
         def change(x: Scalar) -> Scalar | None:
@@ -242,17 +265,33 @@ def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
 
         return rewrite(e, change)
 
+    def items(t: Tensor) -> Tensor:
+        steps = t.attrs["steps"]
+        if steps not in loops:
+            loops[steps] = Steps(steps.step, tuple((s, renewed(e)) for s, e in steps.states),
+                                 tuple((axes, renewed(e)) for axes, e in steps.results))
+        return replace(t, attrs={**t.attrs, "steps": loops[steps]})
+
     def tensor(t: Tensor) -> Tensor:
+        if t.kind == "state":
+            return t
+        if t not in new and t.kind == "item":
+            new[t] = items(t)
+            made.append(new[t])
         if t not in new:
             assert t.body is not None
             body = renewed(t.body)
-            if contraction(t) is not None:
+            inside = not body.axes <= {*t.axes, *t.over} or any(r.value.kind == "state" or r.value in steps for r in body.reads)
+            if contraction(t) is not None and not inside:
                 for f, _ in factors(body):
                     plain = f.args[0] if f.op == "cast" else f
                     if plain.op != "read" and any(r.value.kind != "input" for r in f.reads):
                         body = rewrite(body, lambda x, f=f: operand(f) if x == f else None)  # type: ignore[misc]
             new[t] = replace(t, body=body)
-            made.append(new[t])
+            if inside:
+                steps.add(new[t])  # part of a step of a loop: computed there
+            else:
+                made.append(new[t])
         return new[t]
 
     def operand(f: Scalar) -> Scalar:

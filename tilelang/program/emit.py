@@ -37,10 +37,15 @@ def write(w: Writer) -> str:
             store(w, t, e)
     store_loops(w)
     head = [*(f"# {n}" for n in w.plan.notes), "@T.prim_func"]
-    sizes = {n: ", ".join(map(str, t.shape)) + ("," if len(t.shape) == 1 else "") for n, t in w.parameters}
-    pieces = [f'{n}: T.Tensor(({sizes[n]}), "{t.dtype}")' for n, t in w.parameters]
-    head += _wrapped(f"def {w.name}(", pieces, "):")
+    head += head_lines(w.name, w.parameters)
     return "\n".join([*head, *grid(w), *allocation_lines(w), *w.lines]) + "\n"
+
+
+def head_lines(name: str, parameters: Sequence[tuple[str, Tensor]]) -> list[str]:
+    """The lines of `def`."""
+    sizes = {n: ", ".join(map(str, t.shape)) + ("," if len(t.shape) == 1 else "") for n, t in parameters}
+    pieces = [f'{n}: T.Tensor(({sizes[n]}), "{t.dtype}")' for n, t in parameters]
+    return _wrapped(f"def {name}(", pieces, "):")
 
 
 def grid(w: Writer) -> list[str]:

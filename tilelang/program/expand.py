@@ -13,9 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from tilelang.errors import error, register
+
 from .expr import Axis, Scalar, Tensor, axis, call, const, plus, read, split, times
 from .expr import at as placed
 from .graph import BINARY, COMPARE, FORMATS, UNARY, Graph, Node, Size
+
+register("program-lowering", NotImplementedError, "a program has an operation that no kernel can compute yet",
+         "split the program there, or run it by `program.reference(...)`", expected="tensors that tiles can hold")
 
 Index = tuple[Scalar, ...]
 IDENTITY = {"sum": 0.0, "prod": 1.0, "max": -inf, "min": inf}
@@ -42,12 +47,30 @@ def expand(graph: Graph) -> Program:
     return Program(inputs, tuple(outputs), graph.name)
 
 
+@dataclass(frozen=True)
+class Steps:
+    """A loop with carried state.
+
+    step: counts the steps.  states: (state, its first elements).  results: (axes, elements) of the new states, then of what a
+    step gives.
+    """
+
+    step: Axis
+    states: tuple[tuple[Tensor, Scalar], ...]
+    results: tuple[tuple[tuple[Axis, ...], Scalar], ...]
+
+    def bodies(self) -> list[Scalar]:
+        return [e for _, e in (*self.states, *self.results)]
+
+
 class _Expander:
     """Nodes to elements.  Tensors are made once per node, elements once per node and indices."""
 
     def __init__(self) -> None:
         self.tensors: dict[Node, Tensor] = {}
         self.elements: dict[tuple[Node, Index], Scalar] = {}
+        self.outer: dict[Node, Callable[[Index], Scalar]] = {}  # inputs of a loop's body that are elements of other tensors
+        self.items: dict[Node, list[Tensor]] = {}
 
     @staticmethod
     def axes(shape: Sequence[Size]) -> tuple[Axis, ...]:
@@ -215,6 +238,8 @@ def _input(e: _Expander, n: Node) -> Tensor:
 
 
 def _read(e: _Expander, n: Node, at: Index) -> Scalar:
+    if n in e.outer:
+        return e.outer[n](at)
     return read(e.tensor(n), at)
 
 
@@ -300,8 +325,41 @@ def _sort(e: _Expander, n: Node) -> Tensor:
     return Tensor("order", (*inner[:k], place, *inner[k + 1:]), "int32", n.op, body, (inner[k],), {"largest": largest}, n.span)
 
 
-def _unknown(e: _Expander, n: Node, at: Index) -> Scalar:
-    raise NotImplementedError(n.op)
+def _item(e: _Expander, n: Node, at: Index) -> Scalar:
+    loop = n.inputs[0]
+    if loop.op != "loop":
+        raise error("program-lowering", f"`{loop.op}` is not compiled yet", span=loop.span, found=loop.op)
+    if loop not in e.items:
+        e.items[loop] = _loop(e, loop)
+    return read(e.items[loop][n.attrs["index"]], at)
+
+
+def _loop(e: _Expander, n: Node) -> list[Tensor]:
+    """The results of a loop: its last states, then what its steps give along the first axis."""
+    body, carried, step = n.attrs["body"], n.attrs["carried"], Axis("t", n.attrs["length"])
+    inner = _Expander()
+    states = []
+    for k, (x, init) in enumerate(zip(body.inputs[:carried], n.inputs)):
+        inner.tensors[x] = Tensor(f"state{k + 1}", e.axes(x.shape), str(x.dtype), "state")
+        states.append((inner.tensors[x], e.element(init, tuple(map(axis, inner.tensors[x].axes)))))
+    for k, (x, source) in enumerate(zip(body.inputs[carried:], n.inputs[carried:])):
+        front = (axis(step),) if k < n.attrs["scanned"] else ()
+        inner.outer[x] = lambda at, source=source, front=front: e.element(source, (*front, *at))  # type: ignore[misc]
+    results = []
+    for k, x in enumerate(body.outputs):
+        axes = states[k][0].axes if k < carried else e.axes(x.shape)
+        results.append((axes, inner.element(x, tuple(map(axis, axes)))))
+    steps = Steps(step, tuple(states), tuple(results))
+    out = []
+    for k, (x, (axes, _)) in enumerate(zip(body.outputs, results)):
+        own = axes if k < carried else (Axis("t", n.attrs["length"]), *axes)
+        out.append(Tensor(f"last{k + 1}" if k < carried else f"result{k + 1 - carried}", own, str(x.dtype), "item",
+                          attrs={"steps": steps, "index": k}, span=n.span))
+    return out
+
+
+def _tile(e: _Expander, n: Node, at: Index) -> Scalar:
+    raise error("program-lowering", "a block of tile statements is not compiled yet", span=n.span, found=n.op)
 
 
 Row = Callable[[_Expander, Node, Index], Scalar]
@@ -310,7 +368,7 @@ ROWS: dict[str, Row] = {
     "constant": _constant, "iota": _iota, "reshape": _reshape, "transpose": _transpose, "slice": _slice, "concat": _concat,
     "pad": _pad, "windows": _windows, "gather": _gather, "take_along": _take_along, "dequantise": _dequantise, "input": _read,
     "reduce": _read_reduced, "argreduce": _read_reduced, "einsum": _einsum_element, "scan": _read, "argsort": _read,
-    "argtopk": _read, "loop": _unknown, "item": _unknown, "tile": _unknown}
+    "argtopk": _read, "item": _item, "tile": _tile}
 TENSORS: dict[str, Callable[[_Expander, Node], Tensor]] = {
     "input": _input, "reduce": _reduce, "argreduce": _arg_reduce, "einsum": _einsum, "scan": _scan, "argsort": _sort,
     "argtopk": _sort}

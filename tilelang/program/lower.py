@@ -10,8 +10,11 @@ from tilelang.target import Target
 from .cut import Cut, cut
 from .emit import kernel_text
 from .expand import expand
-from .expr import Scalar, Tensor
+from .expr import Tensor
 from .graph import Dim, Graph, Size
+from .plan import Plan
+from .stateful import StepsPlan
+from .steps import steps_text
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,11 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
     steps, texts, buffers = [], [], {}
     for k, (group, plan) in enumerate(kernels.kernels):
         kernel = name if len(kernels.kernels) == 1 else f"{name}_{k}"
-        read = _reads(plan.nest.bodies(), names, frozenset(plan.nest.stages))
+        read = _reads(plan, names)
         needed = [t for t in names if t in read] if len(kernels.kernels) > 1 else [*inputs]
         parameters = [(names[t], t) for t in (*needed, *group)]
-        texts.append(kernel_text(plan, kernel, parameters, target))
+        write = steps_text if isinstance(plan, StepsPlan) else kernel_text
+        texts.append(write(plan, kernel, parameters, target))  # type: ignore[arg-type]
         steps.append(Step(kernel, tuple(names[t] for t in needed), tuple(names[t] for t in group)))
         buffers.update({names[t]: (t.shape, t.dtype) for t in group})
     head = "import tilelang.language as T\n\n"
@@ -73,8 +77,9 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
     return Module(head + "\n\n" + "\n\n".join(texts), tuple(steps), tuple(t.name for t in inputs), outputs, buffers)
 
 
-def _reads(bodies: list[Scalar], names: Mapping[Tensor, str], stages: frozenset[Tensor]) -> set[Tensor]:
-    return {r.value for e in bodies for r in e.reads if r.value in names and r.value not in stages}
+def _reads(plan: Plan | StepsPlan, names: Mapping[Tensor, str]) -> set[Tensor]:
+    plans = [plan] if isinstance(plan, Plan) else [*plan.starts, *plan.results]
+    return {r.value for p in plans for e in p.nest.bodies() for r in e.reads if r.value in names}
 
 
 def _unused(name: str, used: set[str]) -> str:

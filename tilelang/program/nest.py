@@ -107,7 +107,7 @@ class _Stages:
         self.seen |= e.reads
 
         def change(x: Scalar) -> Scalar | None:
-            if x.op == "read" and x.value.kind != "input" and x.value not in self.stored:
+            if x.op == "read" and x.value.kind not in ("input", "state") and x.value not in self.stored:
                 return self.stage(x.value, tuple(self.element(i) for i in x.args))
             return None
 
@@ -146,7 +146,8 @@ class _Stages:
         if key not in self.made:
             kept = body.axes - frozenset(over) if t.kind in REDUCTIONS else body.axes | free
             order = {a: k for k, a in enumerate((*self.nest.axes, *self.over))}
-            axes = tuple(sorted((a for a in kept if t.kind in REDUCTIONS or a not in over or a in free), key=order.__getitem__))
+            kept = {a for a in kept if a in order and (t.kind in REDUCTIONS or a not in over or a in free)}
+            axes = tuple(sorted(kept, key=order.__getitem__))
             accum = str(t.attrs.get("accum") or t.dtype)
             kind = accum if t.kind in ("sum", "prod") or t.kind.startswith("scan") else t.dtype
             kind = "float32" if kind in ("float16", "bfloat16") else kind

@@ -100,7 +100,7 @@ def plan_of(nest: Nest, target: Target) -> Plan:
     for a in nest.axes:
         plan.uses.setdefault(a, AxisUse("grid"))
     for t in nest.stages:
-        elements = prod(plan.uses[a].size for a in dict.fromkeys((*t.axes, *t.over)))
+        elements = prod(plan.uses[a].size for a in (t.body.axes if t.body is not None else ()))
         if elements > MOST[target.is_gpu] and plan.gemm_of(t) is None:
             raise Unfit(f"tiles of {elements} elements")
     for t, e in nest.outputs:
@@ -159,9 +159,10 @@ def _loops(plan: Plan, target: Target) -> None:
         if t.kind == "argmax" or t.kind == "argmin":
             if any(uses.get(a, AxisUse("loop")).kind != "whole" for a in t.over):
                 raise Unfit("an index of the extreme of a long row")
+        if contraction(t) is None and prod(uses[a].size for a in t.over if a in uses) > ROWS[target.is_gpu] // 2:
+            for a in t.over:  # more elements than a tile holds: one of the axes in tiles, the others index by index
+                uses.pop(a, None)
         left = [a for a in t.over if a not in uses]
-        if prod(r.size for a in t.over if (r := uses.get(a)) is not None and r.kind == "whole") > 2 * ROWS[target.is_gpu]:
-            raise Unfit("a reduction over more elements than a tile holds")
         if contraction(t) is not None and len(t.over) > 1:  # one of several contracted axes lies in tiles
             uses.update({a: AxisUse("serial") for a in t.over if not _is_plain(t, a)})
             left = [a for a in t.over if uses.get(a, AxisUse("loop")).kind != "serial"]
@@ -281,7 +282,7 @@ def _row_axes(plan: Plan, target: Target) -> None:
     for a, r in list(uses.items()):
         if r.kind == "loop":
             lanes = 1 if _is_last(nest, a) or not free else min(64, guess(free[-1]))
-            uses[a] = AxisUse("loop", max(8, BLOCK // (width * lanes)))
+            uses[a] = AxisUse("loop", min(max(8, BLOCK // (width * lanes)), 1 << max(3, (guess(a) - 1).bit_length())))
             width *= uses[a].size
     for a in reversed(free):
         n = static(a)

@@ -74,11 +74,25 @@ def gemm(w: Writer, t: Tensor, c: Contraction, acc: Tile, clear: bool = False) -
     if acc.axes == (n, m):  # the accumulator lies transposed
         left, right, m, n = right, left, n, m
     kind = operand_type(left, right)
-    a, flip_a = operand(w, left, m, over, kind, True)
+    exact = w.target.is_gpu and kind in ("float32", "float64")
+    a, flip_a = operand(w, left, m, over, kind, not exact)
     b, flip_b = operand(w, right, over, n, kind, False)
+    if exact:
+        multiply_exactly(w, a, b, acc, over, clear)
+        return
     flags = ", transpose_A=True" * flip_a + ", transpose_B=True" * flip_b + ", clear_accum=True" * clear
     w.last[a.key] = w.last[b.key] = w.last[acc.key] = w.count
     w.say(f"T.gemm({a.name}, {b.name}, {acc.name}{flags})")
+
+
+def multiply_exactly(w: Writer, a: Tile, b: Tile, acc: Tile, over: Axis, clear: bool) -> None:
+    """A GEMM by multiply-adds of threads: T.gemm would round float32 to tf32."""
+    if clear:
+        w.say(f"T.clear({acc.name})")
+    w.last[a.key] = w.last[b.key] = w.last[acc.key] = w.count
+    w.say(f"for {over.name} in T.serial({w.size(over)}):  # T.gemm would round the factors to tf32")
+    w.say(f"    for {', '.join(x.name for x in acc.axes)} in T.Parallel({', '.join(str(w.size(x)) for x in acc.axes)}):")
+    w.say(f"        {w.element_of(acc)} += {w.element_of(a)} * {w.element_of(b)}")
 
 
 def operand_type(a: Scalar, b: Scalar) -> str:

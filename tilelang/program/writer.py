@@ -38,6 +38,8 @@ class Writer:
                  make: Callable[[Writer, Tensor], None]) -> None:
         self.plan, self.name, self.parameters, self.facts, self.target = plan, name, parameters, facts, target
         self.make = make
+        self.local: dict[Tensor, Callable[[Scalar, Printer], str]] = {}  # tensors that lie in buffers of the block
+        self.bases: dict[Axis, str] = {}  # first indices of tiles, where they are not numbers of blocks of the axis itself
         self.names = {t: n for n, t in parameters}
         self.tiles: dict[Scalar, Tile] = {}  # expressions that lie in tiles
         self.shared: dict[object, Tile] = {}  # tiles of tensors in shared memory
@@ -76,6 +78,8 @@ class Writer:
 
     def base_text(self, a: Axis) -> str:
         """The first index of the axis in the present tile."""
+        if a in self.bases:
+            return self.bases[a]
         use = self.plan.uses[a]
         name = {"tile": f"b{a.name}", "loop": f"step_{a.name}"}.get(use.kind, "")
         return "0" if not name else name if use.size == 1 else f"{name} * {use.size}"
@@ -129,6 +133,8 @@ class Writer:
         return Printer(leaf)
 
     def read_text(self, e: Scalar) -> str:
+        if e.value in self.local:
+            return self.local[e.value](e, self.printer())
         if e in self.shared:
             one = self.element_of(self.shared[e])
         else:
