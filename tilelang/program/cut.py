@@ -20,16 +20,20 @@ from tilelang.target.machine import kernel_rates
 from tilelang.errors import error
 
 from .expand import Program, Steps
-from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite, walk
+from .expr import Axis, Scalar, Tensor, at, axis, const, plus, read, rewrite, times, walk
 from .graph import Dim, Size, size_at
 from .nest import Unfit, contraction, nest_of, passes
-from .plan import Plan, bits_of, plan_of
-from .rescale import factors, is_float
+from .plan import LANES, Plan, bits_of, plan_of, static
+from .rescale import NEUTRAL, factors, is_float
 from .stateful import StepsPlan, plan_of_steps
 
 GUESS = 1024  # what an open size is taken for
 REREAD = 0.2  # bytes that the cache serves, beside those of memory
-SLOW_OPERAND = 0.35  # of a contraction's time that computing an operand in the loop costs
+NOT_HIDDEN = 0.3  # of other operations under those of GEMMs
+SPLIT = 1 << 18  # elements from which a reduction with few results is divided over blocks
+CHEAP = ("axis", "const", "read", "cast")
+WEIGHTS = dict.fromkeys(("exp", "exp2", "log", "tanh", "erf", "sigmoid", "div", "sqrt", "rsqrt", "sin", "cos", "pow"), 4.0)
+SLOW_OPERAND = 0.8  # of a contraction's time that computing an operand in the loop costs
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def cut(program: Program, target: Target, sizes: Mapping[str, int]) -> Cut:
 class _Cutter:
     def __init__(self, program: Program, target: Target, sizes: Mapping[str, int]) -> None:
         self.target, self.sizes, self.rates = target, sizes, rates_of(target)
-        self.outputs, self.made = with_operands(program)
+        self.outputs, self.made = with_operands(program, 2 * self.rates.processors if target.is_gpu else 0)
         self.plans: dict[tuple[tuple[Tensor, ...], frozenset[Tensor]], tuple[Plan | StepsPlan | None, float, str]] = {}
 
     def cut(self) -> Cut:
@@ -76,9 +80,14 @@ class _Cutter:
         stored = frozenset(self.made) | frozenset(self.outputs)
         fixed = {r.value for s in loops for e in s.bodies() for r in e.reads} | {t for t in self.made if t.kind == "item"}
         for t in reversed([t for t in self.made if t not in fixed]):
-            fewer = [g for g in groups if g != (t,)]
-            if self.total(fewer, stored - {t}) <= self.total(groups, stored):
-                groups, stored = fewer, stored - {t}
+            if t not in stored:
+                continue
+            best, found = self.total(groups, stored), frozenset[Tensor]()
+            for gone in ({t}, {t} | self.before(t, stored - fixed)):  # alone, or with all that it is made of
+                cost = self.total([g for g in groups if g[0] not in gone], stored - gone)
+                if cost <= best:
+                    best, found = cost, frozenset(gone)
+            groups, stored = [g for g in groups if g[0] not in found], stored - found
         groups = self.merged(groups, stored)
         out = Cut()
         for g in self.ordered(groups, stored):
@@ -87,6 +96,16 @@ class _Cutter:
                 span = next((t.span for t in g if t.span is not None), None)
                 raise error("program-lowering", f"`{g[0].name}` is not compiled yet: {why}", span=span, found=why)
             out.kernels.append((g, plan))
+        return out
+
+    def before(self, t: Tensor, stored: frozenset[Tensor]) -> set[Tensor]:
+        """The stored tensors that a tensor is made of."""
+        out: set[Tensor] = set()
+        waiting = [t]
+        while waiting:
+            new = {x for x in self.needs((waiting.pop(),), stored) if x in stored and x not in out}
+            out |= new
+            waiting += new
         return out
 
     def merged(self, groups: list[tuple[Tensor, ...]], stored: frozenset[Tensor]) -> list[tuple[Tensor, ...]]:
@@ -182,33 +201,28 @@ class _Cutter:
         return out
 
     def cost(self, plan: Plan) -> float:
-        """Estimated seconds of a kernel."""
-        nest, gemms, others = plan.nest, 0.0, 0.0
+        """Estimated seconds of a kernel.  What several statements compute counts once: it lies in a tile."""
+        nest, gemms = plan.nest, 0.0
+        distinct = {x for e in nest.bodies() for x in walk(e) if x.op not in CHEAP and is_float(x.dtype)}
+        others = sum(WEIGHTS.get(x.op, 1.0) * self.count(x.axes) * self.blocks(plan, x.axes) for x in distinct)
         for t in nest.stages:
             assert t.body is not None
             axes = frozenset((*t.axes, *t.over))
             times = self.count(axes) * self.blocks(plan, axes)
             c = plan.gemm_of(t)
             if c is None:
-                others += times * (1 + self.operations(t.body, plan))
+                others += times
                 continue
             by = 1.0 if bits_of(c.a.dtype) <= 16 or self.target.is_cpu else 16.0
             gemms += times * by
             for f in (c.a, c.b):
-                work = self.operations(f, plan)
-                others += self.count(f.axes) * self.blocks(plan, f.axes) * work
-                if work and not any(r.value in nest.stages for r in f.reads):
+                plain = f.args[0] if f.op == "cast" and is_float(f.args[0].dtype) else f
+                if plain.op != "read" and not any(r.value in nest.stages for r in f.reads):
                     gemms += times * by * SLOW_OPERAND
-        for _, e in nest.outputs:
-            others += self.count(nest.axes) * self.operations(e, plan)
         parallel = min(1.0, self.blocks(plan, frozenset()) / self.rates.processors)
-        busy = gemms / self.rates.gemm + others / self.rates.other
+        both = gemms / self.rates.gemm, others / self.rates.other
+        busy = max(both) + NOT_HIDDEN * min(both)
         return max(busy / parallel, self.traffic(plan) / (self.rates.memory * min(1.0, parallel * 2))) + self.rates.launch
-
-    @staticmethod
-    def operations(e: Scalar, plan: Plan) -> float:
-        cheap = ("axis", "const", "read", "cast")
-        return float(sum(1 for x in walk(e) if x.op not in cheap and is_float(x.dtype)))
 
     def traffic(self, plan: Plan) -> float:
         """Bytes moved, those that caches serve at a fraction."""
@@ -222,11 +236,11 @@ class _Cutter:
             for r in e.reads:
                 if r.value not in kept:
                     seen.setdefault(r, 1)
-        for r, times in seen.items():
+        for r, passed in seen.items():
             size = self.count(r.value.axes) * bits_of(r.value.dtype) / 8
             touched = min(self.count(r.axes) * bits_of(r.value.dtype) / 8, size) if r.args else 1.0
             again = self.blocks(plan, r.axes) * self.count(r.axes) * bits_of(r.value.dtype) / 8 - touched
-            total += times * touched + REREAD * max(0.0, again) * (0.1 if self.target.is_gpu else 0.5)
+            total += passed * touched + REREAD * max(0.0, again) * (0.1 if self.target.is_gpu else 0.5)
         return total + sum(self.count(t.axes) * bits_of(t.dtype) / 8 for t, _ in nest.outputs)
 
     def reads_through(self, e: Scalar | None, kept: set[Tensor]) -> set[Scalar]:
@@ -240,6 +254,11 @@ class _Cutter:
         return out
 
 
+def collects(body: Scalar) -> bool:
+    """Whether a reduction's body has no more elements than a tensor that it reads, which another reduction makes."""
+    return any(r.value.over and body.axes <= r.axes and contraction(r.value) is None for r in body.reads)
+
+
 def bodies_of(t: Tensor) -> list[Scalar]:
     """The expressions that a tensor is computed by."""
     if t.kind == "item":
@@ -250,7 +269,44 @@ def bodies_of(t: Tensor) -> list[Scalar]:
 # ---- operands as tensors ------------------------------------------------------------------------------------------------
 
 
-def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+def divided(t: Tensor, few: int) -> tuple[Tensor, Tensor] | None:
+    """(partial results, their reduction) of a reduction whose results are too few to keep all processors busy; else None."""
+    if t.kind not in NEUTRAL or t.body is None or contraction(t) is not None:
+        return None
+    sizes = [x if (x := static(a)) is not None else 0 for a in (*t.axes, *t.over)]
+    results = prod(sizes[:len(t.axes)])
+    if 0 in sizes or prod(sizes) < SPLIT or results >= LANES * few // 4 or t.axes and _in_rows(t) and results >= few:
+        return None
+    accum = {"accum": t.attrs.get("accum", t.dtype)}
+    kind = str(accum["accum"])
+    if len(t.over) > 1:
+        longest = max(t.over, key=lambda a: (a is not t.over[-1], static(a)))
+        inner = Tensor(t.name, (*t.axes, longest), kind, t.kind, t.body, tuple(a for a in t.over if a is not longest), accum)
+        return inner, replace(t, body=read(inner), over=(longest,))
+    (a,), n = t.over, sizes[-1]
+    count = min(n, max(2, -(-few * (1 if _in_rows(t) else LANES) // max(1, results))))
+    depth = -(-n // (1 << (count - 1).bit_length()))
+    count = -(-n // depth)
+    block, within = Axis("block", count), Axis("within", depth)
+    place = plus(times(axis(block), depth), axis(within))
+    body = at(t.body, {a: place})
+    if count * depth != n:
+        none = NEUTRAL[t.kind]
+        whole = const(none if is_float(body.dtype) else int(none) if abs(none) < inf else 0, body.dtype)
+        if not is_float(body.dtype) and abs(none) == inf:
+            return None
+        body = Scalar("where", (Scalar("lt", (place, const(n)), "bool"), body, whole), body.dtype)
+    inner = Tensor(t.name, (*t.axes, block), kind, t.kind, body, (within,), accum)
+    return inner, replace(t, body=read(inner), over=(block,))
+
+
+def _in_rows(t: Tensor) -> bool:
+    """Whether the reduced axes are the last in memory."""
+    reads = [r for r in (t.body.reads if t.body is not None else ()) if r.args and r.axes & frozenset(t.over)]
+    return any(r.args[-1].axes & frozenset(t.over) for r in reads)
+
+
+def with_operands(program: Program, few: int = 0) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """(outputs, the other computed tensors, operands first): computed operands of contractions are tensors of their own."""
     new: dict[Tensor, Tensor] = {t: t for t in program.inputs}
     made: list[Tensor] = []
@@ -272,6 +328,16 @@ def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
                                  tuple((axes, renewed(e)) for axes, e in steps.results))
         return replace(t, attrs={**t.attrs, "steps": loops[steps]})
 
+    def keep(t: Tensor) -> Tensor:
+        """A reduction with few results is one of partial results, so that all processors take a share of it."""
+        made.append(t)
+        first = divided(t, few) if few else None
+        if first is None:
+            return t
+        made.pop()
+        made.append(first[0])
+        return keep(first[1])
+
     def tensor(t: Tensor) -> Tensor:
         if t.kind == "state":
             return t
@@ -282,16 +348,17 @@ def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
             assert t.body is not None
             body = renewed(t.body)
             inside = not body.axes <= {*t.axes, *t.over} or any(r.value.kind == "state" or r.value in steps for r in body.reads)
-            if contraction(t) is not None and not inside:
-                for f, _ in factors(body):
+            if not inside:
+                computed = [f for f, _ in factors(body)] if contraction(t) is not None else [body] if collects(body) else []
+                for f in computed:
                     plain = f.args[0] if f.op == "cast" else f
-                    if plain.op != "read" and any(r.value.kind != "input" for r in f.reads):
+                    if plain.op not in CHEAP and f.reads:
                         body = rewrite(body, lambda x, f=f: operand(f) if x == f else None)  # type: ignore[misc]
             new[t] = replace(t, body=body)
             if inside:
                 steps.add(new[t])  # part of a step of a loop: computed there
             else:
-                made.append(new[t])
+                new[t] = keep(new[t])
         return new[t]
 
     def operand(f: Scalar) -> Scalar:

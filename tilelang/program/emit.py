@@ -97,6 +97,7 @@ def store(w: Writer, t: Tensor, e: Scalar) -> None:
         w.last[tile.key] = w.count
         w.say(f"T.copy({tile.name}, {place})")
         return
+    turn(w, e, axes)
     w.roots.append((e, w.current))
     w.reuse(e)
     indices = ", ".join(w.indices[a] for a in output_axes(w, t)) or "()"
@@ -105,6 +106,17 @@ def store(w: Writer, t: Tensor, e: Scalar) -> None:
     if t.dtype != wide(t.dtype):
         text = f'T.cast({text}, "{t.dtype}")'
     w.parallel(axes, f"{w.names[t]}[{indices}] = {text}")
+
+
+def turn(w: Writer, e: Scalar, axes: tuple[Axis, ...]) -> None:
+    """Copies what an element-wise kernel reads by columns through shared memory."""
+    for r in sorted(e.reads, key=repr):
+        if not w.stages and len(axes) == 2 and r.value in w.names and r not in w.shared:
+            region = w.copyable(r, axes[::-1])
+            if region is not None and all(w.size(a) > 1 for a in axes):
+                tile = w.new_tile(f"{w.names[r.value]}_s", axes[::-1], r.dtype, "shared")
+                w.say(f"T.copy({region}, {tile.name})")
+                w.shared[r] = tile
 
 
 def has_gemm(w: Writer) -> bool:

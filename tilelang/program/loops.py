@@ -8,8 +8,8 @@ from .expr import Axis, Scalar, Tensor, axis, bounds, const, linear, read, summe
 from .graph import Size
 from .nest import Pass
 from .rescale import NEUTRAL, conditions, vanishes
-from .stages import NAMES, gemm, reduce, with_reduced
-from .text import Printer
+from .stages import NAMES, REDUCE, gemm, reduce, with_reduced
+from .text import Printer, wide
 from .tiles import Tile
 from .writer import Writer, ceildiv, tight
 
@@ -22,11 +22,17 @@ def write_pass(w: Writer, p: Pass) -> None:
         assert t.body is not None
         ensure_outer(w, t.body, p)
     running: dict[Tensor, Tile] = {}
+    extremes: dict[Tensor, Tile] = {}
     for t in p.stages:
         axes = w.order(t.axes, read(t))
         acc = w.new_tile("acc" if w.plan.gemm_of(t) is not None else NAMES[t.kind], axes, t.dtype)
         running[t] = w.tiles[read(t)] = acc
-        start = NEUTRAL[t.kind]
+        start = NEUTRAL[t.kind.removeprefix("arg")]
+        if t.kind in ("argmax", "argmin"):
+            assert t.body is not None
+            extremes[t] = w.new_tile("best", axes, wide(t.body.dtype))
+            w.say(f"T.fill({extremes[t].name}, {Printer(lambda e: None).text(w.number(start, wide(t.body.dtype)))})")
+            start = 0
         if start == 0:
             w.say(f"T.clear({acc.name})")
         else:
@@ -39,7 +45,10 @@ def write_pass(w: Writer, p: Pass) -> None:
     w.inside = set()
     w.depth += 1
     for t in p.stages:
-        step(w, t, running[t], p)
+        if t in extremes:
+            extreme_step(w, t, running[t], extremes[t])
+        else:
+            step(w, t, running[t], p)
     w.depth -= 1
     head, after = loop_head(w, p)
     w.lines[place:place] = [*w.before, *head]
@@ -91,6 +100,19 @@ def step(w: Writer, t: Tensor, acc: Tile, p: Pass) -> None:
         reduce(w, t, acc.axes, part)
         one, by = w.element_of(acc), w.element_of(factor)
         w.parallel(acc.axes, f"{one} = {one} * {by} + {w.element_of(part)}")
+
+
+def extreme_step(w: Writer, t: Tensor, acc: Tile, best: Tile) -> None:
+    """One iteration of the index of an extreme: that of a tile replaces the one so far where it is better."""
+    (a,), body = t.over, w.body(t)
+    source = w.root(body, "x", with_reduced(w, acc.axes, t.over, body))
+    place, part = (w.new_tile(n, acc.axes, d) for n, d in (("place_in_tile", "int32"), ("best_of_tile", best.dtype)))
+    w.last[source.key] = w.count
+    w.say(f"T.{REDUCE[t.kind]}({source.name}, {place.name}, dim={source.axes.index(a) + w.dummy}, values={part.name})")
+    new, old, at = w.element_of(part), w.element_of(best), w.element_of(acc)
+    better = f"{new} {'>' if t.kind == 'argmax' else '<'} {old}"
+    w.parallel(acc.axes, f"{at} = T.if_then_else({better}, {w.base_text(a)} + {w.element_of(place)}, {at})")
+    w.parallel(acc.axes, f"{old} = T.{t.kind.removeprefix('arg')}({old}, {new})")
 
 
 def loop_head(w: Writer, p: Pass) -> tuple[list[str], str]:

@@ -146,7 +146,7 @@ class _Stages:
         if key not in self.made:
             kept = body.axes - frozenset(over) if t.kind in REDUCTIONS else body.axes | free
             order = {a: k for k, a in enumerate((*self.nest.axes, *self.over))}
-            kept = {a for a in kept if a in order and (t.kind in REDUCTIONS or a not in over or a in free)}
+            kept = frozenset(a for a in kept if a in order and (t.kind in REDUCTIONS or a not in over or a in free))
             axes = tuple(sorted(kept, key=order.__getitem__))
             accum = str(t.attrs.get("accum") or t.dtype)
             kind = accum if t.kind in ("sum", "prod") or t.kind.startswith("scan") else t.dtype

@@ -8,7 +8,7 @@ Sizes of tiles come from the library's cost models of the machine: of one GEMM, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from tilelang.library.attention import tile_cost as chain_cost
@@ -28,6 +28,8 @@ SHORT_LOOP = 64  # a contracted axis of at most so many indices is one tile
 ROWS = {True: 16384, False: 65536}  # the longest row that a block keeps, on a GPU and else
 MOST = {True: 1 << 15, False: 1 << 16}  # elements of a tile of a reduction
 REREAD_ROWS = 4096  # the longest row that is kept although it is read once only
+TURN = 64  # rows and columns of a tile that is transposed
+LANES = 32  # neighbours in memory that a block reads of each row, where it reduces columns
 BLOCK = 2048  # elements that a block of an element-wise kernel computes
 BITS = {"float64": 64, "float32": 32, "int64": 64, "uint64": 64, "int32": 32, "uint32": 32, "float16": 16, "bfloat16": 16,
         "int16": 16, "uint16": 16}
@@ -152,13 +154,14 @@ def _loops(plan: Plan, target: Target) -> None:
             continue
         most = SHORT_LOOP
         if not any(map(contraction, stages)):
-            most = ROWS[target.is_gpu] if a in nest.axes else REREAD_ROWS if _is_last(nest, a) else SHORT_LOOP
+            most = SHORT_LOOP  # an axis that is not the last in memory: LANES neighbours along another one are read together
+            if _is_last(nest, a):
+                most = ROWS[target.is_gpu] if a in nest.axes else REREAD_ROWS
+            elif not target.is_gpu:
+                most = 512
         if (n := static(a)) is not None and n <= most:
             uses[a] = AxisUse("whole", n)
     for t in nest.stages:
-        if t.kind == "argmax" or t.kind == "argmin":
-            if any(uses.get(a, AxisUse("loop")).kind != "whole" for a in t.over):
-                raise Unfit("an index of the extreme of a long row")
         if contraction(t) is None and prod(uses[a].size for a in t.over if a in uses) > ROWS[target.is_gpu] // 2:
             for a in t.over:  # more elements than a tile holds: one of the axes in tiles, the others index by index
                 uses.pop(a, None)
@@ -202,8 +205,7 @@ def main_contraction(plan: Plan) -> tuple[Tensor, Contraction] | None:
 
 def _contraction_axes(plan: Plan, t: Tensor, c: Contraction, target: Target) -> None:
     nest, uses = plan.nest, plan.uses
-    row = [a for a in c.m if a in nest.axes][-1]
-    column = [a for a in c.n if a in nest.axes][-1]
+    row, column = (max(reversed([a for a in x if a in nest.axes]), key=guess) for x in (c.m, c.n))
     deep = [a for a in t.over if uses[a].kind == "loop"]
     before = [s for s in nest.stages if s is not t and contraction(s) is not None and column not in s.axes and
               any(a in deep for a in s.axes)]
@@ -236,6 +238,10 @@ def _chain_sizes(plan: Plan, before: list[Tensor], row: Axis, column: Axis, deep
     if target.is_gpu and (n := static(deep)) is not None and n % tile.keys:
         even = [x for x in chain_cost.candidates(machine, sizes) if n % x.keys == 0 and x.keys >= 32]
         tile = min(even, key=lambda x: chain_cost.estimate(machine, sizes, Mask(), x)[0], default=tile)
+    half = replace(tile, rows=64, threads=128)
+    if target.is_gpu and machine.kind == "wgmma" and tile.rows == 128 and others * -(-guess(row) // 128) < machine.sms and (
+            chain_cost.registers(half, guess(column) * seen) < 250):
+        tile = half  # as many steps of the same length, on twice as many processors
     plan.uses[row], plan.uses[deep] = AxisUse("tile", tile.rows), AxisUse("loop", tile.keys)
     plan.threads, plan.stages = tile.threads, tile.stages if target.is_gpu else 0
     plan.notes.append(f"{tile.rows} rows a block, {tile.keys} of the {guess(deep)} that they meet an iteration: "
@@ -278,17 +284,24 @@ def _row_axes(plan: Plan, target: Target) -> None:
     nest, uses = plan.nest, plan.uses
     reduced = set(_reducers(nest)) | {a for a in uses if uses[a].kind == "whole"}
     free = [a for a in nest.axes if a not in uses]
+    if not nest.stages and (turned := _turned(nest)) is not None and target.is_gpu:
+        uses.update({a: AxisUse("tile", TURN) for a in (turned, nest.axes[-1])})
+        plan.notes.append(f"tiles of {TURN} x {TURN} turn in shared memory, so that reads and writes are of neighbours")
+        return
     width = prod(r.size for r in uses.values() if r.kind == "whole")
     for a, r in list(uses.items()):
         if r.kind == "loop":
-            lanes = 1 if _is_last(nest, a) or not free else min(64, guess(free[-1]))
-            uses[a] = AxisUse("loop", min(max(8, BLOCK // (width * lanes)), 1 << max(3, (guess(a) - 1).bit_length())))
+            lanes = 1 if _is_last(nest, a) or not free else min(LANES, guess(free[-1]))
+            size = min(max(8, BLOCK // (width * lanes)), 1 << max(3, (guess(a) - 1).bit_length()))
+            uses[a] = AxisUse("loop", 1 << (size.bit_length() - 1))
             width *= uses[a].size
     for a in reversed(free):
         n = static(a)
         room = max(1, BLOCK // width)
         if a is free[-1] and not reduced and width == 1:
             room = min(room, 1024)
+        if any(r.kind == "loop" for r in uses.values()) and a is free[-1] and width > 1:
+            room = max(room, LANES) if width * LANES <= 2 * BLOCK else room
         size = min(room, 1 << max(0, (guess(a) - 1).bit_length()))
         size = 1 << (size.bit_length() - 1)
         if n is not None and n <= room:
@@ -308,3 +321,12 @@ def _row_axes(plan: Plan, target: Target) -> None:
         plan.notes.append(f"rows of {' x '.join(str(a.extent) for a in looped)} are read in pieces of "
                           f"{' x '.join(str(uses[a].size) for a in looped)}")
 
+
+
+def _turned(nest: Nest) -> Axis | None:
+    """The axis that is the last of a tensor that is read, but not of the output."""
+    for r in nest.global_reads():
+        last = r.args[-1].value if r.args and r.args[-1].op == "axis" else None
+        if last in nest.axes[:-1] and nest.axes[-1] in r.axes and guess(last) >= TURN:
+            return last
+    return None
