@@ -31,7 +31,7 @@ GUESS = 1024  # what an open size is taken for
 REREAD = 0.2  # bytes that the cache serves, beside those of memory
 NOT_HIDDEN = 0.3  # of other operations under those of GEMMs
 SPLIT = 1 << 18  # elements from which a reduction with few results is divided over blocks
-CHEAP = ("axis", "const", "read", "cast")
+FREE = ("axis", "const", "read", "cast")
 WEIGHTS = dict.fromkeys(("exp", "exp2", "log", "tanh", "erf", "sigmoid", "div", "sqrt", "rsqrt", "sin", "cos", "pow"), 4.0)
 SLOW_OPERAND = 0.8  # of a contraction's time that computing an operand in the loop costs
 
@@ -203,7 +203,7 @@ class _Cutter:
     def cost(self, plan: Plan) -> float:
         """Estimated seconds of a kernel.  What several statements compute counts once: it lies in a tile."""
         nest, gemms = plan.nest, 0.0
-        distinct = {x for e in nest.bodies() for x in walk(e) if x.op not in CHEAP and is_float(x.dtype)}
+        distinct = {x for e in nest.bodies() for x in walk(e) if x.op not in FREE and is_float(x.dtype)}
         others = sum(WEIGHTS.get(x.op, 1.0) * self.count(x.axes) * self.blocks(plan, x.axes) for x in distinct)
         for t in nest.stages:
             assert t.body is not None
@@ -329,7 +329,7 @@ def with_operands(program: Program, few: int = 0) -> tuple[tuple[Tensor, ...], l
         return replace(t, attrs={**t.attrs, "steps": loops[steps]})
 
     def keep(t: Tensor) -> Tensor:
-        """A reduction with few results is one of partial results, so that all processors take a share of it."""
+        """A reduction with few results is one of partial results, so that no processor is idle."""
         made.append(t)
         first = divided(t, few) if few else None
         if first is None:
@@ -352,7 +352,7 @@ def with_operands(program: Program, few: int = 0) -> tuple[tuple[Tensor, ...], l
                 computed = [f for f, _ in factors(body)] if contraction(t) is not None else [body] if collects(body) else []
                 for f in computed:
                     plain = f.args[0] if f.op == "cast" else f
-                    if plain.op not in CHEAP and f.reads:
+                    if plain.op not in FREE and f.reads:
                         body = rewrite(body, lambda x, f=f: operand(f) if x == f else None)  # type: ignore[misc]
             new[t] = replace(t, body=body)
             if inside:

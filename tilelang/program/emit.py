@@ -97,7 +97,7 @@ def store(w: Writer, t: Tensor, e: Scalar) -> None:
         w.last[tile.key] = w.count
         w.say(f"T.copy({tile.name}, {place})")
         return
-    turn(w, e, axes)
+    transpose(w, e, axes)
     w.roots.append((e, w.current))
     w.reuse(e)
     indices = ", ".join(w.indices[a] for a in output_axes(w, t)) or "()"
@@ -108,7 +108,7 @@ def store(w: Writer, t: Tensor, e: Scalar) -> None:
     w.parallel(axes, f"{w.names[t]}[{indices}] = {text}")
 
 
-def turn(w: Writer, e: Scalar, axes: tuple[Axis, ...]) -> None:
+def transpose(w: Writer, e: Scalar, axes: tuple[Axis, ...]) -> None:
     """Copies what an element-wise kernel reads by columns through shared memory."""
     for r in sorted(e.reads, key=repr):
         if not w.stages and len(axes) == 2 and r.value in w.names and r not in w.shared:

@@ -28,7 +28,7 @@ SHORT_LOOP = 64  # a contracted axis of at most so many indices is one tile
 ROWS = {True: 16384, False: 65536}  # the longest row that a block keeps, on a GPU and else
 MOST = {True: 1 << 15, False: 1 << 16}  # elements of a tile of a reduction
 REREAD_ROWS = 4096  # the longest row that is kept although it is read once only
-TURN = 64  # rows and columns of a tile that is transposed
+SQUARE = 64  # rows and columns of a tile that is transposed
 LANES = 32  # neighbours in memory that a block reads of each row, where it reduces columns
 BLOCK = 2048  # elements that a block of an element-wise kernel computes
 BITS = {"float64": 64, "float32": 32, "int64": 64, "uint64": 64, "int32": 32, "uint32": 32, "float16": 16, "bfloat16": 16,
@@ -284,9 +284,9 @@ def _row_axes(plan: Plan, target: Target) -> None:
     nest, uses = plan.nest, plan.uses
     reduced = set(_reducers(nest)) | {a for a in uses if uses[a].kind == "whole"}
     free = [a for a in nest.axes if a not in uses]
-    if not nest.stages and (turned := _turned(nest)) is not None and target.is_gpu:
-        uses.update({a: AxisUse("tile", TURN) for a in (turned, nest.axes[-1])})
-        plan.notes.append(f"tiles of {TURN} x {TURN} turn in shared memory, so that reads and writes are of neighbours")
+    if not nest.stages and (crossing := _transposed_axis(nest)) is not None and target.is_gpu:
+        uses.update({a: AxisUse("tile", SQUARE) for a in (crossing, nest.axes[-1])})
+        plan.notes.append(f"tiles of {SQUARE} x {SQUARE} are transposed in shared memory, so that reads and writes are of neighbours")
         return
     width = prod(r.size for r in uses.values() if r.kind == "whole")
     for a, r in list(uses.items()):
@@ -323,10 +323,10 @@ def _row_axes(plan: Plan, target: Target) -> None:
 
 
 
-def _turned(nest: Nest) -> Axis | None:
+def _transposed_axis(nest: Nest) -> Axis | None:
     """The axis that is the last of a tensor that is read, but not of the output."""
     for r in nest.global_reads():
         last = r.args[-1].value if r.args and r.args[-1].op == "axis" else None
-        if last in nest.axes[:-1] and nest.axes[-1] in r.axes and guess(last) >= TURN:
+        if last in nest.axes[:-1] and nest.axes[-1] in r.axes and guess(last) >= SQUARE:
             return last
     return None

@@ -136,6 +136,6 @@ class _StepsText:
 
 
 def _number(s: Size) -> int:
-    assert isinstance(s, int)  # stateful.plan_of_steps has refused open sizes
+    assert isinstance(s, int)  # stateful.plan_of_steps has rejected open sizes
     return s
 
