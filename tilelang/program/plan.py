@@ -286,7 +286,7 @@ def _row_axes(plan: Plan, target: Target) -> None:
     free = [a for a in nest.axes if a not in uses]
     if not nest.stages and (crossing := _transposed_axis(nest)) is not None and target.is_gpu:
         uses.update({a: AxisUse("tile", SQUARE) for a in (crossing, nest.axes[-1])})
-        plan.notes.append(f"tiles of {SQUARE} x {SQUARE} are transposed in shared memory, so that reads and writes are of neighbours")
+        plan.notes.append(f"tiles of {SQUARE} x {SQUARE} are transposed in shared memory: reads and writes are of neighbours")
         return
     width = prod(r.size for r in uses.values() if r.kind == "whole")
     for a, r in list(uses.items()):
