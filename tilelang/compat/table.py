@@ -144,7 +144,12 @@ PATHS: dict[str, Path] = {
                                  | _names("tilelang.language.thread", "Else Then buffer_store evaluate")
                                  | {"If": "tilelang.language.thread:If_", "While": "tilelang.language.thread:While_"}, ()),
     "tilelang.language.tir.op": (_names("tilelang.language.raw", "call_intrin")
-                                 | _names("tilelang.language.extern", "call_extern call_pure_extern"),
+                                 | _names("tilelang.language.extern", "call_extern call_pure_extern")
+                                 | _names("tilelang.language",  # which take whole tensors too
+                                          "abs atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp cos erf exp "
+                                          "exp2 fabs floor floordiv floormod if_then_else isfinite isinf isnan log log1p "
+                                          "log2 max min nearbyint pow round rsqrt shift_left shift_right sigmoid sin sqrt "
+                                          "tan tanh trunc"),
                                  ("tilelang.language.math",)),
     "tilelang.language.utils": (_names("tilelang.language.tracing.regions", "BufferSlice whole_region"), ()),
 }
