@@ -72,3 +72,32 @@ def test_the_page_of_inner_loops_is_of_these_binaries() -> None:
     if f"ziglang {version('ziglang')} " not in text:
         pytest.skip("the page is of another ziglang: python tests/amd/isa_loops.py writes it")
     assert text == isa_loops.page(), "run python tests/amd/isa_loops.py"
+
+
+def test_a_loop_for_several_blocks_is_right_in_machine_code() -> None:
+    """Priorities, an operand kept in registers and one version of each tile: two blocks of 610, which share compute units."""
+    import isa_elf
+    import isa_launch
+    import isa_machine
+    from suite.plain.attention import attention
+    from tilelang.target import Target
+    from tilelang.transform.pipeline import lower
+
+    import tilelang
+
+    heads, seq, dim = 305, 256, 128
+    func = attention("", 128, 64)(heads, seq, dim)
+    lowered, kernel = lower(func.func, Target("gfx942"), {}), tilelang.compile(func, target="gfx942")
+    source = kernel.get_kernel_source()
+    assert "s_setprio(1)" in source and "q_kept" in source and "amdgpu_waves_per_eu(2)" in source
+    rng = np.random.default_rng(0)
+    values = {b.name: np.zeros([int(getattr(n, "value", n)) for n in b.shape], str(b.dtype)) for _, b in lowered.host.buffers}
+    for name in "QKV":
+        values[name][0] = rng.standard_normal((seq, dim)).astype(np.float16)
+    (k,) = lowered.kernels
+    program = isa_machine.Program(isa_elf.read(kernel._built.files["kernel.hsaco"])[k.name])
+    host = isa_launch.Host(lowered, [], values, None)
+    program.run([seq // 128, 1, 1], k.threads, [host._argument(p) for p in k.params], lds=host.number(k.shared_bytes))
+    q, keys, v = (values[name][0].astype(np.float64) for name in "QKV")
+    p = np.exp((q @ keys.T) * dim**-0.5)
+    np.testing.assert_allclose(values["O"][0], p / p.sum(1, keepdims=True) @ v, rtol=2e-2, atol=2e-3)

@@ -31,6 +31,7 @@ from ..analysis.pipeline_loops import (SERIAL, check_flow, is_pipelined, produce
                                        wanted_stages)
 from ..analysis.pipeline_schedule import Body, Item, stage_span, loop_items, violations
 
+_FEWER = 1.05  # weight of the cycles with one version of a tile, as of those with a stage less
 _CARRIED = 4  # stages of a loop whose GEMM reads one while the next is waited for
 
 
@@ -173,7 +174,7 @@ class _Planner:
         for p in plans:
             if isinstance(p, str):
                 return p
-            costs.append((self.recorded(loop, loop_body.items, p).cycles, len(costs)))
+            costs.append((self.recorded(loop, loop_body.items, p).cycles * (_FEWER if costs else 1.0), len(costs)))
         return plans[min(costs)[1]]
 
     def carried(self, items: list[Item], plan: Plan, stages: int) -> Gemm | None:
