@@ -17,7 +17,7 @@ from math import inf, prod
 from tilelang.target import Target
 from tilelang.target.machine import kernel_rates
 
-from tilelang.errors import error
+from tilelang.errors import TileLangError, error
 
 from .expand import Program, Steps
 from .expr import Axis, Scalar, Tensor, at, axis, const, plus, read, rewrite, times, walk
@@ -62,6 +62,12 @@ class Cut:
     kernels: list[tuple[tuple[Tensor, ...], Plan | StepsPlan]] = field(default_factory=list)
 
 
+def not_compiled(group: tuple[Tensor, ...], why: str) -> TileLangError:
+    """The error of tensors that no kernel can compute, at the user's line."""
+    span = next((t.span for t in group if t.span is not None), None)
+    return error("program-lowering", f"a tensor of the program is not compiled yet: {why}", span=span, found=why)
+
+
 def cut(program: Program, target: Target, sizes: Mapping[str, int]) -> Cut:
     """The kernels of a program.  Raises program-lowering where a tensor cannot be computed by any."""
     return _Cutter(program, target, sizes).cut()
@@ -93,8 +99,7 @@ class _Cutter:
         for g in self.ordered(groups, stored):
             plan, _, why = self.plan(g, stored)
             if plan is None:
-                span = next((t.span for t in g if t.span is not None), None)
-                raise error("program-lowering", f"`{g[0].name}` is not compiled yet: {why}", span=span, found=why)
+                raise not_compiled(g, why)
             out.kernels.append((g, plan))
         return out
 

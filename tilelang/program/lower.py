@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from tilelang.target import Target
 
-from .cut import Cut, cut
+from .cut import Cut, cut, not_compiled
 from .emit import kernel_text
 from .expand import expand
 from .expr import Tensor
 from .graph import Dim, Graph, Size
+from .nest import Unfit
 from .plan import Plan
 from .stateful import StepsPlan
 from .steps import steps_text
@@ -66,7 +67,10 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
         needed = [t for t in names if t in read] if len(kernels.kernels) > 1 else [*inputs]
         parameters = [(names[t], t) for t in (*needed, *group)]
         write = steps_text if isinstance(plan, StepsPlan) else kernel_text
-        texts.append(write(plan, kernel, parameters, target))  # type: ignore[arg-type]
+        try:
+            texts.append(write(plan, kernel, parameters, target))  # type: ignore[arg-type]
+        except Unfit as e:
+            raise not_compiled(group, str(e)) from None
         steps.append(Step(kernel, tuple(names[t] for t in needed), tuple(names[t] for t in group)))
         buffers.update({names[t]: (t.shape, t.dtype) for t in group})
     head = "import tilelang.language as T\n\n"
