@@ -249,9 +249,6 @@ def form(batch: int, layers: int = 1, ranks: int = 1):
                             ffn=FFN // ranks, context=CONTEXT, layers=layers, ranks=ranks)
 
 
-VARIANTS = [{"window": w, "ahead": a} for w, a in ((10, 12), (10, 0), (5, 12), (10, 24))]
-
-
 def compiled(f):
     return Place(Target("sm_90a"), None, 132).kernel(step.decode_program, f)
 
@@ -259,8 +256,8 @@ def compiled(f):
 def warm(batches: list[int], layers: int) -> None:
     """Compile what is measured, into the cache."""
     forms = [f for batch in batches for f in (
-        *(dataclasses.replace(form(batch), **v) for v in VARIANTS), dataclasses.replace(form(batch), timed=True),
-        form(batch), form(batch, ranks=2), *([form(batch, layers)] if layers else []))]
+        form(batch), dataclasses.replace(form(batch), timed=True), form(batch, ranks=2),
+        *([form(batch, layers)] if layers else []))]
     with ProcessPoolExecutor(12) as pool:
         list(pool.map(_warm, forms))
 
@@ -270,7 +267,7 @@ def _warm(f) -> None:
 
 
 def explain(batch: int, sets) -> None:
-    """Where the time goes: the same reads alone, and the nanoseconds at which phases end."""
+    """Where the time goes: the same reads alone, and the microseconds at which phases end."""
     f = form(batch)
     stream = tilelang.compile(streams(f), target="sm_90a")
     out = [torch.empty_like(sets[0][0])] + [torch.empty(1, batch, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda")] * 2
@@ -278,10 +275,8 @@ def explain(batch: int, sets) -> None:
     def memory(f):
         return [torch.zeros(shape, dtype=getattr(torch, kind), device="cuda") for shape, kind in (*f.between, *f.kept)]
 
-    kernels = [(compiled(dataclasses.replace(f, **v)), memory(f)) for v in VARIANTS]
-    us = timed([[lambda s=s: stream(*s[2:8]) for s in sets],
-                *[[lambda s=s, k=k, m=m: k(*s, *out, *m) for s in sets] for k, m in kernels]])
-    print({"batch": batch, "reads alone": us[0]} | {str(v): t for v, t in zip(VARIANTS, us[1:])}, flush=True)
+    us = timed([[lambda s=s: stream(*s[2:8]) for s in sets]])
+    print({"batch": batch, "reads alone us": us[0]}, flush=True)
     g = dataclasses.replace(f, timed=True)
     kernel, kept = compiled(g), memory(g)
     seen = []

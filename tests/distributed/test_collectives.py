@@ -126,7 +126,13 @@ def test_rows_are_awaited(ranks):
         run_device_ranks(program, [[pad, np.full((2, ranks - 1), 4)] for pad in pads], seed=1)
 
 
-def test_parts_of_rows_take_no_more_waves():
+def test_one_launch_where_blocks_of_rows_waste_waves():
+    for m, n in ((4096, 14336), (4096, 8192), (1024, 8192), (2048, 14336)):
+        assert not overlap.pays_in_one_launch(m, n, 8192 // m if m > 1024 else 2, 132)
+    assert overlap.pays_in_one_launch(1024, 14336, 8, 132) and overlap.pays_in_one_launch(128, 4096, 2, 132)
+
+
+def test_chunks_of_rows_take_no_more_waves():
     assert overlap.chunks_of(4096, 14336, 132) == overlap.chunks_of(4096, 8192, 132) == overlap.chunks_of(1024, 8192, 132) == 2
     assert overlap.chunks_of(1024, 4096, 132) == overlap.chunks_of(128, 8192, 132) == 1
 

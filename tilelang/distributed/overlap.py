@@ -129,6 +129,14 @@ def chunks_of(rows: int, columns: int, sms: int) -> int:
                 and n * waves(rows // n, columns, sms) <= waves(rows, columns, sms))
 
 
+ONE_LAUNCH = 1.04  # time of a GEMM of gemms.py over that of the library's, on two H200s at three shapes (decision 161)
+
+
+def pays_in_one_launch(m: int, n: int, ranks: int, sms: int) -> bool:
+    """Whether GEMMs of each rank's m rows by themselves need so many more waves than one of all rows."""
+    return ranks * waves(m, n, sms) > ONE_LAUNCH * waves(ranks * m, n, sms)
+
+
 @cache
 def _adding(m: int, n: int, k: int, dtype: Any) -> Any:
     """The function (a, b, inbox, out) of a GEMM that adds what other ranks sent."""
@@ -161,11 +169,12 @@ def _begin(counts: int) -> tuple[Any, Any]:
 
 
 def _one_launch(a: Any, b: Any, out: Any, m: int, chunks: int) -> RankGemm | None:
-    """The form of a GEMM over ranks in one launch, where shapes and device allow one."""
+    """The form of a GEMM over ranks in one launch, where shapes and device allow one, and it pays."""
     me, at = current(), Place.of(a, None)
     f = RankGemm(m, b.shape[1], b.shape[0], me.ranks, str(a.dtype).removeprefix("torch."), at.sms or 0, chunks)
     whole = all(x.is_contiguous() for x in (a, b, out)) and a.dtype == b.dtype == out.dtype and a.element_size() == 2
-    return f if me.ranks > 1 and whole and at.target.has_wgmma and f.fits else None
+    able = me.ranks > 1 and whole and at.target.has_wgmma and f.fits
+    return f if able and pays_in_one_launch(m, f.n, me.ranks, f.blocks) else None
 
 
 @cache

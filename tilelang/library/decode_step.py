@@ -49,8 +49,7 @@ class DecodeForm:
 
     context: tokens of the caches.  blocks: of the launch.  slots: of the ring, each of COLUMNS rows of 2 * dim elements.  With
     several ranks, heads, kv_heads and ffn are those of one rank.  timed: `times` gets the nanosecond at which each block began
-    and ended QKV, attention, o, gate and up, down of the last layer.  window: tiles of the ring on their way
-    at once, at most.  ahead: tiles behind those of the ring that are brought to L2 while attention keeps blocks waiting.
+    and ended QKV, attention, o, gate and up, down of the last layer.
     """
 
     batch: int
@@ -65,8 +64,6 @@ class DecodeForm:
     slots: int = 10
     ranks: int = 1
     timed: bool = False
-    window: int = 10
-    ahead: int = 12
     eps: float = 1e-5
 
     @property
@@ -124,8 +121,12 @@ class DecodeForm:
         wide = (self.qkv, 8), (self.hidden, COLUMNS), (2 * self.ffn, 16)
         return (all(n % (own * self.blocks) == 0 for n, own in wide)
                 and self.blocks % (self.batch * self.kv_heads) == 0 and self.context % (2 * TOKENS * self.splits) == 0
-                and self.batch <= ROWS
-                and all(n % self.chunk == 0 for n in (self.hidden, self.heads * self.dim, self.ffn)))
+                and all(n % self.chunk == 0 for n in (self.hidden, self.heads * self.dim, self.ffn)) and self.batch <= ROWS)
+
+
+def _together(steps: int) -> int:
+    """How many chunks of the left operand are loaded at once."""
+    return next(u for u in (4, 2, 1) if steps % u == 0)
 
 
 def _column(f: DecodeForm, c: Any, steps: int) -> Any:
@@ -134,19 +135,9 @@ def _column(f: DecodeForm, c: Any, steps: int) -> Any:
 
 
 @T.macro
-def _room(f, ring, n):
-    """Wait until slot n is free, and few tiles are on their way: then those of all SMs arrive equally fast."""
-    _Ring, full, free = ring
-    T.mbarrier_wait_parity(free[n % f.slots], (n // f.slots + 1) % 2)
-    if f.window < f.slots:
-        if n >= f.window:
-            T.mbarrier_wait_parity(full[(n - f.window) % f.slots], (n - f.window) // f.slots % 2)
-
-
-@T.macro
 def _load(f, W, layer, row, k, width, ring, n):
-    Ring, full, _free = ring
-    _room(f, ring, n)
+    Ring, full, free = ring
+    T.mbarrier_wait_parity(free[n % f.slots], (n // f.slots + 1) % 2)
     T.tma_copy(W[layer, row:row + width, k:k + f.chunk], Ring[n % f.slots, 0:width, :], barrier=full[n % f.slots])
     T.mbarrier_arrive(full[n % f.slots])
 
@@ -163,40 +154,6 @@ def _stream(f, W, layer, widths, first, steps, ring, it):
             _load(f, W, layer, first + whole * COLUMNS, k, widths[-1], ring, it + c * len(widths) + whole)
 
 
-def _tile_of(f: DecodeForm, widths: list[int], n: Any, steps: int) -> tuple[Any, Any]:
-    """(row, column of k) of the n-th tile that a block reads of a matrix."""
-    return n % len(widths) * COLUMNS, _column(f, n // len(widths), steps)
-
-
-@T.macro
-def _touch(f, W, layer, tiles, begin, end, seen):
-    """Bring a block's tiles from `begin` to `end` to L2: warp group 0 reads a word of every 32 bytes, of 2 tiles at once."""
-    (layers, rows, columns), (widths, first, steps) = W.shape, tiles
-    words, tx, across = T.make_tensor(W.data, (layers, rows, columns // 2), "int32"), T.get_thread_binding(), f.chunk // 16
-    for g in T.serial((end - begin) // 2):
-        for i in T.unroll(2 * COLUMNS * across // 128):
-            row, k = _tile_of(f, widths, begin + g * 2 + i * 128 // (COLUMNS * across), steps)
-            at = i * 128 % (COLUMNS * across) + tx
-            seen[0] = seen[0] | words[layer, T.min(first + row + at // across, rows - 1), k // 2 + at % across * 8]
-
-
-@T.macro
-def _stream_touching(f, pair, layer, widths, firsts, steps, at, seen):
-    """_stream of the first of a pair of matrices; what the ring has no room for, and then the second, is brought to L2."""
-    (own, following), (first, after), (k_steps, after_steps) = widths, firsts, steps
-    (W, Next), (ring, it) = pair, at
-    tiles = len(own) * k_steps
-    room = min(f.slots, tiles)
-    _touch(f, W, layer, (own, first, k_steps), 2, room, seen)
-    for n in T.serial(tiles):
-        row, k = _tile_of(f, own, n, k_steps)
-        _load(f, W, layer, first + row, k, COLUMNS, ring, it + n)
-        if n == room - 1:
-            _touch(f, W, layer, (own, first, k_steps), room, tiles, seen)
-            last = min(f.ahead, len(following) * after_steps)
-            _touch(f, Next, layer, (following, after, after_steps), 0, last, seen)
-
-
 @T.macro
 def _stream_context(f, Kc, Vc, layer, place, ring, it):
     """Load the block's keys and values, each tile into the two halves of a slot."""
@@ -205,7 +162,7 @@ def _stream_context(f, Kc, Vc, layer, place, ring, it):
     for c in T.serial(f.steps):
         n = it + c
         at = (split * f.steps + c) * TOKENS
-        _room(f, ring, n)
+        T.mbarrier_wait_parity(free[n % f.slots], (n // f.slots + 1) % 2)
         T.tma_copy(Kc[layer, row, at:at + TOKENS, head, 0:f.dim], Ring[n % f.slots, :, 0:f.dim], barrier=full[n % f.slots])
         T.tma_copy(Vc[layer, row, at:at + TOKENS, head, 0:f.dim], Ring[n % f.slots, :, f.dim:2 * f.dim],
                    barrier=full[n % f.slots])
@@ -234,35 +191,17 @@ def _scale(f, squares, which, scales):
 
 
 @T.macro
-def _left(f, load, steps, left, ix, before_last):
-    """Hand `steps` chunks to the GEMMs.  load(k, x) loads chunk k to x; some are loaded while others are handed on."""
-    u, odd = next(u for u in (4, 2, 1) if steps % (2 * u) == 0 or u == 1), steps % 2
-    now, then = ([T.alloc_fragment((f.batch, f.chunk), HALF) for _ in range(u)] for _ in range(2))
-    _ = [load(k, x) for k, x in enumerate(now)]
-    for c in T.serial(steps // (2 * u)):
-        first = c * 2 * u
-        _ = [load(first + u + k, x) for k, x in enumerate(then)]
-        _ = [_put(f, x, left, ix + first + k) for k, x in enumerate(now)]
-        _ = [load((first + 2 * u + k) % steps, x) for k, x in enumerate(now)]
-        _ = [_put(f, x, left, ix + first + u + k) for k, x in enumerate(then[:-1])]
-        if c == steps // (2 * u) - 1 and not odd:
-            before_last()
-        _put(f, then[-1], left, ix + first + 2 * u - 1)
-    if odd:
-        before_last()
-        _put(f, now[0], left, ix + steps - 1)
-
-
-def _left_normed(f: DecodeForm, source: Any, weight: Any, norm: tuple[Any, ...], left: Any, ix: Any, ready: Any) -> None:
-    """The rows times the weights of their norm; what makes the mean square one is multiplied at the end, once ready()."""
+def _left_normed(f, source, weight, steps, norm, left, ix):
+    """The rows times the weights of their norm; what makes the mean square one is multiplied at the end."""
     layer, which, squares, scales = norm
-    steps = f.hidden // f.chunk
-
-    def last() -> None:
-        ready()
-        _scale(f, squares, which, scales)
-
-    _left(f, lambda k, x: _weighted(f, source, weight, layer, which, _column(f, k, steps), x), steps, left, ix, last)
+    u = _together(steps)
+    parts = [T.alloc_fragment((f.batch, f.chunk), HALF) for _ in range(u)]
+    for c in T.serial(steps // u):
+        _ = [_weighted(f, source, weight, layer, which, _column(f, c * u + k, steps), x) for k, x in enumerate(parts)]
+        _ = [_put(f, x, left, ix + c * u + k) for k, x in enumerate(parts[:-1])]
+        if c == 0:
+            _scale(f, squares, which, scales)
+        _put(f, parts[-1], left, ix + c * u + u - 1)
 
 
 @T.macro
@@ -271,19 +210,22 @@ def _weighted(f, source, weight, layer, which, at, x):
         x[i, j] = T.cast(T.cast(source[i, at + j], FULL) * T.cast(weight[layer, which, at + j], FULL), HALF)
 
 
-def _left_plain(f: DecodeForm, source: Any, steps: int, left: Any, ix: Any) -> None:
-    _left(f, lambda k, x: T.copy(source[0, _column(f, k, steps)], x), steps, left, ix, lambda: None)
+@T.macro
+def _left_plain(f, source, steps, left, ix):
+    u = _together(steps)
+    parts = [T.alloc_fragment((f.batch, f.chunk), HALF) for _ in range(u)]
+    for c in T.serial(steps // u):
+        _ = [T.copy(source[0, _column(f, c * u + k, steps)], x) for k, x in enumerate(parts)]
+        _ = [_put(f, x, left, ix + c * u + k) for k, x in enumerate(parts)]
 
 
 @T.macro
-def _issue(f, acc, left, ring, iw, iy, follows):
-    """Issue MMAs.  Those before have ended then, and their slot of the ring is free."""
+def _issue(f, sum_, left, ring, iw, iy):
     (Left, _ready, _done), (Ring, full, free) = left, ring
     T.mbarrier_wait_parity(full[iw % f.slots], iw // f.slots % 2)
-    T.wgmma_gemm(Left[iy % 2, :, :], Ring[iw % f.slots, 0:acc.shape[1], :], acc, transpose_B=True)
-    T.wait_wgmma(1)
-    if follows:
-        T.mbarrier_arrive(free[(iw - 1) % f.slots])
+    T.wgmma_gemm(Left[iy % 2, :, :], Ring[iw % f.slots, 0:sum_.shape[1], :], sum_, transpose_B=True)
+    T.wait_wgmma(0)
+    T.mbarrier_arrive(free[iw % f.slots])
 
 
 @T.macro
@@ -293,13 +235,8 @@ def _multiply(f, accs, steps, left, ring, iw, iy):
     _ = [T.clear(x) for x in accs]
     for c in T.serial(steps):
         T.mbarrier_wait_parity(ready[(iy + c) % 2], (iy + c) // 2 % 2)
-        _issue(f, accs[0], left, ring, iw + c * tiles, iy + c, c > 0)
-        if c > 0:
-            T.mbarrier_arrive(done[(iy + c - 1) % 2])
-        _ = [_issue(f, x, left, ring, iw + c * tiles + t + 1, iy + c, True) for t, x in enumerate(accs[1:])]
-    T.wait_wgmma(0)
-    T.mbarrier_arrive(ring[2][(iw + steps * tiles - 1) % f.slots])
-    T.mbarrier_arrive(done[(iy + steps - 1) % 2])
+        _ = [_issue(f, x, left, ring, iw + c * tiles + t, iy + c) for t, x in enumerate(accs)]
+        T.mbarrier_arrive(done[(iy + c) % 2])
 
 
 @T.macro
@@ -348,14 +285,19 @@ def _await(counts, which, number):
 
 
 @T.macro
-def _add(f, acc, rest, out, squares, which, tile):
+def _add(f, sum_, rest, out, squares, which, tile):
     """Add a tile to the residual; store it, and the sums of its squares."""
+    square, total = T.alloc_fragment((ROWS, COLUMNS), FULL), T.alloc_fragment((ROWS,), FULL)
     for i, j in T.Parallel(ROWS, COLUMNS):
-        rest[i, j] += acc[i, j]
+        rest[i, j] += sum_[i, j]
     for i, j in T.Parallel(ROWS, COLUMNS):
+        square[i, j] = rest[i, j] * rest[i, j]
         if i < f.batch:
             out[i, tile * COLUMNS + j] = T.cast(rest[i, j], HALF)
-    _square(f, rest, squares, which, tile)
+    T.reduce_sum(square, total, dim=1)
+    for i in T.Parallel(ROWS):
+        if i < f.batch:
+            squares[which, tile, i] = total[i]
 
 
 @T.macro
@@ -368,22 +310,9 @@ def _mix(f, accs, rests, out, norm, first, exchange):
 
 
 @T.macro
-def _start(f, X, rest, squares, tile):
+def _start(f, X, rest, tile):
     for i, j in T.Parallel(ROWS, COLUMNS):
         rest[i, j] = T.if_then_else(i < f.batch, T.cast(X[T.min(i, f.batch - 1), tile * COLUMNS + j], FULL), 0.0)
-    _square(f, rest, squares, 0, tile)
-
-
-@T.macro
-def _square(f, rest, squares, which, tile):
-    """Store what the squares of a tile add up to, for each row."""
-    square, total = T.alloc_fragment((ROWS, COLUMNS), FULL), T.alloc_fragment((ROWS,), FULL)
-    for i, j in T.Parallel(ROWS, COLUMNS):
-        square[i, j] = rest[i, j] * rest[i, j]
-    T.reduce_sum(square, total, dim=1)
-    for i in T.Parallel(ROWS):
-        if i < f.batch:
-            squares[which, tile, i] = total[i]
 
 
 @T.macro
@@ -529,30 +458,24 @@ def decode_program(f: DecodeForm) -> Any:
             row, head, split = b // (f.kv_heads * f.splits), b // f.splits % f.kv_heads, b % f.splits
             T.clear(Left)
             with T.ws(0):
-                T.dec_max_nreg(88)
-                seen = T.alloc_local((1,), "int32")
-                seen[0] = 0
+                T.dec_max_nreg(24)
                 for l in T.serial(f.layers):
                     at = l * tiles
                     _stream(f, Wqkv, l, wq, b * sum(wq), sq, ring, at)
                     _stream_context(f, Kc, Vc, l, (row, head, split), ring, at + n_q)
-                    if f.ahead:
-                        _stream_touching(f, (Wo, Wgu), l, (wo, wg), (b * sum(wo), b * sum(wg)), (so, sq),
-                                         (ring, at + n_q + n_c), seen)
-                    else:
-                        _stream(f, Wo, l, wo, b * sum(wo), so, ring, at + n_q + n_c)
+                    _stream(f, Wo, l, wo, b * sum(wo), so, ring, at + n_q + n_c)
                     _stream(f, Wgu, l, wg, b * sum(wg), sq, ring, at + n_q + n_c + n_o)
                     _stream(f, Wd, l, wo, b * sum(wo), sd, ring, at + n_q + n_c + n_o + n_g)
-                if T.And(lengths[0] < 0, T.get_thread_binding() == 0):  # never: what was touched counts as used
-                    calls[b] = T.cast(seen[0], "int64")
             with T.ws(1):
-                T.inc_max_nreg(208)
+                T.inc_max_nreg(240)
                 call = T.alloc_var("int64")
                 call = calls[b]
                 _mark(f, times, b, 0)
                 accs, mixed, gated = ([T.alloc_fragment((ROWS, w), FULL) for w in widths] for widths in (wq, wo, wg))
                 rests = [T.alloc_fragment((ROWS, w), FULL) for w in wo]
-                _ = [_start(f, X, r, squares, b * len(wo) + t) for t, r in enumerate(rests)]
+                _ = [_start(f, X, r, b * len(wo) + t) for t, r in enumerate(rests)]
+                _ = [T.clear(x) for x in mixed]
+                _ = [_add(f, x, r, Y, squares, 0, b * len(wo) + t) for t, (x, r) in enumerate(zip(mixed, rests))]
                 _tell(counts, NORMED, 128)
                 for l in T.serial(f.layers):
                     at, ix, epoch = l * tiles, l * chunks, call * f.layers + l + 1
@@ -580,17 +503,12 @@ def decode_program(f: DecodeForm) -> Any:
                 if T.get_thread_binding() == 128:
                     calls[b] = call + 1
             with T.ws(2):
-                T.inc_max_nreg(208)
                 called = T.alloc_var("int64")
                 called = calls[b]
                 for l in T.serial(f.layers):
                     epoch, ix = (called * f.layers + l + 1) * NB, l * chunks
-                    normed = (called * (f.layers + 1) + l + 1) * NB
-                    if l == 0:
-                        _left_normed(f, X, norms, (l, 0, squares, scales), left, ix, lambda n=normed: _await(counts, NORMED, n))
-                    else:
-                        _await(counts, NORMED, normed)
-                        _left_normed(f, Y, norms, (l, 0, squares, scales), left, ix, lambda: None)
+                    _await(counts, NORMED, (called * (f.layers + 1) + l + 1) * NB)
+                    _left_normed(f, Y, norms, sq, (l, 0, squares, scales), left, ix)
                     _await(counts, PROJECTED, epoch)
                     T.mbarrier_wait_parity(near, l % 2)
                     _queries(f, qkv, rotary, (l, row, head, split), (Kn, Vn), kept, left, ix + sq)
@@ -602,7 +520,7 @@ def decode_program(f: DecodeForm) -> Any:
                     _await(counts, MERGED, epoch)
                     _left_plain(f, A, so, left, ix + sq + 1)
                     _await(counts, MIXED, epoch)
-                    _left_normed(f, M, norms, (l, 1, squares, scales), left, ix + sq + 1 + so, lambda: None)
+                    _left_normed(f, M, norms, sq, (l, 1, squares, scales), left, ix + sq + 1 + so)
                     _await(counts, GATED, epoch)
                     _left_plain(f, G, sd, left, ix + sq + 1 + so + sq)
 
