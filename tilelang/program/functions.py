@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import string
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tilelang.errors import error
@@ -16,7 +17,7 @@ from tilelang.ir.dtype import promote
 
 from .graph import Dim, Node, Size, count_elements
 from .ops.rules import F32, F64, I32, axis_of, broadcast_shapes, text_of, wrong_type
-from .tensor import (METHODS, Tensor, axes_of, converted, described, elementwise, floating, guard, make, matched,
+from .tensor import (METHODS, Tensor, axes_of, converted, described, elementwise, floating, guard, here, make, matched,
                      node_of, operand, power, public, type_named, weak)
 
 MOST_INTS = 32  # bits of sums of narrower integers and bools
@@ -439,9 +440,8 @@ def iota(*shape: Any, axis: int = 0) -> Tensor:
     """int32: the index along an axis, of a tensor of a shape; T.iota(n) is 0, 1, ..., n - 1."""
     want = _shape(shape, "T.iota")
     at = axis_of(len(want), axis, "T.iota")
-    node = weak(0, I32)
-    operand(0, "T.iota")
-    return Tensor(Node("iota", (), {"axis": at}, tuple(want), I32, node.span))
+    operand(0, "T.iota")  # outside a program it is an error
+    return Tensor(Node("iota", (), MappingProxyType({"axis": at}), tuple(want), I32, here()))
 
 
 @public(methods=False)

@@ -44,11 +44,6 @@ class Parameter:
     dtype: dtype | None
     default: Any
 
-    @property
-    def is_tensor(self) -> bool:
-        """Whether the annotation declares a tensor or a number of a type."""
-        return self.dtype is not None
-
 
 def parameters_of(fn: Callable[..., Any], outer: Mapping[str, Any] | None) -> list[Parameter]:
     """The parameters of a function.  outer: names for postponed annotations.  Raises program-parameter."""
