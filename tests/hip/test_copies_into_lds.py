@@ -15,7 +15,7 @@ from tilelang.transform.verify_sync.launch import check_launch
 CHIPS = "gfx90a", "gfx942", "gfx950"
 
 
-def product(m=128, n=128, k=128, dt="float16", nt=True, tiles=(64, 64, 32), **copy):
+def product(m=128, n=128, k=128, dt="float16", nt=True, tiles=(64, 64, 32), stages=2):
     bm, bn, bk = tiles
 
     @T.prim_func
@@ -24,7 +24,7 @@ def product(m=128, n=128, k=128, dt="float16", nt=True, tiles=(64, 64, 32), **co
             a, b = T.alloc_shared((bm, bk), dt), T.alloc_shared((bn, bk) if nt else (bk, bn), dt)
             c = T.alloc_fragment((bm, bn), "float32")
             T.clear(c)
-            for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=2):
+            for ko in T.Pipelined(T.ceildiv(k, bk), num_stages=stages):
                 T.copy(A[by * bm, ko * bk], a)
                 if nt:
                     T.copy(B[bx * bn, ko * bk], b)
@@ -83,6 +83,7 @@ def inputs(m=128, n=128, k=128, dt=np.float16, nt=True):
     ("gfx950", {}, [16] * 4), ("gfx950", {"nt": False}, [16] * 4), ("gfx942", {}, []), ("gfx90a", {}, []),
     ("gfx950", {"k": 100, "tiles": (64, 64, 40)}, []),  # rows of 100 halves: no whole chunks
     ("gfx950", {"tiles": (32, 64, 16)}, [16] * 4),  # of A by half of the threads
+    ("gfx950", {"stages": 1}, []),  # the tile is read while the next one is on its way
     ("gfx950", {"dt": "float32"}, [16] * 4), ("gfx950", {"m": 100, "n": 72}, [16] * 4)])
 def test_what_goes_past_the_registers_is_as_wide_as_loads_would_be(chip, options, bytes_):
     program = lowered(product(**options), chip)
