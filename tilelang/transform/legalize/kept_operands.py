@@ -21,14 +21,16 @@ from tilelang.target.mma import row as row_of
 
 from ..analysis.effects import effects
 from ..analysis.pipeline_loops import inner_loops
+from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 
 
-@pass_(needs=TILE, of=Launch, when=lambda cx: getattr(cx.target, "loads_by_registers", False))
+@pass_(needs=TILE, of=Launch, when=lambda cx: getattr(cx.target, "loads_by_registers", False) and bool(
+    cx.option(PassConfigKey.TL_ENABLE_ASYNC_COPY)))
 def kept_operands(n: Launch, cx: PassContext) -> Launch | None:
     """Holds the operand of one GEMM of the launch's loop in registers, whole.
 
-    Keeps: every value and the order of additions of each instruction.
+    Keeps: every value.  Off where nothing is copied ahead (tl.enable_async_copy), as the plainest form of a program.
     """
     loops = inner_loops(n.body)
     if len(loops) != 1 or loops[0].kind != "pipelined" or n.plan.by_hand:
