@@ -79,8 +79,8 @@ def run(module, arrays, target="cpu"):
     return [buffers[n] for n in module.outputs]
 
 
-def attention(seq=96, dim=32, score=lambda s, i, j: s, flip=False):
-    q, k, v = (tensor(n, (2, seq, dim)) for n in "QKV")
+def attention(seq=96, dim=32, score=lambda s, i, j: s, flip=False, names="QKV"):
+    q, k, v = (tensor(n, (2, seq, dim)) for n in names)
     s = einsum("hkd,hqd->hqk", k, q) if flip else einsum("hqd,hkd->hqk", q, k)
     i, j = (node("iota", shape=shape, dt="int32", axis=a) for a, shape in ((0, (seq, 1)), (1, (1, seq))))
     return einsum("hqk,hkd->hqd", weights(score(apply("mul", s, number(dim**-0.5, "float16")), i, j)), v)
@@ -132,8 +132,9 @@ def test_a_chain_of_products_streams_in_one_kernel(score, target):
 
 @pytest.mark.parametrize("score", [causal, window, capped, biased, rectified])
 @pytest.mark.parametrize("flip", [False, True])
-def test_changed_programs_have_as_many_kernels(score, flip):
-    assert len(module_of(attention(score=score, flip=flip), target=SIMULATED).steps) == 1
+@pytest.mark.parametrize("names", ["QKV", ("left", "acc", "T_s")])
+def test_changed_programs_have_as_many_kernels(score, flip, names):
+    assert len(module_of(attention(score=score, flip=flip, names=names), target=SIMULATED).steps) == 1
 
 
 def test_the_fusion_names_no_workload():

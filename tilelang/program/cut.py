@@ -57,9 +57,10 @@ def rates_of(target: Target) -> Rates:
 
 @dataclass
 class Cut:
-    """Kernels in their order: the tensors that each stores, and its plan."""
+    """Kernels in their order: the tensors that each stores, and its plan.  outputs: the tensors that are the results."""
 
     kernels: list[tuple[tuple[Tensor, ...], Plan | StepsPlan]] = field(default_factory=list)
+    outputs: tuple[Tensor, ...] = ()
 
 
 def not_compiled(group: tuple[Tensor, ...], why: str) -> TileLangError:
@@ -82,7 +83,8 @@ class _Cutter:
     def cut(self) -> Cut:
         loops = list(dict.fromkeys(t.attrs["steps"] for t in self.made if t.kind == "item"))
         groups = [tuple(t for t in self.made if t.attrs.get("steps") is s) for s in loops]
-        groups += [(t,) for t in (*self.made, *self.outputs) if t.kind != "item"]
+        same = {t: t.body.value for t in self.outputs if t.body is not None and is_copy_of_item(t, t.body)}
+        groups += [(t,) for t in (*self.made, *self.outputs) if t.kind != "item" and t not in same]
         stored = frozenset(self.made) | frozenset(self.outputs)
         fixed = {r.value for s in loops for e in s.bodies() for r in e.reads} | {t for t in self.made if t.kind == "item"}
         for t in reversed([t for t in self.made if t not in fixed]):
@@ -95,7 +97,7 @@ class _Cutter:
                     best, found = cost, frozenset(gone)
             groups, stored = [g for g in groups if g[0] not in found], stored - found
         groups = self.merged(groups, stored)
-        out = Cut()
+        out = Cut(outputs=tuple(same.get(t, t) for t in self.outputs))
         for g in self.ordered(groups, stored):
             plan, _, why = self.plan(g, stored)
             if plan is None:
@@ -262,6 +264,11 @@ class _Cutter:
 def collects(body: Scalar) -> bool:
     """Whether a reduction's body has no more elements than a tensor that it reads, which another reduction makes."""
     return any(r.value.over and body.axes <= r.axes and contraction(r.value) is None for r in body.reads)
+
+
+def is_copy_of_item(t: Tensor, e: Scalar) -> bool:
+    """Whether an output is a result of a loop as it is."""
+    return e.op == "read" and e.value.kind == "item" and e.dtype == t.dtype and e.args == tuple(map(axis, t.axes))
 
 
 def bodies_of(t: Tensor) -> list[Scalar]:

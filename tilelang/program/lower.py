@@ -76,8 +76,7 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
     head = "import tilelang.language as T\n\n"
     open_sizes = sorted({n for t in names for s in t.shape if isinstance(s, Dim) for n in s.names} | set(dims))
     head += "".join(f'{n} = T.dynamic("{n}")\n' for n in open_sizes)
-    outputs = tuple(sorted((names[t] for t in names if t.name.startswith("out") and t.kind == "map" and t not in inputs),
-                           key=lambda n: (len(n), n)))
+    outputs = tuple(names[t] for t in kernels.outputs)
     return Module(head + "\n\n" + "\n\n".join(texts), tuple(steps), tuple(t.name for t in inputs), outputs, buffers)
 
 
