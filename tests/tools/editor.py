@@ -65,7 +65,8 @@ class Editor:
     def settled(self, uri, text):
         """Open or change a text and return the diagnostics after its kernels are lowered."""
         before = self.refreshes
-        self.change(uri, text)
+        start = self.change(uri, text)
+        self.wait(uri, after=start)
         end = time.perf_counter() + 60
         while self.refreshes == before and time.perf_counter() < end:
             time.sleep(0.005)

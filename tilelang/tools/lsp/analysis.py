@@ -32,7 +32,7 @@ from tilelang.transform.pipeline import lower
 
 from .texts import Outline, consts_of, diagnostic, outline, place_in, settings
 
-ASSUMED = (1024, 128)  # values of dimensions that nothing gives
+ASSUMED = (128, 1024)  # values of dimensions that nothing gives: many are head dimensions
 Found = dict[str, Any]
 _SCOPES = {GLOBAL: "global memory", FRAGMENT: "registers (fragment)"}
 
@@ -50,8 +50,8 @@ class Request:
 
 
 def check(request: Request, tell: Callable[[Found], None]) -> None:
-    """Analyse a text.  tell is called with {"diagnostics": ...} when all kernels are traced, then with these and
-    {"functions": ...} when they are lowered."""
+    """Analyse a text.  tell is called with {"diagnostics": ...} when all kernels are traced, with these and {"functions": ...}
+    when layouts of a kernel are known, and when all are lowered."""
     diagnostics: list[Found] = []
     functions: list[Found] = []
     traced: list[tuple[ast.FunctionDef, Found, Func]] = []
@@ -71,15 +71,21 @@ def check(request: Request, tell: Callable[[Found], None]) -> None:
             if func is not None:
                 traced.append((node, found, func))
     tell({"diagnostics": diagnostics})
+
+    def tell_layouts() -> None:
+        tell({"diagnostics": diagnostics, "functions": functions})
+
     for node, found, func in traced:
         errors: list[Found] = []
         with _errors(request, found, errors):
-            found |= lowered(func, target_of(request, node))
-        if found["assumed"] and "kernel" not in found:  # perhaps too large
-            less, smaller = _traced(request, node, names[node.name], [], ASSUMED[1:])
-            with _errors(request, less, []):
-                found |= less | (lowered(smaller, target_of(request, node)) if smaller is not None else {})
-                errors = []
+            lowered(func, target_of(request, node), found, tell_layouts)
+        if found["assumed"] and "kernel" not in found:
+            other, func2 = _traced(request, node, names[node.name], [], ASSUMED[1:])
+            with _errors(request, other, []):
+                if func2 is not None:
+                    lowered(func2, target_of(request, node), other, lambda: None)
+                    errors = []
+                    found |= other
         diagnostics += errors
     tell({"diagnostics": diagnostics, "functions": functions})
 
@@ -159,23 +165,20 @@ def program(node: ast.FunctionDef, value: Any, given: dict[str, Any], size: int,
     return func
 
 
-def lowered(func: Func, target: Target) -> Found:
-    """Layouts, stages and resources of a program: {"layouts": name -> text, "kernel": text, "stages": ...}."""
-    layouts: dict[str, Any] = {}
-
+def lowered(func: Func, target: Target, found: Found, tell: Callable[[], None]) -> None:
+    """Adds layouts, stages and resources of a program.  tell: called when layouts are known; proofs may take longer."""
     class Layouts(PassEventObserver):
         def on_pass(self, event: PassEvent) -> None:
             if event.name == "infer_layouts":
-                for n in walk(event.after.body):
-                    if isinstance(n, Launch):
-                        layouts.update({b.name: (b, x) for b, x in n.plan.layouts})
+                launches = [n for n in walk(event.after.body) if isinstance(n, Launch)]
+                found["stages"] = {k: n for x in launches for k, n in x.plan.stages}
+                found["layouts"] = {b.name: _layout(b, x, found["stages"].get(b.name, 1))
+                                    for n in launches for b, x in n.plan.layouts}
+                tell()
 
     with observing(Layouts()):
         out = lower(func, target)
-    facts = facts_of(out, func, target)
-    stages = {k: n for f in facts for k, n in f["stages"].items()}
-    return {"layouts": {name: _layout(b, x, stages.get(name, 1)) for name, (b, x) in layouts.items()}, "stages": stages,
-            "kernel": [_kernel(f) for f in facts], "target": str(target)}
+    found |= {"kernel": [_kernel(f) for f in facts_of(out, func, target)], "target": str(target)}
 
 
 def _layout(b: Buffer, x: Any, stages: int) -> Found:

@@ -116,12 +116,13 @@ class Server(LanguageServer):
                 self._publish(uri, said)
             if "functions" in found:
                 self.known[uri] = found["functions"]
-                if getattr(self.client_capabilities.workspace, "inlay_hint", None):
-                    self.workspace_inlay_hint_refresh(None)
             if found.get("late") and not any(d["code"] == "late" for d in said):
                 text = f"the analysis was stopped after {self.seconds:g} s; hints and layouts are those of an earlier text"
                 said = [*said, diagnostic("late", text, found["line"], severity=3)]
                 self._publish(uri, said)
+            shows_hints = getattr(self.client_capabilities.workspace, "inlay_hint", None) is not None
+            if shows_hints and found.get("end") and not found.get("stopped"):
+                self.workspace_inlay_hint_refresh(None)
 
     def _publish(self, uri: str, found: list[dict[str, Any]]) -> None:
         lines = self.workspace.get_text_document(uri).lines
