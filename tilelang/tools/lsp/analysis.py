@@ -15,6 +15,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,11 @@ def check(request: Request, tell: Callable[[Found], None]) -> None:
             if func is not None:
                 traced.append((node, found, func))
     tell({"diagnostics": diagnostics})
-
-    def tell_layouts() -> None:
-        tell({"diagnostics": diagnostics, "functions": functions})
-
+    known = {"diagnostics": diagnostics, "functions": functions}
     for node, found, func in traced:
         errors: list[Found] = []
         with _errors(request, found, errors):
-            lowered(func, target_of(request, node), found, tell_layouts)
+            lowered(func, target_of(request, node), found, partial(tell, known))
         if found["assumed"] and "kernel" not in found:
             other, func2 = _traced(request, node, names[node.name], [], ASSUMED[1:])
             with _errors(request, other, []):
@@ -87,7 +85,7 @@ def check(request: Request, tell: Callable[[Found], None]) -> None:
                     errors = []
                     found |= other
         diagnostics += errors
-    tell({"diagnostics": diagnostics, "functions": functions})
+    tell(known)
 
 
 def _run(request: Request, about: Outline, diagnostics: list[Found]) -> dict[str, Any]:
