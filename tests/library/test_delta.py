@@ -7,7 +7,9 @@ import pytest
 from tilelang.errors import TileLangError
 from tilelang.library import gated_delta, kda
 
-MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"}}
+MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
+            "gfx942": {"kind": "hip", "mcpu": "gfx942"}}
+EACH = ["cpu", "sm_80", "sm_90a", pytest.param("gfx942", marks=pytest.mark.slow)]
 # batch, seq, key heads, heads, dim_k, dim_v, type
 SIZES = [(1, 100, 1, 2, 64, 64, np.float16), (2, 65, 1, 1, 128, 64, ml_dtypes.bfloat16), (1, 192, 1, 1, 64, 128, np.float16),
          (2, 1, 1, 2, 128, 64, np.float16), (1, 7, 1, 1, 64, 128, ml_dtypes.bfloat16)]
@@ -45,11 +47,15 @@ def close(got, want, kind):
     return np.linalg.norm(got.astype(np.float64) - want) <= 2 * UNIT[kind] * np.linalg.norm(want)
 
 
-@pytest.mark.parametrize("where", MACHINES)
+@pytest.mark.parametrize("where", EACH)
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_outputs_and_last_state_are_those_of_the_recurrence(name, sizes, where):
     *given, state = inputs(name, *sizes)
+    if where == "gfx942" and sizes[1] > 7 and (name == "kda" or sizes[4] == 128):  # chunks of 64 steps are beyond its LDS
+        with pytest.raises(TileLangError, match=r"error\[shared-memory\].* a block has 65536"):
+            FUNCTIONS[name](*given, initial=state, scale=0.5, target=MACHINES[where])
+        return
     out, last = FUNCTIONS[name](*given, initial=state, scale=0.5, target=MACHINES[where])
     want, want_last = recurrence(*given, state, 0.5)
     assert close(out, want, sizes[-1]) and close(last, want_last, sizes[-1])

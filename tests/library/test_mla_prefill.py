@@ -17,7 +17,8 @@ def inputs(seq_q, seq_k, heads=2, dim=128, rope=64, dim_v=128):
     return q, both[..., :dim], r, both[..., dim:]
 
 
-@pytest.mark.parametrize("where", [None, SM90], ids=["cpu", "sm_90a"])
+@pytest.mark.parametrize("where", [None, SM90, pytest.param({"kind": "hip", "mcpu": "gfx942"}, marks=pytest.mark.slow)],
+                         ids=["cpu", "sm_90a", "gfx942"])
 @pytest.mark.parametrize("seq_q, seq_k, causal", [(200, 200, True), (70, 300, True), (130, 260, False), (20, 10, True)])
 def test_results_and_logarithms_are_those_of_float64(seq_q, seq_k, causal, where):
     q, k, r, v = inputs(seq_q, seq_k)

@@ -7,10 +7,12 @@ import pytest
 from tilelang.errors import TileLangError
 from tilelang.library import index_scores, topk_indices
 
-MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"}}
+MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
+            "gfx942": {"kind": "hip", "mcpu": "gfx942"}}
+EACH = ["cpu", "sm_80", "sm_90a", pytest.param("gfx942", marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("where", MACHINES)
+@pytest.mark.parametrize("where", EACH)
 @pytest.mark.parametrize("dtype, heads, dim", [("float8_e4m3fn", 64, 128), ("bfloat16", 8, 32)])
 def test_scores_are_those_of_float64(dtype, heads, dim, where):
     rng = np.random.default_rng(0)
@@ -57,7 +59,7 @@ def test_long_rows_are_cut_into_chunks(where, n, k):
     assert_first_of_the_largest(topk_indices(x, k, ends, target=MACHINES[where]), x, k, ends)
 
 
-@pytest.mark.parametrize("where", ["cpu", "sm_90a"])
+@pytest.mark.parametrize("where", ["cpu", "sm_90a", EACH[-1]])
 def test_zeros_of_both_signs_are_equal_scores(where):
     x = np.array([[-0.0, 0.0, 1.0], [0.0, -0.0, -1.0], [-0.0, -1e-45, 0.0]], np.float32)
     assert topk_indices(x, 2, target=MACHINES[where]).tolist() == [[0, 2], [0, 1], [0, 2]]

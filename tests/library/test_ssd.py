@@ -6,7 +6,9 @@ import pytest
 from tilelang.errors import TileLangError
 from tilelang.library import chunk_scan, chunk_state
 
-MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"}}
+MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
+            "gfx942": {"kind": "hip", "mcpu": "gfx942"}}
+EACH = ["cpu", "sm_80", "sm_90a", pytest.param("gfx942", marks=pytest.mark.slow)]
 SIZES = [(1, 2, 64, 2, 1, 64, 64), (1, 1, 128, 4, 2, 32, 48), (2, 2, 192, 1, 1, 16, 16)]
 
 
@@ -32,7 +34,7 @@ def close(got, want, terms, unit=2.0**-11):
     assert (np.abs(got.astype(np.float64) - want) <= 2 * unit * (terms + np.abs(want)) + 2.0**-14).all()
 
 
-@pytest.mark.parametrize("where", MACHINES)
+@pytest.mark.parametrize("where", EACH)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_states_are_those_of_float64(sizes, where):
     x, b, _, dt, a, *_ = inputs(*sizes)
@@ -44,7 +46,7 @@ def test_states_are_those_of_float64(sizes, where):
     close(got, want, terms)
 
 
-@pytest.mark.parametrize("where", MACHINES)
+@pytest.mark.parametrize("where", EACH)
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_outputs_are_those_of_float64(sizes, skip, where):
