@@ -154,3 +154,10 @@ def test_a_mask_of_large_numbers_keeps_rows_that_it_hides_wholly():
     q, k, v = (rng.standard_normal((2, 16, 32)).astype(np.float16) for _ in range(3))
     (got,) = run(module, (q, k, v))
     assert np.abs(got[:, :3] - v.astype(np.float64).mean(1, keepdims=True)).max() < 2e-3
+
+
+def test_the_longest_dimension_of_a_grid_is_its_first():
+    """A second one of 131,072 blocks cannot be launched."""
+    x = tensor("X", (131072, 4, 2048))
+    module = module_of(apply("add", x, tensor("Y", (2048,))), target=SIMULATED)
+    assert "T.Kernel(131072, " in module.source

@@ -7,8 +7,10 @@ the second the last use of each tile, and the third writes them, in place where 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from tilelang.target import Target
+from tilelang.target.machine import MAX_GRID
 
 from .expr import Axis, Scalar, Tensor, axis, read
 from .nest import Pass, Unfit
@@ -39,6 +41,12 @@ def write(w: Writer) -> str:
     head = [*(f"# {n}" for n in w.plan.notes), "@T.prim_func"]
     head += head_lines(w.name, w.parameters)
     return "\n".join([*head, *grid(w), *allocation_lines(w), *w.lines]) + "\n"
+
+
+def _blocks(extent: str) -> int:
+    """The number of blocks that a dimension of the grid has; 0 where it is known at the call."""
+    factors = extent.replace("(", "").replace(")", "").split(" * ")
+    return prod(map(int, factors)) if all(f.isdigit() for f in factors) else 0
 
 
 def head_lines(name: str, parameters: Sequence[tuple[str, Tensor]]) -> list[str]:
@@ -73,6 +81,9 @@ def grid(w: Writer) -> list[str]:
             after.append(f"        {n} = {value} % ({rest[k][1]})" if k else f"        {n} = {value}")
     if not names:
         names, sizes = [w.rest_name], ["1"]
+    far = next((k for k, n in enumerate(sizes) if k and _blocks(n) > MAX_GRID[1]), 0)
+    for x in (names, sizes):  # only the first dimension of a grid may be long
+        x.insert(0, x.pop(far))
     shown = names[0] if len(names) == 1 else f"({', '.join(names)})"
     out = [f"    with T.Kernel({', '.join(sizes)}, threads={w.plan.threads}) as {shown}:", *after]
     return out + ([f"        T.use_swizzle({w.plan.panel_size})"] if w.plan.panel_size else [])
