@@ -39,7 +39,7 @@ def test_every_block_of_the_page_runs(page, tmp_path, request, monkeypatch):
     wrong = differences(page, outcome)
     if wrong:
         pytest.fail("\n\n".join(wrong), pytrace=False)
-    assert outcome.ran or page.stem in ("index", "what-runs-where")  # which have no blocks
+    assert outcome.ran or page.stem in ("index", "what-runs-where", "amd-loops")  # which have no blocks
     assert all(importlib.util.find_spec(package) is None for package in outcome.skipped)
 
 
