@@ -5,10 +5,11 @@ import pytest
 import tilelang
 from tilelang.errors import TileLangError
 
+torch = pytest.importorskip("torch")
+
 
 def graph_and_inputs(model, x):
     """The ATen graph that torch makes of a model, and what it passes to that: parameters, buffers and arguments."""
-    import torch
     from torch._dynamo.backends.common import aot_autograd
 
     found = []
@@ -29,7 +30,6 @@ def graph_and_inputs(model, x):
 
 @pytest.mark.parametrize("name", ["LlamaBlock", "LatentBlock"])
 def test_every_operator_of_a_block_is_known_and_computes_what_torch_does(name):
-    import torch
     import torch_blocks
 
     from tilelang.program.fx import graph_of, operator_of
@@ -48,7 +48,6 @@ def test_every_operator_of_a_block_is_known_and_computes_what_torch_does(name):
 
 @pytest.mark.parametrize("name", ["LlamaBlock", "LatentBlock"])
 def test_a_block_runs_compiled(name):
-    import torch
     import torch_blocks
 
     from tilelang.program.fx import FxProgram
@@ -65,7 +64,6 @@ def test_a_block_runs_compiled(name):
 
 
 def test_operators_that_are_not_known_stay_with_torch():
-    import torch
 
     from tilelang.program.fx import FxProgram
 

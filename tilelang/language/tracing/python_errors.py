@@ -261,8 +261,8 @@ def _meant(e: Exception) -> str:
     foreign = _FOREIGN.get("Expr" if isinstance(e.obj, Expr) else owner, {})
     if e.name in foreign:
         return f"write {foreign[e.name]}"
-    names = getattr(e.obj, "__all__", None) or dir(e.obj)  # of a module its public names, whatever else was loaded into it
-    known = {x.lower(): x for x in reversed(names) if not x.startswith("__")}
+    names = {*dir(e.obj)} & {*getattr(e.obj, "__all__", dir(e.obj))}  # of a module: its names, but those that only raise
+    known = {x.lower(): x for x in sorted(names, reverse=True) if not x.startswith("__")}
     if owner not in _FOREIGN and isinstance(e.obj, Node) and hasattr(sys.modules["tilelang.language"], e.name):
         return f"write T.{e.name}(x)"
     found = difflib.get_close_matches(e.name.lower(), known, n=3)
