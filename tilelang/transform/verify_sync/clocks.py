@@ -61,6 +61,7 @@ class Warp:
         self.seen: dict[int, Row] = {self.full: clocks.row()}
         self.fenced: dict[int, Row] = {self.full: clocks.row()}
         self.own: dict[int, int] = {}  # lanes -> component of their ordinary accesses
+        self._within: dict[int, set[int]] = {}  # own_components
         self.gone = 0  # lanes that have returned
         self.control = clocks.new()  # component of its waits
 
@@ -69,11 +70,15 @@ class Warp:
         c = self.own.get(lanes)
         if c is None:
             c = self.own[lanes] = self.clocks.new(True)
+            self._within.clear()
         return c
 
     def own_components(self, lanes: int) -> set[int]:
         """The components of what these lanes did, by themselves or together."""
-        return {c for m, c in self.own.items() if m & lanes == m}
+        got = self._within.get(lanes)
+        if got is None:
+            got = self._within[lanes] = {c for m, c in self.own.items() if m & lanes == m}
+        return got
 
     def known(self, lanes: int) -> tuple[Row, Row]:
         """(seen, fenced) common to all of these lanes; the caller must not change the rows."""

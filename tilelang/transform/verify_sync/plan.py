@@ -61,17 +61,20 @@ class Plan:
         """sizes: values of the symbols on which the sizes and places of shared buffers depend."""
         self.launch, self.nodes, self.sizes = launch, nodes, sizes or {}
         self.known: defaultdict[Callable[..., Any], dict[int, Any]] = defaultdict(dict)
-        self.allocs = [x.buffer for x in self.nodes if isinstance(x, Alloc)]
+        self._kinds: defaultdict[type, list[Any]] = defaultdict(list)
+        for x in nodes:
+            self._kinds[type(x)].append(x)
+        self.allocs = [x.buffer for x in self.of(Alloc)]
         self.shared = [b for b in self.allocs if b.scope_name in SHARED]
         self.barriers = [b for b in self.allocs if b.scope_name == BARRIER]
         self.maps = {m.name: m for m in tensor_maps_of(launch)}
         self.places, self.size = self._places()
         self.period = min(lcm(2, *(2 * int(b.shape[0]) for b in self.barriers)), 64)
         self.matrix_registers = frozenset(
-            a.buffer.data for x in self.nodes if isinstance(x, Call) and x.op == "wgmma" for a in x.args[:2]
+            a.buffer.data for x in self.of(Call) if x.op == "wgmma" for a in x.args[:2]
             if isinstance(a, AddressOf) and a.buffer.scope_name == LOCAL)
-        self.addressed = {x.buffer.data for x in nodes if isinstance(x, AddressOf)}  # what calls may change
-        self.atomics = any(isinstance(x, Call) and x.op.startswith("atomic_") for x in self.nodes)
+        self.addressed = {x.buffer.data for x in self.of(AddressOf)}  # what calls may change
+        self.atomics = any(x.op.startswith("atomic_") for x in self.of(Call))
         self.granule = self._granule()
         # (store, first thread of the stream) pairs that have been checked for conflicts within one instruction
         self.stored: set[tuple[int, int]] = set()
@@ -79,15 +82,19 @@ class Plan:
         self.operands: dict[tuple[int, Any], tuple[int, tuple[tuple[int, int], ...]]] = {}
         self._facts: dict[int, tuple[bool, bool, bool, bool]] = {}
         # Small moduli that select a stage or phase, the variables that they apply to, and by how much those are divided first.
-        self.moduli = [(int(x.b.value), {y for y in walk(x.a, Var)}, _divided(x.a)) for x in nodes
-                        if isinstance(x, Binary) and x.op in ("floormod", "truncmod") and isinstance(x.b, Const)
+        self.moduli = [(int(x.b.value), {y for y in walk(x.a, Var)}, _divided(x.a)) for x in self.of(Binary)
+                        if x.op in ("floormod", "truncmod") and isinstance(x.b, Const)
                         and isinstance(x.b.value, int) and 0 < x.b.value <= 64]
         # A loop over tiles finds its tile by divisions, which are not stages.
-        rings = [x for x in nodes if isinstance(x, For) and self.is_ring_loop(x) and not self.is_outer(x)]
+        rings = [x for x in self.of(For) if self.is_ring_loop(x) and not self.is_outer(x)]
         turns = [m for x in rings for m in self._mods(x) if m <= 16]
         # In a ring with several iterations per stage, the mbarrier phase changes after this many iterations.
         turns += [m * d // 2 for x in rings for m, used, d in self.moduli if x.var in used and m == 2 < d and m * d <= 32]
         self.stages = max((*(int(b.shape[0]) for b in self.barriers), *turns), default=1)
+
+    def of(self, kind: type[T]) -> list[T]:
+        """The nodes of a kind, in order."""
+        return self._kinds.get(kind, [])
 
     def _places(self) -> tuple[dict[Var, int], int]:
         """Bytes where buffers start: as planned, others one after another."""
@@ -125,13 +132,15 @@ class Plan:
     def _granule(self) -> int:
         """Bytes that divide the width and the place of every access by threads."""
         piece = 16
-        for x in self.nodes:
-            if isinstance(x, (Load, Store)) and x.buffer.scope_name in SHARED:
+        accesses: list[Load | Store] = [*self.of(Load), *self.of(Store)]
+        for x in accesses:
+            if x.buffer.scope_name in SHARED:
                 piece = gcd(piece, x.buffer.dtype.bytes * max([i.dtype.lanes for i in x.indices], default=1))
-            elif isinstance(x, Call) and (x.op not in EVENTS or x.op in _BY_THREADS):
-                for a in x.args:
-                    if isinstance(a, AddressOf) and a.buffer.scope_name in SHARED and x.op != "wgmma_descriptor":
-                        width = _LANES.get(x.op) or (x.options.bytes if x.op == "cp_async" else 0)
+        for c in self.of(Call):
+            if c.op not in EVENTS and c.op != "wgmma_descriptor" or c.op in _BY_THREADS:
+                for a in c.args:
+                    if isinstance(a, AddressOf) and a.buffer.scope_name in SHARED:
+                        width = _LANES.get(c.op) or (c.options.bytes if c.op == "cp_async" else 0)
                         piece = gcd(piece, width or a.buffer.dtype.bytes)
         for b in self.shared:
             piece = gcd(piece, self.places[b.data])
@@ -239,9 +248,9 @@ class Plan:
         return not matters or not waits and not isinstance(s, (Seq, If, For, While))
 
     @_once
-    def followed(self, s: Seq) -> list[tuple[Stmt, bool]]:
-        """The statements of a Seq that the model follows, each with whether it waits nowhere."""
-        return [(x, self.waits_nowhere(x)) for x in s.stmts
+    def followed(self, s: Seq) -> list[tuple[Stmt, bool, tuple[bool, bool, bool, bool]]]:
+        """The statements of a Seq that the model follows, each with whether it waits nowhere, and its facts."""
+        return [(x, self.waits_nowhere(x), self.facts(x)) for x in s.stmts
                 if self.facts(x)[0] or self.facts(x)[3] or isinstance(x, (Bind, Seq)) or self.leaves(x)]
 
     @_once
@@ -253,9 +262,9 @@ class Plan:
     @cached_property
     def deciding(self) -> set[Var]:
         """The names on which the numbers of iterations of ring loops depend, directly or through other names."""
-        made = {x.var: [x.value] for x in self.nodes if isinstance(x, Bind)}
-        made.update((x.var, [x.start, x.extent]) for x in self.nodes if isinstance(x, For))
-        open_ = [e for x in self.nodes if isinstance(x, For) and self.is_ring_loop(x) for e in (x.start, x.extent)]
+        made = {x.var: [x.value] for x in self.of(Bind)}
+        made.update((x.var, [x.start, x.extent]) for x in self.of(For))
+        open_ = [e for x in self.of(For) if self.is_ring_loop(x) for e in (x.start, x.extent)]
         names: set[Var] = set()
         while open_:
             new = set(walk(open_.pop(), Var)) - names
@@ -281,7 +290,7 @@ class Plan:
         """
         if self.is_outer(s):
             return min(lcm(1, *self._mods(s)), 128)
-        alike = {s.var, *(x.var for x in self.nodes if isinstance(x, For) and s.span is not None and x.span == s.span)}
+        alike = {s.var, *(x.var for x in self.of(For) if s.span is not None and x.span == s.span)}
         return min(lcm(self.period, *(m for n, used, d in self.moduli if used & alike for m in (n, n * d) if m <= 64)), 128)
 
     @_once

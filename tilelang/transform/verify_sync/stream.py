@@ -33,18 +33,18 @@ class Stream:
     def run(self, s: Stmt) -> Iterator[Any]:
         """Follow a statement: a generator that yields while it waits."""
         if self.plan.waits_nowhere(s):
-            self._without_waits(s)
+            self._without_waits(s, self.plan.facts(s))
             return
         if self.plan.facts(s)[3] and not isinstance(s, (Seq, If, For, While)):
             self._ordinary(s)
         match s:
             case Seq():
-                for x, plain in self.plan.followed(s):
+                for x, plain, facts in self.plan.followed(s):
                     if (self.loops.gone is not None or self.st.returned is not None) and not self.loops.stay():
                         return
                     try:
                         if plain:
-                            self._without_waits(x)
+                            self._without_waits(x, facts)
                         else:
                             yield from self.run(x)
                     except Found as e:
@@ -68,9 +68,9 @@ class Stream:
                 if self.plan.facts(s)[1]:  # a vote of the block
                     yield from WAIT_RULES["sync_threads"](self.st, None, s.span)
 
-    def _without_waits(self, s: Stmt) -> None:
+    def _without_waits(self, s: Stmt, facts: tuple[bool, bool, bool, bool]) -> None:
         """Follow a statement that orders and touches nothing, or one without statements in it that waits for nothing."""
-        matters, _, _, registers = self.plan.facts(s)
+        matters, _, _, registers = facts
         if registers:
             self._ordinary(s)
         if matters:

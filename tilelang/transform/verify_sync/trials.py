@@ -88,8 +88,8 @@ class _Trials:
     def __init__(self, plan: Plan, values: Values) -> None:
         launch = plan.launch
         self.plan, self.values, self.body = plan, values, launch.body
-        bound = {x.var for x in plan.nodes if isinstance(x, (Bind, For))} | set(launch.thread_vars)
-        variables = dict.fromkeys(x for x in plan.nodes if isinstance(x, Var))
+        bound = {x.var for x in plan.of(Bind)} | {x.var for x in plan.of(For)} | set(launch.thread_vars)
+        variables = dict.fromkeys(plan.of(Var))
         free = [x for x in variables if x not in bound and not x.dtype.is_float and x.dtype.bits in (8, 16, 32, 64)]
         self.base: dict[Any, int] = {v: _ORDINARY for v in free}
         self.base.update((v, 0) for v in launch.block_vars)
@@ -99,9 +99,8 @@ class _Trials:
             self.most[v] = max(0, int(size) - 1) if size is not None else _LARGEST
         self.base.update(zip(RANKS, (0, _RANKS)))
         self.most.update(dict.fromkeys(RANKS, 0))  # no drivers of their own: see all
-        self.ranked = any(isinstance(x, Call) and x.op in RANKS for x in plan.nodes)
-        self.reads = any(isinstance(x, Load) and x.buffer.scope_name == GLOBAL and not x.dtype.is_float
-                         for x in plan.nodes)
+        self.ranked = any(x.op in RANKS for x in plan.of(Call))
+        self.reads = any(x.buffer.scope_name == GLOBAL and not x.dtype.is_float for x in plan.of(Load))
 
     def launches(self, driver: Any, value: int) -> bool:
         """Whether the launch has any block when a driver has a value."""
@@ -121,10 +120,11 @@ class _Trials:
         """The ordinary choice, and for each driver (a value that decides loop extents) those that reach the wanted extents."""
         out: list[tuple[dict[Any, int], int | Marked]] = [(self.base, _SCALE)]
         s = self.plan.stages
-        tiles = any(isinstance(x, For) and self.plan.is_ring_loop(x) and self.plan.is_outer(x) for x in self.plan.nodes)
+        rings = [x for x in self.plan.of(For) if self.plan.is_ring_loop(x)]
+        tiles = any(map(self.plan.is_outer, rings))
         # Over several tiles the rings continue wherever they are, so a few lengths of the inner loops suffice.
         wants = [0, 1, s + 1] if tiles else sorted({0, 1, 2, s - 1, s, s + 1, 2 * s + 1})
-        if not any(isinstance(x, For) and self.plan.is_ring_loop(x) for x in self.plan.nodes):
+        if not rings:
             return [*out, *self._leaving(), *self._others()]
         drivers: list[Any] = [v for v in self.base if self.most.get(v, 1) > 0]
         if None not in self.extents(None, _SCALE):
@@ -157,7 +157,7 @@ class _Trials:
                 conds += [*found, *([s.cond] if isinstance(s, While) else [])]
                 if found and isinstance(s, For) and isinstance(s.extent, Const):
                     last.add(int(s.extent.value) - 1)
-        bound = {x.var: x.value for x in self.plan.nodes if isinstance(x, Bind)}
+        bound = {x.var: x.value for x in self.plan.of(Bind)}
         reads, used = False, set()
         pairs: dict[tuple[int, int], None] = {}
         for cond in (*conds, *branches):
