@@ -347,6 +347,7 @@ from tilelang.language.tile import (
 )
 from tilelang.language.tracing.macro import Macro as Macro, _Ref as _Ref, macro as macro
 from tilelang.language.tracing.prim_func import PrimFunc as PrimFunc, prim_func as prim_func
+from tilelang.language.unavailable import where as where
 from tilelang.language.ws_schedule import (
     WSInstr as WSInstr,
     WSOpRef as WSOpRef,
@@ -436,7 +437,6 @@ from tilelang.program.functions import (
     unsqueeze as _expand_dims,
     unsqueeze as unsqueeze,
     var as _variance,
-    where as where,
     windows as windows,
     zeros as zeros,
     zeros_like as zeros_like,

@@ -37,7 +37,7 @@ _TABLE: dict[str, str] = {
         tvm_load_matrix_sync tvm_mma_sync tvm_store_matrix_sync""",
     RAW: """CallEffectKind IterVar ProducerLoad Range Reduce arg axis block_name_suffix_context
         buffer buffer_decl buffer_var env_thread func_name func_ret get_active_lane_mask
-        ignore_loop_partition index_map init iter_var lookup_param ret where vscale Ptr call_kernel""",
+        ignore_loop_partition index_map init iter_var lookup_param ret vscale Ptr call_kernel""",
     HOST: """TVMBackendAllocWorkspace TVMBackendFreeWorkspace anylist_getitem anylist_resetitem
         anylist_setitem_call_cpacked anylist_setitem_call_packed call_cpacked call_cpacked_lowered
         call_packed call_packed_lowered tvm_call_cpacked tvm_call_cpacked_lowered tvm_call_packed
@@ -75,3 +75,5 @@ _NVSHMEM = {
 UNAVAILABLE: dict[str, Callable[..., Any]] = {
     name: _unavailable(name, reason) for reason, names in (*_TABLE.items(), *(
         (f"{NVSHMEM} {ours}", " ".join(names)) for ours, names in _NVSHMEM.items())) for name in names.split()}
+
+where = _unavailable("where", RAW)  # in kernels; programs of whole tensors have it

@@ -424,13 +424,65 @@ def _merge(f, results, out, b):
             out[row, head * f.dim + d] = T.cast(mean / weights, HALF)
 
 
+def _chunks(f: DecodeForm) -> tuple[int, int, int]:
+    """Chunks of k: of QKV, gate and up; of o; of down."""
+    return f.hidden // f.chunk, f.heads * f.dim // f.chunk, f.ffn // f.chunk
+
+
+def _tiles(f: DecodeForm) -> tuple[int, int, int, int, int]:
+    """Tiles that a block takes from its ring in a layer: QKV, context, o, gate and up, down."""
+    sq, so, sd = _chunks(f)
+    wo = len(f.widths(f.hidden))
+    return len(f.widths(f.qkv)) * sq, f.steps, wo * so, len(f.widths(2 * f.ffn)) * sq, wo * sd
+
+
+@T.macro
+def _stream_layers(f, weights, caches, b, part, ring):
+    """The loads of all layers, in the order in which warp groups 1 and 2 use them."""
+    (Wqkv, Wo, Wgu, Wd), (sq, so, sd), (n_q, n_c, n_o, n_g, n_d) = weights, _chunks(f), _tiles(f)
+    wq, wo, wg = f.widths(f.qkv), f.widths(f.hidden), f.widths(2 * f.ffn)
+    for l in T.serial(f.layers):
+        at = l * (n_q + n_c + n_o + n_g + n_d)
+        _stream(f, Wqkv, l, wq, b * sum(wq), sq, ring, at)
+        _stream_context(f, *caches, l, part, ring, at + n_q)
+        _stream(f, Wo, l, wo, b * sum(wo), so, ring, at + n_q + n_c)
+        _stream(f, Wgu, l, wg, b * sum(wg), sq, ring, at + n_q + n_c + n_o)
+        _stream(f, Wd, l, wo, b * sum(wo), sd, ring, at + n_q + n_c + n_o + n_g)
+
+
+@T.macro
+def _left_layers(f, made, norms, scaling, new, told, b, part, used, shared):
+    """Warp group 2: the left operands of all GEMMs, and its half of attention."""
+    (Y, M, A, G, qkv), (squares, scales), (counts, calls), (kept, rotary, context) = made, scaling, told, used
+    (left, ring, near), (row, head, split), (sq, so, sd), n = shared, part, _chunks(f), _tiles(f)
+    chunks = sq + 1 + so + sq + sd
+    called = T.alloc_var("int64")
+    called = calls[b]
+    for l in T.serial(f.layers):
+        epoch, ix = (called * f.layers + l + 1) * f.blocks, l * chunks
+        _await(counts, NORMED, (called * (f.layers + 1) + l + 1) * f.blocks)
+        _left_normed(f, Y, norms, sq, (l, 0, squares, scales), left, ix)
+        _await(counts, PROJECTED, epoch)
+        T.mbarrier_wait_parity(near, l % 2)
+        _queries(f, qkv, rotary, (l, row, head, split), new, kept, left, ix + sq)
+        _attend(f, 1, kept, (l, row, head, split), context, left, ring, (l * sum(n) + n[0], ix + sq))
+        _tell(counts, ATTENDED, 256)
+        _await(counts, ATTENDED, 2 * epoch)
+        _merge(f, context[1:], A, b)
+        _tell(counts, MERGED, 256)
+        _await(counts, MERGED, epoch)
+        _left_plain(f, A, so, left, ix + sq + 1)
+        _await(counts, MIXED, epoch)
+        _left_normed(f, M, norms, sq, (l, 1, squares, scales), left, ix + sq + 1 + so)
+        _await(counts, GATED, epoch)
+        _left_plain(f, G, sd, left, ix + sq + 1 + so + sq)
+
+
 def decode_program(f: DecodeForm) -> Any:
     """The launch: Y = the rows X after all layers; Kn, Vn = their keys and values."""
     D, dim, NB, Shared = f.hidden, f.dim, f.blocks, T.SymmTensor if f.ranks > 1 else T.Tensor
     wq, wo, wg = f.widths(f.qkv), f.widths(D), f.widths(2 * f.ffn)
-    sq, so, sd = D // f.chunk, f.heads * dim // f.chunk, f.ffn // f.chunk  # chunks of k; gate and up have those of QKV
-    n_q, n_c = len(wq) * sq, f.steps
-    n_o, n_g, n_d = len(wo) * so, len(wg) * sq, len(wo) * sd
+    (sq, so, sd), (n_q, n_c, n_o, n_g, n_d) = _chunks(f), _tiles(f)
     tiles, chunks = n_q + n_c + n_o + n_g + n_d, sq + 1 + so + sq + sd  # of a layer
 
     @T.prim_func
@@ -459,13 +511,7 @@ def decode_program(f: DecodeForm) -> Any:
             T.clear(Left)
             with T.ws(0):
                 T.dec_max_nreg(24)
-                for l in T.serial(f.layers):
-                    at = l * tiles
-                    _stream(f, Wqkv, l, wq, b * sum(wq), sq, ring, at)
-                    _stream_context(f, Kc, Vc, l, (row, head, split), ring, at + n_q)
-                    _stream(f, Wo, l, wo, b * sum(wo), so, ring, at + n_q + n_c)
-                    _stream(f, Wgu, l, wg, b * sum(wg), sq, ring, at + n_q + n_c + n_o)
-                    _stream(f, Wd, l, wo, b * sum(wo), sd, ring, at + n_q + n_c + n_o + n_g)
+                _stream_layers(f, (Wqkv, Wo, Wgu, Wd), (Kc, Vc), b, (row, head, split), ring)
             with T.ws(1):
                 T.inc_max_nreg(240)
                 call = T.alloc_var("int64")
@@ -503,26 +549,8 @@ def decode_program(f: DecodeForm) -> Any:
                 if T.get_thread_binding() == 128:
                     calls[b] = call + 1
             with T.ws(2):
-                called = T.alloc_var("int64")
-                called = calls[b]
-                for l in T.serial(f.layers):
-                    epoch, ix = (called * f.layers + l + 1) * NB, l * chunks
-                    _await(counts, NORMED, (called * (f.layers + 1) + l + 1) * NB)
-                    _left_normed(f, Y, norms, sq, (l, 0, squares, scales), left, ix)
-                    _await(counts, PROJECTED, epoch)
-                    T.mbarrier_wait_parity(near, l % 2)
-                    _queries(f, qkv, rotary, (l, row, head, split), (Kn, Vn), kept, left, ix + sq)
-                    _attend(f, 1, kept, (l, row, head, split), context, left, ring, (l * tiles + n_q, ix + sq))
-                    _tell(counts, ATTENDED, 256)
-                    _await(counts, ATTENDED, 2 * epoch)
-                    _merge(f, (Means, Stats), A, b)
-                    _tell(counts, MERGED, 256)
-                    _await(counts, MERGED, epoch)
-                    _left_plain(f, A, so, left, ix + sq + 1)
-                    _await(counts, MIXED, epoch)
-                    _left_normed(f, M, norms, sq, (l, 1, squares, scales), left, ix + sq + 1 + so)
-                    _await(counts, GATED, epoch)
-                    _left_plain(f, G, sd, left, ix + sq + 1 + so + sq)
+                _left_layers(f, (Y, M, A, G, qkv), norms, (squares, scales), (Kn, Vn), (counts, calls), b, (row, head, split),
+                             (kept, rotary, context), (left, ring, near))
 
     return decode_step
 

@@ -39,7 +39,6 @@ class LowerContext(Protocol):
 
     target: Any  # tilelang.target.Target
     num_threads: int  # threads that execute the op together: the block, or one warp group
-    known: Any  # transform.lower.known_ranges: what holds at this place
     thread: Expr  # linear index of this thread among those, int32
 
     def warp_group(self) -> Expr:
