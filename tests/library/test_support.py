@@ -31,7 +31,7 @@ def one_decoded(kind, machine):
     def zero(*shape):
         return 0 * ones(*shape, kind=kind)
 
-    args = ones(1, 32, kind=kind), zero(1, 2, 32), zero(1, 48, 32), zero(1, 32, 16), zero(1, 32, 32), zero(1, 32, 16)
+    args = ones(1, 32, kind=kind), zero(1, 2, 32), zero(1, 64, 32), zero(1, 32, 32), zero(1, 64, 32), zero(1, 32, 32)
     caches = [zero(1, 1, 64, 1, 16)] * 2
     return library.llama_decode(*args, *caches, np.array([3], np.int32), ones(1, 8), ones(1, 8), blocks=1, **on(machine))[0]
 

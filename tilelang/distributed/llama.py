@@ -31,7 +31,7 @@ def llama_decode(x: Any, norms: Any, qkv: Any, o: Any, gate_up: Any, down: Any, 
     def shared(like: Any, shape: tuple[int, ...], kind: str) -> Any:
         return create_tensor(shape, getattr(torch, kind), "the sums that llama_decode exchanges")
 
-    return decode(at, at.sms or 132, shared, (x, norms, qkv, o, gate_up, down, keys, values, lengths, cos, sin), me.ranks)
+    return decode(at, None, shared, (x, norms, qkv, o, gate_up, down, keys, values, lengths, cos, sin), me.ranks)
 
 
 def _normed(x: Any, weight: Any, eps: float) -> Any:

@@ -437,24 +437,24 @@ def _tiles(f: DecodeForm) -> tuple[int, int, int, int, int]:
 
 
 @T.macro
-def _stream_layers(f, weights, caches, b, part, ring):
+def _stream_layers(f, weights, caches, b, split, ring):
     """The loads of all layers, in the order in which warp groups 1 and 2 use them."""
     (Wqkv, Wo, Wgu, Wd), (sq, so, sd), (n_q, n_c, n_o, n_g, n_d) = weights, _chunks(f), _tiles(f)
     wq, wo, wg = f.widths(f.qkv), f.widths(f.hidden), f.widths(2 * f.ffn)
     for l in T.serial(f.layers):
         at = l * (n_q + n_c + n_o + n_g + n_d)
         _stream(f, Wqkv, l, wq, b * sum(wq), sq, ring, at)
-        _stream_context(f, *caches, l, part, ring, at + n_q)
+        _stream_context(f, *caches, l, split, ring, at + n_q)
         _stream(f, Wo, l, wo, b * sum(wo), so, ring, at + n_q + n_c)
         _stream(f, Wgu, l, wg, b * sum(wg), sq, ring, at + n_q + n_c + n_o)
         _stream(f, Wd, l, wo, b * sum(wo), sd, ring, at + n_q + n_c + n_o + n_g)
 
 
 @T.macro
-def _left_layers(f, made, norms, scaling, new, told, b, part, used, shared):
+def _left_layers(f, made, norms, new, counters, place, used, shared):
     """Warp group 2: the left operands of all GEMMs, and its half of attention."""
-    (Y, M, A, G, qkv), (squares, scales), (counts, calls), (kept, rotary, context) = made, scaling, told, used
-    (left, ring, near), (row, head, split), (sq, so, sd), n = shared, part, _chunks(f), _tiles(f)
+    (Y, M, A, G, qkv), (counts, calls, squares), (kept, rotary, context) = made, counters, used
+    (left, ring, near, scales), (b, row, head, split), (sq, so, sd), n = shared, place, _chunks(f), _tiles(f)
     chunks = sq + 1 + so + sq + sd
     called = T.alloc_var("int64")
     called = calls[b]
@@ -549,8 +549,8 @@ def decode_program(f: DecodeForm) -> Any:
                 if T.get_thread_binding() == 128:
                     calls[b] = call + 1
             with T.ws(2):
-                _left_layers(f, (Y, M, A, G, qkv), norms, (squares, scales), (Kn, Vn), (counts, calls), b, (row, head, split),
-                             (kept, rotary, context), (left, ring, near))
+                _left_layers(f, (Y, M, A, G, qkv), norms, (Kn, Vn), (counts, calls, squares), (b, row, head, split),
+                             (kept, rotary, context), (left, ring, near, scales))
 
     return decode_step
 
@@ -568,7 +568,10 @@ def with_blocks(most: int, **sizes: int) -> DecodeForm:
     return form
 
 
-def interleave(gate: Any, up: Any, blocks: int = 128) -> Any:
+INTERLEAVED = 128  # blocks for which interleave arranges rows
+
+
+def interleave(gate: Any, up: Any, blocks: int = INTERLEAVED) -> Any:
     """The rows of both matrices (..., ffn, hidden), alternating, as a llama_decode of that many blocks takes them.
 
     A block has ffn / blocks rows of each: 16 of gate, then 16 of up, and so on; 8 of each at the end where these are no
@@ -599,8 +602,8 @@ def llama_decode(x: Any, norms: Any, qkv: Any, o: Any, gate_up: Any, down: Any, 
     gate_up: (layers, 2 ffn, hidden), of interleave.  down: (layers, hidden, ffn).  keys, values: (layers, batch, context,
     kv_heads, dim): caches of finite numbers, of which row r has lengths[r] (int32) tokens; the new ones come back as (layers,
     batch, kv_heads, dim).  cos, sin: (batch, dim / 2) float32, of the new positions.  Residuals and accumulators are
-    float32.  blocks: of the launch, at most as many as there are SMs (the default); all have equal work.  Calls on one device
-    follow one another on one stream.  For sm_90a.  Raises decode-shape, decode-target.
+    float32.  blocks: of the launch and of interleave, at most as many as there are SMs; all have equal work.  Calls on one
+    device follow one another on one stream.  For sm_90a.  Raises decode-shape, decode-target.
 
     Example:
         y, k, v = llama_decode(x, norms, qkv, o, gate_up, down, keys, values, lengths, cos, sin)
@@ -608,15 +611,21 @@ def llama_decode(x: Any, norms: Any, qkv: Any, o: Any, gate_up: Any, down: Any, 
     at = Place.of(x, target, execution_backend)
     if not at.target.has_wgmma or type_name(x) != HALF:
         raise error("decode-target", f"llama_decode of {type_name(x)} on {at.target}", found=f"{type_name(x)} on {at.target}")
-    return decode(at, blocks or at.sms or 132, zeros, (x, norms, qkv, o, gate_up, down, keys, values, lengths, cos, sin))
+    return decode(at, blocks, zeros, (x, norms, qkv, o, gate_up, down, keys, values, lengths, cos, sin))
 
 
-def decode(at: Place, blocks: int, shared: Any, given: tuple[Any, ...], ranks: int = 1) -> tuple[Any, Any, Any]:
+def decode(at: Place, blocks: int | None, shared: Any, given: tuple[Any, ...], ranks: int = 1) -> tuple[Any, Any, Any]:
     """The results of a launch.  shared: a function (like, shape, dtype) that allocates what the ranks exchange."""
     x, o, down, keys = given[0], given[3], given[5], given[6]
     layers, batch, context, kv_heads, dim = keys.shape
-    f = with_blocks(blocks, batch=batch, hidden=x.shape[1], heads=o.shape[2] // dim, kv_heads=kv_heads, dim=dim,
+    most = blocks or at.sms or at.chip.sms
+    f = with_blocks(most, batch=batch, hidden=x.shape[1], heads=o.shape[2] // dim, kv_heads=kv_heads, dim=dim,
                     ffn=down.shape[2], context=context, layers=layers, ranks=ranks)
+    interleaved = blocks or INTERLEAVED
+    if f.blocks != interleaved and (f.ffn // f.blocks % 16 or f.ffn // interleaved % 16):
+        raise error("decode-shape", f"the launch has {f.blocks} blocks, and rows of gate and up stand as for {interleaved}",
+                    expected=f"interleave(gate, up, blocks={f.blocks}) and blocks={f.blocks} in the call",
+                    found=f"{interleaved} blocks")
     out = [empty(x, shape, HALF) for shape in (tuple(x.shape), *[(layers, batch, kv_heads, dim)] * 2)]
     kept = _KEPT.setdefault((f, at, place(x)), [])
     if not kept:
