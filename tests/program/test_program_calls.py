@@ -82,3 +82,15 @@ def test_the_source_compiles_to_what_the_program_runs():
     (own,) = program._runners.values()
     assert kernel.get_kernel_source() == own.kernels[0].get_kernel_source()
     assert np.array_equal(kernel(*args.values()), out)
+
+
+def test_a_factor_that_stands_twice_in_a_sum_of_products_counts_twice():
+    @tilelang.program
+    def squares(q, k, v):
+        w = (1 + q @ k.T * 0.5) ** 2
+        return w @ v, w @ v / w.sum(-1, keepdims=True), T.einsum("ik,ik,kj->ij", q, q, v[:q.shape[1]])
+
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.integers(-2, 3, s).astype(np.float32) for s in ((19, 8), (33, 8), (33, 5)))
+    for got, want in zip(squares(q, k, v), squares.reference(q, k, v)):
+        assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any
 
 from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite
@@ -193,20 +194,19 @@ def contraction(t: Tensor) -> Contraction | None:
     pieces = factors(t.body)
     if len(pieces) < 2 or any(below for _, below in pieces):
         return None
-    over, all_parts = frozenset(t.over), [f for f, _ in pieces]
-    for x in all_parts:
-        for y in all_parts:
-            if x is y or not (x.axes & y.axes & over) or not (x.axes - y.axes - over) or not (y.axes - x.axes - over):
-                continue
-            sides: tuple[list[Scalar], list[Scalar]] = ([x], [y])
-            rest = [f for f in all_parts if f is not x and f is not y]
-            for f in rest:
-                side = 0 if f.axes <= x.axes else 1 if f.axes <= y.axes else None
-                if side is None:
-                    break
-                sides[side].append(f)
-            else:
-                return _ordered(t, *(multiplied([(f, False) for f in s], s[0].dtype) for s in sides))
+    over = frozenset(t.over)
+    for i, j in permutations(range(len(pieces)), 2):  # by place: one factor may stand there several times
+        x, y = pieces[i][0], pieces[j][0]
+        if not (x.axes & y.axes & over) or not (x.axes - y.axes - over) or not (y.axes - x.axes - over):
+            continue
+        sides: tuple[list[Scalar], list[Scalar]] = ([x], [y])
+        for f in (f for k, (f, _) in enumerate(pieces) if k not in (i, j)):
+            side = 0 if f.axes <= x.axes else 1 if f.axes <= y.axes else None
+            if side is None:
+                break
+            sides[side].append(f)
+        else:
+            return _ordered(t, *(multiplied([(f, False) for f in s], s[0].dtype) for s in sides))
     return None
 
 
