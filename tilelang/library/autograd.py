@@ -1,0 +1,140 @@
+"""Functions of the library with gradients: operators of torch that autograd, torch.compile and torch.export take whole.
+
+A Function consists of two Steps, forward and backward.  A Step says what its results are without reading values, and computes
+them.  From that follow the operators, their fake implementations, what is saved, and the gradients; NumPy arrays and calls
+without a gradient go to the kernels directly.  Source: torch.library documentation.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from .arrays import empty, is_numpy
+
+SPACE = "tilelang_library"  # the namespace of the operators
+Results = Sequence[tuple[tuple[Any, ...], str]]
+_FUNCTIONS: dict[str, Function] = {}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One direction of a function, for torch tensors and NumPy arrays.  The first argument is a tensor.
+
+    schema: the arguments in torch's notation: "Tensor x, Tensor? weight, float eps, str? target".  results: (arguments) ->
+    (shape, element type) of each result.  It checks the arguments and reads neither values nor addresses; sizes may be symbols
+    of torch.  run: (*arguments, *results) computes the results.  count: of results.
+    """
+
+    schema: str
+    results: Callable[..., Results]
+    run: Callable[..., None]
+    count: int = 1
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        """New tensors with the results."""
+        made = tuple(empty(args[0], shape, element) for shape, element in self.results(*args))
+        self.run(*args, *made)
+        return made
+
+    def define(self, name: str) -> Any:
+        """Define the operator `name` of torch with its fake implementation."""
+        import torch  # 1 s
+
+        def run(*args: Any) -> Any:
+            with torch.no_grad():  # autograd works above the operator
+                made = self(*args)
+            return made if self.count > 1 else made[0]
+
+        def fake(*args: Any) -> Any:
+            made = tuple(args[0].new_empty(shape, dtype=getattr(torch, element)) for shape, element in self.results(*args))
+            return made if self.count > 1 else made[0]
+
+        result = f"({', '.join(['Tensor'] * self.count)})" if self.count > 1 else "Tensor"
+        op = torch.library.custom_op(f"{SPACE}::{name}", run, mutates_args=(), schema=f"({self.schema}) -> {result}")
+        op.register_fake(fake)
+        return op
+
+
+@dataclass(frozen=True)
+class Function:
+    """A differentiable function.
+
+    name: of its operators, `name` and `name_backward`.  saved: (needs, arguments, results of forward) -> the first arguments of
+    backward; tensors among them are kept for it, and `needs` tells for each argument whether its gradient is wanted.  The
+    gradients of the first `visible` results follow them, None where nothing depends on a result; the other results are for
+    `saved` alone.  gradients: the arguments of forward that the results of backward are the gradients of, in order.
+    """
+
+    name: str
+    forward: Step
+    backward: Step
+    saved: Callable[..., tuple[Any, ...]]
+    gradients: tuple[int, ...]
+    visible: int = 1
+
+    def __post_init__(self) -> None:
+        _FUNCTIONS[self.name] = self
+
+    def __call__(self, *args: Any) -> Any:
+        """The visible results: one tensor, or a tuple of several."""
+        if direct(args):
+            out = self.forward(*args)
+        else:
+            define(self.name)
+            out = getattr(sys.modules["torch"].ops.tilelang_library, self.name)(*args)
+            if self.forward.count == 1:
+                return out
+        return out[0] if self.visible == 1 else out[:self.visible]
+
+
+def direct(args: tuple[Any, ...]) -> bool:
+    """Whether a call computes its results at once: nobody traces it, and no gradient is wanted."""
+    if is_numpy(args[0]):
+        return True
+    torch = sys.modules["torch"]
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    return not (torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args))
+
+
+@cache
+def _define(name: str) -> None:
+    import torch  # 1 s
+
+    f = _FUNCTIONS[name]
+    f.backward.define(f"{name}_backward")
+    op = f.forward.define(name)
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        results = output if f.forward.count > 1 else (output,)
+        kept = f.saved(ctx.needs_input_grad, inputs, results)
+        ctx.tensors = [isinstance(x, torch.Tensor) for x in kept]
+        ctx.numbers = [None if t else x for t, x in zip(ctx.tensors, kept)]
+        ctx.save_for_backward(*(x for x, t in zip(kept, ctx.tensors) if t))
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*results[f.visible:])
+
+    def gradient(ctx: Any, *grads: Any) -> Any:
+        found: list[Any] = [None] * len(ctx.needs_input_grad)
+        if any(g is not None for g in grads[:f.visible]):
+            tensors = iter(ctx.saved_tensors)
+            kept = [next(tensors) if t else x for t, x in zip(ctx.tensors, ctx.numbers)]
+            out = getattr(torch.ops.tilelang_library, f"{name}_backward")(*kept, *grads[:f.visible])
+            for k, x in zip(f.gradients, out if f.backward.count > 1 else (out,)):
+                found[k] = x if ctx.needs_input_grad[k] else None
+        return tuple(found)
+
+    op.register_autograd(gradient, setup_context=setup)
+
+
+def define(name: str) -> bool:
+    """Define the operators of a function, once.  torch.compile executes it while it traces, without looking into it."""
+    _define(name)
+    return True
+
+
+define._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without torch
