@@ -90,7 +90,7 @@ from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cummin, cump
                    transpose)
 from .wide import (ldg32, ldg64, ldg128, ldg256, lds32, lds64, lds128, stg32, stg64, stg128, stg256, sts32, sts64,
                    sts128)
-from .unavailable import UNAVAILABLE as _UNAVAILABLE, where
+from .unavailable import UNAVAILABLE as _UNAVAILABLE
 from .ws_schedule import (WSInstr, WSOpRef, WSPipeline, WSRole, WSSchedule, WSScope, WSSync, WSSyncKind,
                           annotate_ws_pipeline_depth, annotate_ws_schedule, ws_op)
 

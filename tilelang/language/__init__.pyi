@@ -213,6 +213,7 @@ from tilelang.language.math import (
     pow as pow,
     reinterpret as reinterpret,
     round as round,
+    where as where,
 )
 from tilelang.language.meta import (
     BaseTileScheduler as BaseTileScheduler,
@@ -347,7 +348,6 @@ from tilelang.language.tile import (
 )
 from tilelang.language.tracing.macro import Macro as Macro, _Ref as _Ref, macro as macro
 from tilelang.language.tracing.prim_func import PrimFunc as PrimFunc, prim_func as prim_func
-from tilelang.language.unavailable import where as where
 from tilelang.language.ws_schedule import (
     WSInstr as WSInstr,
     WSOpRef as WSOpRef,

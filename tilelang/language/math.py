@@ -343,6 +343,12 @@ def if_then_else(cond: Any, a: Any, b: Any) -> Expr:
     return select(cond, a, b)
 
 
+@example("Y[i] = T.where(X[i] > 0.0, X[i], 0.0)")
+def where(condition: Any, a: Any, b: Any) -> Expr:
+    """a where the condition holds, else b: T.if_then_else by the name that programs of whole tensors use."""
+    return if_then_else(condition, a, b)
+
+
 @example("indices = T.ramp(0, 2, 4)   # int32x4: 0, 2, 4, 6")
 def Ramp_(base: Any, stride: Any, lanes: int) -> Ramp:
     """Vector base, base + stride, …"""
@@ -501,4 +507,4 @@ __all__ = ["abs", "acos", "acosh", "align_up", "asin", "asinh", "atan", "atan2",
            "isnullptr", "ldexp", "likely", "log", "log10", "log1p", "log2", "max", "max_value", "min",
            "min_value", "nearbyint", "nextafter", "popcount", "pow", "reinterpret", "round", "rsqrt",
            "shift_left", "shift_right", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh", "trunc", "truncdiv",
-           "truncmod", "__ffs", "__fns"]
+           "truncmod", "where", "__ffs", "__fns"]

@@ -50,8 +50,7 @@ _TABLE: dict[str, str] = {
 
 def _unavailable(name: str, reason: str, module: str = "T") -> Callable[..., Any]:
     def unavailable(*args: Any, **kw: Any) -> Any:
-        raise error("not-available", f"{module}.{name}{':' if reason[0].isupper() else ''} {reason}", found=f"{module}.{name}",
-                    hint="write T.if_then_else(condition, a, b)" if name == "where" else "")
+        raise error("not-available", f"{module}.{name}{':' if reason[0].isupper() else ''} {reason}", found=f"{module}.{name}")
 
     return named(unavailable, name, f"Not available: {reason}.")
 
@@ -75,5 +74,3 @@ _NVSHMEM = {
 UNAVAILABLE: dict[str, Callable[..., Any]] = {
     name: _unavailable(name, reason) for reason, names in (*_TABLE.items(), *(
         (f"{NVSHMEM} {ours}", " ".join(names)) for ours, names in _NVSHMEM.items())) for name in names.split()}
-
-where = _unavailable("where", RAW)  # in kernels; programs of whole tensors have it

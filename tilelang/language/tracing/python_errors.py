@@ -68,7 +68,7 @@ _FOREIGN = {
           "program_id": "with T.Kernel(blocks, threads=128) as bx", "num_programs": "the extents given to T.Kernel",
           "dot": "T.gemm(A_shared, B_shared, accumulator)", "matmul": "T.gemm(A_shared, B_shared, accumulator)",
           "mma": "T.gemm(A_shared, B_shared, accumulator)", "arange": "for i in T.Parallel(n)",
-          "where": "T.if_then_else(condition, a, b)", "sum": "T.reduce_sum(src, dst, dim)", "syncthreads": "T.sync_threads()",
+          "sum": "T.reduce_sum(src, dst, dim)", "syncthreads": "T.sync_threads()",
           "barrier": "T.sync_threads(), or T.alloc_barrier for an mbarrier", "shared": "T.alloc_shared(shape, dtype)",
           "constexpr": "a Python parameter of the @tilelang.jit function, or T.const", "relu": "T.max(x, 0)",
           "parallel": "T.Parallel(n)", "pipelined": "T.Pipelined(n, num_stages=2)", "range": "T.serial(n)",
