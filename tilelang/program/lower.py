@@ -73,7 +73,9 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
             raise not_compiled(group, str(e)) from None
         steps.append(Step(kernel, tuple(names[t] for t in needed), tuple(names[t] for t in group)))
         buffers.update({names[t]: (t.shape, t.dtype) for t in group})
-    head = "import tilelang.language as T\n\n"
+    head = "import tilelang.language as T\n"
+    called = [f for f in ("selected_order", "sorted_order") if any(f"{f}(" in text for text in texts)]
+    head += f"from tilelang.program.sorts import {', '.join(called)}\n\n" if called else "\n"
     open_sizes = sorted({n for t in names for s in t.shape if isinstance(s, Dim) for n in s.names} | set(dims))
     head += "".join(f'{n} = T.dynamic("{n}")\n' for n in open_sizes)
     outputs = tuple(names[t] for t in kernels.outputs)

@@ -31,6 +31,7 @@ REREAD_ROWS = 4096  # the longest row that is kept although it is read once only
 SQUARE = 64  # rows and columns of a tile that is transposed
 LANES = 32  # neighbours in memory that a block reads of each row, where it reduces columns
 BLOCK = 2048  # elements that a block of an element-wise kernel computes
+SORTED_BY_THREAD = 16  # elements that a thread holds in registers while a row is sorted
 BITS = {"float64": 64, "float32": 32, "int64": 64, "uint64": 64, "int32": 32, "uint32": 32, "float16": 16, "bfloat16": 16,
         "int16": 16, "uint16": 16}
 GUESS = 2048  # what the cost models take an open size for
@@ -162,7 +163,8 @@ def _loops(plan: Plan, target: Target) -> None:
         if (n := static(a)) is not None and n <= most:
             uses[a] = AxisUse("whole", n)
     for t in nest.stages:
-        if contraction(t) is None and prod(uses[a].size for a in t.over if a in uses) > ROWS[target.is_gpu] // 2:
+        reads = t.kind in REDUCTIONS and contraction(t) is None
+        if reads and prod(uses[a].size for a in t.over if a in uses) > ROWS[target.is_gpu] // 2:
             for a in t.over:  # more elements than a tile holds: one of the axes in tiles, the others index by index
                 uses.pop(a, None)
         left = [a for a in t.over if a not in uses]
@@ -288,7 +290,9 @@ def _row_axes(plan: Plan, target: Target) -> None:
         uses.update({a: AxisUse("tile", SQUARE) for a in (crossing, nest.axes[-1])})
         plan.notes.append(f"tiles of {SQUARE} x {SQUARE} are transposed in shared memory: reads and writes are of neighbours")
         return
-    width = prod(r.size for r in uses.values() if r.kind == "whole")
+    sorts = [t for t in nest.stages if t.kind in ("argsort", "argtopk")]
+    places = {a for t in sorts for a in t.axes if t.body is not None and a not in t.body.axes}
+    width = prod(r.size for a, r in uses.items() if r.kind == "whole" and a not in places)
     for a, r in list(uses.items()):
         if r.kind == "loop":
             lanes = 1 if _is_last(nest, a) or not free else min(LANES, guess(free[-1]))
@@ -312,6 +316,8 @@ def _row_axes(plan: Plan, target: Target) -> None:
         if n is None or n > room:
             break
     plan.threads = 256 if width >= 1024 else 128
+    if sorts and target.is_gpu:
+        plan.threads = min(512, max(128, width // SORTED_BY_THREAD))
     plan.stages = 2 if target.is_gpu else 0
     looped = [a for a in uses if uses[a].kind == "loop"]
     kept = [a for a in reduced if uses[a].kind == "whole"]

@@ -1,87 +1,147 @@
-"""Text of sorts along an axis of a tile: the best elements one after another, or a bitonic network in shared memory.
+"""Sorts along an axis of a tile: tile programs, and the text that calls them.
 
-Elements are ordered by integer keys, the greatest first, and by their index where keys are equal.
+Each element is one integer, an *item*: its key, the greatest first, above its index counted from the end.  So no two items are
+equal, and of equal keys the first stands first.  A row of items lies in shared memory, at places that keep threads out of each
+other's banks.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from math import prod
+from typing import Any
 
-from .expr import Axis, Tensor
+import tilelang.language as T
+
+from .expr import Axis, Scalar, Tensor, const
+from .nest import Unfit
+from .plan import SORTED_BY_THREAD
+from .rescale import is_float
 from .tiles import Tile
+from .writer import Writer
+
+FEW = 32  # the best elements up to this number are selected one after another
+WIDE = ("float64", "int64", "uint64", "uint32")
+NARROW = ("int8", "uint8", "bool", "int16")
 
 
-class Writer(Protocol):
-    """What emit.KernelWriter offers."""
-
-    dummy: bool
-    row: str
-
-    def say(self, line: str, outside: bool = False) -> None: ...
-    def new_buffer(self, name: str, shape: tuple[int, ...], axes: tuple[Axis, ...], dtype: str, scope: str) -> Tile: ...
-    def size(self, a: Axis) -> int: ...
-    def unused(self, name: str) -> str: ...
+# ---- tile programs ------------------------------------------------------------------------------------------------------
 
 
-def _rows(w: Writer, kept: tuple[Axis, ...]) -> tuple[list[str], list[int]]:
-    """Loop variables and extents of the axes that are not sorted."""
-    names, sizes = [a.name for a in kept], [w.size(a) for a in kept]
-    return ([w.row, *names], [1, *sizes]) if w.dummy or not names else (names, sizes)
+@T.macro
+def _exchange(kept: Any, size: Any, low: Any, near: Any) -> None:
+    """Items at a distance of `near` registers change places where they are not in order: that of blocks of 2 ** (size + 1)."""
+    rows, threads, each = kept.shape
+    for i in T.unroll(each // 2):
+        for r, t in T.Parallel(rows, threads):
+            first = i // near * 2 * near + i % near
+            place = (t >> low << low) * each + (t & (1 << low) - 1) + (first << low)
+            a, b = kept[r, t, first], kept[r, t, first + near]
+            wrong = (a < b) != (place >> size + 1 & 1 == 1)
+            kept[r, t, first] = T.if_then_else(wrong, b, a)
+            kept[r, t, first + near] = T.if_then_else(wrong, a, b)
 
 
-def selected(w: Writer, t: Tensor, keys: Tile, kept: tuple[Axis, ...], along: Axis, place: Axis) -> Tile:
-    """Each step finds the best element behind the one before: its key first, then the least index that has the key."""
-    names, sizes = _rows(w, kept)
-    n, at = w.size(along), ", ".join(names)
+@T.macro
+def sort_items(items: Any, n: int, each: int) -> None:
+    """Sorts the first n items of each row by a bitonic network, the greatest first.  Item p stands at p + p // 16.
+
+    items: (rows, n + n // 16) in shared memory.  n, each: powers of two; a thread holds `each` items in registers, whose
+    numbers are some bits of a place: steps of these distances need no other thread.  Then the items change threads.
+    """
+    rows, bits, width = items.shape[0], n.bit_length() - 1, each.bit_length() - 1
+    kept = T.alloc_fragment((rows, n // each, each), items.dtype)
+    for size in T.serial(bits):
+        for g in T.unroll(-(-bits // width)):
+            least = (bits - 1) // width * width - g * width
+            low = T.min(least, bits - width)
+            if least <= size:
+                for i in T.unroll(each):
+                    for r, t in T.Parallel(rows, n // each):
+                        place = (t >> low << low) * each + (t & (1 << low) - 1) + (i << low)
+                        kept[r, t, i] = items[r, place + place // 16]
+                for k in T.unroll(width):
+                    bit = low + width - 1 - k
+                    if T.And(least <= bit, bit <= size):
+                        _exchange(kept, size, low, 1 << width - 1 - k)
+                for i in T.unroll(each):
+                    for r, t in T.Parallel(rows, n // each):
+                        place = (t >> low << low) * each + (t & (1 << low) - 1) + (i << low)
+                        items[r, place + place // 16] = kept[r, t, i]
+
+
+@T.macro
+def sorted_order(items: Any, order: Any, n: int, each: int) -> None:
+    """order[r, p]: the index of the p-th greatest of the n items of a row, which are sorted (see sort_items)."""
+    sort_items(items, n, each)
+    for r, p in T.Parallel(*order.shape):
+        order[r, p] = n - 1 - T.cast(items[r, p + p // 16] & n - 1, "int32")
+
+
+@T.macro
+def selected_order(items: Any, order: Any) -> None:
+    """As sorted_order, for few places: each step finds the greatest item below the one before.  items: (rows, 2 ** k)."""
+    rows, n = items.shape
+    left, best = T.alloc_fragment(items.shape, items.dtype), T.alloc_fragment((rows,), items.dtype)
+    T.fill(best, (1 << items.dtype.bits - 1) - 1)
+    for p in T.serial(order.shape[1]):
+        for r, j in T.Parallel(rows, n):
+            left[r, j] = T.if_then_else(items[r, j] < best[r], items[r, j], T.cast(-(1 << items.dtype.bits - 1), items.dtype))
+        T.reduce_max(left, best, dim=1)
+        for r in T.Parallel(rows):
+            order[r, p] = n - 1 - T.cast(best[r] & n - 1, "int32")
+
+
+# ---- text ---------------------------------------------------------------------------------------------------------------
+
+
+def order_of(w: Writer, t: Tensor, kept: tuple[Axis, ...], along: Axis, place: Axis) -> Tile:
+    """The text of a sort: items from the elements, then a call of one of the programs above.  Returns the tile of indices."""
+    key, free = _key(t)
+    inside = w.within(t.over)
+    key = key if inside is None else Scalar("where", (inside, key, const(-2**31)))
+    w.ensure(key)
+    w.roots.append((key, w.current))
+    w.reuse(key)
+    n, sizes = w.size(along), [w.size(a) for a in kept]
+    full = 1 << max(1, (n - 1).bit_length())
+    dtype = "int32" if full <= 1 << free else "int64"
+    few = t.kind == "argtopk" and w.size(place) <= FEW
+    items = w.new_buffer("items", (*sizes, full if few else full + full // 16), (*kept, along), dtype, "shared")
     order = w.new_buffer("order", (*sizes, w.size(place)), (*kept, place), "int32", "shared")
-    best, found = (w.new_buffer(x, tuple(sizes), kept, "int32", "fragment") for x in ("best", "found"))
-    left, index = (w.new_buffer(x, (*sizes, n), (*kept, along), "int32", "fragment") for x in ("left", "index"))
-    shape, j = ", ".join(map(str, (*sizes, n))), along.name
-    w.say(f"T.fill({best.name}, {2**31 - 1})")
-    w.say(f"T.fill({found.name}, -1)")
-    w.say(f"for {place.name} in T.serial({w.size(place)}):")
-    w.say(f"    for {at}, {j} in T.Parallel({shape}):")
-    behind = (f"{keys.name}[{at}, {j}] < {best.name}[{at}] or {keys.name}[{at}, {j}] == {best.name}[{at}] and "
-              f"{j} > {found.name}[{at}]")
-    w.say(f"        {left.name}[{at}, {j}] = T.if_then_else({behind}, {keys.name}[{at}, {j}], {-2**31})")
-    w.say(f"        {index.name}[{at}, {j}] = T.if_then_else({behind}, {j}, {n - 1})")
-    w.say(f"    T.reduce_max({left.name}, {best.name}, dim={len(sizes)})")
-    w.say(f"    for {at}, {j} in T.Parallel({shape}):")
-    w.say(f"        {index.name}[{at}, {j}] = T.if_then_else({left.name}[{at}, {j}] == {best.name}[{at}], "
-          f"{index.name}[{at}, {j}], {n - 1})")
-    w.say(f"    T.reduce_min({index.name}, {found.name}, dim={len(sizes)})")
-    w.say(f"    for {at} in T.Parallel({', '.join(map(str, sizes))}):")
-    w.say(f"        {order.name}[{at}, {place.name}] = {found.name}[{at}]")
-    return order
-
-
-def sorted_by_network(w: Writer, t: Tensor, keys: Tile, kept: tuple[Axis, ...], along: Axis, place: Axis) -> Tile:
-    """A bitonic network over the next power of two; what is added has the least key and the last indices."""
-    names, sizes = _rows(w, kept)
-    n, at = w.size(along), ", ".join(names)
-    steps = max(1, (n - 1).bit_length())
-    full = 1 << steps
-    key = w.new_buffer("sorted", (*sizes, full), (*kept, place), "int32", "shared")
-    order = w.new_buffer("order", (*sizes, full), (*kept, place), "int32", "shared")
     j = along.name
-    high, low, first, last, wrong = (w.unused(x) for x in ("size", "stride", "first", "last", "wrong"))
-    a, b, x, y = (w.unused(v) for v in ("key_a", "key_b", "at_a", "at_b"))
-    w.say(f"for {at}, {j} in T.Parallel({', '.join(map(str, (*sizes, full)))}):")
-    w.say(f"    {key.name}[{at}, {j}] = {-2**31}")
-    w.say(f"    {order.name}[{at}, {j}] = {j}")
-    w.say(f"for {at}, {j} in T.Parallel({', '.join(map(str, (*sizes, n)))}):")
-    w.say(f"    {key.name}[{at}, {j}] = {keys.name}[{at}, {j}]")
-    w.say(f"for {high} in T.serial({steps}):")
-    w.say(f"    for {low} in T.serial({high} + 1):")
-    w.say(f"        for {at}, {j} in T.Parallel({', '.join(map(str, (*sizes, full // 2)))}):")
-    stride = f"(1 << ({high} - {low}))"
-    pad = " " * 12
-    w.say(f"{pad}{first} = {j} // {stride} * 2 * {stride} + {j} % {stride}")
-    w.say(f"{pad}{last} = {first} + {stride}")
-    for name, buffer, where in ((a, key, first), (b, key, last), (x, order, first), (y, order, last)):
-        w.say(f"{pad}{name} = {buffer.name}[{at}, {where}]")
-    w.say(f"{pad}{wrong} = T.if_then_else({a} < {b} or {a} == {b} and {x} > {y}, 1, 0) != ({first} >> ({high} + 1)) % 2")
-    for buffer, p, q in ((key, a, b), (order, x, y)):
-        w.say(f"{pad}{buffer.name}[{at}, {first}] = T.if_then_else({wrong}, {q}, {p})")
-        w.say(f"{pad}{buffer.name}[{at}, {last}] = T.if_then_else({wrong}, {p}, {q})")
+    loops, extents = [w.row] * w.dummy + [a.name for a in (*kept, along)], [1] * w.dummy + sizes
+
+    def fill(count: int, index: str, key: str) -> None:
+        low = f"{full - 1} - {index}"
+        item = (f"{key} & {-1 << free} | {low}" if dtype == "int32" else
+                f'T.cast({key}, "int64") << T.int64(32) | T.cast({low}, "int64")')
+        places = [*(a.name for a in kept), index if few else f"{index} + {index} // 16"]
+        w.say(f"for {', '.join(loops)} in T.Parallel({', '.join(map(str, (*extents, count)))}):")
+        w.say(f"    {items.name}[{', '.join(places)}] = {item}")
+
+    if full > n:
+        fill(full - n, f"({n} + {j})", str(-2**31))
+    fill(n, j, w.printer().text(key, 9))
+    flat = [b.name if len(sizes) == 1 else f"T.reshape({b.name}, ({prod(sizes)}, {b.shape[-1]}))" for b in (items, order)]
+    each = max(SORTED_BY_THREAD, 1 << max(1, prod(sizes) * full // w.plan.threads).bit_length() - 1)
+    w.say(f"selected_order({', '.join(flat)})" if few else f"sorted_order({', '.join(flat)}, {full}, {min(each, full)})")
+    w.last[order.key] = w.count
     return order
+
+
+def _key(t: Tensor) -> tuple[Scalar, int]:
+    """(an integer that orders the elements, the greatest first, NaN the least; how many of its low bits say nothing)."""
+    assert t.body is not None
+    x = t.body
+    if x.dtype in WIDE:
+        raise Unfit(f"sorting {x.dtype}")
+    if not is_float(x.dtype):
+        key = x if x.dtype == "int32" else Scalar("cast", (x,), "int32")
+        key = key if t.attrs["largest"] else Scalar("not", (key,))
+        return (Scalar("shl", (key, const(16))), 16) if x.dtype in NARROW else (key, 0)
+    bits = Scalar("bits", (Scalar("add", (x, const(0.0, "float32")), "float32"),))  # -0.0 + 0.0 is 0.0
+    low = Scalar("and", (Scalar("shr", (bits, const(31))), const(2**31 - 1)))
+    key = Scalar("xor", (bits, low))
+    key = key if t.attrs["largest"] else Scalar("not", (key,))
+    nan = Scalar("isnan", (x,), "bool")
+    return Scalar("where", (nan, const(-2**31), key)), {"float16": 13, "bfloat16": 16}.get(x.dtype, 0)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .expr import Axis, Scalar, Tensor, const, read
-from .nest import REDUCTIONS, Contraction, Unfit
+from .expr import Axis, Scalar, Tensor, read
+from .nest import REDUCTIONS, Contraction
 from .plan import bits_of
 from .rescale import is_float, vanishes
-from .sorts import selected, sorted_by_network
+from .sorts import order_of
 from .text import wide
 from .tiles import Tile
 from .writer import Writer
 
 SCANS = {"scan sum": "cumsum", "scan max": "cummax", "scan min": "cummin", "scan prod": "cumprod"}
-FEW = 32  # the best elements up to this number are selected one after another
 REDUCE = {"sum": "reduce_sum", "max": "reduce_max", "min": "reduce_min", "prod": "reduce_prod", "argmax": "reduce_argmax",
           "argmin": "reduce_argmin"}
 NAMES = {"sum": "total", "max": "top", "min": "least", "prod": "multiplied", "argmax": "place", "argmin": "place"}
@@ -168,28 +167,5 @@ def special(w: Writer, t: Tensor, axes: tuple[Axis, ...]) -> Tile:
         dim, reverse = axes.index(along) + w.dummy, ", reverse=True" * t.attrs["reverse"]
         w.say(f"T.{SCANS[t.kind]}({source.name}, {out.name}, dim={dim}{reverse})")
         return out
-    (place,) = [a for a in axes if a not in t.body.axes]
-    kept = tuple(a for a in axes if a is not place)
-    key, inside = sort_key(t), w.within(t.over)
-    key = key if inside is None else Scalar("where", (inside, key, const(-2**31)))
-    body = w.root(key, "key", (*kept, along), "int32")
-    write = selected if t.kind == "argtopk" and w.plan.uses[place].size <= FEW else sorted_by_network
-    return write(w, t, body, kept, along, place)
-
-
-def sort_key(t: Tensor) -> Scalar:
-    """An integer that orders the elements, the greatest first; NaN has the least."""
-    assert t.body is not None
-    x = t.body
-    if x.dtype in ("float64", "int64", "uint64", "uint32"):
-        raise Unfit(f"sorting {x.dtype}")
-    if is_float(x.dtype):
-        bits = Scalar("bits", (Scalar("add", (x, const(0.0, "float32")), "float32"),))  # -0.0 + 0.0 is 0.0
-        low = Scalar("and", (Scalar("shr", (bits, const(31))), const(2**31 - 1)))
-        key = Scalar("xor", (bits, low))
-    else:
-        key = x if x.dtype == "int32" else Scalar("cast", (x,), "int32")
-    if not t.attrs["largest"]:
-        key = Scalar("not", (key,))
-    nan = Scalar("isnan", (x,), "bool")
-    return Scalar("where", (nan, const(-2**31), key)) if is_float(x.dtype) else key
+    place = max((a for a in axes if a not in t.body.axes), key=w.size)  # others have one index
+    return order_of(w, t, tuple(a for a in axes if a is not place), along, place)
