@@ -66,3 +66,21 @@ def test_sequences_of_unequal_length(ends: tuple[int, int, int]):
     given["ends"] = np.array(ends, "int32")
     expected, found = run_tile(program, given), run_device(lowered(program), given).outputs
     np.testing.assert_array_equal(found["C"], expected["C"])
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_blocks_of_an_empty_grid_have_no_mean_length(arch):
+    """The grid is empty and its loops end at their block's number: an internal error of a schedule."""
+    @T.prim_func
+    def f(A: T.Tensor((0, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((0, 64), "float32")):
+        with T.Kernel(0, threads=128) as x:
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for _ in T.Pipelined(x + 1, num_stages=2):
+                T.copy(A[x * 64, 0], a)
+                T.copy(B, b)
+                T.gemm(a, b, c)
+            T.copy(c, C[x * 64, 0])
+
+    assert lowered(arch, f, {})

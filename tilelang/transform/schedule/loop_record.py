@@ -299,6 +299,8 @@ def _iterations(launch: Launch, loop: For) -> float:
     loops = [s for s in statements(launch.body) if isinstance(s, For) and any(x is loop for x in statements(s))]
     env: dict[Var, Any] = {}
     blocks = prod(numbers)
+    if numbers and not blocks:  # an empty grid: no block has a number
+        return 0.0
     index = np.linspace(0, blocks - 1, min(blocks, 1 << 12)).astype(int)
     for v, n in zip(launch.block_vars, numbers):
         env[v], index = index % n, index // n
