@@ -347,7 +347,7 @@ LONG_SIGNATURES = {  # public functions whose parameters the reference gives one
     "tilelang.distributed.llama.llama_block": "Several devices",
     "tilelang.library.gemm.matmul.matmul": "Library", "tilelang.library.gemm.matmul.grouped_matmul": "Library",
 }
-MOST_LONG_FUNCTIONS = 7  # of all the others: kernels of the library, whose parameters are tensors
+MOST_LONG_FUNCTIONS = 8  # of all the others: kernels of the library, whose parameters are tensors
 
 
 def test_few_functions_have_many_parameters():

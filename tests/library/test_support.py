@@ -61,6 +61,10 @@ CALLS = {
                                                    0 * ones(1, 1, 1, 16, 16, kind=t), ones(1), target=target(m)), 1),
     **{name: (lambda t, m, name=name: getattr(library, name)(*[0 * ones(1, N, 1, N, kind=t)] * 3, 0 * ones(
         1, N, 1, *[N] * (name == "kda")), ones(1, N, 1), target=target(m))[0] + 1, 1) for name in ("gated_delta", "kda")},
+    **{name: (lambda t, m, name=name: getattr(library, name)(0 * ones(2, N, kind=t), target=target(m)) + 1, 1)
+       for name in ("rms_norm", "layer_norm", "swiglu")},
+    "softmax": (lambda t, m: library.softmax(ones(2, N, kind=t), target=target(m)), 1 / N),
+    "cross_entropy": (lambda t, m: library.cross_entropy(ones(2, 1, kind=t), np.zeros(2, np.int32), target=target(m)), 0),
     "flex_attention": (lambda t, m: library.flex_attention(*[ones(1, N, 1, 16, kind=t)] * 3, target=target(m)), 1),
     "dequant_matmul": (lambda t, m: library.dequant_matmul(ones(N, N, kind=t), np.full((N, N // 2), 0x11, np.uint8),
                                                            ones(N, N // 32, kind=t), **on(m)), N)}
@@ -81,7 +85,7 @@ def test_the_table_says_what_a_function_accepts(name, kind, machine):
         with pytest.raises(TileLangError) as e:
             call(kind, machine)
         assert e.value.kind in ("matmul-type", "matmul-target", "attention-argument", "ssd-argument", "delta-argument",
-                                "decode-target")
+                                "decode-target", "training-argument")
     else:
         assert (np.asarray(call(kind, machine)).astype(np.float64) == wanted).all()
 

@@ -23,6 +23,7 @@ _NAMES = {
     "chunk_state": "linear_attention.ssd",
     "coded_matmul": "quantised.dequant_matmul",  # the old name, which warns
     "create_block_mask": "attention.flex_attention",
+    "cross_entropy": "training.softmax",
     "dequant_matmul": "quantised.dequant_matmul",
     "flash_attention": "attention.flash_attention",
     "flash_decode": "attention.flash_decode",
@@ -32,12 +33,16 @@ _NAMES = {
     "index_scores": "attention.sparse_index",
     "interleave": "decode_step",
     "kda": "linear_attention.delta",
+    "layer_norm": "training.norms",
     "matmul": "gemm.matmul",
     "llama_decode": "decode_step",
     "mla_decode": "attention.mla_decode",
     "mla_plan": "attention.mla_decode",
     "mla_prefill": "attention.mla_prefill",
+    "rms_norm": "training.norms",
+    "softmax": "training.softmax",
     "sparse_mla": "attention.sparse_mla",
+    "swiglu": "training.swiglu",
     "topk_indices": "attention.topk",
 }
 

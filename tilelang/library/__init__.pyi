@@ -13,3 +13,6 @@ from tilelang.library.gemm.matmul import grouped_matmul as grouped_matmul, matmu
 from tilelang.library.linear_attention.delta import gated_delta as gated_delta, kda as kda
 from tilelang.library.linear_attention.ssd import chunk_scan as chunk_scan, chunk_state as chunk_state
 from tilelang.library.quantised.dequant_matmul import coded_matmul as coded_matmul, dequant_matmul as dequant_matmul
+from tilelang.library.training.norms import layer_norm as layer_norm, rms_norm as rms_norm
+from tilelang.library.training.softmax import cross_entropy as cross_entropy, softmax as softmax
+from tilelang.library.training.swiglu import swiglu as swiglu

@@ -17,7 +17,9 @@ SUPPORT: dict[str, dict[str, tuple[str, ...]]] = {
     **{name: {"float16": _ALL, "bfloat16": _ALL} for name in
        ("chunk_scan", "chunk_state", "dequant_matmul", "gated_delta", "kda", "mla_decode", "mla_prefill", "sparse_mla")},
     "llama_decode": {"bfloat16": ("", "", "", "yes")},
-    "index_scores": {"float16": _ALL, "bfloat16": _ALL, "float8_e4m3fn": _ALL}, "topk_indices": {"float32": _ALL}}
+    "index_scores": {"float16": _ALL, "bfloat16": _ALL, "float8_e4m3fn": _ALL}, "topk_indices": {"float32": _ALL},
+    **{name: dict.fromkeys(("float16", "bfloat16", "float32", "float64"), _ALL) for name in
+       ("rms_norm", "layer_norm", "softmax", "cross_entropy", "swiglu")}}
 
 
 def support_rows() -> list[tuple[str, ...]]:

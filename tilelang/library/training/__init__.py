@@ -1,0 +1,1 @@
+"""Functions with gradients for training: norms, softmax, cross-entropy, gated activations, grouped GEMM."""
