@@ -13,24 +13,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, prod
+from typing import TypeAlias
 
 from tilelang.target import Target
 from tilelang.target.machine import kernel_rates
 
 from tilelang.errors import TileLangError, error
 
+from .divide import over_blocks
 from .expand import Program, Steps
-from .expr import Axis, Scalar, Tensor, at, axis, const, plus, read, rewrite, times, walk
+from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite, walk
 from .graph import Dim, Size, size_at
-from .nest import Unfit, contraction, nest_of, passes
-from .plan import LANES, Plan, bits_of, plan_of, static
+from .nest import Nest, Unfit, contraction, nest_of, passes
+from .plan import MULTIPLE, AxisUse, Plan, bits_of, plan_of
 from .rescale import NEUTRAL, factors, is_float
 from .stateful import StepsPlan, plan_of_steps
 
 GUESS = 1024  # what an open size is taken for
 REREAD = 0.2  # bytes that the cache serves, beside those of memory
 NOT_HIDDEN = 0.3  # of other operations under those of GEMMs
-SPLIT = 1 << 18  # elements from which a reduction with few results is divided over blocks
+WAVES = (1, 2, 4)  # blocks that the pieces of a divided loop give each processor
+SECTOR = 32  # bytes of memory that are read at least
+RESIDENT = 4  # blocks without GEMMs whose loads keep a processor's share of the memory busy
 FREE = ("axis", "const", "read", "cast")
 WEIGHTS = dict.fromkeys(("exp", "exp2", "log", "tanh", "erf", "sigmoid", "div", "sqrt", "rsqrt", "sin", "cos", "pow"), 4.0)
 SLOW_OPERAND = 0.8  # of a contraction's time that computing an operand in the loop costs
@@ -55,11 +59,15 @@ def rates_of(target: Target) -> Rates:
     return Rates(r.mma * sms * r.clock, (256.0 if target.is_gpu else 32.0) * sms * r.clock, r.bandwidth, r.launch, sms)
 
 
+Kernels: TypeAlias = "list[tuple[tuple[Tensor, ...], Plan | StepsPlan]]"  # tensors that each stores, and its plan
+Planned: TypeAlias = tuple[Kernels, float, str]  # kernels of a group in their order, seconds, why there are none
+
+
 @dataclass
 class Cut:
     """Kernels in their order: the tensors that each stores, and its plan.  outputs: the tensors that are the results."""
 
-    kernels: list[tuple[tuple[Tensor, ...], Plan | StepsPlan]] = field(default_factory=list)
+    kernels: Kernels = field(default_factory=list)
     outputs: tuple[Tensor, ...] = ()
 
 
@@ -77,8 +85,8 @@ def cut(program: Program, target: Target, sizes: Mapping[str, int]) -> Cut:
 class _Cutter:
     def __init__(self, program: Program, target: Target, sizes: Mapping[str, int]) -> None:
         self.target, self.sizes, self.rates = target, sizes, rates_of(target)
-        self.outputs, self.made = with_operands(program, 2 * self.rates.processors if target.is_gpu else 0)
-        self.plans: dict[tuple[tuple[Tensor, ...], frozenset[Tensor]], tuple[Plan | StepsPlan | None, float, str]] = {}
+        self.outputs, self.made = with_operands(program)
+        self.plans: dict[tuple[tuple[Tensor, ...], frozenset[Tensor]], Planned] = {}
 
     def cut(self) -> Cut:
         loops = list(dict.fromkeys(t.attrs["steps"] for t in self.made if t.kind == "item"))
@@ -91,7 +99,8 @@ class _Cutter:
             if t not in stored:
                 continue
             best, found = self.total(groups, stored), frozenset[Tensor]()
-            for gone in ({t}, {t} | self.before(t, stored - fixed)):  # alone, or with all that it is made of
+            before = self.before(t, stored - fixed)
+            for gone in ({t}, {t} | before, before):  # alone, with all that it is made of, or these alone
                 cost = self.total([g for g in groups if g[0] not in gone], stored - gone)
                 if cost <= best:
                     best, found = cost, frozenset(gone)
@@ -99,10 +108,10 @@ class _Cutter:
         groups = self.merged(groups, stored)
         out = Cut(outputs=tuple(same.get(t, t) for t in self.outputs))
         for g in self.ordered(groups, stored):
-            plan, _, why = self.plan(g, stored)
-            if plan is None:
+            kernels, _, why = self.plan(g, stored)
+            if not kernels:
                 raise not_compiled(g, why)
-            out.kernels.append((g, plan))
+            out.kernels += kernels
         return out
 
     def before(self, t: Tensor, stored: frozenset[Tensor]) -> set[Tensor]:
@@ -179,18 +188,43 @@ class _Cutter:
         costs = [self.plan(g, stored)[1] for g in groups]
         return sum(1 for c in costs if c == inf), sum(c for c in costs if c < inf)
 
-    def plan(self, group: tuple[Tensor, ...], stored: frozenset[Tensor]) -> tuple[Plan | StepsPlan | None, float, str]:
+    def plan(self, group: tuple[Tensor, ...], stored: frozenset[Tensor]) -> Planned:
         key = (group, stored & self.needs(group, stored))
         if key not in self.plans:
             try:
                 if group[0].kind == "item":
-                    self.plans[key] = plan_of_steps(group, stored, self.target), self.rates.launch, ""
-                    return self.plans[key]
-                plan = plan_of(nest_of(group, stored), self.target)
-                self.plans[key] = plan, self.cost(plan), ""
+                    self.plans[key] = [(group, plan_of_steps(group, stored, self.target))], self.rates.launch, ""
+                else:
+                    self.plans[key] = (*self.divided(nest_of(group, stored)), "")
             except Unfit as e:
-                self.plans[key] = None, inf, str(e)
+                self.plans[key] = [], inf, str(e)
         return self.plans[key]
+
+    def divided(self, nest: Nest) -> tuple[Kernels, float]:
+        """The kernel of a nest; or several that compute pieces of its first loop and combine them, where blocks are few."""
+        plan = plan_of(nest, self.target)
+        best: tuple[Kernels, float] = [(tuple(t for t, _ in nest.outputs), plan)], self.cost(plan)
+        blocks, most = self.blocks(plan, frozenset()), WAVES[-1] * self.rates.processors
+        reduced = {a for t in nest.stages if t.kind in NEUTRAL for a in t.over}
+        uses = {a: plan.uses.get(a, AxisUse("loop", MULTIPLE)) for a in reduced}
+        loops = frozenset(a for a in reduced if uses[a].kind in ("loop", "serial")) or frozenset(reduced)
+        first = next(iter(passes(nest, loops)), None)
+        if first is None or blocks * 2 > most:
+            return best
+        a = max(first.axes, key=lambda a: (uses[a].kind == "serial", self.number(a.extent)))
+        multiple = {"loop": uses[a].size, "serial": 1}.get(uses[a].kind, MULTIPLE)
+        for count in sorted({int(k * self.rates.processors / blocks) for k in WAVES} - {0, 1}):
+            nests = over_blocks(nest, first, a, count, multiple)
+            try:
+                if nests is not None:
+                    pieces = plan_of(nests[0], self.target)
+                    rest, cost = self.divided(nests[1])
+                    cost += self.cost(pieces)
+                    if cost < best[1]:
+                        best = [(tuple(t for t, _ in nests[0].outputs), pieces), *rest], cost
+            except Unfit:
+                continue
+        return best
 
     def count(self, axes: Iterable[Axis]) -> float:
         return float(prod(self.number(a.extent) for a in axes))
@@ -226,10 +260,12 @@ class _Cutter:
                 plain = f.args[0] if f.op == "cast" and is_float(f.args[0].dtype) else f
                 if plain.op != "read" and not any(r.value in nest.stages for r in f.reads):
                     gemms += times * by * SLOW_OPERAND
-        parallel = min(1.0, self.blocks(plan, frozenset()) / self.rates.processors)
+        blocks = self.blocks(plan, frozenset()) / self.rates.processors
+        parallel = min(1.0, blocks)
         both = gemms / self.rates.gemm, others / self.rates.other
         busy = max(both) + NOT_HIDDEN * min(both)
-        return max(busy / parallel, self.traffic(plan) / (self.rates.memory * min(1.0, parallel * 2))) + self.rates.launch
+        loading = min(1.0, blocks if gemms or not self.target.is_gpu else blocks / RESIDENT)
+        return max(busy / parallel, self.traffic(plan) / (self.rates.memory * loading)) + self.rates.launch
 
     def traffic(self, plan: Plan) -> float:
         """Bytes moved, those that caches serve at a fraction."""
@@ -247,6 +283,8 @@ class _Cutter:
             size = self.count(r.value.axes) * bits_of(r.value.dtype) / 8
             touched = min(self.count(r.axes) * bits_of(r.value.dtype) / 8, size) if r.args else 1.0
             again = self.blocks(plan, r.axes) * self.count(r.axes) * bits_of(r.value.dtype) / 8 - touched
+            line = prod(plan.uses[a].size for a in r.args[-1].axes) * bits_of(r.value.dtype) // 8 if r.args else SECTOR
+            touched *= SECTOR / min(SECTOR, max(1, line)) if r.axes & set(nest.axes) and self.target.is_gpu else 1
             total += passed * touched + REREAD * max(0.0, again) * (0.1 if self.target.is_gpu else 0.5)
         return total + sum(self.count(t.axes) * bits_of(t.dtype) / 8 for t, _ in nest.outputs)
 
@@ -281,44 +319,7 @@ def bodies_of(t: Tensor) -> list[Scalar]:
 # ---- operands as tensors ------------------------------------------------------------------------------------------------
 
 
-def divided(t: Tensor, few: int) -> tuple[Tensor, Tensor] | None:
-    """(partial results, their reduction) of a reduction whose results are too few to keep all processors busy; else None."""
-    if t.kind not in NEUTRAL or t.body is None or contraction(t) is not None:
-        return None
-    sizes = [x if (x := static(a)) is not None else 0 for a in (*t.axes, *t.over)]
-    results = prod(sizes[:len(t.axes)])
-    if 0 in sizes or prod(sizes) < SPLIT or results >= LANES * few // 4 or t.axes and _in_rows(t) and results >= few:
-        return None
-    accum = {"accum": t.attrs.get("accum", t.dtype)}
-    kind = str(accum["accum"])
-    if len(t.over) > 1:
-        longest = max(t.over, key=lambda a: (a is not t.over[-1], static(a)))
-        inner = Tensor(t.name, (*t.axes, longest), kind, t.kind, t.body, tuple(a for a in t.over if a is not longest), accum)
-        return inner, replace(t, body=read(inner), over=(longest,))
-    (a,), n = t.over, sizes[-1]
-    count = min(n, max(2, -(-few * (1 if _in_rows(t) else LANES) // max(1, results))))
-    depth = -(-n // (1 << (count - 1).bit_length()))
-    count = -(-n // depth)
-    block, within = Axis("block", count), Axis("within", depth)
-    place = plus(times(axis(block), depth), axis(within))
-    body = at(t.body, {a: place})
-    if count * depth != n:
-        none = NEUTRAL[t.kind]
-        whole = const(none if is_float(body.dtype) else int(none) if abs(none) < inf else 0, body.dtype)
-        if not is_float(body.dtype) and abs(none) == inf:
-            return None
-        body = Scalar("where", (Scalar("lt", (place, const(n)), "bool"), body, whole), body.dtype)
-    inner = Tensor(t.name, (*t.axes, block), kind, t.kind, body, (within,), accum)
-    return inner, replace(t, body=read(inner), over=(block,))
-
-
-def _in_rows(t: Tensor) -> bool:
-    """Whether the reduced axes are the last in memory."""
-    reads = [r for r in (t.body.reads if t.body is not None else ()) if r.args and r.axes & frozenset(t.over)]
-    return any(r.args[-1].axes & frozenset(t.over) for r in reads)
-
-
-def with_operands(program: Program, few: int = 0) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """(outputs, the other computed tensors, operands first): computed operands of contractions are tensors of their own."""
     new: dict[Tensor, Tensor] = {t: t for t in program.inputs}
     made: list[Tensor] = []
@@ -340,16 +341,6 @@ def with_operands(program: Program, few: int = 0) -> tuple[tuple[Tensor, ...], l
                                  tuple((axes, renewed(e)) for axes, e in steps.results))
         return replace(t, attrs={**t.attrs, "steps": loops[steps]})
 
-    def keep(t: Tensor) -> Tensor:
-        """A reduction with few results is one of partial results, so that no processor is idle."""
-        made.append(t)
-        first = divided(t, few) if few else None
-        if first is None:
-            return t
-        made.pop()
-        made.append(first[0])
-        return keep(first[1])
-
     def tensor(t: Tensor) -> Tensor:
         if t.kind == "state":
             return t
@@ -370,7 +361,7 @@ def with_operands(program: Program, few: int = 0) -> tuple[tuple[Tensor, ...], l
             if inside:
                 steps.add(new[t])  # part of a step of a loop: computed there
             else:
-                new[t] = keep(new[t])
+                made.append(new[t])
         return new[t]
 
     def operand(f: Scalar) -> Scalar:

@@ -137,6 +137,8 @@ def has_gemm(w: Writer) -> bool:
 
 def output_axes(w: Writer, t: Tensor) -> tuple[Axis, ...]:
     """The kernel's axes that are those of an output."""
+    if set(t.axes) <= set(w.plan.nest.axes):
+        return t.axes
     out, left = [], list(w.plan.nest.axes)
     for a in t.axes:
         while left[0].extent != a.extent:

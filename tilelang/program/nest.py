@@ -27,12 +27,13 @@ class Nest:
     """What one kernel computes.
 
     axes: of the outputs.  outputs: the tensors it stores, with their elements in the kernel's axes.  stages: the reductions
-    and other tensors that it keeps in tiles, operands first.
+    and other tensors that it keeps in tiles, operands first.  limits: reduced axis -> the condition under which its index counts.
     """
 
     axes: tuple[Axis, ...]
     outputs: list[tuple[Tensor, Scalar]] = field(default_factory=list)
     stages: list[Tensor] = field(default_factory=list)
+    limits: dict[Axis, Scalar] = field(default_factory=dict)
 
     def bodies(self) -> list[Scalar]:
         return [t.body for t in self.stages if t.body is not None] + [e for _, e in self.outputs]

@@ -12,24 +12,30 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from tilelang.library.attention import tile_cost as chain_cost
+from tilelang.library.attention.form import Tile as ChainTile
 from tilelang.library.attention.problem import Mask, Sizes
 from tilelang.library.gemm.tile import Tile, TileProblem, chip_of
 from tilelang.library.gemm.tile_cost import choose_tile
 from tilelang.target import Target
 
+from .divide import over_rows
 from .expr import Axis, Tensor
 from .graph import Dim
-from .nest import REDUCTIONS, Contraction, Nest, Unfit, contraction
+from .nest import REDUCTIONS, Contraction, Nest, Unfit, contraction, passes
 
 WHOLE_DEPTH = 512  # most indices of a contracted axis that lies in a tile as a whole
 WHOLE_COLUMNS = 512  # most columns of an accumulator that are kept so that what stands before is not computed again
 SMALL = 128  # an axis of at most so many indices is not looped over where it could be whole
+GROUP_COLUMNS = 256  # most columns of float32 accumulators whose 64 rows a warp group keeps
 SHORT_LOOP = 64  # a contracted axis of at most so many indices is one tile
 ROWS = {True: 16384, False: 65536}  # the longest row that a block keeps, on a GPU and else
 MOST = {True: 1 << 15, False: 1 << 16}  # elements of a tile of a reduction
 REREAD_ROWS = 4096  # the longest row that is kept although it is read once only
 SQUARE = 64  # rows and columns of a tile that is transposed
 LANES = 32  # neighbours in memory that a block reads of each row, where it reduces columns
+IN_FLIGHT = 4  # rows that a thread reads an iteration, where each row of a tile has a result of its own
+MULTIPLE = 128  # indices of which pieces of a loop are multiples
+REUSED = 4  # times BLOCK, where rows that are computed once are used by others
 BLOCK = 2048  # elements that a block of an element-wise kernel computes
 SORTED_BY_THREAD = 16  # elements that a thread holds in registers while a row is sorted
 BITS = {"float64": 64, "float32": 32, "int64": 64, "uint64": 64, "int32": 32, "uint32": 32, "float16": 16, "bfloat16": 16,
@@ -49,7 +55,8 @@ class AxisUse:
 class Plan:
     """A nest with the use of each axis, threads, and notes that stand as comments in its text.
 
-    panel_size: rows of tiles of T.use_swizzle.
+    panel_size: rows of tiles of T.use_swizzle.  lanes: axes of rows that have results of their own, the first ones of tiles.
+    shared_left: whether left operands that are computed lie in shared memory, because several warp groups share the rows.
     """
 
     nest: Nest
@@ -57,6 +64,8 @@ class Plan:
     threads: int = 256
     stages: int = 2
     panel_size: int = 0
+    lanes: tuple[Axis, ...] = ()
+    shared_left: bool = False
     notes: list[str] = field(default_factory=list)
 
     def tiled(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -102,7 +111,7 @@ def plan_of(nest: Nest, target: Target) -> Plan:
         _row_axes(plan, target)
     for a in nest.axes:
         plan.uses.setdefault(a, AxisUse("grid"))
-    for t in nest.stages:
+    for t in plan.nest.stages:
         elements = prod(plan.uses[a].size for a in (t.body.axes if t.body is not None else ()))
         if elements > MOST[target.is_gpu] and plan.gemm_of(t) is None:
             raise Unfit(f"tiles of {elements} elements")
@@ -150,6 +159,7 @@ def _nested_loops(plan: Plan) -> None:
 def _loops(plan: Plan, target: Target) -> None:
     """The other reduced axes: rows that outputs have are whole where they fit; others are looped over unless they are short."""
     nest, uses = plan.nest, plan.uses
+    fixed = set(uses)
     for a, stages in _reducers(nest).items():
         if a in uses:
             continue
@@ -165,6 +175,8 @@ def _loops(plan: Plan, target: Target) -> None:
     for t in nest.stages:
         reads = t.kind in REDUCTIONS and contraction(t) is None
         if reads and prod(uses[a].size for a in t.over if a in uses) > ROWS[target.is_gpu] // 2:
+            if fixed & set(t.over):
+                raise Unfit("two long loops are nested")
             for a in t.over:  # more elements than a tile holds: one of the axes in tiles, the others index by index
                 uses.pop(a, None)
         left = [a for a in t.over if a not in uses]
@@ -240,6 +252,8 @@ def _chain_sizes(plan: Plan, before: list[Tensor], row: Axis, column: Axis, deep
     if target.is_gpu and (n := static(deep)) is not None and n % tile.keys:
         even = [x for x in chain_cost.candidates(machine, sizes) if n % x.keys == 0 and x.keys >= 32]
         tile = min(even, key=lambda x: chain_cost.estimate(machine, sizes, Mask(), x)[0], default=tile)
+    if target.is_gpu and machine.kind == "wgmma" and guess(column) * seen > GROUP_COLUMNS:
+        tile = _wide_tile(plan, tile, column, deep, machine)
     half = replace(tile, rows=64, threads=128)
     if target.is_gpu and machine.kind == "wgmma" and tile.rows == 128 and others * -(-guess(row) // 128) < machine.sms and (
             chain_cost.registers(half, guess(column) * seen) < 250):
@@ -248,6 +262,19 @@ def _chain_sizes(plan: Plan, before: list[Tensor], row: Axis, column: Axis, deep
     plan.threads, plan.stages = tile.threads, tile.stages if target.is_gpu else 0
     plan.notes.append(f"{tile.rows} rows a block, {tile.keys} of the {guess(deep)} that they meet an iteration: "
                       f"the least cost of two GEMMs in a chain; {guess(column)} columns stay in registers")
+
+
+def _wide_tile(plan: Plan, tile: ChainTile, column: Axis, deep: Axis, machine: chain_cost.Machine) -> ChainTile:
+    """Two warp groups share the columns of 64 rows; what they multiply lies in shared memory."""
+    along = {r for r in plan.nest.global_reads() if deep in r.axes}
+    width = sum(prod(guess(a) for a in r.axes if a in plan.uses and a is not deep) * bits_of(r.dtype) // 8 for r in along)
+    kept = sum(prod(guess(a) for a in r.axes if a in plan.uses and a is not deep) * bits_of(r.dtype) // 8
+               for r in plan.nest.global_reads() - along)
+    plan.shared_left = True
+    for keys, stages in ((64, 2), (32, 3), (32, 2), (64, 1), (32, 1)):
+        if 64 * kept + keys * (width * stages + 128) + 4096 <= machine.shared:
+            return replace(tile, rows=64, keys=keys, stages=stages, threads=256)
+    raise Unfit("more columns than shared memory holds")
 
 
 def _gemm_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, deep: list[Axis], target: Target) -> None:
@@ -290,6 +317,8 @@ def _row_axes(plan: Plan, target: Target) -> None:
         uses.update({a: AxisUse("tile", SQUARE) for a in (crossing, nest.axes[-1])})
         plan.notes.append(f"tiles of {SQUARE} x {SQUARE} are transposed in shared memory: reads and writes are of neighbours")
         return
+    if target.is_gpu and free and _lanes(plan, free[-1]):
+        return
     sorts = [t for t in nest.stages if t.kind in ("argsort", "argtopk")]
     places = {a for t in sorts for a in t.axes if t.body is not None and a not in t.body.axes}
     width = prod(r.size for a, r in uses.items() if r.kind == "whole" and a not in places)
@@ -299,22 +328,27 @@ def _row_axes(plan: Plan, target: Target) -> None:
             size = min(max(8, BLOCK // (width * lanes)), 1 << max(3, (guess(a) - 1).bit_length()))
             uses[a] = AxisUse("loop", 1 << (size.bit_length() - 1))
             width *= uses[a].size
-    for a in reversed(free):
+    for k, a in enumerate(reversed(free)):
         n = static(a)
-        room = max(1, BLOCK // width)
-        if a is free[-1] and not reduced and width == 1:
+        stages = [x for t in nest.stages if t.body is not None and a in (x := t.body.axes)]
+        width = max(prod(uses[x].size for x in axes if x in uses) for axes in stages or [e.axes for _, e in nest.outputs])
+        reused = bool(nest.stages and not stages and k)  # stages are computed once for the rows of a tile
+        room = max(1, (REUSED if reused else 1) * BLOCK // width)
+        if not k and not reduced and width == 1:
             room = min(room, 1024)
-        if any(r.kind == "loop" for r in uses.values()) and a is free[-1] and width > 1:
-            room = max(room, LANES) if width * LANES <= 2 * BLOCK else room
+        if not k and width > 1 and any(r.kind == "loop" for r in uses.values()) and width * LANES <= 2 * BLOCK:
+            room = max(room, LANES)
         size = min(room, 1 << max(0, (guess(a) - 1).bit_length()))
         size = 1 << (size.bit_length() - 1)
         if n is not None and n <= room:
             uses[a] = AxisUse("whole", n) if n > 1 else AxisUse("grid")
-        elif size > 1 or a is free[-1]:
+        elif size > 1 or not k:
             uses[a] = AxisUse("tile", size)
-        width *= uses[a].size if a in uses else 1
-        if n is None or n > room:
+        following = free[-k - 2] if k + 2 <= len(free) else None
+        if (n is None or n > room) and not (following and nest.stages and not any(
+                following in t.body.axes for t in nest.stages if t.body is not None)):
             break
+    width = max(prod(uses[x].size for x in e.axes if x in uses) for e in nest.bodies())
     plan.threads = 256 if width >= 1024 else 128
     if sorts and target.is_gpu:
         plan.threads = min(512, max(128, width // SORTED_BY_THREAD))
@@ -327,6 +361,32 @@ def _row_axes(plan: Plan, target: Target) -> None:
         plan.notes.append(f"rows of {' x '.join(str(a.extent) for a in looped)} are read in pieces of "
                           f"{' x '.join(str(uses[a].size) for a in looped)}")
 
+
+
+def _lanes(plan: Plan, column: Axis) -> bool:
+    """Reductions of columns: threads read neighbours of a row, and each row of a tile has a result until the loop ends."""
+    (a, *more) = [a for a, r in plan.uses.items() if r.kind == "loop"] or [column]
+    beside = {x for t in plan.nest.stages if a in t.over and t.body is not None for x in t.body.axes if x in plan.uses} - {a}
+    if more or a is column or beside or _is_last(plan.nest, a):
+        return False
+    bits = max((bits_of(r.dtype) for r in plan.nest.global_reads() if r.args and column in r.args[-1].axes), default=32)
+    vector = max(1, min(8, 128 // bits))
+    columns = min(LANES * vector, 1 << (guess(column) - 1).bit_length())
+    rows = max(1, min(plan.threads * vector // columns, guess(a)))
+    while (p := next((p for p in passes(plan.nest, plan.loops()) if a in p.axes), None)) is not None:
+        found = over_rows(plan.nest, p, a, rows)
+        if found is None:
+            return False
+        plan.nest, inner, lane = found
+        plan.uses |= {inner: AxisUse("loop", min(IN_FLIGHT, -(-guess(a) // rows))), lane: AxisUse("whole", rows)}
+        plan.lanes += (lane,)
+    if a in plan.nest.axes:
+        plan.uses[a] = AxisUse("loop", rows * IN_FLIGHT)
+    else:
+        del plan.uses[a]
+    plan.uses[column] = AxisUse("whole" if static(column) == columns else "tile", columns)
+    plan.notes.append(f"{columns} columns a block; each of {rows} rows has results of its own until the {a.extent} rows are read")
+    return True
 
 
 def _transposed_axis(nest: Nest) -> Axis | None:

@@ -16,6 +16,7 @@ from .writer import Writer
 SCANS = {"scan sum": "cumsum", "scan max": "cummax", "scan min": "cummin", "scan prod": "cumprod"}
 REDUCE = {"sum": "reduce_sum", "max": "reduce_max", "min": "reduce_min", "prod": "reduce_prod", "argmax": "reduce_argmax",
           "argmin": "reduce_argmin"}
+COMBINE = {"sum": "{} + {}", "max": "T.max({}, {})", "min": "T.min({}, {})", "prod": "{} * {}"}
 NAMES = {"sum": "total", "max": "top", "min": "least", "prod": "multiplied", "argmax": "place", "argmin": "place"}
 
 
@@ -40,6 +41,9 @@ def reduce(w: Writer, t: Tensor, axes: tuple[Axis, ...], into: Tile | None = Non
     body = w.body(t)
     dims = with_reduced(w, axes, over, body)
     source = w.root(body, "x", dims)
+    dims = source.axes
+    if not over:
+        return combine(w, t, source, into)
     fresh = into is None or into.name.startswith("part")
     outside = w.before is not None and into is None and not w.changes(body)
     for k, a in enumerate(reversed(over)):
@@ -54,10 +58,22 @@ def reduce(w: Writer, t: Tensor, axes: tuple[Axis, ...], into: Tile | None = Non
     return source
 
 
+def combine(w: Writer, t: Tensor, source: Tile, into: Tile | None) -> Tile:
+    """One index of the reduced axes: the elements themselves."""
+    if into is None:
+        return source
+    w.last[source.key] = w.last[into.key] = w.count
+    new, old = w.element_of(source), w.element_of(into)
+    w.parallel(into.axes, f"{old} = {COMBINE[t.kind].format(old, new)}")
+    return into
+
+
 def with_reduced(w: Writer, axes: tuple[Axis, ...], over: Sequence[Axis], body: Scalar) -> tuple[Axis, ...]:
     """The axes of the tile that is reduced: a single reduced axis stands where the widest read has it, else last."""
     if len(over) == 1:
         wide_read = max((r for r in body.reads if over[0] in r.axes), key=lambda r: len(r.axes), default=None)
+        if wide_read in w.tiles and len(w.tiles[wide_read].axes) == len(axes) + 1:
+            return w.tiles[wide_read].axes
         if wide_read is not None and wide_read.value not in w.stages:
             order = [a for i in wide_read.args for a in sorted(i.axes, key=lambda a: a.name)]
             later = [k for k, a in enumerate(axes) if a in order and order.index(a) > order.index(over[0])]
@@ -74,7 +90,7 @@ def gemm(w: Writer, t: Tensor, c: Contraction, acc: Tile, clear: bool = False) -
         left, right, m, n = right, left, n, m
     kind = operand_type(left, right)
     exact = w.target.is_gpu and kind in ("float32", "float64")
-    a, flip_a = operand(w, left, m, over, kind, not exact)
+    a, flip_a = operand(w, left, m, over, kind, not (exact or w.plan.shared_left))
     b, flip_b = operand(w, right, over, n, kind, False)
     if exact:
         multiply_exactly(w, a, b, acc, over, clear)

@@ -155,7 +155,7 @@ class Writer:
         """Tile axes in the order of the widest read of the expression, so that neighbours in memory are neighbours in tiles."""
         axes = frozenset(axes)
         tiled = self.plan.tiled(tuple(axes))
-        default = {a: k for k, a in enumerate(dict.fromkeys((*self.plan.nest.axes, *self.plan.uses)))}
+        default = {a: k for k, a in enumerate(dict.fromkeys((*self.plan.lanes, *self.plan.nest.axes, *self.plan.uses)))}
         return tuple(sorted(tiled, key=lambda a: default[a]))
 
     def root(self, e: Scalar, name: str, axes: tuple[Axis, ...] | None = None, dtype: str | None = None) -> Tile:
@@ -265,8 +265,8 @@ class Writer:
         """The condition that tiles do not hang over the ends of these axes; None where they never do."""
         out: Scalar | None = None
         for a in axes:
-            if self.ragged(a):
-                one = Scalar("lt", (axis(a), const(a.extent)), "bool")
+            own = [Scalar("lt", (axis(a), const(a.extent)), "bool")] if self.ragged(a) else []
+            for one in own + [c for x, c in self.plan.nest.limits.items() if x is a]:
                 out = one if out is None else Scalar("and", (out, one), "bool")
         return out
 

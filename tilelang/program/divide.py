@@ -1,0 +1,117 @@
+"""Division of a loop: results of its pieces, and the reductions that combine them.
+
+    R = reduce over k: f(k, J)        R_p = reduce over the k of piece p: f(k, J_p),      R = reduce over p: R_p * factor(J_p -> J)
+
+with the factor of rescale.rescaling, where J is another reduction of the same loop.  The pieces are computed by blocks of their
+own, and combined by a second kernel; or by the rows of a tile, and combined behind the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from .expr import Axis, Scalar, Tensor, at, axis, const, plus, read, rewrite, times
+from .graph import Dim, Size
+from .nest import Nest, Pass
+from .rescale import NEUTRAL, multiplied
+
+
+def over_blocks(nest: Nest, p: Pass, a: Axis, count: int, multiple: int) -> tuple[Nest, Nest] | None:
+    """(kernel of partial results, kernel of the rest): about `count` pieces of whole multiples of indices; None: not possible."""
+    n = a.extent
+    if isinstance(n, Dim) or any(x not in nest.axes for t in p.stages for x in t.axes):
+        return None
+    depth = -(-n // (count * multiple)) * multiple
+    pieces = -(-n // depth)
+    if pieces < 2:
+        return None
+    piece, inner = Axis("piece", pieces), Axis(a.name, depth)
+    found = _divided(nest, p, a, piece, inner if depth > 1 else None, plus(times(axis(piece), depth), axis(inner)))
+    if found is None:
+        return None
+    own, limits = found
+    stored = {s: Tensor(f"part_{s.name}", s.axes, s.dtype, "map") for t in p.stages for s in [own[t]]}
+    kept = {x for t in p.stages for x in t.axes}
+    first = Nest((piece, *(x for x in nest.axes if x in kept)), [(g, read(s)) for s, g in stored.items()],
+                 [], limits)
+    first.stages += _needed([x for s in nest.stages for x in (s, own.get(s)) if x is not None], first.outputs)
+    return first, _rest(nest, {}, _combined(p, {t: stored[own[t]] for t in p.stages}, piece), nest.limits)
+
+
+def over_rows(nest: Nest, p: Pass, a: Axis, rows: int) -> tuple[Nest, Axis, Axis] | None:
+    """(the nest, the loop's axis, the axis of rows): each row of a tile has a partial result, combined behind the loop."""
+    lane, inner = Axis(f"{a.name}_row", rows), Axis(a.name, _quotient(a.extent, rows))
+    found = _divided(nest, p, a, lane, inner, plus(times(axis(inner), rows), axis(lane)))
+    if found is None:
+        return None
+    own, limits = found
+    return _rest(nest, own, _combined(p, own, lane), limits), inner, lane
+
+
+def _quotient(n: Size, by: int) -> Size:
+    return (n + by - 1) // by
+
+
+def _divided(nest: Nest, p: Pass, a: Axis, piece: Axis, inner: Axis | None, place: Scalar
+             ) -> tuple[dict[Tensor, Tensor], dict[Axis, Scalar]] | None:
+    """(stages of the pieces, limits of axes) of the stages of a pass and of what they read along its axis."""
+    if any(t.kind not in NEUTRAL or inner is None and len(t.over) == 1 for t in p.stages):
+        return None
+    where = place if inner is not None else axis(piece)
+    own: dict[Tensor, Tensor] = {}
+    moved: dict[Scalar, Scalar] = {}
+    for s in nest.stages:
+        if s not in p.stages and a not in s.axes:
+            continue
+        assert s.body is not None
+        changed = {x: inner or piece if x is a else x for x in (*s.axes, *s.over)}
+        axes = (piece, *(changed[x] for x in s.axes if changed[x] is not piece))
+        over = tuple(changed[x] for x in s.over if changed[x] is not piece)
+        body = at(rewrite(s.body, moved.get), {a: where})
+        own[s] = replace(s, axes=axes, over=over, body=body)
+        moved[read(s)] = read(own[s])
+    limits = dict(nest.limits)
+    if inner is not None and not (isinstance(piece.extent, int) and inner.extent * piece.extent == a.extent):
+        limits[inner] = Scalar("lt", (place, const(a.extent)), "bool")
+    if a in limits and inner is not None:
+        outer = at(limits[a], {a: place})
+        limits[inner] = Scalar("and", (outer, limits[inner]), "bool") if inner in limits else outer
+    return own, limits
+
+
+def _combined(p: Pass, own: Mapping[Tensor, Tensor], piece: Axis) -> dict[Tensor, Tensor]:
+    """The reductions of a pass from those of its pieces."""
+    out: dict[Tensor, Tensor] = {}
+    for t in p.stages:
+        body = read(own[t])
+        if t in p.factors:
+            reads = {read(p.old[s]): read(own[s]) for s in p.old} | {read(s): read(c) for s, c in out.items()}
+            body = multiplied([(body, False), (rewrite(p.factors[t], reads.get), False)], body.dtype)
+        out[t] = replace(t, body=body, over=(piece,))
+    return out
+
+
+def _rest(nest: Nest, own: Mapping[Tensor, Tensor], combined: Mapping[Tensor, Tensor], limits: dict[Axis, Scalar]) -> Nest:
+    """The nest with reductions of pieces in place of a pass."""
+    new: dict[Scalar, Scalar] = {}
+    stages: list[Tensor] = []
+    for s in nest.stages:
+        assert s.body is not None
+        body = rewrite(s.body, new.get)
+        t = combined[s] if s in combined else s if body is s.body else replace(s, body=body)
+        stages += [own[s], t] if s in own else [t]
+        if t is not s:
+            new[read(s)] = read(t)
+    outputs = [(t, rewrite(e, new.get)) for t, e in nest.outputs]
+    return Nest(nest.axes, outputs, _needed(stages, outputs), limits)
+
+
+def _needed(stages: Iterable[Tensor], outputs: Iterable[tuple[Tensor, Scalar]]) -> list[Tensor]:
+    """The stages that the outputs are computed from."""
+    stages = list(stages)
+    wanted = {r.value for _, e in outputs for r in e.reads}
+    for s in reversed(stages):
+        if s in wanted and s.body is not None:
+            wanted |= {r.value for r in s.body.reads}
+    return [s for s in stages if s in wanted]
