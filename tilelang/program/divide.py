@@ -1,6 +1,6 @@
 """Division of a loop: results of its pieces, and the reductions that combine them.
 
-    R = reduce over k: f(k, J)        R_p = reduce over the k of piece p: f(k, J_p),      R = reduce over p: R_p * factor(J_p -> J)
+    R = reduce over k: f(k, J)      R_p = reduce over the k of piece p: f(k, J_p)      R = reduce over p: R_p * factor(J_p -> J)
 
 with the factor of rescale.rescaling, where J is another reduction of the same loop.  The pieces are computed by blocks of their
 own, and combined by a second kernel; or by the rows of a tile, and combined behind the loop.
@@ -18,7 +18,7 @@ from .rescale import NEUTRAL, multiplied
 
 
 def over_blocks(nest: Nest, p: Pass, a: Axis, count: int, multiple: int) -> tuple[Nest, Nest] | None:
-    """(kernel of partial results, kernel of the rest): about `count` pieces of whole multiples of indices; None: not possible."""
+    """(kernel of partial results, kernel of the rest): about `count` pieces of multiples of indices; None: not possible."""
     n = a.extent
     if isinstance(n, Dim) or any(x not in nest.axes for t in p.stages for x in t.axes):
         return None

@@ -27,7 +27,7 @@ class Nest:
     """What one kernel computes.
 
     axes: of the outputs.  outputs: the tensors it stores, with their elements in the kernel's axes.  stages: the reductions
-    and other tensors that it keeps in tiles, operands first.  limits: reduced axis -> the condition under which its index counts.
+    and other tensors that it keeps in tiles, operands first.  limits: reduced axis -> the condition of its indices.
     """
 
     axes: tuple[Axis, ...]

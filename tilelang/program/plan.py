@@ -385,7 +385,7 @@ def _lanes(plan: Plan, column: Axis) -> bool:
     else:
         del plan.uses[a]
     plan.uses[column] = AxisUse("whole" if static(column) == columns else "tile", columns)
-    plan.notes.append(f"{columns} columns a block; each of {rows} rows has results of its own until the {a.extent} rows are read")
+    plan.notes.append(f"{columns} columns a block; each of {rows} rows has results of its own until all are read")
     return True
 
 
