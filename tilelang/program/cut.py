@@ -25,7 +25,7 @@ from .expand import Program, Steps
 from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite, walk
 from .graph import Dim, Size, size_at
 from .nest import Nest, Unfit, contraction, nest_of, passes
-from .plan import MULTIPLE, AxisUse, Plan, bits_of, plan_of
+from .plan import MULTIPLE, AxisUse, Plan, bits_of, exactness, plan_of
 from .rescale import NEUTRAL, factors, is_float
 from .stateful import StepsPlan, plan_of_steps
 
@@ -33,6 +33,7 @@ GUESS = 1024  # what an open size is taken for
 REREAD = 0.2  # bytes that the cache serves, beside those of memory
 NOT_HIDDEN = 0.3  # of other operations under those of GEMMs
 WAVES = (1, 2, 4)  # blocks that the pieces of a divided loop give each processor
+EXACT = {"": 1.0, "parts": 10.0, "threads": 16.0}  # times the rate of 16-bit operands
 SECTOR = 32  # bytes of memory that are read at least
 RESIDENT = 4  # blocks without GEMMs whose loads keep a processor's share of the memory busy
 FREE = ("axis", "const", "read", "cast")
@@ -254,7 +255,7 @@ class _Cutter:
             if c is None:
                 others += times
                 continue
-            by = 1.0 if bits_of(c.a.dtype) <= 16 or self.target.is_cpu else 16.0
+            by = EXACT[exactness(c.a.dtype, self.target)]
             gemms += times * by
             for f in (c.a, c.b):
                 plain = f.args[0] if f.op == "cast" and is_float(f.args[0].dtype) else f

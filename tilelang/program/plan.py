@@ -27,6 +27,7 @@ WHOLE_DEPTH = 512  # most indices of a contracted axis that lies in a tile as a 
 WHOLE_COLUMNS = 512  # most columns of an accumulator that are kept so that what stands before is not computed again
 SMALL = 128  # an axis of at most so many indices is not looped over where it could be whole
 GROUP_COLUMNS = 256  # most columns of float32 accumulators whose 64 rows a warp group keeps
+PARTS = 320  # elements of a row, in parts of float32 factors and accumulators, of which 128 threads keep 64 rows in registers
 SHORT_LOOP = 64  # a contracted axis of at most so many indices is one tile
 ROWS = {True: 16384, False: 65536}  # the longest row that a block keeps, on a GPU and else
 MOST = {True: 1 << 15, False: 1 << 16}  # elements of a tile of a reduction
@@ -86,6 +87,13 @@ class Plan:
 def bits_of(dtype: str) -> int:
     """Bits of an element."""
     return BITS.get(dtype, 8)
+
+
+def exactness(dtype: str, target: Target) -> str:
+    """How products of a type are formed where T.gemm would round: "parts" of tf32, "threads", "" for T.gemm itself."""
+    if target.is_cpu or dtype not in ("float32", "float64"):
+        return ""
+    return "parts" if dtype == "float32" and target.is_cuda and target.arch_number >= 80 else "threads"
 
 
 def static(a: Axis) -> int | None:
@@ -226,7 +234,7 @@ def _contraction_axes(plan: Plan, t: Tensor, c: Contraction, target: Target) -> 
     width = static(column)
     if before and width is not None and width <= WHOLE_COLUMNS and row not in uses:
         uses[column] = AxisUse("whole", width)
-        _chain_sizes(plan, before, row, column, deep[0], target)
+        _chain_sizes(plan, before, row, column, deep[0], target, exactness(c.a.dtype, target))
     else:
         _gemm_sizes(plan, t, c, row, column, deep, target)
     step = 16 if bits_of(c.a.dtype) >= 16 else 32
@@ -241,7 +249,8 @@ def _contraction_axes(plan: Plan, t: Tensor, c: Contraction, target: Target) -> 
             uses[a] = AxisUse("whole", -(-uses[a].size // step) * step)
 
 
-def _chain_sizes(plan: Plan, before: list[Tensor], row: Axis, column: Axis, deep: Axis, target: Target) -> None:
+def _chain_sizes(plan: Plan, before: list[Tensor], row: Axis, column: Axis, deep: Axis, target: Target,
+                 exact: str) -> None:
     """Rows of a block and columns of the first GEMM an iteration, for GEMMs of which one needs the other."""
     depth = max(guess(a) for s in before for a in s.over)
     others = prod(guess(a) for a in plan.nest.axes if a not in (row, column))
@@ -249,7 +258,14 @@ def _chain_sizes(plan: Plan, before: list[Tensor], row: Axis, column: Axis, deep
     sizes = Sizes(1, guess(row), guess(deep), others, others, depth, guess(column) * seen)
     machine = chain_cost.machine_of(target)
     tile = chain_cost.attention_tile(machine, sizes, Mask())
-    if target.is_gpu and (n := static(deep)) is not None and n % tile.keys:
+    if exact == "parts":  # each tile of the loop lies in shared memory four times: two stages, and its two parts
+        columns = guess(column) * seen
+        keys = next((x for x in (64, 32, 16) if 2 * depth + columns + 3 * x <= PARTS and 4 * (
+            64 * (depth + x) + 4 * x * (depth + columns)) < machine.shared), 0)
+        if not keys:
+            raise Unfit("more parts of float32 factors than registers hold")
+        tile = replace(tile, rows=64, keys=keys, stages=2, threads=128)
+    if target.is_gpu and not exact and (n := static(deep)) is not None and n % tile.keys:
         even = [x for x in chain_cost.candidates(machine, sizes) if n % x.keys == 0 and x.keys >= 32]
         tile = min(even, key=lambda x: chain_cost.estimate(machine, sizes, Mask(), x)[0], default=tile)
     if target.is_gpu and machine.kind == "wgmma" and guess(column) * seen > GROUP_COLUMNS:
@@ -284,16 +300,20 @@ def _gemm_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, 
     sums = sum(1 for s in nest.stages if contraction(s) is not None and row in s.axes and column in s.axes)
     batch = prod(guess(a) for a in nest.axes if a not in (row, column))
     bits = bits_of(c.a.dtype)
-    kind = {8: "int8" if c.a.dtype.startswith(("int", "uint")) else "fp8", 16: "half", 32: "tf32"}.get(bits, "float")
-    if target.is_gpu and c.a.dtype == "float32":
-        kind = "float"
-    a_k, b_k = (any(bool(r.args) and a in r.args[-1].axes for r in f.reads for a in t.over) for f in (c.a, c.b))
-    problem = TileProblem(guess(row), guess(column) * sums, k, batch, kind, bits, bits_of(nest.outputs[0][0].dtype),
-                          a_k=a_k, b_k=b_k, may_split=False)
-    tile = choose_tile(chip_of(target), problem)
-    rows, columns, depth = tile.bm, max(16, tile.bn // sums // 16 * 16), tile.bk
-    if kind == "float" and target.is_gpu:
-        rows, columns, depth, tile = 64, 64, 16, Tile(64, 64, 16, 2, 256)
+    exact = exactness(c.a.dtype, target)
+    if exact:
+        wide = exact == "parts" and batch * (guess(row) // 128) * (guess(column) * sums // 128) >= chip_of(target).sms
+        rows, columns, depth, threads = (128, 128 // sums, 32, 256) if wide else (64, 64 // sums, 32, 128)
+        if exact == "threads":
+            rows, columns, depth, threads = 64, 64, 16, 256
+        tile = Tile(rows, columns, depth, 2, threads)
+    else:
+        kind = {8: "int8" if c.a.dtype.startswith(("int", "uint")) else "fp8", 16: "half", 32: "tf32"}.get(bits, "float")
+        a_k, b_k = (any(bool(r.args) and a in r.args[-1].axes for r in f.reads for a in t.over) for f in (c.a, c.b))
+        problem = TileProblem(guess(row), guess(column) * sums, k, batch, kind, bits, bits_of(nest.outputs[0][0].dtype),
+                              a_k=a_k, b_k=b_k, may_split=False)
+        tile = choose_tile(chip_of(target), problem)
+        rows, columns, depth = tile.bm, max(16, tile.bn // sums // 16 * 16), tile.bk
     if row not in uses:
         uses[row] = AxisUse("tile", rows)
     if column not in uses:

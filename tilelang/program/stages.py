@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .expr import Axis, Scalar, Tensor, read
 from .nest import REDUCTIONS, Contraction
-from .plan import bits_of
+from .plan import bits_of, exactness
 from .rescale import is_float, vanishes
 from .sorts import order_of
 from .text import wide
@@ -89,11 +89,20 @@ def gemm(w: Writer, t: Tensor, c: Contraction, acc: Tile, clear: bool = False) -
     if acc.axes == (n, m):  # the accumulator lies transposed
         left, right, m, n = right, left, n, m
     kind = operand_type(left, right)
-    exact = w.target.is_gpu and kind in ("float32", "float64")
+    exact = exactness(kind, w.target)
     a, flip_a = operand(w, left, m, over, kind, not (exact or w.plan.shared_left))
     b, flip_b = operand(w, right, over, n, kind, False)
-    if exact:
+    if exact == "threads":
         multiply_exactly(w, a, b, acc, over, clear)
+        return
+    if exact == "parts":
+        lefts = tf32_parts(w, a, (m, over), not w.changes(left))
+        rights = tf32_parts(w, b, None, not w.changes(right))
+        flags = ", transpose_B=True" * flip_b
+        for k, (x, y) in enumerate(((1, 0), (0, 1), (0, 0))):
+            w.last[lefts[x].key] = w.last[rights[y].key] = w.last[acc.key] = w.count
+            start = ", clear_accum=True" if clear and not k else ""
+            w.say(f"T.gemm({lefts[x].name}, {rights[y].name}, {acc.name}{flags}{start})")
         return
     flags = ", transpose_A=True" * flip_a + ", transpose_B=True" * flip_b + ", clear_accum=True" * clear
     w.last[a.key] = w.last[b.key] = w.last[acc.key] = w.count
@@ -108,6 +117,24 @@ def multiply_exactly(w: Writer, a: Tile, b: Tile, acc: Tile, over: Axis, clear: 
     w.say(f"for {over.name} in T.serial({w.size(over)}):  # T.gemm would round the factors to tf32")
     w.say(f"    for {', '.join(x.name for x in acc.axes)} in T.Parallel({', '.join(str(w.size(x)) for x in acc.axes)}):")
     w.say(f"        {w.element_of(acc)} += {w.element_of(a)} * {w.element_of(b)}")
+
+
+def tf32_parts(w: Writer, tile: Tile, axes: tuple[Axis, ...] | None, outside: bool) -> tuple[Tile, Tile]:
+    """A float32 tile as the sum of two tiles that T.gemm does not round to more than 2**-21 of an element.
+
+    axes: of tiles in registers; None: shared memory, in the order of the tile.
+    """
+    key = (tile.key, "parts")
+    if key not in w.parts:
+        scope = "fragment" if axes is not None and not w.dummy else "shared"
+        axes = axes if axes is not None else tile.axes
+        high, low = (w.new_tile(f"{tile.name.removesuffix('_s')}_{x}", axes, tile.dtype, scope) for x in ("high", "low"))
+        one, x, y = map(w.element_of, (tile, high, low))
+        w.say(f"for {', '.join(a.name for a in axes)} in T.Parallel({', '.join(str(w.size(a)) for a in axes)}):", outside)
+        w.say(f"    {x} = T.reinterpret(T.reinterpret({one}, \"int32\") & {~0x1fff}, \"float32\")  # of 10 bits, as tf32", outside)
+        w.say(f"    {y} = {one} - {x}", outside)
+        w.parts[key] = high, low
+    return w.parts[key]
 
 
 def operand_type(a: Scalar, b: Scalar) -> str:

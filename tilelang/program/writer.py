@@ -43,6 +43,7 @@ class Writer:
         self.names = {t: n for n, t in parameters}
         self.tiles: dict[Scalar, Tile] = {}  # expressions that lie in tiles
         self.shared: dict[object, Tile] = {}  # tiles of tensors in shared memory
+        self.parts: dict[object, tuple[Tile, Tile]] = {}  # tiles that are written as sums of two
         self.allocations: list[Tile] = []
         self.used_names = {n for n, _ in parameters} | {p + a.name for a in plan.uses for p in ("", "b", "step_")} | {"T"}
         self.row, self.step_name, self.rest_name = (self.unused(n) for n in ("r", "step", "bz"))
