@@ -131,7 +131,7 @@ def tf32_parts(w: Writer, tile: Tile, axes: tuple[Axis, ...] | None, outside: bo
         high, low = (w.new_tile(f"{tile.name.removesuffix('_s')}_{x}", axes, tile.dtype, scope) for x in ("high", "low"))
         one, x, y = map(w.element_of, (tile, high, low))
         w.say(f"for {', '.join(a.name for a in axes)} in T.Parallel({', '.join(str(w.size(a)) for a in axes)}):", outside)
-        w.say(f"    {x} = T.reinterpret(T.reinterpret({one}, \"int32\") & {~0x1fff}, \"float32\")  # of 10 bits, as tf32", outside)
+        w.say(f'    {x} = T.reinterpret(T.reinterpret({one}, "int32") & {~0x1fff}, "float32")  # 10 bits, as tf32', outside)
         w.say(f"    {y} = {one} - {x}", outside)
         w.parts[key] = high, low
     return w.parts[key]
