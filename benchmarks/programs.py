@@ -64,7 +64,8 @@ def arrays_of(case: Any, spec: dict[str, tuple], device: str) -> list[torch.Tens
             out.append(torch.rand(shape, device=device, generator=made) < 0.7)
         elif kinds[dt].is_floating_point:
             draw = torch.rand if high == ["unit"] else torch.randn
-            out.append(draw(shape, device=device, generator=made).to(kinds[dt]))
+            factor = high[0] if high and high != ["unit"] else 1.0
+            out.append((draw(shape, device=device, generator=made) * factor).to(kinds[dt]))
         else:
             low, end = (-128, 128) if dt == "int8" else (0, (high or [256 if dt == "uint8" else 1000])[0])
             out.append(torch.randint(low, end, shape, device=device, generator=made, dtype=torch.int32).to(kinds[dt]))

@@ -15,7 +15,7 @@ from tilelang.target.machine import MAX_GRID
 from .expr import Axis, Scalar, Tensor, axis, read
 from .nest import Pass, Unfit
 from .plan import Plan
-from .loops import ensure_outer, loop_head, write_pass
+from .loops import ensure_outer, even_pieces, loop_head, write_pass
 from .rescale import is_float
 from .stages import whole_stage
 from .text import wide
@@ -109,14 +109,28 @@ def store(w: Writer, t: Tensor, e: Scalar) -> None:
         w.say(f"T.copy({tile.name}, {place})")
         return
     transpose(w, e, axes)
+    places = output_axes(w, t)
+    source = e.args[0] if e.op == "cast" and e.dtype == t.dtype and e not in w.tiles and is_float(e.dtype) else e
+    pieces = None if w.stages or w.shared else even_pieces(w, source, axes)
+    if pieces is not None:
+        a, elements = pieces
+        size = w.size(a) // len(elements)
+        extents = ", ".join(str(size if x is a else w.size(x)) for x in axes)
+        w.say(f"for {', '.join(x.name for x in axes)} in T.Parallel({extents}):")
+        for k, one in enumerate(elements):
+            indices = ", ".join(f"{w.indices[x]} + {k * size}" if x is a and k else w.indices[x] for x in places)
+            w.say(f"    {w.names[t]}[{indices}] = {stored(w, t, one)}")
+        return
     w.roots.append((e, w.current))
     w.reuse(e)
-    indices = ", ".join(w.indices[a] for a in output_axes(w, t)) or "()"
-    source = e.args[0] if e.op == "cast" and e.dtype == t.dtype and e not in w.tiles and is_float(e.dtype) else e
-    text = w.printer().text(source)
-    if t.dtype != wide(t.dtype):
-        text = f'T.cast({text}, "{t.dtype}")'
-    w.parallel(axes, f"{w.names[t]}[{indices}] = {text}")
+    indices = ", ".join(w.indices[a] for a in places) or "()"
+    w.parallel(axes, f"{w.names[t]}[{indices}] = {stored(w, t, source)}")
+
+
+def stored(w: Writer, t: Tensor, e: Scalar) -> str:
+    """The text of an element in the type of the tensor that holds it."""
+    text = w.printer().text(e)
+    return text if t.dtype == wide(t.dtype) else f'T.cast({text}, "{t.dtype}")'
 
 
 def transpose(w: Writer, e: Scalar, axes: tuple[Axis, ...]) -> None:

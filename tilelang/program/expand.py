@@ -71,6 +71,7 @@ class _Expander:
         self.elements: dict[tuple[Node, Index], Scalar] = {}
         self.outer: dict[Node, Callable[[Index], Scalar]] = {}  # inputs of a loop's body that are elements of other tensors
         self.items: dict[Node, list[Tensor]] = {}
+        self.after: dict[Node, Tensor] = {}  # new states of a step, which what follows reads
 
     @staticmethod
     def axes(shape: Sequence[Size]) -> tuple[Axis, ...]:
@@ -79,6 +80,8 @@ class _Expander:
     def element(self, n: Node, at: Index) -> Scalar:
         """The element of a node at index expressions."""
         at = tuple(const(0) if isinstance(s, int) and s == 1 else i for i, s in zip(at, n.shape))
+        if n in self.after:
+            return read(self.after[n], at)
         if (n, at) not in self.elements:
             self.elements[n, at] = ROWS[n.op](self, n, at)
         return self.elements[n, at]
@@ -340,7 +343,7 @@ def _loop(e: _Expander, n: Node) -> list[Tensor]:
     inner = _Expander()
     states = []
     for k, (x, init) in enumerate(zip(body.inputs[:carried], n.inputs)):
-        inner.tensors[x] = Tensor(f"state{k + 1}", e.axes(x.shape), str(x.dtype), "state")
+        inner.tensors[x] = Tensor(f"state{k + 1}", e.axes(x.shape), str(x.dtype), "state", attrs={"index": k})
         states.append((inner.tensors[x], e.element(init, tuple(map(axis, inner.tensors[x].axes)))))
     for k, (x, source) in enumerate(zip(body.inputs[carried:], n.inputs[carried:])):
         front = (axis(step),) if k < n.attrs["scanned"] else ()
@@ -349,6 +352,9 @@ def _loop(e: _Expander, n: Node) -> list[Tensor]:
     for k, x in enumerate(body.outputs):
         axes = states[k][0].axes if k < carried else e.axes(x.shape)
         results.append((axes, inner.element(x, tuple(map(axis, axes)))))
+        if k < carried and x.op != "input":
+            inner.after[x] = Tensor(f"next{k + 1}", axes, str(x.dtype), "state", attrs={"index": k, "new": True})
+            inner.elements.clear()
     steps = Steps(step, tuple(states), tuple(results))
     out = []
     for k, (x, (axes, _)) in enumerate(zip(body.outputs, results)):

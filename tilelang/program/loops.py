@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
-from .expr import Axis, Scalar, Tensor, axis, bounds, const, linear, read, summed
+from .expr import Axis, Scalar, Tensor, at, axis, bounds, const, linear, number, plus, read, rewrite, summed, walk
 from .graph import Size
 from .nest import Pass
 from .rescale import NEUTRAL, conditions, vanishes
@@ -196,6 +197,28 @@ def condition_bound(w: Writer, c: Scalar, a: Axis) -> tuple[str, Scalar] | None:
             least[e] = f
     rest = summed({e: f * -me for e, f in least.items()}, constant * -me)  # me * a + rest' <= 0
     return ("most" if me == 1 else "least"), rest
+
+
+def even_pieces(w: Writer, e: Scalar, axes: Sequence[Axis]) -> tuple[Axis, list[Scalar]] | None:
+    """Where selections by `a < number` divide an axis that lies in a tile as a whole evenly: (a, the expression of each piece).
+
+    In those, `a` counts the indices of a piece from 0.  Their loads are of neighbours, which a selection would make single.
+    """
+    for a in (a for a in axes if w.plan.uses[a].kind == "whole" and w.size(a) == a.extent):
+        tests = {x.args[0] for x in walk(e) if x.op == "where" and x.args[0].op == "lt" and x.args[0].args[0] == axis(a)}
+        found = sorted(n for c in tests if isinstance(n := number(c.args[1]), int))
+        starts = [0, *found]
+        size = a.extent // len(starts)
+        if not tests or len(found) < len(tests) or [s + size for s in starts] != [*found, a.extent]:
+            continue
+        return a, [at(_below(e, tests, start), {a: plus(axis(a), start)}) for start in starts]
+    return None
+
+
+def _below(e: Scalar, tests: set[Scalar], start: int) -> Scalar:
+    """The expression with selections decided for indices from `start` on, up to the next number that decides one."""
+    return rewrite(e, lambda x: _below(x.args[1 if start < x.args[0].args[1].value else 2], tests, start)
+                   if x.op == "where" and x.args[0] in tests else None)
 
 
 def first_of(w: Writer, a: Axis) -> Axis:

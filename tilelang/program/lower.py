@@ -14,8 +14,7 @@ from .expr import Tensor
 from .graph import Dim, Graph, Size
 from .nest import Unfit
 from .plan import Plan
-from .stateful import StepsPlan
-from .steps import steps_text
+from .stateful import StepsPlan, steps_text
 
 
 @dataclass(frozen=True)

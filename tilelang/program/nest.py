@@ -195,10 +195,10 @@ def contraction(t: Tensor) -> Contraction | None:
     pieces = factors(t.body)
     if len(pieces) < 2 or any(below for _, below in pieces):
         return None
-    over = frozenset(t.over)
+    over, kept = frozenset(t.over), frozenset(t.axes)
     for i, j in permutations(range(len(pieces)), 2):  # by place: one factor may stand there several times
         x, y = pieces[i][0], pieces[j][0]
-        if not (x.axes & y.axes & over) or not (x.axes - y.axes - over) or not (y.axes - x.axes - over):
+        if not (x.axes & y.axes & over) or not (x.axes - y.axes) & kept or not (y.axes - x.axes) & kept:
             continue
         sides: tuple[list[Scalar], list[Scalar]] = ([x], [y])
         for f in (f for k, (f, _) in enumerate(pieces) if k not in (i, j)):

@@ -61,7 +61,7 @@ def sort_items(items: Any, n: int, each: int) -> None:
                         kept[r, t, i] = items[r, place + place // 16]
                 for k in T.unroll(width):
                     bit = low + width - 1 - k
-                    if T.And(least <= bit, bit <= size):
+                    if least <= bit and bit <= size:
                         _exchange(kept, size, low, 1 << width - 1 - k)
                 for i in T.unroll(each):
                     for r, t in T.Parallel(rows, n // each):
