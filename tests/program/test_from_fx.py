@@ -33,7 +33,7 @@ def test_every_operator_of_a_block_is_known_and_computes_what_torch_does(name):
     import torch_blocks
 
     from tilelang.program.fx import graph_of, operator_of
-    from tilelang.program.ops.numpy_values import referenced
+    from tilelang.program.numpy_values import referenced
 
     torch.manual_seed(0)
     model, x = getattr(torch_blocks, name)().eval(), torch.randn(2, 19, 64)

@@ -15,8 +15,7 @@ from tilelang.jit.decorator import names_around
 from tilelang.jit.requests import resolve_target
 from tilelang.target import Target
 
-from .graph import Graph, Node
-from .ops.rules import text_of
+from .graph import Graph, Node, text_of
 from .run import Runner, recipe_of, target_of
 from .sizes import bound
 from .trace import Parameter, in_program, inlined, input_node, parameters_of, traced
@@ -185,7 +184,7 @@ class Program:
 
             f.reference(numpy.ones((4, 4), "float32"))
         """
-        from .ops.numpy_values import referenced  # 110 ms: the reference interpreter
+        from .numpy_values import referenced  # 110 ms: the reference interpreter
 
         try:
             graph, arrays = self._graph(self.bound(args, kwargs))

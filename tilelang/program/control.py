@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -10,11 +10,10 @@ from tilelang.errors import error, register
 from tilelang.ir import Var, dtype
 from tilelang.language.tracing.prim_func import PrimFunc
 
-from .functions import transpose
-from .graph import Graph, Node, Size
-from .ops.rules import axis_of, text_of
+from .functions import moved
+from .graph import Graph, Node, Size, text_of
 from .sizes import size_of
-from .tensor import Tensor, Trace, current, described, here, node_of, operand, public, tracing
+from .tensor import Tensor, Trace, axis_of, current, described, make, public, tensor, tracing
 
 register("program-loop", TypeError, "the step of a T.loop does not give the states that it was given",
          "step(state, x) returns (new state, result); the new state has the shape and type of the old one: T.cast")
@@ -24,43 +23,28 @@ register("program-tile", TypeError, "a T.tile block does not fit the tensors tha
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
-def _flat(x: Any, what: str) -> tuple[list[Node], bool]:
-    """Tensors given alone or as a tuple."""
-    alone = not isinstance(x, (tuple, list))
-    return [node_of(v, what) for v in ([x] if alone else x)], alone
+def _listed(x: Any) -> list[Tensor]:
+    """Tensors given alone or as a tuple; none for None."""
+    return [tensor(v) for v in (x if isinstance(x, (tuple, list)) else () if x is None else (x,))]
 
 
-def _packed(xs: Sequence[Any], alone: bool) -> Any:
-    return xs[0] if alone else tuple(xs)
+def _like(x: Any, tensors: Sequence[Any]) -> Any:
+    """Tensors alone or as a tuple, or None, as x is."""
+    return None if x is None else tuple(tensors) if isinstance(x, (tuple, list)) else tensors[0]
 
 
-def _front(x: Any, axis: int) -> Node:
-    """A tensor with an axis moved to the front."""
-    n = node_of(x, "T.loop")
-    at = axis_of(n, axis, "T.loop")
-    return transpose(Tensor(n), (at, *(k for k in range(n.ndim) if k != at))).node
+def _input(x: Tensor | Node, name: str, index: int, shape: tuple[Size, ...]) -> Node:
+    n = x.node if isinstance(x, Tensor) else x
+    return Node("input", (), MappingProxyType({"name": name, "index": index}), shape, n.dtype, n.span)
 
 
-def _back(x: Tensor, axis: int) -> Tensor:
-    at = axis_of(x.node, axis, "T.loop")
-    order = list(range(1, x.ndim))
-    order.insert(at, 0)
-    return transpose(x, order)
+def _items(block: Tensor, results: Sequence[tuple[tuple[Size, ...], dtype]]) -> list[Tensor]:
+    """The results of a loop or tile block.  results: (shape, type) of each."""
+    return [Tensor(Node("item", (block.node,), MappingProxyType({"index": k}), shape, dt, block.node.span))
+            for k, (shape, dt) in enumerate(results)]
 
 
-def _length(xs: Sequence[Node], length: Size | None) -> Size:
-    sizes = list(dict.fromkeys([n.shape[0] for n in xs] + ([] if length is None else [length])))
-    if len(sizes) != 1:
-        raise error("program-loop", f"T.loop goes over {' and '.join(map(str, sizes)) or 'nothing'}", found=str(sizes or None),
-                    expected="one extent of all sequences", hint="give sequences of one length, or length=n")
-    return sizes[0]
-
-
-def _input(n: Node, k: int, name: str, shape: tuple[Size, ...]) -> Node:
-    return Node("input", (), MappingProxyType({"name": name, "index": k}), shape, n.dtype, n.span)
-
-
-@public(methods=False)
+@public()
 def loop(step: Step, init: Any, xs: Any = None, length: Any = None, axis: int = 0) -> tuple[Any, Any]:
     """Repeat a step over a sequence axis, carrying state: (last state, results along the axis).
 
@@ -73,53 +57,38 @@ def loop(step: Step, init: Any, xs: Any = None, length: Any = None, axis: int = 
             return s, s.sum(0)
         last, y = T.loop(step, T.zeros((64, 64)), (k, v))
     """
-    outer = current()
-    states, alone = _flat(init, "T.loop")
-    operand(0, "T.loop")
-    many = [] if xs is None else [_front(x, axis) for x in (xs if isinstance(xs, (tuple, list)) else [xs])]
-    count = _length(many, length)
-    inputs = [_input(n, k, f"state{k}", n.shape) for k, n in enumerate(states)]
-    inputs += [_input(n, len(states) + k, f"x{k}", n.shape[1:]) for k, n in enumerate(many)]
+    outer, states = current(), _listed(init)
+    many = [moved(x, axis_of(x, axis), 0) for x in _listed(xs)]
+    lengths = list(dict.fromkeys([x.shape[0] for x in many] + ([] if length is None else [length])))
+    if len(lengths) != 1:
+        raise error("program-loop", f"T.loop goes over {' and '.join(map(str, lengths)) or 'nothing'}",
+                    found=str(lengths or None), expected="one extent of all sequences",
+                    hint="give sequences of one length, or length=n")
+    inputs = [_input(t, f"state{k}", k, t.shape) for k, t in enumerate(states)]
+    inputs += [_input(x, f"x{k}", len(states) + k, x.shape[1:]) for k, x in enumerate(many)]
     with tracing(Trace(None if outer is None else outer.code, outer)):
         given = [Tensor(n) for n in inputs]
-        x = None if xs is None else _packed(given[len(states):], not isinstance(xs, (tuple, list)))
-        out = step(_packed(given[:len(states)], alone), x)
+        out = step(_like(init, given[:len(states)]), _like(xs, given[len(states):]))
         if not isinstance(out, tuple) or len(out) != 2:
             raise error("program-loop", f"the step of T.loop returns {described(out)}", expected="(new state, result)",
                         found=described(out))
-        new, _ = _flat(out[0], "the new state of T.loop")
-        results, single = ([], True) if out[1] is None else _flat(out[1], "the result of T.loop")
-    _check_states(states, new)
-    node, made = _loop_node(states, many, inputs, [*new, *results], count)
-    items = [Tensor(Node("item", (node,), MappingProxyType({"index": k}), shape, n.dtype, node.span))
-             for k, (n, shape) in enumerate(made)]
-    ys = [_back(t, axis) for t in items[len(states):]]
-    return _packed(items[:len(states)], alone), None if out[1] is None else _packed(ys, single)
+        new, results = _listed(out[0]), _listed(out[1])
+        old_types, new_types = ([f"{t.dtype}{text_of(t.shape)}" for t in ts] for ts in (states, new))
+        if old_types != new_types:
+            raise error("program-loop", "the step of T.loop changes its state", expected=", ".join(old_types),
+                        found=", ".join(new_types))
+        outputs = tuple(t.node for t in (*new, *results))
+    captured = _captured(outputs, inputs)
+    swap = {n: _input(n, f"c{k}", len(inputs) + k, n.shape) for k, n in enumerate(captured)}
+    body = Graph((*inputs, *captured), outputs, "step", False).map(lambda n, operands: swap.get(n) or n.on(operands))
+    block = make("loop", *states, *many, *map(Tensor, captured), shape=(), dt=dtype("void"), body=body, carried=len(states),
+                 scanned=len(many), length=lengths[0])
+    items = _items(block, [(t.shape, t.dtype) for t in states] + [((lengths[0], *t.shape), t.dtype) for t in results])
+    stacked = [moved(y, 0, axis_of(y, axis)) for y in items[len(states):]]
+    return _like(init, items[:len(states)]), _like(out[1], stacked)
 
 
-def _check_states(old: Sequence[Node], new: Sequence[Node]) -> None:
-    def said(nodes: Sequence[Node]) -> str:
-        return ", ".join(f"{n.dtype}{text_of(n.shape)}" for n in nodes)
-
-    if [(n.shape, n.dtype) for n in old] != [(n.shape, n.dtype) for n in new]:
-        raise error("program-loop", "the step of T.loop changes its state", expected=said(old), found=said(new))
-
-
-def _loop_node(states: list[Node], many: list[Node], inputs: list[Node], outputs: list[Node],
-               length: Size) -> tuple[Node, list[tuple[Node, tuple[Size, ...]]]]:
-    """The loop, and (node of the body, shape) of each of its results."""
-    outer = _outer_nodes(outputs, inputs)
-    captured = [_input(n, len(inputs) + k, f"c{k}", n.shape) for k, n in enumerate(outer)]
-    body = Graph(tuple([*inputs, *outer]), tuple(outputs), "step", False)
-    swap = dict(zip(outer, captured))
-    body = _with_inputs(body, swap)
-    attrs = {"body": body, "carried": len(states), "scanned": len(many), "length": length}
-    node = Node("loop", (*states, *many, *outer), MappingProxyType(attrs), (), dtype("void"), here())
-    made = [(n, n.shape if k < len(states) else (length, *n.shape)) for k, n in enumerate(outputs)]
-    return node, made
-
-
-def _outer_nodes(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
+def _captured(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
     """The greatest subexpressions that do not depend on the inputs of the body, but for constants."""
     depends: dict[Node, bool] = dict.fromkeys(inputs, True)
     order = Graph((), tuple(outputs)).nodes
@@ -131,22 +100,9 @@ def _outer_nodes(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
     return [n for n in found if n.op not in ("constant", "iota")]
 
 
-def _with_inputs(body: Graph, swap: Mapping[Node, Node]) -> Graph:
-    """The body with inputs in place of the outer nodes, which nothing below stands under any more."""
-    new: dict[Node, Node] = dict(swap)
-
-    def of(n: Node) -> Node:
-        if n not in new:
-            inputs = tuple(of(x) for x in n.inputs)
-            new[n] = n if inputs == n.inputs else Node(n.op, inputs, n.attrs, n.shape, n.dtype, n.span)
-        return new[n]
-
-    return Graph(tuple(of(n) for n in body.inputs), tuple(of(n) for n in body.outputs), body.name, False)
-
-
 # ---- tile blocks -----------------------------------------------------------------------------------------------------
 
-@public(methods=False)
+@public()
 def tile(kernel: Any, *xs: Any) -> Any:
     """A tile program as one operation: its parameters are the tensors given, then the results, which are returned.
 
@@ -154,29 +110,18 @@ def tile(kernel: Any, *xs: Any) -> Any:
     """
     if not isinstance(kernel, PrimFunc):
         raise error("program-tile", f"T.tile is given {described(kernel)}", expected="a @T.prim_func", found=described(kernel))
-    nodes = [node_of(x, "T.tile") for x in xs]
+    tensors = [tensor(x) for x in xs]
     buffers = [b for _, b in kernel.func.buffers]
-    if len(buffers) != len(kernel.func.params) or len(buffers) <= len(nodes):
+    if len(buffers) != len(kernel.func.params) or len(buffers) <= len(tensors):
         raise error("program-tile", f"`{kernel.func.name}` has {len(kernel.func.params)} parameters, "
-                    f"{len(nodes)} tensors are given",
-                    expected="tensors as parameters, and at least one more than are given", found=f"{len(nodes)} tensors")
+                    f"{len(tensors)} tensors are given",
+                    expected="tensors as parameters, and at least one more than are given", found=f"{len(tensors)} tensors")
     sizes: dict[Var, Size] = {}
-    for n, b in zip(nodes, buffers):
-        _bind(kernel.func.name, n, b, sizes)
-    results = tuple((tuple(size_of(d, sizes) for d in b.shape), b.dtype) for b in buffers[len(nodes):])
-    node = Node("tile", tuple(nodes), MappingProxyType({"kernel": kernel, "results": results}), (), dtype("void"), here())
-    out = [Tensor(Node("item", (node,), MappingProxyType({"index": k}), shape, dt, node.span))
-           for k, (shape, dt) in enumerate(results)]
-    return _packed(out, len(out) == 1)
-
-
-def _bind(kernel: str, n: Node, b: Any, sizes: dict[Var, Size]) -> None:
-    """Check that a tensor fits a parameter, and note what its symbols are."""
-    fits = n.dtype == b.dtype and n.ndim == len(b.shape)
-    for have, want in zip(n.shape, b.shape):
-        if isinstance(want, Var):
-            want = sizes.setdefault(want, have)
-        fits = fits and (not isinstance(want, int) or have == want)
-    if not fits:
-        raise error("program-tile", f"`{kernel}` takes another tensor as `{b.name}`",
-                    expected=f"{b.dtype}{text_of(b.shape)}", found=f"{n.dtype}{text_of(n.shape)}")
+    for x, b in zip(tensors, buffers):
+        wanted = [sizes.setdefault(d, s) if isinstance(d, Var) else d for d, s in zip(b.shape, x.shape)]
+        if x.dtype != b.dtype or x.ndim != len(b.shape) or any(isinstance(d, int) and d != s for d, s in zip(wanted, x.shape)):
+            raise error("program-tile", f"`{kernel.func.name}` takes another tensor as `{b.name}`",
+                        expected=f"{b.dtype}{text_of(b.shape)}", found=f"{x.dtype}{text_of(x.shape)}")
+    results = tuple((tuple(size_of(d, sizes) for d in b.shape), b.dtype) for b in buffers[len(tensors):])
+    out = _items(make("tile", *tensors, shape=(), dt=dtype("void"), kernel=kernel, results=results), results)
+    return out[0] if len(out) == 1 else tuple(out)

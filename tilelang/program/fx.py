@@ -19,7 +19,7 @@ from . import composed as c
 from . import functions as f
 from .graph import Graph, Node
 from .run import Runner, recipe_of, target_of
-from .tensor import Tensor, elementwise
+from .tensor import FUNCTIONS, Tensor, elementwise
 from .trace import Parameter, input_node, traced
 
 register("program-fx", TypeError, "tilelang.from_fx is given something that is no graph of torch",
@@ -46,7 +46,7 @@ def _div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Tensor:
     q = elementwise("div", a, b)
     if rounding_mode is not None and not a.dtype.is_float:
         raise NotImplementedError("division of integers towards zero")
-    return q if rounding_mode is None else f.trunc(q)
+    return q if rounding_mode is None else FUNCTIONS["trunc"](q)
 
 
 def _addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
@@ -163,18 +163,18 @@ def _clamp(x: Any, low: Any = None, high: Any = None) -> Tensor:
 
 def _greater(a: Any, b: Any) -> Tensor:
     """NaN stays, as in torch."""
-    return f.where((a > b) | f.isnan(a), a, b)
+    return f.where((a > b) | FUNCTIONS["isnan"](a), a, b)
 
 
 def _lesser(a: Any, b: Any) -> Tensor:
-    return f.where((a < b) | f.isnan(a), a, b)
+    return f.where((a < b) | FUNCTIONS["isnan"](a), a, b)
 
 
 _UNARY = ("exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "erf", "sigmoid",
           "floor", "ceil", "trunc", "round", "abs", "sign", "isnan", "isinf")
 _SAME = ("clone", "alias", "detach", "contiguous", "lift_fresh_copy")
 OPERATORS: dict[str, Callable[..., Any]] = {
-    **{n: getattr(f, n, None) or getattr(f, f"{n}_") for n in _UNARY},
+    **{n: FUNCTIONS[n] for n in _UNARY},
     **dict.fromkeys(_SAME, lambda x, **_: x),
     "add": _binary("add"), "sub": _binary("sub"), "mul": _binary("mul"), "div": _div, "rsub": _rsub, "pow": f.power,
     "neg": lambda x: -x, "reciprocal": lambda x: 1.0 / x, "square": c.square, "bitwise_not": lambda x: ~x,
@@ -195,7 +195,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "slice": _slice, "select": _select, "cat": lambda xs, dim=0: f.concat(list(xs), dim), "split": _split,
     "split_with_sizes": _split, "stack": lambda xs, dim=0: f.stack(list(xs), dim), "embedding": lambda w, i, *_: f.gather(w, i),
     "gather": lambda x, dim, i, **_: f.take_along(x, i, dim), "index": _index, "arange": _arange, "full": _full,
-    "cumsum": lambda x, dim, dtype=None: f.cumsum(_long(x) if dtype is None else f.cast(x, dtype), dim),
+    "cumsum": lambda x, dim, dtype=None: FUNCTIONS["cumsum"](_long(x) if dtype is None else f.cast(x, dtype), dim),
     "tril": c.tril, "triu": c.triu, "flip": lambda x, dims: f.flip(x, tuple(dims)),
     "scalar_tensor": lambda v, **k: _full((), v, **k),
     "ones": lambda shape, **k: _full(shape, 1.0, **k), "zeros": lambda shape, **k: _full(shape, 0.0, **k),

@@ -43,7 +43,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -102,6 +102,9 @@ class Dim:
     def __floordiv__(self, other: Size) -> Size:
         quotient = self._exact(other)
         return Dim.named(f"(({self}) // ({other}))") if quotient is None else quotient
+
+    def __rfloordiv__(self, other: int) -> Size:
+        return Dim((((), other),)) // self
 
     def _exact(self, other: Size) -> Size | None:
         """The quotient where the divisor divides each term; None where it does not."""
@@ -172,6 +175,12 @@ def _sized(a: Counter[tuple[str, ...]], b: Iterable[tuple[tuple[str, ...], int]]
     return Dim(tuple(sorted(left.items(), key=lambda t: (-len(t[0]), t[0]))))
 
 
+def text_of(shape: Iterable[Size]) -> str:
+    """A shape as a user writes it."""
+    sizes = [str(s) for s in shape]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
 def size_at(size: Size, sizes: Mapping[str, int]) -> int:
     """A size as a number."""
     return size.at(sizes) if isinstance(size, Dim) else size
@@ -205,6 +214,10 @@ class Node:
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    def on(self, inputs: tuple[Node, ...]) -> Node:
+        """The same operation on other operands."""
+        return self if inputs == self.inputs else replace(self, inputs=inputs)
 
     def __repr__(self) -> str:
         attrs = ", ".join(f"{k}={v}" for k, v in self.attrs.items() if not isinstance(v, Graph))
@@ -263,16 +276,15 @@ class Graph:
                 return value.at(sizes)
             return tuple(map(fix, value)) if isinstance(value, tuple) else value
 
-        return self.map(lambda n, inputs: Node(n.op, inputs, {k: fix(v) for k, v in n.attrs.items()}, fix(n.shape), n.dtype,
-                                               n.span))
+        return self.map(lambda n, inputs: replace(
+            n, inputs=inputs, attrs={k: fix(v) for k, v in n.attrs.items()}, shape=fix(n.shape)))
 
     def map(self, change: Callable[[Node, tuple[Node, ...]], Node]) -> Graph:
         """The program with change(node, its new operands) in place of each node."""
         new: dict[Node, Node] = {}
         for n in self.nodes:
-            new[n] = change(n, tuple(new[x] for x in n.inputs))
-        return Graph(tuple(new[n] for n in self.inputs), tuple(new[n] for n in self.outputs), self.name, self.single,
-                     self.guards)
+            new[n] = change(n, tuple(new.get(x, x) for x in n.inputs))
+        return replace(self, inputs=tuple(new[n] for n in self.inputs), outputs=tuple(new[n] for n in self.outputs))
 
     def shared(self) -> Graph:
         """The program with equal operations as one node."""
@@ -281,9 +293,7 @@ class Graph:
         def one(n: Node, inputs: tuple[Node, ...]) -> Node:
             attrs = tuple((k, v.text() if isinstance(v, Graph) else v, type(v)) for k, v in n.attrs.items())
             key = (n.op, tuple(map(id, inputs)), repr(attrs), n.shape, n.dtype)
-            if key not in made:
-                made[key] = n if inputs == n.inputs else Node(n.op, inputs, n.attrs, n.shape, n.dtype, n.span)
-            return made[key]
+            return made.setdefault(key, n.on(inputs))
 
         return self.map(one)
 

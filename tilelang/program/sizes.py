@@ -8,8 +8,7 @@ from typing import Any
 from tilelang.errors import error, register
 from tilelang.ir import Binary, Const, Var
 
-from .graph import Dim, Graph, Node, Size, size_at
-from .ops.rules import text_of
+from .graph import Dim, Graph, Node, Size, size_at, text_of
 
 register("program-argument", TypeError, "a program is called with an argument that its parameter does not take",
          "pass an array of the declared shape and type")

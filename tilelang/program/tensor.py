@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,10 +18,8 @@ from tilelang import errors
 from tilelang.errors import error, register
 from tilelang.ir import Span, dtype
 from tilelang.ir.dtype import promote
-from tilelang.language.tensor import dtype_of
 
-from .graph import Dim, Node, Size
-from .ops.rules import BOOL, F32, I32, RULES, axis_of, text_of, wrong_type
+from .graph import COMPARE, Dim, Node, Size, text_of
 
 register("program-operand", TypeError, "an operation of a program is given something that is no tensor and no number",
          expected="a tensor of the program or a number")
@@ -41,19 +40,33 @@ register("program-leak", RuntimeError, "a tensor of one trace of a program is us
 register("program-outside", TypeError, "a function of whole tensors is called outside a program",
          "call it inside a function with @tilelang.program; on tiles of a kernel use T.reduce_sum, T.gemm, ...",
          expected="tensors of a program that is being traced")
+register("program-shape", ValueError, "the shapes of tensors of a program do not fit each other",
+         "sizes that are equal have one number or one T.dynamic symbol; reshape, or add axes of extent 1")
+register("program-type", TypeError, "an operation of a program is given an element type that it does not have",
+         "convert an operand: T.cast(x, dtype) or x.astype(dtype)")
+register("program-axis", ValueError, "a tensor of a program does not have the axis",
+         "axes count from 0, or from the end from -1")
 
 SHOWN_FRAMES = 6  # of the call chain of a node
+BOOL, I32, F32, F64 = dtype("bool"), dtype("int32"), dtype("float32"), dtype("float64")
+HALVES = {dtype("float16"), dtype("bfloat16")}  # neither holds the other
 Number: TypeAlias = "bool | int | float | Dim"
+
+# ---- the trace -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class Trace:
-    """One run of a program's function.  code: of the function, where call chains end.  outer: the trace around a loop."""
+    """One run of a program's function.
+
+    code: of the function, where call chains end.  outer: the trace around the step of a loop.  called: the function of T that
+    runs.  guards: sizes that a call checks not to be negative.
+    """
 
     code: CodeType | None
     outer: Trace | None = None
+    called: str = ""
     guards: list[Dim] = field(default_factory=list)
-    over: bool = False
 
 
 _CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
@@ -67,12 +80,17 @@ def tracing(trace: Trace) -> Iterator[Trace]:
         yield trace
     finally:
         _CURRENT.reset(token)
-        trace.over = True
 
 
 def current() -> Trace | None:
     """The trace that is running."""
     return _CURRENT.get()
+
+
+def what(operator: str = "an operation") -> str:
+    """The function of T that the user called, for messages; the operator where it is none."""
+    trace = current()
+    return trace.called if trace is not None and trace.called else operator
 
 
 @functools.lru_cache(4096)
@@ -90,21 +108,20 @@ def here() -> Span | None:
             break
     span: Span | None = None
     for code, lasti, at in reversed(calls):
-        line, col, end_line, end_col = _position(code, lasti, at)
-        span = Span(code.co_filename, line, col, end_line, end_col, code.co_name, span)
+        span = Span(code.co_filename, *_position(code, lasti, at), code.co_name, span)
     return span
 
 
-def make(op: str, inputs: Sequence[Node], attrs: dict[str, Any] | None = None, dt: dtype | None = None) -> Node:
-    """The node of a primitive operation.  Raises what its type rule raises, at the user's line.  dt: of the result."""
-    attrs = attrs or {}
-    shape, found = RULES[op](inputs, attrs)
-    attrs.pop("shape", None)
-    return Node(op, tuple(inputs), MappingProxyType(attrs), shape, dt or found, here())
+def make(op: str, *xs: Tensor, shape: Sequence[Size] | None = None, dt: dtype | None = None, **attrs: Any) -> Tensor:
+    """The result of a primitive operation, which graph.py lists.  shape, dt: of the result, else those of the first operand."""
+    size = xs[0].shape if shape is None else tuple(shape)
+    return Tensor(Node(op, tuple(x.node for x in xs), MappingProxyType(attrs), size, dt or xs[0].dtype, here()))
 
 
-def constant(value: Number, dt: dtype) -> Node:
-    """A number as a tensor without axes."""
+# ---- operands --------------------------------------------------------------------------------------------------------
+
+def constant(value: Number, dt: dtype) -> Tensor:
+    """A number as a tensor without axes.  Raises program-type."""
     if dt.is_int and isinstance(value, int):
         info = np.iinfo(f"{'u' if dt.is_unsigned else ''}int{max(8, dt.bits)}")
         if not info.min <= value <= info.max:
@@ -112,7 +129,7 @@ def constant(value: Number, dt: dtype) -> Node:
                         found=str(value))
     if dt.is_float and isinstance(value, (bool, int)):
         value = float(value)
-    return Node("constant", (), MappingProxyType({"value": value}), (), dt, here())
+    return make("constant", shape=(), dt=dt, value=value)
 
 
 def described(x: Any) -> str:
@@ -121,24 +138,24 @@ def described(x: Any) -> str:
         else f"a {type(x).__module__.partition('.')[0]} {type(x).__name__}".replace("a builtins ", "a ")
 
 
-def operand(x: Any, what: str) -> Node | Number:
-    """A tensor's node, or a number.  Raises program-operand, program-leak."""
+def operand(x: Any, operator: str = "an operation") -> Tensor | Number:
+    """A tensor, or a number, whose type follows from the other operands.  Raises program-operand, program-leak."""
     if isinstance(x, Tensor):
-        return x.node
-    if current() is None:
-        raise error("program-outside", f"{what} is called outside a program, with {described(x)}", found=described(x))
+        return Tensor(x.node)
     if isinstance(x, np.generic) and x.dtype.kind in "biuf":
         return constant(x.item(), dtype(x.dtype.name))
     if isinstance(x, (bool, int, float, Dim)):
         return x
     array = hasattr(x, "shape") and hasattr(x, "dtype")
-    raise error("program-operand", f"{what} is given {described(x)}", found=described(x),
+    raise error("program-operand", f"{what(operator)} is given {described(x)}", found=described(x),
                 hint="make the array a parameter of the program and pass it at the call" if array
                 else "write a tensor of the program or a number")
 
 
-def weak(x: Number, beside: dtype | None) -> Node:
-    """A number in the type that it takes beside a tensor: the tensor's, wherever that holds such numbers."""
+def weak(x: Tensor | Number, beside: dtype | None = None) -> Tensor:
+    """An operand as a tensor; a number in the type that it takes beside a tensor: the tensor's, if that holds such numbers."""
+    if isinstance(x, Tensor):
+        return x
     if isinstance(x, bool):
         return constant(x, beside or BOOL)
     if isinstance(x, (int, Dim)):
@@ -146,91 +163,164 @@ def weak(x: Number, beside: dtype | None) -> Node:
     return constant(x, beside if beside is not None and beside.is_float else F32)
 
 
-def node_of(x: Any, what: str) -> Node:
-    """An operand as a node; numbers are bool, int32 or float32."""
-    n = operand(x, what)
-    return n if isinstance(n, Node) else weak(n, None)
+def tensor(x: Any, operator: str = "an operation") -> Tensor:
+    """An operand as a tensor; numbers are bool, int32 or float32."""
+    return weak(operand(x, operator))
 
 
-def converted(n: Node, dt: dtype) -> Node:
-    """The node in a type; itself where it has that type."""
-    if n.dtype == dt:
-        return n
-    if n.op == "constant" and not isinstance(n.attrs["value"], Dim) and (dt.is_float or not n.dtype.is_float):
-        return constant(n.attrs["value"], dt)
-    return Node("cast", (n,), MappingProxyType({}), n.shape, dt, here())
+def converted(x: Tensor, dt: dtype) -> Tensor:
+    """The tensor in a type; itself where it has that type."""
+    if x.dtype == dt:
+        return x
+    if x.node.op == "constant" and not isinstance(x.node.attrs["value"], Dim) and (dt.is_float or not x.dtype.is_float):
+        return constant(x.node.attrs["value"], dt)
+    return make("cast", x, dt=dt)
 
 
-def matched(what: str, *xs: Any) -> list[Node]:
+def wide(x: Tensor) -> Tensor:
+    """A tensor in the type in which composed functions compute: float32, or float64 for float64."""
+    return converted(x, x.dtype if x.dtype == F64 else F32)
+
+
+def wrong_type(expected: str, *found: dtype, operator: str = "an operation") -> errors.TileLangError:
+    """The error of operands of a type that an operation does not have."""
+    types = " and ".join(map(str, found))
+    return error("program-type", f"{what(operator)} is not defined for {types}", expected=expected, found=types)
+
+
+def matched(*xs: Any, operator: str = "an operation") -> list[Tensor]:
     """Operands in their common type.  Raises program-type where there is none, program-operand."""
-    found = [operand(x, what) for x in xs]
-    types = [n.dtype for n in found if isinstance(n, Node)]
-    common = types[0] if types else None
-    for t in types[1:]:
-        assert common is not None
+    found = [operand(x, operator) for x in xs]
+
+    def common(a: dtype, b: dtype) -> dtype:
         try:
-            common = F32 if {common, t} == HALVES else promote(common, t)
+            return F32 if {a, b} == HALVES else promote(a, b)
         except TypeError:
-            raise wrong_type(what, "types of which one holds the other", *dict.fromkeys((common, t))) from None
-    nodes = [n if isinstance(n, Node) else weak(n, common) for n in found]
-    for n in nodes:
-        common = n.dtype if common is None else promote(common, n.dtype)
-    assert common is not None
-    return [converted(n, common) for n in nodes]
+            raise wrong_type("types of which one holds the other", *dict.fromkeys((a, b)), operator=operator) from None
+
+    types = [x.dtype for x in found if isinstance(x, Tensor)]
+    beside = functools.reduce(common, types) if types else None
+    tensors = [weak(x, beside) for x in found]
+    dt = functools.reduce(common, [x.dtype for x in tensors])
+    return [converted(x, dt) for x in tensors]
 
 
-def floating(n: Node) -> Node:
-    """The node in a float type: integers and bools become float32."""
-    return n if n.dtype.is_float else converted(n, F32)
-
-
-HALVES = {dtype("float16"), dtype("bfloat16")}  # neither holds the other
-FLOATS = ("div", "atan2")  # integers become float32
+# Element types of element-wise operations; those that stand nowhere take each type.
 NUMBERS = ("add", "sub", "mul", "neg", "abs", "floordiv", "mod", "pow")  # bools become int32
-MOST_FACTORS = 8  # greatest exponent that is written as multiplications
+FLOATS = ("div", "atan2", "exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "erf",
+          "sigmoid")  # integers and bools become float32
+NO_BOOLS = ("sign", "floor", "ceil", "trunc", "round", "isnan", "isinf", "isfinite")
+ROUNDING = ("floor", "ceil", "trunc", "round")  # integers stay
+BITS, SHIFTS = ("and", "or", "xor", "not"), ("shl", "shr")
+TESTS = (*COMPARE, "isnan", "isinf", "isfinite")  # give bools
 
 
 def elementwise(op: str, *xs: Any) -> Tensor:
-    """An element-wise operation with its conversions."""
-    nodes = matched(op, *xs)
-    if op in FLOATS:
-        nodes = [floating(n) for n in nodes]
-    elif op in NUMBERS and nodes[0].dtype.is_bool:
-        nodes = [converted(n, I32) for n in nodes]
-    return Tensor(make(op, nodes))
+    """An element-wise operation: operands in a common type that it takes, shapes broadcast.  Raises program-type."""
+    operator = "~" if op == "not" else op
+    operands = matched(*xs, operator=operator)
+    t = operands[0].dtype
+    if op in ROUNDING and t.is_int:
+        return operands[0]
+    if op in NO_BOOLS and t.is_bool or op in BITS and t.is_float or op in SHIFTS and not t.is_int:
+        expected = "numbers" if op in NO_BOOLS else "bool or integers" if op in BITS else "integers"
+        raise wrong_type(expected, t, operator=operator)
+    want = F32 if op in FLOATS and not t.is_float else I32 if op in NUMBERS and t.is_bool else t
+    shape = broadcast_shapes(*(x.shape for x in operands), operator=operator)
+    return make(op, *(converted(x, want) for x in operands), shape=shape, dt=BOOL if op in TESTS else want)
 
 
-def power(x: Any, y: Any) -> Tensor:
-    """x ** y; integer exponents up to 8 are multiplications, 0.5 and -0.5 roots."""
-    if isinstance(x, Tensor) and isinstance(y, int) and not isinstance(y, bool) and 1 <= y <= MOST_FACTORS:
-        out, base = None, x
-        while y:
-            if y & 1:
-                out = base if out is None else out * base
-            y >>= 1
-            base = base * base if y else base
-        assert out is not None
-        return out
-    if isinstance(x, Tensor) and isinstance(y, float) and abs(y) == 0.5:
-        return Tensor(make("sqrt" if y > 0 else "rsqrt", [floating(x.node)]))
-    if isinstance(y, float) or isinstance(y, int) and y < 0:
-        x = Tensor(floating(node_of(x, "**")))
-    return elementwise("pow", x, y)
+# ---- axes and shapes -------------------------------------------------------------------------------------------------
 
+def axis_of(x: Tensor | int, axis: Any) -> int:
+    """An axis of a tensor, or of a rank, counted from 0.  Raises program-axis."""
+    rank = x if isinstance(x, int) else x.ndim
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
+        shape = f"rank {rank}" if isinstance(x, int) else f"the shape {text_of(x.shape)}"
+        raise error("program-axis", f"{what()}: a tensor of {shape} has no axis {axis!r}",
+                    expected=f"an integer from {-rank} to {rank - 1}" if rank else "a tensor that has axes", found=repr(axis))
+    return axis % rank
+
+
+def axes_of(x: Tensor, axis: Any) -> tuple[int, ...]:
+    """The axes of a reduction, sorted: all where axis is None.  Raises program-axis."""
+    if axis is None:
+        return tuple(range(x.ndim))
+    out = tuple(sorted(axis_of(x, a) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))))
+    if len(set(out)) != len(out):
+        raise error("program-axis", f"{what()}: the axes {axis} name one axis twice", expected="different axes", found=repr(axis))
+    return out
+
+
+def broadcast_shapes(*shapes: Sequence[Size], operator: str = "an operation") -> tuple[Size, ...]:
+    """The common shape by NumPy's rule.  Raises program-shape."""
+    out: list[Size] = []
+    for k in range(-max(map(len, shapes)), 0):
+        found = dict.fromkeys(s[k] for s in shapes if len(s) >= -k and s[k] != 1)
+        if len(found) > 1:
+            unsure = " (not known to be equal)" if any(isinstance(s, Dim) for s in found) else ""
+            raise error("program-shape", f"{what(operator)}: the shapes {' and '.join(map(text_of, shapes))} do not broadcast",
+                        expected="extents that are equal or 1, from the last axis on",
+                        found=f"{' and '.join(map(str, found))} at axis {k}{unsure}")
+        out.append(next(iter(found), 1))
+    return tuple(out)
+
+
+def guard(size: Size, of: str) -> Size:
+    """A size that may not be negative: checked now, or at the call.  Raises program-index."""
+    if isinstance(size, Dim):
+        trace = current()
+        while trace is not None and trace.outer is not None:
+            trace = trace.outer
+        if trace is not None and any(n < 0 for _, n in size.terms):
+            trace.guards.append(size)
+    elif size < 0:
+        raise error("program-index", f"{of} is outside the tensor", expected="a range inside the tensor",
+                    found=f"{-size} elements too many", hint="pad the tensor first: T.pad")
+    return size
+
+
+# ---- functions and methods -------------------------------------------------------------------------------------------
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}  # T.name in a program -> function of whole tensors (functions.py, composed.py)
 METHODS: dict[str, Callable[..., Any]] = {}  # name of a method of tensors -> function that takes the tensor first
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
-def public(*names: str, methods: bool = True) -> Callable[[Fn], Fn]:
-    """Decorator: the function is T.name in programs, and a method of tensors."""
+def public(*names: str, in_float32: bool = False) -> Callable[[Fn], Fn]:
+    """Decorator: the function is T.name in programs, under further names too.  Raises program-outside elsewhere.
+
+    One whose first parameter is `x` gets it as a Tensor; it is a method of tensors, as is one whose first parameter is `a`.
+    in_float32: x comes in float32 (float64 stays); the result has the type of the x given, float32 if that is none of floats.
+    """
     def add(fn: Fn) -> Fn:
-        for name in (fn.__name__.rstrip("_"), *names):
-            FUNCTIONS[name] = fn
-            if methods:
-                METHODS[name] = fn
-        return fn
+        name = fn.__name__.rstrip("_")
+        first = next(iter(inspect.signature(fn).parameters))
+
+        def apply(x: Any, *args: Any, **kwargs: Any) -> Any:
+            given = tensor(x)
+            if not in_float32:
+                return fn(given, *args, **kwargs)
+            return converted(fn(wide(given), *args, **kwargs), given.dtype if given.dtype.is_float else F32)
+
+        @functools.wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            trace = current()
+            if trace is None and not isinstance(args[0] if args else None, Tensor):
+                given = f", with {described(args[0])}" if args else ""
+                raise error("program-outside", f"T.{name} is called outside a program{given}",
+                            found=described(args[0]) if args else f"T.{name}()")
+            if trace is None or trace.called:
+                return (apply if first == "x" else fn)(*args, **kwargs)
+            trace.called = f"T.{name}"
+            try:
+                return (apply if first == "x" else fn)(*args, **kwargs)
+            finally:
+                trace.called = ""
+
+        FUNCTIONS.update(dict.fromkeys((name, *names), call))
+        METHODS.update(dict.fromkeys((name, *names) if first in ("x", "a") else (), call))
+        return call  # type: ignore[return-value]
 
     return add
 
@@ -239,8 +329,15 @@ Operator: TypeAlias = "Callable[[Tensor, Any], Tensor]"
 
 
 def _operator(op: str) -> tuple[Operator, Operator]:
-    """The operator, and the one with its operands exchanged."""
-    return (lambda self, other: elementwise(op, self, other)), (lambda self, other: elementwise(op, other, self))
+    """The method of an operator, and the one with its operands exchanged."""
+    def apply(a: Any, b: Any) -> Tensor:
+        return FUNCTIONS[op](a, b) if op in ("pow", "matmul") else elementwise(op, a, b)  # type: ignore[no-any-return]
+
+    return apply, (lambda self, other: apply(other, self))
+
+
+def _unary(op: str) -> Callable[[Tensor], Tensor]:
+    return lambda self: elementwise(op, self)
 
 
 def _comparison(op: str) -> Callable[[Any, Any], Any]:
@@ -299,7 +396,7 @@ class Tensor:
     def __repr__(self) -> str:
         return f"<{self.said()} of a program>"
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., Tensor]:
         if name in METHODS:
             return functools.partial(METHODS[name], self)
         if name.startswith("_"):
@@ -313,8 +410,8 @@ class Tensor:
         return FUNCTIONS[name](*args, **kwargs)
 
     # ---- what needs a value -----------------------------------------------------------------------------------------
-    def _no_value(self, what: str, hint: str = "") -> errors.TileLangError:
-        return error("program-condition", f"{what} {self.said()}, whose values are not known while the program is traced",
+    def _no_value(self, asked: str, hint: str = "") -> errors.TileLangError:
+        return error("program-condition", f"{asked} {self.said()}, whose values are not known while the program is traced",
                      found=self.said(), hint=hint)
 
     def __bool__(self) -> bool:
@@ -341,9 +438,7 @@ class Tensor:
         if not self.shape:
             raise error("program-axis", "a tensor without axes has no length", expected="a tensor that has axes",
                         found=self.said())
-        if isinstance(self.shape[0], Dim):
-            self.shape[0].__index__()
-        return self.shape[0]  # type: ignore[return-value]
+        return self.shape[0].__index__()
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
@@ -357,102 +452,58 @@ class Tensor:
     __truediv__, __rtruediv__ = _operator("div")
     __floordiv__, __rfloordiv__ = _operator("floordiv")
     __mod__, __rmod__ = _operator("mod")
+    __pow__, __rpow__ = _operator("pow")
+    __matmul__, __rmatmul__ = _operator("matmul")
     __and__, __rand__ = _operator("and")
     __or__, __ror__ = _operator("or")
     __xor__, __rxor__ = _operator("xor")
     __lshift__, __rlshift__ = _operator("shl")
     __rshift__, __rrshift__ = _operator("shr")
+    __neg__, __abs__, __invert__ = _unary("neg"), _unary("abs"), _unary("not")
     __eq__, __ne__ = _comparison("eq"), _comparison("ne")
     __lt__, __le__, __gt__, __ge__ = (_comparison(op) for op in ("lt", "le", "gt", "ge"))
-
-    def __pow__(self, other: Any) -> Tensor:
-        return power(self, other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return power(other, self)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        out: Tensor = FUNCTIONS["matmul"](self, other)
-        return out
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        out: Tensor = FUNCTIONS["matmul"](other, self)
-        return out
-
-    def __neg__(self) -> Tensor:
-        return elementwise("neg", self)
-
-    def __abs__(self) -> Tensor:
-        return elementwise("abs", self)
-
-    def __invert__(self) -> Tensor:
-        return elementwise("not", self)
 
 
 # ---- indexing --------------------------------------------------------------------------------------------------------
 
-def guard(size: Size, what: str) -> Size:
-    """A size that may not be negative: checked now, or at the call."""
-    if isinstance(size, Dim):
-        trace = current()
-        while trace is not None and trace.outer is not None:
-            trace = trace.outer
-        if trace is not None and any(n < 0 for _, n in size.terms):
-            trace.guards.append(size)
-    elif size < 0:
-        raise error("program-index", f"{what} is outside the tensor", expected="a range inside the tensor",
-                    found=f"{-size} elements too many", hint="pad the tensor first: T.pad")
-    return size
-
-
 def _indexed(x: Tensor, index: tuple[Any, ...]) -> Tensor:
     """x[index]: integers, slices, None, ... and at most one integer tensor."""
-    taken = sum(1 for i in index if i is not None and i is not Ellipsis)
-    if taken > x.ndim:
-        raise error("program-index", f"{taken} indices for {x.said()}", expected=f"at most {x.ndim} indices",
-                    found=str(taken), hint="index fewer axes")
-    at = next((k for k, i in enumerate(index) if i is Ellipsis), None)
+    dots = [k for k, i in enumerate(index) if i is Ellipsis]
+    taken = sum(i is not None for i in index) - len(dots)
+    if taken > x.ndim or len(dots) > 1:
+        raise error("program-index", f"{taken} indices for {x.said()}" if taken > x.ndim else "`...` stands twice in an index",
+                    expected=f"at most {x.ndim} indices", found=str(index if len(dots) > 1 else taken), hint="index fewer axes")
     rest = (slice(None),) * (x.ndim - taken)
-    full = (*index, *rest) if at is None else (*index[:at], *rest, *index[at + 1:])
-    starts: list[Size] = []
-    steps: list[int] = []
-    cut: list[Size] = []
+    full = (*index[:dots[0]], *rest, *index[dots[0] + 1:]) if dots else (*index, *rest)
+    cuts: list[tuple[Size, int, Size]] = []
     shape: list[Size] = []
-    gathers: list[tuple[int, Tensor]] = []
+    gathers: list[tuple[Tensor, int]] = []
     for i in full:
         if i is None:
             shape.append(1)
             continue
-        extent = x.shape[len(cut)]
         if isinstance(i, Tensor):
             if i.dtype.is_bool:
                 raise error("program-data-shape", f"{x.said()} is indexed by a tensor of bool", found=i.said())
-            gathers.append((len(shape), i))
+            gathers.append((i, len(shape)))
             i = slice(None)
-        start, step, size, kept = _cut(x, i, extent)
-        starts.append(start)
-        steps.append(step)
-        cut.append(size)
-        shape += [size] if kept else []
-    n = x.node
-    if any(s != 0 for s in starts) or any(s != 1 for s in steps) or tuple(cut) != n.shape:
-        n = make("slice", [n], {"starts": tuple(starts), "steps": tuple(steps), "shape": tuple(cut)})
-    if tuple(shape) != n.shape:
-        n = make("reshape", [n], {"shape": tuple(shape)})
+        cuts.append(_cut(x, i, x.shape[len(cuts)]))
+        shape += [cuts[-1][2]] if isinstance(i, slice) else []
     if len(gathers) > 1:
         raise error("program-index", f"{len(gathers)} integer tensors index {x.said()}", expected="at most one integer tensor",
                     found=str(len(gathers)), hint="gather along one axis after the other, or T.take_along")
-    for axis, i in gathers:
-        n = make("gather", [n, i.node], {"axis": axis})
-    return Tensor(n)
+    if cuts != [(0, 1, s) for s in x.shape]:
+        starts, steps, sizes = zip(*cuts)
+        x = make("slice", x, shape=sizes, starts=starts, steps=steps)
+    x = x.reshape(tuple(shape))
+    return x.gather(*gathers[0]) if gathers else x
 
 
-def _cut(x: Tensor, i: Any, extent: Size) -> tuple[Size, int, Size, bool]:
-    """(start, step, extent, whether the axis stays) of an index of one axis."""
+def _cut(x: Tensor, i: Any, extent: Size) -> tuple[Size, int, Size]:
+    """(start, step, extent) of an index of one axis."""
     if isinstance(i, slice):
-        return (*_range(i, extent), True)
-    if isinstance(i, np.integer):
-        i = int(i)
+        return _range(i, extent)
+    i = int(i) if isinstance(i, np.integer) else i
     if isinstance(i, bool) or not isinstance(i, (int, Dim)):
         raise error("program-index", f"{described(i)} is no index of {x.said()}", found=described(i),
                     expected="an integer, a slice, None, ... or an integer tensor",
@@ -462,17 +513,17 @@ def _cut(x: Tensor, i: Any, extent: Size) -> tuple[Size, int, Size, bool]:
                     expected=f"an index from {-extent} to {extent - 1}", found=str(i), hint="index inside the tensor")
     start = extent + i if isinstance(i, int) and i < 0 else i
     guard(extent - start - 1, f"the index {i}")
-    return start, 1, 1, False
+    return start, 1, 1
 
 
 def _range(s: slice, extent: Size) -> tuple[Size, int, Size]:
     """(start, step, extent) of a slice of an axis."""
-    for part in (s.start, s.stop, s.step):
-        if part is not None and (isinstance(part, bool) or not isinstance(part, (int, Dim, np.integer))):
-            raise error("program-data-shape" if isinstance(part, Tensor) else "program-index",
-                        f"a slice has the bound {described(part)}", expected="integers", found=described(part),
+    for end in (s.start, s.stop, s.step):
+        if isinstance(end, bool) or not isinstance(end, (int, Dim, np.integer, type(None))):
+            raise error("program-data-shape" if isinstance(end, Tensor) else "program-index",
+                        f"a slice has the bound {described(end)}", expected="integers", found=described(end),
                         hint="bounds of slices are known while the program is traced; choose elements by T.where")
-    if s.step == 0 or isinstance(s.step, Dim):
+    if isinstance(s.step, Dim) or s.step == 0:
         raise error("program-index", f"a slice has the step {s.step}", expected="a number other than 0", found=str(s.step),
                     hint="leave the step out")
     step = int(s.step or 1)
@@ -490,19 +541,3 @@ def _range(s: slice, extent: Size) -> tuple[Size, int, Size]:
     guard(start, f"the start {start} of a slice") if isinstance(start, Dim) else None
     count = guard(stop - start, f"the slice from {start} to {stop}")
     return start, step, (count + (step - 1)) // step
-
-
-def axes_of(x: Node, axis: Any, what: str) -> tuple[int, ...]:
-    """The axes of a reduction, sorted: all where axis is None.  Raises program-axis."""
-    if axis is None:
-        return tuple(range(x.ndim))
-    given: Iterable[Any] = axis if isinstance(axis, (tuple, list)) else (axis,)
-    out = tuple(sorted(axis_of(x, a, what) for a in given))
-    if len(set(out)) != len(out):
-        raise error("program-axis", f"{what}: the axes {axis} name one axis twice", expected="different axes", found=repr(axis))
-    return out
-
-
-def type_named(dt: Any, what: str) -> dtype:
-    """An element type in any spelling; T.float32 and similar names, strings, NumPy's and torch's."""
-    return dtype_of(dt, what)

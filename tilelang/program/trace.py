@@ -18,10 +18,9 @@ from tilelang.ir import Span, Var, dtype
 from tilelang.language.tensor import TensorFactory, TensorSpec
 
 from . import composed, control, functions
-from .graph import Graph, Node, Size
-from .ops.rules import text_of
+from .graph import Graph, Node, Size, text_of
 from .sizes import size_of
-from .tensor import FUNCTIONS, Tensor, Trace, current, described, operand, tracing, weak
+from .tensor import FUNCTIONS, Tensor, Trace, current, described, tensor, tracing
 
 register("program-result", TypeError, "a program returns something that is no tensor",
          "end the function with `return` and a tensor, or a tuple of tensors", expected="a tensor or a tuple of tensors")
@@ -152,11 +151,8 @@ def _unknown_name(e: Exception) -> TileLangError | None:
 
 
 def _result(fn: Callable[..., Any], x: Any) -> Node:
-    if isinstance(x, Tensor):
-        return x.node
-    if isinstance(x, (bool, int, float)):
-        n = operand(x, "a result")
-        return n if isinstance(n, Node) else weak(n, None)
+    if isinstance(x, (Tensor, bool, int, float)):
+        return tensor(x).node
     raise error("program-result", f"`{fn.__name__}` returns {described(x)}", found=described(x), span=_line_of(fn))
 
 

@@ -17,7 +17,7 @@ from tilelang.jit.simulated import as_numpy, like_first
 from tilelang.simulator.reference.run import run_tile
 from tilelang.target.intrinsics import intrinsic
 
-from ..graph import BINARY, COMPARE, FORMATS, UNARY, Graph, Node
+from .graph import BINARY, COMPARE, FORMATS, UNARY, Graph, Node
 
 register("program-index-range", IndexError, "an index tensor names an element that the tensor does not have",
          "indices count from 0; they are not taken from the end")
