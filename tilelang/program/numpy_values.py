@@ -1,6 +1,7 @@
 """What each primitive operation computes, in NumPy: the reference of compiled programs.
 
 Values of 16- and 8-bit float types are float32 arrays here; `rounded` says where they are rounded to their type.
+An operation is a function of its node, the values of its operands, and its attributes by name (graph.py lists them).
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ register("program-index-range", IndexError, "an index tensor names an element th
          "indices count from 0; they are not taken from the end")
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-Value: TypeAlias = Callable[[Node, Sequence[Array]], Array]
 ROUNDED = ("input", "einsum", "gather", "take_along", "argsort", "argtopk", "tile", "loop")  # their operands are rounded
 
 
@@ -39,115 +39,95 @@ def rounded(x: Array, dt: dtype) -> Array:
     return np.asarray(to_dtype(x, dt)).astype(np.float32)
 
 
+# ---- element-wise ----------------------------------------------------------------------------------------------------
+
 _NAMES = {"and": "bitand", "or": "bitor", "xor": "bitxor", "mod": "floormod"}
+_UNARY: dict[str, Callable[..., Any]] = {
+    "neg": np.negative, "abs": np.abs, "sign": np.sign, "log1p": np.log1p, "expm1": np.expm1, "round": np.rint,
+    "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite, "not": np.invert}
 
 
-def _binary(op: str) -> Value:
-    def run(n: Node, values: Sequence[Array]) -> Array:
-        a, b = values
-        dt = dtype(a.dtype.name)
-        if op == "pow":
-            return np.power(a, b) if dt.is_float else _int_power(a, b)
-        if op == "atan2":
-            return np.arctan2(a, b)
-        if dt.is_bool and op in _NAMES:
-            return {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[op](a, b)
-        if dt.is_float and op == "mod":
-            return a - b * np.floor(a / b)
-        return np.asarray(binary_function(_NAMES.get(op, op), dt)(a, b))
-
-    return run
-
-
-def _int_power(a: Array, b: Array) -> Array:
-    return np.power(a, np.maximum(b, 0))
-
-
-_FLOAT = {"neg": np.negative, "abs": np.abs, "sign": np.sign, "log1p": np.log1p, "expm1": np.expm1, "round": np.rint,
-          "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite}
-
-
-def _unary(op: str) -> Value:
-    fn = _FLOAT.get(op) or (np.logical_not if op == "not" else intrinsic(op).reference)
+def _unary(op: str) -> Callable[..., Any]:
+    fn = _UNARY.get(op) or intrinsic(op).reference
     assert fn is not None, f"the intrinsic {op} has no meaning"
+    return lambda n, x: fn(x)
 
-    def run(n: Node, values: Sequence[Array]) -> Array:
-        x = values[0]
-        if op == "not" and x.dtype != np.bool_:
-            return np.invert(x)
-        return np.asarray(fn(x)).astype(held_in(n.dtype), copy=False)
+
+def _binary(op: str) -> Callable[..., Any]:
+    def run(n: Node, a: Array, b: Array) -> Any:
+        if a.dtype.kind == "f" and op == "mod":
+            return a - b * np.floor(a / b)
+        return binary_function(_NAMES.get(op, op), dtype(a.dtype.name))(a, b)
 
     return run
 
 
-def _cast(n: Node, values: Sequence[Array]) -> Array:
-    x = values[0]
-    return rounded(np.asarray(to_dtype(x, n.dtype)), n.dtype).astype(held_in(n.dtype), copy=False)
+def _pow(n: Node, a: Array, b: Array) -> Any:
+    return np.power(a, b if n.dtype.is_float else np.maximum(b, 0))
 
+
+def _cast(n: Node, x: Array) -> Array:
+    return rounded(np.asarray(to_dtype(x, n.dtype)), n.dtype)
+
+
+# ---- reductions, scans, orders ---------------------------------------------------------------------------------------
 
 _REDUCE = {"sum": np.add, "prod": np.multiply, "max": np.fmax, "min": np.fmin, "any": np.logical_or, "all": np.logical_and}
 
 
-def identity(kind: str, dt: dtype) -> Any:
-    """The result of a reduction or scan of no element."""
-    if kind in ("sum", "any"):
-        return 0
-    if kind in ("prod", "all"):
-        return 1
-    if dt.is_float:
-        return -np.inf if kind == "max" else np.inf
-    info = np.iinfo(numpy_dtype(dt))
-    return info.min if kind == "max" else info.max
+def _identity(kind: str, dt: dtype) -> Any:
+    """The result of a reduction of no element."""
+    if kind not in ("max", "min"):
+        return int(kind in ("prod", "all"))
+    info = np.iinfo(numpy_dtype(dt)) if not dt.is_float else None
+    least, greatest = (-np.inf, np.inf) if info is None else (info.min, info.max)
+    return least if kind == "max" else greatest
 
 
-def _reduce(n: Node, values: Sequence[Array]) -> Array:
-    kind = n.attrs["kind"]
-    x = values[0].astype(held_in(n.attrs["accum"]), copy=False)
-    out = _REDUCE[kind].reduce(x, axis=n.attrs["axes"], keepdims=n.attrs["keepdims"], initial=identity(kind, n.dtype))
-    return np.asarray(out).astype(held_in(n.dtype), copy=False)
+def _reduce(n: Node, x: Array, kind: str, axes: tuple[int, ...], keepdims: bool, accum: dtype) -> Any:
+    return _REDUCE[kind].reduce(x.astype(held_in(accum)), axis=axes, keepdims=keepdims, initial=_identity(kind, n.dtype))
 
 
-def _argreduce(n: Node, values: Sequence[Array]) -> Array:
-    x, axis = values[0], n.attrs["axis"]
-    worst = identity(n.attrs["kind"], n.inputs[0].dtype)
+def _argreduce(n: Node, x: Array, kind: str, axis: int, keepdims: bool) -> Any:
     if x.dtype.kind == "f":
-        x = np.where(np.isnan(x), worst, x)
-    find = np.argmax if n.attrs["kind"] == "max" else np.argmin
-    return np.asarray(find(x, axis=axis, keepdims=n.attrs["keepdims"])).astype(np.int32)
+        x = np.where(np.isnan(x), _identity(kind, n.inputs[0].dtype), x)
+    return (np.argmax if kind == "max" else np.argmin)(x, axis=axis, keepdims=keepdims)
 
 
-def _einsum(n: Node, values: Sequence[Array]) -> Array:
-    accum = held_in(n.attrs["accum"])
-    out = np.einsum(n.attrs["spec"], *(v.astype(accum, copy=False) for v in values), optimize=True)
-    return np.asarray(out).astype(held_in(n.dtype), copy=False)
+def _scan(n: Node, x: Array, kind: str, axis: int, reverse: bool, accum: dtype) -> Any:
+    def ordered(y: Array) -> Array:
+        return np.flip(y, axis) if reverse else y
+
+    return ordered(_REDUCE[kind].accumulate(ordered(x.astype(held_in(accum))), axis=axis))
 
 
-def _numbers(n: Node) -> tuple[int, ...]:
-    """The shape, of a program without named sizes."""
-    return tuple(map(int, n.shape))
+def _argsort(n: Node, x: Array, axis: int, descending: bool) -> Any:
+    key = x if not descending else -x if x.dtype.kind == "f" else ~x
+    return np.argsort(key, axis=axis, kind="stable")
 
 
-def _slice(n: Node, values: Sequence[Array]) -> Array:
-    x = values[0]
-    for axis, (start, step, extent) in enumerate(zip(n.attrs["starts"], n.attrs["steps"], _numbers(n))):
+def _argtopk(n: Node, x: Array, axis: int, k: int, largest: bool) -> Any:
+    return np.take(_argsort(n, x, axis, largest), np.arange(k), axis=axis)
+
+
+def _einsum(n: Node, *xs: Array, spec: str, accum: dtype) -> Any:
+    return np.einsum(spec, *(x.astype(held_in(accum), copy=False) for x in xs), optimize=True)
+
+
+# ---- places of elements ----------------------------------------------------------------------------------------------
+
+def _slice(n: Node, x: Array, starts: Sequence[int], steps: Sequence[int]) -> Array:
+    for axis, (start, step, extent) in enumerate(zip(starts, steps, n.shape)):
         if (start, step, extent) != (0, 1, x.shape[axis]):
             x = np.take(x, start + step * np.arange(extent), axis=axis)
     return x
 
 
-def _windows(n: Node, values: Sequence[Array]) -> Array:
-    x, axes = values[0], n.attrs["axes"]
-    index: list[Any] = [np.arange(s) for s in x.shape]
-    rank = len(n.shape)
-    shape = _numbers(n)
-    for k in range(x.ndim):
-        i = np.arange(shape[k]).reshape([-1 if a == k else 1 for a in range(rank)])
-        if k in axes:
-            at = axes.index(k)
-            w = np.arange(n.attrs["sizes"][at]).reshape([-1 if a == x.ndim + at else 1 for a in range(rank)])
-            i = i * n.attrs["strides"][at] + w * n.attrs["dilations"][at]
-        index[k] = i
-    return x[tuple(index)]
+def _windows(n: Node, x: Array, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int],
+             dilations: Sequence[int]) -> Array:
+    spans = [(size - 1) * dilation + 1 for size, dilation in zip(sizes, dilations)]
+    index = [slice(None, None, strides[axes.index(k)] if k in axes else None) for k in range(x.ndim)]
+    return np.lib.stride_tricks.sliding_window_view(x, spans, axes)[(*index, *(slice(None, None, d) for d in dilations))]
 
 
 def _in_range(n: Node, index: Array, extent: int) -> Array:
@@ -158,46 +138,15 @@ def _in_range(n: Node, index: Array, extent: int) -> Array:
     return index
 
 
-def _gather(n: Node, values: Sequence[Array]) -> Array:
-    axis = n.attrs["axis"]
-    return np.take(values[0], _in_range(n, values[1], values[0].shape[axis]), axis=axis)
-
-
-def _take_along(n: Node, values: Sequence[Array]) -> Array:
-    axis = n.attrs["axis"]
-    return np.take_along_axis(values[0], _in_range(n, values[1], values[0].shape[axis]).astype(np.int64), axis=axis)
-
-
-def _scan(n: Node, values: Sequence[Array]) -> Array:
-    axis = n.attrs["axis"]
-    x = values[0].astype(held_in(n.attrs["accum"]), copy=False)
-    x = np.flip(x, axis) if n.attrs["reverse"] else x
-    out = _REDUCE[n.attrs["kind"]].accumulate(x, axis=axis)
-    out = np.flip(out, axis) if n.attrs["reverse"] else out
-    return np.asarray(out).astype(held_in(n.dtype), copy=False)
-
-
-def _order(x: Array, axis: int, descending: bool) -> Array:
-    """Indices in a stable order, NaN last."""
-    key = x if not descending else -x if x.dtype.kind == "f" else ~x
-    return np.argsort(key, axis=axis, kind="stable").astype(np.int32)
-
-
-def _argtopk(n: Node, values: Sequence[Array]) -> Array:
-    order = _order(values[0], n.attrs["axis"], n.attrs["largest"])
-    return np.take(order, np.arange(n.attrs["k"]), axis=n.attrs["axis"])
-
-
-def _dequantise(n: Node, values: Sequence[Array]) -> Array:
-    q, s, *z = values
-    per_byte, bits, signed = FORMATS[n.attrs["format"]]
+def _dequantise(n: Node, q: Array, s: Array, *z: Array, format: str, groups: Sequence[int]) -> Any:
+    per_byte, bits, signed = FORMATS[format]
     raw = q.view(np.uint8)[..., None] >> (bits * np.arange(per_byte, dtype=np.uint8))
     number = (raw & ((1 << bits) - 1)).astype(np.int32).reshape(n.shape)
     if signed:
         number = (number ^ (1 << (bits - 1))) - (1 << (bits - 1))
 
     def spread(x: Array) -> Array:
-        for axis, g in enumerate(n.attrs["groups"]):
+        for axis, g in enumerate(groups):
             x = np.repeat(x, g, axis=axis)
         return x
 
@@ -205,41 +154,40 @@ def _dequantise(n: Node, values: Sequence[Array]) -> Array:
     return (value - spread(z[0]).astype(s.dtype) if z else value) * spread(s)
 
 
-def _tile(n: Node, values: Sequence[Array]) -> Any:
-    func = n.attrs["kernel"].func
-    names = [b.name for _, b in func.buffers]
-    given = {name: np.array(to_dtype(v, x.dtype)) for name, v, x in zip(names, values, n.inputs)}
-    results = dict(zip(names[len(values):], n.attrs["results"]))
-    out = run_tile(func, given | {name: np.zeros(shape, numpy_dtype(dt)) for name, (shape, dt) in results.items()})
-    return [np.asarray(out[name]).astype(held_in(dt)) for name, (_, dt) in results.items()]
+# ---- blocks: lists of results ----------------------------------------------------------------------------------------
+
+def _tile(n: Node, *xs: Array, kernel: Any, results: Sequence[Any]) -> list[Array]:
+    names = [b.name for _, b in kernel.func.buffers]
+    given = {name: np.array(to_dtype(v, x.dtype)) for name, v, x in zip(names, xs, n.inputs)}
+    written = dict(zip(names[len(xs):], results))
+    out = run_tile(kernel.func, given | {name: np.zeros(shape, numpy_dtype(dt)) for name, (shape, dt) in written.items()})
+    return [np.asarray(out[name]).astype(held_in(dt)) for name, (_, dt) in written.items()]
 
 
-def _loop(n: Node, values: Sequence[Array]) -> Any:
-    carried, scanned, body = n.attrs["carried"], n.attrs["scanned"], n.attrs["body"]
-    states, xs, rest = values[:carried], values[carried:carried + scanned], values[carried + scanned:]
+def _loop(n: Node, *xs: Array, body: Graph, carried: int, scanned: int, length: int) -> list[Array]:
+    states, many, rest = list(xs[:carried]), xs[carried:carried + scanned], xs[carried + scanned:]
     results: list[list[Array]] = [[] for _ in body.outputs[carried:]]
-    for i in range(n.attrs["length"]):
-        out = evaluate(body, [*states, *(x[i] for x in xs), *rest])
+    for i in range(length):
+        out = evaluate(body, [*states, *(x[i] for x in many), *rest])
         states = out[:carried]
         for kept, y in zip(results, out[carried:]):
             kept.append(y)
-    stacked = [np.stack(r) if r else np.zeros((0, *map(int, o.shape)), held_in(o.dtype))  # type: ignore[arg-type]
-               for r, o in zip(results, body.outputs[carried:])]
-    return [*states, *stacked]
+    return [*states, *(np.stack(r) if r else np.zeros((0, *o.shape), held_in(o.dtype))  # type: ignore[arg-type]
+                       for r, o in zip(results, body.outputs[carried:]))]
 
 
-VALUES: dict[str, Value] = {
-    **{op: _unary(op) for op in UNARY}, **{op: _binary(op) for op in (*BINARY, *COMPARE)},
-    "where": lambda n, v: np.where(*v), "cast": _cast, "broadcast": lambda n, v: np.broadcast_to(v[0], _numbers(n)),
-    "constant": lambda n, v: np.asarray(n.attrs["value"], held_in(n.dtype)),
-    "iota": lambda n, v: np.indices(_numbers(n), np.int32)[n.attrs["axis"]],
-    "reduce": _reduce, "argreduce": _argreduce, "einsum": _einsum, "reshape": lambda n, v: v[0].reshape(n.shape),
-    "transpose": lambda n, v: np.transpose(v[0], n.attrs["perm"]), "slice": _slice,
-    "concat": lambda n, v: np.concatenate(v, axis=n.attrs["axis"]),
-    "pad": lambda n, v: np.pad(v[0], tuple(zip(n.attrs["before"], n.attrs["after"])), constant_values=n.attrs["value"]),
-    "windows": _windows, "gather": _gather, "take_along": _take_along, "scan": _scan,
-    "argsort": lambda n, v: _order(v[0], n.attrs["axis"], n.attrs["descending"]), "argtopk": _argtopk,
-    "dequantise": _dequantise, "loop": _loop, "tile": _tile, "item": lambda n, v: v[0][n.attrs["index"]],
+VALUES: dict[str, Callable[..., Any]] = {
+    **{op: _unary(op) for op in UNARY}, **{op: _binary(op) for op in (*BINARY, *COMPARE) if op not in ("pow", "atan2")},
+    "pow": _pow, "atan2": lambda n, a, b: np.arctan2(a, b), "where": lambda n, c, a, b: np.where(c, a, b), "cast": _cast,
+    "constant": lambda n, value: np.asarray(value, held_in(n.dtype)), "broadcast": lambda n, x: np.broadcast_to(x, n.shape),
+    "iota": lambda n, axis: np.indices(n.shape, np.int32)[axis], "reduce": _reduce, "argreduce": _argreduce,
+    "einsum": _einsum, "reshape": lambda n, x: x.reshape(n.shape), "transpose": lambda n, x, perm: np.transpose(x, perm),
+    "slice": _slice, "concat": lambda n, *xs, axis: np.concatenate(xs, axis),
+    "pad": lambda n, x, before, after, value: np.pad(x, tuple(zip(before, after)), constant_values=value),
+    "windows": _windows, "gather": lambda n, x, i, axis: np.take(x, _in_range(n, i, x.shape[axis]), axis),
+    "take_along": lambda n, x, i, axis: np.take_along_axis(x, _in_range(n, i, x.shape[axis]).astype(np.int64), axis),
+    "scan": _scan, "argsort": _argsort, "argtopk": _argtopk, "dequantise": _dequantise, "loop": _loop, "tile": _tile,
+    "item": lambda n, results, index: results[index],
 }
 
 
@@ -253,24 +201,21 @@ def evaluate(graph: Graph, arrays: Sequence[Array]) -> list[Array]:
             given = [values[x] for x in n.inputs]
             if n.op in ROUNDED:
                 given = [rounded(v, x.dtype) for v, x in zip(given, n.inputs)]
-            values[n] = VALUES[n.op](n, given)
+            out = VALUES[n.op](n, *given, **n.attrs)
+            values[n] = out if isinstance(out, list) else np.asarray(out).astype(held_in(n.dtype), copy=False)
     return [rounded(values[n], n.dtype) for n in graph.outputs]
 
 
-def reference(graph: Graph, arrays: Sequence[Array], sizes: Mapping[str, int]) -> list[Array]:
-    """The results of a program in the NumPy types of its outputs.  sizes: its named sizes, which the arrays' shapes have."""
-    fixed = graph.at(sizes) if sizes else graph
-    given = [rounded(np.asarray(a), n.dtype).astype(held_in(n.dtype), copy=False) for a, n in zip(arrays, fixed.inputs)]
-    return [np.array(to_dtype(v, n.dtype)) for v, n in zip(evaluate(fixed, given), fixed.outputs)]  # no views of arguments
-
-
 def referenced(graph: Graph, arrays: Sequence[Any], sizes: Mapping[str, int]) -> list[Any]:
-    """The results for arrays of any package, in the package of the first one."""
-    scalars = (bool, int, float, np.generic)
-    given = [np.asarray(x) if isinstance(x, scalars) else as_numpy(x.cpu() if hasattr(x, "cpu") else x, n.dtype)
-             for x, n in zip(arrays, graph.inputs)]
+    """The results for arrays of any package, in the package of the first one.  sizes: the named sizes of the arrays' shapes."""
+    fixed = graph.at(sizes) if sizes else graph
+    given = []
+    for x, n in zip(arrays, fixed.inputs):
+        if not isinstance(x, (bool, int, float, np.generic)):
+            x = as_numpy(x.cpu() if hasattr(x, "cpu") else x, n.dtype)
+        given.append(rounded(np.asarray(x), n.dtype).astype(held_in(n.dtype), copy=False))
+    out = [np.array(to_dtype(v, n.dtype)) for v, n in zip(evaluate(fixed, given), fixed.outputs)]  # no views of arguments
     like = next((x for x in arrays if hasattr(x, "shape")), None)
-    out = reference(graph, given, sizes)
     if like is None or isinstance(like, np.ndarray):
         return out
-    return [like_first(like, y, n.dtype) for y, n in zip(out, graph.outputs)]
+    return [like_first(like, y, n.dtype) for y, n in zip(out, fixed.outputs)]
