@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 from tilelang.errors import TileLangError, error, register
@@ -15,8 +17,6 @@ from tilelang.ir import dtype
 from tilelang.jit.requests import resolve_target
 from tilelang.log import logger
 
-from . import composed as c
-from . import functions as f
 from .graph import Graph, Node
 from .run import Runner, recipe_of, target_of
 from .tensor import FUNCTIONS, Tensor, elementwise
@@ -27,193 +27,165 @@ register("program-fx", TypeError, "tilelang.from_fx is given something that is n
 
 LEFT_TO_TORCH = ("program-lowering", "program-fx", "program-type")  # errors of what programs do not compute
 TYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
+f = SimpleNamespace(**FUNCTIONS)  # the functions of whole tensors
+
+# ---- operators whose arguments are not those of a function of whole tensors -------------------------------------------
 
 
 def _binary(op: str) -> Callable[..., Tensor]:
-    def fn(a: Any, b: Any, *, alpha: Any = 1) -> Tensor:
-        return elementwise(op, a, b if alpha == 1 else b * alpha)
-
-    return fn
+    return lambda a, b, *, alpha=1: elementwise(op, a, b if alpha == 1 else b * alpha)
 
 
-def _rsub(a: Any, b: Any, alpha: Any = 1) -> Tensor:
-    return elementwise("sub", b, a if alpha == 1 else a * alpha)
-
-
-def _div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Tensor:
-    if rounding_mode == "floor":
-        return elementwise("floordiv", a, b)
-    q = elementwise("div", a, b)
-    if rounding_mode is not None and not a.dtype.is_float:
+def _div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+    if rounding_mode == "trunc" and not a.dtype.is_float:
         raise NotImplementedError("division of integers towards zero")
-    return q if rounding_mode is None else FUNCTIONS["trunc"](q)
+    return a // b if rounding_mode == "floor" else a / b if rounding_mode is None else f.trunc(a / b)
 
 
-def _addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    y = f.matmul(a, b)
+def _addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    y = a @ b
     return (y if alpha == 1 else y * alpha) + (bias if beta == 1 else bias * beta)
 
 
-def _slice(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
-    return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]  # type: ignore[no-any-return]
+def _at(x: Any, dim: int, index: Any) -> Any:
+    """x[..., index, ...] at an axis."""
+    return x[(slice(None),) * (dim % x.ndim) + (index,)]
 
 
-def _select(x: Any, dim: int, index: int) -> Tensor:
-    return x[(slice(None),) * (dim % x.ndim) + (index,)]  # type: ignore[no-any-return]
-
-
-def _expand(x: Any, sizes: Sequence[int], *, implicit: bool = False) -> Tensor:
+def _expand(x: Any, sizes: Sequence[int], *, implicit: bool = False) -> Any:
     lead = len(sizes) - x.ndim
-    return f.broadcast_to(x, tuple(x.shape[k - lead] if s == -1 else s for k, s in enumerate(sizes)))
+    return x.expand(tuple(x.shape[k - lead] if s == -1 else s for k, s in enumerate(sizes)))
 
 
-def _split(x: Any, size: Any, dim: int = 0) -> tuple[Tensor, ...]:
+def _split(x: Any, size: Any, dim: int = 0) -> tuple[Any, ...]:
     extent = x.shape[dim]
     sizes = size if isinstance(size, (list, tuple)) else [min(size, extent - k) for k in range(0, extent, size)]
-    starts = [sum(sizes[:k]) for k in range(len(sizes))]
-    return tuple(_slice(x, dim, s, s + n) for s, n in zip(starts, sizes))
+    starts = accumulate(sizes, initial=0)
+    return tuple(_at(x, dim, slice(start, start + n)) for start, n in zip(starts, sizes))
 
 
-def _reduction(kind: str) -> Callable[..., Tensor]:
-    def fn(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        y = f.cast(x, dtype) if dtype is not None else _long(x) if kind == "sum" else x
-        return getattr(y, kind)(_axes(dim), keepdim)  # type: ignore[no-any-return]
-
-    return fn
+def _squeeze(x: Any, dim: Any = None) -> Any:
+    """torch leaves axes that have another extent than 1."""
+    axes = range(x.ndim) if dim is None else dim if isinstance(dim, (list, tuple)) else (dim,)
+    return x.squeeze(tuple(a for a in axes if x.shape[a] == 1))
 
 
-def _long(x: Any) -> Tensor:
-    """Integers and bools in the type in which torch adds them."""
-    return x if x.dtype.is_float else f.cast(x, "int64")
+def _long(x: Any, dtype: Any = None) -> Any:
+    """The type in which torch adds: the one asked for; int64 for integers and bools."""
+    return x.astype(dtype) if dtype is not None else x if x.dtype.is_float else x.astype("int64")
 
 
 def _axes(dim: Any) -> Any:
     return None if dim is None or dim == [] else tuple(dim) if isinstance(dim, (list, tuple)) else dim
 
 
-def _var(x: Any, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Tensor:
-    return f.var(x, _axes(dim), keepdim, int(1 if correction is None else correction))
+def _reduction(name: str) -> Callable[..., Any]:
+    def fn(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+        y = _long(x, dtype) if name == "sum" or dtype is not None else x
+        return getattr(y, name)(_axes(dim), keepdim)
+
+    return fn
 
 
-def _layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> tuple[Tensor, ...]:
-    return (c.layer_norm(x, weight, bias, tuple(range(x.ndim - len(shape), x.ndim)), eps),)
+def _softmax(name: str) -> Callable[..., Any]:
+    return lambda x, dim, widen=False: getattr(x.astype("float32") if widen else x, name)(dim)
 
 
-def _rms_norm(x: Any, shape: Sequence[int], weight: Any, eps: float | None) -> tuple[Tensor, ...]:
-    if eps is None:
-        raise NotImplementedError("the eps of a norm is left to torch")
-    return (c.rms_norm(x, weight, tuple(range(x.ndim - len(shape), x.ndim)), eps),)
+def _norm(name: str) -> Callable[..., Any]:
+    def fn(x: Any, shape: Sequence[int], *scales: Any) -> tuple[Any, ...]:
+        *scales, eps = scales  # type: ignore[assignment]
+        if eps is None:
+            raise NotImplementedError("the eps of a norm is left to torch")
+        return (getattr(x, name)(*scales, axis=tuple(range(x.ndim - len(shape), x.ndim)), eps=eps),)
+
+    return fn
 
 
 def _attention(q: Any, k: Any, v: Any, dropout: float = 0.0, causal: bool = False, *rest: Any, attn_mask: Any = None,
-               scale: float | None = None, **_: Any) -> tuple[Tensor, ...]:
+               scale: float | None = None, **_: Any) -> tuple[Any, ...]:
     """softmax(q @ k.T * scale + mask) @ v, scores in float32; heads that share keys as torch repeats them."""
     if dropout:
         raise NotImplementedError("dropout draws random numbers of torch")
     wide = "float64" if q.dtype == "float64" else "float32"
-    s = f.matmul(q, f.swapaxes(k, -1, -2), wide) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    s = q.matmul(k.swapaxes(-1, -2), wide) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if causal:
         rows, columns = s.shape[-2:]
         s = f.where(f.iota(columns) <= f.iota(rows).unsqueeze(1), s, -math.inf)
     if attn_mask is not None:
         s = f.where(attn_mask, s, -math.inf) if attn_mask.dtype.is_bool else s + attn_mask
-    return (f.matmul(c.softmax(s).astype(v.dtype), v),)
+    return (s.softmax().astype(v.dtype) @ v,)
 
 
-def _masked_softmax(q: Any, k: Any, v: Any, bias: Any = None, *rest: Any, scale: float | None = None, **_: Any) -> Any:
-    causal = bool(rest[2]) if len(rest) > 2 else False
-    return _attention(q, k, v, rest[1] if len(rest) > 1 else 0.0, causal, attn_mask=bias, scale=scale)
+def _masked_attention(q: Any, k: Any, v: Any, bias: Any = None, logsumexp: bool = False, dropout: float = 0.0,
+                      causal: bool = False, *rest: Any, scale: float | None = None, **_: Any) -> Any:
+    return _attention(q, k, v, dropout, causal, attn_mask=bias, scale=scale)
 
 
-def _copied(x: Any, *, dtype: Any = None, **_: Any) -> Tensor:
-    return x if dtype is None else f.cast(x, dtype)  # type: ignore[no-any-return]
-
-
-def _arange(*bounds: Any, dtype: Any = None, **_: Any) -> Tensor:
+def _arange(*bounds: Any, dtype: Any = "int64", **_: Any) -> Any:
     start, end, step = (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-    y = f.iota(max(0, -(-(end - start) // step))) * step + start
-    return f.cast(y, "int64" if dtype is None else dtype)
+    return f.cast(f.iota(max(0, -(-(end - start) // step))) * step + start, dtype)
 
 
-def _full(shape: Sequence[int], value: Any, *, dtype: Any = None, **_: Any) -> Tensor:
+def _full(shape: Sequence[int], value: Any, *, dtype: Any = None, **_: Any) -> Any:
     default = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
     return f.full(tuple(shape), value, default if dtype is None else dtype)
 
 
-def _index(x: Any, indices: Sequence[Any]) -> Tensor:
+def _index(x: Any, indices: Sequence[Any]) -> Any:
     at = [k for k, i in enumerate(indices) if i is not None]
     if len(at) != 1 or indices[at[0]].dtype.is_bool:
         raise NotImplementedError("index by several tensors or by a mask")
-    return f.gather(x, f.where(indices[at[0]] < 0, indices[at[0]] + x.shape[at[0]], indices[at[0]]), at[0])
+    i = indices[at[0]]
+    return x.gather(f.where(i < 0, i + x.shape[at[0]], i), at[0])
 
 
-def _softmax(x: Any, dim: int, widen: bool = False) -> Tensor:
-    return c.softmax(x.astype("float32") if widen else x, dim)
-
-
-def _log_softmax(x: Any, dim: int, widen: bool = False) -> Tensor:
-    return c.log_softmax(x.astype("float32") if widen else x, dim)
-
-
-def _clamp(x: Any, low: Any = None, high: Any = None) -> Tensor:
+def _clamp(x: Any, low: Any = None, high: Any = None) -> Any:
     """NaN stays, as in torch."""
     y = x if low is None else f.where(x < low, low, x)
     return y if high is None else f.where(y > high, high, y)
 
 
-def _greater(a: Any, b: Any) -> Tensor:
-    """NaN stays, as in torch."""
-    return f.where((a > b) | FUNCTIONS["isnan"](a), a, b)
+def _truth(x: Any) -> Any:
+    return x if x.dtype.is_bool else x != 0
 
 
-def _lesser(a: Any, b: Any) -> Tensor:
-    return f.where((a < b) | FUNCTIONS["isnan"](a), a, b)
+# ---- the table -------------------------------------------------------------------------------------------------------
 
-
-_UNARY = ("exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "erf", "sigmoid",
-          "floor", "ceil", "trunc", "round", "abs", "sign", "isnan", "isinf")
+_ALIKE = """exp exp2 log log2 log1p expm1 sqrt rsqrt sin cos tan tanh erf sigmoid floor ceil trunc round abs sign isnan isinf pow
+square matmul where relu silu tril triu view reshape unsqueeze""".split()  # the arguments of T's function of that name
 _SAME = ("clone", "alias", "detach", "contiguous", "lift_fresh_copy")
 OPERATORS: dict[str, Callable[..., Any]] = {
-    **{n: FUNCTIONS[n] for n in _UNARY},
-    **dict.fromkeys(_SAME, lambda x, **_: x),
-    "add": _binary("add"), "sub": _binary("sub"), "mul": _binary("mul"), "div": _div, "rsub": _rsub, "pow": f.power,
-    "neg": lambda x: -x, "reciprocal": lambda x: 1.0 / x, "square": c.square, "bitwise_not": lambda x: ~x,
-    "logical_not": lambda x: ~_truth(x), "bitwise_and": _binary("and"), "bitwise_or": _binary("or"),
-    "bitwise_xor": _binary("xor"), "logical_and": lambda a, b: _truth(a) & _truth(b),
-    "logical_or": lambda a, b: _truth(a) | _truth(b),
-    **{op: _binary(op) for op in ("eq", "ne", "lt", "le", "gt", "ge")}, "maximum": _greater, "minimum": _lesser,
-    "where": f.where, "masked_fill": lambda x, m, v: f.where(m, v, x), "clamp": _clamp, "relu": c.relu, "silu": c.silu,
-    "gelu": lambda x, approximate="none": c.gelu(x, approximate), "_to_copy": _copied,
-    "sum": _reduction("sum"), "mean": _reduction("mean"), "var": _var, "amax": _reduction("max"), "amin": _reduction("min"),
-    "any": _reduction("any"), "all": _reduction("all"),
-    "_softmax": _softmax, "_log_softmax": _log_softmax, "native_layer_norm": _layer_norm, "_fused_rms_norm": _rms_norm,
-    "mm": f.matmul, "bmm": f.matmul, "matmul": f.matmul, "addmm": _addmm, "baddbmm": _addmm,
+    **{n: FUNCTIONS[n] for n in _ALIKE}, **dict.fromkeys(_SAME, lambda x, **_: x),
+    **{op: _binary(op) for op in ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")},
+    **{f"bitwise_{op}": _binary(op) for op in ("and", "or", "xor")},
+    "div": _div, "rsub": lambda a, b, alpha=1: b - (a if alpha == 1 else a * alpha), "neg": lambda x: -x,
+    "reciprocal": lambda x: 1.0 / x, "bitwise_not": lambda x: ~x, "logical_not": lambda x: ~_truth(x),
+    "logical_and": lambda a, b: _truth(a) & _truth(b), "logical_or": lambda a, b: _truth(a) | _truth(b),
+    "maximum": lambda a, b: f.where((a > b) | f.isnan(a), a, b),  # NaN stays, as in torch
+    "minimum": lambda a, b: f.where((a < b) | f.isnan(a), a, b),
+    "masked_fill": lambda x, m, v: f.where(m, v, x), "clamp": _clamp, "gelu": lambda x, approximate="none": x.gelu(approximate),
+    "_to_copy": lambda x, *, dtype=None, **_: x if dtype is None else x.astype(dtype),
+    **{n: _reduction(n) for n in ("sum", "mean", "amax", "amin", "any", "all")},
+    "var": lambda x, dim=None, *, correction=1, keepdim=False: x.var(_axes(dim), keepdim, int(correction)),
+    "cumsum": lambda x, dim, dtype=None: _long(x, dtype).cumsum(dim),
+    "_softmax": _softmax("softmax"), "_log_softmax": _softmax("log_softmax"),
+    "native_layer_norm": _norm("layer_norm"), "_fused_rms_norm": _norm("rms_norm"),
+    "mm": f.matmul, "bmm": f.matmul, "addmm": _addmm, "baddbmm": _addmm,
     "_scaled_dot_product_flash_attention_for_cpu": _attention, "_scaled_dot_product_flash_attention": _attention,
-    "_scaled_dot_product_cudnn_attention": _masked_softmax, "_scaled_dot_product_efficient_attention": _masked_softmax,
-    "view": f.reshape, "_unsafe_view": f.reshape, "reshape": f.reshape, "permute": f.transpose, "t": f.transpose,
-    "transpose": f.swapaxes, "expand": _expand, "unsqueeze": f.unsqueeze, "squeeze": lambda x, dim=None: _squeezed(x, dim),
-    "slice": _slice, "select": _select, "cat": lambda xs, dim=0: f.concat(list(xs), dim), "split": _split,
-    "split_with_sizes": _split, "stack": lambda xs, dim=0: f.stack(list(xs), dim), "embedding": lambda w, i, *_: f.gather(w, i),
-    "gather": lambda x, dim, i, **_: f.take_along(x, i, dim), "index": _index, "arange": _arange, "full": _full,
-    "cumsum": lambda x, dim, dtype=None: FUNCTIONS["cumsum"](_long(x) if dtype is None else f.cast(x, dtype), dim),
-    "tril": c.tril, "triu": c.triu, "flip": lambda x, dims: f.flip(x, tuple(dims)),
+    "_scaled_dot_product_cudnn_attention": _masked_attention, "_scaled_dot_product_efficient_attention": _masked_attention,
+    "_unsafe_view": f.reshape, "permute": f.transpose, "t": f.transpose, "transpose": f.swapaxes, "expand": _expand,
+    "squeeze": _squeeze, "select": _at, "split": _split, "split_with_sizes": _split,
+    "slice": lambda x, dim=0, start=None, end=None, step=1: _at(x, dim, slice(start, end, step)),
+    "cat": lambda xs, dim=0: f.concat(list(xs), dim), "stack": lambda xs, dim=0: f.stack(list(xs), dim),
+    "flip": lambda x, dims: x.flip(tuple(dims)), "embedding": lambda w, i, *_: w.gather(i), "index": _index,
+    "gather": lambda x, dim, i, **_: x.take_along(i, dim), "arange": _arange, "full": _full,
     "scalar_tensor": lambda v, **k: _full((), v, **k),
     "ones": lambda shape, **k: _full(shape, 1.0, **k), "zeros": lambda shape, **k: _full(shape, 0.0, **k),
-    "ones_like": lambda x, **_: f.full(x.shape, 1, x.dtype), "zeros_like": lambda x, **_: f.zeros_like(x),
+    "ones_like": lambda x, **_: f.full(x.shape, 1, x.dtype), "zeros_like": lambda x, **_: x.zeros_like(),
 }
-
-
-def _truth(x: Any) -> Tensor:
-    return x if x.dtype.is_bool else x != 0  # type: ignore[no-any-return]
-
-
 FIRST_ALONE = {n for n in OPERATORS if "attention" in n or n.endswith("_norm")}  # of several results, programs give the first
 
-
-def _squeezed(x: Any, dim: Any) -> Tensor:
-    """torch leaves axes that have another extent than 1."""
-    axes = range(x.ndim) if dim is None else dim if isinstance(dim, (list, tuple)) else (dim,)
-    return f.squeeze(x, tuple(a for a in axes if x.shape[a] == 1))
+# ---- graphs of torch -------------------------------------------------------------------------------------------------
 
 
 def operator_of(node: Any) -> Callable[..., Any] | None:
