@@ -401,28 +401,18 @@ from tilelang.program.functions import (
     concat as concat,
     einsum as einsum,
     flatten as flatten,
-    floormod as _remainder,
     full as full,
     gather as _take,
     iota as _arange,
     iota as iota,
-    logical_and as logical_and,
-    logical_not as logical_not,
-    logical_or as logical_or,
-    logical_xor as logical_xor,
     matmul as _dot,
     matmul as matmul,
-    maximum as maximum,
     mean as mean,
-    minimum as minimum,
     one_hot as one_hot,
     ones as ones,
     pad as pad,
-    prod as prod,
-    reduce_max as _amax,
-    reduce_min as _amin,
+    power as power,
     roll as roll,
-    sign as sign,
     sort as sort,
     split as _chunk,
     split as split,
@@ -441,7 +431,6 @@ from tilelang.program.functions import (
     zeros as zeros,
     zeros_like as zeros_like,
 )
-from tilelang.program.tensor import power as power
 
 _V = _TypeVar("_V")
 
@@ -2143,8 +2132,8 @@ def warp_reduce_sum(value: Any) -> _Expr:
 def wgmma_gemm_sp(*args: Any, **kwargs: Any) -> Any: ...
 wgmma_mma = _wgmma_mma
 def all(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """Whether all are true.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
-amax = _amax
-amin = _amin
+def amax(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """The greatest element that is not NaN; the least value of the type of no element.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
+def amin(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """The least element that is not NaN; the greatest value of the type of no element.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
 def any(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """Whether one is true.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
 arange = _arange
 def argmax(x: Any, axis: _int = -1, keepdims: _bool = False) -> Any: """int32: where along an axis the maximum stands, the first of equal ones; NaN is passed over."""
@@ -2161,8 +2150,16 @@ dot = _dot
 expand = _expand
 expand_dims = _expand_dims
 def expm1(x: Any) -> Any: """exp(x) - 1, of each element, in the type of x (integers: float32)."""
+def logical_and(a: Any, b: Any) -> Any: """Both; the bits of integers."""
+def logical_not(x: Any) -> Any: """The negation of bools; the complement of the bits of integers."""
+def logical_or(a: Any, b: Any) -> Any: """One or both; the bits of integers."""
+def logical_xor(a: Any, b: Any) -> Any: """One but not both; the bits of integers."""
+def maximum(a: Any, b: Any) -> Any: """The greater of two elements; if one is NaN, the other."""
+def minimum(a: Any, b: Any) -> Any: """The lesser of two elements; if one is NaN, the other."""
 permute = _permute
-remainder = _remainder
+def prod(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """The elements multiplied; 1 of no element.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
+def remainder(a: Any, b: Any) -> Any: """a - b * floor(a / b), with the sign of b."""
+def sign(x: Any) -> Any: """-1, 0 or 1; NaN stays."""
 def sum(x: Any, axis: Any = None, keepdims: _bool = False) -> Any: """The sum; 16-bit floats are added in float32, narrow integers in int32; 0 of no element.  axis: an integer or several, None for all; keepdims: keep them with extent 1."""
 swish = _swish
 take = _take

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from tilelang.env import Environment, env
 from tilelang.errors import TileLangError, bare, error, for_user, register
 from tilelang.ir import dtype
 from tilelang.jit.captured import Captured
 from tilelang.jit.decorator import names_around
-from tilelang.jit.requests import resolve_target
 from tilelang.target import Target
 
-from .graph import Graph, Node, text_of
+from .graph import Graph, Node, input_node
 from .run import Runner, recipe_of, target_of
-from .sizes import bound
-from .trace import Parameter, in_program, inlined, input_node, parameters_of, traced
+from .tensor import Tensor, current
+from .trace import called, parameters_of, traced
 
 register("program-function", TypeError, "@tilelang.program is put on something that is no plain function",
          "put it on a function whose parameters are tensors", expected="a function that is defined with `def`")
@@ -28,6 +29,34 @@ register("program-call", TypeError, "a program is called with arguments that its
 _OPEN = object()
 _DECIDING = (Environment.TILELANG_TARGET, Environment.TILELANG_DEFAULT_TARGET)
 MOST_KEPT = 4096  # calls and graphs of a program that are remembered
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+
+def _for_users(fn: Fn) -> Fn:
+    """Decorator of what users call: its errors leave out the frames of this package."""
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        except TileLangError as e:
+            raise for_user(e)  # noqa: B904 - for_user decides what goes with it
+
+    return call  # type: ignore[return-value]
+
+
+def _kept(store: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+    """The value of a key, made where the store does not have it; a full store starts again."""
+    found = store.get(key)
+    if found is None:
+        found = make()
+        if len(store) >= MOST_KEPT:
+            store.clear()
+        store[key] = found
+    return found
+
+
+def _has_axes(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, type)
 
 
 @dataclass(frozen=True)
@@ -69,87 +98,62 @@ class Program:
         found.apply_defaults()
         return found.arguments
 
+    @_for_users
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The operator graph for arrays, or for anything with a shape and a dtype.
 
         Parameters that declare a shape may be left out, or be None.
         """
-        try:
-            names = [p.name for p in self.parameters]
-            given = {**dict(zip(names, args)), **kwargs}
-            for p in self.parameters:
-                if given.get(p.name) is None and p.dtype is not None:
-                    given[p.name] = _OPEN
-            return self._graph(self.bound((), given))[0]
-        except TileLangError as e:
-            raise for_user(e)  # noqa: B904 - for_user decides what goes with it
+        given = {**dict(zip((p.name for p in self.parameters), args)), **kwargs}
+        for p in self.parameters:
+            if given.get(p.name) is None and p.dtype is not None:
+                given[p.name] = _OPEN
+        return self._graph(self.bound((), given))[0]
 
     def _graph(self, values: Mapping[str, Any]) -> tuple[Graph, list[Any]]:
         """The graph of a call, traced once for each of its shapes, types and Python values; the tensors of the call."""
-        inputs: list[Node] = []
         arrays: list[Any] = []
         given: dict[str, Any] = {}
         for p in self.parameters:
-            x = values[p.name]
-            node = self._input(p, len(inputs), x)
-            given[p.name] = x if node is None else node
-            if node is not None:
-                inputs.append(node)
-                arrays.append(x)
+            x = given[p.name] = values[p.name]
+            if p.shape is not None and p.dtype is not None:
+                if x is not _OPEN:
+                    p.check(x, self.__name__)
+                given[p.name] = input_node(p.name, len(arrays), p.shape, p.dtype)
+            elif _has_axes(x):
+                given[p.name] = input_node(p.name, len(arrays), tuple(map(int, x.shape)), dtype(x.dtype))
+            arrays += [x] if isinstance(given[p.name], Node) else []
         key = (self._surroundings(), *((v.shape, str(v.dtype)) if isinstance(v, Node) else repr(v) for v in given.values()))
-        if key not in self._graphs:
-            if len(self._graphs) >= MOST_KEPT:
-                self._graphs.clear()
-            self._graphs[key] = traced(self.fn, given, key[1:])
-        return self._graphs[key], arrays
-
-    def _input(self, p: Parameter, index: int, x: Any) -> Node | None:
-        """The input node of a parameter; None for a Python value.  Raises program-argument."""
-        if p.dtype is not None:
-            assert p.shape is not None
-            if x is not _OPEN:
-                self._check(p, x)
-            return input_node(p, index, p.shape, p.dtype)
-        if x is _OPEN or not (hasattr(x, "shape") and hasattr(x, "dtype")) or isinstance(x, type):
-            return None
-        return input_node(p, index, tuple(map(int, x.shape)), dtype(x.dtype))
-
-    def _check(self, p: Parameter, x: Any) -> None:
-        assert p.shape is not None and p.dtype is not None
-        declared = f"{p.dtype}{text_of(p.shape)}"
-        if p.shape == () and isinstance(x, (bool, int, float)):
-            return
-        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
-            raise error("program-argument", f"`{self.__name__}` takes an array as `{p.name}`", expected=declared,
-                        found=f"a {type(x).__name__}")
-        have = dtype(x.dtype)
-        if have != p.dtype and have.bits != p.dtype.bits or have.kind != p.dtype.kind and have.bits != 8:
-            raise error("program-argument", f"`{self.__name__}` takes `{p.name}` of {p.dtype}, found {have}", expected=declared,
-                        found=f"{have}{text_of(tuple(x.shape))}")
+        return _kept(self._graphs, key, lambda: traced(self.fn, given, key[1:])), arrays
 
     # ---- running ----------------------------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if in_program():
-            return inlined(self.fn, self.parameters, self.bound(args, kwargs))
+        return self._inlined(args, kwargs) if current() is not None else self._called(args, kwargs)
+
+    def _inlined(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The results of a call inside another program, where the function runs in that trace.  Raises program-argument."""
+        values = self.bound(args, kwargs)
+        for p in self.parameters:
+            p.check(values[p.name], self.__name__)
+        key = ((x.shape, str(x.dtype)) if isinstance(x, Tensor) else repr(x) for x in values.values())
+        return called(self.fn, values, tuple(key))
+
+    @_for_users
+    def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         key = None if kwargs else (self._surroundings(), *[
             (type(x), x.shape, x.dtype, getattr(x, "device", None)) if hasattr(x, "shape") else (type(x), x) for x in args])
         try:
             ready = self._ready.get(key) if key is not None else None
         except TypeError:  # an argument without a hash
             ready = key = None
-        try:
-            if ready is None:
-                missed = self._captured.missed
-                ready = self._prepared(self.bound(args, kwargs))
-                if key is not None and missed == self._captured.missed:
-                    if len(self._ready) >= MOST_KEPT:
-                        self._ready.clear()
-                    self._ready[key] = ready
-            runner, at = ready
-            values = args if not kwargs and len(args) == len(self.parameters) else list(self.bound(args, kwargs).values())
-            return runner([values[k] for k in at])
-        except TileLangError as e:
-            raise for_user(e)  # noqa: B904 - for_user decides what goes with it
+        if ready is None:
+            missed = self._captured.missed
+            ready = self._prepared(self.bound(args, kwargs))
+            if key is not None and missed == self._captured.missed:
+                _kept(self._ready, key, lambda: ready)
+        runner, at = ready
+        values = args if not kwargs and len(args) == len(self.parameters) else list(self.bound(args, kwargs).values())
+        return runner([values[k] for k in at])
 
     def _surroundings(self) -> Any:
         """What a call depends on besides its arguments: values that the function reads from outside, the default target."""
@@ -160,18 +164,13 @@ class Program:
     def _prepared(self, values: Mapping[str, Any]) -> tuple[Runner, list[int]]:
         """The compiled program of a call, and which of the parameters are its inputs."""
         graph, arrays = self._graph(values)
-        bound(graph, [tuple(getattr(x, "shape", ())) for x in arrays])
+        graph.bound([tuple(getattr(x, "shape", ())) for x in arrays])
+        target = target_of(arrays, self.options.target)
+        runner = _kept(self._runners, (graph.digest(), str(target)), lambda: Runner(graph, target, self.options.pass_configs))
         names = [n.attrs["name"] for n in graph.inputs]
-        runner = self._runner(graph, target_of(arrays, self.options.target))
         return runner, [k for k, p in enumerate(self.parameters) if p.name in names]
 
-    def _runner(self, graph: Graph, target: Any) -> Runner:
-        key = graph.digest(), str(target)
-        if key not in self._runners:
-            recipe = recipe_of(graph, None, resolve_target(target, None)[0])
-            self._runners[key] = Runner(graph, recipe, target, self.options.pass_configs)
-        return self._runners[key]
-
+    @_for_users
     def reference(self, *args: Any, **kwargs: Any) -> Any:
         """The results by the definition of each operation, in NumPy, in the package of the first array.
 
@@ -186,14 +185,12 @@ class Program:
         """
         from .numpy_values import referenced  # 110 ms: the reference interpreter
 
-        try:
-            graph, arrays = self._graph(self.bound(args, kwargs))
-            sizes = bound(graph, [tuple(getattr(x, "shape", ())) for x in arrays])
-            out = referenced(graph, arrays, sizes)
-        except TileLangError as e:
-            raise for_user(e)  # noqa: B904 - for_user decides what goes with it
+        graph, arrays = self._graph(self.bound(args, kwargs))
+        sizes = graph.bound([tuple(getattr(x, "shape", ())) for x in arrays])
+        out = referenced(graph, arrays, sizes)
         return out[0] if graph.single else tuple(out)
 
+    @_for_users
     def tile_source(self, shapes: Mapping[str, Any] | None = None, target: Any = None) -> str:
         """The text of a Python module with the tile programs that a call runs, which can be edited and compiled.
 
@@ -203,38 +200,23 @@ class Program:
         given = dict(shapes or {})
         arrays = {p.name: _like_array(given.pop(p.name)) for p in self.parameters if p.name in given}
         graph = self.graph(**arrays)
-        unknown = given.keys() - set(graph.dims)
-        if unknown:
-            name = sorted(unknown)[0]
-            raise for_user(error("program-call", f"`{self.__name__}` has no size or parameter `{name}`", found=name,
-                                 expected=", ".join([*graph.dims, *(p.name for p in self.parameters)])))
-        chosen = target_of([], self.options.target if target is None else target)
-        try:
-            return recipe_of(graph, given, resolve_target(chosen, None)[0]).source
-        except TileLangError as e:
-            raise for_user(e)  # noqa: B904 - for_user decides what goes with it
-
-
-@dataclass(frozen=True)
-class _Described:
-    """A shape and a type in place of an array."""
-
-    shape: tuple[int, ...]
-    dtype: Any
+        for name in sorted(given.keys() - set(graph.dims)):
+            raise error("program-call", f"`{self.__name__}` has no size or parameter `{name}`", found=name,
+                        expected=", ".join([*graph.dims, *(p.name for p in self.parameters)]))
+        return recipe_of(graph, given, target_of([], self.options.target if target is None else target)).source
 
 
 def _like_array(x: Any) -> Any:
-    return x if hasattr(x, "shape") and hasattr(x, "dtype") or not isinstance(x, tuple) else _Described(tuple(x[0]), x[1])
+    """A value of `shapes`: (shape, dtype) as something that has these."""
+    return SimpleNamespace(shape=tuple(x[0]), dtype=x[1]) if isinstance(x, tuple) and not _has_axes(x) else x
 
 
+@_for_users
 def decorated(fn: Any, options: ProgramOptions) -> Program:
     """The program of a function.  Raises program-function."""
     if not inspect.isfunction(fn):
         raise error("program-function", f"@tilelang.program is put on a {type(fn).__name__}", found=f"a {type(fn).__name__}")
-    try:
-        return Program(fn, options, names_around(fn))
-    except TileLangError as e:
-        raise for_user(e)  # noqa: B904 - for_user decides what goes with it
+    return Program(fn, options, names_around(fn))
 
 
 def program(fn: Any = None, *, target: Any = None, pass_configs: Any = None) -> Any:

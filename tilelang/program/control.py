@@ -11,8 +11,7 @@ from tilelang.ir import Var, dtype
 from tilelang.language.tracing.prim_func import PrimFunc
 
 from .functions import moved
-from .graph import Graph, Node, Size, text_of
-from .sizes import size_of
+from .graph import Graph, Node, Size, input_node, size_of, text_of
 from .tensor import Tensor, Trace, axis_of, current, described, make, public, tensor, tracing
 
 register("program-loop", TypeError, "the step of a T.loop does not give the states that it was given",
@@ -31,11 +30,6 @@ def _listed(x: Any) -> list[Tensor]:
 def _like(x: Any, tensors: Sequence[Any]) -> Any:
     """Tensors alone or as a tuple, or None, as x is."""
     return None if x is None else tuple(tensors) if isinstance(x, (tuple, list)) else tensors[0]
-
-
-def _input(x: Tensor | Node, name: str, index: int, shape: tuple[Size, ...]) -> Node:
-    n = x.node if isinstance(x, Tensor) else x
-    return Node("input", (), MappingProxyType({"name": name, "index": index}), shape, n.dtype, n.span)
 
 
 def _items(block: Tensor, results: Sequence[tuple[tuple[Size, ...], dtype]]) -> list[Tensor]:
@@ -64,8 +58,8 @@ def loop(step: Step, init: Any, xs: Any = None, length: Any = None, axis: int = 
         raise error("program-loop", f"T.loop goes over {' and '.join(map(str, lengths)) or 'nothing'}",
                     found=str(lengths or None), expected="one extent of all sequences",
                     hint="give sequences of one length, or length=n")
-    inputs = [_input(t, f"state{k}", k, t.shape) for k, t in enumerate(states)]
-    inputs += [_input(x, f"x{k}", len(states) + k, x.shape[1:]) for k, x in enumerate(many)]
+    inputs = [input_node(f"state{k}", k, t.shape, t.dtype, t.node.span) for k, t in enumerate(states)]
+    inputs += [input_node(f"x{k}", len(states) + k, x.shape[1:], x.dtype, x.node.span) for k, x in enumerate(many)]
     with tracing(Trace(None if outer is None else outer.code, outer)):
         given = [Tensor(n) for n in inputs]
         out = step(_like(init, given[:len(states)]), _like(xs, given[len(states):]))
@@ -79,7 +73,7 @@ def loop(step: Step, init: Any, xs: Any = None, length: Any = None, axis: int = 
                         found=", ".join(new_types))
         outputs = tuple(t.node for t in (*new, *results))
     captured = _captured(outputs, inputs)
-    swap = {n: _input(n, f"c{k}", len(inputs) + k, n.shape) for k, n in enumerate(captured)}
+    swap = {n: input_node(f"c{k}", len(inputs) + k, n.shape, n.dtype, n.span) for k, n in enumerate(captured)}
     body = Graph((*inputs, *captured), outputs, "step", False).map(lambda n, operands: swap.get(n) or n.on(operands))
     block = make("loop", *states, *many, *map(Tensor, captured), shape=(), dt=dtype("void"), body=body, carried=len(states),
                  scanned=len(many), length=lengths[0])

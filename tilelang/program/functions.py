@@ -36,7 +36,8 @@ ONE_OPERAND = {  # names in T, the operation first -> what it gives
     "exp": "e ** x", "exp2": "2 ** x", "log": "natural logarithm", "log2": "logarithm to base 2", "log1p": "log(1 + x)",
     "expm1": "exp(x) - 1", "sqrt": "square root", "rsqrt": "1 / sqrt(x)", "sin": "sine", "cos": "cosine",
     "tan": "tangent", "tanh": "hyperbolic tangent", "erf": "error function", "sigmoid": "1 / (1 + exp(-x))",
-    "floor": "The greatest integer that is not above each element.", "ceil": "The least integer that is not below each element.",
+    "floor": "The greatest integer that is not above each element.",
+    "ceil": "The least integer that is not below each element.",
     "trunc": "Each element without its fraction.", "round nearbyint": "The nearest integer, ties to even.",
     "abs fabs": "Absolute value.", "sign": "-1, 0 or 1; NaN stays.", "isnan": "Whether each element is NaN, as bool.",
     "isinf": "Whether each element is infinite, as bool.",
@@ -172,10 +173,9 @@ _reduction("sum", "sum reduce_sum", "The sum; 16-bit floats are added in float32
 _reduction("prod", "prod", "The elements multiplied; 1 of no element.")
 _reduction("any", "any", "Whether one is true.")
 _reduction("all", "all", "Whether all are true.")
-METHODS["max"] = _reduction(
-    "max", "reduce_max amax", "The greatest element that is not NaN; the least value of the type of no element.")
-METHODS["min"] = _reduction(
-    "min", "reduce_min amin", "The least element that is not NaN; the greatest value of the type of no element.")
+METHODS.update(
+    max=_reduction("max", "reduce_max amax", "The greatest element that is not NaN; the least value of the type of no element."),
+    min=_reduction("min", "reduce_min amin", "The least element that is not NaN; the greatest value of the type of no element."))
 
 
 def _count(x: Tensor, axis: Any) -> Size:

@@ -14,13 +14,12 @@ from typing import Any
 
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import dtype
-from tilelang.jit.requests import resolve_target
 from tilelang.log import logger
 
-from .graph import Graph, Node
-from .run import Runner, recipe_of, target_of
+from .graph import Graph, input_node
+from .run import Runner, target_of
 from .tensor import FUNCTIONS, Tensor, elementwise
-from .trace import Parameter, input_node, traced
+from .trace import traced
 
 register("program-fx", TypeError, "tilelang.from_fx is given something that is no graph of torch",
          "pass a torch.fx.GraphModule, or use torch.compile(model, backend=\"tilelang\")", expected="a torch.fx.GraphModule")
@@ -151,8 +150,8 @@ def _truth(x: Any) -> Any:
 
 # ---- the table -------------------------------------------------------------------------------------------------------
 
-_ALIKE = """exp exp2 log log2 log1p expm1 sqrt rsqrt sin cos tan tanh erf sigmoid floor ceil trunc round abs sign isnan isinf pow
-square matmul where relu silu tril triu view reshape unsqueeze""".split()  # the arguments of T's function of that name
+_ALIKE = """exp exp2 log log2 log1p expm1 sqrt rsqrt sin cos tan tanh erf sigmoid floor ceil trunc round abs sign isnan isinf
+pow square matmul where relu silu tril triu view reshape unsqueeze""".split()  # the arguments of T's function of that name
 _SAME = ("clone", "alias", "detach", "contiguous", "lift_fresh_copy")
 OPERATORS: dict[str, Callable[..., Any]] = {
     **{n: FUNCTIONS[n] for n in _ALIKE}, **dict.fromkeys(_SAME, lambda x, **_: x),
@@ -221,7 +220,8 @@ def graph_of(module: Any) -> Graph:
     import torch
 
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-    inputs = {n.name: _input(n, k) for k, n in enumerate(placeholders)}
+    inputs = {n.name: input_node(n.name, k, n.meta["val"].shape, dtype(n.meta["val"].dtype))
+              for k, n in enumerate(placeholders)}
 
     def run(**given: Any) -> Any:
         made: dict[Any, Any] = {n: given[n.name] for n in placeholders}
@@ -238,11 +238,6 @@ def graph_of(module: Any) -> Graph:
 
     run.__name__ = "graph"
     return traced(run, inputs, "fx")
-
-
-def _input(n: Any, k: int) -> Node:
-    v = n.meta["val"]
-    return input_node(Parameter(n.name, None, None, None), k, tuple(v.shape), dtype(v.dtype))
 
 
 def _as_meta(x: Any, value: Any) -> Any:
@@ -262,8 +257,7 @@ class CompiledGraph:
         outputs = next(n for n in module.graph.nodes if n.op == "output").args[0]
         self.metas = [n.meta["val"] for n in (outputs if isinstance(outputs, (tuple, list)) else [outputs])]
         chosen = target_of([v.meta["val"] for v in module.graph.nodes if v.op == "placeholder"], target)
-        recipe = recipe_of(self.graph, None, resolve_target(chosen, None)[0])
-        self.runner = Runner(self.graph, recipe, chosen, None)
+        self.runner = Runner(self.graph, chosen)
 
     def __call__(self, *args: Any) -> Any:
         out = self.runner([x.contiguous() for x in args])

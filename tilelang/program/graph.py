@@ -41,16 +41,21 @@ max and min, element-wise and over axes, give the other operand where one is NaN
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import Span, dtype
+from tilelang.ir import Binary, Const, Span, Var, dtype
 
+register("program-argument", TypeError, "a program is called with an argument that its parameter does not take",
+         "pass an array of the declared shape and type")
+register("program-sizes", ValueError, "the sizes of a call do not fit the program",
+         "the same T.dynamic symbol stands for the same number")
 register("program-size", TypeError, "Python asks for the number of a size that is known at the call only",
          "declare the size as a number in T.Tensor, or use tensor operations: T.loop for loops, T.where for choices",
          expected="a size that is a number while the program is traced")
@@ -79,14 +84,10 @@ class Dim:
         return Dim((((name,), 1),))
 
     def __add__(self, other: Size) -> Size:
-        return _sized(Counter(dict(self.terms)), _terms(other))
+        return _sized([*self.terms, *_terms(other)])
 
     def __mul__(self, other: Size) -> Size:
-        out: Counter[tuple[str, ...]] = Counter()
-        for a, x in self.terms:
-            for b, y in _terms(other):
-                out[tuple(sorted(a + b))] += x * y
-        return _sized(out, ())
+        return _sized((tuple(sorted(a + b)), x * y) for a, x in self.terms for b, y in _terms(other))
 
     def __sub__(self, other: Size) -> Size:
         return self + other * -1
@@ -109,17 +110,14 @@ class Dim:
     def _exact(self, other: Size) -> Size | None:
         """The quotient where the divisor divides each term; None where it does not."""
         (names, by), *more = _terms(other)
-        out: Counter[tuple[str, ...]] = Counter()
+        out = []
         for term, n in self.terms:
-            left = list(term)
-            for name in names:
-                if name not in left:
-                    return None
-                left.remove(name)
-            if more or n % by:
+            left = Counter(term)
+            left.subtract(names)
+            if more or n % by or min(left.values(), default=0) < 0:
                 return None
-            out[tuple(left)] += n // by
-        return _sized(out, ())
+            out.append((tuple(sorted(left.elements())), n // by))
+        return _sized(out)
 
     def __mod__(self, other: Size) -> Size:
         return self - (self // other) * other
@@ -131,8 +129,7 @@ class Dim:
     @property
     def names(self) -> tuple[str, ...]:
         """The named sizes, in order; those inside quotients too."""
-        found = set(compile(str(self), "<size>", "eval").co_names)
-        return tuple(sorted(found))
+        return tuple(sorted(set(compile(str(self), "<size>", "eval").co_names)))
 
     def _unknown(self, what: str) -> TileLangError:
         return error("program-size", f"{what} needs a number, found the size {self}, which is known at the call",
@@ -150,29 +147,41 @@ class Dim:
     __gt__ = __le__ = __ge__ = __lt__
 
     def __str__(self) -> str:
-        parts = []
-        for names, n in self.terms:
-            parts.append("*".join([*([str(n)] if n != 1 or not names else []), *names]))
-        return " + ".join(parts).replace("+ -", "- ")
+        terms = ["*".join([*([str(n)] if n != 1 or not names else []), *names]) for names, n in self.terms]
+        return " + ".join(terms).replace("+ -", "- ")
 
     __repr__ = __str__
 
 
 Size: TypeAlias = "int | Dim"
+_OPERATIONS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv}
 
 
 def _terms(x: Size) -> tuple[tuple[tuple[str, ...], int], ...]:
     return x.terms if isinstance(x, Dim) else (((), x),)
 
 
-def _sized(a: Counter[tuple[str, ...]], b: Iterable[tuple[tuple[str, ...], int]]) -> Size:
-    out = Counter(a)
-    for names, n in b:
+def _sized(terms: Iterable[tuple[tuple[str, ...], int]]) -> Size:
+    """The sum of terms; a number where no name is left."""
+    out: Counter[tuple[str, ...]] = Counter()
+    for names, n in terms:
         out[names] += n
     left = {k: n for k, n in out.items() if n}
     if not left.keys() - {()}:
         return left.get((), 0)
     return Dim(tuple(sorted(left.items(), key=lambda t: (-len(t[0]), t[0]))))
+
+
+def size_of(d: Any, names: Mapping[Var, Size]) -> Size:
+    """A dimension of an annotation as a size.  names: what its symbols are called.  Raises program-sizes for what is none."""
+    if isinstance(d, (int, Const)):
+        return int(d.value) if isinstance(d, Const) else d
+    if isinstance(d, Var):
+        return names[d] if d in names else Dim.named(d.name)
+    if isinstance(d, Binary) and d.op in _OPERATIONS:
+        return _OPERATIONS[d.op](size_of(d.a, names), size_of(d.b, names))  # type: ignore[no-any-return]
+    raise error("program-sizes", f"the size {d} of a parameter is no sum, multiple or quotient of symbols", found=str(d),
+                expected="+, -, * and // of T.dynamic symbols and numbers")
 
 
 def text_of(shape: Iterable[Size]) -> str:
@@ -224,6 +233,11 @@ class Node:
         return f"{self.op}({attrs}): {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
+def input_node(name: str, index: int, shape: Sequence[Size], dt: dtype, span: Span | None = None) -> Node:
+    """The node of a parameter."""
+    return Node("input", (), MappingProxyType({"name": name, "index": index}), tuple(shape), dt, span)
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A program: inputs in the order of its parameters, outputs in the order of its results.
@@ -259,13 +273,36 @@ class Graph:
         """The named sizes, in the order of the inputs that have them."""
         return tuple(dict.fromkeys(name for n in self.inputs for s in n.shape if isinstance(s, Dim) for name in s.names))
 
-    def users(self) -> dict[Node, list[Node]]:
-        """Node -> the nodes that read it, once for each operand."""
-        out: dict[Node, list[Node]] = {n: [] for n in self.nodes}
-        for n in self.nodes:
-            for x in n.inputs:
-                out[x].append(n)
-        return out
+    def bound(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+        """The named sizes of a call.  Raises program-argument for shapes that do not fit, program-sizes for sizes."""
+        sizes: dict[str, int] = {}
+
+        def wrong(kind: str, n: Node, shape: Sequence[int]) -> TileLangError:
+            said = "".join(f", {k} = {v}" for k, v in sizes.items()) if kind == "program-sizes" else ""
+            return error(kind, f"`{self.name}` takes `{n.attrs['name']}` of the shape {text_of(n.shape)}",
+                         expected=text_of(n.shape) + said, found=text_of(shape))
+
+        for n, shape in zip(self.inputs, shapes):
+            if len(shape) != n.ndim:
+                raise wrong("program-argument", n, shape)
+            for s, size in zip(n.shape, shape):
+                names = [names for names, _ in _terms(s) if names]
+                if len(names) == 1 and len(names[0]) == 1 and "(" not in names[0][0]:  # n, 2 * n, n + 3
+                    by = dict(_terms(s))
+                    sizes.setdefault(names[0][0], (size - by.get((), 0)) // by[names[0]])
+        for d in self.dims:
+            if d not in sizes:
+                raise error("program-sizes", f"no argument of `{self.name}` gives the size {d}", found="no such dimension",
+                            expected=f"a dimension {d}, or {d} times a number", hint=f"give a parameter a dimension {d}")
+        for n, shape in zip(self.inputs, shapes):
+            if tuple(size_at(s, sizes) for s in n.shape) != tuple(shape):
+                raise wrong("program-sizes" if sizes else "program-argument", n, shape)
+        for g in self.guards:
+            if g.at(sizes) < 0:
+                said = ", ".join(f"{k} = {v}" for k, v in sizes.items())
+                raise error("program-sizes", f"`{self.name}` needs {g} not to be negative", expected=f"{g} >= 0",
+                            found=f"{g.at(sizes)} for {said}", hint="pass larger tensors")
+        return sizes
 
     def at(self, sizes: Mapping[str, int]) -> Graph:
         """The program with its named sizes, or some of them, as numbers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,13 +15,12 @@ from tilelang.ir import dtype, numpy_dtype
 from tilelang.ir.parser import parse
 from tilelang.ir.printer import to_text
 from tilelang.jit.compiling import as_here, compile, run_parallel
+from tilelang.jit.requests import resolve_target
 from tilelang.language.tracing.prim_func import PrimFunc
 from tilelang.language.tracing.source_text import from_source
 from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
-from tilelang.target import Target
 
 from .graph import Graph, Node
-from .sizes import bound
 
 register("program-device", RuntimeError, "the arrays of a call of a program lie on different devices",
          "move them to one device", expected="arrays on one device")
@@ -28,23 +28,21 @@ register("program-device", RuntimeError, "the arrays of a call of a program lie 
 _disk = DiskCache("programs")
 
 
+@dataclass
 class Recipe:
-    """A lowered program.
+    """A lowered program, as JSON values.
 
     source: the text of a module of tile programs.  steps: (kernel, inputs, outputs), names of buffers.  inputs, outputs: of the
     program.  buffers: what kernels write -> (sizes as text, element type).  kernels: their IR as text, read faster than the
     source is traced; None before it is known.
     """
 
-    def __init__(self, source: str, steps: Sequence[Sequence[Any]], inputs: Sequence[str], outputs: Sequence[str],
-                 buffers: Mapping[str, tuple[Sequence[str], str]], kernels: Sequence[str] | None = None) -> None:
-        self.source, self.steps = source, [(k, tuple(i), tuple(o)) for k, i, o in steps]
-        self.inputs, self.outputs, self.buffers, self.kernels = tuple(inputs), tuple(outputs), dict(buffers), kernels
-
-    def as_meta(self) -> dict[str, Any]:
-        """The recipe as JSON values."""
-        return {"source": self.source, "steps": self.steps, "inputs": self.inputs, "outputs": self.outputs,
-                "buffers": self.buffers, "kernels": [to_text(f.func) for f in self.functions()]}
+    source: str
+    steps: list[tuple[str, list[str], list[str]]]
+    inputs: list[str]
+    outputs: list[str]
+    buffers: dict[str, tuple[list[str], str]]
+    kernels: list[str] | None = None
 
     def functions(self) -> tuple[PrimFunc, ...]:
         """The tile programs, in the order of the steps."""
@@ -54,20 +52,20 @@ class Recipe:
         return tuple(from_source(f"{self.source}\n\nsteps_in_order = ({names},)\n", "steps_in_order"))
 
 
-def recipe_of(graph: Graph, sizes: Mapping[str, int] | None, target: Target) -> Recipe:
+def recipe_of(graph: Graph, sizes: Mapping[str, int] | None, target: Any) -> Recipe:
     """The lowered program, from disk where it was lowered before."""
-    key = digest(["program", compiler_stamp(), graph.text(), sorted((sizes or {}).items()), str(target)])
+    chosen = resolve_target(target, None)[0]
+    key = digest(["program", compiler_stamp(), graph.text(), sorted((sizes or {}).items()), str(chosen)])
     kept = _disk.load(key) if env.is_cache_enabled() else None
     if kept is not None:
         return Recipe(**kept.meta)
     from .lower import lower  # 30 ms, which programs found on disk do not need
 
-    made = lower(graph, sizes, target)
-    steps = [(s.kernel, s.inputs, s.outputs) for s in made.steps]
-    buffers = {name: ([str(s) for s in shape], str(dt)) for name, (shape, dt) in made.buffers.items()}
-    out = Recipe(made.source, steps, made.inputs, made.outputs, buffers)
+    made = lower(graph, sizes, chosen)
+    out = Recipe(made.source, [(s.kernel, list(s.inputs), list(s.outputs)) for s in made.steps], list(made.inputs),
+                 list(made.outputs), {n: ([str(s) for s in shape], str(dt)) for n, (shape, dt) in made.buffers.items()})
     if env.is_cache_enabled():
-        _disk.store(key, Entry(out.as_meta()))
+        _disk.store(key, Entry({**vars(out), "kernels": [to_text(f.func) for f in out.functions()]}))
     return out
 
 
@@ -90,28 +88,23 @@ class Runner:
     recipe: the tile programs.  kernels: compiled, in order.
     """
 
-    def __init__(self, graph: Graph, recipe: Recipe, target: Any, configs: Mapping[Any, Any] | None) -> None:
-        self.graph, self.recipe = graph, recipe
-        functions = recipe.functions()
+    def __init__(self, graph: Graph, target: Any, configs: Mapping[Any, Any] | None = None) -> None:
+        self.graph = graph
+        self.recipe = r = recipe_of(graph, None, target)
 
-        def compiled(f: Any, results: list[int] | None) -> Any:
+        def compiled(f: PrimFunc, reads: Sequence[str], writes: Sequence[str]) -> Any:
+            results = [len(reads) + k for k in range(len(writes))] if self._returns(writes) else None
             return compile(f, results, target=target, pass_configs=configs)
 
-        jobs = [as_here(partial(compiled, f, self._results(s))) for f, s in zip(functions, recipe.steps)]
+        jobs = [as_here(partial(compiled, f, *step[1:])) for f, step in zip(r.functions(), r.steps)]
         self.kernels = [jobs[0]()] if len(jobs) == 1 else run_parallel(jobs, None, False)
-        self.direct = self._direct()
+        # the kernel that takes the inputs and gives the results as the program does, if it is one
+        alone = len(jobs) == 1 and list(r.steps[0][1:]) == [r.inputs, r.outputs] and self._returns(r.outputs)
+        self.direct = self.kernels[0] if alone and all(n.shape for n in graph.inputs) else None
 
-    def _results(self, step: tuple[str, tuple[str, ...], tuple[str, ...]]) -> list[int] | None:
-        """The parameters that a kernel returns; None where it is given them, because one has no axes."""
-        count = len(step[1])
-        return list(range(count, count + len(step[2]))) if all(self.recipe.buffers[n][0] for n in step[2]) else None
-
-    def _direct(self) -> Any:
-        """The kernel that takes the inputs and gives the results as the program does, if it is one."""
-        r = self.recipe
-        alike = len(r.steps) == 1 and r.steps[0][1:] == (r.inputs, r.outputs) and all(n.shape for n in self.graph.inputs)
-        alike = alike and self._results(r.steps[0]) is not None
-        return self.kernels[0] if alike else None
+    def _returns(self, writes: Sequence[str]) -> bool:
+        """Whether a kernel makes the arrays of its results: it cannot make one without axes."""
+        return all(self.recipe.buffers[n][0] for n in writes)
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
         try:
@@ -128,16 +121,16 @@ class Runner:
             return out if self.graph.single else tuple(out) if isinstance(out, (list, tuple)) else (out,)
         like = next((x for x in arrays if hasattr(x, "shape")), None)
         held = {n: _as_array(x, node, like) for n, x, node in zip(self.recipe.inputs, arrays, self.graph.inputs)}
-        for kernel, step in zip(self.kernels, self.recipe.steps):
-            given = [held[n] for n in step[1]]
-            if self._results(step) is not None:
+        for kernel, (_, reads, writes) in zip(self.kernels, self.recipe.steps):
+            given = [held[n] for n in reads]
+            if self._returns(writes):
                 made = kernel(*given)
-                held.update(zip(step[2], made if isinstance(made, (list, tuple)) else [made]))
-                continue
-            sizes = bound(self.graph, [getattr(x, "shape", ()) for x in arrays])
-            results = [_empty(*self.recipe.buffers[n], sizes, like) for n in step[2]]
-            kernel(*given, *results)
-            held.update(zip(step[2], results))
+                results = made if isinstance(made, (list, tuple)) else [made]
+            else:
+                sizes = self.graph.bound([getattr(x, "shape", ()) for x in arrays])
+                results = [_empty(*self.recipe.buffers[n], sizes, like) for n in writes]
+                kernel(*given, *results)
+            held.update(zip(writes, results))
         out = [held[n] for n in self.recipe.outputs]
         return out[0] if self.graph.single else tuple(out)
 

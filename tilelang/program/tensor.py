@@ -248,7 +248,8 @@ def axes_of(x: Tensor, axis: Any) -> tuple[int, ...]:
         return tuple(range(x.ndim))
     out = tuple(sorted(axis_of(x, a) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))))
     if len(set(out)) != len(out):
-        raise error("program-axis", f"{what()}: the axes {axis} name one axis twice", expected="different axes", found=repr(axis))
+        raise error("program-axis", f"{what()}: the axes {axis} name one axis twice", expected="different axes",
+                    found=repr(axis))
     return out
 
 

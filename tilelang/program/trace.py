@@ -6,21 +6,20 @@ import difflib
 import inspect
 import linecache
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from tilelang import language
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import Span, Var, dtype
 from tilelang.language.tensor import TensorFactory, TensorSpec
+from tilelang.language.tracing.prim_func import closure_names
 
 from . import composed, control, functions
-from .graph import Graph, Node, Size, text_of
-from .sizes import size_of
-from .tensor import FUNCTIONS, Tensor, Trace, current, described, tensor, tracing
+from .graph import Graph, Node, Size, size_of, text_of
+from .tensor import FUNCTIONS, Tensor, Trace, described, tensor, tracing
 
 register("program-result", TypeError, "a program returns something that is no tensor",
          "end the function with `return` and a tensor, or a tuple of tensors", expected="a tensor or a tuple of tensors")
@@ -36,50 +35,68 @@ _RUNNING: ContextVar[tuple[Any, ...]] = ContextVar("running", default=())
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter.  spec: its T.Tensor annotation with sizes; dtype: of a number given at the call; else open."""
+    """One parameter.  shape, dtype: of its T.Tensor annotation; () and a type for a number of the call; None where open."""
 
     name: str
-    shape: tuple[Size, ...] | None
-    dtype: dtype | None
-    default: Any
+    shape: tuple[Size, ...] | None = None
+    dtype: dtype | None = None
+
+    def check(self, x: Any, program: str) -> None:
+        """Raise program-argument where an argument does not fit the declaration; sizes of arrays are checked by Graph.bound."""
+        if self.shape is None or self.dtype is None or self.shape == () and isinstance(x, (bool, int, float)):
+            return
+        declared = f"{self.dtype}{text_of(self.shape)}"
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            raise error("program-argument", f"`{program}` takes an array as `{self.name}`", expected=declared,
+                        found=described(x))
+        have = dtype(x.dtype)
+        if isinstance(x, Tensor):
+            fits = have == self.dtype and len(self.shape) == x.ndim and all(
+                not isinstance(s, int) or s == t for s, t in zip(self.shape, x.shape))
+        else:  # an array may hold a type as another of its width and kind, and bytes hold any type of 8 bits
+            fits = have == self.dtype or have.bits == self.dtype.bits and (have.kind == self.dtype.kind or have.bits == 8)
+        if not fits:
+            found = f"{have}{text_of(x.shape)}"
+            raise error("program-argument", f"`{program}` takes `{self.name}` of {declared}, found {found}", expected=declared,
+                        found=found)
 
 
 def parameters_of(fn: Callable[..., Any], outer: Mapping[str, Any] | None) -> list[Parameter]:
     """The parameters of a function.  outer: names for postponed annotations.  Raises program-parameter."""
-    found = inspect.get_annotations(fn)
-    names = {**getattr(fn, "__globals__", {}), **(outer or {}), **inspect.getclosurevars(fn).nonlocals}
+    names = {**fn.__globals__, **closure_names(fn, dict(outer or {}))}
     symbols: dict[Var, Size] = {}
     out = []
     for p in inspect.signature(fn).parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
             raise error("program-parameter", f"`{fn.__name__}` has the parameter `{p}`", found=f"`{p}`", span=_line_of(fn),
                         expected="parameters with names", hint="name each tensor; a tuple of tensors is one parameter each")
-        given = found.get(p.name)
+        given = p.annotation
         if isinstance(given, str) and not isinstance(given, dtype):
             try:
                 given = eval(given, names)
             except (NameError, SyntaxError, AttributeError) as e:
                 raise error("program-parameter", f"the annotation of `{p.name}` of `{fn.__name__}`: {e}", found=given,
                             span=_line_of(fn)) from None
-        out.append(_parameter(fn, p, given, symbols))
+        if isinstance(given, TensorSpec):
+            _name_symbols(given, symbols)
+            out.append(Parameter(p.name, tuple(size_of(d, symbols) for d in given.shape), given.dtype))
+        elif isinstance(given, dtype):
+            out.append(Parameter(p.name, (), given))
+        elif given is None or isinstance(given, TensorFactory) or given in (int, float, bool, str, tuple, Any, p.empty):
+            out.append(Parameter(p.name))
+        else:
+            raise error("program-parameter", f"`{fn.__name__}` has the parameter `{p.name}` of {given!r}", found=repr(given),
+                        span=_line_of(fn))
     return out
 
 
-def _parameter(fn: Callable[..., Any], p: inspect.Parameter, given: Any, symbols: dict[Var, Size]) -> Parameter:
-    default = p.default
-    if isinstance(given, TensorSpec):
-        for v in given.shape:
-            if isinstance(v, Var) and v not in symbols:
-                taken = {str(s) for s in symbols.values()}
-                name = next(n for k in range(len(taken) + 1) if (n := v.name + (f"_{k}" if k else "")) not in taken)
-                symbols[v] = size_of(Var(name, v.dtype), {})
-        return Parameter(p.name, tuple(size_of(d, symbols) for d in given.shape), given.dtype, default)
-    if isinstance(given, dtype):
-        return Parameter(p.name, (), given, default)
-    if given is None or isinstance(given, TensorFactory) or given in (int, float, bool, str, tuple, Any, p.empty):
-        return Parameter(p.name, None, None, default)
-    raise error("program-parameter", f"`{fn.__name__}` has the parameter `{p.name}` of {given!r}", found=repr(given),
-                span=_line_of(fn))
+def _name_symbols(spec: TensorSpec, symbols: dict[Var, Size]) -> None:
+    """Note the sizes of the symbols of an annotation; symbols that share a name get different ones."""
+    for v in spec.shape:
+        if isinstance(v, Var) and v not in symbols:
+            taken = {str(s) for s in symbols.values()}
+            name = next(n for k in range(len(taken) + 1) if (n := v.name + (f"_{k}" if k else "")) not in taken)
+            symbols[v] = size_of(Var(name, v.dtype), {})
 
 
 def _line_of(fn: Callable[..., Any]) -> Span | None:
@@ -90,22 +107,24 @@ def _line_of(fn: Callable[..., Any]) -> Span | None:
     at = code.co_firstlineno
     while not re.match(r"\s*(async\s+)?(def|lambda)\b", text := linecache.getline(code.co_filename, at)) and text:
         at += 1
-    text = linecache.getline(code.co_filename, at)
     return Span(code.co_filename, at, len(text) - len(text.lstrip()), at, len(text.rstrip()), fn.__name__)
 
 
 def traced(fn: Callable[..., Any], values: Mapping[str, Any], key: Any = None) -> Graph:
-    """The graph of a function.  values: parameter -> (shape, dtype) of a tensor as a Node of op input, or any other value."""
+    """The graph of a function.  values: parameter -> a Node of op input for a tensor, or any other value."""
     trace = Trace(getattr(fn, "__code__", None))
     with tracing(trace):
-        given = {k: Tensor(v, trace) if isinstance(v, Node) else v for k, v in values.items()}
-        out = called(fn, given, key)
+        out = called(fn, {k: Tensor(v, trace) if isinstance(v, Node) else v for k, v in values.items()}, key)
         single = not isinstance(out, (tuple, list))
-        outputs = tuple(_result(fn, x) for x in ([out] if single else out))
+        outputs = []
+        for x in [out] if single else out:
+            if not isinstance(x, (Tensor, bool, int, float)):
+                raise error("program-result", f"`{fn.__name__}` returns {described(x)}", found=described(x), span=_line_of(fn))
+            outputs.append(tensor(x).node)
         if not outputs:
             raise error("program-result", f"`{fn.__name__}` returns an empty tuple", found="no tensor", span=_line_of(fn))
     inputs = tuple(v for v in values.values() if isinstance(v, Node))
-    return Graph(inputs, outputs, fn.__name__, single, tuple(dict.fromkeys(trace.guards))).shared()
+    return Graph(inputs, tuple(outputs), fn.__name__, single, tuple(dict.fromkeys(trace.guards))).shared()
 
 
 def called(fn: Callable[..., Any], given: Mapping[str, Any], key: Any) -> Any:
@@ -128,58 +147,20 @@ def called(fn: Callable[..., Any], given: Mapping[str, Any], key: Any) -> Any:
         _RUNNING.reset(token)
 
 
-def _unknown_name(e: Exception) -> TileLangError | None:
+def _unknown_name(e: NameError | AttributeError) -> TileLangError | None:
     """The error of a name that Python, or a module of ours, does not know; None for errors that are not about one."""
-    of = getattr(e, "obj", None)
-    name = getattr(e, "name", None)
+    name, of = getattr(e, "name", None), getattr(e, "obj", None)
     if isinstance(e, TileLangError) or name is None or isinstance(e, AttributeError) and of is not language:
         return None
     span, trace = None, e.__traceback__
     while trace is not None:
-        code = trace.tb_frame.f_code
+        code, line = trace.tb_frame.f_code, trace.tb_lineno
         if not trace.tb_frame.f_globals.get("__name__", "").startswith("tilelang."):
-            text = linecache.getline(code.co_filename, trace.tb_lineno)
-            col = max(0, text.find(name))
-            span = Span(code.co_filename, trace.tb_lineno, col, trace.tb_lineno, col + len(name), code.co_name)
+            col = max(0, linecache.getline(code.co_filename, line).find(name))
+            span = Span(code.co_filename, line, col, line, col + len(name), code.co_name)
         trace = trace.tb_next
-    known = [*FUNCTIONS, *dir(language)] if of is language else list(FUNCTIONS)
+    known = [*FUNCTIONS, *(dir(language) if of is language else ())]
     near = difflib.get_close_matches(name, known, n=1)
-    prefix = "T." if of is language or near else ""
     return error("program-name", f"`{name}` is not known" if of is None else f"tilelang.language has no `{name}`",
-                 found=f"`{name}`", span=span, hint=f"did you mean `{prefix}{near[0]}`?" if near
+                 found=f"`{name}`", span=span, hint=f"did you mean `T.{near[0]}`?" if near
                  else "define the name, or see the reference: whole-tensor programs")
-
-
-def _result(fn: Callable[..., Any], x: Any) -> Node:
-    if isinstance(x, (Tensor, bool, int, float)):
-        return tensor(x).node
-    raise error("program-result", f"`{fn.__name__}` returns {described(x)}", found=described(x), span=_line_of(fn))
-
-
-def input_node(p: Parameter, index: int, shape: Sequence[Size], dt: dtype) -> Node:
-    """The node of a parameter."""
-    return Node("input", (), MappingProxyType({"name": p.name, "index": index}), tuple(shape), dt)
-
-
-def inlined(fn: Callable[..., Any], parameters: Sequence[Parameter], values: Mapping[str, Any]) -> Any:
-    """A program that is called inside another one: its function runs in that trace.  Raises program-argument."""
-    key = []
-    for p in parameters:
-        x = values[p.name]
-        if isinstance(x, Tensor):
-            fits = p.shape is None or p.dtype == x.dtype and len(p.shape) == x.ndim and all(
-                not isinstance(s, int) or s == t for s, t in zip(p.shape, x.shape))
-            if not fits:
-                assert p.shape is not None
-                raise error("program-argument", f"`{fn.__name__}` takes another tensor as `{p.name}`",
-                            expected=f"{p.dtype}{text_of(p.shape)}", found=f"{x.dtype}{text_of(x.shape)}")
-        elif p.shape:
-            raise error("program-argument", f"`{fn.__name__}` takes a tensor as `{p.name}`", found=described(x),
-                        expected=f"{p.dtype}{text_of(p.shape)}")
-        key.append((x.shape, str(x.dtype)) if isinstance(x, Tensor) else repr(x))
-    return called(fn, values, tuple(key))
-
-
-def in_program() -> bool:
-    """Whether a program is being traced."""
-    return current() is not None
