@@ -173,9 +173,10 @@ _reduction("sum", "sum reduce_sum", "The sum; 16-bit floats are added in float32
 _reduction("prod", "prod", "The elements multiplied; 1 of no element.")
 _reduction("any", "any", "Whether one is true.")
 _reduction("all", "all", "Whether all are true.")
-METHODS.update(
-    max=_reduction("max", "reduce_max amax", "The greatest element that is not NaN; the least value of the type of no element."),
-    min=_reduction("min", "reduce_min amin", "The least element that is not NaN; the greatest value of the type of no element."))
+METHODS.update(max=_reduction(
+    "max", "reduce_max amax", "The greatest element that is not NaN; the least value of the type of no element."))
+METHODS.update(min=_reduction(
+    "min", "reduce_min amin", "The least element that is not NaN; the greatest value of the type of no element."))
 
 
 def _count(x: Tensor, axis: Any) -> Size:

@@ -72,7 +72,8 @@ def _cast(n: Node, x: Array) -> Array:
 
 # ---- reductions, scans, orders ---------------------------------------------------------------------------------------
 
-_REDUCE = {"sum": np.add, "prod": np.multiply, "max": np.fmax, "min": np.fmin, "any": np.logical_or, "all": np.logical_and}
+_REDUCE: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.fmax, "min": np.fmin, "any": np.logical_or,
+                           "all": np.logical_and}
 
 
 def _identity(kind: str, dt: dtype) -> Any:
@@ -119,15 +120,15 @@ def _einsum(n: Node, *xs: Array, spec: str, accum: dtype) -> Any:
 def _slice(n: Node, x: Array, starts: Sequence[int], steps: Sequence[int]) -> Array:
     for axis, (start, step, extent) in enumerate(zip(starts, steps, n.shape)):
         if (start, step, extent) != (0, 1, x.shape[axis]):
-            x = np.take(x, start + step * np.arange(extent), axis=axis)
+            x = np.take(x, start + step * np.arange(int(extent)), axis=axis)
     return x
 
 
 def _windows(n: Node, x: Array, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int],
              dilations: Sequence[int]) -> Array:
     spans = [(size - 1) * dilation + 1 for size, dilation in zip(sizes, dilations)]
-    index = [slice(None, None, strides[axes.index(k)] if k in axes else None) for k in range(x.ndim)]
-    return np.lib.stride_tricks.sliding_window_view(x, spans, axes)[(*index, *(slice(None, None, d) for d in dilations))]
+    steps = [strides[axes.index(k)] if k in axes else 1 for k in range(x.ndim)] + list(dilations)
+    return np.lib.stride_tricks.sliding_window_view(x, spans, tuple(axes))[tuple(slice(None, None, s) for s in steps)]
 
 
 def _in_range(n: Node, index: Array, extent: int) -> Array:
