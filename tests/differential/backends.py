@@ -199,6 +199,10 @@ def run(path: pathlib.Path, executions: Sequence[str] = HERE) -> Result:
     except Exception as e:  # whatever it raises is the result
         result.outcomes["trace"] = judged(e, False)
         return result
+    if hasattr(module, "SIZES"):
+        from run_whole import run_module
+
+        return run_module(module, executions)
     return run_func(module.program.func, module.program, module.SEED, module.TENSORS, module.CONFIGS, executions)
 
 

@@ -3,12 +3,15 @@
     python tests/differential/run.py --programs 3000 --seed 1 --workers 2 --out /tmp/differential
     python tests/differential/run.py --programs 3000 --seed 1 --workers 16 --gpu --out /tmp/differential-gpu
     python tests/differential/run.py --programs 2500 --workers 2 --backend hip --chip gfx942 --out /tmp/differential-hip
+    python tests/differential/run.py --family whole --programs 2000 --workers 2 --out /tmp/differential-whole
 
 Every program is a file in OUT/programs that runs by itself.  Results are lines of OUT/results.jsonl; a second run with
 the same OUT goes on where the first one ended.  OUT/summary.json has the number of programs, their outcomes by execution
 and by feature, what disagreed, and the seconds.  --gpu adds the device to meaning, simulator and CPU; --only leaves
 simulator and CPU out.  --backend hip: the simulator of an AMD chip instead, with waves of 64 lanes (--chip: always this one),
-and with --gpu an AMD GPU.  Programs that fail are cut down (--shrink N: the first N) and left in OUT/failures.
+and with --gpu an AMD GPU.  --family whole: whole-tensor programs, on their reference, NumPy, CPU and simulator, against bounds
+that follow from their types and lengths (--on: some of these).  Programs that fail are cut down (--shrink N: the first N) and
+left in OUT/failures.
 """
 
 from __future__ import annotations
@@ -33,10 +36,15 @@ from backends import WAVES  # noqa: E402
 from gen_hopper import is_hopper  # noqa: E402
 from gen_program import make_program  # noqa: E402
 from gen_text import features, source  # noqa: E402
+from gen_whole import make_whole  # noqa: E402
+from run_whole import EXECUTIONS as WHOLE  # noqa: E402
 from shrinking import shrink  # noqa: E402
+from text_whole import shrink_whole, whole_features, whole_source  # noqa: E402
 from workers import Worker, run_all  # noqa: E402
 
 EXECUTIONS = ("tile", "sm_80", "sm_90a", "cpu")
+FAMILIES = {"tiles": (make_program, source, features, shrink),
+            "whole": (make_whole, whole_source, whole_features, shrink_whole)}
 FEW = 30  # of 3,000 programs: what fewer draw is named in the summary
 
 
@@ -64,7 +72,7 @@ def status_of(outcomes: dict[str, Any]) -> str:
     return "failed" if "failed" in found else "refused" if "refused" in found else "agrees"
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: list[dict[str, Any]], family: str = "tiles") -> dict[str, Any]:
     """Counts of outcomes: whole programs, by execution, by kind of error, by feature."""
     out: dict[str, Any] = {"programs": len(rows), "status": dict(collections.Counter(r["status"] for r in rows))}
     by: dict[str, Any] = collections.defaultdict(collections.Counter)
@@ -79,7 +87,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             found[f][r["status"]] += 1
     out["executions"] = {k: dict(v) for k, v in sorted(by.items())}
     out["kinds"] = {k: dict(v.most_common()) for k, v in sorted(kinds.items())}
-    drawn = coverage(r["features"] for r in rows)
+    drawn = counted(family, [r["features"] for r in rows])
     out["never drawn"] = [f for f, n in drawn.items() if not n]
     out["seldom drawn"] = {f: n for f, n in drawn.items() if n * 3000 < FEW * len(rows)}
     out["features"] = {k: dict(v) for k, v in sorted(found.items())}
@@ -156,6 +164,13 @@ def coverage(programs: Iterable[list[str]]) -> dict[str, int]:
     return counts
 
 
+def counted(family: str, programs: list[list[str]]) -> dict[str, int]:
+    """How many programs drew what: of whole-tensor programs, each operation that came up."""
+    if family == "tiles":
+        return coverage(programs)
+    return dict(sorted(collections.Counter(f for fs in programs for f in fs).items()))
+
+
 def machine(gpu: bool) -> dict[str, Any]:
     """Where a run was made."""
     found: dict[str, Any] = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "cores": os.cpu_count(),
@@ -169,6 +184,8 @@ def machine(gpu: bool) -> dict[str, Any]:
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--family", choices=FAMILIES, default="tiles", help="tile programs, or whole-tensor programs")
+    p.add_argument("--on", nargs="+", choices=WHOLE, default=WHOLE, help="what runs whole-tensor programs")
     p.add_argument("--programs", type=int, default=300)
     p.add_argument("--first", type=int, default=0, help="index of the first program")
     p.add_argument("--seed", type=int, default=1)
@@ -186,12 +203,18 @@ def main() -> int:
     p.add_argument("--coverage", action="store_true", help="only draw the programs, and print how often what is drawn")
     p.add_argument("--wanted", default="failed", choices=("failed", "refused"), help="the outcome that --cut keeps")
     a = p.parse_args()
+    make, written, drawn, _ = FAMILIES[a.family]
+
+    def on(seed: int) -> tuple[str, ...]:
+        return tuple(a.on) if a.family == "whole" else executions_of(seed, a.gpu, a.cubin, a.only, a.backend, a.chip)
+
     if a.cut is not None:
-        program = make_program(int(a.cut), a.profile) if a.cut.isdigit() else json.loads(pathlib.Path(a.cut).read_text())
-        cut_down(program, ("tile", "cuda") if a.gpu else EXECUTIONS, a.out, wanted=a.wanted)
+        program = make(int(a.cut), a.profile) if a.cut.isdigit() else json.loads(pathlib.Path(a.cut).read_text())
+        names = tuple(a.on) if a.family == "whole" else ("tile", "cuda") if a.gpu else EXECUTIONS
+        cut_down(program, names, a.out, wanted=a.wanted)
         return 0
     if a.coverage:
-        found = coverage(features(make_program(program_seed(a.seed, a.first + i), a.profile)) for i in range(a.programs))
+        found = counted(a.family, [drawn(make(program_seed(a.seed, a.first + i), a.profile)) for i in range(a.programs)])
         for name, n in sorted(found.items(), key=lambda x: x[1]):
             print(f"{n:6} {name}")
         return 1 if not all(found.values()) else 0
@@ -203,10 +226,10 @@ def main() -> int:
     made: dict[int, Any] = {}
 
     def write(seed: int) -> pathlib.Path:
-        program = make_program(seed, a.profile)
+        program = make(seed, a.profile)
         made[seed] = program
         path = a.out / "programs" / f"p{seed}.py"
-        path.write_text(source(program))
+        path.write_text(written(program))
         return path
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -219,7 +242,7 @@ def main() -> int:
 
         def done(seed: int, path: pathlib.Path, outcomes: dict[str, Any]) -> None:
             program = made.pop(seed)
-            row = {"seed": seed, "profile": program["profile"], "status": status_of(outcomes), "features": features(program),
+            row = {"seed": seed, "profile": program["profile"], "status": status_of(outcomes), "features": drawn(program),
                    "outcomes": outcomes}
             rows.append(row)
             file.write(json.dumps(row) + "\n")
@@ -233,17 +256,16 @@ def main() -> int:
                 path.unlink()
             bar.advance(task)
 
-        where = {s: executions_of(s, a.gpu, a.cubin, a.only, a.backend, a.chip) for s in seeds}
-        run_all([(s, lambda s=s: write(s), where[s]) for s in seeds], a.workers, done, {
+        run_all([(s, lambda s=s: write(s), on(s)) for s in seeds], a.workers, done, {
             "TILELANG_CACHE_DIR": str(a.out / "cache"), "TILELANG_VERIFY": os.environ.get("TILELANG_VERIFY", "1")})
-    out = summary(rows)
+    out = summary(rows, a.family)
     out.update(seed=a.seed, seconds=round(time.time() - start, 1))
     (a.out / "summary.json").write_text(json.dumps(out, indent=1) + "\n")
     if a.record:
         a.record.write_text(json.dumps({"machine": machine(a.gpu), **out}, indent=1) + "\n")
     print(json.dumps({k: v for k, v in out.items() if k != "features"}, indent=1))
     for seed in failures[:a.shrink]:
-        cut_down(make_program(seed, a.profile), executions_of(seed, a.gpu, a.cubin, a.only, a.backend, a.chip), a.out)
+        cut_down(make(seed, a.profile), on(seed), a.out)
     return 1 if out["status"].get("failed") else 0
 
 
@@ -259,17 +281,20 @@ def cut_down(program: dict[str, Any], executions: tuple[str, ...], out: pathlib.
 
     def outcome(p: dict[str, Any], names: tuple[str, ...]) -> set[tuple[str, str]]:
         trial = folder / f"trial{os.getpid()}_{next(trials)}.py"  # a name of its own: source lines are cached by name
-        trial.write_text(source(p, "Cut down from a generated program"))
+        trial.write_text(written(p, "Cut down from a generated program"))
         found = worker.run(trial, names)
         trial.unlink()
         return {(k, o["kind"]) for k, o in found.items() if o["status"] == wanted}
 
+    family = program.get("family", "tiles")
+    _, written, _, smallest = FAMILIES[family]
+    judge = ("tile",) if family == "tiles" else ()
     first = outcome(program, executions)
     if first:
         which = sorted(first)[0]
-        names = ("tile",) if which[0] in ("tile", "trace", "process") else ("tile", which[0])
-        program = shrink(program, lambda p: which in outcome(p, names if which[0] != "process" else executions), budget)
-        path.write_text(source(program, f"Cut down from a generated program: {which[0]} {which[1]}"))
+        names = judge if which[0] in ("tile", "trace", "process") else (*judge, which[0])
+        program = smallest(program, lambda p: which in outcome(p, names if which[0] != "process" else executions), budget)
+        path.write_text(written(program, f"Cut down from a generated program: {which[0]} {which[1]}"))
         print(path.read_text())
     worker.close()
     return path

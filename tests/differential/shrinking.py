@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gen_state import Node
 
 Program = dict[str, Any]
+Step = Callable[[Program], Iterator[Program]]
 
 
-def shrink(program: Program, fails: Callable[[Program], bool], budget: int = 400) -> Program:
-    """The smallest program found within `budget` trials for which `fails` is true."""
+def shrink(program: Program, fails: Callable[[Program], bool], budget: int = 400, steps: Sequence[Step] = (),
+           tidy: Callable[[Program], Program] | None = None) -> Program:
+    """The smallest program found within `budget` trials for which `fails` is true.
+
+    steps: what to try, those of tile programs by default; tidy: leaves out what is no longer used.
+    """
     left = [budget]
     best = program
     while left[0] > 0:
-        for step in (_without_statements, _without_nesting, _smaller_texts, _smaller_numbers):
-            best = _exhaust(best, step, fails, left)
+        for step in steps or (_without_statements, _without_nesting, _smaller_texts, _smaller_numbers):
+            best = _exhaust(best, step, fails, left, tidy or _tidy)
         if best is program:
             break
         program = best
     return best
 
 
-def _exhaust(program: Program, step: Callable[[Program], Iterator[Program]], fails: Callable[[Program], bool],
-             left: list[int]) -> Program:
+def _exhaust(program: Program, step: Step, fails: Callable[[Program], bool], left: list[int],
+             tidy: Callable[[Program], Program]) -> Program:
     """Take the first smaller program that fails, again and again."""
     again = True
     while again and left[0] > 0:
@@ -36,7 +41,7 @@ def _exhaust(program: Program, step: Callable[[Program], Iterator[Program]], fai
                 break
             left[0] -= 1
             if fails(candidate):
-                program, again = _tidy(candidate), True
+                program, again = tidy(candidate), True
                 break
     return program
 
