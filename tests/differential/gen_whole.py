@@ -350,10 +350,10 @@ def reduce(d: Drawn) -> None:
 
 
 def count(d: Drawn) -> None:
-    v = d.pick(lambda v: v.dtype == "bool", 1)
-    if v.dtype == "bool":
-        axis = d.axis(v)
-        d.add("count", f"{v.text}.sum({axis})", tuple(s for k, s in enumerate(v.shape) if k != axis), "int32", 100)
+    v = d.float(1)
+    axis = d.axis(v)
+    test = d.rng.choice((f"{v.text} > 0", f"T.abs({v.text}) < 1"))
+    d.add("count", f"({test}).sum({axis})", tuple(s for k, s in enumerate(v.shape) if k != axis), "int32", 100)
 
 
 def softmax(d: Drawn) -> None:

@@ -28,7 +28,7 @@ FREE_SUM = 1e37  # sums of greater magnitudes may overflow on the way
 
 @dataclass
 class Interval:
-    """Values between low and high, both NaN where the value is NaN; free: nothing is known.  low is high for integers and bools."""
+    """Values from low to high, both NaN where the value is NaN; free: nothing is known.  low is high for integers and bools."""
 
     low: Array
     high: Array
@@ -340,9 +340,12 @@ def _cast(n: Node, x: Interval) -> Interval:
 
 
 def _identity(kind: str, dt: dtype) -> Any:
-    from tilelang.program.ops.numpy_values import identity
-
-    return identity(kind, dt)
+    if kind not in ("max", "min"):
+        return int(kind in ("prod", "all"))
+    if dt.is_float:
+        return -np.inf if kind == "max" else np.inf
+    info = np.iinfo(numpy_dtype(dt))
+    return info.min if kind == "max" else info.max
 
 
 _REDUCE = {"sum": np.add, "prod": np.multiply, "max": np.fmax, "min": np.fmin, "any": np.logical_or, "all": np.logical_and}
@@ -379,7 +382,7 @@ def _reduce(n: Node, x: Interval) -> Interval:
 
 def _summed(count: Any, size: Array, accum: dtype) -> Array:
     """The error of a sum of so many terms in any order, of these magnitudes in sum."""
-    return np.where(np.isfinite(size), (count + 4) * ULP[str(accum)] * size, 0)
+    return np.where(np.isfinite(size), (count + 8) * ULP[str(accum)] * size, 0)
 
 
 def _argreduce(n: Node, x: Interval) -> Interval:
@@ -564,13 +567,21 @@ def _loop(n: Node, xs: Sequence[Interval]) -> list[Interval]:
     return [*states, *stacked]
 
 
-_MOVES = ("reshape", "transpose", "slice", "windows", "broadcast")
+_MOVES: dict[str, Callable[[Node, Array], Array]] = {
+    "reshape": lambda n, v: v.reshape(n.shape),
+    "transpose": lambda n, v: np.transpose(v, n.attrs["perm"]),
+    "broadcast": lambda n, v: np.broadcast_to(v, n.shape),
+    "slice": lambda n, v: v[np.ix_(*(a + s * np.arange(e) for a, s, e in zip(n.attrs["starts"], n.attrs["steps"], n.shape)))],
+    "windows": lambda n, v: _windows(n, v),
+}
 
 
-def _moved(n: Node, x: Interval) -> Interval:
-    from tilelang.program.ops.numpy_values import VALUES
-
-    return x.map(lambda v: VALUES[n.op](n, [v]))
+def _windows(n: Node, v: Array) -> Array:
+    for axis, size, stride, dilation in zip(*(n.attrs[k] for k in ("axes", "sizes", "strides", "dilations"))):
+        span = (size - 1) * dilation + 1
+        v = np.lib.stride_tricks.sliding_window_view(v, span, axis)[..., ::dilation]
+        v = v[(slice(None),) * axis + (slice(None, None, stride),)]
+    return v
 
 
 def _made(n: Node) -> Interval:
@@ -588,7 +599,7 @@ def _one(n: Node, xs: Sequence[Interval]) -> Any:
     if n.op in ("constant", "iota"):
         return _made(n)
     if n.op in _MOVES:
-        return _moved(n, xs[0])
+        return xs[0].map(lambda v: _MOVES[n.op](n, v))
     if n.op == "where":
         return _hull(*xs)
     if n.op in ("eq", "ne", "lt", "le", "gt", "ge"):

@@ -447,7 +447,7 @@ class Functions:
             cut = tuple(whole(np.take(np.asarray(x), i, axis)) for x in many) if xs is not None else None
             state, y = step(state, cut if isinstance(xs, tuple) or xs is None else cut[0])
             results.append(y if isinstance(y, tuple) else (y,))
-        if not results or results[0] == (None,):
+        if not results or results[0][0] is None:
             return state, None
         stacked = tuple(whole(np.stack([np.asarray(r[k]) for r in results], axis)) for k in range(len(results[0])))
         return state, stacked if isinstance(y, tuple) else stacked[0]

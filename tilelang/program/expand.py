@@ -18,6 +18,7 @@ from tilelang.errors import error, register
 from .expr import Axis, Scalar, Tensor, axis, call, const, plus, read, split, times
 from .expr import at as placed
 from .graph import BINARY, COMPARE, FORMATS, UNARY, Graph, Node, Size
+from .rescale import is_float
 
 register("program-lowering", NotImplementedError, "a program has an operation that no kernel can compute yet",
          "split the program there, or run it by `program.reference(...)`", expected="tensors that tiles can hold")
@@ -168,6 +169,8 @@ def _concat(e: _Expander, n: Node, at: Index) -> Scalar:
     k = n.attrs["axis"]
     ends, total = [], 0
     for x in n.inputs:
+        if x.shape[k] == 0:
+            continue
         ends.append((total, x))
         total = total + x.shape[k]
     out: Scalar | None = None
@@ -175,8 +178,7 @@ def _concat(e: _Expander, n: Node, at: Index) -> Scalar:
         one = e.element(x, (*at[:k], plus(at[k], start * -1), *at[k + 1:]))
         inside = call("lt", at[k], const(start + x.shape[k]), dtype="bool")
         out = one if out is None else call("where", inside, one, out, dtype=str(n.dtype))
-    assert out is not None  # the type rule takes at least one operand
-    return out
+    return const(0, str(n.dtype)) if out is None else out  # there is no element
 
 
 def _pad(e: _Expander, n: Node, at: Index) -> Scalar:
@@ -243,19 +245,39 @@ def _input(e: _Expander, n: Node) -> Tensor:
 def _read(e: _Expander, n: Node, at: Index) -> Scalar:
     if n in e.outer:
         return e.outer[n](at)
-    return read(e.tensor(n), at)
+    return _of_map(e.tensor(n), at)
 
 
 def _reduce(e: _Expander, n: Node) -> Tensor:
     x, kind = n.inputs[0], n.attrs["kind"]
     inner = tuple(Axis(f"i{k}" if k not in n.attrs["axes"] else f"k{k}", s) for k, s in enumerate(x.shape))
     body = e.element(x, tuple(map(axis, inner)))
-    over = tuple(inner[k] for k in n.attrs["axes"])
+    over = tuple(inner[k] for k in n.attrs["axes"] if x.shape[k] != 1)
     kept = tuple(a for k, a in enumerate(inner) if k not in n.attrs["axes"])
     out = str(n.dtype)
     if kind in ("any", "all"):
         kind, body, out = {"any": "max", "all": "min"}[kind], call("cast", body, dtype="int32"), "int32"
+    if not over or any(a.extent == 0 for a in over):
+        return Tensor(kind, kept, out, "map", _of_few(kind, body, not over), span=n.span)
     return Tensor(kind, kept, out, kind, body, over, {"accum": accumulator(n, out)}, n.span)
+
+
+def _of_few(kind: str, body: Scalar, one: bool) -> Scalar:
+    """A reduction or scan of one element, or of none."""
+    start = IDENTITY[kind]
+    none = const(start, body.dtype) if is_float(body.dtype) else const(_least_or_greatest(start, body.dtype), body.dtype)
+    if not one:
+        return none
+    return call(kind, body, none, dtype=body.dtype) if is_float(body.dtype) and kind in ("max", "min") else body
+
+
+def _least_or_greatest(x: float, dtype: str) -> int:
+    if abs(x) != inf:
+        return int(x)
+    bits = int(dtype.lstrip("uint"))
+    if dtype.startswith("u"):
+        return 0 if x < 0 else (1 << bits) - 1
+    return -(1 << bits - 1) if x < 0 else (1 << bits - 1) - 1
 
 
 def accumulator(n: Node, out: str) -> str:
@@ -268,12 +290,20 @@ def _read_reduced(e: _Expander, n: Node, at: Index) -> Scalar:
     if n.attrs.get("keepdims"):
         gone = n.attrs["axes"] if n.op == "reduce" else (n.attrs["axis"],)
         places = tuple(i for k, i in enumerate(at) if k not in gone)
-    value = read(e.tensor(n), places)
-    return call("ne", value, const(0), dtype="bool") if n.attrs["kind"] in ("any", "all") else value
+    value = _of_map(e.tensor(n), places)
+    return call("gt", value, const(0), dtype="bool") if n.attrs["kind"] in ("any", "all") else value
+
+
+def _of_map(t: Tensor, at: Index) -> Scalar:
+    """An element of a tensor; a reduction over axes of one element is that element."""
+    return read(t, at) if t.kind != "map" or t.body is None else placed(t.body, dict(zip(t.axes, at)))
 
 
 def _arg_reduce(e: _Expander, n: Node) -> Tensor:
     x, k = n.inputs[0], n.attrs["axis"]
+    if x.shape[k] == 1:
+        axes = e.axes(x.shape)
+        return Tensor(f"arg{n.attrs['kind']}", axes[:k] + axes[k + 1:], "int32", "map", const(0), span=n.span)
     inner = e.axes(x.shape)
     body = e.element(x, tuple(map(axis, inner)))
     return Tensor(f"arg{n.attrs['kind']}", inner[:k] + inner[k + 1:], "int32", f"arg{n.attrs['kind']}", body, (inner[k],), {},
@@ -294,7 +324,9 @@ def _einsum(e: _Expander, n: Node) -> Tensor:
     body = factors[0]
     for f in factors[1:]:
         body = call("mul", body, f, dtype=accum)
-    over = tuple(a for c, a in letters.items() if c not in result)
+    over = tuple(a for c, a in letters.items() if c not in result and a.extent != 1)
+    if any(a.extent == 0 for a in over):
+        over, body = (), const(0.0, accum) if is_float(accum) else const(0, accum)
     return Tensor("acc", tuple(letters[c] for c in result), str(n.dtype), "sum", body, over, {"accum": accum, "operands": True},
                   n.span)
 
@@ -315,6 +347,8 @@ def _einsum_element(e: _Expander, n: Node, at: Index) -> Scalar:
 def _scan(e: _Expander, n: Node) -> Tensor:
     inner = e.axes(n.shape)
     body = e.element(n.inputs[0], tuple(map(axis, inner)))
+    if n.shape[n.attrs["axis"]] == 1:
+        return Tensor("scan", inner, str(n.dtype), "map", _of_few(n.attrs["kind"], body, True), span=n.span)
     return Tensor("scan", inner, str(n.dtype), f"scan {n.attrs['kind']}", body, (inner[n.attrs["axis"]],),
                   {"accum": str(n.attrs["accum"]), "reverse": n.attrs["reverse"]}, n.span)
 
@@ -322,6 +356,8 @@ def _scan(e: _Expander, n: Node) -> Tensor:
 def _sort(e: _Expander, n: Node) -> Tensor:
     x, k = n.inputs[0], n.attrs["axis"]
     inner = e.axes(x.shape)
+    if x.shape[k] == 1:
+        return Tensor("order", inner, "int32", "map", const(0), span=n.span)
     place = Axis("place", n.shape[k])
     body = _rounded(e.element(x, tuple(map(axis, inner))), str(x.dtype))
     largest = n.attrs["largest"] if n.op == "argtopk" else n.attrs["descending"]

@@ -272,7 +272,7 @@ def split(e: Scalar, n: Size) -> tuple[Scalar, Scalar]:
     whole: dict[Scalar, Size] = {}
     rest: dict[Scalar, Size] = {}
     for atom, f in terms.items():
-        q: Size = f // n  # type: ignore[operator]
+        q: Size = 0 if isinstance(n, Dim) and not isinstance(f, Dim) else f // n  # type: ignore[operator]
         if not isinstance(n, Dim) and not isinstance(f, Dim) and f % n or q * n != f:
             rest[atom] = f
         else:

@@ -8,7 +8,7 @@ from math import inf
 from .expr import Axis, Scalar, Tensor, at, axis, bounds, const, linear, number, plus, read, rewrite, summed, walk
 from .graph import Size
 from .nest import Pass
-from .rescale import NEUTRAL, conditions, vanishes
+from .rescale import EXPONENTIALS, NEUTRAL, conditions, vanishes
 from .stages import NAMES, REDUCE, gemm, reduce, with_reduced
 from .text import Printer, wide
 from .tiles import Tile
@@ -24,6 +24,7 @@ def write_pass(w: Writer, p: Pass) -> None:
         ensure_outer(w, t.body, p)
     running: dict[Tensor, Tile] = {}
     extremes: dict[Tensor, Tile] = {}
+    moved: list[Tensor] = []
     for t in p.stages:
         axes = w.order(t.axes, read(t))
         acc = w.new_tile("acc" if w.plan.gemm_of(t) is not None else NAMES[t.kind], axes, t.dtype)
@@ -37,8 +38,9 @@ def write_pass(w: Writer, p: Pass) -> None:
         if start == 0:
             w.say(f"T.clear({acc.name})")
         else:
-            moved = t in p.old and abs(start) == inf
-            value = const(FINITE * (1 if start > 0 else -1), t.dtype) if moved else w.number(start, t.dtype)
+            if t in p.old and abs(start) == inf:
+                moved.append(t)
+            value = const(FINITE * (1 if start > 0 else -1), t.dtype) if t in moved else w.number(start, t.dtype)
             w.say(f"T.fill({acc.name}, {Printer(lambda e: None).text(value)})")
     w.current, w.before = p, []
     place = len(w.lines)
@@ -58,6 +60,19 @@ def write_pass(w: Writer, p: Pass) -> None:
     w.shared = {**shared, **{k: x for k, x in w.shared.items() if not set(x.axes) & set(p.axes)}}
     w.current, w.before, w.inside = None, None, tiles_inside
     w.done = {t for t in w.done if not set(t.axes) & set(p.axes)} | set(p.stages)
+    for t in moved:
+        if any(t in read_outside_exponents(e) for e in [*(s.body for s in w.stages if s not in p.stages), *(
+                e for _, e in w.plan.nest.outputs)] if e is not None):
+            one, sign = w.element_of(running[t]), "-" if NEUTRAL[t.kind] < 0 else ""
+            none = f'{sign}T.infinity("{t.dtype}")'
+            w.parallel(running[t].axes, f"{one} = T.if_then_else({one} == {sign}{FINITE!r}, {none}, {one})")
+
+
+def read_outside_exponents(e: Scalar) -> set[Tensor]:
+    """The tensors of which an expression reads more than their differences in exponents."""
+    if e.op == "read":
+        return {e.value}
+    return set().union(*map(read_outside_exponents, e.args)) if e.args and e.op not in EXPONENTIALS else set()
 
 
 def ensure_outer(w: Writer, e: Scalar, p: Pass) -> None:

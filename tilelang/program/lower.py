@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilelang.target import Target
 
@@ -49,17 +49,26 @@ def lower(graph: Graph, shapes: Mapping[str, int] | None, target: Target) -> Mod
     """
     graph = graph.at(shapes or {})
     program = expand(graph)
-    return assemble(program.name, program.inputs, cut(program, target, shapes or {}), target, graph.dims)
+    full = tuple(t for t in program.outputs if 0 not in t.shape)  # those without an element need no kernel
+    kernels = cut(replace(program, outputs=full), target, shapes or {}) if full else Cut()
+    found = iter(kernels.outputs)
+    kernels.outputs = tuple(t if 0 in t.shape else next(found) for t in program.outputs)
+    return assemble(program.name, program.inputs, kernels, target, graph.dims)
 
 
 def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target, dims: tuple[str, ...]) -> Module:
     """The text of all kernels and the steps."""
-    names: dict[Tensor, str] = {t: t.name for t in inputs}
-    used = set(names.values()) | {"T", "tilelang"}
+    used = {"T", "tilelang", *dims}
+    names: dict[Tensor, str] = {t: _unused(t.name, used) for t in inputs}
+    name = _unused(name if name.isidentifier() else "program", used)  # a lambda has none
     for group, _ in kernels.kernels:
         for t in group:
             names[t] = _unused(t.name, used)
     steps, texts, buffers = [], [], {}
+    for t in kernels.outputs:
+        if t not in names and 0 in t.shape:
+            names[t] = _unused(t.name, used)
+            buffers[names[t]] = (t.shape, t.dtype)
     for k, (group, plan) in enumerate(kernels.kernels):
         kernel = name if len(kernels.kernels) == 1 else f"{name}_{k}"
         read = _reads(plan, names)
@@ -78,7 +87,7 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
     open_sizes = sorted({n for t in names for s in t.shape if isinstance(s, Dim) for n in s.names} | set(dims))
     head += "".join(f'{n} = T.dynamic("{n}")\n' for n in open_sizes)
     outputs = tuple(names[t] for t in kernels.outputs)
-    return Module(head + "\n\n" + "\n\n".join(texts), tuple(steps), tuple(t.name for t in inputs), outputs, buffers)
+    return Module(head + "\n\n" + "\n\n".join(texts), tuple(steps), tuple(names[t] for t in inputs), outputs, buffers)
 
 
 def _reads(plan: Plan | StepsPlan, names: Mapping[Tensor, str]) -> set[Tensor]:

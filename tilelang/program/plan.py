@@ -19,7 +19,7 @@ from tilelang.library.gemm.tile_cost import choose_tile
 from tilelang.target import Target
 
 from .divide import over_rows
-from .expr import Axis, Tensor
+from .expr import Axis, Tensor, is_integer
 from .graph import Dim
 from .nest import REDUCTIONS, Contraction, Nest, Unfit, contraction, passes
 
@@ -90,7 +90,9 @@ def bits_of(dtype: str) -> int:
 
 
 def exactness(dtype: str, target: Target) -> str:
-    """How products of a type are formed where T.gemm would round: "parts" of tf32, "threads", "" for T.gemm itself."""
+    """How products of a type are formed where T.gemm would round or lacks them: "parts" of tf32, "threads", "" for T.gemm."""
+    if is_integer(dtype) and bits_of(dtype) > 8:
+        return "threads"
     if target.is_cpu or dtype not in ("float32", "float64"):
         return ""
     return "parts" if dtype == "float32" and target.is_cuda and target.arch_number >= 80 else "threads"
@@ -126,6 +128,8 @@ def plan_of(nest: Nest, target: Target) -> Plan:
     for t, e in nest.outputs:
         if len(t.axes) < len(nest.axes) and any(plan.uses[a].kind in ("grid", "tile") for a in nest.axes if a not in e.axes):
             raise Unfit("an output has no axis that is split over blocks")
+    if any(not plan.tiled(t.axes) for t in nest.stages) and any(plan.gemm_of(t) is not None for t in nest.stages):
+        raise Unfit("a GEMM beside a tile of one element")
     return plan
 
 

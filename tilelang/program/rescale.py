@@ -317,26 +317,38 @@ def depends(e: Scalar, found: frozenset[Tensor]) -> bool:
 # ---- masks ------------------------------------------------------------------------------------------------------------
 
 
-def known(e: Scalar) -> float | None:
+UNBOUNDED = ("log", "log2", "log1p", "sqrt", "rsqrt", "tan", "pow", "mod", "floordiv")  # of finite numbers: NaN, or infinite
+
+
+def _finite(e: Scalar, along: frozenset[Axis]) -> bool:
+    """Whether an expression is finite at all indices along some axes, also where a tensor has no element and reads as 0."""
+    if (k := known(e, along)) is not None or e.op == "const":
+        return k is None or not isinf(k)
+    risky = e.op in UNBOUNDED or e.op == "div" and not e.args[1].axes.isdisjoint(along)
+    return not (risky and e.axes & along) and all(_finite(a, along) for a in e.args if is_float(a.dtype))
+
+
+def known(e: Scalar, along: frozenset[Axis]) -> float | None:
     """The number that an expression is whatever its unknown, finite pieces are; None where there is none."""
     if e.op == "const":
         return value(e)
-    pieces = [known(a) if is_float(a.dtype) else None for a in e.args]
+    if e.op == "read":
+        return None
+    pieces = [known(a, along) if is_float(a.dtype) else None for a in e.args]
     if e.op == "cast" and is_float(e.args[0].dtype):
         return pieces[0]
     if e.op in EXPONENTIALS:
         return 0.0 if pieces[0] == -inf else None
     if e.op == "mul":
         if 0.0 in pieces:
-            return 0.0
+            return 0.0 if all(_finite(a, along) for a in e.args) else None
         inner, k = scaled(e)
-        return -inf if k > 0 and inner is not e and known(inner) == -inf else None
-    if e.op == "add":
-        return -inf if -inf in pieces else None
-    if e.op == "sub":
-        return -inf if pieces[0] == -inf else None
+        return -inf if k > 0 and inner is not e and known(inner, along) == -inf else None
+    if e.op in ("add", "sub") and -inf in pieces:
+        first = pieces[0] == -inf
+        return -inf if (first or e.op == "add") and _finite(e.args[first], along) else None
     if e.op == "div":
-        return 0.0 if pieces[0] == 0.0 else None
+        return 0.0 if pieces[0] == 0.0 and e.args[1].axes.isdisjoint(along) else None
     if e.op == "where" and pieces[1] == pieces[2]:
         return pieces[1]
     return None
@@ -365,5 +377,5 @@ def without(e: Scalar, condition: Scalar) -> Scalar:
 
 def vanishes(kind: str, body: Scalar, condition: Scalar) -> bool:
     """Whether elements for which the condition is false leave a reduction as it is."""
-    return kind in NEUTRAL and known(without(body, condition)) == NEUTRAL[kind]
+    return kind in NEUTRAL and known(without(body, condition), condition.axes) == NEUTRAL[kind]
 

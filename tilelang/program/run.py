@@ -49,7 +49,7 @@ class Recipe:
         if self.kernels is not None:
             return tuple(PrimFunc(parse(text)) for text in self.kernels)
         names = ", ".join(k for k, _, _ in self.steps)
-        return tuple(from_source(f"{self.source}\n\nsteps_in_order = ({names},)\n", "steps_in_order"))
+        return tuple(from_source(f"{self.source}\n\nsteps_in_order = ({names},)\n", "steps_in_order")) if names else ()
 
 
 def recipe_of(graph: Graph, sizes: Mapping[str, int] | None, target: Any) -> Recipe:
@@ -97,7 +97,7 @@ class Runner:
             return compile(f, results, target=target, pass_configs=configs)
 
         jobs = [as_here(partial(compiled, f, *step[1:])) for f, step in zip(r.functions(), r.steps)]
-        self.kernels = [jobs[0]()] if len(jobs) == 1 else run_parallel(jobs, None, False)
+        self.kernels = [job() for job in jobs] if len(jobs) < 2 else run_parallel(jobs, None, False)
         # the kernel that takes the inputs and gives the results as the program does, if it is one
         alone = len(jobs) == 1 and list(r.steps[0][1:]) == [r.inputs, r.outputs] and self._returns(r.outputs)
         self.direct = self.kernels[0] if alone and all(n.shape for n in graph.inputs) else None
@@ -131,7 +131,7 @@ class Runner:
                 results = [_empty(*self.recipe.buffers[n], sizes, like) for n in writes]
                 kernel(*given, *results)
             held.update(zip(writes, results))
-        out = [held[n] for n in self.recipe.outputs]
+        out = [held[n] if n in held else _empty(*self.recipe.buffers[n], {}, like) for n in self.recipe.outputs]
         return out[0] if self.graph.single else tuple(out)
 
 

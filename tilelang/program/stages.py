@@ -41,6 +41,10 @@ def reduce(w: Writer, t: Tensor, axes: tuple[Axis, ...], into: Tile | None = Non
     body = w.body(t)
     dims = with_reduced(w, axes, over, body)
     source = w.root(body, "x", dims)
+    if into is not None and tuple(a for a in source.axes if a not in over) != into.axes:  # it lies in another order
+        w.last[source.key], moved = w.count, w.new_tile("x", dims, source.dtype)
+        w.parallel(dims, f"{w.element_of(moved)} = {w.element_of(source)}", w.before is not None and not w.changes(body))
+        source = moved
     dims = source.axes
     if not over:
         return combine(w, t, source, into)
@@ -110,11 +114,12 @@ def gemm(w: Writer, t: Tensor, c: Contraction, acc: Tile, clear: bool = False) -
 
 
 def multiply_exactly(w: Writer, a: Tile, b: Tile, acc: Tile, over: Axis, clear: bool) -> None:
-    """A GEMM by multiply-adds of threads: T.gemm would round float32 to tf32."""
+    """A GEMM by multiply-adds of threads: T.gemm would round float32 to tf32, and has no integers of more than 8 bits."""
     if clear:
         w.say(f"T.clear({acc.name})")
+    why = "T.gemm would round the factors to tf32" if is_float(a.dtype) else f"T.gemm has no factors of {a.dtype}"
     w.last[a.key] = w.last[b.key] = w.last[acc.key] = w.count
-    w.say(f"for {over.name} in T.serial({w.size(over)}):  # T.gemm would round the factors to tf32")
+    w.say(f"for {over.name} in T.serial({w.size(over)}):  # {why}")
     w.say(f"    for {', '.join(x.name for x in acc.axes)} in T.Parallel({', '.join(str(w.size(x)) for x in acc.axes)}):")
     w.say(f"        {w.element_of(acc)} += {w.element_of(a)} * {w.element_of(b)}")
 
@@ -141,7 +146,7 @@ def operand_type(a: Scalar, b: Scalar) -> str:
     """The element type of both operands."""
     if a.dtype == b.dtype:
         return a.dtype
-    return max((a.dtype, b.dtype), key=bits_of)
+    return "float64" if "float64" in (a.dtype, b.dtype) else "float32"
 
 
 def operand(w: Writer, e: Scalar, first: Axis, second: Axis, dtype: str, left: bool) -> tuple[Tile, bool]:

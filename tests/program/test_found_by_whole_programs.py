@@ -1,0 +1,109 @@
+"""The smallest programs for which random whole-tensor programs found a fault (tests/differential/run.py --family whole)."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilelang
+import tilelang.language as T
+
+n = T.dynamic("n")
+
+
+def both(fn, *arrays, target="cpu"):
+    """(compiled, by definition) results, as tuples."""
+    program = tilelang.program(fn, target=target)
+    return tuple(x if isinstance(x, tuple) else (x,) for x in (program(*arrays), program.reference(*arrays)))
+
+
+def agree(fn, *arrays, target="cpu", bound=1e-5):
+    for got, want in zip(*both(fn, *arrays, target=target), strict=True):
+        assert got.shape == want.shape and got.dtype == want.dtype
+        g, w = got.astype(np.float64), want.astype(np.float64)
+        np.testing.assert_allclose(g, w, rtol=bound, atol=bound * np.abs(w[np.isfinite(w)]).max(initial=1e-30))
+
+
+def normal(*shape, dtype=np.float32):
+    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulator"])
+def test_what_hangs_over_a_tile_adds_nothing_where_minus_infinity_meets_zero(target):
+    """exp(x - top) is 0 behind the end of a row, where x is minus infinity: their product is NaN."""
+    def mean(x: T.Tensor((n, n), "float32")):
+        e = T.exp(x - x.max(1, True))
+        return (e * x).sum(1) / e.sum(1)
+
+    def weighted(x, v):
+        w = x * T.softmax(x)
+        return w @ v / w.sum(-1, True), (T.softmax(x) * T.log(T.softmax(x))).sum(1)
+
+    agree(mean, normal(5, 5), target=target)
+    agree(weighted, normal(3, 3), normal(3, 2), target=target, bound=1e-4)
+
+
+def test_axes_of_one_element():
+    def f(x):
+        return T.softmax(x), x.max(1), T.prod(x, -1, True), T.argmax(x), T.cumsum(x), T.argsort(x), T.any(x > 0, 1), x.T @ x
+
+    agree(f, normal(1, 1))
+    agree(lambda x: x.max(0), np.full((1, 3), np.nan, np.float32))
+
+
+def test_axes_of_no_element():
+    def f(x):
+        return x.sum(1), x.max(1), T.any(x > 0, 1), T.all(x > 0, 1), x * 2, x @ x.T, T.concat([x.T, T.ones((2, 3))]), T.softmax(x)
+
+    agree(f, normal(3, 0))
+
+    def open_size(x: T.Tensor((3, n), "float32")):
+        return x.sum(1), x.max(1), T.any(x > 0, 1), T.all(x > 0, 1), T.softmax(x)
+
+    agree(open_size, normal(3, 0))
+
+
+def test_names_of_the_text_and_of_the_program_do_not_meet():
+    def f(n: T.Tensor((n, 4), "float32"), out: T.Tensor((4,), "float32"), bi: T.Tensor((4,), "float32")):
+        return n * 2 + out, n.softmax() @ bi
+
+    agree(f, normal(3, 4), normal(4), normal(4))
+    agree(lambda x: x * 2, normal(3))
+
+
+def test_the_greatest_element_of_a_row_of_minus_infinities():
+    """Where sums follow a running maximum, it starts from a finite number."""
+    def f(x: T.Tensor((2, n), "float32")):
+        top = x.max(1)
+        return top, T.softmax(x), top + T.exp(x - top.unsqueeze(1)).sum(1)
+
+    x = normal(2, 5)
+    x[1] = -np.inf
+    agree(f, x)
+
+
+def test_factors_of_two_narrow_types_are_multiplied_in_float32():
+    agree(lambda a, b: a @ b, normal(2, 3, dtype=ml_dtypes.bfloat16), normal(3, 4, dtype=np.float16))
+
+
+def test_products_of_integers():
+    x = np.arange(12, dtype=np.int32).reshape(3, 4)
+    agree(lambda a: a @ a.T, x)
+
+
+def test_a_number_that_an_open_size_does_not_divide():
+    def f(x: T.Tensor((2, n, 1), "float32")):
+        return x.reshape(2 * x.shape[1], 1)
+
+    agree(f, normal(2, 3, 1))
+
+
+def test_a_reduction_of_a_tile_that_lies_in_another_order():
+    def f(x):
+        a = x.max(2)
+        return T.exp(a - a.max(1, True)).sum(0, True)
+
+    agree(f, normal(3, 2, 5))
+
+
+def test_a_product_that_is_summed_to_one_number():
+    agree(lambda x, v: (T.softmax(x) @ v).sum(), normal(2, 2), normal(2, 2))
