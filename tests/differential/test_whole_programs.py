@@ -87,7 +87,8 @@ def test_a_failing_whole_program_is_cut_down():
 
 
 def test_a_run_of_whole_programs_leaves_one_summary(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.argv", f"run.py --family whole --programs 2 --seed 4 -n 1 --on reference numpy --out {tmp_path}".split())
+    words = f"run.py --family whole --programs 2 --seed 4 -n 1 --on reference numpy --out {tmp_path}"
+    monkeypatch.setattr("sys.argv", words.split())
     assert main() == 0
     found = json.loads((tmp_path / "summary.json").read_text())
     assert found["status"] == {"agrees": 2} and found["executions"]["numpy"] == {"agrees": 2}

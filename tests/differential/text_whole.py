@@ -79,9 +79,8 @@ def whole_features(program: Program) -> list[str]:
 
 def shrink_whole(program: Program, fails: Callable[[Program], bool], budget: int = 400) -> Program:
     """The smallest program found for which `fails` is true."""
-    return shrink(
-        program, fails, budget, (_fewer_results, _earlier_results, _inputs_for_values, _plainer, _smaller_extents), tidy
-    )
+    steps = (_fewer_results, _earlier_results, _inputs_for_values, _plainer, _smaller_extents)
+    return shrink(program, lambda p: fails(tidy(p)), budget, steps, tidy)
 
 
 def _fewer_results(program: Program) -> Iterator[Program]:

@@ -144,7 +144,7 @@ class _Cutter:
 
     def alike(self, a: tuple[Tensor, ...], b: tuple[Tensor, ...], stored: frozenset[Tensor]) -> bool:
         shorter, longer = sorted((a[0].shape, b[0].shape), key=len)
-        if any(s not in longer for s in shorter):
+        if "item" in (a[0].kind, b[0].kind) or any(s not in longer for s in shorter):
             return False
         x, y = self.needs(a, stored), self.needs(b, stored)
         return bool(x & y) and not x & set(b) and not y & set(a)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .expr import Axis, Scalar, Tensor, read
 from .nest import REDUCTIONS, Contraction
-from .plan import bits_of, exactness
+from .plan import exactness
 from .rescale import is_float, vanishes
 from .sorts import order_of
 from .text import wide
