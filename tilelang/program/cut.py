@@ -24,7 +24,7 @@ from .divide import over_blocks
 from .expand import Program, Steps
 from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite, walk
 from .graph import Dim, Size, size_at
-from .nest import Nest, Unfit, contraction, nest_of, passes
+from .nest import Nest, Unfit, base_of, contraction, nest_of, passes
 from .plan import MULTIPLE, AxisUse, Plan, bits_of, exactness, plan_of
 from .rescale import NEUTRAL, factors, is_float
 from .stateful import StepsPlan, plan_of_steps
@@ -204,7 +204,7 @@ class _Cutter:
     def divided(self, nest: Nest) -> tuple[Kernels, float]:
         """The kernel of a nest; or several that compute pieces of its first loop and combine them, where blocks are few."""
         plan = plan_of(nest, self.target)
-        best: tuple[Kernels, float] = [(tuple(t for t, _ in nest.outputs), plan)], self.cost(plan)
+        best: tuple[Kernels, float] = [(tuple(base_of(t) for t, _ in nest.outputs), plan)], self.cost(plan)
         blocks, most = self.blocks(plan, frozenset()), WAVES[-1] * self.rates.processors
         reduced = {a for t in nest.stages if t.kind in NEUTRAL for a in t.over}
         uses = {a: plan.uses.get(a, AxisUse("loop", MULTIPLE)) for a in reduced}

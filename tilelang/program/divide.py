@@ -1,9 +1,14 @@
-"""Division of a loop: results of its pieces, and the reductions that combine them.
+"""Other axes for a nest: loops that are divided into pieces, and axes that are joined into one.
+
+Division gives results of pieces, and the reductions that combine them:
 
     R = reduce over k: f(k, J)      R_p = reduce over the k of piece p: f(k, J_p)      R = reduce over p: R_p * factor(J_p -> J)
 
 with the factor of rescale.rescaling, where J is another reduction of the same loop.  The pieces are computed by blocks of their
 own, and combined by a second kernel; or by the rows of a tile, and combined behind the loop.
+
+Joined axes are those that tensors have side by side: one axis counts the elements of both, and a view of the tensor has it.
+What reads them elsewhere, or in sums of indices, reads the quotients and remainders of the one axis.
 """
 
 from __future__ import annotations
@@ -11,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from .expr import Axis, Scalar, Tensor, at, axis, const, plus, read, rewrite, times
+from .expr import Axis, Scalar, Tensor, at, axis, const, plus, read, rewrite, split, times
 from .graph import Dim, Size
-from .nest import Nest, Pass
+from .nest import Nest, Pass, output_axes
 from .rescale import NEUTRAL, multiplied
 
 
@@ -115,3 +120,48 @@ def _needed(stages: Iterable[Tensor], outputs: Iterable[tuple[Tensor, Scalar]]) 
         if s in wanted and s.body is not None:
             wanted |= {r.value for r in s.body.reads}
     return [s for s in stages if s in wanted]
+
+
+def joined(nest: Nest, group: tuple[Axis, ...]) -> Nest:
+    """The nest with one axis for axes that stand side by side in its outputs, or in no output."""
+    extent: Size = 1
+    for a in group:
+        extent = extent * a.extent
+    flat = Axis(group[-1].name, extent)
+    digits: dict[Axis, Scalar] = {}
+    left = axis(flat)
+    for a in reversed(group):
+        left, digits[a] = split(left, a.extent) if a is not group[0] else (left, left)
+    views: dict[Tensor, Tensor] = {}
+    stages: dict[Scalar, Scalar] = {}
+
+    def beside(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(flat if a is group[0] else a for a in axes if a not in group[1:])
+
+    def view(t: Tensor, k: int) -> Tensor:
+        return replace(t, axes=(*t.axes[:k], flat, *t.axes[k + len(group):]), kind="view", attrs={"base": t}, body=None, over=())
+
+    def change(x: Scalar) -> Scalar | None:
+        if x.op == "axis":
+            return digits.get(x.value)
+        if x in stages:
+            return stages[x]
+        k = next((k for k, i in enumerate(x.args) if i == axis(group[0])), None) if x.op == "read" else None
+        if k is None or x.args[k:k + len(group)] != tuple(map(axis, group)):
+            return None
+        if x.value not in views:
+            views[x.value] = view(x.value, k)
+        return read(views[x.value], (*(rewrite(i, change) for i in x.args[:k]), axis(flat),
+                                     *(rewrite(i, change) for i in x.args[k + len(group):])))
+
+    out = Nest(beside(nest.axes), limits=dict(nest.limits))
+    for t in nest.stages:
+        assert t.body is not None
+        made = replace(t, axes=beside(t.axes), over=beside(t.over), body=rewrite(t.body, change))
+        stages[read(t)] = read(made)
+        out.stages.append(made)
+    for t, e in nest.outputs:
+        own = output_axes(nest, t)
+        k = own.index(group[0]) if group[0] in own else None
+        out.outputs.append((t if k is None else replace(view(t, k), axes=beside(own)), rewrite(e, change)))
+    return out

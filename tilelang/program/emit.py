@@ -13,7 +13,7 @@ from tilelang.target import Target
 from tilelang.target.machine import MAX_GRID
 
 from .expr import Axis, Scalar, Tensor, axis, read
-from .nest import Pass, Unfit
+from .nest import Pass, Unfit, output_axes
 from .plan import Plan
 from .loops import ensure_outer, even_pieces, loop_head, write_pass
 from .rescale import is_float
@@ -40,7 +40,7 @@ def write(w: Writer) -> str:
     store_loops(w)
     head = [*(f"# {n}" for n in w.plan.notes), "@T.prim_func"]
     head += head_lines(w.name, w.parameters)
-    return "\n".join([*head, *grid(w), *allocation_lines(w), *w.lines]) + "\n"
+    return "\n".join([*head, *grid(w), *w.views, *allocation_lines(w), *w.lines]) + "\n"
 
 
 def _blocks(extent: str) -> int:
@@ -86,7 +86,8 @@ def grid(w: Writer) -> list[str]:
         x.insert(0, x.pop(far))
     shown = names[0] if len(names) == 1 else f"({', '.join(names)})"
     out = [f"    with T.Kernel({', '.join(sizes)}, threads={w.plan.threads}) as {shown}:", *after]
-    return out + ([f"        T.use_swizzle({w.plan.panel_size})"] if w.plan.panel_size else [])
+    out += [f"        T.use_swizzle({w.plan.panel_size})"] if w.plan.panel_size else []
+    return out + ([f"        T.annotate_min_blocks_per_sm({w.plan.resident})"] if w.plan.resident else [])
 
 
 def allocation_lines(w: Writer) -> list[str]:
@@ -98,9 +99,9 @@ def allocation_lines(w: Writer) -> list[str]:
 def store(w: Writer, t: Tensor, e: Scalar) -> None:
     """Writes an output: by T.copy of a tile where the kernel has tiles, else element by element."""
     w.ensure(e)
-    axes = w.order(output_axes(w, t), e)
+    axes = w.order(output_axes(w.plan.nest, t), e)
     wanted = "int32" if t.dtype == "bool" else wide(t.dtype)
-    place = w.copyable(read(t, tuple(map(axis, output_axes(w, t)))), axes)
+    place = w.copyable(read(t, tuple(map(axis, output_axes(w.plan.nest, t)))), axes)
     if w.stages and place is not None and not w.dummy and t.dtype != "bool" and (
             e in w.tiles and w.tiles[e].axes == axes or has_gemm(w)):
         source = e.args[0] if e.op == "cast" and e.dtype == t.dtype and e not in w.tiles and is_float(e.dtype) else e
@@ -109,7 +110,7 @@ def store(w: Writer, t: Tensor, e: Scalar) -> None:
         w.say(f"T.copy({tile.name}, {place})")
         return
     transpose(w, e, axes)
-    places = output_axes(w, t)
+    places = output_axes(w.plan.nest, t)
     source = e.args[0] if e.op == "cast" and e.dtype == t.dtype and e not in w.tiles and is_float(e.dtype) else e
     pieces = None if w.stages or w.shared else even_pieces(w, source, axes)
     if pieces is not None:
@@ -149,25 +150,13 @@ def has_gemm(w: Writer) -> bool:
     return any(w.plan.gemm_of(t) is not None for t in w.plan.nest.stages)
 
 
-def output_axes(w: Writer, t: Tensor) -> tuple[Axis, ...]:
-    """The kernel's axes that are those of an output."""
-    if set(t.axes) <= set(w.plan.nest.axes):
-        return t.axes
-    out, left = [], list(w.plan.nest.axes)
-    for a in t.axes:
-        while left[0].extent != a.extent:
-            left.pop(0)
-        out.append(left.pop(0))
-    return tuple(out)
-
-
 def store_loops(w: Writer) -> None:
     """Outputs along a looped axis: another walk over it."""
     loops = w.plan.loops()
-    found = [(t, e) for t, e in w.plan.nest.outputs if set(output_axes(w, t)) & loops]
+    found = [(t, e) for t, e in w.plan.nest.outputs if set(output_axes(w.plan.nest, t)) & loops]
     if not found:
         return
-    (a,) = {a for t, _ in found for a in output_axes(w, t) if a in loops}
+    (a,) = {a for t, _ in found for a in output_axes(w.plan.nest, t) if a in loops}
     for _, e in found:
         ensure_outer(w, e, Pass((a,), (), {}, {}))
     w.current, w.before, place = Pass((a,), (), {}, {}), [], len(w.lines)

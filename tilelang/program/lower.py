@@ -12,7 +12,7 @@ from .emit import kernel_text
 from .expand import expand
 from .expr import Tensor
 from .graph import Dim, Graph, Size
-from .nest import Unfit
+from .nest import Unfit, base_of
 from .plan import Plan
 from .stateful import StepsPlan, steps_text
 
@@ -92,7 +92,7 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
 
 def _reads(plan: Plan | StepsPlan, names: Mapping[Tensor, str]) -> set[Tensor]:
     plans = [plan] if isinstance(plan, Plan) else [*plan.starts, *plan.results]
-    return {r.value for p in plans for e in p.nest.bodies() for r in e.reads if r.value in names}
+    return {base_of(r.value) for p in plans for e in p.nest.bodies() for r in e.reads} & names.keys()
 
 
 def _unused(name: str, used: set[str]) -> str:

@@ -38,9 +38,33 @@ class Nest:
     def bodies(self) -> list[Scalar]:
         return [t.body for t in self.stages if t.body is not None] + [e for _, e in self.outputs]
 
+    def views(self) -> list[Tensor]:
+        """The views that it reads and stores, in their order."""
+        read = [r.value for e in self.bodies() for r in sorted(e.reads, key=repr)]
+        return [t for t in dict.fromkeys([*read, *(t for t, _ in self.outputs)]) if t.kind == "view"]
+
     def global_reads(self) -> set[Scalar]:
         kept = set(self.stages)
         return {r for e in self.bodies() for r in e.reads if r.value not in kept}
+
+
+def output_axes(nest: Nest, t: Tensor) -> tuple[Axis, ...]:
+    """The nest's axes that are those of an output: its own, or in order, by their extents."""
+    if set(t.axes) <= set(nest.axes):
+        return t.axes
+    out, left = [], list(nest.axes)
+    for a in t.axes:
+        while left and left[0].extent != a.extent:
+            left.pop(0)
+        if not left:
+            raise Unfit("outputs of different shapes")
+        out.append(left.pop(0))
+    return tuple(out)
+
+
+def base_of(t: Tensor) -> Tensor:
+    """The tensor that a view shows."""
+    return t.attrs["base"] if t.kind == "view" else t
 
 
 def nest_of(outputs: Iterable[Tensor], stored: frozenset[Tensor]) -> Nest:
@@ -83,23 +107,12 @@ class _Stages:
         self.made: dict[Any, Scalar] = {}
 
     def store(self, t: Tensor) -> None:
-        places = self._places(t)
+        places = dict(zip(t.axes, map(axis, output_axes(self.nest, t))))
         if t.kind == "map":
             assert t.body is not None
             self.nest.outputs.append((t, self._ready(self.element(at(t.body, places)))))
         else:
             self.nest.outputs.append((t, self._ready(self.stage(t, tuple(places[a] for a in t.axes)))))
-
-    def _places(self, t: Tensor) -> dict[Axis, Scalar]:
-        """The kernel's axes for those of an output: in order, by their extents."""
-        places, left = {}, list(self.nest.axes)
-        for a in t.axes:
-            while left and left[0].extent != a.extent:
-                left.pop(0)
-            if not left:
-                raise Unfit("outputs of different shapes")
-            places[a] = axis(left.pop(0))
-        return places
 
     def _ready(self, e: Scalar) -> Scalar:
         return base_two(normal(e))

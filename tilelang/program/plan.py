@@ -18,8 +18,8 @@ from tilelang.library.gemm.tile import Tile, TileProblem, chip_of
 from tilelang.library.gemm.tile_cost import choose_tile
 from tilelang.target import Target
 
-from .divide import over_rows
-from .expr import Axis, Tensor, is_integer
+from .divide import joined, over_rows
+from .expr import Axis, Scalar, Tensor, is_integer
 from .graph import Dim
 from .nest import REDUCTIONS, Contraction, Nest, Unfit, contraction, passes
 
@@ -28,6 +28,7 @@ WHOLE_COLUMNS = 512  # most columns of an accumulator that are kept so that what
 SMALL = 128  # an axis of at most so many indices is not looped over where it could be whole
 GROUP_COLUMNS = 256  # most columns of float32 accumulators whose 64 rows a warp group keeps
 PARTS = 320  # elements of a row, in parts of float32 factors and accumulators, of which 128 threads keep 64 rows in registers
+FULL = 512  # rows or columns from which those that a last tile lacks are few
 SHORT_LOOP = 64  # a contracted axis of at most so many indices is one tile
 ROWS = {True: 16384, False: 65536}  # the longest row that a block keeps, on a GPU and else
 MOST = {True: 1 << 15, False: 1 << 16}  # elements of a tile of a reduction
@@ -56,7 +57,8 @@ class AxisUse:
 class Plan:
     """A nest with the use of each axis, threads, and notes that stand as comments in its text.
 
-    panel_size: rows of tiles of T.use_swizzle.  lanes: axes of rows that have results of their own, the first ones of tiles.
+    panel_size: rows of tiles of T.use_swizzle.  resident: blocks that share a processor, for which registers are limited.
+    lanes: axes of rows that have results of their own, the first ones of tiles.
     shared_left: whether left operands that are computed lie in shared memory, because several warp groups share the rows.
     """
 
@@ -65,6 +67,7 @@ class Plan:
     threads: int = 256
     stages: int = 2
     panel_size: int = 0
+    resident: int = 0
     lanes: tuple[Axis, ...] = ()
     shared_left: bool = False
     notes: list[str] = field(default_factory=list)
@@ -110,6 +113,7 @@ def guess(a: Axis) -> int:
 
 def plan_of(nest: Nest, target: Target) -> Plan:
     """The uses of a nest's axes and the sizes of its tiles.  Raises Unfit."""
+    nest = _joined_axes(nest) if target.is_gpu else nest
     plan = Plan(nest, {})
     _whole_axes(plan, target)
     _nested_loops(plan)
@@ -131,6 +135,37 @@ def plan_of(nest: Nest, target: Target) -> Plan:
     if any(not plan.tiled(t.axes) for t in nest.stages) and any(plan.gemm_of(t) is not None for t in nest.stages):
         raise Unfit("a GEMM beside a tile of one element")
     return plan
+
+
+def _joined_axes(nest: Nest) -> Nest:
+    """One axis for the contracted axes that a factor has side by side, and for rows and columns that fill tiles badly."""
+    for k, t in enumerate(nest.stages):
+        c = contraction(t)
+        if c is None:
+            continue
+        over = next((o for f in (c.a, c.b) if (o := _side_by_side(f, frozenset(t.over))) is not None), ())
+        if len(over) > 1:
+            nest = joined(nest, over)
+            c = contraction(nest.stages[k])
+            assert c is not None
+        for side in (c.m, c.n):
+            free = [a for a in nest.axes if a in side]
+            while free and nest.axes.index(free[-1]) - nest.axes.index(free[0]) >= len(free):
+                free = free[1:]
+            n = static(free[-1]) if len(free) > 1 else None
+            if n is not None and n < FULL and n % SHORT_LOOP:
+                nest = joined(nest, tuple(free))
+    return nest
+
+
+def _side_by_side(f: Scalar, over: frozenset[Axis]) -> tuple[Axis, ...] | None:
+    """All of the axes, in the order in which a read has them side by side."""
+    for r in f.reads:
+        found = [i.value if i.op == "axis" else None for i in r.args]
+        for k in range(len(found) - len(over) + 1):
+            if set(found[k:k + len(over)]) == over:
+                return tuple(a for a in found[k:k + len(over)] if a is not None)
+    return None
 
 
 # ---- reduced axes -----------------------------------------------------------------------------------------------------
@@ -306,8 +341,9 @@ def _gemm_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, 
     bits = bits_of(c.a.dtype)
     exact = exactness(c.a.dtype, target)
     if exact:
-        wide = exact == "parts" and batch * (guess(row) // 128) * (guess(column) * sums // 128) >= chip_of(target).sms
-        rows, columns, depth, threads = (128, 128 // sums, 32, 256) if wide else (64, 64 // sums, 32, 128)
+        wide = exact == "parts" and batch * (guess(row) // 128) * (guess(column) * sums // 64) >= 2 * chip_of(target).sms
+        rows, columns, depth, threads = (128, 64 // sums, 32, 256) if wide else (64, 64 // sums, 32, 128)
+        plan.resident = 2 if wide else 0
         if exact == "threads":
             rows, columns, depth, threads = 64, 64, 16, 256
         tile = Tile(rows, columns, depth, 2, threads)

@@ -193,8 +193,21 @@ def computed_operand(w: Writer, e: Scalar, axes: tuple[Axis, ...], dtype: str, l
     w.roots.append((body, w.current))
     w.reuse(body)
     tile = w.new_tile("right" if not left else "left", axes, dtype, "shared")
-    parallel_plain(w, axes, f"{w.element_of(tile)} = {w.printer().text(body)}", not w.changes(e))
+    parallel_plain(w, axes, f"{w.element_of(tile)} = {stored_text(w, body, dtype)}", not w.changes(e))
     return tile
+
+
+def stored_text(w: Writer, e: Scalar, dtype: str) -> str:
+    """An expression in the type of the tile that it is stored in."""
+    inner = e.args[0] if e.op == "cast" and e.dtype == dtype and wide(dtype) != dtype and e not in w.tiles else e
+    if inner is e:
+        return w.printer().text(e)
+    if inner.op == "where" and inner.args[2].op == "const":
+        plain = inner.args[1].args[0] if inner.args[1].op == "cast" else inner.args[1]
+        if plain.op == "read" and plain.dtype == dtype and plain.value in w.names:  # a copy without conversions
+            other = f'T.cast({w.printer().text(inner.args[2])}, "{dtype}")'
+            return f"T.if_then_else({w.printer().text(inner.args[0])}, {w.place_text(plain)}, {other})"
+    return f'T.cast({w.printer().text(inner)}, "{dtype}")'
 
 
 def parallel_plain(w: Writer, axes: tuple[Axis, ...], body: str, outside: bool) -> None:

@@ -10,7 +10,7 @@ from tilelang.target import Target
 
 from .expr import Axis, Scalar, Tensor, axis, const, linear, rewrite, summed, walk
 from .graph import Dim, Size
-from .nest import Contraction, Pass, contraction, passes
+from .nest import Contraction, Pass, base_of, contraction, passes
 from .plan import Plan, bits_of
 from .rescale import NEUTRAL, is_float, vanishes
 from .text import Printer, wide
@@ -46,6 +46,7 @@ class Writer:
         self.parts: dict[object, tuple[Tile, Tile]] = {}  # tiles that are written as sums of two
         self.allocations: list[Tile] = []
         self.used_names = {n for n, _ in parameters} | {p + a.name for a in plan.uses for p in ("", "b", "step_")} | {"T"}
+        self.views = [self._view(t) for t in plan.nest.views()]
         self.row, self.step_name, self.rest_name = (self.unused(n) for n in ("r", "step", "bz"))
         self.last: dict[int, int] = {}
         self.values = 0  # values that lie in tiles
@@ -63,6 +64,12 @@ class Writer:
         self.passes = passes(plan.nest, plan.loops())
         self.stages = set(plan.nest.stages)
         self.dummy = any(not plan.tiled(t.axes) for t in plan.nest.stages)
+
+    def _view(self, t: Tensor) -> str:
+        """The line that makes a view of a parameter."""
+        base = self.names[base_of(t)]
+        self.names[t] = self.unused(f"{base}_joined")
+        return f"        {self.names[t]} = T.view({base}, ({', '.join(map(str, t.shape))}{',' * (len(t.shape) == 1)}))"
 
     def block_name(self, a: Axis) -> str:
         return a.name if self.plan.uses[a].kind == "grid" else f"b{a.name}"
@@ -136,12 +143,15 @@ class Writer:
     def read_text(self, e: Scalar) -> str:
         if e.value in self.local:
             return self.local[e.value](e, self.printer())
-        if e in self.shared:
-            one = self.element_of(self.shared[e])
-        else:
-            assert e.value in self.names, f"{e.value.name} lies in no tile"
-            one = f"{self.names[e.value]}[{', '.join(map(self.printer().text, e.args)) or '()'}]"
+        one = self.place_text(e)
         return f'T.cast({one}, "float32")' if is_float(e.dtype) and wide(e.dtype) != e.dtype else one
+
+    def place_text(self, e: Scalar) -> str:
+        """An element of a tensor in its own type."""
+        if e in self.shared:
+            return self.element_of(self.shared[e])
+        assert e.value in self.names, f"{e.value.name} lies in no tile"
+        return f"{self.names[e.value]}[{', '.join(map(self.printer().text, e.args)) or '()'}]"
 
     def parallel(self, axes: tuple[Axis, ...], body: str, outside: bool = False) -> None:
         names, sizes = [a.name for a in axes], [str(self.plan.uses[a].size) for a in axes]
