@@ -123,7 +123,10 @@ def _needed(stages: Iterable[Tensor], outputs: Iterable[tuple[Tensor, Scalar]]) 
 
 
 def joined(nest: Nest, group: tuple[Axis, ...]) -> Nest:
-    """The nest with one axis for axes that stand side by side in its outputs, or in no output."""
+    """The nest with one axis for axes that stand side by side in its outputs; unchanged where a tensor has some of them."""
+    whole = [t.axes for t in nest.stages] + [t.over for t in nest.stages] + [output_axes(nest, t) for t, _ in nest.outputs]
+    if any(0 < len(set(axes) & set(group)) < len(group) for axes in whole):
+        return nest
     extent: Size = 1
     for a in group:
         extent = extent * a.extent
@@ -139,7 +142,8 @@ def joined(nest: Nest, group: tuple[Axis, ...]) -> Nest:
         return tuple(flat if a is group[0] else a for a in axes if a not in group[1:])
 
     def view(t: Tensor, k: int) -> Tensor:
-        return replace(t, axes=(*t.axes[:k], flat, *t.axes[k + len(group):]), kind="view", attrs={"base": t}, body=None, over=())
+        axes = (*t.axes[:k], flat, *t.axes[k + len(group):])
+        return Tensor(t.name, axes, t.dtype, "view", attrs={"base": t})
 
     def change(x: Scalar) -> Scalar | None:
         if x.op == "axis":

@@ -146,7 +146,7 @@ class _Stages:
                 raise Unfit(f"{t.name} is read at other places than it is computed")
         over = []
         body = at(t.body, where)
-        for a in t.over:
+        for a in [a for a in t.over if a.extent != 1] or t.over[:1]:
             if a in where:
                 over.append(where[a].value)
                 continue

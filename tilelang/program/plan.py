@@ -139,15 +139,17 @@ def plan_of(nest: Nest, target: Target) -> Plan:
 
 def _joined_axes(nest: Nest) -> Nest:
     """One axis for the contracted axes that a factor has side by side, and for rows and columns that fill tiles badly."""
-    for k, t in enumerate(nest.stages):
+    for k in range(len(nest.stages)):
+        t = nest.stages[k]
         c = contraction(t)
         if c is None:
             continue
-        over = next((o for f in (c.a, c.b) if (o := _side_by_side(f, frozenset(t.over))) is not None), ())
-        if len(over) > 1:
+        orders = [_side_by_side(f, frozenset(t.over)) for f in (c.a, c.b)]
+        over = next((o for o in orders if o is not None), ())
+        tiled = None in orders and all(_is_plain(t, a) for a in over) and max(map(guess, over), default=0) >= SHORT_LOOP
+        if len(over) > 1 and not tiled:  # else tiles along one of the axes can be copied
             nest = joined(nest, over)
-            c = contraction(nest.stages[k])
-            assert c is not None
+            c = contraction(nest.stages[k]) or c
         for side in (c.m, c.n):
             free = [a for a in nest.axes if a in side]
             while free and nest.axes.index(free[-1]) - nest.axes.index(free[0]) >= len(free):

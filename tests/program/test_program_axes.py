@@ -1,4 +1,4 @@
-"""Loops that are divided over blocks and rows: pieces and what combines them compute what the whole loop would."""
+"""Loops that are divided over blocks and rows, and axes that are joined: kernels compute what the whole loop would."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ import tilelang
 import tilelang.language as T
 from tilelang.program.cut import Cut, _Cutter
 from tilelang.program.expand import expand
-from tilelang.program.lower import assemble
+from tilelang.program.lower import assemble, lower
 from tilelang.program.nest import nest_of
 from tilelang.target import Target
 
@@ -89,3 +89,43 @@ def test_open_lengths_are_divided_over_rows_only():
     assert "each of 8 rows has results of its own" in source
     x = np.random.default_rng(0).standard_normal((77, 130)).astype(np.float32)
     assert np.allclose(tilelang.program(norm.fn, target="cpu")(x), x / np.linalg.norm(x, axis=0), atol=1e-6)
+
+
+CONVOLUTIONS = {
+    "1d": (lambda x, w: T.conv1d(x, w, padding=1), ((2, 6, 33), (8, 6, 3)), F32, "w_joined = T.view(w, (8, 18))"),
+    "2d": (lambda x, w: T.relu(T.conv2d(x, w, stride=2, padding=1)), ((2, 5, 13, 11), (6, 5, 3, 3)), F16,
+           "out_joined = T.view(out, (2, 6, 42))"),
+    "dilated": (lambda x, w: T.conv2d(x, w, dilation=2), ((1, 3, 9, 20), (16, 3, 3, 2)), F16, "w_joined = T.view(w, (16, 18))"),
+    "groups": (lambda x, w: T.conv1d(x, w, groups=2), ((2, 6, 20), (8, 3, 5)), F32, ""),
+    "swapped": (lambda x, w: T.einsum("oicu,nctu->nto", w.reshape(8, 1, 6, 3), T.windows(x, 3, 2)), ((2, 6, 33), (8, 6, 3)),
+                F32, "T.view(w, (8, 18))"),
+    "one": (lambda x, w: T.conv2d(x, w), ((1, 1, 1, 1), (1, 1, 1, 1)), F32, ""),
+}
+
+
+@pytest.mark.parametrize("name,target", [*((n, "cpu") for n in CONVOLUTIONS), ("1d", SIMULATED), ("2d", SIMULATED)])
+def test_sums_over_windows_are_one_product(name, target):
+    fn, shapes, dt, said = CONVOLUTIONS[name]
+    program = tilelang.program(fn)
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(s).astype(dt) for s in shapes)
+    module = lower(program.graph(x, w), None, Target(SIMULATED))
+    assert len(module.steps) == 1 and said in module.source
+    (got,) = run(module, (x, w), target)
+    want = program.reference(x, w).astype(np.float64)
+    assert np.abs(got - want).max() <= 4 * (2.0**-11 if dt == F16 else 2.0**-21) * np.abs(want).max()
+
+
+def test_float32_products_keep_their_type_on_tensor_cores():
+    """tf32 operands would leave an error of 2**-11; a sum of products of parts leaves less than 2**-20."""
+    @tilelang.program
+    def multiplied(a, b):
+        return a @ b
+
+    rng = np.random.default_rng(0)
+    a, b = (rng.random(s).astype(np.float32) + 1 for s in ((32, 64), (64, 32)))
+    module = lower(multiplied.graph(a, b), None, Target(SIMULATED))
+    assert module.source.count("T.gemm(") == 3
+    (got,) = run(module, (a, b), SIMULATED)
+    want = a.astype(np.float64) @ b
+    assert (np.abs(got - want) <= 2.0**-20 * want).all()
