@@ -55,7 +55,7 @@ def test_a_steady_loop_keeps_mfma_busy(name: str, least: float, registers: int) 
     assert planned.resident == facts["occupancy"]["blocks"] == timing.blocks
     assert planned.busy >= least and timing.busy["MFMA"] >= least
     assert planned.cycles * timing.blocks == pytest.approx(timing.clocks, rel=0.2)
-    assert f"matrix instructions busy {planned.busy:.2f}" in kernel.report()
+    assert f"MFMA busy {planned.busy:.2f}" in kernel.report()
     assert f"{planned.resident} blocks an SM" in str(kernel.schedule())
 
 

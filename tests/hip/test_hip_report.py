@@ -17,10 +17,10 @@ import tilelang
 
 PROGRAMS = {"gemm": (gemm, dict(m=2048, n=2048, k=2048, bm=128, bn=128, bk=32, stages=2)),
             "attention": (flash_forward, dict(batch=1, heads=4, kv_heads=4, seq_q=1024, seq_kv=1024, dim=64))}
-LINES = (r"resources: registers \d+, of them accumulation registers \d+, scalar registers \d+, scalar registers kept in "
-         r"vectors 0, spills 0, private memory 0 bytes, dynamic shared memory \d+ bytes",
-         r"occupancy: \d+ blocks? an SM, \d+ of 32 warps, limited",
-         r"MMAs: mfma\.", r"predicted: [\d.]+ us at \d+ MHz, at least [\d.]+ us; \d+% of the roofline")
+LINES = (r"resources: VGPRs \d+, of them AGPRs \d+, SGPRs \d+, SGPRs kept in VGPRs 0, spills 0, scratch 0 bytes, "
+         r"dynamic LDS \d+ bytes", r"occupancy: \d+ blocks? a CU, \d+ of 32 waves, limited by (LDS|VGPRs)\n",
+         r"MFMA: mfma\.", r"by (MFMA|VALU) \(MFMA \d+, loads \d+, LDS \d+, VALU \d+, .*; MFMA busy 0\.\d+, \d blocks? a CU\n",
+         r"predicted: [\d.]+ us at \d+ MHz, at least [\d.]+ us; \d+% of the roofline")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -31,6 +31,7 @@ def test_the_report_of_a_kernel_that_spills_nothing(name, chip):
     kernel = tilelang.compile(make(**sizes), target=chip)
     text, (facts,) = kernel.report(), kernel.report_data["kernels"]
     assert not [line for line in LINES if not re.search(line, text)], text
+    assert not re.search(r"\bSMs?\b|\bwarps?\b|tensor core|MMAs|shared memory|registers [0-9]", text), text
     assert facts["spills"] == facts["scratch"] == facts["scalar_spills"] == 0 and facts["agprs"] is not None
     assert 0 < facts["sgprs"] <= 102 and 0 < facts["registers"] <= 512
     assert facts["shared_bytes"] <= kernel.target.max_shared_bytes

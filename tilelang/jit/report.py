@@ -48,6 +48,7 @@ def facts_of(program: Any, func: Func, target: Target, resources: list[dict[str,
             "first": work.first, "last": work.last, "registers": None, "spills": None, "serialised": "",
             "shared_bytes": shared,
             "dynamic_shared": repr(kernel.shared_bytes), "static_shared": None, "synchronisation": launch.plan.sync_report,
+            "nouns": target.nouns,
         }
         facts["occupancy"] = _occupancy(target, threads, facts)
         facts["limits"] = _limits(target, work, facts["instructions"])
@@ -78,7 +79,7 @@ def cpu_facts(func: Func, target: Target, source: str) -> list[dict[str, Any]]:
             "instructions": {"vectors": vectors} if k == 0 and source else {}, "maps": [], "why": [], "warp_roles": [],
             "stages": {}, "schedule": "", "overlap": "", "declined": [], "registers": None, "spills": None, "serialised": "",
             "shared_bytes": None, "dynamic_shared": "", "static_shared": None, "synchronisation": None, "occupancy": None,
-            "schedules": [], "blocks": 0, "first": 0.0, "last": 0.0, "predicted": None,
+            "schedules": [], "blocks": 0, "first": 0.0, "last": 0.0, "predicted": None, "nouns": {},
             "limits": _limits(target, work, {}, cores)})
     return out
 
@@ -274,9 +275,10 @@ def _loop_lines(facts: dict[str, Any]) -> list[str]:
     out = []
     for s in map(Schedule.parse, facts["schedules"]):
         terms = ", ".join(f"{name} {number(c)}" for name, c in s.bound.terms if c)
-        out.append(f"loop {s.loop}: {number(s.cycles)} cycles an iteration, at least {number(s.bound.cycles)} by {s.bound.term}"
-                   f" ({terms})" + (f"; {number(s.iterations)} iterations" if s.iterations else "")
-                   + (f"; matrix instructions busy {s.busy:.2f}, {s.resident} blocks an SM" if s.resident else ""))
+        said = (f"{number(s.cycles)} cycles an iteration, at least {number(s.bound.cycles)} by {s.bound.term} ({terms})"
+                + (f"; {number(s.iterations)} iterations" if s.iterations else "")
+                + (f"; MMAs busy {s.busy:.2f}, {_blocks(s.resident)} an SM" if s.resident else ""))
+        out.append(f"loop {s.loop}: {_worded(said, facts)}")
     p, roofline = facts["predicted"], max((facts["limits"] or {}).get("seconds", {0: 0.0}).values(), default=0.0)
     return out if p is None else [*out, f"predicted: {_rounded(p['us'])} us at {p['mhz']:.0f} MHz, at least "
                                         f"{_rounded(p['least'])} us; {roofline / p['us'] * 1e6:.0%} of the roofline"]
@@ -289,13 +291,13 @@ def text_of(facts: dict[str, Any]) -> list[str]:
            + (f", clusters of {' x '.join(map(str, facts['cluster']))}" if facts["cluster"] else "")]
     resources = [text.format(facts[k]) for k, text in _RESOURCES.items() if facts.get(k) is not None]
     if resources:
-        out.append("    resources: " + ", ".join(resources))
+        out.append("    resources: " + _worded(", ".join(resources), facts))
     o = facts["occupancy"]
     if o is not None:
-        out.append(f"    occupancy: {o['blocks']} block{'s' * (o['blocks'] != 1)} an SM, {o['warps']} of "
-                   f"{o['of_warps']} warps, limited by {o['limited_by']}")
+        out.append("    occupancy: " + _worded(f"{_blocks(o['blocks'])} an SM, {o['warps']} of {o['of_warps']} warps, limited by "
+                                               f"{o['limited_by']}", facts))
     for kind, found in facts["instructions"].items():
-        out.append(f"    {kind}: " + ", ".join(f"{name} ({n})" if n > 1 else name for name, n in found.items()))
+        out.append(f"    {_worded(kind, facts)}: " + ", ".join(f"{name} ({n})" if n > 1 else name for name, n in found.items()))
     out += [f"    why {line}" for line in facts["why"]]
     out += [f"    map {m}" for m in facts["maps"]]
     if len(facts["warp_roles"]) > 1:
@@ -315,10 +317,21 @@ def text_of(facts: dict[str, Any]) -> list[str]:
     return out
 
 
-_RESOURCES = {"registers": "registers {}", "agprs": "of them accumulation registers {}", "sgprs": "scalar registers {}",
-              "scalar_spills": "scalar registers kept in vectors {}",
+_RESOURCES = {"registers": "registers {}", "agprs": "of them AGPRs {}", "sgprs": "SGPRs {}",
+              "scalar_spills": "SGPRs kept in VGPRs {}",
               "spills": "spills {}", "scratch": "private memory {} bytes", "shared_bytes": "dynamic shared memory {} bytes",
               "static_shared": "static shared memory {} bytes"}
+
+
+def _blocks(n: int) -> str:
+    return f"{n} block{'s' * (n != 1)}"
+
+
+def _worded(text: str, facts: dict[str, Any]) -> str:
+    """A text with the nouns of the kernel's machine (Target.nouns); no name of a program stands in it."""
+    for noun, own in facts["nouns"].items():
+        text = re.sub(rf"\b{noun}\b", own, text)
+    return text
 
 
 def _rounded(x: float) -> str:

@@ -16,6 +16,9 @@ SIMDS = 4  # of a compute unit; each wave stays on one
 VECTOR_REGISTERS = 512  # of a lane on one SIMD: those of all its waves together
 MOST_WAVES = 8  # of a SIMD
 DEFAULT_ARCH = "gfx942"  # without a device
+# What reports call by another noun than on NVIDIA's GPUs.
+NOUNS = {"an SM": "a CU", "warps": "waves", "tensor cores": "MFMA", "MMAs": "MFMA", "FMA": "VALU", "shared memory": "LDS",
+         "private memory": "scratch", "registers": "VGPRs"}
 _KB = 1024
 
 

@@ -17,7 +17,7 @@ from tilelang.errors import error, register
 
 from .detect import detected, normalized, register_target_detector
 from .hip import DEFAULT_ARCH as DEFAULT_HIP_ARCH
-from .hip import HIP_CHIPS, WAVE, HipChip, blocks_by_registers, check_gfx
+from .hip import HIP_CHIPS, NOUNS, WAVE, HipChip, blocks_by_registers, check_gfx
 from .machine import LIMITS, DeviceLimits
 from .probe import device_capability, hip_device_arch
 
@@ -128,6 +128,11 @@ class Target:
         if not allow_none:
             raise ValueError("Target context required: no `with Target(...)` is active")
         return None
+
+    @property
+    def nouns(self) -> dict[str, str]:
+        """The nouns of reports -> those of this machine, where they differ."""
+        return NOUNS if self.is_hip else {}
 
     # ---- features -----------------------------------------------------------------------------------------------
     @property
