@@ -176,3 +176,50 @@ def test_atomics_on_halves_stay_in_the_lds_of_the_block(n: int, chip: str) -> No
     a, got = (np.arange(64) % 4).astype(np.float16), np.zeros(n, np.float16)
     isa_launch.launch(lower(main.func, Target(target), {}), tilelang.compile(main, target=target), {"A": a, "B": got})
     np.testing.assert_array_equal(got, [a[i::n].sum() for i in range(n)])
+
+
+def voting(threads: tuple[int, ...]) -> Any:
+    """Thread t of n counts down from A[t]; the block goes on as long as a thread has some left."""
+    import tilelang.language as T
+
+    n = int(np.prod(threads))
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "int32"), B: T.Tensor((n, 3), "int32")):
+        with T.Kernel(1, threads=threads):
+            t = T.get_thread_binding(0) + threads[0] * (T.get_thread_binding(1) if len(threads) > 1 else 0)
+            own, seen = T.alloc_shared((n,), "int32"), T.alloc_var("int32", init=0)
+            left, rounds, more = (T.alloc_var("int32", init=0) for _ in range(3))
+            left = A[t]
+            more = T.syncthreads_or(left > 0)
+            while more != 0:
+                own[t] = left
+                T.sync_threads()
+                seen = seen + own[n - 1 - t]
+                rounds = rounds + T.syncthreads_count(left > 2) * 100 + T.syncthreads_and(left > 0)
+                left = T.max(left - 1, 0)
+                more = T.syncthreads_or(left > 0)
+            B[t, 0] = seen
+            B[t, 1] = rounds
+            B[t, 2] = left
+
+    return main
+
+
+@pytest.mark.parametrize("chip", isa_decode.CHIPS)
+@pytest.mark.parametrize("threads", [(64,), (160,), (24, 3)])
+def test_threads_of_a_block_vote_through_lds(chip: str, threads: tuple[int, ...]) -> None:
+    import tilelang
+    from tilelang.target import Target
+    from tilelang.transform.pipeline import lower
+
+    func, target, n = voting(threads), {"kind": "hip", "mcpu": f"gfx{chip}"}, int(np.prod(threads))
+    a = np.random.default_rng(n).integers(1, 7, n).astype(np.int32)
+    left = np.maximum(a[None] - np.arange(a.max())[:, None], 0)
+    want = np.stack([left[:, ::-1].sum(0), np.full(n, 100 * (left > 2).sum() + (left > 0).all(1).sum()), 0 * a], 1)
+    lowered, got, simulated = lower(func.func, Target(target), {}), np.zeros((n, 3), np.int32), np.zeros((n, 3), np.int32)
+    assert lowered.kernels[0].shared_bytes == 4 * n + 4 * -(-n // 64)  # the votes have words of their own
+    tilelang.compile(func, target=target, execution_backend="simulator")(a, simulated)
+    isa_launch.launch(lowered, tilelang.compile(func, target=target), {"A": a, "B": got})
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(simulated, want)

@@ -78,7 +78,6 @@ def test_every_section_of_the_prelude_compiles(chip):
     ("T.call_extern('float32', 'tl::thing', A[bx, 0])", "another device library"),
     ("A[bx, 0] = T.sin(T.cast(A[bx, 1], 'float64'))", "`sin` on float64"),
     ("A[bx, 0] = T.sin(T.cast(A[bx, 1], 'float64'))", "compute it in float32"),
-    ("A[bx, 0] = T.syncthreads_count(A[bx, 1] > 0)", "T.atomic_add in shared memory"),
     ("A[bx, 0] = T.get_rank()", "run on CUDA devices")])
 def test_what_the_target_has_no_form_for_is_refused(line, said):
     program = tilelang.from_source(f"""

@@ -38,8 +38,9 @@ _ROWS: tuple[tuple[str, str, str, dict[str, tuple[Any, ...]]], ...] = (
      "wait for those of their own warp group only.", {"number": ("int | None", None), "by_group": ("bool | None", None)}),
     ("VoteOptions", "syncthreads_count syncthreads_and syncthreads_or warp_role_barrier",
      "key: the number of the first barrier of the warp roles, where each warp role runs as a coroutine (CPU). arriving: how "
-     "many warp roles meet there; 0: all of the block that have not ended.",
-     {"key": ("int | None", None), "arriving": ("int", 0)}),
+     "many warp roles meet there; 0: all of the block that have not ended. place: the byte of shared memory from which on the "
+     "waves leave their counts, None where the hardware counts.",
+     {"key": ("int | None", None), "arriving": ("int", 0), "place": ("int | None", None)}),
     ("ShuffleOptions", "shfl_xor shfl_up shfl_down shfl_idx",
      "width: number of consecutive lanes that exchange values among themselves.", {"width": ("int", 32)}),
     ("AtomicOptions", "atomic_add atomic_max atomic_min atomic_or atomic_and atomic_xor atomic_inc atomic_dec atomic_cas "

@@ -217,6 +217,11 @@ class Target:
         () where there is no such instruction, or each lane gives its own address (`has_cp_async`)."""
         return self.chip.async_load_bytes if self.chip is not None else ()
 
+    @property
+    def counts_in_shared(self) -> bool:
+        """Whether the threads of a block vote through shared memory: no instruction counts them (bar.red)."""
+        return self.is_hip
+
     def at_least(self, arch_number: int) -> bool:
         return self.is_cuda and self.arch_number >= arch_number
 

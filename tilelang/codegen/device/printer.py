@@ -45,7 +45,7 @@ class BasePrinter:
     def body(self) -> None:
         """Print the indices, the shared memory and the statements."""
         self._indices()
-        if self._memory.offsets:
+        if self._memory.offsets or self._launch.plan.shared_bytes:
             self.page.emit(self.smem)
         self.begin_statements()
         self._statements.stmt(self._launch.body)

@@ -275,6 +275,22 @@ TL_DEVICE bool tested(bool x) {
   asm("" : "+v"(bit));
   return bit;
 }
+//@ syncthreads_count
+// How many threads of the block say so.  Each wave leaves its count in a word; the second barrier lets the words be used again.
+template <int WAVES> TL_DEVICE int syncthreads_count(int pred, void* counts) {
+  unsigned* const of_waves = reinterpret_cast<unsigned*>(counts);
+  of_waves[linear_thread() / 64] = __popcll(__builtin_amdgcn_ballot_w64(pred != 0));
+  __syncthreads();
+  int all = 0;
+#pragma unroll
+  for (int i = 0; i < WAVES; ++i) all += of_waves[i];
+  __syncthreads();
+  return all;
+}
+//@ syncthreads_or
+template <int WAVES> TL_DEVICE int syncthreads_or(int pred, void* counts) { return syncthreads_count<WAVES>(pred, counts) != 0; }
+//@ syncthreads_and
+template <int WAVES> TL_DEVICE int syncthreads_and(int pred, void* counts) { return syncthreads_count<WAVES>(!pred, counts) == 0; }
 //@ assert_failed
 TL_DEVICE void assert_failed(const char*) { __builtin_trap(); }
 //@ sync_grid

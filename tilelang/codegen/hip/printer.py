@@ -13,6 +13,7 @@ from tilelang.ir import (PRIVATE, SHARED, TRUE, AddressOf, Binary, Broadcast, Ca
                          Store, Var, const, is_const, logical, walk)
 from tilelang.target.instructions import call_fields
 from tilelang.target.mma import row
+from tilelang.target.thread_calls import BLOCK_VOTES
 
 from ..device.memory import Memory
 from ..device.page import Expressions, Page
@@ -28,8 +29,6 @@ _TEXTS = {"wait_loads": "tl::wait_loads<{n}>()", "wait_shared": "tl::wait_shared
 _UNSUPPORTED = {"printf": "kernels of this target print nothing: store the values to a tensor",
             "named_barrier": "a workgroup of this target has one barrier: T.sync_threads() without arguments",
             "in_warp_groups": "leave T.ws, or the branch of some warps, out: T.Pipelined moves loads ahead without",
-            **dict.fromkeys(("syncthreads_count", "syncthreads_and", "syncthreads_or"),
-                            "count with T.atomic_add in shared memory, between two T.sync_threads()"),
             **dict.fromkeys(("world_rank", "world_size", "remote_address", "wait_signal", "rank_barrier"),
                             "programs of several ranks run on CUDA devices")}
 _NARROWER = "compute it in float32: T.cast(x, 'float32')"
@@ -156,6 +155,9 @@ class KernelPrinter(BasePrinter):
             raise _unsupported(e, e)
         if e.op in _TEXTS:
             return _TEXTS[e.op].format(**call_fields(e)), POSTFIX
+        if e.op in BLOCK_VOTES:
+            waves = -(-self._launch.num_threads // 64)
+            return f"tl::{e.op}<{waves}>({self.x.top(e.args[0])}, smem + {e.options.place})", POSTFIX
         source = e.args[1] if e.op == "cp_async" else None
         if isinstance(source, AddressOf) and (within := self._within(source, e.args[2] if len(e.args) > 2 else TRUE)):
             return f"tl::cp_async_within<{e.options.bytes}>({self.x.top(e.args[0])}, {within})", POSTFIX

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from tilelang.errors import error, register
-from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Launch, Seq, Stmt, Var, call, replace, seq, statements, stmts_of, walk,
-                         with_options, BARRIER, SHARED)
+from tilelang.ir import (Alloc, Buffer, Call, Evaluate, Launch, Seq, Stmt, Var, call, replace, rewrite, seq, statements,
+                         stmts_of, walk, with_options, BARRIER, SHARED)
 
 from tilelang.target.shared_limit import taken, tiles_that_fit
+from tilelang.target.thread_calls import BLOCK_VOTES
 
 from ..framework.config import PassConfigKey
 from ..analysis.effects import effects
@@ -36,13 +37,17 @@ def plan_shared_memory(launch: Launch, cx: PassContext) -> Launch:
     attribute.  Where users order warp roles and asynchronous work themselves (launch attr `by_hand`) no space is reused,
     because an asynchronous operation may still run during later statements.  A launch that does not fit in this way has
     `reuse` (reuse_shared_memory.py): the pairs of buffers that share space; their barriers are placed already.  Buffers of
-    run-time size come last, one after another, with offsets as expressions.
+    run-time size come last, one after another, with offsets as expressions.  Where the threads of a block vote through shared
+    memory (Target.counts_in_shared), a word for each wave stands in front of these.
     Raises "shared-memory" beyond the target's limit.  tl.disable_shared_memory_reuse gives each buffer its own space,
     tl.debug_merge_shared_memory_allocations reports the plan.
     """
     reuse = not cx.option(PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE)
     limit = getattr(cx.target, "max_shared_bytes", None)
-    planned = _planned(launch, reuse, limit)
+    votes = 0
+    if getattr(cx.target, "counts_in_shared", False) and any(x.op in BLOCK_VOTES for x in walk(launch.body, Call)):
+        votes = WORD * -(-launch.num_threads // cx.target.warp_size)
+    planned = _planned(launch, reuse, limit, votes)
     if cx.option(PassConfigKey.TL_DEBUG_MERGE_SHARED_MEMORY_ALLOCATIONS):
         _report(planned, cx)
     return planned
@@ -69,13 +74,14 @@ def shared_buffers(launch: Launch) -> list[Buffer]:
     return [s.buffer for s in statements(launch.body) if isinstance(s, Alloc) and s.buffer.scope_name in (*SHARED, BARRIER)]
 
 
-def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
+def _planned(launch: Launch, reuse: bool, limit: int | None, votes: int) -> Launch:
     reuse = reuse and not launch.plan.by_hand and not launch.plan.reuse
     buffers = shared_buffers(launch)
-    if not buffers:
+    if not buffers and not votes:
         return with_options(launch, shared_bytes=0)
     spans = spans_of(launch)
-    total = -(-place(spans, None if reuse else launch.plan.reuse or ()) // WORD) * WORD
+    counts = -(-place(spans, None if reuse else launch.plan.reuse or ()) // WORD) * WORD
+    total = counts + votes
     if limit is not None and total > limit:
         written = sorted((s for s in spans if s.buffer.span), key=lambda s: -s.bytes) or spans
         sizes = [(s.buffer.name, s.bytes) for s in written]
@@ -93,6 +99,9 @@ def _planned(launch: Launch, reuse: bool, limit: int | None) -> Launch:
         size = size + (n + 15) // 16 * 16
     if reuse:
         launch = replace(launch, body=_separated(list(stmts_of(launch.body)), spans, launch.body.span))
+    if votes:
+        launch = replace(launch, body=rewrite(launch.body, lambda x: with_options(x, place=counts) if isinstance(
+            x, Call) and x.op in BLOCK_VOTES else None))
     return with_options(launch, shared_offsets=tuple(offsets), shared_bytes=size)
 
 
