@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from math import prod
 from typing import Any
 import sys
 import threading
 import time
 
 from tilelang.errors import InternalError, TileLangError, brought, error, for_user, named_arguments
-from tilelang.ir import SHARED, Alloc, Launch, walk
+from tilelang.ir import Launch, walk
 from tilelang.log import logger, phase
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
@@ -136,7 +135,8 @@ def first_fitting(program: Callable[..., Any], first: Any, *others: Any, target:
 
     program: a function of the sizes that gives a PrimFunc; it is traced, not compiled.  first, others: sizes, the preferred
     first: a tuple holds its arguments, a dict its keyword arguments, anything else is its only argument.  target: as
-    tilelang.compile takes it.  Each shared buffer counts once, since a loop that has no room for all its stages loses some.
+    tilelang.compile takes it.  Each shared buffer counts once, since a loop that has no room for all its stages loses some, and
+    buffers of which one is used after the other share bytes.
     Where none fits it is the last one: the error of its compilation says what is missing.  Raises compile-not-a-program.
 
     Example:
@@ -156,5 +156,7 @@ def first_fitting(program: Callable[..., Any], first: Any, *others: Any, target:
 
 def _shared_bytes(launch: Launch) -> int:
     """Bytes of the shared buffers of a launch, each once."""
-    buffers = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.scope_name in SHARED]
-    return sum(-(-b.dtype.bits * b.dtype.lanes * prod(n for n in b.shape if isinstance(n, int)) // 8) for b in buffers)
+    from tilelang.transform.analysis.shared_spans import place
+    from tilelang.transform.memory.plan_shared_memory import spans_of
+
+    return place(spans_of(launch), None)

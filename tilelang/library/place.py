@@ -10,6 +10,7 @@ from typing import Any
 
 from tilelang.env import env, is_truthy
 from tilelang.jit import JITKernel, compile
+from tilelang.jit.compiling import first_fitting
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
 
@@ -18,6 +19,7 @@ from .caches import Cache
 from .gemm.tile import Chip, chip_of
 
 KERNELS: Cache[JITKernel] = Cache(4096)
+FITTING: Cache[tuple[Any, JITKernel]] = Cache(4096)
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,23 @@ class Place:
         has them.
         """
         used = {"enable_hopper": self.target.has_wgmma or None, **configs}
-        return KERNELS.made((make, form, self, *used.values()), lambda: compile(
-            make(*form), target=self.target, execution_backend=self.backend, verbose=False,
-            pass_configs={f"tl.{name}": value for name, value in used.items() if value is not None}))
+        return KERNELS.made((make, form, self, *used.values()), lambda: self._compiled(make(*form), used))
+
+    def fitting(self, make: Callable[[Any], Any], forms: tuple[Any, ...], **configs: Any) -> tuple[Any, JITKernel]:
+        """The first of these forms for whose program a block has room (tilelang.first_fitting), and its kernel, as `kernel`
+        compiles it."""
+        used = {"enable_hopper": self.target.has_wgmma or None, **configs}
+
+        def made() -> tuple[Any, JITKernel]:
+            programs: dict[int, Any] = {}
+            first = first_fitting(lambda n: programs.setdefault(n, make(forms[n])), *range(len(forms)), target=self.target)
+            return forms[first], self._compiled(programs[first], used)
+
+        return FITTING.made((make, forms, self, *used.values()), made)
+
+    def _compiled(self, program: Any, configs: dict[str, Any]) -> JITKernel:
+        return compile(program, target=self.target, execution_backend=self.backend, verbose=False,
+                       pass_configs={f"tl.{name}": value for name, value in configs.items() if value is not None})
 
 
 def dynamic_shapes() -> bool:

@@ -161,3 +161,8 @@ def running_on(x: Any, target: Any) -> Place:
 def fast_kernel(at: Place, make: Callable[..., Any], *form: Any, **configs: Any) -> JITKernel:
     """Place.kernel with exp2 and log2 by hardware instructions."""
     return at.kernel(make, *form, enable_fast_math=at.target.is_gpu or None, **configs)
+
+
+def fitting_kernel(at: Place, make: Callable[[Any], Any], *forms: Any) -> tuple[Any, JITKernel]:
+    """The first form for which a block of the target has room, and its kernel, as fast_kernel compiles it."""
+    return at.fitting(make, forms, enable_fast_math=at.target.is_gpu or None)

@@ -1,4 +1,4 @@
-"""`gated_delta` and `kda`: linear attention that overwrites what its state holds for a key, forward in chunks of 64 steps."""
+"""`gated_delta` and `kda`: linear attention that overwrites what its state holds for a key, forward in chunks of steps."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from tilelang.errors import error, register
 
 from ..arrays import compact_copy, contiguous, empty, type_name, zeros
-from ..attention.inputs import check_like, fast_kernel, running_on
-from .delta_kernels import CHUNK, COLUMNS, DeltaForm, delta_chunks, delta_steps, workspace
+from ..attention.inputs import check_like, fast_kernel, fitting_kernel, running_on
+from .delta_kernels import CHUNKS, COLUMNS, DeltaForm, delta_chunks, delta_steps, workspace
 
 register("delta-argument", ValueError, "tensors of a delta rule that do not go together",
          "see the shapes in the docstring of the function", expected="tensors of the shapes and types that the function names")
@@ -72,8 +72,11 @@ def _delta(name: str, given: tuple[Any, ...], scale: float | None, target: Any) 
     last = empty(q, states, "float32")
     at = running_on(q, target)
     form = DeltaForm(heads, heads // q.shape[2], dim_k, dim_v, kind, name == "kda", at.target.has_wgmma)
-    kernel = fast_kernel(at, delta_chunks if seq > STEPS else delta_steps, form)
-    work = [empty(q, *x) for x in workspace(form, batch, -(-seq // CHUNK))] if seq > STEPS else []
+    if seq > STEPS:
+        form, kernel = fitting_kernel(at, delta_chunks, *(form._replace(chunk=n) for n in CHUNKS))
+        work = [empty(q, *x) for x in workspace(form, batch, -(-seq // form.chunk))]
+    else:
+        kernel, work = fast_kernel(at, delta_steps, form), []
     inputs = map(contiguous, (*given[:-1], before))
     kernel(*inputs, dim_k ** -0.5 if scale is None else float(scale), *work, out, last)
     return out, last

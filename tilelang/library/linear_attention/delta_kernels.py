@@ -1,4 +1,4 @@
-"""The kernels of gated_delta and kda: a delta rule in chunks of 64 steps, with one decay a step or one for every channel.
+"""The kernels of gated_delta and kda: a delta rule in chunks of steps, with one decay a step or one for every channel.
 
     state_t = diag(alpha_t) state_(t-1) + k_t u_t^T,   u_t = beta_t (v_t - (diag(alpha_t) state_(t-1))^T k_t),
     o_t = scale state_t^T q_t
@@ -20,16 +20,16 @@ import tilelang.language as T
 
 from ..attention.form import LOG2E
 
-CHUNK = COLUMNS = 64  # steps of a chunk, columns of values of a block
-HALF = CHUNK // 2
+CHUNKS = 64, 32, 16  # steps of a chunk: the first with which a block has room for its tiles
+COLUMNS = 64  # of values of a block
+HALF = 32  # steps that a thread solves by substitution
 LEAST = -20.0  # of log alpha: exp(-20) = 2e-9.  exp(4 * 20) is finite in float32 and bfloat16
 STAGES = 2
-THREADS = 128  # of the first kernel
 
 
 class DeltaForm(NamedTuple):
     """What a kernel is compiled for.  each: value heads of a head of q and k.  channels: a decay for every channel of the key.
-    wgmma: the recurrence for sm_90a."""
+    wgmma: the recurrence for sm_90a.  chunk: one of CHUNKS."""
 
     heads: int
     each: int
@@ -38,6 +38,12 @@ class DeltaForm(NamedTuple):
     dtype: str
     channels: bool
     wgmma: bool
+    chunk: int = CHUNKS[0]
+
+    @property
+    def threads(self) -> int:
+        """Of the first kernel."""
+        return min(128, 4 * self.chunk)
 
 
 @T.macro
@@ -47,37 +53,40 @@ def exp(x):
 
 
 @T.macro
-def invert(Lt, X):
-    """X = (I + L)^-1 in float32 for Lt = L^T, strictly upper: two blocks of 32 by substitution, a column a thread, and
-    X_10 = -X_11 L_10 X_00."""
-    tx = T.get_thread_binding()
-    x = T.alloc_local((HALF,), "float32")
-    rest, product = T.alloc_fragment((HALF, HALF), "float32"), T.alloc_shared((HALF, HALF), "float32")
-    if tx < CHUNK:
-        at = tx // HALF * HALF
-        for i in T.unroll(HALF):
-            x[i] = T.if_then_else(i == tx % HALF, 1.0, 0.0)
-        for r in T.unroll(HALF - 1):
-            for i in T.unroll(r + 1, HALF):
+def invert(f, Lt, X):
+    """X = (I + L)^-1 in float32 for Lt = L^T, strictly upper: blocks of at most 32 by substitution, a column a thread, and for
+    two of them X_10 = -X_11 L_10 X_00."""
+    tx, half = T.get_thread_binding(), min(f.chunk, HALF)
+    x = T.alloc_local((half,), "float32")
+    if half < f.chunk:
+        rest, product = T.alloc_fragment((half, half), "float32"), T.alloc_shared((half, half), "float32")
+    if tx < f.chunk:
+        at = tx // half * half
+        for i in T.unroll(half):
+            x[i] = T.if_then_else(i == tx % half, 1.0, 0.0)
+        for r in T.unroll(half - 1):
+            for i in T.unroll(r + 1, half):
                 x[i] -= Lt[at + r, at + i] * x[r]
-        for i in T.unroll(HALF):
+        for i in T.unroll(half):
             X[at + i, tx] = x[i]
-            X[HALF - at + i, tx] = 0.0
-    T.gemm(Lt[0:HALF, HALF:CHUNK], X[0:HALF, 0:HALF], rest, transpose_A=True, clear_accum=True)
-    T.copy(rest, product)
-    T.gemm(X[HALF:CHUNK, HALF:CHUNK], product, rest, clear_accum=True)
-    for i, j in T.Parallel(HALF, HALF):
-        X[HALF + i, j] = -rest[i, j]
+            if half < f.chunk:
+                X[half - at + i, tx] = 0.0
+    if half < f.chunk:
+        T.gemm(Lt[0:half, half:f.chunk], X[0:half, 0:half], rest, transpose_A=True, clear_accum=True)
+        T.copy(rest, product)
+        T.gemm(X[half:f.chunk, half:f.chunk], product, rest, clear_accum=True)
+        for i, j in T.Parallel(half, half):
+            X[half + i, j] = -rest[i, j]
 
 
 @T.macro
-def gated_scores(Qs, Ks, g, Sk, Sq):
+def gated_scores(f, Qs, Ks, g, Sk, Sq):
     """One decay a step: Sk = k k^T (symmetric) and Sq = q k^T with the decay between two steps."""
     T.gemm(Ks, Ks, Sk, transpose_B=True, clear_accum=True)
     T.gemm(Qs, Ks, Sq, transpose_B=True, clear_accum=True)
-    for i, j in T.Parallel(CHUNK, CHUNK):
+    for i, j in T.Parallel(f.chunk, f.chunk):
         Sk[i, j] *= exp(T.min(g[j] - g[i], 0.0))
-    for i, j in T.Parallel(CHUNK, CHUNK):
+    for i, j in T.Parallel(f.chunk, f.chunk):
         Sq[i, j] *= exp(T.min(g[i] - g[j], 0.0))
 
 
@@ -86,8 +95,10 @@ def channel_scores(f, Qs, Ks, g, Sk, Sq):
     """The same with a decay for every channel, which goes into the operands.  The steps s and t in two halves of 64, 32 or 16
     steps count their decays from the last step of the first half: both are at most 1.  Those in one block of 8 count from its
     middle."""
-    pairs_of_halves(f, Qs, Ks, g, 32, Sk, Sq)
-    pairs_of_halves(f, Qs, Ks, g, 16, Sk, Sq)
+    if f.chunk > 32:
+        pairs_of_halves(f, Qs, Ks, g, 32, Sk, Sq)
+    if f.chunk > 16:
+        pairs_of_halves(f, Qs, Ks, g, 16, Sk, Sq)
     pairs_of_halves(f, Qs, Ks, g, 8, Sk, Sq)
     pairs_of_halves(f, Qs, Ks, g, 4, Sk, Sq)
 
@@ -96,21 +107,21 @@ def channel_scores(f, Qs, Ks, g, Sk, Sq):
 def pairs_of_halves(f, Qs, Ks, g, n, Sk, Sq):
     """The scores of the steps of a block of 2 n, of which those within one half may be wrong unless n is 4."""
     kind = "float32" if n == 4 and f.dtype == "float16" else f.dtype  # the decay of 4 steps is not a float16
-    q, k = T.alloc_shared((CHUNK, f.dim_k), kind), T.alloc_shared((CHUNK, f.dim_k), kind)
-    earlier = T.alloc_shared((CHUNK, f.dim_k), kind) if n == 4 else k
-    part = T.alloc_fragment((CHUNK, CHUNK), "float32")
-    for i, d in T.Parallel(CHUNK, f.dim_k):
+    q, k = T.alloc_shared((f.chunk, f.dim_k), kind), T.alloc_shared((f.chunk, f.dim_k), kind)
+    earlier = T.alloc_shared((f.chunk, f.dim_k), kind) if n == 4 else k
+    part = T.alloc_fragment((f.chunk, f.chunk), "float32")
+    for i, d in T.Parallel(f.chunk, f.dim_k):
         after = g[i, d] - g[i // (2 * n) * 2 * n + n - 1, d]
         factor = exp(after if n == 4 else -T.abs(after))
         q[i, d], k[i, d] = Qs[i, d] * factor, Ks[i, d] * factor
         if n == 4:
             earlier[i, d] = Ks[i, d] * exp(-after)
     T.gemm(earlier, k, part, transpose_B=True, clear_accum=True)
-    for i, j in T.Parallel(CHUNK, CHUNK):
+    for i, j in T.Parallel(f.chunk, f.chunk):
         if (i ^ j) < 2 * n:
             Sk[i, j] = part[i, j]
     T.gemm(q, earlier, part, transpose_B=True, clear_accum=True)
-    for i, j in T.Parallel(CHUNK, CHUNK):
+    for i, j in T.Parallel(f.chunk, f.chunk):
         if (i ^ j) < 2 * n:
             Sq[i, j] = part[i, j]
 
@@ -118,37 +129,37 @@ def pairs_of_halves(f, Qs, Ks, g, n, Sk, Sq):
 @T.macro
 def prepare(f, inputs, results, scale, seq, b, h, c):
     """What chunk c of a head needs that does not depend on the state."""
-    (Q, K, Decay, Beta), (A, P, E, Qd, Kd, Ke), t = inputs, results, c * CHUNK
-    Qs, Ks = T.alloc_shared((CHUNK, f.dim_k), f.dtype), T.alloc_shared((CHUNK, f.dim_k), f.dtype)
-    Lt, X = T.alloc_shared((CHUNK, CHUNK), "float32"), T.alloc_shared((CHUNK, CHUNK), "float32")
-    g, beta = T.alloc_shared((CHUNK, f.dim_k) if f.channels else (CHUNK,), "float32"), T.alloc_shared((CHUNK,), "float32")
-    Sk, Sq = T.alloc_fragment((CHUNK, CHUNK), "float32"), T.alloc_fragment((CHUNK, CHUNK), "float32")
-    T.copy(Q[b, t:t + CHUNK, h // f.each, :], Qs)
-    T.copy(K[b, t:t + CHUNK, h // f.each, :], Ks)
-    T.copy(Beta[b, t:t + CHUNK, h], beta)
+    (Q, K, Decay, Beta), (A, P, E, Qd, Kd, Ke), t = inputs, results, c * f.chunk
+    Qs, Ks = T.alloc_shared((f.chunk, f.dim_k), f.dtype), T.alloc_shared((f.chunk, f.dim_k), f.dtype)
+    Lt, X = T.alloc_shared((f.chunk, f.chunk), "float32"), T.alloc_shared((f.chunk, f.chunk), "float32")
+    g, beta = T.alloc_shared((f.chunk, f.dim_k) if f.channels else (f.chunk,), "float32"), T.alloc_shared((f.chunk,), "float32")
+    Sk, Sq = T.alloc_fragment((f.chunk, f.chunk), "float32"), T.alloc_fragment((f.chunk, f.chunk), "float32")
+    T.copy(Q[b, t:t + f.chunk, h // f.each, :], Qs)
+    T.copy(K[b, t:t + f.chunk, h // f.each, :], Ks)
+    T.copy(Beta[b, t:t + f.chunk, h], beta)
     if f.channels:
-        for i, d in T.Parallel(CHUNK, f.dim_k):
+        for i, d in T.Parallel(f.chunk, f.dim_k):
             g[i, d] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h, d], LEAST), 0.0)
         T.cumsum(g, dim=0)
-        for i, d in T.Parallel(CHUNK, f.dim_k):
+        for i, d in T.Parallel(f.chunk, f.dim_k):
             Qd[b, h, c, i, d], Kd[b, h, c, i, d] = Qs[i, d] * scale * exp(g[i, d]), Ks[i, d] * exp(g[i, d])
-            Ke[b, h, c, i, d] = Ks[i, d] * exp(g[CHUNK - 1, d] - g[i, d])
+            Ke[b, h, c, i, d] = Ks[i, d] * exp(g[f.chunk - 1, d] - g[i, d])
         for d in T.Parallel(f.dim_k):
-            E[b, h, c, d] = exp(g[CHUNK - 1, d])
+            E[b, h, c, d] = exp(g[f.chunk - 1, d])
         channel_scores(f, Qs, Ks, g, Sk, Sq)
     else:
-        for i in T.Parallel(CHUNK):
+        for i in T.Parallel(f.chunk):
             g[i] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h], LEAST), 0.0)
         T.cumsum(g, dim=0)
-        for i in T.Parallel(CHUNK):
-            E[b, h, c, i], E[b, h, c, CHUNK + i] = exp(g[i]), exp(g[CHUNK - 1] - g[i])
-        gated_scores(Qs, Ks, g, Sk, Sq)
-    for i, j in T.Parallel(CHUNK, CHUNK):
+        for i in T.Parallel(f.chunk):
+            E[b, h, c, i], E[b, h, c, f.chunk + i] = exp(g[i]), exp(g[f.chunk - 1] - g[i])
+        gated_scores(f, Qs, Ks, g, Sk, Sq)
+    for i, j in T.Parallel(f.chunk, f.chunk):
         Lt[i, j] = T.if_then_else(i < j, Sk[i, j] * beta[j], 0.0)
-    for i, j in T.Parallel(CHUNK, CHUNK):
+    for i, j in T.Parallel(f.chunk, f.chunk):
         P[b, h, c, i, j] = T.if_then_else(j <= i, Sq[i, j] * scale, 0.0)
-    invert(Lt, X)
-    for i, j in T.Parallel(CHUNK, CHUNK):
+    invert(f, Lt, X)
+    for i, j in T.Parallel(f.chunk, f.chunk):
         A[b, h, c, i, j] = X[i, j] * beta[j]
 
 
@@ -159,16 +170,16 @@ def produce(f, tiles, work, chunks, b, h, v):
     with T.ws(1):
         T.dec_max_nreg(24)
         for c in T.serial(chunks):
-            s, t = c % STAGES, c * CHUNK
+            s, t = c % STAGES, c * f.chunk
             T.mbarrier_wait_parity(free[s], (c // STAGES + 1) % 2)
             if f.channels:
                 T.tma_copy(K[b, h, c, :, :], k[s, :, :], barrier=full[s])
                 T.tma_copy(Q[b, h, c, :, :], q[s, :, :], barrier=full[s])
                 T.tma_copy(Ke[b, h, c, :, :], ke[s, :, :], barrier=full[s])
             else:
-                T.tma_copy(K[b, t:t + CHUNK, h // f.each, :], k[s, :, :], barrier=full[s])
-                T.tma_copy(Q[b, t:t + CHUNK, h // f.each, :], q[s, :, :], barrier=full[s])
-            T.tma_copy(V[b, t:t + CHUNK, h, v:v + COLUMNS], vs[s, :, :], barrier=full[s])
+                T.tma_copy(K[b, t:t + f.chunk, h // f.each, :], k[s, :, :], barrier=full[s])
+                T.tma_copy(Q[b, t:t + f.chunk, h // f.each, :], q[s, :, :], barrier=full[s])
+            T.tma_copy(V[b, t:t + f.chunk, h, v:v + COLUMNS], vs[s, :, :], barrier=full[s])
             T.tma_copy(A[b, h, c, :, :], a[s, :, :], barrier=full[s])
             T.tma_copy(P[b, h, c, :, :], p[s, :, :], barrier=full[s])
             T.tma_copy(E[b, h, c, :], e[s, :], barrier=full[s])
@@ -182,8 +193,8 @@ def consume(f, tiles, scale, chunks, results, b, h, v):
     with T.ws(0):
         T.inc_max_nreg(240)
         state, states = (T.alloc_fragment((COLUMNS, f.dim_k), kind) for kind in ("float32", f.dtype))
-        value, values, ends = (T.alloc_fragment((COLUMNS, CHUNK), kind) for kind in ("float32", f.dtype, f.dtype))
-        o, done = T.alloc_fragment((COLUMNS, CHUNK), "float32"), T.alloc_fragment((COLUMNS, CHUNK), f.dtype)
+        value, values, ends = (T.alloc_fragment((COLUMNS, f.chunk), kind) for kind in ("float32", f.dtype, f.dtype))
+        o, done = T.alloc_fragment((COLUMNS, f.chunk), "float32"), T.alloc_fragment((COLUMNS, f.chunk), f.dtype)
         for i, j in T.Parallel(COLUMNS, f.dim_k):
             state[i, j] = Initial[b, h, j, v + i]
         for c in T.serial(chunks):
@@ -193,28 +204,28 @@ def consume(f, tiles, scale, chunks, results, b, h, v):
             T.wgmma_gemm(states, k[s, :, :], value, transpose_B=True, clear_accum=True)
             T.wgmma_gemm(states, q[s, :, :], o, transpose_B=True, clear_accum=True)
             if c > 0:
-                store(Os, done, O, b, h, (c - 1) * CHUNK, v)
+                store(Os, done, O, b, h, (c - 1) * f.chunk, v)
             T.wait_wgmma(1)
-            for i, j in T.Parallel(COLUMNS, CHUNK):
+            for i, j in T.Parallel(COLUMNS, f.chunk):
                 values[i, j] = vs[s, j, i] - value[i, j] * (1.0 if f.channels else e[s, j])
             T.wgmma_gemm(values, a[s, :, :], value, transpose_B=True, clear_accum=True)
             for i, j in T.Parallel(COLUMNS, f.dim_k):
-                state[i, j] *= e[s, j if f.channels else CHUNK - 1]
+                state[i, j] *= e[s, j if f.channels else f.chunk - 1]
             T.wait_wgmma(0)
             T.copy(value, values)
             if f.channels:
                 T.wgmma_gemm(values, ke[s, :, :], state)
             else:
-                for i, j in T.Parallel(COLUMNS, CHUNK):
-                    ends[i, j] = value[i, j] * e[s, CHUNK + j]
+                for i, j in T.Parallel(COLUMNS, f.chunk):
+                    ends[i, j] = value[i, j] * e[s, f.chunk + j]
                 T.wgmma_gemm(ends, k[s, :, :], state)
-                for i, j in T.Parallel(COLUMNS, CHUNK):
+                for i, j in T.Parallel(COLUMNS, f.chunk):
                     o[i, j] *= scale * e[s, j]
             T.wgmma_gemm(values, p[s, :, :], o, transpose_B=True)
             T.wait_wgmma(0)
             T.mbarrier_arrive(free[s])
             T.copy(o, done)
-        store(Os, done, O, b, h, (chunks - 1) * CHUNK, v)
+        store(Os, done, O, b, h, (chunks - 1) * f.chunk, v)
         for i, j in T.Parallel(COLUMNS, f.dim_k):
             Final[b, h, j, v + i] = state[i, j]
 
@@ -223,11 +234,11 @@ def consume(f, tiles, scale, chunks, results, b, h, v):
 def store(Os, done, O, b, h, t, v):
     """Store the outputs of a chunk, which are transposed."""
     T.sync_threads(1, 128)
-    for i, j in T.Parallel(COLUMNS, CHUNK):
+    for i, j in T.Parallel(*done.shape):
         Os[j, i] = done[i, j]
     T.fence_proxy_async()
     T.sync_threads(1, 128)
-    T.copy(Os, O[b, t:t + CHUNK, h, v:v + COLUMNS])
+    T.copy(Os, O[b, t:t + Os.shape[0], h, v:v + COLUMNS])
 
 
 @T.macro
@@ -235,35 +246,35 @@ def follow(f, work, scale, chunks, results, b, h, v):
     """The recurrence on other machines."""
     (Q, K, Ke, V, A, P, E), (Initial, O, Final) = work, results
     state, Ss = T.alloc_fragment((COLUMNS, f.dim_k), "float32"), T.alloc_shared((COLUMNS, f.dim_k), f.dtype)
-    value, o = T.alloc_fragment((CHUNK, COLUMNS), "float32"), T.alloc_fragment((CHUNK, COLUMNS), "float32")
-    Vs, Us, Ue = (T.alloc_shared((CHUNK, COLUMNS), f.dtype) for _ in (0, 1, 2))
-    q, k = T.alloc_shared((CHUNK, f.dim_k), f.dtype), T.alloc_shared((CHUNK, f.dim_k), f.dtype)
-    a, p = T.alloc_shared((CHUNK, CHUNK), f.dtype), T.alloc_shared((CHUNK, CHUNK), f.dtype)
+    value, o = T.alloc_fragment((f.chunk, COLUMNS), "float32"), T.alloc_fragment((f.chunk, COLUMNS), "float32")
+    Vs, Us, Ue = (T.alloc_shared((f.chunk, COLUMNS), f.dtype) for _ in (0, 1, 2))
+    q, k = T.alloc_shared((f.chunk, f.dim_k), f.dtype), T.alloc_shared((f.chunk, f.dim_k), f.dtype)
+    a, p = T.alloc_shared((f.chunk, f.chunk), f.dtype), T.alloc_shared((f.chunk, f.chunk), f.dtype)
     for i, j in T.Parallel(COLUMNS, f.dim_k):
         state[i, j] = Initial[b, h, j, v + i]
     for c in T.serial(chunks):
-        t = c * CHUNK
+        t = c * f.chunk
         T.copy(state, Ss)
-        T.copy(K[b, h, c, :, :] if f.channels else K[b, t:t + CHUNK, h // f.each, :], k)
-        T.copy(Q[b, h, c, :, :] if f.channels else Q[b, t:t + CHUNK, h // f.each, :], q)
-        T.copy(V[b, t:t + CHUNK, h, v:v + COLUMNS], Vs)
+        T.copy(K[b, h, c, :, :] if f.channels else K[b, t:t + f.chunk, h // f.each, :], k)
+        T.copy(Q[b, h, c, :, :] if f.channels else Q[b, t:t + f.chunk, h // f.each, :], q)
+        T.copy(V[b, t:t + f.chunk, h, v:v + COLUMNS], Vs)
         T.copy(A[b, h, c, :, :], a)
         T.copy(P[b, h, c, :, :], p)
         T.gemm(k, Ss, value, transpose_B=True, clear_accum=True)
-        for i, j in T.Parallel(CHUNK, COLUMNS):
+        for i, j in T.Parallel(f.chunk, COLUMNS):
             Us[i, j] = Vs[i, j] - value[i, j] * (1.0 if f.channels else E[b, h, c, i])
         T.gemm(a, Us, value, clear_accum=True)
         T.gemm(q, Ss, o, transpose_B=True, clear_accum=True)
         T.copy(value, Us)
         if not f.channels:
-            for i, j in T.Parallel(CHUNK, COLUMNS):
+            for i, j in T.Parallel(f.chunk, COLUMNS):
                 o[i, j] *= scale * E[b, h, c, i]
-            for i, j in T.Parallel(CHUNK, COLUMNS):
-                Ue[i, j] = value[i, j] * E[b, h, c, CHUNK + i]
+            for i, j in T.Parallel(f.chunk, COLUMNS):
+                Ue[i, j] = value[i, j] * E[b, h, c, f.chunk + i]
         T.gemm(p, Us, o)
-        T.copy(o, O[b, t:t + CHUNK, h, v:v + COLUMNS])
+        T.copy(o, O[b, t:t + f.chunk, h, v:v + COLUMNS])
         for i, j in T.Parallel(COLUMNS, f.dim_k):
-            state[i, j] *= E[b, h, c, j if f.channels else CHUNK - 1]
+            state[i, j] *= E[b, h, c, j if f.channels else f.chunk - 1]
         if f.channels:
             T.copy(Ke[b, h, c, :, :], k)
             T.gemm(Us, k, state, transpose_A=True)
@@ -276,8 +287,8 @@ def follow(f, work, scale, chunks, results, b, h, v):
 def workspace(f: DeltaForm, batch: Any, chunks: Any) -> tuple[tuple[tuple[Any, ...], str], ...]:
     """Shapes and types of A, P, E (exp g and exp(g_last - g), or with channels exp(g_last)), Qd, Kd, Ke (with channels:
     scale q exp g, k exp g and k exp(g_last - g))."""
-    tile, decayed = (batch, f.heads, chunks), (batch, f.heads, chunks if f.channels else 0, CHUNK, f.dim_k)
-    square, row = ((*tile, CHUNK, CHUNK), f.dtype), ((*tile, f.dim_k if f.channels else 2 * CHUNK), "float32")
+    tile, decayed = (batch, f.heads, chunks), (batch, f.heads, chunks if f.channels else 0, f.chunk, f.dim_k)
+    square, row = ((*tile, f.chunk, f.chunk), f.dtype), ((*tile, f.dim_k if f.channels else 2 * f.chunk), "float32")
     return square, square, row, *[(decayed, f.dtype)] * 3
 
 
@@ -296,17 +307,17 @@ def delta_chunks(f: DeltaForm) -> Any:
                    Initial: T.Tensor(states, "float32"), scale: T.float32,
                    A: kept[0], P: kept[1], E: kept[2], Qd: kept[3], Kd: kept[4], Ke: kept[5],
                    O: T.Tensor(value, f.dtype), Final: T.Tensor(states, "float32")):
-        with T.Kernel(chunks, f.heads, batch, threads=THREADS) as (c, h, b):
+        with T.Kernel(chunks, f.heads, batch, threads=f.threads) as (c, h, b):
             prepare(f, (Q, K, Decay, Beta), (A, P, E, Qd, Kd, Ke), scale, seq, b, h, c)
         with T.Kernel(f.dim_v // COLUMNS, f.heads, batch, threads=256 if f.wgmma else 128) as (x, h, b):
             work, last = (*((Qd, Kd) if f.channels else (Q, K)), Ke, V, A, P, E), (Initial, O, Final)
             if f.wgmma:
-                keys = [T.alloc_shared((STAGES, CHUNK, f.dim_k), f.dtype) for _ in range(3 if f.channels else 2)]
-                squares = [T.alloc_shared((STAGES, CHUNK, CHUNK), f.dtype) for _ in (0, 1, 2)]
-                e = T.alloc_shared((STAGES, f.dim_k if f.channels else 2 * CHUNK), "float32")
+                keys = [T.alloc_shared((STAGES, f.chunk, f.dim_k), f.dtype) for _ in range(3 if f.channels else 2)]
+                squares = [T.alloc_shared((STAGES, f.chunk, f.chunk), f.dtype) for _ in (0, 1, 2)]
+                e = T.alloc_shared((STAGES, f.dim_k if f.channels else 2 * f.chunk), "float32")
                 barriers = [T.alloc_barrier([128] * STAGES) for _ in (0, 1)]
                 tiles = (*keys, *([] if f.channels else [None]), *squares, e, *barriers,
-                         T.alloc_shared((CHUNK, COLUMNS), f.dtype))
+                         T.alloc_shared((f.chunk, COLUMNS), f.dtype))
                 produce(f, tiles, work, chunks, b, h, x * COLUMNS)
                 consume(f, tiles, scale, chunks, last, b, h, x * COLUMNS)
             else:
