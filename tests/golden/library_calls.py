@@ -225,5 +225,77 @@ def decodings() -> None:
     decoding("d256", 3, 512, 8, 2, 256)
 
 
+# ---- functions whose text no digest keeps: name -> call with a target ------------------------------------------------------
+
+OTHERS: dict[str, Callable[[Any], Any]] = {}  # of `others`
+
+
+def other(function: str, form: str, *args: Any, **options: Any) -> None:
+    """args: (shape, type) of arrays, or values that are passed as they are.  The library is imported at the call."""
+    def call(target: Any) -> None:
+        import tilelang.library as library
+
+        given = [array(*x) if isinstance(x, tuple) and isinstance(x[0], tuple) else x for x in args]
+        getattr(library, function)(*given, target=target, **options)
+
+    assert f"{function} {form}" not in OTHERS
+    OTHERS[f"{function} {form}"] = call
+
+
+def recurrences() -> None:
+    for function in ("gated_delta", "kda"):
+        for seq in (4096, 4):
+            for dim in (64, 128):
+                for dtype in ("float16", "bfloat16"):
+                    key, value, row = ((2, seq, 4, dim), dtype), ((2, seq, 8, 128), dtype), (2, seq, 8)
+                    decay = (*row, dim) if function == "kda" else row
+                    other(function, f"{seq} {dim} {dtype}", key, key, value, (decay, "float32"), (row, "float32"))
+    for length, p, n in ((64, 64, 128), (128, 256, 256), (256, 64, 128), (256, 128, 64)):
+        row, x, state = ((1, 8, 4, length), "float32"), ((1, 4 * length, 8, p), "bfloat16"), ((1, 4 * length, 2, n), "bfloat16")
+        other("chunk_state", f"{length} {p} {n}", x, state, row, row)
+        before = (1, 4, 8, p, n), "bfloat16"
+        other("chunk_scan", f"{length} {p} {n}", ((1, 4, 2, length, length), "bfloat16"), x, row, row, state, before)
+
+
+def latent() -> None:
+    for name, heads, dim, seq_q, page, dtype, kept in (
+            ("128 heads", 128, (512, 64), 1, 0, "bfloat16", "bfloat16"), ("paged", 128, (512, 64), 2, 64, "bfloat16", "bfloat16"),
+            ("16 heads", 16, (512, 64), 1, 0, "float16", "float16"), ("float8", 64, (512, 64), 1, 64, "float16", "e4m3"),
+            ("256", 64, (256, 64), 1, 0, "float16", "float16"), ("small", 8, (64, 16), 3, 0, "float16", "float16")):
+        q, cache = (4, seq_q, heads, sum(dim)), (64, page, sum(dim)) if page else (4, 1024, sum(dim))
+        table = array((4, 16), "int32") if page else None
+        other("mla_decode", name, (q, dtype), (cache, kept), np.full(4, 1024, np.int32), dim_v=dim[0], block_table=table)
+    for dim, rope, causal, dynamic in ((128, 64, True, False), (128, 64, False, True), (64, 64, True, False),
+                                       (256, 256, True, False)):
+        key = (1, 2048, 16, dim), "bfloat16"
+        other("mla_prefill", f"{dim} {rope} {causal} {dynamic}", ((1, 2048, 16, dim + rope), "bfloat16"), key,
+              ((1, 2048, rope), "bfloat16"), key, causal=causal, dynamic=dynamic)
+    for heads, dim_v, rope in ((128, 512, 64), (64, 128, 64), (16, 64, 16)):
+        other("sparse_mla", f"{heads} {dim_v} {rope}", ((16, heads, dim_v + rope), "bfloat16"),
+              ((4096, dim_v + rope), "bfloat16"), np.zeros((16, 2048), np.int32), dim_v=dim_v)
+    for heads, dim, dtype in ((64, 128, "e4m3"), (64, 128, "bfloat16"), (128, 256, "float16"), (8, 32, "bfloat16")):
+        other("index_scores", f"{heads} {dim} {dtype}", ((256, heads, dim), dtype), ((4096, dim), dtype),
+              ((256, heads), "float32"))
+    for n, k in ((100, 1), (5001, 2048), (100_000, 8000), (20_000, 9000)):
+        other("topk_indices", f"{n} {k}", ((8, n), "float32"), k)
+
+
+def flexible() -> None:
+    import tilelang.language as T
+    from tilelang.library import create_block_mask
+
+    causal = create_block_mask(lambda b, h, q, k: q >= k, 1024, 1024)
+    for dim, dtype in ((64, "float16"), (128, "bfloat16"), (256, "bfloat16"), (64, "float32"), (128, "float32")):
+        key = (1, 1024, 2, dim), dtype
+        for mask in (None, causal):
+            other("flex_attention", f"{dim} {dtype}{' causal' * (mask is not None)}", ((1, 1024, 8, dim), dtype), key, key,
+                  score_mod=lambda s, b, h, i, j: 30.0 * T.tanh(s / 30.0), block_mask=mask)
+
+
+def others() -> dict[str, Callable[[Any], Any]]:
+    """Calls by name, made at the first call: they need the library."""
+    for family in (recurrences, latent, flexible) if not OTHERS else ():
+        family()
+    return OTHERS
 for _family in (products, groups, quantised, attentions, decodings):
     _family()

@@ -76,12 +76,21 @@ def test_the_first_sizes_that_fit_are_taken():
             tilelang.first_fitting(lambda n: n, 3)
 
 
+def test_every_function_of_the_library_is_called():
+    """But those that run no kernel, and the decode step of one launch, which is for sm_90a alone."""
+    from library_calls import CALLS, others
+    from tilelang import library
+
+    called = {name.split()[0] for name in (*CALLS, *others())}
+    assert set(library.__all__) - called == {"coded_matmul", "create_block_mask", "interleave", "llama_decode", "mla_plan"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("chip", HIP_CHIPS)
 def test_every_call_of_the_library_assembles(chip, monkeypatch):
     """Or is refused: products of float8 formats that the chip has no instruction for."""
-    from library_calls import CALLS
+    from library_calls import CALLS, others
     from tilelang.errors import TileLangError
     from tilelang.jit.requests import make_request
     from tilelang.library import place
@@ -94,7 +103,7 @@ def test_every_call_of_the_library_assembles(chip, monkeypatch):
 
     monkeypatch.setattr(place, "compile", compiled)
     wrong = []
-    for name, (call, _) in CALLS.items():
+    for name, call in (*((name, call) for name, (call, _) in CALLS.items()), *others().items()):
         rows.clear()
         try:
             call({"kind": "hip", "mcpu": chip})

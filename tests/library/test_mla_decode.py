@@ -48,7 +48,8 @@ def reference(q, k, length, dim_v):
     return out, logs
 
 
-@pytest.mark.parametrize("where", [None, SM90], ids=["cpu", "sm_90a"])
+@pytest.mark.parametrize("where", [None, SM90, pytest.param({"kind": "hip", "mcpu": "gfx942"}, marks=pytest.mark.slow)],
+                         ids=["cpu", "sm_90a", "gfx942"])
 @pytest.mark.parametrize("form", FORMS)
 def test_results_and_logarithms_are_those_of_float64(form, where):
     lengths, heads, seq_q, (dim_v, rope), page, dtype, kv_dtype = FORMS[form]

@@ -294,8 +294,8 @@ def text_of(facts: dict[str, Any]) -> list[str]:
         out.append("    resources: " + _worded(", ".join(resources), facts))
     o = facts["occupancy"]
     if o is not None:
-        out.append("    occupancy: " + _worded(f"{_blocks(o['blocks'])} an SM, {o['warps']} of {o['of_warps']} warps, limited by "
-                                               f"{o['limited_by']}", facts))
+        held = f"{_blocks(o['blocks'])} an SM, {o['warps']} of {o['of_warps']} warps, limited by {o['limited_by']}"
+        out.append("    occupancy: " + _worded(held, facts))
     for kind, found in facts["instructions"].items():
         out.append(f"    {_worded(kind, facts)}: " + ", ".join(f"{name} ({n})" if n > 1 else name for name, n in found.items()))
     out += [f"    why {line}" for line in facts["why"]]

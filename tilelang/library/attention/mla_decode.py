@@ -12,8 +12,8 @@ from ..arrays import aligned, compact, compact_copy, copied_to, is_numpy, maker,
 from ..caches import Cache, Prepared, enter, known
 from .inputs import (check_alike, check_disjoint, check_gradient, check_scale, check_tensors, device_of, fast_kernel,
                      running_on, strides_of)
-from .mla_kernels import KEYS, MlaForm, mla_attention, plain_attention
-from .mla_plan import MlaPlan, divide, divide_on_device, planned, splits_of
+from .mla_kernels import KEYS, MlaForm, mla_attention
+from .mla_plan import MlaPlan, divide, divide_on_device, plain_kernel, planned, splits_of
 
 _FLOAT8 = "float8_e4m3fn"
 
@@ -96,7 +96,7 @@ def _prepare(tensors: dict[str, Any], dim_v: int, plan: MlaPlan | None, target: 
         f = f._replace(splits=splits, divided=plan is None or plan.divided)
         slots = batch + splits if f.divided else 1
         workspace = [maker(q, (slots, rows, *last), "float32") for last in ((dim_v,), ())]
-    kernel = fast_kernel(at, mla_attention if divides else plain_attention, f) if batch and rows else None
+    kernel = None if not (batch and rows) else fast_kernel(at, mla_attention, f) if divides else plain_kernel(at, f)
     copied = [strides(x) != compact(x.shape) or at.target.is_gpu and not aligned(x) for x in (q, cache)]
 
     def run(arrays: tuple[Any, ...], scales: tuple[float, float], plan: MlaPlan | None, result: Any, logs: Any) -> None:

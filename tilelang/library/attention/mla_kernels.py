@@ -19,6 +19,7 @@ from .form import LOG2E
 from .kernels import LN2
 
 ROWS = KEYS = 64  # heads and keys of a tile
+TILES = (ROWS, KEYS), (32, 32), (32, 16)  # of plain_attention: the first for which a block has room
 PAIR = 2 * KEYS  # keys of an even and an odd tile: the unit in which work is divided
 LOWEST = -1e30  # the first maximum; finite, so that rows without keys do not compute inf - inf
 REGS = 224, 56  # of a thread that multiplies and of one that gathers
@@ -28,7 +29,7 @@ MERGING = 16  # blocks that look for divided sequences, per head
 class MlaForm(NamedTuple):
     """What a kernel is compiled for. heads: rows, those of all queries of a sequence. queries: of a sequence. page: keys of a
     page, None without a table. kv_dtype: of the cache. splits: of the plan. divided: whether sequences may be. sparse: the
-    table names the row of each key, or -1."""
+    table names the row of each key, or -1. tile: heads and keys, one of TILES."""
 
     heads: int
     queries: int
@@ -40,6 +41,7 @@ class MlaForm(NamedTuple):
     splits: int
     divided: bool
     sparse: bool = False
+    tile: tuple[int, int] = TILES[0]
 
 
 class Tiles(NamedTuple):
@@ -78,7 +80,7 @@ def span(Begins, Lengths, most, p, s):
 def mask(f, S, key, length, h, places, g):
     """Set the scores of keys that a row does not see to -inf. Query i of a sequence stands at position length - queries + i.
     places[g, :]: of sparse attention, the rows of the tile's keys, -1 for none."""
-    for i, j in T.Parallel(ROWS, KEYS):
+    for i, j in T.Parallel(*S.shape):
         if f.sparse:
             sees = places[g, j] >= 0
         else:
@@ -92,12 +94,12 @@ def weigh(S, P, state, c):
     top, before, factor, total, more = state
     T.copy(top, before)
     T.reduce_max(S, top, dim=1, clear=False)
-    for i in T.Parallel(ROWS):
+    for i in T.Parallel(*top.shape):
         factor[i] = T.exp2((before[i] - top[i]) * c)
-    for i, j in T.Parallel(ROWS, KEYS):
+    for i, j in T.Parallel(*S.shape):
         S[i, j] = T.exp2(S[i, j] * c - top[i] * c)
     T.reduce_sum(S, more, dim=1)
-    for i in T.Parallel(ROWS):
+    for i in T.Parallel(*top.shape):
         total[i] = total[i] * factor[i] + more[i]
     T.copy(S, P)
 
@@ -137,10 +139,10 @@ def score(f, g, tiles, S, phase):
 def finish(acc, state, c, unit):
     """acc becomes the mean of the values, in which the cache's elements count `unit`; `total` the logarithm of the sum."""
     top, _, factor, total, _ = state
-    for i in T.Parallel(ROWS):
+    for i in T.Parallel(*top.shape):
         factor[i] = T.if_then_else(total[i] > 0, unit / total[i], 0.0)
     rescale(acc, factor)
-    for i in T.Parallel(ROWS):
+    for i in T.Parallel(*top.shape):
         total[i] = T.if_then_else(total[i] > 0, (T.log2(total[i]) + top[i] * c) * LN2, -T.infinity("float32"))
 
 
@@ -150,7 +152,7 @@ def store(acc, total, means, logs, s, h, column):
     for i, j in T.Parallel(*acc.shape):
         means[s, h + i, column + j] = acc[i, j]
     if column == 0:
-        for i in T.Parallel(ROWS):
+        for i in T.Parallel(*total.shape):
             logs[s, h + i] = total[i]
 
 
@@ -358,40 +360,40 @@ def mla_attention(f: MlaForm) -> Any:
 
 
 def plain_attention(f: MlaForm) -> Any:
-    """The kernel for other machines and sizes, where a block computes 64 heads over all keys. Parameters as mla_attention."""
-    dim = f.dim_v + f.rope
-    batch, pages, width, rows = T.dynamic("batch, pages, width, rows")
+    """The kernel for other machines and sizes, where a block computes some heads over all keys. Parameters as mla_attention."""
+    dim, (rows, columns) = f.dim_v + f.rope, f.tile
+    batch, pages, width, capacity = T.dynamic("batch, pages, width, rows")
 
     @T.prim_func
-    def mla_decode(Q: T.Tensor((batch, f.heads, dim), f.dtype), KV: T.Tensor((pages, f.page or rows, dim), f.kv_dtype),
+    def mla_decode(Q: T.Tensor((batch, f.heads, dim), f.dtype), KV: T.Tensor((pages, f.page or capacity, dim), f.kv_dtype),
                    Table: T.Tensor((batch, width), "int32"), Lengths: T.Tensor((batch,), "int32"),
                    scale: T.float32, unit: T.float32,
                    O: T.Tensor((batch, f.heads, f.dim_v), f.dtype), LSE: T.Tensor((batch, f.heads), "float32")):
-        with T.Kernel(T.ceildiv(f.heads, ROWS), batch, threads=256) as (hb, s):
-            q, keys = T.alloc_shared((ROWS, dim), f.dtype), T.alloc_shared((KEYS, dim), f.dtype)
-            S, P = T.alloc_fragment((ROWS, KEYS), "float32"), T.alloc_shared((ROWS, KEYS), f.dtype)
-            acc = T.alloc_fragment((ROWS, f.dim_v), "float32")
-            places = T.alloc_shared((1, KEYS), "int32") if f.sparse else None
-            state = [T.alloc_fragment((ROWS,), "float32") for _ in (0, 1, 2, 3, 4)]
-            T.copy(Q[s, hb * ROWS:(hb + 1) * ROWS, :], q)
+        with T.Kernel(T.ceildiv(f.heads, rows), batch, threads=4 * rows) as (hb, s):
+            q, keys = T.alloc_shared((rows, dim), f.dtype), T.alloc_shared((columns, dim), f.dtype)
+            S, P = T.alloc_fragment((rows, columns), "float32"), T.alloc_shared((rows, columns), f.dtype)
+            acc = T.alloc_fragment((rows, f.dim_v), "float32")
+            places = T.alloc_shared((1, columns), "int32") if f.sparse else None
+            state = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+            T.copy(Q[s, hb * rows:(hb + 1) * rows, :], q)
             T.clear(acc)
             T.fill(state[0], LOWEST)
             T.clear(state[3])
-            for i in T.Pipelined(T.ceildiv(Lengths[s], KEYS), num_stages=1):
-                k = i * KEYS
+            for i in T.Pipelined(T.ceildiv(Lengths[s], columns), num_stages=1):
+                k = i * columns
                 if f.sparse:
-                    for j in T.Parallel(KEYS):
+                    for j in T.Parallel(columns):
                         places[0, j] = T.if_then_else(k + j < Lengths[s], Table[s, T.min(k + j, Lengths[s] - 1)], -1)
-                    for j, d in T.Parallel(KEYS, dim):
+                    for j, d in T.Parallel(columns, dim):
                         keys[j, d] = T.if_then_else(places[0, j] >= 0, KV[0, T.max(places[0, j], 0), d], 0)
                 else:
                     T.copy(KV[s if f.page is None else Table[s, k // f.page], k if f.page is None else k % f.page, 0], keys)
                 T.gemm(q, keys, S, transpose_B=True, clear_accum=True)
-                mask(f, S, k, Lengths[s], hb * ROWS, places, 0)
+                mask(f, S, k, Lengths[s], hb * rows, places, 0)
                 weigh(S, P, state, scale * LOG2E)
                 rescale(acc, state[2])
                 T.gemm(P, keys[:, 0:f.dim_v], acc)
             finish(acc, state, scale * LOG2E, unit)
-            store(acc, state[3], O, LSE, s, hb * ROWS, 0)
+            store(acc, state[3], O, LSE, s, hb * rows, 0)
 
     return mla_decode

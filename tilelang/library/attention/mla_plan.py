@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import tilelang.language as T
+from tilelang.jit import JITKernel
 
 from ..arrays import empty
 from ..place import Place
-from .mla_kernels import KEYS, PAIR, ROWS, MlaForm
+from .inputs import fitting_kernel
+from .mla_kernels import KEYS, PAIR, ROWS, TILES, MlaForm, plain_attention
 
 _START = 5  # pairs of tiles that take the time in which a block starts a sequence and stores its result
 
@@ -32,6 +34,11 @@ class MlaPlan(NamedTuple):
 def planned(f: MlaForm, at: Place) -> bool:
     """Whether mla_attention computes a form, from a plan."""
     return at.target.has_wgmma and f.rope == KEYS and f.dim_v % 128 == 0 and f.dim_v <= 512
+
+
+def plain_kernel(at: Place, f: MlaForm) -> JITKernel:
+    """The kernel of a form without a plan, with the first tile for which a block has room."""
+    return fitting_kernel(at, plain_attention, *(f._replace(tile=t) for t in TILES))[1]
 
 
 def splits_of(at: Place, heads: int) -> int:

@@ -9,7 +9,7 @@ from tilelang.errors import error
 
 from ..arrays import compact_copy, empty, is_numpy, type_name
 from .form import LOG2E
-from .inputs import UNIT, check_alike, check_gradient, check_scale, check_tensors, fast_kernel, running_on, strides_of
+from .inputs import UNIT, check_alike, check_gradient, check_scale, check_tensors, fitting_kernel, running_on, strides_of
 from .kernels import absorb, finish, reset
 
 
@@ -52,17 +52,18 @@ def mla_prefill(q: Any, k: Any, k_rope: Any, v: Any, *, causal: bool = True, sca
     if out.size if is_numpy(out) else out.numel():
         arrays = [x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in tensors.values()]
         exact = None if dynamic else ((batch, seq_q, k.shape[1]), tuple(map(strides_of, arrays)))
-        kernel = fast_kernel(at, prefill_attention, tuple(sizes), type_name(q), bool(causal), at.target.has_wgmma, exact)
+        tiles = ((128, 128, 2),) if at.target.has_wgmma else ((64, 32, 1), (32, 32, 1))
+        forms = ((tuple(sizes), type_name(q), bool(causal), tile, exact) for tile in tiles)
+        _, kernel = fitting_kernel(at, prefill_attention, *forms)
         kernel(*arrays, scale, out, logs)
     return (out, logs) if return_lse else out
 
 
-def prefill_attention(sizes: tuple[int, ...], dtype: str, causal: bool, wide: bool, exact: Any = None) -> Any:
-    """The kernel (Q, K, Rope, V, scale, O, LSE). sizes: heads, dim, rope, dim_v. wide: tiles for two warp groups of wgmma.
-    exact: ((batch, seq_q, seq_k), strides of Q, K, Rope and V); None: given by each call."""
-    heads, dim, rope, dim_v = sizes
+def prefill_attention(form: tuple[tuple[int, ...], str, bool, tuple[int, int, int], Any]) -> Any:
+    """The kernel (Q, K, Rope, V, scale, O, LSE). form: sizes (heads, dim, rope, dim_v); type; whether causal; (rows, keys,
+    stages) of a tile; and ((batch, seq_q, seq_k), strides of Q, K, Rope and V), or None: given by each call."""
+    (heads, dim, rope, dim_v), dtype, causal, (rows, keys, stages), exact = form
     batch, seq_q, seq_k = T.dynamic("batch, seq_q, seq_k") if exact is None else exact[0]
-    rows, keys, stages = (128, 128, 2) if wide else (64, 32, 1)
 
     def strided(number: int, *shape: Any) -> Any:
         steps = (*(T.dynamic(f"step_{number}_{d}") * UNIT for d in range(len(shape) - 1)), 1)

@@ -11,8 +11,8 @@ from tilelang.errors import error
 from ..arrays import contiguous, copied_to, empty, is_numpy, place, type_name
 from ..caches import Cache
 from .inputs import check_gradient, check_scale, check_tensors, device_of, fast_kernel, running_on
-from .mla_kernels import MlaForm, mla_attention, plain_attention
-from .mla_plan import MlaPlan, divide, planned, splits_of
+from .mla_kernels import MlaForm, mla_attention
+from .mla_plan import MlaPlan, divide, plain_kernel, planned, splits_of
 
 _PLANS: Cache[MlaPlan] = Cache(64)
 _WHOLE = 4  # queries a block from which on no query is divided
@@ -44,15 +44,17 @@ def sparse_mla(q: Any, kv: Any, indices: Any, counts: Any = None, *, dim_v: int 
     queries, most = (int(n) for n in indices.shape)
     out, logs = empty(q, (queries, f.heads, dim_v), f.dtype), empty(q, (queries, f.heads), "float32")
     if queries and f.heads:
-        outputs, program = [out, logs], plain_attention
+        outputs = [out, logs]
         if planned(f, at):
             plan = _PLANS.made((queries, most, f.heads, at, place(q)), lambda: _plan(q, queries, most, splits_of(at, f.heads)))
             splits = int(plan.begins.shape[0]) - 1
             f, slots = f._replace(splits=splits, divided=plan.divided), queries + splits if plan.divided else 1
             workspace = [empty(q, (slots, f.heads, *last), "float32") for last in ((dim_v,), ())]
-            outputs, program = [plan.begins, plan.spans, *workspace, *outputs], mla_attention
+            outputs, kernel = [plan.begins, plan.spans, *workspace, *outputs], fast_kernel(at, mla_attention, f)
+        else:
+            kernel = plain_kernel(at, f)
         counts = _filled(indices, queries, most) if counts is None else counts
-        fast_kernel(at, program, f)(*(contiguous(x) for x in (
+        kernel(*(contiguous(x) for x in (
             q, kv.reshape(1, *kv.shape), indices if most else _filled(indices, queries, -1).reshape(queries, 1), counts)),
             scale, 1.0, *outputs)
     return (out, logs) if return_lse else out
