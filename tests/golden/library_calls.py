@@ -259,7 +259,8 @@ def recurrences() -> None:
 
 def latent() -> None:
     for name, heads, dim, seq_q, page, dtype, kept in (
-            ("128 heads", 128, (512, 64), 1, 0, "bfloat16", "bfloat16"), ("paged", 128, (512, 64), 2, 64, "bfloat16", "bfloat16"),
+            ("128 heads", 128, (512, 64), 1, 0, "bfloat16", "bfloat16"),
+            ("paged", 128, (512, 64), 2, 64, "bfloat16", "bfloat16"),
             ("16 heads", 16, (512, 64), 1, 0, "float16", "float16"), ("float8", 64, (512, 64), 1, 64, "float16", "e4m3"),
             ("256", 64, (256, 64), 1, 0, "float16", "float16"), ("small", 8, (64, 16), 3, 0, "float16", "float16")):
         q, cache = (4, seq_q, heads, sum(dim)), (64, page, sum(dim)) if page else (4, 1024, sum(dim))
