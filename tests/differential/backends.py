@@ -1,9 +1,9 @@
 """Runs a program on every execution and says how it ended.
 
 Executions: "tile" (the meaning), "sm_80" and "sm_90a" (lowered, in the device simulator), "gfx90a", "gfx942" and "gfx950" (the
-same for waves of 64 lanes, judged by the meaning for such waves), "cpu", "cuda" (on a device); "cubin" runs nothing: the CUDA
-source must compile.  The first is the judge of the others; all tensors are compared after
-the call, also those a program must not write.
+same for waves of 64 lanes, in generated programs judged by the meaning for such waves), "cpu", "cuda" (on a device); "cubin"
+runs nothing: the CUDA source must compile.  The first is the judge of the others; all tensors are compared after the call, also
+those a program must not write.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 NARROW = ("int4", "uint4", "float4_e2m1fn")
 SIMULATED = ("sm_80", "sm_90a")
 WAVES = ("gfx942", "gfx90a", "gfx950")
-HERE = ("tile", *SIMULATED, "cpu")
+HERE = ("tile", *SIMULATED, "cpu", "gfx942")
 
 AGREES, REFUSED, FAILED, INVALID = "agrees", "refused", "failed", "invalid"
 

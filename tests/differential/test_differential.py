@@ -6,6 +6,8 @@ from families import FAMILIES
 from hypothesis import HealthCheck, given, seed, settings
 from programs import run_case
 
+import tilelang
+
 # 300 programs in a default run: families x chunks x examples.
 CHUNKS, EXAMPLES = 5, 20
 EXECUTIONS = {"tile": ("cpu", "tile"), "simulator": ({"kind": "cuda", "arch": "sm_80"}, "simulator"), "cpu": ("cpu", None)}
@@ -13,6 +15,9 @@ EXECUTIONS = {"tile": ("cpu", "tile"), "simulator": ({"kind": "cuda", "arch": "s
 
 def check(case, executions) -> None:
     for name, (target, backend) in executions.items():
+        if backend == "assembled":
+            assert tilelang.compile(case.program(), target=target)._built.files["kernel.hsaco"]
+            continue
         error, bound = run_case(case, target, backend)
         assert error <= bound, f"{name}: error {error} exceeds {bound}"
 
@@ -40,6 +45,25 @@ def chunks():
 @pytest.mark.parametrize(("family", "chunk"), chunks())
 def test_three_executions_agree(family, chunk):
     run_family(family, chunk, EXECUTIONS, EXAMPLES)
+
+
+AMD = {chip: ({"kind": "hip", "mcpu": chip}, "simulator") for chip in ("gfx90a", "gfx942", "gfx950")}
+
+
+@pytest.mark.core
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_waves_of_64_lanes_agree(family):
+    run_family(family, 0, {"gfx942": AMD["gfx942"]}, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("chip", AMD)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_programs_of_a_family_assemble_for_a_chip_and_agree(family, chip):
+    pytest.importorskip("ziglang", reason="the package ziglang is not installed: pip install ziglang")
+    run_family(family, 1, {chip: AMD[chip], "assembled": (AMD[chip][0], "assembled")}, EXAMPLES)
 
 
 @pytest.mark.gpu
