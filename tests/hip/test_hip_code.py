@@ -41,7 +41,7 @@ def test_a_kernel_is_assembled_without_a_device(chip):
     assert files["kernel.hsaco"][:4] == b"\x7fELF" and chip in files["kernel.s"].decode()
     (facts,) = kernel.report_data["kernels"]
     assert facts["spills"] == facts["scratch"] == facts["agprs"] == 0 and 4 <= facts["registers"] <= 32
-    assert facts["occupancy"]["warps"] == 32 and "scalar registers" in kernel.report()
+    assert facts["occupancy"]["warps"] == 32 and " SGPRs " in kernel.report()
 
 
 def test_a_barrier_waits_for_shared_memory():
