@@ -23,6 +23,7 @@ LEAST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149, "floa
 MOST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4028234e38, "float64": 1.7e308}
 REASSOCIATED = 4  # units that an arithmetic operation may be off: quotients as products, factors that leave a sum
 FUNCTION = 8  # units of the result of a function, after an error of its argument of REASSOCIATED units
+ROUGH = 1e-3
 FREE_SUM = 1e37  # sums of greater magnitudes may overflow on the way
 
 
@@ -663,7 +664,7 @@ def bounds(graph: Graph, arrays: Sequence[Array], sizes: Mapping[str, int]) -> l
 
 
 def outside(got: Array, x: Interval, margin: float = 0.0) -> str:
-    """Empty, or where a result is none of those that are possible.  margin: relative, for results in float64."""
+    """Empty, or where a result is none of those that are possible.  margin: relative; from ROUGH on to the greatest one."""
     got = np.asarray(got)
     if got.shape != x.low.shape:
         return f"the shape {got.shape}, expected {x.low.shape}"
@@ -672,10 +673,8 @@ def outside(got: Array, x: Interval, margin: float = 0.0) -> str:
     else:
         g = got.astype(np.float64)
         with np.errstate(invalid="ignore"):
-            off = (
-                np.where(np.isfinite(x.low), np.abs(x.low), 0) * margin
-                + np.where(np.isfinite(x.high), np.abs(x.high), 0) * margin
-            )
+            sizes = [np.where(np.isfinite(v), np.abs(v), 0) for v in (x.low, x.high)]
+            off = margin * (sizes[0] + sizes[1] if margin < ROUGH else max(v.max(initial=0) for v in sizes))
             bad = ~(x.free | (np.isnan(g) & np.isnan(x.low)) | ((g >= x.low - off) & (g <= x.high + off)))
     if not bad.any():
         return ""

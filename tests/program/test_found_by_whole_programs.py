@@ -117,3 +117,37 @@ def test_a_loop_is_a_kernel_of_its_own():
 
 def test_a_product_that_is_summed_to_one_number():
     agree(lambda x, v: (T.softmax(x) @ v).sum(), normal(2, 2), normal(2, 2))
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulator"])
+def test_a_product_of_slices_ends_with_the_slice(target):
+    """Behind the end of a tile's depth stand other elements of the tensor, not zeros."""
+    agree(lambda x: x[:, 2:-1] @ x[:, 2:-1].T, normal(2, 7), target=target)
+    x, w = normal(2, 7, dtype=np.float16), normal(5, 4, dtype=np.float16)
+    agree(lambda x, w: x[:, :3] @ w[1:4], x, w, target=target, bound=2e-3)
+
+
+def test_an_operand_that_is_converted_to_16_bits_is_rounded():
+    x = normal(2, 2)
+    agree(lambda x, w: x.astype("float16") @ w.T, x, x, bound=1e-6)
+
+
+def test_a_kernel_is_given_the_open_sizes_that_it_computes_with():
+    def f(x: T.Tensor((T.dynamic("m"), n), "float32")):
+        return x.std(0).var(None, keepdims=True)
+
+    agree(f, normal(16, 24))
+
+
+def test_a_result_without_an_element_and_an_open_size():
+    def f(x: T.Tensor((0, n), "float32")):
+        return x * 2
+
+    agree(f, normal(0, 3))
+
+
+def test_a_sum_over_windows_is_not_formed_in_the_loop_of_another():
+    def f(x: T.Tensor((2, 2, n), "float32"), w: T.Tensor((2, 2, 3), "float32"), y: T.Tensor((n, n), "float32")):
+        return T.conv1d(x, w, padding=1) @ y
+
+    agree(f, normal(2, 2, 5), normal(2, 2, 3), normal(5, 5))

@@ -20,6 +20,7 @@ from tilelang.target.machine import kernel_rates
 
 from tilelang.errors import TileLangError, error
 
+from .blocks import Block
 from .divide import over_blocks
 from .expand import Program, Steps
 from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite, walk
@@ -60,7 +61,7 @@ def rates_of(target: Target) -> Rates:
     return Rates(r.mma * sms * r.clock, (256.0 if target.is_gpu else 32.0) * sms * r.clock, r.bandwidth, r.launch, sms)
 
 
-Kernels: TypeAlias = "list[tuple[tuple[Tensor, ...], Plan | StepsPlan]]"  # tensors that each stores, and its plan
+Kernels: TypeAlias = "list[tuple[tuple[Tensor, ...], Plan | StepsPlan | Block]]"  # tensors that each stores, and its plan
 Planned: TypeAlias = tuple[Kernels, float, str]  # kernels of a group in their order, seconds, why there are none
 
 
@@ -90,12 +91,15 @@ class _Cutter:
         self.plans: dict[tuple[tuple[Tensor, ...], frozenset[Tensor]], Planned] = {}
 
     def cut(self) -> Cut:
-        loops = list(dict.fromkeys(t.attrs["steps"] for t in self.made if t.kind == "item"))
+        loops = list(dict.fromkeys(t.attrs["steps"] for t in self.made if "steps" in t.attrs))
         groups = [tuple(t for t in self.made if t.attrs.get("steps") is s) for s in loops]
+        blocks = list(dict.fromkeys(t.attrs["block"] for t in self.made if "block" in t.attrs))
+        groups += [tuple(b.results) for b in blocks]
         same = {t: t.body.value for t in self.outputs if t.body is not None and is_copy_of_item(t, t.body)}
         groups += [(t,) for t in (*self.made, *self.outputs) if t.kind != "item" and t not in same]
         stored = frozenset(self.made) | frozenset(self.outputs)
-        fixed = {r.value for s in loops for e in s.bodies() for r in e.reads} | {t for t in self.made if t.kind == "item"}
+        fixed = {r.value for s in loops for e in s.bodies() for r in e.reads} | {
+            t for t in self.made if t.kind == "item"} | {t for b in blocks for t in b.operands}
         for t in reversed([t for t in self.made if t not in fixed]):
             if t not in stored:
                 continue
@@ -193,7 +197,9 @@ class _Cutter:
         key = (group, stored & self.needs(group, stored))
         if key not in self.plans:
             try:
-                if group[0].kind == "item":
+                if "block" in group[0].attrs:
+                    self.plans[key] = [(group, group[0].attrs["block"])], self.rates.launch, ""
+                elif group[0].kind == "item":
                     self.plans[key] = [(group, plan_of_steps(group, stored, self.target))], self.rates.launch, ""
                 else:
                     self.plans[key] = (*self.divided(nest_of(group, stored)), "")
@@ -312,6 +318,8 @@ def is_copy_of_item(t: Tensor, e: Scalar) -> bool:
 
 def bodies_of(t: Tensor) -> list[Scalar]:
     """The expressions that a tensor is computed by."""
+    if "block" in t.attrs:
+        return [read(x) for x in t.attrs["block"].operands]
     if t.kind == "item":
         return list(t.attrs["steps"].bodies())
     return [] if t.body is None else [t.body]
@@ -327,6 +335,7 @@ def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     common: dict[tuple[int, Size], Axis] = {}  # operands in the same axes, so that equal ones are one tensor
     operands: dict[Scalar, Tensor] = {}
     loops: dict[Steps, Steps] = {}
+    blocks: dict[Block, Block] = {}
     steps: set[Tensor] = set()
 
     def renewed(e: Scalar) -> Scalar:
@@ -335,7 +344,19 @@ def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
 
         return rewrite(e, change)
 
+    def results(t: Tensor) -> Tensor:
+        """A result of a block; its operands are tensors that are stored."""
+        block = t.attrs["block"]
+        if block not in blocks:
+            given = [tensor(x) for x in block.operands]
+            blocks[block] = Block(block.kernel, given)
+            blocks[block].results = [replace(x, attrs={**x.attrs, "block": blocks[block]}) for x in block.results]
+            made.extend(blocks[block].results)
+        return blocks[block].results[t.attrs["index"]]
+
     def items(t: Tensor) -> Tensor:
+        if "block" in t.attrs:
+            return results(t)
         steps = t.attrs["steps"]
         if steps not in loops:
             loops[steps] = Steps(steps.step, tuple((s, renewed(e)) for s, e in steps.states),
@@ -347,7 +368,7 @@ def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
             return t
         if t not in new and t.kind == "item":
             new[t] = items(t)
-            made.append(new[t])
+            made.extend([new[t]] if new[t] not in made else [])
         if t not in new:
             assert t.body is not None
             body = renewed(t.body)

@@ -16,6 +16,7 @@ from math import inf
 from tilelang.errors import error, register
 
 from .expr import Axis, Scalar, Tensor, axis, call, const, plus, read, split, times
+from .blocks import Block
 from .expr import at as placed
 from .graph import BINARY, COMPARE, FORMATS, UNARY, Graph, Node, Size
 from .rescale import is_float
@@ -67,7 +68,8 @@ class Steps:
 class _Expander:
     """Nodes to elements.  Tensors are made once per node, elements once per node and indices."""
 
-    def __init__(self) -> None:
+    def __init__(self, inside: bool = False) -> None:
+        self.inside = inside  # the step of a loop
         self.tensors: dict[Node, Tensor] = {}
         self.elements: dict[tuple[Node, Index], Scalar] = {}
         self.outer: dict[Node, Callable[[Index], Scalar]] = {}  # inputs of a loop's body that are elements of other tensors
@@ -365,18 +367,35 @@ def _sort(e: _Expander, n: Node) -> Tensor:
 
 
 def _item(e: _Expander, n: Node, at: Index) -> Scalar:
-    loop = n.inputs[0]
-    if loop.op != "loop":
-        raise error("program-lowering", f"`{loop.op}` is not compiled yet", span=loop.span, found=loop.op)
-    if loop not in e.items:
-        e.items[loop] = _loop(e, loop)
-    return read(e.items[loop][n.attrs["index"]], at)
+    source = n.inputs[0]
+    if source not in e.items:
+        e.items[source] = _loop(e, source) if source.op == "loop" else _block(e, source)
+    return read(e.items[source][n.attrs["index"]], at)
+
+
+def _block(e: _Expander, n: Node) -> list[Tensor]:
+    """The results of a kernel that stands in the program, whose operands lie in memory."""
+    if e.inside:
+        raise error("program-lowering", "a block of tile statements in the step of a loop is not compiled yet", span=n.span,
+                    found="T.tile in T.loop")
+    operands = []
+    for x in n.inputs:
+        axes, dt = e.axes(x.shape), str(x.dtype)
+        one = e.element(x, tuple(map(axis, axes)))
+        lies = one.op == "read" and one.value.kind in ("input", "item") and one.value.dtype == dt and (
+            x.shape == one.value.shape and one.args == tuple(map(axis, axes)))
+        operands.append(one.value if lies else Tensor("operand", axes, dt, "map", _rounded(one, dt), span=x.span))
+    block = Block(n.attrs["kernel"], operands)
+    names = [b.name for _, b in block.kernel.func.buffers][len(operands):]
+    block.results = [Tensor(name, e.axes(shape), str(dt), "item", attrs={"block": block, "index": k}, span=n.span)
+                     for k, (name, (shape, dt)) in enumerate(zip(names, n.attrs["results"]))]
+    return block.results
 
 
 def _loop(e: _Expander, n: Node) -> list[Tensor]:
     """The results of a loop: its last states, then what its steps give along the first axis."""
     body, carried, step = n.attrs["body"], n.attrs["carried"], Axis("t", n.attrs["length"])
-    inner = _Expander()
+    inner = _Expander(True)
     states = []
     for k, (x, init) in enumerate(zip(body.inputs[:carried], n.inputs)):
         inner.tensors[x] = Tensor(f"state{k + 1}", e.axes(x.shape), str(x.dtype), "state", attrs={"index": k})
@@ -400,17 +419,13 @@ def _loop(e: _Expander, n: Node) -> list[Tensor]:
     return out
 
 
-def _tile(e: _Expander, n: Node, at: Index) -> Scalar:
-    raise error("program-lowering", "a block of tile statements is not compiled yet", span=n.span, found=n.op)
-
-
 Row = Callable[[_Expander, Node, Index], Scalar]
 ROWS: dict[str, Row] = {
     **dict.fromkeys((*UNARY, *BINARY, *COMPARE, "where", "cast"), _element_wise), "broadcast": _broadcast,
     "constant": _constant, "iota": _iota, "reshape": _reshape, "transpose": _transpose, "slice": _slice, "concat": _concat,
     "pad": _pad, "windows": _windows, "gather": _gather, "take_along": _take_along, "dequantise": _dequantise, "input": _read,
     "reduce": _read_reduced, "argreduce": _read_reduced, "einsum": _einsum_element, "scan": _read, "argsort": _read,
-    "argtopk": _read, "item": _item, "tile": _tile}
+    "argtopk": _read, "item": _item}
 TENSORS: dict[str, Callable[[_Expander, Node], Tensor]] = {
     "input": _input, "reduce": _reduce, "argreduce": _arg_reduce, "einsum": _einsum, "scan": _scan, "argsort": _sort,
     "argtopk": _sort}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from tilelang.language.tracing.prim_func import PrimFunc
 from tilelang.target import Target
 
+from .blocks import Block, block_text
 from .cut import Cut, cut, not_compiled
 from .emit import kernel_text
 from .expand import expand
@@ -65,29 +68,61 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
         for t in group:
             names[t] = _unused(t.name, used)
     steps, texts, buffers = [], [], {}
+    symbols: set[str] = set()  # of blocks
+    blocks: dict[PrimFunc, str] = {}
     for t in kernels.outputs:
         if t not in names and 0 in t.shape:
             names[t] = _unused(t.name, used)
             buffers[names[t]] = (t.shape, t.dtype)
     for k, (group, plan) in enumerate(kernels.kernels):
         kernel = name if len(kernels.kernels) == 1 else f"{name}_{k}"
+        if isinstance(plan, Block):
+            if plan.kernel not in blocks:
+                text, sizes = block_text(plan, kernel, used)
+                texts.append(text)
+                symbols.update(sizes)
+            kernel = blocks.setdefault(plan.kernel, kernel)
+            steps.append(Step(kernel, tuple(names[t] for t in plan.operands), tuple(names[t] for t in group)))
+            buffers.update({names[t]: (t.shape, t.dtype) for t in group})
+            continue
         read = _reads(plan, names)
         needed = [t for t in names if t in read] if len(kernels.kernels) > 1 else [*inputs]
-        parameters = [(names[t], t) for t in (*needed, *group)]
         write = steps_text if isinstance(plan, StepsPlan) else kernel_text
         try:
-            texts.append(write(plan, kernel, parameters, target))  # type: ignore[arg-type]
+            text = write(plan, kernel, [(names[t], t) for t in (*needed, *group)], target)  # type: ignore[arg-type]
+            if (more := _givers(text, (*needed, *group), inputs)):
+                needed += more
+                text = write(plan, kernel, [(names[t], t) for t in (*needed, *group)], target)  # type: ignore[arg-type]
         except Unfit as e:
             raise not_compiled(group, str(e)) from None
+        texts.append(text)
         steps.append(Step(kernel, tuple(names[t] for t in needed), tuple(names[t] for t in group)))
         buffers.update({names[t]: (t.shape, t.dtype) for t in group})
     head = "import tilelang.language as T\n"
     called = [f for f in ("selected_order", "sorted_order") if any(f"{f}(" in text for text in texts)]
     head += f"from tilelang.program.sorts import {', '.join(called)}\n\n" if called else "\n"
-    open_sizes = sorted({n for t in names for s in t.shape if isinstance(s, Dim) for n in s.names} | set(dims))
+    if any(" = T.PrimFunc(parse(" in text for text in texts):
+        head = head.rstrip() + "\nfrom tilelang.ir.parser import parse\n\n"
+    open_sizes = sorted({n for t in names for s in t.shape if isinstance(s, Dim) for n in s.names} | set(dims) | symbols)
     head += "".join(f'{n} = T.dynamic("{n}")\n' for n in open_sizes)
     outputs = tuple(names[t] for t in kernels.outputs)
     return Module(head + "\n\n" + "\n\n".join(texts), tuple(steps), tuple(names[t] for t in inputs), outputs, buffers)
+
+
+def _givers(text: str, parameters: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Inputs of the program whose shapes give the open sizes that a kernel computes with, where its own parameters do not."""
+    known = {n for t in parameters for n in _shown(t)}
+    out: list[Tensor] = []
+    for n in dict.fromkeys(n for t in inputs for n in _shown(t)):
+        if n not in known and re.search(rf"\b{n}\b", text):
+            out.append(next(t for t in inputs if n in _shown(t)))
+            known |= set(_shown(out[-1]))
+    return out
+
+
+def _shown(t: Tensor) -> list[str]:
+    """The open sizes that are extents of a tensor by themselves, or that its extents are multiples of."""
+    return [n for s in t.shape if isinstance(s, Dim) and len(s.names) == 1 for n in s.names]
 
 
 def _reads(plan: Plan | StepsPlan, names: Mapping[Tensor, str]) -> set[Tensor]:

@@ -127,12 +127,18 @@ class Runner:
                 made = kernel(*given)
                 results = made if isinstance(made, (list, tuple)) else [made]
             else:
-                sizes = self.graph.bound([getattr(x, "shape", ()) for x in arrays])
-                results = [_empty(*self.recipe.buffers[n], sizes, like) for n in writes]
+                results = self._empty(writes, arrays, like)
                 kernel(*given, *results)
             held.update(zip(writes, results))
-        out = [held[n] if n in held else _empty(*self.recipe.buffers[n], {}, like) for n in self.recipe.outputs]
+        none = [n for n in self.recipe.outputs if n not in held]  # results without an element: no kernel writes them
+        held.update(zip(none, self._empty(none, arrays, like)))
+        out = [held[n] for n in self.recipe.outputs]
         return out[0] if self.graph.single else tuple(out)
+
+    def _empty(self, names: Sequence[str], arrays: Sequence[Any], like: Any) -> list[Any]:
+        """Arrays for buffers of the recipe, beside the others."""
+        sizes = self.graph.bound([getattr(x, "shape", ()) for x in arrays]) if names else {}
+        return [_empty(*self.recipe.buffers[n], sizes, like) for n in names]
 
 
 def _empty(shape: Sequence[str], dt: str, sizes: Mapping[str, int], like: Any) -> Any:

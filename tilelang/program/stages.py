@@ -94,8 +94,8 @@ def gemm(w: Writer, t: Tensor, c: Contraction, acc: Tile, clear: bool = False) -
         left, right, m, n = right, left, n, m
     kind = operand_type(left, right)
     exact = exactness(kind, w.target)
-    a, flip_a = operand(w, left, m, over, kind, not (exact or w.plan.shared_left))
-    b, flip_b = operand(w, right, over, n, kind, False)
+    a, flip_a = operand(w, left, (m, over), over, kind, not (exact or w.plan.shared_left))
+    b, flip_b = operand(w, right, (over, n), over, kind, False)
     if exact == "threads":
         multiply_exactly(w, a, b, acc, over, clear)
         return
@@ -149,14 +149,18 @@ def operand_type(a: Scalar, b: Scalar) -> str:
     return "float64" if "float64" in (a.dtype, b.dtype) else "float32"
 
 
-def operand(w: Writer, e: Scalar, first: Axis, second: Axis, dtype: str, left: bool) -> tuple[Tile, bool]:
-    """(tile, whether it lies transposed): an operand of T.gemm, copied to shared memory or computed in registers."""
+def operand(w: Writer, e: Scalar, pair: tuple[Axis, Axis], over: Axis, dtype: str, left: bool) -> tuple[Tile, bool]:
+    """(tile, whether it lies transposed): an operand of T.gemm, copied to shared memory or computed in registers.
+
+    pair: its axes, rows first.  over: the one of them that is summed over.
+    """
+    first, second = pair
     source = e.args[0] if e.op == "cast" and e.args[0].dtype == e.dtype else e
     for axes in ((first, second), (second, first)):
         key = (source, axes, dtype)
         if key in w.shared:
             return w.shared[key], axes[0] is second
-        region = w.copyable(source, axes) if source.dtype == dtype else None
+        region = w.copyable(source, axes) if source.dtype == dtype and w.ends_with(source, over) else None
         if region is not None:
             tile = w.new_tile(f"{w.names[source.value]}_s", axes, dtype, "shared")
             w.say(f"T.copy({region}, {tile.name})", not w.changes(source))
@@ -174,7 +178,7 @@ def computed_operand(w: Writer, e: Scalar, axes: tuple[Axis, ...], dtype: str, l
     condition = w.within(a for a in axes if w.plan.uses[a].kind in ("loop", "whole"))
     body = e
     if condition is not None and not vanishes("sum", e, condition):
-        inner = e.args[0] if e.op == "cast" else e
+        inner = e.args[0] if e.op == "cast" and e.dtype == dtype else e  # the tile rounds
         body = Scalar("where", (condition, inner, w.number(0, wide(e.dtype))), wide(e.dtype))
     if body.dtype != dtype or body.op != "cast" and is_float(dtype) and wide(dtype) != dtype:
         body = Scalar("cast", (body,), dtype)

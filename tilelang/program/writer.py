@@ -297,6 +297,13 @@ class Writer:
         use = self.plan.uses[a]
         return use.kind not in ("grid", "serial") and (isinstance(a.extent, Dim) or a.extent % use.size != 0)
 
+    def ends_with(self, e: Scalar, a: Axis) -> bool:
+        """Whether a tile of a read that hangs over the end of an axis finds no element there: the tensor ends with the axis."""
+        if e.op != "read" or not self.ragged(a):
+            return True
+        places = [(linear(i), s) for i, s in zip(e.args, e.value.shape) if a in i.axes]
+        return all(terms == {axis(a): 1} and a.extent + c == s for (terms, c), s in places)
+
     def found_shared(self) -> frozenset[Scalar]:
         """Expressions that several statements of one scope compute, the largest of them."""
         users: dict[Scalar, set[int]] = {}
