@@ -124,6 +124,7 @@ def store(w: Writer, t: Tensor, e: Scalar) -> None:
         return
     w.roots.append((e, w.current))
     w.reuse(e)
+    w.guarded(e)
     indices = ", ".join(w.indices[a] for a in places) or "()"
     w.parallel(axes, f"{w.names[t]}[{indices}] = {stored(w, t, source)}")
 

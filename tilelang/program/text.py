@@ -51,7 +51,7 @@ class Printer:
             return self._sign(e)
         if e.op == "xor" and e.dtype == "bool":
             return self._infix(e, "!=", 2)
-        if e.op in BITS and e.dtype != "bool":
+        if e.op in BITS and (e.dtype != "bool" or all(a.reads for a in e.args)):  # without conditions for the second
             return self._infix(e, *BITS[e.op])
         if e.op in ("floordiv", "mod") and is_float(e.dtype):
             return self._floored(e)

@@ -188,6 +188,7 @@ class Writer:
             tile = self.new_tile(name, axes, dtype)
             self.say(f"T.copy({region}, {tile.name})", outside)
         else:
+            self.guarded(source)
             text = self.printer(e).text(source)
             tile = self.in_place(source, axes, dtype) or self.new_tile(name, axes, dtype)
             self.parallel(axes, f"{self.element_of(tile)} = {text}", outside)
@@ -195,7 +196,7 @@ class Writer:
         return tile
 
     def reuse(self, e: Scalar) -> None:
-        """Gives tiles to the pieces of an expression that other statements need too."""
+        """Gives tiles to the pieces of an expression that other statements need too, and to what is read under conditions."""
         for x in e.args:
             if x in self.tiles:
                 continue
@@ -203,6 +204,18 @@ class Writer:
                 self.root(x, "x")
             else:
                 self.reuse(x)
+
+    def guarded(self, e: Scalar) -> None:
+        """Gives tiles to elements that a selection by other elements reads: loads without conditions are wide."""
+        if e in self.tiles or not self.target.is_gpu or self.dummy:
+            return
+        if e.op == "where" and e.args[0].reads:
+            for r in sorted((e.args[1].reads | e.args[2].reads) - e.args[0].reads, key=repr):
+                axes = self.order(r.axes, r)
+                if r not in self.tiles and is_float(r.dtype) and self.copyable(r, axes) is not None:
+                    self.root(r, f"{self.names[r.value]}2", axes)
+        for x in e.args:
+            self.guarded(x)
 
     def in_place(self, e: Scalar, axes: tuple[Axis, ...], dtype: str) -> Tile | None:
         """A tile that the expression reads for the last time."""
