@@ -30,7 +30,7 @@ GROUP_COLUMNS = 256  # most columns of float32 accumulators whose 64 rows a warp
 PARTS = 320  # elements of a row, in parts of float32 factors and accumulators, of which 128 threads keep 64 rows in registers
 FULL = 512  # rows or columns from which those that a last tile lacks are few
 SHORT_LOOP = 64  # a contracted axis of at most so many indices is one tile
-ROWS = {True: 16384, False: 65536}  # the longest row that a block keeps, on a GPU and else
+ROWS = {True: 32768, False: 65536}  # the longest row that a block keeps, on a GPU and else
 MOST = {True: 1 << 15, False: 1 << 16}  # elements of a tile of a reduction
 REREAD_ROWS = 4096  # the longest row that is kept although it is read once only
 SQUARE = 64  # rows and columns of a tile that is transposed
@@ -226,7 +226,8 @@ def _loops(plan: Plan, target: Target) -> None:
             uses[a] = AxisUse("whole", n)
     for t in nest.stages:
         reads = t.kind in REDUCTIONS and contraction(t) is None
-        if reads and prod(uses[a].size for a in t.over if a in uses) > ROWS[target.is_gpu] // 2:
+        most = MOST[True] if len(t.over) == 1 else MOST[target.is_gpu] // 4
+        if reads and prod(uses[a].size for a in t.over if a in uses) > most:
             if fixed & set(t.over):
                 raise Unfit("two long loops are nested")
             for a in t.over:  # more elements than a tile holds: one of the axes in tiles, the others index by index
@@ -414,12 +415,12 @@ def _row_axes(plan: Plan, target: Target) -> None:
                 following in t.body.axes for t in nest.stages if t.body is not None)):
             break
     width = max(prod(uses[x].size for x in e.axes if x in uses) for e in nest.bodies())
-    plan.threads = 256 if width >= 1024 else 128
+    plan.threads = 512 if width > 16384 else 256 if width >= 1024 else 128
     if sorts and target.is_gpu:
         plan.threads = min(512, max(128, width // SORTED_BY_THREAD))
     plan.stages = 2 if target.is_gpu else 0
     looped = [a for a in uses if uses[a].kind == "loop"]
-    kept = [a for a in reduced if uses[a].kind == "whole"]
+    kept = [a for a in uses if a in reduced and uses[a].kind == "whole"]
     if kept and not looped:
         plan.notes.append(f"whole rows of {' x '.join(str(uses[a].size) for a in kept)} lie in registers and are read once")
     elif looped:
