@@ -98,7 +98,7 @@ def power(a: Any, b: Any) -> Tensor:
     if isinstance(a, Tensor) and isinstance(b, float) and abs(b) == 0.5:
         return elementwise("sqrt" if b > 0 else "rsqrt", a)
     if isinstance(b, float) or isinstance(b, int) and b < 0:
-        a = tensor(a, "**")
+        a = tensor(a)
         a = a if a.dtype.is_float else converted(a, F32)
     return elementwise("pow", a, b)
 

@@ -59,8 +59,8 @@ Number: TypeAlias = "bool | int | float | Dim"
 class Trace:
     """One run of a program's function.
 
-    code: of the function, where call chains end.  outer: the trace around the step of a loop.  called: the function of T that
-    runs.  guards: sizes that a call checks not to be negative.
+    code: of the function, where call chains end.  outer: the trace around the step of a loop.  called: what `what` says.
+    guards: sizes that a call checks not to be negative.
     """
 
     code: CodeType | None
@@ -87,10 +87,24 @@ def current() -> Trace | None:
     return _CURRENT.get()
 
 
-def what(operator: str = "an operation") -> str:
-    """The function of T that the user called, for messages; the operator where it is none."""
+@contextmanager
+def running(name: str) -> Iterator[None]:
+    """Errors inside say that this function of T, or operator, was called; inside of another one, they say that one."""
     trace = current()
-    return trace.called if trace is not None and trace.called else operator
+    if trace is None or trace.called:
+        yield
+        return
+    trace.called = name
+    try:
+        yield
+    finally:
+        trace.called = ""
+
+
+def what() -> str:
+    """The function of T, or the operator, that the user called, for messages."""
+    trace = current()
+    return trace.called if trace is not None and trace.called else "an operation"
 
 
 @functools.lru_cache(4096)
@@ -138,7 +152,7 @@ def described(x: Any) -> str:
         else f"a {type(x).__module__.partition('.')[0]} {type(x).__name__}".replace("a builtins ", "a ")
 
 
-def operand(x: Any, operator: str = "an operation") -> Tensor | Number:
+def operand(x: Any) -> Tensor | Number:
     """A tensor, or a number, whose type follows from the other operands.  Raises program-operand, program-leak."""
     if isinstance(x, Tensor):
         return Tensor(x.node)
@@ -147,7 +161,7 @@ def operand(x: Any, operator: str = "an operation") -> Tensor | Number:
     if isinstance(x, (bool, int, float, Dim)):
         return x
     array = hasattr(x, "shape") and hasattr(x, "dtype")
-    raise error("program-operand", f"{what(operator)} is given {described(x)}", found=described(x),
+    raise error("program-operand", f"{what()} is given {described(x)}", found=described(x),
                 hint="make the array a parameter of the program and pass it at the call" if array
                 else "write a tensor of the program or a number")
 
@@ -163,9 +177,9 @@ def weak(x: Tensor | Number, beside: dtype | None = None) -> Tensor:
     return constant(x, beside if beside is not None and beside.is_float else F32)
 
 
-def tensor(x: Any, operator: str = "an operation") -> Tensor:
+def tensor(x: Any) -> Tensor:
     """An operand as a tensor; numbers are bool, int32 or float32."""
-    return weak(operand(x, operator))
+    return weak(operand(x))
 
 
 def converted(x: Tensor, dt: dtype) -> Tensor:
@@ -182,21 +196,21 @@ def wide(x: Tensor) -> Tensor:
     return converted(x, x.dtype if x.dtype == F64 else F32)
 
 
-def wrong_type(expected: str, *found: dtype, operator: str = "an operation") -> errors.TileLangError:
+def wrong_type(expected: str, *found: dtype) -> errors.TileLangError:
     """The error of operands of a type that an operation does not have."""
     types = " and ".join(map(str, found))
-    return error("program-type", f"{what(operator)} is not defined for {types}", expected=expected, found=types)
+    return error("program-type", f"{what()} is not defined for {types}", expected=expected, found=types)
 
 
-def matched(*xs: Any, operator: str = "an operation") -> list[Tensor]:
+def matched(*xs: Any) -> list[Tensor]:
     """Operands in their common type.  Raises program-type where there is none, program-operand."""
-    found = [operand(x, operator) for x in xs]
+    found = [operand(x) for x in xs]
 
     def common(a: dtype, b: dtype) -> dtype:
         try:
             return F32 if {a, b} == HALVES else promote(a, b)
         except TypeError:
-            raise wrong_type("types of which one holds the other", *dict.fromkeys((a, b)), operator=operator) from None
+            raise wrong_type("types of which one holds the other", *dict.fromkeys((a, b))) from None
 
     types = [x.dtype for x in found if isinstance(x, Tensor)]
     beside = functools.reduce(common, types) if types else None
@@ -217,17 +231,16 @@ TESTS = (*COMPARE, "isnan", "isinf", "isfinite")  # give bools
 
 def elementwise(op: str, *xs: Any) -> Tensor:
     """An element-wise operation: operands in a common type that it takes, shapes broadcast.  Raises program-type."""
-    operator = "~" if op == "not" else op
-    operands = matched(*xs, operator=operator)
-    t = operands[0].dtype
-    if op in ROUNDING and t.is_int:
-        return operands[0]
-    if op in NO_BOOLS and t.is_bool or op in BITS and t.is_float or op in SHIFTS and not t.is_int:
-        expected = "numbers" if op in NO_BOOLS else "bool or integers" if op in BITS else "integers"
-        raise wrong_type(expected, t, operator=operator)
-    want = F32 if op in FLOATS and not t.is_float else I32 if op in NUMBERS and t.is_bool else t
-    shape = broadcast_shapes(*(x.shape for x in operands), operator=operator)
-    return make(op, *(converted(x, want) for x in operands), shape=shape, dt=BOOL if op in TESTS else want)
+    with running("~" if op == "not" else op):
+        operands = matched(*xs)
+        t = operands[0].dtype
+        if op in ROUNDING and t.is_int:
+            return operands[0]
+        if op in NO_BOOLS and t.is_bool or op in BITS and t.is_float or op in SHIFTS and not t.is_int:
+            raise wrong_type("numbers" if op in NO_BOOLS else "bool or integers" if op in BITS else "integers", t)
+        want = F32 if op in FLOATS and not t.is_float else I32 if op in NUMBERS and t.is_bool else t
+        shape = broadcast_shapes(*(x.shape for x in operands))
+        return make(op, *(converted(x, want) for x in operands), shape=shape, dt=BOOL if op in TESTS else want)
 
 
 # ---- axes and shapes -------------------------------------------------------------------------------------------------
@@ -253,14 +266,14 @@ def axes_of(x: Tensor, axis: Any) -> tuple[int, ...]:
     return out
 
 
-def broadcast_shapes(*shapes: Sequence[Size], operator: str = "an operation") -> tuple[Size, ...]:
+def broadcast_shapes(*shapes: Sequence[Size]) -> tuple[Size, ...]:
     """The common shape by NumPy's rule.  Raises program-shape."""
     out: list[Size] = []
     for k in range(-max(map(len, shapes)), 0):
         found = dict.fromkeys(s[k] for s in shapes if len(s) >= -k and s[k] != 1)
         if len(found) > 1:
             unsure = " (not known to be equal)" if any(isinstance(s, Dim) for s in found) else ""
-            raise error("program-shape", f"{what(operator)}: the shapes {' and '.join(map(text_of, shapes))} do not broadcast",
+            raise error("program-shape", f"{what()}: the shapes {' and '.join(map(text_of, shapes))} do not broadcast",
                         expected="extents that are equal or 1, from the last axis on",
                         found=f"{' and '.join(map(str, found))} at axis {k}{unsure}")
         out.append(next(iter(found), 1))
@@ -306,18 +319,12 @@ def public(*names: str, in_float32: bool = False) -> Callable[[Fn], Fn]:
 
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
-            trace = current()
-            if trace is None and not isinstance(args[0] if args else None, Tensor):
+            if current() is None and not isinstance(args[0] if args else None, Tensor):
                 given = f", with {described(args[0])}" if args else ""
                 raise error("program-outside", f"T.{name} is called outside a program{given}",
                             found=described(args[0]) if args else f"T.{name}()")
-            if trace is None or trace.called:
+            with running(f"T.{name}"):
                 return (apply if first == "x" else fn)(*args, **kwargs)
-            trace.called = f"T.{name}"
-            try:
-                return (apply if first == "x" else fn)(*args, **kwargs)
-            finally:
-                trace.called = ""
 
         FUNCTIONS.update(dict.fromkeys((name, *names), call))
         METHODS.update(dict.fromkeys((name, *names) if first in ("x", "a") else (), call))
@@ -331,10 +338,12 @@ Operator: TypeAlias = "Callable[[Tensor, Any], Tensor]"
 
 def _operator(op: str) -> tuple[Operator, Operator]:
     """The method of an operator, and the one with its operands exchanged."""
-    def apply(a: Any, b: Any) -> Tensor:
-        return FUNCTIONS[op](a, b) if op in ("pow", "matmul") else elementwise(op, a, b)  # type: ignore[no-any-return]
+    return (lambda self, other: elementwise(op, self, other)), (lambda self, other: elementwise(op, other, self))
 
-    return apply, (lambda self, other: apply(other, self))
+
+def _function(name: str) -> tuple[Operator, Operator]:
+    """The methods of an operator that is a function of T."""
+    return (lambda self, other: FUNCTIONS[name](self, other)), (lambda self, other: FUNCTIONS[name](other, self))
 
 
 def _unary(op: str) -> Callable[[Tensor], Tensor]:
@@ -453,8 +462,8 @@ class Tensor:
     __truediv__, __rtruediv__ = _operator("div")
     __floordiv__, __rfloordiv__ = _operator("floordiv")
     __mod__, __rmod__ = _operator("mod")
-    __pow__, __rpow__ = _operator("pow")
-    __matmul__, __rmatmul__ = _operator("matmul")
+    __pow__, __rpow__ = _function("pow")
+    __matmul__, __rmatmul__ = _function("matmul")
     __and__, __rand__ = _operator("and")
     __or__, __ror__ = _operator("or")
     __xor__, __rxor__ = _operator("xor")
