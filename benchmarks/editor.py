@@ -20,38 +20,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "tools"))
 
-from editor import Editor
+from editor import HEAD, LONG, MACRO, MATMUL, Editor
 from lsprotocol import types as lsp
 
-HEAD = "import tilelang\nimport tilelang.language as T\n\n\n"
-MACRO = '''@T.macro
-def scale(tile, factor):
-    for i, j in T.Parallel(64, 64):
-        tile[i, j] *= factor
-
-
-'''
-KERNEL = '''@tilelang.jit
-def matmul(A, B, BK: int = 32):
-    M, N, K = T.const("M N K")
-    A: T.Tensor((M, K), "float16")
-    B: T.Tensor((K, N), "float16")
-    C = T.empty((M, N), "float16")
-    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
-        As = T.alloc_shared((64, BK), "float16")
-        Bs = T.alloc_shared((BK, 64), "float16")
-        acc = T.alloc_fragment((64, 64), "float32")
-        T.clear(acc)
-        for k in T.Pipelined(T.ceildiv(K, BK), num_stages=3):
-            T.copy(A[by * 64, k * BK], As)
-            T.copy(B[k * BK, bx * 64], Bs)
-            T.gemm(As, Bs, acc)
-        scale(acc, 0.5)
-        T.copy(acc, C[by * 64, bx * 64])
-    return C
-'''
-LONG = HEAD + MACRO + "\n\n".join(KERNEL.replace("matmul", f"matmul_{k}") for k in range(10))
-SLOW = "import time\n\n\ndef slow():\n    time.sleep(100)\n\n\n" + HEAD + MACRO + KERNEL.replace("T.clear(acc)", "slow()")
+SLOW = "import time\n\n\ndef slow():\n    time.sleep(100)\n\n\n" + HEAD + MACRO + MATMUL.replace("T.clear(acc)", "slow()")
 
 
 def measure(editor: Editor, edits: int) -> dict[str, list[float]]:
@@ -60,16 +32,15 @@ def measure(editor: Editor, edits: int) -> dict[str, list[float]]:
     editor.wait(uri, seconds=60)
     time.sleep(3)
     whole = lsp.Range(lsp.Position(0, 0), lsp.Position(300, 0))
-    client, dot, tile = editor.client, editor.at(uri, LONG, "T.copy", 2), editor.at(uri, LONG, "As =")
+    dot, tile = editor.at(uri, LONG, "T.copy", 2), editor.at(uri, LONG, "As =")
     requests = {
-        "completion of T.": lambda: client.text_document_completion_async(lsp.CompletionParams(**dot)),
-        "hover on a tile": lambda: client.text_document_hover_async(lsp.HoverParams(**tile)),
-        "inlay hints of the file": lambda: client.text_document_inlay_hint_async(
-            lsp.InlayHintParams(lsp.TextDocumentIdentifier(uri), whole))}
+        "completion of T.": ("text_document_completion", lsp.CompletionParams(**dot)),
+        "hover on a tile": ("text_document_hover", lsp.HoverParams(**tile)),
+        "inlay hints of the file": ("text_document_inlay_hint", lsp.InlayHintParams(lsp.TextDocumentIdentifier(uri), whole))}
 
-    def ask(name: str, request: Any) -> None:
+    def ask(name: str, request: tuple[str, Any]) -> None:
         start = time.perf_counter()
-        editor.do(request())
+        editor.ask(*request)
         out.setdefault(name, []).append(1e3 * (time.perf_counter() - start))
 
     for k in range(edits):
@@ -95,12 +66,12 @@ def measure(editor: Editor, edits: int) -> dict[str, list[float]]:
 
 def picture(editor: Editor) -> str:
     """A kernel with hints, an error and a hover, as SVG."""
-    good, text = HEAD + MACRO + KERNEL, HEAD + MACRO + KERNEL.replace("T.gemm(As, Bs, acc)", "T.gemm(As, As, acc)")
+    good, text = HEAD + MACRO + MATMUL, HEAD + MACRO + MATMUL.replace("T.gemm(As, Bs, acc)", "T.gemm(As, As, acc)")
     uri = editor.open("matmul.py", "")
     editor.settled(uri, good)
-    hints = editor.do(editor.client.text_document_inlay_hint_async(lsp.InlayHintParams(
-        lsp.TextDocumentIdentifier(uri), lsp.Range(lsp.Position(0, 0), lsp.Position(99, 0)))))
-    hover = editor.do(editor.client.text_document_hover_async(lsp.HoverParams(**editor.at(uri, good, "acc = ")))).contents.value
+    hints = editor.ask("text_document_inlay_hint", lsp.InlayHintParams(
+        lsp.TextDocumentIdentifier(uri), lsp.Range(lsp.Position(0, 0), lsp.Position(99, 0))))
+    hover = editor.ask("text_document_hover", lsp.HoverParams(**editor.at(uri, good, "acc = "))).contents.value
     start = editor.change(uri, text)
     (error,) = editor.wait(uri, bool, after=start)[1]
     return drawn(text.rstrip("\n").split("\n"), {h.position.line: h.label for h in hints}, error, hover)

@@ -1,4 +1,4 @@
-"""An editor in a few lines: starts the language server, opens texts, waits for what it publishes."""
+"""An editor in a few lines: starts the language server, opens texts, waits for what it publishes; and texts to open."""
 
 import asyncio
 import sys
@@ -7,6 +7,35 @@ import time
 
 from lsprotocol import types as lsp
 from pygls.lsp.client import LanguageClient
+
+HEAD = "import tilelang\nimport tilelang.language as T\n\n\n"
+MACRO = '''@T.macro
+def scale(tile, factor):
+    for i, j in T.Parallel(64, 64):
+        tile[i, j] *= factor
+
+
+'''
+MATMUL = '''@tilelang.jit
+def matmul(A, B, BK: int = 32):
+    M, N, K = T.const("M N K")
+    A: T.Tensor((M, K), "float16")
+    B: T.Tensor((K, N), "float16")
+    C = T.empty((M, N), "float16")
+    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
+        As = T.alloc_shared((64, BK), "float16")
+        Bs = T.alloc_shared((BK, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(T.ceildiv(K, BK), num_stages=3):
+            T.copy(A[by * 64, k * BK], As)
+            T.copy(B[k * BK, bx * 64], Bs)
+            T.gemm(As, Bs, acc)
+        scale(acc, 0.5)
+        T.copy(acc, C[by * 64, bx * 64])
+    return C
+'''
+LONG = HEAD + MACRO + "\n\n".join(MATMUL.replace("matmul", f"matmul_{k}") for k in range(10))  # 200 lines
 
 
 class Editor:
@@ -30,6 +59,10 @@ class Editor:
         self.about = self.do(self.client.initialize_async(lsp.InitializeParams(
             able, root_uri=folder.as_uri(), initialization_options={"seconds": seconds})))
         self.client.initialized(lsp.InitializedParams())
+
+    def ask(self, method, params):
+        """The answer to a request."""
+        return self.do(getattr(self.client, f"{method}_async")(params))
 
     def do(self, coroutine, seconds=60):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(seconds)

@@ -15,38 +15,13 @@ import pytest
 if importlib.util.find_spec("pygls") is None:
     pytest.skip("pygls is not installed", allow_module_level=True)
 
-from editor import Editor
+from editor import HEAD, LONG, MACRO, MATMUL, Editor
 from lsprotocol import types as lsp
 
 from tilelang.tools.lsp import analysis, texts
 from tilelang.tools.lsp.worker import guard
 
-HEAD = "import tilelang\nimport tilelang.language as T\n\n\n"
-KERNEL = HEAD + '''@T.macro
-def scale(tile, factor):
-    for i, j in T.Parallel(64, 64):
-        tile[i, j] *= factor
-
-
-@tilelang.jit
-def matmul(A, B, BK: int = 32):
-    M, N, K = T.const("M N K")
-    A: T.Tensor((M, K), "float16")
-    B: T.Tensor((K, N), "float16")
-    C = T.empty((M, N), "float16")
-    with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=128) as (bx, by):
-        As = T.alloc_shared((64, BK), "float16")
-        Bs = T.alloc_shared((BK, 64), "float16")
-        acc = T.alloc_fragment((64, 64), "float32")
-        T.clear(acc)
-        for k in T.Pipelined(T.ceildiv(K, BK), num_stages=3):
-            T.copy(A[by * 64, k * BK], As)
-            T.copy(B[k * BK, bx * 64], Bs)
-            T.gemm(As, Bs, acc)
-        scale(acc, 0.5)
-        T.copy(acc, C[by * 64, bx * 64])
-    return C
-'''
+KERNEL = HEAD + MACRO + MATMUL
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +36,6 @@ def opened(editor, name, text):
     uri = editor.open(name, "")
     editor.settled(uri, text)
     return uri
-
-
-def ask(editor, method, params):
-    return editor.do(getattr(editor.client, f"{method}_async")(params))
 
 
 def found_in(text):
@@ -89,14 +60,11 @@ def test_an_error_of_the_frontend_stands_at_its_place_and_goes_when_it_is_mended
 
 
 def test_a_text_of_200_lines_is_answered_while_one_types(editor):
-    body = KERNEL.removeprefix(HEAD)
-    kernels = [body[body.index("@tilelang"):].replace("def matmul", f"def matmul_{k}") for k in range(10)]
-    text = HEAD + body[:body.index("@tilelang")] + "\n\n".join(kernels)
-    assert len(text.splitlines()) >= 200
-    uri = opened(editor, "long.py", text)
+    assert len(LONG.splitlines()) >= 200
+    uri = opened(editor, "long.py", LONG)
     times = []
     for k in range(5):
-        start = editor.change(uri, text.replace("0.5", f"0.{k + 1}"))
+        start = editor.change(uri, LONG.replace("0.5", f"0.{k + 1}"))
         times.append(editor.wait(uri, after=start)[0] - start)
     assert min(times) < 20, times  # benchmarks/editor.py measures; here other tests run meanwhile
 
@@ -106,10 +74,10 @@ def test_a_file_that_hangs_never_blocks_completion(tmp_path):
     helper = "import time\n\n\ndef slow():\n    while True:\n        time.sleep(0.01)\n\n\n"
     text = helper + KERNEL.replace("        T.clear(acc)\n", "        slow()\n")
     uri = editor.open("hangs.py", text)
-    ask(editor, "text_document_completion", lsp.CompletionParams(**editor.at(uri, text, "T.copy", 2)))
+    editor.ask("text_document_completion", lsp.CompletionParams(**editor.at(uri, text, "T.copy", 2)))
     editor.change(uri, text + "\n")
     start = time.perf_counter()
-    items = ask(editor, "text_document_completion", lsp.CompletionParams(**editor.at(uri, text, "T.copy", 2))).items
+    items = editor.ask("text_document_completion", lsp.CompletionParams(**editor.at(uri, text, "T.copy", 2))).items
     assert time.perf_counter() - start < 3 and len(items) > 100
     _, found = editor.wait(uri, lambda found: any(d.code == "late" for d in found))
     (late,) = [d for d in found if d.code == "late"]
@@ -121,7 +89,7 @@ def test_hover_says_shape_scope_layout_and_bytes(editor):
     uri = opened(editor, "hover.py", KERNEL)
 
     def hover(needle, offset=0):
-        at = ask(editor, "text_document_hover", lsp.HoverParams(**editor.at(uri, KERNEL, needle, offset)))
+        at = editor.ask("text_document_hover", lsp.HoverParams(**editor.at(uri, KERNEL, needle, offset)))
         return at.contents.value if at else ""
 
     assert "(64, 32) float16 in shared memory" in hover("As = ") and "bytes of shared memory, Layout(" in hover("As = ")
@@ -135,11 +103,11 @@ def test_hover_says_shape_scope_layout_and_bytes(editor):
 def test_completion_and_signatures(editor):
     text = KERNEL.replace("        T.clear(acc)\n", "        T.\n        T.copy(acc, \n")
     uri = editor.open("typing.py", text)  # it does not parse while one types
-    items = ask(editor, "text_document_completion", lsp.CompletionParams(**editor.at(uri, text, "        T.\n", 10))).items
+    items = editor.ask("text_document_completion", lsp.CompletionParams(**editor.at(uri, text, "        T.\n", 10))).items
     by = {i.label: i for i in items}
     assert by["gemm"].label_details.detail.startswith("(A")
     assert "T.gemm" in by["gemm"].documentation.value and "float16" in by and "alloc_fragment" in by
-    got = ask(editor, "text_document_signature_help", lsp.SignatureHelpParams(**editor.at(uri, text, "T.copy(acc, \n", 12)))
+    got = editor.ask("text_document_signature_help", lsp.SignatureHelpParams(**editor.at(uri, text, "T.copy(acc, \n", 12)))
     assert got.signatures[0].label.startswith("T.copy(src")
     _, found = editor.wait(uri, bool)
     assert found[0].code == "syntax"
@@ -148,7 +116,7 @@ def test_completion_and_signatures(editor):
 def test_inlay_hints_show_layouts_and_stages(editor):
     uri = opened(editor, "inlay.py", "# tilelang: arch=sm_80\n" + KERNEL)
     whole = lsp.Range(lsp.Position(0, 0), lsp.Position(99, 0))
-    hints = ask(editor, "text_document_inlay_hint", lsp.InlayHintParams(lsp.TextDocumentIdentifier(uri), whole))
+    hints = editor.ask("text_document_inlay_hint", lsp.InlayHintParams(lsp.TextDocumentIdentifier(uri), whole))
     lines = ("# tilelang: arch=sm_80\n" + KERNEL).splitlines()
     shown = {lines[h.position.line].strip().partition(" ")[0]: h.label for h in hints}
     assert shown["As"].startswith("3 stages, 12288 bytes") and "swizzled" in shown["As"]
@@ -164,7 +132,7 @@ def test_definitions_of_macros_helpers_and_the_language(editor):
     uri = editor.open("go.py", text)
 
     def go(needle, offset=0):
-        at = ask(editor, "text_document_definition", lsp.DefinitionParams(**editor.at(uri, text, needle, offset)))
+        at = editor.ask("text_document_definition", lsp.DefinitionParams(**editor.at(uri, text, needle, offset)))
         return Path(at.uri).name, at.range.start.line
 
     assert go("scale(acc") == ("go.py", text.splitlines().index("def scale(tile, factor):"))
@@ -175,15 +143,64 @@ def test_definitions_of_macros_helpers_and_the_language(editor):
 def test_pages_of_a_kernel(editor):
     uri = opened(editor, "pages.py", "# tilelang: M=512 arch=sm_80\n" + KERNEL)
     at = lsp.Range(lsp.Position(15, 0), lsp.Position(15, 0))
-    actions = ask(editor, "text_document_code_action", lsp.CodeActionParams(
+    actions = editor.ask("text_document_code_action", lsp.CodeActionParams(
         lsp.TextDocumentIdentifier(uri), at, lsp.CodeActionContext([])))
     assert [a.title for a in actions] == [f"Show {x} of matmul" for x in ("tile program", "CUDA", "report")]
     for what, says in {"tile": "for k in T.Pipelined(", "source": "mma.sync", "report": "kernel matmul for cuda"}.items():
         if what == "report" and importlib.util.find_spec("nvidia") is None:
             continue
-        page = ask(editor, "workspace_execute_command", lsp.ExecuteCommandParams("tilelang.show", [uri, "matmul", what]))
+        page = editor.ask("workspace_execute_command", lsp.ExecuteCommandParams("tilelang.show", [uri, "matmul", what]))
         page = page if isinstance(page, dict) else page._asdict() if hasattr(page, "_asdict") else vars(page)
         assert says in page["text"] and "N=128, K=128 assumed" in page["text"] and page["title"].startswith("matmul")
+
+
+def test_relative_imports_are_found(editor):
+    folder = editor.folder / "package" / "kernels"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("", encoding="utf-8")
+    (folder.parent / "sizes.py").write_text("ROWS = 64\n", encoding="utf-8")
+    (folder / "parts.py").write_text("import tilelang.language as T\n\n\n" + MACRO.replace("scale", "halve"), encoding="utf-8")
+    head = HEAD.rstrip("\n") + "\n\nfrom ..sizes import ROWS\nfrom . import parts\nfrom .parts import halve\n\n\n"
+    text = head + MATMUL.replace("(64, BK)", "(ROWS, BK)")
+    text = text.replace("scale(acc, 0.5)", "halve(acc, 0.5)\n        parts.halve(acc, 2)")
+    uri = opened(editor, "package/kernels/relative.py", text)
+    assert not editor.published[uri][-1][1]
+    at = editor.ask("text_document_definition", lsp.DefinitionParams(**editor.at(uri, text, "halve(acc")))
+    assert Path(at.uri).name == "parts.py" and at.range.start.line == 4
+    found = editor.settled(uri, text.replace(".sizes", ".size"))
+    assert any("package.size" in d.message for d in found)
+
+
+PROGRAM = HEAD + '''n = T.dynamic("n")
+
+
+@tilelang.program
+def attention(q: T.Tensor((n, 64), "float16"), k: T.Tensor((n, 64), "float16"), v: T.Tensor((n, 64), "float16")):
+    scores = q @ k.T * 0.125
+    weights = T.softmax(scores)
+    return weights @ v
+'''
+
+
+def test_whole_tensor_programs_have_errors_shapes_and_pages(editor):
+    uri = opened(editor, "program.py", PROGRAM)
+    assert not editor.published[uri][-1][1]
+
+    def hover(needle, offset=0):
+        at = editor.ask("text_document_hover", lsp.HoverParams(**editor.at(uri, PROGRAM, needle, offset)))
+        return at.contents.value if at else ""
+
+    assert "(n, n) float16" in hover("scores =") and "(n, 64) float16" in hover("v: T.Tensor") and "(n, n)" in hover("weights =")
+    assert "kernel attention(" in hover("def attention", 5) and "sm_90a" in hover("def attention", 5)
+    assert "exp(x) / sum(exp(x))" in hover("T.softmax", 3)
+    for what, says in {"tile": "def attention", "source": "__global__"}.items():
+        page = editor.ask("workspace_execute_command", lsp.ExecuteCommandParams("tilelang.show", [uri, "attention", what]))
+        page = page if isinstance(page, dict) else page._asdict() if hasattr(page, "_asdict") else vars(page)
+        assert says in page["text"], page["text"]
+    wrong = PROGRAM.replace("weights @ v", "weights @ v.T")
+    (d,) = editor.settled(uri, wrong)
+    line = wrong.splitlines()[d.range.start.line]
+    assert d.code == "program-shape" and line[d.range.start.character:d.range.end.character] == "weights @ v.T"
 
 
 # ---- what an analysis runs ------------------------------------------------------------------------------------------
@@ -278,6 +295,40 @@ def test_arguments_of_factories(arguments, comment, codes, says):
     diagnostics, functions = found_in(comment + FACTORY.format(arguments=arguments))
     assert [d["code"] for d in diagnostics] == codes or codes == ["dtype-name"] and len(diagnostics) == 1, diagnostics
     assert all(says in d["text"] for d in diagnostics) and functions[0]["name"] == "make"
+
+
+ACTIVATED = HEAD + '''def double(x):
+    return x * 2
+
+
+def make(n, act{default}):
+    @T.prim_func
+    def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(T.ceildiv(n, 128), threads=128) as bx:
+            for i in T.Parallel(128):
+                B[bx * 128 + i] = act(A[bx * 128 + i])
+    return main
+'''
+
+
+@pytest.mark.parametrize("default, comment, codes", [
+    ("", "", ["not-analysed"]), ("=double", "", []), ("=T.exp", "", []), ("", "# tilelang: act=double\n", []),
+    ("", "# tilelang: act=T.exp\n", []), ("=7", "", ["type-error"]), ("", "# tilelang: act=no_such\n", ["type-error"]),
+])
+def test_a_function_is_no_number_among_the_arguments_of_a_factory(default, comment, codes):
+    diagnostics, (f,) = found_in(comment + ACTIVATED.format(default=default))
+    assert len(diagnostics) == len(codes) and f["name"] == "make", diagnostics
+    assert all(d["severity"] == (3 if d["code"] == "not-analysed" else 1) for d in diagnostics), diagnostics
+    assert codes != ["not-analysed"] or diagnostics[0]["code"] == "not-analysed" and "`act`" in diagnostics[0]["text"]
+
+
+@pytest.mark.parametrize("comment, codes", [("", ["not-analysed"]), ("# tilelang: x=int32[6x4]\n", []),
+                                            ("# tilelang: x=float32[6x4]\n", ["program-type"])])
+def test_a_comment_gives_the_shape_of_a_parameter_of_a_program(comment, codes):
+    text = comment + HEAD + "@tilelang.program\ndef f(x, k=2):\n    y = x.sum(1)\n    return y / k, x << k\n"
+    diagnostics, (f,) = found_in(text)
+    assert [d["code"] for d in diagnostics] == codes, diagnostics
+    assert codes or {b["name"]: b["text"] for b in f["buffers"]}["y"].startswith("(6,) int32")
 
 
 @pytest.mark.parametrize("text, code, line", [

@@ -10,6 +10,7 @@ import __future__
 import ast
 import inspect
 import linecache
+import re
 import sys
 import traceback
 import types
@@ -31,7 +32,11 @@ from tilelang.target import Target, of_arch
 from tilelang.transform.framework.observe import PassEvent, PassEventObserver, observing
 from tilelang.transform.pipeline import lower
 
-from .texts import Outline, consts_of, diagnostic, outline, place_in, settings
+from tilelang.program import Program
+from tilelang.program.graph import Graph, text_of
+from tilelang.program.run import recipe_of
+
+from .texts import Outline, consts_of, diagnostic, objects_of, outline, package_of, place_in, settings
 
 ASSUMED = (128, 1024)  # values of dimensions that nothing gives: many are head dimensions
 Found = dict[str, Any]
@@ -55,7 +60,7 @@ def check(request: Request, tell: Callable[[Found], None]) -> None:
     when layouts of a kernel are known, and when all are lowered."""
     diagnostics: list[Found] = []
     functions: list[Found] = []
-    traced: list[tuple[ast.FunctionDef, Found, Func]] = []
+    traced: list[tuple[ast.FunctionDef, Found, Func | Graph]] = []
     try:
         tree = ast.parse(request.text, request.path)
     except (SyntaxError, ValueError) as e:
@@ -63,7 +68,7 @@ def check(request: Request, tell: Callable[[Found], None]) -> None:
         found = diagnostic("syntax", getattr(e, "msg", str(e)), line, Span("", line, column, line, column + 1))
         tell({"diagnostics": [found], "functions": []})
         return
-    about = outline(tree)
+    about = outline(tree, request.text)
     names = _run(request, about, diagnostics)
     for node in about.kernels:
         if node.name in names:
@@ -73,8 +78,11 @@ def check(request: Request, tell: Callable[[Found], None]) -> None:
                 traced.append((node, found, func))
     tell({"diagnostics": diagnostics})
     known = {"diagnostics": diagnostics, "functions": functions}
-    for node, found, func in traced:
+    for node, found, func in sorted(traced, key=lambda t: isinstance(t[2], Graph)):  # programs take longest
         errors: list[Found] = []
+        if isinstance(func, Graph):
+            _kernels(request, node, found, func, diagnostics)
+            continue
         with _errors(request, found, errors):
             lowered(func, target_of(request, node), found, partial(tell, known))
         if found["assumed"] and "kernel" not in found:
@@ -91,10 +99,12 @@ def check(request: Request, tell: Callable[[Found], None]) -> None:
 def _run(request: Request, about: Outline, diagnostics: list[Found]) -> dict[str, Any]:
     """Execute the statements that kernels need, and return the module's names."""
     linecache.cache[request.path] = (len(request.text), None, request.text.splitlines(keepends=True), request.path)
-    module = types.ModuleType(Path(request.path).stem)
-    module.__file__ = request.path
+    package, top = package_of(Path(request.path), about.needed)
+    stem = Path(request.path).stem
+    module = types.ModuleType(".".join(filter(None, (package, "" if package and stem == "__init__" else stem))))
+    module.__file__, module.__package__ = request.path, package
     sys.modules[module.__name__] = module
-    sys.path.insert(0, str(Path(request.path).parent))
+    sys.path.insert(0, str(top))
     later = any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in about.needed)
     flags = __future__.annotations.compiler_flag if later else 0
     # The code of a function depends on which names its module imports, and must be that of the whole text.
@@ -113,10 +123,19 @@ def target_of(request: Request, node: ast.FunctionDef) -> Target:
 
 
 def _traced(request: Request, node: ast.FunctionDef, value: Any, diagnostics: list[Found],
-            sizes: tuple[int, ...] = ASSUMED) -> tuple[Found, Func | None]:
-    """(what is known of a kernel, its program or None).  Assumes values where nothing gives them."""
+            sizes: tuple[int, ...] = ASSUMED) -> tuple[Found, Any]:
+    """(what is known of a kernel, its program or None).  Assumes values where nothing gives them.
+
+    Of a whole-tensor program, its graph.
+    """
     given = settings(request.text, node)
     found: Found = {"name": node.name, "line": node.lineno, "end": node.end_lineno, "buffers": [], "variables": []}
+    if isinstance(value, Program):
+        found["assumed"], graph = {}, None
+        with _errors(request, found, diagnostics):
+            graph = _graph(node, value, given)
+            found["buffers"] = list(_tensors(graph, node, request.path))
+        return found, graph
     for size in sizes:
         errors: list[Found] = []
         found["assumed"] = {}
@@ -140,15 +159,16 @@ def program(node: ast.FunctionDef, value: Any, given: dict[str, Any], size: int,
     fn = inspect.unwrap(getattr(value, "func", value))
     lazy = not hasattr(value, "is_lazy_mode") or value._has_prim_func()
     wanted: dict[str, Any] = {}
+    objects = objects_of(node)
     tensors = {n.target.id for n in ast.walk(node) if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
     for name, p in inspect.signature(fn).parameters.items():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) or not lazy and (name in tensors or p.annotation is not p.empty
                                                                         and p.annotation not in (int, "int")):
             continue
         if name in given:
-            wanted[name] = given[name]
+            wanted[name] = _named(given[name], fn.__globals__) if name in objects else given[name]
         elif p.default is p.empty:
-            if not lazy or p.annotation not in (int, "int", p.empty) or "dtype" in name:
+            if not lazy or p.annotation not in (int, "int", p.empty) or "dtype" in name or name in objects:
                 raise LookupError(f"`{name}` of `{node.name}` has no value: write a default, or the comment "
                                   f"`# tilelang: {name}=...`")
             wanted[name] = assumed[name] = size
@@ -161,6 +181,54 @@ def program(node: ast.FunctionDef, value: Any, given: dict[str, Any], size: int,
     if func is None:
         raise LookupError(f"`{node.name}` returns {type(out).__name__}, not a program")
     return func
+
+
+def _graph(node: ast.FunctionDef, value: Program, given: dict[str, Any]) -> Graph:
+    """The graph of a whole-tensor program.  Raises LookupError for a parameter without a shape."""
+    values: dict[str, Any] = {}
+    for p in value.parameters:
+        said = re.fullmatch(r"(\w+)\[([\dx]*)\]", str(given.get(p.name)))  # float32[64x128]
+        if said and p.shape is None:
+            values[p.name] = types.SimpleNamespace(shape=tuple(map(int, filter(None, said[2].split("x")))), dtype=said[1])
+        elif p.name in given:
+            values[p.name] = given[p.name]
+        elif p.shape is None and value.signature.parameters[p.name].default is inspect.Parameter.empty:
+            raise LookupError(f"`{p.name}` of `{node.name}` has no shape: annotate it by T.Tensor(shape, dtype), or write the "
+                              f"comment `# tilelang: {p.name}=float32[64x128]`")
+    return value.graph(**values)
+
+
+def _tensors(graph: Graph, node: ast.FunctionDef, path: str) -> Iterator[Found]:
+    """The parameters of a whole-tensor program, and the names that are given to results of operations."""
+    places = {(s.line, s.col, s.end_line, s.end_col): n for n in graph.nodes if n.span is not None
+              for s in n.span.chain() if s.file == path}
+    for x in graph.inputs:
+        yield {"name": x.attrs["name"], "line": node.lineno, "text": f"{text_of(x.shape)} {x.dtype}, given at the call"}
+    for a in ast.walk(node):
+        if isinstance(a, ast.Assign) and isinstance(a.targets[0], ast.Name):
+            v = a.value
+            if n := places.get((v.lineno, v.col_offset, v.end_lineno or 0, v.end_col_offset or 0)):
+                yield {"name": a.targets[0].id, "line": a.lineno, "text": f"{text_of(n.shape)} {n.dtype}, a whole tensor"}
+
+
+def _kernels(request: Request, node: ast.FunctionDef, found: Found, graph: Graph, diagnostics: list[Found]) -> None:
+    """Adds the kernels of a whole-tensor program, where the time is enough to choose them."""
+    target = target_of(request, node)
+    try:
+        with _errors(request, found, diagnostics):
+            steps = recipe_of(graph, None, target).steps
+            found |= {"kernel": [f"kernel {k}({', '.join(reads)}) gives {', '.join(gives)}" for k, reads, gives in steps],
+                      "target": str(target)}
+    except Late:
+        pass
+
+
+def _named(value: Any, names: dict[str, Any]) -> Any:
+    """The function or object that the text of a setting names: T.exp; the value itself where it names none."""
+    try:
+        return eval(value, names) if isinstance(value, str) else value
+    except (NameError, AttributeError, SyntaxError):
+        return value
 
 
 def lowered(func: Func, target: Target, found: Found, tell: Callable[[], None]) -> None:
@@ -272,22 +340,22 @@ class _errors:
 # ---- pages ----------------------------------------------------------------------------------------------------------
 def page(request: Request, function: str, what: str) -> str:
     """Text of a page: what is "tile" (the tile program), "source" (the generated code) or "report"."""
-    about = outline(ast.parse(request.text, request.path))
+    about = outline(ast.parse(request.text, request.path), request.text)
     diagnostics: list[Found] = []
     names = _run(request, about, diagnostics)
     node = next((n for n in about.kernels if n.name == function and n.name in names), None)
     if node is None:
         return "\n".join([f"{function} cannot be shown", *(d["text"] for d in diagnostics)])
     assumed: dict[str, Any] = {}
-    func = program(node, names[function], settings(request.text, node), ASSUMED[0], assumed)
+    target, given, value = target_of(request, node), settings(request.text, node), names[function]
+    if isinstance(value, Program):
+        recipe = recipe_of(_graph(node, value, given), None, target)
+        if what == "tile":
+            return recipe.source
+        funcs = [f.func for f in recipe.functions()]
+    else:
+        funcs = [program(node, value, given, ASSUMED[0], assumed)]
     head = [f"{'//' if what == 'source' else '#'} {function} {_assumed(assumed)}"] if assumed else []
-    target = target_of(request, node)
-    if what == "tile":
-        return "\n".join([*head, to_text(func)])
-    if what == "source":
-        return "\n".join([*head, sources_of(func, target)[0]])
-    return "\n".join([*head, *_report(func, target)])
-
-
-def _report(func: Func, target: Target) -> Iterator[str]:
-    yield str(tilelang.compile(func, target=target).report())
+    shows: dict[str, Callable[[Func], str]] = {"tile": to_text, "source": lambda f: sources_of(f, target)[0],
+                                               "report": lambda f: str(tilelang.compile(f, target=target).report())}
+    return "\n".join([*head, *map(shows[what], funcs)])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tilelang.ir.record import record
+from tilelang.language.whole import ALONE
 
 from .texts import Outline, outline
 
@@ -33,7 +34,8 @@ def public(module: str) -> dict[str, Name]:
     if module not in _ROOMS:
         return {}
     found = import_module(module)
-    return {n: _described(n, getattr(found, n)) for n in found.__all__ if not n.startswith("_")}
+    further = ALONE if module == "tilelang.language" else ()  # functions of whole tensors
+    return {n: _described(n, getattr(found, n)) for n in (*found.__all__, *sorted(further)) if not n.startswith("_")}
 
 
 def _described(name: str, value: Any) -> Name:
@@ -76,7 +78,8 @@ def place_of(word: str, text: str, path: str, about: Outline) -> tuple[str, int]
             return inspect.getsourcefile(value) or "", inspect.getsourcelines(value)[1]
         except (TypeError, OSError):
             return None
-    file = Path(path).parent.joinpath(*module.split(".")).with_suffix(".py")
+    level = len(module) - len(module.lstrip("."))
+    file = Path(path).parents[max(0, level - 1)].joinpath(*module[level:].split(".")).with_suffix(".py")
     line = _line_of(file.read_text(encoding="utf-8"), name) if module and file.is_file() else 0
     return (str(file), line) if line else None
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from tilelang.ir.record import record
 
-_SETTING = re.compile(r"#\s*tilelang:\s*(.+?)\s*$")
-_DECORATORS = {"jit", "autotune", "prim_func", "macro", "lazy_jit"}
+_SETTING = re.compile(r"#\s*tilelang:\s*(.+?)\s*$", re.MULTILINE)
+_DECORATORS = {"jit", "autotune", "prim_func", "macro", "lazy_jit", "program"}
 _NEAR = 3  # lines between a comment and the function below it
 
 
@@ -29,14 +30,15 @@ class Outline:
 
 
 def imports_of(body: Iterable[ast.stmt]) -> dict[str, str]:
-    """name -> dotted origin of each import: {"T": "tilelang.language"}."""
+    """name -> dotted origin of each import: {"T": "tilelang.language", "add": ".parts.add"}."""
     out = {}
     for node in body:
         if isinstance(node, ast.Import):
             for a in node.names:
                 out[a.asname or a.name.partition(".")[0]] = a.name if a.asname else a.name.partition(".")[0]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            out |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            room = "." * node.level + (f"{node.module}." if node.module else "")
+            out |= {a.asname or a.name: room + a.name for a in node.names}
     return out
 
 
@@ -59,8 +61,11 @@ def _mark(f: ast.FunctionDef, aliases: dict[str, str]) -> str:
     return ""
 
 
-def outline(tree: ast.Module) -> Outline:
-    """The kernels of a module and the statements that they need, directly or through others; the rest is never run."""
+def outline(tree: ast.Module, text: str = "") -> Outline:
+    """The kernels of a module and the statements that they need, directly or through others; the rest is never run.
+
+    text: of the module, where comments give values to arguments: kernels need what these name.
+    """
     inside = [list(ast.walk(n)) for n in tree.body]
     aliases = imports_of(x for nodes in inside for x in nodes if isinstance(x, (ast.Import, ast.ImportFrom)))
     kernels: list[ast.FunctionDef] = []
@@ -73,6 +78,7 @@ def outline(tree: ast.Module) -> Outline:
              for n, nodes in zip(tree.body, inside)}
     binds = {id(n): set() if _is_main(n) else set(_binds(n)) for n in tree.body}
     wanted = {name for n in (*kernels, *macros) for name in (n.name, *loads[id(n)])}
+    wanted |= {name for m in _SETTING.finditer(text) for name in re.findall(r"=([A-Za-z_]\w*)", m[1])}
     needed = {id(n) for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"}
     while more := {k for k, names in binds.items() if k not in needed and names & wanted}:
         needed |= more
@@ -103,6 +109,24 @@ def consts_of(f: ast.FunctionDef) -> list[str]:
     calls = [x for x in ast.walk(f) if isinstance(x, ast.Call) and isinstance(x.func, ast.Attribute) and x.func.attr == "const"]
     return [n for c in calls for a in c.args if isinstance(a, ast.Constant) and isinstance(a.value, str)
             for n in a.value.replace(",", " ").split()]
+
+
+def objects_of(f: ast.FunctionDef) -> set[str]:
+    """Names that a function calls, indexes, goes over or takes attributes of: a number does not stand for these."""
+    used = [n.func if isinstance(n, ast.Call) else n.iter if isinstance(n, (ast.For, ast.comprehension)) else n.value
+            for n in ast.walk(f) if isinstance(n, (ast.Call, ast.For, ast.comprehension, ast.Subscript, ast.Attribute))]
+    return {x.id for x in used if isinstance(x, ast.Name)}
+
+
+def package_of(path: Path, needed: Iterable[ast.stmt]) -> tuple[str, Path]:
+    """(package of a file, "" without relative imports; the folder that holds its outermost package)."""
+    levels = max((x.level for n in needed for x in ast.walk(n) if isinstance(x, ast.ImportFrom)), default=0)
+    names: list[str] = []
+    folder = path.parent
+    while levels and folder.name and (len(names) < levels or (folder / "__init__.py").is_file()):
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(names), folder
 
 
 def settings(text: str, f: ast.FunctionDef | None = None) -> dict[str, object]:
