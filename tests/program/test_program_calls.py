@@ -94,3 +94,14 @@ def test_a_factor_that_stands_twice_in_a_sum_of_products_counts_twice():
     q, k, v = (rng.integers(-2, 3, s).astype(np.float32) for s in ((19, 8), (33, 8), (33, 5)))
     for got, want in zip(squares(q, k, v), squares.reference(q, k, v)):
         assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()
+
+
+def test_a_result_that_reads_no_array_lies_beside_the_arguments():
+    pytest.importorskip("torch")  # loaded, it is what kernels without arrays give
+
+    @tilelang.program(target="cpu")
+    def f(x):
+        return x * 2, T.zeros((2, 3)) + 1
+
+    out = f(np.ones((2, 3), np.float32))
+    assert all(isinstance(y, np.ndarray) for y in out) and (out[1] == 1).all()

@@ -93,18 +93,18 @@ class Runner:
         self.recipe = r = recipe_of(graph, None, target)
 
         def compiled(f: PrimFunc, reads: Sequence[str], writes: Sequence[str]) -> Any:
-            results = [len(reads) + k for k in range(len(writes))] if self._returns(writes) else None
+            results = [len(reads) + k for k in range(len(writes))] if self._returns(reads, writes) else None
             return compile(f, results, target=target, pass_configs=configs)
 
         jobs = [as_here(partial(compiled, f, *step[1:])) for f, step in zip(r.functions(), r.steps)]
         self.kernels = [job() for job in jobs] if len(jobs) < 2 else run_parallel(jobs, None, False)
         # the kernel that takes the inputs and gives the results as the program does, if it is one
-        alone = len(jobs) == 1 and list(r.steps[0][1:]) == [r.inputs, r.outputs] and self._returns(r.outputs)
+        alone = len(jobs) == 1 and list(r.steps[0][1:]) == [r.inputs, r.outputs] and self._returns(r.inputs, r.outputs)
         self.direct = self.kernels[0] if alone and all(n.shape for n in graph.inputs) else None
 
-    def _returns(self, writes: Sequence[str]) -> bool:
-        """Whether a kernel makes the arrays of its results: it cannot make one without axes."""
-        return all(self.recipe.buffers[n][0] for n in writes)
+    def _returns(self, reads: Sequence[str], writes: Sequence[str]) -> bool:
+        """Whether a kernel makes the arrays of its results: not one without axes, nor beside arrays that it does not get."""
+        return bool(reads or not self.graph.inputs) and all(self.recipe.buffers[n][0] for n in writes)
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
         try:
@@ -123,7 +123,7 @@ class Runner:
         held = {n: _as_array(x, node, like) for n, x, node in zip(self.recipe.inputs, arrays, self.graph.inputs)}
         for kernel, (_, reads, writes) in zip(self.kernels, self.recipe.steps):
             given = [held[n] for n in reads]
-            if self._returns(writes):
+            if self._returns(reads, writes):
                 made = kernel(*given)
                 results = made if isinstance(made, (list, tuple)) else [made]
             else:
