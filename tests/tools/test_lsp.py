@@ -190,7 +190,8 @@ def test_whole_tensor_programs_have_errors_shapes_and_pages(editor):
         at = editor.ask("text_document_hover", lsp.HoverParams(**editor.at(uri, PROGRAM, needle, offset)))
         return at.contents.value if at else ""
 
-    assert "(n, n) float16" in hover("scores =") and "(n, 64) float16" in hover("v: T.Tensor") and "(n, n)" in hover("weights =")
+    assert "(n, n) float16" in hover("scores =") and "(n, n) float16" in hover("weights =")
+    assert "(n, 64) float16" in hover("v: T.Tensor")
     assert "kernel attention(" in hover("def attention", 5) and "sm_90a" in hover("def attention", 5)
     assert "exp(x) / sum(exp(x))" in hover("T.softmax", 3)
     for what, says in {"tile": "def attention", "source": "__global__"}.items():
