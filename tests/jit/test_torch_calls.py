@@ -257,3 +257,18 @@ def test_calls_with_given_results_are_captured_by_a_cuda_graph():
     x.fill_(4)
     graph.replay()
     assert (z == 6).all() and torch.equal(add_one(x), y)
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulator"])
+def test_results_of_a_kernel_that_reads_none_of_its_tensors_were_torchs(target):
+    """Once torch was in use, NumPy arrays in gave tensors out."""
+    @T.prim_func
+    def ones(X: T.Tensor((4,), "float32"), Y: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(4):
+                Y[i] = 1.0
+
+    kernel = tilelang.compile(ones, out_idx=[1], **({"target": "cpu"} if target == "cpu" else
+                                                    {"target": "sm_90a", "execution_backend": "simulator"}))
+    assert isinstance(kernel(torch.zeros(4)), torch.Tensor)
+    assert isinstance(kernel(np.zeros(4, np.float32)), np.ndarray)

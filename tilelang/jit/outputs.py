@@ -19,13 +19,15 @@ register("kernel-output-device", RuntimeError, "no framework is at hand to alloc
 
 
 class OutputCall:
-    """Calls a kernel with outputs.  The framework of the first tensor argument allocates them."""
+    """Calls a kernel with outputs.  The framework of the first tensor argument that the kernel uses allocates them, or of the
+    first given where it uses none."""
 
     def __init__(self, kernel: Any) -> None:
         self.sig, self.entry = kernel.signature, kernel._entry
         self.target = kernel.target
         inputs = self.sig.inputs
         self.first = next((k for k, a in enumerate(inputs) if isinstance(a, TensorArg) and a.used), None)
+        self.spare = [k for k, a in enumerate(inputs) if isinstance(a, TensorArg) and not a.used]  # they may be None
         self.several = len(self.sig.outputs) > 1
         self.strict = bool(kernel.request.config.get("tl.strict"))  # outputs are filled, so that an unwritten element is seen
         self.native: set[type] = set()  # tensor types for which tvm_ffi can allocate outputs
@@ -54,8 +56,9 @@ class OutputCall:
         return self._elsewhere(args)
 
     def _elsewhere(self, args: tuple[Any, ...]) -> Any:
-        first = args[self.first] if self.first is not None else None
-        if first is not None and hasattr(type(first), "__dlpack_c_exchange_api__") and not self.packed and not self.strict:
+        first = args[self.first] if self.first is not None else next(
+            (args[k] for k in self.spare if k < len(args) and args[k] is not None), None)
+        if self.first is not None and hasattr(type(first), "__dlpack_c_exchange_api__") and not self.packed and not self.strict:
             self.native.add(type(first))
             return self(*args)
         outs = self._allocate(first, args)
