@@ -14,9 +14,7 @@ from tilelang.ir import Launch, walk
 from tilelang.log import logger, phase
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.target import Target
-from tilelang.transform.analysis.shared_spans import place
 from tilelang.transform.framework.scope import PassContext, current_config
-from tilelang.transform.memory.plan_shared_memory import spans_of
 
 from .artifact import program_of
 from .kernel import JITKernel, compile_request
@@ -158,4 +156,7 @@ def first_fitting(program: Callable[..., Any], first: Any, *others: Any, target:
 
 def _shared_bytes(launch: Launch) -> int:
     """Bytes of the shared buffers of a launch, each once."""
+    from tilelang.transform.analysis.shared_spans import place  # with the next 7 ms, which kernels of the cache do not need
+    from tilelang.transform.memory.plan_shared_memory import spans_of
+
     return place(spans_of(launch), None)

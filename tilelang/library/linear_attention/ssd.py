@@ -15,7 +15,7 @@ from tilelang.errors import error, register
 
 from ..arrays import contiguous, empty, is_numpy, type_name
 from ..attention.form import LOG2E
-from ..attention.inputs import check_like, fast_kernel, running_on
+from ..attention.inputs import check_like, fitting_kernel, running_on
 
 register("ssd-argument", ValueError, "tensors of a state space model that do not go together",
          "see the shapes in the docstring of the function", expected="tensors of the shapes and types that the function names")
@@ -101,16 +101,18 @@ def _check(name: str, x: Any, b: Any, dt: Any, others: dict[str, tuple[Any, tupl
 def _run(make: Any, x: Any, sizes: tuple[Any, ...], target: Any, *arrays: Any) -> None:
     if arrays[-1].size if is_numpy(x) else arrays[-1].numel():
         at = running_on(x, target)
-        kernel = fast_kernel(at, make, sizes, type_name(x), at.target.has_wgmma)
+        _, kernel = fitting_kernel(at, make, *(
+            (sizes, type_name(x), at.target.has_wgmma, n) for n in (1, 2, 4) if n == 1 or sizes[5] % (16 * n) == 0))
         kernel(*map(contiguous, arrays[:-1]), arrays[-1])
 
 
-def state_kernel(sizes: tuple[int, ...], dtype: str, wide: bool) -> Any:
-    """The kernel (x, B, dt, a, states).  wide: tiles for two warp groups of wgmma, which share B among heads of a group."""
-    batch, chunks, length, heads, groups, p, n = sizes
+def state_kernel(form: tuple[tuple[int, ...], str, bool, int]) -> Any:
+    """The kernel (x, B, dt, a, states).  form: sizes; type; whether tiles are for two warp groups of wgmma, which share B among
+    heads of a group; how many blocks divide P."""
+    (batch, chunks, length, heads, groups, p, n), dtype, wide, parts = form
     each = heads // groups
     together = next(m for m in (4, 2, 1) if each % m == 0 and (m == 1 or wide and m * p <= 128))
-    rows, threads = together * p, 256 if wide and together * p == 128 else 128
+    rows, threads = together * p // parts, 256 if wide and together * p == 128 else 128
     steps, steps_shape = 128 if wide and length % 128 == 0 else 64, (batch, heads, chunks, length)
 
     @T.prim_func
@@ -118,30 +120,30 @@ def state_kernel(sizes: tuple[int, ...], dtype: str, wide: bool) -> Any:
                     B: T.Tensor((batch, chunks * length, groups, n), dtype),
                     Dt: T.Tensor(steps_shape, "float32"), A: T.Tensor(steps_shape, "float32"),
                     States: T.Tensor((batch, chunks, heads * p, n), dtype)):
-        with T.Kernel(heads // together, chunks, batch, threads=threads) as (h, c, b):
+        with T.Kernel(heads // together * parts, chunks, batch, threads=threads) as (h, c, b):
             Xs, Xw = T.alloc_shared((steps, rows), dtype), T.alloc_shared((steps, rows), dtype)
             Bs, weight = T.alloc_shared((steps, n), dtype), T.alloc_shared((together, length), "float32")
             acc = T.alloc_fragment((rows, n), "float32")
             for q, s in T.Parallel(together, length):
-                head = h * together + q
+                head = h // parts * together + q
                 weight[q, s] = T.exp2((A[b, head, c, length - 1] - A[b, head, c, s]) * LOG2E) * Dt[b, head, c, s]
             T.clear(acc)
             for k in T.Pipelined(length // steps, num_stages=2):
                 at = c * length + k * steps
                 T.copy(X[b, at:at + steps, h * rows:(h + 1) * rows], Xs)
-                T.copy(B[b, at:at + steps, h * together // each, :], Bs)
+                T.copy(B[b, at:at + steps, h // parts * together // each, :], Bs)
                 for s, r in T.Parallel(steps, rows):
-                    Xw[s, r] = Xs[s, r] * weight[r // p, k * steps + s]
+                    Xw[s, r] = Xs[s, r] * weight[(h % parts * rows + r) // p, k * steps + s]
                 T.gemm(Xw, Bs, acc, transpose_A=True)
             T.copy(acc, States[b, c, h * rows:(h + 1) * rows, :])
 
     return chunk_state
 
 
-def scan_kernel(sizes: tuple[int, ...], dtype: str, wide: bool) -> Any:
-    """The kernel (cb, x, dt, a, C, before, D, out).  wide: tiles for two warp groups of wgmma.  D is read if sizes[-1]."""
-    batch, chunks, length, heads, groups, p, n, skip = sizes
-    each, tile = heads // groups, 128 if wide and length % 128 == 0 else 64
+def scan_kernel(form: tuple[tuple[int, ...], str, bool, int]) -> Any:
+    """The kernel (cb, x, dt, a, C, before, D, out).  form: as of state_kernel, sizes with whether D is read."""
+    (batch, chunks, length, heads, groups, p, n, skip), dtype, wide, parts = form
+    each, tile, columns = heads // groups, 128 if wide and length % 128 == 0 else 64, p // parts
     steps_shape = batch, heads, chunks, length
     d_shape = (heads,) if skip else steps_shape
 
@@ -152,26 +154,27 @@ def scan_kernel(sizes: tuple[int, ...], dtype: str, wide: bool) -> Any:
                    C: T.Tensor((batch, chunks * length, groups, n), dtype),
                    Before: T.Tensor((batch, chunks, heads, p, n), dtype),
                    D: T.Tensor(d_shape, "float32"), Out: T.Tensor((batch, chunks * length, heads, p), dtype)):
-        with T.Kernel(heads, length // tile, batch * chunks, threads=2 * tile) as (h, by, bc):
-            Cs, Ss = T.alloc_shared((tile, n), dtype), T.alloc_shared((p, n), dtype)
-            CBs, Xs = T.alloc_shared((tile, tile), dtype), T.alloc_shared((tile, p), dtype)
+        with T.Kernel(heads * parts, length // tile, batch * chunks, threads=2 * tile) as (bx, by, bc):
+            Cs, Ss = T.alloc_shared((tile, n), dtype), T.alloc_shared((columns, n), dtype)
+            CBs, Xs = T.alloc_shared((tile, tile), dtype), T.alloc_shared((tile, columns), dtype)
             a_s, dt_s = T.alloc_shared((tile,), "float32"), T.alloc_shared((tile,), "float32")
-            acc, a_t = T.alloc_fragment((tile, p), "float32"), T.alloc_fragment((tile,), "float32")
+            acc, a_t = T.alloc_fragment((tile, columns), "float32"), T.alloc_fragment((tile,), "float32")
             W, weights = T.alloc_fragment((tile, tile), "float32"), T.alloc_fragment((tile, tile), dtype)
             b, c, m = bc // chunks, bc % chunks, length // tile - 1 - by  # the longest loops first
+            h, v = bx // parts, bx % parts * columns
             row = c * length + m * tile
             T.copy(C[b, row:row + tile, h // each, :], Cs)
-            T.copy(Before[b, c, h, :, :], Ss)
+            T.copy(Before[b, c, h, v:v + columns, :], Ss)
             T.copy(A[b, h, c, m * tile:(m + 1) * tile], a_t)
             for i in T.Parallel(tile):
                 a_t[i] *= LOG2E
             T.gemm(Cs, Ss, acc, transpose_B=True, clear_accum=True)
-            for i, j in T.Parallel(tile, p):
+            for i, j in T.Parallel(tile, columns):
                 acc[i, j] *= T.exp2(a_t[i])
             for k in T.Pipelined(m + 1, num_stages=2):
                 at = c * length + k * tile
                 T.copy(CB[b, c, h // each, m * tile:(m + 1) * tile, k * tile:(k + 1) * tile], CBs)
-                T.copy(X[b, at:at + tile, h, :], Xs)
+                T.copy(X[b, at:at + tile, h, v:v + columns], Xs)
                 T.copy(A[b, h, c, k * tile:(k + 1) * tile], a_s)
                 T.copy(Dt[b, h, c, k * tile:(k + 1) * tile], dt_s)
                 for i, j in T.Parallel(tile, tile):
@@ -181,8 +184,8 @@ def scan_kernel(sizes: tuple[int, ...], dtype: str, wide: bool) -> Any:
                 T.copy(W, weights)
                 T.gemm(weights, Xs, acc)
             if skip:
-                for i, j in T.Parallel(tile, p):
-                    acc[i, j] += D[h] * X[b, row + i, h, j]
-            T.copy(acc, Out[b, row:row + tile, h, :])
+                for i, j in T.Parallel(tile, columns):
+                    acc[i, j] += D[h] * X[b, row + i, h, v + j]
+            T.copy(acc, Out[b, row:row + tile, h, v:v + columns])
 
     return chunk_scan
