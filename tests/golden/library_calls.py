@@ -275,7 +275,8 @@ def latent() -> None:
         other("sparse_mla", f"{heads} {dim_v} {rope}", ((16, heads, dim_v + rope), "bfloat16"),
               ((4096, dim_v + rope), "bfloat16"), np.zeros((16, 2048), np.int32), dim_v=dim_v)
     for heads, dim, dtype in ((64, 128, "e4m3"), (64, 128, "bfloat16"), (128, 256, "float16"), (8, 32, "bfloat16")):
-        other("index_scores", f"{heads} {dim} {dtype}", ((256, heads, dim), dtype), ((4096, dim), dtype),
+        name = "float8" if dtype == "e4m3" else dtype
+        other("index_scores", f"{heads} {dim} {name}", ((256, heads, dim), dtype), ((4096, dim), dtype),
               ((256, heads), "float32"))
     for n, k in ((100, 1), (5001, 2048), (100_000, 8000), (20_000, 9000)):
         other("topk_indices", f"{n} {k}", ((8, n), "float32"), k)

@@ -109,10 +109,10 @@ def _run(make: Any, x: Any, sizes: tuple[Any, ...], target: Any, *arrays: Any) -
 def state_kernel(form: tuple[tuple[int, ...], str, bool, int]) -> Any:
     """The kernel (x, B, dt, a, states).  form: sizes; type; whether tiles are for two warp groups of wgmma, which share B among
     heads of a group; how many blocks divide P."""
-    (batch, chunks, length, heads, groups, p, n), dtype, wide, parts = form
+    (batch, chunks, length, heads, groups, p, n), dtype, wide, splits = form
     each = heads // groups
     together = next(m for m in (4, 2, 1) if each % m == 0 and (m == 1 or wide and m * p <= 128))
-    rows, threads = together * p // parts, 256 if wide and together * p == 128 else 128
+    rows, threads = together * p // splits, 256 if wide and together * p == 128 else 128
     steps, steps_shape = 128 if wide and length % 128 == 0 else 64, (batch, heads, chunks, length)
 
     @T.prim_func
@@ -120,20 +120,20 @@ def state_kernel(form: tuple[tuple[int, ...], str, bool, int]) -> Any:
                     B: T.Tensor((batch, chunks * length, groups, n), dtype),
                     Dt: T.Tensor(steps_shape, "float32"), A: T.Tensor(steps_shape, "float32"),
                     States: T.Tensor((batch, chunks, heads * p, n), dtype)):
-        with T.Kernel(heads // together * parts, chunks, batch, threads=threads) as (h, c, b):
+        with T.Kernel(heads // together * splits, chunks, batch, threads=threads) as (h, c, b):
             Xs, Xw = T.alloc_shared((steps, rows), dtype), T.alloc_shared((steps, rows), dtype)
             Bs, weight = T.alloc_shared((steps, n), dtype), T.alloc_shared((together, length), "float32")
             acc = T.alloc_fragment((rows, n), "float32")
             for q, s in T.Parallel(together, length):
-                head = h // parts * together + q
+                head = h // splits * together + q
                 weight[q, s] = T.exp2((A[b, head, c, length - 1] - A[b, head, c, s]) * LOG2E) * Dt[b, head, c, s]
             T.clear(acc)
             for k in T.Pipelined(length // steps, num_stages=2):
                 at = c * length + k * steps
                 T.copy(X[b, at:at + steps, h * rows:(h + 1) * rows], Xs)
-                T.copy(B[b, at:at + steps, h // parts * together // each, :], Bs)
+                T.copy(B[b, at:at + steps, h // splits * together // each, :], Bs)
                 for s, r in T.Parallel(steps, rows):
-                    Xw[s, r] = Xs[s, r] * weight[(h % parts * rows + r) // p, k * steps + s]
+                    Xw[s, r] = Xs[s, r] * weight[(h % splits * rows + r) // p, k * steps + s]
                 T.gemm(Xw, Bs, acc, transpose_A=True)
             T.copy(acc, States[b, c, h * rows:(h + 1) * rows, :])
 
@@ -142,8 +142,8 @@ def state_kernel(form: tuple[tuple[int, ...], str, bool, int]) -> Any:
 
 def scan_kernel(form: tuple[tuple[int, ...], str, bool, int]) -> Any:
     """The kernel (cb, x, dt, a, C, before, D, out).  form: as of state_kernel, sizes with whether D is read."""
-    (batch, chunks, length, heads, groups, p, n, skip), dtype, wide, parts = form
-    each, tile, columns = heads // groups, 128 if wide and length % 128 == 0 else 64, p // parts
+    (batch, chunks, length, heads, groups, p, n, skip), dtype, wide, splits = form
+    each, tile, columns = heads // groups, 128 if wide and length % 128 == 0 else 64, p // splits
     steps_shape = batch, heads, chunks, length
     d_shape = (heads,) if skip else steps_shape
 
@@ -154,14 +154,14 @@ def scan_kernel(form: tuple[tuple[int, ...], str, bool, int]) -> Any:
                    C: T.Tensor((batch, chunks * length, groups, n), dtype),
                    Before: T.Tensor((batch, chunks, heads, p, n), dtype),
                    D: T.Tensor(d_shape, "float32"), Out: T.Tensor((batch, chunks * length, heads, p), dtype)):
-        with T.Kernel(heads * parts, length // tile, batch * chunks, threads=2 * tile) as (bx, by, bc):
+        with T.Kernel(heads * splits, length // tile, batch * chunks, threads=2 * tile) as (bx, by, bc):
             Cs, Ss = T.alloc_shared((tile, n), dtype), T.alloc_shared((columns, n), dtype)
             CBs, Xs = T.alloc_shared((tile, tile), dtype), T.alloc_shared((tile, columns), dtype)
             a_s, dt_s = T.alloc_shared((tile,), "float32"), T.alloc_shared((tile,), "float32")
             acc, a_t = T.alloc_fragment((tile, columns), "float32"), T.alloc_fragment((tile,), "float32")
             W, weights = T.alloc_fragment((tile, tile), "float32"), T.alloc_fragment((tile, tile), dtype)
             b, c, m = bc // chunks, bc % chunks, length // tile - 1 - by  # the longest loops first
-            h, v = bx // parts, bx % parts * columns
+            h, v = bx // splits, bx % splits * columns
             row = c * length + m * tile
             T.copy(C[b, row:row + tile, h // each, :], Cs)
             T.copy(Before[b, c, h, v:v + columns, :], Ss)
