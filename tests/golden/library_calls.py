@@ -294,9 +294,20 @@ def flexible() -> None:
                   score_mod=lambda s, b, h, i, j: 30.0 * T.tanh(s / 30.0), block_mask=mask)
 
 
+def rows() -> None:
+    for dtype, n in (("bfloat16", 4096), ("float16", 1000), ("float32", 50_257), ("bfloat16", 32_768)):
+        x, vector, form = ((64, n), dtype), ((n,), dtype), f"{n} {dtype}"
+        other("rms_norm", form, x, vector)
+        other("layer_norm", form, x, vector, vector)
+        other("softmax", form, x)
+        other("cross_entropy", form, x, ((64,), "int64"), label_smoothing=0.1)
+        other("swiglu", form, x, x)
+    other("swiglu", "both in one", ((64, 8192), "bfloat16"))
+
+
 def others() -> dict[str, Callable[[Any], Any]]:
     """Calls by name, made at the first call: they need the library."""
-    for family in (recurrences, latent, flexible) if not OTHERS else ():
+    for family in (recurrences, latent, flexible, rows) if not OTHERS else ():
         family()
     return OTHERS
 for _family in (products, groups, quantised, attentions, decodings):
