@@ -15,17 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from .expr import Axis, Scalar, Tensor, at, axis, const, plus, read, rewrite, split, times
 from .graph import Dim, Size
 from .nest import Nest, Pass, output_axes
-from .rescale import NEUTRAL, multiplied
+from .rescale import NARROW, NEUTRAL, multiplied
 
 
 def over_blocks(nest: Nest, p: Pass, a: Axis, count: int, multiple: int) -> tuple[Nest, Nest] | None:
     """(kernel of partial results, kernel of the rest): about `count` pieces of multiples of indices; None: not possible."""
     n = a.extent
-    if isinstance(n, Dim) or any(x not in nest.axes for t in p.stages for x in t.axes):
+    if isinstance(n, Dim) or any(t.kind not in NEUTRAL or x not in nest.axes for t in p.stages for x in t.axes or (a,)):
         return None
     depth = -(-n // (count * multiple)) * multiple
     pieces = -(-n // depth)
@@ -51,7 +52,28 @@ def over_rows(nest: Nest, p: Pass, a: Axis, rows: int) -> tuple[Nest, Axis, Axis
     if found is None:
         return None
     own, limits = found
-    return _rest(nest, own, _combined(p, own, lane), limits), inner, lane
+    combined = _combined(p, own, lane)
+    extremes: dict[Tensor, tuple[Tensor, Tensor]] = {}
+    for t in (t for t in p.stages if t.kind.startswith("arg")):
+        extremes[t] = _extremes(t, own, combined)
+        best, of_all = extremes[t]
+        here = Scalar("eq", (read(best), read(of_all)), "bool")
+        index = at(plus(times(axis(inner), rows), axis(lane)), {inner: read(own[t])})
+        body = Scalar("where", (here, index, const(2**31 - 1)), "int32")  # the first index that has the extreme
+        combined[t] = replace(t, kind="min", body=body, over=(lane,))
+    return _rest(nest, own, combined, limits, extremes), inner, lane
+
+
+def _extremes(t: Tensor, own: dict[Tensor, Tensor], combined: dict[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """(the extreme of each piece, that of all) beside its index; those of the nest where it has them."""
+    kind, body = t.kind.removeprefix("arg"), own[t].body
+    for s, x in own.items():
+        if x.kind == kind and x.body == body and x.over == own[t].over and s in combined:
+            return x, combined[s]
+    assert body is not None
+    dtype = "float32" if body.dtype in NARROW else body.dtype
+    best = Tensor(kind, own[t].axes, dtype, kind, body, own[t].over)
+    return best, Tensor(kind, t.axes, dtype, kind, read(best), combined[t].over)
 
 
 def _quotient(n: Size, by: int) -> Size:
@@ -61,7 +83,7 @@ def _quotient(n: Size, by: int) -> Size:
 def _divided(nest: Nest, p: Pass, a: Axis, piece: Axis, inner: Axis | None, place: Scalar
              ) -> tuple[dict[Tensor, Tensor], dict[Axis, Scalar]] | None:
     """(stages of the pieces, limits of axes) of the stages of a pass and of what they read along its axis."""
-    if any(t.kind not in NEUTRAL or inner is None and len(t.over) == 1 for t in p.stages):
+    if any(t.kind.removeprefix("arg") not in NEUTRAL or inner is None and len(t.over) == 1 for t in p.stages):
         return None
     where = place if inner is not None else axis(piece)
     own: dict[Tensor, Tensor] = {}
@@ -97,15 +119,16 @@ def _combined(p: Pass, own: Mapping[Tensor, Tensor], piece: Axis) -> dict[Tensor
     return out
 
 
-def _rest(nest: Nest, own: Mapping[Tensor, Tensor], combined: Mapping[Tensor, Tensor], limits: dict[Axis, Scalar]) -> Nest:
+def _rest(nest: Nest, own: Mapping[Tensor, Tensor], combined: Mapping[Tensor, Tensor], limits: dict[Axis, Scalar],
+          extremes: Mapping[Tensor, tuple[Tensor, Tensor]] = MappingProxyType({})) -> Nest:
     """The nest with reductions of pieces in place of a pass."""
     new: dict[Scalar, Scalar] = {}
     stages: list[Tensor] = []
     for s in nest.stages:
         assert s.body is not None
         body = rewrite(s.body, new.get)
-        t = combined[s] if s in combined else s if body is s.body else replace(s, body=body)
-        stages += [own[s], t] if s in own else [t]
+        t = combined[s] if s in combined else s if body == s.body else replace(s, body=body)
+        stages += [x for x in (own.get(s), *extremes.get(s, ()), t) if x is not None and x not in stages]
         if t is not s:
             new[read(s)] = read(t)
     outputs = [(t, rewrite(e, new.get)) for t, e in nest.outputs]

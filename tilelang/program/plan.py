@@ -385,11 +385,12 @@ def _row_axes(plan: Plan, target: Target) -> None:
         return
     if target.is_gpu and free and _lanes(plan, free[-1]):
         return
+    threads = _row_lanes(plan) if target.is_gpu else 0
     sorts = [t for t in nest.stages if t.kind in ("argsort", "argtopk")]
     places = {a for t in sorts for a in t.axes if t.body is not None and a not in t.body.axes}
     width = prod(r.size for a, r in uses.items() if r.kind == "whole" and a not in places)
     for a, r in list(uses.items()):
-        if r.kind == "loop":
+        if r.kind == "loop" and not r.size:
             lanes = 1 if _is_last(nest, a) or not free else min(LANES, guess(free[-1]))
             size = min(max(8, BLOCK // (width * lanes)), 1 << max(3, (guess(a) - 1).bit_length()))
             uses[a] = AxisUse("loop", 1 << (size.bit_length() - 1))
@@ -415,7 +416,7 @@ def _row_axes(plan: Plan, target: Target) -> None:
                 following in t.body.axes for t in nest.stages if t.body is not None)):
             break
     width = max(prod(uses[x].size for x in e.axes if x in uses) for e in nest.bodies())
-    plan.threads = 512 if width > 16384 else 256 if width >= 1024 else 128
+    plan.threads = threads or (512 if width > 16384 else 256 if width >= 1024 else 128)
     if sorts and target.is_gpu:
         plan.threads = min(512, max(128, width // SORTED_BY_THREAD))
     plan.stages = 2 if target.is_gpu else 0
@@ -453,6 +454,33 @@ def _lanes(plan: Plan, column: Axis) -> bool:
     plan.uses[column] = AxisUse("whole" if static(column) == columns else "tile", columns)
     plan.notes.append(f"{columns} columns a block; each of {rows} rows has results of its own until all are read")
     return True
+
+
+def _row_lanes(plan: Plan) -> int:
+    """Reductions of long rows: lanes have results of their own until the row is read.  The threads; 0 where not possible."""
+    loops = [a for a, r in plan.uses.items() if r.kind in ("loop", "serial")]
+    a = loops[0] if loops else None
+    if a is None or len(loops) > 1 or plan.uses[a].kind != "loop" or not _is_last(plan.nest, a):
+        return 0
+    beside = {x for t in plan.nest.stages if a in t.over and t.body is not None for x in t.body.axes if x in plan.uses} - {a}
+    nest, uses, n = plan.nest, dict(plan.uses), guess(a)
+    lanes = next((x for x in (1024, 512, 256) if n % x == 0), 1024)  # a row of lanes does not hang over where it can
+    threads = max(64, lanes // 4)
+    pieces = next((x for x in (IN_FLIGHT, 5, 3, 2) if n % (lanes * x) == 0), IN_FLIGHT)
+    if beside or n < 2 * BLOCK:
+        return 0
+    while (p := next((p for p in passes(nest, frozenset((a,))) if a in p.axes), None)) is not None:
+        found = over_rows(nest, p, a, lanes)
+        if found is None:
+            return 0
+        nest, inner, lane = found
+        uses |= {inner: AxisUse("loop", pieces), lane: AxisUse("whole", lanes)}
+    uses[a] = AxisUse("loop", 2 * lanes)
+    if a not in nest.axes:
+        del uses[a]
+    plan.nest, plan.uses = nest, uses
+    plan.notes.append(f"each of {lanes} lanes has a result of its own until the row is read")
+    return threads
 
 
 def _transposed_axis(nest: Nest) -> Axis | None:

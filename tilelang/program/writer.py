@@ -43,6 +43,7 @@ class Writer:
         self.names = {t: n for n, t in parameters}
         self.tiles: dict[Scalar, Tile] = {}  # expressions that lie in tiles
         self.shared: dict[object, Tile] = {}  # tiles of tensors in shared memory
+        self.scalars: dict[Scalar, str] = {}  # expressions that are one number in the block -> their names
         self.parts: dict[object, tuple[Tile, Tile]] = {}  # tiles that are written as sums of two
         self.allocations: list[Tile] = []
         self.used_names = {n for n, _ in parameters} | {p + a.name for a in plan.uses for p in ("", "b", "step_")} | {"T"}
@@ -132,6 +133,8 @@ class Writer:
         def leaf(e: Scalar) -> str | None:
             if e != own and e in self.tiles:
                 return self.element_of(self.tiles[e])
+            if e in self.scalars:
+                return self.scalars[e]
             if e.op == "axis":
                 return self.indices[e.value]
             if e.op == "read":
@@ -200,7 +203,9 @@ class Writer:
         for x in e.args:
             if x in self.tiles:
                 continue
-            if x in self.facts.shared and self.order(x.axes, x):
+            if x.op == "div" and is_float(x.dtype) and not self.plan.tiled(tuple(x.axes)) and x.reads and self.is_before(x):
+                self.name_scalar(x)
+            elif x in self.facts.shared and self.order(x.axes, x):
                 self.root(x, "x")
             else:
                 self.reuse(x)
@@ -216,6 +221,17 @@ class Writer:
                     self.root(r, f"{self.names[r.value]}2", axes)
         for x in e.args:
             self.guarded(x)
+
+    def is_before(self, e: Scalar) -> bool:
+        """Whether an expression is known in front of the present loop, from memory alone."""
+        return all(r.value in self.names for r in e.reads) and (self.current is None or not self.changes(e))
+
+    def name_scalar(self, e: Scalar) -> None:
+        """A name for a quotient that is one number in the block, in front of the present loop."""
+        if e not in self.scalars:
+            name = self.unused("quotient")
+            self.say(f"{name} = {self.printer().text(e)}", self.current is not None)
+            self.scalars[e] = name
 
     def in_place(self, e: Scalar, axes: tuple[Axis, ...], dtype: str) -> Tile | None:
         """A tile that the expression reads for the last time."""
