@@ -1,0 +1,81 @@
+"""Long rows, whose lanes have results of their own on a GPU, equal their reference: with NaN, infinities, equal elements."""
+
+import numpy as np
+import pytest
+
+import tilelang
+import tilelang.language as T
+
+RNG = np.random.default_rng(5)
+
+
+def rows(*shape, dtype="float32"):
+    """Rows with equal extremes in several places, infinities and, in the last row, minus infinity alone."""
+    x = np.round(RNG.standard_normal(shape) * 8) / 8
+    x[:, ::301] = -np.inf
+    x[-1] = -np.inf if shape[0] > 2 else x[-1]
+    return x.astype(dtype)
+
+
+def with_nan(x):
+    x = x.copy()
+    x[:, ::97] = np.nan
+    return x
+
+
+def programs(m, dtype="float32"):
+    """Programs of any number of rows: no kernel divides a row over blocks."""
+    n = T.dynamic("n")
+
+    @tilelang.program(target="simulator")
+    def extremes(x: T.Tensor((n, m), dtype)):
+        return T.argmax(x), x.max(-1), T.argmin(x * 2)
+
+    @tilelang.program(target="simulator")
+    def softmax(x: T.Tensor((n, m), dtype), t: T.Tensor((1,), "float32")):
+        return T.softmax(T.tanh(x / 30) * 30 / t)
+
+    @tilelang.program(target="simulator")
+    def smoothed(x: T.Tensor((n, m), dtype), t: T.Tensor((n,), "int32")):
+        logp = T.log_softmax(x)
+        return T.take_along(logp, t[:, None]).squeeze(-1) * 0.9 + logp.mean(-1) * 0.1
+
+    return extremes, softmax, smoothed
+
+
+def in_lanes(program):
+    text = program.tile_source(target={"kind": "cuda", "arch": "sm_90a"})
+    assert "lanes has a result of its own" in text
+    return text
+
+
+@pytest.mark.parametrize("x", [rows(3, 4100), with_nan(rows(2, 5120)), rows(2, 4352, dtype="float16")],
+                         ids=["ragged", "nan", "float16"])
+def test_the_first_of_equal_extremes(x):
+    extremes, _, _ = programs(x.shape[1], str(x.dtype))
+    in_lanes(extremes)
+    for got, want in zip(extremes(x), extremes.reference(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("m", [8196, 8704])
+def test_softmax_of_long_rows(m):
+    _, softmax, _ = programs(m)
+    x, t = rows(2, m), np.array([0.7], "float32")
+    in_lanes(softmax)
+    got, want = softmax(x, t), softmax.reference(x, t)
+    assert np.abs(got - want).max() <= 64 * 2.0**-23 * want.max()
+
+
+def test_reductions_that_need_the_whole_row_first():
+    _, _, smoothed = programs(4608)
+    in_lanes(smoothed)
+    x, t = RNG.standard_normal((2, 4608)).astype("float32"), np.array([4607, 0], "int32")
+    got, want = smoothed(x, t), smoothed.reference(x, t)
+    assert np.abs(got - want).max() <= 16 * 2.0**-23 * np.abs(want).max()
+
+
+def test_no_iteration_combines_lanes_and_no_quotient_is_formed_for_each_element():
+    text = in_lanes(programs(32000)[1])
+    assert "(1, 5, 256)" in text and "threads=64" in text and "quotient = 30.0 / t[0]" in text
+    assert " / " not in text.replace("30.0 / t[0]", "").replace("(1.0 / total2[r])", "")
