@@ -26,7 +26,7 @@ from .rescale import NARROW, NEUTRAL, multiplied
 def over_blocks(nest: Nest, p: Pass, a: Axis, count: int, multiple: int) -> tuple[Nest, Nest] | None:
     """(kernel of partial results, kernel of the rest): about `count` pieces of multiples of indices; None: not possible."""
     n = a.extent
-    if isinstance(n, Dim) or any(t.kind not in NEUTRAL or x not in nest.axes for t in p.stages for x in t.axes or (a,)):
+    if isinstance(n, Dim) or any(t.kind not in NEUTRAL or not set(t.axes) <= set(nest.axes) for t in p.stages):
         return None
     depth = -(-n // (count * multiple)) * multiple
     pieces = -(-n // depth)
