@@ -32,15 +32,15 @@ def programs(m, dtype="float32"):
         return T.argmax(x), x.max(-1), T.argmin(x * 2)
 
     @tilelang.program(target="simulator")
-    def softmax(x: T.Tensor((n, m), dtype), t: T.Tensor((1,), "float32")):
-        return T.softmax(T.tanh(x / 30) * 30 / t)
+    def weighted(x: T.Tensor((n, m), dtype), t: T.Tensor((1,), "float32")):
+        return (T.softmax(T.tanh(x / 30) * 30 / t) * T.tanh(x)).sum(-1)
 
     @tilelang.program(target="simulator")
     def smoothed(x: T.Tensor((n, m), dtype), t: T.Tensor((n,), "int32")):
         logp = T.log_softmax(x)
         return T.take_along(logp, t[:, None]).squeeze(-1) * 0.9 + logp.mean(-1) * 0.1
 
-    return extremes, softmax, smoothed
+    return extremes, weighted, smoothed
 
 
 def in_lanes(program):
@@ -58,13 +58,13 @@ def test_the_first_of_equal_extremes(x):
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("m", [8196, 8704])
-def test_softmax_of_long_rows(m):
-    _, softmax, _ = programs(m)
+@pytest.mark.parametrize("m", [4100, 5120])
+def test_weights_of_long_rows(m):
+    _, weighted, _ = programs(m)
     x, t = rows(2, m), np.array([0.7], "float32")
-    in_lanes(softmax)
-    got, want = softmax(x, t), softmax.reference(x, t)
-    assert np.abs(got - want).max() <= 64 * 2.0**-23 * want.max()
+    in_lanes(weighted)
+    got, want = weighted(x, t), weighted.reference(x, t)
+    assert np.abs(got - want).max() <= 64 * 2.0**-23 * np.abs(want).max()
 
 
 def test_reductions_that_need_the_whole_row_first():
@@ -78,4 +78,4 @@ def test_reductions_that_need_the_whole_row_first():
 def test_no_iteration_combines_lanes_and_no_quotient_is_formed_for_each_element():
     text = in_lanes(programs(32000)[1])
     assert "(1, 5, 256)" in text and "threads=64" in text and "quotient = 30.0 / t[0]" in text
-    assert " / " not in text.replace("30.0 / t[0]", "").replace("(1.0 / total2[r])", "")
+    assert text.count(" / ") <= 2  # and that of the result
