@@ -69,7 +69,7 @@ def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: f
     grouped = x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
     y = layer_norm(grouped, axis=tuple(range(2, x.ndim + 1)), eps=eps).reshape(x.shape)
     column = (-1, *(1,) * (x.ndim - 2))
-    return _scaled(y, *(None if v is None else v.reshape(column) for v in (weight, bias)))
+    return _scaled(y, *(None if v is None else tensor(v).reshape(column) for v in (weight, bias)))
 
 
 # ---- activations -----------------------------------------------------------------------------------------------------
@@ -89,6 +89,9 @@ def silu(x: Any) -> Tensor:
 @public(in_float32=True)
 def gelu(x: Any, approximate: str = "none") -> Tensor:
     """x times the normal distribution function of x, in float32; approximate="tanh": by tanh."""
+    if approximate not in ("none", "tanh"):
+        raise error("program-option", f"T.gelu is computed by {approximate!r}", expected='"none" or "tanh"',
+                    found=repr(approximate), hint='approximate="tanh" computes by tanh; leave it out for the error function')
     if approximate == "tanh":
         return x * 0.5 * (((x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)).tanh() + 1)  # type: ignore[no-any-return]
     return x * 0.5 * ((x * math.sqrt(0.5)).erf() + 1)  # type: ignore[no-any-return]

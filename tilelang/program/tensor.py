@@ -40,6 +40,8 @@ register("program-leak", RuntimeError, "a tensor of one trace of a program is us
 register("program-outside", TypeError, "a function of whole tensors is called outside a program",
          "call it inside a function with @tilelang.program; on tiles of a kernel use T.reduce_sum, T.gemm, ...",
          expected="tensors of a program that is being traced")
+register("program-option", TypeError, "a function of whole tensors is called with arguments that it does not take",
+         "the arguments stand in the reference: whole-tensor programs; an axis is `axis`, not `dim`")
 register("program-shape", ValueError, "the shapes of tensors of a program do not fit each other",
          "sizes that are equal have one number or one T.dynamic symbol; reshape, or add axes of extent 1")
 register("program-type", TypeError, "an operation of a program is given an element type that it does not have",
@@ -309,7 +311,8 @@ def public(*names: str, in_float32: bool = False) -> Callable[[Fn], Fn]:
     """
     def add(fn: Fn) -> Fn:
         name = fn.__name__.rstrip("_")
-        first = next(iter(inspect.signature(fn).parameters))
+        signature = inspect.signature(fn)
+        first = next(iter(signature.parameters))
 
         def apply(x: Any, *args: Any, **kwargs: Any) -> Any:
             given = tensor(x)
@@ -324,13 +327,27 @@ def public(*names: str, in_float32: bool = False) -> Callable[[Fn], Fn]:
                 raise error("program-outside", f"T.{name} is called outside a program{given}",
                             found=described(args[0]) if args else f"T.{name}()")
             with running(f"T.{name}"):
-                return (apply if first == "x" else fn)(*args, **kwargs)
+                try:
+                    return (apply if first == "x" else fn)(*args, **kwargs)
+                except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as e:
+                    if isinstance(e, errors.TileLangError) or not _is_ours(e):
+                        raise
+                    raise error("program-option", f"{what()}: {e}", expected=f"T.{name}{errors.bare(signature)}", found=str(e),
+                                hint=errors.keyword_hint(e, signature)) from None
 
         FUNCTIONS.update(dict.fromkeys((name, *names), call))
         METHODS.update(dict.fromkeys((name, *names) if first in ("x", "a") else (), call))
         return call  # type: ignore[return-value]
 
     return add
+
+
+def _is_ours(e: BaseException) -> bool:
+    """Whether an error was raised in this package, not in a function that a user wrote."""
+    trace = e.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("tilelang.")
 
 
 Operator: TypeAlias = "Callable[[Tensor, Any], Tensor]"
