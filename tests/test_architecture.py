@@ -345,7 +345,8 @@ LONG_SIGNATURES = {  # public functions whose parameters the reference gives one
     "tilelang.library.attention.flex_attention.flex_attention": "Library",
     "tilelang.library.decode_step.llama_decode": "Library", "tilelang.distributed.llama.llama_decode": "Several devices",
     "tilelang.distributed.llama.llama_block": "Several devices",
-    "tilelang.library.gemm.matmul.matmul": "Library", "tilelang.library.gemm.matmul.grouped_matmul": "Library",
+    "tilelang.library.gemm.matmul.matmul": "Library", "tilelang.library.gemm.grouped.grouped_matmul": "Library",
+    "tilelang.library.gemm.fused.fused_matmul": "Library",
 }
 MOST_LONG_FUNCTIONS = 8  # of all the others: kernels of the library, whose parameters are tensors
 

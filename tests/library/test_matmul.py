@@ -302,6 +302,21 @@ def test_dynamic_numbers_of_rows_share_a_kernel(on, blocks, monkeypatch):
     assert len(compiled) <= 1 + 7 * (blocks and on == "sm_90a")  # there b is copied too, for each form of arguments
 
 
+@everywhere
+def test_dynamic_numbers_of_rows_of_groups_share_a_kernel(on, monkeypatch):
+    monkeypatch.setitem(env._overrides, "TILELANG_LIBRARY_DYNAMIC_SHAPES", "1")
+    monkeypatch.setattr(sys.modules["tilelang.library.gemm.grouped"], "_ANSWERS", Cache(64))
+    place.KERNELS.clear()
+    b = normal((3, 56, 48), np.float16, 1)
+    for m in (33, 40, 47, 64):
+        a, sizes = normal((m, 56), np.float16, m), np.array([m - 30, 0, 25], np.int32)
+        got = grouped_matmul(a, b, sizes, out_dtype="float32", **PLACES[on])
+        check(got[:m - 30], wide(a[:m - 30]), wide(b[0]))
+        check(got[m - 30:m - 5], wide(a[m - 30:m - 5]), wide(b[2]))
+        assert not got[m - 5:].any()
+    assert len(place.KERNELS) == 1
+
+
 def test_an_output_is_filled_and_returned():
     a, b, out = normal((8, 16)), normal((16, 8)), np.zeros((8, 8), np.float16)
     assert matmul(a, b, out=out) is out

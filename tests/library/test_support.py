@@ -41,6 +41,9 @@ CALLS = {
     "matmul": (lambda t, m: library.matmul(ones(N, N, kind=t), ones(N, N, kind=t), **on(m)), N),
     "grouped_matmul": (lambda t, m: library.grouped_matmul(ones(N, N, kind=t), ones(2, N, N, kind=t),
                                                            np.array([30, 34], np.int32), **on(m)), N),
+    "fused_matmul": (lambda t, m: library.fused_matmul(ones(N, N, kind=t), ones(N, N, kind=t), **on(m)), N),
+    "linear_cross_entropy": (lambda t, m: library.linear_cross_entropy(
+        ones(2, N, kind=t), ones(1, N, kind=t), np.zeros(2, np.int32), target=target(m)), 0),
     "flash_attention": (lambda t, m: library.flash_attention(*[ones(1, N, 1, 16, kind=t)] * 3, target=target(m)), 1),
     "flash_decode": (lambda t, m: library.flash_decode(ones(1, 1, 16, kind=t), *[ones(1, N, 1, 16, kind=t)] * 2,
                                                        np.array([N], np.int32), target=target(m)), 1),
@@ -94,7 +97,7 @@ def test_the_table_says_what_a_function_accepts(name, kind, machine):
 def test_the_docstring_names_the_types(name):
     text = " ".join(getattr(library, name).__doc__.split())
     for kind in SUPPORT[name]:
-        assert kind in text or name == "grouped_matmul" and "types are as for matmul" in text, kind
+        assert kind in text or name in ("grouped_matmul", "fused_matmul") and "ypes are as for matmul" in text, kind
 
 
 def test_the_table_is_a_command(capsys):

@@ -9,10 +9,13 @@ from tilelang.library.attention.sparse_index import index_scores as index_scores
 from tilelang.library.attention.sparse_mla import sparse_mla as sparse_mla
 from tilelang.library.attention.topk import topk_indices as topk_indices
 from tilelang.library.decode_step import interleave as interleave, llama_decode as llama_decode
-from tilelang.library.gemm.matmul import grouped_matmul as grouped_matmul, matmul as matmul
+from tilelang.library.gemm.fused import fused_matmul as fused_matmul
+from tilelang.library.gemm.grouped import grouped_matmul as grouped_matmul
+from tilelang.library.gemm.matmul import matmul as matmul
 from tilelang.library.linear_attention.delta import gated_delta as gated_delta, kda as kda
 from tilelang.library.linear_attention.ssd import chunk_scan as chunk_scan, chunk_state as chunk_state
 from tilelang.library.quantised.dequant_matmul import coded_matmul as coded_matmul, dequant_matmul as dequant_matmul
+from tilelang.library.training.linear_entropy import linear_cross_entropy as linear_cross_entropy
 from tilelang.library.training.norms import layer_norm as layer_norm, rms_norm as rms_norm
 from tilelang.library.training.softmax import cross_entropy as cross_entropy, softmax as softmax
 from tilelang.library.training.swiglu import swiglu as swiglu

@@ -26,16 +26,20 @@ class Step:
 
     schema: the arguments in torch's notation: "Tensor x, Tensor? weight, float eps, str? target".  results: (arguments) ->
     (shape, element type) of each result.  It checks the arguments and reads neither values nor addresses; sizes may be symbols
-    of torch.  run: (*arguments, *results) computes the results.  count: of results.
+    of torch.  run: (*arguments, *results) computes the results.  count: of results.  owns: run takes the
+    arguments alone, and returns a tuple of new tensors, none of them one of the arguments.
     """
 
     schema: str
     results: Callable[..., Results]
-    run: Callable[..., None]
+    run: Callable[..., Any]
     count: int = 1
+    owns: bool = False
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         """New tensors with the results."""
+        if self.owns:
+            return tuple(self.run(*args))
         made = tuple(empty(args[0], shape, element) for shape, element in self.results(*args))
         self.run(*args, *made)
         return made
@@ -95,7 +99,9 @@ def direct(args: tuple[Any, ...]) -> bool:
     """Whether a call computes its results at once: nobody traces it, and no gradient is wanted."""
     if is_numpy(args[0]):
         return True
-    torch = sys.modules["torch"]
+    torch = sys.modules.get("torch")
+    if torch is None:  # no tensors: the checks say so
+        return True
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return False
     return not (torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args))

@@ -82,6 +82,13 @@ class Place:
                        pass_configs={f"tl.{name}": value for name, value in configs.items() if value is not None})
 
 
+def target_text(target: Any) -> str | None:
+    """A target as operators of torch take it."""
+    if target is None or isinstance(target, str):
+        return target
+    return str(target if isinstance(target, Target) else Target(target))
+
+
 def dynamic_shapes() -> bool:
     """Whether kernels take any sizes where they can. Otherwise each shape has its own kernel."""
     return is_truthy(env.TILELANG_LIBRARY_DYNAMIC_SHAPES)

@@ -12,7 +12,8 @@ _GEMM = {"float16": _ALL, "bfloat16": _ALL, "float32": _FLOAT32, "float64": _ALL
 
 # function -> element type of its first operand -> "yes", "tf32" or "" (rejected) on each of MACHINES
 SUPPORT: dict[str, dict[str, tuple[str, ...]]] = {
-    "matmul": _GEMM, "grouped_matmul": _GEMM,
+    "matmul": _GEMM, "grouped_matmul": _GEMM, "fused_matmul": _GEMM,
+    "linear_cross_entropy": {"float16": _ALL, "bfloat16": _ALL, "float32": _FLOAT32, "float64": _ALL},
     **dict.fromkeys(("flash_attention", "flex_attention", "flash_decode"), _ATTENTION),
     **{name: {"float16": _ALL, "bfloat16": _ALL} for name in
        ("chunk_scan", "chunk_state", "dequant_matmul", "gated_delta", "kda", "mla_decode", "mla_prefill", "sparse_mla")},

@@ -110,7 +110,7 @@ def grouped_run(p: MatmulProblem, plan: MatmulPlan, at: Place, like: Any, shape:
     f, (copy_a, copy_b) = plan.form, plan.copied
     kernel = at.kernel(gemm_grouped, f, p.two_level)
     read_a, read_b = _reader(p.left, copy_a, f.types[0], at), _reader(p.right, copy_b, f.types[1], at)
-    where, result = maker(like, (f.row_tiles, 3), "int32"), maker(like, shape, f.types[2])
+    where, result = maker(like, (f.row_tiles(p.m), 3), "int32"), maker(like, shape, f.types[2])
 
     def run(a: Any, b: Any, bias: Any, sizes: Any, out: Any = None) -> Any:
         out = result() if out is None else out

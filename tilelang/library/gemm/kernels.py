@@ -168,11 +168,10 @@ class Form:
         """The columns that the MMA reads of the right operand's tile, of which more may be loaded."""
         return tile[0:self.tile.bk, 0:self.tile.bn] if self.tile.wide else tile
 
-    @property
-    def row_tiles(self) -> int:
-        """The largest number of row tiles, of all groups and of the rows of no group."""
-        parts = min(self.m, self.groups + 1)
-        return (self.m - parts) // self.tile.bm + parts
+    def row_tiles(self, m: Any) -> Any:
+        """The largest number of row tiles, of all groups and of the rows of no group, of m rows."""
+        pieces = min(m, self.groups + 1) if isinstance(m, int) else T.min(m, self.groups + 1)
+        return (m - pieces) // self.tile.bm + pieces
 
     @property
     def steps(self) -> int:

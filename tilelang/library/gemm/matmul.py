@@ -1,4 +1,4 @@
-"""`matmul` and `grouped_matmul`: calls with arguments of one form are planned once."""
+"""`matmul`, and the preparation of it and of grouped_matmul: calls with arguments of one form are planned once."""
 
 from __future__ import annotations
 
@@ -54,40 +54,11 @@ def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = Fal
     options = transpose_a, transpose_b, activation, out_dtype, fast_accum, str(target), execution_backend, tune
     answer = known(_ANSWERS, arrays, options)
     if answer is None:
-        answer = enter(_ANSWERS, arrays, options, _prepare(
+        answer = enter(_ANSWERS, arrays, options, prepare(
             matmul, dict(zip(_NAMES, arrays)), tune, dict(zip(_OPTIONS, (*options[:5], target, execution_backend)))))
     check_gradient("matmul", *arrays)
     if out is not None and not answer.disjoint.surely(out, arrays[:-1]):
         check_disjoint(out, dict(zip(_NAMES, arrays[:-1])))
-    return answer.run(*arrays)
-
-
-def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = False, bias: Any = None,
-                   activation: str | None = None, out_dtype: Any = None, target: Any = None,
-                   execution_backend: str | None = None, tune: bool | None = None) -> Any:
-    """Rows of a in groups, each multiplied by a matrix of its own: out[rows of g] = activation(a[rows of g] @ b[g] + bias).
-
-    a: (rows, k).  b: (groups, k, n), or (groups, n, k) with transpose_b.  group_sizes: (groups,) int32 on the same device,
-    read by the kernel: group g has group_sizes[g] rows, which follow those of g - 1; rows of no group come out as zeros.
-    The rest (out_dtype, …) and types are as for matmul (float8 without scales is accumulated in two levels); tune times
-    groups of the sizes that the first call has.
-
-    Raises matmul-shape, matmul-type, matmul-option, matmul-device, matmul-gradient, matmul-target.
-
-    >>> import numpy as np
-    >>> a, b = np.ones((3, 2), np.float32), np.array([1, 2], np.float32).reshape(2, 1, 1) * np.ones((2, 2, 1), np.float32)
-    >>> grouped_matmul(a, b, np.array([1, 2], np.int32)).ravel().tolist()
-    [2.0, 4.0, 4.0]
-    """
-    arrays = a, b, bias, group_sizes
-    options = transpose_b, activation, out_dtype, str(target), execution_backend, tune
-    answer = known(_ANSWERS, arrays, options)
-    if answer is None:
-        answer = enter(_ANSWERS, arrays, options, _prepare(
-            grouped_matmul, dict(zip(("a", "b", "bias", "group_sizes"), arrays)), tune, {
-                "transpose_b": transpose_b, "activation": activation, "out_dtype": out_dtype, "target": target,
-                "execution_backend": execution_backend}))
-    check_gradient("grouped_matmul", a, b, bias)
     return answer.run(*arrays)
 
 
@@ -96,7 +67,7 @@ _OPTIONS = "transpose_a", "transpose_b", "activation", "out_dtype", "fast_accum"
 _ANSWERS: Cache[Prepared] = Cache(4096)
 
 
-def _prepare(function: Callable[..., Any], tensors: dict[str, Any], tune: bool | None, options: dict[str, Any]) -> Prepared:
+def prepare(function: Callable[..., Any], tensors: dict[str, Any], tune: bool | None, options: dict[str, Any]) -> Prepared:
     """The answer to calls like this one of a function, matmul or grouped_matmul. options: its arguments that are no tensors."""
 
     names = tuple(tensors)  # what is kept for later calls holds no tensors
@@ -113,8 +84,8 @@ def _prepare(function: Callable[..., Any], tensors: dict[str, Any], tune: bool |
     if tuned is None:  # a call during graph capture takes the present plan
         return Prepared(partial(again, tune=False), disjoint=disjoint, passing=True)
     form = {name: x for name, x in options.items() if name not in _OPTIONS[-2:]}
-    problem = (grouped_problem(tensors, at.target, **form) if "group_sizes" in tensors else
-               matmul_problem(tensors, at.target, **form, dynamic=dynamic_shapes()))
+    make = grouped_problem if "group_sizes" in tensors else matmul_problem
+    problem = make(tensors, at.target, **form, dynamic=dynamic_shapes())
     return Prepared(_run(problem, at, tensors, tuned, again), disjoint=disjoint)
 
 

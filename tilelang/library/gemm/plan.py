@@ -158,10 +158,10 @@ def sized(p: MatmulProblem, route: Route) -> tuple[MatmulProblem, int, int]:
     rows: the mean of groups' rows; for a kernel that takes any number of rows, the next power of two.
     """
     ready = route[0]
-    if p.groups:
-        return ready, p.groups, max(1, ceil(p.m / p.groups))
     if p.dynamic and route[1] is None and not p.left.transposed and not p.batch:
         ready = replace(ready, m=1 << (p.m - 1).bit_length(), open_rows=True)
+    if p.groups:
+        return ready, p.groups, max(1, ceil(ready.m / p.groups))
     return ready, max(1, p.batch), ready.m
 
 

@@ -32,7 +32,7 @@ register("matmul-gradient", RuntimeError, "a library GEMM is asked for a gradien
 
 _FP8 = ("float8_e4m3fn", "float8_e5m2")
 # operand type -> (kind, accumulator, default result type)
-_TYPES = {"float16": ("half", "float32", "float16"), "bfloat16": ("half", "float32", "bfloat16"),
+TYPES = {"float16": ("half", "float32", "float16"), "bfloat16": ("half", "float32", "bfloat16"),
           "float32": ("tf32", "float32", "float32"), "float64": ("float", "float64", "float64"),
           "int8": ("int8", "int32", "int32"), "uint8": ("int8", "int32", "int32"),
           **{f: ("fp8", "float32", "bfloat16") for f in _FP8}}
@@ -90,7 +90,7 @@ def matmul_problem(tensors: Mapping[str, Any], target: Target, *, transpose_a: b
         raise error("matmul-shape", f"a has shape {tuple(a.shape)}, b a batch of {b.shape[0]}",
                     expected="one batch, or a b without batch", found=f"{tuple(a.shape)} and {tuple(b.shape)}",
                     hint="both have one batch, or b is one matrix for all of a")
-    kind = _TYPES[types[0]][0]
+    kind = TYPES[types[0]][0]
     scaling = _check_scales(scale_a, scale_b, kind, (m, n, k), a.ndim == 3)
     _check_rest(a, {"b": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "out": out}, n, bias, activation)
     shape = result_shape(a, m, n)
@@ -103,7 +103,7 @@ def matmul_problem(tensors: Mapping[str, Any], target: Target, *, transpose_a: b
 
 
 def grouped_problem(tensors: Mapping[str, Any], target: Target, *, transpose_b: bool, activation: str | None,
-                    out_dtype: Any) -> MatmulProblem:
+                    out_dtype: Any, dynamic: bool = False) -> MatmulProblem:
     """The problem of a call of grouped_matmul.
 
     tensors: a, b, bias (or None), group_sizes.  Raises matmul-shape, matmul-type, matmul-option, matmul-device.
@@ -125,9 +125,10 @@ def grouped_problem(tensors: Mapping[str, Any], target: Target, *, transpose_b: 
         raise error("matmul-shape", f"a grouped GEMM of {m} x {k} by {right.batch} matrices of {k} x {n} has no work",
                     expected="rows, columns and groups", found=f"{m} x {k} by {right.batch} of {k} x {n}",
                     hint="call it with rows, columns and groups")
-    kind = _TYPES[types[0]][0]
+    kind = TYPES[types[0]][0]
     return MatmulProblem(m, n, k, types, kind, left, right, kind == "fp8" and k > 128 and target.is_gpu,
-                         bias="" if bias is None else type_name(bias), activation=activation or "", groups=right.batch)
+                         bias="" if bias is None else type_name(bias), activation=activation or "",
+                         groups=right.batch, dynamic=dynamic)
 
 
 def result_shape(a: Any, m: int, n: int) -> tuple[int, ...]:
@@ -169,10 +170,10 @@ def check_disjoint(out: Any, others: dict[str, Any]) -> None:
 def _check_types(a: Any, b: Any, out_dtype: Any) -> tuple[str, str, str, str]:
     """The types (a, b, result, accumulator). Raises matmul-type."""
     ta, tb = type_name(a), type_name(b)
-    if ta not in _TYPES or not (ta == tb or ta in _FP8 and tb in _FP8):
+    if ta not in TYPES or not (ta == tb or ta in _FP8 and tb in _FP8):
         raise error("matmul-type", f"there is no GEMM of {ta} and {tb}", expected="operands of one type, or both float8",
-                    found=f"{ta} and {tb}", hint="operands have one type, or are both float8; types: " + ", ".join(_TYPES))
-    _, acc, result = _TYPES[ta]
+                    found=f"{ta} and {tb}", hint="operands have one type, or are both float8; types: " + ", ".join(TYPES))
+    _, acc, result = TYPES[ta]
     if out_dtype is not None:
         name = out_dtype.__name__ if isinstance(out_dtype, type) else str(out_dtype)
         result = f"{dtype(name.rpartition('.')[2])}"

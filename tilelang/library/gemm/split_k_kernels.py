@@ -26,23 +26,24 @@ def gemm_grouped(f: Form, two_level: bool = False) -> Any:
     (f.groups for rows of no group), first row and end of the rows of each row tile. two_level: partial sums of one step of k
     are added to a second accumulator.
     """
-    t, finish, tiles = f.tile, f.finish, f.row_tiles
+    t, finish, m = f.tile, f.finish, f.rows
+    tiles = f.row_tiles(m)
     pieces = f.groups + 1  # the groups, and the rows of no group
 
     @T.prim_func
-    def matmul_grouped(A: f.a(f.m), B: f.b, bias: f.bias_vector, sizes: T.Tensor((f.groups,), "int32"),
-                       where: T.Tensor((tiles, 3), "int32"), C: f.c(f.m)):
+    def matmul_grouped(A: f.a(m), B: f.b, bias: f.bias_vector, sizes: T.Tensor((f.groups,), "int32"),
+                       where: T.Tensor((tiles, 3), "int32"), C: f.c(m)):
         with T.Kernel(1, threads=_FINDERS) as _:
             length = T.alloc_shared((pieces,), "int32")
             end_row = T.alloc_shared((pieces,), "int64")
             end_tile = T.alloc_shared((pieces,), "int32")
             for g in T.Parallel(pieces):
-                length[g] = T.if_then_else(g < f.groups, T.max(T.min(sizes[T.min(g, f.groups - 1)], f.m), 0), f.m)
+                length[g] = T.if_then_else(g < f.groups, T.max(T.min(sizes[T.min(g, f.groups - 1)], m), 0), m)
                 end_row[g] = T.cast(length[g], "int64")
             T.cumsum(end_row)
             for g in T.Parallel(pieces):
-                first = T.min(end_row[g] - length[g], f.m)
-                length[g] = T.cast(T.min(end_row[g], f.m) - first, "int32")
+                first = T.min(end_row[g] - length[g], m)
+                length[g] = T.cast(T.min(end_row[g], m) - first, "int32")
                 end_tile[g] = T.ceildiv(length[g], t.bm)
             T.cumsum(end_tile)
             for s in T.Parallel(tiles):
@@ -51,7 +52,7 @@ def gemm_grouped(f: Form, two_level: bool = False) -> Any:
                     more = g + (1 << (pieces.bit_length() - 1 - bit))
                     g = T.if_then_else(more <= pieces and end_tile[T.min(more, pieces) - 1] <= s, more, g)
                 piece = T.min(g, f.groups)
-                last = T.cast(T.min(end_row[piece], f.m), "int32")
+                last = T.cast(T.min(end_row[piece], m), "int32")
                 size = length[piece]
                 nth = s - end_tile[piece] + T.ceildiv(size, t.bm)
                 where[s, 0] = piece

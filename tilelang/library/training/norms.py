@@ -9,9 +9,9 @@ from typing import Any
 from ..arrays import empty, type_name
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
-from ..place import Place
+from ..place import Place, target_text
 from .norm_kernels import NormForm, norm_backward, norm_forward
-from .rows import RowTile, accumulator, as_rows, check_alike, target_text
+from .rows import RowTile, accumulator, as_rows, check_alike
 
 
 def rms_norm(x: Any, weight: Any = None, *, eps: float = 1e-6, target: Any = None) -> Any:

@@ -7,7 +7,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 from tilelang.errors import error, register
-from tilelang.target import Target
 
 from ..arrays import contiguous, is_numpy, place, type_name
 
@@ -45,13 +44,6 @@ def accumulator(kind: str) -> str:
 def as_rows(x: Any, columns: int) -> Any:
     """A tensor as a contiguous matrix with so many columns."""
     return contiguous(contiguous(x).reshape(prod(x.shape) // columns, columns))
-
-
-def target_text(target: Any) -> str | None:
-    """A target as operators of torch take it."""
-    if target is None or isinstance(target, str):
-        return target
-    return str(target if isinstance(target, Target) else Target(target))
 
 
 def check_alike(name: str, first: Any, others: Mapping[str, tuple[Any, tuple[Any, ...], tuple[str, ...]]]) -> None:

@@ -11,7 +11,8 @@ from tilelang.errors import error
 from ..arrays import empty, type_name
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
-from .rows import RowTile, accumulator, as_rows, check_alike, target_text
+from ..place import target_text
+from .rows import RowTile, accumulator, as_rows, check_alike
 from .softmax_kernels import (EntropyForm, SoftmaxForm, entropy_backward, entropy_forward, softmax_backward, softmax_forward)
 
 REDUCTIONS = ("none", "sum", "mean")

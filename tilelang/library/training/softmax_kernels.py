@@ -27,6 +27,10 @@ class SoftmaxForm(NamedTuple):
     acc: str
     tile: RowTile
 
+    def number(self, value: float) -> Any:
+        """A constant; numbers of Python count as float32."""
+        return getattr(T, self.acc)(value)
+
     def exp(self, x: Any) -> Any:
         """e to the power of x; in float32 by exp2, which is one instruction of a GPU."""
         return T.exp(x) if self.acc == "float64" else T.exp2(x * LOG2E)
@@ -173,6 +177,11 @@ def known_or_nan(f: EntropyForm, label: Any, value: Any) -> Any:
     return T.if_then_else(T.And(label >= 0, label < f.n), value, T.cast(float("nan"), f.acc))
 
 
+def loss_of(f: EntropyForm, s: Any, at_label: Any, mean: Any) -> Any:
+    """The loss of a row from s, its element at the label and the mean of its elements."""
+    return s - at_label + f.rows.number(f.smoothing) * (at_label - mean) + f.rows.number(f.z_loss) * s * s
+
+
 def entropy_forward(f: EntropyForm) -> Any:
     """The kernel (X, labels, each, logs, loss, count): each row's loss and s, and their sum or
     mean, and the number of rows that are not ignored."""
@@ -192,8 +201,8 @@ def entropy_forward(f: EntropyForm) -> Any:
                     s = most[i] + rows.log(total[i])
                     label = T.cast(labels[row], "int64")
                     at_label = T.cast(X[row, T.max(T.min(label, n - 1), 0)], f.acc)
-                    found = s - at_label + f.smoothing * (at_label - mean[i]) + f.z_loss * s * s
-                    each[row] = T.if_then_else(label == f.ignored, T.cast(0, f.acc), known_or_nan(f, label, found))
+                    each[row] = T.if_then_else(label == f.ignored, T.cast(0, f.acc), known_or_nan(
+                        f, label, loss_of(f, s, at_label, mean[i])))
                     logs[row] = s
         if f.reduction != "none":
             reduce_rows(f, m, labels, each, loss, count)
@@ -220,9 +229,10 @@ def entropy_backward(f: EntropyForm) -> Any:
                 given = grad[row if f.reduction == "none" else 0]
                 factor[i] = known_or_nan(f, label[i], given / count[0] if f.reduction == "mean" else given)
             for i, j in T.Parallel(t.rows, t.width):
-                p = rows.exp(x[i, j] - s[i]) * (1 + 2 * f.z_loss * s[i])
-                hit = T.if_then_else(c * t.width + j == label[i], T.cast(1 - f.smoothing, f.acc), T.cast(0, f.acc))
-                x[i, j] = T.if_then_else(label[i] == f.ignored, T.cast(0, f.acc), (p - hit - f.smoothing / n) * factor[i])
+                p = rows.exp(x[i, j] - s[i]) * (1 + rows.number(2 * f.z_loss) * s[i])
+                hit = T.if_then_else(c * t.width + j == label[i], rows.number(1 - f.smoothing), T.cast(0, f.acc))
+                found = (p - hit - rows.number(f.smoothing / n)) * factor[i]
+                x[i, j] = T.if_then_else(label[i] == f.ignored, T.cast(0, f.acc), found)
             T.copy(x, dX[bx * t.rows, c * t.width])
 
     return cross_entropy_gradient

@@ -11,7 +11,8 @@ from ..arrays import type_name
 from ..attention.form import LOG2E
 from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
-from .rows import accumulator, as_rows, check_alike, target_text
+from ..place import target_text
+from .rows import accumulator, as_rows, check_alike
 
 _WIDTH, _ROWS, _THREADS = 512, 4, 128  # a tile: 16 elements a thread
 

@@ -1,0 +1,112 @@
+"""`fused_matmul`: a GEMM with the caller's epilogue and reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tilelang.errors import error
+from tilelang.jit.captured import Captured
+
+from ..arrays import aligned, compact_copy, contiguous, empty, maker, strided, type_name
+from ..caches import Cache, Prepared, enter, known
+from ..place import Place
+from .fused_kernels import HOW, FusedForm, Reduced, Value, fused_gemm
+from .plan import choose_tile, tile_problem
+from .problem import MatmulProblem, check_gradient, check_target, check_tensors, matmul_problem
+from .kernels import Form
+from .tile import Chip, without_wgmma
+
+MOST_TENSORS = 2
+_FUNCTIONS = Captured(None)
+_ANSWERS: Cache[Prepared] = Cache(1024)
+
+
+def fused_matmul(a: Any, b: Any, epilogue: Value | None = None, *, tensors: Sequence[Any] = (),
+                 reduce: Sequence[tuple[Any, ...]] = (), stored: bool = True, transpose_a: bool = False,
+                 transpose_b: bool = False, out_dtype: Any = None, target: Any = None,
+                 execution_backend: str | None = None) -> Any:
+    """op(a) @ op(b), each element changed by a function of the caller, and reductions of the result, in one pass over it.
+
+    a: (m, k), or (k, m) with transpose_a.  b: (k, n), or (n, k) with transpose_b.  Types are as for matmul, out_dtype too.
+    epilogue(x, i, j, *tensors): the element of row i and column j, an expression of the language of the accumulator x, which
+    is float32 (float64 for float64, int32 for integers): `lambda x, i, j, scale: T.max(x * scale[i], 0)`.
+    tensors: up to 2 that functions read by index; any shapes and types.
+    reduce: (over, how) or (over, how, value) each: over "rows" gives (m,), over "all" gives (); how is "sum", "max" or
+    "absmax"; value(x, i, j, *tensors) of the changed element x, x itself by default.  Reductions have the accumulator's type
+    and read elements before they are rounded; they are formed in one order, so that the same inputs give the same bits.
+    stored: False leaves the matrix out.
+
+    Result: (m, n) of out_dtype, with reductions (the matrix, reduction, …); without the matrix the reductions alone, always a
+    tuple.  Each shape and each set of functions, with the values that they read, compiles a kernel.
+
+    Raises matmul-shape, matmul-type, matmul-option, matmul-device, matmul-gradient, matmul-target.
+
+    >>> import numpy as np
+    >>> c, most = fused_matmul(np.ones((2, 3), np.float32), np.ones((3, 2), np.float32), lambda x, i, j: x * (i + 1),
+    ...                        reduce=[("all", "absmax")])
+    >>> c.tolist(), float(most)
+    ([[3.0, 3.0], [6.0, 6.0]], 6.0)
+    """
+    arrays = (a, b, *tensors)
+    functions = (epilogue, *(r[2] if len(r) > 2 else None for r in reduce))
+    states = tuple(None if f is None else _FUNCTIONS.argument(f) for f in functions)
+    options = tuple(r[:2] for r in reduce), states, stored, transpose_a, transpose_b, out_dtype, str(target), execution_backend
+    answer = known(_ANSWERS, arrays, options)
+    if answer is None:
+        check_tensors(arrays)
+        form = {"transpose_a": transpose_a, "transpose_b": transpose_b, "out_dtype": out_dtype}
+        answer = enter(_ANSWERS, arrays, options, _prepare(
+            arrays, functions, options, Place.of(a, target, execution_backend), form))
+    check_gradient("fused_matmul", *arrays)
+    made = answer.run(*arrays)
+    return made[0] if stored and not reduce else made
+
+
+def epilogue_form(p: MatmulProblem, chip: Chip) -> Form:
+    """The form of a GEMM whose epilogue the library does not know: one accumulator, each element in one tile, rows as rows."""
+    chip, problem = tile_problem(p, chip, 1, p.m)
+    if p.kind == "tf32" and not (problem.a_k and problem.b_k):  # wgmma would read one of them from registers, with swap-AB
+        chip = without_wgmma(chip)
+    return p.form(choose_tile(chip, replace(problem, may_split=False, may_swap_ab=False, may_overlap=False)))
+
+
+def _prepare(arrays: tuple[Any, ...], functions: tuple[Value | None, ...], options: tuple[Any, ...], at: Place,
+             form: dict[str, Any]) -> Prepared:
+    """Check the arguments, and compile the kernel.  options: of the key of the call."""
+    (a, b, *tensors), (kinds, states, stored) = arrays, options[:3]
+    none = dict.fromkeys(("bias", "scale_a", "scale_b", "out"))
+    p = matmul_problem({"a": a, "b": b, **none}, at.target, activation=None, fast_accum=True, **form)
+    check_target(p, at.target)
+    wrong = [k for k in kinds if len(k) != 2 or k[0] not in ("rows", "all") or k[1] not in HOW]
+    if wrong or len(tensors) > MOST_TENSORS or p.batch or 0 in (p.m, p.n, p.k) or not (kinds or stored):
+        found = f"reduction {wrong[0]}" if wrong else f"{len(tensors)} tensors, shapes {tuple(a.shape)} and {tuple(b.shape)}"
+        raise error("matmul-option", f"fused_matmul has no kernel for {found}", found=found,
+                    expected=f"matrices that are not empty, up to {MOST_TENSORS} tensors, reductions (\"rows\" or \"all\", "
+                    f"{' or '.join(HOW)})", hint="call it once for each matrix of a batch; join tensors that functions read")
+    loose = [not (y.plain and strided(x) and (aligned(x) or not at.target.is_gpu)) for x, y in ((a, p.left), (b, p.right))]
+    if any(loose):
+        def compact(x: Any, y: Any) -> tuple[Any, Any]:
+            return compact_copy(x) if loose[0] else x, compact_copy(y) if loose[1] else y
+
+        inner = _prepare((*compact(a, b), *tensors), functions, options, at, form)
+        return Prepared(lambda a, b, *tensors: inner.run(*compact(a, b), *tensors))
+    reduced = tuple(Reduced(k[1], f, k[0] == "all") for k, f in zip(kinds, functions[1:]))
+    f = FusedForm(epilogue_form(p, at.chip), functions[0], reduced,
+                  tuple((tuple(int(n) for n in x.shape), type_name(x)) for x in tensors), stored, states)
+    tile, acc, count = f.plain.tile, p.types[3], len(reduced)
+    kernel = at.kernel(fused_gemm, f, cluster=tile.cluster or None)
+    result, work = maker(a, (p.m, p.n), p.types[2]), maker(a, (count, -(-p.n // tile.bn), p.m), acc)
+    views = p.left.view, p.right.view
+
+    def run(a: Any, b: Any, *tensors: Any) -> tuple[Any, ...]:
+        c = result() if stored else None
+        rows, whole = (empty(a, s, acc) for s in ((count, p.m), (count,)))
+        given = [contiguous(x) for x in tensors] + [None] * (MOST_TENSORS - len(tensors))
+        kernel(views[0](a), views[1](b), *given, work() if count else None, rows if count else None,
+               whole if any(r.whole for r in reduced) else None, c)
+        found = tuple(whole[n:n + 1].reshape(()) if r.whole else rows[n] for n, r in enumerate(reduced))
+        return (c, *found) if stored else found
+
+    return Prepared(run)

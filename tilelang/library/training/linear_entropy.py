@@ -1,0 +1,262 @@
+"""`linear_cross_entropy`: the last GEMM and cross-entropy in one, without the logits in memory.
+
+Forward: each tile of the GEMM leaves the maximum and the sum of exponentials of its rows; a second launch combines them.
+Backward goes over chunks of columns of the vocabulary: a GEMM forms the chunk's logits again, and its epilogue their gradient,
+of which two GEMMs make the gradients of x (added up in float32) and of the chunk's weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple
+
+import tilelang.language as T
+from tilelang.errors import error
+
+from ..arrays import empty, filled, type_name
+from ..attention.inputs import running_on
+from ..autograd import Function, Results, Step
+from ..gemm.fused import epilogue_form
+from ..gemm.fused_kernels import FusedForm, fused_gemm
+from ..gemm.grouped import matrix_gradient
+from ..gemm.kernels import Form, main_loop
+from ..gemm.problem import matmul_problem
+from ..place import Place, target_text
+from .rows import RowTile, accumulator, as_rows, check_alike
+from .softmax import check_reduction
+from .softmax_kernels import EntropyForm, known_or_nan, loss_of, reduce_rows
+
+CHUNK = 16384  # columns of the vocabulary whose gradients are in memory at once
+_TILES, _ROWS = 64, 32  # partial results that a block of the second launch combines at once
+
+
+def linear_cross_entropy(x: Any, weight: Any, labels: Any, *, ignore_index: int = -100, label_smoothing: float = 0.0,
+                         z_loss: float = 0.0, reduction: str = "mean", target: Any = None) -> Any:
+    """cross_entropy(x @ weight^T, labels), whose logits are never in memory.
+
+    x: (..., k), float16, bfloat16, float32 (GEMMs in tf32 on a GPU) or float64.  weight: (n, k), of x's type.  labels: (...),
+    int32 or int64.  The rest is as for cross_entropy; logits are not rounded to x's type.
+
+    Gradients of x and weight, of their type.  Saved for them: x, weight, labels, and 4 bytes a row (8 for float64).  Backward
+    forms the logits again, by chunks of up to 16384 columns: their gradients, of x's type, are all that it has in memory beside
+    a float32 copy of the gradient of x.  The same inputs give the same bits.
+
+    Raises training-argument, matmul-shape, matmul-type.
+
+    >>> import numpy as np
+    >>> x, weight = np.zeros((2, 8), np.float32), np.ones((4, 8), np.float32)
+    >>> round(float(linear_cross_entropy(x, weight, np.array([1, 3]))), 4)
+    1.3863
+    """
+    check_reduction("linear_cross_entropy", reduction)
+    return LINEAR_CROSS_ENTROPY(x, weight, labels, int(ignore_index), float(label_smoothing), float(z_loss), reduction,
+                                target_text(target))
+
+
+class LogitsForm(NamedTuple):
+    """What the forward kernel is compiled for.  gemm: of x and the weights.  entropy: the loss of a row of logits."""
+
+    gemm: Form
+    entropy: EntropyForm
+
+
+@T.macro
+def row_statistics(f, m, Cf, at, labels, W):
+    """The maximum of a tile's rows, the sum of exp(x - maximum), the sum for smoothing, and the logit of the label."""
+    p, t, e, (bx, by) = f.gemm, f.gemm.tile, f.entropy.rows, at
+    most, total = T.alloc_fragment((t.bm,), e.acc), T.alloc_fragment((t.bm,), e.acc)
+    for i, j in T.Parallel(t.bm, t.bn):
+        row = by * t.bm + i
+        if row < m and bx * t.bn + j < p.n:
+            if T.cast(labels[T.min(row, m - 1)], "int64") == bx * t.bn + j:
+                W[3, 0, T.min(row, m - 1)] = Cf[i, j]
+    if f.entropy.smoothing != 0:
+        T.reduce_sum(Cf, total, dim=1)  # zeros behind the last column
+        T.copy(total, W[2, bx, by * t.bm])
+    if p.n % t.bn != 0:
+        for i, j in T.Parallel(t.bm, t.bn):
+            Cf[i, j] = T.if_then_else(bx * t.bn + j < p.n, Cf[i, j], -T.infinity(e.acc))
+    T.reduce_max(Cf, most, dim=1)
+    for i in T.Parallel(t.bm):
+        most[i] = T.if_then_else(most[i] == -T.infinity(e.acc), T.cast(0, e.acc), most[i])
+    for i, j in T.Parallel(t.bm, t.bn):
+        Cf[i, j] = e.exp(Cf[i, j] - most[i])
+    T.reduce_sum(Cf, total, dim=1)
+    T.copy(most, W[0, bx, by * t.bm])
+    T.copy(total, W[1, bx, by * t.bm])
+
+
+@T.macro
+def combine_statistics(f, m, across, labels, W, each, logs):
+    """The loss of each row and s, from its tiles' statistics."""
+    e, shape = f.entropy, (_TILES, _ROWS)
+    with T.Kernel(T.ceildiv(m, _ROWS), threads=256) as by:
+        x, y = T.alloc_fragment(shape, e.acc), T.alloc_fragment(shape, e.acc)
+        most, total, mean = (T.alloc_fragment((_ROWS,), e.acc) for _ in range(3))
+        T.fill(most, -T.infinity(e.acc))
+        T.clear(total)
+        T.clear(mean)
+        for s in T.serial(T.ceildiv(across, _TILES)):
+            T.copy(W[0, s * _TILES, by * _ROWS], x)
+            for i, j in T.Parallel(*shape):
+                x[i, j] = T.if_then_else(s * _TILES + i < across, x[i, j], -T.infinity(e.acc))
+            T.reduce_max(x, most, dim=0, clear=False)
+        for s in T.serial(T.ceildiv(across, _TILES)):
+            T.copy(W[0, s * _TILES, by * _ROWS], x)
+            T.copy(W[1, s * _TILES, by * _ROWS], y)
+            for i, j in T.Parallel(*shape):
+                x[i, j] = T.if_then_else(s * _TILES + i < across, y[i, j] * e.rows.exp(x[i, j] - most[j]), T.cast(0, e.acc))
+            T.reduce_sum(x, total, dim=0, clear=False)
+            if e.smoothing != 0:
+                T.copy(W[2, s * _TILES, by * _ROWS], y)
+                T.reduce_sum(y, mean, dim=0, clear=False)
+        for j in T.Parallel(_ROWS):
+            row = by * _ROWS + j
+            if row < m:
+                s = most[j] + e.rows.log(total[j])
+                label = T.cast(labels[row], "int64")
+                at_label = W[3, 0, row]
+                each[row] = T.if_then_else(label == e.ignored, T.cast(0, e.acc), known_or_nan(
+                    e, label, loss_of(e, s, at_label, mean[j] / T.cast(e.n, e.acc))))
+                logs[row] = s
+
+
+def logits_forward(f: LogitsForm) -> Any:
+    """The kernel (X, Weight, labels, Work, each, logs, loss, count).
+
+    Work: (4, columns of tiles, m) workspace: statistics of the rows of each tile, and in [3, 0] the logits of the labels.
+    """
+    p, e, t, m = f.gemm, f.entropy, f.gemm.tile, T.dynamic("m")
+    across = -(-p.n // t.bn)
+
+    @T.prim_func
+    def linear_cross_entropy(X: p.a(m), Weight: p.b, labels: T.Tensor((m,), e.labels), Work: T.Tensor((4, across, m), e.acc),
+                             each: T.Tensor((m,), e.acc), logs: T.Tensor((m,), e.acc), loss: T.Tensor((1,), e.acc),
+                             count: T.Tensor((1,), e.acc)):
+        with T.Kernel(*p.tiles(m), threads=t.threads) as (bx, by):
+            Cf = main_loop(p, X, Weight, (bx, by, 0), 0, p.steps)
+            row_statistics(f, m, Cf, (bx, by), labels, Work)
+        combine_statistics(f, m, across, labels, Work, each, logs)
+        if e.reduction != "none":
+            reduce_rows(e, m, labels, each, loss, count)
+
+    return linear_cross_entropy
+
+
+def logits_gradient(f: LogitsForm) -> Any:
+    """The kernel (X, Weight, labels, first, logs, count, grad, G): the gradients of a chunk's logits.
+
+    f: with the GEMM of the chunk, and the entropy of the whole vocabulary.  first: the chunk's first column.
+    """
+    p, e, t, m, shape = f.gemm, f.entropy, f.gemm.tile, T.dynamic("m"), (f.gemm.tile.bm, f.gemm.tile.bn)
+
+    @T.prim_func
+    def linear_cross_entropy_gradient(
+            X: p.a(m), Weight: p.b, labels: T.Tensor((m,), e.labels), first: T.int32, logs: T.Tensor((m,), e.acc),
+            count: T.Tensor((1,), e.acc), grad: T.Tensor((m if e.reduction == "none" else 1,), e.acc), G: p.c(m)):
+        with T.Kernel(*p.tiles(m), threads=t.threads) as (bx, by):
+            Cf = main_loop(p, X, Weight, (bx, by, 0), 0, p.steps)
+            s, factor, place = (T.alloc_fragment((t.bm,), kind) for kind in (e.acc, e.acc, "int32"))
+            for i in T.Parallel(t.bm):
+                row = T.min(by * t.bm + i, m - 1)
+                label, given = T.cast(labels[row], "int64"), grad[row if e.reduction == "none" else 0]
+                s[i] = logs[row]
+                place[i] = T.cast(label - first - bx * t.bn, "int32")
+                factor[i] = T.if_then_else(label == e.ignored, T.cast(0, e.acc), known_or_nan(
+                    e, label, given / count[0] if e.reduction == "mean" else given))
+            for i, j in T.Parallel(*shape):
+                Cf[i, j] = e.rows.exp(Cf[i, j] - s[i])
+            if e.z_loss != 0:
+                for i, j in T.Parallel(*shape):
+                    Cf[i, j] = Cf[i, j] * (1 + e.rows.number(2 * e.z_loss) * s[i])
+            for i, j in T.Parallel(*shape):
+                Cf[i, j] = Cf[i, j] - T.if_then_else(place[i] == j, e.rows.number(1 - e.smoothing), T.cast(0, e.acc))
+            for i, j in T.Parallel(*shape):  # nothing for a row without a gradient, whatever its logits are
+                Cf[i, j] = T.if_then_else(factor[i] == 0, T.cast(0, e.acc), (
+                    Cf[i, j] - e.rows.number(e.smoothing / e.n)) * factor[i])
+            T.copy(Cf, G[by * t.bm, bx * t.bn])
+
+    return linear_cross_entropy_gradient
+
+
+def _added(x: Any, i: Any, j: Any, before: Any) -> Any:
+    return x + before[i, j]
+
+
+def _gemm(x: Any, weight: Any, at: Place, transposed: bool, kind: str) -> Form:
+    """The form of x @ weight, or of x @ weight^T, for any number of rows; tiles are chosen for a power of two."""
+    none = dict.fromkeys(("bias", "scale_a", "scale_b", "out"))
+    p = matmul_problem({"a": x, "b": weight, **none}, at.target, transpose_a=False, transpose_b=transposed, activation=None,
+                       out_dtype=kind, fast_accum=True)
+    return epilogue_form(replace(p, m=1 << (p.m - 1).bit_length(), open_rows=True), at.chip)
+
+
+def _entropy(weight: Any, labels: Any, ignored: int, smoothing: float, z_loss: float, reduction: str) -> EntropyForm:
+    n, kind = int(weight.shape[0]), type_name(weight)
+    return EntropyForm(n, kind, accumulator(kind), RowTile.of(n), type_name(labels), reduction, ignored, smoothing, z_loss)
+
+
+def _results(x: Any, weight: Any, labels: Any, *options: Any) -> Results:
+    kind, rows = type_name(x), tuple(x.shape[:-1])
+    if weight.ndim != 2 or weight.shape[0] == 0 or x.shape[-1] == 0:
+        found = str(tuple(weight.shape))
+        raise error("training-argument", f"weight of linear_cross_entropy is {found}", found=found,
+                    expected="(n, k), not empty")
+    check_alike("linear_cross_entropy", x, {"labels": (labels, rows, ("int32", "int64")),
+                                            "weight": (weight, (weight.shape[0], x.shape[-1]), (kind,))})
+    acc = accumulator(kind)
+    return (rows if options[3] == "none" else (), acc), ((prod(rows),), acc), ((1,), acc)
+
+
+def _run(x: Any, weight: Any, labels: Any, *others: Any) -> None:
+    """others: the options, among them the reduction and the target; the results."""
+    *options, target, loss, logs, count = others
+    rows, whole = prod(x.shape[:-1]), options[-1] != "none"
+    if rows == 0:
+        loss[...] = float("nan") if options[-1] == "mean" else 0.0
+        return
+    at, x, weight = running_on(x, target), as_rows(x, x.shape[-1]), as_rows(weight, weight.shape[1])
+    f = LogitsForm(_gemm(x, weight, at, True, accumulator(type_name(x))), _entropy(weight, labels, *options))
+    each = empty(x, (rows,), f.entropy.acc) if whole else loss.reshape(rows)
+    work = empty(x, (4, -(-f.entropy.n // f.gemm.tile.bn), rows), f.entropy.acc)
+    at.kernel(logits_forward, f)(x, weight, as_rows(labels, 1).reshape(rows), work, each, logs,
+                                 loss.reshape(1) if whole else None, count if whole else None)
+
+
+def _gradient_results(x: Any, weight: Any, *others: Any) -> Results:
+    return tuple((tuple(v.shape), type_name(v)) for v in (x, weight))
+
+
+def _gradient(x: Any, weight: Any, labels: Any, logs: Any, count: Any, *others: Any) -> None:
+    """others: the options, among them the reduction and the target; the gradient of the loss; the results."""
+    *options, target, grad, dx, dw = others
+    (n, k), rows, kind = weight.shape, prod(x.shape[:-1]), type_name(x)
+    if rows == 0:
+        dw[...] = 0
+        return
+    at, x, weight = running_on(x, target), as_rows(x, k), as_rows(weight, k)
+    f, labels, dx = _entropy(weight, labels, *options), as_rows(labels, 1).reshape(rows), dx.reshape(rows, k)
+    all_rows, known = filled(x, (1,), 2**31 - 1, "int32"), (logs, count if f.reduction == "mean" else None,
+                                                            as_rows(grad, 1).reshape(-1))
+    chunks = -(-n // CHUNK)
+    width, before = -(-n // chunks // 256) * 256, None  # whole tiles
+    for first in range(0, n, width):
+        part = weight[first:min(first + width, n)]
+        columns, last = part.shape[0], first + width >= n
+        g, after = empty(x, (rows, columns), kind), dx if last else empty(x, (rows, k), f.acc)
+        at.kernel(logits_gradient, LogitsForm(_gemm(x, part, at, True, kind), f))(x, part, labels, first, *known, g)
+        added = FusedForm(_gemm(g, part, at, False, type_name(after)), _added if first else None, (),
+                          (((None, k), f.acc),) if first else (), True, (_added,))  # type: ignore[arg-type]  # of ours
+        at.kernel(fused_gemm, added)(g, part, before, None, None, None, None, after)
+        matrix_gradient(g, x, all_rows, at, dw[first:first + columns].reshape(1, columns, k))
+        before = after
+
+
+LINEAR_CROSS_ENTROPY = Function(
+    "linear_cross_entropy",
+    Step("Tensor x, Tensor weight, Tensor labels, int ignored, float smoothing, float z_loss, str reduction, str? target",
+         _results, _run, 3),
+    Step("Tensor x, Tensor weight, Tensor labels, Tensor logs, Tensor count, int ignored, float smoothing, float z_loss, "
+         "str reduction, str? target, Tensor grad", _gradient_results, _gradient, 2),
+    lambda needs, given, made: (*given[:3], *made[1:], *given[3:]), (0, 1))
