@@ -136,8 +136,8 @@ def fused_gemm(f: FusedForm) -> Any:
             read = (X0, X1)[:len(f.tensors)]
             if f.epilogue is not None:
                 for i, j in T.Parallel(t.bm, t.bn):
-                    row, column = inside(by * t.bm + i, t.bm, m), inside(bx * t.bn + j, t.bn, p.n)
-                    Cf[i, j] = T.cast(f.epilogue(Cf[i, j], row, column, *read), acc)
+                    if by * t.bm + i < m and bx * t.bn + j < p.n:
+                        Cf[i, j] = T.cast(f.epilogue(Cf[i, j], by * t.bm + i, bx * t.bn + j, *read), acc)
             _ = [reduce_tile(f, m, n, (bx, by), Cf, read, W) for n in range(count)]
             if f.stored:
                 T.copy(Cf, C[by * t.bm, bx * t.bn])
