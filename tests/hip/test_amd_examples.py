@@ -85,6 +85,29 @@ def test_every_function_of_the_library_is_called():
     assert set(library.__all__) - called == {"coded_matmul", "create_block_mask", "interleave", "llama_decode", "mla_plan"}
 
 
+def test_tiles_that_follow_each_other_share_bytes():
+    """Each has more than half of the LDS of a block: the program fits, and with both at once it does not."""
+    def program(together):
+        @T.prim_func
+        def main(A: T.Tensor((160, 64), "float32"), B: T.Tensor((160, 64), "float32")):
+            with T.Kernel(1, threads=128):
+                a, b = T.alloc_shared((160, 64), "float32"), T.alloc_shared((160, 64), "float32")
+                T.copy(A, a)
+                for i, j in T.Parallel(160, 64):
+                    B[i, j] = a[159 - i, j]
+                T.copy(A, b)
+                for i, j in T.Parallel(160, 64):
+                    B[i, j] += b[i, 63 - j] + (a[i, j] if together else 0)
+
+        return main
+
+    assert tilelang.first_fitting(program, False, True, target="gfx942") is False
+    assert tilelang.first_fitting(program, True, False, target="gfx942") is False
+    assert tilelang.first_fitting(program, True, False, target="gfx950") is True
+    report = tilelang.compile(program(False), target="gfx942").report_data["kernels"][0]
+    assert report["shared_bytes"] == 160 * 64 * 4
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("chip", HIP_CHIPS)
