@@ -28,17 +28,34 @@ NARROW = ("int8", "uint8", "bool", "int16")
 
 
 @T.macro
-def _exchange(kept: Any, size: Any, low: Any, near: Any) -> None:
-    """Items at a distance of `near` registers change places where they are not in order: that of blocks of 2 ** (size + 1)."""
+def _carry(items: Any, kept: Any, low: Any, back: bool) -> None:
+    """Items to registers, or back: number i of thread t holds the place whose bits from `low` on are i, the others t."""
     rows, threads, each = kept.shape
-    for i in T.unroll(each // 2):
+    for i in T.unroll(each):
         for r, t in T.Parallel(rows, threads):
-            first = i // near * 2 * near + i % near
-            place = (t >> low << low) * each + (t & (1 << low) - 1) + (first << low)
-            a, b = kept[r, t, first], kept[r, t, first + near]
-            wrong = (a < b) != (place >> size + 1 & 1 == 1)
-            kept[r, t, first] = T.if_then_else(wrong, b, a)
-            kept[r, t, first + near] = T.if_then_else(wrong, a, b)
+            place = (t >> low << low) * each + (t & (1 << low) - 1) + (i << low)
+            if back:
+                items[r, place + place // 16] = kept[r, t, i]
+            else:
+                kept[r, t, i] = items[r, place + place // 16]
+
+
+@T.macro
+def _steps(kept: Any, size: Any, low: Any, least: Any, width: int) -> None:
+    """Items in registers change places where they are not in the order of blocks of 2 ** (size + 1): at all distances of a
+    thread's own bits, from `least` on."""
+    rows, threads, each = kept.shape
+    for k in T.unroll(width):
+        near = 1 << width - 1 - k
+        if least <= low + width - 1 - k and low + width - 1 - k <= size:
+            for i in T.unroll(each // 2):
+                for r, t in T.Parallel(rows, threads):
+                    first = i // near * 2 * near + i % near
+                    place = (t >> low << low) * each + (t & (1 << low) - 1) + (first << low)
+                    a, b = kept[r, t, first], kept[r, t, first + near]
+                    wrong = (a < b) != (place >> size + 1 & 1 == 1)
+                    kept[r, t, first] = T.if_then_else(wrong, b, a)
+                    kept[r, t, first + near] = T.if_then_else(wrong, a, b)
 
 
 @T.macro
@@ -50,23 +67,19 @@ def sort_items(items: Any, n: int, each: int) -> None:
     """
     rows, bits, width = items.shape[0], n.bit_length() - 1, each.bit_length() - 1
     kept = T.alloc_fragment((rows, n // each, each), items.dtype)
-    for size in T.serial(bits):
+    _carry(items, kept, 0, False)
+    for size in T.serial(width):
+        _steps(kept, size, 0, 0, width)
+    _carry(items, kept, 0, True)
+    for more in T.serial(bits - width):
+        size = width + more
         for g in T.unroll(-(-bits // width)):
             least = (bits - 1) // width * width - g * width
             low = T.min(least, bits - width)
             if least <= size:
-                for i in T.unroll(each):
-                    for r, t in T.Parallel(rows, n // each):
-                        place = (t >> low << low) * each + (t & (1 << low) - 1) + (i << low)
-                        kept[r, t, i] = items[r, place + place // 16]
-                for k in T.unroll(width):
-                    bit = low + width - 1 - k
-                    if least <= bit and bit <= size:
-                        _exchange(kept, size, low, 1 << width - 1 - k)
-                for i in T.unroll(each):
-                    for r, t in T.Parallel(rows, n // each):
-                        place = (t >> low << low) * each + (t & (1 << low) - 1) + (i << low)
-                        items[r, place + place // 16] = kept[r, t, i]
+                _carry(items, kept, low, False)
+                _steps(kept, size, low, least, width)
+                _carry(items, kept, low, True)
 
 
 @T.macro
