@@ -19,7 +19,7 @@ from .loops import ensure_outer, even_pieces, loop_head, write_pass
 from .rescale import is_float
 from .stages import whole_stage
 from .text import wide
-from .writer import Facts, Writer, ceildiv
+from .writer import Facts, Writer, ceildiv, digits
 
 
 def kernel_text(plan: Plan, name: str, parameters: Sequence[tuple[str, Tensor]], target: Target) -> str:
@@ -73,12 +73,7 @@ def grid(w: Writer) -> list[str]:
     elif rest:
         names.append(w.rest_name)
         sizes.append(" * ".join(f"({s})" if " " in s else s for _, s in rest))
-        left = w.rest_name
-        for k, (n, _) in enumerate(rest):
-            below = [s for _, s in rest[k + 1:]]
-            by = " * ".join(f"({s})" if " " in s else s for s in below)
-            value = left if not below else f"{left} // ({by})" if len(below) > 1 else f"{left} // {by}"
-            after.append(f"        {n} = {value} % ({rest[k][1]})" if k else f"        {n} = {value}")
+        after = [f"        {x}" for x in digits(w.rest_name, rest)]
     if not names:
         names, sizes = [w.rest_name], ["1"]
     far = next((k for k, n in enumerate(sizes) if k and _blocks(n) > MAX_GRID[1]), 0)
@@ -165,7 +160,7 @@ def store_loops(w: Writer) -> None:
     for t, e in found:
         store(w, t, e)
     w.depth -= 1
-    w.lines[place:place] = [*w.before, *loop_head(w, w.current)[0]]
+    w.lines[place:place] = [*w.before, *loop_head(w, w.current)]
     w.current, w.before = None, None
 
 

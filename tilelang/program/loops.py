@@ -10,9 +10,9 @@ from .graph import Size
 from .nest import Pass
 from .rescale import EXPONENTIALS, NEUTRAL, conditions, vanishes
 from .stages import NAMES, REDUCE, gemm, reduce, with_reduced
-from .text import Printer, wide
+from .text import wide
 from .tiles import Tile
-from .writer import Writer, ceildiv, tight
+from .writer import Writer, ceildiv, digits, tight
 
 FINITE = 1e30  # stands for infinity in running extremes: the difference of two of them is a number
 
@@ -33,7 +33,7 @@ def write_pass(w: Writer, p: Pass) -> None:
         if t.kind in ("argmax", "argmin"):
             assert t.body is not None
             extremes[t] = w.new_tile("best", axes, wide(t.body.dtype))
-            w.say(f"T.fill({extremes[t].name}, {Printer(lambda e: None).text(w.number(start, wide(t.body.dtype)))})")
+            w.say(f"T.fill({extremes[t].name}, {w.printer().text(w.number(start, wide(t.body.dtype)))})")
             start = 0
         if start == 0:
             w.say(f"T.clear({acc.name})")
@@ -41,7 +41,7 @@ def write_pass(w: Writer, p: Pass) -> None:
             if t in p.old and abs(start) == inf:
                 moved.append(t)
             value = const(FINITE * (1 if start > 0 else -1), t.dtype) if t in moved else w.number(start, t.dtype)
-            w.say(f"T.fill({acc.name}, {Printer(lambda e: None).text(value)})")
+            w.say(f"T.fill({acc.name}, {w.printer().text(value)})")
     w.current, w.before = p, []
     place = len(w.lines)
     kept, shared, tiles_inside = dict(w.tiles), dict(w.shared), w.inside
@@ -53,8 +53,7 @@ def write_pass(w: Writer, p: Pass) -> None:
         else:
             step(w, t, running[t], p)
     w.depth -= 1
-    head, after = loop_head(w, p)
-    w.lines[place:place] = [*w.before, *head]
+    w.lines[place:place] = [*w.before, *loop_head(w, p)]
     outer = {e: x for e, x in w.tiles.items() if e not in kept and not w.changes(e)}
     w.tiles = {**{e: x for e, x in kept.items() if e in w.tiles}, **outer}
     w.shared = {**shared, **{k: x for k, x in w.shared.items() if not set(x.axes) & set(p.axes)}}
@@ -131,31 +130,21 @@ def extreme_step(w: Writer, t: Tensor, acc: Tile, best: Tile) -> None:
     w.parallel(acc.axes, f"{old} = T.{t.kind.removeprefix('arg')}({old}, {new})")
 
 
-def loop_head(w: Writer, p: Pass) -> tuple[list[str], str]:
+def loop_head(w: Writer, p: Pass) -> list[str]:
     """The `for` line of a loop: over serial axes index by index and over tiles of the last one."""
-    pad = "    " * w.depth
+    pad, stages = "    " * w.depth, f", num_stages={w.plan.stages}" if w.plan.stages else ""
+    pieces = [(a.name, str(a.extent)) for a in p.axes if w.plan.uses[a].kind == "serial"]
     tiled = [a for a in p.axes if w.plan.uses[a].kind == "loop"]
-    serial = [a for a in p.axes if w.plan.uses[a].kind == "serial"]
-    out = []
-    stages = f", num_stages={w.plan.stages}" if w.plan.stages else ""
-    if not serial:
+    if not pieces:
         (a,) = tiled
         first, last = loop_bounds(w, p, a)
         if first == "0":
-            return [f"{pad}for step_{a.name} in T.Pipelined({last}{stages}):"], ""
+            return [f"{pad}for step_{a.name} in T.Pipelined({last}{stages}):"]
         return [f"{pad}for {w.step_name} in T.Pipelined({last} - {tight(first)}{stages}):",
-                f"{pad}    step_{a.name} = {first} + {w.step_name}"], ""
-    pieces = [(a.name, str(a.extent)) for a in serial]
+                f"{pad}    step_{a.name} = {first} + {w.step_name}"]
     pieces += [(f"step_{a.name}", ceildiv(a.extent, w.plan.uses[a].size)) for a in tiled]
     total = " * ".join(tight(s) for _, s in pieces)
-    out.append(f"{pad}for {w.step_name} in T.Pipelined({total}{stages}):")
-    below: list[str] = []
-    for k, (n, s) in reversed(list(enumerate(pieces))):
-        step = w.step_name
-        value = step if not below else f"{step} // ({' * '.join(below)})" if len(below) > 1 else f"{step} // {below[0]}"
-        out.append(f"{pad}    {n} = {value}{f' % {tight(s)}' if k else ''}")
-        below.insert(0, tight(s))
-    return out, ""
+    return [f"{pad}for {w.step_name} in T.Pipelined({total}{stages}):", *(f"{pad}    {x}" for x in digits(w.step_name, pieces))]
 
 
 def loop_bounds(w: Writer, p: Pass, a: Axis) -> tuple[str, str]:

@@ -366,6 +366,16 @@ def tight(text: str) -> str:
     return f"({text})" if " " in text and not text.startswith("T.") else text
 
 
+def digits(number: str, pieces: Sequence[tuple[str, str]]) -> list[str]:
+    """`name = digit` for pieces (name, how many there are) that a number counts, the last one the fastest."""
+    out = []
+    for k, (name, size) in enumerate(pieces):
+        below = [tight(s) for _, s in pieces[k + 1:]]
+        by = tight(" * ".join(below))
+        out.append(f"{name} = {number}{f' // {by}' if by else ''}{f' % {tight(size)}' if k else ''}")
+    return out
+
+
 def ceildiv(extent: Size, size: int) -> str:
     """The number of tiles along an axis, as text."""
     if size == 1:
