@@ -72,13 +72,13 @@ def sort_items(items: Any, n: int, each: int) -> None:
         _steps(kept, size, 0, 0, width)
     _carry(items, kept, 0, True)
     for more in T.serial(bits - width):
-        size = width + more
+        merged = width + more
         for g in T.unroll(-(-bits // width)):
             least = (bits - 1) // width * width - g * width
             low = T.min(least, bits - width)
-            if least <= size:
+            if least <= merged:
                 _carry(items, kept, low, False)
-                _steps(kept, size, low, least, width)
+                _steps(kept, merged, low, least, width)
                 _carry(items, kept, low, True)
 
 
