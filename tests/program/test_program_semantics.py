@@ -254,3 +254,12 @@ def test_each_name_of_programs_is_found_in_the_language():
     assert set(FUNCTIONS) - {"tile", "var"} == set(BOTH) | ALONE
     assert T.softmax is FUNCTIONS["softmax"] and tilelang.program.softmax is T.softmax and "softmax" in dir(T)
     assert not [n for n, fn in FUNCTIONS.items() if not (fn.__doc__ or "").strip()]
+
+
+def test_numbers_of_numpy_stand_on_either_side():
+    def f(x):
+        return np.float32(2) * x, x - np.float32(1), np.float32(3) ** x, np.float32(1) < x, np.int32(1) + (x > 0)
+
+    x = np.array([0.5, 2], np.float32)
+    for got, want in zip(run(f, x), f(x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)

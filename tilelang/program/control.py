@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tilelang.errors import error, register
+from tilelang.errors import bare, error, register
 from tilelang.ir import Var, dtype
 from tilelang.language.tracing.prim_func import PrimFunc
 
@@ -38,6 +39,21 @@ def _items(block: Tensor, results: Sequence[tuple[tuple[Size, ...], dtype]]) -> 
             for k, (shape, dt) in enumerate(results)]
 
 
+def _check_step(step: Any, given: tuple[Any, ...]) -> None:
+    """Raises program-loop where a step does not take a state and an element."""
+    try:
+        found = inspect.signature(step)
+    except (TypeError, ValueError):  # not callable, or a function of C
+        if callable(step):
+            return
+        raise error("program-loop", f"the step of T.loop is {described(step)}", expected="a function",
+                    found=described(step)) from None
+    try:
+        found.bind(*given)
+    except TypeError as e:
+        raise error("program-loop", f"the step of T.loop: {e}", expected="step(state, x)", found=f"step{bare(found)}") from None
+
+
 @public()
 def loop(step: Step, init: Any, xs: Any = None, length: Any = None, axis: int = 0) -> tuple[Any, Any]:
     """Repeat a step over a sequence axis, carrying state: (last state, results along the axis).
@@ -62,7 +78,9 @@ def loop(step: Step, init: Any, xs: Any = None, length: Any = None, axis: int = 
     inputs += [input_node(f"x{k}", len(states) + k, x.shape[1:], x.dtype, x.node.span) for k, x in enumerate(many)]
     with tracing(Trace(None if outer is None else outer.code, outer)):
         given = [Tensor(n) for n in inputs]
-        out = step(_like(init, given[:len(states)]), _like(xs, given[len(states):]))
+        pair = _like(init, given[:len(states)]), _like(xs, given[len(states):])
+        _check_step(step, pair)
+        out = step(*pair)
         if not isinstance(out, tuple) or len(out) != 2:
             raise error("program-loop", f"the step of T.loop returns {described(out)}", expected="(new state, result)",
                         found=described(out))

@@ -255,10 +255,13 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------
 
-def sizes_given(given: Any) -> tuple[Any, ...]:
-    """Sizes that are given one by one or as a tuple."""
+def sizes_given(given: Any, least: int = 0) -> tuple[Any, ...]:
+    """Sizes that are given one by one or as a tuple.  least: -1 where one size may be left open."""
     shape = tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
     for s in shape:
+        if isinstance(s, int) and s < least:
+            raise error("program-reshape", f"{what()} is given the size {s}", expected=f"sizes of {max(least, 0)} and more",
+                        found=str(s), hint="sizes follow from shapes: x.shape[0]")
         if isinstance(s, bool) or not isinstance(s, (int, Dim)):
             raise error("program-data-shape" if isinstance(s, Tensor) else "program-reshape",
                         f"{what()} is given {described(s)} as a size", expected="integers, or sizes of tensors",
@@ -269,7 +272,7 @@ def sizes_given(given: Any) -> tuple[Any, ...]:
 @public("view")
 def reshape(x: Any, *shape: Any) -> Tensor:
     """The elements, in row-major order, in another shape; one size may be -1."""
-    want, count = list(sizes_given(shape)), count_elements(x.shape)
+    want, count = list(sizes_given(shape, -1)), count_elements(x.shape)
     if want.count(-1) == 1 and (known := count_elements(s for s in want if s != -1)) != 0:
         want[want.index(-1)] = count // known
     if count_elements(want) != count:
@@ -323,6 +326,8 @@ def squeeze(x: Any, axis: Any = None) -> Tensor:
 def flatten(x: Any, start: int = 0, end: int = -1) -> Tensor:
     """The axes from start to end as one."""
     a, b = axis_of(x, start), axis_of(x, end)
+    if b < a:
+        raise error("program-axis", f"T.flatten from axis {a} to axis {b}", expected=f"an end from axis {a} on", found=str(b))
     return reshape(x, (*x.shape[:a], count_elements(x.shape[a:b + 1]), *x.shape[b + 1:]))
 
 
@@ -421,6 +426,9 @@ def windows(x: Any, sizes: Any, axes: Any, strides: Any = 1, dilations: Any = 1)
     sizes, strides, dilations = (tuple(v) if isinstance(v, (tuple, list)) else (v,) * len(at)
                                  for v in (sizes, strides, dilations))
     shape = list(x.shape)
+    if any(not isinstance(v, int) or v < 1 for v in (*sizes, *strides, *dilations)):
+        raise error("program-windows", f"windows of {sizes} with the strides {strides} and dilations {dilations}",
+                    expected="numbers from 1 on", found=f"{sizes}, {strides}, {dilations}")
     for axis, size, stride, dilation in zip(at, sizes, strides, dilations):
         extent, span = shape[axis], (size - 1) * dilation + 1
         if isinstance(extent, int) and extent < span:

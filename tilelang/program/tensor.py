@@ -350,6 +350,11 @@ def _is_ours(e: BaseException) -> bool:
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("tilelang.")
 
 
+_OPERATORS = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "floor_divide": "floordiv", "remainder": "mod",
+    "power": "pow", "matmul": "matmul", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "left_shift": "shl",
+    "right_shift": "shr", "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq",
+    "not_equal": "ne"}  # NumPy's names of operators
 Operator: TypeAlias = "Callable[[Tensor, Any], Tensor]"
 
 
@@ -381,7 +386,6 @@ class Tensor:
     """
 
     __slots__ = ("_node", "_trace")
-    __array_ufunc__ = None  # NumPy leaves operators to this class
 
     def __init__(self, node: Node, trace: Trace | None = None) -> None:
         self._node, self._trace = node, trace or current()
@@ -452,11 +456,22 @@ class Tensor:
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise self._no_value("a NumPy array of", "use the functions of tilelang.language: T.exp(x), x.sum(0)")
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Operators with NumPy's numbers on the left; functions of NumPy need values."""
+        op = _OPERATORS.get(ufunc.__name__)
+        if op is None or method != "__call__" or kwargs:
+            raise self._no_value(f"numpy.{ufunc.__name__} of", "use the functions of tilelang.language: T.exp(x), x.sum(0)")
+        found, _ = _operator(op)
+        return found(*(x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in inputs))  # type: ignore[arg-type]
+
     def __contains__(self, x: Any) -> bool:
         raise self._no_value("`in` asks", "compare and reduce: T.any(x == value)")
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise error("program-assignment", f"an element of {self.said()} is assigned", found="an assignment to elements")
+
+    def __delitem__(self, index: Any) -> None:
+        raise error("program-assignment", f"elements of {self.said()} are deleted", found="`del` of elements")
 
     def __hash__(self) -> int:
         return id(self)
