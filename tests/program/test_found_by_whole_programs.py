@@ -139,6 +139,23 @@ def test_a_kernel_is_given_the_open_sizes_that_it_computes_with():
     agree(f, normal(16, 24))
 
 
+def test_an_open_size_that_results_alone_have():
+    """Along an axis of one element, indices are not read."""
+    def f(x: T.Tensor((1, 1), "float32"), i: T.Tensor((1, n), "int32"), y: T.Tensor((3,), "float32")):
+        return T.take_along(x, i, 1), y * 2
+
+    agree(f, normal(1, 1), np.zeros((1, 4), np.int32), normal(3))
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulator"])
+def test_rows_that_are_sorted_are_multiplied(target):
+    def f(x):
+        y = T.sort(x)[0]
+        return y @ y.T, T.cumsum(x, reverse=True) @ x.T
+
+    agree(f, normal(2, 5), target=target)
+
+
 def test_a_result_without_an_element_and_an_open_size():
     def f(x: T.Tensor((0, n), "float32")):
         return x * 2

@@ -90,7 +90,7 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
         write = steps_text if isinstance(plan, StepsPlan) else kernel_text
         try:
             text = write(plan, kernel, [(names[t], t) for t in (*needed, *group)], target)  # type: ignore[arg-type]
-            if (more := _givers(text, (*needed, *group), inputs)):
+            if more := _givers(text, needed, inputs):
                 needed += more
                 text = write(plan, kernel, [(names[t], t) for t in (*needed, *group)], target)  # type: ignore[arg-type]
         except Unfit as e:
@@ -109,7 +109,7 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
     return Module(head + "\n\n" + "\n\n".join(texts), tuple(steps), tuple(names[t] for t in inputs), outputs, buffers)
 
 
-def _givers(text: str, parameters: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> list[Tensor]:
+def _givers(text: str, parameters: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
     """Inputs of the program whose shapes give the open sizes that a kernel computes with, where its own parameters do not."""
     known = {n for t in parameters for n in _shown(t)}
     out: list[Tensor] = []

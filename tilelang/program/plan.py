@@ -289,8 +289,11 @@ def _contraction_axes(plan: Plan, t: Tensor, c: Contraction, target: Target) -> 
     for a in nest.axes:
         uses.setdefault(a, AxisUse("grid"))
     contracted = {a for s in nest.stages if plan.gemm_of(s) is not None for a in (*s.over, *s.axes)}
+    sorted_axes = {a for s in nest.stages if s.kind not in REDUCTIONS for a in (*s.over, *s.axes)}
     for a in contracted:  # instructions take whole steps of rows, columns and depth
         if uses[a].kind == "whole" and (a not in nest.axes or target.is_gpu):
+            if a in sorted_axes and uses[a].size % step:
+                raise Unfit("a scan or sort along an axis of a GEMM")
             uses[a] = AxisUse("whole", -(-uses[a].size // step) * step)
 
 
