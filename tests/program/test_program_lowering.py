@@ -2,12 +2,16 @@
 
 import itertools
 import linecache
+import os
 import pathlib
 import re
+import subprocess
+import sys
 from types import MappingProxyType
 
 import numpy as np
 import pytest
+from whole_programs import CASES
 
 import tilelang
 from tilelang.ir import dtype
@@ -161,3 +165,15 @@ def test_the_longest_dimension_of_a_grid_is_its_first():
     x = tensor("X", (131072, 4, 2048))
     module = module_of(apply("add", x, tensor("Y", (2048,))), target=SIMULATED)
     assert "T.Kernel(131072, " in module.source
+
+
+def test_a_program_has_one_text_in_each_process():
+    cases = [c for c in CASES if c.name in ("linear_attention", "group_norm", "top_five", "attention_causal")]
+    said = "\n".join(c.program.tile_source(c.arguments(), "cpu") for c in cases)
+    names = [c.name for c in cases]
+    code = ("from whole_programs import CASES\n"
+            f"print('\\n'.join(c.program.tile_source(c.arguments(), 'cpu') for c in CASES if c.name in {names}))")
+    settings = {**os.environ, "PYTHONHASHSEED": "7", "TILELANG_DISABLE_CACHE": "1"}
+    other = subprocess.run([sys.executable, "-c", code], cwd=pathlib.Path(__file__).parent, env=settings, check=True,
+                           capture_output=True, text=True, timeout=60)
+    assert other.stdout == said + "\n"

@@ -10,14 +10,16 @@ Index expressions are kept in a linear normal form, which is how a tile of a ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from tilelang.ir import Span
 
 from .graph import Dim, Size
+
+Element = TypeVar("Element")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +60,28 @@ class Tensor:
         return f"{self.name}[{', '.join(map(str, self.axes))}] = {self.kind}{over}: {self.body}"
 
 
+class Ordered(frozenset[Element]):
+    """A set that is iterated in the order of its elements: what is written of one expression is the same in each process."""
+
+    def __new__(cls, elements: Iterable[Element]) -> Ordered[Element]:
+        order = tuple(dict.fromkeys(elements))
+        out = super().__new__(cls, order)
+        out.order = order
+        return out
+
+    order: tuple[Element, ...]
+
+    def __iter__(self) -> Iterator[Element]:
+        return iter(self.order)
+
+
+def _joined(sets: list[Ordered[Element]]) -> Ordered[Element]:
+    """The elements of all sets; most often one holds the others."""
+    if sets and all(s <= sets[0] for s in sets):
+        return sets[0]
+    return Ordered(x for s in sets for x in s)
+
+
 @dataclass(frozen=True, eq=False)
 class Scalar:
     """An expression of one element.  Equal by structure; the hash is computed once.
@@ -87,17 +111,15 @@ class Scalar:
             other.op, other.dtype, repr(other.value) if other.op == "const" else other.value, other.args)
 
     @cached_property
-    def axes(self) -> frozenset[Axis]:
+    def axes(self) -> Ordered[Axis]:
         """The axes that the expression depends on."""
-        if self.op == "axis":
-            return frozenset((self.value,))
-        return frozenset().union(*(a.axes for a in self.args)) if self.args else frozenset()
+        return Ordered((self.value,)) if self.op == "axis" else _joined([a.axes for a in self.args])
 
     @cached_property
-    def reads(self) -> frozenset[Scalar]:
+    def reads(self) -> Ordered[Scalar]:
         """The reads of tensors in it, those inside of indices too."""
-        below = frozenset().union(*(a.reads for a in self.args)) if self.args else frozenset()
-        return below | {self} if self.op == "read" else below
+        below = _joined([a.reads for a in self.args])
+        return Ordered((*below, self)) if self.op == "read" else below
 
     def __repr__(self) -> str:
         if self.op == "const":
