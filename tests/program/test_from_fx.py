@@ -77,6 +77,12 @@ def test_operators_that_are_not_known_stay_with_torch():
     assert torch.allclose(compiled(*inputs)[0], f(x), rtol=1e-4)
 
 
+def test_a_view_as_another_type_stays_with_torch():
+    x = torch.rand(4, 16)
+    got = torch.compile(lambda x: (x * 2 + 1).view(torch.int32) - 5, backend=tilelang.from_fx)(x)
+    assert torch.equal(got, (x * 2 + 1).view(torch.int32) - 5)
+
+
 def test_torch_finds_the_backend_by_its_name():
     import pathlib
 

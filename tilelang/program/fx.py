@@ -24,7 +24,6 @@ from .trace import traced
 register("program-fx", TypeError, "tilelang.from_fx is given something that is no graph of torch",
          "pass a torch.fx.GraphModule, or use torch.compile(model, backend=\"tilelang\")", expected="a torch.fx.GraphModule")
 
-LEFT_TO_TORCH = ("program-lowering", "program-fx", "program-type")  # errors of what programs do not compute
 TYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
 f = SimpleNamespace(**FUNCTIONS)  # the functions of whole tensors
 
@@ -193,8 +192,8 @@ def operator_of(node: Any) -> Callable[..., Any] | None:
         return None
     if node.target is operator.getitem:
         return operator.getitem if operator_of(node.args[0]) else None  # type: ignore[no-any-return]
-    name = str(node.target).removeprefix("aten.").partition(".")[0]
-    fn = OPERATORS.get(name) if str(node.target).startswith("aten.") else None
+    room, name, overload = (*str(node.target).split("."), "", "")[:3]
+    fn = OPERATORS.get(name) if room == "aten" and overload != "dtype" else None  # view.dtype reads bits as another type
     if name in FIRST_ALONE and any(u.args[1] != 0 and u.users for u in node.users):
         return None
     return fn if fn is not None and _is_known(node) else None
@@ -290,7 +289,7 @@ class FxProgram:
                 try:
                     self.programs.append(CompiledGraph(part, target))
                 except (TileLangError, NotImplementedError) as e:
-                    if getattr(e, "kind", None) not in (None, *LEFT_TO_TORCH):
+                    if not getattr(e, "kind", "program-").startswith("program-"):  # what programs do not compute, torch does
                         raise
                     self.left.append((count, str(e).splitlines()[0]))
                     logger.info("torch runs %d operators: %s", count, self.left[-1][1])
