@@ -7,6 +7,8 @@ from test_program_lowering import SIMULATED
 import tilelang
 import tilelang.language as T
 from tilelang.program.api import Program, ProgramOptions
+from tilelang.program.lower import lower
+from tilelang.target import Target
 
 RNG = np.random.default_rng(3)
 
@@ -90,3 +92,18 @@ def test_what_no_step_changes_is_loaded_in_front_and_a_new_state_is_computed_onc
         {"x": ((64, 512, 64), "float32"), "a": ((64, 64), "float32"), "h": ((64, 64), "float32")}, target=SIMULATED)
     front, _, walk = text.partition("T.Pipelined(")
     assert "T.copy(a[" in front and "T.copy(a[" not in walk and walk.count("T.tanh") == 1 and "T.copy(x[" in walk
+
+
+def test_the_text_does_not_depend_on_the_order_of_sets():
+    def attention(q, k, v):
+        def step(s, x):
+            q, k, v = x
+            s = s + k[:, None] * v
+            return s, q @ s
+
+        return T.loop(step, T.zeros((8, 12)), (q, k, v))[1]
+
+    shapes = {"q": ((23, 8), "float32"), "k": ((23, 8), "float32"), "v": ((23, 12), "float32")}
+    described = {n: np.empty(*s) for n, s in shapes.items()}
+    texts = {lower(tilelang.program(attention).graph(**described), None, Target("c")).source for _ in range(12)}
+    assert len(texts) == 1

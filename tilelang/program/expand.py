@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 
 from tilelang.errors import error, register
 
@@ -19,13 +18,12 @@ from .expr import Axis, Scalar, Tensor, axis, call, const, plus, read, split, ti
 from .blocks import Block
 from .expr import at as placed
 from .graph import BINARY, COMPARE, FORMATS, UNARY, Graph, Node, Size
-from .rescale import is_float
+from .rescale import is_float, neutral
 
 register("program-lowering", NotImplementedError, "a program has an operation that no kernel can compute yet",
          "split the program there, or run it by `program.reference(...)`", expected="tensors that tiles can hold")
 
 Index = tuple[Scalar, ...]
-IDENTITY = {"sum": 0.0, "prod": 1.0, "max": -inf, "min": inf}
 
 
 @dataclass(frozen=True)
@@ -266,20 +264,10 @@ def _reduce(e: _Expander, n: Node) -> Tensor:
 
 def _of_few(kind: str, body: Scalar, one: bool) -> Scalar:
     """A reduction or scan of one element, or of none."""
-    start = IDENTITY[kind]
-    none = const(start, body.dtype) if is_float(body.dtype) else const(_least_or_greatest(start, body.dtype), body.dtype)
+    none = neutral(kind, body.dtype)
     if not one:
         return none
     return call(kind, body, none, dtype=body.dtype) if is_float(body.dtype) and kind in ("max", "min") else body
-
-
-def _least_or_greatest(x: float, dtype: str) -> int:
-    if abs(x) != inf:
-        return int(x)
-    bits = int(dtype.lstrip("uint"))
-    if dtype.startswith("u"):
-        return 0 if x < 0 else (1 << bits) - 1
-    return -(1 << bits - 1) if x < 0 else (1 << bits - 1) - 1
 
 
 def accumulator(n: Node, out: str) -> str:

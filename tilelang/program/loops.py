@@ -8,7 +8,7 @@ from math import inf
 from .expr import Axis, Scalar, Tensor, at, axis, bounds, const, linear, number, plus, read, rewrite, summed, walk
 from .graph import Size
 from .nest import Pass
-from .rescale import EXPONENTIALS, NEUTRAL, conditions, vanishes
+from .rescale import EXPONENTIALS, NEUTRAL, conditions, neutral, vanishes
 from .stages import NAMES, REDUCE, gemm, reduce, with_reduced
 from .text import wide
 from .tiles import Tile
@@ -33,14 +33,14 @@ def write_pass(w: Writer, p: Pass) -> None:
         if t.kind in ("argmax", "argmin"):
             assert t.body is not None
             extremes[t] = w.new_tile("best", axes, wide(t.body.dtype))
-            w.say(f"T.fill({extremes[t].name}, {w.printer().text(w.number(start, wide(t.body.dtype)))})")
+            w.say(f"T.fill({extremes[t].name}, {w.printer().text(neutral(t.kind, wide(t.body.dtype)))})")
             start = 0
         if start == 0:
             w.say(f"T.clear({acc.name})")
         else:
             if t in p.old and abs(start) == inf:
                 moved.append(t)
-            value = const(FINITE * (1 if start > 0 else -1), t.dtype) if t in moved else w.number(start, t.dtype)
+            value = const(FINITE * (1 if start > 0 else -1), t.dtype) if t in moved else neutral(t.kind, wide(t.dtype))
             w.say(f"T.fill({acc.name}, {w.printer().text(value)})")
     w.current, w.before = p, []
     place = len(w.lines)

@@ -34,6 +34,16 @@ def value(e: Scalar) -> float | None:
     return float(e.value) if e.op == "const" and is_float(e.dtype) and isinstance(e.value, (int, float)) else None
 
 
+def neutral(kind: str, dtype: str) -> Scalar:
+    """What a reduction, a scan or an index of extremes starts from; for infinities of integers the greatest or least."""
+    x = NEUTRAL[kind.removeprefix("scan ").removeprefix("arg")]
+    if is_float(dtype) or abs(x) != inf:
+        return const(x if is_float(dtype) else int(x), dtype)
+    signed, bits = not dtype.startswith("u"), int(dtype.lstrip("uint"))
+    most = (1 << bits - signed) - 1
+    return const(most if x > 0 else -most - 1 if signed else 0, dtype)
+
+
 # ---- normal form ------------------------------------------------------------------------------------------------------
 
 

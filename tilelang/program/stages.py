@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .expr import Axis, Scalar, Tensor, read
 from .nest import REDUCTIONS, Contraction
 from .plan import exactness
-from .rescale import is_float, vanishes
+from .rescale import is_float, neutral, vanishes
 from .sorts import order_of
 from .text import wide
 from .tiles import Tile
@@ -75,7 +75,7 @@ def combine(w: Writer, t: Tensor, source: Tile, into: Tile | None) -> Tile:
 def with_reduced(w: Writer, axes: tuple[Axis, ...], over: Sequence[Axis], body: Scalar) -> tuple[Axis, ...]:
     """The axes of the tile that is reduced: a single reduced axis stands where the widest read has it, else last."""
     if len(over) == 1:
-        wide_read = max((r for r in body.reads if over[0] in r.axes), key=lambda r: len(r.axes), default=None)
+        wide_read = max((r for r in body.reads if over[0] in r.axes), key=lambda r: (len(r.axes), repr(r)), default=None)
         if wide_read in w.tiles and len(w.tiles[wide_read].axes) == len(axes) + 1:
             return w.tiles[wide_read].axes
         if wide_read is not None and wide_read.value not in w.stages:
@@ -179,7 +179,7 @@ def computed_operand(w: Writer, e: Scalar, axes: tuple[Axis, ...], dtype: str, l
     body = e
     if condition is not None and not vanishes("sum", e, condition):
         inner = e.args[0] if e.op == "cast" and e.dtype == dtype else e  # the tile rounds
-        body = Scalar("where", (condition, inner, w.number(0, wide(e.dtype))), wide(e.dtype))
+        body = Scalar("where", (condition, inner, neutral("sum", wide(e.dtype))), wide(e.dtype))
     if body.dtype != dtype or body.op != "cast" and is_float(dtype) and wide(dtype) != dtype:
         body = Scalar("cast", (body,), dtype)
     for r in sorted(e.reads, key=repr):  # what the loop loads comes through shared memory, so that it is pipelined

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 
 from tilelang.target import Target
 
 from .expr import Axis, Scalar, Tensor, axis, const, linear, rewrite, summed, walk
 from .graph import Dim, Size
 from .nest import Contraction, Pass, base_of, contraction, passes
-from .plan import Plan, bits_of
-from .rescale import NEUTRAL, is_float, vanishes
+from .plan import Plan
+from .rescale import is_float, neutral, vanishes
 from .text import Printer, wide
 from .tiles import Tile
 
@@ -294,8 +293,7 @@ class Writer:
             condition = self.within(t.over)
             if condition is not None and not vanishes(t.kind, body, condition) and self.plan.gemm_of(t) is None:
                 inner = body
-                neutral = NEUTRAL.get(t.kind.removeprefix("scan "), -inf if t.kind == "argmax" else inf)
-                body = Scalar("where", (condition, inner, self.number(neutral, body.dtype)), body.dtype)
+                body = Scalar("where", (condition, inner, neutral(t.kind, wide(body.dtype))), body.dtype)
                 if t.kind in ("max", "min"):
                     self.masked[inner] = body
             self.bodies[t] = body
@@ -313,14 +311,6 @@ class Writer:
     def factors_of(self, t: Tensor) -> Contraction | None:
         """The factors of a stage that T.gemm computes."""
         return None if self.plan.gemm_of(t) is None else contraction(replace(t, body=self.body(t)))
-
-    @staticmethod
-    def number(x: float, dtype: str) -> Scalar:
-        if is_float(dtype):
-            return const(x, wide(dtype))
-        most = (1 << bits_of(dtype) - (not dtype.startswith("u"))) - 1
-        least = 0 if dtype.startswith("u") else -most - 1
-        return const(int(x) if abs(x) != inf else most if x > 0 else least, dtype)
 
     def ragged(self, a: Axis) -> bool:
         use = self.plan.uses[a]
