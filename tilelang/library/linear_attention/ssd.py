@@ -17,6 +17,8 @@ from ..arrays import contiguous, empty, is_numpy, type_name
 from ..attention.form import LOG2E
 from ..attention.inputs import check_like, fitting_kernel, running_on
 
+MOST = 128 * 256  # elements of a state that the registers of a block of 128 threads hold
+
 register("ssd-argument", ValueError, "tensors of a state space model that do not go together",
          "see the shapes in the docstring of the function", expected="tensors of the shapes and types that the function names")
 
@@ -101,8 +103,9 @@ def _check(name: str, x: Any, b: Any, dt: Any, others: dict[str, tuple[Any, tupl
 def _run(make: Any, x: Any, sizes: tuple[Any, ...], target: Any, *arrays: Any) -> None:
     if arrays[-1].size if is_numpy(x) else arrays[-1].numel():
         at = running_on(x, target)
-        _, kernel = fitting_kernel(at, make, *(
-            (sizes, type_name(x), at.target.has_wgmma, n) for n in (1, 2, 4) if n == 1 or sizes[5] % (16 * n) == 0))
+        p, n = sizes[5:7]
+        splits = [s for s in (1, 2, 4) if p % (16 * s) == 0 and (make is not state_kernel or p * n <= s * MOST)] or [1]
+        _, kernel = fitting_kernel(at, make, *((sizes, type_name(x), at.target.has_wgmma, s) for s in splits))
         kernel(*map(contiguous, arrays[:-1]), arrays[-1])
 
 
