@@ -47,6 +47,19 @@ def test_a_matrix_is_left_out_and_views_are_copied():
     assert (fused_matmul(np.ones((2, 3), np.int8), np.ones((3, 2), np.int8), reduce=[("all", "max")])[1]) == 3
 
 
+@pytest.mark.parametrize("on", EACH)
+@pytest.mark.parametrize("orders", [(False, True), (True, False)])
+def test_float32_keeps_its_precision(orders, on):
+    """A sum of tf32 is 2^-11 off; infinities stay what they are."""
+    a, b = normal(70, 100, kind=np.float32), normal(100, 72, kind=np.float32)
+    a[0, 0] = np.inf
+    given = [np.ascontiguousarray(x.T) if t else x for x, t in zip((a, b), orders)]
+    c = fused_matmul(*given, transpose_a=orders[0], transpose_b=orders[1], exact=True, **PLACES[on])
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    assert (abs(c[1:] - x[1:] @ y) <= (2.0**-20 + 100 * 2.0**-24) * (abs(x[1:]) @ abs(y))).all()
+    assert np.isinf(c[0]).all()
+
+
 def test_values_that_a_function_reads_are_part_of_its_kernel(monkeypatch):
     a, b = np.ones((4, 8), np.float32), np.ones((8, 4), np.float32)
 
@@ -62,6 +75,7 @@ A = np.ones((4, 8), np.float32)
 WRONG = {"batch": lambda: fused_matmul(A[None], A.T), "how": lambda: fused_matmul(A, A.T, reduce=[("rows", "prod")]),
          "over": lambda: fused_matmul(A, A.T, reduce=[("columns", "max")]),
          "nothing": lambda: fused_matmul(A, A.T, stored=False),
+         "exact": lambda: fused_matmul(A.astype(np.float16), A.T.astype(np.float16), exact=True),
          "tensors": lambda: fused_matmul(A, A.T, tensors=[A] * 3), "empty": lambda: fused_matmul(A[:0], A.T)}
 
 

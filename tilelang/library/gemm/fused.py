@@ -16,16 +16,17 @@ from .fused_kernels import HOW, FusedForm, Reduced, Value, fused_gemm
 from .plan import choose_tile, tile_problem
 from .problem import MatmulProblem, check_gradient, check_target, check_tensors, matmul_problem
 from .kernels import Form
-from .tile import Chip, without_wgmma
+from .tile import Chip, Tile, without_wgmma
 
 MOST_TENSORS = 2
+_EXACT = Tile(64, 64, 32, 3, 128)  # three blocks of an SM: 1.05 of the MMAs' time by the compiler's estimate
 _FUNCTIONS = Captured(None)
 _ANSWERS: Cache[Prepared] = Cache(1024)
 
 
 def fused_matmul(a: Any, b: Any, epilogue: Value | None = None, *, tensors: Sequence[Any] = (),
                  reduce: Sequence[tuple[Any, ...]] = (), stored: bool = True, transpose_a: bool = False,
-                 transpose_b: bool = False, out_dtype: Any = None, target: Any = None,
+                 transpose_b: bool = False, exact: bool = False, out_dtype: Any = None, target: Any = None,
                  execution_backend: str | None = None) -> Any:
     """op(a) @ op(b), each element changed by a function of the caller, and reductions of the result, in one pass over it.
 
@@ -37,6 +38,8 @@ def fused_matmul(a: Any, b: Any, epilogue: Value | None = None, *, tensors: Sequ
     "absmax"; value(x, i, j, *tensors) of the changed element x, x itself by default.  Reductions have the accumulator's type
     and read elements before they are rounded; they are formed in one order, so that the same inputs give the same bits.
     stored: False leaves the matrix out.
+    exact: float32 keeps its precision on a GPU, by three GEMMs of tf32: the error of an element is (k u + 2^-20) s in the terms
+    of matmul's docstring.  On the CPU it always does.
 
     Result: (m, n) of out_dtype, with reductions (the matrix, reduction, …); without the matrix the reductions alone, always a
     tuple.  Each shape and each set of functions, with the values that they read, compiles a kernel.
@@ -52,7 +55,8 @@ def fused_matmul(a: Any, b: Any, epilogue: Value | None = None, *, tensors: Sequ
     arrays = (a, b, *tensors)
     functions = (epilogue, *(r[2] if len(r) > 2 else None for r in reduce))
     states = tuple(None if f is None else _FUNCTIONS.argument(f) for f in functions)
-    options = tuple(r[:2] for r in reduce), states, stored, transpose_a, transpose_b, out_dtype, str(target), execution_backend
+    options = tuple(r[:2] for r in reduce), states, stored, exact, transpose_a, transpose_b, out_dtype, str(
+        target), execution_backend
     answer = known(_ANSWERS, arrays, options)
     if answer is None:
         check_tensors(arrays)
@@ -75,11 +79,14 @@ def epilogue_form(p: MatmulProblem, chip: Chip) -> Form:
 def _prepare(arrays: tuple[Any, ...], functions: tuple[Value | None, ...], options: tuple[Any, ...], at: Place,
              form: dict[str, Any]) -> Prepared:
     """Check the arguments, and compile the kernel.  options: of the key of the call."""
-    (a, b, *tensors), (kinds, states, stored) = arrays, options[:3]
+    (a, b, *tensors), (kinds, states, stored, exact) = arrays, options[:4]
     none = dict.fromkeys(("bias", "scale_a", "scale_b", "out"))
     p = matmul_problem({"a": a, "b": b, **none}, at.target, activation=None, fast_accum=True, **form)
     check_target(p, at.target)
     wrong = [k for k in kinds if len(k) != 2 or k[0] not in ("rows", "all") or k[1] not in HOW]
+    if exact and p.kind != "tf32":
+        raise error("matmul-option", f"exact is for operands of float32, found {p.types[0]}", found=p.types[0],
+                    expected="float32", hint="leave it out: sums of other types are exact to the accumulator")
     if wrong or len(tensors) > MOST_TENSORS or p.batch or 0 in (p.m, p.n, p.k) or not (kinds or stored):
         found = f"reduction {wrong[0]}" if wrong else f"{len(tensors)} tensors, shapes {tuple(a.shape)} and {tuple(b.shape)}"
         raise error("matmul-option", f"fused_matmul has no kernel for {found}", found=found,
@@ -93,8 +100,9 @@ def _prepare(arrays: tuple[Any, ...], functions: tuple[Value | None, ...], optio
         inner = _prepare((*compact(a, b), *tensors), functions, options, at, form)
         return Prepared(lambda a, b, *tensors: inner.run(*compact(a, b), *tensors))
     reduced = tuple(Reduced(k[1], f, k[0] == "all") for k, f in zip(kinds, functions[1:]))
-    f = FusedForm(epilogue_form(p, at.chip), functions[0], reduced,
-                  tuple((tuple(int(n) for n in x.shape), type_name(x)) for x in tensors), stored, states)
+    exact = exact and at.target.is_gpu
+    f = FusedForm(p.form(_EXACT) if exact else epilogue_form(p, at.chip), functions[0], reduced,
+                  tuple((tuple(int(n) for n in x.shape), type_name(x)) for x in tensors), stored, states, exact)
     tile, acc, count = f.plain.tile, p.types[3], len(reduced)
     kernel = at.kernel(fused_gemm, f, cluster=tile.cluster or None)
     result, work = maker(a, (p.m, p.n), p.types[2]), maker(a, (count, -(-p.n // tile.bn), p.m), acc)

@@ -39,7 +39,7 @@ class FusedForm:
 
     plain: sizes, types, storage and tile.  epilogue: the caller's function, or None.  tensors: (shape, element type) of those
     that functions read; a size of None is the number of rows.  stored: whether C is written.  states: stand for the functions
-    and for the values that they read.
+    and for the values that they read.  exact: float32 operands are multiplied as sums of two of tf32.
     """
 
     plain: Form
@@ -48,6 +48,7 @@ class FusedForm:
     tensors: tuple[tuple[tuple[int | None, ...], str], ...]
     stored: bool
     states: tuple[Token | None, ...]
+    exact: bool = False
 
     def tensor(self, n: int, m: Any) -> Any:
         """The n-th tensor that functions read; of one element where there are fewer."""
@@ -62,6 +63,35 @@ def inside(index: Any, tile: int, extent: Any) -> Any:
 
 def _combined(how: str, x: Any, y: Any) -> Any:
     return x + y if how == "sum" else T.max(x, y)
+
+
+@T.macro
+def split(x, high, low, across, down):
+    """x, float32, as high + low, of which tf32 holds high exactly and low to 2^-21 of x."""
+    for i, j in T.Parallel(across, down):
+        high[i, j] = T.reinterpret(T.reinterpret(x[i, j], "int32") & ~0x1FFF, "float32")
+        low[i, j] = T.if_then_else(x[i, j] == high[i, j], 0.0, x[i, j] - high[i, j])  # 0 for infinities too
+
+
+@T.macro
+def exact_loop(f, A, B, at):
+    """main_loop for float32 by three GEMMs of tf32: high high + high low + low high."""
+    t, left, right = f.tile, f.left_tile, f.right_tile
+    As, Bs = T.alloc_shared(left, "float32"), T.alloc_shared(right, "float32")
+    Ah, Al = T.alloc_fragment(left, "float32"), T.alloc_fragment(left, "float32")
+    Bh, Bl = T.alloc_shared(right, "float32"), T.alloc_shared(right, "float32")
+    Cf = T.alloc_fragment((t.bm, t.bn), "float32")
+    T.use_swizzle(t.panel_size)
+    T.clear(Cf)
+    for ko in T.Pipelined(f.steps, num_stages=t.stages):
+        T.copy(f.left(A, B, at[2], f.row(at[1]), ko * t.bk), As)
+        T.copy(f.right(A, B, at[2], ko * t.bk, f.column(at[0])), Bs)
+        split(As, Ah, Al, *left)
+        split(Bs, Bh, Bl, *right)
+        T.gemm(Al, Bh, Cf, transpose_A=f.t_left, transpose_B=f.t_right)  # the small ones first
+        T.gemm(Ah, Bl, Cf, transpose_A=f.t_left, transpose_B=f.t_right)
+        T.gemm(Ah, Bh, Cf, transpose_A=f.t_left, transpose_B=f.t_right)
+    return Cf
 
 
 @T.macro
@@ -132,7 +162,7 @@ def fused_gemm(f: FusedForm) -> Any:
                      R: T.Tensor((count, m) if count else (1, 1), acc), S: T.Tensor((count,) if whole else (1,), acc),
                      C: p.c(m) if f.stored else T.Tensor((1, 1), p.types[2])):
         with T.Kernel(*p.tiles(m), threads=t.threads) as (bx, by):
-            Cf = main_loop(p, A, B, (bx, by, 0), 0, p.steps)
+            Cf = exact_loop(p, A, B, (bx, by, 0)) if f.exact else main_loop(p, A, B, (bx, by, 0), 0, p.steps)
             read = (X0, X1)[:len(f.tensors)]
             if f.epilogue is not None:
                 for i, j in T.Parallel(t.bm, t.bn):
