@@ -1,4 +1,4 @@
-"""Functions with gradients beside torch's, forward and forward with backward, on one GPU.
+"""Functions with gradients, and GEMMs with epilogues, beside torch's: forward, and forward with backward, on one GPU.
 
     python benchmarks/training.py [--only rms_norm,swiglu] [--out FILE.json]
     python benchmarks/training.py --floors     # without a GPU: bytes, FLOPs, floors, kernels, registers and spills
@@ -26,20 +26,21 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
 from tilelang.library import (  # noqa: E402
-    cross_entropy, grouped_matmul, layer_norm, linear_cross_entropy, rms_norm, softmax, swiglu)
+    cross_entropy, fused_matmul, grouped_matmul, layer_norm, linear_cross_entropy, rms_norm, softmax, swiglu)
 
 MEMORY, PEAK = 4.0e12, 800e12
 
 
 @dataclass(frozen=True)
 class Case:
-    """shapes: of the tensors with gradients.  ours, theirs: of them.  moved, flops: forward, and backward alone."""
+    """shapes: of the tensors.  ours, theirs: of them.  moved, flops: forward, and backward alone; of forward only
+    where there is no gradient."""
 
     shapes: tuple[tuple[int, ...], ...]
     ours: Callable[..., Any]
     theirs: Callable[..., Any]
-    moved: tuple[float, float]
-    flops: tuple[float, float] = (0.0, 0.0)
+    moved: tuple[float, ...]
+    flops: tuple[float, ...] = (0.0, 0.0)
     dtype: torch.dtype = torch.bfloat16
 
     def floor(self, backward: bool) -> float:
@@ -91,9 +92,28 @@ def of_groups(rows: int, k: int, n: int, groups: int) -> dict[str, Case]:
         (a + b + c, 2 * (a + b + c)), (flops, 2 * flops))}
 
 
+def of_epilogues(m: int, n: int, k: int) -> dict[str, Case]:
+    size, flops, name = 2.0 * (m * k + k * n + m * n), 2.0 * m * n * k, f"{m}x{n}x{k}"
+    shapes, scaled = ((m, k), (k, n), (m,)), (lambda x, i, j, s: x * s[i])
+    return {
+        f"fused scale {name}": Case(shapes, lambda a, b, s: fused_matmul(a, b, scaled, tensors=(s,)),
+                                    lambda a, b, s: (a @ b) * s[:, None], (size,), (flops,)),
+        f"fused amax {name}": Case(shapes[:2], lambda a, b: fused_matmul(a, b, reduce=[("all", "absmax")])[0],
+                                   lambda a, b: stacked(a @ b), (size,), (flops,)),
+        f"exact float32 {name}": Case(shapes[:2], lambda a, b: fused_matmul(a, b, exact=True), torch.matmul, (2 * size,),
+                                      (6 * flops,), torch.float32)}  # three GEMMs at half of the rate
+
+
+def stacked(c: torch.Tensor) -> torch.Tensor:
+    """c, behind its largest magnitude, which torch computes in a pass of its own."""
+    c.abs().amax()
+    return c
+
+
 CASES: dict[str, Case] = {**of_rows(8192, 4096), **of_rows(16384, 1024), **of_rows(4096, 8192), **of_rows(4096, 16384),
                           **of_rows(131072, 128), **of_rows(8192, 4096, torch.float32), **of_losses(8192, 4096, 32000),
-                          **of_losses(4096, 4096, 128256), **of_groups(16384, 2048, 7168, 8), **of_groups(8192, 7168, 2048, 64)}
+                          **of_losses(4096, 4096, 128256), **of_groups(16384, 2048, 7168, 8), **of_groups(8192, 7168, 2048, 64),
+                          **of_epilogues(4096, 4096, 4096), **of_epilogues(8192, 1024, 4096)}
 
 
 def both(call: Callable[..., Any], given: list[torch.Tensor], grad: torch.Tensor) -> Callable[[], Any]:
@@ -108,12 +128,13 @@ def measure(name: str, c: Case, rounds: int) -> dict[str, Any]:
     g = torch.Generator(device="cuda").manual_seed(0)
     given = [torch.randn(s, device="cuda", generator=g).to(c.dtype) / (s[-1]**0.5 if len(s) > 1 and k else 1)
              for k, s in enumerate(c.shapes)]
+    backward = len(c.moved) > 1
     for x in given:
-        x.requires_grad_()
-    exact = [x.detach().double().requires_grad_() for x in given]
+        x.requires_grad_(backward)
+    exact = [x.detach().double().requires_grad_(backward) for x in given]
     out = c.theirs(*exact)
     grad = torch.randn(out.shape, device="cuda", generator=g).to(c.dtype)
-    wanted = [out.detach(), *torch.autograd.grad(out, exact, grad.double())]
+    wanted = [out.detach(), *(torch.autograd.grad(out, exact, grad.double()) if backward else ())]
     del out, exact
     row: dict[str, Any] = {"name": name, "floors": [c.floor(False), c.floor(True)]}
     calls = {"ours": c.ours, "torch": c.theirs, "compiled": torch.compile(c.theirs)}
@@ -121,18 +142,18 @@ def measure(name: str, c: Case, rounds: int) -> dict[str, Any]:
     for who, call in calls.items():
         try:
             y = call(*given)
-            found = [y.detach(), *torch.autograd.grad(y, given, grad.to(y.dtype))]
+            found = [y.detach(), *(torch.autograd.grad(y, given, grad.to(y.dtype)) if backward else ())]
             errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, wanted)]
-            run = both(call, given, grad.to(y.dtype))
-            ready[who] = meter.prepare(lambda call=call: call(*given)), meter.prepare(run)
+            runs = [lambda call=call: call(*given), both(call, given, grad.to(y.dtype))]
+            ready[who] = [meter.prepare(run) for run in runs[:1 + backward]]
             row[who] = {"errors": errors}
         except Exception as e:
             row[who] = {"error": f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"}
-    times: dict[str, list[list[float]]] = {who: [[], []] for who in ready}
+    times: dict[str, list[list[float]]] = {who: [[] for _ in runs] for who, runs in ready.items()}
     for r in range(rounds):
         order = [*ready][r % len(ready):] + [*ready][:r % len(ready)]
         for who in order:
-            for k in (0, 1):
+            for k in range(len(ready[who])):
                 times[who][k].append(meter.window(ready[who][k], 8.0).ms * 1e3)
     for who, t in times.items():
         row[who]["us"] = [median(x) for x in t]
@@ -147,9 +168,9 @@ def line(row: dict[str, Any]) -> str:
         if "us" not in found:
             text += f" | {who}: {found['error'][:60]}"
             continue
-        text += f" | {who} {found['us'][0]:8.1f} {found['us'][1]:8.1f}"
+        text += f" | {who} " + " ".join(f"{t:8.1f}" for t in found["us"])
         if who != "ours" and "us" in row["ours"]:
-            text += f" ratio {found['us'][0] / row['ours']['us'][0]:.2f} {found['us'][1] / row['ours']['us'][1]:.2f}"
+            text += " ratio " + " ".join(f"{t / u:.2f}" for t, u in zip(found["us"], row["ours"]["us"]))
     if "errors" in row["ours"] and "errors" in row["torch"]:
         worst = max(a / max(b, 1e-12) for a, b in zip(row["ours"]["errors"], row["torch"]["errors"]))
         text += f" | error of torch's {worst:.2f}" + " TOO LARGE" * (worst > 1.5)
@@ -170,7 +191,7 @@ def kernels(c: Case) -> list[str]:
                          f"{k['occupancy']['blocks']} blocks of {k['threads']}")
         return lambda *args: None
 
-    given = [torch.empty(s, dtype=c.dtype, requires_grad=True) for s in c.shapes]
+    given = [torch.empty(s, dtype=c.dtype, requires_grad=len(c.moved) > 1) for s in c.shapes]
     place.KERNELS.clear()
     place.compile = compiled
     before = place._device, place.Place.of
@@ -178,7 +199,8 @@ def kernels(c: Case) -> list[str]:
     place.Place.of = staticmethod(lambda *args: at)  # type: ignore[method-assign]
     try:
         y = c.ours(*given)
-        torch.autograd.grad(y, given, torch.empty_like(y))
+        if y.requires_grad:
+            torch.autograd.grad(y, given, torch.empty_like(y))
     finally:
         place.compile, place.Place.of = real, before[1]  # type: ignore[method-assign]
         place.KERNELS.clear()
