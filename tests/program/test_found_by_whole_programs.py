@@ -56,6 +56,7 @@ def test_axes_of_no_element():
         return x.sum(1), x.max(1), T.any(x > 0, 1), T.all(x > 0, 1), x * 2, x @ x.T, joined, T.softmax(x)
 
     agree(f, normal(3, 0))
+    agree(lambda x: (x.mean(0), x.std(1, True)), normal(0, 1), target="cpu")
 
     def open_size(x: T.Tensor((3, n), "float32")):
         return x.sum(1), x.max(1), T.any(x > 0, 1), T.all(x > 0, 1), T.softmax(x)
@@ -168,3 +169,9 @@ def test_a_sum_over_windows_is_not_formed_in_the_loop_of_another():
         return T.conv1d(x, w, padding=1) @ y
 
     agree(f, normal(2, 2, 5), normal(2, 2, 3), normal(5, 5))
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulator"])
+def test_nan_is_a_number_of_programs(target):
+    for _ in range(2):  # the second time from disk
+        agree(lambda x: (T.where(x > 0, x, float("nan")), T.full((2,), float("nan"))), normal(5), target=target)

@@ -12,7 +12,7 @@ so that one pass computes both.  Otherwise R takes another pass over k.  Nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import inf, isclose, isinf
+from math import inf, isclose, isinf, isnan, nan
 
 from .expr import Axis, Scalar, Tensor, const, read, rewrite, walk
 
@@ -83,7 +83,9 @@ def _constant_factor(e: Scalar) -> Scalar | None:
 
 
 def _quotient(e: Scalar) -> Scalar | None:
-    y = value(e.args[1])
+    x, y = map(value, e.args)
+    if x is not None and y == 0:  # Python would raise an error where the text is run
+        return const(nan if x == 0 or isnan(x) else x * inf * (-1 if str(y).startswith("-") else 1), e.dtype)
     return None if not y or isinf(y) else _fold(Scalar("mul", (e.args[0], const(1 / y, e.dtype)), e.dtype))
 
 

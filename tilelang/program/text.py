@@ -103,7 +103,7 @@ class Printer:
                 return f'T.cast({v}, "{kind}")', TIGHT
             v = float(v)
             if isnan(v):
-                return f'T.{kind}("nan")', TIGHT
+                return f'T.{kind}(float("nan"))', TIGHT
             if isinf(v):
                 return f'{"-" if v < 0 else ""}T.infinity("{kind}")', 8 if v < 0 else TIGHT
             return (f"T.float64({v!r})" if kind == "float64" else repr(v)), 8 if v < 0 else TIGHT
