@@ -61,6 +61,7 @@ WRONG = [  # parameters, statements, kind, what the caret's line holds, a fragme
     (f"x: {A}", "return x + np.ones((4, 5))", "program-operand", "np.ones", "a parameter of the program"),
     (f"x: {A}", 'return x + "1"', "program-operand", '"1"', "`'1'`"),
     (f"x: {A}", "return x + [1, 2, 3, 4, 5]", "program-operand", "[1, 2", "a list"),
+    (f"x: {A}", "return T.exp(2.0) * x", "program-operand", "T.exp(2.0) * x", "math.exp(2.0)"),
     (f"x: {A}", "return x + None", "program-operand", "None", "`None`"),
     (f"x: {A}", 'return "x"', "program-result", "def f", "`'x'`"),
     (f"x: {A}", "return ()", "program-result", "def f", "no tensor"),

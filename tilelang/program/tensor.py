@@ -110,7 +110,8 @@ def what() -> str:
 
 
 @functools.lru_cache(4096)
-def _position(code: CodeType, lasti: int, line: int) -> tuple[int, int, int, int]:
+def position(code: CodeType, lasti: int, line: int) -> tuple[int, int, int, int]:
+    """(line, column, end line, end column) of an instruction; of its line where Python does not know more."""
     at = errors.positions(code, lasti)
     return (line, 0, line, 0) if at is None else (at[0], at[2], at[1], at[3])
 
@@ -124,7 +125,7 @@ def here() -> Span | None:
             break
     span: Span | None = None
     for code, lasti, at in reversed(calls):
-        span = Span(code.co_filename, *_position(code, lasti, at), code.co_name, span)
+        span = Span(code.co_filename, *position(code, lasti, at), code.co_name, span)
     return span
 
 
@@ -330,7 +331,7 @@ def public(*names: str, in_float32: bool = False) -> Callable[[Fn], Fn]:
                 try:
                     return (apply if first == "x" else fn)(*args, **kwargs)
                 except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as e:
-                    if isinstance(e, errors.TileLangError) or not _is_ours(e):
+                    if isinstance(e, errors.TileLangError) or not is_ours(e):
                         raise
                     raise error("program-option", f"{what()}: {e}", expected=f"T.{name}{errors.bare(signature)}", found=str(e),
                                 hint=errors.keyword_hint(e, signature)) from None
@@ -342,7 +343,7 @@ def public(*names: str, in_float32: bool = False) -> Callable[[Fn], Fn]:
     return add
 
 
-def _is_ours(e: BaseException) -> bool:
+def is_ours(e: BaseException) -> bool:
     """Whether an error was raised in this package, not in a function that a user wrote."""
     trace = e.__traceback__
     while trace is not None and trace.tb_next is not None:

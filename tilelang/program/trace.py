@@ -19,7 +19,7 @@ from tilelang.language.tracing.prim_func import closure_names
 
 from . import composed, control, functions
 from .graph import Graph, Node, Size, size_of, text_of
-from .tensor import FUNCTIONS, Tensor, Trace, described, tensor, tracing
+from .tensor import FUNCTIONS, Tensor, Trace, described, is_ours, position, tensor, tracing
 
 register("program-result", TypeError, "a program returns something that is no tensor",
          "end the function with `return` and a tensor, or a tuple of tensors", expected="a tensor or a tuple of tensors")
@@ -138,6 +138,12 @@ def called(fn: Callable[..., Any], given: Mapping[str, Any], key: Any) -> Any:
         return fn(**given)
     except (NameError, AttributeError) as e:
         raise _unknown_name(e) or e from None
+    except TypeError as e:
+        if isinstance(e, TileLangError) or not is_ours(e):
+            raise
+        raise error("program-operand", str(e), found="a value or a function of kernels", span=_place_of(e),
+                    hint="without a tensor, functions of T are those of kernels: write math.exp(2.0), or "
+                         "T.exp(T.full((), 2.0))") from None
     except RecursionError as e:
         if isinstance(e, TileLangError):
             raise
@@ -147,20 +153,24 @@ def called(fn: Callable[..., Any], given: Mapping[str, Any], key: Any) -> Any:
         _RUNNING.reset(token)
 
 
+def _place_of(e: BaseException) -> Span | None:
+    """The last place in the user's code on the way to an error."""
+    span, trace = None, e.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not str(trace.tb_frame.f_globals.get("__name__")).startswith("tilelang."):
+            span = Span(code.co_filename, *position(code, trace.tb_lasti, trace.tb_lineno), code.co_name)
+        trace = trace.tb_next
+    return span
+
+
 def _unknown_name(e: NameError | AttributeError) -> TileLangError | None:
     """The error of a name that Python, or a module of ours, does not know; None for errors that are not about one."""
     name, of = getattr(e, "name", None), getattr(e, "obj", None)
     if isinstance(e, TileLangError) or name is None or isinstance(e, AttributeError) and of is not language:
         return None
-    span, trace = None, e.__traceback__
-    while trace is not None:
-        code, line = trace.tb_frame.f_code, trace.tb_lineno
-        if not trace.tb_frame.f_globals.get("__name__", "").startswith("tilelang."):
-            col = max(0, linecache.getline(code.co_filename, line).find(name))
-            span = Span(code.co_filename, line, col, line, col + len(name), code.co_name)
-        trace = trace.tb_next
     known = [*FUNCTIONS, *(dir(language) if of is language else ())]
     near = difflib.get_close_matches(name, known, n=1)
     return error("program-name", f"`{name}` is not known" if of is None else f"tilelang.language has no `{name}`",
-                 found=f"`{name}`", span=span, hint=f"did you mean `T.{near[0]}`?" if near
+                 found=f"`{name}`", span=_place_of(e), hint=f"did you mean `T.{near[0]}`?" if near
                  else "define the name, or see the reference: whole-tensor programs")
