@@ -15,6 +15,7 @@ WRONG = [  # parameters, statements, kind, what the caret's line holds, a fragme
     (f"x: {A}, i: {I}", "return x + i", "program-shape", "x + i", "(4, 5) and (4,)"),
     (f"x: {A}, y: {D}", "return x + y", "program-shape", "x + y", "not known to be equal"),
     (f"x: {A}, w: {A}", "return x @ w", "program-shape", "x @ w", "expected: 5 rows on the right"),
+    (f"x: {A}", "return np.float32(2) @ x", "program-shape", "np.float32(2) @ x", "tensors with axes"),
     (f"x: {A}, v: {V}", "return T.concat([x, v])", "program-shape", "T.concat", "cannot be joined"),
     (f"x: {A}", "return T.concat(x)", "program-operand", "T.concat", "T.concat([a, b])"),
     (f"x: {A}", "return x.split(3)", "program-shape", "x.split", "a divisor of 5"),

@@ -361,12 +361,10 @@ Operator: TypeAlias = "Callable[[Tensor, Any], Tensor]"
 
 def _operator(op: str) -> tuple[Operator, Operator]:
     """The method of an operator, and the one with its operands exchanged."""
-    return (lambda self, other: elementwise(op, self, other)), (lambda self, other: elementwise(op, other, self))
+    def apply(a: Any, b: Any) -> Tensor:
+        return FUNCTIONS[op](a, b) if op in ("pow", "matmul") else elementwise(op, a, b)  # type: ignore[no-any-return]
 
-
-def _function(name: str) -> tuple[Operator, Operator]:
-    """The methods of an operator that is a function of T."""
-    return (lambda self, other: FUNCTIONS[name](self, other)), (lambda self, other: FUNCTIONS[name](other, self))
+    return apply, (lambda self, other: apply(other, self))
 
 
 def _unary(op: str) -> Callable[[Tensor], Tensor]:
@@ -495,8 +493,8 @@ class Tensor:
     __truediv__, __rtruediv__ = _operator("div")
     __floordiv__, __rfloordiv__ = _operator("floordiv")
     __mod__, __rmod__ = _operator("mod")
-    __pow__, __rpow__ = _function("pow")
-    __matmul__, __rmatmul__ = _function("matmul")
+    __pow__, __rpow__ = _operator("pow")
+    __matmul__, __rmatmul__ = _operator("matmul")
     __and__, __rand__ = _operator("and")
     __or__, __ror__ = _operator("or")
     __xor__, __rxor__ = _operator("xor")
