@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from math import inf, prod
 from typing import TypeAlias
 
@@ -131,20 +132,15 @@ class _Cutter:
 
     def merged(self, groups: list[tuple[Tensor, ...]], stored: frozenset[Tensor]) -> list[tuple[Tensor, ...]]:
         """Kernels of equal shapes that read the same tensors become one where that costs less."""
-        changed = True
-        while changed:
-            changed = False
-            for k, a in enumerate(groups):
-                for b in groups[k + 1:]:
-                    if not self.alike(a, b, stored):
-                        continue
-                    both = [g for g in groups if g not in (a, b)] + [a + b]
-                    if self.total(both, stored) < self.total(groups, stored) and not self.circular(both, stored):
-                        groups, changed = both, True
-                        break
-                if changed:
+        while True:
+            for a, b in combinations(groups, 2):
+                both = [g for g in groups if g not in (a, b)] + [a + b]
+                if self.alike(a, b, stored) and self.total(both, stored) < self.total(groups, stored) and len(
+                        self.ordered(both, stored)) == len(both):
+                    groups = both
                     break
-        return groups
+            else:
+                return groups
 
     def alike(self, a: tuple[Tensor, ...], b: tuple[Tensor, ...], stored: frozenset[Tensor]) -> bool:
         shorter, longer = sorted((a[0].shape, b[0].shape), key=len)
@@ -152,9 +148,6 @@ class _Cutter:
             return False
         x, y = self.needs(a, stored), self.needs(b, stored)
         return bool(x & y) and not x & set(b) and not y & set(a)
-
-    def circular(self, groups: list[tuple[Tensor, ...]], stored: frozenset[Tensor]) -> bool:
-        return len(self.ordered(groups, stored)) < len(groups)
 
     def needs(self, group: tuple[Tensor, ...], stored: frozenset[Tensor]) -> set[Tensor]:
         """Inputs and stored tensors that a kernel reads."""
@@ -276,23 +269,18 @@ class _Cutter:
 
     def traffic(self, plan: Plan) -> float:
         """Bytes moved, those that caches serve at a fraction."""
-        nest, kept = plan.nest, set(plan.nest.stages)
-        total = 0.0
-        seen: dict[Scalar, int] = {}
+        nest, kept, total = plan.nest, set(plan.nest.stages), 0.0
+        seen: dict[Scalar, int] = dict.fromkeys(nest.global_reads(), 0)
         for p in passes(nest, plan.loops()):
             for r in {r for t in p.stages for r in self.reads_through(t.body, kept) if r.axes & frozenset(p.axes)}:
-                seen[r] = seen.get(r, 0) + 1
-        for e in nest.bodies():
-            for r in e.reads:
-                if r.value not in kept:
-                    seen.setdefault(r, 1)
+                seen[r] += 1
         for r, passed in seen.items():
             size = self.count(r.value.axes) * bits_of(r.value.dtype) / 8
             touched = min(self.count(r.axes) * bits_of(r.value.dtype) / 8, size) if r.args else 1.0
             again = self.blocks(plan, r.axes) * self.count(r.axes) * bits_of(r.value.dtype) / 8 - touched
             line = prod(plan.uses[a].size for a in r.args[-1].axes) * bits_of(r.value.dtype) // 8 if r.args else SECTOR
             touched *= SECTOR / min(SECTOR, max(1, line)) if r.axes & set(nest.axes) and self.target.is_gpu else 1
-            total += passed * touched + REREAD * max(0.0, again) * (0.1 if self.target.is_gpu else 0.5)
+            total += max(1, passed) * touched + REREAD * max(0.0, again) * (0.1 if self.target.is_gpu else 0.5)
         return total + sum(self.count(t.axes) * bits_of(t.dtype) / 8 for t, _ in nest.outputs)
 
     def reads_through(self, e: Scalar | None, kept: set[Tensor]) -> set[Scalar]:

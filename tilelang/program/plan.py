@@ -133,7 +133,7 @@ def plan_of(nest: Nest, target: Target) -> Plan:
         if len(t.axes) < len(nest.axes) and any(plan.uses[a].kind in ("grid", "tile") for a in nest.axes if a not in e.axes):
             raise Unfit("an output has no axis that is split over blocks")
     loops = plan.loops()
-    if any(not loops.isdisjoint(t.over) and not loops.isdisjoint(t.axes) for t in nest.stages):
+    if any(not loops.isdisjoint(t.over) and not loops.isdisjoint(t.axes) for t in plan.nest.stages):
         raise Unfit("a loop inside of a loop")
     if any(not plan.tiled(t.axes) for t in nest.stages) and any(plan.gemm_of(t) is not None for t in nest.stages):
         raise Unfit("a GEMM beside a tile of one element")
@@ -165,7 +165,7 @@ def _joined_axes(nest: Nest) -> Nest:
 
 def _side_by_side(f: Scalar, over: frozenset[Axis]) -> tuple[Axis, ...] | None:
     """All of the axes, in the order in which a read has them side by side."""
-    for r in f.reads:
+    for r in sorted(f.reads, key=repr):
         found = [i.value if i.op == "axis" else None for i in r.args]
         for k in range(len(found) - len(over) + 1):
             if set(found[k:k + len(over)]) == over:
@@ -217,7 +217,6 @@ def _loops(plan: Plan, target: Target) -> None:
             continue
         most = SHORT_LOOP
         if not any(map(contraction, stages)):
-            most = SHORT_LOOP  # an axis that is not the last in memory: LANES neighbours along another one are read together
             if _is_last(nest, a):
                 most = ROWS[target.is_gpu] if a in nest.axes else REREAD_ROWS
             elif not target.is_gpu:
@@ -398,11 +397,12 @@ def _row_axes(plan: Plan, target: Target) -> None:
             size = min(max(8, BLOCK // (width * lanes)), 1 << max(3, (guess(a) - 1).bit_length()))
             uses[a] = AxisUse("loop", 1 << (size.bit_length() - 1))
             width *= uses[a].size
+    bodies = [t.body.axes for t in nest.stages if t.body is not None]
     for k, a in enumerate(reversed(free)):
         n = static(a)
-        stages = [x for t in nest.stages if t.body is not None and a in (x := t.body.axes)]
+        stages = [axes for axes in bodies if a in axes]
         width = max(prod(uses[x].size for x in axes if x in uses) for axes in stages or [e.axes for _, e in nest.outputs])
-        reused = bool(nest.stages and not stages and k)  # stages are computed once for the rows of a tile
+        reused = k and bodies and not stages  # stages are computed once for the rows of a tile
         room = max(1, (REUSED if reused else 1) * BLOCK // width)
         if not k and not reduced and width == 1:
             room = min(room, 1024)
@@ -414,9 +414,8 @@ def _row_axes(plan: Plan, target: Target) -> None:
             uses[a] = AxisUse("whole", n) if n > 1 else AxisUse("grid")
         elif size > 1 or not k:
             uses[a] = AxisUse("tile", size)
-        following = free[-k - 2] if k + 2 <= len(free) else None
-        if (n is None or n > room) and not (following and nest.stages and not any(
-                following in t.body.axes for t in nest.stages if t.body is not None)):
+        following = free[-k - 2:-k - 1]
+        if (n is None or n > room) and (not following or not bodies or any(following[0] in axes for axes in bodies)):
             break
     width = max(prod(uses[x].size for x in e.axes if x in uses) for e in nest.bodies())
     plan.threads = threads or (512 if width > 16384 else 256 if width >= 1024 else 128)
@@ -488,7 +487,7 @@ def _row_lanes(plan: Plan) -> int:
 
 def _transposed_axis(nest: Nest) -> Axis | None:
     """The axis that is the last of a tensor that is read, but not of the output."""
-    for r in nest.global_reads():
+    for r in sorted(nest.global_reads(), key=repr):
         last = r.args[-1].value if r.args and r.args[-1].op == "axis" else None
         if last in nest.axes[:-1] and nest.axes[-1] in r.axes and guess(last) >= SQUARE:
             return last
