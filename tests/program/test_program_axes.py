@@ -36,7 +36,7 @@ def total(x):
 
 
 @tilelang.program
-def product(x, w):
+def split_k(x, w):
     return T.relu(x @ w)
 
 
@@ -50,7 +50,7 @@ def causal(q, k, v):
 F16, F32 = "float16", "float32"
 CASES = {"two_passes": (two_passes, 3, [((300, 5), F32)]), "streamed": (streamed, 2, [((2900, 9), F32)]),
          "extremes": (extremes, 2, [((2, 301, 33), F32)]), "one_column": (extremes, 2, [((2, 301, 1), F32)]),
-         "total": (total, 2, [((30, 700), F32)]), "product": (product, 2, [((9, 300), F16), ((300, 24), F16)]),
+         "total": (total, 2, [((30, 700), F32)]), "split": (split_k, 2, [((9, 300), F16), ((300, 24), F16)]),
          "causal": (causal, 2, [((20, 32), F16), ((515, 32), F16), ((515, 32), F16)])}
 
 
@@ -104,7 +104,7 @@ CONVOLUTIONS = {
 
 
 @pytest.mark.parametrize("name,target", [*((n, "cpu") for n in CONVOLUTIONS), ("1d", SIMULATED), ("2d", SIMULATED)])
-def test_sums_over_windows_are_one_product(name, target):
+def test_sums_over_windows_are_one_gemm(name, target):
     fn, shapes, dt, said = CONVOLUTIONS[name]
     program = tilelang.program(fn)
     rng = np.random.default_rng(0)
@@ -116,8 +116,8 @@ def test_sums_over_windows_are_one_product(name, target):
     assert np.abs(got - want).max() <= 4 * (2.0**-11 if dt == F16 else 2.0**-21) * np.abs(want).max()
 
 
-def test_float32_products_keep_their_type_on_tensor_cores():
-    """tf32 operands would leave an error of 2**-11; a sum of products of parts leaves less than 2**-20."""
+def test_float32_gemms_keep_their_type_on_tensor_cores():
+    """tf32 operands would leave an error of 2**-11; GEMMs of halves leave less than 2**-20."""
     @tilelang.program
     def multiplied(a, b):
         return a @ b

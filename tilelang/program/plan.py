@@ -27,7 +27,7 @@ WHOLE_DEPTH = 512  # most indices of a contracted axis that lies in a tile as a 
 WHOLE_COLUMNS = 512  # most columns of an accumulator that are kept so that what stands before is not computed again
 SMALL = 128  # an axis of at most so many indices is not looped over where it could be whole
 GROUP_COLUMNS = 256  # most columns of float32 accumulators whose 64 rows a warp group keeps
-PARTS = 320  # elements of a row, in parts of float32 factors and accumulators, of which 128 threads keep 64 rows in registers
+HALVES = 320  # elements of a row, of halves of float32 operands and accumulators, of which 128 threads keep 64 rows
 FULL = 512  # rows or columns from which those that a last tile lacks are few
 SHORT_LOOP = 64  # a contracted axis of at most so many indices is one tile
 ROWS = {True: 32768, False: 65536}  # the longest row that a block keeps, on a GPU and else
@@ -93,12 +93,12 @@ def bits_of(dtype: str) -> int:
 
 
 def exactness(dtype: str, target: Target) -> str:
-    """How products of a type are formed where T.gemm would round or lacks them: "parts" of tf32, "threads", "" for T.gemm."""
+    """How a GEMM of a type is computed where T.gemm would round, or lacks it: "halves" of tf32, "threads"; "": T.gemm."""
     if is_integer(dtype) and bits_of(dtype) > 8:
         return "threads"
     if target.is_cpu or dtype not in ("float32", "float64"):
         return ""
-    return "parts" if dtype == "float32" and target.is_cuda and target.arch_number >= 80 else "threads"
+    return "halves" if dtype == "float32" and target.is_cuda and target.arch_number >= 80 else "threads"
 
 
 def static(a: Axis) -> int | None:
@@ -305,12 +305,12 @@ def _chain_sizes(plan: Plan, before: list[Tensor], row: Axis, column: Axis, deep
     sizes = Sizes(1, guess(row), guess(deep), others, others, depth, guess(column) * seen)
     machine = chain_cost.machine_of(target)
     tile = chain_cost.attention_tile(machine, sizes, Mask())
-    if exact == "parts":  # each tile of the loop lies in shared memory four times: two stages, and its two parts
+    if exact == "halves":  # each tile of the loop lies in shared memory four times: two stages, and its two halves
         columns = guess(column) * seen
-        keys = next((x for x in (64, 32, 16) if 2 * depth + columns + 3 * x <= PARTS and 4 * (
+        keys = next((x for x in (64, 32, 16) if 2 * depth + columns + 3 * x <= HALVES and 4 * (
             64 * (depth + x) + 4 * x * (depth + columns)) < machine.shared), 0)
         if not keys:
-            raise Unfit("more parts of float32 factors than registers hold")
+            raise Unfit("more halves of float32 operands than registers hold")
         tile = replace(tile, rows=64, keys=keys, stages=2, threads=128)
     if target.is_gpu and not exact and (n := static(deep)) is not None and n % tile.keys:
         even = [x for x in chain_cost.candidates(machine, sizes) if n % x.keys == 0 and x.keys >= 32]
@@ -349,7 +349,7 @@ def _gemm_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, 
     bits = bits_of(c.a.dtype)
     exact = exactness(c.a.dtype, target)
     if exact:
-        wide = exact == "parts" and batch * (guess(row) // 128) * (guess(column) * sums // 64) >= 2 * chip_of(target).sms
+        wide = exact == "halves" and batch * (guess(row) // 128) * (guess(column) * sums // 64) >= 2 * chip_of(target).sms
         rows, columns, depth, threads = (128, 64 // sums, 32, 256) if wide else (64, 64 // sums, 32, 128)
         plan.resident = 2 if wide else 0
         if exact == "threads":

@@ -99,9 +99,9 @@ def gemm(w: Writer, t: Tensor, c: Contraction, acc: Tile, clear: bool = False) -
     if exact == "threads":
         multiply_exactly(w, a, b, acc, over, clear)
         return
-    if exact == "parts":
-        lefts = tf32_parts(w, a, (m, over), not w.changes(left))
-        rights = tf32_parts(w, b, None, not w.changes(right))
+    if exact == "halves":
+        lefts = tf32_halves(w, a, (m, over), not w.changes(left))
+        rights = tf32_halves(w, b, None, not w.changes(right))
         flags = ", transpose_B=True" * flip_b
         for k, (x, y) in enumerate(((1, 0), (0, 1), (0, 0))):
             w.last[lefts[x].key] = w.last[rights[y].key] = w.last[acc.key] = w.count
@@ -124,13 +124,13 @@ def multiply_exactly(w: Writer, a: Tile, b: Tile, acc: Tile, over: Axis, clear: 
     w.say(f"        {w.element_of(acc)} += {w.element_of(a)} * {w.element_of(b)}")
 
 
-def tf32_parts(w: Writer, tile: Tile, axes: tuple[Axis, ...] | None, outside: bool) -> tuple[Tile, Tile]:
+def tf32_halves(w: Writer, tile: Tile, axes: tuple[Axis, ...] | None, outside: bool) -> tuple[Tile, Tile]:
     """A float32 tile as the sum of two tiles that T.gemm does not round to more than 2**-21 of an element.
 
     axes: of tiles in registers; None: shared memory, in the order of the tile.
     """
-    key = (tile.key, "parts")
-    if key not in w.parts:
+    key = (tile.key, "halves")
+    if key not in w.halves:
         scope = "fragment" if axes is not None and not w.dummy else "shared"
         axes = axes if axes is not None else tile.axes
         high, low = (w.new_tile(f"{tile.name.removesuffix('_s')}_{x}", axes, tile.dtype, scope) for x in ("high", "low"))
@@ -138,8 +138,8 @@ def tf32_parts(w: Writer, tile: Tile, axes: tuple[Axis, ...] | None, outside: bo
         w.say(f"for {', '.join(a.name for a in axes)} in T.Parallel({', '.join(str(w.size(a)) for a in axes)}):", outside)
         w.say(f'    {x} = T.reinterpret(T.reinterpret({one}, "int32") & {~0x1fff}, "float32")  # 10 bits, as tf32', outside)
         w.say(f"    {y} = {one} - {x}", outside)
-        w.parts[key] = high, low
-    return w.parts[key]
+        w.halves[key] = high, low
+    return w.halves[key]
 
 
 def operand_type(a: Scalar, b: Scalar) -> str:

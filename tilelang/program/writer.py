@@ -43,7 +43,7 @@ class Writer:
         self.tiles: dict[Scalar, Tile] = {}  # expressions that lie in tiles
         self.shared: dict[object, Tile] = {}  # tiles of tensors in shared memory
         self.scalars: dict[Scalar, str] = {}  # expressions that are one number in the block -> their names
-        self.parts: dict[object, tuple[Tile, Tile]] = {}  # tiles that are written as sums of two
+        self.halves: dict[object, tuple[Tile, Tile]] = {}  # tiles that are written as sums of two
         self.allocations: list[Tile] = []
         self.used_names = {n for n, _ in parameters} | {p + a.name for a in plan.uses for p in ("", "b", "step_")} | {"T"}
         self.views = [self._view(t) for t in plan.nest.views()]
