@@ -339,6 +339,7 @@ LONG_SIGNATURES = {  # public functions whose parameters the reference gives one
     "tilelang.language.tile.gemm": "GEMM", "tilelang.language.tensor.match_buffer": "Tensor annotations",
     "tilelang.language.tensor._BufferFactory._plain": "Tensor annotations (T.Buffer)",
     "tilelang.library.attention.flash_attention.flash_attention": "Library",
+    "tilelang.library.attention.backward.flash_attention_backward": "Library",
     "tilelang.library.attention.flash_decode.flash_decode": "Library",
     "tilelang.library.attention.mla_decode.mla_decode": "Library",
     "tilelang.library.attention.mla_prefill.mla_prefill": "Library",
@@ -348,7 +349,7 @@ LONG_SIGNATURES = {  # public functions whose parameters the reference gives one
     "tilelang.library.gemm.matmul.matmul": "Library", "tilelang.library.gemm.grouped.grouped_matmul": "Library",
     "tilelang.library.gemm.fused.fused_matmul": "Library",
 }
-MOST_LONG_FUNCTIONS = 8  # of all the others: kernels of the library, whose parameters are tensors
+MOST_LONG_FUNCTIONS = 10  # of all the others: kernels of the library, whose parameters are tensors
 
 
 def test_few_functions_have_many_parameters():

@@ -235,7 +235,7 @@ def zeros(*shape, dtype=np.float16):
 
 @pytest.mark.parametrize("kind, text, args, options", [
     ("argument", "q is a list", ([1], zeros(1, 4, 1, 16), zeros(1, 4, 1, 16)), {}),
-    ("argument", "elements of float64", (zeros(1, 4, 1, 16, dtype=np.float64),) * 3, {}),
+    ("argument", "elements of int32", (zeros(1, 4, 1, 16, dtype=np.int32),) * 3, {}),
     ("shape", "expected 4 dimensions", (zeros(4, 1, 16),) * 3, {}),
     ("shape", "do not go together", (zeros(1, 4, 1, 16), zeros(1, 4, 1, 16), zeros(1, 5, 1, 16)), {}),
     ("shape", "no multiple of 2 kv heads", (zeros(1, 4, 3, 16), zeros(1, 4, 2, 16), zeros(1, 4, 2, 16)), {}),
@@ -276,11 +276,9 @@ def test_the_result_lies_in_the_queries_or_apart():
     assert np.array_equal(flash_attention(q, k, v, out=q), want) and np.array_equal(q, want)
 
 
-def test_no_gradient_is_promised():
+def test_tensors_that_require_a_gradient_and_mixed_arrays():
     torch = pytest.importorskip("torch")
     q = torch.zeros(1, 4, 1, 16, dtype=torch.float16, requires_grad=True)
-    with pytest.raises(RuntimeError, match="no gradient"):
-        flash_attention(q, q, q)
     with torch.no_grad():
         assert not flash_attention(q, q, q).any()
     with pytest.raises(tilelang.errors.TileLangError, match="all of one kind; k is a ndarray"):

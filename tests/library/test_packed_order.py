@@ -23,7 +23,7 @@ def order(mask, cu_q, cu_k, slots, heads, wide, near, **options):
     def program(cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
                 Tiles: T.Tensor((slots * heads, FACTS), "int32")):
         with T.Kernel(slots, threads=128) as slot:
-            order_tiles(form, Tiles, cu_q, cu_k, slot, wide, near, 1)
+            order_tiles(form, Tiles, (cu_q, cu_k), slot, wide, near, 1)
 
     out = np.full((slots * heads, FACTS), -7, np.int32)
     tilelang.compile(program, **options)(np.array(cu_q, np.int32), np.array(cu_k, np.int32), out)

@@ -45,6 +45,9 @@ CALLS = {
     "linear_cross_entropy": (lambda t, m: library.linear_cross_entropy(
         ones(2, N, kind=t), ones(1, N, kind=t), np.zeros(2, np.int32), target=target(m)), 0),
     "flash_attention": (lambda t, m: library.flash_attention(*[ones(1, N, 1, 16, kind=t)] * 3, target=target(m)), 1),
+    "flash_attention_backward": (lambda t, m: library.flash_attention_backward(
+        *[ones(1, N, 1, 16, kind=t)] * 4, np.full((1, 1, N), 16**0.5 + np.log(N), "float64" if t == "float64" else "float32"),
+        ones(1, N, 1, 16, kind=t), target=target(m))[0] + 1, 1),  # equal values: weights do not matter
     "flash_decode": (lambda t, m: library.flash_decode(ones(1, 1, 16, kind=t), *[ones(1, N, 1, 16, kind=t)] * 2,
                                                        np.array([N], np.int32), target=target(m)), 1),
     "mla_decode": (lambda t, m: library.mla_decode(ones(1, 1, 80, kind=t), ones(1, N, 80, kind=t), np.array([N], np.int32),

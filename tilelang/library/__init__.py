@@ -26,6 +26,7 @@ _NAMES = {
     "cross_entropy": "training.softmax",
     "dequant_matmul": "quantised.dequant_matmul",
     "flash_attention": "attention.flash_attention",
+    "flash_attention_backward": "attention.backward",
     "flash_decode": "attention.flash_decode",
     "flex_attention": "attention.flex_attention",
     "fused_matmul": "gemm.fused",

@@ -7,6 +7,7 @@ _ALL = ("yes",) * 4
 _FLOAT32 = ("yes", "tf32", "tf32", "tf32")  # GPUs round operands to tf32
 _FLOAT8 = ("yes", "", "yes", "yes")
 _ATTENTION = {"float16": _ALL, "bfloat16": _ALL, "float32": _FLOAT32}
+_FLASH = {**_ATTENTION, "float64": ("yes", "", "", "")}
 _GEMM = {"float16": _ALL, "bfloat16": _ALL, "float32": _FLOAT32, "float64": _ALL, "int8": _ALL, "uint8": _ALL,
          "float8_e4m3fn": _FLOAT8, "float8_e5m2": _FLOAT8}
 
@@ -14,7 +15,8 @@ _GEMM = {"float16": _ALL, "bfloat16": _ALL, "float32": _FLOAT32, "float64": _ALL
 SUPPORT: dict[str, dict[str, tuple[str, ...]]] = {
     "matmul": _GEMM, "grouped_matmul": _GEMM, "fused_matmul": _GEMM,
     "linear_cross_entropy": {"float16": _ALL, "bfloat16": _ALL, "float32": _FLOAT32, "float64": _ALL},
-    **dict.fromkeys(("flash_attention", "flex_attention", "flash_decode"), _ATTENTION),
+    **dict.fromkeys(("flex_attention", "flash_decode"), _ATTENTION),
+    **dict.fromkeys(("flash_attention", "flash_attention_backward"), _FLASH),
     **{name: {"float16": _ALL, "bfloat16": _ALL} for name in
        ("chunk_scan", "chunk_state", "dequant_matmul", "gated_delta", "kda", "mla_decode", "mla_prefill", "sparse_mla")},
     "llama_decode": {"bfloat16": ("", "", "", "yes")},

@@ -99,11 +99,15 @@ def dims(exprs: ExprCompiler, values: tuple[Any, ...]) -> Callable[[Any], tuple[
         fixed = tuple(values)
         return lambda f: fixed
     fns = [exprs.expr(v) if isinstance(v, Expr) else v for v in values]
-    return lambda f: tuple(v if isinstance(v, int) else int(_one(v(f))) for v in fns)
+    return lambda f: tuple(v if isinstance(v, int) else int(_one(v(f), f)) for v in fns)
 
 
-def _one(v: Value) -> Any:
-    return v if v.ndim == 0 else v.reshape(-1)[0]
+def _one(v: Value, f: Any) -> Any:
+    """The value of the first active lane: other lanes may not have computed theirs yet."""
+    if v.ndim == 0:
+        return v
+    mask = getattr(f, "mask", None)
+    return v.reshape(-1)[0 if mask is None or v.size != mask.size else int(mask.argmax())]
 
 
 def span_of(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -> int:

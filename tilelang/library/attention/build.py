@@ -31,7 +31,7 @@ def plan_attention(p: AttentionProblem, machine: Machine, tile: Tile | None = No
     tile = tile or attention_tile(machine, model_sizes(p), p.mask)
     if p.packed or p.dynamic:
         tiles = (p.sizes.seq_q // tile.rows + p.sizes.batch) * p.sizes.heads
-        return _any_sizes(p, tile), (((tiles, FACTS), "int32"),) if p.packed else ()
+        return any_sizes(p, tile), (((tiles, FACTS), "int32"),) if p.packed else ()
     _, partition = estimate(machine, p.sizes, p.mask, tile)
     form = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale, partition)
     shapes = () if partition is None else ((partition.splits, tile.rows, p.sizes.dim_v), (partition.splits, tile.rows))
@@ -52,7 +52,7 @@ def model_sizes(p: AttentionProblem) -> Sizes:
     return p.sizes._replace(seq_q=-(-p.sizes.seq_q // n), seq_k=-(-p.sizes.seq_k // n))
 
 
-def _any_sizes(p: AttentionProblem, tile: Tile) -> AttentionForm:
+def any_sizes(p: AttentionProblem, tile: Tile) -> AttentionForm:
     """The form of one kernel for any numbers of sequences, any lengths and any strides.
 
     A dimension of one element stays constant: frameworks give it any stride, so no symbol can be solved for it.
@@ -77,8 +77,7 @@ def decode_kernel(f: DecodeForm, at: Place) -> JITKernel:
 def _attention(f: AttentionForm, sms: int) -> Any:
     """The program of a form. sms: blocks of packed sequences that run at the same time. Without wgmma, blocks are not
     persistent: a block starts when another ends, in any order."""
-    sizes = Sizes(*(T.dynamic(name) if n is None else n for name, n in zip(Sizes._fields, f.sizes)))
-    f = replace(f, sizes=sizes, strides=tuple(_steps(name, s) for name, s in zip("qkvo", f.strides)))
+    f = symbolic(f)
     if f.layout == "packed":
         return packed_attention(f, sms)
     if f.partition is None:
@@ -86,14 +85,20 @@ def _attention(f: AttentionForm, sms: int) -> Any:
     return split_kv_attention(f)
 
 
+def symbolic(f: AttentionForm) -> AttentionForm:
+    """The form with symbols in place of the sizes and strides that are None."""
+    sizes = Sizes(*(T.dynamic(name) if n is None else n for name, n in zip(Sizes._fields, f.sizes)))
+    return replace(f, sizes=sizes, strides=tuple(symbolic_strides(name, s) for name, s in zip("qkvo", f.strides)))
+
+
 def _decode(f: DecodeForm) -> Any:
     """The program of a form, for every batch size, cache and table."""
     batch, pages, width = T.dynamic("batch, pages, width")
     pages = batch if f.sizes.page_size is None else pages
     return decode_attention(replace(f, sizes=f.sizes._replace(batch=batch, pages=pages, width=width),
-                                    strides=tuple(_steps(name, s) for name, s in zip("kv", f.strides))))
+                                    strides=tuple(symbolic_strides(name, s) for name, s in zip("kv", f.strides))))
 
 
-def _steps(name: str, strides: tuple[Any, ...]) -> tuple[Any, ...]:
+def symbolic_strides(name: str, strides: tuple[Any, ...]) -> tuple[Any, ...]:
     """The strides of a tensor. Symbolic strides are declared as multiples of 16 bytes, which TMA and vector loads need."""
     return tuple(T.dynamic(f"{name}_step_{d}") * UNIT if n is None else n for d, n in enumerate(strides))

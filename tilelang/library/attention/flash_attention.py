@@ -10,29 +10,33 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.errors import error
+
 from ..agreement import Disjoint
-from ..arrays import compact_copy, is_numpy, maker
+from ..arrays import compact_copy, is_numpy, maker, type_name, zeros
+from ..autograd import Function, Results, Step, direct
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes
+from .backward import gradients
 from .build import attention_kernel, plan_attention, tiles_to_time
 from .flash_decode import NAMES as decode_names, prepare as prepare_decode
 from .form import Tile
-from .inputs import check_disjoint, check_gradient, check_scale, check_tensors, running_on
-from .problem import AttentionProblem, attention_problem, fold
+from .inputs import check_disjoint, check_scale, check_tensors, running_on
+from .problem import AttentionProblem, attention_problem, fold, lse_type, mask_of
 from .tile_cost import Machine, machine_of
 
 
 def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None,
                     window: int | tuple[int | None, int | None] | None = None, cu_seqlens_q: Any = None,
                     cu_seqlens_k: Any = None, return_lse: bool = False, layout: str = "bshd", out: Any = None,
-                    target: Any = None, tune: bool | None = None) -> Any:
-    """softmax(scale * q k^T) v, forward, without a matrix of scores in memory.
+                    target: Any = None, tune: bool | None = None, deterministic: bool | None = None) -> Any:
+    """softmax(scale * q k^T) v, without a matrix of scores in memory, with gradients of q, k and v.
 
     q: (batch, seq_q, heads, dim), k: (batch, seq_k, kv_heads, dim), v: (batch, seq_k, kv_heads, dim_v) with layout="bshd";
     heads before sequences with "bhsd".  heads is a multiple of kv_heads: query head h reads kv head h // (heads / kv_heads).
-    float16, bfloat16 or float32 (GEMMs in tf32 on a GPU); dim and dim_v multiples of 16 up to 256.  torch tensors on one
-    CUDA device or the CPU, or NumPy arrays; any strides (tensors whose rows are not contiguous, or not aligned to 16 bytes,
-    are copied).
+    float16, bfloat16, float32 (GEMMs in tf32 on a GPU) or float64 (CPU only); dim and dim_v multiples of 16 up to 256. torch
+    tensors on one CUDA device or the CPU, or NumPy arrays; any strides (tensors whose rows are not contiguous, or not aligned
+    to 16 bytes, are copied).
 
     Query i stands at key position p = i + seq_k - seq_q: the last query sees the last key (bottom-right alignment).
     causal: it sees keys up to p.  window: an int w, keys p - w + 1 .. p + w - 1; or (left, right), keys p - left .. p + right,
@@ -51,6 +55,10 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     tune: True: the first call of a form times the tiles that the cost model holds for good on the tensors' GPU and keeps the
     fastest, as matmul does (reference, "Tuning the library").
 
+    Gradients: where q, k or v requires one, q, k, v, the result and the logarithms (float32, of float64 float64) are kept, and
+    gradients have the types of q, k and v; that of the logarithms counts too. It is one operator for torch.compile and
+    torch.export. deterministic: of flash_attention_backward, which computes them. There is no second derivative.
+
     Error: with eps = 2^-11 (float16) or 2^-8 (bfloat16), |result - exact| <= max|v| (2 eps + 2 d 2^-24 scale |q||k| + 2^-18
     + 2^-25 seq_k in float16): weights and result are rounded to 16 bits, a score is a float32 sum of d element products.
     float32: eps = 2^-24; on a GPU |result - exact| <= max|v| 2^-8 (1 + scale |q||k|), since tf32 has 11 bits.
@@ -67,18 +75,32 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     (1, 100, 4, 64)
     """
     scale = None if scale is None else check_scale(scale)
-    arrays, options = (q, k, v, cu_seqlens_q, cu_seqlens_k), (causal, window, layout, return_lse, scale, tune, str(target))
+    if not direct((q, k, v)):
+        if out is not None:
+            raise error("attention-gradient", "flash_attention computes no gradient where `out` is given, and is not traced",
+                        expected="no `out`", found="`out`", hint="leave it out")
+        mask = mask_of(causal, window, None)
+        found = _FUNCTION(q, k, v, cu_seqlens_q, cu_seqlens_k, mask.left, mask.right, scale, layout, deterministic,
+                                None if target is None else str(target))
+        return found if return_lse else found[0]
+    return attend((q, k, v, cu_seqlens_q, cu_seqlens_k), out=out, causal=causal, window=window, layout=layout,
+                  with_lse=return_lse, scale=scale, target=target, tune=tune)
+
+
+def attend(arrays: tuple[Any, ...], results: tuple[Any, Any] | None = None, *, scale: float | None, target: Any,
+           tune: bool | None = None, out: Any = None, with_lse: bool = True, **masks: Any) -> Any:
+    """flash_attention without a gradient. arrays: q, k, v, cu_seqlens_q, cu_seqlens_k. results: the result and the logarithms,
+    contiguous, which are written; None: new ones, or `out`. masks: causal, window, layout."""
+    options = (*masks.values(), with_lse, scale, tune, str(target))
     answer = known(_RUNS, (*arrays, out), options)
     if answer is None:
-        answer = enter(_RUNS, (*arrays, out), options, _prepare(
-            dict(zip(_NAMES, (*arrays, out))), target, tune, causal=causal, window=window, layout=layout, scale=scale,
-            with_lse=return_lse))
-    check_gradient("flash_attention", q, k, v)
+        answer = enter(_RUNS, (*arrays, out), options, _prepare(dict(zip(_NAMES, (*arrays, out))), target, tune, scale=scale,
+                                                                with_lse=with_lse, **masks))
     if out is not None:
-        check_disjoint(answer.disjoint, out, q, {"k": k, "v": v})
-    result, lse = answer.result() if out is None else out, answer.logs() if return_lse else None
+        check_disjoint(answer.disjoint, out, arrays[0], {"k": arrays[1], "v": arrays[2]})
+    result, lse = results or (answer.result() if out is None else out, answer.logs() if with_lse else None)
     answer.run(arrays, answer.scale if scale is None else scale, result, lse)
-    return (result, lse) if return_lse else result
+    return (result, lse) if with_lse else result
 
 
 _NAMES = "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "out"
@@ -94,7 +116,7 @@ def _nothing(arrays: Any, scale: float, out: Any, lse: Any) -> None:
 
 def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options: Any) -> Prepared:
     """Check the arguments, and find or compile their kernel. tensors, options: as attention_problem takes them."""
-    check_tensors("flash_attention", tensors, _NAMES[:3], _NAMES[3:])
+    check_tensors("flash_attention", tensors, _NAMES[:3], _NAMES[3:], double=True)
     q, out = tensors["q"], tensors["out"]
     at = running_on(q, target)
     problem = attention_problem(tensors, at.target.is_gpu, **options, dynamic=dynamic_shapes())
@@ -104,7 +126,7 @@ def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options:
     tuned = not problem.empty and at.tuned(tune, q)
     tile = _tuned(problem, machine, tensors, options["scale"], at) if tuned else None
     return Prepared(_run(problem, machine, at, q, tile), maker(q, problem.shapes[3], problem.dtype),
-                    maker(q, problem.lse_shape, "float32"), problem.default_scale,
+                    maker(q, problem.lse_shape, problem.accum), problem.default_scale,
                     None if out is None else Disjoint(out, [tensors[n] for n in "qkv"]), tuned is None)
 
 
@@ -160,3 +182,32 @@ def _few_queries(tensors: dict[str, Any], target: Any, tune: bool | None, scale:
     captured = not is_numpy(q) and q.is_cuda and torch.cuda.is_current_stream_capturing()
     return replace(found, run=lambda arrays, scale, out, lse: found.run((*arrays[:3], lengths, None), scale, out, lse),
                    passing=found.passing or captured)
+
+
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
+_OPTIONS = "int? left, int? right, float? scale, str layout, bool? deterministic, str? target"
+
+
+def _shapes(q: Any, k: Any, v: Any, cu_q: Any, *options: Any) -> Results:
+    packed, layout = cu_q is not None, options[-3]
+    shape = (q.shape[1], q.shape[0]) if packed else (q.shape[0], q.shape[2], q.shape[1]) if layout == "bshd" else q.shape[:3]
+    return [((*q.shape[:-1], v.shape[-1]), type_name(q)), (tuple(shape), lse_type(type_name(q)))]
+
+
+def _forward(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, left: Any, right: Any, *rest: Any) -> None:
+    scale, layout, _, target, out, lse = rest
+    attend((q, k, v, cu_q, cu_k), (out, lse), causal=False, window=(left, right), layout=layout, scale=scale, target=target)
+
+
+def _backward(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, out: Any, lse: Any, *rest: Any) -> None:
+    left, right, scale, layout, deterministic, target, grad, grad_lse, *results = rest
+    grad = zeros(out, tuple(out.shape), type_name(out)) if grad is None else grad
+    gradients((q, k, v, out, lse, grad, grad_lse, cu_q, cu_k), tuple(results), causal=False, window=(left, right),
+              layout=layout, scale=scale, deterministic=deterministic, target=target)
+
+
+_FUNCTION = Function(
+    "flash_attention", Step(f"{_INPUTS}, {_OPTIONS}", _shapes, _forward, 2),
+    Step(f"{_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, Tensor? grad_out, Tensor? grad_lse",
+         lambda *args: [(tuple(x.shape), type_name(x)) for x in args[:3]], _backward, 3),
+    lambda needs, args, made: (*args[:5], *made, *args[5:]), (0, 1, 2), visible=2)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import tilelang.language as T
+from tilelang.ir import const
 
 from .decode_problem import DecodeSizes
-from .problem import Mask, Sizes
+from .problem import Mask, Sizes, lse_type
 
 LOG2E = 1.4426950408889634
 FACTS = 8  # integers of a tile of packed sequences: head, first row, the sequence's first query and length, first key and
-# number of keys; 2 unused
+# number of keys, in a backward pass the number of the sequence; 1 unused
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,15 @@ class AttentionForm:
         """Query heads that read one kv head."""
         return self.sizes.heads // self.sizes.kv_heads
 
+    @property
+    def accum(self) -> str:
+        """The type of scores, sums and logarithms."""
+        return lse_type(self.dtype)
+
     def exponent_scale(self, scale: Any) -> Any:
         """The factor of the scores in front of exp2. scale: the kernel's parameter."""
-        return (scale if self.scale is None else self.scale) * LOG2E
+        factor = (scale if self.scale is None else self.scale) * LOG2E
+        return const(factor, "float64") if self.accum == "float64" and self.scale is not None else factor
 
     def _tensor(self, number: int, length: Any, heads: int, dim: int) -> Any:
         batch, shape = self.sizes.batch, (length, heads, dim)
@@ -100,13 +107,76 @@ class AttentionForm:
         """The parameter LSE: (batch, heads, seq_q), (heads, tokens_q) of packed sequences, or one element where it is not used.
         """
         shape = (self.sizes.heads, self.sizes.seq_q)
-        return T.Tensor(((self.sizes.batch, *shape)[self.layout == "packed":]) if self.with_lse else (1,), "float32")
+        return T.Tensor(((self.sizes.batch, *shape)[self.layout == "packed":]) if self.with_lse else (1,), self.accum)
 
     def rows(self, X: Any, b: Any, h: Any, start: Any, length: Any) -> Any:
         """The region of rows of one head of Q, K, V or O."""
         if self.layout == "packed":
             return X[start:start + length, h, :]
         return X[b, start:start + length, h, :] if self.layout == "bshd" else X[b, h, start:start + length, :]
+
+
+@dataclass(frozen=True)
+class ScoreFunctions:
+    """The functions of a call of flex_attention, in its backward pass.
+
+    score, mask: the caller's functions, or None. block: rows and keys of a block of the mask; None without a mask. rows,
+    columns: the shapes of the mask's lists. tensors: (shape, element type) of the tensors that the functions read. uses: which
+    of them score reads, and which mask. states: of both functions, by which forms are compared.
+    """
+
+    score: Any = field(default=None, compare=False)
+    mask: Any = field(default=None, compare=False)
+    block: tuple[int, int] | None = None
+    rows: tuple[int, ...] = (1, 1, 1, 1)
+    columns: tuple[int, ...] = (1, 1, 1, 1)
+    tensors: tuple[tuple[tuple[int, ...], str], ...] = (((1,), "float32"), ((1,), "float32"))
+    uses: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    states: tuple[Any, Any] = (None, None)
+
+
+PLAIN = ScoreFunctions()
+
+
+@dataclass(frozen=True)
+class BackwardForm:
+    """The parameters that a kernel of attention's backward pass is compiled for.
+
+    plain: sizes, strides of Q, K, V and O, mask and scale; its tile is that of a block of keys: `keys` of the block, `rows` of
+    queries in a step; with_lse: the logarithms have a gradient too. steps: strides of the gradient of O. query: the tile of a
+    block of queries, which computes dQ; None: dQ is added up by atomics.
+    """
+
+    plain: AttentionForm
+    steps: tuple[Any, ...]
+    query: Tile | None = None
+    functions: ScoreFunctions = PLAIN
+
+    sizes = property(lambda self: self.plain.sizes)
+    dtype = property(lambda self: self.plain.dtype)
+    accum = property(lambda self: self.plain.accum)
+    packed = property(lambda self: self.plain.layout == "packed")
+    @property
+    def all_seen(self) -> bool:
+        """Whether it is known here that every query sees every key of every tile, as far as positions say."""
+        keys = [t.keys for t in (self.plain.tile, self.query) if t is not None]
+        return self.plain.mask == Mask() and isinstance(self.sizes.seq_k, int) and all(self.sizes.seq_k % n == 0 for n in keys)
+
+    # The parameters dO, and dQ, dK and dV, which are contiguous.
+    gradient = property(lambda self: replace(self.plain, strides=(*self.plain.strides[:3], self.steps)).o)
+
+    def result(self, number: int) -> Any:
+        """The parameter dQ, dK or dV: like Q, K or V, contiguous."""
+        return T.Tensor((self.plain.q, self.plain.k, self.plain.v)[number].shape, self.dtype)
+
+    def factor(self, scale: Any) -> Any:
+        """The factor of the scores, of type accum. scale: the kernel's parameter."""
+        return T.cast(scale, self.accum) if self.plain.scale is None else const(self.plain.scale, self.accum)
+
+    @property
+    def unit(self) -> int:
+        """Rows of a tile of the launches that compute facts of rows; a sequence's facts take a multiple of it."""
+        return self.query.rows if self.query else 128
 
 
 @dataclass(frozen=True)
@@ -124,6 +194,7 @@ class DecodeForm:
     tile: Tile
     split: bool
     with_lse: bool
+    accum = "float32"
 
     @property
     def group(self) -> int:

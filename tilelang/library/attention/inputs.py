@@ -56,11 +56,12 @@ def device_of(x: Any) -> Any:
     return "the CPU" if is_numpy(x) else x.device
 
 
-def check_tensors(name: str, given: Mapping[str, Any], floats: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+def check_tensors(name: str, given: Mapping[str, Any], floats: tuple[str, ...], optional: tuple[str, ...] = (),
+                  double: bool = False) -> None:
     """Raises attention-argument unless all are torch tensors or all are NumPy arrays.
 
     name: the function's. given: arguments by name. floats: names of those that are not indices. optional: of those that may be
-    None.
+    None. double: whether float64 is taken too, on the CPU.
     """
     torch, given = sys.modules.get("torch"), {n: x for n, x in given.items() if x is not None or n not in optional}
     if not all(is_numpy(x) for x in given.values()) and (torch is None or not all(
@@ -71,8 +72,8 @@ def check_tensors(name: str, given: Mapping[str, Any], floats: tuple[str, ...], 
         raise error("attention-argument", f"{name} takes torch tensors or NumPy arrays, all of one kind; {other} is a {kind}",
                     expected="torch tensors or NumPy arrays, all of one kind", found=f"{other}, a {kind}")
     for n in floats:
-        if type_name(given[n]) not in DTYPES:
-            wanted = "float16, bfloat16 or float32"
+        if type_name(given[n]) not in (DTYPES + ("float64",) * (double and type_name(given[floats[0]]) == "float64")):
+            wanted = "float16, bfloat16 or float32" + ", or float64 on the CPU" * double
             raise error("attention-argument", f"{n} has elements of {type_name(given[n])}, expected {wanted}",
                         expected=wanted, found=type_name(given[n]))
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import tilelang.language as T
+from tilelang.ir import Const, const
 
 from .form import AttentionForm
 from .problem import Mask
@@ -53,10 +54,16 @@ class KeyTiles(NamedTuple):
 def lowest(c: Any) -> Any:
     """The first `top`: -2^127 over the power of two in c, or over 1 where c is less than that. c: a float or a float32
     expression."""
-    if isinstance(c, (int, float)):
+    if isinstance(c, (int, float, Const)):
+        c = c.value if isinstance(c, Const) else c
         return -2.0**(128 - math.frexp(np.float32(max(c, 1.0)))[1])
     exponent = T.shift_right(T.reinterpret(T.max(c, 1.0), "int32"), 23) - 127
     return -T.reinterpret(T.shift_left(254 - exponent, 23), "float32")
+
+
+def ln2(like: Any) -> Any:
+    """The factor of logarithms in base 2, in the type of a tile."""
+    return const(LN2, like.dtype)
 
 
 @T.macro
@@ -101,24 +108,24 @@ def finish(acc, top, total, factor, c):
     for i, j in T.Parallel(rows, dim):
         acc[i, j] *= factor[i]
     for i in T.Parallel(rows):
-        total[i] = T.if_then_else(total[i] == 0, -T.infinity("float32"), (T.log2(total[i]) + top[i] * c) * LN2)
+        total[i] = T.if_then_else(total[i] == 0, -T.infinity(total.dtype), (T.log2(total[i]) + top[i] * c) * ln2(total))
 
 
 @T.macro
 def working_set(f):
     """The tiles and fragments of a block.
 
-    Shared memory holds tiles of Q, K and V. Registers hold the scores S (rows, keys) and `acc` (rows, dim_v) in float32, the
-    weights P like S in 16 bits, and, with one element per row, `top`, `before`, `factor`, `total` and the sum of a tile.
+    Shared memory holds tiles of Q, K and V. Registers hold the scores S (rows, keys) and `acc` (rows, dim_v) in f.accum, the
+    weights P like S in the type of V, and, with one element per row, `top`, `before`, `factor`, `total` and the sum of a tile.
     """
     rows, keys = f.tile.rows, f.tile.keys
     Qs = T.alloc_shared((rows, f.sizes.dim), f.dtype)
     Ks = T.alloc_shared((keys, f.sizes.dim), f.dtype)
     Vs = T.alloc_shared((keys, f.sizes.dim_v), f.dtype)
-    S = T.alloc_fragment((rows, keys), "float32")
+    S = T.alloc_fragment((rows, keys), f.accum)
     P = T.alloc_fragment((rows, keys), f.dtype)
-    acc = T.alloc_fragment((rows, f.sizes.dim_v), "float32")
-    top, before, factor, total, more = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2, 3, 4)]
+    acc = T.alloc_fragment((rows, f.sizes.dim_v), f.accum)
+    top, before, factor, total, more = [T.alloc_fragment((rows,), f.accum) for _ in (0, 1, 2, 3, 4)]
     return Qs, Ks, Vs, S, P, acc, (top, before, factor, total, more)
 
 
@@ -138,7 +145,7 @@ def attend(f, work, load, c, tiles):
         T.copy(tiles.keys(key), Ks)
         T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(f.tile.rows, f.tile.keys):
-            S[i, j] = T.if_then_else(tiles.visible(k, key, i, j), S[i, j], -T.infinity("float32"))
+            S[i, j] = T.if_then_else(tiles.visible(k, key, i, j), S[i, j], -T.infinity(f.accum))
         T.copy(tiles.values(key), Vs)
         absorb(S, P, acc, state, c)
         T.gemm(P, Vs, acc)

@@ -56,12 +56,13 @@ def _steps(mask: Mask, tile: Tile, row: Any, seq_q: Any, seq_k: Any) -> Any:
 
 
 @T.macro
-def order_tiles(f, Tiles, cu_q, cu_k, slot, wide, near, sms):
+def order_tiles(f, Tiles, starts, slot, wide, near, sms, numbered=False):
     """Write the facts of a slot's tile, for each head, to its place in Tiles, where the attention launch reads them.
 
-    wide: heads that are processed together. near: keys of one head of sequences that are processed together. sms: blocks that
-    run at the same time.
+    starts: cu_q, cu_k. wide: heads that are processed together. near: keys of one head of sequences that are processed
+    together. sms: blocks that run at the same time. numbered: also the number of the sequence.
     """
+    cu_q, cu_k = starts
     each, before, every = [T.alloc_fragment((_LANES,), "int32") for _ in (0, 1, 2)]
     number, place, real = [T.alloc_fragment((1,), "int32") for _ in (0, 1, 2)]
     batch, heads, mask, tile, rows = f.sizes.batch, f.sizes.heads, f.mask, f.tile, f.tile.rows
@@ -114,6 +115,8 @@ def order_tiles(f, Tiles, cu_q, cu_k, slot, wide, near, sms):
         Tiles[n, 3] = T.if_then_else(filled, seq_q, 0)
         Tiles[n, 4] = first_k
         Tiles[n, 5] = seq_k
+        if numbered:
+            Tiles[n, 6] = at
 
 
 def packed_attention(f: AttentionForm, sms: int = 1) -> Any:
@@ -144,7 +147,7 @@ def packed_attention(f: AttentionForm, sms: int = 1) -> Any:
         with T.Kernel(tiles // heads, threads=_LANES) as slot:
             fitting = T.max(1, T.min(kv_heads, near // T.max(1, tokens_k))) * f.group
             wide = T.if_then_else(tiles // heads * fitting < 2 * sms, heads, fitting)  # small groups would run together
-            order_tiles(f, Tiles, cu_q, cu_k, slot, wide, near, sms)
+            order_tiles(f, Tiles, (cu_q, cu_k), slot, wide, near, sms)
         with T.Kernel(tiles, threads=f.tile.threads) as n:
             work = working_set(f)
             c = f.exponent_scale(scale)

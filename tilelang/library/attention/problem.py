@@ -64,6 +64,11 @@ class AttentionProblem:
         return self.layout == "packed"
 
     @property
+    def accum(self) -> str:
+        """The type of scores, sums and logarithms."""
+        return lse_type(self.dtype)
+
+    @property
     def lse_shape(self) -> tuple[int, ...]:
         """The shape of the logarithms that return_lse asks for."""
         z = self.sizes
@@ -103,6 +108,11 @@ class AttentionProblem:
                        strides=(steps_q, *self.strides[1:3], steps_o))
 
 
+def lse_type(dtype: str) -> str:
+    """The type of the logarithms for tensors of a type."""
+    return "float64" if dtype == "float64" else "float32"
+
+
 def attention_problem(tensors: Mapping[str, Any], on_cuda: bool, *, causal: bool, window: Any, layout: str, scale: float | None,
                       with_lse: bool, dynamic: bool = False) -> AttentionProblem:
     """The problem of a call.
@@ -111,6 +121,9 @@ def attention_problem(tensors: Mapping[str, Any], on_cuda: bool, *, causal: bool
     on_cuda: whether the kernel runs on CUDA. Raises attention-option, attention-shape.
     """
     q, out, packed = tensors["q"], tensors["out"], tensors["cu_seqlens_q"] is not None
+    if on_cuda and type_name(q) == "float64":
+        raise error("attention-argument", "attention in float64 runs on the CPU only", found="float64 on a GPU",
+                    expected="float16, bfloat16 or float32 on a GPU", hint="convert them, or move them to the CPU")
     sizes = _sizes(tensors, layout)
     shape = (*(int(n) for n in q.shape[:-1]), sizes.dim_v)
     aligned = on_cuda and not is_numpy(q)

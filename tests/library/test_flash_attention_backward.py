@@ -1,0 +1,313 @@
+"""The gradients of attention against float64: masks, heads, packed sequences, types, and what torch does with the function."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tilelang import errors
+from tilelang.library import flash_attention, flash_attention_backward
+from tilelang.library.attention import backward
+from tilelang.library.attention.problem import Sizes, attention_problem
+from tilelang.library.attention.tile_cost import machine_of
+from tilelang.target import Target
+
+TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
+ROUND = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-23, "float64": 2.0**-50}
+SM90, SM80 = {"kind": "cuda", "arch": "sm_90a"}, {"kind": "cuda", "arch": "sm_80"}
+GPUS = [pytest.param(SM90, marks=pytest.mark.slow, id="sm_90a"), pytest.param(SM80, marks=pytest.mark.slow, id="sm_80")]
+everywhere = pytest.mark.parametrize("on", [pytest.param("tile", id="tile"), pytest.param(None, id="cpu"), *GPUS])
+MASKS = {"full": {}, "causal": {"causal": True}, "window": {"window": (5, 3)}, "left": {"causal": True, "window": 20}}
+
+
+def arrays(seq_q=70, seq_k=100, heads=2, kv_heads=1, dim=64, dim_v=None, batch=1, dtype="float16"):
+    """q, k, v and the gradient of the result."""
+    rng = np.random.default_rng(0)
+    dim_v = dim_v or dim
+    return [rng.standard_normal((batch, n, h, d)).astype(np.float32).astype(TYPES[dtype])
+            for n, h, d in ((seq_q, heads, dim), (seq_k, kv_heads, dim), (seq_k, kv_heads, dim_v), (seq_q, heads, dim_v))]
+
+
+def seen(seq_q, seq_k, causal=False, window=None):
+    left, right = (None, None) if window is None else window if isinstance(window, tuple) else (window - 1, window - 1)
+    right = 0 if causal else right
+    at, key = np.arange(seq_q)[:, None] + seq_k - seq_q, np.arange(seq_k)
+    return ((True if right is None else key <= at + right) & (True if left is None else key >= at - left)) & (at > -seq_k)
+
+
+def exact(q, k, v, do, keep, dlse=None, change=lambda s: (s, 1.0), eps=0.0):
+    """(gradients of q, k and v, bounds of their errors) in float64 by the formulas. eps: of one rounding of a weight."""
+    group, scale = q.shape[2] // k.shape[2], q.shape[-1]**-0.5
+    q, k, v, do = (np.asarray(x).astype(np.float64) for x in (q, k, v, do))
+    kk, vv = (np.repeat(x, group, 2) for x in (k, v))
+    s, slope = change(np.einsum("bqhd,bkhd->bhqk", q, kk) * scale)
+    s = np.where(keep, s, -np.inf)
+    top = s.max(-1, keepdims=True, initial=-np.inf)
+    p = np.exp(s - np.where(np.isinf(top), 0.0, top))
+    p /= np.maximum(p.sum(-1, keepdims=True), 1e-300)
+    dp = np.einsum("bqhd,bkhd->bhqk", do, vv)
+    delta = (p * dp).sum(-1, keepdims=True) - (0.0 if dlse is None else np.asarray(dlse)[..., None])
+    each = np.einsum("bqhd,bqhd->bhq", abs(np.einsum("bhqk,bkhd->bqhd", p, vv)), abs(do))[..., None]  # rounded in the result
+    ds, rough = p * (dp - delta) * slope * scale, p * (abs(dp) + abs(delta) + each) * np.abs(slope) * scale
+
+    def sums(p, ds, q, k, do):
+        def of_keys(x, y):
+            return np.einsum("bhqk,bqhd->bkhd", x, y).reshape(*k.shape[:2], k.shape[2] // group, group, y.shape[-1]).sum(3)
+
+        return np.einsum("bhqk,bkhd->bqhd", ds, k), of_keys(ds, q), of_keys(p, do)
+
+    wants = sums(p, ds, q, kk, do)
+    return wants, [8 * eps * (x + abs(w)) + 2.0**-20 * eps for w, x in zip(wants, sums(p, rough, abs(q), abs(kk), abs(do)))]
+
+
+def check(on=None, dtype="float16", deterministic=None, dlse=False, tf32=False, **sizes):
+    masks = {n: sizes.pop(n) for n in ("causal", "window") if n in sizes}
+    q, k, v, do = arrays(dtype=dtype, **sizes)
+    out, lse = flash_attention(q, k, v, return_lse=True, target=on, **masks)
+    extra = np.random.default_rng(1).standard_normal(lse.shape).astype(lse.dtype) if dlse else None
+    got = flash_attention_backward(q, k, v, out, lse, do, grad_lse=extra, target=on, deterministic=deterministic, **masks)
+    wants, bounds = exact(q, k, v, do, seen(q.shape[1], k.shape[1], **masks), extra, eps=2.0**-10 if tf32 else ROUND[dtype])
+    for name, g, w, b in zip(("dq", "dk", "dv"), got, wants, bounds):
+        assert g.dtype == q.dtype and g.shape == w.shape and g.flags.c_contiguous
+        over = np.abs(g.astype(np.float64) - w) / b
+        assert over.max() <= 1, (name, over.max())
+
+
+@everywhere
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks(mask, deterministic, on):
+    check(on, deterministic=deterministic, **MASKS[mask])
+
+
+@everywhere
+def test_rows_that_see_no_key_and_keys_that_nobody_sees(on):
+    check(on, seq_q=100, seq_k=40, causal=True)
+    check(on, seq_q=20, seq_k=150, window=3)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("heads, kv_heads", [(3, 3), (4, 2), (4, 1)])
+def test_grouped_queries(heads, kv_heads, deterministic):
+    check(heads=heads, kv_heads=kv_heads, batch=2, seq_q=33, seq_k=33, causal=True, deterministic=deterministic)
+
+
+@pytest.mark.parametrize("seq_q, seq_k", [(1, 1), (1, 200), (128, 128), (129, 65)])
+def test_lengths(seq_q, seq_k):
+    check(seq_q=seq_q, seq_k=seq_k, causal=True)
+
+
+@pytest.mark.parametrize("dim, dim_v", [(16, 16), (96, 32), (192, 128), (256, 256)])
+def test_head_dimensions(dim, dim_v):
+    check("tile", dim=dim, dim_v=dim_v, causal=True)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_types(dtype):
+    check(dtype=dtype, causal=True, deterministic=True)
+    check(dtype=dtype, window=(5, 3), deterministic=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", [SM90, SM80], ids=["sm_90a", "sm_80"])
+def test_float32_is_multiplied_in_tf32_on_a_gpu(on):
+    check(on, dtype="float32", tf32=True, dim=16, seq_q=40, seq_k=40)
+
+
+@everywhere
+def test_logarithms_have_a_gradient(on):
+    check(on, dlse=True, causal=True)
+
+
+def test_there_is_nothing_to_compute():
+    q, k, v, do = arrays(seq_k=0)
+    out, lse = flash_attention(q, k, v, return_lse=True)
+    got = flash_attention_backward(q, k, v, out, lse, do)
+    assert [x.shape for x in got] == [q.shape, k.shape, v.shape] and not got[0].any()
+
+
+@everywhere
+@pytest.mark.parametrize("mask", ["causal", "window"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_packed_sequences(mask, deterministic, on):
+    lengths_q, lengths_k, masks = [70, 1, 0, 130, 5], [100, 40, 30, 130, 0], MASKS[mask]
+    cu_q, cu_k = (np.cumsum([0, *x]).astype(np.int32) for x in (lengths_q, lengths_k))
+    q, k, v, do = (x[0] for x in arrays(cu_q[-1] + 3, cu_k[-1] + 3))  # three tokens of no sequence
+    out, lse = flash_attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, return_lse=True, target=on, **masks)
+    out[cu_q[-1]:], lse[:, cu_q[-1]:] = np.nan, np.nan
+    got = flash_attention_backward(q, k, v, out, lse, do, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, target=on,
+                                   deterministic=deterministic, **masks)
+    for n, (m, l) in enumerate(zip(lengths_q, lengths_k)):
+        a, b = slice(cu_q[n], cu_q[n + 1]), slice(cu_k[n], cu_k[n + 1])
+        wants, bounds = exact(q[None, a], k[None, b], v[None, b], do[None, a], seen(m, l, **masks), eps=ROUND["float16"])
+        for name, g, w, e in zip(("dq", "dk", "dv"), (got[0][a], got[1][b], got[2][b]), wants, bounds):
+            assert (np.abs(g.astype(np.float64) - w[0]) <= e[0]).all(), (name, n)
+    assert not any(x[end:].any() for x, end in zip(got, (cu_q[-1], cu_k[-1], cu_k[-1])))
+
+
+def test_layouts_and_strides():
+    q, k, v, do = arrays(heads=4, kv_heads=2, batch=2)
+    out, lse = flash_attention(q, k, v, causal=True, return_lse=True)
+    want = flash_attention_backward(q, k, v, out, lse, do, causal=True)
+    turned = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in (q, k, v, out, do)]
+    got = flash_attention_backward(*turned[:4], lse, turned[4], causal=True, layout="bhsd")
+    for g, w in zip(got, want):
+        assert (g.transpose(0, 2, 1, 3) == w).all()
+    odd = np.stack([do, do], -1)[..., 0]  # rows that are not contiguous are copied
+    assert all((g == w).all() for g, w in zip(flash_attention_backward(q, k, v, out, lse, odd, causal=True), want))
+
+
+def test_one_kernel_takes_any_sizes(monkeypatch):
+    monkeypatch.setattr(backward, "dynamic_shapes", lambda: True)
+    backward._RUNS.clear()
+    made = set()
+    found = backward.fast_kernel
+    monkeypatch.setattr(backward, "fast_kernel", lambda *a, **k: made.add(id(found(*a, **k))) or found(*a, **k))
+    for seq in (40, 70, 130):
+        check("tile", batch=2, seq_q=seq, seq_k=seq, heads=4, kv_heads=2, causal=True)
+    assert len(made) == 1
+    backward._RUNS.clear()
+
+
+def test_wrong_arguments():
+    q, k, v, do = arrays()
+    out, lse = flash_attention(q, k, v, return_lse=True)
+    for given, kind, text in (((q, k, v, out, lse.astype(np.float64), do), "attention-shape", "lse is float64"),
+                              ((q, k, v, out[:, 1:], lse, do), "attention-shape", "out is float16 of shape"),
+                              ((q, k, v, out, lse, do.astype(np.float32)), "attention-shape", "grad_out")):
+        with pytest.raises(errors.TileLangError, match=text) as e:
+            flash_attention_backward(*given)
+        assert e.value.kind == kind
+    wide = [x.astype(np.float64) for x in (q, k, v)]
+    with pytest.raises(errors.TileLangError, match="CPU only"):
+        flash_attention(*wide, target=SM90)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80", "sm_89"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dim", [16, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_tiles_fit_the_machine(arch, dtype, dim, deterministic):
+    m = machine_of(Target({"kind": "cuda", "arch": arch}), None, dtype)
+    shape = np.empty((1, 256, 2, dim), TYPES[dtype])
+    p = attention_problem({**dict.fromkeys("qkv", shape), **dict.fromkeys(("out", "cu_seqlens_q", "cu_seqlens_k"))}, True,
+                          causal=False, window=None, layout="bshd", scale=None, with_lse=False)
+    assert p.sizes == Sizes(1, 256, 256, 2, 2, dim, dim)
+    for tile in backward.backward_tiles(m, p, deterministic):  # a machine for float32 counts elements as two bytes
+        assert 2 * (tile.rows + tile.keys) * 2 * dim <= m.shared and 128 % tile.rows == 0 and 128 % tile.keys == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_nothing_is_spilled_for_hopper(dim, causal):
+    q, k, v, do = arrays(256, 256, 2, 2, dim)
+    p = attention_problem({"q": q, "k": k, "v": v, **dict.fromkeys(("out", "cu_seqlens_q", "cu_seqlens_k"))}, True,
+                          causal=causal, window=None, layout="bshd", scale=None, with_lse=False)
+    at = backward.Place(Target(SM90))
+    form, _ = backward.backward_form(p, machine_of(at.target), {"q": q, "out": q, "grad_out": do}, at, None, backward.PLAIN)
+    kernel = backward.fast_kernel(at, backward._program, form, 132)
+    assert form.query is not None and kernel.n_spills == 0
+    assert all("wgmma" in str(x["instructions"]) for x in kernel.report_data["kernels"][1:])
+
+
+# ---- torch -----------------------------------------------------------------------------------------------------------------
+
+
+def tensors(dtype, seq_q=9, seq_k=12, heads=2, dim=16):
+    import torch
+
+    torch.manual_seed(0)
+    return [torch.randn(1, n, h, dim, dtype=dtype, requires_grad=True) for n, h in ((seq_q, heads), (seq_k, 1), (seq_k, 1))]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_errors_are_those_of_torch(dtype, deterministic):
+    import torch
+
+    given = [torch.from_numpy(x).to(getattr(torch, dtype)) for x in arrays(200, 200, 2, 2, 64, dtype="float32")]
+    wants, _ = exact(*[x.double().numpy() for x in given], seen(200, 200, True))
+    q, k, v = (x.clone().requires_grad_() for x in given[:3])
+    ours = torch.autograd.grad(flash_attention(q, k, v, causal=True, deterministic=deterministic), (q, k, v), given[3])
+    y = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
+    theirs = torch.autograd.grad(y, (q, k, v), given[3].transpose(1, 2))
+    for a, b, w in zip(ours, theirs, wants):
+        own, other = (float(((x.double().numpy() - w)**2).mean()**0.5) for x in (a, b))
+        assert own <= 1.5 * other
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_gradcheck(deterministic):
+    import torch
+
+    q, k, v = tensors(torch.float64, 3, 5)
+    assert torch.autograd.gradcheck(lambda *x: flash_attention(*x, causal=True, return_lse=True, deterministic=deterministic),
+                                    (q, k, v), fast_mode=True)
+
+
+def test_opcheck():
+    import torch
+
+    q, k, v = tensors(torch.float16)
+    flash_attention(q, k, v).sum().backward()
+    torch.library.opcheck(torch.ops.tilelang_library.flash_attention.default,
+                          (q, k, v, None, None, None, 0, None, "bshd", True, None))
+
+
+def test_whole_graphs_of_any_sizes():
+    import torch
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = torch.compile(lambda q, k, v: (flash_attention(2 * q, k, v, causal=True)**2).sum(), fullgraph=True, dynamic=True,
+                          backend="aot_eager")
+    for seq in (5, 6, 9):
+        q, k, v = tensors(torch.float32, seq, seq)
+        found = torch.autograd.grad(model(q, k, v), (q, k, v))
+        wanted = torch.autograd.grad((flash_attention(2 * q, k, v, causal=True)**2).sum(), (q, k, v))
+        torch.testing.assert_close(found, wanted)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_what_autograd_is_not_given():
+    import torch
+
+    q, k, v = tensors(torch.float32)
+    with pytest.raises(errors.TileLangError, match="computes no gradient where `out` is given"):
+        flash_attention(q, k, v, out=torch.empty_like(q))
+    first, = torch.autograd.grad(flash_attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        first.sum().backward()
+    with torch.no_grad():
+        assert not flash_attention(q, k, v).requires_grad
+
+
+def test_deterministic_algorithms_of_torch_decide():
+    import torch
+
+    q, k, v = tensors(torch.float32, 40, 40)
+    forms = []
+    found = backward.backward_form
+    torch.use_deterministic_algorithms(True)
+    try:
+        backward.backward_form = lambda *a: forms.append(found(*a)) or forms[-1]
+        flash_attention(q, k, v).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        backward.backward_form = found
+    assert [f.query is not None for f, _ in forms] == [True]
+
+
+@pytest.mark.gpu
+def test_gradients_are_captured_in_a_cuda_graph():
+    import torch
+
+    q, k, v = (torch.randn(2, 300, h, 128, device="cuda", dtype=torch.float16, requires_grad=True) for h in (4, 2, 2))
+    do = torch.randn(2, 300, 4, 128, device="cuda", dtype=torch.float16)
+    want = torch.autograd.grad(flash_attention(q, k, v, causal=True), (q, k, v), do)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = torch.autograd.grad(flash_attention(q, k, v, causal=True), (q, k, v), do)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(g, w) for g, w in zip(got, want))

@@ -1,0 +1,199 @@
+"""`flash_attention_backward`: the gradients of flash_attention, for torch tensors and NumPy arrays."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from itertools import product
+from math import ceil
+from typing import Any
+
+from tilelang.errors import error
+from tilelang.target.machine import MOST_REGISTERS, consumer_registers
+
+from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, maker, type_name, zeros
+from ..caches import Cache, Prepared, enter, known
+from ..place import Place, dynamic_shapes
+from .backward_kernels import dense_backward, packed_backward
+from .build import any_sizes, symbolic, symbolic_strides
+from .form import FACTS, PLAIN, AttentionForm, BackwardForm, ScoreFunctions, Tile
+from .inputs import check_alike, check_scale, check_tensors, fast_kernel, running_on, strides_of
+from .problem import AttentionProblem, attention_problem
+from .tile_cost import GROUP, Machine, machine_of
+
+_BESIDE = 16  # registers beside accumulated and scores, as measured by compiling: addresses, loop state
+_NAMES = "q", "k", "v", "out", "lse", "grad_out", "grad_lse", "cu_seqlens_q", "cu_seqlens_k"
+_RUNS: Cache[Prepared] = Cache(1024)
+
+
+def flash_attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, grad_out: Any, *, grad_lse: Any = None,
+                             causal: bool = False, scale: float | None = None,
+                             window: int | tuple[int | None, int | None] | None = None, cu_seqlens_q: Any = None,
+                             cu_seqlens_k: Any = None, layout: str = "bshd", deterministic: bool | None = None,
+                             target: Any = None) -> tuple[Any, Any, Any]:
+    """The gradients of q, k and v, in their shapes and types, contiguous.
+
+    out, lse: what flash_attention has returned for the same arguments with return_lse=True; lse is float32, of float64 float64.
+    grad_out: like out. grad_lse: of lse, or None. q, k, v (float16, bfloat16, float32; float64 on the CPU), causal, scale,
+    window, cu_seqlens_q, cu_seqlens_k, layout, target: as flash_attention takes them. Autograd calls this function.
+
+    deterministic: True: blocks of queries compute dQ, with scores of their own, and the results are the same bits for the same
+    inputs. False: dQ is added up by atomics in float32, in any order. None: what should take less time, True on a GPU with
+    wgmma and False elsewhere; True where torch.use_deterministic_algorithms is on.
+
+    Memory beside the results: 8 bytes for each query and head; with atomics 8 + 4 dim. Nothing is read on the host, so that
+    calls can be captured in a CUDA graph. Packed sequences: tokens of no sequence have the gradient 0.
+    Error: weights, and the gradients of scores, are rounded to the type of q before the GEMMs, which accumulate in float32; in
+    tests it is below 1.5 times that of torch's formulas in the same type. float32 on a GPU: GEMMs in tf32.
+    Raises attention-argument, attention-shape, attention-option.
+
+    >>> import numpy as np
+    >>> from tilelang.library import flash_attention
+    >>> q, k, v, g = np.random.default_rng(0).standard_normal((4, 1, 100, 4, 64)).astype(np.float16)
+    >>> out, lse = flash_attention(q, k, v, causal=True, return_lse=True)
+    >>> [x.shape for x in flash_attention_backward(q, k, v, out, lse, g, causal=True)]
+    [(1, 100, 4, 64), (1, 100, 4, 64), (1, 100, 4, 64)]
+    """
+    scale = None if scale is None else check_scale(scale)
+    return gradients((q, k, v, out, lse, grad_out, grad_lse, cu_seqlens_q, cu_seqlens_k), causal=causal, window=window,
+                     layout=layout, scale=scale, deterministic=deterministic, target=target)
+
+
+def gradients(arrays: tuple[Any, ...], results: tuple[Any, Any, Any] | None = None, *, scale: float | None,
+              deterministic: bool | None, target: Any, **masks: Any) -> tuple[Any, Any, Any]:
+    """flash_attention_backward of `arrays`, as _NAMES names them. results: contiguous tensors for the gradients; None: new
+    ones. masks: causal, window, layout."""
+    torch = sys.modules.get("torch")
+    if deterministic is None and torch is not None and torch.are_deterministic_algorithms_enabled():
+        deterministic = True
+    options = *masks.values(), scale, deterministic, str(target)
+    answer = known(_RUNS, arrays, options)
+    if answer is None:
+        answer = enter(_RUNS, arrays, options, _prepare(dict(zip(_NAMES, arrays)), target, deterministic, scale=scale, **masks))
+    made: tuple[Any, Any, Any] = answer.result() if results is None else results
+    answer.run(arrays, answer.scale if scale is None else scale, made)
+    return made
+
+
+def _prepare(tensors: dict[str, Any], target: Any, deterministic: bool | None, **options: Any) -> Prepared:
+    """Check the arguments, and find or compile their kernel."""
+    check_tensors("flash_attention_backward", tensors, ("q", "k", "v", "out", "grad_out"), _NAMES[6:], double=True)
+    q = tensors["q"]
+    at = running_on(q, target)
+    given = {**{n: tensors.get(n) for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")}, "out": None}
+    p = attention_problem(given, at.target.is_gpu, with_lse=tensors["grad_lse"] is not None, dynamic=dynamic_shapes(),
+                          **options)
+    return prepared(p, tensors, at, deterministic)
+
+
+def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, deterministic: bool | None,
+             functions: ScoreFunctions = PLAIN) -> Prepared:
+    """The answer to calls with a checked problem: run(arrays, scale, gradients, lists and tensors of functions or None)."""
+    check_results(p, tensors)
+    q = tensors["q"]
+    form, copied = backward_form(p, machine_of(at.target, at.sms, p.dtype), tensors, at, deterministic, functions)
+    make = [maker(q, s, p.dtype) for s in p.shapes[:3]]
+    if form is None:
+        return Prepared(_nothing, lambda: tuple(m() for m in make), scale=p.default_scale)
+    sms = at.target.limits.sm_count if at.target.has_wgmma else 1
+    kernel = (fast_kernel if functions == PLAIN else Place.kernel)(at, _program, form, sms)
+    unused, workspace = empty(q, (1,), form.accum), [maker(q, *x) for x in _workspace(form, p)]
+    none = [zeros(q, (1, 1, 1, 1), "int32")] * 2 + [zeros(q, (1,), "float32")] * 2
+
+    def run(arrays: tuple[Any, ...], scale: float, gradients: tuple[Any, ...], extra: Any = None) -> None:
+        *inputs, lse, grad_out, grad_lse, cu_q, cu_k = arrays
+        read = [compact_copy(x) if c else x for x, c in zip((*inputs, grad_out), copied)]
+        if cu_q is not None:
+            _nothing(arrays, scale, gradients)  # for tokens of no sequence
+            extra = cu_q, cu_q if cu_k is None else cu_k
+        kernel(*read, contiguous(lse), unused if grad_lse is None else contiguous(grad_lse), scale, *(extra or none),
+               *[m() for m in workspace], *gradients)
+
+    return Prepared(run, lambda: tuple(m() for m in make), scale=p.default_scale)
+
+
+def _nothing(arrays: Any, scale: float, gradients: Any, extra: Any = None) -> None:
+    """The answer where there are no queries or no keys."""
+    for x in gradients:
+        x[...] = 0
+
+
+def check_results(p: AttentionProblem, tensors: dict[str, Any]) -> None:
+    """Raises attention-shape unless out, lse and their gradients are those of a problem."""
+    q, accum = tensors["q"], p.accum
+    check_alike(q, {n: tensors[n] for n in ("out", "grad_out")})
+    for name, shape, element in (("out", p.shapes[3], p.dtype), ("grad_out", p.shapes[3], p.dtype), ("lse", p.lse_shape, accum),
+                                 ("grad_lse", p.lse_shape, accum)):
+        x = tensors[name]
+        if x is not None and (tuple(x.shape) != tuple(shape) or type_name(x) != element):
+            raise error("attention-shape", f"{name} is {type_name(x)} of shape {tuple(x.shape)}, expected {element} "
+                        f"{tuple(shape)}", expected=f"{element} {tuple(shape)}", found=f"{type_name(x)} {tuple(x.shape)}",
+                        hint="pass what flash_attention has returned with return_lse=True, and gradients like it")
+
+
+def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any], at: Place, deterministic: bool | None,
+                  functions: ScoreFunctions) -> tuple[BackwardForm | None, list[bool]]:
+    """(the form of a checked problem, None where there is nothing to compute; which of q, k, v, out, grad_out are copied)."""
+    if p.empty:
+        return None, []
+    found = [strides_of(tensors[n], at.target.is_gpu and not is_numpy(tensors["q"])) for n in ("out", "grad_out")]
+    out, gradient = (s or compact(p.shapes[3]) for s in found)
+    fixed = replace(p, strides=(*p.strides[:3], out))
+    deterministic = machine.kind == "wgmma" if deterministic is None else deterministic
+    keys, queries = backward_tiles(machine, p, deterministic, functions.block)
+    if p.packed or p.dynamic:
+        plain = any_sizes(fixed, keys)
+        gradient = any_sizes(replace(p, strides=(*p.strides[:3], gradient)), keys).strides[3]
+    else:
+        plain = AttentionForm(p.sizes, fixed.strides, p.layout, p.dtype, p.mask, keys, p.with_lse, p.scale)
+    copied = [*p.copied, *(s is None for s in found)]
+    return BackwardForm(plain, gradient, queries if deterministic else None, functions), copied
+
+
+def backward_tiles(m: Machine, p: AttentionProblem, deterministic: bool,
+                   block: tuple[int, int] | None = None) -> tuple[Tile, Tile]:
+    """The tiles of a block of keys and of a block of queries. Of those that fit the machine, first those of 64 rows and more
+    in a step, then those of two stages, then the tallest.
+
+    deterministic: whether blocks of queries compute dQ. block: rows and keys of a block of a mask, which tiles divide.
+    """
+    z, item = p.sizes, 8 if p.dtype == "float64" else 2  # a machine for float32 counts its elements as two bytes
+    if m.kind == "cpu":
+        return Tile(64, 64, 1, 128), Tile(64, 64, 1, 128)
+    across, along = block or (128, 128)
+    both, staged = z.dim + z.dim_v, 3 if p.dtype == "float32" else 0  # scores that reach the next GEMM through shared memory
+
+    def best(dividing: int, accumulated: int, adds: bool) -> Tile:
+        """The tile of a block with `rows` rows, which it keeps, and `keys` of the other side in a step."""
+        found = []
+        for rows, keys, stages, n in product((128, 64, 32, 16), (128, 64, 32, 16), (2, 1), (256, 128)):
+            # Registers: results, scores, their gradients, weights. Shared memory: own tiles, stages, what leaves registers.
+            used = ceil(rows * (accumulated + 3 * keys) / n) + _BESIDE
+            left = staged * rows * keys + (rows * keys + 2 * keys * z.dim if adds else 0)
+            shared = item * ((rows + stages * keys) * both + left) + 2048
+            most = consumer_registers(n // GROUP) if m.kind == "wgmma" else MOST_REGISTERS
+            if dividing % rows == 0 and used <= most and shared <= m.shared and rows * keys >= 4 * n:
+                found.append((keys < 64, stages == 1, -rows, abs(n - 2 * rows), -keys, Tile(rows, keys, stages, n)))
+        return min(found, key=lambda x: x[:-1])[-1] if found else Tile(16, 16, 1, 128)
+
+    keys = best(along, both, not deterministic)
+    return Tile(min(64, keys.keys), keys.rows, keys.stages, keys.threads), best(across, z.dim, False)
+
+
+def _workspace(f: BackwardForm, p: AttentionProblem) -> list[tuple[tuple[int, ...], str]]:
+    """(shape, element type) of each workspace tensor of a kernel for a problem."""
+    z, unit = p.sizes, f.unit
+    if p.packed:
+        slots = z.seq_q // unit + z.batch
+        rows, padded = z.heads, slots * unit
+        tiles = [(((z.seq_k // f.plain.tile.keys + z.batch) * z.kv_heads, FACTS), "int32"), ((slots * z.heads, FACTS), "int32")]
+    else:
+        rows, padded, tiles = z.batch * z.heads, ceil(z.seq_q / unit) * unit, []
+    total = (rows, padded, z.dim) if f.query is None else (1, 1, 1)
+    return [*tiles, *(((rows, padded), f.accum),) * 2, (total, f.accum)]
+
+
+def _program(f: BackwardForm, sms: int) -> Any:
+    """The program of a form, whose sizes and strides that are None are given by each call."""
+    f = replace(f, plain=symbolic(f.plain), steps=symbolic_strides("g", f.steps))
+    return packed_backward(f, sms) if f.packed else dense_backward(f)

@@ -1,0 +1,395 @@
+"""The gradients of attention: P = exp(S - lse) is computed again from Q, K and the logarithms that the forward pass has kept.
+
+With S = scale Q K^T, P = softmax(S), O = P V and delta_i = sum_d O_id dO_id - dlse_i, the gradients are
+    dV = P^T dO,   dS = P * (dO V^T - delta),   dQ = scale dS K,   dK = scale dS^T Q.
+
+A block has a tile of keys and processes the tiles of queries that see it, of all heads that read its kv head. Its scores are
+transposed, keys as rows, so that P^T and dS^T come out of the tensor cores as the next GEMMs take them. dK and dV stay in
+registers. Other blocks add to the same rows of dQ: either by atomics into float32 (five GEMMs), or blocks of queries compute S
+and dS once more (seven GEMMs), so that every sum has a fixed order.
+
+A score function changes S to x(S), and its derivative x' is a factor of dS: dS = P * x' * (dO V^T - delta).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import tilelang.language as T
+from tilelang.ir import Var, const, substitute
+
+from .derivative import derivative
+from .form import FACTS, LOG2E, BackwardForm
+from .kernels import key_tiles, seen
+from .packed_kernels import NEAR, order_tiles
+from .problem import Mask
+
+
+FEW = 32  # rows whose facts are computed at a time
+
+
+class Place(NamedTuple):
+    """The sequence that a block works on.
+
+    batch: None where sequences are packed. q0, seq_q, k0, seq_k: first query, number of queries, first key, number of keys.
+    lead: maps a query head to its row in the workspace; w0: the place of the first query there. scale: the factor of scores.
+    read: the tensors that score and mask functions read.
+    """
+
+    batch: Any
+    q0: Any
+    seq_q: Any
+    k0: Any
+    seq_k: Any
+    lead: Callable[[Any], Any]
+    w0: Any
+    scale: Any
+    read: tuple[Any, ...] = ()
+
+    def facts(self, X: Any, h: Any, row: Any, length: int) -> Any:
+        """The region of `length` rows of a query head, from `row` of the sequence on, in the workspace."""
+        start = self.w0 + row
+        return X[self.lead(h), start:start + length] if len(X.shape) == 2 else X[self.lead(h), start:start + length, :]
+
+
+class Steps(NamedTuple):
+    """The tiles that a block processes, numbered (g, n): g below `loops`, n below count(g).
+
+    tile: maps (g, n) to (query head, the tile's first row in the sequence). partly: maps (g, n) to whether the mask's function
+    hides a part of the tile; None without one.
+    """
+
+    loops: int
+    count: Callable[[Any], Any]
+    tile: Callable[[Any, Any], tuple[Any, Any]]
+    partly: Callable[[Any, Any], Any] | None = None
+
+
+def exponent(f: BackwardForm, at: Place, value: Any, h: Any, query: Any, key: Any) -> tuple[Any, Any]:
+    """(exponent of 2 in front of the logarithm, derivative of the changed score or None) of an element of Q K^T."""
+    if f.functions.score is None:
+        return value * (at.scale * const(LOG2E, f.accum)), None
+    score = Var("score", value.dtype)
+    x = T.cast(f.functions.score(score, at.batch, h, query, key, *[at.read[n] for n in f.functions.uses[0]]), value.dtype)
+    place = {score: value * at.scale}
+    return substitute(x * const(LOG2E, f.accum), place), substitute(T.cast(derivative(x, score), value.dtype), place)
+
+
+def sees(f: BackwardForm, at: Place, query: Any, key: Any) -> Any:
+    """Whether a query of the sequence sees a key of it, by limits of positions. Rows behind the last query have the logarithm
+    +inf: they see nothing."""
+    return seen(f.plain.mask, key, at.seq_k, query + at.seq_k - at.seq_q)
+
+
+def shows(f: BackwardForm, at: Place, h: Any, query: Any, key: Any) -> Any:
+    """Whether a query sees a key, by the mask's function."""
+    return f.functions.mask(at.batch, h, query, key, *[at.read[n] for n in f.functions.uses[1]])
+
+
+@T.macro
+def weigh(f, at, S, P, logs, element, h, partly):
+    """Elements S of Q K^T become the factors of dS, and P, in 16 bits, the weights.
+
+    logs: maps (i, j) to the logarithm, in base 2, of the row of queries. element: maps (i, j) to (query, key) in the sequence.
+    """
+    if f.functions.score is None:
+        for i, j in T.Parallel(*S.shape):
+            S[i, j] = T.exp2(exponent(f, at, S[i, j], h, *element(i, j))[0] - logs(i, j))
+        if not f.all_seen:
+            for i, j in T.Parallel(*S.shape):
+                S[i, j] = T.if_then_else(sees(f, at, *element(i, j)), S[i, j], 0.0)
+        if f.functions.mask is not None:
+            if partly:
+                for i, j in T.Parallel(*S.shape):
+                    S[i, j] = T.if_then_else(shows(f, at, h, *element(i, j)), S[i, j], 0.0)
+    else:
+        W = T.alloc_fragment(S.shape, S.dtype)
+        for i, j in T.Parallel(*S.shape):
+            x, slope = exponent(f, at, S[i, j], h, *element(i, j))
+            W[i, j] = T.exp2(x - logs(i, j))
+            S[i, j] = slope
+        if not f.all_seen:
+            for i, j in T.Parallel(*S.shape):
+                W[i, j] = T.if_then_else(sees(f, at, *element(i, j)), W[i, j], 0.0)
+        if f.functions.mask is not None:
+            if partly:
+                for i, j in T.Parallel(*S.shape):
+                    W[i, j] = T.if_then_else(shows(f, at, h, *element(i, j)), W[i, j], 0.0)
+        T.copy(W, P)
+        for i, j in T.Parallel(*S.shape):
+            S[i, j] = T.if_then_else(W[i, j] == 0.0, 0.0, W[i, j] * S[i, j])  # hidden scores may have no derivative
+
+
+@T.macro
+def key_block(f, at, steps, tensors, hk, k0):
+    """(dK, dV) of the tile of keys from k0 on, fragments. tensors: Q, K, V, dO, L, D and dQ; dQ is added to, unless blocks of
+    queries compute it."""
+    Q, K, V, dO, L, D, dQ = tensors
+    keys, rows, dim, dim_v = f.plain.tile.keys, f.plain.tile.rows, f.sizes.dim, f.sizes.dim_v
+    Ks, Vs = T.alloc_shared((keys, dim), f.dtype), T.alloc_shared((keys, dim_v), f.dtype)
+    Qs, dOs = T.alloc_shared((rows, dim), f.dtype), T.alloc_shared((rows, dim_v), f.dtype)
+    logs, delta = T.alloc_shared((rows,), f.accum), T.alloc_shared((rows,), f.accum)
+    dk, dv = T.alloc_fragment((keys, dim), f.accum), T.alloc_fragment((keys, dim_v), f.accum)
+    T.copy(f.plain.rows(K, at.batch, hk, at.k0 + k0, keys), Ks)
+    T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys), Vs)
+    T.clear(dk)
+    T.clear(dv)
+    tiles, results = (Ks, Vs, Qs, dOs, logs, delta), (dk, dv, dQ)
+    if steps.loops == 1:
+        for n in T.Pipelined(steps.count(0), num_stages=f.plain.tile.stages):
+            add_queries(f, at, (Q, dO, L, D), tiles, results, steps.tile(0, n), k0, steps.partly and steps.partly(0, n))
+    else:
+        for g in T.serial(steps.loops):
+            for n in T.Pipelined(steps.count(g), num_stages=f.plain.tile.stages):
+                add_queries(f, at, (Q, dO, L, D), tiles, results, steps.tile(g, n), k0, steps.partly and steps.partly(g, n))
+    for i, j in T.Parallel(keys, dim):
+        dk[i, j] *= at.scale
+    return dk, dv
+
+
+@T.macro
+def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
+    """A step of key_block: a tile of queries, (head, first row), is loaded, and its gradients are added to the results."""
+    (Q, dO, L, D), (Ks, Vs, Qs, dOs, logs, delta), (dk, dv, dQ), (h, row) = tensors, tiles, results, tile
+    keys, rows = f.plain.tile.keys, f.plain.tile.rows
+    S, E = T.alloc_fragment((keys, rows), f.accum), T.alloc_fragment((keys, rows), f.accum)
+    P, dS = T.alloc_fragment((keys, rows), f.dtype), T.alloc_fragment((keys, rows), f.dtype)
+    T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
+    T.copy(at.facts(L, h, row, rows), logs)
+    T.gemm(Ks, Qs, S, transpose_B=True, clear_accum=True)
+    weigh(f, at, S, P, lambda i, j: logs[j], lambda i, j: (row + j, k0 + i), h, partly)
+    T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows), dOs)
+    T.copy(at.facts(D, h, row, rows), delta)
+    T.gemm(Vs, dOs, E, transpose_B=True, clear_accum=True)
+    if f.functions.score is None:
+        T.copy(S, P)
+    T.gemm(P, dOs, dv)
+    for i, j in T.Parallel(keys, rows):
+        dS[i, j] = S[i, j] * (E[i, j] - delta[j])
+    T.gemm(dS, Qs, dk)
+    if f.query is None:
+        dSs, dq = T.alloc_shared((keys, rows), f.dtype), T.alloc_fragment((rows, f.sizes.dim), f.accum)
+        T.copy(dS, dSs)
+        T.gemm(dSs, Ks, dq, transpose_A=True, clear_accum=True)
+        T.atomic_add(at.facts(dQ, h, row, rows), dq)
+
+
+@T.macro
+def query_block(f, at, steps, tensors, h, row):
+    """dQ of the tile of queries from `row` on, a fragment. tensors: Q, K, V, dO, L and D; the tiles of `steps` are of keys."""
+    Q, K, V, dO, L, D = tensors
+    keys, rows, dim, dim_v = f.query.keys, f.query.rows, f.sizes.dim, f.sizes.dim_v
+    Ks, Vs = T.alloc_shared((keys, dim), f.dtype), T.alloc_shared((keys, dim_v), f.dtype)
+    Qs, dOs = T.alloc_shared((rows, dim), f.dtype), T.alloc_shared((rows, dim_v), f.dtype)
+    logs, delta = T.alloc_fragment((rows,), f.accum), T.alloc_fragment((rows,), f.accum)
+    S, E = T.alloc_fragment((rows, keys), f.accum), T.alloc_fragment((rows, keys), f.accum)
+    P, dS = T.alloc_fragment((rows, keys), f.dtype), T.alloc_fragment((rows, keys), f.dtype)
+    dq = T.alloc_fragment((rows, dim), f.accum)
+    hk = h // f.plain.group
+    T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
+    T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows), dOs)
+    T.copy(at.facts(L, h, row, rows), logs)
+    T.copy(at.facts(D, h, row, rows), delta)
+    T.clear(dq)
+    for n in T.Pipelined(steps.count(0), num_stages=f.query.stages):
+        k0 = steps.tile(0, n)[1]
+        T.copy(f.plain.rows(K, at.batch, hk, at.k0 + k0, keys), Ks)
+        T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
+        weigh(f, at, S, P, lambda i, j: logs[i], lambda i, j, k0=k0: (row + i, k0 + j), h, steps.partly and steps.partly(0, n))
+        T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys), Vs)
+        T.gemm(dOs, Vs, E, transpose_B=True, clear_accum=True)
+        for i, j in T.Parallel(rows, keys):
+            dS[i, j] = S[i, j] * (E[i, j] - delta[i])
+        T.gemm(dS, Ks, dq)
+    for i, j in T.Parallel(rows, dim):
+        dq[i, j] *= at.scale
+    return dq
+
+
+@T.macro
+def row_facts(f, at, tensors, LSE, dLSE, h, row):
+    """For f.unit rows from `row` on: delta goes to D, the logarithms in base 2 to L, zeros to Sum. Rows without keys, and those
+    behind the last one, get +inf in L, so that their weights are 0. tensors: O, dO, L, D and Sum. LSE, dLSE: map a row of the
+    sequence to its values."""
+    O, dO, L, D, Sum = tensors
+    dim = f.sizes.dim_v
+    o, do = T.alloc_fragment((FEW, dim), f.accum), T.alloc_fragment((FEW, dim), f.accum)
+    zeros, delta = T.alloc_fragment((FEW, f.sizes.dim), f.accum), T.alloc_fragment((FEW,), f.accum)
+    for n in T.serial(f.unit // FEW):
+        first = row + n * FEW
+        T.copy(f.plain.rows(O, at.batch, h, at.q0 + first, FEW), o)
+        T.copy(f.plain.rows(dO, at.batch, h, at.q0 + first, FEW), do)
+        for i, j in T.Parallel(FEW, dim):
+            o[i, j] *= do[i, j]
+        T.reduce_sum(o, delta, dim=1)
+        for i in T.Parallel(FEW):
+            lse = T.if_then_else(first + i < at.seq_q, LSE(first + i), -T.infinity(f.accum))
+            sees = lse != -T.infinity(f.accum)
+            L[at.lead(h), at.w0 + first + i] = T.if_then_else(sees, lse * const(LOG2E, f.accum), T.infinity(f.accum))
+            D[at.lead(h), at.w0 + first + i] = T.if_then_else(first + i < at.seq_q, delta[i] - dLSE(first + i), 0.0)
+        if f.query is None:
+            T.clear(zeros)
+            T.copy(zeros, at.facts(Sum, h, first, FEW))
+
+
+@T.macro
+def store_sum(f, at, Sum, dQ, h, row):
+    """dQ of a tile of rows, from what atomics have added up."""
+    dq = T.alloc_fragment((f.unit, f.sizes.dim), f.accum)
+    T.copy(at.facts(Sum, h, row, f.unit), dq)
+    for i, j in T.Parallel(f.unit, f.sizes.dim):
+        dq[i, j] *= at.scale
+    T.copy(dq, f.plain.rows(dQ, at.batch, h, at.q0 + row, f.unit))
+
+
+def steps_of(head: Callable[[Any], Any], shared: int, length: int, found: tuple[Any, Any], across: int | None = None,
+             lists: tuple[Any, Any, Any] = (None, None, None), hides: bool = False) -> Steps:
+    """The tiles of a block: of the range `found`, or those that lists of a mask name.
+
+    head: maps a number below `shared` to the query head. length: rows of a tile. across: rows of a block that lists name;
+    None: no lists. lists: (blocks of the mask, as BlockMask.blocks; the batch; the block of the other side). hides: whether
+    blocks may be hidden in part.
+    """
+    if across is None:
+        first, last = found
+        if shared == 1:
+            return Steps(1, lambda g: last - first, lambda g, n: (head(0), (first + n) * length))
+        each = T.max(1, last - first)
+        return Steps(1, lambda g: shared * (last - first), lambda g, n: (head(n // each), (first + n % each) * length))
+    blocks, b, other = lists
+    several, per = blocks.shape[1] > 1 and shared > 1, across // length
+
+    def entry(g: Any, n: Any) -> Any:
+        return blocks[b if blocks.shape[0] > 1 else 0, head(g) if blocks.shape[1] > 1 else 0, other, n]
+
+    def tile(g: Any, n: Any) -> tuple[Any, Any]:
+        each = T.max(1, entry(g, 0) * per)
+        m = n % each
+        return head(g if several else n // each), entry(g, 2 + m // per) * across + m % per * length
+
+    def partly(g: Any, n: Any) -> Any:
+        return n % T.max(1, entry(g, 0) * per) >= entry(g, 1) * per
+
+    return Steps(shared if several else 1, lambda g: (1 if several else shared) * entry(g, 0) * per, tile,
+                 partly if hides else None)
+
+
+def dense_backward(f: BackwardForm) -> Any:
+    """The kernel with the parameters (Q, K, V, O, dO, LSE, dLSE, scale, Rows, Columns, X0, X1, L, D, Sum, dQ, dK, dV).
+
+    L, D (batch * heads, padded) and Sum (batch * heads, padded, dim): workspace; padded: seq_q rounded up to a multiple of
+    f.unit. Sum is one element where blocks of queries compute dQ, dLSE where the logarithms have no gradient. Rows, Columns:
+    the mask's blocks of keys by blocks of queries, and the other way round.
+    """
+    batch, seq_q, seq_k, heads, kv_heads, dim, dim_v = f.sizes
+    group, functions, tile, query = f.plain.group, f.functions, f.plain.tile, f.query
+    padded = T.ceildiv(seq_q, f.unit) * f.unit
+    back = Mask(f.plain.mask.right, f.plain.mask.left)  # of keys, by the queries that see them
+    across, along = functions.block or (None, None)
+
+    def place(b: Any, scale: Any, *read: Any) -> Place:
+        return Place(b, 0, seq_q, 0, seq_k, lambda h: b * heads + h, 0, f.factor(scale), read)
+
+    @T.prim_func
+    def attention_backward(
+            Q: f.plain.q, K: f.plain.k, V: f.plain.v, O: f.plain.o, dO: f.gradient,
+            LSE: T.Tensor((batch, heads, seq_q), f.accum), dLSE: f.plain.lse, scale: T.float32,
+            Rows: T.Tensor(functions.rows, "int32"), Columns: T.Tensor(functions.columns, "int32"),
+            X0: T.Tensor(*functions.tensors[0]), X1: T.Tensor(*functions.tensors[1]),
+            L: T.Tensor((batch * heads, padded), f.accum), D: T.Tensor((batch * heads, padded), f.accum),
+            Sum: T.Tensor((batch * heads, padded, dim) if query is None else (1, 1, 1), f.accum),
+            dQ: f.result(0), dK: f.result(1), dV: f.result(2)):
+        with T.Kernel(padded // f.unit, heads, batch, threads=128) as (bx, h, b):
+            row_facts(f, place(b, scale), (O, dO, L, D, Sum), lambda i: LSE[b, h, i],
+                      lambda i: T.if_then_else(i < seq_q, dLSE[b, h, i], 0.0) if f.plain.with_lse else 0.0, h, bx * f.unit)
+        with T.Kernel(T.ceildiv(seq_k, tile.keys), kv_heads, batch, threads=tile.threads) as (bx, hk, b):
+            k0 = bx * tile.keys
+            steps = steps_of(lambda g: hk * group + g, group, tile.rows,
+                             key_tiles(back, k0 + seq_q - seq_k, tile.keys, seq_q, tile.rows), across,
+                             (Columns, b, k0 // (along or 1)), functions.mask is not None)
+            dk, dv = key_block(f, place(b, scale, X0, X1), steps, (Q, K, V, dO, L, D, Sum), hk, k0)
+            T.copy(dk, f.plain.rows(dK, b, hk, k0, tile.keys))
+            T.copy(dv, f.plain.rows(dV, b, hk, k0, tile.keys))
+        if query is None:
+            with T.Kernel(padded // f.unit, heads, batch, threads=128) as (bx, h, b):
+                store_sum(f, place(b, scale), Sum, dQ, h, bx * f.unit)
+        else:
+            with T.Kernel(padded // f.unit, heads, batch, threads=query.threads) as (bx, h, b):
+                row = bx * query.rows
+                found = key_tiles(f.plain.mask, row + seq_k - seq_q, query.rows, seq_k, query.keys)
+                steps = steps_of(lambda g: h, 1, query.keys, found, along, (Rows, b, row // (across or 1)),
+                                 functions.mask is not None)
+                dq = query_block(f, place(b, scale, X0, X1), steps, (Q, K, V, dO, L, D), h, row)
+                T.copy(dq, f.plain.rows(dQ, b, h, row, query.rows))
+
+    return attention_backward
+
+
+def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
+    """The kernel for packed sequences, with the parameters (Q, K, V, O, dO, LSE, dLSE, scale, cu_q, cu_k, KeyTiles, QueryTiles,
+    L, D, Sum, dQ, dK, dV).
+
+    KeyTiles, QueryTiles: workspaces of order_tiles for tiles of tile.keys keys and of f.unit queries. L, D (heads, padded) and
+    Sum (heads, padded, dim), as in dense_backward; padded: f.unit times the slots of one head in QueryTiles. sms: blocks that
+    run at the same time.
+    """
+    batch, tokens_q, tokens_k, heads, kv_heads, dim, dim_v = f.sizes
+    group, tile, query = f.plain.group, f.plain.tile, f.query
+    back = Mask(f.plain.mask.right, f.plain.mask.left)  # of keys, by the queries that see them
+    near = max(1, NEAR // (2 * (dim + dim_v)))
+    key_slots, query_slots, padded = T.dynamic("key_slots, query_slots, padded")
+    turned = replace(f.plain, mask=back, tile=replace(tile, rows=tile.keys, keys=tile.rows),
+                     sizes=f.sizes._replace(heads=kv_heads, seq_q=tokens_k, seq_k=tokens_q))
+    straight = replace(f.plain, tile=query or replace(tile, rows=f.unit))
+
+    def place(first_q: Any, seq_q: Any, first_k: Any, seq_k: Any, number: Any, scale: Any) -> Place:
+        return Place(None, first_q, seq_q, first_k, seq_k, lambda h: h, (first_q // f.unit + number) * f.unit, f.factor(scale))
+
+    def own(X: Any, end: Any) -> Any:
+        """The tensor up to the end of a sequence."""
+        return T.make_tensor(T.address_of(X[0, 0, 0]), (end, *X.shape[1:]), f.dtype)
+
+    @T.prim_func
+    def attention_backward_packed(
+            Q: f.plain.q, K: f.plain.k, V: f.plain.v, O: f.plain.o, dO: f.gradient, LSE: T.Tensor((heads, tokens_q), f.accum),
+            dLSE: f.plain.lse, scale: T.float32, cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
+            KeyTiles: T.Tensor((key_slots, FACTS), "int32"), QueryTiles: T.Tensor((query_slots, FACTS), "int32"),
+            L: T.Tensor((heads, padded), f.accum), D: T.Tensor((heads, padded), f.accum),
+            Sum: T.Tensor((heads, padded, dim) if query is None else (1, 1, 1), f.accum), dQ: f.result(0), dK: f.result(1),
+            dV: f.result(2)):
+        with T.Kernel(query_slots // heads, threads=128) as slot:
+            order_tiles(straight, QueryTiles, (cu_q, cu_k), slot, heads, near, sms, True)
+        with T.Kernel(key_slots // kv_heads, threads=128) as slot:
+            order_tiles(turned, KeyTiles, (cu_k, cu_q), slot, kv_heads, near, sms, True)
+        with T.Kernel(query_slots, threads=128) as n:
+            h, row, q0, seq_q, k0, seq_k, number = [QueryTiles[n, e] for e in range(7)]
+            if seq_q > 0:
+                row_facts(f, place(q0, seq_q, k0, seq_k, number, scale), (O, dO, L, D, Sum), lambda i: LSE[h, q0 + i],
+                          lambda i: T.if_then_else(i < seq_q, dLSE[h, q0 + i], 0.0) if f.plain.with_lse else 0.0, h, row)
+        with T.Kernel(key_slots, threads=tile.threads) as n:
+            hk, start, k0, seq_k, q0, length, number = [KeyTiles[n, e] for e in range(7)]
+            seq_q = T.if_then_else(seq_k > 0, length, 0)
+            steps = steps_of(lambda g: hk * group + g, group, tile.rows,
+                             key_tiles(back, start + seq_q - seq_k, tile.keys, seq_q, tile.rows))
+            dk, dv = key_block(f, place(q0, seq_q, k0, seq_k, number, scale), steps, (Q, K, V, dO, L, D, Sum), hk, start)
+            OwnK, OwnV = own(dK, k0 + seq_k), own(dV, k0 + seq_k)
+            if seq_k > 0:
+                T.copy(dk, f.plain.rows(OwnK, None, hk, k0 + start, tile.keys))
+                T.copy(dv, f.plain.rows(OwnV, None, hk, k0 + start, tile.keys))
+        with T.Kernel(query_slots, threads=128 if query is None else query.threads) as n:
+            h, row, q0, seq_q, k0, length, number = [QueryTiles[n, e] for e in range(7)]
+            seq_k = T.if_then_else(seq_q > 0, length, 0)
+            at, OwnQ = place(q0, seq_q, k0, seq_k, number, scale), own(dQ, q0 + seq_q)
+            if query is None:
+                if seq_q > 0:
+                    store_sum(f, at, Sum, OwnQ, h, row)
+            else:
+                steps = steps_of(lambda g: h, 1, query.keys,
+                                 key_tiles(f.plain.mask, row + seq_k - seq_q, query.rows, seq_k, query.keys))
+                dq = query_block(f, at, steps, (Q, K, V, dO, L, D), h, row)
+                if seq_q > 0:
+                    T.copy(dq, f.plain.rows(OwnQ, None, h, q0 + row, query.rows))
+
+    return attention_backward_packed
