@@ -157,6 +157,14 @@ def test_rows_that_are_sorted_are_multiplied(target):
     agree(f, normal(2, 5), target=target)
 
 
+def test_an_order_is_read_along_two_axes():
+    def f(x):
+        values, order = T.topk(x, 2)
+        return (T.one_hot(order, 2) * values[:, :, None]).sum(1), values
+
+    agree(f, normal(3, 2))
+
+
 def test_a_result_without_an_element_and_an_open_size():
     def f(x: T.Tensor((0, n), "float32")):
         return x * 2

@@ -158,7 +158,8 @@ class _Stages:
 
     def _keep(self, t: Tensor, body: Scalar, over: tuple[Axis, ...], free: frozenset[Axis]) -> Scalar:
         body = grouped(body)
-        key = (t.kind, body, over, repr(t.attrs))
+        place = frozenset() if t.kind in REDUCTIONS else free  # a sort has an axis that its body does not have
+        key = (t.kind, body, over, repr(t.attrs), place)
         if key not in self.made:
             kept = body.axes - frozenset(over) if t.kind in REDUCTIONS else body.axes | free
             order = {a: k for k, a in enumerate((*self.nest.axes, *self.over))}
