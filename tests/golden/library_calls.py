@@ -305,9 +305,20 @@ def rows() -> None:
     other("swiglu", "both in one", ((64, 8192), "bfloat16"))
 
 
+def trained() -> None:
+    for dim, dtype in ((64, "float16"), (128, "bfloat16")):
+        q, k, lse = ((1, 1024, 8, dim), dtype), ((1, 1024, 2, dim), dtype), ((1, 8, 1024), "float32")
+        for deterministic in (False, True):
+            other("flash_attention_backward", f"{dim} {dtype} {deterministic}", q, k, k, q, lse, q, causal=True,
+                  deterministic=deterministic)
+    x, w = ((512, 1024), "bfloat16"), ((4096, 1024), "bfloat16")
+    other("linear_cross_entropy", "bfloat16", x, w, ((512,), "int64"))
+    other("fused_matmul", "rows", x, w, transpose_b=True, reduce=[("rows", "absmax")])
+
+
 def others() -> dict[str, Callable[[Any], Any]]:
     """Calls by name, made at the first call: they need the library."""
-    for family in (recurrences, latent, flexible, rows) if not OTHERS else ():
+    for family in (recurrences, latent, flexible, rows, trained) if not OTHERS else ():
         family()
     return OTHERS
 for _family in (products, groups, quantised, attentions, decodings):
