@@ -157,6 +157,13 @@ def test_rows_that_are_sorted_are_multiplied(target):
     agree(f, normal(2, 5), target=target)
 
 
+@pytest.mark.parametrize("target", ["cpu", "simulator"])
+def test_rows_of_products_that_are_moved_start_inside_of_the_tensor(target):
+    agree(lambda x, y: T.roll(x @ y.T, 2, 0), normal(4, 2), normal(4, 2), target=target)
+    x = normal(4, 2)
+    agree(lambda x, y, z: T.roll(T.einsum("cd,ed,cf->cef", x, y, z), 2, 1), x, x, normal(4, 4), target=target)
+
+
 def test_an_order_is_read_along_two_axes():
     def f(x):
         values, order = T.topk(x, 2)

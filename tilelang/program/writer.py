@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tilelang.target import Target
 
-from .expr import Axis, Scalar, Tensor, axis, const, linear, rewrite, summed, walk
+from .expr import Axis, Scalar, Tensor, axis, bounds, const, linear, rewrite, summed, walk
 from .graph import Dim, Size
 from .nest import Contraction, Pass, base_of, contraction, passes
 from .plan import Plan
@@ -271,6 +271,9 @@ class Writer:
                 return None
             a = mine[0].value
             rest = {x: f for x, f in terms.items() if x != mine[0]}
+            least = bounds(summed(rest, c))
+            if isinstance(c, int) and c < 0 and (least is None or least[0] < 0):  # regions start inside of a tensor
+                return None
             base = " + ".join(p for p in (self.printer().text(summed(rest, c)) if rest or c != 0 else "", self.base_text(a))
                               if p not in ("", "0")) or "0"
             found.append(a)
