@@ -4,8 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import tilelang.language as T
 from tilelang import errors
-from tilelang.library import flash_attention, flash_attention_backward
+from tilelang.library import create_block_mask, flash_attention, flash_attention_backward, flex_attention
 from tilelang.library.attention import backward
 from tilelang.library.attention.problem import Sizes, attention_problem
 from tilelang.library.attention.tile_cost import machine_of
@@ -296,6 +297,49 @@ def test_deterministic_algorithms_of_torch_decide():
         torch.use_deterministic_algorithms(False)
         backward.backward_form = found
     assert [f.query is not None for f, _ in forms] == [True]
+
+
+CAP = 5.0
+SCORES = {
+    "softcap": (lambda s, b, h, i, j: CAP * T.tanh(s / CAP), lambda s, h, i, j: CAP * (s / CAP).tanh()),
+    "alibi": (lambda s, b, h, i, j, slopes: s + slopes[h] * T.cast(j - i, "float32"),
+              lambda s, h, i, j: s + 0.25 / (1 + h) * (j - i)),
+    "sides": (lambda s, b, h, i, j: T.if_then_else(i % 7 == j % 7, 2.0 * s, T.max(s, 0.0) - T.abs(s) * 0.1),
+              lambda s, h, i, j: (2 * s).where(i % 7 == j % 7, s.clamp(min=0) - 0.1 * s.abs())),
+    "none": (None, lambda s, h, i, j: s)}
+SHOWN = {"window": lambda b, h, i, j: (i >= j) & (i - j < 90), "heads": lambda b, h, i, j: (i >= j) & (i - j < 60 + 60 * h)}
+
+
+@pytest.mark.parametrize("name, mask", [("softcap", None), ("alibi", "window"), ("sides", None), ("none", "heads"),
+                                        ("softcap", "heads")])
+def test_gradients_of_functions_of_scores_and_masks(name, mask):
+    import torch
+
+    change, plain = SCORES[name]
+    q, k, v = tensors(torch.float32, 150, 150)
+    shown = mask and create_block_mask(SHOWN[mask], 150, 150, heads=2, block=(64, 64), device="cpu")
+    read = (torch.tensor([0.25, 0.125]),) if name == "alibi" else ()
+    out = flex_attention(q, k, v, score_mod=change, block_mask=shown, tensors=read)
+    got = torch.autograd.grad(out.square().sum(), (q, k, v))
+    kk, vv = (x.double().repeat_interleave(2, 2) for x in (k, v))
+    h, i, j = (torch.arange(n) for n in (2, 150, 150))
+    at = h[:, None, None], i[:, None], j
+    s = plain(torch.einsum("bqhd,bkhd->bhqk", q.double(), kk) * 0.25, *at)
+    s = s if mask is None else s.masked_fill(~SHOWN[mask](0, *at), -torch.inf)
+    want = torch.autograd.grad(torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), vv).square().sum(), (q, k, v))
+    for g, w in zip(got, want):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
+
+
+def test_functions_without_a_known_derivative_are_named():
+    import torch
+
+    q, k, v = tensors(torch.float32)
+    with pytest.raises(errors.TileLangError, match="the derivative of a score function with `acosh`"):
+        flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: T.acosh(2.0 + s * s)).sum().backward()
+    slopes = torch.ones(2, requires_grad=True)
+    with pytest.raises(errors.TileLangError, match="computes no gradient"):
+        flex_attention(q, k, v, score_mod=lambda s, b, h, i, j, x: s * x[h], tensors=(slopes,))
 
 
 @pytest.mark.gpu

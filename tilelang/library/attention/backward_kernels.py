@@ -66,6 +66,10 @@ class Steps(NamedTuple):
     tile: Callable[[Any, Any], tuple[Any, Any]]
     partly: Callable[[Any, Any], Any] | None = None
 
+    def hides(self, g: Any, n: Any) -> Any:
+        """Whether the mask's function hides a part of a tile."""
+        return None if self.partly is None else self.partly(g, n)
+
 
 def exponent(f: BackwardForm, at: Place, value: Any, h: Any, query: Any, key: Any) -> tuple[Any, Any]:
     """(exponent of 2 in front of the logarithm, derivative of the changed score or None) of an element of Q K^T."""
@@ -139,11 +143,11 @@ def key_block(f, at, steps, tensors, hk, k0):
     tiles, results = (Ks, Vs, Qs, dOs, logs, delta), (dk, dv, dQ)
     if steps.loops == 1:
         for n in T.Pipelined(steps.count(0), num_stages=f.plain.tile.stages):
-            add_queries(f, at, (Q, dO, L, D), tiles, results, steps.tile(0, n), k0, steps.partly and steps.partly(0, n))
+            add_queries(f, at, (Q, dO, L, D), tiles, results, steps.tile(0, n), k0, steps.hides(0, n))
     else:
         for g in T.serial(steps.loops):
             for n in T.Pipelined(steps.count(g), num_stages=f.plain.tile.stages):
-                add_queries(f, at, (Q, dO, L, D), tiles, results, steps.tile(g, n), k0, steps.partly and steps.partly(g, n))
+                add_queries(f, at, (Q, dO, L, D), tiles, results, steps.tile(g, n), k0, steps.hides(g, n))
     for i, j in T.Parallel(keys, dim):
         dk[i, j] *= at.scale
     return dk, dv
@@ -197,7 +201,7 @@ def query_block(f, at, steps, tensors, h, row):
         k0 = steps.tile(0, n)[1]
         T.copy(f.plain.rows(K, at.batch, hk, at.k0 + k0, keys), Ks)
         T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-        weigh(f, at, S, P, lambda i, j: logs[i], lambda i, j, k0=k0: (row + i, k0 + j), h, steps.partly and steps.partly(0, n))
+        weigh(f, at, S, P, lambda i, j: logs[i], lambda i, j, k0=k0: (row + i, k0 + j), h, steps.hides(0, n))
         T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys), Vs)
         T.gemm(dOs, Vs, E, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(rows, keys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,12 @@ import tilelang.language as T
 from tilelang.errors import error
 from tilelang.jit.captured import Captured, Token
 
-from ..arrays import compact_copy, empty, is_numpy, maker, type_name
+from ..arrays import compact_copy, empty, is_numpy, maker, type_name, zeros
+from ..autograd import Function, Results, Step, direct
 from ..caches import Cache, Prepared, enter, known
-from .form import LOG2E, AttentionForm, Tile
+from ..place import Place
+from .backward import prepared
+from .form import LOG2E, AttentionForm, ScoreFunctions, Tile
 from .inputs import check_gradient, check_scale, check_tensors, device_of, running_on
 from .kernels import absorb, finish, reset, working_set
 from .problem import AttentionProblem, Mask, attention_problem
@@ -109,7 +112,8 @@ class BlockMask:
 
     mask_mod: the function. sizes: (queries, keys). block: rows and keys of a block. blocks: int32 (batch or 1, heads or 1, rows
     of blocks, 2 + most blocks): for each row the number of blocks that it sees, how many of them are hidden nowhere, and their
-    numbers, these ones first. tensors: what mask_mod reads. state: of mask_mod when the blocks were made.
+    numbers, these ones first. columns: the same for each column of blocks, with numbers of rows. tensors: what mask_mod reads.
+    state: of mask_mod when the blocks were made.
     """
 
     mask_mod: ScoreMod
@@ -118,6 +122,7 @@ class BlockMask:
     blocks: Any
     tensors: tuple[Any, ...] = ()
     state: Token | None = None
+    columns: Any = None
 
     @property
     def density(self) -> float:
@@ -155,12 +160,18 @@ def create_block_mask(mask_mod: ScoreMod, seq_q: int, seq_k: int, *, batch: int 
         seen = sees.reshape(len(q), across, keys).sum((0, 2))
         seen = seen if device is None else seen.cpu().numpy()
         codes[b, h, r] = np.where(seen == 0, 0, np.where(seen == len(q) * keys, 1, 2))
-    blocks = np.zeros((batch, heads, down, 2 + int((codes > 0).sum(-1).max(initial=0))), np.int32)
-    for at in np.ndindex(batch, heads, down):
+    rows_of, columns_of = (_listed(x) if device is None else xp.from_numpy(_listed(x)).to(device)
+                           for x in (codes, codes.swapaxes(2, 3)))
+    return BlockMask(mask_mod, (seq_q, seq_k), (rows, keys), rows_of, tuple(tensors), _state(mask_mod), columns_of)
+
+
+def _listed(codes: np.ndarray) -> np.ndarray:
+    """The list of each row of blocks."""
+    blocks = np.zeros((*codes.shape[:3], 2 + int((codes > 0).sum(-1).max(initial=0))), np.int32)
+    for at in np.ndindex(*codes.shape[:3]):
         whole, shown = np.flatnonzero(codes[at] == 1), np.flatnonzero(codes[at] == 2)
         blocks[at][:2 + len(whole) + len(shown)] = [len(whole) + len(shown), len(whole), *whole, *shown]
-    lists = blocks if device is None else xp.from_numpy(blocks).to(device)
-    return BlockMask(mask_mod, (seq_q, seq_k), (rows, keys), lists, tuple(tensors), _state(mask_mod))
+    return blocks
 
 
 def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None, block_mask: BlockMask | None = None,
@@ -174,6 +185,8 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
     only those hidden in part call its function. tensors: arrays that score_mod reads by index; 2 with those of the mask.
 
     q, k, v, layout ("bshd" or "bhsd"), scale, return_lse, target: as flash_attention takes them (float16, bfloat16, float32).
+    q, k and v have gradients, as those of flash_attention; the derivative of score_mod is made of expressions, and a function
+    without a known one is an error. tensors have none. torch.compile(fullgraph=True) does not take the call.
     The bound of its error holds with the error of the changed scores added. Each pair of functions, with the values that they
     read, and shapes compiles a kernel. A query that sees no key gives 0 and the logarithm -inf.
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
@@ -186,18 +199,33 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
     read, shown = tuple(tensors), () if block_mask is None else block_mask.tensors
     read += tuple(x for x in shown if not any(x is y for y in read))
     uses = tuple(range(len(tensors))), tuple(next(n for n, y in enumerate(read) if y is x) for x in shown)
-    lists = None if block_mask is None else block_mask.blocks
-    arrays, options = (q, k, v, *read, lists), (
-        _state(score_mod), uses, scale, return_lse, layout, str(target),
-        None if block_mask is None else (_state(block_mask.mask_mod), block_mask.block, block_mask.sizes))
-    answer = known(_RUNS, arrays, options)
+    if direct((q, k, v, *read)):
+        return attend((q, k, v), read, uses, score_mod, block_mask, target=target, layout=layout, with_lse=return_lse,
+                      scale=scale)
+    check_gradient("flex_attention for the tensors of a function", *(read or (q.detach(),)))
+    lists = (None, None) if block_mask is None else (block_mask.blocks, block_mask.columns)
+    state = block_mask and (_state(block_mask.mask_mod), block_mask.block, block_mask.sizes)
+    key = _state(score_mod), uses, state
+    if key not in _NUMBERS:
+        _NUMBERS[key] = len(_CALLS)
+        _CALLS.append((score_mod, uses, block_mask and replace(block_mask, blocks=None, columns=None, tensors=())))
+    found = _FUNCTION(q, k, v, *read, *[None] * (MOST_TENSORS - len(read)), *lists, _NUMBERS[key], scale, layout,
+                      None if target is None else str(target))
+    return found if return_lse else found[0]
+
+
+def attend(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple[int, ...], tuple[int, ...]],
+           score_mod: ScoreMod | None, mask: BlockMask | None, results: tuple[Any, Any] | None = None, **options: Any) -> Any:
+    """flex_attention without a gradient. read: the tensors that functions read; uses: which of them score_mod, and the mask.
+    results: contiguous tensors that are written. options: target, layout, with_lse, scale."""
+    lists, state = (None, None) if mask is None else (mask.blocks, (_state(mask.mask_mod), mask.block, mask.sizes))
+    arrays, key = (*qkv, *read, lists), (_state(score_mod), uses, *[str(x) for x in options.values()], state)
+    answer = known(_RUNS, arrays, key)
     if answer is None:
-        answer = enter(_RUNS, arrays, options, _prepare((q, k, v), read, uses, score_mod, block_mask, target=target,
-                                                        layout=layout, with_lse=return_lse, scale=scale))
-    check_gradient("flex_attention", q, k, v)
-    out, lse = answer.result(), answer.logs()
-    answer.run((q, k, v), lists, read, out, lse)
-    return (out, lse) if return_lse else out
+        answer = enter(_RUNS, arrays, key, _prepare(qkv, read, uses, score_mod, mask, **options))
+    out, lse = results or (answer.result(), answer.logs())
+    answer.run(qkv, lists, read, out, lse)
+    return (out, lse) if options["with_lse"] else out
 
 
 _RUNS: Cache[Prepared] = Cache(1024)
@@ -207,13 +235,8 @@ def _prepare(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple
              score_mod: ScoreMod | None, mask: BlockMask | None, *, target: Any, scale: float | None,
              **options: Any) -> Prepared:
     """Check the arguments, and find or compile their kernel. options: as attention_problem takes them."""
-    q, named = qkv[0], {f"tensors[{n}]": x for n, x in enumerate(read)}
-    check_tensors("flex_attention", {**dict(zip("qkv", qkv)), **named}, ("q", "k", "v"))
-    at = running_on(q, target)
-    none = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "out"))
-    p = attention_problem({**dict(zip("qkv", qkv)), **none}, at.target.is_gpu, causal=False, window=None,
-                          scale=None if scale is None else check_scale(scale), **options)
-    _check(p, mask, read, q)
+    q = qkv[0]
+    at, p = _problem(qkv, read, mask, target, scale=scale, **options)
     # In place of the mask's lists, and of tensors that are not given.
     no_lists, *unused = empty(q, (1, 1, 1, 1), "int32"), *[empty(q, (1,), "float32")] * (MOST_TENSORS - len(read))
     block = None if mask is None else mask.block
@@ -233,6 +256,19 @@ def _prepare(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple
             kernel(*arrays, no_lists if lists is None else lists, *read, *unused, out, lse)
 
     return Prepared(run, maker(q, p.shapes[3], p.dtype), maker(q, p.lse_shape if p.with_lse else (1,), "float32"))
+
+
+def _problem(qkv: tuple[Any, ...], read: tuple[Any, ...], mask: BlockMask | None, target: Any, *, scale: float | None,
+             **options: Any) -> tuple[Place, AttentionProblem]:
+    """Where a call runs, and its checked problem."""
+    q, named = qkv[0], {f"tensors[{n}]": x for n, x in enumerate(read)}
+    check_tensors("flex_attention", {**dict(zip("qkv", qkv)), **named}, ("q", "k", "v"))
+    at = running_on(q, target)
+    none = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "out"))
+    p = attention_problem({**dict(zip("qkv", qkv)), **none}, at.target.is_gpu, causal=False, window=None,
+                          scale=None if scale is None else check_scale(scale), **options)
+    _check(p, mask, read, q)
+    return at, p
 
 
 def _shape(x: Any) -> tuple[int, ...]:
@@ -266,3 +302,59 @@ def _check(p: AttentionProblem, mask: BlockMask | None, tensors: tuple[Any, ...]
     if len(tensors) > MOST_TENSORS or any(device_of(x) != device_of(q) for x in tensors):
         raise error("attention-option", f"tensors must be at most {MOST_TENSORS}, on the device of q",
                     expected=f"up to {MOST_TENSORS} tensors on {device_of(q)}", found=f"{len(tensors)}", hint="join them")
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------------
+
+_CALLS: list[tuple[Any, Any, Any]] = []  # (score_mod, uses, mask without its tensors): operators take their numbers
+_NUMBERS: dict[Any, int] = {}
+_GRADIENTS: Cache[Prepared] = Cache(1024)
+
+
+def _called(number: int, rows: Any, columns: Any, read: Any) -> tuple[Any, Any, BlockMask | None]:
+    """(score_mod, uses, mask) of a call by its number among the operator's arguments."""
+    score_mod, uses, mask = _CALLS[number]
+    mask = mask and replace(mask, blocks=rows, columns=columns, tensors=tuple(read[n] for n in uses[1]))
+    return score_mod, uses, mask
+
+
+def _forward(q: Any, k: Any, v: Any, first: Any, second: Any, rows: Any, columns: Any, *rest: Any) -> None:
+    number, scale, layout, target, *results = rest
+    read = tuple(x for x in (first, second) if x is not None)
+    score_mod, uses, mask = _called(number, rows, columns, read)
+    attend((q, k, v), read, uses, score_mod, mask, tuple(results), target=target, layout=layout, with_lse=True, scale=scale)
+
+
+def _backward(q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any) -> None:
+    first, second, rows, columns, number, scale, layout, target, grad, grad_lse, *results = rest
+    read = tuple(x for x in (first, second) if x is not None)
+    score_mod, uses, mask = _called(number, rows, columns, read)
+    grad = zeros(out, tuple(out.shape), type_name(out)) if grad is None else grad
+    arrays = q, k, v, out, lse, grad, grad_lse, None, None
+    key = number, scale, layout, target
+    answer = known(_GRADIENTS, (*arrays, *read, rows, columns), key)
+    if answer is None:
+        at, p = _problem((q, k, v), read, mask, target, scale=scale, layout=layout, with_lse=grad_lse is not None)
+        tensors = dict(zip(("q", "k", "v", "out", "lse", "grad_out", "grad_lse"), arrays))
+        types = (*((_shape(x), type_name(x)) for x in read), *[((1,), "float32")] * (MOST_TENSORS - len(read)))
+        lists = [(1, 1, 1, 1) if x is None else _shape(x) for x in (rows, columns)]
+        functions = ScoreFunctions(score_mod, mask and mask.mask_mod, mask and mask.block, *lists, types, uses,
+                                   (_state(score_mod), mask and _state(mask.mask_mod)))
+        answer = enter(_GRADIENTS, (*arrays, *read, rows, columns), key, prepared(p, tensors, at, None, functions))
+    none = [empty(q, (1, 1, 1, 1), "int32")] * 2 if rows is None else [rows, columns]
+    answer.run(arrays, answer.scale if scale is None else scale, tuple(results),
+               (*none, *read, *[empty(q, (1,), "float32")] * (MOST_TENSORS - len(read))))
+
+
+def _results(q: Any, k: Any, v: Any, *rest: Any) -> Results:
+    layout = rest[-2]
+    shape = (q.shape[0], q.shape[2], q.shape[1]) if layout == "bshd" else q.shape[:3]
+    return [((*q.shape[:-1], v.shape[-1]), type_name(q)), (tuple(shape), "float32")]
+
+
+_OPTIONS = "Tensor? first, Tensor? second, Tensor? rows, Tensor? columns, int call, float? scale, str layout, str? target"
+_FUNCTION = Function(
+    "flex_attention", Step(f"Tensor q, Tensor k, Tensor v, {_OPTIONS}", _results, _forward, 2),
+    Step(f"Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS}, Tensor? grad_out, Tensor? grad_lse",
+         lambda *args: [(tuple(x.shape), type_name(x)) for x in args[:3]], _backward, 3),
+    lambda needs, args, made: (*args[:3], *made, *args[3:]), (0, 1, 2), visible=2)
