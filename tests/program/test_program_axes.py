@@ -129,3 +129,11 @@ def test_float32_gemms_keep_their_type_on_tensor_cores():
     (got,) = run(module, (a, b), SIMULATED)
     want = a.astype(np.float64) @ b
     assert (np.abs(got - want) <= 2.0**-20 * want).all()
+
+
+def test_a_tile_in_front_of_a_tensor_is_not_counted_from_its_end():
+    program = tilelang.program(lambda x: T.roll(x.max(-1, keepdims=True), 2, 0))
+    x = np.random.default_rng(0).standard_normal((7, 70)).astype(F16)
+    for target in ("cpu", SIMULATED):
+        (got,) = run(lower(program.graph(x), None, Target(target)), (x,), target)
+        assert (got == np.roll(x.max(-1, keepdims=True), 2, 0)).all()

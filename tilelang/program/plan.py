@@ -113,7 +113,7 @@ def guess(a: Axis) -> int:
 
 def plan_of(nest: Nest, target: Target) -> Plan:
     """The uses of a nest's axes and the sizes of its tiles.  Raises Unfit."""
-    nest = _joined_axes(nest) if target.is_gpu else nest
+    nest = _joined_axes(nest)
     plan = Plan(nest, {})
     _whole_axes(plan, target)
     _nested_loops(plan)
