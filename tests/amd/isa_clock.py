@@ -71,20 +71,28 @@ def loop_of(program: Program) -> tuple[int, int]:
         offset = ((i.mods["simm"] & 0xFFFF) ^ 0x8000) - 0x8000 if i.name.startswith(("s_branch", "s_cbranch")) else 0
         if offset < 0:
             found.append((pc + 4 + 4 * offset, pc))
-        if i.name == "s_endpgm":
-            break
         pc += i.size
     return max(found, key=lambda x: (sum(x[0] <= p <= x[1] for p in matrices), x[0] - x[1]))
 
 
 class Recorder(Program):
-    """Runs a kernel until each wave of the first workgroup has begun its loop's iteration `upto`; keeps the one before."""
+    """Runs a kernel until each wave of a workgroup has begun its loop's iteration `upto`; keeps the one before.
+
+    The workgroup is one in the middle of the grid: where lengths of loops depend on places, the first one's may be short.
+    """
 
     def __init__(self, kernel: Kernel, upto: int = 3) -> None:
         super().__init__(kernel)
         self.first, _ = loop_of(self)
         self.upto, self.begun, self.ops = upto, Counter[int](), dict[int, list[Op]]()
         self.waves: Any = None
+
+    def run(self, grid: Any, *args: Any, **named: Any) -> int:
+        self.grid = grid
+        return super().run(grid, *args, **named)
+
+    def _group(self, memory: Any, noise: Any, at: Any, *rest: Any) -> Any:
+        return super()._group(memory, noise, ((at[0] + self.grid[0] // 2) % self.grid[0], *at[1:]), *rest)
 
     def _steps(self, wave: Wave, count: int) -> int:
         self.waves = self.waves or wave.group.waves

@@ -1,4 +1,4 @@
-"""Writes docs/guide/amd-loops.md, the inner loops of two programs on gfx942: `python tests/amd/isa_loops.py`."""
+"""Writes docs/guide/amd-loops.md, the inner loops of three programs on gfx942: `python tests/amd/isa_loops.py`."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ blocks issue.
 
 
 @functools.cache
-def timed(name: str) -> tuple[Any, isa_clock.Timing]:
-    """(kernel, timing) of a program: "gemm", or one of the plain programs."""
+def timed(name: str, **sizes: int) -> tuple[Any, isa_clock.Timing]:
+    """(kernel, timing) of a program: "gemm", or one of the plain programs.  sizes: where they differ from its full ones."""
     import tilelang
     from tilelang.target import Target
     from tilelang.transform.pipeline import lower
 
-    func = gemm(4096, 4096, 4096) if name == "gemm" else CORPUS[name].program(**CORPUS[name].full)
+    func = gemm(4096, 4096, 4096) if name == "gemm" else CORPUS[name].program(**CORPUS[name].full | sizes)
     lowered, kernel = lower(func.func, Target("gfx942"), {}), tilelang.compile(func, target="gfx942")
     values = {b.name: np.zeros([int(getattr(n, "value", n)) for n in b.shape], str(b.dtype)) for _, b in lowered.host.buffers}
     return kernel, isa_clock.loop_timing(lowered, kernel, values)
@@ -88,7 +88,8 @@ def page() -> str:
     from importlib.metadata import version
 
     out = [HEAD.format(version=version("ziglang"))]
-    for title, name in (("GEMM of 128 x 128 x 32, float16", "gemm"), ("Attention of 128 x 64, d = 128", "attention 128x64")):
+    for title, name in (("GEMM of 128 x 128 x 32, float16", "gemm"), ("Attention of 128 x 64, d = 128", "attention 128x64"),
+                        ("Attention of 128 x 128, d = 128, causal", "attention causal")):
         kernel, t = timed(name)
         facts = kernel.report_data["kernels"][0]
         used = f"{facts['registers']} registers, {facts['spills']} spills, {facts['shared_bytes']} bytes of LDS"

@@ -56,6 +56,8 @@ _ROWS: tuple[tuple[str, str, str, dict[str, tuple[Any, ...]]], ...] = (
     ("WaitOptions", "cp_async_wait wgmma_wait", "n: groups that may still run.", {"n": ("int", 0)}),
     ("WaitLoadsOptions", "wait_loads", "n: loads into LDS of this wave that may still be in flight.", {"n": ("int", 0)}),
     ("PriorityOptions", "wave_priority", "n: 0 to 3.", {"n": ("int", 0)}),
+    ("BetweenOptions", "loads_between", "first: loads in front of all matrix instructions. n: those behind them, each in front "
+     "of so many matrix instructions.", {"first": ("int", 0), "n": ("int", 0), "each": ("int", 0)}),
     ("BulkWaitOptions", "bulk_wait",
      "n: groups that may still run. read: wait only until the sources are read, not until the destinations are written.",
      {"n": ("int", 0), "read": ("bool", False)}),

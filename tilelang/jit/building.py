@@ -14,7 +14,7 @@ from typing import Any
 
 from tilelang.env import env
 from tilelang.errors import TileLangError, brought, error, register, warn
-from tilelang.ir import For, Launch, statements, stmts_of, walk
+from tilelang.ir import Call, For, Launch, statements, stmts_of, walk
 from tilelang.runtime.cpus import usable_cpus
 from tilelang.runtime.host_engine import compile_object, ffi_state, load_llvm
 from tilelang.runtime.nvcc_options import nvrtc_options
@@ -425,6 +425,12 @@ def build_hip(request: Request, sig: Signature) -> Artifact:
     return other
 
 
+def _unpacked(kernel: Any) -> list[str]:
+    """Options for a kernel whose arithmetic runs under matrix instructions of other waves: packed float32 waits for these."""
+    shared = any(x.op == "wave_priority" for x in walk(kernel.launch.body, Call))
+    return ["-fno-slp-vectorize"] if shared else []
+
+
 _BLOCKS = re.compile(r", amdgpu_waves_per_eu\(\d+\)")
 
 
@@ -443,7 +449,8 @@ def _build_hip(request: Request, sig: Signature) -> Artifact:
         def start(program: Any, sources: list[str]) -> None:
             for _, work in begun:
                 work.cancel()
-            begun[:] = [(s, pool.submit(compile_cached, s, request.target.arch, options)) for s in sources]
+            begun[:] = [(s, pool.submit(compile_cached, s, request.target.arch, options + _unpacked(k)))
+                        for s, k in zip(sources, program.kernels)]
 
         program, sources, watch = device_source(request, start)
         if [s for s, _ in begun] != sources:
@@ -453,7 +460,8 @@ def _build_hip(request: Request, sig: Signature) -> Artifact:
         objects = _within_time([work for _, work in begun])
         for n, (source, made) in enumerate(zip(sources, objects)):
             alone = _BLOCKS.sub("", source) if made.spills else source
-            if alone != source and (other := compile_cached(alone, request.target.arch, options)).spills < made.spills:
+            if alone != source and (other := compile_cached(alone, request.target.arch, options + _unpacked(
+                    program.kernels[n]))).spills < made.spills:
                 sources[n], objects[n] = alone, other
         watch.lap("clang")
     finally:

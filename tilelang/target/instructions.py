@@ -51,6 +51,8 @@ for _name in ("wait_loads", "wait_shared"):
     add_intrinsic(Intrinsic(_name, 0, SYNC))
 # AMD: the instructions of this wave are issued before those of waves of less priority (s_setprio).
 add_intrinsic(Intrinsic("wave_priority", 0, SYNC))
+# AMD: the compiler issues loads of LDS between the matrix instructions in front of this place, each so many of them early.
+add_intrinsic(Intrinsic("loads_between", 0, SYNC))
 
 # ldmatrix / stmatrix: lane 8*j + i gives the address of row i of matrix j.
 for _name in ("ldmatrix", "stmatrix"):

@@ -212,6 +212,11 @@ class Target:
         return self.is_hip
 
     @property
+    def fuses_in_text(self) -> bool:
+        """Whether the text says which multiplications and additions are one instruction; else the device compiler decides."""
+        return self.is_hip
+
+    @property
     def async_load_bytes(self) -> tuple[int, ...]:
         """Bytes that a lane may copy from global to shared memory past the registers, all lanes of a wave to one run of bytes;
         () where there is no such instruction, or each lane gives its own address (`has_cp_async`)."""

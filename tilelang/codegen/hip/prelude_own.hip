@@ -163,9 +163,12 @@ template <int N> TL_DEVICE vec<bfloat16_t, N> cast_bfloat16(const vec<float, N>&
   return out;
 }
 //@ pack_half
+// v_fma_mixhi_f16 rounds x * 1 - 0 into the upper half of a register; a conversion and a packing otherwise.
 template <int N> TL_DEVICE void pack_half(half_t* to, const float* from) {
+  float one = 1.0f, zero = -0.0f;
+  asm("" : "+s"(one), "+v"(zero));  // else LLVM leaves the arithmetic out
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = half_t(from[i]);
+  for (int i = 0; i < N; ++i) to[i] = half_t(i % 2 ? __builtin_fmaf(from[i], one, zero) : from[i]);
 }
 //@ pack_bfloat16
 template <int N> TL_DEVICE void pack_bfloat16(bfloat16_t* to, const float* from) {
@@ -397,6 +400,18 @@ template <int N> TL_DEVICE void wait_loads() {
 //@ cp_async_wait
 // Until all of this wave's copies have landed: those of the last N groups are not counted.
 template <int N> TL_DEVICE void cp_async_wait() { wait_loads<0>(); }
+//@ loads_between
+// The order in which LLVM issues what stands between two changes of priority: FIRST loads of LDS, then one more in front of each
+// EACH matrix instructions, which so many loads early cover.
+template <int FIRST, int N, int EACH> TL_DEVICE void loads_between() {
+  __builtin_amdgcn_sched_group_barrier(0x100, FIRST, 0);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    __builtin_amdgcn_sched_group_barrier(0x100, 1, 0);
+    __builtin_amdgcn_sched_group_barrier(0x8, EACH, 0);
+  }
+  __builtin_amdgcn_sched_group_barrier(0x8, FIRST * EACH, 0);
+}
 //@ wait_shared
 template <int N> TL_DEVICE void wait_shared() {
   asm volatile("" ::: "memory");

@@ -25,7 +25,7 @@ from .prelude import available, kernel_header
 
 # Calls whose text other targets do not have.
 _TEXTS = {"wait_loads": "tl::wait_loads<{n}>()", "wait_shared": "tl::wait_shared<{n}>()",
-          "wave_priority": "__builtin_amdgcn_s_setprio({n})"}
+          "wave_priority": "__builtin_amdgcn_s_setprio({n})", "loads_between": "tl::loads_between<{first}, {n}, {each}>()"}
 _UNSUPPORTED = {"printf": "kernels of this target print nothing: store the values to a tensor",
             "named_barrier": "a workgroup of this target has one barrier: T.sync_threads() without arguments",
             "in_warp_groups": "leave T.ws, or the branch of some warps, out: T.Pipelined moves loads ahead without",

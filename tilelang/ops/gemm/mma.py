@@ -18,7 +18,8 @@ operand alone would not cancel a NaN or infinity in the other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace as replaced
 from math import ceil, prod
 from typing import Any
 
@@ -33,6 +34,7 @@ from ..ldmatrix import outer_digits, threads_used
 from .select import operand_fragments, row_of_steps
 
 WARP = 32
+UNDER = 8  # MFMAs that run while the operands of the next ones come from LDS: 128 clocks
 
 
 class WarpTiles:
@@ -48,6 +50,7 @@ class WarpTiles:
         self.instruction, outside = outer_digits(modes, inner)
         self.warps = [o for o in outside if o.to == THREAD]
         self.reps = [o for o in outside if o.to == REGISTER]
+        self.first = 0  # register of the accumulator
         self.offset: Expr = const(0)
         for o in self.warps:
             self.offset = self.offset + digit(cx.thread, o.stride, o.size, cx.num_threads) * o.weight
@@ -59,12 +62,21 @@ class WarpTiles:
         """`index`, clamped so that a run of `run` elements from there on stays inside the extent."""
         return binary("min", index, const(self.extent - run)) if self.is_padded else index
 
+    def only(self, number: int) -> WarpTiles:
+        """One of the tiles."""
+        out, weight = copy(self), 0
+        for o in reversed(self.reps):
+            number, digit = divmod(number, o.size)
+            weight, out.first = weight + digit * o.weight, out.first + digit * o.stride
+        out.reps, out.count, out.offset = [], 1, self.offset + weight
+        return out
+
     def loops(self) -> tuple[list[tuple[Var, int]], Expr, Expr, Expr]:
         """Fresh loops over the tiles: (loops, tile number, index offset, register offset in the accumulator)."""
         vs = [(fresh("t"), o.size) for o in self.reps]
         number: Expr = const(0)
         index: Expr = const(0)
-        register: Expr = const(0)
+        register: Expr = const(self.first)
         for (v, n), o in zip(vs, self.reps):
             number = number * n + v
             index = index + v * o.weight
@@ -125,10 +137,12 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
     size = int(held.shape[0])
     local_c = held if held.dtype == row.c_dtype else cx.new_local(f"{op.c.buffer.name}_w", size, row.c_dtype)
 
-    def multiply(step: int) -> Stmt:
+    def multiply(step: int, rows: WarpTiles = rows, cols: WarpTiles = cols, at: tuple[Any, Any] = (None, None)) -> Stmt:
+        """at: the first registers of operands of one tile."""
         i_loops, i_tile, _, i_reg = rows.loops()
         j_loops, j_tile, _, j_reg = cols.loops()
-        at, run = (get_a(step, i_tile), get_b(step, j_tile)), k // single.shape[2]
+        at, run = tuple(get(step, tile) if first is None else const(first) for get, tile, first in (
+            (get_a, i_tile, at[0]), (get_b, j_tile, at[1]))), k // single.shape[2]
         return unrolled(i_loops + j_loops, seq(*(do(
             "mma", AddressOf(local_c, (i_reg + j_reg + column * single.c.registers,)),
             AddressOf(a.local, (at[0] + (column * run + s) * single.a.registers,)),
@@ -136,19 +150,44 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
             for column in range(m // single.shape[0]) for s in range(run))))
 
     def fetch(step: int) -> Stmt | None:
-        parts = [_fetch(cx, o, step, k, op.k, op.span) for o in (a, b) if o.stage]
+        parts = [_fetch(cx, o, step, k, op.k, step % (int(o.local.shape[0]) // o.stage) * o.stage, op.span)
+                 for o in (a, b) if o.stage]
         return seq(*parts) if parts else None
 
     def converted(into: Buffer, source: Buffer) -> Stmt:
         return each_register(into, lambda r: Store(into, (r,), cast(load(source, (r,)), into.dtype), span=op.span))
 
-    out: list[Stmt | None] = [_cleared(op, cx, held), fetch(0)]
+    def tile_by_tile(o: Operand) -> list[Stmt]:
+        """One tile of the only operand in shared memory after the other: as few registers as cover the loads of the next."""
+        other, size = (cols, rows)[o is b], o.frag.registers
+        each = other.count * (m // single.shape[0]) * (k // single.shape[2])  # MFMAs of a tile and step
+        run = next(n for n in range(1, steps + 1) if steps % n == 0 and (n * each >= UNDER or n == steps))
+        units = [(t, range(s, s + run)) for t in range(o.tiles.count) for s in range(0, steps, run)]
+        loads, steps_of = list[Stmt](), list[Stmt]()
+        for n, (t, ks) in enumerate(units):
+            tile = o.tiles.only(t)
+            for i, step in enumerate(ks):
+                first = (n % 2 * run + i) * size
+                loads.append(_fetch(cx, replaced(o, tiles=tile), step, k, op.k, first, op.span))
+                steps_of.append(multiply(step, *((tile, cols, (first, None)) if o is a else (rows, tile, (None, first)))))
+        order = [x for n in range(0, len(loads), run) for x in (*loads[n + run:n + 2 * run], *steps_of[n:n + run])]
+        wide, left = divmod(size * o.dt.bits, 128)  # loads of a tile and step
+        if op.plan.urgent and wide and not left and each % wide == 0:
+            order.append(do("loads_between", first=run * wide, n=(len(loads) - run) * wide, each=each // wide))
+        return [*loads[:run], *order]
+
+    out: list[Stmt | None] = [_cleared(op, cx, held)]
     if local_c is not held:  # the instruction does not accumulate in c's type: round once after all k steps
-        out.insert(1, converted(local_c, held))
-    for step in range(steps):
-        if step + 1 < steps:
-            out.append(fetch(step + 1))
-        out.append(multiply(step))
+        out.append(converted(local_c, held))
+    loaded = [o for o in (a, b) if o.stage]
+    if row.lanes > WARP and len(loaded) == 1 and not loaded[0].k_first and loaded[0].tiles.count > 1:
+        out += tile_by_tile(loaded[0])
+    else:
+        out.append(fetch(0))
+        for step in range(steps):
+            if step + 1 < steps:
+                out.append(fetch(step + 1))
+            out.append(multiply(step))
     if local_c is not held:
         out.append(converted(held, local_c))
     if op.plan.urgent:
@@ -278,9 +317,8 @@ def _to_tf32(value: Expr, dt: dtype) -> Expr:
     return cast(call("to_tf32", (value,), "float32"), dt) if dt == "tfloat32" else cast(value, dt)
 
 
-def _fetch(cx: Any, o: Operand, step: int, k: int, end: int, span: Any) -> Stmt:
-    """Load the registers of k step `step` of an operand, for all its tiles.  end: number of elements along k."""
-    at = (step % (int(o.local.shape[0]) // o.stage)) * o.stage
+def _fetch(cx: Any, o: Operand, step: int, k: int, end: int, at: int, span: Any) -> Stmt:
+    """Load the registers of k step `step` of an operand, for all its tiles, from register `at` on.  end: elements along k."""
     inside = step * k + k <= end
     run = o.frag.modes[o.k_dim][-1]  # consecutive elements of k in a lane
     if inside and not o.k_first and run.to == REGISTER and run.size * o.dt.bits > 32:

@@ -192,5 +192,6 @@ def _signal(c: DeviceContext, e: Call) -> Action:
 
 
 ASYNC_OPS = effects({"cp_async": _cp_async, "cp_async_commit": _commit, "cp_async_wait": _wait,
-                     "wait_loads": _wait_loads, **dict.fromkeys(("wait_shared", "wave_priority"), lambda c, e: lambda f: None),
+                     "wait_loads": _wait_loads, **dict.fromkeys(
+                         ("wait_shared", "wave_priority", "loads_between"), lambda c, e: lambda f: None),
                      "cp_async_mbarrier_arrive": _signal}, count_warps)

@@ -422,7 +422,8 @@ class Plan:
     """A checked schedule.
 
     stage, order: per item.  ahead: items that become asynchronous copies -> storage of their tiles.  versions: buffer -> the
-    same buffer with a leading dimension of versions.  report: one line for `pipeline_report`.
+    same buffer with a leading dimension of versions.  report: one line for `pipeline_report`.  again: the last iteration
+    loads its own tiles once more, in place of a branch around loads and stores of the next ones.
     """
 
     stage: list[int]
@@ -430,6 +431,7 @@ class Plan:
     ahead: dict[int, Var]
     versions: dict[Buffer, Buffer]
     report: str
+    again: bool = False
 
 
 @record
@@ -515,6 +517,8 @@ class CopiedAhead:
         if u is not None and r.stage > u:
             return []
         iteration = self.base + ahead if u is None else const(u - r.stage, loop.var.dtype)
+        if u is None and self.plan.again:
+            return self.run(r, iteration, loop.start + binary("min", iteration, self.extent - 1), {})
         stmts, inside = self.run(r, iteration, loop.start + iteration, {}), iteration < self.extent
         stmts = stmts if u is None else rename(stmts)
         if isinstance(inside, Const):

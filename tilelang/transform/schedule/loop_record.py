@@ -92,8 +92,8 @@ def record_of_blocks(launch: Launch, loop: For, items: list[Item], stage: Sequen
     few = max(1.0, rates.simds / -(-launch.num_threads // 64))  # a block of fewer warps leaves SIMDs to others
     usage = [replace(x, units=tuple((u, c * few) for u, c in x.units)) for x in (
         _usage(own, i, ahead, launch.num_threads, rates, capability) for i in ranked)]
-    meets = [n for n, i in enumerate(ranked) if i in ahead][-1:]
-    meets += [max(1, min(n for n, i in enumerate(ranked) if i in ahead)) - 1] if meets and max(ahead.values()) == 1 else []
+    stores, alone = {n for n, i in enumerate(ranked) if i in ahead}, max(ahead.values(), default=0) == 1
+    meets = [n for n in stores if n + 1 not in stores] + [max(0, n - 1) for n in stores if alone and n - 1 not in stores]
     for n in meets:
         usage[n] = replace(usage[n], latency=usage[n].latency + rates.meet)
     events, groups = tuple(Event(i, stage[i] - low) for i in ranked), max(1, int(resident / few))

@@ -21,7 +21,7 @@ from ..legalize.hopper_features import hopper, no_warp_roles, unreadable
 from ..analysis.liveness import Uses
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.loop_schedule import Schedule
-from ..analysis.residency import resident_blocks
+from ..analysis.residency import live_at_once, resident_blocks
 from ..analysis.vectorize import MAX_BYTES
 from ..analysis.shared_spans import versioned, with_versions
 from .loop_record import record_of_blocks, record_of_threads
@@ -161,21 +161,52 @@ class _Planner:
             ahead = {i: next((int(v.shape[0]) for b, v in made.items() if x.touches(b.data)), 1)
                      for i, x in enumerate(items) if isinstance(x.stmt, Copy) and x.stmt.plan.second}
             versions = {e.storage: n for i, n in ahead.items() for e in items[i].effects if e.writes}
-            self.resident = resident_blocks(self.launch, loop, [x.stmt for x in items], versions, self.cx.target)
+            live = live_at_once(items, stage, order, versions, self.launch.num_threads)
+            self.resident = resident_blocks(self.launch, loop, [x.stmt for x in items], live, self.cx.target)
             return record_of_blocks(self.launch, loop, items, stage, order, ahead, self.cx.target.machine, self.resident)
         return record_of_threads(self.launch, loop, items, stage, order, ahead, boxed, getattr(self.cx.target, "machine", 80))
 
     def by_steps(self, loop: For, loop_body: Body, wanted: int) -> Plan | str:
         """A plan of copies in two steps, with one version of each tile or two: a block then waits less often, but more of them
-        may fit with one.  That of least cycles.  Wide copies past the registers (lower/direct_loads.py) need two."""
+        may fit with one, and more again if tiles share bytes.  That of least cycles.  Wide copies past the
+        registers (lower/direct_loads.py) need two."""
         direct = max(self.cx.target.async_load_bytes, default=0) == MAX_BYTES
         plans = [self.automatic(loop, loop_body, n) for n in ((1,) if wanted == 1 else (2,) if direct else (2, 1))]
+        plans += [] if direct or isinstance(plans[0], str) else self.one_after_another(loop, loop_body)
         costs = list[tuple[float, int]]()
         for p in plans:
             if isinstance(p, str):
                 return p
             costs.append((self.recorded(loop, loop_body.items, p).cycles * (_FEWER if costs else 1.0), len(costs)))
-        return plans[min(costs)[1]]
+        wide = all(x.stmt.dst.buffer.size * x.stmt.dst.dtype.bits >= 64 * self.launch.num_threads for x in loop_body.items
+                   if isinstance(x.stmt, Copy) and x.stmt.plan.second)  # none goes into LDS past the registers
+        return evolve(plans[min(costs)[1]], again=wide and not direct)
+
+    def one_after_another(self, loop: For, loop_body: Body) -> list[Plan]:
+        """The plan where tiles that are used one after another are stored one after another, into bytes that they share; none
+        where all are used at the same time.
+
+            load K[0]; for k: store K[k]; load V[k]; S = Q K; store V[k]; …; load K[k + 1]; C += P V
+
+        A tile is in flight under the last use of the one before.  The first one's loads are an iteration ahead.
+        """
+        items, groups = loop_body.items, list[tuple[list[int], int]]()  # stores of tiles, the last item that uses one
+        tiles = {i: x.stmt.dst.buffer for i, x in enumerate(items) if isinstance(x.stmt, Copy) and x.stmt.plan.second}
+        if any(_unwaited(items, tiles, i) or self.uses.unversionable(loop, items, b) for i, b in tiles.items()):
+            return []
+        uses = {i: [j for j, x in enumerate(items) if j != i and x.touches(b.data)] for i, b in tiles.items()}
+        for i in sorted(tiles, key=lambda i: uses[i][0]):
+            some, last = groups.pop() if groups and uses[i][0] <= groups[-1][1] else ([], -1)
+            groups.append(([*some, i], max(last, uses[i][-1])))
+        place = {i: (i, 1) for i in range(len(items))}
+        for n, (some, _) in enumerate(groups):
+            before = groups[n - 1][1]
+            place |= {i - 1: (before, 0) for i in some} | {i: (before, 2) if n else (-1, 0) for i in some}
+        ranked = sorted(place, key=lambda i: (place[i], i))
+        order, stage = [ranked.index(i) for i in range(len(items))], [int(i + 1 not in groups[0][0]) for i in range(len(items))]
+        versions = {b.data: 1 for b in tiles.values()}
+        return [] if len(groups) < 2 or violations(items, stage, order, versions) else [
+            self.plan(loop_body, stage, order, {}, versions)]
 
     def carried(self, items: list[Item], plan: Plan, stages: int) -> Gemm | None:
         """The GEMM of a block alone on its SM that stays in flight until that of the next iteration has begun, where it is all
