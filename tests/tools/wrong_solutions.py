@@ -14,7 +14,7 @@ WRONG: dict[str, dict[str, tuple[str, str, str]]] = {
     "copy": {
         "the last block is missing": ("T.ceildiv(N, 128)", "N // 128", "44 of 300 elements of `B` were not written"),
         "each block copies the first tile": ("A[bx * 128]", "A[0]", "all of them in B[128:256]"),
-        "blocks store one element apart": ("B[bx * 128]", "B[bx]", "rule: unwritten output"),
+        "blocks store one element apart": ("B[bx * 128]", "B[bx]", "all that is written lies in B[0:129]"),
         "the tile is never filled": ("        T.copy(A[bx * 128], tile)\n", "", "read before written"),
         "the numbers are doubled": (
             "        T.copy(tile", "        for i in T.Parallel(128):\n            tile[i] = tile[i] * 2\n        T.copy(tile",
@@ -34,7 +34,7 @@ WRONG: dict[str, dict[str, tuple[str, str, str]]] = {
         "sums": ("xs[i] * ys[j]", "xs[i] + ys[j]", "x + y instead of x * y"),
         "x from tensors, not from a tile": ("xs[i] * ys", "x[by * 32 + i] * ys", "`x` is read inside T.Parallel"),
         "the same tile of x for all": ("x[by * 32], xs", "x[0], xs", "all of them in C[32:64"),
-        "one row of blocks": ("T.ceildiv(M, 32)", "1", "were not written"),
+        "one row of blocks": ("T.ceildiv(M, 32)", "1", "all that is written lies in C[0:32, 0:"),
         "the tile of y is not loaded": ("        T.copy(y[bx * 64], ys)\n", "", "read before written"),
     },
     "row_sums": {

@@ -90,9 +90,19 @@ class Binding:
             if check and t.storage.known is not None and (missed := ~t.written()).any():
                 name = t.buffer.name
                 out[name][missed] = poison(out[name].dtype)
-                warn("unwritten-output", f"{int(missed.sum())} of {missed.size} elements of `{name}` were not written",
-                     "compare the grid and the tiles that are stored with its shape", t.buffer.span)
+                lacks = f"{int(missed.sum())} of {missed.size} elements of `{name}` were not written{_reach(name, ~missed)}"
+                warn("unwritten-output", lacks, "compare the grid, the indices of stores and the tiles that are stored with "
+                     "its shape", t.buffer.span)
         return out
+
+
+def _reach(name: str, written: np.ndarray) -> str:
+    """Which part of an array is written, and where the first element stands that is not; "" where nothing is."""
+    if not written.any() or not written.ndim:
+        return ""
+    first = ", ".join(str(int(i[0])) for i in np.nonzero(~written))
+    box = ", ".join(f"{int(i.min())}:{int(i.max()) + 1}" for i in np.nonzero(written))
+    return f", first {name}[{first}]: all that is written lies in {name}[{box}]"
 
 
 def poison(dt: np.dtype) -> Any:
