@@ -164,6 +164,10 @@ def test_rows_of_products_that_are_moved_start_inside_of_the_tensor(target):
     agree(lambda x, y, z: T.roll(T.einsum("cd,ed,cf->cef", x, y, z), 2, 1), x, x, normal(4, 4), target=target)
 
 
+def test_the_rows_of_a_matrix_times_its_transpose_are_summed():
+    agree(lambda x: (x @ x.T).sum(0), normal(65, 2), target="simulator", bound=1e-4)
+
+
 def test_an_order_is_read_along_two_axes():
     def f(x):
         values, order = T.topk(x, 2)

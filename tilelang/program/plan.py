@@ -132,10 +132,10 @@ def plan_of(nest: Nest, target: Target) -> Plan:
     for t, e in nest.outputs:
         if len(t.axes) < len(nest.axes) and any(plan.uses[a].kind in ("grid", "tile") for a in nest.axes if a not in e.axes):
             raise Unfit("an output has no axis that is split over blocks")
-    loops = plan.loops()
-    if any(not loops.isdisjoint(t.over) and not loops.isdisjoint(t.axes) for t in plan.nest.stages):
+    stages, loops = plan.nest.stages, plan.loops()
+    if any(not loops.isdisjoint(t.over) and not loops.isdisjoint(t.axes) for t in stages):
         raise Unfit("a loop inside of a loop")
-    if any(not plan.tiled(t.axes) for t in nest.stages) and any(plan.gemm_of(t) is not None for t in nest.stages):
+    if any(not plan.tiled(t.axes) for t in stages) and any(plan.gemm_of(t) is not None for t in stages):
         raise Unfit("a GEMM beside a tile of one element")
     return plan
 
