@@ -331,6 +331,20 @@ def test_gradients_of_functions_of_scores_and_masks(name, mask):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("on", [SM90, SM80], ids=["sm_90a", "sm_80"])
+def test_gradients_of_functions_on_gpus(on):
+    import torch
+
+    given = tensors(torch.float16, 150, 150)
+    shown = create_block_mask(SHOWN["heads"], 150, 150, heads=2, block=(64, 64), device="cpu")
+    change = SCORES["softcap"][0]
+    got, want = (torch.autograd.grad(flex_attention(*given, score_mod=change, block_mask=shown, target=t).sum(), given)
+                 for t in (on, None))
+    for g, w in zip(got, want):
+        torch.testing.assert_close(g, w, rtol=1e-2, atol=1e-2)
+
+
 def test_functions_without_a_known_derivative_are_named():
     import torch
 

@@ -163,8 +163,9 @@ def backward_tiles(m: Machine, p: AttentionProblem, deterministic: bool,
     across, along = block or (128, 128)
     both, staged = z.dim + z.dim_v, 3 if p.dtype == "float32" else 0  # scores that reach the next GEMM through shared memory
 
-    def best(dividing: int, accumulated: int, adds: bool) -> Tile:
-        """The tile of a block with `rows` rows, which it keeps, and `keys` of the other side in a step."""
+    def best(own: int, other: int, accumulated: int, adds: bool) -> Tile:
+        """The tile of a block with `rows` rows, which it keeps, and `keys` of the other side in a step. own, other: what
+        they divide."""
         found = []
         for rows, keys, stages, n in product((128, 64, 32, 16), (128, 64, 32, 16), (2, 1), (256, 128)):
             # Registers: results, scores, their gradients, weights. Shared memory: own tiles, stages, what leaves registers.
@@ -172,12 +173,12 @@ def backward_tiles(m: Machine, p: AttentionProblem, deterministic: bool,
             left = staged * rows * keys + (rows * keys + 2 * keys * z.dim if adds else 0)
             shared = item * ((rows + stages * keys) * both + left) + 2048
             most = consumer_registers(n // GROUP) if m.kind == "wgmma" else MOST_REGISTERS
-            if dividing % rows == 0 and used <= most and shared <= m.shared and rows * keys >= 4 * n:
+            if own % rows == 0 and other % keys == 0 and used <= most and shared <= m.shared and rows * keys >= 4 * n:
                 found.append((keys < 64, stages == 1, -rows, abs(n - 2 * rows), -keys, Tile(rows, keys, stages, n)))
         return min(found, key=lambda x: x[:-1])[-1] if found else Tile(16, 16, 1, 128)
 
-    keys = best(along, both, not deterministic)
-    return Tile(min(64, keys.keys), keys.rows, keys.stages, keys.threads), best(across, z.dim, False)
+    keys = best(along, across, both, not deterministic)
+    return Tile(min(64, keys.keys), keys.rows, keys.stages, keys.threads), best(across, along, z.dim, False)
 
 
 def _workspace(f: BackwardForm, p: AttentionProblem) -> list[tuple[tuple[int, ...], str]]:

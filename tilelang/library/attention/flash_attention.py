@@ -21,7 +21,7 @@ from .backward import gradients
 from .build import attention_kernel, plan_attention, tiles_to_time
 from .flash_decode import NAMES as decode_names, prepare as prepare_decode
 from .form import Tile
-from .inputs import check_disjoint, check_scale, check_tensors, running_on
+from .inputs import check_disjoint, check_scale, check_tensors, running_on, target_text
 from .problem import AttentionProblem, attention_problem, fold, lse_type, mask_of
 from .tile_cost import Machine, machine_of
 
@@ -81,7 +81,7 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
                         expected="no `out`", found="`out`", hint="leave it out")
         mask = mask_of(causal, window, None)
         found = _FUNCTION(q, k, v, cu_seqlens_q, cu_seqlens_k, mask.left, mask.right, scale, layout, deterministic,
-                                None if target is None else str(target))
+                                target_text(target))
         return found if return_lse else found[0]
     return attend((q, k, v, cu_seqlens_q, cu_seqlens_k), out=out, causal=causal, window=window, layout=layout,
                   with_lse=return_lse, scale=scale, target=target, tune=tune)

@@ -20,7 +20,7 @@ from ..caches import Cache, Prepared, enter, known
 from ..place import Place
 from .backward import prepared
 from .form import LOG2E, AttentionForm, ScoreFunctions, Tile
-from .inputs import check_gradient, check_scale, check_tensors, device_of, running_on
+from .inputs import check_gradient, check_scale, check_tensors, device_of, running_on, target_text
 from .kernels import absorb, finish, reset, working_set
 from .problem import AttentionProblem, Mask, attention_problem
 from .tile_cost import machine_of
@@ -210,7 +210,7 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
         _NUMBERS[key] = len(_CALLS)
         _CALLS.append((score_mod, uses, block_mask and replace(block_mask, blocks=None, columns=None, tensors=())))
     found = _FUNCTION(q, k, v, *read, *[None] * (MOST_TENSORS - len(read)), *lists, _NUMBERS[key], scale, layout,
-                      None if target is None else str(target))
+                      target_text(target))
     return found if return_lse else found[0]
 
 
