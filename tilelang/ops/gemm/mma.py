@@ -161,7 +161,8 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
         """One tile of the only operand in shared memory after the other: as few registers as cover the loads of the next."""
         other, size = (cols, rows)[o is b], o.frag.registers
         each = other.count * (m // single.shape[0]) * (k // single.shape[2])  # MFMAs of a tile and step
-        run = next(n for n in range(1, steps + 1) if steps % n == 0 and (n * each >= UNDER or n == steps))
+        runs = [n for n in range(1, steps + 1) if steps % n == 0 and 2 * n * size <= int(o.local.shape[0])]
+        run = next((n for n in runs if n * each >= UNDER), runs[-1])
         units = [(t, range(s, s + run)) for t in range(o.tiles.count) for s in range(0, steps, run)]
         loads, steps_of = list[Stmt](), list[Stmt]()
         for n, (t, ks) in enumerate(units):
