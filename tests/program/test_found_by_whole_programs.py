@@ -6,6 +6,9 @@ import pytest
 
 import tilelang
 import tilelang.language as T
+from tilelang.program.run import recipe_of
+from tilelang.target import of_arch
+from tilelang.transform.pipeline import lower
 
 n = T.dynamic("n")
 
@@ -194,3 +197,12 @@ def test_a_sum_over_windows_is_not_formed_in_the_loop_of_another():
 def test_nan_is_a_number_of_programs(target):
     for _ in range(2):  # the second time from disk
         agree(lambda x: (T.where(x > 0, x, float("nan")), T.full((2,), float("nan"))), normal(5), target=target)
+
+
+@pytest.mark.parametrize("depth, columns", [(70, 384), (128, 512)])
+def test_halves_of_a_float32_operand_did_not_fit_into_shared_memory(depth, columns):
+    def f(x: T.Tensor((100, depth), "float32"), w: T.Tensor((depth, columns), "float32")):
+        return T.softmax(x @ w)
+
+    for kernel in recipe_of(tilelang.program(f).graph(), None, "sm_90a").functions():
+        assert lower(kernel.func, of_arch("sm_90a"))

@@ -137,7 +137,23 @@ def plan_of(nest: Nest, target: Target) -> Plan:
         raise Unfit("a loop inside of a loop")
     if any(not plan.tiled(t.axes) for t in stages) and any(plan.gemm_of(t) is not None for t in stages):
         raise Unfit("a GEMM beside a tile of one element")
+    if target.is_gpu and _operand_bytes(plan, target) > chain_cost.machine_of(target).shared:
+        raise Unfit("more operands of a GEMM than shared memory holds")
     return plan
+
+
+def _operand_bytes(plan: Plan, target: Target) -> int:
+    """At least so many bytes of shared memory for operands of the GEMMs: what is read from memory, and halves of right ones."""
+    tiles: dict[Scalar, int] = {}
+    for t in plan.nest.stages:
+        if (c := plan.gemm_of(t)) is None:
+            continue
+        copies = plan.stages if any(plan.uses[a].kind == "loop" for a in t.over) else 1
+        for f, free in ((c.a, c.m), (c.b, c.n)):
+            size = prod(plan.uses[a].size for a in plan.tiled((*t.over, *free))) * bits_of(f.dtype) // 8
+            halves = 2 * (f is c.b and exactness(f.dtype, target) == "halves")
+            tiles[f] = max(tiles.get(f, 0), size * (copies * (f is c.b or f.op == "read") + halves))
+    return sum(tiles.values())
 
 
 def _joined_axes(nest: Nest) -> Nest:
