@@ -141,12 +141,12 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
         """at: the first registers of operands of one tile."""
         i_loops, i_tile, _, i_reg = rows.loops()
         j_loops, j_tile, _, j_reg = cols.loops()
-        at, run = tuple(get(step, tile) if first is None else const(first) for get, tile, first in (
+        first, run = tuple(get(step, tile) if x is None else const(x) for get, tile, x in (
             (get_a, i_tile, at[0]), (get_b, j_tile, at[1]))), k // single.shape[2]
         return unrolled(i_loops + j_loops, seq(*(do(
             "mma", AddressOf(local_c, (i_reg + j_reg + column * single.c.registers,)),
-            AddressOf(a.local, (at[0] + (column * run + s) * single.a.registers,)),
-            AddressOf(b.local, (at[1] + s * single.b.registers,)), span=op.span, row=row.name)
+            AddressOf(a.local, (first[0] + (column * run + s) * single.a.registers,)),
+            AddressOf(b.local, (first[1] + s * single.b.registers,)), span=op.span, row=row.name)
             for column in range(m // single.shape[0]) for s in range(run))))
 
     def fetch(step: int) -> Stmt | None:

@@ -95,8 +95,7 @@ def resolve(frag: Any, buffer: Buffer, indices: tuple[Expr, ...], grid: Grid, is
     if is_write:
         full = np.broadcast_to(element, grid.shape), np.broadcast_to(mask, grid.shape)
         if not _all_owners_write(*full, np.broadcast_to(thread, grid.shape), table, grid):
-            return Touch(None, f"not every owner of an element of `{buffer.name}` computes it",
-                         _repeats(element, mask, grid))
+            return Touch(None, f"not every owner of an element of `{buffer.name}` computes it", _repeats(element, mask, grid))
     if outside:
         return Touch(_formula(frag, indices, grid))
     registers = np.asarray(frag.register_table()).reshape(-1)[element]
@@ -210,8 +209,7 @@ def _repeats(element: np.ndarray, mask: np.ndarray, grid: Grid) -> bool:
     return meets_several(np.broadcast_to(element, grid.shape)[mask], point)
 
 
-def _all_owners_write(element: np.ndarray, mask: np.ndarray, thread: np.ndarray, owners: np.ndarray,
-                      grid: Grid) -> bool:
+def _all_owners_write(element: np.ndarray, mask: np.ndarray, thread: np.ndarray, owners: np.ndarray, grid: Grid) -> bool:
     """Whether each owner of a written element executes every write to it."""
     threads = grid.dist.threads
     if owners.shape[0] == 1 and np.bincount(element[mask].reshape(-1), minlength=1).max() <= 1:

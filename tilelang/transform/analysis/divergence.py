@@ -129,8 +129,7 @@ def parted(s: Stmt, differs: Callable[[Any], bool], some: bool = False, loops: b
         for x in inner(s):
             yield from parted(x, differs, some, loops)
     elif loops and isinstance(s, (For, While)):
-        uneven = any(map(differs, controls(s))) or any(
-            not isinstance(x, Evaluate) for x in parted(s.body, differs))
+        uneven = any(map(differs, controls(s))) or any(not isinstance(x, Evaluate) for x in parted(s.body, differs))
         yield from (x for x in parted(s.body, differs, some or uneven, True) if isinstance(x, Evaluate))
 
 

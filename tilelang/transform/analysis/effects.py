@@ -210,8 +210,7 @@ def orders(s: Stmt) -> bool:
 
 def is_ordering(s: Stmt) -> bool:
     """Whether a statement orders threads or asynchronous work, or reads a clock."""
-    return isinstance(s, Evaluate) and is_sync(s.call) or isinstance(s, Bind) and any(
-        c.op in CLOCKS for c in walk(s, Call))
+    return isinstance(s, Evaluate) and is_sync(s.call) or isinstance(s, Bind) and any(c.op in CLOCKS for c in walk(s, Call))
 
 
 def is_sync(call: Any) -> bool:

@@ -23,8 +23,7 @@ def operands(e: Expr, op: str) -> list[Expr]:
     return [*operands(e.a, op), *operands(e.b, op)] if isinstance(e, Binary) and e.op == op else [e]
 
 
-def bounds_guard(analyzer: Analyzer, shape: tuple[Any, ...], indices: tuple[Expr, ...],
-                 skip: int | None = None) -> Expr | None:
+def bounds_guard(analyzer: Analyzer, shape: tuple[Any, ...], indices: tuple[Expr, ...], skip: int | None = None) -> Expr | None:
     """0 <= index < extent in every dimension (except `skip`), without what analyzer proves; None: all proven.
 
     Each dimension is tested separately: an index past the end of a row does not reach into the next row.

@@ -10,8 +10,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Evaluate, Expr, F
 from tilelang.ir import do as do
 
 # Calls at which all threads of a block wait.
-BARRIERS = frozenset(("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid",
-                      "rank_barrier"))
+BARRIERS = frozenset(("sync_threads", "syncthreads_count", "syncthreads_and", "syncthreads_or", "sync_grid", "rank_barrier"))
 
 
 def bound_by(x: object) -> tuple[Var, ...]:

@@ -204,8 +204,7 @@ class Widths:
         return lanes if w == 1 else [
             (*at[:-1], Ramp(at[-1], const(1, at[-1].dtype), w, at[-1].dtype.with_lanes(w))) for at in lanes[::w]]
 
-    def aligned_lanes(self, buffer: Buffer, indices: tuple[Expr, ...], analyzer: Analyzer,
-                      divisors: Mapping[Expr, int]) -> int:
+    def aligned_lanes(self, buffer: Buffer, indices: tuple[Expr, ...], analyzer: Analyzer, divisors: Mapping[Expr, int]) -> int:
         """Lanes per piece, such that each piece of a vector access is certainly contiguous and aligned."""
         last = indices[-1] if indices else None
         if not isinstance(last, Ramp) or not is_const(last.stride, 1) or any(i.dtype.lanes > 1 for i in indices[:-1]) \

@@ -51,8 +51,7 @@ def check_hopper(func: Func, cx: PassContext) -> Func:
         for n in walk(func):
             name = None if new and isinstance(n, Launch) else _name(n, not new)
             if name:
-                raise _lacks(name, "sm_90a" if new or _name(n, False) else "sm_90 or newer", target,
-                             getattr(n, "span", None))
+                raise _lacks(name, "sm_90a" if new or _name(n, False) else "sm_90 or newer", target, getattr(n, "span", None))
     return func if new else rewrite(func, _elsewhere)
 
 

@@ -58,8 +58,7 @@ def _by_steps(op: Copy | Transpose, around: Around) -> bool:
     """Whether no two steps of a copy use one element. A step reads an element and writes another one, or the same."""
     extents, *dims = (op.space,) if isinstance(op, Transpose) else iteration_space(op.dst, op.src)
     at = tuple(fresh("e", "int32") for _ in extents)
-    places = op.places(at) if isinstance(op, Transpose) else [
-        matched_indices(r, d, at) for r, d in zip((op.dst, op.src), dims)]
+    places = op.places(at) if isinstance(op, Transpose) else [matched_indices(r, d, at) for r, d in zip((op.dst, op.src), dims)]
     disjoint = Disjoint(around.analyzer(), dict(zip(at, map(convert, extents))), {})
     names = _Names(around)
     dst, src = (Place(r.buffer, tuple(map(names.of, i)), tuple(map(names.of, around.conds)))

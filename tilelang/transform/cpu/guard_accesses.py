@@ -252,8 +252,7 @@ class _Nest:
                 self.tests[corners[0], corners[1], size] = None
 
 
-def _corners(a: Analyzer, e: Expr, ranges: dict[Var, tuple[Expr, Expr]],
-             opaque: set[Var]) -> tuple[Expr, Expr] | None:
+def _corners(a: Analyzer, e: Expr, ranges: dict[Var, tuple[Expr, Expr]], opaque: set[Var]) -> tuple[Expr, Expr] | None:
     """Least and greatest value of e over the nest as expressions of values known before it; None when not linear."""
     form = a.linear(e)
     low = high = e

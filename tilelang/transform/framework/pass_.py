@@ -78,8 +78,7 @@ def pass_(needs: str, gives: str | None = None, of: type = Func,
             at = func.facts.phase
             if at != needs:
                 raise InternalError(f"pass {fn.__name__} needs a program in phase {needs}, found {at}")
-            out: Func = func if not when(cx) else rewrite_launches(
-                func, lambda n: fn(n, cx)) if of is Launch else fn(func, cx)
+            out: Func = func if not when(cx) else rewrite_launches(func, lambda n: fn(n, cx)) if of is Launch else fn(func, cx)
             return out if out.facts.phase == after else with_options(out, phase=after)
 
         run.needs = needs  # type: ignore[attr-defined]

@@ -71,8 +71,7 @@ class _Inference:
         self._shared()
         body = rewrite_stmts(self.launch.body, self._decided)
         order = {b: k for k, b in enumerate(self.uses.buffers)}
-        layouts = tuple(sorted(((b, lay) for b, lay in self.known.layouts.items() if b in order),
-                               key=lambda p: order[p[0]]))
+        layouts = tuple(sorted(((b, lay) for b, lay in self.known.layouts.items() if b in order), key=lambda p: order[p[0]]))
         self._report(layouts)
         report = (*self.launch.plan.report, *self.strict.reasons) or None
         return with_options(replace(self.launch, body=body), layouts=layouts, report=report)

@@ -126,8 +126,7 @@ def _row_by_row(partition: Fragment) -> LoopPartition:
     return LoopPartition(partition.shape, tuple(map(tuple, modes)), partition.copies, partition.threads)
 
 
-def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt,
-                 loose: bool = False) -> tuple[int, int]:
+def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, loose: bool = False) -> tuple[int, int]:
     """(dimension, lanes) of the vectors of a loop: see lane_dimension."""
     known = lw.known.over(vars, extents)
     stored = {x.buffer.data for x, _ in accesses(body) if not isinstance(x, Load)}

@@ -93,8 +93,7 @@ def _loop_accesses(vars: tuple[Var, ...], extents: tuple[Any, ...], sides: list[
 _WIDTHS = Widths(lambda b: None)
 
 
-def contiguous_width(b: Buffer, indices: tuple[Expr, ...], var: Var, limit: int, analyzer: Analyzer,
-                     loose: int = 0) -> int:
+def contiguous_width(b: Buffer, indices: tuple[Expr, ...], var: Var, limit: int, analyzer: Analyzer, loose: int = 0) -> int:
     """Vector width that the alignment of an access allows along var; 0 when it is not contiguous along var.
 
     For a shared buffer, whose layout is still to be chosen, the width is `limit`.  loose: see Widths.width.

@@ -66,8 +66,7 @@ def split_accumulators(launch: Launch, cx: PassContext) -> Launch | None:
         return None
     first, last = body.index(users[0].loop), body.index(users[-1].loop)
     read = {op.a.buffer.data, op.b.buffer.data}
-    if last - first != len(users) - 1 or any(
-            e.writes and e.storage in read for s in body[at + 1:last + 1] for e in effects(s)):
+    if last - first != len(users) - 1 or any(e.writes and e.storage in read for s in body[at + 1:last + 1] for e in effects(s)):
         return None
     chunks = _chunks(launch, loop, op, cx)
     if chunks is None:

@@ -121,8 +121,7 @@ class LoweredBuffers:
         key = (*kind, self.latest[kind])
         got = self.exchanges.get(key)
         if got is None:
-            got = self.exchanges[key] = Buffer("exchange", shape, dtype(dt), DYNAMIC,
-                                                      facts=BufferFacts(scratch=True))
+            got = self.exchanges[key] = Buffer("exchange", shape, dtype(dt), DYNAMIC, facts=BufferFacts(scratch=True))
             self.layouts[got] = linear_layout(tuple(int(n) for n in shape))
         return got
 
@@ -134,8 +133,7 @@ class LoweredBuffers:
         before, self.before = self.before, []
         return seq(*[Alloc(b) for b in made], *before, out, span=span) if made or before else out
 
-    def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int, tf32: bool = False,
-                   row_bytes: int = 128) -> str:
+    def tensor_map(self, buffer: Buffer, box: tuple[int, ...], swizzle: int, tf32: bool = False, row_bytes: int = 128) -> str:
         """Name of the tensor map of a global buffer for boxes of this form.
 
         row_bytes: contiguous bytes of the tensor that are wanted together; L2 fetches lines of up to as many.

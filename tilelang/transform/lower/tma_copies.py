@@ -206,8 +206,7 @@ class _Copies:
         phase = Buffer("phase", (1,), dtype("uint32"), VARIABLE)
         self.setup.append(Alloc(phase, const(0, "uint32")))
         now = load(phase, (const(0),))
-        return [*out, do("mbarrier_wait", at, now),
-                Store(phase, (const(0),), binary("bitxor", now, const(1, "uint32")))]
+        return [*out, do("mbarrier_wait", at, now), Store(phase, (const(0),), binary("bitxor", now, const(1, "uint32")))]
 
     # ---- stores ---------------------------------------------------------------------------------------------------
 

@@ -173,8 +173,7 @@ class TmaStores:
                     return True
             elif free_vars(x) & free_vars(y) & own:
                 continue
-            if isinstance(n, int) and isinstance(m, int) and (
-                    low is not None and low >= n or high is not None and high <= -m):
+            if isinstance(n, int) and isinstance(m, int) and (low is not None and low >= n or high is not None and high <= -m):
                 return True
         return False
 

@@ -395,8 +395,7 @@ def _vector_target(lw: Any, loop: Loop, s: Store) -> int:
     return power_of_two_in(run[1], min(loop.dist.lanes[1], MAX_BYTES * 8 // bits))  # type: ignore[index]
 
 
-def _fragment_run(lw: Any, loop: Loop, buffer: Buffer, indices: tuple[Expr, ...],
-                  is_write: bool) -> tuple[Expr, int] | None:
+def _fragment_run(lw: Any, loop: Loop, buffer: Buffer, indices: tuple[Expr, ...], is_write: bool) -> tuple[Expr, int] | None:
     """(register of lane 0, its known divisor) when the lanes lie in consecutive registers; None otherwise."""
     if buffer in loop.staged or buffer.dtype.lanes > 1:
         return None

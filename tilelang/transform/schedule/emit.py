@@ -422,9 +422,8 @@ class Plan:
     """A checked schedule.
 
     stage, order: per item.  ahead: items that become asynchronous copies -> storage of their tiles.  versions: buffer -> the
-    same buffer with a leading dimension of versions.  report: one line for `pipeline_report`.  again: the last iteration
-    loads its own tiles once more, in place of a branch around loads and stores of the next ones.
-    """
+    same buffer with a leading dimension of versions.  report: one line.  again: the last iteration loads its own tiles once
+    more, in place of a branch around loads and stores of the next ones."""
 
     stage: list[int]
     order: list[int]

@@ -116,8 +116,7 @@ def record_of_blocks(launch: Launch, loop: For, items: list[Item], stage: Sequen
 _UNITS = "tensor cores", "loads", "shared memory", "FMA"
 
 
-def _usage(own: LoopItems, i: int, ahead: Mapping[int, int], threads: int, rates: UnitRates,
-           capability: int | str) -> Usage:
+def _usage(own: LoopItems, i: int, ahead: Mapping[int, int], threads: int, rates: UnitRates, capability: int | str) -> Usage:
     """What an item takes.  A special function keeps the same units busy as other arithmetic, for longer."""
     x, cost = own.items[i], own.cost[i]
     op: Any = x.stmt
@@ -295,12 +294,10 @@ def _numbers(launch: Launch) -> list[int]:
 
 def _iterations(launch: Launch, loop: For) -> float:
     """Iterations of a block, the mean of all blocks; 0 where they are not known before a call."""
-    numbers = _numbers(launch)
+    numbers = [max(1, n) for n in _numbers(launch)]  # of an empty grid too
     loops = [s for s in statements(launch.body) if isinstance(s, For) and any(x is loop for x in statements(s))]
     env: dict[Var, Any] = {}
     blocks = prod(numbers)
-    if numbers and not blocks:  # an empty grid: no block has a number
-        return 0.0
     index = np.linspace(0, blocks - 1, min(blocks, 1 << 12)).astype(int)
     for v, n in zip(launch.block_vars, numbers):
         env[v], index = index % n, index // n

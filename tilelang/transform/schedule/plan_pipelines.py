@@ -167,28 +167,24 @@ class _Planner:
         return record_of_threads(self.launch, loop, items, stage, order, ahead, boxed, getattr(self.cx.target, "machine", 80))
 
     def by_steps(self, loop: For, loop_body: Body, wanted: int) -> Plan | str:
-        """A plan of copies in two steps, with one version of each tile or two: a block then waits less often, but more of them
-        may fit with one, and more again if tiles share bytes.  That of least cycles.  Wide copies past the
-        registers (lower/direct_loads.py) need two."""
+        """A plan of copies in two steps, that of least cycles: with two versions of each tile a block waits less, with one
+        or tiles that share bytes, more blocks may fit.  Wide copies past the registers (lower/direct_loads.py) need two."""
         direct = max(self.cx.target.async_load_bytes, default=0) == MAX_BYTES
         plans = [self.automatic(loop, loop_body, n) for n in ((1,) if wanted == 1 else (2,) if direct else (2, 1))]
         plans += [] if direct or isinstance(plans[0], str) else self.one_after_another(loop, loop_body)
-        costs = list[tuple[float, int]]()
-        for p in plans:
-            if isinstance(p, str):
-                return p
-            costs.append((self.recorded(loop, loop_body.items, p).cycles * (_FEWER if costs else 1.0), len(costs)))
-        wide = all(x.stmt.dst.buffer.size * x.stmt.dst.dtype.bits >= 64 * self.launch.num_threads for x in loop_body.items
-                   if isinstance(x.stmt, Copy) and x.stmt.plan.second)  # none goes into LDS past the registers
-        return evolve(plans[min(costs)[1]], again=wide and not direct)
+        able = [p for p in plans if not isinstance(p, str)]
+        if len(able) < len(plans):
+            return next(p for p in plans if isinstance(p, str))
+        costs = [(self.recorded(loop, loop_body.items, p).cycles * (_FEWER if n else 1.0), n) for n, p in enumerate(able)]
+        tiles = [x.stmt.dst for x in loop_body.items if isinstance(x.stmt, Copy) and x.stmt.plan.second]
+        wide = not direct and all(t.buffer.size * t.dtype.bits >= 64 * self.launch.num_threads for t in tiles)
+        return evolve(able[min(costs)[1]], again=wide)
 
     def one_after_another(self, loop: For, loop_body: Body) -> list[Plan]:
-        """The plan where tiles that are used one after another are stored one after another, into bytes that they share; none
-        where all are used at the same time.
+        """The plan where tiles that are used one after another share bytes: a tile is in flight under the last use of the one
+        before, the first one's loads are an iteration ahead.  None where all are used at the same time.
 
             load K[0]; for k: store K[k]; load V[k]; S = Q K; store V[k]; …; load K[k + 1]; C += P V
-
-        A tile is in flight under the last use of the one before.  The first one's loads are an iteration ahead.
         """
         items, groups = loop_body.items, list[tuple[list[int], int]]()  # stores of tiles, the last item that uses one
         tiles = {i: x.stmt.dst.buffer for i, x in enumerate(items) if isinstance(x.stmt, Copy) and x.stmt.plan.second}

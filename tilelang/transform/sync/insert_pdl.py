@@ -79,5 +79,4 @@ def _sets_up(s: Stmt) -> bool:
         return s.buffer.scope_name != GLOBAL or s.init is None
     if isinstance(s, Bind):
         return not contains(s.value, Load) and not list(expr_effects(s.value))
-    return all(x.op in _SETTING_UP for x in walk(s, Call)) and not any(
-        e.buffer.scope_name == GLOBAL for e in effects(s))
+    return all(x.op in _SETTING_UP for x in walk(s, Call)) and not any(e.buffer.scope_name == GLOBAL for e in effects(s))

@@ -60,8 +60,7 @@ class Place:
     @cached_property
     def orders(self) -> bool:
         """Whether something inside orders threads or asynchronous work."""
-        return is_ordering(self.stmt) or barrier_in(self.stmt) or any(
-            x.orders for x in self.inner)
+        return is_ordering(self.stmt) or barrier_in(self.stmt) or any(x.orders for x in self.inner)
 
     @cached_property
     def jumps(self) -> bool:
@@ -118,8 +117,7 @@ class TreeBuilder:
             return None
         update = update_of(e.node, s) if e.mode == "atomic" and isinstance(e.node, Call) else None
         if e.storage in self.overlapping:  # wherever each of them lies
-            return Access(_ANYWHERE, e.reads, e.writes, update, None, 1, loops, conds, False,
-                          getattr(e.node, "span", None))
+            return Access(_ANYWHERE, e.reads, e.writes, update, None, 1, loops, conds, False, getattr(e.node, "span", None))
         indices, width, lanes, is_async, signals = e.indices, 1, 32, False, None
         node = e.node
         if isinstance(node, Call):
