@@ -20,6 +20,7 @@ def test_every_block_of_the_page_runs(page, tmp_path, request, monkeypatch):
     if "\n$ cc " in page.read_text(encoding="utf-8") and shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "80")  # of the pytest that a page runs
     monkeypatch.setenv("TILELANG_DEFAULT_TARGET", "cpu")  # the pages show what a machine without a GPU prints
     folder = tmp_path / "folder"
     folder.mkdir()
