@@ -98,7 +98,7 @@ def exactness(dtype: str, target: Target) -> str:
         return "threads"
     if target.is_cpu or dtype not in ("float32", "float64"):
         return ""
-    return "halves" if dtype == "float32" and target.is_cuda and target.arch_number >= 80 else "threads"
+    return "halves" if dtype == "float32" and target.has_tf32 else "threads"
 
 
 def static(a: Axis) -> int | None:

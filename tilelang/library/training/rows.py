@@ -55,7 +55,7 @@ def check_alike(name: str, first: Any, others: Mapping[str, tuple[Any, tuple[Any
     for what, (x, shape, kinds) in given.items():
         if x is None:
             continue
-        wanted = f"{' or '.join(kinds)} {shape} on {place(first)}"
+        wanted = f"{' or '.join(dict.fromkeys(kinds))} {shape} on {place(first)}"
         if not (hasattr(x, "shape") and hasattr(x, "dtype")):
             raise error("training-argument", f"{what} of {name} is a {type(x).__name__}", expected=wanted,
                         found=type(x).__name__)
