@@ -206,3 +206,16 @@ def test_halves_of_a_float32_operand_did_not_fit_into_shared_memory(depth, colum
 
     for kernel in recipe_of(tilelang.program(f).graph(), None, "sm_90a").functions():
         assert lower(kernel.func, of_arch("sm_90a"))
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulator"])
+def test_a_quotient_that_serves_many_elements_left_the_range_of_its_type(target):
+    """x / d was x * (1 / d), infinite for a small d, and x * a / d was x * (a / d), 0 for a small a / d."""
+    def tiny(x: T.Tensor((4, 8), "float32")):
+        return x / x.sum(1, True)
+
+    def far(x: T.Tensor((4, 8), "float32"), a: T.Tensor((4, 1), "float32"), d: T.Tensor((4, 1), "float32")):
+        return x * a / d
+
+    agree(tiny, np.full((4, 8), 2e-40, np.float32), target=target)
+    agree(far, *(np.full(s, v, np.float32) for s, v in (((4, 8), 1e30), ((4, 1), 1e-30), ((4, 1), 1e20))), target=target)

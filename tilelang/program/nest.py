@@ -13,7 +13,7 @@ from typing import Any
 
 from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite
 from .graph import Dim
-from .rescale import base_two, depends, factors, grouped, hoist, multiplied, normal, rescaling
+from .rescale import base_two, depends, factors, hoist, multiplied, normal, rescaling
 
 REDUCTIONS = ("sum", "max", "min", "prod", "argmax", "argmin")
 
@@ -110,9 +110,9 @@ class _Stages:
         places = dict(zip(t.axes, map(axis, output_axes(self.nest, t))))
         if t.kind == "map":
             assert t.body is not None
-            self.nest.outputs.append((t, grouped(self._ready(self.element(at(t.body, places))))))
+            self.nest.outputs.append((t, self._ready(self.element(at(t.body, places)))))
         else:
-            self.nest.outputs.append((t, grouped(self._ready(self.stage(t, tuple(places[a] for a in t.axes))))))
+            self.nest.outputs.append((t, self._ready(self.stage(t, tuple(places[a] for a in t.axes)))))
 
     def _ready(self, e: Scalar) -> Scalar:
         return base_two(normal(e))
@@ -157,7 +157,6 @@ class _Stages:
         return multiplied([(self._keep(t, inside, tuple(over), free), False), *outside], body.dtype)
 
     def _keep(self, t: Tensor, body: Scalar, over: tuple[Axis, ...], free: frozenset[Axis]) -> Scalar:
-        body = grouped(body)
         place = frozenset() if t.kind in REDUCTIONS else free  # a sort has an axis that its body does not have
         key = (t.kind, body, over, repr(t.attrs), place)
         if key not in self.made:

@@ -186,19 +186,6 @@ def multiplied(pieces: list[tuple[Scalar, bool]], dtype: str) -> Scalar:
     return out
 
 
-def grouped(e: Scalar) -> Scalar:
-    """x * f / d as x * (f / d) where f and d have fewer axes than x: one quotient serves many elements."""
-    def change(x: Scalar) -> Scalar | None:
-        if x.op != "div" or not is_float(x.dtype) or not x.args[1].axes < x.axes:
-            return None
-        above, divisor = map(grouped, x.args)
-        pieces = [*factors(above), (divisor, True)]
-        fewer = multiplied([p for p in pieces if p[0].axes <= divisor.axes], x.dtype)
-        return multiplied([*(p for p in pieces if not p[0].axes <= divisor.axes), (fewer, False)], x.dtype)
-
-    return rewrite(e, change)
-
-
 def terms(e: Scalar, sign: int = 1) -> list[tuple[int, Scalar]]:
     """Terms of a sum with their signs; a constant factor is distributed."""
     if e.op in ("add", "sub"):
