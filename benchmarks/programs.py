@@ -9,6 +9,7 @@
 Each program is checked at its small sizes against NumPy, and at the size that is timed against its torch form in float64.
 Then CUDA graphs of both take turns (on the CPU: calls), each row as it comes; a time is the median of the rounds, the spread
 (most - least) / median.  Loops over a sequence have torch's eager form as their peer: torch.compile unrolls them for minutes.
+Plain and causal attention stand beside library.flash_attention too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "tests" / "program")]
 
 LOOPS = ("linear_attention", "recurrent")
+LIBRARY = {"attention_plain": False, "attention_causal": True}  # rows beside library.flash_attention -> causal
 CPU_ELEMENTS = 1 << 22  # of the largest array, on the CPU
 
 
@@ -190,9 +192,25 @@ def row_of(case: Any, o: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     fn(*args)
     row["peer_compile_s"] = time.perf_counter() - start
-    ours, other = timed([lambda: case.program(*args), lambda: fn(*args)], o.device, o.rounds)
+    ours, other, *more = timed([lambda: case.program(*args), lambda: fn(*args), *of_library(case, args, o)], o.device, o.rounds)
     row |= {"us": ours[0], "spread": ours[1], "peer_us": other[0], "peer_spread": other[1], "ratio": other[0] / ours[0]}
+    if more:
+        row |= {"library_us": more[0][0], "library_spread": more[0][1], "library_ratio": more[0][0] / ours[0]}
     return row
+
+
+def of_library(case: Any, args: list[torch.Tensor], o: argparse.Namespace) -> list[Callable[[], Any]]:
+    """The library's own attention, where a row stands beside it."""
+    if o.device == "cpu" or case.name not in LIBRARY:
+        return []
+    from tilelang.library import flash_attention
+
+    return [lambda: flash_attention(*args, causal=LIBRARY[case.name], layout="bhsd")]
+
+
+def beside_library(row: dict[str, Any]) -> str:
+    """What a printed row says of the library's attention."""
+    return f", library {row['library_us']:.1f}, {row['library_ratio']:.3f}" if "library_us" in row else ""
 
 
 def prepare(case: Any, o: argparse.Namespace) -> str:
@@ -204,6 +222,8 @@ def prepare(case: Any, o: argparse.Namespace) -> str:
         for spec in (case.small, *case.also):
             case.program(*(tensor_of(a, o.device) for a in case.arguments(spec).values()))
         case.program(*args)
+        for library in of_library(case, args, o):
+            library()
         if case.name not in LOOPS:
             torch.compile(PROGRAMS[case.name], mode=None if o.mode == "default" else o.mode)(*args)
     except Exception as e:
@@ -260,7 +280,8 @@ def main() -> None:
         try:
             row = row_of(case, o)
             print(f"{row['kind']:12} {row['name']:24} {row['us']:10.1f} us, {row['peer']} {row['peer_us']:10.1f}, ratio "
-                  f"{row['ratio']:.3f}, error {row['error']:.2f}{' WRONG' if row['error'] > 1 else ''}", flush=True)
+                  f"{row['ratio']:.3f}, error {row['error']:.2f}{' WRONG' if row['error'] > 1 else ''}"
+                  f"{beside_library(row)}", flush=True)
         except Exception as e:  # one program must not end the others
             row = {"name": case.name, "kind": case.kind, "failed": f"{type(e).__name__}: {e}"}
             print(f"{case.kind:12} {case.name:24} FAILED {row['failed'].splitlines()[0][:120]}", flush=True)
