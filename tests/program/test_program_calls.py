@@ -9,6 +9,8 @@ from whole_programs import CASES
 
 import tilelang
 import tilelang.language as T
+from tilelang.library import tuning
+from tilelang.program import run
 from tilelang.program.api import Program, ProgramOptions
 
 QUICK = {"scaled_sum", "rotary", "integer_bits", "rms_norm", "dynamic_softmax", "cross_entropy", "attention_causal", "lora",
@@ -105,3 +107,47 @@ def test_a_result_that_reads_no_array_lies_beside_the_arguments():
 
     out = f(np.ones((2, 3), np.float32))
     assert all(isinstance(y, np.ndarray) for y in out) and (out[1] == 1).all()
+
+
+def test_a_tuned_program_runs_the_plans_that_were_fastest(monkeypatch, tmp_path):
+    """Times are made up: of each group of kernels the second plan wins."""
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
+    races = []
+
+    class Clock:
+        def __call__(self, like, target, backend):
+            return self
+
+        def release(self):
+            pass
+
+    def won(measure, count):
+        races.append(count)
+        return 1, {0: 1.0, 1: 0.5}
+
+    monkeypatch.setattr(tuning, "race", won)
+    monkeypatch.setattr(tuning, "tuner", tuning.Tuner(Clock()))
+
+    def f(x, w):
+        return T.softmax(x @ w)
+
+    x, w = (np.random.default_rng(k).standard_normal(s).astype(np.float32) for k, s in enumerate(((40, 96), (96, 700))))
+    plain, first, second = (Program(f, ProgramOptions("cpu", tune=t), None) for t in (False, True, True))
+    wanted = plain(x, w)
+    assert np.allclose(first(x, w), wanted, atol=1e-5) and min(races) > 1
+    tuned = first.tile_source({"x": x, "w": w})
+    assert tuned != plain.tile_source({"x": x, "w": w}) and "measured to be faster" in tuned
+    count = len(races)
+    monkeypatch.setattr(tuning, "tuner", tuning.Tuner(Clock()))  # another process: found on disk
+    assert np.allclose(second(x, w), wanted, atol=1e-5) and len(races) == count
+    assert second.tile_source({"x": x, "w": w}) == tuned
+    monkeypatch.setattr(tuning, "tuner", tuning.Tuner(lambda *_: None))  # a device without a clock
+    assert np.allclose(Program(f, ProgramOptions("cpu", tune=True), None)(x, w), wanted, atol=1e-5) and len(races) == count
+
+
+def test_plans_that_give_other_results_are_not_taken():
+    agree = run._agree
+    x = np.array([1.0, np.inf, np.nan, 3.0], np.float32)
+    assert agree(([x],), ([x + np.float32(1e-5)],)) and not agree(([x],), ([x + np.float32(1e-3)],))
+    assert not agree(([x],), ([np.array([1.0, np.inf, 2.0, 3.0], np.float32)],))
+    assert agree(([np.arange(3)],), ([np.arange(3)],)) and not agree(([np.arange(3)],), ([np.arange(3) + 1],))

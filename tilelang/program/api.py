@@ -17,7 +17,7 @@ from tilelang.jit.decorator import names_around
 from tilelang.target import Target
 
 from .graph import Graph, Node, input_node
-from .run import Runner, recipe_of, target_of
+from .run import Runner, recipe_of, target_of, tuned
 from .tensor import Tensor, current
 from .trace import called, parameters_of, traced
 
@@ -65,6 +65,7 @@ class ProgramOptions:
 
     target: Any = None
     pass_configs: Any = None
+    tune: bool = False
 
 
 class Program:
@@ -149,7 +150,7 @@ class Program:
         if ready is None:
             missed = self._captured.missed
             ready = self._prepared(self.bound(args, kwargs))
-            if key is not None and missed == self._captured.missed:
+            if key is not None and missed == self._captured.missed and ready[0].final:
                 _kept(self._ready, key, lambda: ready)
         runner, at = ready
         values = args if not kwargs and len(args) == len(self.parameters) else list(self.bound(args, kwargs).values())
@@ -166,7 +167,11 @@ class Program:
         graph, arrays = self._graph(values)
         graph.bound([tuple(getattr(x, "shape", ())) for x in arrays])
         target = target_of(arrays, self.options.target)
-        runner = _kept(self._runners, (graph.digest(), str(target)), lambda: Runner(graph, target, self.options.pass_configs))
+        key, configs = (graph.digest(), str(target)), self.options.pass_configs
+        runner = self._runners.get(key) or (tuned(graph, target, configs, arrays) if self.options.tune else
+                                            Runner(graph, target, configs))
+        if runner.final:
+            _kept(self._runners, key, lambda: runner)
         names = [n.attrs["name"] for n in graph.inputs]
         return runner, [k for k, p in enumerate(self.parameters) if p.name in names]
 
@@ -203,7 +208,9 @@ class Program:
         for name in sorted(given.keys() - set(graph.dims)):
             raise error("program-call", f"`{self.__name__}` has no size or parameter `{name}`", found=name,
                         expected=", ".join([*graph.dims, *(p.name for p in self.parameters)]))
-        return recipe_of(graph, given, target_of([], self.options.target if target is None else target)).source
+        chosen = target_of([], self.options.target if target is None else target)
+        known = None if given else self._runners.get((graph.digest(), str(chosen)))  # tuned, where calls are
+        return (recipe_of(graph, given, chosen) if known is None else known.recipe).source
 
 
 def _like_array(x: Any) -> Any:
@@ -219,7 +226,7 @@ def decorated(fn: Any, options: ProgramOptions) -> Program:
     return Program(fn, options, names_around(fn))
 
 
-def program(fn: Any = None, *, target: Any = None, pass_configs: Any = None) -> Any:
+def program(fn: Any = None, *, target: Any = None, pass_configs: Any = None, tune: bool = False) -> Any:
     """Make a function of whole tensors a program: traced for the shapes of a call, cut into kernels, compiled, cached.
 
     Parameters annotated with T.Tensor(shape, dtype) declare their shapes; T.dynamic symbols in them are sizes that one kernel
@@ -227,6 +234,10 @@ def program(fn: Any = None, *, target: Any = None, pass_configs: Any = None) -> 
     annotation (T.float32) declares a number of the call; other values are constants of the program.
 
     target: as tilelang.compile; None: a GPU where the arrays lie on one.  pass_configs: of all kernels.
+    tune: the first call with new shapes times some plans of each kernel on the arrays' GPU (tiles, stages, pieces of loops),
+    keeps the fastest and stores it on disk; that of the cost model is one of them and stays unless another is 2 % faster.
+    The sizes of that call count for open sizes.  On the CPU and simulators, and in a call that goes into a CUDA graph, the cost
+    models decide.
     Raises program-function, program-parameter, and at a call what tracing and compiling raise.
 
     Example:
@@ -236,7 +247,7 @@ def program(fn: Any = None, *, target: Any = None, pass_configs: Any = None) -> 
         def attention(q: T.Tensor((n, 64), "float16"), k: T.Tensor((n, 64), "float16"), v: T.Tensor((n, 64), "float16")):
             return T.softmax(q @ k.T * 0.125) @ v
     """
-    options = ProgramOptions(target, pass_configs)
+    options = ProgramOptions(target, pass_configs, tune)
     return (lambda f: decorated(f, options)) if fn is None else decorated(fn, options)
 
 

@@ -10,7 +10,7 @@ Recomputation, traffic, and what does not fit into tiles (nest.Unfit) decide; no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf, prod
@@ -27,7 +27,7 @@ from .expand import Program, Steps
 from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite, walk
 from .graph import Dim, Size, size_at
 from .nest import Nest, Unfit, base_of, contraction, nest_of, passes
-from .plan import MULTIPLE, AxisUse, Plan, bits_of, exactness, plan_of
+from .plan import MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, plan_of
 from .rescale import NEUTRAL, factors, is_float
 from .stateful import StepsPlan, plan_of_steps
 
@@ -68,10 +68,14 @@ Planned: TypeAlias = tuple[Kernels, float, str]  # kernels of a group in their o
 
 @dataclass
 class Cut:
-    """Kernels in their order: the tensors that each stores, and its plan.  outputs: the tensors that are the results."""
+    """Kernels in their order: the tensors that each stores, and its plan.  outputs: the tensors that are the results.
+
+    groups: how many sets of kernels are planned by themselves.
+    """
 
     kernels: Kernels = field(default_factory=list)
     outputs: tuple[Tensor, ...] = ()
+    groups: int = 0
 
 
 def not_compiled(group: tuple[Tensor, ...], why: str) -> TileLangError:
@@ -80,9 +84,9 @@ def not_compiled(group: tuple[Tensor, ...], why: str) -> TileLangError:
     return error("program-lowering", f"a tensor of the program is not compiled yet: {why}", span=span, found=why)
 
 
-def cut(program: Program, target: Target, sizes: Mapping[str, int]) -> Cut:
-    """The kernels of a program.  Raises program-lowering where a tensor cannot be computed by any."""
-    return _Cutter(program, target, sizes).cut()
+def cut(program: Program, target: Target, sizes: Mapping[str, int], choices: Sequence[Choice] = ()) -> Cut:
+    """The kernels of a program; the first groups of them as chosen.  Raises program-lowering where none computes a tensor."""
+    return _Cutter(program, target, sizes).cut(choices)
 
 
 class _Cutter:
@@ -91,7 +95,7 @@ class _Cutter:
         self.outputs, self.made = with_operands(program)
         self.plans: dict[tuple[tuple[Tensor, ...], frozenset[Tensor]], Planned] = {}
 
-    def cut(self) -> Cut:
+    def cut(self, choices: Sequence[Choice] = ()) -> Cut:
         loops = list(dict.fromkeys(t.attrs["steps"] for t in self.made if "steps" in t.attrs))
         groups = [tuple(t for t in self.made if t.attrs.get("steps") is s) for s in loops]
         blocks = list(dict.fromkeys(t.attrs["block"] for t in self.made if "block" in t.attrs))
@@ -113,11 +117,17 @@ class _Cutter:
             groups, stored = [g for g in groups if g[0] not in found], stored - found
         groups = self.merged(groups, stored)
         out = Cut(outputs=tuple(same.get(t, t) for t in self.outputs))
-        for g in self.ordered(groups, stored):
+        for k, g in enumerate(self.ordered(groups, stored)):
             kernels, _, why = self.plan(g, stored)
             if not kernels:
                 raise not_compiled(g, why)
+            if k < len(choices) and isinstance(kernels[0][1], Plan):
+                try:
+                    kernels = self.divided(nest_of(g, stored), choices[k])[0]
+                except Unfit:
+                    pass  # the default plan
             out.kernels += kernels
+            out.groups += 1
         return out
 
     def before(self, t: Tensor, stored: frozenset[Tensor]) -> set[Tensor]:
@@ -200,31 +210,29 @@ class _Cutter:
                 self.plans[key] = [], inf, str(e)
         return self.plans[key]
 
-    def divided(self, nest: Nest) -> tuple[Kernels, float]:
+    def divided(self, nest: Nest, choice: Choice = MODEL) -> tuple[Kernels, float]:
         """The kernel of a nest; or several that compute pieces of its first loop and combine them, where blocks are few."""
-        plan = plan_of(nest, self.target)
-        best: tuple[Kernels, float] = [(tuple(base_of(t) for t, _ in nest.outputs), plan)], self.cost(plan)
+        plan = plan_of(nest, self.target, choice)
+        found: list[tuple[Kernels, float]] = [([(tuple(base_of(t) for t, _ in nest.outputs), plan)], self.cost(plan))]
         blocks, most = self.blocks(plan, frozenset()), WAVES[-1] * self.rates.processors
         reduced = {a for t in nest.stages if t.kind in NEUTRAL for a in t.over}
         uses = {a: plan.uses.get(a, AxisUse("loop", MULTIPLE)) for a in reduced}
         loops = frozenset(a for a in reduced if uses[a].kind in ("loop", "serial")) or frozenset(reduced)
         first = next(iter(passes(nest, loops)), None)
         if first is None or blocks * 2 > most:
-            return best
+            return found[0]
         a = max(first.axes, key=lambda a: (uses[a].kind == "serial", self.number(a.extent)))
         multiple = {"loop": uses[a].size, "serial": 1}.get(uses[a].kind, MULTIPLE)
         for count in sorted({int(k * self.rates.processors / blocks) for k in WAVES} - {0, 1}):
             nests = over_blocks(nest, first, a, count, multiple)
             try:
                 if nests is not None:
-                    pieces = plan_of(nests[0], self.target)
+                    pieces = plan_of(nests[0], self.target, choice)
                     rest, cost = self.divided(nests[1])
-                    cost += self.cost(pieces)
-                    if cost < best[1]:
-                        best = [(tuple(t for t, _ in nests[0].outputs), pieces), *rest], cost
+                    found.append(([(tuple(t for t, _ in nests[0].outputs), pieces), *rest], cost + self.cost(pieces)))
             except Unfit:
                 continue
-        return best
+        return sorted(found, key=lambda x: x[1])[min(choice.pieces, len(found) - 1)]
 
     def count(self, axes: Iterable[Axis]) -> float:
         return float(prod(self.number(a.extent) for a in axes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilelang.language.tracing.prim_func import PrimFunc
@@ -16,7 +16,7 @@ from .expand import expand
 from .expr import Tensor
 from .graph import Dim, Graph, Size
 from .nest import Unfit, base_of
-from .plan import Plan
+from .plan import Choice, Plan
 from .stateful import StepsPlan, steps_text
 
 
@@ -35,6 +35,7 @@ class Module:
 
     source: the text of a Python module with a prim_func for each step.  inputs, outputs: names of buffers, in the order of
     the program's parameters and results.  buffers: name -> (shape, dtype) of the outputs and of what lies between kernels.
+    groups: how many sets of kernels are planned by themselves.
     """
 
     source: str
@@ -42,18 +43,20 @@ class Module:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     buffers: Mapping[str, tuple[tuple[Size, ...], str]]
+    groups: int = 0
 
 
-def lower(graph: Graph, shapes: Mapping[str, int] | None, target: Target) -> Module:
+def lower(graph: Graph, shapes: Mapping[str, int] | None, target: Target, choices: Sequence[Choice] = ()) -> Module:
     """The tile programs of an operator graph.
 
-    shapes: numbers for named sizes; a size without one stays open: one kernel serves all its values.
+    shapes: numbers for named sizes; a size without one stays open: one kernel serves all its values.  choices: for the first of
+    the groups of kernels that are planned by themselves.
     Raises program-lowering, at the user's line, for what is not compiled yet.
     """
     graph = graph.at(shapes or {})
     program = expand(graph)
     full = tuple(t for t in program.outputs if 0 not in t.shape)  # those without an element need no kernel
-    kernels = cut(replace(program, outputs=full), target, shapes or {}) if full else Cut()
+    kernels = cut(replace(program, outputs=full), target, shapes or {}, choices) if full else Cut()
     found = iter(kernels.outputs)
     kernels.outputs = tuple(t if 0 in t.shape else next(found) for t in program.outputs)
     return assemble(program.name, program.inputs, kernels, target, graph.dims)
@@ -106,7 +109,8 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
     open_sizes = sorted({n for t in names for s in t.shape if isinstance(s, Dim) for n in s.names} | set(dims) | symbols)
     head += "".join(f'{n} = T.dynamic("{n}")\n' for n in open_sizes)
     outputs = tuple(names[t] for t in kernels.outputs)
-    return Module(head + "\n\n" + "\n\n".join(texts), tuple(steps), tuple(names[t] for t in inputs), outputs, buffers)
+    source = head + "\n\n" + "\n\n".join(texts)
+    return Module(source, tuple(steps), tuple(names[t] for t in inputs), outputs, buffers, kernels.groups)
 
 
 def _givers(text: str, parameters: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:

@@ -9,6 +9,7 @@ Sizes of tiles come from the library's cost models of the machine: of one GEMM, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import prod
 
 from tilelang.library.attention import tile_cost as chain_cost
@@ -53,17 +54,38 @@ class AxisUse:
     size: int = 1
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Where a plan differs from what the cost models say.
+
+    tile: number of the tile of GEMMs in the order of cost.  stages: more than planned.  elements, threads: of blocks without
+    GEMMs, in doublings.  pieces: number of the division of a loop in the order of cost.
+    """
+
+    tile: int = 0
+    stages: int = 0
+    elements: int = 0
+    threads: int = 0
+    pieces: int = 0
+
+
+MODEL = Choice()
+CHOICES = (*(Choice(tile=k) for k in range(1, 5)), Choice(stages=1), Choice(stages=-1),
+           *(Choice(elements=k) for k in (-1, 1, 2)), Choice(threads=1), Choice(threads=-1), Choice(pieces=1), Choice(pieces=2))
+
+
 @dataclass
 class Plan:
     """A nest with the use of each axis, threads, and notes that stand as comments in its text.
 
     panel_size: rows of tiles of T.use_swizzle.  resident: blocks that share a processor, for which registers are limited.
-    lanes: axes of rows that have results of their own, the first ones of tiles.
+    lanes: axes of rows that have results of their own, the first ones of tiles.  choice: what a tuner chose.
     shared_left: whether left operands that are computed lie in shared memory, because several warp groups share the rows.
     """
 
     nest: Nest
     uses: dict[Axis, AxisUse]
+    choice: Choice = MODEL
     threads: int = 256
     stages: int = 2
     panel_size: int = 0
@@ -111,10 +133,10 @@ def guess(a: Axis) -> int:
     return GUESS if (n := static(a)) is None else n
 
 
-def plan_of(nest: Nest, target: Target) -> Plan:
+def plan_of(nest: Nest, target: Target, choice: Choice = MODEL) -> Plan:
     """The uses of a nest's axes and the sizes of its tiles.  Raises Unfit."""
     nest = _joined_axes(nest)
-    plan = Plan(nest, {})
+    plan = Plan(nest, {}, choice)
     _whole_axes(plan, target)
     _nested_loops(plan)
     _loops(plan, target)
@@ -123,6 +145,9 @@ def plan_of(nest: Nest, target: Target) -> Plan:
         _contraction_axes(plan, *main, target)
     else:
         _row_axes(plan, target)
+        plan.threads = min(max(64, int(plan.threads * 2.0 ** choice.threads)), 1024)
+    plan.stages = max(plan.stages + choice.stages, min(plan.stages, 1))
+    plan.notes += ["not the sizes of least estimated cost: these were measured to be faster"] if choice != MODEL else []
     for a in nest.axes:
         plan.uses.setdefault(a, AxisUse("grid"))
     for t in plan.nest.stages:
@@ -320,7 +345,8 @@ def _chain_sizes(plan: Plan, before: list[Tensor], row: Axis, column: Axis, deep
     seen = sum(1 for s in plan.nest.stages if column in s.axes and contraction(s) is not None)
     sizes = Sizes(1, guess(row), guess(deep), others, others, depth, guess(column) * seen)
     machine = chain_cost.machine_of(target)
-    tile = chain_cost.attention_tile(machine, sizes, Mask())
+    tiles = chain_cost.near_tiles(machine, sizes, Mask(), plan.choice.tile + 1) if plan.choice.tile else []
+    tile = tiles[-1] if tiles else chain_cost.attention_tile(machine, sizes, Mask())
     if exact == "halves":  # each tile of the loop lies in shared memory four times: two stages, and its two halves
         columns = guess(column) * seen
         keys = next((x for x in (64, 32, 16) if 2 * depth + columns + 3 * x <= HALVES and 4 * (
@@ -377,6 +403,11 @@ def _gemm_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, 
         problem = TileProblem(guess(row), guess(column) * sums, k, batch, kind, bits, bits_of(nest.outputs[0][0].dtype),
                               a_k=a_k, b_k=b_k, may_split=False)
         tile = choose_tile(chip_of(target), problem)
+        if plan.choice.tile:
+            from tilelang.library.gemm.tuning_candidates import by_cost, of_all_kinds  # 40 ms, for tuned programs
+
+            size, tiles = (tile.bm, tile.bn, tile.bk), of_all_kinds(by_cost(chip_of(target), problem))
+            tile = next(islice((t for t in tiles if (t.bm, t.bn, t.bk) != size), plan.choice.tile - 1, None), tile)
         rows, columns, depth = tile.bm, max(16, tile.bn // sums // 16 * 16), tile.bk
     if row not in uses:
         uses[row] = AxisUse("tile", rows)
@@ -394,7 +425,7 @@ def _gemm_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, 
 
 def _row_axes(plan: Plan, target: Target) -> None:
     """Element-wise kernels and reductions of elements: tiles of rows and columns with about BLOCK elements."""
-    nest, uses = plan.nest, plan.uses
+    nest, uses, block = plan.nest, plan.uses, int(BLOCK * 2.0 ** plan.choice.elements)
     reduced = set(_reducers(nest)) | {a for a in uses if uses[a].kind == "whole"}
     free = [a for a in nest.axes if a not in uses]
     if not nest.stages and (crossing := _transposed_axis(nest)) is not None and target.is_gpu:
@@ -410,7 +441,7 @@ def _row_axes(plan: Plan, target: Target) -> None:
     for a, r in list(uses.items()):
         if r.kind == "loop" and not r.size:
             lanes = 1 if _is_last(nest, a) or not free else min(LANES, guess(free[-1]))
-            size = min(max(8, BLOCK // (width * lanes)), 1 << max(3, (guess(a) - 1).bit_length()))
+            size = min(max(8, block // (width * lanes)), 1 << max(3, (guess(a) - 1).bit_length()))
             uses[a] = AxisUse("loop", 1 << (size.bit_length() - 1))
             width *= uses[a].size
     bodies = [t.body.axes for t in nest.stages if t.body is not None]
@@ -419,7 +450,7 @@ def _row_axes(plan: Plan, target: Target) -> None:
         stages = [axes for axes in bodies if a in axes]
         width = max(prod(uses[x].size for x in axes if x in uses) for axes in stages or [e.axes for _, e in nest.outputs])
         reused = k and bodies and not stages  # stages are computed once for the rows of a tile
-        room = max(1, (REUSED if reused else 1) * BLOCK // width)
+        room = max(1, (REUSED if reused else 1) * block // width)
         if not k and not reduced and width == 1:
             room = min(room, 1024)
         if not k and width > 1 and any(r.kind == "loop" for r in uses.values()) and width * LANES <= 2 * BLOCK:

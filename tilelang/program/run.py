@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ class Recipe:
 
     source: the text of a module of tile programs.  steps: (kernel, inputs, outputs), names of buffers.  inputs, outputs: of the
     program.  buffers: what kernels write -> (sizes as text, element type).  kernels: their IR as text, read faster than the
-    source is traced; None before it is known.
+    source is traced; None before it is known.  groups: how many sets of kernels are planned by themselves.
     """
 
     source: str
@@ -43,6 +43,7 @@ class Recipe:
     outputs: list[str]
     buffers: dict[str, tuple[list[str], str]]
     kernels: list[str] | None = None
+    groups: int = 0
 
     def functions(self) -> tuple[PrimFunc, ...]:
         """The tile programs, in the order of the steps."""
@@ -52,18 +53,19 @@ class Recipe:
         return tuple(from_source(f"{self.source}\n\nsteps_in_order = ({names},)\n", "steps_in_order")) if names else ()
 
 
-def recipe_of(graph: Graph, sizes: Mapping[str, int] | None, target: Any) -> Recipe:
-    """The lowered program, from disk where it was lowered before."""
+def recipe_of(graph: Graph, sizes: Mapping[str, int] | None, target: Any, choices: Sequence[Any] = ()) -> Recipe:
+    """The lowered program, from disk where it was lowered before.  choices: of a tuner (plan.Choice)."""
     chosen = resolve_target(target, None)[0]
-    key = digest(["program", compiler_stamp(), graph.text(), sorted((sizes or {}).items()), str(chosen)])
+    key = digest(["program", compiler_stamp(), graph.text(), sorted((sizes or {}).items()), str(chosen), *map(astuple, choices)])
     kept = _disk.load(key) if env.is_cache_enabled() else None
     if kept is not None:
         return Recipe(**kept.meta)
     from .lower import lower  # 30 ms, which programs found on disk do not need
 
-    made = lower(graph, sizes, chosen)
+    made = lower(graph, sizes, chosen, choices)
     out = Recipe(made.source, [(s.kernel, list(s.inputs), list(s.outputs)) for s in made.steps], list(made.inputs),
-                 list(made.outputs), {n: ([str(s) for s in shape], str(dt)) for n, (shape, dt) in made.buffers.items()})
+                 list(made.outputs), {n: ([str(s) for s in shape], str(dt)) for n, (shape, dt) in made.buffers.items()},
+                 groups=made.groups)
     out.kernels = [to_text(f.func) for f in out.functions()]  # no places of the source in warnings: users cannot change it
     if env.is_cache_enabled():
         _disk.store(key, Entry(vars(out)))
@@ -83,15 +85,61 @@ def target_of(arrays: Sequence[Any], asked: Any) -> Any:
     return "auto" if devices and not next(iter(devices)).startswith("cpu") else "c"
 
 
+def tuned(graph: Graph, target: Any, configs: Mapping[Any, Any] | None, arrays: Sequence[Any]) -> Runner:
+    """The program with the plans that are the fastest for a call, one group of kernels after another; kept on disk.
+
+    Where the arrays lie on no GPU, or the call is captured in a CUDA graph, the cost models decide.
+    """
+    from tilelang.library.tuning import Candidate, Task, tuner  # 20 ms, for tuned programs
+
+    from .plan import CHOICES, MODEL, Choice
+
+    like, chosen = next((x for x in arrays if hasattr(x, "shape")), None), resolve_target(target, None)[0]
+    able = like is not None and tuner.can(like, chosen, None)
+    choices: list[Choice] = []
+    for k in range(recipe_of(graph, None, target).groups if able else 0):
+        others: dict[str, Choice] = {}
+        for c in (MODEL, *CHOICES):
+            text = recipe_of(graph, None, target, [*choices, c]).source
+            others.setdefault("\n".join(x for x in text.splitlines() if not x.lstrip().startswith("#")), c)
+
+        def run(c: Choice) -> Any:
+            runner = Runner(graph, target, configs, [*choices, c])
+            return lambda out: out.__setitem__(slice(None), [runner(arrays)] if graph.single else runner(arrays))
+
+        candidates = [Candidate(asdict(c), partial(run, c), c) for c in others.values()]
+        key = ["program", graph.text(), [list(getattr(x, "shape", ())) for x in arrays], list(map(astuple, choices))]
+        task = Task(f"{graph.name}, kernel {k + 1}", key, like, chosen, None, lambda candidates=candidates: candidates,  # type: ignore[misc]
+                    lambda: ([],), _agree)
+        choices.append(tuner.choose(task).choice)
+    out = Runner(graph, target, configs, choices)
+    out.final = able is not None
+    return out
+
+
+def _agree(found: tuple[list[Any]], wanted: tuple[list[Any]]) -> bool:
+    """Whether the results of two plans are as close as the order of their sums allows."""
+    for x, y in zip(found[0], wanted[0]):
+        kind, close = str(x.dtype), x == y
+        if "float" in kind and 0 not in x.shape:
+            size = abs(y[abs(y) < np.inf])
+            close |= abs(x - y) <= 2.0 ** (-6 if "16" in kind else -16) * (float(size.max()) if len(size) else 0.0)
+            close |= (x != x) & (y != y)
+        if not bool(close.all()):
+            return False
+    return True
+
+
 class Runner:
     """A compiled program: called with the arrays of its inputs, it gives its results.
 
-    recipe: the tile programs.  kernels: compiled, in order.
+    recipe: the tile programs.  kernels: compiled, in order.  final: whether later calls run it too.
     """
 
-    def __init__(self, graph: Graph, target: Any, configs: Mapping[Any, Any] | None = None) -> None:
-        self.graph = graph
-        self.recipe = r = recipe_of(graph, None, target)
+    def __init__(self, graph: Graph, target: Any, configs: Mapping[Any, Any] | None = None,
+                 choices: Sequence[Any] = ()) -> None:
+        self.graph, self.final = graph, True
+        self.recipe = r = recipe_of(graph, None, target, choices)
 
         def compiled(f: PrimFunc, reads: Sequence[str], writes: Sequence[str]) -> Any:
             results = [len(reads) + k for k in range(len(writes))] if self._returns(reads, writes) else None
