@@ -56,7 +56,8 @@ class Recipe:
 def recipe_of(graph: Graph, sizes: Mapping[str, int] | None, target: Any, choices: Sequence[Any] = ()) -> Recipe:
     """The lowered program, from disk where it was lowered before.  choices: of a tuner (plan.Choice)."""
     chosen = resolve_target(target, None)[0]
-    key = digest(["program", compiler_stamp(), graph.text(), sorted((sizes or {}).items()), str(chosen), *map(astuple, choices)])
+    chosen_for = [sorted((sizes or {}).items()), str(chosen), *map(astuple, choices)]
+    key = digest(["program", compiler_stamp(), graph.text(), *chosen_for])
     kept = _disk.load(key) if env.is_cache_enabled() else None
     if kept is not None:
         return Recipe(**kept.meta)
@@ -92,7 +93,7 @@ def tuned(graph: Graph, target: Any, configs: Mapping[Any, Any] | None, arrays: 
     """
     from tilelang.library.tuning import Candidate, Task, tuner  # 20 ms, for tuned programs
 
-    from .plan import CHOICES, MODEL, Choice
+    from .plan import CHOICES, MODEL, Choice  # 30 ms, with all that lowers programs
 
     like, chosen = next((x for x in arrays if hasattr(x, "shape")), None), resolve_target(target, None)[0]
     able = like is not None and tuner.can(like, chosen, None)
@@ -123,8 +124,9 @@ def _agree(found: tuple[list[Any]], wanted: tuple[list[Any]]) -> bool:
         kind, close = str(x.dtype), x == y
         if "float" in kind and 0 not in x.shape:
             size = abs(y[abs(y) < np.inf])
-            close |= abs(x - y) <= 2.0 ** (-6 if "16" in kind else -16) * (float(size.max()) if len(size) else 0.0)
             close |= (x != x) & (y != y)
+            bound = 2.0 ** (-6 if "16" in kind else -16) * (float(size.max()) if len(size) else 0.0)
+            close |= (abs(x) < np.inf) & (abs(x - y) <= bound)
         if not bool(close.all()):
             return False
     return True
