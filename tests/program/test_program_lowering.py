@@ -75,11 +75,11 @@ def run(module, arrays, target="cpu"):
     functions: dict = {}
     exec(compile(module.source, name, "exec"), functions)
     buffers = dict(zip(module.inputs, arrays))
-    buffers |= {n: np.full(shape, 7, kind) for n, (shape, kind) in module.buffers.items()}
+    buffers |= {n: np.full([int(s) for s in shape], 7, kind) for n, (shape, kind) in module.buffers.items()}
     backend = {"execution_backend": "simulator"} if isinstance(target, dict) else {}
-    for step in module.steps:
-        kernel = tilelang.compile(functions[step.kernel], target=target, **backend)
-        kernel(*(buffers[n] for n in (*step.inputs, *step.outputs)))
+    for name, inputs, outputs in module.steps:
+        kernel = tilelang.compile(functions[name], target=target, **backend)
+        kernel(*(buffers[n] for n in (*inputs, *outputs)))
     return [buffers[n] for n in module.outputs]
 
 

@@ -11,7 +11,7 @@ Recomputation, traffic, and what does not fit into tiles (nest.Unfit) decide; no
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf, prod
 from typing import TypeAlias
@@ -23,12 +23,12 @@ from tilelang.errors import TileLangError, error
 
 from .blocks import Block
 from .divide import over_blocks
-from .expand import Program, Steps
-from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite, walk
+from .expand import Program
+from .expr import FREE, Axis, Scalar, Tensor, axis, read, walk
 from .graph import Dim, Size, size_at
-from .nest import Nest, Unfit, base_of, contraction, nest_of, passes
+from .nest import Nest, Unfit, base_of, nest_of, passes
 from .plan import MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, plan_of
-from .rescale import NEUTRAL, factors, is_float
+from .rescale import NEUTRAL, is_float
 from .stateful import StepsPlan, plan_of_steps
 
 GUESS = 1024  # what an open size is taken for
@@ -38,7 +38,6 @@ WAVES = (1, 2, 4)  # blocks that the pieces of a divided loop give each processo
 EXACT = {"": 1.0, "halves": 10.0, "threads": 16.0}  # times the rate of 16-bit operands
 SECTOR = 32  # bytes of memory that are read at least
 RESIDENT = 4  # blocks without GEMMs whose loads keep a processor's share of the memory busy
-FREE = ("axis", "const", "read", "cast")
 WEIGHTS = dict.fromkeys(("exp", "exp2", "log", "tanh", "erf", "sigmoid", "div", "sqrt", "rsqrt", "sin", "cos", "pow"), 4.0)
 SLOW_OPERAND = 0.8  # of a contraction's time that computing an operand in the loop costs
 
@@ -92,7 +91,8 @@ def cut(program: Program, target: Target, sizes: Mapping[str, int], choices: Seq
 class _Cutter:
     def __init__(self, program: Program, target: Target, sizes: Mapping[str, int]) -> None:
         self.target, self.sizes, self.rates = target, sizes, rates_of(target)
-        self.outputs, self.made = with_operands(program)
+        self.program, self.made = program, program.made
+        self.outputs = tuple(t for t in program.outputs if t.body is not None)  # those without an element need no kernel
         self.plans: dict[tuple[tuple[Tensor, ...], frozenset[Tensor]], Planned] = {}
 
     def cut(self, choices: Sequence[Choice] = ()) -> Cut:
@@ -116,7 +116,7 @@ class _Cutter:
                     best, found = cost, frozenset(gone)
             groups, stored = [g for g in groups if g[0] not in found], stored - found
         groups = self.merged(groups, stored)
-        out = Cut(outputs=tuple(same.get(t, t) for t in self.outputs))
+        out = Cut(outputs=tuple(same.get(t, t) for t in self.program.outputs))
         for k, g in enumerate(self.ordered(groups, stored)):
             kernels, _, why = self.plan(g, stored)
             if not kernels:
@@ -302,11 +302,6 @@ class _Cutter:
         return out
 
 
-def collects(body: Scalar) -> bool:
-    """Whether a reduction's body has no more elements than a tensor that it reads, which another reduction makes."""
-    return any(r.value.over and body.axes <= r.axes and contraction(r.value) is None for r in body.reads)
-
-
 def is_copy_of_item(t: Tensor, e: Scalar) -> bool:
     """Whether an output is a result of a loop as it is."""
     return e.op == "read" and e.value.kind == "item" and e.dtype == t.dtype and e.args == tuple(map(axis, t.axes))
@@ -319,86 +314,3 @@ def bodies_of(t: Tensor) -> list[Scalar]:
     if t.kind == "item":
         return list(t.attrs["steps"].bodies())
     return [] if t.body is None else [t.body]
-
-
-# ---- operands as tensors ------------------------------------------------------------------------------------------------
-
-
-def with_operands(program: Program) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """(outputs, the other computed tensors, operands first): computed operands of contractions are tensors of their own."""
-    new: dict[Tensor, Tensor] = {t: t for t in program.inputs}
-    made: list[Tensor] = []
-    common: dict[tuple[int, Size], Axis] = {}  # operands in the same axes, so that equal ones are one tensor
-    operands: dict[Scalar, Tensor] = {}
-    loops: dict[Steps, Steps] = {}
-    blocks: dict[Block, Block] = {}
-    steps: set[Tensor] = set()
-
-    def renewed(e: Scalar) -> Scalar:
-        def change(x: Scalar) -> Scalar | None:
-            return Scalar("read", tuple(map(renewed, x.args)), x.dtype, tensor(x.value)) if x.op == "read" else None
-
-        return rewrite(e, change)
-
-    def results(t: Tensor) -> Tensor:
-        """A result of a block; its operands are tensors that are stored."""
-        block = t.attrs["block"]
-        if block not in blocks:
-            given = [tensor(x) for x in block.operands]
-            blocks[block] = Block(block.kernel, given)
-            blocks[block].results = [replace(x, attrs={**x.attrs, "block": blocks[block]}) for x in block.results]
-            made.extend(blocks[block].results)
-        return blocks[block].results[t.attrs["index"]]
-
-    def items(t: Tensor) -> Tensor:
-        if "block" in t.attrs:
-            return results(t)
-        steps = t.attrs["steps"]
-        if steps not in loops:
-            loops[steps] = Steps(steps.step, tuple((s, renewed(e)) for s, e in steps.states),
-                                 tuple((axes, renewed(e)) for axes, e in steps.results))
-        return replace(t, attrs={**t.attrs, "steps": loops[steps]})
-
-    def tensor(t: Tensor) -> Tensor:
-        if t.kind == "state":
-            return t
-        if t not in new and t.kind == "item":
-            new[t] = items(t)
-            made.extend([new[t]] if new[t] not in made else [])
-        if t not in new:
-            assert t.body is not None
-            body = renewed(t.body)
-            inside = not body.axes <= {*t.axes, *t.over} or any(r.value.kind == "state" or r.value in steps for r in body.reads)
-            if not inside:
-                computed = [f for f, _ in factors(body)] if contraction(t) is not None else [body] if collects(body) else []
-                for f in computed:
-                    plain = f.args[0] if f.op == "cast" else f
-                    if plain.op not in FREE and f.reads:
-                        body = rewrite(body, lambda x, f=f: operand(f) if x == f else None)  # type: ignore[misc]
-            new[t] = replace(t, body=body)
-            if inside:
-                steps.add(new[t])  # part of a step of a loop: computed there
-            else:
-                made.append(new[t])
-        return new[t]
-
-    def operand(f: Scalar) -> Scalar:
-        axes = tuple(sorted(f.axes, key=lambda a: order(f, a)))
-        own = tuple(common.setdefault((k, a.extent), Axis(f"i{k}", a.extent)) for k, a in enumerate(axes))
-        body = at(f, dict(zip(axes, map(axis, own))))
-        if body not in operands:
-            operands[body] = Tensor("operand", own, f.dtype, "map", body)
-            made.append(operands[body])
-        return read(operands[body], tuple(map(axis, axes)))
-
-    def order(f: Scalar, a: Axis) -> tuple[int, str]:
-        places = [k for r in f.reads for k, i in enumerate(r.args) if a in i.axes]
-        return (max(places, default=0), a.name)
-
-    outputs = []
-    for t in program.outputs:
-        assert t.body is not None
-        new[t] = replace(t, body=renewed(t.body))
-        outputs.append(new[t])
-    return tuple(outputs), made
-

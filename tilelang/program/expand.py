@@ -4,21 +4,22 @@
                                    y[i, j] = exp(sub(x[i, j], top[i]))
 
 Reductions, contractions, scans, sorts and loops become tensors of their own; element-wise operations, reshapes, slices, gathers
-and dequantisation become index expressions in the tensors that read them.
+and dequantisation become index expressions in the tensors that read them.  Computed operands of contractions are tensors too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilelang.errors import error, register
 
-from .expr import Axis, Scalar, Tensor, axis, call, const, plus, read, split, times
+from .expr import FREE, Axis, Scalar, Tensor, axis, call, const, plus, read, rewrite, split, times
 from .blocks import Block
 from .expr import at as placed
 from .graph import BINARY, COMPARE, FORMATS, UNARY, Graph, Node, Size
-from .rescale import is_float, neutral
+from .nest import contraction
+from .rescale import factors, is_float, neutral
 
 register("program-lowering", NotImplementedError, "a program has an operation that no kernel can compute yet",
          "split the program there, or run it by `program.reference(...)`", expected="tensors that tiles can hold")
@@ -28,10 +29,14 @@ Index = tuple[Scalar, ...]
 
 @dataclass(frozen=True)
 class Program:
-    """A program of index expressions.  outputs: a map for each result of the graph, in order."""
+    """A program of index expressions.
+
+    outputs: a map for each result of the graph, in order.  made: the other computed tensors, operands first.
+    """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    made: tuple[Tensor, ...]
     name: str
 
 
@@ -43,8 +48,9 @@ def expand(graph: Graph) -> Program:
     for k, n in enumerate(graph.outputs):
         axes = e.axes(n.shape)
         name = "out" if len(graph.outputs) == 1 else f"out{k}"
-        outputs.append(Tensor(name, axes, str(n.dtype), "map", e.element(n, tuple(map(axis, axes))), span=n.span))
-    return Program(inputs, tuple(outputs), graph.name)
+        body = None if 0 in n.shape else e.element(n, tuple(map(axis, axes)))  # nothing is computed for no element
+        outputs.append(Tensor(name, axes, str(n.dtype), "map", body, span=n.span))
+    return Program(inputs, tuple(outputs), tuple(e.made), graph.name)
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,12 @@ class Steps:
 class _Expander:
     """Nodes to elements.  Tensors are made once per node, elements once per node and indices."""
 
-    def __init__(self, inside: bool = False) -> None:
-        self.inside = inside  # the step of a loop
+    def __init__(self, outer: _Expander | None = None) -> None:
+        self.inside = outer is not None  # the step of a loop
+        self.made: list[Tensor] = [] if outer is None else outer.made
+        self.operands: dict[Scalar, Tensor] = {} if outer is None else outer.operands
+        self.common: dict[tuple[int, Size], Axis] = {} if outer is None else outer.common
+        self.steps: set[Tensor] = set() if outer is None else outer.steps  # what is computed in steps of loops
         self.tensors: dict[Node, Tensor] = {}
         self.elements: dict[tuple[Node, Index], Scalar] = {}
         self.outer: dict[Node, Callable[[Index], Scalar]] = {}  # inputs of a loop's body that are elements of other tensors
@@ -90,12 +100,44 @@ class _Expander:
     def tensor(self, n: Node) -> Tensor:
         """The tensor that a node of its own kind is."""
         if n not in self.tensors:
-            self.tensors[n] = TENSORS[n.op](self, n)
+            self.tensors[n] = self._with_operands(TENSORS[n.op](self, n))
         return self.tensors[n]
+
+    def _with_operands(self, t: Tensor) -> Tensor:
+        """The tensor, whose computed operands are tensors of their own where it is a contraction, or collects a reduction."""
+        body = t.body
+        if body is None or t.kind == "map":
+            return t
+        if not body.axes <= {*t.axes, *t.over} or any(r.value.kind == "state" or r.value in self.steps for r in body.reads):
+            self.steps.add(t)
+            return t
+        computed = [f for f, _ in factors(body)] if contraction(t) is not None else [body] if _collects(body) else []
+        for f in computed:
+            plain = f.args[0] if f.op == "cast" else f
+            if plain.op not in FREE and f.reads:
+                body = rewrite(body, lambda x, f=f: self._operand(f) if x == f else None)  # type: ignore[misc]
+        self.made.append(replace(t, body=body))
+        return self.made[-1]
+
+    def _operand(self, f: Scalar) -> Scalar:
+        """An expression as an element of a tensor; in common axes, so that equal operands are one tensor."""
+        axes = sorted(f.axes, key=lambda a: (
+            max((k for r in f.reads for k, i in enumerate(r.args) if a in i.axes), default=0), a.name))
+        own = tuple(self.common.setdefault((k, a.extent), Axis(f"i{k}", a.extent)) for k, a in enumerate(axes))
+        body = placed(f, dict(zip(axes, map(axis, own))))
+        if body not in self.operands:
+            self.operands[body] = Tensor("operand", own, f.dtype, "map", body)
+            self.made.append(self.operands[body])
+        return read(self.operands[body], tuple(map(axis, axes)))
 
     def operand(self, n: Node, at: Index, out: Node) -> Scalar:
         """An element of an operand that is broadcast to the shape of `out`."""
         return self.element(n, at[len(out.shape) - len(n.shape):])
+
+
+def _collects(body: Scalar) -> bool:
+    """Whether a reduction's body has no more elements than a tensor that it reads, which another reduction makes."""
+    return any(r.value.over and body.axes <= r.axes and contraction(r.value) is None for r in body.reads)
 
 
 # ---- element-wise operations and views --------------------------------------------------------------------------------
@@ -315,23 +357,15 @@ def _einsum(e: _Expander, n: Node) -> Tensor:
     for f in factors[1:]:
         body = call("mul", body, f, dtype=accum)
     over = tuple(a for c, a in letters.items() if c not in result and a.extent != 1)
-    if any(a.extent == 0 for a in over):
-        over, body = (), const(0.0, accum) if is_float(accum) else const(0, accum)
-    return Tensor("acc", tuple(letters[c] for c in result), str(n.dtype), "sum", body, over, {"accum": accum, "operands": True},
-                  n.span)
+    kept = tuple(letters[c] for c in result)
+    if not over or any(a.extent == 0 for a in over):
+        return Tensor("acc", kept, str(n.dtype), "map", body if not over else neutral("sum", accum), span=n.span)
+    return Tensor("acc", kept, str(n.dtype), "sum", body, over, {"accum": accum}, n.span)
 
 
 def _rounded(e: Scalar, dtype: str) -> Scalar:
     exact = e.op == "cast" or e.op == "read" and e.value.kind == "input"
     return e if exact and e.dtype == dtype else call("cast", e, dtype=dtype)
-
-
-def _einsum_element(e: _Expander, n: Node, at: Index) -> Scalar:
-    t = e.tensor(n)
-    if t.over:
-        return read(t, at)
-    assert t.body is not None
-    return placed(t.body, dict(zip(t.axes, at)))
 
 
 def _scan(e: _Expander, n: Node) -> Tensor:
@@ -358,7 +392,10 @@ def _item(e: _Expander, n: Node, at: Index) -> Scalar:
     source = n.inputs[0]
     if source not in e.items:
         e.items[source] = _loop(e, source) if source.op == "loop" else _block(e, source)
-    return read(e.items[source][n.attrs["index"]], at)
+    found = e.items[source][n.attrs["index"]]
+    if found not in e.made:
+        e.made.append(found)
+    return read(found, at)
 
 
 def _block(e: _Expander, n: Node) -> list[Tensor]:
@@ -373,17 +410,19 @@ def _block(e: _Expander, n: Node) -> list[Tensor]:
         lies = one.op == "read" and one.value.kind in ("input", "item") and one.value.dtype == dt and (
             x.shape == one.value.shape and one.args == tuple(map(axis, axes)))
         operands.append(one.value if lies else Tensor("operand", axes, dt, "map", _rounded(one, dt), span=x.span))
+        e.made += [] if lies else operands[-1:]
     block = Block(n.attrs["kernel"], operands)
     names = [b.name for _, b in block.kernel.func.buffers][len(operands):]
     block.results = [Tensor(name, e.axes(shape), str(dt), "item", attrs={"block": block, "index": k}, span=n.span)
                      for k, (name, (shape, dt)) in enumerate(zip(names, n.attrs["results"]))]
+    e.made += block.results
     return block.results
 
 
 def _loop(e: _Expander, n: Node) -> list[Tensor]:
     """The results of a loop: its last states, then what its steps give along the first axis."""
     body, carried, step = n.attrs["body"], n.attrs["carried"], Axis("t", n.attrs["length"])
-    inner = _Expander(True)
+    inner = _Expander(e)
     states = []
     for k, (x, init) in enumerate(zip(body.inputs[:carried], n.inputs)):
         inner.tensors[x] = Tensor(f"state{k + 1}", e.axes(x.shape), str(x.dtype), "state", attrs={"index": k})
@@ -412,7 +451,7 @@ ROWS: dict[str, Row] = {
     **dict.fromkeys((*UNARY, *BINARY, *COMPARE, "where", "cast"), _element_wise), "broadcast": _broadcast,
     "constant": _constant, "iota": _iota, "reshape": _reshape, "transpose": _transpose, "slice": _slice, "concat": _concat,
     "pad": _pad, "windows": _windows, "gather": _gather, "take_along": _take_along, "dequantise": _dequantise, "input": _read,
-    "reduce": _read_reduced, "argreduce": _read_reduced, "einsum": _einsum_element, "scan": _read, "argsort": _read,
+    "reduce": _read_reduced, "argreduce": _read_reduced, "einsum": _read, "scan": _read, "argsort": _read,
     "argtopk": _read, "item": _item}
 TENSORS: dict[str, Callable[[_Expander, Node], Tensor]] = {
     "input": _input, "reduce": _reduce, "argreduce": _arg_reduce, "einsum": _einsum, "scan": _scan, "argsort": _sort,

@@ -20,6 +20,7 @@ from tilelang.ir import Span
 from .graph import Dim, Size
 
 Element = TypeVar("Element")
+FREE = ("axis", "const", "read", "cast")  # what costs no operation of its own
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from tilelang.language.tracing.prim_func import PrimFunc
 from tilelang.target import Target
@@ -14,39 +13,14 @@ from .cut import Cut, cut, not_compiled
 from .emit import kernel_text
 from .expand import expand
 from .expr import Tensor
-from .graph import Dim, Graph, Size
+from .graph import Dim, Graph
 from .nest import Unfit, base_of
 from .plan import Choice, Plan
+from .run import Recipe
 from .stateful import StepsPlan, steps_text
 
 
-@dataclass(frozen=True)
-class Step:
-    """A call of a kernel.  kernel: the name of its function; inputs, outputs: names of buffers, in the order of parameters."""
-
-    kernel: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Module:
-    """A program as tile programs.
-
-    source: the text of a Python module with a prim_func for each step.  inputs, outputs: names of buffers, in the order of
-    the program's parameters and results.  buffers: name -> (shape, dtype) of the outputs and of what lies between kernels.
-    groups: how many sets of kernels are planned by themselves.
-    """
-
-    source: str
-    steps: tuple[Step, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    buffers: Mapping[str, tuple[tuple[Size, ...], str]]
-    groups: int = 0
-
-
-def lower(graph: Graph, shapes: Mapping[str, int] | None, target: Target, choices: Sequence[Choice] = ()) -> Module:
+def lower(graph: Graph, shapes: Mapping[str, int] | None, target: Target, choices: Sequence[Choice] = ()) -> Recipe:
     """The tile programs of an operator graph.
 
     shapes: numbers for named sizes; a size without one stays open: one kernel serves all its values.  choices: for the first of
@@ -55,14 +29,10 @@ def lower(graph: Graph, shapes: Mapping[str, int] | None, target: Target, choice
     """
     graph = graph.at(shapes or {})
     program = expand(graph)
-    full = tuple(t for t in program.outputs if 0 not in t.shape)  # those without an element need no kernel
-    kernels = cut(replace(program, outputs=full), target, shapes or {}, choices) if full else Cut()
-    found = iter(kernels.outputs)
-    kernels.outputs = tuple(t if 0 in t.shape else next(found) for t in program.outputs)
-    return assemble(program.name, program.inputs, kernels, target, graph.dims)
+    return assemble(program.name, program.inputs, cut(program, target, shapes or {}, choices), target, graph.dims)
 
 
-def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target, dims: tuple[str, ...]) -> Module:
+def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target, dims: tuple[str, ...]) -> Recipe:
     """The text of all kernels and the steps."""
     used = {"T", "tilelang", *dims}
     names: dict[Tensor, str] = {t: _unused(t.name, used) for t in inputs}
@@ -70,14 +40,15 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
     for group, _ in kernels.kernels:
         for t in group:
             names[t] = _unused(t.name, used)
-    steps, texts, buffers = [], [], {}
+    steps, texts, stored = [], [], []
     symbols: set[str] = set()  # of blocks
     blocks: dict[PrimFunc, str] = {}
     for t in kernels.outputs:
         if t not in names and 0 in t.shape:
             names[t] = _unused(t.name, used)
-            buffers[names[t]] = (t.shape, t.dtype)
+            stored.append(t)
     for k, (group, plan) in enumerate(kernels.kernels):
+        stored += group
         kernel = name if len(kernels.kernels) == 1 else f"{name}_{k}"
         if isinstance(plan, Block):
             if plan.kernel not in blocks:
@@ -85,8 +56,7 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
                 texts.append(text)
                 symbols.update(sizes)
             kernel = blocks.setdefault(plan.kernel, kernel)
-            steps.append(Step(kernel, tuple(names[t] for t in plan.operands), tuple(names[t] for t in group)))
-            buffers.update({names[t]: (t.shape, t.dtype) for t in group})
+            steps.append((kernel, [names[t] for t in plan.operands], [names[t] for t in group]))
             continue
         read = _reads(plan, names)
         needed = [t for t in names if t in read] if len(kernels.kernels) > 1 else [*inputs]
@@ -99,8 +69,7 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
         except Unfit as e:
             raise not_compiled(group, str(e)) from None
         texts.append(text)
-        steps.append(Step(kernel, tuple(names[t] for t in needed), tuple(names[t] for t in group)))
-        buffers.update({names[t]: (t.shape, t.dtype) for t in group})
+        steps.append((kernel, [names[t] for t in needed], [names[t] for t in group]))
     head = "import tilelang.language as T\n"
     called = [f for f in ("selected_order", "sorted_order") if any(f"{f}(" in text for text in texts)]
     head += f"from tilelang.program.sorts import {', '.join(called)}\n\n" if called else "\n"
@@ -108,9 +77,9 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
         head = head.rstrip() + "\nfrom tilelang.ir.parser import parse\n\n"
     open_sizes = sorted({n for t in names for s in t.shape if isinstance(s, Dim) for n in s.names} | set(dims) | symbols)
     head += "".join(f'{n} = T.dynamic("{n}")\n' for n in open_sizes)
-    outputs = tuple(names[t] for t in kernels.outputs)
-    source = head + "\n\n" + "\n\n".join(texts)
-    return Module(source, tuple(steps), tuple(names[t] for t in inputs), outputs, buffers, kernels.groups)
+    buffers = {names[t]: (list(map(str, t.shape)), t.dtype) for t in stored}
+    return Recipe(head + "\n\n" + "\n\n".join(texts), steps, [names[t] for t in inputs], [names[t] for t in kernels.outputs],
+                  buffers, groups=kernels.groups)
 
 
 def _givers(text: str, parameters: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:

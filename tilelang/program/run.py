@@ -63,10 +63,7 @@ def recipe_of(graph: Graph, sizes: Mapping[str, int] | None, target: Any, choice
         return Recipe(**kept.meta)
     from .lower import lower  # 30 ms, which programs found on disk do not need
 
-    made = lower(graph, sizes, chosen, choices)
-    out = Recipe(made.source, [(s.kernel, list(s.inputs), list(s.outputs)) for s in made.steps], list(made.inputs),
-                 list(made.outputs), {n: ([str(s) for s in shape], str(dt)) for n, (shape, dt) in made.buffers.items()},
-                 groups=made.groups)
+    out = lower(graph, sizes, chosen, choices)
     out.kernels = [to_text(f.func) for f in out.functions()]  # no places of the source in warnings: users cannot change it
     if env.is_cache_enabled():
         _disk.store(key, Entry(vars(out)))
