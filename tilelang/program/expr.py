@@ -10,7 +10,7 @@ Index expressions are kept in a linear normal form, which is how a tile of a ten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -61,26 +61,9 @@ class Tensor:
         return f"{self.name}[{', '.join(map(str, self.axes))}] = {self.kind}{over}: {self.body}"
 
 
-class Ordered(frozenset[Element]):
-    """A set that is iterated in the order of its elements: what is written of one expression is the same in each process."""
-
-    def __new__(cls, elements: Iterable[Element]) -> Ordered[Element]:
-        order = tuple(dict.fromkeys(elements))
-        out = super().__new__(cls, order)
-        out.order = order
-        return out
-
-    order: tuple[Element, ...]
-
-    def __iter__(self) -> Iterator[Element]:
-        return iter(self.order)
-
-
-def _joined(sets: list[Ordered[Element]]) -> Ordered[Element]:
-    """The elements of all sets; most often one holds the others."""
-    if sets and all(s <= sets[0] for s in sets):
-        return sets[0]
-    return Ordered(x for s in sets for x in s)
+def _joined(sets: Iterable[KeysView[Element]]) -> KeysView[Element]:
+    """The elements of all sets, each once, in their order: what is written of one expression is the same in each process."""
+    return dict.fromkeys(x for s in sets for x in s).keys()
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,15 +95,14 @@ class Scalar:
             other.op, other.dtype, repr(other.value) if other.op == "const" else other.value, other.args)
 
     @cached_property
-    def axes(self) -> Ordered[Axis]:
+    def axes(self) -> KeysView[Axis]:
         """The axes that the expression depends on."""
-        return Ordered((self.value,)) if self.op == "axis" else _joined([a.axes for a in self.args])
+        return {self.value: None}.keys() if self.op == "axis" else _joined(a.axes for a in self.args)
 
     @cached_property
-    def reads(self) -> Ordered[Scalar]:
+    def reads(self) -> KeysView[Scalar]:
         """The reads of tensors in it, those inside of indices too."""
-        below = _joined([a.reads for a in self.args])
-        return Ordered((*below, self)) if self.op == "read" else below
+        return _joined((*(a.reads for a in self.args), {self: None}.keys() if self.op == "read" else {}.keys()))
 
     def __repr__(self) -> str:
         if self.op == "const":

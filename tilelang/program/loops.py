@@ -11,8 +11,7 @@ from .nest import Pass
 from .rescale import EXPONENTIALS, NEUTRAL, conditions, neutral, vanishes
 from .stages import NAMES, REDUCE, gemm, reduce, with_reduced
 from .text import wide
-from .tiles import Tile
-from .writer import Writer, ceildiv, digits, tight
+from .writer import Tile, Writer, ceildiv, digits, tight
 
 FINITE = 1e30  # stands for infinity in running extremes: the difference of two of them is a number
 

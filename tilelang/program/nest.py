@@ -142,7 +142,7 @@ class _Stages:
         where = dict(zip(t.axes, places))
         free = frozenset().union(*(i.axes for i in places)) if places else frozenset()
         for a, i in where.items():  # tiles have whole axes of scans and sorts
-            if (a in t.over or t.kind not in REDUCTIONS and not t.body.axes.issuperset({a})) and i.op != "axis":
+            if (a in t.over or t.kind not in REDUCTIONS and a not in t.body.axes) and i.op != "axis":
                 raise Unfit(f"{t.name} is read at other places than it is computed")
         over = []
         body = at(t.body, where)

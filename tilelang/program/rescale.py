@@ -164,10 +164,8 @@ def common_factor(e: Scalar) -> Scalar:
 
 def factors(e: Scalar) -> list[tuple[Scalar, bool]]:
     """What is multiplied, with True for a divisor."""
-    if e.op == "mul" and is_float(e.dtype):
-        return factors(e.args[0]) + factors(e.args[1])
     if e.op == "mul":
-        return [*factors(e.args[0]), *factors(e.args[1])]
+        return factors(e.args[0]) + factors(e.args[1])
     if e.op == "div" and is_float(e.dtype):
         return factors(e.args[0]) + [(f, not below) for f, below in factors(e.args[1])]
     if e.op == "neg" and is_float(e.dtype):

@@ -16,8 +16,7 @@ from .expr import Axis, Scalar, Tensor, const
 from .nest import Unfit
 from .plan import SORTED_BY_THREAD
 from .rescale import is_float
-from .tiles import Tile
-from .writer import Writer
+from .writer import Tile, Writer
 
 FEW = 32  # the best elements up to this number are selected one after another
 WIDE = ("float64", "int64", "uint64", "uint32")

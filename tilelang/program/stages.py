@@ -10,8 +10,7 @@ from .plan import exactness
 from .rescale import is_float, neutral, vanishes
 from .sorts import order_of
 from .text import wide
-from .tiles import Tile
-from .writer import Writer
+from .writer import Tile, Writer
 
 SCANS = {"scan sum": "cumsum", "scan max": "cummax", "scan min": "cummin", "scan prod": "cumprod"}
 REDUCE = {"sum": "reduce_sum", "max": "reduce_max", "min": "reduce_min", "prod": "reduce_prod", "argmax": "reduce_argmax",

@@ -20,8 +20,7 @@ from .expr import Axis, Scalar, Tensor
 from .nest import Nest, Pass, Unfit, contraction, nest_of
 from .plan import MOST, AxisUse, Plan, exactness, guess, static
 from .text import Printer, wide
-from .tiles import Tile
-from .writer import Facts, Writer, ceildiv
+from .writer import Facts, Tile, Writer, ceildiv
 
 TILE = (8, 16, 32)  # indices of the last independent axis of a block: least, of T.gemm, most; few make short steps
 STAGES = 4  # steps whose reads are under way

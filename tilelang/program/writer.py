@@ -13,10 +13,24 @@ from .nest import Contraction, Pass, base_of, contraction, passes
 from .plan import Plan
 from .rescale import is_float, neutral, vanishes
 from .text import Printer, wide
-from .tiles import Tile
 
 HEAVY = ("exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "erf", "sigmoid", "pow",
          "div", "atan2")
+
+
+@dataclass
+class Tile:
+    """A buffer of a block, or what one holds for a while.
+
+    axes: those that its dimensions count.  shape: its extents.  key: counts the values that lie in tiles, in their order.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    scope: str = "fragment"
+    key: int = 0
 
 
 @dataclass
