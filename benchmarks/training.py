@@ -4,7 +4,8 @@
     python benchmarks/training.py --floors     # without a GPU: bytes, FLOPs, floors, kernels, registers and spills
 
 Results and gradients are compared with float64 first: ours may be 1.5 times as far off as torch's.  Then all take turns in
-bursts, and the median over the rounds counts.  compiled: torch's function by torch.compile.  floor: the larger of the bytes
+bursts, replayed from graphs, and the median over the rounds counts.  host: what the host takes to queue a call.
+compiled: torch's function by torch.compile.  floor: the larger of the bytes
 that must travel over 4.0 TB/s and the FLOPs over 800 TFLOP/s.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -150,8 +152,8 @@ def measure(name: str, c: Case, rounds: int) -> dict[str, Any]:
             found = [y.detach(), *(torch.autograd.grad(y, given, grad.to(y.dtype)) if backward else ())]
             errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, wanted)]
             runs = [lambda call=call: call(*given), both(call, given, grad.to(y.dtype))]
-            ready[who] = [meter.prepare(run) for run in runs[:1 + backward]]
-            row[who] = {"errors": errors}
+            ready[who] = [meter.prepare(run, math.inf) for run in runs[:1 + backward]]
+            row[who] = {"errors": errors, "host_us": [p.host_us for p in ready[who]], "how": [p.how for p in ready[who]]}
         except Exception as e:
             row[who] = {"error": f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"}
     times: dict[str, list[list[float]]] = {who: [[] for _ in runs] for who, runs in ready.items()}
@@ -174,6 +176,8 @@ def line(row: dict[str, Any]) -> str:
             text += f" | {who}: {found['error'][:60]}"
             continue
         text += f" | {who} " + " ".join(f"{t:8.1f}" for t in found["us"])
+        text += " host " + " ".join(f"{t:.0f}" for t in found["host_us"])
+        text += " (no graph)" * any(not how.startswith("graph") for how in found["how"])
         if who != "ours" and "us" in row["ours"]:
             text += " ratio " + " ".join(f"{t / u:.2f}" for t, u in zip(found["us"], row["ours"]["us"]))
     if "errors" in row["ours"] and "errors" in row["torch"]:

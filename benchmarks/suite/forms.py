@@ -113,6 +113,13 @@ def _forms() -> Iterable[tuple[str, Form]]:
         yield "epilogue", Form(*s, "float16", layout, bias=True, activation=act)
     for s in ((4096, 4096, 4096), (2048, 8192, 512), (4096, 1024, 8192), (1024,) * 3):
         yield "wide-out", Form(*s, "bfloat16", out="float32")
+    # tiles that do not fill their last wave of 132 SMs
+    for s in ((2304, 2304, 4096), (1920, 2560, 8192), (3072, 3072, 4096), (2560, 3328, 4096), (4352, 2304, 2048),
+              (1536, 4864, 8192), (3840, 3840, 3840), (2816, 5120, 1024), (5120, 5120, 5120)):
+        yield "waves", Form(*s, "bfloat16")
+    for s in ((256, 256, 16384), (512, 512, 32768), (128, 1024, 16384), (1024, 1024, 16384), (768, 1536, 8192),
+              (64, 512, 65536), (384, 384, 24576)):  # few tiles with a long inner dimension
+        yield "split-k", Form(*s, "bfloat16")
 
 
 FORMS = {f.name: (group, f) for group, f in _forms()}

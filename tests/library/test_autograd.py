@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tilelang.library.autograd import Function, Step, direct
+from tilelang.library.autograd import Function, Step, define, direct
 
 CALLS: list[str] = []
 
@@ -37,6 +37,7 @@ def inputs(rows=3, gradient=True):
 
 def test_the_operators_pass_opcheck_and_gradcheck():
     x, w = inputs()
+    define("test_scaled")
     assert torch.autograd.gradcheck(lambda x, w: SCALED(x, w, 2.0), (x, w))
     torch.library.opcheck(torch.ops.tilelang_library.test_scaled.default, (x, w, 2.0))
     grad = torch.ones(3, 5, dtype=torch.float64)

@@ -10,6 +10,7 @@ from tilelang.library import create_block_mask, flash_attention, flash_attention
 from tilelang.library.attention import backward
 from tilelang.library.attention.problem import Sizes, attention_problem
 from tilelang.library.attention.tile_cost import machine_of
+from tilelang.library.autograd import define
 from tilelang.target import Target
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
@@ -251,6 +252,7 @@ def test_opcheck():
 
     q, k, v = tensors(torch.float16)
     flash_attention(q, k, v).sum().backward()
+    define("flash_attention")
     torch.library.opcheck(torch.ops.tilelang_library.flash_attention.default,
                           (q, k, v, None, None, None, 0, None, "bshd", True, None))
 

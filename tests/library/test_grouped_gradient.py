@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tilelang.library import grouped_matmul
+from tilelang.library.autograd import define
 from tilelang.library.gemm.grouped import GROUPED_MATMUL
 
 PLACES = {"cpu": (None, None), "tile": ("cpu", "tile"), "sm_90a": ("cuda -arch=sm_90a", "simulator"),
@@ -49,6 +50,7 @@ def test_gradcheck_and_opcheck(transposed):
     given, sizes = inputs(11, transposed)
     assert torch.autograd.gradcheck(lambda a, b: grouped_matmul(a, b, sizes, transpose_b=transposed), given)
     kept = [x.detach() for x in given]
+    define("grouped_matmul")
     torch.library.opcheck(torch.ops.tilelang_library.grouped_matmul.default, (*given, sizes, transposed, None, None))
     torch.library.opcheck(torch.ops.tilelang_library.grouped_matmul_backward.default, (
         *kept, sizes, [True, False], transposed, None, None, torch.ones(11, 4, dtype=torch.float64)),

@@ -18,7 +18,8 @@ class BufferFacts(Options):
     initialised with zeros.  descriptor: the kind of hardware descriptor that a variable holds.  box_width: bytes of a row of
     the swizzled boxes of a shared tile whose layout or T.tma_copy asks for other ones than the widest, 0 where it has none.
     symmetric: every rank of the program has a tensor of this shape, and the others reach it.  remote: it is another rank's.
-    numbers: a warp hands numbers below this one to the others through the buffer.
+    numbers: a warp hands numbers below this one to the others through the buffer.  im2col: the buffer is the im2col matrix
+    of the image in its memory (target/im2col.py): no element of it has an address.
     """
 
     align: int = 0
@@ -32,6 +33,7 @@ class BufferFacts(Options):
     symmetric: bool = False
     remote: bool = False
     numbers: int | None = None
+    im2col: tuple[tuple[int, ...], ...] | None = None
 
 
 @options

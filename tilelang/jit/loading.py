@@ -16,7 +16,7 @@ from tilelang.runtime.host_engine import HostLibrary, ffi_state
 from tilelang.runtime.host_stub import modes_of
 from tilelang.runtime.launchers import MAX_DEVICES
 from tilelang.runtime.signature import Signature, TensorArg
-from tilelang.runtime.tensor_maps import ENCODE
+from tilelang.runtime.tensor_maps import ENCODE, ENCODE_IM2COL
 from tilelang.runtime.shared_library import open_library
 from tilelang.runtime.cpu_engine import load_cpu_object
 
@@ -86,7 +86,7 @@ class GpuModules:
         api = self.driver.api
         # some are absent in old drivers, for which no kernel needs them
         for name in ("cuLaunchKernel", "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", api.cooperative, ENCODE,
-                     "cuLaunchKernelEx", *workspaces.NAMES, *l2_window.NAMES):
+                     ENCODE_IM2COL, "cuLaunchKernelEx", *workspaces.NAMES, *l2_window.NAMES):
             function = getattr(self.driver.lib, api.name(name), None) if name else None
             if function is not None:
                 out[api.name(name)] = ctypes.cast(function, ctypes.c_void_p).value or 0

@@ -6,14 +6,17 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import (Buffer, Expr, Load, Shuffle, Var, as_bool, binary, call, cast, convert, dtype as DType, load, logical,
-                         select, I32, DYNAMIC)
+from tilelang.ir import (Buffer, Expr, Load, Region, Shuffle, as_bool, binary, call, cast, convert, dtype as DType, is_const,
+                         load, logical, I32, DYNAMIC, GLOBAL)
+from tilelang.ops import Copy, CopyPlan
+from tilelang.ops.im2col import by_elements, view
+from tilelang.target.im2col import Im2col
 
 from .alloc import alloc_var
 from .atomic import atomic_add
 from .tracing.builder import Builder, Emitted, need_builder
 from .tracing.control_flow import ControlFlow
-from .loops import Parallel, grid
+from .loops import grid
 from .math import Shuffle_
 from .tracing.regions import BufferSlice, operand
 from .tracing.state import describe, error, example, named
@@ -23,13 +26,16 @@ WARP = 32  # lanes of a warp
 
 
 @example("T.im2col(image, A_s, by, k, 3, 1, 1, 1)    # 3 x 3 kernel, stride 1, dilation 1, padding 1")
-def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: int, dilation: int, pad: int,
+def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: Any, stride: Any, dilation: Any, pad: Any,
            eviction_policy: str | None = None, annotations: dict[str, Any] | None = None) -> Emitted:
     """Copy a tile of the im2col matrix of an NHWC image: rows are output pixels, columns are (kh, kw, c); zero outside it.
 
-    Row r is output pixel nhw_step*BM + r (flattened n, oh, ow), column c is c_step*BK + c.  eviction_policy: accepted; it
-    has no effect on copies by threads.
+    Row r is output pixel nhw_step*BM + r (flattened n, oh, ow), column c is c_step*BK + c.
     img: (N, H, W, C) in global memory.  col: (BM, BK) in shared memory, of img's type.
+    kernel, stride, dilation, pad: an integer, or a pair for height and width.  pad: the height's and the width's may be pairs,
+    before and behind the image; negative ones cut the image.
+    On sm_90a TMA loads the tile, in im2col mode, where height, width and channels are static and BK (16-bit elements: or 64)
+    divides C; else threads do.  eviction_policy: accepted; without effect on copies by threads.  Raises im2col-operand.
     """
     b = need_builder("T.im2col")
     check_policy((annotations or {}).get("eviction_policy", eviction_policy))
@@ -40,32 +46,33 @@ def im2col(img: Any, col: Any, nhw_step: Any, c_step: Any, kernel: int, stride: 
     if o.extents is None or len(o.extents) < 2 or o.buffer.dtype != img.dtype:
         raise error("im2col-operand", f"T.im2col writes a tile of at least 2 dimensions and type {img.dtype}, found "
                     f"{describe(col)}", expected=f"a tile of at least 2 dimensions and type {img.dtype}")
-    for name, value, least in (("kernel", kernel, 1), ("stride", stride, 1), ("dilation", dilation, 1), ("pad", pad, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**15:
-            raise error("im2col-operand", f"{name} of T.im2col is an integer from {least} to {2**15 - 1}, found {value!r}",
-                        expected=f"an integer from {least} to {2**15 - 1}")
+    taps, step, apart, around = (_of_image(*x) for x in (("kernel", kernel, 1), ("stride", stride, 1),
+                                                         ("dilation", dilation, 1), ("pad", pad, 0)))
     for name, value in (("nhw_step", nhw_step), ("c_step", c_step)):
         if not convert(value).dtype.is_int or convert(value).dtype.lanes != 1:
             raise error("im2col-operand", f"{name} of T.im2col is an integer, found {describe(value)}", expected="an integer")
     rows, columns = o.extents[-2:]
-
-    def let(name: str, e: Any) -> Var:
-        return b.let(name, convert(e))
-
-    _, height, width, channels = img.shape
-    out_h, out_w = ((d + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for d in (height, width))
-    with Parallel(rows, columns) as (r, c):
-        pixel, entry = let("pixel", nhw_step * rows + r), let("entry", c_step * columns + c)
-        n, place = let("n", pixel // (out_h * out_w)), let("place", pixel % (out_h * out_w))
-        tap, channel = let("tap", entry // channels), let("channel", entry % channels)
-        h = let("h", (place // out_w) * stride + (tap // kernel) * dilation - pad)
-        w = let("w", (place % out_w) * stride + (tap % kernel) * dilation - pad)
-        inside: Any = entry < kernel * kernel * channels
-        for test in (h >= 0, h < height, w >= 0, w < width, n < img.shape[0]):
-            inside = logical("and", inside, test)
-        where = (*o.mins[:-2], o.mins[-2] + r, o.mins[-1] + c)
-        b.store(o.buffer, where, select(inside, load(img, (n, h, w, channel)), cast(0, img.dtype)))
+    out = tuple((img.shape[1 + d] + sum(around[d]) - apart[d] * (taps[d] - 1) - 1) // step[d] + 1 for d in (0, 1))
+    m = Im2col(img.shape[1:], out, taps, step, apart, tuple(-p[0] for p in around))
+    matrix = view(img, m)
+    op = Copy(Region(matrix, (convert(nhw_step * rows), convert(c_step * columns)), (rows, columns)), o.region(),
+              plan=CopyPlan(eviction_policy=eviction_policy), span=b.here())
+    fixed = all(isinstance(n, int) for n in img.shape[1:]) and img.strides_ is None and is_const(convert(img.offset), 0)
+    b.emit(op if fixed and img.scope_name == GLOBAL else by_elements(op, img, m))
     return EMITTED
+
+
+def _of_image(name: str, given: Any, least: int) -> Any:
+    """A size of T.im2col for height and width; of padding the numbers before and behind."""
+    both = given if isinstance(given, (tuple, list)) else (given, given)
+    pairs = [p if isinstance(p, (tuple, list)) else (p, p) for p in both]
+    numbers = [x for p in pairs for x in p]
+    low = least if least or not any(isinstance(p, (tuple, list)) for p in both) else 1 - 2**15
+    if len(pairs) != 2 or len(numbers) != 4 or least and any(isinstance(p, (tuple, list)) for p in both) or not all(
+            isinstance(x, int) and not isinstance(x, bool) and low <= x < 2**15 for x in numbers):
+        raise error("im2col-operand", f"{name} of T.im2col is an integer from {least} to {2**15 - 1}, found {given!r}",
+                    expected=f"an integer from {least} to {2**15 - 1}", hint="or a pair of them, for height and width")
+    return tuple(map(tuple, pairs)) if not least else tuple(both)
 
 
 @example("T.c2d_im2col(image, A_s, by, k, 3, 1, 1, 1)")

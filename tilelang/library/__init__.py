@@ -22,6 +22,7 @@ _NAMES = {
     "chunk_scan": "linear_attention.ssd",
     "chunk_state": "linear_attention.ssd",
     "coded_matmul": "quantised.dequant_matmul",  # the old name, which warns
+    "conv2d": "training.convolution",
     "create_block_mask": "attention.flex_attention",
     "cross_entropy": "training.softmax",
     "dequant_matmul": "quantised.dequant_matmul",

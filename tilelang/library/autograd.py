@@ -88,8 +88,11 @@ class Function:
         if direct(args):
             out = self.forward(*args)
         else:
-            define(self.name)
-            out = getattr(sys.modules["torch"].ops.tilelang_library, self.name)(*args)
+            if traced():
+                define(self.name)
+                out = getattr(sys.modules["torch"].ops.tilelang_library, self.name)(*args)
+            else:
+                out = _recorded(self.name).apply(*args)
             if self.forward.count == 1:
                 return out
         return out[0] if self.visible == 1 else out[:self.visible]
@@ -102,9 +105,57 @@ def direct(args: tuple[Any, ...]) -> bool:
     torch = sys.modules.get("torch")
     if torch is None:  # no tensors: the checks say so
         return True
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return False
-    return not (torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args))
+    return not traced() and not (torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args))
+
+
+def traced() -> bool:
+    """Whether torch follows the operations of a call instead of executing them."""
+    torch = sys.modules["torch"]
+    return bool(torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or
+                torch._C._functorch.peek_interpreter_stack() is not None)
+
+
+def _keep(f: Function, ctx: Any, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> None:
+    """Save in ctx what backward needs."""
+    Tensor = sys.modules["torch"].Tensor
+    kept = f.saved(ctx.needs_input_grad, inputs, results)
+    ctx.tensors = [isinstance(x, Tensor) for x in kept]
+    ctx.numbers = [None if t else x for t, x in zip(ctx.tensors, kept)]
+    ctx.save_for_backward(*(x for x, t in zip(kept, ctx.tensors) if t))
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*results[f.visible:])
+
+
+def _gradients(f: Function, ctx: Any, grads: tuple[Any, ...], backward: Callable[..., tuple[Any, ...]]) -> tuple[Any, ...]:
+    found: list[Any] = [None] * len(ctx.needs_input_grad)
+    if any(g is not None for g in grads[:f.visible]):
+        tensors = iter(ctx.saved_tensors)
+        kept = [next(tensors) if t else x for t, x in zip(ctx.tensors, ctx.numbers)]
+        for k, x in zip(f.gradients, backward(*kept, *grads[:f.visible])):
+            found[k] = x if ctx.needs_input_grad[k] else None
+    return tuple(found)
+
+
+@cache
+def _recorded(name: str) -> Any:
+    """The function as torch records it where nobody traces: an operator would cost the host 60 us more a call."""
+    import torch  # 1 s
+
+    f = _FUNCTIONS[name]
+
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            results = f.forward(*inputs)
+            _keep(f, ctx, inputs, results)
+            return results if f.forward.count > 1 else results[0]
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable  # type: ignore[misc, no-untyped-call]
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return _gradients(f, ctx, grads, f.backward)
+
+    return Recorded
 
 
 @cache
@@ -116,23 +167,14 @@ def _define(name: str) -> None:
     op = f.forward.define(name)
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        results = output if f.forward.count > 1 else (output,)
-        kept = f.saved(ctx.needs_input_grad, inputs, results)
-        ctx.tensors = [isinstance(x, torch.Tensor) for x in kept]
-        ctx.numbers = [None if t else x for t, x in zip(ctx.tensors, kept)]
-        ctx.save_for_backward(*(x for x, t in zip(kept, ctx.tensors) if t))
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*results[f.visible:])
+        _keep(f, ctx, inputs, output if f.forward.count > 1 else (output,))
 
     def gradient(ctx: Any, *grads: Any) -> Any:
-        found: list[Any] = [None] * len(ctx.needs_input_grad)
-        if any(g is not None for g in grads[:f.visible]):
-            tensors = iter(ctx.saved_tensors)
-            kept = [next(tensors) if t else x for t, x in zip(ctx.tensors, ctx.numbers)]
-            out = getattr(torch.ops.tilelang_library, f"{name}_backward")(*kept, *grads[:f.visible])
-            for k, x in zip(f.gradients, out if f.backward.count > 1 else (out,)):
-                found[k] = x if ctx.needs_input_grad[k] else None
-        return tuple(found)
+        def backward(*args: Any) -> tuple[Any, ...]:
+            out = getattr(torch.ops.tilelang_library, f"{name}_backward")(*args)
+            return out if f.backward.count > 1 else (out,)
+
+        return _gradients(f, ctx, grads, backward)
 
     op.register_autograd(gradient, setup_context=setup)
 

@@ -14,6 +14,7 @@ from tilelang.errors import InternalError
 from tilelang.ir import AddressOf, Buffer, Expr, If, Stmt, binary, const, convert, do, seq
 from tilelang.ir.record import record
 from tilelang.layout import Box, SwizzledBoxes, boxes_of
+from tilelang.target.im2col import Im2col
 from tilelang.target.tensor_map import unsupported
 
 from .bulk import bulk_bytes
@@ -162,7 +163,7 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     mask: tuple[Expr, ...] = ()
     if to is not None:
         attrs["multicast"], mask = True, (to,)
-    bits = dst.dtype.bits
+    bits, m = dst.dtype.bits, Im2col.of(src.buffer)
     out: list[Stmt] = []
     for nth in range(-(-count // blocks)):
         sub_tile = rank + nth * blocks if nth else rank
@@ -171,7 +172,8 @@ def lower_tma_load(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
             at: list[Expr] = [cx.expr(convert(m)) for m in src.mins]
             at[dims[0]] = at[dims[0]] + box.row + sub_tile * step.row
             at[dims[1]] = at[dims[1]] + box.column + sub_tile * step.column
-            place, *where = cx.simplified((base + box.offset * 8 // bits + sub_tile * (step.offset * 8 // bits), *reversed(at)))
+            far = base + box.offset * 8 // bits + sub_tile * (step.offset * 8 // bits)
+            place, *where = cx.simplified((far, *(reversed(at) if m is None else m.coordinates(*at, src.buffer.shape[0]))))
             loads.append(do("tma_load", AddressOf(storage, (place,)), bar, *where, *mask, span=op.span, **attrs))
         last = (nth + 1) * blocks > count  # some blocks have one piece fewer
         out += [If(binary("lt", sub_tile, const(count, sub_tile.dtype)), seq(*loads))] if last else loads

@@ -12,8 +12,9 @@ from tilelang.target.tensor_map import ADDRESS_ALIGN, MAP_ALIGN, MAP_BYTES, STRI
 from .contexts import in_context
 from .llvm_text import Writer
 
-ENCODE = "cuTensorMapEncodeTiled"
+ENCODE, ENCODE_IM2COL = "cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col"
 DECLARATION = (f"declare i32 @{ENCODE}(ptr, i32, i32, ptr, ptr, ptr, ptr, ptr, i32, i32, i32, i32)\n"
+               f"declare i32 @{ENCODE_IM2COL}(ptr, i32, i32, ptr, ptr, ptr, ptr, ptr, i32, i32, ptr, i32, i32, i32, i32)\n"
                "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\ndeclare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n")
 _INTERLEAVE_NONE = 0
 
@@ -114,11 +115,20 @@ class TensorMapCode:
 
     def _encode(self, w: Writer, place: str, address: str, extents: Sequence[str], pitch: Sequence[str]) -> str:
         dims, steps = w.slot("i64", self.rank), w.slot("i64", max(1, self.rank - 1))
-        box, ones = w.slot("i32", self.rank), w.slot("i32", self.rank)
-        for array, ty, size, values in ((dims, "i64", 8, extents), (steps, "i64", 8, pitch),
-                                        (box, "i32", 4, map(str, self.map.box)), (ones, "i32", 4, ["1"] * self.rank)):
+        box, ones, high = w.slot("i32", self.rank), w.slot("i32", self.rank), ""
+        m, per = self.map.im2col, (1,) * self.rank
+        arrays = [(dims, "i64", 8, extents), (steps, "i64", 8, pitch)]
+        if m is None:
+            arrays.append((box, "i32", 4, [*map(str, self.map.box)]))
+        else:  # box: the lower corner of the bounding box
+            high, per = w.slot("i32", 2), (1, *reversed(m.stride), 1)
+            arrays += [(box, "i32", 4, [*map(str, reversed(m.low))]), (high, "i32", 4, [*map(str, reversed(m.high))])]
+        for array, ty, size, values in (*arrays, (ones, "i32", 4, [*map(str, per)])):
             for k, v in enumerate(values):
                 w.put(array, size * k, ty, v)
         kind, swizzle, l2, fill = self.map.codes
-        return w.ins(f"call i32 @{ENCODE}(ptr {place}, i32 {kind}, i32 {self.rank}, ptr {address}, ptr {dims}, "
-                     f"ptr {steps}, ptr {box}, ptr {ones}, i32 {_INTERLEAVE_NONE}, i32 {swizzle}, i32 {l2}, i32 {fill})")
+        name, more = ENCODE, ""
+        if m is not None:
+            name, more = ENCODE_IM2COL, f"ptr {high}, i32 {self.map.box[0]}, i32 {self.map.box[1]}, "
+        return w.ins(f"call i32 @{name}(ptr {place}, i32 {kind}, i32 {self.rank}, ptr {address}, ptr {dims}, "
+                     f"ptr {steps}, ptr {box}, {more}ptr {ones}, i32 {_INTERLEAVE_NONE}, i32 {swizzle}, i32 {l2}, i32 {fill})")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import Call, Launch, numpy_dtype
+from tilelang.target.im2col import Im2col
 from tilelang.target.tensor_map import NAN_BITS, STRIDE_ALIGN, TensorMap, tensor_maps_of
 
 from .context import Context
@@ -54,8 +55,8 @@ class TensorBox:
         self.rows = int(np.prod(self.box[:-1]))
         self.granule = c.granules[id(m.buffer.data)]
 
-    def window(self, f: LaneFrame, start: tuple[int, ...]) -> tuple[Any, np.ndarray, tuple[slice, ...], np.ndarray]:
-        """(the memory, the tensor elements inside the box, their slices of the box, their granules).
+    def window(self, f: LaneFrame, start: tuple[int, ...]) -> tuple[Any, np.ndarray, tuple[Any, ...], np.ndarray]:
+        """(the memory, the tensor elements inside the box, their slices or places in the box, their granules).
 
         start: coordinates, outermost first.  The memory is what the tensor's slot holds: a Storage, or an object that has one.
         """
@@ -63,6 +64,9 @@ class TensorBox:
         store = memory if isinstance(memory, Storage) else memory.store
         shape, strides, offset = self.geometry(f)
         item = self.dt.itemsize
+        if self.map.im2col is not None:
+            place, at = self._columns(self.map.im2col, start, shape[0])
+            return memory, store.flat(self.dt)[at], place, self._granules(at)
         if strides[-1] != 1 or any(s * item % UNIT for s in strides[:-1]) or offset * item % UNIT:
             raise fault("sim-tma", f"{self.map.buffer.name}: strides {strides} from element {offset} do not suit a tensor map",
                         expected="a stride of 1 element and others of multiples of 16 bytes",
@@ -76,9 +80,26 @@ class TensorBox:
         at = np.zeros((), np.int64) + offset
         for lo, hi, s in zip(low, high, strides):
             at = at[..., None] + np.arange(lo, hi) * s
-        k = item // self.granule
-        g = at.reshape(-1) if k == 1 else (at.reshape(-1, 1) * k + np.arange(k)).reshape(-1)
-        return memory, inside, place, g
+        return memory, inside, place, self._granules(at)
+
+    def _granules(self, at: np.ndarray) -> np.ndarray:
+        k = self.dt.itemsize // self.granule
+        return at.reshape(-1) if k == 1 else (at.reshape(-1, 1) * k + np.arange(k)).reshape(-1)
+
+    def _columns(self, m: Im2col, start: tuple[int, ...], rows: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+        """(the places in an im2col box of elements inside the image, their numbers).  Pixels follow one another along w inside
+        the bounding box, then along h, then from image to image."""
+        (off_h, off_w, n, h, w, c), (oh, ow) = start, m.out
+        first = (n * oh + (h - m.low[0]) // m.stride[0]) * ow + (w - m.low[1]) // m.stride[1]
+        pixel = first + np.arange(self.box[0])
+        at_h, at_w = (p * m.stride[d] + m.low[d] + off for d, p, off in (
+            (0, pixel // ow % oh, off_h), (1, pixel % ow, off_w)))
+        image, (height, width, channels) = pixel // (oh * ow), m.image
+        column = c + np.arange(self.box[1])
+        there = (image >= 0) & (image < rows // (oh * ow)) & (at_h >= 0) & (at_h < height) & (at_w >= 0) & (at_w < width)
+        place = np.nonzero(there[:, None] & (column < channels))
+        at = (((image * height + at_h) * width + at_w) * channels)[:, None] + column
+        return place, at[place]
 
     def units(self, start: int, first: int, end: int, b: Any, align: int, span: Any) -> np.ndarray:
         """16-byte units of a box at byte `start` of b, whose bytes are `first` to `end`.  Raises sim-tma, sim-out-of-bounds."""
@@ -112,9 +133,9 @@ def box_of(c: Context, e: Call) -> TensorBox:
 
 def coordinates(c: Context, e: Call, m: TensorBox, args: tuple[Any, ...]) -> Callable[[LaneFrame, int], tuple[int, ...]]:
     """f(frame, thread) -> coordinates, outermost first."""
-    if len(args) != len(m.map.box):
-        raise fault("sim-tma", f"{e.op}: {len(args)} coordinates for a map of {len(m.map.box)} dimensions",
-                    expected=f"{len(m.map.box)} coordinates", found=str(len(args)), span=e.span)
+    if len(args) != m.map.coordinates:
+        raise fault("sim-tma", f"{e.op}: {len(args)} coordinates for a map of {m.map.coordinates}",
+                    expected=f"{m.map.coordinates} coordinates", found=str(len(args)), span=e.span)
     fns = [c.expr(a) for a in args]
     bits = m.map.buffer.dtype.bits
 

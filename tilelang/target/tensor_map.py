@@ -12,6 +12,8 @@ from tilelang.errors import error, register
 from tilelang.ir import Buffer, Const, dtype, GLOBAL
 from tilelang.ir.record import record
 
+from .im2col import Im2col
+
 register("tensor-map", ValueError, "a tensor or a box that TMA cannot describe",
          "make rows of a multiple of 16 bytes, or compile with tl.disable_tma_lower",
          expected="a box and strides that TMA can move")
@@ -55,8 +57,18 @@ class TensorMap:
         return (*entry, True) if self.tf32 else entry
 
     @property
+    def im2col(self) -> Im2col | None:
+        """The matrix whose tiles the map moves, where the tensor is one."""
+        return Im2col.of(self.buffer)
+
+    @property
     def rank(self) -> int:
-        return len(self.box)
+        return 4 if self.im2col else len(self.box)
+
+    @property
+    def coordinates(self) -> int:
+        """Numbers that say where a box is."""
+        return 6 if self.im2col else len(self.box)
 
     @property
     def box_bytes(self) -> int:
@@ -71,11 +83,16 @@ class TensorMap:
         return kind, _SWIZZLES[self.swizzle], _L2[self.l2], _FILLS[self.fill]
 
     def extents(self) -> tuple[Any, ...]:
-        """Extents of the tensor, innermost first."""
+        """Extents of the tensor, innermost first; of an im2col matrix those of the image."""
+        if m := self.im2col:
+            return (*reversed(m.image), self.buffer.shape[0] // (m.out[0] * m.out[1]))
         return tuple(reversed(self.buffer.shape))
 
     def strides(self) -> tuple[Any, ...]:
         """Strides in elements, innermost first, without the innermost (which is 1)."""
+        if m := self.im2col:
+            height, width, channels = m.image
+            return channels, width * channels, height * width * channels
         return tuple(reversed(self.buffer.strides))[1:]
 
     def check(self) -> TensorMap:
@@ -111,7 +128,8 @@ def unsupported(buffer: Buffer, box: tuple[int, ...], swizzle: int = 0, fill: st
         return f"the box has {len(box)} extents for {len(buffer.shape)} dimensions"
     if swizzle not in _SWIZZLES or l2 not in _L2 or fill not in _FILLS:
         return f"swizzle {swizzle}, L2 promotion {l2}, fill {fill!r} are not all available"
-    return _box_unsupported(dt, box, swizzle, fill) or _strides_unsupported(buffer)
+    m = Im2col.of(buffer)
+    return _box_unsupported(dt, box, swizzle, fill) or (_strides_unsupported(buffer) if m is None else m.unsupported(box[0]))
 
 
 def _box_unsupported(dt: dtype, box: tuple[int, ...], swizzle: int, fill: str) -> str | None:

@@ -36,6 +36,7 @@ def _passes(*places: str) -> tuple[PassFn, ...]:
 
 # A comment on an entry gives the reason for its place in the order.
 TILE_PASSES = _passes(
+    "legalize.im2col",  # before all passes that look at loops over elements
     "legalize.legalize",
     "legalize.private_fragments",  # before all checks of which elements iterations and threads access
     "legalize.bind_calls",  # after legalize, which rejects names without values; before all passes that write guards
@@ -91,6 +92,7 @@ DEVICE_PASSES = _passes(
     "schedule.specialize_warps",  # before plan_pipelines, which schedules the loops that are not warp-specialised
     "schedule.plan_pipelines",  # before layouts: it gives shared buffers their versions
     "lower.tma_copies",  # for copies that no pass before took; before layouts: it decides which tiles are split into TMA boxes
+    "legalize.im2col:untaken_im2col",  # after the last pass that chooses TMA
     "layout.infer_layouts",
     "lower.defer_reductions",  # after layouts: it must know which lanes hold copies
     "lower.lower_tile_ops",  # TILE -> THREADS_BOUND

@@ -18,7 +18,7 @@ from ..device.text import POSTFIX, REL, Text
 from ..device.types import unsupported
 from .wgmma import wgmma_function
 
-_TMA = re.compile(r"tma_(load|store|reduce_add)_([1-5])d(_multicast)?(_hint)?")
+_TMA = re.compile(r"tma_(load|store|reduce_add)_([1-5])d(_im2col)?(_multicast)?(_hint)?")
 
 
 class HopperCalls:
@@ -52,15 +52,15 @@ class HopperCalls:
         addresses, at = e.args[:fixed], e.args[fixed:]
         multicast = e.options.multicast
         at, mask = (at[:-1], at[-1:]) if multicast else (at, ())
-        if len(at) != m.rank:
-            raise InternalError(f"{e.op} gives {len(at)} coordinates for {m.rank} dimensions of `{m.buffer.name}`")
+        if len(at) != m.coordinates:
+            raise InternalError(f"{e.op} gives {len(at)} of {m.coordinates} coordinates of `{m.buffer.name}`")
         args = [self.x.top(addresses[0]), place, *map(self.x.top, (*addresses[1:], *at, *mask))]
         hint = e.options.cache_hint
         if hint is not None:
             value = CACHE_HINTS[hint] if isinstance(hint, str) else int(hint)
             args.append(f"0x{value:016x}ull")
-        name = f"tma_{kind}_{m.rank}d{'_multicast' if multicast else ''}{'' if hint is None else '_hint'}"
-        return f"tl::{name}({', '.join(args)})", POSTFIX
+        more = "_im2col" * bool(m.im2col) + "_multicast" * bool(multicast) + "_hint" * (hint is not None)
+        return f"tl::tma_{kind}_{m.rank}d{more}({', '.join(args)})", POSTFIX
 
     def _tma_reduce_add(self, e: Call) -> Text:
         m, _ = self._tensor_map(e)
@@ -91,25 +91,28 @@ def hopper_function(name: str) -> str | None:
                 '  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");\n}\n')
     m = _TMA.fullmatch(name)
     if m is not None:
-        return _tma_function(name, m.group(1), int(m.group(2)), bool(m.group(3)), bool(m.group(4)))
+        return _tma_function(name, m.group(1), int(m.group(2)), bool(m.group(4)), bool(m.group(5)))
     return wgmma_function(name)
 
 
 def _tma_function(name: str, kind: str, rank: int, multicast: bool, hint: bool) -> str:
-    """The function of one tensor copy: shared tile, map, barrier (loads), coordinates innermost first, mask of CTAs, cache
-    policy."""
-    load = kind == "load"
+    """The function of one tensor copy: shared tile, map, barrier (loads), coordinates innermost first, offsets of im2col, mask
+    of CTAs, cache policy."""
+    load, offsets = kind == "load", ["x0", "x1"] if "_im2col" in name else []
     coordinates = [f"c{i}" for i in range(rank)]
     params = ["void* dst" if load else "const void* src", "const tensor_map* map", *(["void* bar"] if load else []),
-              *(f"int {c}" for c in coordinates), *(["unsigned short mask"] if multicast else []),
+              *(f"int {c}" for c in (*coordinates, *offsets)), *(["unsigned short mask"] if multicast else []),
               *(["unsigned long long hint"] if hint else [])]
     place = "{" + ", ".join(f"%{i + 2}" for i in range(rank)) + "}"
     inputs = [f'"r"(shared_address({"dst" if load else "src"}))', '"l"(map)', *(f'"r"({c})' for c in coordinates)]
     if load:
-        text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                f"{'.multicast::cluster' if multicast else ''}{'.L2::cache_hint' if hint else ''} [%0], [%1, {place}], "
-                f"[%{rank + 2}]")
+        text = (f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.{'im2col' if offsets else 'tile'}"
+                f".mbarrier::complete_tx::bytes{'.multicast::cluster' if multicast else ''}{'.L2::cache_hint' if hint else ''} "
+                f"[%0], [%1, {place}], [%{rank + 2}]")
         inputs.append('"r"(shared_address(bar))')
+        if offsets:
+            text += ", {" + ", ".join(f"%{len(inputs) + i}" for i in range(len(offsets))) + "}"
+            inputs += [f'"h"((unsigned short){c})' for c in offsets]
         if multicast:
             text += f", %{len(inputs)}"
             inputs.append('"h"(mask)')

@@ -223,7 +223,7 @@ class Form:
         return bool(self.scaling == "tensor" or self.bias or self.activation)
 
 
-def _chosen(values: list[Any], index: Any) -> Any:
+def chosen(values: list[Any], index: Any) -> Any:
     """values[index], for an index that is constant once loops are unrolled."""
     out = values[-1]
     for k in reversed(range(len(values) - 1)):
@@ -409,7 +409,7 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
                     if f.scaling == "block" and t.swap_ab:
                         Cf[i, j] += part[i, j] * (row[j] * weight)
                     elif f.scaling == "block":
-                        Cf[i, j] += part[i, j] * (row[i] * _chosen(scales, j // width))
+                        Cf[i, j] += part[i, j] * (row[i] * chosen(scales, j // width))
                     else:
                         Cf[i, j] += part[i, j]
             epilogue(f, m, Cf, (bx, by, bz), bias, sa, sb, C)

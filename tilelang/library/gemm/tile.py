@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import ceil, inf
 
 from tilelang.runtime import cuda_driver
@@ -109,6 +109,7 @@ class Tile:
         return self.wide or self.bn
 
 
+@cache
 def chip_of(target: Target) -> Chip:
     """The numbers of a target; counts of the device at hand where there is one."""
     kind = kind_of(target)

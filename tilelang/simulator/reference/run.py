@@ -15,6 +15,7 @@ import numpy as np
 
 from tilelang.ir import Alloc, Evaluate, Func, If, Launch, Load, Parallel, Store, TileOp
 from tilelang.ops.combine import expanded
+from tilelang.ops.im2col import without
 
 from .barriers import BARRIER_OPS
 from .context import TileContext
@@ -65,6 +66,6 @@ def run_tile_ranks(func: Any, args: Sequence[Arguments], *, seed: int | None = N
 
 
 def _run(func: Any, args: Sequence[Arguments], seed: int | None, check: bool, aliased: bool) -> list[dict[str, np.ndarray]]:
-    program: Func = expanded(getattr(func, "func", func))
+    program: Func = without(expanded(getattr(func, "func", func)))
     c = TileContext(program, check, TILE, Ranks(len(args), seed))
     return [b.outputs(check) for b in run_program(c, program, args, aliased, lambda storage: storage, Printer())]

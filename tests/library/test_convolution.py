@@ -1,0 +1,100 @@
+"""conv2d and its gradients beside torch's in float64: the CPU, the device simulator with TMA's im2col mode, the checks."""
+
+import numpy as np
+import pytest
+
+from tilelang.library import conv2d
+from tilelang.library.training import convolution
+from tilelang.library.training.convolution import CONV2D
+from tilelang.library.training.convolution_kernels import image_gradient, weight_gradient
+
+H200 = {"kind": "cuda", "arch": "sm_90a"}
+# images, height, width, channels, features, kernel, stride, padding, dilation, type
+CASES = {"3x3": (2, 7, 6, 64, 64, (3, 3), (1, 1), (1, 1), (1, 1), "float16"),
+         "stride": (2, 8, 9, 64, 64, (3, 3), (2, 2), (1, 1), (1, 1), "float16"),
+         "few channels": (2, 7, 6, 16, 32, (3, 3), (1, 1), (1, 1), (1, 1), "float16"),
+         "1x1": (3, 6, 5, 32, 16, (1, 1), (2, 2), (0, 0), (1, 1), "float16"),
+         "uneven": (1, 9, 8, 3, 5, (3, 2), (2, 3), (1, 0), (1, 2), "float32"),
+         "float64": (1, 6, 6, 4, 3, (2, 3), (1, 2), (2, 1), (3, 1), "float64")}
+
+
+def case(name):
+    """(x, weight, dy, options, exact results and gradients)."""
+    import torch
+
+    n, height, width, c, f, kernel, *options, kind = CASES[name]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, height, width, c)).astype(kind)
+    w = (rng.standard_normal((f, *kernel, c)) / (c * kernel[0] * kernel[1])**0.5).astype(kind)
+    exact = [torch.tensor(t).double().requires_grad_() for t in (x, w)]
+    y = torch.nn.functional.conv2d(*(t.permute(0, 3, 1, 2) for t in exact), None, *options).permute(0, 2, 3, 1)
+    dy = rng.standard_normal(y.shape).astype(kind)
+    grads = torch.autograd.grad(y, exact, torch.tensor(dy).double())
+    return x, w, dy, [list(o) for o in options], [t.detach().numpy() for t in (y, *grads)]
+
+
+def check(name, target, limit):
+    x, w, dy, options, wanted = case(name)
+    found = [*CONV2D.forward(x, w, *options, target), *CONV2D.backward(x, w, [True, True], *options, target, dy)]
+    for a, b in zip(found, wanted):
+        assert a.shape == b.shape and np.abs(a.astype(np.float64) - b).max() < limit * np.abs(b).max()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_gradients_on_the_cpu(name):
+    check(name, None, {"float16": 1e-3, "float32": 1e-6, "float64": 1e-13}[CASES[name][-1]])
+
+
+def test_results_and_gradients_of_the_reference_interpreter():
+    check("1x1", "tile", 1e-3)
+
+
+@pytest.mark.parametrize("name", ["3x3", "stride", "uneven"])
+def test_results_and_gradients_on_the_device_simulator(name):
+    check(name, "cuda -arch=sm_90a", 1e-3)
+
+
+@pytest.mark.parametrize("program", [convolution.convolution, image_gradient, weight_gradient])
+def test_windows_are_loaded_by_tma(program):
+    from tilelang.library.place import Place
+    from tilelang.target import Target
+
+    at = Place(Target(H200), None, 132)
+    x, w = np.empty((32, 28, 28, 128), np.float16), np.empty((128, 3, 3, 128), np.float16)
+    f = convolution._form(x, w, [2, 2], [1, 1], [1, 1])
+    tiled = convolution.tiled_for_weights(f, at, 6272) if program is weight_gradient else convolution.tiled(
+        f, at, 6272, program is image_gradient)
+    first = at.kernel(program, tiled).report_data["kernels"][0]
+    loads = [name for name in first["instructions"]["loads"] if "im2col" in name]
+    assert len(loads) == 1 and first["warp_roles"] and first["spills"] == 0 and "wgmma" in str(first["instructions"]["MMAs"])
+
+
+def test_torch_takes_the_call_whole():
+    import torch
+
+    g = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(s, dtype=torch.float64, generator=g, requires_grad=True) for s in ((2, 4, 5, 3), (2, 2, 2, 3)))
+    assert torch.autograd.gradcheck(lambda x, w: conv2d(x, w, stride=(2, 1), padding=1), (x, w))
+    model = torch.compile(lambda x, w: conv2d(x * 2, w, padding=(0, 1)), fullgraph=True, dynamic=True, backend="aot_eager")
+    for n in (2, 1):
+        found = torch.autograd.grad(model(x[:n], w).sum(), (x, w))
+        plain = torch.nn.functional.conv2d((x[:n] * 2).permute(0, 3, 1, 2), w.permute(0, 3, 1, 2), padding=(0, 1))
+        torch.testing.assert_close(found, torch.autograd.grad(plain.sum(), (x, w)))
+
+
+@pytest.mark.parametrize("given, words", [
+    ({"x": np.zeros((2, 5, 5), np.float32)}, "x of conv2d has the shape"),
+    ({"weight": np.zeros((4, 3, 3, 2), np.float32)}, "weight of conv2d is float32"),
+    ({"stride": 0}, "stride of conv2d is 0"), ({"padding": (1, 2, 3)}, "padding of conv2d is"),
+    ({"dilation": 3}, "the kernel of conv2d reaches over 5 x 5 pixels")])
+def test_arguments_that_do_not_go_together(given, words):
+    x, w = np.zeros((2, 5, 5, 3), np.float32), np.zeros((4, 3, 3, 3), np.float32)
+    with pytest.raises(ValueError, match=words):
+        conv2d(**{"x": x, "weight": w, **given})
+
+
+def test_no_images():
+    x, w = np.zeros((0, 5, 5, 3), np.float32), np.zeros((4, 3, 3, 3), np.float32)
+    assert conv2d(x, w).shape == (0, 3, 3, 4)
+    dx, dw = CONV2D.backward(x, w, [True, True], [1, 1], [0, 0], [1, 1], None, np.zeros((0, 3, 3, 4), np.float32))
+    assert dx.shape == x.shape and not dw.any()

@@ -1,0 +1,153 @@
+"""`conv2d` with gradients, over images with the channels last."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, gcd
+from typing import Any
+
+from tilelang.errors import error
+from tilelang.ir import dtype
+
+from ..arrays import contiguous, empty, type_name, zeros
+from ..attention.inputs import running_on
+from ..autograd import Function, Results, Step
+from ..gemm.plan import choose_tile
+from ..gemm.problem import TYPES
+from ..gemm.tile import Chip, TileProblem, without_wgmma
+from ..place import Place, target_text
+from .convolution_kernels import ConvForm, convolution, image_gradient, weight_gradient
+from .rows import accumulator, check_alike
+
+_STEP = 64  # columns of k that a tile of 16-bit elements has at least, where the channels permit it
+_SPLITS = 1, 2, 3, 4, 6, 8, 11, 14, 18, 22, 29, 36, 44, 66, 88, 132  # of the pixels: their divisions of an H200's 132 SMs
+
+
+def conv2d(x: Any, weight: Any, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, target: Any = None) -> Any:
+    """The 2-D convolution (cross-correlation, as torch's) of images with the channels last: (n, out height, out width, f).
+
+    x: (n, height, width, c).  weight: (f, kernel height, kernel width, c).  Both float16, bfloat16, float32 (multiplied as
+    tf32 on a GPU) or float64, of one type, which is the result's too; sums are in float32 (float64 for float64).  torch's
+    tensors in channels_last memory are such images after x.permute(0, 2, 3, 1), without a copy.
+    stride, padding, dilation: an integer, or one for height and one for width; pixels around the image are zero.
+    target: as for rms_norm.  On an H200 TMA loads the windows of images with a multiple of 16 channels.
+
+    Gradients of x and weight, of their type; the same inputs give the same bits.  Saved for them: x and weight.
+
+    Raises training-argument.
+
+    >>> import numpy as np
+    >>> conv2d(np.arange(4, dtype=np.float32).reshape(1, 2, 2, 1), np.ones((1, 2, 2, 1), np.float32)).ravel().tolist()
+    [6.0]
+    """
+    return CONV2D(x, weight, *(_pair(n, v, least) for n, v, least in (
+        ("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1))), target_text(target))
+
+
+def _pair(name: str, value: Any, least: int) -> list[int]:
+    """An option for height and width."""
+    both = list(value) if isinstance(value, (tuple, list)) else [value, value]
+    if len(both) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in both):
+        wanted = f"an integer of at least {least}, or two of them"
+        raise error("training-argument", f"{name} of conv2d is {value!r}", expected=wanted, found=repr(value))
+    return both
+
+
+def _form(x: Any, weight: Any, stride: list[int], padding: list[int], dilation: list[int]) -> ConvForm:
+    """The form without its tile.  Raises training-argument."""
+    for name, t in (("x", x), ("weight", weight)):
+        if len(getattr(t, "shape", ())) != 4 or 0 in t.shape[1:]:
+            found = str(tuple(getattr(t, "shape", ())))
+            raise error("training-argument", f"{name} of conv2d has the shape {found}", found=found, expected="four dimensions "
+                        "that are not 0: images, height, width, channels; features, height, width, channels of the kernel")
+    check_alike("conv2d", x, {"weight": (weight, (*weight.shape[:3], x.shape[3]), (type_name(x),))})
+    kind = type_name(x)
+    f = ConvForm(tuple(map(int, x.shape[1:])), int(weight.shape[0]), tuple(map(int, weight.shape[1:3])), tuple(stride),
+                 tuple(dilation), tuple(padding), kind, accumulator(kind), None)
+    if min(f.out) < 1:
+        raise error("training-argument", f"the kernel of conv2d reaches over {x.shape[1]} x {x.shape[2]} pixels",
+                    expected="a kernel no larger than the padded image", found=f"a result of {f.out[0]} x {f.out[1]} pixels")
+    return f
+
+
+def tiled(f: ConvForm, at: Place, rows: int, transposed: bool = False) -> ConvForm:
+    """The form with a tile for a GEMM of so many rows, forward, or with transposed=True for the gradient of the image."""
+    size, inner = dtype(f.kind).bytes, f.features if transposed else f.image[2]
+    n = f.image[2] if transposed else f.features
+    chip, kind = _chip(f, at, not transposed)
+    t = choose_tile(chip, TileProblem(_power(rows), n, f.columns // f.image[2] * inner, 1, kind, 8 * size, 8 * size,
+                                      b_k=not transposed, may_split=False))
+    bk = next((k for k in (t.bk, _STEP, _STEP // 2, _STEP // 4) if k <= t.bk and inner % k == 0), t.bk)
+    return f._replace(tile=replace(t, bk=bk, stages=t.stages * t.bk // bk))
+
+
+def _chip(f: ConvForm, at: Place, k_inner: bool) -> tuple[Chip, str]:
+    kind = TYPES[f.kind][0]
+    return without_wgmma(at.chip) if kind == "tf32" and not k_inner and at.chip.kind == "wgmma" else at.chip, kind
+
+
+def _power(rows: int) -> int:
+    """Tiles are chosen for powers of two, so that few numbers of images have kernels of their own."""
+    return 1 << max(6, (rows - 1).bit_length())
+
+
+def tiled_for_weights(f: ConvForm, at: Place, rows: int) -> ConvForm:
+    """The form with a tile and the splits for the gradient of the weights from so many pixels: those of the least estimate,
+    with the time in which the partial sums are read again.  The number of stages is a power of two: a loop of unknown length
+    can be proved with these."""
+    size, (chip, kind), rows = dtype(f.kind).bytes, _chip(f, at, False), _power(rows)
+    box, narrow = gcd(f.image[2], _STEP), f.image[2] % _STEP != 0  # boxes of TMA are 64 channels wide in wider tiles
+    found = []
+    for splits in _SPLITS:
+        if splits == 1 or splits <= chip.sms and rows // splits >= 4 * _STEP:
+            t = choose_tile(chip, TileProblem(f.features, f.columns, ceil(rows / splits), splits, kind, 8 * size, 32, a_k=False,
+                                              may_split=False))
+            again = splits * f.features * f.columns * 4 / chip.memory
+            t = replace(t, bn=box if narrow and box >= 16 else t.bn, stages=1 << t.stages.bit_length() - 1)
+            found.append((t.seconds + again, f._replace(tile=t, splits=splits)))
+    return min(found, key=lambda x: x[0])[1]
+
+
+def _results(x: Any, weight: Any, stride: list[int], padding: list[int], dilation: list[int], target: str | None) -> Results:
+    f = _form(x, weight, stride, padding, dilation)
+    return (((x.shape[0], *f.out, f.features), f.kind),)
+
+
+def _matrix(f: ConvForm, weight: Any) -> Any:
+    return contiguous(weight).reshape(f.features, f.columns)
+
+
+def _run(x: Any, weight: Any, stride: list[int], padding: list[int], dilation: list[int], target: str | None, y: Any) -> None:
+    f, at = _form(x, weight, stride, padding, dilation), running_on(x, target)
+    if 0 not in y.shape:
+        f = tiled(f, at, x.shape[0] * f.out[0] * f.out[1])
+        at.kernel(convolution, f, cluster=f.tile.cluster or None)(contiguous(x), _matrix(f, weight), y)
+
+
+def _gradient_results(x: Any, weight: Any, needs: list[bool], *others: Any) -> Results:
+    return tuple((tuple(t.shape) if need else (0,), type_name(x)) for t, need in zip((x, weight), needs))
+
+
+def _gradient(x: Any, weight: Any, needs: list[bool], stride: list[int], padding: list[int], dilation: list[int],
+              target: str | None, dy: Any) -> tuple[Any, ...]:
+    f, at, dy = _form(x, weight, stride, padding, dilation), running_on(x, target), contiguous(dy)
+    dx, dw = (empty(x, tuple(t.shape) if need else (0,), f.kind) for t, need in zip((x, weight), needs))
+    rows = x.shape[0] * f.out[0] * f.out[1]
+    if needs[0] and rows and f.features:
+        g = tiled(f, at, rows, True)
+        at.kernel(image_gradient, g, cluster=g.tile.cluster or None)(dy, _matrix(f, weight), dx)
+    if needs[1] and not rows:
+        dw = zeros(x, tuple(weight.shape), f.kind)
+    elif needs[1]:
+        g = tiled_for_weights(f, at, rows)
+        partial = empty(x, (g.splits, f.features, f.columns), f.acc)
+        steps = ceil(rows / (g.tile.bk * g.splits))
+        at.kernel(weight_gradient, g, enable_pdl=True)(contiguous(x), dy, steps, partial, dw.reshape(f.features, f.columns))
+    return dx, dw
+
+
+CONV2D = Function(
+    "conv2d", Step("Tensor x, Tensor weight, int[] stride, int[] padding, int[] dilation, str? target", _results, _run),
+    Step("Tensor x, Tensor weight, bool[] needs, int[] stride, int[] padding, int[] dilation, str? target, Tensor dy",
+         _gradient_results, _gradient, 2, owns=True),
+    lambda needs, given, made: (*given[:2], list(needs[:2]), *given[2:]), (0, 1))
