@@ -1,8 +1,4 @@
-"""The text of one kernel: a readable `@T.prim_func`, whose comments say what was chosen.
-
-The text is written in three runs over the same statements.  The first finds the expressions that several statements need,
-the second the last use of each tile, and the third writes them, in place where a tile is not needed any more.
-"""
+"""The text of one kernel: a readable `@T.prim_func`, whose comments say what was chosen."""
 
 from __future__ import annotations
 
@@ -19,27 +15,21 @@ from .loops import ensure_outer, even_pieces, loop_head, write_pass
 from .rescale import is_float
 from .stages import whole_stage
 from .text import wide
-from .writer import Facts, Writer, ceildiv, digits
+from .writer import Facts, Writer, ceildiv, digits, in_three_runs
 
 
 def kernel_text(plan: Plan, name: str, parameters: Sequence[tuple[str, Tensor]], target: Target) -> str:
     """The prim_func of a plan.  parameters: names and tensors, inputs first, then the outputs."""
-    first = Writer(plan, name, parameters, target, Facts(), ensure_stage)
-    write(first)
-    shared = first.found_shared()
-    second = Writer(plan, name, parameters, target, Facts(shared), ensure_stage)
-    write(second)
-    return write(Writer(plan, name, parameters, target, Facts(shared, second.last), ensure_stage))
+    def write(facts: Facts) -> Writer:
+        w = Writer(plan, parameters, target, facts, ensure_stage)
+        for t, e in plan.nest.outputs:
+            if not e.axes & plan.loops():
+                store(w, t, e)
+        store_loops(w)
+        return w
 
-
-def write(w: Writer) -> str:
-    """The text of a kernel from its statements."""
-    for t, e in w.plan.nest.outputs:
-        if not e.axes & w.plan.loops():
-            store(w, t, e)
-    store_loops(w)
-    head = [*(f"# {n}" for n in w.plan.notes), "@T.prim_func"]
-    head += head_lines(w.name, w.parameters)
+    w = in_three_runs(write)
+    head = [*(f"# {n}" for n in plan.notes), "@T.prim_func", *head_lines(name, parameters)]
     return "\n".join([*head, *grid(w), *w.views, *allocation_lines(w), *w.lines]) + "\n"
 
 
@@ -94,34 +84,27 @@ def allocation_lines(w: Writer) -> list[str]:
 def store(w: Writer, t: Tensor, e: Scalar) -> None:
     """Writes an output: by T.copy of a tile where the kernel has tiles, else element by element."""
     w.ensure(e)
-    axes = w.order(output_axes(w.plan.nest, t), e)
+    places = output_axes(w.plan.nest, t)
+    axes = w.order(places)
     wanted = "int32" if t.dtype == "bool" else wide(t.dtype)
-    place = w.copyable(read(t, tuple(map(axis, output_axes(w.plan.nest, t)))), axes)
+    place = w.copyable(read(t, tuple(map(axis, places))), axes)
+    source = e.args[0] if e.op == "cast" and e.dtype == t.dtype and e not in w.tiles and is_float(e.dtype) else e
     if w.stages and place is not None and not w.dummy and t.dtype != "bool" and (
             e in w.tiles and w.tiles[e].axes == axes or has_gemm(w)):
-        source = e.args[0] if e.op == "cast" and e.dtype == t.dtype and e not in w.tiles and is_float(e.dtype) else e
-        tile = w.root(source, "out", axes, wanted)
-        w.last[tile.key] = w.count
-        w.say(f"T.copy({tile.name}, {place})")
+        w.say(f"T.copy({w.name_of(w.root(source, 'out', axes, wanted))}, {place})")
         return
     transpose(w, e, axes)
-    places = output_axes(w.plan.nest, t)
-    source = e.args[0] if e.op == "cast" and e.dtype == t.dtype and e not in w.tiles and is_float(e.dtype) else e
     pieces = None if w.stages or w.shared else even_pieces(w, source, axes)
     if pieces is not None:
         a, elements = pieces
         size = w.size(a) // len(elements)
-        extents = ", ".join(str(size if x is a else w.size(x)) for x in axes)
-        w.say(f"for {', '.join(x.name for x in axes)} in T.Parallel({extents}):")
-        for k, one in enumerate(elements):
-            indices = ", ".join(f"{w.indices[x]} + {k * size}" if x is a and k else w.indices[x] for x in places)
-            w.say(f"    {w.names[t]}[{indices}] = {stored(w, t, one)}")
+        indices = [", ".join(f"{w.indices[x]} + {k * size}" if x is a and k else w.indices[x] for x in places)
+                   for k in range(len(elements))]
+        w.parallel(axes, *(f"{w.names[t]}[{i}] = {stored(w, t, one)}" for i, one in zip(indices, elements)), sizes={a: size})
         return
-    w.roots.append((e, w.current))
-    w.reuse(e)
+    w.ready(e)
     w.guarded(e)
-    indices = ", ".join(w.indices[a] for a in places) or "()"
-    w.parallel(axes, f"{w.names[t]}[{indices}] = {stored(w, t, source)}")
+    w.parallel(axes, f"{w.names[t]}[{', '.join(w.indices[a] for a in places) or '()'}] = {stored(w, t, source)}")
 
 
 def stored(w: Writer, t: Tensor, e: Scalar) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from math import inf
 
@@ -25,7 +26,7 @@ def write_pass(w: Writer, p: Pass) -> None:
     extremes: dict[Tensor, Tile] = {}
     moved: list[Tensor] = []
     for t in p.stages:
-        axes = w.order(t.axes, read(t))
+        axes = w.order(t.axes)
         acc = w.new_tile("acc" if w.plan.gemm_of(t) is not None else NAMES[t.kind], axes, t.dtype)
         running[t] = w.tiles[read(t)] = acc
         start = NEUTRAL[t.kind.removeprefix("arg")]
@@ -106,7 +107,6 @@ def step(w: Writer, t: Tensor, acc: Tile, p: Pass) -> None:
     factor = w.root(p.factors[t], "rescale")
     w.inside.add(factor.name)
     if pair is not None:
-        w.last[factor.key] = w.count
         w.parallel(acc.axes, f"{w.element_of(acc)} *= {w.element_of(factor)}")
         gemm(w, t, pair, acc)
     else:
@@ -121,8 +121,7 @@ def extreme_step(w: Writer, t: Tensor, acc: Tile, best: Tile) -> None:
     (a,), body = t.over, w.body(t)
     source = w.root(body, "x", with_reduced(w, acc.axes, t.over, body))
     place, part = (w.new_tile(n, acc.axes, d) for n, d in (("place_in_tile", "int32"), ("best_of_tile", best.dtype)))
-    w.last[source.key] = w.count
-    w.say(f"T.{REDUCE[t.kind]}({source.name}, {place.name}, dim={source.axes.index(a) + w.dummy}, values={part.name})")
+    w.say(f"T.{REDUCE[t.kind]}({w.name_of(source)}, {place.name}, dim={source.axes.index(a) + w.dummy}, values={part.name})")
     new, old, at = w.element_of(part), w.element_of(best), w.element_of(acc)
     better = f"{new} {'>' if t.kind == 'argmax' else '<'} {old}"
     w.parallel(acc.axes, f"{at} = T.if_then_else({better}, {w.base_text(a)} + {w.element_of(place)}, {at})")
@@ -165,7 +164,8 @@ def loop_bounds(w: Writer, p: Pass, a: Axis) -> tuple[str, str]:
                 highs.append(f"{tight(text)} // {size} + 1")
             else:
                 lows.append(f"{tight(text)} // {size}")
-    return _nested("T.max", lows or ["0"]), _nested("T.min", highs)
+    first = functools.reduce(lambda x, y: f"T.max({x}, {y})", lows or ["0"])
+    return first, functools.reduce(lambda x, y: f"T.min({x}, {y})", highs)
 
 
 def condition_bound(w: Writer, c: Scalar, a: Axis) -> tuple[str, Scalar] | None:
@@ -191,8 +191,9 @@ def condition_bound(w: Writer, c: Scalar, a: Axis) -> tuple[str, Scalar] | None:
             return None
         use = w.plan.uses[e.value]
         if use.kind == "tile" and use.size > 1:
-            block = Scalar("axis", (), "int32", first_of(w, e.value))
-            least[block] = f * use.size
+            block = Axis(f"b{e.value.name}", e.value.extent)
+            w.indices[block] = block.name  # it prints as the number of the block
+            least[axis(block)] = f * use.size
             constant = constant + (f * (use.size - 1) if f < 0 else 0)
         elif use.kind == "whole":
             constant = constant + (f * (use.size - 1) if f < 0 else 0)
@@ -222,16 +223,3 @@ def _below(e: Scalar, tests: set[Scalar], start: int) -> Scalar:
     """The expression with selections decided for indices from `start` on, up to the next number that decides one."""
     return rewrite(e, lambda x: _below(x.args[1 if start < x.args[0].args[1].value else 2], tests, start)
                    if x.op == "where" and x.args[0] in tests else None)
-
-
-def first_of(w: Writer, a: Axis) -> Axis:
-    """An axis that prints as the number of the block."""
-    key = Axis(f"b{a.name}", a.extent)
-    w.indices[key] = f"b{a.name}"
-    return key
-
-def _nested(call: str, pieces: list[str]) -> str:
-    out = pieces[0]
-    for p in pieces[1:]:
-        out = f"{call}({out}, {p})"
-    return out

@@ -111,9 +111,7 @@ def order_of(w: Writer, t: Tensor, kept: tuple[Axis, ...], along: Axis, place: A
     key, free = _key(t)
     inside = w.within(t.over)
     key = key if inside is None else Scalar("where", (inside, key, const(-2**31)))
-    w.ensure(key)
-    w.roots.append((key, w.current))
-    w.reuse(key)
+    w.ready(key)
     n, sizes = w.size(along), [w.size(a) for a in kept]
     full = 1 << max(1, (n - 1).bit_length())
     dtype = "int32" if full <= 1 << free else "int64"
@@ -121,15 +119,13 @@ def order_of(w: Writer, t: Tensor, kept: tuple[Axis, ...], along: Axis, place: A
     items = w.new_buffer("items", (*sizes, full if few else full + full // 16), (*kept, along), dtype, "shared")
     order = w.new_buffer("order", (*sizes, w.size(place)), (*kept, place), "int32", "shared")
     j = along.name
-    loops, extents = [w.row] * w.dummy + [a.name for a in (*kept, along)], [1] * w.dummy + sizes
 
     def fill(count: int, index: str, key: str) -> None:
         low = f"{full - 1} - {index}"
         item = (f"{key} & {-1 << free} | {low}" if dtype == "int32" else
                 f'T.cast({key}, "int64") << T.int64(32) | T.cast({low}, "int64")')
         places = [*(a.name for a in kept), index if few else f"{index} + {index} // 16"]
-        w.say(f"for {', '.join(loops)} in T.Parallel({', '.join(map(str, (*extents, count)))}):")
-        w.say(f"    {items.name}[{', '.join(places)}] = {item}")
+        w.parallel((*kept, along), f"{items.name}[{', '.join(places)}] = {item}", sizes={along: count})
 
     if full > n:
         fill(full - n, f"({n} + {j})", str(-2**31))

@@ -22,7 +22,7 @@ NAMES = {"sum": "total", "max": "top", "min": "least", "prod": "multiplied", "ar
 def whole_stage(w: Writer, t: Tensor) -> None:
     """A stage whose reduced axes lie in tiles."""
     c = w.factors_of(t)
-    axes = w.order(t.axes, read(t))
+    axes = w.order(t.axes)
     if c is not None:
         acc = w.new_tile("acc", axes, t.dtype)
         gemm(w, t, c, acc, clear=True)
@@ -41,8 +41,9 @@ def reduce(w: Writer, t: Tensor, axes: tuple[Axis, ...], into: Tile | None = Non
     dims = with_reduced(w, axes, over, body)
     source = w.root(body, "x", dims)
     if into is not None and tuple(a for a in source.axes if a not in over) != into.axes:  # it lies in another order
-        w.last[source.key], moved = w.count, w.new_tile("x", dims, source.dtype)
-        w.parallel(dims, f"{w.element_of(moved)} = {w.element_of(source)}", w.before is not None and not w.changes(body))
+        moved = w.new_tile("x", dims, source.dtype)
+        outside = w.before is not None and not w.changes(body)
+        w.parallel(dims, f"{w.element_of(moved)} = {w.element_of(source)}", outside=outside)
         source = moved
     dims = source.axes
     if not over:
@@ -53,10 +54,9 @@ def reduce(w: Writer, t: Tensor, axes: tuple[Axis, ...], into: Tile | None = Non
         left = tuple(x for x in dims if x is not a)
         last = k == len(over) - 1
         acc = into if into is not None and last else w.new_tile(NAMES[t.kind], left, t.dtype)
-        w.last[source.key] = w.last[acc.key] = w.count
         dim = dims.index(a) + w.dummy
         clear = "" if fresh or not last else ", clear=False"
-        w.say(f"T.{REDUCE[t.kind]}({source.name}, {acc.name}, dim={dim}{clear})", outside)
+        w.say(f"T.{REDUCE[t.kind]}({w.name_of(source)}, {w.name_of(acc)}, dim={dim}{clear})", outside)
         source, dims = acc, left
     return source
 
@@ -65,7 +65,6 @@ def combine(w: Writer, t: Tensor, source: Tile, into: Tile | None) -> Tile:
     """One index of the reduced axes: the elements themselves."""
     if into is None:
         return source
-    w.last[source.key] = w.last[into.key] = w.count
     new, old = w.element_of(source), w.element_of(into)
     w.parallel(into.axes, f"{old} = {COMBINE[t.kind].format(old, new)}")
     return into
@@ -91,7 +90,7 @@ def gemm(w: Writer, t: Tensor, c: Contraction, acc: Tile, clear: bool = False) -
     left, right = c.a, c.b
     if acc.axes == (n, m):  # the accumulator lies transposed
         left, right, m, n = right, left, n, m
-    kind = operand_type(left, right)
+    kind = left.dtype if left.dtype == right.dtype else "float64" if "float64" in (left.dtype, right.dtype) else "float32"
     exact = exactness(kind, w.target)
     a, flip_a = operand(w, left, (m, over), over, kind, not (exact or w.plan.shared_left))
     b, flip_b = operand(w, right, (over, n), over, kind, False)
@@ -103,13 +102,11 @@ def gemm(w: Writer, t: Tensor, c: Contraction, acc: Tile, clear: bool = False) -
         rights = tf32_halves(w, b, None, not w.changes(right))
         flags = ", transpose_B=True" * flip_b
         for k, (x, y) in enumerate(((1, 0), (0, 1), (0, 0))):
-            w.last[lefts[x].key] = w.last[rights[y].key] = w.last[acc.key] = w.count
             start = ", clear_accum=True" if clear and not k else ""
-            w.say(f"T.gemm({lefts[x].name}, {rights[y].name}, {acc.name}{flags}{start})")
+            w.say(f"T.gemm({w.name_of(lefts[x])}, {w.name_of(rights[y])}, {w.name_of(acc)}{flags}{start})")
         return
     flags = ", transpose_A=True" * flip_a + ", transpose_B=True" * flip_b + ", clear_accum=True" * clear
-    w.last[a.key] = w.last[b.key] = w.last[acc.key] = w.count
-    w.say(f"T.gemm({a.name}, {b.name}, {acc.name}{flags})")
+    w.say(f"T.gemm({w.name_of(a)}, {w.name_of(b)}, {w.name_of(acc)}{flags})")
 
 
 def multiply_exactly(w: Writer, a: Tile, b: Tile, acc: Tile, over: Axis, clear: bool) -> None:
@@ -117,10 +114,10 @@ def multiply_exactly(w: Writer, a: Tile, b: Tile, acc: Tile, over: Axis, clear: 
     if clear:
         w.say(f"T.clear({acc.name})")
     why = "T.gemm would round the factors to tf32" if is_float(a.dtype) else f"T.gemm has no factors of {a.dtype}"
-    w.last[a.key] = w.last[b.key] = w.last[acc.key] = w.count
     w.say(f"for {over.name} in T.serial({w.size(over)}):  # {why}")
-    w.say(f"    for {', '.join(x.name for x in acc.axes)} in T.Parallel({', '.join(str(w.size(x)) for x in acc.axes)}):")
-    w.say(f"        {w.element_of(acc)} += {w.element_of(a)} * {w.element_of(b)}")
+    w.depth += 1
+    w.parallel(acc.axes, f"{w.element_of(acc)} += {w.element_of(a)} * {w.element_of(b)}")
+    w.depth -= 1
 
 
 def tf32_halves(w: Writer, tile: Tile, axes: tuple[Axis, ...] | None, outside: bool) -> tuple[Tile, Tile]:
@@ -134,18 +131,10 @@ def tf32_halves(w: Writer, tile: Tile, axes: tuple[Axis, ...] | None, outside: b
         axes = axes if axes is not None else tile.axes
         high, low = (w.new_tile(f"{tile.name.removesuffix('_s')}_{x}", axes, tile.dtype, scope) for x in ("high", "low"))
         one, x, y = map(w.element_of, (tile, high, low))
-        w.say(f"for {', '.join(a.name for a in axes)} in T.Parallel({', '.join(str(w.size(a)) for a in axes)}):", outside)
-        w.say(f'    {x} = T.reinterpret(T.reinterpret({one}, "int32") & {~0x1fff}, "float32")  # 10 bits, as tf32', outside)
-        w.say(f"    {y} = {one} - {x}", outside)
+        w.parallel(axes, f'{x} = T.reinterpret(T.reinterpret({one}, "int32") & {~0x1fff}, "float32")  # 10 bits, as tf32',
+                   f"{y} = {one} - {x}", outside=outside)
         w.halves[key] = high, low
     return w.halves[key]
-
-
-def operand_type(a: Scalar, b: Scalar) -> str:
-    """The element type of both operands."""
-    if a.dtype == b.dtype:
-        return a.dtype
-    return "float64" if "float64" in (a.dtype, b.dtype) else "float32"
 
 
 def operand(w: Writer, e: Scalar, pair: tuple[Axis, Axis], over: Axis, dtype: str, left: bool) -> tuple[Tile, bool]:
@@ -182,7 +171,7 @@ def computed_operand(w: Writer, e: Scalar, axes: tuple[Axis, ...], dtype: str, l
     if body.dtype != dtype or body.op != "cast" and is_float(dtype) and wide(dtype) != dtype:
         body = Scalar("cast", (body,), dtype)
     for r in sorted(e.reads, key=repr):  # what the loop loads comes through shared memory, so that it is pipelined
-        if w.current is not None and r.value in w.names and r not in w.shared and len(w.order(r.axes, r)) == 2:
+        if w.current is not None and r.value in w.names and r not in w.shared and len(w.order(r.axes)) == 2:
             for order in (axes, axes[::-1]):
                 region = w.copyable(r, order)
                 if region is not None and not w.dummy:
@@ -192,11 +181,9 @@ def computed_operand(w: Writer, e: Scalar, axes: tuple[Axis, ...], dtype: str, l
                     break
     if left and not w.dummy:
         return w.root(body, "left", axes, dtype)
-    w.ensure(body)
-    w.roots.append((body, w.current))
-    w.reuse(body)
+    w.ready(body)
     tile = w.new_tile("right" if not left else "left", axes, dtype, "shared")
-    parallel_plain(w, axes, f"{w.element_of(tile)} = {stored_text(w, body, dtype)}", not w.changes(e))
+    w.parallel(axes, f"{w.element_of(tile)} = {stored_text(w, body, dtype)}", outside=not w.changes(e))
     return tile
 
 
@@ -213,13 +200,6 @@ def stored_text(w: Writer, e: Scalar, dtype: str) -> str:
     return f'T.cast({w.printer().text(inner)}, "{dtype}")'
 
 
-def parallel_plain(w: Writer, axes: tuple[Axis, ...], body: str, outside: bool) -> None:
-    """A statement for each element of a tile in shared memory."""
-    sizes = ", ".join(str(w.size(a)) for a in axes)
-    w.say(f"for {', '.join(a.name for a in axes)} in T.Parallel({sizes}):", outside)
-    w.say(f"    {body}", outside)
-
-
 def special(w: Writer, t: Tensor, axes: tuple[Axis, ...]) -> Tile:
     """A scan or a sort along an axis that lies in the tile as a whole."""
     assert t.body is not None
@@ -227,9 +207,8 @@ def special(w: Writer, t: Tensor, axes: tuple[Axis, ...]) -> Tile:
     if t.kind.startswith("scan"):
         source = w.root(w.body(t), "x", axes)
         out = w.new_tile("scan", axes, t.dtype)
-        w.last[source.key] = w.count
         dim, reverse = axes.index(along) + w.dummy, ", reverse=True" * t.attrs["reverse"]
-        w.say(f"T.{SCANS[t.kind]}({source.name}, {out.name}, dim={dim}{reverse})")
+        w.say(f"T.{SCANS[t.kind]}({w.name_of(source)}, {out.name}, dim={dim}{reverse})")
         return out
     place = max((a for a in axes if a not in t.body.axes), key=w.size)  # others have one index
     return order_of(w, t, tuple(a for a in axes if a is not place), along, place)

@@ -20,7 +20,7 @@ from .expr import Axis, Scalar, Tensor
 from .nest import Nest, Pass, Unfit, contraction, nest_of
 from .plan import MOST, AxisUse, Plan, exactness, guess, static
 from .text import Printer, wide
-from .writer import Facts, Tile, Writer, ceildiv
+from .writer import Facts, Tile, Writer, ceildiv, in_three_runs
 
 TILE = (8, 16, 32)  # indices of the last independent axis of a block: least, of T.gemm, most; few make short steps
 STAGES = 4  # steps whose reads are under way
@@ -197,12 +197,12 @@ class _StepsText:
 
     def nest(self, plan: Plan, k: int, place: str, in_loop: bool) -> list[str]:
         """The statements that compute one result of a step."""
-        facts = Facts()
         (_, e), = plan.nest.outputs
         reads = {r for x in plan.nest.bodies() for r in x.reads}
         states = [r.value for r in reads if r.value.kind == "state"]
-        for run in range(3):
-            w = Writer(plan, "", self.parameters, self.target, facts, ensure_stage)
+
+        def write(facts: Facts) -> Writer:
+            w = Writer(plan, self.parameters, self.target, facts, ensure_stage)
             w.used_names |= self.used
             w.local = dict.fromkeys(states, self.state)
             for r in (r for r in reads if r.value.kind == "state" and all(i.op == "axis" for i in r.args)):
@@ -218,12 +218,11 @@ class _StepsText:
                 w.depth, w.current, w.before = 3, Pass((self.plan.steps.step,), tuple(states), {}, {}), []
                 for r in sorted(reads, key=repr):
                     self.load(w, r)
-            w.ensure(e)
-            w.roots.append((e, w.current))
-            w.reuse(e)
-            text = w.printer().text(e)
-            w.parallel(w.order(plan.nest.axes, e), f"{place} = {text}")
-            facts = Facts(w.found_shared() if run == 0 else facts.shared, {} if run == 0 else w.last)
+            w.ready(e)
+            w.parallel(w.order(plan.nest.axes), f"{place} = {w.printer().text(e)}")
+            return w
+
+        w = in_three_runs(write)
         self.used |= w.used_names
         self.allocations += allocation_lines(w)
         self.before += w.before or []
@@ -231,7 +230,7 @@ class _StepsText:
 
     def load(self, w: Writer, r: Scalar) -> None:
         """Copies ahead what a step reads of memory, where it is a plain piece of a tensor."""
-        axes = w.order(r.axes, r)
+        axes = w.order(r.axes)
         region = w.copyable(r, axes) if self.plan.steps.step in r.axes else None
         if region is None:
             return

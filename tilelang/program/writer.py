@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from tilelang.target import Target
 
@@ -16,6 +17,7 @@ from .text import Printer, wide
 
 HEAVY = ("exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "erf", "sigmoid", "pow",
          "div", "atan2")
+NO_SIZES: Mapping[Axis, int] = MappingProxyType({})
 
 
 @dataclass
@@ -47,10 +49,9 @@ class Writer:
     make: writes what a stage needs.  facts: what earlier runs over the same statements found.
     """
 
-    def __init__(self, plan: Plan, name: str, parameters: Sequence[tuple[str, Tensor]], target: Target, facts: Facts,
+    def __init__(self, plan: Plan, parameters: Sequence[tuple[str, Tensor]], target: Target, facts: Facts,
                  make: Callable[[Writer, Tensor], None]) -> None:
-        self.plan, self.name, self.parameters, self.facts, self.target = plan, name, parameters, facts, target
-        self.make = make
+        self.plan, self.facts, self.target, self.make = plan, facts, target, make
         self.local: dict[Tensor, Callable[[Scalar, Printer], str]] = {}  # tensors that lie in buffers of the block
         self.bases: dict[Axis, str] = {}  # first indices of tiles, where they are not numbers of blocks of the axis itself
         self.names = {t: n for n, t in parameters}
@@ -169,26 +170,34 @@ class Writer:
         assert e.value in self.names, f"{e.value.name} lies in no tile"
         return f"{self.names[e.value]}[{', '.join(map(self.printer().text, e.args)) or '()'}]"
 
-    def parallel(self, axes: tuple[Axis, ...], body: str, outside: bool = False) -> None:
-        names, sizes = [a.name for a in axes], [str(self.plan.uses[a].size) for a in axes]
-        if self.dummy:
-            names, sizes = [self.row, *names], ["1", *sizes]
-        if not names:
-            names, sizes = [self.row], ["1"]
-        self.say(f"for {', '.join(names)} in T.Parallel({', '.join(sizes)}):", outside)
-        self.say(f"    {body}", outside)
+    def name_of(self, tile: Tile) -> str:
+        """The name of a tile that the next statement uses as a whole."""
+        self.last[tile.key] = self.count
+        return tile.name
 
-    def order(self, axes: Iterable[Axis], e: Scalar) -> tuple[Axis, ...]:
-        """Tile axes in the order of the widest read of the expression, so that neighbours in memory are neighbours in tiles."""
-        axes = frozenset(axes)
-        tiled = self.plan.tiled(tuple(axes))
-        default = {a: k for k, a in enumerate(dict.fromkeys((*self.plan.lanes, *self.plan.nest.axes, *self.plan.uses)))}
-        return tuple(sorted(tiled, key=lambda a: default[a]))
+    def parallel(self, axes: tuple[Axis, ...], *body: str, outside: bool = False, sizes: Mapping[Axis, int] = NO_SIZES) -> None:
+        """A loop of threads over the elements of tiles.  sizes: of axes of which it counts other indices than tiles have."""
+        loops = [(a.name, sizes.get(a, self.size(a))) for a in axes]
+        loops = [(self.row, 1), *loops] if self.dummy or not loops else loops
+        self.say(f"for {', '.join(n for n, _ in loops)} in T.Parallel({', '.join(str(s) for _, s in loops)}):", outside)
+        for line in body:
+            self.say(f"    {line}", outside)
+
+    def order(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
+        """The axes of a tile in order: lanes, then those of the outputs, so that neighbours in memory are neighbours in tiles."""
+        order = list(dict.fromkeys((*self.plan.lanes, *self.plan.nest.axes, *self.plan.uses)))
+        return tuple(sorted(self.plan.tiled(tuple(frozenset(axes))), key=order.index))
+
+    def ready(self, e: Scalar) -> None:
+        """Writes what a statement needs that computes the expression."""
+        self.ensure(e)
+        self.roots.append((e, self.current))
+        self.reuse(e)
 
     def root(self, e: Scalar, name: str, axes: tuple[Axis, ...] | None = None, dtype: str | None = None) -> Tile:
         """The tile that holds an expression; written where it does not exist yet."""
         self.ensure(e)
-        axes = self.order(e.axes, e) if axes is None else axes
+        axes = self.order(e.axes) if axes is None else axes
         dtype = dtype or (wide(e.dtype) if e.dtype != "bool" else "int32")
         if e in self.tiles and self.tiles[e].dtype == dtype and set(self.tiles[e].axes) == set(axes):
             return self.tiles[e]
@@ -198,8 +207,7 @@ class Writer:
         source = e.args[0] if e.op == "cast" and e.dtype == dtype else e
         if source in self.tiles and self.tiles[source].axes == axes and self.tiles[source].dtype != dtype:
             tile = self.new_tile(name, axes, dtype)
-            self.last[self.tiles[source].key] = self.count
-            self.say(f"T.copy({self.tiles[source].name}, {tile.name})", outside)
+            self.say(f"T.copy({self.name_of(self.tiles[source])}, {tile.name})", outside)
         elif (region := self.copyable(source, axes)) is not None and not self.dummy:
             tile = self.new_tile(name, axes, dtype)
             self.say(f"T.copy({region}, {tile.name})", outside)
@@ -207,7 +215,7 @@ class Writer:
             self.guarded(source)
             text = self.printer(e).text(source)
             tile = self.in_place(source, axes, dtype) or self.new_tile(name, axes, dtype)
-            self.parallel(axes, f"{self.element_of(tile)} = {text}", outside)
+            self.parallel(axes, f"{self.element_of(tile)} = {text}", outside=outside)
         self.tiles[e] = tile
         return tile
 
@@ -218,7 +226,7 @@ class Writer:
                 continue
             if x.op == "div" and is_float(x.dtype) and not self.plan.tiled(tuple(x.axes)) and x.reads and self.is_before(x):
                 self.name_scalar(x)
-            elif x in self.facts.shared and self.order(x.axes, x):
+            elif x in self.facts.shared and self.order(x.axes):
                 self.root(x, "x")
             else:
                 self.reuse(x)
@@ -229,7 +237,7 @@ class Writer:
             return
         if e.op == "where" and e.args[0].reads:
             for r in sorted((e.args[1].reads | e.args[2].reads) - e.args[0].reads, key=repr):
-                axes = self.order(r.axes, r)
+                axes = self.order(r.axes)
                 if r not in self.tiles and is_float(r.dtype) and self.copyable(r, axes) is not None:
                     self.root(r, f"{self.names[r.value]}2", axes)
         for x in e.args:
@@ -366,6 +374,16 @@ class Writer:
         wanted = [x for x in walk(e) if x.op in HEAVY or x.op == "read" and x.value in self.names and
                   len(self.plan.tiled(tuple(x.axes))) >= 2 - self.dummy]
         return bool(wanted) and not (e.op == "read" and e.value in self.stages)
+
+
+def in_three_runs(write: Callable[[Facts], Writer]) -> Writer:
+    """The last of three runs over the same statements.
+
+    The first finds the expressions that several statements need, the second the last use of each tile, and the third writes
+    them, in place where a tile is not needed any more.
+    """
+    shared = write(Facts()).found_shared()
+    return write(Facts(shared, write(Facts(shared)).last))
 
 
 def tight(text: str) -> str:
