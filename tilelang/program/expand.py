@@ -130,10 +130,6 @@ class _Expander:
             self.made.append(self.operands[body])
         return read(self.operands[body], tuple(map(axis, axes)))
 
-    def operand(self, n: Node, at: Index, out: Node) -> Scalar:
-        """An element of an operand that is broadcast to the shape of `out`."""
-        return self.element(n, at[len(out.shape) - len(n.shape):])
-
 
 def _collects(body: Scalar) -> bool:
     """Whether a reduction's body has no more elements than a tensor that it reads, which another reduction makes."""
@@ -144,11 +140,8 @@ def _collects(body: Scalar) -> bool:
 
 
 def _element_wise(e: _Expander, n: Node, at: Index) -> Scalar:
-    return call(n.op, *(e.operand(x, at, n) for x in n.inputs), dtype=str(n.dtype))
-
-
-def _broadcast(e: _Expander, n: Node, at: Index) -> Scalar:
-    return e.operand(n.inputs[0], at, n)
+    operands = [e.element(x, at[len(at) - x.ndim:]) for x in n.inputs]
+    return operands[0] if n.op == "broadcast" else call(n.op, *operands, dtype=str(n.dtype))
 
 
 def _constant(e: _Expander, n: Node, at: Index) -> Scalar:
@@ -285,9 +278,15 @@ def _input(e: _Expander, n: Node) -> Tensor:
 
 
 def _read(e: _Expander, n: Node, at: Index) -> Scalar:
+    """An element of a tensor; a reduction over axes of one element is that element."""
     if n in e.outer:
         return e.outer[n](at)
-    return _of_map(e.tensor(n), at)
+    t = e.tensor(n)
+    if n.attrs.get("keepdims"):
+        gone = n.attrs["axes"] if n.op == "reduce" else (n.attrs["axis"],)
+        at = tuple(i for k, i in enumerate(at) if k not in gone)
+    value = read(t, at) if t.kind != "map" or t.body is None else placed(t.body, dict(zip(t.axes, at)))
+    return call("gt", value, const(0), dtype="bool") if n.attrs.get("kind") in ("any", "all") else value
 
 
 def _reduce(e: _Expander, n: Node) -> Tensor:
@@ -297,11 +296,12 @@ def _reduce(e: _Expander, n: Node) -> Tensor:
     over = tuple(inner[k] for k in n.attrs["axes"] if x.shape[k] != 1)
     kept = tuple(a for k, a in enumerate(inner) if k not in n.attrs["axes"])
     out = str(n.dtype)
+    accum = str(n.attrs["accum"])
     if kind in ("any", "all"):
-        kind, body, out = {"any": "max", "all": "min"}[kind], call("cast", body, dtype="int32"), "int32"
+        kind, body, out, accum = {"any": "max", "all": "min"}[kind], call("cast", body, dtype="int32"), "int32", "int32"
     if not over or any(a.extent == 0 for a in over):
         return Tensor(kind, kept, out, "map", _of_few(kind, body, not over), span=n.span)
-    return Tensor(kind, kept, out, kind, body, over, {"accum": accumulator(n, out)}, n.span)
+    return Tensor(kind, kept, out, kind, body, over, {"accum": accum}, n.span)
 
 
 def _of_few(kind: str, body: Scalar, one: bool) -> Scalar:
@@ -310,25 +310,6 @@ def _of_few(kind: str, body: Scalar, one: bool) -> Scalar:
     if not one:
         return none
     return call(kind, body, none, dtype=body.dtype) if is_float(body.dtype) and kind in ("max", "min") else body
-
-
-def accumulator(n: Node, out: str) -> str:
-    """The type in which a reduction is computed."""
-    return out if out == "int32" and n.attrs.get("kind") in ("any", "all") else str(n.attrs.get("accum") or n.dtype)
-
-
-def _read_reduced(e: _Expander, n: Node, at: Index) -> Scalar:
-    places = at
-    if n.attrs.get("keepdims"):
-        gone = n.attrs["axes"] if n.op == "reduce" else (n.attrs["axis"],)
-        places = tuple(i for k, i in enumerate(at) if k not in gone)
-    value = _of_map(e.tensor(n), places)
-    return call("gt", value, const(0), dtype="bool") if n.attrs["kind"] in ("any", "all") else value
-
-
-def _of_map(t: Tensor, at: Index) -> Scalar:
-    """An element of a tensor; a reduction over axes of one element is that element."""
-    return read(t, at) if t.kind != "map" or t.body is None else placed(t.body, dict(zip(t.axes, at)))
 
 
 def _arg_reduce(e: _Expander, n: Node) -> Tensor:
@@ -448,11 +429,10 @@ def _loop(e: _Expander, n: Node) -> list[Tensor]:
 
 Row = Callable[[_Expander, Node, Index], Scalar]
 ROWS: dict[str, Row] = {
-    **dict.fromkeys((*UNARY, *BINARY, *COMPARE, "where", "cast"), _element_wise), "broadcast": _broadcast,
+    **dict.fromkeys((*UNARY, *BINARY, *COMPARE, "where", "cast", "broadcast"), _element_wise),
     "constant": _constant, "iota": _iota, "reshape": _reshape, "transpose": _transpose, "slice": _slice, "concat": _concat,
-    "pad": _pad, "windows": _windows, "gather": _gather, "take_along": _take_along, "dequantise": _dequantise, "input": _read,
-    "reduce": _read_reduced, "argreduce": _read_reduced, "einsum": _read, "scan": _read, "argsort": _read,
-    "argtopk": _read, "item": _item}
+    "pad": _pad, "windows": _windows, "gather": _gather, "take_along": _take_along, "dequantise": _dequantise, "item": _item,
+    **dict.fromkeys(("input", "reduce", "argreduce", "einsum", "scan", "argsort", "argtopk"), _read)}
 TENSORS: dict[str, Callable[[_Expander, Node], Tensor]] = {
     "input": _input, "reduce": _reduce, "argreduce": _arg_reduce, "einsum": _einsum, "scan": _scan, "argsort": _sort,
     "argtopk": _sort}

@@ -184,7 +184,7 @@ class Writer:
             self.say(f"    {line}", outside)
 
     def order(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
-        """The axes of a tile in order: lanes, then those of the outputs, so that neighbours in memory are neighbours in tiles."""
+        """The axes of a tile in order: lanes, then those of outputs, so that neighbours in memory are neighbours in tiles."""
         order = list(dict.fromkeys((*self.plan.lanes, *self.plan.nest.axes, *self.plan.uses)))
         return tuple(sorted(self.plan.tiled(tuple(frozenset(axes))), key=order.index))
 
