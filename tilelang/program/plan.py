@@ -432,9 +432,8 @@ def _row_axes(plan: Plan, target: Target) -> None:
         uses.update({a: AxisUse("tile", SQUARE) for a in (crossing, nest.axes[-1])})
         plan.notes.append(f"tiles of {SQUARE} x {SQUARE} are transposed in shared memory: reads and writes are of neighbours")
         return
-    if target.is_gpu and free and _lanes(plan, free[-1]):
+    if target.is_gpu and _lanes(plan, free):
         return
-    threads = _row_lanes(plan) if target.is_gpu else 0
     sorts = [t for t in nest.stages if t.kind in ("argsort", "argtopk")]
     places = {a for t in sorts for a in t.axes if t.body is not None and a not in t.body.axes}
     width = prod(r.size for a, r in uses.items() if r.kind == "whole" and a not in places)
@@ -465,7 +464,7 @@ def _row_axes(plan: Plan, target: Target) -> None:
         if (n is None or n > room) and (not following or not bodies or any(following[0] in axes for axes in bodies)):
             break
     width = max(prod(uses[x].size for x in e.axes if x in uses) for e in nest.bodies())
-    plan.threads = threads or (512 if width > 16384 else 256 if width >= 1024 else 128)
+    plan.threads = 512 if width > 16384 else 256 if width >= 1024 else 128
     if sorts and target.is_gpu:
         plan.threads = min(512, max(128, width // SORTED_BY_THREAD))
     plan.stages = 2 if target.is_gpu else 0
@@ -478,58 +477,53 @@ def _row_axes(plan: Plan, target: Target) -> None:
                           f"{' x '.join(str(uses[a].size) for a in looped)}")
 
 
+def _lanes(plan: Plan, free: list[Axis]) -> bool:
+    """Lanes along the one loop of reductions have results of their own until it ends; False where that is not possible or slow.
 
-def _lanes(plan: Plan, column: Axis) -> bool:
-    """Reductions of columns: threads read neighbours of a row, and each row of a tile has a result until the loop ends."""
-    (a, *more) = [a for a, r in plan.uses.items() if r.kind == "loop"] or [column]
-    beside = {x for t in plan.nest.stages if a in t.over and t.body is not None for x in t.body.axes if x in plan.uses} - {a}
-    if more or a is column or beside or _is_last(plan.nest, a):
+    Lanes are neighbours in a long row; or, where columns are reduced, rows of a tile, whose neighbours threads read together.
+    """
+    nest, uses = plan.nest, dict(plan.uses)
+    a, *more = [a for a, r in uses.items() if r.kind == "loop"] or [None]
+    if a is None or more or any(x in uses and x is not a for t in nest.stages if a in t.over and t.body is not None
+                                for x in t.body.axes):
         return False
-    bits = max((bits_of(r.dtype) for r in plan.nest.global_reads() if r.args and column in r.args[-1].axes), default=32)
-    vector = max(1, min(8, 128 // bits))
-    columns = min(LANES * vector, 1 << (guess(column) - 1).bit_length())
-    rows = max(1, min(plan.threads * vector // columns, guess(a)))
-    while (p := next((p for p in passes(plan.nest, plan.loops()) if a in p.axes), None)) is not None:
-        found = over_rows(plan.nest, p, a, rows)
-        if found is None:
+    n, threads, columns = guess(a), plan.threads, 0
+    if _is_last(nest, a):
+        if n < 2 * BLOCK or any(r.kind == "serial" for r in uses.values()):
             return False
-        plan.nest, inner, lane = found
-        plan.uses |= {inner: AxisUse("loop", min(IN_FLIGHT, -(-guess(a) // rows))), lane: AxisUse("whole", rows)}
-        plan.lanes += (lane,)
-    if a in plan.nest.axes:
-        plan.uses[a] = AxisUse("loop", rows * IN_FLIGHT)
+        lanes = next((x for x in (1024, 512, 256) if n % x == 0), 1024)  # a row of lanes does not hang over where it can
+        ahead = next((x for x in (IN_FLIGHT, 5, 3, 2) if n % (lanes * x) == 0), IN_FLIGHT)
+        threads, again = max(64, lanes // 4), 2 * lanes
+        note = f"rows of {a.extent} are read in pieces of {lanes * ahead}; each of {lanes} lanes has a result of its own"
+    elif free:
+        bits = max((bits_of(r.dtype) for r in nest.global_reads() if r.args and free[-1] in r.args[-1].axes), default=32)
+        vector = max(1, min(8, 128 // bits))
+        columns = min(LANES * vector, 1 << (guess(free[-1]) - 1).bit_length())
+        lanes = max(1, min(threads * vector // columns, n))
+        ahead, again = min(IN_FLIGHT, -(-n // lanes)), lanes * IN_FLIGHT
+        note = f"{columns} columns a block; each of {lanes} rows has results of its own until all are read"
     else:
-        del plan.uses[a]
-    plan.uses[column] = AxisUse("whole" if static(column) == columns else "tile", columns)
-    plan.notes.append(f"{columns} columns a block; each of {rows} rows has results of its own until all are read")
-    return True
-
-
-def _row_lanes(plan: Plan) -> int:
-    """Reductions of long rows: lanes have results of their own until the row is read.  The threads; 0 where not possible."""
-    loops = [a for a, r in plan.uses.items() if r.kind in ("loop", "serial")]
-    a = loops[0] if loops else None
-    if a is None or len(loops) > 1 or plan.uses[a].kind != "loop" or not _is_last(plan.nest, a):
-        return 0
-    beside = {x for t in plan.nest.stages if a in t.over and t.body is not None for x in t.body.axes if x in plan.uses} - {a}
-    nest, uses, n = plan.nest, dict(plan.uses), guess(a)
-    lanes = next((x for x in (1024, 512, 256) if n % x == 0), 1024)  # a row of lanes does not hang over where it can
-    threads = max(64, lanes // 4)
-    pieces = next((x for x in (IN_FLIGHT, 5, 3, 2) if n % (lanes * x) == 0), IN_FLIGHT)
-    if beside or n < 2 * BLOCK:
-        return 0
-    while (p := next((p for p in passes(nest, frozenset((a,))) if a in p.axes), None)) is not None:
+        return False
+    rows: tuple[Axis, ...] = ()
+    while True:
+        loops = frozenset(x for x, r in uses.items() if r.kind in ("loop", "serial"))
+        if (p := next((p for p in passes(nest, loops) if a in p.axes), None)) is None:
+            break
         found = over_rows(nest, p, a, lanes)
         if found is None:
-            return 0
+            return False
         nest, inner, lane = found
-        uses |= {inner: AxisUse("loop", pieces), lane: AxisUse("whole", lanes)}
-    uses[a] = AxisUse("loop", 2 * lanes)
+        uses |= {inner: AxisUse("loop", ahead), lane: AxisUse("whole", lanes)}
+        rows += (lane,)
+    uses[a] = AxisUse("loop", again)  # where the outputs have it
     if a not in nest.axes:
         del uses[a]
-    plan.nest, plan.uses = nest, uses
-    plan.notes.append(f"each of {lanes} lanes has a result of its own until the row is read")
-    return threads
+    if columns:
+        uses[free[-1]] = AxisUse("whole" if static(free[-1]) == columns else "tile", columns)
+        plan.lanes = rows
+    plan.nest, plan.uses, plan.threads = nest, uses, threads
+    plan.notes.append(note)
+    return True
 
 
 def _transposed_axis(nest: Nest) -> Axis | None:
