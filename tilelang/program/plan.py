@@ -483,9 +483,11 @@ def _lanes(plan: Plan, free: list[Axis]) -> bool:
     Lanes are neighbours in a long row; or, where columns are reduced, rows of a tile, whose neighbours threads read together.
     """
     nest, uses = plan.nest, dict(plan.uses)
-    a, *more = [a for a, r in uses.items() if r.kind == "loop"] or [None]
-    if a is None or more or any(x in uses and x is not a for t in nest.stages if a in t.over and t.body is not None
-                                for x in t.body.axes):
+    tiled = [a for a, r in uses.items() if r.kind == "loop"]
+    if len(tiled) != 1:
+        return False
+    (a,) = tiled
+    if any(x in uses and x is not a for t in nest.stages if a in t.over and t.body is not None for x in t.body.axes):
         return False
     n, threads, columns = guess(a), plan.threads, 0
     if _is_last(nest, a):
