@@ -10,7 +10,7 @@ Recomputation, traffic, and what does not fit into tiles (nest.Unfit) decide; no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf, prod
@@ -240,7 +240,7 @@ class _Cutter:
     def number(self, s: Size) -> int:
         return size_at(s, {n: self.sizes.get(n, GUESS) for n in s.names}) if isinstance(s, Dim) else s
 
-    def blocks(self, plan: Plan, without: frozenset[Axis]) -> float:
+    def blocks(self, plan: Plan, without: Set[Axis]) -> float:
         """Blocks along the axes that a value does not have: how often it is computed or read."""
         out = 1.0
         for a in plan.nest.axes:
@@ -251,9 +251,9 @@ class _Cutter:
 
     def cost(self, plan: Plan) -> float:
         """Estimated seconds of a kernel.  What several statements compute counts once: it lies in a tile."""
-        nest, gemms = plan.nest, 0.0
+        nest, gemms, others = plan.nest, 0.0, 0.0
         distinct = {x for e in nest.bodies() for x in walk(e) if x.op not in FREE and is_float(x.dtype)}
-        others = sum(WEIGHTS.get(x.op, 1.0) * self.count(x.axes) * self.blocks(plan, x.axes) for x in distinct)
+        others += sum(WEIGHTS.get(x.op, 1.0) * self.count(x.axes) * self.blocks(plan, x.axes) for x in distinct)
         for t in nest.stages:
             assert t.body is not None
             axes = frozenset((*t.axes, *t.over))

@@ -9,6 +9,7 @@ from tilelang.target import Target
 from tilelang.target.machine import MAX_GRID
 
 from .expr import Axis, Scalar, Tensor, axis, read
+from .graph import text_of
 from .nest import Pass, Unfit, output_axes
 from .plan import Plan
 from .loops import ensure_outer, even_pieces, loop_head, write_pass
@@ -41,9 +42,7 @@ def _blocks(extent: str) -> int:
 
 def head_lines(name: str, parameters: Sequence[tuple[str, Tensor]]) -> list[str]:
     """The lines of `def`."""
-    sizes = {n: ", ".join(map(str, t.shape)) + ("," if len(t.shape) == 1 else "") for n, t in parameters}
-    pieces = [f'{n}: T.Tensor(({sizes[n]}), "{t.dtype}")' for n, t in parameters]
-    return _wrapped(f"def {name}(", pieces, "):")
+    return _wrapped(f"def {name}(", [f'{n}: T.Tensor({text_of(t.shape)}, "{t.dtype}")' for n, t in parameters], "):")
 
 
 def grid(w: Writer) -> list[str]:
@@ -77,8 +76,7 @@ def grid(w: Writer) -> list[str]:
 
 def allocation_lines(w: Writer) -> list[str]:
     """The lines that allocate the tiles."""
-    return [f"        {t.name} = T.alloc_{t.scope}(({', '.join(map(str, t.shape))}{',' if len(t.shape) == 1 else ''}), "
-            f'"{t.dtype}")' for t in w.allocations]
+    return [f'        {t.name} = T.alloc_{t.scope}({text_of(t.shape)}, "{t.dtype}")' for t in w.allocations]
 
 
 def store(w: Writer, t: Tensor, e: Scalar) -> None:

@@ -369,9 +369,9 @@ def stack(xs: Any, axis: int = 0) -> Tensor:
     return concat([unsqueeze(x, axis) for x in _joined(xs)], axis)
 
 
-def _piece(x: Tensor, axis: int, start: Size, stop: Size) -> Tensor:
-    """x[..., start:stop, ...] along an axis."""
-    return x[(slice(None),) * axis + (slice(start, stop),)]
+def at_axis(x: Tensor, axis: int, index: Any) -> Tensor:
+    """x[..., index, ...]: the index stands at an axis."""
+    return x[(slice(None),) * (axis % x.ndim) + (index,)]
 
 
 @public("chunk")
@@ -383,7 +383,7 @@ def split(x: Any, pieces: int, axis: int = -1) -> tuple[Tensor, ...]:
         raise error("program-shape", f"an axis of extent {size} is cut into {pieces} pieces", found=f"{pieces} pieces",
                     expected=f"a divisor of {size}")
     piece = size // pieces
-    return tuple(_piece(x, at, k * piece, (k + 1) * piece) for k in range(pieces))
+    return tuple(at_axis(x, at, slice(k * piece, (k + 1) * piece)) for k in range(pieces))
 
 
 @public()
@@ -416,7 +416,7 @@ def roll(x: Any, shift: int, axis: int = -1) -> Tensor:
     at = axis_of(x, axis)
     extent = operator.index(x.shape[at])
     by = shift % extent
-    return concat([_piece(x, at, extent - by, extent), _piece(x, at, 0, extent - by)], at) if by else x
+    return concat([at_axis(x, at, slice(extent - by, extent)), at_axis(x, at, slice(0, extent - by))], at) if by else x
 
 
 @public()

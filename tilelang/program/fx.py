@@ -16,6 +16,7 @@ from tilelang.errors import TileLangError, error, register
 from tilelang.ir import dtype
 from tilelang.log import logger
 
+from .functions import at_axis
 from .graph import Graph, input_node
 from .run import Runner, target_of
 from .tensor import FUNCTIONS, Tensor, elementwise
@@ -45,11 +46,6 @@ def _addmm(bias: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     return (y if alpha == 1 else y * alpha) + (bias if beta == 1 else bias * beta)
 
 
-def _at(x: Any, dim: int, index: Any) -> Any:
-    """x[..., index, ...] at an axis."""
-    return x[(slice(None),) * (dim % x.ndim) + (index,)]
-
-
 def _expand(x: Any, sizes: Sequence[int], *, implicit: bool = False) -> Any:
     lead = len(sizes) - x.ndim
     return x.expand(tuple(x.shape[k - lead] if s == -1 else s for k, s in enumerate(sizes)))
@@ -59,7 +55,7 @@ def _split(x: Any, size: Any, dim: int = 0) -> tuple[Any, ...]:
     extent = x.shape[dim]
     sizes = size if isinstance(size, (list, tuple)) else [min(size, extent - k) for k in range(0, extent, size)]
     starts = accumulate(sizes, initial=0)
-    return tuple(_at(x, dim, slice(start, start + n)) for start, n in zip(starts, sizes))
+    return tuple(at_axis(x, dim, slice(start, start + n)) for start, n in zip(starts, sizes))
 
 
 def _squeeze(x: Any, dim: Any = None) -> Any:
@@ -172,8 +168,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention, "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_cudnn_attention": _masked_attention, "_scaled_dot_product_efficient_attention": _masked_attention,
     "_unsafe_view": f.reshape, "permute": f.transpose, "t": f.transpose, "transpose": f.swapaxes, "expand": _expand,
-    "squeeze": _squeeze, "select": _at, "split": _split, "split_with_sizes": _split,
-    "slice": lambda x, dim=0, start=None, end=None, step=1: _at(x, dim, slice(start, end, step)),
+    "squeeze": _squeeze, "select": at_axis, "split": _split, "split_with_sizes": _split,
+    "slice": lambda x, dim=0, start=None, end=None, step=1: at_axis(x, dim, slice(start, end, step)),
     "cat": lambda xs, dim=0: f.concat(list(xs), dim), "stack": lambda xs, dim=0: f.stack(list(xs), dim),
     "flip": lambda x, dims: x.flip(tuple(dims)), "embedding": lambda w, i, *_: w.gather(i), "index": _index,
     "gather": lambda x, dim, i, **_: x.take_along(i, dim), "arange": _arange, "full": _full,

@@ -160,10 +160,8 @@ class _Stages:
         place = frozenset() if t.kind in REDUCTIONS else free  # a sort has an axis that its body does not have
         key = (t.kind, body, over, repr(t.attrs), place)
         if key not in self.made:
-            kept = body.axes - frozenset(over) if t.kind in REDUCTIONS else body.axes | free
-            order = {a: k for k, a in enumerate((*self.nest.axes, *self.over))}
-            kept = frozenset(a for a in kept if a in order and (t.kind in REDUCTIONS or a not in over or a in free))
-            axes = tuple(sorted(kept, key=order.__getitem__))
+            kept = (body.axes - frozenset(over)) | place
+            axes = tuple(a for a in (*self.nest.axes, *self.over) if a in kept)
             accum = str(t.attrs.get("accum") or t.dtype)
             kind = accum if t.kind in ("sum", "prod") or t.kind.startswith("scan") else t.dtype
             kind = "float32" if kind in ("float16", "bfloat16") else kind

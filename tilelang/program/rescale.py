@@ -11,7 +11,7 @@ so that one pass computes both.  Otherwise R takes another pass over k.  Nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from math import inf, isclose, isinf, isnan, nan
 
 from .expr import Axis, Scalar, Tensor, const, read, rewrite, walk
@@ -330,7 +330,7 @@ def depends(e: Scalar, found: frozenset[Tensor]) -> bool:
 UNBOUNDED = ("log", "log2", "log1p", "sqrt", "rsqrt", "tan", "pow", "mod", "floordiv")  # of finite numbers: NaN, or infinite
 
 
-def _finite(e: Scalar, along: frozenset[Axis]) -> bool:
+def _finite(e: Scalar, along: Set[Axis]) -> bool:
     """Whether an expression is finite at all indices along some axes, also where a tensor has no element and reads as 0."""
     if (k := known(e, along)) is not None or e.op == "const":
         return k is None or not isinf(k)
@@ -338,7 +338,7 @@ def _finite(e: Scalar, along: frozenset[Axis]) -> bool:
     return not (risky and e.axes & along) and all(_finite(a, along) for a in e.args if is_float(a.dtype))
 
 
-def known(e: Scalar, along: frozenset[Axis]) -> float | None:
+def known(e: Scalar, along: Set[Axis]) -> float | None:
     """The number that an expression is whatever its unknown, finite pieces are; None where there is none."""
     if e.op == "const":
         return value(e)

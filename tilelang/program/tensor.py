@@ -367,12 +367,8 @@ def _operator(op: str) -> tuple[Operator, Operator]:
     return apply, (lambda self, other: apply(other, self))
 
 
-def _unary(op: str) -> Callable[[Tensor], Tensor]:
-    return lambda self: elementwise(op, self)
-
-
-def _comparison(op: str) -> Callable[[Any, Any], Any]:
-    return lambda self, other: elementwise(op, self, other)
+def _method(op: str) -> Callable[..., Any]:
+    return lambda *operands: elementwise(op, *operands)
 
 
 class Tensor:
@@ -500,9 +496,8 @@ class Tensor:
     __xor__, __rxor__ = _operator("xor")
     __lshift__, __rlshift__ = _operator("shl")
     __rshift__, __rrshift__ = _operator("shr")
-    __neg__, __abs__, __invert__ = _unary("neg"), _unary("abs"), _unary("not")
-    __eq__, __ne__ = _comparison("eq"), _comparison("ne")
-    __lt__, __le__, __gt__, __ge__ = (_comparison(op) for op in ("lt", "le", "gt", "ge"))
+    __neg__, __abs__, __invert__, __eq__, __ne__, __lt__, __le__, __gt__, __ge__ = map(
+        _method, ("neg", "abs", "not", "eq", "ne", "lt", "le", "gt", "ge"))
 
 
 # ---- indexing --------------------------------------------------------------------------------------------------------

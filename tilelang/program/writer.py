@@ -9,7 +9,7 @@ from types import MappingProxyType
 from tilelang.target import Target
 
 from .expr import Axis, Scalar, Tensor, axis, bounds, const, linear, rewrite, summed, walk
-from .graph import Dim, Size
+from .graph import Dim, Size, text_of
 from .nest import Contraction, Pass, base_of, contraction, passes
 from .plan import Plan
 from .rescale import is_float, neutral, vanishes
@@ -84,7 +84,7 @@ class Writer:
         """The line that makes a view of a parameter."""
         base = self.names[base_of(t)]
         self.names[t] = self.unused(f"{base}_joined")
-        return f"        {self.names[t]} = T.view({base}, ({', '.join(map(str, t.shape))}{',' * (len(t.shape) == 1)}))"
+        return f"        {self.names[t]} = T.view({base}, {text_of(t.shape)})"
 
     def block_name(self, a: Axis) -> str:
         return a.name if self.plan.uses[a].kind == "grid" else f"b{a.name}"
