@@ -27,6 +27,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
+import tilelang.language as T  # noqa: E402
 from tilelang.library import (  # noqa: E402
     cross_entropy, fused_matmul, grouped_matmul, layer_norm, linear_cross_entropy, rms_norm, softmax, swiglu)
 
@@ -107,8 +108,14 @@ def of_epilogues(m: int, n: int, k: int) -> dict[str, Case]:
                                     lambda a, b, s: (a @ b) * s[:, None], (size,), (flops,)),
         f"fused amax {name}": Case(shapes[:2], lambda a, b: fused_matmul(a, b, reduce=[("all", "absmax")])[0],
                                    lambda a, b: stacked(a @ b), (size,), (flops,)),
+        f"fused swiglu {name}": Case(((m, k), (k, n), (k, n)), lambda a, b, c: fused_matmul(a, b, gated, second=c),
+                                     lambda a, b, c: F.silu(a @ b) * (a @ c), (size + 2.0 * k * n,), (2 * flops,)),
         f"exact float32 {name}": Case(shapes[:2], lambda a, b: fused_matmul(a, b, exact=True), torch.matmul, (2 * size,),
                                       (6 * flops,), torch.float32)}  # three GEMMs at half of the rate
+
+
+def gated(x: Any, y: Any, i: Any, j: Any) -> Any:
+    return x / (1 + T.exp(-x)) * y
 
 
 def stacked(c: torch.Tensor) -> torch.Tensor:
@@ -120,7 +127,7 @@ def stacked(c: torch.Tensor) -> torch.Tensor:
 CASES: dict[str, Case] = {**of_rows(8192, 4096), **of_rows(16384, 1024), **of_rows(4096, 8192), **of_rows(4096, 16384),
                           **of_rows(131072, 128), **of_rows(8192, 4096, torch.float32), **of_losses(8192, 4096, 32000),
                           **of_losses(4096, 4096, 128256), **of_groups(16384, 2048, 7168, 8), **of_groups(8192, 7168, 2048, 64),
-                          **of_epilogues(4096, 4096, 4096), **of_epilogues(8192, 1024, 4096)}
+                          **of_epilogues(4096, 4096, 4096), **of_epilogues(8192, 1024, 4096), **of_epilogues(4096, 14336, 4096)}
 
 
 def both(call: Callable[..., Any], given: list[torch.Tensor], grad: torch.Tensor) -> Callable[[], Any]:

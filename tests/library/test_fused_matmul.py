@@ -71,8 +71,21 @@ def test_values_that_a_function_reads_are_part_of_its_kernel(monkeypatch):
     assert (fused_matmul(a, b, scaled) == 16).all()
 
 
+@pytest.mark.parametrize("on", EACH)
+def test_two_products_become_one_matrix(on):
+    a, gate, up, s = normal(70, 48), normal(100, 48), normal(48, 100), normal(70, kind=np.float32)
+    up = up.T  # in another order than gate
+    y, total = fused_matmul(a, gate, lambda x, y, i, j, s: x / (1 + T.exp(-x)) * y * s[i], second=up, tensors=[s],
+                            transpose_b=True, reduce=[("rows", "sum")], **PLACES[on])
+    g, u = a.astype(np.float64) @ gate.T.astype(np.float64), a.astype(np.float64) @ up.T.astype(np.float64)
+    want = g / (1 + np.exp(-g)) * u * s[:, None]
+    assert abs(y - want).max() <= 2e-3 * abs(want).max() and abs(total - want.sum(1)).max() <= 1e-4 * abs(want).sum(1).max()
+
+
 A = np.ones((4, 8), np.float32)
-WRONG = {"batch": lambda: fused_matmul(A[None], A.T), "how": lambda: fused_matmul(A, A.T, reduce=[("rows", "prod")]),
+WRONG = {"pair": lambda: fused_matmul(A, A.T, lambda x, y, i, j: x * y, second=A),
+         "pair without a function": lambda: fused_matmul(A, A.T, second=A.T),
+         "batch": lambda: fused_matmul(A[None], A.T), "how": lambda: fused_matmul(A, A.T, reduce=[("rows", "prod")]),
          "over": lambda: fused_matmul(A, A.T, reduce=[("columns", "max")]),
          "nothing": lambda: fused_matmul(A, A.T, stored=False),
          "exact": lambda: fused_matmul(A.astype(np.float16), A.T.astype(np.float16), exact=True),

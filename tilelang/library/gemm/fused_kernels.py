@@ -16,6 +16,7 @@ from tilelang.jit.captured import Token
 from .kernels import Form, main_loop
 
 ROWS = 128  # of a block of the second launch
+HALVED = 64  # rows and columns of a block that halves an operand
 IDENTITY = {"sum": 0.0, "max": float("-inf"), "absmax": 0.0}
 HOW = tuple(IDENTITY)
 Value = Callable[..., Any]
@@ -39,7 +40,8 @@ class FusedForm:
 
     plain: sizes, types, storage and tile.  epilogue: the caller's function, or None.  tensors: (shape, element type) of those
     that functions read; a size of None is the number of rows.  stored: whether C is written.  states: stand for the functions
-    and for the values that they read.  exact: float32 operands are multiplied as sums of two of tf32.
+    and for the values that they read.  exact: float32 operands are multiplied as sums of two of tf32.  pair: A is multiplied by
+    two matrices, and the epilogue takes an element of each product.
     """
 
     plain: Form
@@ -49,6 +51,7 @@ class FusedForm:
     stored: bool
     states: tuple[Token | None, ...]
     exact: bool = False
+    pair: bool = False
 
     def tensor(self, n: int, m: Any) -> Any:
         """The n-th tensor that functions read; of one element where there are fewer."""
@@ -66,32 +69,61 @@ def _combined(how: str, x: Any, y: Any) -> Any:
 
 
 @T.macro
-def split(x, high, low, across, down):
-    """x, float32, as high + low, of which tf32 holds high exactly and low to 2^-21 of x."""
-    for i, j in T.Parallel(across, down):
-        high[i, j] = T.reinterpret(T.reinterpret(x[i, j], "int32") & ~0x1FFF, "float32")
-        low[i, j] = T.if_then_else(x[i, j] == high[i, j], 0.0, x[i, j] - high[i, j])  # 0 for infinities too
+def halve(x, rows, columns, transposed, halves):
+    """x as a sum of two of tf32, which differ from it by 2^-22 of it at most: halves[0] the small ones, halves[1] the large
+    ones, both (rows, columns).  transposed: x is stored (columns, rows).  Both have the sign of x, so that an infinity of the
+    other operand meets no two signs."""
+    with T.Kernel(T.ceildiv(columns, HALVED), T.ceildiv(rows, HALVED), threads=256) as (bx, by):
+        tile = T.alloc_shared((HALVED, HALVED), "float32")
+        T.copy(x[bx * HALVED, by * HALVED] if transposed else x[by * HALVED, bx * HALVED], tile)
+        for i, j in T.Parallel(HALVED, HALVED):
+            if by * HALVED + i < rows and bx * HALVED + j < columns:
+                value = tile[j, i] if transposed else tile[i, j]
+                large = T.reinterpret(T.reinterpret(value, "int32") & ~0x1FFF, "float32")
+                small = T.if_then_else(value == large, 0.0, value - large)  # 0 for infinities too
+                halves[0, by * HALVED + i, bx * HALVED + j] = T.reinterpret(
+                    (T.reinterpret(small, "int32") + 0x1000) & ~0x1FFF, "float32")  # to the nearest
+                halves[1, by * HALVED + i, bx * HALVED + j] = large
 
 
 @T.macro
-def exact_loop(f, A, B, at):
-    """main_loop for float32 by three GEMMs of tf32: high high + high low + low high."""
-    t, left, right = f.tile, f.left_tile, f.right_tile
-    As, Bs = T.alloc_shared(left, "float32"), T.alloc_shared(right, "float32")
-    Ah, Al = T.alloc_fragment(left, "float32"), T.alloc_fragment(left, "float32")
-    Bh, Bl = T.alloc_shared(right, "float32"), T.alloc_shared(right, "float32")
-    Cf = T.alloc_fragment((t.bm, t.bn), "float32")
+def exact_loop(f, A2, B2, at):
+    """main_loop for float32 by three GEMMs of tf32 over the halves: small large + large small + large large.
+
+    Tensor cores cut what an accumulator cannot hold.  So a step has an accumulator of its own, which threads add to the sum.
+    """
+    t = f.tile
+    As, Bs = T.alloc_shared((t.bm, t.bk), "float32"), T.alloc_shared((t.bn, t.bk), "float32")
+    part, Cf = T.alloc_fragment((t.bm, t.bn), "float32"), T.alloc_fragment((t.bm, t.bn), "float32")
     T.use_swizzle(t.panel_size)
     T.clear(Cf)
-    for ko in T.Pipelined(f.steps, num_stages=t.stages):
-        T.copy(f.left(A, B, at[2], f.row(at[1]), ko * t.bk), As)
-        T.copy(f.right(A, B, at[2], ko * t.bk, f.column(at[0])), Bs)
-        split(As, Ah, Al, *left)
-        split(Bs, Bh, Bl, *right)
-        T.gemm(Al, Bh, Cf, transpose_A=f.t_left, transpose_B=f.t_right)  # the small ones first
-        T.gemm(Ah, Bl, Cf, transpose_A=f.t_left, transpose_B=f.t_right)
-        T.gemm(Ah, Bh, Cf, transpose_A=f.t_left, transpose_B=f.t_right)
+    for ko in T.Pipelined(3 * f.steps, num_stages=t.stages):
+        which, k = ko // f.steps, ko % f.steps * t.bk
+        T.copy(A2[T.if_then_else(which == 0, 0, 1), at[1] * t.bm, k], As)
+        T.copy(B2[T.if_then_else(which == 1, 0, 1), at[0] * t.bn, k], Bs)
+        T.gemm(As, Bs, part, transpose_B=True, clear_accum=True)
+        for i, j in T.Parallel(t.bm, t.bn):
+            Cf[i, j] += part[i, j]
     return Cf
+
+
+@T.macro
+def pair_loop(f, A, B, D, at):
+    """The accumulators of A @ B and of A @ D over all steps of k."""
+    t = f.tile
+    As, Bs, Ds = (T.alloc_shared(shape, kind) for shape, kind in zip((f.left_tile, f.right_tile, f.right_tile), (
+        f.types[0], f.types[1], f.types[1])))
+    Cf, Ef = T.alloc_fragment((t.bm, t.bn), f.types[3]), T.alloc_fragment((t.bm, t.bn), f.types[3])
+    T.use_swizzle(t.panel_size)
+    T.clear(Cf)
+    T.clear(Ef)
+    for ko in T.Pipelined(f.steps, num_stages=t.stages):
+        T.copy(f.left(A, B, 0, f.row(at[1]), ko * t.bk), As)
+        T.copy(f.right(A, B, 0, ko * t.bk, f.column(at[0])), Bs)
+        T.copy(f.right(A, D, 0, ko * t.bk, f.column(at[0])), Ds)
+        T.gemm(As, Bs, Cf, transpose_A=f.t_left, transpose_B=f.t_right)
+        T.gemm(As, Ds, Ef, transpose_A=f.t_left, transpose_B=f.t_right)
+    return Cf, Ef
 
 
 @T.macro
@@ -148,26 +180,37 @@ def combine_rows(f, m, n, R, S):
 
 
 def fused_gemm(f: FusedForm) -> Any:
-    """The kernel (A, B, X0, X1, W, R, S, C).
+    """The kernel (A, B, D, A2, B2, X0, X1, W, R, S, C).
 
-    X0, X1: what functions read.  W: (reductions, columns of tiles, m) workspace.  R: (reductions, m), reductions of rows.
-    S: (reductions,), reductions over all.
+    D: the second matrix that A is multiplied by.  A2, B2: (2, m, k) and (2, n, k) workspace: halves of A and B of an exact
+    form.  X0, X1: what functions read.  W: (reductions, columns of tiles, m) workspace.  R: (reductions, m), reductions of
+    rows.  S: (reductions,), reductions over all.
     """
     p, t, count, acc = f.plain, f.plain.tile, len(f.reduced), f.plain.types[3]
     across, whole, m = -(-p.n // t.bn), any(r.whole for r in f.reduced), p.rows
+    none, kind = (1, 1, 1), "float32"
 
     @T.prim_func
-    def matmul_fused(A: p.a(m), B: p.b, X0: f.tensor(0, m), X1: f.tensor(1, m),
+    def matmul_fused(A: p.a(m), B: p.b, D: p.b if f.pair else T.Tensor((1, 1), p.types[1]),
+                     A2: T.Tensor((2, m, p.k) if f.exact else none, kind),
+                     B2: T.Tensor((2, p.n, p.k) if f.exact else none, kind), X0: f.tensor(0, m), X1: f.tensor(1, m),
                      W: T.Tensor((count, across, m) if count else (1, 1, 1), acc),
                      R: T.Tensor((count, m) if count else (1, 1), acc), S: T.Tensor((count,) if whole else (1,), acc),
                      C: p.c(m) if f.stored else T.Tensor((1, 1), p.types[2])):
+        if f.exact:
+            halve(A, m, p.k, p.ta, A2)
+            halve(B, p.n, p.k, not p.tb, B2)
         with T.Kernel(*p.tiles(m), threads=t.threads) as (bx, by):
-            Cf = exact_loop(p, A, B, (bx, by, 0)) if f.exact else main_loop(p, A, B, (bx, by, 0), 0, p.steps)
+            if f.pair:
+                Cf, Ef = pair_loop(p, A, B, D, (bx, by))
+            else:
+                Cf = exact_loop(p, A2, B2, (bx, by)) if f.exact else main_loop(p, A, B, (bx, by, 0), 0, p.steps)
             read = (X0, X1)[:len(f.tensors)]
             if f.epilogue is not None:
                 for i, j in T.Parallel(t.bm, t.bn):
                     if by * t.bm + i < m and bx * t.bn + j < p.n:
-                        Cf[i, j] = T.cast(f.epilogue(Cf[i, j], by * t.bm + i, bx * t.bn + j, *read), acc)
+                        x = (Cf[i, j], Ef[i, j]) if f.pair else (Cf[i, j],)
+                        Cf[i, j] = T.cast(f.epilogue(*x, by * t.bm + i, bx * t.bn + j, *read), acc)
             _ = [reduce_tile(f, m, n, (bx, by), Cf, read, W) for n in range(count)]
             if f.stored:
                 T.copy(Cf, C[by * t.bm, bx * t.bn])
