@@ -4,13 +4,15 @@
     python benchmarks/convolution.py --kernels     # without a GPU: tiles, registers, spills
 
 Images and weights have the channels last.  cuDNN chooses among all its algorithms (torch.backends.cudnn.benchmark).  Results
-are compared with float64 first: ours may be 1.5 times as far off as cuDNN's.  Then both take turns in bursts.
+are compared with float64 first: ours may be 1.5 times as far off as cuDNN's.  Then both take turns in bursts, replayed from
+graphs.  host: what the host takes to queue one of ours.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -83,7 +85,9 @@ def measure(images: int, layer: tuple[int, ...], kind: str, rounds: int) -> list
         try:
             found = {"ours": here[way]().permute(0, 3, 1, 2), "cudnn": there[way]()}
             row["errors"] = {who: float((y.double() - exact[way]).norm() / exact[way].norm()) for who, y in found.items()}
-            ready = {"ours": meter.prepare(here[way]), "cudnn": meter.prepare(there[way])}
+            ready = {"ours": meter.prepare(here[way], math.inf), "cudnn": meter.prepare(there[way], math.inf)}
+            row["how"] = {who: p.how for who, p in ready.items()}
+            row["host_us"] = {who: p.host_us for who, p in ready.items()}
             times: dict[str, list[float]] = {who: [] for who in ready}
             for r in range(rounds):
                 for who in sorted(ready, reverse=bool(r % 2)):
@@ -101,9 +105,11 @@ def line(row: dict[str, Any]) -> str:
         return f"{text} | {row['error']}"
     (ours, least, most), theirs = row["us"]["ours"], row["us"]["cudnn"][0]
     e = row["errors"]
+    graphs = all(how == "graph" for how in row["how"].values())
     worse = e["ours"] > 1.5 * e["cudnn"] + 1e-6
     return (f"{text} | ours {ours:7.1f} ({least:.1f}-{most:.1f}) | cuDNN {theirs:7.1f} | ratio {theirs / ours:.2f} | errors "
-            f"{e['ours']:.1e} {e['cudnn']:.1e}{' TOO LARGE' * worse}")
+            f"{e['ours']:.1e} {e['cudnn']:.1e}{' TOO LARGE' * worse} | host {row['host_us']['ours']:.0f} us"
+            f"{' no graph' * (not graphs)}")
 
 
 def kernels(images: int, layer: tuple[int, ...], kind: str) -> list[str]:
@@ -117,11 +123,11 @@ def kernels(images: int, layer: tuple[int, ...], kind: str) -> list[str]:
         (features, 3, 3, channels), dtype=getattr(torch, kind))
     at = Place(Target({"kind": "cuda", "arch": "sm_90a"}), None, 132)
     f, found = c._form(x, w, [stride] * 2, [1, 1], [1, 1]), []
-    rows = images * f.out[0] * f.out[1]
+    rows = c.power(images) * f.out[0] * f.out[1]
     for program, g in ((c.convolution, c.tiled(f, at, rows)), (c.image_gradient, c.tiled(f, at, rows, True)),
                        (c.weight_gradient, c.tiled_for_weights(f, at, rows))):
-        t, pdl = g.tile, program is c.weight_gradient or None
-        for k in at.kernel(program, g, cluster=t.cluster or None, enable_pdl=pdl).report_data["kernels"]:
+        t, options = g.tile, c.SPLIT if program is c.weight_gradient else {"cluster": g.tile.cluster or None}
+        for k in at.kernel(program, g, **options).report_data["kernels"]:
             found.append(f"    {k['name']:40s} {t.bm}x{t.bn}x{t.bk} stages {t.stages} cluster {t.cluster} splits {g.splits} "
                          f"{k['registers']} registers, {k['spills']} spills, {k['schedule']}")
     return found

@@ -29,7 +29,7 @@ class Im2col:
     @staticmethod
     def of(b: Buffer) -> Im2col | None:
         """What a buffer with the fact `im2col` is the matrix of."""
-        return None if b.facts.im2col is None else Im2col(*b.facts.im2col)
+        return None if b.facts.im2col is None else Im2col(*b.facts.im2col)  # type: ignore[arg-type]
 
     @property
     def entry(self) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from math import ceil, gcd
 from typing import Any
 
@@ -14,13 +15,14 @@ from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
 from ..gemm.plan import choose_tile
 from ..gemm.problem import TYPES
-from ..gemm.tile import Chip, TileProblem, without_wgmma
+from ..gemm.tile import Chip, Tile, TileProblem, without_wgmma
 from ..place import Place, target_text
 from .convolution_kernels import ConvForm, convolution, image_gradient, weight_gradient
 from .rows import accumulator, check_alike
 
 _STEP = 64  # columns of k that a tile of 16-bit elements has at least, where the channels permit it
-_SPLITS = 1, 2, 3, 4, 6, 8, 11, 14, 18, 22, 29, 36, 44, 66, 88, 132  # of the pixels: their divisions of an H200's 132 SMs
+SPLIT = {"enable_pdl": True, "extra_stages": False}  # options of the compiler for the gradient of weights
+_LOADED, _SUMMED = 52, 1700  # bytes per cycle: that L2 gives an SM; of partial sums, stored and read by all SMs (measured)
 
 
 def conv2d(x: Any, weight: Any, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, target: Any = None) -> Any:
@@ -70,13 +72,18 @@ def _form(x: Any, weight: Any, stride: list[int], padding: list[int], dilation: 
     return f
 
 
+@lru_cache(maxsize=4096)
 def tiled(f: ConvForm, at: Place, rows: int, transposed: bool = False) -> ConvForm:
     """The form with a tile for a GEMM of so many rows, forward, or with transposed=True for the gradient of the image."""
     size, inner = dtype(f.kind).bytes, f.features if transposed else f.image[2]
-    n = f.image[2] if transposed else f.features
+    n, taps, classes = f.image[2] if transposed else f.features, f.kernel[0] * f.kernel[1], 1
+    if transposed:  # rows and taps of a class
+        classes = f.stride[0] * f.stride[1]
+        rows, taps = rows // (f.out[0] * f.out[1]) * ceil(f.image[0] / f.stride[0]) * ceil(f.image[1] / f.stride[1]), ceil(
+            taps / classes)
     chip, kind = _chip(f, at, not transposed)
-    t = choose_tile(chip, TileProblem(_power(rows), n, f.columns // f.image[2] * inner, 1, kind, 8 * size, 8 * size,
-                                      b_k=not transposed, may_split=False))
+    t = choose_tile(chip, TileProblem(rows, n, taps * inner, classes, kind, 8 * size, 8 * size, b_k=not transposed,
+                                      may_split=False))
     bk = next((k for k in (t.bk, _STEP, _STEP // 2, _STEP // 4) if k <= t.bk and inner % k == 0), t.bk)
     return f._replace(tile=replace(t, bk=bk, stages=t.stages * t.bk // bk))
 
@@ -86,26 +93,34 @@ def _chip(f: ConvForm, at: Place, k_inner: bool) -> tuple[Chip, str]:
     return without_wgmma(at.chip) if kind == "tf32" and not k_inner and at.chip.kind == "wgmma" else at.chip, kind
 
 
-def _power(rows: int) -> int:
+def power(images: int) -> int:
     """Tiles are chosen for powers of two, so that few numbers of images have kernels of their own."""
-    return 1 << max(6, (rows - 1).bit_length())
+    return 1 << (images - 1).bit_length()
 
 
+@lru_cache(maxsize=4096)
 def tiled_for_weights(f: ConvForm, at: Place, rows: int) -> ConvForm:
-    """The form with a tile and the splits for the gradient of the weights from so many pixels: those of the least estimate,
-    with the time in which the partial sums are read again.  The number of stages is a power of two: a loop of unknown length
-    can be proved with these."""
-    size, (chip, kind), rows = dtype(f.kind).bytes, _chip(f, at, False), _power(rows)
+    """The form with a tile and the splits for the gradient of the weights from so many pixels.
+
+    With wgmma that is a tile of few, by loads (_LOADED), waves, and partial sums (_SUMMED).  The number of stages is a power of
+    two: a loop of unknown length can be proved with these.
+    """
+    size, (chip, kind) = dtype(f.kind).bytes, _chip(f, at, False)
     box, narrow = gcd(f.image[2], _STEP), f.image[2] % _STEP != 0  # boxes of TMA are 64 channels wide in wider tiles
-    found = []
-    for splits in _SPLITS:
-        if splits == 1 or splits <= chip.sms and rows // splits >= 4 * _STEP:
-            t = choose_tile(chip, TileProblem(f.features, f.columns, ceil(rows / splits), splits, kind, 8 * size, 32, a_k=False,
-                                              may_split=False))
-            again = splits * f.features * f.columns * 4 / chip.memory
-            t = replace(t, bn=box if narrow and box >= 16 else t.bn, stages=1 << t.stages.bit_length() - 1)
-            found.append((t.seconds + again, f._replace(tile=t, splits=splits)))
-    return min(found, key=lambda x: x[0])[1]
+    if chip.kind != "wgmma" or kind != "half" or narrow:
+        t = choose_tile(chip, TileProblem(f.features, f.columns, rows, 1, kind, 8 * size, 32, a_k=False, may_split=False))
+        t = replace(t, bn=box if narrow and box >= 16 else t.bn, stages=1 << t.stages.bit_length() - 1)
+        tiles = ceil(f.features / t.bm) * ceil(f.columns / t.bn)
+        return f._replace(tile=t, splits=1 if chip.kind == "cpu" else max(1, min(chip.sms // tiles, rows // (4 * t.bk))))
+    bm, found = 64 if f.features <= 64 else 128, []
+    for bn in (64, 128, 192, 256):
+        tiles, step = ceil(f.features / bm) * ceil(f.columns / bn), max(bm * bn / 32, (bm + bn) * 128 / _LOADED)
+        for splits in range(1, min(chip.sms, max(1, rows // (4 * _STEP))) + 1):
+            waves = ceil(tiles * splits / chip.sms)
+            cycles = waves * ceil(rows / (_STEP * splits)) * step + splits * f.features * f.columns * 8 / _SUMMED
+            found.append((cycles, splits, bn))
+    _, splits, bn = min(found)
+    return f._replace(tile=Tile(bm, bn, _STEP, 8 if bm + bn <= 192 else 4, 2 * bm), splits=splits)
 
 
 def _results(x: Any, weight: Any, stride: list[int], padding: list[int], dilation: list[int], target: str | None) -> Results:
@@ -120,7 +135,7 @@ def _matrix(f: ConvForm, weight: Any) -> Any:
 def _run(x: Any, weight: Any, stride: list[int], padding: list[int], dilation: list[int], target: str | None, y: Any) -> None:
     f, at = _form(x, weight, stride, padding, dilation), running_on(x, target)
     if 0 not in y.shape:
-        f = tiled(f, at, x.shape[0] * f.out[0] * f.out[1])
+        f = tiled(f, at, power(x.shape[0]) * f.out[0] * f.out[1])
         at.kernel(convolution, f, cluster=f.tile.cluster or None)(contiguous(x), _matrix(f, weight), y)
 
 
@@ -134,15 +149,16 @@ def _gradient(x: Any, weight: Any, needs: list[bool], stride: list[int], padding
     dx, dw = (empty(x, tuple(t.shape) if need else (0,), f.kind) for t, need in zip((x, weight), needs))
     rows = x.shape[0] * f.out[0] * f.out[1]
     if needs[0] and rows and f.features:
-        g = tiled(f, at, rows, True)
+        g = tiled(f, at, power(x.shape[0]) * f.out[0] * f.out[1], True)
         at.kernel(image_gradient, g, cluster=g.tile.cluster or None)(dy, _matrix(f, weight), dx)
     if needs[1] and not rows:
         dw = zeros(x, tuple(weight.shape), f.kind)
     elif needs[1]:
-        g = tiled_for_weights(f, at, rows)
+        g = tiled_for_weights(f, at, power(x.shape[0]) * f.out[0] * f.out[1])
         partial = empty(x, (g.splits, f.features, f.columns), f.acc)
         steps = ceil(rows / (g.tile.bk * g.splits))
-        at.kernel(weight_gradient, g, enable_pdl=True)(contiguous(x), dy, steps, partial, dw.reshape(f.features, f.columns))
+        kernel = at.kernel(weight_gradient, g, **SPLIT)
+        kernel(contiguous(x), dy, steps, partial, dw.reshape(f.features, f.columns))
     return dx, dw
 
 

@@ -126,17 +126,16 @@ def image_gradient(f: ConvForm) -> Any:
     down, across = Classes.of(f, 0), Classes.of(f, 1)
     pixels, whole = down.rows * across.rows, f.features % t.bk == 0
     steps, kinds = f.features // t.bk, len(across.taps)
-    plain = len(down.taps) * kinds == 1
+    classes = len(down.taps) * kinds
     pads = down.pad(f.out[0]), across.pad(f.out[1])
 
     @T.prim_func
     def convolution_image_gradient(dY: f.y(n), W: f.w, dX: f.x(n)):
         Rows = T.reshape(dX, (n * height * width, channels))
-        with T.Kernel(T.ceildiv(channels, t.bn), T.ceildiv(n * pixels, t.bm), len(down.taps) * kinds,
-                      threads=t.threads) as (bx, by, bz):
+        with T.Kernel(T.ceildiv(channels, t.bn), T.ceildiv(n * pixels, t.bm), classes, threads=t.threads) as (bx, by, bz):
             Ys, Ws = T.alloc_shared((t.bm, t.bk), f.kind), T.alloc_shared((t.bk, t.bn), f.kind)
             acc, Xs = T.alloc_fragment((t.bm, t.bn), f.acc), T.alloc_shared((t.bm, t.bn), f.kind)
-            a, b = bz // kinds, bz % kinds
+            a, b = (classes - 1 - bz) // kinds, (classes - 1 - bz) % kinds  # the last ones have the most taps
             wide = across.count(b)
             T.clear(acc)
             if whole:
@@ -164,7 +163,7 @@ def image_gradient(f: ConvForm) -> Any:
                         Ws[i, j] = T.if_then_else((e < down.count(a) * wide * f.features) & (column < channels),
                                                   W[e % f.features, tap * channels + column], T.cast(0, f.kind))
                     T.gemm(Ys, Ws, acc)
-            if plain:
+            if classes == 1:
                 T.copy(acc, Rows[by * t.bm, bx * t.bn])
             else:
                 T.copy(acc, Xs)
