@@ -167,10 +167,12 @@ def _on_cpu(fns: list[Callable[[], Any]], rounds: int) -> list[tuple[float, floa
 
 
 def smaller(spec: dict[str, tuple]) -> dict[str, tuple]:
-    """Sizes for a CPU: those that several arrays share are halved together until the largest array is small enough."""
+    """Sizes for a CPU: those that several arrays share are halved together until the largest array is small enough, and
+    with them the numbers that index such an axis."""
     while max(math.prod(s[0]) for s in spec.values()) > CPU_ELEMENTS:
         largest = max(n for s in spec.values() for n in s[0])
-        spec = {k: (tuple(n // 2 if n == largest else n for n in s[0]), *s[1:]) for k, s in spec.items()}
+        spec = {k: (tuple(n // 2 if n == largest else n for n in s[0]), s[1], *(n // 2 if n == largest else n for n in s[2:]))
+                for k, s in spec.items()}
     return spec
 
 
