@@ -44,6 +44,7 @@ CALLS = {
     "fused_matmul": (lambda t, m: library.fused_matmul(ones(N, N, kind=t), ones(N, N, kind=t), **on(m)), N),
     "linear_cross_entropy": (lambda t, m: library.linear_cross_entropy(
         ones(2, N, kind=t), ones(1, N, kind=t), np.zeros(2, np.int32), target=target(m)), 0),
+    "conv2d": (lambda t, m: library.conv2d(ones(1, 2, 2, 16, kind=t), ones(1, 2, 2, 16, kind=t), target=target(m)), N),
     "flash_attention": (lambda t, m: library.flash_attention(*[ones(1, N, 1, 16, kind=t)] * 3, target=target(m)), 1),
     "flash_attention_backward": (lambda t, m: library.flash_attention_backward(
         *[ones(1, N, 1, 16, kind=t)] * 4, np.full((1, 1, N), 16**0.5 + np.log(N), "float64" if t == "float64" else "float32"),

@@ -65,8 +65,8 @@ class TensorBox:
         shape, strides, offset = self.geometry(f)
         item = self.dt.itemsize
         if self.map.im2col is not None:
-            place, at = self._columns(self.map.im2col, start, shape[0])
-            return memory, store.flat(self.dt)[at], place, self._granules(at)
+            places, at = self._columns(self.map.im2col, start, shape[0])
+            return memory, store.flat(self.dt)[at], places, self._granules(at)
         if strides[-1] != 1 or any(s * item % UNIT for s in strides[:-1]) or offset * item % UNIT:
             raise fault("sim-tma", f"{self.map.buffer.name}: strides {strides} from element {offset} do not suit a tensor map",
                         expected="a stride of 1 element and others of multiples of 16 bytes",

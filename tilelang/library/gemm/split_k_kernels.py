@@ -150,3 +150,40 @@ def gemm_split(f: Form, copies: Copies = (None, None)) -> Any:
                 add_in_place(f, (bx, by, bz), W, bias, sa, sb, C)
 
     return program("matmul_split", f, f.m, launch, copies)
+
+
+def gemm_stream(f: Form, copies: Copies = (None, None)) -> Any:
+    """The kernel with the steps of all tiles divided evenly among tile.stream blocks (stream-K); parameters as gemm's.
+
+    A block computes steps of up to f.segments tiles, one after another, and stores a partial sum of each. The second launch
+    adds those of a tile in the order of its steps, so every call gives the same bits. Source: M. Osama and others, "Stream-K:
+    Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU", 2023.
+    """
+    t, steps, units, most = f.tile, f.steps, f.units, f.segments
+    blocks, across = t.stream, ceil(f.n / t.bn)
+    rows, columns = 16, 64
+
+    @T.macro
+    def launch(A, B, bias, sa, sb, W, C):
+        with T.Kernel(blocks, threads=t.threads) as b:
+            first, end = b * units // blocks, (b + 1) * units // blocks
+            for s in T.serial(most):
+                tile = first // steps + s
+                begin, stop = T.max(first - tile * steps, 0), T.min(end - tile * steps, steps)
+                Cf = main_loop(f, A, B, (tile % across, tile // across, 0), begin, T.max(stop - begin, 0))
+                if stop > begin:
+                    T.copy(Cf, W[b * most + s, 0, 0])
+        with T.Kernel(T.ceildiv(f.n, columns), T.ceildiv(f.m, rows), threads=256) as (bx, by):
+            T.pdl_sync()
+            total, D = T.alloc_fragment((rows, columns), f.types[3]), T.alloc_fragment((rows, columns), f.result)
+            tile = by * rows // t.bm * across + bx * columns // t.bn
+            T.clear(total)
+            for b in T.serial((tile * steps * blocks + blocks - 1) // units, ((tile + 1) * steps * blocks - 1) // units + 1):
+                slot = b * most + tile - b * units // blocks // steps
+                for i, j in T.Parallel(rows, columns):
+                    total[i, j] += W[slot, by * rows % t.bm + i, bx * columns % t.bn + j]
+            for i, j in T.Parallel(rows, columns):
+                D[i, j] = f.finish(total[i, j], bias, sa, sb, bx * columns + j)
+            T.copy(D, C[by * rows, bx * columns])
+
+    return program("matmul_stream", f, f.m, launch, copies)
