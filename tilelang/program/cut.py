@@ -24,21 +24,20 @@ from tilelang.errors import TileLangError, error
 from .blocks import Block
 from .divide import over_blocks
 from .expand import Program
-from .expr import FREE, Axis, Scalar, Tensor, axis, read, walk
+from .expr import FREE, HEAVY, Axis, Scalar, Tensor, axis, read, walk
 from .graph import Dim, Size, size_at
 from .nest import Nest, Unfit, base_of, nest_of, passes
-from .plan import MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, plan_of
+from .plan import GUESS, MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, plan_of
 from .rescale import NEUTRAL, is_float
 from .stateful import StepsPlan, plan_of_steps
 
-GUESS = 1024  # what an open size is taken for
 REREAD = 0.2  # bytes that the cache serves, beside those of memory
 NOT_HIDDEN = 0.3  # of other operations under those of GEMMs
 WAVES = (1, 2, 4)  # blocks that the pieces of a divided loop give each processor
 EXACT = {"": 1.0, "halves": 10.0, "threads": 16.0}  # times the rate of 16-bit operands
 SECTOR = 32  # bytes of memory that are read at least
 RESIDENT = 4  # blocks without GEMMs whose loads keep a processor's share of the memory busy
-WEIGHTS = dict.fromkeys(("exp", "exp2", "log", "tanh", "erf", "sigmoid", "div", "sqrt", "rsqrt", "sin", "cos", "pow"), 4.0)
+HEAVIER = 4.0  # times an operation of float32
 SLOW_OPERAND = 0.8  # of a contraction's time that computing an operand in the loop costs
 
 
@@ -253,7 +252,7 @@ class _Cutter:
         """Estimated seconds of a kernel.  What several statements compute counts once: it lies in a tile."""
         nest, gemms, others = plan.nest, 0.0, 0.0
         distinct = {x for e in nest.bodies() for x in walk(e) if x.op not in FREE and is_float(x.dtype)}
-        others += sum(WEIGHTS.get(x.op, 1.0) * self.count(x.axes) * self.blocks(plan, x.axes) for x in distinct)
+        others += sum((HEAVIER if x.op in HEAVY else 1.0) * self.count(x.axes) * self.blocks(plan, x.axes) for x in distinct)
         for t in nest.stages:
             assert t.body is not None
             axes = frozenset((*t.axes, *t.over))

@@ -21,6 +21,8 @@ from .graph import Dim, Size
 
 Element = TypeVar("Element")
 FREE = ("axis", "const", "read", "cast")  # what costs no operation of its own
+HEAVY = ("exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "erf", "sigmoid", "pow",
+         "div", "atan2")  # what costs several
 
 
 @dataclass(frozen=True, eq=False)

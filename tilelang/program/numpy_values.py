@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tilelang.errors import error, register
-from tilelang.ir import dtype, numpy_dtype
+from tilelang.ir import dtype, int_range, numpy_dtype
 from tilelang.ir.numbers import binary_function, to_dtype
 from tilelang.jit.simulated import as_numpy, like_first
 from tilelang.simulator.reference.run import run_tile
@@ -80,8 +80,7 @@ def _identity(kind: str, dt: dtype) -> Any:
     """The result of a reduction of no element."""
     if kind not in ("max", "min"):
         return int(kind in ("prod", "all"))
-    info = np.iinfo(numpy_dtype(dt)) if not dt.is_float else None
-    least, greatest = (-np.inf, np.inf) if info is None else (info.min, info.max)
+    least, greatest = (-np.inf, np.inf) if dt.is_float else int_range(dt)
     return least if kind == "max" else greatest
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import prod
 
+from tilelang import ir
 from tilelang.library.attention import tile_cost as chain_cost
 from tilelang.library.attention.form import Tile as ChainTile
 from tilelang.library.attention.problem import Mask, Sizes
@@ -41,8 +42,6 @@ MULTIPLE = 128  # indices of which pieces of a loop are multiples
 REUSED = 4  # times BLOCK, where rows that are computed once are used by others
 BLOCK = 2048  # elements that a block of an element-wise kernel computes
 SORTED_BY_THREAD = 16  # elements that a thread holds in registers while a row is sorted
-BITS = {"float64": 64, "float32": 32, "int64": 64, "uint64": 64, "int32": 32, "uint32": 32, "float16": 16, "bfloat16": 16,
-        "int16": 16, "uint16": 16}
 GUESS = 2048  # what the cost models take an open size for
 
 
@@ -111,7 +110,7 @@ class Plan:
 
 def bits_of(dtype: str) -> int:
     """Bits of an element."""
-    return BITS.get(dtype, 8)
+    return ir.dtype(dtype).bits
 
 
 def exactness(dtype: str, target: Target) -> str:

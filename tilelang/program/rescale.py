@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from math import inf, isclose, isinf, isnan, nan
 
+from tilelang import ir
+
 from .expr import Axis, Scalar, Tensor, const, read, rewrite, walk
 
 LOG2E = 1.4426950408889634
@@ -39,9 +41,8 @@ def neutral(kind: str, dtype: str) -> Scalar:
     x = NEUTRAL[kind.removeprefix("scan ").removeprefix("arg")]
     if is_float(dtype) or abs(x) != inf:
         return const(x if is_float(dtype) else int(x), dtype)
-    signed, bits = not dtype.startswith("u"), int(dtype.lstrip("uint"))
-    most = (1 << bits - signed) - 1
-    return const(most if x > 0 else -most - 1 if signed else 0, dtype)
+    least, greatest = ir.int_range(ir.dtype(dtype))
+    return const(greatest if x > 0 else least, dtype)
 
 
 # ---- normal form ------------------------------------------------------------------------------------------------------

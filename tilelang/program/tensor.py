@@ -16,7 +16,7 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.errors import error, register
-from tilelang.ir import Span, dtype
+from tilelang.ir import Span, dtype, int_range
 from tilelang.ir.dtype import promote
 
 from .graph import COMPARE, Dim, Node, Size, text_of
@@ -140,10 +140,9 @@ def make(op: str, *xs: Tensor, shape: Sequence[Size] | None = None, dt: dtype | 
 def constant(value: Number, dt: dtype) -> Tensor:
     """A number as a tensor without axes.  Raises program-type."""
     if dt.is_int and isinstance(value, int):
-        info = np.iinfo(f"{'u' if dt.is_unsigned else ''}int{max(8, dt.bits)}")
-        if not info.min <= value <= info.max:
-            raise error("program-type", f"the number {value} does not fit {dt}", expected=f"{info.min} to {info.max}",
-                        found=str(value))
+        low, high = int_range(dt)
+        if not low <= value <= high:
+            raise error("program-type", f"the number {value} does not fit {dt}", expected=f"{low} to {high}", found=str(value))
     if dt.is_float and isinstance(value, (bool, int)):
         value = float(value)
     return make("constant", shape=(), dt=dt, value=value)

@@ -8,15 +8,13 @@ from types import MappingProxyType
 
 from tilelang.target import Target
 
-from .expr import Axis, Scalar, Tensor, axis, bounds, const, linear, rewrite, summed, walk
+from .expr import HEAVY, Axis, Scalar, Tensor, axis, bounds, const, linear, rewrite, summed, walk
 from .graph import Dim, Size, text_of
 from .nest import Contraction, Pass, base_of, contraction, passes
 from .plan import Plan
 from .rescale import is_float, neutral, vanishes
 from .text import Printer, wide
 
-HEAVY = ("exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "erf", "sigmoid", "pow",
-         "div", "atan2")
 NO_SIZES: Mapping[Axis, int] = MappingProxyType({})
 
 
