@@ -12,7 +12,7 @@ from .expr import Axis, Scalar, Tensor, axis, read
 from .graph import text_of
 from .nest import Pass, Unfit, output_axes
 from .plan import Plan
-from .loops import ensure_outer, even_pieces, loop_head, write_pass
+from .loops import ensure_outer, even_pieces, iterations, write_pass
 from .rescale import is_float
 from .stages import whole_stage
 from .text import wide
@@ -114,11 +114,8 @@ def stored(w: Writer, t: Tensor, e: Scalar) -> str:
 def transpose(w: Writer, e: Scalar, axes: tuple[Axis, ...]) -> None:
     """Copies what an element-wise kernel reads by columns through shared memory."""
     for r in sorted(e.reads, key=repr):
-        if not w.stages and len(axes) == 2 and r.value in w.names and r not in w.shared:
-            region = w.copyable(r, axes[::-1])
-            if region is not None and all(w.size(a) > 1 for a in axes):
-                tile = w.new_tile(f"{w.names[r.value]}_s", axes[::-1], r.dtype, "shared")
-                w.say(f"T.copy({region}, {tile.name})")
+        if not w.stages and len(axes) == 2 and r not in w.shared and all(w.size(a) > 1 for a in axes):
+            if tile := w.copied(r, axes[::-1]):
                 w.shared[r] = tile
 
 
@@ -134,15 +131,12 @@ def store_loops(w: Writer) -> None:
     if not found:
         return
     (a,) = {a for t, _ in found for a in output_axes(w.plan.nest, t) if a in loops}
+    again = Pass((a,), (), {}, {})
     for _, e in found:
-        ensure_outer(w, e, Pass((a,), (), {}, {}))
-    w.current, w.before, place = Pass((a,), (), {}, {}), [], len(w.lines)
-    w.depth += 1
-    for t, e in found:
-        store(w, t, e)
-    w.depth -= 1
-    w.lines[place:place] = [*w.before, *loop_head(w, w.current)]
-    w.current, w.before = None, None
+        ensure_outer(w, e, again)
+    with iterations(w, again):
+        for t, e in found:
+            store(w, t, e)
 
 
 def ensure_stage(w: Writer, t: Tensor) -> None:

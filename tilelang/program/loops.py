@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 
 from .expr import Axis, Scalar, Tensor, at, axis, bounds, const, linear, number, plus, read, rewrite, summed, walk
@@ -42,22 +43,18 @@ def write_pass(w: Writer, p: Pass) -> None:
                 moved.append(t)
             value = const(FINITE * (1 if start > 0 else -1), t.dtype) if t in moved else neutral(t.kind, wide(t.dtype))
             w.say(f"T.fill({acc.name}, {w.printer().text(value)})")
-    w.current, w.before = p, []
-    place = len(w.lines)
     kept, shared, tiles_inside = dict(w.tiles), dict(w.shared), w.inside
     w.inside = set()
-    w.depth += 1
-    for t in p.stages:
-        if t in extremes:
-            extreme_step(w, t, running[t], extremes[t])
-        else:
-            step(w, t, running[t], p)
-    w.depth -= 1
-    w.lines[place:place] = [*w.before, *loop_head(w, p)]
-    outer = {e: x for e, x in w.tiles.items() if e not in kept and not w.changes(e)}
+    with iterations(w, p):
+        for t in p.stages:
+            if t in extremes:
+                extreme_step(w, t, running[t], extremes[t])
+            else:
+                step(w, t, running[t], p)
+        outer = {e: x for e, x in w.tiles.items() if e not in kept and not w.changes(e)}
     w.tiles = {**{e: x for e, x in kept.items() if e in w.tiles}, **outer}
     w.shared = {**shared, **{k: x for k, x in w.shared.items() if not set(x.axes) & set(p.axes)}}
-    w.current, w.before, w.inside = None, None, tiles_inside
+    w.inside = tiles_inside
     w.done = {t for t in w.done if not set(t.axes) & set(p.axes)} | set(p.stages)
     for t in moved:
         if any(t in read_outside_exponents(e) for e in [*(s.body for s in w.stages if s not in p.stages), *(
@@ -65,6 +62,17 @@ def write_pass(w: Writer, p: Pass) -> None:
             one, sign = w.element_of(running[t]), "-" if NEUTRAL[t.kind] < 0 else ""
             none = f'{sign}T.infinity("{t.dtype}")'
             w.parallel(running[t].axes, f"{one} = T.if_then_else({one} == {sign}{FINITE!r}, {none}, {one})")
+
+
+@contextmanager
+def iterations(w: Writer, p: Pass) -> Iterator[None]:
+    """What is written inside is one iteration of a loop; what the loop does not change goes in front of it."""
+    w.current, w.before, place = p, [], len(w.lines)
+    w.depth += 1
+    yield
+    w.depth -= 1
+    w.lines[place:place] = [*w.before, *loop_head(w, p)]
+    w.current, w.before = None, None
 
 
 def read_outside_exponents(e: Scalar) -> set[Tensor]:

@@ -148,10 +148,7 @@ def operand(w: Writer, e: Scalar, pair: tuple[Axis, Axis], over: Axis, dtype: st
         key = (source, axes, dtype)
         if key in w.shared:
             return w.shared[key], axes[0] is second
-        region = w.copyable(source, axes) if source.dtype == dtype and w.ends_with(source, over) else None
-        if region is not None:
-            tile = w.new_tile(f"{w.names[source.value]}_s", axes, dtype, "shared")
-            w.say(f"T.copy({region}, {tile.name})", not w.changes(source))
+        if source.dtype == dtype and w.ends_with(source, over) and (tile := w.copied(source, axes, not w.changes(source))):
             w.shared[key] = tile
             return tile, axes[0] is second
     axes = (first, second)
@@ -171,14 +168,9 @@ def computed_operand(w: Writer, e: Scalar, axes: tuple[Axis, ...], dtype: str, l
     if body.dtype != dtype or body.op != "cast" and is_float(dtype) and wide(dtype) != dtype:
         body = Scalar("cast", (body,), dtype)
     for r in sorted(e.reads, key=repr):  # what the loop loads comes through shared memory, so that it is pipelined
-        if w.current is not None and r.value in w.names and r not in w.shared and len(w.order(r.axes)) == 2:
-            for order in (axes, axes[::-1]):
-                region = w.copyable(r, order)
-                if region is not None and not w.dummy:
-                    tile = w.new_tile(f"{w.names[r.value]}_s", order, r.dtype, "shared")
-                    w.say(f"T.copy({region}, {tile.name})", not w.changes(r))
-                    w.shared[r] = tile
-                    break
+        if w.current is not None and not w.dummy and r not in w.shared and len(w.order(r.axes)) == 2:
+            if tile := w.copied(r, axes, not w.changes(r)) or w.copied(r, axes[::-1], not w.changes(r)):
+                w.shared[r] = tile
     if left and not w.dummy:
         return w.root(body, "left", axes, dtype)
     w.ready(body)

@@ -301,6 +301,15 @@ class Writer:
             out.append(f"{base}:{size if base == '0' else f'{base} + {size}'}")
         return f"{self.names[e.value]}[{', '.join(out)}]" if tuple(found) == axes else None
 
+    def copied(self, e: Scalar, axes: tuple[Axis, ...], outside: bool = False) -> Tile | None:
+        """Shared memory that T.copy fills with a read; None where that is no plain tile."""
+        region = self.copyable(e, axes)
+        if region is None:
+            return None
+        tile = self.new_tile(f"{self.names[e.value]}_s", axes, e.dtype, "shared")
+        self.say(f"T.copy({region}, {tile.name})", outside)
+        return tile
+
     def ensure(self, e: Scalar) -> None:
         for r in sorted((r for r in e.reads if r.value in self.stages), key=lambda r: self.plan.nest.stages.index(r.value)):
             self.make(self, r.value)
