@@ -202,6 +202,62 @@ def attention(name: str, batch: int, heads: int, kv_heads: int, seq_q: int, seq_
 
 
 FP8 = "float8_e4m3fn"
+# ---- convolutions, epilogues ---------------------------------------------------------------------------------------------
+
+
+def _convolution_inputs(stride: int, device: str, seed: int) -> Tensors:
+    g = torch.Generator(device=device).manual_seed(seed)
+    x, w = _normal((5, 13, 17, 64), "float16", device, g), _normal((96, 3, 3, 64), "float16", device, g) / 24
+    return {"x": x, "w": w, "dy": _normal((5, -(-13 // stride), -(-17 // stride), 96), "float16", device, g)}
+
+
+def _convolution(stride: int, way: str, t: Tensors) -> torch.Tensor:
+    from tilelang.library.training.convolution import CONV2D
+
+    options = [stride] * 2, [1, 1], [1, 1], None
+    if way == "forward":
+        return CONV2D.forward(t["x"], t["w"], *options)[0]
+    return CONV2D.backward(t["x"], t["w"], [way == "images", way == "weights"], *options, t["dy"])[way == "weights"]
+
+
+def _convolution_reference(stride: int, way: str, t: Tensors) -> torch.Tensor:
+    x, w, dy = (v.double().permute(0, 3, 1, 2) for v in t.values())
+    if way == "forward":
+        return torch.nn.functional.conv2d(x, w, None, stride, 1).permute(0, 2, 3, 1)
+    wanted = torch.ops.aten.convolution_backward(dy, x, w, None, [stride] * 2, [1, 1], [1, 1], False, [0, 0], 1,
+                                                 [way == "images", way == "weights", False])
+    return wanted[way == "weights"].permute(0, 2, 3, 1)
+
+
+def _exact(t: Tensors) -> torch.Tensor:
+    from tilelang.library import fused_matmul
+
+    return fused_matmul(t["a"], t["b"], exact=True)
+
+
+def _pair_inputs(device: str, seed: int) -> Tensors:
+    g = torch.Generator(device=device).manual_seed(seed)
+    return {name: _normal(shape, "float16", device, g) / 16**0.5 for name, shape in (
+        ("a", (300, 264)), ("b", (264, 136)), ("second", (264, 136)))}
+
+
+def _gated(x: Any, y: Any, i: Any, j: Any) -> Any:
+    import tilelang.language as T
+
+    return x / (1 + T.exp(-x)) * y
+
+
+def _pair(t: Tensors) -> torch.Tensor:
+    from tilelang.library import fused_matmul
+
+    return fused_matmul(t["a"], t["b"], _gated, second=t["second"])
+
+
+def _pair_reference(t: Tensors) -> torch.Tensor:
+    a, b, second = (v.double() for v in t.values())
+    return torch.nn.functional.silu(a @ b) * (a @ second)
+
+
 CASES = {c.name: c for c in (
     product("nt", 520, 392, 264), product("nn", 520, 392, 264, order="nn"), product("tn", 520, 392, 264, order="tn"),
     product("tt", 520, 392, 264, order="tt"), product("bf16", 256, 512, 256, "bfloat16"),
@@ -230,4 +286,10 @@ CASES = {c.name: c for c in (
     attention("attention of few queries", 2, 8, 2, 4, 1024, 64, causal=True),
     Case("decoding", partial(_decode_inputs, (300, 17, 512), 512, 1, 8, 2, 128), _decode, _decode_reference,
          2 * LIMIT["float16"]),
+    *(Case(f"convolution {way}{' stride' * (stride > 1)}", partial(_convolution_inputs, stride),
+           partial(_convolution, stride, way), partial(_convolution_reference, stride, way), LIMIT["float16"])
+      for stride in (1, 2) for way in ("forward", "images", "weights")),
+    Case("exact float32", partial(_product_inputs, 260, 136, 200, "float32", "nn", 0, False, ""), _exact, partial(
+        _product_reference, "nn", {}), 1e-6),
+    Case("two products", _pair_inputs, _pair, _pair_reference, 2 * LIMIT["float16"]), product("stream-k", 768, 1536, 8192),
 )}
