@@ -36,8 +36,8 @@ def _passes(*places: str) -> tuple[PassFn, ...]:
 
 # A comment on an entry gives the reason for its place in the order.
 TILE_PASSES = _passes(
-    "legalize.im2col",  # before all passes that look at loops over elements
     "legalize.legalize",
+    "legalize.im2col",  # after legalize, which says what is wrong with a program; before passes that look at loops
     "legalize.private_fragments",  # before all checks of which elements iterations and threads access
     "legalize.bind_calls",  # after legalize, which rejects names without values; before all passes that write guards
     "legalize.fold_thread_count",  # before all passes that ask which threads reach a statement

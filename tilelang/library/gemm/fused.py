@@ -92,7 +92,7 @@ def _prepare(arrays: tuple[Any, ...], functions: tuple[Value | None, ...], optio
         found = f"{type_name(second)} {tuple(second.shape)}"
         raise error("matmul-option", f"second of fused_matmul is {found}", found=found,
                     expected=f"{type_name(b)} {tuple(b.shape)} as b, with an epilogue of both, and not exact",
-                    hint="pass a second matrix of the shape and type of b, and a function of both products")
+                    hint="pass a second matrix of the shape and type of b, and a function of both accumulators")
     wrong = [k for k in kinds if len(k) != 2 or k[0] not in ("rows", "all") or k[1] not in HOW]
     if exact and p.kind != "tf32":
         raise error("matmul-option", f"exact is for operands of float32, found {p.types[0]}", found=p.types[0],

@@ -41,7 +41,7 @@ class FusedForm:
     plain: sizes, types, storage and tile.  epilogue: the caller's function, or None.  tensors: (shape, element type) of those
     that functions read; a size of None is the number of rows.  stored: whether C is written.  states: stand for the functions
     and for the values that they read.  exact: float32 operands are multiplied as sums of two of tf32.  pair: A is multiplied by
-    two matrices, and the epilogue takes an element of each product.
+    two matrices, and the epilogue takes an element of both accumulators.
     """
 
     plain: Form
