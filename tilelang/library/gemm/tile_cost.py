@@ -384,11 +384,11 @@ def streamed(chip: Chip, p: TileProblem) -> Tile | None:
     found = []
     for bm, bn in _STREAMED:
         tiles, steps = ceil(p.m / bm) * ceil(p.n / bn), ceil(p.k / 64)
-        if tiles >= chip.sms or tiles * steps < _STREAMED_STEPS * chip.sms:
+        if tiles >= chip.sms or tiles * steps < _STREAMED_STEPS * chip.sms or p.m < bm or p.n < bn:
             continue
-        t = Tile(bm, bn, 64, 4, 128 * ceil(bm / 128), panel_size=1, pdl=True, stream=chip.sms)
+        t = Tile(bm, bn, 64, 4, 256, panel_size=1, pdl=True, stream=chip.sms)
         matrix = 4 * matrix_cycles(chip, p, bm, bn)
-        matrix *= _issue(chip, replace(t, threads=256), (bm + bn) * 128 / matrix)
+        matrix *= _issue(chip, t, (bm + bn) * 128 / matrix)
         stage = _stage(chip, t, 1, matrix, load_cycles(chip, p, t, (1, 1), 1.0), 128)
         cycles = ceil(tiles * steps / chip.sms) * stage + 1665 + 2 * bm * bn * 4 / chip.store
         sums = p.m * p.n * (4 * (chip.sms / tiles + 1) + p.out_bits / 8) / (1.5 * chip.memory)
