@@ -24,7 +24,7 @@ from tilelang.errors import TileLangError, error
 from .blocks import Block
 from .divide import over_blocks
 from .expand import Program
-from .expr import FREE, HEAVY, Axis, Scalar, Tensor, axis, read, walk
+from .expr import FREE, HEAVY, Axis, Scalar, Tensor, axis, reached, read, walk
 from .graph import Dim, Size, size_at
 from .nest import Nest, Unfit, base_of, nest_of, passes
 from .plan import GUESS, MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, plan_of
@@ -131,13 +131,7 @@ class _Cutter:
 
     def before(self, t: Tensor, stored: frozenset[Tensor]) -> set[Tensor]:
         """The stored tensors that a tensor is made of."""
-        out: set[Tensor] = set()
-        waiting = [t]
-        while waiting:
-            new = {x for x in self.needs((waiting.pop(),), stored) if x in stored and x not in out}
-            out |= new
-            waiting += new
-        return out
+        return {*reached([t], lambda x: self.needs((x,), stored) & stored)} - {t}
 
     def merged(self, groups: list[tuple[Tensor, ...]], stored: frozenset[Tensor]) -> list[tuple[Tensor, ...]]:
         """Kernels of equal shapes that read the same tensors become one where that costs less."""
@@ -160,19 +154,15 @@ class _Cutter:
 
     def needs(self, group: tuple[Tensor, ...], stored: frozenset[Tensor]) -> set[Tensor]:
         """Inputs and stored tensors that a kernel reads."""
-        out: set[Tensor] = set()
-        waiting, seen = list(group), set(group)
-        while waiting:
-            t = waiting.pop()
-            for r in {r for e in bodies_of(t) for r in e.reads}:
-                if r.value.kind == "state":
-                    continue
-                if r.value in stored or r.value.kind == "input":
-                    out.add(r.value)
-                elif r.value not in seen:
-                    seen.add(r.value)
-                    waiting.append(r.value)
-        return out - set(group)
+        def read_by(t: Tensor) -> Iterable[Tensor]:
+            if lies(t) and t not in group:
+                return ()
+            return [r.value for e in bodies_of(t) for r in e.reads if r.value.kind != "state"]
+
+        def lies(t: Tensor) -> bool:
+            return t in stored or t.kind == "input"
+
+        return {t for t in reached(group, read_by) if lies(t)} - set(group)
 
     def ordered(self, groups: list[tuple[Tensor, ...]], stored: frozenset[Tensor]) -> list[tuple[Tensor, ...]]:
         """Kernels in an order in which each reads what earlier ones stored; those that cannot be ordered are left out."""

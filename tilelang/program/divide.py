@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from .expr import Axis, Scalar, Tensor, at, axis, const, plus, read, rewrite, split, times
+from .expr import Axis, Scalar, Tensor, at, axis, const, plus, read, reached, rewrite, split, times
 from .graph import Dim, Size
 from .nest import Nest, Pass, output_axes
 from .rescale import NARROW, NEUTRAL, multiplied
@@ -137,11 +137,8 @@ def _rest(nest: Nest, own: Mapping[Tensor, Tensor], combined: Mapping[Tensor, Te
 
 def _needed(stages: Iterable[Tensor], outputs: Iterable[tuple[Tensor, Scalar]]) -> list[Tensor]:
     """The stages that the outputs are computed from."""
-    stages = list(stages)
-    wanted = {r.value for _, e in outputs for r in e.reads}
-    for s in reversed(stages):
-        if s in wanted and s.body is not None:
-            wanted |= {r.value for r in s.body.reads}
+    wanted = reached([r.value for _, e in outputs for r in e.reads],
+                     lambda t: [r.value for r in t.body.reads] if t.body is not None else [])
     return [s for s in stages if s in wanted]
 
 

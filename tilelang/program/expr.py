@@ -197,6 +197,17 @@ def at(e: Scalar, places: Mapping[Axis, Scalar]) -> Scalar:
     return rewrite(e, lambda x: places.get(x.value) if x.op == "axis" else x if x.axes.isdisjoint(places) else None)
 
 
+def reached(roots: Iterable[Element], below: Callable[[Element], Iterable[Element]]) -> dict[Element, None]:
+    """The roots, and all that stands below them, each once."""
+    out = dict.fromkeys(roots)
+    waiting = list(out)
+    while waiting:
+        new = [x for x in below(waiting.pop()) if x not in out]
+        out |= dict.fromkeys(new)
+        waiting += new
+    return out
+
+
 # ---- index arithmetic -------------------------------------------------------------------------------------------------
 
 

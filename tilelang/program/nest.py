@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
-from .expr import Axis, Scalar, Tensor, at, axis, read, rewrite
+from .expr import Axis, Scalar, Tensor, at, axis, reached, read, rewrite
 from .graph import Dim
 from .rescale import base_two, depends, factors, hoist, multiplied, normal, rescaling
 
@@ -84,13 +84,8 @@ def nest_of(outputs: Iterable[Tensor], stored: frozenset[Tensor]) -> Nest:
 
 def _free_names(outputs: list[Tensor]) -> Iterator[str]:
     """Names of axes that no tensor has."""
-    taken, waiting, seen = set(), list(outputs), set(outputs)
-    while waiting:
-        t = waiting.pop()
-        taken |= {t.name, *(n for s in t.shape if isinstance(s, Dim) for n in s.names)}
-        new = {r.value for r in t.body.reads} - seen if t.body is not None else set()
-        seen |= new
-        waiting += new
+    taken = {n for t in reached(outputs, lambda t: [r.value for r in t.body.reads] if t.body is not None else [])
+             for n in (t.name, *(n for s in t.shape if isinstance(s, Dim) for n in s.names))}
     for k in range(10**6):
         name = "ijlmnpqk"[k] if k < 8 else f"i{k}"
         if not taken & {name, f"b{name}", f"step_{name}"}:
