@@ -18,6 +18,7 @@ from .nest import Unfit, base_of
 from .plan import Choice, Plan
 from .run import Recipe
 from .stateful import StepsPlan, steps_text
+from .text import unused
 
 
 def lower(graph: Graph, shapes: Mapping[str, int] | None, target: Target, choices: Sequence[Choice] = ()) -> Recipe:
@@ -35,17 +36,17 @@ def lower(graph: Graph, shapes: Mapping[str, int] | None, target: Target, choice
 def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target, dims: tuple[str, ...]) -> Recipe:
     """The text of all kernels and the steps."""
     used = {"T", "tilelang", *dims}
-    names: dict[Tensor, str] = {t: _unused(t.name, used) for t in inputs}
-    name = _unused(name if name.isidentifier() else "program", used)  # a lambda has none
+    names: dict[Tensor, str] = {t: unused(t.name, used) for t in inputs}
+    name = unused(name if name.isidentifier() else "program", used)  # a lambda has none
     for group, _ in kernels.kernels:
         for t in group:
-            names[t] = _unused(t.name, used)
+            names[t] = unused(t.name, used)
     steps, texts, stored = [], [], []
     symbols: set[str] = set()  # of blocks
     blocks: dict[PrimFunc, str] = {}
     for t in kernels.outputs:
         if t not in names and 0 in t.shape:
-            names[t] = _unused(t.name, used)
+            names[t] = unused(t.name, used)
             stored.append(t)
     for k, (group, plan) in enumerate(kernels.kernels):
         stored += group
@@ -101,11 +102,3 @@ def _shown(t: Tensor) -> list[str]:
 def _reads(plan: Plan | StepsPlan, names: Mapping[Tensor, str]) -> set[Tensor]:
     plans = [plan] if isinstance(plan, Plan) else [*plan.starts, *plan.results]
     return {base_of(r.value) for p in plans for e in p.nest.bodies() for r in e.reads} & names.keys()
-
-
-def _unused(name: str, used: set[str]) -> str:
-    out, k = name, 2
-    while out in used:
-        out, k = f"{name}{k}", k + 1
-    used.add(out)
-    return out

@@ -16,7 +16,7 @@ from math import inf, isclose, isinf, isnan, nan
 
 from tilelang import ir
 
-from .expr import Axis, Scalar, Tensor, const, read, rewrite, walk
+from .expr import Axis, Scalar, Tensor, const, reached, read, rewrite, walk
 
 LOG2E = 1.4426950408889634
 LARGE = 500.0  # constants in exponents from which a rounding error of their size would be felt
@@ -367,15 +367,7 @@ def known(e: Scalar, along: Set[Axis]) -> float | None:
 
 def conditions(e: Scalar) -> set[Scalar]:
     """Conditions of the selections in an expression, and the pieces of conjunctions."""
-    out: set[Scalar] = set()
-    for x in walk(e):
-        if x.op == "where":
-            waiting = [x.args[0]]
-            while waiting:
-                c = waiting.pop()
-                out.add(c)
-                waiting += c.args if c.op == "and" else ()
-    return out
+    return {*reached([x.args[0] for x in walk(e) if x.op == "where"], lambda c: c.args if c.op == "and" else ())}
 
 
 def without(e: Scalar, condition: Scalar) -> Scalar:

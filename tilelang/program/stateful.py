@@ -19,7 +19,7 @@ from .expand import Steps
 from .expr import Axis, Scalar, Tensor
 from .nest import Nest, Pass, Unfit, contraction, nest_of
 from .plan import MOST, AxisUse, Plan, exactness, guess, static
-from .text import Printer, wide
+from .text import Printer, unused, wide
 from .writer import Facts, Tile, Writer, ceildiv, in_three_runs
 
 TILE = (8, 16, 32)  # indices of the last independent axis of a block: least, of T.gemm, most; few make short steps
@@ -175,9 +175,7 @@ class _StepsText:
         return self.shared(name, tuple(inside), tuple(inside.values()) or (1,), wide(state.dtype))
 
     def shared(self, name: str, axes: tuple[Axis, ...], shape: tuple[int, ...], dtype: str) -> Tile:
-        while name in self.used:
-            name += "_"
-        self.used.add(name)
+        name = unused(name, self.used)
         self.allocations.append(f"        {name} = T.alloc_shared({shape!r}, \"{dtype}\")")
         return Tile(name, axes, shape, dtype, "shared", -len(self.allocations))
 

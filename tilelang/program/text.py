@@ -24,6 +24,15 @@ def wide(dtype: str) -> str:
     return "float32" if is_float(dtype) and dtype != "float64" else dtype
 
 
+def unused(name: str, used: set[str]) -> str:
+    """The name, with a greater number at its end where it is used already; from now on it is used."""
+    while name in used:
+        stem = name.rstrip("0123456789")
+        name = f"{stem}{int(name[len(stem):] or 1) + 1}"
+    used.add(name)
+    return name
+
+
 class Printer:
     """Prints expressions.  leaf: the text of an axis, a read or an expression that lies in a tile; None for others."""
 

@@ -13,7 +13,7 @@ from .graph import Dim, Size, text_of
 from .nest import Contraction, Pass, base_of, contraction, passes
 from .plan import Plan
 from .rescale import is_float, neutral, vanishes
-from .text import Printer, wide
+from .text import Printer, unused, wide
 
 NO_SIZES: Mapping[Axis, int] = MappingProxyType({})
 
@@ -127,11 +127,7 @@ class Writer:
         return tile
 
     def unused(self, name: str) -> str:
-        while name in self.used_names:
-            stem = name.rstrip("0123456789")
-            name = f"{stem}{int(name[len(stem):] or 1) + 1}"
-        self.used_names.add(name)
-        return name
+        return unused(name, self.used_names)
 
     def element_of(self, tile: Tile) -> str:
         self.last[tile.key] = self.count
