@@ -16,7 +16,7 @@ from .expr import Tensor
 from .graph import Dim, Graph
 from .nest import Unfit, base_of
 from .plan import Choice, Plan
-from .run import Recipe
+from .recipe import Recipe
 from .stateful import StepsPlan, steps_text
 from .text import unused
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple
 from functools import partial
 from typing import Any
 
@@ -12,45 +12,19 @@ import numpy as np
 from tilelang.env import env
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import dtype, numpy_dtype
-from tilelang.ir.parser import parse
 from tilelang.ir.printer import to_text
 from tilelang.jit.compiling import as_here, compile, run_parallel
 from tilelang.jit.requests import resolve_target
 from tilelang.language.tracing.prim_func import PrimFunc
-from tilelang.language.tracing.source_text import from_source
 from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
 
 from .graph import Graph, Node
+from .recipe import Recipe
 
 register("program-device", RuntimeError, "the arrays of a call of a program lie on different devices",
          "move them to one device", expected="arrays on one device")
 
 _disk = DiskCache("programs")
-
-
-@dataclass
-class Recipe:
-    """A lowered program, as JSON values.
-
-    source: the text of a module of tile programs.  steps: (kernel, inputs, outputs), names of buffers.  inputs, outputs: of the
-    program.  buffers: what kernels write -> (sizes as text, element type).  kernels: their IR as text, read faster than the
-    source is traced; None before it is known.  groups: how many sets of kernels are planned by themselves.
-    """
-
-    source: str
-    steps: list[tuple[str, list[str], list[str]]]
-    inputs: list[str]
-    outputs: list[str]
-    buffers: dict[str, tuple[list[str], str]]
-    kernels: list[str] | None = None
-    groups: int = 0
-
-    def functions(self) -> tuple[PrimFunc, ...]:
-        """The tile programs, in the order of the steps."""
-        if self.kernels is not None:
-            return tuple(PrimFunc(parse(text)) for text in self.kernels)
-        names = ", ".join(k for k, _, _ in self.steps)
-        return tuple(from_source(f"{self.source}\n\nsteps_in_order = ({names},)\n", "steps_in_order")) if names else ()
 
 
 def recipe_of(graph: Graph, sizes: Mapping[str, int] | None, target: Any, choices: Sequence[Any] = ()) -> Recipe:
