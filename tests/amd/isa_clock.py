@@ -28,9 +28,12 @@ from isa_memory import SIZES
 
 SLOT, SIMDS, WAVES, REGISTERS = 4, 4, 8, 512  # clocks of a slot; SIMDs; waves and registers of a lane that one holds
 LDS_LATENCY, LOAD_LATENCY, LOAD_BYTES, BRANCH = 64, 300, 64, 16
-# Lanes that a load of 16 bytes is served for together on gfx942 (measured on MI300), of the first 32.
-GROUPS = ((0, 1, 2, 3, 20, 21, 22, 23), (4, 5, 6, 7, 16, 17, 18, 19), (8, 9, 10, 11, 28, 29, 30, 31),
-          (12, 13, 14, 15, 24, 25, 26, 27))
+# Lanes that a load of 16 bytes is served for together on gfx942 (measured on MI300), of the first 32, and on gfx950 (measured
+# on MI355X), which has 64 banks for loads of 8 and 16 bytes: 256 bytes a clock (HIP documentation, "Hardware implementation").
+GROUPS = {"942": ((0, 1, 2, 3, 20, 21, 22, 23), (4, 5, 6, 7, 16, 17, 18, 19), (8, 9, 10, 11, 28, 29, 30, 31),
+                     (12, 13, 14, 15, 24, 25, 26, 27)),
+          "950": ((0, 1, 2, 3, 12, 13, 14, 15, *range(20, 28)), (*range(4, 12), 16, 17, 18, 19, 28, 29, 30, 31))}
+LDS = {"942": 65536, "950": 163840}  # bytes of a compute unit
 
 
 class Traced(Exception):
@@ -107,7 +110,7 @@ class Recorder(Program):
                 elif all(self.begun[w.number] >= self.upto for w in self.waves):
                     raise Traced
             if self.begun[wave.number] == self.upto - 1:
-                taken, passes = wave.pc, lds_passes(step, wave)
+                taken, passes = wave.pc, lds_passes(step, wave, self.kernel.chip)
                 super()._steps(wave, 1)
                 self.ops[wave.number].append(op_of(step, passes, wave.pc != taken + step.size))
             else:
@@ -117,7 +120,7 @@ class Recorder(Program):
         return count
 
 
-def lds_passes(step: Step, wave: Wave) -> int:
+def lds_passes(step: Step, wave: Wave, chip: str) -> int:
     """Clocks of the LDS for an access, with what banks cost."""
     i = step.instruction
     if i.format != "DS":
@@ -128,21 +131,22 @@ def lds_passes(step: Step, wave: Wave) -> int:
     size = SIZES[name.replace("read2", "read").replace("write2", "write").replace("st64", "").split("_")[1]][0]
     lanes = np.flatnonzero(wave.mask)
     offsets = i.mods["offsets"] if i.mods["two"] else (i.mods["offset"],)
-    return sum(passes_of(lanes, wave.v[i.src[0].index, lanes].astype(np.int64) + offset, size, "write" in name)
+    return sum(passes_of(lanes, wave.v[i.src[0].index, lanes].astype(np.int64) + offset, size, "write" in name, chip)
                for offset in offsets)
 
 
-def passes_of(lanes: Any, address: Any, size: int, writes: bool) -> int:
-    group = lanes // {8: 16, 16: 8}.get(size, 32)
+def passes_of(lanes: Any, address: Any, size: int, writes: bool, chip: str = "942") -> int:
+    banks = 64 if chip == "950" and size >= 8 and not writes else 32
+    group = lanes // (banks // 2 if size == 8 else {16: 8}.get(size, 32))
     if size == 16 and not writes:
         which = np.empty(32, np.int64)
-        for n, members in enumerate(GROUPS):
+        for n, members in enumerate(GROUPS[chip]):
             which[list(members)] = n
-        group = which[lanes % 32] + 4 * (lanes // 32)
+        group = which[lanes % 32] + len(GROUPS[chip]) * (lanes // 32)
     total = 0
     for g in np.unique(group):
         words = {int(a) // 4 + k for a in address[group == g] for k in range(max(1, size // 4))}
-        total += max(Counter(w % 32 for w in words).values())
+        total += max(Counter(w % banks for w in words).values())
     return total
 
 
@@ -299,7 +303,7 @@ def resident(kernel: Kernel, threads: int, lds: int) -> int:
     """Workgroups of a compute unit, by registers and LDS."""
     registers = max(8, -(-kernel.counts["vgpr_count"] // 8) * 8)
     waves = min(WAVES, REGISTERS // registers) * SIMDS
-    return max(1, min(waves // -(-threads // 64), 65536 // max(1, lds)))
+    return max(1, min(waves // -(-threads // 64), LDS[kernel.chip] // max(1, lds)))
 
 
 def loop_timing(lowered: Any, kernel: Any, values: dict[str, Any], iterations: int = 24) -> Timing:

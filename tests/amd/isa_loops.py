@@ -49,14 +49,14 @@ blocks issue.
 
 
 @functools.cache
-def timed(name: str, **sizes: int) -> tuple[Any, isa_clock.Timing]:
+def timed(name: str, chip: str = "gfx942", **sizes: int) -> tuple[Any, isa_clock.Timing]:
     """(kernel, timing) of a program: "gemm", or one of the plain programs.  sizes: where they differ from its full ones."""
     import tilelang
     from tilelang.target import Target
     from tilelang.transform.pipeline import lower
 
     func = gemm(4096, 4096, 4096) if name == "gemm" else CORPUS[name].program(**CORPUS[name].full | sizes)
-    lowered, kernel = lower(func.func, Target("gfx942"), {}), tilelang.compile(func, target="gfx942")
+    lowered, kernel = lower(func.func, Target(chip), {}), tilelang.compile(func, target=chip)
     values = {b.name: np.zeros([int(getattr(n, "value", n)) for n in b.shape], str(b.dtype)) for _, b in lowered.host.buffers}
     return kernel, isa_clock.loop_timing(lowered, kernel, values)
 

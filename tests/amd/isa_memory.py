@@ -125,9 +125,18 @@ def collect(w: Any, base: int, lanes: Array, size: int, high: bool) -> Array:
     return np.ascontiguousarray(w.v[base:base + size // 4, lanes].T).view(U8)
 
 
+def exchanged(i: Instruction, lanes: Array, data: Array) -> Array:
+    """What lanes get of ds_read_b64_tr_b16: number n of lane l is number l % 4 of lane 4 n + (l / 4) % 4 of its 16."""
+    if len(lanes) != 64:
+        raise unsupported(i, "a transposing read of some lanes")
+    source = (LANES[:, None] & ~15) + (LANES[:, None] >> 2 & 3) + 4 * np.arange(4)
+    return np.ascontiguousarray(data.view("u2")[source, LANES[:, None] & 3]).view(U8)
+
+
 def local_access(i: Instruction, name: str) -> Callable[[Any], None]:
     """Reads and writes; read2 and write2 have two places a lane."""
-    if "_tr_" in name:
+    transposed = "_tr_b16" in name
+    if "_tr_" in name and not transposed:
         raise unsupported(i, "a transposing read of LDS")
     (size, sign, half, _), address, writes = split(name), i.src[0].index, bits_of(*i.dst)
     offsets = i.mods["offsets"] if i.mods["two"] else (i.mods["offset"],)
@@ -140,7 +149,10 @@ def local_access(i: Instruction, name: str) -> Callable[[Any], None]:
         for k, offset in enumerate(offsets):
             index = w.shared.index(start + U32(offset), size)
             if writes:
-                deliver(w, base_of(i.dst[0]) + k * size // 4, lanes, w.shared.load(w.number, index, event), sign, half)
+                data = w.shared.load(w.number, index, event)
+                if transposed:
+                    data = exchanged(i, lanes, data)
+                deliver(w, base_of(i.dst[0]) + k * size // 4, lanes, data, sign, half)
             else:
                 w.shared.store(w.number, index, collect(w, base_of(i.src[1 + k]), lanes, size, half == "hi"), event)
         w.issue("local", writes, event)

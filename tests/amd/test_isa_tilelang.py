@@ -109,6 +109,37 @@ def test_products_leave_the_bits_of_the_simulator(chip: str, of: str, k_pack: in
     assert np.abs(want).max() > 0
 
 
+@pytest.mark.parametrize("of, transposed", [("float16", (False, False)), ("bfloat16", (True, False)), ("float16", (True, True))])
+def test_loads_that_transpose_leave_the_bits_of_the_simulator(of: str, transposed: tuple[bool, bool]) -> None:
+    """Operands with K outermost: 16 lanes of gfx950 exchange what they load."""
+    import tilelang
+    import tilelang.language as T
+    from tilelang.target import Target
+    from tilelang.transform.pipeline import lower
+
+    shapes = [(96, 64) if transposed[0] else (64, 96), (64, 96) if transposed[1] else (96, 64)]
+
+    @T.prim_func
+    def main(A: T.Tensor(shapes[0], of), B: T.Tensor(shapes[1], of), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b, c = T.alloc_shared(shapes[0], of), T.alloc_shared(shapes[1], of), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, c, transpose_A=transposed[0], transpose_B=transposed[1], clear_accum=True)
+            T.copy(c, C)
+
+    rng = np.random.default_rng(2)
+    a, b = (rng.standard_normal(s).astype(getattr(ml_dtypes, of, of)) for s in shapes)
+    want, got = np.zeros((2, 64, 64), np.float32)
+    kernel = tilelang.compile(main, target="gfx950")
+    tilelang.compile(main, target="gfx950", execution_backend="simulator")(a, b, want)
+    isa_launch.launch(lower(main.func, Target("gfx950"), {}), kernel, {"A": a, "B": b, "C": got})
+    np.testing.assert_array_equal(got, want)
+    exact = (a.T if transposed[0] else a).astype(np.float64) @ (b.T if transposed[1] else b).astype(np.float64)
+    np.testing.assert_allclose(got, exact, atol=1e-3)
+    assert b"ds_read_b64_tr_b16" in kernel._built.files["kernel.s"]
+
+
 @pytest.mark.parametrize("name", ["gemm_NT", "reduce_sum", "gemm_stages3"])
 def test_any_order_of_waves_leaves_the_same_bits(name: str) -> None:
     case = next(c for c in CASES if c.name == name)

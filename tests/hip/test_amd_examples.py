@@ -133,8 +133,5 @@ def test_every_call_of_the_library_assembles(chip, monkeypatch):
         except TileLangError as e:
             rows.append({"error": e.kind})
         refused = "e4m3" in name and chip != "gfx950"
-        # On gfx950 float8 tiles of 128 x 256 x 128 and 64 gathered keys of 576 elements spill 15 to 58 registers of 512.
-        known = 64 if chip == "gfx950" and (name.startswith("sparse_mla 128 ") or "e4m3" in name) else 0
-        wrong += [(name, r) for r in rows if r.get("error") != ("matmul-target" if refused else None) or (
-            r.get("spills") or 0) > known]
+        wrong += [(name, r) for r in rows if r.get("error") != ("matmul-target" if refused else None) or r.get("spills")]
     assert not wrong

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tilelang.language as T
-from tilelang.ir import Alloc, numpy_dtype, walk
+from tilelang.ir import Alloc, Cast, Load, numpy_dtype, walk
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
@@ -91,6 +91,12 @@ def test_k_pack_changes_no_result(k_pack):
     np.testing.assert_array_equal(*run(gemm(32, 32, 64, "bfloat16", k_pack=k_pack), "gfx942")[1:])
 
 
+def test_another_name_of_a_type_is_no_conversion():
+    """float8_e4m3fn is what the instruction calls float8_e4m3: operands are loaded as they are."""
+    low = lower(gemm(32, 32, 128, "float8_e4m3fn"), hip("gfx950"))
+    assert any(walk(low.kernels[0].launch.body, Load)) and not [*walk(low.kernels[0].launch.body, Cast)]
+
+
 def test_e4m3_of_the_other_format_is_not_multiplied_by_mfma():
     with pytest.warns(UserWarning, match="gfx942 has no matrix instruction for float8_e4m3fn"):
         report, got, want = run(gemm(32, 32, 64, "float8_e4m3fn"), "gfx942")
@@ -160,7 +166,9 @@ def test_an_operand_with_k_outermost_is_loaded_four_columns_at_once(chip, dt):
     report, got, want = run(gemm(32, 64, 64, dt, acc, tb=False, threads=64), chip, tb=False)
     np.testing.assert_array_equal(got, want)
     width = numpy_dtype(dt).itemsize
-    assert report.instructions["ld.shared"] == 64 * 64 // (64 * 4) + 32 * 64 * width // (64 * 16)
+    transposed = (chip, dt) == ("gfx950", "float16")  # then lanes load 8 bytes of either operand
+    assert report.instructions["ld.shared"] == 64 * 64 // (64 * 4) + 32 * 64 * width // (64 * (8 if transposed else 16))
+    assert report.instructions.get("lanes_transposed", 0) == transposed * 16
     assert report.conflicts == 0 or dt == "int8"  # rows of 64 bytes, 16 of them apart, lie in the same 16 banks
 
 

@@ -77,7 +77,8 @@ class GemmSchedule(Options):
     when it starts.  behind: values that it reads are waited for here.  exchanged: c holds the
     transpose of a @ b, so that M of the operands is the number of columns of c.  columns: neighbours of M that a lane loads at
     once of an operand a with K outermost.  kept: an operand in registers is a copy of a shared tile, in the order of its
-    wide loads.  urgent: its warps issue before those of other blocks.
+    wide loads.  urgent: its warps issue before those of other blocks.  transposed: loads of shared memory transpose operands
+    with K outermost.
     """
 
     k_pack: int = 1
@@ -90,6 +91,7 @@ class GemmSchedule(Options):
     columns: int = 1
     kept: bool = False
     urgent: bool = False
+    transposed: bool = False
 
 
 @options

@@ -1,7 +1,8 @@
 """AMD's data-centre GPUs that the target kind "hip" compiles for: one record of limits and features for each.
 
 Sources: CDNA2, CDNA3 and CDNA4 instruction set references (waits, LDS, loads into LDS, conversions); ROCm documentation, "AMD
-GPU specifications" (compute units, LDS, registers).  All run wavefronts of 64 lanes; a workgroup lies on one compute unit.
+GPU specifications" (compute units, LDS, registers); what ds_read_b64_tr_b16 exchanges: tests of AMD's simulator rocjitsu (pull
+request 10175 of ROCm/rocm-systems).  All run wavefronts of 64 lanes; a workgroup lies on one compute unit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class HipChip:
     limits: of a compute unit; sm_count is the number of units of the largest chip sold (one die of two for gfx90a).
     async_load_bytes: bytes a lane that a load from global memory into LDS may copy.  lds_banks: of 4 bytes, for reads.
     fp8: "fnuz" or "ocp", the format of its fp8 instructions, "" without any.  flushes_mfma: whether MFMA of 16-bit operands
-    takes and gives subnormals as zero.
+    takes and gives subnormals as zero.  transposed_loads: bits of the elements that loads of LDS transpose among 16 lanes.
     """
 
     limits: DeviceLimits
@@ -37,6 +38,7 @@ class HipChip:
     lds_banks: int = 32
     fp8: str = ""
     flushes_mfma: bool = False
+    transposed_loads: tuple[int, ...] = ()
 
 
 def _limits(lds: int, units: int) -> DeviceLimits:
@@ -46,7 +48,7 @@ def _limits(lds: int, units: int) -> DeviceLimits:
 HIP_CHIPS: dict[str, HipChip] = {
     "gfx90a": HipChip(_limits(64 * _KB, 104), (4,), flushes_mfma=True),
     "gfx942": HipChip(_limits(64 * _KB, 304), (4,), fp8="fnuz"),
-    "gfx950": HipChip(_limits(160 * _KB, 256), (4, 16), 64, "ocp"),
+    "gfx950": HipChip(_limits(160 * _KB, 256), (4, 16), 64, "ocp", transposed_loads=(16,)),
 }
 
 

@@ -59,6 +59,9 @@ for _name in ("ldmatrix", "stmatrix"):
     _device(_name, 2, WRITES, f"tl::{_name}_x{{num}}{{trans_suffix}}({{0}}, {{1}})")
 _device("mma", 3, WRITES, "tl::{row_function}({0}, {1}, {2})")
 
+# AMD: 16 lanes that load four elements each have them transposed: lane 4q + h gets element h of lanes q, q + 4, q + 8, q + 12.
+add_intrinsic(Intrinsic("lanes_transposed", 1, WARP))
+
 # Lanes of a warp: a value, a lane and, unless all lanes take part, the mask of those that do.
 for _name, _fn in (("shfl_xor", "xor_sync"), ("shfl_up", "up_sync"), ("shfl_down", "down_sync"), ("shfl_idx", "sync")):
     _device(_name, -1, WARP, f"tl::shfl_{_fn}({{0}}, {{1}}, {{width}}, {{mask}})")

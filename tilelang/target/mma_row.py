@@ -70,6 +70,13 @@ class MmaRow:
         acc = Fragment((m * count, n), ((*c.modes[0], register(count, c.registers)), c.modes[1]), threads=self.lanes)
         return replace(self, shape=(m * count, n, k), a=a, c=acc)
 
+    def of_addresses(self) -> tuple[Fragment, Fragment]:
+        """(a, b) with the elements whose addresses lanes give to loads that transpose: 16 lanes load four rows of K."""
+        rows, along = (thread(4, 1), register(4, 1)), self.a.modes[1]
+        *outer, last = along
+        k = (*outer, register(last.size // 4, 4), thread(4, 4))
+        return (Fragment(self.a.shape, (rows, k), threads=self.lanes), Fragment(self.b.shape, (k, rows), threads=self.lanes))
+
     def on(self, target: Any) -> bool:
         """Whether a target has the instruction."""
         return target.arch in dict(self.chips) if self.chips else target.at_least(self.min_arch)

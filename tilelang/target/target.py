@@ -223,6 +223,11 @@ class Target:
         return self.chip.async_load_bytes if self.chip is not None else ()
 
     @property
+    def transposed_loads(self) -> tuple[int, ...]:
+        """Bits of the elements that loads of shared memory transpose among 16 lanes (`lanes_transposed`)."""
+        return self.chip.transposed_loads if self.chip is not None else ()
+
+    @property
     def counts_in_shared(self) -> bool:
         """Whether the threads of a block vote through shared memory: no instruction counts them (bar.red)."""
         return self.is_hip

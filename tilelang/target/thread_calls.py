@@ -11,7 +11,7 @@ WARP = 32  # lanes
 SHUFFLES = ("shfl_xor", "shfl_up", "shfl_down", "shfl_idx")
 VOTES = ("any_sync", "all_sync", "ballot_sync", "ballot")
 MATCHES = ("match_any_sync", "match_all_sync")
-EXCHANGES = (*SHUFFLES, *VOTES, *MATCHES, "activemask")
+EXCHANGES = (*SHUFFLES, *VOTES, *MATCHES, "activemask", "lanes_transposed")
 # Votes of all threads of a block.
 BLOCK_VOTES = ("syncthreads_count", "syncthreads_and", "syncthreads_or")
 # Calls that return the position of a thread in the block.

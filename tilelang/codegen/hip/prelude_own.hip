@@ -333,6 +333,12 @@ template <typename T, int N> TL_DEVICE void store(void* __restrict__ p, const ve
 #pragma unroll
   for (int i = 0; i < BYTES / STEP; ++i) reinterpret_cast<R*>(p)[i] = reinterpret_cast<const R*>(&x)[i];
 }
+//@ load_transposed
+// Four rows of 16 elements of LDS, which 16 lanes load, transposed.
+template <typename T, int N> TL_DEVICE vec<T, N> load_transposed(const T* p) {
+  typedef short V __attribute__((ext_vector_type(4)));
+  return __builtin_bit_cast(vec<T, N>, __builtin_amdgcn_ds_read_tr16_b64_v4i16((__attribute__((address_space(3))) V*)p));
+}
 //@ loaded
 template <typename T> TL_DEVICE T loaded(const T* __restrict__ p) { return *p; }
 //@ stored

@@ -23,11 +23,12 @@ from dataclasses import dataclass, replace as replaced
 from math import ceil, prod
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Node, Ramp, Region, Stmt, Store, TileOp, Var, binary, call,
+from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Ramp, Region, Stmt, Store, TileOp, Var, binary, call,
                          cast, const, do, dtype, each_register, fresh, is_const, load, replace, select, seq, substitute, unary,
                          unrolled, walk, FRAGMENT)
 from tilelang.layout import REGISTER, THREAD, Mode
-from tilelang.target.mma import row as row_of
+from tilelang.target.machine import MOST_REGISTERS
+from tilelang.target.mma import plain_dtype, row as row_of
 
 from ..distribute import digit
 from ..ldmatrix import outer_digits, threads_used
@@ -98,7 +99,8 @@ class Operand:
 
     region: in shared memory (None once it is in registers).  k_first: stored with k as the outer dimension.
     frag: the 32-lane Fragment of the instruction row; k_dim: which of its dimensions is k.  tiles: those along m or n.
-    local: per-thread array.  stage: registers of one k step in that array (0: it holds the whole operand).
+    local: per-thread array.  stage: registers of one k step in that array (0: it holds the whole operand).  addresses: Fragment of
+    the elements whose addresses lanes give, where loads transpose them.
     """
 
     region: Region
@@ -109,6 +111,7 @@ class Operand:
     local: Buffer
     stage: int
     dt: dtype
+    addresses: Any = None
 
     def shared_index(self, outer: Expr, k: Expr) -> tuple[Expr, ...]:
         """Index into the operand's buffer for the logical position (outer, k)."""
@@ -172,7 +175,7 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
                 loads.append(_fetch(cx, replaced(o, tiles=tile), step, k, op.k, first, op.span))
                 steps_of.append(multiply(step, *((tile, cols, (first, None)) if o is a else (rows, tile, (None, first)))))
         order = [x for n in range(0, len(loads), run) for x in (*loads[n + run:n + 2 * run], *steps_of[n:n + run])]
-        wide, left = divmod(size * o.dt.bits, 128)  # loads of a tile and step
+        wide, left = divmod(size * o.dt.bits, 64 if o.addresses else 128)  # loads of a tile and step
         if op.plan.urgent and wide and not left and each % wide == 0:
             order.append(do("loads_between", first=run * wide, n=(len(loads) - run) * wide, each=each // wide))
         return [*loads[:run], *order]
@@ -181,14 +184,16 @@ def lower_mma(op: Any, cx: Any, row: Any) -> Stmt:
     if local_c is not held:  # the instruction does not accumulate in c's type: round once after all k steps
         out.append(converted(local_c, held))
     loaded = [o for o in (a, b) if o.stage]
-    if row.lanes > WARP and len(loaded) == 1 and not loaded[0].k_first and loaded[0].tiles.count > 1:
+    if row.lanes > WARP and len(loaded) == 1 and (loaded[0].addresses or not loaded[0].k_first) and loaded[
+            0].tiles.count > 1:
         out += tile_by_tile(loaded[0])
     else:
-        out.append(fetch(0))
+        # The next step's operands are loaded ahead where arithmetic, which may arrange them, reaches the registers of both.
+        ahead = int(2 * sum(o.stage * o.dt.bits for o in loaded) <= 32 * MOST_REGISTERS)
+        out += [fetch(step) for step in range(min(ahead + 1, steps))]
         for step in range(steps):
-            if step + 1 < steps:
-                out.append(fetch(step + 1))
             out.append(multiply(step))
+            out.append(fetch(step + 1 + ahead) if step + 1 + ahead < steps else None)
     if local_c is not held:
         out.append(converted(held, local_c))
     if op.plan.urgent:
@@ -243,6 +248,7 @@ def _operand(op: Any, cx: Any, row: Any, side: str, tiles: WarpTiles, k: int,
     k_dim = 1 if side == "a" else 0
     transposed = op.transpose_a if side == "a" else op.transpose_b
     dt = row.a_dtype if side == "a" else row.b_dtype
+    dt = region.buffer.dtype if plain_dtype(region.buffer.dtype) == dt else dt  # another name of a type is no conversion
     k_first = transposed if side == "a" else not transposed
     if region.buffer.scope_name == FRAGMENT:
         # Padding registers of K beyond the edge may hold anything; those of an accumulator even change.
@@ -256,7 +262,8 @@ def _operand(op: Any, cx: Any, row: Any, side: str, tiles: WarpTiles, k: int,
     stage = tiles.count * size
     depth = 2 if op.k > k else 1
     local = cx.new_local(f"{region.buffer.name}_{side}", stage * depth, dt)
-    operand = Operand(region, k_first, frag, k_dim, tiles, local, stage, dt)
+    whole = op.plan.transposed and k_first and not tiles.is_padded and op.k % k == 0
+    operand = Operand(region, k_first, frag, k_dim, tiles, local, stage, dt, row.of_addresses()[k_dim ^ 1] if whole else None)
     return operand, lambda step, tile: tile * size + (step % depth) * stage
 
 
@@ -324,6 +331,8 @@ def _fetch(cx: Any, o: Operand, step: int, k: int, end: int, at: int, span: Any)
     run = o.frag.modes[o.k_dim][-1]  # consecutive elements of k in a lane
     if inside and not o.k_first and run.to == REGISTER and run.size * o.dt.bits > 32:
         return _by_runs(cx, o, step * k, at, min(run.size, 128 // o.dt.bits), span)
+    if o.addresses is not None and (out := _by_transposes(cx, o, step * k, at, span)) is not None:
+        return out
     if o.k_first and o.frag.modes[1 - o.k_dim][-1].to == REGISTER:
         return _by_columns(cx, o, step * k, at, span)
     if inside and _ldmatrix_fits(cx, o):
@@ -430,6 +439,21 @@ def _by_columns(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt:
         stores.append(Store(part, (_vector(const(0), count),), cast(value, o.dt.with_lanes(count)), span=span))
         stores += [Store(o.local, (number * o.frag.registers + (at + c * run + r),), load(part, (const(c),)), span=span)
                    for c in range(count)]
+    return unrolled(vs, seq(*stores))
+
+
+def _by_transposes(cx: Any, o: Operand, k0: int, at: int, span: Any) -> Stmt | None:
+    """Each lane loads four neighbours of the outer dimension, which 16 lanes transpose; None where they do not lie together."""
+    vs, number, index, _ = o.tiles.loops()
+    stores: list[Stmt] = []
+    for r in range(0, o.frag.registers, 4):
+        pair, _ = o.addresses.index_at(cx.thread % o.frag.threads, r)
+        *lead, last = o.shared_index(o.tiles.offset + index + pair[1 - o.k_dim], const(k0) + pair[o.k_dim])
+        value = cx.expr(load(o.region.buffer, (*lead, _vector(last, 4)), span=span))
+        if not isinstance(value, Load) or value.dtype != o.dt.with_lanes(4):
+            return None
+        to = _vector(number * o.frag.registers + (at + r), 4)
+        stores.append(Store(o.local, (to,), call("lanes_transposed", (value,), value.dtype), span=span))
     return unrolled(vs, seq(*stores))
 
 

@@ -134,11 +134,12 @@ def row_of_steps(op: Any, row: MmaRow) -> MmaRow:
     """The row whose K is that of one step of a GEMM: of as many instructions as let a lane load 16 bytes along k at once.
 
     For an operand in registers a lane holds those elements of k that it holds of the rows of an accumulator, unless it is a
-    copy of a shared tile (`kept`)."""
+    copy of a shared tile (`kept`).  Where loads transpose, the lanes that are served together load neighbouring rows."""
     if not row.run:
         return row
     held = row.in_columns and not op.plan.kept and any(r.buffer.scope_name == FRAGMENT for r in (op.a, op.b))
-    width = 4 if held else 128 // row.a_dtype.bits
+    rows = op.plan.transposed and (op.transpose_a or not op.transpose_b)
+    width = 4 if held or rows else 128 // row.a_dtype.bits
     pack = max(1, width // row.run)
     while not held and pack > 1 and op.k % (row.shape[2] * pack):
         pack //= 2
@@ -146,10 +147,10 @@ def row_of_steps(op: Any, row: MmaRow) -> MmaRow:
     return row if op.plan.columns == 1 else row.with_columns(op.plan.columns)
 
 
-def grouped_columns(plans: list[tuple[Any, GemmPlan]], ops: list[Any], loops: Any) -> set[Buffer]:
+def grouped_columns(plans: list[tuple[Any, GemmPlan]], ops: list[Any], loops: Any, transposed: tuple[int, ...]) -> set[Buffer]:
     """Accumulators into which all GEMMs (in their computed form) load columns of a in groups.
 
-    plans: (GEMM, plan).  An accumulator that becomes an operand of another GEMM keeps the order of that operand.
+    plans: (GEMM, plan).  transposed: bits of elements that loads transpose, which are not grouped.  An accumulator that becomes an operand of another GEMM keeps the order of that operand.
     """
     held = {r.buffer for op, _ in plans for r in (op.a, op.b) if r.buffer.scope_name == FRAGMENT}
     links = [[op.src.buffer, op.dst.buffer] for op in ops if op.op_name == "copy"] + [
@@ -157,7 +158,7 @@ def grouped_columns(plans: list[tuple[Any, GemmPlan]], ops: list[Any], loops: An
     for _ in links:
         held |= {b for link in links if held & set(link) for b in link if b.scope_name == FRAGMENT}
     accumulators = {op.c.buffer for op, _ in plans} - held
-    return accumulators - {op.c.buffer for op, plan in plans if not _loads_columns(op, plan)}
+    return accumulators - {op.c.buffer for op, plan in plans if op.a.dtype.bits in transposed or not _loads_columns(op, plan)}
 
 
 def _loads_columns(op: Any, plan: GemmPlan) -> bool:

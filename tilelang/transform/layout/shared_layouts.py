@@ -158,8 +158,10 @@ def _operand_accesses(op: Gemm) -> list[Access]:
     if row is None:
         return _simt_accesses(op)
     row = row_of_steps(op, row)
-    for region, frag, transposed, k_last in ((op.a, row.a, op.transpose_a, not op.transpose_a),
-                                             (op.b, row.b, op.transpose_b, op.transpose_b)):
+    first = row.of_addresses() if op.plan.transposed else (row.a, row.b)  # with K outermost
+    for region, frag, transposed, k_last in (
+            (op.a, first[0] if op.transpose_a else row.a, op.transpose_a, not op.transpose_a),
+            (op.b, row.b if op.transpose_b else first[1], op.transpose_b, op.transpose_b)):
         if region.buffer.scope_name not in SHARED:
             continue
         vars = tuple(Var(f"c{k}", dtype("int32")) for k in range(2))
@@ -204,7 +206,7 @@ def choose_shared_layout(b: Buffer, accesses: list[Access], partition_of: Any, p
     best, cost = linear, cost_of(linear, samples, bits, arch)
     if cost == least_cost(samples, bits, arch):
         return linear
-    for make in (_swizzle(16, line=256), *_CANDIDATES) if lane_groups(arch, 16)[1] == 64 else _CANDIDATES:
+    for make in (_swizzle(16, line=256), _swizzle(32, line=256), *_CANDIDATES) if lane_groups(arch, 16)[1] == 64 else _CANDIDATES:
         layout = make(shape, bits)
         if layout is None or layout.size > linear.size and not pads:
             continue

@@ -97,7 +97,8 @@ class StrictLayouts:
                                                            op.c.buffer in rows_first)) for op in gemms]
         for op, plan in plans:
             self._report(op, plan, target)
-        grouped = grouped_columns([(forms[id(op)], p) for op, p in plans], self.uses.ops, self.uses.loops.values())
+        grouped = grouped_columns([(forms[id(op)], p) for op, p in plans], self.uses.ops, self.uses.loops.values(),
+                                  target.transposed_loads)
         first: dict[Buffer, GemmPlan] = {}
         asked: list[tuple[Gemm, GemmPlan, dict[Buffer, Any]]] = []
         # Instructions that accept existing layouts come last; mma.sync works on the rows that wgmma gives each warp.
@@ -105,7 +106,8 @@ class StrictLayouts:
             plan = with_warps_of(plan, first.setdefault(op.c.buffer, plan))
             new = self.gemms[id(op)] = with_options(
                 op if plan.instruction == SIMT else forms[id(op)], instruction=plan.instruction, warps=plan.warps,
-                columns=COLUMNS if op.c.buffer in grouped else 1)
+                columns=COLUMNS if op.c.buffer in grouped else 1,
+                transposed=op.a.dtype.bits in target.transposed_loads)
             asked.append((op, plan, new.infer_layout(self.uses.known_for(op))))
         for op, plan, layouts in asked:  # accumulators before operands: those can be staged
             lay, old = layouts.get(op.c.buffer), self.known.layouts.get(op.c.buffer)

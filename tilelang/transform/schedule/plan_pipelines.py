@@ -169,16 +169,16 @@ class _Planner:
     def by_steps(self, loop: For, loop_body: Body, wanted: int) -> Plan | str:
         """A plan of copies in two steps, that of least cycles: with two versions of each tile a block waits less, with one
         or tiles that share bytes, more blocks may fit.  Wide copies past the registers (lower/direct_loads.py) need two."""
-        direct = max(self.cx.target.async_load_bytes, default=0) == MAX_BYTES
-        plans = [self.automatic(loop, loop_body, n) for n in ((1,) if wanted == 1 else (2,) if direct else (2, 1))]
-        plans += [] if direct or isinstance(plans[0], str) else self.one_after_another(loop, loop_body)
+        plans = [self.automatic(loop, loop_body, n) for n in ((1,) if wanted == 1 else (2, 1))]
+        plans += [] if isinstance(plans[0], str) else self.one_after_another(loop, loop_body)
         able = [p for p in plans if not isinstance(p, str)]
         if len(able) < len(plans):
             return next(p for p in plans if isinstance(p, str))
         costs = [(self.recorded(loop, loop_body.items, p).cycles * (_FEWER if n else 1.0), n) for n, p in enumerate(able)]
         tiles = [x.stmt.dst for x in loop_body.items if isinstance(x.stmt, Copy) and x.stmt.plan.second]
-        wide = not direct and all(t.buffer.size * t.dtype.bits >= 64 * self.launch.num_threads for t in tiles)
-        return evolve(able[min(costs)[1]], again=wide)
+        wide, best = all(t.buffer.size * t.dtype.bits >= 64 * self.launch.num_threads for t in tiles), able[min(costs)[1]]
+        direct = bool(best.versions) and max(self.cx.target.async_load_bytes, default=0) == MAX_BYTES
+        return evolve(best, again=wide and not direct)
 
     def one_after_another(self, loop: For, loop_body: Body) -> list[Plan]:
         """The plan where tiles that are used one after another share bytes: a tile is in flight under the last use of the one
