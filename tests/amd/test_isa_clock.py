@@ -1,4 +1,4 @@
-"""How busy MFMA is in steady loops on gfx942 and gfx950: what the report says, and what a simulation of the machine code says."""
+"""How busy MFMA is in steady loops on gfx942 and gfx950, by the report and by a simulation of the machine code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_arithmetic_of_another_wave_runs_under_matrix_instructions() -> None:
 
 def test_loads_of_lds_wait_for_each_other_and_for_banks() -> None:
     lanes = np.arange(64)
-    assert isa_clock.passes_of(lanes, lanes * 16, 16, False) == 8 and isa_clock.passes_of(lanes, lanes * 16, 16, False, "950") == 4
+    assert [isa_clock.passes_of(lanes, lanes * 16, 16, False, chip) for chip in ("942", "950")] == [8, 4]
     assert isa_clock.passes_of(lanes, lanes * 4, 4, False) == 2 and isa_clock.passes_of(lanes, lanes * 128, 4, False) == 64
     read = isa_clock.Op("ds_read_b128", "local", 8)
     wait = isa_clock.Op("s_waitcnt", "wait", 0, local=0)

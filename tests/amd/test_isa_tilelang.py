@@ -109,7 +109,8 @@ def test_products_leave_the_bits_of_the_simulator(chip: str, of: str, k_pack: in
     assert np.abs(want).max() > 0
 
 
-@pytest.mark.parametrize("of, transposed", [("float16", (False, False)), ("bfloat16", (True, False)), ("float16", (True, True))])
+@pytest.mark.parametrize("of, transposed", [
+    ("float16", (False, False)), ("bfloat16", (True, False)), ("float16", (True, True))])
 def test_loads_that_transpose_leave_the_bits_of_the_simulator(of: str, transposed: tuple[bool, bool]) -> None:
     """Operands with K outermost: 16 lanes of gfx950 exchange what they load."""
     import tilelang

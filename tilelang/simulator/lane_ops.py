@@ -204,12 +204,13 @@ def _shuffle(c: Context, e: Call) -> Closure:
 
 
 def _lanes_transposed(c: Context, e: Call) -> Closure:
-    """Of each 16 lanes (target/instructions.py).  Lanes that do not execute it leave their elements unset in others."""
+    """Of each 16 lanes (target/instructions.py).  A lane that does not execute it would leave registers of others unset."""
     value = c.expr(e.args[0])
 
     def run(f: LaneFrame) -> Value:
         need_whole_warps(f, e)
-        if not f.active().reshape(-1, f.warp).all(1)[f.active().reshape(-1, f.warp).any(1)].all():
+        on = f.active().reshape(-1, f.warp)
+        if (on.any(1) & ~on.all(1)).any():
             raise fault("sim-warp-divergence", f"{e.op} is not executed by all lanes of a wave", expected="whole waves",
                         found="some of its lanes", span=e.span, hint="this is a compiler bug")
         x = spread(value(f), f.lanes, True)
@@ -391,7 +392,8 @@ def nothing(c: Context, e: Call) -> Closure:
 
 LANE_OPS: dict[str, Callable[[Context, Call], Closure]] = {
     **{f"atomic_{k}": _atomic for k in (*_ATOMIC, "inc", "dec", "cas", "exchange", "load", "store")},
-    **dict.fromkeys((*VOTES, *MATCHES, "activemask"), _vote), **dict.fromkeys(SHUFFLES, _shuffle), "lanes_transposed": _lanes_transposed,
+    **dict.fromkeys((*VOTES, *MATCHES, "activemask"), _vote), **dict.fromkeys(SHUFFLES, _shuffle),
+    "lanes_transposed": _lanes_transposed,
     **{f"get_{k}": _lane_number for k in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx")},
     "warp_uniform": _uniform, **dict.fromkeys(CLOCKS, _clock),
     "ldg": _ldg, "load_shifted": _load_shifted, **effects({"thread_return": lambda c, e: exit_lanes, "printf": _printf}),

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace as replaced
 from math import ceil, prod
 from typing import Any
 
-from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Ramp, Region, Stmt, Store, TileOp, Var, binary, call,
-                         cast, const, do, dtype, each_register, fresh, is_const, load, replace, select, seq, substitute, unary,
+from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Ramp, Region, Stmt, Store, TileOp, Var, binary,
+                         call, cast, const, do, dtype, each_register, fresh, is_const, load, replace, select, seq, substitute, unary,
                          unrolled, walk, FRAGMENT)
 from tilelang.layout import REGISTER, THREAD, Mode
 from tilelang.target.machine import MOST_REGISTERS
@@ -99,8 +99,8 @@ class Operand:
 
     region: in shared memory (None once it is in registers).  k_first: stored with k as the outer dimension.
     frag: the 32-lane Fragment of the instruction row; k_dim: which of its dimensions is k.  tiles: those along m or n.
-    local: per-thread array.  stage: registers of one k step in that array (0: it holds the whole operand).  addresses: Fragment of
-    the elements whose addresses lanes give, where loads transpose them.
+    local: per-thread array.  stage: registers of one k step in that array (0: it holds the whole operand).  addresses: Fragment
+    of the elements whose addresses lanes give, where loads transpose them.
     """
 
     region: Region

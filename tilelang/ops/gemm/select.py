@@ -150,7 +150,8 @@ def row_of_steps(op: Any, row: MmaRow) -> MmaRow:
 def grouped_columns(plans: list[tuple[Any, GemmPlan]], ops: list[Any], loops: Any, transposed: tuple[int, ...]) -> set[Buffer]:
     """Accumulators into which all GEMMs (in their computed form) load columns of a in groups.
 
-    plans: (GEMM, plan).  transposed: bits of elements that loads transpose, which are not grouped.  An accumulator that becomes an operand of another GEMM keeps the order of that operand.
+    plans: (GEMM, plan).  transposed: bits of elements that loads transpose, which are not grouped.  An accumulator that becomes
+    an operand of another GEMM keeps the order of that operand.
     """
     held = {r.buffer for op, _ in plans for r in (op.a, op.b) if r.buffer.scope_name == FRAGMENT}
     links = [[op.src.buffer, op.dst.buffer] for op in ops if op.op_name == "copy"] + [

@@ -206,7 +206,8 @@ def choose_shared_layout(b: Buffer, accesses: list[Access], partition_of: Any, p
     best, cost = linear, cost_of(linear, samples, bits, arch)
     if cost == least_cost(samples, bits, arch):
         return linear
-    for make in (_swizzle(16, line=256), _swizzle(32, line=256), *_CANDIDATES) if lane_groups(arch, 16)[1] == 64 else _CANDIDATES:
+    wide = [_swizzle(n, line=256) for n in (16, 32)] if lane_groups(arch, 16)[1] == 64 else []
+    for make in (*wide, *_CANDIDATES):
         layout = make(shape, bits)
         if layout is None or layout.size > linear.size and not pads:
             continue
