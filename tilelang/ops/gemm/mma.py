@@ -24,8 +24,8 @@ from math import ceil, prod
 from typing import Any
 
 from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Ramp, Region, Stmt, Store, TileOp, Var, binary,
-                         call, cast, const, do, dtype, each_register, fresh, is_const, load, replace, select, seq, substitute, unary,
-                         unrolled, walk, FRAGMENT)
+                         call, cast, const, do, dtype, each_register, fresh, is_const, load, replace, select, seq, substitute,
+                         unary, unrolled, walk, FRAGMENT)
 from tilelang.layout import REGISTER, THREAD, Mode
 from tilelang.target.machine import MOST_REGISTERS
 from tilelang.target.mma import plain_dtype, row as row_of
