@@ -88,7 +88,7 @@ class Function:
         if direct(args):
             out = self.forward(*args)
         else:
-            if traced():
+            if traced() or any(map(_other_kind, args)):
                 define(self.name)
                 out = getattr(sys.modules["torch"].ops.tilelang_library, self.name)(*args)
             else:
@@ -113,6 +113,12 @@ def traced() -> bool:
     torch = sys.modules["torch"]
     return bool(torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0 or
                 torch._C._functorch.peek_interpreter_stack() is not None)
+
+
+def _other_kind(x: Any) -> bool:
+    """Whether x is a tensor of a subclass, which says itself what operators do with it."""
+    torch = sys.modules["torch"]
+    return isinstance(x, torch.Tensor) and type(x) not in (torch.Tensor, torch.nn.Parameter)
 
 
 def _keep(f: Function, ctx: Any, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> None:

@@ -9,7 +9,7 @@ from ..arrays import empty, left_of, maker
 from ..place import Place
 from .few_rows import FewRows, few_rows_gemm
 from .gemv import gemv
-from .split_k_kernels import gemm_grouped, gemm_split, gemm_stream
+from .split_k_kernels import gemm_grouped, gemm_split
 from .kernels import Form, gemm, gemm_two_level
 from .operands import Copied, Operand, as_it_lies
 from .plan import MatmulPlan
@@ -52,9 +52,8 @@ def _reader(x: Operand, c: Copied | None, element: str, at: Place, rows: Rows | 
 
 def compiled(f: Form, two_level: bool, at: Place, copies: Copies = (None, None)) -> Run:
     """The compiled kernel of a form."""
-    program = gemm_two_level if two_level else gemm_stream if f.tile.stream else gemm_split if f.tile.splits > 1 else gemm
-    return at.kernel(program, f, copies, enable_pdl=f.tile.pdl and not any(copies) or None, cluster=f.tile.cluster or None,
-                     extra_stages=False if f.tile.stream else None)
+    program = gemm_two_level if two_level else gemm_split if f.tile.splits > 1 else gemm
+    return at.kernel(program, f, copies, enable_pdl=f.tile.pdl and not any(copies) or None, cluster=f.tile.cluster or None)
 
 
 def matmul_run(p: MatmulProblem, plan: MatmulPlan, at: Place, like: Any, shape: tuple[int, ...]) -> Run:
@@ -69,10 +68,10 @@ def matmul_run(p: MatmulProblem, plan: MatmulPlan, at: Place, like: Any, shape: 
     copies = _rows(p.left, copy_a, f.types[0]), _rows(p.right, copy_b, f.types[1])
     kernel = compiled(f, p.two_level, at, copies)
     reads = (_reader(p.left, copy_a, f.types[0], at, copies[0]), _reader(p.right, copy_b, f.types[1], at, copies[1]))
-    if not any(copies) and not f.tile.partial:
+    if not any(copies) and f.tile.splits == 1:
         return _calls(kernel, f, reads, None, result)
     room = [_no_tensor if r is None else maker(like, (r.batch, r.rows, r.padded)[not r.batch:], r.element) for r in copies]
-    partials = maker(like, f.partials_shape, f.types[3]) if f.tile.partial else _no_tensor
+    partials = maker(like, f.partials_shape, f.types[3]) if f.tile.splits > 1 else _no_tensor
     return _calls(kernel, f, reads, (room, partials), result)
 
 

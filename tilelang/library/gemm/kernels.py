@@ -88,29 +88,16 @@ class Form:
     def partials_shape(self) -> tuple[int, int, int]:
         """The shape of the parameter W of split-K: C for each split.
 
-        With swap-AB or overlapping tiles, W holds whole tiles as they are computed, transposed with swap-AB. With stream-K, it
-        holds the tiles of each block.
+        With swap-AB or overlapping tiles, W holds whole tiles as they are computed, transposed with swap-AB.
         """
         t, (down, across) = self.tile, (self.n, self.m) if self.tile.swap_ab else (self.m, self.n)
-        if t.stream:
-            return t.stream * self.segments, t.bm, t.bn
         whole = (ceil(down / t.bm) * t.bm, ceil(across / t.bn) * t.bn) if t.swap_ab or t.overlapping else (down, across)
         return t.splits * max(1, self.batch), *whole
 
     @property
     def partials(self) -> Any:
         """The parameter W, used by split-K."""
-        return T.Tensor(self.partials_shape if self.tile.partial else (1,), self.types[3])
-
-    @property
-    def units(self) -> int:
-        """Steps of all tiles, which stream-K divides among blocks."""
-        return ceil(self.m / self.tile.bm) * ceil(self.n / self.tile.bn) * self.steps
-
-    @property
-    def segments(self) -> int:
-        """Tiles at most that a block of stream-K computes steps of."""
-        return (ceil(self.units / self.tile.stream) + self.steps - 2) // self.steps + 1
+        return T.Tensor(self.partials_shape if self.tile.splits > 1 else (1,), self.types[3])
 
     def partial_at(self, m: Any, n: Any) -> tuple[Any, Any]:
         """The place in a split of W of the partial sum of C's element (m, n).
@@ -337,7 +324,7 @@ def main_loop(f, A, B, at, first, steps):
     Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
     Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
     Lf = T.alloc_fragment((t.bm, t.bk), f.types[t.swap_ab]) if t.from_registers else As
-    if not t.partial or t.splits > 1 and t.panel_size > 1:
+    if t.splits == 1 or t.panel_size > 1:
         T.use_swizzle(t.panel_size)
     T.clear(Cf)
     for ko in T.Pipelined(steps, num_stages=t.stages):
@@ -356,7 +343,7 @@ def program(name: str, f: Form, m: Any, launch: Callable[..., Any], copies: Copi
     Its parameters are (A, B, bias, sa, sb, C); where operands are copied first or k is split, (A, B, AP, BP, bias, sa, sb, W,
     C), with workspace of any contents: the copies, and partial sums (Form.partials). What is not used has one element.
     """
-    if not any(copies) and not f.tile.partial:
+    if not any(copies) and f.tile.splits == 1:
         def main(A: f.a(m), B: f.b, bias: f.bias_vector, sa: f.sa(m), sb: f.sb, C: f.c(m)):
             launch(A, B, bias, sa, sb, None, C)
     else:

@@ -84,8 +84,7 @@ class Tile:
     staged: results are stored through shared memory; those of overlapping and swap-AB tiles in whole rows. wide: columns of the
     right operand that a stage loads, where these are more than bn. pdl: the launch uses PDL. cluster: blocks of a cluster,
     (side by side, one below the other) (tl.cluster); () for the compiler's rule. from_registers: the left operand, with k
-    outermost, is read from registers, because wgmma reads 4-byte types from shared memory with k contiguous only. stream:
-    blocks of stream-K: the steps of all tiles are divided evenly among so many blocks (0: no stream-K).
+    outermost, is read from registers, because wgmma reads 4-byte types from shared memory with k contiguous only.
     """
 
     bm: int
@@ -103,12 +102,6 @@ class Tile:
     pdl: bool = False
     cluster: tuple[int, ...] = ()
     from_registers: bool = False
-    stream: int = 0
-
-    @property
-    def partial(self) -> bool:
-        """Whether blocks compute partial sums, which a second launch adds."""
-        return self.splits > 1 or self.stream > 0
 
     @property
     def loaded(self) -> int:

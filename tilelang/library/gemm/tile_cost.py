@@ -69,8 +69,6 @@ PDL_SAVES, _SAVED_BESIDE = 0.68e-6, 0.06e-6
 # times, because the best of many estimates is too low (51 shapes: 3.3 % over the best timed, without 3.9 %, without clusters
 # 5.3 %).
 _TRIED, _FAR, _SURE = 32, 1.25, 1.04
-# Tiles of stream-K, and the least steps of 64 columns of k of a block.
-_STREAMED, _STREAMED_STEPS = ((128, 256), (256, 128), (128, 192), (128, 128)), 16
 _WARM, _KEPT = 1.78, 0.7  # factor of the rate of data that is still in L2; the fraction of L2 that keeps data
 
 
@@ -372,25 +370,4 @@ def choose_tile(chip: Chip, p: TileProblem) -> Tile:
             for k, (seconds, x, t) in enumerate(estimated)
             if seconds <= (_ALIKE_ONCE if t.splits == fastest.splits and _once(chip, p, t) else _ALIKE) * best]
     seconds, _, t = estimated[min(near)[-1]]
-    shared = streamed(chip, p)
-    return shared if shared and shared.seconds * _SURE < seconds else replace(finished(chip, p, t), seconds=seconds)
-
-
-def streamed(chip: Chip, p: TileProblem) -> Tile | None:
-    """The best tile of stream-K, where there are fewer tiles than SMs; None where it has no use."""
-    if chip.kind != "wgmma" or p.kind != "half" or p.two_level or p.batch > 1 or not p.may_split or p.open_rows or p.ragged or (
-            p.m % 8 or p.n % 8):
-        return None
-    found = []
-    for bm, bn in _STREAMED:
-        tiles, steps = ceil(p.m / bm) * ceil(p.n / bn), ceil(p.k / 64)
-        if tiles >= chip.sms or tiles * steps < _STREAMED_STEPS * chip.sms or p.m < bm or p.n < bn:
-            continue
-        t = Tile(bm, bn, 64, 4, 256, panel_size=1, pdl=True, stream=chip.sms)
-        matrix = 4 * matrix_cycles(chip, p, bm, bn)
-        matrix *= _issue(chip, t, (bm + bn) * 128 / matrix)
-        stage = _stage(chip, t, 1, matrix, load_cycles(chip, p, t, (1, 1), 1.0), 128)
-        cycles = ceil(tiles * steps / chip.sms) * stage + 1665 + 2 * bm * bn * 4 / chip.store
-        sums = p.m * p.n * (4 * (chip.sms / tiles + 1) + p.out_bits / 8) / (1.5 * chip.memory)
-        found.append(replace(t, seconds=_seconds(chip, cycles) + 2 * chip.start + sums))
-    return min(found, key=lambda t: t.seconds, default=None)
+    return replace(finished(chip, p, t), seconds=seconds)

@@ -21,6 +21,7 @@ from .convolution_kernels import ConvForm, convolution, image_gradient, weight_g
 from .rows import accumulator, check_alike
 
 _STEP = 64  # columns of k that a tile of 16-bit elements has at least, where the channels permit it
+_FEW_STEPS = 8  # fewer of a class leave less time than the stores of its tile take (128 images of 56x56x128: 87 us, 98)
 SPLIT = {"enable_pdl": True, "extra_stages": False}  # options of the compiler for the gradient of weights
 _LOADED, _SUMMED = 52, 1700  # bytes per cycle: that L2 gives an SM; of partial sums, stored and read by all SMs (measured)
 
@@ -84,6 +85,8 @@ def tiled(f: ConvForm, at: Place, rows: int, transposed: bool = False) -> ConvFo
     chip, kind = _chip(f, at, not transposed)
     t = choose_tile(chip, TileProblem(rows, n, taps * inner, classes, kind, 8 * size, 8 * size, b_k=not transposed,
                                       may_split=False))
+    if classes > 1 and taps * inner < _FEW_STEPS * _STEP and t.bm * t.bn > 128 * 128 and chip.kind == "wgmma":
+        t = replace(t, bm=128, bn=128, stages=4, threads=256, cluster=())  # nothing hides how a tile's rows are stored
     bk = next((k for k in (t.bk, _STEP, _STEP // 2, _STEP // 4) if k <= t.bk and inner % k == 0), t.bk)
     return f._replace(tile=replace(t, bk=bk, stages=t.stages * t.bk // bk))
 
