@@ -22,6 +22,7 @@ from tilelang.runtime.size_checks import SizeCheck, size_checks
 from tilelang.runtime.signature import Signature, TensorArg, host_assumptions, needed_symbols, signature_of
 from tilelang.target.cluster import cluster_size
 from tilelang.target.machine import REGISTERS_PER_SM
+from tilelang.target.mma import row as row_of
 from tilelang.target.probe import load_libcuda
 from tilelang.log import phase
 from tilelang.transform.framework.observe import PassEventObserver, announce_code, write_traces_by
@@ -425,10 +426,14 @@ def build_hip(request: Request, sig: Signature) -> Artifact:
     return other
 
 
-def _unpacked(kernel: Any) -> list[str]:
-    """Options for a kernel whose arithmetic runs under matrix instructions of other waves: packed float32 waits for these."""
-    shared = any(x.op == "wave_priority" for x in walk(kernel.launch.body, Call))
-    return ["-fno-slp-vectorize"] if shared else []
+def _options_of(kernel: Any) -> list[str]:
+    """Options of a kernel: none of packed float32 where arithmetic runs under matrix instructions of other waves, which it waits
+    for; no sinking of instructions where these are scaled ones, which LLVM 22 moves to where lanes are switched off
+    (llvm-project pull 178627)."""
+    calls = [*walk(kernel.launch.body, Call)]
+    shared = any(x.op == "wave_priority" for x in calls)
+    scaled = any("_scale_" in r.instruction for x in calls if x.op == "mma" and (r := row_of(x.options.row)))
+    return ["-fno-slp-vectorize"] * shared + ["-mllvm", "-disable-machine-sink"] * scaled
 
 
 _BLOCKS = re.compile(r", amdgpu_waves_per_eu\(\d+\)")
@@ -449,7 +454,7 @@ def _build_hip(request: Request, sig: Signature) -> Artifact:
         def start(program: Any, sources: list[str]) -> None:
             for _, work in begun:
                 work.cancel()
-            begun[:] = [(s, pool.submit(compile_cached, s, request.target.arch, options + _unpacked(k)))
+            begun[:] = [(s, pool.submit(compile_cached, s, request.target.arch, options + _options_of(k)))
                         for s, k in zip(sources, program.kernels)]
 
         program, sources, watch = device_source(request, start)
@@ -460,7 +465,7 @@ def _build_hip(request: Request, sig: Signature) -> Artifact:
         objects = _within_time([work for _, work in begun])
         for n, (source, made) in enumerate(zip(sources, objects)):
             alone = _BLOCKS.sub("", source) if made.spills else source
-            if alone != source and (other := compile_cached(alone, request.target.arch, options + _unpacked(
+            if alone != source and (other := compile_cached(alone, request.target.arch, options + _options_of(
                     program.kernels[n]))).spills < made.spills:
                 sources[n], objects[n] = alone, other
         watch.lap("clang")
