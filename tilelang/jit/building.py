@@ -427,9 +427,9 @@ def build_hip(request: Request, sig: Signature) -> Artifact:
 
 
 def _options_of(kernel: Any) -> list[str]:
-    """Options of a kernel: none of packed float32 where arithmetic runs under matrix instructions of other waves, which it waits
-    for; no sinking of instructions where these are scaled ones, which LLVM 22 moves to where lanes are switched off
-    (llvm-project pull 178627)."""
+    """Options of a kernel: no packed float32 where arithmetic runs under matrix instructions of other waves, as it waits for
+    these; no sinking where these are scaled ones, which LLVM 22 moves to where lanes are switched off (llvm-project pull
+    178627)."""
     calls = [*walk(kernel.launch.body, Call)]
     shared = any(x.op == "wave_priority" for x in calls)
     scaled = any("_scale_" in r.instruction for x in calls if x.op == "mma" and (r := row_of(x.options.row)))
