@@ -38,6 +38,7 @@ _NAMES = {
     "kda": "linear_attention.delta",
     "layer_norm": "training.norms",
     "linear_cross_entropy": "training.linear_entropy",
+    "mamba2": "linear_attention.mamba",
     "matmul": "gemm.matmul",
     "llama_decode": "decode_step",
     "mla_decode": "attention.mla_decode",

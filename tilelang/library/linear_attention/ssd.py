@@ -8,16 +8,15 @@ With a the running sum of A dt within a chunk, x of P channels, and B, C of N st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import tilelang.language as T
 from tilelang.errors import error, register
 
 from ..arrays import contiguous, empty, is_numpy, type_name
-from ..attention.form import LOG2E
 from ..attention.inputs import check_like, fitting_kernel, running_on
-
-MOST = 128 * 256  # elements of a state that the registers of a block of 128 threads hold
+from ..place import Place
+from .ssd_kernels import MOST, SsdForm, scan_kernel, scan_pairs, state_kernel
 
 register("ssd-argument", ValueError, "tensors of a state space model that do not go together",
          "see the shapes in the docstring of the function", expected="tensors of the shapes and types that the function names")
@@ -42,7 +41,7 @@ def chunk_state(x: Any, b: Any, dt: Any, da_cumsum: Any, *, target: Any = None) 
     batch, chunks, _, heads, _, p, n = sizes
     out = empty(x, (batch, chunks, heads, p, n), type_name(x))
     flat = contiguous(x).reshape(batch, x.shape[1], heads * p)
-    _run(state_kernel, x, sizes, target, flat, b, dt, da_cumsum, out.reshape(batch, chunks, heads * p, n))
+    run_states(running_on(x, target), flat, _form(sizes, x), b, dt, da_cumsum, out.reshape(batch, chunks, heads * p, n))
     return out
 
 
@@ -70,8 +69,14 @@ def chunk_scan(cb: Any, x: Any, dt: Any, da_cumsum: Any, c: Any, before: Any, d:
         others["d"] = d, (heads,), "float32"
     sizes = _check("chunk_scan", x, c, dt, others)
     out = empty(x, (batch, chunks * length, heads, p), kind)
-    _run(scan_kernel, x, (*sizes, d is not None), target, cb, x, dt, da_cumsum, c, before, dt if d is None else d, out)
+    run_scan(running_on(x, target), _form(sizes, x)._replace(skip=d is not None), cb, x, dt, da_cumsum, c, before,
+             dt if d is None else d, out)
     return out
+
+
+def _form(sizes: tuple[int, ...], x: Any) -> SsdForm:
+    batch, chunks, length, *others = sizes
+    return SsdForm((batch, chunks * length, chunks), length, *others, type_name(x))
 
 
 def _sizes(name: str, x: Any, b: Any, dt: Any) -> tuple[int, ...]:
@@ -100,95 +105,27 @@ def _check(name: str, x: Any, b: Any, dt: Any, others: dict[str, tuple[Any, tupl
     return sizes
 
 
-def _run(make: Any, x: Any, sizes: tuple[Any, ...], target: Any, *arrays: Any) -> None:
-    if arrays[-1].size if is_numpy(x) else arrays[-1].numel():
-        at = running_on(x, target)
-        p, n = sizes[5:7]
-        splits = [s for s in (1, 2, 4) if p % (16 * s) == 0 and (make is not state_kernel or p * n <= s * MOST)] or [1]
-        _, kernel = fitting_kernel(at, make, *((sizes, type_name(x), at.target.has_wgmma, s) for s in splits))
-        kernel(*map(contiguous, arrays[:-1]), arrays[-1])
+def run_states(at: Place, x: Any, f: SsdForm, *arrays: Any) -> None:
+    """Compute the last of the arrays that state_kernel names, for x (batch, seq, heads * P)."""
+    splits = [s for s in (1, 2, 4) if f.p % (16 * s) == 0 and f.p * f.n <= s * MOST] or [1]
+    run_fitting(at, state_kernel, [f._replace(splits=s, wide=at.target.has_wgmma) for s in splits], x, *arrays)
 
 
-def state_kernel(form: tuple[tuple[int, ...], str, bool, int]) -> Any:
-    """The kernel (x, B, dt, a, states).  form: sizes; type; whether tiles are for two warp groups of wgmma, which share B among
-    heads of a group; how many blocks divide P."""
-    (batch, chunks, length, heads, groups, p, n), dtype, wide, splits = form
-    each = heads // groups
-    together = next(m for m in (4, 2, 1) if each % m == 0 and (m == 1 or wide and m * p <= 128))
-    rows, threads = together * p // splits, 256 if wide and together * p == 128 else 128
-    steps, steps_shape = 128 if wide and length % 128 == 0 else 64, (batch, heads, chunks, length)
-
-    @T.prim_func
-    def chunk_state(X: T.Tensor((batch, chunks * length, heads * p), dtype),
-                    B: T.Tensor((batch, chunks * length, groups, n), dtype),
-                    Dt: T.Tensor(steps_shape, "float32"), A: T.Tensor(steps_shape, "float32"),
-                    States: T.Tensor((batch, chunks, heads * p, n), dtype)):
-        with T.Kernel(heads // together * splits, chunks, batch, threads=threads) as (h, c, b):
-            Xs, Xw = T.alloc_shared((steps, rows), dtype), T.alloc_shared((steps, rows), dtype)
-            Bs, weight = T.alloc_shared((steps, n), dtype), T.alloc_shared((together, length), "float32")
-            acc = T.alloc_fragment((rows, n), "float32")
-            for q, s in T.Parallel(together, length):
-                head = h // splits * together + q
-                weight[q, s] = T.exp2((A[b, head, c, length - 1] - A[b, head, c, s]) * LOG2E) * Dt[b, head, c, s]
-            T.clear(acc)
-            for k in T.Pipelined(length // steps, num_stages=2):
-                at = c * length + k * steps
-                T.copy(X[b, at:at + steps, h * rows:(h + 1) * rows], Xs)
-                T.copy(B[b, at:at + steps, h // splits * together // each, :], Bs)
-                for s, r in T.Parallel(steps, rows):
-                    Xw[s, r] = Xs[s, r] * weight[(h % splits * rows + r) // p, k * steps + s]
-                T.gemm(Xw, Bs, acc, transpose_A=True)
-            T.copy(acc, States[b, c, h * rows:(h + 1) * rows, :])
-
-    return chunk_state
+def run_scan(at: Place, f: SsdForm, cb: Any, x: Any, *arrays: Any) -> None:
+    """Compute the last of the arrays that scan_kernel names."""
+    wide, forms = at.target.has_wgmma and f.acc == "float32", []
+    if wide and f.sizes and f.each % 2 == 0 and f.p % 64 == f.n % 64 == 0:
+        blocks = min(at.chip.sms, f.sizes[0] * f.sizes[2] * f.heads // 2)
+        forms = [f._replace(blocks=blocks, stages=n) for n in (6, 4, 2)]
+    forms += [f._replace(splits=s, wide=wide) for s in (1, 2, 4) if f.p % (16 * s) == 0]
+    run_fitting(at, _scan, forms, cb, x, *arrays)
 
 
-def scan_kernel(form: tuple[tuple[int, ...], str, bool, int]) -> Any:
-    """The kernel (cb, x, dt, a, C, before, D, out).  form: as of state_kernel, sizes with whether D is read."""
-    (batch, chunks, length, heads, groups, p, n, skip), dtype, wide, splits = form
-    each, tile, columns = heads // groups, 128 if wide and length % 128 == 0 else 64, p // splits
-    steps_shape = batch, heads, chunks, length
-    d_shape = (heads,) if skip else steps_shape
+def _scan(f: SsdForm) -> Any:
+    return scan_pairs(f) if f.stages else scan_kernel(f)
 
-    @T.prim_func
-    def chunk_scan(CB: T.Tensor((batch, chunks, groups, length, length), dtype),
-                   X: T.Tensor((batch, chunks * length, heads, p), dtype),
-                   Dt: T.Tensor(steps_shape, "float32"), A: T.Tensor(steps_shape, "float32"),
-                   C: T.Tensor((batch, chunks * length, groups, n), dtype),
-                   Before: T.Tensor((batch, chunks, heads, p, n), dtype),
-                   D: T.Tensor(d_shape, "float32"), Out: T.Tensor((batch, chunks * length, heads, p), dtype)):
-        with T.Kernel(heads * splits, length // tile, batch * chunks, threads=2 * tile) as (bx, by, bc):
-            Cs, Ss = T.alloc_shared((tile, n), dtype), T.alloc_shared((columns, n), dtype)
-            CBs, Xs = T.alloc_shared((tile, tile), dtype), T.alloc_shared((tile, columns), dtype)
-            a_s, dt_s = T.alloc_shared((tile,), "float32"), T.alloc_shared((tile,), "float32")
-            acc, a_t = T.alloc_fragment((tile, columns), "float32"), T.alloc_fragment((tile,), "float32")
-            W, weights = T.alloc_fragment((tile, tile), "float32"), T.alloc_fragment((tile, tile), dtype)
-            b, c, m = bc // chunks, bc % chunks, length // tile - 1 - by  # the longest loops first
-            h, v = bx // splits, bx % splits * columns
-            row = c * length + m * tile
-            T.copy(C[b, row:row + tile, h // each, :], Cs)
-            T.copy(Before[b, c, h, v:v + columns, :], Ss)
-            T.copy(A[b, h, c, m * tile:(m + 1) * tile], a_t)
-            for i in T.Parallel(tile):
-                a_t[i] *= LOG2E
-            T.gemm(Cs, Ss, acc, transpose_B=True, clear_accum=True)
-            for i, j in T.Parallel(tile, columns):
-                acc[i, j] *= T.exp2(a_t[i])
-            for k in T.Pipelined(m + 1, num_stages=2):
-                at = c * length + k * tile
-                T.copy(CB[b, c, h // each, m * tile:(m + 1) * tile, k * tile:(k + 1) * tile], CBs)
-                T.copy(X[b, at:at + tile, h, v:v + columns], Xs)
-                T.copy(A[b, h, c, k * tile:(k + 1) * tile], a_s)
-                T.copy(Dt[b, h, c, k * tile:(k + 1) * tile], dt_s)
-                for i, j in T.Parallel(tile, tile):
-                    W[i, j] = CBs[i, j] * (T.exp2(a_t[i] - a_s[j] * LOG2E) * dt_s[j])
-                for i, j in T.Parallel(tile, tile):
-                    W[i, j] = T.if_then_else(k * tile + j <= m * tile + i, W[i, j], 0.0)
-                T.copy(W, weights)
-                T.gemm(weights, Xs, acc)
-            if skip:
-                for i, j in T.Parallel(tile, columns):
-                    acc[i, j] += D[h] * X[b, row + i, h, v + j]
-            T.copy(acc, Out[b, row:row + tile, h, v:v + columns])
 
-    return chunk_scan
+def run_fitting(at: Place, make: Any, forms: Sequence[SsdForm], *arrays: Any) -> None:
+    """Run the kernel of the first form for which a block has room."""
+    if arrays[-1].size if is_numpy(arrays[-1]) else arrays[-1].numel():
+        fitting_kernel(at, make, *forms)[1](*map(contiguous, arrays[:-1]), arrays[-1])

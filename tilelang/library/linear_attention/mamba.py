@@ -1,0 +1,141 @@
+"""`mamba2`: a state space model in chunks, with gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilelang.errors import error
+
+from ..arrays import contiguous, empty, type_name, zeros
+from ..attention.inputs import check_like, fast_kernel, running_on
+from ..autograd import Function, Results, Step
+from ..place import Place, dynamic_shapes, target_text
+from .mamba_kernels import STEPS, MambaForm, gradients, products, sums, walk
+from .ssd import run_scan
+from .ssd_kernels import SsdForm
+
+CHUNK = 256  # steps of a chunk of forward
+
+
+def mamba2(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any = None, *, initial: Any = None, target: Any = None) -> tuple[Any, Any]:
+    """The outputs (batch, seq, heads, P), of x's type, and the last state (batch, heads, P, N), float32, of
+
+        state_t = exp(a dt_t) state_(t-1) + dt_t x_t b_t^T,      y_t = state_t c_t + d x_t.
+
+    x: (batch, seq, heads, P); b, c: (batch, seq, groups, N), float16 or bfloat16; heads of a group share b and c.  P and N are
+    multiples of 16 up to 256, N of 64 above 64; seq is any length.  dt: (batch, seq, heads), float32, above 0; a: (heads,),
+    float32, below 0; d: (heads,), float32, 0 by default.  initial: the state before the first step, zeros by default.  float64,
+    for all tensors, on the CPU.
+
+    Gradients of all tensors, of their types; the same inputs give the same bits.  Saved for them: the inputs; states of chunks
+    are computed again.  Memory of backward beside the results: 4 bytes a state entry for each 64 steps, 8 bytes a step and head,
+    and up to 64 bytes an entry of b.
+    target: as for tilelang.compile, instead of the device that x is on.
+
+    Raises ssd-argument.
+
+    >>> rng = np.random.default_rng(0)
+    >>> x, b, c = (rng.standard_normal((1, 100, n, 64)).astype(np.float16) for n in (2, 1, 1))
+    >>> y, state = mamba2(x, rng.random((1, 100, 2), np.float32), -np.ones(2, np.float32), b, c)
+    >>> y.shape, state.shape
+    ((1, 100, 2, 64), (1, 2, 64, 64))
+    """
+    return MAMBA2(x, dt, a, b, c, d, initial, target_text(target))
+
+
+def _form(x: Any, b: Any, d: Any, length: int, slices: int = 1) -> MambaForm:
+    return MambaForm(x.shape[2], b.shape[2], x.shape[3], b.shape[3], length, type_name(x), slices, d is not None)
+
+
+def _results(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, target: str | None) -> Results:
+    found, kind = f"x {tuple(x.shape)}, b {tuple(b.shape)}", type_name(x)
+    if x.ndim != 4 or b.ndim != 4 or x.shape[:2] != b.shape[:2] or b.shape[2] == 0 or x.shape[2] % b.shape[2]:
+        raise error("ssd-argument", f"the shapes given to mamba2 do not go together: {found}", found=found,
+                    expected="x (batch, seq, heads, P), b (batch, seq, groups, N), heads a multiple of groups")
+    batch, seq, heads, p, n = *x.shape, b.shape[3]
+    if any(m % 16 or not 0 < m <= 256 for m in (p, n)) or n > 64 and n % 64 or kind not in ("float16", "bfloat16", "float64"):
+        raise error("ssd-argument", f"mamba2 has no kernel for {kind}, P {p} and N {n}", found=f"{kind}, P {p}, N {n}",
+                    expected="float16 or bfloat16, float64 on the CPU; P and N multiples of 16 up to 256, N of 64 above 64",
+                    hint="pad P and N with zeros")
+    acc = "float64" if kind == "float64" else "float32"
+    given = {"dt": (dt, (batch, seq, heads), acc), "a": (a, (heads,), acc), "b": (b, tuple(b.shape), kind),
+             "c": (c, tuple(b.shape), kind)}
+    for name, value, shape in (("d", d, (heads,)), ("initial", initial, (batch, heads, p, n))):
+        if value is not None:
+            given[name] = value, shape, acc
+    check_like("ssd-argument", "mamba2", x, given, ", like x", differentiable=True)
+    return ((batch, seq, heads, p), kind), ((batch, heads, p, n), acc)
+
+
+def _sums(at: Place, x: Any, dt: Any, a: Any, f: MambaForm) -> tuple[Any, Any]:
+    """dt and the sums of a dt, by chunks: (batch, heads, chunks, length)."""
+    rows = x.shape[0], f.heads, -(-x.shape[1] // f.length), f.length
+    by_chunks, found = empty(x, rows, f.acc), empty(x, rows, f.acc)
+    fast_kernel(at, sums, f)(contiguous(dt), contiguous(a), by_chunks, found)
+    return by_chunks, found
+
+
+def _walk(at: Place, f: MambaForm, back: bool, x: Any, b: Any, dt: Any, a: Any, first: Any, last: Any) -> Any:
+    """The states of all chunks, (batch, chunks, heads, P, N); the last one goes to `last`."""
+    found = empty(x, (x.shape[0], dt.shape[2], *first.shape[1:]), f.dtype)
+    fast_kernel(at, walk, f, back, min(f.n, 64))(x, b, dt, a, first, found, last)
+    return found
+
+
+def _run(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, target: str | None, y: Any, last: Any) -> None:
+    before = zeros(x, tuple(last.shape), type_name(last)) if initial is None else contiguous(initial)
+    if 0 in x.shape:
+        last[...] = before
+        return
+    at, x, b, c = running_on(x, target), contiguous(x), contiguous(b), contiguous(c)
+    f = _form(x, b, d, min(CHUNK, -(-x.shape[1] // STEPS) * STEPS))
+    dt, sums_ = _sums(at, x, dt, a, f)
+    states = _walk(at, f, False, x, b, dt, sums_, before, last)
+    batch, _, chunks, length = dt.shape
+    cb = empty(x, (batch, chunks, f.groups, length, length), f.dtype)
+    fast_kernel(at, products, f)(c, b, cb)
+    sizes = None if dynamic_shapes() else (batch, x.shape[1], chunks)
+    scan = SsdForm(sizes, length, f.heads, f.groups, f.p, f.n, f.dtype, d is not None)
+    run_scan(at, scan, cb, x, dt, sums_, c, states, dt if d is None else d, y)
+
+
+def _gradient_results(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, target: str | None, dy: Any,
+                      dlast: Any) -> Results:
+    def like(v: Any) -> tuple[tuple[Any, ...], str]:
+        return ((0,), type_name(dt)) if v is None else (tuple(v.shape), type_name(v))
+
+    return tuple(map(like, (x, dt, a, b, c, d, initial)))
+
+
+def _gradient(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, target: str | None, dy: Any, dlast: Any,
+              *made: Any) -> None:
+    dx, ddt, da, db, dc, dd, dinitial = made
+    states = x.shape[0], x.shape[2], x.shape[3], b.shape[3]
+    first, final = (zeros(x, states, type_name(dt)) if v is None else contiguous(v) for v in (initial, dlast))
+    if 0 in x.shape:
+        for v in (da, db, dc, dd):
+            v[...] = 0
+        if initial is not None:
+            dinitial[...] = final
+        return
+    at, x, b, c = running_on(x, target), contiguous(x), contiguous(b), contiguous(c)
+    dy = zeros(x, tuple(x.shape), type_name(x)) if dy is None else contiguous(dy)
+    f = _form(x, b, d, STEPS)
+    f = f._replace(slices=next(s for s in (8, 4, 2, 1) if f.each % s == 0))
+    dt, sums_ = _sums(at, x, dt, a, f)
+    before = _walk(at, f, False, x, b, dt, sums_, first, empty(x, states, f.acc))
+    after = _walk(at, f, True, dy, c, dt, sums_, final, empty(x, states, f.acc) if initial is None else dinitial)
+    batch, seq, chunks = *x.shape[:2], dt.shape[2]
+    of_heads = [empty(x, (batch, chunks, f.heads), f.acc) for _ in (0, 1)]
+    parts = [empty(x, (f.slices, *b.shape), f.acc) for _ in (0, 1)]
+    kernel = fast_kernel(at, gradients, f)
+    kernel(x, contiguous(a), b, c, contiguous(a if d is None else d), dt, sums_, before, after, dy, dx, ddt, *of_heads, *parts)
+    db[...], dc[...], da[...] = parts[0].sum(0), parts[1].sum(0), of_heads[0].sum((0, 1))
+    if d is not None:
+        dd[...] = of_heads[1].sum((0, 1))
+
+
+_GIVEN = "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? initial, str? target"
+MAMBA2 = Function("mamba2", Step(_GIVEN, _results, _run, 2),
+                  Step(f"{_GIVEN}, Tensor? dy, Tensor? dlast", _gradient_results, _gradient, 7),
+                  lambda needs, given, made: given, tuple(range(7)), visible=2)

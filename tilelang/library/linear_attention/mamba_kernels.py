@@ -1,0 +1,291 @@
+"""The kernels of mamba2, forward and backward, beside chunk_scan.
+
+With a the sum of A dt within a chunk, state_t = exp(A dt_t) state_(t-1) + dt_t x_t B_t^T and y_t = state_t C_t + D x_t.
+
+Forward: the sums a; C B^T of each chunk; a walk over the steps, which leaves the state before each chunk; chunk_scan.
+Backward, in chunks of 64 steps: the gradient of the state after step t is itself a decaying state, fed with dy_t C_t^T from the
+end, so a second walk leaves the gradient G of the state after each chunk.  With E_ts = exp(a_t - a_s) for s <= t, CB = C B^T
+and dCB = (dy x^T) E dt_s, one kernel then has for each chunk
+    dx = (CB E dt)^T dy + dt exp(a_last - a) (B G^T) + D dy,
+    dC = dCB B + exp(a) (dy before),        dB = dCB^T C + dt exp(a_last - a) (x G).
+A pair (t, s) depends on a_t - a_s: the sums of its rows and columns are the gradients of a.  A dt_t is in a_t and all later
+ones: a sum from the end of the chunk, and beyond it the sum of G * (state after the chunk).  A block goes over some heads of a
+group, one after another, and keeps their dB and dC: no atomics.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tilelang.language as T
+
+from ..attention.form import LOG2E
+
+STEPS = 64  # of a tile; of a chunk of backward
+
+
+class MambaForm(NamedTuple):
+    """What a kernel is compiled for.  length: steps of a chunk.  slices: blocks that share the heads of a group.  skip: whether
+    there is a D."""
+
+    heads: int
+    groups: int
+    p: int
+    n: int
+    length: int
+    dtype: str
+    slices: int = 1
+    skip: bool = True
+
+    @property
+    def acc(self) -> str:
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def each(self) -> int:
+        return self.heads // self.groups
+
+    def exp(self, x: Any) -> Any:
+        return T.exp(x) if self.acc == "float64" else T.exp2(x * LOG2E)
+
+
+def sums(f: MambaForm) -> Any:
+    """The kernel (dt, A, dt by chunks, a): dt (batch, seq, heads) to (batch, heads, chunks, length), 0 behind the sequence."""
+    batch, seq, chunks = T.dynamic("batch, seq, chunks")
+    rows = batch, f.heads, chunks, f.length
+
+    @T.prim_func
+    def mamba_sums(Steps: T.Tensor((batch, seq, f.heads), f.acc), A: T.Tensor((f.heads,), f.acc),
+                   Dt: T.Tensor(rows, f.acc), Sums: T.Tensor(rows, f.acc)):
+        with T.Kernel(chunks, f.heads, batch, threads=64) as (c, h, b):
+            s = T.alloc_shared((f.length,), f.acc)
+            for i in T.Parallel(f.length):
+                s[i] = T.if_then_else(c * f.length + i < seq, Steps[b, c * f.length + i, h], T.cast(0, f.acc))
+            T.copy(s, Dt[b, h, c, :])
+            for i in T.Parallel(f.length):
+                s[i] *= A[h]
+            T.cumsum(s, dim=0)
+            T.copy(s, Sums[b, h, c, :])
+
+    return mamba_sums
+
+
+def products(f: MambaForm) -> Any:
+    """The kernel (C, B, CB): c b^T of each chunk, tiles on and below the diagonal."""
+    batch, seq, chunks = T.dynamic("batch, seq, chunks")
+    rows = batch, seq, f.groups, f.n
+
+    @T.prim_func
+    def mamba_products(C: T.Tensor(rows, f.dtype), B: T.Tensor(rows, f.dtype),
+                       CB: T.Tensor((batch, chunks, f.groups, f.length, f.length), f.dtype)):
+        with T.Kernel(f.length // STEPS, f.length // STEPS, batch * chunks * f.groups, threads=128) as (j, i, z):
+            Cs, Bs = T.alloc_shared((STEPS, f.n), f.dtype), T.alloc_shared((STEPS, f.n), f.dtype)
+            found = T.alloc_fragment((STEPS, STEPS), f.acc)
+            g, c, b = z % f.groups, z // f.groups % chunks, z // f.groups // chunks
+            t, s = c * f.length + i * STEPS, c * f.length + j * STEPS
+            if j <= i:
+                T.copy(C[b, t:t + STEPS, g, :], Cs)
+                T.copy(B[b, s:s + STEPS, g, :], Bs)
+                T.gemm(Cs, Bs, found, transpose_B=True, clear_accum=True)
+                T.copy(found, CB[b, c, g, i * STEPS:(i + 1) * STEPS, j * STEPS:(j + 1) * STEPS])
+
+    return mamba_products
+
+
+def walk(f: MambaForm, back: bool, columns: int) -> Any:
+    """The kernel (x, B, dt, a, first, states, last): the state before each chunk; last, the one behind all.
+
+    back: from the end to the start, with dy and C in place of x and B: the gradient of the state after each chunk, first the
+    gradient of the last state, last that of the state before all steps.  columns: of a state, for a block.
+    """
+    batch, seq, chunks = T.dynamic("batch, seq, chunks")
+    rows, per = (batch, f.heads, chunks, f.length), f.length // STEPS
+
+    @T.prim_func
+    def mamba_walk(X: T.Tensor((batch, seq, f.heads, f.p), f.dtype), B: T.Tensor((batch, seq, f.groups, f.n), f.dtype),
+                   Dt: T.Tensor(rows, f.acc), A: T.Tensor(rows, f.acc), First: T.Tensor((batch, f.heads, f.p, f.n), f.acc),
+                   States: T.Tensor((batch, chunks, f.heads, f.p, f.n), f.dtype),
+                   Last: T.Tensor((batch, f.heads, f.p, f.n), f.acc)):
+        with T.Kernel(f.n // columns, f.heads, batch, threads=128) as (v, h, b):
+            Xs, Bs = T.alloc_shared((STEPS, f.p), f.dtype), T.alloc_shared((STEPS, columns), f.dtype)
+            Xw, a_s, d_s = T.alloc_shared((STEPS, f.p), f.dtype), T.alloc_shared((STEPS,), f.acc), T.alloc_shared((STEPS,), f.acc)
+            state, begin = T.alloc_fragment((f.p, columns), f.acc), T.alloc_fragment((1,), f.acc)
+            T.copy(First[b, h, :, v * columns:(v + 1) * columns], state)
+            for step in T.Pipelined(chunks * per, num_stages=2):
+                tile = chunks * per - 1 - step if back else step
+                c, at = tile // per, tile % per * STEPS
+                T.copy(X[b, tile * STEPS:(tile + 1) * STEPS, h, :], Xs)
+                T.copy(B[b, tile * STEPS:(tile + 1) * STEPS, h // f.each, v * columns:(v + 1) * columns], Bs)
+                T.copy(A[b, h, c, at:at + STEPS], a_s)
+                T.copy(Dt[b, h, c, at:at + STEPS], d_s)
+                if step % per == 0:
+                    T.copy(state, States[b, c, h, :, v * columns:(v + 1) * columns])
+                begin[0] = T.if_then_else(at > 0, A[b, h, c, T.max(at - 1, 0)], T.cast(0, f.acc))
+                for i, j in T.Parallel(STEPS, f.p):
+                    Xw[i, j] = Xs[i, j] * (f.exp(a_s[i] - begin[0]) if back else f.exp(a_s[STEPS - 1] - a_s[i]) * d_s[i])
+                for i, j in T.Parallel(f.p, columns):
+                    state[i, j] *= f.exp(a_s[STEPS - 1] - begin[0])
+                T.gemm(Xw, Bs, state, transpose_A=True)
+            T.copy(state, Last[b, h, :, v * columns:(v + 1) * columns])
+
+    return mamba_walk
+
+
+@T.macro
+def of_pairs(f, tiles, CB, Cs, Bs, dB, dC, row, column):
+    """What pairs of steps of the chunk give to dB and dC, their weights in tiles.W, and the sums of their rows and columns."""
+    pairs = T.alloc_fragment((STEPS, STEPS), f.acc)
+    T.gemm(tiles.dy, tiles.x, pairs, transpose_B=True, clear_accum=True)
+    for i, j in T.Parallel(STEPS, STEPS):
+        pairs[i, j] = T.if_then_else(j <= i, pairs[i, j] * f.exp(T.min(tiles.a[i] - tiles.a[j], T.cast(0, f.acc))), T.cast(0, f.acc))
+        tiles.dCB[i, j] = pairs[i, j] * tiles.dt[j]
+    for i, j in T.Parallel(STEPS, STEPS):
+        tiles.W[i, j] = T.if_then_else(j <= i, CB[i, j] * f.exp(T.min(tiles.a[i] - tiles.a[j], T.cast(0, f.acc))) * tiles.dt[j],
+                                       T.cast(0, f.acc))
+    for i, j in T.Parallel(STEPS, STEPS):
+        pairs[i, j] *= CB[i, j]
+    T.reduce_sum(pairs, column, dim=0)
+    for i, j in T.Parallel(STEPS, STEPS):
+        pairs[i, j] *= tiles.dt[j]
+    T.reduce_sum(pairs, row, dim=1)
+    T.gemm(tiles.dCB, Bs, dC)
+    T.gemm(tiles.dCB, Cs, dB, transpose_A=True)
+
+
+@T.macro
+def of_state_before(f, tiles, Cs, dC, row):
+    """What the state before the chunk gives to dC, and to the sums of rows."""
+    read, each = T.alloc_fragment((STEPS, f.p), f.acc), T.alloc_fragment((STEPS,), f.acc)
+    for i, j in T.Parallel(STEPS, f.p):
+        tiles.scaled[i, j] = tiles.dy[i, j] * f.exp(tiles.a[i])
+    T.gemm(tiles.scaled, tiles.S, dC)
+    T.gemm(Cs, tiles.S, read, transpose_B=True, clear_accum=True)
+    for i, j in T.Parallel(STEPS, f.p):
+        read[i, j] *= tiles.dy[i, j] * f.exp(tiles.a[i])
+    T.reduce_sum(read, each, dim=1)
+    for i in T.Parallel(STEPS):
+        row[i] += each[i]
+
+
+@T.macro
+def of_state_after(f, tiles, Bs, dB, dx, written):
+    """What the state after the chunk gives to dB, dx, and to the gradient of dt beside x."""
+    each, last = T.alloc_fragment((STEPS, f.p), f.acc), STEPS - 1
+    T.gemm(Bs, tiles.G, dx, transpose_B=True, clear_accum=True)
+    for i, j in T.Parallel(STEPS, f.p):
+        dx[i, j] *= f.exp(tiles.a[last] - tiles.a[i])
+        each[i, j] = dx[i, j] * tiles.x[i, j]
+        dx[i, j] *= tiles.dt[i]
+    T.reduce_sum(each, written, dim=1)
+    T.gemm(tiles.W, tiles.dy, dx, transpose_A=True)
+    for i, j in T.Parallel(STEPS, f.p):
+        tiles.scaled[i, j] = tiles.x[i, j] * f.exp(tiles.a[last] - tiles.a[i]) * tiles.dt[i]
+    T.gemm(tiles.scaled, tiles.G, dB)
+
+
+@T.macro
+def of_steps(f, tiles, A, row, column, written, results, at):
+    """The gradients of dt, and this chunk's of A and D."""
+    (dDt, dA, dD), (b, c, h, t, seq) = results, at
+    both, edges, total = T.alloc_fragment((f.p, f.n), f.acc), T.alloc_fragment((f.p,), f.acc), T.alloc_fragment((1,), f.acc)
+    product, each = T.alloc_fragment((STEPS, f.p), f.acc), T.alloc_fragment((STEPS,), f.acc)
+    for i, j in T.Parallel(f.p, f.n):
+        both[i, j] = T.cast(tiles.S[i, j], f.acc) * tiles.G[i, j] * f.exp(tiles.a[STEPS - 1])
+    T.reduce_sum(both, edges, dim=1)
+    T.reduce_sum(edges, total)
+    for i in T.Parallel(STEPS):
+        each[i] = tiles.dt[i] * written[i]
+    T.reduce_sum(each, total, clear=False)
+    T.copy(total, tiles.edge)
+    for i in T.Parallel(STEPS):
+        column[i] += written[i]
+    for i in T.Parallel(STEPS):
+        tiles.steps[i] = row[i] - tiles.dt[i] * column[i]
+    T.cumsum(tiles.steps, dim=0, reverse=True)
+    for i in T.Parallel(STEPS):
+        each[i] = tiles.steps[i] + tiles.edge[0]
+    for i in T.Parallel(STEPS):
+        if t + i < seq:
+            dDt[b, t + i, h] = A[h] * each[i] + column[i]
+    for i in T.Parallel(STEPS):
+        each[i] *= tiles.dt[i]
+    T.reduce_sum(each, total)
+    for i in T.Parallel(1):
+        dA[b, c, h] = total[i]
+    if f.skip:
+        for i, j in T.Parallel(STEPS, f.p):
+            product[i, j] = T.cast(tiles.x[i, j], f.acc) * tiles.dy[i, j]
+        T.reduce_sum(product, each, dim=1)
+        T.reduce_sum(each, total)
+        for i in T.Parallel(1):
+            dD[b, c, h] = total[i]
+
+
+class Tiles(NamedTuple):
+    """In shared memory: of a head and a chunk x, dy, the sums a, dt, the states S before and G after; operands that threads
+    make; steps, edge: the gradient of a, and what all its entries have from later chunks."""
+
+    x: Any
+    dy: Any
+    scaled: Any
+    S: Any
+    G: Any
+    W: Any
+    dCB: Any
+    a: Any
+    dt: Any
+    steps: Any
+    edge: Any
+
+    @staticmethod
+    def of(f: MambaForm) -> Tiles:
+        shapes = [(STEPS, f.p)] * 3 + [(f.p, f.n)] * 2 + [(STEPS, STEPS)] * 2
+        rows = [(STEPS,)] * 3 + [(1,)]
+        return Tiles(*(T.alloc_shared(x, f.dtype) for x in shapes), *(T.alloc_shared(x, f.acc) for x in rows))
+
+
+def gradients(f: MambaForm) -> Any:
+    """The kernel (x, A, B, C, D, dt, a, before, after, dy, dx, ddt, dA, dD of chunks, dB, dC of slices of heads)."""
+    batch, seq, chunks = T.dynamic("batch, seq, chunks")
+    x, bc, rows = (batch, seq, f.heads, f.p), (batch, seq, f.groups, f.n), (batch, f.heads, chunks, STEPS)
+    states, parts, sums_ = (batch, chunks, f.heads, f.p, f.n), (f.slices, *bc), (batch, chunks, f.heads)
+    few = f.each // f.slices
+
+    @T.prim_func
+    def mamba_gradients(X: T.Tensor(x, f.dtype), A: T.Tensor((f.heads,), f.acc), B: T.Tensor(bc, f.dtype),
+                        C: T.Tensor(bc, f.dtype), D: T.Tensor((f.heads,), f.acc), Dt: T.Tensor(rows, f.acc),
+                        Sums: T.Tensor(rows, f.acc), Before: T.Tensor(states, f.dtype), After: T.Tensor(states, f.dtype),
+                        dY: T.Tensor(x, f.dtype), dX: T.Tensor(x, f.dtype), dDt: T.Tensor((batch, seq, f.heads), f.acc),
+                        dA: T.Tensor(sums_, f.acc), dD: T.Tensor(sums_, f.acc), dB: T.Tensor(parts, f.acc),
+                        dC: T.Tensor(parts, f.acc)):
+        with T.Kernel(chunks, f.groups * f.slices, batch, threads=256) as (c, z, b):
+            tiles, t, g = Tiles.of(f), c * STEPS, z // f.slices
+            Bs, Cs = T.alloc_shared((STEPS, f.n), f.dtype), T.alloc_shared((STEPS, f.n), f.dtype)
+            CB, dx = T.alloc_fragment((STEPS, STEPS), f.acc), T.alloc_fragment((STEPS, f.p), f.acc)
+            db, dc = T.alloc_fragment((STEPS, f.n), f.acc), T.alloc_fragment((STEPS, f.n), f.acc)
+            row, column, written = (T.alloc_fragment((STEPS,), f.acc) for _ in (0, 1, 2))
+            T.copy(B[b, t:t + STEPS, g, :], Bs)
+            T.copy(C[b, t:t + STEPS, g, :], Cs)
+            T.gemm(Cs, Bs, CB, transpose_B=True, clear_accum=True)
+            T.clear(db)
+            T.clear(dc)
+            for k in T.serial(few):
+                h = g * f.each + z % f.slices * few + k
+                T.copy(X[b, t:t + STEPS, h, :], tiles.x)
+                T.copy(dY[b, t:t + STEPS, h, :], tiles.dy)
+                T.copy(Before[b, c, h, :, :], tiles.S)
+                T.copy(After[b, c, h, :, :], tiles.G)
+                T.copy(Sums[b, h, c, :], tiles.a)
+                T.copy(Dt[b, h, c, :], tiles.dt)
+                of_pairs(f, tiles, CB, Cs, Bs, db, dc, row, column)
+                of_state_before(f, tiles, Cs, dc, row)
+                of_state_after(f, tiles, Bs, db, dx, written)
+                if f.skip:
+                    for i, j in T.Parallel(STEPS, f.p):
+                        dx[i, j] += D[h] * tiles.dy[i, j]
+                T.copy(dx, dX[b, t:t + STEPS, h, :])
+                of_steps(f, tiles, A, row, column, written, (dDt, dA, dD), (b, c, h, t, seq))
+            T.copy(db, dB[z % f.slices, b, t:t + STEPS, g, :])
+            T.copy(dc, dC[z % f.slices, b, t:t + STEPS, g, :])
+
+    return mamba_gradients
