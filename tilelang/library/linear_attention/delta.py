@@ -1,13 +1,17 @@
-"""`gated_delta` and `kda`: linear attention that overwrites what its state holds for a key, forward in chunks of steps."""
+"""`gated_delta` and `kda`: linear attention that overwrites what its state holds for a key, in chunks of steps, with gradients."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tilelang.errors import error, register
 
-from ..arrays import compact_copy, contiguous, empty, type_name, zeros
+from ..arrays import contiguous, empty, type_name, zeros
 from ..attention.inputs import check_like, fast_kernel, fitting_kernel, running_on
+from ..autograd import Function, Results, Step
+from ..place import Place, target_text
+from .delta_backward import delta_backward
 from .delta_kernels import CHUNKS, COLUMNS, DeltaForm, delta_chunks, delta_steps, workspace
 
 register("delta-argument", ValueError, "tensors of a delta rule that do not go together",
@@ -26,9 +30,14 @@ def gated_delta(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: flo
     heads is a multiple of the number of key heads; dim_k is 64 or 128, dim_v a multiple of 64; seq is any length: up to
     8 steps, as in decoding, are computed one after another.
     log_alpha, beta: (batch, seq, heads), float32; log_alpha at most 0, where less than -20 counts as -20.
-    scale: dim_k ** -0.5 by default.  initial: the state before the first step, zeros by default.
+    scale: dim_k ** -0.5 by default.  initial: the state before the first step, zeros by default.  float64, for all tensors, on
+    the CPU.
 
-    Raises delta-argument, attention-gradient.
+    Gradients of all tensors, of their types; the same inputs give the same bits.  Saved for them: the inputs; what chunks need is
+    computed again.  Memory of backward beside the results: for each chunk of 64 steps and head 4 dim_k dim_v + 16,640 bytes, of
+    `kda` 384 dim_k more, and 2 bytes for each element of v.
+
+    Raises delta-argument.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = (rng.standard_normal((1, 100, 2, 64)).astype(np.float16) for _ in range(3))
@@ -37,7 +46,7 @@ def gated_delta(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: flo
     >>> out.shape, state.shape
     ((1, 100, 2, 64), (1, 2, 64, 64))
     """
-    return _delta("gated_delta", (q, k, v, log_alpha, beta, initial), scale, target)
+    return GATED_DELTA(q, k, v, log_alpha, beta, initial, None if scale is None else float(scale), target_text(target))
 
 
 def kda(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: float | None = None, initial: Any = None,
@@ -49,7 +58,7 @@ def kda(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: float | Non
     log_alpha: (batch, seq, heads, dim_k), float32, at most 0; less than -20 counts as -20.  q, k, v: float16 or bfloat16.
     All else is as for gated_delta.
 
-    Raises delta-argument, attention-gradient.
+    Raises delta-argument.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = (rng.standard_normal((1, 100, 2, 64)).astype(np.float16) for _ in range(3))
@@ -58,46 +67,95 @@ def kda(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: float | Non
     >>> out.shape, state.shape
     ((1, 100, 2, 64), (1, 2, 64, 64))
     """
-    return _delta("kda", (q, k, v, log_alpha, beta, initial), scale, target)
+    return KDA(q, k, v, log_alpha, beta, initial, None if scale is None else float(scale), target_text(target))
 
 
-def _delta(name: str, given: tuple[Any, ...], scale: float | None, target: Any) -> tuple[Any, Any]:
-    batch, seq, heads, dim_k, dim_v = _check(name, *given)
-    q, initial = given[0], given[-1]
-    kind, states = type_name(q), (batch, heads, dim_k, dim_v)
-    before = zeros(q, states, "float32") if initial is None else initial
-    out = empty(q, (batch, seq, heads, dim_v), kind)
-    if 0 in (batch, seq, heads, dim_v):
-        return out, compact_copy(before)
-    last = empty(q, states, "float32")
-    at = running_on(q, target)
-    form = DeltaForm(heads, heads // q.shape[2], dim_k, dim_v, kind, name == "kda", at.target.has_wgmma)
+def _results(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial: Any, scale: float | None,
+             target: str | None) -> Results:
+    batch, seq, heads, dim_k, dim_v = _check(name, q, k, v, log_alpha, beta, initial)
+    return ((batch, seq, heads, dim_v), type_name(q)), ((batch, heads, dim_k, dim_v), type_name(beta))
+
+
+def _form(name: str, q: Any, v: Any, at: Place) -> DeltaForm:
+    heads, kind = v.shape[2], type_name(q)
+    wgmma = at.target.has_wgmma and kind != "float64"
+    return DeltaForm(heads, heads // q.shape[2], q.shape[3], v.shape[3], kind, name == "kda", wgmma)
+
+
+def _run(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial: Any, scale: float | None, target: str | None,
+         out: Any, last: Any) -> None:
+    before = zeros(q, tuple(last.shape), type_name(beta)) if initial is None else initial
+    if 0 in out.shape:
+        last[...] = before
+        return
+    at, (batch, seq, _, dim_k) = running_on(q, target), q.shape
+    form = _form(name, q, v, at)
     if seq > STEPS:
         form, kernel = fitting_kernel(at, delta_chunks, *(form._replace(chunk=n) for n in CHUNKS))
         work = [empty(q, *x) for x in workspace(form, batch, -(-seq // form.chunk))]
     else:
         kernel, work = fast_kernel(at, delta_steps, form), []
-    inputs = map(contiguous, (*given[:-1], before))
-    kernel(*inputs, dim_k ** -0.5 if scale is None else float(scale), *work, out, last)
-    return out, last
+    inputs = map(contiguous, (q, k, v, log_alpha, beta, before))
+    kernel(*inputs, dim_k ** -0.5 if scale is None else scale, *work, out, last)
+
+
+def _gradient_results(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial: Any, *others: Any) -> Results:
+    given = q, k, v, log_alpha, beta, initial
+    return tuple(((0,), type_name(beta)) if x is None else (tuple(x.shape), type_name(x)) for x in given)
+
+
+def _gradient(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial: Any, scale: float | None,
+              target: str | None, dout: Any, dlast: Any, *made: Any) -> None:
+    dq, dk, dv, ddecay, dbeta, dinitial = made
+    (batch, seq, key_heads, dim_k), (heads, dim_v) = q.shape, v.shape[2:]
+    states, kind = (batch, heads, dim_k, dim_v), type_name(beta)
+    before, final = (zeros(q, states, kind) if x is None else x for x in (initial, dlast))
+    if 0 in v.shape:
+        for x in (dq, dk):
+            x[...] = 0
+        if initial is not None:
+            dinitial[...] = final
+        return
+    at, dout = running_on(q, target), zeros(v, tuple(v.shape), type_name(v)) if dout is None else dout
+    form, kernel = fitting_kernel(at, delta_backward, *(_form(name, q, v, at)._replace(chunk=n) for n in CHUNKS))
+    chunks = -(-seq // form.chunk)
+    work = [empty(q, *x) for x in workspace(form, batch, chunks)]
+    work += [empty(q, (batch, heads, chunks, dim_v, dim_k), type_name(q)) for _ in (0, 1)] + [empty(q, tuple(v.shape), type_name(q))]
+    of_keys = [dq, dk] if form.each == 1 else [empty(q, (batch, seq, heads, dim_k), kind) for _ in (0, 1)]
+    inputs = map(contiguous, (q, k, v, log_alpha, beta, before))
+    kernel(*inputs, dim_k ** -0.5 if scale is None else scale, contiguous(dout), contiguous(final), *work, *of_keys, dv, ddecay,
+           dbeta, empty(q, states, kind) if initial is None else dinitial)
+    if form.each > 1:
+        for x, y in zip((dq, dk), of_keys):
+            x[...] = y.reshape(batch, seq, key_heads, form.each, dim_k).sum(3)
 
 
 def _check(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial: Any) -> tuple[int, ...]:
-    """(batch, seq, heads, dim_k, dim_v).  Raises delta-argument, attention-gradient."""
+    """(batch, seq, heads, dim_k, dim_v).  Raises delta-argument."""
     found = f"q {tuple(q.shape)}, v {tuple(v.shape)}"
     if q.ndim != 4 or v.ndim != 4 or q.shape[:2] != v.shape[:2] or q.shape[2] == 0 or v.shape[2] % q.shape[2]:
         raise error("delta-argument", f"the shapes given to {name} do not go together: {found}", found=found,
                     expected="q (batch, seq, key heads, dim_k), v (batch, seq, heads, dim_v), heads a multiple of key heads")
     (batch, seq, heads, dim_v), dim_k, kind = v.shape, q.shape[3], type_name(q)
-    if dim_k not in (64, 128) or dim_v % COLUMNS or kind not in ("float16", "bfloat16"):
+    if dim_k not in (64, 128) or dim_v % COLUMNS or kind not in ("float16", "bfloat16", "float64"):
         raise error("delta-argument", f"{name} has no kernel for {kind}, dim_k {dim_k} and dim_v {dim_v}",
-                    expected="float16 or bfloat16, dim_k of 64 or 128, dim_v a multiple of 64",
+                    expected="float16 or bfloat16, float64 on the CPU; dim_k of 64 or 128, dim_v a multiple of 64",
                     found=f"{kind}, dim_k {dim_k}, dim_v {dim_v}",
                     hint="convert q, k and v, and pad dim_k and dim_v with zeros")
-    row = (batch, seq, heads)
-    given = {"k": (k, tuple(q.shape), kind), "v": (v, tuple(v.shape), kind), "beta": (beta, row, "float32"),
-             "log_alpha": (log_alpha, (*row, dim_k) if name == "kda" else row, "float32")}
+    row, acc = (batch, seq, heads), "float64" if kind == "float64" else "float32"
+    given = {"k": (k, tuple(q.shape), kind), "v": (v, tuple(v.shape), kind), "beta": (beta, row, acc),
+             "log_alpha": (log_alpha, (*row, dim_k) if name == "kda" else row, acc)}
     if initial is not None:
-        given["initial"] = initial, (batch, heads, dim_k, dim_v), "float32"
-    check_like("delta-argument", name, q, given, ", like q")
+        given["initial"] = initial, (batch, heads, dim_k, dim_v), acc
+    check_like("delta-argument", name, q, given, ", like q", differentiable=True)
     return batch, seq, heads, dim_k, dim_v
+
+
+def _function(name: str) -> Function:
+    given = "Tensor q, Tensor k, Tensor v, Tensor log_alpha, Tensor beta, Tensor? initial, float? scale, str? target"
+    forward = Step(given, partial(_results, name), partial(_run, name), 2)
+    backward = Step(f"{given}, Tensor? dout, Tensor? dlast", partial(_gradient_results, name), partial(_gradient, name), 6)
+    return Function(name, forward, backward, lambda needs, given, made: given, tuple(range(6)), visible=2)
+
+
+GATED_DELTA, KDA = _function("gated_delta"), _function("kda")

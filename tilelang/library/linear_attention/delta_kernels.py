@@ -3,12 +3,12 @@
     state_t = diag(alpha_t) state_(t-1) + k_t u_t^T,   u_t = beta_t (v_t - (diag(alpha_t) state_(t-1))^T k_t),
     o_t = scale state_t^T q_t
 
-With g the sum of log alpha within a chunk, the u of a chunk are A (v - (k exp g) state), where A = (I + L)^-1 diag(beta) and
-L_ts = beta_t (k_t exp(g_t - g_s)) . k_s for s < t.  A first kernel computes what does not depend on the state, for all chunks
-at once: A, the scores P of q, and the decays; with a decay for every channel also q and k with their decays.  A second follows
-the chunks, a block for 64 columns of values:
-    u = A (v - (k exp g) state),   o = (q exp g) state + P u,   state <- exp(g_last) state + (k exp(g_last - g))^T u.
-With wgmma it holds the state transposed in registers, where it is the first operand of a GEMM as it is, like v - k state and u:
+With g the sum of log alpha within a chunk, and u = beta w, the w of a chunk are A (v - (k exp g) state), where A = (I + L)^-1
+and L_ts = (k_t exp(g_t - g_s)) . k_s beta_s for s < t.  A first kernel computes what does not depend on the state, for all
+chunks at once: A, the scores P of q, times beta, and the decays; with a decay for every channel also q and k with their decays.
+A second follows the chunks, a block for 64 columns of values:
+    w = A (v - (k exp g) state),   o = (q exp g) state + P w,   state <- exp(g_last) state + (beta k exp(g_last - g))^T w.
+With wgmma it holds the state transposed in registers, where it is the first operand of a GEMM as it is, like v - k state and w:
 the recurrence does not pass through shared memory.
 """
 
@@ -45,11 +45,12 @@ class DeltaForm(NamedTuple):
         """Of the first kernel."""
         return min(128, 4 * self.chunk)
 
+    @property
+    def acc(self) -> str:
+        return "float64" if self.dtype == "float64" else "float32"
 
-@T.macro
-def exp(x):
-    """e to the power of x."""
-    return T.exp2(x * LOG2E)
+    def exp(self, x: Any) -> Any:
+        return T.exp(x) if self.acc == "float64" else T.exp2(x * LOG2E)
 
 
 @T.macro
@@ -57,13 +58,13 @@ def invert(f, Lt, X):
     """X = (I + L)^-1 in float32 for Lt = L^T, strictly upper: blocks of at most 32 by substitution, a column a thread, and for
     two of them X_10 = -X_11 L_10 X_00."""
     tx, half = T.get_thread_binding(), min(f.chunk, HALF)
-    x = T.alloc_local((half,), "float32")
+    x = T.alloc_local((half,), f.acc)
     if half < f.chunk:
-        rest, product = T.alloc_fragment((half, half), "float32"), T.alloc_shared((half, half), "float32")
+        rest, product = T.alloc_fragment((half, half), f.acc), T.alloc_shared((half, half), f.acc)
     if tx < f.chunk:
         at = tx // half * half
         for i in T.unroll(half):
-            x[i] = T.if_then_else(i == tx % half, 1.0, 0.0)
+            x[i] = T.if_then_else(i == tx % half, T.cast(1, f.acc), T.cast(0, f.acc))
         for r in T.unroll(half - 1):
             for i in T.unroll(r + 1, half):
                 x[i] -= Lt[at + r, at + i] * x[r]
@@ -85,9 +86,9 @@ def gated_scores(f, Qs, Ks, g, Sk, Sq):
     T.gemm(Ks, Ks, Sk, transpose_B=True, clear_accum=True)
     T.gemm(Qs, Ks, Sq, transpose_B=True, clear_accum=True)
     for i, j in T.Parallel(f.chunk, f.chunk):
-        Sk[i, j] *= exp(T.min(g[j] - g[i], 0.0))
+        Sk[i, j] *= f.exp(T.min(g[j] - g[i], T.cast(0, f.acc)))
     for i, j in T.Parallel(f.chunk, f.chunk):
-        Sq[i, j] *= exp(T.min(g[i] - g[j], 0.0))
+        Sq[i, j] *= f.exp(T.min(g[i] - g[j], T.cast(0, f.acc)))
 
 
 @T.macro
@@ -109,13 +110,13 @@ def pairs_of_halves(f, Qs, Ks, g, n, Sk, Sq):
     kind = "float32" if n == 4 and f.dtype == "float16" else f.dtype  # the decay of 4 steps is not a float16
     q, k = T.alloc_shared((f.chunk, f.dim_k), kind), T.alloc_shared((f.chunk, f.dim_k), kind)
     earlier = T.alloc_shared((f.chunk, f.dim_k), kind) if n == 4 else k
-    part = T.alloc_fragment((f.chunk, f.chunk), "float32")
+    part = T.alloc_fragment((f.chunk, f.chunk), f.acc)
     for i, d in T.Parallel(f.chunk, f.dim_k):
         after = g[i, d] - g[i // (2 * n) * 2 * n + n - 1, d]
-        factor = exp(after if n == 4 else -T.abs(after))
+        factor = f.exp(after if n == 4 else -T.abs(after))
         q[i, d], k[i, d] = Qs[i, d] * factor, Ks[i, d] * factor
         if n == 4:
-            earlier[i, d] = Ks[i, d] * exp(-after)
+            earlier[i, d] = Ks[i, d] * f.exp(-after)
     T.gemm(earlier, k, part, transpose_B=True, clear_accum=True)
     for i, j in T.Parallel(f.chunk, f.chunk):
         if (i ^ j) < 2 * n:
@@ -131,36 +132,35 @@ def prepare(f, inputs, results, scale, seq, b, h, c):
     """What chunk c of a head needs that does not depend on the state."""
     (Q, K, Decay, Beta), (A, P, E, Qd, Kd, Ke), t = inputs, results, c * f.chunk
     Qs, Ks = T.alloc_shared((f.chunk, f.dim_k), f.dtype), T.alloc_shared((f.chunk, f.dim_k), f.dtype)
-    Lt, X = T.alloc_shared((f.chunk, f.chunk), "float32"), T.alloc_shared((f.chunk, f.chunk), "float32")
-    g, beta = T.alloc_shared((f.chunk, f.dim_k) if f.channels else (f.chunk,), "float32"), T.alloc_shared((f.chunk,), "float32")
-    Sk, Sq = T.alloc_fragment((f.chunk, f.chunk), "float32"), T.alloc_fragment((f.chunk, f.chunk), "float32")
+    Lt, X = T.alloc_shared((f.chunk, f.chunk), f.acc), T.alloc_shared((f.chunk, f.chunk), f.acc)
+    g, beta = T.alloc_shared((f.chunk, f.dim_k) if f.channels else (f.chunk,), f.acc), T.alloc_shared((f.chunk,), f.acc)
+    Sk, Sq = T.alloc_fragment((f.chunk, f.chunk), f.acc), T.alloc_fragment((f.chunk, f.chunk), f.acc)
     T.copy(Q[b, t:t + f.chunk, h // f.each, :], Qs)
     T.copy(K[b, t:t + f.chunk, h // f.each, :], Ks)
     T.copy(Beta[b, t:t + f.chunk, h], beta)
     if f.channels:
         for i, d in T.Parallel(f.chunk, f.dim_k):
-            g[i, d] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h, d], LEAST), 0.0)
+            g[i, d] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h, d], LEAST), T.cast(0, f.acc))
         T.cumsum(g, dim=0)
         for i, d in T.Parallel(f.chunk, f.dim_k):
-            Qd[b, h, c, i, d], Kd[b, h, c, i, d] = Qs[i, d] * scale * exp(g[i, d]), Ks[i, d] * exp(g[i, d])
-            Ke[b, h, c, i, d] = Ks[i, d] * exp(g[f.chunk - 1, d] - g[i, d])
+            Qd[b, h, c, i, d], Kd[b, h, c, i, d] = Qs[i, d] * scale * f.exp(g[i, d]), Ks[i, d] * f.exp(g[i, d])
+            Ke[b, h, c, i, d] = Ks[i, d] * (beta[i] * f.exp(g[f.chunk - 1, d] - g[i, d]))
         for d in T.Parallel(f.dim_k):
-            E[b, h, c, d] = exp(g[f.chunk - 1, d])
+            E[b, h, c, d] = f.exp(g[f.chunk - 1, d])
         channel_scores(f, Qs, Ks, g, Sk, Sq)
     else:
         for i in T.Parallel(f.chunk):
-            g[i] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h], LEAST), 0.0)
+            g[i] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h], LEAST), T.cast(0, f.acc))
         T.cumsum(g, dim=0)
         for i in T.Parallel(f.chunk):
-            E[b, h, c, i], E[b, h, c, f.chunk + i] = exp(g[i]), exp(g[f.chunk - 1] - g[i])
+            E[b, h, c, i], E[b, h, c, f.chunk + i] = f.exp(g[i]), beta[i] * f.exp(g[f.chunk - 1] - g[i])
         gated_scores(f, Qs, Ks, g, Sk, Sq)
     for i, j in T.Parallel(f.chunk, f.chunk):
-        Lt[i, j] = T.if_then_else(i < j, Sk[i, j] * beta[j], 0.0)
+        Lt[i, j] = T.if_then_else(i < j, Sk[i, j] * beta[i], T.cast(0, f.acc))
     for i, j in T.Parallel(f.chunk, f.chunk):
-        P[b, h, c, i, j] = T.if_then_else(j <= i, Sq[i, j] * scale, 0.0)
+        P[b, h, c, i, j] = T.if_then_else(j <= i, Sq[i, j] * (scale * beta[j]), T.cast(0, f.acc))
     invert(f, Lt, X)
-    for i, j in T.Parallel(f.chunk, f.chunk):
-        A[b, h, c, i, j] = X[i, j] * beta[j]
+    T.copy(X, A[b, h, c, :, :])
 
 
 @T.macro
@@ -245,50 +245,57 @@ def store(Os, done, O, b, h, t, v):
 def follow(f, work, scale, chunks, results, b, h, v):
     """The recurrence on other machines."""
     (Q, K, Ke, V, A, P, E), (Initial, O, Final) = work, results
-    state, Ss = T.alloc_fragment((COLUMNS, f.dim_k), "float32"), T.alloc_shared((COLUMNS, f.dim_k), f.dtype)
-    value, o = T.alloc_fragment((f.chunk, COLUMNS), "float32"), T.alloc_fragment((f.chunk, COLUMNS), "float32")
-    Vs, Us, Ue = (T.alloc_shared((f.chunk, COLUMNS), f.dtype) for _ in (0, 1, 2))
-    q, k = T.alloc_shared((f.chunk, f.dim_k), f.dtype), T.alloc_shared((f.chunk, f.dim_k), f.dtype)
-    a, p = T.alloc_shared((f.chunk, f.chunk), f.dtype), T.alloc_shared((f.chunk, f.chunk), f.dtype)
+    state, Ss = T.alloc_fragment((COLUMNS, f.dim_k), f.acc), T.alloc_shared((COLUMNS, f.dim_k), f.dtype)
+    o = T.alloc_fragment((f.chunk, COLUMNS), f.acc)
+    w, q, p = (T.alloc_shared((f.chunk, n), f.dtype) for n in (COLUMNS, f.dim_k, f.chunk))
     for i, j in T.Parallel(COLUMNS, f.dim_k):
         state[i, j] = Initial[b, h, j, v + i]
     for c in T.serial(chunks):
         t = c * f.chunk
         T.copy(state, Ss)
-        T.copy(K[b, h, c, :, :] if f.channels else K[b, t:t + f.chunk, h // f.each, :], k)
         T.copy(Q[b, h, c, :, :] if f.channels else Q[b, t:t + f.chunk, h // f.each, :], q)
-        T.copy(V[b, t:t + f.chunk, h, v:v + COLUMNS], Vs)
-        T.copy(A[b, h, c, :, :], a)
         T.copy(P[b, h, c, :, :], p)
-        T.gemm(k, Ss, value, transpose_B=True, clear_accum=True)
-        for i, j in T.Parallel(f.chunk, COLUMNS):
-            Us[i, j] = Vs[i, j] - value[i, j] * (1.0 if f.channels else E[b, h, c, i])
-        T.gemm(a, Us, value, clear_accum=True)
         T.gemm(q, Ss, o, transpose_B=True, clear_accum=True)
-        T.copy(value, Us)
         if not f.channels:
             for i, j in T.Parallel(f.chunk, COLUMNS):
                 o[i, j] *= scale * E[b, h, c, i]
-            for i, j in T.Parallel(f.chunk, COLUMNS):
-                Ue[i, j] = value[i, j] * E[b, h, c, f.chunk + i]
-        T.gemm(p, Us, o)
+        advance(f, (K, Ke, V, A, E), state, Ss, w, b, h, c, v)
+        T.gemm(p, w, o)
         T.copy(o, O[b, t:t + f.chunk, h, v:v + COLUMNS])
-        for i, j in T.Parallel(COLUMNS, f.dim_k):
-            state[i, j] *= E[b, h, c, j if f.channels else f.chunk - 1]
-        if f.channels:
-            T.copy(Ke[b, h, c, :, :], k)
-            T.gemm(Us, k, state, transpose_A=True)
-        else:
-            T.gemm(Ue, k, state, transpose_A=True)
     for i, j in T.Parallel(COLUMNS, f.dim_k):
         Final[b, h, j, v + i] = state[i, j]
 
 
+@T.macro
+def advance(f, work, state, Ss, w, b, h, c, v):
+    """The w of a chunk, and the state after it.  Ss: the state before it."""
+    (K, Ke, V, A, E), t = work, c * f.chunk
+    k, a, Vs = (T.alloc_shared((f.chunk, n), f.dtype) for n in (f.dim_k, f.chunk, COLUMNS))
+    value = T.alloc_fragment((f.chunk, COLUMNS), f.acc)
+    T.copy(K[b, h, c, :, :] if f.channels else K[b, t:t + f.chunk, h // f.each, :], k)
+    T.copy(V[b, t:t + f.chunk, h, v:v + COLUMNS], Vs)
+    T.copy(A[b, h, c, :, :], a)
+    T.gemm(k, Ss, value, transpose_B=True, clear_accum=True)
+    for i, j in T.Parallel(f.chunk, COLUMNS):
+        Vs[i, j] = Vs[i, j] - value[i, j] * (T.cast(1, f.acc) if f.channels else E[b, h, c, i])
+    T.gemm(a, Vs, value, clear_accum=True)
+    T.copy(value, w)
+    for i, j in T.Parallel(COLUMNS, f.dim_k):
+        state[i, j] *= E[b, h, c, j if f.channels else f.chunk - 1]
+    if f.channels:
+        T.copy(Ke[b, h, c, :, :], k)
+        T.gemm(w, k, state, transpose_A=True)
+    else:
+        for i, j in T.Parallel(f.chunk, COLUMNS):
+            Vs[i, j] = value[i, j] * E[b, h, c, f.chunk + i]
+        T.gemm(Vs, k, state, transpose_A=True)
+
+
 def workspace(f: DeltaForm, batch: Any, chunks: Any) -> tuple[tuple[tuple[Any, ...], str], ...]:
-    """Shapes and types of A, P, E (exp g and exp(g_last - g), or with channels exp(g_last)), Qd, Kd, Ke (with channels:
-    scale q exp g, k exp g and k exp(g_last - g))."""
+    """Shapes and types of A, P, E (exp g and beta exp(g_last - g), or with channels exp(g_last)), Qd, Kd, Ke (with channels:
+    scale q exp g, k exp g and beta k exp(g_last - g))."""
     tile, decayed = (batch, f.heads, chunks), (batch, f.heads, chunks if f.channels else 0, f.chunk, f.dim_k)
-    square, row = ((*tile, f.chunk, f.chunk), f.dtype), ((*tile, f.dim_k if f.channels else 2 * f.chunk), "float32")
+    square, row = ((*tile, f.chunk, f.chunk), f.dtype), ((*tile, f.dim_k if f.channels else 2 * f.chunk), f.acc)
     return square, square, row, *[(decayed, f.dtype)] * 3
 
 
@@ -303,10 +310,10 @@ def delta_chunks(f: DeltaForm) -> Any:
 
     @T.prim_func
     def delta_rule(Q: T.Tensor(key, f.dtype), K: T.Tensor(key, f.dtype), V: T.Tensor(value, f.dtype),
-                   Decay: T.Tensor((*row, f.dim_k) if f.channels else row, "float32"), Beta: T.Tensor(row, "float32"),
-                   Initial: T.Tensor(states, "float32"), scale: T.float32,
+                   Decay: T.Tensor((*row, f.dim_k) if f.channels else row, f.acc), Beta: T.Tensor(row, f.acc),
+                   Initial: T.Tensor(states, f.acc), scale: T.float64 if f.acc == "float64" else T.float32,
                    A: kept[0], P: kept[1], E: kept[2], Qd: kept[3], Kd: kept[4], Ke: kept[5],
-                   O: T.Tensor(value, f.dtype), Final: T.Tensor(states, "float32")):
+                   O: T.Tensor(value, f.dtype), Final: T.Tensor(states, f.acc)):
         with T.Kernel(chunks, f.heads, batch, threads=f.threads) as (c, h, b):
             prepare(f, (Q, K, Decay, Beta), (A, P, E, Qd, Kd, Ke), scale, seq, b, h, c)
         with T.Kernel(f.dim_v // COLUMNS, f.heads, batch, threads=256 if f.wgmma else 128) as (x, h, b):
@@ -334,16 +341,16 @@ def delta_steps(f: DeltaForm) -> Any:
 
     @T.prim_func
     def delta_rule_steps(Q: T.Tensor(key, f.dtype), K: T.Tensor(key, f.dtype), V: T.Tensor(value, f.dtype),
-                         Decay: T.Tensor((*row, f.dim_k) if f.channels else row, "float32"), Beta: T.Tensor(row, "float32"),
-                         Initial: T.Tensor(states, "float32"), scale: T.float32,
-                         O: T.Tensor(value, f.dtype), Final: T.Tensor(states, "float32")):
+                         Decay: T.Tensor((*row, f.dim_k) if f.channels else row, f.acc), Beta: T.Tensor(row, f.acc),
+                         Initial: T.Tensor(states, f.acc), scale: T.float64 if f.acc == "float64" else T.float32,
+                         O: T.Tensor(value, f.dtype), Final: T.Tensor(states, f.acc)):
         with T.Kernel(f.dim_v // columns, f.heads, batch, threads=128) as (x, h, b):
-            state, terms = T.alloc_fragment((f.dim_k, columns), "float32"), T.alloc_fragment((f.dim_k, columns), "float32")
-            u, v = T.alloc_fragment((columns,), "float32"), x * columns
+            state, terms = T.alloc_fragment((f.dim_k, columns), f.acc), T.alloc_fragment((f.dim_k, columns), f.acc)
+            u, v = T.alloc_fragment((columns,), f.acc), x * columns
             T.copy(Initial[b, h, :, v:v + columns], state)
             for t in T.serial(seq):
                 for i, j in T.Parallel(f.dim_k, columns):
-                    state[i, j] *= exp(T.max(Decay[b, t, h, i] if f.channels else Decay[b, t, h], LEAST))
+                    state[i, j] *= f.exp(T.max(Decay[b, t, h, i] if f.channels else Decay[b, t, h], LEAST))
                     terms[i, j] = state[i, j] * K[b, t, h // f.each, i]
                 T.reduce_sum(terms, u, dim=0)
                 for j in T.Parallel(columns):

@@ -1,0 +1,287 @@
+"""The kernel of the gradients of gated_delta and kda.
+
+The names are those of delta_kernels.  G, the gradient of the state, follows a delta rule itself, from the end to the start:
+    dv = A^T (P^T do + (beta k exp(g_last - g)) G),   G <- exp(g_last) G + (scale q exp g)^T do - (k exp g)^T dv.
+Four launches: what does not depend on the state, as in the forward direction; the states before the chunks and w; the G after
+the chunks and dv; and, all chunks at once, the other gradients.  A key reads (k_t^T state) and it writes (beta_t k_t w_t^T).
+With M = (do w^T) E for s <= t and N = (dv w^T) E for s < t, E_ts = exp(g_t - g_s),
+    dq = scale (exp(g) (do state^T) + M beta k),         read = -(exp(g) (dv state^T) + N beta k),
+    z = exp(g_last - g) (w G^T) + scale M^T q - N^T k,   dk = read + beta z,   dbeta = the rows of k * z.
+exp(g_t) stands beside all that step t reads with and exp(-g_t) beside all that it writes: dg = q * dq + k * read - k * beta z.
+log alpha_t is in g_t and all later ones: a sum from the end of the chunk, and beyond it the sum of G * (state after the chunk).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tilelang.language as T
+
+from .delta_kernels import COLUMNS, LEAST, DeltaForm, prepare, workspace
+
+
+@T.macro
+def states_before(f, work, results, chunks, b, h, v):
+    """The states before all chunks, transposed, and w, for 64 columns of values."""
+    (K, Ke, V, A, E, Initial), (Before, W) = work, results
+    state, Ss = T.alloc_fragment((COLUMNS, f.dim_k), f.acc), T.alloc_shared((COLUMNS, f.dim_k), f.dtype)
+    k, a, Vs, Ws = (T.alloc_shared((f.chunk, n), f.dtype) for n in (f.dim_k, f.chunk, COLUMNS, COLUMNS))
+    ke = T.alloc_shared((f.chunk, f.dim_k if f.channels else COLUMNS), f.dtype)
+    e = T.alloc_shared((f.dim_k if f.channels else 2 * f.chunk,), f.acc)
+    value = T.alloc_fragment((f.chunk, COLUMNS), f.acc)
+    for i, j in T.Parallel(COLUMNS, f.dim_k):
+        state[i, j] = Initial[b, h, j, v + i]
+    for c in T.Pipelined(chunks, num_stages=2):
+        t = c * f.chunk
+        T.copy(K[b, h, c, :, :] if f.channels else K[b, t:t + f.chunk, h // f.each, :], k)
+        T.copy(V[b, t:t + f.chunk, h, v:v + COLUMNS], Vs)
+        T.copy(A[b, h, c, :, :], a)
+        T.copy(E[b, h, c, :], e)
+        if f.channels:
+            T.copy(Ke[b, h, c, :, :], ke)
+        T.copy(state, Ss)
+        T.copy(Ss, Before[b, h, c, v:v + COLUMNS, :])
+        T.gemm(k, Ss, value, transpose_B=True, clear_accum=True)
+        for i, j in T.Parallel(f.chunk, COLUMNS):
+            Ws[i, j] = Vs[i, j] - value[i, j] * (T.cast(1, f.acc) if f.channels else e[i])
+        T.gemm(a, Ws, value, clear_accum=True)
+        T.copy(value, W[b, t:t + f.chunk, h, v:v + COLUMNS])
+        for i, j in T.Parallel(COLUMNS, f.dim_k):
+            state[i, j] *= e[j if f.channels else f.chunk - 1]
+        for i, j in T.Parallel(f.chunk, COLUMNS):
+            Ws[i, j] = value[i, j] * (T.cast(1, f.acc) if f.channels else e[f.chunk + i])
+        T.gemm(Ws, ke if f.channels else k, state, transpose_A=True)
+
+
+@T.macro
+def gradients_after(f, work, results, scale, chunks, b, h, v):
+    """The gradients of the states after all chunks, transposed, and dv, for 64 columns of values."""
+    (Q, K, Ke, A, P, E, dO, dFinal), (After, dV, dInitial) = work, results
+    G, Gs = T.alloc_fragment((COLUMNS, f.dim_k), f.acc), T.alloc_shared((COLUMNS, f.dim_k), f.dtype)
+    q, k, ke = (T.alloc_shared((f.chunk, f.dim_k), f.dtype) for _ in (0, 1, 2))
+    a, p = (T.alloc_shared((f.chunk, f.chunk), f.dtype) for _ in (0, 1))
+    dOs, dVs, e = (T.alloc_shared((f.chunk, COLUMNS), f.dtype), T.alloc_shared((f.chunk, COLUMNS), f.dtype),
+                   T.alloc_shared((f.dim_k if f.channels else 2 * f.chunk,), f.acc))
+    value, one = T.alloc_fragment((f.chunk, COLUMNS), f.acc), T.cast(1, f.acc)
+    for i, j in T.Parallel(COLUMNS, f.dim_k):
+        G[i, j] = dFinal[b, h, j, v + i]
+    for step in T.Pipelined(chunks, num_stages=2):
+        c, t = chunks - 1 - step, (chunks - 1 - step) * f.chunk
+        T.copy(Q[b, h, c, :, :] if f.channels else Q[b, t:t + f.chunk, h // f.each, :], q)
+        T.copy(K[b, h, c, :, :] if f.channels else K[b, t:t + f.chunk, h // f.each, :], k)
+        T.copy(dO[b, t:t + f.chunk, h, v:v + COLUMNS], dOs)
+        T.copy(A[b, h, c, :, :], a)
+        T.copy(P[b, h, c, :, :], p)
+        T.copy(E[b, h, c, :], e)
+        if f.channels:
+            T.copy(Ke[b, h, c, :, :], ke)
+        T.copy(G, Gs)
+        T.copy(Gs, After[b, h, c, v:v + COLUMNS, :])
+        T.gemm(ke if f.channels else k, Gs, value, transpose_B=True, clear_accum=True)
+        for i, j in T.Parallel(f.chunk, COLUMNS):
+            value[i, j] *= one if f.channels else e[f.chunk + i]
+        T.gemm(p, dOs, value, transpose_A=True)
+        T.copy(value, dVs)
+        T.gemm(a, dVs, value, transpose_A=True, clear_accum=True)
+        T.copy(value, dV[b, t:t + f.chunk, h, v:v + COLUMNS])
+        for i, j in T.Parallel(COLUMNS, f.dim_k):
+            G[i, j] *= e[j if f.channels else f.chunk - 1]
+        for i, j in T.Parallel(f.chunk, COLUMNS):
+            dVs[i, j] = -value[i, j] * (one if f.channels else e[i])
+        for i, j in T.Parallel(f.chunk, COLUMNS):
+            dOs[i, j] *= one if f.channels else scale * e[i]
+        T.gemm(dVs, k, G, transpose_A=True)
+        T.gemm(dOs, q, G, transpose_A=True)
+    for i, j in T.Parallel(COLUMNS, f.dim_k):
+        dInitial[b, h, j, v + i] = G[i, j]
+
+
+class Sums(NamedTuple):
+    """What is summed over the columns of values: do w^T, dv w^T; do state^T, dv state^T, w G^T; the rows of state * G."""
+
+    M: Any
+    N: Any
+    q: Any
+    read: Any
+    z: Any
+    edge: Any
+
+    @staticmethod
+    def of(f: DeltaForm) -> Sums:
+        shapes = [(f.chunk, f.chunk)] * 2 + [(f.chunk, f.dim_k)] * 3 + [(f.dim_k,)]
+        return Sums(*(T.alloc_fragment(x, f.acc) for x in shapes))
+
+
+@T.macro
+def sum_values(f, sums, work, b, h, c):
+    """Sum over the columns of values, 64 after another."""
+    (dO, dV, W, Before, After), t = work, c * f.chunk
+    do, dv, w = (T.alloc_shared((f.chunk, COLUMNS), f.dtype) for _ in (0, 1, 2))
+    S, G = T.alloc_shared((COLUMNS, f.dim_k), f.dtype), T.alloc_shared((COLUMNS, f.dim_k), f.dtype)
+    both = T.alloc_fragment((COLUMNS, f.dim_k), f.acc)
+    _ = [T.clear(x) for x in sums]
+    for p in T.serial(f.dim_v // COLUMNS):
+        v = p * COLUMNS
+        T.copy(dO[b, t:t + f.chunk, h, v:v + COLUMNS], do)
+        T.copy(dV[b, t:t + f.chunk, h, v:v + COLUMNS], dv)
+        T.copy(W[b, t:t + f.chunk, h, v:v + COLUMNS], w)
+        T.copy(Before[b, h, c, v:v + COLUMNS, :], S)
+        T.copy(After[b, h, c, v:v + COLUMNS, :], G)
+        T.gemm(do, w, sums.M, transpose_B=True)
+        T.gemm(dv, w, sums.N, transpose_B=True)
+        T.gemm(do, S, sums.q)
+        T.gemm(dv, S, sums.read)
+        T.gemm(w, G, sums.z)
+        for i, j in T.Parallel(COLUMNS, f.dim_k):
+            both[i, j] = T.cast(S[i, j], f.acc) * G[i, j]
+        T.reduce_sum(both, sums.edge, dim=0, clear=False)
+
+
+def factors(f: DeltaForm, g: Any, n: int) -> tuple[Any, Any]:
+    """The decays, functions of (step, channel), that the earlier and the later step of a pair bring into a product: from the last
+    step of the first half of 2 n steps; with n of 0, where M and N have the decay, 1."""
+    def since(i: Any, d: Any) -> Any:
+        x = g[i, d] - g[i // (2 * n) * 2 * n + n - 1, d]
+        return x if n == 4 else -T.abs(x)
+
+    if n == 0:
+        return (lambda i, d: T.cast(1, f.acc),) * 2
+    return lambda i, d: f.exp(-since(i, d) if n == 4 else since(i, d)), lambda i, d: f.exp(since(i, d))
+
+
+@T.macro
+def add_pairs(f, sums, Q, K, g, beta, scale, n):
+    """Add what pairs of steps give.  n: 0 with one decay a step; else those of two halves of 2 n steps, or, with n of 4, of one
+    block of 8, for a decay of every channel."""
+    kind = "float32" if n == 4 and f.dtype == "float16" else f.dtype  # the decay of 4 steps is not a float16
+    Ms, Ns, X = (T.alloc_shared((f.chunk, m), kind) for m in (f.chunk, f.chunk, f.dim_k))
+    more, zero = T.alloc_fragment((f.chunk, f.dim_k), f.acc), T.cast(0, f.acc)
+    before, after = factors(f, g, n)
+    for i, j in T.Parallel(f.chunk, f.chunk):
+        here = (i ^ j) < 2 * n if n == 4 else ((i ^ j) < 2 * n) & ((i ^ j) >= n) if n else j <= i
+        decay = T.cast(1, f.acc) if n else f.exp(T.min(g[i] - g[j], zero))
+        Ms[i, j] = T.if_then_else(here & (j <= i), sums.M[i, j] * decay, zero)
+        Ns[i, j] = T.if_then_else(here & (j < i), sums.N[i, j] * decay, zero)
+    for i, d in T.Parallel(f.chunk, f.dim_k):
+        X[i, d] = K[i, d] * (beta[i] * before(i, d))
+    T.gemm(Ms, X, more, clear_accum=True)
+    for i, d in T.Parallel(f.chunk, f.dim_k):
+        sums.q[i, d] += more[i, d] * (scale * after(i, d))
+    T.gemm(Ns, X, more, clear_accum=True)
+    for i, d in T.Parallel(f.chunk, f.dim_k):
+        sums.read[i, d] += more[i, d] * after(i, d)
+    for i, d in T.Parallel(f.chunk, f.dim_k):
+        X[i, d] = Q[i, d] * (scale * after(i, d))
+    T.gemm(Ms, X, more, transpose_A=True, clear_accum=True)
+    for i, d in T.Parallel(f.chunk, f.dim_k):
+        X[i, d] = -K[i, d] * after(i, d)
+    T.gemm(Ns, X, more, transpose_A=True)
+    for i, d in T.Parallel(f.chunk, f.dim_k):
+        sums.z[i, d] += more[i, d] * before(i, d)
+
+
+@T.macro
+def decays(f, Decay, g, seq, b, h, t):
+    """The sums of log alpha."""
+    if f.channels:
+        for i, d in T.Parallel(f.chunk, f.dim_k):
+            g[i, d] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h, d], LEAST), T.cast(0, f.acc))
+    else:
+        for i in T.Parallel(f.chunk):
+            g[i] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h], LEAST), T.cast(0, f.acc))
+    T.cumsum(g, dim=0)
+
+
+@T.macro
+def of_decays(f, each, edge, Decay, dDecay, seq, b, h, t):
+    """The gradient of log alpha, 0 where it counts as -20.  each: that of g; edge: what later chunks give to all steps."""
+    if f.channels:
+        steps, later = T.alloc_shared((f.chunk, f.dim_k), f.acc), T.alloc_shared((f.dim_k,), f.acc)
+        T.copy(each, steps)
+        T.copy(edge, later)
+        T.cumsum(steps, dim=0, reverse=True)
+        for i, d in T.Parallel(f.chunk, f.dim_k):
+            if t + i < seq:
+                dDecay[b, t + i, h, d] = T.if_then_else(Decay[b, t + i, h, d] >= LEAST, steps[i, d] + later[d], T.cast(0, f.acc))
+    else:
+        steps, later = T.alloc_shared((f.chunk,), f.acc), T.alloc_shared((1,), f.acc)
+        row, total = T.alloc_fragment((f.chunk,), f.acc), T.alloc_fragment((1,), f.acc)
+        T.reduce_sum(each, row, dim=1)
+        T.reduce_sum(edge, total)
+        T.copy(row, steps)
+        T.copy(total, later)
+        T.cumsum(steps, dim=0, reverse=True)
+        for i in T.Parallel(f.chunk):
+            if t + i < seq:
+                dDecay[b, t + i, h] = T.if_then_else(Decay[b, t + i, h] >= LEAST, steps[i] + later[0], T.cast(0, f.acc))
+
+
+@T.macro
+def of_chunk(f, inputs, work, results, scale, seq, b, h, c):
+    """The gradients of q, k, log alpha and beta of a chunk."""
+    (Q, K, Decay, Beta), (dQ, dK, dDecay, dBeta), t, last = inputs, results, c * f.chunk, f.chunk - 1
+    Qs, Ks = T.alloc_shared((f.chunk, f.dim_k), f.dtype), T.alloc_shared((f.chunk, f.dim_k), f.dtype)
+    g, beta = T.alloc_shared((f.chunk, f.dim_k) if f.channels else (f.chunk,), f.acc), T.alloc_shared((f.chunk,), f.acc)
+    sums, each, row = Sums.of(f), T.alloc_fragment((f.chunk, f.dim_k), f.acc), T.alloc_fragment((f.chunk,), f.acc)
+    sum_values(f, sums, work, b, h, c)
+    T.copy(Q[b, t:t + f.chunk, h // f.each, :], Qs)
+    T.copy(K[b, t:t + f.chunk, h // f.each, :], Ks)
+    T.copy(Beta[b, t:t + f.chunk, h], beta)
+    decays(f, Decay, g, seq, b, h, t)
+    for i, d in T.Parallel(f.chunk, f.dim_k):
+        sums.q[i, d] *= scale * f.exp(g[i, d] if f.channels else g[i])
+        sums.read[i, d] *= f.exp(g[i, d] if f.channels else g[i])
+        sums.z[i, d] *= f.exp(g[last, d] - g[i, d] if f.channels else g[last] - g[i])
+        each[i, d] = Ks[i, d] * (beta[i] * sums.z[i, d])
+    for d in T.Parallel(f.dim_k):
+        sums.edge[d] *= f.exp(g[last, d] if f.channels else g[last])
+    T.reduce_sum(each, sums.edge, dim=0, clear=False)
+    if f.channels:
+        _ = [add_pairs(f, sums, Qs, Ks, g, beta, scale, n) for n in (32, 16, 8, 4) if 2 * n <= max(8, f.chunk)]
+    else:
+        add_pairs(f, sums, Qs, Ks, g, beta, scale, 0)
+    for i, d in T.Parallel(f.chunk, f.dim_k):
+        each[i, d] = Ks[i, d] * sums.z[i, d]
+    T.reduce_sum(each, row, dim=1)
+    for i in T.Parallel(f.chunk):
+        if t + i < seq:
+            dBeta[b, t + i, h] = row[i]
+    for i, d in T.Parallel(f.chunk, f.dim_k):
+        sums.z[i, d] *= beta[i]
+        each[i, d] = Qs[i, d] * sums.q[i, d] - Ks[i, d] * (sums.read[i, d] + sums.z[i, d])
+        sums.z[i, d] -= sums.read[i, d]
+    of_decays(f, each, sums.edge, Decay, dDecay, seq, b, h, t)
+    T.copy(sums.q, dQ[b, t:t + f.chunk, h, :])
+    T.copy(sums.z, dK[b, t:t + f.chunk, h, :])
+
+
+def delta_backward(f: DeltaForm) -> Any:
+    """(Q, K, V, Decay, Beta, Initial, scale, dO, dFinal, A, P, E, Qd, Kd, Ke, Before, After, W, dQ, dK, dV, dDecay, dBeta, dInitial).
+
+    As for delta_chunks; Before, After (batch, heads, chunks, dim_v, dim_k), W and dV like V.  dQ, dK: (batch, seq, heads, dim_k),
+    of the type of the accumulators where heads of q and k have several heads of v."""
+    batch, seq, chunks = T.dynamic("batch, seq, chunks")
+    key, value, row = (batch, seq, f.heads // f.each, f.dim_k), (batch, seq, f.heads, f.dim_v), (batch, seq, f.heads)
+    states, kept = (batch, f.heads, f.dim_k, f.dim_v), [T.Tensor(*x) for x in workspace(f, batch, chunks)]
+    decay, wide = T.Tensor((*row, f.dim_k) if f.channels else row, f.acc), T.Tensor((batch, f.heads, chunks, f.dim_v, f.dim_k), f.dtype)
+    of_key = T.Tensor((*row, f.dim_k), f.dtype if f.each == 1 else f.acc)
+
+    @T.prim_func
+    def delta_rule_gradients(Q: T.Tensor(key, f.dtype), K: T.Tensor(key, f.dtype), V: T.Tensor(value, f.dtype), Decay: decay,
+                             Beta: T.Tensor(row, f.acc), Initial: T.Tensor(states, f.acc),
+                             scale: T.float64 if f.acc == "float64" else T.float32, dO: T.Tensor(value, f.dtype),
+                             dFinal: T.Tensor(states, f.acc), A: kept[0], P: kept[1], E: kept[2], Qd: kept[3], Kd: kept[4],
+                             Ke: kept[5], Before: wide, After: wide, W: T.Tensor(value, f.dtype), dQ: of_key, dK: of_key,
+                             dV: T.Tensor(value, f.dtype), dDecay: decay, dBeta: T.Tensor(row, f.acc),
+                             dInitial: T.Tensor(states, f.acc)):
+        with T.Kernel(chunks, f.heads, batch, threads=f.threads) as (c, h, b):
+            prepare(f, (Q, K, Decay, Beta), (A, P, E, Qd, Kd, Ke), scale, seq, b, h, c)
+        with T.Kernel(f.dim_v // COLUMNS, f.heads, batch, threads=128) as (x, h, b):
+            states_before(f, (Kd if f.channels else K, Ke, V, A, E, Initial), (Before, W), chunks, b, h, x * COLUMNS)
+        with T.Kernel(f.dim_v // COLUMNS, f.heads, batch, threads=128) as (x, h, b):
+            work = (*((Qd, Kd) if f.channels else (Q, K)), Ke, A, P, E, dO, dFinal)
+            gradients_after(f, work, (After, dV, dInitial), scale, chunks, b, h, x * COLUMNS)
+        with T.Kernel(chunks, f.heads, batch, threads=256) as (c, h, b):
+            of_chunk(f, (Q, K, Decay, Beta), (dO, dV, W, Before, After), (dQ, dK, dDecay, dBeta), scale, seq, b, h, c)
+
+    return delta_rule_gradients
