@@ -195,32 +195,17 @@ def line(row: dict[str, Any]) -> str:
 
 def kernels(c: Case) -> list[str]:
     """Each kernel of forward and backward, compiled for sm_90a and not run: registers, spills, blocks of an SM."""
-    from tilelang.library import place
-
-    target, found = {"kind": "cuda", "arch": "sm_90a"}, []
-    real = place.compile
-
-    def compiled(program: Any, **options: Any) -> Callable[..., None]:
-        options.update(target=target, execution_backend=None)
-        for k in real(program, **options).report_data["kernels"]:
-            found.append(f"    {k['name']:44s} {k['registers']:4d} registers, {k['spills']} spills, "
-                         f"{k['occupancy']['blocks']} blocks of {k['threads']}")
-        return lambda *args: None
+    from suite.compiled import kernels as compiled
 
     given = [torch.empty(s, dtype=c.dtype, requires_grad=len(c.moved) > 1) for s in c.shapes]
-    place.KERNELS.clear()
-    place.compile = compiled
-    before = place._device, place.Place.of
-    at = place.Place(place.Target(target), None, 132)
-    place.Place.of = staticmethod(lambda *args: at)  # type: ignore[method-assign]
-    try:
+
+    def call() -> None:
         y = c.ours(*given)
         if y.requires_grad:
             torch.autograd.grad(y, given, torch.empty_like(y))
-    finally:
-        place.compile, place.Place.of = real, before[1]  # type: ignore[method-assign]
-        place.KERNELS.clear()
-    return found
+
+    return [f"    {k['name']:44s} {k['registers']:4d} registers, {k['spills']} spills, "
+            f"{k['occupancy']['blocks']} blocks of {k['threads']}" for k in compiled(call)]
 
 
 def main() -> int:

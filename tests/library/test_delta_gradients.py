@@ -7,10 +7,12 @@ from tilelang.library import gated_delta, kda
 torch = pytest.importorskip("torch")
 MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
             "gfx942": {"kind": "hip", "mcpu": "gfx942"}}
-EACH = ["cpu", "sm_80", "sm_90a", pytest.param("gfx942", marks=pytest.mark.slow)]
+SLOW = pytest.mark.slow
+EACH = ["sm_90a", *(pytest.param(x, marks=SLOW) for x in ("cpu", "sm_80", "gfx942"))]
+KINDS = ["bfloat16", pytest.param("float16", marks=SLOW)]
 FUNCTIONS = {"gated_delta": gated_delta, "kda": kda}
 # batch, seq, key heads, heads, dim_k, dim_v
-SIZES = [(1, 100, 1, 2, 64, 64), pytest.param((2, 70, 1, 1, 128, 128), marks=pytest.mark.slow)]
+SIZES = [(1, 70, 1, 2, 64, 64), pytest.param((2, 100, 1, 1, 128, 128), marks=SLOW)]
 
 
 def drawn(name, batch, seq, key_heads, heads, dim_k, dim_v, kind="float64", strength=0.2):
@@ -50,7 +52,7 @@ def ours(name, target=None):
                                                                    target=target)
 
 
-@pytest.mark.parametrize("strength", [0.2, 10])
+@pytest.mark.parametrize("strength", [pytest.param(0.2, marks=SLOW), 10])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_float64_is_exact(name, strength):
     given, grads = drawn(name, 1, 100, 1, 2, 64, 64, strength=strength)
@@ -61,7 +63,7 @@ def test_float64_is_exact(name, strength):
 
 
 @pytest.mark.parametrize("where", EACH)
-@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_are_those_of_the_recurrence(name, sizes, kind, where):

@@ -8,10 +8,12 @@ from tilelang.library import mamba2
 
 MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
             "gfx942": {"kind": "hip", "mcpu": "gfx942"}}
-EACH = ["cpu", "sm_80", "sm_90a", pytest.param("gfx942", marks=pytest.mark.slow)]
+SLOW = pytest.mark.slow
+EACH = ["sm_90a", *(pytest.param(x, marks=SLOW) for x in ("cpu", "sm_80", "gfx942"))]
+KINDS = ["float16", pytest.param("bfloat16", marks=SLOW)]
 NAMES = "x", "dt", "a", "b", "c", "d", "initial"
 # batch, seq, heads, groups, P, N
-SIZES = [(1, 100, 2, 1, 64, 64), (2, 70, 2, 2, 32, 48)]
+SIZES = [(1, 100, 2, 1, 64, 64), pytest.param((2, 70, 2, 2, 32, 48), marks=SLOW)]
 
 
 def drawn(torch, batch, seq, heads, groups, p, n, kind="float64"):
@@ -56,7 +58,7 @@ def test_float64_is_exact(sizes):
 
 
 @pytest.mark.parametrize("where", EACH)
-@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_results_and_gradients_are_those_of_the_recurrence(sizes, kind, where):
     torch = pytest.importorskip("torch")
@@ -95,7 +97,8 @@ def test_a_call_without_d_and_initial_is_compiled_whole():
 def test_numpy_arrays_and_empty_sequences():
     rng = np.random.default_rng(0)
     x, b, c = (rng.standard_normal((1, 0, n, 64)).astype(np.float16) for n in (2, 1, 1))
-    y, last = mamba2(x, np.zeros((1, 0, 2), np.float32), -np.ones(2, np.float32), b, c, initial=np.ones((1, 2, 64, 64), np.float32))
+    dt, a, state = np.zeros((1, 0, 2), np.float32), -np.ones(2, np.float32), np.ones((1, 2, 64, 64), np.float32)
+    y, last = mamba2(x, dt, a, b, c, initial=state)
     assert y.shape == x.shape and (last == 1).all()
 
 

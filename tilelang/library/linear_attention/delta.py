@@ -1,4 +1,4 @@
-"""`gated_delta` and `kda`: linear attention that overwrites what its state holds for a key, in chunks of steps, with gradients."""
+"""`gated_delta` and `kda`: linear attention that overwrites what its state holds for a key, in chunks, with gradients."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def gated_delta(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: flo
     scale: dim_k ** -0.5 by default.  initial: the state before the first step, zeros by default.  float64, for all tensors, on
     the CPU.
 
-    Gradients of all tensors, of their types; the same inputs give the same bits.  Saved for them: the inputs; what chunks need is
-    computed again.  Memory of backward beside the results: for each chunk of 64 steps and head 4 dim_k dim_v + 16,640 bytes, of
-    `kda` 384 dim_k more, and 2 bytes for each element of v.
+    Gradients of all tensors, of their types; the same inputs give the same bits.  Saved for them: the inputs; what chunks need
+    is computed again.  Memory of backward beside the results: for each chunk of 64 steps and head 4 dim_k dim_v + 16,640
+    bytes, of `kda` 384 dim_k more, and 2 bytes for each element of v.
 
     Raises delta-argument.
 
@@ -120,11 +120,14 @@ def _gradient(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, init
     form, kernel = fitting_kernel(at, delta_backward, *(_form(name, q, v, at)._replace(chunk=n) for n in CHUNKS))
     chunks = -(-seq // form.chunk)
     work = [empty(q, *x) for x in workspace(form, batch, chunks)]
-    work += [empty(q, (batch, heads, chunks, dim_v, dim_k), type_name(q)) for _ in (0, 1)] + [empty(q, tuple(v.shape), type_name(q))]
+    work += [empty(q, (batch, heads, chunks, dim_v, dim_k), type_name(q)) for _ in (0, 1)]
+    work.append(empty(q, tuple(v.shape), type_name(q)))
+    parts = empty(q, (dim_k // form.width, batch, seq, heads), kind)
     of_keys = [dq, dk] if form.each == 1 else [empty(q, (batch, seq, heads, dim_k), kind) for _ in (0, 1)]
     inputs = map(contiguous, (q, k, v, log_alpha, beta, before))
     kernel(*inputs, dim_k ** -0.5 if scale is None else scale, contiguous(dout), contiguous(final), *work, *of_keys, dv, ddecay,
-           dbeta, empty(q, states, kind) if initial is None else dinitial)
+           parts, empty(q, states, kind) if initial is None else dinitial)
+    dbeta[...] = parts.sum(0)
     if form.each > 1:
         for x, y in zip((dq, dk), of_keys):
             x[...] = y.reshape(batch, seq, key_heads, form.each, dim_k).sum(3)

@@ -108,38 +108,38 @@ class Sums(NamedTuple):
 
     @staticmethod
     def of(f: DeltaForm) -> Sums:
-        shapes = [(f.chunk, f.chunk)] * 2 + [(f.chunk, f.dim_k)] * 3 + [(f.dim_k,)]
+        shapes = [(f.chunk, f.chunk)] * 2 + [(f.chunk, f.width)] * 3 + [(f.width,)]
         return Sums(*(T.alloc_fragment(x, f.acc) for x in shapes))
 
 
 @T.macro
-def sum_values(f, sums, work, b, h, c):
+def sum_values(f, sums, work, b, h, c, d0):
     """Sum over the columns of values, 64 after another."""
     (dO, dV, W, Before, After), t = work, c * f.chunk
     do, dv, w = (T.alloc_shared((f.chunk, COLUMNS), f.dtype) for _ in (0, 1, 2))
-    S, G = T.alloc_shared((COLUMNS, f.dim_k), f.dtype), T.alloc_shared((COLUMNS, f.dim_k), f.dtype)
-    both = T.alloc_fragment((COLUMNS, f.dim_k), f.acc)
+    S, G = T.alloc_shared((COLUMNS, f.width), f.dtype), T.alloc_shared((COLUMNS, f.width), f.dtype)
+    both = T.alloc_fragment((COLUMNS, f.width), f.acc)
     _ = [T.clear(x) for x in sums]
     for p in T.serial(f.dim_v // COLUMNS):
         v = p * COLUMNS
         T.copy(dO[b, t:t + f.chunk, h, v:v + COLUMNS], do)
         T.copy(dV[b, t:t + f.chunk, h, v:v + COLUMNS], dv)
         T.copy(W[b, t:t + f.chunk, h, v:v + COLUMNS], w)
-        T.copy(Before[b, h, c, v:v + COLUMNS, :], S)
-        T.copy(After[b, h, c, v:v + COLUMNS, :], G)
+        T.copy(Before[b, h, c, v:v + COLUMNS, d0:d0 + f.width], S)
+        T.copy(After[b, h, c, v:v + COLUMNS, d0:d0 + f.width], G)
         T.gemm(do, w, sums.M, transpose_B=True)
         T.gemm(dv, w, sums.N, transpose_B=True)
         T.gemm(do, S, sums.q)
         T.gemm(dv, S, sums.read)
         T.gemm(w, G, sums.z)
-        for i, j in T.Parallel(COLUMNS, f.dim_k):
+        for i, j in T.Parallel(COLUMNS, f.width):
             both[i, j] = T.cast(S[i, j], f.acc) * G[i, j]
         T.reduce_sum(both, sums.edge, dim=0, clear=False)
 
 
 def factors(f: DeltaForm, g: Any, n: int) -> tuple[Any, Any]:
-    """The decays, functions of (step, channel), that the earlier and the later step of a pair bring into a product: from the last
-    step of the first half of 2 n steps; with n of 0, where M and N have the decay, 1."""
+    """The decays, functions of (step, channel), that the earlier and the later step of a pair bring into a product: from the
+    last step of the first half of 2 n steps; with n of 0, where M and N have the decay, 1."""
     def since(i: Any, d: Any) -> Any:
         x = g[i, d] - g[i // (2 * n) * 2 * n + n - 1, d]
         return x if n == 4 else -T.abs(x)
@@ -154,38 +154,38 @@ def add_pairs(f, sums, Q, K, g, beta, scale, n):
     """Add what pairs of steps give.  n: 0 with one decay a step; else those of two halves of 2 n steps, or, with n of 4, of one
     block of 8, for a decay of every channel."""
     kind = "float32" if n == 4 and f.dtype == "float16" else f.dtype  # the decay of 4 steps is not a float16
-    Ms, Ns, X = (T.alloc_shared((f.chunk, m), kind) for m in (f.chunk, f.chunk, f.dim_k))
-    more, zero = T.alloc_fragment((f.chunk, f.dim_k), f.acc), T.cast(0, f.acc)
+    Ms, Ns, X = (T.alloc_shared((f.chunk, m), kind) for m in (f.chunk, f.chunk, f.width))
+    more, zero = T.alloc_fragment((f.chunk, f.width), f.acc), T.cast(0, f.acc)
     before, after = factors(f, g, n)
     for i, j in T.Parallel(f.chunk, f.chunk):
         here = (i ^ j) < 2 * n if n == 4 else ((i ^ j) < 2 * n) & ((i ^ j) >= n) if n else j <= i
         decay = T.cast(1, f.acc) if n else f.exp(T.min(g[i] - g[j], zero))
         Ms[i, j] = T.if_then_else(here & (j <= i), sums.M[i, j] * decay, zero)
         Ns[i, j] = T.if_then_else(here & (j < i), sums.N[i, j] * decay, zero)
-    for i, d in T.Parallel(f.chunk, f.dim_k):
+    for i, d in T.Parallel(f.chunk, f.width):
         X[i, d] = K[i, d] * (beta[i] * before(i, d))
     T.gemm(Ms, X, more, clear_accum=True)
-    for i, d in T.Parallel(f.chunk, f.dim_k):
+    for i, d in T.Parallel(f.chunk, f.width):
         sums.q[i, d] += more[i, d] * (scale * after(i, d))
     T.gemm(Ns, X, more, clear_accum=True)
-    for i, d in T.Parallel(f.chunk, f.dim_k):
+    for i, d in T.Parallel(f.chunk, f.width):
         sums.read[i, d] += more[i, d] * after(i, d)
-    for i, d in T.Parallel(f.chunk, f.dim_k):
+    for i, d in T.Parallel(f.chunk, f.width):
         X[i, d] = Q[i, d] * (scale * after(i, d))
     T.gemm(Ms, X, more, transpose_A=True, clear_accum=True)
-    for i, d in T.Parallel(f.chunk, f.dim_k):
+    for i, d in T.Parallel(f.chunk, f.width):
         X[i, d] = -K[i, d] * after(i, d)
     T.gemm(Ns, X, more, transpose_A=True)
-    for i, d in T.Parallel(f.chunk, f.dim_k):
+    for i, d in T.Parallel(f.chunk, f.width):
         sums.z[i, d] += more[i, d] * before(i, d)
 
 
 @T.macro
-def decays(f, Decay, g, seq, b, h, t):
+def decays(f, Decay, g, seq, b, h, t, d0):
     """The sums of log alpha."""
     if f.channels:
-        for i, d in T.Parallel(f.chunk, f.dim_k):
-            g[i, d] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h, d], LEAST), T.cast(0, f.acc))
+        for i, d in T.Parallel(f.chunk, f.width):
+            g[i, d] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h, d0 + d], LEAST), T.cast(0, f.acc))
     else:
         for i in T.Parallel(f.chunk):
             g[i] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h], LEAST), T.cast(0, f.acc))
@@ -193,16 +193,18 @@ def decays(f, Decay, g, seq, b, h, t):
 
 
 @T.macro
-def of_decays(f, each, edge, Decay, dDecay, seq, b, h, t):
+def of_decays(f, each, edge, Decay, dDecay, seq, b, h, t, d0):
     """The gradient of log alpha, 0 where it counts as -20.  each: that of g; edge: what later chunks give to all steps."""
     if f.channels:
-        steps, later = T.alloc_shared((f.chunk, f.dim_k), f.acc), T.alloc_shared((f.dim_k,), f.acc)
+        steps, later = T.alloc_shared((f.chunk, f.width), f.acc), T.alloc_shared((f.width,), f.acc)
         T.copy(each, steps)
         T.copy(edge, later)
         T.cumsum(steps, dim=0, reverse=True)
-        for i, d in T.Parallel(f.chunk, f.dim_k):
+        for i, d in T.Parallel(f.chunk, f.width):
             if t + i < seq:
-                dDecay[b, t + i, h, d] = T.if_then_else(Decay[b, t + i, h, d] >= LEAST, steps[i, d] + later[d], T.cast(0, f.acc))
+                x = d0 + d
+                found = steps[i, d] + later[d]
+                dDecay[b, t + i, h, x] = T.if_then_else(Decay[b, t + i, h, x] >= LEAST, found, T.cast(0, f.acc))
     else:
         steps, later = T.alloc_shared((f.chunk,), f.acc), T.alloc_shared((1,), f.acc)
         row, total = T.alloc_fragment((f.chunk,), f.acc), T.alloc_fragment((1,), f.acc)
@@ -217,62 +219,67 @@ def of_decays(f, each, edge, Decay, dDecay, seq, b, h, t):
 
 
 @T.macro
-def of_chunk(f, inputs, work, results, scale, seq, b, h, c):
-    """The gradients of q, k, log alpha and beta of a chunk."""
+def of_chunk(f, inputs, work, results, scale, seq, b, h, c, part):
+    """The gradients of q, k and log alpha of a chunk, for some channels, and what these give to that of beta."""
     (Q, K, Decay, Beta), (dQ, dK, dDecay, dBeta), t, last = inputs, results, c * f.chunk, f.chunk - 1
-    Qs, Ks = T.alloc_shared((f.chunk, f.dim_k), f.dtype), T.alloc_shared((f.chunk, f.dim_k), f.dtype)
-    g, beta = T.alloc_shared((f.chunk, f.dim_k) if f.channels else (f.chunk,), f.acc), T.alloc_shared((f.chunk,), f.acc)
-    sums, each, row = Sums.of(f), T.alloc_fragment((f.chunk, f.dim_k), f.acc), T.alloc_fragment((f.chunk,), f.acc)
-    sum_values(f, sums, work, b, h, c)
-    T.copy(Q[b, t:t + f.chunk, h // f.each, :], Qs)
-    T.copy(K[b, t:t + f.chunk, h // f.each, :], Ks)
+    d0 = part * f.width
+    Qs, Ks = T.alloc_shared((f.chunk, f.width), f.dtype), T.alloc_shared((f.chunk, f.width), f.dtype)
+    g, beta = T.alloc_shared((f.chunk, f.width) if f.channels else (f.chunk,), f.acc), T.alloc_shared((f.chunk,), f.acc)
+    sums, each, row = Sums.of(f), T.alloc_fragment((f.chunk, f.width), f.acc), T.alloc_fragment((f.chunk,), f.acc)
+    sum_values(f, sums, work, b, h, c, d0)
+    T.copy(Q[b, t:t + f.chunk, h // f.each, d0:d0 + f.width], Qs)
+    T.copy(K[b, t:t + f.chunk, h // f.each, d0:d0 + f.width], Ks)
     T.copy(Beta[b, t:t + f.chunk, h], beta)
-    decays(f, Decay, g, seq, b, h, t)
-    for i, d in T.Parallel(f.chunk, f.dim_k):
+    decays(f, Decay, g, seq, b, h, t, d0)
+    for i, d in T.Parallel(f.chunk, f.width):
         sums.q[i, d] *= scale * f.exp(g[i, d] if f.channels else g[i])
         sums.read[i, d] *= f.exp(g[i, d] if f.channels else g[i])
         sums.z[i, d] *= f.exp(g[last, d] - g[i, d] if f.channels else g[last] - g[i])
         each[i, d] = Ks[i, d] * (beta[i] * sums.z[i, d])
-    for d in T.Parallel(f.dim_k):
+    for d in T.Parallel(f.width):
         sums.edge[d] *= f.exp(g[last, d] if f.channels else g[last])
     T.reduce_sum(each, sums.edge, dim=0, clear=False)
     if f.channels:
         _ = [add_pairs(f, sums, Qs, Ks, g, beta, scale, n) for n in (32, 16, 8, 4) if 2 * n <= max(8, f.chunk)]
     else:
         add_pairs(f, sums, Qs, Ks, g, beta, scale, 0)
-    for i, d in T.Parallel(f.chunk, f.dim_k):
+    for i, d in T.Parallel(f.chunk, f.width):
         each[i, d] = Ks[i, d] * sums.z[i, d]
     T.reduce_sum(each, row, dim=1)
     for i in T.Parallel(f.chunk):
         if t + i < seq:
-            dBeta[b, t + i, h] = row[i]
-    for i, d in T.Parallel(f.chunk, f.dim_k):
+            dBeta[part, b, t + i, h] = row[i]
+    for i, d in T.Parallel(f.chunk, f.width):
         sums.z[i, d] *= beta[i]
         each[i, d] = Qs[i, d] * sums.q[i, d] - Ks[i, d] * (sums.read[i, d] + sums.z[i, d])
         sums.z[i, d] -= sums.read[i, d]
-    of_decays(f, each, sums.edge, Decay, dDecay, seq, b, h, t)
-    T.copy(sums.q, dQ[b, t:t + f.chunk, h, :])
-    T.copy(sums.z, dK[b, t:t + f.chunk, h, :])
+    of_decays(f, each, sums.edge, Decay, dDecay, seq, b, h, t, d0)
+    T.copy(sums.q, dQ[b, t:t + f.chunk, h, d0:d0 + f.width])
+    T.copy(sums.z, dK[b, t:t + f.chunk, h, d0:d0 + f.width])
 
 
 def delta_backward(f: DeltaForm) -> Any:
-    """(Q, K, V, Decay, Beta, Initial, scale, dO, dFinal, A, P, E, Qd, Kd, Ke, Before, After, W, dQ, dK, dV, dDecay, dBeta, dInitial).
+    """(Q, K, V, Decay, Beta, Initial, scale, dO, dFinal, A, P, E, Qd, Kd, Ke, Before, After, W, dQ, dK, dV, dDecay, dBeta,
+    dInitial).
 
-    As for delta_chunks; Before, After (batch, heads, chunks, dim_v, dim_k), W and dV like V.  dQ, dK: (batch, seq, heads, dim_k),
-    of the type of the accumulators where heads of q and k have several heads of v."""
+    As for delta_chunks; Before, After (batch, heads, chunks, dim_v, dim_k), W and dV like V.  dQ, dK: (batch, seq, heads,
+    dim_k), of the type of the accumulators where heads of q and k have several heads of v; dBeta: for each `width` channels."""
     batch, seq, chunks = T.dynamic("batch, seq, chunks")
     key, value, row = (batch, seq, f.heads // f.each, f.dim_k), (batch, seq, f.heads, f.dim_v), (batch, seq, f.heads)
     states, kept = (batch, f.heads, f.dim_k, f.dim_v), [T.Tensor(*x) for x in workspace(f, batch, chunks)]
-    decay, wide = T.Tensor((*row, f.dim_k) if f.channels else row, f.acc), T.Tensor((batch, f.heads, chunks, f.dim_v, f.dim_k), f.dtype)
+    decay = T.Tensor((*row, f.dim_k) if f.channels else row, f.acc)
+    wide = T.Tensor((batch, f.heads, chunks, f.dim_v, f.dim_k), f.dtype)
     of_key = T.Tensor((*row, f.dim_k), f.dtype if f.each == 1 else f.acc)
+
+    parts = f.dim_k // f.width
 
     @T.prim_func
     def delta_rule_gradients(Q: T.Tensor(key, f.dtype), K: T.Tensor(key, f.dtype), V: T.Tensor(value, f.dtype), Decay: decay,
                              Beta: T.Tensor(row, f.acc), Initial: T.Tensor(states, f.acc),
-                             scale: T.float64 if f.acc == "float64" else T.float32, dO: T.Tensor(value, f.dtype),
+                             scale: f.number, dO: T.Tensor(value, f.dtype),
                              dFinal: T.Tensor(states, f.acc), A: kept[0], P: kept[1], E: kept[2], Qd: kept[3], Kd: kept[4],
                              Ke: kept[5], Before: wide, After: wide, W: T.Tensor(value, f.dtype), dQ: of_key, dK: of_key,
-                             dV: T.Tensor(value, f.dtype), dDecay: decay, dBeta: T.Tensor(row, f.acc),
+                             dV: T.Tensor(value, f.dtype), dDecay: decay, dBeta: T.Tensor((parts, *row), f.acc),
                              dInitial: T.Tensor(states, f.acc)):
         with T.Kernel(chunks, f.heads, batch, threads=f.threads) as (c, h, b):
             prepare(f, (Q, K, Decay, Beta), (A, P, E, Qd, Kd, Ke), scale, seq, b, h, c)
@@ -281,7 +288,8 @@ def delta_backward(f: DeltaForm) -> Any:
         with T.Kernel(f.dim_v // COLUMNS, f.heads, batch, threads=128) as (x, h, b):
             work = (*((Qd, Kd) if f.channels else (Q, K)), Ke, A, P, E, dO, dFinal)
             gradients_after(f, work, (After, dV, dInitial), scale, chunks, b, h, x * COLUMNS)
-        with T.Kernel(chunks, f.heads, batch, threads=256) as (c, h, b):
-            of_chunk(f, (Q, K, Decay, Beta), (dO, dV, W, Before, After), (dQ, dK, dDecay, dBeta), scale, seq, b, h, c)
+        with T.Kernel(chunks * parts, f.heads, batch, threads=256) as (z, h, b):
+            work, results = (dO, dV, W, Before, After), (dQ, dK, dDecay, dBeta)
+            of_chunk(f, (Q, K, Decay, Beta), work, results, scale, seq, b, h, z // parts, z % parts)
 
     return delta_rule_gradients

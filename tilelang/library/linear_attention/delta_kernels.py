@@ -46,8 +46,17 @@ class DeltaForm(NamedTuple):
         return min(128, 4 * self.chunk)
 
     @property
+    def width(self) -> int:
+        """Channels of a block that computes gradients of q and k: fewer where they have decays, for registers."""
+        return min(self.dim_k, 64) if self.channels else self.dim_k
+
+    @property
     def acc(self) -> str:
         return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def number(self) -> Any:
+        return T.float64 if self.acc == "float64" else T.float32
 
     def exp(self, x: Any) -> Any:
         return T.exp(x) if self.acc == "float64" else T.exp2(x * LOG2E)
@@ -311,7 +320,7 @@ def delta_chunks(f: DeltaForm) -> Any:
     @T.prim_func
     def delta_rule(Q: T.Tensor(key, f.dtype), K: T.Tensor(key, f.dtype), V: T.Tensor(value, f.dtype),
                    Decay: T.Tensor((*row, f.dim_k) if f.channels else row, f.acc), Beta: T.Tensor(row, f.acc),
-                   Initial: T.Tensor(states, f.acc), scale: T.float64 if f.acc == "float64" else T.float32,
+                   Initial: T.Tensor(states, f.acc), scale: f.number,
                    A: kept[0], P: kept[1], E: kept[2], Qd: kept[3], Kd: kept[4], Ke: kept[5],
                    O: T.Tensor(value, f.dtype), Final: T.Tensor(states, f.acc)):
         with T.Kernel(chunks, f.heads, batch, threads=f.threads) as (c, h, b):
@@ -342,7 +351,7 @@ def delta_steps(f: DeltaForm) -> Any:
     @T.prim_func
     def delta_rule_steps(Q: T.Tensor(key, f.dtype), K: T.Tensor(key, f.dtype), V: T.Tensor(value, f.dtype),
                          Decay: T.Tensor((*row, f.dim_k) if f.channels else row, f.acc), Beta: T.Tensor(row, f.acc),
-                         Initial: T.Tensor(states, f.acc), scale: T.float64 if f.acc == "float64" else T.float32,
+                         Initial: T.Tensor(states, f.acc), scale: f.number,
                          O: T.Tensor(value, f.dtype), Final: T.Tensor(states, f.acc)):
         with T.Kernel(f.dim_v // columns, f.heads, batch, threads=128) as (x, h, b):
             state, terms = T.alloc_fragment((f.dim_k, columns), f.acc), T.alloc_fragment((f.dim_k, columns), f.acc)

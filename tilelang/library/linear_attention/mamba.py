@@ -17,7 +17,8 @@ from .ssd_kernels import SsdForm
 CHUNK = 256  # steps of a chunk of forward
 
 
-def mamba2(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any = None, *, initial: Any = None, target: Any = None) -> tuple[Any, Any]:
+def mamba2(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any = None, *, initial: Any = None,
+           target: Any = None) -> tuple[Any, Any]:
     """The outputs (batch, seq, heads, P), of x's type, and the last state (batch, heads, P, N), float32, of
 
         state_t = exp(a dt_t) state_(t-1) + dt_t x_t b_t^T,      y_t = state_t c_t + d x_t.
@@ -28,8 +29,8 @@ def mamba2(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any = None, *, initial: A
     for all tensors, on the CPU.
 
     Gradients of all tensors, of their types; the same inputs give the same bits.  Saved for them: the inputs; states of chunks
-    are computed again.  Memory of backward beside the results: 4 bytes a state entry for each 64 steps, 8 bytes a step and head,
-    and up to 64 bytes an entry of b.
+    are computed again.  Memory of backward beside the results: 4 bytes a state entry for each 64 steps, 8 bytes a step and
+    head, and up to 64 bytes an entry of b.
     target: as for tilelang.compile, instead of the device that x is on.
 
     Raises ssd-argument.
@@ -125,7 +126,7 @@ def _gradient(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, tar
     dt, sums_ = _sums(at, x, dt, a, f)
     before = _walk(at, f, False, x, b, dt, sums_, first, empty(x, states, f.acc))
     after = _walk(at, f, True, dy, c, dt, sums_, final, empty(x, states, f.acc) if initial is None else dinitial)
-    batch, seq, chunks = *x.shape[:2], dt.shape[2]
+    batch, chunks = x.shape[0], dt.shape[2]
     of_heads = [empty(x, (batch, chunks, f.heads), f.acc) for _ in (0, 1)]
     parts = [empty(x, (f.slices, *b.shape), f.acc) for _ in (0, 1)]
     kernel = fast_kernel(at, gradients, f)

@@ -108,7 +108,8 @@ def walk(f: MambaForm, back: bool, columns: int) -> Any:
                    Last: T.Tensor((batch, f.heads, f.p, f.n), f.acc)):
         with T.Kernel(f.n // columns, f.heads, batch, threads=128) as (v, h, b):
             Xs, Bs = T.alloc_shared((STEPS, f.p), f.dtype), T.alloc_shared((STEPS, columns), f.dtype)
-            Xw, a_s, d_s = T.alloc_shared((STEPS, f.p), f.dtype), T.alloc_shared((STEPS,), f.acc), T.alloc_shared((STEPS,), f.acc)
+            Xw, weight = T.alloc_shared((STEPS, f.p), f.dtype), T.alloc_shared((STEPS,), f.acc)
+            a_s, d_s = T.alloc_shared((STEPS,), f.acc), T.alloc_shared((STEPS,), f.acc)
             state, begin = T.alloc_fragment((f.p, columns), f.acc), T.alloc_fragment((1,), f.acc)
             T.copy(First[b, h, :, v * columns:(v + 1) * columns], state)
             for step in T.Pipelined(chunks * per, num_stages=2):
@@ -121,8 +122,10 @@ def walk(f: MambaForm, back: bool, columns: int) -> Any:
                 if step % per == 0:
                     T.copy(state, States[b, c, h, :, v * columns:(v + 1) * columns])
                 begin[0] = T.if_then_else(at > 0, A[b, h, c, T.max(at - 1, 0)], T.cast(0, f.acc))
+                for i in T.Parallel(STEPS):
+                    weight[i] = f.exp(a_s[i] - begin[0]) if back else f.exp(a_s[STEPS - 1] - a_s[i]) * d_s[i]
                 for i, j in T.Parallel(STEPS, f.p):
-                    Xw[i, j] = Xs[i, j] * (f.exp(a_s[i] - begin[0]) if back else f.exp(a_s[STEPS - 1] - a_s[i]) * d_s[i])
+                    Xw[i, j] = Xs[i, j] * weight[i]
                 for i, j in T.Parallel(f.p, columns):
                     state[i, j] *= f.exp(a_s[STEPS - 1] - begin[0])
                 T.gemm(Xw, Bs, state, transpose_A=True)
@@ -137,12 +140,11 @@ def of_pairs(f, tiles, CB, Cs, Bs, dB, dC, row, column):
     pairs = T.alloc_fragment((STEPS, STEPS), f.acc)
     T.gemm(tiles.dy, tiles.x, pairs, transpose_B=True, clear_accum=True)
     for i, j in T.Parallel(STEPS, STEPS):
-        pairs[i, j] = T.if_then_else(j <= i, pairs[i, j] * f.exp(T.min(tiles.a[i] - tiles.a[j], T.cast(0, f.acc))), T.cast(0, f.acc))
+        decay = T.if_then_else(j <= i, f.exp(T.min(tiles.a[i] - tiles.a[j], T.cast(0, f.acc))), T.cast(0, f.acc))
+        tiles.W[i, j] = CB[i, j] * (decay * tiles.dt[j])
+        pairs[i, j] *= decay
+    for i, j in T.Parallel(STEPS, STEPS):
         tiles.dCB[i, j] = pairs[i, j] * tiles.dt[j]
-    for i, j in T.Parallel(STEPS, STEPS):
-        tiles.W[i, j] = T.if_then_else(j <= i, CB[i, j] * f.exp(T.min(tiles.a[i] - tiles.a[j], T.cast(0, f.acc))) * tiles.dt[j],
-                                       T.cast(0, f.acc))
-    for i, j in T.Parallel(STEPS, STEPS):
         pairs[i, j] *= CB[i, j]
     T.reduce_sum(pairs, column, dim=0)
     for i, j in T.Parallel(STEPS, STEPS):

@@ -38,12 +38,26 @@ class SsdForm(NamedTuple):
     def acc(self) -> str:
         return "float64" if self.dtype == "float64" else "float32"
 
-    def exp(self, x: Any) -> Any:
-        return T.exp(x) if self.acc == "float64" else T.exp2(x * LOG2E)
+    @property
+    def unit(self) -> float:
+        """What exponents are multiplied by before `power`."""
+        return 1.0 if self.acc == "float64" else LOG2E
+
+    def power(self, x: Any) -> Any:
+        """e to the power of x / unit."""
+        return T.exp(x) if self.acc == "float64" else T.exp2(x)
+
+
+@T.macro
+def weigh(weight, q, a, dt, at):
+    """The weights of a head's steps from `at` on."""
+    for s in T.Parallel(*dt.shape):
+        weight[q, s] = T.exp2((a[a.shape[0] - 1] - a[at + s]) * LOG2E) * dt[s]
 
 
 def state_kernel(f: SsdForm) -> Any:
-    """The kernel (x, B, dt, a, states).  A block of two warp groups has two or more heads of a group, which share B."""
+    """The kernel (x, B, dt, a, states).  A block of two warp groups has two or more heads of a group, which share B; x is
+    weighted in registers."""
     batch, seq, chunks = f.sizes or T.dynamic("batch, seq, chunks")
     together = next(m for m in (4, 2, 1) if f.each % m == 0 and (m == 1 or f.wide and m * f.p <= 128))
     rows, threads = together * f.p // f.splits, 256 if f.wide and together * f.p == 128 else 128
@@ -53,22 +67,23 @@ def state_kernel(f: SsdForm) -> Any:
     def chunk_state(X: T.Tensor((batch, seq, f.heads * f.p), f.dtype), B: T.Tensor((batch, seq, f.groups, f.n), f.dtype),
                     Dt: T.Tensor(shape, "float32"), A: T.Tensor(shape, "float32"),
                     States: T.Tensor((batch, chunks, f.heads * f.p, f.n), f.dtype)):
-        with T.Kernel(f.heads // together * f.splits, chunks, batch, threads=threads) as (h, c, b):
-            Xs, Xw = T.alloc_shared((steps, rows), f.dtype), T.alloc_shared((steps, rows), f.dtype)
-            Bs, weight = T.alloc_shared((steps, f.n), f.dtype), T.alloc_shared((together, f.length), "float32")
-            acc = T.alloc_fragment((rows, f.n), "float32")
-            for q, s in T.Parallel(together, f.length):
-                head = h // f.splits * together + q
-                weight[q, s] = T.exp2((A[b, head, c, f.length - 1] - A[b, head, c, s]) * LOG2E) * Dt[b, head, c, s]
+        with T.Kernel(f.heads // together * f.splits, chunks, batch, threads=threads) as (z, c, b):
+            Xs, Bs = T.alloc_shared((steps, rows), f.dtype), T.alloc_shared((steps, f.n), f.dtype)
+            a, dt = ([T.alloc_shared((n,), "float32") for _ in range(together)] for n in (f.length, steps))
+            weight, Xw = T.alloc_shared((together, steps), "float32"), T.alloc_fragment((rows, steps), f.dtype)
+            acc, h = T.alloc_fragment((rows, f.n), "float32"), z // f.splits * together
             T.clear(acc)
             for k in T.Pipelined(f.length // steps, num_stages=2):
                 at = c * f.length + k * steps
-                T.copy(X[b, at:at + steps, h * rows:(h + 1) * rows], Xs)
-                T.copy(B[b, at:at + steps, h // f.splits * together // f.each, :], Bs)
-                for s, r in T.Parallel(steps, rows):
-                    Xw[s, r] = Xs[s, r] * weight[(h % f.splits * rows + r) // f.p, k * steps + s]
-                T.gemm(Xw, Bs, acc, transpose_A=True)
-            T.copy(acc, States[b, c, h * rows:(h + 1) * rows, :])
+                T.copy(X[b, at:at + steps, z * rows:(z + 1) * rows], Xs)
+                T.copy(B[b, at:at + steps, h // f.each, :], Bs)
+                _ = [T.copy(A[b, h + q, c, :], a[q]) for q in range(together)]
+                _ = [T.copy(Dt[b, h + q, c, k * steps:(k + 1) * steps], dt[q]) for q in range(together)]
+                _ = [weigh(weight, q, a[q], dt[q], k * steps) for q in range(together)]
+                for r, s in T.Parallel(rows, steps):
+                    Xw[r, s] = Xs[s, r] * weight[r // f.p if together > 1 else 0, s]
+                T.gemm(Xw, Bs, acc)
+            T.copy(acc, States[b, c, z * rows:(z + 1) * rows, :])
 
     return chunk_state
 
@@ -98,9 +113,11 @@ def scan_kernel(f: SsdForm) -> Any:
             T.copy(C[b, row:row + tile, h // f.each, :], Cs)
             T.copy(Before[b, c, h, v:v + columns, :], Ss)
             T.copy(A[b, h, c, m * tile:(m + 1) * tile], a_t)
+            for i in T.Parallel(tile):
+                a_t[i] *= f.unit
             T.gemm(Cs, Ss, acc, transpose_B=True, clear_accum=True)
             for i, j in T.Parallel(tile, columns):
-                acc[i, j] *= f.exp(a_t[i])
+                acc[i, j] *= f.power(a_t[i])
             for k in T.Pipelined(m + 1, num_stages=2):
                 at = c * f.length + k * tile
                 T.copy(CB[b, c, h // f.each, m * tile:(m + 1) * tile, k * tile:(k + 1) * tile], CBs)
@@ -108,7 +125,7 @@ def scan_kernel(f: SsdForm) -> Any:
                 T.copy(A[b, h, c, k * tile:(k + 1) * tile], a_s)
                 T.copy(Dt[b, h, c, k * tile:(k + 1) * tile], dt_s)
                 for i, j in T.Parallel(tile, tile):
-                    W[i, j] = CBs[i, j] * (f.exp(a_t[i] - a_s[j]) * dt_s[j])
+                    W[i, j] = CBs[i, j] * (f.power(a_t[i] - a_s[j] * f.unit) * dt_s[j])
                 for i, j in T.Parallel(tile, tile):
                     W[i, j] = T.if_then_else(k * tile + j <= m * tile + i, W[i, j], zero)
                 T.copy(W, weights)
@@ -125,7 +142,7 @@ def scan_kernel(f: SsdForm) -> Any:
 @T.macro
 def produce(f, tiles, work, items, chunks):
     """Warp group 2: load the operands of all items."""
-    (CB, X, Dt, A, C, Before), (Ss, a, dt, Cs, Xs, _, CBs, state, rows, squares), count = work, tiles, f.length // ROWS
+    (CB, X, Dt, A, C, Before), (Ss, a, dt, Cs, Xs, _, CBs, state, rows, squares, _), count = work, tiles, f.length // ROWS
     with T.ws(2):
         T.dec_max_nreg(24)
         for i in T.serial(items):
@@ -155,16 +172,22 @@ def produce(f, tiles, work, items, chunks):
 
 @T.macro
 def consume(f, tiles, results, items, chunks, q):
-    """Warp group q: head q of each item, 64 rows of the chunk after another.  Earlier rows of x wait in Xw, scaled to the end of
-    their tile: weights of pairs of tiles have no exponentials."""
-    (D, Out), (Ss, a, dt, Cs, Xs, Xw, CBs, state, rows, squares), count = results, tiles, f.length // ROWS
+    """Warp group q: head q of each item, 64 rows of the chunk after another.  Earlier rows of x wait in Xw, scaled to the end
+    of their tile: weights of pairs of tiles have no exponentials."""
+    (D, Out), (Ss, a, dt, Cs, Xs, Xw, CBs, state, rows, squares, Os), count = results, tiles, f.length // ROWS
     with T.ws(q):
         T.inc_max_nreg(240)
         acc, W = T.alloc_fragment((ROWS, f.p), "float32"), T.alloc_fragment((ROWS, ROWS), f.dtype)
+        row, skip, one = (T.alloc_fragment((n,), "float32") for n in (ROWS, 1, 1))
         for i in T.serial(items):
             item, u = T.get_block_binding(0) + i * f.blocks, i % 2
             h, c, b = item % (f.heads // 2) * 2 + q, item // (f.heads // 2) % chunks, item // (f.heads // 2) // chunks
+            if f.skip:
+                skip[0] = D[h]
             T.mbarrier_wait_parity(state[0], u)
+            for x in T.Parallel(f.length):
+                a[u, q, x] *= LOG2E
+            T.sync_threads(1 + q, 128)
             for m in T.serial(count):
                 r, t, at = i * count + m, i * (count * (count + 1) // 2) + m * (m + 1) // 2, m * ROWS
                 s = r % 2
@@ -176,14 +199,17 @@ def consume(f, tiles, results, items, chunks, q):
                     T.wait_wgmma(0)
                     if k > 0:
                         T.mbarrier_arrive(squares[f.stages + (t + k - 1) % f.stages])
+                    one[0] = T.exp2(a[u, q, end] - T.if_then_else(k > 0, a[u, q, T.max(end - ROWS, 0)], 0.0))
                     for x, y in T.Parallel(ROWS, f.p):
-                        acc[x, y] *= f.exp(a[u, q, end] - T.if_then_else(k > 0, a[u, q, T.max(end - ROWS, 0)], 0.0))
+                        acc[x, y] *= one[0]
                     T.wgmma_gemm(CBs[g, :, :], Xw[q, k, :, :], acc)
                 g = (t + m) % f.stages
                 T.mbarrier_wait_parity(squares[g], (t + m) // f.stages % 2)
                 for x, y in T.Parallel(ROWS, ROWS):
-                    W[x, y] = T.if_then_else(y <= x, CBs[g, x, y] * (f.exp(a[u, q, at + x] - a[u, q, at + y]) * dt[u, q, at + y]),
-                                             0.0)
+                    decay = T.exp2(a[u, q, at + x] - a[u, q, at + y])
+                    W[x, y] = T.if_then_else(y <= x, CBs[g, x, y] * (decay * dt[u, q, at + y]), 0.0)
+                for x in T.Parallel(ROWS):
+                    row[x] = T.exp2(a[u, q, at + x] - T.if_then_else(m > 0, a[u, q, T.max(at - 1, 0)], 0.0))
                 T.mbarrier_arrive(squares[f.stages + g])
                 T.wait_wgmma(0)
                 if m > 0:
@@ -191,25 +217,25 @@ def consume(f, tiles, results, items, chunks, q):
                 if m == count - 1:
                     T.mbarrier_arrive(state[1])
                 for x, y in T.Parallel(ROWS, f.p):
-                    acc[x, y] *= f.exp(a[u, q, at + x] - T.if_then_else(m > 0, a[u, q, T.max(at - 1, 0)], 0.0))
+                    acc[x, y] *= row[x]
                 T.wgmma_gemm(W, Xs[s, q, :, :], acc)
                 if m < count - 1:
                     for x, y in T.Parallel(ROWS, f.p):
-                        Xw[q, m, x, y] = Xs[s, q, x, y] * (f.exp(a[u, q, at + ROWS - 1] - a[u, q, at + x]) * dt[u, q, at + x])
+                        Xw[q, m, x, y] = Xs[s, q, x, y] * (T.exp2(a[u, q, at + ROWS - 1] - a[u, q, at + x]) * dt[u, q, at + x])
                 T.wait_wgmma(0)
+                T.tma_store_wait(0)
                 T.sync_threads(1 + q, 128)
                 for x, y in T.Parallel(ROWS, f.p):
-                    Xs[s, q, x, y] = acc[x, y] + (D[h] * Xs[s, q, x, y] if f.skip else 0.0)
+                    Os[q, x, y] = acc[x, y] + (skip[0] * Xs[s, q, x, y] if f.skip else 0.0)
+                T.mbarrier_arrive(rows[2 + s])
                 T.fence_proxy_async()
                 T.sync_threads(1 + q, 128)
-                T.tma_copy(Xs[s, q, :, :], Out[b, c * f.length + at:c * f.length + at + ROWS, h, :])
-                T.tma_store_wait(0)
-                T.mbarrier_arrive(rows[2 + s])
+                T.tma_copy(Os[q, :, :], Out[b, c * f.length + at:c * f.length + at + ROWS, h, :])
 
 
 def scan_pairs(f: SsdForm) -> Any:
-    """The kernel (cb, x, dt, a, C, before, D, out) for wgmma: an item is a chunk of two heads of a group, which share cb and C, a
-    warp group each.  A third loads; results leave through the tiles of x."""
+    """The kernel (cb, x, dt, a, C, before, D, out) for wgmma: an item is a chunk of two heads of a group, which share cb and C,
+    a warp group each.  A third loads."""
     batch, seq, chunks = f.sizes or T.dynamic("batch, seq, chunks")
     shape = batch, f.heads, chunks, f.length
 
@@ -227,7 +253,8 @@ def scan_pairs(f: SsdForm) -> Any:
             Xw = T.alloc_shared((2, max(1, f.length // ROWS - 1), ROWS, f.p), f.dtype)
             CBs = T.alloc_shared((f.stages, ROWS, ROWS), f.dtype)
             state, rows = T.alloc_barrier([128, 256]), T.alloc_barrier([128] * 2 + [256] * 2)
-            tiles = Ss, a, dt, Cs, Xs, Xw, CBs, state, rows, T.alloc_barrier([128] * f.stages + [256] * f.stages)
+            tiles = Ss, a, dt, Cs, Xs, Xw, CBs, state, rows, (
+                T.alloc_barrier([128] * f.stages + [256] * f.stages)), T.alloc_shared((2, ROWS, f.p), f.dtype)
             items = T.ceildiv(batch * chunks * (f.heads // 2) - z, f.blocks)
             produce(f, tiles, (CB, X, Dt, A, C, Before), items, chunks)
             consume(f, tiles, (D, Out), items, chunks, 0)
