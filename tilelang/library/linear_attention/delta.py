@@ -122,12 +122,12 @@ def _gradient(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, init
     work = [empty(q, *x) for x in workspace(form, batch, chunks)]
     work += [empty(q, (batch, heads, chunks, dim_v, dim_k), type_name(q)) for _ in (0, 1)]
     work.append(empty(q, tuple(v.shape), type_name(q)))
-    parts = empty(q, (dim_k // form.width, batch, seq, heads), kind)
+    splits = empty(q, (dim_k // form.width, batch, seq, heads), kind)
     of_keys = [dq, dk] if form.each == 1 else [empty(q, (batch, seq, heads, dim_k), kind) for _ in (0, 1)]
     inputs = map(contiguous, (q, k, v, log_alpha, beta, before))
     kernel(*inputs, dim_k ** -0.5 if scale is None else scale, contiguous(dout), contiguous(final), *work, *of_keys, dv, ddecay,
-           parts, empty(q, states, kind) if initial is None else dinitial)
-    dbeta[...] = parts.sum(0)
+           splits, empty(q, states, kind) if initial is None else dinitial)
+    dbeta[...] = splits.sum(0)
     if form.each > 1:
         for x, y in zip((dq, dk), of_keys):
             x[...] = y.reshape(batch, seq, key_heads, form.each, dim_k).sum(3)

@@ -96,7 +96,7 @@ def gradients_after(f, work, results, scale, chunks, b, h, v):
         dInitial[b, h, j, v + i] = G[i, j]
 
 
-class Sums(NamedTuple):
+class Accumulators(NamedTuple):
     """What is summed over the columns of values: do w^T, dv w^T; do state^T, dv state^T, w G^T; the rows of state * G."""
 
     M: Any
@@ -107,19 +107,19 @@ class Sums(NamedTuple):
     edge: Any
 
     @staticmethod
-    def of(f: DeltaForm) -> Sums:
+    def of(f: DeltaForm) -> Accumulators:
         shapes = [(f.chunk, f.chunk)] * 2 + [(f.chunk, f.width)] * 3 + [(f.width,)]
-        return Sums(*(T.alloc_fragment(x, f.acc) for x in shapes))
+        return Accumulators(*(T.alloc_fragment(x, f.acc) for x in shapes))
 
 
 @T.macro
-def sum_values(f, sums, work, b, h, c, d0):
+def sum_values(f, accs, work, b, h, c, d0):
     """Sum over the columns of values, 64 after another."""
     (dO, dV, W, Before, After), t = work, c * f.chunk
     do, dv, w = (T.alloc_shared((f.chunk, COLUMNS), f.dtype) for _ in (0, 1, 2))
     S, G = T.alloc_shared((COLUMNS, f.width), f.dtype), T.alloc_shared((COLUMNS, f.width), f.dtype)
     both = T.alloc_fragment((COLUMNS, f.width), f.acc)
-    _ = [T.clear(x) for x in sums]
+    _ = [T.clear(x) for x in accs]
     for p in T.serial(f.dim_v // COLUMNS):
         v = p * COLUMNS
         T.copy(dO[b, t:t + f.chunk, h, v:v + COLUMNS], do)
@@ -127,18 +127,18 @@ def sum_values(f, sums, work, b, h, c, d0):
         T.copy(W[b, t:t + f.chunk, h, v:v + COLUMNS], w)
         T.copy(Before[b, h, c, v:v + COLUMNS, d0:d0 + f.width], S)
         T.copy(After[b, h, c, v:v + COLUMNS, d0:d0 + f.width], G)
-        T.gemm(do, w, sums.M, transpose_B=True)
-        T.gemm(dv, w, sums.N, transpose_B=True)
-        T.gemm(do, S, sums.q)
-        T.gemm(dv, S, sums.read)
-        T.gemm(w, G, sums.z)
+        T.gemm(do, w, accs.M, transpose_B=True)
+        T.gemm(dv, w, accs.N, transpose_B=True)
+        T.gemm(do, S, accs.q)
+        T.gemm(dv, S, accs.read)
+        T.gemm(w, G, accs.z)
         for i, j in T.Parallel(COLUMNS, f.width):
             both[i, j] = T.cast(S[i, j], f.acc) * G[i, j]
-        T.reduce_sum(both, sums.edge, dim=0, clear=False)
+        T.reduce_sum(both, accs.edge, dim=0, clear=False)
 
 
 def factors(f: DeltaForm, g: Any, n: int) -> tuple[Any, Any]:
-    """The decays, functions of (step, channel), that the earlier and the later step of a pair bring into a product: from the
+    """The decays, functions of (step, channel), that the earlier and the later step of a pair bring along: from the
     last step of the first half of 2 n steps; with n of 0, where M and N have the decay, 1."""
     def since(i: Any, d: Any) -> Any:
         x = g[i, d] - g[i // (2 * n) * 2 * n + n - 1, d]
@@ -150,7 +150,7 @@ def factors(f: DeltaForm, g: Any, n: int) -> tuple[Any, Any]:
 
 
 @T.macro
-def add_pairs(f, sums, Q, K, g, beta, scale, n):
+def add_pairs(f, accs, Q, K, g, beta, scale, n):
     """Add what pairs of steps give.  n: 0 with one decay a step; else those of two halves of 2 n steps, or, with n of 4, of one
     block of 8, for a decay of every channel."""
     kind = "float32" if n == 4 and f.dtype == "float16" else f.dtype  # the decay of 4 steps is not a float16
@@ -160,16 +160,16 @@ def add_pairs(f, sums, Q, K, g, beta, scale, n):
     for i, j in T.Parallel(f.chunk, f.chunk):
         here = (i ^ j) < 2 * n if n == 4 else ((i ^ j) < 2 * n) & ((i ^ j) >= n) if n else j <= i
         decay = T.cast(1, f.acc) if n else f.exp(T.min(g[i] - g[j], zero))
-        Ms[i, j] = T.if_then_else(here & (j <= i), sums.M[i, j] * decay, zero)
-        Ns[i, j] = T.if_then_else(here & (j < i), sums.N[i, j] * decay, zero)
+        Ms[i, j] = T.if_then_else(here & (j <= i), accs.M[i, j] * decay, zero)
+        Ns[i, j] = T.if_then_else(here & (j < i), accs.N[i, j] * decay, zero)
     for i, d in T.Parallel(f.chunk, f.width):
         X[i, d] = K[i, d] * (beta[i] * before(i, d))
     T.gemm(Ms, X, more, clear_accum=True)
     for i, d in T.Parallel(f.chunk, f.width):
-        sums.q[i, d] += more[i, d] * (scale * after(i, d))
+        accs.q[i, d] += more[i, d] * (scale * after(i, d))
     T.gemm(Ns, X, more, clear_accum=True)
     for i, d in T.Parallel(f.chunk, f.width):
-        sums.read[i, d] += more[i, d] * after(i, d)
+        accs.read[i, d] += more[i, d] * after(i, d)
     for i, d in T.Parallel(f.chunk, f.width):
         X[i, d] = Q[i, d] * (scale * after(i, d))
     T.gemm(Ms, X, more, transpose_A=True, clear_accum=True)
@@ -177,12 +177,12 @@ def add_pairs(f, sums, Q, K, g, beta, scale, n):
         X[i, d] = -K[i, d] * after(i, d)
     T.gemm(Ns, X, more, transpose_A=True)
     for i, d in T.Parallel(f.chunk, f.width):
-        sums.z[i, d] += more[i, d] * before(i, d)
+        accs.z[i, d] += more[i, d] * before(i, d)
 
 
 @T.macro
 def decays(f, Decay, g, seq, b, h, t, d0):
-    """The sums of log alpha."""
+    """The accs of log alpha."""
     if f.channels:
         for i, d in T.Parallel(f.chunk, f.width):
             g[i, d] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h, d0 + d], LEAST), T.cast(0, f.acc))
@@ -219,43 +219,43 @@ def of_decays(f, each, edge, Decay, dDecay, seq, b, h, t, d0):
 
 
 @T.macro
-def of_chunk(f, inputs, work, results, scale, seq, b, h, c, part):
+def of_chunk(f, inputs, work, results, scale, seq, b, h, c, split):
     """The gradients of q, k and log alpha of a chunk, for some channels, and what these give to that of beta."""
     (Q, K, Decay, Beta), (dQ, dK, dDecay, dBeta), t, last = inputs, results, c * f.chunk, f.chunk - 1
-    d0 = part * f.width
+    d0 = split * f.width
     Qs, Ks = T.alloc_shared((f.chunk, f.width), f.dtype), T.alloc_shared((f.chunk, f.width), f.dtype)
     g, beta = T.alloc_shared((f.chunk, f.width) if f.channels else (f.chunk,), f.acc), T.alloc_shared((f.chunk,), f.acc)
-    sums, each, row = Sums.of(f), T.alloc_fragment((f.chunk, f.width), f.acc), T.alloc_fragment((f.chunk,), f.acc)
-    sum_values(f, sums, work, b, h, c, d0)
+    accs, each, row = Accumulators.of(f), T.alloc_fragment((f.chunk, f.width), f.acc), T.alloc_fragment((f.chunk,), f.acc)
+    sum_values(f, accs, work, b, h, c, d0)
     T.copy(Q[b, t:t + f.chunk, h // f.each, d0:d0 + f.width], Qs)
     T.copy(K[b, t:t + f.chunk, h // f.each, d0:d0 + f.width], Ks)
     T.copy(Beta[b, t:t + f.chunk, h], beta)
     decays(f, Decay, g, seq, b, h, t, d0)
     for i, d in T.Parallel(f.chunk, f.width):
-        sums.q[i, d] *= scale * f.exp(g[i, d] if f.channels else g[i])
-        sums.read[i, d] *= f.exp(g[i, d] if f.channels else g[i])
-        sums.z[i, d] *= f.exp(g[last, d] - g[i, d] if f.channels else g[last] - g[i])
-        each[i, d] = Ks[i, d] * (beta[i] * sums.z[i, d])
+        accs.q[i, d] *= scale * f.exp(g[i, d] if f.channels else g[i])
+        accs.read[i, d] *= f.exp(g[i, d] if f.channels else g[i])
+        accs.z[i, d] *= f.exp(g[last, d] - g[i, d] if f.channels else g[last] - g[i])
+        each[i, d] = Ks[i, d] * (beta[i] * accs.z[i, d])
     for d in T.Parallel(f.width):
-        sums.edge[d] *= f.exp(g[last, d] if f.channels else g[last])
-    T.reduce_sum(each, sums.edge, dim=0, clear=False)
+        accs.edge[d] *= f.exp(g[last, d] if f.channels else g[last])
+    T.reduce_sum(each, accs.edge, dim=0, clear=False)
     if f.channels:
-        _ = [add_pairs(f, sums, Qs, Ks, g, beta, scale, n) for n in (32, 16, 8, 4) if 2 * n <= max(8, f.chunk)]
+        _ = [add_pairs(f, accs, Qs, Ks, g, beta, scale, n) for n in (32, 16, 8, 4) if 2 * n <= max(8, f.chunk)]
     else:
-        add_pairs(f, sums, Qs, Ks, g, beta, scale, 0)
+        add_pairs(f, accs, Qs, Ks, g, beta, scale, 0)
     for i, d in T.Parallel(f.chunk, f.width):
-        each[i, d] = Ks[i, d] * sums.z[i, d]
+        each[i, d] = Ks[i, d] * accs.z[i, d]
     T.reduce_sum(each, row, dim=1)
     for i in T.Parallel(f.chunk):
         if t + i < seq:
-            dBeta[part, b, t + i, h] = row[i]
+            dBeta[split, b, t + i, h] = row[i]
     for i, d in T.Parallel(f.chunk, f.width):
-        sums.z[i, d] *= beta[i]
-        each[i, d] = Qs[i, d] * sums.q[i, d] - Ks[i, d] * (sums.read[i, d] + sums.z[i, d])
-        sums.z[i, d] -= sums.read[i, d]
-    of_decays(f, each, sums.edge, Decay, dDecay, seq, b, h, t, d0)
-    T.copy(sums.q, dQ[b, t:t + f.chunk, h, d0:d0 + f.width])
-    T.copy(sums.z, dK[b, t:t + f.chunk, h, d0:d0 + f.width])
+        accs.z[i, d] *= beta[i]
+        each[i, d] = Qs[i, d] * accs.q[i, d] - Ks[i, d] * (accs.read[i, d] + accs.z[i, d])
+        accs.z[i, d] -= accs.read[i, d]
+    of_decays(f, each, accs.edge, Decay, dDecay, seq, b, h, t, d0)
+    T.copy(accs.q, dQ[b, t:t + f.chunk, h, d0:d0 + f.width])
+    T.copy(accs.z, dK[b, t:t + f.chunk, h, d0:d0 + f.width])
 
 
 def delta_backward(f: DeltaForm) -> Any:
@@ -271,7 +271,7 @@ def delta_backward(f: DeltaForm) -> Any:
     wide = T.Tensor((batch, f.heads, chunks, f.dim_v, f.dim_k), f.dtype)
     of_key = T.Tensor((*row, f.dim_k), f.dtype if f.each == 1 else f.acc)
 
-    parts = f.dim_k // f.width
+    splits = f.dim_k // f.width
 
     @T.prim_func
     def delta_rule_gradients(Q: T.Tensor(key, f.dtype), K: T.Tensor(key, f.dtype), V: T.Tensor(value, f.dtype), Decay: decay,
@@ -279,7 +279,7 @@ def delta_backward(f: DeltaForm) -> Any:
                              scale: f.number, dO: T.Tensor(value, f.dtype),
                              dFinal: T.Tensor(states, f.acc), A: kept[0], P: kept[1], E: kept[2], Qd: kept[3], Kd: kept[4],
                              Ke: kept[5], Before: wide, After: wide, W: T.Tensor(value, f.dtype), dQ: of_key, dK: of_key,
-                             dV: T.Tensor(value, f.dtype), dDecay: decay, dBeta: T.Tensor((parts, *row), f.acc),
+                             dV: T.Tensor(value, f.dtype), dDecay: decay, dBeta: T.Tensor((splits, *row), f.acc),
                              dInitial: T.Tensor(states, f.acc)):
         with T.Kernel(chunks, f.heads, batch, threads=f.threads) as (c, h, b):
             prepare(f, (Q, K, Decay, Beta), (A, P, E, Qd, Kd, Ke), scale, seq, b, h, c)
@@ -288,8 +288,8 @@ def delta_backward(f: DeltaForm) -> Any:
         with T.Kernel(f.dim_v // COLUMNS, f.heads, batch, threads=128) as (x, h, b):
             work = (*((Qd, Kd) if f.channels else (Q, K)), Ke, A, P, E, dO, dFinal)
             gradients_after(f, work, (After, dV, dInitial), scale, chunks, b, h, x * COLUMNS)
-        with T.Kernel(chunks * parts, f.heads, batch, threads=256) as (z, h, b):
+        with T.Kernel(chunks * splits, f.heads, batch, threads=256) as (z, h, b):
             work, results = (dO, dV, W, Before, After), (dQ, dK, dDecay, dBeta)
-            of_chunk(f, (Q, K, Decay, Beta), work, results, scale, seq, b, h, z // parts, z % parts)
+            of_chunk(f, (Q, K, Decay, Beta), work, results, scale, seq, b, h, z // splits, z % splits)
 
     return delta_rule_gradients

@@ -10,7 +10,7 @@ from ..arrays import contiguous, empty, type_name, zeros
 from ..attention.inputs import check_like, fast_kernel, running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, dynamic_shapes, target_text
-from .mamba_kernels import STEPS, MambaForm, gradients, products, sums, walk
+from .mamba_kernels import STEPS, MambaForm, cumulate, gradients, scores, walk
 from .ssd import run_scan
 from .ssd_kernels import SsdForm
 
@@ -68,11 +68,11 @@ def _results(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, targ
     return ((batch, seq, heads, p), kind), ((batch, heads, p, n), acc)
 
 
-def _sums(at: Place, x: Any, dt: Any, a: Any, f: MambaForm) -> tuple[Any, Any]:
-    """dt and the sums of a dt, by chunks: (batch, heads, chunks, length)."""
+def _cumulate(at: Place, x: Any, dt: Any, a: Any, f: MambaForm) -> tuple[Any, Any]:
+    """dt and the running sum of a dt, by chunks: (batch, heads, chunks, length)."""
     rows = x.shape[0], f.heads, -(-x.shape[1] // f.length), f.length
     by_chunks, found = empty(x, rows, f.acc), empty(x, rows, f.acc)
-    fast_kernel(at, sums, f)(contiguous(dt), contiguous(a), by_chunks, found)
+    fast_kernel(at, cumulate, f)(contiguous(dt), contiguous(a), by_chunks, found)
     return by_chunks, found
 
 
@@ -90,14 +90,14 @@ def _run(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, target: 
         return
     at, x, b, c = running_on(x, target), contiguous(x), contiguous(b), contiguous(c)
     f = _form(x, b, d, min(CHUNK, -(-x.shape[1] // STEPS) * STEPS))
-    dt, sums_ = _sums(at, x, dt, a, f)
-    states = _walk(at, f, False, x, b, dt, sums_, before, last)
+    dt, along = _cumulate(at, x, dt, a, f)
+    states = _walk(at, f, False, x, b, dt, along, before, last)
     batch, _, chunks, length = dt.shape
     cb = empty(x, (batch, chunks, f.groups, length, length), f.dtype)
-    fast_kernel(at, products, f)(c, b, cb)
+    fast_kernel(at, scores, f)(c, b, cb)
     sizes = None if dynamic_shapes() else (batch, x.shape[1], chunks)
     scan = SsdForm(sizes, length, f.heads, f.groups, f.p, f.n, f.dtype, d is not None)
-    run_scan(at, scan, cb, x, dt, sums_, c, states, dt if d is None else d, y)
+    run_scan(at, scan, cb, x, dt, along, c, states, dt if d is None else d, y)
 
 
 def _gradient_results(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, target: str | None, dy: Any,
@@ -123,15 +123,15 @@ def _gradient(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, tar
     dy = zeros(x, tuple(x.shape), type_name(x)) if dy is None else contiguous(dy)
     f = _form(x, b, d, STEPS)
     f = f._replace(slices=next(s for s in (8, 4, 2, 1) if f.each % s == 0))
-    dt, sums_ = _sums(at, x, dt, a, f)
-    before = _walk(at, f, False, x, b, dt, sums_, first, empty(x, states, f.acc))
-    after = _walk(at, f, True, dy, c, dt, sums_, final, empty(x, states, f.acc) if initial is None else dinitial)
+    dt, along = _cumulate(at, x, dt, a, f)
+    before = _walk(at, f, False, x, b, dt, along, first, empty(x, states, f.acc))
+    after = _walk(at, f, True, dy, c, dt, along, final, empty(x, states, f.acc) if initial is None else dinitial)
     batch, chunks = x.shape[0], dt.shape[2]
     of_heads = [empty(x, (batch, chunks, f.heads), f.acc) for _ in (0, 1)]
-    parts = [empty(x, (f.slices, *b.shape), f.acc) for _ in (0, 1)]
+    slices = [empty(x, (f.slices, *b.shape), f.acc) for _ in (0, 1)]
     kernel = fast_kernel(at, gradients, f)
-    kernel(x, contiguous(a), b, c, contiguous(a if d is None else d), dt, sums_, before, after, dy, dx, ddt, *of_heads, *parts)
-    db[...], dc[...], da[...] = parts[0].sum(0), parts[1].sum(0), of_heads[0].sum((0, 1))
+    kernel(x, contiguous(a), b, c, contiguous(a if d is None else d), dt, along, before, after, dy, dx, ddt, *of_heads, *slices)
+    db[...], dc[...], da[...] = slices[0].sum(0), slices[1].sum(0), of_heads[0].sum((0, 1))
     if d is not None:
         dd[...] = of_heads[1].sum((0, 1))
 

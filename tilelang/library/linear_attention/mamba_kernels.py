@@ -2,7 +2,7 @@
 
 With a the sum of A dt within a chunk, state_t = exp(A dt_t) state_(t-1) + dt_t x_t B_t^T and y_t = state_t C_t + D x_t.
 
-Forward: the sums a; C B^T of each chunk; a walk over the steps, which leaves the state before each chunk; chunk_scan.
+Forward: a; C B^T of each chunk; a walk over the steps, which leaves the state before each chunk; chunk_scan.
 Backward, in chunks of 64 steps: the gradient of the state after step t is itself a decaying state, fed with dy_t C_t^T from the
 end, so a second walk leaves the gradient G of the state after each chunk.  With E_ts = exp(a_t - a_s) for s <= t, CB = C B^T
 and dCB = (dy x^T) E dt_s, one kernel then has for each chunk
@@ -49,14 +49,14 @@ class MambaForm(NamedTuple):
         return T.exp(x) if self.acc == "float64" else T.exp2(x * LOG2E)
 
 
-def sums(f: MambaForm) -> Any:
+def cumulate(f: MambaForm) -> Any:
     """The kernel (dt, A, dt by chunks, a): dt (batch, seq, heads) to (batch, heads, chunks, length), 0 behind the sequence."""
     batch, seq, chunks = T.dynamic("batch, seq, chunks")
     rows = batch, f.heads, chunks, f.length
 
     @T.prim_func
-    def mamba_sums(Steps: T.Tensor((batch, seq, f.heads), f.acc), A: T.Tensor((f.heads,), f.acc),
-                   Dt: T.Tensor(rows, f.acc), Sums: T.Tensor(rows, f.acc)):
+    def mamba_cumsum(Steps: T.Tensor((batch, seq, f.heads), f.acc), A: T.Tensor((f.heads,), f.acc),
+                   Dt: T.Tensor(rows, f.acc), Cumsum: T.Tensor(rows, f.acc)):
         with T.Kernel(chunks, f.heads, batch, threads=64) as (c, h, b):
             s = T.alloc_shared((f.length,), f.acc)
             for i in T.Parallel(f.length):
@@ -65,18 +65,18 @@ def sums(f: MambaForm) -> Any:
             for i in T.Parallel(f.length):
                 s[i] *= A[h]
             T.cumsum(s, dim=0)
-            T.copy(s, Sums[b, h, c, :])
+            T.copy(s, Cumsum[b, h, c, :])
 
-    return mamba_sums
+    return mamba_cumsum
 
 
-def products(f: MambaForm) -> Any:
+def scores(f: MambaForm) -> Any:
     """The kernel (C, B, CB): c b^T of each chunk, tiles on and below the diagonal."""
     batch, seq, chunks = T.dynamic("batch, seq, chunks")
     rows = batch, seq, f.groups, f.n
 
     @T.prim_func
-    def mamba_products(C: T.Tensor(rows, f.dtype), B: T.Tensor(rows, f.dtype),
+    def mamba_scores(C: T.Tensor(rows, f.dtype), B: T.Tensor(rows, f.dtype),
                        CB: T.Tensor((batch, chunks, f.groups, f.length, f.length), f.dtype)):
         with T.Kernel(f.length // STEPS, f.length // STEPS, batch * chunks * f.groups, threads=128) as (j, i, z):
             Cs, Bs = T.alloc_shared((STEPS, f.n), f.dtype), T.alloc_shared((STEPS, f.n), f.dtype)
@@ -89,7 +89,7 @@ def products(f: MambaForm) -> Any:
                 T.gemm(Cs, Bs, found, transpose_B=True, clear_accum=True)
                 T.copy(found, CB[b, c, g, i * STEPS:(i + 1) * STEPS, j * STEPS:(j + 1) * STEPS])
 
-    return mamba_products
+    return mamba_scores
 
 
 def walk(f: MambaForm, back: bool, columns: int) -> Any:
@@ -156,7 +156,7 @@ def of_pairs(f, tiles, CB, Cs, Bs, dB, dC, row, column):
 
 @T.macro
 def of_state_before(f, tiles, Cs, dC, row):
-    """What the state before the chunk gives to dC, and to the sums of rows."""
+    """What the state before the chunk gives to dC, and to `row`."""
     read, each = T.alloc_fragment((STEPS, f.p), f.acc), T.alloc_fragment((STEPS,), f.acc)
     for i, j in T.Parallel(STEPS, f.p):
         tiles.scaled[i, j] = tiles.dy[i, j] * f.exp(tiles.a[i])
@@ -224,7 +224,7 @@ def of_steps(f, tiles, A, row, column, written, results, at):
 
 
 class Tiles(NamedTuple):
-    """In shared memory: of a head and a chunk x, dy, the sums a, dt, the states S before and G after; operands that threads
+    """In shared memory: of a head and a chunk x, dy, a, dt, the states S before and G after; operands that threads
     make; steps, edge: the gradient of a, and what all its entries have from later chunks."""
 
     x: Any
@@ -250,16 +250,16 @@ def gradients(f: MambaForm) -> Any:
     """The kernel (x, A, B, C, D, dt, a, before, after, dy, dx, ddt, dA, dD of chunks, dB, dC of slices of heads)."""
     batch, seq, chunks = T.dynamic("batch, seq, chunks")
     x, bc, rows = (batch, seq, f.heads, f.p), (batch, seq, f.groups, f.n), (batch, f.heads, chunks, STEPS)
-    states, parts, sums_ = (batch, chunks, f.heads, f.p, f.n), (f.slices, *bc), (batch, chunks, f.heads)
+    states, slices, of_chunks = (batch, chunks, f.heads, f.p, f.n), (f.slices, *bc), (batch, chunks, f.heads)
     few = f.each // f.slices
 
     @T.prim_func
     def mamba_gradients(X: T.Tensor(x, f.dtype), A: T.Tensor((f.heads,), f.acc), B: T.Tensor(bc, f.dtype),
                         C: T.Tensor(bc, f.dtype), D: T.Tensor((f.heads,), f.acc), Dt: T.Tensor(rows, f.acc),
-                        Sums: T.Tensor(rows, f.acc), Before: T.Tensor(states, f.dtype), After: T.Tensor(states, f.dtype),
+                        Cumsum: T.Tensor(rows, f.acc), Before: T.Tensor(states, f.dtype), After: T.Tensor(states, f.dtype),
                         dY: T.Tensor(x, f.dtype), dX: T.Tensor(x, f.dtype), dDt: T.Tensor((batch, seq, f.heads), f.acc),
-                        dA: T.Tensor(sums_, f.acc), dD: T.Tensor(sums_, f.acc), dB: T.Tensor(parts, f.acc),
-                        dC: T.Tensor(parts, f.acc)):
+                        dA: T.Tensor(of_chunks, f.acc), dD: T.Tensor(of_chunks, f.acc), dB: T.Tensor(slices, f.acc),
+                        dC: T.Tensor(slices, f.acc)):
         with T.Kernel(chunks, f.groups * f.slices, batch, threads=256) as (c, z, b):
             tiles, t, g = Tiles.of(f), c * STEPS, z // f.slices
             Bs, Cs = T.alloc_shared((STEPS, f.n), f.dtype), T.alloc_shared((STEPS, f.n), f.dtype)
@@ -277,7 +277,7 @@ def gradients(f: MambaForm) -> Any:
                 T.copy(dY[b, t:t + STEPS, h, :], tiles.dy)
                 T.copy(Before[b, c, h, :, :], tiles.S)
                 T.copy(After[b, c, h, :, :], tiles.G)
-                T.copy(Sums[b, h, c, :], tiles.a)
+                T.copy(Cumsum[b, h, c, :], tiles.a)
                 T.copy(Dt[b, h, c, :], tiles.dt)
                 of_pairs(f, tiles, CB, Cs, Bs, db, dc, row, column)
                 of_state_before(f, tiles, Cs, dc, row)
