@@ -99,13 +99,6 @@ def first(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 CASES: dict[str, Case] = {}
-for batch, seq, scan, state in [(1, 1024, 31, 12), (1, 2048, 53, 21), (1, 8192, 179, 62), (64, 1024, 1428, 447),
-                                (64, 2048, 2845, 935), (64, 8192, 11402, 3732)]:
-    made = lambda draw, b=batch, s=seq: ssm(draw, b, s)  # noqa: E731
-    CASES[f"chunk_scan {batch}x{seq}"] = Case(
-        made, lambda x, b, c, dt, a, cb, before, d: chunk_scan(cb, x, dt, a, c, before, d), outputs_of, scan, 1.5)
-    CASES[f"chunk_state {batch}x{seq}"] = Case(
-        made, lambda x, b, c, dt, a, *others: chunk_state(x, b, dt, a), states_of, state, 1.5)
 for name, rule, us in (("gated_delta", gated_delta, 1180), ("kda", kda, 1530)):
     made = lambda draw, k=name: delta(draw, 1, 8192, 32, k == "kda")  # noqa: E731
     CASES[f"{name} 1x8192x32"] = Case(made, first(rule), recurrence, us, 2.0)
@@ -117,6 +110,13 @@ for batch, seq in ((1, 8192), (8, 2048)):
     made = lambda draw, b=batch, s=seq: mamba(draw, b, s)  # noqa: E731
     CASES[f"mamba2 {batch}x{seq}"] = Case(made, first(mamba2))
     CASES[f"mamba2 {batch}x{seq} with gradients"] = Case(made, first(mamba2), backward=True)
+for batch, seq, scan, state in [(1, 1024, 31, 12), (1, 2048, 53, 21), (1, 8192, 179, 62), (64, 1024, 1428, 447),
+                                (64, 2048, 2845, 935), (64, 8192, 11402, 3732)]:
+    made = lambda draw, b=batch, s=seq: ssm(draw, b, s)  # noqa: E731
+    CASES[f"chunk_scan {batch}x{seq}"] = Case(
+        made, lambda x, b, c, dt, a, cb, before, d: chunk_scan(cb, x, dt, a, c, before, d), outputs_of, scan, 1.5)
+    CASES[f"chunk_state {batch}x{seq}"] = Case(
+        made, lambda x, b, c, dt, a, *others: chunk_state(x, b, dt, a), states_of, state, 1.5)
 
 
 def drawn(device: str) -> Callable[..., torch.Tensor]:
@@ -150,7 +150,7 @@ def error(c: Case, given: Tensors) -> float | None:
     return max(float((got.double() - wanted).norm() / wanted.norm()) for got, wanted in pairs)
 
 
-def measure(names: list[str], rounds: int, ms: float) -> list[dict[str, Any]]:
+def measure(names: list[str], rounds: int, ms: float, out: str) -> list[dict[str, Any]]:
     from suite.measuring import CudaMeter
 
     meter, rows = CudaMeter(0.02), []
@@ -163,6 +163,8 @@ def measure(names: list[str], rounds: int, ms: float) -> list[dict[str, Any]]:
         row.update(us=median(times), spread=[min(times), max(times)], timing=ready.how, host_us=ready.host_us)
         rows.append(row)
         print(line(row), flush=True)
+        if out:
+            Path(out).write_text(json.dumps(rows, indent=1))
         del given, ready
         torch.cuda.empty_cache()
     return rows
@@ -216,12 +218,10 @@ def main() -> int:
         report(names)
         return 0
     print(torch.cuda.get_device_name(), flush=True)
-    rows = measure(names, o.rounds, o.ms)
+    rows = measure(names, o.rounds, o.ms, o.out)
     for kind in ("chunk_scan", "chunk_state", "chunk_"):
         if ratios := [r["beside"] / r["us"] for r in rows if r["name"].startswith(kind)]:
             print(f"{kind:12s} geometric mean {geometric_mean(ratios):.2f}, least {min(ratios):.2f}")
-    if o.out:
-        Path(o.out).write_text(json.dumps(rows, indent=1))
     return 0
 
 
