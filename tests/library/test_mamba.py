@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tilelang.errors import TileLangError
-from tilelang.library import mamba2
+from tilelang.library import mamba2, retention
 
 MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
             "gfx942": {"kind": "hip", "mcpu": "gfx942"}}
@@ -92,6 +92,17 @@ def test_a_call_without_d_and_initial_is_compiled_whole():
 
     for got, want in zip(gradients(torch.compile(loss, fullgraph=True, backend="aot_eager")), gradients(loss)):
         assert torch.equal(got, want)
+
+
+def test_retention_is_a_sum_over_pairs():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 70, 2, n)).astype(np.float16) for n in (16, 16, 32))
+    gamma = np.float32([0.9, 0.99])
+    out, state = retention(q, k, v, np.log(gamma), scale=0.25)
+    age = np.maximum(np.arange(70)[:, None] - np.arange(70), 0)
+    decay = np.tril(gamma.astype(np.float64)[:, None, None] ** age)
+    want = np.einsum("bthk,bshk,hts,bshv->bthv", *(x.astype(np.float64) for x in (q * np.float16(0.25), k, decay, v)))
+    assert np.linalg.norm(out - want) <= 2.0**-9 * np.linalg.norm(want) and state.shape == (1, 2, 32, 16)
 
 
 def test_numpy_arrays_and_empty_sequences():

@@ -44,6 +44,7 @@ _NAMES = {
     "mla_decode": "attention.mla_decode",
     "mla_plan": "attention.mla_decode",
     "mla_prefill": "attention.mla_prefill",
+    "retention": "linear_attention.mamba",
     "rms_norm": "training.norms",
     "softmax": "training.softmax",
     "sparse_mla": "attention.sparse_mla",

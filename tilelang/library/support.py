@@ -19,7 +19,8 @@ SUPPORT: dict[str, dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("flash_attention", "flash_attention_backward"), _FLASH),
     **{name: {"float16": _ALL, "bfloat16": _ALL} for name in
        ("chunk_scan", "chunk_state", "dequant_matmul", "mla_decode", "mla_prefill", "sparse_mla")},
-    **{name: {"float16": _ALL, "bfloat16": _ALL, "float64": ("yes", "", "", "")} for name in ("gated_delta", "kda", "mamba2")},
+    **{name: {"float16": _ALL, "bfloat16": _ALL, "float64": ("yes", "", "", "")} for name in
+       ("gated_delta", "kda", "mamba2", "retention")},
     "llama_decode": {"bfloat16": ("", "", "", "yes")},
     "index_scores": {"float16": _ALL, "bfloat16": _ALL, "float8_e4m3fn": _ALL}, "topk_indices": {"float32": _ALL},
     **{name: dict.fromkeys(("float16", "bfloat16", "float32", "float64"), _ALL) for name in

@@ -1,4 +1,4 @@
-"""`mamba2`: a state space model in chunks, with gradients."""
+"""`mamba2` and `retention`: state space models in chunks, with gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.errors import error
 
-from ..arrays import contiguous, empty, type_name, zeros
+from ..arrays import contiguous, empty, filled, type_name, zeros
 from ..attention.inputs import check_like, fast_kernel, running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, dynamic_shapes, target_text
@@ -42,6 +42,29 @@ def mamba2(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any = None, *, initial: A
     ((1, 100, 2, 64), (1, 2, 64, 64))
     """
     return MAMBA2(x, dt, a, b, c, d, initial, target_text(target))
+
+
+def retention(q: Any, k: Any, v: Any, log_gamma: Any, *, scale: float | None = None, initial: Any = None,
+              target: Any = None) -> tuple[Any, Any]:
+    """The outputs (batch, seq, heads, dim_v), of v's type, and the last state (batch, heads, dim_v, dim_k), float32, of
+
+        state_t = gamma state_(t-1) + v_t k_t^T,      o_t = scale state_t q_t.
+
+    q, k: (batch, seq, heads, dim_k); v: (batch, seq, heads, dim_v), float16 or bfloat16; dimensions as P and N of mamba2, which
+    computes it.  log_gamma: (heads,), float32, below 0.  scale: dim_k ** -0.5 by default, of a power of 2 without a rounding.
+    The rest, and gradients, as for mamba2.
+
+    Raises ssd-argument.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = (rng.standard_normal((1, 100, 2, 64)).astype(np.float16) for _ in range(3))
+    >>> out, state = retention(q, k, v, np.log1p(-2.0 ** np.float32([-5, -6])))
+    >>> out.shape, state.shape
+    ((1, 100, 2, 64), (1, 2, 64, 64))
+    """
+    steps = filled(v, tuple(v.shape[:3]), 1, type_name(log_gamma))
+    return mamba2(v, steps, log_gamma, k, q * (q.shape[-1] ** -0.5 if scale is None else float(scale)), initial=initial,
+                  target=target)
 
 
 def _form(x: Any, b: Any, d: Any, length: int, slices: int = 1) -> MambaForm:
