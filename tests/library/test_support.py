@@ -17,6 +17,11 @@ def ones(*shape, kind="float32"):
     return np.ones(shape, np.float32).astype(TYPES[kind])
 
 
+def wide(kind):
+    """The type of accumulators."""
+    return "float64" if kind == "float64" else "float32"
+
+
 def on(machine):
     """The arguments that run a call on the CPU or on the simulator of a GPU."""
     return {} if machine == "cpu" else {"target": {"kind": "cuda", "arch": machine}, "execution_backend": "simulator"}
@@ -67,7 +72,12 @@ CALLS = {
                                                    0 * ones(1, 1, 1, N), ones(1, N, 1, 16, kind=t),
                                                    0 * ones(1, 1, 1, 16, 16, kind=t), ones(1), target=target(m)), 1),
     **{name: (lambda t, m, name=name: getattr(library, name)(*[0 * ones(1, N, 1, N, kind=t)] * 3, 0 * ones(
-        1, N, 1, *[N] * (name == "kda")), ones(1, N, 1), target=target(m))[0] + 1, 1) for name in ("gated_delta", "kda")},
+        1, N, 1, *[N] * (name == "kda"), kind=wide(t)), ones(1, N, 1, kind=wide(t)), target=target(m))[0] + 1, 1)
+       for name in ("gated_delta", "kda")},
+    "mamba2": (lambda t, m: library.mamba2(ones(1, N, 1, 16, kind=t), *(k * ones(*s, kind=wide(t)) for k, s in (
+        (0, (1, N, 1)), (-1, (1,)))), *[ones(1, N, 1, 16, kind=t)] * 2, ones(1, kind=wide(t)), target=target(m))[0], 1),
+    "retention": (lambda t, m: library.retention(*[0 * ones(1, N, 1, 16, kind=t)] * 3, -ones(1, kind=wide(t)),
+                                                 target=target(m))[0] + 1, 1),
     **{name: (lambda t, m, name=name: getattr(library, name)(0 * ones(2, N, kind=t), target=target(m)) + 1, 1)
        for name in ("rms_norm", "layer_norm", "swiglu")},
     "softmax": (lambda t, m: library.softmax(ones(2, N, kind=t), target=target(m)), 1 / N),

@@ -94,6 +94,12 @@ def check_like(kind: str, name: str, first: Any, others: Mapping[str, tuple[Any,
         check_gradient(name, first, *(x for x, _, _ in others.values()))
 
 
+def check_double(kind: str, name: str, x: Any, at: Place) -> None:
+    """Raises an error of this kind for float64 on a GPU."""
+    if at.target.is_gpu and type_name(x) == "float64":
+        raise error(kind, f"{name} takes float64 on the CPU only", expected="float16 or bfloat16", found="float64")
+
+
 def check_gradient(name: str, *inputs: Any) -> None:
     """Raises attention-gradient where torch would record a gradient. inputs: tensors, or None."""
     if expects_gradient(*inputs):

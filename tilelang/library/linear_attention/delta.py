@@ -8,7 +8,7 @@ from typing import Any
 from tilelang.errors import error, register
 
 from ..arrays import contiguous, empty, type_name, zeros
-from ..attention.inputs import check_like, fast_kernel, fitting_kernel, running_on
+from ..attention.inputs import check_double, check_like, fast_kernel, fitting_kernel, running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
 from .delta_backward import delta_backward
@@ -89,6 +89,7 @@ def _run(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial: 
         last[...] = before
         return
     at, (batch, seq, _, dim_k) = running_on(q, target), q.shape
+    check_double("delta-argument", name, q, at)
     form = _form(name, q, v, at)
     if seq > STEPS:
         form, kernel = fitting_kernel(at, delta_chunks, *(form._replace(chunk=n) for n in CHUNKS))

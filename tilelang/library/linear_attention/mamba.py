@@ -6,8 +6,8 @@ from typing import Any
 
 from tilelang.errors import error
 
-from ..arrays import contiguous, empty, filled, type_name, zeros
-from ..attention.inputs import check_like, fast_kernel, running_on
+from ..arrays import contiguous, empty, filled, is_numpy, type_name, zeros
+from ..attention.inputs import check_double, check_like, fast_kernel, running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, dynamic_shapes, target_text
 from .mamba_kernels import STEPS, MambaForm, cumulate, gradients, scores, walk
@@ -52,7 +52,7 @@ def retention(q: Any, k: Any, v: Any, log_gamma: Any, *, scale: float | None = N
 
     q, k: (batch, seq, heads, dim_k); v: (batch, seq, heads, dim_v), float16 or bfloat16; dimensions as P and N of mamba2, which
     computes it.  log_gamma: (heads,), float32, below 0.  scale: dim_k ** -0.5 by default, of a power of 2 without a rounding.
-    The rest, and gradients, as for mamba2.
+    float64, for all tensors, on the CPU.  The rest, and gradients, as for mamba2.
 
     Raises ssd-argument.
 
@@ -63,8 +63,10 @@ def retention(q: Any, k: Any, v: Any, log_gamma: Any, *, scale: float | None = N
     ((1, 100, 2, 64), (1, 2, 64, 64))
     """
     steps = filled(v, tuple(v.shape[:3]), 1, type_name(log_gamma))
-    return mamba2(v, steps, log_gamma, k, q * (q.shape[-1] ** -0.5 if scale is None else float(scale)), initial=initial,
-                  target=target)
+    scaled = q * (q.shape[-1] ** -0.5 if scale is None else float(scale))
+    if is_numpy(q):
+        scaled = scaled.astype(q.dtype)  # bfloat16 times a number is a float32
+    return mamba2(v, steps, log_gamma, k, scaled, initial=initial, target=target)
 
 
 def _form(x: Any, b: Any, d: Any, length: int, slices: int = 1) -> MambaForm:
@@ -112,6 +114,7 @@ def _run(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, target: 
         last[...] = before
         return
     at, x, b, c = running_on(x, target), contiguous(x), contiguous(b), contiguous(c)
+    check_double("ssd-argument", "mamba2", x, at)
     f = _form(x, b, d, min(CHUNK, -(-x.shape[1] // STEPS) * STEPS))
     dt, along = _cumulate(at, x, dt, a, f)
     states = _walk(at, f, False, x, b, dt, along, before, last)

@@ -115,7 +115,7 @@ def run_scan(at: Place, f: SsdForm, cb: Any, x: Any, *arrays: Any) -> None:
     """Compute the last of the arrays that scan_kernel names."""
     wide, forms = at.target.has_wgmma and f.acc == "float32", []
     if wide and f.sizes and f.each % 2 == 0 and f.p % 64 == f.n % 64 == 0:
-        blocks = min(at.chip.sms, f.sizes[0] * f.sizes[2] * f.heads // 2)
+        blocks = min(at.sms or at.chip.sms, f.sizes[0] * f.sizes[2] * f.heads // 2)
         forms = [f._replace(blocks=blocks, stages=n) for n in (4, 2)]
     forms += [f._replace(splits=s, wide=wide) for s in (1, 2, 4) if f.p % (16 * s) == 0]
     run_fitting(at, _scan, forms, cb, x, *arrays)
