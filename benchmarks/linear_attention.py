@@ -3,8 +3,8 @@
     python benchmarks/linear_attention.py [--only chunk_scan,kda] [--out FILE.json]
     python benchmarks/linear_attention.py --compile     # without a GPU: registers, spills, floors, predictions
 
-Each result is compared with float64 first (whole sequences of the last batch entry).  Then all rows take turns in windows after
-idling, short calls in CUDA graphs, and the median over the rounds counts.  beside: microseconds of mamba_ssm's chunk_scan and
+Each result is compared with float64 first (whole sequences of the last batch entry).  Then come
+windows after idling, of CUDA graphs, and the median counts; host: microseconds of the host for a call without a graph.  beside: microseconds of mamba_ssm's chunk_scan and
 chunk_state and of flash-linear-attention's forward kernels in Triton on an H200; these sources are not installed.  floor: the
 bytes of all operands and results over 4.0 TB/s.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -158,7 +159,7 @@ def measure(names: list[str], rounds: int, ms: float, out: str) -> list[dict[str
         c = CASES[name]
         given = c.make(drawn("cuda"))
         row: dict[str, Any] = {"name": name, "error": error(c, given), "beside": c.beside, "need": c.need}
-        ready = meter.prepare(run_of(c, given))
+        ready = meter.prepare(run_of(c, given), math.inf)
         times = [meter.window(ready, ms).ms * 1e3 for _ in range(rounds)]
         row.update(us=median(times), spread=[min(times), max(times)], timing=ready.how, host_us=ready.host_us)
         rows.append(row)
@@ -174,7 +175,7 @@ def line(row: dict[str, Any]) -> str:
     ratio = f" of {row['beside']:.0f}: {row['beside'] / row['us']:.2f}" if row["beside"] else ""
     wrong = f", error {row['error']:.1e}" if row["error"] is not None else ""
     spread = f"{row['spread'][0]:.1f} to {row['spread'][1]:.1f}"
-    return f"{row['name']:40s} {row['us']:9.1f} us, {spread}, {row['timing'][:6]}{ratio}{wrong}"
+    return f"{row['name']:40s} {row['us']:9.1f} us, {spread}, {row['timing'][:6]}, host {row['host_us']:.0f}{ratio}{wrong}"
 
 
 def report(names: list[str]) -> None:

@@ -55,8 +55,8 @@ def kda(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: float | Non
 
         state_t = (I - beta_t k_t k_t^T) diag(alpha_t) state_(t-1) + beta_t k_t v_t^T,      o_t = scale state_t^T q_t
 
-    log_alpha: (batch, seq, heads, dim_k), float32, at most 0; less than -20 counts as -20.  q, k, v: float16 or bfloat16.
-    All else is as for gated_delta.
+    log_alpha: (batch, seq, heads, dim_k), float32, at most 0; less than -20 counts as -20.  q, k, v: float16 or bfloat16,
+    float64 on the CPU.  All else is as for gated_delta.
 
     Raises delta-argument.
 
