@@ -118,19 +118,17 @@ def _prepare(arrays: tuple[Any, ...], functions: tuple[Value | None, ...], optio
                   tuple((tuple(int(n) for n in x.shape), type_name(x)) for x in tensors), stored, states, exact, pair)
     tile, acc, count = f.plain.tile, p.types[3], len(reduced)
     kernel = at.kernel(fused_gemm, f, cluster=tile.cluster or None)
-    result, work = maker(a, (p.m, p.n), p.types[2]), maker(a, (count, -(-p.n // tile.bn), p.m), acc)
+    result, work = maker(a, (p.m, p.n), p.types[2]), maker(a, (count, 1 - -p.n // tile.bn, p.m), acc)
     views = p.left.view, p.right.view
 
     def run(a: Any, b: Any, *tensors: Any) -> tuple[Any, ...]:
         c = result() if stored else None
-        rows, whole = (empty(a, s, acc) for s in ((count, p.m), (count,)))
+        workspace, whole = work() if count else None, empty(a, (count,), acc)
         others = tensors[pair:]
         given = [contiguous(x) for x in others] + [None] * (MOST_TENSORS - len(others))
-        halves = [empty(a, (2, rows, p.k), acc) if exact else None for rows in (p.m, p.n)]
-        d = views[1](tensors[0]) if pair else None
-        kernel(views[0](a), views[1](b), d, *halves, *given, work() if count else None, rows if count else None,
-               whole if any(r.whole for r in reduced) else None, c)
-        found = tuple(whole[n:n + 1].reshape(()) if r.whole else rows[n] for n, r in enumerate(reduced))
+        d = views[1](tensors[0]) if pair else empty(a, (2, p.m + p.n, p.k), acc) if exact else None
+        kernel(views[0](a), views[1](b), d, *given, workspace, whole if any(r.whole for r in reduced) else None, c)
+        found = tuple(whole[n:n + 1].reshape(()) if r.whole else workspace[n, -1] for n, r in enumerate(reduced))
         return (c, *found) if stored else found
 
     return Prepared(run)

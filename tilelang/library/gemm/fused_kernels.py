@@ -69,10 +69,10 @@ def _combined(how: str, x: Any, y: Any) -> Any:
 
 
 @T.macro
-def halve(x, rows, columns, transposed, halves):
+def halve(x, rows, columns, transposed, halves, first):
     """x as a sum of two of tf32, which differ from it by 2^-22 of it at most: halves[0] the small ones, halves[1] the large
-    ones, both (rows, columns).  transposed: x is stored (columns, rows).  Both have the sign of x, so that an infinity of the
-    other operand meets no two signs."""
+    ones, both (rows, columns) from row `first` on.  transposed: x is stored (columns, rows).  Both have the sign of x, so that
+    an infinity of the other operand meets no two signs."""
     with T.Kernel(T.ceildiv(columns, HALVED), T.ceildiv(rows, HALVED), threads=256) as (bx, by):
         tile = T.alloc_shared((HALVED, HALVED), "float32")
         T.copy(x[bx * HALVED, by * HALVED] if transposed else x[by * HALVED, bx * HALVED], tile)
@@ -81,13 +81,13 @@ def halve(x, rows, columns, transposed, halves):
                 value = tile[j, i] if transposed else tile[i, j]
                 large = T.reinterpret(T.reinterpret(value, "int32") & ~0x1FFF, "float32")
                 small = T.if_then_else(value == large, 0.0, value - large)  # 0 for infinities too
-                halves[0, by * HALVED + i, bx * HALVED + j] = T.reinterpret(
+                halves[0, first + by * HALVED + i, bx * HALVED + j] = T.reinterpret(
                     (T.reinterpret(small, "int32") + 0x1000) & ~0x1FFF, "float32")  # to the nearest
-                halves[1, by * HALVED + i, bx * HALVED + j] = large
+                halves[1, first + by * HALVED + i, bx * HALVED + j] = large
 
 
 @T.macro
-def exact_loop(f, A2, B2, at):
+def exact_loop(f, m, halves, at):
     """main_loop for float32 by three GEMMs of tf32 over the halves: small large + large small + large large.
 
     Tensor cores cut what an accumulator cannot hold.  So a step has an accumulator of its own, which threads add to the sum.
@@ -99,8 +99,8 @@ def exact_loop(f, A2, B2, at):
     T.clear(Cf)
     for ko in T.Pipelined(3 * f.steps, num_stages=t.stages):
         which, k = ko // f.steps, ko % f.steps * t.bk
-        T.copy(A2[T.if_then_else(which == 0, 0, 1), at[1] * t.bm, k], As)
-        T.copy(B2[T.if_then_else(which == 1, 0, 1), at[0] * t.bn, k], Bs)
+        T.copy(halves[T.if_then_else(which == 0, 0, 1), at[1] * t.bm, k], As)
+        T.copy(halves[T.if_then_else(which == 1, 0, 1), m + at[0] * t.bn, k], Bs)
         T.gemm(As, Bs, part, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(t.bm, t.bn):
             Cf[i, j] += part[i, j]
@@ -147,8 +147,8 @@ def reduce_tile(f, m, n, at, Cf, read, W):
 
 
 @T.macro
-def combine_tiles(f, m, n, across, W, R):
-    """The n-th reduction of each row, from those of its tiles in order."""
+def combine_tiles(f, m, n, across, W):
+    """The n-th reduction of each row, from those of its tiles in order, to W[n, across]."""
     how = f.reduced[n].how
     with T.Kernel(T.ceildiv(m, ROWS), threads=ROWS) as by:
         for i in T.Parallel(ROWS):
@@ -157,11 +157,11 @@ def combine_tiles(f, m, n, across, W, R):
             for s in T.serial(1, across):
                 total = _combined(how, total, W[n, s, row])
             if by * ROWS + i < m:
-                R[n, by * ROWS + i] = total
+                W[n, across, by * ROWS + i] = total
 
 
 @T.macro
-def combine_rows(f, m, n, R, S):
+def combine_rows(f, m, n, across, W, S):
     """The n-th reduction over all elements, from those of the rows."""
     how, acc = f.reduced[n].how, f.plain.types[3]
     with T.Kernel(1, threads=ROWS) as _:
@@ -170,7 +170,7 @@ def combine_rows(f, m, n, R, S):
         for s in T.serial(T.ceildiv(m, ROWS)):
             for i in T.Parallel(ROWS):
                 if s * ROWS + i < m:
-                    total[i] = _combined(how, total[i], R[n, s * ROWS + i])
+                    total[i] = _combined(how, total[i], W[n, across, s * ROWS + i])
         if how == "sum":
             T.reduce_sum(total, one, dim=0)
         else:
@@ -180,31 +180,28 @@ def combine_rows(f, m, n, R, S):
 
 
 def fused_gemm(f: FusedForm) -> Any:
-    """The kernel (A, B, D, A2, B2, X0, X1, W, R, S, C).
+    """The kernel (A, B, D, X0, X1, W, S, C).
 
-    D: the second matrix that A is multiplied by.  A2, B2: (2, m, k) and (2, n, k) workspace: halves of A and B of an exact
-    form.  X0, X1: what functions read.  W: (reductions, columns of tiles, m) workspace.  R: (reductions, m), reductions of
-    rows.  S: (reductions,), reductions over all.
+    D: of a pair the second matrix; of an exact form (2, m + n, k) workspace, halves of A's rows and of B's columns.  X0, X1:
+    what functions read.  W: (reductions, columns of tiles + 1, m): workspace, and in W[:, -1] the reductions of rows.
+    S: (reductions,), reductions over all.
     """
     p, t, count, acc = f.plain, f.plain.tile, len(f.reduced), f.plain.types[3]
     across, whole, m = -(-p.n // t.bn), any(r.whole for r in f.reduced), p.rows
-    none, kind = (1, 1, 1), "float32"
+    other = p.b if f.pair else T.Tensor((2, m + p.n, p.k), "float32") if f.exact else T.Tensor((1, 1), p.types[1])
 
     @T.prim_func
-    def matmul_fused(A: p.a(m), B: p.b, D: p.b if f.pair else T.Tensor((1, 1), p.types[1]),
-                     A2: T.Tensor((2, m, p.k) if f.exact else none, kind),
-                     B2: T.Tensor((2, p.n, p.k) if f.exact else none, kind), X0: f.tensor(0, m), X1: f.tensor(1, m),
-                     W: T.Tensor((count, across, m) if count else (1, 1, 1), acc),
-                     R: T.Tensor((count, m) if count else (1, 1), acc), S: T.Tensor((count,) if whole else (1,), acc),
-                     C: p.c(m) if f.stored else T.Tensor((1, 1), p.types[2])):
+    def matmul_fused(A: p.a(m), B: p.b, D: other, X0: f.tensor(0, m), X1: f.tensor(1, m),
+                     W: T.Tensor((count, across + 1, m) if count else (1, 1, 1), acc),
+                     S: T.Tensor((count,) if whole else (1,), acc), C: p.c(m) if f.stored else T.Tensor((1, 1), p.types[2])):
         if f.exact:
-            halve(A, m, p.k, p.ta, A2)
-            halve(B, p.n, p.k, not p.tb, B2)
+            halve(A, m, p.k, p.ta, D, 0)
+            halve(B, p.n, p.k, not p.tb, D, m)
         with T.Kernel(*p.tiles(m), threads=t.threads) as (bx, by):
             if f.pair:
                 Cf, Ef = pair_loop(p, A, B, D, (bx, by))
             else:
-                Cf = exact_loop(p, A2, B2, (bx, by)) if f.exact else main_loop(p, A, B, (bx, by, 0), 0, p.steps)
+                Cf = exact_loop(p, m, D, (bx, by)) if f.exact else main_loop(p, A, B, (bx, by, 0), 0, p.steps)
             read = (X0, X1)[:len(f.tensors)]
             if f.epilogue is not None:
                 for i, j in T.Parallel(t.bm, t.bn):
@@ -214,7 +211,7 @@ def fused_gemm(f: FusedForm) -> Any:
             _ = [reduce_tile(f, m, n, (bx, by), Cf, read, W) for n in range(count)]
             if f.stored:
                 T.copy(Cf, C[by * t.bm, bx * t.bn])
-        _ = [combine_tiles(f, m, n, across, W, R) for n in range(count)]
-        _ = [combine_rows(f, m, n, R, S) for n, r in enumerate(f.reduced) if r.whole]
+        _ = [combine_tiles(f, m, n, across, W) for n in range(count)]
+        _ = [combine_rows(f, m, n, across, W, S) for n, r in enumerate(f.reduced) if r.whole]
 
     return matmul_fused

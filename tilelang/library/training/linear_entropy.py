@@ -248,7 +248,7 @@ def _gradient(x: Any, weight: Any, labels: Any, logs: Any, count: Any, *others: 
         at.kernel(logits_gradient, LogitsForm(_gemm(x, part, at, True, kind), f))(x, part, labels, first, *known, g)
         added = FusedForm(_gemm(g, part, at, False, type_name(after)), _added if first else None, (),
                           (((None, k), f.acc),) if first else (), True, (_added,))  # type: ignore[arg-type]  # of ours
-        at.kernel(fused_gemm, added)(g, part, None, None, None, before, None, None, None, None, after)
+        at.kernel(fused_gemm, added)(g, part, None, before, None, None, None, after)
         matrix_gradient(g, x, all_rows, at, dw[first:first + columns].reshape(1, columns, k))
         before = after
 
