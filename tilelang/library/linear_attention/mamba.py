@@ -31,6 +31,7 @@ def mamba2(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any = None, *, initial: A
     Gradients of all tensors, of their types; the same inputs give the same bits.  Saved for them: the inputs; states of chunks
     are computed again.  Memory of backward beside the results: 4 bytes a state entry for each 64 steps, 8 bytes a step and
     head, and up to 64 bytes an entry of b.
+    Kernels take any batch and length; that of the outputs is compiled for each, unless TILELANG_LIBRARY_DYNAMIC_SHAPES is on.
     target: as for tilelang.compile, instead of the device that x is on.
 
     Raises ssd-argument.
