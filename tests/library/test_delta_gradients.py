@@ -3,6 +3,7 @@
 import pytest
 
 from tilelang.library import gated_delta, kda
+from tilelang.library.autograd import define
 
 torch = pytest.importorskip("torch")
 MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
@@ -78,6 +79,7 @@ def test_gradcheck_and_opcheck(name):
     given, _ = drawn(name, 1, 3, 1, 2, 64, 64)
     given = [x.requires_grad_() for x in given]
     assert torch.autograd.gradcheck(ours(name), given, fast_mode=True)
+    define(name)
     torch.library.opcheck(getattr(torch.ops.tilelang_library, name), (*given, 0.5, None))
 
 

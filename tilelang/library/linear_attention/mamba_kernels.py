@@ -96,7 +96,7 @@ def walk(f: MambaForm, back: bool, columns: int) -> Any:
     """The kernel (x, B, dt, a, first, states, last): the state before each chunk; last, the one behind all.
 
     back: from the end to the start, with dy and C in place of x and B: the gradient of the state after each chunk, first the
-    gradient of the last state, last that of the state before all steps.  columns: of a state, for a block.
+    gradient of the last state, last that of the state before all steps; chunks have 64 steps.  columns: of a state, of a block.
     """
     batch, seq, chunks = T.dynamic("batch, seq, chunks")
     rows, per = (batch, f.heads, chunks, f.length), f.length // STEPS
@@ -108,27 +108,30 @@ def walk(f: MambaForm, back: bool, columns: int) -> Any:
                    Last: T.Tensor((batch, f.heads, f.p, f.n), f.acc)):
         with T.Kernel(f.n // columns, f.heads, batch, threads=128) as (v, h, b):
             Xs, Bs = T.alloc_shared((STEPS, f.p), f.dtype), T.alloc_shared((STEPS, columns), f.dtype)
-            Xw, weight = T.alloc_shared((STEPS, f.p), f.dtype), T.alloc_shared((STEPS,), f.acc)
+            Xw, weight = T.alloc_fragment((f.p, STEPS), f.dtype), T.alloc_shared((STEPS,), f.acc)
             a_s, d_s = T.alloc_shared((STEPS,), f.acc), T.alloc_shared((STEPS,), f.acc)
-            state, begin = T.alloc_fragment((f.p, columns), f.acc), T.alloc_fragment((1,), f.acc)
+            state, begin, end = (T.alloc_fragment(x, f.acc) for x in ((f.p, columns), (1,), (1,)))
             T.copy(First[b, h, :, v * columns:(v + 1) * columns], state)
-            for step in T.Pipelined(chunks * per, num_stages=2):
+            T.clear(end)
+            for step in T.Pipelined(chunks * per, num_stages=3):
                 tile = chunks * per - 1 - step if back else step
                 c, at = tile // per, tile % per * STEPS
                 T.copy(X[b, tile * STEPS:(tile + 1) * STEPS, h, :], Xs)
                 T.copy(B[b, tile * STEPS:(tile + 1) * STEPS, h // f.each, v * columns:(v + 1) * columns], Bs)
                 T.copy(A[b, h, c, at:at + STEPS], a_s)
-                T.copy(Dt[b, h, c, at:at + STEPS], d_s)
+                if not back:
+                    T.copy(Dt[b, h, c, at:at + STEPS], d_s)
                 if step % per == 0:
                     T.copy(state, States[b, c, h, :, v * columns:(v + 1) * columns])
-                begin[0] = T.if_then_else(at > 0, A[b, h, c, T.max(at - 1, 0)], T.cast(0, f.acc))
+                begin[0] = T.if_then_else(at > 0, end[0], T.cast(0, f.acc))
+                end[0] = a_s[STEPS - 1]
                 for i in T.Parallel(STEPS):
                     weight[i] = f.exp(a_s[i] - begin[0]) if back else f.exp(a_s[STEPS - 1] - a_s[i]) * d_s[i]
-                for i, j in T.Parallel(STEPS, f.p):
-                    Xw[i, j] = Xs[i, j] * weight[i]
+                for i, j in T.Parallel(f.p, STEPS):
+                    Xw[i, j] = Xs[j, i] * weight[j]
                 for i, j in T.Parallel(f.p, columns):
-                    state[i, j] *= f.exp(a_s[STEPS - 1] - begin[0])
-                T.gemm(Xw, Bs, state, transpose_A=True)
+                    state[i, j] *= f.exp(end[0] - begin[0])
+                T.gemm(Xw, Bs, state)
             T.copy(state, Last[b, h, :, v * columns:(v + 1) * columns])
 
     return mamba_walk
