@@ -43,3 +43,49 @@ def test_arguments_that_do_not_go_together_are_rejected(change):
     q, k, r, v = inputs(8, 8)
     with pytest.raises(TileLangError, match=r"error\[attention-(shape|option|argument)\]"):
         mla_prefill(**{**dict(q=q, k=k, k_rope=r, v=v), **change})
+
+
+def tensors(dtype, seq_q=9, seq_k=12, heads=2, dim=16, rope=16, dim_v=32):
+    import torch
+
+    torch.manual_seed(0)
+    return [torch.randn(1, *shape, dtype=dtype, requires_grad=True)
+            for shape in ((seq_q, heads, dim + rope), (seq_k, heads, dim), (seq_k, rope), (seq_k, heads, dim_v))]
+
+
+def formulas(q, k, r, v, causal=True):
+    """Attention by torch's formulas in float64."""
+    import torch
+
+    q, k, r, v = (x.double() for x in (q, k, r, v))
+    s = torch.einsum("bqhd,bkhd->bhqk", q, torch.cat([k, r[:, :, None].expand(-1, -1, k.shape[2], -1)], -1)) * q.shape[3]**-0.5
+    if causal:
+        s = s.masked_fill(torch.ones(s.shape[2:], dtype=torch.bool).triu(1 + s.shape[3] - s.shape[2]), -torch.inf)
+    return torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_of_keys_that_all_heads_share(causal):
+    import torch
+
+    given = tensors(torch.float16, 70, 100, 3, 128, 64, 128)
+    out = mla_prefill(*given, causal=causal)
+    got = torch.autograd.grad(out, given, torch.ones_like(out))
+    want = torch.autograd.grad(formulas(*given, causal), given, torch.ones_like(out).double())
+    for g, w in zip(got, want):
+        assert g.shape == w.shape and g.dtype == torch.float16
+        assert (g - w).abs().max() <= 2.0**-8 * w.abs().max()
+
+
+def test_gradcheck_opcheck_and_whole_graphs():
+    import torch
+
+    given = tensors(torch.float64, 3, 5)
+    assert torch.autograd.gradcheck(lambda *x: mla_prefill(*x, return_lse=True), given, fast_mode=True)
+    torch.library.opcheck(torch.ops.tilelang_library.mla_prefill.default, (*given, True, None, False, None))
+    torch._dynamo.reset()
+    model = torch.compile(lambda *x: (mla_prefill(2 * x[0], *x[1:])**2).sum(), fullgraph=True, dynamic=True, backend="aot_eager")
+    for seq in (5, 7):
+        given = tensors(torch.float64, seq, seq)
+        found = torch.autograd.grad(model(*given), given)
+        torch.testing.assert_close(found, torch.autograd.grad((formulas(2 * given[0], *given[1:])**2).sum(), given))

@@ -7,11 +7,14 @@ from typing import Any
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import compact_copy, empty, is_numpy, type_name
+from ..arrays import compact_copy, empty, is_numpy, type_name, zeros
+from ..autograd import Function, Results, Step, direct
+from .backward import gradients
+from .flash_attention import attend
 from .form import LOG2E
-from .inputs import UNIT, check_alike, check_gradient, check_scale, check_tensors, fitting_kernel, running_on, strides_of
+from .inputs import UNIT, check_alike, check_scale, check_tensors, fitting_kernel, running_on, strides_of, target_text
 from .kernels import absorb, finish, reset
-
+from .problem import lse_type
 
 
 def mla_prefill(q: Any, k: Any, k_rope: Any, v: Any, *, causal: bool = True, scale: float | None = None,
@@ -19,11 +22,15 @@ def mla_prefill(q: Any, k: Any, k_rope: Any, v: Any, *, causal: bool = True, sca
     """softmax(scale * q [k, k_rope]^T) v: latent attention with expanded keys and values, (batch, seq_q, heads, dim_v).
 
     q: (batch, seq_q, heads, dim + rope); k: (batch, seq_k, heads, dim); k_rope: (batch, seq_k, rope), of all heads; v: (batch,
-    seq_k, heads, dim_v). float16 or bfloat16. They may be slices, such as halves of one projection's result.
+    seq_k, heads, dim_v). float16, bfloat16 or, on the CPU, float64. They may be slices, such as halves of one projection's
+    result.
     causal: query i stands at key position i + seq_k - seq_q and sees the keys up to there. scale: None is (dim + rope) ** -0.5.
     return_lse: also the natural logarithms of the sums of exp(scores), (batch, heads, seq_q), float32. dynamic: one kernel for
     all batch sizes and lengths, instead of one for each; causal attention is then up to a fifth slower.
 
+    Gradients: where an input requires one, the inputs, the result and the logarithms are kept. Backward writes keys of all heads
+    with their rotary elements (2 batch seq_k heads (dim + rope) bytes, as much again for their gradients) and calls
+    flash_attention_backward; the gradient of k_rope is the sum over heads in float32.
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
 
     >>> rng = np.random.default_rng(0)
@@ -31,8 +38,15 @@ def mla_prefill(q: Any, k: Any, k_rope: Any, v: Any, *, causal: bool = True, sca
     >>> mla_prefill(q, k, rng.standard_normal((1, 100, 32)).astype(np.float16), v).shape
     (1, 100, 2, 64)
     """
+    out, logs = _FUNCTION(q, k, k_rope, v, bool(causal), None if scale is None else check_scale(scale), bool(dynamic),
+                          target_text(target))
+    return (out, logs) if return_lse else out
+
+
+def _results(q: Any, k: Any, k_rope: Any, v: Any, *options: Any) -> Results:
+    """The shapes of the result and the logarithms, and the checks of the arguments."""
     tensors = {"q": q, "k": k, "k_rope": k_rope, "v": v}
-    check_tensors("mla_prefill", tensors, ("q",))
+    check_tensors("mla_prefill", tensors, ("q",), double=True)
     check_alike(q, tensors)
     shapes = ", ".join(f"{n} {tuple(x.shape)}" for n, x in tensors.items())
     if [x.ndim for x in tensors.values()] != [4, 4, 3, 4] or any(x.shape[:2] != k.shape[:2] for x in (k_rope, v)) or (
@@ -40,23 +54,46 @@ def mla_prefill(q: Any, k: Any, k_rope: Any, v: Any, *, causal: bool = True, sca
         raise error("attention-shape", f"{shapes} do not go together", found=shapes,
                     expected="q (batch, seq_q, heads, dim + rope), k (batch, seq_k, heads, dim), k_rope (batch, seq_k, rope), "
                              "v (batch, seq_k, heads, dim_v)", hint="k_rope has no dimension of heads")
-    batch, seq_q, heads, dim = q.shape
-    sizes = heads, k.shape[3], k_rope.shape[2], v.shape[3]
-    if type_name(q) == "float32" or any(n % 16 or not 0 < n <= 256 for n in sizes[1:]):
+    if type_name(q) == "float32" or any(n % 16 or not 0 < n <= 256 for n in (k.shape[3], k_rope.shape[2], v.shape[3])):
         raise error("attention-argument", f"{shapes} of {type_name(q)}", found=f"{shapes} of {type_name(q)}",
                     expected="float16 or bfloat16, dimensions that are multiples of 16 up to 256", hint="pad with zeros")
-    at = running_on(q, target)
-    check_gradient("mla_prefill", *tensors.values())
-    scale = check_scale(dim**-0.5 if scale is None else scale)
-    out, logs = empty(q, (batch, seq_q, heads, sizes[3]), type_name(q)), empty(q, (batch, heads, seq_q), "float32")
-    if out.size if is_numpy(out) else out.numel():
-        arrays = [x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in tensors.values()]
-        exact = None if dynamic else ((batch, seq_q, k.shape[1]), tuple(map(strides_of, arrays)))
-        tiles = ((128, 128, 2),) if at.target.has_wgmma else ((64, 32, 1), (32, 32, 1))
-        forms = ((tuple(sizes), type_name(q), bool(causal), tile, exact) for tile in tiles)
-        _, kernel = fitting_kernel(at, prefill_attention, *forms)
-        kernel(*arrays, scale, out, logs)
-    return (out, logs) if return_lse else out
+    batch, seq_q, heads, _ = q.shape
+    return [((batch, seq_q, heads, v.shape[3]), type_name(q)), ((batch, heads, seq_q), lse_type(type_name(q)))]
+
+
+def _forward(q: Any, k: Any, k_rope: Any, v: Any, causal: bool, scale: Any, dynamic: bool, target: Any, out: Any,
+             logs: Any) -> None:
+    if not (out.size if is_numpy(out) else out.numel()):
+        return
+    if type_name(q) == "float64":
+        attend((q, _expanded(k, k_rope), v, None, None), (out, logs), causal=causal, window=None, layout="bshd", scale=scale,
+               target=target)
+        return
+    at, tensors = running_on(q, target), (q, k, k_rope, v)
+    arrays = [x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in tensors]
+    exact = None if dynamic else ((q.shape[0], q.shape[1], k.shape[1]), tuple(map(strides_of, arrays)))
+    tiles = ((128, 128, 2),) if at.target.has_wgmma else ((64, 32, 1), (32, 32, 1))
+    sizes = q.shape[2], k.shape[3], k_rope.shape[2], v.shape[3]
+    _, kernel = fitting_kernel(at, prefill_attention, *((sizes, type_name(q), causal, tile, exact) for tile in tiles))
+    kernel(*arrays, q.shape[3]**-0.5 if scale is None else scale, out, logs)
+
+
+def _expanded(k: Any, k_rope: Any) -> Any:
+    """The keys of all heads with their rotary elements."""
+    dim = k.shape[3]
+    keys = empty(k, (*k.shape[:3], dim + k_rope.shape[2]), type_name(k))
+    keys[..., :dim], keys[..., dim:] = k, k_rope[:, :, None]
+    return keys
+
+
+def _backward(q: Any, k: Any, k_rope: Any, v: Any, out: Any, lse: Any, causal: bool, scale: Any, target: Any, grad: Any,
+              grad_lse: Any, dq: Any, dk: Any, drope: Any, dv: Any) -> None:
+    grad, keys = zeros(out, tuple(out.shape), type_name(out)) if grad is None else grad, _expanded(k, k_rope)
+    dim, dkeys = k.shape[3], empty(k, tuple(keys.shape), type_name(k))
+    gradients((q, keys, v, out, lse, grad, grad_lse, None, None), (dq, dkeys, dv), causal=causal, window=None, layout="bshd",
+              scale=scale, deterministic=None, target=target)
+    dk[...] = dkeys[..., :dim]
+    drope[...] = dkeys[..., dim:].sum(2, **({"dtype": lse_type(type_name(k))} if is_numpy(k) else {}))  # torch: in float32
 
 
 def prefill_attention(form: tuple[tuple[int, ...], str, bool, tuple[int, int, int], Any]) -> Any:
@@ -100,3 +137,11 @@ def prefill_attention(form: tuple[tuple[int, ...], str, bool, tuple[int, int, in
             T.copy(state[3], LSE[b, h, row:row + rows])
 
     return mla_prefill
+
+
+_INPUTS, _OPTIONS = "Tensor q, Tensor k, Tensor k_rope, Tensor v", "bool causal, float? scale"
+_FUNCTION = Function(
+    "mla_prefill", Step(f"{_INPUTS}, {_OPTIONS}, bool dynamic, str? target", _results, _forward, 2),
+    Step(f"{_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, str? target, Tensor? grad_out, Tensor? grad_lse",
+         lambda *args: [(tuple(x.shape), type_name(x)) for x in args[:4]], _backward, 4),
+    lambda needs, args, made: (*args[:4], *made, *args[4:6], args[7]), (0, 1, 2, 3), visible=2)
