@@ -347,6 +347,24 @@ def test_gradients_of_functions_on_gpus(on):
         torch.testing.assert_close(g, w, rtol=1e-2, atol=1e-2)
 
 
+def changed(s, b, h, i, j):
+    return CAP * T.tanh(s / CAP)
+
+
+def test_whole_graphs_take_functions_of_scores_and_masks():
+    import torch
+
+    torch._dynamo.reset()
+    shown = create_block_mask(SHOWN["heads"], 150, 150, heads=2, block=(64, 64), device="cpu")
+
+    def block(q, k, v):
+        return flex_attention(2 * q, k, v, score_mod=changed, block_mask=shown).square().sum()
+
+    given = tensors(torch.float32, 150, 150)
+    found = torch.autograd.grad(torch.compile(block, fullgraph=True, backend="aot_eager")(*given), given)
+    torch.testing.assert_close(found, torch.autograd.grad(block(*given), given))
+
+
 def test_functions_without_a_known_derivative_are_named():
     import torch
 

@@ -186,7 +186,8 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
 
     q, k, v, layout ("bshd" or "bhsd"), scale, return_lse, target: as flash_attention takes them (float16, bfloat16, float32).
     q, k and v have gradients, as those of flash_attention; the derivative of score_mod is made of expressions, and a function
-    without a known one is an error. tensors have none. torch.compile(fullgraph=True) does not take the call.
+    without a known one is an error. tensors have none. It is one operator for torch.compile, which reads the functions, and the
+    values that they read, when it traces: functions of globals, or made outside of what is compiled.
     The bound of its error holds with the error of the changed scores added. Each pair of functions, with the values that they
     read, and shapes compiles a kernel. A query that sees no key gives 0 and the logarithm -inf.
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
@@ -203,14 +204,14 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
         return attend((q, k, v), read, uses, score_mod, block_mask, target=target, layout=layout, with_lse=return_lse,
                       scale=scale)
     check_gradient("flex_attention for the tensors of a function", *(read or (q.detach(),)))
-    lists = (None, None) if block_mask is None else (block_mask.blocks, block_mask.columns)
-    state = block_mask and (_state(block_mask.mask_mod), block_mask.block, block_mask.sizes)
-    key = _state(score_mod), uses, state
-    if key not in _NUMBERS:
-        _NUMBERS[key] = len(_CALLS)
-        _CALLS.append((score_mod, uses, block_mask and replace(block_mask, blocks=None, columns=None, tensors=())))
-    found = _FUNCTION(q, k, v, *read, *[None] * (MOST_TENSORS - len(read)), *lists, _NUMBERS[key], scale, layout,
-                      target_text(target))
+    lists, mask = (None, None), (None, None, None)
+    if block_mask is not None:
+        lists = block_mask.blocks, block_mask.columns
+        mask = block_mask.mask_mod, block_mask.sizes, block_mask.block
+        if not sys.modules["torch"].compiler.is_compiling():
+            _check_state(block_mask)
+    found = _FUNCTION(q, k, v, *read, *[None] * (MOST_TENSORS - len(read)), *lists, _number(score_mod, uses, *mask), scale,
+                      layout, target_text(target))
     return found if return_lse else found[0]
 
 
@@ -295,20 +296,36 @@ def _check(p: AttentionProblem, mask: BlockMask | None, tensors: tuple[Any, ...]
                         expected=f"{z.seq_q} queries, {z.seq_k} keys, 1 or {z.batch} batches, 1 or {z.heads} heads on "
                         f"{device_of(q)}", found=f"{mask.sizes}, {counts} on {device_of(mask.blocks)}",
                         hint="create_block_mask(mask_mod, seq_q, seq_k, device=q.device)")
-    if mask is not None and mask.state is not None and mask.state.value != _FUNCTIONS.argument(mask.mask_mod).value:
-        raise error("attention-option", "the mask's function reads other values than when the block mask was made",
-                    expected="the values of then", found="a global or closure variable that has changed",
-                    hint="call create_block_mask again")
+        _check_state(mask)
     if len(tensors) > MOST_TENSORS or any(device_of(x) != device_of(q) for x in tensors):
         raise error("attention-option", f"tensors must be at most {MOST_TENSORS}, on the device of q",
                     expected=f"up to {MOST_TENSORS} tensors on {device_of(q)}", found=f"{len(tensors)}", hint="join them")
 
 
+def _check_state(mask: BlockMask) -> None:
+    if mask.state is not None and mask.state.value != _FUNCTIONS.argument(mask.mask_mod).value:
+        raise error("attention-option", "the mask's function reads other values than when the block mask was made",
+                    expected="the values of then", found="a global or closure variable that has changed",
+                    hint="call create_block_mask again")
+
+
 # ---- gradients -------------------------------------------------------------------------------------------------------------
 
-_CALLS: list[tuple[Any, Any, Any]] = []  # (score_mod, uses, mask without its tensors): operators take their numbers
+_CALLS: list[tuple[Any, Any, Any]] = []  # (score_mod, uses, mask without arrays): operators take their numbers
 _NUMBERS: dict[Any, int] = {}
 _GRADIENTS: Cache[Prepared] = Cache(1024)
+
+
+def _number(score_mod: Any, uses: Any, mask_mod: Any, sizes: Any, block: Any) -> int:
+    """The number of a call's functions. torch.compile executes it while it traces, without looking into it."""
+    key = _state(score_mod), uses, _state(mask_mod), sizes, block
+    if key not in _NUMBERS:
+        _NUMBERS[key] = len(_CALLS)
+        _CALLS.append((score_mod, uses, mask_mod and BlockMask(mask_mod, sizes, block, None, state=_state(mask_mod))))
+    return _NUMBERS[key]
+
+
+_number._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without torch
 
 
 def _called(number: int, rows: Any, columns: Any, read: Any) -> tuple[Any, Any, BlockMask | None]:
