@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from itertools import product
 from math import ceil
 from typing import Any
+
+import numpy as np
 
 from tilelang.errors import error
 from tilelang.target.machine import MOST_REGISTERS, consumer_registers
@@ -16,13 +19,14 @@ from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes
 from .backward_kernels import dense_backward, packed_backward
 from .build import any_sizes, symbolic, symbolic_strides
-from .form import FACTS, PLAIN, AttentionForm, BackwardForm, ScoreFunctions, Tile
+from .dropout import check_dropout
+from .form import DROPPING, FACTS, LOG2E, PLAIN, AttentionForm, BackwardForm, ScoreFunctions, Tile
 from .inputs import check_alike, check_scale, check_tensors, fast_kernel, running_on, strides_of
 from .problem import AttentionProblem, attention_problem
 from .tile_cost import GROUP, Machine, machine_of
 
 _BESIDE = 16  # registers beside accumulated and scores, as measured by compiling: addresses, loop state
-_NAMES = "q", "k", "v", "out", "lse", "grad_out", "grad_lse", "cu_seqlens_q", "cu_seqlens_k"
+_NAMES = "q", "k", "v", "out", "lse", "grad_out", "grad_lse", "cu_seqlens_q", "cu_seqlens_k", "sinks", "seed"
 _RUNS: Cache[Prepared] = Cache(1024)
 
 
@@ -30,12 +34,13 @@ def flash_attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, grad_ou
                              causal: bool = False, scale: float | None = None,
                              window: int | tuple[int | None, int | None] | None = None, cu_seqlens_q: Any = None,
                              cu_seqlens_k: Any = None, layout: str = "bshd", deterministic: bool | None = None,
-                             target: Any = None) -> tuple[Any, Any, Any]:
-    """The gradients of q, k and v, in their shapes and types, contiguous.
+                             target: Any = None, sinks: Any = None, dropout: float = 0.0, seed: Any = None) -> tuple[Any, ...]:
+    """The gradients of q, k and v, in their shapes and types, contiguous; with sinks also theirs.
 
     out, lse: what flash_attention has returned for the same arguments with return_lse=True; lse is float32, of float64 float64.
     grad_out: like out. grad_lse: of lse, or None. q, k, v (float16, bfloat16, float32; float64 on the CPU), causal, scale,
-    window, cu_seqlens_q, cu_seqlens_k, layout, target: as flash_attention takes them. Autograd calls this function.
+    window, cu_seqlens_q, cu_seqlens_k, layout, target, sinks, dropout: as flash_attention takes them; seed: the one that it took.
+    Autograd calls this function.
 
     deterministic: True: blocks of queries compute dQ, with scores of their own, and the results are the same bits for the same
     inputs. False: dQ is added up by atomics in float32, in any order. None: what should take less time, True on a GPU with
@@ -55,14 +60,16 @@ def flash_attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, grad_ou
     [(1, 100, 4, 64), (1, 100, 4, 64), (1, 100, 4, 64)]
     """
     scale = None if scale is None else check_scale(scale)
-    return gradients((q, k, v, out, lse, grad_out, grad_lse, cu_seqlens_q, cu_seqlens_k), causal=causal, window=window,
-                     layout=layout, scale=scale, deterministic=deterministic, target=target)
+    drop, seed = check_dropout(dropout, seed, q) if dropout else (0, None)
+    found = gradients((q, k, v, out, lse, grad_out, grad_lse, cu_seqlens_q, cu_seqlens_k, sinks, seed), causal=causal,
+                      window=window, layout=layout, drop=drop, scale=scale, deterministic=deterministic, target=target)
+    return found if sinks is not None else found[:3]
 
 
-def gradients(arrays: tuple[Any, ...], results: tuple[Any, Any, Any] | None = None, *, scale: float | None,
-              deterministic: bool | None, target: Any, **masks: Any) -> tuple[Any, Any, Any]:
-    """flash_attention_backward of `arrays`, as _NAMES names them. results: contiguous tensors for the gradients; None: new
-    ones. masks: causal, window, layout."""
+def gradients(arrays: tuple[Any, ...], results: tuple[Any, ...] | None = None, *, scale: float | None,
+              deterministic: bool | None, target: Any, **masks: Any) -> tuple[Any, ...]:
+    """flash_attention_backward of `arrays`, as _NAMES names them. results: contiguous tensors for the gradients, and for those
+    of sinks where there are some; None: new ones. masks: causal, window, layout, drop."""
     torch = sys.modules.get("torch")
     if deterministic is None and torch is not None and torch.are_deterministic_algorithms_enabled():
         deterministic = True
@@ -70,7 +77,7 @@ def gradients(arrays: tuple[Any, ...], results: tuple[Any, Any, Any] | None = No
     answer = known(_RUNS, arrays, options)
     if answer is None:
         answer = enter(_RUNS, arrays, options, _prepare(dict(zip(_NAMES, arrays)), target, deterministic, scale=scale, **masks))
-    made: tuple[Any, Any, Any] = answer.result() if results is None else results
+    made: tuple[Any, ...] = answer.result() if results is None else results
     answer.run(arrays, answer.scale if scale is None else scale, made)
     return made
 
@@ -80,10 +87,10 @@ def _prepare(tensors: dict[str, Any], target: Any, deterministic: bool | None, *
     check_tensors("flash_attention_backward", tensors, ("q", "k", "v", "out", "grad_out"), _NAMES[6:], double=True)
     q = tensors["q"]
     at = running_on(q, target)
-    given = {**{n: tensors.get(n) for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")}, "out": None}
+    given = {**{n: tensors.get(n) for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sinks")}, "out": None}
     p = attention_problem(given, at.target.is_gpu, with_lse=tensors["grad_lse"] is not None, dynamic=dynamic_shapes(),
                           **options)
-    return prepared(p, tensors, at, deterministic)
+    return prepared(p, tensors, at, deterministic, PLAIN if p.packed or not p.drop else DROPPING)
 
 
 def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, deterministic: bool | None,
@@ -92,24 +99,39 @@ def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, determinis
     check_results(p, tensors)
     q = tensors["q"]
     form, copied = backward_form(p, machine_of(at.target, at.sms, p.dtype), tensors, at, deterministic, functions)
-    make = [maker(q, s, p.dtype) for s in p.shapes[:3]]
+    make = [maker(q, s, p.dtype) for s in p.shapes[:3]] + [maker(q, (p.sizes.heads,), p.accum)] * p.sinks
     if form is None:
         return Prepared(_nothing, lambda: tuple(m() for m in make), scale=p.default_scale)
     sms = at.target.limits.sm_count if at.target.has_wgmma else 1
-    kernel = (fast_kernel if functions == PLAIN else Place.kernel)(at, _program, form, sms)
+    kernel = (fast_kernel if functions in (PLAIN, DROPPING) else Place.kernel)(at, _program, form, sms)
     unused, workspace = empty(q, (1,), form.accum), [maker(q, *x) for x in _workspace(form, p)]
     none = [zeros(q, (1, 1, 1, 1), "int32")] * 2 + [zeros(q, (1,), "float32")] * 2
+    no_seed = zeros(q, (1,), "int64")
 
     def run(arrays: tuple[Any, ...], scale: float, gradients: tuple[Any, ...], extra: Any = None) -> None:
-        *inputs, lse, grad_out, grad_lse, cu_q, cu_k = arrays
+        *inputs, lse, grad_out, grad_lse, cu_q, cu_k, sinks, seed = arrays
         read = [compact_copy(x) if c else x for x, c in zip((*inputs, grad_out), copied)]
         if cu_q is not None:
             _nothing(arrays, scale, gradients)  # for tokens of no sequence
-            extra = cu_q, cu_q if cu_k is None else cu_k
-        kernel(*read, contiguous(lse), unused if grad_lse is None else contiguous(grad_lse), scale, *(extra or none),
-               *[m() for m in workspace], *gradients)
+            extra = cu_q, cu_q if cu_k is None else cu_k, no_seed if seed is None else seed
+        elif seed is not None:
+            extra = *none[:2], seed, none[3]
+        made = [m() for m in workspace]
+        if sinks is not None:  # slots of packed sequences that stay unused
+            made[-3][...], made[-2][...] = math.inf, 0
+        kernel(*read, contiguous(lse), unused if grad_lse is None else contiguous(grad_lse), scale, *(extra or none), *made,
+               *gradients[:3])
+        if sinks is not None:
+            gradients[3][...] = _of_sinks(sinks, *made[-3:-1])
 
     return Prepared(run, lambda: tuple(m() for m in make), scale=p.default_scale)
+
+
+def _of_sinks(sinks: Any, logs: Any, delta: Any) -> Any:
+    """The gradients of sinks. logs, delta: (batch * heads, rows): facts of rows, in the order of batches."""
+    exp2 = np.exp2 if is_numpy(logs) else sys.modules["torch"].exp2
+    weights = exp2(sinks[None, :, None] * LOG2E - logs.reshape(-1, sinks.shape[0], logs.shape[1]))
+    return -(weights * delta.reshape(weights.shape)).sum(2).sum(0)
 
 
 def _nothing(arrays: Any, scale: float, gradients: Any, extra: Any = None) -> None:
@@ -145,9 +167,10 @@ def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any]
         plain = any_sizes(fixed, keys)
         gradient = any_sizes(replace(p, strides=(*p.strides[:3], gradient)), keys).strides[3]
     else:
-        plain = AttentionForm(p.sizes, fixed.strides, p.layout, p.dtype, p.mask, keys, p.with_lse, p.scale)
+        plain = AttentionForm(p.sizes, fixed.strides, p.layout, p.dtype, p.mask, keys, p.with_lse, p.scale, drop=p.drop)
     copied = [*p.copied, *(s is None for s in found)]
-    return BackwardForm(plain, gradient, queries if deterministic else None, functions), copied
+    share = (0, 1) if deterministic else (1, 1)
+    return BackwardForm(plain, gradient, queries if deterministic else None, functions, share), copied
 
 
 def backward_tiles(m: Machine, p: AttentionProblem, deterministic: bool,
@@ -190,7 +213,7 @@ def _workspace(f: BackwardForm, p: AttentionProblem) -> list[tuple[tuple[int, ..
         tiles = [(((z.seq_k // f.plain.tile.keys + z.batch) * z.kv_heads, FACTS), "int32"), ((slots * z.heads, FACTS), "int32")]
     else:
         rows, padded, tiles = z.batch * z.heads, ceil(z.seq_q / unit) * unit, []
-    total = (rows, padded, z.dim) if f.query is None else (1, 1, 1)
+    total = (rows, padded, z.dim) if f.adds else (1, 1, 1)
     return [*tiles, *(((rows, padded), f.accum),) * 2, (total, f.accum)]
 
 

@@ -21,6 +21,7 @@ import tilelang.language as T
 from tilelang.ir import Var, const, substitute
 
 from .derivative import derivative
+from .dropout import kept
 from .form import FACTS, LOG2E, BackwardForm
 from .kernels import key_tiles, seen
 from .packed_kernels import NEAR, order_tiles
@@ -35,7 +36,7 @@ class Place(NamedTuple):
 
     batch: None where sequences are packed. q0, seq_q, k0, seq_k: first query, number of queries, first key, number of keys.
     lead: maps a query head to its row in the workspace; w0: the place of the first query there. scale: the factor of scores.
-    read: the tensors that score and mask functions read.
+    read: the tensors that score and mask functions read. number: of the sequence; seed: of dropout, or None.
     """
 
     batch: Any
@@ -47,6 +48,8 @@ class Place(NamedTuple):
     w0: Any
     scale: Any
     read: tuple[Any, ...] = ()
+    number: Any = 0
+    seed: Any = None
 
     def facts(self, X: Any, h: Any, row: Any, length: int) -> Any:
         """The region of `length` rows of a query head, from `row` of the sequence on, in the workspace."""
@@ -92,11 +95,18 @@ def shows(f: BackwardForm, at: Place, h: Any, query: Any, key: Any) -> Any:
     return f.functions.mask(at.batch, h, query, key, *[at.read[n] for n in f.functions.uses[1]])
 
 
+def change(f: BackwardForm, weight: Any, gradient: Any, delta: Any) -> Any:
+    """The gradient of a score. weight: what `weigh` leaves. gradient: of the weight, an element of dO V^T."""
+    if not f.plain.drop:
+        return weight * (gradient - delta)
+    return T.abs(weight) * (T.if_then_else(weight > 0, gradient * f.rest, 0.0) - delta)
+
+
 @T.macro
 def weigh(f, at, S, P, logs, element, h, partly):
     """Elements S of Q K^T become the factors of dS, and P, in 16 bits, the weights.
 
-    logs: maps (i, j) to the logarithm, in base 2, of the row of queries. element: maps (i, j) to (query, key) in the sequence.
+    With dropout, S has the weights, those negative that it drops; P stays. logs: maps (i, j) to the logarithm, in base 2, of the row of queries. element: maps (i, j) to (query, key) in the sequence.
     """
     if f.functions.score is None:
         for i, j in T.Parallel(*S.shape):
@@ -108,6 +118,9 @@ def weigh(f, at, S, P, logs, element, h, partly):
             if partly:
                 for i, j in T.Parallel(*S.shape):
                     S[i, j] = T.if_then_else(shows(f, at, h, *element(i, j)), S[i, j], 0.0)
+        if f.plain.drop:
+            for i, j in T.Parallel(*S.shape):  # the sign of a weight says whether dropout keeps it
+                S[i, j] = T.if_then_else(kept(at.seed, f.plain.drop, at.number, h, *element(i, j)), S[i, j], -S[i, j])
     else:
         W = T.alloc_fragment(S.shape, S.dtype)
         for i, j in T.Parallel(*S.shape):
@@ -128,8 +141,8 @@ def weigh(f, at, S, P, logs, element, h, partly):
 
 @T.macro
 def key_block(f, at, steps, tensors, hk, k0):
-    """(dK, dV) of the tile of keys from k0 on, fragments. tensors: Q, K, V, dO, L, D and dQ; dQ is added to, unless blocks of
-    queries compute it."""
+    """(dK, dV) of the tile of keys from k0 on, fragments. tensors: Q, K, V, dO, L, D and dQ. steps: (steps, whether dQ of their
+    tiles is added to) one after another."""
     Q, K, V, dO, L, D, dQ = tensors
     keys, rows, dim, dim_v = f.plain.tile.keys, f.plain.tile.rows, f.sizes.dim, f.sizes.dim_v
     Ks, Vs = T.alloc_shared((keys, dim), f.dtype), T.alloc_shared((keys, dim_v), f.dtype)
@@ -141,20 +154,29 @@ def key_block(f, at, steps, tensors, hk, k0):
     T.clear(dk)
     T.clear(dv)
     tiles, results = (Ks, Vs, Qs, dOs, logs, delta), (dk, dv, dQ)
-    if steps.loops == 1:
-        for n in T.Pipelined(steps.count(0), num_stages=f.plain.tile.stages):
-            add_queries(f, at, (Q, dO, L, D), tiles, results, steps.tile(0, n), k0, steps.hides(0, n))
-    else:
-        for g in T.serial(steps.loops):
-            for n in T.Pipelined(steps.count(g), num_stages=f.plain.tile.stages):
-                add_queries(f, at, (Q, dO, L, D), tiles, results, steps.tile(g, n), k0, steps.hides(g, n))
+    every = [add_all(f, at, some, (Q, dO, L, D), tiles, results, k0, adds) for some, adds in steps]  # noqa: F841
     for i, j in T.Parallel(keys, dim):
         dk[i, j] *= at.scale
+    if f.plain.drop:
+        for i, j in T.Parallel(keys, dim_v):
+            dv[i, j] *= f.rest
     return dk, dv
 
 
 @T.macro
-def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
+def add_all(f, at, steps, tensors, tiles, results, k0, adds):
+    """add_queries for each of `steps`."""
+    if steps.loops == 1:
+        for n in T.Pipelined(steps.count(0), num_stages=f.plain.tile.stages):
+            add_queries(f, at, tensors, tiles, results, steps.tile(0, n), k0, steps.hides(0, n), adds)
+    else:
+        for g in T.serial(steps.loops):
+            for n in T.Pipelined(steps.count(g), num_stages=f.plain.tile.stages):
+                add_queries(f, at, tensors, tiles, results, steps.tile(g, n), k0, steps.hides(g, n), adds)
+
+
+@T.macro
+def add_queries(f, at, tensors, tiles, results, tile, k0, partly, adds):
     """A step of key_block: a tile of queries, (head, first row), is loaded, and its gradients are added to the results."""
     (Q, dO, L, D), (Ks, Vs, Qs, dOs, logs, delta), (dk, dv, dQ), (h, row) = tensors, tiles, results, tile
     keys, rows = f.plain.tile.keys, f.plain.tile.rows
@@ -167,17 +189,22 @@ def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
     T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows), dOs)
     T.copy(at.facts(D, h, row, rows), delta)
     T.gemm(Vs, dOs, E, transpose_B=True, clear_accum=True)
-    if f.functions.score is None:
+    if f.plain.drop:
+        for i, j in T.Parallel(keys, rows):
+            P[i, j] = T.max(S[i, j], 0.0)
+    elif f.functions.score is None:
         T.copy(S, P)
     T.gemm(P, dOs, dv)
     for i, j in T.Parallel(keys, rows):
-        dS[i, j] = S[i, j] * (E[i, j] - delta[j])
-    T.gemm(dS, Qs, dk)
-    if f.query is None:
+        dS[i, j] = change(f, S[i, j], E[i, j], delta[j])
+    if adds:
         dSs, dq = T.alloc_shared((keys, rows), f.dtype), T.alloc_fragment((rows, f.sizes.dim), f.accum)
         T.copy(dS, dSs)
         T.gemm(dSs, Ks, dq, transpose_A=True, clear_accum=True)
+        T.gemm(dS, Qs, dk)
         T.atomic_add(at.facts(dQ, h, row, rows), dq)
+    else:
+        T.gemm(dS, Qs, dk)
 
 
 @T.macro
@@ -205,7 +232,7 @@ def query_block(f, at, steps, tensors, h, row):
         T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys), Vs)
         T.gemm(dOs, Vs, E, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(rows, keys):
-            dS[i, j] = S[i, j] * (E[i, j] - delta[i])
+            dS[i, j] = change(f, S[i, j], E[i, j], delta[i])
         T.gemm(dS, Ks, dq)
     for i, j in T.Parallel(rows, dim):
         dq[i, j] *= at.scale
@@ -233,7 +260,7 @@ def row_facts(f, at, tensors, LSE, dLSE, h, row):
             sees = lse != -T.infinity(f.accum)
             L[at.lead(h), at.w0 + first + i] = T.if_then_else(sees, lse * const(LOG2E, f.accum), T.infinity(f.accum))
             D[at.lead(h), at.w0 + first + i] = T.if_then_else(first + i < at.seq_q, delta[i] - dLSE(first + i), 0.0)
-        if f.query is None:
+        if f.adds:
             T.clear(zeros)
             T.copy(zeros, at.facts(Sum, h, first, FEW))
 
@@ -280,6 +307,25 @@ def steps_of(head: Callable[[Any], Any], shared: int, length: int, found: tuple[
                  partly if hides else None)
 
 
+def parts_of(f: BackwardForm, head: Callable[[Any], Any], found: tuple[Any, Any], seq_q: Any) -> list[tuple[Steps, bool]]:
+    """The tiles of a block of keys, in two groups: (steps, whether dQ is added up). found: the range of tiles that it sees."""
+    group, rows, (first, last) = f.plain.group, f.plain.tile.rows, found
+    if f.query is None or not f.adds:
+        return [(steps_of(head, group, rows, found), f.adds)]
+    per, out = f.unit // rows, []
+    for adds in (False, True):
+        begin, end = (f.blocks.before(n, adds) for n in (first // per, T.ceildiv(last, per)))
+        each = (end - begin) * per
+
+        def tile(g: Any, n: Any, begin: Any = begin, each: Any = each, adds: bool = adds) -> tuple[Any, Any]:
+            m = n if group == 1 else n % T.max(1, each)
+            block = f.blocks.number(begin + m // per, adds)
+            return head(0 if group == 1 else n // T.max(1, each)), (block * per + m % per) * rows
+
+        out.append((Steps(1, lambda g, each=each: group * each, tile), adds))
+    return out
+
+
 def dense_backward(f: BackwardForm) -> Any:
     """The kernel with the parameters (Q, K, V, O, dO, LSE, dLSE, scale, Rows, Columns, X0, X1, L, D, Sum, dQ, dK, dV).
 
@@ -294,7 +340,8 @@ def dense_backward(f: BackwardForm) -> Any:
     across, along = functions.block or (None, None)
 
     def place(b: Any, scale: Any, *read: Any) -> Place:
-        return Place(b, 0, seq_q, 0, seq_k, lambda h: b * heads + h, 0, f.factor(scale), read)
+        return Place(b, 0, seq_q, 0, seq_k, lambda h: b * heads + h, 0, f.factor(scale), read, b,
+                     T.bind(read[0][0]) if f.plain.drop and read else None)
 
     @T.prim_func
     def attention_backward(
@@ -303,25 +350,26 @@ def dense_backward(f: BackwardForm) -> Any:
             Rows: T.Tensor(functions.rows, "int32"), Columns: T.Tensor(functions.columns, "int32"),
             X0: T.Tensor(*functions.tensors[0]), X1: T.Tensor(*functions.tensors[1]),
             L: T.Tensor((batch * heads, padded), f.accum), D: T.Tensor((batch * heads, padded), f.accum),
-            Sum: T.Tensor((batch * heads, padded, dim) if query is None else (1, 1, 1), f.accum),
+            Sum: T.Tensor((batch * heads, padded, dim) if f.adds else (1, 1, 1), f.accum),
             dQ: f.result(0), dK: f.result(1), dV: f.result(2)):
         with T.Kernel(padded // f.unit, heads, batch, threads=128) as (bx, h, b):
             row_facts(f, place(b, scale), (O, dO, L, D, Sum), lambda i: LSE[b, h, i],
                       lambda i: T.if_then_else(i < seq_q, dLSE[b, h, i], 0.0) if f.plain.with_lse else 0.0, h, bx * f.unit)
         with T.Kernel(T.ceildiv(seq_k, tile.keys), kv_heads, batch, threads=tile.threads) as (bx, hk, b):
             k0 = bx * tile.keys
-            steps = steps_of(lambda g: hk * group + g, group, tile.rows,
-                             key_tiles(back, k0 + seq_q - seq_k, tile.keys, seq_q, tile.rows), across,
-                             (Columns, b, k0 // (along or 1)), functions.mask is not None)
+            found = key_tiles(back, k0 + seq_q - seq_k, tile.keys, seq_q, tile.rows)
+            steps = parts_of(f, lambda g: hk * group + g, found, seq_q) if across is None else [(steps_of(
+                lambda g: hk * group + g, group, tile.rows, found, across, (Columns, b, k0 // (along or 1)),
+                functions.mask is not None), f.adds)]
             dk, dv = key_block(f, place(b, scale, X0, X1), steps, (Q, K, V, dO, L, D, Sum), hk, k0)
             T.copy(dk, f.plain.rows(dK, b, hk, k0, tile.keys))
             T.copy(dv, f.plain.rows(dV, b, hk, k0, tile.keys))
-        if query is None:
-            with T.Kernel(padded // f.unit, heads, batch, threads=128) as (bx, h, b):
-                store_sum(f, place(b, scale), Sum, dQ, h, bx * f.unit)
-        else:
-            with T.Kernel(padded // f.unit, heads, batch, threads=query.threads) as (bx, h, b):
-                row = bx * query.rows
+        if f.adds:
+            with T.Kernel(f.blocks.before(padded // f.unit, True), heads, batch, threads=128) as (bx, h, b):
+                store_sum(f, place(b, scale), Sum, dQ, h, f.blocks.number(bx, True) * f.unit)
+        if query is not None:
+            with T.Kernel(f.blocks.before(padded // f.unit, False), heads, batch, threads=query.threads) as (bx, h, b):
+                row = f.blocks.number(bx, False) * query.rows
                 found = key_tiles(f.plain.mask, row + seq_k - seq_q, query.rows, seq_k, query.keys)
                 steps = steps_of(lambda g: h, 1, query.keys, found, along, (Rows, b, row // (across or 1)),
                                  functions.mask is not None)
@@ -332,8 +380,8 @@ def dense_backward(f: BackwardForm) -> Any:
 
 
 def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
-    """The kernel for packed sequences, with the parameters (Q, K, V, O, dO, LSE, dLSE, scale, cu_q, cu_k, KeyTiles, QueryTiles,
-    L, D, Sum, dQ, dK, dV).
+    """The kernel for packed sequences, with the parameters (Q, K, V, O, dO, LSE, dLSE, scale, cu_q, cu_k, Seed, KeyTiles,
+    QueryTiles, L, D, Sum, dQ, dK, dV).
 
     KeyTiles, QueryTiles: workspaces of order_tiles for tiles of tile.keys keys and of f.unit queries. L, D (heads, padded) and
     Sum (heads, padded, dim), as in dense_backward; padded: f.unit times the slots of one head in QueryTiles. sms: blocks that
@@ -348,8 +396,9 @@ def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
                      sizes=f.sizes._replace(heads=kv_heads, seq_q=tokens_k, seq_k=tokens_q))
     straight = replace(f.plain, tile=query or replace(tile, rows=f.unit))
 
-    def place(first_q: Any, seq_q: Any, first_k: Any, seq_k: Any, number: Any, scale: Any) -> Place:
-        return Place(None, first_q, seq_q, first_k, seq_k, lambda h: h, (first_q // f.unit + number) * f.unit, f.factor(scale))
+    def place(first_q: Any, seq_q: Any, first_k: Any, seq_k: Any, number: Any, scale: Any, Seed: Any = None) -> Place:
+        return Place(None, first_q, seq_q, first_k, seq_k, lambda h: h, (first_q // f.unit + number) * f.unit, f.factor(scale),
+                     number=number, seed=T.bind(Seed[0]) if f.plain.drop and Seed is not None else None)
 
     def own(X: Any, end: Any) -> Any:
         """The tensor up to the end of a sequence."""
@@ -359,9 +408,9 @@ def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
     def attention_backward_packed(
             Q: f.plain.q, K: f.plain.k, V: f.plain.v, O: f.plain.o, dO: f.gradient, LSE: T.Tensor((heads, tokens_q), f.accum),
             dLSE: f.plain.lse, scale: T.float32, cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
-            KeyTiles: T.Tensor((key_slots, FACTS), "int32"), QueryTiles: T.Tensor((query_slots, FACTS), "int32"),
+            Seed: T.Tensor((1,), "int64"), KeyTiles: T.Tensor((key_slots, FACTS), "int32"), QueryTiles: T.Tensor((query_slots, FACTS), "int32"),
             L: T.Tensor((heads, padded), f.accum), D: T.Tensor((heads, padded), f.accum),
-            Sum: T.Tensor((heads, padded, dim) if query is None else (1, 1, 1), f.accum), dQ: f.result(0), dK: f.result(1),
+            Sum: T.Tensor((heads, padded, dim) if f.adds else (1, 1, 1), f.accum), dQ: f.result(0), dK: f.result(1),
             dV: f.result(2)):
         with T.Kernel(query_slots // heads, threads=128) as slot:
             order_tiles(straight, QueryTiles, (cu_q, cu_k), slot, heads, near, sms, True)
@@ -375,9 +424,9 @@ def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
         with T.Kernel(key_slots, threads=tile.threads) as n:
             hk, start, k0, seq_k, q0, length, number = [KeyTiles[n, e] for e in range(7)]
             seq_q = T.if_then_else(seq_k > 0, length, 0)
-            steps = steps_of(lambda g: hk * group + g, group, tile.rows,
-                             key_tiles(back, start + seq_q - seq_k, tile.keys, seq_q, tile.rows))
-            dk, dv = key_block(f, place(q0, seq_q, k0, seq_k, number, scale), steps, (Q, K, V, dO, L, D, Sum), hk, start)
+            steps = [(steps_of(lambda g: hk * group + g, group, tile.rows,
+                               key_tiles(back, start + seq_q - seq_k, tile.keys, seq_q, tile.rows)), f.adds)]
+            dk, dv = key_block(f, place(q0, seq_q, k0, seq_k, number, scale, Seed), steps, (Q, K, V, dO, L, D, Sum), hk, start)
             OwnK, OwnV = own(dK, k0 + seq_k), own(dV, k0 + seq_k)
             if seq_k > 0:
                 T.copy(dk, f.plain.rows(OwnK, None, hk, k0 + start, tile.keys))
@@ -385,7 +434,7 @@ def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
         with T.Kernel(query_slots, threads=128 if query is None else query.threads) as n:
             h, row, q0, seq_q, k0, length, number = [QueryTiles[n, e] for e in range(7)]
             seq_k = T.if_then_else(seq_q > 0, length, 0)
-            at, OwnQ = place(q0, seq_q, k0, seq_k, number, scale), own(dQ, q0 + seq_q)
+            at, OwnQ = place(q0, seq_q, k0, seq_k, number, scale, Seed), own(dQ, q0 + seq_q)
             if query is None:
                 if seq_q > 0:
                     store_sum(f, at, Sum, OwnQ, h, row)

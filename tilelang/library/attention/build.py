@@ -32,8 +32,8 @@ def plan_attention(p: AttentionProblem, machine: Machine, tile: Tile | None = No
     if p.packed or p.dynamic:
         tiles = (p.sizes.seq_q // tile.rows + p.sizes.batch) * p.sizes.heads
         return any_sizes(p, tile), (((tiles, FACTS), "int32"),) if p.packed else ()
-    _, partition = estimate(machine, p.sizes, p.mask, tile)
-    form = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale, partition)
+    partition = None if p.extras else estimate(machine, p.sizes, p.mask, tile)[1]
+    form = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale, partition, p.sinks, p.drop)
     shapes = () if partition is None else ((partition.splits, tile.rows, p.sizes.dim_v), (partition.splits, tile.rows))
     return form, tuple((s, "float32") for s in shapes)
 
@@ -60,7 +60,8 @@ def any_sizes(p: AttentionProblem, tile: Tile) -> AttentionForm:
     strides = tuple((*(n if extent == 1 else None for n, extent in zip(s[:-1], shape)), 1)
                     for s, shape in zip(p.strides, p.shapes))
     counts = (n if n == 1 and not p.packed else None for n in p.sizes[:3])
-    return AttentionForm(Sizes(*counts, *p.sizes[3:]), strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale)
+    return AttentionForm(Sizes(*counts, *p.sizes[3:]), strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale,
+                         sinks=p.sinks, drop=p.drop)
 
 
 def attention_kernel(f: AttentionForm, at: Place) -> JITKernel:

@@ -13,12 +13,13 @@ import numpy as np
 from tilelang.errors import error
 
 from ..agreement import Disjoint
-from ..arrays import compact_copy, is_numpy, maker, type_name, zeros
+from ..arrays import compact_copy, contiguous, empty, is_numpy, maker, type_name, zeros
 from ..autograd import Function, Results, Step, direct
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes
 from .backward import gradients
 from .build import attention_kernel, plan_attention, tiles_to_time
+from .dropout import check_dropout
 from .flash_decode import NAMES as decode_names, prepare as prepare_decode
 from .form import Tile
 from .inputs import check_disjoint, check_scale, check_tensors, running_on, target_text
@@ -29,7 +30,8 @@ from .tile_cost import Machine, machine_of
 def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | None = None,
                     window: int | tuple[int | None, int | None] | None = None, cu_seqlens_q: Any = None,
                     cu_seqlens_k: Any = None, return_lse: bool = False, layout: str = "bshd", out: Any = None,
-                    target: Any = None, tune: bool | None = None, deterministic: bool | None = None) -> Any:
+                    target: Any = None, tune: bool | None = None, deterministic: bool | None = None, sinks: Any = None,
+                    dropout: float = 0.0, seed: Any = None) -> Any:
     """softmax(scale * q k^T) v, without a matrix of scores in memory, with gradients of q, k and v.
 
     q: (batch, seq_q, heads, dim), k: (batch, seq_k, kv_heads, dim), v: (batch, seq_k, kv_heads, dim_v) with layout="bshd";
@@ -47,6 +49,13 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     of q.  cu_seqlens_k may be left out where it is the same.  Their values are not read on the host.  Keys and values behind
     a sequence (of the next one, or of none) get weight 0, so they must be finite; queries of no sequence get no result.
 
+    sinks: (heads,), float32 (float64 of float64), finite: a logit of each query head, which counts in the sum of exp(scores)
+    and in its logarithm, and has no value. A query that sees no key gives 0 then, and the logarithm sinks[h].
+    dropout: the fraction of weights that are set to 0, in steps of 1/256; the others are divided by 1 - dropout. The logarithms
+    are those without dropout. seed: an int, or int64 (1,) on the device of q, which a CUDA graph reads anew each time; None: a
+    new one by torch.randint on the device (NumPy: by a new generator). Which weights are kept depends on the seed and the
+    numbers of sequence, query head, query and key alone, by Philox; backward draws them again and saves the seed alone.
+
     scale: positive; dim**-0.5 when None.  out: tensor for the result, which may be q, but no part of k or v.
     return_lse: also the natural logarithm of the sum of exp(scale * scores), float32, (batch, heads, seq_q) or
     (heads, tokens_q).
@@ -55,8 +64,8 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     tune: True: the first call of a form times the tiles that the cost model holds for good on the tensors' GPU and keeps the
     fastest, as matmul does (reference, "Tuning the library").
 
-    Gradients: where q, k or v requires one, q, k, v, the result and the logarithms (float32, of float64 float64) are kept, and
-    gradients have the types of q, k and v; that of the logarithms counts too. It is one operator for torch.compile and
+    Gradients: where q, k, v or sinks require one, q, k, v, the result and the logarithms (float32, of float64 float64) are kept, and
+    gradients have the types of these; that of the logarithms counts too. It is one operator for torch.compile and
     torch.export. deterministic: of flash_attention_backward, which computes them. There is no second derivative.
 
     Error: with eps = 2^-11 (float16) or 2^-8 (bfloat16), |result - exact| <= max|v| (2 eps + 2 d 2^-24 scale |q||k| + 2^-18
@@ -75,22 +84,23 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     (1, 100, 4, 64)
     """
     scale = None if scale is None else check_scale(scale)
-    if not direct((q, k, v)):
+    drop, seed = check_dropout(dropout, seed, q) if dropout else (0, None)
+    if not direct((q, k, v, sinks)):
         if out is not None:
             raise error("attention-gradient", "flash_attention computes no gradient where `out` is given, and is not traced",
                         expected="no `out`", found="`out`", hint="leave it out")
         mask = mask_of(causal, window, None)
-        found = _FUNCTION(q, k, v, cu_seqlens_q, cu_seqlens_k, mask.left, mask.right, scale, layout, deterministic,
-                                target_text(target))
+        found = _FUNCTION(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seed, mask.left, mask.right, scale, layout, deterministic,
+                          drop, target_text(target))
         return found if return_lse else found[0]
-    return attend((q, k, v, cu_seqlens_q, cu_seqlens_k), out=out, causal=causal, window=window, layout=layout,
-                  with_lse=return_lse, scale=scale, target=target, tune=tune)
+    return attend((q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seed), out=out, causal=causal, window=window, layout=layout,
+                  drop=drop, with_lse=return_lse, scale=scale, target=target, tune=tune)
 
 
 def attend(arrays: tuple[Any, ...], results: tuple[Any, Any] | None = None, *, scale: float | None, target: Any,
            tune: bool | None = None, out: Any = None, with_lse: bool = True, **masks: Any) -> Any:
-    """flash_attention without a gradient. arrays: q, k, v, cu_seqlens_q, cu_seqlens_k. results: the result and the logarithms,
-    contiguous, which are written; None: new ones, or `out`. masks: causal, window, layout."""
+    """flash_attention without a gradient. arrays: q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seed. results: the result and the logarithms,
+    contiguous, which are written; None: new ones, or `out`. masks: causal, window, layout, drop."""
     options = (*masks.values(), with_lse, scale, tune, str(target))
     answer = known(_RUNS, (*arrays, out), options)
     if answer is None:
@@ -103,7 +113,7 @@ def attend(arrays: tuple[Any, ...], results: tuple[Any, Any] | None = None, *, s
     return (result, lse) if with_lse else result
 
 
-_NAMES = "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "out"
+_NAMES = "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sinks", "seed", "out"
 _RUNS: Cache[Prepared] = Cache(4096)
 
 
@@ -111,7 +121,7 @@ def _nothing(arrays: Any, scale: float, out: Any, lse: Any) -> None:
     """The answer where no query sees a key."""
     out[...] = 0
     if lse is not None:
-        lse[...] = -math.inf
+        lse[...] = -math.inf if arrays[5] is None else arrays[5][:, None]
 
 
 def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options: Any) -> Prepared:
@@ -123,7 +133,7 @@ def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options:
     if at.target.is_gpu and problem.few_queries:
         return _few_queries(tensors, target, tune, options["scale"], problem)
     machine = machine_of(at.target, at.sms, problem.dtype)
-    tuned = not problem.empty and at.tuned(tune, q)
+    tuned = not (problem.empty or problem.extras) and at.tuned(tune, q)
     tile = _tuned(problem, machine, tensors, options["scale"], at) if tuned else None
     return Prepared(_run(problem, machine, at, q, tile), maker(q, problem.shapes[3], problem.dtype),
                     maker(q, problem.lse_shape, problem.accum), problem.default_scale,
@@ -138,16 +148,18 @@ def _run(problem: AttentionProblem, machine: Machine, at: Place, like: Any, tile
         return _nothing
     kernel, workspace = attention_kernel(form, at), [maker(like, *x) for x in shapes]
     copied, layout, kv_heads = problem.copied, problem.layout, problem.sizes.kv_heads
+    none = [empty(like, (1,), problem.accum), empty(like, (1,), "int64")] if problem.extras else []
 
     def run(arrays: tuple[Any, ...], scale: float, out: Any, lse: Any) -> None:
-        q, k, v, cu_q, cu_k = arrays
+        q, k, v, cu_q, cu_k, *extras = arrays
         if any(copied):
             q, k, v = (compact_copy(x) if c else x for x, c in zip((q, k, v), copied))
         if folded is not problem:
             lse = None if lse is None else lse.reshape(lse.shape[0], kv_heads, -1)
             q, out = (fold(x, layout, kv_heads) for x in (q, out))
         lengths = () if cu_q is None else (cu_q, cu_q if cu_k is None else cu_k)
-        kernel(q, k, v, scale, *lengths, *[make() for make in workspace], out, lse)
+        more = [unused if x is None else contiguous(x) for x, unused in zip(extras, none)]
+        kernel(q, k, v, scale, *more, *lengths, *[make() for make in workspace], out, lse)
 
     return run
 
@@ -184,30 +196,31 @@ def _few_queries(tensors: dict[str, Any], target: Any, tune: bool | None, scale:
                    passing=found.passing or captured)
 
 
-_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
-_OPTIONS = "int? left, int? right, float? scale, str layout, bool? deterministic, str? target"
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? sinks, Tensor? seed"
+_OPTIONS = "int? left, int? right, float? scale, str layout, bool? deterministic, int drop, str? target"
 
 
 def _shapes(q: Any, k: Any, v: Any, cu_q: Any, *options: Any) -> Results:
-    packed, layout = cu_q is not None, options[-3]
+    packed, layout = cu_q is not None, options[-4]
     shape = (q.shape[1], q.shape[0]) if packed else (q.shape[0], q.shape[2], q.shape[1]) if layout == "bshd" else q.shape[:3]
     return [((*q.shape[:-1], v.shape[-1]), type_name(q)), (tuple(shape), lse_type(type_name(q)))]
 
 
-def _forward(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, left: Any, right: Any, *rest: Any) -> None:
-    scale, layout, _, target, out, lse = rest
-    attend((q, k, v, cu_q, cu_k), (out, lse), causal=False, window=(left, right), layout=layout, scale=scale, target=target)
+def _forward(*args: Any) -> None:
+    *arrays, left, right, scale, layout, _, drop, target, out, lse = args
+    attend(tuple(arrays), (out, lse), causal=False, window=(left, right), layout=layout, drop=drop, scale=scale, target=target)
 
 
-def _backward(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, out: Any, lse: Any, *rest: Any) -> None:
-    left, right, scale, layout, deterministic, target, grad, grad_lse, *results = rest
+def _backward(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, sinks: Any, seed: Any, out: Any, lse: Any, *rest: Any) -> None:
+    left, right, scale, layout, deterministic, drop, target, grad, grad_lse, *results = rest
     grad = zeros(out, tuple(out.shape), type_name(out)) if grad is None else grad
-    gradients((q, k, v, out, lse, grad, grad_lse, cu_q, cu_k), tuple(results), causal=False, window=(left, right),
-              layout=layout, scale=scale, deterministic=deterministic, target=target)
+    gradients((q, k, v, out, lse, grad, grad_lse, cu_q, cu_k, sinks, seed), tuple(results), causal=False, window=(left, right),
+              layout=layout, drop=drop, scale=scale, deterministic=deterministic, target=target)
 
 
 _FUNCTION = Function(
     "flash_attention", Step(f"{_INPUTS}, {_OPTIONS}", _shapes, _forward, 2),
     Step(f"{_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, Tensor? grad_out, Tensor? grad_lse",
-         lambda *args: [(tuple(x.shape), type_name(x)) for x in args[:3]], _backward, 3),
-    lambda needs, args, made: (*args[:5], *made, *args[5:]), (0, 1, 2), visible=2)
+         lambda *args: [*((tuple(x.shape), type_name(x)) for x in args[:3]),
+                        ((0,) if args[5] is None else tuple(args[5].shape), lse_type(type_name(args[0])))], _backward, 4),
+    lambda needs, args, made: (*args[:7], *made, *args[7:]), (0, 1, 2, 5), visible=2)

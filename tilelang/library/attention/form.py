@@ -9,6 +9,7 @@ import tilelang.language as T
 from tilelang.ir import const
 
 from .decode_problem import DecodeSizes
+from .dropout import LEVELS
 from .problem import Mask, Sizes, lse_type
 
 LOG2E = 1.4426950408889634
@@ -62,7 +63,8 @@ class AttentionForm:
 
     sizes: ints, or symbols for sizes known at calls; heads and head dimensions are ints. strides: of Q, K, V and O in elements,
     the last one 1. layout: "bshd" (batch, sequence, head, dim), "bhsd", or "packed" (token, head, dim). scale: factor of the
-    scores; None: a parameter of the kernel. partition: None where each tile of queries is computed by one block.
+    scores; None: a parameter of the kernel. partition: None where each tile of queries is computed by one block. sinks: whether
+    heads have sinks. drop: bytes of 256 that dropout drops.
     """
 
     sizes: Sizes
@@ -74,6 +76,18 @@ class AttentionForm:
     with_lse: bool
     scale: float | None = None
     partition: WorkPartition | None = None
+    sinks: bool = False
+    drop: int = 0
+
+    @property
+    def extras(self) -> bool:
+        """Whether the kernel takes sinks and a seed."""
+        return self.sinks or self.drop > 0
+
+    @property
+    def sink_tensor(self) -> Any:
+        """The parameter Sinks: one logit of each query head, or one element where it is not used."""
+        return T.Tensor((self.sizes.heads if self.sinks else 1,), self.accum)
 
     @property
     def group(self) -> int:
@@ -136,6 +150,24 @@ class ScoreFunctions:
 
 
 PLAIN = ScoreFunctions()
+DROPPING = ScoreFunctions(tensors=(((1,), "int64"), ((1,), "float32")))  # the first tensor is the seed of dropout
+
+
+class Share(NamedTuple):
+    """Of every `period` blocks of queries, the first `added` have their dQ added up by atomics; the others compute it."""
+
+    added: int
+    period: int
+
+    def before(self, n: Any, adds: bool) -> Any:
+        """The number of blocks of one kind in front of block n."""
+        many = n // self.period * self.added + T.min(n % self.period, self.added)
+        return many if adds else n - many
+
+    def number(self, k: Any, adds: bool) -> Any:
+        """The number of the k-th block of one kind."""
+        each = self.added if adds else self.period - self.added
+        return k // each * self.period + k % each + (0 if adds else self.added)
 
 
 @dataclass(frozen=True)
@@ -144,18 +176,22 @@ class BackwardForm:
 
     plain: sizes, strides of Q, K, V and O, mask and scale; its tile is that of a block of keys: `keys` of the block, `rows` of
     queries in a step; with_lse: the logarithms have a gradient too. steps: strides of the gradient of O. query: the tile of a
-    block of queries, which computes dQ; None: dQ is added up by atomics.
+    block of queries, which computes dQ; None: dQ is added up by atomics. share: (a, n): of n blocks of queries one after another,
+    the first a have their dQ added up by atomics, the others compute it.
     """
 
     plain: AttentionForm
     steps: tuple[Any, ...]
     query: Tile | None = None
     functions: ScoreFunctions = PLAIN
+    share: tuple[int, int] = (0, 1)
 
     sizes = property(lambda self: self.plain.sizes)
     dtype = property(lambda self: self.plain.dtype)
     accum = property(lambda self: self.plain.accum)
     packed = property(lambda self: self.plain.layout == "packed")
+    rest = property(lambda self: const(LEVELS / (LEVELS - self.plain.drop), self.accum))  # factor of what dropout keeps
+
     @property
     def all_seen(self) -> bool:
         """Whether it is known here that every query sees every key of every tile, as far as positions say."""
@@ -172,6 +208,13 @@ class BackwardForm:
     def factor(self, scale: Any) -> Any:
         """The factor of the scores, of type accum. scale: the kernel's parameter."""
         return T.cast(scale, self.accum) if self.plain.scale is None else const(self.plain.scale, self.accum)
+
+    adds = property(lambda self: self.share[0] > 0)  # whether atomics add dQ up
+
+    @property
+    def blocks(self) -> Share:
+        """Which blocks of queries have their dQ added up."""
+        return Share(*self.share)
 
     @property
     def unit(self) -> int:

@@ -27,11 +27,27 @@ import numpy as np
 import tilelang.language as T
 from tilelang.ir import Const, const
 
-from .form import AttentionForm
+from .dropout import LEVELS, kept
+from .form import LOG2E, AttentionForm
 from .problem import Mask
 
 LN2 = 0.6931471805599453
 LAG = 8.0  # `top` follows the scores when weights would exceed 2^8: far below the largest float16
+
+
+class Extras(NamedTuple):
+    """What attention may have beside the softmax.
+
+    sink: exponent of 2 that counts in the sum of a row's weights, with no value; None: none. kept: maps (index, place, i, j),
+    as KeyTiles.visible, to whether dropout keeps a weight; None: no dropout. keep: the fraction of weights that are kept.
+    """
+
+    sink: Any = None
+    kept: Callable[[Any, Any, Any, Any], Any] | None = None
+    keep: float = 1.0
+
+
+NOTHING = Extras()
 
 
 class KeyTiles(NamedTuple):
@@ -75,11 +91,12 @@ def reset(acc, top, total, c):
 
 
 @T.macro
-def absorb(S, P, acc, rows, c):
+def absorb(S, P, acc, rows, c, kept=None):
     """Add a tile of scores S: the weights go to P (16 bits) and `total`, and the rescaling factor of each row is applied to
     `acc`.
 
-    rows: (top, before, factor, total, part), float32 fragments with one element per row.
+    rows: (top, before, factor, total, part), float32 fragments with one element per row. kept: maps (i, j) to whether the weight
+    goes to P too, not to `total` alone; None: all do.
     """
     top, before, factor, total, part = rows
     height, keys = S.shape
@@ -96,15 +113,41 @@ def absorb(S, P, acc, rows, c):
         total[i] = total[i] * factor[i] + part[i]
     for i, j in T.Parallel(height, acc.shape[1]):
         acc[i, j] *= factor[i]
+    if kept is not None:
+        for i, j in T.Parallel(height, keys):
+            S[i, j] = T.if_then_else(kept(i, j), S[i, j], 0.0)
     T.copy(S, P)
 
 
 @T.macro
-def finish(acc, top, total, factor, c):
+def finish(acc, top, total, factor, c, extras=NOTHING):
     """Finish a tile: acc becomes the weighted mean of V, `total` the natural logarithm of the sum of exp(scores)."""
     rows, dim = acc.shape
+    if extras.sink is not None:
+        for i in T.Parallel(rows):
+            top[i] = top[i] * c
+        for i in T.Parallel(rows):
+            factor[i] = T.max(top[i], extras.sink)
+        for i in T.Parallel(rows):
+            top[i] = T.exp2(top[i] - factor[i])
+        for i in T.Parallel(rows):
+            total[i] = total[i] * top[i] + T.exp2(extras.sink - factor[i])
+        for i in T.Parallel(rows):
+            top[i] *= T.fast_rcp(total[i] * extras.keep)
+        for i, j in T.Parallel(rows, dim):
+            acc[i, j] *= top[i]
+        for i in T.Parallel(rows):
+            total[i] = (T.log2(total[i]) + factor[i]) * ln2(total)
+    else:
+        divide(acc, top, total, factor, c, extras.keep)
+
+
+@T.macro
+def divide(acc, top, total, factor, c, keep=1.0):
+    """`finish` without a sink. keep: the fraction of weights that dropout keeps."""
+    rows, dim = acc.shape
     for i in T.Parallel(rows):
-        factor[i] = T.if_then_else(total[i] == 0, 0.0, T.fast_rcp(total[i]))  # the sum of a row that sees a key is 1 or more
+        factor[i] = T.if_then_else(total[i] == 0, 0.0, T.fast_rcp(total[i] if keep == 1.0 else total[i] * keep))  # a row's sum is >= 1
     for i, j in T.Parallel(rows, dim):
         acc[i, j] *= factor[i]
     for i in T.Parallel(rows):
@@ -130,11 +173,11 @@ def working_set(f):
 
 
 @T.macro
-def attend(f, work, load, c, tiles):
+def attend(f, work, load, c, tiles, extras=NOTHING):
     """The main loop: softmax(Q K^T) V of a tile of queries over `tiles` of keys (KeyTiles).
 
     f: AttentionForm or DecodeForm. work: working_set. load: copies the queries to their tile in shared memory. c:
-    f.exponent_scale. Returns (weighted means of V, logarithms of sums), fragments in float32.
+    f.exponent_scale. extras: Extras. Returns (weighted means of V, logarithms of sums), fragments in float32.
     """
     Qs, Ks, Vs, S, P, acc, state = work
     top, before, factor, total, more = state
@@ -147,14 +190,15 @@ def attend(f, work, load, c, tiles):
         for i, j in T.Parallel(f.tile.rows, f.tile.keys):
             S[i, j] = T.if_then_else(tiles.visible(k, key, i, j), S[i, j], -T.infinity(f.accum))
         T.copy(tiles.values(key), Vs)
-        absorb(S, P, acc, state, c)
+        absorb(S, P, acc, state, c, None if extras.kept is None else lambda i, j, k=k, key=key: extras.kept(k, key, i, j))
         T.gemm(P, Vs, acc)
-    finish(acc, top, total, factor, c)
+    finish(acc, top, total, factor, c, extras)
     return acc, total
 
 
 def dense_attention(f: AttentionForm) -> Any:
-    """The kernel in which each block computes a tile of queries, with the parameters (Q, K, V, scale, O, LSE).
+    """The kernel in which each block computes a tile of queries, with the parameters (Q, K, V, scale, O, LSE); where the form
+    has sinks or dropout (Q, K, V, scale, Sinks, Seed, O, LSE).
 
     Query i stands at key position i + seq_k - seq_q.
     """
@@ -167,20 +211,41 @@ def dense_attention(f: AttentionForm) -> Any:
             lambda key: f.rows(K, b, h // f.group, key, keys), lambda key: f.rows(V, b, h // f.group, key, keys),
             lambda k, key, i, j: seen(f.mask, key + j, seq_k, at + i))
 
-    @T.prim_func
-    def flash_attention(Q: f.q, K: f.k, V: f.v, scale: T.float32, O: f.o, LSE: f.lse):
+    @T.macro
+    def blocks(Q, K, V, scale, O, LSE, Sinks=None, Seed=None):
         with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=f.tile.threads) as (bx, h, b):
             work = working_set(f)
             c = f.exponent_scale(scale)
             row = bx * rows
             at = row + seq_k - seq_q  # key position of the tile's first query
             first, last = key_tiles(f.mask, at, rows, seq_k, keys)
-            acc, total = attend(f, work, copying(f.rows(Q, b, h, row, rows)), c, tiles(K, V, b, h, at, first, last))
+            acc, total = attend(f, work, copying(f.rows(Q, b, h, row, rows)), c, tiles(K, V, b, h, at, first, last),
+                                extras_of(f, Sinks, Seed, b, h, lambda k, key, i, j: (row + i, key + j)))
             T.copy(acc, f.rows(O, b, h, row, rows))
             if f.with_lse:
                 T.copy(total, LSE[b, h, row:row + rows])
 
+    if not f.extras:
+        @T.prim_func
+        def flash_attention(Q: f.q, K: f.k, V: f.v, scale: T.float32, O: f.o, LSE: f.lse):
+            blocks(Q, K, V, scale, O, LSE)
+    else:
+        @T.prim_func
+        def flash_attention(Q: f.q, K: f.k, V: f.v, scale: T.float32, Sinks: f.sink_tensor, Seed: T.Tensor((1,), "int64"),
+                            O: f.o, LSE: f.lse):
+            blocks(Q, K, V, scale, O, LSE, Sinks, Seed)
+
     return flash_attention
+
+
+def extras_of(f: AttentionForm, Sinks: Any, Seed: Any, b: Any, h: Any, element: Callable[..., tuple[Any, Any]]) -> Extras:
+    """What the attention of a head has beside the softmax. element: maps (index, place, i, j) to (query, key)."""
+    if not f.extras:
+        return NOTHING
+    seed = T.bind(Seed[0]) if f.drop else None
+    return Extras(Sinks[h] * const(LOG2E, f.accum) if f.sinks else None,
+                  (lambda k, key, i, j: kept(seed, f.drop, b, h, *element(k, key, i, j))) if f.drop else None,
+                  1.0 - f.drop / LEVELS)
 
 
 def copying(region: Any) -> Callable[[Any], Any]:

@@ -66,8 +66,8 @@ def _forward(q: Any, k: Any, k_rope: Any, v: Any, causal: bool, scale: Any, dyna
     if not (out.size if is_numpy(out) else out.numel()):
         return
     if type_name(q) == "float64":
-        attend((q, _expanded(k, k_rope), v, None, None), (out, logs), causal=causal, window=None, layout="bshd", scale=scale,
-               target=target)
+        attend((q, _expanded(k, k_rope), v, *[None] * 4), (out, logs), causal=causal, window=None, layout="bshd", drop=0,
+               scale=scale, target=target)
         return
     at, tensors = running_on(q, target), (q, k, k_rope, v)
     arrays = [x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in tensors]
@@ -90,8 +90,8 @@ def _backward(q: Any, k: Any, k_rope: Any, v: Any, out: Any, lse: Any, causal: b
               grad_lse: Any, dq: Any, dk: Any, drope: Any, dv: Any) -> None:
     grad, keys = zeros(out, tuple(out.shape), type_name(out)) if grad is None else grad, _expanded(k, k_rope)
     dim, dkeys = k.shape[3], empty(k, tuple(keys.shape), type_name(k))
-    gradients((q, keys, v, out, lse, grad, grad_lse, None, None), (dq, dkeys, dv), causal=causal, window=None, layout="bshd",
-              scale=scale, deterministic=None, target=target)
+    gradients((q, keys, v, out, lse, grad, grad_lse, *[None] * 4), (dq, dkeys, dv), causal=causal, window=None, layout="bshd",
+              drop=0, scale=scale, deterministic=None, target=target)
     dk[...] = dkeys[..., :dim]
     drope[...] = dkeys[..., dim:].sum(2, **({"dtype": lse_type(type_name(k))} if is_numpy(k) else {}))  # torch: in float32
 

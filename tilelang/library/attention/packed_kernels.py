@@ -19,7 +19,7 @@ from typing import Any
 import tilelang.language as T
 
 from .form import FACTS, AttentionForm, Tile
-from .kernels import KeyTiles, attend, copying, itself, key_tiles, seen, working_set
+from .kernels import KeyTiles, attend, copying, extras_of, itself, key_tiles, seen, working_set
 from .problem import Mask
 
 NEAR = 32 << 20  # bytes of keys and values that tiles running at the same time may keep in L2
@@ -140,14 +140,12 @@ def packed_attention(f: AttentionForm, sms: int = 1) -> Any:
                         lambda k: f.rows(V, None, head, k0 + k * keys, keys),
                         lambda k, _, i, j: seen(f.mask, k * keys + j, seq_k, at + i))
 
-    @T.prim_func
-    def flash_attention_packed(Q: f.q, K: f.k, V: f.v, scale: T.float32,
-                               cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
-                               Tiles: T.Tensor((tiles, FACTS), "int32"), O: f.o, LSE: f.lse):
+    @T.macro
+    def blocks(Q, K, V, scale, cu_q, cu_k, Tiles, O, LSE, Sinks=None, Seed=None):
         with T.Kernel(tiles // heads, threads=_LANES) as slot:
             fitting = T.max(1, T.min(kv_heads, near // T.max(1, tokens_k))) * f.group
             wide = T.if_then_else(tiles // heads * fitting < 2 * sms, heads, fitting)  # small groups would run together
-            order_tiles(f, Tiles, (cu_q, cu_k), slot, wide, near, sms)
+            order_tiles(f, Tiles, (cu_q, cu_k), slot, wide, near, sms, f.drop > 0)
         with T.Kernel(tiles, threads=f.tile.threads) as n:
             work = working_set(f)
             c = f.exponent_scale(scale)
@@ -155,7 +153,8 @@ def packed_attention(f: AttentionForm, sms: int = 1) -> Any:
             at = row + seq_k - seq_q
             first, last = key_tiles(f.mask, at, rows, T.if_then_else(seq_q > 0, seq_k, 0), keys)
             acc, total = attend(f, work, copying(f.rows(Q, None, h, q0 + row, rows)), c,
-                                key_range(K, V, h // f.group, (k0, seq_k), at, first, last))
+                                key_range(K, V, h // f.group, (k0, seq_k), at, first, last),
+                                extras_of(f, Sinks, Seed, Tiles[n, 6], h, lambda k, key, i, j: (row + i, k * keys + j)))
             Own = T.make_tensor(T.address_of(O[0, 0, 0]), (q0 + seq_q, heads, dim_v), f.dtype, f.strides[3])  # ends with them
             if seq_q > 0:
                 T.copy(acc, f.rows(Own, None, h, q0 + row, rows))
@@ -163,5 +162,18 @@ def packed_attention(f: AttentionForm, sms: int = 1) -> Any:
                 for i in T.Parallel(rows):
                     if row + i < seq_q:
                         LSE[h, q0 + row + i] = total[i]
+
+    lengths = T.Tensor((batch + 1,), "int32")
+    if not f.extras:
+        @T.prim_func
+        def flash_attention_packed(Q: f.q, K: f.k, V: f.v, scale: T.float32, cu_q: lengths, cu_k: lengths,
+                                   Tiles: T.Tensor((tiles, FACTS), "int32"), O: f.o, LSE: f.lse):
+            blocks(Q, K, V, scale, cu_q, cu_k, Tiles, O, LSE)
+    else:
+        @T.prim_func
+        def flash_attention_packed(Q: f.q, K: f.k, V: f.v, scale: T.float32, Sinks: f.sink_tensor,
+                                   Seed: T.Tensor((1,), "int64"), cu_q: lengths, cu_k: lengths,
+                                   Tiles: T.Tensor((tiles, FACTS), "int32"), O: f.o, LSE: f.lse):
+            blocks(Q, K, V, scale, cu_q, cu_k, Tiles, O, LSE, Sinks, Seed)
 
     return flash_attention_packed

@@ -44,7 +44,7 @@ class AttentionProblem:
     layout: "bshd" (batch, sequence, head, dim), "bhsd", or "packed" (token, head, dim). shapes, strides: of q, k, v and the
     result, in elements, as a kernel reads and writes them. copied: which of q, k, v the kernel cannot read as they are stored,
     so that contiguous copies are made. scale: the factor that is compiled in; None: each call gives its own. dynamic: the
-    kernel takes any sizes and strides.
+    kernel takes any sizes and strides. sinks, drop: as in AttentionForm.
     """
 
     sizes: Sizes
@@ -57,6 +57,13 @@ class AttentionProblem:
     with_lse: bool
     scale: float | None
     dynamic: bool = False
+    sinks: bool = False
+    drop: int = 0
+
+    @property
+    def extras(self) -> bool:
+        """Whether there is more than the softmax."""
+        return self.sinks or self.drop > 0
 
     @property
     def packed(self) -> bool:
@@ -90,7 +97,7 @@ class AttentionProblem:
         them."""
         z, group = self.sizes, self.sizes.heads // self.sizes.kv_heads
         return (self.layout == "bshd" and self.strides[3] == compact(self.shapes[3]) and self.mask == Mask(None, 0)
-                and group > 1 and group * z.seq_q <= 64 and not self.empty)
+                and group > 1 and group * z.seq_q <= 64 and not self.empty and not self.extras)
 
     @property
     def folded(self) -> AttentionProblem:
@@ -99,7 +106,7 @@ class AttentionProblem:
         This applies to one query per head without a mask. Other problems are returned unchanged.
         """
         z = self.sizes
-        if self.packed or z.seq_q != 1 or z.heads <= z.kv_heads or self.mask != Mask() or self.empty:
+        if self.packed or z.seq_q != 1 or z.heads <= z.kv_heads or self.mask != Mask() or self.empty or self.extras:
             return self
         group = z.heads // z.kv_heads
         (steps_q, shape_q), (steps_o, shape_o) = (fold_place(self.strides[n], self.shapes[n], self.layout, group)
@@ -114,10 +121,11 @@ def lse_type(dtype: str) -> str:
 
 
 def attention_problem(tensors: Mapping[str, Any], on_cuda: bool, *, causal: bool, window: Any, layout: str, scale: float | None,
-                      with_lse: bool, dynamic: bool = False) -> AttentionProblem:
+                      with_lse: bool, dynamic: bool = False, drop: int = 0) -> AttentionProblem:
     """The problem of a call.
 
-    tensors: q, k, v, cu_seqlens_q, cu_seqlens_k, out, whose kinds were checked; the last three are None where left out.
+    tensors: q, k, v, cu_seqlens_q, cu_seqlens_k, out, whose kinds were checked; the last three are None where left out, and
+    sinks where they have one.
     on_cuda: whether the kernel runs on CUDA. Raises attention-option, attention-shape.
     """
     q, out, packed = tensors["q"], tensors["out"], tensors["cu_seqlens_q"] is not None
@@ -127,7 +135,12 @@ def attention_problem(tensors: Mapping[str, Any], on_cuda: bool, *, causal: bool
     sizes = _sizes(tensors, layout)
     shape = (*(int(n) for n in q.shape[:-1]), sizes.dim_v)
     aligned = on_cuda and not is_numpy(q)
-    arrays = [tensors[n] for n in "qkv"]
+    arrays, sinks = [tensors[n] for n in "qkv"], tensors.get("sinks")
+    if sinks is not None and (type_name(sinks), tuple(sinks.shape), device_of(sinks)) != (
+            lse_type(type_name(q)), (sizes.heads,), device_of(q)):
+        raise error("attention-shape", f"sinks are {type_name(sinks)} {tuple(sinks.shape)} on {device_of(sinks)}",
+                    expected=f"{lse_type(type_name(q))} ({sizes.heads},) on {device_of(q)}",
+                    found=f"{type_name(sinks)} {tuple(sinks.shape)}", hint="one logit for each query head")
     found = [strides_of(x, aligned) for x in arrays]
     if out is not None and (strides_of(out) is None or not is_numpy(out) and out.data_ptr() & 15):
         raise error("attention-shape", "`out` has rows that are not contiguous or not aligned to 16 bytes",
@@ -139,7 +152,7 @@ def attention_problem(tensors: Mapping[str, Any], on_cuda: bool, *, causal: bool
         sizes, mask_of(causal, window, None if packed else sizes), "packed" if packed else layout, type_name(q),
         (*(tuple(int(n) for n in x.shape) for x in arrays), shape),
         (*steps, (strides_of(out) or ()) if out is not None else compact(shape)), tuple(s is None for s in found), with_lse,
-        None if dynamic and scale is not None else fixed, dynamic)
+        None if dynamic and scale is not None else fixed, dynamic, sinks is not None, drop)
 
 
 def fold(x: Any, layout: str, kv_heads: int) -> Any:

@@ -79,7 +79,8 @@ class Search:
         """The orders, each with the waits that it may have; the one that the program gives has least weight."""
         free, late_items = self.flight == "iterations", {
             "iterations": loop.candidates, "iteration": lambda: (frozenset(),), "statement": tuple}[self.flight]
-        tried = dict.fromkeys((len(late), loop.ordered(late, at_once)) for late in late_items() for at_once in (True, False))
+        tried = dict.fromkeys((len(late), loop.ordered(late, *manner)) for late in late_items()
+                              for manner in ((True, False), (False, False), (True, True)))
         asked = [(sum(e.stage for e in loop.asked), loop.asked)] if loop.asked and free else []
         for n, (late, events) in enumerate((*asked, *tried)):
             carried, ended = (loop.waits(events, True, carry) for carry in (True, False))

@@ -198,12 +198,12 @@ class TilePartition:
 
 
 def schedule_tiles(lengths: Sequence[float], columns: int, blocks: int, width: int) -> TilePartition | None:
-    """The most even partition with groups of about `width` columns; None if no block gets more than two tiles.
+    """The most even partition with groups of about `width` columns; None if no block gets more than one tile.
 
     lengths: length of a tile of each row, the longest first.
     """
     rows = len(lengths)
-    if rows * columns <= 2 * blocks:
+    if rows * columns <= blocks:
         return None
     most = min(width, columns)
     found = [(d.unevenness(lengths), d) for d in (TilePartition(rows, columns, w, blocks)
