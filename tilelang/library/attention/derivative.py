@@ -23,8 +23,9 @@ _RULES: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("floor", "ceil", "trunc", "nearbyint", "round"), lambda y, x: 0.0)}
 
 
-def derivative(e: Any, by: Var) -> Any:
-    """d e / d by: an expression, or 0.0. e: an expression of `by`, a float variable, or a number.
+def derivative(e: Any, by: Var, others: tuple[Var, ...] = ()) -> Any:
+    """d e / d by: an expression, or 0.0. e: an expression of `by`, a float variable, or a number. others: variables that do not
+    depend on it.
 
     Where a minimum, a maximum or a condition changes sides, it is the derivative of the chosen side. Raises attention-gradient
     for an expression that has no rule here.
@@ -36,24 +37,24 @@ def derivative(e: Any, by: Var) -> Any:
     """
     if not isinstance(e, Expr) or isinstance(e, (Const, Load)) or not e.dtype.is_float:
         return 0.0  # tensors and indices do not depend on scores
-    if isinstance(e, Var) and e is by:
-        return 1.0
+    if isinstance(e, Var) and any(e is x for x in (by, *others)):
+        return 1.0 if e is by else 0.0
     if isinstance(e, Cast) and e.value.dtype.is_float:
-        return derivative(e.value, by)
+        return derivative(e.value, by, others)
     if isinstance(e, Cast):
         return 0.0
     if isinstance(e, Unary) and e.op == "neg":
-        return _times(-1.0, derivative(e.a, by))
+        return _times(-1.0, derivative(e.a, by, others))
     if isinstance(e, Select):
-        return _chosen(e.cond, derivative(e.a, by), derivative(e.b, by))
+        return _chosen(e.cond, derivative(e.a, by, others), derivative(e.b, by, others))
     if isinstance(e, Binary):
-        return _binary(e, derivative(e.a, by), derivative(e.b, by))
+        return _binary(e, derivative(e.a, by, others), derivative(e.b, by, others))
     if isinstance(e, Call) and e.op in _RULES:
-        inner = derivative(e.args[0], by)
+        inner = derivative(e.args[0], by, others)
         return 0.0 if _zero(inner) else _times(_RULES[e.op](e, e.args[0]), inner)
-    if isinstance(e, Call) and e.op == "pow" and _zero(derivative(e.args[1], by)):
+    if isinstance(e, Call) and e.op == "pow" and _zero(derivative(e.args[1], by, others)):
         x, n = e.args
-        return _times(n * T.pow(x, n - 1.0), derivative(x, by))
+        return _times(n * T.pow(x, n - 1.0), derivative(x, by, others))
     what = f"the variable `{e.name}`" if isinstance(e, Var) else f"`{e.op}`" if hasattr(e, "op") else type(e).__name__
     raise error("attention-gradient", f"the derivative of a score function with {what} is not known", found=what,
                 expected="+, -, *, /, T.min, T.max, T.if_then_else, T.pow with a constant exponent, and "

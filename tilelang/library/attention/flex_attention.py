@@ -30,7 +30,7 @@ MOST_TENSORS = 2
 _FUNCTIONS = Captured(None)
 
 
-def _state(function: ScoreMod | None) -> Token | None:
+def state_of(function: ScoreMod | None) -> Token | None:
     """Stands for a function and the values that it reads now: globals and closures change between calls."""
     return None if function is None else _FUNCTIONS.argument(function)
 
@@ -162,7 +162,7 @@ def create_block_mask(mask_mod: ScoreMod, seq_q: int, seq_k: int, *, batch: int 
         codes[b, h, r] = np.where(seen == 0, 0, np.where(seen == len(q) * keys, 1, 2))
     rows_of, columns_of = (_listed(x) if device is None else xp.from_numpy(_listed(x)).to(device)
                            for x in (codes, codes.swapaxes(2, 3)))
-    return BlockMask(mask_mod, (seq_q, seq_k), (rows, keys), rows_of, tuple(tensors), _state(mask_mod), columns_of)
+    return BlockMask(mask_mod, (seq_q, seq_k), (rows, keys), rows_of, tuple(tensors), state_of(mask_mod), columns_of)
 
 
 def _listed(codes: np.ndarray) -> np.ndarray:
@@ -209,7 +209,7 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
         lists = block_mask.blocks, block_mask.columns
         mask = block_mask.mask_mod, block_mask.sizes, block_mask.block
         if not sys.modules["torch"].compiler.is_compiling():
-            _check_state(block_mask)
+            check_state(block_mask)
     found = _FUNCTION(q, k, v, *read, *[None] * (MOST_TENSORS - len(read)), *lists, _number(score_mod, uses, *mask), scale,
                       layout, target_text(target))
     return found if return_lse else found[0]
@@ -219,8 +219,8 @@ def attend(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple[i
            score_mod: ScoreMod | None, mask: BlockMask | None, results: tuple[Any, Any] | None = None, **options: Any) -> Any:
     """flex_attention without a gradient. read: the tensors that functions read; uses: which of them score_mod, and the mask.
     results: contiguous tensors that are written. options: target, layout, with_lse, scale."""
-    lists, state = (None, None) if mask is None else (mask.blocks, (_state(mask.mask_mod), mask.block, mask.sizes))
-    arrays, key = (*qkv, *read, lists), (_state(score_mod), uses, *[str(x) for x in options.values()], state)
+    lists, state = (None, None) if mask is None else (mask.blocks, (state_of(mask.mask_mod), mask.block, mask.sizes))
+    arrays, key = (*qkv, *read, lists), (state_of(score_mod), uses, *[str(x) for x in options.values()], state)
     answer = known(_RUNS, arrays, key)
     if answer is None:
         answer = enter(_RUNS, arrays, key, _prepare(qkv, read, uses, score_mod, mask, **options))
@@ -237,15 +237,15 @@ def _prepare(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple
              **options: Any) -> Prepared:
     """Check the arguments, and find or compile their kernel. options: as attention_problem takes them."""
     q = qkv[0]
-    at, p = _problem(qkv, read, mask, target, scale=scale, **options)
+    at, p = flex_problem(qkv, read, mask, target, scale=scale, **options)
     # In place of the mask's lists, and of tensors that are not given.
     no_lists, *unused = empty(q, (1, 1, 1, 1), "int32"), *[empty(q, (1,), "float32")] * (MOST_TENSORS - len(read))
     block = None if mask is None else mask.block
     plain = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, Mask(),
-                          _tile(machine_of(at.target, at.sms, p.dtype).kind, p, block), p.with_lse, p.scale)
+                          flex_tile(machine_of(at.target, at.sms, p.dtype).kind, p, block), p.with_lse, p.scale)
     form = FlexForm(plain, score_mod, None if mask is None else mask.mask_mod, block,
-                    _shape(no_lists if mask is None else mask.blocks), tuple((_shape(x), type_name(x)) for x in read), uses,
-                    (_state(score_mod), None if mask is None else _state(mask.mask_mod)))
+                    shape_of(no_lists if mask is None else mask.blocks), tuple((shape_of(x), type_name(x)) for x in read), uses,
+                    (state_of(score_mod), None if mask is None else state_of(mask.mask_mod)))
     # No fast math: its tanh is too coarse for a softcap, and functions of scores have shorter forms of their own.
     kernel = None if p.empty else at.kernel(flex_kernel, form)
 
@@ -259,7 +259,7 @@ def _prepare(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple
     return Prepared(run, maker(q, p.shapes[3], p.dtype), maker(q, p.lse_shape if p.with_lse else (1,), "float32"))
 
 
-def _problem(qkv: tuple[Any, ...], read: tuple[Any, ...], mask: BlockMask | None, target: Any, *, scale: float | None,
+def flex_problem(qkv: tuple[Any, ...], read: tuple[Any, ...], mask: BlockMask | None, target: Any, *, scale: float | None,
              **options: Any) -> tuple[Place, AttentionProblem]:
     """Where a call runs, and its checked problem."""
     q, named = qkv[0], {f"tensors[{n}]": x for n, x in enumerate(read)}
@@ -272,11 +272,11 @@ def _problem(qkv: tuple[Any, ...], read: tuple[Any, ...], mask: BlockMask | None
     return at, p
 
 
-def _shape(x: Any) -> tuple[int, ...]:
+def shape_of(x: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in x.shape)
 
 
-def _tile(kind: str, p: AttentionProblem, block: tuple[int, int] | None) -> Tile:
+def flex_tile(kind: str, p: AttentionProblem, block: tuple[int, int] | None) -> Tile:
     """The tile: it divides a block of the mask."""
     rows, keys = block or (128, 128)
     wide = max(p.sizes.dim, p.sizes.dim_v) > 128
@@ -296,13 +296,13 @@ def _check(p: AttentionProblem, mask: BlockMask | None, tensors: tuple[Any, ...]
                         expected=f"{z.seq_q} queries, {z.seq_k} keys, 1 or {z.batch} batches, 1 or {z.heads} heads on "
                         f"{device_of(q)}", found=f"{mask.sizes}, {counts} on {device_of(mask.blocks)}",
                         hint="create_block_mask(mask_mod, seq_q, seq_k, device=q.device)")
-        _check_state(mask)
+        check_state(mask)
     if len(tensors) > MOST_TENSORS or any(device_of(x) != device_of(q) for x in tensors):
         raise error("attention-option", f"tensors must be at most {MOST_TENSORS}, on the device of q",
                     expected=f"up to {MOST_TENSORS} tensors on {device_of(q)}", found=f"{len(tensors)}", hint="join them")
 
 
-def _check_state(mask: BlockMask) -> None:
+def check_state(mask: BlockMask) -> None:
     if mask.state is not None and mask.state.value != _FUNCTIONS.argument(mask.mask_mod).value:
         raise error("attention-option", "the mask's function reads other values than when the block mask was made",
                     expected="the values of then", found="a global or closure variable that has changed",
@@ -318,10 +318,10 @@ _GRADIENTS: Cache[Prepared] = Cache(1024)
 
 def _number(score_mod: Any, uses: Any, mask_mod: Any, sizes: Any, block: Any) -> int:
     """The number of a call's functions. torch.compile executes it while it traces, without looking into it."""
-    key = _state(score_mod), uses, _state(mask_mod), sizes, block
+    key = state_of(score_mod), uses, state_of(mask_mod), sizes, block
     if key not in _NUMBERS:
         _NUMBERS[key] = len(_CALLS)
-        _CALLS.append((score_mod, uses, mask_mod and BlockMask(mask_mod, sizes, block, None, state=_state(mask_mod))))
+        _CALLS.append((score_mod, uses, mask_mod and BlockMask(mask_mod, sizes, block, None, state=state_of(mask_mod))))
     return _NUMBERS[key]
 
 
@@ -351,12 +351,12 @@ def _backward(q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any) -> None:
     key = number, scale, layout, target
     answer = known(_GRADIENTS, (*arrays, *read, rows, columns), key)
     if answer is None:
-        at, p = _problem((q, k, v), read, mask, target, scale=scale, layout=layout, with_lse=grad_lse is not None)
+        at, p = flex_problem((q, k, v), read, mask, target, scale=scale, layout=layout, with_lse=grad_lse is not None)
         tensors = dict(zip(("q", "k", "v", "out", "lse", "grad_out", "grad_lse"), arrays))
-        types = (*((_shape(x), type_name(x)) for x in read), *[((1,), "float32")] * (MOST_TENSORS - len(read)))
-        lists = [(1, 1, 1, 1) if x is None else _shape(x) for x in (rows, columns)]
+        types = (*((shape_of(x), type_name(x)) for x in read), *[((1,), "float32")] * (MOST_TENSORS - len(read)))
+        lists = [(1, 1, 1, 1) if x is None else shape_of(x) for x in (rows, columns)]
         functions = ScoreFunctions(score_mod, mask and mask.mask_mod, mask and mask.block, *lists, types, uses,
-                                   (_state(score_mod), mask and _state(mask.mask_mod)))
+                                   (state_of(score_mod), mask and state_of(mask.mask_mod)))
         answer = enter(_GRADIENTS, (*arrays, *read, rows, columns), key, prepared(p, tensors, at, None, functions))
     none = [empty(q, (1, 1, 1, 1), "int32")] * 2 if rows is None else [rows, columns]
     answer.run(arrays, answer.scale if scale is None else scale, tuple(results),
