@@ -84,7 +84,8 @@ def test_gradcheck_opcheck_and_whole_graphs():
     assert torch.autograd.gradcheck(lambda *x: mla_prefill(*x, return_lse=True), given, fast_mode=True)
     torch.library.opcheck(torch.ops.tilelang_library.mla_prefill.default, (*given, True, None, False, None))
     torch._dynamo.reset()
-    model = torch.compile(lambda *x: (mla_prefill(2 * x[0], *x[1:])**2).sum(), fullgraph=True, dynamic=True, backend="aot_eager")
+    model = torch.compile(lambda *x: (mla_prefill(2 * x[0], *x[1:])**2).sum(), fullgraph=True, dynamic=True,
+                          backend="aot_eager")
     for seq in (5, 7):
         given = tensors(torch.float64, seq, seq)
         found = torch.autograd.grad(model(*given), given)

@@ -143,7 +143,8 @@ def test_how_much_is_dropped_and_that_it_looks_independent():
 
 def test_wrong_arguments():
     q, k, v, _ = arrays()
-    for options, text in (({"dropout": 1.0}, "dropout is a fraction"), ({"dropout": 0.1, "seed": np.zeros(2, np.int64)}, "seed is"),
+    for options, text in (({"dropout": 1.0}, "dropout is a fraction"),
+                          ({"dropout": 0.1, "seed": np.zeros(2, np.int64)}, "seed is"),
                           ({"sinks": np.zeros(3, np.float32)}, "sinks are float32")):
         with pytest.raises(errors.TileLangError, match=text):
             flash_attention(q, k, v, **options)

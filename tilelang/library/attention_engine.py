@@ -129,11 +129,12 @@ class AttentionEngine:
                  scale: float | None = None, layout: str = "bshd", target: Any = None) -> Any:
         """The result, like q with the last dimension of v.
 
-        q, k, v, layout, scale, target, block_mask, tensors: as flex_attention takes them.  It is one operator for torch.compile,
-        which reads functions when it traces.  Raises attention-argument, attention-shape, attention-option, attention-gradient.
+        q, k, v, layout, scale, target, block_mask, tensors: as flex_attention takes them.  It is one operator for
+        torch.compile, which reads functions when it traces.
+        Raises attention-argument, attention-shape, attention-option, attention-gradient.
         """
-        return online_attention(self._number, q, k, v, block_mask, tuple(tensors), None if scale is None else check_scale(scale),
-                                layout, target)
+        factor = None if scale is None else check_scale(scale)
+        return online_attention(self._number, q, k, v, block_mask, tuple(tensors), factor, layout, target)
 
 
 class LinearAttentionEngine:

@@ -39,8 +39,8 @@ def flash_attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, grad_ou
 
     out, lse: what flash_attention has returned for the same arguments with return_lse=True; lse is float32, of float64 float64.
     grad_out: like out. grad_lse: of lse, or None. q, k, v (float16, bfloat16, float32; float64 on the CPU), causal, scale,
-    window, cu_seqlens_q, cu_seqlens_k, layout, target, sinks, dropout: as flash_attention takes them; seed: the one that it took.
-    Autograd calls this function.
+    window, cu_seqlens_q, cu_seqlens_k, layout, target, sinks, dropout: as flash_attention takes them; seed: the one that it
+    took. Autograd calls this function.
 
     deterministic: True: blocks of queries compute dQ, with scores of their own, and the results are the same bits for the same
     inputs. False: dQ is added up by atomics in float32, in any order. None: what should take less time, True on a GPU with
@@ -103,7 +103,8 @@ def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, determinis
     if form is None:
         return Prepared(_nothing, lambda: tuple(m() for m in make), scale=p.default_scale)
     sms = at.target.limits.sm_count if at.target.has_wgmma else 1
-    kernel = (fast_kernel if functions in (PLAIN, DROPPING) else Place.kernel)(at, _program, form, sms)
+    flight = {"wgmma_in_flight": "tight"} if form.adds and at.target.has_wgmma else {}
+    kernel = (fast_kernel if functions in (PLAIN, DROPPING) else Place.kernel)(at, _program, form, sms, **flight)
     unused, workspace = empty(q, (1,), form.accum), [maker(q, *x) for x in _workspace(form, p)]
     none = [zeros(q, (1, 1, 1, 1), "int32")] * 2 + [zeros(q, (1,), "float32")] * 2
     no_seed = zeros(q, (1,), "int64")
@@ -169,8 +170,7 @@ def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any]
     else:
         plain = AttentionForm(p.sizes, fixed.strides, p.layout, p.dtype, p.mask, keys, p.with_lse, p.scale, drop=p.drop)
     copied = [*p.copied, *(s is None for s in found)]
-    share = (0, 1) if deterministic else (1, 1)
-    return BackwardForm(plain, gradient, queries if deterministic else None, functions, share), copied
+    return BackwardForm(plain, gradient, queries if deterministic else None, functions), copied
 
 
 def backward_tiles(m: Machine, p: AttentionProblem, deterministic: bool,
@@ -190,14 +190,15 @@ def backward_tiles(m: Machine, p: AttentionProblem, deterministic: bool,
         """The tile of a block with `rows` rows, which it keeps, and `keys` of the other side in a step. own, other: what
         they divide."""
         found = []
-        for rows, keys, stages, n in product((128, 64, 32, 16), (128, 64, 32, 16), (2, 1), (256, 128)):
+        # Loads wait behind the reductions of atomics in TMA's queue, which a third stage hides.
+        for rows, keys, stages, n in product((128, 64, 32, 16), (128, 64, 32, 16), (3, 2, 1) if adds else (2, 1), (256, 128)):
             # Registers: results, scores, their gradients, weights. Shared memory: own tiles, stages, what leaves registers.
             used = ceil(rows * (accumulated + 3 * keys) / n) + _BESIDE
             left = staged * rows * keys + (rows * keys + 2 * keys * z.dim if adds else 0)
             shared = item * ((rows + stages * keys) * both + left) + 2048
             most = consumer_registers(n // GROUP) if m.kind == "wgmma" else MOST_REGISTERS
             if own % rows == 0 and other % keys == 0 and used <= most and shared <= m.shared and rows * keys >= 4 * n:
-                found.append((keys < 64, stages == 1, -rows, abs(n - 2 * rows), -keys, Tile(rows, keys, stages, n)))
+                found.append((keys < 64, stages == 1, -rows, abs(n - 2 * rows), -keys, -stages, Tile(rows, keys, stages, n)))
         return min(found, key=lambda x: x[:-1])[-1] if found else Tile(16, 16, 1, 128)
 
     keys = best(along, across, both, not deterministic)

@@ -106,7 +106,8 @@ def change(f: BackwardForm, weight: Any, gradient: Any, delta: Any) -> Any:
 def weigh(f, at, S, P, logs, element, h, partly):
     """Elements S of Q K^T become the factors of dS, and P, in 16 bits, the weights.
 
-    With dropout, S has the weights, those negative that it drops; P stays. logs: maps (i, j) to the logarithm, in base 2, of the row of queries. element: maps (i, j) to (query, key) in the sequence.
+    With dropout, S has the weights, those negative that it drops; P stays. logs: maps (i, j) to the logarithm, in base 2, of
+    the row of queries. element: maps (i, j) to (query, key) in the sequence.
     """
     if f.functions.score is None:
         for i, j in T.Parallel(*S.shape):
@@ -141,8 +142,8 @@ def weigh(f, at, S, P, logs, element, h, partly):
 
 @T.macro
 def key_block(f, at, steps, tensors, hk, k0):
-    """(dK, dV) of the tile of keys from k0 on, fragments. tensors: Q, K, V, dO, L, D and dQ. steps: (steps, whether dQ of their
-    tiles is added to) one after another."""
+    """(dK, dV) of the tile of keys from k0 on, fragments. tensors: Q, K, V, dO, L, D and dQ; dQ is added to, unless blocks of
+    queries compute it."""
     Q, K, V, dO, L, D, dQ = tensors
     keys, rows, dim, dim_v = f.plain.tile.keys, f.plain.tile.rows, f.sizes.dim, f.sizes.dim_v
     Ks, Vs = T.alloc_shared((keys, dim), f.dtype), T.alloc_shared((keys, dim_v), f.dtype)
@@ -154,7 +155,13 @@ def key_block(f, at, steps, tensors, hk, k0):
     T.clear(dk)
     T.clear(dv)
     tiles, results = (Ks, Vs, Qs, dOs, logs, delta), (dk, dv, dQ)
-    every = [add_all(f, at, some, (Q, dO, L, D), tiles, results, k0, adds) for some, adds in steps]  # noqa: F841
+    if steps.loops == 1:
+        for n in T.Pipelined(steps.count(0), num_stages=f.plain.tile.stages):
+            add_queries(f, at, (Q, dO, L, D), tiles, results, steps.tile(0, n), k0, steps.hides(0, n))
+    else:
+        for g in T.serial(steps.loops):
+            for n in T.Pipelined(steps.count(g), num_stages=f.plain.tile.stages):
+                add_queries(f, at, (Q, dO, L, D), tiles, results, steps.tile(g, n), k0, steps.hides(g, n))
     for i, j in T.Parallel(keys, dim):
         dk[i, j] *= at.scale
     if f.plain.drop:
@@ -164,19 +171,7 @@ def key_block(f, at, steps, tensors, hk, k0):
 
 
 @T.macro
-def add_all(f, at, steps, tensors, tiles, results, k0, adds):
-    """add_queries for each of `steps`."""
-    if steps.loops == 1:
-        for n in T.Pipelined(steps.count(0), num_stages=f.plain.tile.stages):
-            add_queries(f, at, tensors, tiles, results, steps.tile(0, n), k0, steps.hides(0, n), adds)
-    else:
-        for g in T.serial(steps.loops):
-            for n in T.Pipelined(steps.count(g), num_stages=f.plain.tile.stages):
-                add_queries(f, at, tensors, tiles, results, steps.tile(g, n), k0, steps.hides(g, n), adds)
-
-
-@T.macro
-def add_queries(f, at, tensors, tiles, results, tile, k0, partly, adds):
+def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
     """A step of key_block: a tile of queries, (head, first row), is loaded, and its gradients are added to the results."""
     (Q, dO, L, D), (Ks, Vs, Qs, dOs, logs, delta), (dk, dv, dQ), (h, row) = tensors, tiles, results, tile
     keys, rows = f.plain.tile.keys, f.plain.tile.rows
@@ -197,7 +192,7 @@ def add_queries(f, at, tensors, tiles, results, tile, k0, partly, adds):
     T.gemm(P, dOs, dv)
     for i, j in T.Parallel(keys, rows):
         dS[i, j] = change(f, S[i, j], E[i, j], delta[j])
-    if adds:
+    if f.adds:
         dSs, dq = T.alloc_shared((keys, rows), f.dtype), T.alloc_fragment((rows, f.sizes.dim), f.accum)
         T.copy(dS, dSs)
         T.gemm(dSs, Ks, dq, transpose_A=True, clear_accum=True)
@@ -307,25 +302,6 @@ def steps_of(head: Callable[[Any], Any], shared: int, length: int, found: tuple[
                  partly if hides else None)
 
 
-def parts_of(f: BackwardForm, head: Callable[[Any], Any], found: tuple[Any, Any], seq_q: Any) -> list[tuple[Steps, bool]]:
-    """The tiles of a block of keys, in two groups: (steps, whether dQ is added up). found: the range of tiles that it sees."""
-    group, rows, (first, last) = f.plain.group, f.plain.tile.rows, found
-    if f.query is None or not f.adds:
-        return [(steps_of(head, group, rows, found), f.adds)]
-    per, out = f.unit // rows, []
-    for adds in (False, True):
-        begin, end = (f.blocks.before(n, adds) for n in (first // per, T.ceildiv(last, per)))
-        each = (end - begin) * per
-
-        def tile(g: Any, n: Any, begin: Any = begin, each: Any = each, adds: bool = adds) -> tuple[Any, Any]:
-            m = n if group == 1 else n % T.max(1, each)
-            block = f.blocks.number(begin + m // per, adds)
-            return head(0 if group == 1 else n // T.max(1, each)), (block * per + m % per) * rows
-
-        out.append((Steps(1, lambda g, each=each: group * each, tile), adds))
-    return out
-
-
 def dense_backward(f: BackwardForm) -> Any:
     """The kernel with the parameters (Q, K, V, O, dO, LSE, dLSE, scale, Rows, Columns, X0, X1, L, D, Sum, dQ, dK, dV).
 
@@ -358,18 +334,18 @@ def dense_backward(f: BackwardForm) -> Any:
         with T.Kernel(T.ceildiv(seq_k, tile.keys), kv_heads, batch, threads=tile.threads) as (bx, hk, b):
             k0 = bx * tile.keys
             found = key_tiles(back, k0 + seq_q - seq_k, tile.keys, seq_q, tile.rows)
-            steps = parts_of(f, lambda g: hk * group + g, found, seq_q) if across is None else [(steps_of(
-                lambda g: hk * group + g, group, tile.rows, found, across, (Columns, b, k0 // (along or 1)),
-                functions.mask is not None), f.adds)]
+            steps = steps_of(lambda g: hk * group + g, group, tile.rows, found, across, (Columns, b, k0 // (along or 1)),
+                             functions.mask is not None)
             dk, dv = key_block(f, place(b, scale, X0, X1), steps, (Q, K, V, dO, L, D, Sum), hk, k0)
-            T.copy(dk, f.plain.rows(dK, b, hk, k0, tile.keys))
-            T.copy(dv, f.plain.rows(dV, b, hk, k0, tile.keys))
-        if f.adds:
-            with T.Kernel(f.blocks.before(padded // f.unit, True), heads, batch, threads=128) as (bx, h, b):
-                store_sum(f, place(b, scale), Sum, dQ, h, f.blocks.number(bx, True) * f.unit)
-        if query is not None:
-            with T.Kernel(f.blocks.before(padded // f.unit, False), heads, batch, threads=query.threads) as (bx, h, b):
-                row = f.blocks.number(bx, False) * query.rows
+            # Beside the tiles of atomics, tiles for stores would leave room for two stages only.
+            T.copy(dk, f.plain.rows(dK, b, hk, k0, tile.keys), disable_tma=f.adds)
+            T.copy(dv, f.plain.rows(dV, b, hk, k0, tile.keys), disable_tma=f.adds)
+        if query is None:
+            with T.Kernel(padded // f.unit, heads, batch, threads=128) as (bx, h, b):
+                store_sum(f, place(b, scale), Sum, dQ, h, bx * f.unit)
+        else:
+            with T.Kernel(padded // f.unit, heads, batch, threads=query.threads) as (bx, h, b):
+                row = bx * query.rows
                 found = key_tiles(f.plain.mask, row + seq_k - seq_q, query.rows, seq_k, query.keys)
                 steps = steps_of(lambda g: h, 1, query.keys, found, along, (Rows, b, row // (across or 1)),
                                  functions.mask is not None)
@@ -408,7 +384,8 @@ def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
     def attention_backward_packed(
             Q: f.plain.q, K: f.plain.k, V: f.plain.v, O: f.plain.o, dO: f.gradient, LSE: T.Tensor((heads, tokens_q), f.accum),
             dLSE: f.plain.lse, scale: T.float32, cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
-            Seed: T.Tensor((1,), "int64"), KeyTiles: T.Tensor((key_slots, FACTS), "int32"), QueryTiles: T.Tensor((query_slots, FACTS), "int32"),
+            Seed: T.Tensor((1,), "int64"), KeyTiles: T.Tensor((key_slots, FACTS), "int32"),
+            QueryTiles: T.Tensor((query_slots, FACTS), "int32"),
             L: T.Tensor((heads, padded), f.accum), D: T.Tensor((heads, padded), f.accum),
             Sum: T.Tensor((heads, padded, dim) if f.adds else (1, 1, 1), f.accum), dQ: f.result(0), dK: f.result(1),
             dV: f.result(2)):
@@ -424,8 +401,8 @@ def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
         with T.Kernel(key_slots, threads=tile.threads) as n:
             hk, start, k0, seq_k, q0, length, number = [KeyTiles[n, e] for e in range(7)]
             seq_q = T.if_then_else(seq_k > 0, length, 0)
-            steps = [(steps_of(lambda g: hk * group + g, group, tile.rows,
-                               key_tiles(back, start + seq_q - seq_k, tile.keys, seq_q, tile.rows)), f.adds)]
+            steps = steps_of(lambda g: hk * group + g, group, tile.rows,
+                             key_tiles(back, start + seq_q - seq_k, tile.keys, seq_q, tile.rows))
             dk, dv = key_block(f, place(q0, seq_q, k0, seq_k, number, scale, Seed), steps, (Q, K, V, dO, L, D, Sum), hk, start)
             OwnK, OwnV = own(dK, k0 + seq_k), own(dV, k0 + seq_k)
             if seq_k > 0:

@@ -64,8 +64,8 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     tune: True: the first call of a form times the tiles that the cost model holds for good on the tensors' GPU and keeps the
     fastest, as matmul does (reference, "Tuning the library").
 
-    Gradients: where q, k, v or sinks require one, q, k, v, the result and the logarithms (float32, of float64 float64) are kept, and
-    gradients have the types of these; that of the logarithms counts too. It is one operator for torch.compile and
+    Gradients: where q, k, v or sinks require one, they, the result and the logarithms (float32, of float64 float64) are kept,
+    and gradients have their types; that of the logarithms counts too. It is one operator for torch.compile and
     torch.export. deterministic: of flash_attention_backward, which computes them. There is no second derivative.
 
     Error: with eps = 2^-11 (float16) or 2^-8 (bfloat16), |result - exact| <= max|v| (2 eps + 2 d 2^-24 scale |q||k| + 2^-18
@@ -99,8 +99,8 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
 
 def attend(arrays: tuple[Any, ...], results: tuple[Any, Any] | None = None, *, scale: float | None, target: Any,
            tune: bool | None = None, out: Any = None, with_lse: bool = True, **masks: Any) -> Any:
-    """flash_attention without a gradient. arrays: q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seed. results: the result and the logarithms,
-    contiguous, which are written; None: new ones, or `out`. masks: causal, window, layout, drop."""
+    """flash_attention without a gradient. arrays: q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, seed. results: the result and the
+    logarithms, contiguous, which are written; None: new ones, or `out`. masks: causal, window, layout, drop."""
     options = (*masks.values(), with_lse, scale, tune, str(target))
     answer = known(_RUNS, (*arrays, out), options)
     if answer is None:

@@ -153,38 +153,19 @@ PLAIN = ScoreFunctions()
 DROPPING = ScoreFunctions(tensors=(((1,), "int64"), ((1,), "float32")))  # the first tensor is the seed of dropout
 
 
-class Share(NamedTuple):
-    """Of every `period` blocks of queries, the first `added` have their dQ added up by atomics; the others compute it."""
-
-    added: int
-    period: int
-
-    def before(self, n: Any, adds: bool) -> Any:
-        """The number of blocks of one kind in front of block n."""
-        many = n // self.period * self.added + T.min(n % self.period, self.added)
-        return many if adds else n - many
-
-    def number(self, k: Any, adds: bool) -> Any:
-        """The number of the k-th block of one kind."""
-        each = self.added if adds else self.period - self.added
-        return k // each * self.period + k % each + (0 if adds else self.added)
-
-
 @dataclass(frozen=True)
 class BackwardForm:
     """The parameters that a kernel of attention's backward pass is compiled for.
 
     plain: sizes, strides of Q, K, V and O, mask and scale; its tile is that of a block of keys: `keys` of the block, `rows` of
     queries in a step; with_lse: the logarithms have a gradient too. steps: strides of the gradient of O. query: the tile of a
-    block of queries, which computes dQ; None: dQ is added up by atomics. share: (a, n): of n blocks of queries one after another,
-    the first a have their dQ added up by atomics, the others compute it.
+    block of queries, which computes dQ; None: dQ is added up by atomics.
     """
 
     plain: AttentionForm
     steps: tuple[Any, ...]
     query: Tile | None = None
     functions: ScoreFunctions = PLAIN
-    share: tuple[int, int] = (0, 1)
 
     sizes = property(lambda self: self.plain.sizes)
     dtype = property(lambda self: self.plain.dtype)
@@ -209,12 +190,7 @@ class BackwardForm:
         """The factor of the scores, of type accum. scale: the kernel's parameter."""
         return T.cast(scale, self.accum) if self.plain.scale is None else const(self.plain.scale, self.accum)
 
-    adds = property(lambda self: self.share[0] > 0)  # whether atomics add dQ up
-
-    @property
-    def blocks(self) -> Share:
-        """Which blocks of queries have their dQ added up."""
-        return Share(*self.share)
+    adds = property(lambda self: self.query is None)  # whether atomics add dQ up
 
     @property
     def unit(self) -> int:

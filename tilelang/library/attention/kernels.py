@@ -95,7 +95,7 @@ def absorb(S, P, acc, rows, c, kept=None):
     """Add a tile of scores S: the weights go to P (16 bits) and `total`, and the rescaling factor of each row is applied to
     `acc`.
 
-    rows: (top, before, factor, total, part), float32 fragments with one element per row. kept: maps (i, j) to whether the weight
+    rows: (top, before, factor, total, part), float32 fragments with one element per row. kept: maps (i, j) to whether a weight
     goes to P too, not to `total` alone; None: all do.
     """
     top, before, factor, total, part = rows
@@ -147,7 +147,8 @@ def divide(acc, top, total, factor, c, keep=1.0):
     """`finish` without a sink. keep: the fraction of weights that dropout keeps."""
     rows, dim = acc.shape
     for i in T.Parallel(rows):
-        factor[i] = T.if_then_else(total[i] == 0, 0.0, T.fast_rcp(total[i] if keep == 1.0 else total[i] * keep))  # a row's sum is >= 1
+        # The sum of a row that sees a key is 1 or more.
+        factor[i] = T.if_then_else(total[i] == 0, 0.0, T.fast_rcp(total[i] if keep == 1.0 else total[i] * keep))
     for i, j in T.Parallel(rows, dim):
         acc[i, j] *= factor[i]
     for i in T.Parallel(rows):

@@ -8,7 +8,7 @@ import tilelang.language as T
 from tilelang.errors import error
 
 from ..arrays import compact_copy, empty, is_numpy, type_name, zeros
-from ..autograd import Function, Results, Step, direct
+from ..autograd import Function, Results, Step
 from .backward import gradients
 from .flash_attention import attend
 from .form import LOG2E
@@ -28,8 +28,8 @@ def mla_prefill(q: Any, k: Any, k_rope: Any, v: Any, *, causal: bool = True, sca
     return_lse: also the natural logarithms of the sums of exp(scores), (batch, heads, seq_q), float32. dynamic: one kernel for
     all batch sizes and lengths, instead of one for each; causal attention is then up to a fifth slower.
 
-    Gradients: where an input requires one, the inputs, the result and the logarithms are kept. Backward writes keys of all heads
-    with their rotary elements (2 batch seq_k heads (dim + rope) bytes, as much again for their gradients) and calls
+    Gradients: where an input requires one, the inputs, the result and the logarithms are kept. Backward writes keys of all
+    heads with their rotary elements (2 batch seq_k heads (dim + rope) bytes, as much again for their gradients) and calls
     flash_attention_backward; the gradient of k_rope is the sum over heads in float32.
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
 

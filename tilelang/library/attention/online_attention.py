@@ -112,8 +112,8 @@ def _backward(q: Any, k: Any, v: Any, out: Any, states: Any, *rest: Any) -> None
         at, p = flex_problem((q, k, v), read, mask, target, scale=scale, layout=layout, with_lse=False)
         steps = [strides_of(x, at.target.is_gpu and not is_numpy(q)) for x in (out, grad)]
         keys, queries = backward_tiles(machine_of(at.target, at.sms, p.dtype), p, True, functions.block)
-        plain = AttentionForm(p.sizes, (*p.strides[:3], steps[0] or compact(p.shapes[3])), p.layout, p.dtype, Mask(), keys, False,
-                              p.scale)
+        strides = (*p.strides[:3], steps[0] or compact(p.shapes[3]))
+        plain = AttentionForm(p.sizes, strides, p.layout, p.dtype, Mask(), keys, False, p.scale)
         form = OnlineForm(BackwardForm(plain, steps[1] or compact(p.shapes[3]), queries, functions), description, trace)
         kernel = None if p.empty else at.kernel(online_backward, form)
         copied, unit = [*p.copied, *(s is None for s in steps)], form.both.unit

@@ -1,4 +1,4 @@
-"""Kernels of attention with a normalisation of its own (online.py): forward, and the gradients by blocks of keys and of queries.
+"""Kernels of attention with a normalisation of its own (online.py): forward, and gradients by blocks of keys and of queries.
 
 A score of -inf, and a key that a row does not see, have the weight 0 and count in no reduction.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tilelang.language as T
-from tilelang.ir import Expr, Var, const, substitute
+from tilelang.ir import Expr, Var, substitute
 
 from .backward_kernels import FEW, Place, key_tiles, sees, shows, steps_of
 from .derivative import derivative
@@ -57,7 +57,8 @@ def changed(f: BackwardForm, at: Place, value: Any, h: Any, query: Any, key: Any
 def change_scores(f, at, S, h, element, partly):
     """Elements of Q K^T become changed scores, those that are hidden -inf. element: maps (i, j) to (query, key)."""
     for i, j in T.Parallel(*S.shape):
-        S[i, j] = T.if_then_else(sees(f, at, *element(i, j)), changed(f, at, S[i, j], h, *element(i, j))[0], -T.infinity(S.dtype))
+        x = changed(f, at, S[i, j], h, *element(i, j))[0]
+        S[i, j] = T.if_then_else(sees(f, at, *element(i, j)), x, -T.infinity(S.dtype))
     if f.functions.mask is not None:
         if partly:
             for i, j in T.Parallel(*S.shape):
@@ -125,7 +126,8 @@ def online_forward(form: OnlineForm) -> Any:
 
     @T.prim_func
     def online_attention(Q: p.q, K: p.k, V: p.v, scale: T.float32, Blocks: T.Tensor(f.functions.rows, "int32"),
-                         X0: T.Tensor(*f.functions.tensors[0]), X1: T.Tensor(*f.functions.tensors[1]), O: p.o, States: form.states):
+                         X0: T.Tensor(*f.functions.tensors[0]), X1: T.Tensor(*f.functions.tensors[1]), O: p.o,
+                         States: form.states):
         with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=p.tile.threads) as (bx, h, b):
             Qs, Ks = T.alloc_shared((rows, f.sizes.dim), f.dtype), T.alloc_shared((keys, f.sizes.dim), f.dtype)
             Vs, P = T.alloc_shared((keys, f.sizes.dim_v), f.dtype), T.alloc_fragment((rows, keys), f.dtype)
@@ -135,8 +137,8 @@ def online_forward(form: OnlineForm) -> Any:
             results = [T.alloc_fragment((rows,), "float32") for _ in t.reductions]
             row = bx * rows
             at = Place(b, 0, seq_q, 0, seq_k, None, 0, f.factor(scale), (X0, X1))
-            steps = steps_of(lambda g: h, 1, keys, key_tiles(Mask(), 0, rows, seq_k, keys), along, (Blocks, b, row // (across or 1)),
-                             f.functions.mask is not None)
+            steps = steps_of(lambda g: h, 1, keys, key_tiles(Mask(), 0, rows, seq_k, keys), along,
+                             (Blocks, b, row // (across or 1)), f.functions.mask is not None)
             T.copy(p.rows(Q, b, h, row, rows), Qs)
             T.clear(acc)
             begun = [T.fill(x, v) for x, v in zip(now, t.first)]  # noqa: F841
@@ -173,7 +175,8 @@ def online_facts(form, at, tensors, States, h, row):
         T.reduce_sum(o, delta, dim=1)
         for i in T.Parallel(FEW):
             inside = first + i < at.seq_q
-            own = [T.if_then_else(inside, States[n, at.batch, h, T.min(first + i, at.seq_q - 1)], 0.0) for n in range(len(t.names))]
+            own = [T.if_then_else(inside, States[n, at.batch, h, T.min(first + i, at.seq_q - 1)], 0.0)
+                   for n in range(len(t.names))]
             place = dict(zip(t.states, own))
             values = [*own, substitute(t.factor, place), *[substitute(c[1], place) * delta[i] for c in t.changes()]]
             stored = [put(Facts, (at.lead(h), n, first + i), T.if_then_else(inside, x, 0.0))  # noqa: F841
@@ -202,12 +205,13 @@ def elements(form: OnlineForm, fact: Any) -> tuple[Any, Any, Any]:
 
 @T.macro
 def weigh_online(form, at, S, P, h, element, partly, fact):
-    """P becomes the weights of a tile of Q K^T, S the changed scores. fact: maps (n, i, j) to fact n of the row of element (i, j).
+    """P becomes the weights of a tile of Q K^T, S the changed scores. fact: maps (n, i, j) to fact n of the row of an element.
     """
     t = form.trace
     change_scores(form.both, at, S, h, element, partly)
     for i, j in T.Parallel(*S.shape):
-        P[i, j] = visible(S, i, j, substitute(elements(form, lambda n: fact(n, i, j))[0], {t.score: S[i, j]}))
+        weight = elements(form, lambda n, i=i, j=j: fact(n, i, j))[0]
+        P[i, j] = visible(S, i, j, substitute(weight, {t.score: S[i, j]}))
 
 
 def gradient(form: OnlineForm, at: Place, S: Any, E: Any, raw: Any, h: Any, element: Any, i: Any, j: Any, fact: Any) -> Any:
@@ -251,7 +255,7 @@ def online_queries(form, at, steps, tensors, h, row):
     Qs, dOs = T.alloc_shared((rows, dim), f.dtype), T.alloc_shared((rows, dim_v), f.dtype)
     facts = [T.alloc_fragment((rows,), "float32") for _ in range(form.facts)]
     S, E = T.alloc_fragment((rows, keys), "float32"), T.alloc_fragment((rows, keys), "float32")
-    P, dS = T.alloc_fragment((rows, keys), f.dtype), T.alloc_fragment((rows, keys), f.dtype)
+    dS = T.alloc_fragment((rows, keys), f.dtype)
     raw = T.alloc_fragment((rows, keys), "float32") if f.functions.score is not None else None
     dq = T.alloc_fragment((rows, dim), "float32")
     T.copy(p.rows(Q, at.batch, h, row, rows), Qs)
@@ -268,7 +272,8 @@ def online_queries(form, at, steps, tensors, h, row):
         T.copy(p.rows(V, at.batch, h // p.group, k0, keys), Vs)
         T.gemm(dOs, Vs, E, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(rows, keys):
-            dS[i, j] = gradient(form, at, S, E, raw, h, lambda i, j, k0=k0: (row + i, k0 + j), i, j, lambda n, i, j: facts[n][i])
+            dS[i, j] = gradient(form, at, S, E, raw, h, lambda i, j, k0=k0: (row + i, k0 + j), i, j,
+                                lambda n, i, j: facts[n][i])
         T.gemm(dS, Ks, dq)
     for i, j in T.Parallel(rows, dim):
         dq[i, j] *= at.scale
@@ -276,8 +281,8 @@ def online_queries(form, at, steps, tensors, h, row):
 
 
 def online_backward(form: OnlineForm) -> Any:
-    """The kernel (Q, K, V, O, dO, States, scale, Rows, Columns, X0, X1, Facts, dQ, dK, dV). Facts (batch * heads, facts, padded):
-    workspace. All else as in dense_backward."""
+    """The kernel (Q, K, V, O, dO, States, scale, Rows, Columns, X0, X1, Facts, dQ, dK, dV). Facts (batch * heads, facts,
+    padded): workspace. All else as in dense_backward."""
     f, p, query, tile = form.both, form.both.plain, form.both.query, form.both.plain.tile
     batch, seq_q, seq_k, heads, kv_heads, dim, dim_v = f.sizes
     padded = T.ceildiv(seq_q, f.unit) * f.unit
@@ -310,7 +315,8 @@ def online_backward(form: OnlineForm) -> Any:
             T.clear(dv)
             for g in T.serial(steps.loops):
                 for n in T.Pipelined(steps.count(g), num_stages=tile.stages):
-                    online_step(form, at, (Q, dO, Facts), (Ks, Vs, Qs, dOs, Fs), (dk, dv), steps.tile(g, n), k0, steps.hides(g, n))
+                    online_step(form, at, (Q, dO, Facts), (Ks, Vs, Qs, dOs, Fs), (dk, dv), steps.tile(g, n), k0,
+                                steps.hides(g, n))
             for i, j in T.Parallel(tile.keys, dim):
                 dk[i, j] *= at.scale
             T.copy(dk, p.rows(dK, b, hk, k0, tile.keys))

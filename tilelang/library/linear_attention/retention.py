@@ -32,11 +32,11 @@ CHUNK, COLUMNS = 64, 64
 
 
 def linear_attention(q: Any, k: Any, v: Any, log_decay: Any = None, *, scale: float = 1.0, target: Any = None) -> Any:
-    """o_t = scale state_t^T q_t with state_t = exp(log_decay_t) state_(t-1) + k_t v_t^T: (batch, seq, heads, dim_v), of q's type.
+    """o_t = scale state_t^T q_t with state_t = exp(log_decay_t) state_(t-1) + k_t v_t^T: (batch, seq, heads, dim_v), like q.
 
     q, k: (batch, seq, heads, dim), v: (batch, seq, heads, dim_v), float16, bfloat16 or, on the CPU, float64; dim and dim_v
-    multiples of 16 up to 256.  log_decay: (batch, seq, heads), or (heads,) for all tokens, float32 (float64 of float64), at most
-    0; None: 0.  The state is float32; scores, decayed keys and what queries read of the state are rounded to q's type.
+    multiples of 16 up to 256.  log_decay: (batch, seq, heads), or (heads,) for all tokens, float32 (float64 of float64), at
+    most 0; None: 0.  The state is float32; scores, decayed keys and what queries read of the state are rounded to q's type.
 
     Gradients of all four, of their types; saved are the four inputs alone.  That of log_decay is formed from those of q and k.
     Results are the same bits for the same inputs, may be captured in a CUDA graph, and are one operator for torch.compile.
@@ -65,7 +65,8 @@ def retention(q: Any, k: Any, v: Any, gamma: Any = None, *, scale: float | None 
             log_decay = np.array(decays, _accum(q))
         else:
             torch = sys.modules["torch"]
-            log_decay = torch.tensor(decays, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32, device=q.device)
+            accum = torch.float64 if q.dtype == torch.float64 else torch.float32
+            log_decay = torch.tensor(decays, dtype=accum, device=q.device)
     else:
         log_decay = np.log(gamma) if is_numpy(gamma) else gamma.log()
     return linear_attention(q, k, v, log_decay, scale=q.shape[3]**-0.5 if scale is None else scale, target=target)
