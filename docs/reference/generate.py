@@ -225,7 +225,12 @@ def library_page() -> str:
     text += ("## What runs where\n\nElement types of the first operand. `tf32`: rounded to tf32 in GEMMs. `-`: rejected.\n"
              "`python -m tilelang library` prints this table.\n\n")
     text += "\n".join(f"| {' | '.join(row)} |" for row in lines) + "\n\n"
-    return text + "\n".join(entry(n, getattr(library, n)) for n in library.__all__)
+    text += "\n".join(entry(n, getattr(library, n)) for n in library.__all__)
+    from tilelang.library import attention_engine
+
+    text += "\n\n# tilelang.library.attention_engine\n\n" + markdown(inspect.getdoc(attention_engine) or "") + "\n\n"
+    public = [n for n, x in vars(attention_engine).items() if inspect.isclass(x) and x.__module__ == attention_engine.__name__]
+    return text + "\n".join(entry(n, getattr(attention_engine, n)) for n in public)
 
 
 def config_page() -> str:

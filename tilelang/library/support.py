@@ -18,9 +18,9 @@ SUPPORT: dict[str, dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("flex_attention", "flash_decode"), _ATTENTION),
     **dict.fromkeys(("flash_attention", "flash_attention_backward"), _FLASH),
     **{name: {"float16": _ALL, "bfloat16": _ALL} for name in
-       ("chunk_scan", "chunk_state", "dequant_matmul", "mla_decode", "mla_prefill", "sparse_mla")},
+       ("chunk_scan", "chunk_state", "dequant_matmul", "mla_decode", "sparse_mla")},
     **{name: {"float16": _ALL, "bfloat16": _ALL, "float64": ("yes", "", "", "")} for name in
-       ("gated_delta", "kda", "mamba2", "retention")},
+       ("gated_delta", "kda", "linear_attention", "mamba2", "mla_prefill", "retention")},
     "llama_decode": {"bfloat16": ("", "", "", "yes")},
     "index_scores": {"float16": _ALL, "bfloat16": _ALL, "float8_e4m3fn": _ALL}, "topk_indices": {"float32": _ALL},
     **{name: dict.fromkeys(("float16", "bfloat16", "float32", "float64"), _ALL) for name in
