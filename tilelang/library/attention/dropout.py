@@ -20,7 +20,7 @@ from tilelang.errors import error
 from ..arrays import copied_to, is_numpy, type_name
 from .inputs import device_of
 
-_ROUNDS, _FACTORS, _STEPS = 7, (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+_REPEATS, _FACTORS, _STEPS = 7, (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 LEVELS = 256
 
 
@@ -28,7 +28,7 @@ def words(seed: Any, counter: tuple[Any, Any, Any, Any]) -> list[Any]:
     """The four words of a counter, expressions.  seed: int64; counter: integers."""
     key = [T.cast(seed & 0xFFFFFFFF, "uint32"), T.cast((seed >> 32) & 0xFFFFFFFF, "uint32")]
     w = [T.cast(x, "uint32") for x in counter]
-    for n in range(_ROUNDS):
+    for n in range(_REPEATS):
         p = [T.bind(T.cast(w[2 * i], "uint64") * T.uint64(_FACTORS[i])) for i in (0, 1)]
         k = [key[i] + T.uint32(n * _STEPS[i] % 2**32) for i in (0, 1)]
         high, low = ([T.cast(x, "uint32") for x in side] for side in ((x >> T.uint64(32) for x in p), p))

@@ -347,7 +347,7 @@ def _backward(q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any) -> None:
     read = tuple(x for x in (first, second) if x is not None)
     score_mod, uses, mask = _called(number, rows, columns, read)
     grad = zeros(out, tuple(out.shape), type_name(out)) if grad is None else grad
-    arrays = q, k, v, out, lse, grad, grad_lse, None, None
+    arrays = q, k, v, out, lse, grad, grad_lse, *[None] * 4
     key = number, scale, layout, target
     answer = known(_GRADIENTS, (*arrays, *read, rows, columns), key)
     if answer is None:

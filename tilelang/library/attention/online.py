@@ -90,7 +90,7 @@ class Traced:
         found = []
         for n, (name, state) in enumerate(zip(self.names, self.states)):
             of_factor = 0.0 if name in self.constant else derivative(self.factor, state, self.states)
-            parts = [_product(derivative(self.next[n], r.result, self._others(r)),
+            parts = [_times_both(derivative(self.next[n], r.result, self._others(r)),
                               derivative(self.at_end(r.of), self.score, self.states))
                      for r in self.reductions if r.kind == "sum"]
             parts = [p for p in parts if isinstance(p, Expr) or p != 0.0]
@@ -103,7 +103,7 @@ class Traced:
         return (*self.states, *(r.result for r in self.reductions if r is not but))
 
 
-def _product(a: Any, b: Any) -> Any:
+def _times_both(a: Any, b: Any) -> Any:
     zero = any(not isinstance(x, Expr) and x == 0.0 for x in (a, b))
     return 0.0 if zero else b if not isinstance(a, Expr) and a == 1.0 else a * b
 

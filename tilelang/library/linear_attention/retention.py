@@ -195,11 +195,11 @@ def _backward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any,
     _pass(at, v, grad, q, c, scale, dk, True)
     _pass(at, k, q, grad, c, scale, dv, True)
     if log_decay is not None:
-        def products(x: Any, y: Any) -> Any:
+        def dots(x: Any, y: Any) -> Any:
             wide = (lambda t: t.astype(_accum(q))) if is_numpy(q) else (lambda t: t.to(ddecay.dtype))
             return (wide(x) * wide(y)).sum(-1)
 
-        change = products(q, dq) - products(k, dk)
+        change = dots(q, dq) - dots(k, dk)
         later = change.sum(1)[:, None] - change.cumsum(1) + change
         ddecay[...] = later if log_decay.ndim == 3 else later.sum(0).sum(0)
 
