@@ -41,7 +41,7 @@ def test_causal_tiles_are_dealt_out_evenly(rows, columns, width):
 
 
 def test_few_tiles_are_not_dealt():
-    assert schedule_tiles([3, 2, 1], 50, 132, 50) is None and schedule_tiles([1.0] * 8, 64, 132, 1) is None
+    assert schedule_tiles([3, 2, 1], 44, 132, 44) is None and schedule_tiles([1.0] * 8, 64, 132, 1) is None
 
 
 def waves(blocks, rows, columns, panel):
