@@ -205,8 +205,7 @@ class RegisterBudget:
     """Registers used in addition to fragments (addresses, loop variables, barriers, row statistics), and limits of fragments.
 
     plain_loop: a warp-specialised loop.  overlapped_gemms: two GEMMs with softmax between them.  overlapped_least: what some of
-    them do with; the compiler's log tells whether one does.  overlapped_tight: the same where a program asks for it
-    (tl.wgmma_in_flight="tight").  double_buffered: two accumulators in alternation.
+    them do with; the compiler's log tells whether one does.  double_buffered: two accumulators in alternation.
     split_accumulator: chunks of an accumulator.  tiled_loop: carver's estimate for any loop.
     accumulator: the most that one accumulator of wgmma may take.  replicated_tile: of a tile that every thread holds whole.
     """
@@ -214,7 +213,6 @@ class RegisterBudget:
     plain_loop: int = 45
     overlapped_gemms: int = 44
     overlapped_least: int = 24
-    overlapped_tight: int = 16
     double_buffered: int = 32
     split_accumulator: int = 28
     tiled_loop: int = 40

@@ -25,6 +25,7 @@ from .inputs import check_alike, check_scale, check_tensors, fast_kernel, runnin
 from .problem import AttentionProblem, attention_problem
 from .tile_cost import GROUP, Machine, machine_of
 
+_NARROW = 64  # columns up to which adding dQ up by atomics takes less time (H200, causal: 1053 for 1166 us)
 _BESIDE = 16  # registers beside accumulated and scores, as measured by compiling: addresses, loop state
 _NAMES = "q", "k", "v", "out", "lse", "grad_out", "grad_lse", "cu_seqlens_q", "cu_seqlens_k", "sinks", "seed"
 _RUNS: Cache[Prepared] = Cache(1024)
@@ -44,7 +45,7 @@ def flash_attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, grad_ou
 
     deterministic: True: blocks of queries compute dQ, with scores of their own, and the results are the same bits for the same
     inputs. False: dQ is added up by atomics in float32, in any order. None: what should take less time, True on a GPU with
-    wgmma and False elsewhere; True where torch.use_deterministic_algorithms is on.
+    wgmma for more than 64 columns, and with functions; True where torch.use_deterministic_algorithms is on.
 
     Memory beside the results: 8 bytes for each query and head; with atomics 8 + 4 dim. Nothing is read on the host, so that
     calls can be captured in a CUDA graph. Packed sequences: tokens of no sequence have the gradient 0.
@@ -103,8 +104,7 @@ def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, determinis
     if form is None:
         return Prepared(_nothing, lambda: tuple(m() for m in make), scale=p.default_scale)
     sms = at.target.limits.sm_count if at.target.has_wgmma else 1
-    flight = {"wgmma_in_flight": "tight"} if form.adds and at.target.has_wgmma else {}
-    kernel = (fast_kernel if functions in (PLAIN, DROPPING) else Place.kernel)(at, _program, form, sms, **flight)
+    kernel = (fast_kernel if functions in (PLAIN, DROPPING) else Place.kernel)(at, _program, form, sms)
     unused, workspace = empty(q, (1,), form.accum), [maker(q, *x) for x in _workspace(form, p)]
     none = [zeros(q, (1, 1, 1, 1), "int32")] * 2 + [zeros(q, (1,), "float32")] * 2
     no_seed = zeros(q, (1,), "int64")
@@ -162,7 +162,8 @@ def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any]
     found = [strides_of(tensors[n], at.target.is_gpu and not is_numpy(tensors["q"])) for n in ("out", "grad_out")]
     out, gradient = (s or compact(p.shapes[3]) for s in found)
     fixed = replace(p, strides=(*p.strides[:3], out))
-    deterministic = machine.kind == "wgmma" if deterministic is None else deterministic
+    if deterministic is None:
+        deterministic = machine.kind == "wgmma" and (max(p.sizes.dim, p.sizes.dim_v) > _NARROW or functions != PLAIN)
     keys, queries = backward_tiles(machine, p, deterministic, functions.block)
     if p.packed or p.dynamic:
         plain = any_sizes(fixed, keys)
@@ -190,15 +191,14 @@ def backward_tiles(m: Machine, p: AttentionProblem, deterministic: bool,
         """The tile of a block with `rows` rows, which it keeps, and `keys` of the other side in a step. own, other: what
         they divide."""
         found = []
-        # Loads wait behind the reductions of atomics in TMA's queue, which a third stage hides.
-        for rows, keys, stages, n in product((128, 64, 32, 16), (128, 64, 32, 16), (3, 2, 1) if adds else (2, 1), (256, 128)):
+        for rows, keys, stages, n in product((128, 64, 32, 16), (128, 64, 32, 16), (2, 1), (256, 128)):
             # Registers: results, scores, their gradients, weights. Shared memory: own tiles, stages, what leaves registers.
             used = ceil(rows * (accumulated + 3 * keys) / n) + _BESIDE
             left = staged * rows * keys + (rows * keys + 2 * keys * z.dim if adds else 0)
             shared = item * ((rows + stages * keys) * both + left) + 2048
             most = consumer_registers(n // GROUP) if m.kind == "wgmma" else MOST_REGISTERS
             if own % rows == 0 and other % keys == 0 and used <= most and shared <= m.shared and rows * keys >= 4 * n:
-                found.append((keys < 64, stages == 1, -rows, abs(n - 2 * rows), -keys, -stages, Tile(rows, keys, stages, n)))
+                found.append((keys < 64, stages == 1, -rows, abs(n - 2 * rows), -keys, Tile(rows, keys, stages, n)))
         return min(found, key=lambda x: x[:-1])[-1] if found else Tile(16, 16, 1, 128)
 
     keys = best(along, across, both, not deterministic)
@@ -214,7 +214,7 @@ def _workspace(f: BackwardForm, p: AttentionProblem) -> list[tuple[tuple[int, ..
         tiles = [(((z.seq_k // f.plain.tile.keys + z.batch) * z.kv_heads, FACTS), "int32"), ((slots * z.heads, FACTS), "int32")]
     else:
         rows, padded, tiles = z.batch * z.heads, ceil(z.seq_q / unit) * unit, []
-    total = (rows, padded, z.dim) if f.adds else (1, 1, 1)
+    total = (rows, padded, z.dim) if f.query is None else (1, 1, 1)
     return [*tiles, *(((rows, padded), f.accum),) * 2, (total, f.accum)]
 
 

@@ -192,14 +192,12 @@ def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
     T.gemm(P, dOs, dv)
     for i, j in T.Parallel(keys, rows):
         dS[i, j] = change(f, S[i, j], E[i, j], delta[j])
-    if f.adds:
+    T.gemm(dS, Qs, dk)
+    if f.query is None:
         dSs, dq = T.alloc_shared((keys, rows), f.dtype), T.alloc_fragment((rows, f.sizes.dim), f.accum)
         T.copy(dS, dSs)
         T.gemm(dSs, Ks, dq, transpose_A=True, clear_accum=True)
-        T.gemm(dS, Qs, dk)
         T.atomic_add(at.facts(dQ, h, row, rows), dq)
-    else:
-        T.gemm(dS, Qs, dk)
 
 
 @T.macro
@@ -255,7 +253,7 @@ def row_facts(f, at, tensors, LSE, dLSE, h, row):
             sees = lse != -T.infinity(f.accum)
             L[at.lead(h), at.w0 + first + i] = T.if_then_else(sees, lse * const(LOG2E, f.accum), T.infinity(f.accum))
             D[at.lead(h), at.w0 + first + i] = T.if_then_else(first + i < at.seq_q, delta[i] - dLSE(first + i), 0.0)
-        if f.adds:
+        if f.query is None:
             T.clear(zeros)
             T.copy(zeros, at.facts(Sum, h, first, FEW))
 
@@ -326,7 +324,7 @@ def dense_backward(f: BackwardForm) -> Any:
             Rows: T.Tensor(functions.rows, "int32"), Columns: T.Tensor(functions.columns, "int32"),
             X0: T.Tensor(*functions.tensors[0]), X1: T.Tensor(*functions.tensors[1]),
             L: T.Tensor((batch * heads, padded), f.accum), D: T.Tensor((batch * heads, padded), f.accum),
-            Sum: T.Tensor((batch * heads, padded, dim) if f.adds else (1, 1, 1), f.accum),
+            Sum: T.Tensor((batch * heads, padded, dim) if f.query is None else (1, 1, 1), f.accum),
             dQ: f.result(0), dK: f.result(1), dV: f.result(2)):
         with T.Kernel(padded // f.unit, heads, batch, threads=128) as (bx, h, b):
             row_facts(f, place(b, scale), (O, dO, L, D, Sum), lambda i: LSE[b, h, i],
@@ -337,9 +335,8 @@ def dense_backward(f: BackwardForm) -> Any:
             steps = steps_of(lambda g: hk * group + g, group, tile.rows, found, across, (Columns, b, k0 // (along or 1)),
                              functions.mask is not None)
             dk, dv = key_block(f, place(b, scale, X0, X1), steps, (Q, K, V, dO, L, D, Sum), hk, k0)
-            # Beside the tiles of atomics, tiles for stores would leave room for two stages only.
-            T.copy(dk, f.plain.rows(dK, b, hk, k0, tile.keys), disable_tma=f.adds)
-            T.copy(dv, f.plain.rows(dV, b, hk, k0, tile.keys), disable_tma=f.adds)
+            T.copy(dk, f.plain.rows(dK, b, hk, k0, tile.keys))
+            T.copy(dv, f.plain.rows(dV, b, hk, k0, tile.keys))
         if query is None:
             with T.Kernel(padded // f.unit, heads, batch, threads=128) as (bx, h, b):
                 store_sum(f, place(b, scale), Sum, dQ, h, bx * f.unit)
@@ -387,7 +384,7 @@ def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
             Seed: T.Tensor((1,), "int64"), KeyTiles: T.Tensor((key_slots, FACTS), "int32"),
             QueryTiles: T.Tensor((query_slots, FACTS), "int32"),
             L: T.Tensor((heads, padded), f.accum), D: T.Tensor((heads, padded), f.accum),
-            Sum: T.Tensor((heads, padded, dim) if f.adds else (1, 1, 1), f.accum), dQ: f.result(0), dK: f.result(1),
+            Sum: T.Tensor((heads, padded, dim) if f.query is None else (1, 1, 1), f.accum), dQ: f.result(0), dK: f.result(1),
             dV: f.result(2)):
         with T.Kernel(query_slots // heads, threads=128) as slot:
             order_tiles(straight, QueryTiles, (cu_q, cu_k), slot, heads, near, sms, True)

@@ -190,8 +190,6 @@ class BackwardForm:
         """The factor of the scores, of type accum. scale: the kernel's parameter."""
         return T.cast(scale, self.accum) if self.plain.scale is None else const(self.plain.scale, self.accum)
 
-    adds = property(lambda self: self.query is None)  # whether atomics add dQ up
-
     @property
     def unit(self) -> int:
         """Rows of a tile of the launches that compute facts of rows; a sequence's facts take a multiple of it."""

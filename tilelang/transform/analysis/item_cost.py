@@ -12,7 +12,7 @@ from typing import Any
 from tilelang.ir import (Binary, Call, Cast, For, If, Load, Node, Parallel, Select, Stmt, Store, Unary, const, is_const,
                          stmts_of, walk)
 from tilelang.ir.record import record
-from tilelang.ops import AtomicTile, Copy, Fill, Gemm, Reduce
+from tilelang.ops import Copy, Fill, Gemm, Reduce
 from tilelang.ops.gemm.wgmma import wgmma_cycles
 from tilelang.target.machine import UNIT_RATES
 
@@ -54,8 +54,6 @@ def item_cycles(s: Stmt) -> Cycles:
         far = isinstance(s, Copy) and (s.src.buffer.facts.remote or s.dst.buffer.facts.remote)
         moved = _elements(s.dst) * s.dst.dtype.bits / 8 if far else 0
         return Cycles(arithmetic=_elements(s.dst) / UNIT_RATES.moves, link=moved / UNIT_RATES.link)
-    if isinstance(s, AtomicTile):  # through a tile in shared memory
-        return Cycles(arithmetic=_elements(s.dst) * s.dst.dtype.bits / 16 / UNIT_RATES.moves + UNIT_RATES.staging)
     if isinstance(s, For):
         return Cycles().plus(_all(s.body), _extent(s.extent))
     if isinstance(s, If):

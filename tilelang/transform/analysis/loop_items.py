@@ -179,11 +179,10 @@ class LoopItems:
                 out.add(j)
         return frozenset(out)
 
-    def ordered(self, late: frozenset[int], at_once: bool, patient: bool = False) -> tuple[Event, ...]:
+    def ordered(self, late: frozenset[int], at_once: bool) -> tuple[Event, ...]:
         """The steady iteration for a set of late items, by list scheduling.
 
-        at_once: a GEMM starts as soon as its operands are complete; else what leads to more work goes first.  patient: but
-        behind items that could run and would have to wait for it, where they lead to more work.
+        at_once: a GEMM starts as soon as its operands are complete; else what leads to more work goes first.
         """
         after: dict[int, set[int]] = {i: set() for i in self.own}
         for n, i in enumerate(self.own):
@@ -214,9 +213,6 @@ class LoopItems:
             free = [i for i in ready if begins[i] <= now]
             gemms = [i for i in free if i in self.gemms]
             others = [i for i in free if i not in self.gemms]
-            if patient:
-                gemms = [g for g in gemms if not any(tail(i) > tail(g) and self.needs(i, g, (g in late) - (i in late))
-                                                     for i in ready if i not in self.gemms)]
             # What takes no time is not worth another order than the program's.
             heavy = sum(self.cost[x].ordinary for x in others) >= START
             if gemms and (at_once or not heavy or all(

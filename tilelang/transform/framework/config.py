@@ -102,8 +102,8 @@ class PassConfigKey(str, Enum):
         "other rows, columns and warp groups of a block where the program leaves them open and wgmma can use them", True)
     TL_WGMMA_IN_FLIGHT = "tl.wgmma_in_flight", ConfigRow(
         (str,), "iterations", "how long wgmma of a loop may be in flight: over the end of an "
-        "iteration (tight: with all but 16 registers for fragments), to its end, or until the next statement",
-        choices=("tight", "iterations", "iteration", "statement"))
+        "iteration, to its end, or until the next statement",
+        choices=("iterations", "iteration", "statement"))
     TL_SHORTEN_ROUNDED = "tl.shorten_rounded", _flag(
         "functions whose results are only rounded to 16 or 8 bits take shorter forms, with an error "
         "below a hundredth of a unit of the narrow type", True)

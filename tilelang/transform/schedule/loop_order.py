@@ -68,9 +68,8 @@ class Search:
         if versions not in self.made:
             self.made[versions] = [*self._candidates(loop)]
         if key not in self.found:
-            fitting = (_least(loop, self.made[versions], registers - beside) for beside in (
-                *((REGISTERS.overlapped_tight,) if self.flight == "tight" else ()), REGISTERS.overlapped_gemms,
-                REGISTERS.overlapped_least))
+            fitting = (_least(loop, self.made[versions], registers - beside)
+                       for beside in (REGISTERS.overlapped_gemms, REGISTERS.overlapped_least))
             events = tuple(Event(i, 0) for i in loop.own)
             self.found[key] = next(filter(None, fitting), None) or LoopOrder(
                 events, 0.0, 0.0, loop.registers(events, loop.waits(events, True, False)), False)
@@ -78,11 +77,9 @@ class Search:
 
     def _candidates(self, loop: LoopItems) -> Iterable[_Candidate]:
         """The orders, each with the waits that it may have; the one that the program gives has least weight."""
-        tight = self.flight == "tight"
-        free = tight or self.flight == "iterations"
-        late_items = loop.candidates if free else {"iteration": lambda: (frozenset(),), "statement": tuple}[self.flight]
-        manners = [(True, False), (False, False), *([(True, True)] if tight else [])]
-        tried = dict.fromkeys((len(late), loop.ordered(late, *x)) for late in late_items() for x in manners)
+        free, late_items = self.flight == "iterations", {
+            "iterations": loop.candidates, "iteration": lambda: (frozenset(),), "statement": tuple}[self.flight]
+        tried = dict.fromkeys((len(late), loop.ordered(late, at_once)) for late in late_items() for at_once in (True, False))
         asked = [(sum(e.stage for e in loop.asked), loop.asked)] if loop.asked and free else []
         for n, (late, events) in enumerate((*asked, *tried)):
             carried, ended = (loop.waits(events, True, carry) for carry in (True, False))
