@@ -5,6 +5,7 @@ import pytest
 
 from tilelang.errors import TileLangError
 from tilelang.library import mla_prefill
+from tilelang.library.autograd import define
 
 SM90 = {"kind": "cuda", "arch": "sm_90a"}
 
@@ -82,6 +83,7 @@ def test_gradcheck_opcheck_and_whole_graphs():
 
     given = tensors(torch.float64, 3, 5)
     assert torch.autograd.gradcheck(lambda *x: mla_prefill(*x, return_lse=True), given, fast_mode=True)
+    define("mla_prefill")
     torch.library.opcheck(torch.ops.tilelang_library.mla_prefill.default, (*given, True, None, False, None))
     torch._dynamo.reset()
     model = torch.compile(lambda *x: (mla_prefill(2 * x[0], *x[1:])**2).sum(), fullgraph=True, dynamic=True,

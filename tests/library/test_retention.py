@@ -5,6 +5,7 @@ import pytest
 
 from tilelang.errors import TileLangError
 from tilelang.library import linear_attention, retention
+from tilelang.library.autograd import define
 from tilelang.library.linear_attention import retention as of
 from tilelang.library.place import Place
 from tilelang.target import Target
@@ -73,6 +74,7 @@ def test_operators():
 
     given = tensors(seq=5, dim=16, dim_v=16)
     assert torch.autograd.gradcheck(lambda *x: linear_attention(*x), given, fast_mode=True)
+    define("linear_attention")
     torch.library.opcheck(torch.ops.tilelang_library.linear_attention.default, (*given, 1.0, None),
                           test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
     torch._dynamo.reset()

@@ -21,7 +21,7 @@ import tilelang.language as T
 from tilelang.errors import error
 from tilelang.ir import const
 
-from ..arrays import compact_copy, is_numpy, type_name, zeros
+from ..arrays import compact_copy, contiguous, empty, is_numpy, type_name, zeros
 from ..attention.form import LOG2E
 from ..attention.inputs import device_of, fast_kernel, running_on, strides_of, target_text
 from ..autograd import Function, Results, Step
@@ -52,7 +52,8 @@ def linear_attention(q: Any, k: Any, v: Any, log_decay: Any = None, *, scale: fl
 def retention(q: Any, k: Any, v: Any, gamma: Any = None, *, scale: float | None = None, target: Any = None) -> Any:
     """o_t = scale sum over s <= t of gamma^(t - s) (q_t . k_s) v_s, as linear_attention computes it, with its gradients.
 
-    q, k, v, target: as linear_attention takes them.  gamma: (heads,), float32, above 0 and at most 1; None: 1 - 2^(-5 - h) of
+    q, k, v, target: as linear_attention takes them: float16, bfloat16 or, on the CPU, float64.  gamma: (heads,), float32 (float64
+    of float64), above 0 and at most 1; None: 1 - 2^(-5 - h) of
     head h.  scale: dim ** -0.5 when None.  Raises delta-argument.
 
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 100, 2, 32)).astype(np.float16)
@@ -188,27 +189,46 @@ def _forward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, 
     _pass(at, q, k, v, None if log_decay is None else _added_up(log_decay, q), scale, out)
 
 
-def _backward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, grad: Any, dq: Any, dk: Any, dv: Any,
-              ddecay: Any) -> None:
+def dots(rows: int, dim: int, kind: str) -> Any:
+    """The kernel (Q, dQ, K, dK, Y), of `rows` rows: Y = the sum of Q * dQ - K * dK over a row."""
+    accum, each = "float64" if kind == "float64" else "float32", 16
+    X = T.Tensor((rows, dim), kind)
+
+    @T.prim_func
+    def row_dots(Q: X, dQ: X, K: X, dK: X, Y: T.Tensor((rows,), accum)):
+        with T.Kernel(T.ceildiv(rows, each), threads=128) as bx:
+            q, dq, k, dk = [T.alloc_fragment((each, dim), accum) for _ in (0, 1, 2, 3)]
+            y = T.alloc_fragment((each,), accum)
+            first = bx * each
+            loaded = [T.copy(X[first:first + each, :], x) for X, x in ((Q, q), (dQ, dq), (K, k), (dK, dk))]  # noqa: F841
+            for i, j in T.Parallel(each, dim):
+                q[i, j] = q[i, j] * dq[i, j] - k[i, j] * dk[i, j]
+            T.reduce_sum(q, y, dim=1)
+            T.copy(y, Y[bx * each:(bx + 1) * each])
+
+    return row_dots
+
+
+def _backward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, wanted: bool, grad: Any, dq: Any, dk: Any,
+              dv: Any, ddecay: Any) -> None:
     at, c = running_on(q, target), None if log_decay is None else _added_up(log_decay, q)
     _pass(at, grad, v, k, c, scale, dq)
     _pass(at, v, grad, q, c, scale, dk, True)
     _pass(at, k, q, grad, c, scale, dv, True)
-    if log_decay is not None:
-        def dots(x: Any, y: Any) -> Any:
-            wide = (lambda t: t.astype(_accum(q))) if is_numpy(q) else (lambda t: t.to(ddecay.dtype))
-            return (wide(x) * wide(y)).sum(-1)
-
-        change = dots(q, dq) - dots(k, dk)
+    if wanted and 0 not in q.shape:
+        change, dim = empty(q, tuple(q.shape[:3]), _accum(q)), int(q.shape[3])
+        rows = [contiguous(x).reshape(-1, dim) for x in (q, dq, k, dk)]
+        at.kernel(dots, int(rows[0].shape[0]), dim, type_name(q))(*rows, change.reshape(-1))
         later = change.sum(1)[:, None] - change.cumsum(1) + change
         ddecay[...] = later if log_decay.ndim == 3 else later.sum(0).sum(0)
 
 
-def _shapes(q: Any, k: Any, v: Any, log_decay: Any, *rest: Any) -> Results:
-    decays = (0,) if log_decay is None else tuple(log_decay.shape)
+def _shapes(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, wanted: bool, grad: Any) -> Results:
+    decays = tuple(log_decay.shape) if wanted else (0,)
     return [*((tuple(x.shape), type_name(x)) for x in (q, k, v)), (decays, _accum(q))]
 
 
 _ARGUMENTS = "Tensor q, Tensor k, Tensor v, Tensor? log_decay, float scale, str? target"
 _FUNCTION = Function("linear_attention", Step(_ARGUMENTS, _results, _forward),
-                     Step(f"{_ARGUMENTS}, Tensor? grad", _shapes, _backward, 4), lambda needs, args, made: args, (0, 1, 2, 3))
+                     Step(f"{_ARGUMENTS}, bool wanted, Tensor? grad", _shapes, _backward, 4),
+                     lambda needs, args, made: (*args, bool(needs[3])), (0, 1, 2, 3))
