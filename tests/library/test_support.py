@@ -58,8 +58,9 @@ CALLS = {
                                                        np.array([N], np.int32), target=target(m)), 1),
     "mla_decode": (lambda t, m: library.mla_decode(ones(1, 1, 80, kind=t), ones(1, N, 80, kind=t), np.array([N], np.int32),
                                                    dim_v=64, target=target(m)), 1),
-    "mla_prefill": (lambda t, m: library.mla_prefill(*(ones(1, N, 1, n, kind=t) for n in (32, 16)), ones(1, N, 16, kind=t),
-                                                     ones(1, N, 1, 16, kind=t), target=target(m)), 1),
+    "mla_prefill": (lambda t, m: library.mla_prefill(
+        0 * ones(1, N, 1, 32, kind=t), ones(1, N, 1, 16, kind=t), ones(1, N, 16, kind=t), ones(1, N, 1, 16, kind=t),
+        target=target(m)), 1),
     **{name: (lambda t, m, name=name: getattr(library, name)(*[0 * ones(1, N, 1, 16, kind=t)] * 3, target=target(m)) + 1, 1)
        for name in ("linear_attention", "retention")},
     "llama_decode": (lambda t, m: one_decoded(t, m), 1),
