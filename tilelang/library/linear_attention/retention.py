@@ -52,9 +52,9 @@ def linear_attention(q: Any, k: Any, v: Any, log_decay: Any = None, *, scale: fl
 def retention(q: Any, k: Any, v: Any, gamma: Any = None, *, scale: float | None = None, target: Any = None) -> Any:
     """o_t = scale sum over s <= t of gamma^(t - s) (q_t . k_s) v_s, as linear_attention computes it, with its gradients.
 
-    q, k, v, target: as linear_attention takes them: float16, bfloat16 or, on the CPU, float64.  gamma: (heads,), float32 (float64
-    of float64), above 0 and at most 1; None: 1 - 2^(-5 - h) of
-    head h.  scale: dim ** -0.5 when None.  Raises delta-argument.
+    q, k, v, target: as linear_attention takes them: float16, bfloat16 or, on the CPU, float64.  gamma: (heads,), float32
+    (float64 of float64), above 0 and at most 1; None: 1 - 2^(-5 - h) of head h.  scale: dim ** -0.5 when None.
+    Raises delta-argument.
 
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 100, 2, 32)).astype(np.float16)
     >>> retention(q, k, v).shape
