@@ -60,7 +60,7 @@ CALLS = {
                                                    dim_v=64, target=target(m)), 1),
     "mla_prefill": (lambda t, m: library.mla_prefill(
         0 * ones(1, N, 1, 32, kind=t), ones(1, N, 1, 16, kind=t), ones(1, N, 16, kind=t), ones(1, N, 1, 16, kind=t),
-        target=target(m)), 1),
+        causal=False, target=target(m)), 1),
     **{name: (lambda t, m, name=name: getattr(library, name)(*[0 * ones(1, N, 1, 16, kind=t)] * 3, target=target(m)) + 1, 1)
        for name in ("linear_attention", "retention")},
     "llama_decode": (lambda t, m: one_decoded(t, m), 1),
