@@ -62,7 +62,7 @@ CALLS = {
         0 * ones(1, N, 1, 32, kind=t), ones(1, N, 1, 16, kind=t), ones(1, N, 16, kind=t), ones(1, N, 1, 16, kind=t),
         causal=False, target=target(m)), 1),
     **{name: (lambda t, m, name=name: getattr(library, name)(*[0 * ones(1, N, 1, 16, kind=t)] * 3, target=target(m)) + 1, 1)
-       for name in ("linear_attention", "retention")},
+       for name in ("linear_attention",)},
     "llama_decode": (lambda t, m: one_decoded(t, m), 1),
     "sparse_mla": (lambda t, m: library.sparse_mla(ones(2, 4, 80, kind=t), ones(N, 80, kind=t), np.ones((2, 9), np.int32),
                                                    dim_v=64, target=target(m)), 1),

@@ -37,7 +37,7 @@ _NAMES = {
     "interleave": "decode_step",
     "kda": "linear_attention.delta",
     "layer_norm": "training.norms",
-    "linear_attention": "linear_attention.retention",
+    "linear_attention": "linear_attention.decays",
     "linear_cross_entropy": "training.linear_entropy",
     "mamba2": "linear_attention.mamba",
     "matmul": "gemm.matmul",

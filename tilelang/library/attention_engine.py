@@ -23,7 +23,7 @@ from .attention.inputs import check_scale
 from .attention.online import Reduce, traced
 from .attention.online_attention import entered, online_attention
 from .linear_attention.elements import ElementMap
-from .linear_attention.retention import linear_attention
+from .linear_attention.decays import linear_attention
 
 State = dict[str, Any]
 

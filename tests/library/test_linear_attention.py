@@ -1,12 +1,12 @@
-"""linear_attention and retention against the recurrence in float64, forward and backward."""
+"""linear_attention against the recurrence in float64, forward and backward."""
 
 import numpy as np
 import pytest
 
 from tilelang.errors import TileLangError
-from tilelang.library import linear_attention, retention
+from tilelang.library import linear_attention
 from tilelang.library.autograd import define
-from tilelang.library.linear_attention import retention as of
+from tilelang.library.linear_attention import decays as of
 from tilelang.library.place import Place
 from tilelang.target import Target
 
@@ -60,13 +60,14 @@ def test_half_precision(on):
         assert g.dtype in (torch.float16, torch.float32) and (g - w).abs().max() <= 2.0**-7 * w.abs().max()
 
 
-def test_retention_is_the_sum_of_its_definition():
+def test_arrays_of_numpy_and_decays_of_heads():
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 70, 2, 16)) for _ in range(3))
     age = np.arange(70)[:, None] - np.arange(70)
-    gamma = np.array([31 / 32, 63 / 64])[:, None, None]
-    weights = np.einsum("bthd,bshd->bhts", q, k) * np.where(age < 0, 0.0, gamma**np.maximum(age, 0)) / 4
-    np.testing.assert_allclose(retention(q, k, v), np.einsum("bhts,bshd->bthd", weights, v), atol=1e-12)
+    gamma = np.array([31 / 32, 63 / 64])
+    weights = np.einsum("bthd,bshd->bhts", q, k) * np.where(age < 0, 0.0, gamma[:, None, None]**np.maximum(age, 0)) / 4
+    got = linear_attention(q, k, v, np.log(gamma), scale=0.25)
+    np.testing.assert_allclose(got, np.einsum("bhts,bshd->bthd", weights, v), atol=1e-12)
 
 
 def test_operators():
@@ -78,9 +79,10 @@ def test_operators():
     torch.library.opcheck(torch.ops.tilelang_library.linear_attention.default, (*given, 1.0, None),
                           test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
     torch._dynamo.reset()
-    model = torch.compile(lambda q, k, v: retention(2 * q, k, v).square().sum(), fullgraph=True, backend="aot_eager")
+    model = torch.compile(lambda q, k, v: linear_attention(2 * q, k, v).square().sum(), fullgraph=True, backend="aot_eager")
     found = torch.autograd.grad(model(*given[:3]), given[:3])
-    torch.testing.assert_close(found, torch.autograd.grad(retention(2 * given[0], *given[1:3]).square().sum(), given[:3]))
+    out = linear_attention(2 * given[0], *given[1:3])
+    torch.testing.assert_close(found, torch.autograd.grad(out.square().sum(), given[:3]))
 
 
 @pytest.mark.parametrize("change", [{"v": np.zeros((1, 5, 2, 20))}, {"k": np.zeros((1, 6, 2, 16))}, {"log_decay": np.zeros(3)}])
@@ -104,11 +106,11 @@ def test_gradients_are_captured_in_a_cuda_graph():
     import torch
 
     q, k, v = (torch.randn(2, 300, 2, 64, device="cuda", dtype=torch.float16, requires_grad=True) for _ in range(3))
-    do = torch.randn_like(v)
-    want = torch.autograd.grad(retention(q, k, v), (q, k, v), do)
+    do, decays = torch.randn_like(v), -torch.rand(2, device="cuda")
+    want = torch.autograd.grad(linear_attention(q, k, v, decays), (q, k, v), do)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = torch.autograd.grad(retention(q, k, v), (q, k, v), do)
+        got = torch.autograd.grad(linear_attention(q, k, v, decays), (q, k, v), do)
     graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(g, w) for g, w in zip(got, want))

@@ -1,4 +1,4 @@
-"""`linear_attention` and `retention`: a state that decays by a factor for each token and head, in chunks, with gradients.
+"""`linear_attention`: a state that decays by a factor for each token and head, in chunks, with gradients.
 
 With D_ts = exp(sum of log_decay over s < r <= t), o_t = scale sum over s <= t of D_ts (q_t . k_s) v_s.  The gradients are
 three passes of the same kernel, two of them from the last token to the first:
@@ -10,12 +10,9 @@ log_decay_r is a factor of each D_ts with s < r <= t, so that its gradient is th
 
 from __future__ import annotations
 
-import math
-import sys
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 
 import tilelang.language as T
 from tilelang.errors import error
@@ -42,35 +39,12 @@ def linear_attention(q: Any, k: Any, v: Any, log_decay: Any = None, *, scale: fl
     Results are the same bits for the same inputs, may be captured in a CUDA graph, and are one operator for torch.compile.
     Raises delta-argument.
 
+    >>> import numpy as np
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 100, 2, 32)).astype(np.float16)
     >>> linear_attention(q, k, v, -np.ones(2, np.float32)).shape
     (1, 100, 2, 32)
     """
     return _FUNCTION(q, k, v, log_decay, float(scale), target_text(target))
-
-
-def retention(q: Any, k: Any, v: Any, gamma: Any = None, *, scale: float | None = None, target: Any = None) -> Any:
-    """o_t = scale sum over s <= t of gamma^(t - s) (q_t . k_s) v_s, as linear_attention computes it, with its gradients.
-
-    q, k, v, target: as linear_attention takes them: float16, bfloat16 or, on the CPU, float64.  gamma: (heads,), float32
-    (float64 of float64), above 0 and at most 1; None: 1 - 2^(-5 - h) of head h.  scale: dim ** -0.5 when None.
-    Raises delta-argument.
-
-    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 100, 2, 32)).astype(np.float16)
-    >>> retention(q, k, v).shape
-    (1, 100, 2, 32)
-    """
-    if gamma is None:
-        decays = [math.log1p(-2.0**(-5 - h)) for h in range(q.shape[2])]
-        if is_numpy(q):
-            log_decay = np.array(decays, _accum(q))
-        else:
-            torch = sys.modules["torch"]
-            accum = torch.float64 if q.dtype == torch.float64 else torch.float32
-            log_decay = torch.tensor(decays, dtype=accum, device=q.device)
-    else:
-        log_decay = np.log(gamma) if is_numpy(gamma) else gamma.log()
-    return linear_attention(q, k, v, log_decay, scale=q.shape[3]**-0.5 if scale is None else scale, target=target)
 
 
 def _accum(x: Any) -> str:
