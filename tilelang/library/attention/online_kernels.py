@@ -203,15 +203,18 @@ def elements(form: OnlineForm, fact: Any) -> tuple[Any, Any, Any]:
             (substitute(slope, place) if isinstance(slope, Expr) else slope) * fact(n), more)
 
 
+def weight_of(form: OnlineForm, score: Any, fact: Any) -> Any:
+    """The weight of a changed score."""
+    return substitute(elements(form, fact)[0], {form.trace.score: score})
+
+
 @T.macro
 def weigh_online(form, at, S, P, h, element, partly, fact):
     """P becomes the weights of a tile of Q K^T, S the changed scores. fact: maps (n, i, j) to fact n of the row of an element.
     """
-    t = form.trace
     change_scores(form.both, at, S, h, element, partly)
     for i, j in T.Parallel(*S.shape):
-        weight = elements(form, lambda n, i=i, j=j: fact(n, i, j))[0]
-        P[i, j] = visible(S, i, j, substitute(weight, {t.score: S[i, j]}))
+        P[i, j] = visible(S, i, j, weight_of(form, S[i, j], lambda n, i=i, j=j: fact(n, i, j)))
 
 
 def gradient(form: OnlineForm, at: Place, S: Any, E: Any, raw: Any, h: Any, element: Any, i: Any, j: Any, fact: Any) -> Any:
