@@ -155,10 +155,9 @@ class KernelPrinter(BasePrinter):
             raise _unsupported(e, e)
         if e.op in _TEXTS:
             return _TEXTS[e.op].format(**call_fields(e)), POSTFIX
-        if e.op == "lanes_transposed":
-            x = e.args[0]
-            at = self._memory.address(x.buffer, vector_base(x.buffer, x.indices))
-            return f"tl::load_transposed<{lane_args(x.dtype)}>({at})", POSTFIX
+        x = e.args[0] if e.op == "lanes_transposed" else None
+        if isinstance(x, Load) and (base := vector_base(x.buffer, x.indices)) is not None:
+            return f"tl::load_transposed<{lane_args(x.dtype)}>({self._memory.address(x.buffer, base)})", POSTFIX
         if e.op in BLOCK_VOTES:
             waves = -(-self._launch.num_threads // 64)
             return f"tl::{e.op}<{waves}>({self.x.top(e.args[0])}, smem + {e.options.place})", POSTFIX
