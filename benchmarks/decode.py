@@ -28,6 +28,10 @@ QKV = (HEADS + 2 * KV_HEADS) * DIM
 PARTS = {"qkv": QKV * HIDDEN, "o": HIDDEN * HEADS * DIM, "gate, up": 2 * FFN * HIDDEN, "down": HIDDEN * FFN}
 
 
+PHASES = ("start", "QKV", "attention", "o", "gate, up", "down", "QKV seen", "attention seen", "merge", "merge seen",
+          "o seen", "gate, up seen")
+
+
 def make(layers: int, batch: int, seed: int = 0):
     """The arguments of llama_decode, of random numbers."""
     g = torch.Generator(device="cuda").manual_seed(seed)
@@ -233,11 +237,11 @@ def streams(f):
             ring = Ring, T.alloc_barrier([128] * f.slots), T.alloc_barrier([128] * f.slots)
             place = b // (f.kv_heads * f.splits), b // f.splits % f.kv_heads, b % f.splits
             with T.ws(0):
-                step._stream(f, Wqkv, 0, wq, b * sum(wq), sq, ring, 0)
-                step._stream_context(f, Kc, Vc, 0, place, ring, n_q)
-                step._stream(f, Wo, 0, wo, b * sum(wo), so, ring, n_q + n_c)
-                step._stream(f, Wgu, 0, wg, b * sum(wg), sq, ring, n_q + n_c + n_o)
-                step._stream(f, Wd, 0, wo, b * sum(wo), sd, ring, n_q + n_c + n_o + n_g)
+                step._stream(f, step._load, Wqkv, 0, wq, b * sum(wq), sq, ring, 0)
+                step._stream_context(f, step._load_tokens, Kc, Vc, 0, place, ring, n_q)
+                step._stream(f, step._load, Wo, 0, wo, b * sum(wo), so, ring, n_q + n_c)
+                step._stream(f, step._load, Wgu, 0, wg, b * sum(wg), sq, ring, n_q + n_c + n_o)
+                step._stream(f, step._load, Wd, 0, wo, b * sum(wo), sd, ring, n_q + n_c + n_o + n_g)
             with T.ws(1):
                 _drain(f, ring, n_q + n_c + n_o + n_g + n_d)
 
@@ -253,31 +257,63 @@ def compiled(f):
     return Place(Target("sm_90a"), None, 132).kernel(step.decode_program, f)
 
 
-def warm(batches: list[int], layers: int) -> None:
+def variant(f, text: str):
+    """The form with other values: "ahead=0,slots=8"."""
+    return dataclasses.replace(f, **{k: int(v) if v.lstrip("-").isdigit() else v for k, v in (
+        x.split("=") for x in text.split(",") if x)})
+
+
+def warm(batches: list[int], layers: int, variants: list[str]) -> None:
     """Compile what is measured, into the cache."""
     forms = [f for batch in batches for f in (
         form(batch), dataclasses.replace(form(batch), timed=True), form(batch, ranks=2),
-        *([form(batch, layers)] if layers else []))]
-    with ProcessPoolExecutor(12) as pool:
-        list(pool.map(_warm, forms))
+        *([form(batch, layers)] if layers else []),
+        *(variant(form(batch), v) for v in variants),
+        *(dataclasses.replace(variant(form(batch), v), timed=True) for v in variants[:1]))]
+    with ProcessPoolExecutor(15) as pool:
+        list(pool.map(_warm, dict.fromkeys(forms)))
+        list(pool.map(_warm_stream, map(form, batches)))
 
 
 def _warm(f) -> None:
     compiled(f)
 
 
-def explain(batch: int, sets) -> None:
-    """Where the time goes: the same reads alone, and the microseconds at which phases end."""
-    f = form(batch)
-    stream = tilelang.compile(streams(f), target="sm_90a")
-    out = [torch.empty_like(sets[0][0])] + [torch.empty(1, batch, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda")] * 2
+def _warm_stream(f) -> None:
+    tilelang.compile(streams(f), target="sm_90a")
 
-    def memory(f):
-        return [torch.zeros(shape, dtype=getattr(torch, kind), device="cuda") for shape, kind in (*f.between, *f.kept)]
 
-    us = timed([[lambda s=s: stream(*s[2:8]) for s in sets]])
-    print({"batch": batch, "reads alone us": us[0]}, flush=True)
-    g = dataclasses.replace(f, timed=True)
+def outputs(batch: int, sets):
+    return [torch.empty_like(sets[0][0])] + [torch.empty(1, batch, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda")] * 2
+
+
+def memory(f):
+    return [torch.zeros(shape, dtype=getattr(torch, kind), device="cuda") for shape, kind in (*f.between, *f.kept)]
+
+
+def compare(batch: int, sets, want, variants: list[str]) -> list[dict]:
+    """Times of variants of the form, in turns, and where the time of each goes."""
+    calls, rows, out = [], [], outputs(batch, sets)
+    for text in variants:
+        f = variant(form(batch), text)
+        kernel, kept = compiled(f), memory(f)
+        kernel(*sets[0], *out, *kept)
+        error = float((out[0].double() - want).abs().max() / want.abs().max())
+        assert error < 2 ** -6, (text, error)
+        calls.append([lambda s=s, kernel=kernel, kept=kept: kernel(*s, *out, *kept) for s in sets])
+        rows.append({"batch": batch, "variant": text, "error": error})
+    for row, us in zip(rows, timed(calls)):
+        row["one launch us"] = us
+        print(row, flush=True)
+    for text in variants[:1]:
+        print(text)
+        explain(batch, sets, variant(form(batch), text))
+    return rows
+
+
+def explain(batch: int, sets, f) -> None:
+    """Where the time goes: the microseconds at which phases end."""
+    out, g = outputs(batch, sets), dataclasses.replace(f, timed=True)
     kernel, kept = compiled(g), memory(g)
     seen = []
     for k in range(9):
@@ -287,10 +323,10 @@ def explain(batch: int, sets) -> None:
         seen.append((t - t[:, 0].min()).cpu())
     t = torch.stack(seen[1:]).median(0).values / 1e3
     for name, ends in (("first", t.min(0).values), ("last", t.max(0).values)):
-        print(name, dict(zip(("start", "QKV", "attention", "o", "gate, up", "down"), ends.tolist())), flush=True)
+        print(name, dict(zip(PHASES, ends.tolist())), flush=True)
 
 
-def measure(batch: int, bandwidth: float, until: float, with_compile: bool) -> dict:
+def measure(batch: int, bandwidth: float, until: float, with_compile: bool, variants: list[str]) -> dict:
     sets = [make(1, batch, seed) for seed in range(2)]
     y, _, _ = llama_decode(*sets[0])
     want = exact(sets[0])
@@ -301,8 +337,12 @@ def measure(batch: int, bandwidth: float, until: float, with_compile: bool) -> d
            "bar us": 1.12 * nbytes / bandwidth}
     row["one launch us"], = timed([[lambda s=s: llama_decode(*s) for s in sets]])
     row["over the floor"] = row["one launch us"] / row["floor us"]
+    stream = tilelang.compile(streams(form(batch)), target="sm_90a")
+    row["reads alone us"], = timed([[lambda s=s: stream(*s[2:8]) for s in sets]])
     print(row, flush=True)
-    explain(batch, sets)
+    explain(batch, sets, form(batch))
+    if variants:
+        row["variants"] = compare(batch, sets, want, variants)
     if time.time() < until:
         run = separate(batch)
         lengths = [torch.full_like(s[8], CONTEXT) for s in sets]
@@ -343,15 +383,16 @@ def main() -> None:
     parser.add_argument("--out", default="")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--variants", nargs="*", default=[], help="forms to compare, each as FIELD=VALUE,FIELD=VALUE")
     parser.add_argument("--warm", action="store_true", help="only compile, on any machine")
     args = parser.parse_args()
     if args.warm:
-        return warm([int(n) for n in args.batches.split(",")], args.layers)
+        return warm([int(n) for n in args.batches.split(",")], args.layers, args.variants)
     until, bandwidth = time.time() + args.seconds, copy_bandwidth()
     rows = [{"copy TB/s": bandwidth / 1e6}]
     print(rows[0], flush=True)
     for batch in map(int, args.batches.split(",")):
-        rows.append(measure(batch, bandwidth, until, not args.no_compile))
+        rows.append(measure(batch, bandwidth, until, not args.no_compile, args.variants))
         if args.layers and time.time() < until:
             rows.append(deep(batch, args.layers, bandwidth))
         if args.out:

@@ -30,6 +30,7 @@ from tilelang.library import matmul
 
 KIB, MIB = 1 << 10, 1 << 20
 SHAPES = ((128, 4), (256, 4), (512, 4))  # blocks, vectors of a thread
+UNCHECKED = {"tl.disable_data_race_check": True}
 SIZES = (64 * KIB, MIB, 16 * MIB, 256 * MIB)
 
 
@@ -49,8 +50,8 @@ def mover(n: int, put: bool, blocks: int, times: int = 4):
     return move
 
 
-def round_trips(rounds: int):
-    """Two ranks signal each other in turn."""
+def round_trips(rounds: int, barrier: bool = False):
+    """Two ranks signal each other in turn.  barrier: of the block in front of each wait, as in round_trips_without_limit."""
 
     @T.prim_func
     def play(flag: T.SymmTensor((2,), "int64"), start: T.int64):
@@ -58,6 +59,9 @@ def round_trips(rounds: int):
             for k in T.serial(rounds):
                 if T.get_rank() == 0:
                     T.signal(flag[0], rank=1)
+                if barrier:
+                    T.sync_threads()
+                if T.get_rank() == 0:
                     T.wait_ge(flag[0], start + k + 1)
                 elif T.get_rank() == 1:
                     T.wait_ge(flag[0], start + k + 1)
@@ -76,6 +80,25 @@ def barriers(rounds: int, ranks: int):
                 T.barrier_all(pad[0, 0:2 * ranks])
 
     return wait
+
+
+def round_trips_without_limit(rounds: int):
+    """round_trips whose loops of loads have no limit of time."""
+
+    @T.prim_func
+    def play(flag: T.SymmTensor((2,), "int64"), start: T.int64):
+        with T.Kernel(1, threads=32):
+            seen = T.alloc_local((1,), "int64")
+            for k in T.serial(rounds):
+                if T.get_rank() == 0:
+                    T.signal(flag[0], rank=1)
+                seen[0] = -1
+                while seen[0] < start + k + 1:
+                    T.ld(flag[0], seen[0], scope="sys", sem="acquire")
+                if T.get_rank() == 1:
+                    T.signal(flag[0], rank=0)
+
+    return play
 
 
 class Bench:
@@ -229,6 +252,19 @@ def signals(b: Bench) -> None:
     dist.barrier()
     assert int(flag[0]) == calls[0] * rounds
     b.say({"row": "signal round trip", "us": us})
+    limits: dict[str, list[float]] = {"with": [], "without": []}
+    loops = (("without", round_trips_without_limit(rounds)), ("with", round_trips(rounds, True)))
+    kernels = [(name, tilelang.compile(p, target="cuda", pass_configs=UNCHECKED)) for name, p in loops]
+    for _ in range(5):
+        for name, kernel in kernels:
+            def again(kernel=kernel) -> None:
+                kernel(flag, calls[0] * rounds)
+                calls[0] += 1
+            limits[name].append(b.time(1, again, graph=False, repeats=5) / rounds)
+    dist.barrier()
+    assert int(flag[0]) == calls[0] * rounds
+    b.say({"row": "limit of a wait", **{f"round trip {k} us": statistics.median(v) for k, v in limits.items()},
+           "least": {k: round(min(v), 4) for k, v in limits.items()}, "most": {k: round(max(v), 4) for k, v in limits.items()}})
     pad = dist.create_tensor((1, 2 * dist.num_ranks()), torch.int64)
     wait = tilelang.compile(barriers(rounds, dist.num_ranks()), target="cuda")
     b.say({"row": "barrier in a kernel", "us": b.time(1, wait, pad, graph=False) / rounds})
@@ -403,6 +439,162 @@ def decodes(b: Bench) -> None:
                "ratio": all_ / one})
 
 
+def exchanges(b: Bench) -> None:
+    """All-to-all, equal and ragged, beside NCCL, which is told on the host how many rows come."""
+    me, ranks = dist.rank(), dist.num_ranks()
+    for nbytes in (MIB, 64 * MIB):
+        n = nbytes // 2 // ranks
+        x, y = torch.randn(ranks, n, device="cuda").bfloat16(), torch.empty(ranks, n, **HALF)
+        out = dist.create_tensor((ranks, n), torch.bfloat16)
+        torch_dist.all_to_all_single(y, x)
+        dist.all_to_all(x, out)
+        dist.barrier()
+        assert torch.equal(out, y)
+        b.compare({"row": "all-to-all", "KiB": nbytes // KIB}, {
+            "ours": partial(dist.all_to_all, x, out), "NCCL": partial(torch_dist.all_to_all_single, y, x)}, inner=10)
+    rows, width = 4096, 4096
+    generator = torch.Generator().manual_seed(3)
+    counts = torch.randint(rows // (2 * ranks), rows // ranks, (ranks, ranks), generator=generator)
+    x, sent, came = torch.randn(rows, width, device="cuda").bfloat16(), counts[me].tolist(), counts[:, me].tolist()
+    y, out = torch.empty(sum(came), width, **HALF), dist.create_tensor((rows * ranks, width), torch.bfloat16)
+    on_device = counts[me].cuda()
+
+    def nccl() -> None:
+        torch_dist.all_to_all_single(y, x[:sum(sent)], came, sent)
+
+    nccl()
+    dist.all_to_all_rows(x, on_device, out)
+    dist.barrier()
+    assert torch.equal(out[:sum(came)], y)
+    b.compare({"row": "ragged all-to-all", "rows": sum(sent), "width": width}, {
+        "ours": partial(dist.all_to_all_rows, x, on_device, out), "NCCL": nccl}, inner=5)
+
+
+def experts(b: Bench) -> None:
+    """A layer of experts (128 experts of width 768, 8 of a token): its exchange beside NCCL's, its GEMMs alone, all of it."""
+    from tilelang.library import grouped_matmul
+
+    me, ranks = dist.rank(), dist.num_ranks()
+    count, k, width, hidden = 128, 8, 2048, 768
+    own = count // ranks
+    for tokens in (128, 4096):
+        generator = torch.Generator(device="cuda").manual_seed(me)
+        x, room = torch.randn(tokens, width, device="cuda").bfloat16(), ranks * tokens * k
+        chosen = torch.rand(tokens, count, device="cuda", generator=generator).topk(k).indices
+        weights = torch.rand(tokens, k, device="cuda")
+        gate_up = torch.randn(own, width, 2 * hidden, device="cuda").bfloat16().div_(width ** 0.5)
+        down = torch.randn(own, hidden, width, device="cuda").bfloat16().div_(hidden ** 0.5)
+        y = dist.moe(x, chosen, weights, gate_up, down, room)
+        dist.barrier()
+        rows, way = dist.dispatch(x, chosen, count, room)
+        came = int(way.sizes.sum())
+        order = torch.argsort(chosen.view(-1), stable=True)
+        sent = torch.bincount(chosen.view(-1) // own, minlength=ranks).tolist()
+        got = [None] * ranks
+        torch_dist.all_gather_object(got, sent)
+        parts, back = [g[me] for g in got], torch.empty(tokens * k, width, **HALF)
+        held = torch.empty(sum(parts), width, **HALF)
+        assert sum(parts) == came
+
+        def nccl(x=x, order=order, held=held, parts=parts, sent=sent, back=back, weights=weights, tokens=tokens) -> None:
+            torch_dist.all_to_all_single(held, x[order // k], parts, sent)
+            torch_dist.all_to_all_single(back, held, sent, parts)
+            pairs = torch.empty_like(back)
+            pairs[order] = back
+            torch.einsum("tkw,tk->tw", pairs.view(tokens, k, -1).float(), weights).to(x.dtype)
+
+        def exchange(x=x, chosen=chosen, weights=weights, room=room) -> None:
+            rows, way = dist.dispatch(x, chosen, count, room)
+            dist.combine(rows, way, weights)
+
+        def multiply(rows=rows, way=way, gate_up=gate_up, down=down) -> None:
+            gate, up = grouped_matmul(rows, gate_up, way.sizes).chunk(2, -1)
+            grouped_matmul(torch.nn.functional.silu(gate) * up, down, way.sizes)
+
+        exchange()
+        dist.barrier()
+        assert torch.isfinite(y.float()).all()
+        b.compare({"row": "experts", "tokens": tokens, "experts": count, "of a token": k}, {
+            "layer": partial(dist.moe, x, chosen, weights, gate_up, down, room), "exchange": exchange,
+            "NCCL's exchange": nccl, "GEMMs": multiply}, inner=3, repeats=5)
+
+
+def attentions(b: Bench) -> None:
+    """Attention over 8,192 rows of each rank, beside NCCL's gathering of keys and torch's attention, and the parts alone."""
+    from tilelang.library import flash_attention
+
+    ranks, (heads, kv, d, s) = dist.num_ranks(), (32, 8, 128, 8192)
+    q = torch.randn(1, s, heads, d, device="cuda").bfloat16()
+    k, v = (dist.create_tensor((1, s, kv, d), torch.bfloat16).normal_() for _ in range(2))
+    every = torch.empty(2, ranks, s, kv, d, **HALF)
+
+    def gathered() -> None:
+        for to, x in zip(every, (k, v)):
+            torch_dist.all_gather_into_tensor(to, x)
+
+    def torchs() -> torch.Tensor:
+        gathered()
+        return torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(1, 2), *(x.view(1, ranks * s, kv, d).transpose(1, 2) for x in every), enable_gqa=True).transpose(1, 2)
+
+    def alone() -> None:
+        for _ in range(ranks):
+            flash_attention(q, k, v)
+
+    want = torchs()
+    for fn in (dist.gathered_attention, dist.ulysses_attention):
+        got = fn(q, k, v)
+        dist.barrier()
+        worst = float((got.float() - want.float()).abs().max() / want.float().abs().max())
+        assert worst < 2 ** -5, (fn.__name__, worst)
+    b.compare({"row": "attention", "rows of a rank": s, "error": worst}, {
+        "gathered": partial(dist.gathered_attention, q, k, v), "ulysses": partial(dist.ulysses_attention, q, k, v),
+        "torch in turn": torchs, "attention alone": alone, "gathering alone": gathered}, inner=2, repeats=5)
+    b.compare({"row": "causal attention", "rows of a rank": s}, {
+        "gathered": partial(dist.gathered_attention, q, k, v, causal=True),
+        "ulysses": partial(dist.ulysses_attention, q, k, v, causal=True)}, inner=2, repeats=5)
+
+
+def llama_blocks(b: Bench) -> None:
+    """The forward pass of a Llama-8B-sized block of 8,192 rows over all ranks, beside torch with NCCL in turn."""
+    ranks, (rows, hidden, dim) = dist.num_ranks(), (8192, 4096, 128)
+    heads, kv, ffn = 32 // ranks, 8 // ranks, 14336 // ranks
+
+    def weight(*shape):
+        return torch.randn(*shape, device="cuda").bfloat16().div_(shape[0] ** 0.5)
+
+    x, norms = torch.randn(rows // ranks, hidden, device="cuda").bfloat16(), torch.ones(2, hidden, **HALF)
+    shapes = (hidden, (heads + 2 * kv) * dim), (heads * dim, hidden), (hidden, 2 * ffn), (ffn, hidden)
+    qkv, o, gate_up, down = (weight(*s) for s in shapes)
+    angle = torch.rand(rows, dim // 2, device="cuda") * 6
+    cos, sin = angle.cos(), angle.sin()
+    whole, mine = torch.empty(rows, hidden, **HALF), torch.empty(rows // ranks, hidden, **HALF)
+
+    def rotated(y):
+        u, w = y.float().chunk(2, -1)
+        c, s = cos[:, None], sin[:, None]
+        return torch.cat([u * c - w * s, w * c + u * s], -1).to(y.dtype)
+
+    def torchs() -> torch.Tensor:
+        torch_dist.all_gather_into_tensor(whole, torch.nn.functional.rms_norm(x, (hidden,), norms[0], 1e-5))
+        q, k, v = (whole @ qkv).view(1, rows, -1, dim).split([heads, kv, kv], 2)
+        a = torch.nn.functional.scaled_dot_product_attention(
+            *(y.transpose(1, 2) for y in (rotated(q), rotated(k), v)), is_causal=True, enable_gqa=True)
+        torch_dist.reduce_scatter_tensor(mine, a.transpose(1, 2).reshape(rows, -1) @ o)
+        h = x + mine
+        torch_dist.all_gather_into_tensor(whole, torch.nn.functional.rms_norm(h, (hidden,), norms[1], 1e-5))
+        gate, up = (whole @ gate_up).chunk(2, -1)
+        torch_dist.reduce_scatter_tensor(mine, (torch.nn.functional.silu(gate) * up) @ down)
+        return h + mine
+
+    ours = partial(dist.llama_block, x, norms, qkv, o, gate_up, down, cos, sin, batch=1, dim=dim, kv_heads=kv)
+    want, got = torchs(), ours()
+    dist.barrier()
+    worst = float((got.float() - want.float()).abs().max() / want.float().abs().max())
+    assert worst < 2 ** -5, worst
+    b.compare({"row": "llama block", "rows": rows, "error": worst}, {"ours": ours, "torch in turn": torchs}, inner=2, repeats=5)
+
+
 def endurance(b: Bench) -> None:
     """A million rounds of signals in one kernel, and a hundred thousand collective calls: none hangs, no memory grows."""
     rounds, flag = 1_000_000, dist.create_tensor((2,), torch.int64)
@@ -437,7 +629,8 @@ def run(rank: int, ranks: int, port: int, args: argparse.Namespace) -> None:
     dist.init_dist(heap_bytes=3 << 30, timeout=25.0)
     b = Bench(args.out, args.seconds)
     parts = {f.__name__: f for f in (
-        all_reduces, signals, copies, gather_products, decodes, gathers, endurance, scatter_products)}
+        all_reduces, signals, copies, gather_products, decodes, gathers, endurance, scatter_products, exchanges, experts,
+        attentions, llama_blocks)}
     for part in (parts[name] for name in args.parts.split(",") if name) if args.parts else parts.values():
         if b.left():
             try:
@@ -451,7 +644,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--out", default="")
-    parser.add_argument("--parts", default="", help="all_reduces,signals,copies,products,gathers,decodes,endurance")
+    parser.add_argument("--parts", default="", help="all_reduces,signals,copies,exchanges,experts,attentions,decodes, ...")
     parser.add_argument("--seconds", type=float, default=90)
     args = parser.parse_args()
     if torch.cuda.device_count() < args.ranks:

@@ -70,7 +70,8 @@ def dispatch(x: Any, experts: Any, count: int, room: int) -> tuple[Any, Routes]:
     import torch
 
     me, flat = current(), experts.reshape(-1)
-    table = all_gather(torch.bincount(flat, minlength=count), _table(count)).clone()
+    counts = torch.zeros(count, dtype=torch.int64, device=flat.device)  # bincount would read the largest on the host
+    table = all_gather(counts.scatter_add_(0, flat.long(), torch.ones_like(flat, dtype=torch.int64)), _table(count)).clone()
     way = routes(flat, table, me.rank, room)
     box = _box(room, x.shape[1], x.dtype, "what dispatch receives")
     send_rows(x[way.order // experts.shape[1]], way.there, box)

@@ -82,8 +82,8 @@ from .tensor_core import (TensorCoreIntrinEmitter, TensorCoreIntrinEmitterWithLa
                           ptx_cp_async, ptx_ldmatrix, ptx_mma)
 from .thread import (Else, Then, activemask, all_sync, any_sync, ballot, ballot_sync, buffer_store, clock, clock64, evaluate,
                      get_lane_idx, get_warp_group_idx, get_warp_idx, get_warp_idx_sync, globaltimer, match_all_sync,
-                     match_any_sync, named_barrier_arrive, ptx_commit_group, ptx_wait_group, shfl_down, shfl_sync, shfl_up,
-                     shfl_xor, shuffle_elect, sync_grid, sync_threads, sync_warp, syncthreads_and, syncthreads_count,
+                     match_any_sync, named_barrier_arrive, prefetch_l2, ptx_commit_group, ptx_wait_group, shfl_down, shfl_sync,
+                     shfl_up, shfl_xor, shuffle_elect, sync_grid, sync_threads, sync_warp, syncthreads_and, syncthreads_count,
                      syncthreads_or, thread_return)
 from .tile import (GemmWarpPolicy, async_copy, clear, copy, cummax, cummin, cumprod, cumsum, fill, gemm, reduce, reduce_absmax,
                    reduce_abssum, reduce_bitand, reduce_bitor, reduce_bitxor, reduce_max, reduce_min, reduce_prod, reduce_sum,

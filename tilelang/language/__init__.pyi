@@ -323,6 +323,7 @@ from tilelang.language.thread import (
     match_all_sync as match_all_sync,
     match_any_sync as match_any_sync,
     named_barrier_arrive as named_barrier_arrive,
+    prefetch_l2 as prefetch_l2,
     ptx_commit_group as ptx_commit_group,
     ptx_wait_group as ptx_wait_group,
     shuffle_elect as shuffle_elect,

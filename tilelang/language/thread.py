@@ -11,7 +11,7 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.ir import (I32, AddressOf, Buffer, Call, Const, Evaluate, Expr, If, Load, Var, as_bool,
-                         binary, call, cast, const, convert, is_const)
+                         binary, call, cast, const, convert, is_const, GLOBAL)
 
 from .tracing.builder import Emitted, need_builder
 from .tracing.names import Names
@@ -369,3 +369,16 @@ def ldg(A: Any, idx: Any = None) -> Expr:
     if not isinstance(A, Load):
         raise error("extern-argument", f"T.__ldg needs an element, found {describe(A)}", expected="an element")
     return call("ldg", (AddressOf(A.buffer, A.indices),), A.dtype)
+
+
+@example("T.prefetch_l2(W[bx, tx * 256], 512)")
+def prefetch_l2(A: Any, nbytes: Any) -> Emitted:
+    """Bring `nbytes` bytes from an element in global memory on to the L2 cache; nothing waits for them.
+
+    A: an element whose address is a multiple of 16 bytes.  nbytes: a multiple of 16, inside the tensor.  Each thread that
+    executes it asks for its own bytes.  Without effect on the CPU and on the simulators.  Raises extern-argument.
+    """
+    if not isinstance(A, Load) or A.buffer.scope_name != GLOBAL:
+        raise error("extern-argument", f"T.prefetch_l2 needs an element in global memory, found {describe(A)}",
+                    expected="an element of a tensor")
+    return emit_call("prefetch_l2", (AddressOf(A.buffer, A.indices), convert(nbytes)))

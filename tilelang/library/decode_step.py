@@ -40,7 +40,7 @@ LOG2E = 1.4426950408889634
 NEVER = -1e30  # the score of a token that is not there
 LINE = 16  # counters in a line of 128 bytes, of which one is used
 NORMED, PROJECTED, ATTENDED, MERGED, MIXED, GATED, COUNTERS = range(7)
-MARKS = 6  # of a block's timeline
+MARKS = 12  # of a block's timeline
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,9 @@ class DecodeForm:
     slots: int = 10
     ranks: int = 1
     timed: bool = False
+    ahead: int = 26
+    hint: str | None = None
+    window: int = 0
     eps: float = 1e-5
 
     @property
@@ -124,9 +127,10 @@ class DecodeForm:
                 and all(n % self.chunk == 0 for n in (self.hidden, self.heads * self.dim, self.ffn)) and self.batch <= ROWS)
 
 
-def _together(steps: int) -> int:
-    """How many chunks of the left operand are loaded at once."""
-    return next(u for u in (4, 2, 1) if steps % u == 0)
+def _together(f: DecodeForm, steps: int) -> int:
+    """How many chunks of the left operand are loaded at once: what 64 registers of a thread hold."""
+    most = max(1, 64 // -(-f.batch * f.chunk // 256))
+    return next(u for u in range(min(most, 16), 0, -1) if steps % u == 0)
 
 
 def _column(f: DecodeForm, c: Any, steps: int) -> Any:
@@ -138,35 +142,78 @@ def _column(f: DecodeForm, c: Any, steps: int) -> Any:
 def _load(f, W, layer, row, k, width, ring, n):
     Ring, full, free = ring
     T.mbarrier_wait_parity(free[n % f.slots], (n // f.slots + 1) % 2)
-    T.tma_copy(W[layer, row:row + width, k:k + f.chunk], Ring[n % f.slots, 0:width, :], barrier=full[n % f.slots])
+    if f.window:
+        if n >= f.window:
+            T.mbarrier_wait_parity(full[(n - f.window) % f.slots], (n - f.window) // f.slots % 2)
+    T.tma_copy(W[layer, row:row + width, k:k + f.chunk], Ring[n % f.slots, 0:width, :], barrier=full[n % f.slots],
+               eviction_policy=f.hint)
     T.mbarrier_arrive(full[n % f.slots])
 
 
 @T.macro
-def _stream(f, W, layer, widths, first, steps, ring, it):
-    """Load tiles of rows of W, all of a chunk of k before those of the next one."""
+def _load_tokens(f, Kc, Vc, layer, place, at, ring, n):
+    """Keys and values, into the two halves of a slot."""
+    (Ring, full, free), (row, head, _split) = ring, place
+    T.mbarrier_wait_parity(free[n % f.slots], (n // f.slots + 1) % 2)
+    if f.window:
+        if n >= f.window:
+            T.mbarrier_wait_parity(full[(n - f.window) % f.slots], (n - f.window) // f.slots % 2)
+    T.tma_copy(Kc[layer, row, at:at + TOKENS, head, 0:f.dim], Ring[n % f.slots, :, 0:f.dim], barrier=full[n % f.slots])
+    T.tma_copy(Vc[layer, row, at:at + TOKENS, head, 0:f.dim], Ring[n % f.slots, :, f.dim:2 * f.dim], barrier=full[n % f.slots])
+    T.mbarrier_arrive(full[n % f.slots])
+
+
+@T.macro
+def _landed(f, ring, n):
+    """Wait until tile n has come, which is `ahead` tiles in front of the one that L2 is asked for."""
+    _Ring, full, free = ring
+    if n >= 0:
+        T.mbarrier_wait_parity(full[n % f.slots], n // f.slots % 2)
+        T.mbarrier_arrive(free[n % f.slots])
+
+
+@T.macro
+def _touch(f, W, layer, row, k, width, ring, n):
+    """Ask L2 for the rows of a tile, one for each lane."""
+    _landed(f, ring, n - f.ahead)
+    lane = T.get_thread_binding() - 384
+    if T.And(lane < width, n >= f.slots):
+        T.prefetch_l2(W[layer, row + lane, k], 2 * f.chunk)
+
+
+@T.macro
+def _touch_tokens(f, Kc, Vc, layer, place, at, ring, n):
+    _landed(f, ring, n - f.ahead)
+    (row, head, _split), lane = place, T.get_thread_binding() - 384
+    if lane < TOKENS:
+        T.prefetch_l2(Kc[layer, row, at + lane, head, 0], 2 * f.dim)
+        T.prefetch_l2(Vc[layer, row, at + lane, head, 0], 2 * f.dim)
+
+
+@T.macro
+def _touch_norm(f, norms, layer, which):
+    lane, each = T.get_thread_binding() - 384, f.hidden // 32
+    if lane < 32:
+        T.prefetch_l2(norms[layer, which, lane * each], 2 * each)
+
+
+@T.macro
+def _stream(f, use, W, layer, widths, first, steps, ring, it):
+    """use (load or touch) tiles of rows of W, all of a chunk of k before those of the next one."""
     whole = sum(w == COLUMNS for w in widths)
     for c in T.serial(steps):
         k = _column(f, c, steps)
         for t in T.serial(whole):
-            _load(f, W, layer, first + t * COLUMNS, k, COLUMNS, ring, it + c * len(widths) + t)
+            use(f, W, layer, first + t * COLUMNS, k, COLUMNS, ring, it + c * len(widths) + t)
         if whole < len(widths):
-            _load(f, W, layer, first + whole * COLUMNS, k, widths[-1], ring, it + c * len(widths) + whole)
+            use(f, W, layer, first + whole * COLUMNS, k, widths[-1], ring, it + c * len(widths) + whole)
 
 
 @T.macro
-def _stream_context(f, Kc, Vc, layer, place, ring, it):
-    """Load the block's keys and values, each tile into the two halves of a slot."""
-    Ring, full, free = ring
-    row, head, split = place
+def _stream_context(f, use, Kc, Vc, layer, place, ring, it):
+    """use (load or touch) the block's keys and values."""
     for c in T.serial(f.steps):
-        n = it + c
-        at = (split * f.steps + c) * TOKENS
-        T.mbarrier_wait_parity(free[n % f.slots], (n // f.slots + 1) % 2)
-        T.tma_copy(Kc[layer, row, at:at + TOKENS, head, 0:f.dim], Ring[n % f.slots, :, 0:f.dim], barrier=full[n % f.slots])
-        T.tma_copy(Vc[layer, row, at:at + TOKENS, head, 0:f.dim], Ring[n % f.slots, :, f.dim:2 * f.dim],
-                   barrier=full[n % f.slots])
-        T.mbarrier_arrive(full[n % f.slots])
+        use(f, Kc, Vc, layer, place, (place[2] * f.steps + c) * TOKENS, ring, it + c)
 
 
 @T.macro
@@ -194,7 +241,7 @@ def _scale(f, squares, which, scales):
 def _left_normed(f, source, weight, steps, norm, left, ix):
     """The rows times the weights of their norm; what makes the mean square one is multiplied at the end."""
     layer, which, squares, scales = norm
-    u = _together(steps)
+    u = _together(f, steps)
     parts = [T.alloc_fragment((f.batch, f.chunk), HALF) for _ in range(u)]
     for c in T.serial(steps // u):
         _ = [_weighted(f, source, weight, layer, which, _column(f, c * u + k, steps), x) for k, x in enumerate(parts)]
@@ -212,7 +259,7 @@ def _weighted(f, source, weight, layer, which, at, x):
 
 @T.macro
 def _left_plain(f, source, steps, left, ix):
-    u = _together(steps)
+    u = _together(f, steps)
     parts = [T.alloc_fragment((f.batch, f.chunk), HALF) for _ in range(u)]
     for c in T.serial(steps // u):
         _ = [T.copy(source[0, _column(f, c * u + k, steps)], x) for k, x in enumerate(parts)]
@@ -272,7 +319,7 @@ def _store_own(f, sum_, box, which, me, tile):
 @T.macro
 def _mark(f, times, b, k):
     if f.timed:
-        if T.get_thread_binding() == 128:
+        if T.get_thread_binding() == (128 if k < 6 else 256):
             times[b, k] = T.globaltimer()
 
 
@@ -415,12 +462,15 @@ def _merge(f, results, out, b):
     for n in T.serial(T.ceildiv(f.batch * f.heads - b, f.blocks)):
         row, head = (n * f.blocks + b) // f.heads, (n * f.blocks + b) % f.heads
         for d in T.Parallel(f.dim):
+            held = T.alloc_local((2 * f.splits,), FULL)
+            for s in T.unroll(2 * f.splits):
+                held[s] = Means[row, head, s, d]
             most, weights, mean = T.alloc_var(FULL, init=NEVER), T.alloc_var(FULL, init=0), T.alloc_var(FULL, init=0)
             for s in T.unroll(2 * f.splits):
                 most = T.max(most, Stats[row, head, s, 0])
             for s in T.unroll(2 * f.splits):
                 weights += T.exp2(Stats[row, head, s, 0] - most) * Stats[row, head, s, 1]
-                mean += T.exp2(Stats[row, head, s, 0] - most) * Means[row, head, s, d]
+                mean += T.exp2(Stats[row, head, s, 0] - most) * held[s]
             out[row, head * f.dim + d] = T.cast(mean / weights, HALF)
 
 
@@ -437,23 +487,27 @@ def _tiles(f: DecodeForm) -> tuple[int, int, int, int, int]:
 
 
 @T.macro
-def _stream_layers(f, weights, caches, b, split, ring):
-    """The loads of all layers, in the order in which warp groups 1 and 2 use them."""
+def _stream_layers(f, use, weights, caches, b, split, ring, norms=None):
+    """Load or touch the tiles of all layers, in the order in which warp groups 1 and 2 use them."""
     (Wqkv, Wo, Wgu, Wd), (sq, so, sd), (n_q, n_c, n_o, n_g, n_d) = weights, _chunks(f), _tiles(f)
     wq, wo, wg = f.widths(f.qkv), f.widths(f.hidden), f.widths(2 * f.ffn)
     for l in T.serial(f.layers):
         at = l * (n_q + n_c + n_o + n_g + n_d)
-        _stream(f, Wqkv, l, wq, b * sum(wq), sq, ring, at)
-        _stream_context(f, *caches, l, split, ring, at + n_q)
-        _stream(f, Wo, l, wo, b * sum(wo), so, ring, at + n_q + n_c)
-        _stream(f, Wgu, l, wg, b * sum(wg), sq, ring, at + n_q + n_c + n_o)
-        _stream(f, Wd, l, wo, b * sum(wo), sd, ring, at + n_q + n_c + n_o + n_g)
+        if norms is not None:
+            _touch_norm(f, norms, l, 0)
+        _stream(f, use[0], Wqkv, l, wq, b * sum(wq), sq, ring, at)
+        _stream_context(f, use[1], *caches, l, split, ring, at + n_q)
+        _stream(f, use[0], Wo, l, wo, b * sum(wo), so, ring, at + n_q + n_c)
+        if norms is not None:
+            _touch_norm(f, norms, l, 1)
+        _stream(f, use[0], Wgu, l, wg, b * sum(wg), sq, ring, at + n_q + n_c + n_o)
+        _stream(f, use[0], Wd, l, wo, b * sum(wo), sd, ring, at + n_q + n_c + n_o + n_g)
 
 
 @T.macro
 def _left_layers(f, made, norms, new, counters, place, used, shared):
     """Warp group 2: the left operands of all GEMMs, and its half of attention."""
-    (Y, M, A, G, qkv), (counts, calls, squares), (kept, rotary, context) = made, counters, used
+    (Y, M, A, G, qkv), (counts, calls, squares, times), (kept, rotary, context) = made, counters, used
     (left, ring, near, scales), (b, row, head, split), (sq, so, sd), n = shared, place, _chunks(f), _tiles(f)
     chunks = sq + 1 + so + sq + sd
     called = T.alloc_var("int64")
@@ -463,18 +517,24 @@ def _left_layers(f, made, norms, new, counters, place, used, shared):
         _await(counts, NORMED, (called * (f.layers + 1) + l + 1) * f.blocks)
         _left_normed(f, Y, norms, sq, (l, 0, squares, scales), left, ix)
         _await(counts, PROJECTED, epoch)
+        _mark(f, times, b, 6)
         T.mbarrier_wait_parity(near, l % 2)
         _queries(f, qkv, rotary, (l, row, head, split), new, kept, left, ix + sq)
         _attend(f, 1, kept, (l, row, head, split), context, left, ring, (l * sum(n) + n[0], ix + sq))
         _tell(counts, ATTENDED, 256)
         _await(counts, ATTENDED, 2 * epoch)
+        _mark(f, times, b, 7)
         _merge(f, context[1:], A, b)
         _tell(counts, MERGED, 256)
+        _mark(f, times, b, 8)
         _await(counts, MERGED, epoch)
+        _mark(f, times, b, 9)
         _left_plain(f, A, so, left, ix + sq + 1)
         _await(counts, MIXED, epoch)
+        _mark(f, times, b, 10)
         _left_normed(f, M, norms, sq, (l, 1, squares, scales), left, ix + sq + 1 + so)
         _await(counts, GATED, epoch)
+        _mark(f, times, b, 11)
         _left_plain(f, G, sd, left, ix + sq + 1 + so + sq)
 
 
@@ -499,11 +559,11 @@ def decode_program(f: DecodeForm) -> Any:
                     Stats: T.Tensor(*f.kept[2]), A: T.Tensor(*f.kept[3]), M: T.Tensor(*f.kept[4]), G: T.Tensor(*f.kept[5]),
                     squares: T.Tensor(*f.kept[6]), times: T.Tensor(*f.kept[7]),
                     counts: T.Tensor(*f.kept[8]), calls: T.Tensor(*f.kept[9])):
-        with T.Kernel(NB, threads=384) as b:
+        with T.Kernel(NB, threads=512) as b:
             Ring, Left = T.alloc_shared((f.slots, COLUMNS, f.chunk), HALF), T.alloc_shared((2, ROWS, f.chunk), HALF)
             scales, score = T.alloc_shared((2, f.batch), FULL), T.alloc_shared((f.group,), FULL)
             value = T.alloc_shared((dim,), FULL)
-            ring = Ring, T.alloc_barrier([128] * f.slots), T.alloc_barrier([128] * f.slots)
+            ring = Ring, T.alloc_barrier([128] * f.slots), T.alloc_barrier([256 if f.ahead else 128] * f.slots)
             left = Left, T.alloc_barrier([128] * 2), T.alloc_barrier([128] * 2)
             near = T.alloc_barrier(128)  # warp group 2 reads the ring after warp group 1
             kept, rotary, boxes, context = (score, value), (cos, sin), (box, arrived), (lengths, Means, Stats)
@@ -511,7 +571,14 @@ def decode_program(f: DecodeForm) -> Any:
             T.clear(Left)
             with T.ws(0):
                 T.dec_max_nreg(24)
-                _stream_layers(f, (Wqkv, Wo, Wgu, Wd), (Kc, Vc), b, (row, head, split), ring)
+                _stream_layers(f, (_load, _load_tokens), (Wqkv, Wo, Wgu, Wd), (Kc, Vc), b, (row, head, split), ring)
+            with T.ws(3):
+                T.dec_max_nreg(24)
+                if f.ahead:
+                    _stream_layers(f, (_touch, _touch_tokens), (Wqkv, Wo, Wgu, Wd), (Kc, Vc), b, (row, head, split), ring,
+                                   norms)
+                    for n in T.serial(f.ahead):
+                        _landed(f, ring, f.layers * tiles - f.ahead + n)
             with T.ws(1):
                 T.inc_max_nreg(240)
                 call = T.alloc_var("int64")
@@ -549,7 +616,8 @@ def decode_program(f: DecodeForm) -> Any:
                 if T.get_thread_binding() == 128:
                     calls[b] = call + 1
             with T.ws(2):
-                _left_layers(f, (Y, M, A, G, qkv), norms, (Kn, Vn), (counts, calls, squares), (b, row, head, split),
+                T.inc_max_nreg(216)
+                _left_layers(f, (Y, M, A, G, qkv), norms, (Kn, Vn), (counts, calls, squares, times), (b, row, head, split),
                              (kept, rotary, context), (left, ring, near, scales))
 
     return decode_step

@@ -397,5 +397,5 @@ LANE_OPS: dict[str, Callable[[Context, Call], Closure]] = {
     **{f"get_{k}": _lane_number for k in ("lane_idx", "warp_idx", "warp_idx_sync", "warp_group_idx")},
     "warp_uniform": _uniform, **dict.fromkeys(CLOCKS, _clock),
     "ldg": _ldg, "load_shifted": _load_shifted, **effects({"thread_return": lambda c, e: exit_lanes, "printf": _printf}),
-    **dict.fromkeys(("fence_gpu", "fence_block", "keep_branch", "pdl_trigger", "pdl_sync"), nothing),
+    **dict.fromkeys(("fence_gpu", "fence_block", "keep_branch", "prefetch_l2", "pdl_trigger", "pdl_sync"), nothing),
 }  # fmt: skip

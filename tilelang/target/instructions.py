@@ -137,6 +137,7 @@ _device("thread_return", 0, WRITES, "return")
 _device("printf", -1, WRITES, "printf({args})")
 _device("trap", 0, WRITES, "__trap()")
 _device("ldg", 1, READS, "__ldg({0})")
+_functions(READS, "prefetch_l2 2")  # address, bytes: no thread waits for them
 add_intrinsic(Intrinsic("load_shifted", 1, READS))  # 16 bytes from any element on; printed by codegen/cuda/memory.py
 _functions(SYNC, "pdl_trigger 0  pdl_sync 0")  # programmatic dependent launch (PTX ISA, "griddepcontrol")
 _device("fence_gpu", 0, SYNC, "__threadfence()")

@@ -180,7 +180,7 @@ def _grid(cx: Code, e: Call) -> str:
 
 # Nothing is emitted where copies and MMAs complete when they are issued, and stores are visible in order.
 _NO_WORK = ("fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "wgmma_fence", "wgmma_commit",
-            "wgmma_wait", "wgmma_pin", "wgmma_hold", "set_max_nreg", "bulk_commit", "bulk_wait")
+            "wgmma_wait", "wgmma_pin", "wgmma_hold", "set_max_nreg", "bulk_commit", "bulk_wait", "prefetch_l2")
 
 BARRIER_CALLS: dict[str, CallPrinter] = {
     "mbarrier_arrive": _arrive, "mbarrier_arrive_expect_tx": _arrive, "cp_async_mbarrier_arrive": _arrive,

@@ -183,6 +183,15 @@ TL_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release
 TL_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 //@ fence_proxy_async_global
 TL_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+//@ prefetch_l2
+// Bytes from an address on, both multiples of 16, come to L2 (PTX ISA, "cp.async.bulk.prefetch", "prefetch").
+TL_DEVICE void prefetch_l2(const void* first, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(first), "r"(bytes) : "memory");
+#else
+  for (int i = 0; i < bytes; i += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)first + i));
+#endif
+}
 //@ elect_one
 // True in one lane of a converged warp.
 TL_DEVICE bool elect_one() {

@@ -229,7 +229,8 @@ ORDER_ONLY = frozenset({
     "fence_mbarrier_init", "fence_proxy_async", "fence_proxy_async_global", "fence_gpu", "fence_block", "wgmma_fence",
     "wgmma_commit", "wgmma_wait", "wgmma_pin", "wgmma_hold", "set_max_nreg", "bulk_commit", "bulk_wait", "tma_prefetch",
     "sync_warp", "cp_async_commit", "cp_async_wait", "wait_loads",
-    "wait_shared", "wave_priority", "loads_between", "keep_branch", "pdl_trigger", "pdl_sync", "fence_sys"})  # fmt: skip
+    "wait_shared", "wave_priority", "loads_between", "keep_branch", "pdl_trigger", "pdl_sync", "fence_sys",
+    "prefetch_l2"})  # fmt: skip
 SYNC_OPS = ("sync_threads", "named_barrier", "named_barrier_arrive")
 BARRIER_OPS: dict[str, Callable[[TileContext, Call], Closure]] = {
     **effects({"mbarrier_init": _init, "cp_async_mbarrier_arrive": _copies_arrive, "mbarrier_wait": _wait,
