@@ -67,6 +67,7 @@ class DecodeForm:
     ahead: int = 26
     hint: str | None = None
     window: int = 0
+    piece: int = 512
     eps: float = 1e-5
 
     @property
@@ -176,18 +177,22 @@ def _landed(f, ring, n):
 def _touch(f, W, layer, row, k, width, ring, n):
     """Ask L2 for the rows of a tile, one for each lane."""
     _landed(f, ring, n - f.ahead)
-    lane = T.get_thread_binding() - 384
-    if T.And(lane < width, n >= f.slots):
-        T.prefetch_l2(W[layer, row + lane, k], 2 * f.chunk)
+    tx, across = T.get_thread_binding() - 384, max(1, 2 * f.chunk // f.piece)
+    for i in T.unroll(-(-COLUMNS * across // 128)):
+        at = i * 128 + tx
+        if T.And(at < width * across, n >= f.slots):
+            T.prefetch_l2(W[layer, row + at // across, k + at % across * (f.chunk // across)], 2 * f.chunk // across)
 
 
 @T.macro
 def _touch_tokens(f, Kc, Vc, layer, place, at, ring, n):
     _landed(f, ring, n - f.ahead)
-    (row, head, _split), lane = place, T.get_thread_binding() - 384
-    if lane < TOKENS:
-        T.prefetch_l2(Kc[layer, row, at + lane, head, 0], 2 * f.dim)
-        T.prefetch_l2(Vc[layer, row, at + lane, head, 0], 2 * f.dim)
+    (row, head, _split), tx, across = place, T.get_thread_binding() - 384, max(1, 2 * f.dim // f.piece)
+    for i in T.unroll(-(-TOKENS * across // 128)):
+        token, first = (i * 128 + tx) // across, (i * 128 + tx) % across * (f.dim // across)
+        if token < TOKENS:
+            T.prefetch_l2(Kc[layer, row, at + token, head, first], 2 * f.dim // across)
+            T.prefetch_l2(Vc[layer, row, at + token, head, first], 2 * f.dim // across)
 
 
 @T.macro
@@ -198,8 +203,9 @@ def _touch_norm(f, norms, layer, which):
 
 
 @T.macro
-def _stream(f, use, W, layer, widths, first, steps, ring, it):
+def _stream(f, use, W, layer, rows, steps, ring, it):
     """use (load or touch) tiles of rows of W, all of a chunk of k before those of the next one."""
+    widths, first = rows
     whole = sum(w == COLUMNS for w in widths)
     for c in T.serial(steps):
         k = _column(f, c, steps)
@@ -495,13 +501,13 @@ def _stream_layers(f, use, weights, caches, b, split, ring, norms=None):
         at = l * (n_q + n_c + n_o + n_g + n_d)
         if norms is not None:
             _touch_norm(f, norms, l, 0)
-        _stream(f, use[0], Wqkv, l, wq, b * sum(wq), sq, ring, at)
+        _stream(f, use[0], Wqkv, l, (wq, b * sum(wq)), sq, ring, at)
         _stream_context(f, use[1], *caches, l, split, ring, at + n_q)
-        _stream(f, use[0], Wo, l, wo, b * sum(wo), so, ring, at + n_q + n_c)
+        _stream(f, use[0], Wo, l, (wo, b * sum(wo)), so, ring, at + n_q + n_c)
         if norms is not None:
             _touch_norm(f, norms, l, 1)
-        _stream(f, use[0], Wgu, l, wg, b * sum(wg), sq, ring, at + n_q + n_c + n_o)
-        _stream(f, use[0], Wd, l, wo, b * sum(wo), sd, ring, at + n_q + n_c + n_o + n_g)
+        _stream(f, use[0], Wgu, l, (wg, b * sum(wg)), sq, ring, at + n_q + n_c + n_o)
+        _stream(f, use[0], Wd, l, (wo, b * sum(wo)), sd, ring, at + n_q + n_c + n_o + n_g)
 
 
 @T.macro

@@ -187,10 +187,12 @@ TL_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.glob
 // Bytes from an address on, both multiples of 16, come to L2 (PTX ISA, "cp.async.bulk.prefetch", "prefetch").
 TL_DEVICE void prefetch_l2(const void* first, int bytes) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(first), "r"(bytes) : "memory");
-#else
-  for (int i = 0; i < bytes; i += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)first + i));
+  if (bytes > 128) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(first), "r"(bytes) : "memory");
+    return;
+  }
 #endif
+  for (int i = 0; i < bytes; i += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char*)first + i));
 }
 //@ elect_one
 // True in one lane of a converged warp.

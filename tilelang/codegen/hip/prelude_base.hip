@@ -661,6 +661,8 @@ TL_DEVICE void __syncwarp(unsigned = 0xffffffffu) {
 }
 //@ __threadfence
 TL_DEVICE void __threadfence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
+//@ prefetch_l2
+TL_DEVICE void prefetch_l2(const void*, int) {}  // no instruction for it
 //@ __threadfence_block
 TL_DEVICE void __threadfence_block() {
   __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "workgroup");
