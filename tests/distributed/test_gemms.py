@@ -62,6 +62,18 @@ def test_sums_for_all_ranks(ranks):
             assert all((o["partials"][j] == part[r][(r + j + 1) % ranks]).all() for j in others)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_sums_on_all_ranks(ranks):
+    f, rng = RankGemm(128, 64, 64, ranks, "float16", 2, 1, bn=64, bk=32, stages=2), np.random.default_rng(ranks)
+    a, b = integers(rng, ranks, ranks * f.m, f.k), integers(rng, ranks, f.k, f.n)
+    part = (a.astype(float) @ b).reshape(ranks, ranks, f.m, f.n)
+    given = [[a[r], b[r], np.zeros((ranks * f.m, f.n), F16), np.zeros((ranks - 1, f.m, f.n), F16),
+              np.stack([part[(r - j - 1) % ranks][r] for j in range(ranks - 1)]).astype(F16),
+              np.zeros((1, ranks - 1), np.int64), np.ones((1, ranks - 1), np.int64)] for r in range(ranks)]
+    for out in both(scattered_gemm(f, True), given):
+        assert all((o["C"] == part.sum(0).reshape(-1, f.n)).all() for o in out)
+
+
 def test_ranks_begin_with_counts_of_zero():
     program = overlap.beginning(2, 5)
     for out in both(program, [[np.zeros((1, 4), np.int64), np.full(5, 7)] for _ in range(2)]):

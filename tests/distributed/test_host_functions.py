@@ -1,4 +1,4 @@
-"""The functions of tilelang.distributed as programs call them: each rank a process, their kernels on the reference interpreter."""
+"""The functions of tilelang.distributed as programs call them: each rank is a process, and rank 0 interprets their kernels."""
 
 import os
 import subprocess

@@ -142,18 +142,29 @@ def _sent(f, done, t, me):
                        dst_pe=(me + chunk // f.chunks + 1) % f.ranks)
 
 
-def scattered_gemm(f: RankGemm) -> Any:
+@T.macro
+def _for_all(f, Cf, C, me, row, column):
+    """Store a tile on every rank, on this one last."""
+    rounded = T.alloc_fragment((f.bm, f.bn), f.dtype)
+    T.copy(Cf, rounded)
+    _ = [T.copy(rounded, T.remote(C, (me + r) % f.ranks)[row:row + f.bm, column:column + f.bn]) for r in range(1, f.ranks)]
+    T.copy(rounded, C[row, column])
+
+
+def scattered_gemm(f: RankGemm, every: bool = False) -> Any:
     """C = this rank's rows of A @ B + what the other ranks computed of them, summed in float32 and rounded once.
+
+    every: C has the rows of all ranks, and each tile is stored on all of them.
 
     partials[j]: partial sums for rank me + j + 1; done[p, j] there counts tiles of chunk p that are stored.  inbox[j]: what
     rank me - j - 1 computed; flags[p, j] is 1 when chunk p of it is there.
     """
-    others = f.ranks - 1
-    high = f.m // f.chunks
+    others, high = f.ranks - 1, f.m // f.chunks
+    Result, rows = (T.SymmTensor, f.ranks * f.m) if every else (T.Tensor, f.m)
 
     @T.prim_func
     def gemm_scattered(A: T.Tensor((f.ranks * f.m, f.k), f.dtype), B: T.Tensor((f.k, f.n), f.dtype),
-                       C: T.Tensor((f.m, f.n), f.dtype), partials: T.Tensor((others, f.m, f.n), f.dtype),
+                       C: Result((rows, f.n), f.dtype), partials: T.Tensor((others, f.m, f.n), f.dtype),
                        inbox: T.Tensor((others, f.m, f.n), f.dtype), done: T.SymmTensor((f.chunks, others), "int64"),
                        flags: T.Tensor((f.chunks, others), "int64")):
         with T.Kernel(f.blocks, threads=384) as b:
@@ -185,6 +196,9 @@ def scattered_gemm(f: RankGemm) -> Any:
                         _ = [T.wait_ge(flags[chunk % f.chunks, j], 1) for j in range(others)]
                         for r, c in T.Parallel(f.bm, f.bn):
                             Cf[r, c] += sum([T.cast(inbox[j, at + r, column + c], "float32") for j in range(others)])
-                        T.copy(Cf, C[at, column])
+                        if every:
+                            _for_all(f, Cf, C, me, me * f.m + at, column)
+                        else:
+                            T.copy(Cf, C[at, column])
 
     return gemm_scattered

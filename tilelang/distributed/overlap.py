@@ -178,8 +178,8 @@ def _one_launch(a: Any, b: Any, out: Any, m: int, chunks: int) -> RankGemm | Non
 
 
 @cache
-def _kernel(make: Any, f: RankGemm) -> Any:
-    kernel = tilelang.compile(make(f), target="cuda")
+def _kernel(make: Any, f: RankGemm, *more: Any) -> Any:
+    kernel = tilelang.compile(make(f, *more), target="cuda")
     same_program(kernel, f"{f}")
     return kernel
 
@@ -222,8 +222,9 @@ def _gathered(f: RankGemm, a: Any, b: Any, out: Any) -> None:
     _meeting()()
 
 
-def _scattered(f: RankGemm, a: Any, b: Any, out: Any) -> None:
-    """matmul_reduce_scatter in one launch: copy engines fetch what other ranks' tiles stored, for tiles that wait for it."""
+def _scattered(f: RankGemm, a: Any, b: Any, out: Any, every: bool) -> None:
+    """matmul_reduce_scatter (every: matmul_all_reduce) in one launch: copy engines fetch what other ranks' tiles stored, for
+    tiles that wait for it."""
     import torch
 
     me, main, side, others = current(), torch.cuda.current_stream(), _stream(), f.ranks - 1
@@ -234,7 +235,7 @@ def _scattered(f: RankGemm, a: Any, b: Any, out: Any) -> None:
     begin()
     side.wait_event(main.record_event())
     # The GEMM is launched first: a stream that waits may keep others from running that share its queue of the device.
-    _kernel(scattered_gemm, f)(a, b, out, sums, inbox, done, flags)
+    _kernel(scattered_gemm, f, every)(a, b, out, sums, inbox, done, flags)
     with torch.cuda.stream(side):
         for chunk in range(f.chunks):
             for j in range(others):
@@ -323,7 +324,7 @@ def matmul_reduce_scatter(a: Any, b: Any, out: Any) -> Any:
     """
     f = _one_launch(a, b, out, out.shape[0], 2)
     if f:
-        _scattered(f, a, b, out)
+        _scattered(f, a, b, out, False)
     else:
         _scatter(a, b, out, lambda chunk: None)
     return out
@@ -344,6 +345,10 @@ def matmul_all_reduce(a: Any, b: Any, out: Any) -> Any:
 
     me, main, side = current(), torch.cuda.current_stream(), _stream()
     symmetric_view(out, "the result of matmul_all_reduce")
+    if f := _one_launch(a, b, out, a.shape[0] // me.ranks, 2):
+        _scattered(f, a, b, out, True)
+        _meeting()()
+        return out
     first = out.data_ptr()
 
     def send(chunk: Any) -> None:
