@@ -18,6 +18,7 @@ from .host import create_tensor, current, same_program, symmetric_view
 THREADS = 512
 VECTOR = 16  # bytes of an access
 MOST_BLOCKS = 128  # no more than SMs, so that all run at once
+HELD = 4  # rows that send_rows has on their way
 ONE_SHOT = THREADS * MOST_BLOCKS * VECTOR  # bytes up to which every rank reads everything: one vector by each thread
 
 
@@ -140,20 +141,36 @@ def all_to_all_program(n: int, dtype: str, ranks: int, blocks: int, tile: int, t
     return exchange
 
 
+@T.macro
+def _fetch(x, at, i, rows, row, place):
+    """Load row i, and where it goes."""
+    known = T.min(i, rows - 1)
+    place[0] = T.if_then_else(i < rows, at[known, 0], -1)
+    place[1] = at[known, 1]
+    T.copy(x[known, :], row)
+
+
+@T.macro
+def _send(row, place, y):
+    if place[0] >= 0:
+        T.copy(row, T.remote(y, place[0])[place[1], :])
+
+
 def send_rows_program(rows: int, room: int, width: int, dtype: str, ranks: int, blocks: int, threads: int = THREADS) -> Any:
-    """Row at[i, 1] of y on rank at[i, 0] = x[i], for every i; a negative rank: that row goes nowhere."""
+    """Row at[i, 1] of y on rank at[i, 0] = x[i], for every i; a negative rank: that row goes nowhere.
+
+    A block loads HELD rows before it stores the first of them.
+    """
 
     @T.prim_func
     def send(x: T.Tensor((rows, width), dtype), at: T.Tensor((rows, 2), "int32"), y: T.SymmTensor((room, width), dtype),
              pad: T.SymmTensor((MOST_BLOCKS, 2 * ranks), "int64")):
         with T.Kernel(blocks, threads=threads) as b:
-            row = T.alloc_fragment((width,), dtype)
+            held = [(T.alloc_fragment((width,), dtype), T.alloc_local((2,), "int32")) for _ in range(HELD)]
             T.barrier_all(pad[b, 0:2 * ranks])
-            for k in T.serial(T.ceildiv(rows - b, blocks)):
-                i = k * blocks + b
-                if at[i, 0] >= 0:
-                    T.copy(x[i, :], row)
-                    T.copy(row, T.remote(y, at[i, 0])[at[i, 1], :])
+            for k in T.serial(T.ceildiv(rows - b, blocks * HELD)):
+                _ = [_fetch(x, at, (k * HELD + n) * blocks + b, rows, *one) for n, one in enumerate(held)]
+                _ = [_send(*one, y) for one in held]
             T.barrier_all(pad[b, 0:2 * ranks])
 
     return send
