@@ -237,11 +237,11 @@ def streams(f):
             ring = Ring, T.alloc_barrier([128] * f.slots), T.alloc_barrier([128] * f.slots)
             place = b // (f.kv_heads * f.splits), b // f.splits % f.kv_heads, b % f.splits
             with T.ws(0):
-                step._stream(f, step._load, Wqkv, 0, (wq, b * sum(wq)), sq, ring, 0)
-                step._stream_context(f, step._load_tokens, Kc, Vc, 0, place, ring, n_q)
-                step._stream(f, step._load, Wo, 0, (wo, b * sum(wo)), so, ring, n_q + n_c)
-                step._stream(f, step._load, Wgu, 0, (wg, b * sum(wg)), sq, ring, n_q + n_c + n_o)
-                step._stream(f, step._load, Wd, 0, (wo, b * sum(wo)), sd, ring, n_q + n_c + n_o + n_g)
+                step._stream(f, Wqkv, 0, (wq, b * sum(wq)), sq, ring, 0)
+                step._stream_context(f, Kc, Vc, 0, place, ring, n_q)
+                step._stream(f, Wo, 0, (wo, b * sum(wo)), so, ring, n_q + n_c)
+                step._stream(f, Wgu, 0, (wg, b * sum(wg)), sq, ring, n_q + n_c + n_o)
+                step._stream(f, Wd, 0, (wo, b * sum(wo)), sd, ring, n_q + n_c + n_o + n_g)
             with T.ws(1):
                 _drain(f, ring, n_q + n_c + n_o + n_g + n_d)
 

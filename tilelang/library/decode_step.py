@@ -38,6 +38,7 @@ COLUMNS = 32  # of a tile of weights
 TOKENS = 32  # of a tile of keys and values
 LOG2E = 1.4426950408889634
 NEVER = -1e30  # the score of a token that is not there
+LINE_HALVES = 64  # elements of 16 bits in a line of memory
 LINE = 16  # counters in a line of 128 bytes, of which one is used
 NORMED, PROJECTED, ATTENDED, MERGED, MIXED, GATED, COUNTERS = range(7)
 MARKS = 12  # of a block's timeline
@@ -64,10 +65,8 @@ class DecodeForm:
     slots: int = 10
     ranks: int = 1
     timed: bool = False
-    ahead: int = 26
-    hint: str | None = None
-    window: int = 0
-    piece: int = 512
+    window: int = 4
+    together: int = 4
     eps: float = 1e-5
 
     @property
@@ -95,6 +94,11 @@ class DecodeForm:
         return self.blocks // (self.batch * self.kv_heads)
 
     @property
+    def entries(self) -> int:
+        """Means that a head merges: of two warp groups of each of its blocks, and the new token's value."""
+        return 2 * self.splits + 1
+
+    @property
     def steps(self) -> int:
         """Tiles of keys and values of a block."""
         return self.context // TOKENS // self.splits
@@ -104,11 +108,11 @@ class DecodeForm:
     def kept(self) -> tuple[tuple[tuple[int, ...], str], ...]:
         """(shape, dtype) of what the launch works with; the last two count, from zero on, over all launches.
 
-        QKV; mean, and (largest score, sum) of each split; the rows behind attention, o, and gate; the sums of
+        QKV; mean, and largest scores and sums of each split; the rows behind attention, o, and gate; the sums of
         squares in front of both norms.
         """
-        heads, splits = (self.batch, self.heads), 2 * self.splits
-        return (((self.batch, self.qkv), FULL), ((*heads, splits, self.dim), FULL), ((*heads, splits, 2), FULL),
+        heads = self.batch, self.heads
+        return (((self.batch, self.qkv), FULL), ((*heads, self.entries, self.dim), FULL), ((*heads, 2, self.entries), FULL),
                 ((self.batch, self.heads * self.dim), HALF), ((self.batch, self.hidden), HALF), ((self.batch, self.ffn), HALF),
                 ((2, self.hidden // COLUMNS, self.batch), FULL), ((self.blocks, MARKS) if self.timed else (1, 1), "uint64"),
                 ((COUNTERS * LINE,), "int64"), ((self.blocks,), "int64"))
@@ -129,9 +133,8 @@ class DecodeForm:
 
 
 def _together(f: DecodeForm, steps: int) -> int:
-    """How many chunks of the left operand are loaded at once: what 64 registers of a thread hold."""
-    most = max(1, 64 // -(-f.batch * f.chunk // 256))
-    return next(u for u in range(min(most, 16), 0, -1) if steps % u == 0)
+    """How many chunks of the left operand are loaded at once."""
+    return next(u for u in range(f.together, 0, -1) if steps % u == 0)
 
 
 def _column(f: DecodeForm, c: Any, steps: int) -> Any:
@@ -140,86 +143,50 @@ def _column(f: DecodeForm, c: Any, steps: int) -> Any:
 
 
 @T.macro
-def _load(f, W, layer, row, k, width, ring, n):
-    Ring, full, free = ring
+def _room(f, ring, n):
+    """Wait until slot n is free, and few tiles are on their way: long queues in front of memory serve some SMs later."""
+    _Ring, full, free = ring
     T.mbarrier_wait_parity(free[n % f.slots], (n // f.slots + 1) % 2)
-    if f.window:
+    if f.window < f.slots:
         if n >= f.window:
             T.mbarrier_wait_parity(full[(n - f.window) % f.slots], (n - f.window) // f.slots % 2)
-    T.tma_copy(W[layer, row:row + width, k:k + f.chunk], Ring[n % f.slots, 0:width, :], barrier=full[n % f.slots],
-               eviction_policy=f.hint)
+
+
+@T.macro
+def _load(f, W, layer, row, k, width, ring, n):
+    Ring, full, _free = ring
+    _room(f, ring, n)
+    T.tma_copy(W[layer, row:row + width, k:k + f.chunk], Ring[n % f.slots, 0:width, :], barrier=full[n % f.slots])
     T.mbarrier_arrive(full[n % f.slots])
 
 
 @T.macro
 def _load_tokens(f, Kc, Vc, layer, place, at, ring, n):
-    """Keys and values, into the two halves of a slot."""
-    (Ring, full, free), (row, head, _split) = ring, place
-    T.mbarrier_wait_parity(free[n % f.slots], (n // f.slots + 1) % 2)
-    if f.window:
-        if n >= f.window:
-            T.mbarrier_wait_parity(full[(n - f.window) % f.slots], (n - f.window) // f.slots % 2)
+    (Ring, full, _free), (row, head, _split) = ring, place
+    _room(f, ring, n)
     T.tma_copy(Kc[layer, row, at:at + TOKENS, head, 0:f.dim], Ring[n % f.slots, :, 0:f.dim], barrier=full[n % f.slots])
     T.tma_copy(Vc[layer, row, at:at + TOKENS, head, 0:f.dim], Ring[n % f.slots, :, f.dim:2 * f.dim], barrier=full[n % f.slots])
     T.mbarrier_arrive(full[n % f.slots])
 
 
 @T.macro
-def _landed(f, ring, n):
-    """Wait until tile n has come, which is `ahead` tiles in front of the one that L2 is asked for."""
-    _Ring, full, free = ring
-    if n >= 0:
-        T.mbarrier_wait_parity(full[n % f.slots], n // f.slots % 2)
-        T.mbarrier_arrive(free[n % f.slots])
-
-
-@T.macro
-def _touch(f, W, layer, row, k, width, ring, n):
-    """Ask L2 for the rows of a tile, one for each lane."""
-    _landed(f, ring, n - f.ahead)
-    tx, across = T.get_thread_binding() - 384, max(1, 2 * f.chunk // f.piece)
-    for i in T.unroll(-(-COLUMNS * across // 128)):
-        at = i * 128 + tx
-        if T.And(at < width * across, n >= f.slots):
-            T.prefetch_l2(W[layer, row + at // across, k + at % across * (f.chunk // across)], 2 * f.chunk // across)
-
-
-@T.macro
-def _touch_tokens(f, Kc, Vc, layer, place, at, ring, n):
-    _landed(f, ring, n - f.ahead)
-    (row, head, _split), tx, across = place, T.get_thread_binding() - 384, max(1, 2 * f.dim // f.piece)
-    for i in T.unroll(-(-TOKENS * across // 128)):
-        token, first = (i * 128 + tx) // across, (i * 128 + tx) % across * (f.dim // across)
-        if token < TOKENS:
-            T.prefetch_l2(Kc[layer, row, at + token, head, first], 2 * f.dim // across)
-            T.prefetch_l2(Vc[layer, row, at + token, head, first], 2 * f.dim // across)
-
-
-@T.macro
-def _touch_norm(f, norms, layer, which):
-    lane, each = T.get_thread_binding() - 384, f.hidden // 32
-    if lane < 32:
-        T.prefetch_l2(norms[layer, which, lane * each], 2 * each)
-
-
-@T.macro
-def _stream(f, use, W, layer, rows, steps, ring, it):
-    """use (load or touch) tiles of rows of W, all of a chunk of k before those of the next one."""
+def _stream(f, W, layer, rows, steps, ring, it):
+    """Load tiles of rows of W, all of a chunk of k before those of the next one."""
     widths, first = rows
     whole = sum(w == COLUMNS for w in widths)
     for c in T.serial(steps):
         k = _column(f, c, steps)
         for t in T.serial(whole):
-            use(f, W, layer, first + t * COLUMNS, k, COLUMNS, ring, it + c * len(widths) + t)
+            _load(f, W, layer, first + t * COLUMNS, k, COLUMNS, ring, it + c * len(widths) + t)
         if whole < len(widths):
-            use(f, W, layer, first + whole * COLUMNS, k, widths[-1], ring, it + c * len(widths) + whole)
+            _load(f, W, layer, first + whole * COLUMNS, k, widths[-1], ring, it + c * len(widths) + whole)
 
 
 @T.macro
-def _stream_context(f, use, Kc, Vc, layer, place, ring, it):
-    """use (load or touch) the block's keys and values."""
+def _stream_context(f, Kc, Vc, layer, place, ring, it):
+    """Load the block's keys and values, each tile into the two halves of a slot."""
     for c in T.serial(f.steps):
-        use(f, Kc, Vc, layer, place, (place[2] * f.steps + c) * TOKENS, ring, it + c)
+        _load_tokens(f, Kc, Vc, layer, place, (place[2] * f.steps + c) * TOKENS, ring, it + c)
 
 
 @T.macro
@@ -255,6 +222,21 @@ def _left_normed(f, source, weight, steps, norm, left, ix):
         if c == 0:
             _scale(f, squares, which, scales)
         _put(f, parts[-1], left, ix + c * u + u - 1)
+
+
+@T.macro
+def _ask_norm(f, norms, layer, which):
+    """Ask L2 for the weights of a norm, by warp group 2: memory answers late while weights are streamed."""
+    for i in T.serial(T.ceildiv(f.hidden // LINE_HALVES, 128)):
+        at = i * 128 + T.get_thread_binding() - 256
+        if at < f.hidden // LINE_HALVES:
+            T.prefetch_l2(norms[layer, which, at * LINE_HALVES], 2 * LINE_HALVES)
+
+
+@T.macro
+def _ask_rotary(f, rotary, row):
+    if T.get_thread_binding() == 256:
+        _ = [T.prefetch_l2(x[row, 0], 2 * f.dim) for x in rotary]
 
 
 @T.macro
@@ -345,12 +327,11 @@ def _add(f, sum_, rest, out, squares, which, tile):
         rest[i, j] += sum_[i, j]
     for i, j in T.Parallel(ROWS, COLUMNS):
         square[i, j] = rest[i, j] * rest[i, j]
-        if i < f.batch:
-            out[i, tile * COLUMNS + j] = T.cast(rest[i, j], HALF)
+    for i, j in T.Parallel(f.batch, COLUMNS):
+        out[i, tile * COLUMNS + j] = T.cast(rest[i, j], HALF)
     T.reduce_sum(square, total, dim=1)
-    for i in T.Parallel(ROWS):
-        if i < f.batch:
-            squares[which, tile, i] = total[i]
+    for i in T.Parallel(f.batch):
+        squares[which, tile, i] = total[i]
 
 
 @T.macro
@@ -370,18 +351,16 @@ def _start(f, X, rest, tile):
 
 @T.macro
 def _store_scaled(f, sum_, scales, out, first):
-    for i, j in T.Parallel(*sum_.shape):
-        if i < f.batch:
-            out[i, first + j] = sum_[i, j] * scales[0, T.min(i, f.batch - 1)]
+    for i, j in T.Parallel(f.batch, sum_.shape[1]):
+        out[i, first + j] = sum_[i, j] * scales[0, i]
 
 
 @T.macro
 def _gate(f, sum_, scales, out, first):
     half = sum_.shape[1] // 2
-    for i, j in T.Parallel(ROWS, half):
-        if i < f.batch:
-            gate, up = (sum_[i, k + j] * scales[1, T.min(i, f.batch - 1)] for k in (0, half))
-            out[i, first // 2 + j] = T.cast(gate * up / (1.0 + T.exp2(-gate * LOG2E)), HALF)
+    for i, j in T.Parallel(f.batch, half):
+        gate, up = (sum_[i, k + j] * scales[1, i] for k in (0, half))
+        out[i, first // 2 + j] = T.cast(gate * up / (1.0 + T.exp2(-gate * LOG2E)), HALF)
 
 
 @T.macro
@@ -393,43 +372,43 @@ def _rotated(f, qkv, cos, sin, row, at, d):
 
 
 @T.macro
-def _queries(f, qkv, rotary, place, new, kept, left, ix):
-    """Hand on the queries; the new token's scores, key and value."""
-    cos, sin = rotary
-    (layer, row, head, split), (Kn, Vn), (score, value) = place, new, kept
-    _query, held = T.alloc_fragment((f.group, f.dim), FULL), T.alloc_fragment((f.group, f.dim), HALF)
-    scored, total = T.alloc_fragment((f.group, f.dim), FULL), T.alloc_fragment((f.group,), FULL)
+def _queries(f, qkv, rotary, place, new, results, left, ix):
+    """Hand on the queries; the first split computes the new token's scores, key and value."""
+    (cos, sin), (Means, Stats) = rotary, results
+    (layer, row, head, split), (Kn, Vn) = place, new
+    held, key = T.alloc_fragment((f.group, f.dim), HALF), T.alloc_fragment((f.group, f.dim), HALF)
+    value, scored = T.alloc_fragment((f.group, f.dim), FULL), T.alloc_fragment((f.group, f.dim), FULL)
+    total = T.alloc_fragment((f.group,), FULL)
     for i, d in T.Parallel(f.group, f.dim):
         held[i, d] = T.cast(_rotated(f, qkv, cos, sin, row, (head * f.group + i) * f.dim, d) * (LOG2E / f.dim ** 0.5), HALF)
-    for i, d in T.Parallel(f.group, f.dim):
-        key = T.cast(_rotated(f, qkv, cos, sin, row, (f.heads + head) * f.dim, d), HALF)
-        scored[i, d] = T.cast(held[i, d], FULL) * T.cast(key, FULL)
-    T.reduce_sum(scored, total, dim=1)
-    T.copy(total, score[0:f.group])
-    for d in T.Parallel(f.dim):
-        at = (f.heads + f.kv_heads + head) * f.dim + d
-        value[d] = qkv[row, at]
-        if split == 0:
-            Kn[layer, row, head, d] = T.cast(_rotated(f, qkv, cos, sin, row, (f.heads + head) * f.dim, d), HALF)
-            Vn[layer, row, head, d] = T.cast(qkv[row, at], HALF)
+        key[i, d] = T.cast(_rotated(f, qkv, cos, sin, row, (f.heads + head) * f.dim, d), HALF)
+        value[i, d] = qkv[row, (f.heads + f.kv_heads + head) * f.dim + d]
     _put(f, held, left, ix)
+    if split == 0:
+        for i, d in T.Parallel(f.group, f.dim):
+            scored[i, d] = T.cast(held[i, d], FULL) * T.cast(key[i, d], FULL)
+            Means[row, head * f.group + i, f.entries - 1, d] = value[i, d]
+            if i == 0:
+                Kn[layer, row, head, d] = key[i, d]
+                Vn[layer, row, head, d] = T.cast(value[i, d], HALF)
+        T.reduce_sum(scored, total, dim=1)
+        for i in T.Parallel(f.group):
+            Stats[row, head * f.group + i, 0, f.entries - 1] = total[i]
+            Stats[row, head * f.group + i, 1, f.entries - 1] = 1.0
 
 
 @T.macro
-def _attend(f, which, kept, place, context, left, ring, at):
-    """Every second tile of the block's keys and values; warp group 2 (which = 1) of split 0 starts with the new token."""
-    (Left, ready, _done), (Ring, full, free), (score, value) = left, ring, kept
-    (_layer, row, head, split), (lengths, Means, Stats), (it, ix) = place, context, at
+def _attend(f, which, place, context, left, ring, at):
+    """Every second tile of the block's keys and values, by warp group 1 + which."""
+    (Left, ready, _done), (Ring, full, free) = left, ring
+    (_layer, row, head, split), (length, Means, Stats), (it, ix) = place, context, at
     S, P = T.alloc_fragment((ROWS, TOKENS), FULL), T.alloc_fragment((ROWS, TOKENS), HALF)
     O, most, before = T.alloc_fragment((ROWS, f.dim), FULL), T.alloc_fragment((ROWS,), FULL), T.alloc_fragment((ROWS,), FULL)
     total, part = T.alloc_fragment((ROWS,), FULL), T.alloc_fragment((ROWS,), FULL)
     T.mbarrier_wait_parity(ready[ix % 2], ix // 2 % 2)
-    for i in T.Parallel(ROWS):
-        fresh = T.And(split == 0, i < f.group) if which else False
-        most[i] = T.if_then_else(fresh, score[T.min(i, f.group - 1)], NEVER)
-        total[i] = T.if_then_else(fresh, 1.0, 0.0)
-    for i, d in T.Parallel(ROWS, f.dim):
-        O[i, d] = T.if_then_else(T.And(split == 0, i < f.group) if which else False, value[d], 0.0)
+    T.fill(most, NEVER)
+    T.clear(total)
+    T.clear(O)
     for c in T.serial(f.steps // 2):
         n = it + 2 * c + which
         T.mbarrier_wait_parity(full[n % f.slots], n // f.slots % 2)
@@ -437,7 +416,7 @@ def _attend(f, which, kept, place, context, left, ring, at):
         T.wait_wgmma(0)
         T.copy(most, before)
         for i, j in T.Parallel(ROWS, TOKENS):
-            S[i, j] = T.if_then_else((split * f.steps + 2 * c + which) * TOKENS + j < lengths[row], S[i, j], NEVER)
+            S[i, j] = T.if_then_else((split * f.steps + 2 * c + which) * TOKENS + j < length, S[i, j], NEVER)
         T.reduce_max(S, most, dim=1, clear=False)
         for i in T.Parallel(ROWS):
             before[i] = T.exp2(before[i] - most[i])
@@ -452,32 +431,38 @@ def _attend(f, which, kept, place, context, left, ring, at):
         T.wgmma_gemm(P, Ring[n % f.slots, :, f.dim:2 * f.dim], O)
         T.wait_wgmma(0)
         T.mbarrier_arrive(free[n % f.slots])
-    for i, d in T.Parallel(ROWS, f.dim):
-        if i < f.group:
-            Means[row, head * f.group + i, split * 2 + which, d] = O[i, d]
-    for i in T.Parallel(ROWS):
-        if i < f.group:
-            Stats[row, head * f.group + i, split * 2 + which, 0] = most[i]
-            Stats[row, head * f.group + i, split * 2 + which, 1] = total[i]
+    for i, d in T.Parallel(f.group, f.dim):
+        Means[row, head * f.group + i, split * 2 + which, d] = O[i, d]
+    for i in T.Parallel(f.group):
+        Stats[row, head * f.group + i, 0, split * 2 + which] = most[i]
+        Stats[row, head * f.group + i, 1, split * 2 + which] = total[i]
 
 
 @T.macro
-def _merge(f, results, out, b):
-    """Heads of rows: the weighted means of the splits."""
-    Means, Stats = results
-    for n in T.serial(T.ceildiv(f.batch * f.heads - b, f.blocks)):
-        row, head = (n * f.blocks + b) // f.heads, (n * f.blocks + b) % f.heads
+def _merge(f, results, out, b, shares):
+    """Heads of rows: the weighted means of the splits and the new token."""
+    (Means, Stats), n = results, f.entries
+    peaks, sums, weights = (T.alloc_fragment((n,), FULL) for _ in range(3))
+    most, total = T.alloc_fragment((1,), FULL), T.alloc_fragment((1,), FULL)
+    for k in T.serial(T.ceildiv(f.batch * f.heads - b, f.blocks)):
+        row, head = (k * f.blocks + b) // f.heads, (k * f.blocks + b) % f.heads
+        T.copy(Stats[row, head, 0, :], peaks)
+        T.copy(Stats[row, head, 1, :], sums)
+        T.reduce_max(peaks, most, dim=0)
+        for s in T.Parallel(n):
+            weights[s] = T.exp2(peaks[s] - most[0])
+        for s in T.Parallel(n):
+            sums[s] *= weights[s]
+        T.reduce_sum(sums, total, dim=0)
+        for s in T.Parallel(n):
+            shares[s] = weights[s] / total[0]
         for d in T.Parallel(f.dim):
-            held = T.alloc_local((2 * f.splits,), FULL)
-            for s in T.unroll(2 * f.splits):
+            held, mean = T.alloc_local((n,), FULL), T.alloc_var(FULL, init=0)
+            for s in T.unroll(n):
                 held[s] = Means[row, head, s, d]
-            most, weights, mean = T.alloc_var(FULL, init=NEVER), T.alloc_var(FULL, init=0), T.alloc_var(FULL, init=0)
-            for s in T.unroll(2 * f.splits):
-                most = T.max(most, Stats[row, head, s, 0])
-            for s in T.unroll(2 * f.splits):
-                weights += T.exp2(Stats[row, head, s, 0] - most) * Stats[row, head, s, 1]
-                mean += T.exp2(Stats[row, head, s, 0] - most) * held[s]
-            out[row, head * f.dim + d] = T.cast(mean / weights, HALF)
+            for s in T.unroll(n):
+                mean += shares[s] * held[s]
+            out[row, head * f.dim + d] = T.cast(mean, HALF)
 
 
 def _chunks(f: DecodeForm) -> tuple[int, int, int]:
@@ -493,44 +478,43 @@ def _tiles(f: DecodeForm) -> tuple[int, int, int, int, int]:
 
 
 @T.macro
-def _stream_layers(f, use, weights, caches, b, split, ring, norms=None):
-    """Load or touch the tiles of all layers, in the order in which warp groups 1 and 2 use them."""
+def _stream_layers(f, weights, caches, b, split, ring):
+    """The loads of all layers, in the order in which warp groups 1 and 2 use them."""
     (Wqkv, Wo, Wgu, Wd), (sq, so, sd), (n_q, n_c, n_o, n_g, n_d) = weights, _chunks(f), _tiles(f)
     wq, wo, wg = f.widths(f.qkv), f.widths(f.hidden), f.widths(2 * f.ffn)
     for l in T.serial(f.layers):
         at = l * (n_q + n_c + n_o + n_g + n_d)
-        if norms is not None:
-            _touch_norm(f, norms, l, 0)
-        _stream(f, use[0], Wqkv, l, (wq, b * sum(wq)), sq, ring, at)
-        _stream_context(f, use[1], *caches, l, split, ring, at + n_q)
-        _stream(f, use[0], Wo, l, (wo, b * sum(wo)), so, ring, at + n_q + n_c)
-        if norms is not None:
-            _touch_norm(f, norms, l, 1)
-        _stream(f, use[0], Wgu, l, (wg, b * sum(wg)), sq, ring, at + n_q + n_c + n_o)
-        _stream(f, use[0], Wd, l, (wo, b * sum(wo)), sd, ring, at + n_q + n_c + n_o + n_g)
+        _stream(f, Wqkv, l, (wq, b * sum(wq)), sq, ring, at)
+        _stream_context(f, *caches, l, split, ring, at + n_q)
+        _stream(f, Wo, l, (wo, b * sum(wo)), so, ring, at + n_q + n_c)
+        _stream(f, Wgu, l, (wg, b * sum(wg)), sq, ring, at + n_q + n_c + n_o)
+        _stream(f, Wd, l, (wo, b * sum(wo)), sd, ring, at + n_q + n_c + n_o + n_g)
 
 
 @T.macro
 def _left_layers(f, made, norms, new, counters, place, used, shared):
     """Warp group 2: the left operands of all GEMMs, and its half of attention."""
-    (Y, M, A, G, qkv), (counts, calls, squares, times), (kept, rotary, context) = made, counters, used
-    (left, ring, near, scales), (b, row, head, split), (sq, so, sd), n = shared, place, _chunks(f), _tiles(f)
+    (Y, M, A, G, qkv), (counts, calls, squares, times), (rotary, context) = made, counters, used
+    (left, ring, near, scales, shares), (b, row, head, split), (sq, so, sd), n = shared, place, _chunks(f), _tiles(f)
     chunks = sq + 1 + so + sq + sd
     called = T.alloc_var("int64")
     called = calls[b]
     for l in T.serial(f.layers):
         epoch, ix = (called * f.layers + l + 1) * f.blocks, l * chunks
+        _ask_norm(f, norms, l, 0)
         _await(counts, NORMED, (called * (f.layers + 1) + l + 1) * f.blocks)
         _left_normed(f, Y, norms, sq, (l, 0, squares, scales), left, ix)
+        _ask_rotary(f, rotary, row)
         _await(counts, PROJECTED, epoch)
         _mark(f, times, b, 6)
         T.mbarrier_wait_parity(near, l % 2)
-        _queries(f, qkv, rotary, (l, row, head, split), new, kept, left, ix + sq)
-        _attend(f, 1, kept, (l, row, head, split), context, left, ring, (l * sum(n) + n[0], ix + sq))
+        _queries(f, qkv, rotary, (l, row, head, split), new, context[1:], left, ix + sq)
+        _attend(f, 1, (l, row, head, split), context, left, ring, (l * sum(n) + n[0], ix + sq))
         _tell(counts, ATTENDED, 256)
+        _ask_norm(f, norms, l, 1)
         _await(counts, ATTENDED, 2 * epoch)
         _mark(f, times, b, 7)
-        _merge(f, context[1:], A, b)
+        _merge(f, context[1:], A, b, shares)
         _tell(counts, MERGED, 256)
         _mark(f, times, b, 8)
         _await(counts, MERGED, epoch)
@@ -565,30 +549,22 @@ def decode_program(f: DecodeForm) -> Any:
                     Stats: T.Tensor(*f.kept[2]), A: T.Tensor(*f.kept[3]), M: T.Tensor(*f.kept[4]), G: T.Tensor(*f.kept[5]),
                     squares: T.Tensor(*f.kept[6]), times: T.Tensor(*f.kept[7]),
                     counts: T.Tensor(*f.kept[8]), calls: T.Tensor(*f.kept[9])):
-        with T.Kernel(NB, threads=512) as b:
+        with T.Kernel(NB, threads=384) as b:
             Ring, Left = T.alloc_shared((f.slots, COLUMNS, f.chunk), HALF), T.alloc_shared((2, ROWS, f.chunk), HALF)
-            scales, score = T.alloc_shared((2, f.batch), FULL), T.alloc_shared((f.group,), FULL)
-            value = T.alloc_shared((dim,), FULL)
-            ring = Ring, T.alloc_barrier([128] * f.slots), T.alloc_barrier([256 if f.ahead else 128] * f.slots)
+            scales, shares = T.alloc_shared((2, f.batch), FULL), T.alloc_shared((f.entries,), FULL)
+            ring = Ring, T.alloc_barrier([128] * f.slots), T.alloc_barrier([128] * f.slots)
             left = Left, T.alloc_barrier([128] * 2), T.alloc_barrier([128] * 2)
             near = T.alloc_barrier(128)  # warp group 2 reads the ring after warp group 1
-            kept, rotary, boxes, context = (score, value), (cos, sin), (box, arrived), (lengths, Means, Stats)
+            rotary, boxes = (cos, sin), (box, arrived)
             row, head, split = b // (f.kv_heads * f.splits), b // f.splits % f.kv_heads, b % f.splits
             T.clear(Left)
             with T.ws(0):
                 T.dec_max_nreg(24)
-                _stream_layers(f, (_load, _load_tokens), (Wqkv, Wo, Wgu, Wd), (Kc, Vc), b, (row, head, split), ring)
-            with T.ws(3):
-                T.dec_max_nreg(24)
-                if f.ahead:
-                    _stream_layers(f, (_touch, _touch_tokens), (Wqkv, Wo, Wgu, Wd), (Kc, Vc), b, (row, head, split), ring,
-                                   norms)
-                    for n in T.serial(f.ahead):
-                        _landed(f, ring, f.layers * tiles - f.ahead + n)
+                _stream_layers(f, (Wqkv, Wo, Wgu, Wd), (Kc, Vc), b, (row, head, split), ring)
             with T.ws(1):
                 T.inc_max_nreg(240)
-                call = T.alloc_var("int64")
-                call = calls[b]
+                call, length = T.alloc_var("int64"), T.alloc_var("int32")
+                call, length = calls[b], lengths[row]
                 _mark(f, times, b, 0)
                 accs, mixed, gated = ([T.alloc_fragment((ROWS, w), FULL) for w in widths] for widths in (wq, wo, wg))
                 rests = [T.alloc_fragment((ROWS, w), FULL) for w in wo]
@@ -603,7 +579,7 @@ def decode_program(f: DecodeForm) -> Any:
                     T.mbarrier_arrive(near)
                     _tell(counts, PROJECTED, 128)
                     _mark(f, times, b, 1)
-                    _attend(f, 0, kept, (l, row, head, split), context, left, ring, (at + n_q, ix + sq))
+                    _attend(f, 0, (l, row, head, split), (length, Means, Stats), left, ring, (at + n_q, ix + sq))
                     T.mbarrier_arrive(left[2][(ix + sq) % 2])
                     _tell(counts, ATTENDED, 128)
                     _mark(f, times, b, 2)
@@ -623,8 +599,10 @@ def decode_program(f: DecodeForm) -> Any:
                     calls[b] = call + 1
             with T.ws(2):
                 T.inc_max_nreg(216)
+                span = T.alloc_var("int32")
+                span = lengths[row]
                 _left_layers(f, (Y, M, A, G, qkv), norms, (Kn, Vn), (counts, calls, squares, times), (b, row, head, split),
-                             (kept, rotary, context), (left, ring, near, scales))
+                             (rotary, (span, Means, Stats)), (left, ring, near, scales, shares))
 
     return decode_step
 

@@ -80,12 +80,22 @@ TL_DEVICE unsigned long long read_globaltimer() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(x) :: "memory");
   return x;
 }
-//@ fence_before
+//@ ordering_fence
 // Memory orders: 0 relaxed, 1 consume, 2 acquire, 3 release, 4 acq_rel, 5 seq_cst.
-template <int ORDER> TL_DEVICE void fence_before() { if constexpr (ORDER >= 3) __threadfence(); }
+template <int ORDER> TL_DEVICE void ordering_fence() {
+#if __CUDA_ARCH__ >= 700
+  if constexpr (ORDER != 5) {  // __threadfence is sequentially consistent, which takes longer
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    return;
+  }
+#endif
+  __threadfence();
+}
+//@ fence_before
+template <int ORDER> TL_DEVICE void fence_before() { if constexpr (ORDER >= 3) ordering_fence<ORDER>(); }
 //@ fence_after
 template <int ORDER> TL_DEVICE void fence_after() {
-  if constexpr (ORDER == 1 || ORDER == 2 || ORDER >= 4) __threadfence();
+  if constexpr (ORDER == 1 || ORDER == 2 || ORDER >= 4) ordering_fence<ORDER>();
 }
 //@ atomic_cas_loop
 // *p = f(*p) in one step, for element types without an atomic instruction.  Returns the old value.
