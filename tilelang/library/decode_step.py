@@ -255,12 +255,19 @@ def _left_plain(f, source, steps, left, ix):
 
 
 @T.macro
+def _release(bars, k):
+    """One lane of each warp arrives: 128 arrivals would take as long as four MMAs."""
+    if T.get_thread_binding() % 32 == 0:
+        T.mbarrier_arrive(bars[k])
+
+
+@T.macro
 def _issue(f, sum_, left, ring, iw, iy):
     (Left, _ready, _done), (Ring, full, free) = left, ring
     T.mbarrier_wait_parity(full[iw % f.slots], iw // f.slots % 2)
     T.wgmma_gemm(Left[iy % 2, :, :], Ring[iw % f.slots, 0:sum_.shape[1], :], sum_, transpose_B=True)
     T.wait_wgmma(0)
-    T.mbarrier_arrive(free[iw % f.slots])
+    _release(free, iw % f.slots)
 
 
 @T.macro
@@ -271,7 +278,7 @@ def _multiply(f, accs, steps, left, ring, iw, iy):
     for c in T.serial(steps):
         T.mbarrier_wait_parity(ready[(iy + c) % 2], (iy + c) // 2 % 2)
         _ = [_issue(f, x, left, ring, iw + c * tiles + t, iy + c) for t, x in enumerate(accs)]
-        T.mbarrier_arrive(done[(iy + c) % 2])
+        _release(done, (iy + c) % 2)
 
 
 @T.macro
@@ -430,7 +437,7 @@ def _attend(f, which, place, context, left, ring, at):
         T.copy(S, P)
         T.wgmma_gemm(P, Ring[n % f.slots, :, f.dim:2 * f.dim], O)
         T.wait_wgmma(0)
-        T.mbarrier_arrive(free[n % f.slots])
+        _release(free, n % f.slots)
     for i, d in T.Parallel(f.group, f.dim):
         Means[row, head * f.group + i, split * 2 + which, d] = O[i, d]
     for i in T.Parallel(f.group):
@@ -552,8 +559,8 @@ def decode_program(f: DecodeForm) -> Any:
         with T.Kernel(NB, threads=384) as b:
             Ring, Left = T.alloc_shared((f.slots, COLUMNS, f.chunk), HALF), T.alloc_shared((2, ROWS, f.chunk), HALF)
             scales, shares = T.alloc_shared((2, f.batch), FULL), T.alloc_shared((f.entries,), FULL)
-            ring = Ring, T.alloc_barrier([128] * f.slots), T.alloc_barrier([128] * f.slots)
-            left = Left, T.alloc_barrier([128] * 2), T.alloc_barrier([128] * 2)
+            ring = Ring, T.alloc_barrier([128] * f.slots), T.alloc_barrier([4] * f.slots)
+            left = Left, T.alloc_barrier([128] * 2), T.alloc_barrier([4] * 2)
             near = T.alloc_barrier(128)  # warp group 2 reads the ring after warp group 1
             rotary, boxes = (cos, sin), (box, arrived)
             row, head, split = b // (f.kv_heads * f.splits), b // f.splits % f.kv_heads, b % f.splits
@@ -580,7 +587,7 @@ def decode_program(f: DecodeForm) -> Any:
                     _tell(counts, PROJECTED, 128)
                     _mark(f, times, b, 1)
                     _attend(f, 0, (l, row, head, split), (length, Means, Stats), left, ring, (at + n_q, ix + sq))
-                    T.mbarrier_arrive(left[2][(ix + sq) % 2])
+                    _release(left[2], (ix + sq) % 2)
                     _tell(counts, ATTENDED, 128)
                     _mark(f, times, b, 2)
                     _multiply(f, mixed, so, left, ring, at + n_q + n_c, ix + sq + 1)
