@@ -41,7 +41,7 @@ NEVER = -1e30  # the score of a token that is not there
 LINE_HALVES = 64  # elements of 16 bits in a line of memory
 LINE = 16  # counters in a line of 128 bytes, of which one is used
 NORMED, PROJECTED, ATTENDED, MERGED, MIXED, GATED, COUNTERS = range(7)
-MARKS = 12  # of a block's timeline
+MARKS = 18  # of a block's timeline
 
 
 @dataclass(frozen=True)
@@ -515,9 +515,13 @@ def _left_layers(f, made, norms, new, counters, place, used, shared):
         _await(counts, PROJECTED, epoch)
         _mark(f, times, b, 6)
         T.mbarrier_wait_parity(near, l % 2)
+        _mark(f, times, b, 12)
         _queries(f, qkv, rotary, (l, row, head, split), new, context[1:], left, ix + sq)
+        _mark(f, times, b, 13)
         _attend(f, 1, (l, row, head, split), context, left, ring, (l * sum(n) + n[0], ix + sq))
+        _mark(f, times, b, 14)
         _tell(counts, ATTENDED, 256)
+        _mark(f, times, b, 15)
         _ask_norm(f, norms, l, 1)
         _await(counts, ATTENDED, 2 * epoch)
         _mark(f, times, b, 7)
@@ -527,9 +531,11 @@ def _left_layers(f, made, norms, new, counters, place, used, shared):
         _await(counts, MERGED, epoch)
         _mark(f, times, b, 9)
         _left_plain(f, A, so, left, ix + sq + 1)
+        _mark(f, times, b, 16)
         _await(counts, MIXED, epoch)
         _mark(f, times, b, 10)
         _left_normed(f, M, norms, sq, (l, 1, squares, scales), left, ix + sq + 1 + so)
+        _mark(f, times, b, 17)
         _await(counts, GATED, epoch)
         _mark(f, times, b, 11)
         _left_plain(f, G, sd, left, ix + sq + 1 + so + sq)
