@@ -29,7 +29,7 @@ PARTS = {"qkv": QKV * HIDDEN, "o": HIDDEN * HEADS * DIM, "gate, up": 2 * FFN * H
 
 
 PHASES = ("start", "QKV", "attention", "o", "gate, up", "down", "QKV seen", "attention seen", "merge", "merge seen",
-          "o seen", "gate, up seen", "near", "queries", "attended", "told", "left o", "left gu")
+          "o seen", "gate, up seen")
 
 
 def make(layers: int, batch: int, seed: int = 0):

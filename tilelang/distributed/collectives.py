@@ -176,6 +176,55 @@ def send_rows_program(rows: int, room: int, width: int, dtype: str, ranks: int, 
     return send
 
 
+@T.macro
+def _bound(table, b, r, ends, first):
+    """Behind which row those for rank r end, and what is added to their numbers there: rows of lower ranks come first."""
+    me, before = T.get_rank() % table.shape[1], ends[r - 1] if r else 0
+    ends[r] = before + T.cast(table[b, me, r], "int32")
+    first[r] = sum([T.if_then_else(s < me, T.cast(table[b, s, r], "int32"), 0) for s in range(table.shape[1])]) - before
+
+
+@T.macro
+def _fetch_counted(x, bounds, i, rows, row, place):
+    """Load row i, and find where it goes: to the first rank whose end lies behind it."""
+    ends, first = bounds
+    place[0] = -1
+    for r in T.unroll(ends.shape[0]):
+        if T.And(place[0] < 0, i < ends[r]):
+            place[0] = r
+            place[1] = i + first[r]
+    T.copy(x[T.min(i, rows - 1), :], row)
+
+
+def send_counted_program(rows: int, room: int, width: int, dtype: str, ranks: int, blocks: int, threads: int = THREADS) -> Any:
+    """y = the rows that all ranks have for this one, those of rank 0 first; all = how many went from rank to rank.
+
+    x: rows for rank 0 first, counts[r] for rank r.  Blocks of one number tell each other the counts in `table` when they meet.
+    """
+
+    @T.prim_func
+    def send(x: T.Tensor((rows, width), dtype), counts: T.Tensor((ranks,), "int64"), y: T.SymmTensor((room, width), dtype),
+             all_: T.Tensor((ranks, ranks), "int64"), table: T.SymmTensor((MOST_BLOCKS, ranks, ranks), "int64"),
+             pad: T.SymmTensor((MOST_BLOCKS, 2 * ranks), "int64")):
+        with T.Kernel(blocks, threads=threads) as b:
+            held = [(T.alloc_fragment((width,), dtype), T.alloc_local((2,), "int32")) for _ in range(HELD)]
+            ends, first = T.alloc_local((ranks,), "int32"), T.alloc_local((ranks,), "int32")
+            me = T.get_rank() % ranks  # a range that the compiler knows
+            for r, c in T.Parallel(ranks, ranks):
+                T.remote(table, r)[b, me, c] = counts[c]
+            T.barrier_all(pad[b, 0:2 * ranks])
+            _ = [_bound(table, b, r, ends, first) for r in range(ranks)]
+            for k in T.serial(T.ceildiv(rows - b, blocks * HELD)):
+                _ = [_fetch_counted(x, (ends, first), (k * HELD + n) * blocks + b, rows, *one) for n, one in enumerate(held)]
+                _ = [_send(*one, y) for one in held]
+            if b == 0:
+                for s, r in T.Parallel(ranks, ranks):
+                    all_[s, r] = table[b, s, r]
+            T.barrier_all(pad[b, 0:2 * ranks])
+
+    return send
+
+
 def plan(n: int, item: int, held: int) -> tuple[int, int]:
     """(blocks, elements of a tile) for n elements of `item` bytes of which a thread holds up to `held` vectors at once."""
     vectors = -(-n * item // VECTOR)
@@ -274,6 +323,18 @@ def _sender(rows: int, room: int, width: int, dtype: Any) -> Any:
     return lambda *tensors: kernel(*tensors, _pad())
 
 
+@cache
+def _counted_sender(rows: int, room: int, width: int, dtype: Any) -> Any:
+    import torch
+
+    ranks, name = current().ranks, str(dtype).removeprefix("torch.")
+    program = send_counted_program(rows, room, width, name, ranks, min(MOST_BLOCKS, rows))
+    kernel, table = tilelang.compile(program, target="cuda"), create_tensor(
+        (MOST_BLOCKS, ranks, ranks), torch.int64, "the counts that blocks of all_to_all_rows tell each other")
+    same_program(kernel, f"{rows} rows of {width} {name}, room for {room}")
+    return lambda *tensors: kernel(*tensors, table, _pad())
+
+
 def send_rows(x: Any, at: Any, out: Any) -> Any:
     """Row at[i, 1] of out on rank at[i, 0] = x[i], for every row i of every rank, on the current stream; returns out.
 
@@ -289,22 +350,6 @@ def send_rows(x: Any, at: Any, out: Any) -> Any:
     return out
 
 
-def ragged_places(counts: Any, rank: int, rows: int) -> Any:
-    """(rank, row) of the ranks' outputs for each of `rows` rows of this rank, which are sorted by where they go.
-
-    counts: (ranks, ranks) integers on the device, counts[s, r] rows go from rank s to rank r.  On rank r, the rows of rank 0
-    come first.  Rows that go nowhere have rank -1.
-    """
-    import torch
-
-    ends = counts[rank].cumsum(0)
-    i = torch.arange(rows, device=counts.device)
-    to = torch.searchsorted(ends, i, right=True)
-    inside = to.clamp(max=counts.shape[0] - 1)
-    first = (counts.cumsum(0) - counts)[rank] - (ends - counts[rank])  # what is added to a row's number
-    return torch.stack([torch.where(to < counts.shape[0], to, -1), i + first[inside]], 1).to(torch.int32)
-
-
 def all_to_all_rows(x: Any, counts: Any, out: Any) -> Any:
     """Ragged all-to-all: out = the rows that all ranks have for this one, those of rank 0 first; returns all counts.
 
@@ -316,9 +361,10 @@ def all_to_all_rows(x: Any, counts: Any, out: Any) -> Any:
         counts = dist.all_to_all_rows(x, counts, out)
         mine = counts[:, dist.rank()].sum()
     """
-    table = all_gather(counts, _table(counts.numel())).clone()
-    send_rows(x, ragged_places(table, current().rank, x.shape[0]), out)
-    return table
+    symmetric_view(out, "the result of all_to_all_rows")
+    every = counts.new_empty(current().ranks, current().ranks)
+    _counted_sender(x.shape[0], out.shape[0], x.shape[1], x.dtype)(x, counts, out, every)
+    return every
 
 
 @cache

@@ -1,7 +1,8 @@
 """A decode step of Llama-like blocks in one launch: norm, QKV, attention, MLP, with dependences by counters.
 
 Blocks stay on their SMs.  Warp group 0 streams weights, keys and values, which depend on nothing, through a ring in shared
-memory, so that memory is read while blocks wait for each other.  Warp group 2 waits for what other blocks computed, and puts
+memory, so that memory is read while blocks wait for each other; few tiles are on their way at once, or what blocks wait for
+would queue behind them.  Warp group 2 waits for what other blocks computed, and puts
 the left operand of the GEMMs (64 rows, of which the first `batch` are used) into two slots.  Warp group 1 multiplies.
 
     QKV        rows over their root mean square           O     + residual, sums of squares of 32 columns
@@ -41,7 +42,7 @@ NEVER = -1e30  # the score of a token that is not there
 LINE_HALVES = 64  # elements of 16 bits in a line of memory
 LINE = 16  # counters in a line of 128 bytes, of which one is used
 NORMED, PROJECTED, ATTENDED, MERGED, MIXED, GATED, COUNTERS = range(7)
-MARKS = 18  # of a block's timeline
+MARKS = 12  # of a block's timeline
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class DecodeForm:
     """`batch` rows of `hidden` elements; heads of `dim`, `kv_heads` of them with keys; `ffn` elements between gate and down.
 
     context: tokens of the caches.  blocks: of the launch.  slots: of the ring, each of COLUMNS rows of 2 * dim elements.  With
-    several ranks, heads, kv_heads and ffn are those of one rank.  timed: `times` gets the nanosecond at which each block began
-    and ended QKV, attention, o, gate and up, down of the last layer.
+    several ranks, heads, kv_heads and ffn are those of one rank.  window: tiles of the ring on their way at once, at most.
+    timed: `times` gets the nanosecond at which each block began and ended QKV, attention, o, gate and up, down of the last
+    layer, saw QKV and attention of all, had merged, and saw the merged heads, o, gate and up.
     """
 
     batch: int
@@ -65,8 +67,7 @@ class DecodeForm:
     slots: int = 10
     ranks: int = 1
     timed: bool = False
-    window: int = 4
-    together: int = 4
+    window: int = 3
     eps: float = 1e-5
 
     @property
@@ -132,9 +133,9 @@ class DecodeForm:
                 and all(n % self.chunk == 0 for n in (self.hidden, self.heads * self.dim, self.ffn)) and self.batch <= ROWS)
 
 
-def _together(f: DecodeForm, steps: int) -> int:
+def _together(steps: int) -> int:
     """How many chunks of the left operand are loaded at once."""
-    return next(u for u in range(f.together, 0, -1) if steps % u == 0)
+    return next(u for u in (4, 2, 1) if steps % u == 0)
 
 
 def _column(f: DecodeForm, c: Any, steps: int) -> Any:
@@ -214,7 +215,7 @@ def _scale(f, squares, which, scales):
 def _left_normed(f, source, weight, steps, norm, left, ix):
     """The rows times the weights of their norm; what makes the mean square one is multiplied at the end."""
     layer, which, squares, scales = norm
-    u = _together(f, steps)
+    u = _together(steps)
     parts = [T.alloc_fragment((f.batch, f.chunk), HALF) for _ in range(u)]
     for c in T.serial(steps // u):
         _ = [_weighted(f, source, weight, layer, which, _column(f, c * u + k, steps), x) for k, x in enumerate(parts)]
@@ -247,7 +248,7 @@ def _weighted(f, source, weight, layer, which, at, x):
 
 @T.macro
 def _left_plain(f, source, steps, left, ix):
-    u = _together(f, steps)
+    u = _together(steps)
     parts = [T.alloc_fragment((f.batch, f.chunk), HALF) for _ in range(u)]
     for c in T.serial(steps // u):
         _ = [T.copy(source[0, _column(f, c * u + k, steps)], x) for k, x in enumerate(parts)]
@@ -367,7 +368,7 @@ def _gate(f, sum_, scales, out, first):
     half = sum_.shape[1] // 2
     for i, j in T.Parallel(f.batch, half):
         gate, up = (sum_[i, k + j] * scales[1, i] for k in (0, half))
-        out[i, first // 2 + j] = T.cast(gate * up / (1.0 + T.exp2(-gate * LOG2E)), HALF)
+        out[i, first // 2 + j] = T.cast(gate * up * T.fast_rcp(1.0 + T.fast_exp2(-gate * LOG2E)), HALF)
 
 
 @T.macro
@@ -426,9 +427,9 @@ def _attend(f, which, place, context, left, ring, at):
             S[i, j] = T.if_then_else((split * f.steps + 2 * c + which) * TOKENS + j < length, S[i, j], NEVER)
         T.reduce_max(S, most, dim=1, clear=False)
         for i in T.Parallel(ROWS):
-            before[i] = T.exp2(before[i] - most[i])
+            before[i] = T.fast_exp2(before[i] - most[i])
         for i, j in T.Parallel(ROWS, TOKENS):
-            S[i, j] = T.exp2(S[i, j] - most[i])
+            S[i, j] = T.fast_exp2(S[i, j] - most[i])
         T.reduce_sum(S, part, dim=1)
         for i in T.Parallel(ROWS):
             total[i] = total[i] * before[i] + part[i]
@@ -515,13 +516,9 @@ def _left_layers(f, made, norms, new, counters, place, used, shared):
         _await(counts, PROJECTED, epoch)
         _mark(f, times, b, 6)
         T.mbarrier_wait_parity(near, l % 2)
-        _mark(f, times, b, 12)
         _queries(f, qkv, rotary, (l, row, head, split), new, context[1:], left, ix + sq)
-        _mark(f, times, b, 13)
         _attend(f, 1, (l, row, head, split), context, left, ring, (l * sum(n) + n[0], ix + sq))
-        _mark(f, times, b, 14)
         _tell(counts, ATTENDED, 256)
-        _mark(f, times, b, 15)
         _ask_norm(f, norms, l, 1)
         _await(counts, ATTENDED, 2 * epoch)
         _mark(f, times, b, 7)
@@ -531,11 +528,9 @@ def _left_layers(f, made, norms, new, counters, place, used, shared):
         _await(counts, MERGED, epoch)
         _mark(f, times, b, 9)
         _left_plain(f, A, so, left, ix + sq + 1)
-        _mark(f, times, b, 16)
         _await(counts, MIXED, epoch)
         _mark(f, times, b, 10)
         _left_normed(f, M, norms, sq, (l, 1, squares, scales), left, ix + sq + 1 + so)
-        _mark(f, times, b, 17)
         _await(counts, GATED, epoch)
         _mark(f, times, b, 11)
         _left_plain(f, G, sd, left, ix + sq + 1 + so + sq)
