@@ -447,7 +447,7 @@ def _attend(f, which, place, context, left, ring, at):
 
 
 @T.macro
-def _merge(f, results, out, b, shares):
+def _merge(f, results, out, b, fractions):
     """Heads of rows: the weighted means of the splits and the new token."""
     (Means, Stats), n = results, f.entries
     peaks, sums, weights = (T.alloc_fragment((n,), FULL) for _ in range(3))
@@ -463,13 +463,13 @@ def _merge(f, results, out, b, shares):
             sums[s] *= weights[s]
         T.reduce_sum(sums, total, dim=0)
         for s in T.Parallel(n):
-            shares[s] = weights[s] / total[0]
+            fractions[s] = weights[s] / total[0]
         for d in T.Parallel(f.dim):
             held, mean = T.alloc_local((n,), FULL), T.alloc_var(FULL, init=0)
             for s in T.unroll(n):
                 held[s] = Means[row, head, s, d]
             for s in T.unroll(n):
-                mean += shares[s] * held[s]
+                mean += fractions[s] * held[s]
             out[row, head * f.dim + d] = T.cast(mean, HALF)
 
 
@@ -503,7 +503,7 @@ def _stream_layers(f, weights, caches, b, split, ring):
 def _left_layers(f, made, norms, new, counters, place, used, shared):
     """Warp group 2: the left operands of all GEMMs, and its half of attention."""
     (Y, M, A, G, qkv), (counts, calls, squares, times), (rotary, context) = made, counters, used
-    (left, ring, near, scales, shares), (b, row, head, split), (sq, so, sd), n = shared, place, _chunks(f), _tiles(f)
+    (left, ring, near, scales, fractions), (b, row, head, split), (sq, so, sd), n = shared, place, _chunks(f), _tiles(f)
     chunks = sq + 1 + so + sq + sd
     called = T.alloc_var("int64")
     called = calls[b]
@@ -522,7 +522,7 @@ def _left_layers(f, made, norms, new, counters, place, used, shared):
         _ask_norm(f, norms, l, 1)
         _await(counts, ATTENDED, 2 * epoch)
         _mark(f, times, b, 7)
-        _merge(f, context[1:], A, b, shares)
+        _merge(f, context[1:], A, b, fractions)
         _tell(counts, MERGED, 256)
         _mark(f, times, b, 8)
         _await(counts, MERGED, epoch)
@@ -559,7 +559,7 @@ def decode_program(f: DecodeForm) -> Any:
                     counts: T.Tensor(*f.kept[8]), calls: T.Tensor(*f.kept[9])):
         with T.Kernel(NB, threads=384) as b:
             Ring, Left = T.alloc_shared((f.slots, COLUMNS, f.chunk), HALF), T.alloc_shared((2, ROWS, f.chunk), HALF)
-            scales, shares = T.alloc_shared((2, f.batch), FULL), T.alloc_shared((f.entries,), FULL)
+            scales, fractions = T.alloc_shared((2, f.batch), FULL), T.alloc_shared((f.entries,), FULL)
             ring = Ring, T.alloc_barrier([128] * f.slots), T.alloc_barrier([4] * f.slots)
             left = Left, T.alloc_barrier([128] * 2), T.alloc_barrier([4] * 2)
             near = T.alloc_barrier(128)  # warp group 2 reads the ring after warp group 1
@@ -610,7 +610,7 @@ def decode_program(f: DecodeForm) -> Any:
                 span = T.alloc_var("int32")
                 span = lengths[row]
                 _left_layers(f, (Y, M, A, G, qkv), norms, (Kn, Vn), (counts, calls, squares, times), (b, row, head, split),
-                             (rotary, (span, Means, Stats)), (left, ring, near, scales, shares))
+                             (rotary, (span, Means, Stats)), (left, ring, near, scales, fractions))
 
     return decode_step
 
