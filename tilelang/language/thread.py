@@ -371,7 +371,7 @@ def ldg(A: Any, idx: Any = None) -> Expr:
     return call("ldg", (AddressOf(A.buffer, A.indices),), A.dtype)
 
 
-@example("T.prefetch_l2(W[bx, tx * 256], 512)")
+@example("T.prefetch_l2(X[tx * 32], 128)")
 def prefetch_l2(A: Any, nbytes: Any) -> Emitted:
     """Bring `nbytes` bytes from an element in global memory on to the L2 cache; nothing waits for them.
 
