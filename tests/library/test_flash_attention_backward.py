@@ -208,8 +208,8 @@ def test_nothing_is_spilled_for_hopper(dim, causal):
     at = backward.Place(Target(SM90))
     form, _ = backward.backward_form(p, machine_of(at.target), {"q": q, "out": q, "grad_out": do}, at, None, backward.PLAIN)
     kernel = backward.fast_kernel(at, backward._program, form, 132)
-    assert form.query is not None and kernel.n_spills == 0
-    assert all("wgmma" in str(x["instructions"]) for x in kernel.report_data["kernels"][1:])
+    assert (form.query is None) == (dim <= 64) and kernel.n_spills == 0
+    assert all("wgmma" in str(x["instructions"]) for x in kernel.report_data["kernels"][1:2 if form.query is None else 3])
 
 
 # ---- torch -----------------------------------------------------------------------------------------------------------------
