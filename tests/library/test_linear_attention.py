@@ -6,7 +6,7 @@ import pytest
 from tilelang.errors import TileLangError
 from tilelang.library import linear_attention
 from tilelang.library.autograd import define
-from tilelang.library.linear_attention import decays as of
+from tilelang.library.recurrent import decays as of
 from tilelang.library.place import Place
 from tilelang.target import Target
 

@@ -13,10 +13,11 @@ from tilelang.library.decode_step import interleave as interleave, llama_decode 
 from tilelang.library.gemm.fused import fused_matmul as fused_matmul
 from tilelang.library.gemm.grouped import grouped_matmul as grouped_matmul
 from tilelang.library.gemm.matmul import matmul as matmul
-from tilelang.library.linear_attention.delta import gated_delta as gated_delta, kda as kda
-from tilelang.library.linear_attention.mamba import mamba2 as mamba2, retention as retention
-from tilelang.library.linear_attention.ssd import chunk_scan as chunk_scan, chunk_state as chunk_state
 from tilelang.library.quantised.dequant_matmul import coded_matmul as coded_matmul, dequant_matmul as dequant_matmul
+from tilelang.library.recurrent.decays import linear_attention as linear_attention
+from tilelang.library.recurrent.delta import gated_delta as gated_delta, kda as kda
+from tilelang.library.recurrent.mamba import mamba2 as mamba2, retention as retention
+from tilelang.library.recurrent.ssd import chunk_scan as chunk_scan, chunk_state as chunk_state
 from tilelang.library.training.convolution import conv2d as conv2d
 from tilelang.library.training.linear_entropy import linear_cross_entropy as linear_cross_entropy
 from tilelang.library.training.norms import layer_norm as layer_norm, rms_norm as rms_norm

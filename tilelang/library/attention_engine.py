@@ -22,8 +22,8 @@ from .attention.flex_attention import BlockMask, ScoreMod
 from .attention.inputs import check_scale
 from .attention.online import Reduce, traced
 from .attention.online_attention import entered, online_attention
-from .linear_attention.elements import ElementMap
-from .linear_attention.decays import linear_attention
+from .recurrent.elements import ElementMap
+from .recurrent.decays import linear_attention
 
 State = dict[str, Any]
 
