@@ -6,7 +6,6 @@ from whole_programs import CASES
 
 import tilelang
 import tilelang.language as T
-from tilelang.errors import TileLangError
 from tilelang.ir.printer import to_text
 from tilelang.program.api import Program, ProgramOptions
 from tilelang.program.run import recipe_of
@@ -76,13 +75,45 @@ def test_the_text_of_a_kernel_is_the_users():
     assert text.count("P[b, j] = (X[b, j] + Y[b, j])") == 1 and "parse(" in text  # a macro from outside: as it was traced
 
 
-def test_a_kernel_in_the_step_of_a_loop_is_refused_at_its_line():
-    def f(x):
-        return T.loop(lambda s, r: (s, T.tile(tripled, r.unsqueeze(0))), x[0], x)[1]
+def walked(x: T.Tensor((n, 8, 64), "float16"), w: T.Tensor((64, 64), "float16")):
+    def step(s, y):
+        s = T.tile(tripled, T.tanh(s) + y @ w)
+        return s, s.sum(1)
 
-    with pytest.raises(TileLangError) as e:
-        tilelang.program(f, target="cpu")(np.ones((2, 64), np.float16))
-    assert e.value.kind == "program-lowering" and "T.tile(tripled" in str(e.value)
+    last, rows = T.loop(step, T.zeros((8, 64), "float16"), x)
+    return last / 2, rows
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulator"])
+def test_the_host_walks_over_steps_with_kernels(target):
+    program = Program(walked, ProgramOptions(target), None)
+    rng = np.random.default_rng(3)
+    w = (rng.standard_normal((64, 64)) / 8).astype(np.float16)
+    for steps in (3, 1, 0):
+        x = rng.standard_normal((steps, 8, 64)).astype(np.float16)
+        for got, wanted in zip(program(x, w), program.reference(x, w)):
+            assert got.shape == wanted.shape and np.allclose(got, wanted, atol=0.05, rtol=0.01)
+    assert len(program._runners) == 1
+    text = program.tile_source()
+    assert "the host calls these kernels for each step" in text and "A[b * 4 + i, j] * FACTOR" in text
+
+
+def test_loops_of_kernels_inside_of_loops_and_states_that_change_places():
+    @tilelang.program(target="cpu")
+    def f(x: T.Tensor((8, 64), "float16"), y: T.Tensor((8, 64), "float16")):
+        def inner(s, _):
+            return T.tile(tripled, s), None
+
+        def outer(pair, _):
+            a, b = pair
+            return (T.loop(inner, b, length=2)[0] - a, a), a
+
+        (a, b), rows = T.loop(outer, (x, y), length=3)
+        return a, b, rows
+
+    x, y = (np.random.default_rng(k).integers(-2, 3, (8, 64)).astype(np.float16) for k in range(2))
+    for got, wanted in zip(f(x, y), f.reference(x, y)):
+        assert got.shape == wanted.shape and (got == wanted).all()
 
 
 QUICK = {"rotary", "layer_norm", "top_five", "attention_causal", "lora", "linear_attention", "quantised_matmul", "llama_block"}

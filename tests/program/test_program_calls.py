@@ -153,3 +153,31 @@ def test_plans_that_give_other_results_are_not_taken():
         assert agree(([x],), ([near],)) and not agree(([x],), ([far],))
         assert not agree(([x],), ([np.array([1.0, np.inf, 2.0, 3.0], np.float32)],))
     assert agree(([np.arange(3)],), ([np.arange(3)],)) and not agree(([np.arange(3)],), ([np.arange(3) + 1],))
+
+
+def test_kernels_that_do_not_need_each_other_are_branches():
+    steps = [("a", ["x"], ["p"]), ("b", ["p"], ["q"]), ("c", ["x"], ["r"]), ("d", ["x", "q", "r"], ["s"]), ("e", ["r"], ["t"])]
+    assert run.branches(steps) == [(0, []), (0, []), (1, []), (0, [2]), (1, [])]
+    assert run.branches([("a", ["x"], ["p"]), ("b", ["x"], ["q"]), ("c", ["q", "p"], ["r"])]) == [(0, []), (1, []), (0, [1])]
+
+
+@pytest.mark.gpu
+def test_branches_of_a_captured_call():
+    torch = pytest.importorskip("torch")
+
+    @tilelang.program
+    def f(x):
+        y = x.sum(0)
+        return x.max(), x.argmax(1), y - y.max(), x.sum(1)
+
+    x = torch.randn(3000, 2000, device="cuda")
+    wanted = f(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            got = f(x)
+    for _ in range(3):
+        for g in got:
+            g.zero_()
+        graph.replay()
+        assert all(torch.equal(g, w) for g, w in zip(got, wanted))

@@ -19,7 +19,7 @@ class BufferFacts(Options):
     the swizzled boxes of a shared tile whose layout or T.tma_copy asks for other ones than the widest, 0 where it has none.
     symmetric: every rank of the program has a tensor of this shape, and the others reach it.  remote: it is another rank's.
     numbers: a warp hands numbers below this one to the others through the buffer.  im2col: the buffer is the im2col matrix
-    of the image in its memory (target/im2col.py): no element of it has an address.
+    of the image in its memory (target/im2col.py): no element of it has an address.  tf32: a float32 tile of tf32 numbers.
     """
 
     align: int = 0
@@ -34,6 +34,7 @@ class BufferFacts(Options):
     remote: bool = False
     numbers: int | None = None
     im2col: tuple[tuple[int, ...], ...] | None = None
+    tf32: bool = False
 
 
 @options

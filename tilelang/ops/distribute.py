@@ -138,6 +138,8 @@ def from_fragment(frag: Any, thread: Expr, extents: tuple[int, ...] | None = Non
         for t in reversed(terms):
             index = index + t
         indices.append(index)
+        if lanes is not None and d == rank - 1 and extents[d] % lanes[1] == 0:  # all lanes of a vector exist, or none
+            index = sum((t for t in reversed(terms) if t is not lanes[0]), const(0))
         paddings.append(index < extents[d] if weight > extents[d] else None)
     axes.sort(key=lambda a: -a[0])
     first: Expr | None = None

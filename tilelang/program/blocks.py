@@ -1,4 +1,7 @@
-"""Blocks of tile statements in programs (T.tile): a kernel that the user wrote is a step of the program as it is."""
+"""Blocks of tile statements in programs (T.tile): a kernel that the user wrote is a step of the program as it is.
+
+A loop whose steps have such blocks is a step too: the host starts the kernels of its steps one after another.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +18,40 @@ from tilelang.ir.printer import to_text
 from tilelang.language.tracing.prim_func import PrimFunc
 
 from .expr import Tensor
+from .graph import Node
 
 PLAIN = (bool, int, float, str)
 
 
 class Block:
-    """A kernel and what it is given.
+    """A kernel, or a loop that the host walks, and what it is given.
 
-    operands: inputs of the program, or tensors that other kernels store.  results: what it writes, in the order of parameters.
+    of: the kernel, the loop, or the name of a program of sorts.py.  operands: inputs of the program, or tensors that other
+    kernels store.  results: what it writes, in the order of parameters.
     """
 
-    def __init__(self, kernel: PrimFunc, operands: Iterable[Tensor]) -> None:
-        self.kernel, self.operands = kernel, tuple(operands)
+    def __init__(self, of: PrimFunc | Node | str, operands: Iterable[Tensor]) -> None:
+        self.of, self.operands = of, tuple(operands)
         self.results: list[Tensor] = []
 
 
-def block_text(block: Block, name: str, used: set[str]) -> tuple[str, list[str]]:
+def walked(n: Node) -> bool:
+    """Whether a loop has blocks in its steps."""
+    return any(x.op == "tile" or x.op == "loop" and walked(x) for x in n.attrs["body"].nodes)
+
+
+def block_text(kernel: PrimFunc, name: str, used: set[str]) -> tuple[str, list[str]]:
     """(statements that make the kernel under this name, its open sizes): the user's text, where it stands by itself.
 
     That of a function which uses more than numbers and T.dynamic symbols from outside is the program as tracing made it.
     used: names that the module has.
     """
-    found = _own_text(block.kernel, used)
+    found = _own_text(kernel, used)
     if found is None:
-        text = to_text(block.kernel.func).rstrip()
+        text = to_text(kernel.func).rstrip()
         return f"{name} = T.PrimFunc(parse(r'''\n{text}\n'''))\n", []
     own, sizes = found
-    head, rest = own.split(f"def {block.kernel.orig_func.__name__}(", 1)  # type: ignore[union-attr]
+    head, rest = own.split(f"def {kernel.orig_func.__name__}(", 1)  # type: ignore[union-attr]
     return f"{head}def {name}({rest}", sizes
 
 

@@ -217,7 +217,7 @@ class _Cutter:
             try:
                 if nests is not None:
                     pieces = plan_of(nests[0], self.target, choice)
-                    rest, cost = self.divided(nests[1])
+                    rest, cost = self.divided(nests[1], Choice(early=choice.early))
                     found.append(([(tuple(t for t, _ in nests[0].outputs), pieces), *rest], cost + self.cost(pieces)))
             except Unfit:
                 continue

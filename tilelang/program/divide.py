@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from .expr import Axis, Scalar, Tensor, at, axis, const, plus, read, reached, rewrite, split, times
 from .graph import Dim, Size
-from .nest import Nest, Pass, output_axes
+from .nest import REDUCTIONS, Nest, Pass, output_axes
 from .rescale import NARROW, NEUTRAL, multiplied
 
 
@@ -84,6 +84,8 @@ def _divided(nest: Nest, p: Pass, a: Axis, piece: Axis, inner: Axis | None, plac
              ) -> tuple[dict[Tensor, Tensor], dict[Axis, Scalar]] | None:
     """(stages of the pieces, limits of axes) of the stages of a pass and of what they read along its axis."""
     if any(t.kind.removeprefix("arg") not in NEUTRAL or inner is None and len(t.over) == 1 for t in p.stages):
+        return None
+    if any(s.kind not in REDUCTIONS and a in s.over for s in nest.stages):  # a scan: each element needs those in front
         return None
     where = place if inner is not None else axis(piece)
     own: dict[Tensor, Tensor] = {}

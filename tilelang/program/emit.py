@@ -18,6 +18,8 @@ from .stages import whole_stage
 from .text import wide
 from .writer import Facts, Writer, ceildiv, digits, in_three_runs
 
+LONG_ROW = 16384  # elements of a tile, from which a block that has no other one as long has 1024 threads
+
 
 def kernel_text(plan: Plan, name: str, parameters: Sequence[tuple[str, Tensor]], target: Target) -> str:
     """The prim_func of a plan.  parameters: names and tensors, inputs first, then the outputs."""
@@ -30,6 +32,8 @@ def kernel_text(plan: Plan, name: str, parameters: Sequence[tuple[str, Tensor]],
         return w
 
     w = in_three_runs(write)
+    if sum(prod(t.shape) > LONG_ROW for t in w.allocations) == 1 and target.is_gpu and not has_gemm(w):
+        plan.threads = 1024  # one tile of a long row in the registers of a block: more warps hide its functions
     head = [*(f"# {n}" for n in plan.notes), "@T.prim_func", *head_lines(name, parameters)]
     return "\n".join([*head, *grid(w), *w.views, *allocation_lines(w), *w.lines]) + "\n"
 
@@ -71,7 +75,7 @@ def grid(w: Writer) -> list[str]:
     shown = names[0] if len(names) == 1 else f"({', '.join(names)})"
     out = [f"    with T.Kernel({', '.join(sizes)}, threads={w.plan.threads}) as {shown}:", *after]
     out += [f"        T.use_swizzle({w.plan.panel_size})"] if w.plan.panel_size else []
-    return out + ([f"        T.annotate_min_blocks_per_sm({w.plan.resident})"] if w.plan.resident else [])
+    return out + (["        T.pdl_sync()", "        T.pdl_trigger()"] if w.plan.choice.early else [])
 
 
 def allocation_lines(w: Writer) -> list[str]:

@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tilelang.errors import error, register
+from tilelang.errors import register
 
 from .expr import FREE, Axis, Scalar, Tensor, axis, call, const, plus, read, rewrite, split, times
-from .blocks import Block
+from .blocks import Block, walked
 from .expr import at as placed
-from .graph import BINARY, COMPARE, FORMATS, UNARY, Graph, Node, Size
+from .graph import BINARY, COMPARE, FORMATS, UNARY, Graph, Node, Size, count_elements
 from .nest import contraction
+from .plan import ROWS as LONGEST
 from .rescale import factors, is_float, neutral
+from .sorts import key_of
 
 register("program-lowering", NotImplementedError, "a program has an operation that no kernel can compute yet",
          "split the program there, or run it by `program.reference(...)`", expected="tensors that tiles can hold")
@@ -366,13 +368,33 @@ def _sort(e: _Expander, n: Node) -> Tensor:
     place = Axis("place", n.shape[k])
     body = _rounded(e.element(x, tuple(map(axis, inner))), str(x.dtype))
     largest = n.attrs["largest"] if n.op == "argtopk" else n.attrs["descending"]
-    return Tensor("order", (*inner[:k], place, *inner[k + 1:]), "int32", n.op, body, (inner[k],), {"largest": largest}, n.span)
+    out = Tensor("order", (*inner[:k], place, *inner[k + 1:]), "int32", n.op, body, (inner[k],), {"largest": largest}, n.span)
+    fits = isinstance(x.shape[k], int) and x.shape[k] <= LONGEST[True]
+    return out if fits or e.inside else _sorted_in_memory(e, out, inner[k], place)
+
+
+def _sorted_in_memory(e: _Expander, t: Tensor, along: Axis, place: Axis) -> Tensor:
+    """A sort of rows that no tile holds: a kernel that reads a tensor of keys, a row for each index of the other axes."""
+    assert t.body is not None
+    others = [a for a in t.axes if a is not place]
+    row, j = Axis("row", count_elements(a.extent for a in others)), Axis("j", along.extent)
+    left, flat, places = axis(row), const(0), {along: axis(j)}
+    for a in reversed(others):
+        left, places[a] = split(left, a.extent) if a is not others[0] else (left, left)
+    for a in others:
+        flat = plus(times(flat, a.extent), axis(a))
+    keys = Tensor("keys", (row, j), "int32", "map", placed(key_of(t)[0], places), span=t.span)
+    block = Block("order_of_keys", [keys])
+    block.results = [Tensor("order", (Axis("row", row.extent), Axis("place", place.extent)), "int32", "item",
+                            attrs={"block": block, "index": 0}, span=t.span)]
+    e.made += [keys, *block.results]
+    return Tensor("order", t.axes, "int32", "map", read(block.results[0], (flat, axis(place))), span=t.span)
 
 
 def _item(e: _Expander, n: Node, at: Index) -> Scalar:
     source = n.inputs[0]
     if source not in e.items:
-        e.items[source] = _loop(e, source) if source.op == "loop" else _block(e, source)
+        e.items[source] = _loop(e, source) if source.op == "loop" and not walked(source) else _block(e, source)
     found = e.items[source][n.attrs["index"]]
     if found not in e.made:
         e.made.append(found)
@@ -380,10 +402,7 @@ def _item(e: _Expander, n: Node, at: Index) -> Scalar:
 
 
 def _block(e: _Expander, n: Node) -> list[Tensor]:
-    """The results of a kernel that stands in the program, whose operands lie in memory."""
-    if e.inside:
-        raise error("program-lowering", "a block of tile statements in the step of a loop is not compiled yet", span=n.span,
-                    found="T.tile in T.loop")
+    """The results of a kernel that stands in the program, or of a loop over such kernels, whose operands lie in memory."""
     operands = []
     for x in n.inputs:
         axes, dt = e.axes(x.shape), str(x.dtype)
@@ -392,10 +411,15 @@ def _block(e: _Expander, n: Node) -> list[Tensor]:
             x.shape == one.value.shape and one.args == tuple(map(axis, axes)))
         operands.append(one.value if lies else Tensor("operand", axes, dt, "map", _rounded(one, dt), span=x.span))
         e.made += [] if lies else operands[-1:]
-    block = Block(n.attrs["kernel"], operands)
-    names = [b.name for _, b in block.kernel.func.buffers][len(operands):]
+    if n.op == "tile":
+        block, results = Block(n.attrs["kernel"], operands), n.attrs["results"]
+        names = [b.name for _, b in n.attrs["kernel"].func.buffers][len(operands):]
+    else:
+        block, carried, outputs = Block(n, operands), n.attrs["carried"], n.attrs["body"].outputs
+        results = [((n.attrs["length"],) * (k >= carried) + x.shape, x.dtype) for k, x in enumerate(outputs)]
+        names = [f"last{k + 1}" if k < carried else f"result{k + 1 - carried}" for k in range(len(outputs))]
     block.results = [Tensor(name, e.axes(shape), str(dt), "item", attrs={"block": block, "index": k}, span=n.span)
-                     for k, (name, (shape, dt)) in enumerate(zip(names, n.attrs["results"]))]
+                     for k, (name, (shape, dt)) in enumerate(zip(names, results))]
     e.made += block.results
     return block.results
 

@@ -9,7 +9,7 @@ from math import inf
 
 from .expr import Axis, Scalar, Tensor, at, axis, bounds, const, linear, number, plus, read, rewrite, summed, walk
 from .graph import Size
-from .nest import Pass
+from .nest import REDUCTIONS, Pass
 from .rescale import EXPONENTIALS, NEUTRAL, conditions, neutral, vanishes
 from .stages import NAMES, REDUCE, gemm, reduce, with_reduced
 from .text import wide
@@ -143,7 +143,11 @@ def loop_head(w: Writer, p: Pass) -> list[str]:
     tiled = [a for a in p.axes if w.plan.uses[a].kind == "loop"]
     if not pieces:
         (a,) = tiled
-        first, last = loop_bounds(w, p, a)
+        scans = [t for t in w.plan.nest.stages if t.kind not in REDUCTIONS and a in t.over]
+        first, last = loop_bounds(w, p, a) if not scans else ("0", ceildiv(a.extent, w.plan.uses[a].size))
+        if any(t.attrs["reverse"] for t in scans):
+            return [f"{pad}for {w.step_name} in T.Pipelined({last}{stages}):",
+                    f"{pad}    step_{a.name} = {last} - 1 - {w.step_name}"]
         if first == "0":
             return [f"{pad}for step_{a.name} in T.Pipelined({last}{stages}):"]
         return [f"{pad}for {w.step_name} in T.Pipelined({last} - {tight(first)}{stages}):",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilelang.language.tracing.prim_func import PrimFunc
 from tilelang.target import Target
 
 from .blocks import Block, block_text
 from .cut import Cut, cut, not_compiled
-from .emit import kernel_text
+from .emit import head_lines, kernel_text
 from .expand import expand
 from .expr import Tensor
-from .graph import Dim, Graph
+from .graph import Dim, Graph, Node
 from .nest import Unfit, base_of
 from .plan import Choice, Plan
 from .recipe import Recipe
@@ -30,12 +31,18 @@ def lower(graph: Graph, shapes: Mapping[str, int] | None, target: Target, choice
     """
     graph = graph.at(shapes or {})
     program = expand(graph)
-    return assemble(program.name, program.inputs, cut(program, target, shapes or {}, choices), target, graph.dims)
+    out = assemble(program.name, program.inputs, cut(program, target, shapes or {}, choices), target, graph.dims)
+    for name, loop in list(out.loops.items()):
+        out.loops[name] = graph.nodes.index(loop)
+        text = lower(replace(loop.attrs["body"], name=f"{name}_step"), None, target).source
+        out.source += f"\n\n# {name}: the host calls these kernels for each step of the loop\n{text}"
+    return out
 
 
 def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target, dims: tuple[str, ...]) -> Recipe:
     """The text of all kernels and the steps."""
     used = {"T", "tilelang", *dims}
+    loops: dict[str, Node] = {}
     names: dict[Tensor, str] = {t: unused(t.name, used) for t in inputs}
     name = unused(name if name.isidentifier() else "program", used)  # a lambda has none
     for group, _ in kernels.kernels:
@@ -52,11 +59,18 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
         stored += group
         kernel = name if len(kernels.kernels) == 1 else f"{name}_{k}"
         if isinstance(plan, Block):
-            if plan.kernel not in blocks:
-                text, sizes = block_text(plan, kernel, used)
+            if isinstance(plan.of, Node):
+                loops[kernel] = plan.of
+            elif isinstance(plan.of, str):
+                parameters = [(names[t], t) for t in (*plan.operands, *group)]
+                head = "\n".join(["@T.prim_func", *head_lines(kernel, parameters)])
+                texts.append(f"{head}\n    {plan.of}({', '.join(name for name, _ in parameters)})\n")
+            elif plan.of not in blocks:
+                text, sizes = block_text(plan.of, kernel, used)
                 texts.append(text)
                 symbols.update(sizes)
-            kernel = blocks.setdefault(plan.kernel, kernel)
+                blocks[plan.of] = kernel
+            kernel = blocks[plan.of] if isinstance(plan.of, PrimFunc) else kernel
             steps.append((kernel, [names[t] for t in plan.operands], [names[t] for t in group]))
             continue
         read = _reads(plan, names)
@@ -72,7 +86,7 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
         texts.append(text)
         steps.append((kernel, [names[t] for t in needed], [names[t] for t in group]))
     head = "import tilelang.language as T\n"
-    called = [f for f in ("selected_order", "sorted_order") if any(f"{f}(" in text for text in texts)]
+    called = [f for f in ("order_of_keys", "selected_order", "sorted_order") if any(f"{f}(" in text for text in texts)]
     head += f"from tilelang.program.sorts import {', '.join(called)}\n\n" if called else "\n"
     if any(" = T.PrimFunc(parse(" in text for text in texts):
         head = head.rstrip() + "\nfrom tilelang.ir.parser import parse\n\n"
@@ -80,7 +94,7 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
     head += "".join(f'{n} = T.dynamic("{n}")\n' for n in open_sizes)
     buffers = {names[t]: (list(map(str, t.shape)), t.dtype) for t in stored}
     return Recipe(head + "\n\n" + "\n\n".join(texts), steps, [names[t] for t in inputs], [names[t] for t in kernels.outputs],
-                  buffers, groups=kernels.groups)
+                  buffers, groups=kernels.groups, loops=loops)
 
 
 def _givers(text: str, parameters: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:

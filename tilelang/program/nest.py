@@ -248,7 +248,7 @@ def passes(nest: Nest, loops: frozenset[Axis]) -> list[Pass]:
     out: list[Pass] = []
     for t in nest.stages:
         looped = tuple(a for a in t.over if a in loops)
-        if not looped:
+        if not looped or t.kind not in REDUCTIONS:
             continue
         target = next((p for p in out if p.axes == looped and _joins(t, p, out)), None)
         if target is None:

@@ -31,6 +31,8 @@ SMALL = 128  # an axis of at most so many indices is not looped over where it co
 GROUP_COLUMNS = 256  # most columns of float32 accumulators whose 64 rows a warp group keeps
 HALVES = 320  # elements of a row, of halves of float32 operands and accumulators, of which 128 threads keep 64 rows
 FULL = 512  # rows or columns from which those that a last tile lacks are few
+FEW_ROWS = 64  # rows of a tile up to which computing the right operand takes longer than multiplying,
+COMPUTED_COLUMNS = 128  # so that its columns go to more blocks
 SHORT_LOOP = 64  # a contracted axis of at most so many indices is one tile
 ROWS = {True: 32768, False: 65536}  # the longest row that a block keeps, on a GPU and else
 MOST = {True: 1 << 15, False: 1 << 16}  # elements of a tile of a reduction
@@ -58,7 +60,8 @@ class Choice:
     """Where a plan differs from what the cost models say.
 
     tile: number of the tile of GEMMs in the order of cost.  stages: more than planned.  elements, threads: of blocks without
-    GEMMs, in doublings.  pieces: number of the division of a loop in the order of cost.
+    GEMMs, in doublings.  pieces: number of the division of a loop in the order of cost.  early: kernels start while the one
+    before them on the stream ends.
     """
 
     tile: int = 0
@@ -66,19 +69,21 @@ class Choice:
     elements: int = 0
     threads: int = 0
     pieces: int = 0
+    early: bool = False
 
 
 MODEL = Choice()
 CHOICES = (*(Choice(tile=k) for k in range(1, 5)), Choice(stages=1), Choice(stages=-1),
-           *(Choice(elements=k) for k in (-1, 1, 2)), Choice(threads=1), Choice(threads=-1), Choice(pieces=1), Choice(pieces=2))
+           *(Choice(elements=k) for k in (-1, 1, 2)), Choice(threads=1), Choice(threads=-1), Choice(pieces=1), Choice(pieces=2),
+           Choice(early=True))
 
 
 @dataclass
 class Plan:
     """A nest with the use of each axis, threads, and notes that stand as comments in its text.
 
-    panel_size: rows of tiles of T.use_swizzle.  resident: blocks that share a processor, for which registers are limited.
-    lanes: axes of rows that have results of their own, the first ones of tiles.  choice: what a tuner chose.
+    panel_size: rows of tiles of T.use_swizzle.  lanes: axes of rows that have results of their own, the first ones of tiles.
+    choice: what a tuner chose.
     shared_left: whether left operands that are computed lie in shared memory, because several warp groups share the rows.
     """
 
@@ -88,7 +93,6 @@ class Plan:
     threads: int = 256
     stages: int = 2
     panel_size: int = 0
-    resident: int = 0
     lanes: tuple[Axis, ...] = ()
     shared_left: bool = False
     notes: list[str] = field(default_factory=list)
@@ -157,7 +161,7 @@ def plan_of(nest: Nest, target: Target, choice: Choice = MODEL) -> Plan:
         if len(t.axes) < len(nest.axes) and any(plan.uses[a].kind in ("grid", "tile") for a in nest.axes if a not in e.axes):
             raise Unfit("an output has no axis that is split over blocks")
     stages, loops = plan.nest.stages, plan.loops()
-    if any(not loops.isdisjoint(t.over) and not loops.isdisjoint(t.axes) for t in stages):
+    if any(not loops.isdisjoint(t.over) and not loops.isdisjoint(t.axes) for t in stages if t.kind in REDUCTIONS):
         raise Unfit("a loop inside of a loop")
     if any(not plan.tiled(t.axes) for t in stages) and any(plan.gemm_of(t) is not None for t in stages):
         raise Unfit("a GEMM beside a tile of one element")
@@ -221,9 +225,17 @@ def _whole_axes(plan: Plan, target: Target) -> None:
     for t in plan.nest.stages:
         if t.kind not in REDUCTIONS:
             for a in (*t.over, *(a for a in t.axes if t.body is not None and a not in t.body.axes)):
-                if (n := static(a)) is None or n > ROWS[target.is_gpu]:
+                fits = (n := static(a)) is not None and n <= ROWS[target.is_gpu]
+                if not fits and not t.kind.startswith("scan"):
                     raise Unfit(f"the axis of {t.kind} is too long for a tile")
-                plan.uses[a] = AxisUse("whole", n)
+                plan.uses[a] = AxisUse("whole", n) if fits else AxisUse("loop", 0)  # type: ignore[arg-type]
+                if not fits and any(s.over == t.over and _backwards(s) is (not t.attrs["reverse"]) for s in plan.nest.stages):
+                    raise Unfit("a long axis is walked in both directions")
+
+
+def _backwards(t: Tensor) -> bool | None:
+    """Whether a stage needs its axis from the end; None where it takes any order."""
+    return t.attrs.get("reverse") if t.kind.startswith("scan") else False if t.kind.startswith("arg") else None
 
 
 def _reducers(nest: Nest) -> dict[Axis, list[Tensor]]:
@@ -391,8 +403,8 @@ def _gemm_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, 
     exact = exactness(c.a.dtype, target)
     if exact:
         wide = exact == "halves" and batch * (guess(row) // 128) * (guess(column) * sums // 64) >= 2 * chip_of(target).sms
-        rows, columns, depth, threads = (128, 64 // sums, 32, 256) if wide else (64, 64 // sums, 32, 128)
-        plan.resident = 2 if wide else 0
+        most = 128 if target.has_wgmma else 64
+        rows, columns, depth, threads = (128, most // sums, 32, 256) if wide else (64, 64 // sums, 32, 128)
         if exact == "threads":
             rows, columns, depth, threads = 64, 64, 16, 256
         tile = Tile(rows, columns, depth, 2, threads)
@@ -408,6 +420,8 @@ def _gemm_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, 
             size, tiles = (tile.bm, tile.bn, tile.bk), of_all_kinds(by_cost(chip_of(target), problem))
             tile = next(islice((t for t in tiles if (t.bm, t.bn, t.bk) != size), plan.choice.tile - 1, None), tile)
         rows, columns, depth = tile.bm, max(16, tile.bn // sums // 16 * 16), tile.bk
+        if target.is_gpu and rows <= FEW_ROWS and (c.b.args[0] if c.b.op == "cast" else c.b).op != "read":
+            columns = min(columns, COMPUTED_COLUMNS)
     if row not in uses:
         uses[row] = AxisUse("tile", rows)
     if column not in uses:
@@ -441,7 +455,8 @@ def _row_axes(plan: Plan, target: Target) -> None:
             lanes = 1 if _is_last(nest, a) or not free else min(LANES, guess(free[-1]))
             size = min(max(8, block // (width * lanes)), 1 << max(3, (guess(a) - 1).bit_length()))
             uses[a] = AxisUse("loop", 1 << (size.bit_length() - 1))
-            width *= uses[a].size
+            if len(uses) == 1 or any(a in e.axes and not e.axes.isdisjoint(uses.keys() - {a}) for e in nest.bodies()):
+                width *= uses[a].size  # else it is walked by itself
     bodies = [t.body.axes for t in nest.stages if t.body is not None]
     for k, a in enumerate(reversed(free)):
         n = static(a)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from tilelang.ir.parser import parse
 from tilelang.language.tracing.prim_func import PrimFunc
@@ -16,6 +17,7 @@ class Recipe:
     source: the text of a module of tile programs.  steps: (kernel, inputs, outputs), names of buffers.  inputs, outputs: of the
     program.  buffers: what kernels write -> (sizes as text, element type).  kernels: their IR as text, read faster than the
     source is traced; None before it is known.  groups: how many sets of kernels are planned by themselves.
+    loops: steps that are loops, which the host walks, and the numbers of their nodes.
     """
 
     source: str
@@ -25,10 +27,11 @@ class Recipe:
     buffers: dict[str, tuple[list[str], str]]
     kernels: list[str] | None = None
     groups: int = 0
+    loops: dict[str, Any] = field(default_factory=dict)
 
     def functions(self) -> tuple[PrimFunc, ...]:
         """The tile programs, in the order of the steps."""
         if self.kernels is not None:
             return tuple(PrimFunc(parse(text)) for text in self.kernels)
-        names = ", ".join(k for k, _, _ in self.steps)
+        names = ", ".join(k for k, _, _ in self.steps if k not in self.loops)
         return tuple(from_source(f"{self.source}\n\nsteps_in_order = ({names},)\n", "steps_in_order")) if names else ()

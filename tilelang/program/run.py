@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, astuple
 from functools import partial
 from typing import Any
@@ -18,7 +20,7 @@ from tilelang.jit.requests import resolve_target
 from tilelang.language.tracing.prim_func import PrimFunc
 from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
 
-from .graph import Graph, Node
+from .graph import Graph, Node, size_at
 from .recipe import Recipe
 
 register("program-device", RuntimeError, "the arrays of a call of a program lie on different devices",
@@ -118,10 +120,13 @@ class Runner:
             results = [len(reads) + k for k in range(len(writes))] if self._returns(reads, writes) else None
             return compile(f, results, target=target, pass_configs=configs)
 
-        jobs = [as_here(partial(compiled, f, *step[1:])) for f, step in zip(r.functions(), r.steps)]
+        found = iter(r.functions())
+        jobs = [as_here(partial(compiled, next(found), *step[1:]) if step[0] not in r.loops else
+                        partial(_Walk, graph.nodes[r.loops[step[0]]], target, configs)) for step in r.steps]
         self.kernels = [job() for job in jobs] if len(jobs) < 2 else run_parallel(jobs, None, False)
         # the kernel that takes the inputs and gives the results as the program does, if it is one
-        alone = len(jobs) == 1 and list(r.steps[0][1:]) == [r.inputs, r.outputs] and self._returns(r.inputs, r.outputs)
+        alone = len(jobs) == 1 and not r.loops and list(r.steps[0][1:]) == [r.inputs, r.outputs]
+        alone = alone and self._returns(r.inputs, r.outputs)
         self.direct = self.kernels[0] if alone and all(n.shape for n in graph.inputs) else None
 
     def _returns(self, reads: Sequence[str], writes: Sequence[str]) -> bool:
@@ -143,15 +148,20 @@ class Runner:
             return out if self.graph.single else tuple(out) if isinstance(out, (list, tuple)) else (out,)
         like = next((x for x in arrays if hasattr(x, "shape")), None)
         held = {n: _as_array(x, node, like) for n, x, node in zip(self.recipe.inputs, arrays, self.graph.inputs)}
-        for kernel, (_, reads, writes) in zip(self.kernels, self.recipe.steps):
-            given = [held[n] for n in reads]
-            if self._returns(reads, writes):
-                made = kernel(*given)
-                results = made if isinstance(made, (list, tuple)) else [made]
-            else:
-                results = self._empty(writes, arrays, like)
-                kernel(*given, *results)
-            held.update(zip(writes, results))
+        captured = getattr(like, "is_cuda", False) and sys.modules["torch"].cuda.is_current_stream_capturing()
+        with _Fork(branches(self.recipe.steps)) if captured else nullcontext() as fork:
+            for k, (kernel, (_, reads, writes)) in enumerate(zip(self.kernels, self.recipe.steps)):
+                given = [held[n] for n in reads]
+                with fork.step(k) if fork is not None else nullcontext():
+                    if isinstance(kernel, _Walk):
+                        results = kernel(given, self._empty(writes, arrays, like))
+                    elif self._returns(reads, writes):
+                        made = kernel(*given)
+                        results = made if isinstance(made, (list, tuple)) else [made]
+                    else:
+                        results = self._empty(writes, arrays, like)
+                        kernel(*given, *results)
+                held.update(zip(writes, results))
         none = [n for n in self.recipe.outputs if n not in held]  # results without an element: no kernel writes them
         held.update(zip(none, self._empty(none, arrays, like)))
         out = [held[n] for n in self.recipe.outputs]
@@ -161,6 +171,72 @@ class Runner:
         """Arrays for buffers of the recipe, beside the others."""
         sizes = self.graph.bound([getattr(x, "shape", ()) for x in arrays]) if names else {}
         return [_empty(*self.recipe.buffers[n], sizes, like) for n in names]
+
+
+def branches(steps: Sequence[tuple[str, list[str], list[str]]]) -> list[tuple[int, list[int]]]:
+    """(branch of each step, the steps of other branches that it waits for): a step follows one that it reads from."""
+    out: list[tuple[int, list[int]]] = []
+    made: dict[str, int] = {}
+    last: list[int] = []  # steps of the branches
+    for k, (_, reads, writes) in enumerate(steps):
+        needs = sorted({made[n] for n in reads if n in made})
+        branch = next((b for b, s in enumerate(last) if s in needs), len(last))
+        last[branch:branch + 1] = [k]
+        out.append((branch, [p for p in needs if out[p][0] != branch]))
+        made.update(dict.fromkeys(writes, k))
+    return out
+
+
+class _Fork:
+    """Streams for the branches of a call that goes into a CUDA graph: kernels that do not need each other run side by side.
+
+    What they allocate is freed when all branches have joined the first stream again.
+    """
+
+    def __init__(self, order: Sequence[tuple[int, list[int]]]) -> None:
+        self.cuda, self.order = sys.modules["torch"].cuda, order
+        self.ends: list[Any] = []  # of steps
+
+    def __enter__(self) -> _Fork:
+        main = self.cuda.current_stream()
+        self.streams = [main, *(self.cuda.Stream() for _ in range(max(b for b, _ in self.order)))]
+        for s in self.streams[1:]:
+            s.wait_stream(main)
+        return self
+
+    @contextmanager
+    def step(self, k: int) -> Iterator[None]:
+        branch, waits = self.order[k]
+        for p in waits:
+            self.streams[branch].wait_event(self.ends[p])
+        with self.cuda.stream(self.streams[branch]):
+            yield
+        self.ends.append(self.streams[branch].record_event())
+
+    def __exit__(self, *error: object) -> None:
+        for s in self.streams[1:]:
+            self.streams[0].wait_stream(s)
+
+
+class _Walk:
+    """A loop whose steps are kernels that the host starts, one step after another.  Called with the first states, sequences and
+    other tensors, and arrays for the results."""
+
+    def __init__(self, n: Node, target: Any, configs: Mapping[Any, Any] | None) -> None:
+        self.attrs, self.step = n.attrs, Runner(n.attrs["body"], target, configs)
+        self.sizes = Graph(n.inputs, ())  # whose shapes give the length
+
+    def __call__(self, given: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+        carried, scanned = self.attrs["carried"], self.attrs["scanned"]
+        states, many, rest = given[:carried], given[carried:carried + scanned], given[carried + scanned:]
+        for t in range(size_at(self.attrs["length"], self.sizes.bound([x.shape for x in given]))):
+            out = self.step([*states, *(x[t] for x in many), *rest])
+            states = out[:carried]
+            for whole, one in zip(results[carried:], out[carried:]):
+                whole[t] = one
+        for last, state in zip(results, states):  # without a step, the first states
+            last[...] = state
+        return results
 
 
 def _empty(shape: Sequence[str], dt: str, sizes: Mapping[str, int], like: Any) -> Any:

@@ -18,6 +18,7 @@ from .plan import SORTED_BY_THREAD
 from .rescale import is_float
 from .writer import Tile, Writer
 
+RUN = 1024  # items that a block sorts by itself, where rows lie in memory
 FEW = 32  # the best elements up to this number are selected one after another
 WIDE = ("float64", "int64", "uint64", "uint32")
 NARROW = ("int8", "uint8", "bool", "int16")
@@ -90,6 +91,52 @@ def sorted_order(items: Any, order: Any, n: int, each: int) -> None:
 
 
 @T.macro
+def order_of_keys(keys: Any, order: Any) -> None:
+    """order[r, p]: the index of the p-th greatest key of row r, of equal ones the first.  Rows of any length.
+
+    keys: (rows, n) int32.  order: (rows, up to n) int32.  Tiles of items are sorted, then pairs of sorted runs are merged until
+    one is left: the place of an item is that in its own run and the number of greater ones in the other.
+    """
+    rows, n = keys.shape
+    items = T.alloc_global((2, rows, n), "int64")
+    with T.Kernel(T.ceildiv(n, RUN), rows, threads=128) as (b, r):
+        tile = T.alloc_shared((1, RUN + RUN // 16), "int64")
+        for p in T.Parallel(RUN):
+            item = T.cast(keys[r, b * RUN + p], "int64") << T.int64(32) | T.cast(n - 1 - b * RUN - p, "int64")
+            tile[0, p + p // 16] = T.if_then_else(b * RUN + p < n, item, T.int64(-(1 << 63)))
+        sort_items(tile, RUN, 16)
+        for p in T.Parallel(RUN):
+            if b * RUN + p < n:
+                items[0, r, b * RUN + p] = tile[0, p + p // 16]
+                if b == 0 and n <= RUN and p < order.shape[1]:
+                    order[r, p] = n - 1 - T.cast(tile[0, p + p // 16], "int32")
+    for k in T.serial(31 - RUN.bit_length() + 1):
+        if RUN << k < n:
+            with T.Kernel(T.ceildiv(n, 256), rows, threads=256) as (b, r):
+                low, high = T.alloc_fragment((256,), "int32"), T.alloc_fragment((256,), "int32")
+                mine = T.alloc_fragment((256,), "int64")
+                for t in T.Parallel(256):
+                    other = ((b * 256 + t) // (RUN << k) ^ 1) * (RUN << k)
+                    mine[t] = items[k % 2, r, T.min(b * 256 + t, n - 1)]
+                    low[t] = 0
+                    high[t] = T.max(T.min(n - other, RUN << k), 0)
+                for _ in T.serial(k + RUN.bit_length()):
+                    for t in T.Parallel(256):
+                        other = ((b * 256 + t) // (RUN << k) ^ 1) * (RUN << k)
+                        middle = (low[t] + high[t]) // 2
+                        if low[t] < high[t]:
+                            greater = items[k % 2, r, T.min(other + middle, n - 1)] > mine[t]
+                            low[t] = T.if_then_else(greater, middle + 1, low[t])
+                            high[t] = T.if_then_else(greater, high[t], middle)
+                for t in T.Parallel(256):
+                    place = (b * 256 + t) // (RUN << k + 1) * (RUN << k + 1) + (b * 256 + t) % (RUN << k) + low[t]
+                    if b * 256 + t < n:
+                        items[(k + 1) % 2, r, place] = mine[t]
+                        if RUN << k + 1 >= n and place < order.shape[1]:
+                            order[r, place] = n - 1 - T.cast(mine[t], "int32")
+
+
+@T.macro
 def selected_order(items: Any, order: Any) -> None:
     """As sorted_order, for few places: each step finds the greatest item below the one before.  items: (rows, 2 ** k)."""
     rows, n = items.shape
@@ -108,7 +155,7 @@ def selected_order(items: Any, order: Any) -> None:
 
 def order_of(w: Writer, t: Tensor, kept: tuple[Axis, ...], along: Axis, place: Axis) -> Tile:
     """The text of a sort: items from the elements, then a call of one of the programs above.  Returns the tile of indices."""
-    key, free = _key(t)
+    key, free = key_of(t)
     inside = w.within(t.over)
     key = key if inside is None else Scalar("where", (inside, key, const(-2**31)))
     w.ready(key)
@@ -137,7 +184,7 @@ def order_of(w: Writer, t: Tensor, kept: tuple[Axis, ...], along: Axis, place: A
     return order
 
 
-def _key(t: Tensor) -> tuple[Scalar, int]:
+def key_of(t: Tensor) -> tuple[Scalar, int]:
     """(an integer that orders the elements, the greatest first, NaN the least; how many of its low bits say nothing)."""
     assert t.body is not None
     x = t.body

@@ -99,11 +99,15 @@ def gemm(w: Writer, t: Tensor, c: Contraction, acc: Tile, clear: bool = False) -
         return
     if exact == "halves":
         lefts = tf32_halves(w, a, (m, over), not w.changes(left))
-        rights = tf32_halves(w, b, None, not w.changes(right))
-        flags = ", transpose_B=True" * flip_b
+        rights = tf32_halves(w, b, (n, over), not w.changes(right), "shared")
+        flags = ", transpose_B=True"  # tensor cores read float32 with the terms of a sum side by side
+        looped = w.current is not None and over in w.current.axes
+        into = w.new_tile(f"part_{acc.name}", acc.axes, acc.dtype) if looped else acc
         for k, (x, y) in enumerate(((1, 0), (0, 1), (0, 0))):
-            start = ", clear_accum=True" if clear and not k else ""
-            w.say(f"T.gemm({w.name_of(lefts[x])}, {w.name_of(rights[y])}, {w.name_of(acc)}{flags}{start})")
+            start = ", clear_accum=True" if (clear or looped) and not k else ""
+            w.say(f"T.gemm({w.name_of(lefts[x])}, {w.name_of(rights[y])}, {w.name_of(into)}{flags}{start})")
+        if looped:  # tensor cores cut each sum: one over a long loop would lose bits
+            w.parallel(acc.axes, f"{w.element_of(acc)} += {w.element_of(into)}")
         return
     flags = ", transpose_A=True" * flip_a + ", transpose_B=True" * flip_b + ", clear_accum=True" * clear
     w.say(f"T.gemm({w.name_of(a)}, {w.name_of(b)}, {w.name_of(acc)}{flags})")
@@ -120,19 +124,16 @@ def multiply_exactly(w: Writer, a: Tile, b: Tile, acc: Tile, over: Axis, clear: 
     w.depth -= 1
 
 
-def tf32_halves(w: Writer, tile: Tile, axes: tuple[Axis, ...] | None, outside: bool) -> tuple[Tile, Tile]:
-    """A float32 tile as the sum of two tiles that T.gemm does not round to more than 2**-21 of an element.
-
-    axes: of tiles in registers; None: shared memory, in the order of the tile.
-    """
+def tf32_halves(w: Writer, tile: Tile, axes: tuple[Axis, ...], outside: bool, scope: str = "") -> tuple[Tile, Tile]:
+    """A float32 tile as the sum of two tiles of tf32 numbers, but for 2**-21 of an element."""
     key = (tile.key, "halves")
     if key not in w.halves:
-        scope = "fragment" if axes is not None and not w.dummy else "shared"
-        axes = axes if axes is not None else tile.axes
+        scope = scope or ("shared" if w.dummy else "fragment")
         high, low = (w.new_tile(f"{tile.name.removesuffix('_s')}_{x}", axes, tile.dtype, scope) for x in ("high", "low"))
         one, x, y = map(w.element_of, (tile, high, low))
-        w.parallel(axes, f'{x} = T.reinterpret(T.reinterpret({one}, "int32") & {~0x1fff}, "float32")  # 10 bits, as tf32',
-                   f"{y} = {one} - {x}", outside=outside)
+        cut, bits = w.cut_name, f'T.reinterpret({one}, "int32") + 4096'
+        w.parallel(axes, f'{cut} = T.reinterpret(({bits}) & -8192, "float32")  # 10 bits, as tf32', f"{x} = {cut}",
+                   f'{y} = T.reinterpret(T.reinterpret({one} - {cut}, "int32") & -8192, "float32")', outside=outside)
         w.halves[key] = high, low
     return w.halves[key]
 
@@ -201,6 +202,14 @@ def special(w: Writer, t: Tensor, axes: tuple[Axis, ...]) -> Tile:
         out = w.new_tile("scan", axes, t.dtype)
         dim, reverse = axes.index(along) + w.dummy, ", reverse=True" * t.attrs["reverse"]
         w.say(f"T.{SCANS[t.kind]}({w.name_of(source)}, {out.name}, dim={dim}{reverse})")
+        if w.plan.uses[along].kind == "loop":  # tile by tile: what came before is carried
+            kind, left = t.kind.removeprefix("scan "), tuple(a for a in axes if a is not along)
+            carried, part = (w.new_tile(n, left, t.dtype) for n in ("carried", "part"))
+            w.say(f"T.fill({carried.name}, {w.printer().text(neutral(t.kind, wide(t.dtype)))})", True)
+            w.say(f"T.{REDUCE[kind]}({w.name_of(source)}, {part.name}, dim={dim})")
+            one, before, more = map(w.element_of, (out, carried, part))
+            w.parallel(axes, f"{one} = {COMBINE[kind].format(before, one)}")
+            w.parallel(left, f"{before} = {COMBINE[kind].format(before, more)}")
         return out
     place = max((a for a in axes if a not in t.body.axes), key=w.size)  # others have one index
     return order_of(w, t, tuple(a for a in axes if a is not place), along, place)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from types import MappingProxyType
 
 from tilelang.target import Target
 
 from .expr import HEAVY, Axis, Scalar, Tensor, axis, bounds, const, linear, rewrite, summed, walk
 from .graph import Dim, Size, text_of
-from .nest import Contraction, Pass, base_of, contraction, passes
+from .nest import REDUCTIONS, Contraction, Pass, base_of, contraction, passes
 from .plan import Plan
 from .rescale import is_float, neutral, vanishes
 from .text import Printer, unused, wide
 
+BRANCHING = ("div", "tanh", "erf", "sin", "cos", "tan", "pow", "atan2", "log1p", "expm1")  # functions whose code has branches
+MANY = 16  # elements of a row that a thread holds, from which its loads stand in front of such functions
 NO_SIZES: Mapping[Axis, int] = MappingProxyType({})
 
 
@@ -60,7 +63,7 @@ class Writer:
         self.allocations: list[Tile] = []
         self.used_names = {n for n, _ in parameters} | {p + a.name for a in plan.uses for p in ("", "b", "step_")} | {"T"}
         self.views = [self._view(t) for t in plan.nest.views()]
-        self.row, self.step_name, self.rest_name = (self.unused(n) for n in ("r", "step", "bz"))
+        self.row, self.step_name, self.rest_name, self.cut_name = (self.unused(n) for n in ("r", "step", "bz", "cut"))
         self.last: dict[int, int] = {}
         self.values = 0  # values that lie in tiles
         self.count = 0  # statements written
@@ -76,7 +79,8 @@ class Writer:
         self.indices = {a: self._index_text(a) for a in plan.uses}
         self.passes = passes(plan.nest, plan.loops())
         self.stages = set(plan.nest.stages)
-        self.dummy = any(not plan.tiled(t.axes) for t in plan.nest.stages)
+        self.dummy = any(not set(plan.tiled(t.axes)) - (plan.loops() if t.kind not in REDUCTIONS else set())
+                         for t in plan.nest.stages)
 
     def _view(self, t: Tensor) -> str:
         """The line that makes a view of a parameter."""
@@ -218,7 +222,8 @@ class Writer:
         for x in e.args:
             if x in self.tiles:
                 continue
-            if x.op == "div" and is_float(x.dtype) and not self.plan.tiled(tuple(x.axes)) and x.reads and self.is_before(x):
+            divides = x.op == "div" or e.op == "div" and x == e.args[1]
+            if divides and is_float(x.dtype) and not self.plan.tiled(tuple(x.axes)) and x.reads and self.is_before(x):
                 self.name_scalar(x)
             elif x in self.facts.shared and self.order(x.axes):
                 self.root(x, "x")
@@ -226,26 +231,36 @@ class Writer:
                 self.reuse(x)
 
     def guarded(self, e: Scalar) -> None:
-        """Gives tiles to elements that a selection by other elements reads: loads without conditions are wide."""
+        """Gives tiles to elements that a selection by other elements reads: loads without conditions are wide.
+
+        So are those of long rows in front of functions with branches: all are under way before the first one is used.
+        """
         if e in self.tiles or not self.target.is_gpu or self.dummy:
             return
-        if e.op == "where" and e.args[0].reads:
-            for r in sorted((e.args[1].reads | e.args[2].reads) - e.args[0].reads, key=repr):
+        long = prod(self.size(a) for a in self.plan.tiled(tuple(e.axes))) >= MANY * self.plan.threads
+        chosen = e.op == "where" and e.args[0].reads
+        if chosen or e.op in BRANCHING and long:
+            found = (e.args[1].reads | e.args[2].reads) - e.args[0].reads if chosen else self.loaded(e)
+            for r in sorted(found, key=repr):
                 axes = self.order(r.axes)
                 if r not in self.tiles and is_float(r.dtype) and self.copyable(r, axes) is not None:
                     self.root(r, f"{self.names[r.value]}2", axes)
         for x in e.args:
             self.guarded(x)
 
+    def loaded(self, e: Scalar) -> set[Scalar]:
+        """The reads of an expression that lie in no tile."""
+        return set() if e in self.tiles else {e} if e.op == "read" else set().union(*map(self.loaded, e.args))
+
     def is_before(self, e: Scalar) -> bool:
         """Whether an expression is known in front of the present loop, from memory alone."""
         return all(r.value in self.names for r in e.reads) and (self.current is None or not self.changes(e))
 
     def name_scalar(self, e: Scalar) -> None:
-        """A name for a quotient that is one number in the block, in front of the present loop."""
+        """A name for a quotient or divisor that is one number in the block, in front of the present loop."""
         if e not in self.scalars:
-            name = self.unused("quotient")
-            self.say(f"{name} = {self.printer().text(e)}", self.current is not None)
+            name = self.unused("quotient" if e.op == "div" else "divisor")
+            self.say(f'{name} = T.alloc_var("{wide(e.dtype)}", init={self.printer().text(e)})', self.current is not None)
             self.scalars[e] = name
 
     def in_place(self, e: Scalar, axes: tuple[Axis, ...], dtype: str) -> Tile | None:

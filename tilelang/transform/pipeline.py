@@ -66,6 +66,7 @@ TILE_PASSES = _passes(
 DEVICE_PASSES = _passes(
     "legalize.aliasing:keep_order",  # before all passes that move a read in front of a write
     "legalize.blocks_of_tiles",  # before block_shape, which resizes blocks of a grid
+    "legalize.cut_tiles",  # before all passes that choose instructions for GEMMs
     "legalize.block_shape",  # before all passes that choose instructions, layouts and warp roles
     "legalize.joined_steps",  # after block_shape, which decides what wgmma computes; before all passes that give tiles versions
     "check.check_collective",  # before warp specialisation and layouts: it checks the branches that the user wrote

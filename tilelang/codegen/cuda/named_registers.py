@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilelang.ir import Buffer, Call, Var, dtype
+from tilelang.ir import Buffer, Call, Var
 
 from ..device.calls import Calls
 from ..device.text import POSTFIX, Text
@@ -33,7 +33,7 @@ class NamedRegisters:
             while name in self._arrays:
                 name = f"{base}_v{len(self._arrays)}"
             self._names[b.data] = name
-            self._arrays[name] = (register_type(b.dtype), b.size * b.dtype.bits // 32)
+            self._arrays[name] = (register_type(b), b.size * b.dtype.bits // 32)
         return name
 
     def type_of(self, array: str) -> str:
@@ -68,9 +68,9 @@ class NamedRegisters:
         return f"tl::{name}({self.x.top(e.args[0])})", POSTFIX
 
 
-def register_type(dt: dtype) -> str:
-    """The PTX type of the registers of an array's elements."""
-    return "f32" if dt == "float32" else "b32"
+def register_type(b: Buffer) -> str:
+    """The PTX type of the registers of an array."""
+    return "f32" if b.dtype == "float32" and not b.facts.tf32 else "b32"
 
 
 def declared_registers(arrays: Mapping[str, tuple[str, int]]) -> str | None:

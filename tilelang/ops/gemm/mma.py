@@ -292,7 +292,7 @@ def _in_registers(op: Any, cx: Any, operand: Operand, busy: int) -> tuple[Operan
     if not same or not _copies_cover(layout, busy):
         return None
     local = cx.local_of(region.buffer)
-    if dt == "tfloat32":  # float32 registers are rounded before a tf32 instruction reads them
+    if dt == "tfloat32" and not region.buffer.facts.tf32:  # float32 registers are rounded before a tf32 instruction reads them
         rounded = cx.new_local(f"{region.buffer.name}_r", int(local.shape[0]), dt)
         held = local
         cx.prepend(each_register(held, lambda r: Store(rounded, (r,), _to_tf32(load(held, (r,)), dt))))
@@ -337,7 +337,7 @@ def _fetch(cx: Any, o: Operand, step: int, k: int, end: int, at: int, span: Any)
         return _by_columns(cx, o, step * k, at, span)
     if inside and _ldmatrix_fits(cx, o):
         out = _by_ldmatrix(cx, o, step * k, at, span)
-        if o.dt == "tfloat32":
+        if o.dt == "tfloat32" and not o.region.buffer.facts.tf32:
             v = fresh("r")
             place = (v + at,)
             out = seq(out, For(v, const(0), const(o.stage), "unroll",

@@ -42,7 +42,8 @@ def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = (), like: Gemm
     tf32; the instruction would truncate them instead.  like: plan of another gemm into the same accumulator; this one must
     have the same accumulator layout.  Behind a semicolon the reason says what to change.
     """
-    if is_tf32(op) and any(r.buffer.scope_name in SHARED and r.buffer.data not in rounded for r in (op.a, op.b)):
+    if is_tf32(op) and any(r.buffer.scope_name in SHARED and r.buffer.data not in rounded and not r.buffer.facts.tf32
+                           for r in (op.a, op.b)):
         return ("float32 operands in shared memory would be cut to tf32, not rounded; fill both by T.copy in a T.Pipelined "
                 "loop of two stages or more, with K contiguous (B as (N, K) with transpose_B=True)")
     sizes = wgmma_sizes(op.a.dtype, op.b.dtype, op.c.dtype)
@@ -310,7 +311,7 @@ def _left(op: Any, cx: Any, want: Fragment) -> tuple[Buffer | None, _Matrix | No
     own = source.data is not op.c.buffer.data  # not when A is the accumulator itself, whose registers change
     if own and region.is_full and source.ndim == 2 and cx.layout_of(source) == want:
         local = cx.local_of(source)
-        return (local if not is_tf32(op) else _rounded(cx, local)), None
+        return (local if not is_tf32(op) or source.facts.tf32 else _rounded(cx, local)), None
     turn = slice(None, None, -1 if major == "mn" and source.dtype.bits != 16 else 1)  # to K contiguous
     shape = tuple(int(n) for n in region.extents[-2:])[turn]
     width = box_width(shape[-1], source.dtype.bits)

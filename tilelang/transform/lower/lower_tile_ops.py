@@ -32,6 +32,7 @@ from .tma_stores import TmaStores
 from .vector_lanes import async_copy
 from ..analysis.distributed_loop import serial_axis
 from ..analysis.divergence import Divergence
+from ..analysis.loop_body import copied
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import PassContext, pass_
 from ..legalize.hopper_features import hopper
@@ -141,7 +142,8 @@ class Lowering:
                 return s if value is s.value else replace(s, value=value)
             case Store():
                 loop = self.access.loop
-                alone = loop is not None and loop.is_async and loop.lane_var is None and isinstance(s.value, Load)
+                alone = loop is not None and loop.is_async and loop.lane_var is None
+                alone = alone and isinstance(copied(s.value)[1], Load)
                 ahead = async_copy(self, loop, s, 1) if alone and s.value.dtype == s.buffer.dtype else None  # type: ignore
                 return self.access.store(s) if ahead is None else ahead
             case If() if (warps := warps_of(s.cond)) is not None:

@@ -424,7 +424,7 @@ def async_copy(lw: Any, loop: Loop, s: Store, w: int) -> Stmt | None:
             not s.buffer.scope_name.startswith("shared") or value.buffer in lw.buffers.safe:
         return None
     width, source = loop.dist.lanes[1] if loop.dist.lanes else 1, value
-    same = conjunction(*[_for_all(lw, loop, c) for c in conds])
+    same = conjunction(*(conds if loop.lane_var is None else [_for_all(lw, loop, c) for c in conds]))
 
     def copies() -> Stmt:
         return seq(*[_one_async(lw, loop, s, source, same, at, w) for at in range(0, width, w)])
