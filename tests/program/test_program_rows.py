@@ -78,3 +78,23 @@ def test_reductions_that_need_the_whole_row_first():
 def test_no_iteration_combines_lanes():
     text = in_lanes(programs(32000)[1])
     assert "(1, 5, 256)" in text and "threads=64" in text
+
+
+def test_quotients_of_long_rows_by_one_number_are_those_of_their_definition():
+    """Two factors stand for the divisor; neither is infinite or 0 where the quotient is an ordinary number."""
+    def f(x: T.Tensor((10, 4096), "float32"), d: T.Tensor((10,), "float32")):
+        return T.where(x > x.max(1, True), 0.0, x / d[:, None])
+
+    program = tilelang.program(f, target="simulator")
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((10, 4096)).astype(np.float32)
+    x[:, :6] = [0.0, -0.0, np.inf, np.nan, 2e-40, 1e38]
+    d = np.array([1.6e-39, -3e-42, 0.0, np.inf, 1e-30, -7.0, 1e30, 3e38, 1.0, np.nan], np.float32)
+    with np.errstate(all="ignore"):
+        wanted = x.astype(np.float64) / d[:, None].astype(np.float64)
+        rounded = wanted.astype(np.float32)
+        got = program(x, d)
+        same = (got == rounded) | np.isnan(got) & np.isnan(rounded) | (
+            np.abs(got - wanted) <= 2.0**-23 * np.abs(wanted) + 2.0**-149)
+    assert same.all(), (got[~same][:5], wanted[~same][:5])
+    assert "inverse" in program.tile_source()

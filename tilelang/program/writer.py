@@ -58,6 +58,7 @@ class Writer:
         self.names = {t: n for n, t in parameters}
         self.tiles: dict[Scalar, Tile] = {}  # expressions that lie in tiles
         self.shared: dict[object, Tile] = {}  # tiles of tensors in shared memory
+        self.inverses: dict[Scalar, tuple[Scalar, Scalar]] = {}  # divisors -> the factors that stand for them
         self.scalars: dict[Scalar, str] = {}  # expressions that are one number in the block -> their names
         self.halves: dict[object, tuple[Tile, Tile]] = {}  # tiles that are written as sums of two
         self.allocations: list[Tile] = []
@@ -147,6 +148,9 @@ class Writer:
                 return self.element_of(self.tiles[e])
             if e in self.scalars:
                 return self.scalars[e]
+            if e.op == "div" and e.args[1] in self.inverses:
+                text = self.printer().text
+                return f"({text(e.args[0], 7)} * {' * '.join(map(text, self.inverses[e.args[1]]))})"
             if e.op == "axis":
                 return self.indices[e.value]
             if e.op == "read":
@@ -224,7 +228,7 @@ class Writer:
                 continue
             divides = x.op == "div" or e.op == "div" and x == e.args[1]
             if divides and is_float(x.dtype) and not self.plan.tiled(tuple(x.axes)) and x.reads and self.is_before(x):
-                self.name_scalar(x)
+                self.name_scalar(x, "quotient" if x.op == "div" else "divisor")
             elif x in self.facts.shared and self.order(x.axes):
                 self.root(x, "x")
             else:
@@ -245,8 +249,24 @@ class Writer:
                 axes = self.order(r.axes)
                 if r not in self.tiles and is_float(r.dtype) and self.copyable(r, axes) is not None:
                     self.root(r, f"{self.names[r.value]}2", axes)
+        if e.op == "div" and long and is_float(e.dtype) and e.dtype != "float64":
+            self.invert(e.args[1], e)
         for x in e.args:
             self.guarded(x)
+
+    def invert(self, d: Scalar, e: Scalar) -> None:
+        """Names the factors that stand for a divisor of many elements: 1 / (d * scale) and scale, a power of two with which the
+        first is neither infinite nor too small.  The code of a quotient has branches, which numbers near 0 take."""
+        tiled = self.plan.tiled(tuple(d.axes))
+        if d.op == "const" or len(tiled) == len(self.plan.tiled(tuple(e.axes))) or not tiled and not self.is_before(d):
+            return
+        near, far = (const(2.0**k, d.dtype) for k in (-64, 64))
+        size = Scalar("abs", (d,), d.dtype)
+        scale = Scalar("where", (Scalar("gt", (size, far), "bool"), near, const(1.0, d.dtype)), d.dtype)
+        scale = Scalar("where", (Scalar("lt", (size, near), "bool"), far, scale), d.dtype)
+        self.inverses[d] = Scalar("div", (const(1.0, d.dtype), Scalar("mul", (d, scale), d.dtype)), d.dtype), scale
+        for x, name in ((scale, "scale"), (self.inverses[d][0], "inverse")):
+            self.root(x, name) if tiled else self.name_scalar(x, name)
 
     def loaded(self, e: Scalar) -> set[Scalar]:
         """The reads of an expression that lie in no tile."""
@@ -256,10 +276,10 @@ class Writer:
         """Whether an expression is known in front of the present loop, from memory alone."""
         return all(r.value in self.names for r in e.reads) and (self.current is None or not self.changes(e))
 
-    def name_scalar(self, e: Scalar) -> None:
-        """A name for a quotient or divisor that is one number in the block, in front of the present loop."""
+    def name_scalar(self, e: Scalar, name: str) -> None:
+        """A name for an expression that is one number in the block, in front of the present loop."""
         if e not in self.scalars:
-            name = self.unused("quotient" if e.op == "div" else "divisor")
+            name = self.unused(name)
             self.say(f'{name} = T.alloc_var("{wide(e.dtype)}", init={self.printer().text(e)})', self.current is not None)
             self.scalars[e] = name
 
