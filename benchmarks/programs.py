@@ -2,7 +2,7 @@
 
     python benchmarks/programs.py --slice 0/3           # a third of them (about two minutes on an H200)
     python benchmarks/programs.py --only attention      # kinds, or parts of names
-    python benchmarks/programs.py --mode max-autotune --only mlp,cross_entropy
+    python benchmarks/programs.py --mode max-autotune-no-cudagraphs --only mlp,cross_entropy  # graphs are made here
     python benchmarks/programs.py --device cpu          # float32 programs beside inductor's C++
     python benchmarks/programs.py --list
 
