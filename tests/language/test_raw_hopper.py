@@ -66,7 +66,7 @@ def test_copies_of_threads_signal_an_mbarrier(counted):
     got, text, kernel = simulated(signalled(counted), x, np.zeros_like(x))
     assert np.array_equal(got, x[:, ::-1])
     assert f"tl::cp_async_mbarrier_arrive<{'true' if counted else 'false'}>(&bar[0])" in text
-    assert kernel.launch.plan.sync_report.startswith("not checked:"), "the model does not follow these copies"
+    assert kernel.launch.plan.sync_report.startswith("ordered:")
 
 
 @pytest.mark.spec("T.alloc_wgmma_desc", "T.initialize_wgmma_descriptor", "T.ptx_wgmma_ss", "T.create_tma_descriptor",
@@ -89,8 +89,12 @@ def test_copies_of_threads_that_signal_on_other_executions(counted):
 
 def test_a_read_before_the_barrier_is_found():
     x = np.zeros((1, 512), np.float32)
+    programs = []
     with pytest.raises(TileLangError) as e:
-        run_device(lower(signalled(rounds=1, wait=False).func, SM90A), [x, x.copy()])
+        lower(signalled(rounds=1, wait=False).func, SM90A, early=programs.append)
+    assert e.value.kind == "sync-unordered"
+    with pytest.raises(TileLangError) as e:
+        run_device(programs[0], [x, x.copy()])
     assert e.value.kind == "sim-async"
 
 

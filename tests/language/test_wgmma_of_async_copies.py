@@ -6,11 +6,12 @@ import pytest
 import tilelang
 import tilelang.language as T
 from tilelang.errors import TileLangError
-from tilelang.ir import Evaluate, Launch, rewrite, seq, walk
+from tilelang.ir import Evaluate, Launch, Seq, rewrite, seq, walk
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES
+from tilelang.transform.verify_sync.launch import check_launch
 
 SM90 = {"kind": "cuda", "arch": "sm_90a"}
 M, N, K = 64, 64, 128
@@ -103,6 +104,18 @@ def test_copies_that_arrive_when_they_land_are_fenced_by_the_threads_that_wait()
     with pytest.raises(TileLangError) as e:
         run_device(unfenced, args)
     assert e.value.kind == "sim-proxy"
+    text, faults = check_launch(launch)
+    assert text.startswith("ordered") and not faults
+    assert {f.kind for f in check_launch(rewrite(launch, lambda n: seq() if n in fences else None))[1]} == {"proxy"}
+    landing = next(s for s in walk(launch, Seq) if any(op_of(x) == "cp_async_mbarrier_arrive" for x in s.stmts)).stmts
+    assert not any(op_of(x) == "fence_proxy_async" for x in landing), "copies land behind a fence of the threads that made them"
+    for which in (0, 1):  # the consumer's wait, the producer's
+        wait = [s for s in walk(launch, Evaluate) if s.call.op == "mbarrier_wait"][-2:][which]
+        assert check_launch(rewrite(launch, lambda n, wait=wait: seq() if n is wait else None))[1], which
+
+
+def op_of(s):
+    return s.call.op if isinstance(s, Evaluate) else ""
 
 
 def test_the_error_names_the_call_that_has_the_address():

@@ -124,6 +124,21 @@ def test_head_dimensions_pages_and_types(on, dim, dim_v, page, dtype):
     check(on, [100, 65], 1, 4, 1, dim, dim_v, page, dtype=dtype, splits=2)
 
 
+@everywhere
+@pytest.mark.parametrize("dtype, seq_q", [("float16", 3), ("bfloat16", 1)])
+def test_caches_of_float8(on, dtype, seq_q):
+    rng = np.random.default_rng(2)
+    q, lengths = normal(rng, (2, seq_q, 8, 64), dtype), np.array([70, 37], np.int32)
+    k, v = (normal(rng, (8, 16, 2, 64)).astype(ml_dtypes.float8_e4m3fn) for _ in range(2))
+    table = np.array([[3, 1, 7, 2, 0], [6, 4, 5, -1, -1]], np.int32)
+    got = flash_decode(q, k, v, lengths, block_table=table, k_scale=0.5, v_scale=3.0, splits=2, target=TARGETS[on])
+    assert got.dtype == q.dtype
+    for b, n in enumerate(lengths):
+        mine = [x[table[b]].reshape(-1, 2, 64)[:n].astype(np.float32) for x in (k, v)]
+        want, _ = reference(q[b], mine[0] * 0.5, mine[1] * 3)
+        assert near(got[b], want, 3 * float(np.abs(mine[1]).max()) * 3 * ROUND[dtype])
+
+
 def test_queries_without_a_sequence_dimension_and_torch():
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(1)
@@ -203,7 +218,7 @@ def test_assembles_without_spills_or_serialised_products(dim, page):
     steps = T.dynamic("a, b, c, d, e, f")
     strides = tuple((*(8 * x for x in steps[i:i + 3]), 1) for i in (0, 3))
     open_sizes = s._replace(batch=batch, pages=pages if page else batch, width=width)
-    program = decode_attention(DecodeForm(open_sizes, strides, "float16", None, tile, True, True))
+    program = decode_attention(DecodeForm(open_sizes, strides, "float16", None, tile, True, True, "float16"))
     for k in lower(program.func, SM90, {"tl.enable_fast_math": True, "tl.enable_hopper": True, "tl.persistent": False}).kernels:
         cubin = nvrtc.compile_cubin(print_kernel(k, fast_math=True), "sm_90a")
         assert cubin.spills == 0 and "C75" not in cubin.log, (k.name, tile, cubin.log)

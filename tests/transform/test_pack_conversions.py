@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import tilelang.language as T
+from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.ir import Call, numpy_dtype, walk
+from tilelang.runtime import nvrtc
 from tilelang.simulator import run_device
 from tilelang.target import Target
 from tilelang.transform import pipeline
@@ -55,6 +57,27 @@ def test_the_same_bits(monkeypatch, dt, first, ops):
     without, want = result(converted(dt, first), dt)
     assert found == ops and without == []
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("arch, packs", [("sm_90", True), ("sm_89", True), ("sm_80", False)])
+@pytest.mark.parametrize("source", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("dt", ["float16", "bfloat16"])
+def test_float8_by_pairs(source, dt, arch, packs):
+    """Every float8, where there is an instruction for two; text that NVRTC takes."""
+    @T.prim_func
+    def main(A: T.Tensor((16, 16), source), C: T.Tensor((16, 16), dt)):
+        with T.Kernel(1, threads=32):
+            a = T.alloc_shared((16, 16), source)
+            T.copy(A, a)
+            T.copy(a, C)
+
+    lowered = pipeline.lower(main.func, Target({"kind": "cuda", "arch": arch}))
+    assert packs == any(x.op == "pack_pairs" for x in walk(lowered.kernels[0].launch, Call))
+    a = np.arange(256, dtype=np.uint8).reshape(16, 16).view(numpy_dtype(source))
+    got = run_device(lowered, {"A": a, "C": np.zeros((16, 16), numpy_dtype(dt))}).outputs["C"]
+    np.testing.assert_array_equal(got.astype(np.float32), a.astype(np.float32))
+    if packs and nvrtc.available():
+        nvrtc.compile_cubin(print_kernel(lowered.kernels[0]), arch)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "gfx942"])

@@ -258,6 +258,24 @@ def test_independent_iterations_of_a_parallel_loop():
     assert barriers(placed(block(lambda bx, tx: loop(tx)))) == 0
 
 
+def test_a_loop_in_an_iteration_of_a_parallel_loop_needs_no_barrier():
+    """What an iteration writes at places that data decides, step after step, is its own."""
+    @T.prim_func
+    def f(A: T.Tensor((64, 4), "int32"), B: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=64):
+            S, n = T.alloc_shared((256,), "int32"), T.alloc_fragment((64,), "int32")
+            T.clear(n)
+            for t in T.Parallel(64):
+                for i in T.unroll(4):
+                    if A[t, i] > 0:
+                        S[t * 4 + n[t] + A[t, i] % 2] = A[t, i]
+                        n[t] += 1
+            T.copy(S, B)
+
+    launch, = lower(f.func, Target({"kind": "cuda", "arch": "sm_80"})).kernels
+    assert barriers(launch.launch) == 1 and launch.launch.plan.sync_report.startswith("ordered")
+
+
 def test_one_thread_needs_nothing():
     f = block(lambda bx, tx: seq(put(S, tx, get(G, tx)), put(H, tx, get(S, 63 - tx))), threads=1)
     assert barriers(placed(f)) == 0

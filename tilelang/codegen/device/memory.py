@@ -16,6 +16,7 @@ from .types import HALVES, lane_args, type_name, unsupported
 
 SHARED_SCOPES = (STATIC, DYNAMIC, BARRIER)
 
+_WIDE = "float8_e5m2"  # the float8 type of more exponents
 
 class Memory:
     """Registers the text of loads and addresses; prints allocations and stores.
@@ -129,8 +130,11 @@ class Memory:
             name = {"float16": "half", "float32": "float"}.get(v.dtype.base, "bfloat16")
             if v.args[0].dtype.is_int:
                 self.page.worked_with.add(v.dtype.base)
-            does = f"{name}_of_bytes" if v.args[0].dtype.is_int else f"pack_{name}"
-            self.page.emit(f"tl::{does}<{v.dtype.lanes}>({to}, {self._vector_address(v.args[0])});")
+            base = v.args[0].dtype.base
+            narrow = base.startswith("float8")
+            does = f"{name}_of_bytes" if v.args[0].dtype.is_int else f"{name}_of_float8" if narrow else f"pack_{name}"
+            shape = f"{v.dtype.lanes}, {str(base == _WIDE).lower()}" if narrow else str(v.dtype.lanes)
+            self.page.emit(f"tl::{does}<{shape}>({to}, {self._vector_address(v.args[0])});")
         elif isinstance(v, Call) and v.op == "codes_taken":
             high, (packed, table) = str(v.options.high).lower(), v.args
             of = f"take_codes_of<{high}>" if v.dtype.lanes == 2 else f"take_codes<{v.dtype.lanes}, {high}>"

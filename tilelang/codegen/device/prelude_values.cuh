@@ -259,6 +259,29 @@ template <int N> TL_DEVICE void pack_bfloat16(bfloat16_t* to, const float* from)
   }
 #endif
 }
+//@ half_of_float8
+// N float8 in registers to halves in registers.  WIDE: e5m2.
+template <int N, bool WIDE> TL_DEVICE void half_of_float8(half_t* to, const void* from) {
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    unsigned& out = reinterpret_cast<unsigned*>(to)[i];
+    const unsigned short pair = reinterpret_cast<const unsigned short*>(from)[i];
+    if constexpr (WIDE) asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(out) : "h"(pair));
+    else asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(out) : "h"(pair));
+  }
+}
+//@ bfloat16_of_float8
+template <int N, bool WIDE> TL_DEVICE void bfloat16_of_float8(bfloat16_t* to, const void* from) {
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) {
+    unsigned& out = reinterpret_cast<unsigned*>(to)[i];
+    const unsigned short pair = reinterpret_cast<const unsigned short*>(from)[i];
+    if constexpr (WIDE) asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(out) : "h"(pair));
+    else asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(out) : "h"(pair));
+    asm("{\n.reg .b16 l, h;\n.reg .f32 x, y;\nmov.b32 {l, h}, %0;\ncvt.f32.f16 x, l;\ncvt.f32.f16 y, h;\n"
+        "cvt.rn.bf16x2.f32 %0, y, x;\n}" : "+r"(out));
+  }
+}
 //@ map
 template <typename F, typename T, int N> TL_DEVICE auto map(F f, const vec<T, N>& x) {
   vec<decltype(f(x.v[0])), N> out;

@@ -11,7 +11,7 @@ from tilelang.jit import JITKernel
 from ..place import Place
 from .decode_kernels import decode_attention
 from .form import FACTS, AttentionForm, DecodeForm, Tile
-from .inputs import UNIT, fast_kernel
+from .inputs import UNIT, fast_kernel, unit_of
 from .kernels import dense_attention
 from .packed_kernels import packed_attention
 from .problem import AttentionProblem, Sizes
@@ -97,9 +97,10 @@ def _decode(f: DecodeForm) -> Any:
     batch, pages, width = T.dynamic("batch, pages, width")
     pages = batch if f.sizes.page_size is None else pages
     return decode_attention(replace(f, sizes=f.sizes._replace(batch=batch, pages=pages, width=width),
-                                    strides=tuple(symbolic_strides(name, s) for name, s in zip("kv", f.strides))))
+                                    strides=tuple(symbolic_strides(name, s, unit_of(f.kv_dtype)) for name, s in zip(
+                                        "kv", f.strides))))
 
 
-def symbolic_strides(name: str, strides: tuple[Any, ...]) -> tuple[Any, ...]:
+def symbolic_strides(name: str, strides: tuple[Any, ...], unit: int = UNIT) -> tuple[Any, ...]:
     """The strides of a tensor. Symbolic strides are declared as multiples of 16 bytes, which TMA and vector loads need."""
-    return tuple(T.dynamic(f"{name}_step_{d}") * UNIT if n is None else n for d, n in enumerate(strides))
+    return tuple(T.dynamic(f"{name}_step_{d}") * unit if n is None else n for d, n in enumerate(strides))

@@ -15,7 +15,7 @@ from typing import Any
 import tilelang.language as T
 
 from .form import LOG2E, DecodeForm
-from .kernels import KeyTiles, attend, itself, working_set
+from .kernels import KeyTiles, attend, working_set
 
 
 @T.macro
@@ -42,12 +42,29 @@ def merge_splits(f, Means, Sums, O, LSE, splits, at):
 
 
 @T.macro
-def load_queries(f, Qs, Q, b, h, row):
+def load_queries(f, Qs, Q, b, h, row, factor):
     """Load the queries of the tile that starts at `row`, in the order of `store`; zeros behind the last query."""
     rows, dim = Qs.shape
     for i, j in T.Parallel(rows, dim):
         r = row + i
-        Qs[i, j] = T.if_then_else(r < f.used, Q[b, r // f.group, h * f.group + r % f.group, j], T.cast(0, Qs.dtype))
+        q = T.if_then_else(r < f.used, Q[b, r // f.group, h * f.group + r % f.group, j], T.cast(0, f.dtype))
+        Qs[i, j] = q if f.math == f.dtype else T.cast(T.cast(q, "float32") * factor, f.math)
+
+
+@T.macro
+def magnitude(f, Q, b, h, row):
+    """(x, 1 / x): the power of two in the largest query of a tile. Queries over x are float16, whatever their exponents."""
+    if f.math == f.dtype:
+        return 1.0, 1.0
+    q, most = T.alloc_fragment((f.tile.rows, f.sizes.dim), "float32"), T.alloc_fragment((f.tile.rows,), "float32")
+    largest = T.alloc_fragment((1,), "float32")
+    for i, j in T.Parallel(f.tile.rows, f.sizes.dim):
+        r = T.min(row + i, f.used - 1)
+        q[i, j] = T.abs(T.cast(Q[b, r // f.group, h * f.group + r % f.group, j], "float32"))
+    T.reduce_max(q, most, dim=1)
+    T.reduce_max(most, largest, dim=0)
+    bits = T.max(T.min(T.shift_right(T.reinterpret(largest[0], "int32"), 23), 253), 1)
+    return T.reinterpret(T.shift_left(bits, 23), "float32"), T.reinterpret(T.shift_left(254 - bits, 23), "float32")
 
 
 @T.macro
@@ -77,12 +94,13 @@ def store(f, acc, total, results, at, h, row, with_log):
 
 
 def decode_attention(f: DecodeForm) -> Any:
-    """The kernel with the parameters (Q, K, V, Table, Lengths, scale, Means, Sums, O, LSE).
+    """The kernel with the parameters (Q, K, V, Table, Lengths, scale, unit, Means, Sums, O, LSE).
 
     Q (batch, seq_q, heads, dim); K (pages, page_size, kv_heads, dim) and V (…, dim_v) with Table (batch, width), or without a
-    table K (batch, width, kv_heads, dim); Lengths (batch,): keys of each sequence; O (batch, seq_q, heads, dim_v); LSE (batch,
-    heads, seq_q) float32, written when f.with_lse. Means (splits, batch, seq_q, heads, dim_v) and Sums (splits, batch, heads,
-    seq_q), float32, are workspace, used when f.split. Arguments that are not used are None.
+    table K (batch, width, kv_heads, dim); Lengths (batch,): keys of each sequence; unit: what an element of V counts, where
+    caches have another type than Q (`scale` holds that of K); O (batch, seq_q, heads, dim_v); LSE (batch, heads, seq_q)
+    float32, written when f.with_lse. Means (splits, batch, seq_q, heads, dim_v) and Sums (splits, batch, heads, seq_q),
+    float32, are workspace, used when f.split. Arguments that are not used are None.
 
     Query i of a sequence stands at key position Lengths - seq_q + i. It sees the keys up to its position, at most `f.left`
     before.
@@ -95,18 +113,18 @@ def decode_attention(f: DecodeForm) -> Any:
 
     def key_range(K: Any, V: Any, Table: Any, place: tuple[Any, Any, Any], at: Any, span: Any) -> KeyTiles:
         b, h, row = place
-        return KeyTiles(*span, itself, lambda k: f.rows(K, Table, b, h, k * keys), lambda k: f.rows(V, Table, b, h, k * keys),
+        return KeyTiles(*span, lambda k: f.place(Table, b, k), lambda at: f.rows(K, b, h, at), lambda at: f.rows(V, b, h, at),
                         lambda k, _, i, j: visible(f, k * keys + j, at + (row + i) // f.group))
 
-    def queries(Q: Any, b: Any, h: Any, row: Any) -> Callable[[Any], Any]:
-        return lambda tile: load_queries(f, tile, Q, b, h, row)
+    def queries(Q: Any, b: Any, h: Any, row: Any, factor: Any) -> Callable[[Any], Any]:
+        return lambda tile: load_queries(f, tile, Q, b, h, row, factor)
 
     @T.prim_func
     def flash_decode(Q: T.Tensor((batch, seq_q, heads, dim), f.dtype),
-                     K: T.StridedTensor((*cache, dim), f.strides[0], f.dtype),
-                     V: T.StridedTensor((*cache, dim_v), f.strides[1], f.dtype),
+                     K: T.StridedTensor((*cache, dim), f.strides[0], f.kv_dtype),
+                     V: T.StridedTensor((*cache, dim_v), f.strides[1], f.kv_dtype),
                      Table: T.Tensor((1, 1) if page_size is None else (batch, width), "int32"),
-                     Lengths: T.Tensor((batch,), "int32"), scale: T.float32,
+                     Lengths: T.Tensor((batch,), "int32"), scale: T.float32, unit: T.float32,
                      Means: T.Tensor((splits, batch, seq_q, heads, dim_v) if f.split else (1,), "float32"),
                      Sums: T.Tensor((splits, batch, heads, seq_q) if f.split else (1,), "float32"),
                      O: T.Tensor((batch, seq_q, heads, dim_v), f.dtype),
@@ -123,8 +141,12 @@ def decode_attention(f: DecodeForm) -> Any:
             share = T.ceildiv(end - begin, splits)
             first = T.min(end, begin + s * share)
             last = T.min(end, first + share)
-            acc, total = attend(f, work, queries(Q, b, h, row), c,
+            size, factor = magnitude(f, Q, b, h, row)
+            acc, total = attend(f, work, queries(Q, b, h, row, factor), c * size if f.math != f.dtype else c,
                                 key_range(K, V, Table, (b, h, row), at, (first, last)))
+            if f.kv_dtype != f.dtype:
+                for i, j in T.Parallel(rows, dim_v):
+                    acc[i, j] *= unit
             if f.split:
                 store(f, acc, total, (Means, Sums), (s, b), h, row, True)
             else:

@@ -12,6 +12,9 @@ from ..arrays import aligned, compact, is_numpy, strides, type_name
 from .inputs import check_alike, check_heads, device_of, strides_of
 
 
+FLOAT8 = "float8_e4m3fn"
+
+
 class DecodeSizes(NamedTuple):
     """The sizes of one call: ints or symbols; heads, head dimensions, seq_q and page_size are ints.
 
@@ -34,14 +37,15 @@ class DecodeSizes(NamedTuple):
 class DecodeProblem:
     """A call of flash_decode: everything that decides which kernel answers it, without the values.
 
-    strides: of the caches; None where each call gives its own. window: number of keys that a query sees; None: all. splits:
-    number of blocks that divide the keys of a sequence, where the caller gives it. copied: which of q, k_cache, v_cache a
-    kernel cannot read as they are stored. single: q has no dimension of queries.
+    strides: of the caches; None where each call gives its own. kv_dtype: their type. window: number of keys that a query sees;
+    None: all. splits: number of blocks that divide the keys of a sequence, where the caller gives it. copied: which of q,
+    k_cache, v_cache a kernel cannot read as they are stored. single: q has no dimension of queries.
     """
 
     sizes: DecodeSizes
     strides: tuple[tuple[int | None, ...], ...]
     dtype: str
+    kv_dtype: str
     window: int | None
     splits: int | None
     copied: tuple[bool, ...]
@@ -84,7 +88,9 @@ def decode_problem(tensors: Mapping[str, Any], on_cuda: bool, *, window: Any, sp
     q, k, v, out = (tensors[n] for n in ("q", "k_cache", "v_cache", "out"))
     sizes = _sizes(q, k, v, tensors["lengths"], tensors["block_table"])
     check_heads(sizes.heads, sizes.kv_heads, sizes.dim, sizes.dim_v)
-    check_alike(q, {"k_cache": k, "v_cache": v, "out": out})
+    narrow = type_name(k) == type_name(v) == FLOAT8 and type_name(q) in ("float16", "bfloat16") and device_of(k) == device_of(
+        v) == device_of(q)
+    check_alike(q, {**({} if narrow else {"k_cache": k, "v_cache": v}), "out": out})
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise error("attention-option", f"window must be a number of keys from 1 on, found {window!r}",
                     expected="a number of keys from 1", hint="window=1024")
@@ -96,7 +102,7 @@ def decode_problem(tensors: Mapping[str, Any], on_cuda: bool, *, window: Any, sp
               *(strides_of(x, on_device) is None for x in (k, v)))
     # The stride of a dimension of one element is arbitrary, so no symbol can be solved for it.
     free = tuple((*(c if n == 1 else None for n, c in zip(x.shape, compact(x.shape)[:-1])), 1) for x in (k, v))
-    problem = DecodeProblem(sizes, free, type_name(q), window, splits, copied, with_lse, q.ndim == 3)
+    problem = DecodeProblem(sizes, free, type_name(q), type_name(k), window, splits, copied, with_lse, q.ndim == 3)
     if out is not None and (tuple(out.shape) != problem.shape or strides(out) != compact(problem.shape)):
         raise error("attention-shape", f"out has shape {tuple(out.shape)} and strides {strides(out)}, expected {problem.shape} "
                     "without gaps", expected=f"{problem.shape} without gaps",

@@ -24,23 +24,27 @@ _MERGE, _MERGE_SPLIT = 4000.0, 60.0  # cycles of the second launch, and for each
 
 def decode_choice(p: DecodeProblem, machine: Machine) -> tuple[Tile, int]:
     """The cost model's choice: (tile, splits)."""
-    tile = decode_tile(machine, p.sizes)
+    tile = decode_tile(machine, p.sizes, p.kv_dtype != p.dtype)
     return tile, p.splits or decode_splits(machine, p.sizes, tile)
 
 
-def decode_tile(m: Machine, sizes: DecodeSizes) -> Tile:
-    """The tile: rows for all queries that share a kv head, keys that divide a page, stages that keep enough bytes in flight."""
+def decode_tile(m: Machine, sizes: DecodeSizes, narrow: bool = False) -> Tile:
+    """The tile: rows for all queries that share a kv head, keys that divide a page, stages that keep enough bytes in flight.
+
+    narrow: of float8 caches, whose elements threads convert: by blocks of few rows, of which an SM has three.
+    """
     dims = sizes.dim + sizes.dim_v
     most = 96 if dims <= 128 else 64 if dims <= 384 or m.kind == "wgmma" else 32
     keys = next(n for n in range(most, 15, -16) if sizes.page_size is None or sizes.page_size % n == 0)
     if m.kind == "cpu":
         return Tile(max(16, min(64, ceil(sizes.seq_q * sizes.heads / max(1, sizes.kv_heads) / 16) * 16)), keys, 1, 128)
-    two = 2 * 2 * keys * dims  # bytes of two stages
+    two, used = 2 * 2 * keys * dims, sizes.seq_q * sizes.heads // max(1, sizes.kv_heads)  # bytes of two stages
     ring = max(64 << 10, min(two, 128 << 10)) if m.kind == "wgmma" else 128 << 10  # two blocks per SM
     for stages in range(6 if m.kind == "wgmma" else 4, 1, -1):
         tile = Tile(64, keys, stages, 128)
         if stages * two // 2 <= ring and shared_bytes(tile, sizes.dim, sizes.dim_v) <= m.shared:
-            return tile
+            return tile if not narrow else replace(tile, rows=next(n for n in (16, 32, 64) if n >= min(64, used)),
+                                                   stages=stages if used > 16 or m.kind != "wgmma" else 4)
     return Tile(64, 16, 2, 128)
 
 
@@ -73,15 +77,15 @@ def near_choices(sizes: DecodeSizes, model: tuple[Tile, int], any_splits: bool) 
 
 
 def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_table: Any = None, scale: float | None = None,
-                 window: int | None = None, splits: int | None = None, return_lse: bool = False, out: Any = None,
-                 target: Any = None, tune: bool | None = None) -> Any:
+                 k_scale: float = 1.0, v_scale: float = 1.0, window: int | None = None, splits: int | None = None,
+                 return_lse: bool = False, out: Any = None, target: Any = None, tune: bool | None = None) -> Any:
     """softmax(scale * q k^T) v for the newest queries of each sequence, over its cached keys and values.
 
     q: (batch, seq_q, heads, dim), or (batch, heads, dim) for one query each.  lengths: (batch,) int32, keys of each sequence,
     the queries' own included; their values are not read on the host.  Query i stands at key position lengths - seq_q + i and
     sees the keys up to there, with window=w the last w of them.  A query that sees none gives 0 and the logarithm -inf.
-    float16, bfloat16 or float32 (GEMMs in tf32 on a GPU); dim and dim_v multiples of 16 up to 256; heads is a multiple of
-    kv_heads.
+    float16, bfloat16 or float32 (GEMMs in tf32 on a GPU); caches alike, or for queries of 16 bits both float8_e4m3fn, whose
+    elements count k_scale and v_scale each; dim and dim_v multiples of 16 up to 256; heads is a multiple of kv_heads.
 
     With block_table (batch, pages a sequence may have), int32: k_cache (pages, page_size, kv_heads, dim), v_cache (…, dim_v);
     key p of sequence b is row p % page_size of page block_table[b, p // page_size].  page_size is a multiple of 16.  Entries
@@ -109,10 +113,11 @@ def flash_decode(q: Any, k_cache: Any, v_cache: Any, lengths: Any, *, block_tabl
             dict(zip(NAMES, (*arrays, out))), target, tune, scale, window=window, splits=splits, with_lse=return_lse))
     check_gradient("flash_decode", q, k_cache, v_cache)
     scale = answer.scale if scale is None else check_scale(scale)
+    k_scale, v_scale = check_scale(k_scale), check_scale(v_scale)
     if out is not None:
         check_disjoint(answer.disjoint, out, q, {"k_cache": k_cache, "v_cache": v_cache})
     result, lse = answer.result() if out is None else out, answer.logs() if return_lse else None
-    answer.run(arrays, scale, result, lse)
+    answer.run(arrays, (scale * k_scale, v_scale), result, lse)
     return (result, lse) if return_lse else result
 
 
@@ -122,12 +127,12 @@ _RUNS: Cache[Prepared] = Cache(4096)
 
 def prepare(tensors: dict[str, Any], target: Any, tune: bool | None, scale: Any, **options: Any) -> Prepared:
     """Check the arguments, and find or compile their kernel. tensors, options: as decode_problem takes them."""
-    check_tensors("flash_decode", tensors, NAMES[:3], NAMES[4:])
+    check_tensors("flash_decode", tensors, NAMES[:1], NAMES[4:])
     q, k, v, *_, out = tensors.values()
     at = running_on(q, target)
     problem = decode_problem(tensors, at.target.is_gpu, **options)
     machine = machine_of(at.target, at.sms, problem.dtype)
-    tuned = not problem.empty and at.tuned(tune, q)
+    tuned = not problem.empty and problem.kv_dtype == problem.dtype and at.tuned(tune, q)
     choice = _tuned(problem, machine, tensors, scale, at) if tuned else None
     return Prepared(_run(problem, machine, at, q, choice), maker(q, problem.shape, problem.dtype),
                     maker(q, problem.lse_shape, "float32"), problem.default_scale,
@@ -136,19 +141,19 @@ def prepare(tensors: dict[str, Any], target: Any, tune: bool | None, scale: Any,
 
 def _run(problem: DecodeProblem, machine: Machine, at: Place, like: Any,
          choice: tuple[Tile, int] | None) -> Callable[..., None]:
-    """A function f(arrays, scale, out, lse) that computes a problem. choice: (tile, splits) instead of the cost model's."""
+    """A function f(arrays, scales, out, lse) that computes a problem. choice: (tile, splits) instead of the cost model's."""
     p, z = problem, problem.sizes
     if p.empty:
         return lambda *_: None
     tile, splits = choice or decode_choice(p, machine)
     # Sizes and strides that are None are given by each call.
     kernel = decode_kernel(DecodeForm(z._replace(batch=None, pages=None, width=None), p.strides, p.dtype,
-                                      None if p.window is None else p.window - 1, tile, splits > 1, p.with_lse), at)
+                                      None if p.window is None else p.window - 1, tile, splits > 1, p.with_lse, p.kv_dtype), at)
     # Workspace of the splits.
     shapes = (splits, z.batch, z.seq_q, z.heads, z.dim_v), (splits, z.batch, z.heads, z.seq_q)
     workspace = [maker(like, shape, "float32") for shape in shapes if splits > 1]
 
-    def run(arrays: tuple[Any, ...], scale: float, out: Any, lse: Any) -> None:
+    def run(arrays: tuple[Any, ...], scales: tuple[float, float], out: Any, lse: Any) -> None:
         q, k, v, lengths, table = arrays
         if any(p.copied):
             q, k, v = (compact_copy(x) if c else x for x, c in zip((q, k, v), p.copied))
@@ -156,9 +161,14 @@ def _run(problem: DecodeProblem, machine: Machine, at: Place, like: Any,
         if p.single:
             q, out = (x.reshape(z.batch, 1, z.heads, -1) for x in (q, out))
             lse = None if lse is None else lse.reshape(z.batch, z.heads, 1)
-        kernel(q, k, v, table, lengths, scale, means, sums, out, lse)
+        kernel(q, k, v, table, lengths, *scales, means, sums, out, lse)
 
     return run
+
+
+def _unscaled(run: Callable[..., None]) -> Callable[..., None]:
+    """The same function of a scale alone."""
+    return lambda arrays, scale, out, lse: run(arrays, (scale, 1.0), out, lse)
 
 
 def _tuned(problem: DecodeProblem, machine: Machine, tensors: dict[str, Any], scale: Any, at: Place) -> tuple[Tile, int]:
@@ -172,5 +182,5 @@ def _tuned(problem: DecodeProblem, machine: Machine, tensors: dict[str, Any], sc
     found: tuple[Tile, int] = candidates.tuned_choice(
         "flash_decode", key, (arrays, problem.default_scale if scale is None else check_scale(scale)), problem.capacity, at,
         results, near_choices(problem.sizes, decode_choice(problem, machine), problem.splits is None),
-        lambda c: _run(problem, machine, at, arrays[0], c))
+        lambda c: _unscaled(_run(problem, machine, at, arrays[0], c)))
     return found

@@ -104,6 +104,9 @@ class AttentionForm:
         factor = (scale if self.scale is None else self.scale) * LOG2E
         return const(factor, "float64") if self.accum == "float64" and self.scale is not None else factor
 
+    # The types of K and V, and of the operands of GEMMs.
+    kv_dtype = math = property(lambda self: self.dtype)
+
     def _tensor(self, number: int, length: Any, heads: int, dim: int) -> Any:
         batch, shape = self.sizes.batch, (length, heads, dim)
         if self.layout != "packed":
@@ -200,8 +203,8 @@ class BackwardForm:
 class DecodeForm:
     """The parameters that a kernel of flash_decode is compiled for.
 
-    strides: of the caches of K and V in elements, the last one 1. left: number of keys before its own that a query sees; None:
-    all. split: whether several blocks divide the keys of a sequence.
+    strides: of the caches of K and V in elements, the last one 1. kv_dtype: the type of the caches. left: number of keys before
+    its own that a query sees; None: all. split: whether several blocks divide the keys of a sequence.
     """
 
     sizes: DecodeSizes
@@ -211,6 +214,7 @@ class DecodeForm:
     tile: Tile
     split: bool
     with_lse: bool
+    kv_dtype: str
     accum = "float32"
 
     @property
@@ -219,13 +223,26 @@ class DecodeForm:
         return self.sizes.heads // self.sizes.kv_heads
 
     @property
+    def math(self) -> str:
+        """The type of the operands of GEMMs: float16 holds each float8, and takes half the instructions of bfloat16."""
+        return self.dtype if self.kv_dtype == self.dtype else "float16"
+
+    @property
     def used(self) -> int:
         """Number of rows, in all tiles of a kv head, that are queries."""
         return self.sizes.seq_q * self.group
 
-    def rows(self, X: Any, table: Any, b: Any, h: Any, start: Any) -> Any:
+    def place(self, table: Any, b: Any, k: Any) -> Any:
+        """What `rows` takes for tile k of a sequence's keys: its number, in a cache of pages among all of the cache's tiles."""
+        if self.sizes.page_size is None:
+            return k
+        each = self.sizes.page_size // self.tile.keys
+        return table[b, k] if each == 1 else table[b, k // each] * each + k % each
+
+    def rows(self, X: Any, b: Any, h: Any, place: Any) -> Any:
         """The region of a tile of keys in a cache; it lies in one page."""
-        page, keys = self.sizes.page_size, self.tile.keys
-        if page is None:
-            return X[b, start:start + keys, h, :]
-        return X[table[b, start // page], start % page:start % page + keys, h, :]
+        keys = self.tile.keys
+        if self.sizes.page_size is None:
+            return X[b, place * keys:(place + 1) * keys, h, :]
+        each = self.sizes.page_size // keys
+        return X[place // each, place % each * keys:(place % each + 1) * keys, h, :]

@@ -141,6 +141,11 @@ def check_alike(q: Any, others: Mapping[str, Any]) -> None:
                         hint="convert them to one type on one device")
 
 
+def unit_of(kind: str) -> int:
+    """What strides of elements of this type are a multiple of: 8, those of 8 bits 16."""
+    return 16 if kind.startswith("float8") else UNIT
+
+
 def strides_of(x: Any, on_device: bool = False) -> tuple[int, ...] | None:
     """The strides in elements; None where a kernel cannot read the array as it is stored.
 
@@ -150,7 +155,7 @@ def strides_of(x: Any, on_device: bool = False) -> tuple[int, ...] | None:
     if on_device and not aligned(x):
         return None
     out = tuple(c if n == 1 else s for s, c, n in zip(strides(x), compact(x.shape), x.shape))
-    return out if out[-1] == 1 and all(s >= 0 and s % UNIT == 0 for s in out[:-1]) else None
+    return out if out[-1] == 1 and all(s >= 0 and s % unit_of(type_name(x)) == 0 for s in out[:-1]) else None
 
 
 def running_on(x: Any, target: Any) -> Place:

@@ -22,7 +22,8 @@ ROWS = KEYS = 64  # heads and keys of a tile
 TILES = (ROWS, KEYS), (32, 32), (32, 16)  # of plain_attention: the first for which a block has room
 PAIR = 2 * KEYS  # keys of an even and an odd tile: the unit in which work is divided
 LOWEST = -1e30  # the first maximum; finite, so that rows without keys do not compute inf - inf
-REGS = 224, 56  # of a thread that multiplies and of one that gathers
+ROWS_EACH = 4  # rows of a tile that one of 128 threads gathers, with 7 others
+REGS = 216, 72  # of a thread that multiplies and of one that gathers
 MERGING = 16  # blocks that look for divided sequences, per head
 
 
@@ -177,6 +178,8 @@ def consume(f, g, tiles, work, scales, results):
             for i in T.serial(first, last):
                 score(f, g, tiles, S, n % 2)
                 T.wait_wgmma(0)
+                if i == last - 1:
+                    T.mbarrier_arrive(tiles.q_free[0])
                 mask(f, S, (2 * i + g) * KEYS, length, h, tiles.places, g)
                 if g == 1:  # multiplied during the softmax
                     T.mbarrier_wait_parity(tiles.ready[0], n % 2)
@@ -193,15 +196,15 @@ def consume(f, g, tiles, work, scales, results):
                 rescale(acc, factor)
                 T.wgmma_gemm(P, V[g, :, :], acc)
                 T.wait_wgmma(0)
-                T.mbarrier_arrive(tiles.free[4 * g])
                 if g == 0:
+                    T.mbarrier_arrive(tiles.free[0])
                     T.mbarrier_wait_parity(tiles.ready[1], n % 2)
                     add_other(1, tiles, V, acc, state, c)
                     T.wait_wgmma(0)
-                    T.mbarrier_arrive(tiles.free[3])
                     T.mbarrier_arrive(tiles.free[5])
+                if i < last - 1:
+                    T.mbarrier_arrive(tiles.free[3 + g])
                 n = n + 1
-            T.mbarrier_arrive(tiles.q_free[0])
             m = m + 1
             T.copy(total, tiles.norms[g, :])
             T.sync_threads(1, 256)
@@ -210,9 +213,17 @@ def consume(f, g, tiles, work, scales, results):
             T.sync_threads(1, 256)
             finish(acc, state, c, unit)
             if last - first == pairs:
-                store(acc, total, *results[:2], s, h, g * f.dim_v // 2)
+                T.copy(acc, V[1, :, :])
+                T.copy(V[1, :, :], results[0][s, h:h + ROWS, g * f.dim_v // 2:(g + 1) * f.dim_v // 2])
+                if g == 0:
+                    for r in T.Parallel(ROWS):
+                        results[1][s, h + r] = total[r]
             elif f.divided:
                 store(acc, total, *results[2:], s + p, h, g * f.dim_v // 2)
+            if last > first:
+                T.mbarrier_arrive(tiles.free[3 + g])
+            else:
+                T.mbarrier_arrive(tiles.q_free[0])
 
 
 @T.macro
@@ -241,35 +252,46 @@ def load_keys(f, g, tiles, cache, s, key, length, phase):
 
 
 @T.macro
-def gather_piece(KV, begin, tile, g, tiles, piece, phase):
-    """Copy the rows of tiles.places, from column `begin` on, to a piece of stage g; zeros for -1."""
-    t, width = T.get_thread_binding() - 256, tile.shape[2] // 8
+def gather_piece(KV, begin, tile, g, tiles, piece, phase, rows):
+    """Copy the columns from `begin` on of a thread's rows to a piece of stage g; zeros for -1."""
+    t = T.get_thread_binding() - 256
     if piece > 0:
         T.mbarrier_wait_parity(tiles.free[3 * g + piece], phase)
-    for r in T.unroll(KEYS * width // 128):
-        i, j = (r * 128 + t) // width, (r * 128 + t) % width * 8
-        place = tiles.places[g, i]
-        T.ptx_cp_async(T.access_ptr(tile[g, i, j], "w", 8), T.access_ptr(KV[0, T.max(place, 0), begin + j], "r", 8), 8,
-                       place >= 0)
+    for c in T.unroll(tile.shape[2] // 64):
+        for r in T.unroll(ROWS_EACH):
+            i, j = t // 8 + KEYS // ROWS_EACH * r, c * 64 + t % 8 * 8
+            T.ptx_cp_async(T.access_ptr(tile[g, i, j], "w", 8), T.access_ptr(KV[0, T.max(rows[r], 0), begin + j], "r", 8), 8,
+                           rows[r] >= 0)
     T.cp_async_barrier_noinc(tiles.full[3 * g + piece])
 
 
 @T.macro
-def gather(f, g, tiles, cache, s, key, count, phase):
-    """Copy the rows that entries `key` on of Table[s] name to stage g, with zeros for -1 and behind the first `count`."""
-    KV, Table = cache
+def named(Table, s, key, count, rows):
+    """The rows that a thread copies of the tile of keys from `key` on: -1 for none, and behind the first `count`."""
     t = T.get_thread_binding() - 256
-    row = T.alloc_var("int32", init=-1)
-    if T.And(t < KEYS, key + t < count):
-        row = Table[s, key + t]
+    for r in T.unroll(ROWS_EACH):
+        at = key + t // 8 + KEYS // ROWS_EACH * r
+        rows[r] = T.if_then_else(at < count, Table[s, T.min(at, Table.shape[1] - 1)], -1)
+
+
+@T.macro
+def gather(g, tiles, cache, s, key, count, phase, held):
+    """Copy the rows that entries `key` on of Table[s] name to stage g, with zeros for -1 and behind the first `count`.
+
+    held: (rows, ahead). ahead: the rows of this tile; afterwards, of the next."""
+    (KV, Table), (rows, ahead) = cache, held
+    t = T.get_thread_binding() - 256
+    for r in T.unroll(ROWS_EACH):
+        rows[r] = ahead[r]
+    named(Table, s, key + KEYS, count, ahead)
     T.mbarrier_wait_parity(tiles.free[3 * g], phase)
-    if t < KEYS:
-        tiles.places[g, t] = row
-    T.sync_threads(2, 128)
+    if t % 8 == 0:
+        for r in T.unroll(ROWS_EACH):
+            tiles.places[g, t // 8 + KEYS // ROWS_EACH * r] = rows[r]
     T.mbarrier_arrive(tiles.full[3 * g])  # the places; the copies arrive too
-    gather_piece(KV, 0, tiles.left, g, tiles, 0, phase)
-    gather_piece(KV, f.dim_v // 2, tiles.right, g, tiles, 1, phase)
-    gather_piece(KV, f.dim_v, tiles.rope, g, tiles, 2, phase)
+    gather_piece(KV, 0, tiles.left, g, tiles, 0, phase, rows)
+    gather_piece(KV, tiles.left.shape[2], tiles.right, g, tiles, 1, phase, rows)
+    gather_piece(KV, 2 * tiles.left.shape[2], tiles.rope, g, tiles, 2, phase, rows)
 
 
 @T.macro
@@ -278,6 +300,7 @@ def produce(f, tiles, work, Q, cache):
     Lengths, Begins, most, p, h = work
     with T.ws(2):
         T.dec_max_nreg(24 if f.kv_dtype == f.dtype and not f.sparse else REGS[1])
+        rows = [T.alloc_local((ROWS_EACH,), "int32") for _ in (0, 1)] if f.sparse else ()
         n, m = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)
         for s in T.serial(Begins[p, 0], Begins[p + 1, 0] + T.cast(Begins[p + 1, 1] > 0, "int32")):
             length, _, first, last = span(Begins, Lengths, most, p, s)
@@ -286,10 +309,15 @@ def produce(f, tiles, work, Q, cache):
             T.tma_copy(Q[s, h:h + ROWS, f.dim_v:f.dim_v + f.rope], tiles.q_rope, barrier=tiles.q_full[0])
             T.mbarrier_arrive(tiles.q_full[0])
             m = m + 1
+            if f.sparse:
+                named(cache[1], s, first * PAIR, length, rows[1])
             for i in T.serial(first, last):
-                fill = gather if f.sparse else load_keys
-                fill(f, 0, tiles, cache, s, i * PAIR, length, (n + 1) % 2)
-                fill(f, 1, tiles, cache, s, i * PAIR + KEYS, length, (n + 1) % 2)
+                if f.sparse:
+                    gather(0, tiles, cache, s, i * PAIR, length, (n + 1) % 2, rows)
+                    gather(1, tiles, cache, s, i * PAIR + KEYS, length, (n + 1) % 2, rows)
+                else:
+                    load_keys(f, 0, tiles, cache, s, i * PAIR, length, (n + 1) % 2)
+                    load_keys(f, 1, tiles, cache, s, i * PAIR + KEYS, length, (n + 1) % 2)
                 n = n + 1
 
 

@@ -56,9 +56,13 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
     return out
 
 
-def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 3, tile: int = 128) -> Any:
-    """The kernel (Q, K, W, Unit, Ends, Out). W: weights with the scales of the queries. wide: tiles for wgmma."""
-    per, tile, threads = max(1, 128 // heads), tile if wide else 64, 256 if wide else 128
+def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 3, tile: int = 192) -> Any:
+    """The kernel (Q, K, W, Unit, Ends, Out). W: weights with the scales of the queries. wide: tiles for wgmma, of three groups.
+
+    Weighted scores have a fragment of their own: in registers of the GEMM they would be no multiply-adds of the sums.
+    Scales of keys are loaded into registers one tile ahead.
+    """
+    per, tile, threads = max(1, 128 // heads), tile if wide else 64, 2 * tile if wide else 128
     columns = per * heads
     queries, keys = T.dynamic("queries, keys")
 
@@ -71,20 +75,25 @@ def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 3, 
                      Ends: T.Tensor((queries,), "int32"), Out: T.Tensor((queries, keys), "float32")):
         with T.Kernel(T.ceildiv(queries, per), threads=threads) as b:
             Qs, Ks = T.alloc_shared((columns, dim), dtype), T.alloc_shared((tile, dim), dtype)
-            S, weight = T.alloc_fragment((tile, columns), "float32"), T.alloc_fragment((columns,), "float32")
-            total, unit = T.alloc_fragment((tile, per), "float32"), T.alloc_shared((tile,), "float32")
+            S, weighted = T.alloc_fragment((tile, columns), "float32"), T.alloc_fragment((tile, columns), "float32")
+            weight, total = T.alloc_fragment((columns,), "float32"), T.alloc_fragment((tile, per), "float32")
+            unit, ahead = T.alloc_fragment((tile,), "float32"), T.alloc_fragment((tile,), "float32")
             end = T.alloc_fragment((per,), "int32")
             T.copy(Q[b * columns:(b + 1) * columns, :], Qs)
             T.copy(W[b * columns:(b + 1) * columns], weight)
             T.copy(Ends[b * per:(b + 1) * per], end)
             used = T.ceildiv(T.max(T.min(furthest(Ends, b * per), keys), 0), tile)
+            for j in T.Parallel(tile):
+                ahead[j] = Unit[T.min(j, keys - 1)]
             for t in T.Pipelined(used, num_stages=stages):
                 T.copy(K[t * tile:(t + 1) * tile, :], Ks)
-                T.copy(Unit[t * tile:(t + 1) * tile], unit)
+                T.copy(ahead, unit)
+                for j in T.Parallel(tile):
+                    ahead[j] = Unit[T.min((t + 1) * tile + j, keys - 1)]
                 T.gemm(Ks, Qs, S, transpose_B=True, clear_accum=True)
                 for j, n in T.Parallel(tile, columns):
-                    S[j, n] = T.max(S[j, n], 0.0) * weight[n]
-                T.reduce_sum(T.reshape(S, (tile, per, heads)), total, dim=2)
+                    weighted[j, n] = T.max(S[j, n], 0.0) * weight[n]
+                T.reduce_sum(T.reshape(weighted, (tile, per, heads)), total, dim=2)
                 for i, j in T.Parallel(per, tile):
                     if T.And(t * tile + j < keys, b * per + i < queries):
                         shown = t * tile + j < end[i]

@@ -65,12 +65,14 @@ def _filled(like: Any, count: int, value: int) -> Any:
 
 
 def _plan(q: Any, queries: int, most: int, splits: int) -> MlaPlan:
-    """Few queries: the keys of all divided evenly among the blocks. Many: a block for each query."""
+    """Few queries: the keys of all divided evenly among the blocks. Many: whole queries, so that the loads of one run under the
+    end of the one before."""
     if queries < _WHOLE * splits:
         plan = divide([most] * queries, splits)
     else:
-        begins = np.stack([np.arange(queries + 1), np.zeros(queries + 1)], 1).astype(np.int32)
-        plan = MlaPlan(begins, np.repeat(begins[:-1, :1], 2, 1), False)
+        begins = np.zeros((splits + 1, 2), np.int32)
+        begins[:, 0] = np.arange(splits + 1) * queries // splits
+        plan = MlaPlan(begins, np.zeros((queries, 2), np.int32), False)
     return plan if is_numpy(q) else MlaPlan(*(copied_to(q, np.ascontiguousarray(x)) for x in plan[:2]), plan.divided)
 
 

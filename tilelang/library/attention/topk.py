@@ -18,6 +18,7 @@ from ..place import Place
 from .inputs import check_like, running_on
 
 SIZE = 1 << 14  # keys of a block: 64 in each of 256 threads
+FEW = 4  # keys of a thread that are searched bit by bit, where its others are known to be taken or left
 BINS = 2048  # of a histogram
 
 
@@ -74,8 +75,8 @@ def _width(x: Any) -> int:
 
 def _ordered(x: Any) -> Any:
     """The bits of a float32 as a number of the same order; the two zeros are one number."""
-    bits = T.if_then_else(x == 0.0, T.uint32(0), T.reinterpret(x, "uint32"))
-    return T.if_then_else(bits >> T.uint32(31) == 0, bits | T.uint32(1 << 31), ~bits)
+    bits = T.reinterpret(T.if_then_else(x == 0.0, 0.0, x), "int32")
+    return T.reinterpret(bits ^ (bits >> 31 | T.int32(-1 << 31)), "uint32")
 
 
 @T.macro
@@ -88,17 +89,22 @@ def _keys_of(X, r, first, end, width, keys):
     for t, i in T.Parallel(*keys.shape):
         raw[t, i] = X[r, T.min(first // width + t * each + i // width, loads - 1) * width + i % width]
     for t, i in T.Parallel(*keys.shape):
-        keys[t, i] = T.if_then_else(t * keys.shape[1] + i < end, _ordered(raw[t, i]), T.uint32(0))
+        keys[t, i] = _ordered(raw[t, i])
+    for t, i in T.Parallel(*keys.shape):  # by itself: a select, not a branch around what precedes
+        keys[t, i] = T.if_then_else(t * keys.shape[1] + i < end, keys[t, i], T.uint32(0))
 
 
 @T.macro
-def _placed(keys, places, some):
-    """Writes where each of the `some` largest keys is to stand, -1 for the others."""
+def _least(keys, some):
+    """The key that is the `some`-th largest, or another that as many are not less than.
+
+    The bits of all keys are looked at until few agree with those that are found. Their keys are then moved together."""
     threads, per = keys.shape
-    mine, before = T.alloc_fragment((threads,), "int32"), T.alloc_fragment((threads,), "int32")
-    count = T.alloc_fragment((1,), "int32")
+    few = min(threads * per, FEW * threads)
+    mine, count = T.alloc_fragment((threads,), "int32"), T.alloc_fragment((1,), "int32")
     least, bit = T.alloc_var("uint32", init=0), T.alloc_var("uint32", init=1 << 31)
-    while bit != T.uint32(0):
+    low, high = T.alloc_var("int32", init=threads * per), T.alloc_var("int32", init=0)  # keys from `least`, and above all open
+    while T.And(bit != T.uint32(0), low - high > few):
         T.clear(mine)
         for i in T.unroll(per):
             for t in T.Parallel(threads):
@@ -106,7 +112,47 @@ def _placed(keys, places, some):
         T.reduce_sum(mine, count, dim=0)
         if count[0] >= some:
             least = least | bit
+            low = count[0]
+        else:
+            high = count[0]
         bit = T.if_then_else(count[0] == some, T.uint32(0), bit >> T.uint32(1))
+    if bit != T.uint32(0):
+        open_ = bit | bit - T.uint32(1)
+        packed, part = T.alloc_shared((few,), "uint32"), T.alloc_fragment((threads, few // threads), "uint32")
+        T.clear(packed)
+        T.clear(mine)
+        for i in T.unroll(per):
+            for t in T.Parallel(threads):
+                mine[t] += T.if_then_else(T.And(keys[t, i] >= least, keys[t, i] - least <= open_), 1, 0)
+        before = T.alloc_fragment((threads,), "int32")
+        T.copy(mine, before)
+        T.cumsum(before, dim=0)
+        for t in T.Parallel(threads):  # one loop: nothing orders its stores
+            for i in T.unroll(per):
+                if T.And(keys[t, i] >= least, keys[t, i] - least <= open_):
+                    before[t] -= 1
+                    packed[before[t]] = keys[t, i]
+        for t, i in T.Parallel(threads, few // threads):
+            part[t, i] = packed[t * (few // threads) + i]
+        while bit != T.uint32(0):
+            T.clear(mine)
+            for i in T.unroll(few // threads):
+                for t in T.Parallel(threads):
+                    mine[t] += T.if_then_else(part[t, i] >= least | bit, 1, 0)
+            T.reduce_sum(mine, count, dim=0)
+            if count[0] + high >= some:
+                least = least | bit
+            bit = T.if_then_else(count[0] + high == some, T.uint32(0), bit >> T.uint32(1))
+    return least
+
+
+@T.macro
+def _chosen(keys, some, chosen):
+    """chosen[:some]: the numbers of the `some` largest keys, rising."""
+    threads, per = keys.shape
+    mine, before = T.alloc_fragment((threads,), "int32"), T.alloc_fragment((threads,), "int32")
+    count = T.alloc_fragment((1,), "int32")
+    least = _least(keys, some)
     T.clear(mine)
     for i in T.unroll(per):
         for t in T.Parallel(threads):  # keys above and equal ones, counted in one number
@@ -115,13 +161,15 @@ def _placed(keys, places, some):
     equal = some - count[0] % 65536
     T.copy(mine, before)
     T.cumsum(before, dim=0)
+    for t in T.Parallel(threads):  # places of the next key: among those above, and of equal ones, as far as they are taken
+        mine[t] = before[t] - mine[t]
     for t in T.Parallel(threads):
-        before[t] -= mine[t]
-    for i in T.unroll(per):
-        for t in T.Parallel(threads):
-            taken = T.Or(keys[t, i] > least, T.And(keys[t, i] == least, before[t] >> 16 < equal))
-            places[t, i] = T.if_then_else(taken, before[t] % 65536 + T.min(before[t] >> 16, equal), -1)
-            before[t] += T.if_then_else(keys[t, i] > least, 1, T.if_then_else(keys[t, i] == least, 65536, 0))
+        for i in T.unroll(per):
+            taken = T.Or(keys[t, i] > least, T.And(keys[t, i] == least, mine[t] >> 16 < equal))
+            place = mine[t] % 65536 + T.min(mine[t] >> 16, equal)
+            if taken:
+                chosen[place] = t * per + i
+            mine[t] += T.if_then_else(keys[t, i] > least, 1, T.if_then_else(keys[t, i] == least, 65536, 0))
 
 
 def _shape(size: int) -> tuple[int, int]:
@@ -136,7 +184,7 @@ def row_kernel(k: int, size: int, width: int, mapped: bool) -> Any:
     mapped: Where holds the indices of the scores.
     """
     rows, loads, origins, columns = T.dynamic("rows, loads, origins, columns")
-    n, (threads, per) = loads * width, _shape(size)
+    n, (threads, per), most = loads * width, _shape(size), min(k, size)
 
     @T.prim_func
     def topk_row(X: T.Tensor((rows, n), "float32"), Ends: T.Tensor((rows,), "int32"),
@@ -144,17 +192,14 @@ def row_kernel(k: int, size: int, width: int, mapped: bool) -> Any:
         with T.Kernel(rows, threads=threads) as r:
             T.annotate_min_blocks_per_sm(2)
             T.assume(loads >= 1)
-            keys, places = T.alloc_fragment((threads, per), "uint32"), T.alloc_fragment((threads, per), "int32")
+            keys, chosen = T.alloc_fragment((threads, per), "uint32"), T.alloc_shared((max(32, most),), "int32")
             end = T.max(T.min(Ends[r], n), 0)
             some = T.min(end, k)
             _keys_of(X, r, 0, end, width, keys)
-            _placed(keys, places, some)
-            for t, i in T.Parallel(threads, per):
-                if places[t, i] >= 0:
-                    Out[r, places[t, i]] = Where[r, t * per + i] if mapped else t * per + i
+            _chosen(keys, some, chosen)
             for i in T.Parallel(k):
-                if i >= some:
-                    Out[r, i] = -1
+                at = T.if_then_else(i < some, chosen[T.min(i, most - 1)], 0)
+                Out[r, i] = T.if_then_else(i < some, Where[r, at] if mapped else at, -1)
 
     return topk_row
 
@@ -174,18 +219,18 @@ def chunk_kernel(k: int, width: int, mapped: bool) -> Any:
         with T.Kernel(T.ceildiv(n, SIZE), rows, threads=threads) as (c, r):
             T.annotate_min_blocks_per_sm(2)
             T.assume(loads >= 1)
-            keys, places = T.alloc_fragment((threads, per), "uint32"), T.alloc_fragment((threads, per), "int32")
+            keys, chosen = T.alloc_fragment((threads, per), "uint32"), T.alloc_shared((max(32, k),), "int32")
             last = T.max(T.min(Ends[r], n), 0)
             end = T.max(T.min(last - c * SIZE, SIZE), 0)
             if c == 0:
                 Counts[r] = last // SIZE * k + T.min(last % SIZE, k)
             _keys_of(X, r, c * SIZE, end, width, keys)
-            _placed(keys, places, T.min(end, k))
-            for t, i in T.Parallel(threads, per):
-                if places[t, i] >= 0:
-                    at = c * SIZE + t * per + i
-                    Values[r, c * k + places[t, i]] = X[r, at]
-                    Indices[r, c * k + places[t, i]] = Where[r, at] if mapped else at
+            _chosen(keys, T.min(end, k), chosen)
+            for i in T.Parallel(k):
+                if i < T.min(end, k):
+                    at = c * SIZE + chosen[i]
+                    Values[r, c * k + i] = X[r, at]
+                    Indices[r, c * k + i] = Where[r, at] if mapped else at
 
     return topk_chunk
 

@@ -25,8 +25,8 @@ from tilelang.arith import Analyzer, Linear
 from tilelang.arith.linear import emit
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, BufferFacts, Call, Cast, Const, Evaluate, Expr, For, If, Load,
                          LoopPlan, Seq, Stmt, Store, Var, While, binary, cast, const, contains, free_vars, fresh, is_const,
-                         load, logical, replace, rewrite, seq, stmts_of, substitute, walk, ways, EMPTY, FRAGMENT, GLOBAL, LOCAL,
-                         SHARED)
+                         load, logical, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, ways, EMPTY, FRAGMENT,
+                         GLOBAL, LOCAL, SHARED)
 from tilelang.ir.numbers import may_wrap
 from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, index_values, private
 
@@ -128,6 +128,7 @@ def run_loop(lw: Any, vars: tuple[Var, ...], dist: Distribution, body: Stmt, *, 
     loose: see Loop.  divides: whether the distribution divides the points among threads (in a private loop each thread runs
     all of them, at elements of its own).
     """
+    body = _loops_of_iterations(body) if divides else body
     saved = lw.known.analyzer, lw.access.loop
     lw.known.analyzer = bind_ranges(dist, lw.known.analyzer)
     for v, n in zip(vars, dist.extents):
@@ -191,6 +192,14 @@ def _wrap_axes(dist: Distribution, inner: Stmt, registers: bool, span: Any) -> S
         inner = For(v, const(0), n if isinstance(n, Expr) else const(n), "unroll" if unroll else "serial", inner,
                     plan=plan, span=span)
     return inner
+
+
+def _loops_of_iterations(body: Stmt) -> Stmt:
+    """A parallel loop's body whose loops need no barrier: what one of its iterations writes, no other one accesses."""
+    def marked(s: Stmt) -> Stmt | None:
+        return replace(s, plan=s.plan.having(independent=True)) if isinstance(s, For) and not s.plan.independent else None
+
+    return rewrite_stmts(body, marked) if contains(body, For) else body
 
 
 def _picks_register(body: Stmt, v: Var) -> bool:

@@ -4,6 +4,7 @@
     P[0:4] = float16x4(S[0:4])                  ->    P[0:4] = pack_pairs(S[0:4])
     for r in unroll(8):                         ->    F[0:8] = pack_pairs(S[0:8])       S: integers of 8 bits
         P[r] = float16(S[r]) * x                      for r in unroll(8): P[r] = F[r] * x
+    for r in unroll(8): P[r] = float16(S[r])    ->    P[0:8] = pack_pairs(S[0:8])       S: float8, where it has instructions
     x = float16(i % 8)                          ->    x = small_int_to_float(i % 8, low=0)
     for v in unroll(2):                         ->    D[0:2] = dequantise_pair(W[b], z, low=0, high=4, mask=15)
         D[v] = half(W[b] >> v*4 & 15 - z) * x                    * broadcast(x)
@@ -43,6 +44,7 @@ _PAIR = dtype("float16x2")
 # How many integers from a power of two on have consecutive bit patterns: 2 to the number of significand bits.
 _COUNTING = {"float16": 1024, "bfloat16": 128}
 _BYTES = ("int8", "uint8")
+_FLOATS8 = ("float8_e4m3fn", "float8_e5m2")
 
 
 @pass_(needs=DEVICE, of=Launch)
@@ -52,13 +54,14 @@ def pack_conversions(launch: Launch, cx: PassContext) -> Any:
     Keeps: every value, bit for bit.
     """
     found = any(x.dtype.base in _COUNTING or _is_of_bytes(x) for x in walk(launch.body, Cast))
-    return _Conversions(launch).visit(launch) if found else None
+    return _Conversions(launch, cx.target.at_least(89)).visit(launch) if found else None
 
 
 class _Conversions:
-    """Visits the statements of a launch in program order."""
+    """Visits the statements of a launch in program order.  narrow: whether there are conversions of pairs of float8."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, narrow: bool) -> None:
+        self.narrow = narrow
         self.facts = LaunchFacts(launch, free_vars(launch))
         self.types = {x.buffer.data: x.buffer.dtype for x in walk(launch.body, Alloc)}
 
@@ -113,7 +116,7 @@ class _Conversions:
             return None
         at = vector_base(s.buffer, s.indices)
         first = flat_index(s.buffer, at) if at is not None else None
-        if v.value.dtype.base in _BYTES or vector_base(v.value.buffer, v.value.indices) is None or \
+        if v.value.dtype.base in (*_BYTES, *_FLOATS8) or vector_base(v.value.buffer, v.value.indices) is None or \
                 not isinstance(first, Const) or first.value % 2:
             return None
         return replace(s, value=_pack(v.value, v.dtype))  # type: ignore[no-any-return]
@@ -127,7 +130,7 @@ class _Conversions:
         if not isinstance(n, Const) or n.value % 2 or n.value <= 0 or not self._converts(store):
             return None
         v: Any = store.value
-        source_step = (4 if n.value % 4 == 0 else 2) if _is_of_bytes(v) else 1
+        source_step = (4 if n.value % 4 == 0 else 2) if v.value.dtype.bits == 8 else 1
         places = self._first(store, s.var, 2), self._first(v.value, s.var, source_step)
         if None in places:
             return None
@@ -175,8 +178,9 @@ class _Conversions:
         The alignment of a view of another type is not known.
         """
         v = s.value
+        floats = ("float32", *(_FLOATS8 if self.narrow else ()))
         if not isinstance(v, Cast) or not isinstance(v.value, Load) or not _is_of_bytes(v) and (
-                v.dtype.base not in _COUNTING or v.value.dtype.base != "float32"):
+                v.dtype.base not in _COUNTING or v.value.dtype.base not in floats):
             return False
         return all(b.scope_name == LOCAL and self.types.get(b.data) == b.dtype for b in (s.buffer, v.value.buffer))
 

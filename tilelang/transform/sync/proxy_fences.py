@@ -100,7 +100,7 @@ def fence_arrivals(launch: Launch) -> Launch:
 
     These are stores to shared memory, and loads of what TMA fills, because an arrival at an mbarrier does not wait for loads
     under way.  Copies of cp.async that arrive at an mbarrier land after such a fence: there the threads that wait have the
-    fence, behind their wait.
+    fence, behind their wait, and the copies' arrival has none of its own.
     """
     launch = _without_copies(launch)
     calls = list(walk(launch.body, Call))
@@ -108,7 +108,7 @@ def fence_arrivals(launch: Launch) -> Launch:
     if not writers and not any(x.op in ASYNC_READERS for x in calls):
         return launch
     named = {a.buffer.data for a in writers if isinstance(a, AddressOf)}
-    body = _Arrivals(named if all(isinstance(a, AddressOf) for a in writers) else None).stmt(launch.body, False)[0]
+    body = _Arrivals(named if all(isinstance(a, AddressOf) for a in writers) else None).stmt(launch.body, 0)[0]
     landing = {c.args[0].buffer.data for c in calls if c.op == "cp_async_mbarrier_arrive" and isinstance(c.args[0], AddressOf)}
 
     def awaited(s: Stmt) -> Stmt | None:
@@ -135,20 +135,25 @@ def _without_copies(launch: Launch) -> Launch:
     return replace(launch, body=rewrite_stmts(launch.body, plain))
 
 
+_ACCESSED, _COPIED = 1, 2  # by threads themselves; by their cp.async
+
+
 class _Arrivals:
     """filled: storage that TMA fills; None: any shared memory."""
 
     def __init__(self, filled: set[Var] | None) -> None:
         self.filled = filled
 
-    def stmt(self, s: Any, dirty: bool) -> tuple[Any, bool]:
-        """(s with its fences, whether accesses without a fence may precede the end of s).  dirty: the same before s."""
-        own = any(map(self.uses, own_effects(s)))
+    def stmt(self, s: Any, dirty: int) -> tuple[Any, int]:
+        """(s with its fences, which accesses without a fence may precede the end of s).  dirty: the same before s."""
+        own = self.among(own_effects(s))
         match s:
             case Evaluate() if s.call.op == "fence_proxy_async":
-                return s, False
+                return s, 0
+            case Evaluate() if s.call.op == "cp_async_mbarrier_arrive":
+                return (_with_fence(s), 0) if dirty & _ACCESSED else (s, dirty)
             case Evaluate() if s.call.op in _TELLS:
-                return (_with_fence(s), False) if dirty or own else (s, False)
+                return (_with_fence(s), 0) if dirty or own else (s, 0)
             case Seq():
                 out = []
                 for x in s.stmts:
@@ -156,22 +161,24 @@ class _Arrivals:
                     out.append(x)
                 return seq(*out, span=s.span), dirty
             case For() | While():
-                dirty = dirty or own
-                body, after = self.stmt(s.body, dirty or any(map(self.uses, effects(s.body))))
-                return replace(s, body=body), dirty or after
+                dirty |= own
+                body, after = self.stmt(s.body, dirty | self.among(effects(s.body)))
+                return replace(s, body=body), dirty | after
             case If():
                 # A block barrier orders what precedes the warp roles.
-                outside = (dirty or own) and not (isinstance(s.cond, Call) and s.cond.op == "in_warp_groups")
+                outside = 0 if isinstance(s.cond, Call) and s.cond.op == "in_warp_groups" else dirty | own
                 then, one = self.stmt(s.then, outside)
                 orelse, other = (None, outside) if s.orelse is None else self.stmt(s.orelse, outside)
-                return replace(s, then=then, orelse=orelse), one or other or outside
+                return replace(s, then=then, orelse=orelse), one | other | outside
         if dirty and any(x.op.startswith("syncthreads_") for x in walk(s, Call)):
             return _with_fence(s), own
-        return s, dirty or own
+        return s, dirty | own
 
-    def uses(self, e: Any) -> bool:
-        """Whether an effect is a generic-proxy access that the async proxy must not overtake."""
-        return _is_ordinary(e) and (e.writes or self.filled is None or e.storage in self.filled)
+    def among(self, found: Any) -> int:
+        """Which generic-proxy accesses that the async proxy must not overtake are among these effects."""
+        used = [e for e in found if _is_ordinary(e) and (e.writes or self.filled is None or e.storage in self.filled)]
+        copied = [isinstance(e.node, Call) and e.node.op == "cp_async" for e in used]
+        return _COPIED * any(copied) | _ACCESSED * (not all(copied))
 
 
 def _with_fence(s: Stmt) -> Stmt:

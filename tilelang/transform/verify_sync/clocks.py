@@ -34,6 +34,7 @@ class Clocks:
         self.size = size
         self.now: list[int] = []
         self.asynchronous = np.ones(size, np.int32)  # 0 for the components of ordinary accesses
+        self.landing: list[int] = []  # components of cp.async that signal an mbarrier, which those who wait for it may fence
 
     def row(self) -> Row:
         """The row of an actor that has seen nothing."""
@@ -157,6 +158,10 @@ class Warp:
         for c in self.own_components(lanes):
             fenced[c] = self.clocks.now[c]
             self.clocks.now[c] += 1
+        if self.clocks.landing:
+            seen, _ = self.known(lanes)
+            for c in self.clocks.landing:
+                fenced[c] = max(fenced[c], seen[c])
 
 
 Active = list[tuple[Warp, int]]  # warps and lanes that execute something
@@ -186,6 +191,7 @@ class MBarrier:
         self.phase, self.copies = self.clocks.new(), self.clocks.new()
         self.clocks.now[self.copies] = 0
         self.seen, self.shown = self.clocks.row(), self.clocks.row()
+        self.landing = -1  # component of cp.async that signal it
         self.waits: list[tuple[int, int, int, Any]] = []  # phases completed, component and time of the waiter, span
         self.last_copy: Any = None
 
@@ -211,16 +217,37 @@ class MBarrier:
         seen, fenced = warp.publish(lanes)
         self.check_made(seen, False, span)
         self.current(seen, span, "an arrival" if n else "mbarrier_expect_tx")
-        over = max(n - self.pending, 0)  # arrivals that already belong to the next phase
-        if over and (self.doubt is None or n > self.count):
-            raise Found(Fault(f"{n} threads arrive on {self.name} in phase {len(self.done)}, which needs {self.pending} "
-                              f"more of {self.count} arrivals", span, kind="mbarrier"))
+        over = self._over(n, span)
         self.pending -= n - over
         self.tx += tx
         join(self.seen, seen)
         join(self.shown, fenced)
         self.settle(span)
         self.pending -= over
+
+    def _over(self, n: int, span: Any) -> int:
+        """Of n arrivals those that already belong to the next phase.  Raises Found."""
+        over = max(n - self.pending, 0)
+        if over and (self.doubt is None or n > self.count):
+            raise Found(Fault(f"{n} threads arrive on {self.name} in phase {len(self.done)}, which needs {self.pending} "
+                              f"more of {self.count} arrivals", span, kind="mbarrier"))
+        return over
+
+    def land(self, active: Active, arrive: bool, span: Any) -> tuple[int, int]:
+        """Record that cp.async of these lanes land in this phase, which count as arrivals or only delay its end; returns
+        (component, time) for whoever sees the phase."""
+        if self.landing < 0:
+            self.landing = self.clocks.new()
+            self.clocks.landing.append(self.landing)
+        for warp, lanes in active:
+            seen, _ = warp.mine(lanes)
+            self.check_made(seen, False, span)
+            self.current(seen, span, "an arrival of copies")
+            join(self.seen, seen * self.clocks.asynchronous)
+            self.pending -= lanes.bit_count() - self._over(lanes.bit_count(), span) if arrive else 0
+        self.clocks.now[self.landing] += 1
+        self.seen[self.landing] = self.clocks.now[self.landing]
+        return self.landing, self.clocks.now[self.landing]
 
     def copy(self, seen: Row, nbytes: int, span: Any) -> int:
         """Record a copy that signals this mbarrier and counts its bytes at once; returns its time in component `copies`."""

@@ -512,7 +512,19 @@ def _wait_loads(st: StreamState, c: Call, span: Any) -> None:
 
 @event
 def _cp_async_mbarrier_arrive(st: StreamState, c: Call, span: Any) -> None:
-    raise Undecided("copies of cp.async signal an mbarrier")
+    """The threads' copies so far land before the phase is over: whoever waits for it sees them, and may fence them."""
+    if any(x.op == "cp_async_wait" for x in st.plan.of(Call)):
+        raise Undecided("copies of cp.async signal an mbarrier, and are waited for as well")
+    copies = [x for group in (*st.copy_groups, st.open_copies) for x in group]
+    st.copy_groups, st.open_copies = [], []
+    for bar, active in st.each_barrier(c.args[0], span):
+        warps = {w.number: lanes for w, lanes in active}
+        if any(lanes & ~warps.get(w.number, 0) for _, _, those, _ in copies for w, lanes in those):
+            raise Undecided("copies of cp.async signal an mbarrier for other threads than those that made them")
+        stamp = bar.land(active, c.options.noinc, span)
+        if copies:
+            st.block.memory.signalled([(g, t, site) for g, t, _, site in copies], active, stamp)
+        bar.settle(span)
 
 
 @event

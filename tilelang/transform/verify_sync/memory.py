@@ -181,6 +181,18 @@ class Memory:
         """Complete the copies to these granules, for the threads that issued them."""
         self.flying[g] = 0
 
+    def signalled(self, copies: list[tuple[Any, Any, Site]], active: list[tuple[Warp, int]], stamp: tuple[int, int]) -> None:
+        """Complete copies (granules, threads, site) for those who see an mbarrier's phase.  stamp: component and time of it."""
+        g, thread = (np.concatenate([np.ravel(c[k]) for c in copies]) for k in (0, 1))
+        site = np.repeat(np.arange(len(copies)) + len(self.sites), [np.size(c[0]) for c in copies])
+        self.sites += [c[2] for c in copies]
+        self.land(g)
+        at = g if self.warps == 1 else np.where(thread < 0, ~thread, thread) // self.lanes * self.granules + g
+        component, time = (np.full(g.shape, n, np.int32) for n in stamp)
+        rows = {w.number: w.mine(lanes) for w, lanes in active}
+        self._note(("w", 0), at, (time, component, np.full(g.shape, -2), site), rows)
+        self.version += 1
+
     # ---- threads ----------------------------------------------------------------------------------------------------
 
     def threads(self, mode: str, g: Any, thread: Any, active: list[tuple[Warp, int]], site: Site) -> None:
