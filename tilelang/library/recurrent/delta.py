@@ -70,10 +70,9 @@ def kda(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: float | Non
     return KDA(q, k, v, log_alpha, beta, initial, None if scale is None else float(scale), target_text(target))
 
 
-def _results(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial: Any, scale: float | None,
-             target: str | None) -> Results:
-    batch, seq, heads, dim_k, dim_v = _check(name, q, k, v, log_alpha, beta, initial)
-    return ((batch, seq, heads, dim_v), type_name(q)), ((batch, heads, dim_k, dim_v), type_name(beta))
+def _results(name: str, *args: Any) -> Results:
+    batch, seq, heads, dim_k, dim_v = _check(name, *args[:6])
+    return ((batch, seq, heads, dim_v), type_name(args[0])), ((batch, heads, dim_k, dim_v), type_name(args[4]))
 
 
 def _form(name: str, q: Any, v: Any, at: Place) -> DeltaForm:
@@ -82,8 +81,8 @@ def _form(name: str, q: Any, v: Any, at: Place) -> DeltaForm:
     return DeltaForm(heads, heads // q.shape[2], q.shape[3], v.shape[3], kind, name == "kda", wgmma)
 
 
-def _run(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial: Any, scale: float | None, target: str | None,
-         out: Any, last: Any) -> None:
+def _run(name: str, *args: Any) -> None:
+    q, k, v, log_alpha, beta, initial, scale, target, out, last = args
     before = zeros(q, tuple(last.shape), type_name(beta)) if initial is None else initial
     if 0 in out.shape:
         last[...] = before
@@ -105,8 +104,8 @@ def _gradient_results(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: A
     return tuple(((0,), type_name(beta)) if x is None else (tuple(x.shape), type_name(x)) for x in given)
 
 
-def _gradient(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial: Any, scale: float | None,
-              target: str | None, dout: Any, dlast: Any, *made: Any) -> None:
+def _gradient(name: str, *args: Any) -> None:
+    (q, k, v, log_alpha, beta, initial, scale, target, dout, dlast), made = args[:10], args[10:]
     dq, dk, dv, ddecay, dbeta, dinitial = made
     (batch, seq, key_heads, dim_k), (heads, dim_v) = q.shape, v.shape[2:]
     states, kind = (batch, heads, dim_k, dim_v), type_name(beta)

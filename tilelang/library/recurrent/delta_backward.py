@@ -193,8 +193,9 @@ def decays(f, Decay, g, seq, b, h, t, d0):
 
 
 @T.macro
-def of_decays(f, each, edge, Decay, dDecay, seq, b, h, t, d0):
+def of_decays(f, each, edge, Decay, dDecay, at):
     """The gradient of log alpha, 0 where it counts as -20.  each: that of g; edge: what later chunks give to all steps."""
+    seq, b, h, t, d0 = at
     if f.channels:
         steps, later = T.alloc_shared((f.chunk, f.width), f.acc), T.alloc_shared((f.width,), f.acc)
         T.copy(each, steps)
@@ -219,8 +220,9 @@ def of_decays(f, each, edge, Decay, dDecay, seq, b, h, t, d0):
 
 
 @T.macro
-def of_chunk(f, inputs, work, results, scale, seq, b, h, c, split):
+def of_chunk(f, inputs, work, results, scale, at):
     """The gradients of q, k and log alpha of a chunk, for some channels, and what these give to that of beta."""
+    seq, b, h, c, split = at
     (Q, K, Decay, Beta), (dQ, dK, dDecay, dBeta), t, last = inputs, results, c * f.chunk, f.chunk - 1
     d0 = split * f.width
     Qs, Ks = T.alloc_shared((f.chunk, f.width), f.dtype), T.alloc_shared((f.chunk, f.width), f.dtype)
@@ -253,7 +255,7 @@ def of_chunk(f, inputs, work, results, scale, seq, b, h, c, split):
         accs.z[i, d] *= beta[i]
         each[i, d] = Qs[i, d] * accs.q[i, d] - Ks[i, d] * (accs.read[i, d] + accs.z[i, d])
         accs.z[i, d] -= accs.read[i, d]
-    of_decays(f, each, accs.edge, Decay, dDecay, seq, b, h, t, d0)
+    of_decays(f, each, accs.edge, Decay, dDecay, (seq, b, h, t, d0))
     T.copy(accs.q, dQ[b, t:t + f.chunk, h, d0:d0 + f.width])
     T.copy(accs.z, dK[b, t:t + f.chunk, h, d0:d0 + f.width])
 
@@ -290,6 +292,6 @@ def delta_backward(f: DeltaForm) -> Any:
             gradients_after(f, work, (After, dV, dInitial), scale, chunks, b, h, x * COLUMNS)
         with T.Kernel(chunks * splits, f.heads, batch, threads=256) as (z, h, b):
             work, results = (dO, dV, W, Before, After), (dQ, dK, dDecay, dBeta)
-            of_chunk(f, (Q, K, Decay, Beta), work, results, scale, seq, b, h, z // splits, z % splits)
+            of_chunk(f, (Q, K, Decay, Beta), work, results, scale, (seq, b, h, z // splits, z % splits))
 
     return delta_rule_gradients

@@ -268,7 +268,7 @@ def follow(f, work, scale, chunks, results, b, h, v):
         if not f.channels:
             for i, j in T.Parallel(f.chunk, COLUMNS):
                 o[i, j] *= scale * E[b, h, c, i]
-        advance(f, (K, Ke, V, A, E), state, Ss, w, b, h, c, v)
+        advance(f, (K, Ke, V, A, E), state, Ss, w, (b, h, c, v))
         T.gemm(p, w, o)
         T.copy(o, O[b, t:t + f.chunk, h, v:v + COLUMNS])
     for i, j in T.Parallel(COLUMNS, f.dim_k):
@@ -276,9 +276,10 @@ def follow(f, work, scale, chunks, results, b, h, v):
 
 
 @T.macro
-def advance(f, work, state, Ss, w, b, h, c, v):
+def advance(f, work, state, Ss, w, at):
     """The w of a chunk, and the state after it.  Ss: the state before it."""
-    (K, Ke, V, A, E), t = work, c * f.chunk
+    (K, Ke, V, A, E), (b, h, c, v) = work, at
+    t = c * f.chunk
     k, a, Vs = (T.alloc_shared((f.chunk, n), f.dtype) for n in (f.dim_k, f.chunk, COLUMNS))
     value = T.alloc_fragment((f.chunk, COLUMNS), f.acc)
     T.copy(K[b, h, c, :, :] if f.channels else K[b, t:t + f.chunk, h // f.each, :], k)

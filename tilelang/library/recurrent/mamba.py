@@ -102,14 +102,16 @@ def _cumulate(at: Place, x: Any, dt: Any, a: Any, f: MambaForm) -> tuple[Any, An
     return by_chunks, found
 
 
-def _walk(at: Place, f: MambaForm, back: bool, x: Any, b: Any, dt: Any, a: Any, first: Any, last: Any) -> Any:
-    """The states of all chunks, (batch, chunks, heads, P, N); the last one goes to `last`."""
+def _walk(at: Place, f: MambaForm, back: bool, inputs: tuple[Any, ...], last: Any) -> Any:
+    """The states of all chunks, (batch, chunks, heads, P, N); the last one goes to `last`.  inputs: x, b, dt, a, first state."""
+    x, _, dt, _, first = inputs
     found = empty(x, (x.shape[0], dt.shape[2], *first.shape[1:]), f.dtype)
-    fast_kernel(at, walk, f, back, min(f.n, 64))(x, b, dt, a, first, found, last)
+    fast_kernel(at, walk, f, back, min(f.n, 64))(*inputs, found, last)
     return found
 
 
-def _run(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, target: str | None, y: Any, last: Any) -> None:
+def _run(*args: Any) -> None:
+    x, dt, a, b, c, d, initial, target, y, last = args
     before = zeros(x, tuple(last.shape), type_name(last)) if initial is None else contiguous(initial)
     if 0 in x.shape:
         last[...] = before
@@ -118,7 +120,7 @@ def _run(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, target: 
     check_double("ssd-argument", "mamba2", x, at)
     f = _form(x, b, d, min(CHUNK, -(-x.shape[1] // STEPS) * STEPS))
     dt, along = _cumulate(at, x, dt, a, f)
-    states = _walk(at, f, False, x, b, dt, along, before, last)
+    states = _walk(at, f, False, (x, b, dt, along, before), last)
     batch, _, chunks, length = dt.shape
     cb = empty(x, (batch, chunks, f.groups, length, length), f.dtype)
     fast_kernel(at, scores, f)(c, b, cb)
@@ -127,16 +129,15 @@ def _run(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, target: 
     run_scan(at, scan, cb, x, dt, along, c, states, dt if d is None else d, y)
 
 
-def _gradient_results(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, target: str | None, dy: Any,
-                      dlast: Any) -> Results:
+def _gradient_results(*args: Any) -> Results:
     def like(v: Any) -> tuple[tuple[Any, ...], str]:
-        return ((0,), type_name(dt)) if v is None else (tuple(v.shape), type_name(v))
+        return ((0,), type_name(args[1])) if v is None else (tuple(v.shape), type_name(v))
 
-    return tuple(map(like, (x, dt, a, b, c, d, initial)))
+    return tuple(map(like, args[:7]))
 
 
-def _gradient(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, target: str | None, dy: Any, dlast: Any,
-              *made: Any) -> None:
+def _gradient(*args: Any) -> None:
+    (x, dt, a, b, c, d, initial, target, dy, dlast), made = args[:10], args[10:]
     dx, ddt, da, db, dc, dd, dinitial = made
     states = x.shape[0], x.shape[2], x.shape[3], b.shape[3]
     first, final = (zeros(x, states, type_name(dt)) if v is None else contiguous(v) for v in (initial, dlast))
@@ -151,8 +152,8 @@ def _gradient(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, tar
     f = _form(x, b, d, STEPS)
     f = f._replace(slices=next(s for s in (8, 4, 2, 1) if f.each % s == 0))
     dt, along = _cumulate(at, x, dt, a, f)
-    before = _walk(at, f, False, x, b, dt, along, first, empty(x, states, f.acc))
-    after = _walk(at, f, True, dy, c, dt, along, final, empty(x, states, f.acc) if initial is None else dinitial)
+    before = _walk(at, f, False, (x, b, dt, along, first), empty(x, states, f.acc))
+    after = _walk(at, f, True, (dy, c, dt, along, final), empty(x, states, f.acc) if initial is None else dinitial)
     batch, chunks = x.shape[0], dt.shape[2]
     of_heads = [empty(x, (batch, chunks, f.heads), f.acc) for _ in (0, 1)]
     slices = [empty(x, (f.slices, *b.shape), f.acc) for _ in (0, 1)]

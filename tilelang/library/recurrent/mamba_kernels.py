@@ -138,9 +138,9 @@ def walk(f: MambaForm, back: bool, columns: int) -> Any:
 
 
 @T.macro
-def of_pairs(f, tiles, CB, Cs, Bs, dB, dC, row, column):
+def of_pairs(f, tiles, CB, operands, grads, row, column):
     """What pairs of steps of the chunk give to dB and dC, their weights in tiles.W, and the sums of their rows and columns."""
-    pairs = T.alloc_fragment((STEPS, STEPS), f.acc)
+    (Cs, Bs), (dB, dC), pairs = operands, grads, T.alloc_fragment((STEPS, STEPS), f.acc)
     T.gemm(tiles.dy, tiles.x, pairs, transpose_B=True, clear_accum=True)
     for i, j in T.Parallel(STEPS, STEPS):
         decay = T.if_then_else(j <= i, f.exp(T.min(tiles.a[i] - tiles.a[j], T.cast(0, f.acc))), T.cast(0, f.acc))
@@ -282,7 +282,7 @@ def gradients(f: MambaForm) -> Any:
                 T.copy(After[b, c, h, :, :], tiles.G)
                 T.copy(Cumsum[b, h, c, :], tiles.a)
                 T.copy(Dt[b, h, c, :], tiles.dt)
-                of_pairs(f, tiles, CB, Cs, Bs, db, dc, row, column)
+                of_pairs(f, tiles, CB, (Cs, Bs), (db, dc), row, column)
                 of_state_before(f, tiles, Cs, dc, row)
                 of_state_after(f, tiles, Bs, db, dx, written)
                 if f.skip:
