@@ -103,7 +103,7 @@ def _cumulate(at: Place, x: Any, dt: Any, a: Any, f: MambaForm) -> tuple[Any, An
 
 
 def _walk(at: Place, f: MambaForm, back: bool, inputs: tuple[Any, ...], last: Any) -> Any:
-    """The states of all chunks, (batch, chunks, heads, P, N); the last one goes to `last`.  inputs: x, b, dt, a, first state."""
+    """The states of all chunks, (batch, chunks, heads, P, N); the last goes to `last`.  inputs: x, b, dt, a, first state."""
     x, _, dt, _, first = inputs
     found = empty(x, (x.shape[0], dt.shape[2], *first.shape[1:]), f.dtype)
     fast_kernel(at, walk, f, back, min(f.n, 64))(*inputs, found, last)
