@@ -275,3 +275,10 @@ def test_results_of_a_gemm_come_after_its_last_cycle():
     events, waits = (Event(0, 0), Event(1, 0)), {1: Wait(0, (0,))}
     plain, late = (run(events, waits, {0: 100.0}, [0.0, 50.0], {1}, [], 1).cycles for run in (Simulation, Delayed))
     assert (plain, late) == (150, 224)  # the groups meet under the GEMM
+
+
+def test_loads_that_nothing_waits_for_bound_the_cycles_of_a_block():
+    from tilelang.transform.analysis.simulate_loop import Blocks, Event, Usage
+
+    usage = Usage((("loads", 512.0),), 0.0, None, True), Usage((("FMA", 392.0),))
+    assert Blocks((Event(0, 0), Event(1, 0)), usage, 1).cycles == 512
