@@ -6,7 +6,6 @@ import pytest
 from tilelang import errors
 from tilelang.library import flash_attention, flash_attention_backward
 from tilelang.library.attention import dropout
-from tilelang.library.autograd import define
 
 from test_flash_attention_backward import MASKS, ROUND, SM80, SM90, arrays, seen
 
@@ -160,10 +159,6 @@ def test_autograd_of_both():
     given.append(torch.randn(2, dtype=torch.float64, requires_grad=True))
     assert torch.autograd.gradcheck(lambda q, k, v, s: flash_attention(q, k, v, sinks=s, dropout=0.3, seed=1, return_lse=True),
                                     given, fast_mode=True)
-    define("flash_attention")
-    torch.library.opcheck(torch.ops.tilelang_library.flash_attention.default,
-                          (*given[:3], None, None, given[3], torch.tensor([1]), None, 0, None, "bshd", None, 77, None),
-                          test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
     out = flash_attention(*given[:3], dropout=0.5)  # a new seed, which backward knows
     first, = torch.autograd.grad(out.sum(), given[2], retain_graph=True)
     assert torch.equal(first, torch.autograd.grad(out.sum(), given[2])[0])
