@@ -25,7 +25,6 @@ from .inputs import check_alike, check_scale, check_tensors, fast_kernel, runnin
 from .problem import AttentionProblem, attention_problem
 from .tile_cost import GROUP, Machine, machine_of
 
-_NARROW = 64  # columns up to which adding dQ up by atomics takes less time (H200, causal: 1053 for 1166 us)
 _BESIDE = 16  # registers beside accumulated and scores, as measured by compiling: addresses, loop state
 _NAMES = "q", "k", "v", "out", "lse", "grad_out", "grad_lse", "cu_seqlens_q", "cu_seqlens_k", "sinks", "seed"
 _RUNS: Cache[Prepared] = Cache(1024)
@@ -44,8 +43,8 @@ def flash_attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, grad_ou
     took. Autograd calls this function.
 
     deterministic: True: blocks of queries compute dQ, with scores of their own, and the results are the same bits for the same
-    inputs. False: dQ is added up by atomics in float32, in any order. None: what should take less time, True on a GPU with
-    wgmma for more than 64 columns, and with functions; True where torch.use_deterministic_algorithms is on.
+    inputs. False: dQ is added up by atomics in float32, in any order. None: True on a GPU with wgmma, where that
+    takes about the same time, and where torch.use_deterministic_algorithms is on.
 
     Memory beside the results: 8 bytes for each query and head; with atomics 8 + 4 dim. Nothing is read on the host, so that
     calls can be captured in a CUDA graph. Packed sequences: tokens of no sequence have the gradient 0.
@@ -163,7 +162,7 @@ def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any]
     out, gradient = (s or compact(p.shapes[3]) for s in found)
     fixed = replace(p, strides=(*p.strides[:3], out))
     if deterministic is None:
-        deterministic = machine.kind == "wgmma" and (max(p.sizes.dim, p.sizes.dim_v) > _NARROW or functions != PLAIN)
+        deterministic = machine.kind == "wgmma"
     keys, queries = backward_tiles(machine, p, deterministic, functions.block)
     if p.packed or p.dynamic:
         plain = any_sizes(fixed, keys)

@@ -183,7 +183,7 @@ class Memory:
 
     def signalled(self, copies: list[tuple[Any, Any, Site]], active: list[tuple[Warp, int]], stamp: tuple[int, int]) -> None:
         """Complete copies (granules, threads, site) for those who see an mbarrier's phase.  stamp: component and time of it."""
-        g, thread = (np.concatenate([np.ravel(c[k]) for c in copies]) for k in (0, 1))
+        g, thread = np.concatenate([np.ravel(c[0]) for c in copies]), np.concatenate([np.ravel(c[1]) for c in copies])
         site = np.repeat(np.arange(len(copies)) + len(self.sites), [np.size(c[0]) for c in copies])
         self.sites += [c[2] for c in copies]
         self.land(g)
