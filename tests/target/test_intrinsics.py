@@ -63,7 +63,7 @@ def test_fused_multiply_add_is_computed_in_its_own_type():
 
 IN_STORES = ("pack_pairs", "codes_taken", "dequantise_pair")  # codegen/cuda prints the store around them
 REPLACED = ("combine_operand",)  # by the lowering of the tile op around them
-OF_AMD = ("wait_loads", "wait_shared", "wave_priority", "loads_between")
+OF_AMD = ("wait_loads", "wait_shared", "wave_priority", "loads_between", "lanes_transposed")
 
 
 @dataclass

@@ -273,6 +273,7 @@ def flex_problem(qkv: tuple[Any, ...], read: tuple[Any, ...], mask: BlockMask | 
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
+    """The shape of a tensor, in numbers."""
     return tuple(int(n) for n in x.shape)
 
 
@@ -303,6 +304,7 @@ def _check(p: AttentionProblem, mask: BlockMask | None, tensors: tuple[Any, ...]
 
 
 def check_state(mask: BlockMask) -> None:
+    """Check that the mask's function reads what it read when the block mask was made.  Raises attention-option."""
     if mask.state is not None and mask.state.value != _FUNCTIONS.argument(mask.mask_mod).value:
         raise error("attention-option", "the mask's function reads other values than when the block mask was made",
                     expected="the values of then", found="a global or closure variable that has changed",
