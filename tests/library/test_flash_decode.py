@@ -224,3 +224,17 @@ def test_assembles_without_spills_or_serialised_products(dim, page):
         assert cubin.spills == 0 and "C75" not in cubin.log, (k.name, tile, cubin.log)
         if not k.name.endswith("_1"):
             assert "warp groups: 1 loads" in k.launch.plan.pipeline_report, k.launch.plan.report
+
+
+def test_causal_attention_of_few_queries_in_groups_is_a_decode_step():
+    from tilelang.library import flash_attention
+
+    g = np.random.default_rng(3)
+    q, k, v = (g.standard_normal(s).astype(np.float16) for s in ((1, 2, 2, 32), (1, 40, 1, 32), (1, 40, 1, 32)))
+    found = flash_attention(q, k, v, causal=True, target=TARGETS["sm_90a"])
+    for i in range(2):
+        seen = slice(0, 39 + i)
+        s = np.einsum("hd,kd->hk", q[0, i].astype(float), k[0, seen, 0].astype(float)) * 32**-0.5
+        p = np.exp(s - s.max(1, keepdims=True))
+        wanted = p / p.sum(1, keepdims=True) @ v[0, seen, 0].astype(float)
+        np.testing.assert_allclose(found[0, i].astype(float), wanted, atol=4 * ROUND["float16"])

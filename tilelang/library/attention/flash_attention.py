@@ -192,7 +192,7 @@ def _few_queries(tensors: dict[str, Any], target: Any, tune: bool | None, scale:
     found = prepare_decode(given, target, tune, scale, window=None, splits=None, with_lse=p.with_lse)
     # Tensors made during the capture of a CUDA graph are filled when the graph runs, so they are not kept for other calls.
     captured = not is_numpy(q) and q.is_cuda and torch.cuda.is_current_stream_capturing()
-    return replace(found, run=lambda arrays, scale, out, lse: found.run((*arrays[:3], lengths, None), scale, out, lse),
+    return replace(found, run=lambda arrays, scale, out, lse: found.run((*arrays[:3], lengths, None), (scale, 1.0), out, lse),
                    passing=found.passing or captured)
 
 
