@@ -255,6 +255,12 @@ def recurrences() -> None:
         other("chunk_state", f"{length} {p} {n}", x, state, row, row)
         before = (1, 4, 8, p, n), "bfloat16"
         other("chunk_scan", f"{length} {p} {n}", ((1, 4, 2, length, length), "bfloat16"), x, row, row, state, before)
+    for dtype in ("float16", "bfloat16"):
+        wide, narrow, heads = ((1, 1000, 4, 128), dtype), ((1, 1000, 4, 64), dtype), ((4,), "float32")
+        group = (1, 1000, 1, 128), dtype
+        other("mamba2", dtype, narrow, ((1, 1000, 4), "float32"), heads, group, group)
+        other("retention", dtype, narrow, narrow, wide, heads)
+        other("linear_attention", dtype, narrow, narrow, wide, ((1, 1000, 4), "float32"))
 
 
 def latent() -> None:
@@ -311,6 +317,9 @@ def trained() -> None:
         for deterministic in (False, True):
             other("flash_attention_backward", f"{dim} {dtype} {deterministic}", q, k, k, q, lse, q, causal=True,
                   deterministic=deterministic)
+    for stride in (1, 2):
+        images, weight = ((4, 28, 28, 64), "bfloat16"), ((128, 3, 3, 64), "bfloat16")
+        other("conv2d", f"stride {stride}", images, weight, stride=stride, padding=1)
     x, w = ((512, 1024), "bfloat16"), ((4096, 1024), "bfloat16")
     other("linear_cross_entropy", "bfloat16", x, w, ((512,), "int64"))
     other("fused_matmul", "rows", x, w, transpose_b=True, reduce=[("rows", "absmax")])
