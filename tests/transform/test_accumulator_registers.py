@@ -207,7 +207,8 @@ def test_forms_of_loops():
 
 
 def test_text_of_declarations_and_moves():
-    assert [register_type(dtype(x)) for x in ("float32", "int32", "float16")] == ["f32", "b32", "b32"]
+    kept = [Buffer("b", (8,), dtype(x), "local") for x in ("float32", "int32", "float16")]
+    assert [register_type(b) for b in kept] == ["f32", "b32", "b32"]
     assert declared_registers({}) is None and declared_registers({"P": ("b32", 4)}) == 'asm volatile(".reg .b32 tl_P_<4>;");'
     assert "mov.f32 tl_F_1, %1;" in move_function("in_F", "F", "f32", 2, True)
     assert re.search(r'mov.b32 %1, tl_P_1;.*"=r"\(C\[1\]\)', move_function("out_P", "P", "b32", 2, False), re.S)

@@ -375,8 +375,9 @@ def ldg(A: Any, idx: Any = None) -> Expr:
 def prefetch_l2(A: Any, nbytes: Any) -> Emitted:
     """Bring `nbytes` bytes from an element in global memory on to the L2 cache; nothing waits for them.
 
-    A: an element of a global tensor, at an address that is a multiple of 16 bytes.  nbytes: a multiple of 16, inside the tensor.  Each thread that
-    executes it asks for its own bytes.  Without effect on the CPU and on the simulators.  Raises extern-argument.
+    A: an element of a global tensor, at an address that is a multiple of 16 bytes.  nbytes: a multiple of 16, inside the
+    tensor.  Each thread that executes it asks for its own bytes.  Without effect on the CPU and on the simulators.  Raises
+    extern-argument.
     """
     if not isinstance(A, Load) or A.buffer.scope_name != GLOBAL:
         raise error("extern-argument", f"T.prefetch_l2 needs an element in global memory, found {describe(A)}",
