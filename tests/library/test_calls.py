@@ -179,11 +179,13 @@ def test_decoding_is_looked_at_anew_when_its_tensors_change():
         flash_decode(q, k, v, lengths, out=out)
 
 
-def test_tensors_of_vmap_are_refused_by_name():
-    x = torch.randn(3, 1, 16, 2, 16).half()
+def test_operators_take_tensors_of_vmap_and_other_functions_refuse_them_by_name():
+    x, b = torch.randn(3, 1, 16, 2, 16).half(), torch.ones(16, 8)
     flash_attention(x[0], x[0], x[0])
+    each = [flash_attention(q, q, q) for q in x]
+    assert torch.equal(torch.func.vmap(lambda q: flash_attention(q, q, q))(x), torch.stack(each))
     with pytest.raises(RuntimeError, match="has no memory") as caught:
-        torch.func.vmap(lambda q: flash_attention(q, q, q))(x)
+        torch.func.vmap(lambda a: matmul(a, b))(torch.ones(3, 8, 16))
     assert caught.value.kind == "kernel-argument"
 
 
