@@ -66,6 +66,7 @@ WRONG = [  # parameters, statements, kind, what the caret's line holds, a fragme
     (f"x: {A}", "return x + None", "program-operand", "None", "`None`"),
     (f"x: {A}", 'return "x"', "program-result", "def f", "`'x'`"),
     (f"x: {A}", "return ()", "program-result", "def f", "no tensor"),
+    (f"x: {A}", "return x, T.sort(x)", "program-result", "def f", "a tuple as result 1"),
     (f"x: {A}", "return f(x)", "program-cycle", "f(x)", "T.loop"),
     (f"x: {A}", "def g(y):\n    return g(y + 1)\nreturn g(x)", "program-cycle", "def f", "without end"),
     (f"x: {A}", "return T.loop(lambda s, r: s + r, x[0], x)", "program-loop", "T.loop", "(new state, result)"),

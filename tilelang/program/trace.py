@@ -117,9 +117,11 @@ def traced(fn: Callable[..., Any], values: Mapping[str, Any], key: Any = None) -
         out = called(fn, {k: Tensor(v, trace) if isinstance(v, Node) else v for k, v in values.items()}, key)
         single = not isinstance(out, (tuple, list))
         outputs = []
-        for x in [out] if single else out:
+        for n, x in enumerate([out] if single else out):
             if not isinstance(x, (Tensor, bool, int, float)):
-                raise error("program-result", f"`{fn.__name__}` returns {described(x)}", found=described(x), span=_line_of(fn))
+                where = "" if single else f" as result {n}"
+                raise error("program-result", f"`{fn.__name__}` returns {described(x)}{where}", found=described(x) + where,
+                            span=_line_of(fn))
             outputs.append(tensor(x).node)
         if not outputs:
             raise error("program-result", f"`{fn.__name__}` returns an empty tuple", found="no tensor", span=_line_of(fn))
