@@ -245,7 +245,7 @@ class Target:
         """Matrix instructions of float8_e4m3fn and float8_e5m2."""
         return self.at_least(89) or self.chip is not None and self.chip.fp8 == "ocp"
 
-    has_ldmatrix, has_cp_async, has_tf32, has_stmatrix, has_tma = map(_since, (75, 80, 80, 90, 90))
+    has_ldmatrix, has_cp_async, has_tf32, has_fp8_pairs, has_stmatrix, has_tma = map(_since, (75, 80, 80, 89, 90, 90))
 
 
 class _Local(threading.local):

@@ -54,7 +54,7 @@ def pack_conversions(launch: Launch, cx: PassContext) -> Any:
     Keeps: every value, bit for bit.
     """
     found = any(x.dtype.base in _COUNTING or _is_of_bytes(x) for x in walk(launch.body, Cast))
-    return _Conversions(launch, cx.target is not None and cx.target.at_least(89)).visit(launch) if found else None
+    return _Conversions(launch, cx.target is not None and cx.target.has_fp8_pairs).visit(launch) if found else None
 
 
 class _Conversions:
