@@ -66,7 +66,8 @@ def test_normalisations_forward_and_backward(name):
 @pytest.mark.parametrize("name", ["softmax", "retention"])
 def test_other_places(name, on):
     f, weights = FORMS[name]
-    check(AttentionEngine(f), weights, tensors("float16", 70, dim=64), rtol=2e-2, target=on)
+    # scores, weights, results and three products of gradients are rounded to halves
+    check(AttentionEngine(f), weights, tensors("float16", 70, dim=64), rtol=8 * 2.0**-11, target=on)
 
 
 def test_functions_of_scores_come_first():
