@@ -199,12 +199,15 @@ def bare(signature: inspect.Signature) -> str:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+Explain = Callable[[str, inspect.Signature, "dict[str, Any]", Exception], "TileLangError | None"]
 
 
-def named_arguments(kind: str, hint: str = "", room: str = "tilelang") -> Callable[[F], F]:
+def named_arguments(kind: str, hint: str = "", room: str = "tilelang",
+                    explain: Explain | None = None) -> Callable[[F], F]:
     """Decorator of a public function: arguments that it does not take are an error of the kind at the user's call.
 
     hint: what to write where no parameter is similar to the one that is given.  room: the module where users find it.
+    explain(name, signature, arguments by name, what was raised): the error of arguments of a wrong kind, or None.
     """
     def wrap(fn: F) -> F:
         signature = inspect.signature(fn)
@@ -216,14 +219,16 @@ def named_arguments(kind: str, hint: str = "", room: str = "tilelang") -> Callab
             except Exception as failed:
                 if (nested := called_in_kernel(fn.__name__, args)) is not None:
                     raise nested from None
-                if not isinstance(failed, TypeError):
+                if isinstance(failed, TileLangError) or explain is None and not isinstance(failed, TypeError):
                     raise
                 try:
-                    signature.bind(*args, **kwargs)
+                    given = signature.bind(*args, **kwargs).arguments
                 except TypeError as e:
                     raise error(kind, f"{room}.{fn.__name__}: {e}", expected=f"{fn.__name__}{bare(signature)}", found=str(e),
                                 hint=keyword_hint(e, signature) or hint or _by_name(e, signature)
                                 or f"see help({room}.{fn.__name__})") from None
+                if explain is not None and (explained := explain(fn.__name__, signature, given, failed)) is not None:
+                    raise explained from failed
                 raise
 
         return call  # type: ignore[return-value]
@@ -255,9 +260,9 @@ _COMMAND = os.path.join(os.path.dirname(__file__), "__main__.py")  # runs under 
 
 
 def _is_users(frame: Any) -> bool:
-    """Whether a frame belongs to the user's code, not to this package or to Python's library."""
+    """Whether a frame belongs to the user's code, not to this package, to Python's library or to one that calls us back."""
     name, file = frame.f_globals.get("__name__") or "", frame.f_code.co_filename
-    if name.partition(".")[0] in ("tilelang", "tvm_ffi") or file.startswith("<frozen") or file == _COMMAND:
+    if name.partition(".")[0] in ("tilelang", "tvm_ffi", "torch") or file.startswith("<frozen") or file == _COMMAND:
         return False
     return not file.startswith(_STDLIB) or f"{os.sep}site-packages{os.sep}" in file
 

@@ -14,8 +14,12 @@ from typing import Any as _Any
 
 from tilelang.errors import named_arguments as _named_arguments, register as _register
 
+from .arguments import explained as _explained
+
 _register("library-option", TypeError, "an argument that a function of the library does not take",
           expected="the arguments of the function")
+_register("library-argument", TypeError, "an argument that is of another kind than a function of the library takes",
+          "see the shapes and types in the docstring of the function", expected="tensors and numbers as it names them")
 
 # public function -> module that defines it
 _NAMES = {
@@ -58,7 +62,7 @@ def __getattr__(name: str) -> _Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     fn = getattr(_import_module(f"{__name__}.{_NAMES[name]}"), name)
-    value = globals()[name] = _named_arguments("library-option", room=__name__)(fn)
+    value = globals()[name] = _named_arguments("library-option", room=__name__, explain=_explained)(fn)
     return value
 
 

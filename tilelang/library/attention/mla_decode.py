@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,8 +11,8 @@ from tilelang.errors import error
 from ..agreement import Disjoint
 from ..arrays import aligned, compact, compact_copy, copied_to, is_numpy, maker, strides, type_name
 from ..caches import Cache, Prepared, enter, known
-from .inputs import (check_alike, check_disjoint, check_gradient, check_scale, check_tensors, device_of, fast_kernel,
-                     running_on, strides_of)
+from .inputs import (check_alike, check_disjoint, check_gradient, check_like, check_scale, check_tensors, device_of,
+                     fast_kernel, running_on, strides_of)
 from .mla_kernels import KEYS, MlaForm, mla_attention
 from .mla_plan import MlaPlan, divide, divide_on_device, plain_kernel, planned, splits_of
 
@@ -30,6 +31,7 @@ def mla_plan(lengths: Any, heads: int, *, known: Sequence[int] | None = None, ta
     [[0, 31], [32, 32]]
     """
     at = running_on(lengths, target)
+    check_like("attention-shape", "mla_plan", lengths, {"lengths": (lengths, (math.prod(lengths.shape),), "int32")})
     if not at.target.has_wgmma:
         return None
     splits = splits_of(at, heads)

@@ -55,6 +55,9 @@ def fused_matmul(a: Any, b: Any, epilogue: Value | None = None, *, second: Any =
     ([[3.0, 3.0], [6.0, 6.0]], 6.0)
     """
     arrays = (a, b, *([] if second is None else [second]), *tensors)
+    if not all(isinstance(r, tuple) and len(r) in (2, 3) for r in reduce):
+        raise error("matmul-option", f"reductions {reduce!r} of fused_matmul", found=repr(reduce),
+                    expected="a sequence of (over, how) or (over, how, value)", hint='for example reduce=[("rows", "sum")]')
     functions = (epilogue, *(r[2] if len(r) > 2 else None for r in reduce))
     states = tuple(None if f is None else _FUNCTIONS.argument(f) for f in functions)
     options = tuple(r[:2] for r in reduce), states, stored, exact, second is not None, transpose_a, transpose_b, out_dtype, str(

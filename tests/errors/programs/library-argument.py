@@ -1,0 +1,3 @@
+from tilelang.library import softmax
+
+softmax([1.0, 2.0])

@@ -1,0 +1,60 @@
+"""What was wrong with the arguments of a call that failed with one of Python's own errors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from tilelang.errors import TileLangError, error
+
+# type in an annotation -> what an error says is expected, and whether a value is one
+_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "Any": ("a torch.Tensor or a numpy.ndarray", lambda x: hasattr(x, "shape") and hasattr(x, "dtype")),
+    "None": ("None", lambda x: x is None),
+    "int": ("an integer", lambda x: isinstance(x, Integral)),
+    "float": ("a number", lambda x: isinstance(x, Real)),
+    "bool": ("True or False", lambda x: isinstance(x, bool)),
+    "str": ("a str", lambda x: isinstance(x, str)),
+    "tuple": ("a tuple", lambda x: isinstance(x, tuple)),
+    "Sequence": ("a sequence", lambda x: isinstance(x, Sequence) and not isinstance(x, str)),
+    "ScoreMod": ("a function", callable),
+    "Value": ("a function", callable),
+}
+_OF_SHAPES = (AttributeError, IndexError, ZeroDivisionError)
+
+
+def explained(name: str, signature: inspect.Signature, given: dict[str, Any], failed: Exception) -> TileLangError | None:
+    """The error of a call of the public function `name` that raised `failed`; None where its arguments explain nothing.
+
+    given: the arguments by the names of parameters.  They are compared with the annotations (of `Any` those without a default),
+    then the dimensions of tensors are named where the library itself could not read them.
+    """
+    for p in signature.parameters.values():
+        types = [_TYPES.get(x.partition("[")[0]) for x in str(p.annotation).split(" | ")]
+        if p.name not in given or None in types or p.annotation == "Any" and p.default is not p.empty:
+            continue
+        wanted = [t for t in types if t is not None]
+        if not any(fits(given[p.name]) for _, fits in wanted):
+            found = type(given[p.name]).__name__
+            return error("library-argument", f"{p.name} of {name} is of type {found}", found=found,
+                         expected=" or ".join(text for text, _ in wanted),
+                         hint="make a tensor of it: numpy.asarray(x, numpy.float32)" if found in ("list", "tuple") else "")
+    if (isinstance(failed, _OF_SHAPES) and _within_the_library(failed)) or hasattr(failed, "facts"):
+        shown = ", ".join(f"{n} {_text(x)}" for n, x in given.items() if hasattr(x, "shape") and hasattr(x, "dtype"))
+        return error("library-argument", f"{name} does not take tensors of these shapes and types: {failed}", found=shown,
+                     expected=f"shapes and types as in help(tilelang.library.{name})")
+    return None
+
+
+def _text(x: Any) -> str:
+    return f"{str(x.dtype).rpartition('.')[2]} {tuple(x.shape)}"
+
+
+def _within_the_library(e: BaseException) -> bool:
+    """Whether code of the library raised an error, not a function that it called."""
+    at = e.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and str(at.tb_frame.f_globals.get("__name__", "")).startswith("tilelang.library")
