@@ -4,6 +4,7 @@
     python benchmarks/programs.py --only attention      # kinds, or parts of names
     python benchmarks/programs.py --mode max-autotune-no-cudagraphs --only mlp,cross_entropy  # graphs are made here
     python benchmarks/programs.py --device cpu          # float32 programs beside inductor's C++
+    python benchmarks/programs.py --changed             # changed programs beside what they were made of
     python benchmarks/programs.py --list
 
 Each program is checked at its small sizes against NumPy, and at the size that is timed against its torch form in float64.
@@ -25,6 +26,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +40,18 @@ LIBRARY = {"attention_plain": False, "attention_causal": True}  # rows beside li
 CPU_ELEMENTS = 1 << 22  # of the largest array, on the CPU
 
 
-def chosen(only: str, part: str) -> list[Any]:
-    """The cases that words name (kinds, or parts of names; none: all), of the k-th of n slices "k/n"."""
+def chosen(o: argparse.Namespace) -> list[Any]:
+    """The cases that the words of o.only name (kinds, or parts of names; none: all), of o.slice; on the CPU without halves."""
+    from changed_programs import CHANGED
     from whole_programs import CASES
 
-    words = [w.strip() for w in only.split(",") if w.strip()]
+    words = [w.strip() for w in o.only.split(",") if w.strip()]
     cases = [c for c in CASES if not words or any(w == c.kind or w in c.name for w in words)]
-    k, n = map(int, part.split("/"))
+    if o.device == "cpu" and not o.changed:
+        cases = [c for c in cases if not any(s[1] in ("float16", "bfloat16") for s in c.large.values())]
+    if o.changed:
+        cases = [c for c in cases if any(c is base for base, _ in CHANGED.values())]
+    k, n = map(int, o.slice.split("/"))
     return cases[k::n]
 
 
@@ -217,16 +224,19 @@ def beside_library(row: dict[str, Any]) -> str:
 
 def prepare(case: Any, o: argparse.Namespace) -> str:
     """In a worker: the first calls of both, which leave what they compile in the disk caches.  What went wrong, or ""."""
+    from changed_programs import CHANGED
     from suite.torch_programs import PROGRAMS
 
+    changed = [program for base, program in CHANGED.values() if o.changed and base is case]
     try:
         args = arrays_of(case, smaller(case.large) if o.device == "cpu" else case.large, o.device)
-        for spec in (case.small, *case.also):
-            case.program(*(tensor_of(a, o.device) for a in case.arguments(spec).values()))
-        case.program(*args)
+        for program in (case.program, *changed):
+            for spec in (case.small, *case.also):
+                program(*(tensor_of(a, o.device) for a in case.arguments(spec).values()))
+            program(*args)
         for library in of_library(case, args, o):
             library()
-        if case.name not in LOOPS:
+        if case.name not in LOOPS and not o.changed:
             torch.compile(PROGRAMS[case.name], mode=None if o.mode == "default" else o.mode)(*args)
     except Exception as e:
         return f"{case.name}: {type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}"
@@ -238,7 +248,7 @@ def prepare(case: Any, o: argparse.Namespace) -> str:
 
 def _prepared(job: tuple[int, argparse.Namespace]) -> str:
     warnings.simplefilter("ignore")
-    return prepare(chosen(job[1].only, job[1].slice)[job[0]], job[1])
+    return prepare(chosen(job[1])[job[0]], job[1])
 
 
 def prepare_all(o: argparse.Namespace, count: int) -> None:
@@ -248,6 +258,29 @@ def prepare_all(o: argparse.Namespace, count: int) -> None:
         for problem in filter(None, pool.map(_prepared, [(k, o) for k in range(count)])):
             print("prepare", problem, flush=True)
     print(f"compiled in {time.perf_counter() - start:.1f} s by {o.workers} processes", flush=True)
+
+
+def changed_rows(o: argparse.Namespace) -> None:
+    """Times the programs of tests/program/changed_programs.py beside those that they were made of, by turns."""
+    from changed_programs import CHANGED, agree
+
+    rates = []
+    for name, (case, program) in CHANGED.items():
+        if case not in chosen(o):
+            continue
+        try:
+            agree(program, [tensor_of(a, o.device) for a in case.arguments().values()], case)
+            args = arrays_of(case, smaller(case.large) if o.device == "cpu" else case.large, o.device)
+            (before, spread), (after, other) = timed([partial(f, *args) for f in (case.program, program)],
+                                                       o.device, o.rounds)
+            rates.append(before / after)
+            print(f"{name:40} {after:10.1f} us ({other:.3f}), {case.name} {before:10.1f} ({spread:.3f}), rate {rates[-1]:.3f}",
+                  flush=True)
+        except Exception as e:  # one program must not end the others
+            print(f"{name:40} FAILED {type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}", flush=True)
+        if o.device == "cuda":
+            torch.cuda.empty_cache()
+    print(f"{len(rates)} changed programs: {sum(r >= 0.9 for r in rates)} at 0.9 of the rate or more, least {min(rates):.3f}")
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
@@ -268,16 +301,19 @@ def main() -> None:
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--workers", type=int, default=0, help="processes that compile everything first")
     p.add_argument("--list", action="store_true")
+    p.add_argument("--changed", action="store_true", help="changed programs beside what they were made of")
     p.add_argument("--out", default="", help="write the rows as JSON")
     o = p.parse_args()
     warnings.simplefilter("ignore")
     rows: list[dict[str, Any]] = []
-    cases = chosen(o.only, o.slice)
+    cases = chosen(o)
     if o.workers and not o.list:
         prepare_all(o, len(cases))
+    if o.changed:
+        return changed_rows(o)
     for case in cases:
-        if o.list or o.device == "cpu" and any(s[1] in ("float16", "bfloat16") for s in case.large.values()):
-            print(case.kind, case.name) if o.list else None
+        if o.list:
+            print(case.kind, case.name)
             continue
         try:
             row = row_of(case, o)
