@@ -142,7 +142,8 @@ def test_functions_are_within_two_units(name, dt):
     ("exp", {np.inf: np.inf, -np.inf: 0.0, 0.0: 1.0}), ("exp2", {np.inf: np.inf, -np.inf: 0.0, -149.0: 2.0**-149}),
     ("log", {0.0: -np.inf, np.inf: np.inf, -1.0: np.nan, 1.0: 0.0, 2.0**-149: -149 * np.log(2)}),
     ("log2", {0.0: -np.inf, -1.0: np.nan, 2.0**-140: -140.0, 8.0: 3.0}),
-    ("tanh", {np.inf: 1.0, -np.inf: -1.0, -0.0: -0.0}),
+    ("tanh", {np.inf: 1.0, -np.inf: -1.0, -0.0: -0.0}), ("erf", {np.inf: 1.0, -np.inf: -1.0, -0.0: -0.0}),
+    ("log1p", {np.inf: np.inf, -1.0: -np.inf, -0.0: -0.0, -2.0: np.nan, 1e-30: 1e-30, 2.0**60: 60 * np.log(2)}),
     ("isnan", {np.nan: 1.0, np.inf: 0.0}), ("isinf", {np.nan: 0.0, -np.inf: 1.0}),
     ("isfinite", {np.inf: 0.0, 1.0: 1.0})])
 def test_functions_at_the_edges(name, values):

@@ -393,4 +393,39 @@ def _tanh(module: Module) -> str:
     return _text(f, intrinsic(f, "llvm.copysign", "float", size, x))
 
 
-_INLINED: dict[str, Any] = {"exp": _exp, "exp2": _exp2, "log": _log, "log2": _log2, "tanh": _tanh}
+def _erf(module: Module) -> str:
+    """erf by its odd polynomial below 1, by 1 - exp2(|x| Q(|x|)) from there to 4; both minimax, within 2e-9."""
+    f, (x,) = _function(module, "tl_erf_f32")
+    a = intrinsic(f, "llvm.fabs", "float", x)
+    module.need("tl_exp2_f32", lambda: _exp2(module))
+    z = f.let(f"fmul float {x}, {x}")
+    near = _fma(f, a, _horner(f, z, _ERF_NEAR), a)
+    t = _clamp(f, a, 0.0, 4.0)
+    g = f.let(f"call float @tl_exp2_f32(float {f.let(f'fmul float {t}, {_horner(f, t, _ERFC_EXPONENT)}')})")
+    far = f.let(f"fsub float {_lit(1.0)}, {g}")
+    small = f.let(f"fcmp olt float {a}, {_lit(1.0)}")
+    return _text(f, intrinsic(f, "llvm.copysign", "float", f.let(f"select i1 {small}, float {near}, float {far}"), x))
+
+
+def _log1p(module: Module) -> str:
+    """log u + (what 1 + x lost in u) / u."""
+    f, (x,) = _function(module, "tl_log1p_f32")
+    module.need("tl_log_f32", lambda: _log(module))
+    u = f.let(f"fadd float {x}, {_lit(1.0)}")
+    above = f.let(f"fsub float {_lit(1.0)}, {f.let(f'fsub float {u}, {x}')}")
+    below = f.let(f"fsub float {x}, {f.let(f'fsub float {u}, ' + _lit(1.0))}")
+    large = f.let(f"fcmp oge float {x}, {_lit(1.0)}")
+    lost = f.let(f"fdiv float {f.let(f'select i1 {large}, float {above}, float {below}')}, {u}")
+    y = f.let(f"call float @tl_log_f32(float {u})")
+    finite = f.let(f"fcmp oeq float {f.let(f'fmul float {y}, ' + _lit(0.0))}, {_lit(0.0)}")  # not at -1 and infinity
+    y = f.let(f"select i1 {finite}, float {f.let(f'fadd float {y}, {lost}')}, float {y}")
+    return _text(f, f.let(f"select i1 {f.let(f'fcmp oeq float {u}, ' + _lit(1.0))}, float {x}, float {y}"))
+
+
+_ERF_NEAR = [7.853857681794067e-05, -8.010192513770906e-04, 5.188327559331882e-03, -2.685381186887768e-02,
+             1.1283585147031458e-01, -3.7612625824494503e-01, 1.283791657266897e-01]  # erf(x) / x - 1, by powers of x**2
+_ERFC_EXPONENT = [-1.505180272103011e-05, 4.5424424157949265e-04, -5.208622440168033e-03, 3.418403281110033e-02,
+                  -1.531551336808586e-01, -9.1639705412672e-01, -1.628279111261175]  # log2(erfc(t)) / t
+
+_INLINED: dict[str, Any] = {"exp": _exp, "exp2": _exp2, "log": _log, "log2": _log2, "tanh": _tanh, "erf": _erf,
+                            "log1p": _log1p}
