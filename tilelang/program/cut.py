@@ -36,7 +36,7 @@ REREAD = 0.2  # bytes that the cache serves, beside those of memory
 NOT_HIDDEN = 0.3  # of other operations under those of GEMMs
 WAVES = (1, 2, 4)  # blocks that the pieces of a divided loop give each processor
 EXACT = {"": 1.0, "halves": 10.0, "threads": 16.0}  # times the rate of 16-bit operands
-SECTOR = 32  # bytes of memory that are read at least
+SECTOR = {True: 32, False: 64}  # bytes of memory that are read at least, on a GPU and else
 RESIDENT = 4  # blocks without GEMMs whose loads keep a processor's share of the memory busy
 HEAVIER = 4.0  # times an operation of float32
 SLOW_OPERAND = 0.8  # of a contraction's time that computing an operand in the loop costs
@@ -267,7 +267,7 @@ class _Cutter:
 
     def traffic(self, plan: Plan) -> float:
         """Bytes moved, those that caches serve at a fraction."""
-        nest, kept, total = plan.nest, set(plan.nest.stages), 0.0
+        nest, kept, total, sector = plan.nest, set(plan.nest.stages), 0.0, SECTOR[self.target.is_gpu]
         seen: dict[Scalar, int] = dict.fromkeys(nest.global_reads(), 0)
         for p in passes(nest, plan.loops()):
             for r in {r for t in p.stages for r in self.reads_through(t.body, kept) if r.axes & frozenset(p.axes)}:
@@ -276,8 +276,8 @@ class _Cutter:
             size = self.count(r.value.axes) * bits_of(r.value.dtype) / 8
             touched = min(self.count(r.axes) * bits_of(r.value.dtype) / 8, size) if r.args else 1.0
             again = self.blocks(plan, r.axes) * self.count(r.axes) * bits_of(r.value.dtype) / 8 - touched
-            line = prod(plan.uses[a].size for a in r.args[-1].axes) * bits_of(r.value.dtype) // 8 if r.args else SECTOR
-            touched *= SECTOR / min(SECTOR, max(1, line)) if r.axes & set(nest.axes) and self.target.is_gpu else 1
+            line = prod(plan.uses[a].size for a in r.args[-1].axes) * bits_of(r.value.dtype) // 8 if r.args else sector
+            touched *= sector / min(sector, max(1, line)) if r.axes & set(nest.axes) else 1
             total += max(1, passed) * touched + REREAD * max(0.0, again) * (0.1 if self.target.is_gpu else 0.5)
         return total + sum(self.count(t.axes) * bits_of(t.dtype) / 8 for t, _ in nest.outputs)
 

@@ -441,7 +441,7 @@ def _row_axes(plan: Plan, target: Target) -> None:
     nest, uses, block = plan.nest, plan.uses, int(BLOCK * 2.0 ** plan.choice.elements)
     reduced = set(_reducers(nest)) | {a for a in uses if uses[a].kind == "whole"}
     free = [a for a in nest.axes if a not in uses]
-    if not nest.stages and (crossing := _transposed_axis(nest)) is not None and target.is_gpu:
+    if not nest.stages and (crossing := _transposed_axis(nest)) is not None:
         uses.update({a: AxisUse("tile", SQUARE) for a in (crossing, nest.axes[-1])})
         plan.notes.append(f"tiles of {SQUARE} x {SQUARE} are transposed in shared memory: reads and writes are of neighbours")
         return
