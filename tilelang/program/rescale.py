@@ -16,7 +16,7 @@ from math import inf, isclose, isinf, isnan, nan
 
 from tilelang import ir
 
-from .expr import Axis, Scalar, Tensor, const, reached, read, rewrite, walk
+from .expr import Axis, Scalar, Tensor, bounds, const, linear, reached, read, rewrite, summed, times, walk
 
 LOG2E = 1.4426950408889634
 LARGE = 500.0  # constants in exponents from which a rounding error of their size would be felt
@@ -108,11 +108,37 @@ def _sum(e: Scalar) -> Scalar | None:
 
 
 def _widened(e: Scalar) -> Scalar | None:
-    """A conversion of a 16-bit value, which is kept in float32 anyway."""
+    """A conversion of a 16-bit value, which is kept in float32 anyway, or of sums of indices."""
     a = e.args[0]
+    if e.dtype == "float32" and a.dtype == "int32":
+        return _of_indices(a)
     if e.dtype != "float32" or not is_float(a.dtype) or a.dtype == "float64":
         return None
     return const(a.value, e.dtype) if a.op == "const" else a
+
+
+def _of_indices(e: Scalar) -> Scalar | None:
+    """A sum of indices as that of conversions, which have fewer axes: exact below 2**24.  None where that is not sure."""
+    def converted(x: Scalar) -> Scalar:
+        known = x.op == "const" and isinstance(x.value, int)
+        return const(float(x.value), "float32") if known else _of_indices(x) or Scalar("cast", (x,), "float32")
+
+    if e.op == "abs" and bounds(e.args[0]) is not None:
+        return Scalar("abs", (converted(e.args[0]),), "float32")
+    if e.op in ("min", "max") and any(x.op in ("abs", "add") for x in e.args):
+        return Scalar(e.op, tuple(map(converted, e.args)), "float32")
+    pieces, c = linear(e)
+    if len(pieces) < 2 or not all(isinstance(f, int) for f in (c, *pieces.values())):
+        return None
+    first = max(pieces, key=lambda x: pieces[x] > 0)  # type: ignore[operator]
+    ends = [bounds(times(x, abs(f) if x is not first else f)) for x, f in pieces.items()]  # type: ignore[arg-type]
+    if any(b is None or sum(map(abs, b)) + abs(c) >= 1 << 24 for b in (*ends, bounds(e))):  # type: ignore[arg-type]
+        return None
+    out = converted(summed({first: pieces[first]}, c))
+    for x, f in pieces.items():
+        if x is not first:
+            out = Scalar("add" if f > 0 else "sub", (out, converted(times(x, abs(f)))), "float32")  # type: ignore
+    return out
 
 
 _RULES: dict[str, Callable[[Scalar], Scalar | None]] = {
@@ -147,6 +173,8 @@ def _times(e: Scalar, k: float) -> Scalar:
 
 
 def _times_log2e(e: Scalar) -> Scalar:
+    if e.op == "sub" and e.args[0].op in ("add", "sub") and any(r.value.body == e.args[0] for r in e.args[1].reads):
+        return Scalar("sub", tuple(_times(x, LOG2E) for x in e.args), e.dtype)  # the extreme's operand lies in a tile
     if e.op in ("add", "sub"):
         return Scalar(e.op, tuple(map(_times_log2e, e.args)), e.dtype)
     return _times(e, LOG2E)

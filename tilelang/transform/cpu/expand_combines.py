@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from tilelang.ir import LOCAL, PRIVATE, Alloc, Buffer, Expr, For, Func, Parallel, Stmt, Store, const, fresh, load, rewrite, seq
 from tilelang.ops.combine import Combine
@@ -42,7 +41,7 @@ def side_by_side(op: Combine, host: HostCpu) -> Stmt | None:
         return None
     states = [Buffer(f"state{k}", (lanes,), e.dtype, LOCAL, span=op.span) for k, e in enumerate(op.identity)]
     at = tuple(fresh("ijklmnpq"[d]) for d in range(len(op.shape)))
-    k, lane, zero = fresh("k"), fresh("l"), const(0)
+    zero = const(0)
 
     def element(place: Expr, lane: Expr) -> Stmt:
         new, elements = bound([load(s.buffer, (*at[:-1], place), span=op.span) for s in op.srcs])
@@ -55,15 +54,16 @@ def side_by_side(op: Combine, host: HostCpu) -> Stmt | None:
         more, out = bound(given(op.joined, values))
         return seq(new, more, *[Store(s, (lane,), v, span=op.span) for s, v in zip(states, out)])
 
-    def loop(v: Any, count: int, body: Stmt) -> Stmt:
-        return For(v, zero, const(count), "serial", body, span=op.span)
+    def each(count: int, body: Callable[[Expr], Stmt]) -> Stmt:
+        v = fresh("l")
+        return For(v, zero, const(count), "serial", body(v), span=op.span)
 
     rest = n % lanes
     body = seq(
         *[Alloc(s, None, span=op.span) for s in states],
-        loop(lane, lanes, seq(*[Store(s, (lane,), e) for s, e in zip(states, op.identity)])),
-        loop(k, n // lanes, loop(lane, lanes, element(k * lanes + lane, lane))),
-        loop(lane, rest, element(const(n - rest) + lane, lane)) if rest else None,
-        loop(lane, lanes - 1, joined(zero, [load(s, (lane + 1,)) for s in states])),
+        each(lanes, lambda lane: seq(*[Store(s, (lane,), e) for s, e in zip(states, op.identity)])),
+        each(n // lanes, lambda k: each(lanes, lambda lane: element(k * lanes + lane, lane))),
+        each(rest, lambda lane: element(const(n - rest) + lane, lane)) if rest else None,
+        each(lanes - 1, lambda lane: joined(zero, [load(s, (lane + 1,)) for s in states])),
         op.stored([load(s, (zero,)) for s in states], at), span=op.span)
     return Parallel(at, tuple(map(const, op.lines)), body, span=op.span)
