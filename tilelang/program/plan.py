@@ -439,6 +439,7 @@ def _gemm_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, 
 def _row_axes(plan: Plan, target: Target) -> None:
     """Element-wise kernels and reductions of elements: tiles of rows and columns with about BLOCK elements."""
     nest, uses, block = plan.nest, plan.uses, int(BLOCK * 2.0 ** plan.choice.elements)
+    near = LANES if target.is_gpu else 2 * LANES
     reduced = set(_reducers(nest)) | {a for a in uses if uses[a].kind == "whole"}
     free = [a for a in nest.axes if a not in uses]
     if not nest.stages and (crossing := _transposed_axis(nest)) is not None:
@@ -452,7 +453,7 @@ def _row_axes(plan: Plan, target: Target) -> None:
     width = prod(r.size for a, r in uses.items() if r.kind == "whole" and a not in places)
     for a, r in list(uses.items()):
         if r.kind == "loop" and not r.size:
-            lanes = 1 if _is_last(nest, a) or not free else min(LANES, guess(free[-1]))
+            lanes = 1 if _is_last(nest, a) or not free else min(near, guess(free[-1]))
             size = min(max(8, block // (width * lanes)), 1 << max(3, (guess(a) - 1).bit_length()))
             uses[a] = AxisUse("loop", 1 << (size.bit_length() - 1))
             if len(uses) == 1 or any(a in e.axes and not e.axes.isdisjoint(uses.keys() - {a}) for e in nest.bodies()):
@@ -466,8 +467,9 @@ def _row_axes(plan: Plan, target: Target) -> None:
         room = max(1, (REUSED if reused else 1) * block // width)
         if not k and not reduced and width == 1:
             room = min(room, 1024)
-        if not k and width > 1 and any(r.kind == "loop" for r in uses.values()) and width * LANES <= 2 * BLOCK:
-            room = max(room, LANES)
+        if not k and width > 1 and (width * near <= 2 * BLOCK and any(r.kind == "loop" for r in uses.values()) or
+                                    not target.is_gpu and reduced and not any(_is_last(nest, x) for x in reduced)):
+            room = max(room, near)
         size = min(room, 1 << max(0, (guess(a) - 1).bit_length()))
         size = 1 << (size.bit_length() - 1)
         if n is not None and n <= room:

@@ -17,7 +17,7 @@ from tilelang.target.cpu_launch import BlockedGemm, Packing
 
 from .gemm_pack import convert_rows, pairs_of_columns, pairs_of_rows, transpose_rows
 from .code import Code
-from .text import Fn, Module
+from .text import Fn, Module, widths
 from .types import convert, float_literal, intrinsic, load, memory_type, splat, store, value_type
 
 
@@ -58,18 +58,6 @@ def _packed(cx: Code, p: Packing, src: dtype, compute: dtype, operand: str) -> s
 # ---- the kernel ----------------------------------------------------------------------------------------------------
 
 
-def _widths(count: int, lanes: int) -> list[int]:
-    """The widths that divide `count` columns: vectors of `lanes`, then powers of two."""
-    out, w = [lanes] * (count // lanes), lanes // 2
-    rest = count % lanes
-    while rest:
-        if rest >= w:
-            out.append(w)
-            rest -= w
-        w //= 2
-    return out
-
-
 def _tile_function(module: Module, plan: BlockedGemm) -> str:
     """Print the whole tile: strips of columns, groups of rows, micro-kernels for the full and the edge blocks."""
     s, mr, nv, lanes = plan.shape, plan.rows, plan.vectors, plan.lanes
@@ -94,7 +82,7 @@ def _tile_function(module: Module, plan: BlockedGemm) -> str:
         with f.loop("0", str(s.n // nr * nr), nr, hint="j") as j:
             rows(j, [lanes] * nv)
     if s.n % nr:
-        rows(str(s.n // nr * nr), _widths(s.n % nr, lanes))
+        rows(str(s.n // nr * nr), widths(s.n % nr, lanes))
     f.end("ret void")
     f.finish()
     return module.entries[f.name]

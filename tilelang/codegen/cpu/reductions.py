@@ -1,4 +1,4 @@
-"""Reductions and scans of tiles as loop nests; a reduction over adjacent elements accumulates in a vector."""
+"""Reductions and scans of tiles as loop nests; reductions over adjacent elements, and of adjacent columns, use vectors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from tilelang.target.cpu_launch import ReduceLoops
 
 from . import arithmetic
 from .code import Code
-from .text import Fn
 from .tile_loops import mins_of, nest
+from .text import Fn, widths
 from .types import convert, intrinsic, load, rounded, store, value_type
+
+BLOCK = 4  # vectors of columns that are accumulated side by side, to hide the latency of an addition
 
 
 def _whole(cx: Code, b: Buffer, r: Region) -> tuple[Buffer, list[str], list[Any]]:
@@ -58,6 +60,31 @@ def emit_reduce(cx: Code, s: ReduceLoops) -> None:
             _reduce_row(cx, op, s.lanes, count, lambda r, n: element(source(at, r), n), target(at))
 
         nest(cx, sizes, {}, {}, row)
+        return
+
+    def block(at: list[str], j: str, width: int) -> None:
+        """Neighbours in the last dimension are accumulated in a vector."""
+        wide, place = dd.with_lanes(width), target([*at, j])
+        acc = f.alloca(value_type(wide), align=64, hint="acc")
+        start = arithmetic.identity(op.kind, wide) if op.clear else load(f, wide, place)
+        f.do(f"store {value_type(wide)} {start}, ptr {acc}")
+        with f.loop("0", count, hint="r") as r:
+            old = f.let(f"load {value_type(wide)}, ptr {acc}")
+            f.do(f"store {value_type(wide)} {_combine(f, op, old, element(source([*at, j], r), width), wide)}, ptr {acc}")
+        store(f, wide, f.let(f"load {value_type(wide)}, ptr {acc}"), place)
+
+    def neighbours(at: list[str]) -> None:
+        most, total = BLOCK * s.lanes, int(sizes[-1])
+        if total >= most:
+            with f.loop("0", str(total // most * most), most, hint="j") as j:
+                block(at, j, most)
+        done = total // most * most
+        for width in widths(total % most, s.lanes):
+            block(at, str(done), width)
+            done += width
+
+    if s.lanes > 1:
+        nest(cx, sizes[:-1], {}, {}, neighbours)
         return
 
     def columns(at: list[str]) -> None:  # the innermost loop runs over the kept dimensions: adjacent elements of dst

@@ -283,3 +283,15 @@ class Fn:
         lines = [f"define {link}{self.ret_type} @{self.name}({ps}) {self.attrs} {{", "entry:", *self.allocas,
                  *self.lines, "}"]
         self.module.entries[self.name] = "\n".join(lines)
+
+
+def widths(count: int, lanes: int) -> list[int]:
+    """The widths that divide `count` columns: vectors of `lanes`, then powers of two."""
+    out, w = [lanes] * (count // lanes), lanes // 2
+    rest = count % lanes
+    while rest:
+        if rest >= w:
+            out.append(w)
+            rest -= w
+        w //= 2
+    return out

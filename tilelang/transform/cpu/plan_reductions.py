@@ -16,9 +16,9 @@ def plan_reductions(func: Func, cx: PassContext) -> Func:
     """Each Reduce as loops, with the number of elements that it accumulates side by side.
 
         reduce(c[0:32, 0:64], m, max, dim=1)   ->   16 partial maxima of each row of c, combined at its end
-        reduce(c[0:32, 0:64], m, max, dim=0)   ->   rows of c accumulated into m one after another
+        reduce(c[0:32, 0:64], m, max, dim=0)   ->   64 columns of c, each accumulated in a lane of a vector
 
-    Partial results need elements that are adjacent along dim, and a constant number of them that fills a vector.
+    Vectors need elements that are adjacent along the last dimension, and a constant number of them that fills one.
     """
     host = cx.host or host_cpu()
     return rewrite_codes(func, lambda code: code.having(rewrite(
@@ -26,17 +26,14 @@ def plan_reductions(func: Func, cx: PassContext) -> Func:
 
 
 def lanes_of(op: Reduce, values: ThreadValues, host: HostCpu) -> int:
-    """Number of partial results of a reduction, 1 without a vector."""
-    extents, dim = op.src.extents, op.dim % len(op.src.extents)
-    rest = len(extents) - 1
-    if dim != rest:
-        return 1  # dimensions after dim: the innermost loop walks these
-    src = op.src.buffer
+    """Number of elements of the last dimension that a reduction accumulates in one vector, 1 without vectors."""
+    extents, dim, last = op.src.extents, op.dim % len(op.src.extents), len(op.src.extents) - 1
     lanes = host.lanes(max(op.dst.dtype.bits, 32))
-    copies = values.count if src.data in values.private else 1
-    count, stride = constant(extents[dim]), 1 if src.strides_ is None else constant(src.strides_[op.dim])
-    fits = count is not None and count >= lanes and stride == 1
-    return lanes if fits and copies == 1 and src.dtype.lanes == 1 else 1
+    tiles = [op.src.buffer] if dim == last else [op.src.buffer, op.dst.buffer]
+    adjacent = all(b.strides_ is None or constant(b.strides_[-1]) == 1 for b in tiles)
+    single = values.count == 1 or all(b.data not in values.private for b in tiles)
+    count = constant(extents[last])
+    return lanes if count is not None and count >= lanes and adjacent and single and op.src.dtype.lanes == 1 else 1
 
 
 def constant(e: Expr | int) -> int | None:
