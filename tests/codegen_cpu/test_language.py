@@ -276,3 +276,44 @@ def test_any_function_name_will_do(name):
     a = rng.standard_normal(8)
     named = replace(main.func, name=name)
     np.testing.assert_allclose(run_cpu(named, [a, None])["B"], np.exp(a), rtol=1e-15)
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
+@pytest.mark.parametrize("n", [70, 200])
+def test_places_of_extremes_in_rows_longer_than_vectors(kind, n):
+    @T.prim_func
+    def place(X: T.Tensor((3, n), "float32"), Y: T.Tensor((3,), "int32")):
+        with T.Kernel(1):
+            x, y = T.alloc_fragment((3, n), "float32"), T.alloc_fragment((3,), "int32")
+            T.copy(X, x)
+            (T.reduce_argmax if kind == "max" else T.reduce_argmin)(x, y, dim=1)
+            T.copy(y, Y)
+
+    x = np.random.default_rng(0).integers(-9, 9, (3, n)).astype(np.float32)  # many are equal: the first one counts
+    x[1, ::3] = np.nan
+    want = (np.nanargmax if kind == "max" else np.nanargmin)(x, 1)
+    assert np.array_equal(run_cpu(place, [x, None])["Y"], want)
+
+
+@pytest.mark.parametrize("columns", [16, 70, 150])
+@pytest.mark.parametrize("clear", [True, False])
+def test_columns_are_reduced_in_vectors(columns, clear):
+    @T.prim_func
+    def total(X: T.Tensor((2, 9, columns), "float32"), Y: T.Tensor((2, columns), "float32"),
+              Z: T.Tensor((2, columns), "int32")):
+        with T.Kernel(1):
+            x, y = T.alloc_fragment((2, 9, columns), "float32"), T.alloc_fragment((2, columns), "float32")
+            z, w = T.alloc_fragment((2, columns), "int32"), T.alloc_fragment((2, 9, columns), "int32")
+            T.copy(X, x)
+            T.copy(X, w)
+            T.fill(y, 5)
+            T.fill(z, -2)
+            T.reduce_sum(x, y, dim=1, clear=clear)
+            T.reduce_max(w, z, dim=1, clear=clear)
+            T.copy(y, Y)
+            T.copy(z, Z)
+
+    x = np.random.default_rng(0).integers(-9, 9, (2, 9, columns)).astype(np.float32)
+    got = run_cpu(total, [x, None, None])
+    assert np.array_equal(got["Y"], x.sum(1) + (0 if clear else 5))
+    assert np.array_equal(got["Z"], x.max(1) if clear else np.maximum(x.max(1), -2))

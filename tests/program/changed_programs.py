@@ -70,7 +70,7 @@ def attention_causal_with_slopes(q, k, v):
 
 @changed("attention_window")
 def attention_in_blocks_of_a_window(q, k, v):
-    return attention(lambda s, i, j: T.where((i - j < 8) & ~(j > i), s + 0.5, -1e30))(q, k, v)
+    return attention(lambda s, i, j: T.where((i - j < 8) & ~(j > i), s + 0.5, -float("inf")))(q, k, v)
 
 
 # ---- swapped operands ------------------------------------------------------------------------------------------------

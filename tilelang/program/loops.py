@@ -164,15 +164,14 @@ def loop_bounds(w: Writer, p: Pass, a: Axis) -> tuple[str, str]:
     bodies = [(t.kind, t.body) for t in p.stages if t.body is not None]
     common = set.intersection(*(conditions(b) for _, b in bodies)) if bodies else set()
     for c in sorted(common, key=repr):
-        if not all(vanishes(kind, b, c) for kind, b in bodies):
+        if c.op == "and" or not all(vanishes(kind, b, c) for kind, b in bodies):
             continue
-        bound = condition_bound(w, c, a)
-        if bound is not None:
-            text = w.printer().text(bound[1])
-            known = bounds(bound[1])
+        for end, bound in condition_bounds(w, c, a).items():
+            text = w.printer().text(bound)
+            known = bounds(bound)
             if known is None or known[0] < 0:
-                text = f"T.max({text}, {0 if bound[0] == 'least' else -1})"
-            if bound[0] == "most":
+                text = f"T.max({text}, {0 if end == 'least' else -1})"
+            if end == "most":
                 highs.append(f"{tight(text)} // {size} + 1")
             else:
                 lows.append(f"{tight(text)} // {size}")
@@ -180,8 +179,21 @@ def loop_bounds(w: Writer, p: Pass, a: Axis) -> tuple[str, str]:
     return first, functools.reduce(lambda x, y: f"T.min({x}, {y})", highs)
 
 
-def condition_bound(w: Writer, c: Scalar, a: Axis) -> tuple[str, Scalar] | None:
-    """("most" | "least", index): for some element of the block the condition may hold up to, or from, this index of `a`."""
+def condition_bounds(w: Writer, c: Scalar, a: Axis) -> dict[str, Scalar]:
+    """"most", "least" -> index: for some element of the block the condition may hold up to, and from, this index of `a`."""
+    if c.op in ("and", "or"):
+        x, y = (condition_bounds(w, b, a) for b in c.args)
+        ops = ("max", "min") if c.op == "or" else ("min", "max")
+        both = {k: Scalar(op, (x[k], y[k])) for k, op in zip(("most", "least"), ops) if k in x and k in y}
+        return both if c.op == "or" else {**x, **y, **both}
+    if c.op == "eq":
+        return {k: i for op in ("le", "ge") for k, i in condition_bounds(w, Scalar(op, c.args, "bool"), a).items()}
+    found = _bound(w, c, a)
+    return {} if found is None else {found[0]: found[1]}
+
+
+def _bound(w: Writer, c: Scalar, a: Axis) -> tuple[str, Scalar] | None:
+    """The bound by one comparison, whose quotients by a number count for all numbers that they may be rounded from."""
     signs = {"lt": (1, -1), "le": (1, 0), "gt": (-1, -1), "ge": (-1, 0)}
     if c.op not in signs or c.args[0].dtype != "int32":
         return None
@@ -192,6 +204,13 @@ def condition_bound(w: Writer, c: Scalar, a: Axis) -> tuple[str, Scalar] | None:
         for e, f in found.items():
             pieces[e] = pieces.get(e, 0) + f * s
     constant = (x[1] - y[1]) * sign - slack
+    divisors = {number(e.args[1]) for e in pieces if e.op == "floordiv"}
+    if len(divisors) == 1 and isinstance(n := divisors.pop(), int):  # n * (e // n) is at least e - n + 1, at most e
+        constant, whole, pieces = constant * n, pieces, {}
+        for e, f in whole.items():
+            inner, c0 = linear(e.args[0]) if e.op == "floordiv" else ({e: n}, 0)
+            pieces |= {x: pieces.get(x, 0) + f * g for x, g in inner.items()}
+            constant = constant + f * c0 - (f * (n - 1) if e.op == "floordiv" and isinstance(f, int) and f > 0 else 0)
     me = pieces.pop(axis(a), 0)
     if me not in (1, -1):
         return None

@@ -16,7 +16,8 @@ from math import inf, isclose, isinf, isnan, nan
 
 from tilelang import ir
 
-from .expr import Axis, Scalar, Tensor, bounds, const, linear, reached, read, rewrite, summed, times, walk
+from .expr import Axis, Scalar, Tensor, bounds, const, linear, plus, reached, read, rewrite, summed, times, walk
+from .graph import Size
 
 LOG2E = 1.4426950408889634
 LARGE = 500.0  # constants in exponents from which a rounding error of their size would be felt
@@ -91,13 +92,46 @@ def _quotient(e: Scalar) -> Scalar | None:
 
 
 def _selection(e: Scalar) -> Scalar | None:
-    """where(c, x * k, number) = where(c, x, number / k) * k: so that factors reach the reduction."""
+    """where(c, x * k, number) = where(c, x, number / k) * k: so that factors reach the reduction.  Numbers stand behind."""
     c, a, b = e.args
     inner, k = scaled(a)
+    swapped = a.op == "const" != b.op
+    test = condition(c, not swapped)
+    if test is not None and test != c:
+        return _fold(Scalar("where", (test, b, a) if swapped else (test, a, b), e.dtype))
     other = value(b)
     if k <= 0 or k == 1 or other is None:
         return None
     return Scalar("mul", (Scalar("where", (c, inner, const(other / k, b.dtype)), e.dtype), const(k, e.dtype)), e.dtype)
+
+
+_FALSE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq", "and": "or", "or": "and"}
+
+
+def condition(c: Scalar, holds: bool = True) -> Scalar | None:
+    """A condition, or what is true where it does not hold, of comparisons of integers; None where it has others."""
+    if c.op == "not":
+        return condition(c.args[0], not holds)
+    if c.op in ("and", "or"):
+        a, b = (condition(x, holds) for x in c.args)
+        if a is None or b is None:
+            return c if holds else None
+        op = c.op if holds else _FALSE[c.op]
+        order = next((x for x in (a, b) if x.op in ("lt", "gt")), a)
+        if op == "or" and {a.op, b.op} == {order.op, "eq"} and _difference(a) in (_difference(b), _difference(b, -1)):
+            return Scalar("le" if order.op == "lt" else "ge", order.args, "bool")
+        return Scalar(op, (a, b), "bool")
+    if c.op not in _FALSE or c.args[0].dtype != "int32":
+        return c if holds else None
+    op, (x, y) = c.op if holds else _FALSE[c.op], c.args
+    if op in ("lt", "le") and x.op == "abs":
+        inner, other = x.args[0], "gt" if op == "lt" else "ge"
+        return Scalar("and", (Scalar(op, (inner, y), "bool"), Scalar(other, (inner, times(y, -1)), "bool")), "bool")
+    return Scalar(op, c.args, "bool")
+
+
+def _difference(c: Scalar, sign: int = 1) -> tuple[dict[Scalar, Size], Size]:
+    return linear(times(plus(c.args[0], times(c.args[1], -1)), sign))
 
 
 def _sum(e: Scalar) -> Scalar | None:
@@ -152,6 +186,33 @@ def scaled(e: Scalar) -> tuple[Scalar, float]:
     return e, 1.0
 
 
+def pulled(e: Scalar) -> tuple[Scalar, float]:
+    """(x, k) as of `scaled`; also of sums, bounds and selections of a sum of the kernel times k, which then are one operation.
+
+    a * k + b = (a + b / k) * k rounds otherwise, which is felt in neither a sum of many terms nor an exponent.
+    """
+    if e.op == "where" and (other := value(e.args[2])) is not None:
+        inner, k = pulled(e.args[1])
+        return (Scalar("where", (e.args[0], inner, const(other / k, e.dtype)), e.dtype), k) if k > 0 else (e, 1.0)
+    if e.op in ("min", "max") and (other := value(e.args[1])) is not None:
+        inner, k = pulled(e.args[0])
+        return (Scalar(e.op, (inner, const(other / k, e.dtype)), e.dtype), k) if k > 0 and _is_sum(inner) else (e, 1.0)
+    if e.op in ("add", "sub"):
+        pieces = _summands(e)
+        k = next((k for s, t in pieces for x, k in (scaled(t),) if s == 1 and k > 0 and k != 1 and _is_sum(x)), 1.0)
+        return (e, k) if k == 1 else (signed_sum([(s, _times(t, 1 / k)) for s, t in pieces], e.dtype), k)
+    return scaled(e)
+
+
+def _summands(e: Scalar) -> list[tuple[int, Scalar]]:
+    """What a sum adds and subtracts one after another, with signs."""
+    return [*_summands(e.args[0]), (1 if e.op == "add" else -1, e.args[1])] if e.op in ("add", "sub") else [(1, e)]
+
+
+def _is_sum(e: Scalar) -> bool:
+    return any(r.value.kind == "sum" for r in e.reads)
+
+
 def base_two(e: Scalar) -> Scalar:
     """exp(a - b) as exp2(a * log2(e) - b * log2(e)), with the factor folded into those of a and b.
 
@@ -173,8 +234,10 @@ def _times(e: Scalar, k: float) -> Scalar:
 
 
 def _times_log2e(e: Scalar) -> Scalar:
-    if e.op == "sub" and e.args[0].op in ("add", "sub") and any(r.value.body == e.args[0] for r in e.args[1].reads):
-        return Scalar("sub", tuple(_times(x, LOG2E) for x in e.args), e.dtype)  # the extreme's operand lies in a tile
+    if e.op == "sub":
+        inner, k = pulled(e.args[0])
+        if any(r.value.body == inner for r in e.args[1].reads):  # it lies in a tile
+            return Scalar("sub", (_times(inner, k * LOG2E), _times(e.args[1], LOG2E)), e.dtype)
     if e.op in ("add", "sub"):
         return Scalar(e.op, tuple(map(_times_log2e, e.args)), e.dtype)
     return _times(e, LOG2E)
@@ -238,7 +301,7 @@ def signed_sum(pieces: list[tuple[int, Scalar]], dtype: str) -> Scalar:
 def hoist(kind: str, body: Scalar, over: frozenset[Axis]) -> tuple[list[tuple[Scalar, bool]], Scalar]:
     """(factors that leave the reduction, what is left): sums lose every factor without `over`, max and min positive numbers."""
     if kind in ("max", "min"):
-        inner, k = scaled(body)
+        inner, k = pulled(body)
         return ([(const(k, body.dtype), False)], inner) if k > 0 and k != 1 else ([], body)
     if kind != "sum" or not is_float(body.dtype):
         return [], body
