@@ -34,7 +34,7 @@ def expand_combines(func: Func, cx: PassContext) -> Func:
 
 
 def side_by_side(op: Combine, host: HostCpu) -> Stmt | None:
-    """A reduction with a partial result for each lane of vectors; None where elements have an order, are few, or no neighbours."""
+    """A reduction with a partial result for each lane of vectors; None where they have an order, are few or no neighbours."""
     n, last = op.shape[op.dim], len(op.shape) - 1
     lanes = VECTORS * host.lanes(max(32, *(e.dtype.bits for e in op.identity)))
     if op.scan or not op.commutative or op.dim != last or n < 2 * lanes or op.srcs[0].buffer.scope_name in PRIVATE:
