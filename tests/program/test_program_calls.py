@@ -54,6 +54,15 @@ def test_one_kernel_serves_all_values_of_an_open_size():
     assert len(f._runners) == 1 and len(f._graphs) == 1
 
 
+def test_a_scalar_of_numpy_is_a_number_of_the_call():
+    torch = pytest.importorskip("torch")
+    program = tilelang.program(lambda s, x: (x * s + T.where(x > s, s, x), s + 1), target="cpu")
+    x, s = np.arange(6, dtype=np.float32), np.float32(2.5)
+    for like in (x, torch.from_numpy(x)):
+        for got, want in zip(program(s, like), program.reference(s, like), strict=True):
+            assert type(got) is type(want) is type(like) and np.array_equal(got, want)
+
+
 def test_arrays_with_gaps_are_copied():
     @tilelang.program(target="cpu")
     def f(x):

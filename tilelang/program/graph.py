@@ -49,6 +49,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import Binary, Const, Span, Var, dtype
 
@@ -349,3 +351,8 @@ class Graph:
     def digest(self) -> str:
         """A key of the program: equal texts compute equal results."""
         return hashlib.sha256(self.text().encode()).hexdigest()
+
+
+def arrays_among(xs: Iterable[Any]) -> list[Any]:
+    """The arrays among the arguments of a call, without the numbers, to which scalars of NumPy belong."""
+    return [x for x in xs if hasattr(x, "shape") and not isinstance(x, np.generic)]

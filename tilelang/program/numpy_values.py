@@ -18,7 +18,7 @@ from tilelang.jit.simulated import as_numpy, like_first
 from tilelang.simulator.reference.run import run_tile
 from tilelang.target.intrinsics import intrinsic
 
-from .graph import BINARY, COMPARE, FORMATS, UNARY, Graph, Node
+from .graph import BINARY, COMPARE, FORMATS, UNARY, Graph, Node, arrays_among
 
 register("program-index-range", IndexError, "an index tensor names an element that the tensor does not have",
          "indices count from 0; they are not taken from the end")
@@ -215,7 +215,7 @@ def referenced(graph: Graph, arrays: Sequence[Any], sizes: Mapping[str, int]) ->
             x = as_numpy(x.cpu() if hasattr(x, "cpu") else x, n.dtype)
         given.append(rounded(np.asarray(x), n.dtype).astype(held_in(n.dtype), copy=False))
     out = [np.array(to_dtype(v, n.dtype)) for v, n in zip(evaluate(fixed, given), fixed.outputs)]  # no views of arguments
-    like = next((x for x in arrays if hasattr(x, "shape")), None)
+    like = next(iter(arrays_among(arrays)), None)
     if like is None or isinstance(like, np.ndarray):
         return out
     return [like_first(like, y, n.dtype) for y, n in zip(out, fixed.outputs)]

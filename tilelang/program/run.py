@@ -20,7 +20,7 @@ from tilelang.jit.requests import resolve_target
 from tilelang.language.tracing.prim_func import PrimFunc
 from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
 
-from .graph import Graph, Node, size_at
+from .graph import Graph, Node, arrays_among, size_at
 from .recipe import Recipe
 
 register("program-device", RuntimeError, "the arrays of a call of a program lie on different devices",
@@ -53,7 +53,7 @@ def target_of(arrays: Sequence[Any], asked: Any) -> Any:
     default = env.get_default_target()
     if default != "auto":
         return default
-    devices = {str(getattr(x, "device", "cpu")) for x in arrays if hasattr(x, "shape")}
+    devices = {str(getattr(x, "device", "cpu")) for x in arrays_among(arrays)}
     if len(devices) > 1:
         raise error("program-device", f"arrays lie on {' and '.join(sorted(devices))}", found=", ".join(sorted(devices)))
     return "auto" if devices and not next(iter(devices)).startswith("cpu") else "c"
@@ -68,7 +68,7 @@ def tuned(graph: Graph, target: Any, configs: Mapping[Any, Any] | None, arrays: 
 
     from .plan import CHOICES, MODEL, Choice  # 30 ms, with all that lowers programs
 
-    like, chosen = next((x for x in arrays if hasattr(x, "shape")), None), resolve_target(target, None)[0]
+    like, chosen = next(iter(arrays_among(arrays)), None), resolve_target(target, None)[0]
     able = like is not None and tuner.can(like, chosen, None)
     choices: list[Choice] = []
     for k in range(recipe_of(graph, None, target).groups if able else 0):
@@ -146,7 +146,7 @@ class Runner:
         if self.direct is not None:
             out = self.direct(*arrays)
             return out if self.graph.single else tuple(out) if isinstance(out, (list, tuple)) else (out,)
-        like = next((x for x in arrays if hasattr(x, "shape")), None)
+        like = next(iter(arrays_among(arrays)), None)
         held = {n: _as_array(x, node, like) for n, x, node in zip(self.recipe.inputs, arrays, self.graph.inputs)}
         captured = getattr(like, "is_cuda", False) and sys.modules["torch"].cuda.is_current_stream_capturing()
         with _Fork(branches(self.recipe.steps)) if captured else nullcontext() as fork:
