@@ -219,3 +219,10 @@ def test_a_quotient_that_serves_many_elements_left_the_range_of_its_type(target)
 
     agree(tiny, np.full((4, 8), 2e-40, np.float32), target=target)
     agree(far, *(np.full(s, v, np.float32) for s, v in (((4, 8), 1e30), ((4, 1), 1e-30), ((4, 1), 1e20))), target=target)
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+def test_one_operand_of_two_products_over_different_axes(rows):
+    """The halves of a float32 operand lie as each of the products needs them."""
+    agree(lambda q, k: (q @ k.T) @ k, normal(rows, 16), normal(rows, 16), target="simulator")
+    agree(lambda x: (x @ x.T) @ x, normal(rows, 16), target="simulator")

@@ -126,9 +126,9 @@ def multiply_exactly(w: Writer, a: Tile, b: Tile, acc: Tile, over: Axis, clear: 
 
 def tf32_halves(w: Writer, tile: Tile, axes: tuple[Axis, ...], outside: bool, scope: str = "") -> tuple[Tile, Tile]:
     """A float32 tile as the sum of two tiles of tf32 numbers, but for 2**-21 of an element."""
-    key = (tile.key, "halves")
+    scope = scope or ("shared" if w.dummy else "fragment")
+    key = (tile.key, axes, scope)
     if key not in w.halves:
-        scope = scope or ("shared" if w.dummy else "fragment")
         high, low = (w.new_tile(f"{tile.name.removesuffix('_s')}_{x}", axes, tile.dtype, scope) for x in ("high", "low"))
         one, x, y = map(w.element_of, (tile, high, low))
         cut, bits = w.cut_name, f'T.reinterpret({one}, "int32") + 4096'
