@@ -226,3 +226,8 @@ def test_one_operand_of_two_products_over_different_axes(rows):
     """The halves of a float32 operand lie as each of the products needs them."""
     agree(lambda q, k: (q @ k.T) @ k, normal(rows, 16), normal(rows, 16), target="simulator")
     agree(lambda x: (x @ x.T) @ x, normal(rows, 16), target="simulator")
+
+
+def test_what_lies_in_a_tile_needs_none_of_its_operands():
+    """A tile that the exponentials overwrite was computed again, and counts of statements no longer agreed."""
+    agree(lambda s, v: (T.softmax(s) @ v, T.logsumexp(s)), normal(3, 4), normal(4, 5), target="simulator")

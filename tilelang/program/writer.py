@@ -194,7 +194,8 @@ class Writer:
         """Writes what a statement needs that computes the expression."""
         self.ensure(e)
         self.roots.append((e, self.current))
-        self.reuse(e)
+        if e not in self.tiles:
+            self.reuse(e)
 
     def root(self, e: Scalar, name: str, axes: tuple[Axis, ...] | None = None, dtype: str | None = None) -> Tile:
         """The tile that holds an expression; written where it does not exist yet."""
