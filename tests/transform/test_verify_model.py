@@ -19,6 +19,7 @@ from kernel_text import alloc, program
 import tilelang.language as T
 from tilelang.ir import Call, Evaluate, For, Launch, binary, const, replace, rewrite, seq, substitute, walk, with_options
 from tilelang.target import Target
+from tilelang.library.attention.mla_kernels import MlaForm, mla_attention
 from tilelang.transform import pipeline
 from tilelang.transform.verify_sync import trials as verify_sync_trials
 from tilelang.transform.framework.pass_ import DEVICE, PassContext, pass_, run_passes
@@ -26,6 +27,7 @@ from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 from tilelang.transform.framework.scope import as_planned, plan_only
 from tilelang.transform.check.verify_sync import verify_sync
 from tilelang.transform.verify_sync.launch import check_launch
+from tilelang.transform.verify_sync.plan import Plan
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
 ON = {"tl.enable_hopper": True}
@@ -182,6 +184,14 @@ def test_registers_in_flight_are_not_touched():
 
 
 # ---- programs by hand ------------------------------------------------------------------------------------------------
+
+
+def test_mbarriers_that_constants_name_are_a_ring_of_what_counters_say():
+    """Six mbarriers of which an iteration uses each, with phases that alternate: two iterations, not six, meet all others."""
+    form = MlaForm(64, 1, 128, 64, None, "float16", "float16", 2, False, True)
+    (kernel,) = lower(mla_attention(form).func, SM90, {"tl.enable_hopper": True}).kernels
+    plan = Plan(kernel.launch, list(walk(kernel.launch)))
+    assert max(int(b.shape[0]) for b in plan.barriers) == 6 and (plan.stages, plan.period) == (2, 4)
 
 
 @pytest.mark.parametrize("options", [{}, {"stages": 3, "pending": 1}, {"bn": 128}, {"b_major": "mn"}])

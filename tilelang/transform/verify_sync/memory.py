@@ -64,6 +64,7 @@ class _Tile:
     records: dict[tuple[str, int], tuple[int, Any]] = field(default_factory=dict)
     meets: list[_Tile] = field(default_factory=list)
     written: int = 0  # how often a copy wrote an overlapping tile
+    touched: int = 0  # how often threads, or copies that they issued, touched bytes of it
 
 
 class _Touched:
@@ -73,6 +74,7 @@ class _Touched:
         self.time, self.component, self.thread, self.site = np.zeros((4, warps, granules), np.int32)
         self.latest = row  # of all granules
         self.lo, self.hi = granules, 0  # first granule touched and the end
+        self.first, self.end = warps, 0  # first warp that touched one and the end
 
 
 class Memory:
@@ -90,7 +92,6 @@ class Memory:
         self.tiles: dict[tuple[int, int], _Tile] = {}
         self.touched: dict[tuple[str, int], _Touched] = {}  # by mode; 0: the last ones, 1 and on: earlier ones that stay
         self.flying: Any = None  # for each granule the number of the site of the cp.async in flight to it
-        self.version = 0
         self.checked: dict[Any, tuple[int, int]] = {}
         self.sites = [Site(None)]
 
@@ -115,30 +116,31 @@ class Memory:
                 other.written += 1
         key = (lo, hi, mode, who)
         version, written = self.checked.get(key, (-1, -1))  # what was known once stays known
-        if version == self.version and written == t.written:
+        if version == t.touched and written == t.written:
             t.records[mode, component] = time, span
             return
         for other in t.meets:
             for (m, c), (when, where) in other.records.items():
                 if (mode == "w" or m == "w") and seen[c] < when:
                     self._fault("again" if mode == "w" else "early", max(lo, other.lo), span, where)
-        if self.flying is not None and version != self.version:
+        if self.flying is not None and version != t.touched:
             over = self.flying[lo // self.granule: -(-hi // self.granule)]
             if over.any():
                 self._fault("copy", lo, span, *self.sites[int(over[int(np.argmax(over > 0))])][:2])
-        if self.touched and version != self.version:
+        if self.touched and version != t.touched:
             self._threads(mode, lo, hi, seen, fenced, span)
-        self.checked[key] = self.version, t.written
+        self.checked[key] = t.touched, t.written
         t.records[mode, component] = time, span
 
     def group_reads(self, lo: int, hi: int, active: list[tuple[Warp, int]], component: int, time: int, span: Any) -> None:
         """Check and record an MMA of some warps that reads bytes lo .. hi-1."""
         t = self.tiles.get((lo, hi))
         key = (lo, hi, component)
-        if t is None or self.checked.get(key) != (self.version, t.written):
+        if t is None or self.checked.get(key) != (t.touched, t.written):
             for w, lanes in active:
                 self.tile("r", lo, hi, w.known(lanes), (component, time), span, (w, lanes))
-            self.checked[key] = self.version, self.tiles[lo, hi].written
+            t = self.tiles[lo, hi]
+            self.checked[key] = t.touched, t.written
             return
         t.records["r", component] = time, span
 
@@ -162,9 +164,11 @@ class Memory:
             for what, known in (("order", seen), ("unread" if m == "r" else "proxy", fenced)):
                 if b <= got.lo or got.hi <= a or (known >= got.latest).all():
                     continue
-                bad = known[got.component[:, a:b]] < got.time[:, a:b]
+                those = slice(got.first, got.end)
+                bad = known[got.component[those, a:b]] < got.time[those, a:b]
                 if bad.any():
                     row, at = (int(x[0]) for x in np.nonzero(bad))
+                    row += got.first
                     text = what if known is fenced else "again" if mode == "w" else "early"
                     self._fault(text, (a + at) * self.granule, span, *self.sites[got.site[row, a + at]][:2])
 
@@ -191,7 +195,9 @@ class Memory:
         component, time = (np.full(g.shape, n, np.int32) for n in stamp)
         rows = {w.number: w.mine(lanes) for w, lanes in active}
         self._note(("w", 0), at, (time, component, np.full(g.shape, -2), site), rows)
-        self.version += 1
+        first, end = int(np.minimum.reduce(g)) * self.granule, (int(np.maximum.reduce(g)) + 1) * self.granule
+        for t in self.tiles.values():
+            t.touched += t.lo < end and first < t.hi
 
     # ---- threads ----------------------------------------------------------------------------------------------------
 
@@ -207,6 +213,7 @@ class Memory:
         rows = {w.number: w.known(lanes) for w, lanes in active}
         for t in self.tiles.values():
             if t.lo < end * self.granule and first * self.granule < t.hi:
+                t.touched += 1
                 self._against(t, mode, g, warp, rows, site)
         if self.flying is not None:
             over = self.flying[g]
@@ -225,7 +232,6 @@ class Memory:
         at = g if self.warps == 1 else warp * self.granules + g
         self._note((mode, 0), at, (times[warp], components[warp], thread, len(self.sites)), rows)
         self.sites.append(site)
-        self.version += 1
 
     def _note(self, key: tuple[str, int], at: Any, new: tuple[Any, ...], rows: dict[int, tuple[Row, Row]]) -> None:
         """Record accesses by warps, whose rows are given: their time, component, thread and site.
@@ -237,6 +243,7 @@ class Memory:
             got = self.touched[key] = _Touched(self.warps, self.granules, self.clocks.row())
         g = at % self.granules
         got.lo, got.hi = min(got.lo, int(np.minimum.reduce(g))), max(got.hi, int(np.maximum.reduce(g)) + 1)
+        got.first, got.end = min(got.first, *rows), max(got.end, max(rows) + 1)
         when, component, who, site = records = [x.reshape(-1) for x in (got.time, got.component, got.thread, got.site)]
         time, mine, thread, where = new
         np.maximum.at(got.latest, mine, time)
@@ -279,10 +286,11 @@ class Memory:
                 continue
             if known is None:
                 known = self._seen(rows)
-            bad = known[warp, got.component.take(g, axis=1)] < got.time.take(g, axis=1)
-            if not bad.any() or not (bad := bad & (got.thread.take(g, axis=1) != thread)).any():
+            component, time, who, where = (x[got.first:got.end] for x in (got.component, got.time, got.thread, got.site))
+            bad = known[warp, component.take(g, axis=1)] < time.take(g, axis=1)
+            if not bad.any() or not (bad := bad & (who.take(g, axis=1) != thread)).any():
                 continue
-            sites = got.site.take(g, axis=1)
+            sites = where.take(g, axis=1)
             bad &= self._meets(site, sites, bad)
             if not bad.any():
                 continue

@@ -69,7 +69,8 @@ class Plan:
         self.barriers = [b for b in self.allocs if b.scope_name == BARRIER]
         self.maps = {m.name: m for m in tensor_maps_of(launch)}
         self.places, self.size = self._places()
-        self.period = min(lcm(2, *(2 * int(b.shape[0]) for b in self.barriers)), 64)
+        lengths = self._ring_lengths()
+        self.period = min(lcm(2, *(2 * n for n in lengths)), 64)
         self.matrix_registers = frozenset(
             a.buffer.data for x in self.of(Call) if x.op == "wgmma" for a in x.args[:2]
             if isinstance(a, AddressOf) and a.buffer.scope_name == LOCAL)
@@ -90,11 +91,22 @@ class Plan:
         turns = [m for x in rings for m in self._mods(x) if m <= 16]
         # In a ring with several iterations per stage, the mbarrier phase changes after this many iterations.
         turns += [m * d // 2 for x in rings for m, used, d in self.moduli if x.var in used and m == 2 < d and m * d <= 32]
-        self.stages = max((*(int(b.shape[0]) for b in self.barriers), *turns), default=1)
+        self.stages = max((*lengths, *turns), default=1)
 
     def of(self, kind: type[T]) -> list[T]:
         """The nodes of a kind, in order."""
         return self._kinds.get(kind, [])
+
+    def _ring_lengths(self) -> list[int]:
+        """The length of the ring that each array of mbarriers is: of one whose elements constants name, what counters are taken
+        modulo."""
+        arrays = {b.data: int(b.shape[0]) for b in self.barriers}
+        named = {x.buffer.data for x in self.of(AddressOf) if x.buffer.data in arrays and not all(
+            isinstance(i, Const) for i in x.indices)}
+        counted = [int(x.b.value) for x in self.of(Binary) if x.op in ("floormod", "truncmod") and isinstance(x.b, Const)
+                   and isinstance(x.b.value, int) and 0 < x.b.value <= 16
+                   and any(y.buffer.scope_name == VARIABLE for y in walk(x.a, Load))]
+        return [n if data in named else min(n, max(counted, default=1)) for data, n in arrays.items()]
 
     def _places(self) -> tuple[dict[Var, int], int]:
         """Bytes where buffers start: as planned, others one after another."""
