@@ -6,6 +6,7 @@ import pytest
 
 from tilelang.errors import TileLangError
 from tilelang.library import index_scores, topk_indices
+from tilelang.library.attention import topk
 
 MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
             "gfx942": {"kind": "hip", "mcpu": "gfx942"}}
@@ -50,9 +51,12 @@ def assert_first_of_the_largest(got, x, k, ends):
         assert np.array_equal(indices[:len(want)], want) and (indices[len(want):] == -1).all()
 
 
-@pytest.mark.parametrize("where, n, k", [("cpu", 100_000, 8000), ("cpu", 20_000, 9000), ("cpu", 16_385, 1),
-                                         ("sm_90a", 34_000, 300)])
-def test_long_rows_are_cut_into_chunks(where, n, k):
+@pytest.mark.parametrize("where, n, k, few", [("cpu", 100_000, 8000, 0), ("cpu", 20_000, 9000, 0), ("cpu", 16_385, 1, 0),
+                                              ("sm_90a", 34_000, 300, 0), ("cpu", 100_000, 8000, 4),
+                                              ("sm_90a", 20_001, 300, 4)])
+def test_long_rows_are_cut_into_chunks(where, n, k, few, monkeypatch):
+    """few: up to so many rows a round, all blocks look for the k-th largest of a row together."""
+    monkeypatch.setattr(topk, "FEW_ROWS", few)
     rng = np.random.default_rng(1)
     x = np.round(rng.standard_normal((3, n)) * 200).astype(np.float32) / 200  # many ties, on both sides of a cut
     ends = np.array([n, n - 700, 12], np.int32)

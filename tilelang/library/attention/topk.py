@@ -13,20 +13,23 @@ from typing import Any
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import aligned, contiguous, empty, filled, type_name
+from ..arrays import aligned, contiguous, empty, filled, type_name, zeros
 from ..place import Place
 from .inputs import check_like, running_on
 
 SIZE = 1 << 14  # keys of a block: 64 in each of 256 threads
 FEW = 4  # keys of a thread that are searched bit by bit, where its others are known to be taken or left
 BINS = 2048  # of a histogram
+DIGITS = (21, 11), (10, 11), (0, 10)  # (first bit, bits) of what each histogram counts
+FEW_ROWS = 4  # for each round of chunks: up to so many rows, blocks of few scores that read them five times take less time
 
 
 def topk_indices(scores: Any, k: int, ends: Any = None, *, target: Any = None) -> Any:
     """The indices of the k largest of the first ends[i] scores of each row, rising: (rows, k) int32; -1 behind the last one.
 
     scores: (rows, n) float32; a NaN counts as larger than all numbers by its sign. Of equal scores the first are taken. ends:
-    (rows,) int32; None: n. Results are the same bits for the same inputs. Each score is read once where k <= 8192.
+    (rows,) int32; None: n. Results are the same bits for the same inputs. Each score is read once where k <= 8192 and rows are
+    many.
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
 
     >>> topk_indices(np.array([[3, 1, 2, 3], [0, 5, 6, 7]], np.float32), 2, np.array([4, 1], np.int32)).tolist()
@@ -53,8 +56,11 @@ def topk_indices(scores: Any, k: int, ends: Any = None, *, target: Any = None) -
 def _select(at: Place, x: Any, ends: Any, k: int, out: Any) -> None:
     """Write the indices of the k largest of each row to `out`."""
     rows, n = (int(d) for d in x.shape)
-    if n > SIZE and 2 * k > SIZE:
-        at.kernel(histogram_kernel, k, at.target.is_gpu)(x, ends, out)
+    if n > SIZE and (2 * k > SIZE or rows <= FEW_ROWS * _rounds(n, k)):
+        piece, threads = (4096, 512) if at.target.is_gpu else (256, 32)
+        counts = empty(x, (2, rows, -(-n // piece)), "int32")
+        at.kernel(histogram_kernel, k, piece, threads)(
+            x, ends, zeros(x, (3, rows, BINS), "int32"), empty(x, (3, rows, 2), "int32"), counts, out)
         return
     where = empty(x, (1, 1), "int32")  # not read in the first round
     mapped = False
@@ -66,6 +72,11 @@ def _select(at: Place, x: Any, ends: Any, k: int, out: Any) -> None:
         x, ends, where, n, mapped = values, counts, indices, chunks * k, True
     size = max(1024, 1 << (n - 1).bit_length())
     at.kernel(row_kernel, k, size, _width(x), mapped)(x, ends, where, out)
+
+
+def _rounds(n: int, k: int) -> int:
+    """Launches that leave the k largest of n scores, by chunks of which each leaves k. k: at most half a chunk."""
+    return 1 if n <= SIZE else 1 + _rounds(-(-n // SIZE) * k, k)
 
 
 def _width(x: Any) -> int:
@@ -83,11 +94,19 @@ def _ordered(x: Any) -> Any:
 def _keys_of(X, r, first, end, width, keys):
     """keys[t, i]: that of score first + t * keys.shape[1] + i of row r; 0, which no number has, from `end` on.
 
-    width: scores of a load; it divides the length of a row, `first` and keys.shape[1]."""
-    loads = X.shape[1] // width
-    raw, each = T.alloc_fragment(keys.shape, "float32"), keys.shape[1] // width
-    for t, i in T.Parallel(*keys.shape):
-        raw[t, i] = X[r, T.min(first // width + t * each + i // width, loads - 1) * width + i % width]
+    width: scores of a load; it divides the length of a row, `first` and keys.shape[1]. Where it is 1, neighbouring threads load
+    neighbouring scores, and exchange them: a thread's own are far from those of the next."""
+    (threads, per), loads = keys.shape, X.shape[1] // width
+    raw, each = T.alloc_fragment(keys.shape, "float32"), per // width
+    if width > 1:
+        for t, i in T.Parallel(*keys.shape):
+            raw[t, i] = X[r, T.min(first // width + t * each + i // width, loads - 1) * width + i % width]
+    else:
+        row = T.alloc_shared((threads, per + 1), "float32")  # one more: threads read different banks
+        for j in T.Parallel(threads * per):
+            row[j // per, j % per] = X[r, T.min(first + j, loads - 1)]
+        for t, i in T.Parallel(*keys.shape):
+            raw[t, i] = row[t, i]
     for t, i in T.Parallel(*keys.shape):
         keys[t, i] = _ordered(raw[t, i])
     for t, i in T.Parallel(*keys.shape):  # by itself: a select, not a branch around what precedes
@@ -236,65 +255,115 @@ def chunk_kernel(k: int, width: int, mapped: bool) -> Any:
 
 
 @T.macro
-def _refine(X, r, end, work, found, shift, bits, tile):
-    """(the value of rank `want` with `bits` more bits, its rank among the values that agree with them).
+def _tally(X, r, first, end, hist, Hist, level, least, shape):
+    """Count the keys of a piece of row r that agree with the bits found, by their next bits, in Hist[level, r, :].
 
-    found: (its higher bits, its rank among the values that have them)."""
-    (hist, last, digit), (least, want) = work, found
+    hist: (BINS,), shared. shape: (keys of a piece, threads)."""
+    shift, bits = DIGITS[level]
     T.clear(hist)
-    for c in T.serial(T.ceildiv(end, tile)):
-        for j in T.Parallel(tile):
-            if c * tile + j < end:
-                key = _ordered(X[r, c * tile + j])
-                if shift + bits == 32:
-                    T.atomic_add(hist[T.cast(key >> T.uint32(shift), "int32")], 1)
-                else:
-                    if key >> T.uint32(shift + bits) == least >> T.uint32(shift + bits):
-                        T.atomic_add(hist[T.cast(key >> T.uint32(shift) & T.uint32(2**bits - 1), "int32")], 1)
-    T.cumsum(hist, reverse=True)
+    for j in T.Parallel(shape[0]):
+        if first + j < end:
+            key = _ordered(X[r, first + j])
+            if shift + bits == 32:
+                T.atomic_add(hist[T.cast(key >> T.uint32(shift), "int32")], 1)
+            else:
+                if key >> T.uint32(shift + bits) == least >> T.uint32(shift + bits):
+                    T.atomic_add(hist[T.cast(key >> T.uint32(shift) & T.uint32(2**bits - 1), "int32")], 1)
     for b in T.Parallel(BINS):
-        last[b] = T.if_then_else(hist[b] >= want, b, 0)
+        if hist[b] > 0:
+            T.atomic_add(Hist[level, r, b], hist[b])
+
+
+@T.macro
+def _narrowed(Hist, Found, r, g, want, hist, level):
+    """(the bits found with those of Hist[level, r, :], the rank among the keys that agree with them of the key sought).
+
+    Found[level, r]: both, for the next launch. want: the rank among all keys."""
+    last, digit = T.alloc_fragment((BINS,), "int32"), T.alloc_fragment((1,), "int32")
+    T.copy(Hist[level, r, :], hist)
+    T.cumsum(hist, reverse=True)
+    before = T.uint32(0) if level == 0 else T.reinterpret(Found[level - 1, r, 0], "uint32")
+    place = want if level == 0 else Found[level - 1, r, 1]
+    for b in T.Parallel(BINS):
+        last[b] = T.if_then_else(hist[b] >= place, b, 0)
     T.reduce_max(last, digit, dim=0)
-    above = T.if_then_else(digit[0] < BINS - 1, hist[T.min(digit[0] + 1, BINS - 1)], 0)
-    return least | T.cast(digit[0], "uint32") << T.uint32(shift), want - above
+    least = before | T.cast(digit[0], "uint32") << T.uint32(DIGITS[level][0])
+    rank = place - T.if_then_else(digit[0] < BINS - 1, hist[T.min(digit[0] + 1, BINS - 1)], 0)
+    if T.And(g == 0, T.get_thread_binding() == 0):
+        Found[level, r, 0] = T.reinterpret(least, "int32")
+        Found[level, r, 1] = rank
+    return least, rank
 
 
-def histogram_kernel(k: int, wide: bool, tile: int = 4096, threads: int = 1024) -> Any:
-    """The kernel (X, Ends, Out) for any k, which reads each row four times. wide: blocks of 1024 threads.
+@T.macro
+def _classes(X, r, first, end, least, flags, shape):
+    """flags[j]: 1 for a key above `least`, 65536 for one equal to it, 0 for others and from `end` on."""
+    for j in T.Parallel(shape[0]):
+        key = _ordered(X[r, T.min(first + j, X.shape[1] - 1)])
+        taken = T.if_then_else(key > least, 1, T.if_then_else(key == least, 65536, 0))
+        flags[j] = T.if_then_else(first + j < end, taken, 0)
+
+
+def histogram_kernel(k: int, piece: int, threads: int) -> Any:
+    """The kernel (X, Ends, Hist, Found, Counts, Out) for any k, in which a block has `piece` scores and reads them five times.
 
     It finds the k-th largest key by three histograms of 11, 11 and 10 bits, each of the keys that agree with the bits found.
+    Hist (3, rows, BINS): zeros. Found (3, rows, 2), Counts (2, rows, pieces): workspace. int32.
     """
-    tile, threads = (tile, threads) if wide else (256, 32)
-    rows, n = T.dynamic("rows, n")
+    rows, n, pieces = T.dynamic("rows, n, pieces")
+    shape = piece, threads
+
+    @T.macro
+    def again(X, Ends, Hist, Found, r, g, level):
+        hist, end = T.alloc_shared((BINS,), "int32"), T.max(T.min(Ends[r], n), 0)
+        least, _ = _narrowed(Hist, Found, r, g, T.min(end, k), hist, level - 1)
+        _tally(X, r, g * piece, end, hist, Hist, level, least, shape)
 
     @T.prim_func
-    def topk_long(X: T.Tensor((rows, n), "float32"), Ends: T.Tensor((rows,), "int32"), Out: T.Tensor((rows, k), "int32")):
-        with T.Kernel(rows, threads=threads) as r:
-            hist, flags = T.alloc_shared((BINS,), "int32"), T.alloc_shared((tile,), "int32")
-            work = hist, T.alloc_fragment((BINS,), "int32"), T.alloc_fragment((1,), "int32")
-            least, want = T.alloc_var("uint32", init=0), T.alloc_var("int32")
-            above, ties = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)  # before this tile
+    def topk_long(X: T.Tensor((rows, n), "float32"), Ends: T.Tensor((rows,), "int32"), Hist: T.Tensor((3, rows, BINS), "int32"),
+                  Found: T.Tensor((3, rows, 2), "int32"), Counts: T.Tensor((2, rows, pieces), "int32"),
+                  Out: T.Tensor((rows, k), "int32")):
+        with T.Kernel(pieces, rows, threads=threads) as (g, r):
+            hist = T.alloc_shared((BINS,), "int32")
+            _tally(X, r, g * piece, T.max(T.min(Ends[r], n), 0), hist, Hist, 0, T.uint32(0), shape)
+        with T.Kernel(pieces, rows, threads=threads) as (g, r):
+            again(X, Ends, Hist, Found, r, g, 1)
+        with T.Kernel(pieces, rows, threads=threads) as (g, r):
+            again(X, Ends, Hist, Found, r, g, 2)
+        with T.Kernel(pieces, rows, threads=threads) as (g, r):
+            hist, flags = T.alloc_shared((BINS,), "int32"), T.alloc_fragment((piece,), "int32")
+            count = T.alloc_fragment((1,), "int32")
             end = T.max(T.min(Ends[r], n), 0)
-            some = T.min(end, k)
-            want = some
-            least, want = _refine(X, r, end, work, (least, want), 21, 11, tile)
-            least, want = _refine(X, r, end, work, (least, want), 10, 11, tile)
-            least, want = _refine(X, r, end, work, (least, want), 0, 10, tile)
-            for c in T.serial(T.ceildiv(end, tile)):
-                for j in T.Parallel(tile):  # values above and ties, counted in one number
-                    key = _ordered(X[r, T.min(c * tile + j, n - 1)])
-                    taken = T.if_then_else(key > least, 1, T.if_then_else(key == least, 65536, 0))
-                    flags[j] = T.if_then_else(c * tile + j < end, taken, 0)
-                T.cumsum(flags)
-                for j in T.Parallel(tile):
-                    before = T.if_then_else(j > 0, flags[T.max(j, 1) - 1], 0)
-                    mine, level = flags[j] - before, ties + (before >> 16)
-                    if T.Or(mine == 1, T.And(mine == 65536, level < want)):
-                        Out[r, above + before % 65536 + T.min(level, want)] = c * tile + j
-                above = above + flags[tile - 1] % 65536
-                ties = ties + (flags[tile - 1] >> 16)
-            for i in T.Parallel(k):
-                if i >= some:
-                    Out[r, i] = -1
+            least, _ = _narrowed(Hist, Found, r, g, T.min(end, k), hist, 2)
+            _classes(X, r, g * piece, end, least, flags, shape)
+            T.reduce_sum(flags, count, dim=0)
+            for j in T.Parallel(1):
+                Counts[0, r, g], Counts[1, r, g] = count[j] % 65536, count[j] >> 16
+        with T.Kernel(pieces, rows, threads=threads) as (g, r):
+            flags = T.alloc_shared((piece,), "int32")
+            above, ties = T.alloc_fragment((1,), "int32"), T.alloc_fragment((1,), "int32")
+            mine, level = [T.alloc_fragment((threads,), "int32") for _ in (0, 1)]
+            end = T.max(T.min(Ends[r], n), 0)
+            least, want = T.reinterpret(Found[2, r, 0], "uint32"), Found[2, r, 1]
+            T.clear(mine)
+            T.clear(level)
+            for c in T.serial(T.ceildiv(g, threads)):
+                for t in T.Parallel(threads):
+                    if c * threads + t < g:
+                        mine[t] += Counts[0, r, c * threads + t]
+                        level[t] += Counts[1, r, c * threads + t]
+            T.reduce_sum(mine, above, dim=0)
+            T.reduce_sum(level, ties, dim=0)
+            _classes(X, r, g * piece, end, least, flags, shape)
+            T.cumsum(flags)
+            for j in T.Parallel(piece):
+                before = T.if_then_else(j > 0, flags[T.max(j, 1) - 1], 0)
+                kind, equal = flags[j] - before, ties[0] + (before >> 16)
+                if T.Or(kind == 1, T.And(kind == 65536, equal < want)):
+                    Out[r, above[0] + before % 65536 + T.min(equal, want)] = g * piece + j
+            if g == 0:
+                for i in T.Parallel(k):
+                    if i >= T.min(end, k):
+                        Out[r, i] = -1
 
     return topk_long
