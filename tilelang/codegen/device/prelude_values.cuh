@@ -20,6 +20,16 @@ template <typename T, int N> TL_DEVICE vec<T, N> load(const void* p) {
   for (int i = 0; i < BYTES / STEP; ++i) reinterpret_cast<R*>(&out)[i] = reinterpret_cast<const R*>(p)[i];
   return out;
 }
+//@ load_if
+// The same where the condition holds, zeros elsewhere.
+template <typename T, int N> TL_DEVICE vec<T, N> load_if(bool inside, const void* p) {
+  constexpr int BYTES = sizeof(T) * N, STEP = BYTES < 16 ? BYTES : 16;
+  using R = typename raw_bytes<STEP>::type;
+  vec<T, N> out;
+#pragma unroll
+  for (int i = 0; i < BYTES / STEP; ++i) reinterpret_cast<R*>(&out)[i] = inside ? reinterpret_cast<const R*>(p)[i] : R{};
+  return out;
+}
 //@ load_shifted
 // 16 bytes from any element of a tensor that starts at a multiple of 16 bytes and ends at one of 8, by three aligned loads that
 // are shifted.  Each of them reads a byte that is asked for, so they stay inside of the tensor.

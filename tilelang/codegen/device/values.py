@@ -198,7 +198,12 @@ class Values:
             return self._vector(e)
         if not e.lazy and (_acts(e.a) or _acts(e.b)) or e.lazy and self._branches(e):
             return self._select_both(e)
-        return f"{self.x.condition(e, self.x.at(e.cond, LOR))} ? {self.x.at(e.a, LOR)} : {self.x.at(e.b, COND)}", COND
+        cond = self.x.condition(e, self.x.at(e.cond, LOR))
+        if e.dtype.lanes > 1 and e.dtype.bits == 8 and e.lazy and _is_number(e.b, 0) and isinstance(e.a, Load):
+            loaded = self.x.top(e.a)
+            if loaded.startswith("tl::load<"):  # whole words: the compiler would choose byte by byte, and join them again
+                return loaded.replace("tl::load<", "tl::load_if<", 1).replace("(", f"({cond}, ", 1), POSTFIX
+        return f"{cond} ? {self.x.at(e.a, LOR)} : {self.x.at(e.b, COND)}", COND
 
     def _branches(self, e: Select) -> bool:
         """Whether the device compiler would jump around an operand that can always be evaluated: a function or a load from
