@@ -15,7 +15,7 @@ from typing import Any
 import tilelang.language as T
 
 from .form import LOG2E, DecodeForm
-from .kernels import KeyTiles, attend, working_set
+from .kernels import LAG, KeyTiles, attend, ln2, reset, working_set
 
 
 @T.macro
@@ -75,19 +75,69 @@ def visible(f, key, position):
 
 
 @T.macro
+def attend_narrow(f, load, c, unit, tiles):
+    """`attend` for caches of float8, whose elements of V count `unit`: (weighted means, logarithms of sums), rows in columns.
+
+    S^T = K Q^T and acc^T = V^T P^T: keys and dimensions are the rows, so the converted tiles of K and V are first operands,
+    which may lie in registers. Where they passed through shared memory, a block waited for its threads four times a tile.
+    """
+    (rows, keys), dim, dim_v = (f.tile.rows, f.tile.keys), f.sizes.dim, f.sizes.dim_v
+    Qs, P = T.alloc_shared((rows, dim), f.math), T.alloc_shared((keys, rows), f.math)
+    Ks, Vs = T.alloc_shared((keys, dim), f.kv_dtype), T.alloc_shared((keys, dim_v), f.kv_dtype)
+    K, V = T.alloc_fragment((keys, dim), f.math), T.alloc_fragment((keys, dim_v), f.math)
+    V8 = T.alloc_fragment((keys, dim_v), f.kv_dtype)  # pairs of keys, which one instruction converts
+    S, acc = T.alloc_fragment((keys, rows), f.accum), T.alloc_fragment((dim_v, rows), f.accum)
+    top, before, factor, total, more = [T.alloc_fragment((rows,), f.accum) for _ in (0, 1, 2, 3, 4)]
+    load(Qs)
+    reset(acc, top, total, c)
+    for k in T.Pipelined(tiles.begin, tiles.end, num_stages=f.tile.stages):
+        key = tiles.place(k)
+        T.copy(tiles.keys(key), Ks)
+        T.copy(tiles.values(key), Vs)
+        T.copy(Ks, K)
+        T.gemm(K, Qs, S, transpose_B=True, clear_accum=True)
+        for j, i in T.Parallel(keys, rows):
+            S[j, i] = T.if_then_else(tiles.visible(k, key, i, j), S[j, i], -T.infinity(f.accum))
+        T.copy(top, before)
+        T.reduce_max(S, top, dim=0)
+        for i in T.Parallel(rows):
+            top[i] = T.if_then_else((top[i] - before[i]) * c > LAG, top[i], before[i])
+        for i in T.Parallel(rows):
+            factor[i] = T.exp2((before[i] - top[i]) * c)
+        for j, i in T.Parallel(keys, rows):
+            S[j, i] = T.exp2(S[j, i] * c - top[i] * c)
+        T.reduce_sum(S, more, dim=0)
+        for i in T.Parallel(rows):
+            total[i] = total[i] * factor[i] + more[i]
+        for d, i in T.Parallel(dim_v, rows):
+            acc[d, i] *= factor[i]
+        T.copy(S, P)
+        T.copy(Vs, V8)
+        T.copy(V8, V)
+        T.gemm(V, P, acc, transpose_A=True)
+    for i in T.Parallel(rows):
+        factor[i] = T.if_then_else(total[i] == 0, 0.0, unit * T.fast_rcp(total[i]))
+    for d, i in T.Parallel(dim_v, rows):
+        acc[d, i] *= factor[i]
+    for i in T.Parallel(rows):
+        total[i] = T.if_then_else(total[i] == 0, -T.infinity(f.accum), (T.log2(total[i]) + top[i] * c) * ln2(total))
+    return acc, total
+
+
+@T.macro
 def store(f, acc, total, results, at, h, row, with_log):
     """Store the rows of a tile that are queries: acc to mean[*at, query, head, :], total to log[*at, head, query].
 
-    results: (mean, log). Row r of the tile that starts at `row` is query r // group of head h * group + r % group.
+    results: (mean, log). Row r of the tile that starts at `row` is query r // group of head h * group + r % group; where caches
+    are narrow, rows are the columns of acc.
     """
     mean, log = results
-    rows, dim_v = acc.shape
-    for i, j in T.Parallel(rows, dim_v):
-        r = row + i
+    for i, j in T.Parallel(*acc.shape):
+        r, d = (row + j, i) if f.narrow else (row + i, j)
         if r < f.used:
-            mean[(*at, r // f.group, h * f.group + r % f.group, j)] = acc[i, j]
+            mean[(*at, r // f.group, h * f.group + r % f.group, d)] = acc[i, j]
     if with_log:
-        for i in T.Parallel(rows):
+        for i in T.Parallel(*total.shape):
             r = row + i
             if r < f.used:
                 log[(*at, h * f.group + r % f.group, r // f.group)] = total[i]
@@ -130,7 +180,9 @@ def decode_attention(f: DecodeForm) -> Any:
                      O: T.Tensor((batch, seq_q, heads, dim_v), f.dtype),
                      LSE: T.Tensor((batch, heads, seq_q) if f.with_lse else (1,), "float32")):
         with T.Kernel(splits, kv_heads * blocks, batch, threads=f.tile.threads) as (s, hb, b):
-            work = working_set(f)
+            if f.narrow:
+                T.annotate_min_blocks_per_sm(max(1, min(4, 96 // rows)))  # what hides latencies
+            work = None if f.narrow else working_set(f)
             c = scale * LOG2E
             h = hb // blocks
             row = hb % blocks * rows  # row r is query r // group of head h * group + r % group
@@ -142,11 +194,8 @@ def decode_attention(f: DecodeForm) -> Any:
             first = T.min(end, begin + s * share)
             last = T.min(end, first + share)
             size, factor = magnitude(f, Q, b, h, row)
-            acc, total = attend(f, work, queries(Q, b, h, row, factor), c * size if f.math != f.dtype else c,
-                                key_range(K, V, Table, (b, h, row), at, (first, last)))
-            if f.kv_dtype != f.dtype:
-                for i, j in T.Parallel(rows, dim_v):
-                    acc[i, j] *= unit
+            load, tiles = queries(Q, b, h, row, factor), key_range(K, V, Table, (b, h, row), at, (first, last))
+            acc, total = attend_narrow(f, load, c * size, unit, tiles) if f.narrow else attend(f, work, load, c, tiles)
             if f.split:
                 store(f, acc, total, (Means, Sums), (s, b), h, row, True)
             else:

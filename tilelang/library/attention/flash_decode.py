@@ -25,16 +25,16 @@ _MERGE, _MERGE_SPLIT = 4000.0, 60.0  # cycles of the second launch, and for each
 def decode_choice(p: DecodeProblem, machine: Machine) -> tuple[Tile, int]:
     """The cost model's choice: (tile, splits)."""
     tile = decode_tile(machine, p.sizes, p.kv_dtype != p.dtype)
-    return tile, p.splits or decode_splits(machine, p.sizes, tile)
+    return tile, p.splits or decode_splits(machine, p.sizes, tile, 1 if p.kv_dtype != p.dtype else 2)
 
 
 def decode_tile(m: Machine, sizes: DecodeSizes, narrow: bool = False) -> Tile:
     """The tile: rows for all queries that share a kv head, keys that divide a page, stages that keep enough bytes in flight.
 
-    narrow: of float8 caches, whose elements threads convert: by blocks of few rows, of which an SM has three.
+    narrow: of float8 caches, whose rows are columns of instructions, in steps of 8; an SM has several blocks of few rows.
     """
     dims = sizes.dim + sizes.dim_v
-    most = 96 if dims <= 128 else 64 if dims <= 384 or m.kind == "wgmma" else 32
+    most = 96 if dims <= 128 and not narrow else 64 if dims <= 384 or m.kind == "wgmma" else 32
     keys = next(n for n in range(most, 15, -16) if sizes.page_size is None or sizes.page_size % n == 0)
     if m.kind == "cpu":
         return Tile(max(16, min(64, ceil(sizes.seq_q * sizes.heads / max(1, sizes.kv_heads) / 16) * 16)), keys, 1, 128)
@@ -43,16 +43,17 @@ def decode_tile(m: Machine, sizes: DecodeSizes, narrow: bool = False) -> Tile:
     for stages in range(6 if m.kind == "wgmma" else 4, 1, -1):
         tile = Tile(64, keys, stages, 128)
         if stages * two // 2 <= ring and shared_bytes(tile, sizes.dim, sizes.dim_v) <= m.shared:
-            return tile if not narrow else replace(tile, rows=next(n for n in (16, 32, 64) if n >= min(64, used)),
-                                                   stages=stages if used > 16 or m.kind != "wgmma" else 4)
+            return tile if not narrow else replace(tile, rows=min(64, -(-used // 8) * 8), stages=2)
     return Tile(64, 16, 2, 128)
 
 
-def decode_splits(m: Machine, sizes: DecodeSizes, tile: Tile) -> int:
-    """The number of splits of the keys of a sequence that fills its table, with the least cost in cycles."""
+def decode_splits(m: Machine, sizes: DecodeSizes, tile: Tile, width: int = 2) -> int:
+    """The number of splits of the keys of a sequence that fills its table, with the least cost in cycles.
+
+    width: bytes of an element of the caches."""
     tiles = sizes.batch * sizes.kv_heads * ceil(sizes.seq_q * sizes.heads / max(1, sizes.kv_heads) / tile.rows)
     steps = max(1, ceil(sizes.width * (sizes.page_size or 1) / tile.keys))
-    step = max(_STEP, 2 * tile.keys * (sizes.dim + sizes.dim_v) / _RATE)
+    step = max(_STEP, width * tile.keys * (sizes.dim + sizes.dim_v) / _RATE)
 
     def cost(n: int) -> float:
         waves = ceil(tiles * n / m.sms)

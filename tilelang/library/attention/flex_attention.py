@@ -71,7 +71,7 @@ def flex_kernel(form: FlexForm) -> Any:
     def flex_attention(Q: f.q, K: f.k, V: f.v, Blocks: T.Tensor(form.lists, "int32"), X0: T.Tensor(*types[0]),
                        X1: T.Tensor(*types[1]), O: f.o, LSE: f.lse):
         with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=f.tile.threads) as (bx, h, b):
-            Qs, Ks, Vs, _, S, P, acc, state = working_set(f)
+            Qs, Ks, Vs, S, P, acc, state = working_set(f)
             top, before, factor, total, more = state
             changing, masking = ([(X0, X1)[n] for n in numbers] for numbers in form.uses)
             row = bx * rows

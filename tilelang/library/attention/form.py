@@ -104,9 +104,6 @@ class AttentionForm:
         factor = (scale if self.scale is None else self.scale) * LOG2E
         return const(factor, "float64") if self.accum == "float64" and self.scale is not None else factor
 
-    # The types of K and V, and of the operands of GEMMs.
-    kv_dtype = math = property(lambda self: self.dtype)
-
     def _tensor(self, number: int, length: Any, heads: int, dim: int) -> Any:
         batch, shape = self.sizes.batch, (length, heads, dim)
         if self.layout != "packed":
@@ -223,9 +220,14 @@ class DecodeForm:
         return self.sizes.heads // self.sizes.kv_heads
 
     @property
+    def narrow(self) -> bool:
+        """Whether caches have elements of 8 bits."""
+        return self.kv_dtype != self.dtype
+
+    @property
     def math(self) -> str:
         """The type of the operands of GEMMs: float16 holds each float8, and takes half the instructions of bfloat16."""
-        return self.dtype if self.kv_dtype == self.dtype else "float16"
+        return "float16" if self.narrow else self.dtype
 
     @property
     def used(self) -> int:

@@ -159,32 +159,18 @@ def divide(acc, top, total, factor, c, keep=1.0):
 def working_set(f):
     """The tiles and fragments of a block.
 
-    Shared memory holds tiles of Q, K and V, and of K and V in f.math where they have another type. Registers hold the scores S
-    (rows, keys) and `acc` (rows, dim_v) in f.accum, the weights P like S in f.math, and, with one element per row, `top`,
-    `before`, `factor`, `total` and the sum of a tile.
+    Shared memory holds tiles of Q, K and V. Registers hold the scores S (rows, keys) and `acc` (rows, dim_v) in f.accum, the
+    weights P like S in f.dtype, and, with one element per row, `top`, `before`, `factor`, `total` and the sum of a tile.
     """
     rows, keys = f.tile.rows, f.tile.keys
-    Qs = T.alloc_shared((rows, f.sizes.dim), f.math)
-    Ks = T.alloc_shared((keys, f.sizes.dim), f.kv_dtype)
-    Vs = T.alloc_shared((keys, f.sizes.dim_v), f.kv_dtype)
-    wide = Ks, Vs
-    if f.kv_dtype != f.math:
-        first = T.alloc_shared(Ks.shape, f.math)
-        wide = first, first if f.sizes.dim == f.sizes.dim_v else T.alloc_shared(Vs.shape, f.math)
+    Qs = T.alloc_shared((rows, f.sizes.dim), f.dtype)
+    Ks = T.alloc_shared((keys, f.sizes.dim), f.dtype)
+    Vs = T.alloc_shared((keys, f.sizes.dim_v), f.dtype)
     S = T.alloc_fragment((rows, keys), f.accum)
-    P = T.alloc_fragment((rows, keys), f.math)
+    P = T.alloc_fragment((rows, keys), f.dtype)
     acc = T.alloc_fragment((rows, f.sizes.dim_v), f.accum)
     top, before, factor, total, more = [T.alloc_fragment((rows,), f.accum) for _ in (0, 1, 2, 3, 4)]
-    return Qs, Ks, Vs, wide, S, P, acc, (top, before, factor, total, more)
-
-
-@T.macro
-def converted(tile, wide):
-    """The tile, or `wide` with its elements in another type."""
-    if tile.dtype == wide.dtype:
-        return tile
-    T.copy(tile, wide)
-    return wide
+    return Qs, Ks, Vs, S, P, acc, (top, before, factor, total, more)
 
 
 @T.macro
@@ -194,19 +180,19 @@ def attend(f, work, load, c, tiles, extras=NOTHING):
     f: AttentionForm or DecodeForm. work: working_set. load: copies the queries to their tile in shared memory. c:
     f.exponent_scale. extras: Extras. Returns (weighted means of V, logarithms of sums), fragments in float32.
     """
-    Qs, Ks, Vs, wide, S, P, acc, state = work
+    Qs, Ks, Vs, S, P, acc, state = work
     top, before, factor, total, more = state
     load(Qs)
     reset(acc, top, total, c)
     for k in T.Pipelined(tiles.begin, tiles.end, num_stages=f.tile.stages):
         key = tiles.place(k)
         T.copy(tiles.keys(key), Ks)
-        T.gemm(Qs, converted(Ks, wide[0]), S, transpose_B=True, clear_accum=True)
+        T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(f.tile.rows, f.tile.keys):
             S[i, j] = T.if_then_else(tiles.visible(k, key, i, j), S[i, j], -T.infinity(f.accum))
         T.copy(tiles.values(key), Vs)
         absorb(S, P, acc, state, c, None if extras.kept is None else lambda i, j, k=k, key=key: extras.kept(k, key, i, j))
-        T.gemm(P, converted(Vs, wide[1]), acc)
+        T.gemm(P, Vs, acc)
     finish(acc, top, total, factor, c, extras)
     return acc, total
 
