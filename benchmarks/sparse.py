@@ -78,20 +78,24 @@ def sparse(queries: int, heads: int, top: int, rows: int, bar: tuple[str, float]
     return Case(make, sparse_mla, check, bar, 2.0 * queries * heads * top * 1088, 1152.0 * queries * top)
 
 
-def latent(batch: int, tokens: int, keys: int, heads: int, bar: tuple[str, float]) -> Case:
+def latent(batch: int, tokens: int, keys: int, heads: int, bar: tuple[str, float], dtype: torch.dtype = torch.bfloat16) -> Case:
+    scales = {"kv_scale": 0.5} if dtype == FP8 else {}
+
     def make(device: str) -> dict[str, Any]:
         lengths = torch.full((batch,), keys, dtype=torch.int32, device=device)
         pages = torch.randperm(batch * keys // 64, device=device, generator=torch.Generator(device).manual_seed(3)).int()
-        return {"q": normal(device, batch, tokens, heads, 576), "kv_cache": normal(device, batch * keys // 64, 64, 576, seed=2),
-                "lengths": lengths, "block_table": pages.view(batch, -1),
+        return {"q": normal(device, batch, tokens, heads, 576), "lengths": lengths,
+                "kv_cache": normal(device, batch * keys // 64, 64, 576, dtype=dtype, seed=2),
+                "block_table": pages.view(batch, -1),
                 "plan": mla_plan(lengths, heads * tokens, known=[keys] * batch)}
 
     def check(t: dict[str, Any], got: torch.Tensor) -> float:
-        kv = t["kv_cache"][t["block_table"][1].long()].view(keys, 576)
+        kv = t["kv_cache"][t["block_table"][1].long()].view(keys, 576).double() * scales.get("kv_scale", 1.0)
         return max(worst(got[1, i], attention(t["q"][1, i], kv[:keys - tokens + 1 + i], kv[:keys - tokens + 1 + i, :512]))
                    for i in range(tokens))
 
-    return Case(make, mla_decode, check, bar, 2.0 * batch * tokens * heads * keys * 1088, 1152.0 * batch * keys)
+    moved = 576.0 * batch * keys * (1 if dtype == FP8 else 2)
+    return Case(make, mla_decode, check, bar, 2.0 * batch * tokens * heads * keys * 1088, moved, options=scales)
 
 
 # ---- grouped queries ------------------------------------------------------------------------------------------------------
@@ -157,6 +161,8 @@ CASES: dict[str, Case] = {
     "index scores 2048 x 32768 x 32 heads": indexer(2048, 32768, 32),
     **{f"mla decode 128 x {t} tokens; {n} keys": latent(128, t, n, 128, ("TFLOP/s", 580.0)) for n in (4096, 8192)
        for t in (1, 2, 4, 8)},
+    **{f"mla decode 128 x {t} tokens; 8192 keys; {h} heads; fp8": latent(128, t, 8192, h, ("of a copy", 0.85), FP8)
+       for t, h in ((1, 16), (1, 64), (1, 128), (2, 128))},
     **{f"decode {b} x {t} tokens; {g} heads a group; {n} keys; {name}": grouped(b, t, g, n, dtype)
        for name, dtype, b in (("bf16", torch.bfloat16, 32), ("fp8", FP8, 64))
        for n, g, t in ((8192, 8, 1), (8192, 8, 2), (8192, 8, 4), (8192, 8, 8), (8192, 4, 1), (8192, 4, 4), (8192, 1, 1),
