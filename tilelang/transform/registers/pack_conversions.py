@@ -140,7 +140,8 @@ class _Conversions:
 
     def _nest_of_pairs(self, s: For) -> Store | None:
         """The vector store of float8 that replaces nested loops over all registers of a range, in any order; else None."""
-        loops, body = dict[Var, int](), s
+        loops = dict[Var, int]()
+        body: Stmt = s
         while isinstance(body, For) and body.kind == "unroll" and is_const(body.start, 0) and isinstance(body.extent, Const):
             loops[body.var] = int(body.extent.value)
             inner = stmts_of(body.body) or (body.body,)
