@@ -21,7 +21,7 @@ SIZE = 1 << 14  # keys of a block: 64 in each of 256 threads
 FEW = 4  # keys of a thread that are searched bit by bit, where its others are known to be taken or left
 BINS = 2048  # of a histogram
 DIGITS = (21, 11), (10, 11), (0, 10)  # (first bit, bits) of what each histogram counts
-FEW_ROWS = 4  # for each round of chunks: up to so many rows, blocks of few scores that read them five times take less time
+FEW_ROWS = 4  # for each launch of chunks: up to so many rows, blocks of few scores that read them five times take less time
 
 
 def topk_indices(scores: Any, k: int, ends: Any = None, *, target: Any = None) -> Any:
@@ -56,13 +56,13 @@ def topk_indices(scores: Any, k: int, ends: Any = None, *, target: Any = None) -
 def _select(at: Place, x: Any, ends: Any, k: int, out: Any) -> None:
     """Write the indices of the k largest of each row to `out`."""
     rows, n = (int(d) for d in x.shape)
-    if n > SIZE and (2 * k > SIZE or rows <= FEW_ROWS * _rounds(n, k)):
+    if n > SIZE and (2 * k > SIZE or rows <= FEW_ROWS * _launches(n, k)):
         piece, threads = (4096, 512) if at.target.is_gpu else (256, 32)
         counts = empty(x, (2, rows, -(-n // piece)), "int32")
         at.kernel(histogram_kernel, k, piece, threads)(
             x, ends, zeros(x, (3, rows, BINS), "int32"), empty(x, (3, rows, 2), "int32"), counts, out)
         return
-    where = empty(x, (1, 1), "int32")  # not read in the first round
+    where = empty(x, (1, 1), "int32")  # not read in the first launch
     mapped = False
     while n > SIZE:  # the k largest of each chunk hold those of the row, in the same order
         chunks = -(-n // SIZE)
@@ -74,9 +74,9 @@ def _select(at: Place, x: Any, ends: Any, k: int, out: Any) -> None:
     at.kernel(row_kernel, k, size, _width(x), mapped)(x, ends, where, out)
 
 
-def _rounds(n: int, k: int) -> int:
+def _launches(n: int, k: int) -> int:
     """Launches that leave the k largest of n scores, by chunks of which each leaves k. k: at most half a chunk."""
-    return 1 if n <= SIZE else 1 + _rounds(-(-n // SIZE) * k, k)
+    return 1 if n <= SIZE else 1 + _launches(-(-n // SIZE) * k, k)
 
 
 def _width(x: Any) -> int:
