@@ -231,3 +231,14 @@ def test_one_operand_of_two_products_over_different_axes(rows):
 def test_what_lies_in_a_tile_needs_none_of_its_operands():
     """A tile that the exponentials overwrite was computed again, and counts of statements no longer agreed."""
     agree(lambda s, v: (T.softmax(s) @ v, T.logsumexp(s)), normal(3, 4), normal(4, 5), target="simulator")
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulator"])
+def test_remainders_and_quotients_that_round_down_are_exact(target):
+    """1 / 0.1 is rounded to 10, but 1 // 0.1 is 9: 0.1 is greater than a tenth."""
+    x, inf = np.array([1, 0.3, 7, -7, np.inf, 5, -5, 1e9, 3, 1e-40, 2.5], np.float32), np.inf
+    y = np.array([0.1, 0.1, 0.1, 0.1, 2, inf, -inf, 3, 0, 1, -1], np.float32)
+    with np.errstate(all="ignore"):
+        for got, want in zip(*both(lambda x, y: (x // y, x % y, x // 2, x % -0.7), x, y, target=target), strict=True):
+            np.testing.assert_array_equal(got, want)
+        assert want[2] == np.mod(x[2], np.float32(-0.7))

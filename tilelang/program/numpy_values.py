@@ -56,7 +56,7 @@ def _unary(op: str) -> Callable[..., Any]:
 def _binary(op: str) -> Callable[..., Any]:
     def run(n: Node, a: Array, b: Array) -> Any:
         if a.dtype.kind == "f" and op == "mod":
-            return a - b * np.floor(a / b)
+            return np.mod(a, b)
         return binary_function(_NAMES.get(op, op), dtype(a.dtype.name))(a, b)
 
     return run

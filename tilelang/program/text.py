@@ -78,9 +78,14 @@ class Printer:
         return f"{self.text(a, level if level > 2 else level + 1)} {sign} {right}", level
 
     def _floored(self, e: Scalar) -> tuple[str, int]:
-        a, b = self.text(e.args[0], 7), self.text(e.args[1], 8)
-        quotient = f"T.floor({a} / {b})"
-        return (quotient, TIGHT) if e.op == "floordiv" else (f"{a} - {quotient} * {b}", 6)
+        """As in Python, from the exact remainder: a / b may be rounded to the next integer."""
+        a, b, above, below = (self.text(x, level) for level in (0, 8) for x in e.args)
+        rest = f"T.fmod({a}, {b})"
+        differs = f"({rest} < 0) != ({below} < 0) and {rest} != 0"
+        if e.op == "mod":
+            return f"{rest} + T.if_then_else({differs}, {b}, 0.0)", 6
+        whole = f"T.nearbyint(({above} - {rest}) / {below}) - T.if_then_else({differs}, 1.0, 0.0)"
+        return f"T.if_then_else({below} == 0, {above} / {below}, {whole})", TIGHT
 
     def _sign(self, e: Scalar) -> tuple[str, int]:
         a = self.text(e.args[0], 3)
