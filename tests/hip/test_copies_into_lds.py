@@ -118,6 +118,27 @@ def test_a_tile_with_another_value_outside_is_loaded_by_registers():
     assert copies(program) == [16, 16]  # of B
 
 
+def test_a_tile_that_is_the_same_in_every_iteration_is_copied_to_the_version_of_each():
+    """Its load in front of the loop and the one inside are one object."""
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 32), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((64, 32), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[0, k * 32], a)
+                T.copy(B, b)
+                T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, C)
+
+    program, rng = lowered(main), np.random.default_rng(0)
+    a, b = rng.integers(-3, 4, (64, 64)).astype(np.float16), rng.integers(-3, 4, (64, 32)).astype(np.float16)
+    got = run_device(program, {"A": a, "B": b, "C": np.zeros((64, 64), np.float32)}).outputs["C"]
+    np.testing.assert_array_equal(got, (a[:, :32] + a[:, 32:]).astype(np.float32) @ b.astype(np.float32).T)
+    assert copies(program) == [16] * 4
+
+
 @pytest.mark.parametrize("chip", CHIPS)
 def test_attention_loses_no_pass_to_bank_conflicts(chip):
     rng = np.random.default_rng(1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Evaluate, Expr, For, If, Launch, Load, Parallel, Seq, Stmt, Var,
-                         binary, call, const, contains, fresh, replace, seq, stmts_of, substitute, walk)
+                         binary, call, const, contains, fresh, replace, seq, stmts_of, substitute, walk, with_inner)
 from tilelang.ir import do as do
 
 # Calls at which all threads of a block wait.
@@ -33,6 +34,21 @@ def rename(stmts: list[Stmt]) -> list[Stmt]:
     whole = Seq(tuple(stmts))
     out = renamed(whole)
     return stmts if out is whole else list(stmts_of(out))
+
+
+def distinct_statements(s: Stmt) -> Any:
+    """The statement with a copy of each repeated statement object, for passes that identify statements by identity.
+
+    Peeled and unrolled iterations repeat the objects that do not depend on the loop.
+    """
+    return _distinct(s, set())
+
+
+def _distinct(s: Stmt, seen: set[int]) -> Any:
+    if id(s) in seen:
+        s = copy(s)
+    seen.add(id(s))
+    return with_inner(s, lambda x: _distinct(x, seen))
 
 
 def without_names(body: Stmt) -> list[Stmt]:

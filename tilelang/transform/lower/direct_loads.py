@@ -21,6 +21,7 @@ from tilelang.ir import (EMPTY, Alloc, Bind, Buffer, Expr, Launch, Seq, Stmt, co
 from tilelang.ops import Copy
 from tilelang.ops.pairing import iteration_space, matched_indices, unit
 
+from ..analysis.statements import distinct_statements
 from ..analysis.vectorize import MAX_BYTES, power_of_two_in
 
 _WORD = 4
@@ -28,6 +29,7 @@ _WORD = 4
 
 def direct_loads(lw: Any, launch: Launch) -> Launch:
     """The launch with such copies in place of loads to registers and stores from there."""
+    whole, launch = launch, replace(launch, body=distinct_statements(launch.body))
     pairs: list[tuple[Copy, Copy]] = []
     first: dict[Buffer, Copy] = {}
     for s in statements(launch.body):
@@ -55,7 +57,7 @@ def direct_loads(lw: Any, launch: Launch) -> Launch:
             return seq(do("cp_async_commit", span=s.span), do("cp_async_wait", n=0, span=s.span))
         return EMPTY if isinstance(s, Alloc) and s.buffer in taken else loads.get(id(s))
 
-    return replace(launch, body=rewrite_stmts(launch.body, changed)) if taken else launch
+    return replace(launch, body=rewrite_stmts(launch.body, changed)) if taken else whole
 
 
 def _bytes(lw: Any, load: Copy, store: Copy) -> int:

@@ -24,7 +24,6 @@ values through an array.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
-from copy import copy
 from typing import Any
 
 from tilelang.ir import (AddressOf, Alloc, Break, Buffer, Call, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt,
@@ -33,7 +32,7 @@ from tilelang.ir import (AddressOf, Alloc, Break, Buffer, Call, Const, Continue,
 from tilelang.target.register_forms import Form, form_of
 
 from ..analysis.effects import Effect, effects, own_effects
-from ..analysis.statements import do
+from ..analysis.statements import distinct_statements, do
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import DEVICE, PassContext, pass_
 from .early_rescale import rescale_early
@@ -57,20 +56,12 @@ def assign_accumulator_registers(func: Func, cx: PassContext) -> Func:
 def _assign_registers(launch: Launch, fast: bool) -> Launch:
     if not _wgmmas(launch.body):
         return launch
-    launch = replaced(launch, body=_distinct(launch.body, set()))
+    launch = replaced(launch, body=distinct_statements(launch.body))
     whole = keep_in_registers(launch)
     loops = () if fast or whole is None else [s for s in walk(whole.body, For) if s.plan.registers]
     if whole is None or any(x.op == "exp2" for s in loops for x in walk(s, Call)):  # exact: the instruction flushes subnormals
         return launch
     return rescale_early(whole) if EARLY else whole
-
-
-def _distinct(s: Stmt, seen: set[int]) -> Any:
-    """The statement with a copy of each repeated statement object: later steps identify statements by identity."""
-    if id(s) in seen:
-        s = copy(s)
-    seen.add(id(s))
-    return with_inner(s, lambda x: _distinct(x, seen))
 
 
 def _arrays(every: Iterable[Effect]) -> tuple[dict[Var, Buffer], set[Var]]:

@@ -96,7 +96,7 @@ class _Order:
                 groups.append(frozenset())
             elif s.call.op == "wgmma_wait":
                 done = len(groups) - 1 - s.call.options.n
-                self.known[id(s)] = frozenset().union(*groups[:max(done, 0)])
+                self.known[id(s)] = self.known.get(id(s), frozenset()).union(*groups[:max(done, 0)])  # perhaps one object twice
                 del groups[:max(done, 0)]
 
     def frees(self, a: Buffer, b: Buffer) -> bool:
