@@ -26,7 +26,7 @@ from typing import Any
 import isa_arithmetic as ar
 import isa_matrix
 import numpy as np
-from isa_compile import REGISTERS, Step, compiled
+from isa_compile import REGISTERS, Step, bits_of, compiled
 from isa_decode import Decoder
 from isa_elf import Kernel
 
@@ -272,7 +272,7 @@ def check(wave: Wave, step: Step, chip: str) -> None:
     for at, other in wave.recent:
         for first, second, cycles, chips in HAZARDS:
             if first in other.classes and second in step.classes and wave.clock - at < cycles and chip in chips:
-                touched = other.writes & step.touches
+                touched = other.writes & (bits_of(step.instruction.src[1]) if second == "lane select" else step.touches)
                 if second == "div_fmas" or "exec" in first or (second == "memory reads scalar" and touched & SCALARS) or (
                         second not in ("memory reads scalar",) and touched):
                     raise Fault(f"{cycles} cycles are needed after `{other.text}`, {wave.clock - at} passed")
@@ -334,7 +334,7 @@ class Program:
 
     def compares(self, pc: int) -> bool:
         """Whether a compare-and-swap of LDS follows soon: the first value of its loop is read by an ordinary instruction."""
-        for _ in range(24):
+        for _ in range(64):
             i = self.at(pc).instruction if pc < len(self.kernel.code) else None
             if i is None or i.name.startswith(("ds_cmpst", "s_endpgm")):
                 return i is not None and i.name != "s_endpgm"

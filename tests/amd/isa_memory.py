@@ -143,7 +143,7 @@ def local_access(i: Instruction, name: str) -> Callable[[Any], None]:
 
     def run(w: Any) -> None:
         lanes = active(w)
-        compared = writes and size in (4, 8) and w.group.program.compares(i.address)
+        compared = writes and size in (2, 4, 8) and w.group.program.compares(i.address)
         event = w.shared.begin(w.number, "atomic" if compared else "", i.text)
         start = w.v[address, lanes].copy()
         for k, offset in enumerate(offsets):

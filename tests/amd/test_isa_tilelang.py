@@ -224,6 +224,33 @@ def test_atomics_on_halves_stay_in_the_lds_of_the_block(n: int, chip: str) -> No
     np.testing.assert_array_equal(got, [a[i::n].sum() for i in range(n)])
 
 
+@pytest.mark.parametrize("chip, of", [("90a", "bfloat16"), ("942", "float16"), ("950", "bfloat16")])
+def test_waves_update_halves_by_compare_and_swap(chip: str, of: str) -> None:
+    """No instruction takes the maximum of halves; the sums of all lanes of a wave are one addition with a result."""
+    import tilelang
+    import tilelang.language as T
+    from tilelang.target import Target
+    from tilelang.transform.pipeline import lower
+
+    @T.prim_func
+    def main(A: T.Tensor((128,), of), B: T.Tensor((5,), of), N: T.Tensor((1,), "float32"), C: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            t, s = T.get_thread_binding(), T.alloc_shared((5,), of)
+            T.clear(s)
+            T.atomic_max(s[t % 5], A[t])
+            T.sync_threads()
+            T.copy(s, B)
+            C[t] = T.atomic_add(N[0], 1.0, return_prev=True)
+
+    target = {"kind": "hip", "mcpu": f"gfx{chip}"}
+    a = np.random.default_rng(3).integers(-9, 10, 128).astype(getattr(ml_dtypes, of, of))
+    got, count, seen = np.zeros(5, a.dtype), np.zeros(1, np.float32), np.zeros(128, np.float32)
+    isa_launch.launch(lower(main.func, Target(target), {}), tilelang.compile(main, target=target),
+                      {"A": a, "B": got, "N": count, "C": seen})
+    np.testing.assert_array_equal(got, [a[i::5].max() for i in range(5)])
+    assert sorted(seen) == list(range(128)) and count == 128
+
+
 def voting(threads: tuple[int, ...]) -> Any:
     """Thread t of n counts down from A[t]; the block goes on as long as a thread has some left."""
     import tilelang.language as T

@@ -17,11 +17,13 @@ def tiles_that_fit(sizes: Sequence[tuple[str, int]], excess: int) -> str:
     """The hint for buffers that take `excess` bytes too many: of which size the largest fit, less by a power of two.
 
     sizes: names and bytes.  Those of the same size are made smaller together; where that does not suffice, all from 1 KiB on.
+    For a single one also the most that it may take.
     """
     for least in (max((n for _, n in sizes), default=0), 1024):
         some = [(name, n) for name, n in sizes if n >= least]
         parts = next((p for p in (2, 4, 8, 16) if sum(n - n // p for _, n in some) >= excess), 0)
         if some and parts:
             fit = ", ".join(f"{name} of {n // parts} bytes" for name, n in some)
-            return f"use smaller tiles or fewer pipeline stages: the kernel fits with {fit}"
+            most = f", at most {(some[0][1] - excess) // 128 * 128}" if len(some) == 1 else ""
+            return f"use smaller tiles or fewer pipeline stages: the kernel fits with {fit}{most}"
     return "use smaller tiles or fewer pipeline stages"

@@ -293,7 +293,8 @@ def _parse(spec: Any) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
         read = _read_text(spec)
         if read is None:
             raise _bad(spec, "Pass target options as a dict when the target needs attributes.",
-                       'for example {"kind": "cuda", "arch": "sm_80"}' if spec.startswith("cuda") else "")
+                       'for example {"kind": "cuda", "arch": "sm_80"}' if spec.startswith("cuda") else
+                       f'for example {{"kind": "hip", "mcpu": "{DEFAULT_HIP_ARCH}"}}' if spec.startswith("hip ") else "")
         return _parse_dict(read)
     return _parse_dict({"kind": spec})
 
@@ -324,9 +325,12 @@ def _parse_once(found: Any, spec: Any) -> tuple[str, str, tuple[tuple[str, Any],
 def _parse_dict(d: dict[str, Any]) -> tuple[str, str, tuple[tuple[str, Any], ...]]:
     kind = d.pop("kind", None)
     if not isinstance(kind, str) or kind not in KINDS or not all(isinstance(k, str) for k in d):
-        raise _bad({"kind": kind, **d}, "Pass a valid target config dict.")
+        raise _bad({"kind": kind, **d}, "Pass a valid target config dict.", _target_hint(str(kind)))
     arch = ""
     if kind == "cuda":
+        if str(d.get("mcpu")).startswith("gfx"):
+            raise error("target-arch", f"CUDA target mcpu {d['mcpu']!r} is an architecture of AMD", expected="no mcpu",
+                        found=repr(d["mcpu"]), hint=f'write {{"kind": "hip", "mcpu": {d["mcpu"]!r}}}')
         arch = d.pop("arch", None)
         arch = check_arch(arch) if arch is not None else device_arch() or DEFAULT_CUDA_ARCH
         if "code" in d:

@@ -123,8 +123,10 @@ class _Planner:
             return serial("break or continue in the body")
         if orders(original.body):
             return serial("the body orders threads or asynchronous copies itself")
-        if not self.cx.option(PassConfigKey.TL_ENABLE_ASYNC_COPY) or not self.by_step and not self.async_copy:
-            return serial("no asynchronous copies on this target, or tl.enable_async_copy is off")
+        if not self.cx.option(PassConfigKey.TL_ENABLE_ASYNC_COPY):
+            return serial("tl.enable_async_copy is off")
+        if not self.by_step and not self.async_copy:
+            return serial("no asynchronous copies on this target")
         if self.by_step:
             loop_body = loop_items([x for s in stmts_of(body) for x in (
                 s.by_registers() if isinstance(s, Copy) and self.tiles.of(s) is not None else [s])])
