@@ -12,14 +12,14 @@ from tilelang.errors import TileLangWarning
 S75, S80, S90 = ({"kind": "cuda", "arch": x} for x in ("sm_75", "sm_80", "sm_90a"))
 
 
-def gemm(m=64, n=64, k=64, threads=128, dtype="float16", transposed=False, step=0):
+def gemm(m=64, n=64, k=64, threads=128, dtype="float16", transposed=False, step=0, out="float32"):
     """One T.gemm; step: columns of K that each iteration of a loop multiplies."""
     b_shape = (n, k) if transposed else (k, n)
 
     @T.prim_func
-    def main(A: T.Tensor((m, k), dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor((m, n), "float32")):
+    def main(A: T.Tensor((m, k), dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor((m, n), out)):
         with T.Kernel(1, threads=threads):
-            a, b, c = T.alloc_shared((m, k), dtype), T.alloc_shared(b_shape, dtype), T.alloc_fragment((m, n), "float32")
+            a, b, c = T.alloc_shared((m, k), dtype), T.alloc_shared(b_shape, dtype), T.alloc_fragment((m, n), out)
             T.copy(A, a)
             T.copy(B, b)
             T.clear(c)
@@ -47,7 +47,9 @@ MMA, FMA = "mma.sync", "multiply-adds of single threads"
 SLOW = {
     "threads that are no warps": (S80, {"threads": 100}, FMA, "100 threads are no whole warps; take a multiple of 32"),
     "the same beside wgmma": (S90, {"threads": 100}, FMA, "100 threads are no whole warps; take a multiple of 32"),
-    "float8 without instructions": (S80, {"dtype": "float8_e4m3fn"}, FMA, "sm_80 has no matrix instruction"),
+    "float8 without instructions": (S80, {"dtype": "float8_e4m3fn"}, FMA, "or compile for sm_89"),
+    "one of two formats of float8": ("gfx950", {"dtype": "float8_e4m3fnuz"}, FMA, "cast both to float16, or compile for gfx942"),
+    "bytes that no chip multiplies": ("gfx950", {"dtype": "uint8", "out": "int32"}, FMA, "and uint8; cast both to float16"),
     "bfloat16 without instructions": (S75, {"dtype": "bfloat16"}, FMA, "sm_75 has no matrix instruction"),
     "two warp groups": (S90, {"n": 8, "threads": 256}, MMA, "2 warp group(s) do not divide 64 x 8 x 64"),
     "odd N": (S90, {"n": 100}, MMA, "rows of `b` are no whole swizzle atoms; give it rows of a multiple of 32 bytes"),

@@ -105,6 +105,15 @@ def mma_rows(target: Any, a_dtype: Any, b_dtype: Any, c_dtype: Any) -> tuple[Mma
     return ()
 
 
+def machines_with(target: Any, a_dtype: Any, b_dtype: Any, c_dtype: Any) -> list[str]:
+    """The architectures of the target's maker that multiply operands and accumulator of these element types: "sm_89"."""
+    types = plain_dtype(a_dtype), plain_dtype(b_dtype), dtype(c_dtype)
+    table = MMA_ROWS if target.chip is None else MFMA_ROWS
+    rows = [r for r in table.values() if (r.a_dtype, r.b_dtype, r.c_dtype) == types]
+    least = min((r.min_arch for r in rows), default=0)
+    return sorted({chip for r in rows for chip, _ in r.chips}) or [f"sm_{least}"] * bool(rows)
+
+
 def row(name: str) -> MmaRow | None:
     """The instruction of this name; None when there is none."""
     return MMA_ROWS.get(name) or MFMA_ROWS.get(name)

@@ -16,7 +16,7 @@ from tilelang.ir import FRAGMENT, SHARED, Buffer
 from tilelang.ir.record import record
 from tilelang.layout import Fragment, Mode, tile_fragment
 from tilelang.target.thread_calls import WARP
-from tilelang.target.mma import MmaRow, mma_rows, row as row_of
+from tilelang.target.mma import MmaRow, machines_with, mma_rows, row as row_of
 from tilelang.target.wgmma import WGMMA_ROWS
 
 
@@ -225,8 +225,9 @@ def why_simt(op: Any, target: Any, threads: int) -> str:
     "" where the target has none for float32 and float64, which it multiplies at its full rate otherwise."""
     rows = mma_rows(target, op.a.dtype, op.b.dtype, op.c.dtype)
     if not rows:
-        return "" if op.a.dtype.bits >= 32 else (f"{target.arch} has no matrix instruction for {op.a.dtype} and "
-                                                 f"{op.b.dtype}; cast both to float16, or compile for a newer target")
+        have = " or ".join(machines_with(target, op.a.dtype, op.b.dtype, op.c.dtype))
+        return "" if op.a.dtype.bits >= 32 else (f"{target.arch} has no matrix instruction for {op.a.dtype} and {op.b.dtype}; "
+                                                 f"cast both to float16{have and f', or compile for {have}'}")
     if not _has_warps(threads, rows[0].lanes):
         return f"{threads} threads are no whole warps; take a multiple of {rows[0].lanes} threads"
     if op.c.buffer.scope_name != FRAGMENT or not op.c.is_full:
