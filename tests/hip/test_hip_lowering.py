@@ -63,6 +63,20 @@ def test_tiles_of_the_next_iteration_are_in_flight_in_registers(stages):
     assert kernel.sync_report().split(": ")[1].startswith("ordered")
 
 
+def test_a_pipelined_loop_without_statements_is_no_loop():
+    """The number of tiles that are live at once is that of none."""
+    @T.prim_func
+    def program(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            for _ in T.Pipelined(3, num_stages=2):
+                T.make_tensor(T.address_of(A[0]), (32,), "float64")
+            T.fill(A, 2.0)
+
+    a = np.zeros(64, np.float32)
+    tilelang.compile(program, target="gfx942", execution_backend="simulator")(a)
+    assert (a == 2).all()
+
+
 def test_a_tile_that_the_iteration_before_writes_is_not_loaded_ahead():
     @T.prim_func
     def program(A: T.Tensor((9, 128), "float32")):

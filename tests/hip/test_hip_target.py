@@ -36,7 +36,8 @@ def test_registers_decide_how_many_waves_run():
 
 
 @pytest.mark.parametrize("bad, said", [
-    ("gfx1100", "waves of 32 lanes"), ({"kind": "hip", "mcpu": "gfx908"}, "MI200"), ("gfx941", "before its release"), ({"kind": "cuda", "mcpu": "gfx942"}, "architecture of AMD"),
+    ("gfx1100", "waves of 32 lanes"), ({"kind": "hip", "mcpu": "gfx908"}, "MI200"), ("gfx941", "before its release"),
+    ({"kind": "cuda", "mcpu": "gfx942"}, "architecture of AMD"),
     ({"kind": "hip", "arch": "sm_90"}, "MI200"),
     ({"kind": "hip", "mcpu": "gfx942", "arch": "gfx950"}, "two chips"), ({"kind": "hip", "thread_warp_size": 32}, "64 lanes")])
 def test_a_chip_that_is_not_known_is_named(bad, said):

@@ -87,6 +87,17 @@ def test_min_and_max_return_the_other_operand_of_nan(dt):
     assert np.array_equal(binary_function("min", dtype(dt))(x, y).astype(float), [1, 1, np.nan, 2], equal_nan=True)
 
 
+@pytest.mark.parametrize("size", [1, 13, 64])
+@pytest.mark.parametrize("dt, bits", [("float32", 0x7f800001), ("float64", 0xfff0000000000001), ("float16", 0x7c01)])
+def test_min_and_max_return_the_other_operand_of_a_signalling_nan(dt, bits, size):
+    """The last elements of an array, which NumPy computes one by one, were NaN."""
+    x, y = np.full(size, bits, f"u{numpy_dtype(dt).itemsize}").view(dt), np.arange(size).astype(dt)
+    with np.errstate(invalid="ignore"):
+        for op in ("min", "max"):
+            for got in (binary_function(op, dtype(dt))(x, y), binary_function(op, dtype(dt))(y, x)):
+                assert got.dtype == y.dtype and np.array_equal(got, y)
+
+
 @quick
 @given(st.sampled_from(FLOATS), st.sampled_from([d for d in INTS if "4" not in d or "64" in d]), st.floats(-2e19, 2e19))
 def test_float_to_int_truncates(src, dst, v):

@@ -48,7 +48,7 @@ SLOW = {
     "threads that are no warps": (S80, {"threads": 100}, FMA, "100 threads are no whole warps; take a multiple of 32"),
     "the same beside wgmma": (S90, {"threads": 100}, FMA, "100 threads are no whole warps; take a multiple of 32"),
     "float8 without instructions": (S80, {"dtype": "float8_e4m3fn"}, FMA, "or compile for sm_89"),
-    "one of two formats of float8": ("gfx950", {"dtype": "float8_e4m3fnuz"}, FMA, "cast both to float16, or compile for gfx942"),
+    "one of two formats of float8": ("gfx950", {"dtype": "float8_e4m3fnuz"}, FMA, "float16, or compile for gfx942"),
     "bytes that no chip multiplies": ("gfx950", {"dtype": "uint8", "out": "int32"}, FMA, "and uint8; cast both to float16"),
     "bfloat16 without instructions": (S75, {"dtype": "bfloat16"}, FMA, "sm_75 has no matrix instruction"),
     "two warp groups": (S90, {"n": 8, "threads": 256}, MMA, "2 warp group(s) do not divide 64 x 8 x 64"),

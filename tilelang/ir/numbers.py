@@ -186,6 +186,16 @@ def _through_float32(fn: Callable[..., Value], dt: dtype) -> Callable[..., Value
     return lambda *values: to_dtype(fn(*(np.asarray(v).astype(np.float32) for v in values)), dt)
 
 
+def beside_nan(fn: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    """np.fmin or np.fmax, which give the other operand where one is NaN, also beside a signalling NaN: there NumPy's vector
+    instructions give it too, and its scalar ones for the last elements of an array give NaN."""
+    def run(x: Value, y: Value) -> Value:
+        out = fn(x, y)
+        return out if np.all(out == out) else np.where(x == x, np.where(y == y, out, x), y)
+
+    return run
+
+
 @functools.cache
 def binary_function(op: str, dt: dtype) -> Callable[[Value, Value], Value]:
     """The function that computes Binary(op) of two values of dt; comparisons give bool."""
@@ -194,7 +204,7 @@ def binary_function(op: str, dt: dtype) -> Callable[[Value, Value], Value]:
     if op in ("min", "max"):
         least = op == "min"
         if dt.is_float:
-            return np.fmin if least else np.fmax  # the other operand when one is NaN
+            return beside_nan(np.fmin if least else np.fmax)
         return np.minimum if least else np.maximum
     if op == "div":
         fn: Callable[[Value, Value], Value] = np.true_divide if dt.is_float else _truncdiv

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tilelang.ir.numbers import beside_nan
 from tilelang.ir.record import record
 
 from .rounding import rounded
@@ -247,7 +248,8 @@ add_intrinsic(Intrinsic("ieee_frsqrt", 1, PURE, _ieee("frsqrt"), {"float32": "__
 # ---- packed pairs (float32x2, float16x2, bfloat16x2) -----------------------------------------------------------------
 
 _PACKED: tuple[tuple[str, int, Callable[..., Any]], ...] = (
-    ("add2", 2, np.add), ("sub2", 2, np.subtract), ("mul2", 2, np.multiply), ("max2", 2, np.fmax), ("min2", 2, np.fmin),
+    ("add2", 2, np.add), ("sub2", 2, np.subtract), ("mul2", 2, np.multiply), ("max2", 2, beside_nan(np.fmax)),
+    ("min2", 2, beside_nan(np.fmin)),
     ("abs2", 1, np.abs), ("fma2", 3, _fma))
 for _name, _arity, _packed in _PACKED:
     add_intrinsic(Intrinsic(_name, _arity, PURE, _packed, {"*": f"tl::{_name}({_args(_arity)})"}))

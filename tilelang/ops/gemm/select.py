@@ -122,11 +122,19 @@ def multiplies(a: Any, b: Any, c: Any) -> bool:
     return (a == b or a in _FP8 and b in _FP8) and c in ACCUMULATORS.get(a, ())
 
 
+def _rows_of(op: Any, target: Any) -> tuple[MmaRow, ...]:
+    """The instructions for the element types of a GEMM, the preferred first."""
+    a, b, c = op.a.dtype, op.b.dtype, op.c.dtype
+    if c == "float16":  # perhaps accumulated in float32 and rounded once per GEMM (mma.py)
+        return mma_rows(target, a, b, c) or mma_rows(target, a, b, "float32")
+    return mma_rows(target, a, b, c)
+
+
 def computed_form(op: Any, target: Any) -> Any:
     """The GEMM as its instruction computes it: of the transposed matrices where a lane holds a column of the accumulator.
 
     Then a lane holds consecutive elements of a row, and the registers of c are those of an operand of another GEMM."""
-    rows = mma_rows(target, op.a.dtype, op.b.dtype, op.c.dtype) or mma_rows(target, op.a.dtype, op.b.dtype, "float32")
+    rows = _rows_of(op, target)
     return op.transposed() if rows and rows[0].in_columns and op.plan.wait is None else op
 
 
@@ -189,9 +197,7 @@ def choose_gemm(op: Any, target: Any, threads: int, rows_first: bool = False) ->
         raise error("gemm-types", f"T.gemm does not multiply {a} by {b} into {c}", found=f"{a} by {b} into {c}", span=op.span,
                     hint="accumulate float16 in float16 or float32, bfloat16 and fp8 in float32, int8 in int32")
     optional = (str(a), str(b), str(c)) in _SIMT_ODD
-    rows = mma_rows(target, a, b, c)
-    if not rows and c == "float16":  # accumulated in float32 and rounded once per gemm (mma.py)
-        rows = mma_rows(target, a, b, "float32")
+    rows = _rows_of(op, target)
     whole = op.c.buffer.scope_name == FRAGMENT and op.c.is_full
     warp = rows[0].lanes if rows else 1
     if not rows or not _has_warps(threads, warp) or not whole:
@@ -223,7 +229,7 @@ def _has_warps(threads: int, lanes: int) -> bool:
 def why_simt(op: Any, target: Any, threads: int) -> str:
     """Why a Gemm that choose_gemm computes by multiply-adds has no matrix instruction and, behind a semicolon, what to change;
     "" where the target has none for float32 and float64, which it multiplies at its full rate otherwise."""
-    rows = mma_rows(target, op.a.dtype, op.b.dtype, op.c.dtype)
+    rows = _rows_of(op, target)
     if not rows:
         have = " or ".join(machines_with(target, op.a.dtype, op.b.dtype, op.c.dtype))
         return "" if op.a.dtype.bits >= 32 else (f"{target.arch} has no matrix instruction for {op.a.dtype} and {op.b.dtype}; "

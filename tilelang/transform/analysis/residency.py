@@ -53,4 +53,4 @@ def live_at_once(items: Sequence[Item], stage: Sequence[int], order: Sequence[in
         each = int(b.size) * b.dtype.bits / (8 / versions.get(storage, 1) if shared else 32 * threads)
         for n in range(begin, begin + lasts):
             most[not shared][n % size] += each
-    return int(max(most[0])), int(max(most[1]))
+    return int(max(most[0], default=0)), int(max(most[1], default=0))
