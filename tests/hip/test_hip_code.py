@@ -88,8 +88,9 @@ def program(A: T.Tensor((64, 128), "float32")):
     with T.Kernel(64, threads=128) as bx:
         {line}
 """, "program")
-    with pytest.raises(NotImplementedError, match=said):
+    with pytest.raises(NotImplementedError, match=said) as caught:
         tilelang.lower(program, target="hip")
+    assert caught.value.span.line == 7
 
 
 def test_loads_of_the_next_tiles_are_in_flight_over_the_barrier():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.errors import InternalError
+from tilelang.errors import InternalError, TileLangError
 from tilelang.ir import (Alloc, Assert, Bind, Break, Call, Const, Continue, Evaluate, Expr, For, If, Seq, Stmt, Store, Var,
                          While, binary, walk)
 
@@ -39,7 +39,11 @@ class Statements:
         if form is None:
             raise InternalError(f"a {type(s).__name__} reached the code generator: the program is not in phase DEVICE")
         self.page.comment(s.span)
-        form(s)
+        try:
+            form(s)
+        except TileLangError as e:  # an expression made by a pass has no place of its own
+            e.span = e.span or s.span
+            raise
 
     def _block(self, header: str, body: Stmt) -> None:
         self.page.emit(f"{header} {{")
