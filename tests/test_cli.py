@@ -215,10 +215,13 @@ def test_a_user_error_is_printed_without_a_trace(tmp_path, capsys):
     assert "error[" in capsys.readouterr().err
 
 
-def test_bench_compile_prints_each_phase(capsys):
-    assert cli.main(["bench", "compile", "--repeat", "2"]) == 0
+@pytest.mark.parametrize("arch, tool", [("sm_90a", "nvrtc"), ("gfx942", "clang")])
+def test_bench_compile_prints_each_phase(arch, tool, capsys):
+    if tool == "clang":
+        pytest.importorskip("ziglang", reason="the package ziglang is not installed: pip install ziglang")
+    assert cli.main(["bench", "compile", "--repeat", "2", "--arch", arch]) == 0
     out = capsys.readouterr().out
-    assert "lower" in out and "nvrtc" in out and "registers" in out
+    assert "lower" in out and f"  {tool} " in out and "registers" in out
 
 
 def test_what_is_missing_is_named(kernel_file, tmp_path, capsys):

@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
@@ -17,6 +18,7 @@ from tilelang.errors import TileLangError
 from tilelang.ir import Func, Launch, walk
 from tilelang.target import Target
 from tilelang.target.hip import HIP_CHIPS
+from tilelang.target.target import of_arch
 from tilelang.transform.framework.pass_ import PassContext, run_passes
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 from tilelang.runtime.signature import signature_of
@@ -58,12 +60,17 @@ def layouts_after(program: Any, target: Any = "auto") -> Iterator[tuple[str, Any
                 yield buffer.name, layout
 
 
-def compile_times(trace: Callable[[], Any], arch: str = "sm_90a", repeat: int = 5) -> Iterator[str]:
-    """Report lines with the median times of tracing, lowering (by pass), printing and NVRTC of what `trace` makes."""
-    from tilelang.codegen.cuda.printer import print_kernel  # 31 ms
-    from tilelang.runtime.nvrtc import compile_cubin  # 6 ms
+# The compiler of each kind of GPU: its name, module and function.
+_COMPILERS = {"cuda": ("nvrtc", "tilelang.runtime.nvrtc", "compile_cubin"),
+              "hip": ("clang", "tilelang.runtime.hip_compiler", "compile_hsaco")}
 
-    target = Target({"kind": "cuda", "arch": arch})
+
+def compile_times(trace: Callable[[], Any], arch: str = "sm_90a", repeat: int = 5) -> Iterator[str]:
+    """Report lines with the median times of tracing, lowering (by pass), printing and compiling of what `trace` makes."""
+    target = of_arch(arch)
+    tool, module, function = _COMPILERS[target.kind]
+    print_kernel = import_module(f"tilelang.codegen.{target.kind}.printer").print_kernel  # 31 ms
+    compile_text = getattr(import_module(module), function)  # 6 ms
     phases: dict[str, list[float]] = {}
     first: dict[str, float] = {}
 
@@ -83,15 +90,15 @@ def compile_times(trace: Callable[[], Any], arch: str = "sm_90a", repeat: int = 
         for name, seconds in cx.seconds.items():
             records.setdefault(name, []).append(seconds)
         source = timed("print", lambda program=program: "\n".join(print_kernel(k) for k in program.kernels))
-        cubin = timed("nvrtc", lambda source=source: compile_cubin(source, arch))
+        made = timed(tool, lambda source=source: compile_text(source, target.arch))
     ms = {k: statistics.median(v) * 1e3 for k, v in phases.items()}
     python = ms["trace"] + ms["lower"] + ms["print"]
     cold = sum(first.values()) * 1e3
     yield f"{func.func.name} for {arch}; median of {max(2, repeat)} (first in this process)"
     for k, v in ms.items():
         yield f"  {k:<8}{v:8.1f} ms   ({first[k] * 1e3:.1f} ms)"
-    yield f"  python  {python:8.1f} ms   total {python + ms['nvrtc']:.1f} ms   cold, first in process {cold:.1f} ms"
-    yield f"  cubin: {cubin.registers} registers, {cubin.spills} bytes spilled"
+    yield f"  python  {python:8.1f} ms   total {python + ms[tool]:.1f} ms   cold, first in process {cold:.1f} ms"
+    yield f"  binary: {made.registers} registers, {made.spills} {'registers' if target.chip else 'bytes'} spilled"
     slow = sorted(records.items(), key=lambda r: -statistics.median(r[1]))[:6]
     yield "  slowest passes: " + ", ".join(f"{k} {statistics.median(v) * 1e3:.1f}" for k, v in slow) + " ms"
 

@@ -278,6 +278,11 @@ class JITKernel:
         return self._built.files.get("kernel.cubin")
 
     @property
+    def hsaco(self) -> bytes | None:
+        """The code object of the first kernel for an AMD GPU, None for other targets."""
+        return self._built.files.get("kernel.hsaco")
+
+    @property
     def resource_usage(self) -> list[dict[str, Any]]:
         """Per device kernel: name, registers, spills (bytes), shared_bytes (dynamic), static_shared, threads."""
         return [dict(r) for r in self._built.meta.get("kernels", [])]
@@ -368,6 +373,7 @@ class JITKernel:
         self._sources.show("PTX")
 
     def show_sass(self) -> None:
+        """Print the machine code: SASS, or that of an AMD GPU."""
         self._sources.show("SASS")
 
     def export_ptx(self, path: Any) -> None:
@@ -589,4 +595,4 @@ def _debug(kernel: JITKernel, source: str, ms: float) -> None:
         print(kernel.report())
         print(kernel.get_kernel_source())
     if level >= 5:
-        kernel.show_sass() if kernel.target.is_cuda else None
+        kernel.show_sass() if kernel.target.is_gpu else None

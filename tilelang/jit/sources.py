@@ -43,6 +43,9 @@ class Sources:
                 Path(path).write_text(text, encoding="utf-8")
 
     def assembly(self, what: str) -> str:
+        kept = [text.decode() for name, text in sorted(self.artifact.files.items()) if name.endswith(".s")]
+        if what == "SASS" and kept:
+            return "\n".join(kept)
         cubin = self.artifact.files.get("kernel.cubin")
         if cubin is None:
             raise ValueError(f"{what} exists for CUDA targets only, this kernel is for {self.target}")
