@@ -88,3 +88,19 @@ def test_each_element_of_rows_at_odd_addresses_was_guarded(n, scope):
     assert np.array_equal(y, x * 2) and np.array_equal(total, x.astype(np.float32).sum(1))
     text = tilelang.compile(program, target={"kind": "cuda", "arch": "sm_90a"}).get_kernel_source()
     assert text.count("+ 511 < ") == (n > 512)  # a tile that lies inside is loaded without guards
+
+
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+@pytest.mark.parametrize("period, dt, columns", [(8, "int16", 11), (16, "int8", 21), (2, "int32", 9)])
+def test_vectors_that_begin_again_stay_in_their_row(period, dt, columns, target):
+    """`i % 8` goes on by ones inside of a vector, and has no stride along the loop: its end was not tested."""
+    @T.prim_func
+    def main(A: T.Tensor((8, columns), dt), C: T.Tensor((2, 96), dt)):
+        with T.Kernel(2, threads=16) as bx:
+            for i in T.Parallel(32):
+                C[bx, i * 3] = A[6, bx * 8 + i % period]
+
+    a, c = np.arange(1, 8 * columns + 1).reshape(8, columns).astype(dt), np.zeros((2, 96), dt)
+    got = run_device(lower(main.func, Target(target)), [a, c]).outputs["C"]
+    row = np.pad(a[6], (0, 32))
+    np.testing.assert_array_equal(got[:, ::3], [[row[b * 8 + i % period] for i in range(32)] for b in range(2)])

@@ -37,7 +37,7 @@ from ..analysis.loop_body import drop_continue, inline_index_binds, select_store
 from ..analysis.statements import renamed
 from ..layout.loop_partition import choose_distribution, serial_inside
 from .vector_lanes import at_lane, emit_lanes
-from ..analysis.vectorize import MAX_BYTES, power_of_two_in, stride_along
+from ..analysis.vectorize import LaneForms, MAX_BYTES, power_of_two_in, stride_along
 
 UNROLL_LIMIT = 16  # vectors that an unrolled loop may load at once: with more it only costs code size, and registers
 STEPS_UNROLLED = 64  # longer loops whose variable selects no register are partly unrolled: otherwise ptxas takes minutes
@@ -292,16 +292,19 @@ def _whole_vector_inside(lw: Any, loop: Loop, body: Stmt) -> Expr | None:
     out: Expr | None = None
     seen: set[Any] = set()
     assert loop.lane_var is not None, "only a loop over lanes has vectors"
+    width = loop.dist.lanes[1]  # type: ignore[index]
+    forms = LaneForms(loop.lane_var, width, lw.known.analyzer, lw.known.divisors)
     for x, _ in accesses(body) if lw.access.guarded else ():
-        if x.buffer.scope_name != GLOBAL or not x.indices or stride_along(x.indices[-1], loop.lane_var, lw.known.analyzer) != 1:
+        form = forms.of(x.indices[-1]) if x.buffer.scope_name == GLOBAL and x.indices else None
+        if form is None or form[0] != 1:
             continue
-        width = loop.dist.lanes[1]  # type: ignore[index]
-        first, last = (lw.known.analyzer.simplify(at_lane(loop, x.indices[-1:], k)[0]) for k in (0, width - 1))
-        below = [binary("ge", first, const(0))] if lw.known.divisor(first) % width else []  # others lie below 0 as a whole
-        for cond in (*below, binary("lt", last, x.buffer.shape[-1])):
-            if cond not in seen and not lw.known.analyzer.can_prove(cond):
-                seen.add(cond)
-                out = conjunction(out, cond)
+        for k in range(0, width, form[1]):  # the run of lanes of one vector
+            first, last = (lw.known.analyzer.simplify(at_lane(loop, x.indices[-1:], n)[0]) for n in (k, k + form[1] - 1))
+            below = [binary("ge", first, const(0))] if lw.known.divisor(first) % form[1] else []  # others lie below 0
+            for cond in (*below, binary("lt", last, x.buffer.shape[-1])):
+                if cond not in seen and not lw.known.analyzer.can_prove(cond):
+                    seen.add(cond)
+                    out = conjunction(out, cond)
     return out
 
 
