@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
-from math import prod
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,13 @@ def expects_gradient(*inputs: Any) -> bool:
 
 def type_name(x: Any) -> str:
     """The name of a tensor's element type in the language, for example "float16"."""
-    return x.dtype.name if is_numpy(x) else str(x.dtype).rpartition(".")[2]
+    return x.dtype.name if is_numpy(x) else _name(x.dtype)
+
+
+@cache
+def _name(dtype: Any) -> str:
+    """The name of an element type of torch."""
+    return str(dtype).rpartition(".")[2]
 
 
 def strides(x: Any) -> tuple[int, ...]:
@@ -55,8 +60,11 @@ def aligned(x: Any, bytes_: int = 16) -> bool:
     return bool((x.ctypes.data if is_numpy(x) else x.data_ptr()) % bytes_ == 0)
 
 
-def compact(shape: Any) -> tuple[int, ...]:
+@lru_cache(4096)
+def compact(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides, in elements, of a contiguous array."""
+    if not shape:
+        return ()
     out = [1]
     for n in reversed(shape[1:]):
         out.insert(0, out[0] * max(1, int(n)))
@@ -77,14 +85,16 @@ def maker(like: Any, shape: tuple[int, ...], element: str) -> Callable[[], Any]:
     """A function that allocates uninitialised tensors of the kind and on the device of `like`."""
     if is_numpy(like):
         return partial(np.empty, shape, numpy_dtype(dtype(element)))
-    torch = sys.modules["torch"]
-    steps = [prod(max(1, n) for n in shape[d + 1:]) for d in range(len(shape))]  # torch: 2.1 us with strides, 3.4 without
-    return partial(torch.empty_strided, tuple(shape), steps, dtype=getattr(torch, element), device=like.device)
+    torch = sys.modules["torch"]  # 2.1 us with strides, 3.4 without
+    return partial(torch.empty_strided, shape, compact(tuple(shape)), dtype=getattr(torch, element), device=like.device)
 
 
 def empty(like: Any, shape: tuple[int, ...], element: str) -> Any:
     """An uninitialised tensor of the kind and on the device of `like`."""
-    return maker(like, shape, element)()
+    if is_numpy(like):
+        return np.empty(shape, numpy_dtype(dtype(element)))
+    torch = sys.modules["torch"]
+    return torch.empty_strided(shape, compact(tuple(shape)), dtype=getattr(torch, element), device=like.device)
 
 
 def zeros(like: Any, shape: tuple[int, ...], element: str) -> Any:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from .arrays import empty, is_numpy
+from .arrays import compact, empty, is_numpy
+from .caches import Cache
 
 SPACE = "tilelang_library"  # the namespace of the operators
 Results = Sequence[tuple[tuple[Any, ...], str]]
@@ -27,7 +28,8 @@ class Step:
     schema: the arguments in torch's notation: "Tensor x, Tensor? weight, float eps, str? target".  results: (arguments) ->
     (shape, element type) of each result.  It checks the arguments and reads neither values nor addresses; sizes may be symbols
     of torch.  run: (*arguments, *results) computes the results.  count: of results.  owns: run takes the
-    arguments alone, and returns a tuple of new tensors, none of them one of the arguments.
+    arguments alone, and returns a tuple of new tensors, none of them one of the arguments.  known: what results said of torch
+    tensors of these shapes, strides, types and devices, and other arguments: its checks take longer than a launch.
     """
 
     schema: str
@@ -35,14 +37,31 @@ class Step:
     run: Callable[..., Any]
     count: int = 1
     owns: bool = False
+    known: Cache[Any] = field(default_factory=lambda: Cache(1024), repr=False, compare=False)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         """New tensors with the results."""
         if self.owns:
             return tuple(self.run(*args))
-        made = tuple(empty(args[0], shape, element) for shape, element in self.results(*args))
+        made = self._made(args)
         self.run(*args, *made)
         return made
+
+    def _made(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """New tensors for the results."""
+        like, torch = args[0], sys.modules.get("torch")
+        if torch is None or not isinstance(like, torch.Tensor):
+            return tuple(empty(like, shape, element) for shape, element in self.results(*args))
+        key = tuple([(x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else
+                     tuple(x) if type(x) is list else x for x in args])
+        try:
+            plans = self.known.get(key)
+        except TypeError:  # an argument that no function takes: the checks say so
+            return tuple(empty(like, shape, element) for shape, element in self.results(*args))
+        if plans is None:
+            plans = self.known.keep(key, [(s, compact(s), getattr(torch, element)) for s, element in self.results(*args)])
+        make, device = torch.empty_strided, like.device
+        return tuple([make(shape, steps, dtype=dtype, device=device) for shape, steps, dtype in plans])
 
     def define(self, name: str) -> Any:
         """Define the operator `name` of torch with its fake implementation."""

@@ -35,7 +35,7 @@ class Cache(dict[Hashable, V]):
     def made(self, key: Hashable, make: Callable[[], V]) -> V:
         """The value of a key. Calls `make` if there is none, and enters the result as the youngest entry."""
         value = self.get(key)
-        return self.keep(key, make() if value is None else value)
+        return self.keep(key, make()) if value is None else value
 
 
 @dataclass

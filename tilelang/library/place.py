@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from tilelang.env import env, is_truthy
@@ -30,15 +30,21 @@ class Place:
     backend: str | None = None
     sms: int | None = None
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.target, self.backend, self.sms))
+
     @staticmethod
     def of(x: Any, target: Any, backend: str | None = None) -> Place:
         """The place that a caller asked for, or that of a tensor where target is None."""
         if target is not None:
             return Place(target if isinstance(target, Target) else Target(target), backend)
         if is_numpy(x) or x.device.type != "cuda":
-            return Place(Target("cpu"), backend, usable_cpus())
-        found, sms = _device(x.device.index)
-        return Place(found, backend, sms)
+            return _cpu(backend, usable_cpus())
+        return _device(x.device.index, backend)
 
     @property
     def chip(self) -> Chip:
@@ -62,24 +68,23 @@ class Place:
         configs: pass configs without their "tl."; those that are None are left out. Kernels use wgmma and TMA where the target
         has them.
         """
-        used = {"enable_hopper": self.target.has_wgmma or None, **configs}
-        return KERNELS.made((make, form, self, *used.values()), lambda: self._compiled(make(*form), used))
+        key = (make, form, self, *configs.items())
+        return KERNELS.get(key) or KERNELS.keep(key, self._compiled(make(*form), configs))
 
     def fitting(self, make: Callable[[Any], Any], forms: tuple[Any, ...], **configs: Any) -> tuple[Any, JITKernel]:
         """The first of these forms for whose program a block has room (tilelang.first_fitting), and its kernel, as `kernel`
         compiles it."""
-        used = {"enable_hopper": self.target.has_wgmma or None, **configs}
-
         def made() -> tuple[Any, JITKernel]:
             programs: dict[int, Any] = {}
             first = first_fitting(lambda n: programs.setdefault(n, make(forms[n])), *range(len(forms)), target=self.target)
-            return forms[first], self._compiled(programs[first], used)
+            return forms[first], self._compiled(programs[first], configs)
 
-        return FITTING.made((make, forms, self, *used.values()), made)
+        return FITTING.made((make, forms, self, *configs.items()), made)
 
     def _compiled(self, program: Any, configs: dict[str, Any]) -> JITKernel:
+        used = {"enable_hopper": self.target.has_wgmma or None, **configs}
         return compile(program, target=self.target, execution_backend=self.backend, verbose=False,
-                       pass_configs={f"tl.{name}": value for name, value in configs.items() if value is not None})
+                       pass_configs={f"tl.{name}": value for name, value in used.items() if value is not None})
 
 
 def target_text(target: Any) -> str | None:
@@ -95,14 +100,19 @@ def dynamic_shapes() -> bool:
 
 
 @cache
-def _device(index: int) -> tuple[Target, int]:
-    """(target, SMs) of a CUDA device of torch."""
+def _cpu(backend: str | None, cores: int) -> Place:
+    return Place(Target("cpu"), backend, cores)
+
+
+@cache
+def _device(index: int, backend: str | None) -> Place:
+    """The place of a CUDA device of torch."""
     found = sys.modules["torch"].cuda.get_device_properties(index)
     if name := getattr(found, "gcnArchName", "") if sys.modules["torch"].version.hip else "":
-        return Target(name), found.multi_processor_count
+        return Place(Target(name), backend, found.multi_processor_count)
     number = found.major * 10 + found.minor
     try:
         target = Target({"kind": "cuda", "arch": f"sm_{number}a" if number >= 90 else f"sm_{number}"})
     except ValueError:  # newer than the table of chips
         target = Target("cuda")
-    return target, found.multi_processor_count
+    return Place(target, backend, found.multi_processor_count)

@@ -18,9 +18,9 @@ import tilelang.language as T
 from tilelang.errors import error
 from tilelang.ir import const
 
-from ..arrays import compact_copy, contiguous, empty, is_numpy, type_name, zeros
+from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, strides, type_name, zeros
 from ..attention.form import LOG2E
-from ..attention.inputs import device_of, fast_kernel, running_on, strides_of, target_text
+from ..attention.inputs import UNIT, device_of, fast_kernel, running_on, strides_of, target_text
 from ..autograd import Function, Results, Step
 from ..place import Place
 from .delta import STEPS  # noqa: F401 - its errors are those of this file
@@ -53,11 +53,11 @@ def _accum(x: Any) -> str:
 
 @dataclass(frozen=True)
 class PassForm:
-    """sizes: (batch, seq, heads, dim, dim_v). strides: of Q, K and V. decays: whether there are decays. reverse: from the last
-    token to the first."""
+    """Any batch and seq. sizes: (heads, dim, dim_v). strided: of Q, K and V, which calls give with strides. decays: whether
+    there are decays. reverse: from the last token to the first."""
 
-    sizes: tuple[int, int, int, int, int]
-    strides: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, int, int]
+    strided: tuple[bool, bool, bool]
     dtype: str
     scale: float
     decays: bool
@@ -67,10 +67,11 @@ class PassForm:
 def linear_pass(f: PassForm) -> Any:
     """The kernel (Q, K, V, C, O). C: (batch, heads, chunks, CHUNK), base-2 logarithms of decays, added up in each chunk; one
     element where there are none. Blocks have a head and COLUMNS columns of V, and keep their state in registers."""
-    batch, seq, heads, dim, dim_v = f.sizes
-    accum, chunks, columns = "float64" if f.dtype == "float64" else "float32", -(-seq // CHUNK), min(COLUMNS, dim_v)
+    (heads, dim, dim_v), (batch, seq) = f.sizes, T.dynamic("batch, seq")
+    accum, chunks, columns = "float64" if f.dtype == "float64" else "float32", T.ceildiv(seq, CHUNK), min(COLUMNS, dim_v)
     shapes = ((batch, seq, heads, dim),) * 2 + ((batch, seq, heads, dim_v),)
-    q, k, v = (T.StridedTensor(s, steps, f.dtype) for s, steps in zip(shapes, f.strides))
+    q, k, v = (T.StridedTensor(s, (*(T.dynamic(f"step_{n}_{d}") * UNIT for d in (0, 1, 2)), 1), f.dtype) if strided else
+               T.Tensor(s, f.dtype) for n, (s, strided) in enumerate(zip(shapes, f.strided)))
 
     def power(x: Any) -> Any:
         return T.exp2(x) if f.decays else const(1.0, accum)
@@ -149,8 +150,8 @@ def _pass(at: Place, q: Any, k: Any, v: Any, c: Any, scale: float, out: Any, rev
         out[...] = 0
         return
     arrays = [x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in (q, k, v)]
-    sizes = (*(int(n) for n in q.shape), int(v.shape[3]))
-    form = PassForm(sizes, tuple(map(strides_of, arrays)), type_name(q), scale, c is not None, reverse)  # type: ignore[arg-type]
+    strided = [strides(x) != compact(x.shape) for x in arrays]
+    form = PassForm((*q.shape[2:], v.shape[3]), tuple(strided), type_name(q), scale, c is not None, reverse)
     kernel = fast_kernel(at, linear_pass, form)
     kernel(*arrays, zeros(q, (1, 1, 1, 1), _accum(q)) if c is None else c, out)
 

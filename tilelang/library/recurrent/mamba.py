@@ -9,7 +9,7 @@ from tilelang.errors import error
 from ..arrays import contiguous, empty, filled, is_numpy, type_name, zeros
 from ..attention.inputs import check_double, check_like, fast_kernel, running_on
 from ..autograd import Function, Results, Step
-from ..place import Place, dynamic_shapes, target_text
+from ..place import Place, target_text
 from .mamba_kernels import STEPS, MambaForm, cumulate, gradients, scores, walk
 from .ssd import run_scan
 from .ssd_kernels import SsdForm
@@ -31,7 +31,7 @@ def mamba2(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any = None, *, initial: A
     Gradients of all tensors, of their types; the same inputs give the same bits.  Saved for them: the inputs; states of chunks
     are computed again.  Memory of backward beside the results: 4 bytes a state entry for each 64 steps, 8 bytes a step and
     head, and up to 64 bytes an entry of b.
-    Kernels take any batch and length; that of the outputs is compiled for each, unless TILELANG_LIBRARY_DYNAMIC_SHAPES is on.
+    Kernels take any batch and length; sequences of less than 256 steps have one for each length in whole tiles of 64.
     target: as for tilelang.compile, instead of the device that x is on.
 
     Raises ssd-argument.
@@ -124,8 +124,7 @@ def _run(*args: Any) -> None:
     batch, _, chunks, length = dt.shape
     cb = empty(x, (batch, chunks, f.groups, length, length), f.dtype)
     fast_kernel(at, scores, f)(c, b, cb)
-    sizes = None if dynamic_shapes() else (batch, x.shape[1], chunks)
-    scan = SsdForm(sizes, length, f.heads, f.groups, f.p, f.n, f.dtype, d is not None)
+    scan = SsdForm(length, f.heads, f.groups, f.p, f.n, f.dtype, d is not None)
     run_scan(at, scan, cb, x, dt, along, c, states, dt if d is None else d, y)
 
 

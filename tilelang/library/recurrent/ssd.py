@@ -75,8 +75,8 @@ def chunk_scan(cb: Any, x: Any, dt: Any, da_cumsum: Any, c: Any, before: Any, d:
 
 
 def _form(sizes: tuple[int, ...], x: Any) -> SsdForm:
-    batch, chunks, length, *others = sizes
-    return SsdForm((batch, chunks * length, chunks), length, *others, type_name(x))
+    _, _, length, *others = sizes
+    return SsdForm(length, *others, type_name(x))
 
 
 def _sizes(name: str, x: Any, b: Any, dt: Any) -> tuple[int, ...]:
@@ -114,9 +114,8 @@ def run_states(at: Place, x: Any, f: SsdForm, *arrays: Any) -> None:
 def run_scan(at: Place, f: SsdForm, cb: Any, x: Any, *arrays: Any) -> None:
     """Compute the last of the arrays that scan_kernel names."""
     wide, forms = at.target.has_wgmma and f.acc == "float32", []
-    if wide and f.sizes and f.each % 2 == 0 and f.p % 64 == f.n % 64 == 0:
-        blocks = min(at.sms or at.chip.sms, f.sizes[0] * f.sizes[2] * f.heads // 2)
-        forms = [f._replace(blocks=blocks, stages=n) for n in (4, 2)]
+    if wide and f.each % 2 == 0 and f.p % 64 == f.n % 64 == 0:
+        forms = [f._replace(blocks=at.sms or at.chip.sms, stages=n) for n in (4, 2)]
     forms += [f._replace(splits=s, wide=wide) for s in (1, 2, 4) if f.p % (16 * s) == 0]
     run_fitting(at, _scan, forms, cb, x, *arrays)
 

@@ -13,11 +13,10 @@ MOST = 128 * 256  # elements of a state that the registers of a block of 128 thr
 
 
 class SsdForm(NamedTuple):
-    """What a kernel is compiled for.  sizes: batch, seq and chunks, or None for any.  length: of a chunk.  skip: whether D is
-    read.  wide: whether tiles are for two warp groups of wgmma.  splits: how many blocks divide P.  blocks, stages: of
-    scan_pairs."""
+    """What a kernel is compiled for: any batch and sequence.  length: of a chunk.  skip: whether D is read.  wide: whether
+    tiles are for two warp groups of wgmma.  splits: how many blocks divide P.  blocks, stages: of scan_pairs, which has at most
+    so many blocks."""
 
-    sizes: tuple[int, int, int] | None
     length: int
     heads: int
     groups: int
@@ -58,7 +57,7 @@ def weigh(weight, q, a, dt, at):
 def state_kernel(f: SsdForm) -> Any:
     """The kernel (x, B, dt, a, states).  A block of two warp groups has two or more heads of a group, which share B; x is
     weighted in registers."""
-    batch, seq, chunks = f.sizes or T.dynamic("batch, seq, chunks")
+    batch, seq, chunks = T.dynamic("batch, seq, chunks")
     together = next(m for m in (4, 2, 1) if f.each % m == 0 and (m == 1 or f.wide and m * f.p <= 128))
     rows, threads = together * f.p // f.splits, 256 if f.wide and together * f.p == 128 else 128
     steps, shape = 128 if f.wide and f.length % 128 == 0 else 64, (batch, f.heads, chunks, f.length)
@@ -90,7 +89,7 @@ def state_kernel(f: SsdForm) -> Any:
 
 def scan_kernel(f: SsdForm) -> Any:
     """The kernel (cb, x, dt, a, C, before, D, out)."""
-    batch, seq, chunks = f.sizes or T.dynamic("batch, seq, chunks")
+    batch, seq, chunks = T.dynamic("batch, seq, chunks")
     tile, columns = 128 if f.wide and f.length % 128 == 0 else 64, f.p // f.splits
     shape, zero = (batch, f.heads, chunks, f.length), T.cast(0, f.acc)
     d_shape = (f.heads,) if f.skip else shape
@@ -236,7 +235,7 @@ def consume(f, tiles, results, items, chunks, q):
 def scan_pairs(f: SsdForm) -> Any:
     """The kernel (cb, x, dt, a, C, before, D, out) for wgmma: an item is a chunk of two heads of a group, which share cb and C,
     a warp group each.  A third loads."""
-    batch, seq, chunks = f.sizes or T.dynamic("batch, seq, chunks")
+    batch, seq, chunks = T.dynamic("batch, seq, chunks")
     shape = batch, f.heads, chunks, f.length
 
     @T.prim_func

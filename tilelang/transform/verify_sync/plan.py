@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
                          Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, children, contains, convert, free_vars,
-                         leaves, walk, BARRIER, LOCAL, VARIABLE, SHARED)
+                         leaves, substitute, walk, BARRIER, LOCAL, VARIABLE, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.tensor_map import tensor_maps_of
 
@@ -83,9 +83,7 @@ class Plan:
         self.operands: dict[tuple[int, Any], tuple[int, tuple[tuple[int, int], ...]]] = {}
         self._facts: dict[int, tuple[bool, bool, bool, bool]] = {}
         # Small moduli that select a stage or phase, the variables that they apply to, and by how much those are divided first.
-        self.moduli = [(int(x.b.value), {y for y in walk(x.a, Var)}, _divided(x.a)) for x in self.of(Binary)
-                        if x.op in ("floormod", "truncmod") and isinstance(x.b, Const)
-                        and isinstance(x.b.value, int) and 0 < x.b.value <= 64]
+        self.moduli = _moduli(self.of(Binary))
         # A loop over tiles finds its tile by divisions, which are not stages.
         rings = [x for x in self.of(For) if self.is_ring_loop(x) and not self.is_outer(x)]
         turns = [m for x in rings for m in self._mods(x) if m <= 16]
@@ -284,6 +282,17 @@ class Plan:
             open_ += [e for v in new for e in made.get(v, ())]
         return names
 
+    @cached_property
+    def phases(self) -> list[tuple[int, set[Var], int]]:
+        """The small moduli, as in `moduli`, that select an mbarrier or its phase, by names too."""
+        made = {x.var: x.value for x in self.of(Bind)}
+        found = [a for x in self.of(Call) if x.op.startswith("mbarrier") for a in x.args]
+        for k, e in enumerate(found):
+            while names := {v: made[v] for v in walk(e, Var) if v in made}:
+                e = substitute(e, names)
+            found[k] = e
+        return _moduli([x for e in found for x in walk(e, Binary)])
+
     @_once
     def leaves(self, s: Stmt) -> bool:
         """Whether a statement may leave the loop around it."""
@@ -301,7 +310,7 @@ class Plan:
         Loops that different warp roles run for one loop of the program have one unit.
         """
         if self.is_outer(s):
-            return min(lcm(1, *self._mods(s)), 128)
+            return min(lcm(1, *self._mods(s), *(n * d for n, used, d in self.phases if s.var in used and n * d <= 64)), 128)
         alike = {s.var, *(x.var for x in self.of(For) if s.span is not None and x.span == s.span)}
         return min(lcm(self.period, *(m for n, used, d in self.moduli if used & alike for m in (n, n * d) if m <= 64)), 128)
 
@@ -320,6 +329,12 @@ def _only_reads(s: Stmt) -> bool:
     """Whether a statement writes neither shared memory nor variables of threads."""
     return not any(isinstance(x, Store) and x.buffer.scope_name in (*SHARED, VARIABLE) or isinstance(x, Call)
                    and x.op != "ldmatrix" and any(isinstance(a, AddressOf) for a in x.args) for x in walk(s))
+
+
+def _moduli(nodes: list[Binary]) -> list[tuple[int, set[Var], int]]:
+    return [(int(x.b.value), {y for y in walk(x.a, Var)}, _divided(x.a)) for x in nodes
+            if x.op in ("floormod", "truncmod") and isinstance(x.b, Const) and isinstance(x.b.value, int)
+            and 0 < x.b.value <= 64]
 
 
 def _divided(e: Node) -> int:
