@@ -5,6 +5,10 @@ import pytest
 
 from tilelang.errors import TileLangError
 from tilelang.library import chunk_scan, chunk_state
+from tilelang.library.recurrent.ssd_kernels import SsdForm, scan_pairs, state_kernel
+from tilelang.target import Target
+from tilelang.transform.framework.pass_ import PassContext
+from tilelang.transform.pipeline import lower
 
 MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
             "gfx942": {"kind": "hip", "mcpu": "gfx942"}}
@@ -74,3 +78,12 @@ def test_arguments_that_do_not_go_together_are_rejected(change):
     given = {**dict(x=x, b=b, dt=dt, a=a), **change}
     with pytest.raises(TileLangError, match=r"error\[ssd-argument\]"):
         chunk_state(given["x"], given["b"], given["dt"], given["a"])
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_kernels_for_any_length_have_warps_that_load(pairs):
+    """The verifier leaves out whole periods of the rings, the same in all roles, when the number of tiles is open."""
+    f = SsdForm(192, 4, 1, 64, 64, "float16", wide=True)
+    program = scan_pairs(f._replace(blocks=132, stages=4)) if pairs else state_kernel(f)
+    launch = lower(program.func, cx=PassContext(Target(MACHINES["sm_90a"]), verify=True)).kernels[0]
+    assert launch.plan.sync_report.startswith("ordered") and launch.launch.num_threads == 384

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -41,13 +41,18 @@ def expects_gradient(*inputs: Any) -> bool:
 
 def type_name(x: Any) -> str:
     """The name of a tensor's element type in the language, for example "float16"."""
-    return x.dtype.name if is_numpy(x) else _name(x.dtype)
+    return _NAMES[x.dtype]
 
 
-@cache
-def _name(dtype: Any) -> str:
-    """The name of an element type of torch."""
-    return str(dtype).rpartition(".")[2]
+class _Names(dict[Any, str]):
+    """Element types of NumPy and torch -> their names."""
+
+    def __missing__(self, key: Any) -> str:
+        self[key] = key.name if isinstance(key, np.dtype) else str(key).rpartition(".")[2]
+        return self[key]
+
+
+_NAMES = _Names()
 
 
 def strides(x: Any) -> tuple[int, ...]:
@@ -134,7 +139,9 @@ def compact_copy(x: Any) -> Any:
 
 def contiguous(x: Any) -> Any:
     """x, or a copy that a kernel can read."""
-    return x if strides(x) == compact(x.shape) and aligned(x) else compact_copy(x)
+    if isinstance(x, np.ndarray):
+        return x if strides(x) == compact(x.shape) and aligned(x) else compact_copy(x)
+    return x if x.stride() == compact(x.shape) and not x.data_ptr() & 15 else compact_copy(x)
 
 
 def copied_to(like: Any, x: np.ndarray) -> Any:

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from tilelang.errors import error, register
@@ -154,8 +155,13 @@ def strides_of(x: Any, on_device: bool = False) -> tuple[int, ...] | None:
     """
     if on_device and not aligned(x):
         return None
-    out = tuple(c if n == 1 else s for s, c, n in zip(strides(x), compact(x.shape), x.shape))
-    return out if out[-1] == 1 and all(s >= 0 and s % unit_of(type_name(x)) == 0 for s in out[:-1]) else None
+    return _readable(strides(x), x.shape, unit_of(type_name(x)))
+
+
+@lru_cache(4096)
+def _readable(steps: tuple[int, ...], shape: tuple[int, ...], unit: int) -> tuple[int, ...] | None:
+    out = tuple(c if n == 1 else s for s, c, n in zip(steps, compact(shape), shape))
+    return out if out[-1] == 1 and all(s >= 0 and s % unit == 0 for s in out[:-1]) else None
 
 
 def running_on(x: Any, target: Any) -> Place:
@@ -167,8 +173,9 @@ def running_on(x: Any, target: Any) -> Place:
     if isinstance(target, str) and target in ("tile", "simulator"):
         return Place(Target("cpu" if target == "tile" else "cuda"), target)
     at = Place.of(x, target)
-    on_device = not is_numpy(x) and x.device.type == "cuda"
-    return replace(at, backend="simulator") if at.target.is_gpu and not on_device else at
+    if at.backend or not at.target.is_gpu or not is_numpy(x) and x.device.type == "cuda":
+        return at
+    return replace(at, backend="simulator")
 
 
 def target_text(target: Any) -> str | None:

@@ -6,6 +6,7 @@ three passes of the same kernel, two of them from the last token to the first:
     dk_s = scale sum over t >= s of D_ts (v_s . do_t) q_t        (v, do, q)
     dv_s = scale sum over t >= s of D_ts (k_s . q_t) do_t        (k, q, do)
 log_decay_r is a factor of each D_ts with s < r <= t, so that its gradient is the sum over t >= r of q_t . dq_t - k_t . dk_t.
+These nearly cancel: the first two passes form them from what they add up, before dq and dk are rounded.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _accum(x: Any) -> str:
 @dataclass(frozen=True)
 class PassForm:
     """Any batch and seq. sizes: (heads, dim, dim_v). strided: of Q, K and V, which calls give with strides. decays: whether
-    there are decays. reverse: from the last token to the first."""
+    there are decays. reverse: from the last token to the first. dots: products of rows of X and the result are kept."""
 
     sizes: tuple[int, int, int]
     strided: tuple[bool, bool, bool]
@@ -62,10 +63,11 @@ class PassForm:
     scale: float
     decays: bool
     reverse: bool
+    dots: bool = False
 
 
 def linear_pass(f: PassForm) -> Any:
-    """The kernel (Q, K, V, C, O). C: (batch, heads, chunks, CHUNK), base-2 logarithms of decays, added up in each chunk; one
+    """The kernel (Q, K, V, C, X, O, Dots), X and Dots (columns of V / COLUMNS, batch, heads, seq) where f.dots. C: (batch, heads, chunks, CHUNK), base-2 logarithms of decays, added up in each chunk; one
     element where there are none. Blocks have a head and COLUMNS columns of V, and keep their state in registers."""
     (heads, dim, dim_v), (batch, seq) = f.sizes, T.dynamic("batch, seq")
     accum, chunks, columns = "float64" if f.dtype == "float64" else "float32", T.ceildiv(seq, CHUNK), min(COLUMNS, dim_v)
@@ -81,13 +83,15 @@ def linear_pass(f: PassForm) -> Any:
 
     @T.prim_func
     def linear_attention(Q: q, K: k, V: v, C: T.Tensor((batch, heads, chunks, CHUNK) if f.decays else (1, 1, 1, 1), accum),
-                         O: T.Tensor(shapes[2], f.dtype)):
+                         X: T.Tensor(shapes[2], f.dtype), O: T.Tensor(shapes[2], f.dtype),
+                         Dots: T.Tensor((T.ceildiv(dim_v, columns), batch, heads, seq), accum)):
         with T.Kernel(T.ceildiv(dim_v, columns), heads, batch, threads=128) as (bx, h, b):
             Qs, Ks = T.alloc_shared((CHUNK, dim), f.dtype), T.alloc_shared((CHUNK, dim), f.dtype)
             Vs, Kd = T.alloc_shared((CHUNK, columns), f.dtype), T.alloc_shared((CHUNK, dim), f.dtype)
             Cs, Ss = T.alloc_shared((CHUNK,), accum), T.alloc_shared((dim, columns), f.dtype)
             state, o = T.alloc_fragment((dim, columns), accum), T.alloc_fragment((CHUNK, columns), accum)
             S, P = T.alloc_fragment((CHUNK, CHUNK), accum), T.alloc_fragment((CHUNK, CHUNK), f.dtype)
+            Xs, row = T.alloc_shared((CHUNK, columns), f.dtype), T.alloc_fragment((CHUNK,), accum)
             T.clear(state)
             for step in T.Pipelined(chunks, num_stages=2):
                 c = chunks - 1 - step if f.reverse else step
@@ -108,6 +112,12 @@ def linear_pass(f: PassForm) -> Any:
                 for i, j in T.Parallel(CHUNK, columns):
                     o[i, j] *= const(f.scale, accum)
                 T.copy(o, O[b, c * CHUNK:(c + 1) * CHUNK, h, bx * columns:(bx + 1) * columns])
+                if f.dots:
+                    T.copy(X[b, c * CHUNK:(c + 1) * CHUNK, h, bx * columns:(bx + 1) * columns], Xs)
+                    for i, j in T.Parallel(CHUNK, columns):
+                        o[i, j] *= Xs[i, j]
+                    T.reduce_sum(o, row, dim=1)
+                    T.copy(row, Dots[bx, b, h, c * CHUNK:(c + 1) * CHUNK])
                 for i, j in T.Parallel(CHUNK, dim):
                     Kd[i, j] = Ks[i, j] * power(Cs[i] if f.reverse else Cs[CHUNK - 1] - Cs[i])
                 for i, j in T.Parallel(dim, columns):
@@ -144,16 +154,19 @@ def _added_up(log_decay: Any, q: Any) -> Any:
     return out.reshape(batch, heads, -1, CHUNK).cumsum(-1) * LOG2E
 
 
-def _pass(at: Place, q: Any, k: Any, v: Any, c: Any, scale: float, out: Any, reverse: bool = False) -> None:
-    """out = linear_pass of q, k and v."""
+def _pass(at: Place, q: Any, k: Any, v: Any, c: Any, scale: float, out: Any, x: Any = None, reverse: bool = False) -> Any:
+    """out = linear_pass of q, k and v; returns the products of rows of x and out before it is rounded, where there is an x."""
     if 0 in q.shape:
         out[...] = 0
         return
     arrays = [x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in (q, k, v)]
     strided = [strides(x) != compact(x.shape) for x in arrays]
-    form = PassForm((*q.shape[2:], v.shape[3]), tuple(strided), type_name(q), scale, c is not None, reverse)
+    form = PassForm((*q.shape[2:], v.shape[3]), tuple(strided), type_name(q), scale, c is not None, reverse, x is not None)
+    blocks = -(-v.shape[3] // COLUMNS)
+    dots = None if x is None else empty(q, (blocks, q.shape[0], q.shape[2], q.shape[1]), _accum(q))
     kernel = fast_kernel(at, linear_pass, form)
-    kernel(*arrays, zeros(q, (1, 1, 1, 1), _accum(q)) if c is None else c, out)
+    kernel(*arrays, c, None if x is None else contiguous(x), out, dots)
+    return dots
 
 
 def _forward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, out: Any) -> None:
@@ -164,37 +177,15 @@ def _forward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, 
     _pass(at, q, k, v, None if log_decay is None else _added_up(log_decay, q), scale, out)
 
 
-def dots(rows: int, dim: int, kind: str) -> Any:
-    """The kernel (Q, dQ, K, dK, Y), of `rows` rows: Y = the sum of Q * dQ - K * dK over a row."""
-    accum, each = "float64" if kind == "float64" else "float32", 16
-    X = T.Tensor((rows, dim), kind)
-
-    @T.prim_func
-    def row_dots(Q: X, dQ: X, K: X, dK: X, Y: T.Tensor((rows,), accum)):
-        with T.Kernel(T.ceildiv(rows, each), threads=128) as bx:
-            q, dq, k, dk = [T.alloc_fragment((each, dim), accum) for _ in (0, 1, 2, 3)]
-            y = T.alloc_fragment((each,), accum)
-            first = bx * each
-            loaded = [T.copy(X[first:first + each, :], x) for X, x in ((Q, q), (dQ, dq), (K, k), (dK, dk))]  # noqa: F841
-            for i, j in T.Parallel(each, dim):
-                q[i, j] = q[i, j] * dq[i, j] - k[i, j] * dk[i, j]
-            T.reduce_sum(q, y, dim=1)
-            T.copy(y, Y[bx * each:(bx + 1) * each])
-
-    return row_dots
-
-
 def _backward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, wanted: bool, grad: Any, dq: Any, dk: Any,
               dv: Any, ddecay: Any) -> None:
     at, c = running_on(q, target), None if log_decay is None else _added_up(log_decay, q)
-    _pass(at, grad, v, k, c, scale, dq)
-    _pass(at, v, grad, q, c, scale, dk, True)
-    _pass(at, k, q, grad, c, scale, dv, True)
+    of_q = _pass(at, grad, v, k, c, scale, dq, q if wanted else None)
+    of_k = _pass(at, v, grad, q, c, scale, dk, k if wanted else None, True)
+    _pass(at, k, q, grad, c, scale, dv, None, True)
     if wanted and 0 not in q.shape:
-        change, dim = empty(q, tuple(q.shape[:3]), _accum(q)), int(q.shape[3])
-        rows = [contiguous(x).reshape(-1, dim) for x in (q, dq, k, dk)]
-        at.kernel(dots, int(rows[0].shape[0]), dim, type_name(q))(*rows, change.reshape(-1))
-        later = change.sum(1)[:, None] - change.cumsum(1) + change
+        change = (of_q - of_k).sum(0)
+        later = (change.sum(2)[..., None] - change.cumsum(2) + change).swapaxes(1, 2)
         ddecay[...] = later if log_decay.ndim == 3 else later.sum(0).sum(0)
 
 

@@ -43,7 +43,8 @@ def accumulator(kind: str) -> str:
 
 def as_rows(x: Any, columns: int) -> Any:
     """A tensor as a contiguous matrix with so many columns."""
-    return contiguous(contiguous(x).reshape(prod(x.shape) // columns, columns))
+    flat = contiguous(x)
+    return flat if flat.ndim == 2 and flat.shape[1] == columns else flat.reshape(prod(x.shape) // columns, columns)
 
 
 def check_alike(name: str, first: Any, others: Mapping[str, tuple[Any, tuple[Any, ...], tuple[str, ...]]]) -> None:

@@ -63,14 +63,16 @@ def _branches(s: For) -> list[Stmt]:
     largest, vote = Buffer("largest", (1,), F32, LOCAL), fresh("large", "int32")
     zero, factor = (const(0),), next(abs(_operands(x)[1]) for x in walk(s, Call) if x.op in TANH)
 
+    def raised(x: Bind | Store) -> list[Stmt]:
+        """`largest` after the arguments in a value, where there are some."""
+        new: Expr = Load(largest, zero, F32)
+        found = [_operands(y)[0] for y in walk(x.value, Call) if y.op in TANH]
+        for y in found:
+            new = binary("max", new, Call("fabs", (y,), F32))
+        return [Store(largest, zero, new, span=x.span)] if found else []
+
     def measured(x: Any) -> Any:
-        if isinstance(x, Store):
-            new: Expr = Load(largest, zero, F32)
-            for y in walk(x.value, Call):
-                if y.op in TANH:
-                    new = binary("max", new, Call("fabs", (_operands(y)[0],), F32))
-            return Store(largest, zero, new, span=x.span)
-        return None
+        return seq(x, *raised(x)) if isinstance(x, Bind) else seq(*raised(x))
 
     def polynomial(x: Any) -> Any:
         if x.op not in TANH:
@@ -80,7 +82,7 @@ def _branches(s: For) -> list[Stmt]:
         factors: list[Expr] = [const(c * a * k**(2 * i + 1), F32) for i, a in enumerate(SMALL_TANH)]
         return y * functools.reduce(lambda total, a: total * u + a, reversed(factors))
 
-    tests = [rewrite(x, measured, Store) for x in rename([s])]
+    tests = [rewrite(x, measured, Bind, Store) for x in rename([s])]
     above = cast(binary("gt", Load(largest, zero, F32), const(SMALL / factor, F32)), "int32")
     large = call("any_sync", (above, const(0xffffffff, "uint32")), "int32")
     return [Alloc(largest), Store(largest, zero, const(0.0, F32)), *tests, Bind(vote, large),

@@ -299,19 +299,22 @@ class Plan:
         return leaves(s)
 
     @_once
+    def alike(self, s: For) -> list[For]:
+        """The loops that warp roles run for one loop of the program: they leave out the same iterations."""
+        return [x for x in self.of(For) if x is s or s.span is not None and x.span == s.span or s.plan.tiles and x.plan.tiles]
+
+    @_once
     def is_outer(self, s: For) -> bool:
-        """Whether a ring loop has ring loops inside: each of its iterations may start anywhere in the rings."""
-        return any(self.facts(x.body)[1] for x in walk(s.body, For, While))
+        """Whether a ring loop has ring loops inside, in any role: each of its iterations may start anywhere in the rings."""
+        return any(self.facts(x.body)[1] for a in self.alike(s) for x in walk(a.body, For, While))
 
     @_once
     def unit(self, s: For) -> int:
-        """Iterations of a ring loop after which the program is in the same state: whole periods of the rings.
-
-        Loops that different warp roles run for one loop of the program have one unit.
-        """
+        """Iterations of a ring loop after which the program is in the same state: whole periods of the rings."""
+        alike = {x.var for x in self.alike(s)}
         if self.is_outer(s):
-            return min(lcm(1, *self._mods(s), *(n * d for n, used, d in self.phases if s.var in used and n * d <= 64)), 128)
-        alike = {s.var, *(x.var for x in self.of(For) if s.span is not None and x.span == s.span)}
+            turns = [n * d for n, used, d in self.phases if used & alike and n * d <= 64]
+            return min(lcm(1, *turns, *(n for n, used, _ in self.moduli if used & alike)), 128)
         return min(lcm(self.period, *(m for n, used, d in self.moduli if used & alike for m in (n, n * d) if m <= 64)), 128)
 
     @_once
