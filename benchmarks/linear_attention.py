@@ -6,7 +6,7 @@
 Each result is compared with float64 first (whole sequences of the last batch entry).  Then come windows after idling, of
 CUDA graphs, and the median counts; host: microseconds of the host for a call without a graph.  beside: microseconds of
 mamba_ssm's chunk_scan and chunk_state and of flash-linear-attention's kernels in Triton on an H200; these sources are not
-installed.  floor: the bytes of all operands and results over 4.0 TB/s.
+installed.  client's: attention in plain programs, as flash-linear-attention has it in this language.  floor: the bytes of all operands and results over 4.0 TB/s.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import torch  # noqa: E402
 
+from suite.client_attention import ClientAttention  # noqa: E402
 from tilelang.library import chunk_scan, chunk_state, gated_delta, kda, mamba2  # noqa: E402
 
 MEMORY = 4.0e12
@@ -118,6 +119,26 @@ for batch, seq, scan, state in [(1, 1024, 31, 12), (1, 2048, 53, 21), (1, 8192, 
         made, lambda x, b, c, dt, a, cb, before, d: chunk_scan(cb, x, dt, a, c, before, d), outputs_of, scan, 1.5)
     CASES[f"chunk_state {batch}x{seq}"] = Case(
         made, lambda x, b, c, dt, a, *others: chunk_state(x, b, dt, a), states_of, state, 1.5)
+
+
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *log_gates: torch.Tensor) -> torch.Tensor:
+    """Causal attention of one batch entry; scores get the sum of logarithms of gates from the key to the query."""
+    s = torch.einsum("ihd,jhd->hij", q, k) * q.shape[-1]**-0.5
+    for g in log_gates:
+        along = g.cumsum(0).t()
+        s = s + along[:, :, None] - along[:, None, :]
+    later = torch.ones(*s.shape[1:], device=q.device, dtype=torch.bool).triu(1)
+    return torch.einsum("hij,jhd->ihd", s.masked_fill(later, -torch.inf).softmax(-1), v)
+
+
+def client(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *log_gates: torch.Tensor) -> torch.Tensor:
+    return ClientAttention.apply(q, k, v, log_gates[0] if log_gates else None)  # type: ignore[no-any-return]
+
+
+for name, dim, gates, us in (("attention", 128, 0, 1500), ("attention d64", 64, 0, 1060), ("gated attention", 128, 1, 1680)):
+    made = lambda draw, d=dim, n=gates: [*(draw(2, 2048, 16, d).bfloat16() for _ in range(3)),  # noqa: E731
+                                         *(-draw(2, 2048, 16, uniform=True) * 0.1 for _ in range(n))]
+    CASES[f"client's {name} with gradients"] = Case(made, client, attended, us, 1.05, True)
 
 
 def drawn(device: str) -> Callable[..., torch.Tensor]:

@@ -115,8 +115,21 @@ def zeros(like: Any, shape: tuple[int, ...], element: str) -> Any:
 def filled(like: Any, shape: tuple[int, ...], value: Any, element: str) -> Any:
     """A tensor of one value of the kind and on the device of `like`."""
     out = empty(like, shape, element)
-    out[...] = value
+    if is_numpy(out):
+        out.fill(value)
+    else:
+        out.fill_(value)
     return out
+
+
+def sum_into(out: Any, x: Any, axis: int | tuple[int, ...]) -> None:
+    """out = x summed over axes, in x's type.  torch: an assignment to out[...] takes the host as long as two launches."""
+    if is_numpy(out):
+        out[...] = x.sum(axis)
+    elif out.dtype == x.dtype:
+        sys.modules["torch"].sum(x, axis, out=out)
+    else:
+        out.copy_(x.sum(axis))
 
 
 def zeros_laid(like: Any, shape: tuple[int, ...], steps: tuple[int, ...], element: str) -> Any:

@@ -19,7 +19,7 @@ import tilelang.language as T
 from tilelang.errors import error
 from tilelang.ir import const
 
-from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, strides, type_name, zeros
+from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, strides, sum_into, type_name, zeros
 from ..attention.form import LOG2E
 from ..attention.inputs import UNIT, device_of, fast_kernel, running_on, strides_of, target_text
 from ..autograd import Function, Results, Step
@@ -185,8 +185,11 @@ def _backward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any,
     _pass(at, k, q, grad, c, scale, dv, None, True)
     if wanted and 0 not in q.shape:
         change = (of_q - of_k).sum(0)
-        later = (change.sum(2)[..., None] - change.cumsum(2) + change).swapaxes(1, 2)
-        ddecay[...] = later if log_decay.ndim == 3 else later.sum(0).sum(0)
+        later = change.sum(2)[..., None] - change.cumsum(2) + change
+        if log_decay.ndim == 3:
+            ddecay[...] = later.swapaxes(1, 2)
+        else:
+            sum_into(ddecay, later, (0, 2))
 
 
 def _shapes(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, wanted: bool, grad: Any) -> Results:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 
-from ..arrays import contiguous, empty, type_name, zeros
+from ..arrays import contiguous, empty, sum_into, type_name, zeros
 from ..attention.inputs import check_double, check_like, fast_kernel, fitting_kernel, running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
@@ -122,15 +122,17 @@ def _gradient(name: str, *args: Any) -> None:
     work = [empty(q, *x) for x in workspace(form, batch, chunks)]
     work += [empty(q, (batch, heads, chunks, dim_v, dim_k), type_name(q)) for _ in (0, 1)]
     work.append(empty(q, tuple(v.shape), type_name(q)))
-    splits = empty(q, (dim_k // form.width, batch, seq, heads), kind)
+    parts = dim_k // form.width
+    splits = empty(q, (parts, batch, seq, heads), kind) if parts > 1 else dbeta.reshape(1, batch, seq, heads)
     of_keys = [dq, dk] if form.each == 1 else [empty(q, (batch, seq, heads, dim_k), kind) for _ in (0, 1)]
     inputs = map(contiguous, (q, k, v, log_alpha, beta, before))
     kernel(*inputs, dim_k ** -0.5 if scale is None else scale, contiguous(dout), contiguous(final), *work, *of_keys, dv, ddecay,
            splits, empty(q, states, kind) if initial is None else dinitial)
-    dbeta[...] = splits.sum(0)
+    if parts > 1:
+        sum_into(dbeta, splits, 0)
     if form.each > 1:
         for x, y in zip((dq, dk), of_keys):
-            x[...] = y.reshape(batch, seq, key_heads, form.each, dim_k).sum(3)
+            sum_into(x, y.reshape(batch, seq, key_heads, form.each, dim_k), 3)
 
 
 def _check(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial: Any) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.errors import error
 
-from ..arrays import contiguous, empty, filled, is_numpy, type_name, zeros
+from ..arrays import contiguous, empty, filled, is_numpy, sum_into, type_name, zeros
 from ..attention.inputs import check_double, check_like, fast_kernel, running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
@@ -158,9 +158,10 @@ def _gradient(*args: Any) -> None:
     slices = [empty(x, (f.slices, *b.shape), f.acc) for _ in (0, 1)]
     kernel = fast_kernel(at, gradients, f)
     kernel(x, contiguous(a), b, c, contiguous(a if d is None else d), dt, along, before, after, dy, dx, ddt, *of_heads, *slices)
-    db[...], dc[...], da[...] = slices[0].sum(0), slices[1].sum(0), of_heads[0].sum((0, 1))
-    if d is not None:
-        dd[...] = of_heads[1].sum((0, 1))
+    for out, found in zip((db, dc), slices):
+        sum_into(out, found, 0)
+    for out, found in zip((da, dd)[:2 if d is not None else 1], of_heads):
+        sum_into(out, found, (0, 1))
 
 
 _GIVEN = "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d, Tensor? initial, str? target"
