@@ -97,11 +97,8 @@ class Checks:
         with Seen():
             self.again()
         names = {op._opname for op, _ in calls}
-        while calls:  # a graph that lived on would bind later ones to its stream
-            op, args = calls.pop()
-            detached = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in args]
-            torch.library.opcheck(op, tuple(detached), test_utils=("test_schema", "test_faketensor"))
-        del args
+        while calls:  # none is kept: a graph that lived on would bind later ones to its stream
+            _opcheck(*calls.pop())
         if not any(n.endswith("_backward") for n in names):
             raise AssertionError(f"no operator of a gradient was called: {sorted(names)}")
         return f"{len(names)} ok"
@@ -153,6 +150,11 @@ class Checks:
         for k, (x, y) in enumerate(zip(made, self.first)):
             if not torch.equal(bits(x), bits(y)):
                 raise AssertionError(f"result {k} {what} has other bits")
+
+
+def _opcheck(op: Any, args: tuple[Any, ...]) -> None:
+    detached = tuple(x.detach().clone() if isinstance(x, torch.Tensor) else x for x in args)
+    torch.library.opcheck(op, detached, test_utils=("test_schema", "test_faketensor"))
 
 
 def check(name: str, device: str, launches: int, only: tuple[str, ...] = CHECKS) -> dict[str, Any]:
