@@ -55,7 +55,7 @@ def _accum(x: Any) -> str:
 @dataclass(frozen=True)
 class PassForm:
     """Any batch and seq. sizes: (heads, dim, dim_v). strided: of Q, K and V, which calls give with strides. decays: whether
-    there are decays. reverse: from the last token to the first. dots: products of rows of X and the result are kept."""
+    there are decays. reverse: from the last token to the first. dots: sums of X times the result over rows are kept."""
 
     sizes: tuple[int, int, int]
     strided: tuple[bool, bool, bool]
@@ -155,7 +155,7 @@ def _added_up(log_decay: Any, q: Any) -> Any:
 
 
 def _pass(at: Place, q: Any, k: Any, v: Any, c: Any, scale: float, out: Any, x: Any = None, reverse: bool = False) -> Any:
-    """out = linear_pass of q, k and v; returns the products of rows of x and out before it is rounded, where there is an x."""
+    """out = linear_pass of q, k and v; returns the row sums of x times out before it is rounded, where there is an x."""
     if 0 in q.shape:
         out[...] = 0
         return
