@@ -6,7 +6,8 @@
 Each result is compared with float64 first (whole sequences of the last batch entry).  Then come windows after idling, of
 CUDA graphs, and the median counts; host: microseconds of the host for a call without a graph.  beside: microseconds of
 mamba_ssm's chunk_scan and chunk_state and of flash-linear-attention's kernels in Triton on an H200; these sources are not
-installed.  client's: attention in plain programs, as flash-linear-attention has it in this language.  floor: the bytes of all operands and results over 4.0 TB/s.
+installed.  client's: attention in plain programs, as flash-linear-attention has it in this language.  floor: the bytes of all
+operands and results over 4.0 TB/s.
 """
 
 from __future__ import annotations

@@ -59,10 +59,10 @@ python benchmarks/page.py     # with the new JSON moved from bench-out to benchm
 ```
 
 `--list` names workloads and groups. Other measurements: `benchmarks/forms.py` (other element types, batched and grouped GEMM,
-epilogues, beside torch), `benchmarks/stress.py` (equal bits over 10,000 launches and three streams, memcheck), `benchmarks/training_checks.py` (functions
-with gradients in every way they are used, their host time, compute-sanitizer), `benchmarks/linear_attention.py`,
-`benchmarks/cpu_gemm.py` (CPU), `python -m tilelang bench compile` (compile time). Records of earlier runs, and notes of what
-was tried and what it gave, are in `benchmarks/results`.
+epilogues, beside torch), `benchmarks/stress.py` (equal bits over 10,000 launches and three streams, memcheck),
+`benchmarks/training_checks.py` (functions with gradients in every way they are used, their host time, compute-sanitizer),
+`benchmarks/linear_attention.py`, `benchmarks/cpu_gemm.py` (CPU), `python -m tilelang bench compile` (compile time). Records of
+earlier runs, and notes of what was tried and what it gave, are in `benchmarks/results`.
 """
 
 

@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ def host(names: list[str], calls: int) -> list[dict[str, Any]]:
         plain, out = [x.detach() for x in given], case.ours(*given)
         grad = torch.ones_like(out)
         row: dict[str, Any] = {"name": name}
-        for what, run in (("forward", lambda: case.ours(*plain)), ("both", lambda: results(case.ours, given, grad))):
+        for what, run in (("forward", partial(case.ours, *plain)), ("both", partial(results, case.ours, given, grad))):
             row[what] = {"us": queued(run, calls), "kernels": kernels_of(run)}
         rows.append(row)
         print(f"{name:32s} " + ", ".join(f"{w} {row[w]['us']:7.1f} us for {row[w]['kernels']:3d} kernels, "
@@ -225,7 +226,8 @@ def kernels_of(run: Callable[[], Any]) -> int:
 
 
 def command(name: str, o: argparse.Namespace) -> list[str]:
-    return [sys.executable, __file__, "--one", name, "--device", o.device, "--launches", str(o.launches), "--columns", o.columns]
+    return [sys.executable, __file__, "--one", name, "--device", o.device, "--launches", str(o.launches),
+            "--columns", o.columns]
 
 
 def in_process(name: str, o: argparse.Namespace) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def kernels(batch: int, seq: int, heads: int, dim: int, gated: bool) -> tuple[An
 
 
 class ClientAttention(torch.autograd.Function):
-    """Attention of (batch, seq, heads, dim) tensors by the client's kernels; log_gates (batch, seq, heads), float32, or None."""
+    """Attention of (batch, seq, heads, dim) tensors by the client's kernels; log_gates (batch, seq, heads), float32 or None."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_gates: torch.Tensor | None) -> torch.Tensor:

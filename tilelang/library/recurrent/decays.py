@@ -67,8 +67,9 @@ class PassForm:
 
 
 def linear_pass(f: PassForm) -> Any:
-    """The kernel (Q, K, V, C, X, O, Dots), X and Dots (columns of V / COLUMNS, batch, heads, seq) where f.dots. C: (batch, heads, chunks, CHUNK), base-2 logarithms of decays, added up in each chunk; one
-    element where there are none. Blocks have a head and COLUMNS columns of V, and keep their state in registers."""
+    """The kernel (Q, K, V, C, X, O, Dots). X and Dots (columns of V / COLUMNS, batch, heads, seq): used where f.dots.
+    C: (batch, heads, chunks, CHUNK), base-2 logarithms of decays, added up in each chunk; not read where there are none. Blocks
+    have a head and COLUMNS columns of V, and keep their state in registers."""
     (heads, dim, dim_v), (batch, seq) = f.sizes, T.dynamic("batch, seq")
     accum, chunks, columns = "float64" if f.dtype == "float64" else "float32", T.ceildiv(seq, CHUNK), min(COLUMNS, dim_v)
     shapes = ((batch, seq, heads, dim),) * 2 + ((batch, seq, heads, dim_v),)

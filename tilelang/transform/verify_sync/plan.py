@@ -305,7 +305,7 @@ class Plan:
 
     @_once
     def is_outer(self, s: For) -> bool:
-        """Whether a ring loop has ring loops inside, in any warp role: each of its iterations may start anywhere in the rings."""
+        """Whether a ring loop has ring loops inside, in any warp role: its iterations may start anywhere in the rings."""
         return any(self.facts(x.body)[1] for a in self.alike(s) for x in walk(a.body, For, While))
 
     @_once
