@@ -84,8 +84,9 @@ def attend_narrow(f, load, c, unit, tiles):
     (rows, keys), dim, dim_v = (f.tile.rows, f.tile.keys), f.sizes.dim, f.sizes.dim_v
     Qs, P = T.alloc_shared((rows, dim), f.math), T.alloc_shared((keys, rows), f.math)
     Ks, Vs = T.alloc_shared((keys, dim), f.kv_dtype), T.alloc_shared((keys, dim_v), f.kv_dtype)
-    K, V = T.alloc_fragment((keys, dim), f.math), T.alloc_fragment((keys, dim_v), f.math)
-    V8 = T.alloc_fragment((keys, dim_v), f.kv_dtype)  # pairs of keys, which one instruction converts
+    d, few = (n // 2 if n % 32 == 0 else n for n in (dim, keys))  # halves take fewer registers
+    K, V = T.alloc_fragment((keys, d), f.math), T.alloc_fragment((few, dim_v), f.math)
+    V8 = T.alloc_fragment((few, dim_v), f.kv_dtype)  # pairs of keys, which one instruction converts
     S, acc = T.alloc_fragment((keys, rows), f.accum), T.alloc_fragment((dim_v, rows), f.accum)
     top, before, factor, total, more = [T.alloc_fragment((rows,), f.accum) for _ in (0, 1, 2, 3, 4)]
     load(Qs)
@@ -94,8 +95,10 @@ def attend_narrow(f, load, c, unit, tiles):
         key = tiles.place(k)
         T.copy(tiles.keys(key), Ks)
         T.copy(tiles.values(key), Vs)
-        T.copy(Ks, K)
-        T.gemm(K, Qs, S, transpose_B=True, clear_accum=True)
+        T.clear(S)
+        for n in T.unroll(dim // d):
+            T.copy(Ks[:, n * d:(n + 1) * d], K)
+            T.gemm(K, Qs[:, n * d:(n + 1) * d], S, transpose_B=True)
         for j, i in T.Parallel(keys, rows):
             S[j, i] = T.if_then_else(tiles.visible(k, key, i, j), S[j, i], -T.infinity(f.accum))
         T.copy(top, before)
@@ -109,16 +112,17 @@ def attend_narrow(f, load, c, unit, tiles):
         T.reduce_sum(S, more, dim=0)
         for i in T.Parallel(rows):
             total[i] = total[i] * factor[i] + more[i]
-        for d, i in T.Parallel(dim_v, rows):
-            acc[d, i] *= factor[i]
+        for j, i in T.Parallel(dim_v, rows):
+            acc[j, i] *= factor[i]
         T.copy(S, P)
-        T.copy(Vs, V8)
-        T.copy(V8, V)
-        T.gemm(V, P, acc, transpose_A=True)
+        for n in T.unroll(keys // few):
+            T.copy(Vs[n * few:(n + 1) * few, :], V8)
+            T.copy(V8, V)
+            T.gemm(V, P[n * few:(n + 1) * few, :], acc, transpose_A=True)
     for i in T.Parallel(rows):
         factor[i] = T.if_then_else(total[i] == 0, 0.0, unit * T.fast_rcp(total[i]))
-    for d, i in T.Parallel(dim_v, rows):
-        acc[d, i] *= factor[i]
+    for j, i in T.Parallel(dim_v, rows):
+        acc[j, i] *= factor[i]
     for i in T.Parallel(rows):
         total[i] = T.if_then_else(total[i] == 0, -T.infinity(f.accum), (T.log2(total[i]) + top[i] * c) * ln2(total))
     return acc, total
@@ -181,7 +185,7 @@ def decode_attention(f: DecodeForm) -> Any:
                      LSE: T.Tensor((batch, heads, seq_q) if f.with_lse else (1,), "float32")):
         with T.Kernel(splits, kv_heads * blocks, batch, threads=f.tile.threads) as (s, hb, b):
             if f.narrow:
-                T.annotate_min_blocks_per_sm(max(1, min(4, 96 // rows)))  # what hides latencies
+                T.annotate_min_blocks_per_sm(f.blocks)
             work = None if f.narrow else working_set(f)
             c = scale * LOG2E
             h = hb // blocks

@@ -225,6 +225,12 @@ class DecodeForm:
         return self.kv_dtype != self.dtype
 
     @property
+    def blocks(self) -> int:
+        """Blocks of narrow caches that an SM is to have, which hide the latencies of each other."""
+        rows, columns = self.tile.rows, self.sizes.dim + self.sizes.dim_v
+        return max(1, (3 + (rows <= 32) + (rows <= 16)) * 256 // max(256, columns))
+
+    @property
     def math(self) -> str:
         """The type of the operands of GEMMs: float16 holds each float8, and takes half the instructions of bfloat16."""
         return "float16" if self.narrow else self.dtype

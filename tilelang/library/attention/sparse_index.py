@@ -56,7 +56,7 @@ def index_scores(q: Any, k: Any, weights: Any, q_scale: Any = None, k_scale: Any
     return out
 
 
-def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 3, tile: int = 192) -> Any:
+def index_kernel(heads: int, dim: int, dtype: str, wide: bool, stages: int = 4, tile: int = 192) -> Any:
     """The kernel (Q, K, W, Unit, Ends, Out). W: weights with the scales of the queries. wide: tiles for wgmma, of three groups.
 
     Weighted scores have a fragment of their own: in registers of the GEMM they would be no multiply-adds of the sums.
