@@ -227,8 +227,8 @@ class DecodeForm:
     @property
     def blocks(self) -> int:
         """Blocks of narrow caches that an SM is to have, which hide the latencies of each other."""
-        rows, columns = self.tile.rows, self.sizes.dim + self.sizes.dim_v
-        return max(1, (3 + (rows <= 32) + (rows <= 16)) * 256 // max(256, columns))
+        rows, (dim, dim_v) = self.tile.rows, self.sizes[4:6]
+        return 1 if dim % 64 or dim_v % 64 else max(1, (3 + (rows <= 32) + (rows <= 16)) * 256 // max(256, dim + dim_v))
 
     @property
     def math(self) -> str:

@@ -444,7 +444,7 @@ def _rings(p: _WarpRoles) -> list[Ring]:
             raise _Declined(f"`{b.name}` is not only copied to and then used")
         rings.setdefault((users[0], users[-1]), Ring([], users[0], users[-1])).items.append(i)
     out: list[Ring] = []
-    gemm = next(i for i, x in enumerate(items) if isinstance(x.stmt, Gemm))
+    gemm = next((i for i, x in enumerate(items) if isinstance(x.stmt, Gemm)), len(items))
     for key in sorted(rings):
         ring = rings[key]
         for small in [x for x in out if x.last < ring.first == gemm and 8 * x.bytes(items) <= ring.bytes(items)]:
