@@ -48,6 +48,8 @@ def tma_copy(src: Any, dst: Any, *, barrier: Any = None, cluster_mask: Any = Non
     cluster_mask (multicast): the block of the lowest rank in the mask loads for all blocks in the mask.  Each of them
     executes the same copy and expects the bytes on its barrier.  Blocks outside the mask load for themselves.
     leader_scope_threads: one thread of every group of this many issues the copy (default: one of all executing threads).
+    Rows of a tile in a T.SymmTensor, of this rank or another, are copied one by one, or at once where they are whole rows of
+    both sides: they lie in shared memory in order, and must not leave the tensor.
     Raises cluster-mask, leader-scope, barrier-operand, copy-option; tma-copy for tiles TMA cannot move.
     src, dst: a tile in shared memory and a region or start element of a global tensor, of equal extents and dtype.
 
@@ -174,7 +176,8 @@ def wgmma_gemm(A: Any, B: Any, C: Any, transpose_A: bool = False, transpose_B: b
 
     Before the wait, the program must not access C, an A in registers, or the shared operands.  Raises wgmma-gemm when no
     instruction fits the tiles, and the errors of T.gemm.
-    A: (M, K), shared or fragment; B: (K, N), shared; C: (M, N) fragment.  transpose_A, transpose_B: (K, M), (N, K).
+    A: (M, K), shared or fragment; B: (K, N), shared; C: (M, N) fragment.  transpose_A, transpose_B: (K, M), (N, K).  An A of
+    8 rows in shared memory stands for every 8 rows of C: row i of C gets row i % 8 of A, for GEMMs of few rows.
     """
     b = need_builder("T.wgmma_gemm")
     clearing = accumulator_clearing(clear_accum)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tilelang import errors
 from tilelang.ir import (Attrs, Buffer, Expr, Region, Span, Stmt, TileOp, is_const, numpy_dtype, register_literal, replace,
-                         seq, tile_op, with_options, DYNAMIC, LOCAL, STATIC, FRAGMENT)
+                         seq, tile_op, with_options, DYNAMIC, LOCAL, SHARED, STATIC, FRAGMENT)
 from tilelang.target.mma import row as row_of
 from tilelang.target.wgmma import WGMMA_ROWS
 
@@ -15,7 +17,7 @@ from ..layouts import carried, widest_mma
 from .mma import lower_mma
 from .select import ACCUMULATORS, GemmWarpPolicy, multiplies, operand_fragments, simt_fragment
 from .simt import lower_simt
-from .wgmma import drained, lower_wgmma, wgmma_fragments
+from .wgmma import GROUP_ROWS, drained, lower_wgmma, wgmma_fragments
 from ..plans import GemmSchedule
 
 errors.register("gemm-shape", AssertionError, "operands of a gemm whose shapes do not fit together", "C[M, N] += op(A)[M, K] @ "
@@ -58,6 +60,8 @@ class Gemm(TileOp):
         a, b, c = self.a.extents[-2:], self.b.extents[-2:], (self.m, self.n)
         k_a, m_a = a if self.transpose_a else reversed(a)
         n_b, k_b = b if self.transpose_b else reversed(b)
+        if self.repeats:
+            m_a = c[0]
         for letter, left, right, x, y in (("M", "M_A", "M_C", m_a, c[0]), ("K", "K_A", "K_B", k_a, k_b),
                                           ("N", "N_B", "N_C", n_b, c[1])):
             if not is_const(x, y):
@@ -112,6 +116,12 @@ class Gemm(TileOp):
     def k(self) -> int:
         return self.a.extents[-2 if self.transpose_a else -1]
 
+    @property
+    def repeats(self) -> bool:
+        """Whether a has the rows of one group, in shared memory, which T.wgmma_gemm repeats for all groups of rows of c."""
+        return (self.plan.wait == -1 and not self.transpose_a and self.a.buffer.scope_name in SHARED
+                and is_const(self.a.extents[-2], GROUP_ROWS) and self.m % 64 == 0)
+
     def transposed(self) -> Gemm:
         """The same GEMM of the transposed matrices: c holds the transpose of what the operands multiply to."""
         out = replace(self, a=self.b, b=self.a, transpose_a=not self.transpose_b, transpose_b=not self.transpose_a,
@@ -122,6 +132,8 @@ class Gemm(TileOp):
         """Computes a @ b in float32 (or wider, or exact integers), adds it to c and rounds once to c's dtype."""
         acc = self.c.dtype
         a, b = (t.reshape(t.shape[-2:]) for t in (env.read(self.a), env.read(self.b)))
+        if self.repeats:
+            a = np.tile(a, (self.m // len(a), 1))
         product = widest_mma(a.T if self.transpose_a else a, b.T if self.transpose_b else b, acc)
         product = product.T if self.plan.exchanged else product
         if not bool(env.eval(self.clear_accum)):

@@ -30,6 +30,7 @@ from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow, adjacent_rows, wgmma_row
 from .select import GemmPlan, GemmWarpPolicy
 
 GROUP = 128  # threads of a warp group
+GROUP_ROWS = 8  # rows of an operand in shared memory that lie together; a descriptor says how far the next ones are
 
 
 # ---- choice -----------------------------------------------------------------------------------------------------------
@@ -209,9 +210,9 @@ def wgmma_fragments(op: Any, row: WgmmaRow, warps: tuple[int, int],
 
 
 class _Matrix:
-    """An operand in shared memory and its descriptors."""
+    """An operand in shared memory and its descriptors.  repeats: its eight rows stand for all."""
 
-    def __init__(self, cx: Any, region: Region, major: str) -> None:
+    def __init__(self, cx: Any, region: Region, major: str, repeats: bool = False) -> None:
         buffer = region.buffer
         got = boxes_of(cx.layout_of(buffer), buffer.dtype.bits)
         if got is None:
@@ -224,7 +225,7 @@ class _Matrix:
         self.outer, self.k = first if major == "k" else first[::-1]
         self.count = got.bytes * 8 // buffer.dtype.bits
         d = got.descriptor(major)
-        self.fields: dict[str, Any] = {"lbo": d.lbo, "sbo": d.sbo, "swizzle": d.swizzle, "count": self.count}
+        self.fields: dict[str, Any] = {"lbo": d.lbo, "sbo": 0 if repeats else d.sbo, "swizzle": d.swizzle, "count": self.count}
 
     def descriptor(self, start: Expr, k: int) -> Expr:
         """Descriptor of the piece that starts at row or column `start` of the operand and at element k of K."""
@@ -272,7 +273,7 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
             if a_local is not None:
                 a = AddressOf(a_local, (const((step * m_tiles + mi) * row.a.registers),))
             elif a_shared is not None:
-                a = a_shared.descriptor(m_first + mi * 64, k)
+                a = a_shared.descriptor(const(0) if op.repeats else m_first + mi * 64, k)
             for ni in range(n_tiles):
                 b = b_shared.descriptor(n_first + ni * row.shape[1], k)
                 c = AddressOf(local_c, (const((mi * n_tiles + ni) * row.c.registers),))
@@ -306,7 +307,7 @@ def _left(op: Any, cx: Any, want: Fragment) -> tuple[Buffer | None, _Matrix | No
     region = op.a
     major = "mn" if op.transpose_a else "k"
     if region.buffer.scope_name != FRAGMENT:
-        return None, _Matrix(cx, region, major)
+        return None, _Matrix(cx, region, major, op.repeats)
     source = region.buffer
     own = source.data is not op.c.buffer.data  # not when A is the accumulator itself, whose registers change
     if own and region.is_full and source.ndim == 2 and cx.layout_of(source) == want:
