@@ -3,14 +3,15 @@
 Blocks stay on their SMs.  Warp group 0 streams weights, keys and values, which depend on nothing, through a ring in shared
 memory, so that memory is read while blocks wait for each other; few tiles are on their way at once, or what blocks wait for
 would queue behind them.  Warp group 2 waits for what other blocks computed, and puts
-the left operand of the GEMMs (64 rows, of which the first `batch` are used) into two slots.  Warp group 1 multiplies.
+the left operand of the GEMMs (8 rows that stand for 64, or 64, of which the first `batch` are used) into a few slots.  Warp
+group 1 multiplies.
 
     QKV        rows over their root mean square           O     + residual, sums of squares of 32 columns
     attention  a split of the context for each block      gate  silu(gate) * up, rows of both, 16 by 16
     merge      a head of a row for each block             down  + residual, sums of squares of 32 columns
 
 With several ranks, each has some heads and some of ffn; behind O and down, blocks of one number store their accumulators on
-all ranks.
+all ranks, each number in one word with the number of the exchange, so that no signal follows it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ register("decode-target", TypeError, "llama_decode is for bfloat16 on sm_90a", "
          expected="bfloat16 on sm_90a")
 
 HALF, FULL = "bfloat16", "float32"
-ROWS = 64  # of the left operand of a GEMM
+ROWS = 64  # of an accumulator
+LEFTS = 2  # slots of left operands
+ATTENDING = 2  # warp groups that attend
+FEW = 8  # rows of a left operand that stands for all of them
+SHARED_BYTES = 225 << 10  # of a block, without barriers
 COLUMNS = 32  # of a tile of weights
 TOKENS = 32  # of a tile of keys and values
 LOG2E = 1.4426950408889634
@@ -49,8 +54,9 @@ MARKS = 12  # of a block's timeline
 class DecodeForm:
     """`batch` rows of `hidden` elements; heads of `dim`, `kv_heads` of them with keys; `ffn` elements between gate and down.
 
-    context: tokens of the caches.  blocks: of the launch.  slots: of the ring, each of COLUMNS rows of 2 * dim elements.  With
-    several ranks, heads, kv_heads and ffn are those of one rank.  window: tiles of the ring on their way at once, at most.
+    context: tokens of the caches.  blocks: of the launch.  slots: of the ring, each of COLUMNS rows of 2 * dim elements; as
+    many as fit where it is 0.  With several ranks, heads, kv_heads and ffn are those of one rank.  window: tiles of the ring on
+    their way at once, at most.
     timed: `times` gets the nanosecond at which each block began and ended QKV, attention, o, gate and up, down of the last
     layer, saw QKV and attention of all, had merged, and saw the merged heads, o, gate and up.
     """
@@ -64,11 +70,22 @@ class DecodeForm:
     context: int
     layers: int = 1
     blocks: int = 128
-    slots: int = 10
+    slots: int = 0
     ranks: int = 1
     timed: bool = False
     window: int = 3
     eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if not self.slots:
+            small = 4 * (2 * self.batch + self.entries + (self.batch * COLUMNS if self.ranks > 1 else 1))
+            room = SHARED_BYTES - LEFTS * self.left_rows * self.chunk * 2 - small
+            object.__setattr__(self, "slots", room // (COLUMNS * self.chunk * 2))
+
+    @property
+    def left_rows(self) -> int:
+        """Rows of a left operand in shared memory."""
+        return FEW if max(self.batch, self.group) <= FEW else ROWS
 
     @property
     def chunk(self) -> int:
@@ -96,8 +113,8 @@ class DecodeForm:
 
     @property
     def entries(self) -> int:
-        """Means that a head merges: of two warp groups of each of its blocks, and the new token's value."""
-        return 2 * self.splits + 1
+        """Means that a head merges: of the warp groups of each of its blocks that attend, and the new token's value."""
+        return ATTENDING * self.splits + 1
 
     @property
     def steps(self) -> int:
@@ -120,9 +137,9 @@ class DecodeForm:
 
     @property
     def between(self) -> tuple[tuple[tuple[int, ...], str], ...]:
-        """(shape, dtype) of what the ranks exchange, symmetric, from zero on: partial sums of O and down; how many came."""
-        shape = (2, self.ranks, self.hidden // COLUMNS) if self.ranks > 1 else (1, 1, 1)
-        return ((*shape, self.batch, COLUMNS) if self.ranks > 1 else (1,) * 5, FULL), (shape, "int64")
+        """(shape, dtype) of what the ranks exchange, symmetric, from zero on: partial sums of O and down, below the number of
+        the exchange."""
+        return (((2, self.ranks, self.hidden // COLUMNS, self.batch * COLUMNS) if self.ranks > 1 else (1,) * 4, "int64"),)
 
     @property
     def fits(self) -> bool:
@@ -195,10 +212,10 @@ def _put(f, x, left, ix):
     """Hand a chunk to the GEMMs."""
     Left, ready, done = left
     rows, columns = x.shape
-    T.mbarrier_wait_parity(done[ix % 2], (ix // 2 + 1) % 2)
-    T.copy(x, Left[ix % 2, 0:rows, 0:columns])
+    T.mbarrier_wait_parity(done[ix % LEFTS], (ix // LEFTS + 1) % 2)
+    T.copy(x, Left[ix % LEFTS, 0:rows, 0:columns])
     T.fence_proxy_async()
-    T.mbarrier_arrive(ready[ix % 2])
+    T.mbarrier_arrive(ready[ix % LEFTS])
 
 
 @T.macro
@@ -212,15 +229,20 @@ def _scale(f, squares, which, scales):
 
 
 @T.macro
-def _left_normed(f, source, weight, steps, norm, left, ix):
-    """The rows times the weights of their norm; what makes the mean square one is multiplied at the end."""
+def _left_normed(f, source, weight, steps, norm, left, ix, late=None):
+    """The rows times the weights of their norm; what makes the mean square one is multiplied at the end.
+
+    late: (counts, which, number) to wait for in front of the sums of squares only, where the rows wait for nothing.
+    """
     layer, which, squares, scales = norm
     u = _together(steps)
     parts = [T.alloc_fragment((f.batch, f.chunk), HALF) for _ in range(u)]
     for c in T.serial(steps // u):
         _ = [_weighted(f, source, weight, layer, which, _column(f, c * u + k, steps), x) for k, x in enumerate(parts)]
         _ = [_put(f, x, left, ix + c * u + k) for k, x in enumerate(parts[:-1])]
-        if c == 0:
+        if c == (0 if late is None else steps // u - 1):
+            if late is not None:
+                _await(*late)
             _scale(f, squares, which, scales)
         _put(f, parts[-1], left, ix + c * u + u - 1)
 
@@ -266,7 +288,7 @@ def _release(bars, k):
 def _issue(f, sum_, left, ring, iw, iy):
     (Left, _ready, _done), (Ring, full, free) = left, ring
     T.mbarrier_wait_parity(full[iw % f.slots], iw // f.slots % 2)
-    T.wgmma_gemm(Left[iy % 2, :, :], Ring[iw % f.slots, 0:sum_.shape[1], :], sum_, transpose_B=True)
+    T.wgmma_gemm(Left[iy % LEFTS, :, :], Ring[iw % f.slots, 0:sum_.shape[1], :], sum_, transpose_B=True)
     T.wait_wgmma(0)
     _release(free, iw % f.slots)
 
@@ -277,9 +299,9 @@ def _multiply(f, accs, steps, left, ring, iw, iy):
     (_Left, ready, done), tiles = left, len(accs)
     _ = [T.clear(x) for x in accs]
     for c in T.serial(steps):
-        T.mbarrier_wait_parity(ready[(iy + c) % 2], (iy + c) // 2 % 2)
+        T.mbarrier_wait_parity(ready[(iy + c) % LEFTS], (iy + c) // LEFTS % 2)
         _ = [_issue(f, x, left, ring, iw + c * tiles + t, iy + c) for t, x in enumerate(accs)]
-        _release(done, (iy + c) % 2)
+        _release(done, (iy + c) % LEFTS)
 
 
 @T.macro
@@ -291,25 +313,38 @@ def _tell(counts, which, leader):
 
 
 @T.macro
-def _exchange(f, sum_, which, tile, boxes, epoch):
+def _exchange(f, sum_, which, tile, exchange):
     """The sum over the ranks, in the order of the ranks, so that all of them get the same bits."""
-    box, arrived = boxes
-    tx, me = T.get_thread_binding() - 128, T.get_rank() % f.ranks
-    _ = [_store_own(f, sum_, T.remote(box, r), which, me, tile) for r in range(f.ranks)]
+    (box, near), epoch = exchange
+    number = T.cast(epoch, "int64") * (1 << 32)
+    for i, j in T.Parallel(f.batch, COLUMNS):
+        near[i * COLUMNS + j] = sum_[i, j]
     T.sync_threads()
-    if tx < f.ranks:
-        _ = T.atom_add(arrived[which, me, tile], 1, scope="sys", sem="release", dst_pe=tx)
-        T.wait_ge(arrived[which, tx, tile], epoch)
+    for k in T.serial(T.ceildiv(f.batch * COLUMNS, 128)):
+        at = k * 128 + T.get_thread_binding() - 128
+        if at < f.batch * COLUMNS:
+            _swap(f, near, box, (which, tile, at), number)
     T.sync_threads()
     for i, j in T.Parallel(ROWS, COLUMNS):
-        sum_[i, j] = sum([box[which, r, tile, T.min(i, f.batch - 1), j] for r in range(f.ranks)])
+        sum_[i, j] = near[T.min(i, f.batch - 1) * COLUMNS + j]
 
 
 @T.macro
-def _store_own(f, sum_, box, which, me, tile):
-    for i, j in T.Parallel(ROWS, COLUMNS):
-        if i < f.batch:
-            box[which, me, tile, i, j] = sum_[i, j]
+def _swap(f, near, box, place, number):
+    """An element's sum over the ranks.  A word is a number of the other rank below the number of the exchange."""
+    (which, tile, at), me = place, T.get_rank() % f.ranks
+    total, word = T.alloc_var(FULL, init=0), T.alloc_local((1,), "int64")
+    bits = T.cast(T.reinterpret(near[at], "uint32"), "int64")
+    for k in range(1, f.ranks):
+        T.st(box[which, me, tile, at], number + bits, scope="sys", sem="relaxed", dst_pe=(me + k) % f.ranks)
+    for r in range(f.ranks):
+        if me == r:
+            total += near[at]
+        else:
+            T.wait_ge(box[which, r, tile, at], number)
+            T.ld(box[which, r, tile, at], word[0], scope="sys")
+            total += T.reinterpret(T.cast(word[0], "uint32"), FULL)
+    near[at] = total
 
 
 @T.macro
@@ -345,9 +380,9 @@ def _add(f, sum_, rest, out, squares, which, tile):
 @T.macro
 def _mix(f, accs, rests, out, norm, first, exchange):
     """What the ranks' tiles add to the residual."""
-    (squares, which), (boxes, epoch) = norm, exchange
+    squares, which = norm
     if f.ranks > 1:
-        _ = [_exchange(f, x, which, first + t, boxes, epoch) for t, x in enumerate(accs)]
+        _ = [_exchange(f, x, which, first + t, exchange) for t, x in enumerate(accs)]
     _ = [_add(f, x, r, out, squares, which, first + t) for t, (x, r) in enumerate(zip(accs, rests))]
 
 
@@ -413,18 +448,18 @@ def _attend(f, which, place, context, left, ring, at):
     S, P = T.alloc_fragment((ROWS, TOKENS), FULL), T.alloc_fragment((ROWS, TOKENS), HALF)
     O, most, before = T.alloc_fragment((ROWS, f.dim), FULL), T.alloc_fragment((ROWS,), FULL), T.alloc_fragment((ROWS,), FULL)
     total, part = T.alloc_fragment((ROWS,), FULL), T.alloc_fragment((ROWS,), FULL)
-    T.mbarrier_wait_parity(ready[ix % 2], ix // 2 % 2)
+    T.mbarrier_wait_parity(ready[ix % LEFTS], ix // LEFTS % 2)
     T.fill(most, NEVER)
     T.clear(total)
     T.clear(O)
-    for c in T.serial(f.steps // 2):
-        n = it + 2 * c + which
+    for c in T.serial(f.steps // ATTENDING):
+        n = it + ATTENDING * c + which
         T.mbarrier_wait_parity(full[n % f.slots], n // f.slots % 2)
-        T.wgmma_gemm(Left[ix % 2, :, 0:f.dim], Ring[n % f.slots, :, 0:f.dim], S, transpose_B=True, clear_accum=True)
+        T.wgmma_gemm(Left[ix % LEFTS, :, 0:f.dim], Ring[n % f.slots, :, 0:f.dim], S, transpose_B=True, clear_accum=True)
         T.wait_wgmma(0)
         T.copy(most, before)
         for i, j in T.Parallel(ROWS, TOKENS):
-            S[i, j] = T.if_then_else((split * f.steps + 2 * c + which) * TOKENS + j < length, S[i, j], NEVER)
+            S[i, j] = T.if_then_else((split * f.steps + ATTENDING * c + which) * TOKENS + j < length, S[i, j], NEVER)
         T.reduce_max(S, most, dim=1, clear=False)
         for i in T.Parallel(ROWS):
             before[i] = T.fast_exp2(before[i] - most[i])
@@ -440,10 +475,10 @@ def _attend(f, which, place, context, left, ring, at):
         T.wait_wgmma(0)
         _release(free, n % f.slots)
     for i, d in T.Parallel(f.group, f.dim):
-        Means[row, head * f.group + i, split * 2 + which, d] = O[i, d]
+        Means[row, head * f.group + i, split * ATTENDING + which, d] = O[i, d]
     for i in T.Parallel(f.group):
-        Stats[row, head * f.group + i, 0, split * 2 + which] = most[i]
-        Stats[row, head * f.group + i, 1, split * 2 + which] = total[i]
+        Stats[row, head * f.group + i, 0, split * ATTENDING + which] = most[i]
+        Stats[row, head * f.group + i, 1, split * ATTENDING + which] = total[i]
 
 
 @T.macro
@@ -451,9 +486,12 @@ def _merge(f, results, out, b, fractions):
     """Heads of rows: the weighted means of the splits and the new token."""
     (Means, Stats), n = results, f.entries
     peaks, sums, weights = (T.alloc_fragment((n,), FULL) for _ in range(3))
-    most, total = T.alloc_fragment((1,), FULL), T.alloc_fragment((1,), FULL)
+    most, total, held = (T.alloc_fragment(shape, FULL) for shape in ((1,), (1,), (n, f.dim)))
     for k in T.serial(T.ceildiv(f.batch * f.heads - b, f.blocks)):
         row, head = (k * f.blocks + b) // f.heads, (k * f.blocks + b) % f.heads
+        for d in T.Parallel(f.dim):
+            for s in T.unroll(n):
+                held[s, d] = Means[row, head, s, d]
         T.copy(Stats[row, head, 0, :], peaks)
         T.copy(Stats[row, head, 1, :], sums)
         T.reduce_max(peaks, most, dim=0)
@@ -465,11 +503,9 @@ def _merge(f, results, out, b, fractions):
         for s in T.Parallel(n):
             fractions[s] = weights[s] / total[0]
         for d in T.Parallel(f.dim):
-            held, mean = T.alloc_local((n,), FULL), T.alloc_var(FULL, init=0)
+            mean = T.alloc_var(FULL, init=0)
             for s in T.unroll(n):
-                held[s] = Means[row, head, s, d]
-            for s in T.unroll(n):
-                mean += fractions[s] * held[s]
+                mean += fractions[s] * held[s, d]
             out[row, head * f.dim + d] = T.cast(mean, HALF)
 
 
@@ -502,7 +538,7 @@ def _stream_layers(f, weights, caches, b, split, ring):
 @T.macro
 def _left_layers(f, made, norms, new, counters, place, used, shared):
     """Warp group 2: the left operands of all GEMMs, and its half of attention."""
-    (Y, M, A, G, qkv), (counts, calls, squares, times), (rotary, context) = made, counters, used
+    (X, Y, M, A, G, qkv), (counts, calls, squares, times), (rotary, context) = made, counters, used
     (left, ring, near, scales, fractions), (b, row, head, split), (sq, so, sd), n = shared, place, _chunks(f), _tiles(f)
     chunks = sq + 1 + so + sq + sd
     called = T.alloc_var("int64")
@@ -510,8 +546,12 @@ def _left_layers(f, made, norms, new, counters, place, used, shared):
     for l in T.serial(f.layers):
         epoch, ix = (called * f.layers + l + 1) * f.blocks, l * chunks
         _ask_norm(f, norms, l, 0)
-        _await(counts, NORMED, (called * (f.layers + 1) + l + 1) * f.blocks)
-        _left_normed(f, Y, norms, sq, (l, 0, squares, scales), left, ix)
+        normed = called * (f.layers + 1) * f.blocks + (l + 1) * f.blocks
+        if l == 0:
+            _left_normed(f, X, norms, sq, (0, 0, squares, scales), left, ix, (counts, NORMED, normed))
+        else:
+            _await(counts, NORMED, normed)
+            _left_normed(f, Y, norms, sq, (l, 0, squares, scales), left, ix)
         _ask_rotary(f, rotary, row)
         _await(counts, PROJECTED, epoch)
         _mark(f, times, b, 6)
@@ -553,17 +593,18 @@ def decode_program(f: DecodeForm) -> Any:
                     sin: T.Tensor((f.batch, dim // 2), FULL), Y: T.Tensor((f.batch, D), HALF),
                     Kn: T.Tensor((f.layers, f.batch, f.kv_heads, dim), HALF),
                     Vn: T.Tensor((f.layers, f.batch, f.kv_heads, dim), HALF), box: Shared(*f.between[0]),
-                    arrived: Shared(*f.between[1]), qkv: T.Tensor(*f.kept[0]), Means: T.Tensor(*f.kept[1]),
+                    qkv: T.Tensor(*f.kept[0]), Means: T.Tensor(*f.kept[1]),
                     Stats: T.Tensor(*f.kept[2]), A: T.Tensor(*f.kept[3]), M: T.Tensor(*f.kept[4]), G: T.Tensor(*f.kept[5]),
                     squares: T.Tensor(*f.kept[6]), times: T.Tensor(*f.kept[7]),
                     counts: T.Tensor(*f.kept[8]), calls: T.Tensor(*f.kept[9])):
         with T.Kernel(NB, threads=384) as b:
-            Ring, Left = T.alloc_shared((f.slots, COLUMNS, f.chunk), HALF), T.alloc_shared((2, ROWS, f.chunk), HALF)
+            Ring = T.alloc_shared((f.slots, COLUMNS, f.chunk), HALF)
+            Left = T.alloc_shared((LEFTS, f.left_rows, f.chunk), HALF)
             scales, fractions = T.alloc_shared((2, f.batch), FULL), T.alloc_shared((f.entries,), FULL)
             ring = Ring, T.alloc_barrier([128] * f.slots), T.alloc_barrier([4] * f.slots)
-            left = Left, T.alloc_barrier([128] * 2), T.alloc_barrier([4] * 2)
+            left = Left, T.alloc_barrier([128] * LEFTS), T.alloc_barrier([4] * LEFTS)
             near = T.alloc_barrier(128)  # warp group 2 reads the ring after warp group 1
-            rotary, boxes = (cos, sin), (box, arrived)
+            rotary, boxes = (cos, sin), (box, T.alloc_shared((f.batch * COLUMNS if f.ranks > 1 else 1,), FULL))
             row, head, split = b // (f.kv_heads * f.splits), b // f.splits % f.kv_heads, b % f.splits
             T.clear(Left)
             with T.ws(0):
@@ -588,7 +629,7 @@ def decode_program(f: DecodeForm) -> Any:
                     _tell(counts, PROJECTED, 128)
                     _mark(f, times, b, 1)
                     _attend(f, 0, (l, row, head, split), (length, Means, Stats), left, ring, (at + n_q, ix + sq))
-                    _release(left[2], (ix + sq) % 2)
+                    _release(left[2], (ix + sq) % LEFTS)
                     _tell(counts, ATTENDED, 128)
                     _mark(f, times, b, 2)
                     _multiply(f, mixed, so, left, ring, at + n_q + n_c, ix + sq + 1)
@@ -609,7 +650,7 @@ def decode_program(f: DecodeForm) -> Any:
                 T.inc_max_nreg(216)
                 span = T.alloc_var("int32")
                 span = lengths[row]
-                _left_layers(f, (Y, M, A, G, qkv), norms, (Kn, Vn), (counts, calls, squares, times), (b, row, head, split),
+                _left_layers(f, (X, Y, M, A, G, qkv), norms, (Kn, Vn), (counts, calls, squares, times), (b, row, head, split),
                              (rotary, (span, Means, Stats)), (left, ring, near, scales, fractions))
 
     return decode_step
