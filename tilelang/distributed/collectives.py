@@ -200,7 +200,9 @@ def send_counted_program(rows: int, room: int, width: int, dtype: str, ranks: in
     """y = the rows that all ranks have for this one, those of rank 0 first; all = how many went from rank to rank.
 
     x: rows for rank 0 first, counts[r] for rank r.  Blocks of one number tell each other the counts in `table` when they meet.
+    Blocks take rows from all of x at once, so that some go to each rank all the time.
     """
+    each = -(-rows // ranks)
 
     @T.prim_func
     def send(x: T.Tensor((rows, width), dtype), counts: T.Tensor((ranks,), "int64"), y: T.SymmTensor((room, width), dtype),
@@ -214,8 +216,10 @@ def send_counted_program(rows: int, room: int, width: int, dtype: str, ranks: in
                 T.remote(table, r)[b, me, c] = counts[c]
             T.barrier_all(pad[b, 0:2 * ranks])
             _ = [_bound(table, b, r, ends, first) for r in range(ranks)]
-            for k in T.serial(T.ceildiv(rows - b, blocks * HELD)):
-                _ = [_fetch_counted(x, (ends, first), (k * HELD + n) * blocks + b, rows, *one) for n, one in enumerate(held)]
+            for k in T.serial(T.ceildiv(each * ranks - b, blocks * HELD)):
+                at = [(k * HELD + n) * blocks + b for n in range(HELD)]
+                spread = [T.if_then_else(i < each * ranks, i % ranks * each + i // ranks, rows) for i in at]
+                _ = [_fetch_counted(x, (ends, first), i, rows, *one) for i, one in zip(spread, held)]
                 _ = [_send(*one, y) for one in held]
             if b == 0:
                 for s, r in T.Parallel(ranks, ranks):
@@ -365,10 +369,3 @@ def all_to_all_rows(x: Any, counts: Any, out: Any) -> Any:
     every = counts.new_empty(current().ranks, current().ranks)
     _counted_sender(x.shape[0], out.shape[0], x.shape[1], x.dtype)(x, counts, out, every)
     return every
-
-
-@cache
-def _table(n: int) -> Any:
-    import torch
-
-    return create_tensor((current().ranks, n), torch.int64, f"a table of {n} counts by rank")
