@@ -165,3 +165,55 @@ def test_a_rank_that_is_its_own_neighbour_loads_what_its_threads_have_stored():
     for seed in (None, 1):
         out = run_device_ranks(lowered, args, seed=seed)
         assert all((out[r].outputs["Y"] == args[r][0]).all() for r in range(2))
+
+
+@pytest.mark.parametrize("width", [128, 64])
+@pytest.mark.parametrize("put", [True, False])
+def test_a_tile_goes_to_another_rank_row_by_row(put, width):
+    """width 64: rows of the tile are whole rows of the tensor, so that one copy moves all of them."""
+    @T.prim_func
+    def main(P: T.SymmTensor((1, 8), "int64"), X: T.Tensor((2, 32, 64), "float16"), S: T.SymmTensor((3, 64, width), "float16")):
+        with T.Kernel(1, threads=64):
+            tile, bar = T.alloc_shared((2, 32, 64), "float16"), T.alloc_barrier([64])
+            there = T.remote(S, (T.get_rank() + 1) % T.get_num_ranks())
+            T.barrier_all(P[0, 0:8])
+            for k in T.serial(2):
+                if put:
+                    T.copy(X[k, :, :], tile[k, :, :])
+                    T.fence_proxy_async()
+                    T.sync_threads()
+                    T.tma_copy(tile[k, :, :], there[1, k * 32:k * 32 + 32, width - 64:width])
+                    T.tma_store_wait(0, read=False)
+                else:
+                    T.tma_copy(there[1, k * 32:k * 32 + 32, width - 64:width], tile[k, :, :], barrier=bar)
+                    T.mbarrier_arrive(bar)
+                    T.mbarrier_wait_parity(bar, k)
+                    T.copy(tile[k, :, :], X[k, :, :])
+            T.barrier_all(P[0, 0:8])
+
+    rng = np.random.default_rng(width)
+    args = [[np.zeros((1, 8), np.int64), *(rng.standard_normal(s).astype(np.float16) for s in ((2, 32, 64), (3, 64, width)))]
+            for _ in range(2)]
+    lowered = lower(main.func, HOPPER)
+    text = body_of(lowered)
+    assert ("for (int row = 0; row < 32" in text) == (width != 64) and text.count("bulk_commit") == put
+    for out in (run_tile_ranks(main, args), [r.outputs for r in run_device_ranks(lowered, args, seed=1)]):
+        for r, (_, x, s) in enumerate(args[::-1]):
+            if put:
+                assert (out[r]["S"][1, :, width - 64:] == x.reshape(64, 64)).all() and (out[r]["S"][0] == args[r][2][0]).all()
+            else:
+                assert (out[r]["X"].reshape(64, 64) == s[1, :, width - 64:]).all()
+
+
+@pytest.mark.parametrize("width, columns, words", [(100, 64, "16 bytes"), (128, 60, "16 bytes"), (128, 64, "may leave")])
+def test_a_tile_that_bulk_copies_cannot_move_to_another_rank_is_an_error(width, columns, words):
+    @T.prim_func
+    def main(S: T.SymmTensor((64, width), "float16"), n: T.int32):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((32, columns), "float16")
+            T.clear(tile)
+            T.tma_copy(tile, T.remote(S, 1)[n * (words == "may leave"), 0])
+
+    with pytest.raises(TileLangError, match=words) as e:
+        lower(main.func, HOPPER)
+    assert e.value.kind == "tma-copy"

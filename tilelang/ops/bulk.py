@@ -134,13 +134,18 @@ def lower_bulk(op: Any, cx: Any) -> Stmt:
         name = cx.tensor_map(run.buffer, row_box(run, wide), 0, row_bytes=bulk_bytes(tile))
         return moved(op, cx, name, [(_place_of(tile, first, cx), {run.buffer.ndim - 1: first})
                                     for first in range(0, _length(tile), wide)])
-    return bulk_run(op, cx, _place_of(tile, 0, cx), bulk_bytes(tile))
+    return committed(op, bulk_run(op, cx, _place_of(tile, 0, cx), bulk_bytes(tile)))
 
 
-def bulk_run(op: Any, cx: Any, inside: AddressOf, nbytes: int) -> Stmt:
-    """The bulk copy of a run of a tensor to or from shared memory at `inside`."""
+def bulk_run(op: Any, cx: Any, inside: AddressOf, nbytes: int, at: Any = None) -> Stmt:
+    """The bulk copy of a run, which begins at the lowered indices `at` if given, to or from shared memory at `inside`."""
     run, size = tensor_of(op), const(nbytes, "uint32")
-    outside = AddressOf(run.buffer, cx.simplified(tuple(cx.expr(convert(m)) for m in run.mins)))
+    outside = AddressOf(run.buffer, cx.simplified(at or tuple(cx.expr(convert(m)) for m in run.mins)))
     if run is op.src:
         return do("bulk_load", inside, outside, size, barrier_of(op, cx), span=op.span)
-    return seq(do("bulk_store", outside, inside, size, span=op.span), do("bulk_commit", span=op.span), span=op.span)
+    return do("bulk_store", outside, inside, size, span=op.span)
+
+
+def committed(op: Any, copies: Stmt) -> Stmt:
+    """The copies of an op; stores are one bulk group."""
+    return copies if tensor_of(op) is op.src else seq(copies, do("bulk_commit", span=op.span), span=op.span)

@@ -17,7 +17,7 @@ from tilelang.ir import (AddressOf, Buffer, Expr, For, If, Region, Stmt, binary,
 from tilelang.layout import boxes_of, linear_layout
 from tilelang.target.tensor_map import unsupported
 
-from .bulk import bulk_run, run_place
+from .bulk import bulk_run, committed, run_place
 from .plans import CopyPlan
 from .gemm.wgmma import no_boxes, shared_boxes
 from .tma import lower_tma_load, tma_bytes, tma_unsupported
@@ -44,8 +44,11 @@ def _reject(op: Any, why: str) -> None:
 
 
 def is_row(op: Any) -> bool:
-    """Whether a T.tma_copy moves one row: unswizzled boxes, whatever its length."""
-    return op.plan.by_hand and all(is_const(n, 1) for n in (*copied_tile(op).extents[:-1], *tensor_of(op).extents[:-1]))
+    """Whether a T.tma_copy moves rows: unswizzled boxes of one row, whatever its length, or bulk copies to and from other
+    ranks, whose tensors have no tensor map."""
+    tile, other = copied_tile(op), tensor_of(op)
+    return op.plan.by_hand and (other.buffer.facts.symmetric or all(
+        is_const(n, 1) for n in (*tile.extents[:-1], *other.extents[:-1])))
 
 
 def _row_box(op: Any) -> int:
@@ -64,10 +67,15 @@ def _row_unsupported(op: Any) -> str:
     tile, other = copied_tile(op), tensor_of(op)
     if tile.dtype != other.dtype:
         return "the copy converts"
-    if other.buffer.facts.symmetric:  # one bulk copy
+    if other.buffer.facts.symmetric:  # a bulk copy of each row
         n, whole = tile.extents[-1], is_const(other.buffer.strides[-1], 1)
         ok = whole and isinstance(n, int) and n * tile.dtype.bits % 128 == 0 and divisible(
             convert(tile.mins[-1]), 128 // tile.dtype.bits) and int(tile.buffer.shape[-1]) * tile.dtype.bits % 128 == 0
+        if _rows(tile) is None or _rows(tile) != _rows(other) or not is_const(other.extents[-1], n):
+            return f"the tile is {tuple(tile.extents)}, and of `{other.buffer.name}` {tuple(other.extents)}"
+        steps = (s for s, m in zip(other.buffer.strides[:-1], other.extents) if not is_const(m, 1))
+        if not all(divisible(s, 128 // tile.dtype.bits) for s in steps):
+            return f"rows of `{other.buffer.name}` do not start at multiples of 16 bytes"
         return "" if ok else f"{_slice(tile)}, no multiples of 16 bytes"
     if op.plan.unaligned_columns:
         return unaligned(other)
@@ -75,6 +83,28 @@ def _row_unsupported(op: Any) -> str:
     if not k:
         return f"{_slice(tile)}: no equal boxes of multiples of 16 bytes that start at multiples of 128 bytes"
     return unsupported(other.buffer, row_box(other, k), 0) or ""
+
+
+def _rows(r: Region) -> tuple[int, ...] | None:
+    """The extents of the rows of a region, without ones; None where they are known at run time only."""
+    rows = tuple(n for n in r.extents[:-1] if not is_const(n, 1))
+    return tuple(map(int, rows)) if all(isinstance(n, int) for n in rows) else None
+
+
+def _bulk_rows(op: Any, cx: Any) -> Stmt:
+    """The bulk copies of the rows of a tile to or from another rank; of all rows at once where they follow each other there."""
+    tile, other = copied_tile(op), tensor_of(op)
+    n, rows = int(tile.extents[-1]), math.prod(_rows(tile) or ())
+    whole = all(is_const(a, b) for r in (tile, other) for a, b in list(zip(r.extents, r.buffer.shape))[-1:])
+    if whole and len(_rows(tile) or ()) == 1 and all(is_const(m, 1) for r in (tile, other) for m in r.extents[:-2]):
+        n, rows = n * rows, 1
+    k = fresh("row")
+
+    def run(row: Any) -> Stmt:
+        inside = AddressOf(*cx.physical(tile.buffer, _at(tile, row * n, cx)))
+        return bulk_run(op, cx, inside, n * tile.dtype.bits // 8, _at(other, row * n, cx))
+
+    return committed(op, run(const(0)) if rows == 1 else For(k, const(0), const(rows), "serial", run(k), span=op.span))
 
 
 def _slice(tile: Region) -> str:
@@ -141,7 +171,7 @@ def _row_boxes(op: Any, cx: Any, to: Expr | None = None) -> Stmt:
     tile, other = copied_tile(op), tensor_of(op)
     if other.buffer.facts.symmetric:
         _reject(op, run_place(other, tile.dtype.bits, cx.known.analyzer, cx.known.divisors))
-        return bulk_run(op, cx, AddressOf(*cx.physical(tile.buffer, _at(tile, 0, cx))), _bytes(op))
+        return _bulk_rows(op, cx)
     k, n = _row_box(op), int(tile.extents[-1])
     name = cx.tensor_map(other.buffer, row_box(other, k), 0)
     pieces = [(AddressOf(*cx.physical(tile.buffer, _at(tile, first, cx))), {other.buffer.ndim - 1: first})
