@@ -5,11 +5,12 @@ import pytest
 
 import tilelang.language as T
 from tilelang.errors import TileLangError
-from tilelang.simulator import run_device_ranks, run_tile_ranks
+from tilelang.simulator import run_device_ranks, run_tile, run_tile_ranks
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
 
 M, N = 8, 16
+HOPPER = Target({"kind": "cuda", "arch": "sm_90a"})
 
 
 def collectives(ranks, dtype="float32", rounds=1, blocks=1):
@@ -77,7 +78,7 @@ def test_a_half_of_the_box_is_used_again_when_all_have_read_it():
 
 
 def test_a_device_alone_has_no_collectives():
-    with pytest.raises(TileLangError, match="where a device is alone"):
+    with pytest.raises(TileLangError, match="has no box for tiles"):
         @T.prim_func
         def main(X: T.Tensor((8, 16), "float32")):
             with T.Kernel(1, threads=32):
@@ -116,13 +117,12 @@ def test_copies_to_other_ranks_are_priced_by_the_link():
     assert near.link == 0 and far.link == far.ordinary > 10 * near.ordinary
 
 
-@pytest.mark.parametrize("level, text", [("grid", "unknown scale"), ("cta_cluster", "T.ClusterKernel")])
-def test_an_unknown_scale_is_an_error(level, text):
-    with pytest.raises(TileLangError, match=text):
+def test_an_unknown_scale_is_an_error():
+    with pytest.raises(TileLangError, match="unknown scale"):
         @T.prim_func
         def main(X: T.Tensor((8, 16), "float32")):
             with T.Kernel(1, threads=32):
-                with T.Scale(level):
+                with T.Scale("grid"):
                     T.clear(X)
 
 
@@ -177,9 +177,77 @@ def test_a_barrier_that_is_not_set_up_is_an_error():
                 T.sync_barrier_gpu(T.alloc_barrier_gpu())
 
 
-@pytest.mark.parametrize("name", ["putmem_block", "getmem_nbi_warp", "putmem_signal", "signal_op", "signal_wait_until", "quiet",
-                                  "fence", "int_p", "barrier_all_block", "sync_all", "broadcast_warp", "fcollect"])
+@pytest.mark.parametrize("name", [
+    "putmem", "putmem_block", "putmem_nbi", "getmem", "getmem_nbi_warp", "putmem_signal", "signal_op", "signal_wait_until",
+    "quiet", "fence", "int_p", "barrier_all_block", "sync_all", "broadcast_warp", "fcollect"])
 def test_calls_of_nvshmem_are_refused_by_name(name):
     with pytest.raises(TileLangError) as e:
         getattr(T, name)()
     assert e.value.kind == "not-available" and f"T.{name} is a call of NVSHMEM" in str(e.value)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_views_divide_a_tensor_among_the_units_of_a_scale(ranks):
+    rows, blocks = 8 * ranks, 4
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, N), "float32"), S: T.SymmTensor((rows, N), "float32"),
+             box: T.SymmTensor((blocks, 2, ranks, 2, N), "float32"), pad: T.SymmTensor((blocks, 2 * ranks), "int64"),
+             Y: T.Tensor((rows, N), "float32"), Z: T.Tensor((rows, N), "float32")):
+        with T.Kernel(blocks, threads=32) as b:
+            with T.Scale("node", box=box, pad=pad, block=b) as node:
+                tile, got = T.alloc_fragment((2, N), "float32"), [T.alloc_fragment((2, N), "float32") for _ in range(ranks)]
+                T.copy(T.view(X, layout=lambda unit, units: (slice(unit * 8 + b * 2, unit * 8 + b * 2 + 2), slice(None))), tile)
+                node.all_gather(tile, got)
+                _ = [T.copy(one, Y[r * 8 + b * 2:r * 8 + b * 2 + 2, :]) for r, one in enumerate(got)]
+                if b == 0:
+                    T.copy(T.view(X, layout=T.FullRow), T.view(T.remote(S, (node.rank + 1) % ranks), layout=T.FullRow))
+            with T.Scale("device"):
+                part = T.view(X, layout=T.FullCol)
+                assert part.shape == (rows, N // blocks) and T.view(X, layout=T.Replica).shape == (rows, N)
+                T.copy(part, T.view(Z, layout=T.FullCol))
+
+    x = np.random.default_rng(ranks).standard_normal((ranks, rows, N)).astype(np.float32)
+    args = [[x[r], *(np.zeros(s, k) for s, k in (((rows, N), "f"), ((blocks, 2, ranks, 2, N), "f"), ((blocks, 2 * ranks), "i8"),
+                                                ((rows, N), "f"), ((rows, N), "f")))] for r in range(ranks)]
+    for out in (run_tile_ranks(main, args), [r.outputs for r in run_device_ranks(lower(main.func, HOPPER), args, seed=1)]):
+        for r in range(ranks):
+            before = (r - 1) % ranks
+            assert (out[r]["Y"] == np.concatenate([x[s, 8 * s:8 * s + 8] for s in range(ranks)])).all()
+            mine = slice(8 * before, 8 * before + 8)
+            assert (out[r]["Z"] == x[r]).all() and (out[r]["S"][mine] == x[before, mine]).all()
+
+
+def test_a_view_at_a_cluster_is_the_part_of_a_block():
+    @T.prim_func
+    def main(X: T.Tensor((8, 32), "float32"), Y: T.Tensor((8, 32), "float32")):
+        with T.ClusterKernel(8, cluster_dims=4, threads=32) as b:
+            with T.Scale("cta_cluster"):
+                if b < 4:
+                    T.copy(T.view(X, layout=T.FullRow), T.view(Y, layout=T.FullRow))
+
+    x = np.arange(256, dtype=np.float32).reshape(8, 32)
+    assert (run_tile(main, [x, x * 0])["Y"] == x).all()
+
+
+@pytest.mark.parametrize("given, kind, words", [
+    (lambda X: T.view(X, layout=T.FullRow), "scale", "do not divide among 4 units"),
+    (lambda X: T.view(X, layout=3), "scale", "is 3"),
+    (lambda X: T.view(X, (5, 32), layout=T.FullCol), "view-source", "and nothing else"),
+    (lambda X: T.view(X[0:4, :], layout=T.FullCol), "view-source", "whole buffer")])
+def test_what_a_view_cannot_divide_is_an_error(given, kind, words):
+    with pytest.raises(TileLangError, match=words) as e:
+        @T.prim_func
+        def main(X: T.Tensor((10, 16), "float32"), Y: T.Tensor((10, 16), "float32")):
+            with T.Kernel(4, threads=32):
+                with T.Scale("device"):
+                    T.copy(given(X), Y)
+    assert e.value.kind == kind
+
+
+def test_a_view_is_divided_in_a_scale_only():
+    with pytest.raises(TileLangError, match="outside of a T.Scale"):
+        @T.prim_func
+        def main(X: T.Tensor((8, 16), "float32"), Y: T.Tensor((8, 16), "float32")):
+            with T.Kernel(4, threads=32):
+                T.copy(T.view(X, layout=T.FullRow), Y[0:2, :])

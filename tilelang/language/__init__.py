@@ -71,12 +71,12 @@ from .raw import (Assert, Let, attr, bind, call_intrin, decl_buffer, handle_add_
 from .rank_names import (alloc_barrier_gpu, arrive_barrier_gpu, barrier_blocks, fence_cta, fence_gpu,
                          get_pe, get_pe_num, init_barrier_gpu, sync_barrier_gpu, sync_blocks, wait_barrier_gpu)
 from .reducer import alloc_reducer, finalize_reducer, reducer_init, reducer_update
-from .scale import Scale
+from .scale import FullCol, FullRow, Replica, Scale, view
 from .source_kernel import CUDASourceCodeKernel
 from .sparse import gemm_sp
 from .symbolics import const, dynamic, symbolic
 from .tensor import (Buffer_, FragmentBuffer, LocalBuffer, SharedBuffer, StridedTensor, Tensor, handle, make_tensor,
-                     make_tensor_from_addr, match_buffer, ptr, reshape, view)
+                     make_tensor_from_addr, match_buffer, ptr, reshape)
 from .tensor_core import (TensorCoreIntrinEmitter, TensorCoreIntrinEmitterWithLadderTransform, get_ldmatrix_offset,
                           get_mma_micro_size, get_swizzle_layout, make_mma_swizzle_layout, mma_store_index_map,
                           ptx_cp_async, ptx_ldmatrix, ptx_mma)

@@ -276,7 +276,7 @@ from tilelang.language.reducer import (
     reducer_init as reducer_init,
     reducer_update as reducer_update,
 )
-from tilelang.language.scale import Scale as Scale
+from tilelang.language.scale import Division, Scale as Scale, view as view
 from tilelang.language.source_kernel import CUDASourceCodeKernel as CUDASourceCodeKernel
 from tilelang.language.sparse import gemm_sp as gemm_sp
 from tilelang.language.symbolics import const as const, dynamic as dynamic, symbolic as symbolic
@@ -286,7 +286,6 @@ from tilelang.language.tensor import (
     make_tensor_from_addr as make_tensor_from_addr,
     match_buffer as match_buffer,
     reshape as reshape,
-    view as view,
 )
 from tilelang.language.tensor_core import (
     TensorCoreIntrinEmitter as TensorCoreIntrinEmitter,
@@ -485,6 +484,8 @@ FloorMod: type[_Expr]
 class FragmentBuffer(_Annotation):
     """Annotation of a tensor or buffer parameter: T.FragmentBuffer((M, K), "float16")."""
 
+FullCol: Division
+FullRow: Division
 GE: type[_Expr]
 GT: type[_Expr]
 If = _If
@@ -582,6 +583,7 @@ def Range(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def Reduce(*args: Any, **kwargs: Any) -> Any: ...
 Ref: _Ref
+Replica: Division
 
 def Serial(start: Any, stop: Any = None, step: Any = None, *, annotations: Any = None) -> _Loop[_Var]:
     """Sequential loop, executed by every thread: `for i in T.serial(n)`; bounds as Python's range.

@@ -1,4 +1,4 @@
-"""T.Scale: what each device does, and what the devices of a node do together with a tile of each.
+"""T.Scale: what each device does, what those of a node do together with a tile of each, and who has which part of a tensor.
 
 At the scale "node" the blocks of one number on all ranks work together.  A collective stores this rank's tile into a box on
 the other ranks, waits for them once, and reads what has come.  A box has two halves.  How often the block has met the others
@@ -8,20 +8,34 @@ chooses one, so that a rank stores into a half again only after a barrier which 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
-from tilelang.ir import I32, Buffer, Const, Expr, Region, as_bool, binary, cast, convert, load
+from tilelang.ir import I32, Buffer, Const, Expr, Region, as_bool, binary, cast, convert, load, replace
 
 from .alloc import alloc_fragment
 from .distributed import barrier_all, get_rank, remote
+from .hopper import block_rank_in_cluster
+from .kernel import get_cluster_size, need_kernel
 from .loops import Parallel
+from .tensor import view as reshaped
 from .tile import copy
 from .tracing.builder import need_builder
-from .tracing.regions import BufferSlice
+from .tracing.regions import BufferSlice, subscript
 from .tracing.scope import BodyFrame, IfFrame
 from .tracing.state import describe, error, example
 
-LEVELS = ("device", "node")
+LEVELS = ("device", "node", "cta_cluster")
+
+
+class Division(Enum):
+    """How T.view divides a buffer among the units of a scale: whole rows (the first dimension), whole columns (the last one),
+    or not at all."""
+
+    FULL_ROW, FULL_COL, REPLICA = range(3)
+
+
+FullRow, FullCol, Replica = Division
 
 
 class ScaleFrame(BodyFrame):
@@ -44,6 +58,22 @@ class ScaleFrame(BodyFrame):
     def rank(self) -> Expr:
         """The number of this device: int32."""
         return get_rank()
+
+    def unit(self) -> tuple[Expr, int]:
+        """(which unit of the level this block belongs to or is, how many units there are)."""
+        if self.level == "cta_cluster":
+            return block_rank_in_cluster(), get_cluster_size()
+        if self.level == "node":
+            return self._me, self.ranks
+        frame, count = need_kernel("T.view"), 1
+        number: Expr = Const(0, I32)
+        for v, extent in zip(frame.block_vars, frame.blocks):
+            n = int(extent.value) if isinstance(extent, Const) else extent if isinstance(extent, int) else 0
+            if not n:
+                raise error("scale", "T.view divides a tensor among blocks, whose number is known at run time only",
+                            expected="a grid whose extents are known while compiling", found="a run-time extent")
+            number, count = number + v * count, count * n
+        return number, count
 
     def local_first(self, tile: Any, tiles: int) -> Expr:
         """The number of the tile to work on as number `tile` of `tiles`, so that a rank starts with its own part: int32."""
@@ -99,8 +129,9 @@ class ScaleFrame(BodyFrame):
     def _half(self, what: str) -> Expr:
         """The half of the box for the next collective, by how often this block has met the others."""
         if self.pad is None:
-            raise error("scale", f'{what} at T.Scale("device"), where a device is alone', expected='T.Scale("node", …)',
-                        found='T.Scale("device")')
+            hint = "T.copy_cluster moves tiles between the blocks of a cluster" if self.level == "cta_cluster" else ""
+            raise error("scale", f'{what} at T.Scale("{self.level}"), which has no box for tiles',
+                        expected='T.Scale("node", …)', found=f'T.Scale("{self.level}")', hint=hint)
         b = need_builder(f"T.Scale().{what}")
         turn = load(self.pad, (convert(self.at), Const(self.ranks, I32)))
         return b.nameless(b.let("half", cast(binary("floormod", turn, Const(2, turn.dtype)), I32)))
@@ -151,7 +182,9 @@ class ScaleFrame(BodyFrame):
 
 @example('with T.Scale("device") as device:', "    if device.rank == 0:", "        T.clear(acc)")
 def Scale(level: str, box: Any = None, pad: Any = None, block: Any = 0) -> ScaleFrame:
-    """A part of a kernel that says who does it: each device ("device"), or all devices of the node together ("node").
+    """A part of a kernel that says who does it: each device ("device"), all devices of the node together ("node"), or the
+    blocks of a cluster ("cta_cluster").  T.view(buffer, layout=T.FullRow) is the part of a buffer that a unit of the scale
+    has: a device at "node", a block at "device" and at "cta_cluster".
 
     `with T.Scale("node", box=B, pad=P, block=bx) as node:` gives the collectives of tiles node.all_gather(src, dst),
     all_to_all(src, dst), all_reduce(tile), reduce_scatter(src, dst) and broadcast(tile, root).  The blocks of one number on
@@ -162,9 +195,8 @@ def Scale(level: str, box: Any = None, pad: Any = None, block: Any = 0) -> Scale
     """
     need_builder("T.Scale")
     if level not in LEVELS:
-        hint = "T.ClusterKernel and T.copy_cluster are for the blocks of a cluster" if level == "cta_cluster" else ""
-        raise error("scale", f"unknown scale {level!r}", expected=f"one of {', '.join(LEVELS)}", found=repr(level), hint=hint)
-    if level == "device":
+        raise error("scale", f"unknown scale {level!r}", expected=f"one of {', '.join(LEVELS)}", found=repr(level))
+    if level != "node":
         return ScaleFrame(level)
     for x, what in ((box, "box"), (pad, "pad")):
         if not isinstance(x, Buffer) or not x.facts.symmetric:
@@ -179,4 +211,44 @@ def Scale(level: str, box: Any = None, pad: Any = None, block: Any = 0) -> Scale
     return ScaleFrame(level, box, pad, block)
 
 
-__all__ = ["Scale"]
+@example('bits = T.view(A_s, dtype="uint16")', 'with T.Scale("device"):', "    T.copy(T.view(X, layout=T.FullRow), Y)")
+def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None, layout: Any = None) -> Any:
+    """A view of a buffer's storage with another shape, element type or strides, or the part of it that a unit of a scale has.
+
+    src: a whole buffer of any shape, dtype and scope; the view has its scope.  shape: elements, default src's.
+    dtype: default src's.  The number of bits must stay the same.  strides: of the view, in its elements, row-major by default;
+    a buffer that is not dense needs them, and fragments have none.
+    layout: T.FullRow, T.FullCol or T.Replica in a T.Scale: a region of src, of which each unit has equally many whole rows or
+    whole columns, or all; or a function (unit, units) that returns a subscript of src.
+    No data moves.  Raises view-source, view-size, tensor-strides; scale.
+    """
+    if layout is None:
+        return reshaped(src, shape, dtype, strides)
+    if not isinstance(src, Buffer) or any(x is not None for x in (shape, dtype, strides)):
+        raise error("view-source", f"T.view with a layout takes a whole buffer and nothing else, found {describe(src)}",
+                    expected="T.view(buffer, layout=…)", found=describe(src))
+    frame = next((f for f in reversed(need_builder("T.view").frames) if isinstance(f, ScaleFrame)), None)
+    if frame is None:
+        raise error("scale", f"T.view divides `{src.name}` outside of a T.Scale", expected='with T.Scale("node", …):',
+                    found="none")
+    unit, units = frame.unit()
+    whole = subscript(src, (slice(None),) * len(src.shape))
+    if not isinstance(layout, Division):
+        if not callable(layout):
+            raise error("scale", f"a layout of T.view is {describe(layout)}", expected="T.FullRow, T.FullCol, T.Replica, or a "
+                        "function (unit, units) that returns a subscript", found=describe(layout))
+        return subscript(src, layout(unit, units))
+    if layout is Replica:
+        return whole
+    d = 0 if layout is FullRow else len(src.shape) - 1
+    n = src.shape[d]
+    if not isinstance(n, int) or n % units:
+        what = "rows" if layout is FullRow else "columns"
+        raise error("scale", f'{n} {what} of `{src.name}` do not divide among {units} units of the scale "{frame.level}"',
+                    expected=f"a multiple of {units}", found=str(n))
+    mins = tuple(unit * (n // units) if k == d else m for k, m in enumerate(whole.region.mins))
+    extents = tuple(n // units if k == d else e for k, e in enumerate(whole.region.extents))
+    return BufferSlice(replace(whole.region, mins=mins, extents=extents))
+
+
+__all__ = ["FullCol", "FullRow", "Replica", "Scale", "view"]

@@ -275,7 +275,7 @@ _KINDS: tuple[tuple[Any, ...], ...] = (
     ("rank", ValueError, "a rank that is none", "ranks are integers from 0 to T.get_num_ranks() - 1", "a rank"),
     ("signal-operand", ValueError, "an operand that no signal, wait or remote copy can use", "give a T.SymmTensor of int64",
      "an integer element in global memory"),
-    ("scale", ValueError, "a part of a program at a scale that it does not have", "levels are \"device\" and \"node\"",
+    ("scale", ValueError, "a part of a program at a scale that it does not have", "levels are \"device\", \"node\" and \"cta_cluster\"",
      "a level, and tiles for each rank"),
     ("signal-order", ValueError, "an unknown memory order, scope or operation", "leave it out", "one of the names"),
     ("atomic-order", KeyError, "an unknown memory order", "leave it out for relaxed order"),
