@@ -237,6 +237,21 @@ def copies(b: Bench) -> None:
         b.say(what)
 
 
+def one_way(b: Bench) -> None:
+    """Put and get by threads beside the copy engine, where rank 0 alone moves 256 MiB: no request shares a link with data."""
+    n, first = 256 * MIB // 4, dist.rank() == 0
+    there, mine = (dist.create_tensor((n,), torch.int32) for _ in range(2))
+    remote = dist.on_rank(there, (dist.rank() + 1) % dist.num_ranks())
+    row = {"row": "copy, one way", "MiB": 256}
+    for name, put in (("put", True), ("get", False)):
+        kernel = tilelang.compile(mover(n, put, 128), target="cuda")
+        to, source = (remote, mine) if put else (mine, remote)
+        calls = (lambda kernel=kernel: kernel(mine, there)), (lambda to=to, source=source: to.copy_(source))
+        ours, engine = (b.time(4, call if first else lambda: None, graph=False) for call in calls)
+        row |= {f"{name} GB/s": 4 * n / ours / 1e3, f"engine {name} GB/s": 4 * n / engine / 1e3, f"{name} ratio": engine / ours}
+    b.say(row)
+
+
 def signals(b: Bench) -> None:
     """The time of a round trip of signals, and of a barrier, inside a kernel."""
     rounds = 1000
@@ -630,8 +645,8 @@ def run(rank: int, ranks: int, port: int, args: argparse.Namespace) -> None:
     dist.init_dist(heap_bytes=3 << 30, timeout=25.0)
     b = Bench(args.out, args.seconds)
     parts = {f.__name__: f for f in (
-        all_reduces, signals, copies, gather_products, decodes, gathers, endurance, scatter_products, exchanges, experts,
-        attentions, llama_blocks)}
+        all_reduces, signals, copies, one_way, gather_products, decodes, gathers, endurance, scatter_products, exchanges,
+        experts, attentions, llama_blocks)}
     for part in (parts[name] for name in args.parts.split(",") if name) if args.parts else parts.values():
         if b.left():
             try:

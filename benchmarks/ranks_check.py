@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import os
 import socket
 import sys
@@ -26,6 +27,7 @@ import torch.distributed as torch_dist
 import tilelang
 import tilelang.distributed as dist
 from tilelang.distributed import host, overlap, streams
+from tilelang.runtime.cuda_driver import driver
 
 HEAP = 1 << 24  # bytes of each simulated rank
 
@@ -254,7 +256,40 @@ def products(g: Numbers, large: bool) -> float:
     return max(found)
 
 
-CHECKS = exchanges, experts, attentions, products, llama_blocks
+class _Handle64(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 64)]
+
+
+def host_names(g: Numbers, large: bool) -> float:
+    """Memory for other processes, memory of the host, signals on a stream, and timing."""
+    if g.device == "cpu":  # the simulation has no driver
+        return 0.0
+    me, ranks = dist.rank(), dist.num_ranks()
+    x = torch.full((1 << 20,), me + 5, dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+    every: list[Any] = [None] * ranks
+    torch_dist.all_gather_object(every, dist.get_local_ipc_handle(x[8:]))
+    (handle, first), there = every[(me + 1) % ranks], ctypes.c_uint64()
+    driver().call("cuIpcOpenMemHandle_v2", ctypes.byref(there), _Handle64.from_buffer_copy(handle), ctypes.c_uint(1))
+    got = torch.as_tensor(streams._Bytes(there.value + first, 64, None), device="cuda").view(torch.int32)
+    assert (got == (me + 1) % ranks + 5).all(), got
+    dist.barrier()
+    driver().call("cuIpcCloseMemHandle", there)
+    host, device = dist.create_mapped_tensor((4,), torch.int64)
+    device.fill_(7 + me)
+    torch.cuda.synchronize()
+    assert (host == 7 + me).all() and host.is_pinned()
+    flags = dist.create_dist_tensor((2,), torch.int64)
+    dist.set_signal(dist.on_rank(flags, (me + 1) % ranks)[0:1], 3)
+    dist.wait_eq(flags[0:1], 3)
+    last, ms = dist.perf_fn(lambda: dist.all_reduce(flags[1:2]), iters=5, warmup_iters=1)
+    dist.barrier()
+    assert int(flags[0]) == 3 and ms > 0 and last.data_ptr() == flags[1:2].data_ptr()
+    assert dist.init_distributed is dist.init_dist
+    return 0.0
+
+
+CHECKS = exchanges, experts, attentions, products, llama_blocks, host_names
 
 
 def run(rank: int, port: int, args: argparse.Namespace, heaps: list[Any]) -> None:
