@@ -220,7 +220,8 @@ def test_assembles_without_spills_or_serialised_products(dim, page, narrow):
     strides = tuple((*(16 * x for x in steps[i:i + 3]), 1) for i in (0, 3))
     open_sizes = s._replace(batch=batch, pages=pages if page else batch, width=width)
     program = decode_attention(DecodeForm(open_sizes, strides, "float16", None, tile, True, True, kind))
-    for k in lower(program.func, SM90, {"tl.enable_fast_math": True, "tl.enable_hopper": True, "tl.persistent": False}).kernels:
+    configs = {"enable_fast_math": True, "enable_hopper": True, "persistent": False, "disable_warp_specialized": narrow}
+    for k in lower(program.func, SM90, {f"tl.{name}": value for name, value in configs.items()}).kernels:
         cubin = nvrtc.compile_cubin(print_kernel(k, fast_math=True), "sm_90a")
         assert cubin.spills == 0 and "C75" not in cubin.log, (k.name, tile, cubin.log)
         if not k.name.endswith("_1") and not narrow:
