@@ -86,6 +86,9 @@ WRONG = [  # parameters, statements, kind, what the caret's line holds, a fragme
     (f"x: {A}", "return x[..., 0, ...]", "program-index", "x[..., 0, ...]", "twice"),
     (f"x: {A}", "return T.pad(x, (1, 1), x)", "program-operand", "T.pad", "a number of float32"),
     (f"x: {A}", "return np.exp(x)", "program-condition", "np.exp(x)", "T.exp(x)"),
+    (f"x: {A}", "return torch.exp(x) if torch else np.exp(x)", "program-condition", "exp(x)", ".exp"),
+    (f"x: {A}", "return T.full((2,), x)", "program-shape", "T.full", "do not broadcast"),
+    (f"x: {A}", "return T.one_hot(x, 3)", "program-gather", "T.one_hot", "takes integers"),
     (f"x: {A}", "del x[0]\nreturn x", "program-assignment", "x[0]", "T.pad"),
     (f"x: {A}", "return T.windows(x, 2, 1, 0)", "program-windows", "T.windows", "numbers from 1 on"),
     (f"x: {A}", "return T.zeros(-3)", "program-reshape", "T.zeros", "the size -3"),
@@ -100,7 +103,8 @@ WRONG = [  # parameters, statements, kind, what the caret's line holds, a fragme
 
 def program_of(parameters, statements, name):
     body = "".join(f"    {line}\n" for line in statements.splitlines())
-    head = "import numpy as np\nimport tilelang\nimport tilelang.language as T\n\n"
+    head = "import sys\nimport numpy as np\nimport tilelang\nimport tilelang.language as T\n"
+    head += "torch = sys.modules.get('torch')\n\n"
     text = f"{head}@tilelang.program\ndef f({parameters}):\n{body}"
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     space = {"__name__": "wrong"}

@@ -450,8 +450,7 @@ def iota(*shape: Any, axis: int = 0) -> Tensor:
 @public()
 def full(shape: Any, value: Any, dtype: Any = "float32") -> Tensor:
     """A tensor of one value."""
-    want, x = sizes_given((shape,)), converted(tensor(value), dtype_of(dtype, what()))
-    return make("broadcast", x, shape=want) if want else x
+    return broadcast_to(converted(tensor(value), dtype_of(dtype, what())), sizes_given((shape,)))
 
 
 @public()
@@ -501,7 +500,7 @@ def take_along(x: Any, index: Any, axis: int = -1) -> Tensor:
 @public()
 def one_hot(x: Any, classes: int, dtype: Any = "float32") -> Tensor:
     """1 where the index along a new last axis is the element, else 0."""
-    return cast(unsqueeze(x, -1) == iota(classes), dtype)
+    return cast(unsqueeze(_indices(x), -1) == iota(classes), dtype)
 
 
 # ---- contractions ----------------------------------------------------------------------------------------------------

@@ -458,6 +458,12 @@ class Tensor:
         found, _ = _operator(op)
         return found(*(x[()] if isinstance(x, np.ndarray) and not x.ndim else x for x in inputs))  # type: ignore[arg-type]
 
+    @classmethod
+    def __torch_function__(cls, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise error("program-condition", f"torch.{fn.__name__} needs values, which are not known while the program is traced",
+                    found=f"torch.{fn.__name__} of a tensor of the program",
+                    hint="use the functions of tilelang.language: T.exp(x), x.sum(0)")
+
     def __contains__(self, x: Any) -> bool:
         raise self._no_value("`in` asks", "compare and reduce: T.any(x == value)")
 
