@@ -90,3 +90,9 @@ def test_sorts_of_axes_that_no_tile_holds(fn, target):
         for g, w in zip(*(y if isinstance(y, tuple) else (y,) for y in (got, wanted))):
             assert g.shape == w.shape and np.abs(g - w).max() <= (0 if g.dtype.kind == "i" else 1e-5)
     assert len(program._runners) == 1 and "order_of_keys(" in program.tile_source()
+
+
+def test_long_columns_of_scans_and_reductions_fit_a_tile_on_the_cpu():
+    program = Program(lambda x: (T.cummax(x, 0) - x).max(0), ProgramOptions(), None)
+    for n in (300, 2048):
+        assert "@T.prim_func" in program.tile_source({"x": ((n, 2048), "float32")}, "cpu")

@@ -467,8 +467,9 @@ def _row_axes(plan: Plan, target: Target) -> None:
         room = max(1, (REUSED if reused else 1) * block // width)
         if not k and not reduced and width == 1:
             room = min(room, 1024)
-        if not k and width > 1 and (width * near <= 2 * BLOCK and any(r.kind == "loop" for r in uses.values()) or
-                                    not target.is_gpu and reduced and not any(_is_last(nest, x) for x in reduced)):
+        short = width * near <= 2 * BLOCK and any(r.kind == "loop" for r in uses.values())
+        columns = not target.is_gpu and width <= WHOLE_DEPTH and reduced and not any(_is_last(nest, x) for x in reduced)
+        if not k and width > 1 and (short or columns):
             room = max(room, near)
         size = min(room, 1 << max(0, (guess(a) - 1).bit_length()))
         size = 1 << (size.bit_length() - 1)

@@ -16,7 +16,7 @@ from math import inf, isclose, isinf, isnan, nan
 
 from tilelang import ir
 
-from .expr import Axis, Scalar, Tensor, bounds, const, linear, plus, reached, read, rewrite, summed, times, walk
+from .expr import Axis, Scalar, Tensor, bounds, const, linear, plus, reached, read, rewrite, times, walk
 from .graph import Size
 
 LOG2E = 1.4426950408889634
@@ -142,7 +142,7 @@ def _sum(e: Scalar) -> Scalar | None:
 
 
 def _widened(e: Scalar) -> Scalar | None:
-    """A conversion of a 16-bit value, which is kept in float32 anyway, or of sums of indices."""
+    """A conversion of a 16-bit value, which is kept in float32 anyway, or of a distance of indices."""
     a = e.args[0]
     if e.dtype == "float32" and a.dtype == "int32":
         return _of_indices(a)
@@ -152,27 +152,14 @@ def _widened(e: Scalar) -> Scalar | None:
 
 
 def _of_indices(e: Scalar) -> Scalar | None:
-    """A sum of indices as that of conversions, which have fewer axes: exact below 2**24.  None where that is not sure."""
+    """Magnitudes and bounds of indices as those of their conversions, of which a GPU has instructions."""
     def converted(x: Scalar) -> Scalar:
         known = x.op == "const" and isinstance(x.value, int)
         return const(float(x.value), "float32") if known else _of_indices(x) or Scalar("cast", (x,), "float32")
 
-    if e.op == "abs" and bounds(e.args[0]) is not None:
-        return Scalar("abs", (converted(e.args[0]),), "float32")
-    if e.op in ("min", "max") and any(x.op in ("abs", "add") for x in e.args):
+    if e.op == "abs" and bounds(e.args[0]) is not None or e.op in ("min", "max") and any(x.op == "abs" for x in e.args):
         return Scalar(e.op, tuple(map(converted, e.args)), "float32")
-    pieces, c = linear(e)
-    if len(pieces) < 2 or not all(isinstance(f, int) for f in (c, *pieces.values())):
-        return None
-    first = max(pieces, key=lambda x: pieces[x] > 0)  # type: ignore[operator]
-    ends = [bounds(times(x, abs(f) if x is not first else f)) for x, f in pieces.items()]  # type: ignore[arg-type]
-    if any(b is None or sum(map(abs, b)) + abs(c) >= 1 << 24 for b in (*ends, bounds(e))):  # type: ignore[arg-type]
-        return None
-    out = converted(summed({first: pieces[first]}, c))
-    for x, f in pieces.items():
-        if x is not first:
-            out = Scalar("add" if f > 0 else "sub", (out, converted(times(x, abs(f)))), "float32")  # type: ignore
-    return out
+    return None
 
 
 _RULES: dict[str, Callable[[Scalar], Scalar | None]] = {
