@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tilelang.distributed.meeting import Meeting
+from tilelang.distributed.host import Meeting
 from tilelang.errors import TileLangError
 
 

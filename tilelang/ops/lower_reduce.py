@@ -22,7 +22,7 @@ class ReduceLowering:
 
     op: the Reduce.  combine_op: name of the Binary that combines two elements.  neutral: its neutral element.
     partials: arrays of this thread's partial results; outs: buffers of the results; neutrals: values that partial results
-    begin with.  CombineLowering (lower_combine.py) has several of each.
+    begin with.  CombineLowering (combine.py) has several of each.
     """
 
     partition: Fragment

@@ -215,7 +215,7 @@ class GemmShape:
 class Packing:
     """How an operand is converted into scratch space.
 
-    kind: convert, transpose, pairs_of_rows, pairs_of_columns, transposed_pairs (codegen/cpu/gemm_pack.py).  rows, cols: of the
+    kind: convert, transpose, pairs_of_rows, pairs_of_columns, transposed_pairs (codegen/cpu/gemm.py).  rows, cols: of the
     operand as it lies.  row, col: its strides in elements.  at, scratch: first byte in the scratch space, and bytes used.
     lanes: elements that are converted at a time.
     """

@@ -19,13 +19,12 @@ from tilelang.ir import BARRIER, Alloc, Call, Func, Launch, Load, Parallel, Stor
 from tilelang.ir.evaluate import Closure, Value
 
 from .async_copy import ASYNC_OPS
-from .barriers import BARRIER_OPS
+from .barriers import BARRIER_OPS, SIGNAL_OPS
 from .block import Global
 from .context import DeviceContext
 from .counters import BankCount, count_warps
 from .launch import HOPPER_OPS, DeviceLaunch
 from .matrix import MATRIX_OPS
-from .signals import SIGNAL_OPS
 from .memory_access import allocate, load, store
 from .warp_roles import SplitGroups
 from ..context import Context, Handlers

@@ -2,17 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from tilelang.ir import Func
+import numpy as np
+
+from tilelang.ir import GLOBAL, AddressOf, Buffer, Expr, Func, numpy_dtype
 from tilelang.ir.evaluate import Closure
 from tilelang.target.shared_space import SharedSpace
 
+from ..addresses import Followed
+from ..lane_ops import spread
+from ..lanes import LaneFrame, is_address
+from ..memory import Memory, geometry, linear_index, out_of_bounds, without_storage
 from .block import WarpRole
 from .divergence import Divergence
-from .memory import TileMemory
 from ..context import Context, Handlers, LaunchScope
-from ..ranks import Ranks
+from ..ranks import Ranks, Section
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+class TileMemory(Memory):
+    """Compiles the addresses of accesses."""
+
+    def locate(self, b: Buffer, indices: tuple[Expr, ...], count: int, span: Any,
+               write: bool = False) -> Callable[[LaneFrame], Any]:
+        """A function that returns (storage, indices, shape, element numbers, out of range).
+
+        count: number of consecutive elements (vectors), 1 for a scalar.
+        """
+        fns = [self.c.expr(i) for i in indices]
+        geo, at, bl = geometry(self.c, b), self.c.slot(b.data), b.dtype.lanes
+        wide = [i.dtype.lanes > 1 for i in indices]
+        ramp = any(wide)
+        tail, last = np.arange(count) if count > 1 and not ramp else None, len(fns) - 1
+
+        def run(f: LaneFrame) -> Any:
+            store = f.slots[at]
+            if store is None:
+                raise without_storage(b, span)
+            shape, strides, offset = geo(f)
+            idx = [np.asarray(i(f)).astype(np.int64) for i in fns]
+            if ramp:
+                idx = [i if w else i[..., None] for i, w in zip(idx, wide)]
+            elif tail is not None:
+                idx = [i[..., None] + tail if d == last else i[..., None] for d, i in enumerate(idx)]
+            linear, bad = linear_index(idx, shape, strides, offset)
+            if bl > 1:
+                idx = [i[..., None] for i in idx]
+                linear = linear[..., None] * bl + np.arange(bl)
+                bad = np.broadcast_to(bad[..., None], linear.shape)
+                if ramp:
+                    linear, bad = linear.reshape(*linear.shape[:-2], -1), bad.reshape(*bad.shape[:-2], -1)
+            if isinstance(store, Section):
+                linear = linear + store.shift(numpy_dtype(b.dtype).itemsize, ramp or bl > 1 or tail is not None)
+                bad, store = np.broadcast_to(bad, linear.shape), store.memory
+            if is_address(store):
+                vector, need = ramp or bl > 1 or tail is not None, ~bad
+                if f.mask is not None:
+                    need = need & (f.mask[:, None] if vector else f.mask)
+                store, linear = self.c.addresses.follow(store, linear, need, vector, 1, Followed(b, write, span))
+            if store.lanes > 1:
+                row = np.arange(store.lanes) * (store.nbytes // numpy_dtype(b.dtype).itemsize)
+                vector = ramp or bl > 1 or tail is not None
+                linear = linear + (row[:, None] if vector else row)
+            return store, idx, shape, linear, bad
+
+        return run
+
+    def cells(self, e: AddressOf, count: int, what: str, order: Any = None, atomic: Any = None) -> Callable[[LaneFrame], Any]:
+        b, dt, span = e.buffer, numpy_dtype(e.buffer.dtype), e.span or self.c.place
+        where = self.locate(b, e.indices, count, span, True)
+
+        def run(f: LaneFrame) -> Any:
+            store, idx, shape, linear, bad = where(f)
+            linear = spread(linear, f.lanes, linear.ndim > 0 and count > 1).reshape(f.lanes, -1)
+            bad = spread(bad, f.lanes, bad.ndim > 0 and count > 1).reshape(f.lanes, -1)
+            ok = f.active()[:, None] & ~bad
+            if b.scope() != GLOBAL and (bad & f.active()[:, None]).any():
+                raise out_of_bounds(b, idx, shape, bad & f.active()[:, None], span, what)
+            store.wrote(linear[ok], dt.itemsize)
+            return store.flat(dt), np.where(ok, linear, 0), ok
+
+        return run
 
 
 @dataclass

@@ -24,9 +24,8 @@ from tilelang.ops.distribute import Distribution
 from tilelang.target.warp_groups import GROUP, WARP_LANES, warps_of
 
 from .direct_loads import direct_loads
-from .known_ranges import KnownRanges
 from .lower_parallel import lower_loop, private_loop, run_loop
-from .lowered_accesses import LoweredAccesses
+from .lowered_accesses import KnownRanges, LoweredAccesses
 from .lowered_buffers import LoweredBuffers
 from .tma_stores import TmaStores
 from .vector_lanes import async_copy
