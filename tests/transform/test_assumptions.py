@@ -8,7 +8,7 @@ import tilelang.language as T
 from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.target import Target
 from tilelang.transform.pipeline import lower
-from tilelang.transform.analysis.assumptions import promised, promises
+from tilelang.transform.analysis.guards import promised, promises
 
 SM80 = Target({"kind": "cuda", "arch": "sm_80"})
 

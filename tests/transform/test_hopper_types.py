@@ -20,7 +20,7 @@ from tilelang.target.tensor_map import TensorMap, tensor_maps_of
 from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.analysis.pipeline_schedule import loop_items
 from tilelang.transform.schedule.specialize_warps import specialize_warps
-from tilelang.transform.analysis.tf32_tiles import rounded_tiles, tf32_tiles
+from tilelang.transform.analysis.copied_tiles import rounded_tiles, tf32_tiles
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
 F8, F8B = "float8_e4m3fn", "float8_e5m2"

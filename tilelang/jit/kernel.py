@@ -25,9 +25,8 @@ from .arguments import (OVERLAPPING, UNALIGNED, adapted, by_position, explain, e
 from .artifact import Artifact, CompiledArtifact, Request, without_outputs, written_parameters
 from .collecting import rarely_collected
 from .diagnostics import jit_phase
-from .failures import internal
 from .graph_names import named
-from .kernel_cache import cache_key, is_cached, produce
+from .kernel_cache import cache_key, internal, is_cached, produce
 from .outputs import OutputCall
 from .requests import make_request
 from .sources import Sources

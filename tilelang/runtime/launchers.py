@@ -17,8 +17,7 @@ from tilelang.target.cluster import check_cluster, cluster_of
 from tilelang.target.machine import MAX_GRID, MOST_SHARED
 
 from . import l2_window, workspaces
-from .contexts import in_context
-from .gpu_api import CUDA, GpuApi
+from .gpu_api import CUDA, GpuApi, in_context
 from .host_frame import CPU, Frame
 from .l2_window import window_of
 from .llvm_text import HostExpr, Writer, code_of, scalar_type, text_of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tilelang.target.tensor_map import ADDRESS_ALIGN, MAP_ALIGN, MAP_BYTES, STRIDE_ALIGN, TensorMap
 
-from .contexts import in_context
+from .gpu_api import in_context
 from .llvm_text import Writer
 
 ENCODE, ENCODE_IM2COL = "cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col"

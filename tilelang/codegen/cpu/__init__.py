@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tilelang.ir import Expr, Func, Var, symbols_of, walk
 from tilelang.target.cpu_launch import ThreadValues
 
-from .host import HostPrinter
+from .launch import HostPrinter
 from .code import Code, HostFunction
 from .state import BlockState, Bound, LaneFaults, Storage
 from .text import Fn, Module, clean

@@ -8,9 +8,8 @@ from tilelang.target.thread_calls import ASSERTION, CLOCKS
 
 from .atomics import ATOMIC_CALLS
 from .barriers import BARRIER_CALLS
-from .boxes import BOX_CALLS
 from .clusters import CLUSTER_CALL_PRINTERS
-from .wgmma import DESCRIPTOR_CALLS
+from .wgmma import BOX_CALLS, DESCRIPTOR_CALLS
 from .lane_faults import assertion
 from .lanes import LANE_CALL_PRINTERS
 from .code import CallPrinter, Code

@@ -24,8 +24,7 @@ from ..boxes import launch_maps
 from .barriers import BARRIER_OPS, ORDER_ONLY
 from .block import TileBlock, WarpRole
 from .cluster import TileCluster
-from .context import TileContext, TileLaunch
-from .divergence import Divergence
+from .context import Divergence, TileContext, TileLaunch
 from .hopper import TILE_HOPPER_OPS, space_of
 from .memory_access import allocate, load, store
 from .statements import compile_if, evaluate, parallel, synchronised, tile_op

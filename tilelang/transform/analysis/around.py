@@ -9,7 +9,7 @@ from tilelang.arith import Analyzer, LaunchFacts
 from tilelang.ir import (Assert, Bind, Call, Evaluate, Expr, For, Func, If, Launch, Load, Stmt, Var, binary, contains, remember,
                          replace, substitute, ways, with_inner)
 
-from .assumptions import promises
+from .guards import promises
 
 
 class Around:

@@ -23,7 +23,7 @@ _SM90 = frozenset((
     "mbarrier_arrive_remote", "cp_async_mbarrier_arrive", "tma_load", "fence_proxy_async", "fence_mbarrier_init", "bulk_commit",
     "bulk_wait", "cluster_rank", "cluster_arrive", "cluster_wait", "cluster_sync", "cluster_store", "cluster_load"))
 _SM90A = frozenset(("wgmma_wait", "wgmma_fence", "wgmma_commit", "wgmma", "wgmma_descriptor", "wgmma_pin", "set_max_nreg"))
-_NOT_ON_CPU = "cluster_load"  # the others: codegen/cpu/barriers.py, clusters.py, wgmma.py, descriptors.py and boxes.py
+_NOT_ON_CPU = "cluster_load"  # the others: codegen/cpu/barriers.py, clusters.py, and wgmma.py
 WAITS = ("mbarrier_wait", "named_barrier", "named_barrier_arrive", "cluster_arrive", "cluster_wait", "cluster_sync")
 
 

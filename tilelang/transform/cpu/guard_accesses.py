@@ -16,7 +16,7 @@ from tilelang.target.cpu_launch import (CheckedAddress, CheckedLoad, CheckedStor
                                         TileLoops, TileSide, RangeTest)
 from tilelang.target.cpu_ranges import is_in_range, with_indices
 
-from ..analysis.assumptions import with_ranges
+from ..analysis.guards import with_ranges
 from ..framework.pass_ import CPU, PassContext, pass_
 
 _NO_GUARD = ("atomic_load", "atomic_store")

@@ -18,7 +18,7 @@ from tilelang.ir.record import state
 from tilelang.layout import Fragment, replicated_fragment
 from tilelang.target.warp_groups import PER_GROUP, WARP_LANES, warps_of
 
-from ..analysis.assumptions import with_ranges
+from ..analysis.guards import with_ranges
 from .loop_layouts import Loop, Touch, serial_dims, touch
 from .shared_layouts import Access, memory_accesses
 

@@ -22,7 +22,7 @@ from ..legalize.hopper_features import hopper
 from .layout_uses import Uses, at_line, run_time_shape
 from .loop_layouts import row_groups
 from ..framework.pass_ import PassContext
-from ..analysis.tf32_tiles import rounded_tiles
+from ..analysis.copied_tiles import rounded_tiles
 
 register("layout-conflict", ValueError, "a buffer is asked for two layouts that cannot both hold",
          "annotate the buffer with one layout of its shape and kind, or leave the layout out",

@@ -12,7 +12,7 @@ from tilelang.ir import (GLOBAL, Alloc, Binary, Bind, Break, Const, Continue, Fo
                          with_options)
 from tilelang.ops import Gemm
 
-from ..analysis.assumptions import with_ranges
+from ..analysis.guards import with_ranges
 from ..analysis.disjoint import Disjoint, Place
 from ..analysis.effects import effects
 from ..analysis.liveness import Uses

@@ -20,7 +20,7 @@ from tilelang.ir.visitor import mapped
 from tilelang.target.thread_calls import COUNTS_THREADS, PER_THREAD
 from tilelang.target.warp_groups import WARP_LANES, warps_of
 
-from ..analysis.assumptions import with_ranges
+from ..analysis.guards import with_ranges
 from ..framework.pass_ import TILE, PassContext, pass_
 
 

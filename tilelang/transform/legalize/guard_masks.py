@@ -27,10 +27,9 @@ from tilelang.ir import (Binary, Bind, Buffer, Call, Const, Evaluate, Expr, For,
                          substitute, unary, walk, with_inner, EMPTY, LOGICAL, TRUE, FRAGMENT)
 from tilelang.ops import Fill, Gemm
 
-from ..analysis.assumptions import with_ranges
 from ..analysis.divergence import Divergence
 from ..analysis.effects import effects, expr_effects, hangs_on_threads
-from ..analysis.guards import operands
+from ..analysis.guards import operands, with_ranges
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.statements import rename
 

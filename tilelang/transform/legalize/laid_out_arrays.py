@@ -15,8 +15,7 @@ from tilelang.ops import AtomicTile, Copy, Fill
 from tilelang.ops.pairing import TileLoops, lower_elementwise
 from tilelang.target.device_functions import EXTERNS
 
-from ..analysis.assumptions import promised, with_ranges
-from ..analysis.guards import bounds_guard
+from ..analysis.guards import bounds_guard, promised, with_ranges
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 

@@ -18,7 +18,7 @@ from tilelang.target.tensor_map import REDUCE_ADD
 from .aliasing import parameter_names
 from .laid_out_arrays import local_fragments
 from ..framework.config import PassConfigKey
-from ..analysis.assumptions import with_ranges
+from ..analysis.guards import with_ranges
 from ..analysis.effects import effects, own_effects
 from ..analysis.index_width import widen_indices
 from ..framework.pass_ import TILE, PassContext, pass_

@@ -26,7 +26,7 @@ from ..analysis.effects import effects
 from ..analysis.pipeline_loops import is_pipelined, wanted_stages
 from ..analysis.pipeline_schedule import loop_items
 from ..framework.pass_ import TILE, PassContext, pass_
-from ..analysis.tf32_tiles import tf32_tiles
+from ..analysis.copied_tiles import tf32_tiles
 from .hopper_features import hopper
 
 _VERSIONS = 2  # of a tile that threads fill while a GEMM reads the one before

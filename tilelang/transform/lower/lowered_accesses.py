@@ -14,9 +14,8 @@ from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, I
                          with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED, STATIC, Func, Launch, contains)
 from tilelang.ops.distribute import conjunction, index_values
 
-from ..analysis.assumptions import promised
 from ..analysis.distributed_loop import Loop
-from ..analysis.guards import bounds_guard, tile_indices, vector_lanes_of
+from ..analysis.guards import bounds_guard, promised, tile_indices, vector_lanes_of
 from .lowered_buffers import LoweredBuffers
 
 # ---- known ranges ----------------------------------------------------------------------------------------------------

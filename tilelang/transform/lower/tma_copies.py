@@ -30,7 +30,7 @@ from tilelang.ops.tma_boxes import copied_tile
 from tilelang.ops.tma_store import tile_unsupported
 from tilelang.target.warp_groups import warps_of
 
-from ..analysis.assumptions import with_ranges
+from ..analysis.guards import with_ranges
 from ..analysis.effects import effects
 from ..analysis.statements import do, initialised
 from ..legalize.hopper_features import hopper, unreadable

@@ -21,9 +21,8 @@ from ..legalize.hopper_features import hopper, no_warp_roles, unreadable
 from ..analysis.liveness import Uses
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.loop_schedule import Schedule
-from ..analysis.residency import live_at_once, resident_blocks
 from ..analysis.vectorize import MAX_BYTES
-from ..analysis.shared_spans import versioned, with_versions
+from ..analysis.shared_spans import live_at_once, resident_blocks, versioned, with_versions
 from .loop_record import record_of_blocks, record_of_threads
 from .emit import CopiedAhead, Plan
 from .rings import GROUP, barriers

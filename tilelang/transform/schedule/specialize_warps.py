@@ -41,7 +41,7 @@ from .emit import consumer, producer
 from .loop_order import ENDED
 from .loop_record import record_of
 from .operand_versions import operand_versions, operands_in_registers, transposed_gemms, whole_loads
-from ..analysis.copied_tiles import CopiedTiles
+from ..analysis.copied_tiles import CopiedTiles, tf32_tiles
 from ..analysis.effects import acts, effects, is_sync, may_wait
 from ..legalize.hopper_features import hopper, unreadable
 from ..analysis.liveness import Uses, has_views
@@ -55,7 +55,6 @@ from ..analysis.pipeline_loops import inner_loops, is_load, is_pipelined, ring_s
 from .rings import (GROUP, Handover, Ring, TakenTiles, WarpRoleLoop, WholeTile, barriers, counted_loops, counted_tiles,
                     registers_by_warp_role)
 from ..analysis.pipeline_schedule import loop_items
-from ..analysis.tf32_tiles import tf32_tiles
 from ..analysis.shared_spans import Span, place, versioned, with_versions
 
 BARRIER_BYTES = 1024  # upper bound for the barriers of all rings
