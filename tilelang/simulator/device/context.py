@@ -28,9 +28,9 @@ from .block import Global
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
-# Elements lie in per-thread arrays, shared memory or global tensors.  Lanes are the threads of one block, padded to whole warps.
-# Shared memory is one arena of bytes for each block, so that buffers to which the memory planner assigned the same bytes really
-# alias.
+# Elements lie in arrays of threads, shared memory or global tensors.  Lanes are the threads of one block, padded to whole
+# warps.  Shared memory is one arena of bytes for each block, so that buffers to which the memory planner assigned the same
+# bytes really alias.
 
 class DeviceMemory(Memory):
     """Compiles the addresses of accesses.
