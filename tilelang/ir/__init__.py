@@ -54,7 +54,7 @@ from .expr import (ARITHMETIC, BOOL, COMPARISONS, F32, FALSE, I32, I64, LOGICAL,
                    convert, int_literal, is_const, match, unary)
 from .nodes import Node, fields_of, node
 from .options import Options
-from .literals import register_literal
+from .hook import register_literal
 from .places import (get_buffer_span, get_prim_func_span, get_stmt_span, make_span, set_buffer_span, set_stmt_span,
                      span_coverage, span_to_location)
 from .facts import BufferFacts, FuncFacts

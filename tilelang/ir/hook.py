@@ -31,3 +31,11 @@ class Hook(Generic[F]):
             raise RuntimeError(f"{self.what} is provided already, by {self.call.__module__}")
         self.call, self._open = f, False
         return f
+
+
+LITERALS: dict[str, Callable[..., Any]] = {}
+
+
+def register_literal(name: str, build: Callable[..., Any]) -> None:
+    """Register the constructor for `T.name(...)`, the text that `__tilelang_text__` of a class prints."""
+    LITERALS[name] = build

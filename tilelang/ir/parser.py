@@ -12,7 +12,7 @@ from .expr import (BOOL, COMPARISONS, I32, LOGICAL, Binary, Broadcast, Call, Cas
                    StringConst, Unary, Var)
 from .facts import BufferFacts, FuncFacts
 from .nodes import fields_of
-from .literals import LITERALS
+from .hook import LITERALS
 from .options import Options
 from .plans import LaunchPlan, LoopPlan, ParallelPlan
 from .printer import LOOPS, SYMBOLS

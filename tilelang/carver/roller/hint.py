@@ -5,8 +5,59 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .rasterization import NoRasterization
-from . import rasterization
+# ---- orders of the blocks of a grid ----------------------------------------------------------------------------------
+
+class _Single(type):
+    """Metaclass of a class that is its own only instance, so that both `is NoRasterization` and `isinstance` work."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return instance is cls
+
+    def __repr__(cls) -> str:
+        return "<NoRasterization>"
+
+
+class NoRasterization(metaclass=_Single):
+    """Blocks run row by row: no T.use_swizzle."""
+
+    box_width = 0
+
+    @classmethod
+    def get_code(cls) -> list[str]:
+        """The statements that request this order: none."""
+        return []
+
+
+@dataclass(frozen=True)
+class _Rasterization2D:
+    box_width: int = 4
+
+    order = "row"
+
+    def get_code(self) -> list[str]:
+        """The statements that request this order."""
+        return [f"T.use_swizzle(panel_size={self.box_width}, order={self.order!r})"]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}({self.box_width})>"
+
+
+@dataclass(frozen=True, repr=False)
+class Rasterization2DRow(_Rasterization2D):
+    """Rasterisation panels of `box_width` rows of blocks."""
+
+
+@dataclass(frozen=True, repr=False)
+class Rasterization2DColumn(_Rasterization2D):
+    """Rasterisation panels of `box_width` columns of blocks."""
+
+    order = "column"
+
+
+_PANELS = {c.__name__: c for c in (Rasterization2DRow, Rasterization2DColumn)}
 
 
 @dataclass
@@ -164,7 +215,7 @@ class Hint:
             if name == "intrin_info":
                 hint.intrin_info = IntrinInfo(**{**value, "micro_size": tuple(value["micro_size"])})
             elif name == "rasterization_plan":
-                hint.rasterization_plan = getattr(rasterization, value[0])(value[1])
+                hint.rasterization_plan = _PANELS[value[0]](value[1])
             elif name in (*_ALWAYS, *_PLAIN):
                 setattr(hint, name, value)
             else:

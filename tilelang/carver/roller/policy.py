@@ -8,6 +8,7 @@ global memory).  It ranks candidates for tuning and is no prediction of the time
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import product as every
 from math import ceil, prod
 from typing import Any
@@ -16,8 +17,7 @@ from tilelang.carver.arch import TileDevice, is_cdna_arch, is_tensorcore_support
 from tilelang.ir import dtype
 from tilelang.target.machine import REGISTERS
 
-from .hint import Hint, IntrinInfo
-from .rasterization import NoRasterization, Rasterization2DRow
+from .hint import Hint, IntrinInfo, NoRasterization, Rasterization2DRow
 from .work import Attention, Map, Matmul, Work
 
 _SIZES = (16, 32, 64, 128, 256)
@@ -229,3 +229,40 @@ class DefaultPolicy(_Policy):
 def hints_for(work: Work, arch: TileDevice, topk: int = 10) -> list[Hint]:
     """Hints for a computation: for tensor cores where they support the types, else for the ordinary units."""
     return TensorCorePolicy(work, arch).emit_config(topk) or DefaultPolicy(work, arch).emit_config(topk)
+
+
+# ---- computations as nodes -------------------------------------------------------------------------------------------
+
+@dataclass(eq=False)
+class PrimFuncNode:
+    """A template's program.  Raises ValueError for other programs."""
+
+    prim_func: Any
+    tags: dict[str, Any] = field(default_factory=dict)
+    name: str = "PrimFuncNode"
+
+    def __post_init__(self) -> None:
+        self.work = work_of(self.prim_func)
+
+
+@dataclass(eq=False)
+class OutputNode:
+    """The result `id` of a node."""
+
+    node: PrimFuncNode
+    id: int = 0
+
+    @property
+    def work(self) -> Any:
+        """The computation of the node."""
+        return self.node.work
+
+
+@dataclass(frozen=True, eq=False)
+class Edge:
+    """Output src_id of one node is input dst_id of another."""
+
+    src_node: Any
+    dst_node: Any
+    src_id: int = 0
+    dst_id: int = 0

@@ -14,8 +14,7 @@ from tilelang.language.tracing.state import error
 
 from . import programs
 from ..arch import TileDevice, auto_infer_current_arch, is_ampere_arch, is_volta_arch
-from ..roller.node import OutputNode, PrimFuncNode
-from ..roller.policy import hints_for
+from ..roller.policy import OutputNode, PrimFuncNode, hints_for
 
 
 @dataclass

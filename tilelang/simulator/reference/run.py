@@ -1,7 +1,7 @@
 """The reference interpreter: runs a tile program statement by statement, on whole tiles, in NumPy.
 
 Blocks run one after another.  A tile op runs its `reference`.  A Parallel loop runs all its iterations at once (or in
-successive groups, see parallel.py).  Per-thread code runs on all threads of the block in lock step; where a program never
+successive groups, see statements.py).  Per-thread code runs on all threads of the block in lock step; where a program never
 distinguishes its threads, one lane represents all of them.  Programs with planned pipelines (phase TILE after
 plan_pipelines) are also supported: asynchronous copies complete at once, commits and waits do nothing.
 """
