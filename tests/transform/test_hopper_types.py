@@ -18,7 +18,7 @@ from tilelang.target import Target
 from tilelang.ir.numbers import round_tf32
 from tilelang.target.tensor_map import TensorMap, tensor_maps_of
 from tilelang.transform.framework.pass_ import PassContext
-from tilelang.transform.analysis.pipeline_schedule import loop_items
+from tilelang.transform.analysis.pipeline_loops import loop_items
 from tilelang.transform.schedule.specialize_warps import specialize_warps
 from tilelang.transform.analysis.copied_tiles import rounded_tiles, tf32_tiles
 

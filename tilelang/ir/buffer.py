@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tilelang.errors import facts
 from .dtype import dtype
-from .expr import Expr, Var, as_dim, convert, is_const
+from .expr import Expr, Var, as_dim, const, convert, is_const
 from .hook import Hook
 from .facts import BufferFacts
 from .nodes import Node, node
@@ -178,6 +178,17 @@ class Region(Node):
         return all(is_const(m, 0) for m in self.mins) and all(
             a is b or (isinstance(a, int) and a == b) or (isinstance(a, Expr) and a.same(b))
             for a, b in zip(self.extents, self.buffer.shape))
+
+    def narrowed(self, dim: int, first: int, width: int) -> Region:
+        """The region with `width` indices of a dimension, from index `first` of the region on."""
+        at = dim % len(self.mins)
+        return Region(self.buffer, tuple(m + first if d == at and first else m for d, m in enumerate(self.mins)),
+                      tuple(width if d == at else n for d, n in enumerate(self.extents)), self.span)
+
+
+def region_of(buffer: Buffer, span: Span | None = None) -> Region:
+    """All elements of a buffer."""
+    return Region(buffer, (const(0),) * buffer.ndim, buffer.shape, span)
 
 
 @node

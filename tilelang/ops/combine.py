@@ -7,9 +7,9 @@ from itertools import product
 from typing import Any, ClassVar
 
 from tilelang import errors
-from tilelang.ir import (Alloc, Attrs, Buffer, Expr, For, Load, Parallel, Region, Span, Stmt, Store, TileOp, Var, const,
-                         convert, fresh, load, node, rewrite, seq, tile_op, walk, FRAGMENT, LOCAL, PRIVATE, TRUE, Binary, Bind,
-                         Select)
+from tilelang.ir import (Alloc, Attrs, Binary, Bind, Buffer, Expr, For, Load, Parallel, Region, Select, Span, Stmt, Store,
+                         TileOp, Var, const, convert, fresh, load, node, rewrite, seq, tile_op, walk, FRAGMENT, LOCAL, PRIVATE,
+                         TRUE)
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
 
 from .base import Access, LowerContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (Alloc, Attrs, Buffer, Region, Span, Stmt, TileOp, cast, const, replace, tile_op, with_options,
+from tilelang.ir import (Alloc, Attrs, Buffer, Region, Span, Stmt, TileOp, cast, region_of, replace, tile_op, with_options,
                          FRAGMENT, GLOBAL)
 from tilelang.ir.numbers import to_dtype
 
@@ -78,7 +78,7 @@ class Copy(TileOp):
         if not all(isinstance(n, int) for n in self.dst.extents):
             return [self]
         b = Buffer(f"{self.dst.buffer.name}_next", tuple(self.dst.extents), self.dst.dtype, FRAGMENT)
-        part = Region(b, (const(0),) * b.ndim, b.shape)
+        part = region_of(b)
         return [Alloc(b, span=self.span), replace(self, dst=part), with_options(replace(self, src=part), second=True)]
 
     def check(self) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from tilelang.ir import (TRUE, Binary, Buffer, Const, Expr, For, If, Select, Stmt, Store, call, cast, const, convert, dtype,
-                         fresh, load, seq, unrolled, LoopPlan, FRAGMENT, PRIVATE)
+from tilelang.ir import (Binary, Buffer, Const, Expr, For, If, LoopPlan, Select, Stmt, Store, call, cast, const, convert, dtype,
+                         fresh, load, seq, unrolled, FRAGMENT, PRIVATE, TRUE)
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
 
 from .distribute import Distribution, conjunction, digit, from_fragment

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from tilelang import errors
-from tilelang.ir import (Attrs, Binary, Buffer, Region, Span, Stmt, Store, TileOp, cast, const, load, seq, tile_op, FRAGMENT,
-                         GLOBAL, PRIVATE)
+from tilelang.ir import (Attrs, Binary, Buffer, Region, Span, Stmt, Store, TileOp, cast, const, load, region_of, seq, tile_op,
+                         FRAGMENT, GLOBAL, PRIVATE)
 from tilelang.ir.numbers import binary_function, to_dtype
 
 from .base import Access, LowerContext
@@ -57,7 +57,7 @@ class Scan(TileOp):
         dt, neutral = dst.buffer.dtype, const(identity(self.kind, dst.buffer.dtype), dst.buffer.dtype)
         private = any(r.buffer.scope_name in PRIVATE for r in (src, dst))
         if src.buffer.data is dst.buffer.data and src != dst and not private:  # a piece overwrites what a later one reads
-            old, src = src, Region(cx.new_shared(f"{src.buffer.name}_scan", shape, dt), (const(0),) * len(shape), shape)
+            old, src = src, region_of(cx.new_shared(f"{src.buffer.name}_scan", shape, dt))
             before = cx.parallel(shape, lambda at: Store(src.buffer, at, load(old.buffer, old.at(*at))))
         tile = next((r.buffer for r in (dst, src) if r.buffer.scope_name == FRAGMENT and r.is_full), None)
         steps = ScanSteps(

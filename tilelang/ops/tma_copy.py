@@ -13,7 +13,7 @@ from typing import Any
 from tilelang.arith import divisible
 from tilelang.errors import error, register
 from tilelang.ir import (AddressOf, Buffer, Expr, For, If, Region, Stmt, binary, call, const, convert, do, fresh, is_const,
-                         load, replace, seq, SHARED)
+                         load, region_of, replace, seq, SHARED)
 from tilelang.layout import boxes_of, linear_layout
 from tilelang.target.tensor_map import unsupported
 
@@ -191,9 +191,8 @@ def _unsupported(op: Any) -> str:
     if _is_slice(op):
         return _slice_unsupported(op, tile, tensor_of(op))
     one = Buffer(b.name, tuple(b.shape[-2:]), b.dtype, b.scope_name, b.strides_ and b.strides_[-2:])
-    whole = Region(one, (const(0), const(0)), tuple(b.shape[-2:]))
     kept = CopyPlan(tf32=op.plan.tf32, unaligned_columns=op.plan.unaligned_columns)
-    return tma_unsupported(replace(op, src=tensor_of(op), dst=whole, plan=kept))
+    return tma_unsupported(replace(op, src=tensor_of(op), dst=region_of(one), plan=kept))
 
 
 def lower_tma_copy(op: Any, cx: Any) -> Stmt:

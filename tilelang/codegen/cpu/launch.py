@@ -11,7 +11,7 @@ parameters of the block function, so that LLVM knows that they do not overlap.
 
 from __future__ import annotations
 
-from tilelang.ir import Alloc, walk, GLOBAL, Assert, Bind, Evaluate, For, If, Seq, Stmt
+from tilelang.ir import Alloc, Assert, Bind, Evaluate, For, If, Seq, Stmt, walk, GLOBAL
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import CpuLaunch
 

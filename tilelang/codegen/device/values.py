@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tilelang.ir import (Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, Unary, const, dtype, is_const,
-                         walk, GLOBAL, SHARED, COMPARISONS, binary)
+from tilelang.ir import (Binary, Broadcast, Call, Cast, Const, Expr, Load, Ramp, Select, Shuffle, Unary, binary, const, dtype,
+                         is_const, walk, COMPARISONS, GLOBAL, SHARED)
 from tilelang.target import INTRINSICS
 from tilelang.target.division import reciprocal
 from tilelang.target.intrinsics import PURE, READS

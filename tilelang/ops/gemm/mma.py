@@ -24,8 +24,8 @@ from math import ceil, prod
 from typing import Any
 
 from tilelang.ir import (AddressOf, Buffer, Const, Expr, For, If, Load, Node, Ramp, Region, Stmt, Store, TileOp, Var, binary,
-                         call, cast, const, do, dtype, each_register, fresh, is_const, load, replace, select, seq, substitute,
-                         unary, unrolled, walk, FRAGMENT)
+                         call, cast, const, do, dtype, each_register, fresh, is_const, load, region_of, replace, select, seq,
+                         substitute, unary, unrolled, walk, FRAGMENT)
 from tilelang.layout import REGISTER, THREAD, Mode
 from tilelang.target.machine import MOST_REGISTERS
 from tilelang.target.mma import plain_dtype, row as row_of
@@ -223,8 +223,7 @@ def _moved(op: Any, cx: Any, row: Any) -> Stmt:
         into = into if isinstance(op.clear_accum, Const) else If(unary("not", cast(cx.expr(op.clear_accum), "bool")), into)
     back = cx.parallel(layout.shape, lambda p: Store(c, (*lead, *p), load(part, p)), cx.layout_of(c).project(
         (c.ndim - 2, c.ndim - 1)), span=op.span)
-    whole = Region(part, (const(0), const(0)), tuple(layout.shape), span=op.c.span)
-    return seq(zeros, into, lower_mma(replace(op, c=whole), cx, row), back, span=op.span)
+    return seq(zeros, into, lower_mma(replace(op, c=region_of(part, op.c.span)), cx, row), back, span=op.span)
 
 
 def _exact(modes: tuple[Mode, ...]) -> tuple[Mode, ...]:

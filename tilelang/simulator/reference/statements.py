@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (Evaluate, Expr, If, Parallel, Region, Stmt, Store, convert, walk, PRIVATE, AddressOf, Alloc, Binary,
-                         Bind, Buffer, Call, For, Load, Node, TileOp, Var, children, free_vars, is_const, numpy_dtype, remember,
-                         substitute)
+from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Buffer, Call, Evaluate, Expr, For, If, Load, Node, Parallel, Region,
+                         Stmt, Store, TileOp, Var, children, convert, free_vars, is_const, numpy_dtype, remember, substitute,
+                         walk, PRIVATE)
 from tilelang.ir.evaluate import Closure
 from tilelang.ops import Copy
 from tilelang.target.warp_groups import holds_in

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import Buffer, Const, Launch, Load, Parallel, Stmt, Store, GLOBAL, SHARED, For, Var
+from tilelang.ir import Buffer, Const, For, Launch, Load, Parallel, Stmt, Store, Var, GLOBAL, SHARED
 from tilelang.layout.views import RowMajor
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import is_tf32
@@ -14,8 +14,8 @@ from tilelang.ops.gemm.wgmma import is_tf32
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import PassContext
 from .effects import effects
-from .loop_body import copied, inline_index_binds, select_stores
-from .pipeline_schedule import Item
+from .statements import copied, inline_index_binds, select_stores
+from .pipeline_loops import Item
 from .vectorize import Widths, bound_divisors, power_of_two_in
 
 

@@ -10,8 +10,8 @@ from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, If, Launch,
 from tilelang.ops import Combine, Reduce, Scan
 
 from .effects import Effect, effects, own_effects
-from .loop_body import select_stores
-from .pipeline_schedule import Item
+from .statements import select_stores
+from .pipeline_loops import Item
 
 
 class Liveness:

@@ -14,7 +14,7 @@ from tilelang.target.machine import UNIT_RATES
 
 from .effects import fills_whole, is_sync
 from .item_cost import Cycles, item_cycles
-from .pipeline_schedule import Item, violations
+from .pipeline_loops import Item, violations
 from .simulate_loop import START, Delayed, Event, Held, RingUse, Simulation, Wait
 
 _MOST_SUBSETS = 6  # GEMMs of which all subsets are tried; of more, only those that end a loop

@@ -15,7 +15,7 @@ from tilelang.ops import Gemm
 from tilelang.target.machine import REGISTERS
 
 from .effects import effects, fills_whole
-from .pipeline_schedule import Item
+from .pipeline_loops import Item
 
 ALIGN = 128  # bytes: one row of the 32 banks, at whose multiples swizzle patterns start
 

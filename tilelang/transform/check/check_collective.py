@@ -16,9 +16,8 @@ from tilelang.ir import (Bind, Break, Buffer, Call, Const, Continue, Evaluate, E
 from tilelang.ops import Copy
 from tilelang.target.warp_groups import names_warps
 
-from ..analysis.divergence import Divergence, parted
+from ..analysis.divergence import Divergence, WarpSets, parted
 from ..analysis.statements import BARRIERS
-from ..analysis.lane_values import WarpSets
 from ..framework.pass_ import TILE, PassContext, pass_
 
 register("collective-divergent", NotImplementedError,

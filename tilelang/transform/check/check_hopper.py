@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.errors import error, register, warn
 from tilelang.ir import (Alloc, Call, Evaluate, Expr, Func, If, Launch, Node, Parallel, TileOp, binary, const, inner, logical,
-                         replace, rewrite, walk, with_options, EMPTY, BARRIER)
+                         replace, rewrite, walk, with_options, BARRIER, EMPTY)
 from tilelang.ops import Copy, Gemm
 from tilelang.target.cluster import cluster_of
 from tilelang.target.thread_calls import public_name

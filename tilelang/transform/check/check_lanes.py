@@ -18,7 +18,7 @@ from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Call, Continue, 
                          Seq, Stmt, Store, TileOp, Unary, While, children, inner, walk, PRIVATE)
 from tilelang.target.thread_calls import MATCHES, SHUFFLES, VOTES, public_name
 
-from ..analysis.lane_values import WARP_LANES, Kind, LaneValues
+from ..analysis.divergence import WARP_LANES, Kind, LaneValues
 from ..framework.pass_ import TILE, PassContext, pass_
 
 register("warp-divergent", RuntimeError, "an exchange between lanes of a warp stands where only some of them come",

@@ -18,7 +18,7 @@ from tilelang.ir import (Call, Expr, Func, Load, Region, Stmt, TileOp, Var, cont
 from tilelang.ops import Copy, Gemm, Transpose
 from tilelang.ops.pairing import iteration_space, matched_indices
 
-from ..analysis.around import Around, visit_with_facts
+from ..analysis.guards import Around, visit_with_facts
 from ..analysis.disjoint import Disjoint, Place
 from ..framework.pass_ import TILE, PassContext, pass_
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from tilelang.ir import For, Func, statements, stmts_of
 
 from ..framework.pass_ import TILE, PassContext, pass_
-from ..analysis.pipeline_loops import check_flow, is_pipelined, scheduled_lists, wanted_stages
-from ..analysis.pipeline_schedule import loop_items
+from ..analysis.pipeline_loops import check_flow, is_pipelined, loop_items, scheduled_lists, wanted_stages
 
 
 @pass_(needs=TILE)

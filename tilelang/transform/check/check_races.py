@@ -21,7 +21,7 @@ from tilelang.ir import (Bind, Break, Call, Const, Continue, Expr, For, Func, If
                          free_vars, inner, is_const, remember, statements, substitute, DYNAMIC, GLOBAL, STATIC)
 
 from ..analysis.disjoint import Iterations, alone
-from ..analysis.loop_body import drop_continue
+from ..analysis.statements import drop_continue
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 

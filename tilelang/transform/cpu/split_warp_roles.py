@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (EMPTY, AddressOf, Binary, Bind, Call, Evaluate, Expr, For, If, Launch, Load, Parallel, Region, Seq,
-                         Stmt, Store, TileOp, While, call, const, controls, replace, rewrite, seq, walk, with_inner,
-                         with_options, FRAGMENT, GLOBAL, SHARED)
+from tilelang.ir import (AddressOf, Binary, Bind, Call, Evaluate, Expr, For, If, Launch, Load, Parallel, Region, Seq, Stmt,
+                         Store, TileOp, While, call, const, controls, replace, rewrite, seq, walk, with_inner, with_options,
+                         EMPTY, FRAGMENT, GLOBAL, SHARED)
 from tilelang.target.cpu import unsupported
 from tilelang.target.cpu_launch import OncePerBlock, WarpRole, is_private
 from tilelang.target.thread_calls import BLOCK_VOTES, CLUSTER_CALLS
 from tilelang.target.warp_groups import WARP_LANES, alike, holds_in, runs
 from tilelang.ops import Copy
 
-from ..analysis.lane_values import Kind, LaneValues
+from ..analysis.divergence import Kind, LaneValues
 from .thread_conflicts import Conflicts
 from .thread_loops import check_uniform
 from .varying_values import find_varying_values, rereads_shared, some_exit_early, touches_private

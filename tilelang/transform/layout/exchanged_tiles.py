@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.ir import (EMPTY, AddressOf, Alloc, Bind, Buffer, Call, Const, For, If, Launch, Load, Parallel, Region, Seq,
-                         Stmt, Store, Var, While, const, contains, fresh, load, replace, rewrite_stmts, seq, stmts_of,
-                         substitute, walk, with_inner, with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, For, If, Launch, Load, Parallel, Region, Seq, Stmt, Store,
+                         Var, While, const, contains, fresh, load, replace, rewrite_stmts, seq, stmts_of, substitute, walk,
+                         with_inner, with_options, DYNAMIC, EMPTY, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ir.plans import ParallelPlan
 from tilelang.ir.record import state
 from tilelang.layout import REGISTER, THREAD, Fragment, Layout, Mode
@@ -35,8 +35,7 @@ from tilelang.ops.distribute import index_values
 from tilelang.target import is_pure
 
 from ..analysis.distributed_loop import in_order
-from ..analysis.loop_body import inline_index_binds
-from ..analysis.statements import renamed
+from ..analysis.statements import inline_index_binds, renamed
 from ..framework.pass_ import TILE, PassContext, pass_
 from .shared_layouts import copy_loops
 

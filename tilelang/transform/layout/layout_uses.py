@@ -12,8 +12,8 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.errors import TileLangError, error, register
-from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Stmt, Store, TileOp,
-                         Var, children, inner, walk, SHARED, FRAGMENT)
+from tilelang.ir import (AddressOf, Alloc, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel, Stmt, Store, TileOp, Var,
+                         children, inner, walk, FRAGMENT, SHARED)
 from tilelang.ir.record import state
 from tilelang.layout import Fragment, replicated_fragment
 from tilelang.target.warp_groups import PER_GROUP, WARP_LANES, warps_of

@@ -1,14 +1,25 @@
-"""Derives layouts of parallel loops from the fragments they index, and the other way round."""
+"""Derives layouts of parallel loops from the fragments they index, and the other way round; chooses work partitions.
+
+The work partition of a loop is that of a fragment that it touches, or vectors distributed over the threads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tilelang.ir import Binary, Buffer, Const, Expr, Load, Parallel, Store, TileOp, Var, walk, FRAGMENT
-from tilelang.ir.record import state
+from tilelang.arith import Analyzer
+from tilelang.ir import (Binary, Buffer, Call, Const, Evaluate, Expr, Load, Parallel, Stmt, Store, TileOp, Var, binary, const,
+                         fresh, walk, FRAGMENT, GLOBAL)
+from tilelang.ir.record import record, state
 from tilelang.layout import REGISTER, Fragment, Mode
 from tilelang.ops import Copy, Gemm, Reduce
+from tilelang.ops.distribute import Distribution, flat, from_fragment
+
+from ..analysis.distributed_loop import accesses, is_memory
+from ..analysis.vectorize import ANYWHERE, MAX_BYTES, lane_dimension, power_of_two_in, stride_along
 
 
 @state
@@ -182,3 +193,145 @@ def row_groups(gemms: list[Gemm], ops: list[TileOp], loops: Iterable[Loop]) -> s
     made = {find(op.c.buffer) for op in gemms}
     return {op.c.buffer for op in gemms if find(op.c.buffer) in wanting or
             op.a.buffer.scope_name == FRAGMENT and find(op.a.buffer) in made}
+
+
+# ---- work partitions -------------------------------------------------------------------------------------------------
+
+@record
+class LoopPartition:
+    """A work partition of a loop nest: modes of each loop, copies and threads of a Fragment, which would join modes."""
+
+    shape: tuple[int, ...]
+    modes: tuple[Any, ...]
+    copies: tuple[Any, ...]
+    threads: int
+
+
+def choose_distribution(lw: Any, vars: tuple[Var, ...], extents: tuple[Any, ...], body: Stmt, loop_layout: Any,
+                        width: int | None, is_async: bool, once: bool = False) -> tuple[Distribution, bool]:
+    """(work partition of the loop, loose): loop_layout if given, else from a fragment of the body, else in flat vectors.
+
+    loose: vectors of lanes cross the ends of rows (Loop.loose).  once: each iteration runs in one thread only.
+    """
+    static = all(isinstance(n, int) for n in extents)
+    once = once or rereads(body)
+    if not static:
+        lane_dim, w = wanted_width(lw, vars, extents, body)
+        return flat(_one_negative(extents, lw.known.analyzer), lw.thread, lw.num_threads, w, lane_dim), False
+    partitions = [loop_layout] if loop_layout is not None else []
+    partitions += fragment_partitions(lw, vars, extents, body)
+    partitions = [s for s in partitions if not (once and _replicas(s) > 1)]
+    lane_dim, w = wanted_width(lw, vars, extents, body)
+    loose = False
+    if w == 1 and width is None and not is_async:
+        dim, more = wanted_width(lw, vars, extents, body, loose=True)
+        if more > 1:
+            lane_dim, w, loose = dim, more, True
+    if width is not None:
+        w = power_of_two_in(extents[lane_dim], width)
+    if partitions:
+        dist = from_fragment(partitions[0], lw.thread, extents, w if lane_dim == len(vars) - 1 else 1)
+        return dist, loose and dist.lanes is not None
+    serial = serial_dims(vars, extents, [x.indices for x, _ in accesses(body) if isinstance(x, Store) and is_memory(x.buffer)
+                                         and any(y.buffer is x.buffer and y.indices == x.indices for y in walk(x.value, Load))])
+    if serial:
+        return serial_inside(lw, extents, serial), False
+    if loose and math.prod(extents) < lw.num_threads * w:
+        w = 1
+    while w > 1 and not is_async and math.prod(extents) < lw.num_threads * w:
+        w //= 2
+    return flat(extents, lw.thread, lw.num_threads, w, lane_dim), loose and w > 1
+
+
+def _one_negative(extents: tuple[Any, ...], analyzer: Analyzer) -> tuple[Any, ...]:
+    """The extents of a loop, of which at most one is negative: two such, multiplied, would be iterations of an empty loop."""
+    unsure = [d for d, n in enumerate(extents) if not isinstance(n, int) and not analyzer.can_prove(n >= 0)]
+    return tuple(binary("max", n, 0) if d in unsure[1:] else n for d, n in enumerate(extents))
+
+
+def fragment_partitions(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt) -> list[LoopPartition]:
+    """Work partitions that make an access with plain loop indices direct; written fragments first, then most dims."""
+    found: list[tuple[tuple[int, int], LoopPartition]] = []
+    for x, _ in accesses(body):
+        if x.buffer.scope_name != FRAGMENT:
+            continue
+        t = touch(x, vars, extents)
+        dims = [d for d in t.dims if d is not None]
+        if not t.plain or not t.exact or t.inside or max(t.repeats, default=1) > 1:
+            continue
+        partition = _row_by_row(over_loops(lw.layout_of(x.buffer), t, extents))
+        if t.writes or not spread_thin(extents, dims, _replicas(partition)):
+            found.append(((0 if t.writes else 1, -len(dims)), partition))
+    found.sort(key=lambda f: f[0])
+    return [s for _, s in found]
+
+
+def spread_thin(extents: tuple[int, ...], followed: Iterable[int], replicas: int) -> bool:
+    """Whether a fragment that a loop only reads is a poor choice for the loop's work partition.
+
+    That is a vector along a larger tile that several threads replicate, or that few threads hold.  Then all threads take part
+    in the tile, and the vector is staged through shared memory.
+    """
+    walked = {d for d, n in enumerate(extents) if n > 1}
+    return not walked <= set(followed) and (replicas > 1 or not walked & set(followed))
+
+
+def rereads(body: Stmt) -> bool:
+    """Whether a loop reads memory outside registers that it also writes.
+
+    The write may be a store, an atomic whose old value is used, or a call of a user's function, which may do anything.  Then
+    only one thread may run an iteration: of several, one would overwrite what the others still have to read, or each would
+    add its value once more.
+    """
+    alone = {id(s.call) for s in walk(body, Evaluate)}  # calls as statements: one thread runs them anyway
+    if any((x.op.startswith("atomic_") or x.op == "call_extern") and id(x) not in alone for x in walk(body, Call)):
+        return True
+    memory = [x for x, _ in accesses(body) if is_memory(x.buffer)]
+    written = {x.buffer.data for x in memory if isinstance(x, Store)}
+    return any(isinstance(x, Load) and x.buffer.data in written for x in memory)
+
+
+def _replicas(partition: Any) -> int:
+    return math.prod(m.size for m in partition.copies)
+
+
+def _row_by_row(partition: Fragment) -> LoopPartition:
+    """A partition with the registers, which it only enumerates, in the order of the loops."""
+    step, modes = 1, [list(ms) for ms in partition.modes]
+    for ms in reversed(modes):
+        for k in reversed(range(len(ms))):
+            if ms[k].to == REGISTER:
+                ms[k], step = Mode(ms[k].size, REGISTER, step), step * ms[k].size
+    return LoopPartition(partition.shape, tuple(map(tuple, modes)), partition.copies, partition.threads)
+
+
+def wanted_width(lw: Any, vars: tuple[Var, ...], extents: tuple[int, ...], body: Stmt, loose: bool = False) -> tuple[int, int]:
+    """(dimension, lanes) of the vectors of a loop: see lane_dimension."""
+    known = lw.known.over(vars, extents)
+    stored = {x.buffer.data for x, _ in accesses(body) if not isinstance(x, Load)}
+
+    def width(b: Buffer, at: tuple[Expr, ...], d: int, limit: int) -> tuple[bool, int]:
+        n = lw.buffers.widths.width(b, at, vars[d], limit, known, lw.known.divisors,
+                                       ANYWHERE if loose and b.data not in stored else int(loose))
+        step = stride_along(at[-1], vars[d], lw.known.analyzer)
+        if n > 1 or step == 1:
+            return True, n if n > 1 or b.scope_name == GLOBAL else 0
+        # vectors of pairs: 16 bytes for each lane
+        return False, min(limit, max(1, 8 * MAX_BYTES // b.dtype.bits // step)) if step in (2, 4) else 0
+
+    found = ((x.buffer, x.indices) for x, _ in accesses(body) if x.buffer.dtype.bits % 8 == 0 and x.indices)
+    return lane_dimension(found, vars, extents, width)
+
+
+def serial_inside(lw: Any, extents: tuple[int, ...], serial: Sequence[int]) -> Distribution:
+    """The points distributed over the threads, except for the serial dimensions, which each thread runs in order."""
+    kept = [d for d in range(len(extents)) if d not in serial]
+    base = flat(tuple(extents[d] for d in kept) or (1,), lw.thread, lw.num_threads)
+    indices: list[Expr] = [const(0)] * len(extents)
+    for d, i in zip(kept, base.indices):
+        indices[d] = i
+    own = [(d, fresh("r")) for d in serial]
+    for d, v in own:
+        indices[d] = v
+    axes = base.axes + tuple((v, extents[d]) for d, v in own)
+    return dataclasses.replace(base, extents=extents, axes=axes, indices=tuple(indices))

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (Alloc, Buffer, For, Launch, Load, Parallel, Region, Stmt, Store, Var, const, fresh, contains,
-                         is_const, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, with_options, FRAGMENT)
+from tilelang.ir import (Alloc, Buffer, For, Launch, Load, Parallel, Region, Stmt, Store, Var, const, contains, fresh, is_const,
+                         replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk, with_options, FRAGMENT)
 from tilelang.ir.record import record
 from tilelang.layout import Fragment
 from tilelang.ops import Gemm
@@ -171,10 +171,7 @@ def _chunks(launch: Launch, loop: For, op: Any, cx: PassContext) -> int | None:
 
 def _columns(op: Any, accumulator: Buffer, first: int, width: int) -> Any:
     """The GEMM for `width` columns of B, from column `first` on."""
-    dim = len(op.b.mins) - (2 if op.transpose_b else 1)
-    mins = tuple(m + first if d == dim and first else m for d, m in enumerate(op.b.mins))
-    extents = tuple(width if d == dim else n for d, n in enumerate(op.b.extents))
-    return replace(op, b=replace(op.b, mins=mins, extents=extents),
+    return replace(op, b=op.b.narrowed(-2 if op.transpose_b else -1, first, width),
                    c=Region(accumulator, op.c.mins, (op.m, width), span=op.c.span))
 
 

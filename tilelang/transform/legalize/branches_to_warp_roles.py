@@ -16,15 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.ir import (Bind, Binary, Break, Call, Const, Continue, Expr, For, If, Launch, Load, Parallel, Seq, Stmt, TileOp,
+from tilelang.ir import (Binary, Bind, Break, Call, Const, Continue, Expr, For, If, Launch, Load, Parallel, Seq, Stmt, TileOp,
                          While, const, contains, free_vars, inner, replace, seq, stmts_of, substitute, walk, with_inner, EMPTY,
                          PRIVATE)
 from tilelang.target.warp_groups import GROUP, PER_GROUP, WARP_LANES, in_some_warps, runs, warps_of
 from tilelang.ops import Copy
 
-from ..analysis.divergence import Divergence
+from ..analysis.divergence import Divergence, WarpSets
 from ..analysis.statements import rename
-from ..analysis.lane_values import WarpSets
 from ..check.check_hopper import WAITS
 from ..framework.pass_ import TILE, PassContext, pass_
 

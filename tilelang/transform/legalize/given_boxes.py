@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from tilelang.arith import divisible
-from tilelang.ir import (Alloc, Buffer, Expr, Func, Launch, Region, Stmt, const, convert, replace, rewrite, rewrite_launches,
-                         seq, stmts_of, substitute, walk, with_options, GLOBAL, SHARED)
+from tilelang.ir import (Alloc, Buffer, Expr, Func, Launch, Region, Stmt, convert, region_of, replace, rewrite,
+                         rewrite_launches, seq, stmts_of, substitute, walk, with_options, GLOBAL, SHARED)
 from tilelang.layout import Layout, box_width, linear_layout, swizzled_box_layout
 from tilelang.layout.swizzled_boxes import WIDTHS
 from tilelang.ops import AtomicTile, Copy, CopyPlan, Gemm
@@ -107,7 +107,7 @@ def _by_threads(launch: Launch) -> Launch:
             return region, ()
         shape = tuple(region.extents[-2:])
         tile = Buffer(f"{b.name}_boxes", shape, b.dtype, b.scope_name, span=b.span)
-        whole = Region(tile, (const(0), const(0)), shape, span=region.span)
+        whole = region_of(tile, region.span)
         staged.append(Alloc(tile, span=b.span))
         notes[f"T.wgmma_gemm multiplies a copy of `{b.name}`: {why}"] = None
         return whole, (Copy(region, whole, plan=CopyPlan(disable_tma=True, prefer_instruction="sync"), span=region.span),)

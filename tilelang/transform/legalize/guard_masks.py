@@ -24,7 +24,7 @@ from typing import Any
 from tilelang.arith import Analyzer
 from tilelang.ir import (Binary, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Parallel, Select, Seq, Stmt,
                          Store, Unary, Var, call, const, free_vars, is_const, is_large, logical, replace, seq, stmts_of,
-                         substitute, unary, walk, with_inner, EMPTY, LOGICAL, TRUE, FRAGMENT)
+                         substitute, unary, walk, with_inner, EMPTY, FRAGMENT, LOGICAL, TRUE)
 from tilelang.ops import Fill, Gemm
 
 from ..analysis.divergence import Divergence

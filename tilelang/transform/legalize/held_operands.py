@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (Alloc, Buffer, Const, For, Launch, Region, const, replace, rewrite, seq, stmts_of, walk,
+from tilelang.ir import (Alloc, Buffer, Const, For, Launch, const, region_of, replace, rewrite, seq, stmts_of, walk,
                          with_options, FRAGMENT, SHARED)
 from tilelang.ops import Copy, Fill, Gemm
 from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma, wgmma_cycles
@@ -76,7 +76,7 @@ def _held(op: Any, loop: For, threads: int, left: int) -> list[Any] | None:
     width = min(left * threads * 32 // (op.m * step * a.dtype.bits * plan.warps[1]) * step, op.k)
     if width < step:
         return None
-    tile = Region(Buffer(f"{a.buffer.name}_held", (op.m, width), a.dtype, FRAGMENT), (const(0), const(0)), (op.m, width))
+    tile = region_of(Buffer(f"{a.buffer.name}_held", (op.m, width), a.dtype, FRAGMENT))
     first = _columns(op, 0, width)
     parts = [replace(first, a=tile)]
     if width < op.k:
@@ -89,9 +89,4 @@ def _held(op: Any, loop: For, threads: int, left: int) -> list[Any] | None:
 
 def _columns(op: Any, start: int, width: int) -> Any:
     """The GEMM over `width` columns of K from `start` on."""
-    def cut(r: Region, back: int) -> Region:
-        at = len(r.mins) - back
-        return replace(r, mins=tuple(m + start if d == at and start else m for d, m in enumerate(r.mins)),
-                       extents=tuple(width if d == at else n for d, n in enumerate(r.extents)))
-
-    return replace(op, a=cut(op.a, 1), b=cut(op.b, 1 if op.transpose_b else 2))
+    return replace(op, a=op.a.narrowed(-1, start, width), b=op.b.narrowed(-1 if op.transpose_b else -2, start, width))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (Alloc, Buffer, For, Launch, Region, const, replace, rewrite, seq, stmts_of, walk, with_options,
+from tilelang.ir import (Alloc, Buffer, For, Launch, Region, region_of, replace, rewrite, seq, stmts_of, walk, with_options,
                          FRAGMENT, SHARED)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.select import choose_gemm, computed_form
@@ -41,7 +41,7 @@ def kept_operands(n: Launch, cx: PassContext) -> Launch | None:
             tile = _kept(op, side, n, loop, cx) if isinstance(op, Gemm) else None
             if tile is None:
                 continue
-            r, kept = getattr(op, side), Region(tile, (const(0), const(0)), tile.shape)
+            r, kept = getattr(op, side), region_of(tile)
             used = {e.storage for e in effects(loop.body)} - {r.buffer.data}
             shared = [b for b in tiles if b.scope_name in SHARED]
             held = sum(b.size * b.dtype.bits // 32 for b in tiles if b.scope_name == FRAGMENT and b.ndim > 1) // n.num_threads

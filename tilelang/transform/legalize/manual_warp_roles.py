@@ -19,10 +19,10 @@ from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.errors import error, register
-from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
-                         Load, Node, Parallel, Seq, Stmt, TileOp, Var, While, children, const, inner, is_const,
-                         replace, rewrite_stmts, seq, stmts_of, substitute, walk, with_inner, with_options, GLOBAL, FRAGMENT,
-                         BARRIER, LOCAL)
+from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch, Load,
+                         Node, Parallel, Seq, Stmt, TileOp, Var, While, children, const, inner, is_const, replace,
+                         rewrite_stmts, seq, stmts_of, substitute, walk, with_inner, with_options, BARRIER, FRAGMENT, GLOBAL,
+                         LOCAL)
 from tilelang.ir.record import state, record
 from tilelang.ops import Copy, Fill, Gemm
 from tilelang.ops.tma_copy import check_tma_copy
@@ -32,7 +32,7 @@ from tilelang.target.warp_groups import WARP_LANES, in_some_warps, named, runs, 
 
 from ..check.check_hopper import linear_thread
 from ..analysis.effects import effects
-from ..analysis.lane_values import WarpSets
+from ..analysis.divergence import WarpSets
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.statements import do, initialised
 

@@ -13,7 +13,7 @@ that two blocks fit.  Other tiles are loaded where they are used.
 
 from __future__ import annotations
 
-from tilelang.ir import (Alloc, Buffer, Call, Launch, Parallel, Region, Stmt, const, replace, seq, stmts_of, walk, DYNAMIC,
+from tilelang.ir import (Alloc, Buffer, Call, Launch, Parallel, Region, Stmt, region_of, replace, seq, stmts_of, walk, DYNAMIC,
                          FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm, Reduce
 from tilelang.target.machine import RESERVED_SHARED
@@ -46,7 +46,7 @@ def recomputed_rows(launch: Launch, cx: PassContext) -> Launch:
         return launch
     tile = Buffer(f"{load.src.buffer.name}_rows", rows.shape, load.src.dtype, DYNAMIC, span=load.span)
     shared = sum(b.size * b.dtype.bytes for b in (*own, tile) if b.scope_name in SHARED)
-    out = _behind_reductions(list(body), load, rows, Region(tile, (const(0),) * len(tile.shape), tile.shape))
+    out = _behind_reductions(list(body), load, rows, region_of(tile))
     if out is None or 2 * (shared + 2 * RESERVED_SHARED) > limits.shared_per_sm:
         return launch
     return replace(launch, body=seq(Alloc(tile), *out))  # type: ignore[no-any-return]

@@ -28,9 +28,9 @@ from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, BufferFa
 from tilelang.ir.record import state
 from tilelang.target import is_pure
 
-from ..analysis.around import Around, visit_with_facts
+from ..analysis.guards import Around, visit_with_facts
 from ..analysis.disjoint import Disjoint, Iterations, Place
-from ..analysis.loop_body import drop_continue
+from ..analysis.statements import drop_continue
 from ..analysis.effects import updated_element
 from ..framework.pass_ import TILE, PassContext, pass_
 

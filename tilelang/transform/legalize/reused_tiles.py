@@ -8,7 +8,7 @@ From their registers, threads store four bytes of float16 each.  A tile goes by 
 
 from __future__ import annotations
 
-from tilelang.ir import Alloc, Buffer, Launch, Region, const, replace, seq, stmts_of, walk, FRAGMENT, GLOBAL, SHARED
+from tilelang.ir import Alloc, Launch, region_of, replace, seq, stmts_of, walk, FRAGMENT, GLOBAL, SHARED
 from tilelang.ops import Copy
 from tilelang.ops.tma_store import GROUP, STEP_BYTES
 
@@ -34,13 +34,10 @@ def reused_tiles(n: Launch, cx: PassContext) -> Launch | None:
     busy = {e.storage for s in body[at + 1:] for e in effects(s)} | {e.storage for e in effects(loops[0]) if e.writes}
     free = [x.buffer for x in walk(n.body, Alloc) if x.buffer.scope_name in SHARED and x.buffer.data not in busy]
 
-    def whole(b: Buffer) -> Region:
-        return Region(b, (const(0),) * b.ndim, b.shape)
-
     out = list(body)
     for k, s in enumerate(body[at + 1:], at + 1):
         if isinstance(s, Copy) and s.src.buffer.scope_name == FRAGMENT and s.src.is_full and s.dst.buffer.scope_name == GLOBAL:
             tile = next((b for b in free if b.shape == s.src.buffer.shape and b.dtype == s.dst.buffer.dtype), None)
             if tile is not None:
-                out[k] = seq(replace(s, dst=whole(tile)), replace(s, src=whole(tile)))
+                out[k] = seq(replace(s, dst=region_of(tile)), replace(s, src=region_of(tile)))
     return replace(n, body=seq(*out)) if out != list(body) else None

@@ -15,15 +15,15 @@ from typing import Any
 
 from tilelang.arith import simplify
 from tilelang.errors import error, register, register_warning, warn
-from tilelang.ir import (Bind, Call, Const, Expr, For, If, Launch, Load, Seq, Stmt, Store, While, Parallel, TileOp, binary,
-                         const, contains, controls, free_vars, fresh, inner, is_const, replace, rewrite, seq, walk, with_inner,
-                         convert, FRAGMENT)
+from tilelang.ir import (Bind, Call, Const, Expr, For, If, Launch, Load, Parallel, Seq, Stmt, Store, TileOp, While, binary,
+                         const, contains, controls, convert, free_vars, fresh, inner, is_const, replace, rewrite, seq, walk,
+                         with_inner, FRAGMENT)
 
 from tilelang.target import is_pure
 from tilelang.target.warp_groups import WARP_LANES, warps_in, ways_of_warps
 
 from ..analysis.statements import BARRIERS
-from ..analysis.lane_values import WarpSets, by_warp
+from ..analysis.divergence import WarpSets, by_warp
 from ..check.check_collective import ByThread
 from ..framework.pass_ import TILE, PassContext, pass_
 

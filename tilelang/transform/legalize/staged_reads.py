@@ -28,8 +28,8 @@ from functools import partial
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, const,
-                         convert, free_vars, fresh, load, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk,
+from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, convert,
+                         free_vars, fresh, load, region_of, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk,
                          with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_unsupported
@@ -38,13 +38,12 @@ from tilelang.target.machine import REGISTERS, RESERVED_SHARED
 from ..analysis.copied_tiles import CopiedTiles
 from ..analysis.effects import effects
 from ..analysis.statements import bound_by
-from ..analysis.pipeline_loops import is_pipelined, ring_stages
+from ..analysis.pipeline_loops import inlined_binds, is_pipelined, ring_stages, tile_read
 from ..analysis.vectorize import bound_divisors, stride_along
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .hopper_features import hopper
 from .given_boxes import unaligned_columns
-from ..analysis.pipeline_schedule import inlined_binds, tile_read
 
 LEAST_BYTES = 4096  # of a tile: what is smaller waits for the loads of few lanes
 ATOM_ROWS, MOST_STEPS = 8, 16  # steps of a tile of scales: where rows are contiguous, the rows of one swizzle atom; at most
@@ -201,6 +200,6 @@ class _Tiles:
             return None
         tile = Buffer(f"{x.buffer.name}_{what}", shape, x.dtype, DYNAMIC, span=x.span)
         src = Region(x.buffer, mins, tuple(sizes))
-        copy = Copy(src, Region(tile, (const(0), const(0)), shape, span=x.span), span=x.span)
+        copy = Copy(src, region_of(tile, x.span), span=x.span)
         copy = with_options(copy, unaligned_columns=unaligned_columns(src, self.facts) or None)
         return None if tma_unsupported(copy, hopper(self.cx).strides) else (tile, copy)

@@ -20,9 +20,8 @@ from tilelang.ops.gemm.wgmma import choose_wgmma
 from tilelang.target import is_pure
 
 from ..analysis.effects import effects
-from ..analysis.loop_body import inline_index_binds
-from ..analysis.pipeline_loops import is_pipelined
-from ..analysis.pipeline_schedule import tile_read
+from ..analysis.statements import inline_index_binds
+from ..analysis.pipeline_loops import is_pipelined, tile_read
 from ..analysis.vectorize import stride_along
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_

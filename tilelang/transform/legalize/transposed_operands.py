@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Buffer, Expr, For, If, Launch, Region, Stmt, Var, While, children, const, contains,
-                         free_vars, replace, rewrite, seq, stmts_of, walk, with_options, FRAGMENT, GLOBAL, SHARED)
+from tilelang.ir import (Alloc, Bind, Buffer, Expr, For, If, Launch, Region, Stmt, Var, While, children, contains, free_vars,
+                         region_of, replace, rewrite, seq, stmts_of, walk, with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm, Transpose
 from tilelang.ops.gemm.select import GemmPlan
 from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma
@@ -23,8 +23,7 @@ from tilelang.target.wgmma import WGMMA_ROWS
 
 from ..analysis.divergence import Divergence
 from ..analysis.effects import effects
-from ..analysis.pipeline_loops import is_pipelined, wanted_stages
-from ..analysis.pipeline_schedule import loop_items
+from ..analysis.pipeline_loops import is_pipelined, loop_items, wanted_stages
 from ..framework.pass_ import TILE, PassContext, pass_
 from ..analysis.copied_tiles import tf32_tiles
 from .hopper_features import hopper
@@ -117,7 +116,7 @@ def with_k_contiguous(op: Gemm, exchanged: bool) -> list[Any]:
 
 def _tile(r: Region, scope: str, order: int) -> Region:
     shape = tuple(int(x) for x in r.extents[-2:])[::order]
-    return Region(Buffer(f"{r.buffer.name}_t", shape, r.dtype, scope), (const(0), const(0)), shape, span=r.span)
+    return region_of(Buffer(f"{r.buffer.name}_t", shape, r.dtype, scope), r.span)
 
 
 def _tiles(form: list[Any]) -> list[Buffer]:

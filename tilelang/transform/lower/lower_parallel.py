@@ -33,9 +33,8 @@ from tilelang.ops.distribute import Distribution, bind_ranges, conjunction, inde
 from ..analysis.accesses import as_iterations
 from ..analysis.distributed_loop import Grid, Loop, Touch, accesses, in_order, is_memory, serial_axis, shared_elements
 from ..analysis.effects import effects, expr_effects
-from ..analysis.loop_body import drop_continue, inline_index_binds, select_stores
-from ..analysis.statements import renamed
-from ..layout.loop_partition import choose_distribution, serial_inside
+from ..analysis.statements import drop_continue, inline_index_binds, renamed, select_stores
+from ..layout.loop_layouts import choose_distribution, serial_inside
 from .vector_lanes import at_lane, emit_lanes
 from ..analysis.vectorize import LaneForms, MAX_BYTES, power_of_two_in, stride_along
 

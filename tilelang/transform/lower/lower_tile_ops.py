@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tilelang import errors
-from tilelang.ir import (EMPTY, Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch,
-                         Load, Parallel, Seq, Stmt, Store, TileOp, Var, While, binary, call, cast, const, convert, dtype,
-                         each_register, free_vars, fresh, contains, rebuild, replace, seq, walk, with_options,
-                         rewrite_launches, FRAGMENT, SHARED)
+from tilelang.ir import (Alloc, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, Func, If, Launch, Load,
+                         Parallel, Seq, Stmt, Store, TileOp, Var, While, binary, call, cast, const, contains, convert, dtype,
+                         each_register, free_vars, fresh, rebuild, replace, rewrite_launches, seq, walk, with_options, EMPTY,
+                         FRAGMENT, SHARED)
 from tilelang.ir.verify import THREADS_BOUND, TILE
 from tilelang.ops.distribute import Distribution
 from tilelang.target.warp_groups import GROUP, WARP_LANES, warps_of
@@ -31,7 +31,7 @@ from .tma_stores import TmaStores
 from .vector_lanes import async_copy
 from ..analysis.distributed_loop import serial_axis
 from ..analysis.divergence import Divergence
-from ..analysis.loop_body import copied
+from ..analysis.statements import copied
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import PassContext, pass_
 from ..legalize.hopper_features import hopper

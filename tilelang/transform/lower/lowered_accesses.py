@@ -9,9 +9,9 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.arith import Analyzer, known_divisor
-from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, If, Load, Select, Shuffle, Stmt, Store, Var,
-                         Ramp, binary, cast, const, convert, fresh, is_const, load, rebuild, replace, seq, substitute, walk,
-                         with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED, STATIC, Func, Launch, contains)
+from tilelang.ir import (AddressOf, Bind, Buffer, Call, Const, Evaluate, Expr, Func, If, Launch, Load, Ramp, Select, Shuffle,
+                         Stmt, Store, Var, binary, cast, const, contains, convert, fresh, is_const, load, rebuild, replace, seq,
+                         substitute, walk, with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED, STATIC)
 from tilelang.ops.distribute import conjunction, index_values
 
 from ..analysis.distributed_loop import Loop

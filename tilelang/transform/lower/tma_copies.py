@@ -17,9 +17,9 @@ from functools import cached_property
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, For, Func, If, Launch, Load, Parallel, Region, Seq, Stmt, Store,
-                         While, binary, const, dtype, load, replace, rewrite_launches, seq, stmts_of, walk,
-                         with_inner, with_options, BufferFacts, BARRIER, GLOBAL, SHARED, VARIABLE)
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, BufferFacts, Call, For, Func, If, Launch, Load, Parallel, Region, Seq,
+                         Stmt, Store, While, binary, const, dtype, load, replace, rewrite_launches, seq, stmts_of, walk,
+                         with_inner, with_options, BARRIER, GLOBAL, SHARED, VARIABLE)
 from tilelang.layout import linear_layout
 from tilelang.ops import AtomicTile, Copy, Transpose
 from tilelang.ops.bulk import as_boxes, run_unsupported

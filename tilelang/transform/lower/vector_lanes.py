@@ -7,15 +7,14 @@ from typing import Any
 
 from tilelang.arith import known_divisor
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Broadcast, Buffer, Call, Cast, Const, Continue, Evaluate, Expr,
-                         For, If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, dtype,
-                         fresh, contains, load, logical, replace, rewrite, seq, substitute, walk, F32, FRAGMENT, GLOBAL,
-                         PRIVATE)
+                         For, If, Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, binary, call, cast, const, contains,
+                         dtype, fresh, load, logical, replace, rewrite, seq, substitute, walk, F32, FRAGMENT, GLOBAL, PRIVATE)
 from tilelang.ir.record import record
 from tilelang.ops.distribute import conjunction
 
 from ..analysis.distributed_loop import Loop, depends, in_order, is_memory
 from ..analysis.guards import operands
-from ..analysis.loop_body import copied
+from ..analysis.statements import copied
 from ..analysis.vectorize import ACROSS, ANYWHERE, LaneForms, MAX_BYTES, power_of_two_in, stride_along
 
 

@@ -14,9 +14,8 @@ from tilelang.ops import Gemm
 from tilelang.target.machine import REGISTERS, consumer_registers
 
 from ..analysis.loop_items import LoopItems, LoopOrder
-from ..analysis.pipeline_loops import scheduled_lists, wanted_stages
+from ..analysis.pipeline_loops import scheduled_lists, violations, wanted_stages
 from ..analysis.liveness import Uses
-from ..analysis.pipeline_schedule import violations
 from ..analysis.simulate_loop import Event, RingUse, Wait
 from ..framework.config import PassConfigKey
 from .loop_order import Search

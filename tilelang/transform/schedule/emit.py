@@ -26,8 +26,7 @@ from tilelang.ops.tma import tma_bytes
 from ..analysis.effects import touches
 from ..analysis.loop_items import LoopItems, LoopOrder
 from ..analysis.item_cost import Cycles
-from ..analysis.pipeline_loops import SERIAL
-from ..analysis.pipeline_schedule import Body, needed_binds
+from ..analysis.pipeline_loops import SERIAL, Body, needed_binds
 from ..analysis.simulate_loop import Event, Wait
 from ..analysis.statements import do, initialised, rename
 from .consumer_schedule import chosen_order, described, in_order_of_release, items_of, promoted_gemm, steady, users_of

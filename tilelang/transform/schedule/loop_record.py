@@ -22,7 +22,7 @@ from ..analysis import loop_schedule
 from ..analysis.item_cost import Cycles
 from ..analysis.loop_items import LoopItems
 from ..analysis.loop_schedule import Bound, Place, Schedule
-from ..analysis.pipeline_schedule import Item
+from ..analysis.pipeline_loops import Item
 from .consumer_schedule import items_of, steady
 from .rings import GROUP, WarpRoleLoop
 from ..analysis.simulate_loop import Blocks, Event, RingUse, Simulation, Usage, Wait

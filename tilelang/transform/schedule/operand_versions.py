@@ -18,17 +18,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilelang.ir import (Alloc, Bind, Buffer, For, Launch, Load, Node, Parallel, Stmt, Store, Var, replace,
-                         rewrite, rewrite_stmts, seq, stmts_of, walk, FRAGMENT, GLOBAL, SHARED)
+from tilelang.ir import (Alloc, Bind, Buffer, For, Launch, Load, Node, Parallel, Stmt, Store, Var, region_of, replace, rewrite,
+                         rewrite_stmts, seq, stmts_of, walk, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm
 
 from ..analysis.effects import effects
-from ..analysis.pipeline_loops import is_load
+from ..analysis.pipeline_loops import Item, is_load, loop_items
 from ..analysis.liveness import Uses, filled
-from ..analysis.pipeline_schedule import Item, loop_items
 from ..analysis.shared_spans import versioned, with_versions
 from ..legalize.transposed_operands import with_k_contiguous
-from .rings import select_version, whole_region
+from .rings import select_version
 
 VERSIONS = 2
 
@@ -153,7 +152,7 @@ def whole_loads(launch: Launch, loops: Sequence[For]) -> tuple[Launch, list[For]
         if any(x.buffer is not a or x.indices != stores[0].indices for x in loads) or a.shape != f.shape or \
                 a.dtype != f.dtype or a.dtype.bits != 16:
             return None
-        return seq(Copy(whole_region(a), whole_region(f), span=s.span),
+        return seq(Copy(region_of(a), region_of(f), span=s.span),
                    rewrite(s, lambda x: replace(x, buffer=f) if x.buffer is a else None, Load))
 
     return _rewritten(launch, loops, lambda x: replace(x, body=rewrite_stmts(x.body, copied)))

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import field, replace as evolve
 
 from tilelang.errors import InternalError
-from tilelang.ir import (EMPTY, Alloc, Buffer, Call, Const, For, Launch, Region, Stmt, Var, is_const, leaves,
-                         replace, rewrite_stmts, statements, stmts_of, walk, with_options, SHARED)
+from tilelang.ir import (Alloc, Buffer, Call, Const, For, Launch, Region, Stmt, Var, is_const, leaves, replace, rewrite_stmts,
+                         statements, stmts_of, walk, with_options, EMPTY, SHARED)
 from tilelang.ir.record import state
 from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma
@@ -26,9 +26,8 @@ from ..analysis.shared_spans import live_at_once, resident_blocks, versioned, wi
 from .loop_record import record_of_blocks, record_of_threads
 from .emit import CopiedAhead, Plan
 from .rings import GROUP, barriers
-from ..analysis.pipeline_loops import (SERIAL, check_flow, is_pipelined, producer_first, ring_stages, scheduled_lists,
-                                       wanted_stages)
-from ..analysis.pipeline_schedule import Body, Item, stage_span, loop_items, violations
+from ..analysis.pipeline_loops import (SERIAL, Body, Item, check_flow, is_pipelined, loop_items, producer_first, ring_stages,
+                                       scheduled_lists, stage_span, violations, wanted_stages)
 
 _FEWER = 1.05  # weight of the cycles with one version of a tile, as of those with a stage less
 _CARRIED = 4  # stages of a loop whose GEMM reads one while the next is waited for

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from math import prod
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, For, Launch, Load, LoopPlan, Parallel,
-                         Region, Stmt, Store, Var, While, binary, const, contains, convert, dtype, load, replace, rewrite,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Call, Const, Evaluate, For, Launch, Load, LoopPlan, Parallel, Region,
+                         Stmt, Store, Var, While, binary, const, contains, convert, dtype, load, region_of, replace, rewrite,
                          seq, stmts_of, walk, with_options, DYNAMIC, FRAGMENT, SHARED)
 from tilelang.ops import AtomicTile, Fill, Gemm
 from tilelang.target.machine import RESERVED_SHARED
@@ -101,13 +101,12 @@ def _by_lane(launch: Launch, tile: Buffer, own: list[Stmt], room: int) -> tuple[
     if copies < 2 or any(x.buffer is not tile for x in places) or not any(contains(i, Load) for x in places for i in x.indices):
         return [], own, []
     lanes = Buffer(f"{tile.name}_of_lanes", (*tile.shape, copies), tile.dtype, DYNAMIC, span=tile.span)
-    whole = Region(lanes, (const(0),) * len(lanes.shape), lanes.shape)
     at = tuple(Var(f"i{k}", dtype("int32")) for k in range(len(tile.shape)))
     total, k = Buffer(f"{tile.name}_total", tile.shape, tile.dtype, FRAGMENT, span=tile.span), Var("k", dtype("int32"))
     # Neighbouring threads begin at different copies, which lie in different banks.
     more = Store(total, at, load(total, at) + load(lanes, (*at, (at[-1] + k) % copies)))
     one = {x: AddressOf(lanes, (*x.indices, launch.thread_vars[0] % copies), span=x.span) for x in places}
-    return [Alloc(lanes), Fill(whole, const(0, tile.dtype))], [rewrite(s, one.get, AddressOf) for s in own], [
+    return [Alloc(lanes), Fill(region_of(lanes), const(0, tile.dtype))], [rewrite(s, one.get, AddressOf) for s in own], [
         Alloc(total), Parallel(at, tuple(map(const, tile.shape)), seq(
             Store(total, at, const(0, tile.dtype)), For(k, const(0), const(copies), "unroll", more),
             Store(tile, at, load(total, at))), span=tile.span)]

@@ -19,7 +19,7 @@ from tilelang.target.machine import REGISTERS_PER_SM, WARP_ROLE_REGISTERS
 
 from ..analysis.loop_items import LoopOrder
 from ..analysis.effects import effects
-from ..analysis.pipeline_schedule import Body, Item
+from ..analysis.pipeline_loops import Body, Item
 from ..analysis.statements import do, rename
 from ..framework.pass_ import PassContext
 from .persistent import ClusterMap, Tiles
@@ -222,11 +222,6 @@ def select_version(s: Any, versions: dict[Buffer, Buffer], iteration: Any) -> An
 def barriers(name: str, counts: tuple[int, ...]) -> Buffer:
     """A buffer of mbarriers with these arrival counts."""
     return Buffer(name, (len(counts),), dtype("uint64"), BARRIER, facts=BufferFacts(arrive=counts))
-
-
-def whole_region(b: Buffer) -> Region:
-    """All elements of a tile."""
-    return Region(b, (const(0),) * b.ndim, tuple(b.shape))
 
 
 def pin(b: Buffer, op: str = "wgmma_pin") -> Stmt:

@@ -51,10 +51,9 @@ from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
 from .persistent import Tiles, Work, longest_first, plan_tiles, split_index, tile_order
 from ..analysis.statements import around_launch, do, initialised, rename
-from ..analysis.pipeline_loops import inner_loops, is_load, is_pipelined, ring_stages
+from ..analysis.pipeline_loops import inner_loops, is_load, is_pipelined, loop_items, ring_stages
 from .rings import (GROUP, Handover, Ring, TakenTiles, WarpRoleLoop, WholeTile, barriers, counted_loops, counted_tiles,
                     registers_by_warp_role)
-from ..analysis.pipeline_schedule import loop_items
 from ..analysis.shared_spans import Span, place, versioned, with_versions
 
 BARRIER_BYTES = 1024  # upper bound for the barriers of all rings
