@@ -14,7 +14,7 @@ from tilelang.ir import (Bind, Buffer, For, Func, Launch, Store, binary, const, 
                          substitute, walk, FuncFacts)
 from tilelang.runtime import nvrtc, sass
 from tilelang.target import Target
-from tilelang.transform.memory.lane_quotients import lane_quotients
+from tilelang.transform.memory.simplify import lane_quotients
 from tilelang.transform.framework.pass_ import PassContext
 from tilelang.transform.pipeline import lower
 

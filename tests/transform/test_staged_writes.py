@@ -1,5 +1,5 @@
 """Results that a parallel loop stored under a condition on the row went to global memory as stores of four bytes
-(transform/legalize/staged_writes.py: staged_writes)."""
+(transform/legalize/staged_reads.py: staged_writes)."""
 
 from __future__ import annotations
 

@@ -71,7 +71,8 @@ def threads_used(frag: Any) -> int:
 
 def copy_by_ldmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | None:
     """dst = src by ldmatrix; None where types, layouts or alignment do not permit it."""
-    if not _applies(cx, src, dst):
+    if src.dtype != dst.dtype or dst.dtype.bits not in (8, 16) or dst.dtype.lanes != 1 or not moves_rows(
+            cx, dst, src, "has_ldmatrix"):
         return None
     if dst.dtype.bits == 8:
         return _columns_of_bytes(cx, src, dst, span)
@@ -153,20 +154,14 @@ def in_columns_of_bytes(frag: Any) -> bool:
         o.stride % WARP == 0 for o in (*out_k, *out_rows) if o.to == THREAD)
 
 
-def _applies(cx: Any, src: Region, dst: Region) -> bool:
-    """Requires a whole 2-D fragment of 8- or 16-bit elements and contiguous, aligned 16-byte rows in shared memory."""
-    if not (src.buffer.scope_name.startswith("shared") and dst.buffer.scope_name == FRAGMENT):
-        return False
-    if src.dtype != dst.dtype or dst.dtype.bits not in (8, 16) or dst.dtype.lanes != 1:
-        return False
-    if dst.buffer.ndim != 2 or not dst.is_full:
-        return False
-    if tuple(src.extents[-2:]) != tuple(dst.extents) or any(e != 1 for e in src.extents[:-2]):
-        return False
-    if cx.target is None or not getattr(cx.target, "has_ldmatrix", False) or cx.layout_of(dst.buffer).is_padded:
-        return False
-    run = 128 // dst.dtype.bits
-    return bool(cx.vector_width(src.buffer, src.mins, run) == run)
+def moves_rows(cx: Any, held: Region, tile: Region, feature: str) -> bool:
+    """Whether the target has the feature for a whole 2-D fragment and contiguous, aligned 16-byte rows in shared memory."""
+    run = 128 // tile.dtype.bits
+    return bool(
+        held.buffer.scope_name == FRAGMENT and tile.buffer.scope_name in SHARED and held.buffer.ndim == 2 and held.is_full
+        and tuple(tile.extents[-2:]) == tuple(held.extents) and all(e == 1 for e in tile.extents[:-2])
+        and getattr(cx.target, feature, False) and not cx.layout_of(held.buffer).is_padded
+        and cx.vector_width(tile.buffer, tile.mins, run) == run)
 
 
 def matrices(registers: list[tuple[int, Outer]]) -> tuple[int, list[tuple[int, int]], list[tuple[int, Outer]]]:

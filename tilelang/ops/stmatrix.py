@@ -11,19 +11,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import AddressOf, Expr, Ramp, Region, Stmt, Store, cast, const, do, load, seq, FRAGMENT, SHARED
+from tilelang.ir import AddressOf, Expr, Ramp, Region, Stmt, Store, cast, const, do, load, seq
 from tilelang.layout import THREAD
 
-from .ldmatrix import PAIRS, ROWS, matrix_rows, outer_digits, over_matrices, place_in, threads_used
+from .ldmatrix import PAIRS, ROWS, matrix_rows, moves_rows, outer_digits, over_matrices, place_in, threads_used
 
 WARP = 32
 
 
 def copy_by_stmatrix(cx: Any, src: Region, dst: Region, span: Any) -> Stmt | None:
     """dst = cast(src) by stmatrix; None where types, layouts or alignment do not permit it."""
-    if not _applies(cx, src, dst):
+    if dst.dtype.bits != 16 or dst.dtype.lanes != 1 or src.dtype.lanes != 1 or src.dtype.bits not in (16, 32) or \
+            dst.dtype.is_bool or not moves_rows(cx, src, dst, "has_stmatrix"):
         return None
     frag = cx.layout_of(src.buffer)
+    if frag.copies:
+        return None
     (in_rows, out_rows), (in_cols, out_cols) = (outer_digits(ms, 8) for ms in frag.modes)
     if (in_rows, in_cols) not in ((ROWS, PAIRS), (PAIRS, ROWS)):
         return None
@@ -48,19 +51,3 @@ def _stored(cx: Any, src: Region, dst: Region, register: Expr, place: Expr, num:
     return seq(Store(packed, (Ramp(zero, const(1), n, zero.dtype.with_lanes(n)),), cast(value, dst.dtype.with_lanes(n)),
                      span=span),
                do("stmatrix", place, AddressOf(packed, (zero,)), span=span, **attrs))
-
-
-def _applies(cx: Any, src: Region, dst: Region) -> bool:
-    """Requires a whole 2-D fragment and contiguous, aligned 16-byte rows of 16-bit elements in shared memory."""
-    if src.buffer.scope_name != FRAGMENT or dst.buffer.scope_name not in SHARED:
-        return False
-    if dst.dtype.bits != 16 or dst.dtype.lanes != 1 or src.dtype.lanes != 1 or src.dtype.bits not in (16, 32):
-        return False
-    if src.buffer.ndim != 2 or not src.is_full or dst.dtype.is_bool:
-        return False
-    if tuple(dst.extents[-2:]) != tuple(src.extents) or any(e != 1 for e in dst.extents[:-2]):
-        return False
-    frag = cx.layout_of(src.buffer)
-    if cx.target is None or not getattr(cx.target, "has_stmatrix", False) or frag.is_padded or frag.copies:
-        return False
-    return cx.vector_width(dst.buffer, dst.mins, 8) == 8

@@ -79,13 +79,13 @@ DEVICE_PASSES = _passes(
     "layout.staged_transposes",  # like exchanged_tiles
     "schedule.resident_blocks",  # before all passes over loops
     "legalize.kept_iterations",  # before all passes that look at the statements of pipelined loops
-    "legalize.staged_writes",  # after block_shape; before all passes that choose TMA for copies
+    "legalize.staged_reads:staged_writes",  # after block_shape; before all passes that choose TMA for copies
     "legalize.given_boxes",  # before lower_manual_warp_roles, the first pass that chooses TMA or wgmma
     "legalize.manual_warp_roles:lower_manual_warp_roles",
     "legalize.transposed_operands",  # after lower_manual_warp_roles, whose launches it skips; before all passes that schedule
     "legalize.reused_tiles",  # like held_operands; before it, which reads tiles in front of loops
     "legalize.held_operands",  # after lower_manual_warp_roles, whose launches it skips; before all passes that schedule
-    "legalize.kept_operands",  # like held_operands
+    "legalize.held_operands:kept_operands",  # like held_operands
     "legalize.staged_reads",  # after given_boxes, which marks columns for TMA; before passes that give tiles versions
     "memory.disjoint_tiles",  # after lower_manual_warp_roles, whose launches it skips; before passes that give tiles versions
     "legalize.guard_masks",  # before specialize_warps, which reorders the statements of a loop
@@ -102,7 +102,7 @@ DEVICE_PASSES = _passes(
     "registers.fetch_ahead",  # after place_sync, whose barriers it moves
     "memory.flatten",
     "memory.plan_shared_memory",  # SYNCED -> DEVICE; its reuse of memory needs the barriers
-    "memory.lane_quotients",  # before simplify, which cleans up its results
+    "memory.simplify:lane_quotients",  # before simplify, which cleans up its results
     "memory.simplify",
     "registers.fused_multiplies",  # before passes that find pairs of operations; after simplify, which folds constants
     "registers.small_tanh",  # after simplify, which makes constants of its factors; before passes over the final loops

@@ -16,13 +16,13 @@ from ..agreement import Disjoint
 from ..arrays import compact_copy, contiguous, empty, is_numpy, maker, type_name, zeros
 from ..autograd import Function, Results, Step, direct
 from ..caches import Cache, Prepared, enter, known
-from ..place import Place, dynamic_shapes
+from ..place import Place, dynamic_shapes, target_text
 from .backward import gradients
 from .build import attention_kernel, plan_attention, tiles_to_time
 from .dropout import check_dropout
 from .flash_decode import NAMES as decode_names, prepare as prepare_decode
 from .form import Tile
-from .inputs import check_disjoint, check_scale, check_tensors, running_on, target_text
+from .inputs import check_disjoint, check_scale, check_tensors, running_on
 from .problem import AttentionProblem, attention_problem, fold, lse_type, mask_of
 from .tile_cost import Machine, machine_of
 

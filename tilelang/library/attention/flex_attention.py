@@ -17,10 +17,10 @@ from tilelang.jit.captured import Captured, Token
 from ..arrays import compact_copy, empty, is_numpy, maker, type_name, zeros
 from ..autograd import Function, Results, Step, direct
 from ..caches import Cache, Prepared, enter, known
-from ..place import Place
+from ..place import Place, target_text
 from .backward import prepared
 from .form import LOG2E, AttentionForm, ScoreFunctions, Tile
-from .inputs import check_gradient, check_scale, check_tensors, device_of, running_on, target_text
+from .inputs import check_gradient, check_scale, check_tensors, device_of, running_on
 from .kernels import absorb, finish, reset, working_set
 from .problem import AttentionProblem, Mask, attention_problem
 from .tile_cost import machine_of

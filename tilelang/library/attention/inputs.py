@@ -178,13 +178,6 @@ def running_on(x: Any, target: Any) -> Place:
     return replace(at, backend="simulator")
 
 
-def target_text(target: Any) -> str | None:
-    """The text of a caller's target, as operators of torch take it."""
-    if target is None or isinstance(target, str):
-        return target
-    return str(target if isinstance(target, Target) else Target(target))
-
-
 def fast_kernel(at: Place, make: Callable[..., Any], *form: Any, **configs: Any) -> JITKernel:
     """Place.kernel with exp2 and log2 by hardware instructions."""
     return at.kernel(make, *form, enable_fast_math=at.target.is_gpu or None, **configs)

@@ -9,10 +9,11 @@ from tilelang.errors import error
 
 from ..arrays import compact_copy, empty, is_numpy, type_name, zeros
 from ..autograd import Function, Results, Step
+from ..place import target_text
 from .backward import gradients
 from .flash_attention import attend
 from .form import LOG2E
-from .inputs import UNIT, check_alike, check_scale, check_tensors, fitting_kernel, running_on, strides_of, target_text
+from .inputs import UNIT, check_alike, check_scale, check_tensors, fitting_kernel, running_on, strides_of
 from .kernels import absorb, finish, reset
 from .problem import lse_type
 

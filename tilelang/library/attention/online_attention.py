@@ -8,10 +8,11 @@ from typing import Any
 from ..arrays import compact, compact_copy, empty, is_numpy, maker, type_name, zeros
 from ..autograd import Function, Results, Step
 from ..caches import Cache, Prepared, enter, known
+from ..place import target_text
 from .backward import backward_tiles
 from .flex_attention import MOST_TENSORS, BlockMask, check_state, flex_problem, flex_tile, shape_of, state_of
 from .form import AttentionForm, BackwardForm, ScoreFunctions
-from .inputs import check_gradient, strides_of, target_text
+from .inputs import check_gradient, strides_of
 from .online import Traced
 from .online_kernels import OnlineForm, online_backward, online_forward
 from .problem import Mask

@@ -21,9 +21,9 @@ from tilelang.ir import const
 
 from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, strides, sum_into, type_name, zeros
 from ..attention.form import LOG2E
-from ..attention.inputs import UNIT, device_of, fast_kernel, running_on, strides_of, target_text
+from ..attention.inputs import UNIT, device_of, fast_kernel, running_on, strides_of
 from ..autograd import Function, Results, Step
-from ..place import Place
+from ..place import Place, target_text
 from .delta import STEPS  # noqa: F401 - its errors are those of this file
 
 CHUNK, COLUMNS = 64, 64

@@ -10,8 +10,9 @@ from tilelang.ir import Expr, Var, const, dtype, substitute
 
 from ..arrays import contiguous, type_name
 from ..attention.derivative import derivative
-from ..attention.inputs import running_on, target_text
+from ..attention.inputs import running_on
 from ..autograd import Function, Results, Step
+from ..place import target_text
 
 _MAPS: list[Callable[[Any], Any]] = []
 _BLOCK = 1024  # elements of a block

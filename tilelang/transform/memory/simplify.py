@@ -1,9 +1,13 @@
-"""Shortens index arithmetic."""
+"""Shortens index arithmetic, of quotients in unrolled loops first."""
 
 from __future__ import annotations
 
-from tilelang.arith import simplify_stmt, value_scalars
-from tilelang.ir import Func, int_range, replace
+from collections.abc import Iterator
+from typing import Any
+
+from tilelang.arith import LaunchFacts, known_divisor, simplify_stmt, value_scalars
+from tilelang.ir import (Binary, Bind, Call, Const, Expr, For, Func, Launch, Load, Var, binary, const, contains, free_vars,
+                         int_range, is_large, replace, rewrite, substitute, walk)
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
@@ -16,3 +20,69 @@ def simplify(func: Func, cx: PassContext) -> Func:
     """
     wrap = {v: int_range(v.dtype) for v in value_scalars(func.body, func.params)}
     return replace(func, body=simplify_stmt(func.body, wrap))
+
+
+@pass_(needs=DEVICE, of=Launch)
+def lane_quotients(launch: Launch, cx: PassContext) -> Launch:
+    """Rewrite (b + v) // c and (b + v) % c in unrolled loops over v, equal in all lanes or split into two simpler quotients.
+
+        j0 = tx % 8 * 8                                   j0 = tx % 8 * 8
+        for v in unroll(8):                               for v in unroll(8):
+            j = j0 + v                          ->            j = j0 + v
+            P[v] = W[j // 2] * scale[j // 32]                 P[v] = W[j0 // 2 + v // 2] * scale[j0 // 32]
+
+    The two quotients are one of the loop-invariant term and one of the lane.  CUDA's compiler does not see that `j0 + v`
+    carries nothing into the bits of j0.  It would compute the address of a group's scale, and load the scale, for each element
+    of the group.
+
+    Applies where a power of two n above v divides b, and n divides c or is a multiple of c.
+    """
+    facts, lanes = LaunchFacts(launch, free_vars(launch)), set[Var]()
+    sums, divisors = dict[Var, Expr](), dict[Expr, int]()  # what adds to a lane; known divisors of other bound values
+    for s in walk(launch.body, For, Bind):  # in program order: a value's terms are bound before it
+        if isinstance(s, For):
+            facts.enter_loop(s)
+            lanes |= {s.var} if s.kind in ("unroll", "vectorized") else set()
+        elif s.var.dtype.is_int and s.var.dtype.lanes == 1:
+            facts.enter_bind(s)
+            value = substitute(s.value, sums)
+            # What is computed again at the place of use must not have changed in between.
+            if not lanes.isdisjoint(free_vars(value)) and not contains(value, Load, Call) and not is_large(value):
+                sums[s.var] = value
+            divisors[s.var] = known_divisor(value, divisors, facts.analyzer)
+
+    def parted(x: Binary) -> Expr | None:
+        """The quotient or remainder without the lane in its dividend; None where it cannot be rewritten."""
+        if not _divides(x):
+            return None
+        terms, c = list(_terms(substitute(x.a, sums))), x.b.value  # type: ignore[attr-defined]
+        for k, (lane, added) in enumerate(terms):
+            own = added and len(terms) > 1 and (lane.a if _divides(lane) else lane) in lanes
+            low, high = facts.analyzer.interval(lane) if own else (None, None)
+            if low is None or low < 0 or high is None:
+                continue
+            n = 1 << high.bit_length()
+            rest: Expr = const(0, lane.dtype)
+            for t, positive in (*terms[:k], *terms[k + 1:]):
+                rest = binary("add" if positive else "sub", rest, t)
+            whole, part = (binary(x.op, e, x.b) for e in (rest, lane))
+            if known_divisor(rest, divisors, facts.analyzer) % n == c % n == 0:
+                return whole if x.op == "floordiv" else binary("add", whole, lane)
+            if known_divisor(rest, divisors, facts.analyzer) % n == n % c == 0:
+                return part if x.op == "floormod" else binary("add", whole, part)
+        return None
+
+    return rewrite(launch, parted, Binary) if lanes else launch  # type: ignore[no-any-return]
+
+
+def _divides(x: Any) -> bool:
+    return isinstance(x, Binary) and x.op in ("floordiv", "floormod") and isinstance(x.b, Const) and x.b.value > 0
+
+
+def _terms(e: Expr, added: bool = True) -> Iterator[tuple[Any, bool]]:
+    """The terms of a sum, and whether each is added."""
+    if isinstance(e, Binary) and e.op in ("add", "sub"):
+        yield from _terms(e.a, added)
+        yield from _terms(e.b, added == (e.op == "add"))
+    else:
+        yield e, added
