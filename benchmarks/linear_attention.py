@@ -28,7 +28,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 import torch  # noqa: E402
 
 from suite.client_attention import ClientAttention  # noqa: E402
-from tilelang.library import chunk_scan, chunk_state, gated_delta, kda, mamba2  # noqa: E402
+from tilelang.library import chunk_scan, chunk_state, gated_delta, kda, linear_attention, mamba2  # noqa: E402
 
 MEMORY = 4.0e12
 Tensors = list[torch.Tensor]
@@ -97,6 +97,15 @@ def mamba(draw: Callable[..., torch.Tensor], b: int, s: int) -> Tensors:
     return [x, draw(b, s, 64, uniform=True) * 0.2 + 0.05, -(draw(64, uniform=True) * 0.5 + 0.1), *bc, draw(64)]
 
 
+def decaying(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor) -> torch.Tensor:
+    """The outputs of linear attention, a step at a time."""
+    state, outs, alpha = q.new_zeros(*q.shape[1:], v.shape[-1]), [], decay.exp()[..., None, None]
+    for t in range(len(q)):
+        state = alpha[t] * state + k[t, :, :, None] * v[t, :, None]
+        outs.append(torch.einsum("hk,hkv->hv", q[t], state))
+    return torch.stack(outs)
+
+
 def first(call: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given: call(*given)[0]
 
@@ -109,6 +118,9 @@ for name, rule, us in (("gated_delta", gated_delta, 1180), ("kda", kda, 1530)):
     made = lambda draw, k=name: delta(draw, 2, 2048, 16, k == "kda")  # noqa: E731
     CASES[f"{name} 2x2048x16"] = Case(made, first(rule), recurrence)
     CASES[f"{name} 2x2048x16 with gradients"] = Case(made, first(rule), recurrence, 2620 if rule is kda else None, 1.5, True)
+for backward in (False, True):
+    CASES["linear_attention 1x8192x32" + " with gradients" * backward] = Case(
+        lambda draw: delta(draw, 1, 8192, 32, False)[:4], linear_attention, decaying, backward=backward)
 for batch, seq in ((1, 8192), (8, 2048)):
     made = lambda draw, b=batch, s=seq: mamba(draw, b, s)  # noqa: E731
     CASES[f"mamba2 {batch}x{seq}"] = Case(made, first(mamba2))
@@ -211,7 +223,7 @@ def report(names: list[str]) -> None:
         given = [torch.empty_like(x, device="cpu") for x in given]  # pages that nobody writes
         print(f"{name}: operands {sum(x.nbytes for x in given) / 1e6:.0f} MB, at least {floor(c, given):.1f} us")
         for k in kernels(run_of(c, given)):
-            least = max((k.get("limits") or {}).get("seconds", {"": 0}).values()) * 1e6
+            least = max((k.get("limits") or {}).get("seconds", {}).values(), default=0) * 1e6
             text = f", at least {least:.1f} us" if least else ""
             print(f"    {k['name']:40s} {k['registers']:4d} registers, {k['spills']} spills, "
                   f"{k['occupancy']['blocks']} blocks of {k['threads']}{text}", flush=True)
