@@ -104,12 +104,10 @@ def empty(like: Any, shape: tuple[int, ...], element: str) -> Any:
 
 def zeros(like: Any, shape: tuple[int, ...], element: str) -> Any:
     """A tensor of zeros of the kind and on the device of `like`."""
-    out = empty(like, shape, element)
-    if is_numpy(out):
-        out.fill(0)
-    else:
-        out.zero_()
-    return out
+    if is_numpy(like):
+        return np.zeros(shape, numpy_dtype(dtype(element)))
+    torch = sys.modules["torch"]
+    return torch.zeros(shape, dtype=getattr(torch, element), device=like.device)
 
 
 def filled(like: Any, shape: tuple[int, ...], value: Any, element: str) -> Any:

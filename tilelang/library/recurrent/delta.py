@@ -109,7 +109,8 @@ def _gradient(name: str, *args: Any) -> None:
     dq, dk, dv, ddecay, dbeta, dinitial = made
     (batch, seq, key_heads, dim_k), (heads, dim_v) = q.shape, v.shape[2:]
     states, kind = (batch, heads, dim_k, dim_v), type_name(beta)
-    before, final = (zeros(q, states, kind) if x is None else x for x in (initial, dlast))
+    none = zeros(q, states, kind) if initial is None or dlast is None else None
+    before, final = (none if x is None else x for x in (initial, dlast))
     if 0 in v.shape:
         for x in (dq, dk):
             x[...] = 0

@@ -139,7 +139,8 @@ def _gradient(*args: Any) -> None:
     (x, dt, a, b, c, d, initial, target, dy, dlast), made = args[:10], args[10:]
     dx, ddt, da, db, dc, dd, dinitial = made
     states = x.shape[0], x.shape[2], x.shape[3], b.shape[3]
-    first, final = (zeros(x, states, type_name(dt)) if v is None else contiguous(v) for v in (initial, dlast))
+    none = zeros(x, states, type_name(dt)) if initial is None or dlast is None else None
+    first, final = (none if v is None else contiguous(v) for v in (initial, dlast))
     if 0 in x.shape:
         for v in (da, db, dc, dd):
             v[...] = 0
