@@ -23,6 +23,7 @@ TILES = (ROWS, KEYS), (32, 32), (32, 16)  # of plain_attention: the first for wh
 PAIR = 2 * KEYS  # keys of an even and an odd tile: the unit in which work is divided
 LOWEST = -1e30  # the first maximum; finite, so that rows without keys do not compute inf - inf
 ROWS_EACH = 4  # rows of a tile that one of 128 threads gathers, with 7 others
+REGS = 216, 72  # of a thread that multiplies and of one that gathers
 MERGING = 16  # blocks that look for divided sequences, per head
 
 
@@ -42,16 +43,6 @@ class MlaForm(NamedTuple):
     divided: bool
     sparse: bool = False
     tile: tuple[int, int] = TILES[0]
-
-    @property
-    def narrow(self) -> bool:
-        """Whether the cache has elements of 8 bits."""
-        return self.kv_dtype != self.dtype
-
-    @property
-    def registers(self) -> tuple[int, int]:
-        """Of a thread that multiplies and of one that loads, gathers or converts."""
-        return (216, 72) if self.narrow or self.sparse else (240, 24)
 
 
 class Tiles(NamedTuple):
@@ -171,7 +162,7 @@ def consume(f, g, tiles, work, scales, results):
     """Warp group g: the scores of its tiles, and its half of the columns of the result."""
     (Lengths, Begins, most, p, h), (c, unit) = work, scales
     with T.ws(g):
-        T.inc_max_nreg(f.registers[0])
+        T.inc_max_nreg(240 if f.kv_dtype == f.dtype and not f.sparse else REGS[0])
         S, P = T.alloc_fragment((ROWS, KEYS), "float32"), T.alloc_fragment((ROWS, KEYS), f.dtype)
         acc = T.alloc_fragment((ROWS, f.dim_v // 2), "float32")
         state = [T.alloc_fragment((ROWS,), "float32") for _ in (0, 1, 2, 3, 4)]  # top, before, factor, total, more
@@ -236,60 +227,28 @@ def consume(f, g, tiles, work, scales, results):
 
 
 @T.macro
-def source(f, cache, s, key, length):
-    """(page, row) of the tile of keys from `key` on; for one behind the last key, of the last tile."""
-    k = T.max(T.min(key, length - 1), 0) // KEYS * KEYS
-    at = s if f.page is None else T.if_then_else(length > 0, cache[1][s, k // f.page], 0)
-    return at, k if f.page is None else k % f.page
-
-
-@T.macro
-def load_keys(f, g, tiles, cache, s, key, length, phase):
-    """Load the tile of keys from `key` on to stage g, each piece as soon as it is free."""
-    at, r = source(f, cache, s, key, length)
-    load_piece(cache[0][at, r:r + KEYS, 0:f.dim_v // 2], tiles.left, g, tiles, 0, phase)
-    load_piece(cache[0][at, r:r + KEYS, f.dim_v // 2:f.dim_v], tiles.right, g, tiles, 1, phase)
-    load_piece(cache[0][at, r:r + KEYS, f.dim_v:f.dim_v + f.rope], tiles.rope, g, tiles, 2, phase)
-
-
-@T.macro
-def load_piece(region, tile, g, tiles, piece, phase):
+def load(source, tile, g, tiles, piece, phase):
+    """Load a piece of the keys of stage g as soon as it is free. Threads convert float8."""
     T.mbarrier_wait_parity(tiles.free[3 * g + piece], phase)
-    T.tma_copy(region, tile[g, :, :], barrier=tiles.full[3 * g + piece])
+    if source.buffer.dtype == tile.dtype:
+        T.tma_copy(source, tile[g, :, :], barrier=tiles.full[3 * g + piece])
+    else:
+        T.copy(source, tile[g, :, :])
+        T.fence_proxy_async()
     T.mbarrier_arrive(tiles.full[3 * g + piece])
 
 
 @T.macro
-def fetch(f, cache, s, key, length, column, raw):
-    """Load the columns from `column` on of a tile of keys into registers."""
-    at, r = source(f, cache, s, key, length)
-    T.copy(cache[0][at, r:r + KEYS, column:column + raw.shape[1]], raw)
-
-
-@T.macro
-def convert_keys(f, g, tiles, cache, s, key, length, phase, raws):
-    """`load_keys` where threads convert float8. raws: halves of a half of the columns, and the rotary part, of this tile;
-    afterwards, of the next. They are loaded again as soon as they are converted."""
-    (first, second, rope), quarter = raws, f.dim_v // 4
-    T.mbarrier_wait_parity(tiles.free[3 * g], phase)
-    T.copy(first, tiles.left[g, :, 0:quarter])
-    fetch(f, cache, s, key, length, 2 * quarter, first)
-    T.copy(second, tiles.left[g, :, quarter:2 * quarter])
-    fetch(f, cache, s, key, length, 3 * quarter, second)
-    T.fence_proxy_async()
-    T.mbarrier_arrive(tiles.full[3 * g])
-    T.mbarrier_wait_parity(tiles.free[3 * g + 1], phase)
-    T.copy(first, tiles.right[g, :, 0:quarter])
-    fetch(f, cache, s, key + KEYS, length, 0, first)
-    T.copy(second, tiles.right[g, :, quarter:2 * quarter])
-    fetch(f, cache, s, key + KEYS, length, quarter, second)
-    T.fence_proxy_async()
-    T.mbarrier_arrive(tiles.full[3 * g + 1])
-    T.mbarrier_wait_parity(tiles.free[3 * g + 2], phase)
-    T.copy(rope, tiles.rope[g, :, :])
-    fetch(f, cache, s, key + KEYS, length, f.dim_v, rope)
-    T.fence_proxy_async()
-    T.mbarrier_arrive(tiles.full[3 * g + 2])
+def load_keys(f, g, tiles, cache, s, key, length, phase):
+    """Load the tile of keys from `key` on to stage g; for one behind the last key, the last tile."""
+    KV, Table = cache
+    half, dim = f.dim_v // 2, f.dim_v + f.rope
+    k = T.max(T.min(key, length - 1), 0) // KEYS * KEYS
+    at = s if f.page is None else T.if_then_else(length > 0, Table[s, k // f.page], 0)
+    r = k if f.page is None else k % f.page
+    load(KV[at, r:r + KEYS, 0:half], tiles.left, g, tiles, 0, phase)
+    load(KV[at, r:r + KEYS, half:f.dim_v], tiles.right, g, tiles, 1, phase)
+    load(KV[at, r:r + KEYS, f.dim_v:dim], tiles.rope, g, tiles, 2, phase)
 
 
 @T.macro
@@ -340,9 +299,8 @@ def produce(f, tiles, work, Q, cache):
     """Warp group 2: load the queries and keys of all sequences of a split."""
     Lengths, Begins, most, p, h = work
     with T.ws(2):
-        T.dec_max_nreg(f.registers[1])
+        T.dec_max_nreg(24 if f.kv_dtype == f.dtype and not f.sparse else REGS[1])
         rows = [T.alloc_local((ROWS_EACH,), "int32") for _ in (0, 1)] if f.sparse else ()
-        raws = [T.alloc_fragment((KEYS, n), f.kv_dtype) for n in (f.dim_v // 4, f.dim_v // 4, f.rope)] if f.narrow else ()
         n, m = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)
         for s in T.serial(Begins[p, 0], Begins[p + 1, 0] + T.cast(Begins[p + 1, 1] > 0, "int32")):
             length, _, first, last = span(Begins, Lengths, most, p, s)
@@ -353,17 +311,10 @@ def produce(f, tiles, work, Q, cache):
             m = m + 1
             if f.sparse:
                 named(cache[1], s, first * PAIR, length, rows[1])
-            if f.narrow:
-                fetch(f, cache, s, first * PAIR, length, 0, raws[0])
-                fetch(f, cache, s, first * PAIR, length, f.dim_v // 4, raws[1])
-                fetch(f, cache, s, first * PAIR, length, f.dim_v, raws[2])
             for i in T.serial(first, last):
                 if f.sparse:
                     gather(0, tiles, cache, s, i * PAIR, length, (n + 1) % 2, rows)
                     gather(1, tiles, cache, s, i * PAIR + KEYS, length, (n + 1) % 2, rows)
-                elif f.narrow:
-                    convert_keys(f, 0, tiles, cache, s, i * PAIR, length, (n + 1) % 2, raws)
-                    convert_keys(f, 1, tiles, cache, s, i * PAIR + KEYS, length, (n + 1) % 2, raws)
                 else:
                     load_keys(f, 0, tiles, cache, s, i * PAIR, length, (n + 1) % 2)
                     load_keys(f, 1, tiles, cache, s, i * PAIR + KEYS, length, (n + 1) % 2)
