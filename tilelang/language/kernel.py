@@ -13,7 +13,7 @@ from tilelang.ir import (I32, Call, Const, Expr, Launch, LaunchPlan, Stmt, Var, 
 
 from tilelang.target.cluster import check_cluster
 from tilelang.target.machine import MAX_GRID
-from tilelang.target.thread_calls import COUNTS_THREADS
+from tilelang.target.thread_calls import COUNTS_THREADS, linear_thread
 
 from .tracing.builder import Builder, current_builder, need_builder, reads_memory
 from .tracing.flags import flag
@@ -317,15 +317,8 @@ for _fn in (get_cluster_dims, get_cluster_size, get_cluster_ids, get_cluster_id,
 
 def thread_index() -> Expr:
     """Linear thread index in the block: tx + ty*X + tz*X*Y over the dimensions that have more than one thread."""
-    k = need_kernel("the thread index")
-    x, y, z = k.threads
-    tx, ty, tz = k.thread_vars
-    out: Any = tx
-    if y > 1:
-        out = out + ty * x
-    if z > 1:
-        out = out + tz * (x * y)
-    return out
+    index: Expr = linear_thread(need_kernel("the thread index"))
+    return index
 
 
 @example("T.use_swizzle(panel_size=10)")

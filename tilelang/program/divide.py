@@ -5,7 +5,7 @@ Division gives results of pieces, and the reductions that combine them:
     R = reduce over k: f(k, J)      R_p = reduce over the k of piece p: f(k, J_p)      R = reduce over p: R_p * factor(J_p -> J)
 
 with the factor of rescale.rescaling, where J is another reduction of the same loop.  The pieces are computed by blocks of their
-own, and combined by a second kernel; or by the rows of a tile, and combined behind the loop.
+own, and combined by a second kernel; or by the rows of a tile, and combined after the loop.
 
 Joined axes are those that tensors have side by side: one axis counts the elements of both, and a view of the tensor has it.
 What reads them elsewhere, or in sums of indices, reads the quotients and remainders of the one axis.
@@ -46,7 +46,7 @@ def over_blocks(nest: Nest, p: Pass, a: Axis, count: int, multiple: int) -> tupl
 
 
 def over_rows(nest: Nest, p: Pass, a: Axis, rows: int) -> tuple[Nest, Axis, Axis] | None:
-    """(the nest, the loop's axis, the axis of rows): each row of a tile has a partial result, combined behind the loop."""
+    """(the nest, the loop's axis, the axis of rows): each row of a tile has a partial result, combined after the loop."""
     lane, inner = Axis(f"{a.name}_row", rows), Axis(a.name, _quotient(a.extent, rows))
     found = _divided(nest, p, a, lane, inner, plus(times(axis(inner), rows), axis(lane)))
     if found is None:

@@ -5,6 +5,8 @@ A backend without GPU threads chooses how to run a statement by the threads that
 
 from __future__ import annotations
 
+from typing import Any
+
 WARP = 32  # lanes
 
 # Calls that read other lanes.  Source: PTX ISA, "shfl.sync", "vote.sync", "match.sync", "activemask".
@@ -54,3 +56,11 @@ _PUBLIC_NAMES = {
 def public_name(op: str) -> str:
     """The name of a call as users write it: T.shfl_sync."""
     return f"T.{_PUBLIC_NAMES.get(op, op)}"
+
+
+def linear_thread(launch: Any) -> Any:
+    """The index of a thread in its block, over the dimensions that have more than one thread: tx + ty * X + tz * X * Y."""
+    x, y, z = launch.threads
+    tx, ty, tz = launch.thread_vars
+    out = tx + ty * x if y > 1 else tx
+    return out + tz * (x * y) if z > 1 else out

@@ -72,7 +72,7 @@ def row_statistics(f, m, Cf, at, labels, W):
             if T.cast(labels[T.min(row, m - 1)], "int64") == bx * t.bn + j:
                 W[3, 0, T.min(row, m - 1)] = Cf[i, j]
     if f.entropy.smoothing != 0:
-        T.reduce_sum(Cf, total, dim=1)  # zeros behind the last column
+        T.reduce_sum(Cf, total, dim=1)  # zeros after the last column
         T.copy(total, W[2, bx, by * t.bm])
     if p.n % t.bn != 0:
         for i, j in T.Parallel(t.bm, t.bn):

@@ -42,7 +42,7 @@ class NormForm(NamedTuple):
         return T.Tensor((1 + self.centred, m), self.acc)
 
     def inside(self, c: Any, j: Any, value: Any) -> Any:
-        """A value of column j of chunk c, zero behind the last column."""
+        """A value of column j of chunk c, zero after the last column."""
         return value if self.n % self.tile.width == 0 else T.if_then_else(c * self.tile.width + j < self.n, value, 0)
 
 

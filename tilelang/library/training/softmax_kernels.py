@@ -60,7 +60,7 @@ class EntropyForm(NamedTuple):
 
 @T.macro
 def load(f, X, top, c, x):
-    """Chunk c of the rows from `top` on; -inf behind the last column."""
+    """Chunk c of the rows from `top` on; -inf after the last column."""
     T.copy(X[top, c * f.tile.width], x)
     if f.n % f.tile.width:
         for i, j in T.Parallel(f.tile.rows, f.tile.width):

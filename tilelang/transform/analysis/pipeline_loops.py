@@ -307,7 +307,7 @@ def _loads(x: Item) -> bool:
 
 def producer_first(items: list[Item], stage: list[int], order: list[int], stages: int) -> tuple[list[int], list[int]]:
     """Lists without -1: what is left to the producer comes first, `stages` - 1 iterations ahead of its last user where that is
-    not behind the first."""
+    not after the first."""
     left = [i for i, at in enumerate(stage) if at == -1]
     ahead = list(stage)
     for i in left:

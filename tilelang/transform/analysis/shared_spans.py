@@ -54,7 +54,7 @@ def place(spans: list[Span], pairs: Collection[tuple[Buffer, Buffer]] | None) ->
         k, align = at[s.buffer], max(ALIGN, s.buffer.facts.align)
         busy = np.array(done, np.int64)[~apart[k, done]] if done else np.zeros(0, np.int64)
         busy = busy[np.argsort(low[busy], kind="stable")]
-        free = np.concatenate(([0], np.maximum.accumulate(-(-high[busy] // align) * align)))  # behind each number of them
+        free = np.concatenate(([0], np.maximum.accumulate(-(-high[busy] // align) * align)))  # after each number of them
         fits = np.append(free[:-1] + s.bytes <= low[busy], True)
         s.offset = low[k] = int(free[np.argmax(fits)])
         high[k] = s.offset + s.bytes

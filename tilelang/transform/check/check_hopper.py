@@ -9,7 +9,7 @@ from tilelang.ir import (Alloc, Call, Evaluate, Expr, Func, If, Launch, Node, Pa
                          replace, rewrite, walk, with_options, BARRIER, EMPTY)
 from tilelang.ops import Copy, Gemm
 from tilelang.target.cluster import cluster_of
-from tilelang.target.thread_calls import public_name
+from tilelang.target.thread_calls import linear_thread, public_name
 from tilelang.target.warp_groups import names_warps
 
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -92,16 +92,6 @@ def _elsewhere(n: Node) -> Node | None:
         return groups_test(x, thread) if isinstance(x, Call) and x.op == "in_warp_groups" and not warp_roles else None
 
     return with_options(replace(n, body=rewrite(n.body, visit)), pdl=False)
-
-
-def linear_thread(launch: Launch) -> Expr:
-    """Linear thread index in the block."""
-    x, y, z = launch.threads
-    tx, ty, tz = launch.thread_vars
-    out: Any = tx
-    if y > 1:
-        out = out + ty * x
-    return out + tz * (x * y) if z > 1 else out
 
 
 def groups_test(c: Call, thread: Expr) -> Expr:

@@ -139,7 +139,7 @@ def _joined(body: Stmt, axes: Axes, u: Var, v: Var) -> tuple[Stmt, Axes] | None:
 def _followed(body: Stmt, axes: Axes, var: Var, count: int, tiles: int | None) -> Stmt | None:
     """The body where a block's number counts iterations too; changes axes.  None where the variable does not follow it.
 
-    Where blocks have unequal numbers of iterations (tiles), one iteration of all blocks comes behind the one before.
+    Where blocks have unequal numbers of iterations (tiles), one iteration of all blocks comes after the one before.
     """
     every = {**axes, var: count}
     orders = [(block, var) for block in axes] + [(var, block) for block in axes if not tiles]

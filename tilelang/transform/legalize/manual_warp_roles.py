@@ -28,9 +28,9 @@ from tilelang.ops import Copy, Fill, Gemm
 from tilelang.ops.tma_copy import check_tma_copy
 from tilelang.target.cluster import cluster_of
 from tilelang.target.tensor_map import tensor_maps_of
+from tilelang.target.thread_calls import linear_thread
 from tilelang.target.warp_groups import WARP_LANES, in_some_warps, named, runs, names_warps, warps_in, warps_of, ways_of_warps
 
-from ..check.check_hopper import linear_thread
 from ..analysis.effects import effects
 from ..analysis.divergence import WarpSets
 from ..framework.pass_ import TILE, PassContext, pass_

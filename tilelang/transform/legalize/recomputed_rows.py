@@ -1,4 +1,4 @@
-"""Keeps rows that fill the registers of an SM in shared memory, and computes them again behind each reduction.
+"""Keeps rows that fill the registers of an SM in shared memory, and computes them again after each reduction.
 
     copy(X[r, :], x)                                   copy(X[r, :], s); copy(s, x)                    # s: shared memory
     reduce_max(x, top)                                 reduce_max(x, top)
@@ -53,7 +53,7 @@ def recomputed_rows(launch: Launch, cx: PassContext) -> Launch:
 
 
 def _behind_reductions(body: list[Stmt], load: Copy, rows: Buffer, tile: Region) -> list[Stmt] | None:
-    """The statements, with the rows computed again where they are used behind a reduction; None where they are not, where that
+    """The statements, with the rows computed again where they are used after a reduction; None where they are not, where that
     would read other values, or take long."""
     again: list[Stmt] = [replace(load, src=tile)]
     out: list[Stmt] = []

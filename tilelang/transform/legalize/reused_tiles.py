@@ -21,7 +21,7 @@ from .hopper_features import hopper
 
 @pass_(needs=TILE, of=Launch, when=lambda cx: hopper(cx).warp_roles)
 def reused_tiles(n: Launch, cx: PassContext) -> Launch | None:
-    """Send copies of fragments behind the pipelined loop through tiles of their shape that only the loop reads.
+    """Send copies of fragments after the pipelined loop through tiles of their shape that only the loop reads.
 
     Keeps: every value that is stored.
     """

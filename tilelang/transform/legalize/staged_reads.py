@@ -4,7 +4,7 @@
         s[i, j] += X[m + i, k * 128 + j]             for i, j in T.Parallel(128, 128): s[i, j] += X_s[i, j]
 
 Threads that load such elements themselves wait for memory in each iteration, and lanes that hold an accumulator's rows load a
-few bytes of each.  A copy is a stage of the loop's ring.  Scales of rows and steps that a loop behind the first GEMM reads are
+few bytes of each.  A copy is a stage of the loop's ring.  Scales of rows and steps that a loop after the first GEMM reads are
 loaded in front of it:
 
     gemm(a, b, p)                             ->     for i in T.Parallel(128): S_row[i] = S[m + i, k]
@@ -129,7 +129,7 @@ class _Tiles:
         return [*(c for _, c in copies), out]
 
     def ahead(self, body: Sequence[Stmt], step: Var) -> list[Stmt]:
-        """The body with loads of what loops behind its first GEMM read for each row or step, in front of that GEMM."""
+        """The body with loads of what loops after its first GEMM read for each row or step, in front of that GEMM."""
         at, loads = next(n for n, s in enumerate(body) if isinstance(s, Gemm)), dict[Any, tuple[Any, Stmt]]()
 
         def loaded(x: Load, s: Parallel, rows: set[Any]) -> Expr | None:

@@ -9,7 +9,7 @@
                                                row sums of S;  P = S
 
 A warp computes an exponential in eight cycles, and needs fewer issue slots for the two or three other instructions of a
-score.  Nothing in the loop depends on the multiplications of the accumulator, yet the assembler places them behind the last
+score.  Nothing in the loop depends on the multiplications of the accumulator, yet the assembler places them after the last
 exponential: 64 cycles in which the tensor cores wait for the scores.  The assembler moves nothing across a branch that
 depends on a computed value (tl::wgmma_hold).  So the multiplications are placed between two such branches, where they
 overlap with exponentials.  The GEMM that adds to this accumulator has the first half of the exponentials to complete.

@@ -5,7 +5,7 @@
                                                                          wait(k + 1); barrier; A0, B0 = step 0 of k + 1
                                                                          mma(A1, B1)
 
-Otherwise all warps of a block wait for shared memory behind each barrier, and a block that is alone on its SM computes nothing.
+Otherwise all warps of a block wait for shared memory after each barrier, and a block that is alone on its SM computes nothing.
 """
 
 from __future__ import annotations

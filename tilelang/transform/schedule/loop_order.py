@@ -61,7 +61,7 @@ class Search:
         """The order that the program gives if it fits, else that of least cycles.  registers: that a consumer thread may use.
 
         Where none fits beside the registers that such loops usually need, one that leaves the least is taken: the log of ptxas
-        then decides.  The order of the program with a wait behind each GEMM is left where no other one fits.
+        then decides.  The order of the program with a wait after each GEMM is left where no other one fits.
         """
         versions = loop.versions_by_users()
         key = versions, loop.rings, loop.beside, registers

@@ -66,7 +66,7 @@ def _is_ordinary(e: Any) -> bool:
 
 
 def fence_waits(body: Stmt) -> Stmt:
-    """The body with a fence behind each acquire from other ranks, where bulk copies access what these have stored or read.
+    """The body with a fence after each acquire from other ranks, where bulk copies access what these have stored or read.
 
     There is one in front of each bulk copy as well if threads of the block store elements of its type: a rank may be its own
     neighbour.
