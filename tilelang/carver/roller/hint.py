@@ -57,7 +57,7 @@ class Rasterization2DColumn(_Rasterization2D):
     order = "column"
 
 
-_PANELS = {c.__name__: c for c in (Rasterization2DRow, Rasterization2DColumn)}
+_RASTERISATIONS = {c.__name__: c for c in (Rasterization2DRow, Rasterization2DColumn)}
 
 
 @dataclass
@@ -215,7 +215,7 @@ class Hint:
             if name == "intrin_info":
                 hint.intrin_info = IntrinInfo(**{**value, "micro_size": tuple(value["micro_size"])})
             elif name == "rasterization_plan":
-                hint.rasterization_plan = _PANELS[value[0]](value[1])
+                hint.rasterization_plan = _RASTERISATIONS[value[0]](value[1])
             elif name in (*_ALWAYS, *_PLAIN):
                 setattr(hint, name, value)
             else:
