@@ -347,8 +347,146 @@ def countdown(ranks):
     return main, args, lambda out, r: (out["Y"] == np.arange(ranks) * 10 + r).all()
 
 
+def waits_in_a_pipeline(ranks):
+    """Block 0 sends tiles with a flag each; block 1 waits for them in a pipelined loop of GEMMs."""
+    tiles = 4
+
+    @T.prim_func
+    def main(X: T.Tensor((tiles * 32, 64), "float16"), A: T.SymmTensor((tiles * 32, 64), "float16"),
+             came: T.SymmTensor((tiles,), "int32"), B: T.Tensor((64, 32), "float16"), C: T.Tensor((tiles * 32, 32), "float32")):
+        with T.Kernel(2, threads=128) as b:
+            As, Bs = T.alloc_shared((32, 64), "float16"), T.alloc_shared((64, 32), "float16")
+            acc = T.alloc_fragment((32, 32), "float32")
+            if b == 0:
+                for k in T.serial(tiles):
+                    T.copy(X[k * 32:k * 32 + 32, :], T.remote(A, (T.get_rank() + 1) % ranks)[k * 32:k * 32 + 32, 0:64])
+                    T.signal(came[k], rank=(T.get_rank() + 1) % ranks)
+            else:
+                T.copy(B, Bs)
+                for k in T.Pipelined(tiles, num_stages=2):
+                    T.wait_ge(came[k], 1)
+                    T.copy(A[k * 32:k * 32 + 32, 0:64], As)
+                    T.gemm(As, Bs, acc, clear_accum=True)
+                    T.copy(acc, C[k * 32:k * 32 + 32, 0:32])
+
+    x = np.random.default_rng(1).integers(-3, 4, (ranks, tiles * 32, 64)).astype(np.float16)
+    b = np.random.default_rng(2).integers(-3, 4, (64, 32)).astype(np.float16)
+    args = [[x[r], np.zeros_like(x[r]), zeros(tiles, kind=np.int32), b, zeros(tiles * 32, 32)] for r in range(ranks)]
+    return main, args, lambda out, r: (out["C"] == x[r - 1].astype("f") @ b.astype("f")).all()
+
+
+def warp_groups(ranks):
+    """Warp group 0 fetches tiles of all ranks into a ring, warp group 1 adds them."""
+    tiles = 5
+
+    @T.prim_func
+    def main(S: T.SymmTensor((tiles, 32, 32), "float32"), pad: T.SymmTensor((1, 2 * ranks), "int64"),
+             Y: T.Tensor((32, 32), "float32")):
+        with T.Kernel(1, threads=256):
+            held = T.alloc_shared((2, 32, 32), "float32")
+            full, free = T.alloc_barrier([128] * 2), T.alloc_barrier([128] * 2)
+            T.barrier_all(pad[0, 0:2 * ranks])
+            with T.ws(0):
+                for k in T.serial(tiles):
+                    T.mbarrier_wait_parity(free[k % 2], (k // 2 + 1) % 2)
+                    T.copy(T.remote(S, (T.get_rank() + k) % ranks)[k, 0:32, 0:32], held[k % 2, :, :])
+                    T.mbarrier_arrive(full[k % 2])
+            with T.ws(1):
+                total, tile = T.alloc_fragment((32, 32), "float32"), T.alloc_fragment((32, 32), "float32")
+                T.clear(total)
+                for k in T.serial(tiles):
+                    T.mbarrier_wait_parity(full[k % 2], k // 2 % 2)
+                    T.copy(held[k % 2, :, :], tile)
+                    for i, j in T.Parallel(32, 32):
+                        total[i, j] += tile[i, j]
+                    T.mbarrier_arrive(free[k % 2])
+                T.copy(total, Y)
+
+    x = numbers(ranks, tiles, 32, 32)
+    args = [[x[r], zeros(1, 2 * ranks, kind=np.int64), zeros(32, 32)] for r in range(ranks)]
+    return main, args, lambda out, r: (out["Y"] == sum(x[(r + k) % ranks, k] for k in range(tiles))).all()
+
+
+def clusters(ranks):
+    """Each block of a cluster stores on another rank, and the cluster goes on when all its blocks have their data."""
+    @T.prim_func
+    def main(X: T.Tensor((4, N), "float32"), S: T.SymmTensor((4, N), "float32"), came: T.SymmTensor((4,), "int32"),
+             Y: T.Tensor((4, N), "float32")):
+        with T.ClusterKernel(4, cluster_dims=2, threads=N) as b:
+            i, to = T.get_thread_binding(), (T.get_rank() + T.block_rank_in_cluster()) % ranks
+            T.remote(S, to)[b, i] = X[b, i]
+            T.signal(came[b], rank=to)
+            T.wait_ge(came[b], 1)
+            T.cluster_sync()
+            Y[b, i] = S[b, i]
+
+    x = numbers(ranks, 4, N)
+    args = [[x[r], zeros(4, N), zeros(4, kind=np.int32), zeros(4, N)] for r in range(ranks)]
+    return main, args, lambda out, r: all((out["Y"][b] == x[(r - b % 2) % ranks, b]).all() for b in range(4))
+
+
+def places_from_memory(ranks):
+    """Each thread stores on a rank, and in a place, that it reads."""
+    @T.prim_func
+    def main(X: T.Tensor((N,), "int32"), to: T.Tensor((N, 2), "int32"), S: T.SymmTensor((N,), "int32"),
+             pad: T.SymmTensor((1, 2 * ranks), "int64"), Y: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(N):
+                T.remote(S, to[i, 0])[to[i, 1]] = X[i]
+            T.barrier_all(pad[0, 0:2 * ranks])
+            T.copy(S, Y)
+
+    order = np.random.default_rng(3).permutation(ranks * N).reshape(ranks, N)
+    x, want = numbers(ranks, N, kind=np.int32), np.empty(ranks * N, np.int32)
+    want[order.ravel()] = x.ravel()
+    args = [[x[r], np.stack([order[r] // N, order[r] % N], 1).astype(np.int32), zeros(N, kind=np.int32),
+             zeros(1, 2 * ranks, kind=np.int64), zeros(N, kind=np.int32)] for r in range(ranks)]
+    return main, args, lambda out, r: (out["Y"] == want.reshape(ranks, N)[r]).all()
+
+
+def grid_and_ranks(ranks):
+    """All blocks of all ranks meet: a barrier of the grid on both sides of one block's barrier of the ranks."""
+    @T.prim_func
+    def main(X: T.Tensor((3, 32), "float32"), S: T.SymmTensor((ranks, 3, 32), "float32"),
+             pad: T.SymmTensor((1, 2 * ranks), "int64"), Y: T.Tensor((3, 32), "float32")):
+        with T.Kernel(3, threads=32) as b:
+            i = T.get_thread_binding()
+            for r in T.serial(ranks):
+                T.remote(S, r)[T.get_rank() % ranks, b, i] = X[b, i] + r
+            T.sync_grid()
+            if b == 0:
+                T.barrier_all(pad[0, 0:2 * ranks])
+            T.sync_grid()
+            Y[b, i] = 0.0
+            for r in T.serial(ranks):
+                Y[b, i] += S[r, (b + 1) % 3, i]
+
+    x = numbers(ranks, 3, 32)
+    args = [[x[r], zeros(ranks, 3, 32), zeros(1, 2 * ranks, kind=np.int64), zeros(3, 32)] for r in range(ranks)]
+    return main, args, lambda out, r: (out["Y"] == np.roll(x.sum(0) + r * ranks, -1, 0)).all()
+
+
+def sums_of_shared_tiles(ranks):
+    """Shared tiles are added to tensors of two ranks by atomic tile operations."""
+    @T.prim_func
+    def main(X: T.Tensor((16, N), "float32"), S: T.SymmTensor((16, N), "float32"), pad: T.SymmTensor((1, 2 * ranks), "int64"),
+             Y: T.Tensor((16, N), "float32")):
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_shared((16, N), "float32")
+            T.copy(X, tile)
+            T.atomic_add(T.remote(S, (T.get_rank() + 1) % ranks), tile)
+            T.atomic_add(T.remote(S, 0), tile)
+            T.barrier_all(pad[0, 0:2 * ranks])
+            T.copy(S, Y)
+
+    x = numbers(ranks, 16, N)
+    args = [[x[r], zeros(16, N), zeros(1, 2 * ranks, kind=np.int64), zeros(16, N)] for r in range(ranks)]
+    return main, args, lambda out, r: (out["Y"] == x[r - 1] + (x.sum(0) if r == 0 else 0)).all()
+
+
 PROGRAMS = (halving_sum, ring_sum, tree, queue, ticket_lock, halo, stolen_work, words, histogram, gathered_product,
             rows_of_warps, tiles_by_tma, countdown)
+OF_TILES = waits_in_a_pipeline, warp_groups, clusters, places_from_memory, grid_and_ranks, sums_of_shared_tiles
 
 
 def kinds(program, args):
@@ -362,8 +500,9 @@ def kinds(program, args):
     return found
 
 
-@pytest.mark.parametrize("ranks, seed", [(2, None), (4, 1), (8, 2)])
-@pytest.mark.parametrize("make", PROGRAMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("make, ranks, seed", [
+    *((make, *x) for make in PROGRAMS for x in ((2, None), (4, 1), (8, 2))),
+    *((make, *x) for make in OF_TILES for x in ((2, None), (4, 1)))], ids=lambda x: getattr(x, "__name__", str(x)))
 def test_a_program_of_ranks(make, ranks, seed):
     program, args, right = make(ranks)
     for out in (run_tile_ranks(program, args, seed=seed),
