@@ -82,6 +82,7 @@ def test_without_ranks_there_is_no_symmetric_memory(alone):
 
 
 @pytest.mark.parametrize("report, text", [
+    ([-1, 171, 16, 1, 0, 127], "rank 0: block 127 stopped in line 171, before it had said why"),
     ([3, 12, 8, 4, 3, 7], "rank 0: block 7 waited in line 12 for the signal at byte 8 of x, which is 3"),
     ([2, 9, 0, 2, 5, 0], "rank 0: line 9 names rank 5 of 2"), ([1, 0, 0, 0, 0, 0], "is not symmetric")])
 def test_a_kernel_that_stopped_says_why(alone, report, text):

@@ -283,6 +283,9 @@ def said(words: Any, rank: int, names: dict[int, str] | None) -> Exception | Non
     if kind == 3:
         return error("rank-stopped", f"rank {rank}: block {block} waited in line {line} for the signal at {where}, which is "
                      f"{found}", expected=f"{want}", found=f"{found}")
+    if kind == -1:
+        return error("rank-stopped", f"rank {rank}: block {block} stopped in line {line}, before it had said why",
+                     expected="a reason", found="none")
     if kind == 2:
         return error("rank-stopped", f"rank {rank}: line {line} names rank {found} of {want}",
                      expected=f"a rank below {want}", found=str(found))

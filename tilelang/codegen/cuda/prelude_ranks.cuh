@@ -11,15 +11,18 @@ struct World {
 extern "C" { __constant__ World tl_world; }
 //@ world_failed
 // Stops the kernel; the first thread to come leaves the reason: 1 an address outside of the heap, 2 no such rank, 3 a signal.
+// The others give it time to do so: the first trap ends all threads.
 TL_DEVICE void world_failed(int kind, int line, unsigned long long at, long long want, long long found) {
   unsigned long long* out = reinterpret_cast<unsigned long long*>(tl_world.report);
+  volatile long long* said = reinterpret_cast<volatile long long*>(out);
   if (out && atomicCAS_system(out, 0ull, ~0ull) == 0) {
-    volatile long long* said = reinterpret_cast<volatile long long*>(out);
     said[1] = line; said[2] = at - tl_world.heap; said[3] = want; said[4] = found; said[5] = blockIdx.x;
     __threadfence_system();
     said[0] = kind;
     __threadfence_system();
   }
+#pragma unroll 1
+  for (int k = 0; k < 10000 && out && said[0] == -1; ++k) {}
   __trap();
 }
 //@ world_rank
