@@ -224,6 +224,27 @@ def test_atomics_on_halves_stay_in_the_lds_of_the_block(n: int, chip: str) -> No
     np.testing.assert_array_equal(got, [a[i::n].sum() for i in range(n)])
 
 
+@pytest.mark.parametrize("chip", isa_decode.CHIPS)
+def test_places_of_guarded_loads_wrap_as_numbers_do(chip: str) -> None:
+    """Below 0 without a constant that LLVM moves into the instruction, whose sum is past the end then: the load gave 0."""
+    import tilelang
+    import tilelang.language as T
+    from tilelang.target import Target
+    from tilelang.transform.pipeline import lower
+
+    @T.prim_func
+    def main(A: T.Tensor((16, 48), "float32"), B: T.Tensor((16, 20), "float32")):
+        with T.Kernel(1, threads=160):
+            for i, j in T.Parallel(16, 20, coalesced_width=1):
+                B[i, j] = A[j % 16, 49 - i]
+
+    target = {"kind": "hip", "mcpu": f"gfx{chip}"}
+    a, got = np.arange(1, 769, dtype=np.float32).reshape(16, 48), np.zeros((16, 20), np.float32)
+    isa_launch.launch(lower(main.func, Target(target), {}), tilelang.compile(main, target=target), {"A": a, "B": got})
+    padded = np.pad(a, ((0, 0), (0, 2)))
+    np.testing.assert_array_equal(got, [[padded[j % 16, 49 - i] for j in range(20)] for i in range(16)])
+
+
 @pytest.mark.parametrize("chip, of", [("90a", "bfloat16"), ("942", "float16"), ("950", "bfloat16")])
 def test_waves_update_halves_by_compare_and_swap(chip: str, of: str) -> None:
     """No instruction takes the maximum of halves; the sums of all lanes of a wave are one addition with a result."""

@@ -356,7 +356,8 @@ template <typename T, int N> TL_DEVICE vec<T, N> load_within(const void* p, unsi
   typedef unsigned W2 __attribute__((ext_vector_type(2)));
   typedef unsigned W4 __attribute__((ext_vector_type(4)));
   const auto r = buffer_of(p, bytes);
-  const unsigned from = inside ? at : 0x80000000u;
+  unsigned from = inside ? at : 0x80000000u;
+  asm("" : "+v"(from));  // else LLVM moves a constant into the instruction, whose sum does not wrap where the rest is below 0
   vec<T, N> out;
 #pragma unroll
   for (int i = 0; i < BYTES / STEP; ++i) {
