@@ -3,7 +3,7 @@
 from typing import Any
 
 from tilelang.ir import dtype
-from tilelang.language.sparse import e_factor as get_e_factor
+from tilelang.ops.gemm_sp import e_factor as get_e_factor
 
 # Of how many neighbours of a row how many are kept, by element type: (kept, group).
 GROUP_CONFIG = {"float32": (1, 2), "tfloat32": (1, 2), "float16": (2, 4), "bfloat16": (2, 4), "int8": (2, 4), "uint8": (2, 4),

@@ -68,8 +68,9 @@ _ROWS: tuple[tuple[str, str, str, dict[str, tuple[Any, ...]]], ...] = (
     ("MmaOptions", "mma", "row: name of the instruction in target/mma.py.", {"row": ("str",)}),
     ("WgmmaOptions", "wgmma",
      'row: name of the instruction in WGMMA_ROWS. a_major, b_major: "k" or "mn". registers: which of "c" and "a" are named '
-     "PTX registers.",
-     {"row": ("str",), "a_major": ("str", "k"), "b_major": ("str", "k"), "registers": ("tuple[str, ...]", ())}),
+     "PTX registers. selector: which lanes have the metadata of a sparse row.",
+     {"row": ("str",), "a_major": ("str", "k"), "b_major": ("str", "k"), "registers": ("tuple[str, ...]", ()),
+      "selector": ("int", 0)}),
     ("DescriptorOptions", "wgmma_descriptor",
      "lbo, sbo, swizzle, offset: bytes. count: number of elements of the tile, starting at the address.",
      {"lbo": ("int", 0), "sbo": ("int", 0), "swizzle": ("int", 0), "offset": ("int", 0), "count": ("int", 1)}),

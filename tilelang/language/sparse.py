@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang.ir import Region, binary, cast, const, dtype as DType, load, select
+from tilelang.ir import Region
+from tilelang.ops import GemmSchedule, GemmWarpPolicy, SparseGemm
+from tilelang.ops.gemm_sp import e_factor
 
-from .alloc import alloc_shared
+from .loops import options_from
 from .tracing.builder import Emitted, need_builder
-from .loops import Parallel
-from .tracing.regions import whole_region
+from .tracing.flags import flag
+from .tracing.regions import check_inside, whole_region
 from .tracing.state import error, example
-from .tile import GemmWarpPolicy, gemm
-
-
-def e_factor(a_dtype: Any, meta_dtype: Any) -> int:
-    """Dense columns that one element of metadata describes: 4 bits per group of 4 columns (float32: of 2)."""
-    return DType(meta_dtype).bits // 4 * (2 if DType(a_dtype).bits == 32 else 4)
+from .tile import accumulator_clearing, emit_op, warp_policy
 
 
 @example("T.gemm_sp(A_sp, E_s, B_s, acc)   # (128, 32) kept of (128, 64), (128, 4) int16, (64, 128)")
@@ -27,9 +24,10 @@ def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, tr
 
     A_sparse: (M, K/2), or (K/2, M) if transpose_A, shared or fragment: the kept values, in order.
     E: (M, K/e_factor), or its transpose, shared or fragment:
-    integers whose 4 bits per group, lowest group first, are the two kept columns (2 bits each, the first one low); for
-    float32 0b0100 keeps column 0, 0b1110 column 1.  B, C: as T.gemm, and so are the options.  The operand is expanded in shared
-    memory and multiplied densely.  Raises gemm-shape, gemm-types.
+    integers whose 4 bits per group, lowest group first, are the two kept columns (2 bits each, the lower column first); for
+    float32 0b0100 keeps column 0, 0b1110 column 1.  B, C: as T.gemm, and so are the options.  wgmma (sm_90a) multiplies kept
+    values of 16 and 8 bits of order (M, K/2) with metadata of 8 to 32 bits, both in shared memory, where K is a multiple of 64;
+    elsewhere the operand is expanded in shared memory and multiplied densely.  Raises gemm-shape, gemm-types.
     """
     b = need_builder("T.gemm_sp")
     a, e = whole_region(A_sparse, "operand A of T.gemm_sp"), whole_region(E, "the metadata of T.gemm_sp")
@@ -44,20 +42,13 @@ def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, tr
                     f"describes {en * factor} in {em}, B has K = {k_b}",
                     expected=f"K = {2 * half} of E and B, {m} rows of E", found=f"{en * factor} and {k_b}, {em} rows",
                     hint=f"E needs ({m}, {2 * half // factor}) elements of {e.buffer.dtype}")
-    dense = alloc_shared((m, 2 * half), a.buffer.dtype)
-    with Parallel(m, 2 * half) as (i, j):
-        word = cast(_at(e, i, j // factor, transpose_E), "uint32")
-        nibble = (word >> cast(j % factor // group * 4, "uint32")) & const(15, "uint32")
-        kept = [_at(a, i, j // group * (group // 2) + n, transpose_A) for n in range(group // 2)]
-        if group == 2:
-            value = select(binary("eq", nibble, select(j % 2 == 0, const(4, "uint32"), const(14, "uint32"))), kept[0],
-                           cast(0, dense.dtype))
-        else:
-            place = cast(j % 4, "uint32")
-            second = select(binary("eq", nibble >> const(2, "uint32"), place), kept[1], cast(0, dense.dtype))
-            value = select(binary("eq", nibble & const(3, "uint32"), place), kept[0], second)
-        b.store(dense, (i, j), value)
-    return gemm(dense, B, C, False, transpose_B, policy, clear_accum, k_pack, None, annotations)
+    c = whole_region(C, "operand C of T.gemm_sp")
+    for r in (a, e, right, c):
+        check_inside(r)
+    plan, attrs = options_from(GemmSchedule, annotations, k_pack=k_pack if k_pack != 1 else None)
+    return emit_op(b, SparseGemm(a, right, c, flag(transpose_A, "transpose_A"), flag(transpose_B, "transpose_B"),
+                                 warp_policy(policy), accumulator_clearing(clear_accum), attrs, plan, e=e,
+                                 transpose_e=flag(transpose_E, "transpose_E"), span=b.here()))
 
 
 def matrix_of(r: Region, transposed: bool, name: str, what: str = "T.gemm_sp") -> tuple[int, int]:
@@ -68,7 +59,3 @@ def matrix_of(r: Region, transposed: bool, name: str, what: str = "T.gemm_sp") -
     rows, columns = r.extents[-2:]
     return (columns, rows) if transposed else (rows, columns)  # type: ignore[return-value]
 
-
-def _at(r: Region, row: Any, column: Any, transposed: bool) -> Any:
-    at = (column, row) if transposed else (row, column)
-    return load(r.buffer, r.at(*at))

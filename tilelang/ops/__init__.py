@@ -6,6 +6,7 @@ from .combine import Combine
 from .copy import Copy
 from .fill import Fill
 from .gemm import Gemm, GemmWarpPolicy
+from .gemm_sp import SparseGemm
 from .plans import AtomicPlan, CopyPlan, GemmSchedule, ReducePlan
 from .reduce import Reduce
 from .scan import Scan
@@ -13,4 +14,4 @@ from .sum_copies import SumCopies
 from .transpose import Transpose
 
 __all__ = ["Access", "AtomicPlan", "AtomicTile", "Combine", "Copy", "CopyPlan", "Fill", "Gemm", "GemmSchedule",
-           "GemmWarpPolicy", "LowerContext", "Reduce", "ReducePlan", "Scan", "SumCopies", "Transpose"]
+           "GemmWarpPolicy", "LowerContext", "Reduce", "ReducePlan", "Scan", "SparseGemm", "SumCopies", "Transpose"]

@@ -10,7 +10,7 @@ import numpy as np
 from tilelang.ir import AddressOf, Call, numpy_dtype
 from tilelang.ir.evaluate import Closure, Value
 from tilelang.target.warp_groups import PER_GROUP
-from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor
+from tilelang.target.wgmma import K_STEP_BYTES, WGMMA_ROWS, encode_descriptor
 from tilelang.target.thread_calls import WARP
 
 from .boxes import UNIT
@@ -40,6 +40,7 @@ class DescribedOperand:
         self.dt = numpy_dtype(row.a_dtype if number == 1 else row.b_dtype)
         self.major = e.options.a_major if number == 1 else e.options.b_major
         self.extent: int = row.shape[0 if number == 1 else 1]
+        self.k_bytes: int = K_STEP_BYTES if number == 1 else row.b_bytes
 
     def descriptor(self, f: LaneFrame) -> int:
         """The descriptor, the same in all lanes."""
@@ -55,6 +56,7 @@ class WgmmaRegisters:
         self.a = Registers(c, e.args[1], row.a.registers * self.types[1].itemsize, e.span) \
             if isinstance(e.args[1], AddressOf) else None
         self.keep, self.span = c.expr(e.args[3]), e.span
+        self.words, self.selector = c.expr(e.args[4]) if row.sparse else None, e.options.selector
 
     def keeps(self, f: LaneFrame) -> bool:
         """Whether the instruction adds to the old accumulator (scale-d)."""
@@ -76,7 +78,10 @@ class WgmmaRegisters:
         return self.a.read(f, warps, self.types[1]).reshape(-1)[self.places(self.row.a, warps)]
 
     def multiply(self, f: LaneFrame, warps: np.ndarray, x: np.ndarray, y: np.ndarray, keep: bool) -> None:
-        """accumulator = x @ y, plus the old one if `keep`, for the rows of these warps."""
+        """accumulator = x @ y, plus the old one if `keep`, for the rows of these warps.  x: the kept values of sparse rows."""
+        if self.words is not None:
+            words = np.broadcast_to(np.asarray(self.words(f)), f.active().shape)
+            x = self.row.expanded(x, words.reshape(-1, WARP)[warps].ravel().astype(np.uint32), self.selector)
         old, at = self.accumulator.read(f, warps, self.types[0], keep).reshape(-1), self.places(self.row.c, warps)
         out = np.empty(old.size, self.types[0])
         out[at.ravel()] = self.row.reference(x, y, old[at], keep).ravel()

@@ -123,7 +123,8 @@ _functions(SYNC, "fence_sys 0")
 add_intrinsic(Intrinsic("in_warp_groups", 0, PURE))  # options first, count: whether this thread is in one of them
 _functions(WARP, "elect_one 0")
 _device("set_max_nreg", 0, SYNC, "tl::set_max_nreg<{n}, {increase}>()")
-add_intrinsic(Intrinsic("wgmma", 4, WRITES))  # printed by codegen/cuda/hopper.py: its function depends on row and operands
+# c, a, b, whether c is added to, and for sparse rows a word of metadata; printed by codegen/cuda/wgmma.py.
+add_intrinsic(Intrinsic("wgmma", -1, WRITES))
 _functions(SYNC, "wgmma_fence 0  wgmma_commit 0")
 _device("wgmma_wait", 0, SYNC, "tl::wgmma_wait<{n}>()")
 _device("wgmma_pin", 1, WRITES, "tl::wgmma_pin<{count}>({0})")

@@ -7,7 +7,13 @@ instruction processes 32 bytes of K.  With warp w = t / 32, g = t % 32 / 4, q = 
     A  register j, element h:  row 16*w + g + 8*(j % 2),         column  e*q + 4*e*(j / 2) + h
     C  element i:              row 16*w + g + 8*(i / 2 % 2),     column  8*(i / 4) + 2*q + i % 2
 
-Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Register Fragments", "Matrix Descriptor Format".
+A sparse instruction (wgmma.mma_async.sp) processes 32 bytes of kept values of A, which stand for 64 bytes of K: of each group
+of 4 columns two are kept.  Each thread gives a word of metadata, 4 bits for a group, the kept columns, lower one first.  The low
+half is for row 16*w + g, the high half for row 16*w + g + 8, each for 4 groups; with 16-bit types the selector s says that
+lanes q = 2*s and 2*s + 1 have the groups 0 to 3 and 4 to 7, with 8-bit types lane q has the groups from 4*q on.
+
+Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Register Fragments", "Matrix Descriptor Format"; where
+the metadata lie was measured on an H200.
 """
 
 from __future__ import annotations
@@ -42,7 +48,7 @@ _INT_N = (8, 16, 24, *range(32, 257, 16))
 class WgmmaRow:
     """One instruction shape and type.
 
-    shape: (64, n, k).  b: None, it is always in shared memory.
+    shape: (64, n, k).  b: None, it is always in shared memory.  sparse: of A half of the columns are stored.
     """
 
     name: str
@@ -53,6 +59,7 @@ class WgmmaRow:
     b: None = None
     min_arch: int = 90
     threads: int = 128
+    sparse: bool = False
 
     @property
     def a(self) -> Fragment:
@@ -67,7 +74,12 @@ class WgmmaRow:
     @property
     def ptx(self) -> str:
         """The instruction's name."""
-        return f"wgmma.mma_async.sync.aligned.{self.name.removeprefix('wgmma.')}"
+        return f"wgmma.mma_async{'.sp' * self.sparse}.sync.aligned.{self.name.removeprefix('wgmma.').removeprefix('sp.')}"
+
+    @property
+    def b_bytes(self) -> int:
+        """Bytes of K that one instruction processes of B."""
+        return K_STEP_BYTES << self.sparse
 
     @property
     def majors(self) -> tuple[str, ...]:
@@ -79,13 +91,13 @@ class WgmmaRow:
         """32-bit registers of the accumulator a thread holds."""
         return self.c.registers * self.c_dtype.bits // 32
 
-    def function(self, a_in_registers: bool, a_major: str, b_major: str) -> str:
+    def function(self, a_in_registers: bool, a_major: str, b_major: str, selector: int = 0) -> str:
         """C name of the row's wrapper for operands of these kinds.  Raises InternalError for an order it does not have."""
         majors = (b_major,) if a_in_registers else (a_major, b_major)
         if any(m not in self.majors for m in majors):
             raise InternalError(f"{self.name} takes operands of order {', '.join(self.majors)}, found {majors}")
         orders = "".join("k" if m == "k" else "m" for m in majors)
-        return f"{self.name.replace('.', '_')}_{'rs' if a_in_registers else 'ss'}_{orders}"
+        return f"{self.name.replace('.', '_')}_{'rs' if a_in_registers else 'ss'}_{orders}" + f"_{selector}" * self.sparse
 
     def reference(self, a: Any, b: Any, c: Any, scale_d: Any = True) -> np.ndarray:
         """c + a @ b, or a @ b where scale_d is false: exact products, accumulated in the type of the accumulator.
@@ -95,6 +107,21 @@ class WgmmaRow:
         """
         start = np.where(np.asarray(scale_d)[..., None, None], np.asarray(c), np.zeros((), np.asarray(c).dtype))
         return multiply_add(self.a_dtype, self.c_dtype, a, b, start)
+
+    def expanded(self, kept: np.ndarray, words: np.ndarray, selector: int) -> np.ndarray:
+        """The rows of A, (rows, k), of the kept values of warps, (rows, k / 2), and the words of metadata of their lanes."""
+        rows, groups = len(kept), self.shape[2] // 4
+        halves = np.stack([words & 0xFFFF, words >> 16]).reshape(2, -1, 8, 4).transpose(1, 0, 2, 3).reshape(rows, 4)
+        codes = halves[:, 2 * selector:2 * selector + groups // 4, None] >> 4 * np.arange(4) & 15
+        return expand(kept, codes.reshape(rows, groups))
+
+
+def expand(kept: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """The rows (rows, 4 * groups) of kept values (rows, 2 * groups), with the 4 bits of each group (rows, groups)."""
+    places = np.stack([codes & 3, codes >> 2], -1).astype(np.int64)
+    out = np.zeros((*codes.shape, 4), kept.dtype)
+    np.put_along_axis(out, places, kept.reshape(places.shape), 2)
+    return out.reshape(len(kept), -1)
 
 
 @cache
@@ -122,9 +149,12 @@ def adjacent_rows(f: Fragment, bits: int) -> Fragment:
     return Fragment(f.shape, (rows, f.modes[1]), threads=f.threads)
 
 
-def _name(n: int, a: str, b: str, c: str) -> str:
-    k = K_STEP_BYTES * 8 // dtype(a).bits
-    return f"wgmma.m64n{n}k{k}.{PTX_TYPES[c]}.{PTX_TYPES[a]}.{PTX_TYPES[b]}"
+def _name(n: int, a: str, b: str, c: str, sparse: bool = False) -> str:
+    return f"wgmma.{'sp.' * sparse}m64n{n}k{_depth(a, sparse)}.{PTX_TYPES[c]}.{PTX_TYPES[a]}.{PTX_TYPES[b]}"
+
+
+def _depth(a: str, sparse: bool) -> int:
+    return (K_STEP_BYTES << sparse) * 8 // dtype(a).bits
 
 
 def _sizes(a: str) -> tuple[int, ...]:
@@ -132,21 +162,22 @@ def _sizes(a: str) -> tuple[int, ...]:
 
 
 WGMMA_ROWS: dict[str, WgmmaRow] = {
-    _name(n, a, b, c): WgmmaRow(_name(n, a, b, c), (64, n, K_STEP_BYTES * 8 // dtype(a).bits), dtype(a), dtype(b), dtype(c))
-    for (a, b), accumulators in _TYPES.items() for c in accumulators for n in _sizes(a)}
+    _name(n, a, b, c, sp): WgmmaRow(_name(n, a, b, c, sp), (64, n, _depth(a, sp)), dtype(a), dtype(b), dtype(c), sparse=sp)
+    for sp in (False, True) for (a, b), accumulators in _TYPES.items() for c in accumulators for n in _sizes(a)
+    if not sp or a != "tfloat32"}
 
 
-def wgmma_sizes(a_dtype: Any, b_dtype: Any, c_dtype: Any) -> tuple[int, ...]:
+def wgmma_sizes(a_dtype: Any, b_dtype: Any, c_dtype: Any, sparse: bool = False) -> tuple[int, ...]:
     """Values of N for operands and accumulator of these element types, ascending; () when there is no row."""
     a, b, c = f"{operand_dtype(a_dtype)}", f"{operand_dtype(b_dtype)}", f"{dtype(c_dtype)}"
-    return _sizes(a) if c in _TYPES.get((a, b), ()) else ()
+    return _sizes(a) if c in _TYPES.get((a, b), ()) and not (sparse and a == "tfloat32") else ()
 
 
-def wgmma_row(n: int, a_dtype: Any, b_dtype: Any, c_dtype: Any) -> WgmmaRow | None:
+def wgmma_row(n: int, a_dtype: Any, b_dtype: Any, c_dtype: Any, sparse: bool = False) -> WgmmaRow | None:
     """The row with n columns for these element types, None when there is none."""
-    if n not in wgmma_sizes(a_dtype, b_dtype, c_dtype):
+    if n not in wgmma_sizes(a_dtype, b_dtype, c_dtype, sparse):
         return None
-    return WGMMA_ROWS[_name(n, f"{operand_dtype(a_dtype)}", f"{operand_dtype(b_dtype)}", f"{dtype(c_dtype)}")]
+    return WGMMA_ROWS[_name(n, f"{operand_dtype(a_dtype)}", f"{operand_dtype(b_dtype)}", f"{dtype(c_dtype)}", sparse)]
 
 
 # ---- descriptors ------------------------------------------------------------------------------------------------------
@@ -166,14 +197,15 @@ def decode_descriptor(value: int) -> tuple[int, int, int, int]:
     return (value & 0x3FFF) << 4, (value >> 16 & 0x3FFF) << 4, (value >> 32 & 0x3FFF) << 4, swizzle
 
 
-def operand_addresses(descriptor: int, major: str, extent: int, element_bytes: int) -> np.ndarray:
+def operand_addresses(descriptor: int, major: str, extent: int, element_bytes: int,
+                      k_bytes: int = K_STEP_BYTES) -> np.ndarray:
     """int64[extent, k]: the shared-memory address in bytes of each element of the k-step that a descriptor describes.
 
-    extent: rows of A (64) or columns of B (n).  The swizzle acts on the bits of the address.
+    extent: rows of A (64) or columns of B (n).  k_bytes: of K.  The swizzle acts on the bits of the address.
     """
     start, lbo, sbo, swizzle = decode_descriptor(descriptor)
     m = np.arange(extent, dtype=np.int64)[:, None]
-    k = np.arange(K_STEP_BYTES // element_bytes, dtype=np.int64)[None, :]
+    k = np.arange(k_bytes // element_bytes, dtype=np.int64)[None, :]
     along, across = (k * element_bytes, m) if major == "k" else (m * element_bytes, k)
     if swizzle:
         panel = 0 if major == "k" else along // swizzle * lbo

@@ -37,7 +37,7 @@ def _passes(*places: str) -> tuple[PassFn, ...]:
 # A comment on an entry gives the reason for its place in the order.
 TILE_PASSES = _passes(
     "legalize.legalize",
-    "legalize.im2col",  # after legalize, which says what is wrong with a program; before passes that look at loops
+    "legalize.native_forms",  # after legalize, which says what is wrong with a program; before passes that look at loops
     "legalize.private_fragments",  # before all checks of which elements iterations and threads access
     "legalize.bind_calls",  # after legalize, which rejects names without values; before all passes that write guards
     "legalize.fold_thread_count",  # before all passes that ask which threads reach a statement
@@ -93,7 +93,7 @@ DEVICE_PASSES = _passes(
     "schedule.specialize_warps",  # before plan_pipelines, which schedules the loops that are not warp-specialised
     "schedule.plan_pipelines",  # before layouts: it gives shared buffers their versions
     "lower.tma_copies",  # for copies that no pass before took; before layouts: it decides which tiles are split into TMA boxes
-    "legalize.im2col:untaken_im2col",  # after the last pass that chooses TMA
+    "legalize.native_forms:untaken_im2col",  # after the last pass that chooses TMA
     "layout.infer_layouts",
     "lower.defer_reductions",  # after layouts: it must know which lanes hold copies
     "lower.lower_tile_ops",  # TILE -> THREADS_BOUND

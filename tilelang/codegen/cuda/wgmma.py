@@ -16,7 +16,7 @@ from ..device.text import POSTFIX, Text
 from ..device.types import TYPES
 from .named_registers import NamedRegisters
 
-_NAME = re.compile(r"(wgmma_m64\w+?)_(ss|rs)_([km]{1,2})")
+_NAME = re.compile(r"wgmma_(sp_)?(m64\w+?)_(ss|rs)_([km]{1,2})(?:_([01]))?")
 
 
 class WgmmaCalls:
@@ -27,7 +27,8 @@ class WgmmaCalls:
         calls.special.update({"wgmma": self._wgmma, "wgmma_descriptor": self._descriptor})
 
     def _wgmma(self, e: Call) -> Text:
-        function = WGMMA_ROWS[e.options.row].function(isinstance(e.args[1], AddressOf), e.options.a_major, e.options.b_major)
+        function = WGMMA_ROWS[e.options.row].function(isinstance(e.args[1], AddressOf), e.options.a_major, e.options.b_major,
+                                                      e.options.selector)
         if e.options.registers:
             return self._on_registers(e, function)
         return f"tl::{function}({', '.join(map(self.x.top, e.args))})", POSTFIX
@@ -41,7 +42,7 @@ class WgmmaCalls:
         c: Any = e.args[0]
         row, name, lines = WGMMA_ROWS[e.options.row], function, []
         operands, given, params, inputs = [], [self.x.top(e.args[3])], ["bool keep"], ['"r"((int)keep)']
-        for letter, x in zip("cab", e.args):
+        for letter, x in zip("cab", e.args[:3]):
             d: Any = x
             if isinstance(d, AddressOf):
                 array, first = self.registers.array(d.buffer), _word(d)
@@ -62,6 +63,11 @@ class WgmmaCalls:
                           f"or.b64 {letter}, {letter}, 0x{high:x};"]
                 name, d = f"{name}_{offset}", with_options(d, offset=None)
             given.append(f"({ty}){self.x.top(d)}")
+        if row.sparse:
+            operands += [f"%{len(given)}", str(e.options.selector)]
+            params.append("unsigned words")
+            inputs.append('"r"(words)')
+            given.append(self.x.top(e.args[4]))
         lines = ["{", ".reg .pred p;", "setp.ne.b32 p, %0, 0;", ".reg .b32 low;", *lines,
                  f"{row.ptx} {', '.join(operands)}, p{_flags(row, function)};", "}"]
         text = "\n".join(f'      "{line}\\n"' for line in lines)
@@ -92,11 +98,10 @@ def wgmma_function(name: str) -> str | None:
     ignores the old value of c.
     """
     m = _NAME.fullmatch(name)
-    shape, *types = m.group(1).split("_")[1:] if m is not None else [""]
-    row = WGMMA_ROWS.get(f"wgmma.{shape}.{'.'.join(types)}")
+    row = WGMMA_ROWS.get(f"wgmma.{'sp.' * (m.group(1) is not None)}{m.group(2).replace('_', '.')}") if m is not None else None
     if m is None or row is None:
         return None
-    in_registers = m.group(2) == "rs"
+    in_registers = m.group(3) == "rs"
     ty, kind = ("float", "+f") if row.c_dtype == "float32" else ("unsigned", "+r")
     n = row.c_registers
     c = ", ".join(f"%{i}" for i in range(n))
@@ -106,18 +111,20 @@ def wgmma_function(name: str) -> str | None:
     outputs = ", ".join(f'"{kind}"(C[{i}])' for i in range(n))
     a_type = f"const {TYPES[row.a_dtype.base]}*" if in_registers else "unsigned long long"
     registers = "  const unsigned* A = reinterpret_cast<const unsigned*>(a);\n" if in_registers else ""
-    return (f"TL_DEVICE void {name}({TYPES[row.c_dtype.base]}* c, {a_type} a, unsigned long long b, bool keep) {{\n"
+    words, given = (", unsigned words", ', "r"(words)') if row.sparse else ("", "")
+    selected = f", %{at + 2}, {m.group(5)}" * row.sparse
+    return (f"TL_DEVICE void {name}({TYPES[row.c_dtype.base]}* c, {a_type} a, unsigned long long b, bool keep{words}) {{\n"
             f"  {ty}* C = reinterpret_cast<{ty}*>(c);\n{registers}"
             f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{at + 1}, 0;\\n"\n'
-            f'      "{row.ptx} {{{c}}}, {f"{{{a}}}" if in_registers else a}, %{at}, p{_flags(row, name)};\\n"\n      "}}"\n'
-            f"      : {outputs}\n      : {', '.join(inputs)}, \"l\"(b), \"r\"((int)keep));\n}}\n")
+            f'      "{row.ptx} {{{c}}}, {f"{{{a}}}" if in_registers else a}, %{at}{selected}, p{_flags(row, name)};\\n"\n      "}}"\n'
+            f"      : {outputs}\n      : {', '.join(inputs)}, \"l\"(b), \"r\"((int)keep){given});\n}}\n")
 
 
 def _flags(row: WgmmaRow, function: str) -> str:
     """The text behind the predicate of an instruction: signs, and which operands are transposed."""
     if row.c_dtype.is_int:
         return ""
-    transposed = [str(int(o == "m")) for o in function.rpartition("_")[2]] if row.a_dtype.bits == 16 else []
+    transposed = [str(int(o == "m")) for o in _NAME.fullmatch(function)[4]] if row.a_dtype.bits == 16 else []  # type: ignore[index]
     return ", " + ", ".join(["1", "1", *transposed])
 
 

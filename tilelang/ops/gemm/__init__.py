@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -52,6 +52,7 @@ class Gemm(TileOp):
     attrs: Attrs = ()
     plan: GemmSchedule = GemmSchedule()
     span: Span | None = None
+    sparsity: ClassVar[int] = 1  # columns of op(a) that one stored column stands for
 
     def check(self) -> None:
         """Check ranks, shapes, scopes and element types."""
@@ -59,6 +60,7 @@ class Gemm(TileOp):
             self._check_operand(name, r)
         a, b, c = self.a.extents[-2:], self.b.extents[-2:], (self.m, self.n)
         k_a, m_a = a if self.transpose_a else reversed(a)
+        k_a *= self.sparsity
         n_b, k_b = b if self.transpose_b else reversed(b)
         if self.repeats:
             m_a = c[0]
@@ -114,7 +116,11 @@ class Gemm(TileOp):
 
     @property
     def k(self) -> int:
-        return self.a.extents[-2 if self.transpose_a else -1]
+        return self.sparsity * self.a.extents[-2 if self.transpose_a else -1]
+
+    @property
+    def by_wgmma(self) -> bool:
+        return self.plan.instruction in WGMMA_ROWS
 
     @property
     def repeats(self) -> bool:
@@ -130,16 +136,22 @@ class Gemm(TileOp):
 
     def reference(self, env: Any) -> None:
         """Computes a @ b in float32 (or wider, or exact integers), adds it to c and rounds once to c's dtype."""
-        acc = self.c.dtype
-        a, b = (t.reshape(t.shape[-2:]) for t in (env.read(self.a), env.read(self.b)))
-        if self.repeats:
-            a = np.tile(a, (self.m // len(a), 1))
-        product = widest_mma(a.T if self.transpose_a else a, b.T if self.transpose_b else b, acc)
+        acc, b = self.c.dtype, env.read(self.b)
+        b = b.reshape(b.shape[-2:])
+        product = widest_mma(self.left(env), b.T if self.transpose_b else b, acc)
         product = product.T if self.plan.exchanged else product
         if not bool(env.eval(self.clear_accum)):
             old = env.read(self.c)
             product = product.reshape(old.shape) + old.astype(product.dtype)
         env.write(self.c, product.astype(numpy_dtype(acc)).reshape(env.shape(self.c)))
+
+    def left(self, env: Any) -> Any:
+        """op(a)."""
+        a = env.read(self.a)
+        a = a.reshape(a.shape[-2:])
+        if self.repeats:
+            return np.tile(a, (self.m // len(a), 1))
+        return a.T if self.transpose_a else a
 
     def infer_layout(self, known: Any) -> dict[Buffer, Any]:
         """Layouts that the chosen instruction requires for the fragments among a, b and c; the plan names it and the warps.

@@ -16,12 +16,13 @@ Where choose_wgmma returns a reason instead of a plan, the gemm uses mma.sync.
 from __future__ import annotations
 
 from collections.abc import Container
+from itertools import product
 from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Binary, Buffer, Const, Expr, Region, Stmt, Store, Var, call, cast, const, convert, do,
-                         each_register, load, seq, unary, FRAGMENT, SHARED)
+from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Const, Expr, Region, Stmt, Store, Var, call, cast, const, convert,
+                         do, each_register, fresh, load, seq, unary, FRAGMENT, SHARED)
 from tilelang.layout import Fragment, Layout, SwizzledBoxes, swizzled_box_layout, box_width, boxes_of, tile_fragment
 from tilelang.target.machine import REGISTERS
 from tilelang.target.mma import operand_dtype
@@ -31,6 +32,7 @@ from .select import GemmPlan, GemmWarpPolicy
 
 GROUP = 128  # threads of a warp group
 GROUP_ROWS = 8  # rows of an operand in shared memory that lie together; a descriptor says how far the next ones are
+SPARSE_STEP = 64  # columns of K whose metadata the four lanes of a row have in a word each
 
 
 # ---- choice -----------------------------------------------------------------------------------------------------------
@@ -47,9 +49,9 @@ def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = (), like: Gemm
                            for r in (op.a, op.b)):
         return ("float32 operands in shared memory would be cut to tf32, not rounded; fill both by T.copy in a T.Pipelined "
                 "loop of two stages or more, with K contiguous (B as (N, K) with transpose_B=True)")
-    sizes = wgmma_sizes(op.a.dtype, op.b.dtype, op.c.dtype)
+    sizes = wgmma_sizes(op.a.dtype, op.b.dtype, op.c.dtype, op.sparsity > 1)
     if not sizes:
-        return f"there is no wgmma of {op.a.dtype} and {op.b.dtype} into {op.c.dtype}"
+        return f"there is no wgmma of {'sparse ' * (op.sparsity > 1)}{op.a.dtype} and {op.b.dtype} into {op.c.dtype}"
     if threads % GROUP:
         return f"{threads} threads are no whole warp groups; take a multiple of {GROUP} threads"
     if op.c.buffer.scope_name != FRAGMENT or not op.c.is_full or op.c.buffer.ndim != 2:
@@ -58,9 +60,13 @@ def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = (), like: Gemm
         where = "B is not in shared memory" if op.b.buffer.scope_name not in SHARED else "A is in per-thread memory"
         return f"{where}; copy it to shared memory"
     for region in (op.a, op.b):
-        why = _unfit(region)
+        why = _unfit(region, op.sparsity if region is op.b else 1)
         if why:
             return why
+    if op.sparsity > 1 and (op.transpose_a or op.a.buffer.scope_name == FRAGMENT or op.e.buffer.scope_name not in SHARED
+                        or op.e.dtype.bits not in (8, 16, 32) or op.k % SPARSE_STEP):
+        return (f"sparse wgmma reads kept values of order (M, K / 2) and metadata of 8 to 32 bits in shared memory, and a "
+                f"multiple of {SPARSE_STEP} of K")
     if op.a.dtype.bits != 16 and (op.transpose_a and op.a.buffer.scope_name in SHARED or not op.transpose_b):
         return f"operands of {op.a.dtype} need K contiguous; take A as (M, K), and B as (N, K) with transpose_B=True"
     best: GemmPlan | None = None
@@ -73,7 +79,7 @@ def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = (), like: Gemm
         if row is not None:
             best = GemmPlan(row.name, (groups[0] * 4, groups[1]))
             break
-    least = wgmma_row(sizes[0], op.a.dtype, op.b.dtype, op.c.dtype)
+    least = wgmma_row(sizes[0], op.a.dtype, op.b.dtype, op.c.dtype, op.sparsity > 1)
     return best or (f"{threads // GROUP} warp group(s) do not divide {op.m} x {op.n} x {op.k} into instructions; take 64 rows "
                     f"for each warp group (A and B exchanged where N is the long side), N in multiples of {sizes[0]}"
                     f"{'' if least is None else f' and K of {least.shape[2]}'}")
@@ -99,7 +105,7 @@ def _row(op: Any, groups: tuple[int, int], sizes: tuple[int, ...]) -> WgmmaRow |
     for size in reversed(sizes):
         if n % size:
             continue
-        row = wgmma_row(size, op.a.dtype, op.b.dtype, op.c.dtype)
+        row = wgmma_row(size, op.a.dtype, op.b.dtype, op.c.dtype, op.sparsity > 1)
         if row is None or op.k % row.shape[2]:
             return None
         fits = _starts(op.b, "k" if op.transpose_b else "mn", op.n, size)
@@ -110,17 +116,19 @@ def _row(op: Any, groups: tuple[int, int], sizes: tuple[int, ...]) -> WgmmaRow |
     return None
 
 
-def _unfit(region: Region) -> str:
-    """Why the shared-memory region of an operand cannot be named by a wgmma descriptor; "" when it can."""
+def _unfit(region: Region, kept: int = 1) -> str:
+    """Why the shared-memory region of an operand cannot be named by a wgmma descriptor; "" when it can.  kept: an instruction
+    reads so many times 32 bytes of its rows."""
     b = region.buffer
     if b.scope_name == FRAGMENT:
         return ""
     if b.ndim < 2 or not b.is_static or b.strides_ is not None:
         return f"`{b.name}` is not a plain matrix; allocate it with a static shape and without strides"
-    if shared_boxes(b) is None:
-        return f"{no_boxes(b)}; give it rows of a multiple of 32 bytes and no layout"
-    if not _multiple(region.mins[-2], 8) or not _multiple(region.mins[-1], max(1, 256 // b.dtype.bits)):
-        return f"the tile of `{b.name}` starts inside a swizzle pattern; start it at multiples of 8 rows and 32 bytes"
+    boxes = shared_boxes(b)
+    if boxes is None or boxes.box_columns * b.dtype.bits < 256 * kept:
+        return f"{no_boxes(b)}; give it rows of a multiple of {32 * kept} bytes and no layout"
+    if not _multiple(region.mins[-2], 8) or not _multiple(region.mins[-1], max(1, 256 * kept // b.dtype.bits)):
+        return f"the tile of `{b.name}` starts inside a swizzle pattern; start it at multiples of 8 rows and {32 * kept} bytes"
     return ""
 
 
@@ -183,11 +191,11 @@ def wgmma_cycles(op: Any, groups: int = 1) -> float:
     """Tensor-core cycles of a GEMM of so many warp groups with the widest instructions.
 
     An instruction takes max(N / 2, 16 + N / 4) cycles, or N / 2 (at least 13) with A in registers, for 64 rows and 32 bytes
-    of K.  Measured on an H200, the same for all types.
+    of K; with 64 bytes of K of a sparse A 16 + N / 2.  Measured on an H200, the same for all types.
     """
     n = min(op.n // next((columns for _, columns in _partitions(op, groups)), 1), 256)
-    each = max(n / 2, 13) if op.a.buffer.scope_name == FRAGMENT else max(n / 2, 16 + n / 4)
-    return op.m / 64 * op.n / n * op.k * op.a.dtype.bits / 256 * each
+    each = max(n / 2, 13) if op.a.buffer.scope_name == FRAGMENT else max(n / 2, 16 + n / 4 * op.sparsity)
+    return op.m / 64 * op.n / n * op.k * op.a.dtype.bits / 256 / op.sparsity * each
 
 
 def wgmma_fragments(op: Any, row: WgmmaRow, warps: tuple[int, int],
@@ -264,7 +272,8 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
     pins = [] if running > 0 or op.plan.in_flight else [_pin(local_c)]
     if running <= 0 and a_local is not None:
         pins.append(_pin(a_local))
-    stmts: list[Stmt] = [*pins, do("wgmma_fence")]
+    words, binds = _metadata(op, cx, m_first, m_tiles) if row.sparse else ({}, [])
+    stmts: list[Stmt] = [*binds, *pins, do("wgmma_fence")]
     for step in range(steps):
         k = step * row.shape[2]
         scale = _scale(op, cx, step)
@@ -273,15 +282,25 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
             if a_local is not None:
                 a = AddressOf(a_local, (const((step * m_tiles + mi) * row.a.registers),))
             elif a_shared is not None:
-                a = a_shared.descriptor(const(0) if op.repeats else m_first + mi * 64, k)
+                a = a_shared.descriptor(const(0) if op.repeats else m_first + mi * 64, k // op.sparsity)
+            word, given = (words[mi, k // SPARSE_STEP],) if row.sparse else (), k % SPARSE_STEP // row.shape[2]
             for ni in range(n_tiles):
                 b = b_shared.descriptor(n_first + ni * row.shape[1], k)
                 c = AddressOf(local_c, (const((mi * n_tiles + ni) * row.c.registers),))
-                stmts.append(do("wgmma", c, a, b, scale, span=op.span, **attrs))
+                stmts.append(do("wgmma", c, a, b, scale, *word, span=op.span, selector=given if word else 0, **attrs))
     stmts.append(do("wgmma_commit"))
     if running >= 0:
         stmts += [do("wgmma_wait", n=running), *pins]
     return seq(*stmts, span=op.span)
+
+
+def _metadata(op: Any, cx: Any, first: Expr, tiles: int) -> tuple[dict[tuple[int, int], Var], list[Stmt]]:
+    """The variables with this lane's metadata of each 64 rows from `first` on and each SPARSE_STEP columns; what binds them."""
+    row, words, binds = first + cx.thread % GROUP // 32 * 16 + cx.thread % 32 // 4, {}, list[Stmt]()
+    for mi, column in product(range(tiles), range(op.k // SPARSE_STEP)):
+        v = words[mi, column] = fresh("words", "uint32")
+        binds.append(Bind(v, cx.expr(op.word(row + mi * 64, column * SPARSE_STEP, cx.thread % 4))))
+    return words, binds
 
 
 def drained(local: Buffer) -> Stmt:

@@ -44,9 +44,9 @@ def _members(f: LaneFrame, what: str, span: Any) -> np.ndarray:
 
 
 @lru_cache(maxsize=4096)
-def _cells(descriptor: int, major: str, extent: int, item: int, granule: int) -> tuple[np.ndarray, np.ndarray]:
+def _cells(descriptor: int, major: str, extent: int, item: int, k_bytes: int, granule: int) -> tuple[np.ndarray, np.ndarray]:
     """(element numbers [extent, k] in shared memory, granules) of an operand."""
-    at = operand_addresses(descriptor, major, extent, item)
+    at = operand_addresses(descriptor, major, extent, item, k_bytes)
     return at // item, np.unique(at // granule)
 
 
@@ -61,7 +61,7 @@ class _SharedOperand(DescribedOperand):
         """Elements [extent, k]; records the read as one by the warp group's agent."""
         descriptor = self.descriptor(f)
         block, shared = f.block, f.block.shared
-        cells, g = _cells(descriptor, self.major, self.extent, self.dt.itemsize, shared.granule)
+        cells, g = _cells(descriptor, self.major, self.extent, self.dt.itemsize, self.k_bytes, shared.granule)
         if block.base:
             cells, g = cells + block.base // self.dt.itemsize, g + block.base // shared.granule
         if g[-1] >= len(shared.owner):

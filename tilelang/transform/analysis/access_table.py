@@ -20,7 +20,7 @@ from tilelang.ir import (AddressOf, Binary, Buffer, Call, Cast, Const, Expr, For
 from tilelang.ir.numbers import INTEGERS, keeps_value, may_wrap, wrapped
 from tilelang.ir.record import state
 from tilelang.target.warp_groups import GROUP
-from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_addresses
+from tilelang.target.wgmma import K_STEP_BYTES, WGMMA_ROWS, encode_descriptor, operand_addresses
 
 from .accesses import Access, Loop, Matrix, Relation, in_order
 from .divergence import Divergence
@@ -664,5 +664,6 @@ def _operand(m: Matrix, start: int) -> list[int]:
     major = m.call.options.a_major if left else m.call.options.b_major
     extent, dt = (64, row.a_dtype) if left else (row.shape[1], row.b_dtype)
     base = start // 1024 * 1024  # a descriptor holds 18 bits of an address
-    at = operand_addresses(encode_descriptor(start - base, o.lbo, o.sbo, o.swizzle), major, extent, -(-dt.bits // 8))
+    at = operand_addresses(encode_descriptor(start - base, o.lbo, o.sbo, o.swizzle), major, extent, -(-dt.bits // 8),
+                           K_STEP_BYTES if left else row.b_bytes)
     return [int(n) for n in np.unique((at + base) // _LINE)]

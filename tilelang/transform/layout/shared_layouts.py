@@ -151,7 +151,7 @@ def _vote(b: Buffer, vars: tuple[Var, ...], extents: tuple[Any, ...], sides: lis
 
 
 def _operand_accesses(op: Gemm) -> list[Access]:
-    if op.plan.instruction in WGMMA_ROWS:  # laid out in swizzle atoms, whatever else touches them
+    if op.plan.instruction in WGMMA_ROWS or op.sparsity > 1:  # in swizzle atoms; expanded where it is lowered
         return []
     row = row_of(op.plan.instruction)
     out: list[Access] = []

@@ -278,7 +278,8 @@ def tells(n: Launch) -> bool:
 def _names_them(x: Any, n: Launch) -> bool:
     if isinstance(x, Alloc):
         return x.buffer.scope_name in (BARRIER, CLUSTER_BARRIER)
-    return any(x is v for v in n.thread_vars) or isinstance(x, Evaluate) or isinstance(x, Gemm) and x.plan.wait is not None
+    return any(x is v for v in n.thread_vars) or isinstance(x, Evaluate) or isinstance(x, Gemm) and (
+        x.plan.wait is not None or x.sparsity > 1)
 
 
 def _key(v: Var, d: int = -1) -> Key:

@@ -70,7 +70,8 @@ def _held(op: Any, loop: For, threads: int, left: int) -> list[Any] | None:
     """[the copy in front of the loop, the GEMMs in place of op] with at most `left` more registers of a thread; None where
     the tile changes in the loop or wgmma is as fast without."""
     a, plan, groups = op.a, choose_wgmma(op, threads), threads // GROUP
-    if isinstance(plan, str) or a.buffer.scope_name not in SHARED or op.transpose_a or a.dtype.bits > 16:
+    if isinstance(plan, str) or a.buffer.scope_name not in SHARED or op.transpose_a or a.dtype.bits > 16 or (
+            op.sparsity > 1):
         return None
     if op.plan.exchanged or op.plan.wait is not None or not all(isinstance(m, Const) for m in a.mins) or any(
             e.writes and e.storage is a.buffer.data for e in effects(loop.body)):

@@ -69,7 +69,7 @@ def _joined(s: For, n: Launch) -> Launch | None:
 
 def _narrow(op: Gemm, threads: int) -> bool:
     """Whether wgmma adds a GEMM of two whole tiles in shared memory to an accumulator, and two steps are not too long."""
-    return 2 * op.k * op.a.dtype.bits <= _WIDE and is_const(op.clear_accum, False) and not isinstance(
+    return op.sparsity == 1 and 2 * op.k * op.a.dtype.bits <= _WIDE and is_const(op.clear_accum, False) and not isinstance(
         choose_wgmma(op, threads), str) and all(r.is_full and r.buffer.ndim == 2 and r.buffer.scope_name in SHARED
                                                 for r in (op.a, op.b))
 

@@ -96,7 +96,7 @@ def _rewritten(body: Stmt, new: dict[int, list[Any]]) -> Any:
 
 def has_transposed(op: Gemm) -> bool:
     """Whether an operand in shared memory has another order than wgmma takes."""
-    return (op.a.dtype.bits != 16 and op.plan.wait is None and op.b.buffer.scope_name in SHARED
+    return (op.a.dtype.bits != 16 and op.sparsity == 1 and op.plan.wait is None and op.b.buffer.scope_name in SHARED
             and (not op.transpose_b or op.transpose_a and op.a.buffer.scope_name in SHARED))
 
 

@@ -94,7 +94,7 @@ def keep_in_registers(launch: Launch) -> Launch | None:
     launch = _unheld(launch, found)
     loops = [x for x in walk(launch.body, For, While) if _wgmmas(x)]
     hot = {id(x) for x in loops if not any(_wgmmas(y) for y in walk(x.body, For, While))}
-    added = [(c.args[0].buffer.data, is_const(c.args[-1], 0)) for c in _wgmmas(launch.body) if isinstance(c.args[0], AddressOf)]
+    added = [(c.args[0].buffer.data, is_const(c.args[3], 0)) for c in _wgmmas(launch.body) if isinstance(c.args[0], AddressOf)]
     lasting = {v for v, _ in added if v in found} - {v for v, afresh in added if afresh}
     if not hot and not any(isinstance(c.args[1], AddressOf) for c in _wgmmas(launch.body)):
         return None  # no loop carries a value, and NVRTC moves the loads behind a GEMM among each other (delta rule: 1.5 %)

@@ -15,7 +15,7 @@ import numpy as np
 from tilelang.ir import AddressOf, Call, Evaluate, Expr, Load, Node, Select, children, GLOBAL, SHARED
 from tilelang.layout.distinct import distinct
 from tilelang.target.atomics import Atomic, family
-from tilelang.target.wgmma import WGMMA_ROWS, encode_descriptor, operand_addresses
+from tilelang.target.wgmma import K_STEP_BYTES, WGMMA_ROWS, encode_descriptor, operand_addresses
 
 from .sync_fault import Fault, Found, Undecided
 from .clocks import MBarrier
@@ -405,9 +405,10 @@ def _bulk_wait(st: StreamState, c: Call, span: Any) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _lines(start: int, lbo: int, sbo: int, swizzle: int, major: str, extent: int, size: int) -> tuple[tuple[int, int], ...]:
+def _lines(start: int, lbo: int, sbo: int, swizzle: int, major: str, extent: int, size: int,
+           k_bytes: int) -> tuple[tuple[int, int], ...]:
     """Intervals of 128-byte lines that an operand touches, relative to the line that its descriptor points to."""
-    lines = distinct(operand_addresses(encode_descriptor(start, lbo, sbo, swizzle), major, extent, size) >> 7)
+    lines = distinct(operand_addresses(encode_descriptor(start, lbo, sbo, swizzle), major, extent, size, k_bytes) >> 7)
     cuts = np.flatnonzero(np.diff(lines) > 1)
     first, last = lines[np.r_[0, cuts + 1]], lines[np.r_[cuts, len(lines) - 1]]
     return tuple((int(a) << 7, int(b) + 1 << 7) for a, b in zip(first, last))
@@ -418,7 +419,8 @@ def _operand(st: StreamState, c: Call, k: int, d: Descriptor) -> tuple[int, tupl
     row = WGMMA_ROWS[c.options.row]
     extent, dt, major = (64, row.a_dtype, c.options.a_major) if k == 1 else (row.shape[1], row.b_dtype, c.options.b_major)
     base = d.address // 128 * 128
-    lines = _lines(d.address - base, d.lbo, d.sbo, d.swizzle, major, extent, -(-dt.bits // 8))
+    lines = _lines(d.address - base, d.lbo, d.sbo, d.swizzle, major, extent, -(-dt.bits // 8),
+                   K_STEP_BYTES if k == 1 else row.b_bytes)
     return st.plan.operands.setdefault((id(c.args[k]), d), (base, lines))
 
 
