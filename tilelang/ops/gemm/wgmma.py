@@ -26,7 +26,7 @@ from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Const, Expr, Region, S
 from tilelang.layout import Fragment, Layout, SwizzledBoxes, swizzled_box_layout, box_width, boxes_of, tile_fragment
 from tilelang.target.machine import REGISTERS
 from tilelang.target.mma import operand_dtype
-from tilelang.target.wgmma import WGMMA_ROWS, WgmmaRow, adjacent_rows, wgmma_row, wgmma_sizes
+from tilelang.target.wgmma import K_STEP_BYTES, WGMMA_ROWS, WgmmaRow, adjacent_rows, wgmma_row, wgmma_sizes
 
 from .select import GemmPlan, GemmWarpPolicy
 
@@ -108,7 +108,7 @@ def _row(op: Any, groups: tuple[int, int], sizes: tuple[int, ...]) -> WgmmaRow |
         row = wgmma_row(size, op.a.dtype, op.b.dtype, op.c.dtype, op.sparsity > 1)
         if row is None or op.k % row.shape[2]:
             return None
-        fits = _starts(op.b, "k" if op.transpose_b else "mn", op.n, size)
+        fits = _starts(op.b, "k" if op.transpose_b else "mn", op.n, size, row.b_bytes)
         if op.a.buffer.scope_name in SHARED:
             fits = fits and _starts(op.a, "mn" if op.transpose_a else "k", op.m, 64)
         if fits:
@@ -124,19 +124,19 @@ def _unfit(region: Region, kept: int = 1) -> str:
         return ""
     if b.ndim < 2 or not b.is_static or b.strides_ is not None:
         return f"`{b.name}` is not a plain matrix; allocate it with a static shape and without strides"
-    boxes = shared_boxes(b)
-    if boxes is None or boxes.box_columns * b.dtype.bits < 256 * kept:
-        return f"{no_boxes(b)}; give it rows of a multiple of {32 * kept} bytes and no layout"
+    if shared_boxes(b) is None:
+        return f"{no_boxes(b)}; give it rows of a multiple of 32 bytes and no layout"
     if not _multiple(region.mins[-2], 8) or not _multiple(region.mins[-1], max(1, 256 * kept // b.dtype.bits)):
         return f"the tile of `{b.name}` starts inside a swizzle pattern; start it at multiples of 8 rows and {32 * kept} bytes"
     return ""
 
 
-def _starts(region: Region, major: str, total: int, extent: int) -> bool:
-    """Whether the operand piece of every instruction starts at a permitted address."""
+def _starts(region: Region, major: str, total: int, extent: int, k_bytes: int = K_STEP_BYTES) -> bool:
+    """Whether the operand piece of every instruction starts at a permitted address, and lies in one box where it has more than
+    K_STEP_BYTES of K."""
     p = shared_boxes(region.buffer)
     if p is None or major == "k":
-        return p is not None
+        return p is not None and (k_bytes == K_STEP_BYTES or k_bytes <= p.width)
     w = p.box_columns
     first = 0 if _multiple(region.mins[-1], w) else _number(region.mins[-1])
     if first is None:
