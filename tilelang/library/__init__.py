@@ -52,6 +52,8 @@ _NAMES = {
     "retention": "recurrent.mamba",
     "rms_norm": "training.norms",
     "softmax": "training.softmax",
+    "sparse_compress": "gemm.sparse",
+    "sparse_matmul": "gemm.sparse",
     "sparse_mla": "attention.sparse_mla",
     "swiglu": "training.swiglu",
     "topk_indices": "attention.topk",

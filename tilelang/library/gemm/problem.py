@@ -84,7 +84,7 @@ def matmul_problem(tensors: Mapping[str, Any], target: Target, *, transpose_a: b
     """
     a, b, bias, scale_a, scale_b, out = (tensors[x] for x in ("a", "b", "bias", "scale_a", "scale_b", "out"))
     left, right = operand(a, "a", transpose_a), operand(b, "b", transpose_b)
-    types = _check_types(a, b, out_dtype)
+    types = check_types(a, b, out_dtype)
     m, n, k = _check_shapes(left, right)
     if b.ndim == 3 and (a.ndim == 2 or a.shape[0] != b.shape[0]):
         raise error("matmul-shape", f"a has shape {tuple(a.shape)}, b a batch of {b.shape[0]}",
@@ -109,7 +109,7 @@ def grouped_problem(tensors: Mapping[str, Any], target: Target, *, transpose_b: 
     tensors: a, b, bias (or None), group_sizes.  Raises matmul-shape, matmul-type, matmul-option, matmul-device.
     """
     a, b, bias, sizes = (tensors[x] for x in ("a", "b", "bias", "group_sizes"))
-    types = _check_types(a, b, out_dtype)
+    types = check_types(a, b, out_dtype)
     if a.ndim != 2 or b.ndim != 3:
         raise error("matmul-shape", f"a has {a.ndim} dimensions and b {b.ndim}, expected 2 and 3",
                     expected="2 and 3 dimensions", found=f"{a.ndim} and {b.ndim}",
@@ -167,7 +167,7 @@ def check_disjoint(out: Any, others: dict[str, Any]) -> None:
                         expected="separate memory", found=f"memory of {name}", hint="leave out out, or pass a copy")
 
 
-def _check_types(a: Any, b: Any, out_dtype: Any) -> tuple[str, str, str, str]:
+def check_types(a: Any, b: Any, out_dtype: Any) -> tuple[str, str, str, str]:
     """The types (a, b, result, accumulator). Raises matmul-type."""
     ta, tb = type_name(a), type_name(b)
     if ta not in TYPES or not (ta == tb or ta in _FP8 and tb in _FP8):

@@ -247,7 +247,7 @@ def _port(own: LoopItems, i: int) -> float:
     if not isinstance(x, Gemm):
         return _moved(own.items[i]) / UNIT_RATES.port if isinstance(x, Copy) and not _is_load(own.items[i]) else 0.0
     times = x.m / 64 if i in own.gemms else 1.0  # wgmma reads B for each 64 rows; what ldmatrix shares is not known
-    tiles = [(x.a, x.m * x.k, 1.0), (x.b, x.n * x.k, times)]
+    tiles = [(x.a, x.m * x.k // x.sparsity, 1.0), (x.b, x.n * x.k, times)]
     return sum(n * r.dtype.bits / 8 * t for r, n, t in tiles if r.buffer.scope_name in SHARED) / UNIT_RATES.port
 
 

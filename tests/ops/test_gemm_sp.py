@@ -1,0 +1,101 @@
+"""T.gemm_sp on sm_90a: wgmma.mma_async.sp reads kept values and metadata; the simulator, the reference and a dense product agree."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from covering import every_pair
+
+import tilelang.language as T
+from tilelang.simulator import run_device, run_tile
+from tilelang.target import Target
+from tilelang.target.wgmma import WGMMA_ROWS, expand
+from tilelang.transform.pipeline import lower
+
+H200 = Target({"kind": "cuda", "arch": "sm_90a"})
+TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8, "float8_e4m3fn": ml_dtypes.float8_e4m3fn}
+COLUMNS = {"uint8": 8, "int16": 16, "int32": 32}  # that an element of metadata describes
+
+
+def program(m, n, k, bm, bn, bk, dtype, meta, te, tb, stages=2, threads=128):
+    f, acc = COLUMNS[meta], "int32" if dtype == "int8" else "float32"
+
+    @T.prim_func
+    def sparse(A: T.Tensor((m, k // 2), dtype), E: T.Tensor((k // f, m) if te else (m, k // f), meta),
+               B: T.Tensor((n, k) if tb else (k, n), dtype), C: T.Tensor((m, n), acc)):
+        with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm), threads=threads) as (bx, by):
+            As = T.alloc_shared((bm, bk // 2), dtype)
+            Es = T.alloc_shared((bk // f, bm) if te else (bm, bk // f), meta)
+            Bs = T.alloc_shared((bn, bk) if tb else (bk, bn), dtype)
+            Cf = T.alloc_fragment((bm, bn), acc)
+            T.clear(Cf)
+            for ko in T.Pipelined(k // bk, num_stages=stages):
+                T.copy(A[by * bm, ko * bk // 2], As)
+                T.copy(E[ko * bk // f, by * bm] if te else E[by * bm, ko * bk // f], Es)
+                T.copy(B[bx * bn, ko * bk] if tb else B[ko * bk, bx * bn], Bs)
+                T.gemm_sp(As, Es, Bs, Cf, transpose_E=te, transpose_B=tb)
+            T.copy(Cf, C[by * bm, bx * bn])
+
+    return sparse
+
+
+def operands(m, n, k, dtype, meta, te, tb):
+    """(tensors by name, the dense product)"""
+    rng = np.random.default_rng(5)
+    kept = rng.integers(-3, 4, (m, k // 2)).astype(TYPES[dtype])
+    codes = rng.choice([4, 8, 9, 12, 13, 14], (m, k // 4)).astype(np.uint32)
+    b = rng.integers(-3, 4, (k, n)).astype(TYPES[dtype])
+    per = COLUMNS[meta] // 4
+    words = (codes.reshape(m, -1, per) << 4 * np.arange(per, dtype=np.uint32)).sum(-1, dtype=np.uint32)
+    e = words.astype(f"uint{4 * per}").view(meta)
+    dense = expand(kept, codes).astype(np.float32) @ b.astype(np.float32)
+    return {"A": kept, "E": np.ascontiguousarray(e.T if te else e), "B": np.ascontiguousarray(b.T if tb else b)}, dense
+
+
+@pytest.mark.parametrize("dtype,meta,te,tb", every_pair(tuple(TYPES), tuple(COLUMNS), (False, True), (False, True)))
+def test_products_of_kept_values(dtype, meta, te, tb):
+    if not tb and np.dtype(TYPES[dtype]).itemsize == 1:
+        tb = True
+    f, (given, want) = program(128, 72, 256, 128, 64, 128, dtype, meta, te, tb), operands(128, 72, 256, dtype, meta, te, tb)
+    lowered = lower(f.func, H200)
+    assert "wgmma.sp.m64n64" in str(lowered)
+    np.testing.assert_array_equal(run_device(lowered, given).outputs["C"], want)
+    np.testing.assert_array_equal(run_tile(f, given)["C"], want)
+
+
+@pytest.mark.parametrize("what,options", [
+    ("a step of one instruction", {"bk": 32, "meta": "int16", "k": 64}), ("rows of half a warp group", {"bm": 32}),
+    ("columns of a byte operand that do not lie together", {"dtype": "int8", "tb": False}),
+    ("threads of no warp group", {"threads": 96})])
+def test_other_tiles_are_expanded(what, options):
+    o = {"m": 64, "n": 32, "k": 128, "bm": 64, "bn": 32, "bk": 64, "dtype": "float16", "meta": "int16", "te": False, "tb": True,
+         **options}
+    f, (given, want) = program(**o), operands(*(o[x] for x in ("m", "n", "k", "dtype", "meta", "te", "tb")))
+    lowered = lower(f.func, H200)
+    assert "wgmma.sp" not in str(lowered)
+    np.testing.assert_array_equal(run_device(lowered, given).outputs["C"], want)
+
+
+def test_registers_of_two_accumulators_and_warp_roles():
+    """Two warp groups beside a producer; metadata are read in front of the arrival that frees their stage."""
+    f, (given, want) = program(256, 64, 512, 256, 64, 128, "float16", "int16", True, True, 3, 256), operands(
+        256, 64, 512, "float16", "int16", True, True)
+    lowered = lower(f.func, H200)
+    assert "mbarrier_arrive" in str(lowered)
+    np.testing.assert_array_equal(run_device(lowered, given).outputs["C"], want)
+
+
+def test_rows_say_which_lanes_have_the_metadata():
+    """16-bit types: two lanes of four, by the selector; 8-bit types: all four."""
+    words = np.arange(32, dtype=np.uint32) * 0x01010101 | 0x44444444
+    for name, selectors in (("wgmma.sp.m64n8k32.f32.f16.f16", (0, 1)), ("wgmma.sp.m64n8k64.s32.s8.s8", (0,))):
+        row = WGMMA_ROWS[name]
+        k = row.shape[2]
+        assert row.sparse and row.b_bytes == 64 and row.ptx.startswith("wgmma.mma_async.sp.sync.aligned.m64n8")
+        kept = np.arange(1, 16 * k // 2 + 1, dtype=np.int32).reshape(16, -1)
+        for s in selectors:
+            out = row.expanded(kept, words, s).reshape(16, k // 4, 4)
+            for r, g in np.ndindex(16, k // 4):
+                lane = 4 * (r % 8) + 2 * s + g // 4
+                code = int(words[lane]) >> 16 * (r // 8) >> 4 * (g % 4) & 15
+                assert out[r, g, code & 3] == kept[r, 2 * g] or code & 3 == code >> 2
+                assert out[r, g, code >> 2] == kept[r, 2 * g + 1]
