@@ -14,6 +14,8 @@ _GEMM = {"float16": _ALL, "bfloat16": _ALL, "float32": _FLOAT32, "float64": _ALL
 # function -> element type of its first operand -> "yes", "tf32" or "" (rejected) on each of MACHINES
 SUPPORT: dict[str, dict[str, tuple[str, ...]]] = {
     "matmul": _GEMM, "grouped_matmul": _GEMM, "fused_matmul": _GEMM,
+    "sparse_matmul": {kind: found for kind, found in _GEMM.items() if kind not in ("float32", "float64")},
+    "sparse_compress": {kind: _ALL for kind in _GEMM if kind not in ("float32", "float64")},
     **dict.fromkeys(("linear_cross_entropy", "conv2d"), {**_ATTENTION, "float64": _ALL}),
     **dict.fromkeys(("flex_attention", "flash_decode"), _ATTENTION),
     **dict.fromkeys(("flash_attention", "flash_attention_backward"), _FLASH),

@@ -12,7 +12,8 @@ from tilelang.errors import error
 from ..arrays import contiguous, empty, maker, place, type_name, zeros
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place
-from .problem import TYPES, check_gradient, check_tensors, check_types
+from .operands import operand
+from .problem import TYPES, MatmulProblem, check_gradient, check_target, check_tensors, check_types
 from .tile import Chip
 
 COLUMNS = 64  # k is a multiple of this: the metadata that one instruction, or two, take from a thread
@@ -108,13 +109,39 @@ def compress(m: int, k: int, element: str) -> Any:
     return sparse_compress
 
 
-# Tiles in the order in which they are preferred.
-_TILES = SparseTile(256, 128, 128, 3, 2), SparseTile(128, 128, 128, 4, 2), SparseTile(256, 128, 64, 6, 2)
+# Cycles that a tile takes beside its steps; bytes a cycle that L2 gives an SM while the others load.
+_START, _LOADED = 3000, 45
+_STAGES = 190 * 1024  # bytes of shared memory for stages
 
 
 def sparse_tile(chip: Chip, m: int, n: int, k: int, size: int) -> SparseTile:
     """The tile of the least estimated time.  size: bytes of an element."""
-    return next(t for t in _TILES if k % t.bk == 0)
+    if chip.kind != "wgmma":
+        return SparseTile(64 if m <= 64 else 128, 64 if n <= 64 else 128, COLUMNS, 2, 1 if m <= 64 else 2)
+    shapes = [(bm, bn, groups) for bm, groups, most in ((64, 1, 256), (128, 2, 256), (192, 3, 160), (256, 2, 192))
+              for bn in range(32, most + 1, 32)]
+    return min((_staged(k, size, *shape) for shape in shapes), key=lambda t: _cycles(chip, m, n, k, size, t))
+
+
+def _staged(k: int, size: int, bm: int, bn: int, groups: int) -> SparseTile:
+    """The tile with as many stages as fit, of 128 bytes of kept values or of 64."""
+    for bk in (128 // size * 2, COLUMNS):
+        stages = min(8, _STAGES // _loaded(bm, bn, bk, size))
+        if k % bk == 0 and stages >= 3:
+            return SparseTile(bm, bn, bk, stages, groups)
+    return SparseTile(bm, bn, COLUMNS, 2, groups)
+
+
+def _loaded(bm: int, bn: int, bk: int, size: int) -> int:
+    """Bytes of a stage."""
+    return bm * bk * size // 2 + bm * bk // _BYTE + bn * bk * size
+
+
+def _cycles(chip: Chip, m: int, n: int, k: int, size: int, t: SparseTile) -> float:
+    """Estimated cycles of a tile: an instruction reads 64 rows of A in 16 cycles and B in N / 2."""
+    waves = ceil(ceil(m / t.bm) * ceil(n / t.bn) / chip.sms)
+    step = max(t.bm / 64 * size * (16 + t.bn / 2), _loaded(t.bm, t.bn, COLUMNS, size) / _LOADED)
+    return waves * (k / COLUMNS * step + _START + t.bm * t.bn / 8)
 
 
 def sparse_compress(a: Any, *, target: Any = None, execution_backend: str | None = None) -> tuple[Any, Any]:
@@ -154,7 +181,8 @@ def sparse_matmul(values: Any, metadata: Any, b: Any, *, transpose_b: bool = Fal
     """a @ op(b) for a 2:4 sparse a of m x k, which sparse_compress has made (values, metadata) of.
 
     values: (m, k / 2).  metadata: uint8 (k / 8, m rounded up to 16).  b: (k, n), or (n, k) with transpose_b, of values' type.
-    Result: (m, n) of out_dtype.  Types are as for matmul; sums of float8 stay in the matrix unit (matmul's fast_accum).
+    Result: (m, n) of out_dtype.  Types: float16, bfloat16, float8_e4m3fn, float8_e5m2 (in any mix), int8, uint8, accumulated as
+    by matmul, where sums of float8 stay in the matrix unit (its fast_accum).
     On sm_90a the matrix unit skips the zeros: 16-bit types with any b, 8-bit types with transpose_b.  Other targets expand a
     tile at a time and multiply it densely, as does sm_90a for 8-bit types with b as (k, n).
 
@@ -183,9 +211,10 @@ def _check_matrix(x: Any, name: str) -> None:
     element = type_name(x)
     if element not in TYPES or TYPES[element][0] not in ("half", "fp8", "int8"):
         raise error("matmul-type", f"sparse matrices of {element} are not supported", found=element,
-                    expected="float16, bfloat16, float8_e4m3fn, float8_e5m2, int8 or uint8")
+                    expected="float16, bfloat16, float8_e4m3fn, float8_e5m2, int8 or uint8", hint="convert it to one of these")
     if x.ndim != 2:
-        raise error("matmul-shape", f"{name} has {x.ndim} dimensions", found=str(tuple(x.shape)), expected="a matrix")
+        raise error("matmul-shape", f"{name} has {x.ndim} dimensions", found=str(tuple(x.shape)), expected="a matrix",
+                    hint="pass one matrix a call")
 
 
 def _prepare(arrays: tuple[Any, ...], transpose_b: bool, out_dtype: Any, at: Place) -> Prepared:
@@ -203,10 +232,13 @@ def _prepare(arrays: tuple[Any, ...], transpose_b: bool, out_dtype: Any, at: Pla
                     expected=f"one k, a positive multiple of {COLUMNS}, and metadata {want}",
                     hint="pass both results of sparse_compress, and b as (k, n), or as (n, k) with transpose_b=True")
     if type_name(metadata) != "uint8":
-        raise error("matmul-type", f"metadata of {type_name(metadata)}", found=type_name(metadata), expected="uint8")
+        raise error("matmul-type", f"metadata of {type_name(metadata)}", found=type_name(metadata), expected="uint8",
+                    hint="pass the second result of sparse_compress")
     if len({place(x) for x in arrays}) > 1:
         raise error("matmul-device", "values, metadata and b are on different devices", expected="one device",
-                    found=", ".join(str(place(x)) for x in arrays))
+                    found=", ".join(str(place(x)) for x in arrays), hint="move them to one")
+    check_target(MatmulProblem(m, n, k, types, TYPES[types[0]][0], operand(values, "values", False), operand(b, "b", transpose_b)),
+                 at.target)
     f = SparseForm(m, n, k, types, transpose_b, sparse_tile(at.chip, m, n, k, values.itemsize))
     kernel, made = at.kernel(sparse_gemm, f), maker(values, (m, n), types[2])
 
