@@ -6,6 +6,7 @@ the nearest that torch has).
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -33,7 +34,8 @@ class Form:
     """a (m, k) by b (k, n); layout "nt": a as it is, b stored (n, k), and so on.
 
     dtype, dtype_b: of a and b; out: "" for the usual one.  batch: products, 0 for no such dimension.  groups: rows of a in so
-    many groups of random sizes.  scaling: "", "tensor", "block".  fast: float8 sums in the matrix unit alone.
+    many groups of random sizes.  scaling: "", "tensor", "block".  fast: float8 sums in the matrix unit alone.  sparse: a is 2:4
+    sparse.
     """
 
     m: int
@@ -49,6 +51,7 @@ class Form:
     activation: str = ""
     scaling: str = ""
     fast: bool = False
+    sparse: bool = False
 
     @property
     def result(self) -> str:
@@ -62,7 +65,7 @@ class Form:
     def name(self) -> str:
         parts = [_SHORT[self.dtype] + (f"*{_SHORT[self.dtype_b]}" if self.dtype_b else ""), self.layout,
                  f"{self.batch}x" * bool(self.batch) + f"{self.m}x{self.n}x{self.k}", f"g{self.groups}" * bool(self.groups),
-                 self.scaling, "fast" * self.fast, "bias" * self.bias, self.activation,
+                 self.scaling, "fast" * self.fast, "2:4" * self.sparse, "bias" * self.bias, self.activation,
                  f"->{_SHORT.get(self.out, self.out)}" * bool(self.out)]
         return " ".join(filter(None, parts))
 
@@ -120,6 +123,13 @@ def _forms() -> Iterable[tuple[str, Form]]:
     for s in ((256, 256, 16384), (512, 512, 32768), (128, 1024, 16384), (1024, 1024, 16384), (768, 1536, 8192),
               (64, 512, 65536), (384, 384, 24576)):  # few tiles with a long inner dimension
         yield "split-k", Form(*s, "bfloat16")
+    for s in (*_SQUARES[1:], (4096, 1024, 8192), (14336, 2048, 4096), (4096, 2048, 14336), (4096, 128, 4096)):
+        for dtype in ("float16", "bfloat16"):
+            yield "2:4", Form(*s, dtype, sparse=True)
+    for s in _SQUARES[2:]:
+        yield "2:4", Form(*s, "float16", "nn", sparse=True)
+        yield "2:4", Form(*s, "int8", sparse=True)
+        yield "2:4", Form(*s, "float8_e4m3fn", sparse=True, fast=True)
 
 
 FORMS = {f.name: (group, f) for group, f in _forms()}
@@ -142,6 +152,13 @@ def make(f: Form, device: str = "cuda") -> Tensors:
         shapes = ((f.m, -(-f.k // 128)), (-(-f.n // 128), -(-f.k // 128))) if f.scaling == "block" else ((1,), (1,))
         for x, shape in zip("ab", shapes):
             t[f"scale_{x}"] = torch.rand(shape, device=device, generator=g) + 0.5
+    if f.sparse:  # the two largest of each four stay
+        groups = t["a"].view(f.m, -1, 4)
+        small = groups.float().abs().argsort(-1)[..., :2]
+        t["a"] = groups.float().scatter(-1, small, 0.0).view(f.m, f.k).to(t["a"].dtype)
+        from tilelang.library import sparse_compress
+
+        t["kept"], t["metadata"] = sparse_compress(t["a"])
     if f.groups:
         share = torch.rand(f.groups, generator=torch.Generator().manual_seed(f.groups), dtype=torch.float64) + 0.5
         ends = (share.cumsum(0) / share.sum() * f.m).round().int()
@@ -166,9 +183,11 @@ def _a_of(f: Form, t: Tensors) -> torch.Tensor:
 
 def ours(f: Form, t: Tensors) -> Call:
     """The library's call."""
-    from tilelang.library import grouped_matmul, matmul
+    from tilelang.library import grouped_matmul, matmul, sparse_matmul
 
     out = getattr(torch, f.result)
+    if f.sparse:
+        return partial(sparse_matmul, t["kept"], t["metadata"], t["b"], transpose_b=f.layout[1] == "t", out_dtype=out)
     more = dict(transpose_b=f.layout[1] == "t", bias=t["bias"], activation=f.activation or None, out_dtype=out)
     if f.groups:
         return partial(grouped_matmul, t["a"], t["b"], t["sizes"], **more)
@@ -181,6 +200,8 @@ def ours(f: Form, t: Tensors) -> Call:
 def peers(f: Form, t: Tensors) -> dict[str, Call]:
     """Calls of torch, and for scales of blocks the library's with one scale an operand; one that raises is left out."""
     a, b, out = _a_of(f, t), _b_of(f, t), getattr(torch, f.result)
+    if f.sparse:
+        return _peers_of_sparse(f, t, a, b, out)
     if f.groups:
         return {"grouped_mm": lambda: torch._grouped_mm(a, b, offs=t["ends"], out_dtype=out)}
     if f.scaling:
@@ -207,6 +228,20 @@ def peers(f: Form, t: Tensors) -> dict[str, Call]:
         return {"mm": lambda: torch.mm(a, b, out_dtype=out)}
     c = torch.empty((*a.shape[:-1], f.n), device=a.device, dtype=out)
     return {"matmul": lambda: torch.matmul(a, b, out=c)}
+
+
+def _peers_of_sparse(f: Form, t: Tensors, a: torch.Tensor, b: torch.Tensor, out: torch.dtype) -> dict[str, Call]:
+    """The dense products, of torch and of the library, and cuSPARSELt's with the algorithm that its search finds."""
+    dense = replace(f, sparse=False, scaling="tensor" if f.fast else "")
+    one = torch.ones(1, device=a.device)
+    given = {**t, "scale_a": one, "scale_b": one} if f.fast else t
+    found = {"dense": next(iter(peers(dense, given).values())), "our dense": ours(dense, given)}
+    columns = b if f.layout[1] == "t" or f.dtype in ("float16", "bfloat16") else b.T.contiguous().T
+    with contextlib.suppress(RuntimeError, AttributeError):
+        packed = torch._cslt_compress(a)
+        best = torch._cslt_sparse_mm_search(packed, columns, out_dtype=out)
+        found["cusparselt"] = lambda: torch._cslt_sparse_mm(packed, columns, out_dtype=out, alg_id=best)
+    return found
 
 
 # ---- reference --------------------------------------------------------------------------------------------------------

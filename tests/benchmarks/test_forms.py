@@ -12,7 +12,7 @@ from suite.forms import FORMS, Form, accuracy, make, ours, reference  # noqa: E4
 
 
 def small(f: Form) -> Form:
-    return replace(f, m=min(f.m, 20), n=48, k=160, batch=3 if f.batch else 0, groups=4 if f.groups else 0)
+    return replace(f, m=min(f.m, 20), n=48, k=192 if f.sparse else 160, batch=3 if f.batch else 0, groups=4 if f.groups else 0)
 
 
 KINDS = {small(f).name: small(f) for _, f in FORMS.values()}

@@ -21,8 +21,9 @@ def sparse(m, k, kind, kept=2):
 
 
 @pytest.mark.parametrize("on,m,n,k,kind,transpose_b", [
-    ("cpu", 70, 40, 192, np.float16, False), ("tile", 16, 24, 64, ml_dtypes.bfloat16, True), ("tile", 16, 24, 64, np.int8, False),
-    ("sm_90a", 200, 136, 192, np.float16, True), ("sm_90a", 64, 72, 128, ml_dtypes.bfloat16, False),
+    ("cpu", 70, 40, 192, np.float16, False), ("tile", 16, 24, 64, ml_dtypes.bfloat16, True),
+    ("tile", 16, 24, 64, np.int8, False), ("sm_90a", 200, 136, 192, np.float16, True),
+    ("sm_90a", 64, 72, 128, ml_dtypes.bfloat16, False),
     ("sm_90a", 80, 40, 256, np.int8, True), ("sm_90a", 33, 17, 64, ml_dtypes.float8_e4m3fn, True),
     ("sm_80", 40, 24, 128, np.uint8, True)])
 def test_products_are_those_of_the_dense_matrix(on, m, n, k, kind, transpose_b):

@@ -1,4 +1,4 @@
-"""T.gemm_sp on sm_90a: wgmma.mma_async.sp reads kept values and metadata; the simulator, the reference and a dense product agree."""
+"""T.gemm_sp on sm_90a, by wgmma.mma_async.sp: simulator and reference against a dense product."""
 
 import ml_dtypes
 import numpy as np

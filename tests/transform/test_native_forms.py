@@ -1,4 +1,4 @@
-"""Tiles of im2col matrices: TMA's im2col mode where it fits, loops over elements elsewhere (passes native_forms, untaken_im2col)."""
+"""Tiles of im2col matrices: TMA's im2col mode where it fits, loops over elements elsewhere (native_forms, untaken_im2col)."""
 
 import numpy as np
 import pytest

@@ -36,7 +36,7 @@ def gemm_sp(A_sparse: Any, E: Any, B: Any, C: Any, transpose_A: bool = False, tr
     k_b = matrix_of(right, transpose_B, "B")[0]
     if not e.buffer.dtype.is_int:
         raise error("gemm-types", f"the metadata of T.gemm_sp are integers, found {e.buffer.dtype}", expected="integers")
-    factor, group = e_factor(a.buffer.dtype, e.buffer.dtype), 2 if a.buffer.dtype.bits == 32 else 4
+    factor = e_factor(a.buffer.dtype, e.buffer.dtype)
     if 2 * half != k_b or em != m or en * factor != 2 * half:
         raise error("gemm-shape", f"T.gemm_sp K shape check failed: A holds {half} of {2 * half} columns in {m} rows, E "
                     f"describes {en * factor} in {em}, B has K = {k_b}",

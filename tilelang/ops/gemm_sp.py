@@ -27,8 +27,8 @@ def e_factor(a_dtype: Any, meta_dtype: Any) -> int:
 class SparseGemm(Gemm):
     """c[M, N] += op(a) @ op(b), as Gemm; op(a) holds the M x K / 2 kept values.
 
-    e: (M, K / e_factor), or its transpose if transpose_e, integers: 4 bits for a group of 4 columns, lowest group first, are the
-    two kept ones, lower one first.  float32 keeps one of 2: 0b0100 is column 0, 0b1110 column 1.
+    e: (M, K / e_factor), or its transpose if transpose_e, integers: 4 bits for a group of 4 columns, lowest group first, are
+    the two kept ones, lower one first.  float32 keeps one of 2: 0b0100 is column 0, 0b1110 column 1.
     """
 
     e: Region | None = None

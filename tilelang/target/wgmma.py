@@ -8,9 +8,9 @@ instruction processes 32 bytes of K.  With warp w = t / 32, g = t % 32 / 4, q = 
     C  element i:              row 16*w + g + 8*(i / 2 % 2),     column  8*(i / 4) + 2*q + i % 2
 
 A sparse instruction (wgmma.mma_async.sp) processes 32 bytes of kept values of A, which stand for 64 bytes of K: of each group
-of 4 columns two are kept.  Each thread gives a word of metadata, 4 bits for a group, the kept columns, lower one first.  The low
-half is for row 16*w + g, the high half for row 16*w + g + 8, each for 4 groups; with 16-bit types the selector s says that
-lanes q = 2*s and 2*s + 1 have the groups 0 to 3 and 4 to 7, with 8-bit types lane q has the groups from 4*q on.
+of 4 columns two are kept.  Each thread gives a word of metadata: 4 bits for a group, the kept columns, lower one first.  The
+low half of the word is for row 16*w + g, the high half for row 16*w + g + 8, each for 4 groups.  With 16-bit types the selector
+s says that lanes q = 2*s and 2*s + 1 have the groups 0 to 3 and 4 to 7, with 8-bit types lane q has the groups from 4*q on.
 
 Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Register Fragments", "Matrix Descriptor Format"; where
 the metadata lie was measured on an H200.

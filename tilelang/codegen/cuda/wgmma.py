@@ -105,7 +105,7 @@ def wgmma_function(name: str) -> str | None:
     ty, kind = ("float", "+f") if row.c_dtype == "float32" else ("unsigned", "+r")
     n = row.c_registers
     c = ", ".join(f"%{i}" for i in range(n))
-    a = ", ".join(f"%{n + j}" for j in range(4 if in_registers else 1))
+    a = f"{{%{n}, %{n + 1}, %{n + 2}, %{n + 3}}}" if in_registers else f"%{n}"
     at = n + (4 if in_registers else 1)
     inputs = [f'"r"(A[{j}])' for j in range(4)] if in_registers else ['"l"(a)']
     outputs = ", ".join(f'"{kind}"(C[{i}])' for i in range(n))
@@ -116,7 +116,7 @@ def wgmma_function(name: str) -> str | None:
     return (f"TL_DEVICE void {name}({TYPES[row.c_dtype.base]}* c, {a_type} a, unsigned long long b, bool keep{words}) {{\n"
             f"  {ty}* C = reinterpret_cast<{ty}*>(c);\n{registers}"
             f'  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{at + 1}, 0;\\n"\n'
-            f'      "{row.ptx} {{{c}}}, {f"{{{a}}}" if in_registers else a}, %{at}{selected}, p{_flags(row, name)};\\n"\n      "}}"\n'
+            f'      "{row.ptx} {{{c}}}, {a}, %{at}{selected}, p{_flags(row, name)};\\n"\n      "}}"\n'
             f"      : {outputs}\n      : {', '.join(inputs)}, \"l\"(b), \"r\"((int)keep){given});\n}}\n")
 
 

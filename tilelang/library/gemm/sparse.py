@@ -168,11 +168,12 @@ def sparse_compress(a: Any, *, target: Any = None, execution_backend: str | None
         raise error("matmul-shape", f"a of sparse_compress is {m} x {k}", found=f"{m} x {k}",
                     expected=f"rows of a positive multiple of {COLUMNS} elements",
                     hint=f"pad the rows with zeros, and those of b, to a multiple of {COLUMNS}")
-    values, words, wrong = empty(a, (m, k // 2), element), zeros(a, (k // _BYTE, padded_rows(m)), "uint8"), zeros(a, (1,), "int32")
+    values, words = empty(a, (m, k // 2), element), zeros(a, (k // _BYTE, padded_rows(m)), "uint8")
+    wrong = zeros(a, (1,), "int32")
     at.kernel(compress, m, k, element)(contiguous(a), values, words, wrong)
     if int(wrong[0]):
-        raise error("matmul-option", "a of sparse_compress is not 2:4 sparse", expected="two zeros in each four neighbours of a row",
-                    found="a group of more than two values", hint="set the two smallest of each four to zero first")
+        raise error("matmul-option", "a of sparse_compress is not 2:4 sparse", found="a group of more than two values",
+                    expected="two zeros in each four neighbours of a row", hint="set the two smallest of each four to zero")
     return values, words
 
 
@@ -199,7 +200,8 @@ def sparse_matmul(values: Any, metadata: Any, b: Any, *, transpose_b: bool = Fal
     answer = known(_ANSWERS, arrays, options)
     if answer is None:
         check_tensors(arrays)
-        answer = enter(_ANSWERS, arrays, options, _prepare(arrays, transpose_b, out_dtype, Place.of(values, target, execution_backend)))
+        at = Place.of(values, target, execution_backend)
+        answer = enter(_ANSWERS, arrays, options, _prepare(arrays, transpose_b, out_dtype, at))
     check_gradient("sparse_matmul", *arrays)
     return answer.run(*arrays)
 
@@ -237,8 +239,8 @@ def _prepare(arrays: tuple[Any, ...], transpose_b: bool, out_dtype: Any, at: Pla
     if len({place(x) for x in arrays}) > 1:
         raise error("matmul-device", "values, metadata and b are on different devices", expected="one device",
                     found=", ".join(str(place(x)) for x in arrays), hint="move them to one")
-    check_target(MatmulProblem(m, n, k, types, TYPES[types[0]][0], operand(values, "values", False), operand(b, "b", transpose_b)),
-                 at.target)
+    sides = operand(values, "values", False), operand(b, "b", transpose_b)
+    check_target(MatmulProblem(m, n, k, types, TYPES[types[0]][0], *sides), at.target)
     f = SparseForm(m, n, k, types, transpose_b, sparse_tile(at.chip, m, n, k, values.itemsize))
     kernel, made = at.kernel(sparse_gemm, f), maker(values, (m, n), types[2])
 
