@@ -35,14 +35,20 @@ class SparseGemm(Gemm):
     transpose_e: bool = False
     sparsity = 2
 
+    @property
+    def metadata(self) -> Region:
+        """e, which threads read."""
+        assert self.e is not None
+        return self.e
+
     def accesses(self) -> tuple[Access, ...]:
         """Those of a GEMM, and e is read."""
-        assert self.e is not None
-        return *super().accesses(), Access(self.e, "read")
+        return *super().accesses(), Access(self.metadata, "read")
 
     def left(self, env: Any) -> Any:
         """op(a), expanded."""
-        a, e = super().left(env), env.read(self.e).reshape(self.e.extents[-2:])  # type: ignore[union-attr]
+        a, e = super().left(env), env.read(self.metadata)
+        e = e.reshape(e.shape[-2:])
         bits = 8 * e.dtype.itemsize
         e = (e.T if self.transpose_e else e).astype(np.int64) & (1 << bits) - 1
         codes = (e[..., None] >> np.arange(0, bits, 4) & 15).reshape(len(a), -1)
@@ -52,14 +58,12 @@ class SparseGemm(Gemm):
 
     def element(self, row: Any, column: Any) -> Expr:
         """The metadata at a place, as uint32."""
-        assert self.e is not None
-        at = self.e.at(*((column, row) if self.transpose_e else (row, column)))
-        return cast(load(self.e.buffer, at), "uint32")
+        e = self.metadata
+        return cast(load(e.buffer, e.at(*((column, row) if self.transpose_e else (row, column)))), "uint32")
 
     def word(self, row: Any, column: int, q: Any) -> Expr:
         """The word of metadata of lane q of four for rows `row` and row + 8 and 64 columns of K: target/wgmma.py."""
-        assert self.e is not None
-        bits = self.e.dtype.bits
+        bits = self.metadata.dtype.bits
 
         def half(row: Any) -> Expr:
             if bits == 32:
@@ -85,8 +89,8 @@ class SparseGemm(Gemm):
 
     def value(self, i: Any, j: Any) -> Expr:
         """The element (i, j) of the expanded operand."""
-        assert self.e is not None
-        group, factor, zero = 2 if self.a.dtype.bits == 32 else 4, e_factor(self.a.dtype, self.e.dtype), cast(0, self.a.dtype)
+        group, zero = 2 if self.a.dtype.bits == 32 else 4, cast(0, self.a.dtype)
+        factor = e_factor(self.a.dtype, self.metadata.dtype)
         code = self.element(i, j // factor) >> cast(j % factor // group * 4, "uint32") & const(15, "uint32")
         columns = [j // group * (group // 2) + n for n in range(group // 2)]
         kept = [load(self.a.buffer, self.a.at(*((c, i) if self.transpose_a else (i, c)))) for c in columns]

@@ -63,8 +63,8 @@ def choose_wgmma(op: Any, threads: int, rounded: Container[Var] = (), like: Gemm
         why = _unfit(region, op.sparsity if region is op.b else 1)
         if why:
             return why
-    if op.sparsity > 1 and (op.transpose_a or op.a.buffer.scope_name == FRAGMENT or op.e.buffer.scope_name not in SHARED
-                        or op.e.dtype.bits not in (8, 16, 32) or op.k % SPARSE_STEP):
+    if op.sparsity > 1 and (op.transpose_a or op.a.buffer.scope_name == FRAGMENT or op.metadata.buffer.scope_name not in SHARED
+                        or op.metadata.dtype.bits not in (8, 16, 32) or op.k % SPARSE_STEP):
         return (f"sparse wgmma reads kept values of order (M, K / 2) and metadata of 8 to 32 bits in shared memory, and a "
                 f"multiple of {SPARSE_STEP} of K")
     if op.a.dtype.bits != 16 and (op.transpose_a and op.a.buffer.scope_name in SHARED or not op.transpose_b):

@@ -174,7 +174,7 @@ class WarpRoleLoop:
         """
         read = {e.storage for e in effects(self.launch.body) if not isinstance(e.node, (Copy, Gemm)) or
                 isinstance(e.node, Copy) and e.node.src.buffer.data is e.storage or
-                isinstance(e.node, SparseGemm) and e.node.e.buffer.data is e.storage}
+                isinstance(e.node, SparseGemm) and e.node.metadata.buffer.data is e.storage}
         ends = [None if k is None else self.reads(b, k, True) for b in tiles if b.data in read]
         return [do("fence_proxy_async")] if None in ends else [If(e, do("fence_proxy_async")) for e in ends if e is not None]
 
