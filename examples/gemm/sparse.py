@@ -2,7 +2,7 @@
 
 `compress` prunes: it keeps the two largest of each four, with 4 bits of metadata that name their columns (2 bits each, the
 first one low).  A row of k values takes k / 2 values and k / 8 bytes of metadata: 9/16 of the bytes in float16.
-T.gemm_sp expands a tile in shared memory and multiplies it with the tensor cores.
+On sm_90a T.gemm_sp multiplies kept values as they lie (wgmma.mma_async.sp); elsewhere it expands a tile in shared memory.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""T.gemm_sp on sm_90a, by wgmma.mma_async.sp: simulator and reference against a dense product."""
+"""T.gemm_sp (SparseGemm) on sm_90a, by wgmma.mma_async.sp: simulator and reference against a dense product."""
 
 import ml_dtypes
 import numpy as np

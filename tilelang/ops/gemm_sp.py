@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilelang.ir import (Alloc, Buffer, Expr, Parallel, Region, Stmt, Store, binary, cast, const, dtype, fresh, load, select,
-                         seq, tile_op)
+                         seq, tile_op, DYNAMIC)
 from tilelang.target.wgmma import expand
 
 from .base import Access, LowerContext
@@ -76,7 +76,7 @@ class SparseGemm(Gemm):
 
     def expanded(self) -> Stmt:
         """The same by T.gemm, of kept values that are expanded to a tile in shared memory."""
-        tile = Buffer("dense", (self.m, self.k), self.a.dtype, "shared.dyn", span=self.span)
+        tile = Buffer("dense", (self.m, self.k), self.a.dtype, DYNAMIC, span=self.span)
         i, j = fresh("i"), fresh("j")
         fill = Parallel((i, j), (const(self.m), const(self.k)), Store(tile, (i, j), self.value(i, j), span=self.span),
                         span=self.span)

@@ -13,7 +13,7 @@ from tilelang.ir import (AddressOf, Alloc, Bind, Break, Buffer, BufferFacts, Con
                          Region, Stmt, Store, Var, binary, call, cast, const, convert, dtype, free_vars, fresh, is_const, load,
                          logical, replace, rewrite, seq, with_options, BARRIER, GLOBAL, STATIC, VARIABLE)
 from tilelang.ir.record import state
-from tilelang.ops import Copy, Gemm, SparseGemm
+from tilelang.ops import Copy, Gemm
 from tilelang.ops.tma import tma_bytes
 from tilelang.target.machine import REGISTERS_PER_SM, WARP_ROLE_REGISTERS
 
@@ -172,9 +172,8 @@ class WarpRoleLoop:
         An arrival does not wait for loads in flight, and the next copy into the tile goes through another proxy.  Seen on an
         H200: when wgmma used the full bandwidth of shared memory, the copy overtook the loads in a third of the launches.
         """
-        read = {e.storage for e in effects(self.launch.body) if not isinstance(e.node, (Copy, Gemm)) or
-                isinstance(e.node, Copy) and e.node.src.buffer.data is e.storage or
-                isinstance(e.node, SparseGemm) and e.node.metadata.buffer.data is e.storage}
+        read = {e.storage for e in effects(self.launch.body) if not isinstance(e.node, (Copy, Gemm)) or e.storage is (
+            e.node.src if isinstance(e.node, Copy) else getattr(e.node, "metadata", e.node.c)).buffer.data}
         ends = [None if k is None else self.reads(b, k, True) for b in tiles if b.data in read]
         return [do("fence_proxy_async")] if None in ends else [If(e, do("fence_proxy_async")) for e in ends if e is not None]
 
