@@ -104,7 +104,7 @@ def line(row: dict[str, Any]) -> str:
     else:
         text += f" FAILED {mine['error']}"
     for who, us in sorted(others.items(), key=lambda x: x[1]):
-        text += f" | {who} {us:9.1f} us {row[who]['relative']:.1e}" + f" ratio {us / mine['us']:.3f}" * ("us" in mine)
+        text += f" | {who} {us:9.1f} us {row[who]['relative']:.1e}" + (f" ratio {us / mine['us']:.3f}" if "us" in mine else "")
     for who, v in row.items():
         if isinstance(v, dict) and who != "ours" and "error" in v:
             text += f" | {who}: {v['error'][:60]}"

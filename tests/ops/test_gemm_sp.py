@@ -85,7 +85,7 @@ def test_registers_of_two_accumulators_and_warp_roles():
 
 
 def test_rows_say_which_lanes_have_the_metadata():
-    """16-bit types: two lanes of four, by the selector; 8-bit types: all four."""
+    """16-bit types: two lanes of four, by the selector, a half word for each of two rows; 8-bit types: a word for one row."""
     words = np.arange(32, dtype=np.uint32) * 0x01010101 | 0x44444444
     for name, selectors in (("wgmma.sp.m64n8k32.f32.f16.f16", (0, 1)), ("wgmma.sp.m64n8k64.s32.s8.s8", (0,))):
         row = WGMMA_ROWS[name]
@@ -95,7 +95,8 @@ def test_rows_say_which_lanes_have_the_metadata():
         for s in selectors:
             out = row.expanded(kept, words, s).reshape(16, k // 4, 4)
             for r, g in np.ndindex(16, k // 4):
-                lane = 4 * (r % 8) + 2 * s + g // 4
-                code = int(words[lane]) >> 16 * (r // 8) >> 4 * (g % 4) & 15
+                wide = k == 64
+                lane = 4 * (r % 8) + (r // 8 + g // 8 * 2 if wide else 2 * s + g // 4)
+                code = int(words[lane]) >> (4 * g % 32 if wide else 16 * (r // 8) + 4 * (g % 4)) & 15
                 assert out[r, g, code & 3] == kept[r, 2 * g] or code & 3 == code >> 2
                 assert out[r, g, code >> 2] == kept[r, 2 * g + 1]

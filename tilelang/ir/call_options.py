@@ -74,7 +74,7 @@ _ROWS: tuple[tuple[str, str, str, dict[str, tuple[Any, ...]]], ...] = (
     ("DescriptorOptions", "wgmma_descriptor",
      "lbo, sbo, swizzle, offset: bytes. count: number of elements of the tile, starting at the address.",
      {"lbo": ("int", 0), "sbo": ("int", 0), "swizzle": ("int", 0), "offset": ("int", 0), "count": ("int", 1)}),
-    ("PinOptions", "wgmma_pin wgmma_hold",
+    ("PinOptions", "wgmma_pin wgmma_hold wgmma_used",
      'count: 32-bit registers of the array, 0 where the lowering computes the number. move: "in" copies the array into its '
      'named PTX registers, "out" copies the registers into the array.', {"count": ("int", 0), "move": ("str | None", None)}),
     ("TmaOptions", "tma_load tma_store tma_reduce_add tma_prefetch tensor_map",

@@ -6,6 +6,7 @@ Source: PTX ISA, "Sparse matrix storage".
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,11 @@ class SparseGemm(Gemm):
     def word(self, row: Any, column: int, q: Any) -> Expr:
         """The word of metadata of lane q of four for rows `row` and row + 8 and 64 columns of K: target/wgmma.py."""
         bits = self.metadata.dtype.bits
+        if self.a.dtype.bits == 8:  # a lane has 8 groups of one row
+            row, column, q = row + q % 2 * 8, column, q // 2
+            parts = [cast(cast(self.element(row, column // bits + q * (32 // bits) + n), f"uint{bits}"), "uint32")
+                     << const(n * bits, "uint32") for n in range(32 // bits)]
+            return reduce(lambda x, y: x | y, parts)
 
         def half(row: Any) -> Expr:
             if bits == 32:

@@ -129,6 +129,7 @@ _functions(SYNC, "wgmma_fence 0  wgmma_commit 0")
 _device("wgmma_wait", 0, SYNC, "tl::wgmma_wait<{n}>()")
 _device("wgmma_pin", 1, WRITES, "tl::wgmma_pin<{count}>({0})")
 _device("wgmma_hold", 1, WARP, "tl::wgmma_hold<{count}>({0})")
+_device("wgmma_used", 1, WARP, "tl::wgmma_used<{count}>({0})")
 add_intrinsic(Intrinsic("wgmma_descriptor", -1, PURE))  # address and, if any, bytes to add
 
 # Others.

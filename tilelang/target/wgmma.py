@@ -8,9 +8,10 @@ instruction processes 32 bytes of K.  With warp w = t / 32, g = t % 32 / 4, q = 
     C  element i:              row 16*w + g + 8*(i / 2 % 2),     column  8*(i / 4) + 2*q + i % 2
 
 A sparse instruction (wgmma.mma_async.sp) processes 32 bytes of kept values of A, which stand for 64 bytes of K: of each group
-of 4 columns two are kept.  Each thread gives a word of metadata: 4 bits for a group, the kept columns, lower one first.  The
-low half of the word is for row 16*w + g, the high half for row 16*w + g + 8, each for 4 groups.  With 16-bit types the selector
-s says that lanes q = 2*s and 2*s + 1 have the groups 0 to 3 and 4 to 7, with 8-bit types lane q has the groups from 4*q on.
+of 4 columns two are kept.  Each thread gives a word of metadata: 4 bits for a group, the kept columns, lower one first.
+With 16-bit types the low half of the word is for row 16*w + g, the high half for row 16*w + g + 8, and the selector s says that
+lanes q = 2*s and 2*s + 1 have the groups 0 to 3 and 4 to 7.  With 8-bit types the word is for row 16*w + g + 8*(q % 2) and the
+groups from 8*(q / 2) on.
 
 Sources: PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Register Fragments", "Matrix Descriptor Format"; where
 the metadata lie was measured on an H200.
@@ -110,10 +111,14 @@ class WgmmaRow:
 
     def expanded(self, kept: np.ndarray, words: np.ndarray, selector: int) -> np.ndarray:
         """The rows of A, (rows, k), of the kept values of warps, (rows, k / 2), and the words of metadata of their lanes."""
-        rows, groups = len(kept), self.shape[2] // 4
-        halves = np.stack([words & 0xFFFF, words >> 16]).reshape(2, -1, 8, 4).transpose(1, 0, 2, 3).reshape(rows, 4)
-        codes = halves[:, 2 * selector:2 * selector + groups // 4, None] >> 4 * np.arange(4) & 15
-        return expand(kept, codes.reshape(rows, groups))
+        rows = len(kept)
+        if self.a_dtype.bits == 8:
+            own = words.reshape(-1, 8, 2, 2).transpose(0, 3, 1, 2).reshape(rows, 2)
+        else:
+            halves = np.stack([words & 0xFFFF, words >> 16]).reshape(2, -1, 8, 4).transpose(1, 0, 2, 3).reshape(rows, 4)
+            own = halves[:, 2 * selector:2 * selector + 2]
+        codes = own[..., None] >> 4 * np.arange(self.shape[2] // 8) & 15
+        return expand(kept, codes.reshape(rows, -1))
 
 
 def expand(kept: np.ndarray, codes: np.ndarray) -> np.ndarray:

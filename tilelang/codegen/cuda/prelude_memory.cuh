@@ -342,6 +342,17 @@ template <int COUNT> TL_DEVICE void wgmma_hold(const float* x) {
   for (int i = 0; i < COUNT; ++i) some |= x[i] == __int_as_float(0x7f800000);
   if (__any_sync(0xffffffffu, some)) asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
 }
+//@ wgmma_used
+// Metadata x of sparse wgmma stay in their registers up to here, which ptxas does not know to keep: it has to compare them with
+// a clock that is read behind the wait.
+template <int COUNT> TL_DEVICE void wgmma_used(const unsigned* x) {
+  unsigned now;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");
+  bool some = false;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) some |= x[i] == now;
+  if (some) asm volatile("nanosleep.u32 0;");
+}
 //@ wgmma_descriptor
 // Operand in shared memory, `bytes` + `more` + OFFSET behind p, all of them multiples of 16.  Only 18 bits of the address:
 // above them stands the rank in a cluster.  What is behind p is added to the finished half (no carry leaves the field:

@@ -109,8 +109,8 @@ def compress(m: int, k: int, element: str) -> Any:
     return sparse_compress
 
 
-# Cycles that a tile takes beside its steps; bytes a cycle that L2 gives an SM while the others load.
-_START, _LOADED = 3000, 45
+# Cycles that a tile takes beside its steps; bytes a cycle that L2 gives an SM while the others load (128 x 256 at 8192^3).
+_START, _LOADED = 3000, 50
 _STAGES = 190 * 1024  # bytes of shared memory for stages
 
 
@@ -118,8 +118,7 @@ def sparse_tile(chip: Chip, m: int, n: int, k: int, size: int) -> SparseTile:
     """The tile of the least estimated time.  size: bytes of an element."""
     if chip.kind != "wgmma":
         return SparseTile(64 if m <= 64 else 128, 64 if n <= 64 else 128, COLUMNS, 2, 1 if m <= 64 else 2)
-    shapes = [(bm, bn, groups) for bm, groups, most in ((64, 1, 256), (128, 2, 256), (192, 3, 160), (256, 2, 192))
-              for bn in range(32, most + 1, 32)]
+    shapes = [(64 * groups, bn, groups) for groups in (1, 2) for bn in range(32, 257, 32)]
     return min((_staged(k, size, *shape) for shape in shapes), key=lambda t: _cycles(chip, m, n, k, size, t))
 
 
@@ -127,7 +126,7 @@ def _staged(k: int, size: int, bm: int, bn: int, groups: int) -> SparseTile:
     """The tile with as many stages as fit, of 128 bytes of kept values or of 64."""
     for bk in (128 // size * 2, COLUMNS):
         stages = min(8, _STAGES // _loaded(bm, bn, bk, size))
-        if k % bk == 0 and stages >= 3:
+        if k % bk == 0 and stages >= 2:
             return SparseTile(bm, bn, bk, stages, groups)
     return SparseTile(bm, bn, COLUMNS, 2, groups)
 
@@ -242,7 +241,9 @@ def _prepare(arrays: tuple[Any, ...], transpose_b: bool, out_dtype: Any, at: Pla
     sides = operand(values, "values", False), operand(b, "b", transpose_b)
     check_target(MatmulProblem(m, n, k, types, TYPES[types[0]][0], *sides), at.target)
     f = SparseForm(m, n, k, types, transpose_b, sparse_tile(at.chip, m, n, k, values.itemsize))
-    kernel, made = at.kernel(sparse_gemm, f), maker(values, (m, n), types[2])
+    # Clusters wait for each other: 128 x 256 takes 130 us at 4096^3, in clusters of two 141 and 170.
+    kernel = at.kernel(sparse_gemm, f, cluster=(1, 1) if at.chip.kind == "wgmma" else None)
+    made = maker(values, (m, n), types[2])
 
     def run(values: Any, metadata: Any, b: Any) -> Any:
         out = made()

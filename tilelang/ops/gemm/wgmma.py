@@ -16,13 +16,12 @@ Where choose_wgmma returns a reason instead of a plan, the gemm uses mma.sync.
 from __future__ import annotations
 
 from collections.abc import Container
-from itertools import product
 from typing import Any
 
 from tilelang.arith import Analyzer
 from tilelang.errors import InternalError
-from tilelang.ir import (AddressOf, Binary, Bind, Buffer, Const, Expr, Region, Stmt, Store, Var, call, cast, const, convert,
-                         do, each_register, fresh, load, seq, unary, FRAGMENT, SHARED)
+from tilelang.ir import (AddressOf, Binary, Buffer, Const, Expr, Region, Stmt, Store, Var, call, cast, const, convert, do,
+                         each_register, load, seq, unary, FRAGMENT, SHARED)
 from tilelang.layout import Fragment, Layout, SwizzledBoxes, swizzled_box_layout, box_width, boxes_of, tile_fragment
 from tilelang.target.machine import REGISTERS
 from tilelang.target.mma import operand_dtype
@@ -272,8 +271,8 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
     pins = [] if running > 0 or op.plan.in_flight else [_pin(local_c)]
     if running <= 0 and a_local is not None:
         pins.append(_pin(a_local))
-    words, binds = _metadata(op, cx, m_first, m_tiles) if row.sparse else ({}, [])
-    stmts: list[Stmt] = [*binds, *pins, do("wgmma_fence")]
+    words = cx.new_local("words", m_tiles * (op.k // SPARSE_STEP), "uint32") if row.sparse else None
+    stmts: list[Stmt] = [*(_metadata(op, cx, words, m_first) if words is not None else ()), *pins, do("wgmma_fence")]
     for step in range(steps):
         k = step * row.shape[2]
         scale = _scale(op, cx, step)
@@ -283,24 +282,25 @@ def lower_wgmma(op: Any, cx: Any, row: WgmmaRow) -> Stmt:
                 a = AddressOf(a_local, (const((step * m_tiles + mi) * row.a.registers),))
             elif a_shared is not None:
                 a = a_shared.descriptor(const(0) if op.repeats else m_first + mi * 64, k // op.sparsity)
-            word, given = (words[mi, k // SPARSE_STEP],) if row.sparse else (), k % SPARSE_STEP // row.shape[2]
+            word = () if words is None else (load(words, (const(mi * (op.k // SPARSE_STEP) + k // SPARSE_STEP),)),)
             for ni in range(n_tiles):
                 b = b_shared.descriptor(n_first + ni * row.shape[1], k)
                 c = AddressOf(local_c, (const((mi * n_tiles + ni) * row.c.registers),))
-                stmts.append(do("wgmma", c, a, b, scale, *word, span=op.span, selector=given if word else 0, **attrs))
+                stmts.append(do("wgmma", c, a, b, scale, *word, span=op.span, selector=k % SPARSE_STEP // row.shape[2], **attrs)
+                             if word else do("wgmma", c, a, b, scale, span=op.span, **attrs))
     stmts.append(do("wgmma_commit"))
+    if words is not None:  # the instructions read them until they are done, which ptxas does not know
+        stmts += [do("wgmma_wait", n=0), do("wgmma_used", AddressOf(words, (const(0),)), count=int(words.shape[0]))]
     if running >= 0:
         stmts += [do("wgmma_wait", n=running), *pins]
     return seq(*stmts, span=op.span)
 
 
-def _metadata(op: Any, cx: Any, first: Expr, tiles: int) -> tuple[dict[tuple[int, int], Var], list[Stmt]]:
-    """The variables with this lane's metadata of each 64 rows from `first` on and each SPARSE_STEP columns; what binds them."""
-    row, words, binds = first + cx.thread % GROUP // 32 * 16 + cx.thread % 32 // 4, {}, list[Stmt]()
-    for mi, column in product(range(tiles), range(op.k // SPARSE_STEP)):
-        v = words[mi, column] = fresh("words", "uint32")
-        binds.append(Bind(v, cx.expr(op.word(row + mi * 64, column * SPARSE_STEP, cx.thread % 4))))
-    return words, binds
+def _metadata(op: Any, cx: Any, words: Buffer, first: Expr) -> list[Stmt]:
+    """Stores this lane's metadata of each 64 rows from `first` on and each SPARSE_STEP columns."""
+    row, count = first + cx.thread % GROUP // 32 * 16 + cx.thread % 32 // 4, op.k // SPARSE_STEP
+    return [Store(words, (const(n),), cx.expr(op.word(row + n // count * 64, n % count * SPARSE_STEP, cx.thread % 4)))
+            for n in range(int(words.shape[0]))]
 
 
 def drained(local: Buffer) -> Stmt:

@@ -200,6 +200,7 @@ def _in_groups(c: DeviceContext, e: Call) -> Closure:
 
 
 WGMMA_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
-    **effects({"wgmma": _wgmma}), "wgmma_pin": nothing, "wgmma_hold": nothing, "wgmma_descriptor": _descriptor,
+    **effects({"wgmma": _wgmma}), **dict.fromkeys(("wgmma_pin", "wgmma_hold", "wgmma_used"), nothing),
+    "wgmma_descriptor": _descriptor,
     **effects({"wgmma_fence": _fence_or_commit, "wgmma_commit": _fence_or_commit, "wgmma_wait": _wait,
                "set_max_nreg": _set_max_nreg}, count_warps), "elect_one": elect, "in_warp_groups": _in_groups}

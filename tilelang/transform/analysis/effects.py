@@ -30,6 +30,7 @@ _ARGUMENT_MODES = {
     "wgmma_descriptor": ("read",),
     "wgmma_pin": ("readwrite",),
     "wgmma_hold": ("read",),
+    "wgmma_used": ("read",),
 }
 # Operations that order threads or asynchronous work. No statement may be moved across them.
 SYNC_CALLS = frozenset(("sync_threads", "named_barrier", "named_barrier_arrive", "sync_warp", "sync_grid",

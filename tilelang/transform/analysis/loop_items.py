@@ -137,7 +137,7 @@ class LoopItems:
         # ptxas serialises wgmmas whose A registers, or accumulators that threads touch, are in use at the end of an iteration
         # (C7514), unless two sets of A registers alternate.
         op, deep = self.gemm(events[p].item), any(e.stage for e in events)
-        held = op.a.buffer.scope_name == FRAGMENT and (deep or op.a.buffer.data not in self.unrolled)
+        held = op.a.buffer.scope_name == FRAGMENT and (deep or op.a.buffer.data not in self.unrolled) or op.sparsity > 1
         stays = carry and not held and not any(
             i not in self.gemms and self.items[i].touches(op.c.buffer.data) for i in self.own)
         for q in range(p + 1, p + size + 1 if stays else size):

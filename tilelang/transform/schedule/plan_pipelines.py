@@ -213,7 +213,7 @@ class _Planner:
         few, all_ = (sum(b.size * b.dtype.bits // 8 * (n if b.data in tiles else 1) for b in shared) for n in (stages, most))
         if len(own) > 1 or not isinstance(op, Gemm) or not {op.a.buffer.data, op.b.buffer.data} <= tiles or threads % GROUP or \
                 self.launch.plan.by_hand or any(x.op == "in_warp_groups" for x in walk(self.launch.body, Call)) or isinstance(
-                    choose_wgmma(op, threads, frozenset()), str) or not is_const(op.clear_accum, 0):
+                    choose_wgmma(op, threads, frozenset()), str) or not is_const(op.clear_accum, 0) or op.sparsity > 1:
             return None
         alone = limits.shared_per_sm < 2 * few or limits.registers_per_sm < 2 * (op.m * op.n + REGISTERS.plain_loop * threads)
         return op if alone and all_ + 2 * RESERVED_SHARED <= limits.shared_per_block and (
