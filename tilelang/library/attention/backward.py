@@ -25,6 +25,8 @@ from .inputs import check_alike, check_scale, check_tensors, fast_kernel, runnin
 from .problem import AttentionProblem, attention_problem
 from .tile_cost import GROUP, Machine, machine_of
 
+STORED = 1 << 30  # bytes of the gradients of scores that a call stores at most
+STAGED = 160 * 1024  # bytes of stages of a block that reads them
 _BESIDE = 16  # registers beside accumulated and scores, as measured by compiling: addresses, loop state
 _NAMES = "q", "k", "v", "out", "lse", "grad_out", "grad_lse", "cu_seqlens_q", "cu_seqlens_k", "sinks", "seed"
 _RUNS: Cache[Prepared] = Cache(1024)
@@ -42,12 +44,14 @@ def flash_attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, grad_ou
     window, cu_seqlens_q, cu_seqlens_k, layout, target, sinks, dropout: as flash_attention takes them; seed: the one that it
     took. Autograd calls this function.
 
-    deterministic: True: blocks of queries compute dQ, with scores of their own, and the results are the same bits for the same
-    inputs. False: dQ is added up by atomics in float32, in any order. None: True on a GPU with wgmma, where that
-    takes about the same time, and where torch.use_deterministic_algorithms is on.
+    deterministic: True: blocks of queries compute dQ, and the results are the same bits for the same inputs. False: dQ is added
+    up by atomics in float32, in any order. None: True on a GPU with wgmma, where that takes less time, and where
+    torch.use_deterministic_algorithms is on.
 
-    Memory beside the results: 8 bytes for each query and head; with atomics 8 + 4 dim. Nothing is read on the host, so that
-    calls can be captured in a CUDA graph. Packed sequences: tokens of no sequence have the gradient 0.
+    Memory beside the results: 8 bytes for each query and head; with atomics 8 + 4 dim. On a GPU with wgmma, for sequences of
+    equal lengths in 16 bits, up to 1 GiB more while the call runs: the gradients of the scores of as many heads as fit there
+    (2 seq_q seq_k bytes each), a launch for so many heads; where one does not fit, they are computed twice. Nothing is read on
+    the host, so that calls can be captured in a CUDA graph. Packed sequences: tokens of no sequence have the gradient 0.
     Error: weights, and the gradients of scores, are rounded to the type of q before the GEMMs, which accumulate in float32; in
     tests it is below 1.5 times that of torch's formulas in the same type. float32 on a GPU: GEMMs in tf32.
     Raises attention-argument, attention-shape, attention-option.
@@ -107,6 +111,8 @@ def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, determinis
     unused, workspace = empty(q, (1,), form.accum), [maker(q, *x) for x in _workspace(form, p)]
     none = [zeros(q, (1, 1, 1, 1), "int32")] * 2 + [zeros(q, (1,), "float32")] * 2
     no_seed = zeros(q, (1,), "int64")
+    pairs = p.sizes.batch * p.sizes.kv_heads
+    firsts: list[tuple[int, ...]] = [()] if p.packed else [(n,) for n in range(0, pairs, form.stored or pairs)]
 
     def run(arrays: tuple[Any, ...], scale: float, gradients: tuple[Any, ...], extra: Any = None) -> None:
         *inputs, lse, grad_out, grad_lse, cu_q, cu_k, sinks, seed = arrays
@@ -119,8 +125,9 @@ def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, determinis
         made = [m() for m in workspace]
         if sinks is not None:  # slots of packed sequences that stay unused
             made[-3][...], made[-2][...] = math.inf, 0
-        kernel(*read, contiguous(lse), unused if grad_lse is None else contiguous(grad_lse), scale, *(extra or none), *made,
-               *gradients[:3])
+        of_rows = contiguous(lse), unused if grad_lse is None else contiguous(grad_lse)
+        for first in firsts:
+            kernel(*read, *of_rows, scale, *first, *(extra or none), *made, *gradients[:3])
         if sinks is not None:
             gradients[3][...] = _of_sinks(sinks, *made[-3:-1])
 
@@ -170,7 +177,26 @@ def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any]
     else:
         plain = AttentionForm(p.sizes, fixed.strides, p.layout, p.dtype, p.mask, keys, p.with_lse, p.scale, drop=p.drop)
     copied = [*p.copied, *(s is None for s in found)]
-    return BackwardForm(plain, gradient, queries if deterministic else None, functions), copied
+    form = BackwardForm(plain, gradient, queries if deterministic else None, functions)
+    if deterministic and machine.kind == "wgmma" and not (p.packed or p.dynamic) and p.dtype != "float32":
+        form = stored_form(form, at.target.limits.sm_count)
+    return form, copied
+
+
+def stored_form(f: BackwardForm, sms: int) -> BackwardForm:
+    """The form in which blocks of keys store the gradients of scores, or `f` where there is no room for them.
+
+    A call takes as many pairs of a batch and a kv head as fit STORED bytes, of the numbers that divide all pairs, but fewer
+    where that leaves fewer SMs without a block at the end.
+    """
+    z, tile = f.sizes, f.plain.tile
+    rows = 256 if z.dim <= 128 and f.functions.block is None and z.batch * z.heads * z.seq_q >= 256 * sms else 128
+    stages = min(4, STAGED // (2 * 64 * (rows + z.dim)))
+    found = replace(f, query=Tile(rows, 64, stages, 256), stored=1)
+    pairs, each, blocks = z.batch * z.kv_heads, 2 * math.prod(found.sums[1]), ceil(z.seq_k / tile.keys)
+    fits = [(pairs // n * ceil(n * blocks / sms), -n) for n in range(1, pairs + 1) if pairs % n == 0 and n * each <= STORED]
+    waves, n = min(fits, default=(0, 0))
+    return replace(found, stored=-n) if fits and waves <= 1.2 * pairs * blocks / sms + 1 else f
 
 
 def backward_tiles(m: Machine, p: AttentionProblem, deterministic: bool,
@@ -213,8 +239,8 @@ def _workspace(f: BackwardForm, p: AttentionProblem) -> list[tuple[tuple[int, ..
         tiles = [(((z.seq_k // f.plain.tile.keys + z.batch) * z.kv_heads, FACTS), "int32"), ((slots * z.heads, FACTS), "int32")]
     else:
         rows, padded, tiles = z.batch * z.heads, ceil(z.seq_q / unit) * unit, []
-    total = (rows, padded, z.dim) if f.query is None else (1, 1, 1)
-    return [*tiles, *(((rows, padded), f.accum),) * 2, (total, f.accum)]
+    total = (f.sums[1], f.dtype) if f.stored else ((rows, padded, z.dim) if f.query is None else (1, 1, 1), f.accum)
+    return [*tiles, *(((rows, padded), f.accum),) * 2, total]
 
 
 def _program(f: BackwardForm, sms: int) -> Any:

@@ -5,8 +5,9 @@ With S = scale Q K^T, P = softmax(S), O = P V and delta_i = sum_d O_id dO_id - d
 
 A block has a tile of keys and processes the tiles of queries that see it, of all heads that read its kv head. Its scores are
 transposed, keys as rows, so that P^T and dS^T come out of the tensor cores as the next GEMMs take them. dK and dV stay in
-registers. Other blocks add to the same rows of dQ: either by atomics into float32 (five GEMMs), or blocks of queries compute S
-and dS once more (seven GEMMs), so that every sum has a fixed order.
+registers. Other blocks add to the same rows of dQ: either by atomics into float32 (five GEMMs), or blocks of queries compute
+dQ, of dS that blocks of keys have stored (five GEMMs), or with S and dS once more (seven GEMMs), so that every sum has a fixed
+order.
 
 A score function changes S to x(S), and its derivative x' is a factor of dS: dS = P * x' * (dO V^T - delta).
 """
@@ -36,7 +37,8 @@ class Place(NamedTuple):
 
     batch: None where sequences are packed. q0, seq_q, k0, seq_k: first query, number of queries, first key, number of keys.
     lead: maps a query head to its row in the workspace; w0: the place of the first query there. scale: the factor of scores.
-    read: the tensors that score and mask functions read. number: of the sequence; seed: of dropout, or None.
+    read: the tensors that score and mask functions read. number: of the sequence; seed: of dropout, or None. first: the first
+    row of the workspace whose gradients of scores are stored.
     """
 
     batch: Any
@@ -50,6 +52,11 @@ class Place(NamedTuple):
     read: tuple[Any, ...] = ()
     number: Any = 0
     seed: Any = None
+    first: Any = 0
+
+    def gradients(self, X: Any, h: Any, key: Any, keys: int, row: Any, rows: int) -> Any:
+        """The region of the stored gradients of scores of a query head."""
+        return X[self.lead(h) - self.first, key:key + keys, row:row + rows]
 
     def facts(self, X: Any, h: Any, row: Any, length: int) -> Any:
         """The region of `length` rows of a query head, from `row` of the sequence on, in the workspace."""
@@ -142,8 +149,8 @@ def weigh(f, at, S, P, logs, element, h, partly):
 
 @T.macro
 def key_block(f, at, steps, tensors, hk, k0):
-    """(dK, dV) of the tile of keys from k0 on, fragments. tensors: Q, K, V, dO, L, D and dQ; dQ is added to, unless blocks of
-    queries compute it."""
+    """(dK, dV) of the tile of keys from k0 on, fragments. tensors: Q, K, V, dO, L, D and dQ; dQ is added to, or dS is stored
+    there, unless blocks of queries compute all."""
     Q, K, V, dO, L, D, dQ = tensors
     keys, rows, dim, dim_v = f.plain.tile.keys, f.plain.tile.rows, f.sizes.dim, f.sizes.dim_v
     Ks, Vs = T.alloc_shared((keys, dim), f.dtype), T.alloc_shared((keys, dim_v), f.dtype)
@@ -152,6 +159,11 @@ def key_block(f, at, steps, tensors, hk, k0):
     dk, dv = T.alloc_fragment((keys, dim), f.accum), T.alloc_fragment((keys, dim_v), f.accum)
     T.copy(f.plain.rows(K, at.batch, hk, at.k0 + k0, keys), Ks)
     T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys), Vs)
+    if f.held:
+        Kf, Vf = T.alloc_fragment((keys, dim), f.dtype), T.alloc_fragment((keys, dim_v), f.dtype)
+        T.copy(Ks, Kf)
+        T.copy(Vs, Vf)
+        Ks, Vs = Kf, Vf
     T.clear(dk)
     T.clear(dv)
     tiles, results = (Ks, Vs, Qs, dOs, logs, delta), (dk, dv, dQ)
@@ -193,7 +205,9 @@ def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
     for i, j in T.Parallel(keys, rows):
         dS[i, j] = change(f, S[i, j], E[i, j], delta[j])
     T.gemm(dS, Qs, dk)
-    if f.query is None:
+    if f.stored:
+        T.copy(dS, at.gradients(dQ, h, k0, keys, row, rows))
+    elif f.query is None:
         dSs, dq = T.alloc_shared((keys, rows), f.dtype), T.alloc_fragment((rows, f.sizes.dim), f.accum)
         T.copy(dS, dSs)
         T.gemm(dSs, Ks, dq, transpose_A=True, clear_accum=True)
@@ -227,6 +241,24 @@ def query_block(f, at, steps, tensors, h, row):
         for i, j in T.Parallel(rows, keys):
             dS[i, j] = change(f, S[i, j], E[i, j], delta[i])
         T.gemm(dS, Ks, dq)
+    for i, j in T.Parallel(rows, dim):
+        dq[i, j] *= at.scale
+    return dq
+
+
+@T.macro
+def stored_block(f, at, steps, tensors, h, row):
+    """dQ of the tile of queries from `row` on, a fragment, of stored gradients of scores. tensors: K and these gradients."""
+    K, dS = tensors
+    keys, rows, dim = f.query.keys, f.query.rows, f.sizes.dim
+    Ks, dSs = T.alloc_shared((keys, dim), f.dtype), T.alloc_shared((keys, rows), f.dtype)
+    dq = T.alloc_fragment((rows, dim), f.accum)
+    T.clear(dq)
+    for n in T.Pipelined(steps.count(0), num_stages=f.query.stages):
+        k0 = steps.tile(0, n)[1]
+        T.copy(f.plain.rows(K, at.batch, h // f.plain.group, at.k0 + k0, keys), Ks)
+        T.copy(at.gradients(dS, h, k0, keys, row, rows), dSs)
+        T.gemm(dSs, Ks, dq, transpose_A=True)
     for i, j in T.Parallel(rows, dim):
         dq[i, j] *= at.scale
     return dq
@@ -301,52 +333,68 @@ def steps_of(head: Callable[[Any], Any], shared: int, length: int, found: tuple[
 
 
 def dense_backward(f: BackwardForm) -> Any:
-    """The kernel with the parameters (Q, K, V, O, dO, LSE, dLSE, scale, Rows, Columns, X0, X1, L, D, Sum, dQ, dK, dV).
+    """The kernel with the parameters (Q, K, V, O, dO, LSE, dLSE, scale, first, Rows, Columns, X0, X1, L, D, Sum, dQ, dK, dV).
 
-    L, D (batch * heads, padded) and Sum (batch * heads, padded, dim): workspace; padded: seq_q rounded up to a multiple of
-    f.unit. Sum is one element where blocks of queries compute dQ, dLSE where the logarithms have no gradient. Rows, Columns:
-    the mask's blocks of keys by blocks of queries, and the other way round.
+    L, D (batch * heads, padded) and Sum (f.sums): workspace; padded: seq_q rounded up to a multiple of f.unit. first: with
+    f.stored, the first pair of a batch and a kv head that the call computes. dLSE: one element where the logarithms have no
+    gradient. Rows, Columns: the mask's blocks of keys by blocks of queries, and the other way round.
     """
     batch, seq_q, seq_k, heads, kv_heads, dim, dim_v = f.sizes
     group, functions, tile, query = f.plain.group, f.functions, f.plain.tile, f.query
     padded = T.ceildiv(seq_q, f.unit) * f.unit
     back = Mask(f.plain.mask.right, f.plain.mask.left)  # of keys, by the queries that see them
     across, along = functions.block or (None, None)
+    by_heads, by_groups = ((group, f.stored), (1, f.stored)) if f.stored else ((heads, batch), (kv_heads, batch))
 
-    def place(b: Any, scale: Any, *read: Any) -> Place:
+    def place(b: Any, scale: Any, first: Any, *read: Any) -> Place:
         return Place(b, 0, seq_q, 0, seq_k, lambda h: b * heads + h, 0, f.factor(scale), read, b,
-                     T.bind(read[0][0]) if f.plain.drop and read else None)
+                     T.bind(read[0][0]) if f.plain.drop and read else None, first * group)
+
+    def head(first: Any, y: Any, z: Any, each: int) -> tuple[Any, Any]:
+        """(batch, head) of a block: of `each` heads for a kv head."""
+        return ((first + z) // kv_heads, (first + z) % kv_heads * each + y) if f.stored else (z, y)
+
+    def query_tiles(k0: Any) -> tuple[Any, Any]:
+        """The tiles of queries that see a tile of keys; where these are stored, also the others of a block of queries."""
+        if not f.stored or functions.block:
+            return key_tiles(back, k0 + seq_q - seq_k, tile.keys, seq_q, tile.rows)
+        start, end = (x * (f.unit // tile.rows) for x in key_tiles(back, k0 + seq_q - seq_k, tile.keys, seq_q, f.unit))
+        return start, T.max(start, T.min(end, T.ceildiv(seq_q, tile.rows)))
 
     @T.prim_func
     def attention_backward(
             Q: f.plain.q, K: f.plain.k, V: f.plain.v, O: f.plain.o, dO: f.gradient,
-            LSE: T.Tensor((batch, heads, seq_q), f.accum), dLSE: f.plain.lse, scale: T.float32,
+            LSE: T.Tensor((batch, heads, seq_q), f.accum), dLSE: f.plain.lse, scale: T.float32, first: T.int32,
             Rows: T.Tensor(functions.rows, "int32"), Columns: T.Tensor(functions.columns, "int32"),
             X0: T.Tensor(*functions.tensors[0]), X1: T.Tensor(*functions.tensors[1]),
             L: T.Tensor((batch * heads, padded), f.accum), D: T.Tensor((batch * heads, padded), f.accum),
-            Sum: T.Tensor((batch * heads, padded, dim) if f.query is None else (1, 1, 1), f.accum),
+            Sum: T.Tensor(f.sums[1], f.sums[0]),
             dQ: f.result(0), dK: f.result(1), dV: f.result(2)):
-        with T.Kernel(padded // f.unit, heads, batch, threads=128) as (bx, h, b):
-            row_facts(f, place(b, scale), (O, dO, L, D, Sum), lambda i: LSE[b, h, i],
+        with T.Kernel(padded // f.unit, *by_heads, threads=128) as (bx, y, z):
+            b, h = head(first, y, z, group)
+            row_facts(f, place(b, scale, first), (O, dO, L, D, Sum), lambda i: LSE[b, h, i],
                       lambda i: T.if_then_else(i < seq_q, dLSE[b, h, i], 0.0) if f.plain.with_lse else 0.0, h, bx * f.unit)
-        with T.Kernel(T.ceildiv(seq_k, tile.keys), kv_heads, batch, threads=tile.threads) as (bx, hk, b):
+        with T.Kernel(T.ceildiv(seq_k, tile.keys), *by_groups, threads=tile.threads) as (bx, y, z):
+            b, hk = head(first, y, z, 1)
             k0 = bx * tile.keys
-            found = key_tiles(back, k0 + seq_q - seq_k, tile.keys, seq_q, tile.rows)
-            steps = steps_of(lambda g: hk * group + g, group, tile.rows, found, across, (Columns, b, k0 // (along or 1)),
-                             functions.mask is not None)
-            dk, dv = key_block(f, place(b, scale, X0, X1), steps, (Q, K, V, dO, L, D, Sum), hk, k0)
+            steps = steps_of(lambda g: hk * group + g, group, tile.rows, query_tiles(k0), across,
+                             (Columns, b, k0 // (along or 1)), functions.mask is not None)
+            dk, dv = key_block(f, place(b, scale, first, X0, X1), steps, (Q, K, V, dO, L, D, Sum), hk, k0)
             T.copy(dk, f.plain.rows(dK, b, hk, k0, tile.keys))
             T.copy(dv, f.plain.rows(dV, b, hk, k0, tile.keys))
         if query is None:
             with T.Kernel(padded // f.unit, heads, batch, threads=128) as (bx, h, b):
-                store_sum(f, place(b, scale), Sum, dQ, h, bx * f.unit)
+                store_sum(f, place(b, scale, 0), Sum, dQ, h, bx * f.unit)
         else:
-            with T.Kernel(padded // f.unit, heads, batch, threads=query.threads) as (bx, h, b):
+            with T.Kernel(padded // f.unit, *by_heads, threads=query.threads) as (bx, y, z):
+                b, h = head(first, y, z, group)
                 row = bx * query.rows
                 found = key_tiles(f.plain.mask, row + seq_k - seq_q, query.rows, seq_k, query.keys)
                 steps = steps_of(lambda g: h, 1, query.keys, found, along, (Rows, b, row // (across or 1)),
                                  functions.mask is not None)
-                dq = query_block(f, place(b, scale, X0, X1), steps, (Q, K, V, dO, L, D), h, row)
+                at = place(b, scale, first, X0, X1)
+                dq = (stored_block(f, at, steps, (K, Sum), h, row) if f.stored else
+                      query_block(f, at, steps, (Q, K, V, dO, L, D), h, row))
                 T.copy(dq, f.plain.rows(dQ, b, h, row, query.rows))
 
     return attention_backward

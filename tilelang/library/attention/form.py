@@ -159,13 +159,17 @@ class BackwardForm:
 
     plain: sizes, strides of Q, K, V and O, mask and scale; its tile is that of a block of keys: `keys` of the block, `rows` of
     queries in a step; with_lse: the logarithms have a gradient too. steps: strides of the gradient of O. query: the tile of a
-    block of queries, which computes dQ; None: dQ is added up by atomics.
+    block of queries, which computes dQ; None: dQ is added up by atomics. stored: pairs of a batch and a kv head that a call
+    computes, whose blocks of keys store the gradients of scores for the blocks of queries; 0: a call computes all, and blocks
+    of queries compute them once more. held: whether K and V, or Q and dO, of a block stay in registers.
     """
 
     plain: AttentionForm
     steps: tuple[Any, ...]
     query: Tile | None = None
     functions: ScoreFunctions = PLAIN
+    stored: int = 0
+    held: bool = False
 
     sizes = property(lambda self: self.plain.sizes)
     dtype = property(lambda self: self.plain.dtype)
@@ -189,6 +193,16 @@ class BackwardForm:
     def factor(self, scale: Any) -> Any:
         """The factor of the scores, of type accum. scale: the kernel's parameter."""
         return T.cast(scale, self.accum) if self.plain.scale is None else const(self.plain.scale, self.accum)
+
+    @property
+    def sums(self) -> tuple[Any, tuple[Any, ...]]:
+        """(element type, shape) of the workspace for what blocks of keys leave for dQ: sums, or the gradients of scores by
+        query heads of a call, keys and queries."""
+        z, keys = self.sizes, self.plain.tile.keys
+        padded = T.ceildiv(z.seq_q, self.unit) * self.unit
+        if self.stored:
+            return self.dtype, (self.stored * self.plain.group, T.ceildiv(z.seq_k, keys) * keys, padded)
+        return self.accum, (z.batch * z.heads, padded, z.dim) if self.query is None else (1, 1, 1)
 
     @property
     def unit(self) -> int:

@@ -165,6 +165,8 @@ class TmaStores:
             return False
         for x, y, n, m in zip(map(self.inlined, a.mins), map(self.inlined, b.mins), a.extents, b.extents):
             gap = self.analyzer.simplify(y - x)
+            if isinstance(n, int) and isinstance(m, int) and self._beyond(gap, n, m, a.buffer.data):
+                return True
             (low, high), own = self.inside_loops[0].interval(gap), self.inside_loops[1]
             if isinstance(gap, Const):
                 period, reach = self._moves(self.analyzer.linear(x))
@@ -176,6 +178,23 @@ class TmaStores:
             if isinstance(n, int) and isinstance(m, int) and (low is not None and low >= n or high is not None and high <= -m):
                 return True
         return False
+
+    def _beyond(self, gap: Expr, n: int, m: int, tensor: Var) -> bool:
+        """Whether a distance that moves with the only loop that writes a tensor is at least n, or at most -m, in all its
+        iterations."""
+        around = [s for s in walk(self.launch.body, For, While) if not (isinstance(s, For) and s.plan.tiles)
+                  and any(x.dst.buffer.data is tensor for x in walk(s.body, Copy, AtomicTile))]
+        if len(around) != 1 or not isinstance(around[0], For):
+            return False
+        loop, values = around[0], {s.var: s.value for s in walk(self.launch.body, Bind)}
+        gap = self.inlined(gap, values)
+        step = None if contains(gap, Load) else stride_along(gap, loop.var, self.analyzer)
+        if not step:
+            return False
+        ends = [self.analyzer.simplify(self.inlined(substitute(gap, {loop.var: at}), values))
+                for at in (loop.start, loop.start + loop.extent - 1)]
+        low, high = ends if step > 0 else ends[::-1]
+        return isinstance(low, Const) and low.value >= n or isinstance(high, Const) and high.value <= -m
 
     @property
     def alone(self) -> bool:
