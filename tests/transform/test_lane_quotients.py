@@ -10,7 +10,7 @@ import tilelang
 import tilelang.language as T
 from tilelang.arith import Analyzer
 from tilelang.codegen.cuda.printer import print_kernel
-from tilelang.ir import (Bind, Buffer, For, Func, Launch, Store, binary, const, dtype, fresh, seq,
+from tilelang.ir import (Bind, Buffer, Cast, For, Func, Launch, Store, binary, cast, const, dtype, fresh, seq,
                          substitute, walk, FuncFacts)
 from tilelang.runtime import nvrtc, sass
 from tilelang.target import Target
@@ -57,6 +57,20 @@ def test_values_stay_and_the_lane_leaves_the_dividend(n, step):
         c = a.b.value
         changed = n & (n - 1) == 0 and step % n == 0 and (c % n == 0 or n % c == 0)
         assert (b is not a) == changed, (a, b)
+
+
+@pytest.mark.parametrize("step, n, changed", [(8, 8, True), (3, 5, True), (2**19, 8, False)])
+def test_conversions_of_lanes_and_of_the_rest_are_two_where_both_are_exact(step, n, changed):
+    t, v, j = (fresh(x, I32) for x in ("t", "v", "j"))
+    out = Buffer("out", (1,), dtype("float32"), "local")
+    before = cast(const(5) - j, "float32")
+    body = For(v, const(0), const(n), "unroll", seq(Bind(j, t * step + v * 2), Store(out, (const(0),), before)))
+    after = next(s.value for s in walk(behind(t, body)) if isinstance(s, Store))
+    assert (sum(isinstance(x, Cast) for x in walk(after)) == 2) == changed
+    for tv, lane in ((0, 0), (63, n - 1), (7, 1)):
+        at = {t: const(tv), v: const(lane), j: const(tv * step + lane * 2)}
+        values = [float(Analyzer().simplify(substitute(e, at)).value) for e in walk(after, Cast)]
+        assert sum(values) == 5.0 - tv * step - lane * 2
 
 
 def test_a_sum_keeps_the_value_that_memory_had():

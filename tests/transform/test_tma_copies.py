@@ -510,3 +510,24 @@ def test_assembles(program):
     cubin = nvrtc.compile_cubin(print_kernel(kernel), "sm_90a")
     assert cubin.spills == 0 and "C75" not in cubin.log, cubin.log
     assert any(isinstance(x, If) for x in walk(kernel.launch))
+
+
+def behind_a_loop(back):
+    """A tile stored in each of `bx` iterations, and one behind them, `back` tiles before the end."""
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float16"), B: T.Tensor((256, 64), "float16")):
+        with T.Kernel(4, threads=128) as bx:
+            As, C = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, As)
+            T.gemm(As, As, C, clear_accum=True)
+            for n in T.serial(1, bx + 1):
+                T.copy(C, B[(n - 1) * 64:n * 64, :])
+            T.copy(C, B[(bx - back) * 64:(bx - back + 1) * 64, :])
+
+    return main
+
+
+def test_a_tile_behind_a_loop_of_any_length_is_none_of_its_tiles():
+    apart, meeting = (lowered(behind_a_loop(back)).kernels[0].launch for back in (0, 1))
+    assert ops(apart).count("tma_store") == 2 and "two copies" not in report(apart)
+    assert "tma_store" not in ops(meeting) and "two copies may write the same elements of `B`" in report(meeting)

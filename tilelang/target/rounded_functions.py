@@ -6,8 +6,12 @@ Errors are in units of float32 (relative 2^-23) and follow from those of the PTX
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
+from tilelang.ir import Binary, Const
 from tilelang.ir.record import record
 
 from .intrinsics import INTRINSICS, PURE, Intrinsic, add_intrinsic
@@ -61,3 +65,17 @@ MOST_WEIGHT = 64.0  # so exponents are off by 64 * 7 * 2^-24 = 2^-15.2 at most: 
 SMALL, SMALL_TANH = 0.5, (0.9999976754188538, -0.33320656418800354, 0.13145145773887634, -0.04337248206138611)
 add_intrinsic(Intrinsic(SCALED_TANH, 3, PURE, lambda x, k, c: c * np.tanh(x * k),
                         {"float32": "tl::scaled_tanh({0}, {1}, {2})"}))
+
+
+def without_factors(e: Any) -> tuple[Any, float]:
+    """(x, k) of an expression that is k x, for the constants that it is multiplied and divided by."""
+    x, k = e, 1.0
+    while isinstance(x, Binary) and x.op in ("mul", "div"):
+        a, b = (float(n.value) if isinstance(n, Const) and math.isfinite(n.value) else None for n in (x.a, x.b))
+        if b:
+            x, k = x.a, k * b if x.op == "mul" else k / b
+        elif a is not None and x.op == "mul":
+            x, k = x.b, k * a
+        else:
+            break
+    return (x, k) if 2.0**-60 < abs(k) < 2.0**60 else (e, 1.0)

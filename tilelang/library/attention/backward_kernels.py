@@ -14,12 +14,15 @@ A score function changes S to x(S), and its derivative x' is a factor of dS: dS 
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import tilelang.language as T
-from tilelang.ir import Var, const, substitute
+from tilelang.ir import Call, Var, const, rewrite, substitute, walk
+from tilelang.target.rounded_functions import ALLOWED, SCALED_TANH, without_factors
 
 from .derivative import derivative
 from .dropout import kept
@@ -29,6 +32,8 @@ from .packed_kernels import NEAR, order_tiles
 from .problem import Mask
 
 
+FUSE, BRANCH = int(os.environ.get("FUSE", "0")), int(os.environ.get("BRANCH", "0"))
+ORDER = int(os.environ.get("ORDER", "0"))
 FEW = 32  # rows whose facts are computed at a time
 
 
@@ -87,14 +92,44 @@ def exponent(f: BackwardForm, at: Place, value: Any, h: Any, query: Any, key: An
         return value * (at.scale * const(LOG2E, f.accum)), None
     score = Var("score", value.dtype)
     x = T.cast(f.functions.score(score, at.batch, h, query, key, *[at.read[n] for n in f.functions.uses[0]]), value.dtype)
-    place = {score: value * at.scale}
-    return substitute(x * const(LOG2E, f.accum), place), substitute(T.cast(derivative(x, score), value.dtype), place)
+    slope, place = T.cast(derivative(x, score), value.dtype), {score: value * at.scale}
+    known: dict[int, Any] = {}  # values of functions, which the score and its derivative share
+
+    def once(e: Any) -> Any:
+        if id(e) not in known:
+            y = substitute(e, place)
+            if e.op == "tanh" and f.dtype in ALLOWED:
+                u, k = without_factors(y.args[0])
+                y = Call(SCALED_TANH, (u, const(k, f.accum), const(1.0, f.accum)), y.dtype)
+            known[id(e)] = T.bind(y)
+        return known[id(e)]
+
+    calls = {id(e) for e in walk(x, Call) if e.dtype.is_float}
+    x, slope = (rewrite(e, lambda n: once(n) if id(n) in calls else None, Call) for e in (x, slope))
+    return substitute(x * const(LOG2E, f.accum), place), substitute(slope, place)
+
+
+def power(f: BackwardForm, x: Any) -> Any:
+    """2^x, 0 where it is below 2^-126 and is rounded to 16 bits."""
+    return T.fast_exp2(x) if f.dtype in ALLOWED else T.exp2(x)
 
 
 def sees(f: BackwardForm, at: Place, query: Any, key: Any) -> Any:
     """Whether a query of the sequence sees a key of it, by limits of positions. Rows behind the last query have the logarithm
     +inf: they see nothing."""
     return seen(f.plain.mask, key, at.seq_k, query + at.seq_k - at.seq_q)
+
+
+def cut(f: BackwardForm, at: Place, element: Any, shape: Any) -> Any:
+    """Whether positions hide a part of a tile. element: maps its places to (query, key)."""
+    (query, key), (last, end) = element(0, 0), element(*(n - 1 for n in shape))
+    mask, move = f.plain.mask, at.seq_k - at.seq_q
+    ends = [] if mask.right is not None and mask.right <= 0 else [end >= at.seq_k]
+    if mask.right is not None:
+        ends.append(end > query + move + mask.right)
+    if mask.left is not None:
+        ends.append(key < last + move - mask.left)
+    return functools.reduce(T.Or, ends)
 
 
 def shows(f: BackwardForm, at: Place, h: Any, query: Any, key: Any) -> Any:
@@ -116,12 +151,32 @@ def weigh(f, at, S, P, logs, element, h, partly):
     With dropout, S has the weights, those negative that it drops; P stays. logs: maps (i, j) to the logarithm, in base 2, of
     the row of queries. element: maps (i, j) to (query, key) in the sequence.
     """
-    if f.functions.score is None:
+    if f.functions.score is None and FUSE and not f.plain.drop and f.functions.mask is None:
+        for i, j in T.Parallel(*S.shape):
+            weight = T.exp2(exponent(f, at, S[i, j], h, *element(i, j))[0] - logs(i, j))
+            if not f.all_seen and not BRANCH:
+                weight = T.if_then_else(sees(f, at, *element(i, j)), weight, 0.0)
+            S[i, j] = weight
+            if P is not None:
+                P[i, j] = weight
+        if not f.all_seen and BRANCH:
+            if cut(f, at, element, S.shape):
+                for i, j in T.Parallel(*S.shape):
+                    shown = sees(f, at, *element(i, j))
+                    S[i, j] = T.if_then_else(shown, S[i, j], 0.0)
+                    if P is not None:
+                        P[i, j] = T.if_then_else(shown, P[i, j], 0.0)
+    elif f.functions.score is None:
         for i, j in T.Parallel(*S.shape):
             S[i, j] = T.exp2(exponent(f, at, S[i, j], h, *element(i, j))[0] - logs(i, j))
         if not f.all_seen:
-            for i, j in T.Parallel(*S.shape):
-                S[i, j] = T.if_then_else(sees(f, at, *element(i, j)), S[i, j], 0.0)
+            if not BRANCH:
+                for i, j in T.Parallel(*S.shape):
+                    S[i, j] = T.if_then_else(sees(f, at, *element(i, j)), S[i, j], 0.0)
+            else:
+                if cut(f, at, element, S.shape):
+                    for i, j in T.Parallel(*S.shape):
+                        S[i, j] = T.if_then_else(sees(f, at, *element(i, j)), S[i, j], 0.0)
         if f.functions.mask is not None:
             if partly:
                 for i, j in T.Parallel(*S.shape):
@@ -130,21 +185,19 @@ def weigh(f, at, S, P, logs, element, h, partly):
             for i, j in T.Parallel(*S.shape):  # the sign of a weight says whether dropout keeps it
                 S[i, j] = T.if_then_else(kept(at.seed, f.plain.drop, at.number, h, *element(i, j)), S[i, j], -S[i, j])
     else:
-        W = T.alloc_fragment(S.shape, S.dtype)
         for i, j in T.Parallel(*S.shape):
             x, slope = exponent(f, at, S[i, j], h, *element(i, j))
-            W[i, j] = T.exp2(x - logs(i, j))
-            S[i, j] = slope
-        if not f.all_seen:
-            for i, j in T.Parallel(*S.shape):
-                W[i, j] = T.if_then_else(sees(f, at, *element(i, j)), W[i, j], 0.0)
+            weight = power(f, x - logs(i, j))
+            if not f.all_seen:
+                weight = T.if_then_else(sees(f, at, *element(i, j)), weight, 0.0)
+            P[i, j] = weight
+            S[i, j] = T.if_then_else(weight == 0.0, 0.0, weight * slope)  # hidden scores may have no derivative
         if f.functions.mask is not None:
             if partly:
                 for i, j in T.Parallel(*S.shape):
-                    W[i, j] = T.if_then_else(shows(f, at, h, *element(i, j)), W[i, j], 0.0)
-        T.copy(W, P)
-        for i, j in T.Parallel(*S.shape):
-            S[i, j] = T.if_then_else(W[i, j] == 0.0, 0.0, W[i, j] * S[i, j])  # hidden scores may have no derivative
+                    shown = shows(f, at, h, *element(i, j))
+                    P[i, j] = T.if_then_else(shown, P[i, j], 0.0)
+                    S[i, j] = T.if_then_else(shown, S[i, j], 0.0)
 
 
 @T.macro
@@ -199,14 +252,17 @@ def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
     if f.plain.drop:
         for i, j in T.Parallel(keys, rows):
             P[i, j] = T.max(S[i, j], 0.0)
-    elif f.functions.score is None:
+    elif f.functions.score is None and not FUSE:
         T.copy(S, P)
     T.gemm(P, dOs, dv)
     for i, j in T.Parallel(keys, rows):
         dS[i, j] = change(f, S[i, j], E[i, j], delta[j])
+    if f.stored and ORDER:
+        T.copy(dS, at.gradients(dQ, h, k0, keys, row, rows))
     T.gemm(dS, Qs, dk)
     if f.stored:
-        T.copy(dS, at.gradients(dQ, h, k0, keys, row, rows))
+        if not ORDER:
+            T.copy(dS, at.gradients(dQ, h, k0, keys, row, rows))
     elif f.query is None:
         dSs, dq = T.alloc_shared((keys, rows), f.dtype), T.alloc_fragment((rows, f.sizes.dim), f.accum)
         T.copy(dS, dSs)
@@ -235,7 +291,7 @@ def query_block(f, at, steps, tensors, h, row):
         k0 = steps.tile(0, n)[1]
         T.copy(f.plain.rows(K, at.batch, hk, at.k0 + k0, keys), Ks)
         T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-        weigh(f, at, S, P, lambda i, j: logs[i], lambda i, j, k0=k0: (row + i, k0 + j), h, steps.hides(0, n))
+        weigh(f, at, S, P if f.functions.score is not None else None, lambda i, j: logs[i], lambda i, j, k0=k0: (row + i, k0 + j), h, steps.hides(0, n))
         T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys), Vs)
         T.gemm(dOs, Vs, E, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(rows, keys):

@@ -66,10 +66,11 @@ def _binary(e: Binary, da: Any, db: Any) -> Any:
         right = _times(-1.0, db) if e.op == "sub" else db
         return right if _zero(da) else da if _zero(right) else da + right
     if e.op == "mul":
-        left, right = _times(e.b, da), _times(e.a, db)
+        left, right = _times(_number(e.b), da), _times(_number(e.a), db)
         return right if _zero(left) else left if _zero(right) else left + right
     if e.op == "div":
-        over = 0.0 if _zero(da) else da / e.b
+        by = _number(e.b)
+        over = _times(da, 1.0 / by) if not isinstance(by, Expr) and by else 0.0 if _zero(da) else da / e.b
         return over if _zero(db) else over - e * db / e.b
     if e.op in ("min", "max"):
         return _chosen(e.a <= e.b if e.op == "min" else e.a >= e.b, da, db)
@@ -77,6 +78,11 @@ def _binary(e: Binary, da: Any, db: Any) -> Any:
         return 0.0
     raise error("attention-gradient", f"the derivative of a score function with `{e.op}` is not known", found=f"`{e.op}`",
                 expected="+, -, *, /, T.min and T.max of scores", hint="call it under torch.no_grad()")
+
+
+def _number(e: Any) -> Any:
+    """The value of a constant; other expressions as they are."""
+    return float(e.value) if isinstance(e, Const) else e
 
 
 def _zero(d: Any) -> bool:
@@ -87,6 +93,14 @@ def _times(a: Any, d: Any) -> Any:
     """a * d, where a or d may be the number 0 or 1."""
     if _zero(d) or _zero(a):
         return 0.0
+    if isinstance(a, Expr) and not isinstance(d, Expr):
+        a, d = d, a
+    if not isinstance(a, Expr) and not isinstance(d, Expr):
+        return a * d
+    if not isinstance(a, Expr) and isinstance(d, Binary) and d.op == "mul" and isinstance(d.b, Const):
+        return _times(a * float(d.b.value), d.a)
+    if not isinstance(a, Expr) and a != 1.0:
+        return d * a
     return a if not isinstance(d, Expr) and d == 1.0 else d if not isinstance(a, Expr) and a == 1.0 else a * d
 
 

@@ -26,7 +26,7 @@ from tilelang.ir import (FRAGMENT, LOCAL, VARIABLE, AddressOf, Alloc, Bind, Bina
                          dtype, rebuild, replace, walk)
 from tilelang.ops.copy import Copy
 from tilelang.ops.reduce import Reduce
-from tilelang.target.rounded_functions import ALLOWED, MOST_WEIGHT, SCALED_TANH
+from tilelang.target.rounded_functions import ALLOWED, MOST_WEIGHT, SCALED_TANH, without_factors
 
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
@@ -221,18 +221,7 @@ class _Demands:
         if by is None or not isinstance(call, Call) or call.op != "tanh" or not d.rounded or \
                 not 0 < d.weight * abs(by) <= MOST_WEIGHT:
             return None
-        x: Any = call.args[0]
-        k = 1.0
-        while isinstance(x, Binary) and x.op in ("mul", "div"):
-            left, right = _constant(x.a), _constant(x.b)
-            if right is not None and right != 0:
-                x, k = x.a, k * right if x.op == "mul" else k / right
-            elif left is not None and x.op == "mul":
-                x, k = x.b, k * left
-            else:
-                break
-        if not 2.0**-60 < abs(k) < 2.0**60:
-            x, k = call.args[0], 1.0
+        x, k = without_factors(call.args[0])
         x = self.value(x, d.times(abs(by) * abs(k)))
         return Call(SCALED_TANH, (x, const(k, F32), const(by, F32)), F32, span=call.span)
 

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilelang.arith import LaunchFacts, known_divisor, simplify_stmt, value_scalars
-from tilelang.ir import (Binary, Bind, Call, Const, Expr, For, Func, Launch, Load, Var, binary, const, contains, free_vars,
-                         int_range, is_large, replace, rewrite, substitute, walk)
+from tilelang.ir import (Binary, Bind, Call, Cast, Const, Expr, For, Func, Launch, Load, Var, binary, cast, const, contains,
+                         free_vars, int_range, is_large, replace, rewrite, substitute, walk)
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
+
+
+EXACT = 2**24  # integers up to here are float32 values
 
 
 @pass_(needs=DEVICE)
@@ -36,6 +39,8 @@ def lane_quotients(launch: Launch, cx: PassContext) -> Launch:
     of the group.
 
     Applies where a power of two n above v divides b, and n divides c or is a multiple of c.
+
+    Likewise float(j0 + v) becomes float(j0) + float(v) where all three are exact: a conversion takes more than an addition.
     """
     facts, lanes = LaunchFacts(launch, free_vars(launch)), set[Var]()
     sums, divisors = dict[Var, Expr](), dict[Expr, int]()  # what adds to a lane; known divisors of other bound values
@@ -72,7 +77,26 @@ def lane_quotients(launch: Launch, cx: PassContext) -> Launch:
                 return part if x.op == "floormod" else binary("add", whole, part)
         return None
 
-    return rewrite(launch, parted, Binary) if lanes else launch  # type: ignore[no-any-return]
+    def converted(x: Cast) -> Expr | None:
+        """The conversion of a sum to float32 as one of the invariant terms and one of the lanes."""
+        if x.dtype != "float32" or not x.value.dtype.is_int or x.value.dtype.lanes != 1:
+            return None
+        total = substitute(x.value, sums)
+        sides: list[Expr] = [const(0, total.dtype)] * 2
+        for t, added in _terms(total):
+            own = isinstance(t, Const) or lanes >= {*free_vars(t)}
+            sides[own] = binary("add" if added else "sub", sides[own], t)
+        if contains(total, Load, Call) or any(not free_vars(e) for e in sides):
+            return None
+        bounds = [facts.analyzer.interval(e) for e in (total, *sides)]
+        if any(low is None or high is None or max(-low, high) > EXACT for low, high in bounds):
+            return None
+        return binary("add", cast(sides[0], x.dtype), cast(sides[1], x.dtype))
+
+    def found(x: Any) -> Expr | None:
+        return converted(x) if isinstance(x, Cast) else parted(x)
+
+    return rewrite(launch, found, Binary, Cast) if lanes else launch  # type: ignore[no-any-return]
 
 
 def _divides(x: Any) -> bool:
