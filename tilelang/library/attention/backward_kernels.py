@@ -14,14 +14,12 @@ A score function changes S to x(S), and its derivative x' is a factor of dS: dS 
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import tilelang.language as T
-from tilelang.ir import Call, Var, const, rewrite, substitute, walk
+from tilelang.ir import Call, Expr, Var, const, rewrite, substitute, walk
 from tilelang.target.rounded_functions import ALLOWED, SCALED_TANH, without_factors
 
 from .derivative import derivative
@@ -32,8 +30,6 @@ from .packed_kernels import NEAR, order_tiles
 from .problem import Mask
 
 
-FUSE, BRANCH = int(os.environ.get("FUSE", "0")), int(os.environ.get("BRANCH", "0"))
-ORDER = int(os.environ.get("ORDER", "0"))
 FEW = 32  # rows whose facts are computed at a time
 
 
@@ -87,12 +83,12 @@ class Steps(NamedTuple):
 
 
 def exponent(f: BackwardForm, at: Place, value: Any, h: Any, query: Any, key: Any) -> tuple[Any, Any]:
-    """(exponent of 2 in front of the logarithm, derivative of the changed score or None) of an element of Q K^T."""
+    """(exponent of 2 in front of the logarithm, derivative of the changed score) of an element of Q K^T; None where it is 1."""
     if f.functions.score is None:
         return value * (at.scale * const(LOG2E, f.accum)), None
     score = Var("score", value.dtype)
     x = T.cast(f.functions.score(score, at.batch, h, query, key, *[at.read[n] for n in f.functions.uses[0]]), value.dtype)
-    slope, place = T.cast(derivative(x, score), value.dtype), {score: value * at.scale}
+    slope, place = derivative(x, score), {score: value * at.scale}
     known: dict[int, Any] = {}  # values of functions, which the score and its derivative share
 
     def once(e: Any) -> Any:
@@ -106,30 +102,14 @@ def exponent(f: BackwardForm, at: Place, value: Any, h: Any, query: Any, key: An
 
     calls = {id(e) for e in walk(x, Call) if e.dtype.is_float}
     x, slope = (rewrite(e, lambda n: once(n) if id(n) in calls else None, Call) for e in (x, slope))
-    return substitute(x * const(LOG2E, f.accum), place), substitute(slope, place)
-
-
-def power(f: BackwardForm, x: Any) -> Any:
-    """2^x, 0 where it is below 2^-126 and is rounded to 16 bits."""
-    return T.fast_exp2(x) if f.dtype in ALLOWED else T.exp2(x)
+    return substitute(x * const(LOG2E, f.accum), place), (
+        None if not isinstance(slope, Expr) and slope == 1.0 else substitute(T.cast(slope, value.dtype), place))
 
 
 def sees(f: BackwardForm, at: Place, query: Any, key: Any) -> Any:
     """Whether a query of the sequence sees a key of it, by limits of positions. Rows behind the last query have the logarithm
     +inf: they see nothing."""
     return seen(f.plain.mask, key, at.seq_k, query + at.seq_k - at.seq_q)
-
-
-def cut(f: BackwardForm, at: Place, element: Any, shape: Any) -> Any:
-    """Whether positions hide a part of a tile. element: maps its places to (query, key)."""
-    (query, key), (last, end) = element(0, 0), element(*(n - 1 for n in shape))
-    mask, move = f.plain.mask, at.seq_k - at.seq_q
-    ends = [] if mask.right is not None and mask.right <= 0 else [end >= at.seq_k]
-    if mask.right is not None:
-        ends.append(end > query + move + mask.right)
-    if mask.left is not None:
-        ends.append(key < last + move - mask.left)
-    return functools.reduce(T.Or, ends)
 
 
 def shows(f: BackwardForm, at: Place, h: Any, query: Any, key: Any) -> Any:
@@ -144,60 +124,44 @@ def change(f: BackwardForm, weight: Any, gradient: Any, delta: Any) -> Any:
     return T.abs(weight) * (T.if_then_else(weight > 0, gradient * f.rest, 0.0) - delta)
 
 
+def power(f: BackwardForm, x: Any) -> Any:
+    """2^x. In 16 bits, weights below 2^-126 are 0 anyway."""
+    return T.fast_exp2(x) if f.dtype in ALLOWED else T.exp2(x)
+
+
+def shown(f: BackwardForm, at: Place, weight: Any, query: Any, key: Any) -> Any:
+    """A weight, or 0 where positions hide the key from the query."""
+    return weight if f.all_seen else T.if_then_else(sees(f, at, query, key), weight, 0.0)
+
+
 @T.macro
 def weigh(f, at, S, P, logs, element, h, partly):
-    """Elements S of Q K^T become the factors of dS, and P, in 16 bits, the weights.
+    """Elements S of Q K^T become the factors of dS, and P, in 16 bits, the weights; P may be None.
 
-    With dropout, S has the weights, those negative that it drops; P stays. logs: maps (i, j) to the logarithm, in base 2, of
-    the row of queries. element: maps (i, j) to (query, key) in the sequence.
+    With dropout, which needs P None, the factors of weights that it drops are negative. logs: maps (i, j) to the logarithm, in base 2, of the row
+    of queries. element: maps (i, j) to (query, key) in the sequence.
     """
-    if f.functions.score is None and FUSE and not f.plain.drop and f.functions.mask is None:
-        for i, j in T.Parallel(*S.shape):
-            weight = T.exp2(exponent(f, at, S[i, j], h, *element(i, j))[0] - logs(i, j))
-            if not f.all_seen and not BRANCH:
-                weight = T.if_then_else(sees(f, at, *element(i, j)), weight, 0.0)
-            S[i, j] = weight
-            if P is not None:
-                P[i, j] = weight
-        if not f.all_seen and BRANCH:
-            if cut(f, at, element, S.shape):
-                for i, j in T.Parallel(*S.shape):
-                    shown = sees(f, at, *element(i, j))
-                    S[i, j] = T.if_then_else(shown, S[i, j], 0.0)
-                    if P is not None:
-                        P[i, j] = T.if_then_else(shown, P[i, j], 0.0)
-    elif f.functions.score is None:
-        for i, j in T.Parallel(*S.shape):
-            S[i, j] = T.exp2(exponent(f, at, S[i, j], h, *element(i, j))[0] - logs(i, j))
-        if not f.all_seen:
-            if not BRANCH:
-                for i, j in T.Parallel(*S.shape):
-                    S[i, j] = T.if_then_else(sees(f, at, *element(i, j)), S[i, j], 0.0)
-            else:
-                if cut(f, at, element, S.shape):
-                    for i, j in T.Parallel(*S.shape):
-                        S[i, j] = T.if_then_else(sees(f, at, *element(i, j)), S[i, j], 0.0)
-        if f.functions.mask is not None:
-            if partly:
-                for i, j in T.Parallel(*S.shape):
-                    S[i, j] = T.if_then_else(shows(f, at, h, *element(i, j)), S[i, j], 0.0)
-        if f.plain.drop:
-            for i, j in T.Parallel(*S.shape):  # the sign of a weight says whether dropout keeps it
-                S[i, j] = T.if_then_else(kept(at.seed, f.plain.drop, at.number, h, *element(i, j)), S[i, j], -S[i, j])
-    else:
-        for i, j in T.Parallel(*S.shape):
-            x, slope = exponent(f, at, S[i, j], h, *element(i, j))
-            weight = power(f, x - logs(i, j))
-            if not f.all_seen:
-                weight = T.if_then_else(sees(f, at, *element(i, j)), weight, 0.0)
+    for i, j in T.Parallel(*S.shape):
+        x, slope = exponent(f, at, S[i, j], h, *element(i, j))
+        raw = power(f, x - logs(i, j))
+        weight = raw if P is None else shown(f, at, raw, *element(i, j))
+        # Hidden scores may have no derivative.
+        S[i, j] = weight if slope is None else T.if_then_else(weight == 0.0, 0.0, weight * slope)
+        if P is not None:
             P[i, j] = weight
-            S[i, j] = T.if_then_else(weight == 0.0, 0.0, weight * slope)  # hidden scores may have no derivative
-        if f.functions.mask is not None:
-            if partly:
-                for i, j in T.Parallel(*S.shape):
-                    shown = shows(f, at, h, *element(i, j))
-                    P[i, j] = T.if_then_else(shown, P[i, j], 0.0)
-                    S[i, j] = T.if_then_else(shown, S[i, j], 0.0)
+    if P is None and not f.all_seen:  # a loop of its own: the first one then works on named registers
+        for i, j in T.Parallel(*S.shape):
+            S[i, j] = shown(f, at, S[i, j], *element(i, j))
+    if f.functions.mask is not None:
+        if partly:
+            for i, j in T.Parallel(*S.shape):
+                visible = shows(f, at, h, *element(i, j))
+                S[i, j] = T.if_then_else(visible, S[i, j], 0.0)
+                if P is not None:
+                    P[i, j] = T.if_then_else(visible, P[i, j], 0.0)
+    if f.plain.drop:
+        for i, j in T.Parallel(*S.shape):
+            S[i, j] = T.if_then_else(kept(at.seed, f.plain.drop, at.number, h, *element(i, j)), S[i, j], -S[i, j])
 
 
 @T.macro
@@ -245,24 +209,19 @@ def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
     T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
     T.copy(at.facts(L, h, row, rows), logs)
     T.gemm(Ks, Qs, S, transpose_B=True, clear_accum=True)
-    weigh(f, at, S, P, lambda i, j: logs[j], lambda i, j: (row + j, k0 + i), h, partly)
+    weigh(f, at, S, None if f.plain.drop else P, lambda i, j: logs[j], lambda i, j: (row + j, k0 + i), h, partly)
     T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows), dOs)
     T.copy(at.facts(D, h, row, rows), delta)
     T.gemm(Vs, dOs, E, transpose_B=True, clear_accum=True)
     if f.plain.drop:
         for i, j in T.Parallel(keys, rows):
             P[i, j] = T.max(S[i, j], 0.0)
-    elif f.functions.score is None and not FUSE:
-        T.copy(S, P)
     T.gemm(P, dOs, dv)
     for i, j in T.Parallel(keys, rows):
         dS[i, j] = change(f, S[i, j], E[i, j], delta[j])
-    if f.stored and ORDER:
-        T.copy(dS, at.gradients(dQ, h, k0, keys, row, rows))
     T.gemm(dS, Qs, dk)
     if f.stored:
-        if not ORDER:
-            T.copy(dS, at.gradients(dQ, h, k0, keys, row, rows))
+        T.copy(dS, at.gradients(dQ, h, k0, keys, row, rows))
     elif f.query is None:
         dSs, dq = T.alloc_shared((keys, rows), f.dtype), T.alloc_fragment((rows, f.sizes.dim), f.accum)
         T.copy(dS, dSs)
@@ -279,7 +238,7 @@ def query_block(f, at, steps, tensors, h, row):
     Qs, dOs = T.alloc_shared((rows, dim), f.dtype), T.alloc_shared((rows, dim_v), f.dtype)
     logs, delta = T.alloc_fragment((rows,), f.accum), T.alloc_fragment((rows,), f.accum)
     S, E = T.alloc_fragment((rows, keys), f.accum), T.alloc_fragment((rows, keys), f.accum)
-    P, dS = T.alloc_fragment((rows, keys), f.dtype), T.alloc_fragment((rows, keys), f.dtype)
+    dS = T.alloc_fragment((rows, keys), f.dtype)
     dq = T.alloc_fragment((rows, dim), f.accum)
     hk = h // f.plain.group
     T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
@@ -291,7 +250,7 @@ def query_block(f, at, steps, tensors, h, row):
         k0 = steps.tile(0, n)[1]
         T.copy(f.plain.rows(K, at.batch, hk, at.k0 + k0, keys), Ks)
         T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-        weigh(f, at, S, P if f.functions.score is not None else None, lambda i, j: logs[i], lambda i, j, k0=k0: (row + i, k0 + j), h, steps.hides(0, n))
+        weigh(f, at, S, None, lambda i, j: logs[i], lambda i, j, k0=k0: (row + i, k0 + j), h, steps.hides(0, n))
         T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys), Vs)
         T.gemm(dOs, Vs, E, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(rows, keys):
