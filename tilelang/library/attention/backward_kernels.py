@@ -14,6 +14,7 @@ A score function changes S to x(S), and its derivative x' is a factor of dS: dS 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -129,39 +130,54 @@ def power(f: BackwardForm, x: Any) -> Any:
     return T.fast_exp2(x) if f.dtype in ALLOWED else T.exp2(x)
 
 
-def shown(f: BackwardForm, at: Place, weight: Any, query: Any, key: Any) -> Any:
-    """A weight, or 0 where positions hide the key from the query."""
-    return weight if f.all_seen else T.if_then_else(sees(f, at, query, key), weight, 0.0)
+def hides(f: BackwardForm, at: Place, element: Any, shape: Any) -> Any:
+    """Whether positions hide a part of a tile. element: maps its places to (query, key)."""
+    (query, key), (last, end) = element(0, 0), element(*(n - 1 for n in shape))
+    mask, move = f.plain.mask, at.seq_k - at.seq_q
+    ends = [] if mask.right is not None and mask.right <= 0 else [end >= at.seq_k]
+    if mask.right is not None:
+        ends.append(end > query + move + mask.right)
+    if mask.left is not None:
+        ends.append(key < last + move - mask.left)
+    return functools.reduce(T.Or, ends)
 
 
 @T.macro
 def weigh(f, at, S, P, logs, element, h, partly):
-    """Elements S of Q K^T become the factors of dS, and P, in 16 bits, the weights; P may be None.
+    """Elements S of Q K^T become the factors of dS, and P, in 16 bits, the weights.
 
-    With dropout, which needs P None, the factors of weights that it drops are negative. logs: maps (i, j) to the logarithm, in base 2, of the row
-    of queries. element: maps (i, j) to (query, key) in the sequence.
+    With dropout, S has the weights, those negative that it drops; P stays. logs: maps (i, j) to the logarithm, in base 2, of
+    the row of queries. element: maps (i, j) to (query, key) in the sequence. P: None where nobody needs the weights.
     """
+    changes = f.functions.score is not None
     for i, j in T.Parallel(*S.shape):
         x, slope = exponent(f, at, S[i, j], h, *element(i, j))
-        raw = power(f, x - logs(i, j))
-        weight = raw if P is None else shown(f, at, raw, *element(i, j))
+        weight = power(f, x - logs(i, j))
+        if changes and P is not None:
+            P[i, j] = weight
         # Hidden scores may have no derivative.
         S[i, j] = weight if slope is None else T.if_then_else(weight == 0.0, 0.0, weight * slope)
-        if P is not None:
-            P[i, j] = weight
-    if P is None and not f.all_seen:  # a loop of its own: the first one then works on named registers
-        for i, j in T.Parallel(*S.shape):
-            S[i, j] = shown(f, at, S[i, j], *element(i, j))
+    if not f.all_seen:
+        if hides(f, at, element, S.shape):
+            clear_hidden(S, P if changes else None, lambda i, j: sees(f, at, *element(i, j)))
     if f.functions.mask is not None:
         if partly:
-            for i, j in T.Parallel(*S.shape):
-                visible = shows(f, at, h, *element(i, j))
-                S[i, j] = T.if_then_else(visible, S[i, j], 0.0)
-                if P is not None:
-                    P[i, j] = T.if_then_else(visible, P[i, j], 0.0)
+            clear_hidden(S, P if changes else None, lambda i, j: shows(f, at, h, *element(i, j)))
     if f.plain.drop:
-        for i, j in T.Parallel(*S.shape):
+        for i, j in T.Parallel(*S.shape):  # the sign of a weight says whether dropout keeps it
             S[i, j] = T.if_then_else(kept(at.seed, f.plain.drop, at.number, h, *element(i, j)), S[i, j], -S[i, j])
+    elif P is not None and not changes:
+        T.copy(S, P)
+
+
+@T.macro
+def clear_hidden(S, P, visible):
+    """Elements of S, and of P unless it is None, that are not visible become 0. visible: maps (i, j) to whether one is."""
+    for i, j in T.Parallel(*S.shape):
+        stays = visible(i, j)
+        S[i, j] = T.if_then_else(stays, S[i, j], 0.0)
+        if P is not None:
+            P[i, j] = T.if_then_else(stays, P[i, j], 0.0)
 
 
 @T.macro
@@ -209,7 +225,7 @@ def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
     T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
     T.copy(at.facts(L, h, row, rows), logs)
     T.gemm(Ks, Qs, S, transpose_B=True, clear_accum=True)
-    weigh(f, at, S, None if f.plain.drop else P, lambda i, j: logs[j], lambda i, j: (row + j, k0 + i), h, partly)
+    weigh(f, at, S, P, lambda i, j: logs[j], lambda i, j: (row + j, k0 + i), h, partly)
     T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows), dOs)
     T.copy(at.facts(D, h, row, rows), delta)
     T.gemm(Vs, dOs, E, transpose_B=True, clear_accum=True)
