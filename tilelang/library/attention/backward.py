@@ -22,11 +22,14 @@ from .build import any_sizes, symbolic, symbolic_strides
 from .dropout import check_dropout
 from .form import DROPPING, FACTS, LOG2E, PLAIN, AttentionForm, BackwardForm, ScoreFunctions, Tile
 from .inputs import check_alike, check_scale, check_tensors, fast_kernel, running_on, strides_of
-from .problem import AttentionProblem, attention_problem
+from .problem import AttentionProblem, Mask, attention_problem
 from .tile_cost import GROUP, Machine, machine_of
 
-STORED = 1 << 30  # bytes of the gradients of scores that a call stores at most
+STORED = 2 << 30  # bytes of the gradients of scores that a call stores at most
+STORED_COLUMNS = 192  # of q and v, from which on two more GEMMs take longer than that
+STORED_QUERIES = 16384  # the most that were measured; verify_sync does not follow the loops of twice as many
 STAGED = 160 * 1024  # bytes of stages of a block that reads them
+ROUGHLY_TWO = 1.9  # blocks for each SM with which long and short ones make up for each other
 _BESIDE = 16  # registers beside accumulated and scores, as measured by compiling: addresses, loop state
 _NAMES = "q", "k", "v", "out", "lse", "grad_out", "grad_lse", "cu_seqlens_q", "cu_seqlens_k", "sinks", "seed"
 _RUNS: Cache[Prepared] = Cache(1024)
@@ -48,10 +51,11 @@ def flash_attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, grad_ou
     up by atomics in float32, in any order. None: True on a GPU with wgmma, where that takes less time, and where
     torch.use_deterministic_algorithms is on.
 
-    Memory beside the results: 8 bytes for each query and head; with atomics 8 + 4 dim. On a GPU with wgmma, for sequences of
-    equal lengths in 16 bits, up to 1 GiB more while the call runs: the gradients of the scores of as many heads as fit there
-    (2 seq_q seq_k bytes each), a launch for so many heads; where one does not fit, they are computed twice. Nothing is read on
-    the host, so that calls can be captured in a CUDA graph. Packed sequences: tokens of no sequence have the gradient 0.
+    Memory beside the results: 8 bytes for each query and head; with atomics 8 + 4 dim. On a GPU with wgmma, for up to 16384
+    queries in 16 bits with 192 columns of q and v together, not packed, up to 2 GiB more while the call runs: the gradients of
+    the scores of as many heads as fit there (2 seq_q seq_k bytes each), in a launch for so many. Elsewhere they are computed
+    twice. Nothing is read on the host, so that calls can be captured in a CUDA graph. Packed sequences: tokens of no sequence
+    have the gradient 0.
     Error: weights, and the gradients of scores, are rounded to the type of q before the GEMMs, which accumulate in float32; in
     tests it is below 1.5 times that of torch's formulas in the same type. float32 on a GPU: GEMMs in tf32.
     Raises attention-argument, attention-shape, attention-option.
@@ -177,26 +181,37 @@ def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any]
     else:
         plain = AttentionForm(p.sizes, fixed.strides, p.layout, p.dtype, p.mask, keys, p.with_lse, p.scale, drop=p.drop)
     copied = [*p.copied, *(s is None for s in found)]
-    form = BackwardForm(plain, gradient, queries if deterministic else None, functions)
+    form = BackwardForm(plain, gradient, queries if deterministic else None, functions,
+                        held=machine.kind == "wgmma" and p.dtype != "float32" and _held(keys, p.sizes.dim + p.sizes.dim_v))
     if deterministic and machine.kind == "wgmma" and not (p.packed or p.dynamic) and p.dtype != "float32":
         form = stored_form(form, at.target.limits.sm_count)
     return form, copied
 
 
+def _held(tile: Tile, columns: int) -> bool:
+    """Whether K and V of a block of keys, in 16 bits, fit the registers beside what `backward_tiles` counts."""
+    used = ceil(tile.keys * (columns + 3 * tile.rows + columns / 2) / tile.threads) + _BESIDE
+    return used <= consumer_registers(tile.threads // GROUP)
+
+
 def stored_form(f: BackwardForm, sms: int) -> BackwardForm:
-    """The form in which blocks of keys store the gradients of scores, or `f` where there is no room for them.
+    """The form in which blocks of keys store the gradients of scores, or `f` where there is no room for them, or where scores
+    of few columns take less time than these gradients in memory.
 
     A call takes as many pairs of a batch and a kv head as fit STORED bytes, of the numbers that divide all pairs, but fewer
     where that leaves fewer SMs without a block at the end.
     """
     z, tile = f.sizes, f.plain.tile
-    rows = 256 if z.dim <= 128 and f.functions.block is None and z.batch * z.heads * z.seq_q >= 256 * sms else 128
-    stages = min(4, STAGED // (2 * 64 * (rows + z.dim)))
-    found = replace(f, query=Tile(rows, 64, stages, 256), stored=1)
-    pairs, each, blocks = z.batch * z.kv_heads, 2 * math.prod(found.sums[1]), ceil(z.seq_k / tile.keys)
+    pairs, blocks = z.batch * z.kv_heads, ceil(z.seq_k / tile.keys)
+    each = 2 * f.plain.group * blocks * tile.keys * ceil(z.seq_q / 256) * 256
     fits = [(pairs // n * ceil(n * blocks / sms), -n) for n in range(1, pairs + 1) if pairs % n == 0 and n * each <= STORED]
     waves, n = min(fits, default=(0, 0))
-    return replace(found, stored=-n) if fits and waves <= 1.2 * pairs * blocks / sms + 1 else f
+    one_wave = f.plain.mask != Mask() and -n < pairs and -n * blocks < ROUGHLY_TWO * sms  # as long as its longest block
+    if z.dim + z.dim_v < STORED_COLUMNS or z.seq_q > STORED_QUERIES or not fits or waves > 1.2 * pairs * blocks / sms + 1 or one_wave:
+        return f
+    tall = z.dim <= 128 and f.functions.block is None and -n * f.plain.group * z.seq_q >= 256 * ROUGHLY_TWO * sms
+    rows = 256 if tall else 128
+    return replace(f, query=Tile(rows, 64, min(4, STAGED // (128 * (rows + z.dim))), 256), stored=-n)
 
 
 def backward_tiles(m: Machine, p: AttentionProblem, deterministic: bool,

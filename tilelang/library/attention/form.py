@@ -161,7 +161,7 @@ class BackwardForm:
     queries in a step; with_lse: the logarithms have a gradient too. steps: strides of the gradient of O. query: the tile of a
     block of queries, which computes dQ; None: dQ is added up by atomics. stored: pairs of a batch and a kv head that a call
     computes, whose blocks of keys store the gradients of scores for the blocks of queries; 0: a call computes all, and blocks
-    of queries compute them once more. held: whether K and V, or Q and dO, of a block stay in registers.
+    of queries compute them once more. held: whether K and V of a block of keys stay in registers.
     """
 
     plain: AttentionForm
