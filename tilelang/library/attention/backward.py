@@ -207,7 +207,8 @@ def stored_form(f: BackwardForm, sms: int) -> BackwardForm:
     fits = [(pairs // n * ceil(n * blocks / sms), -n) for n in range(1, pairs + 1) if pairs % n == 0 and n * each <= STORED]
     waves, n = min(fits, default=(0, 0))
     one_wave = f.plain.mask != Mask() and -n < pairs and -n * blocks < ROUGHLY_TWO * sms  # as long as its longest block
-    if z.dim + z.dim_v < STORED_COLUMNS or z.seq_q > STORED_QUERIES or not fits or waves > 1.2 * pairs * blocks / sms + 1 or one_wave:
+    taken = z.dim + z.dim_v >= STORED_COLUMNS and z.seq_q <= STORED_QUERIES and not one_wave
+    if not taken or not fits or waves > 1.2 * pairs * blocks / sms + 1:
         return f
     tall = z.dim <= 128 and f.functions.block is None and -n * f.plain.group * z.seq_q >= 256 * ROUGHLY_TWO * sms
     rows = 256 if tall else 128

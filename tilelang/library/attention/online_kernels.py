@@ -106,7 +106,7 @@ def absorb_online(t, S, W, P, acc, now, new, results):
     """
     found = values_of(t, S, now, results)
     reduced = [reduce_keys(t, r, S, W, found, x, n) for n, (r, x) in enumerate(zip(t.reductions, results))]  # noqa: F841
-    if not (t.reductions and t.reductions[-1].of is t.weight):
+    if not (len(t.reductions) > 0 and t.reductions[-1].of is t.weight):
         for i, j in T.Parallel(*S.shape):
             W[i, j] = visible(S, i, j, substitute(t.weight, found(i, j)))
     T.copy(W, P)
