@@ -53,7 +53,7 @@ def exact(q, k, v, do, keep, dlse=None, change=lambda s: (s, 1.0), eps=0.0):
     each = np.einsum("bqhd,bqhd->bhq", abs(np.einsum("bhqk,bkhd->bqhd", p, vv)), abs(do))[..., None]  # rounded in the result
     ds, rough = p * (dp - delta) * slope * scale, p * (abs(dp) + abs(delta) + each) * np.abs(slope) * scale
 
-    def sums(p, ds, q, k, do):
+    def dq_workspace(p, ds, q, k, do):
         def of_keys(x, y):
             return np.einsum("bhqk,bqhd->bkhd", x, y).reshape(*k.shape[:2], k.shape[2] // group, group, y.shape[-1]).sum(3)
 
@@ -397,7 +397,7 @@ def test_gradients_of_scores_are_stored_for_as_many_heads_as_fit(sizes, stored, 
     """The second to last: few columns; others: one kv head's block is as long as all of a call, or too long."""
     f = form_of(*sizes)
     assert (f.stored, f.query.rows) == (stored, rows) and f.held == (sizes[4] == 64)
-    assert not stored or 2 * np.prod(f.sums[1]) <= backward.STORED
+    assert not stored or 2 * np.prod(f.dq_workspace[1]) <= backward.STORED
 
 
 @pytest.mark.gpu

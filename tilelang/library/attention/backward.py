@@ -255,7 +255,7 @@ def _workspace(f: BackwardForm, p: AttentionProblem) -> list[tuple[tuple[int, ..
         tiles = [(((z.seq_k // f.plain.tile.keys + z.batch) * z.kv_heads, FACTS), "int32"), ((slots * z.heads, FACTS), "int32")]
     else:
         rows, padded, tiles = z.batch * z.heads, ceil(z.seq_q / unit) * unit, []
-    total = (f.sums[1], f.dtype) if f.stored else ((rows, padded, z.dim) if f.query is None else (1, 1, 1), f.accum)
+    total = (f.dq_workspace[1], f.dtype) if f.stored else ((rows, padded, z.dim) if f.query is None else (1, 1, 1), f.accum)
     return [*tiles, *(((rows, padded), f.accum),) * 2, total]
 
 

@@ -366,7 +366,7 @@ def steps_of(head: Callable[[Any], Any], shared: int, length: int, found: tuple[
 def dense_backward(f: BackwardForm) -> Any:
     """The kernel with the parameters (Q, K, V, O, dO, LSE, dLSE, scale, first, Rows, Columns, X0, X1, L, D, Sum, dQ, dK, dV).
 
-    L, D (batch * heads, padded) and Sum (f.sums): workspace; padded: seq_q rounded up to a multiple of f.unit. first: with
+    L, D (batch * heads, padded) and Sum (f.dq_workspace): workspace; padded: seq_q rounded up to a multiple of f.unit. first: with
     f.stored, the first pair of a batch and a kv head that the call computes. dLSE: one element where the logarithms have no
     gradient. Rows, Columns: the mask's blocks of keys by blocks of queries, and the other way round.
     """
@@ -399,7 +399,7 @@ def dense_backward(f: BackwardForm) -> Any:
             Rows: T.Tensor(functions.rows, "int32"), Columns: T.Tensor(functions.columns, "int32"),
             X0: T.Tensor(*functions.tensors[0]), X1: T.Tensor(*functions.tensors[1]),
             L: T.Tensor((batch * heads, padded), f.accum), D: T.Tensor((batch * heads, padded), f.accum),
-            Sum: T.Tensor(f.sums[1], f.sums[0]),
+            Sum: T.Tensor(f.dq_workspace[1], f.dq_workspace[0]),
             dQ: f.result(0), dK: f.result(1), dV: f.result(2)):
         with T.Kernel(padded // f.unit, *by_heads, threads=128) as (bx, y, z):
             b, h = head(first, y, z, group)

@@ -195,7 +195,7 @@ class BackwardForm:
         return T.cast(scale, self.accum) if self.plain.scale is None else const(self.plain.scale, self.accum)
 
     @property
-    def sums(self) -> tuple[Any, tuple[Any, ...]]:
+    def dq_workspace(self) -> tuple[Any, tuple[Any, ...]]:
         """(element type, shape) of the workspace for what blocks of keys leave for dQ: sums, or the gradients of scores by
         query heads of a call, keys and queries."""
         z, keys = self.sizes, self.plain.tile.keys
