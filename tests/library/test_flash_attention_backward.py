@@ -53,7 +53,7 @@ def exact(q, k, v, do, keep, dlse=None, change=lambda s: (s, 1.0), eps=0.0):
     each = np.einsum("bqhd,bqhd->bhq", abs(np.einsum("bhqk,bkhd->bqhd", p, vv)), abs(do))[..., None]  # rounded in the result
     ds, rough = p * (dp - delta) * slope * scale, p * (abs(dp) + abs(delta) + each) * np.abs(slope) * scale
 
-    def dq_workspace(p, ds, q, k, do):
+    def sums(p, ds, q, k, do):
         def of_keys(x, y):
             return np.einsum("bhqk,bqhd->bkhd", x, y).reshape(*k.shape[:2], k.shape[2] // group, group, y.shape[-1]).sum(3)
 

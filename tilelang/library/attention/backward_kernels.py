@@ -366,9 +366,9 @@ def steps_of(head: Callable[[Any], Any], shared: int, length: int, found: tuple[
 def dense_backward(f: BackwardForm) -> Any:
     """The kernel with the parameters (Q, K, V, O, dO, LSE, dLSE, scale, first, Rows, Columns, X0, X1, L, D, Sum, dQ, dK, dV).
 
-    L, D (batch * heads, padded) and Sum (f.dq_workspace): workspace; padded: seq_q rounded up to a multiple of f.unit. first: with
-    f.stored, the first pair of a batch and a kv head that the call computes. dLSE: one element where the logarithms have no
-    gradient. Rows, Columns: the mask's blocks of keys by blocks of queries, and the other way round.
+    L, D (batch * heads, padded) and Sum (f.dq_workspace): workspace; padded: seq_q rounded up to a multiple of f.unit. first:
+    with f.stored, the first pair of a batch and a kv head that the call computes. dLSE: one element where the logarithms have
+    no gradient. Rows, Columns: the mask's blocks of keys by blocks of queries, and the other way round.
     """
     batch, seq_q, seq_k, heads, kv_heads, dim, dim_v = f.sizes
     group, functions, tile, query = f.plain.group, f.functions, f.plain.tile, f.query
