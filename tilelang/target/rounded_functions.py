@@ -69,11 +69,12 @@ add_intrinsic(Intrinsic(SCALED_TANH, 3, PURE, lambda x, k, c: c * np.tanh(x * k)
 
 def without_factors(e: Any) -> tuple[Any, float]:
     """(x, k) of an expression that is k x, for the constants that it is multiplied and divided by."""
-    x, k = e, 1.0
+    x: Any = e
+    k = 1.0
     while isinstance(x, Binary) and x.op in ("mul", "div"):
         a, b = (float(n.value) if isinstance(n, Const) and math.isfinite(n.value) else None for n in (x.a, x.b))
         if b:
-            x, k = x.a, k * b if x.op == "mul" else k / b
+            k, x = k * b if x.op == "mul" else k / b, x.a
         elif a is not None and x.op == "mul":
             x, k = x.b, k * a
         else:
