@@ -37,6 +37,7 @@ NOT_HIDDEN = 0.3  # of other operations under those of GEMMs
 WAVES = (1, 2, 4)  # blocks that the pieces of a divided loop give each processor
 EXACT = {"": 1.0, "halves": 10.0, "threads": 16.0}  # times the rate of 16-bit operands
 SECTOR = {True: 32, False: 64}  # bytes of memory that are read at least, on a GPU and else
+THREADS = 8  # of the CPU's pool, which should not wait for one: a text does not depend on the machine that wrote it
 RESIDENT = 4  # blocks without GEMMs whose loads keep a processor's share of the memory busy
 HEAVIER = 4.0  # times an operation of float32
 SLOW_OPERAND = 0.8  # of a contraction's time that computing an operand in the loop costs
@@ -58,7 +59,8 @@ def rates_of(target: Target) -> Rates:
     kind = "cpu" if target.is_cpu else "wgmma" if target.has_wgmma else "mma"
     r = kernel_rates(kind, target.machine) if target.is_gpu else kernel_rates(kind)
     sms = r.sm_count
-    return Rates(r.mma * sms * r.clock, (256.0 if target.is_gpu else 32.0) * sms * r.clock, r.bandwidth, r.launch, sms)
+    return Rates(r.mma * sms * r.clock, (256.0 if target.is_gpu else 32.0) * sms * r.clock, r.bandwidth, r.launch,
+                 sms if target.is_gpu else THREADS)
 
 
 Kernels: TypeAlias = "list[tuple[tuple[Tensor, ...], Plan | StepsPlan | Block]]"  # tensors that each stores, and its plan
