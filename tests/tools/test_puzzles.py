@@ -93,6 +93,8 @@ def test_a_file_that_hangs_or_ends_python_is_reported(tmp_path, capfd):
     assert "does not exist" in check_file(path, "copy").text
     path.write_text("print('so far')\nwhile True:\n    pass\n", encoding="utf-8")
     assert check_file(path, "copy", seconds=3).rule == "time"
+    path.write_text("raise KeyboardInterrupt\n", encoding="utf-8")
+    assert "raises KeyboardInterrupt" in check_file(path, "copy").text and "Traceback" not in capfd.readouterr().err
     path.write_text("import os\nos._exit(7)\n", encoding="utf-8")
     assert "exit status 7" in check_file(path, "copy").text
 
