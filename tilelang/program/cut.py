@@ -37,7 +37,7 @@ NOT_HIDDEN = 0.3  # of other operations under those of GEMMs
 WAVES = (1, 2, 4)  # blocks that the pieces of a divided loop give each processor
 EXACT = {"": 1.0, "halves": 10.0, "threads": 16.0}  # times the rate of 16-bit operands
 SECTOR = {True: 32, False: 64}  # bytes of memory that are read at least, on a GPU and else
-THREADS = 8  # of the CPU's pool, which should not wait for one: a text does not depend on the machine that wrote it
+THREADS = 2  # of the CPU's pool at least: a text does not depend on the machine that wrote it
 RESIDENT = 4  # blocks without GEMMs whose loads keep a processor's share of the memory busy
 HEAVIER = 4.0  # times an operation of float32
 SLOW_OPERAND = 0.8  # of a contraction's time that computing an operand in the loop costs
@@ -215,7 +215,8 @@ class _Cutter:
             return found[0]
         a = max(first.axes, key=lambda a: (uses[a].kind == "serial", self.number(a.extent)))
         multiple = {"loop": uses[a].size, "serial": 1}.get(uses[a].kind, MULTIPLE)
-        for count in sorted({int(k * self.rates.processors / blocks) for k in WAVES} - {0, 1}):
+        waves = WAVES if self.target.is_gpu else WAVES[-1:]
+        for count in sorted({int(k * self.rates.processors / blocks) for k in waves} - {0, 1}):
             nests = over_blocks(nest, first, a, count, multiple)
             try:
                 if nests is not None:

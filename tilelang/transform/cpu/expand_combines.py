@@ -50,7 +50,7 @@ def side_by_side(op: Combine, host: HostCpu) -> Stmt | None:
 
     def joined(lane: Expr, right: Sequence[Expr]) -> Stmt:
         new, both = bound([*(load(s, (lane,)) for s in states), *right])
-        values = {LEFT: both[:len(states)], RIGHT: both[len(states):]}
+        values: dict[int, Sequence[Expr]] = {LEFT: both[:len(states)], RIGHT: both[len(states):]}
         more, out = bound(given(op.joined, values))
         return seq(new, more, *[Store(s, (lane,), v, span=op.span) for s, v in zip(states, out)])
 
