@@ -420,7 +420,7 @@ def _gemm_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, 
             size, tiles = (tile.bm, tile.bn, tile.bk), of_all_kinds(by_cost(chip_of(target), problem))
             tile = next(islice((t for t in tiles if (t.bm, t.bn, t.bk) != size), plan.choice.tile - 1, None), tile)
         rows, columns, depth = tile.bm, max(16, tile.bn // sums // 16 * 16), tile.bk
-        while target.is_cpu and depth * bits < 32 * tile.bk and depth < k:  # as many bytes of narrow types an iteration
+        while target.is_cpu and bits == 8 and depth < min(k, 4 * tile.bk):  # as many bytes an iteration as of float32
             depth *= 2
         if target.is_gpu and rows <= FEW_ROWS and (c.b.args[0] if c.b.op == "cast" else c.b).op != "read":
             columns = min(columns, COMPUTED_COLUMNS)
