@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tilelang.layout import swizzled_box_layout, boxes_of
 from tilelang.runtime.nvrtc import compile_cubin
 from tilelang.target import Target
 from tilelang.target.tensor_map import tensor_maps_of
-from tilelang.target.wgmma import WGMMA_ROWS
+from tilelang.target.wgmma import WGMMA_ROWS, expand
 
 pytestmark = pytest.mark.gpu
 
@@ -88,15 +89,16 @@ def test_gemm_fp8():
     check_gemm(got, a, b.T, 512, "float16", fp8=True)
 
 
-def one_instruction(row, a_in_registers, a_major, b_major, width):
-    """C = A @ B by one k-step, operands put into panels by plain stores."""
+def one_instruction(row, a_in_registers, a_major, b_major, width, selector=0):
+    """C = A @ B by one k-step, operands put into panels by plain stores.  Of a sparse A these are the kept values, and `words`
+    has a thread's metadata."""
     m, n, k = row.shape
     tv = thread_vars()
     tx = tv[0]
     body, params, descriptors, offset, places = [], [], {}, 0, []
-    for name, dt, rows, major in (("a", row.a_dtype, m, a_major), ("b", row.b_dtype, n, b_major)):
+    for name, dt, rows, depth, major in (("a", row.a_dtype, m, k >> row.sparse, a_major), ("b", row.b_dtype, n, k, b_major)):
         stored = "float32" if dt == "tfloat32" else str(dt)
-        shape = (rows, k) if major == "k" else (k, rows)
+        shape = (rows, depth) if major == "k" else (depth, rows)
         t = tensor(name, shape, stored)
         params.append(t)
         if name == "a" and a_in_registers:
@@ -125,13 +127,34 @@ def one_instruction(row, a_in_registers, a_major, b_major, width):
         descriptors[name] = call("wgmma_descriptor", (at(tile, 0),), "uint64", lbo=d.lbo, sbo=d.sbo, swizzle=d.swizzle)
     out, acc = tensor("c", (128, row.c.registers), str(row.c_dtype)), local("acc", row.c.registers, str(row.c_dtype))
     pins = [evaluate("wgmma_pin", descriptors["a"], count=row.a.registers)] if a_in_registers else []
+    words, word, used, attrs = (), (), (), {"row": row.name, "a_major": a_major, "b_major": b_major}
+    if row.sparse:
+        given, held = tensor("words", (128,), "uint32"), local("held", 1, "uint32")
+        body += [Alloc(held), Store(held, (const(0),), load(given, (tx,)))]
+        words, word, attrs["selector"] = (given,), (load(held, (const(0),)),), selector
+        used = (evaluate("wgmma_used", at(held, 0), count=1),)
     body += [evaluate("fence_proxy_async"), evaluate("sync_threads"), Alloc(acc), *pins, evaluate("wgmma_fence"),
-             evaluate("wgmma", at(acc, 0), descriptors["a"], descriptors["b"], const(False), row=row.name,
-                      a_major=a_major, b_major=b_major),
-             evaluate("wgmma_commit"), evaluate("wgmma_wait", n=0),
+             evaluate("wgmma", at(acc, 0), descriptors["a"], descriptors["b"], const(False), *word, **attrs),
+             evaluate("wgmma_commit"), evaluate("wgmma_wait", n=0), *used,
              evaluate("wgmma_pin", at(acc, 0), count=row.c.registers),
              unrolled(row.c.registers // 4, lambda i: Store(out, (tx, ramp(i * 4, 4)), load(acc, (ramp(i * 4, 4),))))]
-    return kernel((*params, out), seq(*body), tvars=tv, shared_offsets=tuple(places), shared_bytes=offset)
+    return kernel((*params, *words, out), seq(*body), tvars=tv, shared_offsets=tuple(places), shared_bytes=offset)
+
+
+def metadata(row, rng):
+    """(codes of the groups of each row, word of each thread for a selector), as target/wgmma.py describes them."""
+    m, groups = row.shape[0], row.shape[2] // 4
+    codes = rng.choice(np.array([i | j << 2 for j in range(4) for i in range(j)]), (m, groups))
+    t = np.arange(128)
+    first, q = t // 32 * 16 + t % 32 // 4, t % 4
+
+    def joined(rows, begin, count):
+        return sum(codes[rows, begin + i].astype(np.uint32) << np.uint32(4 * i) for i in range(count))
+
+    if row.a_dtype.bits == 8:
+        return codes, lambda selector: joined(first + 8 * (q % 2), 8 * (q // 2), 8)
+    both = joined(first, 4 * (q % 2), 4) | joined(first + 8, 4 * (q % 2), 4) << np.uint32(16)
+    return codes, lambda selector: np.where(q // 2 == selector, both, rng.integers(0, 2**32, 128, np.uint32))
 
 
 INSTRUCTIONS = [(name, rs, a, b) for name, row in WGMMA_ROWS.items() if row.shape[1] in (8, 64, 96)
@@ -148,14 +171,17 @@ def test_row_means_what_the_table_says(name, width):
     def matrix(shape, dt):
         return rng.integers(0 if dt.is_unsigned else -4, 5, shape).astype(numpy_dtype(dt))
 
-    a, b = matrix((m, k), row.a_dtype), matrix((k, n), row.b_dtype)
-    want = row.reference(a, b, np.zeros((m, n), numpy_dtype(row.c_dtype)), False)
-    for _, rs, a_major, b_major in (x for x in INSTRUCTIONS if x[0] == name):
-        k_ = one_instruction(row, rs, a_major, b_major, width)
-        got = run(k_, {"a": a if a_major == "k" else a.T.copy(), "b": b.T.copy() if b_major == "k" else b,
+    a, b = matrix((m, k >> row.sparse), row.a_dtype), matrix((k, n), row.b_dtype)
+    codes, words = metadata(row, rng) if row.sparse else (None, None)
+    want = row.reference(expand(a, codes) if row.sparse else a, b, np.zeros((m, n), numpy_dtype(row.c_dtype)), False)
+    for (_, rs, a_major, b_major), selector in itertools.product(
+            (x for x in INSTRUCTIONS if x[0] == name), (0, 1) if row.sparse and row.a_dtype.bits == 16 else (0,)):
+        k_ = one_instruction(row, rs, a_major, b_major, width, selector)
+        given = {"words": words(selector).astype(np.uint32)} if row.sparse else {}
+        got = run(k_, {"a": a if a_major == "k" else a.T.copy(), "b": b.T.copy() if b_major == "k" else b, **given,
                        "c": np.zeros((128, row.c.registers), numpy_dtype(row.c_dtype))})["c"]
         c = got[row.c.owners()[0], row.c.register_table()]
-        assert np.array_equal(c.astype(np.float64), want.astype(np.float64)), (rs, a_major, b_major)
+        assert np.array_equal(c.astype(np.float64), want.astype(np.float64)), (rs, a_major, b_major, selector)
 
 
 def test_host_code_encodes_the_maps():
