@@ -129,6 +129,14 @@ def attend_narrow(f, load, c, unit, tiles):
 
 
 @T.macro
+def stages_of(f):
+    """The tiles of narrow K and V that are loaded ahead; None where they need no conversion."""
+    if not f.narrow:
+        return None, None
+    return [T.alloc_shared((f.tile.keys, n), f.kv_dtype) for n in (f.sizes.dim, f.sizes.dim_v)]
+
+
+@T.macro
 def store(f, acc, total, results, at, h, row, with_log):
     """Store the rows of a tile that are queries: acc to mean[*at, query, head, :], total to log[*at, head, query].
 
@@ -137,7 +145,7 @@ def store(f, acc, total, results, at, h, row, with_log):
     """
     mean, log = results
     for i, j in T.Parallel(*acc.shape):
-        r, d = (row + j, i) if f.narrow else (row + i, j)
+        r, d = (row + j, i) if f.in_columns else (row + i, j)
         if r < f.used:
             mean[(*at, r // f.group, h * f.group + r % f.group, d)] = acc[i, j]
     if with_log:
@@ -184,9 +192,9 @@ def decode_attention(f: DecodeForm) -> Any:
                      O: T.Tensor((batch, seq_q, heads, dim_v), f.dtype),
                      LSE: T.Tensor((batch, heads, seq_q) if f.with_lse else (1,), "float32")):
         with T.Kernel(splits, kv_heads * blocks, batch, threads=f.tile.threads) as (s, hb, b):
-            if f.narrow:
+            if f.in_columns:
                 T.annotate_min_blocks_per_sm(f.blocks)
-            work = None if f.narrow else working_set(f)
+            work = None if f.in_columns else working_set(f, f.narrow)
             c = scale * LOG2E
             h = hb // blocks
             row = hb % blocks * rows  # row r is query r // group of head h * group + r % group
@@ -199,7 +207,13 @@ def decode_attention(f: DecodeForm) -> Any:
             last = T.min(end, first + share)
             size, factor = magnitude(f, Q, b, h, row)
             load, tiles = queries(Q, b, h, row, factor), key_range(K, V, Table, (b, h, row), at, (first, last))
-            acc, total = attend_narrow(f, load, c * size, unit, tiles) if f.narrow else attend(f, work, load, c, tiles)
+            if f.in_columns:
+                acc, total = attend_narrow(f, load, c * size, unit, tiles)
+            else:
+                acc, total = attend(f, work, load, c * size if f.math != f.dtype else c, tiles, first=stages_of(f))
+                if f.narrow:
+                    for i, j in T.Parallel(rows, dim_v):
+                        acc[i, j] *= unit
             if f.split:
                 store(f, acc, total, (Means, Sums), (s, b), h, row, True)
             else:

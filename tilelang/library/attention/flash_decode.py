@@ -13,7 +13,7 @@ from ..caches import Cache, Prepared, enter, known
 from ..place import Place
 from .build import decode_kernel
 from .decode_problem import DecodeProblem, DecodeSizes, decode_problem
-from .form import DecodeForm, Tile
+from .form import MOST_COLUMNS, DecodeForm, Tile
 from .inputs import check_disjoint, check_gradient, check_scale, check_tensors, running_on
 from .tile_cost import Machine, machine_of, shared_bytes
 
@@ -24,26 +24,28 @@ _MERGE, _MERGE_SPLIT = 4000.0, 60.0  # cycles of the second launch, and for each
 
 def decode_choice(p: DecodeProblem, machine: Machine) -> tuple[Tile, int]:
     """The cost model's choice: (tile, splits)."""
-    tile = decode_tile(machine, p.sizes, p.kv_dtype != p.dtype)
-    return tile, p.splits or decode_splits(machine, p.sizes, tile, 1 if p.kv_dtype != p.dtype else 2)
+    narrow = p.kv_dtype != p.dtype
+    tile = decode_tile(machine, p.sizes, narrow)
+    return tile, p.splits or decode_splits(machine, p.sizes, tile, 1 if narrow and tile.rows <= MOST_COLUMNS else 2)
 
 
 def decode_tile(m: Machine, sizes: DecodeSizes, narrow: bool = False) -> Tile:
     """The tile: rows for all queries that share a kv head, keys that divide a page, stages that keep enough bytes in flight.
 
-    narrow: of float8 caches, whose rows are columns of instructions, in steps of 8; an SM has several blocks of few rows.
+    narrow: of float8 caches, of which few rows are columns of instructions, in steps of 8; an SM has several such blocks.
     """
-    dims = sizes.dim + sizes.dim_v
+    dims, used = sizes.dim + sizes.dim_v, sizes.seq_q * sizes.heads // max(1, sizes.kv_heads)
+    narrow = narrow and used <= MOST_COLUMNS
     most = 96 if dims <= 128 and not narrow else 64 if dims <= 384 or m.kind == "wgmma" else 32
     keys = next(n for n in range(most, 15, -16) if sizes.page_size is None or sizes.page_size % n == 0)
     if m.kind == "cpu":
         return Tile(max(16, min(64, ceil(sizes.seq_q * sizes.heads / max(1, sizes.kv_heads) / 16) * 16)), keys, 1, 128)
-    two, used = 2 * 2 * keys * dims, sizes.seq_q * sizes.heads // max(1, sizes.kv_heads)  # bytes of two stages
+    two = 2 * 2 * keys * dims  # bytes of two stages
     ring = max(64 << 10, min(two, 128 << 10)) if m.kind == "wgmma" else 128 << 10  # two blocks per SM
     for stages in range(6 if m.kind == "wgmma" else 4, 1, -1):
         tile = Tile(64, keys, stages, 128)
         if stages * two // 2 <= ring and shared_bytes(tile, sizes.dim, sizes.dim_v) <= m.shared:
-            return tile if not narrow else replace(tile, rows=min(64, -(-used // 8) * 8), stages=2)
+            return tile if not narrow else replace(tile, rows=-(-used // 8) * 8, stages=2)
     return Tile(64, 16, 2, 128)
 
 

@@ -156,29 +156,30 @@ def divide(acc, top, total, factor, c, keep=1.0):
 
 
 @T.macro
-def working_set(f):
-    """The tiles and fragments of a block.
+def working_set(f, joined=False):
+    """The tiles and fragments of a block.  joined: one tile holds K, then V, where they are as wide.
 
     Shared memory holds tiles of Q, K and V. Registers hold the scores S (rows, keys) and `acc` (rows, dim_v) in f.accum, the
-    weights P like S in f.dtype, and, with one element per row, `top`, `before`, `factor`, `total` and the sum of a tile.
+    weights P like S in f.math, and, with one element per row, `top`, `before`, `factor`, `total` and the sum of a tile.
     """
     rows, keys = f.tile.rows, f.tile.keys
-    Qs = T.alloc_shared((rows, f.sizes.dim), f.dtype)
-    Ks = T.alloc_shared((keys, f.sizes.dim), f.dtype)
-    Vs = T.alloc_shared((keys, f.sizes.dim_v), f.dtype)
+    Qs = T.alloc_shared((rows, f.sizes.dim), f.math)
+    Ks = T.alloc_shared((keys, f.sizes.dim), f.math)
+    Vs = Ks if joined and f.sizes.dim == f.sizes.dim_v else T.alloc_shared((keys, f.sizes.dim_v), f.math)
     S = T.alloc_fragment((rows, keys), f.accum)
-    P = T.alloc_fragment((rows, keys), f.dtype)
+    P = T.alloc_fragment((rows, keys), f.math)
     acc = T.alloc_fragment((rows, f.sizes.dim_v), f.accum)
     top, before, factor, total, more = [T.alloc_fragment((rows,), f.accum) for _ in (0, 1, 2, 3, 4)]
     return Qs, Ks, Vs, S, P, acc, (top, before, factor, total, more)
 
 
 @T.macro
-def attend(f, work, load, c, tiles, extras=NOTHING):
+def attend(f, work, load, c, tiles, extras=NOTHING, first=(None, None)):
     """The main loop: softmax(Q K^T) V of a tile of queries over `tiles` of keys (KeyTiles).
 
     f: AttentionForm or DecodeForm. work: working_set. load: copies the queries to their tile in shared memory. c:
-    f.exponent_scale. extras: Extras. Returns (weighted means of V, logarithms of sums), fragments in float32.
+    f.exponent_scale. extras: Extras. first: tiles of the caches' type through which K and V pass. Returns (weighted means of V,
+    logarithms of sums), fragments in float32.
     """
     Qs, Ks, Vs, S, P, acc, state = work
     top, before, factor, total, more = state
@@ -186,12 +187,16 @@ def attend(f, work, load, c, tiles, extras=NOTHING):
     reset(acc, top, total, c)
     for k in T.Pipelined(tiles.begin, tiles.end, num_stages=f.tile.stages):
         key = tiles.place(k)
-        T.copy(tiles.keys(key), Ks)
+        T.copy(tiles.keys(key), Ks if first[0] is None else first[0])
+        if first[0] is not None:
+            T.copy(first[0], Ks)
         T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(f.tile.rows, f.tile.keys):
             S[i, j] = T.if_then_else(tiles.visible(k, key, i, j), S[i, j], -T.infinity(f.accum))
-        T.copy(tiles.values(key), Vs)
+        T.copy(tiles.values(key), Vs if first[1] is None else first[1])
         absorb(S, P, acc, state, c, None if extras.kept is None else lambda i, j, k=k, key=key: extras.kept(k, key, i, j))
+        if first[1] is not None:
+            T.copy(first[1], Vs)
         T.gemm(P, Vs, acc)
     finish(acc, top, total, factor, c, extras)
     return acc, total
