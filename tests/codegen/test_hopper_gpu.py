@@ -107,7 +107,7 @@ def one_instruction(row, a_in_registers, a_major, b_major, width, selector=0):
                 r, (i,), load(t, row.a.index_at(tx, i)[0])))]
             descriptors[name] = at(regs, 0)
             continue
-        w = min(width, 32) if major == "k" else width
+        w = min(width, row.b_bytes if name == "b" else 32) if major == "k" else width
         while shape[1] * dt.bits // 8 % w:
             w //= 2
         layout = swizzled_box_layout(shape, stored, w)
