@@ -7,7 +7,7 @@ from typing import Any
 from tilelang.errors import error
 
 from ..arrays import contiguous, empty, filled, is_numpy, sum_into, type_name, zeros
-from ..attention.inputs import check_double, check_like, fast_kernel, running_on
+from ..attention.inputs import check_double, check_like, fast_kernel, fitting_kernel, running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
 from .mamba_kernels import STEPS, MambaForm, cumulate, gradients, scores, walk
@@ -151,13 +151,13 @@ def _gradient(*args: Any) -> None:
     dy = zeros(x, tuple(x.shape), type_name(x)) if dy is None else contiguous(dy)
     f = _form(x, b, d, STEPS)
     f = f._replace(slices=next(s for s in (8, 4, 2, 1) if f.each % s == 0))
+    f, kernel = fitting_kernel(at, gradients, f, *(f._replace(length=n) for n in (STEPS // 2, STEPS // 4)))
     dt, along = _cumulate(at, x, dt, a, f)
     before = _walk(at, f, False, (x, b, dt, along, first), empty(x, states, f.acc))
     after = _walk(at, f, True, (dy, c, dt, along, final), empty(x, states, f.acc) if initial is None else dinitial)
     batch, chunks = x.shape[0], dt.shape[2]
     of_heads = [empty(x, (batch, chunks, f.heads), f.acc) for _ in (0, 1)]
     slices = [empty(x, (f.slices, *b.shape), f.acc) for _ in (0, 1)]
-    kernel = fast_kernel(at, gradients, f)
     kernel(x, contiguous(a), b, c, contiguous(a if d is None else d), dt, along, before, after, dy, dx, ddt, *of_heads, *slices)
     for out, found in zip((db, dc), slices):
         sum_into(out, found, 0)

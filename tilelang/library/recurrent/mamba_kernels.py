@@ -21,7 +21,7 @@ import tilelang.language as T
 
 from ..attention.form import LOG2E
 
-STEPS = 64  # of a tile; of a chunk of backward
+STEPS = 64  # of a tile; of a chunk of backward, where a block has room for it
 
 
 class MambaForm(NamedTuple):
@@ -99,7 +99,8 @@ def walk(f: MambaForm, back: bool, columns: int) -> Any:
     gradient of the last state, last that of the state before all steps; chunks have 64 steps.  columns: of a state, of a block.
     """
     batch, seq, chunks = T.dynamic("batch, seq, chunks")
-    rows, per = (batch, f.heads, chunks, f.length), f.length // STEPS
+    steps = min(STEPS, f.length)
+    rows, per = (batch, f.heads, chunks, f.length), f.length // steps
 
     @T.prim_func
     def mamba_walk(X: T.Tensor((batch, seq, f.heads, f.p), f.dtype), B: T.Tensor((batch, seq, f.groups, f.n), f.dtype),
@@ -107,27 +108,27 @@ def walk(f: MambaForm, back: bool, columns: int) -> Any:
                    States: T.Tensor((batch, chunks, f.heads, f.p, f.n), f.dtype),
                    Last: T.Tensor((batch, f.heads, f.p, f.n), f.acc)):
         with T.Kernel(f.n // columns, f.heads, batch, threads=128) as (v, h, b):
-            Xs, Bs = T.alloc_shared((STEPS, f.p), f.dtype), T.alloc_shared((STEPS, columns), f.dtype)
-            Xw, weight = T.alloc_fragment((f.p, STEPS), f.dtype), T.alloc_shared((STEPS,), f.acc)
-            a_s, d_s = T.alloc_shared((STEPS,), f.acc), T.alloc_shared((STEPS,), f.acc)
+            Xs, Bs = T.alloc_shared((steps, f.p), f.dtype), T.alloc_shared((steps, columns), f.dtype)
+            Xw, weight = T.alloc_fragment((f.p, steps), f.dtype), T.alloc_shared((steps,), f.acc)
+            a_s, d_s = T.alloc_shared((steps,), f.acc), T.alloc_shared((steps,), f.acc)
             state, begin, end = (T.alloc_fragment(x, f.acc) for x in ((f.p, columns), (1,), (1,)))
             T.copy(First[b, h, :, v * columns:(v + 1) * columns], state)
             T.clear(end)
             for step in T.Pipelined(chunks * per, num_stages=3):
                 tile = chunks * per - 1 - step if back else step
-                c, at = tile // per, tile % per * STEPS
-                T.copy(X[b, tile * STEPS:(tile + 1) * STEPS, h, :], Xs)
-                T.copy(B[b, tile * STEPS:(tile + 1) * STEPS, h // f.each, v * columns:(v + 1) * columns], Bs)
-                T.copy(A[b, h, c, at:at + STEPS], a_s)
+                c, at = tile // per, tile % per * steps
+                T.copy(X[b, tile * steps:(tile + 1) * steps, h, :], Xs)
+                T.copy(B[b, tile * steps:(tile + 1) * steps, h // f.each, v * columns:(v + 1) * columns], Bs)
+                T.copy(A[b, h, c, at:at + steps], a_s)
                 if not back:
-                    T.copy(Dt[b, h, c, at:at + STEPS], d_s)
+                    T.copy(Dt[b, h, c, at:at + steps], d_s)
                 if step % per == 0:
                     T.copy(state, States[b, c, h, :, v * columns:(v + 1) * columns])
                 begin[0] = T.if_then_else(at > 0, end[0], T.cast(0, f.acc))
-                end[0] = a_s[STEPS - 1]
-                for i in T.Parallel(STEPS):
-                    weight[i] = f.exp(a_s[i] - begin[0]) if back else f.exp(a_s[STEPS - 1] - a_s[i]) * d_s[i]
-                for i, j in T.Parallel(f.p, STEPS):
+                end[0] = a_s[steps - 1]
+                for i in T.Parallel(steps):
+                    weight[i] = f.exp(a_s[i] - begin[0]) if back else f.exp(a_s[steps - 1] - a_s[i]) * d_s[i]
+                for i, j in T.Parallel(f.p, steps):
                     Xw[i, j] = Xs[j, i] * weight[j]
                 for i, j in T.Parallel(f.p, columns):
                     state[i, j] *= f.exp(end[0] - begin[0])
@@ -140,17 +141,17 @@ def walk(f: MambaForm, back: bool, columns: int) -> Any:
 @T.macro
 def of_pairs(f, tiles, CB, operands, grads, row, column):
     """What pairs of steps of the chunk give to dB and dC, their weights in tiles.W, and the sums of their rows and columns."""
-    (Cs, Bs), (dB, dC), pairs = operands, grads, T.alloc_fragment((STEPS, STEPS), f.acc)
+    (Cs, Bs), (dB, dC), pairs = operands, grads, T.alloc_fragment((f.length, f.length), f.acc)
     T.gemm(tiles.dy, tiles.x, pairs, transpose_B=True, clear_accum=True)
-    for i, j in T.Parallel(STEPS, STEPS):
+    for i, j in T.Parallel(f.length, f.length):
         decay = T.if_then_else(j <= i, f.exp(T.min(tiles.a[i] - tiles.a[j], T.cast(0, f.acc))), T.cast(0, f.acc))
         tiles.W[i, j] = CB[i, j] * (decay * tiles.dt[j])
         pairs[i, j] *= decay
-    for i, j in T.Parallel(STEPS, STEPS):
+    for i, j in T.Parallel(f.length, f.length):
         tiles.dCB[i, j] = pairs[i, j] * tiles.dt[j]
         pairs[i, j] *= CB[i, j]
     T.reduce_sum(pairs, column, dim=0)
-    for i, j in T.Parallel(STEPS, STEPS):
+    for i, j in T.Parallel(f.length, f.length):
         pairs[i, j] *= tiles.dt[j]
     T.reduce_sum(pairs, row, dim=1)
     T.gemm(tiles.dCB, Bs, dC)
@@ -160,30 +161,30 @@ def of_pairs(f, tiles, CB, operands, grads, row, column):
 @T.macro
 def of_state_before(f, tiles, Cs, dC, row):
     """What the state before the chunk gives to dC, and to `row`."""
-    read, each = T.alloc_fragment((STEPS, f.p), f.acc), T.alloc_fragment((STEPS,), f.acc)
-    for i, j in T.Parallel(STEPS, f.p):
+    read, each = T.alloc_fragment((f.length, f.p), f.acc), T.alloc_fragment((f.length,), f.acc)
+    for i, j in T.Parallel(f.length, f.p):
         tiles.scaled[i, j] = tiles.dy[i, j] * f.exp(tiles.a[i])
     T.gemm(tiles.scaled, tiles.S, dC)
     T.gemm(Cs, tiles.S, read, transpose_B=True, clear_accum=True)
-    for i, j in T.Parallel(STEPS, f.p):
+    for i, j in T.Parallel(f.length, f.p):
         read[i, j] *= tiles.dy[i, j] * f.exp(tiles.a[i])
     T.reduce_sum(read, each, dim=1)
-    for i in T.Parallel(STEPS):
+    for i in T.Parallel(f.length):
         row[i] += each[i]
 
 
 @T.macro
 def of_state_after(f, tiles, Bs, dB, dx, written):
     """What the state after the chunk gives to dB, dx, and to the gradient of dt beside x."""
-    each, last = T.alloc_fragment((STEPS, f.p), f.acc), STEPS - 1
+    each, last = T.alloc_fragment((f.length, f.p), f.acc), f.length - 1
     T.gemm(Bs, tiles.G, dx, transpose_B=True, clear_accum=True)
-    for i, j in T.Parallel(STEPS, f.p):
+    for i, j in T.Parallel(f.length, f.p):
         dx[i, j] *= f.exp(tiles.a[last] - tiles.a[i])
         each[i, j] = dx[i, j] * tiles.x[i, j]
         dx[i, j] *= tiles.dt[i]
     T.reduce_sum(each, written, dim=1)
     T.gemm(tiles.W, tiles.dy, dx, transpose_A=True)
-    for i, j in T.Parallel(STEPS, f.p):
+    for i, j in T.Parallel(f.length, f.p):
         tiles.scaled[i, j] = tiles.x[i, j] * f.exp(tiles.a[last] - tiles.a[i]) * tiles.dt[i]
     T.gemm(tiles.scaled, tiles.G, dB)
 
@@ -193,32 +194,32 @@ def of_steps(f, tiles, A, row, column, written, results, at):
     """The gradients of dt, and this chunk's of A and D."""
     (dDt, dA, dD), (b, c, h, t, seq) = results, at
     both, edges, total = T.alloc_fragment((f.p, f.n), f.acc), T.alloc_fragment((f.p,), f.acc), T.alloc_fragment((1,), f.acc)
-    product, each = T.alloc_fragment((STEPS, f.p), f.acc), T.alloc_fragment((STEPS,), f.acc)
+    product, each = T.alloc_fragment((f.length, f.p), f.acc), T.alloc_fragment((f.length,), f.acc)
     for i, j in T.Parallel(f.p, f.n):
-        both[i, j] = T.cast(tiles.S[i, j], f.acc) * tiles.G[i, j] * f.exp(tiles.a[STEPS - 1])
+        both[i, j] = T.cast(tiles.S[i, j], f.acc) * tiles.G[i, j] * f.exp(tiles.a[f.length - 1])
     T.reduce_sum(both, edges, dim=1)
     T.reduce_sum(edges, total)
-    for i in T.Parallel(STEPS):
+    for i in T.Parallel(f.length):
         each[i] = tiles.dt[i] * written[i]
     T.reduce_sum(each, total, clear=False)
     T.copy(total, tiles.edge)
-    for i in T.Parallel(STEPS):
+    for i in T.Parallel(f.length):
         column[i] += written[i]
-    for i in T.Parallel(STEPS):
+    for i in T.Parallel(f.length):
         tiles.steps[i] = row[i] - tiles.dt[i] * column[i]
     T.cumsum(tiles.steps, dim=0, reverse=True)
-    for i in T.Parallel(STEPS):
+    for i in T.Parallel(f.length):
         each[i] = tiles.steps[i] + tiles.edge[0]
-    for i in T.Parallel(STEPS):
+    for i in T.Parallel(f.length):
         if t + i < seq:
             dDt[b, t + i, h] = A[h] * each[i] + column[i]
-    for i in T.Parallel(STEPS):
+    for i in T.Parallel(f.length):
         each[i] *= tiles.dt[i]
     T.reduce_sum(each, total)
     for i in T.Parallel(1):
         dA[b, c, h] = total[i]
     if f.skip:
-        for i, j in T.Parallel(STEPS, f.p):
+        for i, j in T.Parallel(f.length, f.p):
             product[i, j] = T.cast(tiles.x[i, j], f.acc) * tiles.dy[i, j]
         T.reduce_sum(product, each, dim=1)
         T.reduce_sum(each, total)
@@ -244,15 +245,15 @@ class Tiles(NamedTuple):
 
     @staticmethod
     def of(f: MambaForm) -> Tiles:
-        shapes = [(STEPS, f.p)] * 3 + [(f.p, f.n)] * 2 + [(STEPS, STEPS)] * 2
-        rows = [(STEPS,)] * 3 + [(1,)]
+        shapes = [(f.length, f.p)] * 3 + [(f.p, f.n)] * 2 + [(f.length, f.length)] * 2
+        rows = [(f.length,)] * 3 + [(1,)]
         return Tiles(*(T.alloc_shared(x, f.dtype) for x in shapes), *(T.alloc_shared(x, f.acc) for x in rows))
 
 
 def gradients(f: MambaForm) -> Any:
     """The kernel (x, A, B, C, D, dt, a, before, after, dy, dx, ddt, dA, dD of chunks, dB, dC of slices of heads)."""
     batch, seq, chunks = T.dynamic("batch, seq, chunks")
-    x, bc, rows = (batch, seq, f.heads, f.p), (batch, seq, f.groups, f.n), (batch, f.heads, chunks, STEPS)
+    x, bc, rows = (batch, seq, f.heads, f.p), (batch, seq, f.groups, f.n), (batch, f.heads, chunks, f.length)
     states, slices, of_chunks = (batch, chunks, f.heads, f.p, f.n), (f.slices, *bc), (batch, chunks, f.heads)
     few = f.each // f.slices
 
@@ -264,20 +265,20 @@ def gradients(f: MambaForm) -> Any:
                         dA: T.Tensor(of_chunks, f.acc), dD: T.Tensor(of_chunks, f.acc), dB: T.Tensor(slices, f.acc),
                         dC: T.Tensor(slices, f.acc)):
         with T.Kernel(chunks, f.groups * f.slices, batch, threads=256) as (c, z, b):
-            tiles, t, g = Tiles.of(f), c * STEPS, z // f.slices
-            Bs, Cs = T.alloc_shared((STEPS, f.n), f.dtype), T.alloc_shared((STEPS, f.n), f.dtype)
-            CB, dx = T.alloc_fragment((STEPS, STEPS), f.acc), T.alloc_fragment((STEPS, f.p), f.acc)
-            db, dc = T.alloc_fragment((STEPS, f.n), f.acc), T.alloc_fragment((STEPS, f.n), f.acc)
-            row, column, written = (T.alloc_fragment((STEPS,), f.acc) for _ in (0, 1, 2))
-            T.copy(B[b, t:t + STEPS, g, :], Bs)
-            T.copy(C[b, t:t + STEPS, g, :], Cs)
+            tiles, t, g = Tiles.of(f), c * f.length, z // f.slices
+            Bs, Cs = T.alloc_shared((f.length, f.n), f.dtype), T.alloc_shared((f.length, f.n), f.dtype)
+            CB, dx = T.alloc_fragment((f.length, f.length), f.acc), T.alloc_fragment((f.length, f.p), f.acc)
+            db, dc = T.alloc_fragment((f.length, f.n), f.acc), T.alloc_fragment((f.length, f.n), f.acc)
+            row, column, written = (T.alloc_fragment((f.length,), f.acc) for _ in (0, 1, 2))
+            T.copy(B[b, t:t + f.length, g, :], Bs)
+            T.copy(C[b, t:t + f.length, g, :], Cs)
             T.gemm(Cs, Bs, CB, transpose_B=True, clear_accum=True)
             T.clear(db)
             T.clear(dc)
             for k in T.serial(few):
                 h = g * f.each + z % f.slices * few + k
-                T.copy(X[b, t:t + STEPS, h, :], tiles.x)
-                T.copy(dY[b, t:t + STEPS, h, :], tiles.dy)
+                T.copy(X[b, t:t + f.length, h, :], tiles.x)
+                T.copy(dY[b, t:t + f.length, h, :], tiles.dy)
                 T.copy(Before[b, c, h, :, :], tiles.S)
                 T.copy(After[b, c, h, :, :], tiles.G)
                 T.copy(Cumsum[b, h, c, :], tiles.a)
@@ -286,11 +287,11 @@ def gradients(f: MambaForm) -> Any:
                 of_state_before(f, tiles, Cs, dc, row)
                 of_state_after(f, tiles, Bs, db, dx, written)
                 if f.skip:
-                    for i, j in T.Parallel(STEPS, f.p):
+                    for i, j in T.Parallel(f.length, f.p):
                         dx[i, j] += D[h] * tiles.dy[i, j]
-                T.copy(dx, dX[b, t:t + STEPS, h, :])
+                T.copy(dx, dX[b, t:t + f.length, h, :])
                 of_steps(f, tiles, A, row, column, written, (dDt, dA, dD), (b, c, h, t, seq))
-            T.copy(db, dB[z % f.slices, b, t:t + STEPS, g, :])
-            T.copy(dc, dC[z % f.slices, b, t:t + STEPS, g, :])
+            T.copy(db, dB[z % f.slices, b, t:t + f.length, g, :])
+            T.copy(dc, dC[z % f.slices, b, t:t + f.length, g, :])
 
     return mamba_gradients
