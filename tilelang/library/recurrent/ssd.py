@@ -9,6 +9,7 @@ With a the running sum of A dt within a chunk, x of P channels, and B, C of N st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from tilelang.errors import error, register
@@ -105,10 +106,16 @@ def _check(name: str, x: Any, b: Any, dt: Any, others: dict[str, tuple[Any, tupl
     return sizes
 
 
+@cache
+def _state_forms(f: SsdForm) -> list[SsdForm]:
+    """The forms of state_kernel whose sums fit in registers, with the fewest blocks first."""
+    forms = [f._replace(splits=s) for s in (1, 2, 4) if f.p % (16 * s) == 0]
+    return [g for g in forms if g.state_block[1] * g.n <= MOST * g.state_block[2]] or forms[:1]
+
+
 def run_states(at: Place, x: Any, f: SsdForm, *arrays: Any) -> None:
     """Compute the last of the arrays that state_kernel names, for x (batch, seq, heads * P)."""
-    splits = [s for s in (1, 2, 4) if f.p % (16 * s) == 0 and f.p * f.n <= s * MOST] or [1]
-    run_fitting(at, state_kernel, [f._replace(splits=s, wide=at.target.has_wgmma) for s in splits], x, *arrays)
+    run_fitting(at, state_kernel, _state_forms(f._replace(wide=at.target.has_wgmma)), x, *arrays)
 
 
 def run_scan(at: Place, f: SsdForm, cb: Any, x: Any, *arrays: Any) -> None:

@@ -9,7 +9,7 @@ import tilelang.language as T
 from ..attention.form import LOG2E
 
 ROWS = 64  # of a tile of scan_pairs
-MOST = 128 * 256  # elements of a state that the registers of a block of 128 threads hold
+MOST = 128  # sums of a state that the registers of a thread hold
 
 
 class SsdForm(NamedTuple):
@@ -32,6 +32,12 @@ class SsdForm(NamedTuple):
     @property
     def each(self) -> int:
         return self.heads // self.groups
+
+    @property
+    def state_block(self) -> tuple[int, int, int]:
+        """Heads, rows of their states and threads of a block of state_kernel."""
+        together = next(m for m in (4, 2, 1) if self.each % m == 0 and (m == 1 or self.wide and m * self.p <= 128))
+        return together, together * self.p // self.splits, 256 if self.wide and together * self.p == 128 else 128
 
     @property
     def acc(self) -> str:
@@ -58,8 +64,7 @@ def state_kernel(f: SsdForm) -> Any:
     """The kernel (x, B, dt, a, states).  A block of two warp groups has two or more heads of a group, which share B; x is
     weighted in registers."""
     batch, seq, chunks = T.dynamic("batch, seq, chunks")
-    together = next(m for m in (4, 2, 1) if f.each % m == 0 and (m == 1 or f.wide and m * f.p <= 128))
-    rows, threads = together * f.p // f.splits, 256 if f.wide and together * f.p == 128 else 128
+    together, rows, threads = f.state_block
     steps, shape = 128 if f.wide and f.length % 128 == 0 else 64, (batch, f.heads, chunks, f.length)
 
     @T.prim_func
