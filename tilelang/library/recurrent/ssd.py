@@ -108,7 +108,7 @@ def _check(name: str, x: Any, b: Any, dt: Any, others: dict[str, tuple[Any, tupl
 
 @cache
 def _state_forms(f: SsdForm) -> list[SsdForm]:
-    """The forms of state_kernel whose sums fit in registers, with the fewest blocks first."""
+    """The forms of state_kernel whose accumulators fit in registers, with the fewest blocks first."""
     forms = [f._replace(splits=s) for s in (1, 2, 4) if f.p % (16 * s) == 0]
     return [g for g in forms if g.state_block[1] * g.n <= MOST * g.state_block[2]] or forms[:1]
 

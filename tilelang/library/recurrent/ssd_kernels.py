@@ -9,7 +9,7 @@ import tilelang.language as T
 from ..attention.form import LOG2E
 
 ROWS = 64  # of a tile of scan_pairs
-MOST = 128  # sums of a state that the registers of a thread hold
+MOST = 128  # accumulators that the registers of a thread hold
 
 
 class SsdForm(NamedTuple):
