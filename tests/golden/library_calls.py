@@ -323,6 +323,8 @@ def trained() -> None:
     x, w = ((512, 1024), "bfloat16"), ((4096, 1024), "bfloat16")
     other("linear_cross_entropy", "bfloat16", x, w, ((512,), "int64"))
     other("fused_matmul", "rows", x, w, transpose_b=True, reduce=[("rows", "absmax")])
+    other("sparse_compress", "float16", np.zeros((256, 512), np.float16))
+    other("sparse_matmul", "float16", ((256, 256), "float16"), ((64, 256), "uint8"), ((512, 1024), "float16"))
 
 
 def others() -> dict[str, Callable[[Any], Any]]:

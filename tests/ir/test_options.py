@@ -65,8 +65,9 @@ def test_plans_of_tile_operations_are_read_back(name):
     plan = filled(type(TILE_OPS[name].plan), skip=("barrier", "share", "loop_layout"))
     whole = Region(Buffer("A", (4, 4), F32), (const(0), const(0)), (4, 4))
     fields = {"copy": (whole, whole), "atomic": (whole, whole, "add"), "reduce": (whole, whole, "sum", 0, True, False),
-              "gemm": (whole, whole, whole, False, False, ops.GemmWarpPolicy.Square, const(False))}[name]
-    f = program(TILE_OPS[name](*fields, plan=plan), tensors=(whole.buffer,))
+              "gemm": (whole, whole, whole, False, False, ops.GemmWarpPolicy.Square, const(False)),
+              "gemm_sp": (whole, whole, whole, False, False, ops.GemmWarpPolicy.Square, const(False))}[name]
+    f = program(TILE_OPS[name](*fields, plan=plan, **({"e": whole} if name == "gemm_sp" else {})), tensors=(whole.buffer,))
     (got,) = walk(parse(to_text(f)), TILE_OPS[name])
     assert got.plan.given() == plan.given() and len(plan.given()) >= 2
 

@@ -66,10 +66,11 @@ def test_a_float32_accumulator_packs_into_operand_registers():
 
 
 def test_rows_and_sizes():
-    assert len(WGMMA_ROWS) == 12 * 32 + 4 * 18
+    assert len(WGMMA_ROWS) == (12 + 11) * 32 + 2 * 4 * 18  # sparse ones have all types but tf32
     for name, row in WGMMA_ROWS.items():
-        assert row.name == name and row.ptx == "wgmma.mma_async.sync.aligned." + name[6:]
-        assert row.shape[0] == 64 and row.shape[2] * row.a_dtype.bits == 256
+        sparse = ".sp" if row.sparse else ""
+        assert row.name == name and row.ptx == f"wgmma.mma_async{sparse}.sync.aligned." + name[6 + len(sparse):]
+        assert row.shape[0] == 64 and row.shape[2] * row.a_dtype.bits == (512 if sparse else 256)
     assert wgmma_sizes("float16", "float16", "float32") == tuple(range(8, 257, 8))
     assert 40 not in wgmma_sizes("int8", "uint8", "int32") and 24 in wgmma_sizes("int8", "uint8", "int32")
     for types in (("float16", "bfloat16", "float32"), ("bfloat16", "bfloat16", "float16"), ("float64",) * 3,

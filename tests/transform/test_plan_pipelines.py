@@ -124,7 +124,7 @@ def test_a_partial_copy_carries_values():
 @pytest.mark.spec("R10:TL_ENABLE_ASYNC_COPY")
 def test_no_async_copies():
     out = plan(gemm()[0], **{"tl.enable_async_copy": False})
-    assert report(out).startswith("sequential: no asynchronous copies")
+    assert report(out).startswith("sequential: tl.enable_async_copy is off")
 
 
 def test_bindings_follow_the_copy_they_serve():

@@ -136,9 +136,9 @@ class Gemm(TileOp):
 
     def reference(self, env: Any) -> None:
         """Computes a @ b in float32 (or wider, or exact integers), adds it to c and rounds once to c's dtype."""
-        acc, b = self.c.dtype, env.read(self.b)
+        acc, a, b = self.c.dtype, self.left(env), env.read(self.b)
         b = b.reshape(b.shape[-2:])
-        product = widest_mma(self.left(env), b.T if self.transpose_b else b, acc)
+        product = widest_mma(a, b.T if self.transpose_b else b, acc)
         product = product.T if self.plan.exchanged else product
         if not bool(env.eval(self.clear_accum)):
             old = env.read(self.c)
