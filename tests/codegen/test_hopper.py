@@ -113,11 +113,15 @@ def every_wgmma(n: int):
                     first = at(a, 0) if in_registers else load(words, (const(0),))
                     fill = [unrolled(4, lambda i, w=a_words: Store(w, (i,), cast(tx + i, "uint32"))),
                             evaluate("wgmma_pin", at(a, 0), count=row.a.registers)] if in_registers else []
+                    which = local("which", 1, "uint32")  # the metadata of a sparse instruction
+                    given = [Alloc(which), Store(which, (const(0),), cast(tx, "uint32"))] if row.sparse else []
+                    word = (load(which, (const(0),)),) if row.sparse else ()
+                    used = [evaluate("wgmma_used", at(which, 0), count=1)] if row.sparse else []
                     body.append(If(tx >= 0, seq(
-                        Alloc(acc), Alloc(a), *fill, evaluate("wgmma_fence"),
-                        evaluate("wgmma", at(acc, 0), first, load(words, (const(1),)), const(False), row=row.name,
-                                 a_major=a_major, b_major=b_major),
-                        evaluate("wgmma_commit"), evaluate("wgmma_wait", n=0),
+                        Alloc(acc), Alloc(a), *given, *fill, evaluate("wgmma_fence"),
+                        evaluate("wgmma", at(acc, 0), first, load(words, (const(1),)), const(False), *word, row=row.name,
+                                 a_major=a_major, b_major=b_major, **({"selector": 0} if row.sparse else {})),
+                        evaluate("wgmma_commit"), evaluate("wgmma_wait", n=0), *used,
                         evaluate("wgmma_pin", at(acc, 0), count=row.c.registers),
                         unrolled(row.c.registers // 4, lambda i, o=out, c=acc: Store(
                             o, (tx, ramp(i * 4, 4)), load(c, (ramp(i * 4, 4),)))))))
@@ -128,7 +132,8 @@ def every_wgmma(n: int):
 @pytest.mark.parametrize("n", [8, 96])
 def test_every_type_and_operand_kind_assembles(n):
     k, seen = every_wgmma(n)
-    assert len(seen) == 3 * (4 + 2) + 2 + 8 * 2 + 4 * 2  # f16 twice and bf16: ss in 4 orders, rs in 2; others one each
+    # f16 twice and bf16: ss in 4 orders, rs in 2; others one each; once more for sparse ones, but tf32
+    assert len(seen) == 2 * (3 * (4 + 2) + 8 * 2 + 4 * 2) + 2
     cubin = compiled(k)
     assert complaints(cubin.log) == [] and cubin.spills == 0
 
