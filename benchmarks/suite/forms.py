@@ -6,7 +6,7 @@ the nearest that torch has).
 
 from __future__ import annotations
 
-import contextlib
+import sys
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -237,10 +237,12 @@ def _peers_of_sparse(f: Form, t: Tensors, a: torch.Tensor, b: torch.Tensor, out:
     given = {**t, "scale_a": one, "scale_b": one} if f.fast else t
     found = {"dense": next(iter(peers(dense, given).values())), "our dense": ours(dense, given)}
     columns = b if f.layout[1] == "t" or f.dtype in ("float16", "bfloat16") else b.T.contiguous().T
-    with contextlib.suppress(RuntimeError, AttributeError):
+    try:
         packed = torch._cslt_compress(a)
         best = torch._cslt_sparse_mm_search(packed, columns, out_dtype=out)
         found["cusparselt"] = lambda: torch._cslt_sparse_mm(packed, columns, out_dtype=out, alg_id=best)
+    except (RuntimeError, AttributeError) as e:
+        print(f"{f.dtype} without cuSPARSELt: {type(e).__name__}: {str(e).splitlines()[0][:160]}", file=sys.stderr)
     return found
 
 

@@ -27,7 +27,7 @@ class Case:
     """make: (draw, length) -> the tensors, which all have gradients.  ours, torchs: of them, one result.
 
     lengths: two of them; kernels of the first serve the second, but for `anew` of them.  fixed: whether the bits are the same
-    each time.  limit: of our error over that of torchs.
+    each time.
     """
 
     make: Callable[[Draw, int], Tensors]
@@ -36,7 +36,6 @@ class Case:
     lengths: tuple[int, int] = (600, 344)
     anew: int = 0
     fixed: bool = True
-    limit: float = 1.5
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
@@ -187,15 +186,14 @@ CASES: dict[str, Case] = {
                             lambda q, k, v: weighted((scores_of(q, k) - 4).sigmoid(), v), anew=2),
     "LinearAttentionEngine": Case(heads(64, 64, 64), lambda q, k, v: RELU(q, k, v, scale=0.05),
                                   lambda q, k, v: decayed(q.relu(), k.relu(), v, wide(q)[..., 0] * 0) * 0.05),
-    # Chunks round more operands than a recurrence does; sums for gradients of decays cancel.
+    # Gradients of decays of linear_attention, kda and mamba2 miss the limit of errors (decision 191): their sums cancel.
     "linear_attention": Case(lambda draw, s: (*heads(64, 64, 64)(draw, s), -draw(2, s, 4, kind="uniform") * 0.2),
-                             linear_attention, decayed, limit=3.0),
+                             linear_attention, decayed),
     "gated_delta": Case(of_rule(False), lambda *x: gated_delta(*x)[0], delta_rule, (200, 130)),
-    "kda": Case(of_rule(True), lambda *x: kda(*x)[0], delta_rule, (200, 130), limit=2.25),
+    "kda": Case(of_rule(True), lambda *x: kda(*x)[0], delta_rule, (200, 130)),
     "mamba2": Case(lambda draw, s: (draw(2, s, 4, 64), draw(2, s, 4, kind="uniform") * 0.3 + 0.01,
                                     -draw(4, kind="uniform") - 0.1, draw(2, s, 1, 128), draw(2, s, 1, 128),
-                                    draw(4, kind="normal")), lambda *x: mamba2(*x)[0], state_space,
-                   limit=1.75),
+                                    draw(4, kind="normal")), lambda *x: mamba2(*x)[0], state_space),
     "retention": Case(lambda draw, s: (*heads(64, 64, 64)(draw, s), -draw(4, kind="uniform") * 0.1 - 0.01),
                       lambda *x: retention(*x)[0], retained),
     "rms_norm": Case(rows_of(1024, 1024), rms_norm, lambda x, w: F.rms_norm(x, (1024,), w, 1e-6)),

@@ -42,7 +42,7 @@ def _hits(experts, e, at, hits):
 
 @T.macro
 def _number(index, at, hits, seen):
-    """Number these pairs, behind those that have been seen."""
+    """Number these pairs, after those that have been seen."""
     lane = T.get_lane_idx()
     if hits[0] >> T.cast(lane, "uint64") & 1 > 0:
         before = hits[0] & (T.cast(1, "uint64") << T.cast(lane, "uint64")) - 1

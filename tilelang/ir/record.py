@@ -56,7 +56,7 @@ def with_init(cls: C, guarded: bool = False) -> C:
     """The class as a dataclass with a generated `__init__` only.  guarded: assigning to a field raises FrozenInstanceError."""
     cls.__doc__ = cls.__doc__ or cls.__name__  # otherwise dataclass generates a docstring from the signature
     out: Any = dataclass(init=False, eq=False, repr=False)(cls)
-    if guarded and "span" in out.__dataclass_fields__:  # behind the fields that a derived class adds
+    if guarded and "span" in out.__dataclass_fields__:  # after the fields that a derived class adds
         out.__dataclass_fields__["span"] = out.__dataclass_fields__.pop("span")
     if "__init__" not in cls.__dict__:
         out.__init__ = _init_of(out, guarded)

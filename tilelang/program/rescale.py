@@ -92,7 +92,7 @@ def _quotient(e: Scalar) -> Scalar | None:
 
 
 def _selection(e: Scalar) -> Scalar | None:
-    """where(c, x * k, number) = where(c, x, number / k) * k: so that factors reach the reduction.  Numbers stand behind."""
+    """where(c, x * k, number) = where(c, x, number / k) * k: so that factors reach the reduction.  Numbers stand last."""
     c, a, b = e.args
     inner, k = scaled(a)
     swapped = a.op == "const" != b.op

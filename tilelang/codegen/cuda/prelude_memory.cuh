@@ -344,7 +344,7 @@ template <int COUNT> TL_DEVICE void wgmma_hold(const float* x) {
 }
 //@ wgmma_used
 // Metadata x of sparse wgmma stay in their registers up to here, which ptxas does not know to keep: it has to compare them with
-// a clock that is read behind the wait.
+// a clock that is read after the wait.
 template <int COUNT> TL_DEVICE void wgmma_used(const unsigned* x) {
   unsigned now;
   asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");

@@ -231,7 +231,7 @@ def staged_writes(launch: Launch, cx: PassContext) -> Launch:
 
 class _Loops:
     """The parallel loops of a launch.  results: the accumulators of wgmma.  written: storage that the launch writes.  checked:
-    whether loads outside of a tensor give a value: what is read behind a condition may be read in front of it."""
+    whether loads outside of a tensor give a value: what is read under a condition may be read before it."""
 
     def __init__(self, launch: Launch, checked: bool) -> None:
         self.results = {x.c.buffer for x in walk(launch.body, Gemm) if not isinstance(choose_wgmma(x, launch.num_threads), str)}
