@@ -265,22 +265,34 @@ def changed_rows(o: argparse.Namespace) -> None:
     from changed_programs import CHANGED, agree
 
     rates = []
+    rows = []
     for name, (case, program) in CHANGED.items():
         if case not in chosen(o):
             continue
         try:
             agree(program, [tensor_of(a, o.device) for a in case.arguments().values()], case)
             args = arrays_of(case, smaller(case.large) if o.device == "cpu" else case.large, o.device)
-            (before, spread), (after, other) = timed([partial(f, *args) for f in (case.program, program)],
+            (before, other), (after, spread) = timed([partial(f, *args) for f in (case.program, program)],
                                                        o.device, o.rounds)
             rates.append(before / after)
-            print(f"{name:40} {after:10.1f} us ({other:.3f}), {case.name} {before:10.1f} ({spread:.3f}), rate {rates[-1]:.3f}",
+            rows.append({"name": name, "us": round(after, 4), "spread": round(spread, 4), "from": case.name,
+                         "from_us": round(before, 4), "from_spread": round(other, 4), "rate": round(rates[-1], 4)})
+            print(f"{name:40} {after:10.1f} us ({spread:.3f}), {case.name} {before:10.1f} ({other:.3f}), rate {rates[-1]:.3f}",
                   flush=True)
         except Exception as e:  # one program must not end the others
             print(f"{name:40} FAILED {type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}", flush=True)
         if o.device == "cuda":
             torch.cuda.empty_cache()
+        write(rows, o)
     print(f"{len(rates)} changed programs: {sum(r >= 0.9 for r in rates)} at 0.9 of the rate or more, least {min(rates):.3f}")
+
+
+def write(rows: list[dict[str, Any]], o: argparse.Namespace) -> None:
+    """The rows so far and what they were measured on, as JSON where --out names a file."""
+    if o.out:
+        device = torch.cuda.get_device_name() if o.device == "cuda" else "cpu"
+        about = {"date": date.today().isoformat(), "torch": torch.__version__, "command": sys.argv[1:], "device": device}
+        Path(o.out).write_text(json.dumps({"about": about, "rows": rows}, indent=1))
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
@@ -326,10 +338,7 @@ def main() -> None:
         rows.append(row)
         if o.device == "cuda":
             torch.cuda.empty_cache()
-        if o.out:
-            about = {"date": date.today().isoformat(), "torch": torch.__version__, "command": sys.argv[1:], "device": (
-                torch.cuda.get_device_name() if o.device == "cuda" else "cpu")}
-            Path(o.out).write_text(json.dumps({"about": about, "rows": rows}, indent=1))
+        write(rows, o)
     if not o.list:
         print(summary(rows))
 

@@ -239,8 +239,10 @@ def _peers_of_sparse(f: Form, t: Tensors, a: torch.Tensor, b: torch.Tensor, out:
     columns = b if f.layout[1] == "t" or f.dtype in ("float16", "bfloat16") else b.T.contiguous().T
     try:
         packed = torch._cslt_compress(a)
-        best = torch._cslt_sparse_mm_search(packed, columns, out_dtype=out)
-        found["cusparselt"] = lambda: torch._cslt_sparse_mm(packed, columns, out_dtype=out, alg_id=best)
+        # cuSPARSELt refuses a result type that is named, even if it is that of 16-bit operands.
+        wanted = {} if a.dtype == out else {"out_dtype": out}
+        best = torch._cslt_sparse_mm_search(packed, columns, **wanted)
+        found["cusparselt"] = lambda: torch._cslt_sparse_mm(packed, columns, alg_id=best, **wanted)
     except (RuntimeError, AttributeError) as e:
         print(f"{f.dtype} without cuSPARSELt: {type(e).__name__}: {str(e).splitlines()[0][:160]}", file=sys.stderr)
     return found
