@@ -274,6 +274,23 @@ def test_whole_graphs_of_any_sizes():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.parametrize("dim, dim_v", [(40, 40), (72, 64), (64, 1)])
+def test_heads_of_any_size(dim, dim_v):
+    torch = pytest.importorskip("torch")
+    q, k, v, do = (torch.from_numpy(x.astype(np.float64)).requires_grad_() for x in arrays(9, 20, dim=dim, dim_v=dim_v))
+    for attend in (flash_attention, flex_attention):
+        given = [x.detach().half().requires_grad_() for x in (q, k, v)]
+        got = attend(*given, layout="bshd")
+        scores = torch.einsum("bqhd,bkjd->bhqk", q, k) * dim**-0.5
+        want = torch.einsum("bhqk,bkjd->bqhd", scores.softmax(-1), v)
+        pairs = [(got, want), *zip(torch.autograd.grad(got, given, do.half()), torch.autograd.grad(want, (q, k, v), do))]
+        for g, w in pairs:
+            assert g.shape == w.shape and (g.double() - w).abs().max() < 4 * 2.0**-11 * w.abs().max()
+    out = torch.zeros_like(got, requires_grad=False)
+    with torch.no_grad():
+        assert flash_attention(*given, out=out) is out and (out.double() - want).abs().max() < 2.0**-9 * want.abs().max()
+
+
 def test_what_autograd_is_not_given():
     import torch
 

@@ -22,7 +22,7 @@ from .build import attention_kernel, plan_attention, tiles_to_time
 from .dropout import check_dropout
 from .flash_decode import NAMES as decode_names, prepare as prepare_decode
 from .form import Tile
-from .inputs import check_disjoint, check_scale, check_tensors, running_on
+from .inputs import check_disjoint, check_scale, check_tensors, running_on, with_whole_heads
 from .problem import AttentionProblem, attention_problem, fold, lse_type, mask_of
 from .tile_cost import Machine, machine_of
 
@@ -36,9 +36,9 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
 
     q: (batch, seq_q, heads, dim), k: (batch, seq_k, kv_heads, dim), v: (batch, seq_k, kv_heads, dim_v) with layout="bshd";
     heads before sequences with "bhsd".  heads is a multiple of kv_heads: query head h reads kv head h // (heads / kv_heads).
-    float16, bfloat16, float32 (GEMMs in tf32 on a GPU) or float64 (CPU only); dim and dim_v multiples of 16 up to 256. torch
-    tensors on one CUDA device or the CPU, or NumPy arrays; any strides (tensors whose rows are not contiguous, or not aligned
-    to 16 bytes, are copied).
+    float16, bfloat16, float32 (GEMMs in tf32 on a GPU) or float64 (CPU only); dim and dim_v up to 256: others than
+    multiples of 16 are copied with zeros behind. torch tensors on one CUDA device or the CPU, or NumPy arrays; any strides
+    (tensors whose rows are not contiguous, or not aligned to 16 bytes, are copied).
 
     Query i stands at key position p = i + seq_k - seq_q: the last query sees the last key (bottom-right alignment).
     causal: it sees keys up to p.  window: an int w, keys p - w + 1 .. p + w - 1; or (left, right), keys p - left .. p + right,
@@ -84,6 +84,13 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     (1, 100, 4, 64)
     """
     scale = None if scale is None else check_scale(scale)
+    whole = with_whole_heads(
+        lambda q, k, v, scale: flash_attention(
+            q, k, v, causal=causal, scale=scale, window=window, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            return_lse=return_lse, layout=layout, target=target, tune=tune, deterministic=deterministic, sinks=sinks,
+            dropout=dropout, seed=seed), q, k, v, scale, out)
+    if whole is not None:
+        return whole
     drop, seed = check_dropout(dropout, seed, q) if dropout else (0, None)
     if not direct((q, k, v, sinks)):
         if out is not None:

@@ -20,7 +20,7 @@ from ..caches import Cache, Prepared, enter, known
 from ..place import Place, target_text
 from .backward import prepared
 from .form import LOG2E, AttentionForm, ScoreFunctions, Tile
-from .inputs import check_gradient, check_scale, check_tensors, device_of, running_on
+from .inputs import check_gradient, check_scale, check_tensors, device_of, running_on, with_whole_heads
 from .kernels import absorb, finish, reset, working_set
 from .problem import AttentionProblem, Mask, attention_problem
 from .tile_cost import machine_of
@@ -197,6 +197,11 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
     >>> flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: 30.0 * T.tanh(score / 30.0)).shape
     (1, 100, 4, 64)
     """
+    whole = with_whole_heads(lambda q, k, v, scale: flex_attention(
+        q, k, v, score_mod=score_mod, block_mask=block_mask, tensors=tensors, scale=scale, return_lse=return_lse, layout=layout,
+        target=target), q, k, v, scale)
+    if whole is not None:
+        return whole
     read, shown = tuple(tensors), () if block_mask is None else block_mask.tensors
     read += tuple(x for x in shown if not any(x is y for y in read))
     uses = tuple(range(len(tensors))), tuple(next(n for n, y in enumerate(read) if y is x) for x in shown)

@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from tilelang.errors import error, register
 from tilelang.jit import JITKernel
 from tilelang.target import Target
@@ -131,6 +133,41 @@ def check_heads(heads: int, kv_heads: int, dim: int, dim_v: int) -> None:
             raise error("attention-shape", f"the {name} must be a multiple of 16 up to 256, found {n}",
                         expected="a multiple of 16 up to 256",
                         hint="pad with zeros: they change neither scores nor the other columns of the result")
+
+
+def with_whole_heads(attend: Callable[..., Any], q: Any, k: Any, v: Any, scale: float | None, out: Any = None) -> Any:
+    """What `attend(q, k, v, scale)` gives for heads with zeros up to multiples of 16 elements, without their columns.
+
+    None where nothing is to be added, or cannot be. The zeros are copied; they change neither scores nor the first columns of
+    a result. out: where the result goes. Raises attention-shape unless it has the result's shape.
+    """
+    try:
+        dim, dim_v = q.shape[-1], v.shape[-1]
+        if not (dim % 16 or dim_v % 16):  # what most calls come to
+            return None
+        dims = dim, k.shape[-1], dim_v
+    except (AttributeError, IndexError):
+        return None
+    if dims[0] != dims[1] or not all(0 < n <= 256 for n in dims):
+        return None
+    wanted = (*q.shape[:-1], dim_v)
+    if out is not None and tuple(getattr(out, "shape", ())) != wanted:
+        raise error("attention-shape", f"`out` has the shape {tuple(getattr(out, 'shape', ()))}", expected=str(wanted))
+    found = attend(*(_with_zeros(x, -n % 16) for x, n in zip((q, k, v), dims)), dim ** -0.5 if scale is None else scale)
+    result, *logs = found if isinstance(found, tuple) else (found,)
+    result = result[..., :dim_v]
+    if out is not None:
+        out[...] = result
+        result = out
+    return (result, *logs) if logs else result
+
+
+def _with_zeros(x: Any, columns: int) -> Any:
+    if columns == 0:
+        return x
+    if is_numpy(x):
+        return np.concatenate((x, np.zeros((*x.shape[:-1], columns), x.dtype)), -1)
+    return sys.modules["torch"].nn.functional.pad(x, (0, columns))
 
 
 def check_alike(q: Any, others: Mapping[str, Any]) -> None:
