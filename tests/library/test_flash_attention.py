@@ -240,7 +240,7 @@ def zeros(*shape, dtype=np.float16):
     ("shape", "do not go together", (zeros(1, 4, 1, 16), zeros(1, 4, 1, 16), zeros(1, 5, 1, 16)), {}),
     ("shape", "no multiple of 2 kv heads", (zeros(1, 4, 3, 16), zeros(1, 4, 2, 16), zeros(1, 4, 2, 16)), {}),
     ("shape", "multiple of 16 up to 256, found 264", (zeros(1, 4, 1, 264),) * 3, {}),
-    ("shape", "`out` has the shape (1, 4, 1, 32)", (zeros(1, 4, 1, 24),) * 3, {"out": zeros(1, 4, 1, 32)}),
+    ("shape", "`out` is no tensor of shape (1, 4, 1, 24)", (zeros(1, 4, 1, 24),) * 3, {"out": zeros(1, 4, 1, 32)}),
     ("shape", "up to 256, found 272", (zeros(1, 4, 1, 272),) * 3, {}),
     ("shape", "k is bfloat16", (zeros(1, 4, 1, 16), zeros(1, 4, 1, 16, dtype=ml_dtypes.bfloat16), zeros(1, 4, 1, 16)), {}),
     ("shape", "out has shape", (zeros(1, 4, 1, 16),) * 3, {"out": zeros(1, 5, 1, 16)}),

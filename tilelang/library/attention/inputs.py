@@ -152,7 +152,8 @@ def with_whole_heads(attend: Callable[..., Any], q: Any, k: Any, v: Any, scale: 
         return None
     wanted = (*q.shape[:-1], dim_v)
     if out is not None and tuple(getattr(out, "shape", ())) != wanted:
-        raise error("attention-shape", f"`out` has the shape {tuple(getattr(out, 'shape', ()))}", expected=str(wanted))
+        raise error("attention-shape", f"`out` is no tensor of shape {wanted}", expected=f"a tensor of shape {wanted}",
+                    found=str(tuple(getattr(out, "shape", ()))), hint="leave it out, or give it the shape of the result")
     found = attend(*(_with_zeros(x, -n % 16) for x, n in zip((q, k, v), dims)), dim ** -0.5 if scale is None else scale)
     result, *logs = found if isinstance(found, tuple) else (found,)
     result = result[..., :dim_v]
