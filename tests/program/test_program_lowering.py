@@ -160,6 +160,18 @@ def test_a_mask_of_large_numbers_keeps_rows_that_it_hides_wholly():
     assert np.abs(got[:, :3] - v.astype(np.float64).mean(1, keepdims=True)).max() < 2e-3
 
 
+def test_a_factor_that_many_blocks_read_is_stored_in_halves(monkeypatch):
+    """Windows of the other one are loaded into the registers that multiply."""
+    monkeypatch.setattr("tilelang.program.cut.EXACT", {"": 1.0, "halves": 1e6, "stored": 1.0})
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((1, 17, 40)).astype(np.float32), rng.standard_normal((20, 17, 2)).astype(np.float32)
+    program = tilelang.program(lambda x, w: tilelang.language.conv1d(x, w, padding=1))
+    module = lower(program.graph(x, w), None, Target(SIMULATED))
+    assert "T.gemm(left_low, high_s, " in module.source
+    (got,) = run(module, (x, w), SIMULATED)
+    assert np.abs(got - program.reference(x.astype(np.float64), w.astype(np.float64))).max() < 2e-5
+
+
 def test_the_longest_dimension_of_a_grid_is_its_first():
     """A second one of 131,072 blocks cannot be launched."""
     x = tensor("X", (131072, 4, 2048))

@@ -86,6 +86,12 @@ def power(S):
         S[i, j] = T.exp2(S[i, j] - 1.0)
 
 
+@T.macro
+def distances(S):
+    for i, j in T.Parallel(64, 64):
+        S[i, j] = S[i, j] - T.abs(T.cast(i - j, "float32")) * 0.5
+
+
 def test_a_map_of_other_operations(monkeypatch):
     q, k = numbers(64, 64), numbers(128, 64)
     q //= 4
@@ -149,12 +155,15 @@ def run_ptx(text, operands, registers):
         if op == ".reg" or op.startswith("reg"):
             continue
         to, *args = [a.strip() for a in rest.split(",")]
-        values = [operands[int(a[1:])] if a[0] == "%" else registers[a] for a in args]
+        values = [operands[int(a[1:])] if a[0] == "%" else np.uint32(int(a[2:], 16)).view(np.float32) if a[:2] == "0f"
+                  else registers[a] for a in args]
         kind = op.split(".")[0]
         if kind == "cvt":
             made = (np.float16(values[1]), np.float16(values[0]))  # the first source is the upper half
         elif kind == "ex2":
             made = np.exp2(values[0])
+        elif kind == "abs":
+            made = np.abs(values[0])
         else:
             made = values[0] if kind == "mov" else ops[kind](*values)
         if to[0] == "%":
@@ -196,6 +205,24 @@ def test_the_text_of_loops_computes_what_they_say():
     registers = {f"tl_P_{k}": np.float32(k) for k in range(n)}
     run_ptx(re.search(r'halves_Ph\(\) \{ asm volatile\("(.*?)" ::', text).group(1), [], registers)
     assert all(registers[f"tl_Ph_{w}"] == (2 * w, 2 * w + 1) for w in range(n // 2))
+
+
+def test_the_text_of_distances_computes_them():
+    """Numbers of iterations are constants of the text; a distance that several elements have is computed once."""
+    kernel = lowered(softmax_of(distances))
+    assert kernel.launch.plan.own_values
+    text = print_kernel(kernel, fast_math=True)
+    asm = re.search(r'map_S\(float x0.*?\) \{ asm volatile\("(.*?)" ::', text).group(1)
+    call = re.search(r"tl::map_S\((.*?)\);", text).group(1).split(", ")
+    lane, slope = np.float32(3), np.float32(0.5)
+    count = 32
+    start = np.random.default_rng(3).standard_normal(count).astype(np.float32)
+    registers = {f"tl_S_{k}": v for k, v in enumerate(start)}
+    run_ptx(asm, [lane if "tx" in c else slope for c in call], registers)
+    row, column = np.arange(count) // 2 % 2 * 8, np.arange(count) // 4 * 8 + np.arange(count) % 2
+    assert len(call) == 2 and np.array_equal([registers[f"tl_S_{k}"] for k in range(count)],
+                                             start - np.abs(lane + (row - column).astype(np.float32)) * slope)
+    assert asm.count("add.ftz.f32 s") == len(set(row - column))
 
 
 def test_sums_that_are_no_reduction_keep_their_order():

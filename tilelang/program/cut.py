@@ -22,12 +22,12 @@ from tilelang.target.machine import kernel_rates
 from tilelang.errors import TileLangError, error
 
 from .blocks import Block
-from .divide import over_blocks
+from .divide import are_halves, in_halves, over_blocks
 from .expand import Program
 from .expr import FREE, HEAVY, Axis, Scalar, Tensor, axis, reached, read, walk
 from .graph import Dim, Size, size_at
 from .nest import Nest, Unfit, base_of, nest_of, passes
-from .plan import MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, plan_of
+from .plan import MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, is_plain, main_contraction, plan_of
 from .rescale import NEUTRAL, is_float
 from .stateful import StepsPlan, plan_of_steps
 
@@ -35,7 +35,7 @@ GUESS = 1024  # what an open size is taken for: a small one, so that arrays of s
 REREAD = 0.2  # bytes that the cache serves, beside those of memory
 NOT_HIDDEN = 0.3  # of other operations under those of GEMMs
 WAVES = (1, 2, 4)  # blocks that the pieces of a divided loop give each processor
-EXACT = {"": 1.0, "halves": 10.0, "threads": 16.0}  # times the rate of 16-bit operands
+EXACT = {"": 1.0, "halves": 10.0, "stored": 8.0, "threads": 16.0}  # times the rate of 16-bit operands
 SECTOR = {True: 32, False: 64}  # bytes of memory that are read at least, on a GPU and else
 THREADS = 2  # of the CPU's pool at least: a text does not depend on the machine that wrote it
 RESIDENT = 4  # blocks without GEMMs whose loads keep a processor's share of the memory busy
@@ -206,13 +206,14 @@ class _Cutter:
         """The kernel of a nest; or several that compute pieces of its first loop and combine them, where blocks are few."""
         plan = plan_of(nest, self.target, choice)
         found: list[tuple[Kernels, float]] = [([(tuple(base_of(t) for t, _ in nest.outputs), plan)], self.cost(plan))]
+        found += self.in_halves(nest, choice)
         blocks, most = self.blocks(plan, frozenset()), WAVES[-1] * self.rates.processors
         reduced = {a for t in nest.stages if t.kind in NEUTRAL for a in t.over}
         uses = {a: plan.uses.get(a, AxisUse("loop", MULTIPLE)) for a in reduced}
         loops = frozenset(a for a in reduced if uses[a].kind in ("loop", "serial")) or frozenset(reduced)
         first = next(iter(passes(nest, loops)), None)
         if first is None or blocks * 2 > most:
-            return found[0]
+            return min(found, key=lambda x: x[1])
         a = max(first.axes, key=lambda a: (uses[a].kind == "serial", self.number(a.extent)))
         multiple = {"loop": uses[a].size, "serial": 1}.get(uses[a].kind, MULTIPLE)
         waves = WAVES if self.target.is_gpu else WAVES[-1:]
@@ -226,6 +227,24 @@ class _Cutter:
             except Unfit:
                 continue
         return sorted(found, key=lambda x: x[1])[min(choice.pieces, len(found) - 1)]
+
+    def in_halves(self, nest: Nest, choice: Choice) -> list[tuple[Kernels, float]]:
+        """The smaller factor of a float32 GEMM in halves that are stored; nothing where that is not possible."""
+        main = main_contraction(nest)
+        if main is None or nest.limits or exactness(main[1].a.dtype, self.target) != "halves":
+            return []
+        t, c = main
+        f, other = sorted((c.a, c.b), key=lambda f: self.count(f.axes))
+        deep = max((a for a in t.over if is_plain(t, a)), key=lambda a: self.number(a.extent), default=None)
+        computed = any(r.value in nest.stages for r in f.reads) or any(x.op in HEAVY for x in walk(other))
+        if deep is None or f.dtype != "float32" or computed:
+            return []
+        nests = in_halves(nest, t, f, other, deep)
+        try:
+            plans = [plan_of(n, self.target, choice) for n in nests]
+        except Unfit:
+            return []
+        return [([(tuple(base_of(t) for t, _ in n.outputs), p) for n, p in zip(nests, plans)], sum(map(self.cost, plans)))]
 
     def count(self, axes: Iterable[Axis]) -> float:
         return float(prod(self.number(a.extent) for a in axes))
@@ -255,11 +274,12 @@ class _Cutter:
             if c is None:
                 others += times
                 continue
-            by = EXACT[exactness(c.a.dtype, self.target)]
+            stored = are_halves(c.a) or are_halves(c.b)
+            by = EXACT["stored" if stored else exactness(c.a.dtype, self.target)]
             gemms += times * by
             for f in (c.a, c.b):
                 plain = f.args[0] if f.op == "cast" and is_float(f.args[0].dtype) else f
-                if plain.op != "read" and not any(r.value in nest.stages for r in f.reads):
+                if plain.op != "read" and not stored and not any(r.value in nest.stages for r in f.reads):
                     gemms += times * by * SLOW_OPERAND
         blocks = self.blocks(plan, frozenset()) / self.rates.processors
         parallel = min(1.0, blocks)

@@ -76,6 +76,25 @@ def _extremes(t: Tensor, own: dict[Tensor, Tensor], combined: dict[Tensor, Tenso
     return best, Tensor(kind, t.axes, dtype, kind, read(best), combined[t].over)
 
 
+def in_halves(nest: Nest, t: Tensor, f: Scalar, other: Scalar, deep: Axis) -> tuple[Nest, Nest]:
+    """(kernel that stores a float32 factor of a GEMM as two tensors of tf32 numbers, kernel of the rest).
+
+    f, other: the factors.  deep: the axis along which the GEMM is looped over in tiles, the last one of the stored tensors.
+    """
+    axes = (*(a for a in t.over if a in f.axes and a is not deep), *(a for a in nest.axes if a in f.axes), deep)
+    high = Scalar("tf32", (f,), f.dtype)
+    low = Scalar("tf32", (Scalar("sub", (f, high), f.dtype),), f.dtype)
+    stored = [(Tensor(name, axes, f.dtype, "map", attrs={"tf32": True}), e) for name, e in (("high", high), ("low", low))]
+    both = Scalar("add", tuple(read(s) for s, _ in stored), f.dtype)
+    made = replace(t, body=Scalar("mul", (other, both), f.dtype))
+    return Nest(axes, stored), _rest(nest, {}, {t: made}, nest.limits)
+
+
+def are_halves(f: Scalar) -> bool:
+    """Whether an operand of a GEMM is the sum of two tensors of tf32 numbers."""
+    return f.op == "add" and all(x.op == "read" and "tf32" in x.value.attrs for x in f.args)
+
+
 def _quotient(n: Size, by: int) -> Size:
     return (n + by - 1) // by
 

@@ -20,7 +20,7 @@ from tilelang.library.gemm.tile import Tile, TileProblem, chip_of
 from tilelang.library.gemm.tile_cost import choose_tile
 from tilelang.target import Target
 
-from .divide import joined, over_rows
+from .divide import are_halves, joined, over_rows
 from .expr import Axis, Scalar, Tensor, is_integer
 from .graph import Dim
 from .nest import REDUCTIONS, Contraction, Nest, Unfit, contraction, passes
@@ -143,7 +143,7 @@ def plan_of(nest: Nest, target: Target, choice: Choice = MODEL) -> Plan:
     _whole_axes(plan, target)
     _nested_loops(plan)
     _loops(plan, target)
-    main = main_contraction(plan)
+    main = main_contraction(plan.nest)
     if main is not None:
         _contraction_axes(plan, *main, target)
     else:
@@ -193,7 +193,7 @@ def _joined_axes(nest: Nest) -> Nest:
             continue
         orders = [_side_by_side(f, frozenset(t.over)) for f in (c.a, c.b)]
         over = next((o for o in orders if o is not None), ())
-        tiled = None in orders and all(_is_plain(t, a) for a in over) and max(map(guess, over), default=0) >= SHORT_LOOP
+        tiled = None in orders and all(is_plain(t, a) for a in over) and max(map(guess, over), default=0) >= SHORT_LOOP
         if len(over) > 1 and not tiled:  # else tiles along one of the axes can be copied
             nest = joined(nest, over)
             c = contraction(nest.stages[k]) or c
@@ -285,7 +285,7 @@ def _loops(plan: Plan, target: Target) -> None:
                 uses.pop(a, None)
         left = [a for a in t.over if a not in uses]
         if contraction(t) is not None and len(t.over) > 1:  # one of several contracted axes lies in tiles
-            uses.update({a: AxisUse("serial") for a in t.over if not _is_plain(t, a)})
+            uses.update({a: AxisUse("serial") for a in t.over if not is_plain(t, a)})
             left = [a for a in t.over if uses.get(a, AxisUse("loop")).kind != "serial"]
             deep = max(left, key=lambda a: (_is_last(nest, a), guess(a)), default=None)
             left = [a for a in left if a is not deep or a not in uses]
@@ -297,7 +297,7 @@ def _loops(plan: Plan, target: Target) -> None:
                 raise Unfit("two looped axes of an output")
 
 
-def _is_plain(t: Tensor, a: Axis) -> bool:
+def is_plain(t: Tensor, a: Axis) -> bool:
     """Whether the axis stands alone in indices, so that tiles along it can be copied."""
     return t.body is not None and all(i.op == "axis" for r in t.body.reads for i in r.args if a in i.axes)
 
@@ -311,9 +311,8 @@ def _is_last(nest: Nest, a: Axis) -> bool:
 # ---- contractions -----------------------------------------------------------------------------------------------------
 
 
-def main_contraction(plan: Plan) -> tuple[Tensor, Contraction] | None:
+def main_contraction(nest: Nest) -> tuple[Tensor, Contraction] | None:
     """The last contraction whose result has rows and columns of the outputs, or rows and looped columns."""
-    nest = plan.nest
     for t in reversed(nest.stages):
         c = contraction(t)
         if c is not None and any(a in nest.axes for a in c.m) and any(a in nest.axes for a in c.n):
@@ -408,6 +407,7 @@ def _gemm_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, 
         if exact == "threads":
             rows, columns, depth, threads = 64, 64, 16, 256
         tile = Tile(rows, columns, depth, 2, threads)
+        plan.lanes = (column, row) if are_halves(c.a) else ()  # the other operand stands on the left, in registers
     else:
         kind = {8: "int8" if c.a.dtype.startswith(("int", "uint")) else "fp8", 16: "half", 32: "tf32"}.get(bits, "float")
         a_k, b_k = (any(bool(r.args) and a in r.args[-1].axes for r in f.reads for a in t.over) for f in (c.a, c.b))

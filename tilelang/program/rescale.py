@@ -184,6 +184,9 @@ def pulled(e: Scalar) -> tuple[Scalar, float]:
     if e.op in ("min", "max") and (other := value(e.args[1])) is not None:
         inner, k = pulled(e.args[0])
         return (Scalar(e.op, (inner, const(other / k, e.dtype)), e.dtype), k) if k > 0 and _is_sum(inner) else (e, 1.0)
+    if e.op == "mul" and value(e.args[1]) is None:
+        inner, k = pulled(e.args[0])
+        return (Scalar("mul", (inner, e.args[1]), e.dtype), k) if k != 1 and _is_sum(inner) else (e, 1.0)
     if e.op in ("add", "sub"):
         pieces = _summands(e)
         k = next((k for s, t in pieces for x, k in (scaled(t),) if s == 1 and k > 0 and k != 1 and _is_sum(x)), 1.0)

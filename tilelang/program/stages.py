@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from .expr import Axis, Scalar, Tensor, read
 from .nest import REDUCTIONS, Contraction
+from .divide import are_halves
 from .plan import exactness
 from .rescale import is_float, neutral, vanishes
 from .sorts import order_of
@@ -92,14 +93,19 @@ def gemm(w: Writer, t: Tensor, c: Contraction, acc: Tile, clear: bool = False) -
         left, right, m, n = right, left, n, m
     kind = left.dtype if left.dtype == right.dtype else "float64" if "float64" in (left.dtype, right.dtype) else "float32"
     exact = exactness(kind, w.target)
-    a, flip_a = operand(w, left, (m, over), over, kind, not (exact or w.plan.shared_left))
-    b, flip_b = operand(w, right, (over, n), over, kind, False)
+    registers = not (exact or w.plan.shared_left)
+    if exact == "halves":  # neighbours in memory are rows: threads load what they multiply
+        registers = all(r.value not in w.stages and r.args and m in r.args[-1].axes for r in left.reads)
+    a, flip_a = operand(w, left, (m, over), over, kind, registers)
+    if not are_halves(right):
+        b, flip_b = operand(w, right, (over, n), over, kind, False)
     if exact == "threads":
         multiply_exactly(w, a, b, acc, over, clear)
         return
     if exact == "halves":
         lefts = tf32_halves(w, a, (m, over), not w.changes(left))
-        rights = tf32_halves(w, b, (n, over), not w.changes(right), "shared")
+        rights = [operand(w, x, (n, over), over, kind, False)[0] for x in right.args] if are_halves(right) else (
+            tf32_halves(w, b, (n, over), not w.changes(right), "shared"))
         flags = ", transpose_B=True"  # tensor cores read float32 with the terms of a sum side by side
         looped = w.current is not None and over in w.current.axes
         into = w.new_tile(f"part_{acc.name}", acc.axes, acc.dtype) if looped else acc
@@ -168,7 +174,8 @@ def computed_operand(w: Writer, e: Scalar, axes: tuple[Axis, ...], dtype: str, l
         body = Scalar("where", (condition, inner, neutral("sum", wide(e.dtype))), wide(e.dtype))
     if body.dtype != dtype or body.op != "cast" and is_float(dtype) and wide(dtype) != dtype:
         body = Scalar("cast", (body,), dtype)
-    for r in sorted(e.reads, key=repr):  # what the loop loads comes through shared memory, so that it is pipelined
+    direct = left and dtype == "float32" and w.target.is_gpu  # its halves are in registers too
+    for r in () if direct else sorted(e.reads, key=repr):  # what the loop loads comes through shared memory: it is pipelined
         if w.current is not None and not w.dummy and r not in w.shared and len(w.order(r.axes)) == 2:
             if tile := w.copied(r, axes, not w.changes(r)) or w.copied(r, axes[::-1], not w.changes(r)):
                 w.shared[r] = tile

@@ -15,7 +15,8 @@ INFIX = {"add": ("+", 6), "sub": ("-", 6), "mul": ("*", 7), "div": ("/", 7), "fl
 BITS = {"and": ("&", 5), "or": ("|", 3), "xor": ("^", 4), "shl": ("<<", 5), "shr": (">>", 5)}
 CALLS = {"max": "T.max({}, {})", "min": "T.min({}, {})", "pow": "T.pow({}, {})", "atan2": "T.atan2({}, {})",
          "where": "T.if_then_else({}, {}, {})", "round": "T.nearbyint({})",
-         "bits": 'T.reinterpret({}, "int32")', "expm1": "(T.exp({0}) + 1) * T.tanh(0.5 * ({0}))"}
+         "bits": 'T.reinterpret({}, "int32")', "expm1": "(T.exp({0}) + 1) * T.tanh(0.5 * ({0}))",
+         "tf32": 'T.reinterpret(T.reinterpret({}, "int32") + 4096 & -8192, "float32")'}
 TIGHT = 9
 
 

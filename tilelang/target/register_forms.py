@@ -217,7 +217,7 @@ def packed_source(s: Store) -> Load | None:
 
 # ---- forms for register-resident values ---------------------------------------------------------------------------------
 
-MAPPED = {"add": "add", "sub": "sub", "mul": "mul", "max": "max", "min": "min"}  # operation of a map -> PTX instruction
+MAPPED = {"add": "add", "sub": "sub", "mul": "mul", "max": "max", "min": "min", "fabs": "abs"}  # operation of a map -> PTX
 SUMMED = {"add": "add", "max": "max", "min": "min"}
 MIN_INTEGER = 16  # fewest elements of a maximum for which checking the integer result pays off
 MIN_CHAINS = 8  # fewest elements per result of a reduction for which two chains pay off
@@ -229,11 +229,9 @@ def value_form(s: Stmt) -> Form | None:
 
     Besides the registers, such a loop may read only other register arrays and values that do not change in it.
     """
-    loops, body = _nest(s)
-    if not loops:
-        return None
-    if isinstance(body, Store):
-        return _map(loops, body) or sum_form(s)
+    loops, store = inlined(s)
+    if store is not None:
+        return _map(loops, store) or sum_form(s)
     return _sum_nest(s) if len(loops) == 1 else None
 
 
@@ -257,7 +255,7 @@ def _mapped(e: Expr, s: Store, inside: set[Var]) -> bool:
         return bool(e.indices == s.indices)
     if isinstance(e, Binary) and e.op in MAPPED and e.dtype == "float32":
         return _mapped(e.a, s, inside) and _mapped(e.b, s, inside)
-    return isinstance(e, Call) and e.op in EX2 and e.dtype == "float32" and _mapped(e.args[0], s, inside)
+    return isinstance(e, Call) and e.op in (*EX2, "fabs") and e.dtype == "float32" and _mapped(e.args[0], s, inside)
 
 
 def own_element(e: Expr, b: Buffer) -> bool:
@@ -272,6 +270,11 @@ def _operand(e: Expr, b: Buffer, inside: set[Var]) -> bool:
             isinstance(x, (Const, Var, Binary)) for x in walk(e.indices[0]))
     if isinstance(e, Binary):
         return e.dtype == "float32" and _operand(e.a, b, inside) and _operand(e.b, b, inside)
+    if isinstance(e, Call):
+        return e.op == "fabs" and _operand(e.args[0], b, inside)
+    if isinstance(e, Cast):  # a lane's index, or a number in each iteration
+        return e.dtype == "float32" and e.value.dtype == "int32" and not contains(e, Load, Call) and (
+            inside.isdisjoint(free_vars(e)) or free_vars(e) <= inside)
     return isinstance(e, Const) or isinstance(e, Var) and e not in inside
 
 

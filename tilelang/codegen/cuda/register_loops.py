@@ -10,8 +10,11 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from tilelang.errors import InternalError
-from tilelang.ir import Binary, Buffer, Call, Expr, For, Load, Ramp, Stmt, Store, Var, const, free_vars, stmts_of, substitute
+from tilelang.ir import (Binary, Buffer, Call, Cast, Expr, For, Load, Ramp, Stmt, Store, Var, const, free_vars, stmts_of,
+                         substitute, walk)
 from tilelang.target.register_forms import (
     MAPPED,
     SUMMED,
@@ -87,38 +90,56 @@ class RegisterLoops:
         lines: list[str] = []
         varies = _cached(lambda e: [v for v in free_vars(e) if v in form.points[0][1]])
         owns = _cached(lambda e: own_element(e, b))
+        numbered = _cached(lambda e: any(varies(x) for x in walk(e, Cast)))  # it has numbers of iterations
+        made: dict[str, str] = {}
 
         def operand(e: Expr, at: dict[Var, int]) -> str:
+            """The place of a value without the element; what differs by numbers of iterations is computed here, once."""
             key = (id(e), *(at[v] for v in varies(e)))
-            if key not in known:
+            if key not in known and numbered(e):
+                if isinstance(e, Cast):
+                    known[key] = f"0f{np.float32(constant(e.value, at)).view(np.uint32):08X}"
+                else:
+                    args = ", ".join(operand(x, at) for x in (e.args if isinstance(e, Call) else (e.a, e.b)))  # type: ignore[attr-defined]
+                    text = f"{MAPPED[e.op]}{self.ftz} {{}}, {args};"  # type: ignore[attr-defined]
+                    if text not in made:
+                        made[text] = f"s{len(made)}"
+                        lines.append(text.format(made[text]))
+                    known[key] = made[text]
+            elif key not in known:
                 text = self.x.top(substitute(e, {v: const(at[v], v.dtype) for v in varies(e)}))
                 known[key] = f"%{operands.setdefault(text, len(operands))}"
             return known[key]
 
-        def value(e: Expr, k: int, at: dict[Var, int], to: str, level: int) -> str:
-            """The place of a value, computed into `to` when it is not available yet. level: number of temporaries in use."""
+        def value(e: Expr, k: int, at: dict[Var, int], to: str, level: int, added: bool = False) -> str:
+            """The place of a value, computed into `to` when it is not available yet. level: number of temporaries in use.
+
+            added: it is added to another one, with which a product is one instruction."""
             nonlocal depth
             if isinstance(e, Load) and e.buffer.data is b.data:
                 return f"tl_{array}_{k}"
-            if not owns(e):
+            if not owns(e) and not (added and numbered(e) and isinstance(e, Binary) and e.op == "mul"):
                 return operand(e, at)
             depth = max(depth, level + 2)
             if isinstance(e, Binary):
-                x = value(e.a, k, at, f"t{level}", level + 1)
-                y = value(e.b, k, at, f"t{level + 1}", level + 2)
+                sums = e.op in ("add", "sub")
+                x = value(e.a, k, at, f"t{level}", level + 1, sums)
+                y = value(e.b, k, at, f"t{level + 1}", level + 2, sums)
                 lines.append(f"{MAPPED[e.op]}{self.ftz} {to}, {x}, {y};")
             else:
                 assert isinstance(e, Call)
                 if e.op == "exp2" and not self._fast_math:
                     raise InternalError("exp2 on named registers is the approximate one")
-                lines.append(f"ex2.approx.ftz.f32 {to}, {value(e.args[0], k, at, f't{level}', level + 1)};")
+                op = f"abs{self.ftz}" if e.op == "fabs" else "ex2.approx.ftz.f32"
+                lines.append(f"{op} {to}, {value(e.args[0], k, at, f't{level}', level + 1)};")
             return to
 
         for k, at in form.points:
             if value(form.value, k, at, f"tl_{array}_{k}", 0) != f"tl_{array}_{k}":  # type: ignore[arg-type]
                 raise InternalError("a map that is no operation")
         inputs = ", ".join(f'"f"(x{i})' for i in operands.values())
-        text = "\\n".join(["{", f".reg .f32 t<{depth + 1}>;", *lines, "}"])
+        shared = [f".reg .f32 s<{len(made)}>;"] if made else []
+        text = "\\n".join(["{", f".reg .f32 t<{depth + 1}>;", *shared, *lines, "}"])
         self.registers.call(f"map_{array}", f"({', '.join(f'float x{i}' for i in operands.values())})",
                        f'asm volatile("{text}" :: {inputs});', ", ".join(operands))
 
