@@ -8,6 +8,7 @@ import pytest
 
 import tilelang
 import tilelang.language as T
+from tilelang.errors import TileLangError
 from tilelang.program.graph import Dim
 from tilelang.program.tensor import FUNCTIONS
 
@@ -143,7 +144,7 @@ def test_matmul_broadcasts_batches_as_numpy(a, b):
 def test_named_sizes_are_polynomials():
     n, m = Dim.named("n"), Dim.named("m")
     assert (n + 1) * (n - 1) == n * n - 1 and n * 4 // 2 == n * 2 and n - n == 0 and (n * m * 6) // (m * 3) == n * 2
-    assert ((n + 1) // 2).at({"n": 5}) == 3 and ((n + 1) // 2 * m).names == ("m", "n") and str(n % 4) == "-4*((n) // (4)) + n"
+    assert ((n + 1) // 2).at({"n": 5}) == 3 and ((n + 1) // 2 * m).names == ("m", "n") and str(n % 4) == "n - 4*((n) // (4))"
 
 
 def test_shapes_of_named_sizes_are_computed_at_the_call():
@@ -263,3 +264,26 @@ def test_numbers_of_numpy_stand_on_either_side():
     x = np.array([0.5, 2], np.float32)
     for got, want in zip(run(f, x), f(x), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_symbols_of_sizes_are_sizes_inside_of_programs():
+    """Those of a program that is called inside of another stand for what its tensors have."""
+    n, m = T.dynamic("n"), T.dynamic("m")
+
+    @tilelang.program
+    def numbered(z: T.Tensor((m, 6), "float32")):
+        return z + T.iota(m)[:, None]
+
+    @tilelang.program
+    def f(x: T.Tensor((n, 6), "float32"), y: T.Tensor((m,), "float32")):
+        steps = T.loop(lambda s, i: (s + 1, s), T.zeros((m,)), length=n)[1]
+        return numbered(x[1:]), x[:, :m] * y, (T.iota(n) < m).sum() + n // 2, T.zeros((n - m, 2)), steps, x[n - 1]
+
+    for rows, columns in ((5, 3), (7, 6)):
+        x, y = np.ones((rows, 6), np.float32), np.arange(columns, dtype=np.float32)
+        got = f(x, y)
+        for a, b in zip(got, f.reference(x, y), strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert got[0][:, 0].tolist() == [*range(1, rows)] and got[2] == columns + rows // 2 and got[4].shape == (rows, columns)
+    with pytest.raises(TileLangError, match="n - m"):
+        f(np.ones((2, 6), np.float32), np.ones(3, np.float32))

@@ -52,6 +52,7 @@ WRONG = [  # parameters, statements, kind, what the caret's line holds, a fragme
     (f"x: {A}, i: {I}", "return [x[k] for k in range(i[0])]", "program-condition", "range", "T.loop"),
     (f"x: {A}", "return x + np.asarray(x)", "program-condition", "np.asarray", "T.exp(x)"),
     (f"x: {A}", "return max(x, x * 2)", "program-condition", "max", "T.where"),
+    (f"x: {D}", 'return x + T.iota(T.dynamic("m"))[:, None]', "program-sizes", "T.iota", "which no parameter has"),
     (f"x: {D}", "return [r for r in x]", "program-size", "x", "the size n"),
     (f"x: {D}", "return x[:64]", "", "", ""),
     (f"x: {D}", "return x if x.shape[0] > 64 else -x", "program-size", "x.shape[0] > 64", "T.where"),

@@ -79,7 +79,7 @@ class Program:
         self.__name__, self.__doc__, self.__wrapped__ = fn.__name__, fn.__doc__, fn
         self.__module__ = fn.__module__
         self.signature = inspect.signature(fn)
-        self.parameters = parameters_of(fn, outer)
+        self.parameters, self.symbols = parameters_of(fn, outer)
         self._captured = Captured(fn)
         self._graphs: dict[Any, Graph] = {}
         self._runners: dict[Any, Runner] = {}
@@ -125,7 +125,7 @@ class Program:
                 given[p.name] = input_node(p.name, len(arrays), tuple(map(int, x.shape)), dtype(x.dtype))
             arrays += [x] if isinstance(given[p.name], Node) else []
         key = (self._surroundings(), *((v.shape, str(v.dtype)) if isinstance(v, Node) else repr(v) for v in given.values()))
-        return _kept(self._graphs, key, lambda: traced(self.fn, given, key[1:])), arrays
+        return _kept(self._graphs, key, lambda: traced(self.fn, given, key[1:], self.symbols)), arrays
 
     # ---- running ----------------------------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -137,7 +137,13 @@ class Program:
         for p in self.parameters:
             p.check(values[p.name], self.__name__)
         key = ((x.shape, str(x.dtype)) if isinstance(x, Tensor) else repr(x) for x in values.values())
-        return called(self.fn, values, tuple(key))
+        found = {s: t for p in self.parameters for s, t in zip(p.shape or (), getattr(values[p.name], "shape", ()))}
+        root = current().root  # type: ignore[union-attr]
+        outer, root.symbols = root.symbols, {v: found[s] for v, s in self.symbols.items() if s in found}
+        try:
+            return called(self.fn, values, tuple(key))
+        finally:
+            root.symbols = outer
 
     @_for_users
     def _called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from tilelang.language.tracing.prim_func import PrimFunc
 
 from .functions import moved
 from .graph import Graph, Node, Size, input_node, size_of, text_of
-from .tensor import Tensor, Trace, axis_of, current, described, make, public, tensor, tracing
+from .tensor import Tensor, Trace, axis_of, current, described, make, public, sized, tensor, tracing
 
 register("program-loop", TypeError, "the step of a T.loop does not give the states that it was given",
          "step(state, x) returns (new state, result); the new state has the shape and type of the old one: T.cast")
@@ -69,7 +69,7 @@ def loop(step: Step, init: Any, xs: Any = None, length: Any = None, axis: int = 
     """
     outer, states = current(), _listed(init)
     many = [moved(x, axis_of(x, axis), 0) for x in _listed(xs)]
-    lengths = list(dict.fromkeys([x.shape[0] for x in many] + ([] if length is None else [length])))
+    lengths = list(dict.fromkeys([x.shape[0] for x in many] + ([] if length is None else [sized(length)])))
     if len(lengths) != 1:
         raise error("program-loop", f"T.loop goes over {' and '.join(map(str, lengths)) or 'nothing'}",
                     found=str(lengths or None), expected="one extent of all sequences",

@@ -250,7 +250,7 @@ class _Cutter:
         return float(prod(self.number(a.extent) for a in axes))
 
     def number(self, s: Size) -> int:
-        return size_at(s, {n: self.sizes.get(n, GUESS) for n in s.names}) if isinstance(s, Dim) else s
+        return max(1, size_at(s, {n: self.sizes.get(n, GUESS) for n in s.names})) if isinstance(s, Dim) else s
 
     def blocks(self, plan: Plan, without: Set[Axis]) -> float:
         """Blocks along the axes that a value does not have: how often it is computed or read."""

@@ -17,7 +17,7 @@ from tilelang.language.tensor import dtype_of
 
 from .graph import Dim, Size, count_elements, text_of
 from .tensor import (F32, I32, METHODS, Tensor, axes_of, axis_of, broadcast_shapes, converted, described, elementwise, guard,
-                     make, matched, operand, public, tensor, weak, what, wrong_type)
+                     make, matched, operand, public, sized, tensor, weak, what, wrong_type)
 
 register("program-einsum", ValueError, "T.einsum is given a specification that does not fit its tensors",
          'write one letter for each axis: T.einsum("bhqd,bhkd->bhqk", q, k)')
@@ -257,7 +257,7 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, 
 
 def sizes_given(given: Any, least: int = 0) -> tuple[Any, ...]:
     """Sizes that are given one by one or as a tuple.  least: -1 where one size may be left open."""
-    shape = tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    shape = tuple(map(sized, given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given))
     for s in shape:
         if isinstance(s, int) and s < least:
             raise error("program-reshape", f"{what()} is given the size {s}", expected=f"sizes of {max(least, 0)} and more",
@@ -266,7 +266,8 @@ def sizes_given(given: Any, least: int = 0) -> tuple[Any, ...]:
             raise error("program-data-shape" if isinstance(s, Tensor) else "program-reshape",
                         f"{what()} is given {described(s)} as a size", expected="integers, or sizes of tensors",
                         found=described(s), hint="sizes follow from shapes: x.shape[0]")
-    return tuple(shape)
+        guard(s, "a size") if isinstance(s, Dim) else None
+    return shape
 
 
 @public("view")

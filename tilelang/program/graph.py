@@ -149,8 +149,9 @@ class Dim:
     __gt__ = __le__ = __ge__ = __lt__
 
     def __str__(self) -> str:
-        terms = ["*".join([*([str(n)] if n != 1 or not names else []), *names]) for names, n in self.terms]
-        return " + ".join(terms).replace("+ -", "- ")
+        terms = sorted(self.terms, key=lambda t: t[1] < 0)
+        text = ["*".join([*([str(n)] if n != 1 or not names else []), *names]) for names, n in terms]
+        return " + ".join(text).replace("+ -1*", "- ").replace("+ -", "- ")
 
     __repr__ = __str__
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ import numpy as np
 
 from tilelang import errors
 from tilelang.errors import error, register
-from tilelang.ir import Span, dtype, int_range
+from tilelang.ir import Expr, Span, Var, dtype, free_vars, int_range
 from tilelang.ir.dtype import promote
 
-from .graph import COMPARE, Dim, Node, Size, text_of
+from .graph import COMPARE, Dim, Node, Size, size_of, text_of
 
 register("program-operand", TypeError, "an operation of a program is given something that is no tensor and no number",
          expected="a tensor of the program or a number")
@@ -62,13 +62,19 @@ class Trace:
     """One run of a program's function.
 
     code: of the function, where call chains end.  outer: the trace around the step of a loop.  called: what `what` says.
-    guards: sizes that a call checks not to be negative.
+    guards: sizes that a call checks not to be negative.  symbols: of T.dynamic -> the sizes that they stand for.
     """
 
     code: CodeType | None
     outer: Trace | None = None
     called: str = ""
     guards: list[Dim] = field(default_factory=list)
+    symbols: Mapping[Var, Size] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Trace:
+        """The trace of the whole program."""
+        return self if self.outer is None else self.outer.root
 
 
 _CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
@@ -156,6 +162,7 @@ def described(x: Any) -> str:
 
 def operand(x: Any) -> Tensor | Number:
     """A tensor, or a number, whose type follows from the other operands.  Raises program-operand, program-leak."""
+    x = sized(x)
     if isinstance(x, Tensor):
         return Tensor(x.node)
     if isinstance(x, np.generic) and x.dtype.kind in "biuf":
@@ -282,14 +289,23 @@ def broadcast_shapes(*shapes: Sequence[Size]) -> tuple[Size, ...]:
     return tuple(out)
 
 
+def sized(x: Any) -> Any:
+    """An expression of T.dynamic symbols as a size; other values as they are.  Raises program-sizes."""
+    trace = current()
+    if not isinstance(x, Expr) or trace is None:
+        return x
+    for v in free_vars(x) - trace.root.symbols.keys():
+        raise error("program-sizes", f"{what()} is given the size {v.name}, which no parameter has", found=v.name,
+                    expected="a symbol of T.dynamic in the shape of a parameter", hint=f"give a parameter a dimension {v.name}")
+    return size_of(x, trace.root.symbols)
+
+
 def guard(size: Size, of: str) -> Size:
     """A size that may not be negative: checked now, or at the call.  Raises program-index."""
     if isinstance(size, Dim):
         trace = current()
-        while trace is not None and trace.outer is not None:
-            trace = trace.outer
         if trace is not None and any(n < 0 for _, n in size.terms):
-            trace.guards.append(size)
+            trace.root.guards.append(size)
     elif size < 0:
         raise error("program-index", f"{of} is outside the tensor", expected="a range inside the tensor",
                     found=f"{-size} elements too many", hint="pad the tensor first: T.pad")
@@ -542,6 +558,7 @@ def _indexed(x: Tensor, index: tuple[Any, ...]) -> Tensor:
 
 def _cut(x: Tensor, i: Any, extent: Size) -> tuple[Size, int, Size]:
     """(start, step, extent) of an index of one axis."""
+    i = sized(i)
     if isinstance(i, slice):
         return _range(i, extent)
     i = int(i) if isinstance(i, np.integer) else i
@@ -559,6 +576,7 @@ def _cut(x: Tensor, i: Any, extent: Size) -> tuple[Size, int, Size]:
 
 def _range(s: slice, extent: Size) -> tuple[Size, int, Size]:
     """(start, step, extent) of a slice of an axis."""
+    s = slice(*map(sized, (s.start, s.stop, s.step)))
     for end in (s.start, s.stop, s.step):
         if isinstance(end, bool) or not isinstance(end, (int, Dim, np.integer, type(None))):
             raise error("program-data-shape" if isinstance(end, Tensor) else "program-index",

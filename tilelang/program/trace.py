@@ -61,8 +61,11 @@ class Parameter:
                         found=found)
 
 
-def parameters_of(fn: Callable[..., Any], outer: Mapping[str, Any] | None) -> list[Parameter]:
-    """The parameters of a function.  outer: names for postponed annotations.  Raises program-parameter."""
+def parameters_of(fn: Callable[..., Any], outer: Mapping[str, Any] | None) -> tuple[list[Parameter], dict[Var, Size]]:
+    """The parameters of a function, and the sizes that its symbols stand for.
+
+    outer: names for postponed annotations.  Raises program-parameter.
+    """
     names = {**fn.__globals__, **closure_names(fn, dict(outer or {}))}
     symbols: dict[Var, Size] = {}
     out = []
@@ -87,7 +90,7 @@ def parameters_of(fn: Callable[..., Any], outer: Mapping[str, Any] | None) -> li
         else:
             raise error("program-parameter", f"`{fn.__name__}` has the parameter `{p.name}` of {given!r}", found=repr(given),
                         span=_line_of(fn))
-    return out
+    return out, symbols
 
 
 def _name_symbols(spec: TensorSpec, symbols: dict[Var, Size]) -> None:
@@ -110,9 +113,13 @@ def _line_of(fn: Callable[..., Any]) -> Span | None:
     return Span(code.co_filename, at, len(text) - len(text.lstrip()), at, len(text.rstrip()), fn.__name__)
 
 
-def traced(fn: Callable[..., Any], values: Mapping[str, Any], key: Any = None) -> Graph:
-    """The graph of a function.  values: parameter -> a Node of op input for a tensor, or any other value."""
-    trace = Trace(getattr(fn, "__code__", None))
+def traced(fn: Callable[..., Any], values: Mapping[str, Any], key: Any = None,
+           symbols: Mapping[Var, Size] | None = None) -> Graph:
+    """The graph of a function.
+
+    values: parameter -> a Node of op input for a tensor, or any other value.  symbols: the sizes of T.dynamic symbols.
+    """
+    trace = Trace(getattr(fn, "__code__", None), symbols=symbols or {})
     with tracing(trace):
         out = called(fn, {k: Tensor(v, trace) if isinstance(v, Node) else v for k, v in values.items()}, key)
         single = not isinstance(out, (tuple, list))
