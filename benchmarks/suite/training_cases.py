@@ -186,7 +186,6 @@ CASES: dict[str, Case] = {
                             lambda q, k, v: weighted((scores_of(q, k) - 4).sigmoid(), v), anew=2),
     "LinearAttentionEngine": Case(heads(64, 64, 64), lambda q, k, v: RELU(q, k, v, scale=0.05),
                                   lambda q, k, v: decayed(q.relu(), k.relu(), v, wide(q)[..., 0] * 0) * 0.05),
-    # Gradients of decays of linear_attention, kda and mamba2 miss the limit of errors (decision 191): their sums cancel.
     "linear_attention": Case(lambda draw, s: (*heads(64, 64, 64)(draw, s), -draw(2, s, 4, kind="uniform") * 0.2),
                              linear_attention, decayed),
     "gated_delta": Case(of_rule(False), lambda *x: gated_delta(*x)[0], delta_rule, (200, 130)),

@@ -176,9 +176,14 @@ def _recorded(name: str) -> Any:
             return results if f.forward.count > 1 else results[0]
 
         @staticmethod
-        @torch.autograd.function.once_differentiable  # type: ignore[misc, no-untyped-call]
         def backward(ctx: Any, *grads: Any) -> Any:
+            if torch.is_grad_enabled():  # create_graph=True
+                return once(ctx, *grads)
             return _gradients(f, ctx, grads, f.backward)
+
+    @torch.autograd.function.once_differentiable  # type: ignore[misc, no-untyped-call]
+    def once(ctx: Any, *grads: Any) -> Any:
+        return _gradients(f, ctx, grads, f.backward)
 
     return Recorded
 

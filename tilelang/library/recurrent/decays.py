@@ -5,8 +5,11 @@ three passes of the same kernel, two of them from the last token to the first:
     dq_t = scale sum over s <= t of D_ts (do_t . v_s) k_s        (do, v, k)
     dk_s = scale sum over t >= s of D_ts (v_s . do_t) q_t        (v, do, q)
     dv_s = scale sum over t >= s of D_ts (k_s . q_t) do_t        (k, q, do)
-log_decay_r is a factor of each D_ts with s < r <= t, so that its gradient is the sum over t >= r of q_t . dq_t - k_t . dk_t.
-These nearly cancel: the first two passes form them from what they add up, before dq and dk are rounded.
+log_decay_r is a factor of each D_ts with s < r <= t.  Over all tokens, its gradient is the sum over t >= r of q_t . dq_t -
+k_t . dk_t, which nearly cancel, and roundings of all later states add up.  So each chunk starts anew: with the state before it,
+S, and the gradient of the state after it, G, it is the decay of the chunk times the sum of S * G, and what keys of the chunk
+give to G, and within the chunk the sum over t >= r of q_t . dq_t - k_t . dk_t, formed before dq and dk are rounded.  The first
+pass keeps S, and the second has G.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import tilelang.language as T
 from tilelang.errors import error
 from tilelang.ir import const
 
-from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, strides, sum_into, type_name, zeros
+from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, strides, sum_into, type_name
 from ..attention.form import LOG2E
 from ..attention.inputs import UNIT, device_of, fast_kernel, running_on, strides_of
 from ..autograd import Function, Results, Step
@@ -55,7 +58,8 @@ def _accum(x: Any) -> str:
 @dataclass(frozen=True)
 class PassForm:
     """Any batch and seq. sizes: (heads, dim, dim_v). strided: of Q, K and V, which calls give with strides. decays: whether
-    there are decays. reverse: from the last token to the first. dots: sums of X times the result over rows are kept."""
+    there are decays. reverse: from the last token to the first. keeps: what is kept for the gradient of decays, of `rows` or
+    `columns` of pairs of tokens, or ""."""
 
     sizes: tuple[int, int, int]
     strided: tuple[bool, bool, bool]
@@ -63,16 +67,42 @@ class PassForm:
     scale: float
     decays: bool
     reverse: bool
-    dots: bool = False
+    keeps: str = ""
+
+    @property
+    def accum(self) -> str:
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def stages(self) -> int:
+        """Of loads: one where two do not fit in shared memory beside a state that is loaded."""
+        return 1 if self.keeps == "columns" and self.sizes[1] > 192 else 2
+
+
+@T.macro
+def edge_of(f, Ss, Bs, last, Edge):
+    """The rows of S * G times the decay of the chunk."""
+    dim, columns = Ss.shape
+    some, edge = T.alloc_fragment((dim, 16), f.accum), T.alloc_fragment((dim,), f.accum)
+    T.clear(edge)
+    for p in T.unroll(columns // 16):
+        for i, j in T.Parallel(dim, 16):
+            some[i, j] = T.cast(Ss[i, p * 16 + j], f.accum) * Bs[i, p * 16 + j]
+        T.reduce_sum(some, edge, dim=1, clear=False)
+    for i in T.Parallel(dim):
+        edge[i] *= T.exp2(last) * const(f.scale, f.accum)
+    T.copy(edge, Edge)
 
 
 def linear_pass(f: PassForm) -> Any:
-    """The kernel (Q, K, V, C, X, O, Dots). X and Dots (columns of V / COLUMNS, batch, heads, seq): used where f.dots.
-    C: (batch, heads, chunks, CHUNK), base-2 logarithms of decays, added up in each chunk; not read where there are none. Blocks
-    have a head and COLUMNS columns of V, and keep their state in registers."""
+    """The kernel (Q, K, V, C, X, O, Dots, States, Edge).  C: (batch, heads, chunks, CHUNK), base-2 logarithms of decays, added
+    up in each chunk; not read where there are none.  With f.keeps: X, like V; Dots, (columns of V / COLUMNS, batch, heads,
+    seq), sums of X times the result over rows; States, (batch, heads, chunks, dim, dim_v), before each chunk, that `rows`
+    writes and `columns` reads; Edge, (columns of V / COLUMNS, batch, heads, chunks, dim + CHUNK), whose sums `columns` gives to
+    all decays of a chunk.  Blocks have a head and COLUMNS columns of V, and keep their state in registers."""
     (heads, dim, dim_v), (batch, seq) = f.sizes, T.dynamic("batch, seq")
-    accum, chunks, columns = "float64" if f.dtype == "float64" else "float32", T.ceildiv(seq, CHUNK), min(COLUMNS, dim_v)
-    shapes = ((batch, seq, heads, dim),) * 2 + ((batch, seq, heads, dim_v),)
+    accum, chunks, columns = f.accum, T.ceildiv(seq, CHUNK), min(COLUMNS, dim_v)
+    shapes, blocks = ((batch, seq, heads, dim),) * 2 + ((batch, seq, heads, dim_v),), T.ceildiv(dim_v, columns)
     q, k, v = (T.StridedTensor(s, (*(T.dynamic(f"step_{n}_{d}") * UNIT for d in (0, 1, 2)), 1), f.dtype) if strided else
                T.Tensor(s, f.dtype) for n, (s, strided) in enumerate(zip(shapes, f.strided)))
 
@@ -85,26 +115,41 @@ def linear_pass(f: PassForm) -> Any:
     @T.prim_func
     def linear_attention(Q: q, K: k, V: v, C: T.Tensor((batch, heads, chunks, CHUNK) if f.decays else (1, 1, 1, 1), accum),
                          X: T.Tensor(shapes[2], f.dtype), O: T.Tensor(shapes[2], f.dtype),
-                         Dots: T.Tensor((T.ceildiv(dim_v, columns), batch, heads, seq), accum)):
-        with T.Kernel(T.ceildiv(dim_v, columns), heads, batch, threads=128) as (bx, h, b):
+                         Dots: T.Tensor((blocks, batch, heads, seq), accum),
+                         States: T.Tensor((batch, heads, chunks, dim, dim_v), f.dtype),
+                         Edge: T.Tensor((blocks, batch, heads, chunks, dim + CHUNK), accum)):
+        with T.Kernel(blocks, heads, batch, threads=128) as (bx, h, b):
             Qs, Ks = T.alloc_shared((CHUNK, dim), f.dtype), T.alloc_shared((CHUNK, dim), f.dtype)
             Vs, Kd = T.alloc_shared((CHUNK, columns), f.dtype), T.alloc_shared((CHUNK, dim), f.dtype)
             Cs, Ss = T.alloc_shared((CHUNK,), accum), T.alloc_shared((dim, columns), f.dtype)
             state, o = T.alloc_fragment((dim, columns), accum), T.alloc_fragment((CHUNK, columns), accum)
             S, P = T.alloc_fragment((CHUNK, CHUNK), accum), T.alloc_fragment((CHUNK, CHUNK), f.dtype)
             Xs, row = T.alloc_shared((CHUNK, columns), f.dtype), T.alloc_fragment((CHUNK,), accum)
+            Bs, product = T.alloc_shared((dim, columns), f.dtype), T.alloc_fragment((CHUNK, columns), accum)
             T.clear(state)
-            for step in T.Pipelined(chunks, num_stages=2):
+            for step in T.Pipelined(chunks, num_stages=f.stages):
                 c = chunks - 1 - step if f.reverse else step
                 T.copy(Q[b, c * CHUNK:(c + 1) * CHUNK, h, :], Qs)
                 T.copy(K[b, c * CHUNK:(c + 1) * CHUNK, h, :], Ks)
                 T.copy(V[b, c * CHUNK:(c + 1) * CHUNK, h, bx * columns:(bx + 1) * columns], Vs)
                 if f.decays:
                     T.copy(C[b, h, c, :], Cs)
+                if f.keeps != "":
+                    T.copy(X[b, c * CHUNK:(c + 1) * CHUNK, h, bx * columns:(bx + 1) * columns], Xs)
+                if f.keeps == "columns":
+                    T.copy(States[b, h, c, :, bx * columns:(bx + 1) * columns], Bs)
                 T.copy(state, Ss)
+                if f.keeps == "rows":
+                    T.copy(Ss, States[b, h, c, :, bx * columns:(bx + 1) * columns])
                 T.gemm(Qs, Ss, o, clear_accum=True)
                 for i, j in T.Parallel(CHUNK, columns):
                     o[i, j] *= power(Cs[CHUNK - 1] - Cs[i] if f.reverse else Cs[i])
+                if f.keeps == "columns":
+                    for i, j in T.Parallel(CHUNK, columns):
+                        product[i, j] = o[i, j] * (Xs[i, j] * const(f.scale, accum))
+                    T.reduce_sum(product, row, dim=1)
+                    T.copy(row, Edge[bx, b, h, c, dim:dim + CHUNK])
+                    edge_of(f, Ss, Bs, Cs[CHUNK - 1], Edge[bx, b, h, c, 0:dim])
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(CHUNK, CHUNK):
                     S[i, j] = T.if_then_else(sees(i, j), S[i, j] * power(Cs[j] - Cs[i] if f.reverse else Cs[i] - Cs[j]), 0.0)
@@ -113,8 +158,7 @@ def linear_pass(f: PassForm) -> Any:
                 for i, j in T.Parallel(CHUNK, columns):
                     o[i, j] *= const(f.scale, accum)
                 T.copy(o, O[b, c * CHUNK:(c + 1) * CHUNK, h, bx * columns:(bx + 1) * columns])
-                if f.dots:
-                    T.copy(X[b, c * CHUNK:(c + 1) * CHUNK, h, bx * columns:(bx + 1) * columns], Xs)
+                if f.keeps != "":
                     for i, j in T.Parallel(CHUNK, columns):
                         o[i, j] *= Xs[i, j]
                     T.reduce_sum(o, row, dim=1)
@@ -126,6 +170,56 @@ def linear_pass(f: PassForm) -> Any:
                 T.gemm(Kd, Vs, state, transpose_A=True)
 
     return linear_attention
+
+
+def added_up(heads: int, each: bool, accum: str) -> Any:
+    """The kernel (Decay, C): the C of linear_pass.  Decay: (batch, seq, heads), or (heads,) unless each token has its own."""
+    batch, seq, chunks = T.dynamic("batch, seq, chunks")
+
+    @T.prim_func
+    def decays_added_up(Decay: T.Tensor((batch, seq, heads) if each else (heads,), accum),
+                        C: T.Tensor((batch, heads, chunks, CHUNK), accum), seq: T.int32):
+        with T.Kernel(chunks, heads, batch, threads=CHUNK) as (c, h, b):
+            s = T.alloc_shared((CHUNK,), accum)
+            for i in T.Parallel(CHUNK):
+                t = c * CHUNK + i
+                s[i] = T.if_then_else(t < seq, Decay[b, t, h] if each else Decay[h], T.cast(0, accum)) * const(LOG2E, accum)
+            T.cumsum(s, dim=0)
+            T.copy(s, C[b, h, c, :])
+
+    return decays_added_up
+
+
+def decay_gradient(heads: int, blocks: int, wide: int, accum: str) -> Any:
+    """The kernel (Rows, Columns, Edge, dDecay): the gradient of the decays, (batch, seq, heads), from what the first two passes
+    keep.  wide: the last extent of Edge."""
+    batch, seq, chunks = T.dynamic("batch, seq, chunks")
+    dots = T.Tensor((blocks, batch, heads, seq), accum)
+
+    @T.prim_func
+    def gradient_of_decays(Rows: dots, Columns: dots, Edge: T.Tensor((blocks, batch, heads, chunks, wide), accum),
+                           dDecay: T.Tensor((batch, seq, heads), accum)):
+        with T.Kernel(chunks, heads, batch, threads=CHUNK) as (c, h, b):
+            steps, found = T.alloc_shared((CHUNK,), accum), T.alloc_fragment((CHUNK,), accum)
+            edges, total, later = T.alloc_fragment((wide,), accum), T.alloc_fragment((1,), accum), T.alloc_shared((1,), accum)
+            T.clear(found)
+            T.clear(edges)
+            for n in T.serial(blocks):
+                for i in T.Parallel(CHUNK):
+                    t = c * CHUNK + i
+                    if t < seq:
+                        found[i] += Rows[n, b, h, t] - Columns[n, b, h, t]
+                for i in T.Parallel(wide):
+                    edges[i] += Edge[n, b, h, c, i]
+            T.reduce_sum(edges, total)
+            T.copy(total, later)
+            T.copy(found, steps)
+            T.cumsum(steps, dim=0, reverse=True)
+            for i in T.Parallel(CHUNK):
+                if c * CHUNK + i < seq:
+                    dDecay[b, c * CHUNK + i, h] = steps[i] + later[0]
+
+    return gradient_of_decays
 
 
 def _results(q: Any, k: Any, v: Any, log_decay: Any, *options: Any) -> Results:
@@ -147,27 +241,24 @@ def _results(q: Any, k: Any, v: Any, log_decay: Any, *options: Any) -> Results:
     return [(tuple(v.shape), kind)]
 
 
-def _added_up(log_decay: Any, q: Any) -> Any:
+def _added_up(at: Place, log_decay: Any, q: Any) -> Any:
     """What linear_pass takes as C."""
     batch, seq, heads = (int(n) for n in q.shape[:3])
-    out = zeros(q, (batch, heads, -(-seq // CHUNK) * CHUNK), _accum(q))
-    out[..., :seq] = log_decay[:, None] if log_decay.ndim == 1 else log_decay.swapaxes(1, 2)
-    return out.reshape(batch, heads, -1, CHUNK).cumsum(-1) * LOG2E
+    if log_decay is None or 0 in q.shape:
+        return None
+    out = empty(q, (batch, heads, -(-seq // CHUNK), CHUNK), _accum(q))
+    fast_kernel(at, added_up, heads, log_decay.ndim == 3, _accum(q))(contiguous(log_decay), out, seq)
+    return out
 
 
-def _pass(at: Place, q: Any, k: Any, v: Any, c: Any, scale: float, out: Any, x: Any = None, reverse: bool = False) -> Any:
-    """out = linear_pass of q, k and v; returns the row sums of x times out before it is rounded, where there is an x."""
-    if 0 in q.shape:
-        out[...] = 0
-        return
+def _pass(at: Place, q: Any, k: Any, v: Any, c: Any, scale: float, out: Any, reverse: bool = False, keeps: str = "",
+          *kept: Any) -> None:
+    """out = linear_pass of q, k and v.  kept: X, Dots, States and Edge."""
     arrays = [x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in (q, k, v)]
     strided = [strides(x) != compact(x.shape) for x in arrays]
-    form = PassForm((*q.shape[2:], v.shape[3]), tuple(strided), type_name(q), scale, c is not None, reverse, x is not None)
-    blocks = -(-v.shape[3] // COLUMNS)
-    dots = None if x is None else empty(q, (blocks, q.shape[0], q.shape[2], q.shape[1]), _accum(q))
-    kernel = fast_kernel(at, linear_pass, form)
-    kernel(*arrays, c, None if x is None else contiguous(x), out, dots)
-    return dots
+    form = PassForm((*q.shape[2:], v.shape[3]), tuple(strided), type_name(q), scale, c is not None, reverse, keeps)
+    x, *others = kept or (None,) * 4
+    fast_kernel(at, linear_pass, form)(*arrays, c, x, out, *others)
 
 
 def _forward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, out: Any) -> None:
@@ -175,22 +266,35 @@ def _forward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, 
     if type_name(q) == "float64" and at.target.is_gpu:
         raise error("delta-argument", "float64 runs on the CPU only", found="float64 on a GPU", expected="16 bits on a GPU",
                     hint="convert them, or move them to the CPU")
-    _pass(at, q, k, v, None if log_decay is None else _added_up(log_decay, q), scale, out)
+    if 0 in q.shape:
+        out[...] = 0
+    else:
+        _pass(at, q, k, v, _added_up(at, log_decay, q), scale, out)
 
 
 def _backward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, wanted: bool, grad: Any, dq: Any, dk: Any,
               dv: Any, ddecay: Any) -> None:
-    at, c = running_on(q, target), None if log_decay is None else _added_up(log_decay, q)
-    of_q = _pass(at, grad, v, k, c, scale, dq, q if wanted else None)
-    of_k = _pass(at, v, grad, q, c, scale, dk, k if wanted else None, True)
-    _pass(at, k, q, grad, c, scale, dv, None, True)
-    if wanted and 0 not in q.shape:
-        change = (of_q - of_k).sum(0)
-        later = change.sum(2)[..., None] - change.cumsum(2) + change
-        if log_decay.ndim == 3:
-            ddecay[...] = later.swapaxes(1, 2)
-        else:
-            sum_into(ddecay, later, (0, 2))
+    at = running_on(q, target)
+    if 0 in q.shape:
+        for x in (dq, dk, dv, ddecay):
+            x[...] = 0
+        return
+    c, (batch, seq, heads, dim), blocks = _added_up(at, log_decay, q), q.shape, -(-q.shape[3] // COLUMNS)
+    of_q, of_k = (), ()
+    if wanted:
+        chunks, accum, dots = c.shape[2], _accum(q), (blocks, batch, heads, seq)
+        rows, columns, edge = (empty(q, x, accum) for x in (dots, dots, (blocks, batch, heads, chunks, v.shape[3] + CHUNK)))
+        states = empty(q, (batch, heads, chunks, v.shape[3], dim), type_name(q))
+        of_q, of_k = ("rows", contiguous(q), rows, states, None), ("columns", contiguous(k), columns, states, edge)
+    _pass(at, grad, v, k, c, scale, dq, False, *of_q)
+    _pass(at, v, grad, q, c, scale, dk, True, *of_k)
+    _pass(at, k, q, grad, c, scale, dv, True)
+    if wanted:
+        each = log_decay.ndim == 3
+        found = ddecay if each else empty(q, (batch, seq, heads), accum)
+        fast_kernel(at, decay_gradient, heads, blocks, edge.shape[4], accum)(rows, columns, edge, found)
+        if not each:
+            sum_into(ddecay, found, (0, 1))
 
 
 def _shapes(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, wanted: bool, grad: Any) -> Results:

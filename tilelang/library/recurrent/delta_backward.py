@@ -137,47 +137,70 @@ def sum_values(f, accs, work, b, h, c, d0):
         T.reduce_sum(both, accs.edge, dim=0, clear=False)
 
 
-def factors(f: DeltaForm, g: Any, n: int) -> tuple[Any, Any]:
-    """The decays, functions of (step, channel), that the earlier and the later step of a pair bring along: from the
-    last step of the first half of 2 n steps; with n of 0, where M and N have the decay, 1."""
-    def since(i: Any, d: Any) -> Any:
-        x = g[i, d] - g[i // (2 * n) * 2 * n + n - 1, d]
-        return x if n == 4 else -T.abs(x)
-
-    if n == 0:
-        return (lambda i, d: T.cast(1, f.acc),) * 2
-    return lambda i, d: f.exp(-since(i, d) if n == 4 else since(i, d)), lambda i, d: f.exp(since(i, d))
+@T.macro
+def add_pairs(f, accs, each, Q, K, g, beta, scale):
+    """Add what pairs of steps give, with one decay a step.  each: a pair gives its later and its earlier step the same number,
+    so that pairs on one side of a decay cancel in its gradient."""
+    Ms, Ns = T.alloc_shared((f.chunk, f.chunk), f.dtype), T.alloc_shared((f.chunk, f.chunk), f.dtype)
+    X, zero = T.alloc_shared((f.chunk, f.dim_k), f.dtype), T.cast(0, f.acc)
+    both, more = T.alloc_fragment((f.chunk, f.chunk), f.acc), T.alloc_fragment((f.chunk, f.chunk), f.acc)
+    row, column = T.alloc_fragment((f.chunk,), f.acc), T.alloc_fragment((f.chunk,), f.acc)
+    for i, d in T.Parallel(f.chunk, f.dim_k):
+        X[i, d] = K[i, d] * beta[i]
+    for i, j in T.Parallel(f.chunk, f.chunk):
+        decay = f.exp(T.min(g[i] - g[j], zero))
+        accs.M[i, j] = T.if_then_else(j <= i, accs.M[i, j] * (decay * scale), zero)
+        accs.N[i, j] = T.if_then_else(j < i, accs.N[i, j] * -decay, zero)
+    T.copy(accs.M, Ms)
+    T.copy(accs.N, Ns)
+    T.gemm(Q, X, both, transpose_B=True, clear_accum=True)
+    T.gemm(K, X, more, transpose_B=True, clear_accum=True)
+    T.gemm(Ms, X, accs.q)
+    T.gemm(Ns, X, accs.read)
+    T.gemm(Ms, Q, accs.z, transpose_A=True)
+    T.gemm(Ns, K, accs.z, transpose_A=True)
+    for i, j in T.Parallel(f.chunk, f.chunk):
+        both[i, j] = both[i, j] * accs.M[i, j] + more[i, j] * accs.N[i, j]
+    T.reduce_sum(both, row, dim=1)
+    T.reduce_sum(both, column, dim=0)
+    for i in T.Parallel(f.chunk):
+        each[i] += row[i] - column[i]
 
 
 @T.macro
-def add_pairs(f, accs, Q, K, g, beta, scale, n):
-    """Add what pairs of steps give.  n: 0 with one decay a step; else those of two halves of 2 n steps, or, with n of 4, of one
-    block of 8, for a decay of every channel."""
+def add_channel_pairs(f, accs, each, Q, K, g, beta, scale, n):
+    """The same with a decay for every channel: pairs of two halves of 2 n steps, or, with n of 4, of one block of 8.  before,
+    after: the decays that the earlier and the later step bring along, from the last step of the first half."""
     kind = "float32" if n == 4 and f.dtype == "float16" else f.dtype  # the decay of 4 steps is not a float16
-    Ms, Ns, X = (T.alloc_shared((f.chunk, m), kind) for m in (f.chunk, f.chunk, f.width))
-    more, zero = T.alloc_fragment((f.chunk, f.width), f.acc), T.cast(0, f.acc)
-    before, after = factors(f, g, n)
+    Ms, Ns = T.alloc_shared((f.chunk, f.chunk), kind), T.alloc_shared((f.chunk, f.chunk), kind)
+    X, Yq, Yk = (T.alloc_shared((f.chunk, f.width), kind) for _ in (0, 1, 2))
+    more, before = T.alloc_fragment((f.chunk, f.width), f.acc), T.alloc_fragment((f.chunk, f.width), f.acc)
+    after, zero = T.alloc_fragment((f.chunk, f.width), f.acc) if n == 4 else before, T.cast(0, f.acc)
     for i, j in T.Parallel(f.chunk, f.chunk):
-        here = (i ^ j) < 2 * n if n == 4 else ((i ^ j) < 2 * n) & ((i ^ j) >= n) if n else j <= i
-        decay = T.cast(1, f.acc) if n else f.exp(T.min(g[i] - g[j], zero))
-        Ms[i, j] = T.if_then_else(here & (j <= i), accs.M[i, j] * decay, zero)
-        Ns[i, j] = T.if_then_else(here & (j < i), accs.N[i, j] * decay, zero)
+        here = (i ^ j) < 2 * n if n == 4 else ((i ^ j) < 2 * n) & ((i ^ j) >= n)
+        Ms[i, j] = T.if_then_else(here & (j <= i), accs.M[i, j], zero)
+        Ns[i, j] = T.if_then_else(here & (j < i), accs.N[i, j], zero)
     for i, d in T.Parallel(f.chunk, f.width):
-        X[i, d] = K[i, d] * (beta[i] * before(i, d))
+        since = g[i, d] - g[i // (2 * n) * 2 * n + n - 1, d]
+        before[i, d] = f.exp(-since if n == 4 else -T.abs(since))
+        if n == 4:
+            after[i, d] = f.exp(since)
+    for i, d in T.Parallel(f.chunk, f.width):
+        X[i, d], Yk[i, d] = K[i, d] * (beta[i] * before[i, d]), -K[i, d] * after[i, d]
+        Yq[i, d] = Q[i, d] * (scale * after[i, d])
     T.gemm(Ms, X, more, clear_accum=True)
     for i, d in T.Parallel(f.chunk, f.width):
-        accs.q[i, d] += more[i, d] * (scale * after(i, d))
+        accs.q[i, d] += more[i, d] * (scale * after[i, d])
+        each[i, d] += more[i, d] * Yq[i, d]
     T.gemm(Ns, X, more, clear_accum=True)
     for i, d in T.Parallel(f.chunk, f.width):
-        accs.read[i, d] += more[i, d] * after(i, d)
+        accs.read[i, d] -= more[i, d] * after[i, d]
+        each[i, d] += more[i, d] * Yk[i, d]
+    T.gemm(Ms, Yq, more, transpose_A=True, clear_accum=True)
+    T.gemm(Ns, Yk, more, transpose_A=True)
     for i, d in T.Parallel(f.chunk, f.width):
-        X[i, d] = Q[i, d] * (scale * after(i, d))
-    T.gemm(Ms, X, more, transpose_A=True, clear_accum=True)
-    for i, d in T.Parallel(f.chunk, f.width):
-        X[i, d] = -K[i, d] * after(i, d)
-    T.gemm(Ns, X, more, transpose_A=True)
-    for i, d in T.Parallel(f.chunk, f.width):
-        accs.z[i, d] += more[i, d] * before(i, d)
+        accs.z[i, d] += more[i, d] * before[i, d]
+        each[i, d] -= more[i, d] * X[i, d]
 
 
 @T.macro
@@ -208,10 +231,9 @@ def of_decays(f, each, edge, Decay, dDecay, at):
                 dDecay[b, t + i, h, x] = T.if_then_else(Decay[b, t + i, h, x] >= LEAST, found, T.cast(0, f.acc))
     else:
         steps, later = T.alloc_shared((f.chunk,), f.acc), T.alloc_shared((1,), f.acc)
-        row, total = T.alloc_fragment((f.chunk,), f.acc), T.alloc_fragment((1,), f.acc)
-        T.reduce_sum(each, row, dim=1)
+        total = T.alloc_fragment((1,), f.acc)
         T.reduce_sum(edge, total)
-        T.copy(row, steps)
+        T.copy(each, steps)
         T.copy(total, later)
         T.cumsum(steps, dim=0, reverse=True)
         for i in T.Parallel(f.chunk):
@@ -227,7 +249,8 @@ def of_chunk(f, inputs, work, results, scale, at):
     d0 = split * f.width
     Qs, Ks = T.alloc_shared((f.chunk, f.width), f.dtype), T.alloc_shared((f.chunk, f.width), f.dtype)
     g, beta = T.alloc_shared((f.chunk, f.width) if f.channels else (f.chunk,), f.acc), T.alloc_shared((f.chunk,), f.acc)
-    accs, each, row = Accumulators.of(f), T.alloc_fragment((f.chunk, f.width), f.acc), T.alloc_fragment((f.chunk,), f.acc)
+    accs, both, row = Accumulators.of(f), T.alloc_fragment((f.chunk, f.width), f.acc), T.alloc_fragment((f.chunk,), f.acc)
+    each = both if f.channels else T.alloc_fragment((f.chunk,), f.acc)
     sum_values(f, accs, work, b, h, c, d0)
     T.copy(Q[b, t:t + f.chunk, h // f.each, d0:d0 + f.width], Qs)
     T.copy(K[b, t:t + f.chunk, h // f.each, d0:d0 + f.width], Ks)
@@ -235,27 +258,28 @@ def of_chunk(f, inputs, work, results, scale, at):
     decays(f, Decay, g, seq, b, h, t, d0)
     for i, d in T.Parallel(f.chunk, f.width):
         accs.q[i, d] *= scale * f.exp(g[i, d] if f.channels else g[i])
-        accs.read[i, d] *= f.exp(g[i, d] if f.channels else g[i])
+        accs.read[i, d] *= -f.exp(g[i, d] if f.channels else g[i])
         accs.z[i, d] *= f.exp(g[last, d] - g[i, d] if f.channels else g[last] - g[i])
-        each[i, d] = Ks[i, d] * (beta[i] * accs.z[i, d])
+        both[i, d] = Ks[i, d] * (beta[i] * accs.z[i, d])
     for d in T.Parallel(f.width):
         accs.edge[d] *= f.exp(g[last, d] if f.channels else g[last])
-    T.reduce_sum(each, accs.edge, dim=0, clear=False)
-    if f.channels:
-        _ = [add_pairs(f, accs, Qs, Ks, g, beta, scale, n) for n in (32, 16, 8, 4) if 2 * n <= max(8, f.chunk)]
-    else:
-        add_pairs(f, accs, Qs, Ks, g, beta, scale, 0)
+    T.reduce_sum(both, accs.edge, dim=0, clear=False)
     for i, d in T.Parallel(f.chunk, f.width):
-        each[i, d] = Ks[i, d] * accs.z[i, d]
-    T.reduce_sum(each, row, dim=1)
+        both[i, d] = Qs[i, d] * accs.q[i, d] + Ks[i, d] * accs.read[i, d] - both[i, d]
+    if f.channels:
+        _ = [add_channel_pairs(f, accs, each, Qs, Ks, g, beta, scale, n) for n in (32, 16, 8, 4) if 2 * n <= max(8, f.chunk)]
+    else:
+        T.reduce_sum(both, each, dim=1)
+        add_pairs(f, accs, each, Qs, Ks, g, beta, scale)
+    of_decays(f, each, accs.edge, Decay, dDecay, (seq, b, h, t, d0))
+    for i, d in T.Parallel(f.chunk, f.width):
+        both[i, d] = Ks[i, d] * accs.z[i, d]
+    T.reduce_sum(both, row, dim=1)
     for i in T.Parallel(f.chunk):
         if t + i < seq:
             dBeta[split, b, t + i, h] = row[i]
     for i, d in T.Parallel(f.chunk, f.width):
-        accs.z[i, d] *= beta[i]
-        each[i, d] = Qs[i, d] * accs.q[i, d] - Ks[i, d] * (accs.read[i, d] + accs.z[i, d])
-        accs.z[i, d] -= accs.read[i, d]
-    of_decays(f, each, accs.edge, Decay, dDecay, (seq, b, h, t, d0))
+        accs.z[i, d] = accs.z[i, d] * beta[i] + accs.read[i, d]
     T.copy(accs.q, dQ[b, t:t + f.chunk, h, d0:d0 + f.width])
     T.copy(accs.z, dK[b, t:t + f.chunk, h, d0:d0 + f.width])
 
@@ -290,7 +314,7 @@ def delta_backward(f: DeltaForm) -> Any:
         with T.Kernel(f.dim_v // COLUMNS, f.heads, batch, threads=128) as (x, h, b):
             work = (*((Qd, Kd) if f.channels else (Q, K)), Ke, A, P, E, dO, dFinal)
             gradients_after(f, work, (After, dV, dInitial), scale, chunks, b, h, x * COLUMNS)
-        with T.Kernel(chunks * splits, f.heads, batch, threads=256) as (z, h, b):
+        with T.Kernel(chunks * splits, f.heads, batch, threads=512 if f.channels else 256) as (z, h, b):
             work, results = (dO, dV, W, Before, After), (dQ, dK, dDecay, dBeta)
             of_chunk(f, (Q, K, Decay, Beta), work, results, scale, (seq, b, h, z // splits, z % splits))
 
