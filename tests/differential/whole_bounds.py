@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from tilelang.ir import dtype, numpy_dtype
-from tilelang.program.graph import FORMATS, Graph, Node
+from tilelang.program.graph import Graph, Node
 
 Array = Any
 ULP = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
@@ -477,7 +477,7 @@ def _scan(n: Node, x: Interval) -> Interval:
 
 def _order(n: Node, x: Interval) -> Interval:
     axis = n.attrs["axis"]
-    descending = n.attrs["descending"] if n.op == "argsort" else n.attrs["largest"]
+    descending = n.attrs["largest"]
     x = rounded(x, n.inputs[0].dtype) if n.inputs[0].dtype.is_float else x
     low, high = (x.low, x.high) if not descending else (-x.high, -x.low) if x.low.dtype.kind == "f" else (~x.low, ~x.low)
     index = np.argsort(low, axis=axis, kind="stable")
@@ -498,23 +498,21 @@ def _order(n: Node, x: Interval) -> Interval:
     else:
         ok = np.ones(a.shape, bool)
     free = x.free.any(axis=axis, keepdims=True) | ~(points | ok)
-    if n.op == "argtopk":
-        index, free = (np.take(np.broadcast_to(v, a.shape), np.arange(n.attrs["k"]), axis=axis) for v in (index, free))
+    index, free = (np.take(np.broadcast_to(v, a.shape), np.arange(n.attrs["k"]), axis=axis) for v in (index, free))
     value = index.astype(np.int32)
     return _ordered(value, value, free)
 
 
 def _ranked(n: Node, x: Interval) -> Interval:
-    """x in the order of its own argsort or argtopk: sorting keeps bounds."""
+    """x in the order of its own order: sorting keeps bounds."""
     order = n.inputs[1]
     axis = n.attrs["axis"]
     x = rounded(x, n.inputs[0].dtype) if n.dtype.is_float else x
-    descending = order.attrs["descending"] if order.op == "argsort" else order.attrs["largest"]
 
     def in_order(v: Array) -> Array:
-        key = v if not descending else -v if v.dtype.kind == "f" else ~v
+        key = v if not order.attrs["largest"] else -v if v.dtype.kind == "f" else ~v
         out = np.take_along_axis(v, np.argsort(key, axis=axis, kind="stable"), axis)
-        return out if order.op == "argsort" else np.take(out, np.arange(order.attrs["k"]), axis=axis)
+        return np.take(out, np.arange(order.attrs["k"]), axis=axis)
 
     low, high = in_order(x.low), in_order(x.high)
     free = np.broadcast_to(x.free.any(axis=axis, keepdims=True), low.shape)
@@ -531,24 +529,6 @@ def _gather(n: Node, x: Interval, i: Interval) -> Interval:
     out = x.map(lambda v: np.take(v, index, axis=axis))
     shape = (1,) * axis + i.free.shape + (1,) * (x.low.ndim - axis - 1)
     return Interval(out.low, out.high, out.free | i.free.reshape(shape))
-
-
-def _dequantise(n: Node, q: Interval, s: Interval, z: Interval | None) -> Interval:
-    per_byte, bits, signed = FORMATS[n.attrs["format"]]
-    raw = q.low.view(np.uint8)[..., None] >> (bits * np.arange(per_byte, dtype=np.uint8))
-    number = (raw & ((1 << bits) - 1)).astype(np.int32).reshape(n.shape)
-    number = (number ^ (1 << (bits - 1))) - (1 << (bits - 1)) if signed else number
-
-    def spread(x: Array) -> Array:
-        for axis, g in enumerate(n.attrs["groups"]):
-            x = np.repeat(x, g, axis=axis)
-        return x
-
-    value, scale = exact(number.astype(np.float64)), s.map(spread)
-    if z is not None:
-        zero = z.map(spread)
-        value = computed(value.low - zero.high, value.high - zero.low, zero.free, n.dtype)
-    return _times(value, scale, n.dtype)
 
 
 def _loop(n: Node, xs: Sequence[Interval]) -> list[Interval]:
@@ -615,7 +595,7 @@ def _one(n: Node, xs: Sequence[Interval]) -> Any:
         )
     if (
         n.op == "take_along"
-        and n.inputs[1].op in ("argsort", "argtopk")
+        and n.inputs[1].op == "order"
         and n.inputs[1].inputs[0] is n.inputs[0]
         and n.inputs[1].attrs["axis"] == n.attrs["axis"]
     ):
@@ -625,8 +605,7 @@ def _one(n: Node, xs: Sequence[Interval]) -> Any:
         "reduce": _reduce,
         "argreduce": _argreduce,
         "scan": _scan,
-        "argsort": _order,
-        "argtopk": _order,
+        "order": _order,
         "gather": _gather,
         "take_along": _gather,
     }
@@ -634,8 +613,6 @@ def _one(n: Node, xs: Sequence[Interval]) -> Any:
         return simple[n.op](n, *xs)
     if n.op == "einsum":
         return _einsum(n, xs)
-    if n.op == "dequantise":
-        return _dequantise(n, xs[0], xs[1], xs[2] if len(xs) > 2 else None)
     if n.op == "loop":
         return _loop(n, xs)
     if n.op == "item":

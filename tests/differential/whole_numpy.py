@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from whole_bounds import _erf, _sigmoid, _to
 
-from tilelang.program.graph import FORMATS
+from tilelang.program.composed import FORMATS
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 

@@ -26,8 +26,8 @@ PLAIN = (bool, int, float, str)
 class Block:
     """A kernel, or a loop that the host walks, and what it is given.
 
-    of: the kernel, the loop, or the name of a program of sorts.py.  operands: inputs of the program, or tensors that other
-    kernels store.  results: what it writes, in the order of parameters.
+    of: the kernel, the loop, or the name of a program of library/sorting.py.
+    operands: inputs of the program, or tensors that other kernels store.  results: what it writes, in the order of parameters.
     """
 
     def __init__(self, of: PrimFunc | Node | str, operands: Iterable[Tensor]) -> None:

@@ -8,8 +8,11 @@ from typing import Any
 from tilelang.errors import error, register
 
 from .functions import broadcast_to, cast, einsum, iota, where
-from .graph import FORMATS, text_of
-from .tensor import Tensor, axis_of, make, public, tensor, wide
+from .graph import text_of
+from .tensor import Tensor, axis_of, public, tensor, wide
+
+FORMATS = {"int4": (2, 4, True), "uint4": (2, 4, False), "int8": (1, 8, True), "uint8": (1, 8, False),
+           "int2": (4, 2, True), "uint2": (4, 2, False)}  # values in a byte, least bits first, on the last axis; bits; signed
 
 register("program-quantised", ValueError, "T.quantised is given tensors or a format that do not fit",
          f"formats: {', '.join(FORMATS)}; scales have the shape of the weights, divided by the size of a group along each axis")
@@ -181,7 +184,8 @@ def quantised(weights: Any, scales: Any, format: str = "int4", zeros: Any = None
     if format not in FORMATS or q.dtype.bits != 8 or not q.dtype.is_int or not s.dtype.is_float or not q.shape:
         raise error("program-quantised", f"T.quantised of {q.dtype} by {s.dtype} in the format {format!r}",
                     expected="bytes, scales of a float type, a known format", found=f"{q.dtype}, {s.dtype}, {format!r}")
-    shape = (*q.shape[:-1], q.shape[-1] * FORMATS[format][0])
+    count, bits, signed = FORMATS[format]
+    shape = (*q.shape[:-1], q.shape[-1] * count)
     if s.ndim != len(shape):
         raise error("program-quantised", f"weights {text_of(shape)} have scales {text_of(s.shape)}",
                     expected=f"{len(shape)} axes", found=f"{s.ndim} axes")
@@ -190,5 +194,18 @@ def quantised(weights: Any, scales: Any, format: str = "int4", zeros: Any = None
     if any(t * g != n for t, g, n in zip(s.shape, groups, shape)):
         raise error("program-quantised", f"scales {text_of(s.shape)} do not cut weights {text_of(shape)} into groups",
                     expected="an extent that divides the weights' along each axis", found=text_of(s.shape))
-    rest = [] if zeros is None else [broadcast_to(cast(zeros, s.dtype), *s.shape)]
-    return make("dequantise", q, s, *rest, shape=shape, dt=s.dtype, format=format, groups=groups)
+    w = cast(q, "int32")
+    if count > 1:
+        w = w.unsqueeze(-1) >> iota(count) * bits & (1 << bits) - 1
+    elif signed == q.dtype.is_unsigned:  # a byte holds the other kind of integers
+        w = w & 255
+    if signed and (count > 1 or q.dtype.is_unsigned):
+        w = (w ^ 1 << bits - 1) - (1 << bits - 1)
+
+    def spread(x: Tensor) -> Tensor:
+        """What a group shares, for each of its elements."""
+        rows = x.reshape([s for t in x.shape for s in (t, 1)])
+        return rows.expand([s for pair in zip(x.shape, groups) for s in pair]).reshape(shape)  # type: ignore[no-any-return]
+
+    w = cast(w.reshape(shape), s.dtype)
+    return (w if zeros is None else w - spread(broadcast_to(cast(zeros, s.dtype), *s.shape))) * spread(s)

@@ -3,8 +3,8 @@
     y = exp(x - max(x, 1))         top[i] = max over j: x[i, j]
                                    y[i, j] = exp(sub(x[i, j], top[i]))
 
-Reductions, contractions, scans, sorts and loops become tensors of their own; element-wise operations, reshapes, slices, gathers
-and dequantisation become index expressions in the tensors that read them.  Computed operands of contractions are tensors too.
+Reductions, contractions, scans, sorts and loops become tensors of their own; element-wise operations, reshapes, slices and
+gathers become index expressions in the tensors that read them.  Computed operands of contractions are tensors too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tilelang.errors import register
 from .expr import FREE, Axis, Scalar, Tensor, axis, call, const, plus, read, rewrite, split, times
 from .blocks import Block, walked
 from .expr import at as placed
-from .graph import BINARY, COMPARE, FORMATS, UNARY, Graph, Node, Size, count_elements
+from .graph import BINARY, COMPARE, UNARY, Graph, Node, Size, count_elements
 from .nest import contraction
 from .plan import ROWS as LONGEST
 from .rescale import factors, is_float, neutral
@@ -255,23 +255,6 @@ def _as_index(i: Scalar) -> Scalar:
     return i if i.dtype == "int32" else call("cast", i, dtype="int32")
 
 
-def _dequantise(e: _Expander, n: Node, at: Index) -> Scalar:
-    q, s, *zero = n.inputs
-    count, bits, signed = FORMATS[n.attrs["format"]]
-    byte, part = split(at[-1], count)
-    value = call("cast", e.element(q, (*at[:-1], byte)), dtype="int32")
-    if count > 1:
-        value = Scalar("and", (Scalar("shr", (value, times(part, bits))), const((1 << bits) - 1)))
-        if signed:
-            value = Scalar("sub", (Scalar("xor", (value, const(1 << bits - 1))), const(1 << bits - 1)))
-    shared = tuple(split(i, g)[0] for i, g in zip(at, n.attrs["groups"]))
-    out = str(n.dtype)
-    value = call("cast", value, dtype=out)
-    if zero:
-        value = call("sub", value, call("cast", e.element(zero[0], shared), dtype=out))
-    return call("mul", value, call("cast", e.element(s, shared), dtype=out))
-
-
 # ---- tensors of their own ---------------------------------------------------------------------------------------------
 
 
@@ -367,8 +350,8 @@ def _sort(e: _Expander, n: Node) -> Tensor:
         return Tensor("order", inner, "int32", "map", const(0), span=n.span)
     place = Axis("place", n.shape[k])
     body = _rounded(e.element(x, tuple(map(axis, inner))), str(x.dtype))
-    largest = n.attrs["largest"] if n.op == "argtopk" else n.attrs["descending"]
-    out = Tensor("order", (*inner[:k], place, *inner[k + 1:]), "int32", n.op, body, (inner[k],), {"largest": largest}, n.span)
+    out = Tensor("order", (*inner[:k], place, *inner[k + 1:]), "int32", "order", body, (inner[k],),
+                 {"largest": n.attrs["largest"]}, n.span)
     fits = isinstance(x.shape[k], int) and x.shape[k] <= LONGEST[True]
     return out if fits or e.inside else _sorted_in_memory(e, out, inner[k], place)
 
@@ -455,8 +438,7 @@ Row = Callable[[_Expander, Node, Index], Scalar]
 ROWS: dict[str, Row] = {
     **dict.fromkeys((*UNARY, *BINARY, *COMPARE, "where", "cast", "broadcast"), _element_wise),
     "constant": _constant, "iota": _iota, "reshape": _reshape, "transpose": _transpose, "slice": _slice, "concat": _concat,
-    "pad": _pad, "windows": _windows, "gather": _gather, "take_along": _take_along, "dequantise": _dequantise, "item": _item,
-    **dict.fromkeys(("input", "reduce", "argreduce", "einsum", "scan", "argsort", "argtopk"), _read)}
+    "pad": _pad, "windows": _windows, "gather": _gather, "take_along": _take_along, "item": _item,
+    **dict.fromkeys(("input", "reduce", "argreduce", "einsum", "scan", "order"), _read)}
 TENSORS: dict[str, Callable[[_Expander, Node], Tensor]] = {
-    "input": _input, "reduce": _reduce, "argreduce": _arg_reduce, "einsum": _einsum, "scan": _scan, "argsort": _sort,
-    "argtopk": _sort}
+    "input": _input, "reduce": _reduce, "argreduce": _arg_reduce, "einsum": _einsum, "scan": _scan, "order": _sort}

@@ -42,7 +42,7 @@ class Tensor:
 
     axes: of the result.  body: the element, or None for an input; of a reduction what is combined over the axes `over`.
     kind: "map", "input", "sum", "max", "min", "prod", "any", "all", or an operation that is not a reduction of elements
-    ("argmax", "argmin", "scan sum", "argsort", "argtopk", "loop", ...), which `attrs` describes.
+    ("argmax", "argmin", "scan sum", "order", "loop", ...), which `attrs` describes.
     """
 
     name: str

@@ -229,7 +229,8 @@ for _kind in ("sum", "prod", "max", "min"):
 @public()
 def argsort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
     """int32: the order of the elements along an axis; equal ones keep theirs, NaN comes last."""
-    return make("argsort", x, dt=I32, axis=axis_of(x, axis), descending=bool(descending))
+    at = axis_of(x, axis)
+    return make("order", x, dt=I32, axis=at, k=x.shape[at], largest=bool(descending))
 
 
 @public()
@@ -249,7 +250,7 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, 
                     f"T.topk takes {described(k)} of {extent} elements", found=described(k),
                     expected=f"a number from 1 to {extent}", hint="give k as a Python number")
     shape = (*x.shape[:at], k, *x.shape[at + 1:])
-    order = make("argtopk", x, shape=shape, dt=I32, axis=at, k=k, largest=bool(largest))
+    order = make("order", x, shape=shape, dt=I32, axis=at, k=k, largest=bool(largest))
     return take_along(x, order, at), order
 
 

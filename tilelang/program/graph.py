@@ -24,9 +24,8 @@ Every operand already has the type in which the node computes: conversions are `
     gather       (x, i)         axis: shape x[:axis] + i + x[axis + 1:], element x[.., i[..], ..]
     take_along   (x, i)         axis: i has x's rank; element x with its index along the axis replaced by i[...]
     scan         (x)            kind: sum max min prod; axis; reverse: bool; accum: dtype
-    argsort      (x)            axis; descending: bool                        int32, stable; NaN last
-    argtopk      (x)            axis; k; largest: bool                        int32, best first, equal values by index; NaN last
-    dequantise   (q, s[, z])    format: one of FORMATS; groups: per axis, elements that share a scale: (q - z) * s
+    order        (x)            axis; k; largest: bool                        int32: where the k best stand, best first, equal
+                                values by index, NaN last; k may be the whole extent
     loop         (init.., xs.., captured..)   body: Graph; carried, scanned: counts; length.  The body's inputs are
                                 the states, one element of each xs along axis 0, the captured tensors; its outputs are the new
                                 states, then one element of each result.  Items: the last states, then the results along axis 0
@@ -67,8 +66,6 @@ UNARY = ("neg", "abs", "sign", "exp", "exp2", "log", "log2", "log1p", "expm1", "
 BINARY = ("add", "sub", "mul", "div", "floordiv", "mod", "pow", "max", "min", "atan2", "and", "or", "xor", "shl", "shr")
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 ELEMENTWISE = (*UNARY, *BINARY, *COMPARE, "where", "cast")
-FORMATS = {"int4": (2, 4, True), "uint4": (2, 4, False), "int8": (1, 8, True), "uint8": (1, 8, False),
-           "int2": (4, 2, True), "uint2": (4, 2, False)}  # values in a byte, least bits first, on the last axis; bits; signed
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
         steps.append((kernel, [names[t] for t in needed], [names[t] for t in group]))
     head = "import tilelang.language as T\n"
     called = [f for f in ("order_of_keys", "selected_order", "sorted_order") if any(f"{f}(" in text for text in texts)]
-    head += f"from tilelang.program.sorts import {', '.join(called)}\n\n" if called else "\n"
+    head += f"from tilelang.library.sorting import {', '.join(called)}\n\n" if called else "\n"
     if any(" = T.PrimFunc(parse(" in text for text in texts):
         head = head.rstrip() + "\nfrom tilelang.ir.parser import parse\n\n"
     open_sizes = sorted({n for t in names for s in t.shape if isinstance(s, Dim) for n in s.names} | set(dims) | symbols)

@@ -18,13 +18,13 @@ from tilelang.jit.simulated import as_numpy, like_first
 from tilelang.simulator.reference.run import run_tile
 from tilelang.target.intrinsics import intrinsic
 
-from .graph import BINARY, COMPARE, FORMATS, UNARY, Graph, Node, arrays_among
+from .graph import BINARY, COMPARE, UNARY, Graph, Node, arrays_among
 
 register("program-index-range", IndexError, "an index tensor names an element that the tensor does not have",
          "indices count from 0; they are not taken from the end")
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-ROUNDED = ("input", "einsum", "gather", "take_along", "argsort", "argtopk", "tile", "loop")  # their operands are rounded
+ROUNDED = ("input", "einsum", "gather", "take_along", "order", "tile", "loop")  # their operands are rounded
 
 
 def held_in(dt: dtype) -> np.dtype[Any]:
@@ -101,13 +101,9 @@ def _scan(n: Node, x: Array, kind: str, axis: int, reverse: bool, accum: dtype) 
     return ordered(_REDUCE[kind].accumulate(ordered(x.astype(held_in(accum))), axis=axis))
 
 
-def _argsort(n: Node, x: Array, axis: int, descending: bool) -> Any:
-    key = x if not descending else -x if x.dtype.kind == "f" else ~x
-    return np.argsort(key, axis=axis, kind="stable")
-
-
-def _argtopk(n: Node, x: Array, axis: int, k: int, largest: bool) -> Any:
-    return np.take(_argsort(n, x, axis, largest), np.arange(k), axis=axis)
+def _order(n: Node, x: Array, axis: int, k: int, largest: bool) -> Any:
+    key = x if not largest else -x if x.dtype.kind == "f" else ~x
+    return np.take(np.argsort(key, axis=axis, kind="stable"), np.arange(k), axis=axis)
 
 
 def _einsum(n: Node, *xs: Array, spec: str, accum: dtype) -> Any:
@@ -136,22 +132,6 @@ def _in_range(n: Node, index: Array, extent: int) -> Array:
         raise error("program-index-range", f"the index {bad} is outside an axis of extent {extent}", span=n.span,
                     expected=f"indices from 0 to {extent - 1}", found=str(bad))
     return index
-
-
-def _dequantise(n: Node, q: Array, s: Array, *z: Array, format: str, groups: Sequence[int]) -> Any:
-    per_byte, bits, signed = FORMATS[format]
-    raw = q.view(np.uint8)[..., None] >> (bits * np.arange(per_byte, dtype=np.uint8))
-    number = (raw & ((1 << bits) - 1)).astype(np.int32).reshape(n.shape)
-    if signed:
-        number = (number ^ (1 << (bits - 1))) - (1 << (bits - 1))
-
-    def spread(x: Array) -> Array:
-        for axis, g in enumerate(groups):
-            x = np.repeat(x, g, axis=axis)
-        return x
-
-    value = number.astype(s.dtype)
-    return (value - spread(z[0]).astype(s.dtype) if z else value) * spread(s)
 
 
 # ---- blocks: lists of results ----------------------------------------------------------------------------------------
@@ -186,7 +166,7 @@ VALUES: dict[str, Callable[..., Any]] = {
     "pad": lambda n, x, before, after, value: np.pad(x, tuple(zip(before, after)), constant_values=value),
     "windows": _windows, "gather": lambda n, x, i, axis: np.take(x, _in_range(n, i, x.shape[axis]), axis),
     "take_along": lambda n, x, i, axis: np.take_along_axis(x, _in_range(n, i, x.shape[axis]).astype(np.int64), axis),
-    "scan": _scan, "argsort": _argsort, "argtopk": _argtopk, "dequantise": _dequantise, "loop": _loop, "tile": _tile,
+    "scan": _scan, "order": _order, "loop": _loop, "tile": _tile,
     "item": lambda n, results, index: results[index],
 }
 

@@ -450,7 +450,7 @@ def _row_axes(plan: Plan, target: Target) -> None:
         return
     if target.is_gpu and _lanes(plan, free):
         return
-    sorts = [t for t in nest.stages if t.kind in ("argsort", "argtopk")]
+    sorts = [t for t in nest.stages if t.kind == "order"]
     places = {a for t in sorts for a in t.axes if t.body is not None and a not in t.body.axes}
     width = prod(r.size for a, r in uses.items() if r.kind == "whole" and a not in places)
     for a, r in list(uses.items()):
