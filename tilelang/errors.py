@@ -245,6 +245,7 @@ def facts(err: BaseException, expected: str, found: str) -> Any:
     return err
 
 
+@functools.lru_cache(4096)
 def positions(code: CodeType, lasti: int) -> tuple[int, int, int, int] | None:
     """(line, end line, column, end column) of an instruction, where this Python keeps them (3.11 and later)."""
     if not hasattr(code, "co_positions") or lasti < 0:

@@ -99,6 +99,8 @@ CONVOLUTIONS = {
     "groups": (lambda x, w: T.conv1d(x, w, groups=2), ((2, 6, 20), (8, 3, 5)), F32, ""),
     "swapped": (lambda x, w: T.einsum("oicu,nctu->nto", w.reshape(8, 1, 6, 3), T.windows(x, 3, 2)), ((2, 6, 33), (8, 6, 3)),
                 F32, "T.view(w, (8, 18))"),
+    "taps": (lambda x, w: T.einsum("nxyuv,vou->noxy", T.windows(x, (3, 3), (1, 2)), w), ((2, 8, 9), (3, 5, 3)), F32,
+             "= step // 3"),  # neither factor has the taps side by side: they are counted one by one
     "one": (lambda x, w: T.conv2d(x, w), ((1, 1, 1, 1), (1, 1, 1, 1)), F32, ""),
 }
 

@@ -16,10 +16,9 @@ from itertools import combinations
 from math import inf, prod
 from typing import TypeAlias
 
-from tilelang.target import Target
-from tilelang.target.machine import kernel_rates
-
 from tilelang.errors import TileLangError, error
+from tilelang.library.gemm.tile import chip_of
+from tilelang.target import Target
 
 from .blocks import Block
 from .divide import are_halves, in_halves, over_blocks
@@ -27,40 +26,20 @@ from .expand import Program
 from .expr import FREE, HEAVY, Axis, Scalar, Tensor, axis, reached, read, walk
 from .graph import Dim, Size, size_at
 from .nest import Nest, Unfit, base_of, nest_of, passes
-from .plan import MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, is_plain, main_contraction, plan_of
+from .plan import GUESS, MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, is_plain, main_contraction, plan_of
 from .rescale import NEUTRAL, is_float
 from .stateful import StepsPlan, plan_of_steps
 
-GUESS = 1024  # what an open size is taken for: a small one, so that arrays of several open sizes stay in kernels
 REREAD = 0.2  # bytes that the cache serves, beside those of memory
 NOT_HIDDEN = 0.3  # of other operations under those of GEMMs
 WAVES = (1, 2, 4)  # blocks that the pieces of a divided loop give each processor
 EXACT = {"": 1.0, "halves": 10.0, "stored": 8.0, "threads": 16.0}  # times the rate of 16-bit operands
 SECTOR = {True: 32, False: 64}  # bytes of memory that are read at least, on a GPU and else
+OTHER = {True: 256.0, False: 32.0}  # operations of float32 a cycle and processor, on a GPU and else
 THREADS = 2  # of the CPU's pool at least: a text does not depend on the machine that wrote it
 RESIDENT = 4  # blocks without GEMMs whose loads keep a processor's share of the memory busy
 HEAVIER = 4.0  # times an operation of float32
 SLOW_OPERAND = 0.8  # of a contraction's time that computing an operand in the loop costs
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Operations and bytes per second, seconds of a launch."""
-
-    gemm: float
-    other: float
-    memory: float
-    launch: float
-    processors: int
-
-
-def rates_of(target: Target) -> Rates:
-    """The rates of a target, from the tables of machines."""
-    kind = "cpu" if target.is_cpu else "wgmma" if target.has_wgmma else "mma"
-    r = kernel_rates(kind, target.machine) if target.is_gpu else kernel_rates(kind)
-    sms = r.sm_count
-    return Rates(r.mma * sms * r.clock, (256.0 if target.is_gpu else 32.0) * sms * r.clock, r.bandwidth, r.launch,
-                 sms if target.is_gpu else THREADS)
 
 
 Kernels: TypeAlias = "list[tuple[tuple[Tensor, ...], Plan | StepsPlan | Block]]"  # tensors that each stores, and its plan
@@ -92,7 +71,8 @@ def cut(program: Program, target: Target, sizes: Mapping[str, int], choices: Seq
 
 class _Cutter:
     def __init__(self, program: Program, target: Target, sizes: Mapping[str, int]) -> None:
-        self.target, self.sizes, self.rates = target, sizes, rates_of(target)
+        self.target, self.sizes, self.chip = target, sizes, chip_of(target)
+        self.processors = self.chip.sms if target.is_gpu else THREADS
         self.program, self.made = program, program.made
         self.outputs = tuple(t for t in program.outputs if t.body is not None)  # those without an element need no kernel
         self.plans: dict[tuple[tuple[Tensor, ...], frozenset[Tensor]], Planned] = {}
@@ -193,9 +173,9 @@ class _Cutter:
         if key not in self.plans:
             try:
                 if "block" in group[0].attrs:
-                    self.plans[key] = [(group, group[0].attrs["block"])], self.rates.launch, ""
+                    self.plans[key] = [(group, group[0].attrs["block"])], self.chip.start, ""
                 elif group[0].kind == "item":
-                    self.plans[key] = [(group, plan_of_steps(group, stored, self.target))], self.rates.launch, ""
+                    self.plans[key] = [(group, plan_of_steps(group, stored, self.target))], self.chip.start, ""
                 else:
                     self.plans[key] = (*self.divided(nest_of(group, stored)), "")
             except Unfit as e:
@@ -207,7 +187,7 @@ class _Cutter:
         plan = plan_of(nest, self.target, choice)
         found: list[tuple[Kernels, float]] = [([(tuple(base_of(t) for t, _ in nest.outputs), plan)], self.cost(plan))]
         found += self.in_halves(nest, choice)
-        blocks, most = self.blocks(plan, frozenset()), WAVES[-1] * self.rates.processors
+        blocks, most = self.blocks(plan, frozenset()), WAVES[-1] * self.processors
         reduced = {a for t in nest.stages if t.kind in NEUTRAL for a in t.over}
         uses = {a: plan.uses.get(a, AxisUse("loop", MULTIPLE)) for a in reduced}
         loops = frozenset(a for a in reduced if uses[a].kind in ("loop", "serial")) or frozenset(reduced)
@@ -217,7 +197,7 @@ class _Cutter:
         a = max(first.axes, key=lambda a: (uses[a].kind == "serial", self.number(a.extent)))
         multiple = {"loop": uses[a].size, "serial": 1}.get(uses[a].kind, MULTIPLE)
         waves = WAVES if self.target.is_gpu else WAVES[-1:]
-        for count in sorted({int(k * self.rates.processors / blocks) for k in waves} - {0, 1}):
+        for count in sorted({int(k * self.processors / blocks) for k in waves} - {0, 1}):
             nests = over_blocks(nest, first, a, count, multiple)
             try:
                 if nests is not None:
@@ -281,12 +261,13 @@ class _Cutter:
                 plain = f.args[0] if f.op == "cast" and is_float(f.args[0].dtype) else f
                 if plain.op != "read" and not stored and not any(r.value in nest.stages for r in f.reads):
                     gemms += times * by * SLOW_OPERAND
-        blocks = self.blocks(plan, frozenset()) / self.rates.processors
+        blocks = self.blocks(plan, frozenset()) / self.processors
         parallel = min(1.0, blocks)
-        both = gemms / self.rates.gemm, others / self.rates.other
+        cycles = self.chip.sms * self.chip.clock
+        both = gemms / (self.chip.flops * cycles), others / (OTHER[self.target.is_gpu] * cycles)
         busy = max(both) + NOT_HIDDEN * min(both)
         loading = min(1.0, blocks if gemms or not self.target.is_gpu else blocks / RESIDENT)
-        return max(busy / parallel, self.traffic(plan) / (self.rates.memory * loading)) + self.rates.launch
+        return max(busy / parallel, self.traffic(plan) / (self.chip.memory * loading)) + self.chip.start
 
     def traffic(self, plan: Plan) -> float:
         """Bytes moved, those that caches serve at a fraction."""

@@ -146,14 +146,6 @@ def _element_wise(e: _Expander, n: Node, at: Index) -> Scalar:
     return operands[0] if n.op == "broadcast" else call(n.op, *operands, dtype=str(n.dtype))
 
 
-def _constant(e: _Expander, n: Node, at: Index) -> Scalar:
-    return const(n.attrs["value"], str(n.dtype))
-
-
-def _iota(e: _Expander, n: Node, at: Index) -> Scalar:
-    return at[n.attrs["axis"]]
-
-
 def _reshape(e: _Expander, n: Node, at: Index) -> Scalar:
     """Groups of axes with as many elements are mapped by themselves, so that a dynamic size in one does not blur the others."""
     x, i, j = n.inputs[0], 0, 0
@@ -241,25 +233,13 @@ def _windows(e: _Expander, n: Node, at: Index) -> Scalar:
 def _gather(e: _Expander, n: Node, at: Index) -> Scalar:
     x, i = n.inputs
     k = n.attrs["axis"]
-    place = _as_index(e.element(i, at[k:k + len(i.shape)]))
-    return e.element(x, (*at[:k], place, *at[k + len(i.shape):]))
-
-
-def _take_along(e: _Expander, n: Node, at: Index) -> Scalar:
-    x, i = n.inputs
-    k = n.attrs["axis"]
-    return e.element(x, (*at[:k], _as_index(e.element(i, at)), *at[k + 1:]))
-
-
-def _as_index(i: Scalar) -> Scalar:
-    return i if i.dtype == "int32" else call("cast", i, dtype="int32")
+    end = k + (i.ndim if n.op == "gather" else 1)
+    place = e.element(i, at[k:end] if n.op == "gather" else at)
+    place = place if place.dtype == "int32" else call("cast", place, dtype="int32")
+    return e.element(x, (*at[:k], place, *at[end:]))
 
 
 # ---- tensors of their own ---------------------------------------------------------------------------------------------
-
-
-def _input(e: _Expander, n: Node) -> Tensor:
-    return Tensor(n.attrs["name"], e.axes(n.shape), str(n.dtype), "input", span=n.span)
 
 
 def _read(e: _Expander, n: Node, at: Index) -> Scalar:
@@ -437,8 +417,10 @@ def _loop(e: _Expander, n: Node) -> list[Tensor]:
 Row = Callable[[_Expander, Node, Index], Scalar]
 ROWS: dict[str, Row] = {
     **dict.fromkeys((*UNARY, *BINARY, *COMPARE, "where", "cast", "broadcast"), _element_wise),
-    "constant": _constant, "iota": _iota, "reshape": _reshape, "transpose": _transpose, "slice": _slice, "concat": _concat,
-    "pad": _pad, "windows": _windows, "gather": _gather, "take_along": _take_along, "item": _item,
+    "constant": lambda e, n, at: const(n.attrs["value"], str(n.dtype)), "iota": lambda e, n, at: at[n.attrs["axis"]],
+    "reshape": _reshape, "transpose": _transpose, "slice": _slice, "concat": _concat,
+    "pad": _pad, "windows": _windows, "gather": _gather, "take_along": _gather, "item": _item,
     **dict.fromkeys(("input", "reduce", "argreduce", "einsum", "scan", "order"), _read)}
 TENSORS: dict[str, Callable[[_Expander, Node], Tensor]] = {
-    "input": _input, "reduce": _reduce, "argreduce": _arg_reduce, "einsum": _einsum, "scan": _scan, "order": _sort}
+    "input": lambda e, n: Tensor(n.attrs["name"], e.axes(n.shape), str(n.dtype), "input", span=n.span),
+    "reduce": _reduce, "argreduce": _arg_reduce, "einsum": _einsum, "scan": _scan, "order": _sort}

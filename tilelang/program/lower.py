@@ -1,15 +1,12 @@
-"""A program as a module of tile programs: text, and the steps that run it."""
+"""A program as a module of tile programs: the text of its kernels, and the steps that run it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
-from tilelang.ir.parser import parse
 from tilelang.language.tracing.prim_func import PrimFunc
-from tilelang.language.tracing.source_text import from_source
 from tilelang.target import Target
 
 from .blocks import Block, block_text
@@ -20,35 +17,9 @@ from .expr import Tensor
 from .graph import Dim, Graph, Node
 from .nest import Unfit, base_of
 from .plan import Choice, Plan
+from .recipe import Recipe
 from .stateful import StepsPlan, steps_text
 from .text import unused
-
-
-@dataclass
-class Recipe:
-    """A lowered program, as JSON values.
-
-    source: the text of a module of tile programs.  steps: (kernel, inputs, outputs), names of buffers.  inputs, outputs: of the
-    program.  buffers: what kernels write -> (sizes as text, element type).  kernels: their IR as text, read faster than the
-    source is traced; None before it is known.  groups: how many sets of kernels are planned by themselves.
-    loops: steps that are loops, which the host walks, and the numbers of their nodes.
-    """
-
-    source: str
-    steps: list[tuple[str, list[str], list[str]]]
-    inputs: list[str]
-    outputs: list[str]
-    buffers: dict[str, tuple[list[str], str]]
-    kernels: list[str] | None = None
-    groups: int = 0
-    loops: dict[str, Any] = field(default_factory=dict)
-
-    def functions(self) -> tuple[PrimFunc, ...]:
-        """The tile programs, in the order of the steps."""
-        if self.kernels is not None:
-            return tuple(PrimFunc(parse(text)) for text in self.kernels)
-        names = ", ".join(k for k, _, _ in self.steps if k not in self.loops)
-        return tuple(from_source(f"{self.source}\n\nsteps_in_order = ({names},)\n", "steps_in_order")) if names else ()
 
 
 def lower(graph: Graph, shapes: Mapping[str, int] | None, target: Target, choices: Sequence[Choice] = ()) -> Recipe:
@@ -102,7 +73,8 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
             kernel = blocks[plan.of] if isinstance(plan.of, PrimFunc) else kernel
             steps.append((kernel, [names[t] for t in plan.operands], [names[t] for t in group]))
             continue
-        read = _reads(plan, names)
+        plans = [plan] if isinstance(plan, Plan) else [*plan.starts, *plan.results]
+        read = {base_of(r.value) for p in plans for e in p.nest.bodies() for r in e.reads}
         needed = [t for t in names if t in read] if len(kernels.kernels) > 1 else [*inputs]
         write = steps_text if isinstance(plan, StepsPlan) else kernel_text
         try:
@@ -140,8 +112,3 @@ def _givers(text: str, parameters: list[Tensor], inputs: tuple[Tensor, ...]) -> 
 def _shown(t: Tensor) -> list[str]:
     """The open sizes that are extents of a tensor by themselves, or that its extents are multiples of."""
     return [n for s in t.shape if isinstance(s, Dim) and len(s.names) == 1 for n in s.names]
-
-
-def _reads(plan: Plan | StepsPlan, names: Mapping[Tensor, str]) -> set[Tensor]:
-    plans = [plan] if isinstance(plan, Plan) else [*plan.starts, *plan.results]
-    return {base_of(r.value) for p in plans for e in p.nest.bodies() for r in e.reads} & names.keys()

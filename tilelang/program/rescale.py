@@ -383,9 +383,10 @@ def rescaling(t: Tensor, moving: frozenset[Tensor], old: Mapping[Tensor, Tensor]
             if any(not x.axes.isdisjoint(over) or _indirect(x, moving) for _, x in pieces):
                 return None
             exponents.append((g.op, pieces, g.dtype))
+    before = {r: read(old[r.value], r.args) for r in t.body.reads if r.value in moving}
     out: Scalar | None = None
     for op, pieces, dtype in exponents:
-        gone = [(-s, rewrite(x, lambda r: read(old[r.value], r.args) if _is_one(r, moving) else None)) for s, x in pieces]
+        gone = [(-s, rewrite(x, before.get)) for s, x in pieces]
         one = Scalar(op, (common_factor(signed_sum(gone + pieces, dtype)),), dtype)
         out = one if out is None else Scalar("mul", (out, one), dtype)
     return out
@@ -394,10 +395,6 @@ def rescaling(t: Tensor, moving: frozenset[Tensor], old: Mapping[Tensor, Tensor]
 def _indirect(e: Scalar, moving: frozenset[Tensor]) -> bool:
     """Whether other tensors that are read depend on the moving ones: their old values are not kept."""
     return any(r.value not in moving and depends(r, moving) for r in e.reads)
-
-
-def _is_one(e: Scalar, found: frozenset[Tensor]) -> bool:
-    return e.op == "read" and e.value in found
 
 
 def depends(e: Scalar, found: frozenset[Tensor]) -> bool:

@@ -21,7 +21,7 @@ from tilelang.language.tracing.prim_func import PrimFunc
 from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
 
 from .graph import Graph, Node, arrays_among, size_at
-from .lower import Recipe
+from .recipe import Recipe
 
 register("program-device", RuntimeError, "the arrays of a call of a program lie on different devices",
          "move them to one device", expected="arrays on one device")

@@ -18,6 +18,7 @@ from tilelang import errors
 from tilelang.errors import error, register
 from tilelang.ir import Expr, Span, Var, dtype, free_vars, int_range
 from tilelang.ir.dtype import promote
+from tilelang.language.tracing.state import span_of
 
 from .graph import COMPARE, Dim, Node, Size, size_of, text_of
 
@@ -115,13 +116,6 @@ def what() -> str:
     return trace.called if trace is not None and trace.called else "an operation"
 
 
-@functools.lru_cache(4096)
-def position(code: CodeType, lasti: int, line: int) -> tuple[int, int, int, int]:
-    """(line, column, end line, end column) of an instruction; of its line where Python does not know more."""
-    at = errors.positions(code, lasti)
-    return (line, 0, line, 0) if at is None else (at[0], at[2], at[1], at[3])
-
-
 def here() -> Span | None:
     """The user's line and the calls that lead to it, up to the program's function."""
     trace, calls = current(), []
@@ -130,8 +124,8 @@ def here() -> Span | None:
         if trace is not None and call[0] is trace.code or len(calls) == SHOWN_FRAMES:
             break
     span: Span | None = None
-    for code, lasti, at in reversed(calls):
-        span = Span(code.co_filename, *position(code, lasti, at), code.co_name, span)
+    for call in reversed(calls):
+        span = span_of(*call, span)
     return span
 
 

@@ -16,10 +16,12 @@ from tilelang.errors import TileLangError, error, register
 from tilelang.ir import Span, Var, dtype
 from tilelang.language.tensor import TensorFactory, TensorSpec
 from tilelang.language.tracing.prim_func import closure_names
+from tilelang.language.tracing.python_functions import innermost
+from tilelang.language.tracing.state import span_of
 
 from . import composed, control, functions
 from .graph import Graph, Node, Size, size_of, text_of
-from .tensor import FUNCTIONS, Tensor, Trace, described, is_ours, position, tensor, tracing
+from .tensor import FUNCTIONS, Tensor, Trace, described, is_ours, tensor, tracing
 
 register("program-result", TypeError, "a program returns something that is no tensor",
          "end the function with `return` and a tensor, or a tuple of tensors", expected="a tensor or a tuple of tensors")
@@ -164,13 +166,8 @@ def called(fn: Callable[..., Any], given: Mapping[str, Any], key: Any) -> Any:
 
 def _place_of(e: BaseException) -> Span | None:
     """The last place in the user's code on the way to an error."""
-    span, trace = None, e.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not str(trace.tb_frame.f_globals.get("__name__")).startswith("tilelang."):
-            span = Span(code.co_filename, *position(code, trace.tb_lasti, trace.tb_lineno), code.co_name)
-        trace = trace.tb_next
-    return span
+    at = innermost(e, "tilelang")
+    return None if at is None else span_of(at.tb_frame.f_code, at.tb_lasti, at.tb_lineno)
 
 
 def _unknown_name(e: NameError | AttributeError) -> TileLangError | None:

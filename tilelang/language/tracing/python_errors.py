@@ -20,7 +20,7 @@ from tilelang.ir import Expr, Node, Span
 from .builder import Builder
 from .python_functions import expression, failing, innermost, instead, reads_values
 from .regions import BufferSlice
-from .state import positions
+from .state import positions, span_of
 
 _PLACED: tuple[tuple[type[Exception], str], ...] = (
     (errors.InternalError, ""), (NotImplementedError, ""), (RecursionError, ""), (OverflowError, "overflow"),
@@ -199,9 +199,7 @@ def _shown(b: Builder, e: Exception, at: TracebackType) -> dict[str, Any]:
     """The place of an error in a frame, and where the kernel calls that function."""
     if _is_own(b, at):
         return {"span": refine(b, e)}
-    code = at.tb_frame.f_code
-    place = positions(code, at.tb_lasti) or (at.tb_lineno, at.tb_lineno, 0, 0)
-    inner = Span(code.co_filename, place[0], place[2], place[1], place[3], code.co_name)
+    inner = span_of(at.tb_frame.f_code, at.tb_lasti, at.tb_lineno)
     return {"span": inner, "notes": ((refine(b, e), "called here"),)}
 
 

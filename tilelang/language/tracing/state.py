@@ -63,14 +63,16 @@ def need_tracing(what: str) -> Any:
     return b
 
 
+def span_of(code: CodeType, lasti: int, line: int, caller: Span | None = None) -> Span:
+    """The place of an instruction in the user's code; its line where this Python does not record columns."""
+    at, end_line, col, end_col = positions(code, lasti) or (line, line, 0, 0)
+    return Span(code.co_filename, at, col, end_line, end_col, code.co_name if code.co_name != "<module>" else "", caller)
+
+
 def user_place() -> Span | None:
     """The innermost call in the user's code, outside any traced function."""
     call = errors.caller()
-    if call is None:
-        return None
-    code, lasti, at = call
-    line, end_line, col, end_col = positions(code, lasti) or (at, 0, 0, 0)
-    return Span(code.co_filename, line, col, end_line, end_col, code.co_name if code.co_name != "<module>" else "")
+    return None if call is None else span_of(*call)
 
 
 def place() -> Span | None:
