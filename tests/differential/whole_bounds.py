@@ -354,6 +354,8 @@ _REDUCE = {"sum": np.add, "prod": np.multiply, "max": np.fmax, "min": np.fmin, "
 
 def _reduce(n: Node, x: Interval) -> Interval:
     kind, axes, keep = n.attrs["kind"], n.attrs["axes"], n.attrs["keepdims"]
+    if kind.startswith("arg"):
+        return _argreduce(n, x)
     many = dict(axis=axes, keepdims=keep)
     free = x.free.any(**many)
     start = _identity(kind, n.dtype)
@@ -387,7 +389,7 @@ def _summed(count: Any, size: Array, accum: dtype) -> Array:
 
 
 def _argreduce(n: Node, x: Interval) -> Interval:
-    axis, keep, top = n.attrs["axis"], n.attrs["keepdims"], n.attrs["kind"] == "max"
+    axis, keep, top = n.attrs["axes"][0], n.attrs["keepdims"], n.attrs["kind"] == "argmax"
     low, high = x.low, x.high
     if low.dtype.kind == "f":
         worst = -np.inf if top else np.inf
@@ -603,7 +605,6 @@ def _one(n: Node, xs: Sequence[Interval]) -> Any:
     simple = {
         "cast": _cast,
         "reduce": _reduce,
-        "argreduce": _argreduce,
         "scan": _scan,
         "order": _order,
         "gather": _gather,

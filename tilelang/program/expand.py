@@ -248,8 +248,7 @@ def _read(e: _Expander, n: Node, at: Index) -> Scalar:
         return e.outer[n](at)
     t = e.tensor(n)
     if n.attrs.get("keepdims"):
-        gone = n.attrs["axes"] if n.op == "reduce" else (n.attrs["axis"],)
-        at = tuple(i for k, i in enumerate(at) if k not in gone)
+        at = tuple(i for k, i in enumerate(at) if k not in n.attrs["axes"])
     value = read(t, at) if t.kind != "map" or t.body is None else placed(t.body, dict(zip(t.axes, at)))
     return call("gt", value, const(0), dtype="bool") if n.attrs.get("kind") in ("any", "all") else value
 
@@ -271,21 +270,12 @@ def _reduce(e: _Expander, n: Node) -> Tensor:
 
 def _of_few(kind: str, body: Scalar, one: bool) -> Scalar:
     """A reduction or scan of one element, or of none."""
+    if kind.startswith("arg"):
+        return const(0)
     none = neutral(kind, body.dtype)
     if not one:
         return none
     return call(kind, body, none, dtype=body.dtype) if is_float(body.dtype) and kind in ("max", "min") else body
-
-
-def _arg_reduce(e: _Expander, n: Node) -> Tensor:
-    x, k = n.inputs[0], n.attrs["axis"]
-    if x.shape[k] == 1:
-        axes = e.axes(x.shape)
-        return Tensor(f"arg{n.attrs['kind']}", axes[:k] + axes[k + 1:], "int32", "map", const(0), span=n.span)
-    inner = e.axes(x.shape)
-    body = e.element(x, tuple(map(axis, inner)))
-    return Tensor(f"arg{n.attrs['kind']}", inner[:k] + inner[k + 1:], "int32", f"arg{n.attrs['kind']}", body, (inner[k],), {},
-                  n.span)
 
 
 def _einsum(e: _Expander, n: Node) -> Tensor:
@@ -420,7 +410,7 @@ ROWS: dict[str, Row] = {
     "constant": lambda e, n, at: const(n.attrs["value"], str(n.dtype)), "iota": lambda e, n, at: at[n.attrs["axis"]],
     "reshape": _reshape, "transpose": _transpose, "slice": _slice, "concat": _concat,
     "pad": _pad, "windows": _windows, "gather": _gather, "take_along": _gather, "item": _item,
-    **dict.fromkeys(("input", "reduce", "argreduce", "einsum", "scan", "order"), _read)}
+    **dict.fromkeys(("input", "reduce", "einsum", "scan", "order"), _read)}
 TENSORS: dict[str, Callable[[_Expander, Node], Tensor]] = {
     "input": lambda e, n: Tensor(n.attrs["name"], e.axes(n.shape), str(n.dtype), "input", span=n.span),
-    "reduce": _reduce, "argreduce": _arg_reduce, "einsum": _einsum, "scan": _scan, "order": _sort}
+    "reduce": _reduce, "einsum": _einsum, "scan": _scan, "order": _sort}

@@ -206,7 +206,8 @@ def std(x: Any, axis: Any = None, keepdims: bool = False, ddof: int = 0) -> Tens
 def _extreme(kind: str) -> None:
     def fn(x: Any, axis: int = -1, keepdims: bool = False) -> Tensor:
         at = axis_of(x, axis)
-        return make("argreduce", x, shape=without(x, (at,), keepdims), dt=I32, kind=kind, axis=at, keepdims=bool(keepdims))
+        return make("reduce", x, shape=without(x, (at,), keepdims), dt=I32, kind=f"arg{kind}", axes=(at,),
+                    keepdims=bool(keepdims), accum=I32)
 
     named(fn, f"arg{kind}", f"int32: where along an axis the {kind}imum stands, the first of equal ones; NaN is passed over.")
 

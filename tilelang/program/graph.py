@@ -12,7 +12,7 @@ Every operand already has the type in which the node computes: conversions are `
     cast         (x)            explicit conversion to the node's dtype: rounds, also where a 16-bit value is kept wider
     broadcast    (x)            to the node's shape, by the same rule
     reduce       (x)            kind: sum max min prod any all; axes: sorted tuple; keepdims: bool; accum: dtype
-    argreduce    (x)            kind: max min; axis: int; keepdims: bool      int32, the least index of the extreme value
+                                kind argmax, argmin: int32, the least index of the extreme value along one axis
     einsum       (a, b, ...)    spec: "bhqd,bhkd->bhqk"; accum: dtype    no letter stands twice in one operand
     reshape      (x)            row-major order of elements
     transpose    (x)            perm: axis k of the result is axis perm[k] of x

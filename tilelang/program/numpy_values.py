@@ -85,13 +85,11 @@ def _identity(kind: str, dt: dtype) -> Any:
 
 
 def _reduce(n: Node, x: Array, kind: str, axes: tuple[int, ...], keepdims: bool, accum: dtype) -> Any:
+    if kind.startswith("arg"):
+        if x.dtype.kind == "f":
+            x = np.where(np.isnan(x), _identity(kind[3:], n.inputs[0].dtype), x)
+        return (np.argmax if kind == "argmax" else np.argmin)(x, axis=axes[0], keepdims=keepdims)
     return _REDUCE[kind].reduce(x.astype(held_in(accum)), axis=axes, keepdims=keepdims, initial=_identity(kind, n.dtype))
-
-
-def _argreduce(n: Node, x: Array, kind: str, axis: int, keepdims: bool) -> Any:
-    if x.dtype.kind == "f":
-        x = np.where(np.isnan(x), _identity(kind, n.inputs[0].dtype), x)
-    return (np.argmax if kind == "max" else np.argmin)(x, axis=axis, keepdims=keepdims)
 
 
 def _scan(n: Node, x: Array, kind: str, axis: int, reverse: bool, accum: dtype) -> Any:
@@ -160,7 +158,7 @@ VALUES: dict[str, Callable[..., Any]] = {
     **{op: _unary(op) for op in UNARY}, **{op: _binary(op) for op in (*BINARY, *COMPARE) if op not in ("pow", "atan2")},
     "pow": _pow, "atan2": lambda n, a, b: np.arctan2(a, b), "where": lambda n, c, a, b: np.where(c, a, b), "cast": _cast,
     "constant": lambda n, value: np.asarray(value, held_in(n.dtype)), "broadcast": lambda n, x: np.broadcast_to(x, n.shape),
-    "iota": lambda n, axis: np.indices(n.shape, np.int32)[axis], "reduce": _reduce, "argreduce": _argreduce,
+    "iota": lambda n, axis: np.indices(n.shape, np.int32)[axis], "reduce": _reduce,
     "einsum": _einsum, "reshape": lambda n, x: x.reshape(n.shape), "transpose": lambda n, x, perm: np.transpose(x, perm),
     "slice": _slice, "concat": lambda n, *xs, axis: np.concatenate(xs, axis),
     "pad": lambda n, x, before, after, value: np.pad(x, tuple(zip(before, after)), constant_values=value),
