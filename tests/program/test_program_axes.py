@@ -59,7 +59,7 @@ def divided(program, arrays):
     graph = program.graph(*arrays)
     expanded = expand(graph)
     cutter = _Cutter(expanded, Target(SIMULATED), {})
-    cutter.rates = replace(cutter.rates, gemm=1e6, other=1e6, memory=1e9, launch=0)
+    cutter.chip = replace(cutter.chip, clock=10.0, memory=1e9, start=0)
     kernels, _ = cutter.divided(nest_of(cutter.outputs, frozenset()))
     return assemble("divided", expanded.inputs, Cut(kernels, cutter.outputs), Target(SIMULATED), graph.dims)
 
