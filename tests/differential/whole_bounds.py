@@ -556,16 +556,7 @@ _MOVES: dict[str, Callable[[Node, Array], Array]] = {
     "transpose": lambda n, v: np.transpose(v, n.attrs["perm"]),
     "broadcast": lambda n, v: np.broadcast_to(v, n.shape),
     "slice": lambda n, v: v[np.ix_(*(a + s * np.arange(e) for a, s, e in zip(n.attrs["starts"], n.attrs["steps"], n.shape)))],
-    "windows": lambda n, v: _windows(n, v),
 }
-
-
-def _windows(n: Node, v: Array) -> Array:
-    for axis, size, stride, dilation in zip(*(n.attrs[k] for k in ("axes", "sizes", "strides", "dilations"))):
-        span = (size - 1) * dilation + 1
-        v = np.lib.stride_tricks.sliding_window_view(v, span, axis)[..., ::dilation]
-        v = v[(slice(None),) * axis + (slice(None, None, stride),)]
-    return v
 
 
 def _made(n: Node) -> Interval:

@@ -222,14 +222,6 @@ def _pad(e: _Expander, n: Node, at: Index) -> Scalar:
     return one if inside is None else call("where", inside, one, const(n.attrs["value"], str(n.dtype)), dtype=str(n.dtype))
 
 
-def _windows(e: _Expander, n: Node, at: Index) -> Scalar:
-    x = n.inputs[0]
-    places = list(at[:len(x.shape)])
-    for k, (a, stride, step) in enumerate(zip(n.attrs["axes"], n.attrs["strides"], n.attrs["dilations"])):
-        places[a] = plus(times(places[a], stride), times(at[len(x.shape) + k], step))
-    return e.element(x, tuple(places))
-
-
 def _gather(e: _Expander, n: Node, at: Index) -> Scalar:
     x, i = n.inputs
     k = n.attrs["axis"]
@@ -409,7 +401,7 @@ ROWS: dict[str, Row] = {
     **dict.fromkeys((*UNARY, *BINARY, *COMPARE, "where", "cast", "broadcast"), _element_wise),
     "constant": lambda e, n, at: const(n.attrs["value"], str(n.dtype)), "iota": lambda e, n, at: at[n.attrs["axis"]],
     "reshape": _reshape, "transpose": _transpose, "slice": _slice, "concat": _concat,
-    "pad": _pad, "windows": _windows, "gather": _gather, "take_along": _gather, "item": _item,
+    "pad": _pad, "gather": _gather, "take_along": _gather, "item": _item,
     **dict.fromkeys(("input", "reduce", "einsum", "scan", "order"), _read)}
 TENSORS: dict[str, Callable[[_Expander, Node], Tensor]] = {
     "input": lambda e, n: Tensor(n.attrs["name"], e.axes(n.shape), str(n.dtype), "input", span=n.span),

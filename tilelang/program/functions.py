@@ -428,17 +428,18 @@ def windows(x: Any, sizes: Any, axes: Any, strides: Any = 1, dilations: Any = 1)
     at = tuple(axis_of(x, a) for a in (axes if isinstance(axes, (tuple, list)) else (axes,)))
     sizes, strides, dilations = (tuple(v) if isinstance(v, (tuple, list)) else (v,) * len(at)
                                  for v in (sizes, strides, dilations))
-    shape = list(x.shape)
     if any(not isinstance(v, int) or v < 1 for v in (*sizes, *strides, *dilations)):
         raise error("program-windows", f"windows of {sizes} with the strides {strides} and dilations {dilations}",
                     expected="numbers from 1 on", found=f"{sizes}, {strides}, {dilations}")
     for axis, size, stride, dilation in zip(at, sizes, strides, dilations):
-        extent, span = shape[axis], (size - 1) * dilation + 1
+        extent, span = x.shape[axis], (size - 1) * dilation + 1
         if isinstance(extent, int) and extent < span:
             raise error("program-windows", f"windows of {span} elements do not fit {extent} along axis {axis}",
                         expected=f"at most {extent} elements", found=str(span))
-        shape[axis] = guard((extent - span) // stride + 1, "a window")
-    return make("windows", x, shape=(*shape, *sizes), axes=at, sizes=sizes, strides=strides, dilations=dilations)
+        count = guard((extent - span) // stride + 1, "a window")
+        places = unsqueeze(iota(count) * stride, 1) + iota(size) * dilation
+        x = moved(gather(x, places, axis), axis + 1, x.ndim)
+    return x  # type: ignore[no-any-return]
 
 
 # ---- made from sizes -------------------------------------------------------------------------------------------------

@@ -19,8 +19,6 @@ Every operand already has the type in which the node computes: conversions are `
     slice        (x)            starts, steps: per axis, int | Dim: element i is x[start + i * step]; a step may be negative
     concat       (a, b, ...)    axis
     pad          (x)            before, after: per axis, int; value
-    windows      (x)            axes, sizes, strides, dilations: axis a counts positions, the window's axes stand at the end:
-                                y[.., i, .., k] = x[.., i * stride + k * dilation, ..]
     gather       (x, i)         axis: shape x[:axis] + i + x[axis + 1:], element x[.., i[..], ..]
     take_along   (x, i)         axis: i has x's rank; element x with its index along the axis replaced by i[...]
     scan         (x)            kind: sum max min prod; axis; reverse: bool; accum: dtype

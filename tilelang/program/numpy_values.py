@@ -117,13 +117,6 @@ def _slice(n: Node, x: Array, starts: Sequence[int], steps: Sequence[int]) -> Ar
     return x
 
 
-def _windows(n: Node, x: Array, axes: Sequence[int], sizes: Sequence[int], strides: Sequence[int],
-             dilations: Sequence[int]) -> Array:
-    spans = [(size - 1) * dilation + 1 for size, dilation in zip(sizes, dilations)]
-    steps = [strides[axes.index(k)] if k in axes else 1 for k in range(x.ndim)] + list(dilations)
-    return np.lib.stride_tricks.sliding_window_view(x, spans, tuple(axes))[tuple(slice(None, None, s) for s in steps)]
-
-
 def _in_range(n: Node, index: Array, extent: int) -> Array:
     if index.size and (index.min() < 0 or index.max() >= extent):
         bad = index.min() if index.min() < 0 else index.max()
@@ -162,7 +155,7 @@ VALUES: dict[str, Callable[..., Any]] = {
     "einsum": _einsum, "reshape": lambda n, x: x.reshape(n.shape), "transpose": lambda n, x, perm: np.transpose(x, perm),
     "slice": _slice, "concat": lambda n, *xs, axis: np.concatenate(xs, axis),
     "pad": lambda n, x, before, after, value: np.pad(x, tuple(zip(before, after)), constant_values=value),
-    "windows": _windows, "gather": lambda n, x, i, axis: np.take(x, _in_range(n, i, x.shape[axis]), axis),
+    "gather": lambda n, x, i, axis: np.take(x, _in_range(n, i, x.shape[axis]), axis),
     "take_along": lambda n, x, i, axis: np.take_along_axis(x, _in_range(n, i, x.shape[axis]).astype(np.int64), axis),
     "scan": _scan, "order": _order, "loop": _loop, "tile": _tile,
     "item": lambda n, results, index: results[index],
