@@ -26,10 +26,11 @@ from .expand import Program
 from .expr import FREE, HEAVY, Axis, Scalar, Tensor, axis, reached, read, walk
 from .graph import Dim, Size, size_at
 from .nest import Nest, Unfit, base_of, nest_of, passes
-from .plan import GUESS, MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, is_plain, main_contraction, plan_of
+from .plan import MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, is_plain, main_contraction, plan_of
 from .rescale import NEUTRAL, is_float
 from .stateful import StepsPlan, plan_of_steps
 
+GUESS = 1024  # what an open size is taken for: a small one, so that arrays of several open sizes stay in kernels
 REREAD = 0.2  # bytes that the cache serves, beside those of memory
 NOT_HIDDEN = 0.3  # of other operations under those of GEMMs
 WAVES = (1, 2, 4)  # blocks that the pieces of a divided loop give each processor
