@@ -45,6 +45,12 @@ def test_what_hangs_over_a_tile_adds_nothing_where_minus_infinity_meets_zero(tar
     agree(weighted, normal(3, 3), normal(3, 2), target=target, bound=1e-4)
 
 
+@pytest.mark.parametrize("kind,other", [("uint8", np.int8), ("int8", np.uint8)])
+def test_bytes_hold_the_integers_that_the_format_says(kind, other):
+    w = np.random.default_rng(0).integers(0, 256, (8, 6)).astype(np.uint8).view(other)
+    agree(lambda x, w, s: x @ T.quantised(w, s, kind), normal(4, 8), w, np.ones((8, 1), np.float32))
+
+
 def test_axes_of_one_element():
     def f(x):
         return T.softmax(x), x.max(1), T.prod(x, -1, True), T.argmax(x), T.cumsum(x), T.argsort(x), T.any(x > 0, 1), x.T @ x

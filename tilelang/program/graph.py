@@ -63,7 +63,6 @@ UNARY = ("neg", "abs", "sign", "exp", "exp2", "log", "log2", "log1p", "expm1", "
          "erf", "sigmoid", "floor", "ceil", "trunc", "round", "isnan", "isinf", "isfinite", "not")  # not: bool, or bits
 BINARY = ("add", "sub", "mul", "div", "floordiv", "mod", "pow", "max", "min", "atan2", "and", "or", "xor", "shl", "shr")
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
-ELEMENTWISE = (*UNARY, *BINARY, *COMPARE, "where", "cast")
 
 
 @dataclass(frozen=True)
