@@ -32,7 +32,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "math": ("Scalar arithmetic", ("math", "fastmath")),
     "threads": ("Warps and threads", ("thread", "extern")),
     "synchronisation": ("Barriers, asynchronous copies, TMA and wgmma", ("barriers", "hopper", "hopper_raw")),
-    "ranks": ("Programs of several devices", ("distributed", "scale", "rank_names")),
+    "ranks": ("Programs of several devices", ("distributed", "scale", "rank_names", "nvshmem")),
     "annotations": ("Annotations and layouts", ("annotations", "layout", "fragment")),
     "debugging": ("Printing, assertions, random numbers", ("debug", "random")),
     "schedules": ("Warp-specialisation schedules", ("ws_schedule",)),

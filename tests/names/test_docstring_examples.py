@@ -33,6 +33,7 @@ PARAMETERS = {
     "X": FLOAT, "Y": FLOAT, "I": "T.Tensor((4096,), 'int32')", "image": "T.Tensor((2, 16, 16, 64), 'float16')",
     **dict.fromkeys(("a8", "b8"), "T.Tensor((4096,), 'int8')"),
     "S": "T.SymmTensor((4096,), 'float32')", "F": "T.SymmTensor((64,), 'int64')", "P": "T.SymmTensor((64, 16), 'int64')",
+    "words": "T.SymmTensor((64,), 'int32')",
     "flags": "T.Tensor((64,), 'bool')", "p": "T.ptr", "n": "T.int32", "address": "T.int64",
 }
 NAMES = {

@@ -177,15 +177,6 @@ def test_a_barrier_that_is_not_set_up_is_an_error():
                 T.sync_barrier_gpu(T.alloc_barrier_gpu())
 
 
-@pytest.mark.parametrize("name", [
-    "putmem", "putmem_block", "putmem_nbi", "getmem", "getmem_nbi_warp", "putmem_signal", "signal_op", "signal_wait_until",
-    "quiet", "fence", "int_p", "barrier_all_block", "sync_all", "broadcast_warp", "fcollect"])
-def test_calls_of_nvshmem_are_refused_by_name(name):
-    with pytest.raises(TileLangError) as e:
-        getattr(T, name)()
-    assert e.value.kind == "not-available" and f"T.{name} is a call of NVSHMEM" in str(e.value)
-
-
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_views_divide_a_tensor_among_the_units_of_a_scale(ranks):
     rows, blocks = 8 * ranks, 4

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from tilelang.errors import error, register
-from tilelang.runtime import world
+from tilelang.runtime import nvshmem as nvshmem_device, world
 
 # ---- how ranks meet --------------------------------------------------------------------------------------------------
 
@@ -131,12 +131,14 @@ class _Rank:
 _current: list[_Rank] = []
 
 
-def init_dist(heap_bytes: int = 1 << 30, timeout: float = 20.0, group: Any = None) -> None:
+def init_dist(heap_bytes: int = 1 << 30, timeout: float = 20.0, group: Any = None, nvshmem: bool = False) -> None:
     """Make this process a rank: torch.distributed with NCCL (unless it is set up), and a symmetric heap on its device.
 
     heap_bytes: of symmetric memory, the same on every rank.  timeout: seconds after which a wait of a kernel stops it.
-    group: of torch.distributed, all ranks by default.  RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are read as
-    torchrun sets them.  Raises no-world, ranks-disagree, and what torch raises.
+    group: of torch.distributed, all ranks by default.  nvshmem: start NVSHMEM (torch's backend does), and allocate the heap
+    there: kernels may call T.putmem_block and its like, also for ranks of other machines; then group is None.  RANK,
+    WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are read as torchrun sets them.  Raises no-world, ranks-disagree,
+    nvshmem-missing, and what torch raises.
 
     Example:
         tilelang.distributed.init_dist(heap_bytes=1 << 28)   # under: torchrun --nproc-per-node=2 program.py
@@ -153,8 +155,17 @@ def init_dist(heap_bytes: int = 1 << 30, timeout: float = 20.0, group: Any = Non
         dist.init_process_group("nccl", device_id=device)
     group = group or dist.group.WORLD
     me, ranks = dist.get_rank(group), dist.get_world_size(group)
+    if nvshmem:
+        nvshmem_device.folder()
+        if not getattr(symmetric, "is_nvshmem_available", lambda: False)() or group is not dist.group.WORLD:
+            raise error("nvshmem-missing", "this torch cannot start NVSHMEM" if group is dist.group.WORLD else
+                        "a PE of NVSHMEM has the number of its rank among all ranks", found=f"torch {torch.__version__}",
+                        hint="install a torch of CUDA 12.8 or later, and pass no group")
+        symmetric.set_backend("NVSHMEM")
     heap = symmetric.empty(heap_bytes, dtype=torch.uint8, device=device)
     handle = symmetric.rendezvous(heap, group.group_name)
+    if nvshmem:
+        nvshmem_device.started()
     heap.zero_()
     report = torch.zeros(6, dtype=torch.int64, pin_memory=True)
     starts = [int(p) for p in handle.buffer_ptrs]

@@ -52,6 +52,7 @@ _ROWS: tuple[tuple[str, str, str, dict[str, tuple[Any, ...]]], ...] = (
      {"compare": ("str",), "line": ("int", 0)}),
     ("RankBarrierOptions", "rank_barrier", "words: of the row, two for each rank. line: of the program, for reports.",
      {"words": ("int",), "line": ("int", 0)}),
+    ("NvshmemOptions", "nvshmem", "name: of the function of NVSHMEM.", {"name": ("str",)}),
     ("CpAsyncOptions", "cp_async", "bytes: 4, 8 or 16.", {"bytes": ("int",)}),
     ("WaitOptions", "cp_async_wait wgmma_wait", "n: groups that may still run.", {"n": ("int", 0)}),
     ("WaitLoadsOptions", "wait_loads", "n: loads into LDS of this wave that may still be in flight.", {"n": ("int", 0)}),

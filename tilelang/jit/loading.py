@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelang.ir import deep
-from tilelang.runtime import l2_window, workspaces, world
+from tilelang.runtime import l2_window, nvshmem, workspaces, world
 from tilelang.runtime.host_engine import HostLibrary, ffi_state
 from tilelang.runtime.host_stub import modes_of
 from tilelang.runtime.launchers import MAX_DEVICES
@@ -134,6 +134,7 @@ class GpuModules:
             cubin = self.artifact.files[facts["file"]]
             module = self.driver.load(cubin)
             world.fill(self.driver, module, cubin, device)
+            nvshmem.enter(module, cubin)
             function = module.function(facts["name"], facts["shared_bytes"], facts.get("cluster", 1))
             modules.append(module)
             self.functions[k * MAX_DEVICES + device] = function.handle.value

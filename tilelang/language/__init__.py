@@ -41,7 +41,7 @@ from .composed import (all_of, any_of, atomic_addx2,
 from .debug import device_assert, print
 from .dtypes import (AnyDType, dtype, get_tvm_dtype, is_f8f6f4_family, is_float4, is_float4_e2m1_unpacked,
                      is_float4_e2m1fn, validate_gemm_ab_dtypes)
-from .distributed import (SymmTensor, atom_add, barrier_all, fence_sys, get_block, get_num_ranks, get_rank, get_warp, ld,
+from .distributed import (SymmTensor, atom_add, fence_sys, get_block, get_num_ranks, get_rank, get_warp, ld,
                           put_block, put_warp, remote, signal, st, wait_eq, wait_ge, wait_gt, wait_le, wait_lt, wait_ne)
 from .extern import call_extern, call_pure_extern
 from .hopper import (annotate_consumer_reg_alloc, annotate_producer_reg_dealloc, disable_warp_group_reg_alloc,
@@ -63,6 +63,7 @@ from .loops import (Parallel, Persistent, Pipelined, Serial, Unroll, Vectorized,
 from .tracing.macro import Macro, Ref, macro
 from .meta import BaseTileScheduler, PersistentTileScheduler, inline, meta_class
 from .tracing.prim_func import PrimFunc, prim_func
+from .nvshmem import NVSHMEM as _NVSHMEM, barrier_all
 from .random import rng_init, rng_rand, rng_rand_float
 from .raw import (Assert, Let, attr, bind, call_intrin, decl_buffer, handle_add_byte_offset,
                   launch_thread, let, meta_var, reads, sblock, sblock_attr, sync_global, target, tvm_access_ptr,
@@ -107,6 +108,7 @@ _public = {
     **{n: getattr(_math, n) for n in _math.__all__},
     **{n: getattr(_fastmath, n) for n in _fastmath.__all__},
     **{n: getattr(_dtypes, n) for n in _dtypes.__all__},
+    **_NVSHMEM,
     **_UNAVAILABLE,
 }
 globals().update(_public)

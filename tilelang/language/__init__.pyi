@@ -93,7 +93,6 @@ from tilelang.language.distributed import (
     atom_add as atom_add,
     barrier_all as _barrier_blocks,
     barrier_all as _sync_blocks,
-    barrier_all as barrier_all,
     fence_sys as fence_sys,
     get_num_ranks as _get_pe_num,
     get_num_ranks as get_num_ranks,
@@ -233,6 +232,14 @@ from tilelang.language.nodes import (
     SizeVar as SizeVar,
     StringImm as StringImm,
     Var as Var,
+)
+from tilelang.language.nvshmem import (
+    barrier_all as barrier_all,
+    fence as fence,
+    int_p as int_p,
+    quiet as quiet,
+    signal_op as signal_op,
+    signal_wait_until as signal_wait_until,
 )
 from tilelang.language.random import rng_init as rng_init, rng_rand as rng_rand, rng_rand_float as rng_rand_float
 from tilelang.language.rank_names import (
@@ -879,10 +886,25 @@ def atomic_xor(dst: Any, value: Any, memory_order: _str | None = None, return_pr
 
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def axis(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad).")
-def barrier_all_block(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad).")
-def barrier_all_warp(*args: Any, **kwargs: Any) -> Any: ...
+
+def barrier_all_block() -> Any:
+    """Wait until all PEs have come, by all threads of the block: their puts are complete.
+
+    One block of a PE calls it at a time.  The launch becomes cooperative.  Raises nvshmem-missing on CUDA.
+
+    Example:
+        T.barrier_all_block()
+    """
+
+def barrier_all_warp() -> Any:
+    """Wait until all PEs have come, by the lanes of each executing warp: their puts are complete.
+
+    One block of a PE calls it at a time.  The launch becomes cooperative.  Raises nvshmem-missing on CUDA.
+
+    Example:
+        T.barrier_all_warp()
+    """
+
 barrier_blocks = _barrier_blocks
 bfloat16: dtype
 bfloat16x16: dtype
@@ -919,10 +941,27 @@ bool: dtype
 boolean: dtype
 break_loop = _break_loop
 broadcast = _broadcast
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale('node').broadcast.")
-def broadcast_block(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale('node').broadcast.")
-def broadcast_warp(*args: Any, **kwargs: Any) -> Any: ...
+
+def broadcast_block(dest: Any, source: Any, nbytes: Any, root: Any) -> Any:
+    """All PEs together: `nbytes` bytes of PE `root` go to all PEs, by all threads of the block.
+
+    dest, source: the first elements, of T.SymmTensors of one type.  One block of a PE calls it at a time.  The launch becomes
+    cooperative.  Raises signal-operand, not-symmetric; on CUDA nvshmem-missing.
+
+    Example:
+        T.broadcast_block(S[0], S[32], 64, 0)
+    """
+
+def broadcast_warp(dest: Any, source: Any, nbytes: Any, root: Any) -> Any:
+    """All PEs together: `nbytes` bytes of PE `root` go to all PEs, by the lanes of each executing warp.
+
+    dest, source: the first elements, of T.SymmTensors of one type.  One block of a PE calls it at a time.  The launch becomes
+    cooperative.  Raises signal-operand, not-symmetric; on CUDA nvshmem-missing.
+
+    Example:
+        T.broadcast_warp(S[0], S[32], 64, 0)
+    """
+
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def buffer(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
@@ -1045,14 +1084,36 @@ def fast_rcp(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.fast_rcp(X[i])
     """
 
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale('node').all_gather.")
-def fcollect(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale('node').all_gather.")
-def fcollect_block(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.Scale('node').all_gather.")
-def fcollect_warp(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.fence_sys.")
-def fence(*args: Any, **kwargs: Any) -> Any: ...
+def fcollect(dest: Any, source: Any, nbytes: Any) -> Any:
+    """All PEs together: `nbytes` bytes of each PE, one PE after another, go to all PEs, by each executing thread.
+
+    dest, source: the first elements, of T.SymmTensors of one type.  One block of a PE calls it at a time.  The launch becomes
+    cooperative.  Raises signal-operand, not-symmetric; on CUDA nvshmem-missing.
+
+    Example:
+        T.fcollect(S[0], S[64], 64)
+    """
+
+def fcollect_block(dest: Any, source: Any, nbytes: Any) -> Any:
+    """All PEs together: `nbytes` bytes of each PE, one PE after another, go to all PEs, by all threads of the block.
+
+    dest, source: the first elements, of T.SymmTensors of one type.  One block of a PE calls it at a time.  The launch becomes
+    cooperative.  Raises signal-operand, not-symmetric; on CUDA nvshmem-missing.
+
+    Example:
+        T.fcollect_block(S[0], S[64], 64)
+    """
+
+def fcollect_warp(dest: Any, source: Any, nbytes: Any) -> Any:
+    """All PEs together: `nbytes` bytes of each PE, one PE after another, go to all PEs, by the lanes of each executing warp.
+
+    dest, source: the first elements, of T.SymmTensors of one type.  One block of a PE calls it at a time.  The launch becomes
+    cooperative.  Raises signal-operand, not-symmetric; on CUDA nvshmem-missing.
+
+    Example:
+        T.fcollect_warp(S[0], S[64], 64)
+    """
+
 float: dtype
 float16: dtype
 float16x16: dtype
@@ -1224,18 +1285,66 @@ def get_warp(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _in
     """
 
 get_warp_idx_sync = _get_warp_idx_sync
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp.")
-def getmem(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp.")
-def getmem_block(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp.")
-def getmem_nbi(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp.")
-def getmem_nbi_block(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp.")
-def getmem_nbi_warp(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.get_block, T.get_warp.")
-def getmem_warp(*args: Any, **kwargs: Any) -> Any: ...
+
+def getmem(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
+    """Copy `nbytes` consecutive bytes from PE `pe`, by each executing thread.
+
+    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
+    T.SymmTensor.  dest is there when it returns.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+
+    Example:
+        T.getmem(X[0], S[0], 128, 1)
+    """
+
+def getmem_block(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
+    """Copy `nbytes` consecutive bytes from PE `pe`, by all threads of the block.
+
+    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
+    T.SymmTensor.  dest is there when it returns.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+
+    Example:
+        T.getmem_block(X[0], S[0], 128, 1)
+    """
+
+def getmem_nbi(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
+    """Copy `nbytes` consecutive bytes from PE `pe`, by each executing thread.
+
+    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
+    T.SymmTensor.  T.quiet completes it: until then dest must not be read.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+
+    Example:
+        T.getmem_nbi(X[0], S[0], 128, 1)
+    """
+
+def getmem_nbi_block(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
+    """Copy `nbytes` consecutive bytes from PE `pe`, by all threads of the block.
+
+    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
+    T.SymmTensor.  T.quiet completes it: until then dest must not be read.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+
+    Example:
+        T.getmem_nbi_block(X[0], S[0], 128, 1)
+    """
+
+def getmem_nbi_warp(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
+    """Copy `nbytes` consecutive bytes from PE `pe`, by the lanes of each executing warp.
+
+    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
+    T.SymmTensor.  T.quiet completes it: until then dest must not be read.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+
+    Example:
+        T.getmem_nbi_warp(X[0], S[0], 128, 1)
+    """
+
+def getmem_warp(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
+    """Copy `nbytes` consecutive bytes from PE `pe`, by the lanes of each executing warp.
+
+    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
+    T.SymmTensor.  dest is there when it returns.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+
+    Example:
+        T.getmem_warp(X[0], S[0], 128, 1)
+    """
 
 @_overload
 def grid(e0: Any, /) -> _Loop[_Var]: ...
@@ -1360,8 +1469,6 @@ int8x32: dtype
 int8x4: dtype
 int8x64: dtype
 int8x8: dtype
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.st.")
-def int_p(*args: Any, **kwargs: Any) -> Any: ...
 
 def isfinite(x: Any) -> _Expr:
     """isfinite(x) as bool.
@@ -1576,36 +1683,136 @@ def put_warp(src: Any, dst: Any, size: Any, dst_pe: Any = -1, unroll_factor: _in
         T.put_warp(X[bx * 128], S[bx * 128], 128, dst_pe=1)
     """
 
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp.")
-def putmem(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp.")
-def putmem_block(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp.")
-def putmem_nbi(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp.")
-def putmem_nbi_block(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp.")
-def putmem_nbi_warp(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal.")
-def putmem_signal(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal.")
-def putmem_signal_block(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal.")
-def putmem_signal_nbi(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal.")
-def putmem_signal_nbi_block(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal.")
-def putmem_signal_nbi_warp(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, then T.signal.")
-def putmem_signal_warp(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.put_block, T.put_warp.")
-def putmem_warp(*args: Any, **kwargs: Any) -> Any: ...
+def putmem(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
+    """Copy `nbytes` consecutive bytes to PE `pe`, by each executing thread.
+
+    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
+    T.SymmTensor.  T.quiet or T.fence stands before a signal that tells of it.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+
+    Example:
+        T.putmem(S[0], X[0], 128, 1)
+    """
+
+def putmem_block(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
+    """Copy `nbytes` consecutive bytes to PE `pe`, by all threads of the block.
+
+    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
+    T.SymmTensor.  T.quiet or T.fence stands before a signal that tells of it.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+
+    Example:
+        T.putmem_block(S[0], X[0], 128, 1)
+    """
+
+def putmem_nbi(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
+    """Copy `nbytes` consecutive bytes to PE `pe`, by each executing thread.
+
+    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
+    T.SymmTensor.  T.quiet completes it: until then source must not change, and no signal but a put's own tells that it has come.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+
+    Example:
+        T.putmem_nbi(S[0], X[0], 128, 1)
+    """
+
+def putmem_nbi_block(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
+    """Copy `nbytes` consecutive bytes to PE `pe`, by all threads of the block.
+
+    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
+    T.SymmTensor.  T.quiet completes it: until then source must not change, and no signal but a put's own tells that it has come.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+
+    Example:
+        T.putmem_nbi_block(S[0], X[0], 128, 1)
+    """
+
+def putmem_nbi_warp(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
+    """Copy `nbytes` consecutive bytes to PE `pe`, by the lanes of each executing warp.
+
+    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
+    T.SymmTensor.  T.quiet completes it: until then source must not change, and no signal but a put's own tells that it has come.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+
+    Example:
+        T.putmem_nbi_warp(S[0], X[0], 128, 1)
+    """
+
+def putmem_signal(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
+    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by each executing thread.
+
+    A wait that sees the signal sees the bytes.  dest, source: as T.putmem.  sig_addr: an element of 64 bits of a
+    T.SymmTensor.  signal: the number.  sig_op: "set" or "add", or NVSHMEM's constant.  Raises what T.putmem raises, and
+    signal-order.
+
+    Example:
+        T.putmem_signal(S[0], X[0], 128, F[0], 1, "add", 1)
+    """
+
+def putmem_signal_block(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
+    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by all threads of the block.
+
+    A wait that sees the signal sees the bytes.  dest, source: as T.putmem.  sig_addr: an element of 64 bits of a
+    T.SymmTensor.  signal: the number.  sig_op: "set" or "add", or NVSHMEM's constant.  Raises what T.putmem raises, and
+    signal-order.
+
+    Example:
+        T.putmem_signal_block(S[0], X[0], 128, F[0], 1, "add", 1)
+    """
+
+def putmem_signal_nbi(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
+    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by each executing thread.
+
+    A wait that sees the signal sees the bytes; until T.quiet source must not change.  dest, source: as T.putmem.  sig_addr: an element of 64 bits of a
+    T.SymmTensor.  signal: the number.  sig_op: "set" or "add", or NVSHMEM's constant.  Raises what T.putmem raises, and
+    signal-order.
+
+    Example:
+        T.putmem_signal_nbi(S[0], X[0], 128, F[0], 1, "add", 1)
+    """
+
+def putmem_signal_nbi_block(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
+    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by all threads of the block.
+
+    A wait that sees the signal sees the bytes; until T.quiet source must not change.  dest, source: as T.putmem.  sig_addr: an element of 64 bits of a
+    T.SymmTensor.  signal: the number.  sig_op: "set" or "add", or NVSHMEM's constant.  Raises what T.putmem raises, and
+    signal-order.
+
+    Example:
+        T.putmem_signal_nbi_block(S[0], X[0], 128, F[0], 1, "add", 1)
+    """
+
+def putmem_signal_nbi_warp(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
+    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by the lanes of each executing warp.
+
+    A wait that sees the signal sees the bytes; until T.quiet source must not change.  dest, source: as T.putmem.  sig_addr: an element of 64 bits of a
+    T.SymmTensor.  signal: the number.  sig_op: "set" or "add", or NVSHMEM's constant.  Raises what T.putmem raises, and
+    signal-order.
+
+    Example:
+        T.putmem_signal_nbi_warp(S[0], X[0], 128, F[0], 1, "add", 1)
+    """
+
+def putmem_signal_warp(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
+    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by the lanes of each executing warp.
+
+    A wait that sees the signal sees the bytes.  dest, source: as T.putmem.  sig_addr: an element of 64 bits of a
+    T.SymmTensor.  signal: the number.  sig_op: "set" or "add", or NVSHMEM's constant.  Raises what T.putmem raises, and
+    signal-order.
+
+    Example:
+        T.putmem_signal_warp(S[0], X[0], 128, F[0], 1, "add", 1)
+    """
+
+def putmem_warp(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
+    """Copy `nbytes` consecutive bytes to PE `pe`, by the lanes of each executing warp.
+
+    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
+    T.SymmTensor.  T.quiet or T.fence stands before a signal that tells of it.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+
+    Example:
+        T.putmem_warp(S[0], X[0], 128, 1)
+    """
+
 @_deprecated("Not available: is not available yet.")
 def q_multiply_shift(*args: Any, **kwargs: Any) -> Any: ...
 @_deprecated("Not available: is not available yet.")
 def q_multiply_shift_per_axis(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.fence_sys.")
-def quiet(*args: Any, **kwargs: Any) -> Any: ...
 ramp = _ramp
 
 def reduce_absmax(buffer: Any, out: Any, dim: _int = -1, clear: _bool = True, batch: _int = 1, nan_propagate: _bool = False, annotations: Any = None) -> Any:
@@ -1742,11 +1949,6 @@ def sigmoid(x: Any, *, dtype: Any = None) -> _Expr:
         Y[i] = T.sigmoid(X[i])
     """
 
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.signal.")
-def signal_op(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.wait_eq and the other waits.")
-def signal_wait_until(*args: Any, **kwargs: Any) -> Any: ...
-
 def sin(x: Any, *, dtype: Any = None) -> _Expr:
     """sin(x), in the type of x (integers: float32).  At most 2.5 units in the last place from the exact result in float32, 2.5 in float64, 0.51 in narrower types.
 
@@ -1841,12 +2043,33 @@ def sub2(*x: Any) -> _Expr:
         Y[0:2] = T.sub2(X[0:2], X[2:4])
     """
 
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad).")
-def sync_all(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad).")
-def sync_all_block(*args: Any, **kwargs: Any) -> Any: ...
-@_deprecated("Not available: is a call of NVSHMEM, which is not installed; between the devices of a node: T.barrier_all(pad).")
-def sync_all_warp(*args: Any, **kwargs: Any) -> Any: ...
+def sync_all() -> Any:
+    """Wait until all PEs have come, by each executing thread: what they stored in their own memory is seen.
+
+    One block of a PE calls it at a time.  The launch becomes cooperative.  Raises nvshmem-missing on CUDA.
+
+    Example:
+        T.sync_all()
+    """
+
+def sync_all_block() -> Any:
+    """Wait until all PEs have come, by all threads of the block: what they stored in their own memory is seen.
+
+    One block of a PE calls it at a time.  The launch becomes cooperative.  Raises nvshmem-missing on CUDA.
+
+    Example:
+        T.sync_all_block()
+    """
+
+def sync_all_warp() -> Any:
+    """Wait until all PEs have come, by the lanes of each executing warp: what they stored in their own memory is seen.
+
+    One block of a PE calls it at a time.  The launch becomes cooperative.  Raises nvshmem-missing on CUDA.
+
+    Example:
+        T.sync_all_warp()
+    """
+
 sync_blocks = _sync_blocks
 
 def syncthreads_and(pred: Any) -> _Var:

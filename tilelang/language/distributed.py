@@ -130,7 +130,7 @@ def _move_by_warp(src: Buffer, s: Expr, dst: Buffer, d: Expr, size: Any, lanes: 
         b.store(dst, (d + whole * chunk + k * 32 + lane,), load(src, (s + whole * chunk + k * 32 + lane,)))
 
 
-def _elements(x: Any, rank: Any, what: str) -> tuple[Buffer, Expr]:
+def row_of(x: Any, rank: Any, what: str) -> tuple[Buffer, Expr]:
     """(the tensor of an operand as one row of elements, on the rank; the number of the operand's first element in it)."""
     o = operand(load(x.buffer, x.indices) if isinstance(x, AddressOf) else x, what)
     b = o.buffer
@@ -142,18 +142,27 @@ def _elements(x: Any, rank: Any, what: str) -> tuple[Buffer, Expr]:
     return Buffer(f"{b.name}_row", (b.size + b.offset,), b.dtype, GLOBAL, data=there.data, facts=b.facts), at
 
 
-def _mover(name: str, block: bool, put: bool) -> Callable[..., Emitted]:
+def _move_by_thread(src: Buffer, s: Expr, dst: Buffer, d: Expr, size: Any) -> None:
+    b = need_builder("T.putmem")
+    with serial(size) as k:
+        b.store(dst, (d + k,), load(src, (s + k,)))
+
+
+def mover(name: str, by: str, put: bool) -> Callable[..., Emitted]:
+    """T.put_block and its like.  by: who moves the elements together: block, warp or thread."""
     def move(src: Any, dst: Any, size: Any, rank: Any, times: int) -> Emitted:
-        (a, s), (b, d) = (_elements(src, -1 if put else rank, f"src of T.{name}"),
-                          _elements(dst, rank if put else -1, f"dst of T.{name}"))
+        (a, s), (b, d) = (row_of(src, -1 if put else rank, f"src of T.{name}"),
+                          row_of(dst, rank if put else -1, f"dst of T.{name}"))
         lanes = max(1, 128 // a.dtype.bits)
         if a.dtype != b.dtype:
             raise error("signal-operand", f"T.{name} moves elements of {a.dtype} to {b.dtype}", expected="one type",
                         found=f"{a.dtype} and {b.dtype}")
-        if block:
+        if by == "block":
             _move_by_block(a, s, b, d, size, lanes * times * need_kernel(f"T.{name}").num_threads)
-        else:
+        elif by == "warp":
             _move_by_warp(a, s, b, d, size, lanes, times)
+        else:
+            _move_by_thread(a, s, b, d, size)
         return EMITTED
 
     def put_fn(src: Any, dst: Any, size: Any, dst_pe: Any = -1, unroll_factor: int = 4,
@@ -166,7 +175,7 @@ def _mover(name: str, block: bool, put: bool) -> Callable[..., Emitted]:
 
     pe, what = ("dst_pe", "to") if put else ("src_pe", "from")
     return named(put_fn if put else get_fn, name, f"""Copy `size` consecutive elements {what} another rank, by {
-        'all threads of the block' if block else 'the lanes of each executing warp'}.
+        'all threads of the block' if by == 'block' else 'the lanes of each executing warp'}.
 
     src, dst: the first elements, of row-major tensors of one type in global memory; the one on the other rank is a
     T.SymmTensor.
@@ -178,8 +187,8 @@ def _mover(name: str, block: bool, put: bool) -> Callable[..., Emitted]:
     """)
 
 
-put_block, get_block = _mover("put_block", True, True), _mover("get_block", True, False)
-put_warp, get_warp = _mover("put_warp", False, True), _mover("get_warp", False, False)
+put_block, get_block = mover("put_block", "block", True), mover("get_block", "block", False)
+put_warp, get_warp = mover("put_warp", "warp", True), mover("get_warp", "warp", False)
 
 
 # ---- elements -------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ RAW = "raw IR-script construct, not available: use the language's own statements
 EMITTER = "hand-written tensor-core code is not available yet: use T.gemm"
 HOST = "host plumbing of another runtime, not available"
 LATER = "is not available yet"
-NVSHMEM = "is a call of NVSHMEM, which is not installed; between the devices of a node:"
 
 _TABLE: dict[str, str] = {
     HOPPER: """wgmma_gemm_sp ptx_wgmma_sp_rs ptx_wgmma_sp_ss""",
@@ -60,17 +59,5 @@ def unavailable_names(reason: str, names: str, module: str = "T") -> dict[str, C
     return {name: _unavailable(name, reason, module) for name in names.split()}
 
 
-_FORMS = ("", "_block", "_warp")
-_NVSHMEM = {
-    "T.put_block, T.put_warp": [f"putmem{n}{f}" for n in ("", "_nbi") for f in _FORMS],
-    "T.get_block, T.get_warp": [f"getmem{n}{f}" for n in ("", "_nbi") for f in _FORMS],
-    "T.put_block, then T.signal": [f"putmem_signal{n}{f}" for n in ("", "_nbi") for f in _FORMS],
-    "T.signal": ["signal_op"], "T.wait_eq and the other waits": ["signal_wait_until"], "T.st": ["int_p"],
-    "T.fence_sys": ["quiet", "fence"], "T.barrier_all(pad)": [*(f"barrier_all{f}" for f in _FORMS[1:]), *(
-        f"sync_all{f}" for f in _FORMS)],
-    'T.Scale("node").broadcast': [f"broadcast{f}" for f in _FORMS[1:]],
-    'T.Scale("node").all_gather': [f"fcollect{f}" for f in _FORMS]}
-
 UNAVAILABLE: dict[str, Callable[..., Any]] = {
-    name: _unavailable(name, reason) for reason, names in (*_TABLE.items(), *(
-        (f"{NVSHMEM} {ours}", " ".join(names)) for ours, names in _NVSHMEM.items())) for name in names.split()}
+    name: _unavailable(name, reason) for reason, names in _TABLE.items() for name in names.split()}

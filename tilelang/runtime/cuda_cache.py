@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 
 
+from tilelang.target.nvshmem import USED
+
 from .cache import DiskCache, Entry, digest
+from .nvshmem import stamp
 from .nvrtc import Cubin, Resources, compile_cubin, compiler_for
 
 _FILE = "kernel.cubin"
@@ -30,9 +33,10 @@ class CUDABinaryCache:
         """The key of a source; None if it is not cached."""
         if "#include" in source or any(o.startswith(_FILES_NAMED) for o in options):
             return None
-        nvrtc = compiler_for(arch)
+        nvrtc = compiler_for(arch, USED in source)
         facts = [f.name for f in fields(Resources)]  # an entry of a release with other facts is not this one's
-        return digest(["cubin", facts, source, arch, list(options), nvrtc.path, list(nvrtc.version)])
+        return digest(["cubin", facts, source, arch, list(options), nvrtc.path, list(nvrtc.version),
+                       *([stamp()] if USED in source else ())])
 
     def compile(self, source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
         """The cubin that compile_cubin returns, from the cache if possible.  Raises as compile_cubin does."""

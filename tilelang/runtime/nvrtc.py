@@ -22,8 +22,11 @@ from typing import Any
 from tilelang.env import env
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir.record import record
+from tilelang.target.nvshmem import USED
 from tilelang.target.probe import load_libcuda, open_library
 from tilelang.log import phase
+
+from .nvshmem import linked, linker_beside
 
 
 register("nvrtc-missing", RuntimeError, "no NVRTC library that can compile for the target was found",
@@ -198,16 +201,19 @@ def load_nvrtc(candidate: NvrtcCandidate) -> Nvrtc | str:
 
 
 @cache
-def choose_nvrtc(arch_number: int, driver_major: int | None = None) -> Nvrtc:
+def choose_nvrtc(arch_number: int, driver_major: int | None = None, links: bool = False) -> Nvrtc:
     """The newest NVRTC that works, compiles for sm_<arch_number> and whose cubins a driver of that CUDA major loads.
 
-    driver_major: CUDA major version of the driver, None when there is no driver (any NVRTC will do).
+    driver_major: CUDA major version of the driver, None when there is no driver (any NVRTC will do).  links: an nvJitLink lies
+    beside it, if any has one.
     A cubin loads on every driver of its own or a later CUDA major (CUDA compatibility guide, "minor version
     compatibility").  Raises RuntimeError naming what to install.
     """
     refused, broken = [], []
     with phase("find NVRTC"):
         found = find_nvrtc()
+    if links:
+        found.sort(key=lambda c: linker_beside(c.library) is None)
     for c in found:
         if driver_major is not None and c.major > driver_major:
             refused.append(f"{c.library}: newer than the driver (CUDA {driver_major})")
@@ -246,9 +252,10 @@ def _arch_number(arch: str) -> int:
     return int(re.sub(r"\D", "", arch))
 
 
-def compiler_for(arch: str) -> Nvrtc:
-    """The NVRTC that compiles for arch ("sm_90a") on this machine.  Raises RuntimeError when none does."""
-    return choose_nvrtc(_arch_number(arch), driver_cuda_major())
+def compiler_for(arch: str, links: bool = False) -> Nvrtc:
+    """The NVRTC that compiles for arch ("sm_90a") on this machine.  links: one with an nvJitLink, if there is one.  Raises
+    RuntimeError when none does."""
+    return choose_nvrtc(_arch_number(arch), driver_cuda_major(), *[True] * links)
 
 
 def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
@@ -257,8 +264,8 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
     options: further NVRTC options.  Raises RuntimeError with the compiler's errors and the source lines they refer to if the
     source does not compile, and if no NVRTC is installed.
     """
-    nvrtc = compiler_for(arch)
-    flags = [f"-arch={arch}", "-std=c++17", "-default-device", "--ptxas-options=-v",
+    nvrtc, links = compiler_for(arch, USED in source), USED in source
+    flags = [f"-arch={arch}", "-std=c++17", "-default-device", "--ptxas-options=-v", *["-rdc=true"] * links,
              *(f"-I{d}" for d in nvrtc.includes), *options]
     # Without headers nearly half of the front end's input are NVRTC's own declarations; --minimal omits most of them.
     small = [] if "#include" in source else ["--minimal"]
@@ -269,6 +276,8 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
         raise _rejected(nvrtc, rc, log, source, arch)
     kernels = parse_resources(log)
     values = kernels.values()
+    if links:
+        cubin = linked(cubin, source, nvrtc, arch)
     return Cubin(cubin, max((k.registers for k in values), default=0), sum(k.spills for k in values),
                  max((k.shared_bytes for k in values), default=0), log, kernels)
 

@@ -14,7 +14,7 @@ from tilelang.ir.evaluate import Closure
 from .faults import fault
 from .lane_ops import effects, own_threads
 from .lanes import Action, LaneFrame
-from .ranks import Section
+from .ranks import Section, joined, member
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "eq": np.equal, "ne": np.not_equal, "ge": np.greater_equal, "le": np.less_equal, "gt": np.greater, "lt": np.less}
@@ -81,6 +81,25 @@ def _rank_barrier(c: Any, e: Call) -> Action:
     return run
 
 
+def _pe_barrier(c: Any, e: Call) -> Action:
+    """One thread of each rank: all of them come before one goes on, and each has seen what the others had seen."""
+    def run(f: LaneFrame) -> None:
+        ranks, block, (t, *more) = c.ranks, f.block, np.flatnonzero(f.active())
+        if more:
+            raise fault("sim-barrier", f"{1 + len(more)} threads come to the barrier of all PEs at once", expected="one thread",
+                        found=f"{1 + len(more)} threads", span=e.span)
+        clocks, wait = getattr(block, "clocks", None), getattr(block, "wait", None) or block.warp_roles.wait
+        ranks.came[block.device] += 1
+        turn = ranks.came[block.device]
+        if clocks is not None:
+            ranks.met[turn] = joined(ranks.met.get(turn), clocks.arrive(member(clocks, int(t))))
+        wait(lambda: min(ranks.came) >= turn, lambda: f"for all PEs on rank {block.device}", e.span)
+        if clocks is not None:
+            clocks.acquire(member(clocks, int(t)), ranks.met[turn])
+
+    return run
+
+
 def why_waits(e: Call, device: int, found: Any, want: Any) -> str:
     """What a wait says of itself."""
     name = e.args[0].buffer.name  # type: ignore[attr-defined]
@@ -88,4 +107,6 @@ def why_waits(e: Call, device: int, found: Any, want: Any) -> str:
 
 
 RANK_OPS: dict[str, Callable[[Any, Call], Closure]] = {"world_rank": _rank, "world_size": _size, "remote_address": _remote,
-                                                       **effects({"rank_barrier": _rank_barrier})}
+                                                       "by_nvshmem": lambda c, e: lambda f: np.bool_(False),
+                                                       **effects({"rank_barrier": _rank_barrier, "pe_barrier": _pe_barrier,
+                                                                  "nvshmem": lambda c, e: lambda f: None})}

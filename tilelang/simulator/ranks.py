@@ -50,6 +50,8 @@ class Ranks:
     def __post_init__(self) -> None:
         self.random = None if self.seed is None else Random(self.seed)
         self.flags = Flags(self.random)
+        self.came = [0] * self.size  # how often a thread of each rank has come to the barrier of all PEs
+        self.met: dict[int, np.ndarray] = {}  # by number of such a barrier: what those that came had seen
 
     def frames(self, f: LaneFrame) -> list[LaneFrame]:
         """The host's frame of each rank."""
@@ -145,9 +147,9 @@ class Flags:
         m.readers.setdefault(t, int(clocks.now[t]))
         if m.know is not None and (m.device == f.block.device or m.system and system):
             if acquires:
-                clocks.acquire(_member(clocks, t), m.know)
+                clocks.acquire(member(clocks, t), m.know)
             else:
-                self.read[t] = _joined(self.read.get(t), m.know)
+                self.read[t] = joined(self.read.get(t), m.know)
         return m.value
 
     def load(self, f: LaneFrame, flat: np.ndarray, at: int, t: int, acquires: bool, system: bool) -> Any:
@@ -186,9 +188,9 @@ class Flags:
             m = h[-1]
             m.readers[t] = int(clocks.now[t])
             if order in RELEASES:
-                m.know = _joined(m.know, clocks.arrive(_member(clocks, t)))
+                m.know = joined(m.know, clocks.arrive(member(clocks, t)))
             elif t in self.fenced:
-                m.know = _joined(m.know, self.fenced[t])
+                m.know = joined(m.know, self.fenced[t])
 
     def fence(self, f: LaneFrame) -> None:
         """The active threads execute a fence of system scope, one after another."""
@@ -196,16 +198,16 @@ class Flags:
         for t in np.flatnonzero(f.active()):
             for know in (self.read.pop(int(t), None), self.order):
                 if know is not None:
-                    clocks.acquire(_member(clocks, int(t)), know)
-            self.fenced[int(t)] = clocks.arrive(_member(clocks, int(t)))
-            self.order = _joined(self.order, self.fenced[int(t)])
+                    clocks.acquire(member(clocks, int(t)), know)
+            self.fenced[int(t)] = clocks.arrive(member(clocks, int(t)))
+            self.order = joined(self.order, self.fenced[int(t)])
 
 
-def _member(clocks: Any, t: int) -> np.ndarray:
+def member(clocks: Any, t: int) -> np.ndarray:
     out = np.zeros(clocks.lanes, bool)
     out[t] = True
     return out
 
 
-def _joined(a: np.ndarray | None, b: np.ndarray) -> np.ndarray:
+def joined(a: np.ndarray | None, b: np.ndarray) -> np.ndarray:
     return b if a is None else np.maximum(a, b)

@@ -118,6 +118,11 @@ _functions(PURE, "world_rank 0  world_size 0  remote_address 2")
 _device("wait_signal", 2, SYNC, "tl::wait_signal<{compare_number}>({0}, {1}, {line})")
 _device("rank_barrier", 1, SYNC, "tl::rank_barrier({0}, {words}, {line})")  # of the blocks of one number on all ranks
 _functions(SYNC, "fence_sys 0")
+# NVSHMEM: the branch where by_nvshmem holds has its call, the other one the same by the statements above (language/nvshmem.py).
+# Code for CUDA keeps the first, everything else the second.  pe_barrier: one thread waits for one of each rank.
+add_intrinsic(Intrinsic("by_nvshmem", 0, PURE))
+_device("nvshmem", -1, WRITES, "tl::{name}({args})")
+add_intrinsic(Intrinsic("pe_barrier", 0, SYNC))
 
 # Warp groups: 128 threads, four warps whose first is a multiple of 4.
 add_intrinsic(Intrinsic("in_warp_groups", 0, PURE))  # options first, count: whether this thread is in one of them
@@ -172,7 +177,8 @@ def call_fields(e: Call, args: Sequence[str] = ()) -> dict[str, Any]:
     return out
 
 
-_SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store", "bulk_copy_cluster")  # their second address is only read
+_SOURCE_SECOND = ("cp_async", "ldmatrix", "bulk_load", "bulk_store", "bulk_copy_cluster",
+                  "nvshmem")  # their second address is only read
 
 
 def written_storages(n: Node) -> set[Var]:

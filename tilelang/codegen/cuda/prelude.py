@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from tilelang.target.instructions import function_name
 from tilelang.target.mma import MMA_ROWS, MmaRow
+from tilelang.target.nvshmem import declaration
 
 from ..device.page import Page
 from ..device.prelude import FLOATS, THREADS, VALUES, needed, sections_of, words_of
@@ -84,7 +85,7 @@ def _rows_by_function() -> dict[str, MmaRow]:
 
 def device_header(words: set[str]) -> str:
     """The definitions (inside namespace tl) of every prelude function among the words of a kernel's text."""
-    made = [text for w in sorted(words) if (text := hopper_function(w)) is not None]
+    made = [text for w in sorted(words) if (text := hopper_function(w) or declaration(w)) is not None]
     out = needed(_FILES, words.union(*map(words_of, made)))
     out += [mma_wrapper(r) for f, r in _rows_by_function().items() if f in words]
     out += made

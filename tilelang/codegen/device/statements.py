@@ -96,6 +96,8 @@ class Statements:
         self._block(f"while ({self.x.top(s.cond)})", s.body)
 
     def _if(self, s: If) -> None:
+        if isinstance(s.cond, Call) and s.cond.op == "by_nvshmem":
+            return self.stmt(s.then)
         text = self.x.condition(s, self.x.top(s.cond))
         self._branch(f"if ({text})", s.cond, True, s.then)
         if s.orelse is not None:

@@ -29,7 +29,7 @@ _TEXTS = {"wait_loads": "tl::wait_loads<{n}>()", "wait_shared": "tl::wait_shared
 _UNSUPPORTED = {"printf": "kernels of this target print nothing: store the values to a tensor",
             "named_barrier": "a workgroup of this target has one barrier: T.sync_threads() without arguments",
             "in_warp_groups": "leave T.ws, or the branch of some warps, out: T.Pipelined moves loads ahead without",
-            **dict.fromkeys(("world_rank", "world_size", "remote_address", "wait_signal", "rank_barrier"),
+            **dict.fromkeys(("world_rank", "world_size", "remote_address", "wait_signal", "rank_barrier", "nvshmem"),
                             "programs of several ranks run on CUDA devices")}
 _NARROWER = "compute it in float32: T.cast(x, 'float32')"
 

@@ -18,11 +18,13 @@ register("rank-order", RuntimeError, "ranks store a tile on each other and read 
 
 
 ACQUIRES = ("acquire", "acq_rel", "seq_cst")
+COMPLETES = ("quiet", "fence", "barrier_all")  # in names of NVSHMEM: puts before them are delivered before a signal after them
 
 
 @state
 class _Event:
-    """kind: stores (on another rank), reads (at home), signals, waits.  path: (branch or loop around it, which part)."""
+    """kind: stores (on another rank), reads (at home), signals, waits; puts (asynchronous ones of NVSHMEM), completes (T.quiet
+    and its like).  path: (branch or loop around it, which part)."""
 
     kind: str
     path: tuple[tuple[Any, int], ...]
@@ -44,8 +46,8 @@ def check_ranks(launch: Launch, cx: PassContext) -> Launch:
     """Raise "rank-order" where a rank stores elements on another one and then reads the same elements at home, and no wait
     comes before or no signal comes after the store.
 
-    Changes nothing.  Sees elements at the same indices, none of which depends on the rank.  Off with
-    tl.disable_data_race_check.
+    Likewise where signals follow an asynchronous put of NVSHMEM that nothing completes.  Changes nothing.  Sees elements at the
+    same indices, none of which depends on the rank.  Off with tl.disable_data_race_check.
     """
     if any(c.op == "remote_address" for c in walk(launch.body, Call)) and not cx.config.get(
             PassConfigKey.TL_DISABLE_DATA_RACE_CHECK.value):
@@ -54,6 +56,8 @@ def check_ranks(launch: Launch, cx: PassContext) -> Launch:
         for k, e in enumerate(events.found):
             if e.kind == "stores":
                 _check(e, events, k)
+            elif e.kind == "puts":
+                _check_put(e, events, k)
     return launch
 
 
@@ -72,6 +76,14 @@ class _Events:
 
     def follow(self, s: Any, path: tuple[tuple[Any, int], ...]) -> None:
         """Collect what a statement does, in the order of the text."""
+        if isinstance(s, If) and isinstance(s.cond, Call) and s.cond.op == "by_nvshmem":
+            made = next(walk(s.then, Call))
+            if any(word in made.options.name for word in COMPLETES):
+                self.found.append(_Event("completes", path))
+            self.follow(s.orelse, path)
+            if "putmem_nbi" in made.options.name:
+                self.found.append(_Event("puts", path, made))
+            return
         calls = list(walk(s, Call)) if not inner(s) else []
         if isinstance(s, Bind):
             if isinstance(c := s.value, Call) and c.op == "remote_address":
@@ -109,6 +121,18 @@ def _check(e: _Event, events: _Events, k: int) -> None:
                 x.node, "nothing is waited for before this read of what other ranks store")
             raise error("rank-order", f"{what}: ranks may read the tile before it has come", found="none", span=first.span,
                         notes=(((x if waited else e).node.span, "read here" if waited else "stored here"),))
+
+
+def _check_put(e: _Event, events: _Events, k: int) -> None:
+    """Check that something completes an asynchronous put before the signals that follow it."""
+    after = [x for x in events.found[k + 1:] if not x.excludes(e)]
+    again = [x for x in events.found[:k] if x.meets(e, For, While)]
+    first = next((i for i, x in enumerate(after) if x.kind == "completes"), len(after))
+    early, late = (any(x.kind == "signals" for x in xs) for xs in (after[:first], (*after[first:], *again)))
+    if early and not (late and any(x.kind == "completes" for x in (*after, *again))):
+        raise error("rank-order", "signals follow this asynchronous put, which nothing has completed: they do not tell of it",
+                    expected="T.quiet between the put and the signal", found="none", span=e.node.span,
+                    hint="T.quiet() completes it; T.putmem_signal_nbi_block and its like bring a signal of their own")
 
 
 def _alike(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

@@ -273,6 +273,8 @@ class Values:
             return self._of(e.args[0])
         if e.op in RANKS:
             return lambda f: f.env.get(e.op)
+        if e.op == "by_nvshmem":
+            return lambda f: False
         if e.op in ("cluster_rank", "cluster_size"):
             return (lambda f: f.block.rank) if e.op == "cluster_rank" else (lambda f: len(f.block.model.blocks))
         if e.op in _INDICES and all(isinstance(a, Const) for a in e.args):
