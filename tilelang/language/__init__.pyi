@@ -890,7 +890,7 @@ def axis(*args: Any, **kwargs: Any) -> Any: ...
 def barrier_all_block() -> Any:
     """Wait until all PEs have come, by all threads of the block: their puts are complete.
 
-    One block of a PE calls it at a time.  The launch becomes cooperative.  Raises nvshmem-missing on CUDA.
+    One block of a PE calls it at a time; the launch becomes cooperative.  Raises nvshmem-missing on CUDA.
 
     Example:
         T.barrier_all_block()
@@ -899,7 +899,7 @@ def barrier_all_block() -> Any:
 def barrier_all_warp() -> Any:
     """Wait until all PEs have come, by the lanes of each executing warp: their puts are complete.
 
-    One block of a PE calls it at a time.  The launch becomes cooperative.  Raises nvshmem-missing on CUDA.
+    One block of a PE calls it at a time; the launch becomes cooperative.  Raises nvshmem-missing on CUDA.
 
     Example:
         T.barrier_all_warp()
@@ -943,20 +943,20 @@ break_loop = _break_loop
 broadcast = _broadcast
 
 def broadcast_block(dest: Any, source: Any, nbytes: Any, root: Any) -> Any:
-    """All PEs together: `nbytes` bytes of PE `root` go to all PEs, by all threads of the block.
+    """All PEs together, by all threads of the block: `nbytes` bytes of PE `root`, go to all PEs.
 
-    dest, source: the first elements, of T.SymmTensors of one type.  One block of a PE calls it at a time.  The launch becomes
-    cooperative.  Raises signal-operand, not-symmetric; on CUDA nvshmem-missing.
+    One block of a PE calls it at a time; the launch becomes cooperative.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.broadcast_block(S[0], S[32], 64, 0)
     """
 
 def broadcast_warp(dest: Any, source: Any, nbytes: Any, root: Any) -> Any:
-    """All PEs together: `nbytes` bytes of PE `root` go to all PEs, by the lanes of each executing warp.
+    """All PEs together, by the lanes of each executing warp: `nbytes` bytes of PE `root`, go to all PEs.
 
-    dest, source: the first elements, of T.SymmTensors of one type.  One block of a PE calls it at a time.  The launch becomes
-    cooperative.  Raises signal-operand, not-symmetric; on CUDA nvshmem-missing.
+    One block of a PE calls it at a time; the launch becomes cooperative.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.broadcast_warp(S[0], S[32], 64, 0)
@@ -1085,30 +1085,30 @@ def fast_rcp(x: Any, *, dtype: Any = None) -> _Expr:
     """
 
 def fcollect(dest: Any, source: Any, nbytes: Any) -> Any:
-    """All PEs together: `nbytes` bytes of each PE, one PE after another, go to all PEs, by each executing thread.
+    """All PEs together, by each executing thread: `nbytes` bytes of each PE, one PE after another, go to all PEs.
 
-    dest, source: the first elements, of T.SymmTensors of one type.  One block of a PE calls it at a time.  The launch becomes
-    cooperative.  Raises signal-operand, not-symmetric; on CUDA nvshmem-missing.
+    One block of a PE calls it at a time; the launch becomes cooperative.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.fcollect(S[0], S[64], 64)
     """
 
 def fcollect_block(dest: Any, source: Any, nbytes: Any) -> Any:
-    """All PEs together: `nbytes` bytes of each PE, one PE after another, go to all PEs, by all threads of the block.
+    """All PEs together, by all threads of the block: `nbytes` bytes of each PE, one PE after another, go to all PEs.
 
-    dest, source: the first elements, of T.SymmTensors of one type.  One block of a PE calls it at a time.  The launch becomes
-    cooperative.  Raises signal-operand, not-symmetric; on CUDA nvshmem-missing.
+    One block of a PE calls it at a time; the launch becomes cooperative.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.fcollect_block(S[0], S[64], 64)
     """
 
 def fcollect_warp(dest: Any, source: Any, nbytes: Any) -> Any:
-    """All PEs together: `nbytes` bytes of each PE, one PE after another, go to all PEs, by the lanes of each executing warp.
+    """All PEs together, by the lanes of each executing warp: `nbytes` bytes of each PE, one PE after another, go to all PEs.
 
-    dest, source: the first elements, of T.SymmTensors of one type.  One block of a PE calls it at a time.  The launch becomes
-    cooperative.  Raises signal-operand, not-symmetric; on CUDA nvshmem-missing.
+    One block of a PE calls it at a time; the launch becomes cooperative.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.fcollect_warp(S[0], S[64], 64)
@@ -1287,60 +1287,60 @@ def get_warp(src: Any, dst: Any, size: Any, src_pe: Any = -1, unroll_factor: _in
 get_warp_idx_sync = _get_warp_idx_sync
 
 def getmem(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
-    """Copy `nbytes` consecutive bytes from PE `pe`, by each executing thread.
+    """Copy `nbytes` consecutive bytes from PE `pe`, by each executing thread.  dest is there when it returns.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
-    T.SymmTensor.  dest is there when it returns.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.getmem(X[0], S[0], 128, 1)
     """
 
 def getmem_block(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
-    """Copy `nbytes` consecutive bytes from PE `pe`, by all threads of the block.
+    """Copy `nbytes` consecutive bytes from PE `pe`, by all threads of the block.  dest is there when it returns.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
-    T.SymmTensor.  dest is there when it returns.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.getmem_block(X[0], S[0], 128, 1)
     """
 
 def getmem_nbi(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
-    """Copy `nbytes` consecutive bytes from PE `pe`, by each executing thread.
+    """Copy `nbytes` consecutive bytes from PE `pe`, by each executing thread.  T.quiet completes it; dest is not read until then.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
-    T.SymmTensor.  T.quiet completes it: until then dest must not be read.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.getmem_nbi(X[0], S[0], 128, 1)
     """
 
 def getmem_nbi_block(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
-    """Copy `nbytes` consecutive bytes from PE `pe`, by all threads of the block.
+    """Copy `nbytes` consecutive bytes from PE `pe`, by all threads of the block.  T.quiet completes it; dest is not read until then.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
-    T.SymmTensor.  T.quiet completes it: until then dest must not be read.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.getmem_nbi_block(X[0], S[0], 128, 1)
     """
 
 def getmem_nbi_warp(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
-    """Copy `nbytes` consecutive bytes from PE `pe`, by the lanes of each executing warp.
+    """Copy `nbytes` consecutive bytes from PE `pe`, by the lanes of each executing warp.  T.quiet completes it; dest is not read until then.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
-    T.SymmTensor.  T.quiet completes it: until then dest must not be read.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.getmem_nbi_warp(X[0], S[0], 128, 1)
     """
 
 def getmem_warp(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
-    """Copy `nbytes` consecutive bytes from PE `pe`, by the lanes of each executing warp.
+    """Copy `nbytes` consecutive bytes from PE `pe`, by the lanes of each executing warp.  dest is there when it returns.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
-    T.SymmTensor.  dest is there when it returns.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.getmem_warp(X[0], S[0], 128, 1)
@@ -1684,126 +1684,132 @@ def put_warp(src: Any, dst: Any, size: Any, dst_pe: Any = -1, unroll_factor: _in
     """
 
 def putmem(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
-    """Copy `nbytes` consecutive bytes to PE `pe`, by each executing thread.
+    """Copy `nbytes` consecutive bytes to PE `pe`, by each executing thread.  T.quiet or T.fence stands before a signal that tells of it.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
-    T.SymmTensor.  T.quiet or T.fence stands before a signal that tells of it.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.putmem(S[0], X[0], 128, 1)
     """
 
 def putmem_block(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
-    """Copy `nbytes` consecutive bytes to PE `pe`, by all threads of the block.
+    """Copy `nbytes` consecutive bytes to PE `pe`, by all threads of the block.  T.quiet or T.fence stands before a signal that tells of it.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
-    T.SymmTensor.  T.quiet or T.fence stands before a signal that tells of it.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.putmem_block(S[0], X[0], 128, 1)
     """
 
 def putmem_nbi(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
-    """Copy `nbytes` consecutive bytes to PE `pe`, by each executing thread.
+    """Copy `nbytes` consecutive bytes to PE `pe`, by each executing thread.  T.quiet completes it; source is kept until then.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
-    T.SymmTensor.  T.quiet completes it: until then source must not change, and no signal but a put's own tells that it has come.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.putmem_nbi(S[0], X[0], 128, 1)
     """
 
 def putmem_nbi_block(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
-    """Copy `nbytes` consecutive bytes to PE `pe`, by all threads of the block.
+    """Copy `nbytes` consecutive bytes to PE `pe`, by all threads of the block.  T.quiet completes it; source is kept until then.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
-    T.SymmTensor.  T.quiet completes it: until then source must not change, and no signal but a put's own tells that it has come.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.putmem_nbi_block(S[0], X[0], 128, 1)
     """
 
 def putmem_nbi_warp(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
-    """Copy `nbytes` consecutive bytes to PE `pe`, by the lanes of each executing warp.
+    """Copy `nbytes` consecutive bytes to PE `pe`, by the lanes of each executing warp.  T.quiet completes it; source is kept until then.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
-    T.SymmTensor.  T.quiet completes it: until then source must not change, and no signal but a put's own tells that it has come.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.putmem_nbi_warp(S[0], X[0], 128, 1)
     """
 
 def putmem_signal(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
-    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by each executing thread.
+    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by each executing thread: a wait that sees the
+    signal sees the bytes.
 
-    A wait that sees the signal sees the bytes.  dest, source: as T.putmem.  sig_addr: an element of 64 bits of a
-    T.SymmTensor.  signal: the number.  sig_op: "set" or "add", or NVSHMEM's constant.  Raises what T.putmem raises, and
-    signal-order.
+    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant, else
+    signal-order is raised.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.putmem_signal(S[0], X[0], 128, F[0], 1, "add", 1)
     """
 
 def putmem_signal_block(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
-    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by all threads of the block.
+    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by all threads of the block: a wait that sees the
+    signal sees the bytes.
 
-    A wait that sees the signal sees the bytes.  dest, source: as T.putmem.  sig_addr: an element of 64 bits of a
-    T.SymmTensor.  signal: the number.  sig_op: "set" or "add", or NVSHMEM's constant.  Raises what T.putmem raises, and
-    signal-order.
+    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant, else
+    signal-order is raised.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.putmem_signal_block(S[0], X[0], 128, F[0], 1, "add", 1)
     """
 
 def putmem_signal_nbi(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
-    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by each executing thread.
+    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by each executing thread: a wait that sees the
+    signal sees the bytes.  Until T.quiet source is kept.
 
-    A wait that sees the signal sees the bytes; until T.quiet source must not change.  dest, source: as T.putmem.  sig_addr: an element of 64 bits of a
-    T.SymmTensor.  signal: the number.  sig_op: "set" or "add", or NVSHMEM's constant.  Raises what T.putmem raises, and
-    signal-order.
+    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant, else
+    signal-order is raised.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.putmem_signal_nbi(S[0], X[0], 128, F[0], 1, "add", 1)
     """
 
 def putmem_signal_nbi_block(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
-    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by all threads of the block.
+    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by all threads of the block: a wait that sees the
+    signal sees the bytes.  Until T.quiet source is kept.
 
-    A wait that sees the signal sees the bytes; until T.quiet source must not change.  dest, source: as T.putmem.  sig_addr: an element of 64 bits of a
-    T.SymmTensor.  signal: the number.  sig_op: "set" or "add", or NVSHMEM's constant.  Raises what T.putmem raises, and
-    signal-order.
+    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant, else
+    signal-order is raised.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.putmem_signal_nbi_block(S[0], X[0], 128, F[0], 1, "add", 1)
     """
 
 def putmem_signal_nbi_warp(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
-    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by the lanes of each executing warp.
+    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by the lanes of each executing warp: a wait that sees the
+    signal sees the bytes.  Until T.quiet source is kept.
 
-    A wait that sees the signal sees the bytes; until T.quiet source must not change.  dest, source: as T.putmem.  sig_addr: an element of 64 bits of a
-    T.SymmTensor.  signal: the number.  sig_op: "set" or "add", or NVSHMEM's constant.  Raises what T.putmem raises, and
-    signal-order.
+    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant, else
+    signal-order is raised.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.putmem_signal_nbi_warp(S[0], X[0], 128, F[0], 1, "add", 1)
     """
 
 def putmem_signal_warp(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Any:
-    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by the lanes of each executing warp.
+    """Copy `nbytes` bytes to PE `pe`, then update a signal there, by the lanes of each executing warp: a wait that sees the
+    signal sees the bytes.
 
-    A wait that sees the signal sees the bytes.  dest, source: as T.putmem.  sig_addr: an element of 64 bits of a
-    T.SymmTensor.  signal: the number.  sig_op: "set" or "add", or NVSHMEM's constant.  Raises what T.putmem raises, and
-    signal-order.
+    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant, else
+    signal-order is raised.  dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.putmem_signal_warp(S[0], X[0], 128, F[0], 1, "add", 1)
     """
 
 def putmem_warp(dest: Any, source: Any, nbytes: Any, pe: Any) -> Any:
-    """Copy `nbytes` consecutive bytes to PE `pe`, by the lanes of each executing warp.
+    """Copy `nbytes` consecutive bytes to PE `pe`, by the lanes of each executing warp.  T.quiet or T.fence stands before a signal that tells of it.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
-    T.SymmTensor.  T.quiet or T.fence stands before a signal that tells of it.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
 
     Example:
         T.putmem_warp(S[0], X[0], 128, 1)
@@ -2046,7 +2052,7 @@ def sub2(*x: Any) -> _Expr:
 def sync_all() -> Any:
     """Wait until all PEs have come, by each executing thread: what they stored in their own memory is seen.
 
-    One block of a PE calls it at a time.  The launch becomes cooperative.  Raises nvshmem-missing on CUDA.
+    One block of a PE calls it at a time; the launch becomes cooperative.  Raises nvshmem-missing on CUDA.
 
     Example:
         T.sync_all()
@@ -2055,7 +2061,7 @@ def sync_all() -> Any:
 def sync_all_block() -> Any:
     """Wait until all PEs have come, by all threads of the block: what they stored in their own memory is seen.
 
-    One block of a PE calls it at a time.  The launch becomes cooperative.  Raises nvshmem-missing on CUDA.
+    One block of a PE calls it at a time; the launch becomes cooperative.  Raises nvshmem-missing on CUDA.
 
     Example:
         T.sync_all_block()
@@ -2064,7 +2070,7 @@ def sync_all_block() -> Any:
 def sync_all_warp() -> Any:
     """Wait until all PEs have come, by the lanes of each executing warp: what they stored in their own memory is seen.
 
-    One block of a PE calls it at a time.  The launch becomes cooperative.  Raises nvshmem-missing on CUDA.
+    One block of a PE calls it at a time; the launch becomes cooperative.  Raises nvshmem-missing on CUDA.
 
     Example:
         T.sync_all_warp()

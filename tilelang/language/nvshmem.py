@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilelang.ir import AddressOf, Const, Evaluate, I32, as_bool, binary, call, cast, convert, load
+from tilelang.ir import I32, AddressOf, Const, Evaluate, as_bool, binary, call, cast, convert, load
 
 from . import distributed as ranks
 from .kernel import need_kernel, thread_index
@@ -20,7 +20,7 @@ from .tile import EMITTED
 from .tracing.builder import Emitted, need_builder
 from .tracing.regions import operand
 from .tracing.scope import IfFrame
-from .tracing.state import describe, error, named
+from .tracing.state import describe, error, example, named
 
 _COMPARE = {"eq": 0, "ne": 1, "gt": 2, "le": 3, "lt": 4, "ge": 5}  # NVSHMEM_CMP_EQ and so on
 _SIGNAL = {"set": 9, "add": 10}  # NVSHMEM_SIGNAL_SET, NVSHMEM_SIGNAL_ADD
@@ -42,15 +42,38 @@ def _instead(name: str, form: str, args: tuple[Any, ...], otherwise: Callable[[]
     return EMITTED
 
 
-def _address(x: Any, what: str) -> tuple[AddressOf, int]:
-    """(the address of an operand, bytes of its elements)."""
-    o = operand(load(x.buffer, x.indices) if isinstance(x, AddressOf) else x, what)
-    return AddressOf(o.buffer, o.mins), o.buffer.dtype.bytes
-
-
 def _together(form: str) -> None:
     if form:
         (sync_threads if form == "_block" else sync_warp)()
+
+
+def _alone(form: str, then: Callable[[], Any]) -> None:
+    """One thread of those that make the call together."""
+    if not form:
+        then()
+        return
+    first = thread_index() if form == "_block" else get_lane_idx()
+    with IfFrame(as_bool(binary("eq", first, Const(0, I32)))):
+        then()
+
+
+def _met(form: str) -> None:
+    need_kernel("T.barrier_all").set(cooperative=True)
+    _alone(form, lambda: emit_call("pe_barrier"))
+    _together(form)
+
+
+def _address(x: Any, what: str) -> AddressOf:
+    o = operand(load(x.buffer, x.indices) if isinstance(x, AddressOf) else x, what)
+    return AddressOf(o.buffer, o.mins)
+
+
+def _flag(x: Any, what: str) -> AddressOf:
+    at = _address(x, what)
+    if at.buffer.dtype.bits != 64 or not at.buffer.facts.symmetric:
+        raise error("signal-operand", f"{what} is {describe(x)}", expected="an element of int64 or uint64 of a T.SymmTensor",
+                    found=describe(x))
+    return at
 
 
 def _number(value: Any, table: dict[str, int], what: str) -> tuple[str, int]:
@@ -61,40 +84,37 @@ def _number(value: Any, table: dict[str, int], what: str) -> tuple[str, int]:
     raise error("signal-order", f"{what} is {value!r}", expected=f"one of {', '.join(table)}", found=repr(value))
 
 
-def _elements(nbytes: Any, each: int, what: str) -> Any:
+def _moved(name: str, dest: Any, source: Any, nbytes: Any) -> tuple[tuple[Any, ...], Any]:
+    """(the operands of NVSHMEM's call, the number of elements)."""
+    to, origin = _address(dest, f"dest of T.{name}"), _address(source, f"source of T.{name}")
+    each = to.buffer.dtype.bytes
     if isinstance(nbytes, int) and nbytes % each:
-        raise error("signal-operand", f"{what} moves {nbytes} bytes of elements of {each} bytes", expected="whole elements",
+        raise error("signal-operand", f"T.{name} moves {nbytes} bytes of elements of {each} bytes", expected="whole elements",
                     found=f"{nbytes} bytes")
-    return nbytes // each
+    return (to, origin, nbytes), nbytes // each
 
 
-def _alone(form: str, then: Callable[[], Any]) -> None:
-    """One thread of those that make the call together."""
-    if not form:
-        then()
-        return
-    first = binary("eq", thread_index() if form == "_block" else get_lane_idx(), Const(0, I32))
-    with IfFrame(as_bool(first)):
-        then()
+def _update(flag: Any, value: Any, word: str, pe: Any, order: str) -> None:
+    (ranks.st if word == "set" else ranks.atom_add)(flag, value, scope="sys", sem=order, dst_pe=pe)
 
 
-def _mover(put: bool, nbi: str, form: str) -> Callable[..., Emitted]:
-    verb, where = ("put", "to") if put else ("get", "from")
-    name = f"{verb}mem{nbi}{form}"
-    move = ranks.mover(f"{verb}mem{form}", _BY[form], put)
+_OPERANDS = """dest, source: the first elements, of row-major tensors of one type in global memory; what is on another PE is a
+    T.SymmTensor.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing."""
+
+
+def _mover(verb: str, nbi: str, form: str) -> Callable[..., Emitted]:
+    name, put = f"{verb}mem{nbi}{form}", verb == "put"
+    move = ranks.mover(name, _BY[form], put)
 
     def fn(dest: Any, source: Any, nbytes: Any, pe: Any) -> Emitted:
-        (to, each), (origin, _) = _address(dest, f"dest of T.{name}"), _address(source, f"source of T.{name}")
-        count = _elements(nbytes, each, f"T.{name}")
-        return _instead(f"{verb}mem{nbi}", form, (to, origin, nbytes, pe), lambda: move(source, dest, count, pe, 4))
+        args, count = _moved(name, dest, source, nbytes)
+        return _instead(f"{verb}mem{nbi}", form, (*args, pe), lambda: move(source, dest, count, pe, 4))
 
-    kept = ("T.quiet completes it: until then source must not change, and no signal but a put's own tells that it has come"
-            if put else "T.quiet completes it: until then dest must not be read") if nbi else \
-        ("T.quiet or T.fence stands before a signal that tells of it" if put else "dest is there when it returns")
-    return named(fn, name, f"""Copy `nbytes` consecutive bytes {where} PE `pe`, by {_WHO[form]}.
+    kept = f"T.quiet completes it; {'source is kept' if put else 'dest is not read'} until then" if nbi else \
+        "T.quiet or T.fence stands before a signal that tells of it" if put else "dest is there when it returns"
+    return named(fn, name, f"""Copy `nbytes` consecutive bytes {'to' if put else 'from'} PE `pe`, by {_WHO[form]}.  {kept}.
 
-    dest, source: the first elements, of row-major tensors of one type in global memory; the one on the other PE is a
-    T.SymmTensor.  {kept}.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    {_OPERANDS}
 
     Example:
         T.{name}({'S[0], X[0]' if put else 'X[0], S[0]'}, 128, 1)
@@ -102,182 +122,148 @@ def _mover(put: bool, nbi: str, form: str) -> Callable[..., Emitted]:
 
 
 def _signalled(nbi: str, form: str) -> Callable[..., Emitted]:
-    name, move = f"putmem_signal{nbi}{form}", ranks.mover(f"putmem{form}", _BY[form], True)
+    name = f"putmem_signal{nbi}{form}"
+    move = ranks.mover(name, _BY[form], True)
 
     def fn(dest: Any, source: Any, nbytes: Any, sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Emitted:
-        (to, each), (origin, _) = _address(dest, f"dest of T.{name}"), _address(source, f"source of T.{name}")
-        count, (word, op) = _elements(nbytes, each, f"T.{name}"), _number(sig_op, _SIGNAL, f"sig_op of T.{name}")
+        args, count = _moved(name, dest, source, nbytes)
+        word, op = _number(sig_op, _SIGNAL, f"sig_op of T.{name}")
 
         def otherwise() -> None:
             move(source, dest, count, pe, 4)
             _together(form)
             _alone(form, lambda: _update(sig_addr, signal, word, pe, "release"))
 
-        return _instead(f"putmem_signal{nbi}", form, (to, origin, nbytes, _flag(sig_addr, name), cast(convert(
+        return _instead(f"putmem_signal{nbi}", form, (*args, _flag(sig_addr, f"the signal of T.{name}"), cast(convert(
             signal), "uint64"), op, pe), otherwise)
 
-    later = "; until T.quiet source must not change" if nbi else ""
-    return named(fn, name, f"""Copy `nbytes` bytes to PE `pe`, then update a signal there, by {_WHO[form]}.
+    return named(fn, name, f"""Copy `nbytes` bytes to PE `pe`, then update a signal there, by {_WHO[form]}: a wait that sees the
+    signal sees the bytes{'.  Until T.quiet source is kept' if nbi else ''}.
 
-    A wait that sees the signal sees the bytes{later}.  dest, source: as T.putmem.  sig_addr: an element of 64 bits of a
-    T.SymmTensor.  signal: the number.  sig_op: "set" or "add", or NVSHMEM's constant.  Raises what T.putmem raises, and
-    signal-order.
+    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant, else
+    signal-order is raised.  {_OPERANDS}
 
     Example:
         T.{name}(S[0], X[0], 128, F[0], 1, "add", 1)
     """)
 
 
-def _flag(x: Any, name: str) -> AddressOf:
-    at, each = _address(x, f"the signal of T.{name}")
-    if each != 8 or not at.buffer.facts.symmetric:
-        raise error("signal-operand", f"the signal of T.{name} is {describe(x)}", expected="an element of int64 or uint64 of a "
-                    "T.SymmTensor", found=describe(x))
-    return at
+def _collective(name: str, form: str) -> Callable[..., Emitted]:
+    gathers, whole = name == "fcollect", name + form
+    move = ranks.mover(whole, _BY[form], False)
 
+    def emit(dest: Any, source: Any, nbytes: Any, *root: Any) -> Emitted:
+        args, count = _moved(whole, dest, source, nbytes)
 
-def _update(flag: Any, value: Any, word: str, pe: Any, order: str) -> None:
-    (ranks.st if word == "set" else ranks.atom_add)(flag, value, scope="sys", sem=order, dst_pe=pe)
+        def otherwise() -> None:
+            _met(form)
+            if root:
+                move(source, dest, count, root[0], 4)
+            else:
+                row, at = ranks.row_of(dest, -1, f"dest of T.{whole}")
+                with serial(ranks.get_num_ranks()) as pe:
+                    move(source, load(row, (at + pe * count,)), count, pe, 4)
+            _together(form)
+            _met(form)
 
+        return _instead(f"{name}mem", form, (*args, *root), otherwise)
 
-def signal_op(sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Emitted:
-    """Update a signal of PE `pe`, by each executing thread.  It says nothing of earlier puts: T.quiet or T.fence does.
+    def gather(dest: Any, source: Any, nbytes: Any) -> Emitted:
+        return emit(dest, source, nbytes)
 
-    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: the number.  sig_op: "set" or "add", or NVSHMEM's constant.
-    Raises signal-operand, signal-order, rank; on CUDA nvshmem-missing.
+    def broadcast(dest: Any, source: Any, nbytes: Any, root: Any) -> Emitted:
+        return emit(dest, source, nbytes, root)
 
-    Example:
-        T.signal_op(F[0], 1, "add", 1)
-    """
-    word, op = _number(sig_op, _SIGNAL, "sig_op of T.signal_op")
-    return _instead("signal_op", "", (_flag(sig_addr, "signal_op"), cast(convert(signal), "uint64"), op, pe),
-                    lambda: _update(sig_addr, signal, word, pe, "relaxed"))
+    what = "`nbytes` bytes of each PE, one PE after another" if gathers else "`nbytes` bytes of PE `root`"
+    return named(gather if gathers else broadcast, whole, f"""All PEs together, by {_WHO[form]}: {what}, go to all PEs.
 
-
-def signal_wait_until(sig_addr: Any, cmp: Any, cmp_value: Any) -> Emitted:
-    """Each executing thread waits until a signal of this PE compares so, and then sees what it tells of (an acquire).
-
-    sig_addr: an element of 64 bits of a T.SymmTensor.  cmp: eq, ne, gt, le, lt or ge, or NVSHMEM's constant.  The launch
-    becomes cooperative.  Raises signal-operand, signal-order; on CUDA nvshmem-missing.
-
-    Example:
-        T.signal_wait_until(F[0], "ge", 1)
-    """
-    word, op = _number(cmp, _COMPARE, "cmp of T.signal_wait_until")
-    return _instead("signal_wait_until", "", (_flag(sig_addr, "signal_wait_until"), op, cast(convert(cmp_value), "uint64")),
-                    lambda: getattr(ranks, f"wait_{word}")(sig_addr, cmp_value))
-
-
-def int_p(dest: Any, value: Any, pe: Any) -> Emitted:
-    """Store one int32 on PE `pe`, by each executing thread.
-
-    dest: an element of a T.SymmTensor of int32.  Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    One block of a PE calls it at a time; the launch becomes cooperative.  {_OPERANDS}
 
     Example:
-        T.int_p(words[0], 7, 1)
-    """
-    to, _ = _address(dest, "dest of T.int_p")
-    if to.buffer.dtype != I32:
-        raise error("signal-operand", f"T.int_p stores an int32, found {to.buffer.dtype}", expected="int32")
-    return _instead("int_p", "", (to, cast(convert(value), I32), pe),
-                    lambda: ranks.st(dest, value, scope="sys", dst_pe=pe))
-
-
-def quiet() -> Emitted:
-    """Puts and signals of this thread so far are complete, and asynchronous gets have come.
-
-    Raises nvshmem-missing on CUDA.
-
-    Example:
-        T.quiet()
-    """
-    return _instead("quiet", "", (), ranks.fence_sys)
-
-
-def fence() -> Emitted:
-    """Puts and signals of this thread so far are delivered to a PE before those that follow.  Raises nvshmem-missing on CUDA.
-
-    Example:
-        T.fence()
-    """
-    return _instead("fence", "", (), ranks.fence_sys)
-
-
-def _met(form: str) -> None:
-    need_kernel("T.barrier_all").set(cooperative=True)
-    _alone(form, lambda: emit_call("pe_barrier"))
-    _together(form)
+        T.{whole}({'S[0], S[64], 64' if gathers else 'S[0], S[32], 64, 0'})
+    """)
 
 
 def _barrier(kind: str, form: str) -> Callable[[], Emitted]:
     def fn() -> Emitted:
         return _instead(f"{kind}_all", form, (), lambda: _met(form))
 
-    done = "their puts are complete" if kind == "barrier" else "what they stored in their own memory is seen"
-    return named(fn, f"{kind}_all{form}", f"""Wait until all PEs have come, by {_WHO[form]}: {done}.
+    done = "puts are complete" if kind == "barrier" else "what they stored in their own memory is seen"
+    return named(fn, f"{kind}_all{form}", f"""Wait until all PEs have come, by {_WHO[form]}: their {done}.
 
-    One block of a PE calls it at a time.  The launch becomes cooperative.  Raises nvshmem-missing on CUDA.
+    One block of a PE calls it at a time; the launch becomes cooperative.  Raises nvshmem-missing on CUDA.
 
     Example:
         T.{kind}_all{form}()
-    """)
-
-
-def _collective(name: str, form: str, gathers: bool) -> Callable[..., Emitted]:
-    move = ranks.mover(f"{name}{form}", _BY[form], False)
-
-    def emit(dest: Any, source: Any, nbytes: Any, root: Any) -> Emitted:
-        (to, each), (origin, _) = _address(dest, f"dest of T.{name}{form}"), _address(source, f"source of T.{name}{form}")
-        count = _elements(nbytes, each, f"T.{name}{form}")
-
-        def otherwise() -> None:
-            _met(form)
-            if gathers:
-                row, at = ranks.row_of(dest, -1, f"dest of T.{name}{form}")
-                with serial(ranks.get_num_ranks()) as pe:
-                    move(source, load(row, (at + pe * count,)), count, pe, 4)
-            else:
-                move(source, dest, count, root, 4)
-            _together(form)
-            _met(form)
-
-        return _instead(f"{name}mem", form, (to, origin, nbytes, *(() if gathers else (root,))), otherwise)
-
-    def gather(dest: Any, source: Any, nbytes: Any) -> Emitted:
-        return emit(dest, source, nbytes, None)
-
-    what = ("`nbytes` bytes of each PE, one PE after another, go to all PEs" if gathers
-            else "`nbytes` bytes of PE `root` go to all PEs")
-    return named(gather if gathers else emit, f"{name}{form}", f"""All PEs together: {what}, by {_WHO[form]}.
-
-    dest, source: the first elements, of T.SymmTensors of one type.  One block of a PE calls it at a time.  The launch becomes
-    cooperative.  Raises signal-operand, not-symmetric; on CUDA nvshmem-missing.
-
-    Example:
-        T.{name}{form}(S[0], S[{'64' if gathers else '32'}], 64{'' if gathers else ', 0'})
-    """)
+    """.replace("their what", "what"))
 
 
 _barrier_of_thread = _barrier("barrier", "")
 
 
+@example("T.barrier_all(P[bx, 0:16])")
 def barrier_all(pad: Any = None) -> Emitted:
     """Wait for the same block of every rank: what their blocks did before is seen after it.
 
     The whole block reaches it, and the blocks of one number on all ranks equally often, also over several launches.
     pad: a row of 2 * n zeros of int64 in a T.SymmTensor, for at most n ranks, that only these blocks use: first how often
     each rank has come, then how often it was waited for.  n is at most the threads of a block.  None: NVSHMEM's barrier of all
-    PEs, by each executing thread; one thread of a PE calls it at a time.  Raises signal-operand; without pad on CUDA
-    nvshmem-missing.
-
-    Example:
-        T.barrier_all(P[bx, 0:16])
+    PEs, by one thread of each.  Raises signal-operand; without pad on CUDA nvshmem-missing.
     """
     return _barrier_of_thread() if pad is None else ranks.barrier_all(pad)
 
 
-_MADE = [*(_mover(put, nbi, form) for form in _BY for put in (True, False) for nbi in ("", "_nbi")),
-         *(_signalled(nbi, form) for form in _BY for nbi in ("", "_nbi")), *(_collective("fcollect", f, True) for f in _BY),
-         *(_barrier("sync", form) for form in _BY), *(_barrier("barrier", f) for f in ("_warp", "_block")),
-         *(_collective("broadcast", form, False) for form in ("_warp", "_block"))]  # T.broadcast is of vectors
-NVSHMEM: dict[str, Callable[..., Any]] = {f.__name__: f for f in (*_MADE, signal_op, signal_wait_until, int_p, quiet, fence)}
+@example('T.signal_op(F[0], 1, "add", 1)')
+def signal_op(sig_addr: Any, signal: Any, sig_op: Any, pe: Any) -> Emitted:
+    """Update a signal of PE `pe`, by each executing thread.  It says nothing of earlier puts: T.quiet or T.fence does.
+
+    sig_addr: an element of 64 bits of a T.SymmTensor.  signal: a number.  sig_op: "set" or "add", or NVSHMEM's constant.
+    Raises signal-operand, signal-order, rank; on CUDA nvshmem-missing.
+    """
+    word, op = _number(sig_op, _SIGNAL, "sig_op of T.signal_op")
+    return _instead("signal_op", "", (_flag(sig_addr, "the signal of T.signal_op"), cast(convert(signal), "uint64"), op, pe),
+                    lambda: _update(sig_addr, signal, word, pe, "relaxed"))
+
+
+@example('T.signal_wait_until(F[0], "ge", 1)')
+def signal_wait_until(sig_addr: Any, cmp: Any, cmp_value: Any) -> Emitted:
+    """Each executing thread waits until a signal of this PE compares so, and then sees what it tells of (an acquire).
+
+    sig_addr: an element of 64 bits of a T.SymmTensor.  cmp: eq, ne, gt, le, lt or ge, or NVSHMEM's constant.  The launch
+    becomes cooperative.  Raises signal-operand, signal-order; on CUDA nvshmem-missing.
+    """
+    word, op = _number(cmp, _COMPARE, "cmp of T.signal_wait_until")
+    at = _flag(sig_addr, "the signal of T.signal_wait_until")
+    return _instead("signal_wait_until", "", (at, op, cast(convert(cmp_value), "uint64")),
+                    lambda: getattr(ranks, f"wait_{word}")(sig_addr, cmp_value))
+
+
+@example("T.int_p(words[0], 7, 1)")
+def int_p(dest: Any, value: Any, pe: Any) -> Emitted:
+    """Store one int32 on PE `pe`, by each executing thread.  dest: an element of a T.SymmTensor of int32.
+
+    Raises signal-operand, not-symmetric, rank; on CUDA nvshmem-missing.
+    """
+    to = _address(dest, "dest of T.int_p")
+    if to.buffer.dtype != I32:
+        raise error("signal-operand", f"T.int_p stores an int32, found {to.buffer.dtype}", expected="int32")
+    return _instead("int_p", "", (to, cast(convert(value), I32), pe), lambda: ranks.st(dest, value, scope="sys", dst_pe=pe))
+
+
+@example("T.quiet()")
+def quiet() -> Emitted:
+    """This thread's puts and signals so far are complete, its asynchronous gets have come.  Raises nvshmem-missing on CUDA."""
+    return _instead("quiet", "", (), ranks.fence_sys)
+
+
+@example("T.fence()")
+def fence() -> Emitted:
+    """This thread's puts and signals so far reach a PE before those that follow.  Raises nvshmem-missing on CUDA."""
+    return _instead("fence", "", (), ranks.fence_sys)
+
+
+NVSHMEM: dict[str, Callable[..., Any]] = {f.__name__: f for f in (
+    *(_mover(verb, nbi, form) for form in _BY for verb in ("put", "get") for nbi in ("", "_nbi")),
+    *(_signalled(nbi, form) for form in _BY for nbi in ("", "_nbi")), *(_barrier("sync", form) for form in _BY),
+    *(_collective("fcollect", form) for form in _BY), *(_collective("broadcast", f) for f in ("_warp", "_block")),
+    *(_barrier("barrier", form) for form in ("_warp", "_block")), signal_op, signal_wait_until, int_p, quiet, fence)}
