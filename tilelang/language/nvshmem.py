@@ -262,8 +262,9 @@ def fence() -> Emitted:
     return _instead("fence", "", (), ranks.fence_sys)
 
 
-NVSHMEM: dict[str, Callable[..., Any]] = {f.__name__: f for f in (
+_MADE: list[Callable[..., Any]] = [
     *(_mover(verb, nbi, form) for form in _BY for verb in ("put", "get") for nbi in ("", "_nbi")),
     *(_signalled(nbi, form) for form in _BY for nbi in ("", "_nbi")), *(_barrier("sync", form) for form in _BY),
     *(_collective("fcollect", form) for form in _BY), *(_collective("broadcast", f) for f in ("_warp", "_block")),
-    *(_barrier("barrier", form) for form in ("_warp", "_block")), signal_op, signal_wait_until, int_p, quiet, fence)}
+    *(_barrier("barrier", form) for form in ("_warp", "_block")), signal_op, signal_wait_until, int_p, quiet, fence]
+NVSHMEM = {f.__name__: f for f in _MADE}

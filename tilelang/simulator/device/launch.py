@@ -35,7 +35,7 @@ from ..ranks import Flags, Section
 HOPPER_OPS = {**MBARRIER_OPS, **TMA_OPS, **WGMMA_OPS, **CLUSTER_OPS}
 Placement = Callable[[LaneFrame], tuple[int, list[tuple[int, int]]]]
 
-SIGNALS = ("wait_signal", "rank_barrier")  # calls that wait for other blocks
+SIGNALS = ("wait_signal", "rank_barrier", "pe_barrier")  # calls that wait for other blocks
 ALIGN = 128  # alignment of shared buffers that no pass has placed
 MOST_BLOCKS = 64  # maximum number of blocks that run concurrently
 
@@ -56,7 +56,7 @@ class DeviceLaunch:
         self.meets = c.ranks.size > 1 or contains(s.body, (), ("sync_grid", *SIGNALS))
         self.size = math.prod(whole_grid(s)) * c.ranks.size if self.meets else self.mates
         self.hopper = self.size > 1 or contains(s.body, (), tuple(HOPPER_OPS))
-        self.warp_roles = self.hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive"))
+        self.warp_roles = self.hopper or contains(s.body, (), ("named_barrier", "named_barrier_arrive", *SIGNALS))
         self.single_warps = cuts_groups(walk(s.body, Call))
         self.barriers = self.size * sum(math.prod(n.buffer.shape) for n in walk(s.body)
                                         if isinstance(n, Alloc) and n.buffer.scope() == BARRIER)
