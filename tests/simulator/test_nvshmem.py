@@ -146,3 +146,12 @@ def test_without_nvshmem_the_error_says_what_to_install(monkeypatch):
     assert e.value.kind == "nvshmem-missing" and "pip install" in e.value.hint
     with pytest.raises(TileLangError, match="has not started"):
         nvshmem.enter(None, b".." + nvshmem.STATE)
+
+
+@pytest.mark.gpu
+def test_a_kernel_is_linked_with_the_device_library():
+    """Torch's wheels for CUDA bring NVSHMEM and nvJitLink."""
+    from tilelang.runtime import nvrtc, nvshmem
+
+    cubin = nvrtc.compile_cubin(print_kernel(lower(ring().func, HOPPER).kernels[0]), "sm_90a")
+    assert nvshmem.STATE in cubin.bytes and cubin.spills == 0
