@@ -163,12 +163,12 @@ def init_dist(heap_bytes: int = 1 << 30, timeout: float = 20.0, group: Any = Non
                         hint="install a torch of CUDA 12.8 or later, and pass no group")
         symmetric.set_backend("NVSHMEM")
     heap = symmetric.empty(heap_bytes, dtype=torch.uint8, device=device)
-    handle = symmetric.rendezvous(heap, group.group_name)
+    handle = symmetric.rendezvous(heap, group.group_name) if ranks > 1 else None  # torch rejects a group of one
     if nvshmem:
         nvshmem_device.started()
     heap.zero_()
     report = torch.zeros(6, dtype=torch.int64, pin_memory=True)
-    starts = [int(p) for p in handle.buffer_ptrs]
+    starts = [int(p) for p in handle.buffer_ptrs] if handle else [heap.data_ptr()]
     world.enter(world.World(me, ranks, heap.data_ptr(), heap_bytes, tuple(p - starts[me] for p in starts), int(timeout * 1e9),
                             report.data_ptr()), device.index)
     meeting = Meeting(dist.distributed_c10d._get_default_store(), me, ranks, group.group_name)
@@ -238,6 +238,8 @@ def symmetric_view(x: Any, what: str) -> Any:
 def on_rank(x: Any, rank: int) -> Any:
     """The symmetric tensor x of another rank, as a tensor of this process."""
     me = current()
+    if me.handle is None:
+        return x
     first = (x.data_ptr() - me.heap.data_ptr()) // x.element_size()
     return me.handle.get_buffer(rank, tuple(x.shape), x.dtype, first)
 
