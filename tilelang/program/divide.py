@@ -47,7 +47,7 @@ def over_blocks(nest: Nest, p: Pass, a: Axis, count: int, multiple: int) -> tupl
 
 def over_rows(nest: Nest, p: Pass, a: Axis, rows: int) -> tuple[Nest, Axis, Axis] | None:
     """(the nest, the loop's axis, the axis of rows): each row of a tile has a partial result, combined after the loop."""
-    lane, inner = Axis(f"{a.name}_row", rows), Axis(a.name, _quotient(a.extent, rows))
+    lane, inner = Axis(f"{a.name}_row", rows), Axis(a.name, (a.extent + rows - 1) // rows)
     found = _divided(nest, p, a, lane, inner, plus(times(axis(inner), rows), axis(lane)))
     if found is None:
         return None
@@ -93,10 +93,6 @@ def in_halves(nest: Nest, t: Tensor, f: Scalar, other: Scalar, deep: Axis) -> tu
 def are_halves(f: Scalar) -> bool:
     """Whether an operand of a GEMM is the sum of two tensors of tf32 numbers."""
     return f.op == "add" and all(x.op == "read" and "tf32" in x.value.attrs for x in f.args)
-
-
-def _quotient(n: Size, by: int) -> Size:
-    return (n + by - 1) // by
 
 
 def _divided(nest: Nest, p: Pass, a: Axis, piece: Axis, inner: Axis | None, place: Scalar
