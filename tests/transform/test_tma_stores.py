@@ -153,6 +153,51 @@ def test_two_boxes_of_an_iteration_met_four_barriers():
     assert ops(loop).count("tma_store") == 2 and ops(loop).count("bulk_commit") == 1
 
 
+def by_warps(tiles=3):
+    """Two warp groups store a box each in every iteration, beside results of the loop that are stored behind it."""
+
+    @T.prim_func
+    def main(A: T.Tensor((128, 64), "float16"), B: T.Tensor((tiles, 64, 64), "float16"),
+             C: T.Tensor((128, tiles * 64), "float16"), D: T.Tensor((128, 64), "float16")):
+        with T.Kernel(1, threads=256):
+            As, Bs = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c, d = T.alloc_fragment((128, 64), "float32"), T.alloc_fragment((128, 64), "float32")
+            h = T.alloc_fragment((128, 64), "float16")
+            T.copy(A, As)
+            T.clear(d)
+            for t in T.Pipelined(tiles, num_stages=2):
+                T.copy(B[t, :, :], Bs)
+                T.gemm(As, Bs, c, clear_accum=True)
+                T.copy(c, h)
+                T.copy(h, C[0, t * 64])
+                T.gemm(h, Bs, d)
+            T.copy(d, D)
+
+    return main
+
+
+@pytest.mark.parametrize("fault", [None, "fence_proxy_async", "bulk_wait", "bulk_commit"])
+def test_each_warp_stores_its_rows(fault):
+    tiles, rng = 5, np.random.default_rng(4)
+    program = lowered(by_warps(tiles))
+    loop = next(x for x in walk(program.kernels[0].launch, For) if {"tma_store", "wgmma"} <= set(ops(x)))
+    assert "named_barrier" not in ops(loop)
+    stored = next(x.options.map for x in walk(loop, Call) if x.op == "tma_store")
+    assert next(m.box for m in program.kernels[0].tensor_maps if m.name == stored)[1] == 16
+    a, b = rng.integers(-2, 3, (128, 64)).astype(np.float16), rng.integers(-2, 3, (tiles, 64, 64)).astype(np.float16)
+    given = {"A": a, "B": b, "C": np.zeros((128, tiles * 64), np.float16), "D": np.zeros((128, 64), np.float16)}
+    if fault is None:
+        got = run_device(program, given).outputs
+        c = np.einsum("ik,tkj->tij", a.astype(np.float64), b.astype(np.float64))
+        assert np.array_equal(got["C"], np.concatenate(c, 1).astype(np.float16))
+        assert np.allclose(got["D"], np.einsum("tij,tjk->ik", c, b.astype(np.float64)), rtol=2e-3)
+    else:
+        change, seen = without(fault)
+        with pytest.raises(TileLangError) as e:
+            run_device(edited(program, change), given)
+        assert seen and e.value.kind.startswith("sim-")
+
+
 @pytest.mark.parametrize("step, far, by_tma", [
     (64, 64, False), (64, -64, False), (128, 64, True), (64, 256, True), (64, 128, False)])
 @pytest.mark.parametrize("named", [False, True, "offset"])

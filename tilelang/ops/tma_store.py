@@ -9,6 +9,9 @@ A staging buffer holds one step: 64 rows of 128 (or 64) bytes, one TMA box.
         fence_proxy_async; barrier of the warp group
         one thread:  tma_store(staging buffer -> tensor); bulk_commit
 
+In a loop, where a warp group's sub-tile is one or two such boxes, each warp stores its own 16 rows of them: a warp waits for
+itself alone, not for the group.
+
 Where TMA cannot write the tensor, the threads of the warp group copy each staging buffer to global memory by coalesced
 stores.  They also do so where only some rows are stored (copies whose number of rows is known at run time).
 Transposed accumulators of 16 bits (T.transpose of a fragment) are stored the same way: the 64 rows of a step then lie along
@@ -38,6 +41,7 @@ from .ldmatrix import PAIRS, ROWS, Outer, outer_digits, threads_used
 from .tma_boxes import (box_of, cache_hint, excluded, matrix_dims, moved, no_box, start_of, tensor_unsupported, unaligned)
 
 GROUP, WARP, ROWS_OF_STEP, BOX_ROW = 128, 32, 64, 128  # threads, threads, rows, bytes of a row of a TMA box
+ROWS_OF_WARP, MOST_OF_WARP = 16, 2  # rows of a box of one warp, and boxes that it stores: each keeps TMA busy for 80 cycles
 OTHER_BARRIERS = 14  # numbers from here on belong to nobody's stores
 GROUP_BARRIERS = 8  # number of the named barrier of warp group 0; lower ones belong to warp roles and programs
 MOST_BOXES = 16  # boxes of a tile; with more, stores by all threads are no slower
@@ -144,6 +148,7 @@ class _Store:
         self.dt = dst.dtype
         self.columns = BOX_ROW * 8 // self.dt.bits if self.dt.bits else 0  # columns of the accumulator in a staging buffer
         self.group_columns = 8 * pieces.groups  # columns of one warp group
+        self.rows = ROWS_OF_STEP  # of a box
 
     def unsupported(self) -> str:
         """Why the store cannot be staged; "" when it can."""
@@ -179,7 +184,7 @@ class _Store:
 
     def _box(self, p: int) -> tuple[int, ...]:
         assert self.dims is not None
-        size = ROWS_OF_STEP, self._width(p)
+        size = self.rows, self._width(p)
         return box_of(self.dst, self.dims, *(size[::-1] if self.pieces.transposed else size))
 
     def stmt(self, by_tma: bool) -> Stmt:
@@ -192,7 +197,11 @@ class _Store:
         steps = [(register, row, p) for register, row in sorted(starts, key=lambda s: s[1]) for p in range(self._boxes())]
         slots = min(cx.stores.buffers, len(steps))
         cx.stores.steps = max(cx.stores.steps, len(steps))
-        self.stage = cx.stores.staging(groups, groups * slots, self.dt)
+        again = cx.stores.around or len(cx.stores.writers[self.dst.buffer.data][1]) > 1  # also in front of a loop, and after it
+        once = by_tma and len(steps) == slots and self.limit is None and bool(again)
+        if once and slots <= MOST_OF_WARP and not self.pieces.transposed and not cx.stores.one_group:
+            self.rows = ROWS_OF_WARP
+        self.stage = cx.stores.staging(groups, groups * slots, self.dt, self.rows)
         self.layout = swizzled_box_layout((groups * slots, ROWS_OF_STEP, self.columns), self.dt.bits, BOX_ROW)
         self.lane = cx.thread % GROUP if groups > 1 else cx.thread
         self.group: Expr = cx.thread // GROUP if groups > 1 else const(0)
@@ -200,9 +209,10 @@ class _Store:
         self.number = cx.simplified((first + self.group,))[0]
         self.packed = cx.new_local("packed", 8, self.dt) if self.dt.bits == 16 and self.src.dtype != self.dt or (
             self.pieces.transposed and self.pieces.adjacent) else None
-        cx.stores.issued |= by_tma
+        if by_tma:
+            cx.stores.issue(self.rows // ROWS_OF_WARP * WARP)
         out: list[Stmt] = []
-        if by_tma and len(steps) == slots and self.limit is None and cx.stores.around:  # two barriers for all
+        if once:  # two barriers for all
             boxes = [(*x, self.group * slots + k) for k, x in enumerate(steps)]
             return seq(*self._step(boxes, self._wait(0, 1, 1)), span=self.op.span)
         for k, (register, row, p) in enumerate(steps):
@@ -231,9 +241,10 @@ class _Store:
     def _step(self, boxes: list[tuple[int, int, int, Expr]], wait: Stmt) -> list[Stmt]:
         """Stage and store boxes: (first register, row, number in the row, staging buffer) of each; one if rows are limited."""
         cx = self.cx
-        leader = binary("eq", self.lane, const(0, self.lane.dtype))
+        alone = self.rows == ROWS_OF_WARP
+        leader = binary("eq", self.lane % WARP if alone else self.lane, const(0, self.lane.dtype))
         fence = [do("fence_proxy_async")]
-        barrier = do("named_barrier", self.number, const(GROUP))
+        barrier = do("sync_warp") if alone else do("named_barrier", self.number, const(GROUP))
         if cx.stores.one_group:  # the group is the whole block, and place_sync puts the fence before its barriers
             fence, barrier = [], do("sync_threads")
         filled = [If(leader, wait), barrier, *(x for register, _, p, slot in boxes for x in self._fill(
@@ -251,7 +262,7 @@ class _Store:
         y, x = self.dims or (0, 0)
         return (x, y) if self.pieces.transposed else (y, x)
 
-    def _corner(self, row: int, p: int) -> list[Expr]:
+    def _corner(self, row: int | Expr, p: int) -> list[Expr]:
         """Tensor indices of the first element of a staging buffer, as expressions of the tile program."""
         y, x = self._dims
         at = [convert(m) for m in self.dst.mins]
@@ -261,8 +272,9 @@ class _Store:
 
     def _store(self, row: int, p: int, slot: Expr) -> Stmt:
         cx = self.cx
-        at = [cx.expr(m) for m in self._corner(row, p)]
-        place, *where = cx.simplified((self.layout.offset((slot, const(0), const(0))), *reversed(at)))
+        first = const(0) if self.rows == ROWS_OF_STEP else self.lane // WARP * ROWS_OF_WARP
+        at = [cx.expr(m) for m in self._corner(row + first, p)]
+        place, *where = cx.simplified((self.layout.offset((slot, first, const(0))), *reversed(at)))
         wide = ROWS_OF_STEP * math.prod(n for n, *_ in self.pieces.row_groups) if self.pieces.transposed else self.group_columns
         name = cx.tensor_map(self.dst.buffer, self._box(p), BOX_ROW, row_bytes=wide * self.dt.bits // 8)
         op = "tma_reduce_add" if self.reduce else "tma_store"
@@ -417,7 +429,8 @@ def store_tile(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False)
     name = cx.tensor_map(dst.buffer, box, got.swizzle, row_bytes=columns * src.dtype.bits // 8)
     places = cx.simplified(tuple(base + x.offset * 8 // src.dtype.bits for x in boxes))
     pieces = [(AddressOf(storage, (at,)), {dims[0]: x.row, dims[1]: x.column}) for at, x in zip(places, boxes)]
-    cx.stores.issued |= not op.plan.awaited
+    if not op.plan.awaited:
+        cx.stores.issue(GROUP)
     return moved(op, cx, name, pieces, store="tma_reduce_add" if reduce else "tma_store")
 
 

@@ -38,7 +38,7 @@ class TmaStores:
     none).  steps: staging buffers that the largest sub-tile of a warp group takes.
     reports: lines for the report of the launch.
     one_group: whether the block is one warp group.  first_group: number of the first warp group of the warp role being
-    lowered, which has whole_groups.  issued: whether that warp role issued any store.
+    lowered, which has whole_groups.  issued: one of so many threads of that warp role issues stores, 0: none.
     """
 
     def __init__(self, launch: Launch, on: bool, buffers: int, strides: bool = False) -> None:
@@ -48,8 +48,8 @@ class TmaStores:
         on = on or asks_for_tma(launch)
         self.on = on and not any(x.op == "thread_return" for x in walk(launch.body, Call))
         self.reports: dict[str, None] = {}
-        self.first_group, self.issued, self.whole_groups = 0, False, True
-        self.stages: dict[tuple[int, int, int, Any], Buffer] = {}
+        self.first_group, self.issued, self.whole_groups = 0, 0, True
+        self.stages: dict[tuple[Any, ...], Buffer] = {}
         self.loops: list[For | While] = []
         self.analyzer = Analyzer()  # knows no ranges
         self.disjoint_writes: dict[Var, bool] = {}  # see _all_disjoint
@@ -236,18 +236,23 @@ class TmaStores:
     def names_barriers(self) -> bool:
         return uses_group_barriers(self.launch)
 
-    def staging(self, groups: int, number: int, dt: dtype) -> Buffer:
+    def staging(self, groups: int, number: int, dt: dtype, rows: int) -> Buffer:
         """Shared memory of `number` staging buffers of elements dt, reused by all such stores of the same warp groups.
 
-        number: a multiple of the groups.  The barriers of these warp groups do not order the stores of other groups.
+        number: a multiple of the groups.  The barriers of these warp groups do not order the stores of other groups.  rows: of
+        a box; those who wait for stores are the threads that issue them.
         """
-        key = (self.first_group, groups, number, dt)
+        key = (self.first_group, groups, number, dt, rows)
         got = self.stages.get(key)
         if got is None:
             got = Buffer("staging", (number * ROWS_OF_STEP * BOX_ROW * 8 // dt.bits,), dt, DYNAMIC,
                          facts=BufferFacts(align=1024, ordered=True))
             self.stages[key] = got
         return got
+
+    def issue(self, every: int) -> None:
+        """Note that one of `every` threads issues stores."""
+        self.issued = min(self.issued or every, every)
 
     def allocs(self) -> list[Stmt]:
         """The allocations of the staging buffers."""
@@ -266,11 +271,11 @@ class TmaStores:
     def of_warps(self, first: int, count: int, thread: Expr, work: Callable[[], Stmt]) -> Stmt:
         """The result of work() for `count` warps from number `first` on, then the issuing threads' wait for their stores."""
         saved = self.first_group, self.issued, self.whole_groups
-        self.first_group, self.issued = first // PER_GROUP, False
+        self.first_group, self.issued = first // PER_GROUP, 0
         self.whole_groups = first % PER_GROUP == count % PER_GROUP == 0
         out = work()
         if self.issued:
-            out = seq(out, finished(thread), span=out.span)
+            out = seq(out, finished(thread, self.issued), span=out.span)
         self.first_group, self.issued, self.whole_groups = saved
         return out
 
@@ -284,6 +289,6 @@ def asks_for_tma(launch: Launch) -> bool:
     return any(x.plan.use_tma for x in walk(launch.body, AtomicTile))
 
 
-def finished(thread: Expr) -> Stmt:
-    """A wait, in threads that issue TMA stores, until all stores of the thread have read shared memory."""
-    return If(binary("eq", thread % GROUP, const(0, thread.dtype)), Evaluate(call("bulk_wait", (), "void", n=0, read=True)))
+def finished(thread: Expr, every: int) -> Stmt:
+    """A wait, in threads that issue TMA stores, one of `every`, until all stores of the thread have read shared memory."""
+    return If(binary("eq", thread % every, const(0, thread.dtype)), Evaluate(call("bulk_wait", (), "void", n=0, read=True)))

@@ -299,15 +299,21 @@ def _box(st: StreamState, c: Call) -> tuple[int, int]:
     return rows * max(m.box[0] * size, m.swizzle), m.box_bytes
 
 
-def _start(st: StreamState, a: Expr) -> int:
+def _starts(st: StreamState, a: Expr) -> Iterator[int]:
+    """The places of a copy's shared tile, each while the threads that have it are the active ones."""
     if not isinstance(a, AddressOf):
         raise Undecided("a copy's shared tile is not given as an element of a buffer")
     at = st.values.address(a.buffer, a.indices, st)
-    if isinstance(at, np.ndarray) and st.mask is not None:
-        at = np.broadcast_to(at, st.n)[st.mask]
-    if at is None or isinstance(at, np.ndarray) and (at != at.flat[0]).any():
+    if at is None:
         raise Undecided(f"where a copy lies in `{a.buffer.name}` is known only at run time")
-    return int(at.flat[0]) if isinstance(at, np.ndarray) else int(at)
+    return st.grouped(np.broadcast_to(at, st.n)) if isinstance(at, np.ndarray) else iter((int(at),))
+
+
+def _start(st: StreamState, a: Expr) -> int:
+    found = list(_starts(st, a))
+    if len(found) > 1:
+        raise Undecided("where a copy lies in shared memory differs by thread")
+    return found[0]
 
 
 def _arrives(st: StreamState, lo: int, taken: int, counted: int, bar_at: Expr, span: Any, block: Any = None,
@@ -372,7 +378,8 @@ def _leaves(st: StreamState, lo: int, taken: int, span: Any) -> None:
 
 @event_of("tma_store", "tma_reduce_add")
 def _tma_out(st: StreamState, c: Call, span: Any) -> None:
-    _leaves(st, _start(st, c.args[0]), _box(st, c)[0], span)
+    for start in _starts(st, c.args[0]):
+        _leaves(st, start, _box(st, c)[0], span)
 
 
 @event
