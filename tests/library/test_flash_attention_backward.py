@@ -197,7 +197,7 @@ def test_tiles_fit_the_machine(arch, dtype, dim, deterministic):
                           causal=False, window=None, layout="bshd", scale=None, with_lse=False)
     assert p.sizes == Sizes(1, 256, 256, 2, 2, dim, dim)
     for tile in backward.backward_tiles(m, p, deterministic):  # a machine for float32 counts elements as two bytes
-        assert 2 * (tile.rows + tile.keys) * 2 * dim <= m.shared and 128 % tile.rows == 0 and 128 % tile.keys == 0
+        assert 2 * (tile.rows + tile.keys) * 2 * dim <= m.shared and 384 % tile.rows == 0 and 128 % tile.keys == 0
 
 
 @pytest.mark.slow
@@ -210,8 +210,8 @@ def test_nothing_is_spilled_for_hopper(dim, causal):
     at = backward.Place(Target(SM90))
     form, _ = backward.backward_form(p, machine_of(at.target), {"q": q, "out": q, "grad_out": do}, at, None, backward.PLAIN)
     kernel = backward.fast_kernel(at, backward._program, form, 132)
-    assert (form.query is None) == (dim <= 64) and kernel.n_spills == 0
-    assert all("wgmma" in str(x["instructions"]) for x in kernel.report_data["kernels"][1:2 if form.query is None else 3])
+    assert form.query is not None and kernel.n_spills == 0
+    assert all("wgmma" in str(x["instructions"]) for x in kernel.report_data["kernels"][1:])
 
 
 # ---- torch -----------------------------------------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ def form_of(batch, seq, heads, kv_heads, dim, causal):
 
 @pytest.mark.parametrize("sizes, stored, rows", [
     ((4, 4096, 16, 16, 128, False), 64, 256), ((1, 16384, 16, 16, 128, True), 4, 256), ((1, 300, 2, 2, 128, False), 2, 128),
-    ((4, 4096, 16, 2, 128, True), 8, 256), ((4, 4096, 32, 2, 128, True), 0, 128), ((4, 4096, 16, 16, 64, False), 0, 128),
+    ((4, 4096, 16, 2, 128, True), 8, 256), ((4, 4096, 32, 2, 128, True), 0, 128), ((4, 4096, 16, 16, 64, False), 0, 192),
     ((1, 32768, 16, 16, 128, False), 0, 128)])
 def test_gradients_of_scores_are_stored_for_as_many_heads_as_fit(sizes, stored, rows):
     """The second to last: few columns; others: one kv head's block is as long as all of a call, or too long."""

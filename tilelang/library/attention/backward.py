@@ -228,22 +228,24 @@ def backward_tiles(m: Machine, p: AttentionProblem, deterministic: bool,
     across, along = block or (128, 128)
     both, staged = z.dim + z.dim_v, 3 if p.dtype == "float32" else 0  # scores that reach the next GEMM through shared memory
 
-    def best(own: int, other: int, accumulated: int, adds: bool) -> Tile:
+    def best(own: int, other: int, accumulated: int, adds: bool, tall: bool = False) -> Tile:
         """The tile of a block with `rows` rows, which it keeps, and `keys` of the other side in a step. own, other: what
-        they divide."""
+        they divide. tall: three warp groups may have 192 rows, which divide nothing."""
         found = []
-        for rows, keys, stages, n in product((128, 64, 32, 16), (128, 64, 32, 16), (2, 1), (256, 128)):
+        sizes = product((128, 64, 32, 16), (128, 64, 32, 16), (2, 1), (256, 128))
+        for rows, keys, stages, n in (*((192, 64, s, 384) for s in (2, 1) if tall), *sizes):
             # Registers: results, scores, their gradients, weights. Shared memory: own tiles, stages, what leaves registers.
             used = ceil(rows * (accumulated + 3 * keys) / n) + _BESIDE
             left = staged * rows * keys + (rows * keys + 2 * keys * z.dim if adds else 0)
             shared = item * ((rows + stages * keys) * both + left) + 2048
             most = consumer_registers(n // GROUP) if m.kind == "wgmma" else MOST_REGISTERS
-            if own % rows == 0 and other % keys == 0 and used <= most and shared <= m.shared and rows * keys >= 4 * n:
+            if (tall or own % rows == 0) and other % keys == 0 and used <= most and shared <= m.shared and rows * keys >= 4 * n:
                 found.append((keys < 64, stages == 1, -rows, abs(n - 2 * rows), -keys, Tile(rows, keys, stages, n)))
         return min(found, key=lambda x: x[:-1])[-1] if found else Tile(16, 16, 1, 128)
 
     keys = best(along, across, both, not deterministic)
-    return Tile(min(64, keys.keys), keys.rows, keys.stages, keys.threads), best(across, along, z.dim, False)
+    tall = m.kind == "wgmma" and block is None and p.dtype != "float32" and z.dim >= 64  # measured there
+    return Tile(min(64, keys.keys), keys.rows, keys.stages, keys.threads), best(across, along, z.dim, False, tall)
 
 
 def _workspace(f: BackwardForm, p: AttentionProblem) -> list[tuple[tuple[int, ...], str]]:

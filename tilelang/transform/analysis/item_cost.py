@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from tilelang.ir import (Binary, Call, Cast, For, If, Load, Node, Parallel, Select, Stmt, Store, Unary, const, is_const,
-                         stmts_of, walk)
+                         stmts_of, walk, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ir.record import record
 from tilelang.ops import Copy, Fill, Gemm, Reduce
 from tilelang.ops.gemm.wgmma import wgmma_cycles
@@ -25,12 +25,13 @@ _UNKNOWN = 16  # iterations of a loop of run-time extent
 @record
 class Cycles:
     """tensor: of the tensor cores.  arithmetic: of issue slots.  special: of the special function units.  link: of the links to
-    other devices."""
+    other devices.  port: of shared memory's port."""
 
     tensor: float = 0.0
     arithmetic: float = 0.0
     special: float = 0.0
     link: float = 0.0
+    port: float = 0.0
 
     @property
     def ordinary(self) -> float:
@@ -39,21 +40,25 @@ class Cycles:
 
     def plus(self, other: Cycles, times: float = 1.0) -> Cycles:
         return Cycles(self.tensor + other.tensor * times, self.arithmetic + other.arithmetic * times,
-                      self.special + other.special * times, self.link + other.link * times)
+                      self.special + other.special * times, self.link + other.link * times, self.port + other.port * times)
 
 
 def item_cycles(s: Stmt) -> Cycles:
     """The cycles of one SM for a statement that a whole block runs."""
     if isinstance(s, Gemm):
-        return Cycles(tensor=wgmma_cycles(s))
+        read = ((s.a, s.m * s.k // s.sparsity), (s.b, s.n * s.k * s.m / 64))  # wgmma reads B for each 64 rows
+        return Cycles(tensor=wgmma_cycles(s), port=sum(
+            n * r.dtype.bits / 8 for r, n in read if r.buffer.scope_name in SHARED) / UNIT_RATES.port)
     if isinstance(s, Parallel):
         return _per_element(s.body, prod(_extent(n) for n in s.extents))
     if isinstance(s, Reduce):
         return Cycles(arithmetic=_elements(s.src) / UNIT_RATES.arithmetic)
     if isinstance(s, (Copy, Fill)):
         far = isinstance(s, Copy) and (s.src.buffer.facts.remote or s.dst.buffer.facts.remote)
-        moved = _elements(s.dst) * s.dst.dtype.bits / 8 if far else 0
-        return Cycles(arithmetic=_elements(s.dst) / UNIT_RATES.moves, link=moved / UNIT_RATES.link)
+        moved = _elements(s.dst) * s.dst.dtype.bits / 8
+        staged = isinstance(s, Copy) and (s.src.buffer.scope_name, s.dst.buffer.scope_name) == (FRAGMENT, GLOBAL)
+        return Cycles(arithmetic=_elements(s.dst) / UNIT_RATES.moves, link=moved * far / UNIT_RATES.link,
+                      port=2 * moved * staged / UNIT_RATES.port)  # it is written to shared memory, and TMA reads it there
     if isinstance(s, For):
         return Cycles().plus(_all(s.body), _extent(s.extent))
     if isinstance(s, If):

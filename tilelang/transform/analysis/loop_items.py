@@ -270,13 +270,28 @@ class LoopItems:
                   delays: bool = False) -> Simulation:
         """The run of a steady iteration of so many warp groups that wait for these rings.  delays: see Delayed."""
         held = [self.held(events, waits, x) for x in rings]
-        tensor = {n: self.cost[e.item].tensor / self.groups for n, e in enumerate(events) if e.item in self.gemms}
+        tensor = {n: (self.cost[e.item].tensor + self.crowded(events, waits, n)) / self.groups
+                  for n, e in enumerate(events) if e.item in self.gemms}
         slow = 1.0 if self.groups > 1 else 1 / UNIT_RATES.one_group
         waited = [c.tensor and c.tensor + UNIT_RATES.drain * delays for e in events for c in [self.cost[e.item]]]
         ordinary = [self.cost[e.item].ordinary * slow + (0.0 if n in tensor else waited[n]) + self.passed.get(e.item, 0.0)
                     for n, e in enumerate(events)]
         meets = {n for n, e in enumerate(events) if e.item in self.exchanged}
         return (Delayed if delays else Simulation)(events, waits, tensor, ordinary, meets, list(zip(rings, held)), groups)
+
+    def crowded(self, events: Sequence[Event], waits: dict[int, Wait], p: int) -> float:
+        """Cycles for which the GEMM at place p waits for stores that run under it as the first of its group's in flight.
+
+        Half of shared memory's port is the threads': a GEMM whose operands take more of it gives the rest up.
+        """
+        cost = self.cost[events[p].item]
+        if cost.port * 2 <= cost.tensor:
+            return 0.0
+        end = next((q for q, w in waits.items() if p in w.done), len(events))
+        before = max((q for q in range(p) if q in waits), default=0)
+        under = [] if any(e.item in self.gemms for e in events[before:p]) else [
+            e for e in events[p + 1:end] if e.item not in self.gemms]
+        return sum(self.cost[e.item].port for e in under) * (2 * cost.port / cost.tensor - 1)
 
     def checked(self, events: Sequence[Event]) -> None:
         """Raises InternalError if the order breaks a dependence: this asks the independent checker of pipelines."""
