@@ -11,7 +11,7 @@ from programs import gemm
 import tilelang
 import tilelang.language as T
 from tilelang.transform.analysis.loop_schedule import Bound, Item, Place, Schedule
-from tilelang.transform.analysis.simulate_loop import Delayed, Event, Held, RingUse, Simulation, Wait
+from tilelang.transform.analysis.simulate_loop import Event, Held, RingUse, Simulation, Wait
 
 UNITS = "tensor cores", "loads", "memory", "shared memory", "MUFU", "FMA", "recurrence"
 LOOPS = {"attention": lambda: programs.attention(), "backward": lambda: programs.backward(),
@@ -273,7 +273,7 @@ def test_accumulators_split_by_columns_were_whole_operands_at_no_cost():
 def test_results_of_a_gemm_come_after_its_last_cycle():
     """A wait right behind a GEMM took none of the 74 cycles from the tensor cores to the registers."""
     events, waits = (Event(0, 0), Event(1, 0)), {1: Wait(0, (0,))}
-    plain, late = (run(events, waits, {0: 100.0}, [0.0, 50.0], {1}, [], 1).cycles for run in (Simulation, Delayed))
+    plain, late = (Simulation(events, waits, {0: 100.0}, [0.0, 50.0], {1}, [], 1, delays).cycles for delays in (False, True))
     assert (plain, late) == (150, 224)  # the groups meet under the GEMM
 
 

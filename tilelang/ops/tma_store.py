@@ -210,7 +210,7 @@ class _Store:
         self.packed = cx.new_local("packed", 8, self.dt) if self.dt.bits == 16 and self.src.dtype != self.dt or (
             self.pieces.transposed and self.pieces.adjacent) else None
         if by_tma:
-            cx.stores.issue(self.rows // ROWS_OF_WARP * WARP)
+            cx.stores.issued = min(cx.stores.issued or GROUP, self.rows // ROWS_OF_WARP * WARP)
         out: list[Stmt] = []
         if once:  # two barriers for all
             boxes = [(*x, self.group * slots + k) for k, x in enumerate(steps)]
@@ -430,7 +430,7 @@ def store_tile(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False)
     places = cx.simplified(tuple(base + x.offset * 8 // src.dtype.bits for x in boxes))
     pieces = [(AddressOf(storage, (at,)), {dims[0]: x.row, dims[1]: x.column}) for at, x in zip(places, boxes)]
     if not op.plan.awaited:
-        cx.stores.issue(GROUP)
+        cx.stores.issued = cx.stores.issued or GROUP
     return moved(op, cx, name, pieces, store="tma_reduce_add" if reduce else "tma_store")
 
 

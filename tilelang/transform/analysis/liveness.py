@@ -96,10 +96,6 @@ class Uses:
     def _live(self) -> Liveness:
         return Liveness(self.body)
 
-    def live_after(self, storage: Var, s: Stmt) -> bool:
-        """Whether the value in storage may be read after s."""
-        return bool(self._live.after(s) & self._live.bit(storage))
-
     def carried(self, storage: Var, loop: For) -> bool:
         """Whether an iteration of a loop may read what an earlier one left in storage."""
         if loop not in self._inside:
@@ -131,7 +127,7 @@ class Uses:
                 return f"the address of `{b.name}` is taken"
         if self.carried(b.data, loop):
             return f"`{b.name}` carries values to the next iteration"
-        if self.live_after(b.data, loop):
+        if self._live.after(loop) & self._live.bit(b.data):
             return f"`{b.name}` is used after the loop"
         return ""
 

@@ -15,7 +15,7 @@ from tilelang.target.machine import UNIT_RATES
 from .effects import fills_whole, is_sync
 from .item_cost import Cycles, item_cycles
 from .pipeline_loops import Item, violations
-from .simulate_loop import START, Delayed, Event, Held, RingUse, Simulation, Wait
+from .simulate_loop import START, Event, Held, RingUse, Simulation, Wait
 
 _MOST_SUBSETS = 6  # GEMMs of which all subsets are tried; of more, only those that end a loop
 
@@ -75,10 +75,6 @@ class LoopItems:
         """The storages of which iterations at this distance have one each.  deep: items run late; a fragment has only one then,
         for its versions are those of a loop that is unrolled by two."""
         return {x for x, n in self.versions.items() if distance % n and not (deep and x in self.unrolled)}
-
-    def versions_by_users(self) -> frozenset[Any]:
-        """The versions by the items that use their tiles: equal for forms of a loop that differ in the names of tiles."""
-        return frozenset((n, frozenset(i for i in self.own if self.items[i].touches(x))) for x, n in self.versions.items())
 
     def gemm(self, i: int) -> Any:
         return self.items[i].stmt
@@ -268,7 +264,7 @@ class LoopItems:
 
     def simulated(self, events: Sequence[Event], waits: dict[int, Wait], groups: int, rings: Sequence[RingUse],
                   delays: bool = False) -> Simulation:
-        """The run of a steady iteration of so many warp groups that wait for these rings.  delays: see Delayed."""
+        """The run of a steady iteration of so many warp groups that wait for these rings.  delays: see Simulation."""
         held = [self.held(events, waits, x) for x in rings]
         tensor = {n: (self.cost[e.item].tensor + self.crowded(events, waits, n)) / self.groups
                   for n, e in enumerate(events) if e.item in self.gemms}
@@ -277,21 +273,15 @@ class LoopItems:
         ordinary = [self.cost[e.item].ordinary * slow + (0.0 if n in tensor else waited[n]) + self.passed.get(e.item, 0.0)
                     for n, e in enumerate(events)]
         meets = {n for n, e in enumerate(events) if e.item in self.exchanged}
-        return (Delayed if delays else Simulation)(events, waits, tensor, ordinary, meets, list(zip(rings, held)), groups)
+        return Simulation(events, waits, tensor, ordinary, meets, list(zip(rings, held)), groups, delays)
 
     def crowded(self, events: Sequence[Event], waits: dict[int, Wait], p: int) -> float:
-        """Cycles for which the GEMM at place p waits for stores that run under it as the first of its group's in flight.
-
-        Half of shared memory's port is the threads': a GEMM whose operands take more of it gives the rest up.
-        """
-        cost = self.cost[events[p].item]
-        if cost.port * 2 <= cost.tensor:
-            return 0.0
-        end = next((q for q, w in waits.items() if p in w.done), len(events))
-        before = max((q for q in range(p) if q in waits), default=0)
-        under = [] if any(e.item in self.gemms for e in events[before:p]) else [
-            e for e in events[p + 1:end] if e.item not in self.gemms]
-        return sum(self.cost[e.item].port for e in under) * (2 * cost.port / cost.tensor - 1)
+        """Cycles for which the GEMM at place p waits for stores under it, where it is the first of its group's in flight.  Half
+        of shared memory's port is the threads': a GEMM whose operands take more of it gives the rest up."""
+        cost, end = self.cost[events[p].item], next((q for q, w in waits.items() if p in w.done), len(events))
+        first = not any(e.item in self.gemms for e in events[max((q for q in waits if q < p), default=0):p])
+        stored = sum(self.cost[e.item].port for e in events[p + 1:end] if first and e.item not in self.gemms)
+        return stored * max(0.0, 2 * cost.port / cost.tensor - 1) if stored else 0.0
 
     def checked(self, events: Sequence[Event]) -> None:
         """Raises InternalError if the order breaks a dependence: this asks the independent checker of pipelines."""

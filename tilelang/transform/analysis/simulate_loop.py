@@ -78,13 +78,12 @@ class Simulation:
 
     events, waits: of the steady iteration.  tensor: place of a GEMM -> its cycles on the tensor cores, for one group.
     ordinary: cycles of each event beside.  meets: places of events in front of which all groups meet.  rings: with how long
-    their stages are in use.  drain, meet: see UnitRates; Delayed counts them.
+    their stages are in use.  delays: of predictions, UnitRates' drain and meet; orders are compared without.
     """
 
-    drain = meet = 0.0
-
     def __init__(self, events: Sequence[Event], waits: dict[int, Wait], tensor: dict[int, float], ordinary: Sequence[float],
-                 meets: set[int], rings: Sequence[tuple[RingUse, Held]], groups: int) -> None:
+                 meets: set[int], rings: Sequence[tuple[RingUse, Held]], groups: int, delays: bool = False) -> None:
+        self.drain, self.meet = delays * UNIT_RATES.drain, delays * UNIT_RATES.meet
         self.size, self.waits, self.cost, self.ordinary, self.meets = len(events), waits, tensor, ordinary, meets
         self.rings = sorted(rings, key=lambda x: x[1].released)  # in the order of their loads
         self.uses: dict[int, list[int]] = {}
@@ -239,9 +238,3 @@ class Blocks(Simulation):
         loads = {x.behind[0] for x in self.usage if x.behind}
         return (super().state(steps, now), [round(max(t, min(self.clock)) - now, 3) for t in self.until.values()],
                 [[round(max(took.get(q, 0.0), now - 4096) - now, 3) for q in loads] for took in self.took])
-
-
-class Delayed(Simulation):
-    """With what GEMMs and meeting groups take: for predictions.  Orders are compared without."""
-
-    drain, meet = UNIT_RATES.drain, UNIT_RATES.meet

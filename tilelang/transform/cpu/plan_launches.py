@@ -99,11 +99,6 @@ def _may_fault(codes: Sequence[WarpRoleCode]) -> bool:
 STACK_BYTES = 4096  # larger arrays lie in the arena
 
 
-def fits_stack(b: Buffer, copies: int) -> bool:
-    """Whether a buffer is small enough for the stack of the block's function."""
-    return b.scope_name == VARIABLE and copies == 1 or b.is_static and b.size * b.dtype.bytes * copies <= STACK_BYTES
-
-
 def place_buffers(body: Stmt, values: ThreadValues | None) -> tuple[StorageSlot, ...]:
     """Arena storage of a launch whose blocks run one after another: what is too large for the stack.
 
@@ -120,7 +115,7 @@ def place_buffers(body: Stmt, values: ThreadValues | None) -> tuple[StorageSlot,
         copies = BARRIER_WORDS if barrier else values.count if values is not None and b.data in values.private else 1
         if values is None:
             out[b.data] = StorageSlot(b, copies)
-        elif not fits_stack(b, copies):
+        elif not (b.scope_name == VARIABLE and copies == 1 or b.is_static and b.size * b.dtype.bytes * copies <= STACK_BYTES):
             out[b.data] = StorageSlot(b, copies, values.unit_of(b))
     return tuple(out.values())
 

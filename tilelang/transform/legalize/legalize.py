@@ -229,17 +229,14 @@ class _Checker:
                         f"Only elementwise operations are allowed inside a parallel loop. Got a tile-op {s.op_name}",
                         found=f"T.{s.op_name}", span=s.span, notes=notes,
                         hint="move the operation out of the loop: it works on whole tiles")
-        if isinstance(s, Break) and not self.loop_between(s, loop):
+        if isinstance(s, Break) and not any(isinstance(x, (For, While)) and any(y is s for y in statements(x))
+                                            for x in statements(loop.body)):
             self.reject("break-in-parallel", "break cannot leave a T.Parallel loop: its iterations have no order",
                         span=s.span, notes=notes, hint="guard the body with if, or use T.serial")
         variables = {v: e for p in around for v, e in zip(p.vars, p.extents)}
         for e in own_effects(s):
             if e.indices is not None:
                 self.element(e.buffer, e.indices, variables, getattr(e.node, "span", None) or s.span)
-
-    def loop_between(self, s: Stmt, loop: Parallel) -> bool:
-        """Whether s (a break or continue) leaves a serial loop inside `loop`, and not `loop` itself."""
-        return any(isinstance(x, (For, While)) and any(y is s for y in statements(x)) for x in statements(loop.body))
 
     def element(self, b: Buffer, indices: tuple[Expr, ...], variables: dict[Var, Expr], span: Any) -> None:
         for i in indices:

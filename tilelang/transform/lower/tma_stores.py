@@ -239,8 +239,7 @@ class TmaStores:
     def staging(self, groups: int, number: int, dt: dtype, rows: int) -> Buffer:
         """Shared memory of `number` staging buffers of elements dt, reused by all such stores of the same warp groups.
 
-        number: a multiple of the groups.  The barriers of these warp groups do not order the stores of other groups.  rows: of
-        a box; those who wait for stores are the threads that issue them.
+        number: a multiple of the groups, whose barriers do not order the stores of others.  rows: of the box of one thread.
         """
         key = (self.first_group, groups, number, dt, rows)
         got = self.stages.get(key)
@@ -249,10 +248,6 @@ class TmaStores:
                          facts=BufferFacts(align=1024, ordered=True))
             self.stages[key] = got
         return got
-
-    def issue(self, every: int) -> None:
-        """Note that one of `every` threads issues stores."""
-        self.issued = min(self.issued or every, every)
 
     def allocs(self) -> list[Stmt]:
         """The allocations of the staging buffers."""

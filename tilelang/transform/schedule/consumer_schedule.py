@@ -56,15 +56,10 @@ def users_of(r: WarpRoleLoop, ring: Ring) -> frozenset[int]:
     return frozenset(i for i, x in enumerate(r.body.items) if i not in r.loads and any(x.touches(b.data) for b in tiles))
 
 
-def flight_of(r: WarpRoleLoop) -> str:
-    """How far wgmmas may stay in flight (tl.wgmma_in_flight)."""
-    return str(r.cx.option(PassConfigKey.TL_WGMMA_IN_FLIGHT))
-
-
 def best_order(r: WarpRoleLoop, items: LoopItems) -> LoopOrder:
     """The best order of the consumers' items, by the one search of the loop."""
     if r.body.search is None:
-        r.body.search = Search(flight_of(r))
+        r.body.search = Search(str(r.cx.option(PassConfigKey.TL_WGMMA_IN_FLIGHT)))
     return r.body.search.best(items, consumer_registers(r.groups))  # type: ignore[no-any-return]
 
 

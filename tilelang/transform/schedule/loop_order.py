@@ -63,7 +63,8 @@ class Search:
         Where none fits beside the registers that such loops usually need, one that leaves the least is taken: the log of ptxas
         then decides.  The order of the program with a wait after each GEMM is left where no other one fits.
         """
-        versions = loop.versions_by_users()
+        # By the items that use their tiles: equal for forms of a loop that differ in the names of tiles.
+        versions = frozenset((n, frozenset(i for i in loop.own if loop.items[i].touches(x))) for x, n in loop.versions.items())
         key = versions, loop.rings, loop.beside, registers
         if versions not in self.made:
             self.made[versions] = [*self._candidates(loop)]

@@ -304,16 +304,16 @@ def _starts(st: StreamState, a: Expr) -> Iterator[int]:
     if not isinstance(a, AddressOf):
         raise Undecided("a copy's shared tile is not given as an element of a buffer")
     at = st.values.address(a.buffer, a.indices, st)
-    if at is None:
+    if at is None or (several := isinstance(at, np.ndarray) and (at != at.flat[0]).any()) and at.ndim > 1:
         raise Undecided(f"where a copy lies in `{a.buffer.name}` is known only at run time")
-    return st.grouped(np.broadcast_to(at, st.n)) if isinstance(at, np.ndarray) else iter((int(at),))
+    return st.grouped(np.broadcast_to(at, st.n)) if several else iter((int(np.asarray(at).flat[0]),))
 
 
 def _start(st: StreamState, a: Expr) -> int:
-    found = list(_starts(st, a))
-    if len(found) > 1:
-        raise Undecided("where a copy lies in shared memory differs by thread")
-    return found[0]
+    first, *others = _starts(st, a)
+    if others:
+        raise Undecided("where a copy lies differs by thread")
+    return first
 
 
 def _arrives(st: StreamState, lo: int, taken: int, counted: int, bar_at: Expr, span: Any, block: Any = None,
