@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from tilelang.ir import (Alloc, Break, Buffer, Const, Continue, For, If, Launch, Parallel, Seq, Stmt, Store, Var, While,
-                         is_const, stmts_of, walk)
+                         TileOp, is_const, stmts_of, walk)
 from tilelang.ops import Combine, Reduce, Scan
 
 from .effects import Effect, effects, own_effects
@@ -46,8 +46,9 @@ class Liveness:
         self._out[id(s)] = self._out.get(id(s), 0) | after
         match s:
             case Seq():
-                for x in reversed(s.stmts):
-                    after = self.before(x, after)
+                together = _ended_together(s.stmts)
+                for k, x in reversed([*enumerate(s.stmts)]):
+                    after = self.before(x, after) & ~sum(self.bit(storage) for storage in together.get(k, ()))
                 return after
             case If():
                 then = self.before(s.then, after)
@@ -130,6 +131,38 @@ class Uses:
         if self._live.after(loop) & self._live.bit(b.data):
             return f"`{b.name}` is used after the loop"
         return ""
+
+
+def _ended_together(stmts: tuple[Stmt, ...]) -> dict[int, set[Var]]:
+    """Storages that several statements of a sequence write together, by the number of the first of them: their regions follow
+    each other in one dimension, and nothing reads the storage in between."""
+    out: dict[int, set[Var]] = {}
+    begun: dict[Var, tuple[int, int]] = {}  # the first statement, and where the next region is to start
+    for k, s in enumerate(stmts):
+        alone = isinstance(s, TileOp)
+        for e in effects(s):
+            at = _rows(e) if alone and e.mode == "write" else None
+            first, end = begun.pop(e.storage, (k, 0))
+            if at is None or at[0] not in (0, end):
+                continue
+            first = k if at[0] == 0 else first
+            if at[1] == e.buffer.shape[0]:
+                out.setdefault(first, set()).add(e.storage)
+            else:
+                begun[e.storage] = first, at[1]
+    return out
+
+
+def _rows(e: Effect) -> tuple[int, int] | None:
+    """First and end of the rows that an effect covers whole; None where it covers other elements, or they are not known."""
+    r = e.region
+    if r is None or not all(isinstance(n, int) for n in (*e.buffer.shape, *r.extents)):
+        return None
+    if not all(isinstance(a, Const) for a in r.mins) or any(
+            not is_const(a, 0) or n != m for a, n, m in zip(r.mins[1:], r.extents[1:], e.buffer.shape[1:])):
+        return None
+    begin = int(r.mins[0].value)  # type: ignore[attr-defined]
+    return begin, begin + int(r.extents[0])
 
 
 def filled(p: Parallel) -> set[Var]:

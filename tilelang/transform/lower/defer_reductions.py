@@ -11,6 +11,11 @@ A row of S lies in several lanes, and each of these lanes holds a copy of total[
 them is linear, with factors that are equal in all copies, then each copy may hold a partial sum instead, and the
 shuffles and barriers that combine the copies move out of the loop.  This changes only the order of additions, which a reduction
 leaves unspecified.
+
+    reduce_max(S, most, dim=1)                             ->      reduce_max(S, most, dim=1), each thread over its own elements
+    if syncthreads_or(most[0] > x): …                              if syncthreads_or(most[0] > x): …
+
+The vote combines all threads anyway: any of the partial maxima is above x where the maximum is.
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ def defer_reductions(func: Func, cx: PassContext) -> Func:
 
     Needs the layouts of fragments and of parallel loops.  Keeps every value except for the rounding of the sums.
     """
-    return replace(func, body=rewrite_launches(func.body, lambda x: _Accumulations(x).run()))
+    return replace(func, body=rewrite_launches(func.body, lambda x: _left_to_votes(x) or _Accumulations(x).run()))
 
 
 @state
@@ -185,6 +190,40 @@ class _Accumulations:
             if not alike:
                 return False
         return True
+
+
+def _left_to_votes(launch: Launch) -> Launch | None:
+    """The launch without the lane reductions whose results only votes of the block compare; None where there are none."""
+    layouts, found = dict(launch.plan.layouts), list(_leaves(launch.body))
+    chosen = set[int]()
+    for c in walk(launch.body, Call):
+        asked = c.args[0] if c.op == "syncthreads_or" else None
+        while isinstance(asked, Cast):
+            asked = asked.value
+        if not isinstance(asked, Binary) or asked.op not in ("gt", "ge") or not isinstance(asked.a, Load) or any(
+                x.buffer.scope_name == FRAGMENT for x in walk(asked.b, Load)):
+            continue
+        b, reads = asked.a.buffer, 1
+        while True:  # from the last reduction to the first
+            touching = [s for _, s, own in found if _touches(own, b)]
+            made = [s for s in touching if isinstance(s, Reduce) and s.dst.buffer is b and _is_maximum(s, layouts)]
+            if len(made) != 1 or len(touching) != 1 + reads:
+                break
+            chosen.add(id(made[0]))
+            b = made[0].src.buffer
+    if not chosen:
+        return None
+    out = rewrite(launch.body, lambda x: with_options(x, spread=True) if id(x) in chosen else None, Reduce)
+    done = replace(launch, body=out)
+    return _Accumulations(done).run() or done
+
+
+def _is_maximum(op: Reduce, layouts: dict[Buffer, Any]) -> bool:
+    """Whether a reduction is a maximum of a whole fragment in each holder of an element."""
+    src, dst = layouts.get(op.src.buffer), layouts.get(op.dst.buffer)
+    return op.kind == "max" and op.clear and not op.nan_propagate and op.src.is_full and op.dst.is_full and isinstance(
+        src, Fragment) and isinstance(dst, Fragment) and carried(
+            src.reduce(op.dim), tuple(int(n) for n in op.dst.buffer.shape)) == dst
 
 
 def _zero(e: Expr) -> bool:

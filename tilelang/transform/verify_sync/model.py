@@ -109,7 +109,8 @@ class Way:
     whole: ring loops of at most this many iterations are followed completely; longer ones leave out whole periods of the
     rings.  later: additional iterations followed before iterations are left out.  tiles: fewest followed iterations of loops
     around ring loops.  every_tile: whether `whole` applies to those loops too.  room: subsets of a warp's lanes
-    whose accesses are tracked separately.
+    whose accesses are tracked separately.  votes: whether two of three votes of the block that decide about synchronisation
+    hold, else none.
     """
 
     whole: int = 1
@@ -117,6 +118,7 @@ class Way:
     every_tile: bool = True
     tiles: int = 3
     room: int = ROOM
+    votes: bool = True
 
 
 AS_WRITTEN = Way()

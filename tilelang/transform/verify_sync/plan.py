@@ -14,7 +14,7 @@ from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Co
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.tensor_map import tensor_maps_of
 
-from .unknowns import Uniform
+from .unknowns import VOTES, Uniform
 
 T = TypeVar("T")
 WAITS = frozenset(("sync_threads", "sync_grid", "rank_barrier", "named_barrier", "mbarrier_wait", "set_max_nreg",
@@ -134,6 +134,20 @@ class Plan:
     def uniform(self) -> Uniform:
         """Which values all threads have in common."""
         return Uniform(self.launch)
+
+    @cached_property
+    def voted(self) -> frozenset[Var]:
+        """Names of votes of the block."""
+        return frozenset(x.var for x in self.of(Bind) if any(c.op in VOTES for c in walk(x.value, Call)))
+
+    def asks_vote(self, cond: Expr) -> bool:
+        """Whether a condition is one on a vote of the block."""
+        return any(c.op in VOTES for c in walk(cond, Call)) or any(v in self.voted for v in walk(cond, Var))
+
+    @cached_property
+    def votes(self) -> bool:
+        """Whether votes of the block decide about synchronisation."""
+        return any(self.facts(x)[2] and self.asks_vote(x.cond) for x in self.of(If))
 
     def names(self) -> list[tuple[int, int, str]]:
         """(first byte, end, name) of the shared buffers."""

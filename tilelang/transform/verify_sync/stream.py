@@ -50,6 +50,8 @@ class Stream:
                     except Found as e:
                         raise e.under(x.span)  # noqa: B904 - the same one
             case If():
+                if self.plan.facts(s.cond)[1]:  # a vote of the block
+                    yield from WAIT_RULES["sync_threads"](self.st, None, s.span)
                 for body in self._branches(s):
                     yield from self.run(body)
             case For() if self.plan.is_flat(s) or self.loops.disjoint(s):

@@ -53,6 +53,7 @@ class StreamState:
         self.guess = 0  # depth of branches whose condition is not known
         self.independent: tuple[int, int] | None = None  # the outermost loop with independent iterations, and its execution
         self.entries: dict[int, int] = {}  # of such loops
+        self.votes: dict[int, int] = {}  # how often conditions on votes were met
         self.inside: tuple[Branch | Iterations | WarpRole, ...] = ()
         self.turning = False  # the innermost loop is a while loop
         # (store, first thread of the stream) pairs that have been checked for conflicts within one instruction
@@ -192,7 +193,9 @@ class StreamState:
             c = self.unknowns.truth(cond, self)
         around = self.inside
         if c is None and self.unknowns is None and self.plan.facts(s)[2]:
-            raise Undecided("synchronisation under a condition that is known only at run time")
+            c = self._voted(s, cond)
+            if c is None:
+                raise Undecided("synchronisation under a condition that is known only at run time")
         if c is not None and not isinstance(c, np.ndarray):
             body = then if c else orelse
             if body is not None:
@@ -213,6 +216,14 @@ class StreamState:
                 self.mask, self.active = mask, active
         self.guess -= c is None
         self.inside = around
+
+    def _voted(self, s: Any, cond: Expr) -> bool | None:
+        """What this run takes a condition on a vote of the block to be, the same in all streams: each asks it as often.  None
+        for other conditions."""
+        if not self.plan.asks_vote(cond):
+            return None
+        n = self.votes[id(s)] = self.votes.get(id(s), -1) + 1
+        return self.block.model.way.votes and n % 3 < 2
 
     def _enter(self, s: Any, cond: Expr, way: bool, around: tuple[Any, ...]) -> None:
         """Follow one branch."""

@@ -266,10 +266,11 @@ def _followed(launch: Launch, nodes: list[Node], room: int) -> tuple[str, list[F
     scope += f", shared {names}" if names else ""
     doubt = ""
     try:
-        for env, scale in _Trials(plan, values).all():
+        for (env, scale), votes in product(_Trials(plan, values).all(), (True, False) if plan.votes else (True,)):
             way = 0
             while True:
-                model = Model(plan, values, env, scale, width, replace(_WAYS[way], tiles=1 if runs else 3, room=room))
+                model = Model(plan, values, env, scale, width, replace(_WAYS[way], tiles=1 if runs else 3, room=room,
+                                                                         votes=votes))
                 try:
                     model.run()
                     break
