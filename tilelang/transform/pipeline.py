@@ -104,6 +104,7 @@ DEVICE_PASSES = _passes(
     "memory.plan_shared_memory",  # SYNCED -> DEVICE; its reuse of memory needs the barriers
     "memory.simplify:lane_quotients",  # before simplify, which cleans up its results
     "memory.simplify",
+    "registers.join_loads",  # after simplify, in whose terms it compares addresses; before pack_conversions, which takes bytes
     "registers.fused_multiplies",  # before passes that find pairs of operations; after simplify, which folds constants
     "registers.small_tanh",  # after simplify, which makes constants of its factors; before passes over the final loops
     "registers.accumulator_registers:assign_accumulator_registers",  # after simplify: it follows the final program's values
