@@ -145,6 +145,8 @@ class _Planner:
             plan = Plan([max(0, s - 1) for s in more.stage], more.order, more.ahead, more.versions, more.report)
             self.overlap = f"`{gemm.c.buffer.name}` is computed under the waits and copies of the next iteration"
             boxed = self.by_tma(original, loop_body.items, plan)
+        elif hopper(self.cx).wgmma and not self.by_step and _is_fenced(loop_body.items, plan):
+            boxed = self.by_tma(original, loop_body.items, plan)
         self.made += plan.versions.items()
         record(plan, boxed)
         self.wanted.append(self.resident)
@@ -290,6 +292,13 @@ class _Planner:
         names = ", ".join(sorted({t.name for t in ahead.values()}))
         report = f"pipelined: {count} stage{'s' * (count != 1)}" + (f" of {names}" if names else "")
         return Plan(stage, order, {i: t.data for i, t in ahead.items()}, new, report)
+
+
+def _is_fenced(items: list[Item], plan: Plan) -> bool:
+    """Whether a GEMM may read by wgmma what threads store to shared memory in the loop. The fence behind their stores waits for
+    the copies of threads too, so that these would run under little else."""
+    read = {g.b.buffer.data for x in items for g in walk(x.stmt, Gemm)}
+    return any(e.writes and e.storage in read for i, x in enumerate(items) if i not in plan.ahead for e in x.effects)
 
 
 def _urgent(body: Body) -> None:

@@ -38,7 +38,8 @@ def reuse_shared_memory(launch: Launch, cx: PassContext) -> Launch:
     order = _Order(launch)
     spans = spans_of(launch)
     if alone <= limit:  # what copies of the next iteration fill is in use all the time
-        order.unknown |= {x.buffer.data for n in walk(launch.body, Call) if n.op == "cp_async" for x in walk(n, AddressOf)}
+        copies = (n for n in walk(launch.body, Call) if n.op in ("cp_async", "tma_load"))
+        order.unknown |= {x.buffer.data for n in copies for x in walk(n, AddressOf)}
     pairs = {(a.buffer, b.buffer) for a in spans for b in spans if order.frees(a.buffer, b.buffer)}
     if not pairs or (least := place(spans, pairs)) >= alone or alone <= limit and (
             least > most or sum(x.bytes for x in spans) > limit and not cx.target.loads_by_registers):
@@ -56,8 +57,9 @@ def _room(launch: Launch, cx: PassContext) -> int:
     Blocks without warp roles run under the loads and GEMMs of each other.
     """
     limits = cx.target.limits
-    if launch.plan.min_blocks_per_sm > 1 and cx.target.loads_by_registers:  # for which the loop has been scheduled
-        return limits.shared_per_sm // launch.plan.min_blocks_per_sm
+    if launch.plan.min_blocks_per_sm > 1:  # which the program asks for, or for which the loop has been scheduled
+        reserved = 0 if cx.target.loads_by_registers else RESERVED_SHARED
+        return limits.shared_per_sm // launch.plan.min_blocks_per_sm - reserved
     allocs = [s.buffer for s in walk(launch.body, Alloc) if s.buffer.is_static]
     written = sum(b.size * b.dtype.bytes for b in allocs if b.scope_name in SHARED and not b.facts.ordered)
     own = sum(b.size * b.dtype.bits // 32 for b in allocs if b.scope_name == LOCAL) + REGISTERS.plain_loop
