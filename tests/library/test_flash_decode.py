@@ -13,7 +13,7 @@ from tilelang.codegen.cuda.printer import print_kernel
 from tilelang.library import flash_decode
 from tilelang.library import place
 from tilelang.library.attention.decode_kernels import decode_attention
-from tilelang.library.attention.flash_decode import decode_splits, decode_tile
+from tilelang.library.attention.flash_decode import decode_splits, decode_tile, narrow_tile
 from tilelang.library.attention.decode_problem import DecodeSizes
 from tilelang.library.attention.form import DecodeForm
 from tilelang.library.attention.tile_cost import machine_of, shared_bytes
@@ -125,16 +125,16 @@ def test_head_dimensions_pages_and_types(on, dim, dim_v, page, dtype):
 
 
 @everywhere
-@pytest.mark.parametrize("dtype, seq_q", [("float16", 3), ("bfloat16", 1)])
-def test_caches_of_float8(on, dtype, seq_q):
+@pytest.mark.parametrize("dtype, seq_q, dim", [("float16", 3, 64), ("bfloat16", 1, 64), ("bfloat16", 9, 48)])
+def test_caches_of_float8(on, dtype, seq_q, dim):
     rng = np.random.default_rng(2)
-    q, lengths = normal(rng, (2, seq_q, 8, 64), dtype), np.array([70, 37], np.int32)
-    k, v = (normal(rng, (8, 16, 2, 64)).astype(ml_dtypes.float8_e4m3fn) for _ in range(2))
+    q, lengths = normal(rng, (2, seq_q, 8, dim), dtype), np.array([70, 37], np.int32)
+    k, v = (normal(rng, (8, 16, 2, dim)).astype(ml_dtypes.float8_e4m3fn) for _ in range(2))
     table = np.array([[3, 1, 7, 2, 0], [6, 4, 5, -1, -1]], np.int32)
     got = flash_decode(q, k, v, lengths, block_table=table, k_scale=0.5, v_scale=3.0, splits=2, target=TARGETS[on])
     assert got.dtype == q.dtype
     for b, n in enumerate(lengths):
-        mine = [x[table[b]].reshape(-1, 2, 64)[:n].astype(np.float32) for x in (k, v)]
+        mine = [x[table[b]].reshape(-1, 2, dim)[:n].astype(np.float32) for x in (k, v)]
         want, _ = reference(q[b], mine[0] * 0.5, mine[1] * 3)
         assert near(got[b], want, 3 * float(np.abs(mine[1]).max()) * 3 * ROUND[dtype])
 
@@ -200,13 +200,15 @@ def test_splits_fill_the_machine():
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80", "sm_89"])
-def test_tiles_fit_and_lie_in_one_page(arch):
+def test_tiles_fit_and_lie_in_one_page_or_have_whole_ones(arch):
     m = machine_of(Target({"kind": "cuda", "arch": arch}))
     for dim in (16, 64, 128, 256):
         for page in (16, 32, 48, 64, 256, None):
             s = sizes(dim=dim, page=page)
             tile = decode_tile(m, s)
-            assert shared_bytes(tile, dim, dim) <= m.shared and (page is None or page % tile.keys == 0)
+            assert shared_bytes(tile, dim, dim) <= m.shared
+            for keys in (tile.keys, narrow_tile(m, s).keys):
+                assert page is None or page % keys == 0 or keys % page == 0
 
 
 @pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
@@ -214,7 +216,7 @@ def test_tiles_fit_and_lie_in_one_page(arch):
                                                (256, 64, False), (128, 64, True)])
 def test_assembles_without_spills_or_serialised_products(dim, page, narrow):
     s = sizes(dim=dim, page=page)
-    tile, kind = decode_tile(machine_of(SM90), s, narrow), "float8_e4m3fn" if narrow else "float16"
+    tile, kind = (narrow_tile if narrow else decode_tile)(machine_of(SM90), s), "float8_e4m3fn" if narrow else "float16"
     batch, pages, width = T.dynamic("batch, pages, width")
     steps = T.dynamic("a, b, c, d, e, f")
     strides = tuple((*(16 * x for x in steps[i:i + 3]), 1) for i in (0, 3))

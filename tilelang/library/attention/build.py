@@ -73,7 +73,7 @@ def decode_kernel(f: DecodeForm, at: Place) -> JITKernel:
     """The compiled kernel of a form of decode steps."""
     # The splits make as many blocks as there are SMs, so a persistent loop would have one tile. Narrow caches need threads that
     # convert, and have more of them without a warp group that loads.
-    return fast_kernel(at, _decode, f, persistent=False, disable_warp_specialized=f.in_columns or None)
+    return fast_kernel(at, _decode, f, persistent=False, disable_warp_specialized=f.narrow or None)
 
 
 def _attention(f: AttentionForm, sms: int) -> Any:

@@ -13,31 +13,32 @@ from ..caches import Cache, Prepared, enter, known
 from ..place import Place
 from .build import decode_kernel
 from .decode_problem import DecodeProblem, DecodeSizes, decode_problem
-from .form import MOST_COLUMNS, DecodeForm, Tile
+from .decode_kernels import narrow_blocks
+from .form import DecodeForm, Tile
 from .inputs import check_disjoint, check_gradient, check_scale, check_tensors, running_on
 from .tile_cost import Machine, machine_of, shared_bytes
 
 _MOST_SPLITS = 64
 _RATE, _STEP, _START = 19.0, 500.0, 1500.0  # bytes per cycle and SM from memory; cycles of a step; cycles before the first step
+# Narrow caches: cycles of a step of a block that is alone on its SM, fixed ones, those of an element, and of one and a row;
+# cycles of an SM for an element, and for one and a row; of a merged row; the exponent for latencies beside throughput.
+_ALONE, _ALONE_ELEMENT, _ALONE_ROW = 930.0, 0.0375, 0.0006
+_CONVERT, _CONVERT_ROW, _MERGE_ROW, _NORM = 0.0274, 0.0006, 6.6, 4
 _MERGE, _MERGE_SPLIT = 4000.0, 60.0  # cycles of the second launch, and for each split
 
 
 def decode_choice(p: DecodeProblem, machine: Machine) -> tuple[Tile, int]:
     """The cost model's choice: (tile, splits)."""
     narrow = p.kv_dtype != p.dtype
-    tile = decode_tile(machine, p.sizes, narrow)
-    return tile, p.splits or decode_splits(machine, p.sizes, tile, 1 if narrow and tile.rows <= MOST_COLUMNS else 2)
+    tile = narrow_tile(machine, p.sizes) if narrow else decode_tile(machine, p.sizes)
+    blocks = narrow_blocks(p.sizes, tile) if narrow and machine.kind == "wgmma" else 0
+    return tile, p.splits or decode_splits(machine, p.sizes, tile, blocks)
 
 
-def decode_tile(m: Machine, sizes: DecodeSizes, narrow: bool = False) -> Tile:
-    """The tile: rows for all queries that share a kv head, keys that divide a page, stages that keep enough bytes in flight.
-
-    narrow: of float8 caches, of which few rows are columns of instructions, in steps of 8; an SM has several such blocks.
-    """
-    dims, used = sizes.dim + sizes.dim_v, sizes.seq_q * sizes.heads // max(1, sizes.kv_heads)
-    narrow = narrow and used <= MOST_COLUMNS
-    most = 96 if dims <= 128 and not narrow else 64 if dims <= 384 or m.kind == "wgmma" else 32
-    keys = next(n for n in range(most, 15, -16) if sizes.page_size is None or sizes.page_size % n == 0)
+def decode_tile(m: Machine, sizes: DecodeSizes) -> Tile:
+    """The tile: rows for all queries that share a kv head, keys that divide a page, stages that keep enough bytes in flight."""
+    dims = sizes.dim + sizes.dim_v
+    keys = _keys(sizes, 32, 96 if dims <= 128 else 64 if dims <= 384 or m.kind == "wgmma" else 32)
     if m.kind == "cpu":
         return Tile(max(16, min(64, ceil(sizes.seq_q * sizes.heads / max(1, sizes.kv_heads) / 16) * 16)), keys, 1, 128)
     two = 2 * 2 * keys * dims  # bytes of two stages
@@ -45,21 +46,52 @@ def decode_tile(m: Machine, sizes: DecodeSizes, narrow: bool = False) -> Tile:
     for stages in range(6 if m.kind == "wgmma" else 4, 1, -1):
         tile = Tile(64, keys, stages, 128)
         if stages * two // 2 <= ring and shared_bytes(tile, sizes.dim, sizes.dim_v) <= m.shared:
-            return tile if not narrow else replace(tile, rows=-(-used // 8) * 8, stages=2)
+            return tile
     return Tile(64, 16, 2, 128)
 
 
-def decode_splits(m: Machine, sizes: DecodeSizes, tile: Tile, width: int = 2) -> int:
+def narrow_tile(m: Machine, sizes: DecodeSizes) -> Tile:
+    """The tile for caches of float8: rows are columns of instructions, in steps of 8, as many as leave registers for their
+    accumulators, the same in all blocks of a kv head."""
+    used = sizes.seq_q * sizes.heads // max(1, sizes.kv_heads)
+    blocks = ceil(used / max(8, min(64, 16384 // sizes.dim_v // 8 * 8)))
+    most = 64 if m.kind == "wgmma" or sizes.dim + sizes.dim_v <= 384 else 32
+    keys = _keys(sizes, most, most)
+    return Tile(max(8, ceil(used / max(1, blocks) / 8) * 8), keys, 1 if m.kind == "cpu" else 2, 128)
+
+
+def _keys(sizes: DecodeSizes, least: int, most: int) -> int:
+    """Keys of a tile, which lies in one page, or has whole pages where one with `least` keys or more lies in none."""
+    page, tiles = sizes.page_size, range(most, 15, -16)
+    if page is None:
+        return most
+    in_one, whole = ([n for n in tiles if page % n == 0], [n for n in tiles if n % page == 0])
+    return max([n for n in in_one if n >= least] or whole or in_one)
+
+
+def decode_splits(m: Machine, sizes: DecodeSizes, tile: Tile, narrow: int = 0, latent: bool = False) -> int:
     """The number of splits of the keys of a sequence that fills its table, with the least cost in cycles.
 
-    width: bytes of an element of the caches."""
+    narrow: blocks of an SM at once, where caches are narrow; 0 where they are not: a block alone loads as fast as an SM can.
+    latent: whether V is loaded with K.
+    """
     tiles = sizes.batch * sizes.kv_heads * ceil(sizes.seq_q * sizes.heads / max(1, sizes.kv_heads) / tile.rows)
     steps = max(1, ceil(sizes.width * (sizes.page_size or 1) / tile.keys))
-    step = max(_STEP, width * tile.keys * (sizes.dim + sizes.dim_v) / _RATE)
+    elements = tile.keys * (sizes.dim + sizes.dim_v)
+    loaded = tile.keys * sizes.dim if latent else elements
+    step = max(loaded / _RATE, elements * (_CONVERT + _CONVERT_ROW * tile.rows)) if narrow else max(_STEP, 2 * elements / _RATE)
+    alone = _ALONE + elements * (_ALONE_ELEMENT + _ALONE_ROW * tile.rows)
+    merged = sizes.batch * sizes.seq_q * sizes.heads * _MERGE_ROW if narrow else 0.0
+
+    def loop(at_once: int) -> float:
+        return ((alone**_NORM + (at_once * step)**_NORM)**(1 / _NORM) if narrow else step) * (at_once > 0)
 
     def cost(n: int) -> float:
-        waves = ceil(tiles * n / m.sms)
-        return waves * (_START + ceil(steps / n) * step) + (n > 1) * (_MERGE + n * _MERGE_SPLIT)
+        each = ceil(tiles * n / m.sms)  # blocks that an SM computes
+        rounds, rest = divmod(each, narrow or 1)
+        starts = (rounds + (rest > 0)) * _START
+        merge = (n > 1) * (_MERGE + n * _MERGE_SPLIT + merged)
+        return starts + ceil(steps / n) * (rounds * loop(narrow or 1) + loop(rest)) + merge
 
     return min(range(1, min(_MOST_SPLITS, steps) + 1), key=cost)
 

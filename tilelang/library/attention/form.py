@@ -212,15 +212,13 @@ class BackwardForm:
         return self.query.rows if self.query else 128
 
 
-MOST_COLUMNS = 32  # rows of a tile of queries that are columns of instructions
-
-
 @dataclass(frozen=True)
 class DecodeForm:
     """The parameters that a kernel of flash_decode is compiled for.
 
     strides: of the caches of K and V in elements, the last one 1. kv_dtype: the type of the caches. left: number of keys before
-    its own that a query sees; None: all. split: whether several blocks divide the keys of a sequence.
+    its own that a query sees; None: all. split: whether several blocks divide the keys of a sequence. latent: whether V is the
+    first columns of K.
     """
 
     sizes: DecodeSizes
@@ -231,6 +229,7 @@ class DecodeForm:
     split: bool
     with_lse: bool
     kv_dtype: str
+    latent: bool = False
     accum = "float32"
 
     @property
@@ -244,18 +243,6 @@ class DecodeForm:
         return self.kv_dtype != self.dtype
 
     @property
-    def in_columns(self) -> bool:
-        """Whether rows are columns of instructions: of narrow caches, while maxima over columns take less than the copies of
-        converted tiles (32 rows: 359 us for 461 on an H200; 64 rows: 609)."""
-        return self.narrow and self.tile.rows <= MOST_COLUMNS
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of narrow caches that an SM is to have, which hide the latencies of each other."""
-        rows, (dim, dim_v) = self.tile.rows, self.sizes[4:6]
-        return 1 if dim % 64 or dim_v % 64 else max(1, (3 + (rows <= 32) + (rows <= 16)) * 256 // max(256, dim + dim_v))
-
-    @property
     def math(self) -> str:
         """The type of the operands of GEMMs: float16 holds each float8, and takes half the instructions of bfloat16."""
         return "float16" if self.narrow else self.dtype
@@ -265,17 +252,24 @@ class DecodeForm:
         """Number of rows, in all tiles of a kv head, that are queries."""
         return self.sizes.seq_q * self.group
 
-    def place(self, table: Any, b: Any, k: Any) -> Any:
-        """What `rows` takes for tile k of a sequence's keys: its number, in a cache of pages among all of the cache's tiles."""
-        if self.sizes.page_size is None:
+    def place(self, table: Any, b: Any, k: Any, length: Any) -> Any:
+        """What `rows` takes for tile k of a sequence's keys: its number, in a cache of pages among all of the cache's tiles.
+        Where it has several pages, a list of them: behind the sequence's end the last one again."""
+        keys, page = self.tile.keys, self.sizes.page_size
+        if page is None:
             return k
-        each = self.sizes.page_size // self.tile.keys
+        if page < keys:
+            each, last = keys // page, T.max(length - 1, 0) // page
+            return [T.bind(table[b, T.min(k * each + n, last)]) for n in range(each)]
+        each = page // keys
         return table[b, k] if each == 1 else table[b, k // each] * each + k % each
 
-    def rows(self, X: Any, b: Any, h: Any, place: Any) -> Any:
-        """The region of a tile of keys in a cache; it lies in one page."""
-        keys = self.tile.keys
-        if self.sizes.page_size is None:
-            return X[b, place * keys:(place + 1) * keys, h, :]
-        each = self.sizes.page_size // keys
-        return X[place // each, place % each * keys:(place % each + 1) * keys, h, :]
+    def rows(self, X: Any, b: Any, h: Any, place: Any, columns: slice) -> Any:
+        """The region of a tile of keys in a cache, or those of its pages."""
+        keys, page = self.tile.keys, self.sizes.page_size
+        if page is None:
+            return X[b, place * keys:(place + 1) * keys, h, columns]
+        if page < keys:
+            return [X[at, :, h, columns] for at in place]
+        each = page // keys
+        return X[place // each, place % each * keys:(place % each + 1) * keys, h, columns]

@@ -55,8 +55,8 @@ class KeyTiles(NamedTuple):
     work.
 
     begin, end: range of the loop's index. place: maps an index to what the other functions take: the tile's first key, or the
-    index itself. keys, values: map a place to the tile's rows of K and V. visible: maps (index, place, i, j) to whether row i
-    of the queries sees key j of the tile.
+    index itself. keys, values: map a place to the tile's rows of K and V, a region or a list of regions. visible: maps (index,
+    place, i, j) to whether row i of the queries sees key j of the tile.
     """
 
     begin: Any
@@ -65,6 +65,14 @@ class KeyTiles(NamedTuple):
     keys: Callable[[Any], Any]
     values: Callable[[Any], Any]
     visible: Callable[[Any, Any, Any, Any], Any]
+
+
+def fetch(rows: Any, tile: Any) -> None:
+    """Copy a region, or several of one size one after another, to a tile."""
+    regions = rows if isinstance(rows, list) else [rows]
+    each = tile.shape[0] // len(regions)
+    for n, region in enumerate(regions):
+        T.copy(region, tile if len(regions) == 1 else tile[n * each:(n + 1) * each, :])
 
 
 def lowest(c: Any) -> Any:
@@ -156,8 +164,8 @@ def divide(acc, top, total, factor, c, keep=1.0):
 
 
 @T.macro
-def working_set(f, joined=False):
-    """The tiles and fragments of a block.  joined: one tile holds K, then V, where they are as wide.
+def working_set(f):
+    """The tiles and fragments of a block.
 
     Shared memory holds tiles of Q, K and V. Registers hold the scores S (rows, keys) and `acc` (rows, dim_v) in f.accum, the
     weights P like S in f.math, and, with one element per row, `top`, `before`, `factor`, `total` and the sum of a tile.
@@ -165,7 +173,7 @@ def working_set(f, joined=False):
     rows, keys = f.tile.rows, f.tile.keys
     Qs = T.alloc_shared((rows, f.sizes.dim), f.math)
     Ks = T.alloc_shared((keys, f.sizes.dim), f.math)
-    Vs = Ks if joined and f.sizes.dim == f.sizes.dim_v else T.alloc_shared((keys, f.sizes.dim_v), f.math)
+    Vs = T.alloc_shared((keys, f.sizes.dim_v), f.math)
     S = T.alloc_fragment((rows, keys), f.accum)
     P = T.alloc_fragment((rows, keys), f.math)
     acc = T.alloc_fragment((rows, f.sizes.dim_v), f.accum)
@@ -174,12 +182,11 @@ def working_set(f, joined=False):
 
 
 @T.macro
-def attend(f, work, load, c, tiles, extras=NOTHING, first=(None, None)):
+def attend(f, work, load, c, tiles, extras=NOTHING):
     """The main loop: softmax(Q K^T) V of a tile of queries over `tiles` of keys (KeyTiles).
 
     f: AttentionForm or DecodeForm. work: working_set. load: copies the queries to their tile in shared memory. c:
-    f.exponent_scale. extras: Extras. first: tiles of the caches' type through which K and V pass. Returns (weighted means of V,
-    logarithms of sums), fragments in float32.
+    f.exponent_scale. extras: Extras. Returns (weighted means of V, logarithms of sums), fragments in float32.
     """
     Qs, Ks, Vs, S, P, acc, state = work
     top, before, factor, total, more = state
@@ -187,16 +194,12 @@ def attend(f, work, load, c, tiles, extras=NOTHING, first=(None, None)):
     reset(acc, top, total, c)
     for k in T.Pipelined(tiles.begin, tiles.end, num_stages=f.tile.stages):
         key = tiles.place(k)
-        T.copy(tiles.keys(key), Ks if first[0] is None else first[0])
-        if first[0] is not None:
-            T.copy(first[0], Ks)
+        fetch(tiles.keys(key), Ks)
         T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(f.tile.rows, f.tile.keys):
             S[i, j] = T.if_then_else(tiles.visible(k, key, i, j), S[i, j], -T.infinity(f.accum))
-        T.copy(tiles.values(key), Vs if first[1] is None else first[1])
+        fetch(tiles.values(key), Vs)
         absorb(S, P, acc, state, c, None if extras.kept is None else lambda i, j, k=k, key=key: extras.kept(k, key, i, j))
-        if first[1] is not None:
-            T.copy(first[1], Vs)
         T.gemm(P, Vs, acc)
     finish(acc, top, total, factor, c, extras)
     return acc, total

@@ -11,12 +11,20 @@ from tilelang.errors import error
 from ..agreement import Disjoint
 from ..arrays import aligned, compact, compact_copy, copied_to, is_numpy, maker, strides, type_name
 from ..caches import Cache, Prepared, enter, known
+from ..place import Place
+from .build import decode_kernel
+from .decode_kernels import narrow_blocks
+from .decode_problem import DecodeSizes
+from .flash_decode import decode_splits, narrow_tile
+from .form import DecodeForm
 from .inputs import (check_alike, check_disjoint, check_gradient, check_like, check_scale, check_tensors, device_of,
                      fast_kernel, running_on, strides_of)
 from .mla_kernels import KEYS, MlaForm, mla_attention
 from .mla_plan import MlaPlan, divide, divide_on_device, plain_kernel, planned, splits_of
+from .tile_cost import machine_of
 
 _FLOAT8 = "float8_e4m3fn"
+_FEW = 32  # rows of a sequence up to which a cache of float8 is decoded as a narrow one: one tile
 
 
 def mla_plan(lengths: Any, heads: int, *, known: Sequence[int] | None = None, target: Any = None) -> MlaPlan | None:
@@ -59,7 +67,8 @@ def mla_decode(q: Any, kv_cache: Any, lengths: Any, *, dim_v: int = 512, block_t
     of the sums of exp(scores), (batch, heads, seq_q) or (batch, heads), float32. scale: None is dim ** -0.5. out: where the
     result goes. Results are the same bits for the same inputs and plan.
 
-    On sm_90a with dim - dim_v = 64 and dim_v a multiple of 128 up to 512, two warp groups share the result of 64 heads.
+    On sm_90a with dim - dim_v = 64 and dim_v a multiple of 128 up to 512, two warp groups share the result of 64 heads. There a
+    cache of float8_e4m3fn with at most 32 heads times queries takes the kernel of flash_decode, which needs no plan.
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
 
     >>> rng = np.random.default_rng(0)
@@ -80,7 +89,9 @@ def mla_decode(q: Any, kv_cache: Any, lengths: Any, *, dim_v: int = 512, block_t
     answer.run(arrays, (scale * kv_scale, kv_scale), plan, result, logs)
     if not return_lse:
         return result
-    return result, logs if result.ndim == 3 else logs.reshape(*result.shape[:3]).swapaxes(1, 2)
+    if result.ndim == 3:
+        return result, logs.reshape(*result.shape[:2])
+    return result, logs if logs.ndim == 3 else logs.reshape(*result.shape[:3]).swapaxes(1, 2)
 
 
 _NAMES = "q", "kv_cache", "lengths", "block_table", "out"
@@ -93,6 +104,8 @@ def _prepare(tensors: dict[str, Any], dim_v: int, plan: MlaPlan | None, target: 
     q, cache = tensors["q"], tensors["kv_cache"]
     at, batch, rows = running_on(q, target), int(q.shape[0]), f.heads
     divides, workspace = planned(f, at), list[Callable[[], Any]]()
+    if divides and f.kv_dtype != f.dtype and batch and 0 < rows <= _FEW:
+        return _narrow(f, at, *tensors.values())
     if divides:
         splits = splits_of(at, rows) if plan is None else int(plan.begins.shape[0]) - 1
         f = f._replace(splits=splits, divided=plan is None or plan.divided)
@@ -113,6 +126,31 @@ def _prepare(tensors: dict[str, Any], dim_v: int, plan: MlaPlan | None, target: 
         kernel(q.reshape(batch, rows, -1), cache, table, lengths, *scales, *given, result.reshape(batch, rows, dim_v), logs)
 
     return Prepared(run, maker(q, (*q.shape[:-1], dim_v), f.dtype), maker(q, (batch, rows), "float32"), q.shape[-1]**-0.5)
+
+
+def _narrow(f: MlaForm, at: Place, q: Any, cache: Any, lengths: Any, table: Any, out: Any) -> Prepared:
+    """The call with a cache of float8 on sm_90a: the kernel of flash_decode, for one kv head of whose keys V is a piece."""
+    batch, dim, heads = int(q.shape[0]), f.dim_v + f.rope, f.heads // f.queries
+    page, width = (f.page, int(table.shape[1])) if f.page else (None, int(cache.shape[1]))
+    sizes = DecodeSizes(batch, f.queries, heads, 1, dim, f.dim_v, int(cache.shape[0]), page, width)
+    machine = machine_of(at.target, at.sms, f.dtype)
+    tile = narrow_tile(machine, sizes)
+    splits = decode_splits(machine, sizes, tile, narrow_blocks(sizes, tile, True), True)
+    steps = (page * dim if page else None, dim, dim, 1), (1,) * 4
+    free = sizes._replace(batch=None, pages=None, width=None)
+    kernel = decode_kernel(DecodeForm(free, steps, f.dtype, None, tile, splits > 1, True, f.kv_dtype, True), at)
+    shapes = (splits, batch, f.queries, heads, f.dim_v), (splits, batch, heads, f.queries)
+    workspace = [maker(q, shape, "float32") for shape in shapes if splits > 1]
+    copied = [strides(x) != compact(x.shape) or not aligned(x) for x in (q, cache)]
+
+    def run(arrays: tuple[Any, ...], scales: tuple[float, float], plan: MlaPlan | None, result: Any, logs: Any) -> None:
+        q, cache = (compact_copy(x) if c else x for x, c in zip(arrays, copied))
+        means, sums = [make() for make in workspace] or (None, None)
+        q, cache = q.reshape(batch, f.queries, heads, dim), cache.reshape(*cache.shape[:2], 1, dim)
+        result = result.reshape(batch, f.queries, heads, f.dim_v)
+        kernel(q, cache, None, arrays[3], arrays[2], *scales, means, sums, result, logs)
+
+    return Prepared(run, maker(q, (*q.shape[:-1], f.dim_v), f.dtype), maker(q, (batch, heads, f.queries), "float32"), dim**-0.5)
 
 
 def _form(tensors: dict[str, Any], dim_v: int) -> MlaForm:

@@ -11,6 +11,7 @@ again as soon as the group that reads it last is done. The weights of a tile rep
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tilelang.language as T
@@ -23,7 +24,7 @@ TILES = (ROWS, KEYS), (32, 32), (32, 16)  # of plain_attention: the first for wh
 PAIR = 2 * KEYS  # keys of an even and an odd tile: the unit in which work is divided
 LOWEST = -1e30  # the first maximum; finite, so that rows without keys do not compute inf - inf
 ROWS_EACH = 4  # rows of a tile that one of 128 threads gathers, with 7 others
-REGS = 216, 72  # of a thread that multiplies and of one that gathers
+REGS = 216, 72  # of a thread that multiplies, and of one that gathers or converts
 MERGING = 16  # blocks that look for divided sequences, per head
 
 
@@ -226,29 +227,67 @@ def consume(f, g, tiles, work, scales, results):
                 T.mbarrier_arrive(tiles.q_free[0])
 
 
+def key_region(f: MlaForm, cache: tuple[Any, Any], s: Any, key: Any, length: Any) -> Callable[[int, int], Any]:
+    """The region of some columns of the tile of keys from `key` on; behind the last key, of the last tile."""
+    KV, Table = cache
+    k = T.bind(T.max(T.min(key, length - 1), 0) // KEYS * KEYS)
+    at = T.bind(s if f.page is None else T.if_then_else(length > 0, Table[s, k // f.page], 0))
+    r = k if f.page is None else k % f.page
+    return lambda first, end: KV[at, r:r + KEYS, first:end]
+
+
+def columns_of(f: MlaForm) -> tuple[tuple[int, int], ...]:
+    """First and end of the columns of the three pieces of a tile."""
+    half = f.dim_v // 2
+    return (0, half), (half, f.dim_v), (f.dim_v, f.dim_v + f.rope)
+
+
 @T.macro
 def load(source, tile, g, tiles, piece, phase):
-    """Load a piece of the keys of stage g as soon as it is free. Threads convert float8."""
+    """Load a piece of the keys of stage g as soon as it is free."""
     T.mbarrier_wait_parity(tiles.free[3 * g + piece], phase)
-    if source.buffer.dtype == tile.dtype:
-        T.tma_copy(source, tile[g, :, :], barrier=tiles.full[3 * g + piece])
-    else:
-        T.copy(source, tile[g, :, :])
-        T.fence_proxy_async()
+    T.tma_copy(source, tile[g, :, :], barrier=tiles.full[3 * g + piece])
     T.mbarrier_arrive(tiles.full[3 * g + piece])
 
 
-@T.macro
-def load_keys(f, g, tiles, cache, s, key, length, phase):
-    """Load the tile of keys from `key` on to stage g; for one behind the last key, the last tile."""
-    KV, Table = cache
-    half, dim = f.dim_v // 2, f.dim_v + f.rope
-    k = T.max(T.min(key, length - 1), 0) // KEYS * KEYS
-    at = s if f.page is None else T.if_then_else(length > 0, Table[s, k // f.page], 0)
-    r = k if f.page is None else k % f.page
-    load(KV[at, r:r + KEYS, 0:half], tiles.left, g, tiles, 0, phase)
-    load(KV[at, r:r + KEYS, half:f.dim_v], tiles.right, g, tiles, 1, phase)
-    load(KV[at, r:r + KEYS, f.dim_v:dim], tiles.rope, g, tiles, 2, phase)
+def load_keys(f: MlaForm, g: int, tiles: Tiles, region: Any, phase: Any) -> None:
+    """Load a tile of keys to stage g, piece by piece."""
+    for piece, (columns, tile) in enumerate(zip(columns_of(f), (tiles.left, tiles.right, tiles.rope))):
+        load(region(*columns), tile, g, tiles, piece, phase)
+
+
+def chunks(f: MlaForm) -> list[tuple[int, int, int]]:
+    """(stage, piece, first column) of the chunks of 64 columns in which a pair of tiles of float8 is converted."""
+    return [(g, n, at) for g in (0, 1) for n, (first, end) in enumerate(columns_of(f)) for at in range(first, end, KEYS)]
+
+
+def ahead(f: MlaForm) -> int:
+    """Chunks that are in registers, on their way: they divide those of a pair of tiles."""
+    return 3 if len(chunks(f)) % 3 == 0 else 2
+
+
+def fetch(f: MlaForm, held: Any, region: Any) -> None:
+    """Load the first chunks of a pair to registers."""
+    for tile, (_, _, at) in zip(held, chunks(f)):
+        T.copy(region(at, at + KEYS), tile)
+
+
+def convert_pair(f: MlaForm, tiles: Tiles, held: Any, regions: Any, phase: Any) -> None:
+    """Convert a pair of tiles to both stages, each piece as soon as it is free; the next chunk takes the place of one that is
+    converted. regions: of the tiles, and of the one behind them."""
+    every, pieces = chunks(f), (tiles.left, tiles.right, tiles.rope)
+    for q, (g, piece, at) in enumerate(every):
+        first, end = columns_of(f)[piece]
+        mine = held[q % len(held)]
+        if at == first:
+            T.mbarrier_wait_parity(tiles.free[3 * g + piece], phase)
+        T.copy(mine, pieces[piece][g, :, at - first:at - first + KEYS])
+        if at + KEYS == end:
+            T.fence_proxy_async()
+            T.mbarrier_arrive(tiles.full[3 * g + piece])
+        pair, n = divmod(q + len(held), len(every))
+        where, _, column = every[n]
+        T.copy(regions[2 * pair + where](column, column + KEYS), mine)
 
 
 @T.macro
@@ -300,6 +339,7 @@ def produce(f, tiles, work, Q, cache):
     Lengths, Begins, most, p, h = work
     with T.ws(2):
         T.dec_max_nreg(24 if f.kv_dtype == f.dtype and not f.sparse else REGS[1])
+        held = [T.alloc_fragment((KEYS, KEYS), f.kv_dtype) for _ in range(ahead(f))] if f.kv_dtype != f.dtype else ()
         rows = [T.alloc_local((ROWS_EACH,), "int32") for _ in (0, 1)] if f.sparse else ()
         n, m = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)
         for s in T.serial(Begins[p, 0], Begins[p + 1, 0] + T.cast(Begins[p + 1, 1] > 0, "int32")):
@@ -311,13 +351,18 @@ def produce(f, tiles, work, Q, cache):
             m = m + 1
             if f.sparse:
                 named(cache[1], s, first * PAIR, length, rows[1])
+            if f.kv_dtype != f.dtype:
+                fetch(f, held, key_region(f, cache, s, first * PAIR, length))
             for i in T.serial(first, last):
                 if f.sparse:
                     gather(0, tiles, cache, s, i * PAIR, length, (n + 1) % 2, rows)
                     gather(1, tiles, cache, s, i * PAIR + KEYS, length, (n + 1) % 2, rows)
+                elif f.kv_dtype != f.dtype:
+                    convert_pair(f, tiles, held, [key_region(f, cache, s, i * PAIR + k * KEYS, length) for k in (0, 1, 2)],
+                                 (n + 1) % 2)
                 else:
-                    load_keys(f, 0, tiles, cache, s, i * PAIR, length, (n + 1) % 2)
-                    load_keys(f, 1, tiles, cache, s, i * PAIR + KEYS, length, (n + 1) % 2)
+                    load_keys(f, 0, tiles, key_region(f, cache, s, i * PAIR, length), (n + 1) % 2)
+                    load_keys(f, 1, tiles, key_region(f, cache, s, i * PAIR + KEYS, length), (n + 1) % 2)
                 n = n + 1
 
 
