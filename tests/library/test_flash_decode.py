@@ -227,7 +227,8 @@ def test_assembles_without_spills_or_serialised_products(dim, page, narrow):
         cubin = nvrtc.compile_cubin(print_kernel(k, fast_math=True), "sm_90a")
         assert cubin.spills == 0 and "C75" not in cubin.log, (k.name, tile, cubin.log)
         if not k.name.endswith("_1") and not narrow:
-            assert "warp groups: 1 loads" in k.launch.plan.pipeline_report, k.launch.plan.report
+            loads = "2 stages of Ks, Vs" if page == 16 else "warp groups: 1 loads"  # a tile of several pages is no one copy
+            assert loads in k.launch.plan.pipeline_report, k.launch.plan.report
 
 
 def test_causal_attention_of_few_queries_in_groups_is_a_decode_step():
