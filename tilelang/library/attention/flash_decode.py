@@ -88,10 +88,10 @@ def decode_splits(m: Machine, sizes: DecodeSizes, tile: Tile, narrow: int = 0, l
 
     def cost(n: int) -> float:
         each = ceil(tiles * n / m.sms)  # blocks that an SM computes
-        rounds, rest = divmod(each, narrow or 1)
-        starts = (rounds + (rest > 0)) * _START
+        waves, rest = divmod(each, narrow or 1)
+        starts = (waves + (rest > 0)) * _START
         merge = (n > 1) * (_MERGE + n * _MERGE_SPLIT + merged)
-        return starts + ceil(steps / n) * (rounds * loop(narrow or 1) + loop(rest)) + merge
+        return starts + ceil(steps / n) * (waves * loop(narrow or 1) + loop(rest)) + merge
 
     return min(range(1, min(_MOST_SPLITS, steps) + 1), key=cost)
 
