@@ -13,7 +13,9 @@ from tilelang.library.attention import backward
 from tilelang.library.attention.problem import Sizes, attention_problem
 from tilelang.library.attention.tile_cost import machine_of
 from tilelang.library.autograd import define
+from tilelang.simulator import run_device
 from tilelang.target import Target
+from tilelang.transform.pipeline import lower
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
 ROUND = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-23, "float64": 2.0**-50}
@@ -415,6 +417,23 @@ def test_gradients_of_scores_are_stored_for_as_many_heads_as_fit(sizes, stored, 
     f = form_of(*sizes)
     assert (f.stored, f.query.rows) == (stored, rows) and f.held == (sizes[4] == 64)
     assert not stored or 2 * np.prod(f.dq_workspace[1]) <= backward.STORED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal, seq", [(False, 128), (True, 200)])
+def test_stored_gradients_of_a_group_of_heads_on_the_simulator(causal, seq):
+    f = form_of(1, seq, 2, 1, 128, causal)
+    q, k, v, do = arrays(seq, seq, 2, 1, 128)
+    out, lse = flash_attention(q, k, v, causal=causal, return_lse=True)
+    program = lower(backward._program(f, 132).func, Target(SM90), {"tl.enable_fast_math": True, "tl.enable_hopper": True})
+    none = [np.zeros((1, 1, 1, 1), np.int32)] * 2 + [np.zeros(1, np.float32)] * 2
+    facts = np.zeros((2, -(-seq // f.unit) * f.unit), np.float32)
+    given = (q, k, v, out, do, lse, np.zeros(1, np.float32), np.float32(128**-0.5), np.int32(0), *none, facts, facts.copy(),
+             np.zeros(f.dq_workspace[1], np.float16), *map(np.zeros_like, (q, k, v)))
+    names = "Q K V O dO LSE dLSE scale first Rows Columns X0 X1 L D Sum dQ dK dV".split()
+    got = run_device(program, dict(zip(names, given))).outputs
+    for n, want in zip(names[-3:], flash_attention_backward(q, k, v, out, lse, do, causal=causal)):
+        assert f.stored and np.abs(got[n].astype(float) - want).max() <= 4e-3 * np.abs(want.astype(float)).max()
 
 
 @pytest.mark.gpu

@@ -39,8 +39,8 @@ class Place(NamedTuple):
 
     batch: None where sequences are packed. q0, seq_q, k0, seq_k: first query, number of queries, first key, number of keys.
     lead: maps a query head to its row in the workspace; w0: the place of the first query there. scale: the factor of scores.
-    read: the tensors that score and mask functions read. number: of the sequence; seed: of dropout, or None. first: the first
-    row of the workspace whose gradients of scores are stored.
+    read: the tensors that score and mask functions read. number: of the sequence; seed: of dropout, or None. pair: maps a kv
+    head to its place in the stored gradients of scores.
     """
 
     batch: Any
@@ -54,11 +54,13 @@ class Place(NamedTuple):
     read: tuple[Any, ...] = ()
     number: Any = 0
     seed: Any = None
-    first: Any = 0
+    pair: Callable[[Any], Any] | None = None
 
-    def gradients(self, X: Any, h: Any, key: Any, keys: int, row: Any, rows: int) -> Any:
-        """The region of the stored gradients of scores of a query head."""
-        return X[self.lead(h) - self.first, key:key + keys, row:row + rows]
+    def gradients(self, X: Any, hk: Any, g: Any, group: int, key: Any, keys: int, row: Any, rows: int) -> Any:
+        """The region of the stored gradients of scores of query head g of those of a kv head. The rows of a key for all these
+        heads lie side by side: where all are seen, a step's follow those of the step before."""
+        column = g * (X.shape[2] // group) + row
+        return X[self.pair(hk), key:key + keys, column:column + rows]
 
     def facts(self, X: Any, h: Any, row: Any, length: int) -> Any:
         """The region of `length` rows of a query head, from `row` of the sequence on, in the workspace."""
@@ -199,7 +201,8 @@ def key_block(f, at, steps, tensors, hk, k0):
         Ks, Vs = Kf, Vf
     T.clear(dk)
     T.clear(dv)
-    tiles, results = (Ks, Vs, Qs, dOs, logs, delta), (dk, dv, dQ)
+    tiles, results = (Ks, Vs, Qs, dOs, logs, delta), (dk, dv, dQ if not f.stored else lambda h, row: at.gradients(
+        dQ, hk, h - hk * f.plain.group, f.plain.group, k0, keys, row, rows))
     if steps.loops == 1:
         for n in T.Pipelined(steps.count(0), num_stages=f.plain.tile.stages):
             add_queries(f, at, (Q, dO, L, D), tiles, results, steps.tile(0, n), k0, steps.hides(0, n))
@@ -237,7 +240,7 @@ def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
         dS[i, j] = change(f, S[i, j], E[i, j], delta[j])
     T.gemm(dS, Qs, dk)
     if f.stored:
-        T.copy(dS, at.gradients(dQ, h, k0, keys, row, rows))
+        T.copy(dS, dQ(h, row))
     elif f.query is None:
         dSs, dq = T.alloc_shared((keys, rows), f.dtype), T.alloc_fragment((rows, f.sizes.dim), f.accum)
         T.copy(dS, dSs)
@@ -288,7 +291,7 @@ def stored_block(f, at, steps, tensors, h, row):
     for n in T.Pipelined(steps.count(0), num_stages=f.query.stages):
         k0 = steps.tile(0, n)[1]
         T.copy(f.plain.rows(K, at.batch, h // f.plain.group, at.k0 + k0, keys), Ks)
-        T.copy(at.gradients(dS, h, k0, keys, row, rows), dSs)
+        T.copy(at.gradients(dS, h // f.plain.group, h % f.plain.group, f.plain.group, k0, keys, row, rows), dSs)
         T.gemm(dSs, Ks, dq, transpose_A=True)
     for i, j in T.Parallel(rows, dim):
         dq[i, j] *= at.scale
@@ -379,7 +382,7 @@ def dense_backward(f: BackwardForm) -> Any:
 
     def place(b: Any, scale: Any, first: Any, *read: Any) -> Place:
         return Place(b, 0, seq_q, 0, seq_k, lambda h: b * heads + h, 0, f.factor(scale), read, b,
-                     T.bind(read[0][0]) if f.plain.drop and read else None, first * group)
+                     T.bind(read[0][0]) if f.plain.drop and read else None, lambda hk: b * kv_heads + hk - first)
 
     def head(first: Any, y: Any, z: Any, each: int) -> tuple[Any, Any]:
         """(batch, head) of a block: of `each` heads for a kv head."""

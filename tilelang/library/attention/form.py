@@ -199,11 +199,11 @@ class BackwardForm:
     @property
     def dq_workspace(self) -> tuple[Any, tuple[Any, ...]]:
         """(element type, shape) of the workspace for what blocks of keys leave for dQ: sums, or the gradients of scores by
-        query heads of a call, keys and queries."""
+        pairs of a call, keys, and query heads and their queries."""
         z, keys = self.sizes, self.plain.tile.keys
         padded = T.ceildiv(z.seq_q, self.unit) * self.unit
         if self.stored:
-            return self.dtype, (self.stored * self.plain.group, T.ceildiv(z.seq_k, keys) * keys, padded)
+            return self.dtype, (self.stored, T.ceildiv(z.seq_k, keys) * keys, self.plain.group * padded)
         return self.accum, (z.batch * z.heads, padded, z.dim) if self.query is None else (1, 1, 1)
 
     @property
