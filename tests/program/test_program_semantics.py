@@ -277,7 +277,7 @@ def test_symbols_of_sizes_are_sizes_inside_of_programs():
     @tilelang.program
     def f(x: T.Tensor((n, 6), "float32"), y: T.Tensor((m,), "float32")):
         steps = T.loop(lambda s, i: (s + 1, s), T.zeros((m,)), length=n)[1]
-        return numbered(x[1:]), x[:, :m] * y, (T.iota(n) < m).sum() + n // 2, T.zeros((n - m, 2)), steps, x[n - 1]
+        return numbered(x[1:]), round(x[:, :m] * y), (T.iota(n) < m).sum() + n // 2, T.zeros((n - m, 2)), steps, x[n - 1]
 
     for rows, columns in ((5, 3), (7, 6)):
         x, y = np.ones((rows, 6), np.float32), np.arange(columns, dtype=np.float32)

@@ -83,6 +83,7 @@ WRONG = [  # parameters, statements, kind, what the caret's line holds, a fragme
     (f"x: {A}", "return x.exp(1, 2)", "program-option", "x.exp", "T.exp(x)"),
     (f"x: {A}", "return T.pad(x, 1)", "program-option", "T.pad", "T.pad(x, widths, value=0)"),
     (f"x: {A}", "return T.group_norm(x, 0)", "program-option", "T.group_norm", "by zero"),
+    (f"x: {A}", "return T.max(x, x, axis=0)", "program-option", "T.max", "beside two tensors"),
     (f"x: {A}", 'return T.gelu(x, "sigmoid")', "program-option", "T.gelu", '"tanh"'),
     (f"x: {A}", "return x[..., 0, ...]", "program-index", "x[..., 0, ...]", "twice"),
     (f"x: {A}", "return T.pad(x, (1, 1), x)", "program-operand", "T.pad", "a number of float32"),

@@ -103,16 +103,22 @@ def power(a: Any, b: Any) -> Tensor:
     return elementwise("pow", a, b)
 
 
+def _extreme_of(kind: str, a: Any, b: Any, axis: Any, keepdims: bool) -> Tensor:
+    if b is not None and (axis is not None or keepdims):
+        raise TypeError("an axis is given beside two tensors")
+    return reduced(kind, tensor(a), axis, keepdims) if b is None else elementwise(kind, a, b)
+
+
 @public()
 def max_(a: Any, b: Any = None, *, axis: Any = None, keepdims: bool = False) -> Tensor:
     """The greater of two elements; with one tensor, the greatest along axes.  If one is NaN, the other."""
-    return reduced("max", tensor(a), axis, keepdims) if b is None else elementwise("max", a, b)
+    return _extreme_of("max", a, b, axis, keepdims)
 
 
 @public()
 def min_(a: Any, b: Any = None, *, axis: Any = None, keepdims: bool = False) -> Tensor:
     """The lesser of two elements; with one tensor, the least along axes.  If one is NaN, the other."""
-    return reduced("min", tensor(a), axis, keepdims) if b is None else elementwise("min", a, b)
+    return _extreme_of("min", a, b, axis, keepdims)
 
 
 @public("clip")

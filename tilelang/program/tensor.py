@@ -511,8 +511,8 @@ class Tensor:
     __xor__, __rxor__ = _operator("xor")
     __lshift__, __rlshift__ = _operator("shl")
     __rshift__, __rrshift__ = _operator("shr")
-    __neg__, __abs__, __invert__, __eq__, __ne__, __lt__, __le__, __gt__, __ge__ = map(
-        _method, ("neg", "abs", "not", "eq", "ne", "lt", "le", "gt", "ge"))
+    __neg__, __abs__, __round__, __invert__, __eq__, __ne__, __lt__, __le__, __gt__, __ge__ = map(
+        _method, ("neg", "abs", "round", "not", "eq", "ne", "lt", "le", "gt", "ge"))
 
 
 # ---- indexing --------------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class RegisterLoops:
         def value(e: Expr, k: int, at: dict[Var, int], to: str, level: int, added: bool = False) -> str:
             """The place of a value, computed into `to` when it is not available yet. level: number of temporaries in use.
 
-            added: it is added to another one, with which a product is one instruction."""
+            added: a sum has it, with which a multiplication is one instruction."""
             nonlocal depth
             if isinstance(e, Load) and e.buffer.data is b.data:
                 return f"tl_{array}_{k}"
