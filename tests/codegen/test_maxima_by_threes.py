@@ -10,24 +10,31 @@ from tilelang.target.register_forms import MIN_INTEGER
 
 
 def answer(text, starts, rows):
-    """([the integers' maximum of a row as a float32], whether the warp does the other branch) of one thread."""
+    """([the maximum of a row by integers as a float32], whether the warp computes it by floats) of one thread."""
     found = []
     for number, (start, values) in enumerate(zip(starts, rows)):
-        asm = re.search(rf'int m{number}; asm volatile\("(.*?)"', text).group(1)
-        at = {"%1": np.float32(start).view(np.int32), **{f"r{number}_{i}": x for i, x in enumerate(values.view(np.int32))}}
-        for line in asm.replace("\\n", "\n").splitlines():
-            op, _, rest = line.strip("{};").partition(" ")
-            names = rest.split(", ")
-            if op == "mov.b32":
-                at[names[0]] = at[names[1]]
-            elif op == "max.s32":
-                at[names[0]] = max(at[names[1]], at[names[2]])
-            else:
-                assert op in ("", ".reg"), line
-        found.append(np.int32(at["%0"]))
-    looked = re.findall(r"\(unsigned\)m(\d+) > (\w+)u", text)
-    assert len(looked) == len(rows)
-    return [m.view(np.float32) for m in found], any(int(found[int(i)].view(np.uint32)) > int(most, 16) for i, most in looked)
+        results = []
+        for name, kind in (("m", np.int32), ("n", np.uint32)):
+            asm = re.search(rf'int {name}{number}; asm volatile\("(.*?)"', text).group(1)
+            at = {"%1": np.float32(start).view(kind), **{f"r{number}_{i}": x for i, x in enumerate(values.view(kind))}}
+            for line in asm.replace("\\n", "\n").splitlines():
+                op, _, rest = line.strip("{};").partition(" ")
+                names = rest.split(", ")
+                if op in ("max.s32", "min.u32"):
+                    at[names[0]] = (max if name == "m" else min)(at[names[1]], at[names[2]])
+                elif op == "mov.b32":
+                    at[names[0]] = at[names[1]]
+                else:
+                    assert op in ("", ".reg"), line
+            results.append(at["%0"])
+        found.append(results)
+    count = len(rows)
+    odd, number = (re.findall(pattern, text) for pattern in (r"\(unsigned\)m(\d+) > (\w+)u", r" m(\d+) > (\w+)[ )]"))
+    assert len(odd) == count and {k for k, _ in odd} == {k for k, _ in number} and text.count("if (m") == count
+    most = int(odd[0][1], 16)
+    if not any(int(m.view(np.uint32)) > most for m, _ in found):
+        return [m.view(np.float32) for m, _ in found], False
+    return [n.view(np.float32) if m < 0 else m.view(np.float32) for m, n in found], any(int(m) > most for m, _ in found)
 
 
 def floats(rng, n, kind):
@@ -60,9 +67,11 @@ def test_a_warp_that_keeps_the_integers_has_the_largest_float(n, kind):
     assert kept >= 60
 
 
-def test_all_with_a_sign_and_nan_take_the_other_branch():
-    text, x = text_of(1, 32), -np.ones(32, np.float32)
-    assert answer(text, [-np.inf], [x])[1] and not answer(text, [0.0], [x])[1]
+def test_all_with_a_sign_take_the_least_unsigned_and_nan_the_floats():
+    text, x = text_of(1, 32), -np.arange(1, 33, dtype=np.float32)
+    assert answer(text, [-np.inf], [x]) == ([-1], False) and answer(text, [0.0], [x]) == ([0], False)
+    x[7] = -np.nan
+    assert answer(text, [-np.inf], [x]) == ([-1], False)
     x[7] = np.nan
-    assert answer(text, [2.0], [np.abs(x)])[1] and "floats;" in text
-    assert answer(text_of(2, 32), [0.0, -np.inf], [-np.ones(32, np.float32)] * 2)[1]
+    assert answer(text, [2.0], [x])[1] and answer(text, [-2.0], [x])[1] and "floats;" in text
+    assert answer(text_of(2, 32), [0.0, -np.inf], [-np.ones(32, np.float32)] * 2) == ([0, -1], False)

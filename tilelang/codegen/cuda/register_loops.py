@@ -294,29 +294,37 @@ def largest_of_threes(rows: list[list[str]], in_floats: Callable[[list[tuple[int
     One instruction computes the maximum of three integers, but of only two floats. Floats without a sign bit are ordered like
     integers, above those with a sign bit. So a result is wrong only where every float has a sign bit, which the result then has
     too, or where one is NaN, which is above infinity: both are more than infinity as unsigned numbers. A warp that finds such a
-    result recomputes it `in_floats`: lines that combine operands of these numbers with registers. Lines marked any_order are
-    executed by whole warps. (Written as two branches, it made ptxas take descriptors out of uniform registers.)
+    result takes the least unsigned number where all have a sign bit, and where one is NaN recomputes it `in_floats`: lines that
+    combine operands of these numbers with registers. Lines marked any_order are executed by whole warps. (Written as two
+    branches one after another, it made ptxas take descriptors out of uniform registers.)
     """
-    text = [f"int m{i}; asm volatile(\"{_joined(_threes(names))}\" : \"=&r\"(m{i}) : \"f\"(x{i}));"
-            for i, names in enumerate(rows)]
-    odd = " || ".join(f"(unsigned)m{i} > 0x7f800000u" for i in range(len(rows)))
-    again = " ".join(f"x{i} = before{i};" for i in range(len(rows)))
-    operands = ", ".join(f'"+f"(x{i})' for i in range(len(rows)))
+    def chosen(name: str, op: str) -> str:
+        return " ".join(f"int {name}{i}; asm volatile(\"{_joined(_threes(names, op))}\" : \"=&r\"({name}{i}) : \"f\"({x}{i}));"
+                        for i, names in enumerate(rows) for x in ("x" if name == "m" else "before",))
+
+    def each(text: str, join: str = " ") -> str:
+        return join.join(text.replace("#", str(i)) for i in range(len(rows)))
+
+    operands = each('"+f"(x#)', ", ")
     lines = in_floats([(i, x) for i, names in enumerate(rows) for x in names])
-    return " ".join([*text, *(f"const float before{i} = x{i}; x{i} = __int_as_float(m{i});" for i in range(len(rows))),
-                     f"if (__any_sync(0xffffffffu, {odd})) {{ {again} asm volatile(\"{_joined(lines)}\" : {operands}); }}"])
+    return " ".join([
+        chosen("m", "max.s32"), each("const float before# = x#; x# = __int_as_float(m#);"),
+        f"if (__any_sync(0xffffffffu, {each('(unsigned)m# > 0x7f800000u', ' || ')})) {{", chosen("n", "min.u32"),
+        each("if (m# < 0) x# = __int_as_float(n#);"),
+        f"if (__any_sync(0xffffffffu, {each('m# > 0x7f800000', ' || ')})) {{ {each('x# = before#;')}",
+        f"asm volatile(\"{_joined(lines)}\" : {operands}); }} }}"])
 
 
-def _threes(registers: list[str]) -> list[str]:
-    """The lines that set %0 to the maximum of %1 and these registers, as integers, in two chains."""
+def _threes(registers: list[str], op: str) -> list[str]:
+    """The lines that set %0 to the maximum or minimum of %1 and these registers, as integers, in two chains."""
     half = len(registers) // 4 * 2  # a chain takes two at a time
     first, second = registers[:half], registers[half:]
-    lines = ["{", ".reg .s32 u, e;", "mov.b32 %0, %1;", f"mov.b32 u, {second[0]};"]
+    lines = ["{", ".reg .b32 u, e;", "mov.b32 %0, %1;", f"mov.b32 u, {second[0]};"]
     chains = ([x[i:i + 2] for i in range(0, len(x), 2)] for x in (first, second[1:]))
     for pair in itertools.zip_longest(*chains, fillvalue=()):
         for to, names in zip(("%0", "u"), pair):
-            lines += [line for x in names for line in (f"mov.b32 e, {x};", f"max.s32 {to}, {to}, e;")]
-    return [*lines, "max.s32 %0, %0, u;", "}"]
+            lines += [line for x in names for line in (f"mov.b32 e, {x};", f"{op} {to}, {to}, e;")]
+    return [*lines, f"{op} %0, %0, u;", "}"]
 
 
 def _cvt(base: str) -> str:
