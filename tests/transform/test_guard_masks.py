@@ -68,7 +68,17 @@ def scaled(P, i, j, k, bx, length):
     P[i, j] = T.if_then_else(k * N + 2 * j - i < length, P[i, j] * 2.0, -1.0)
 
 
-MASKS = {f.__name__: f for f in (causal, named, window, turned, statement, scaled)}
+@T.macro
+def distance(P, i, j, k, bx, length):
+    P[i, j] = P[i, j] * (1.0 - T.min(T.abs(T.cast(bx * 64 + i - (k * N + j), "float32")), 33.0) * 0.01)
+
+
+@T.macro
+def signed(P, i, j, k, bx, length):
+    P[i, j] = P[i, j] + T.max(T.cast(bx * 64 + i - (k * N + j), "float32"), -1.0)
+
+
+MASKS = {f.__name__: f for f in (causal, named, window, turned, statement, scaled, distance, signed)}
 
 
 def guarded(func):

@@ -11,6 +11,8 @@ A comparison of values that are affine in the variables of a parallel loop holds
 the corner where it is tightest. That test needs no loop. The corner is a point of the loop, so the test computes nothing
 that the loop itself does not compute.
 
+Likewise min(abs(i - j), 64) is the number 64 in tiles that are far from the diagonal.
+
 A tile that is filled with 0 only to initialise the accumulator of a GEMM is not filled: the GEMM clears it. Where the
 initial value is a mask (0 where visible, -inf elsewhere), the GEMM clears the accumulator for tiles that are fully visible.
 """
@@ -22,9 +24,9 @@ import math
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Binary, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Parallel, Select, Seq, Stmt,
-                         Store, Unary, Var, call, const, free_vars, is_const, is_large, logical, replace, seq, stmts_of,
-                         substitute, unary, walk, with_inner, EMPTY, FRAGMENT, LOGICAL, TRUE)
+from tilelang.ir import (Binary, Bind, Buffer, Call, Cast, Const, Evaluate, Expr, For, If, Launch, Load, Parallel, Select, Seq,
+                         Stmt, Store, Unary, Var, binary, call, const, free_vars, is_const, is_large, logical, replace, rewrite,
+                         seq, stmts_of, substitute, unary, walk, with_inner, EMPTY, FRAGMENT, LOGICAL, TRUE)
 from tilelang.ops import Fill, Gemm
 
 from ..analysis.divergence import Divergence
@@ -86,7 +88,7 @@ class _Masks:
             return s if never is None else self._unless(never, s, None)
         value = store.value
         if not isinstance(value, Select):
-            return s
+            return self._beyond_bounds(s, store, points)
 
         def old(e: Expr) -> bool:
             return isinstance(e, Load) and e.buffer is store.buffer and e.indices == store.indices
@@ -103,6 +105,26 @@ class _Masks:
             return self._unless(test, s, None)
         free, = rename([replace(s, body=replace(store, value=plain))])
         return self._unless(test, s, free)
+
+    def _beyond_bounds(self, s: Parallel, store: Store, points: dict[Var, int]) -> Stmt:
+        """The loop with a number in place of min or max of it and a distance of indices, for tiles that are all beyond it."""
+        for x in walk(store.value, Binary) if store.buffer.scope_name == FRAGMENT else ():
+            if x.op not in ("min", "max") or x.dtype != "float32" or not isinstance(x.b, Const) or x.b.value % 1 != 0:
+                continue
+            size = isinstance(x.a, Call) and x.a.op == "fabs"
+            index = x.a.args[0] if size else x.a  # type: ignore[attr-defined]
+            if not isinstance(index, Cast) or index.value.dtype != "int32":
+                continue
+            above, n = x.op == "min", const(int(x.b.value), "int32")
+            test = binary("ge" if above else "le", index.value, n)
+            if size:
+                test = logical("or" if above else "and", test, binary("le" if above else "ge", index.value, unary("neg", n)))
+            found = self._everywhere(test, True, points)
+            if found is not None:
+                bound = rewrite(store.value, lambda e, x=x: x.b if e is x else None, Binary)  # type: ignore[misc]
+                free, = rename([replace(s, body=replace(store, value=bound))])
+                return self._unless(found, s, free)
+        return s
 
     def _one_by_one(self, s: Parallel, store: Store, value: Select, seen: bool, points: dict[Var, int]) -> Stmt:
         """Split a mask of several conditions into several masks, each under its own test: the diagonal of a causal mask and the
