@@ -1,6 +1,6 @@
 """Scalar functions on the CPU: LLVM intrinsics, our own vectorisable float32 functions, and libm for the rest.
 
-Our functions are short branch-free IR that is inlined, so a loop over exp becomes SIMD code without a vector math
+Our functions are branch-free IR that is inlined, so a loop over exp becomes SIMD code without a vector math
 library.  exp and exp2: range reduction to |r| <= ln2/2 and a Taylor polynomial of degree 7, whose remainder
 r^8/8! < 6e-9 is below half a unit of float32; log: the atanh series in s = (m-1)/(m+1), |s| <= 0.172, up to s^9.
 """
@@ -277,15 +277,15 @@ def _lit(v: float) -> str:
     return float_literal(v)
 
 
-def _fma(f: Fn, a: str, b: str, c: str) -> str:
-    return intrinsic(f, "llvm.fma", "float", a, b, c)
+def _fma(f: Fn, a: str, b: str, c: str, ty: str = "float") -> str:
+    return intrinsic(f, "llvm.fma", ty, a, b, c)
 
 
-def _horner(f: Fn, x: str, coefficients: list[float]) -> str:
+def _horner(f: Fn, x: str, coefficients: list[float], ty: str = "float") -> str:
     """A polynomial by Horner's scheme. coefficients: from the highest power down."""
-    p = _lit(coefficients[0])
-    for c in coefficients[1:]:
-        p = _fma(f, p, x, _lit(c))
+    p, *others = (float_literal(c, ty == "double") for c in coefficients)
+    for c in others:
+        p = _fma(f, p, x, c, ty)
     return p
 
 
@@ -422,10 +422,96 @@ def _log1p(module: Module) -> str:
     return _text(f, f.let(f"select i1 {f.let(f'fcmp oeq float {u}, ' + _lit(1.0))}, float {x}, float {y}"))
 
 
+def _two_over_pi(chunks: int, bits: int) -> list[float]:
+    """2 / pi as a sum of numbers of so many bits, the greatest first; pi by Machin's formula in integers."""
+    one = 1 << chunks * bits + 32
+    fourth = sum((-1) ** k * (4 * one // 5 ** (2 * k + 1) - one // 239 ** (2 * k + 1)) // (2 * k + 1) for k in range(120))
+    digits = (one << chunks * bits) // (2 * fourth)
+    return [(digits >> bits * (chunks - 1 - k) & (1 << bits) - 1) * 2.0 ** (-bits * (k + 1)) for k in range(chunks)]
+
+
+def _circular(which: str) -> Any:
+    """sin, cos, tan by polynomials of what x leaves beyond multiples of pi/2: at most 1.5, 1.5, 3 ulp, for all finite x.
+
+    The products of x with 29 bits of 2/pi are exact in float64.  Of each only what is beyond multiples of 4 counts.
+    """
+    def emit(module: Module) -> str:
+        f, (x,) = _function(module, f"tl_{which}_f32")
+        d = f.let(f"fpext float {x} to double")
+        n = r = "0x0000000000000000"
+        for k, c in enumerate(_two_over_pi(7, 29)):
+            p = f.let(f"fmul double {d}, {float_literal(c, True)}")
+            if k < 5:  # the others are small
+                whole = intrinsic(f, "llvm.rint", "double", f.let(f"fmul double {p}, {float_literal(0.25, True)}"))
+                p = _fma(f, whole, float_literal(-4.0, True), p, "double")
+            r = f.let(f"fadd double {r}, {p}")
+            if k < 5:
+                whole = intrinsic(f, "llvm.rint", "double", r)
+                n, r = f.let(f"fadd double {n}, {whole}"), f.let(f"fsub double {r}, {whole}")
+        r = f.let(f"fptrunc double {f.let(f'fmul double {r}, ' + float_literal(math.pi / 2, True))} to float")
+        turns = f.let(f"add i32 {f.let('freeze i32 ' + f.let(f'fptosi double {n} to i32'))}, {int(which == 'cos')}")
+        z = f.let(f"fmul float {r}, {r}")
+        series = [(-1) ** (k // 2) / math.factorial(k) for k in range(11)]
+        sine = _fma(f, f.let(f"fmul float {z}, {_horner(f, z, series[9:1:-2])}"), r, r)
+        cosine = _fma(f, z, _horner(f, z, series[10:0:-2]), _lit(1.0))
+        odd = f.let(f"trunc i32 {turns} to i1")
+        first = f.let(f"select i1 {odd}, float {cosine}, float {sine}")
+        if which == "tan":
+            second = f.let(f"select i1 {odd}, float {f.let(f'fneg float {sine}')}, float {cosine}")
+            y = f.let(f"fdiv float {first}, {second}")
+        else:
+            sign = f.let(f"shl i32 {f.let(f'and i32 {turns}, 2')}, 30")
+            y = f.let(f"bitcast i32 {f.let(f'xor i32 {sign}, ' + f.let(f'bitcast float {first} to i32'))} to float")
+        if which != "cos":  # -0.0 stays
+            y = f.let(f"select i1 {f.let(f'fcmp oeq float {x}, ' + _lit(0.0))}, float {x}, float {y}")
+        return _text(f, y)
+
+    return emit
+
+
+def _pow(module: Module) -> str:
+    """exp2(y * log2|x|) in float64, where both are within 2**-37, rounded once: at most 0.51 ulp."""
+    f, (x, y) = _function(module, "tl_pow_f32", 2)
+
+    def op(name: str, *args: str) -> str:
+        return f.let(f"{name} double {', '.join(args)}")
+
+    def pick(kind: str, a: str, b: float, then: float, other: str) -> str:
+        test = op(f"fcmp {kind}", a, float_literal(b, True))
+        return f.let(f"select i1 {test}, double {float_literal(then, True)}, double {other}")
+
+    d, w = (f.let(f"fpext float {v} to double") for v in (intrinsic(f, "llvm.fabs", "float", x), y))
+    bits = f.let(f"bitcast double {d} to i64")
+    e = f.let(f"ashr i64 {f.let(f'sub i64 {bits}, {0x3FE6A09E667F3BCD}')}, 52")  # m in [sqrt(1/2), sqrt(2))
+    m = f.let(f"bitcast i64 {f.let(f'sub i64 {bits}, ' + f.let(f'shl i64 {e}, 52'))} to double")
+    one = float_literal(1.0, True)
+    s = op("fdiv", op("fsub", m, one), op("fadd", m, one))
+    series = _horner(f, op("fmul", s, s), [2 / math.log(2) / (2 * k + 1) for k in range(8, -1, -1)], "double")
+    power = f.let(f"sitofp i32 {f.let(f'trunc i64 {e} to i32')} to double")
+    log = pick("oeq", d, 0.0, -math.inf, _fma(f, s, series, power, "double"))
+    log = pick("uno", d, 0.0, math.nan, pick("oeq", d, math.inf, math.inf, log))
+    t = pick("oeq", d, 1.0, 0.0, op("fmul", w, log))
+    t = pick("ogt", t, 200.0, 200.0, pick("olt", t, -200.0, -200.0, t))
+    n = intrinsic(f, "llvm.rint", "double", t)
+    out = _horner(f, op("fsub", t, n), [math.log(2) ** k / math.factorial(k) for k in range(9, -1, -1)], "double")
+    n = f.let("sext i32 " + f.let(f"freeze i32 {f.let(f'fptosi double {n} to i32')}") + " to i64")
+    n = f.let(f"shl i64 {f.let(f'add i64 {n}, 1023')}, 52")
+    out = f.let(f"fptrunc double {op('fmul', out, f.let(f'bitcast i64 {n} to double'))} to float")
+    half = op("fmul", w, float_literal(0.5, True))
+    whole, even = (op("fcmp oeq", v, intrinsic(f, "llvm.floor", "double", v)) for v in (w, half))
+    signed = f.let(f"icmp slt i32 {f.let(f'bitcast float {x} to i32')}, 0")
+    flips = f.let(f"and i1 {signed}, {f.let(f'and i1 {whole}, ' + f.let(f'xor i1 {even}, true'))}")
+    out = f.let(f"select i1 {flips}, float {f.let(f'fneg float {out}')}, float {out}")
+    below = f.let(f"and i1 {f.let(f'fcmp olt float {x}, ' + _lit(0.0))}, {op('fcmp one', d, float_literal(math.inf, True))}")
+    none = f.let(f"and i1 {below}, {f.let(f'xor i1 {whole}, true')}")
+    out = f.let(f"select i1 {none}, float 0x7FF8000000000000, float {out}")
+    return _text(f, f.let(f"select i1 {f.let(f'fcmp oeq float {y}, ' + _lit(0.0))}, float {_lit(1.0)}, float {out}"))
+
+
 _ERF_NEAR = [7.853857681794067e-05, -8.010192513770906e-04, 5.188327559331882e-03, -2.685381186887768e-02,
              1.1283585147031458e-01, -3.7612625824494503e-01, 1.283791657266897e-01]  # erf(x) / x - 1, by powers of x**2
 _ERFC_EXPONENT = [-1.505180272103011e-05, 4.5424424157949265e-04, -5.208622440168033e-03, 3.418403281110033e-02,
                   -1.531551336808586e-01, -9.1639705412672e-01, -1.628279111261175]  # log2(erfc(t)) / t
 
 _INLINED: dict[str, Any] = {"exp": _exp, "exp2": _exp2, "log": _log, "log2": _log2, "tanh": _tanh, "erf": _erf,
-                            "log1p": _log1p}
+                            "log1p": _log1p, "pow": _pow, **{name: _circular(name) for name in ("sin", "cos", "tan")}}

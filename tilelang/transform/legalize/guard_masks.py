@@ -109,7 +109,8 @@ class _Masks:
     def _beyond_bounds(self, s: Parallel, store: Store, points: dict[Var, int]) -> Stmt:
         """The loop with a number in place of min or max of it and a distance of indices, for tiles that are all beyond it."""
         for x in walk(store.value, Binary) if store.buffer.scope_name == FRAGMENT else ():
-            if x.op not in ("min", "max") or x.dtype != "float32" or not isinstance(x.b, Const) or x.b.value % 1 != 0:
+            if x.op not in ("min", "max") or x.dtype != "float32" or not (
+                    isinstance(x.b, Const) and abs(x.b.value) < 2**24 and x.b.value % 1 == 0):
                 continue
             size = isinstance(x.a, Call) and x.a.op == "fabs"
             index = x.a.args[0] if size else x.a  # type: ignore[attr-defined]
