@@ -103,22 +103,17 @@ def power(a: Any, b: Any) -> Tensor:
     return elementwise("pow", a, b)
 
 
-def _extreme_of(kind: str, a: Any, b: Any, axis: Any, keepdims: bool) -> Tensor:
-    if b is not None and (axis is not None or keepdims):
-        raise TypeError("an axis is given beside two tensors")
-    return reduced(kind, tensor(a), axis, keepdims) if b is None else elementwise(kind, a, b)
+def _of_two_or_axes(kind: str, word: str, extreme: str) -> None:
+    def fn(a: Any, b: Any = None, *, axis: Any = None, keepdims: bool = False) -> Tensor:
+        if b is not None and (axis is not None or keepdims):
+            raise TypeError("an axis is given beside two tensors")
+        return reduced(kind, tensor(a), axis, keepdims) if b is None else elementwise(kind, a, b)
+
+    named(fn, kind, f"The {word} of two elements; with one tensor, the {extreme} along axes.  If one is NaN, the other.")
 
 
-@public()
-def max_(a: Any, b: Any = None, *, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """The greater of two elements; with one tensor, the greatest along axes.  If one is NaN, the other."""
-    return _extreme_of("max", a, b, axis, keepdims)
-
-
-@public()
-def min_(a: Any, b: Any = None, *, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """The lesser of two elements; with one tensor, the least along axes.  If one is NaN, the other."""
-    return _extreme_of("min", a, b, axis, keepdims)
+_of_two_or_axes("max", "greater", "greatest")
+_of_two_or_axes("min", "lesser", "least")
 
 
 @public("clip")
