@@ -21,9 +21,10 @@ HOSTS = {"here": host_cpu(), "avx2": describe("x", AVX2, "", True), "sse": descr
 def one_gemm(m, n, k, ta=False, tb=False, dt="float32", acc="float32", clear="False"):
     """C += op(A) @ op(B) on one tile."""
     sa, sb = (k, m) if ta else (m, k), (n, k) if tb else (k, n)
-    return program({"A": (sa, dt), "B": (sb, dt), "C": ((m, n), acc)}, f"""
-        {alloc("As", sa, dt, "shared.dyn")}
-        {alloc("Bs", sb, dt, "shared.dyn")}
+    da, db = (dt.split() * 2)[:2]
+    return program({"A": (sa, da), "B": (sb, db), "C": ((m, n), acc)}, f"""
+        {alloc("As", sa, da, "shared.dyn")}
+        {alloc("Bs", sb, db, "shared.dyn")}
         {alloc("Cf", (m, n), acc, "local.fragment")}
         T.copy(src=T.region(A[0, 0], {sa[0]}, {sa[1]}), dst=T.region(As[0, 0], {sa[0]}, {sa[1]}))
         T.copy(src=T.region(B[0, 0], {sb[0]}, {sb[1]}), dst=T.region(Bs[0, 0], {sb[0]}, {sb[1]}))
@@ -41,7 +42,8 @@ def operands(m, n, k, ta, tb, dt, acc):
             return rng.integers(-100 if nt.kind == "i" else 0, 100, shape).astype(nt)
         return rng.standard_normal(shape).astype(nt)
 
-    return make(*((k, m) if ta else (m, k)), d=dt), make(*((n, k) if tb else (k, n)), d=dt), make(m, n, d=acc)
+    da, db = (dt.split() * 2)[:2]
+    return make(*((k, m) if ta else (m, k)), d=da), make(*((n, k) if tb else (k, n)), d=db), make(m, n, d=acc)
 
 
 def check(m, n, k, ta=False, tb=False, dt="float32", acc="float32", clear=False, host=None):
@@ -77,8 +79,8 @@ def test_any_size(m, n, k, tb):
 @pytest.mark.parametrize("m, n, k", [(1, 1, 1), (13, 7, 5), (16, 100, 3), (33, 31, 17), (64, 8, 64)])
 @pytest.mark.parametrize("ta", [False, True])
 @pytest.mark.parametrize("tb", [False, True])
-@pytest.mark.parametrize("dt", ["int8", "uint8"])
-def test_integer_pairs_of_any_size(m, n, k, ta, tb, dt):
+@pytest.mark.parametrize("dt", ["int8", "uint8", "uint8 int8"])
+def test_integer_words_of_any_size(m, n, k, ta, tb, dt):
     check(m, n, k, ta, tb, dt=dt, acc="int32")
 
 

@@ -24,7 +24,7 @@ class HostCpu:
 
     name: LLVM cpu name.  features: comma-separated +feature list.  vector_bits: widest useful vector.
     registers: number of vector registers.  has_fma: fused multiply-add in hardware.
-    has_pmadd: x86's multiply-add of 16-bit pairs at every vector width.
+    has_pmadd: x86's multiply-add of 16-bit pairs at every vector width.  has_dot_bytes: that of four bytes, unsigned by signed.
     """
 
     name: str
@@ -33,6 +33,7 @@ class HostCpu:
     registers: int
     has_fma: bool
     has_pmadd: bool
+    has_dot_bytes: bool = False
 
     def lanes(self, bits: int) -> int:
         """Number of elements of a width in bits in one vector."""
@@ -45,7 +46,7 @@ def describe(name: str, features: frozenset[str], text: str, is_x86: bool) -> Ho
         return HostCpu(name, text, 128, 32, True, False)
     wide = {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= features
     bits = 512 if wide else 256 if "avx2" in features else 128
-    return HostCpu(name, text, bits, 32 if wide else 16, "fma" in features, True)
+    return HostCpu(name, text, bits, 32 if wide else 16, "fma" in features, True, wide and "avx512vnni" in features)
 
 
 @lru_cache(maxsize=1)

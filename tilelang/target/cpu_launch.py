@@ -189,8 +189,8 @@ class ReduceLoops(CpuStmt):
 class GemmShape:
     """A GEMM on tiles with static strides (elements): a[i*ai + k*ak], b[k*ldb + j], c[i*ldc + j].
 
-    compute: type that is multiplied and accumulated in.  pairs: elements of a and b are pairs of 16-bit integers, and k counts
-    pairs.
+    compute: type that is multiplied and accumulated in.  group: elements of a and b are words of so many integers along k (two
+    of 16 bits; four bytes, those of a unsigned), and k counts words.  above: bytes of a are 128 above the elements.
     """
 
     m: int
@@ -202,12 +202,13 @@ class GemmShape:
     ldc: int
     compute: dtype
     c: dtype
-    pairs: bool = False
+    group: int = 1
+    above: bool = False
 
     @property
     def name(self) -> str:
         """The name of the function that computes it."""
-        kind = "pairs" if self.pairs else str(self.compute)
+        kind = f"words_of_{self.group}{'_above' * self.above}" if self.group > 1 else str(self.compute)
         return f"gemm_{self.m}x{self.n}x{self.k}_{kind}_{self.c}_{self.ai}_{self.ak}_{self.ldb}_{self.ldc}"
 
 
@@ -215,9 +216,9 @@ class GemmShape:
 class Packing:
     """How an operand is converted into scratch space.
 
-    kind: convert, transpose, pairs_of_rows, pairs_of_columns, transposed_pairs (codegen/cpu/gemm.py).  rows, cols: of the
+    kind: convert, transpose, words_of_rows, words_of_columns, transposed_words (codegen/cpu/gemm.py).  rows, cols: of the
     operand as it lies.  row, col: its strides in elements.  at, scratch: first byte in the scratch space, and bytes used.
-    lanes: elements that are converted at a time.
+    lanes: elements that are converted at a time.  group, above: of words, as GemmShape says.
     """
 
     kind: str
@@ -228,12 +229,14 @@ class Packing:
     at: int
     scratch: int
     lanes: int
+    group: int = 1
+    above: bool = False
 
     @property
-    def of_pairs(self) -> Packing:
-        """The transposition of rows of pairs, the second step of transposed_pairs."""
-        pairs = -(-self.cols // 2)
-        return Packing("transpose", self.rows, pairs, pairs, 1, self.at, self.scratch // 2, min(8, self.lanes // 2))
+    def of_words(self) -> Packing:
+        """The transposition of rows of words, the second step of transposed_words."""
+        words = -(-self.cols // self.group)
+        return Packing("transpose", self.rows, words, words, 1, self.at, self.scratch // 2, min(8, self.lanes // self.group))
 
 
 @node

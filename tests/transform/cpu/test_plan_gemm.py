@@ -34,14 +34,14 @@ def _gemm(dtype, out, transposed):
     ("float32", "float32", False, (None, None), 0),
     ("float32", "float32", True, (None, "transpose"), 48 * 32 * 4),
     ("float16", "float32", False, ("convert", "convert"), 32 * 32 * 4 + 48 * 32 * 4),
-    ("int8", "int32", False, ("pairs_of_columns", "pairs_of_rows"), 32 * 16 * 4 + 48 * 16 * 4),
-    ("int8", "int32", True, ("pairs_of_columns", "transposed_pairs"), 32 * 16 * 4 + 2 * 48 * 16 * 4),
+    ("int8", "int32", False, ("words_of_columns", "words_of_rows"), 32 * 16 * 4 + 48 * 16 * 4),
+    ("int8", "int32", True, ("words_of_columns", "transposed_words"), 32 * 16 * 4 + 2 * 48 * 16 * 4),
 ])
 def test_operands_are_converted_where_they_must_be(dtype, out, transposed, kinds, scratch):
     plan, found = _gemm(dtype, out, transposed)
     assert tuple(None if p is None else p.kind for p in (plan.pack_a, plan.pack_b)) == kinds
     assert found == scratch
-    assert plan.shape.k == (16 if "pairs_of_rows" in kinds or "transposed_pairs" in kinds else 32)
+    assert plan.shape.k == (16 if "words_of_rows" in kinds or "transposed_words" in kinds else 32)
 
 
 def test_the_accumulator_block_fits_the_registers():

@@ -23,10 +23,13 @@ from .types import convert, float_literal, intrinsic, load, memory_type, splat, 
 
 # ---- operands in the form that the micro-kernel reads ----------------------------------------------------------------
 
-# A pair is an int32 that holds elements k and k+1 (16 bits each). One multiply-add of pairs (pmaddwd) multiplies and adds both
-# exactly, because 8-bit factors cannot overflow it. An odd k is padded with zero.
+# A word is an int32 that holds elements k and k+1 (16 bits each), or four of 8 bits. One multiply-add of words (pmaddwd,
+# vpdpbusd) multiplies and adds them exactly, because 8-bit factors cannot overflow it. What k lacks for whole words is zero.
+# The bytes of A are unsigned for vpdpbusd: those of int8 lie 128 above the elements, and 128 times the sum of a column of B is
+# subtracted from its results.
 
 I16, I32 = dtype("int16"), dtype("int32")
+ABOVE = str(0x80808080 - (1 << 32))  # four bytes of 128
 
 
 def _columns(f: Fn, count: int, lanes: int) -> Iterator[tuple[str, int]]:
@@ -99,46 +102,50 @@ def _transposed(f: Fn, scalar: str, lines: list[str]) -> list[str]:
     return out
 
 
-def pairs_of_columns(f: Fn, p: Packing, src: dtype, at: str, dst: str) -> None:
-    """dst[r][c/2] = pair of at[r*row + c], at[r*row + c + 1]: each row is widened to int16."""
-    lanes, rows, cols, row = p.lanes, p.rows, p.cols, p.row
-    even = cols + cols % 2
+def words_of_columns(f: Fn, p: Packing, src: dtype, at: str, dst: str) -> None:
+    """dst[r][c / group] = word of at[r*row + c], …: each row in elements of a word, to whole words with zeros."""
+    lanes, rows, cols, row, group = p.lanes, p.rows, p.cols, p.row, p.group
+    part = I16 if group == 2 else src
+    whole = -(-cols // group) * group
     with f.loop("0", str(rows), hint="r") as r:
         from_row = f.at(at, memory_type(src), f.mul(r, str(row)))
-        to_row = f.at(dst, "i16", f.mul(r, str(even)))
+        to_row = f.at(dst, memory_type(part), f.mul(r, str(whole)))
         for c, n in _columns(f, cols, lanes):
-            v = _converted(f, f.at(from_row, memory_type(src), c), src, I16, n)
-            store(f, I16.with_lanes(n), v, f.at(to_row, "i16", c))
-        if even != cols:
-            store(f, I16, "0", f.at(to_row, "i16", str(cols)))
+            v = _converted(f, f.at(from_row, memory_type(src), c), src, part, n)
+            if p.above:
+                ty = value_type(part.with_lanes(n))
+                v = f.let(f"xor {ty} {v}, {splat('-128', ty)}")
+            store(f, part.with_lanes(n), v, f.at(to_row, memory_type(part), c))
+        for c in range(cols, whole):
+            store(f, part, "0", f.at(to_row, memory_type(part), str(c)))
 
 
-def pairs_of_rows(f: Fn, p: Packing, src: dtype, at: str, dst: str) -> None:
-    """dst[r/2][c] = pair of at[r*row + c], at[(r+1)*row + c]."""
-    lanes, rows, cols, row = p.lanes, p.rows, p.cols, p.row
+def words_of_rows(f: Fn, p: Packing, src: dtype, at: str, dst: str) -> None:
+    """dst[r / group][c] = word of at[r*row + c], at[(r+1)*row + c], …"""
+    lanes, rows, cols, row, group = p.lanes, p.rows, p.cols, p.row, p.group
     st = memory_type(src)
 
-    def line(count: str, second: bool) -> None:
-        with f.loop("0", count, hint="r") as at_pair:
-            r = at_pair if second else str(rows // 2)
-            first = f.at(at, st, f.mul(f.mul(r, "2"), str(row)))
+    def line(count: str, given: int) -> None:
+        with f.loop("0", count, hint="r") as at_word:
+            r = at_word if given == group else str(rows // group)
+            first = f.at(at, st, f.mul(f.mul(r, str(group)), str(row)))
             to_row = f.at(dst, "i32", f.mul(r, str(cols)))
             for c, n in _columns(f, cols, lanes):
-                store(f, I32.with_lanes(n), pair(first, c, n, second), f.at(to_row, "i32", c))
+                store(f, I32.with_lanes(n), word(first, c, n, given), f.at(to_row, "i32", c))
 
-    def pair(first: str, c: str, n: int, second: bool) -> str:
-        ty, low = value_type(I32.with_lanes(n)), _converted(f, f.at(first, st, c), src, I32, n)
-        mask, shift = ("65535", "16") if n == 1 else ("splat (i32 65535)", "splat (i32 16)")
-        low = f.let(f"and {ty} {low}, {mask}")
-        if not second:
-            return low
-        high = _converted(f, f.at(f.at(first, st, str(row)), st, c), src, I32, n)
-        return f.let(f"or {ty} {low}, {f.let(f'shl {ty} {high}, {shift}')}")
+    def word(first: str, c: str, n: int, given: int) -> str:
+        ty, bits, out = value_type(I32.with_lanes(n)), 32 // group, ""
+        for k in range(given):
+            one = _converted(f, f.at(f.at(first, st, str(k * row)), st, c), src, I32, n)
+            one = f.let(f"and {ty} {one}, {splat(str((1 << bits) - 1), ty)}")
+            one = f.let(f"shl {ty} {one}, {splat(str(bits * k), ty)}") if k else one
+            out = f.let(f"or {ty} {out}, {one}") if out else one
+        return f.let(f"xor {ty} {out}, {splat(ABOVE, ty)}") if p.above else out
 
-    if rows >= 2:
-        line(str(rows // 2), True)
-    if rows % 2:
-        line("1", False)
+    if rows >= group:
+        line(str(rows // group), group)
+    if rows % group:
+        line("1", rows % group)
 
 
 def print_gemm(cx: Code, s: BlockedGemm) -> None:
@@ -163,15 +170,14 @@ def _packed(cx: Code, p: Packing, src: dtype, compute: dtype, operand: str) -> s
             convert_rows(f, p, src, compute, operand, dst)
         case "transpose":
             transpose_rows(f, p, src, compute, operand, dst)
-        case "pairs_of_rows":
-            pairs_of_rows(f, p, src, operand, dst)
-        case "pairs_of_columns":
-            pairs_of_columns(f, p, src, operand, dst)
-        case "transposed_pairs":
-            i32 = dtype("int32")
+        case "words_of_rows":
+            words_of_rows(f, p, src, operand, dst)
+        case "words_of_columns":
+            words_of_columns(f, p, src, operand, dst)
+        case "transposed_words":
             lines = f.at(cx.block.scratch, "i8", str(p.at + p.scratch // 2))
-            pairs_of_columns(f, p, src, operand, lines)
-            transpose_rows(f, p.of_pairs, i32, i32, lines, dst)
+            words_of_columns(f, p, src, operand, lines)
+            transpose_rows(f, p.of_words, I32, I32, lines, dst)
     return dst
 
 
@@ -190,13 +196,14 @@ def _tile_function(module: Module, plan: BlockedGemm) -> str:
 
     def rows(j: str, widths: list[int]) -> None:
         bp = f.at("%b", ct, j)
+        sums = _column_sums(f, plan, widths, bp) if s.above else []
         for start, stop, count in ((0, s.m // mr * mr, mr), (s.m // mr * mr, s.m, s.m % mr)):
             if start == stop:
                 continue
             with f.loop(str(start), str(stop), count, hint="i") as i:
                 ap = f.at("%a", ct, f.mul(i, str(s.ai)))
                 cp = f.at("%c", cd, f.add(f.mul(i, str(s.ldc)), j))
-                _micro_kernel(f, plan, count, widths, (ap, bp, cp))
+                _micro_kernel(f, plan, count, widths, (ap, bp, cp), sums)
 
     if s.n >= nr:
         with f.loop("0", str(s.n // nr * nr), nr, hint="j") as j:
@@ -208,10 +215,33 @@ def _tile_function(module: Module, plan: BlockedGemm) -> str:
     return module.entries[f.name]
 
 
-def _micro_kernel(f: Fn, plan: BlockedGemm, mr: int, widths: list[int], operands: tuple[str, str, str]) -> None:
+def _column_sums(f: Fn, plan: BlockedGemm, widths: list[int], bp: str) -> list[str]:
+    """128 times the sums of columns of B, by vectors."""
+    s = plan.shape
+    types = [value_type(I32.with_lanes(w)) for w in widths]
+    before, head, out = f.label, f.name_of("k"), f.name_of("kend")
+    f.start(head)
+    k, k2 = f"%{f.name_of('k')}", f"%{f.name_of('k')}"
+    sums = [f"%{f.name_of('sum')}" for _ in widths]
+    f.lines.append(f"  {k} = phi i64 [ 0, %{before} ], [ {k2}, %{head} ]")
+    place = len(f.lines)
+    row = f.at(bp, "i32", f.mul(k, str(s.ldb)))
+    starts = [sum(widths[:v]) for v in range(len(widths))]
+    nxt = [_dot_bytes(f, ty, splat(ABOVE, ty), load(f, I32.with_lanes(w), f.at(row, "i32", str(x))), c)
+           for ty, w, x, c in zip(types, widths, starts, sums)]
+    f.do(f"{k2} = add nuw nsw i64 {k}, 1")
+    f.lines[place:place] = [f"  {c} = phi {ty} [ {splat('0', ty)}, %{before} ], [ {n}, %{head} ]"
+                            for c, ty, n in zip(sums, types, nxt)]
+    f.end(f"br i1 {f.let(f'icmp slt i64 {k2}, {s.k}')}, label %{head}, label %{out}")
+    f.start(out)
+    return nxt
+
+
+def _micro_kernel(f: Fn, plan: BlockedGemm, mr: int, widths: list[int], operands: tuple[str, str, str],
+                  sums: list[str]) -> None:
     """Print the micro-kernel of an mr x sum(widths) block of C, which stays in registers over all of k.
 
-    operands: addresses of A, B and C.
+    operands: addresses of A, B and C.  sums: what is subtracted from the columns, by vectors.
     """
     s, (ap, bp, cp) = plan.shape, operands
     ct, at = s.compute, memory_type(s.compute)
@@ -254,12 +284,15 @@ def _micro_kernel(f: Fn, plan: BlockedGemm, mr: int, widths: list[int], operands
     f.start(out)
     for r, v in cells:
         wide = s.c.with_lanes(widths[v])
-        store(f, wide, convert(f, nxt[r, v], ct.with_lanes(widths[v]), wide), c_address(r, v))
+        result = f.let(f"sub {types[v]} {nxt[r, v]}, {sums[v]}") if sums else nxt[r, v]
+        store(f, wide, convert(f, result, ct.with_lanes(widths[v]), wide), c_address(r, v))
 
 
 def _multiply_add(f: Fn, plan: BlockedGemm, ty: str, a: str, b: str, c: str) -> str:
     s = plan.shape
-    if s.pairs:
+    if s.group == 4:
+        return _dot_bytes(f, ty, a, b, c)
+    if s.group == 2:
         return f.let(f"add {ty} {_dot_pairs(f, ty, a, b)}, {c}")
     if not s.compute.is_float:
         return f.let(f"add {ty} {f.let(f'mul {ty} {a}, {b}')}, {c}")
@@ -269,6 +302,19 @@ def _multiply_add(f: Fn, plan: BlockedGemm, ty: str, a: str, b: str, c: str) -> 
 
 
 _PMADD = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+
+
+def _dot_bytes(f: Fn, ty: str, a: str, b: str, c: str) -> str:
+    """Per int32 lane: c plus the four bytes of a, unsigned, times those of b, signed."""
+    lanes = int(ty[1:].split(" ")[0]) if ty[0] == "<" else 1
+    if lanes in _PMADD:
+        fn = f.module.declare(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", ty, f"{ty}, {ty}, {ty}")
+        return f.let(f"call {ty} {fn}({ty} {c}, {ty} {a}, {ty} {b})")
+    for k in range(4):
+        x = f.let(f"and {ty} {f.let(f'lshr {ty} {a}, ' + splat(str(8 * k), ty))}, {splat('255', ty)}")
+        y = f.let(f"ashr {ty} {f.let(f'shl {ty} {b}, ' + splat(str(24 - 8 * k), ty))}, {splat('24', ty)}")
+        c = f.let(f"add {ty} {c}, {f.let(f'mul {ty} {x}, {y}')}")
+    return c
 
 
 def _dot_pairs(f: Fn, ty: str, a: str, b: str) -> str:

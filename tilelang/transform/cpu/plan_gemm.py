@@ -90,11 +90,13 @@ def _plan(op: Gemm, values: ThreadValues, host: HostCpu) -> BlockedGemm:
         raise unsupported("an accumulator of T.gemm whose columns are not contiguous", span=op.span)
     ai, ak = (a1, a0) if op.transpose_a else (a0, a1)
     bk, bn = (b1, b0) if op.transpose_b else (b0, b1)
-    pairs = compute == "int32" and op.a.dtype.bits == op.b.dtype.bits == 8 and host.has_pmadd and a1 == b1 == 1
+    bytes_ = compute == "int32" and op.a.dtype.bits == op.b.dtype.bits == 8 and host.has_pmadd and a1 == b1 == 1
+    group = 4 if bytes_ and host.has_dot_bytes and op.b.dtype == "int8" else 2 if bytes_ else 1
+    above = group == 4 and op.a.dtype == "int8"
     pack_a = pack_b = None
-    if pairs:
-        pack_a, pack_b = _pair_packing(op, (m, n, k), (a0, b0), host)
-        k = -(-k // 2)
+    if bytes_:
+        pack_a, pack_b = _word_packing(op, (m, n, k), (a0, b0), host, group, above)
+        k = -(-k // group)
         ai, ak = (1, m) if op.transpose_a else (k, 1)
         bk = n
     else:
@@ -110,9 +112,9 @@ def _plan(op: Gemm, values: ThreadValues, host: HostCpu) -> BlockedGemm:
             pack_b = (Packing("convert", k, n, bk, 1, at, size, lanes) if bn == 1 else
                       Packing("transpose", n, k, bn, bk, at, size, min(lanes, MOST_TRANSPOSED)))
             bk = n
-    shape = GemmShape(m, n, k, ai, ak, bk, ldc, compute, op.c.dtype, pairs)
+    shape = GemmShape(m, n, k, ai, ak, bk, ldc, compute, op.c.dtype, group, above)
     lanes = host.lanes(compute.bits)
-    rows_in_block, vectors = blocking(m, n, lanes, host.registers)
+    rows_in_block, vectors = blocking(m, n, lanes, host.registers - 3 * above)
     return BlockedGemm(op, shape, rows_in_block, vectors, lanes, host.has_fma, pack_a, pack_b, span=op.span)
 
 
@@ -125,18 +127,19 @@ def _padded(size: int) -> int:
     return -(-size // 64) * 64
 
 
-def _pair_packing(op: Gemm, size: tuple[int, int, int], strides: tuple[int, int], host: HostCpu) -> tuple[Packing, Packing]:
-    """Operands of 8-bit integers as pairs along k: A by rows, B one row of n pairs after another.
+def _word_packing(op: Gemm, size: tuple[int, int, int], strides: tuple[int, int], host: HostCpu, group: int,
+                  above: bool) -> tuple[Packing, Packing]:
+    """Operands of 8-bit integers as words along k: A by rows, B one row of n words after another.
 
     size: m, n, k.  strides: of the rows of A and B.
     """
     (m, n, k), (a_row, b_row) = size, strides
-    steps, single, double = -(-k // 2), host.lanes(16), host.lanes(32)
+    steps, elements, words = -(-k // group), host.lanes(32 // group), host.lanes(32)
     size_a, size_b = _padded(m * steps * 4), _padded(n * steps * 4)
-    a = Packing("pairs_of_rows", k, m, a_row, 1, 0, size_a, double) if op.transpose_a else (
-        Packing("pairs_of_columns", m, k, a_row, 1, 0, size_a, single))
-    b = Packing("transposed_pairs", n, k, b_row, 1, size_a, 2 * size_b, single) if op.transpose_b else (
-        Packing("pairs_of_rows", k, n, b_row, 1, size_a, size_b, double))
+    a = Packing("words_of_rows", k, m, a_row, 1, 0, size_a, words, group, above) if op.transpose_a else (
+        Packing("words_of_columns", m, k, a_row, 1, 0, size_a, elements, group, above))
+    b = Packing("transposed_words", n, k, b_row, 1, size_a, 2 * size_b, elements, group) if op.transpose_b else (
+        Packing("words_of_rows", k, n, b_row, 1, size_a, size_b, words, group))
     return a, b
 
 
