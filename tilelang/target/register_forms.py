@@ -229,9 +229,12 @@ def value_form(s: Stmt) -> Form | None:
 
     Besides the registers, such a loop may read only other register arrays and values that do not change in it.
     """
-    loops, store = inlined(s)
-    if store is not None:
-        return _map(loops, store) or sum_form(s)
+    loops, body = _nest(s)
+    last = (stmts_of(body) or (body,))[-1]
+    if loops and isinstance(last, Store) and last.buffer.scope_name == LOCAL:
+        found = last if last is body else inlined(s)[1]
+        if found is not None:
+            return _map(loops, found) or sum_form(s)
     return _sum_nest(s) if len(loops) == 1 else None
 
 

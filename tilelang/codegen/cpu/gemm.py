@@ -196,14 +196,14 @@ def _tile_function(module: Module, plan: BlockedGemm) -> str:
 
     def rows(j: str, widths: list[int]) -> None:
         bp = f.at("%b", ct, j)
-        sums = _column_sums(f, plan, widths, bp) if s.above else []
+        columns = _reduced_columns(f, plan, widths, bp) if s.above else []
         for start, stop, count in ((0, s.m // mr * mr, mr), (s.m // mr * mr, s.m, s.m % mr)):
             if start == stop:
                 continue
             with f.loop(str(start), str(stop), count, hint="i") as i:
                 ap = f.at("%a", ct, f.mul(i, str(s.ai)))
                 cp = f.at("%c", cd, f.add(f.mul(i, str(s.ldc)), j))
-                _micro_kernel(f, plan, count, widths, (ap, bp, cp), sums)
+                _micro_kernel(f, plan, count, widths, (ap, bp, cp), columns)
 
     if s.n >= nr:
         with f.loop("0", str(s.n // nr * nr), nr, hint="j") as j:
@@ -215,33 +215,33 @@ def _tile_function(module: Module, plan: BlockedGemm) -> str:
     return module.entries[f.name]
 
 
-def _column_sums(f: Fn, plan: BlockedGemm, widths: list[int], bp: str) -> list[str]:
+def _reduced_columns(f: Fn, plan: BlockedGemm, widths: list[int], bp: str) -> list[str]:
     """128 times the sums of columns of B, by vectors."""
     s = plan.shape
     types = [value_type(I32.with_lanes(w)) for w in widths]
     before, head, out = f.label, f.name_of("k"), f.name_of("kend")
     f.start(head)
     k, k2 = f"%{f.name_of('k')}", f"%{f.name_of('k')}"
-    sums = [f"%{f.name_of('sum')}" for _ in widths]
+    columns = [f"%{f.name_of('column')}" for _ in widths]
     f.lines.append(f"  {k} = phi i64 [ 0, %{before} ], [ {k2}, %{head} ]")
     place = len(f.lines)
     row = f.at(bp, "i32", f.mul(k, str(s.ldb)))
     starts = [sum(widths[:v]) for v in range(len(widths))]
     nxt = [_dot_bytes(f, ty, splat(ABOVE, ty), load(f, I32.with_lanes(w), f.at(row, "i32", str(x))), c)
-           for ty, w, x, c in zip(types, widths, starts, sums)]
+           for ty, w, x, c in zip(types, widths, starts, columns)]
     f.do(f"{k2} = add nuw nsw i64 {k}, 1")
     f.lines[place:place] = [f"  {c} = phi {ty} [ {splat('0', ty)}, %{before} ], [ {n}, %{head} ]"
-                            for c, ty, n in zip(sums, types, nxt)]
+                            for c, ty, n in zip(columns, types, nxt)]
     f.end(f"br i1 {f.let(f'icmp slt i64 {k2}, {s.k}')}, label %{head}, label %{out}")
     f.start(out)
     return nxt
 
 
 def _micro_kernel(f: Fn, plan: BlockedGemm, mr: int, widths: list[int], operands: tuple[str, str, str],
-                  sums: list[str]) -> None:
+                  columns: list[str]) -> None:
     """Print the micro-kernel of an mr x sum(widths) block of C, which stays in registers over all of k.
 
-    operands: addresses of A, B and C.  sums: what is subtracted from the columns, by vectors.
+    operands: addresses of A, B and C.  columns: what is subtracted from them, by vectors.
     """
     s, (ap, bp, cp) = plan.shape, operands
     ct, at = s.compute, memory_type(s.compute)
@@ -284,7 +284,7 @@ def _micro_kernel(f: Fn, plan: BlockedGemm, mr: int, widths: list[int], operands
     f.start(out)
     for r, v in cells:
         wide = s.c.with_lanes(widths[v])
-        result = f.let(f"sub {types[v]} {nxt[r, v]}, {sums[v]}") if sums else nxt[r, v]
+        result = f.let(f"sub {types[v]} {nxt[r, v]}, {columns[v]}") if columns else nxt[r, v]
         store(f, wide, convert(f, result, ct.with_lanes(widths[v]), wide), c_address(r, v))
 
 

@@ -122,9 +122,9 @@ class RegisterLoops:
                 return operand(e, at)
             depth = max(depth, level + 2)
             if isinstance(e, Binary):
-                sums = e.op in ("add", "sub")
-                x = value(e.a, k, at, f"t{level}", level + 1, sums)
-                y = value(e.b, k, at, f"t{level + 1}", level + 2, sums)
+                adds = e.op in ("add", "sub")
+                x = value(e.a, k, at, f"t{level}", level + 1, adds)
+                y = value(e.b, k, at, f"t{level + 1}", level + 2, adds)
                 lines.append(f"{MAPPED[e.op]}{self.ftz} {to}, {x}, {y};")
             else:
                 assert isinstance(e, Call)
