@@ -309,12 +309,19 @@ def delta_backward(f: DeltaForm) -> Any:
                              dInitial: T.Tensor(states, f.acc)):
         with T.Kernel(chunks, f.heads, batch, threads=f.threads) as (c, h, b):
             prepare(f, (Q, K, Decay, Beta), (A, P, E, Qd, Kd, Ke), scale, seq, b, h, c)
-        with T.Kernel(f.dim_v // COLUMNS, f.heads, batch, threads=128) as (x, h, b):
-            states_before(f, (Kd if f.channels else K, Ke, V, A, E, Initial), (Before, W), chunks, b, h, x * COLUMNS)
-        with T.Kernel(f.dim_v // COLUMNS, f.heads, batch, threads=128) as (x, h, b):
-            work = (*((Qd, Kd) if f.channels else (Q, K)), Ke, A, P, E, dO, dFinal)
-            gradients_after(f, work, (After, dV, dInitial), scale, chunks, b, h, x * COLUMNS)
-        with T.Kernel(chunks * splits, f.heads, batch, threads=512 if f.channels else 256) as (z, h, b):
+        before, after = (Kd if f.channels else K, Ke, V, A, E, Initial), (Ke, A, P, E, dO, dFinal)
+        if f.channels:  # a block has no room for the tiles of both
+            with T.Kernel(f.dim_v // COLUMNS, f.heads, batch, threads=128) as (x, h, b):
+                states_before(f, before, (Before, W), chunks, b, h, x * COLUMNS)
+            with T.Kernel(f.dim_v // COLUMNS, f.heads, batch, threads=128) as (x, h, b):
+                gradients_after(f, (Qd, Kd, *after), (After, dV, dInitial), scale, chunks, b, h, x * COLUMNS)
+        else:
+            with T.Kernel(f.dim_v // COLUMNS, f.heads, 2 * batch, threads=128) as (x, h, z):
+                if z < batch:
+                    states_before(f, before, (Before, W), chunks, z, h, x * COLUMNS)
+                else:
+                    gradients_after(f, (Q, K, *after), (After, dV, dInitial), scale, chunks, z - batch, h, x * COLUMNS)
+        with T.Kernel(chunks * splits, f.heads, batch, threads=512 if f.channels and f.width > 32 else 256) as (z, h, b):
             work, results = (dO, dV, W, Before, After), (dQ, dK, dDecay, dBeta)
             of_chunk(f, (Q, K, Decay, Beta), work, results, scale, (seq, b, h, z // splits, z % splits))
 

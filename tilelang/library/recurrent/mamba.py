@@ -10,7 +10,7 @@ from ..arrays import contiguous, empty, filled, is_numpy, sum_into, type_name, z
 from ..attention.inputs import check_double, check_like, fast_kernel, fitting_kernel, running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
-from .mamba_kernels import STEPS, MambaForm, cumulate, gradients, scores, walk
+from .mamba_kernels import STEPS, MambaForm, cumulate, gradients, scores, walk, walks
 from .ssd import run_scan
 from .ssd_kernels import SsdForm
 
@@ -102,14 +102,6 @@ def _cumulate(at: Place, x: Any, dt: Any, a: Any, f: MambaForm) -> tuple[Any, An
     return by_chunks, found
 
 
-def _walk(at: Place, f: MambaForm, back: bool, inputs: tuple[Any, ...], last: Any) -> Any:
-    """The states of all chunks, (batch, chunks, heads, P, N); the last goes to `last`.  inputs: x, b, dt, a, first state."""
-    x, _, dt, _, first = inputs
-    found = empty(x, (x.shape[0], dt.shape[2], *first.shape[1:]), f.dtype)
-    fast_kernel(at, walk, f, back, min(f.n, 64))(*inputs, found, last)
-    return found
-
-
 def _run(*args: Any) -> None:
     x, dt, a, b, c, d, initial, target, y, last = args
     before = zeros(x, tuple(last.shape), type_name(last)) if initial is None else contiguous(initial)
@@ -120,8 +112,9 @@ def _run(*args: Any) -> None:
     check_double("ssd-argument", "mamba2", x, at)
     f = _form(x, b, d, min(CHUNK, -(-x.shape[1] // STEPS) * STEPS))
     dt, along = _cumulate(at, x, dt, a, f)
-    states = _walk(at, f, False, (x, b, dt, along, before), last)
     batch, _, chunks, length = dt.shape
+    states = empty(x, (batch, chunks, *last.shape[1:]), f.dtype)
+    fast_kernel(at, walk, f, min(f.n, 64))(x, b, dt, along, before, states, last)
     cb = empty(x, (batch, chunks, f.groups, length, length), f.dtype)
     fast_kernel(at, scores, f)(c, b, cb)
     scan = SsdForm(length, f.heads, f.groups, f.p, f.n, f.dtype, d is not None)
@@ -153,9 +146,10 @@ def _gradient(*args: Any) -> None:
     f = f._replace(slices=next(s for s in (8, 4, 2, 1) if f.each % s == 0))
     f, kernel = fitting_kernel(at, gradients, f, *(f._replace(length=n) for n in (STEPS // 2, STEPS // 4)))
     dt, along = _cumulate(at, x, dt, a, f)
-    before = _walk(at, f, False, (x, b, dt, along, first), empty(x, states, f.acc))
-    after = _walk(at, f, True, (dy, c, dt, along, final), empty(x, states, f.acc) if initial is None else dinitial)
     batch, chunks = x.shape[0], dt.shape[2]
+    before, after = (empty(x, (batch, chunks, *states[1:]), f.dtype) for _ in (0, 1))
+    last, dfirst = empty(x, states, f.acc), empty(x, states, f.acc) if initial is None else dinitial
+    fast_kernel(at, walks, f, min(f.n, 64))(x, b, dt, along, first, before, dy, c, final, after, dfirst, last)
     of_heads = [empty(x, (batch, chunks, f.heads), f.acc) for _ in (0, 1)]
     slices = [empty(x, (f.slices, *b.shape), f.acc) for _ in (0, 1)]
     kernel(x, contiguous(a), b, c, contiguous(a if d is None else d), dt, along, before, after, dy, dx, ddt, *of_heads, *slices)

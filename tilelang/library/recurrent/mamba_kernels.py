@@ -92,50 +92,75 @@ def scores(f: MambaForm) -> Any:
     return mamba_scores
 
 
-def walk(f: MambaForm, back: bool, columns: int) -> Any:
-    """The kernel (x, B, dt, a, first, states, last): the state before each chunk; last, the one behind all.
-
-    back: from the end to the start, with dy and C in place of x and B: the gradient of the state after each chunk, first the
-    gradient of the last state, last that of the state before all steps; chunks have 64 steps.  columns: of a state, of a block.
-    """
-    batch, seq, chunks = T.dynamic("batch, seq, chunks")
+@T.macro
+def walk_over(f, back, columns, stages, inputs, results, at):
+    """The states before all chunks, or, back, from the end to the start, with dy and C in place of x and B, the gradients of the
+    states after them: first the gradient of the last state, last that of the state before all steps."""
+    (X, B, Dt, A, First), (States, Last), (chunks, v, h, b) = inputs, results, at
     steps = min(STEPS, f.length)
-    rows, per = (batch, f.heads, chunks, f.length), f.length // steps
+    Xs, Bs = T.alloc_shared((steps, f.p), f.dtype), T.alloc_shared((steps, columns), f.dtype)
+    a_s, d_s, weight = (T.alloc_shared((steps,), f.acc) for _ in (0, 1, 2))
+    Xw, per = T.alloc_fragment((f.p, steps), f.dtype), f.length // steps
+    state, begin, end = (T.alloc_fragment(x, f.acc) for x in ((f.p, columns), (1,), (1,)))
+    T.copy(First[b, h, :, v * columns:(v + 1) * columns], state)
+    T.clear(end)
+    for step in T.Pipelined(chunks * per, num_stages=stages):
+        tile = chunks * per - 1 - step if back else step
+        c, at_step = tile // per, tile % per * steps
+        T.copy(X[b, tile * steps:(tile + 1) * steps, h, :], Xs)
+        T.copy(B[b, tile * steps:(tile + 1) * steps, h // f.each, v * columns:(v + 1) * columns], Bs)
+        T.copy(A[b, h, c, at_step:at_step + steps], a_s)
+        if not back:
+            T.copy(Dt[b, h, c, at_step:at_step + steps], d_s)
+        if step % per == 0:
+            T.copy(state, States[b, c, h, :, v * columns:(v + 1) * columns])
+        begin[0] = T.if_then_else(at_step > 0, end[0], T.cast(0, f.acc))
+        end[0] = a_s[steps - 1]
+        for i in T.Parallel(steps):
+            weight[i] = f.exp(a_s[i] - begin[0]) if back else f.exp(a_s[steps - 1] - a_s[i]) * d_s[i]
+        for i, j in T.Parallel(f.p, steps):
+            Xw[i, j] = Xs[j, i] * weight[j]
+        for i, j in T.Parallel(f.p, columns):
+            state[i, j] *= f.exp(end[0] - begin[0])
+        T.gemm(Xw, Bs, state)
+    T.copy(state, Last[b, h, :, v * columns:(v + 1) * columns])
+
+
+def walk(f: MambaForm, columns: int) -> Any:
+    """The kernel (x, B, dt, a, first, states, last): the state before each chunk; last, the one after all.  columns: of a
+    state, of a block."""
+    batch, seq, chunks = T.dynamic("batch, seq, chunks")
+    rows, state = (batch, f.heads, chunks, f.length), (batch, f.heads, f.p, f.n)
 
     @T.prim_func
     def mamba_walk(X: T.Tensor((batch, seq, f.heads, f.p), f.dtype), B: T.Tensor((batch, seq, f.groups, f.n), f.dtype),
-                   Dt: T.Tensor(rows, f.acc), A: T.Tensor(rows, f.acc), First: T.Tensor((batch, f.heads, f.p, f.n), f.acc),
-                   States: T.Tensor((batch, chunks, f.heads, f.p, f.n), f.dtype),
-                   Last: T.Tensor((batch, f.heads, f.p, f.n), f.acc)):
+                   Dt: T.Tensor(rows, f.acc), A: T.Tensor(rows, f.acc), First: T.Tensor(state, f.acc),
+                   States: T.Tensor((batch, chunks, f.heads, f.p, f.n), f.dtype), Last: T.Tensor(state, f.acc)):
         with T.Kernel(f.n // columns, f.heads, batch, threads=128) as (v, h, b):
-            Xs, Bs = T.alloc_shared((steps, f.p), f.dtype), T.alloc_shared((steps, columns), f.dtype)
-            Xw, weight = T.alloc_fragment((f.p, steps), f.dtype), T.alloc_shared((steps,), f.acc)
-            a_s, d_s = T.alloc_shared((steps,), f.acc), T.alloc_shared((steps,), f.acc)
-            state, begin, end = (T.alloc_fragment(x, f.acc) for x in ((f.p, columns), (1,), (1,)))
-            T.copy(First[b, h, :, v * columns:(v + 1) * columns], state)
-            T.clear(end)
-            for step in T.Pipelined(chunks * per, num_stages=3):
-                tile = chunks * per - 1 - step if back else step
-                c, at = tile // per, tile % per * steps
-                T.copy(X[b, tile * steps:(tile + 1) * steps, h, :], Xs)
-                T.copy(B[b, tile * steps:(tile + 1) * steps, h // f.each, v * columns:(v + 1) * columns], Bs)
-                T.copy(A[b, h, c, at:at + steps], a_s)
-                if not back:
-                    T.copy(Dt[b, h, c, at:at + steps], d_s)
-                if step % per == 0:
-                    T.copy(state, States[b, c, h, :, v * columns:(v + 1) * columns])
-                begin[0] = T.if_then_else(at > 0, end[0], T.cast(0, f.acc))
-                end[0] = a_s[steps - 1]
-                for i in T.Parallel(steps):
-                    weight[i] = f.exp(a_s[i] - begin[0]) if back else f.exp(a_s[steps - 1] - a_s[i]) * d_s[i]
-                for i, j in T.Parallel(f.p, steps):
-                    Xw[i, j] = Xs[j, i] * weight[j]
-                for i, j in T.Parallel(f.p, columns):
-                    state[i, j] *= f.exp(end[0] - begin[0])
-                T.gemm(Xw, Bs, state)
-            T.copy(state, Last[b, h, :, v * columns:(v + 1) * columns])
+            walk_over(f, False, columns, 3, (X, B, Dt, A, First), (States, Last), (chunks, v, h, b))
 
     return mamba_walk
+
+
+def walks(f: MambaForm, columns: int) -> Any:
+    """The kernel (x, B, dt, a, first, before, dy, C, final, after, dfirst, last): the walk, and the one back, at the same time; chunks
+    have 64 steps at most."""
+    batch, seq, chunks = T.dynamic("batch, seq, chunks")
+    rows, state = (batch, f.heads, chunks, f.length), (batch, f.heads, f.p, f.n)
+    x, bc, states = (batch, seq, f.heads, f.p), (batch, seq, f.groups, f.n), (batch, chunks, f.heads, f.p, f.n)
+
+    @T.prim_func
+    def mamba_walks(X: T.Tensor(x, f.dtype), B: T.Tensor(bc, f.dtype), Dt: T.Tensor(rows, f.acc), A: T.Tensor(rows, f.acc),
+                    First: T.Tensor(state, f.acc), Before: T.Tensor(states, f.dtype), dY: T.Tensor(x, f.dtype),
+                    C: T.Tensor(bc, f.dtype), Final: T.Tensor(state, f.acc), After: T.Tensor(states, f.dtype),
+                    dFirst: T.Tensor(state, f.acc), Last: T.Tensor(state, f.acc)):
+        with T.Kernel(f.n // columns, f.heads, 2 * batch, threads=128) as (v, h, z):
+            if z < batch:
+                walk_over(f, False, columns, 2, (X, B, Dt, A, First), (Before, Last), (chunks, v, h, z))
+            else:
+                walk_over(f, True, columns, 2, (dY, C, Dt, A, Final), (After, dFirst), (chunks, v, h, z - batch))
+
+    return mamba_walks
 
 
 @T.macro
