@@ -60,6 +60,16 @@ def test_half_precision(on):
         assert g.dtype in (torch.float16, torch.float32) and (g - w).abs().max() <= 2.0**-7 * w.abs().max()
 
 
+def test_roundings_of_later_chunks_do_not_add_up_in_the_gradient_of_decays():
+    import torch
+
+    given = tensors("bfloat16", 500, 1, 64, 64)
+    do = torch.randn(1, 500, 1, 64).bfloat16()
+    found, = torch.autograd.grad(linear_attention(*given), given[3], do)
+    want, = torch.autograd.grad(recurrence(*given), given[3], do.double())
+    assert (found - want).norm() <= 2.0**-9 * want.norm()  # half the unit of bfloat16; 4 of these where sums go on to the end
+
+
 def test_arrays_of_numpy_and_decays_of_heads():
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 70, 2, 16)) for _ in range(3))

@@ -6,6 +6,7 @@ import pytest
 from tilelang.errors import TileLangError
 from tilelang.library import mamba2, retention
 from tilelang.library.autograd import define
+from tilelang.library.recurrent import mamba
 
 MACHINES = {"cpu": None, "sm_80": {"kind": "cuda", "arch": "sm_80"}, "sm_90a": {"kind": "cuda", "arch": "sm_90a"},
             "gfx942": {"kind": "hip", "mcpu": "gfx942"}}
@@ -67,6 +68,28 @@ def test_results_and_gradients_are_those_of_the_recurrence(sizes, kind, where):
     unit = torch.finfo(getattr(torch, kind)).eps / 2
     for got, want in zip(found, results(torch, lambda *z: recurrence(torch, *z), *wide)):
         assert (got.double() - want).norm() <= 4 * unit * want.norm()  # several roundings of operands
+
+
+@pytest.mark.slow
+def test_states_are_loaded_in_pieces_where_a_block_has_no_room(monkeypatch):
+    torch = pytest.importorskip("torch")
+    first = mamba.fitting_kernel
+    monkeypatch.setattr(mamba, "fitting_kernel", lambda at, make, *forms: first(
+        at, make, *(f for f in forms if make is not mamba.gradients or f.pieces == 2 and f.length == 32)))
+    given, grads = drawn(torch, 1, 40, 1, 1, 16, 128)
+    found = results(torch, ours(), given, grads)
+    for got, want in zip(found, results(torch, lambda *z: recurrence(torch, *z), given, grads)):
+        assert (got - want).norm() <= 1e-12 * want.norm()
+
+
+@pytest.mark.slow
+def test_the_largest_states_have_gradients_on_a_gpu():
+    torch = pytest.importorskip("torch")
+    given, grads = drawn(torch, 1, 70, 1, 1, 256, 256, "bfloat16")
+    found = results(torch, ours(MACHINES["sm_90a"]), given, grads)
+    wide = [[z.double() for z in zs] for zs in (given, grads)]
+    for got, want in zip(found, results(torch, lambda *z: recurrence(torch, *z), *wide)):
+        assert (got.double() - want).norm() <= 2.0**-6 * want.norm()
 
 
 def test_gradcheck_and_opcheck():

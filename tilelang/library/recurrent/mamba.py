@@ -144,7 +144,9 @@ def _gradient(*args: Any) -> None:
     dy = zeros(x, tuple(x.shape), type_name(x)) if dy is None else contiguous(dy)
     f = _form(x, b, d, STEPS)
     f = f._replace(slices=next(s for s in (8, 4, 2, 1) if f.each % s == 0))
-    f, kernel = fitting_kernel(at, gradients, f, *(f._replace(length=n) for n in (STEPS // 2, STEPS // 4)))
+    sizes = [(n, m) for m in dict.fromkeys((1, max(1, f.n // 64))) for n in (STEPS, STEPS // 2, STEPS // 4)]
+    forms = [f._replace(length=n, pieces=m) for n, m in sizes]
+    f, kernel = fitting_kernel(at, gradients, *forms)
     dt, along = _cumulate(at, x, dt, a, f)
     batch, chunks = x.shape[0], dt.shape[2]
     before, after = (empty(x, (batch, chunks, *states[1:]), f.dtype) for _ in (0, 1))

@@ -26,7 +26,7 @@ STEPS = 64  # of a tile; of a chunk of backward, where a block has room for it
 
 class MambaForm(NamedTuple):
     """What a kernel is compiled for.  length: steps of a chunk.  slices: blocks that share the heads of a group.  skip: whether
-    there is a D."""
+    there is a D.  pieces: in which a block of the gradients loads states, columns after another."""
 
     heads: int
     groups: int
@@ -36,6 +36,19 @@ class MambaForm(NamedTuple):
     dtype: str
     slices: int = 1
     skip: bool = True
+    pieces: int = 1
+
+    @property
+    def columns(self) -> int:
+        """Of a piece of a state."""
+        return self.n // self.pieces
+
+    def of_piece(self, m: int) -> slice:
+        return slice(m * self.columns, (m + 1) * self.columns)
+
+    def piece(self, x: Any, m: int) -> Any:
+        """These columns of a tile of all."""
+        return x if self.pieces == 1 else x[:, self.of_piece(m)]
 
     @property
     def acc(self) -> str:
@@ -94,8 +107,8 @@ def scores(f: MambaForm) -> Any:
 
 @T.macro
 def walk_over(f, back, columns, stages, inputs, results, at):
-    """The states before all chunks, or, back, from the end to the start, with dy and C in place of x and B, the gradients of the
-    states after them: first the gradient of the last state, last that of the state before all steps."""
+    """The states before all chunks, or, back, from the end to the start, with dy and C in place of x and B, the gradients of
+    the states after them: first the gradient of the last state, last that of the state before all steps."""
     (X, B, Dt, A, First), (States, Last), (chunks, v, h, b) = inputs, results, at
     steps = min(STEPS, f.length)
     Xs, Bs = T.alloc_shared((steps, f.p), f.dtype), T.alloc_shared((steps, columns), f.dtype)
@@ -143,8 +156,8 @@ def walk(f: MambaForm, columns: int) -> Any:
 
 
 def walks(f: MambaForm, columns: int) -> Any:
-    """The kernel (x, B, dt, a, first, before, dy, C, final, after, dfirst, last): the walk, and the one back, at the same time; chunks
-    have 64 steps at most."""
+    """The kernel (x, B, dt, a, first, before, dy, C, final, after, dfirst, last): the walk, and the one back, at the same time;
+    chunks have 64 steps at most."""
     batch, seq, chunks = T.dynamic("batch, seq, chunks")
     rows, state = (batch, f.heads, chunks, f.length), (batch, f.heads, f.p, f.n)
     x, bc, states = (batch, seq, f.heads, f.p), (batch, seq, f.groups, f.n), (batch, chunks, f.heads, f.p, f.n)
@@ -179,18 +192,32 @@ def of_pairs(f, tiles, CB, operands, grads, row, column):
     for i, j in T.Parallel(f.length, f.length):
         pairs[i, j] *= tiles.dt[j]
     T.reduce_sum(pairs, row, dim=1)
-    T.gemm(tiles.dCB, Bs, dC)
-    T.gemm(tiles.dCB, Cs, dB, transpose_A=True)
+    _ = [T.gemm(tiles.dCB, f.piece(Bs, m), x) for m, x in enumerate(dC)]
+    _ = [T.gemm(tiles.dCB, f.piece(Cs, m), x, transpose_A=True) for m, x in enumerate(dB)]
 
 
 @T.macro
-def of_state_before(f, tiles, Cs, dC, row):
+def load(f, tile, States, at, m):
+    """A piece of a state, where a block has no room for all."""
+    if f.pieces > 1:
+        b, c, h = at
+        T.copy(States[b, c, h, :, f.of_piece(m)], tile)
+
+
+@T.macro
+def of_piece_before(f, tiles, Cs, dC, read, Before, at, m):
+    load(f, tiles.S, Before, at, m)
+    T.gemm(tiles.scaled, tiles.S, dC[m])
+    T.gemm(f.piece(Cs, m), tiles.S, read, transpose_B=True, clear_accum=m == 0)
+
+
+@T.macro
+def of_state_before(f, tiles, Cs, dC, row, Before, at):
     """What the state before the chunk gives to dC, and to `row`."""
     read, each = T.alloc_fragment((f.length, f.p), f.acc), T.alloc_fragment((f.length,), f.acc)
     for i, j in T.Parallel(f.length, f.p):
         tiles.scaled[i, j] = tiles.dy[i, j] * f.exp(tiles.a[i])
-    T.gemm(tiles.scaled, tiles.S, dC)
-    T.gemm(Cs, tiles.S, read, transpose_B=True, clear_accum=True)
+    _ = [of_piece_before(f, tiles, Cs, dC, read, Before, at, m) for m in range(f.pieces)]
     for i, j in T.Parallel(f.length, f.p):
         read[i, j] *= tiles.dy[i, j] * f.exp(tiles.a[i])
     T.reduce_sum(read, each, dim=1)
@@ -199,10 +226,22 @@ def of_state_before(f, tiles, Cs, dC, row):
 
 
 @T.macro
-def of_state_after(f, tiles, Bs, dB, dx, written):
+def read_piece(f, tiles, Bs, dx, After, at, m):
+    load(f, tiles.G, After, at, m)
+    T.gemm(f.piece(Bs, m), tiles.G, dx, transpose_B=True, clear_accum=m == 0)
+
+
+@T.macro
+def write_piece(f, tiles, dB, After, at, m):
+    load(f, tiles.G, After, at, m)
+    T.gemm(tiles.scaled, tiles.G, dB[m])
+
+
+@T.macro
+def of_state_after(f, tiles, Bs, dB, dx, written, After, at):
     """What the state after the chunk gives to dB, dx, and to the gradient of dt beside x."""
     each, last = T.alloc_fragment((f.length, f.p), f.acc), f.length - 1
-    T.gemm(Bs, tiles.G, dx, transpose_B=True, clear_accum=True)
+    _ = [read_piece(f, tiles, Bs, dx, After, at, m) for m in range(f.pieces)]
     for i, j in T.Parallel(f.length, f.p):
         dx[i, j] *= f.exp(tiles.a[last] - tiles.a[i])
         each[i, j] = dx[i, j] * tiles.x[i, j]
@@ -211,18 +250,27 @@ def of_state_after(f, tiles, Bs, dB, dx, written):
     T.gemm(tiles.W, tiles.dy, dx, transpose_A=True)
     for i, j in T.Parallel(f.length, f.p):
         tiles.scaled[i, j] = tiles.x[i, j] * f.exp(tiles.a[last] - tiles.a[i]) * tiles.dt[i]
-    T.gemm(tiles.scaled, tiles.G, dB)
+    _ = [write_piece(f, tiles, dB, After, at, m) for m in range(f.pieces)]
 
 
 @T.macro
-def of_steps(f, tiles, A, row, column, written, results, at):
+def of_both(f, tiles, edges, states, at, m):
+    """The rows of S * G times the decay of the chunk."""
+    both = T.alloc_fragment((f.p, f.columns), f.acc)
+    load(f, tiles.S, states[0], at, m)
+    load(f, tiles.G, states[1], at, m)
+    for i, j in T.Parallel(f.p, f.columns):
+        both[i, j] = T.cast(tiles.S[i, j], f.acc) * tiles.G[i, j] * f.exp(tiles.a[f.length - 1])
+    T.reduce_sum(both, edges, dim=1, clear=m == 0)
+
+
+@T.macro
+def of_steps(f, tiles, A, row, column, written, states, results, at):
     """The gradients of dt, and this chunk's of A and D."""
     (dDt, dA, dD), (b, c, h, t, seq) = results, at
-    both, edges, total = T.alloc_fragment((f.p, f.n), f.acc), T.alloc_fragment((f.p,), f.acc), T.alloc_fragment((1,), f.acc)
+    edges, total = T.alloc_fragment((f.p,), f.acc), T.alloc_fragment((1,), f.acc)
     product, each = T.alloc_fragment((f.length, f.p), f.acc), T.alloc_fragment((f.length,), f.acc)
-    for i, j in T.Parallel(f.p, f.n):
-        both[i, j] = T.cast(tiles.S[i, j], f.acc) * tiles.G[i, j] * f.exp(tiles.a[f.length - 1])
-    T.reduce_sum(both, edges, dim=1)
+    _ = [of_both(f, tiles, edges, states, (b, c, h), m) for m in range(f.pieces)]
     T.reduce_sum(edges, total)
     for i in T.Parallel(f.length):
         each[i] = tiles.dt[i] * written[i]
@@ -270,7 +318,7 @@ class Tiles(NamedTuple):
 
     @staticmethod
     def of(f: MambaForm) -> Tiles:
-        shapes = [(f.length, f.p)] * 3 + [(f.p, f.n)] * 2 + [(f.length, f.length)] * 2
+        shapes = [(f.length, f.p)] * 3 + [(f.p, f.columns)] * 2 + [(f.length, f.length)] * 2
         rows = [(f.length,)] * 3 + [(1,)]
         return Tiles(*(T.alloc_shared(x, f.dtype) for x in shapes), *(T.alloc_shared(x, f.acc) for x in rows))
 
@@ -293,30 +341,31 @@ def gradients(f: MambaForm) -> Any:
             tiles, t, g = Tiles.of(f), c * f.length, z // f.slices
             Bs, Cs = T.alloc_shared((f.length, f.n), f.dtype), T.alloc_shared((f.length, f.n), f.dtype)
             CB, dx = T.alloc_fragment((f.length, f.length), f.acc), T.alloc_fragment((f.length, f.p), f.acc)
-            db, dc = T.alloc_fragment((f.length, f.n), f.acc), T.alloc_fragment((f.length, f.n), f.acc)
+            db, dc = ([T.alloc_fragment((f.length, f.columns), f.acc) for _ in range(f.pieces)] for _ in (0, 1))
             row, column, written = (T.alloc_fragment((f.length,), f.acc) for _ in (0, 1, 2))
             T.copy(B[b, t:t + f.length, g, :], Bs)
             T.copy(C[b, t:t + f.length, g, :], Cs)
             T.gemm(Cs, Bs, CB, transpose_B=True, clear_accum=True)
-            T.clear(db)
-            T.clear(dc)
+            _ = [T.clear(y) for y in (*db, *dc)]
             for k in T.serial(few):
                 h = g * f.each + z % f.slices * few + k
                 T.copy(X[b, t:t + f.length, h, :], tiles.x)
                 T.copy(dY[b, t:t + f.length, h, :], tiles.dy)
-                T.copy(Before[b, c, h, :, :], tiles.S)
-                T.copy(After[b, c, h, :, :], tiles.G)
+                if f.pieces == 1:
+                    T.copy(Before[b, c, h, :, :], tiles.S)
+                    T.copy(After[b, c, h, :, :], tiles.G)
                 T.copy(Cumsum[b, h, c, :], tiles.a)
                 T.copy(Dt[b, h, c, :], tiles.dt)
                 of_pairs(f, tiles, CB, (Cs, Bs), (db, dc), row, column)
-                of_state_before(f, tiles, Cs, dc, row)
-                of_state_after(f, tiles, Bs, db, dx, written)
+                of_state_before(f, tiles, Cs, dc, row, Before, (b, c, h))
+                of_state_after(f, tiles, Bs, db, dx, written, After, (b, c, h))
                 if f.skip:
                     for i, j in T.Parallel(f.length, f.p):
                         dx[i, j] += D[h] * tiles.dy[i, j]
                 T.copy(dx, dX[b, t:t + f.length, h, :])
-                of_steps(f, tiles, A, row, column, written, (dDt, dA, dD), (b, c, h, t, seq))
-            T.copy(db, dB[z % f.slices, b, t:t + f.length, g, :])
-            T.copy(dc, dC[z % f.slices, b, t:t + f.length, g, :])
+                of_steps(f, tiles, A, row, column, written, (Before, After), (dDt, dA, dD), (b, c, h, t, seq))
+            for_slice = z % f.slices, b, slice(t, t + f.length), g
+            _ = [T.copy(y, dB[(*for_slice, f.of_piece(m))]) for m, y in enumerate(db)]
+            _ = [T.copy(y, dC[(*for_slice, f.of_piece(m))]) for m, y in enumerate(dc)]
 
     return mamba_gradients

@@ -19,6 +19,8 @@ from ..attention.inputs import check_like, fitting_kernel, running_on
 from ..place import Place
 from .ssd_kernels import MOST, SsdForm, scan_kernel, scan_pairs, state_kernel
 
+ENTRIES = 128 * 256  # of the states of a block of chunk_scan, for registers
+
 register("ssd-argument", ValueError, "tensors of a state space model that do not go together",
          "see the shapes in the docstring of the function", expected="tensors of the shapes and types that the function names")
 
@@ -123,7 +125,8 @@ def run_scan(at: Place, f: SsdForm, cb: Any, x: Any, *arrays: Any) -> None:
     wide, forms = at.target.has_wgmma and f.acc == "float32", []
     if wide and f.each % 2 == 0 and f.p % 64 == f.n % 64 == 0:
         forms = [f._replace(blocks=at.sms or at.chip.sms, stages=n) for n in (4, 2)]
-    forms += [f._replace(splits=s, wide=wide) for s in (1, 2, 4) if f.p % (16 * s) == 0]
+    fitting = [s for s in (1, 2, 4) if f.p % (16 * s) == 0]
+    forms += [f._replace(splits=s, wide=wide) for s in fitting if f.p * f.n <= s * ENTRIES or s == fitting[-1]]
     run_fitting(at, _scan, forms, cb, x, *arrays)
 
 
