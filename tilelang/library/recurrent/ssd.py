@@ -19,7 +19,7 @@ from ..attention.inputs import check_like, fitting_kernel, running_on
 from ..place import Place
 from .ssd_kernels import MOST, SsdForm, scan_kernel, scan_pairs, state_kernel
 
-ENTRIES = 128 * 256  # of the states of a block of chunk_scan, for registers
+ENTRIES = 64 * 256  # of a state in a block of chunk_scan, beside two stages of loads
 
 register("ssd-argument", ValueError, "tensors of a state space model that do not go together",
          "see the shapes in the docstring of the function", expected="tensors of the shapes and types that the function names")
