@@ -143,6 +143,13 @@ def fresh(x: Any) -> Any:
     return x.copy() if is_numpy(x) else x.clone()
 
 
+def padded(x: Any, *more: int) -> Any:
+    """A copy with this many zeros behind the last axes, the last one first."""
+    if is_numpy(x):
+        return np.pad(x, [(0, 0)] * (x.ndim - len(more)) + [(0, n) for n in reversed(more)])
+    return sys.modules["torch"].nn.functional.pad(x, [m for n in more for m in (0, n)])
+
+
 def compact_copy(x: Any) -> Any:
     """A contiguous copy, which kernels can read."""
     return np.ascontiguousarray(x) if is_numpy(x) else x.clone(memory_format=sys.modules["torch"].contiguous_format)

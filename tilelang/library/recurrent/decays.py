@@ -22,7 +22,7 @@ import tilelang.language as T
 from tilelang.errors import error
 from tilelang.ir import const
 
-from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, strides, sum_into, type_name
+from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, padded, strides, sum_into, type_name
 from ..attention.form import LOG2E
 from ..attention.inputs import UNIT, device_of, fast_kernel, running_on, strides_of
 from ..autograd import Function, Results, Step
@@ -36,10 +36,12 @@ def linear_attention(q: Any, k: Any, v: Any, log_decay: Any = None, *, scale: fl
     """o_t = scale state_t^T q_t with state_t = exp(log_decay_t) state_(t-1) + k_t v_t^T: (batch, seq, heads, dim_v), like q.
 
     q, k: (batch, seq, heads, dim), v: (batch, seq, heads, dim_v), float16, bfloat16 or, on the CPU, float64; dim and dim_v
-    multiples of 16 up to 256.  log_decay: (batch, seq, heads), or (heads,) for all tokens, float32 (float64 of float64), at
-    most 0; None: 0.  The state is float32; scores, decayed keys and what queries read of the state are rounded to q's type.
+    at most 256; others than multiples of 16 are copied with zeros behind.  log_decay: (batch, seq, heads), or (heads,) for all
+    tokens, float32 (float64 of float64), at most 0; None: 0.  The state is float32; scores, decayed keys and what queries read
+    of the state are rounded to q's type.
 
-    Gradients of all four, of their types; saved are the four inputs alone.  That of log_decay is formed from those of q and k.
+    Gradients of all four, of their types; saved are the four inputs alone.  For that of log_decay, backward keeps the state
+    before each 64 tokens in q's type.
     Results are the same bits for the same inputs, may be captured in a CUDA graph, and are one operator for torch.compile.
     Raises delta-argument.
 
@@ -48,7 +50,12 @@ def linear_attention(q: Any, k: Any, v: Any, log_decay: Any = None, *, scale: fl
     >>> linear_attention(q, k, v, -np.ones(2, np.float32)).shape
     (1, 100, 2, 32)
     """
-    return _FUNCTION(q, k, v, log_decay, float(scale), target_text(target))
+    dim, dim_v = ((getattr(x, "shape", None) or (0,))[-1] for x in (q, v))
+    if not dim % 16 and not dim_v % 16:
+        return _FUNCTION(q, k, v, log_decay, float(scale), target_text(target))
+    _results(q, k, v, log_decay)  # checks what the caller gave
+    q, k, v = padded(q, -dim % 16), padded(k, -dim % 16), padded(v, -dim_v % 16)
+    return _FUNCTION(q, k, v, log_decay, float(scale), target_text(target))[..., :dim_v]
 
 
 def _accum(x: Any) -> str:
@@ -230,10 +237,10 @@ def _results(q: Any, k: Any, v: Any, log_decay: Any, *options: Any) -> Results:
     decays = None if log_decay is None else tuple(log_decay.shape)
     if any(x.ndim != 4 or is_numpy(x) != is_numpy(q) or type_name(x) != kind or device_of(x) != device_of(q)
            for x in given.values()) or q.shape != k.shape or v.shape[:3] != q.shape[:3] or any(
-               n % 16 or not 0 < n <= 256 for n in (q.shape[3], v.shape[3])) or kind not in ("float16", "bfloat16", "float64"):
-        raise error("delta-argument", f"{shapes} do not go together", found=shapes, hint="pad the last dimension with zeros",
+               not 0 < n <= 256 for n in (q.shape[3], v.shape[3])) or kind not in ("float16", "bfloat16", "float64"):
+        raise error("delta-argument", f"{shapes} do not go together", found=shapes,
                     expected="q, k (batch, seq, heads, dim), v (batch, seq, heads, dim_v) of float16, bfloat16 or float64, "
-                             "dimensions that are multiples of 16 up to 256")
+                             "dimensions of 1 to 256")
     if decays is not None and (decays not in (tuple(q.shape[:3]), (q.shape[2],)) or type_name(log_decay) != accum or device_of(
             log_decay) != device_of(q)):
         raise error("delta-argument", f"log_decay is {type_name(log_decay)} {decays}", found=f"{type_name(log_decay)} {decays}",

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilelang.errors import error, register
 
-from ..arrays import contiguous, empty, sum_into, type_name, zeros
+from ..arrays import contiguous, empty, padded, sum_into, type_name, zeros
 from ..attention.inputs import check_double, check_like, fast_kernel, fitting_kernel, running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
@@ -27,8 +27,8 @@ def gated_delta(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: flo
         state_t = alpha_t (state_(t-1) - beta_t k_t (k_t^T state_(t-1))) + beta_t k_t v_t^T,      o_t = scale state_t^T q_t.
 
     q, k: (batch, seq, key heads, dim_k); v: (batch, seq, heads, dim_v), float16 or bfloat16.  Rows of k must be normalised.
-    heads is a multiple of the number of key heads; dim_k is 64 or 128, dim_v a multiple of 64; seq is any length: up to
-    8 steps, as in decoding, are computed one after another.
+    heads is a multiple of the number of key heads; dim_k is at most 128; seq is any length: up to 8 steps, as in decoding, are
+    computed one after another.  Kernels take dim_k of 64 or 128 and dim_v of whole 64: others are copied with zeros behind.
     log_alpha, beta: (batch, seq, heads), float32; log_alpha at most 0, where less than -20 counts as -20.
     scale: dim_k ** -0.5 by default.  initial: the state before the first step, zeros by default.  float64, for all tensors, on
     the CPU.
@@ -46,7 +46,7 @@ def gated_delta(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: flo
     >>> out.shape, state.shape
     ((1, 100, 2, 64), (1, 2, 64, 64))
     """
-    return GATED_DELTA(q, k, v, log_alpha, beta, initial, None if scale is None else float(scale), target_text(target))
+    return _call(GATED_DELTA, q, k, v, log_alpha, beta, initial, scale, target)
 
 
 def kda(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: float | None = None, initial: Any = None,
@@ -67,7 +67,23 @@ def kda(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: float | Non
     >>> out.shape, state.shape
     ((1, 100, 2, 64), (1, 2, 64, 64))
     """
-    return KDA(q, k, v, log_alpha, beta, initial, None if scale is None else float(scale), target_text(target))
+    return _call(KDA, q, k, v, log_alpha, beta, initial, scale, target)
+
+
+def _call(function: Function, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial: Any, scale: Any, target: Any) -> Any:
+    """Zeros behind q, k, v and the state, for sizes that kernels do not have, change no result."""
+    scale, where = None if scale is None else float(scale), target_text(target)
+    dim_k, dim_v = (getattr(x, "shape", None) or (0,) for x in (q, v))
+    more_k, more_v = -dim_k[-1] % COLUMNS, -dim_v[-1] % COLUMNS
+    if not more_k and not more_v:
+        return function(q, k, v, log_alpha, beta, initial, scale, where)
+    _check(function.name, q, k, v, log_alpha, beta, initial)
+    q, k, v = padded(q, more_k), padded(k, more_k), padded(v, more_v)
+    log_alpha = padded(log_alpha, more_k) if function is KDA else log_alpha
+    initial = None if initial is None else padded(initial, more_v, more_k)
+    scale = dim_k[-1]**-0.5 if scale is None else scale
+    out, last = function(q, k, v, log_alpha, beta, initial, scale, where)
+    return out[..., :dim_v[-1]], last[..., :dim_k[-1], :dim_v[-1]]
 
 
 def _results(name: str, *args: Any) -> Results:
@@ -118,7 +134,10 @@ def _gradient(name: str, *args: Any) -> None:
             dinitial[...] = final
         return
     at, dout = running_on(q, target), zeros(v, tuple(v.shape), type_name(v)) if dout is None else dout
-    form, kernel = fitting_kernel(at, delta_backward, *(_form(name, q, v, at)._replace(chunk=n) for n in CHUNKS))
+    form = _form(name, q, v, at)
+    together = at.target.is_gpu and 2 * batch * heads * (dim_v // COLUMNS) <= (at.sms or at.chip.sms)
+    form = form._replace(together=together and not form.channels)
+    form, kernel = fitting_kernel(at, delta_backward, *(form._replace(chunk=n) for n in CHUNKS))
     chunks = -(-seq // form.chunk)
     work = [empty(q, *x) for x in workspace(form, batch, chunks)]
     work += [empty(q, (batch, heads, chunks, dim_v, dim_k), type_name(q)) for _ in (0, 1)]
@@ -143,11 +162,10 @@ def _check(name: str, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial
         raise error("delta-argument", f"the shapes given to {name} do not go together: {found}", found=found,
                     expected="q (batch, seq, key heads, dim_k), v (batch, seq, heads, dim_v), heads a multiple of key heads")
     (batch, seq, heads, dim_v), dim_k, kind = v.shape, q.shape[3], type_name(q)
-    if dim_k not in (64, 128) or dim_v % COLUMNS or kind not in ("float16", "bfloat16", "float64"):
+    if not 0 < dim_k <= 128 or not dim_v or kind not in ("float16", "bfloat16", "float64"):
         raise error("delta-argument", f"{name} has no kernel for {kind}, dim_k {dim_k} and dim_v {dim_v}",
-                    expected="float16 or bfloat16, float64 on the CPU; dim_k of 64 or 128, dim_v a multiple of 64",
-                    found=f"{kind}, dim_k {dim_k}, dim_v {dim_v}",
-                    hint="convert q, k and v, and pad dim_k and dim_v with zeros")
+                    expected="float16 or bfloat16, float64 on the CPU; dim_k of 1 to 128",
+                    found=f"{kind}, dim_k {dim_k}, dim_v {dim_v}", hint="convert q, k and v")
     row, acc = (batch, seq, heads), "float64" if kind == "float64" else "float32"
     given = {"k": (k, tuple(q.shape), kind), "v": (v, tuple(v.shape), kind), "beta": (beta, row, acc),
              "log_alpha": (log_alpha, (*row, dim_k) if name == "kda" else row, acc)}

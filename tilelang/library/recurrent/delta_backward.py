@@ -3,12 +3,15 @@
 The names are those of delta_kernels.  G, the gradient of the state, follows a delta rule itself, from the end to the start:
     dv = A^T (P^T do + (beta k exp(g_last - g)) G),   G <- exp(g_last) G + (scale q exp g)^T do - (k exp g)^T dv.
 Four launches: what does not depend on the state, as in the forward direction; the states before the chunks and w; the G after
-the chunks and dv; and, all chunks at once, the other gradients.  A key reads (k_t^T state) and it writes (beta_t k_t w_t^T).
+the chunks and dv, in the same launch where the device has room; and, all chunks at once, the other gradients.  A key reads
+(k_t^T state) and it writes (beta_t k_t w_t^T).
 With M = (do w^T) E for s <= t and N = (dv w^T) E for s < t, E_ts = exp(g_t - g_s),
     dq = scale (exp(g) (do state^T) + M beta k),         read = -(exp(g) (dv state^T) + N beta k),
     z = exp(g_last - g) (w G^T) + scale M^T q - N^T k,   dk = read + beta z,   dbeta = the rows of k * z.
 exp(g_t) stands beside all that step t reads with and exp(-g_t) beside all that it writes: dg = q * dq + k * read - k * beta z.
 log alpha_t is in g_t and all later ones: a sum from the end of the chunk, and beyond it the sum of G * (state after the chunk).
+What a pair of steps gives to both is one number, or two of the same operands: where each step rounds its side, pairs that lie
+on one side of a decay do not cancel.
 """
 
 from __future__ import annotations
@@ -310,11 +313,12 @@ def delta_backward(f: DeltaForm) -> Any:
         with T.Kernel(chunks, f.heads, batch, threads=f.threads) as (c, h, b):
             prepare(f, (Q, K, Decay, Beta), (A, P, E, Qd, Kd, Ke), scale, seq, b, h, c)
         before, after = (Kd if f.channels else K, Ke, V, A, E, Initial), (Ke, A, P, E, dO, dFinal)
-        if f.channels:  # a block has no room for the tiles of both
+        if f.channels or not f.together:  # with channels a block has no room for the tiles of both
             with T.Kernel(f.dim_v // COLUMNS, f.heads, batch, threads=128) as (x, h, b):
                 states_before(f, before, (Before, W), chunks, b, h, x * COLUMNS)
             with T.Kernel(f.dim_v // COLUMNS, f.heads, batch, threads=128) as (x, h, b):
-                gradients_after(f, (Qd, Kd, *after), (After, dV, dInitial), scale, chunks, b, h, x * COLUMNS)
+                work = (*((Qd, Kd) if f.channels else (Q, K)), *after)
+                gradients_after(f, work, (After, dV, dInitial), scale, chunks, b, h, x * COLUMNS)
         else:
             with T.Kernel(f.dim_v // COLUMNS, f.heads, 2 * batch, threads=128) as (x, h, z):
                 if z < batch:

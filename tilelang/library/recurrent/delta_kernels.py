@@ -29,7 +29,8 @@ STAGES = 2
 
 class DeltaForm(NamedTuple):
     """What a kernel is compiled for.  each: value heads of a head of q and k.  channels: a decay for every channel of the key.
-    wgmma: the recurrence for sm_90a.  chunk: one of CHUNKS."""
+    wgmma: the recurrence for sm_90a.  chunk: one of CHUNKS.  together: the device has room for the blocks of both recurrences
+    of backward at the same time."""
 
     heads: int
     each: int
@@ -39,6 +40,7 @@ class DeltaForm(NamedTuple):
     channels: bool
     wgmma: bool
     chunk: int = CHUNKS[0]
+    together: bool = False
 
     @property
     def threads(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilelang.errors import error
 
-from ..arrays import contiguous, empty, filled, is_numpy, sum_into, type_name, zeros
+from ..arrays import contiguous, empty, filled, is_numpy, padded, sum_into, type_name, zeros
 from ..attention.inputs import check_double, check_like, fast_kernel, fitting_kernel, running_on
 from ..autograd import Function, Results, Step
 from ..place import Place, target_text
@@ -24,9 +24,9 @@ def mamba2(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any = None, *, initial: A
         state_t = exp(a dt_t) state_(t-1) + dt_t x_t b_t^T,      y_t = state_t c_t + d x_t.
 
     x: (batch, seq, heads, P); b, c: (batch, seq, groups, N), float16 or bfloat16; heads of a group share b and c.  P and N are
-    multiples of 16 up to 256, N of 64 above 64; seq is any length.  dt: (batch, seq, heads), float32, above 0; a: (heads,),
-    float32, below 0; d: (heads,), float32, 0 by default.  initial: the state before the first step, zeros by default.  float64,
-    for all tensors, on the CPU.
+    at most 256; kernels take multiples of 16, N of 64 above 64: others are copied with zeros behind.  seq is any length.  dt:
+    (batch, seq, heads), float32, above 0; a: (heads,), float32, below 0; d: (heads,), float32, 0 by default.  initial: the
+    state before the first step, zeros by default.  float64, for all tensors, on the CPU.
 
     Gradients of all tensors, of their types; the same inputs give the same bits.  Saved for them: the inputs; states of chunks
     are computed again.  Memory of backward beside the results: 4 bytes a state entry for each 64 steps, 8 bytes a step and
@@ -42,7 +42,15 @@ def mamba2(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any = None, *, initial: A
     >>> y.shape, state.shape
     ((1, 100, 2, 64), (1, 2, 64, 64))
     """
-    return MAMBA2(x, dt, a, b, c, d, initial, target_text(target))
+    p, n = ((getattr(z, "shape", None) or (0,))[-1] for z in (x, b))
+    more_p, more_n = -p % 16, -n % (64 if n > 64 else 16)
+    if not more_p and not more_n:
+        return MAMBA2(x, dt, a, b, c, d, initial, target_text(target))
+    _results(x, dt, a, b, c, d, initial, None)  # checks what the caller gave
+    x, b, c = padded(x, more_p), padded(b, more_n), padded(c, more_n)
+    initial = None if initial is None else padded(initial, more_n, more_p)
+    y, last = MAMBA2(x, dt, a, b, c, d, initial, target_text(target))
+    return y[..., :p], last[..., :p, :n]
 
 
 def retention(q: Any, k: Any, v: Any, log_gamma: Any, *, scale: float | None = None, initial: Any = None,
@@ -80,10 +88,9 @@ def _results(x: Any, dt: Any, a: Any, b: Any, c: Any, d: Any, initial: Any, targ
         raise error("ssd-argument", f"the shapes given to mamba2 do not go together: {found}", found=found,
                     expected="x (batch, seq, heads, P), b (batch, seq, groups, N), heads a multiple of groups")
     batch, seq, heads, p, n = *x.shape, b.shape[3]
-    if any(m % 16 or not 0 < m <= 256 for m in (p, n)) or n > 64 and n % 64 or kind not in ("float16", "bfloat16", "float64"):
+    if any(not 0 < m <= 256 for m in (p, n)) or kind not in ("float16", "bfloat16", "float64"):
         raise error("ssd-argument", f"mamba2 has no kernel for {kind}, P {p} and N {n}", found=f"{kind}, P {p}, N {n}",
-                    expected="float16 or bfloat16, float64 on the CPU; P and N multiples of 16 up to 256, N of 64 above 64",
-                    hint="pad P and N with zeros")
+                    expected="float16 or bfloat16, float64 on the CPU; P and N of 1 to 256", hint="convert x, b and c")
     acc = "float64" if kind == "float64" else "float32"
     given = {"dt": (dt, (batch, seq, heads), acc), "a": (a, (heads,), acc), "b": (b, tuple(b.shape), kind),
              "c": (c, tuple(b.shape), kind)}
