@@ -116,8 +116,8 @@ def words_of_columns(f: Fn, p: Packing, src: dtype, at: str, dst: str) -> None:
                 ty = value_type(part.with_lanes(n))
                 v = f.let(f"xor {ty} {v}, {splat('-128', ty)}")
             store(f, part.with_lanes(n), v, f.at(to_row, memory_type(part), c))
-        for c in range(cols, whole):
-            store(f, part, "0", f.at(to_row, memory_type(part), str(c)))
+        for k in range(cols, whole):
+            store(f, part, "0", f.at(to_row, memory_type(part), str(k)))
 
 
 def words_of_rows(f: Fn, p: Packing, src: dtype, at: str, dst: str) -> None:
