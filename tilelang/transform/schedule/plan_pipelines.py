@@ -295,10 +295,14 @@ class _Planner:
 
 
 def _is_fenced(items: list[Item], plan: Plan) -> bool:
-    """Whether a GEMM may read by wgmma what threads store to shared memory in the loop. The fence behind their stores waits for
-    the copies of threads too, so that these would run under little else."""
-    read = {g.b.buffer.data for x in items for g in walk(x.stmt, Gemm)}
-    return any(e.writes and e.storage in read for i, x in enumerate(items) if i not in plan.ahead for e in x.effects)
+    """Whether threads store, behind a GEMM of the loop, what another one may read by wgmma. The fence behind their stores waits
+    for the copies of threads too, so that these would run under little else than the first GEMM."""
+    read, behind = {g.b.buffer.data for x in items for g in walk(x.stmt, Gemm)}, False
+    for i, x in enumerate(items):
+        if behind and i not in plan.ahead and any(e.writes and e.storage in read for e in x.effects):
+            return True
+        behind = behind or any(True for _ in walk(x.stmt, Gemm))
+    return False
 
 
 def _urgent(body: Body) -> None:
