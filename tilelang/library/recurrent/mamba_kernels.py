@@ -206,6 +206,7 @@ def load(f, tile, States, at, m):
 
 @T.macro
 def of_piece_before(f, tiles, Cs, dC, read, Before, at, m):
+    """What a piece of the state before the chunk gives to its columns of dC, and to what C reads."""
     load(f, tiles.S, Before, at, m)
     T.gemm(tiles.scaled, tiles.S, dC[m])
     T.gemm(f.piece(Cs, m), tiles.S, read, transpose_B=True, clear_accum=m == 0)
@@ -227,12 +228,14 @@ def of_state_before(f, tiles, Cs, dC, row, Before, at):
 
 @T.macro
 def read_piece(f, tiles, Bs, dx, After, at, m):
+    """What B reads of a piece of the state after the chunk."""
     load(f, tiles.G, After, at, m)
     T.gemm(f.piece(Bs, m), tiles.G, dx, transpose_B=True, clear_accum=m == 0)
 
 
 @T.macro
 def write_piece(f, tiles, dB, After, at, m):
+    """What it gives to its columns of dB."""
     load(f, tiles.G, After, at, m)
     T.gemm(tiles.scaled, tiles.G, dB[m])
 
