@@ -17,6 +17,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,8 +37,8 @@ MEMORY, PEAK = 4.0e12, 800e12
 
 @dataclass(frozen=True)
 class Case:
-    """shapes: of the tensors.  ours, theirs: of them.  moved, flops: forward, and backward alone; of forward only
-    where there is no gradient."""
+    """shapes: of the tensors.  ours, theirs: of them and of `more`, tensors without a gradient.  moved, flops: forward, and
+    backward alone; of forward only where there is no gradient."""
 
     shapes: tuple[tuple[int, ...], ...]
     ours: Callable[..., Any]
@@ -45,6 +46,7 @@ class Case:
     moved: tuple[float, ...]
     flops: tuple[float, ...] = (0.0, 0.0)
     dtype: torch.dtype = torch.bfloat16
+    more: tuple[torch.Tensor, ...] = ()
 
     def floor(self, backward: bool) -> float:
         """Microseconds of forward, or of forward and backward."""
@@ -75,12 +77,15 @@ def of_losses(m: int, k: int, n: int) -> dict[str, Case]:
     t[::17] = -100
     gemm, wide = 2.0 * m * k * n, 2.0 * m * n
     return {
-        f"cross_entropy {m}x{n}": Case(((m, n),), lambda x: cross_entropy(x, t.to(x.device)),
-                                       lambda x: F.cross_entropy(at_least_float(x), t.to(x.device)), (wide, 2 * wide)),
+        f"cross_entropy {m}x{n}": Case(((m, n),), cross_entropy, lambda x, t: F.cross_entropy(at_least_float(x), t),
+                                       (wide, 2 * wide), more=(t,)),
         f"linear_cross_entropy {m}x{k}x{n}": Case(
-            ((m, k), (n, k)), lambda x, w: linear_cross_entropy(x, w, t.to(x.device)),
-            lambda x, w: F.cross_entropy(at_least_float(x @ w.t()), t.to(x.device)),
-            (2.0 * (m + n) * k, 4.0 * (m + n) * k), (gemm, 3 * gemm))}
+            ((m, k), (n, k)), linear_cross_entropy, lambda x, w, t: F.cross_entropy(at_least_float(x @ w.t()), t),
+            (2.0 * (m + n) * k, 4.0 * (m + n) * k), (gemm, 3 * gemm), more=(t,)),
+        f"linear_cross_entropy {m}x{k}x{n} kept": Case(
+            ((m, k), (n, k)), partial(linear_cross_entropy, recompute=False),
+            lambda x, w, t: F.cross_entropy(at_least_float(x @ w.t()), t),
+            (2.0 * ((m + n) * k + m * n), 4.0 * ((m + n) * k + m * n)), (gemm, 2 * gemm), more=(t,))}
 
 
 def of_groups(rows: int, k: int, n: int, groups: int) -> dict[str, Case]:
@@ -89,15 +94,15 @@ def of_groups(rows: int, k: int, n: int, groups: int) -> dict[str, Case]:
     sizes = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int32)).int()
     a, b, c = 2.0 * rows * k, 2.0 * groups * k * n, 2.0 * rows * n
 
-    def theirs(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    def theirs(x: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         if x.dtype == torch.float64:
             return torch.cat([y @ z for y, z in zip(x.split(sizes.tolist()), w)])
-        return torch._grouped_mm(x, w, offs=ends.to(x.device))
+        return torch._grouped_mm(x, w, offs=ends)
 
     flops = 2.0 * rows * k * n
     return {f"grouped_matmul {rows}x{k}x{n} g{groups}": Case(
-        ((rows, k), (groups, k, n)), lambda x, w: grouped_matmul(x, w, sizes.to(x.device)), theirs,
-        (a + b + c, 2 * (a + b + c)), (flops, 2 * flops))}
+        ((rows, k), (groups, k, n)), lambda x, w, sizes, ends: grouped_matmul(x, w, sizes), theirs,
+        (a + b + c, 2 * (a + b + c)), (flops, 2 * flops), more=(sizes, ends))}
 
 
 def of_epilogues(m: int, n: int, k: int) -> dict[str, Case]:
@@ -130,9 +135,10 @@ CASES: dict[str, Case] = {**of_rows(8192, 4096), **of_rows(16384, 1024), **of_ro
                           **of_epilogues(4096, 4096, 4096), **of_epilogues(8192, 1024, 4096), **of_epilogues(4096, 14336, 4096)}
 
 
-def both(call: Callable[..., Any], given: list[torch.Tensor], grad: torch.Tensor) -> Callable[[], Any]:
+def both(call: Callable[..., Any], given: list[torch.Tensor], more: list[torch.Tensor], grad: torch.Tensor
+         ) -> Callable[[], Any]:
     """Forward and backward."""
-    return lambda: torch.autograd.grad(call(*given), given, grad)
+    return lambda: torch.autograd.grad(call(*given, *more), given, grad)
 
 
 def measure(name: str, c: Case, rounds: int, eager: bool) -> dict[str, Any]:
@@ -142,11 +148,11 @@ def measure(name: str, c: Case, rounds: int, eager: bool) -> dict[str, Any]:
     g = torch.Generator(device="cuda").manual_seed(0)
     given = [torch.randn(s, device="cuda", generator=g).to(c.dtype) / (s[-1]**0.5 if len(s) > 1 and k else 1)
              for k, s in enumerate(c.shapes)]
-    backward = len(c.moved) > 1
+    backward, more = len(c.moved) > 1, [x.cuda() for x in c.more]
     for x in given:
         x.requires_grad_(backward)
     exact = [x.detach().double().requires_grad_(backward) for x in given]
-    out = c.theirs(*exact)
+    out = c.theirs(*exact, *more)
     grad = torch.randn(out.shape, device="cuda", generator=g).to(c.dtype)
     wanted = [out.detach(), *(torch.autograd.grad(out, exact, grad.double()) if backward else ())]
     del out, exact
@@ -155,10 +161,10 @@ def measure(name: str, c: Case, rounds: int, eager: bool) -> dict[str, Any]:
     meter, ready = CudaMeter(0.03), {}
     for who, call in calls.items():
         try:
-            y = call(*given)
+            y = call(*given, *more)
             found = [y.detach(), *(torch.autograd.grad(y, given, grad.to(y.dtype)) if backward else ())]
             errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, wanted)]
-            runs = [lambda call=call: call(*given), both(call, given, grad.to(y.dtype))]
+            runs = [lambda call=call: call(*given, *more), both(call, given, more, grad.to(y.dtype))]
             ready[who] = [meter.prepare(run, math.inf) for run in runs[:1 + backward]]
             row[who] = {"errors": errors, "host_us": [p.host_us for p in ready[who]], "how": [p.how for p in ready[who]]}
         except Exception as e:
@@ -200,7 +206,7 @@ def kernels(c: Case) -> list[str]:
     given = [torch.empty(s, dtype=c.dtype, requires_grad=len(c.moved) > 1) for s in c.shapes]
 
     def call() -> None:
-        y = c.ours(*given)
+        y = c.ours(*given, *c.more)
         if y.requires_grad:
             torch.autograd.grad(y, given, torch.empty_like(y))
 

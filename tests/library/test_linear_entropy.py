@@ -10,12 +10,12 @@ from tilelang.library.training.linear_entropy import LINEAR_CROSS_ENTROPY
 
 MACHINES = {"cpu": None, "tile": "tile", "sm_90a": "cuda -arch=sm_90a", "sm_80": "cuda -arch=sm_80"}
 OPTIONS = {"mean": (5, 0.1, 1e-3, "mean"), "sum": (-100, 0.0, 0.0, "sum"), "none": (5, 0.0, 1e-2, "none")}
-CASES = [(33, 24, 300, "float64", "mean", "cpu"),
-         (70, 48, 200, "float16", "none", "sm_90a"),
-         (20, 32, 64, "float32", "sum", "cpu"),
-         (33, 40, 130, "float16", "mean", "tile"),
-         pytest.param(20, 32, 200, "float32", "mean", "sm_90a", marks=pytest.mark.slow),
-         pytest.param(70, 48, 200, "float16", "mean", "sm_80", marks=pytest.mark.slow)]
+CASES = [(33, 24, 300, "float64", "mean", "cpu", False), (33, 24, 300, "float64", "mean", "cpu", True),
+         (70, 48, 200, "float16", "none", "sm_90a", False), (70, 48, 200, "float16", "none", "sm_90a", True),
+         (20, 32, 64, "float32", "sum", "cpu", False),
+         (33, 40, 130, "float16", "mean", "tile", False),
+         pytest.param(20, 32, 200, "float32", "mean", "sm_90a", False, marks=pytest.mark.slow),
+         pytest.param(70, 48, 200, "float16", "mean", "sm_80", False, marks=pytest.mark.slow)]
 UNIT = {"float16": 2.0**-10, "float32": 2.0**-22, "float64": 2.0**-48}
 
 
@@ -24,16 +24,16 @@ def _chunks(monkeypatch):
     monkeypatch.setattr(linear_entropy, "CHUNK", 128)
 
 
-@pytest.mark.parametrize("m, k, n, kind, form, where", CASES)
-def test_losses_and_gradients_are_those_of_float64(m, k, n, kind, form, where):
+@pytest.mark.parametrize("m, k, n, kind, form, where, keep", CASES)
+def test_losses_and_gradients_are_those_of_float64(m, k, n, kind, form, where, keep):
     rng, (ignored, e, z, reduction) = np.random.default_rng(m), OPTIONS[form]
     x, w = rng.standard_normal((m, k)).astype(kind), (rng.standard_normal((n, k)) / 2).astype(kind)
     t = rng.integers(0, n, m)
     t[1], t[-1] = 5, n - 1
-    given = ignored, e, z, reduction, MACHINES[where]
-    loss, logs, count = LINEAR_CROSS_ENTROPY.forward(x, w, t, *given)
+    given = ignored, e, z, reduction, keep, MACHINES[where]
+    loss, logs, count, logits = LINEAR_CROSS_ENTROPY.forward(x, w, t, *given)
     grad = np.asarray(np.arange(loss.size).reshape(loss.shape) + 1.5, loss.dtype)
-    dx, dw = LINEAR_CROSS_ENTROPY.backward(x, w, t, logs, count, *given, grad)
+    dx, dw = LINEAR_CROSS_ENTROPY.backward(x, w, t, logs, count, logits, *given, grad)
     X, W = x.astype(np.float64), w.astype(np.float64)
     y, used = X @ W.T, t != ignored
     s = np.log(np.exp(y).sum(1))
@@ -66,7 +66,7 @@ def test_gradcheck_and_a_whole_graph_without_logits_in_memory():
         torch.testing.assert_close(found, torch.autograd.grad(F.cross_entropy(x[:rows] * 2 @ w.t(), t[:rows]), (x, w)))
     assert max(sizes) == w.numel()
     op = torch.ops.tilelang_library.linear_cross_entropy.default
-    torch.library.opcheck(op, (x, w, t, -100, 0.0, 0.0, "sum", None), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(op, (x, w, t, -100, 0.0, 0.0, "sum", False, None), test_utils=("test_schema", "test_faketensor"))
 
 
 def test_arguments_that_do_not_go_together():

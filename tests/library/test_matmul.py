@@ -321,6 +321,8 @@ def test_an_output_is_filled_and_returned():
     a, b, out = normal((8, 16)), normal((16, 8)), np.zeros((8, 8), np.float16)
     assert matmul(a, b, out=out) is out
     check(out, wide(a), wide(b))
+    assert grouped_matmul(a, np.stack([b, 2 * b]), np.int32([3, 5]), out=out) is out
+    check(out, wide(a) * np.repeat([1, 2], [3, 5])[:, None], wide(b))
 
 
 def test_torch_tensors():
@@ -361,6 +363,8 @@ F8 = np.zeros((128, 128), E4)
     (lambda: matmul(F8, F8, scale_a=np.ones(1), scale_b=np.ones(1)), "matmul-type", "float64"),
     (lambda: matmul(F8, F8, scale_a=np.ones((128, 2), np.float32), scale_b=np.float32([1])), "matmul-shape", r"\(128, 1\)"),
     (lambda: grouped_matmul(A, B, np.zeros(1, np.int32)), "matmul-shape", "2 and 2"),
+    (lambda: grouped_matmul(A, B[None], np.int32([8]), out=np.zeros((8, 8), np.float32)), "matmul-shape", "expected float16"),
+    (lambda: grouped_matmul(B[:8], B[None, :8], np.int32([8]), out=B[4:12]), "matmul-option", "out and a have memory in"),
     (lambda: grouped_matmul(A, B[None], np.zeros(2, np.int32)), "matmul-shape", "group_sizes"),
     (lambda: grouped_matmul(A[:0], B[None], np.zeros(1, np.int32)), "matmul-shape", "no work"),
 ])

@@ -272,4 +272,7 @@ def moe(x: Any, experts: Any, weights: Any, gate_up: Any, down: Any, room: int) 
 
     rows, way = dispatch(x, experts, gate_up.shape[0] * current().ranks, room)
     gate, up = grouped_matmul(rows, gate_up, way.sizes).chunk(2, -1)
-    return combine(grouped_matmul(torch.nn.functional.silu(gate) * up, down, way.sizes), way, weights)
+    y = _box(room, down.shape[2], x.dtype, "what combine fetches")
+    with torch.no_grad():  # which the rest does not record either
+        grouped_matmul(torch.nn.functional.silu(gate) * up, down, way.sizes, out=y)
+    return combine(y, way, weights)

@@ -16,25 +16,26 @@ from ..caches import Cache, Prepared, enter, known
 from ..place import Place, target_text
 from .matmul import prepare
 from .plan import choose_tile
-from .problem import TYPES
+from .problem import TYPES, check_disjoint
 from .tile import Tile, TileProblem, without_wgmma
 
 _ANSWERS: Cache[Prepared] = Cache(4096)
 _FINDERS = 128  # threads that search for groups
+_NAMES = "a", "b", "bias", "group_sizes", "out"
 
 
 def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = False, bias: Any = None,
-                   activation: str | None = None, out_dtype: Any = None, target: Any = None,
+                   activation: str | None = None, out_dtype: Any = None, out: Any = None, target: Any = None,
                    execution_backend: str | None = None, tune: bool | None = None) -> Any:
     """Rows of a in groups, each multiplied by a matrix of its own: out[rows of g] = activation(a[rows of g] @ b[g] + bias).
 
     a: (rows, k).  b: (groups, k, n), or (groups, n, k) with transpose_b.  group_sizes: (groups,) int32 on the same device,
     read by the kernel: group g has group_sizes[g] rows, which follow those of g - 1; rows of no group come out as zeros.
-    The rest (out_dtype, …) and types are as for matmul (float8 without scales is accumulated in two levels); tune times
+    The rest (out_dtype, out, …) and types are as for matmul (float8 without scales is accumulated in two levels); tune times
     groups of the sizes that the first call has.
 
-    Gradients of a and b, of their types, for floating-point types of at least 16 bits without bias, activation and out_dtype;
-    the rows of each group are a GEMM of their own.  Saved for them: a, b and group_sizes.  torch.compile takes such calls
+    Gradients of a and b, of their types, for floating-point types of at least 16 bits without bias, activation, out_dtype and
+    out; the rows of each group are a GEMM of their own.  Saved for them: a, b and group_sizes.  torch.compile takes such calls
     whole.
 
     Raises matmul-shape, matmul-type, matmul-option, matmul-device, matmul-gradient, matmul-target.
@@ -46,15 +47,18 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
     """
     if not direct((a, b, bias)):
         return _with_gradient(a, b, group_sizes, bias, transpose_b, {
-            "activation": activation, "out_dtype": out_dtype, "target": target, "execution_backend": execution_backend})
-    arrays = a, b, bias, group_sizes
+            "activation": activation, "out_dtype": out_dtype, "out": out, "target": target,
+            "execution_backend": execution_backend})
+    arrays = a, b, bias, group_sizes, out
     options = transpose_b, activation, out_dtype, str(target), execution_backend, tune
     answer = known(_ANSWERS, arrays, options)
     if answer is None:
         answer = enter(_ANSWERS, arrays, options, prepare(
-            grouped_matmul, dict(zip(("a", "b", "bias", "group_sizes"), arrays)), tune, {
+            grouped_matmul, dict(zip(_NAMES, arrays)), tune, {
                 "transpose_b": transpose_b, "activation": activation, "out_dtype": out_dtype, "target": target,
                 "execution_backend": execution_backend}))
+    if out is not None and not answer.disjoint.surely(out, arrays[:-1]):
+        check_disjoint(out, dict(zip(_NAMES, arrays[:-1])))
     return answer.run(*arrays)
 
 
@@ -111,14 +115,39 @@ def gemm_over_groups(f: GroupForm) -> Any:
     return matmul_over_groups
 
 
+def gemm_over_rows(f: GroupForm) -> Any:
+    """The kernel (L, R, D): D = L^T @ R, (k, n), over all rows, behind which TMA fills zeros."""
+    t, m = f.tile, T.dynamic("m")
+
+    @T.prim_func
+    def matmul_over_rows(L: T.Tensor((m, f.k), f.kind), R: T.Tensor((m, f.n), f.kind), D: T.Tensor((f.k, f.n), f.kind)):
+        with T.Kernel(T.ceildiv(f.n, t.bn), T.ceildiv(f.k, t.bm), threads=t.threads) as (bx, by):
+            Ls, Rs = T.alloc_shared((t.bk, t.bm), f.kind), T.alloc_shared((t.bk, t.bn), f.kind)
+            acc = T.alloc_fragment((t.bm, t.bn), f.acc)
+            T.use_swizzle(t.panel_size, order=t.panels)
+            T.clear(acc)
+            for s in T.Pipelined(T.ceildiv(m, t.bk), num_stages=t.stages):
+                T.copy(L[s * t.bk, by * t.bm], Ls)
+                T.copy(R[s * t.bk, bx * t.bn], Rs)
+                T.gemm(Ls, Rs, acc, transpose_A=True)
+            T.copy(acc, D[by * t.bm, bx * t.bn])
+
+    return matmul_over_rows
+
+
 def matrix_gradient(left: Any, right: Any, sizes: Any, at: Place, d: Any) -> None:
-    """d[g] = left[rows of g]^T @ right[rows of g].  left: (rows, k).  right: (rows, n).  d: (groups, k, n), contiguous."""
+    """d[g] = left[rows of g]^T @ right[rows of g].  left: (rows, k).  right: (rows, n).  d: (groups, k, n), contiguous.
+    sizes: of the groups, or None where all rows are one group."""
     (groups, k, n), kind = d.shape, type_name(d)
     gemm, acc, _ = TYPES[kind]
     size, rows = dtype(kind).bytes, 1 << (ceil(left.shape[0] / groups) - 1).bit_length()  # tiles are chosen for powers of two
     chip = without_wgmma(at.chip) if gemm == "tf32" and at.chip.kind == "wgmma" else at.chip
     tile = choose_tile(chip, TileProblem(k, n, rows, groups, gemm, 8 * size, 8 * size, a_k=False, may_split=False,
                                             a_rows=gcd(k * size, 128), b_rows=gcd(n * size, 128)))
+    if sizes is None:
+        kernel = at.kernel(gemm_over_rows, GroupForm(k, n, groups, kind, acc, tile), cluster=tile.cluster or None)
+        kernel(contiguous(left), contiguous(right), d[0])
+        return
     tile = replace(tile, stages=max(1, tile.stages - 1))  # the last rows have the bytes of a stage
     kernel = at.kernel(gemm_over_groups, GroupForm(k, n, groups, kind, acc, tile), cluster=tile.cluster or None)
     kernel(contiguous(left), contiguous(right), sizes, empty(d, (groups, 2), "int32"), d)
@@ -126,13 +155,13 @@ def matrix_gradient(left: Any, right: Any, sizes: Any, at: Place, d: Any) -> Non
 
 def _with_gradient(a: Any, b: Any, sizes: Any, bias: Any, transpose_b: bool, options: dict[str, Any]) -> Any:
     """grouped_matmul as an operator of torch.  options: its other arguments.  Raises matmul-gradient."""
-    given = {"bias": bias, "activation": options["activation"], "out_dtype": options["out_dtype"]}
+    given = {"bias": bias, **{name: options[name] for name in ("activation", "out_dtype", "out")}}
     lost = [name for name, x in given.items() if x is not None]
     if lost or TYPES.get(type_name(a), ("int8",))[0] in ("int8", "fp8"):
         found = ", ".join(lost) or f"operands of {type_name(a)}"
         raise error("matmul-gradient", f"grouped_matmul has no gradient with {found}", found=found,
-                    expected="floating-point operands of at least 16 bits, no bias, activation or out_dtype",
-                    hint="add the bias and apply the activation to the result")
+                    expected="floating-point operands of at least 16 bits, no bias, activation, out_dtype or out",
+                    hint="add the bias and apply the activation to the result; leave out out")
     return GROUPED_MATMUL(a, b, sizes, transpose_b, target_text(options["target"]), options["execution_backend"])
 
 

@@ -94,9 +94,7 @@ def matmul_problem(tensors: Mapping[str, Any], target: Target, *, transpose_a: b
     scaling = _check_scales(scale_a, scale_b, kind, (m, n, k), a.ndim == 3)
     _check_rest(a, {"b": b, "bias": bias, "scale_a": scale_a, "scale_b": scale_b, "out": out}, n, bias, activation)
     shape = result_shape(a, m, n)
-    if out is not None and (tuple(out.shape) != shape or type_name(out) != types[2]):
-        raise error("matmul-shape", f"out is {type_name(out)} {tuple(out.shape)}, expected {types[2]} {tuple(shape)}",
-                    expected=f"{types[2]} {tuple(shape)}", found=f"{type_name(out)} {tuple(out.shape)}", hint="leave out out")
+    _check_out(out, shape, types[2])
     two_level = kind == "fp8" and (scaling == "block" or not fast_accum and k > 128 and target.is_gpu)
     return MatmulProblem(m, n, k, types, kind, left, right, two_level, left.batch, bool(left.batch and not right.batch),
                          "" if bias is None else type_name(bias), activation or "", scaling, dynamic=dynamic)
@@ -106,9 +104,10 @@ def grouped_problem(tensors: Mapping[str, Any], target: Target, *, transpose_b: 
                     out_dtype: Any, dynamic: bool = False) -> MatmulProblem:
     """The problem of a call of grouped_matmul.
 
-    tensors: a, b, bias (or None), group_sizes.  Raises matmul-shape, matmul-type, matmul-option, matmul-device.
+    tensors: a, b, bias, group_sizes, out; bias and out are None where left out.  Raises matmul-shape, matmul-type,
+    matmul-option, matmul-device.
     """
-    a, b, bias, sizes = (tensors[x] for x in ("a", "b", "bias", "group_sizes"))
+    a, b, bias, sizes, out = (tensors[x] for x in ("a", "b", "bias", "group_sizes", "out"))
     types = check_types(a, b, out_dtype)
     if a.ndim != 2 or b.ndim != 3:
         raise error("matmul-shape", f"a has {a.ndim} dimensions and b {b.ndim}, expected 2 and 3",
@@ -120,7 +119,8 @@ def grouped_problem(tensors: Mapping[str, Any], target: Target, *, transpose_b: 
         raise error("matmul-shape", f"group_sizes is {type_name(sizes)} {tuple(sizes.shape)}, expected int32 ({b.shape[0]},)",
                     expected=f"int32 ({b.shape[0]},)", found=f"{type_name(sizes)} {tuple(sizes.shape)}",
                     hint="one size a matrix of b")
-    _check_rest(a, {"b": b, "bias": bias, "group_sizes": sizes}, n, bias, activation)
+    _check_rest(a, {"b": b, "bias": bias, "group_sizes": sizes, "out": out}, n, bias, activation)
+    _check_out(out, (m, n), types[2])
     if 0 in (m, n, k) or not right.batch:
         raise error("matmul-shape", f"a grouped GEMM of {m} x {k} by {right.batch} matrices of {k} x {n} has no work",
                     expected="rows, columns and groups", found=f"{m} x {k} by {right.batch} of {k} x {n}",
@@ -216,6 +216,13 @@ def _check_scales(scale_a: Any, scale_b: Any, kind: str, sizes: tuple[int, int, 
                     expected="(1,) and (1,), or one scale a block of 128", found=f"{found[0]} and {found[1]}",
                     hint="one scale a tensor; or one for 128 of k of a row of op(a) and for 128 x 128 of op(b)")
     return "block"
+
+
+def _check_out(out: Any, shape: tuple[int, ...], element: str) -> None:
+    """Check the tensor for the result.  Raises matmul-shape."""
+    if out is not None and (tuple(out.shape) != shape or type_name(out) != element):
+        raise error("matmul-shape", f"out is {type_name(out)} {tuple(out.shape)}, expected {element} {tuple(shape)}",
+                    expected=f"{element} {tuple(shape)}", found=f"{type_name(out)} {tuple(out.shape)}", hint="leave out out")
 
 
 def _check_rest(a: Any, others: dict[str, Any], n: int, bias: Any, activation: str | None) -> None:

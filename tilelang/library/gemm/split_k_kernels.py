@@ -66,6 +66,7 @@ def gemm_grouped(f: Form, two_level: bool = False) -> Any:
             first = where[by, 1]
             end = where[by, 2]
             part = T.alloc_fragment((t.bm, t.bn), "float32") if two_level else Cf
+            T.use_swizzle(t.panel_size)
             T.clear(Cf)
             for ko in T.Pipelined(T.if_then_else(group < f.groups, f.steps, 0), num_stages=t.stages):
                 T.copy(A[f.at_a(0, first, ko * t.bk)], As)

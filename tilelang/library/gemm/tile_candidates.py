@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil, gcd
 
 from tilelang.transform.analysis.cluster_pairs import SECTOR
-from tilelang.transform.schedule.persistent import rasterisation_rows
+from tilelang.target.tile_order import HELD, PORT, TileOrder, nominal_order, panels_of, rasterisation_rows, tile_order
 
 from .tile import Chip, Tile, TileProblem, swapped
 
@@ -24,7 +24,6 @@ _OVERLAP_STEPS = 12  # iterations from which overlapping tiles pay
 # 64x40, 89 tiles; 4520x88x600 TT by 64x88, 71 tiles.)
 _FILLED, _FILLED_SPLIT = 0.5, 0.75
 _FEW_WAVES, _WELL = 6, 0.85  # up to this many waves; least use of several waves
-_FEWER = 0.9  # fraction of the loads below which rasterisation panels have one row
 _FEW_ROWS = 128  # rows up to which swap-AB tiles are tried
 
 
@@ -73,7 +72,8 @@ def _widths(chip: Chip, p: TileProblem, bm: int, bn: int) -> tuple[int, ...]:
 
 def _with_splits(chip: Chip, p: TileProblem, t: Tile) -> Iterator[Tile]:
     """The tile with each number of splits, way to end and number of stages that is possible."""
-    room, stage = chip.shared - _BARRIER_BYTES, (t.bm + t.loaded) * t.bk * p.bits // 8
+    room, stage, order = chip.shared - _BARRIER_BYTES, (t.bm + t.loaded) * t.bk * p.bits // 8, nominal(chip, p, t.bm, t.bn)
+    t = replace(t, panel_size=order.size, panels=order.order)
     out = t.bm * t.bn * p.out_bits // 8
     narrow = not p.b_k and t.bn * p.bits > 1024 and t.bn * p.bits % 1024
     for splits in _splits(chip, p, t.bm, t.bn, t.bk):
@@ -93,8 +93,7 @@ def _with_splits(chip: Chip, p: TileProblem, t: Tile) -> Iterator[Tile]:
             if chip.kind == "wgmma" and blocks > chip.sms:  # the next tiles' stages too, beside a tile that is being stored
                 stages = max(stages, min((room - out) // stage, most))
             if stages > (chip.kind != "cpu"):
-                yield replace(t, stages=stages, splits=splits, panel_size=_panel_size(chip, p, t.bm, t.bn, splits),
-                              overlapping=overlapping, staged=staged)
+                yield replace(t, stages=stages, splits=splits, overlapping=overlapping, staged=staged)
 
 
 def shared_bytes(p: TileProblem, t: Tile) -> int:
@@ -162,35 +161,30 @@ def _may_overlap(p: TileProblem, bm: int, bn: int, deep: int) -> bool:
     return p.may_overlap and ragged and p.k >= _OVERLAP_STEPS * deep
 
 
-def _panel_size(chip: Chip, p: TileProblem, bm: int, bn: int, splits: int) -> int:
-    """Number of rows of tiles in a rasterisation panel.
-
-    In one wave where one operand is by far the larger, adjacent blocks share its tiles, so that a tile requested by two
-    neighbours is loaded once. 4096x128x4096 in 64x64 tiles, 64 x 2 of them: 9.3 us row by row, 11.5 in rasterisation panels
-    of 12 rows; 256x4096x4096 in 64x128 tiles, 4 x 32: 13.3 column by column, 22.4 row by row.
-    """
+def nominal(chip: Chip, p: TileProblem, bm: int, bn: int) -> TileOrder:
+    """The order of the tiles of one GEMM, of the batch or of a split, by estimates."""
+    rows, columns = ceil(p.m / bm), ceil(p.n / bn)
     if chip.kind != "wgmma":
-        return max(1, 2048 // bm)
-    near = side_by_side(chip, p, bm, bn, splits)
-    return ceil(p.m / bm) if near == "b" else 1 if near == "a" or splits > 1 else rasterisation_rows(chip.sms, bm, bn)
+        return TileOrder(max(1, 2048 // bm), "row", 1.0, 1.0)
+    if not _in_l2(chip, p, bm, bn):
+        return panels_of(rasterisation_rows(chip.sms, bm, bn), rows, columns)
+    return nominal_order(rows, columns, bm / (bm + bn))
 
 
-def by_rows(chip: Chip, p: TileProblem, t: Tile) -> Tile:
-    """The tile with rasterisation panels of one row, where these load far less, counted wave by wave.
+def ordered(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...] = (1, 1)) -> Tile:
+    """The tile with the order in which blocks request the least of L2.  spans: tiles of a cluster, which load like one tile.
 
-    In narrow grids of few waves, rasterisation panels end in the middle of waves. 14288x1048x2064 in 192x160 tiles, 75 x 7 of
-    them, took 97.7 us in rasterisation panels of 11 rows, 93.5 row by row; 8496x608x3264 in 192x128 56.5 and 54.4.
+    Where L2 does not hold the operands, it is the order in which a wave loads the least from memory.
     """
     q = swapped(p) if t.swap_ab else p
-    rows, columns = ceil(q.m / t.bm), ceil(q.n / t.bn)
-    tiles = rows * columns * q.batch
-    if chip.kind != "wgmma" or t.splits > 1 or not chip.sms < tiles <= _FEW_WAVES * chip.sms:
+    if chip.kind != "wgmma" or not _in_l2(chip, q, t.bm, t.bn):
         return t
+    wide, high = t.bn * spans[0], t.bm * spans[1]
+    found = tile_order(ceil(q.m / high), ceil(q.n / wide), high / (high + wide), chip.sms // (spans[0] * spans[1]),
+                       q.batch * t.splits, not q.ragged, max(1, PORT // (spans[0] * spans[1])))
+    return replace(t, panel_size=found.size * spans[found.order == "row"], panels=found.order)
 
-    def loaded(panel_size: int) -> int:
-        order = [(top + i, j if top // panel_size % 2 == 0 else columns - 1 - j) for top in range(0, rows, panel_size)
-                 for j in range(columns) for i in range(min(panel_size, rows - top))]
-        waves = (order[at:at + chip.sms] for at in range(0, len(order), chip.sms))
-        return sum(len({i for i, _ in w}) * t.bm + len({j for _, j in w}) * t.bn for w in waves)
 
-    return replace(t, panel_size=1) if loaded(1) < _FEWER * loaded(t.panel_size) else t
+def _in_l2(chip: Chip, p: TileProblem, bm: int, bn: int) -> bool:
+    """Whether the operands of a GEMM come from memory once: L2 holds them, or all tiles run at once."""
+    return (p.m + p.n) * p.k * p.bits / 8 <= HELD * chip.cache or ceil(p.m / bm) * ceil(p.n / bn) <= chip.sms

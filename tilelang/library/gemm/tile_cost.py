@@ -18,7 +18,7 @@ from tilelang.transform.analysis.cluster_pairs import SECTOR, at_once
 
 from .load_cost import cluster_sizes, clusters, inside, load_cycles, outside_cycles
 from .tile import Chip, Tile, TileProblem, swapped
-from .tile_candidates import by_rows, candidates, column_chunks, shared_bytes, side_by_side
+from .tile_candidates import candidates, column_chunks, ordered, shared_bytes, side_by_side
 
 _ISSUE = {1: 1.275, 2: 1.255, 3: 1.28}  # cycles for one cycle of the tensor cores, by the number of consumer warp groups
 # Least cycles of an iteration over 128 bytes of k, however narrow its tile: 64 rows by 16, 24, 32 columns take 173 to 185.
@@ -282,8 +282,10 @@ def _memory(chip: Chip, p: TileProblem, t: Tile) -> float:
     once = p.batch * (p.m + p.n) * p.k * size
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     waves = ceil(rows * columns * p.batch / chip.sms)
-    high = min(rows, t.panel_size)
-    wide = min(columns, ceil(chip.sms / high))
+    down, across = (rows, columns) if t.panels == "row" else (columns, rows)
+    high = min(down, t.panel_size)
+    wide = min(across, ceil(chip.sms / high))
+    high, wide = (high, wide) if t.panels == "row" else (wide, high)
     wave = (high * t.bm + wide * t.bn) * p.k * size
     return out + (once if once < chip.cache / 2 else max(once, waves * min(wave, once)))
 
@@ -296,8 +298,10 @@ def _once(chip: Chip, p: TileProblem, t: Tile) -> bool:
 
 def finished(chip: Chip, p: TileProblem, t: Tile) -> Tile:
     """The tile with the choices that its size and place decide: rasterisation and PDL."""
-    t = by_rows(chip, p, t)
-    return replace(t, pdl=uses_pdl(chip, p, t))
+    spans = _spans(chip, p, t)
+    t = ordered(chip, p, t, spans)
+    q = swapped(p, t.staged) if t.swap_ab else p
+    return replace(t, pdl=_pdl(chip, q, replace(t, swap_ab=False), spans))
 
 
 def uses_pdl(chip: Chip, p: TileProblem, t: Tile) -> bool:
@@ -307,8 +311,14 @@ def uses_pdl(chip: Chip, p: TileProblem, t: Tile) -> bool:
     to load, lose nothing. In long loops the loads of neighbours drift apart from each other (128x4096x14336 by 64x64 34.7 us,
     with PDL 41.4).
     """
+    q = swapped(p, t.staged) if t.swap_ab else p
+    return _pdl(chip, q, replace(t, swap_ab=False), _spans(chip, p, t))
+
+
+def _spans(chip: Chip, p: TileProblem, t: Tile) -> tuple[int, ...]:
+    """The tiles of a cluster, as `clusters` gives them."""
     q, t = (swapped(p, t.staged), replace(t, swap_ab=False)) if t.swap_ab else (p, t)
-    return _pdl(chip, q, t, clusters(chip, q, t, t.bk * q.bits / 256 * matrix_cycles(chip, q, t.bm, t.bn)))
+    return clusters(chip, q, t, t.bk * q.bits / 256 * matrix_cycles(chip, q, t.bm, t.bn))
 
 
 def _beside(chip: Chip, p: TileProblem, t: Tile) -> bool:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 from tilelang.errors import error
 
-from ..arrays import empty, filled, type_name
+from ..arrays import empty, type_name
 from ..attention.inputs import running_on
-from ..autograd import Function, Results, Step
+from ..autograd import Function, Results, Step, direct
 from ..gemm.fused import epilogue_form
 from ..gemm.fused_kernels import FusedForm, fused_gemm
 from ..gemm.grouped import matrix_gradient
@@ -28,19 +28,22 @@ from .softmax import check_reduction
 from .softmax_kernels import EntropyForm, known_or_nan, loss_of, reduce_rows
 
 CHUNK = 16384  # columns of the vocabulary whose gradients are in memory at once
+WHOLE = 256  # chunks begin at multiples of so many columns
 _TILES, _ROWS = 64, 32  # partial results that a block of the second launch combines at once
+_READ = 16, WHOLE  # a tile of logits that are read: 4 loads of 16 bytes a thread
 
 
 def linear_cross_entropy(x: Any, weight: Any, labels: Any, *, ignore_index: int = -100, label_smoothing: float = 0.0,
-                         z_loss: float = 0.0, reduction: str = "mean", target: Any = None) -> Any:
-    """cross_entropy(x @ weight^T, labels), whose logits are never in memory.
+                         z_loss: float = 0.0, reduction: str = "mean", recompute: bool = True, target: Any = None) -> Any:
+    """cross_entropy(x @ weight^T, labels), whose logits are never in memory, unless recompute is False.
 
     x: (..., k), float16, bfloat16, float32 (GEMMs in tf32 on a GPU) or float64.  weight: (n, k), of x's type.  labels: (...),
     int32 or int64.  The rest is as for cross_entropy; logits are not rounded to x's type.
 
     Gradients of x and weight, of their type.  Saved for them: x, weight, labels, and 4 bytes a row (8 for float64).  Backward
     forms the logits again, by chunks of up to 16384 columns: their gradients, of x's type, are all that it has in memory beside
-    a float32 copy of the gradient of x.  The same inputs give the same bits.
+    a float32 copy of the gradient of x.  With recompute=False forward leaves the logits in memory, of x's type, and backward
+    takes one GEMM less.  The same inputs give the same bits.
 
     Raises training-argument, matmul-shape, matmul-type.
 
@@ -50,27 +53,35 @@ def linear_cross_entropy(x: Any, weight: Any, labels: Any, *, ignore_index: int 
     1.3863
     """
     check_reduction("linear_cross_entropy", reduction)
-    return LINEAR_CROSS_ENTROPY(x, weight, labels, int(ignore_index), float(label_smoothing), float(z_loss), reduction,
+    keep = not recompute and not direct((x, weight))
+    return LINEAR_CROSS_ENTROPY(x, weight, labels, int(ignore_index), float(label_smoothing), float(z_loss), reduction, keep,
                                 target_text(target))
 
 
 class LogitsForm(NamedTuple):
-    """What the forward kernel is compiled for.  gemm: of x and the weights.  entropy: the loss of a row of logits."""
+    """What the kernels are compiled for.  gemm: of x and the weights.  entropy: the loss of a row of logits.  kept: logits
+    stay in memory."""
 
     gemm: Form
     entropy: EntropyForm
+    kept: bool = False
+
+    def logits(self, m: Any) -> Any:
+        """The parameter with the logits of m rows."""
+        return T.Tensor((m, self.entropy.n) if self.kept else (1, 1), self.entropy.kind)
 
 
 @T.macro
 def row_statistics(f, m, Cf, at, labels, W):
     """The maximum of a tile's rows, the sum of exp(x - maximum), the sum for smoothing, and the logit of the label."""
     p, t, e, (bx, by) = f.gemm, f.gemm.tile, f.entropy.rows, at
-    most, total = T.alloc_fragment((t.bm,), e.acc), T.alloc_fragment((t.bm,), e.acc)
+    most, total, place = (T.alloc_fragment((t.bm,), kind) for kind in (e.acc, e.acc, "int32"))
+    for i in T.Parallel(t.bm):  # of the label in the tile
+        at = T.cast(labels[T.min(by * t.bm + i, m - 1)], "int64") - bx * t.bn
+        place[i] = T.cast(T.if_then_else(by * t.bm + i < m, T.min(T.max(at, -1), t.bn), -1), "int32")
     for i, j in T.Parallel(t.bm, t.bn):
-        row = by * t.bm + i
-        if row < m and bx * t.bn + j < p.n:
-            if T.cast(labels[T.min(row, m - 1)], "int64") == bx * t.bn + j:
-                W[3, 0, T.min(row, m - 1)] = Cf[i, j]
+        if place[i] == j:
+            W[3, 0, by * t.bm + i] = Cf[i, j]
     if f.entropy.smoothing != 0:
         T.reduce_sum(Cf, total, dim=1)  # zeros after the last column
         T.copy(total, W[2, bx, by * t.bm])
@@ -123,7 +134,7 @@ def combine_statistics(f, m, across, labels, W, each, logs):
 
 
 def logits_forward(f: LogitsForm) -> Any:
-    """The kernel (X, Weight, labels, Work, each, logs, loss, count).
+    """The kernel (X, Weight, labels, Work, each, logs, loss, count, Logits).
 
     Work: (4, columns of tiles, m) workspace: statistics of the rows of each tile, and in [3, 0] the logits of the labels.
     """
@@ -133,9 +144,11 @@ def logits_forward(f: LogitsForm) -> Any:
     @T.prim_func
     def linear_cross_entropy(X: p.a(m), Weight: p.b, labels: T.Tensor((m,), e.labels), Work: T.Tensor((4, across, m), e.acc),
                              each: T.Tensor((m,), e.acc), logs: T.Tensor((m,), e.acc), loss: T.Tensor((1,), e.acc),
-                             count: T.Tensor((1,), e.acc)):
+                             count: T.Tensor((1,), e.acc), Logits: f.logits(m)):
         with T.Kernel(*p.tiles(m), threads=t.threads) as (bx, by):
             Cf = main_loop(p, X, Weight, (bx, by, 0), 0, p.steps)
+            if f.kept:
+                T.copy(Cf, Logits[by * t.bm, bx * t.bn])
             row_statistics(f, m, Cf, (bx, by), labels, Work)
         combine_statistics(f, m, across, labels, Work, each, logs)
         if e.reduction != "none":
@@ -145,24 +158,30 @@ def logits_forward(f: LogitsForm) -> Any:
 
 
 def logits_gradient(f: LogitsForm) -> Any:
-    """The kernel (X, Weight, labels, first, logs, count, grad, G): the gradients of a chunk's logits.
+    """The kernel (X, Weight, labels, start, logs, count, grad, G, Logits): the gradients of a chunk's logits.
 
-    f: with the GEMM of the chunk, and the entropy of the whole vocabulary.  first: the chunk's first column.
+    f: with the GEMM of the chunk, and the entropy of the whole vocabulary.  start: the chunk's first column over WHOLE.  Logits
+    that were kept are read, others computed from X and Weight.
     """
     p, e, t, m, shape = f.gemm, f.entropy, f.gemm.tile, T.dynamic("m"), (f.gemm.tile.bm, f.gemm.tile.bn)
 
     @T.prim_func
     def linear_cross_entropy_gradient(
-            X: p.a(m), Weight: p.b, labels: T.Tensor((m,), e.labels), first: T.int32, logs: T.Tensor((m,), e.acc),
-            count: T.Tensor((1,), e.acc), grad: T.Tensor((m if e.reduction == "none" else 1,), e.acc), G: p.c(m)):
+            X: p.a(m), Weight: p.b, labels: T.Tensor((m,), e.labels), start: T.int32, logs: T.Tensor((m,), e.acc),
+            count: T.Tensor((1,), e.acc), grad: T.Tensor((m if e.reduction == "none" else 1,), e.acc), G: p.c(m),
+            Logits: f.logits(m)):
         with T.Kernel(*p.tiles(m), threads=t.threads) as (bx, by):
-            Cf = main_loop(p, X, Weight, (bx, by, 0), 0, p.steps)
+            if f.kept:
+                Cf = T.alloc_fragment(shape, e.acc)
+                T.copy(Logits[by * t.bm, start * WHOLE + bx * t.bn], Cf)
+            else:
+                Cf = main_loop(p, X, Weight, (bx, by, 0), 0, p.steps)
             s, factor, place = (T.alloc_fragment((t.bm,), kind) for kind in (e.acc, e.acc, "int32"))
             for i in T.Parallel(t.bm):
                 row = T.min(by * t.bm + i, m - 1)
                 label, given = T.cast(labels[row], "int64"), grad[row if e.reduction == "none" else 0]
                 s[i] = logs[row]
-                place[i] = T.cast(label - first - bx * t.bn, "int32")
+                place[i] = T.cast(label - start * WHOLE - bx * t.bn, "int32")
                 factor[i] = T.if_then_else(label == e.ignored, T.cast(0, e.acc), known_or_nan(
                     e, label, given / count[0] if e.reduction == "mean" else given))
             for i, j in T.Parallel(*shape):
@@ -206,57 +225,61 @@ def _results(x: Any, weight: Any, labels: Any, *options: Any) -> Results:
     check_alike("linear_cross_entropy", x, {"labels": (labels, rows, ("int32", "int64")),
                                             "weight": (weight, (weight.shape[0], x.shape[-1]), (kind,))})
     acc = accumulator(kind)
-    return (rows if options[3] == "none" else (), acc), ((prod(rows),), acc), ((1,), acc)
+    return ((rows if options[3] == "none" else (), acc), ((prod(rows),), acc), ((1,), acc),
+            ((prod(rows), weight.shape[0]) if options[4] else (0, 0), kind))
 
 
 def _run(x: Any, weight: Any, labels: Any, *others: Any) -> None:
     """others: the options, among them the reduction and the target; the results."""
-    *options, target, loss, logs, count = others
+    *options, keep, target, loss, logs, count, logits = others
     rows, whole = prod(x.shape[:-1]), options[-1] != "none"
     if rows == 0:
         loss[...] = float("nan") if options[-1] == "mean" else 0.0
         return
     at, x, weight = running_on(x, target), as_rows(x, x.shape[-1]), as_rows(weight, weight.shape[1])
-    f = LogitsForm(_gemm(x, weight, at, True, accumulator(type_name(x))), _entropy(weight, labels, *options))
+    f = LogitsForm(_gemm(x, weight, at, True, accumulator(type_name(x))), _entropy(weight, labels, *options), keep)
     each = empty(x, (rows,), f.entropy.acc) if whole else loss.reshape(rows)
     work = empty(x, (4, -(-f.entropy.n // f.gemm.tile.bn), rows), f.entropy.acc)
     at.kernel(logits_forward, f)(x, weight, as_rows(labels, 1).reshape(rows), work, each, logs,
-                                 loss.reshape(1) if whole else None, count if whole else None)
+                                 loss.reshape(1) if whole else None, count if whole else None, logits if keep else None)
 
 
 def _gradient_results(x: Any, weight: Any, *others: Any) -> Results:
     return tuple((tuple(v.shape), type_name(v)) for v in (x, weight))
 
 
-def _gradient(x: Any, weight: Any, labels: Any, logs: Any, count: Any, *others: Any) -> None:
+def _gradient(x: Any, weight: Any, labels: Any, logs: Any, count: Any, logits: Any, *others: Any) -> None:
     """others: the options, among them the reduction and the target; the gradient of the loss; the results."""
-    *options, target, grad, dx, dw = others
+    *options, keep, target, grad, dx, dw = others
     (n, k), rows, kind = weight.shape, prod(x.shape[:-1]), type_name(x)
     if rows == 0:
         dw[...] = 0
         return
     at, x, weight = running_on(x, target), as_rows(x, k), as_rows(weight, k)
     f, labels, dx = _entropy(weight, labels, *options), as_rows(labels, 1).reshape(rows), dx.reshape(rows, k)
-    all_rows, known = filled(x, (1,), 2**31 - 1, "int32"), (logs, count if f.reduction == "mean" else None,
-                                                            as_rows(grad, 1).reshape(-1))
+    known = logs, count if f.reduction == "mean" else None, as_rows(grad, 1).reshape(-1)
     chunks = -(-n // CHUNK)
-    width, before = -(-n // chunks // 256) * 256, None  # whole tiles
+    width, before = -(-n // chunks // WHOLE) * WHOLE, None
     for first in range(0, n, width):
         part = weight[first:min(first + width, n)]
         columns, last = part.shape[0], first + width >= n
         g, after = empty(x, (rows, columns), kind), dx if last else empty(x, (rows, k), f.acc)
-        at.kernel(logits_gradient, LogitsForm(_gemm(x, part, at, True, kind), f))(x, part, labels, first, *known, g)
+        gemm = _gemm(x, part, at, True, kind)
+        if keep:
+            gemm = replace(gemm, tile=replace(gemm.tile, bm=_READ[0], bn=_READ[1], threads=128))
+        at.kernel(logits_gradient, LogitsForm(gemm, f, keep))(x, part, labels, first // WHOLE, *known, g,
+                                                              logits if keep else None)
         added = FusedForm(_gemm(g, part, at, False, type_name(after)), _added if first else None, (),
                           (((None, k), f.acc),) if first else (), True, (_added,))  # type: ignore[arg-type]  # of ours
         at.kernel(fused_gemm, added)(g, part, None, before, None, None, None, after)
-        matrix_gradient(g, x, all_rows, at, dw[first:first + columns].reshape(1, columns, k))
+        matrix_gradient(g, x, None, at, dw[first:first + columns].reshape(1, columns, k))
         before = after
 
 
 LINEAR_CROSS_ENTROPY = Function(
     "linear_cross_entropy",
-    Step("Tensor x, Tensor weight, Tensor labels, int ignored, float smoothing, float z_loss, str reduction, str? target",
-         _results, _run, 3),
-    Step("Tensor x, Tensor weight, Tensor labels, Tensor logs, Tensor count, int ignored, float smoothing, float z_loss, "
-         "str reduction, str? target, Tensor grad", _gradient_results, _gradient, 2),
+    Step("Tensor x, Tensor weight, Tensor labels, int ignored, float smoothing, float z_loss, str reduction, bool keep, "
+         "str? target", _results, _run, 4),
+    Step("Tensor x, Tensor weight, Tensor labels, Tensor logs, Tensor count, Tensor logits, int ignored, float smoothing, "
+         "float z_loss, str reduction, bool keep, str? target, Tensor grad", _gradient_results, _gradient, 2),
     lambda needs, given, made: (*given[:3], *made[1:], *given[3:]), (0, 1))

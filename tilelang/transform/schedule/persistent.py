@@ -11,7 +11,7 @@ run at the same time have loads in common.  If the work of a tile grows or falls
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, partial, reduce
+from functools import partial, reduce
 from itertools import product
 from math import prod
 from operator import add, mul
@@ -23,7 +23,9 @@ from tilelang.arith import Analyzer
 from tilelang.ir import (Bind, Const, Expr, For, Launch, LoopPlan, Select, Stmt, Var, binary, cast, const,
                          convert, dtype, free_vars, logical, replace, seq, substitute)
 from tilelang.ir.record import record
-from tilelang.target.machine import MAX_GRID
+from tilelang.target.machine import MAX_GRID, kernel_rates
+from tilelang.target.tile_order import HELD, PORT, rasterisation_rows
+from tilelang.target.tile_order import tile_order as port_order
 
 from ..analysis.cluster_pairs import (Load, at_once, larger_in_one_wave, pairs, pays_for_many, pays_in_one_wave,
                                       saved_in_one_wave)
@@ -34,7 +36,6 @@ from ..framework.pass_ import PassContext
 TILE_START = 1.5  # cost of starting and ending a tile, in iterations
 L2_FRACTION = 32 << 20  # bytes of L2 for the data that tiles running at the same time have in common
 _SAMPLE = 4096  # replaces extents known only at run time when an order is chosen
-ALIGNED = 1.1  # bytes that a rasterisation panel with waves of whole columns may load, relative to the best one
 SLACK = 1.005  # a partition that is less even by at most this factor is taken if its groups are wider (more reuse in L2)
 
 
@@ -115,25 +116,6 @@ def make_cluster(spans: tuple[int, ...], rank: Expr) -> tuple[ClusterMap, list[B
             binds.append(_bound(f"rank_{'xyz'[k]}", ranks[k]))
             ranks[k] = binds[-1].var
     return ClusterMap(spans, tuple(ranks)), binds
-
-
-@lru_cache(maxsize=8)
-def _waves(blocks: int) -> list[tuple[int, float]]:
-    """(rows of a rasterisation panel, columns that `blocks` blocks load in one wave of it), for each number of rows."""
-    return [(rows, blocks / rows if blocks % rows == 0 else (blocks - 1) / rows + 1) for rows in range(1, blocks + 1)]
-
-
-@lru_cache(maxsize=4096)
-def rasterisation_rows(blocks: int, row: float, column: float) -> int:
-    """The number of rows of a rasterisation panel, for `blocks` blocks that run at a time.
-
-    row, column: bytes that a row and a column of tiles load.  About square waves load the fewest bytes.  If the blocks fill
-    whole columns of it, each block keeps its row from wave to wave, and no column is in two waves: on an H200, 12 rows for
-    132 blocks made GEMMs with 128x256 tiles 1 to 5 % faster than 16 or 8 rows (benchmarks/results/notes.md).
-    """
-    loaded = [(rows * row + columns * column, rows) for rows, columns in _waves(blocks)]
-    best, whole = min(loaded), min(x for x in loaded if blocks % x[1] == 0)
-    return (whole if whole[0] <= ALIGNED * best[0] else best)[1]
 
 
 @record
@@ -429,14 +411,33 @@ def tile_order(launch: Launch, work: Work, clusters: int, spans: tuple[int, ...]
         rest = Analyzer().simplify(_multiplied([grid[k] for k in others]))
         return lambda t: [Bind(launch.block_vars[slope.dim], slope.index(launch, t // rest)),
                           *split_index(launch, t % rest, others)], "longest first"
-    if len(grid) >= 2:
-        bx, by = work.block_vars[:2]
-        x = sum(n for n, at in work.loads if _names(at, bx) and not _names(at, by))
-        y = sum(n for n, at in work.loads if _names(at, by) and not _names(at, bx))
-        if x and y:
-            panel_size = rasterisation_rows(max(1, clusters), y * spans[1], x * spans[0])
-            return lambda t: _rasterisation_panels(launch, t, 0, 1, panel_size), f"in rasterisation panels of {panel_size} rows"
+    if found := panels(launch, work, max(1, clusters), spans, cx):
+        size, how = found
+        across, along = (0, 1) if how == "row" else (1, 0)
+        return lambda t: _rasterisation_panels(launch, t, across, along, size), f"in rasterisation panels of {size} {how}s"
     return lambda t: split_index(launch, t, range(len(grid))), "in order"
+
+
+def panels(launch: Launch, work: Work, blocks: int, spans: tuple[int, ...], cx: PassContext) -> tuple[int, str] | None:
+    """The size of the rasterisation panels of a launch of tiles, or of clusters, and what they consist of, "row" or "column".
+
+    None where tiles have no loads in common along two dimensions.  blocks: how many run at a time.  spans: of a cluster.
+    """
+    if len(launch.grid) < 2:
+        return None
+    bx, by = work.block_vars[:2]
+    x, y = (sum(n for n, at in work.loads if _names(at, v) and not _names(at, other)) for v, other in ((bx, by), (by, bx)))
+    if not (x and y):
+        return None
+    across, down, *others = [n.value if isinstance(n, Const) else 0 for n in map(convert, launch.grid)]
+    steps, size = Analyzer().simplify(work.extent), prod(spans)
+    every = steps.value if isinstance(steps, Const) else _SAMPLE
+    held = (x * spans[0] * across + y * spans[1] * down) * every <= HELD * kernel_rates("wgmma", cx.target.machine).l2_bytes
+    if across * down and (held or across * down <= blocks):
+        found = port_order(down, across, y * spans[1] / (y * spans[1] + x * spans[0]), blocks, prod(others) or 1,
+                           port=max(1, PORT // size))
+        return found.size, found.order
+    return rasterisation_rows(blocks, y * spans[1], x * spans[0]), "row"
 
 
 def _names(at: tuple[Expr, ...], v: Var) -> bool:

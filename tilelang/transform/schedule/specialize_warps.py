@@ -49,7 +49,7 @@ from .outer_loops import Around, is_same
 from ..analysis.cluster_pairs import rows_of
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
-from .persistent import Tiles, Work, longest_first, plan_tiles, split_index, tile_order
+from .persistent import Tiles, Work, longest_first, panels, plan_tiles, split_index, tile_order
 from ..analysis.statements import around_launch, do, initialised, rename
 from ..analysis.pipeline_loops import inner_loops, is_load, is_pipelined, loop_items, ring_stages
 from .rings import (GROUP, Handover, Ring, TakenTiles, WarpRoleLoop, WholeTile, barriers, counted_loops, counted_tiles,
@@ -470,8 +470,21 @@ def _work(p: _WarpRoles, values: dict[Var, Expr], padded: bool = False) -> Work:
 def _tiles(p: _WarpRoles, padded: bool) -> Tiles | None:
     """The loop over tiles of a persistent launch; None for one tile a block.  padded: see Work.padded."""
     got = plan_tiles(p.launch, _work(p, p.values, padded), p.cx, p._alone(), p._shared() > p.cx.target.limits.shared_per_block)
-    p.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
-    return None if isinstance(got, str) else got
+    if isinstance(got, str):
+        p.about = f"one tile a block ({got})"
+        _order(p, padded)
+        return None
+    p.about = got.report
+    return got
+
+
+def _order(p: _WarpRoles, padded: bool) -> None:
+    """Give blocks of a known number, which run at once, their tiles in the order in which they request the least of L2."""
+    sizes = [g.value if isinstance(g, Const) else 0 for g in map(convert, p.launch.grid)]
+    work = _work(p, p.values, padded)
+    plan, once = p.launch.plan, 1 < prod(sizes) <= p.cx.target.limits.sm_count
+    if once and not (plan.swizzle or plan.cluster or may_wait(p.launch.body)) and longest_first(p.launch, work) is p.launch:
+        p.launch = with_options(p.launch, swizzle=panels(p.launch, work, prod(sizes), (1,) * len(sizes), p.cx))
 
 
 def _taken(p: _WarpRoles) -> TakenTiles | None:
