@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 from tilelang.errors import error
 from tilelang.ir import dtype
+from tilelang.target.tile_order import tile_order
 
 from ..arrays import contiguous, empty, type_name
 from ..autograd import Function, Results, Step, direct
@@ -21,6 +22,7 @@ from .tile import Tile, TileProblem, without_wgmma
 
 _ANSWERS: Cache[Prepared] = Cache(4096)
 _FINDERS = 128  # threads that search for groups
+_COPIED = 256  # columns of a block that copies the last rows of a group
 _NAMES = "a", "b", "bias", "group_sizes", "out"
 
 
@@ -63,7 +65,8 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
 
 
 class GroupForm(NamedTuple):
-    """D[g] = L[rows of g]^T @ R[rows of g], (groups, k, n), for any number of rows.  kind: type of L, R and D."""
+    """D[g] = L[rows of g]^T @ R[rows of g], (groups, k, n), for any number of rows.  kind: type of L, R and D.  blocks: that
+    take the tiles in turn."""
 
     k: int
     n: int
@@ -71,19 +74,32 @@ class GroupForm(NamedTuple):
     kind: str
     acc: str
     tile: Tile
+    blocks: int
 
 
 def gemm_over_groups(f: GroupForm) -> Any:
-    """The kernel (L, R, sizes, where, D).
+    """The kernel (L, R, sizes, where, Lt, Rt, D).
 
-    where: (groups, 2) int32 workspace: the first row of each group and the row behind its last.  The last rows of a group,
-    which are no whole step, are loaded with zeros behind them: rows of the next group may hold anything.
+    where: (groups, 2) int32 workspace: the first row of each group and the row behind its last.  Lt, Rt: (groups, bk, k or n)
+    workspace: the last rows of a group, which are no whole step, and zeros behind them: rows of the next group may hold
+    anything.
     """
-    t, m = f.tile, T.dynamic("m")
+    t, m, kind = f.tile, T.dynamic("m"), f.kind
+    rows, columns = ceil(f.k / t.bm), ceil(f.n / t.bn)
+    tiles, high = rows * columns * f.groups, min(t.panel_size, rows)
+    blocks = min(f.blocks, tiles)
+
+    @T.macro
+    def copy_last(X, Xt, g, c, last, end):
+        for i, j in T.Parallel(t.bk, _COPIED):
+            if c * _COPIED + j < X.shape[1]:
+                Xt[g, i, c * _COPIED + j] = T.if_then_else(
+                    last + i < end, X[T.min(last + i, m - 1), c * _COPIED + j], T.cast(0, kind))
 
     @T.prim_func
-    def matmul_over_groups(L: T.Tensor((m, f.k), f.kind), R: T.Tensor((m, f.n), f.kind), sizes: T.Tensor((f.groups,), "int32"),
-                           where: T.Tensor((f.groups, 2), "int32"), D: T.Tensor((f.groups, f.k, f.n), f.kind)):
+    def matmul_over_groups(L: T.Tensor((m, f.k), kind), R: T.Tensor((m, f.n), kind), sizes: T.Tensor((f.groups,), "int32"),
+                           where: T.Tensor((f.groups, 2), "int32"), Lt: T.Tensor((f.groups, t.bk, f.k), kind),
+                           Rt: T.Tensor((f.groups, t.bk, f.n), kind), D: T.Tensor((f.groups, f.k, f.n), kind)):
         with T.Kernel(1, threads=_FINDERS) as _:
             ends = T.alloc_shared((f.groups,), "int64")
             for g in T.Parallel(f.groups):
@@ -92,25 +108,33 @@ def gemm_over_groups(f: GroupForm) -> Any:
             for g in T.Parallel(f.groups):
                 where[g, 0] = T.cast(T.min(T.if_then_else(g > 0, ends[T.max(g - 1, 0)], 0), m), "int32")
                 where[g, 1] = T.cast(T.min(ends[g], m), "int32")
-        with T.Kernel(T.ceildiv(f.n, t.bn), T.ceildiv(f.k, t.bm), f.groups, threads=t.threads) as (bx, by, g):
-            Ls, Rs = T.alloc_shared((t.bk, t.bm), f.kind), T.alloc_shared((t.bk, t.bn), f.kind)
-            Lt, Rt = T.alloc_shared((t.bk, t.bm), f.kind), T.alloc_shared((t.bk, t.bn), f.kind)
-            acc = T.alloc_fragment((t.bm, t.bn), f.acc)
+        with T.Kernel(T.ceildiv(max(f.k, f.n), _COPIED), f.groups, threads=128) as (c, g):
             first, end = where[g, 0], where[g, 1]
-            steps = (end - first) // t.bk
-            T.clear(acc)
-            for s in T.Pipelined(steps, num_stages=t.stages):
-                T.copy(L[first + s * t.bk, by * t.bm], Ls)
-                T.copy(R[first + s * t.bk, bx * t.bn], Rs)
-                T.gemm(Ls, Rs, acc, transpose_A=True)
-            last = first + steps * t.bk
+            last = first + (end - first) // t.bk * t.bk
             if last < end:
-                for i, j in T.Parallel(t.bk, t.bm):
-                    Lt[i, j] = T.if_then_else(last + i < end, L[T.min(last + i, m - 1), by * t.bm + j], T.cast(0, f.kind))
-                for i, j in T.Parallel(t.bk, t.bn):
-                    Rt[i, j] = T.if_then_else(last + i < end, R[T.min(last + i, m - 1), bx * t.bn + j], T.cast(0, f.kind))
-                T.gemm(Lt, Rt, acc, transpose_A=True)
-            T.copy(acc, D[g, by * t.bm, bx * t.bn])
+                copy_last(L, Lt, g, c, last, end)
+                copy_last(R, Rt, g, c, last, end)
+        with T.Kernel(blocks, threads=t.threads) as b:
+            Ls, Rs = T.alloc_shared((t.bk, t.bm), kind), T.alloc_shared((t.bk, t.bn), kind)
+            acc = T.alloc_fragment((t.bm, t.bn), f.acc)
+            for w in T.serial(T.ceildiv(tiles - b, blocks)):
+                tile = b + w * blocks
+                g, inside = tile // (rows * columns), tile % (rows * columns)
+                top = inside // (high * columns) * high  # panels of rows: see target/tile_order.py
+                by = top + inside % (high * columns) % T.min(high, rows - top)
+                bx = inside % (high * columns) // T.min(high, rows - top)
+                first, end = where[g, 0], where[g, 1]
+                steps = (end - first) // t.bk
+                T.clear(acc)
+                for s in T.Pipelined(steps, num_stages=t.stages):
+                    T.copy(L[first + s * t.bk, by * t.bm], Ls)
+                    T.copy(R[first + s * t.bk, bx * t.bn], Rs)
+                    T.gemm(Ls, Rs, acc, transpose_A=True)
+                for s in T.Pipelined(T.ceildiv(end - first, t.bk) - steps, num_stages=t.stages):
+                    T.copy(Lt[g, s, by * t.bm], Ls)
+                    T.copy(Rt[g, s, bx * t.bn], Rs)
+                    T.gemm(Ls, Rs, acc, transpose_A=True)
+                T.copy(acc, D[g, by * t.bm, bx * t.bn])
 
     return matmul_over_groups
 
@@ -145,12 +169,15 @@ def matrix_gradient(left: Any, right: Any, sizes: Any, at: Place, d: Any) -> Non
     tile = choose_tile(chip, TileProblem(k, n, rows, groups, gemm, 8 * size, 8 * size, a_k=False, may_split=False,
                                             a_rows=gcd(k * size, 128), b_rows=gcd(n * size, 128)))
     if sizes is None:
-        kernel = at.kernel(gemm_over_rows, GroupForm(k, n, groups, kind, acc, tile), cluster=tile.cluster or None)
+        kernel = at.kernel(gemm_over_rows, GroupForm(k, n, groups, kind, acc, tile, 0), cluster=tile.cluster or None)
         kernel(contiguous(left), contiguous(right), d[0])
         return
-    tile = replace(tile, stages=max(1, tile.stages - 1))  # the last rows have the bytes of a stage
-    kernel = at.kernel(gemm_over_groups, GroupForm(k, n, groups, kind, acc, tile), cluster=tile.cluster or None)
-    kernel(contiguous(left), contiguous(right), sizes, empty(d, (groups, 2), "int32"), d)
+    blocks = chip.sms if chip.kind == "wgmma" else 1 << 30
+    panels = tile_order(ceil(k / tile.bm), ceil(n / tile.bn), tile.bm / (tile.bm + tile.bn), chip.sms, groups, False)
+    tile = replace(tile, cluster=(), panel_size=panels.size)
+    kernel = at.kernel(gemm_over_groups, GroupForm(k, n, groups, kind, acc, tile, blocks), resize_blocks=False)
+    kernel(contiguous(left), contiguous(right), sizes, empty(d, (groups, 2), "int32"), *(
+        empty(d, (groups, tile.bk, x), kind) for x in (k, n)), d)
 
 
 def _with_gradient(a: Any, b: Any, sizes: Any, bias: Any, transpose_b: bool, options: dict[str, Any]) -> Any:
