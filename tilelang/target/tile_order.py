@@ -10,91 +10,52 @@ once what several of them request (H200: benchmarks/results/2026-11-30-h200-orde
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 PORT = 16  # blocks, one an SM, that request data through one port
-WAVE = 0.1  # what a byte counts that a wave of blocks requests, beside a byte that a port requests
-HELD = 1.05  # operands over L2 up to which the ports decide; beyond that what waves load from memory
-ALIGNED = 1.1  # bytes that a rasterisation panel with waves of whole columns may load, relative to the best one
+# What a byte counts that a wave of blocks requests, beside a byte that a port requests: where L2 holds the operands (up to
+# _HELD times its size), or all tiles run at once; elsewhere, where waves load from memory.
+_WAVE, _WAVE_OF_MEMORY, _HELD = 0.1, 1.0, 1.05
+_FEW_WAVES = 6  # up to so many, panels end in the middle of waves, and tiles are counted one by one
 _SIZES = 1, 2, 3, 4, 6, 8, 12, 16  # of panels, beside that of the whole grid
 _SLOWEST = 12  # exponent of the mean over ports: the slowest decides
 _STEP = 3  # every so many tiles a port's tiles are counted from
-_CROSSED = 0.75  # of the rows of a second panel that a port's tiles reach, on average
+_ALIGNED = 1.1  # bytes that a panel with waves of whole columns may load, relative to the best one
 
 
-class TileOrder(NamedTuple):
-    """An order in panels of `size` rows, or with order="column" of as many columns, as T.use_swizzle takes it.
+@lru_cache(maxsize=1 << 12)
+def tile_order(grid: tuple[int, int, int], loads: tuple[float, float], blocks: int, l2: float, port: int = PORT,
+               either: bool = True) -> tuple[int, str]:
+    """The order in which blocks request the least of L2 and memory, as T.use_swizzle takes it: (size of a panel, "row" or
+    "column").
 
-    rows, columns: of tiles that a port requests, for each of its tiles.
+    grid: rows and columns of tiles, and how many such layers come one after another.  loads: bytes of a row and of a column.
+    blocks: that run at a time, `port` of them at a port.  l2: its bytes.  either: panels may be of columns.
     """
-
-    size: int
-    order: str
-    rows: float
-    columns: float
-
-
-def panels_of(size: int, rows: int, columns: int) -> TileOrder:
-    """Panels of so many rows, at most those of the grid."""
-    size, n = min(size, rows), min(PORT, rows * columns)
-    return TileOrder(size, "row", *(x / n for x in _distinct_estimate(size, rows, columns, n)))
-
-
-def _distinct_estimate(size: int, down: int, across: int, n: int) -> tuple[float, float]:
-    """About how many rows and columns a port's n tiles have in panels of `size` rows of a grid of down x across tiles."""
-    crossed = (n - 1) / (size * across)  # ends of panels among the tiles
-    if crossed > 1:
-        return min(down, size * (1 + crossed)), min(across, 1 + (n - 1) / size)
-    return min(size, n) + _CROSSED * crossed * min(size, down - size), min(across, 1 + (n - 1) / size)
+    (rows, columns, layers), (row, column) = grid, loads
+    tiles, held = rows * columns, rows * row + columns * column <= _HELD * l2
+    if not held and tiles > _FEW_WAVES * blocks:
+        return rasterisation_rows(blocks, row, column), "row"
+    share = row / (row + column)
+    weight = _WAVE if held or tiles <= blocks else _WAVE_OF_MEMORY
+    costs = []
+    for size, order, each, wave in _requested(rows, columns, blocks, layers, port):
+        if order == "column" and not either:
+            continue
+        slowest = float(((each[0] * share + each[1] * (1 - share))**_SLOWEST).mean()**(1 / _SLOWEST))
+        costs.append((slowest + weight * (wave[0] * share + wave[1] * (1 - share)), order == "column", size))
+    _, by_columns, size = min(costs)
+    return size, "column" if by_columns else "row"
 
 
 def _panels(down: int) -> list[int]:
     return [*(x for x in _SIZES if x < down), down]
 
 
-@lru_cache(maxsize=1 << 14)
-def nominal_order(rows: int, columns: int, share: float) -> TileOrder:
-    """The order that `tile_order` would give, by estimates of its numbers: 1 % of the time.
-
-    share: of a row of tiles in the cost of loading a row and a column.
-    """
-    best, n = (float("inf"), TileOrder(1, "row", 1.0, 1.0)), min(PORT, rows * columns)
-    for order, down, across, a in (("row", rows, columns, share), ("column", columns, rows, 1 - share)):
-        for size in _panels(down):
-            high, wide = _distinct_estimate(size, down, across, n)
-            cost = (high * a + wide * (1 - a)) / n
-            if cost < best[0]:
-                best = cost, TileOrder(size, order, *(x / n for x in ((high, wide) if order == "row" else (wide, high))))
-    return best[1]
-
-
-@lru_cache(maxsize=1 << 12)
-def tile_order(rows: int, columns: int, share: float, blocks: int, layers: int = 1, either: bool = True,
-               port: int = PORT) -> TileOrder:
-    """The order of `layers` grids of tiles, one after another, in which blocks request the least of L2.
-
-    share: see nominal_order.  blocks: that run at a time, `port` of them at a port.  either: panels may be of rows or of
-    columns.
-    """
-    best = None
-    for size, order, each, wave in _requested(rows, columns, blocks, layers, port):
-        if order == "column" and not either:
-            continue
-        cost = np.asarray(each[0] * share + each[1] * (1 - share))
-        slowest = float((cost**_SLOWEST).mean()**(1 / _SLOWEST)) + WAVE * (wave[0] * share + wave[1] * (1 - share))
-        if best is None or slowest < best[0]:
-            best = slowest, TileOrder(size, order, float(each[0].mean()), float(each[1].mean()))
-    assert best is not None
-    return best[1]
-
-
-Counted = tuple["np.ndarray[tuple[int, ...], np.dtype[np.float64]]", ...]
-
-
 @lru_cache(maxsize=256)
-def _requested(rows: int, columns: int, blocks: int, layers: int, port: int) -> list[tuple[int, str, Counted, Counted]]:
+def _requested(rows: int, columns: int, blocks: int, layers: int, port: int) -> list[tuple[int, str, Any, Any]]:
     """For each order (size, order, rows and columns a tile of each port's tiles, those of waves)."""
     found, count = [], min(rows * columns * layers, 2 * blocks)
     tile = np.arange(count)
@@ -134,4 +95,4 @@ def rasterisation_rows(blocks: int, row: float, column: float) -> int:
     """
     loaded = [(rows * row + columns * column, rows) for rows, columns in _waves(blocks)]
     best, whole = min(loaded), min(x for x in loaded if blocks % x[1] == 0)
-    return (whole if whole[0] <= ALIGNED * best[0] else best)[1]
+    return (whole if whole[0] <= _ALIGNED * best[0] else best)[1]

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 from tilelang.errors import error
 from tilelang.ir import dtype
-from tilelang.target.tile_order import tile_order
 
 from ..arrays import contiguous, empty, type_name
 from ..autograd import Function, Results, Step, direct
@@ -173,8 +172,7 @@ def matrix_gradient(left: Any, right: Any, sizes: Any, at: Place, d: Any) -> Non
         kernel(contiguous(left), contiguous(right), d[0])
         return
     blocks = chip.sms if chip.kind == "wgmma" else 1 << 30
-    panels = tile_order(ceil(k / tile.bm), ceil(n / tile.bn), tile.bm / (tile.bm + tile.bn), chip.sms, groups, False)
-    tile = replace(tile, cluster=(), panel_size=panels.size)
+    tile = replace(tile, cluster=())
     kernel = at.kernel(gemm_over_groups, GroupForm(k, n, groups, kind, acc, tile, blocks), resize_blocks=False)
     kernel(contiguous(left), contiguous(right), sizes, empty(d, (groups, 2), "int32"), *(
         empty(d, (groups, tile.bk, x), kind) for x in (k, n)), d)

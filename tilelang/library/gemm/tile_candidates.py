@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil, gcd
 
 from tilelang.transform.analysis.cluster_pairs import SECTOR
-from tilelang.target.tile_order import HELD, PORT, TileOrder, nominal_order, panels_of, rasterisation_rows, tile_order
+from tilelang.target.tile_order import PORT, tile_order
 
 from .tile import Chip, Tile, TileProblem, swapped
 
@@ -72,8 +72,7 @@ def _widths(chip: Chip, p: TileProblem, bm: int, bn: int) -> tuple[int, ...]:
 
 def _with_splits(chip: Chip, p: TileProblem, t: Tile) -> Iterator[Tile]:
     """The tile with each number of splits, way to end and number of stages that is possible."""
-    room, stage, order = chip.shared - _BARRIER_BYTES, (t.bm + t.loaded) * t.bk * p.bits // 8, nominal(chip, p, t.bm, t.bn)
-    t = replace(t, panel_size=order.size, panels=order.order)
+    room, stage = chip.shared - _BARRIER_BYTES, (t.bm + t.loaded) * t.bk * p.bits // 8
     out = t.bm * t.bn * p.out_bits // 8
     narrow = not p.b_k and t.bn * p.bits > 1024 and t.bn * p.bits % 1024
     for splits in _splits(chip, p, t.bm, t.bn, t.bk):
@@ -161,30 +160,13 @@ def _may_overlap(p: TileProblem, bm: int, bn: int, deep: int) -> bool:
     return p.may_overlap and ragged and p.k >= _OVERLAP_STEPS * deep
 
 
-def nominal(chip: Chip, p: TileProblem, bm: int, bn: int) -> TileOrder:
-    """The order of the tiles of one GEMM, of the batch or of a split, by estimates."""
-    rows, columns = ceil(p.m / bm), ceil(p.n / bn)
+def ordered(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...]) -> Tile:
+    """The tile with its order of rasterisation.  spans: tiles of a cluster, which load like one tile."""
     if chip.kind != "wgmma":
-        return TileOrder(max(1, 2048 // bm), "row", 1.0, 1.0)
-    if not _in_l2(chip, p, bm, bn):
-        return panels_of(rasterisation_rows(chip.sms, bm, bn), rows, columns)
-    return nominal_order(rows, columns, bm / (bm + bn))
-
-
-def ordered(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...] = (1, 1)) -> Tile:
-    """The tile with the order in which blocks request the least of L2.  spans: tiles of a cluster, which load like one tile.
-
-    Where L2 does not hold the operands, it is the order in which a wave loads the least from memory.
-    """
+        return replace(t, panel_size=max(1, 2048 // t.bm))
     q = swapped(p) if t.swap_ab else p
-    if chip.kind != "wgmma" or not _in_l2(chip, q, t.bm, t.bn):
-        return t
-    wide, high = t.bn * spans[0], t.bm * spans[1]
-    found = tile_order(ceil(q.m / high), ceil(q.n / wide), high / (high + wide), chip.sms // (spans[0] * spans[1]),
-                       q.batch * t.splits, not q.ragged, max(1, PORT // (spans[0] * spans[1])))
-    return replace(t, panel_size=found.size * spans[found.order == "row"], panels=found.order)
-
-
-def _in_l2(chip: Chip, p: TileProblem, bm: int, bn: int) -> bool:
-    """Whether the operands of a GEMM come from memory once: L2 holds them, or all tiles run at once."""
-    return (p.m + p.n) * p.k * p.bits / 8 <= HELD * chip.cache or ceil(p.m / bm) * ceil(p.n / bn) <= chip.sms
+    (wide, high), row = spans[:2], q.k * q.bits / 8
+    grid = ceil(q.m / (t.bm * high)), ceil(q.n / (t.bn * wide)), q.batch * t.splits
+    size, panels = tile_order(grid, (t.bm * high * row, t.bn * wide * row), chip.sms // (wide * high), chip.cache,
+                              max(1, PORT // (wide * high)), not q.ragged)
+    return replace(t, panel_size=size * (high if panels == "row" else wide), panels=panels)

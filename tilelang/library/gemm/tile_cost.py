@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil, log2, prod
 
+from tilelang.target.tile_order import rasterisation_rows
 from tilelang.transform.analysis.cluster_pairs import SECTOR, at_once
 
 from .load_cost import cluster_sizes, clusters, inside, load_cycles, outside_cycles
@@ -282,10 +283,8 @@ def _memory(chip: Chip, p: TileProblem, t: Tile) -> float:
     once = p.batch * (p.m + p.n) * p.k * size
     rows, columns = ceil(p.m / t.bm), ceil(p.n / t.bn)
     waves = ceil(rows * columns * p.batch / chip.sms)
-    down, across = (rows, columns) if t.panels == "row" else (columns, rows)
-    high = min(down, t.panel_size)
-    wide = min(across, ceil(chip.sms / high))
-    high, wide = (high, wide) if t.panels == "row" else (wide, high)
+    high = min(rows, rasterisation_rows(chip.sms, t.bm, t.bn) if chip.kind == "wgmma" else max(1, 2048 // t.bm))
+    wide = min(columns, ceil(chip.sms / high))
     wave = (high * t.bm + wide * t.bn) * p.k * size
     return out + (once if once < chip.cache / 2 else max(once, waves * min(wave, once)))
 
@@ -363,8 +362,8 @@ def _in_clusters(chip: Chip, p: TileProblem, estimated: list[tuple[float, float,
 def choose_tile(chip: Chip, p: TileProblem) -> Tile:
     """The chosen tile among the candidates within 1 % of the least cost (half of that in one wave).
 
-    The order of preference: fewest splits; fewest bytes moved per GEMM, or where memory limits, least work of its own; shorter
-    stages; overlapping tiles, which load no zeros; in one wave fewer warp groups (of ten pairs, one group of 128 rows took 0.94
+    The order of preference: fewest splits, then fewest bytes moved per GEMM, or where memory limits, least work of its own;
+    shorter stages; overlapping tiles, which load no zeros; in one wave fewer warp groups (of ten pairs, one group of 128 rows took 0.94
     to 1.00 of the time of two), otherwise more (128x160 at 3760x1320x3904 64 us, 67).
 
     Raises ValueError where no tile fits (column_block).
@@ -375,8 +374,8 @@ def choose_tile(chip: Chip, p: TileProblem) -> Tile:
     estimated += _in_clusters(chip, p, estimated)
     best, own, fastest = min(estimated, key=lambda x: x[:2])
     memory = best > own * 2 ** (1 / _BOTH)  # memory limits
-    near = [(t.splits, x if memory else (t.bm + t.bn) / (t.bm * t.bn), t.bk, not t.overlapping,
-             t.threads if _once(chip, p, t) else -t.threads, seconds, k)
+    near = [(*((x, t.splits) if memory else (t.splits, (t.bm + t.bn) / (t.bm * t.bn))), t.bk,
+             not t.overlapping, t.threads if _once(chip, p, t) else -t.threads, seconds, k)
             for k, (seconds, x, t) in enumerate(estimated)
             if seconds <= (_ALIKE_ONCE if t.splits == fastest.splits and _once(chip, p, t) else _ALIKE) * best]
     seconds, _, t = estimated[min(near)[-1]]

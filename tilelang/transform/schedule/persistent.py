@@ -24,7 +24,7 @@ from tilelang.ir import (Bind, Const, Expr, For, Launch, LoopPlan, Select, Stmt,
                          convert, dtype, free_vars, logical, replace, seq, substitute)
 from tilelang.ir.record import record
 from tilelang.target.machine import MAX_GRID, kernel_rates
-from tilelang.target.tile_order import HELD, PORT, rasterisation_rows
+from tilelang.target.tile_order import PORT, rasterisation_rows
 from tilelang.target.tile_order import tile_order as port_order
 
 from ..analysis.cluster_pairs import (Load, at_once, larger_in_one_wave, pairs, pays_for_many, pays_in_one_wave,
@@ -430,14 +430,11 @@ def panels(launch: Launch, work: Work, blocks: int, spans: tuple[int, ...], cx: 
     if not (x and y):
         return None
     across, down, *others = [n.value if isinstance(n, Const) else 0 for n in map(convert, launch.grid)]
-    steps, size = Analyzer().simplify(work.extent), prod(spans)
-    every = steps.value if isinstance(steps, Const) else _SAMPLE
-    held = (x * spans[0] * across + y * spans[1] * down) * every <= HELD * kernel_rates("wgmma", cx.target.machine).l2_bytes
-    if across * down and (held or across * down <= blocks):
-        found = port_order(down, across, y * spans[1] / (y * spans[1] + x * spans[0]), blocks, prod(others) or 1,
-                           port=max(1, PORT // size))
-        return found.size, found.order
-    return rasterisation_rows(blocks, y * spans[1], x * spans[0]), "row"
+    steps = Analyzer().simplify(work.extent)
+    if not (across * down and isinstance(steps, Const)):
+        return rasterisation_rows(blocks, y * spans[1], x * spans[0]), "row"
+    return port_order((down, across, prod(others)), (y * spans[1] * steps.value, x * spans[0] * steps.value), blocks,
+                      kernel_rates("wgmma", cx.target.machine).l2_bytes, max(1, PORT // prod(spans)))
 
 
 def _names(at: tuple[Expr, ...], v: Var) -> bool:
