@@ -45,9 +45,9 @@ def tile_order(grid: tuple[int, int, int], loads: tuple[float, float], blocks: i
         if order == "column" and not either:
             continue
         slowest = float(((each[0] * share + each[1] * (1 - share))**_SLOWEST).mean()**(1 / _SLOWEST))
-        costs.append((slowest + weight * (wave[0] * share + wave[1] * (1 - share)), order == "column", size))
-    _, by_columns, size = min(costs)
-    return size, "column" if by_columns else "row"
+        costs.append((round(slowest + weight * (wave[0] * share + wave[1] * (1 - share)), 9), order == "column", -size))
+    _, by_columns, size = min(costs)  # of equals the fewest panels
+    return -size, "column" if by_columns else "row"
 
 
 def _panels(down: int) -> list[int]:

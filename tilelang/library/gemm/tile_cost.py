@@ -363,8 +363,8 @@ def choose_tile(chip: Chip, p: TileProblem) -> Tile:
     """The chosen tile among the candidates within 1 % of the least cost (half of that in one wave).
 
     The order of preference: fewest splits, then fewest bytes moved per GEMM, or where memory limits, least work of its own;
-    shorter stages; overlapping tiles, which load no zeros; in one wave fewer warp groups (of ten pairs, one group of 128 rows took 0.94
-    to 1.00 of the time of two), otherwise more (128x160 at 3760x1320x3904 64 us, 67).
+    shorter stages; overlapping tiles, which load no zeros; in one wave fewer warp groups (of ten pairs, one group of 128 rows
+    took 0.94 to 1.00 of the time of two), otherwise more (128x160 at 3760x1320x3904 64 us, 67).
 
     Raises ValueError where no tile fits (column_block).
     """

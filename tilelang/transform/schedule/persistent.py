@@ -400,21 +400,13 @@ def tile_order(launch: Launch, work: Work, clusters: int, spans: tuple[int, ...]
     dimension.
     """
     grid = [convert(g) for g in launch.grid]
-    swizzle = launch.plan.swizzle
-    if swizzle and len(grid) >= 2:
-        panel_size, how = swizzle
-        across, along = (0, 1) if how != "column" else (1, 0)
-        wide = max(1, int(panel_size) // spans[along])
-        return lambda t: _rasterisation_panels(launch, t, across, along, wide), f"in rasterisation panels of {panel_size}"
-    if slope := _slope(launch, work):
+    if slope := None if launch.plan.swizzle and len(grid) > 1 else _slope(launch, work):
         others = [k for k in range(len(grid)) if k != slope.dim]
         rest = Analyzer().simplify(_multiplied([grid[k] for k in others]))
         return lambda t: [Bind(launch.block_vars[slope.dim], slope.index(launch, t // rest)),
                           *split_index(launch, t % rest, others)], "longest first"
     if found := panels(launch, work, max(1, clusters), spans, cx):
-        size, how = found
-        across, along = (0, 1) if how == "row" else (1, 0)
-        return lambda t: _rasterisation_panels(launch, t, across, along, size), f"in rasterisation panels of {size} {how}s"
+        return lambda t: _rasterisation_panels(launch, t, *found), f"in rasterisation panels of {found[0]} {found[1]}s"
     return lambda t: split_index(launch, t, range(len(grid))), "in order"
 
 
@@ -425,15 +417,19 @@ def panels(launch: Launch, work: Work, blocks: int, spans: tuple[int, ...], cx: 
     """
     if len(launch.grid) < 2:
         return None
+    if launch.plan.swizzle:
+        asked, how = launch.plan.swizzle
+        return max(1, int(asked) // spans[how != "column"]), "column" if how == "column" else "row"
     bx, by = work.block_vars[:2]
     x, y = (sum(n for n, at in work.loads if _names(at, v) and not _names(at, other)) for v, other in ((bx, by), (by, bx)))
     if not (x and y):
         return None
     across, down, *others = [n.value if isinstance(n, Const) else 0 for n in map(convert, launch.grid)]
     steps = Analyzer().simplify(work.extent)
-    if not (across * down and isinstance(steps, Const)):
+    loads = [n * (steps.value if isinstance(steps, Const) else 0) for n in (y * spans[1], x * spans[0])]
+    if not across * down * prod(others) * loads[0]:  # known at run time only
         return rasterisation_rows(blocks, y * spans[1], x * spans[0]), "row"
-    return port_order((down, across, prod(others)), (y * spans[1] * steps.value, x * spans[0] * steps.value), blocks,
+    return port_order((down, across, prod(others)), (loads[0], loads[1]), blocks,
                       kernel_rates("wgmma", cx.target.machine).l2_bytes, max(1, PORT // prod(spans)))
 
 
@@ -450,8 +446,9 @@ def split_index(launch: Launch, index: Expr, dims: Sequence[int]) -> list[Bind]:
     return [*out, *(Bind(launch.block_vars[k], index) for k in dims[-1:])]
 
 
-def _rasterisation_panels(launch: Launch, t: Expr, across: int, along: int, panel_size: int) -> list[Bind]:
-    """Rasterisation panels of `panel_size` indices of dimension `along`, each traversed in serpentine order along `across`."""
+def _rasterisation_panels(launch: Launch, t: Expr, panel_size: int, how: str) -> list[Bind]:
+    """Rasterisation panels of `panel_size` rows or columns, each traversed in serpentine order along the other dimension."""
+    across, along = (0, 1) if how == "row" else (1, 0)
     ga, gl = convert(launch.grid[across]), convert(launch.grid[along])
     a, b = launch.block_vars[across], launch.block_vars[along]
     flat, rest = _bound("in_layer", t % (ga * gl)), _bound("layer", t // (ga * gl))

@@ -470,21 +470,16 @@ def _work(p: _WarpRoles, values: dict[Var, Expr], padded: bool = False) -> Work:
 def _tiles(p: _WarpRoles, padded: bool) -> Tiles | None:
     """The loop over tiles of a persistent launch; None for one tile a block.  padded: see Work.padded."""
     got = plan_tiles(p.launch, _work(p, p.values, padded), p.cx, p._alone(), p._shared() > p.cx.target.limits.shared_per_block)
-    if isinstance(got, str):
-        p.about = f"one tile a block ({got})"
-        _order(p, padded)
-        return None
-    p.about = got.report
-    return got
+    p.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
+    return _ordered(p, _work(p, p.values, padded)) if isinstance(got, str) else got
 
 
-def _order(p: _WarpRoles, padded: bool) -> None:
+def _ordered(p: _WarpRoles, work: Work) -> None:
     """Give blocks of a known number, which run at once, their tiles in the order in which they request the least of L2."""
-    sizes = [g.value if isinstance(g, Const) else 0 for g in map(convert, p.launch.grid)]
-    work = _work(p, p.values, padded)
-    plan, once = p.launch.plan, 1 < prod(sizes) <= p.cx.target.limits.sm_count
-    if once and not (plan.swizzle or plan.cluster or may_wait(p.launch.body)) and longest_first(p.launch, work) is p.launch:
-        p.launch = with_options(p.launch, swizzle=panels(p.launch, work, prod(sizes), (1,) * len(sizes), p.cx))
+    launch, blocks = p.launch, prod(g.value if isinstance(g, Const) else 0 for g in map(convert, p.launch.grid))
+    if 1 < blocks <= p.cx.target.limits.sm_count and not (
+            launch.plan.swizzle or launch.plan.cluster or may_wait(launch.body)) and longest_first(launch, work) is launch:
+        p.launch = with_options(launch, swizzle=panels(launch, work, blocks, (1,) * len(launch.grid), p.cx))
 
 
 def _taken(p: _WarpRoles) -> TakenTiles | None:
