@@ -6,7 +6,8 @@ import pytest
 
 from tilelang.ir import Var, convert, dtype, substitute
 from tilelang.ir.evaluate import evaluate
-from tilelang.transform.schedule.persistent import TilePartition, schedule_tiles, rasterisation_rows
+from tilelang.target.tile_order import rasterisation_rows
+from tilelang.transform.schedule.persistent import TilePartition, schedule_tiles
 
 
 def value(e, **values):

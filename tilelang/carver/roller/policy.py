@@ -132,6 +132,7 @@ class TensorCorePolicy(_Policy):
         limit_m, limit_n = (max(16, _pow2(x)) for x in (w.m, w.n))
         bks = [k for k in (inner, 2 * inner, 4 * inner, 8 * inner) if k <= max(inner, _pow2(w.k))]
         memory = ((w.m + w.n) * w.k * size + w.m * w.n * dtype(w.out_dtype).bits / 8) * w.batch
+        ordered = self.arch.sm_version == 90  # the compiler orders the tiles itself
         fits_l2 = (w.m + w.n) * w.k * size <= self.arch.l2_cache_size_bytes // 2
         for bm, bn, bk, wm, wn, stages in every(_SIZES, _SIZES, bks, (1, 2, 4, 8), (1, 2, 4, 8), self._stages()):
             steps, rows = ceil(w.k / bk), ceil(w.m / bm)
@@ -140,7 +141,7 @@ class TensorCorePolicy(_Policy):
             warp, threads = [bm // wm, bn // wn], wm * wn * max(32, self.arch.warp_size)
             hint = self._tiled(
                 w, stages, block=[bm, bn], warp=warp, rstep=[bk], vectorize=_loads(w.in_dtype, bk, "A", "B"),
-                rasterization_plan=NoRasterization if fits_l2 or rows < 8 else Rasterization2DRow(8),
+                rasterization_plan=NoRasterization if ordered or fits_l2 or rows < 8 else Rasterization2DRow(8),
                 smem_bytes=int(stages * (bm + bn) * bk * size),
                 registers=REGISTERS.tiled_loop + _registers(bm * bn, w.accum_dtype, threads)
                 + _registers(sum(warp) * inner, w.in_dtype, 32))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil, gcd
 
 from tilelang.transform.analysis.cluster_pairs import SECTOR
-from tilelang.target.tile_order import PORT, tile_order
+from tilelang.target.tile_order import rasterisation_rows, tile_order
 
 from .tile import Chip, Tile, TileProblem, swapped
 
@@ -160,13 +160,16 @@ def _may_overlap(p: TileProblem, bm: int, bn: int, deep: int) -> bool:
     return p.may_overlap and ragged and p.k >= _OVERLAP_STEPS * deep
 
 
-def ordered(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...]) -> Tile:
-    """The tile with its order of rasterisation.  spans: tiles of a cluster, which load like one tile."""
+def ordered(chip: Chip, p: TileProblem, t: Tile, in_clusters: bool) -> Tile:
+    """The tile with its order of rasterisation."""
     if chip.kind != "wgmma":
         return replace(t, panel_size=max(1, 2048 // t.bm))
     q = swapped(p) if t.swap_ab else p
-    (wide, high), row = spans[:2], q.k * q.bits / 8
-    grid = ceil(q.m / (t.bm * high)), ceil(q.n / (t.bn * wide)), q.batch * t.splits
-    size, panels = tile_order(grid, (t.bm * high * row, t.bn * wide * row), chip.sms // (wide * high), chip.cache,
-                              max(1, PORT // (wide * high)), not q.ragged)
-    return replace(t, panel_size=size * (high if panels == "row" else wide), panels=panels)
+    rows, columns, row = ceil(q.m / t.bm), ceil(q.n / t.bn), q.k * q.bits / 8
+    if in_clusters:  # which load a tile once for all of their blocks
+        near = side_by_side(chip, q, t.bm, t.bn, t.splits)
+        return replace(t, panel_size=rows if near == "b" else 1 if near == "a" or t.splits > 1 else
+                       rasterisation_rows(chip.sms, t.bm, t.bn))
+    size, panels = tile_order((rows, columns, q.batch * t.splits), (t.bm * row, t.bn * row), chip.sms, chip.cache,
+                              either=not q.ragged)
+    return replace(t, panel_size=size, panels=panels)

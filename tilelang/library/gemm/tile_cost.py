@@ -54,6 +54,7 @@ _PARTIAL, _RING_OF_THREE, _DEEP, _IDLE = 0.67, 1.1, 1.05, 0.3
 _FETCHED, _FETCH = 250, 14
 # Split-K: the fraction that each further split costs, and by which tiles of 64 rows are faster with rows across sectors.
 _EACH_SPLIT, _LONE_SPLITS = 0.005, 0.03
+_MORE_WORK = 1.1  # 64x512x65536 takes 23.6 us by 64x64 in 13 splits, by 64x32 in 8 25.5
 _ALIKE, _ALIKE_ONCE = 1.0075, 1.005  # ratios of costs that count as equal; second: in one wave
 # Most iterations over 128 bytes of k of an SM's tiles, and of one tile, with which a launch may start early (PDL). _NEARLY:
 # with rows across sectors, the least fraction of SMs in use, or tiles of 64 rows (79 tiles of 128x208 at 10000x200x1000 13.9
@@ -298,7 +299,7 @@ def _once(chip: Chip, p: TileProblem, t: Tile) -> bool:
 def finished(chip: Chip, p: TileProblem, t: Tile) -> Tile:
     """The tile with the choices that its size and place decide: rasterisation and PDL."""
     spans = _spans(chip, p, t)
-    t = ordered(chip, p, t, spans)
+    t = ordered(chip, p, t, prod(spans) > 1)
     q = swapped(p, t.staged) if t.swap_ab else p
     return replace(t, pdl=_pdl(chip, q, replace(t, swap_ab=False), spans))
 
@@ -362,9 +363,10 @@ def _in_clusters(chip: Chip, p: TileProblem, estimated: list[tuple[float, float,
 def choose_tile(chip: Chip, p: TileProblem) -> Tile:
     """The chosen tile among the candidates within 1 % of the least cost (half of that in one wave).
 
-    The order of preference: fewest splits, then fewest bytes moved per GEMM, or where memory limits, least work of its own;
-    shorter stages; overlapping tiles, which load no zeros; in one wave fewer warp groups (of ten pairs, one group of 128 rows
-    took 0.94 to 1.00 of the time of two), otherwise more (128x160 at 3760x1320x3904 64 us, 67).
+    The order of preference: where memory limits, at most a tenth more work of its own than the least; fewest splits; fewest
+    bytes moved per GEMM, or where memory limits, least work of its own; shorter stages; overlapping tiles, which load no zeros;
+    in one wave fewer warp groups (of ten pairs, one group of 128 rows took 0.94 to 1.00 of the time of two), otherwise more
+    (128x160 at 3760x1320x3904 64 us, 67).
 
     Raises ValueError where no tile fits (column_block).
     """
@@ -374,8 +376,9 @@ def choose_tile(chip: Chip, p: TileProblem) -> Tile:
     estimated += _in_clusters(chip, p, estimated)
     best, own, fastest = min(estimated, key=lambda x: x[:2])
     memory = best > own * 2 ** (1 / _BOTH)  # memory limits
-    near = [(*((x, t.splits) if memory else (t.splits, (t.bm + t.bn) / (t.bm * t.bn))), t.bk,
-             not t.overlapping, t.threads if _once(chip, p, t) else -t.threads, seconds, k)
+    least = _MORE_WORK * min(x for seconds, x, _ in estimated if seconds <= _ALIKE * best)
+    near = [(memory and x > least, t.splits, x if memory else (t.bm + t.bn) / (t.bm * t.bn), t.bk, not t.overlapping,
+             t.threads if _once(chip, p, t) else -t.threads, seconds, k)
             for k, (seconds, x, t) in enumerate(estimated)
             if seconds <= (_ALIKE_ONCE if t.splits == fastest.splits and _once(chip, p, t) else _ALIKE) * best]
     seconds, _, t = estimated[min(near)[-1]]

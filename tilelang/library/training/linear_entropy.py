@@ -43,7 +43,7 @@ def linear_cross_entropy(x: Any, weight: Any, labels: Any, *, ignore_index: int 
     Gradients of x and weight, of their type.  Saved for them: x, weight, labels, and 4 bytes a row (8 for float64).  Backward
     forms the logits again, by chunks of up to 16384 columns: their gradients, of x's type, are all that it has in memory beside
     a float32 copy of the gradient of x.  With recompute=False forward leaves the logits in memory, of x's type, and backward
-    takes one GEMM less.  The same inputs give the same bits.
+    takes one GEMM less, in chunks twice as wide.  The same inputs give the same bits.
 
     Raises training-argument, matmul-shape, matmul-type.
 
@@ -258,7 +258,7 @@ def _gradient(x: Any, weight: Any, labels: Any, logs: Any, count: Any, logits: A
     at, x, weight = running_on(x, target), as_rows(x, k), as_rows(weight, k)
     f, labels, dx = _entropy(weight, labels, *options), as_rows(labels, 1).reshape(rows), dx.reshape(rows, k)
     known = logs, count if f.reduction == "mean" else None, as_rows(grad, 1).reshape(-1)
-    chunks = -(-n // CHUNK)
+    chunks = -(-n // (2 * CHUNK if keep else CHUNK))
     width, before = -(-n // chunks // WHOLE) * WHOLE, None
     for first in range(0, n, width):
         part = weight[first:min(first + width, n)]

@@ -24,8 +24,7 @@ from tilelang.ir import (Bind, Const, Expr, For, Launch, LoopPlan, Select, Stmt,
                          convert, dtype, free_vars, logical, replace, seq, substitute)
 from tilelang.ir.record import record
 from tilelang.target.machine import MAX_GRID, kernel_rates
-from tilelang.target.tile_order import PORT, rasterisation_rows
-from tilelang.target.tile_order import tile_order as port_order
+from tilelang.target.tile_order import tile_order
 
 from ..analysis.cluster_pairs import (Load, at_once, larger_in_one_wave, pairs, pays_for_many, pays_in_one_wave,
                                       saved_in_one_wave)
@@ -282,7 +281,7 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True, 
     t = Var("tile", dtype("int32"))
     # With one tile a block, the tile number must not use the loop variable: place_sync would count iterations by it.
     binds.append(Bind(t, first if why else binary("min", first + index * clusters, total - 1)))
-    order, about = tile_order(few, work, running // cluster, spans or (1,) * len(launch.grid), cx)
+    order, about = order_of_tiles(few, work, running // cluster, spans or (1,) * len(launch.grid), cx)
     binds += order(t)
     count = (total - (block // cluster) + (clusters - 1)) // clusters
     text = f"one tile a block ({why})" if why else f"persistent: {running // cluster * cluster} blocks, tiles {about}"
@@ -393,11 +392,10 @@ def _grouped(launch: Launch, spans: tuple[int, ...]) -> Launch:
     return replace(launch, grid=grid, block_vars=block_vars)
 
 
-def tile_order(launch: Launch, work: Work, clusters: int, spans: tuple[int, ...], cx: PassContext) -> tuple[Any, str]:
+def order_of_tiles(launch: Launch, work: Work, clusters: int, spans: tuple[int, ...], cx: PassContext) -> tuple[Any, str]:
     """(function from a tile number to bindings of the block variables, text for the report).
 
-    clusters: how many clusters (or blocks, without clusters) run at the same time.  spans: blocks of a cluster along each
-    dimension.
+    clusters: how many of them, or of blocks, run at the same time.  spans: blocks of a cluster along each dimension.
     """
     grid = [convert(g) for g in launch.grid]
     if slope := None if launch.plan.swizzle and len(grid) > 1 else _slope(launch, work):
@@ -425,12 +423,9 @@ def panels(launch: Launch, work: Work, blocks: int, spans: tuple[int, ...], cx: 
     if not (x and y):
         return None
     across, down, *others = [n.value if isinstance(n, Const) else 0 for n in map(convert, launch.grid)]
-    steps = Analyzer().simplify(work.extent)
-    loads = [n * (steps.value if isinstance(steps, Const) else 0) for n in (y * spans[1], x * spans[0])]
-    if not across * down * prod(others) * loads[0]:  # known at run time only
-        return rasterisation_rows(blocks, y * spans[1], x * spans[0]), "row"
-    return port_order((down, across, prod(others)), (loads[0], loads[1]), blocks,
-                      kernel_rates("wgmma", cx.target.machine).l2_bytes, max(1, PORT // prod(spans)))
+    times = steps.value if prod(spans) == 1 and isinstance(steps := Analyzer().simplify(work.extent), Const) else 0  # not known
+    return tile_order((down, across, prod(others) * bool(times)), (y * spans[1] * max(1, times), x * spans[0] * max(1, times)),
+                      blocks, kernel_rates("wgmma", cx.target.machine).l2_bytes)
 
 
 def _names(at: tuple[Expr, ...], v: Var) -> bool:

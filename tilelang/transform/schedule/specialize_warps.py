@@ -49,7 +49,7 @@ from .outer_loops import Around, is_same
 from ..analysis.cluster_pairs import rows_of
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
-from .persistent import Tiles, Work, longest_first, panels, plan_tiles, split_index, tile_order
+from .persistent import Tiles, Work, longest_first, order_of_tiles, panels, plan_tiles, split_index
 from ..analysis.statements import around_launch, do, initialised, rename
 from ..analysis.pipeline_loops import inner_loops, is_load, is_pipelined, loop_items, ring_stages
 from .rings import (GROUP, Handover, Ring, TakenTiles, WarpRoleLoop, WholeTile, barriers, counted_loops, counted_tiles,
@@ -160,6 +160,8 @@ class _WarpRoles(WarpRoleLoop):
         self._reachable()
         self.stages = _taken_stages(self)
         tiles = taken.tiles if taken is not None else _tiles(self, not any(map(acts, stmts[:at + 1])))
+        if tiles is None:
+            _ordered(self, _work(self, self.values, False))
         self.repeated = tiles is not None and not tiles.once
         for ring in self.rings:
             self._make(ring, tiles)
@@ -471,7 +473,7 @@ def _tiles(p: _WarpRoles, padded: bool) -> Tiles | None:
     """The loop over tiles of a persistent launch; None for one tile a block.  padded: see Work.padded."""
     got = plan_tiles(p.launch, _work(p, p.values, padded), p.cx, p._alone(), p._shared() > p.cx.target.limits.shared_per_block)
     p.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
-    return _ordered(p, _work(p, p.values, padded)) if isinstance(got, str) else got
+    return None if isinstance(got, str) else got
 
 
 def _ordered(p: _WarpRoles, work: Work) -> None:
@@ -498,7 +500,7 @@ def _taken(p: _WarpRoles) -> TakenTiles | None:
     own = tuple(fresh(v.name, v.dtype) for v in launch.block_vars)
     few = replace(launch, block_vars=own, body=seq(*map(Bind, launch.block_vars, own)))
     work = _work(p, _unread(p))
-    turned, order = longest_first(few, work), tile_order(launch, work, blocks, (1,) * len(own), p.cx)[0]
+    turned, order = longest_first(few, work), order_of_tiles(launch, work, blocks, (1,) * len(own), p.cx)[0]
     p.launch = replace(launch, body=seq(*binds, *stmts_of(body)))
     p.about = f"persistent: {blocks} blocks take tiles from a counter{'' if turned is few else '; the longest blocks first'}"
     tiles = Tiles(const(blocks), Var("block", dtype("int32")), Var("tile_step", dtype("int32")), const(total + 1), (), p.about)
