@@ -58,12 +58,12 @@ def test_neighbours_share_the_larger_operand(shape, near):
     t = choose_tile(H200, lined(*shape, "nt"))
     rows = -(-(n if t.swap_ab else m) // t.bm)
     near = {"a": "b", "b": "a"}.get(near, "") if t.swap_ab else near
-    if t.panels == "row" and near:
+    if t.order == "row" and near:
         assert t.panel_size == (rows if near == "b" else 1)
     columns = -(-(m if t.swap_ab else n) // t.bn)
     places = [(t.panel_size * (k // (t.panel_size * columns)) + k % t.panel_size, k // t.panel_size % columns)
-              for k in range(48)] if t.panels == "row" else []
-    for at in range(0, len(places) - 16, 5):  # of a port, where it has whole panels
+              for k in range(48)] if t.order == "row" else []
+    for at in range(0, len(places) - 16, 5):  # of a port, of whole rasterisation panels
         down, across = ({x[side] for x in places[at:at + 16]} for side in (0, 1))
         assert len(down) * t.bm + len(across) * t.bn <= 0.5 * 16 * (t.bm + t.bn)
 
@@ -185,7 +185,7 @@ def test_launches_that_start_soon():
     assert not uses_pdl(without_wgmma(H200), p, t)
     assert uses_pdl(H200, replace(p, kind="int8", bits=8, out_bits=32), t)  # 1024 cubed: 4.4 us, then 3.7
     done = finished(H200, p, t)
-    assert done == replace(t, pdl=True, panel_size=done.panel_size, panels=done.panels)
+    assert done == replace(t, pdl=True, panel_size=done.panel_size, order=done.order)
 
 
 @pytest.mark.parametrize("splits", [1, 2])

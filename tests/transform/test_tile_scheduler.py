@@ -6,7 +6,7 @@ import pytest
 
 from tilelang.ir import Var, convert, dtype, substitute
 from tilelang.ir.evaluate import evaluate
-from tilelang.target.tile_order import rasterisation_rows
+from tilelang.target.tile_order import rasterisation_rows, tile_order
 from tilelang.transform.schedule.persistent import TilePartition, schedule_tiles
 
 
@@ -67,3 +67,25 @@ def test_panels_load_about_the_fewest_bytes(blocks, row, column):
         assert blocks % chosen == 0
     if blocks == 127:  # a prime: panels of 1 or 127 rows would be whole, and load far more
         assert 8 <= chosen <= 16
+
+
+@pytest.mark.parametrize("grid, loads", [((10, 13, 1), (64, 144)), ((6, 22, 1), (128, 72)), ((9, 29, 1), (256, 80)),
+                                         ((2, 66, 1), (64, 64))])
+def test_ports_request_few_tiles(grid, loads):
+    """Counted one by one, each 16 blocks of the order request less than row by row, and less than column by column."""
+    def requested(size, how):
+        down, across = grid[:2] if how == "row" else grid[1::-1]
+        order = [(top + i, j if top // size % 2 == 0 else across - 1 - j) for top in range(0, down, size) for j in range(across)
+                 for i in range(min(size, down - top))]
+        a, b = loads if how == "row" else loads[::-1]
+        return sum(len({x for x, _ in order[k:k + 16]}) * a + len({y for _, y in order[k:k + 16]}) * b
+                   for k in range(len(order) - 15))
+
+    size, how = tile_order(grid, loads, 132, 1 << 30)
+    assert how == "row" or grid[0] * grid[1] <= 132
+    assert requested(size, how) <= min(requested(1, "row"), requested(grid[0], "row"), requested(1, "column")) * 1.05
+
+
+def test_where_l2_is_too_small_or_sizes_are_unknown_waves_are_square():
+    assert tile_order((64, 64, 1), (1 << 20, 1 << 21), 132, 1 << 20) == (12, "row")
+    assert tile_order((0, 0, 0), (128, 256), 132, 1 << 26) == (12, "row")

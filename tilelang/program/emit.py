@@ -74,8 +74,8 @@ def grid(w: Writer) -> list[str]:
         x.insert(0, x.pop(far))
     shown = names[0] if len(names) == 1 else f"({', '.join(names)})"
     out = [f"    with T.Kernel({', '.join(sizes)}, threads={w.plan.threads}) as {shown}:", *after]
-    if w.plan.panels:
-        size, how = w.plan.panels
+    if w.plan.swizzle:
+        size, how = w.plan.swizzle
         out.append(f"        T.use_swizzle({size})" if how == "row" else f'        T.use_swizzle({size}, order="{how}")')
     return out + (["        T.pdl_sync()", "        T.pdl_trigger()"] if w.plan.choice.early else [])
 

@@ -82,7 +82,7 @@ CHOICES = (*(Choice(tile=k) for k in range(1, 5)), Choice(stages=1), Choice(stag
 class Plan:
     """A nest with the use of each axis, threads, and notes that stand as comments in its text.
 
-    panels: the arguments of T.use_swizzle, if any.  lanes: axes of rows that have results of their own, the first ones of
+    swizzle: the arguments of T.use_swizzle, if any.  lanes: axes of rows that have results of their own, the first ones of
     tiles.  choice: what a tuner chose.
     shared_left: whether left operands that are computed lie in shared memory, because several warp groups share the rows.
     """
@@ -92,7 +92,7 @@ class Plan:
     choice: Choice = MODEL
     threads: int = 256
     stages: int = 2
-    panels: tuple[int, str] | None = None
+    swizzle: tuple[int, str] | None = None
     lanes: tuple[Axis, ...] = ()
     shared_left: bool = False
     notes: list[str] = field(default_factory=list)
@@ -429,7 +429,7 @@ def _gemm_sizes(plan: Plan, t: Tensor, c: Contraction, row: Axis, column: Axis, 
     if column not in uses:
         uses[column] = AxisUse("tile", columns)
     uses.update({a: AxisUse("loop", depth) for a in deep})
-    plan.threads, plan.panels = tile.threads, (tile.panel_size, tile.panels) if target.is_gpu else None
+    plan.threads, plan.swizzle = tile.threads, (tile.panel_size, tile.order) if target.is_gpu else None
     plan.stages = (min(tile.stages, 4) if sums == 1 else max(2, min(tile.stages, 3))) if target.is_gpu else 0
     plan.notes.append(f"tiles of {rows} x {columns} results, {depth} of the {k} terms of each an iteration: "
                       f"the least estimated cost for {guess(row)} x {guess(column)}{f', {sums} sums a tile' * (sums > 1)}")

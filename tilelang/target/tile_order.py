@@ -3,7 +3,7 @@
 A launch fills one GPC after the other, so blocks of consecutive numbers request data through one port of L2, which delivers
 once what several of them request (H200: benchmarks/results/2026-11-30-h200-orders-of-tiles.json).
 
-    rows of tiles a, b, …; columns 0, 1, …          panels of 2 rows        panels of 3 columns
+    rows of tiles a, b, …; columns 0, 1, …          by 2 rows               by 3 columns
                                                     a0 b0 a1 b1 a2 …        a0 a1 a2 b0 b1 b2 c0 …
 """
 
@@ -18,23 +18,23 @@ _PORT = 16  # blocks, one an SM, that request data through one port
 # What a byte counts that a wave of blocks requests, beside a byte that a port requests: where L2 holds the operands (up to
 # _HELD times its size), or all tiles run at once; elsewhere, where waves load from memory.
 _WAVE, _WAVE_OF_MEMORY, _HELD = 0.1, 1.0, 1.05
-_FEW_WAVES = 6  # up to so many, panels end in the middle of waves, and tiles are counted one by one
-_SIZES = 1, 2, 3, 4, 6, 8, 12, 16  # of panels, beside that of the whole grid
+_FEW_WAVES = 6  # up to so many, rasterisation panels end in the middle of waves, and tiles are counted one by one
+_SIZES = 1, 2, 3, 4, 6, 8, 12, 16  # of rasterisation panels, beside that of the whole grid
 _SLOWEST = 12  # exponent of the mean over ports: the slowest decides
 _STEP = 3  # every so many tiles a port's tiles are counted from
-_ALIGNED = 1.1  # bytes that a panel with waves of whole columns may load, relative to the best one
+_ALIGNED = 1.1  # bytes that a rasterisation panel with waves of whole columns may load, relative to the best one
 
 
 @lru_cache(maxsize=1 << 12)
 def tile_order(grid: tuple[int, int, int], loads: tuple[float, float], blocks: int, l2: float, either: bool = True
                ) -> tuple[int, str]:
-    """The order in which blocks request the least of L2 and memory, as T.use_swizzle takes it: (size of a panel, "row" or
-    "column").
+    """The order in which blocks request the least of L2 and memory, as T.use_swizzle takes it: (rows or columns of a rasterisation
+    panel, "row" or "column").
 
     grid: rows and columns of tiles, and how many such layers come one after another; one of them is 0 if they are not known.
     loads: bytes of a row and of a column, in a step if all the steps are not known.
-    blocks: that run at a time.  l2: its bytes.  either: panels may be of columns where all tiles run at once.  (In several
-    waves results are stored faster in panels of rows: 11328x9448x88 112 us, 117.)
+    blocks: that run at a time.  l2: its bytes.  either: the order may be "column" where all tiles run at once.  (In several waves
+    results are stored faster row after row: 11328x9448x88 112 us, 117.)
     """
     (rows, columns, layers), (row, column) = grid, loads
     tiles, held = rows * columns, rows * row + columns * column <= _HELD * l2
@@ -48,11 +48,11 @@ def tile_order(grid: tuple[int, int, int], loads: tuple[float, float], blocks: i
             continue
         slowest = float(((each[0] * share + each[1] * (1 - share))**_SLOWEST).mean()**(1 / _SLOWEST))
         costs.append((round(slowest + weight * (wave[0] * share + wave[1] * (1 - share)), 9), order == "column", -size))
-    _, by_columns, size = min(costs)  # of equals the fewest panels
+    _, by_columns, size = min(costs)  # of equals the largest size
     return -size, "column" if by_columns else "row"
 
 
-def _panels(down: int) -> list[int]:
+def _sizes(down: int) -> list[int]:
     return [*(x for x in _SIZES if x < down), down]
 
 
@@ -63,7 +63,7 @@ def _requested(rows: int, columns: int, blocks: int, layers: int) -> list[tuple[
     tile = np.arange(count)
     layer, tile = np.divmod(tile, rows * columns)
     for order, down, across in (("row", rows, columns), ("column", columns, rows)):
-        for size in _panels(down):
+        for size in _sizes(down):
             panel, inside = np.divmod(tile, size * across)
             high = np.minimum(size, down - panel * size)
             column = inside // high

@@ -95,7 +95,7 @@ def exact_loop(f, m, halves, at):
     t = f.tile
     As, Bs = T.alloc_shared((t.bm, t.bk), "float32"), T.alloc_shared((t.bn, t.bk), "float32")
     part, Cf = T.alloc_fragment((t.bm, t.bn), "float32"), T.alloc_fragment((t.bm, t.bn), "float32")
-    T.use_swizzle(t.panel_size, order=t.panels)
+    T.use_swizzle(t.panel_size, order=t.order)
     T.clear(Cf)
     for ko in T.Pipelined(3 * f.steps, num_stages=t.stages):
         which, k = ko // f.steps, ko % f.steps * t.bk
@@ -114,7 +114,7 @@ def pair_loop(f, A, B, D, at):
     As, Bs, Ds = (T.alloc_shared(shape, kind) for shape, kind in zip((f.left_tile, f.right_tile, f.right_tile), (
         f.types[0], f.types[1], f.types[1])))
     Cf, Ef = T.alloc_fragment((t.bm, t.bn), f.types[3]), T.alloc_fragment((t.bm, t.bn), f.types[3])
-    T.use_swizzle(t.panel_size, order=t.panels)
+    T.use_swizzle(t.panel_size, order=t.order)
     T.clear(Cf)
     T.clear(Ef)
     for ko in T.Pipelined(f.steps, num_stages=t.stages):

@@ -119,7 +119,7 @@ def gemm_over_groups(f: GroupForm) -> Any:
             for w in T.serial(T.ceildiv(tiles - b, blocks)):
                 tile = b + w * blocks
                 g, inside = tile // (rows * columns), tile % (rows * columns)
-                top = inside // (high * columns) * high  # panels of rows: see target/tile_order.py
+                top = inside // (high * columns) * high  # as target/tile_order.py says
                 by = top + inside % (high * columns) % T.min(high, rows - top)
                 bx = inside % (high * columns) // T.min(high, rows - top)
                 first, end = where[g, 0], where[g, 1]
@@ -147,7 +147,7 @@ def gemm_over_rows(f: GroupForm) -> Any:
         with T.Kernel(T.ceildiv(f.n, t.bn), T.ceildiv(f.k, t.bm), threads=t.threads) as (bx, by):
             Ls, Rs = T.alloc_shared((t.bk, t.bm), f.kind), T.alloc_shared((t.bk, t.bn), f.kind)
             acc = T.alloc_fragment((t.bm, t.bn), f.acc)
-            T.use_swizzle(t.panel_size, order=t.panels)
+            T.use_swizzle(t.panel_size, order=t.order)
             T.clear(acc)
             for s in T.Pipelined(T.ceildiv(m, t.bk), num_stages=t.stages):
                 T.copy(L[s * t.bk, by * t.bm], Ls)

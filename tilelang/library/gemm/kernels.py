@@ -324,7 +324,7 @@ def main_loop(f, A, B, at, first, steps):
     Bs = T.alloc_shared(f.right_tile, f.types[not t.swap_ab])
     Cf = T.alloc_fragment((t.bm, t.bn), f.types[3])
     Lf = T.alloc_fragment((t.bm, t.bk), f.types[t.swap_ab]) if t.from_registers else As
-    T.use_swizzle(t.panel_size, order=t.panels)
+    T.use_swizzle(t.panel_size, order=t.order)
     T.clear(Cf)
     for ko in T.Pipelined(steps, num_stages=t.stages):
         T.copy(f.left(A, B, at[2], f.row(at[1]), (first + ko) * t.bk), As)
@@ -388,7 +388,7 @@ def gemm_two_level(f: Form, copies: Copies = (None, None)) -> Any:
             part = T.alloc_fragment((t.bm, t.bn), "float32")
             Cf = T.alloc_fragment((t.bm, t.bn), "float32")
             row = T.alloc_fragment((t.bn if t.swap_ab else t.bm,), "float32")  # of A
-            T.use_swizzle(t.panel_size, order=t.panels)
+            T.use_swizzle(t.panel_size, order=t.order)
             T.clear(Cf)
             for ko in T.Pipelined(f.steps, num_stages=t.stages):
                 T.copy(f.left(A, B, bz, by * t.bm, ko * t.bk), As)

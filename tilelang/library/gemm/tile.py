@@ -78,7 +78,7 @@ class TileProblem:
 class Tile:
     """A tile of bm x bn with bk columns of k in each of `stages` stages, `threads` threads, and split-K over `splits` blocks.
 
-    panel_size: rows of tiles of a rasterisation panel, or columns with panels="column" (T.use_swizzle). seconds: the model's
+    panel_size: rows of tiles of a rasterisation panel, or columns with order="column" (T.use_swizzle). seconds: the model's
     estimate. swap_ab: the transposed
     result is computed: bm counts columns of the result and bn its rows, so that few rows fill a tile, because instructions
     compute 64 x 8 n. overlapping: the last tiles lie inside the tensor and compute some of their neighbours' elements again.
@@ -103,7 +103,7 @@ class Tile:
     pdl: bool = False
     cluster: tuple[int, ...] = ()
     from_registers: bool = False
-    panels: str = "row"
+    order: str = "row"
 
     @property
     def loaded(self) -> int:

@@ -170,6 +170,6 @@ def ordered(chip: Chip, p: TileProblem, t: Tile, in_clusters: bool) -> Tile:
         near = side_by_side(chip, q, t.bm, t.bn, t.splits)
         return replace(t, panel_size=rows if near == "b" else 1 if near == "a" or t.splits > 1 else
                        rasterisation_rows(chip.sms, t.bm, t.bn))
-    size, panels = tile_order((rows, columns, q.batch * t.splits), (t.bm * row, t.bn * row), chip.sms, chip.cache,
+    size, order = tile_order((rows, columns, q.batch * t.splits), (t.bm * row, t.bn * row), chip.sms, chip.cache,
                               either=not q.ragged)
-    return replace(t, panel_size=size, panels=panels)
+    return replace(t, panel_size=size, order=order)

@@ -110,8 +110,8 @@ def config(plan: MatmulPlan) -> dict[str, Any]:
 def _numbers(t: Tile) -> dict[str, Any]:
     """The fields of a tile that differ from their defaults."""
     plain = {"splits": 1, "swap_ab": False, "overlapping": False, "staged": False, "wide": 0, "pdl": False, "cluster": (),
-             "from_registers": False, "panels": "row"}
-    return {k: list(v) if k == "cluster" else v if k == "panels" else int(v) for k, v in asdict(t).items()
+             "from_registers": False, "order": "row"}
+    return {k: list(v) if k == "cluster" else v if k == "order" else int(v) for k, v in asdict(t).items()
             if k != "seconds" and v != plain.get(k)}
 
 

@@ -73,7 +73,7 @@ def convolution(f: ConvForm) -> Any:
         with T.Kernel(T.ceildiv(f.features, t.bn), T.ceildiv(n * pixels, t.bm), threads=t.threads) as (bx, by):
             Xs, Ws = T.alloc_shared((t.bm, t.bk), f.kind), T.alloc_shared((t.bn, t.bk), f.kind)
             acc = T.alloc_fragment((t.bm, t.bn), f.acc)
-            T.use_swizzle(t.panel_size, order=t.panels)
+            T.use_swizzle(t.panel_size, order=t.order)
             T.clear(acc)
             for k in T.Pipelined(ceil(f.columns / t.bk), num_stages=t.stages):
                 T.im2col(X, Xs, by, k, f.kernel, f.stride, f.dilation, f.pad)

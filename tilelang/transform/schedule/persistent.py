@@ -403,12 +403,12 @@ def order_of_tiles(launch: Launch, work: Work, clusters: int, spans: tuple[int, 
         rest = Analyzer().simplify(_multiplied([grid[k] for k in others]))
         return lambda t: [Bind(launch.block_vars[slope.dim], slope.index(launch, t // rest)),
                           *split_index(launch, t % rest, others)], "longest first"
-    if found := panels(launch, work, max(1, clusters), spans, cx):
+    if found := rasterisation(launch, work, max(1, clusters), spans, cx):
         return lambda t: _rasterisation_panels(launch, t, *found), f"in rasterisation panels of {found[0]} {found[1]}s"
     return lambda t: split_index(launch, t, range(len(grid))), "in order"
 
 
-def panels(launch: Launch, work: Work, blocks: int, spans: tuple[int, ...], cx: PassContext) -> tuple[int, str] | None:
+def rasterisation(launch: Launch, work: Work, blocks: int, spans: tuple[int, ...], cx: PassContext) -> tuple[int, str] | None:
     """The size of the rasterisation panels of a launch of tiles, or of clusters, and what they consist of, "row" or "column".
 
     None where tiles have no loads in common along two dimensions.  blocks: how many run at a time.  spans: of a cluster.

@@ -49,7 +49,7 @@ from .outer_loops import Around, is_same
 from ..analysis.cluster_pairs import rows_of
 from ..framework.config import PassConfigKey
 from ..framework.pass_ import TILE, PassContext, pass_
-from .persistent import Tiles, Work, longest_first, order_of_tiles, panels, plan_tiles, split_index
+from .persistent import Tiles, Work, longest_first, order_of_tiles, plan_tiles, rasterisation, split_index
 from ..analysis.statements import around_launch, do, initialised, rename
 from ..analysis.pipeline_loops import inner_loops, is_load, is_pipelined, loop_items, ring_stages
 from .rings import (GROUP, Handover, Ring, TakenTiles, WarpRoleLoop, WholeTile, barriers, counted_loops, counted_tiles,
@@ -481,7 +481,7 @@ def _ordered(p: _WarpRoles, work: Work) -> None:
     launch, blocks = p.launch, prod(g.value if isinstance(g, Const) else 0 for g in map(convert, p.launch.grid))
     if 1 < blocks <= p.cx.target.limits.sm_count and not (
             launch.plan.swizzle or launch.plan.cluster or may_wait(launch.body)) and longest_first(launch, work) is launch:
-        p.launch = with_options(launch, swizzle=panels(launch, work, blocks, (1,) * len(launch.grid), p.cx))
+        p.launch = with_options(launch, swizzle=rasterisation(launch, work, blocks, (1,) * len(launch.grid), p.cx))
 
 
 def _taken(p: _WarpRoles) -> TakenTiles | None:
