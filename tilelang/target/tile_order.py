@@ -28,13 +28,13 @@ _ALIGNED = 1.1  # bytes that a rasterisation panel with waves of whole columns m
 @lru_cache(maxsize=1 << 12)
 def tile_order(grid: tuple[int, int, int], loads: tuple[float, float], blocks: int, l2: float, either: bool = True
                ) -> tuple[int, str]:
-    """The order in which blocks request the least of L2 and memory, as T.use_swizzle takes it: (rows or columns of a rasterisation
-    panel, "row" or "column").
+    """The order in which blocks request the least of L2 and memory, as T.use_swizzle takes it: (rows or columns of a
+    rasterisation panel, "row" or "column").
 
     grid: rows and columns of tiles, and how many such layers come one after another; one of them is 0 if they are not known.
     loads: bytes of a row and of a column, in a step if all the steps are not known.
-    blocks: that run at a time.  l2: its bytes.  either: the order may be "column" where all tiles run at once.  (In several waves
-    results are stored faster row after row: 11328x9448x88 112 us, 117.)
+    blocks: that run at a time.  l2: its bytes.  either: the order may be "column" where all tiles run at once.  (In several
+    waves results are stored faster row after row: 11328x9448x88 112 us, 117.)
     """
     (rows, columns, layers), (row, column) = grid, loads
     tiles, held = rows * columns, rows * row + columns * column <= _HELD * l2
