@@ -160,8 +160,6 @@ class _WarpRoles(WarpRoleLoop):
         self._reachable()
         self.stages = _taken_stages(self)
         tiles = taken.tiles if taken is not None else _tiles(self, not any(map(acts, stmts[:at + 1])))
-        if tiles is None:
-            _ordered(self, _work(self, self.values, False))
         self.repeated = tiles is not None and not tiles.once
         for ring in self.rings:
             self._make(ring, tiles)
@@ -473,6 +471,8 @@ def _tiles(p: _WarpRoles, padded: bool) -> Tiles | None:
     """The loop over tiles of a persistent launch; None for one tile a block.  padded: see Work.padded."""
     got = plan_tiles(p.launch, _work(p, p.values, padded), p.cx, p._alone(), p._shared() > p.cx.target.limits.shared_per_block)
     p.about = f"one tile a block ({got})" if isinstance(got, str) else got.report
+    if isinstance(got, str):
+        _ordered(p, _work(p, p.values, padded))
     return None if isinstance(got, str) else got
 
 
