@@ -258,11 +258,12 @@ def _added_up(at: Place, log_decay: Any, q: Any) -> Any:
     return out
 
 
-def _pass(at: Place, q: Any, k: Any, v: Any, c: Any, scale: float, out: Any, reverse: bool = False, keeps: str = "",
+def _pass(at: Place, given: tuple[Any, ...], c: Any, scale: float, out: Any, reverse: bool = False, keeps: str = "",
           *kept: Any) -> None:
-    """out = linear_pass of q, k and v.  kept: X, Dots, States and Edge."""
-    arrays = [x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in (q, k, v)]
+    """out = linear_pass of the q, k and v given.  kept: X, Dots, States and Edge."""
+    arrays = [x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in given]
     strided = [strides(x) != compact(x.shape) for x in arrays]
+    q, _, v = arrays
     form = PassForm((*q.shape[2:], v.shape[3]), tuple(strided), type_name(q), scale, c is not None, reverse, keeps)
     x, *others = kept or (None,) * 4
     fast_kernel(at, linear_pass, form)(*arrays, c, x, out, *others)
@@ -276,7 +277,7 @@ def _forward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, 
     if 0 in q.shape:
         out[...] = 0
     else:
-        _pass(at, q, k, v, _added_up(at, log_decay, q), scale, out)
+        _pass(at, (q, k, v), _added_up(at, log_decay, q), scale, out)
 
 
 def _backward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any, wanted: bool, grad: Any, dq: Any, dk: Any,
@@ -293,9 +294,9 @@ def _backward(q: Any, k: Any, v: Any, log_decay: Any, scale: float, target: Any,
         rows, columns, edge = (empty(q, x, accum) for x in (dots, dots, (blocks, batch, heads, chunks, v.shape[3] + CHUNK)))
         states = empty(q, (batch, heads, chunks, v.shape[3], dim), type_name(q))
         of_q, of_k = ("rows", contiguous(q), rows, states, None), ("columns", contiguous(k), columns, states, edge)
-    _pass(at, grad, v, k, c, scale, dq, False, *of_q)
-    _pass(at, v, grad, q, c, scale, dk, True, *of_k)
-    _pass(at, k, q, grad, c, scale, dv, True)
+    _pass(at, (grad, v, k), c, scale, dq, False, *of_q)
+    _pass(at, (v, grad, q), c, scale, dk, True, *of_k)
+    _pass(at, (k, q, grad), c, scale, dv, True)
     if wanted:
         each = log_decay.ndim == 3
         found = ddecay if each else empty(q, (batch, seq, heads), accum)

@@ -46,7 +46,7 @@ def gated_delta(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: flo
     >>> out.shape, state.shape
     ((1, 100, 2, 64), (1, 2, 64, 64))
     """
-    return _call(GATED_DELTA, q, k, v, log_alpha, beta, initial, scale, target)
+    return _call(GATED_DELTA, (q, k, v, log_alpha, beta, initial), scale, target)
 
 
 def kda(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: float | None = None, initial: Any = None,
@@ -67,17 +67,17 @@ def kda(q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, *, scale: float | Non
     >>> out.shape, state.shape
     ((1, 100, 2, 64), (1, 2, 64, 64))
     """
-    return _call(KDA, q, k, v, log_alpha, beta, initial, scale, target)
+    return _call(KDA, (q, k, v, log_alpha, beta, initial), scale, target)
 
 
-def _call(function: Function, q: Any, k: Any, v: Any, log_alpha: Any, beta: Any, initial: Any, scale: Any, target: Any) -> Any:
+def _call(function: Function, given: tuple[Any, ...], scale: Any, target: Any) -> Any:
     """Zeros behind q, k, v and the state, for sizes that kernels do not have, change no result."""
-    scale, where = None if scale is None else float(scale), target_text(target)
+    scale, where, (q, k, v, log_alpha, beta, initial) = None if scale is None else float(scale), target_text(target), given
     dim_k, dim_v = (getattr(x, "shape", None) or (0,) for x in (q, v))
     more_k, more_v = -dim_k[-1] % COLUMNS, -dim_v[-1] % COLUMNS
     if not more_k and not more_v:
-        return function(q, k, v, log_alpha, beta, initial, scale, where)
-    _check(function.name, q, k, v, log_alpha, beta, initial)
+        return function(*given, scale, where)
+    _check(function.name, *given)
     q, k, v = padded(q, more_k), padded(k, more_k), padded(v, more_v)
     log_alpha = padded(log_alpha, more_k) if function is KDA else log_alpha
     initial = None if initial is None else padded(initial, more_v, more_k)
