@@ -29,9 +29,10 @@ BATCH, HEADS, CAP, WINDOW, DROP, SEED, ROPE = 4, 16, 30.0, 1024, 26 / 256, 7, 64
 
 @dataclass(frozen=True)
 class Form:
-    """call: of (q, k, v, tensors). weights: of the scaled scores (heads, queries, keys) of the last batch, and the tensors, in
-    torch; None: a softmax. causal: queries see keys up to their own. extra: columns of q and k beyond those of v. seen: the
-    fraction of scores that are shown, of the number of tokens."""
+    """call: of (q, k, v, tensors); with extra columns k comes as two tensors, those columns of one head. weights: of the
+    scaled scores (heads, queries, keys) of the last batch, and the tensors, in torch; None: a softmax. causal: queries see keys
+    up to their own. extra: columns of q and k beyond those of v. seen: the fraction of scores that are shown, of the number of
+    tokens."""
 
     call: Callable[..., Any]
     weights: Callable[..., Any] | None = None
@@ -80,8 +81,8 @@ def packed(q: Any, k: Any, v: Any, t: dict[str, Any]) -> Any:
     return flash_attention(*flat, causal=True, cu_seqlens_q=t["cu"]).view(*q.shape[:-1], v.shape[-1])
 
 
-def prefill(q: Any, k: Any, v: Any, t: dict[str, Any]) -> Any:
-    return mla_prefill(q, k[..., :v.shape[-1]], k[:, :, 0, v.shape[-1]:], v, causal=True)
+def prefill(q: Any, k: Any, rope: Any, v: Any, t: dict[str, Any]) -> Any:
+    return mla_prefill(q, k, rope, v, causal=True)
 
 
 def scores(change: Callable[..., Any], *names: str) -> Callable[..., Any]:
@@ -132,10 +133,9 @@ def errors(form: Form, tensors: list[Any], t: dict[str, Any], found: list[Any]) 
         s = (q @ k.transpose(1, 2)) * q.shape[-1]**-0.5
         o = (torch.softmax(s, -1) if form.weights is None else form.weights(s, t)).to(dtype) @ v
         results.append([x.detach().double() for x in (o, *torch.autograd.grad(o, (q, k, v), own[3].to(dtype)))])
-    off = [[float((x.double() - w).square().mean().sqrt()) for x, w in zip(xs, results[0])]
-           for xs in (got, results[1])]
-    columns = 2 if form.extra else 4  # the rotary keys are those of all heads
-    return max(a / b for n, (a, b) in enumerate(zip(*off)) if n != 2 or columns == 4)
+    counted = [n for n in range(4) if n != 2 or not form.extra]  # the rotary keys are those of all heads
+    off = [[float((xs[n].double() - results[0][n]).square().mean().sqrt()) for n in counted] for xs in (got, results[1])]
+    return max(a / b for a, b in zip(*off))
 
 
 def main() -> int:
@@ -161,10 +161,11 @@ def main() -> int:
                        for h, extra in ((HEADS, form.extra), (form.kv_heads, form.extra), (form.kv_heads, 0), (HEADS, 0)))
         if form.extra:
             k[..., o.dim:] = k[:, :, :1, o.dim:]
-        leaves = [x.requires_grad_() for x in (q, k, v)]
+        parts = (k[..., :o.dim].contiguous(), k[:, :, 0, o.dim:].contiguous()) if form.extra else (k,)
+        leaves = [x.requires_grad_() for x in (q, *parts, v)]
         y = form.call(*leaves, t)
         grads = torch.autograd.grad(y, leaves, do, retain_graph=True)
-        off = errors(form, [q.detach(), k.detach(), v.detach(), do], t, [y.detach(), *grads])
+        off = errors(form, [q.detach(), k.detach(), v.detach(), do], t, [y.detach(), *grads[:2], grads[-1]])
         again = torch.autograd.grad(y, leaves, do, retain_graph=True)
         same = all(torch.equal(a, b) for a, b in zip(grads, again))
         wrong += not off <= 1.5 or not same

@@ -4,7 +4,8 @@ import pytest
 
 import tilelang.language as T
 from tilelang import errors
-from tilelang.library import create_block_mask, flash_attention, linear_attention
+from tilelang.library import create_block_mask, flash_attention, flex_attention, linear_attention
+from tilelang.library.attention import online
 from tilelang.library.attention_engine import (AttentionEngine, LinearAttentionEngine, OnlineFunc, Relu, RetentionNorm, Sigmoid,
                                                Softmax)
 
@@ -86,6 +87,71 @@ class Bounded(OnlineFunc):
 
     def finish(self, state):
         return 1.0 / state["total"]
+
+
+class Quiet(OnlineFunc):
+    """exp(score) over 1 plus the sum of exp(score): a softmax whose rows may attend to nothing."""
+
+    state = {"top": 0.0, "total": 1.0}
+
+    def update(self, score, state, reduce):
+        top = T.max(reduce.max(score), state["top"])
+        weight, rest = T.exp(score - top), T.exp(state["top"] - top)
+        return weight, {"total": reduce.sum(weight) + rest * state["total"], "top": top}, rest
+
+    def finish(self, state):
+        return 1.0 / state["total"]
+
+
+class Swapped(Softmax):
+    """A softmax whose operands stand in another order."""
+
+    def update(self, score, state, reduce):
+        top = T.max(reduce.max(score), state["top"])
+        weight = T.exp(score - top)
+        rest = T.exp(state["top"] - top)
+        return weight, {"top": top, "total": reduce.sum(weight) + rest * state["total"]}, rest
+
+
+class Norm(OnlineFunc):
+    """score over the root of 1 plus the sum of squares: weights and the state change with a score in different ways."""
+
+    state = {"total": 1.0}
+
+    def update(self, score, state, reduce):
+        return score, {"total": state["total"] + reduce.sum(score * score)}, 1.0
+
+    def finish(self, state):
+        return T.rsqrt(state["total"])
+
+
+def traces(*descriptions):
+    return [online.traced(f.update, f.finish, f.state, f.constant) for f in descriptions]
+
+
+def test_a_softmax_is_known_by_what_it_computes():
+    assert [t.softmax for t in traces(Softmax(), Swapped(), Quiet(), Sigmoid(), Bounded())] == [True, True, False, False, False]
+    given = [x.detach().numpy() for x in tensors("float16", 70, dim=64)]
+    assert (AttentionEngine(Swapped())(*given) == flex_attention(*given)).all()
+
+
+def test_maxima_lag_behind_where_they_are_references():
+    quiet, norm = map(online.Lagging, traces(Quiet(), Norm()))
+    assert quiet.lags == {0: 0} and quiet.in_order() == ([0], [1]) and not quiet.scratch
+    assert not norm.lags and norm.in_order() == ([0], []) and norm.scratch
+
+
+def test_which_descriptions_give_hidden_keys_no_weight():
+    rules = [online.Rule(t, "float16", False) for t in traces(Quiet(), Sigmoid(2.0), Relu(2), RetentionNorm(), Norm())]
+    assert [r.vanishes for r in rules] == [True, True, True, False, False]
+    assert [(r.first, len(r.facts), r.second) for r in rules] == [
+        (2, 3, False), (0, 0, False), (0, 0, False), (1, 2, False), (2, 2, True)]
+
+
+def test_descriptions_with_references_and_with_other_changes():
+    total = [lambda s, f=f: 1 + masked(f(s), 0.0).sum(-1, keepdim=True) for f in (lambda s: s.exp(), lambda s: s**2)]
+    check(AttentionEngine(Quiet()), lambda s: masked(s.exp(), 0.0) / total[0](s), tensors())
+    check(AttentionEngine(Norm()), lambda s: s * total[1](s).rsqrt(), tensors())
 
 
 def test_a_description_of_ones_own():

@@ -436,6 +436,32 @@ def test_stored_gradients_of_a_group_of_heads_on_the_simulator(causal, seq):
         assert f.stored and np.abs(got[n].astype(float) - want).max() <= 4e-3 * np.abs(want.astype(float)).max()
 
 
+@pytest.mark.parametrize("dim, dim_v, lean", [(192, 128, True), (256, 128, True), (128, 128, False), (256, 256, False)])
+def test_blocks_of_keys_leave_dk_where_their_registers_do_not_suffice(dim, dim_v, lean):
+    q, k, v = (np.broadcast_to(np.float16(0), (4, 4096, 16, n)) for n in (dim, dim, dim_v))
+    p = attention_problem({"q": q, "k": k, "v": v, **dict.fromkeys(("out", "cu_seqlens_q", "cu_seqlens_k"))}, True, causal=True,
+                          window=None, layout="bshd", scale=None, with_lse=False)
+    at = backward.Place(Target(SM90))
+    f = backward.backward_form(p, machine_of(at.target), {"q": q, "out": v, "grad_out": v}, at, None, backward.PLAIN)[0]
+    assert (f.lean, f.stored > 0) == (lean, True)
+    assert not lean or (f.plain.tile.keys, f.plain.tile.rows, f.query.rows) == (128, 64, 256 if dim == 192 else 128)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (90, 0)}, {}], ids=["causal", "window", "all"])
+def test_gradients_of_wide_heads_from_stored_scores(options):
+    import torch
+
+    for seq, heads, kv_heads in ((700, 2, 2), (640, 4, 2)):
+        q, k, v, do = (torch.randn(2, seq, h, n, device="cuda", dtype=torch.float16) for h, n in (
+            (heads, 192), (kv_heads, 192), (kv_heads, 128), (heads, 128)))
+        out, lse = flash_attention(q, k, v, return_lse=True, **options)
+        got = flash_attention_backward(q, k, v, out, lse, do, **options)
+        wants, bounds = exact(*(x.cpu().numpy() for x in (q, k, v, do)), seen(seq, seq, **options), eps=ROUND["float16"])
+        for g, w, e in zip(got, wants, bounds):
+            assert (np.abs(g.cpu().numpy().astype(np.float64) - w) <= e).all()
+
+
 @pytest.mark.gpu
 def test_calls_for_some_heads_each_leave_the_bits_of_one_call(monkeypatch):
     import torch

@@ -31,7 +31,8 @@ def kept(seed, drop, b, heads, seq_q, seq_k):
         at = i // 32 * 8 + i % 8, j // 32 * 8 + j % 8, h, b
         if at not in found:
             found[at] = philox(seed, at, 7)
-        out[h, i, j] = (found[at][i // 8 % 4] >> 8 * (j // 8 % 4)) & 255 >= drop
+        byte = i // 16 % 2 * 2 + j // 16 % 2
+        out[h, i, j] = (found[at][i // 8 % 2 * 2 + j // 8 % 2] >> 8 * byte) & 255 >= drop
     return out
 
 

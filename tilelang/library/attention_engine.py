@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import tilelang.language as T
 
-from .attention.flex_attention import BlockMask, ScoreMod
+from .attention.flex_attention import BlockMask, ScoreMod, flex_attention
 from .attention.inputs import check_scale
 from .attention.online import Reduce, traced
 from .attention.online_attention import entered, online_attention
@@ -111,9 +111,12 @@ class RetentionNorm(OnlineFunc):
 class AttentionEngine:
     """Attention by a function of scores, a mask, and a normalisation of rows; also q, k and v have gradients.
 
-    online_func: a description.  score_mod: as flex_attention takes it.  A call compiles a forward and a backward kernel for its
-    shapes; both run on flex_attention's lists of blocks, and backward without atomics, so that results are the same bits each
-    time.  Saved for backward: q, k, v, the result and 4 bytes for each state, query and head.
+    online_func: a description.  score_mod: as flex_attention takes it.  A description that says a softmax, in any order of
+    operands, is flex_attention.  Of others a call compiles a forward and a backward kernel for the first lengths, then one each
+    for all others; both run on flex_attention's lists of blocks, and backward without atomics, so that results are the same
+    bits each time.  float16 and bfloat16: exponentials and sigmoids are off by units of float32.  Saved for backward: q, k, v,
+    the result and 4 bytes for each state, query and head; of heads with 192 elements of q and v and more, gradients of scores
+    besides, as flash_attention_backward says.
 
     >>> import numpy as np
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 100, 4, 64)).astype(np.float16)
@@ -123,7 +126,9 @@ class AttentionEngine:
 
     def __init__(self, online_func: OnlineFunc | None = None, score_mod: ScoreMod | None = None) -> None:
         f = Softmax() if online_func is None else online_func
-        self._number = entered(traced(f.update, f.finish, f.state, f.constant), score_mod)
+        trace = traced(f.update, f.finish, f.state, f.constant)
+        self._softmax, self._score = trace.softmax, score_mod
+        self._number = entered(trace, score_mod)
 
     def __call__(self, q: Any, k: Any, v: Any, *, block_mask: BlockMask | None = None, tensors: tuple[Any, ...] = (),
                  scale: float | None = None, layout: str = "bshd", target: Any = None) -> Any:
@@ -133,6 +138,9 @@ class AttentionEngine:
         torch.compile, which reads functions when it traces.
         Raises attention-argument, attention-shape, attention-option, attention-gradient.
         """
+        if self._softmax:
+            return flex_attention(q, k, v, score_mod=self._score, block_mask=block_mask, tensors=tensors, scale=scale,
+                                  layout=layout, target=target)
         factor = None if scale is None else check_scale(scale)
         return online_attention(self._number, q, k, v, block_mask, tuple(tensors), factor, layout, target)
 

@@ -449,6 +449,13 @@ template <typename T> TL_DEVICE T shift_right(T x, T n) {
     return T(y);
   }
 }
+//@ wide_product
+// NVRTC would make two multiplications of a product of which both halves are used.
+TL_DEVICE unsigned long long wide_product(unsigned a, unsigned b) {
+  unsigned long long out;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(out) : "r"(a), "r"(b));
+  return out;
+}
 //@ negated
 // ptxas 13.0 goes on with what neg.s16 and abs.s16 give of the least number as if it were 32768, and with that of abs.s32 as if
 // it were 2^31: shifts, comparisons, conversions and quotients are wrong.  An empty asm keeps LLVM from narrowing to 16 bits,

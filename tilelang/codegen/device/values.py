@@ -27,6 +27,13 @@ _BINARY = {"add": ("+", ADD), "sub": ("-", ADD), "mul": ("*", MUL), "div": ("/",
 _PLAIN = ATOM, POSTFIX, PREFIX, MUL, ADD  # precedence levels that are clear without parentheses under << & ^ |
 
 
+def _low_word(e: Expr) -> Expr | None:
+    """The 32-bit value that an expression of 64 bits has been widened from; None for others."""
+    if isinstance(e, Const):
+        return const(e.value, "uint32") if 0 <= e.value < 2**32 else None
+    return e.value if isinstance(e, Cast) and e.value.dtype == "uint32" else None
+
+
 class ScalarOperators:
     """The text of operators that C has, on types that it computes with."""
 
@@ -55,6 +62,8 @@ class ScalarOperators:
             return self._lanewise(e, lambda a, b: f"{name}({a}, {b})")
         if symbol in ("/", "%") and e.dtype.is_int and (quotient := self.any_quotient(e)):
             return quotient
+        if e.op == "mul" and e.dtype == "uint64" and (halves := [_low_word(x) for x in (e.a, e.b)]) and None not in halves:
+            return f"tl::wide_product({', '.join(self.x.top(x) for x in halves if x is not None)})", POSTFIX
         if e.op == "mul" and e.dtype.base == "uint16" and not self._multiplies_as_int(e):
             return self._lanewise(e, lambda a, b: f"(unsigned){a} * {b}", MUL, PREFIX, PREFIX)
         if e.op in ("add", "sub", "mul", "shl") and e.dtype.is_signed and e.dtype.bits >= 32 and e.dtype.lanes == 1 \

@@ -193,6 +193,8 @@ template <typename T> TL_DEVICE T shift_right(T x, T n) {
   if constexpr (T(-1) < T(0)) return T(x >> (within ? n & (BITS - 1) : BITS - 1));
   else return within ? T(x >> (n & (BITS - 1))) : T(0);
 }
+//@ wide_product
+TL_DEVICE unsigned long long wide_product(unsigned a, unsigned b) { return (unsigned long long)a * b; }
 //@ negated
 template <typename T> TL_DEVICE T negated(T x) { return sizeof(T) == 8 ? T(0ull - (unsigned long long)x) : T(0u - unsigned(x)); }
 //@ sign_bits

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+import tilelang.language as T
 from tilelang.errors import error
 from tilelang.target.machine import MOST_REGISTERS, consumer_registers
 
@@ -18,16 +19,17 @@ from ..arrays import compact, compact_copy, contiguous, empty, is_numpy, maker, 
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, dynamic_shapes
 from .backward_kernels import dense_backward, packed_backward
-from .build import any_sizes, symbolic, symbolic_strides
+from .build import any_sizes, symbolic, symbolic_functions, symbolic_strides
 from .dropout import check_dropout
 from .form import DROPPING, FACTS, LOG2E, PLAIN, AttentionForm, BackwardForm, ScoreFunctions, Tile
 from .inputs import check_alike, check_scale, check_tensors, fast_kernel, running_on, strides_of
-from .problem import AttentionProblem, Mask, attention_problem
+from .problem import AttentionProblem, Mask, Sizes, attention_problem, opened
 from .tile_cost import GROUP, Machine, machine_of
 
 STORED = 2 << 30  # bytes of the gradients of scores that a call stores at most
 STORED_COLUMNS = 192  # of q and v, from which on two more GEMMs take longer than that
 STORED_QUERIES = 16384  # the most that were measured; verify_sync does not follow the loops of twice as many
+WIDE = 2048  # keys of a window with which blocks of 256 queries cost less than what they store besides (0.83 ms for 0.75)
 STAGED = 160 * 1024  # bytes of stages of a block that reads them
 ROUGHLY_TWO = 1.9  # blocks for each SM with which long and short ones make up for each other
 _BESIDE = 16  # registers beside accumulated and scores, as measured by compiling: addresses, loop state
@@ -96,8 +98,8 @@ def _prepare(tensors: dict[str, Any], target: Any, deterministic: bool | None, *
     q = tensors["q"]
     at = running_on(q, target)
     given = {**{n: tensors.get(n) for n in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sinks")}, "out": None}
-    p = attention_problem(given, at.target.is_gpu, with_lse=tensors["grad_lse"] is not None, dynamic=dynamic_shapes(),
-                          **options)
+    p = opened(attention_problem(given, at.target.is_gpu, with_lse=tensors["grad_lse"] is not None, dynamic=dynamic_shapes(),
+                                 **options), at, "backward", deterministic)
     return prepared(p, tensors, at, deterministic, PLAIN if p.packed or not p.drop else DROPPING)
 
 
@@ -107,11 +109,12 @@ def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, determinis
     check_results(p, tensors)
     q = tensors["q"]
     form, copied = backward_form(p, machine_of(at.target, at.sms, p.dtype), tensors, at, deterministic, functions)
+    compiled = form if form is None or not (p.packed or p.dynamic) else any_lengths(form, p)
     make = [maker(q, s, p.dtype) for s in p.shapes[:3]] + [maker(q, (p.sizes.heads,), p.accum)] * p.sinks
     if form is None:
         return Prepared(_nothing, lambda: tuple(m() for m in make), scale=p.default_scale)
     sms = at.target.limits.sm_count if at.target.has_wgmma else 1
-    kernel = (fast_kernel if functions in (PLAIN, DROPPING) else Place.kernel)(at, _program, form, sms)
+    kernel = (fast_kernel if functions in (PLAIN, DROPPING) else Place.kernel)(at, _program, compiled, sms)
     unused, workspace = empty(q, (1,), form.accum), [maker(q, *x) for x in _workspace(form, p)]
     none = [zeros(q, (1, 1, 1, 1), "int32")] * 2 + [zeros(q, (1,), "float32")] * 2
     no_seed = zeros(q, (1,), "int64")
@@ -175,17 +178,33 @@ def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any]
     if deterministic is None:
         deterministic = machine.kind == "wgmma"
     keys, queries = backward_tiles(machine, p, deterministic, functions.block)
-    if p.packed or p.dynamic:
-        plain = any_sizes(fixed, keys)
-        gradient = any_sizes(replace(p, strides=(*p.strides[:3], gradient)), keys).strides[3]
-    else:
-        plain = AttentionForm(p.sizes, fixed.strides, p.layout, p.dtype, p.mask, keys, p.with_lse, p.scale, drop=p.drop)
+    plain = AttentionForm(p.sizes, fixed.strides, p.layout, p.dtype, p.mask, keys, p.with_lse, p.scale, drop=p.drop)
     copied = [*p.copied, *(s is None for s in found)]
-    form = BackwardForm(plain, gradient, queries if deterministic else None, functions,
-                        held=machine.kind == "wgmma" and p.dtype != "float32" and _held(keys, p.sizes.dim + p.sizes.dim_v))
-    if deterministic and machine.kind == "wgmma" and not (p.packed or p.dynamic) and p.dtype != "float32":
-        form = stored_form(form, at.target.limits.sm_count)
-    return form, copied
+    return fitted(BackwardForm(plain, gradient, queries if deterministic else None, functions), machine, at), copied
+
+
+def any_lengths(f: BackwardForm, p: AttentionProblem) -> BackwardForm:
+    """The form for any sizes that a problem's kernel may have."""
+    plain, steps = (any_sizes(replace(p, strides=(*p.strides[:3], s)), f.plain.tile) for s in (f.plain.strides[3], f.steps))
+    return replace(f, plain=plain, steps=steps.strides[3], stored=-1 if f.stored else 0, functions=f.functions.opened)
+
+
+def fitted(f: BackwardForm, machine: Machine, at: Place) -> BackwardForm:
+    """The form with what fits the registers of a machine in registers, and the gradients of scores in memory where that takes
+    less time."""
+    if machine.kind != "wgmma" or f.dtype == "float32":
+        return f
+    f = replace(f, held=_held(f.plain.tile, f.sizes.dim + f.sizes.dim_v))
+    if f.packed or f.query is None or not all(isinstance(n, int) for n in f.sizes):
+        return f
+    sms, tile = at.target.limits.sm_count, f.plain.tile
+    if tile.keys < 128:
+        found = _tile(machine, f.sizes, f.dtype, f.functions.block or (128, 128), f.sizes.dim_v)
+        tile = Tile(min(64, found.keys), found.rows, found.stages, found.threads)
+        lean = stored_form(replace(f, plain=replace(f.plain, tile=tile), lean=True), sms)
+        if (tile.keys, tile.rows) == (128, 64) and lean.stored:
+            return lean
+    return stored_form(f, sms)
 
 
 def _held(tile: Tile, columns: int) -> bool:
@@ -210,7 +229,10 @@ def stored_form(f: BackwardForm, sms: int) -> BackwardForm:
     taken = z.dim + z.dim_v >= STORED_COLUMNS and z.seq_q <= STORED_QUERIES and not one_wave
     if not taken or not fits or waves > 1.2 * pairs * blocks / sms + 1:
         return f
-    tall = z.dim <= 128 and f.functions.block is None and -n * f.plain.group * z.seq_q >= 256 * ROUGHLY_TWO * sms
+    mask = f.plain.mask
+    narrow = mask.left is not None and mask.right is not None and mask.left + mask.right < WIDE  # stored for whole blocks
+    tall = (z.dim <= 192 and f.functions.block is None and not narrow
+            and -n * f.plain.group * z.seq_q >= 256 * ROUGHLY_TWO * sms)
     rows = 256 if tall else 128
     return replace(f, query=Tile(rows, 64, min(4, STAGED // (128 * (rows + z.dim))), 256), stored=-n)
 
@@ -222,30 +244,35 @@ def backward_tiles(m: Machine, p: AttentionProblem, deterministic: bool,
 
     deterministic: whether blocks of queries compute dQ. block: rows and keys of a block of a mask, which tiles divide.
     """
-    z, item = p.sizes, 8 if p.dtype == "float64" else 2  # a machine for float32 counts its elements as two bytes
+    z = p.sizes
     if m.kind == "cpu":
         return Tile(64, 64, 1, 128), Tile(64, 64, 1, 128)
     across, along = block or (128, 128)
-    both, staged = z.dim + z.dim_v, 3 if p.dtype == "float32" else 0  # scores that reach the next GEMM through shared memory
-
-    def best(own: int, other: int, accumulated: int, adds: bool, tall: bool = False) -> Tile:
-        """The tile of a block with `rows` rows, which it keeps, and `keys` of the other side in a step. own, other: what
-        they divide. tall: three warp groups may have 192 rows, which divide nothing."""
-        found = []
-        sizes = product((128, 64, 32, 16), (128, 64, 32, 16), (2, 1), (256, 128))
-        for rows, keys, stages, n in (*((192, 64, s, 384) for s in (2, 1) if tall), *sizes):
-            # Registers: results, scores, their gradients, weights. Shared memory: own tiles, stages, what leaves registers.
-            used = ceil(rows * (accumulated + 3 * keys) / n) + _BESIDE
-            left = staged * rows * keys + (rows * keys + 2 * keys * z.dim if adds else 0)
-            shared = item * ((rows + stages * keys) * both + left) + 2048
-            most = consumer_registers(n // GROUP) if m.kind == "wgmma" else MOST_REGISTERS
-            if (tall or own % rows == 0) and other % keys == 0 and used <= most and shared <= m.shared and rows * keys >= 4 * n:
-                found.append((keys < 64, stages == 1, -rows, abs(n - 2 * rows), -keys, Tile(rows, keys, stages, n)))
-        return min(found, key=lambda x: x[:-1])[-1] if found else Tile(16, 16, 1, 128)
-
-    keys = best(along, across, both, not deterministic)
+    keys = _tile(m, z, p.dtype, (along, across), z.dim + z.dim_v, not deterministic)
     tall = m.kind == "wgmma" and block is None and p.dtype != "float32" and z.dim >= 64  # measured there
-    return Tile(min(64, keys.keys), keys.rows, keys.stages, keys.threads), best(across, along, z.dim, False, tall)
+    return (Tile(min(64, keys.keys), keys.rows, keys.stages, keys.threads),
+            _tile(m, z, p.dtype, (across, along), z.dim, tall=tall))
+
+
+def _tile(m: Machine, z: Sizes, dtype: str, divided: tuple[int, int], accumulated: int, adds: bool = False,
+          tall: bool = False) -> Tile:
+    """The tile of a block with `rows` rows, which it keeps, and `keys` of the other side in a step. divided: what they divide.
+    accumulated: columns of its results. adds: whether it adds dQ up. tall: three warp groups may have 192 rows, which divide
+    nothing."""
+    item = 8 if dtype == "float64" else 2  # a machine for float32 counts its elements as two bytes
+    both, staged = z.dim + z.dim_v, 3 if dtype == "float32" else 0  # scores that reach the next GEMM through shared memory
+    found = []
+    sizes = product((128, 64, 32, 16), (128, 64, 32, 16), (2, 1), (256, 128))
+    for rows, keys, stages, n in (*((192, 64, s, 384) for s in (2, 1) if tall), *sizes):
+        # Registers: results, scores, their gradients, weights. Shared memory: own tiles, stages, what leaves registers.
+        used = ceil(rows * (accumulated + 3 * keys) / n) + _BESIDE
+        left = staged * rows * keys + (rows * keys + 2 * keys * z.dim if adds else 0)
+        shared = item * ((rows + stages * keys) * both + left) + 2048
+        most = consumer_registers(n // GROUP) if m.kind == "wgmma" else MOST_REGISTERS
+        divides = (tall or divided[0] % rows == 0) and divided[1] % keys == 0
+        if divides and used <= most and shared <= m.shared and rows * keys >= 4 * n:
+            found.append((keys < 64, stages == 1, -rows, abs(n - 2 * rows), -keys, Tile(rows, keys, stages, n)))
+    return min(found, key=lambda x: x[:-1])[-1] if found else Tile(16, 16, 1, 128)
 
 
 def _workspace(f: BackwardForm, p: AttentionProblem) -> list[tuple[tuple[int, ...], str]]:
@@ -263,5 +290,11 @@ def _workspace(f: BackwardForm, p: AttentionProblem) -> list[tuple[tuple[int, ..
 
 def _program(f: BackwardForm, sms: int) -> Any:
     """The program of a form, whose sizes and strides that are None are given by each call."""
-    f = replace(f, plain=symbolic(f.plain), steps=symbolic_strides("g", f.steps))
+    f = symbolic_backward(f)
     return packed_backward(f, sms) if f.packed else dense_backward(f)
+
+
+def symbolic_backward(f: BackwardForm) -> BackwardForm:
+    """The form with symbols in place of what each call gives."""
+    return replace(f, plain=symbolic(f.plain), steps=symbolic_strides("g", f.steps), functions=symbolic_functions(f.functions),
+                   stored=T.dynamic("pairs") if f.stored == -1 else f.stored)

@@ -27,7 +27,7 @@ from .derivative import derivative
 from .dropout import kept
 from .form import FACTS, LOG2E, BackwardForm
 from .kernels import key_tiles, seen
-from .packed_kernels import NEAR, order_tiles
+from .packed_kernels import NEAR, heads_together, order_tiles
 from .problem import Mask
 
 
@@ -85,10 +85,10 @@ class Steps(NamedTuple):
         return None if self.partly is None else self.partly(g, n)
 
 
-def exponent(f: BackwardForm, at: Place, value: Any, h: Any, query: Any, key: Any) -> tuple[Any, Any]:
-    """(exponent of 2 in front of the logarithm, derivative of the changed score) of an element of Q K^T; None where it is 1."""
+def changed(f: BackwardForm, at: Place, value: Any, h: Any, query: Any, key: Any, unit: float = 1.0) -> tuple[Any, Any]:
+    """(changed score times a unit, its derivative or None where that is 1) of an element of Q K^T."""
     if f.functions.score is None:
-        return value * (at.scale * const(LOG2E, f.accum)), None
+        return value * (at.scale * const(unit, f.accum) if unit != 1.0 else at.scale), None
     score = Var("score", value.dtype)
     x = T.cast(f.functions.score(score, at.batch, h, query, key, *[at.read[n] for n in f.functions.uses[0]]), value.dtype)
     slope, place = derivative(x, score), {score: value * at.scale}
@@ -105,7 +105,7 @@ def exponent(f: BackwardForm, at: Place, value: Any, h: Any, query: Any, key: An
 
     calls = {id(e) for e in walk(x, Call) if e.dtype.is_float}
     x, slope = (rewrite(e, lambda n: once(n) if id(n) in calls else None, Call) for e in (x, slope))
-    return substitute(x * const(LOG2E, f.accum), place), (
+    return substitute(x * const(unit, f.accum) if unit != 1.0 else x, place), (
         None if not isinstance(slope, Expr) and slope == 1.0 else substitute(T.cast(slope, value.dtype), place))
 
 
@@ -120,8 +120,12 @@ def shows(f: BackwardForm, at: Place, h: Any, query: Any, key: Any) -> Any:
     return f.functions.mask(at.batch, h, query, key, *[at.read[n] for n in f.functions.uses[1]])
 
 
-def change(f: BackwardForm, weight: Any, gradient: Any, delta: Any) -> Any:
-    """The gradient of a score. weight: what `weigh` leaves. gradient: of the weight, an element of dO V^T."""
+def change(f: BackwardForm, S: Any, E: Any, more: Any, fact: Callable[[int], Any], i: Any, j: Any) -> Any:
+    """The gradient of a score. S, more: what `weigh` leaves. E: gradients of weights, dO V^T. fact: of the row, by number."""
+    weight, gradient = S[i, j], E[i, j]
+    if f.rule is not None:
+        return f.rule.change(weight, gradient, None if more is None else more[i, j], fact)
+    delta = fact(1)
     if not f.plain.drop:
         return weight * (gradient - delta)
     return T.abs(weight) * (T.if_then_else(weight > 0, gradient * f.rest, 0.0) - delta)
@@ -145,6 +149,34 @@ def hides(f: BackwardForm, at: Place, element: Any, shape: Any) -> Any:
 
 
 @T.macro
+def hide(f, at, tiles, element, h, partly, value=0.0):
+    """Elements that positions or the mask's function hide become a value. element: maps (i, j) to (query, key)."""
+    if not f.all_seen:
+        if hides(f, at, element, tiles[0].shape):
+            clear_hidden(tiles, lambda i, j: sees(f, at, *element(i, j)), value)
+    if f.functions.mask is not None:
+        if partly:
+            clear_hidden(tiles, lambda i, j: shows(f, at, h, *element(i, j)), value)
+
+
+@T.macro
+def weigh_rows(f, at, S, P, more, fact, element, h, partly):
+    """`weigh` by the form's rule. more: what is added to dS besides; fact: maps (n, i, j) to a fact of the row."""
+    if f.rule.vanishes:
+        hide(f, at, (S,), element, h, partly, -T.infinity(f.accum))
+    for i, j in T.Parallel(*S.shape):
+        x, slope = changed(f, at, S[i, j], h, *element(i, j))
+        weight, factor, added = f.rule.values(x, lambda n, i=i, j=j: fact(n, i, j), slope)
+        if P is not None:
+            P[i, j] = weight
+        if more is not None:
+            more[i, j] = added
+        S[i, j] = factor
+    if not f.rule.vanishes:
+        hide(f, at, tuple(x for x in (S, P, more) if x is not None), element, h, partly)
+
+
+@T.macro
 def weigh(f, at, S, P, logs, element, h, partly):
     """Elements S of Q K^T become the factors of dS, and P, in 16 bits, the weights.
 
@@ -153,18 +185,13 @@ def weigh(f, at, S, P, logs, element, h, partly):
     """
     changes = f.functions.score is not None
     for i, j in T.Parallel(*S.shape):
-        x, slope = exponent(f, at, S[i, j], h, *element(i, j))
+        x, slope = changed(f, at, S[i, j], h, *element(i, j), LOG2E)
         weight = power(f, x - logs(i, j))
         if changes and P is not None:
             P[i, j] = weight
         # Hidden scores may have no derivative.
         S[i, j] = weight if slope is None else T.if_then_else(weight == 0.0, 0.0, weight * slope)
-    if not f.all_seen:
-        if hides(f, at, element, S.shape):
-            clear_hidden(S, P if changes else None, lambda i, j: sees(f, at, *element(i, j)))
-    if f.functions.mask is not None:
-        if partly:
-            clear_hidden(S, P if changes else None, lambda i, j: shows(f, at, h, *element(i, j)))
+    hide(f, at, (S, P) if changes and P is not None else (S,), element, h, partly)
     if f.plain.drop:
         for i, j in T.Parallel(*S.shape):  # the sign of a weight says whether dropout keeps it
             S[i, j] = T.if_then_else(kept(at.seed, f.plain.drop, at.number, h, *element(i, j)), S[i, j], -S[i, j])
@@ -173,25 +200,31 @@ def weigh(f, at, S, P, logs, element, h, partly):
 
 
 @T.macro
-def clear_hidden(S, P, visible):
-    """Elements of S, and of P unless it is None, that are not visible become 0. visible: maps (i, j) to whether one is."""
-    for i, j in T.Parallel(*S.shape):
+def clear_hidden(tiles, visible, value):
+    """Elements of tiles that are not visible become a value. visible: maps (i, j) to whether one is."""
+    for i, j in T.Parallel(*tiles[0].shape):
         stays = visible(i, j)
-        S[i, j] = T.if_then_else(stays, S[i, j], 0.0)
-        if P is not None:
-            P[i, j] = T.if_then_else(stays, P[i, j], 0.0)
+        cleared = [put(X, (i, j), T.if_then_else(stays, X[i, j], value)) for X in tiles]  # noqa: F841
+
+
+@T.macro
+def put(X, at, value):
+    """X[at] = value."""
+    X[at] = value
 
 
 @T.macro
 def key_block(f, at, steps, tensors, hk, k0):
-    """(dK, dV) of the tile of keys from k0 on, fragments. tensors: Q, K, V, dO, L, D and dQ; dQ is added to, or dS is stored
-    there, unless blocks of queries compute all."""
-    Q, K, V, dO, L, D, dQ = tensors
+    """(dK, dV) of the tile of keys from k0 on, fragments; dK is None where `stored_keys` computes it. tensors: Q, K, V, dO,
+    facts of rows (see `gradient_launches`) and dQ; dQ is added to, or dS is stored there, unless blocks of queries compute
+    all."""
+    Q, K, V, dO, facts, dQ = tensors
     keys, rows, dim, dim_v = f.plain.tile.keys, f.plain.tile.rows, f.sizes.dim, f.sizes.dim_v
     Ks, Vs = T.alloc_shared((keys, dim), f.dtype), T.alloc_shared((keys, dim_v), f.dtype)
     Qs, dOs = T.alloc_shared((rows, dim), f.dtype), T.alloc_shared((rows, dim_v), f.dtype)
-    logs, delta = T.alloc_shared((rows,), f.accum), T.alloc_shared((rows,), f.accum)
-    dk, dv = T.alloc_fragment((keys, dim), f.accum), T.alloc_fragment((keys, dim_v), f.accum)
+    of_rows = [T.alloc_shared((rows,), f.accum) for _ in range(sum(f.facts))]
+    dk = None if f.lean else T.alloc_fragment((keys, dim), f.accum)
+    dv = T.alloc_fragment((keys, dim_v), f.accum)
     T.copy(f.plain.rows(K, at.batch, hk, at.k0 + k0, keys), Ks)
     T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys), Vs)
     if f.held:
@@ -199,19 +232,21 @@ def key_block(f, at, steps, tensors, hk, k0):
         T.copy(Ks, Kf)
         T.copy(Vs, Vf)
         Ks, Vs = Kf, Vf
-    T.clear(dk)
+    if not f.lean:
+        T.clear(dk)
     T.clear(dv)
-    tiles, results = (Ks, Vs, Qs, dOs, logs, delta), (dk, dv, dQ if not f.stored else lambda h, row: at.gradients(
+    tiles, results = (Ks, Vs, Qs, dOs, of_rows), (dk, dv, dQ if not f.stores else lambda h, row: at.gradients(
         dQ, hk, h - hk * f.plain.group, f.plain.group, k0, keys, row, rows))
     if steps.loops == 1:
         for n in T.Pipelined(steps.count(0), num_stages=f.plain.tile.stages):
-            add_queries(f, at, (Q, dO, L, D), tiles, results, steps.tile(0, n), k0, steps.hides(0, n))
+            add_queries(f, at, (Q, dO, facts), tiles, results, steps.tile(0, n), k0, steps.hides(0, n))
     else:
         for g in T.serial(steps.loops):
             for n in T.Pipelined(steps.count(g), num_stages=f.plain.tile.stages):
-                add_queries(f, at, (Q, dO, L, D), tiles, results, steps.tile(g, n), k0, steps.hides(g, n))
-    for i, j in T.Parallel(keys, dim):
-        dk[i, j] *= at.scale
+                add_queries(f, at, (Q, dO, facts), tiles, results, steps.tile(g, n), k0, steps.hides(g, n))
+    if not f.lean:
+        for i, j in T.Parallel(keys, dim):
+            dk[i, j] *= at.scale
     if f.plain.drop:
         for i, j in T.Parallel(keys, dim_v):
             dv[i, j] *= f.rest
@@ -221,25 +256,30 @@ def key_block(f, at, steps, tensors, hk, k0):
 @T.macro
 def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
     """A step of key_block: a tile of queries, (head, first row), is loaded, and its gradients are added to the results."""
-    (Q, dO, L, D), (Ks, Vs, Qs, dOs, logs, delta), (dk, dv, dQ), (h, row) = tensors, tiles, results, tile
+    (Q, dO, facts), (Ks, Vs, Qs, dOs, of_rows), (dk, dv, dQ), (h, row) = tensors, tiles, results, tile
     keys, rows = f.plain.tile.keys, f.plain.tile.rows
     S, E = T.alloc_fragment((keys, rows), f.accum), T.alloc_fragment((keys, rows), f.accum)
     P, dS = T.alloc_fragment((keys, rows), f.dtype), T.alloc_fragment((keys, rows), f.dtype)
+    more = T.alloc_fragment((keys, rows), f.accum) if f.rule is not None and f.rule.second else None
     T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
-    T.copy(at.facts(L, h, row, rows), logs)
+    loaded = [T.copy(facts(at, n, h, row, rows), of_rows[n]) for n in range(f.facts[0])]  # noqa: F841
     T.gemm(Ks, Qs, S, transpose_B=True, clear_accum=True)
-    weigh(f, at, S, P, lambda i, j: logs[j], lambda i, j: (row + j, k0 + i), h, partly)
+    if f.rule is None:
+        weigh(f, at, S, P, lambda i, j: of_rows[0][j], lambda i, j: (row + j, k0 + i), h, partly)
+    else:
+        weigh_rows(f, at, S, P, more, lambda n, i, j: of_rows[n][j], lambda i, j: (row + j, k0 + i), h, partly)
     T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows), dOs)
-    T.copy(at.facts(D, h, row, rows), delta)
+    later = [T.copy(facts(at, n, h, row, rows), of_rows[n]) for n in range(f.facts[0], sum(f.facts))]  # noqa: F841
     T.gemm(Vs, dOs, E, transpose_B=True, clear_accum=True)
     if f.plain.drop:
         for i, j in T.Parallel(keys, rows):
             P[i, j] = T.max(S[i, j], 0.0)
     T.gemm(P, dOs, dv)
     for i, j in T.Parallel(keys, rows):
-        dS[i, j] = change(f, S[i, j], E[i, j], delta[j])
-    T.gemm(dS, Qs, dk)
-    if f.stored:
+        dS[i, j] = change(f, S, E, more, lambda n, j=j: of_rows[n][j], i, j)
+    if not f.lean:
+        T.gemm(dS, Qs, dk)
+    if f.stores:
         T.copy(dS, dQ(h, row))
     elif f.query is None:
         dSs, dq = T.alloc_shared((keys, rows), f.dtype), T.alloc_fragment((rows, f.sizes.dim), f.accum)
@@ -250,30 +290,35 @@ def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
 
 @T.macro
 def query_block(f, at, steps, tensors, h, row):
-    """dQ of the tile of queries from `row` on, a fragment. tensors: Q, K, V, dO, L and D; the tiles of `steps` are of keys."""
-    Q, K, V, dO, L, D = tensors
+    """dQ of the tile of queries from `row` on, a fragment. tensors: Q, K, V, dO and facts of rows; the tiles of `steps` are of
+    keys."""
+    Q, K, V, dO, facts = tensors
     keys, rows, dim, dim_v = f.query.keys, f.query.rows, f.sizes.dim, f.sizes.dim_v
     Ks, Vs = T.alloc_shared((keys, dim), f.dtype), T.alloc_shared((keys, dim_v), f.dtype)
     Qs, dOs = T.alloc_shared((rows, dim), f.dtype), T.alloc_shared((rows, dim_v), f.dtype)
-    logs, delta = T.alloc_fragment((rows,), f.accum), T.alloc_fragment((rows,), f.accum)
+    of_rows = [T.alloc_fragment((rows,), f.accum) for _ in range(sum(f.facts))]
     S, E = T.alloc_fragment((rows, keys), f.accum), T.alloc_fragment((rows, keys), f.accum)
     dS = T.alloc_fragment((rows, keys), f.dtype)
+    more = T.alloc_fragment((rows, keys), f.accum) if f.rule is not None and f.rule.second else None
     dq = T.alloc_fragment((rows, dim), f.accum)
     hk = h // f.plain.group
     T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
     T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows), dOs)
-    T.copy(at.facts(L, h, row, rows), logs)
-    T.copy(at.facts(D, h, row, rows), delta)
+    loaded = [T.copy(facts(at, n, h, row, rows), x) for n, x in enumerate(of_rows)]  # noqa: F841
     T.clear(dq)
     for n in T.Pipelined(steps.count(0), num_stages=f.query.stages):
         k0 = steps.tile(0, n)[1]
         T.copy(f.plain.rows(K, at.batch, hk, at.k0 + k0, keys), Ks)
         T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-        weigh(f, at, S, None, lambda i, j: logs[i], lambda i, j, k0=k0: (row + i, k0 + j), h, steps.hides(0, n))
+        element = lambda i, j, k0=k0: (row + i, k0 + j)  # noqa: E731
+        if f.rule is None:
+            weigh(f, at, S, None, lambda i, j: of_rows[0][i], element, h, steps.hides(0, n))
+        else:
+            weigh_rows(f, at, S, None, more, lambda n, i, j: of_rows[n][i], element, h, steps.hides(0, n))
         T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys), Vs)
         T.gemm(dOs, Vs, E, transpose_B=True, clear_accum=True)
         for i, j in T.Parallel(rows, keys):
-            dS[i, j] = change(f, S[i, j], E[i, j], delta[i])
+            dS[i, j] = change(f, S, E, more, lambda n, i=i: of_rows[n][i], i, j)
         T.gemm(dS, Ks, dq)
     for i, j in T.Parallel(rows, dim):
         dq[i, j] *= at.scale
@@ -296,6 +341,24 @@ def stored_block(f, at, steps, tensors, h, row):
     for i, j in T.Parallel(rows, dim):
         dq[i, j] *= at.scale
     return dq
+
+
+@T.macro
+def stored_keys(f, at, steps, tensors, hk, k0):
+    """dK of the tile of keys from k0 on, a fragment, of stored gradients of scores. tensors: Q and these gradients."""
+    Q, dS = tensors
+    keys, rows, dim = f.plain.tile.keys, f.query.keys, f.sizes.dim
+    Qs, dSs = T.alloc_shared((rows, dim), f.dtype), T.alloc_shared((keys, rows), f.dtype)
+    dk = T.alloc_fragment((keys, dim), f.accum)
+    T.clear(dk)
+    for n in T.Pipelined(steps.count(0), num_stages=f.query.stages):
+        h, row = steps.tile(0, n)
+        T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
+        T.copy(at.gradients(dS, hk, h - hk * f.plain.group, f.plain.group, k0, keys, row, rows), dSs)
+        T.gemm(dSs, Qs, dk)
+    for i, j in T.Parallel(keys, dim):
+        dk[i, j] *= at.scale
+    return dk
 
 
 @T.macro
@@ -354,16 +417,84 @@ def steps_of(head: Callable[[Any], Any], shared: int, length: int, found: tuple[
     def entry(g: Any, n: Any) -> Any:
         return blocks[b if blocks.shape[0] > 1 else 0, head(g) if blocks.shape[1] > 1 else 0, other, n]
 
-    def tile(g: Any, n: Any) -> tuple[Any, Any]:
+    def place(g: Any, n: Any) -> tuple[Any, Any]:
+        """(number of the head, of the tile among those of the head)."""
+        if shared == 1 or several:
+            return g, n
         each = T.max(1, entry(g, 0) * per)
-        m = n % each
-        return head(g if several else n // each), entry(g, 2 + m // per) * across + m % per * length
+        return n // each, n % each
+
+    def tile(g: Any, n: Any) -> tuple[Any, Any]:
+        k, m = place(g, n)
+        return head(k), entry(g, 2 + m // per) * across + m % per * length
 
     def partly(g: Any, n: Any) -> Any:
-        return n % T.max(1, entry(g, 0) * per) >= entry(g, 1) * per
+        return place(g, n)[1] >= entry(g, 1) * per
 
     return Steps(shared if several else 1, lambda g: (1 if several else shared) * entry(g, 0) * per, tile,
                  partly if hides else None)
+
+
+@T.macro
+def gradient_launches(f, tensors, facts, arguments, lists, results):
+    """The launches of dense_backward after that of the facts of rows. tensors: Q, K, V, dO, Sum. facts: maps (place, number,
+    head, row, length) to a region of facts. arguments: scale, first, X0, X1. lists: Rows, Columns. results: dQ, dK, dV."""
+    (Q, K, V, dO, Sum), (scale, first, X0, X1), (Rows, Columns), (dQ, dK, dV) = tensors, arguments, lists, results
+    seq_q, seq_k, group, functions, tile, query = *f.sizes[1:3], f.plain.group, f.functions, f.plain.tile, f.query
+    padded = T.ceildiv(seq_q, f.unit) * f.unit
+    across, along = (None, None) if functions.block is None else functions.block
+    with T.Kernel(T.ceildiv(seq_k, tile.keys), *f.launched(1), threads=tile.threads) as (bx, y, z):
+        b, hk = f.head(first, y, z, 1)
+        k0 = bx * tile.keys
+        steps = steps_of(lambda g: hk * group + g, group, tile.rows, query_tiles(f, k0), across,
+                         (Columns, b, k0 // (along or 1)), functions.mask is not None)
+        dk, dv = key_block(f, dense_place(f, b, scale, first, X0, X1), steps, (Q, K, V, dO, facts, Sum), hk, k0)
+        if not f.lean:
+            T.copy(dk, f.plain.rows(dK, b, hk, k0, tile.keys))
+        T.copy(dv, f.plain.rows(dV, b, hk, k0, tile.keys))
+    if f.lean:
+        with T.Kernel(T.ceildiv(seq_k, tile.keys), *f.launched(1), threads=tile.threads) as (bx, y, z):
+            b, hk = f.head(first, y, z, 1)
+            k0 = bx * tile.keys
+            steps = steps_of(lambda g: hk * group + g, group, query.keys, query_tiles(f, k0), across,
+                             (Columns, b, k0 // (along or 1)))
+            dk = stored_keys(f, dense_place(f, b, scale, first), steps, (Q, Sum), hk, k0)
+            T.copy(dk, f.plain.rows(dK, b, hk, k0, tile.keys))
+    if query is None:
+        with T.Kernel(padded // f.unit, f.sizes.heads, f.sizes.batch, threads=128) as (bx, h, b):
+            store_sum(f, dense_place(f, b, scale, 0), Sum, dQ, h, bx * f.unit)
+    else:
+        with T.Kernel(padded // f.unit, *f.launched(group), threads=query.threads) as (bx, y, z):
+            b, h = f.head(first, y, z, group)
+            row = bx * query.rows
+            found = key_tiles(f.plain.mask, row + seq_k - seq_q, query.rows, seq_k, query.keys)
+            steps = steps_of(lambda g: h, 1, query.keys, found, along, (Rows, b, row // (across or 1)),
+                             functions.mask is not None)
+            at = dense_place(f, b, scale, first, X0, X1)
+            dq = (stored_block(f, at, steps, (K, Sum), h, row) if f.stores else
+                  query_block(f, at, steps, (Q, K, V, dO, facts), h, row))
+            T.copy(dq, f.plain.rows(dQ, b, h, row, query.rows))
+
+
+def dense_place(f: BackwardForm, b: Any, scale: Any, first: Any, *read: Any) -> Place:
+    """The place of a block of sequences that are not packed. first: as dense_backward takes it. read: X0 and X1."""
+    _, seq_q, seq_k, heads, kv_heads = f.sizes[:5]
+    return Place(b, 0, seq_q, 0, seq_k, lambda h: b * heads + h, 0, f.factor(scale), read, b,
+                 T.bind(read[0][0]) if f.plain.drop and read else None, lambda hk: b * kv_heads + hk - first)
+
+
+def query_tiles(f: BackwardForm, k0: Any) -> tuple[Any, Any]:
+    """The tiles of queries that see the tile of keys from k0 on; where these are stored, also the others of a block of
+    queries."""
+    _, seq_q, seq_k = f.sizes[:3]
+    back, tile = Mask(f.plain.mask.right, f.plain.mask.left), f.plain.tile  # of keys, by the queries that see them
+    if not f.stores or f.functions.block:
+        return key_tiles(back, k0 + seq_q - seq_k, tile.keys, seq_q, tile.rows)
+    if back.right is None:  # the last query sees every key
+        first = 0 if back.left is None else T.max(0, k0 + seq_q - seq_k - back.left) // f.unit * (f.unit // tile.rows)
+        return first, T.ceildiv(seq_q, tile.rows)
+    start, end = (x * (f.unit // tile.rows) for x in key_tiles(back, k0 + seq_q - seq_k, tile.keys, seq_q, f.unit))
+    return start, T.max(start, T.min(end, T.ceildiv(seq_q, tile.rows)))
 
 
 def dense_backward(f: BackwardForm) -> Any:
@@ -373,27 +504,9 @@ def dense_backward(f: BackwardForm) -> Any:
     with f.stored, the first pair of a batch and a kv head that the call computes. dLSE: one element where the logarithms have
     no gradient. Rows, Columns: the mask's blocks of keys by blocks of queries, and the other way round.
     """
-    batch, seq_q, seq_k, heads, kv_heads, dim, dim_v = f.sizes
-    group, functions, tile, query = f.plain.group, f.functions, f.plain.tile, f.query
+    batch, seq_q, _, heads = f.sizes[:4]
+    functions = f.functions
     padded = T.ceildiv(seq_q, f.unit) * f.unit
-    back = Mask(f.plain.mask.right, f.plain.mask.left)  # of keys, by the queries that see them
-    across, along = functions.block or (None, None)
-    by_heads, by_groups = ((group, f.stored), (1, f.stored)) if f.stored else ((heads, batch), (kv_heads, batch))
-
-    def place(b: Any, scale: Any, first: Any, *read: Any) -> Place:
-        return Place(b, 0, seq_q, 0, seq_k, lambda h: b * heads + h, 0, f.factor(scale), read, b,
-                     T.bind(read[0][0]) if f.plain.drop and read else None, lambda hk: b * kv_heads + hk - first)
-
-    def head(first: Any, y: Any, z: Any, each: int) -> tuple[Any, Any]:
-        """(batch, head) of a block: of `each` heads for a kv head."""
-        return ((first + z) // kv_heads, (first + z) % kv_heads * each + y) if f.stored else (z, y)
-
-    def query_tiles(k0: Any) -> tuple[Any, Any]:
-        """The tiles of queries that see a tile of keys; where these are stored, also the others of a block of queries."""
-        if not f.stored or functions.block:
-            return key_tiles(back, k0 + seq_q - seq_k, tile.keys, seq_q, tile.rows)
-        start, end = (x * (f.unit // tile.rows) for x in key_tiles(back, k0 + seq_q - seq_k, tile.keys, seq_q, f.unit))
-        return start, T.max(start, T.min(end, T.ceildiv(seq_q, tile.rows)))
 
     @T.prim_func
     def attention_backward(
@@ -404,32 +517,12 @@ def dense_backward(f: BackwardForm) -> Any:
             L: T.Tensor((batch * heads, padded), f.accum), D: T.Tensor((batch * heads, padded), f.accum),
             Sum: T.Tensor(f.dq_workspace[1], f.dq_workspace[0]),
             dQ: f.result(0), dK: f.result(1), dV: f.result(2)):
-        with T.Kernel(padded // f.unit, *by_heads, threads=128) as (bx, y, z):
-            b, h = head(first, y, z, group)
-            row_facts(f, place(b, scale, first), (O, dO, L, D, Sum), lambda i: LSE[b, h, i],
+        with T.Kernel(padded // f.unit, *f.launched(f.plain.group), threads=128) as (bx, y, z):
+            b, h = f.head(first, y, z, f.plain.group)
+            row_facts(f, dense_place(f, b, scale, first), (O, dO, L, D, Sum), lambda i: LSE[b, h, i],
                       lambda i: T.if_then_else(i < seq_q, dLSE[b, h, i], 0.0) if f.plain.with_lse else 0.0, h, bx * f.unit)
-        with T.Kernel(T.ceildiv(seq_k, tile.keys), *by_groups, threads=tile.threads) as (bx, y, z):
-            b, hk = head(first, y, z, 1)
-            k0 = bx * tile.keys
-            steps = steps_of(lambda g: hk * group + g, group, tile.rows, query_tiles(k0), across,
-                             (Columns, b, k0 // (along or 1)), functions.mask is not None)
-            dk, dv = key_block(f, place(b, scale, first, X0, X1), steps, (Q, K, V, dO, L, D, Sum), hk, k0)
-            T.copy(dk, f.plain.rows(dK, b, hk, k0, tile.keys))
-            T.copy(dv, f.plain.rows(dV, b, hk, k0, tile.keys))
-        if query is None:
-            with T.Kernel(padded // f.unit, heads, batch, threads=128) as (bx, h, b):
-                store_sum(f, place(b, scale, 0), Sum, dQ, h, bx * f.unit)
-        else:
-            with T.Kernel(padded // f.unit, *by_heads, threads=query.threads) as (bx, y, z):
-                b, h = head(first, y, z, group)
-                row = bx * query.rows
-                found = key_tiles(f.plain.mask, row + seq_k - seq_q, query.rows, seq_k, query.keys)
-                steps = steps_of(lambda g: h, 1, query.keys, found, along, (Rows, b, row // (across or 1)),
-                                 functions.mask is not None)
-                at = place(b, scale, first, X0, X1)
-                dq = (stored_block(f, at, steps, (K, Sum), h, row) if f.stored else
-                      query_block(f, at, steps, (Q, K, V, dO, L, D), h, row))
-                T.copy(dq, f.plain.rows(dQ, b, h, row, query.rows))
+        gradient_launches(f, (Q, K, V, dO, Sum), lambda at, n, h, row, length: at.facts((L, D)[n], h, row, length),
+                          (scale, first, X0, X1), (Rows, Columns), (dQ, dK, dV))
 
     return attention_backward
 
@@ -469,9 +562,11 @@ def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
             Sum: T.Tensor((heads, padded, dim) if f.query is None else (1, 1, 1), f.accum), dQ: f.result(0), dK: f.result(1),
             dV: f.result(2)):
         with T.Kernel(query_slots // heads, threads=128) as slot:
-            order_tiles(straight, QueryTiles, (cu_q, cu_k), slot, heads, near, sms, True)
+            wide = heads_together(kv_heads, group, near // T.max(1, tokens_k), query_slots // heads, sms)
+            order_tiles(straight, QueryTiles, (cu_q, cu_k), slot, wide, near, sms, True)
         with T.Kernel(key_slots // kv_heads, threads=128) as slot:
-            order_tiles(turned, KeyTiles, (cu_k, cu_q), slot, kv_heads, near, sms, True)
+            wide = heads_together(kv_heads, 1, near // T.max(1, tokens_q * group), key_slots // kv_heads, sms)
+            order_tiles(turned, KeyTiles, (cu_k, cu_q), slot, wide, near // group, sms, True)
         with T.Kernel(query_slots, threads=128) as n:
             h, row, q0, seq_q, k0, seq_k, number = [QueryTiles[n, e] for e in range(7)]
             if seq_q > 0:
@@ -480,9 +575,10 @@ def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
         with T.Kernel(key_slots, threads=tile.threads) as n:
             hk, start, k0, seq_k, q0, length, number = [KeyTiles[n, e] for e in range(7)]
             seq_q = T.if_then_else(seq_k > 0, length, 0)
+            facts = lambda at, n, h, row, length: at.facts((L, D)[n], h, row, length)  # noqa: E731
             steps = steps_of(lambda g: hk * group + g, group, tile.rows,
                              key_tiles(back, start + seq_q - seq_k, tile.keys, seq_q, tile.rows))
-            dk, dv = key_block(f, place(q0, seq_q, k0, seq_k, number, scale, Seed), steps, (Q, K, V, dO, L, D, Sum), hk, start)
+            dk, dv = key_block(f, place(q0, seq_q, k0, seq_k, number, scale, Seed), steps, (Q, K, V, dO, facts, Sum), hk, start)
             OwnK, OwnV = own(dK, k0 + seq_k), own(dV, k0 + seq_k)
             if seq_k > 0:
                 T.copy(dk, f.plain.rows(OwnK, None, hk, k0 + start, tile.keys))
@@ -495,9 +591,10 @@ def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
                 if seq_q > 0:
                     store_sum(f, at, Sum, OwnQ, h, row)
             else:
+                facts = lambda at, n, h, row, length: at.facts((L, D)[n], h, row, length)  # noqa: E731
                 steps = steps_of(lambda g: h, 1, query.keys,
                                  key_tiles(f.plain.mask, row + seq_k - seq_q, query.rows, seq_k, query.keys))
-                dq = query_block(f, at, steps, (Q, K, V, dO, L, D), h, row)
+                dq = query_block(f, at, steps, (Q, K, V, dO, facts), h, row)
                 if seq_q > 0:
                     T.copy(dq, f.plain.rows(OwnQ, None, h, q0 + row, query.rows))
 

@@ -10,13 +10,13 @@ from tilelang.jit import JITKernel
 
 from ..place import Place
 from .decode_kernels import decode_attention
-from .form import FACTS, AttentionForm, DecodeForm, Tile
+from .form import FACTS, AttentionForm, DecodeForm, ScoreFunctions, Tile
 from .inputs import UNIT, fast_kernel, unit_of
 from .kernels import dense_attention
 from .packed_kernels import packed_attention
 from .problem import AttentionProblem, Sizes
 from .split_kv_kernels import split_kv_attention
-from .tile_cost import Machine, attention_tile, estimate, near_tiles
+from .tile_cost import Machine, attention_tile, estimate, near_tiles, open_tile
 
 Workspace = tuple[tuple[tuple[int, ...], str], ...]  # (shape, element type) of each workspace tensor
 
@@ -28,7 +28,9 @@ def plan_attention(p: AttentionProblem, machine: Machine, tile: Tile | None = No
     """
     if p.empty:
         return None, ()
-    tile = tile or attention_tile(machine, model_sizes(p), p.mask)
+    if p.opened and not p.extras and estimate(machine, p.sizes, p.mask, attention_tile(machine, p.sizes, p.mask))[1]:
+        p = replace(p, dynamic=False, opened=False)  # blocks that divide keys take a tenth off and more, for fixed sizes alone
+    tile = tile or (open_tile if p.opened else attention_tile)(machine, model_sizes(p), p.mask)
     if p.packed or p.dynamic:
         tiles = (p.sizes.seq_q // tile.rows + p.sizes.batch) * p.sizes.heads
         return any_sizes(p, tile), (((tiles, FACTS), "int32"),) if p.packed else ()
@@ -55,9 +57,11 @@ def model_sizes(p: AttentionProblem) -> Sizes:
 def any_sizes(p: AttentionProblem, tile: Tile) -> AttentionForm:
     """The form of one kernel for any numbers of sequences, any lengths and any strides.
 
-    A dimension of one element stays constant: frameworks give it any stride, so no symbol can be solved for it.
+    A dimension of one element has a constant stride, which is not read: frameworks give it any, so no symbol can be solved for
+    it.  An opened problem keeps the strides that no length decides.
     """
-    strides = tuple((*(n if extent == 1 else None for n, extent in zip(s[:-1], shape)), 1)
+    first = 4 if not p.opened else 1 if p.layout == "bshd" else 2  # dimension from which on no length decides a stride
+    strides = tuple((*(UNIT if shape[d] == 1 else n if d >= first else None for d, n in enumerate(s[:-1])), 1)
                     for s, shape in zip(p.strides, p.shapes))
     counts = (n if n == 1 and not p.packed else None for n in p.sizes[:3])
     return AttentionForm(Sizes(*counts, *p.sizes[3:]), strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale,
@@ -91,6 +95,16 @@ def symbolic(f: AttentionForm) -> AttentionForm:
     """The form with symbols in place of the sizes and strides that are None."""
     sizes = Sizes(*(T.dynamic(name) if n is None else n for name, n in zip(Sizes._fields, f.sizes)))
     return replace(f, sizes=sizes, strides=tuple(symbolic_strides(name, s) for name, s in zip("qkvo", f.strides)))
+
+
+def symbolic_functions(f: ScoreFunctions) -> ScoreFunctions:
+    """The functions with symbols in place of the sizes that are None, of lists and of tensors."""
+    return replace(f, rows=_symbols("rows", f.rows), columns=_symbols("columns", f.columns),
+                   tensors=tuple((_symbols(f"x{n}", shape), kind) for n, (shape, kind) in enumerate(f.tensors)))
+
+
+def _symbols(name: str, shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(T.dynamic(f"{name}_{d}") if n is None else n for d, n in enumerate(shape))
 
 
 def _decode(f: DecodeForm) -> Any:

@@ -2,8 +2,9 @@
 
 Philox4x32 with seven rounds (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC11: the fewest that
 pass BigCrush).  The key is the seed.  A counter stands for 16 weights of one head: query q and key k have the counter
-(q // 32 * 8 + q % 8, k // 32 * 8 + k % 8, head, sequence), and the byte k // 8 % 4 of the word q // 8 % 4.  A thread that
-holds 64 x N scores of a GEMM, queries or keys as rows, has eight of the 16, so that it computes a counter once for eight.
+(q // 32 * 8 + q % 8, k // 32 * 8 + k % 8, head, sequence), the word 2 (q // 8 % 2) + k // 8 % 2 of its four, and the byte
+2 (q // 16 % 2) + k // 16 % 2 of that word.  A thread that holds 64 x N scores of a GEMM, queries or keys as rows, has eight of
+the 16, two in each word, so that it computes a counter once for eight, and which word it needs is known when it is compiled.
 A weight is kept where its byte is at least `drop`, the number of bytes of 256 that are dropped.
 """
 
@@ -39,9 +40,10 @@ def words(seed: Any, counter: tuple[Any, Any, Any, Any]) -> list[Any]:
 def kept(seed: Any, drop: int, b: Any, h: Any, query: Any, key: Any) -> Any:
     """Whether the weight of a query for a key is kept.  seed: int64.  b, h: numbers of sequence and query head."""
     w = words(seed, (query // 32 * 8 + query % 8, key // 32 * 8 + key % 8, h, b))
-    row, byte = query // 8 % 4, key // 8 % 4
-    word = T.if_then_else(row // 2 == 0, T.if_then_else(row % 2 == 0, w[0], w[1]), T.if_then_else(row % 2 == 0, w[2], w[3]))
-    return ((word >> T.cast(8 * byte, "uint32")) & T.uint32(LEVELS - 1)) >= T.uint32(drop)
+    second, byte = key // 8 % 2 == 1, query // 16 % 2 * 2 + key // 16 % 2
+    word = T.if_then_else(query // 8 % 2 == 0, T.if_then_else(second, w[1], w[0]), T.if_then_else(second, w[3], w[2]))
+    # The byte is moved to the top: what lies below it does not change the comparison.
+    return (word << T.cast(24 - 8 * byte, "uint32")) >= T.uint32(drop << 24)
 
 
 def check_dropout(dropout: Any, seed: Any, q: Any) -> tuple[int, Any]:

@@ -23,7 +23,7 @@ from .dropout import check_dropout
 from .flash_decode import NAMES as decode_names, prepare as prepare_decode
 from .form import Tile
 from .inputs import check_disjoint, check_scale, check_tensors, running_on, with_whole_heads
-from .problem import AttentionProblem, attention_problem, fold, lse_type, mask_of
+from .problem import AttentionProblem, attention_problem, fold, lse_type, mask_of, opened
 from .tile_cost import Machine, machine_of
 
 
@@ -73,8 +73,10 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     float32: eps = 2^-24; on a GPU |result - exact| <= max|v| 2^-8 (1 + scale |q||k|), since tf32 has 11 bits.
     Results are the same bits for the same inputs.
 
-    The first call with new shapes, strides or a new scale compiles a kernel for them.  With TILELANG_LIBRARY_DYNAMIC_SHAPES=1
-    one kernel takes any, which is slower where tiles of queries fill no whole waves; it is read when a form comes first.
+    The first call of heads, dimensions and options compiles a kernel for its lengths; the second length compiles one for any,
+    which later lengths share where their tiles are alike. Tiles of queries that fill few waves, and with wgmma masks, have
+    kernels of their own for each length.
+    With TILELANG_LIBRARY_DYNAMIC_SHAPES=1 the first kernel takes any lengths and strides; it is read when a form comes first.
     Packed sequences and flash_decode always have one kernel for any lengths.
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
 
@@ -136,7 +138,7 @@ def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options:
     check_tensors("flash_attention", tensors, _NAMES[:3], _NAMES[3:], double=True)
     q, out = tensors["q"], tensors["out"]
     at = running_on(q, target)
-    problem = attention_problem(tensors, at.target.is_gpu, **options, dynamic=dynamic_shapes())
+    problem = opened(attention_problem(tensors, at.target.is_gpu, **options, dynamic=dynamic_shapes()), at, "forward")
     if at.target.is_gpu and problem.few_queries:
         return _few_queries(tensors, target, tune, options["scale"], problem)
     machine = machine_of(at.target, at.sms, problem.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,11 @@ from ..autograd import Function, Results, Step, direct
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, target_text
 from .backward import prepared
+from .build import any_sizes, symbolic, symbolic_functions
 from .form import LOG2E, AttentionForm, ScoreFunctions, Tile
 from .inputs import check_gradient, check_scale, check_tensors, device_of, running_on, with_whole_heads
-from .kernels import absorb, finish, reset, working_set
-from .problem import AttentionProblem, Mask, attention_problem
+from .kernels import absorb, finish, hide_keys, reset, working_set
+from .problem import AttentionProblem, Mask, attention_problem, opened
 from .tile_cost import machine_of
 
 ScoreMod = Callable[..., Any]
@@ -37,21 +38,15 @@ def state_of(function: ScoreMod | None) -> Token | None:
 
 @dataclass(frozen=True)
 class FlexForm:
-    """The parameters that a kernel of flex_attention is compiled for.
-
-    plain: sizes, strides, tile and scale. score, mask: the caller's functions. block: rows and keys of a block of the mask;
-    None without a mask. lists: the shape of the mask's lists. tensors: (shape, element type) of the tensors that the functions
-    read. uses: which of them score reads, and which mask. states: of both functions, by which forms are compared.
-    """
+    """The parameters that a kernel of flex_attention is compiled for. plain: sizes, strides, tile and scale."""
 
     plain: AttentionForm
-    score: ScoreMod | None = field(compare=False)
-    mask: ScoreMod | None = field(compare=False)
-    block: tuple[int, int] | None
-    lists: tuple[int, ...]
-    tensors: tuple[tuple[tuple[int, ...], str], ...]
-    uses: tuple[tuple[int, ...], tuple[int, ...]]
-    states: tuple[Token | None, Token | None]
+    functions: ScoreFunctions
+
+
+def flex_program(form: FlexForm) -> Any:
+    """The program of a form, whose sizes that are None are given by each call."""
+    return flex_kernel(FlexForm(symbolic(form.plain), symbolic_functions(form.functions)))
 
 
 def flex_kernel(form: FlexForm) -> Any:
@@ -59,41 +54,42 @@ def flex_kernel(form: FlexForm) -> Any:
 
     Blocks[b, h, r]: as BlockMask.blocks. A block of keys is processed in `steps` tiles. Keys behind the last one are hidden.
     """
-    f, (masks, mask_heads) = form.plain, form.lists[:2]
+    f, g, (masks, mask_heads) = form.plain, form.functions, form.functions.rows[:2]
     batch, seq_q, seq_k, heads = f.sizes[:4]
     rows, keys = f.tile.rows, f.tile.keys
-    across, along = form.block or (rows, keys)
+    across, along = g.block or (rows, keys)
     steps = along // keys
-    c = LOG2E if form.score else f.exponent_scale(f.scale)  # changed scores carry the scale
-    types = (*form.tensors, *(((1,), "float32"),) * MOST_TENSORS)
-
+    c = LOG2E if g.score else f.exponent_scale(f.scale)  # changed scores carry the scale
     @T.prim_func
-    def flex_attention(Q: f.q, K: f.k, V: f.v, Blocks: T.Tensor(form.lists, "int32"), X0: T.Tensor(*types[0]),
-                       X1: T.Tensor(*types[1]), O: f.o, LSE: f.lse):
+    def flex_attention(Q: f.q, K: f.k, V: f.v, Blocks: T.Tensor(g.rows, "int32"), X0: T.Tensor(*g.tensors[0]),
+                       X1: T.Tensor(*g.tensors[1]), O: f.o, LSE: f.lse):
         with T.Kernel(T.ceildiv(seq_q, rows), heads, batch, threads=f.tile.threads) as (bx, h, b):
             Qs, Ks, Vs, S, P, acc, state = working_set(f)
             top, before, factor, total, more = state
-            changing, masking = ([(X0, X1)[n] for n in numbers] for numbers in form.uses)
+            changing, masking = ([(X0, X1)[n] for n in numbers] for numbers in g.uses)
             row = bx * rows
             at = (b if masks > 1 else 0, h if mask_heads > 1 else 0, row // across)
             T.copy(f.rows(Q, b, h, row, rows), Qs)
             reset(acc, top, total, c)
-            count = T.ceildiv(seq_k, keys) if form.block is None else Blocks[(*at, 0)] * steps
-            whole = 0 if form.block is None else Blocks[(*at, 1)]
+            count = T.ceildiv(seq_k, keys) if g.block is None else Blocks[(*at, 0)] * steps
+            whole = 0 if g.block is None else Blocks[(*at, 1)]
             for k in T.Pipelined(count, num_stages=f.tile.stages):
-                key = k * keys if form.block is None else Blocks[(*at, k // steps + 2)] * along + k % steps * keys
+                key = k * keys if g.block is None else Blocks[(*at, k // steps + 2)] * along + k % steps * keys
                 T.copy(f.rows(K, b, h // f.group, key, keys), Ks)
                 T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-                if form.score is not None:
+                if g.score is not None:
                     for i, j in T.Parallel(rows, keys):
-                        S[i, j] = form.score(S[i, j] * f.scale, b, h, row + i, key + j, *changing)
-                if form.block is None:
-                    for i, j in T.Parallel(rows, keys):
-                        S[i, j] = T.if_then_else(key + j < seq_k, S[i, j], -T.infinity("float32"))
+                        S[i, j] = g.score(S[i, j] * f.scale, b, h, row + i, key + j, *changing)
+                if g.block is None:
+                    if isinstance(seq_k, int):
+                        hide_keys(S, lambda i, j, key=key: key + j < seq_k)
+                    else:
+                        if key + keys > seq_k:
+                            hide_keys(S, lambda i, j, key=key: key + j < seq_k)
                 else:
                     if k >= whole * steps:
                         for i, j in T.Parallel(rows, keys):
-                            sees = T.And(key + j < seq_k, form.mask(b, h, row + i, key + j, *masking))
+                            sees = T.And(key + j < seq_k, g.mask(b, h, row + i, key + j, *masking))
                             S[i, j] = T.if_then_else(sees, S[i, j], -T.infinity("float32"))
                 T.copy(f.rows(V, b, h // f.group, key, keys), Vs)
                 absorb(S, P, acc, state, c)
@@ -189,7 +185,8 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
     without a known one is an error. tensors have none. It is one operator for torch.compile, which reads the functions, and the
     values that they read, when it traces: functions of globals, or made outside of what is compiled.
     The bound of its error holds with the error of the changed scores added. Each pair of functions, with the values that they
-    read, and shapes compiles a kernel. A query that sees no key gives 0 and the logarithm -inf.
+    read, compiles a kernel for the first lengths, and one for all others (of sequences, masks and tensors). A query that sees
+    no key gives 0 and the logarithm -inf.
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
 
     >>> import tilelang.language as T
@@ -246,13 +243,13 @@ def _prepare(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple
     # In place of the mask's lists, and of tensors that are not given.
     no_lists, *unused = empty(q, (1, 1, 1, 1), "int32"), *[empty(q, (1,), "float32")] * (MOST_TENSORS - len(read))
     block = None if mask is None else mask.block
-    plain = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, Mask(),
-                          flex_tile(machine_of(at.target, at.sms, p.dtype).kind, p, block), p.with_lse, p.scale)
-    form = FlexForm(plain, score_mod, None if mask is None else mask.mask_mod, block,
-                    shape_of(no_lists if mask is None else mask.blocks), tuple((shape_of(x), type_name(x)) for x in read), uses,
-                    (state_of(score_mod), None if mask is None else state_of(mask.mask_mod)))
+    tile = flex_tile(machine_of(at.target, at.sms, p.dtype).kind, p, block)
+    functions = functions_of(score_mod, mask, None if mask is None else (mask.blocks, no_lists), read, uses)
+    p = opened(p, at, "flex", tile, *functions.family)
+    plain = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, Mask(), tile, p.with_lse, p.scale)
+    form = FlexForm(any_sizes(p, tile), functions.opened) if p.opened else FlexForm(plain, functions)
     # No fast math: its tanh is too coarse for a softcap, and functions of scores have shorter forms of their own.
-    kernel = None if p.empty else at.kernel(flex_kernel, form)
+    kernel = None if p.empty else at.kernel(flex_program, form)
 
     def run(qkv: tuple[Any, ...], lists: Any, read: tuple[Any, ...], out: Any, lse: Any) -> None:
         if kernel is None:
@@ -262,6 +259,15 @@ def _prepare(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple
             kernel(*arrays, no_lists if lists is None else lists, *read, *unused, out, lse)
 
     return Prepared(run, maker(q, p.shapes[3], p.dtype), maker(q, p.lse_shape if p.with_lse else (1,), "float32"))
+
+
+def functions_of(score_mod: ScoreMod | None, mask: BlockMask | None, lists: tuple[Any, Any] | None, read: tuple[Any, ...],
+                 uses: tuple[tuple[int, ...], tuple[int, ...]]) -> ScoreFunctions:
+    """The functions of a call. lists: rows and columns of the mask's blocks; None: none. read: the tensors."""
+    types = (*((shape_of(x), type_name(x)) for x in read), *[((1,), "float32")] * (MOST_TENSORS - len(read)))
+    return ScoreFunctions(score_mod, mask and mask.mask_mod, mask and mask.block,
+                          *[(1, 1, 1, 1) if lists is None else shape_of(lists[n]) for n in (0, 1)], types, uses,
+                          (state_of(score_mod), mask and state_of(mask.mask_mod)))
 
 
 def flex_problem(qkv: tuple[Any, ...], read: tuple[Any, ...], mask: BlockMask | None, target: Any, *, scale: float | None,
@@ -360,10 +366,8 @@ def _backward(q: Any, k: Any, v: Any, out: Any, lse: Any, *rest: Any) -> None:
     if answer is None:
         at, p = flex_problem((q, k, v), read, mask, target, scale=scale, layout=layout, with_lse=grad_lse is not None)
         tensors = dict(zip(("q", "k", "v", "out", "lse", "grad_out", "grad_lse"), arrays))
-        types = (*((shape_of(x), type_name(x)) for x in read), *[((1,), "float32")] * (MOST_TENSORS - len(read)))
-        lists = [(1, 1, 1, 1) if x is None else shape_of(x) for x in (rows, columns)]
-        functions = ScoreFunctions(score_mod, mask and mask.mask_mod, mask and mask.block, *lists, types, uses,
-                                   (state_of(score_mod), mask and state_of(mask.mask_mod)))
+        functions = functions_of(score_mod, mask, None if rows is None else (rows, columns), read, uses)
+        p = opened(p, at, "flex backward", *functions.family)
         answer = enter(_GRADIENTS, (*arrays, *read, rows, columns), key, prepared(p, tensors, at, None, functions))
     none = [empty(q, (1, 1, 1, 1), "int32")] * 2 if rows is None else [rows, columns]
     answer.run(arrays, answer.scale if scale is None else scale, tuple(results),

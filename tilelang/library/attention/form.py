@@ -144,11 +144,24 @@ class ScoreFunctions:
     score: Any = field(default=None, compare=False)
     mask: Any = field(default=None, compare=False)
     block: tuple[int, int] | None = None
-    rows: tuple[int, ...] = (1, 1, 1, 1)
-    columns: tuple[int, ...] = (1, 1, 1, 1)
-    tensors: tuple[tuple[tuple[int, ...], str], ...] = (((1,), "float32"), ((1,), "float32"))
+    rows: tuple[Any, ...] = (1, 1, 1, 1)
+    columns: tuple[Any, ...] = (1, 1, 1, 1)
+    tensors: tuple[tuple[tuple[Any, ...], str], ...] = (((1,), "float32"), ((1,), "float32"))
     uses: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     states: tuple[Any, Any] = (None, None)
+
+    @property
+    def family(self) -> tuple[Any, ...]:
+        """What calls have in common that one kernel may answer."""
+        lists = [x[:2] for x in (self.rows, self.columns)]
+        return self.block, *lists, tuple((len(shape), kind) for shape, kind in self.tensors), self.uses, self.states
+
+    @property
+    def opened(self) -> ScoreFunctions:
+        """The functions for lists and tensors of any sizes, which each call gives: None."""
+        rows, columns = ((*x[:2], *(None for _ in x[2:])) if self.block else x for x in (self.rows, self.columns))
+        return replace(self, rows=rows, columns=columns, tensors=tuple(
+            (tuple(n if n == 1 else None for n in shape), kind) for shape, kind in self.tensors))
 
 
 PLAIN = ScoreFunctions()
@@ -162,22 +175,42 @@ class BackwardForm:
     plain: sizes, strides of Q, K, V and O, mask and scale; its tile is that of a block of keys: `keys` of the block, `rows` of
     queries in a step; with_lse: the logarithms have a gradient too. steps: strides of the gradient of O. query: the tile of a
     block of queries, which computes dQ; None: dQ is added up by atomics. stored: pairs of a batch and a kv head that a call
-    computes, whose blocks of keys store the gradients of scores for the blocks of queries; 0: a call computes all, and blocks
-    of queries compute them once more. held: whether K and V of a block of keys stay in registers.
+    computes, whose blocks of keys store the gradients of scores for the blocks of queries, -1 where each call gives it; 0: a
+    call computes all, and blocks of queries compute them once more. lean: dK is computed of stored gradients too, because
+    blocks of keys have registers for dV alone. held: whether K and V of a block of keys stay in registers. rule: what weighs
+    scores (online.Rule); None: a softmax. number: of the rule's description, by which forms are compared.
     """
 
     plain: AttentionForm
     steps: tuple[Any, ...]
     query: Tile | None = None
     functions: ScoreFunctions = PLAIN
-    stored: int = 0
+    stored: Any = 0
     held: bool = False
+    lean: bool = False
+    rule: Any = field(default=None, compare=False)
+    number: int = -1
 
+    stores = property(lambda self: not isinstance(self.stored, int) or self.stored != 0)
     sizes = property(lambda self: self.plain.sizes)
     dtype = property(lambda self: self.plain.dtype)
     accum = property(lambda self: self.plain.accum)
     packed = property(lambda self: self.plain.layout == "packed")
     rest = property(lambda self: const(LEVELS / (LEVELS - self.plain.drop), self.accum))  # factor of what dropout keeps
+
+    @property
+    def facts(self) -> tuple[int, int]:
+        """Facts of rows: the number of those that weights need, and of those that only gradients of scores need."""
+        return (1, 1) if self.rule is None else (self.rule.first, len(self.rule.facts) - self.rule.first)
+
+    def launched(self, each: int) -> tuple[Any, Any]:
+        """Two dimensions of a grid that have blocks for the heads of a call, `each` for a kv head."""
+        return (each, self.stored) if self.stores else (self.sizes.kv_heads * each, self.sizes.batch)
+
+    def head(self, first: Any, y: Any, z: Any, each: int) -> tuple[Any, Any]:
+        """(batch, head) of a block of such a grid. first: as dense_backward takes it."""
+        kv_heads = self.sizes.kv_heads
+        return ((first + z) // kv_heads, (first + z) % kv_heads * each + y) if self.stores else (z, y)
 
     @property
     def all_seen(self) -> bool:
@@ -202,7 +235,7 @@ class BackwardForm:
         pairs of a call, keys, and query heads and their queries."""
         z, keys = self.sizes, self.plain.tile.keys
         padded = T.ceildiv(z.seq_q, self.unit) * self.unit
-        if self.stored:
+        if self.stores:
             return self.dtype, (self.stored, T.ceildiv(z.seq_k, keys) * keys, self.plain.group * padded)
         return self.accum, (z.batch * z.heads, padded, z.dim) if self.query is None else (1, 1, 1)
 

@@ -56,7 +56,8 @@ class KeyTiles(NamedTuple):
 
     begin, end: range of the loop's index. place: maps an index to what the other functions take: the tile's first key, or the
     index itself. keys, values: map a place to the tile's rows of K and V, a region or a list of regions. visible: maps (index,
-    place, i, j) to whether row i of the queries sees key j of the tile.
+    place, i, j) to whether row i of the queries sees key j of the tile. partly: maps (index, place) to whether some row does
+    not see some key, which each tile tests then; None: each element does.
     """
 
     begin: Any
@@ -65,6 +66,7 @@ class KeyTiles(NamedTuple):
     keys: Callable[[Any], Any]
     values: Callable[[Any], Any]
     visible: Callable[[Any, Any, Any, Any], Any]
+    partly: Callable[[Any, Any], Any] | None = None
 
 
 def fetch(rows: Any, tile: Any) -> None:
@@ -182,6 +184,13 @@ def working_set(f):
 
 
 @T.macro
+def hide_keys(S, visible):
+    """Scores of keys that a row does not see become -inf."""
+    for i, j in T.Parallel(*S.shape):
+        S[i, j] = T.if_then_else(visible(i, j), S[i, j], -T.infinity(S.dtype))
+
+
+@T.macro
 def attend(f, work, load, c, tiles, extras=NOTHING):
     """The main loop: softmax(Q K^T) V of a tile of queries over `tiles` of keys (KeyTiles).
 
@@ -196,8 +205,11 @@ def attend(f, work, load, c, tiles, extras=NOTHING):
         key = tiles.place(k)
         fetch(tiles.keys(key), Ks)
         T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
-        for i, j in T.Parallel(f.tile.rows, f.tile.keys):
-            S[i, j] = T.if_then_else(tiles.visible(k, key, i, j), S[i, j], -T.infinity(f.accum))
+        if tiles.partly is None:
+            hide_keys(S, lambda i, j, k=k, key=key: tiles.visible(k, key, i, j))
+        else:
+            if tiles.partly(k, key):
+                hide_keys(S, lambda i, j, k=k, key=key: tiles.visible(k, key, i, j))
         fetch(tiles.values(key), Vs)
         absorb(S, P, acc, state, c, None if extras.kept is None else lambda i, j, k=k, key=key: extras.kept(k, key, i, j))
         T.gemm(P, Vs, acc)
@@ -218,7 +230,8 @@ def dense_attention(f: AttentionForm) -> Any:
         return KeyTiles(
             0 if back else first, last - first if back else last, lambda k: (last - 1 - k) * keys if back else k * keys,
             lambda key: f.rows(K, b, h // f.group, key, keys), lambda key: f.rows(V, b, h // f.group, key, keys),
-            lambda k, key, i, j: seen(f.mask, key + j, seq_k, at + i))
+            lambda k, key, i, j: seen(f.mask, key + j, seq_k, at + i),
+            (lambda k, key: key + keys > seq_k) if back and not isinstance(seq_k, int) else None)
 
     @T.macro
     def blocks(Q, K, V, scale, O, LSE, Sinks=None, Seed=None):

@@ -9,13 +9,13 @@ from ..arrays import compact, compact_copy, empty, is_numpy, maker, type_name, z
 from ..autograd import Function, Results, Step
 from ..caches import Cache, Prepared, enter, known
 from ..place import target_text
-from .backward import backward_tiles
-from .flex_attention import MOST_TENSORS, BlockMask, check_state, flex_problem, flex_tile, shape_of, state_of
+from .backward import any_lengths, backward_tiles, fitted, symbolic_backward
+from .flex_attention import MOST_TENSORS, BlockMask, check_state, flex_problem, flex_tile, functions_of, state_of
 from .form import AttentionForm, BackwardForm, ScoreFunctions
 from .inputs import check_gradient, strides_of
-from .online import Traced
+from .online import Rule, Traced
 from .online_kernels import OnlineForm, online_backward, online_forward
-from .problem import Mask
+from .problem import Mask, opened
 from .tile_cost import machine_of
 
 _DESCRIPTIONS: list[tuple[Traced, Any]] = []  # (description, score_mod)
@@ -65,10 +65,8 @@ def _called(arrays: tuple[Any, ...], number: int) -> tuple[Traced, BlockMask | N
     if mask is not None:
         check_state(mask)
         mask = replace(mask, blocks=rows, columns=columns, tensors=tuple(read[n] for n in uses[1]))
-    types = (*((shape_of(x), type_name(x)) for x in read), *[((1,), "float32")] * (MOST_TENSORS - len(read)))
-    lists = [(1, 1, 1, 1) if x is None else shape_of(x) for x in (rows, columns)]
-    return trace, mask, read, ScoreFunctions(score_mod, mask and mask.mask_mod, mask and mask.block, *lists, types, uses,
-                                             (state_of(score_mod), mask and state_of(mask.mask_mod))), description
+    functions = functions_of(score_mod, mask, None if rows is None else (rows, columns), read, uses)
+    return trace, mask, read, functions, description
 
 
 def _beside(q: Any, arrays: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
@@ -87,8 +85,10 @@ def _forward(q: Any, k: Any, v: Any, *rest: Any) -> None:
         at, p = flex_problem((q, k, v), read, mask, target, scale=scale, layout=layout, with_lse=False)
         tile = flex_tile(machine_of(at.target, at.sms, p.dtype).kind, p, functions.block)
         plain = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, Mask(), tile, False, p.scale)
-        form = OnlineForm(BackwardForm(plain, p.strides[3], functions=functions), description, trace)
-        kernel = None if p.empty else at.kernel(online_forward, form)
+        p = opened(p, at, "online", tile, description, *functions.family)
+        both = BackwardForm(plain, p.strides[3], functions=functions)
+        form = OnlineForm(any_lengths(both, p) if p.opened else both, description, trace)
+        kernel = None if p.empty else at.kernel(_program, online_forward, form)
 
         def run(q: Any, k: Any, v: Any, rows: Any, read: list[Any], out: Any, states: Any) -> None:
             if kernel is None:
@@ -112,24 +112,38 @@ def _backward(q: Any, k: Any, v: Any, out: Any, states: Any, *rest: Any) -> None
         trace, mask, read, functions, description = _called(tuple(arrays), number)
         at, p = flex_problem((q, k, v), read, mask, target, scale=scale, layout=layout, with_lse=False)
         steps = [strides_of(x, at.target.is_gpu and not is_numpy(q)) for x in (out, grad)]
-        keys, queries = backward_tiles(machine_of(at.target, at.sms, p.dtype), p, True, functions.block)
+        machine = machine_of(at.target, at.sms, p.dtype)
+        keys, queries = backward_tiles(machine, p, True, functions.block)
         strides = (*p.strides[:3], steps[0] or compact(p.shapes[3]))
         plain = AttentionForm(p.sizes, strides, p.layout, p.dtype, Mask(), keys, False, p.scale)
-        form = OnlineForm(BackwardForm(plain, steps[1] or compact(p.shapes[3]), queries, functions), description, trace)
-        kernel = None if p.empty else at.kernel(online_backward, form)
-        copied, unit = [*p.copied, *(s is None for s in steps)], form.both.unit
-        facts = maker(q, (p.sizes.batch * p.sizes.heads, form.facts, -(-p.sizes.seq_q // unit) * unit), "float32")
+        both = BackwardForm(plain, steps[1] or compact(p.shapes[3]), queries, functions, rule=Rule(
+            trace, p.dtype, functions.score is not None), number=description)
+        both = fitted(both, machine, at)
+        p = opened(p, at, "online backward", description, *functions.family)
+        form = OnlineForm(any_lengths(both, p) if p.opened else both, description, trace)
+        kernel = None if p.empty else at.kernel(_program, online_backward, form)
+        copied, rows = [*p.copied, *(s is None for s in steps)], -(-p.sizes.seq_q // both.unit) * both.unit
+        facts = maker(q, (max(1, sum(both.facts)), p.sizes.batch * p.sizes.heads, rows), "float32")
+        stored = maker(q, both.dq_workspace[1], p.dtype if both.stored else "float32")
+        pairs = p.sizes.batch * p.sizes.kv_heads
 
         def run(tensors: tuple[Any, ...], states: Any, lists: list[Any], read: list[Any], results: tuple[Any, ...]) -> None:
             if kernel is None:
                 for x in results:
                     x[...] = 0
             else:
-                kernel(*(compact_copy(x) if c else x for x, c in zip(tensors, copied)), states, p.scale, *lists, *read, facts(),
-                       *results)
+                read_ = [compact_copy(x) if c else x for x, c in zip(tensors, copied)]
+                made = facts(), stored()
+                for first in range(0, pairs, both.stored or pairs):
+                    kernel(*read_, states, p.scale, first, *lists, *read, *made, *results)
 
         answer = enter(_RUNS, given, ("backward", number, scale, layout, target), Prepared(run))
     answer.run((q, k, v, out, grad), states, *_beside(q, tuple(arrays)), (dq, dk, dv))
+
+
+def _program(make: Any, form: OnlineForm) -> Any:
+    """The program of a form, whose sizes that are None are given by each call."""
+    return make(replace(form, both=symbolic_backward(form.both)))
 
 
 def _results(q: Any, k: Any, v: Any, *rest: Any) -> Results:

@@ -119,6 +119,13 @@ def order_tiles(f, Tiles, starts, slot, wide, near, sms, numbered=False):
             Tiles[n, 6] = at
 
 
+def heads_together(groups: int, group: int, fitting: Any, slots: Any, sms: int) -> Any:
+    """The heads whose tiles are processed together, of `groups` times `group`. fitting: of the groups, so many have tiles of
+    the other side that fit in L2. slots: tiles of a head. Small numbers of tiles run at the same time anyway."""
+    near = T.max(1, T.min(groups, fitting)) * group
+    return T.if_then_else(slots * near < 2 * sms, groups * group, near)
+
+
 def packed_attention(f: AttentionForm, sms: int = 1) -> Any:
     """The kernel for packed sequences, with the parameters (Q, K, V, scale, cu_q, cu_k, Tiles, O, LSE).
 
@@ -143,8 +150,7 @@ def packed_attention(f: AttentionForm, sms: int = 1) -> Any:
     @T.macro
     def blocks(Q, K, V, scale, cu_q, cu_k, Tiles, O, LSE, Sinks=None, Seed=None):
         with T.Kernel(tiles // heads, threads=_LANES) as slot:
-            fitting = T.max(1, T.min(kv_heads, near // T.max(1, tokens_k))) * f.group
-            wide = T.if_then_else(tiles // heads * fitting < 2 * sms, heads, fitting)  # small groups would run together
+            wide = heads_together(kv_heads, f.group, near // T.max(1, tokens_k), tiles // heads, sms)
             order_tiles(f, Tiles, (cu_q, cu_k), slot, wide, near, sms, f.drop > 0)
         with T.Kernel(tiles, threads=f.tile.threads) as n:
             work = working_set(f)

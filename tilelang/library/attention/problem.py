@@ -11,6 +11,8 @@ import numpy as np
 from tilelang.errors import error
 
 from ..arrays import compact, is_numpy, strides, type_name
+from ..caches import Cache
+from ..place import Place
 from .inputs import check_alike, check_heads, device_of, strides_of
 
 LAYOUTS = ("bshd", "bhsd")
@@ -44,7 +46,8 @@ class AttentionProblem:
     layout: "bshd" (batch, sequence, head, dim), "bhsd", or "packed" (token, head, dim). shapes, strides: of q, k, v and the
     result, in elements, as a kernel reads and writes them. copied: which of q, k, v the kernel cannot read as they are stored,
     so that contiguous copies are made. scale: the factor that is compiled in; None: each call gives its own. dynamic: the
-    kernel takes any sizes and strides. sinks, drop: as in AttentionForm.
+    kernel takes any sizes and strides; opened: any sizes, because calls have come with several. sinks, drop: as in
+    AttentionForm.
     """
 
     sizes: Sizes
@@ -59,6 +62,15 @@ class AttentionProblem:
     dynamic: bool = False
     sinks: bool = False
     drop: int = 0
+    opened: bool = False
+
+    @property
+    def family(self) -> tuple[Any, ...]:
+        """What problems have in common that one kernel may answer."""
+        lengths = 1 if self.layout == "bshd" else 2
+        steps = tuple(s[lengths:] for s in self.strides)
+        return (self.sizes[3:], self.sizes.batch == 1, self.mask, self.layout, self.dtype, steps, self.copied,
+                self.with_lse, self.scale, self.sinks, self.drop)
 
     @property
     def extras(self) -> bool:
@@ -113,6 +125,22 @@ class AttentionProblem:
                                                   for n in (0, 3))
         return replace(self, sizes=z._replace(seq_q=group, heads=z.kv_heads), shapes=(shape_q, *self.shapes[1:3], shape_o),
                        strides=(steps_q, *self.strides[1:3], steps_o))
+
+
+_FIRST: Cache[tuple[int, ...]] = Cache(4096)  # the lengths of the first problem of a family
+
+
+def opened(p: AttentionProblem, at: Place, *kind: Any) -> AttentionProblem:
+    """The problem, for a kernel of any lengths where another problem of its family has come before. kind: what else calls have
+    in common that one kernel may answer.
+
+    With wgmma masks by positions have a kernel for each length: persistent blocks take tiles of unequal length in serpentine
+    order where their number is known, without which causal attention has 0.85 of its rate.
+    """
+    if p.packed or p.dynamic or p.empty or at.target.has_wgmma and p.mask != Mask():
+        return p
+    lengths = _FIRST.made((at, kind, p.family), lambda: tuple(p.sizes[:3]))
+    return p if lengths == tuple(p.sizes[:3]) else replace(p, dynamic=True, opened=True)
 
 
 def lse_type(dtype: str) -> str:

@@ -33,6 +33,7 @@ _PORT, _PORT_NORM = 128.0, 4  # bytes of shared memory per cycle; exponent for i
 _STEP = 190.0  # fixed cycles of a step: barriers, the ends of GEMMs, reductions over quads
 _LOADED = 52.0  # bytes of K and V that an SM loads in a cycle while all of them load: 64 rows of 256 columns wait for these
 _MASK = 5.0  # cycles per key of a tile that queries see in part: index, comparison and selection for each score
+_NEAR = 1.02  # of the least cost: lengths share an open kernel
 _ALIKE = 1.006  # costs that count as equal: 144 and 160 keys ran up to 0.7 % faster than 176 on an H200
 _FAR = 1.4  # times the least cost: a tile above it is not worth timing
 _LATENCY = 1400.0  # cycles from the request of a tile of keys to its arrival
@@ -248,6 +249,22 @@ def attention_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
         return Tile(64, 16, 1, 128)
     best = min(costs, key=lambda t: costs[t])
     return min((t for t in costs if t.rows == best.rows and costs[t] <= _ALIKE * costs[best]), key=lambda t: t.keys)
+
+
+_OPEN: dict[tuple[Machine, Sizes, Mask], list[Tile]] = {}
+
+
+def open_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
+    """The tile of a kernel for any lengths: one that other lengths have, where it takes hardly more time than the best."""
+    if m.kind == "cpu":
+        return attention_tile(m, sizes, mask)
+    known = _OPEN.setdefault((m, sizes._replace(batch=0, seq_q=0, seq_k=0), mask), [])
+    best = attention_tile(m, sizes, mask)
+    costs = [(estimate(m, sizes, mask, t)[0], n) for n, t in enumerate(known)]
+    if costs and min(costs)[0] <= _NEAR * estimate(m, sizes, mask, best)[0]:
+        return known[min(costs)[1]]
+    known.append(best)
+    return best
 
 
 def near_tiles(m: Machine, sizes: Sizes, mask: Mask, most: int) -> list[Tile]:

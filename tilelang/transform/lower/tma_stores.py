@@ -17,9 +17,9 @@ from math import gcd
 from typing import Any
 
 from tilelang.arith import Analyzer, LaunchFacts, Linear
-from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, Var, While, binary,
-                         call, const, contains, convert, dtype, free_vars, is_large, seq, substitute, walk, BufferFacts, Load,
-                         DYNAMIC, GLOBAL)
+from tilelang.ir import (Alloc, Bind, Binary, Buffer, Call, Cast, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, Var,
+                         While, binary, call, cast, const, contains, convert, dtype, free_vars, is_large, rewrite, seq,
+                         substitute, walk, BufferFacts, Load, DYNAMIC, GLOBAL)
 from tilelang.ops import AtomicTile, Copy
 from tilelang.ops.tma_store import BOX_ROW, ROWS_OF_STEP, uses_group_barriers
 from tilelang.target.warp_groups import GROUP, PER_GROUP
@@ -187,11 +187,11 @@ class TmaStores:
         if len(around) != 1 or not isinstance(around[0], For):
             return False
         loop, values = around[0], {s.var: s.value for s in walk(self.launch.body, Bind)}
-        gap = self.inlined(gap, values)
+        gap = _widened(self.inlined(gap, values))
         step = None if contains(gap, Load) else stride_along(gap, loop.var, self.analyzer)
         if not step:
             return False
-        ends = [self.analyzer.simplify(self.inlined(substitute(gap, {loop.var: at}), values))
+        ends = [self.analyzer.simplify(_widened(self.inlined(substitute(gap, {loop.var: at}), values)))
                 for at in (loop.start, loop.start + loop.extent - 1)]
         low, high = ends if step > 0 else ends[::-1]
         return isinstance(low, Const) and low.value >= n or isinstance(high, Const) and high.value <= -m
@@ -273,6 +273,17 @@ class TmaStores:
             out = seq(out, finished(thread, self.issued), span=out.span)
         self.first_group, self.issued, self.whole_groups = saved
         return out
+
+
+def _widened(e: Expr) -> Expr:
+    """An index with conversions of its terms in place of those of operations: indices do not overflow."""
+    def terms(c: Cast) -> Expr | None:
+        x = c.value
+        if not isinstance(x, Binary) or x.op not in ("add", "sub", "mul") or not 32 <= x.dtype.bits <= c.dtype.bits:
+            return None
+        return binary(x.op, _widened(cast(x.a, c.dtype)), _widened(cast(x.b, c.dtype)))
+
+    return rewrite(e, terms, Cast)  # type: ignore[no-any-return]
 
 
 def _kind(op: Any) -> Any:

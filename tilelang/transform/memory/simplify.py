@@ -38,7 +38,8 @@ def lane_quotients(launch: Launch, cx: PassContext) -> Launch:
     carries nothing into the bits of j0.  It would compute the address of a group's scale, and load the scale, for each element
     of the group.
 
-    Applies where a power of two n above v divides b, and n divides c or is a multiple of c.
+    Applies where a power of two n above v divides b, and n divides c or is a multiple of c.  Bound values that are
+    multiples of c, a power of two, leave the dividend with its other multiples: what they are is not seen there.
 
     Likewise float(j0 + v) becomes float(j0) + float(v) where all three are exact: a conversion takes more than an addition.
     """
@@ -61,15 +62,20 @@ def lane_quotients(launch: Launch, cx: PassContext) -> Launch:
         if not _divides(x):
             return None
         terms, c = list(_terms(substitute(x.a, sums))), x.b.value  # type: ignore[attr-defined]
+        split = [known_divisor(t, divisors, facts.analyzer) % c == 0 for t, _ in terms]
+        multiple, rest = (_total([t for t, m in zip(terms, split) if m == side], x.dtype) for side in (True, False))
+        bound = any(m and isinstance(t, Var) and t in divisors for (t, _), m in zip(terms, split))
+        varies = any(not lanes.isdisjoint(free_vars(t)) for t, _ in terms)
+        if c & (c - 1) == 0 and bound and varies and None not in facts.analyzer.interval(rest):
+            tail = binary(x.op, rest, x.b)
+            return binary("add", binary("floordiv", multiple, x.b), tail) if x.op == "floordiv" else tail
         for k, (lane, added) in enumerate(terms):
             own = added and len(terms) > 1 and (lane.a if _divides(lane) else lane) in lanes
             low, high = facts.analyzer.interval(lane) if own else (None, None)
             if low is None or low < 0 or high is None:
                 continue
             n = 1 << high.bit_length()
-            rest: Expr = const(0, lane.dtype)
-            for t, positive in (*terms[:k], *terms[k + 1:]):
-                rest = binary("add" if positive else "sub", rest, t)
+            rest = _total([*terms[:k], *terms[k + 1:]], lane.dtype)
             whole, part = (binary(x.op, e, x.b) for e in (rest, lane))
             if known_divisor(rest, divisors, facts.analyzer) % n == c % n == 0:
                 return whole if x.op == "floordiv" else binary("add", whole, lane)
@@ -101,6 +107,14 @@ def lane_quotients(launch: Launch, cx: PassContext) -> Launch:
 
 def _divides(x: Any) -> bool:
     return isinstance(x, Binary) and x.op in ("floordiv", "floormod") and isinstance(x.b, Const) and x.b.value > 0
+
+
+def _total(terms: list[tuple[Any, bool]], dt: Any) -> Expr:
+    """The sum of terms, as `_terms` yields them."""
+    out: Expr = const(0, dt)
+    for t, added in terms:
+        out = binary("add" if added else "sub", out, t)
+    return out
 
 
 def _terms(e: Expr, added: bool = True) -> Iterator[tuple[Any, bool]]:
