@@ -277,7 +277,7 @@ def compile_cubin(source: str, arch: str, options: Sequence[str] = ()) -> Cubin:
     kernels = parse_resources(log)
     values = kernels.values()
     if links:
-        cubin = linked(cubin, source, nvrtc, arch)
+        cubin = linked(cubin, source, nvrtc, arch, tuple(d for c in find_nvrtc() for d in c.includes))
     return Cubin(cubin, max((k.registers for k in values), default=0), sum(k.spills for k in values),
                  max((k.shared_bytes for k in values), default=0), log, kernels)
 

@@ -67,15 +67,13 @@ def linker_beside(nvrtc: str) -> str | None:
 
 
 @cache
-def _functions(names: tuple[str, ...], nvrtc: Any, arch: str) -> bytes:
+def _functions(names: tuple[str, ...], nvrtc: Any, arch: str, includes: tuple[str, ...]) -> bytes:
     """The object with these functions of NVSHMEM, from the disk cache where it is there."""
-    from .nvrtc import find_nvrtc
-
     source = f"{_SOURCE}{''.join(map(definition, names))}}}\n"
     disk, key = DiskCache("nvshmem"), digest(["nvshmem", source, arch, nvrtc.path, list(nvrtc.version), stamp()])
     if (entry := disk.load(key)) is not None:
         return entry.files["nvshmem.o"]
-    extra = next((d for c in find_nvrtc() for d in c.includes if os.path.isdir(os.path.join(d, "cuda", "std"))), None)
+    extra = next((d for d in includes if os.path.isdir(os.path.join(d, "cuda", "std"))), None)
     if extra is None:
         raise error("nvshmem-missing", "NVSHMEM's headers include CUDA's C++ library, which is not installed",
                     found="no folder cuda/std", hint="pip install nvidia-cuda-cccl")
@@ -88,8 +86,10 @@ def _functions(names: tuple[str, ...], nvrtc: Any, arch: str) -> bytes:
     return bytes(made)
 
 
-def linked(kernel: bytes, source: str, nvrtc: Any, arch: str) -> bytes:
-    """The cubin of the object that NVRTC made of a source and NVSHMEM's device library.  Raises nvshmem-missing, nvshmem-link.
+def linked(kernel: bytes, source: str, nvrtc: Any, arch: str, includes: tuple[str, ...]) -> bytes:
+    """The cubin of the object that NVRTC made of a source and NVSHMEM's device library.
+
+    includes: folders of headers, one of which has CUDA's C++ library.  Raises nvshmem-missing, nvshmem-link.
     """
     path = linker_beside(nvrtc.path)
     if path is None:
@@ -110,7 +110,7 @@ def linked(kernel: bytes, source: str, nvrtc: Any, arch: str) -> bytes:
         return out.raw[:size.value]
 
     called = tuple(sorted(FUNCTIONS.keys() & set(re.findall(r"\btl::(nvshmem\w+)", source))))
-    objects = {"kernel": kernel, "nvshmem": _functions(called, nvrtc, arch)}
+    objects = {"kernel": kernel, "nvshmem": _functions(called, nvrtc, arch, includes)}
     rc = function("Create")(ctypes.byref(handle), ctypes.c_uint32(1), options)
     try:
         for name, data in objects.items():

@@ -204,10 +204,12 @@ class Flags:
 
 
 def member(clocks: Any, t: int) -> np.ndarray:
+    """The mask of one lane."""
     out = np.zeros(clocks.lanes, bool)
     out[t] = True
     return out
 
 
 def joined(a: np.ndarray | None, b: np.ndarray) -> np.ndarray:
+    """What both clocks know.  a: None for nothing."""
     return b if a is None else np.maximum(a, b)

@@ -56,9 +56,11 @@ class Place(NamedTuple):
     seed: Any = None
     pair: Callable[[Any], Any] | None = None
 
-    def gradients(self, X: Any, hk: Any, g: Any, group: int, key: Any, keys: int, row: Any, rows: int) -> Any:
-        """The region of the stored gradients of scores of query head g of those of a kv head. The rows of a key for all these
-        heads lie side by side: where all are seen, a step's follow those of the step before."""
+    def gradients(self, X: Any, head: tuple[Any, Any, int], key: Any, keys: int, row: Any, rows: int) -> Any:
+        """The region of the stored gradients of scores of a query head: (its kv head, its number among the heads of that, how
+        many these are). The rows of a key for all these heads lie side by side: where all are seen, a step's follow those of
+        the step before."""
+        hk, g, group = head
         column = g * (X.shape[2] // group) + row
         return X[self.pair(hk), key:key + keys, column:column + rows]
 
@@ -236,7 +238,7 @@ def key_block(f, at, steps, tensors, hk, k0):
         T.clear(dk)
     T.clear(dv)
     tiles, results = (Ks, Vs, Qs, dOs, of_rows), (dk, dv, dQ if not f.stores else lambda h, row: at.gradients(
-        dQ, hk, h - hk * f.plain.group, f.plain.group, k0, keys, row, rows))
+        dQ, (hk, h - hk * f.plain.group, f.plain.group), k0, keys, row, rows))
     if steps.loops == 1:
         for n in T.Pipelined(steps.count(0), num_stages=f.plain.tile.stages):
             add_queries(f, at, (Q, dO, facts), tiles, results, steps.tile(0, n), k0, steps.hides(0, n))
@@ -336,7 +338,7 @@ def stored_block(f, at, steps, tensors, h, row):
     for n in T.Pipelined(steps.count(0), num_stages=f.query.stages):
         k0 = steps.tile(0, n)[1]
         T.copy(f.plain.rows(K, at.batch, h // f.plain.group, at.k0 + k0, keys), Ks)
-        T.copy(at.gradients(dS, h // f.plain.group, h % f.plain.group, f.plain.group, k0, keys, row, rows), dSs)
+        T.copy(at.gradients(dS, (h // f.plain.group, h % f.plain.group, f.plain.group), k0, keys, row, rows), dSs)
         T.gemm(dSs, Ks, dq, transpose_A=True)
     for i, j in T.Parallel(rows, dim):
         dq[i, j] *= at.scale
@@ -354,7 +356,7 @@ def stored_keys(f, at, steps, tensors, hk, k0):
     for n in T.Pipelined(steps.count(0), num_stages=f.query.stages):
         h, row = steps.tile(0, n)
         T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
-        T.copy(at.gradients(dS, hk, h - hk * f.plain.group, f.plain.group, k0, keys, row, rows), dSs)
+        T.copy(at.gradients(dS, (hk, h - hk * f.plain.group, f.plain.group), k0, keys, row, rows), dSs)
         T.gemm(dSs, Qs, dk)
     for i, j in T.Parallel(keys, dim):
         dk[i, j] *= at.scale
