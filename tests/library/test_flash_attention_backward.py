@@ -62,7 +62,8 @@ def exact(q, k, v, do, keep, dlse=None, change=lambda s: (s, 1.0), eps=0.0):
         return np.einsum("bhqk,bkhd->bqhd", ds, k), of_keys(ds, q), of_keys(p, do)
 
     wants = sums(p, ds, q, kk, do)
-    return wants, [8 * eps * (x + abs(w)) + 2.0**-20 * eps for w, x in zip(wants, sums(p, rough, abs(q), abs(kk), abs(do)))]
+    least = 2.0**-14 * eps  # half of the smallest number of float16, 2^-25
+    return wants, [8 * eps * (x + abs(w)) + least for w, x in zip(wants, sums(p, rough, abs(q), abs(kk), abs(do)))]
 
 
 def check(on=None, dtype="float16", deterministic=None, dlse=False, tf32=False, **sizes):
