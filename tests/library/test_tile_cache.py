@@ -12,7 +12,8 @@ from tilelang.target import Target
 
 CHIP = replace(chip_of(Target({"kind": "cuda", "arch": "sm_90a"})), sms=132)
 SMALL = TileProblem(512, 512, 512, b_k=True, may_swap_ab=True, may_overlap=True)
-TILE = Tile(192, 160, 64, 5, 384, 2, 3, 1.25e-5 / 3, True, True, True, 192, True, (2, 4), True)  # no field is as it would be
+# No field is as it would be.
+TILE = Tile(192, 160, 64, 5, 384, 2, 3, 1.25e-5 / 3, True, True, True, 192, True, (2, 4), True, "column")
 PRICED = tile_cost.choose_tile
 
 
