@@ -49,8 +49,9 @@ def kernels_of(made, call, order):
 
 
 def attend(length, k):
+    """Without a mask the second length makes one kernel for all others (test_open_lengths)."""
     q = np.zeros((1, length, 2, 32), np.float16)
-    flash_attention(q, q, q, causal=bool(k % 2), target=SM90)
+    flash_attention(q, q, q, causal=True, window=None if k % 2 else 40, target=SM90)
 
 
 def attend_scaled(length, k):

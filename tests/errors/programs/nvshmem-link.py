@@ -13,4 +13,4 @@ class Linker:
 
 with mock.patch.multiple(nvshmem, linker_beside=lambda path: "libnvJitLink.so.13", open_library=lambda path: Linker(),
                          _functions=lambda *args: b"", folder=lambda: "nvshmem"):
-    nvshmem.linked(b"", "", SimpleNamespace(path="libnvrtc.so.13", version=(13, 0)), "sm_90a")
+    nvshmem.linked(b"", "", SimpleNamespace(path="libnvrtc.so.13", version=(13, 0)), "sm_90a", ())
