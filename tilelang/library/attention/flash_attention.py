@@ -71,7 +71,8 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     Error: with eps = 2^-11 (float16) or 2^-8 (bfloat16), |result - exact| <= max|v| (2 eps + 2 d 2^-24 scale |q||k| + 2^-18
     + 2^-25 seq_k in float16): weights and result are rounded to 16 bits, a score is a float32 sum of d element products.
     float32: eps = 2^-24; on a GPU |result - exact| <= max|v| 2^-8 (1 + scale |q||k|), since tf32 has 11 bits.
-    Results are the same bits for the same inputs.
+    Results are the same bits for the same inputs and kernel. Which of two kernels answers the first length of a form without a
+    mask can depend on the lengths before it.
 
     The first call of heads, dimensions and options compiles a kernel for its lengths; the second length compiles one for any,
     which later lengths share where their tiles are alike. Tiles of queries that fill few waves, and with wgmma masks, have
