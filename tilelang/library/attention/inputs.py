@@ -146,7 +146,7 @@ def with_whole_heads(attend: Callable[..., Any], q: Any, k: Any, v: Any, scale: 
         if not (dim % 16 or dim_v % 16):  # what most calls come to
             return None
         dims = dim, k.shape[-1], dim_v
-    except (AttributeError, IndexError):
+    except (AttributeError, IndexError):  # no tensors with elements of a head: the checks of the function name them
         return None
     if dims[0] != dims[1] or not all(0 < n <= 256 for n in dims):
         return None

@@ -177,5 +177,5 @@ def _converted(n: _Nest) -> tuple[list[Stmt], list[Stmt]]:
         return [*n.uses], []
     all_of, i = Buffer(f"{n.held.name}_c", (n.lanes,), casts[0].dtype, LOCAL), fresh("v")
     first = For(i, const(0), const(n.lanes), "unroll", Store(all_of, (i,), cast(load(n.held, (i,)), all_of.dtype)))
-    uses = [rewrite(u, lambda x: load(all_of, x.value.indices) if x in casts else None, Cast) for u in n.uses]
+    uses = [rewrite(u, lambda x: load(all_of, x.value.indices), Cast) for u in n.uses]
     return [first, *uses], [Alloc(all_of)]
