@@ -18,7 +18,7 @@ from tilelang.ir import Binary, Cast, Expr, Select, Stmt, Var, const
 
 from .analyzer import Analyzer, Env, is_large
 from .flat_index import flat_index, lane_of, vector_base
-from .value_scalars import LaunchFacts, value_scalars
+from .value_scalars import LaunchFacts, launch_analyzer, value_scalars
 from .linear import Bounds, Linear
 from .rules import ALL_RULES, Rule, RuleSet, Wild, rules
 from .simplify import bound_to, extent_bounds, simplify_stmt
@@ -93,4 +93,4 @@ def _low_bits(op: str, d: int) -> int:
 
 __all__ = ["ALL_RULES", "Analyzer", "Bounds", "Env", "LaunchFacts", "Linear", "Rule", "RuleSet", "Var", "Wild", "bound_to",
            "can_prove", "divisible", "extent_bounds", "flat_index", "interval", "is_large", "known_divisor", "lane_of",
-           "rules", "simplify", "simplify_stmt", "value_scalars", "vector_base"]
+           "launch_analyzer", "rules", "simplify", "simplify_stmt", "value_scalars", "vector_base"]

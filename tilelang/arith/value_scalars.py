@@ -45,6 +45,14 @@ class LaunchFacts:
                 self.analyzer = self.analyzer.bind(s.var, *bounds)
 
 
+def launch_analyzer(launch: Launch, params: Iterable[Any] = ()) -> Analyzer:
+    """What is known of all variables of a launch at once.  params: scalars of the program, see LaunchFacts."""
+    facts = LaunchFacts(launch, params)
+    for s in walk(launch.body, For, Bind):  # in program order: a value's terms are bound before it
+        (facts.enter_loop if isinstance(s, For) else facts.enter_bind)(s)
+    return facts.analyzer
+
+
 _REMAINDERS = ("floormod", "truncmod", "bitand")  # operations that make an index of a hash
 
 

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from tilelang.arith import Analyzer, LaunchFacts
+from tilelang.arith import Analyzer, launch_analyzer
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, convert,
                          free_vars, fresh, load, region_of, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk,
                          with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED, Binary, Call, If, binary, const, with_inner)
@@ -236,10 +236,7 @@ class _Loops:
     def __init__(self, launch: Launch, checked: bool) -> None:
         self.results = {x.c.buffer for x in walk(launch.body, Gemm) if not isinstance(choose_wgmma(x, launch.num_threads), str)}
         self.written = {e.storage for e in effects(launch.body) if e.writes}
-        self.checked, self.private, facts = checked, {*launch.thread_vars}, LaunchFacts(launch, ())
-        for s in walk(launch.body, For, Bind):
-            (facts.enter_loop if isinstance(s, For) else facts.enter_bind)(s)
-        self.analyzer = facts.analyzer
+        self.checked, self.private, self.analyzer = checked, {*launch.thread_vars}, launch_analyzer(launch)
 
     def copied(self, s: Parallel) -> Stmt | None:
         """The loop as one that fills a fragment, and a copy of it; None where it stores no tile of an accumulator."""

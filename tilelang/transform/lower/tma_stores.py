@@ -16,7 +16,7 @@ from functools import cached_property
 from math import gcd
 from typing import Any
 
-from tilelang.arith import Analyzer, LaunchFacts, Linear
+from tilelang.arith import Analyzer, Linear, launch_analyzer
 from tilelang.ir import (Alloc, Bind, Binary, Buffer, Call, Cast, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, Var,
                          While, binary, call, cast, const, contains, convert, dtype, free_vars, is_large, rewrite, seq,
                          substitute, walk, BufferFacts, Load, DYNAMIC, GLOBAL)
@@ -151,10 +151,7 @@ class TmaStores:
     @cached_property
     def inside_loops(self) -> tuple[Analyzer, set[Var]]:
         """What knows the ranges of the variables of loops and bindings, and these variables."""
-        facts, found = LaunchFacts(self.launch, ()), list(walk(self.launch.body, For, Bind))
-        for s in found:
-            (facts.enter_loop if isinstance(s, For) else facts.enter_bind)(s)
-        return facts.analyzer, {s.var for s in found}
+        return launch_analyzer(self.launch), {s.var for s in walk(self.launch.body, For, Bind)}
 
     def _disjoint(self, a: Region, b: Region) -> bool:
         """Whether two tiles are disjoint in all iterations: in a dimension, their distance is in a range and large enough.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilelang.arith import LaunchFacts, known_divisor, simplify_stmt, value_scalars
+from tilelang.arith import known_divisor, launch_analyzer, simplify_stmt, value_scalars
 from tilelang.ir import (Binary, Bind, Call, Cast, Const, Expr, For, Func, Launch, Load, Var, binary, cast, const, contains,
                          free_vars, int_range, is_large, replace, rewrite, substitute, walk)
 
@@ -43,43 +43,41 @@ def lane_quotients(launch: Launch, cx: PassContext) -> Launch:
 
     Likewise float(j0 + v) becomes float(j0) + float(v) where all three are exact: a conversion takes more than an addition.
     """
-    facts, lanes = LaunchFacts(launch, free_vars(launch)), set[Var]()
+    analyzer, lanes = launch_analyzer(launch, free_vars(launch)), set[Var]()
     sums, divisors = dict[Var, Expr](), dict[Expr, int]()  # what adds to a lane; known divisors of other bound values
     for s in walk(launch.body, For, Bind):  # in program order: a value's terms are bound before it
         if isinstance(s, For):
-            facts.enter_loop(s)
             lanes |= {s.var} if s.kind in ("unroll", "vectorized") else set()
         elif s.var.dtype.is_int and s.var.dtype.lanes == 1:
-            facts.enter_bind(s)
             value = substitute(s.value, sums)
             # What is computed again at the place of use must not have changed in between.
             if not lanes.isdisjoint(free_vars(value)) and not contains(value, Load, Call) and not is_large(value):
                 sums[s.var] = value
-            divisors[s.var] = known_divisor(value, divisors, facts.analyzer)
+            divisors[s.var] = known_divisor(value, divisors, analyzer)
 
     def parted(x: Binary) -> Expr | None:
         """The quotient or remainder without the lane in its dividend; None where it cannot be rewritten."""
         if not _divides(x):
             return None
         terms, c = list(_terms(substitute(x.a, sums))), x.b.value  # type: ignore[attr-defined]
-        split = [known_divisor(t, divisors, facts.analyzer) % c == 0 for t, _ in terms]
+        split = [known_divisor(t, divisors, analyzer) % c == 0 for t, _ in terms]
         multiple, rest = (_total([t for t, m in zip(terms, split) if m == side], x.dtype) for side in (True, False))
         bound = any(m and isinstance(t, Var) and t in divisors for (t, _), m in zip(terms, split))
         varies = any(not lanes.isdisjoint(free_vars(t)) for t, _ in terms)
-        if c & (c - 1) == 0 and bound and varies and None not in facts.analyzer.interval(rest):
+        if c & (c - 1) == 0 and bound and varies and None not in analyzer.interval(rest):
             tail = binary(x.op, rest, x.b)
             return binary("add", binary("floordiv", multiple, x.b), tail) if x.op == "floordiv" else tail
         for k, (lane, added) in enumerate(terms):
             own = added and len(terms) > 1 and (lane.a if _divides(lane) else lane) in lanes
-            low, high = facts.analyzer.interval(lane) if own else (None, None)
+            low, high = analyzer.interval(lane) if own else (None, None)
             if low is None or low < 0 or high is None:
                 continue
             n = 1 << high.bit_length()
             rest = _total([*terms[:k], *terms[k + 1:]], lane.dtype)
             whole, part = (binary(x.op, e, x.b) for e in (rest, lane))
-            if known_divisor(rest, divisors, facts.analyzer) % n == c % n == 0:
+            if known_divisor(rest, divisors, analyzer) % n == c % n == 0:
                 return whole if x.op == "floordiv" else binary("add", whole, lane)
-            if known_divisor(rest, divisors, facts.analyzer) % n == n % c == 0:
+            if known_divisor(rest, divisors, analyzer) % n == n % c == 0:
                 return part if x.op == "floormod" else binary("add", whole, part)
         return None
 
@@ -94,7 +92,7 @@ def lane_quotients(launch: Launch, cx: PassContext) -> Launch:
             sides[own] = binary("add" if added else "sub", sides[own], t)
         if contains(total, Load, Call) or any(not free_vars(e) for e in sides):
             return None
-        bounds = [facts.analyzer.interval(e) for e in (total, *sides)]
+        bounds = [analyzer.interval(e) for e in (total, *sides)]
         if any(low is None or high is None or max(-low, high) > EXACT for low, high in bounds):
             return None
         return binary("add", cast(sides[0], x.dtype), cast(sides[1], x.dtype))

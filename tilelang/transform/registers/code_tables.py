@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilelang.arith import LaunchFacts
+from tilelang.arith import launch_analyzer
 from tilelang.errors import TileLangError
 from tilelang.ir import (AddressOf, Alloc, Bind, Binary, Buffer, Call, Cast, Const, Expr, For, Func, Launch, Load, Ramp, Select,
                          Stmt, Store, Unary, Var, call, const, contains, dtype, free_vars, fresh, is_const, is_large,
@@ -50,9 +50,9 @@ class _Tables:
     """
 
     def __init__(self, launch: Launch) -> None:
-        self.facts = LaunchFacts(launch, free_vars(launch))
+        self.analyzer = launch_analyzer(launch, free_vars(launch))
         self.types = {x.buffer.data: x.buffer.dtype for x in walk(launch.body, Alloc)}
-        self.values: dict[Var, Expr] = {}
+        self.values = {x.var: x.value for x in walk(launch.body, Bind)}
         self.lanes: tuple[Var, int] | None = None
         self.ahead: dict[Any, tuple[Buffer, Sequence[Stmt]]] = {}
         self.tables: dict[Any, tuple[Buffer, Sequence[Stmt]]] | None = None
@@ -65,13 +65,8 @@ class _Tables:
             return self.value(x)
         if not isinstance(x, Stmt):
             return x
-        if isinstance(x, For):
-            self.facts.enter_loop(x)
-            if x.kind == "unroll":
-                return self.unrolled(x)
-        elif isinstance(x, Bind):
-            self.facts.enter_bind(x)
-            self.values[x.var] = x.value
+        if isinstance(x, For) and x.kind == "unroll":
+            return self.unrolled(x)
         return rebuild(x, self.visit)
 
     def unrolled(self, s: For) -> Stmt:
@@ -108,7 +103,7 @@ class _Tables:
     def _code(self, e: Expr) -> tuple[Expr, Expr, Var] | None:
         """(the code of the range 0..15 that alone decides e, e in terms of a variable, that variable)."""
         for code in (*free_vars(e), *(x for x in walk(e, Binary) if x.op == "bitand" and x is not e)):
-            low, high = self.facts.analyzer.interval(code) if code.dtype.is_int and code.dtype.lanes == 1 else (None, None)
+            low, high = self.analyzer.interval(code) if code.dtype.is_int and code.dtype.lanes == 1 else (None, None)
             if low is None or low < 0 or high is None or high >= _CODES:
                 continue
             var = code if isinstance(code, Var) else fresh("code", code.dtype)
@@ -129,7 +124,7 @@ class _Tables:
                 b.dtype.lanes != 1 or len(e.indices) != 1 or b.scope_name not in (*SHARED, GLOBAL) or b.data in self.written:
             return None
         code = uncast(e.indices[0])
-        low, high = self.facts.analyzer.interval(code)
+        low, high = self.analyzer.interval(code)
         if low is None or low < 0 or high is None or high >= _CODES:
             return None
         at = Buffer(f"{b.name}_r", (_CODES,), b.dtype, LOCAL)
@@ -162,7 +157,7 @@ class _Tables:
         v, n = self.lanes
         of = [{v: const(k, v.dtype)} for k in range(n)]
         if not isinstance(byte, Load) or byte.dtype.base not in ("int8", "uint8") or byte.dtype.lanes > 1 or any(
-                not is_const(self.facts.analyzer.simplify(substitute(shift, x)), k % 2 * 4) for k, x in enumerate(of)):
+                not is_const(self.analyzer.simplify(substitute(shift, x)), k % 2 * 4) for k, x in enumerate(of)):
             return None
         if not self.changed.isdisjoint({*free_vars(byte), *(x.buffer.data for x in walk(byte, Load))}):
             return None
@@ -170,8 +165,8 @@ class _Tables:
             return byte if v not in free_vars(byte) and byte.dtype.base == "uint8" else None
         if byte.buffer.scope_name != LOCAL or self.types.get(byte.buffer.data) != byte.buffer.dtype or len(byte.indices) != 1:
             return None
-        forms = [self.facts.analyzer.linear(substitute(byte.indices[0], x)) for x in of]
-        first = self.facts.analyzer.simplify(substitute(byte.indices[0], of[0]))
+        forms = [self.analyzer.linear(substitute(byte.indices[0], x)) for x in of]
+        first = self.analyzer.simplify(substitute(byte.indices[0], of[0]))
         if any(f.terms != forms[0].terms or f.const != forms[0].const + k // 2 for k, f in enumerate(forms)) or any(
                 c % 4 for c in (forms[0].const, *forms[0].terms.values())):
             return None

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tilelang.arith import LaunchFacts, known_divisor
-from tilelang.ir import (Alloc, Bind, Buffer, Cast, Const, Expr, For, Launch, Load, Ramp, Stmt, Store, cast, const, contains,
-                         free_vars, fresh, is_const, load, rebuild, replace, rewrite, seq, stmts_of, substitute, walk, LOCAL,
-                         SHARED)
+from tilelang.arith import known_divisor, launch_analyzer
+from tilelang.ir import (Alloc, Buffer, Cast, Const, Expr, For, Launch, Load, Ramp, Stmt, Store, cast, const, contains,
+                         free_vars, fresh, is_const, load, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk,
+                         LOCAL, SHARED)
 
 from ..framework.pass_ import DEVICE, PassContext, pass_
 
@@ -28,7 +28,7 @@ def join_loads(launch: Launch, cx: PassContext) -> Any:
     """Join loads in nests of unrolled loops.  Keeps: every value."""
     if not any(x.buffer.scope_name in SHARED and x.dtype.bits <= 16 for x in walk(launch.body, Load)):
         return None
-    return _Joined(launch).visit(launch)
+    return rewrite_stmts(launch, _Joined(launch).joined)
 
 
 class _Nest(NamedTuple):
@@ -43,27 +43,13 @@ class _Nest(NamedTuple):
 
 
 class _Joined:
-    """Visits the statements of a launch in program order."""
-
     def __init__(self, launch: Launch) -> None:
-        self.facts = LaunchFacts(launch, free_vars(launch))
-        self.launch = launch
+        self.launch, self.analyzer = launch, launch_analyzer(launch, free_vars(launch))
 
-    def visit(self, x: Any) -> Any:
-        if isinstance(x, tuple):
-            return tuple(map(self.visit, x))
-        if not isinstance(x, Stmt):
-            return x
-        if isinstance(x, For):
-            nest = self._nest(x)
-            joined = None if nest is None else self._join(nest)
-            if joined is not None:
-                return joined
-            self.facts.enter_loop(x)
-        out = rebuild(x, self.visit)
-        if isinstance(x, Bind):
-            self.facts.enter_bind(x)
-        return out
+    def joined(self, s: Stmt) -> Stmt | None:
+        """The nest that begins with s, with its loads joined as far as they are neighbours; None where none are."""
+        nest = self._nest(s) if isinstance(s, For) else None
+        return None if nest is None else self._join(nest)
 
     def _nest(self, s: For) -> _Nest | None:
         """The nest that begins with a loop; None for other loops."""
@@ -122,7 +108,7 @@ class _Joined:
                 break
         if known is n:
             return None
-        first = self.facts.analyzer.simplify(known.first)
+        first = self.analyzer.simplify(known.first)
         index: Expr = Ramp(first, const(1, first.dtype), known.lanes, first.dtype.with_lanes(known.lanes))
         to = Ramp(const(0), const(1), known.lanes, const(0).dtype.with_lanes(known.lanes))
         uses, made = _converted(known)
@@ -136,7 +122,7 @@ class _Joined:
         extent = int(loop.extent.value)  # type: ignore[attr-defined]
         if extent % 2 or 2 * n.lanes * n.buffer.dtype.bits > 8 * MOST:
             return False
-        a = self.facts.analyzer
+        a = self.analyzer
 
         def at(k: int) -> Expr:
             return a.simplify(substitute(n.first, {loop.var: const(k, loop.var.dtype)}))

@@ -27,7 +27,7 @@ from __future__ import annotations
 from operator import is_not
 from typing import Any
 
-from tilelang.arith import LaunchFacts, flat_index, vector_base
+from tilelang.arith import flat_index, launch_analyzer, vector_base
 from tilelang.ir import (Alloc, Bind, Binary, Broadcast, Buffer, Call, Cast, Const, Expr, For, If, Launch, Load, Node, Ramp,
                          Select, Stmt, Store, Var, call, const, contains, dtype, free_vars, is_const, is_large, load, rebuild,
                          replace, rewrite, seq, stmts_of, substitute, walk, LOCAL)
@@ -62,7 +62,7 @@ class _Conversions:
 
     def __init__(self, launch: Launch, narrow: bool) -> None:
         self.narrow = narrow
-        self.facts = LaunchFacts(launch, free_vars(launch))
+        self.analyzer = launch_analyzer(launch, free_vars(launch))
         self.types = {x.buffer.data: x.buffer.dtype for x in walk(launch.body, Alloc)}
 
     def visit(self, x: Any) -> Any:
@@ -77,10 +77,7 @@ class _Conversions:
         if isinstance(x, Store):
             packed = self._vector(x)
             return rebuild(x, self.visit) if packed is None else packed
-        out = rebuild(x, self.visit)
-        if isinstance(x, Bind):
-            self.facts.enter_bind(x)
-        return out
+        return rebuild(x, self.visit)
 
     def _loop(self, s: For) -> Stmt:
         if s.plan.registers:
@@ -94,16 +91,13 @@ class _Conversions:
         widened = self._widened(s)
         if widened is not None:
             return seq(*map(self.visit, widened))
-        bounds = self.visit((s.start, s.extent))
-        self.facts.enter_loop(s)
-        return replace(s, start=bounds[0], extent=bounds[1], body=self.visit(s.body))  # type: ignore[no-any-return]
+        return rebuild(s, self.visit)  # type: ignore[no-any-return]
 
     def _on_registers(self, s: For) -> Stmt:
         """Keep a loop on named registers; loops of kinds "read" and "sums" also hold other statements, which are converted."""
         form = form_of(s)
         if form is None or form.kind not in ("read", "sums"):
             return s
-        self.facts.enter_loop(s)
         stmts = [x if _is_on_registers(form, x, s.var) else self.visit(x) for x in stmts_of(s.body)]
         return replace(s, body=seq(*stmts, span=s.body.span)) if any(map(is_not, stmts, stmts_of(s.body))) else s
 
@@ -150,7 +144,7 @@ class _Conversions:
         if not isinstance(body, Store) or len(loops) < 2 or not self._converts(body) or v.value.dtype.bits != 8:
             return None
         accesses = [x for x in (body, v.value) if len(x.indices) == 1 and x.indices[0].dtype.lanes == 1]
-        forms = [self.facts.analyzer.linear(flat_index(x.buffer, x.indices)) for x in accesses]
+        forms = [self.analyzer.linear(flat_index(x.buffer, x.indices)) for x in accesses]
         if len(forms) != 2 or forms[0].terms != forms[1].terms or set(forms[0].terms) != set(loops):
             return None
         lanes = 1
@@ -169,12 +163,12 @@ class _Conversions:
         None.  Pairs of 16-bit floats start at even elements."""
         if len(access.indices) != 1 or access.indices[0].dtype.lanes > 1:
             return None
-        form = self.facts.analyzer.linear(flat_index(access.buffer, access.indices))
+        form = self.analyzer.linear(flat_index(access.buffer, access.indices))
         rest = {a: k for a, k in form.terms.items() if a is not v}
         alone = form.terms.get(v) == 1 and not any(v in free_vars(a) for a in rest)
         if not alone or any(x % step for x in (form.const, *rest.values())):
             return None
-        return self.facts.analyzer.simplify(substitute(access.indices[0], {v: const(0, v.dtype)}))
+        return self.analyzer.simplify(substitute(access.indices[0], {v: const(0, v.dtype)}))
 
     def _widened(self, s: For) -> tuple[Stmt, ...] | None:
         """A loop over integers of 8 bits in registers, behind their conversions; None where it has none."""
@@ -246,7 +240,7 @@ class _Conversions:
             return self._weights(e.value, v)
         if isinstance(e, Binary) and e.op == "sub" and v not in free_vars(e.b):
             pair = self._weights(e.a, v)
-            low, high = self.facts.analyzer.interval(e.b)
+            low, high = self.analyzer.interval(e.b)
             small = low is not None and low >= 0 and high is not None and high <= _MAX_ZERO_POINT and e.dtype.bits >= 16
             return replace(pair, args=(*pair.args, e.b)) if pair is not None and len(pair.args) == 1 and small else None
         inner = uncast(e.a) if isinstance(e, Binary) and e.op == "bitand" and isinstance(e.b, Const) else None
@@ -255,7 +249,7 @@ class _Conversions:
         byte, mask = inner.a, int(e.b.value)  # type: ignore[attr-defined]
         if v in free_vars(byte) or byte.dtype.lanes > 1 or mask <= 0 or mask & mask + 1:
             return None
-        shifts = [self.facts.analyzer.simplify(substitute(inner.b, {v: const(n, v.dtype)})) for n in range(2)]
+        shifts = [self.analyzer.simplify(substitute(inner.b, {v: const(n, v.dtype)})) for n in range(2)]
         low, high = (int(x.value) if isinstance(x, Const) else -1 for x in shifts)
         if min(low, high) < 0 or mask << max(low, high) > 255:
             return None
@@ -268,7 +262,7 @@ class _Conversions:
         source = e.value.value if isinstance(e.value, Cast) else e.value
         if not most or not e.value.dtype.is_int or isinstance(source, (Load, Const)):
             return None
-        low, high = self.facts.analyzer.interval(e.value)
+        low, high = self.analyzer.interval(e.value)
         if low is None or high is None or low <= -most or high - min(low, 0) >= most:
             return None
         return call("small_int_to_float", (e.value,), e.dtype, low=min(low, 0))
