@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from .delta_kernels import COLUMNS, LEAST, DeltaForm, prepare, workspace
+from .delta_kernels import COLUMNS, LEAST, DeltaForm, decays, prepare, workspace
 
 
 @T.macro
@@ -204,18 +204,6 @@ def add_channel_pairs(f, accs, each, Q, K, g, beta, scale, n):
     for i, d in T.Parallel(f.chunk, f.width):
         accs.z[i, d] += more[i, d] * before[i, d]
         each[i, d] -= more[i, d] * X[i, d]
-
-
-@T.macro
-def decays(f, Decay, g, seq, b, h, t, d0):
-    """The accs of log alpha."""
-    if f.channels:
-        for i, d in T.Parallel(f.chunk, f.width):
-            g[i, d] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h, d0 + d], LEAST), T.cast(0, f.acc))
-    else:
-        for i in T.Parallel(f.chunk):
-            g[i] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h], LEAST), T.cast(0, f.acc))
-    T.cumsum(g, dim=0)
 
 
 @T.macro

@@ -139,6 +139,18 @@ def pairs_of_halves(f, Qs, Ks, g, n, Sk, Sq):
 
 
 @T.macro
+def decays(f, Decay, g, seq, b, h, t, d0):
+    """The sums of log alpha within a chunk, of the channels of g, from d0 on."""
+    if f.channels:
+        for i, d in T.Parallel(*g.shape):
+            g[i, d] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h, d0 + d], LEAST), T.cast(0, f.acc))
+    else:
+        for i in T.Parallel(f.chunk):
+            g[i] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h], LEAST), T.cast(0, f.acc))
+    T.cumsum(g, dim=0)
+
+
+@T.macro
 def prepare(f, inputs, results, scale, seq, b, h, c):
     """What chunk c of a head needs that does not depend on the state."""
     (Q, K, Decay, Beta), (A, P, E, Qd, Kd, Ke), t = inputs, results, c * f.chunk
@@ -149,10 +161,8 @@ def prepare(f, inputs, results, scale, seq, b, h, c):
     T.copy(Q[b, t:t + f.chunk, h // f.each, :], Qs)
     T.copy(K[b, t:t + f.chunk, h // f.each, :], Ks)
     T.copy(Beta[b, t:t + f.chunk, h], beta)
+    decays(f, Decay, g, seq, b, h, t, 0)
     if f.channels:
-        for i, d in T.Parallel(f.chunk, f.dim_k):
-            g[i, d] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h, d], LEAST), T.cast(0, f.acc))
-        T.cumsum(g, dim=0)
         for i, d in T.Parallel(f.chunk, f.dim_k):
             Qd[b, h, c, i, d], Kd[b, h, c, i, d] = Qs[i, d] * scale * f.exp(g[i, d]), Ks[i, d] * f.exp(g[i, d])
             Ke[b, h, c, i, d] = Ks[i, d] * (beta[i] * f.exp(g[f.chunk - 1, d] - g[i, d]))
@@ -160,9 +170,6 @@ def prepare(f, inputs, results, scale, seq, b, h, c):
             E[b, h, c, d] = f.exp(g[f.chunk - 1, d])
         channel_scores(f, Qs, Ks, g, Sk, Sq)
     else:
-        for i in T.Parallel(f.chunk):
-            g[i] = T.if_then_else(t + i < seq, T.max(Decay[b, t + i, h], LEAST), T.cast(0, f.acc))
-        T.cumsum(g, dim=0)
         for i in T.Parallel(f.chunk):
             E[b, h, c, i], E[b, h, c, f.chunk + i] = f.exp(g[i]), beta[i] * f.exp(g[f.chunk - 1] - g[i])
         gated_scores(f, Qs, Ks, g, Sk, Sq)
