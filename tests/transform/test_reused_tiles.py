@@ -7,7 +7,7 @@ import tilelang.language as T
 from tilelang.simulator import run_device, run_tile
 from tilelang.target import Target
 from tilelang.transform.framework.pass_ import PassContext, run_passes
-from tilelang.transform.legalize.reused_tiles import reused_tiles
+from tilelang.transform.legalize.held_operands import reused_tiles
 from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 
 SM90A = Target({"kind": "cuda", "arch": "sm_90a"})

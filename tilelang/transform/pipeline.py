@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import replace as with_fields
 from importlib import import_module
 from typing import Any
 
 from tilelang.errors import TileLangError, error
-from tilelang.ir import Func, Launch, replace as replaced, rewrite, walk, with_options
+from tilelang.ir import For, Func, Launch, replace, rewrite, rewrite_stmts, walk, with_options, GLOBAL, SHARED
+from tilelang.ops import Copy
 from tilelang.target import Target
 
+from .analysis.pipeline_loops import SERIAL, is_pipelined, ring_stages, wanted_stages
 from .framework.config import PassConfigKey
 from .framework.pass_ import DEVICE, PassContext, PassFn, pass_, run_passes
 from .framework.scope import plan_only
@@ -19,7 +21,6 @@ from .legalize.aliasing import overlapping
 from .legalize.hopper_features import hopper, may_resize
 from .legalize.staged_reads import may_have_scales
 from .lower.device_program import LoweredProgram, split_host
-from .memory.fewer_stages import fewer_stages
 from .verify_sync.plan import follows
 
 log = logging.getLogger("tilelang.transform")
@@ -83,7 +84,7 @@ DEVICE_PASSES = _passes(
     "legalize.given_boxes",  # before lower_manual_warp_roles, the first pass that chooses TMA or wgmma
     "legalize.manual_warp_roles:lower_manual_warp_roles",
     "legalize.transposed_operands",  # after lower_manual_warp_roles, whose launches it skips; before all passes that schedule
-    "legalize.reused_tiles",  # like held_operands; before it, which reads tiles in front of loops
+    "legalize.held_operands:reused_tiles",  # like held_operands; before it, which reads tiles in front of loops
     "legalize.held_operands",  # after lower_manual_warp_roles, whose launches it skips; before all passes that schedule
     "legalize.held_operands:kept_operands",  # like held_operands
     "legalize.staged_reads",  # after given_boxes, which marks columns for TMA; before passes that give tiles versions
@@ -157,14 +158,14 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
     scale prefetch, warp specialisation, Hopper features, asynchronous copies, in this order. The attr `report` of
     its launches then names what was given up. The first two are also given up where the program otherwise
     does not fit in shared memory, and between them blocks and steps of another size than the program's (block_shape.py,
-    joined_steps.py), then stages of its pipelined loops (fewer_stages.py). Inside an
+    joined_steps.py), then stages of its pipelined loops (_fewer_stages). Inside an
     `as_planned` block only the first schedule is tried.
 
     Raises TileLangError for programs that cannot be compiled, and InternalError (naming a report folder) when a pass fails.
     """
     cx = cx or PassContext(target, config or {})
     if overlapping(func, bool(cx.option(PassConfigKey.TIR_NOALIAS))):
-        cx = replace(cx, config={**cx.config, **_PLAINER[-1][1]})
+        cx = with_fields(cx, config={**cx.config, **_PLAINER[-1][1]})
     passes = (*TILE_PASSES, *DEVICE_PASSES)
     if early is not None:
         passes = (*passes[:-1], _announce(early), passes[-1])
@@ -177,10 +178,10 @@ def lower(func: Func, target: Any = None, config: Mapping[str, Any] | None = Non
         if first is not None and first.kind == "shared-memory" and given_up not in _SMALLER:
             break
         try:
-            out = run_passes(program, passes, replace(cx, config={**cx.config, **changes}))
+            out = run_passes(program, passes, with_fields(cx, config={**cx.config, **changes}))
         except TileLangError as e:
             if e.kind == "shared-memory" and limit and (not tries or tries[0][0] != "scale prefetch"):
-                fewer = None if given_up == _AS_WRITTEN else fewer_stages(program, int(e.found or 0) - limit)
+                fewer = None if given_up == _AS_WRITTEN else _fewer_stages(program, int(e.found or 0) - limit)
                 tries[:0] = [] if fewer is None else [("some pipeline stages", changes, fewer)]
                 if program is func and given_up != _AS_WRITTEN and may_resize(cx):
                     tries.insert(0, (_AS_WRITTEN, {**changes, PassConfigKey.TL_RESIZE_BLOCKS.value: False}, program))
@@ -226,7 +227,7 @@ def _schedules(func: Func, cx: PassContext) -> Iterator[tuple[str, dict[str, Any
     """The entries of _PLAINER that lead to different schedules for this program, target and options."""
     seen: list[Any] = []
     for given_up, changes in _PLAINER:
-        it = replace(cx, config={**cx.config, **changes})
+        it = with_fields(cx, config={**cx.config, **changes})
         what = (hopper(it), may_have_scales(func, it), it.option(PassConfigKey.TL_ENABLE_ASYNC_COPY))
         if what not in seen:
             seen.append(what)
@@ -250,5 +251,32 @@ def _asynchronous(n: Func | Launch) -> bool:
 
 def _with_report(func: Func, line: str) -> Func:
     """The program with a line added to the reports of its launches."""
-    return replaced(func, body=rewrite(func.body, lambda x: with_options(
+    return replace(func, body=rewrite(func.body, lambda x: with_options(
         x, report=(*x.plan.report, line)) if isinstance(x, Launch) else None))
+
+
+def _fewer_stages(func: Func, excess: int) -> Func | None:
+    """The program with as many stages less as free `excess` bytes; None where each loop has one stage.
+
+    The loop with the largest tiles loses a stage first; no loop goes below two stages, which still overlap, before all have
+    two.  A loop whose statements have an order and stages of their own becomes sequential.
+    """
+    loops = {id(s): s for s in walk(func.body, For) if is_pipelined(s)}
+    asked = {k: ring_stages(s) or max(wanted_stages(s)[1]) + 1 for k, s in loops.items()}  # type: ignore[index]
+    stages = dict(asked)
+    tiles = {k: sum(b.size * b.dtype.bits // 8 for b in {c.dst.buffer for c in walk(s.body, Copy)
+                                                        if c.src.buffer.scope_name == GLOBAL}
+                    if b.scope_name in SHARED and b.is_static) for k, s in loops.items()}
+    while excess > 0 and any(n > 1 for n in stages.values()):
+        some = [k for k, n in stages.items() if n > 2] or [k for k, n in stages.items() if n > 1]
+        k = max(some, key=lambda k: tiles[k])
+        by = stages[k] - 1 if ring_stages(loops[k]) is None else 1
+        stages[k], excess = stages[k] - by, excess - by * tiles[k]
+
+    def fewer(s: object) -> For | None:
+        if not isinstance(s, For) or stages.get(id(s)) == asked.get(id(s)):
+            return None
+        plain = {} if ring_stages(s) is not None else SERIAL
+        return with_options(replace(s, body=rewrite_stmts(s.body, fewer)), **{**plain, "num_stages": stages[id(s)]})
+
+    return None if stages == asked else rewrite_stmts(func, fewer)

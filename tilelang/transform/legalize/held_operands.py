@@ -1,4 +1,5 @@
-"""Operands of GEMMs that a loop does not change stay in registers: columns where wgmma are narrow, or all of them.
+"""Operands of GEMMs that a loop does not change stay in registers: columns where wgmma are narrow, or all of them.  Behind the
+loop their tiles in shared memory take results.
 
     for k in T.Pipelined(n):              copy(a[:, 0:w], f)
         gemm(a, b, c)              ->     for k in T.Pipelined(n):
@@ -14,10 +15,11 @@ from __future__ import annotations
 from typing import Any
 
 from tilelang.ir import (Alloc, Buffer, Const, For, Launch, const, region_of, replace, rewrite, seq, stmts_of, walk,
-                         with_options, FRAGMENT, SHARED, Region)
+                         with_options, FRAGMENT, GLOBAL, SHARED, Region)
 from tilelang.ops import Copy, Fill, Gemm
 from tilelang.ops.gemm.select import choose_gemm, computed_form
 from tilelang.ops.gemm.wgmma import GROUP, choose_wgmma, wgmma_cycles
+from tilelang.ops.tma_store import STEP_BYTES
 from tilelang.target.machine import REGISTERS, RESERVED_SHARED, consumer_registers
 from tilelang.target.mma import row as row_of
 from tilelang.target.wgmma import WGMMA_ROWS
@@ -156,3 +158,33 @@ def _registers(op: Any, side: str, n: Launch, cx: PassContext) -> int:
     first = (side == "a") != (form is not op)  # whether it is a of the form
     plan, r = choose_gemm(form, cx.target, n.num_threads, True), getattr(op, side)
     return int(r.buffer.size * r.dtype.bits // 32 // n.num_threads * plan.warps[1 if first else 0])
+
+
+@pass_(needs=TILE, of=Launch, when=lambda cx: hopper(cx).warp_roles)
+def reused_tiles(n: Launch, cx: PassContext) -> Launch | None:
+    """Send copies of fragments after the pipelined loop through tiles of their shape that only the loop reads, where no memory
+    is left to stage them.
+
+        for k in T.Pipelined(n): … gemm(q, …) …            for k in T.Pipelined(n): … gemm(q, …) …
+        copy(c, Y)                                  ->     copy(c, q); copy(q, Y)
+
+    From their registers, threads store four bytes of float16 each.  A tile goes by TMA.
+
+    Keeps: every value that is stored.
+    """
+    body, loops = stmts_of(n.body), inner_loops(n.body)
+    staging = n.num_threads // GROUP * STEP_BYTES
+    if len(loops) != 1 or loops[0] not in body or n.plan.by_hand or \
+            shared_bytes(n, loops[0]) + staging <= cx.target.max_shared_bytes:
+        return None
+    at = body.index(loops[0])
+    busy = {e.storage for s in body[at + 1:] for e in effects(s)} | {e.storage for e in effects(loops[0]) if e.writes}
+    free = [x.buffer for x in walk(n.body, Alloc) if x.buffer.scope_name in SHARED and x.buffer.data not in busy]
+
+    out = list(body)
+    for k, s in enumerate(body[at + 1:], at + 1):
+        if isinstance(s, Copy) and s.src.buffer.scope_name == FRAGMENT and s.src.is_full and s.dst.buffer.scope_name == GLOBAL:
+            tile = next((b for b in free if b.shape == s.src.buffer.shape and b.dtype == s.dst.buffer.dtype), None)
+            if tile is not None:
+                out[k] = seq(replace(s, dst=region_of(tile)), replace(s, src=region_of(tile)))
+    return replace(n, body=seq(*out)) if out != list(body) else None
