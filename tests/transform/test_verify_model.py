@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "simulator"))
@@ -27,6 +28,7 @@ from tilelang.transform.pipeline import DEVICE_PASSES, TILE_PASSES, lower
 from tilelang.transform.framework.scope import as_planned, plan_only
 from tilelang.transform.check.verify_sync import verify_sync
 from tilelang.transform.verify_sync.launch import check_launch
+from tilelang.transform.verify_sync.memory import Pattern
 from tilelang.transform.verify_sync.plan import Plan
 
 SM90 = Target({"kind": "cuda", "arch": "sm_90a"})
@@ -520,3 +522,20 @@ def test_reads_of_the_lanes_of_a_warp_stay_on_record():
     ordered(launch)
     without = rewrite(launch, lambda s: seq() if isinstance(s, Evaluate) and s.call.op == "sync_warp" else None)
     assert "`S` is touched by two threads" in fault_of(without)
+
+
+def test_which_threads_meet_in_two_patterns():
+    rng = np.random.default_rng(3)
+    some = [(rng.integers(40, size=n), rng.integers(96, size=n)) for n in (1, 5, 20, 60)]
+    patterns = [Pattern(g, thread, 32, 4) for g, thread in some]
+    patterns.append(Pattern(np.tile(np.arange(5, 9), 2), np.repeat([~0, ~64], 4), 32, 4))  # any thread of warps 0 and 2
+    for p in patterns:
+        for q in patterns:
+            for several in (False, True):
+                want = np.zeros((4, 4), bool)
+                for g, a, w in zip(p.g, p.thread, p.warp):
+                    for h, b, v in zip(q.g, q.thread, q.warp):
+                        want[w, v] |= g == h and (several or a < 0 or a != b)
+                got = p.meets(q, several)
+                assert (got is None and not want.any()) or np.array_equal(got, want)
+        assert p.within(7, 30).tolist() == [any(7 <= g < 30 for g in p.g[p.warp == w]) for w in range(4)]

@@ -21,7 +21,7 @@ from .sync_fault import Fault, Found, Undecided
 from .clocks import MBarrier
 from .memory import Site
 from .stream_state import StreamState
-from .touches import granules, touch
+from .touches import pattern, touch
 from .values import Descriptor
 
 WARP = 32
@@ -484,11 +484,11 @@ def _cp_async(st: StreamState, c: Call, span: Any) -> None:
     a = c.args[0]
     if not isinstance(a, AddressOf):
         raise Undecided("a copy's shared place is not given as an element of a buffer")
-    g, t, exact = granules(st, a.buffer, a.indices, max(1, c.options.bytes // a.buffer.dtype.bytes))
-    if len(g):
+    p, exact = pattern(st, a.buffer, a.indices, max(1, c.options.bytes // a.buffer.dtype.bytes))
+    if p is not None:
         site = Site(span, exact, None, st.independent)
-        st.open_copies.append((g, t, list(st.active), site))
-        st.block.memory.fly(g, t, st.active, site)
+        st.open_copies.append((p, list(st.active), site))
+        st.block.memory.fly(p, st.active, site)
 
 
 @event
@@ -503,16 +503,16 @@ def _cp_async_wait(st: StreamState, c: Call, span: Any) -> None:
 
 
 def _land(st: StreamState, copies: list[Any]) -> None:
-    for g, t, active, site in copies:
-        st.block.memory.land(g)
-        st.block.memory.threads("w", g, t, active, site)
+    for p, active, site in copies:
+        st.block.memory.land(p)
+        st.block.memory.threads("w", p, active, site)
 
 
 @event
 def _wait_loads(st: StreamState, c: Call, span: Any) -> None:
     """A copy has landed behind n later ones of each of its warps."""
     issued = [x for group in (*st.copy_groups, st.open_copies) for x in group]
-    warps = [{w for w, _ in x[2]} for x in issued]
+    warps = [{w for w, _ in x[1]} for x in issued]
     landed = {id(x) for k, x in enumerate(issued) if sum(w >= warps[k] for w in warps[k + 1:]) >= c.options.n}
     _land(st, [x for x in issued if id(x) in landed])
     st.open_copies = [x for x in issued if id(x) not in landed]
@@ -528,11 +528,11 @@ def _cp_async_mbarrier_arrive(st: StreamState, c: Call, span: Any) -> None:
     st.copy_groups, st.open_copies = [], []
     for bar, active in st.each_barrier(c.args[0], span):
         warps = {w.number: lanes for w, lanes in active}
-        if any(lanes & ~warps.get(w.number, 0) for _, _, those, _ in copies for w, lanes in those):
+        if any(lanes & ~warps.get(w.number, 0) for _, those, _ in copies for w, lanes in those):
             raise Undecided("copies of cp.async signal an mbarrier for other threads than those that made them")
         stamp = bar.land(active, c.options.noinc, span)
         if copies:
-            st.block.memory.signalled([(g, t, site) for g, t, _, site in copies], active, stamp)
+            st.block.memory.signalled([(p, site) for p, _, site in copies], stamp)
         bar.settle(span)
 
 

@@ -1,14 +1,17 @@
 """Records which actor touched which shared memory of a block, for the synchronisation model.
 
 Tiles touched by copies and MMAs are intervals of bytes with the last time of each component.  Accesses by threads are
-recorded by granule and warp.  A conflicting access that the accessor's row does not know is a fault.  An access by the async
-proxy (TMA, wgmma) to memory with ordinary writes that were not fenced is a fault too.
+recorded by pattern and warp: a pattern is the set of granules and threads of an access, one object for all accesses of a
+launch that have the same, so that which threads meet in two patterns is computed once.  A conflicting access that the
+accessor's row does not know is a fault.  An access by the async proxy (TMA, wgmma) to memory with ordinary writes that were
+not fenced is a fault too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,33 +70,117 @@ class _Tile:
     touched: int = 0  # how often threads, or copies that they issued, touched bytes of it
 
 
-class _Touched:
-    """Last accesses in one mode of each granule by each warp: time (0: none), component, thread (-2: several), site."""
+class Pattern:
+    """The granules that an access touches, each with a thread; one below 0 stands for any of those from ~thread on in its warp.
 
-    def __init__(self, warps: int, granules: int, row: Row) -> None:
-        self.time, self.component, self.thread, self.site = np.zeros((4, warps, granules), np.int32)
-        self.latest = row  # of all granules
-        self.lo, self.hi = granules, 0  # first granule touched and the end
-        self.first, self.end = warps, 0  # first warp that touched one and the end
+    lanes, warps: of a warp, and of all blocks.  lo, hi: first granule and the end.
+    """
+
+    def __init__(self, g: Any, thread: Any, lanes: int, warps: int) -> None:
+        self.g, self.thread, self.warps = g, thread, warps
+        self.warp = np.where(thread < 0, ~thread, thread) // lanes
+        self.lo, self.hi = int(np.minimum.reduce(g)), int(np.maximum.reduce(g)) + 1
+        self.bits, self.numbers = self._bits(g), frozenset(distinct(self.warp).tolist())
+        self._meets: dict[tuple[int, bool], tuple[Pattern, Any]] = {}
+        self._within: dict[tuple[int, int], Any] = {}
+
+    def _bits(self, g: Any) -> int:
+        """A bit for each granule."""
+        flags = np.zeros(self.hi, bool)
+        flags[g] = True
+        return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
+
+    @cached_property
+    def of_warps(self) -> dict[int, int]:
+        """The granules of each warp, as bits."""
+        return {w: self._bits(self.g[self.warp == w]) for w in self.numbers}
+
+    def meets(self, other: Pattern, several: bool) -> Any:
+        """For each of its warps and each of another's whether different threads touch one granule; None where none do.
+
+        several: whether the other's granules count as touched by several threads.
+        """
+        key = id(other), several
+        if key not in self._meets:
+            out = np.zeros((self.warps, self.warps), bool)
+            if not self.bits & other.bits:
+                pass
+            elif several or (self.thread < 0).all() or (other.thread < 0).all():
+                for w, bits in self.of_warps.items():
+                    out[w, [v for v, others in other.of_warps.items() if bits & others]] = True
+            else:
+                i, j = self.pairs(other)
+                differ = (self.thread[i] != other.thread[j]) | (self.thread[i] < 0)
+                out[self.warp[i[differ]], other.warp[j[differ]]] = True
+            self._meets[key] = other, out if out.any() else None  # which must live as long as its id is used
+        return self._meets[key][1]
+
+    def pairs(self, other: Pattern) -> tuple[Any, Any]:
+        """The places in both patterns of all pairs with one granule."""
+        order = np.argsort(other.g, kind="stable")
+        first, end = (np.searchsorted(other.g[order], self.g, side) for side in ("left", "right"))
+        n = end - first
+        ends = np.cumsum(n)
+        return np.repeat(np.arange(n.size), n), order[np.arange(ends[-1]) - np.repeat(ends - n - first, n)]
+
+    def within(self, lo: int, hi: int) -> Any:
+        """Which warps touch granules lo .. hi-1."""
+        if (lo, hi) not in self._within:
+            self._within[lo, hi] = np.isin(np.arange(self.warps), self.warp[(self.g >= lo) & (self.g < hi)])
+        return self._within[lo, hi]
+
+
+class _Touched:
+    """The last access in one mode with each pattern: time (0: none) and component by warp, site.
+
+    A row is a pattern, and whether its granules count as touched by several threads.  row: a clock's row.
+    """
+
+    def __init__(self, row: Row, warps: int) -> None:
+        self.latest = row  # of all patterns
+        self.rows: dict[tuple[int, bool], int] = {}
+        self.patterns: list[tuple[Pattern, bool]] = []
+        self.last: dict[int, tuple[Site, int]] = {}  # site and number of the access of a row
+        self.lo, self.hi = np.zeros((2, 32), np.int64)
+        self.time, self.component = np.zeros((2, 32, warps), np.int32)
+
+    def note(self, p: Pattern, several: bool, stamps: dict[int, tuple[int, int]], site: Site, order: int) -> None:
+        """Record an access.  stamps: component and time by warp."""
+        row = self.rows.setdefault((id(p), several), len(self.patterns))
+        if row == len(self.patterns):
+            self.patterns.append((p, several))
+            if row == len(self.lo):
+                self.lo, self.hi, self.time, self.component = (
+                    np.concatenate([x, np.zeros_like(x)]) for x in (self.lo, self.hi, self.time, self.component))
+            self.lo[row], self.hi[row] = p.lo, p.hi
+        self.last[row] = site, order
+        for w, (c, t) in stamps.items():
+            if w in p.numbers:
+                self.component[row, w], self.time[row, w] = c, t
+                self.latest[c] = max(self.latest[c], t)
+
+    def near(self, lo: int, hi: int) -> Any:
+        """The rows with granules between lo and hi."""
+        n = len(self.patterns)
+        return np.flatnonzero((self.lo[:n] < hi) & (self.hi[:n] > lo))
 
 
 class Memory:
     """The shared memory of one block.
 
-    size, granule: bytes.  warps, lanes: that access it, and threads of each.  names: (first byte, end, name) of the buffers.
-    report: what is done with a fault.  alike: whether all that orders anything is a barrier of all threads.
+    granule: bytes.  warps, lanes: that access it, and threads of each.  names: (first byte, end, name) of the buffers.
+    report: what is done with a fault.
     """
 
-    def __init__(self, size: int, granule: int, warps: tuple[int, int], clocks: Clocks, names: list[tuple[int, int, str]],
-                 report: Callable[[Fault], None], alike: bool) -> None:
+    def __init__(self, granule: int, warps: tuple[int, int], clocks: Clocks, names: list[tuple[int, int, str]],
+                 report: Callable[[Fault], None]) -> None:
         (self.warps, self.lanes), self.granule = warps, granule
-        self.clocks, self.names, self.report, self.alike = clocks, names, report, alike
-        self.granules = size // granule + 1
+        self.clocks, self.names, self.report = clocks, names, report
         self.tiles: dict[tuple[int, int], _Tile] = {}
-        self.touched: dict[tuple[str, int], _Touched] = {}  # by mode; 0: the last ones, 1 and on: earlier ones that stay
-        self.flying: Any = None  # for each granule the number of the site of the cp.async in flight to it
+        self.touched: dict[str, _Touched] = {}  # by mode
+        self.flying: list[tuple[Pattern, Site]] = []  # cp.async in flight
         self.checked: dict[Any, tuple[int, int]] = {}
-        self.sites = [Site(None)]
+        self.count = 0  # accesses by threads
 
     def name(self, at: int) -> str:
         """Name of the buffer that holds a byte."""
@@ -123,10 +210,10 @@ class Memory:
             for (m, c), (when, where) in other.records.items():
                 if (mode == "w" or m == "w") and seen[c] < when:
                     self._fault("again" if mode == "w" else "early", max(lo, other.lo), span, where)
-        if self.flying is not None and version != t.touched:
-            over = self.flying[lo // self.granule: -(-hi // self.granule)]
-            if over.any():
-                self._fault("copy", lo, span, *self.sites[int(over[int(np.argmax(over > 0))])][:2])
+        for p, site in self.flying if version != t.touched else ():
+            if p.within(lo // self.granule, -(-hi // self.granule)).any():
+                self._fault("copy", lo, span, *site[:2])
+                break
         if self.touched and version != t.touched:
             self._threads(mode, lo, hi, seen, fenced, span)
         self.checked[key] = t.touched, t.written
@@ -158,153 +245,108 @@ class Memory:
 
     def _threads(self, mode: str, lo: int, hi: int, seen: Row, fenced: Row, span: Any) -> None:
         a, b = lo // self.granule, -(-hi // self.granule)
-        for (m, _), got in self.touched.items():
+        for m, got in self.touched.items():
             if m == mode == "r":
                 continue
             for what, known in (("order", seen), ("unread" if m == "r" else "proxy", fenced)):
-                if b <= got.lo or got.hi <= a or (known >= got.latest).all():
+                if (known >= got.latest).all():
                     continue
-                those = slice(got.first, got.end)
-                bad = known[got.component[those, a:b]] < got.time[those, a:b]
-                if bad.any():
-                    row, at = (int(x[0]) for x in np.nonzero(bad))
-                    row += got.first
-                    text = what if known is fenced else "again" if mode == "w" else "early"
-                    self._fault(text, (a + at) * self.granule, span, *self.sites[got.site[row, a + at]][:2])
+                near = got.near(a, b)
+                late = known[got.component[near]] < got.time[near]
+                for k in np.flatnonzero(late.any(1)):
+                    p = got.patterns[near[k]][0]
+                    bad = late[k] & p.within(a, b)
+                    if bad.any():
+                        at = np.minimum.reduce(p.g[(p.g >= a) & (p.g < b) & bad[p.warp]])
+                        text = what if known is fenced else "again" if mode == "w" else "early"
+                        self._fault(text, int(at) * self.granule, span, *got.last[near[k]][0][:2])
+                        break
 
     # ---- cp.async ---------------------------------------------------------------------------------------------------
 
-    def fly(self, g: Any, thread: Any, active: list[tuple[Warp, int]], site: Site) -> None:
-        """Start copies to granules g by threads; no access may touch the granules until `land`."""
-        if self.flying is None:
-            self.flying = np.zeros(self.granules, np.int32)
-        self.threads("w", g, thread, active, site)
-        self.flying[g] = len(self.sites) - 1
+    def fly(self, p: Pattern, active: list[tuple[Warp, int]], site: Site) -> None:
+        """Start copies by threads; no access may touch their granules until `land`."""
+        self.threads("w", p, active, site)
+        self.flying.append((p, site))
 
-    def land(self, g: Any) -> None:
-        """Complete the copies to these granules, for the threads that issued them."""
-        self.flying[g] = 0
+    def land(self, p: Pattern) -> None:
+        """Complete copies, for the threads that issued them."""
+        self.flying = [x for x in self.flying if x[0] is not p]
 
-    def signalled(self, copies: list[tuple[Any, Any, Site]], active: list[tuple[Warp, int]], stamp: tuple[int, int]) -> None:
-        """Complete copies (granules, threads, site) for those who see an mbarrier's phase.  stamp: component and time of it."""
-        g, thread = np.concatenate([np.ravel(c[0]) for c in copies]), np.concatenate([np.ravel(c[1]) for c in copies])
-        site = np.repeat(np.arange(len(copies)) + len(self.sites), [np.size(c[0]) for c in copies])
-        self.sites += [c[2] for c in copies]
-        self.land(g)
-        at = g if self.warps == 1 else np.where(thread < 0, ~thread, thread) // self.lanes * self.granules + g
-        component, time = (np.full(g.shape, n, np.int32) for n in stamp)
-        rows = {w.number: w.mine(lanes) for w, lanes in active}
-        self._note(("w", 0), at, (time, component, np.full(g.shape, -2), site), rows)
-        first, end = int(np.minimum.reduce(g)) * self.granule, (int(np.maximum.reduce(g)) + 1) * self.granule
-        for t in self.tiles.values():
-            t.touched += t.lo < end and first < t.hi
+    def signalled(self, copies: list[tuple[Pattern, Site]], stamp: tuple[int, int]) -> None:
+        """Complete copies for those who see an mbarrier's phase.  stamp: component and time of it."""
+        got = self.touched["w"]
+        for p, site in copies:
+            self.land(p)
+            for row in got.near(p.lo, p.hi):  # what the copies overwrite
+                its = got.patterns[row][0].of_warps
+                got.time[row, [w for w, bits in p.of_warps.items() if not its.get(w, 0) & ~bits]] = 0
+            self.count += 1
+            got.note(p, True, dict.fromkeys(p.numbers, stamp), site, self.count)
+            self._touched(p)
 
     # ---- threads ----------------------------------------------------------------------------------------------------
 
-    def threads(self, mode: str, g: Any, thread: Any, active: list[tuple[Warp, int]], site: Site) -> None:
-        """Check and record ordinary accesses of granules g by threads (same shape); active: their warps.
-
-        A thread below 0 stands for any of those from ~thread on in its warp.
-        """
+    def threads(self, mode: str, p: Pattern, active: list[tuple[Warp, int]], site: Site) -> None:
+        """Check and record ordinary accesses by threads; active: their warps."""
         if site.atomic is not None:
             mode = "a?" if site.atomic.waits else f"a{site.atomic.family}"
-        first, end = int(np.minimum.reduce(g)), int(np.maximum.reduce(g)) + 1
-        warp = np.where(thread < 0, ~thread, thread) // self.lanes if self.warps > 1 else 0
-        rows = {w.number: w.known(lanes) for w, lanes in active}
-        for t in self.tiles.values():
-            if t.lo < end * self.granule and first * self.granule < t.hi:
-                t.touched += 1
-                self._against(t, mode, g, warp, rows, site)
-        if self.flying is not None:
-            over = self.flying[g]
-            if over.any():
-                for n in distinct(over).tolist():
-                    other = self.sites[n]
-                    if n and not site.disjoint(other):
-                        at = int(g[int(np.argmax(over == n))]) * self.granule
-                        self._fault("copy", at, site.span, other.span, site.exact and other.exact)
-                        break
-        self._conflict(mode, g, thread, warp, rows, site)
-        times, components = np.zeros((2, self.warps), np.int32)
+        rows = {w.number: w.known(lanes)[0] for w, lanes in active}
+        for t in self._touched(p):
+            self._against(t, mode, p, rows, site)
+        for other, its in self.flying:
+            if p.bits & other.bits and not site.disjoint(its):
+                at = int(p.g[int(np.argmax(np.isin(p.g, other.g)))]) * self.granule
+                self._fault("copy", at, site.span, its.span, site.exact and its.exact)
+                break
+        self._conflict(mode, p, rows, site)
+        stamps = {}
         for w, lanes in active:
-            c = components[w.number] = w.component(lanes)
-            times[w.number] = self.clocks.now[c]
-        at = g if self.warps == 1 else warp * self.granules + g
-        self._note((mode, 0), at, (times[warp], components[warp], thread, len(self.sites)), rows)
-        self.sites.append(site)
+            c = w.component(lanes)
+            stamps[w.number] = c, self.clocks.now[c]
+        if mode not in self.touched:
+            self.touched[mode] = _Touched(self.clocks.row(), self.warps)
+        self.count += 1
+        self.touched[mode].note(p, False, stamps, site, self.count)
 
-    def _note(self, key: tuple[str, int], at: Any, new: tuple[Any, ...], rows: dict[int, tuple[Row, Row]]) -> None:
-        """Record accesses by warps, whose rows are given: their time, component, thread and site.
+    def _touched(self, p: Pattern) -> list[_Tile]:
+        """The tiles near a pattern, which is touched."""
+        found = [t for t in self.tiles.values() if t.lo < p.hi * self.granule and p.lo * self.granule < t.hi]
+        for t in found:
+            t.touched += 1
+        return found
 
-        Earlier ones of other threads that nothing orders before them stay on record.
-        """
-        got = self.touched.get(key)
-        if got is None:
-            got = self.touched[key] = _Touched(self.warps, self.granules, self.clocks.row())
-        g = at % self.granules
-        got.lo, got.hi = min(got.lo, int(np.minimum.reduce(g))), max(got.hi, int(np.maximum.reduce(g)) + 1)
-        got.first, got.end = min(got.first, *rows), max(got.end, max(rows) + 1)
-        when, component, who, site = records = [x.reshape(-1) for x in (got.time, got.component, got.thread, got.site)]
-        time, mine, thread, where = new
-        np.maximum.at(got.latest, mine, time)
-        several = (when[at] > 0) & (who[at] != thread)
-        if several.any():
-            several &= self._seen(rows)[at // self.granules, component[at]] < when[at]
-            if not self.alike:  # what has seen the new ones may not have seen these
-                apart = several & ((component[at] != mine) | (when[at] != time))
-                if apart.any():
-                    places = distinct(at[apart])
-                    self._note((key[0], key[1] + 1), places, tuple(x[places] for x in records), rows)
-                    several &= ~apart
-        when[at], component[at], who[at], site[at] = time, mine, thread, where
-        several |= (who[at] != thread) | (thread < 0)
-        if several.any():
-            who[at[several]] = -2
-
-    def _seen(self, rows: dict[int, tuple[Row, Row]]) -> Any:
-        """What each warp has seen."""
-        out = np.zeros((self.warps, self.clocks.size), np.int32)
-        for n, (seen, _) in rows.items():
-            out[n] = seen
-        return out
-
-    def _against(self, t: _Tile, mode: str, g: Any, warp: Any, rows: dict[int, tuple[Row, Row]], site: Site) -> None:
+    def _against(self, t: _Tile, mode: str, p: Pattern, rows: dict[int, Row], site: Site) -> None:
         for (m, c), (when, where) in t.records.items():
             if mode == "r" and m == "r":
                 continue
-            late = [n for n, (seen, _) in rows.items() if seen[c] < when]
+            late = [n for n, seen in rows.items() if seen[c] < when]
             if late:
-                inside = ((g + 1) * self.granule > t.lo) & (g * self.granule < t.hi) & np.isin(warp, late)
+                inside = ((p.g + 1) * self.granule > t.lo) & (p.g * self.granule < t.hi) & np.isin(p.warp, late)
                 if inside.any():
-                    at = int(g[int(np.argmax(inside))]) * self.granule
+                    at = int(p.g[int(np.argmax(inside))]) * self.granule
                     self._fault("copy" if m == "w" else "late", at, site.span, where, site.exact)
 
-    def _conflict(self, mode: str, g: Any, thread: Any, warp: Any, rows: dict[int, tuple[Row, Row]], site: Site) -> None:
-        known: Any = None
-        for (m, _), got in self.touched.items():
-            if m == mode and m != "w" or all((seen >= got.latest).all() for seen, _ in rows.values()):
+    def _conflict(self, mode: str, p: Pattern, rows: dict[int, Row], site: Site) -> None:
+        warps, known = list(rows), np.stack(list(rows.values()))
+        for m, got in self.touched.items():
+            if m == mode and m != "w" or (known >= got.latest).all():
                 continue
-            if known is None:
-                known = self._seen(rows)
-            component, time, who, where = (x[got.first:got.end] for x in (got.component, got.time, got.thread, got.site))
-            bad = known[warp, component.take(g, axis=1)] < time.take(g, axis=1)
-            if not bad.any() or not (bad := bad & (who.take(g, axis=1) != thread)).any():
-                continue
-            sites = where.take(g, axis=1)
-            bad &= self._meets(site, sites, bad)
-            if not bad.any():
-                continue
-            row, at = (int(x[0]) for x in np.nonzero(bad))
-            other = self.sites[int(sites[row, at])]
-            self._fault("order", int(g[at]) * self.granule, site.span, other.span, site.exact and other.exact)
-            return
-
-    def _meets(self, site: Site, sites: Any, among: Any) -> Any:
-        """Which of these accesses should have been ordered with this one."""
-        out = np.zeros(sites.shape, bool)
-        for k in distinct(sites[among]).tolist():
-            other = self.sites[k]
-            ordered = site.atomic and other.atomic and not site.atomic.misses_order(other.atomic)
-            if not ordered and not site.disjoint(other):
-                out |= sites == k
-        return out
+            near = got.near(p.lo, p.hi)
+            late = known[:, got.component[near]] < got.time[near]
+            found = []
+            for k in np.flatnonzero(late.any((0, 2))):
+                q, several = got.patterns[near[k]]
+                meets, (other, order) = p.meets(q, several), got.last[near[k]]
+                if meets is None or not (bad := late[:, k] & meets[warps]).any():
+                    continue
+                ordered = site.atomic and other.atomic and not site.atomic.misses_order(other.atomic)
+                if not ordered and not site.disjoint(other):
+                    i, j = p.pairs(q)
+                    those = np.isin(p.warp[i], np.array(warps)[bad.any(1)]) & bad.any(0)[q.warp[j]] & (
+                        several | (p.thread[i] != q.thread[j]) | (p.thread[i] < 0))
+                    found.append((int(q.warp[j[those]].min()), int(i[those].min()), -order, other))
+            if found:
+                _, first, _, other = min(found, key=lambda x: x[:3])
+                self._fault("order", int(p.g[first]) * self.granule, site.span, other.span, site.exact and other.exact)
+                return

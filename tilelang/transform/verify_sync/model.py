@@ -44,8 +44,7 @@ class Block:
         self.warps = [Warp(self.clocks, rank * count + k, min(self.lanes, n - self.lanes * k), f"warp {k}{of}")
                       for k in range(count)]
         warps = model.size * count, self.lanes
-        self.memory = Memory(self.plan.size, self.plan.granule, warps, self.clocks, self.plan.names(), self.report,
-                             model.unknowns is not None)
+        self.memory = Memory(self.plan.granule, warps, self.clocks, self.plan.names(), self.report)
         self.barriers: dict[int, MBarrier] = {}
         self._named: dict[int, NamedBarrier] = {}
         self.accesses, self.unknown = 0, 0  # of these at unknown addresses

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property
 from math import gcd, lcm, prod
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
-                         Load, Node, Ramp, Select, Seq, Stmt, Store, Var, While, children, contains, convert, free_vars,
-                         leaves, substitute, walk, BARRIER, LOCAL, VARIABLE, SHARED)
+                         Load, Node, Select, Seq, Stmt, Store, Var, While, children, contains, convert, leaves, substitute,
+                         walk, BARRIER, LOCAL, VARIABLE, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.tensor_map import tensor_maps_of
 
@@ -45,15 +45,6 @@ def _once(fn: Callable[[Any, Any], T]) -> Callable[[Any, Any], T]:
     return known
 
 
-class LoneWrite(NamedTuple):
-    """The only access of shared memory in a loop: each thread writes `bytes`.  names: in the place, without the loop's."""
-
-    buffer: Buffer
-    place: Expr
-    names: tuple[Var, ...]
-    bytes: int
-
-
 class Plan:
     """Facts about a launch: which statements matter, where shared buffers lie, how long its rings are."""
 
@@ -79,6 +70,7 @@ class Plan:
         self.granule = self._granule()
         # (store, first thread of the stream) pairs that have been checked for conflicts within one instruction
         self.stored: set[tuple[int, int]] = set()
+        self.patterns: dict[tuple[Any, ...], Any] = {}  # of accesses by threads (touches.pattern)
         # Of an operand of a wgmma and its descriptor: first byte, and intervals of bytes relative to it.
         self.operands: dict[tuple[int, Any], tuple[int, tuple[tuple[int, int], ...]]] = {}
         self._facts: dict[int, tuple[bool, bool, bool, bool]] = {}
@@ -215,30 +207,12 @@ class Plan:
 
     @_once
     def is_flat(self, s: For) -> bool:
-        """Whether a loop's iterations are followed at once: their accesses are disjoint as the program guarantees, or reads."""
-        return self._is_simple(s) and (s.plan.independent or _only_reads(s.body)) and not any(
-            isinstance(x, For) and not self.is_flat(x) and self.facts(x)[0] for x in walk(s.body))
-
-    def _is_simple(self, s: For) -> bool:
-        """Whether a loop has few iterations, whose number is known, and neither order nor branches in them."""
-        return isinstance(s.extent, Const) and isinstance(s.start, Const) and int(s.extent.value) <= 64 and not self.facts(
-            s.body)[2] and not any(isinstance(x, (If, While, Break, Continue)) for x in walk(s.body))
-
-    @_once
-    def lone_write(self, s: For) -> LoneWrite | None:
-        """What a loop touches, where that is one store or stmatrix at an index that names alone decide; None elsewhere."""
-        nodes = list(walk(s.body)) if self._is_simple(s) else []
-        calls = {id(a): x for x in nodes if isinstance(x, Call) for a in x.args if isinstance(a, AddressOf)}
-        found = [x for x in nodes if isinstance(x, (Load, Store, AddressOf)) and self.facts(x.buffer)[0]]
-        if len(found) != 1 or any(isinstance(x, For) for x in nodes) or len(found[0].indices) != 1:
-            return None
-        x, index = found[0], found[0].indices[0]
-        stored = isinstance(x, Store) or id(x) in calls and calls[id(x)].op == "stmatrix"
-        if not stored or isinstance(index, Ramp) or x.buffer.scope_name not in SHARED or contains(
-                index, Load) or free_vars(index) & {y.var for y in nodes if isinstance(y, Bind)}:
-            return None
-        width = x.buffer.dtype.bytes if isinstance(x, Store) else 16
-        return LoneWrite(x.buffer, index, tuple(free_vars(index) - {s.var}), width)
+        """Whether a loop's iterations, few and without order or branches, are followed at once: their accesses are disjoint as
+        the program guarantees, or reads."""
+        few = isinstance(s.extent, Const) and isinstance(s.start, Const) and int(s.extent.value) <= 64
+        return few and not self.facts(s.body)[2] and (s.plan.independent or _only_reads(s.body)) and not any(
+            isinstance(x, (If, While, Break, Continue)) or isinstance(x, For) and not self.is_flat(x) and self.facts(x)[0]
+            for x in walk(s.body))
 
     @cached_property
     def asks_for_block(self) -> bool:

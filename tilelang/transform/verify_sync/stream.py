@@ -18,9 +18,8 @@ from tilelang.ir import (AddressOf, Alloc, Assert, Binary, Bind, Break, Const, C
 
 from .sync_fault import Found, Undecided
 from .events import reads, EVENT_RULES, WAIT_RULES
-from .plan import LoneWrite
 from .stream_state import StreamState
-from .touches import at_once, differ, touch
+from .touches import at_once, touch
 
 
 class Stream:
@@ -54,7 +53,7 @@ class Stream:
                     yield from WAIT_RULES["sync_threads"](self.st, None, s.span)
                 for body in self._branches(s):
                     yield from self.run(body)
-            case For() if self.plan.is_flat(s) or self.loops.disjoint(s):
+            case For() if self.plan.is_flat(s):
                 for body in self.loops.all_at_once(s):
                     yield from self.run(body)
             case For() | While():
@@ -195,7 +194,6 @@ class Loops:
     def __init__(self, st: StreamState) -> None:
         self.st = st
         self._axes = 0  # loops whose iterations are followed all at once
-        self._disjoint: dict[Any, tuple[bool, list[Any]]] = {}  # `disjoint`, with the values of names of which it is true
         self._tiles = 0  # depth of loops around ring loops
         self._path: tuple[int, ...] = ()  # their iterations
         # of the innermost loop: threads that left the iteration, and the loop (None: none)
@@ -301,40 +299,10 @@ class Loops:
         with self._around():
             self._axes += 1
             st.enter(s)
-            st.env[s.var] = self._numbers(s)
+            numbers = int(s.start.value) + np.arange(int(s.extent.value))  # type: ignore[attr-defined]
+            st.env[s.var] = numbers.reshape(-1, *(1,) * self._axes)
             yield s.body
         st.env.pop(s.var, None)
-
-    def _numbers(self, s: For) -> np.ndarray:
-        """The iteration numbers, along the outermost axis."""
-        return (int(s.start.value) + np.arange(int(s.extent.value))).reshape(-1, *(1,) * self._axes)  # type: ignore
-
-    def disjoint(self, s: For) -> bool:
-        """Whether each place that a loop's only access of shared memory writes belongs to one thread.
-
-        Then its iterations need no order, as different threads meet nowhere, and may be followed all at once.
-        """
-        write = self.st.plan.lone_write(s)
-        if write is None:
-            return False
-        values = [self.st.env.get(v) for v in write.names]
-        key = id(s), *(x if isinstance(x, int) else id(x) for x in values)
-        if key not in self._disjoint:
-            self._disjoint[key] = self._are_disjoint(s, write), values  # which must live as long as their ids are used
-        return self._disjoint[key][0]
-
-    def _are_disjoint(self, s: For, write: LoneWrite) -> bool:
-        kept, self._axes = self._axes, self._axes + 1
-        self.st.env[s.var] = self._numbers(s)
-        at = self.st.values.address(write.buffer, (write.place,), self.st)
-        self._axes = kept
-        del self.st.env[s.var]
-        if at is None:
-            return False
-        granule = self.st.block.memory.granule
-        at, who = np.broadcast_arrays(np.asarray(at)[..., None] // granule + np.arange(max(1, write.bytes // granule)),
-                                      self.st.ids[:, None])
-        return not differ(at.ravel(), who.ravel(), lambda: [np.arange(at.size)])
 
     def _steps(self, s: For, start: int, most: int, ring: bool) -> list[int] | range:
         """The iterations that are followed: all, or without whole periods of the rings in between."""

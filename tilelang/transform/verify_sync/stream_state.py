@@ -248,11 +248,12 @@ class StreamState:
 
     def partial(self, what: str, span: Any) -> None:
         """Reports a fault unless whole warps are active, but for threads that have returned."""
-        n, whole = self.plan.launch.num_threads, dict(self.everyone)
-        if self.active is not self.everyone and any(lanes != whole[w] for w, lanes in self.active):
-            raise Found(Fault(f"{what} is reached by {self.count()} of {n} threads", span, self.left_at, kind="barrier"))
+        if self.active is not self.everyone and not set(self.active) <= set(self.everyone):
+            raise Found(Fault(f"{what} is reached by {self.count()} of {self.plan.launch.num_threads} threads", span,
+                              self.left_at, kind="barrier"))
         if self.doubt:
-            self.block.report(Fault(f"{what} is reached by some of {n} threads", span, self.left_at, False, kind="barrier"))
+            self.block.report(Fault(f"{what} is reached by some of {self.plan.launch.num_threads} threads", span,
+                                    self.left_at, False, kind="barrier"))
 
     def each_barrier(self, a: Expr, span: Any, block: Any = None) -> Iterator[tuple[Any, Active]]:
         """(mbarrier, warps and lanes that name it) of an operand.

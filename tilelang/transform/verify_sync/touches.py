@@ -11,7 +11,7 @@ from tilelang.ir import AddressOf, Buffer, Call, Const, Expr, Load, Ramp, Store,
 from tilelang.target.atomics import Atomic
 
 from .sync_fault import Fault
-from .memory import MESSAGES, Site
+from .memory import MESSAGES, Pattern, Site
 from .stream_state import StreamState
 
 _AT_ONCE = "is written by two threads at once with what they read from different places"
@@ -23,11 +23,11 @@ def touch(st: StreamState, mode: str, b: Buffer, indices: tuple[Expr, ...] | Non
 
     memory: that of another block of the cluster.  atomic: what an atomic access does.
     """
-    g, t, exact = granules(st, b, indices, width)
-    if len(g):
+    p, exact = pattern(st, b, indices, width)
+    if p is not None:
         into = memory or st.block.memory
         sure = exact and not (st.guess and st.unknowns is None)
-        into.threads(mode, g, t, st.active, Site(s.span, sure, atomic, st.independent))
+        into.threads(mode, p, st.active, Site(s.span, sure, atomic, st.independent))
 
 
 def at_once(st: StreamState, s: Store) -> None:
@@ -56,9 +56,8 @@ def at_once(st: StreamState, s: Store) -> None:
         st.block.report(Fault(f"`{s.buffer.name}` {_AT_ONCE}", s.span, s.span, not st.guess))
 
 
-def granules(st: StreamState, b: Buffer, indices: tuple[Expr, ...] | None, width: int) -> tuple[Any, Any, bool]:
-    """(granules, their threads, whether the addresses are known) of an access by the active threads."""
-    granule = st.block.memory.granule
+def pattern(st: StreamState, b: Buffer, indices: tuple[Expr, ...] | None, width: int) -> tuple[Pattern | None, bool]:
+    """(pattern of an access by the active threads, None where they touch nothing; whether its addresses are known)."""
     at = None
     if indices is not None and len(indices) == 1:
         e = indices[0]
@@ -72,12 +71,25 @@ def granules(st: StreamState, b: Buffer, indices: tuple[Expr, ...] | None, width
         at = None  # an assumed value leads outside: the address is unknown
     st.block.accesses += 1
     st.block.unknown += at is None
-    if at is None:
-        g = np.arange(base // granule, -(-end // granule))
-        first = [w.number * st.lanes + lanes.bit_length() - 1 if lanes.bit_count() == 1 else ~(w.number * st.lanes)
-                 for w, lanes in st.active]
-        return np.tile(g, len(first)), np.repeat(np.array(first), len(g)), False
-    at = np.asarray(at)
+    span = max(1, width * b.dtype.bytes // st.plan.granule)
+    arrays = (x if x is None or isinstance(x, int) else (x.shape, x.tobytes()) for x in (at, st.mask))
+    key = (int(st.ids[0]), st.n, base, span, *((w.number, lanes) for w, lanes in st.active), *arrays)
+    if key not in st.plan.patterns:
+        g, threads = _anywhere(st, base, end) if at is None else _granules(st, np.asarray(at), base, end, span)
+        st.plan.patterns[key] = Pattern(g, threads, st.lanes, st.block.memory.warps) if len(g) else None
+    return st.plan.patterns[key], at is not None
+
+
+def _anywhere(st: StreamState, base: int, end: int) -> tuple[Any, Any]:
+    """(granules, their threads) of an access at an unknown address."""
+    g = np.arange(base // st.plan.granule, -(-end // st.plan.granule))
+    first = [w.number * st.lanes + lanes.bit_length() - 1 if lanes.bit_count() == 1 else ~(w.number * st.lanes)
+             for w, lanes in st.active]
+    return np.tile(g, len(first)), np.repeat(np.array(first), len(g))
+
+
+def _granules(st: StreamState, at: Any, base: int, end: int, span: int) -> tuple[Any, Any]:
+    """(granules, their threads) of an access of `span` granules from each address on."""
     at = np.broadcast_to(at, (*at.shape[:-1], st.n)) if at.ndim else np.full(st.n, at)
     threads = np.broadcast_to(st.ids, at.shape)
     if st.mask is not None and np.ndim(st.mask) == 1:
@@ -89,11 +101,8 @@ def granules(st: StreamState, b: Buffer, indices: tuple[Expr, ...] | None, width
     if st.unknowns is not None:  # without assumed values, accesses outside never happen: a guard excludes them
         inside = (at >= base) & (at < end)
         at, threads = at[inside], threads[inside]
-    span = max(1, width * b.dtype.bytes // granule)
-    g = at // granule
-    if span > 1:
-        g, threads = (g[:, None] + np.arange(span)).ravel(), np.repeat(threads, span)
-    return g, threads, True
+    g = at // st.plan.granule
+    return ((g[:, None] + np.arange(span)).ravel(), np.repeat(threads, span)) if span > 1 else (g, threads)
 
 
 # ---- what several threads store to one place in one instruction ------------------------------------------------------------
