@@ -15,8 +15,10 @@ from whole_programs import CASES
 
 import tilelang
 from tilelang.ir import dtype
+from tilelang.program.expr import Scalar
 from tilelang.program.graph import Graph, Node
 from tilelang.program.lower import lower
+from tilelang.program.text import Printer, in_steps
 from tilelang.target import Target
 
 SIMULATED = {"kind": "cuda", "arch": "sm_90a"}
@@ -189,3 +191,17 @@ def test_a_program_has_one_text_in_each_process():
     other = subprocess.run([sys.executable, "-c", code], cwd=pathlib.Path(__file__).parent, env=settings, check=True,
                            capture_output=True, text=True, timeout=60)
     assert other.stdout == said + "\n"
+
+
+def test_what_a_condition_and_its_choice_compute_has_one_name():
+    (case,) = (c for c in CASES if c.name == "linear_relu")
+    loop = case.program.tile_source(case.arguments(), SIMULATED).rpartition("T.Parallel")[2]
+    assert re.search(r"value = acc\[.*\] \+ .*\n.* = T.if_then_else\(value < 0.0, 0.0, value\)\n", loop)
+
+    x, zero = (Scalar("read", (), "float32", name) for name in "x0")
+    double = Scalar("add", (x, x), "float32")
+    relu = Scalar("where", (Scalar("lt", (double, zero), "bool"), zero, double), "float32")
+    printer = Printer(lambda e: e.value if e.op == "read" else None)
+    assert in_steps(printer, relu, lambda name: name) == (["value = x + x"], "T.if_then_else(value < 0, 0, value)")
+    inside = Scalar("where", (Scalar("lt", (x, zero), "bool"), relu, zero), "float32")  # computed only where x is below 0
+    assert in_steps(printer, inside, lambda name: name)[0] == []

@@ -15,7 +15,7 @@ from .plan import Plan
 from .loops import ensure_outer, even_pieces, iterations, write_pass
 from .rescale import is_float
 from .stages import whole_stage
-from .text import wide
+from .text import in_steps, wide
 from .writer import Facts, Writer, ceildiv, digits, in_three_runs
 
 LONG_ROW = 16384  # elements of a tile, from which a block that has no other one as long has 1024 threads
@@ -104,16 +104,17 @@ def store(w: Writer, t: Tensor, e: Scalar) -> None:
         size = w.size(a) // len(elements)
         indices = [", ".join(f"{w.indices[x]} + {k * size}" if x is a and k else w.indices[x] for x in places)
                    for k in range(len(elements))]
-        w.parallel(axes, *(f"{w.names[t]}[{i}] = {stored(w, t, one)}" for i, one in zip(indices, elements)), sizes={a: size})
+        texts = (stored(t, w.printer().text(one)) for one in elements)
+        w.parallel(axes, *(f"{w.names[t]}[{i}] = {one}" for i, one in zip(indices, texts)), sizes={a: size})
         return
     w.ready(e)
     w.guarded(e)
-    w.parallel(axes, f"{w.names[t]}[{', '.join(w.indices[a] for a in places) or '()'}] = {stored(w, t, source)}")
+    named, text = in_steps(w.printer(), source, w.unused)
+    w.parallel(axes, *named, f"{w.names[t]}[{', '.join(w.indices[a] for a in places) or '()'}] = {stored(t, text)}")
 
 
-def stored(w: Writer, t: Tensor, e: Scalar) -> str:
+def stored(t: Tensor, text: str) -> str:
     """The text of an element in the type of the tensor that holds it."""
-    text = w.printer().text(e)
     return text if t.dtype == wide(t.dtype) else f'T.cast({text}, "{t.dtype}")'
 
 

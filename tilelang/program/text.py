@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import isinf, isnan
 
-from .expr import Scalar, const, is_integer, number, times
+from .expr import FREE, Scalar, const, is_integer, number, times
 from .graph import Dim
 from .rescale import is_float
 
@@ -126,6 +126,36 @@ class Printer:
         if e.dtype != "int32":
             return f"T.{e.dtype}({plain})", TIGHT
         return plain, 6 if " " in plain else 7 if "*" in plain else 8 if plain.startswith("-") else TIGHT
+
+
+def in_steps(printer: Printer, e: Scalar, unused: Callable[[str], str]) -> tuple[list[str], str]:
+    """(statements that name what a condition and what it chooses both compute, the text of an expression with these names).
+
+    Device compilers branch around a second computation that they do not recognise.  unused: makes a name.
+    """
+    leaf, names = printer.leaf, dict[Scalar, str]()
+    printer = Printer(lambda x: names.get(x) or leaf(x))
+
+    def computed(x: Scalar) -> Iterator[Scalar]:
+        if leaf(x) is None:
+            if is_float(x.dtype) and x.op not in FREE:
+                yield x
+            for a in x.args:
+                yield from computed(a)
+
+    def statements(x: Scalar) -> Iterator[str]:
+        if leaf(x) is not None:
+            return
+        for a in x.args[:1] if x.op in ("where", "and", "or") else x.args:  # what is computed in any case
+            yield from statements(a)
+        chosen = {y for a in x.args[1:] for y in computed(a)} if x.op == "where" else ()
+        for y in computed(x.args[0]) if chosen else ():
+            if y in chosen and y not in names:
+                text = printer.text(y)
+                names[y] = unused("value")
+                yield f"{names[y]} = {text}"
+
+    return list(statements(e)), printer.text(e)
 
 
 def _negated(e: Scalar) -> Scalar | None:

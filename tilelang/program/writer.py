@@ -14,7 +14,7 @@ from .graph import Dim, Size, text_of
 from .nest import REDUCTIONS, Contraction, Pass, base_of, contraction, passes
 from .plan import Plan
 from .rescale import is_float, neutral, vanishes
-from .text import Printer, unused, wide
+from .text import Printer, in_steps, unused, wide
 
 BRANCHING = ("div", "tanh", "erf", "sin", "cos", "tan", "pow", "atan2", "log1p", "expm1")  # functions whose code has branches
 MANY = 16  # elements of a row that a thread holds, from which its loads stand in front of such functions
@@ -216,9 +216,9 @@ class Writer:
             self.say(f"T.copy({region}, {tile.name})", outside)
         else:
             self.guarded(source)
-            text = self.printer(e).text(source)
+            named, text = in_steps(self.printer(e), source, self.unused)
             tile = self.in_place(source, axes, dtype) or self.new_tile(name, axes, dtype)
-            self.parallel(axes, f"{self.element_of(tile)} = {text}", outside=outside)
+            self.parallel(axes, *named, f"{self.element_of(tile)} = {text}", outside=outside)
         self.tiles[e] = tile
         return tile
 
