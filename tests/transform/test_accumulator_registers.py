@@ -149,6 +149,30 @@ def test_a_product_of_a_product(monkeypatch):
     assert {"halves", "scale"} <= set(marked(kernel)[0])
 
 
+@T.prim_func
+def summed(A: T.Tensor((64, 256), "float16"), C: T.Tensor((64, 64), "float32")):
+    with T.Kernel(1, threads=128):
+        S = T.alloc_shared((64, 64), "float16")
+        P, F = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+        T.clear(F)
+        for k in T.Pipelined(4, num_stages=2):
+            T.copy(A[:, k * 64:k * 64 + 64], S)
+            T.gemm(S, S, P, transpose_B=True, clear_accum=True)
+            for i, j in T.Parallel(64, 64):
+                F[i, j] += P[i, j]
+        T.copy(F, C)
+
+
+def test_products_are_added_to_an_array_from_their_registers(monkeypatch):
+    a = numbers(64, 256)
+    got, kernel = both_ways(summed, a, np.zeros((64, 64), np.float32), monkeypatch=monkeypatch)
+    assert np.array_equal(got, a.astype(np.float32) @ a.astype(np.float32).T)
+    kinds, *moves = marked(kernel)
+    assert set(kinds) == {"sum"} and moves == [0, 0]
+    text = print_kernel(kernel)
+    assert "tl::add_P_0(F[0], F[1]," in text and "tl_P_<32>" in text and "tl_F" not in text
+
+
 def test_accumulators_that_cannot_be_followed_stay_arrays(monkeypatch):
     @pass_(needs=DEVICE)
     def pins_of_parts(func, cx):

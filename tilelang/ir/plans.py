@@ -28,7 +28,7 @@ class LoopPlan(Options, LOWERED=("independent", "any_order", "kept"),
         kept: the loop stays a loop even if it has one iteration.  tiles: iterations are blocks of the grid and write different
         tiles.  ring_steps = (ring steps of an iteration,
         of the whole loop).  registers: printed on named PTX registers ("source": so are the registers that it
-        reads; "read": only those).
+        reads; "read": only those; "sum": only what is added).
         pipeline_report: the decision about the pipeline, in a sentence.
     """
 

@@ -234,7 +234,7 @@ def value_form(s: Stmt) -> Form | None:
     if loops and isinstance(last, Store) and last.buffer.scope_name == LOCAL:
         found = last if last is body else inlined(s)[1]
         if found is not None:
-            return _map(loops, found) or sum_form(s)
+            return (sum_form(s) if s.plan.registers == "sum" else None) or _map(loops, found) or sum_form(s)
     return _sum_nest(s) if len(loops) == 1 else None
 
 

@@ -29,7 +29,7 @@ from typing import Any
 from tilelang.ir import (AddressOf, Alloc, Break, Buffer, Call, Const, Continue, Evaluate, For, Func, If, Launch, Seq, Stmt,
                          Store, Var, While, const, inner, is_const, replace as replaced, rewrite_launches, rewrite_stmts, seq,
                          statements, walk, with_inner, with_options, GLOBAL, LOCAL, SHARED)
-from tilelang.target.register_forms import Form, form_of
+from tilelang.target.register_forms import Form, form_of, sum_form
 
 from ..analysis.effects import Effect, effects, own_effects
 from ..analysis.statements import distinct_statements, do
@@ -110,7 +110,7 @@ def keep_in_registers(launch: Launch) -> Launch | None:
             continue
         if s is None:
             return None
-        rare, form = loop not in hot, form_of(s)
+        rare, form = loop not in hot, _form(s, found)
         if form is not None and writes.keys() == _named(form, found) and (rare or form.kind != "store"):
             direct.add(id(s))
         elif _may_borrow(s, not rare and (not lasting.isdisjoint(writes) or not _exchanges(s)), found):
@@ -149,6 +149,12 @@ def _mixed(s: Stmt, arrays: Container[Var]) -> bool:
 
 def _wgmmas(s: Stmt) -> list[Call]:
     return [e.node for e in effects(s) if isinstance(e.node, Call) and e.node.op == "wgmma"]
+
+
+def _form(s: Stmt, found: Container[Var]) -> Form | None:
+    """The form of a statement: that of a sum where the array that it adds to has no named registers."""
+    form = form_of(s)
+    return sum_form(s) if form is not None and form.kind == "map" and form.buffer.data not in found else form
 
 
 def _named(form: Form, found: Mapping[Var, Buffer]) -> set[Var]:
@@ -192,9 +198,10 @@ class _Rewriter:
         return _borrowing(x, arrays)
 
     def _marked(self, x: Stmt) -> Stmt:
-        form = form_of(x)
+        form = _form(x, self.found)
         own = form is not None and form.source is not None and form.source.data in self.found
-        how = True if not own else "source" if form.buffer.data in self.found else "read"  # type: ignore[union-attr]
+        how = "sum" if form is not form_of(x) else True if not own else \
+            "source" if form.buffer.data in self.found else "read"  # type: ignore[union-attr]
         marked = with_options(x, registers=how)  # type: ignore[arg-type]
         marked.__dict__["_form"] = form
         return marked
@@ -214,7 +221,7 @@ class _Rewriter:
         if isinstance(s, If) and not any(e.storage in touched for e in own_effects(s)):
             then, orelse = self._on_registers(s.then), None if s.orelse is None else self._on_registers(s.orelse)
             return None if then is None or s.orelse is not None and orelse is None else replaced(s, then=then, orelse=orelse)
-        form = form_of(s) if isinstance(s, For) else None
+        form = _form(s, self.found) if isinstance(s, For) else None
         return None if form is None or touched != _named(form, self.found) else self._marked(s)
 
     def _evaluate(self, s: Evaluate) -> Stmt:
