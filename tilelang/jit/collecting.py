@@ -45,6 +45,6 @@ def collect_meanwhile() -> None:
     """Run the garbage collector now, while this thread waits for something else.
 
     Otherwise the collection of a compilation's objects (some 25 ms) runs when the threshold is restored.  A collector that is
-    switched off does not run."""
-    if gc.isenabled() and gc.get_count()[0] > _before[0]:
+    switched off does not run, nor one that would keep other compilations waiting."""
+    if _inside == 1 and gc.isenabled() and gc.get_count()[0] > _before[0]:
         gc.collect(0)
