@@ -131,10 +131,7 @@ def coded(name: str, m: int, n: int, k: int, group: int, kind: str, dtype: str =
         a, w, scales = array((m, k), dtype), array((n, k // 2), "uint8"), array((n, k // group), dtype)
         zeros = array((n, k // group), "uint8") if kind == "zeros" else None
         table = array((16,), dtype) if kind == "table" else None
-        if hasattr(library, "dequant_matmul"):
-            library.dequant_matmul(a, w, scales, zeros, lut=table, target=target)
-        else:
-            library.coded_matmul(a, w, scales, zeros, values=table, target=target)
+        library.dequant_matmul(a, w, scales, zeros, lut=table, target=target)
 
     add(f"dequant_matmul {name}", call, on)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tilelang.errors import TileLangError
-from tilelang.library import coded_matmul, dequant_matmul
+from tilelang.library import dequant_matmul
 from tilelang.library.gemm.tile import chip_of
 from tilelang.library.quantised.dequant_matmul import DequantForm, DequantTile, choose_tile, dequant_gemm, seconds, tiles
 from tilelang.simulator import run_device
@@ -135,12 +135,3 @@ def test_memory_in_common():
             dequant_matmul(**x, out=x["a"])
     both = np.zeros((32, 32), np.float16)  # rows between each other
     dequant_matmul(**{**x, "a": both[::2, ::2]}, out=both[1::2, 1::2])
-
-
-def test_the_old_name_warns_and_gives_the_same():
-    for options in ({}, {"lut": True}):
-        x, _ = arrays(5, 16, 64, 32, **options)
-        old = {{"zero_points": "zeros", "lut": "values"}.get(name, name): v for name, v in x.items()}
-        with pytest.warns(DeprecationWarning, match="use dequant_matmul; its zeros are zero_points"):
-            got = coded_matmul(**old)
-        assert np.array_equal(got, dequant_matmul(**x))

@@ -166,8 +166,6 @@ def test_config_keys():
         normalize_config({"tl.config_index_bitwidth": 48})
     with pytest.warns(DeprecationWarning, match="tl.disable_tma_lower is deprecated"):
         normalize_config({"tl.disable_tma_lower": True})
-    with pytest.warns(DeprecationWarning, match="tl.step_tiles is now tl.scale_prefetch"):
-        assert normalize_config({"tl.step_tiles": False}) == {"tl.scale_prefetch": False}
     cx = PassContext(config={"tl.disable_wgmma": True})
     assert cx.option(PassConfigKey.TL_DISABLE_WGMMA) is True
     assert cx.option(PassConfigKey.TL_ENABLE_ASYNC_COPY) is True

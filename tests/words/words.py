@@ -40,11 +40,8 @@ def _word(name: str, prose: str, use: str, keep: str = "", after: str = "") -> W
 
 # (kind, word, item) -> why it stays.
 KEPT: dict[tuple[str, str, str], str] = {
-    ("name", "coded", "coded_matmul"): "the public alias of dequant_matmul, which warns",
     ("name", "role", "roles"): "WSSchedule(roles=...) is public",
     ("name", "sum", "Sums"): "running sums of the softmax; the name of a kernel's parameter, which the generated code prints",
-    ("page", "dependent launch", "CHANGELOG.md"): "tells users of the old pass config its new name",
-    ("page", "step tiles", "CHANGELOG.md"): "tells users of the old pass config its new name",
 }
 
 

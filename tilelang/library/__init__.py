@@ -25,7 +25,6 @@ _register("library-argument", TypeError, "an argument that is of another kind th
 _NAMES = {
     "chunk_scan": "recurrent.ssd",
     "chunk_state": "recurrent.ssd",
-    "coded_matmul": "quantised.dequant_matmul",  # the old name, which warns
     "conv2d": "training.convolution",
     "create_block_mask": "attention.flex_attention",
     "cross_entropy": "training.softmax",

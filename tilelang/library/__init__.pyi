@@ -14,7 +14,7 @@ from tilelang.library.gemm.fused import fused_matmul as fused_matmul
 from tilelang.library.gemm.grouped import grouped_matmul as grouped_matmul
 from tilelang.library.gemm.matmul import matmul as matmul
 from tilelang.library.gemm.sparse import sparse_compress as sparse_compress, sparse_matmul as sparse_matmul
-from tilelang.library.quantised.dequant_matmul import coded_matmul as coded_matmul, dequant_matmul as dequant_matmul
+from tilelang.library.quantised.dequant_matmul import dequant_matmul as dequant_matmul
 from tilelang.library.recurrent.decays import linear_attention as linear_attention
 from tilelang.library.recurrent.delta import gated_delta as gated_delta, kda as kda
 from tilelang.library.recurrent.mamba import mamba2 as mamba2, retention as retention

@@ -7,7 +7,6 @@ blocks split k, and a second launch adds the partial sums in a fixed order.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
@@ -274,16 +273,6 @@ def dequant_matmul(a: Any, w: Any, scales: Any, zero_points: Any = None, *, lut:
         check_disjoint(out, dict(zip(_NAMES, given[:-1])))
     answer.run(a, w, scales, zero_points if lut is None else lut, out)
     return out
-
-
-def coded_matmul(a: Any, w: Any, scales: Any, zeros: Any = None, *, values: Any = None, **options: Any) -> Any:
-    """Deprecated name of dequant_matmul(a, w, scales, zero_points, lut=…). Warns with DeprecationWarning.
-
-    The arguments `zeros` and `values` are dequant_matmul's `zero_points` and `lut`. Shapes, types and errors are the same.
-    """
-    warnings.warn("coded_matmul is deprecated, use dequant_matmul; its zeros are zero_points there, values are lut",
-                  DeprecationWarning, stacklevel=2)
-    return dequant_matmul(a, w, scales, zeros, lut=values, **options)
 
 
 _ANSWERS: Cache[Prepared] = Cache(4096)

@@ -95,7 +95,6 @@ class PassConfigKey(str, Enum):
         "PDL: kernels are launched while the one before them on the stream ends, and wait for its end")
     TL_SCALE_PREFETCH = "tl.scale_prefetch", _flag(
         "scale factors that each iteration loads come by TMA, several iterations at once", True)
-    TL_PING_PONG = "tl.ping_pong", _unused("warp groups alternate without barriers between them", True)
     TL_EXTRA_STAGES = "tl.extra_stages", _flag(
         "more stages than num_stages where a loop would wait for loads and shared memory is free", True)
     TL_RESIZE_BLOCKS = "tl.resize_blocks", _flag(
@@ -192,11 +191,6 @@ class PassConfigKey(str, Enum):
 ROWS = {key: key.row for key in PassConfigKey}
 
 
-# Earlier names of keys: accepted with a DeprecationWarning.
-RENAMED = {"tl.step_tiles": PassConfigKey.TL_SCALE_PREFETCH, "tl.warp_group_turns": PassConfigKey.TL_PING_PONG,
-           "tl.dependent_launch": PassConfigKey.TL_ENABLE_PDL}
-
-
 def normalize_config(config: Mapping[Any, Any] | None) -> dict[str, Any]:
     """The user's pass configs by string key, checked.
 
@@ -206,9 +200,6 @@ def normalize_config(config: Mapping[Any, Any] | None) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in (config or {}).items():
         name = key.value if isinstance(key, PassConfigKey) else str(key)
-        if name in RENAMED:
-            warnings.warn(f"pass config {name} is now {RENAMED[name].value}", DeprecationWarning, stacklevel=3)
-            name = RENAMED[name].value
         try:
             row = ROWS[PassConfigKey(name)]
         except ValueError:
