@@ -25,7 +25,7 @@ from .divide import are_halves, in_halves, over_blocks
 from .expand import Program
 from .expr import FREE, HEAVY, Axis, Scalar, Tensor, axis, reached, read, walk
 from .graph import Dim, Size, size_at
-from .nest import Nest, Unfit, base_of, nest_of, passes
+from .nest import REDUCTIONS, Nest, Unfit, base_of, nest_of, passes
 from .plan import MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, is_plain, main_contraction, plan_of
 from .rescale import NEUTRAL, is_float
 from .stateful import StepsPlan, plan_of_steps
@@ -34,13 +34,14 @@ GUESS = 1024  # what an open size is taken for: a small one, so that arrays of s
 REREAD = 0.2  # bytes that the cache serves, beside those of memory
 NOT_HIDDEN = 0.3  # of other operations under those of GEMMs
 WAVES = (1, 2, 4)  # blocks that the pieces of a divided loop give each processor
-EXACT = {"": 1.0, "halves": 10.0, "stored": 8.0, "threads": 16.0}  # times the rate of 16-bit operands
+EXACT = {"": 1.4, "halves": 10.0, "stored": 8.0, "threads": 16.0}  # times a multiply-add of 16-bit operands at the highest rate
 SECTOR = {True: 32, False: 64}  # bytes of memory that are read at least, on a GPU and else
 OTHER = {True: 256.0, False: 32.0}  # operations of float32 a cycle and processor, on a GPU and else
 THREADS = 2  # of the CPU's pool at least: a text does not depend on the machine that wrote it
-RESIDENT = 4  # blocks without GEMMs whose loads keep a processor's share of the memory busy
+RESIDENT, COMPUTING = 4, 2  # blocks whose loads keep a processor's share of the memory busy: without GEMMs, and
+# with GEMMs whose operands threads compute
 HEAVIER = 4.0  # times an operation of float32
-SLOW_OPERAND = 0.8  # of a contraction's time that computing an operand in the loop costs
+COMPUTED = {True: 100.0, False: 32.0}  # multiply-adds of tensor cores that threads take for an element in a loop of GEMMs
 
 
 Kernels: TypeAlias = "list[tuple[tuple[Tensor, ...], Plan | StepsPlan | Block]]"  # tensors that each stores, and its plan
@@ -84,7 +85,8 @@ class _Cutter:
         blocks = list(dict.fromkeys(t.attrs["block"] for t in self.made if "block" in t.attrs))
         groups += [tuple(b.results) for b in blocks]
         same = {t: t.body.value for t in self.outputs if t.body is not None and is_copy_of_item(t, t.body)}
-        groups += [(t,) for t in (*self.made, *self.outputs) if t.kind != "item" and t not in same]
+        single = [(t,) for t in (*self.made, *self.outputs) if t.kind != "item" and t not in same]
+        groups += single
         stored = frozenset(self.made) | frozenset(self.outputs)
         fixed = {r.value for s in loops for e in s.bodies() for r in e.reads} | {
             t for t in self.made if t.kind == "item"} | {t for b in blocks for t in b.operands}
@@ -98,6 +100,9 @@ class _Cutter:
                 if cost <= best:
                     best, found = cost, frozenset(gone)
             groups, stored = [g for g in groups if g[0] not in found], stored - found
+        for g in [g for g in single if g[0] not in stored]:  # what went with others may cost less alone
+            if self.total([*groups, g], stored | {g[0]}) < self.total(groups, stored):
+                groups, stored = [*groups, g], stored | {g[0]}
         groups = self.merged(groups, stored)
         out = Cut(outputs=tuple(same.get(t, t) for t in self.program.outputs))
         for k, g in enumerate(self.ordered(groups, stored)):
@@ -118,7 +123,7 @@ class _Cutter:
         return {*reached([t], lambda x: self.needs((x,), stored) & stored)} - {t}
 
     def merged(self, groups: list[tuple[Tensor, ...]], stored: frozenset[Tensor]) -> list[tuple[Tensor, ...]]:
-        """Kernels of equal shapes that read the same tensors become one where that costs less."""
+        """Kernels of equal shapes that read the same tensors, or one the other's, become one where that costs less."""
         while True:
             for a, b in combinations(groups, 2):
                 both = [g for g in groups if g not in (a, b)] + [a + b]
@@ -131,10 +136,10 @@ class _Cutter:
 
     def alike(self, a: tuple[Tensor, ...], b: tuple[Tensor, ...], stored: frozenset[Tensor]) -> bool:
         shorter, longer = sorted((a[0].shape, b[0].shape), key=len)
-        if "item" in (a[0].kind, b[0].kind) or any(s not in longer for s in shorter):
+        if "item" in (a[0].kind, b[0].kind) or any(s not in longer for s in shorter if s != 1):
             return False
         x, y = self.needs(a, stored), self.needs(b, stored)
-        return bool(x & y) and not x & set(b) and not y & set(a)
+        return bool(x & y or x & set(b) or y & set(a))
 
     def needs(self, group: tuple[Tensor, ...], stored: frozenset[Tensor]) -> set[Tensor]:
         """Inputs and stored tensors that a kernel reads."""
@@ -243,47 +248,77 @@ class _Cutter:
         return out
 
     def cost(self, plan: Plan) -> float:
-        """Estimated seconds of a kernel.  What several statements compute counts once: it lies in a tile."""
-        nest, gemms, others = plan.nest, 0.0, 0.0
-        distinct = {x for e in nest.bodies() for x in walk(e) if x.op not in FREE and is_float(x.dtype)}
-        others += sum((HEAVIER if x.op in HEAVY else 1.0) * self.count(x.axes) * self.blocks(plan, x.axes) for x in distinct)
-        for t in nest.stages:
-            assert t.body is not None
+        """Estimated seconds of a kernel: its loops in turn.  What several statements compute counts once: it lies in a tile."""
+        nest, stages = plan.nest, set(plan.nest.stages)
+        blocks, cycles = self.blocks(plan, frozenset()) / self.processors, self.chip.sms * self.chip.clock
+        gemms = {t for t in nest.stages if plan.gemm_of(t) is not None}
+        seen: set[Tensor] = set()
+        busy, between, computing = 0.0, 0.0, False
+        for p in [*passes(nest, plan.loops()), None]:
+            looped = frozenset(p.axes) if p is not None else frozenset()
+            found = [t for t in (self.below(p.stages, stages) if p is not None else nest.stages)
+                     if t not in seen and (p is None or looped & frozenset((*t.axes, *t.over)))]
+            seen |= set(found)
+            bodies = [t.body for t in found if t.body is not None] + ([e for _, e in nest.outputs] if p is None else [])
+            multiplied, beside, others = self.work(plan, found, bodies, gemms)
+            computing |= beside > 0
+            both = 2 * (multiplied + beside) / (self.chip.flops * cycles), others / (OTHER[self.target.is_gpu] * cycles)
+            busy += max(both) + NOT_HIDDEN * min(both)
+            if gemms and p is not None and not multiplied:  # blocks of GEMMs are few: their other loops wait for memory
+                reads = {r for e in bodies for r in self.reads_through(e, stages) if r.axes & looped}
+                between += sum(self.count(r.axes) * self.blocks(plan, r.axes) * bits_of(r.dtype) / 8 for r in reads)
+        resident = 1 if not self.target.is_gpu else COMPUTING if computing else 1 if gemms else RESIDENT
+        loading = min(1.0, blocks / resident)
+        moved = max(busy / min(1.0, blocks), self.traffic(plan) / (self.chip.memory * loading))
+        return moved + between / (self.chip.memory * loading) + self.chip.start
+
+    def below(self, found: Iterable[Tensor], stages: Set[Tensor]) -> dict[Tensor, None]:
+        """Stages, and those that they are made of."""
+        return reached(found, lambda t: [r.value for r in t.body.reads if r.value in stages] if t.body is not None else [])
+
+    def work(self, plan: Plan, found: list[Tensor], bodies: list[Scalar], gemms: Set[Tensor]) -> tuple[float, float, float]:
+        """Of some stages and expressions: (multiply-adds of GEMMs by the time of one, what threads compute beside them in
+        their loop, by the same; operations of threads)."""
+        stages = set(plan.nest.stages)
+        products = {t.body for t in found if t in gemms}
+        distinct = {x for e in bodies for x in walk(e) if x.op not in FREE and is_float(x.dtype)} - products
+        others = sum((HEAVIER if x.op in HEAVY else 1.0) * self.count(x.axes) * self.blocks(plan, x.axes) for x in distinct)
+        total, beside = 0.0, 0.0
+        for t in found:
             axes = frozenset((*t.axes, *t.over))
             times = self.count(axes) * self.blocks(plan, axes)
             c = plan.gemm_of(t)
             if c is None:
                 others += times
+                if plan.loops() & axes and t.kind in REDUCTIONS and gemms.isdisjoint(self.below([t], stages)):
+                    beside += times * COMPUTED[self.target.is_gpu]
                 continue
             stored = are_halves(c.a) or are_halves(c.b)
-            by = EXACT["stored" if stored else exactness(c.a.dtype, self.target)]
-            gemms += times * by
+            total += times * EXACT["stored" if stored else exactness(c.a.dtype, self.target)]
             for f in (c.a, c.b):
                 plain = f.args[0] if f.op == "cast" and is_float(f.args[0].dtype) else f
-                if plain.op != "read" and not stored and not any(r.value in nest.stages for r in f.reads):
-                    gemms += times * by * SLOW_OPERAND
-        blocks = self.blocks(plan, frozenset()) / self.processors
-        parallel = min(1.0, blocks)
-        cycles = self.chip.sms * self.chip.clock
-        both = gemms / (self.chip.flops * cycles), others / (OTHER[self.target.is_gpu] * cycles)
-        busy = max(both) + NOT_HIDDEN * min(both)
-        loading = min(1.0, blocks if gemms or not self.target.is_gpu else blocks / RESIDENT)
-        return max(busy / parallel, self.traffic(plan) / (self.chip.memory * loading)) + self.chip.start
+                made = self.below([r.value for r in f.reads if r.value in stages], stages)
+                if plain.op != "read" and plan.loops() & f.axes and not stored and gemms.isdisjoint(made):
+                    beside += self.count(f.axes) * self.blocks(plan, f.axes) * COMPUTED[self.target.is_gpu]
+        return total, beside if total else 0.0, others
 
     def traffic(self, plan: Plan) -> float:
         """Bytes moved, those that caches serve at a fraction."""
         nest, kept, total, sector = plan.nest, set(plan.nest.stages), 0.0, SECTOR[self.target.is_gpu]
         seen: dict[Scalar, int] = dict.fromkeys(nest.global_reads(), 0)
+        known: set[Tensor] = set()
         for p in passes(nest, plan.loops()):
             for r in {r for t in p.stages for r in self.reads_through(t.body, kept) if r.axes & frozenset(p.axes)}:
                 seen[r] += 1
-        for r, passed in seen.items():
+        for r, passed in sorted(seen.items(), key=lambda x: (-self.count(x[0].axes), repr(x[0]))):
             size = self.count(r.value.axes) * bits_of(r.value.dtype) / 8
             touched = min(self.count(r.axes) * bits_of(r.value.dtype) / 8, size) if r.args else 1.0
             again = self.blocks(plan, r.axes) * self.count(r.axes) * bits_of(r.value.dtype) / 8 - touched
             line = prod(plan.uses[a].size for a in r.args[-1].axes) * bits_of(r.value.dtype) // 8 if r.args else sector
             touched *= sector / min(sector, max(1, line)) if r.axes & set(nest.axes) else 1
-            total += max(1, passed) * touched + REREAD * max(0.0, again) * (0.1 if self.target.is_gpu else 0.5)
+            cached = REREAD * (0.1 if self.target.is_gpu else 0.5)
+            total += (cached if r.value in known else max(1, passed)) * touched + cached * max(0.0, again)
+            known.add(r.value)
         return total + sum(self.count(t.axes) * bits_of(t.dtype) / 8 for t, _ in nest.outputs)
 
     def reads_through(self, e: Scalar | None, kept: set[Tensor]) -> set[Scalar]:

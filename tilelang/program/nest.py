@@ -72,8 +72,8 @@ def nest_of(outputs: Iterable[Tensor], stored: frozenset[Tensor]) -> Nest:
 
     Raises Unfit where the outputs have no common axes, or one tensor would be needed at places that tiles cannot give.
     """
-    outputs = list(outputs)
-    axes = max((t.axes for t in outputs), key=len)
+    outputs = sorted(outputs, key=lambda t: -len(t.axes))  # loops of the others share the axes of the first
+    axes = outputs[0].axes
     names = _free_names(outputs)
     axes = tuple(Axis(next(names), a.extent) for a in axes)
     made = _Stages(axes, stored - frozenset(outputs), names)
@@ -209,7 +209,7 @@ def contraction(t: Tensor) -> Contraction | None:
             continue
         sides: tuple[list[Scalar], list[Scalar]] = ([x], [y])
         for f in (f for k, (f, _) in enumerate(pieces) if k not in (i, j)):
-            side = 0 if f.axes <= x.axes else 1 if f.axes <= y.axes else None
+            side = 0 if f.axes <= x.axes | over else 1 if f.axes <= y.axes | over else None
             if side is None:
                 break
             sides[side].append(f)

@@ -303,9 +303,9 @@ def is_plain(t: Tensor, a: Axis) -> bool:
 
 
 def _is_last(nest: Nest, a: Axis) -> bool:
-    """Whether the axis is the last index of tensors: its elements are neighbours in memory."""
-    reads = [r for r in nest.global_reads() if a in r.axes and r.args]
-    return not reads or any(a in r.args[-1].axes for r in reads)
+    """Whether the axis is the last index of the largest tensors: its elements are neighbours in memory."""
+    reads = {r: prod(guess(x) for x in r.value.axes) for r in nest.global_reads() if a in r.axes and r.args}
+    return not reads or any(a in r.args[-1].axes for r, n in reads.items() if n == max(reads.values()))
 
 
 # ---- contractions -----------------------------------------------------------------------------------------------------

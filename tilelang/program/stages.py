@@ -176,8 +176,8 @@ def computed_operand(w: Writer, e: Scalar, axes: tuple[Axis, ...], dtype: str, l
         body = Scalar("cast", (body,), dtype)
     direct = left and dtype == "float32" and w.target.is_gpu  # its halves are in registers too
     for r in () if direct else sorted(e.reads, key=repr):  # what the loop loads comes through shared memory: it is pipelined
-        if w.current is not None and not w.dummy and r not in w.shared and len(w.order(r.axes)) == 2:
-            if tile := w.copied(r, axes, not w.changes(r)) or w.copied(r, axes[::-1], not w.changes(r)):
+        if w.current is not None and not w.dummy and r not in w.shared and len(w.order(r.axes)) == 2 and w.changes(r):
+            if tile := w.copied(r, axes, False) or w.copied(r, axes[::-1], False):
                 w.shared[r] = tile
     if left and not w.dummy:
         return w.root(body, "left", axes, dtype)
