@@ -10,7 +10,7 @@ Recomputation, traffic, and what does not fit into tiles (nest.Unfit) decide; no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf, prod
@@ -21,11 +21,11 @@ from tilelang.library.gemm.tile import chip_of
 from tilelang.target import Target
 
 from .blocks import Block
-from .divide import are_halves, in_halves, over_blocks
+from .divide import are_halves, in_halves, over_blocks, reordered
 from .expand import Program
 from .expr import FREE, HEAVY, Axis, Scalar, Tensor, axis, reached, read, walk
 from .graph import Dim, Size, size_at
-from .nest import REDUCTIONS, Nest, Unfit, base_of, nest_of, passes
+from .nest import REDUCTIONS, Nest, Unfit, base_of, nest_of, output_axes, passes
 from .plan import MODEL, MULTIPLE, AxisUse, Choice, Plan, bits_of, exactness, is_plain, main_contraction, plan_of
 from .rescale import NEUTRAL, is_float
 from .stateful import StepsPlan, plan_of_steps
@@ -192,7 +192,7 @@ class _Cutter:
         """The kernel of a nest; or several that compute pieces of its first loop and combine them, where blocks are few."""
         plan = plan_of(nest, self.target, choice)
         found: list[tuple[Kernels, float]] = [([(tuple(base_of(t) for t, _ in nest.outputs), plan)], self.cost(plan))]
-        found += self.in_halves(nest, choice)
+        found += [*self.in_halves(nest, choice), *self.reordered(nest, choice)]
         blocks, most = self.blocks(plan, frozenset()), WAVES[-1] * self.processors
         reduced = {a for t in nest.stages if t.kind in NEUTRAL for a in t.over}
         uses = {a: plan.uses.get(a, AxisUse("loop", MULTIPLE)) for a in reduced}
@@ -231,6 +231,16 @@ class _Cutter:
         except Unfit:
             return []
         return [([(tuple(base_of(t) for t, _ in n.outputs), p) for n, p in zip(nests, plans)], sum(map(self.cost, plans)))]
+
+    def reordered(self, nest: Nest, choice: Choice) -> Iterator[tuple[Kernels, float]]:
+        """Kernels of a GEMM whose factors or results lie in memory in another order, which kernels of their own make."""
+        main = main_contraction(nest) if self.target.is_gpu else None
+        for nests in reordered(nest, *main) if main is not None else ():
+            try:
+                plans = [plan_of(n, self.target, choice) for n in nests]
+            except Unfit:
+                continue
+            yield [(tuple(base_of(t) for t, _ in n.outputs), p) for n, p in zip(nests, plans)], sum(map(self.cost, plans))
 
     def count(self, axes: Iterable[Axis]) -> float:
         return float(prod(self.number(a.extent) for a in axes))
@@ -304,7 +314,7 @@ class _Cutter:
 
     def traffic(self, plan: Plan) -> float:
         """Bytes moved, those that caches serve at a fraction."""
-        nest, kept, total, sector = plan.nest, set(plan.nest.stages), 0.0, SECTOR[self.target.is_gpu]
+        nest, kept, total = plan.nest, set(plan.nest.stages), 0.0
         seen: dict[Scalar, int] = dict.fromkeys(nest.global_reads(), 0)
         known: set[Tensor] = set()
         for p in passes(nest, plan.loops()):
@@ -314,12 +324,17 @@ class _Cutter:
             size = self.count(r.value.axes) * bits_of(r.value.dtype) / 8
             touched = min(self.count(r.axes) * bits_of(r.value.dtype) / 8, size) if r.args else 1.0
             again = self.blocks(plan, r.axes) * self.count(r.axes) * bits_of(r.value.dtype) / 8 - touched
-            line = prod(plan.uses[a].size for a in r.args[-1].axes) * bits_of(r.value.dtype) // 8 if r.args else sector
-            touched *= sector / min(sector, max(1, line)) if r.axes & set(nest.axes) else 1
+            touched *= self.wasted(plan, r.args[-1], r.value) if r.args and r.axes & set(nest.axes) else 1
             cached = REREAD * (0.1 if self.target.is_gpu else 0.5)
             total += (cached if r.value in known else max(1, passed)) * touched + cached * max(0.0, again)
             known.add(r.value)
-        return total + sum(self.count(t.axes) * bits_of(t.dtype) / 8 for t, _ in nest.outputs)
+        return total + sum(self.count(t.axes) * bits_of(t.dtype) / 8 * (self.wasted(plan, axis(own[-1]), t) if own else 1)
+                           for t, _ in nest.outputs for own in [output_axes(nest, t)])
+
+    def wasted(self, plan: Plan, last: Scalar, t: Tensor) -> float:
+        """Bytes of memory moved for each that is wanted, by tiles of a tensor with such a last index."""
+        sector, line = SECTOR[self.target.is_gpu], prod(plan.uses[a].size for a in last.axes) * bits_of(t.dtype) // 8
+        return sector / min(sector, max(1, line))
 
     def reads_through(self, e: Scalar | None, kept: set[Tensor]) -> set[Scalar]:
         """Reads of memory in an expression and in the stages that it reads."""

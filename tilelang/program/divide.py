@@ -13,13 +13,13 @@ What reads them elsewhere, or in sums of indices, reads the quotients and remain
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 from .expr import Axis, Scalar, Tensor, at, axis, const, plus, read, reached, rewrite, split, times
 from .graph import Dim, Size
-from .nest import REDUCTIONS, Nest, Pass, output_axes
+from .nest import REDUCTIONS, Contraction, Nest, Pass, base_of, output_axes
 from .rescale import NARROW, NEUTRAL, multiplied
 
 
@@ -88,6 +88,33 @@ def in_halves(nest: Nest, t: Tensor, f: Scalar, other: Scalar, deep: Axis) -> tu
     both = Scalar("add", tuple(read(s) for s, _ in stored), f.dtype)
     made = replace(t, body=Scalar("mul", (other, both), f.dtype))
     return Nest(axes, stored), _rest(nest, {}, {t: made}, nest.limits)
+
+
+def reordered(nest: Nest, t: Tensor, c: Contraction) -> Iterator[list[Nest]]:
+    """Kernels in which tiles of a GEMM lie side by side in memory: its factors are stored with the axes of tiles last, the
+    output is computed with rows and columns last and brought into its order by a kernel of its own; each of both, and both."""
+    def apart(f: Scalar, free: tuple[Axis, ...]) -> bool:  # the last axis is that of another GEMM, and no factor is computed
+        last = {r.args[-1] for r in f.reads if r.args}
+        return bool(last) and all(i.axes.isdisjoint((*t.over, *free)) for i in last) and all(
+            r.value not in nest.stages for r in f.reads)
+
+    batch = tuple(a for a in nest.axes if a not in (*c.m, *c.n))
+    made: dict[Scalar, Tensor] = {}
+    for f, free in ((c.a, c.m), (c.b, c.n)):
+        if apart(f, free):
+            axes = tuple(a for a in (*batch, *free, *t.over) if a in f.axes)
+            made[f] = Tensor("operand", axes, f.dtype, "map")
+    first = [Nest(s.axes, [(s, f.args[0] if f.op == "cast" and f.args[0].dtype == f.dtype else f)]) for f, s in made.items()]
+    rest = nest
+    if made and t.body is not None:
+        body = rewrite(t.body, lambda x: read(made[x]) if x in made else None)
+        rest = _rest(nest, {}, {t: replace(t, body=body)}, nest.limits)
+        yield [*first, rest]
+    order = (*batch, *c.m, *c.n)
+    if len(nest.outputs) == 1 and order != nest.axes and set(order) == set(nest.axes):
+        (out, e), = rest.outputs
+        stored = Tensor("result", order, out.dtype, "map")
+        yield [*first, Nest(order, [(stored, e)], rest.stages, rest.limits), Nest(nest.axes, [(out, read(stored))])]
 
 
 def are_halves(f: Scalar) -> bool:
@@ -180,7 +207,7 @@ def joined(nest: Nest, group: tuple[Axis, ...]) -> Nest:
 
     def view(t: Tensor, k: int) -> Tensor:
         axes = (*t.axes[:k], flat, *t.axes[k + len(group):])
-        return Tensor(t.name, axes, t.dtype, "view", attrs={"base": t})
+        return Tensor(t.name, axes, t.dtype, "view", attrs={"base": base_of(t)})
 
     def change(x: Scalar) -> Scalar | None:
         if x.op == "axis":

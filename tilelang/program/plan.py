@@ -37,6 +37,8 @@ SHORT_LOOP = 64  # a contracted axis of at most so many indices is one tile
 ROWS = {True: 32768, False: 65536}  # the longest row that a block keeps, on a GPU and else
 MOST = {True: 1 << 15, False: 1 << 16}  # elements of a tile of a reduction
 REREAD_ROWS = 4096  # the longest row that is kept although it is read once only
+LONG = 1 << 15  # elements of a row of which those that hang over are few
+WINDOW = 64  # most elements of a window that each thread walks over by itself
 SQUARE = 64  # rows and columns of a tile that is transposed
 LANES = 32  # neighbours in memory that a block reads of each row, where it reduces columns
 IN_FLIGHT = 4  # rows that a thread reads an iteration, where each row of a tile has a result of its own
@@ -267,6 +269,10 @@ def _loops(plan: Plan, target: Target) -> None:
     for a, stages in _reducers(nest).items():
         if a in uses:
             continue
+        short = all(contraction(t) is None and prod(map(guess, t.over)) <= WINDOW for t in stages)
+        if target.is_gpu and short and _is_window(nest, a):
+            uses[a] = AxisUse("serial")  # each thread walks over its own window
+            continue
         most = SHORT_LOOP
         if not any(map(contraction, stages)):
             if _is_last(nest, a):
@@ -306,6 +312,11 @@ def _is_last(nest: Nest, a: Axis) -> bool:
     """Whether the axis is the last index of the largest tensors: its elements are neighbours in memory."""
     reads = {r: prod(guess(x) for x in r.value.axes) for r in nest.global_reads() if a in r.axes and r.args}
     return not reads or any(a in r.args[-1].axes for r, n in reads.items() if n == max(reads.values()))
+
+
+def _is_window(nest: Nest, a: Axis) -> bool:
+    """Whether elements of memory are read at sums of the axis and another one."""
+    return any(a in i.axes and len(i.axes) > 1 for r in nest.global_reads() for i in r.args)
 
 
 # ---- contractions -----------------------------------------------------------------------------------------------------
@@ -512,7 +523,7 @@ def _lanes(plan: Plan, free: list[Axis]) -> bool:
     if _is_last(nest, a):
         if n < 2 * BLOCK or any(r.kind == "serial" for r in uses.values()):
             return False
-        lanes = next((x for x in (1024, 512, 256) if n % x == 0), 1024)  # a row of lanes does not hang over where it can
+        lanes = next((x for x in (1024, 512, 256) if n % x == 0 and n < LONG), 1024)  # no lanes hang over where they are many
         ahead = next((x for x in (IN_FLIGHT, 5, 3, 2) if n % (lanes * x) == 0), IN_FLIGHT)
         threads, again = max(64, lanes // 4), 2 * lanes
         note = f"rows of {a.extent} are read in pieces of {lanes * ahead}; each of {lanes} lanes has a result of its own"
