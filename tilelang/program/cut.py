@@ -38,8 +38,10 @@ EXACT = {"": 1.4, "halves": 10.0, "stored": 8.0, "threads": 16.0}  # times a mul
 SECTOR = {True: 32, False: 64}  # bytes of memory that are read at least, on a GPU and else
 OTHER = {True: 256.0, False: 32.0}  # operations of float32 a cycle and processor, on a GPU and else
 THREADS = 2  # of the CPU's pool at least: a text does not depend on the machine that wrote it
+BY_COLUMN = 64  # threads that compute what each column of an accumulator needs, where its columns are looped over
 RESIDENT, COMPUTING = 4, 2  # blocks whose loads keep a processor's share of the memory busy: without GEMMs, and
 # with GEMMs whose operands threads compute
+INVERSE = 30.0  # operations for an inverse that is neither infinite nor too small
 HEAVIER = 4.0  # times an operation of float32
 COMPUTED = {True: 100.0, False: 32.0}  # multiply-adds of tensor cores that threads take for an element in a loop of GEMMs
 
@@ -292,19 +294,28 @@ class _Cutter:
         stages = set(plan.nest.stages)
         products = {t.body for t in found if t in gemms}
         distinct = {x for e in bodies for x in walk(e) if x.op not in FREE and is_float(x.dtype)} - products
-        others = sum((HEAVIER if x.op in HEAVY else 1.0) * self.count(x.axes) * self.blocks(plan, x.axes) for x in distinct)
+        columns = [(frozenset(c.n), frozenset((*c.m, *t.over))) for t in found if t in gemms
+                   for c in [plan.gemm_of(t)] if c is not None and plan.loops() & frozenset(c.n)]
+
+        def times(axes: frozenset[Axis]) -> float:  # by as many threads as compute it
+            each = BY_COLUMN if any(axes & n and not axes & m for n, m in columns) else 1
+            return self.count(axes) * self.blocks(plan, axes) * each
+
+        inverses = {x.args[1] for x in distinct if x.op == "div" and x.args[1].axes < x.axes and x.args[1].reads}
+        others = sum((HEAVIER if x.op in HEAVY else 1.0) * times(x.axes) for x in distinct)
+        others += INVERSE * sum(times(d.axes) for d in inverses)
         total, beside = 0.0, 0.0
         for t in found:
             axes = frozenset((*t.axes, *t.over))
-            times = self.count(axes) * self.blocks(plan, axes)
+            counted = self.count(axes) * self.blocks(plan, axes)
             c = plan.gemm_of(t)
             if c is None:
-                others += times
+                others += counted
                 if plan.loops() & axes and t.kind in REDUCTIONS and gemms.isdisjoint(self.below([t], stages)):
-                    beside += times * COMPUTED[self.target.is_gpu]
+                    beside += counted * COMPUTED[self.target.is_gpu]
                 continue
             stored = are_halves(c.a) or are_halves(c.b)
-            total += times * EXACT["stored" if stored else exactness(c.a.dtype, self.target)]
+            total += counted * EXACT["stored" if stored else exactness(c.a.dtype, self.target)]
             for f in (c.a, c.b):
                 plain = f.args[0] if f.op == "cast" and is_float(f.args[0].dtype) else f
                 made = self.below([r.value for r in f.reads if r.value in stages], stages)
@@ -316,7 +327,7 @@ class _Cutter:
         """Bytes moved, those that caches serve at a fraction."""
         nest, kept, total = plan.nest, set(plan.nest.stages), 0.0
         seen: dict[Scalar, int] = dict.fromkeys(nest.global_reads(), 0)
-        known: set[Tensor] = set()
+        known: set[tuple[Tensor, tuple[frozenset[Axis], ...]]] = set()
         for p in passes(nest, plan.loops()):
             for r in {r for t in p.stages for r in self.reads_through(t.body, kept) if r.axes & frozenset(p.axes)}:
                 seen[r] += 1
@@ -326,8 +337,9 @@ class _Cutter:
             again = self.blocks(plan, r.axes) * self.count(r.axes) * bits_of(r.value.dtype) / 8 - touched
             touched *= self.wasted(plan, r.args[-1], r.value) if r.args and r.axes & set(nest.axes) else 1
             cached = REREAD * (0.1 if self.target.is_gpu else 0.5)
-            total += (cached if r.value in known else max(1, passed)) * touched + cached * max(0.0, again)
-            known.add(r.value)
+            near = r.value, tuple(frozenset(i.axes) for i in r.args)  # elements beside those of another read
+            total += (cached if near in known else max(1, passed)) * touched + cached * max(0.0, again)
+            known.add(near)
         return total + sum(self.count(t.axes) * bits_of(t.dtype) / 8 * (self.wasted(plan, axis(own[-1]), t) if own else 1)
                            for t, _ in nest.outputs for own in [output_axes(nest, t)])
 

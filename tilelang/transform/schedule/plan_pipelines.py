@@ -226,7 +226,7 @@ class _Planner:
         """The copies that the first thread makes by TMA, beside those of all threads -> their mbarriers."""
         on, given, top = hopper(self.cx), dict(self.launch.plan.layouts), stmts_of(self.launch.body)
         return {i: barriers(f"{b.name}_full", (1,) * int(plan.versions[b].shape[0])) for i in plan.ahead
-                if isinstance(op := items[i].stmt, Copy) and (b := op.dst.buffer) not in given and not (
+                if isinstance(op := items[i].stmt, Copy) and (b := op.dst.buffer) in plan.versions and b not in given and not (
                     tma_unsupported(op, on.strides) or versions_unsupported(b) or unreadable(self.launch, op.src.buffer))
                 } if on.tma and self.launch.threads[1:] == (1, 1) and any(s is loop for s in top) else {}
 
