@@ -106,6 +106,9 @@ class _Cutter:
             if self.total([*groups, g], stored | {g[0]}) < self.total(groups, stored):
                 groups, stored = [*groups, g], stored | {g[0]}
         groups = self.merged(groups, stored)
+        wanted = {t for g in groups for t in self.needs(g, stored)} | set(self.outputs)  # others went with what reads them
+        groups = [g if g[0] in fixed else tuple(t for t in g if t in wanted) or g for g in groups]
+        stored &= {t for g in groups for t in g}
         out = Cut(outputs=tuple(same.get(t, t) for t in self.program.outputs))
         for k, g in enumerate(self.ordered(groups, stored)):
             kernels, _, why = self.plan(g, stored)
