@@ -140,8 +140,8 @@ class _Cutter:
                 return groups
 
     def alike(self, a: tuple[Tensor, ...], b: tuple[Tensor, ...], stored: frozenset[Tensor]) -> bool:
-        shorter, longer = sorted((a[0].shape, b[0].shape), key=len)
-        if "item" in (a[0].kind, b[0].kind) or any(s not in longer for s in shorter if s != 1):
+        shorter, longer = sorted(([s for s in g[0].shape if s != 1] for g in (a, b)), key=len)
+        if "item" in (a[0].kind, b[0].kind) or any(s not in longer for s in shorter):
             return False
         x, y = self.needs(a, stored), self.needs(b, stored)
         return bool(x & y or x & set(b) or y & set(a))
@@ -344,7 +344,7 @@ class _Cutter:
             total += (cached if near in known else max(1, passed)) * touched + cached * max(0.0, again)
             known.add(near)
         return total + sum(self.count(t.axes) * bits_of(t.dtype) / 8 * (self.wasted(plan, axis(own[-1]), t) if own else 1)
-                           for t, _ in nest.outputs for own in [output_axes(nest, t)])
+                           for t, _ in nest.outputs for own in [[a for a in output_axes(nest, t) if a in nest.axes]])
 
     def wasted(self, plan: Plan, last: Scalar, t: Tensor) -> float:
         """Bytes of memory moved for each that is wanted, by tiles of a tensor with such a last index."""

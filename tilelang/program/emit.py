@@ -89,9 +89,9 @@ def store(w: Writer, t: Tensor, e: Scalar) -> None:
     """Writes an output: by T.copy of a tile where the kernel has tiles, else element by element."""
     w.ensure(e)
     places = output_axes(w.plan.nest, t)
-    axes = w.order(places)
+    axes = w.order(tuple(a for a in places if a in w.plan.nest.axes))
     wanted = "int32" if t.dtype == "bool" else wide(t.dtype)
-    place = w.copyable(read(t, tuple(map(axis, places))), axes)
+    place = w.copyable(read(t, tuple(map(axis, places))), axes) if set(places) <= set(w.plan.nest.axes) else None
     source = e.args[0] if e.op == "cast" and e.dtype == t.dtype and e not in w.tiles and is_float(e.dtype) else e
     if w.stages and place is not None and not w.dummy and t.dtype != "bool" and (
             e in w.tiles and w.tiles[e].axes == axes or has_gemm(w)):
@@ -110,7 +110,7 @@ def store(w: Writer, t: Tensor, e: Scalar) -> None:
     w.ready(e)
     w.guarded(e)
     named, text = in_steps(w.printer(), source, w.unused)
-    w.parallel(axes, *named, f"{w.names[t]}[{', '.join(w.indices[a] for a in places) or '()'}] = {stored(t, text)}")
+    w.parallel(axes, *named, f"{w.names[t]}[{', '.join(w.indices.get(a, '0') for a in places) or '()'}] = {stored(t, text)}")
 
 
 def stored(t: Tensor, text: str) -> str:

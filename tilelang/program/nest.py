@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
-from .expr import Axis, Scalar, Tensor, at, axis, reached, read, rewrite
+from .expr import Axis, Scalar, Tensor, at, axis, const, reached, read, rewrite
 from .graph import Dim
 from .rescale import base_two, depends, factors, hoist, multiplied, normal, rescaling
 
@@ -49,16 +49,16 @@ class Nest:
 
 
 def output_axes(nest: Nest, t: Tensor) -> tuple[Axis, ...]:
-    """The nest's axes that are those of an output: its own, or in order, by their extents."""
+    """The nest's axes that are those of an output: its own, or in order, by their extents; its own of one index otherwise."""
     if set(t.axes) <= set(nest.axes):
         return t.axes
     out, left = [], list(nest.axes)
     for a in t.axes:
-        while left and left[0].extent != a.extent:
-            left.pop(0)
-        if not left:
+        k = next((k for k, x in enumerate(left) if x.extent == a.extent), None)
+        if k is None and a.extent != 1:
             raise Unfit("outputs of different shapes")
-        out.append(left.pop(0))
+        out.append(a if k is None else left[k])
+        left = left if k is None else left[k + 1:]
     return tuple(out)
 
 
@@ -72,7 +72,7 @@ def nest_of(outputs: Iterable[Tensor], stored: frozenset[Tensor]) -> Nest:
 
     Raises Unfit where the outputs have no common axes, or one tensor would be needed at places that tiles cannot give.
     """
-    outputs = sorted(outputs, key=lambda t: -len(t.axes))  # loops of the others share the axes of the first
+    outputs = sorted(outputs, key=lambda t: (-sum(a.extent != 1 for a in t.axes), -len(t.axes)))  # loops of the others share the axes of the first
     axes = outputs[0].axes
     names = _free_names(outputs)
     axes = tuple(Axis(next(names), a.extent) for a in axes)
@@ -102,7 +102,7 @@ class _Stages:
         self.made: dict[Any, Scalar] = {}
 
     def store(self, t: Tensor) -> None:
-        places = dict(zip(t.axes, map(axis, output_axes(self.nest, t))))
+        places = {a: axis(x) if x in self.nest.axes else const(0) for a, x in zip(t.axes, output_axes(self.nest, t))}
         if t.kind == "map":
             assert t.body is not None
             self.nest.outputs.append((t, self._ready(self.element(at(t.body, places)))))
