@@ -76,7 +76,8 @@ def test_columns_are_summed_by_neighbours_whatever_else_has_the_axis():
         n = a * r
         return (r * (g - n * (g * n).mean(-1, keepdims=True))).astype(x.dtype), (dy.astype("float32") * n).sum(0)
 
-    first, second, third = kernels(back, ((16384, 2048), "bfloat16"), ((2048,), "bfloat16"), ((16384, 2048), "bfloat16")).values()
+    rows = (16384, 2048), "bfloat16"
+    first, second, third = kernels(back, rows, ((2048,), "bfloat16"), rows).values()
     assert "sum: " in first and "out0: " in first  # one walk gives both
     assert re.search(r"dy\[piece .*, bi \* 256 \+ i\]", second) and "part_sum: " in third
 

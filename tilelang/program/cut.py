@@ -87,7 +87,7 @@ class _Cutter:
         blocks = list(dict.fromkeys(t.attrs["block"] for t in self.made if "block" in t.attrs))
         groups += [tuple(b.results) for b in blocks]
         same = {t: t.body.value for t in self.outputs if t.body is not None and is_copy_of_item(t, t.body)}
-        single = [(t,) for t in (*self.made, *self.outputs) if t.kind != "item" and t not in same]
+        single: list[tuple[Tensor, ...]] = [(t,) for t in (*self.made, *self.outputs) if t.kind != "item" and t not in same]
         groups += single
         stored = frozenset(self.made) | frozenset(self.outputs)
         fixed = {r.value for s in loops for e in s.bodies() for r in e.reads} | {
@@ -300,13 +300,13 @@ class _Cutter:
         columns = [(frozenset(c.n), frozenset((*c.m, *t.over))) for t in found if t in gemms
                    for c in [plan.gemm_of(t)] if c is not None and plan.loops() & frozenset(c.n)]
 
-        def times(axes: frozenset[Axis]) -> float:  # by as many threads as compute it
+        def times(axes: Set[Axis]) -> float:  # by as many threads as compute it
             each = BY_COLUMN if any(axes & n and not axes & m for n, m in columns) else 1
             return self.count(axes) * self.blocks(plan, axes) * each
 
         inverses = {x.args[1] for x in distinct if x.op == "div" and x.args[1].axes < x.axes and x.args[1].reads}
-        others = sum((HEAVIER if x.op in HEAVY else 1.0) * times(x.axes) for x in distinct)
-        others += INVERSE * sum(times(d.axes) for d in inverses)
+        others: float = sum([(HEAVIER if x.op in HEAVY else 1.0) * times(x.axes) for x in distinct])
+        others += INVERSE * sum([times(d.axes) for d in inverses])
         total, beside = 0.0, 0.0
         for t in found:
             axes = frozenset((*t.axes, *t.over))

@@ -93,7 +93,7 @@ def in_halves(nest: Nest, t: Tensor, f: Scalar, other: Scalar, deep: Axis) -> tu
 def reordered(nest: Nest, t: Tensor, c: Contraction) -> Iterator[list[Nest]]:
     """Kernels in which tiles of a GEMM lie side by side in memory: its factors are stored with the axes of tiles last, the
     output is computed with rows and columns last and brought into its order by a kernel of its own; each of both, and both."""
-    def apart(f: Scalar, free: tuple[Axis, ...]) -> bool:  # the last axis is that of another GEMM, and no factor is computed
+    def disjoint(f: Scalar, free: tuple[Axis, ...]) -> bool:  # the last axis is that of another GEMM, and no factor is computed
         last = {r.args[-1] for r in f.reads if r.args}
         return bool(last) and all(i.axes.isdisjoint((*t.over, *free)) for i in last) and all(
             r.value not in nest.stages for r in f.reads)
@@ -101,7 +101,7 @@ def reordered(nest: Nest, t: Tensor, c: Contraction) -> Iterator[list[Nest]]:
     batch = tuple(a for a in nest.axes if a not in (*c.m, *c.n))
     made: dict[Scalar, Tensor] = {}
     for f, free in ((c.a, c.m), (c.b, c.n)):
-        if apart(f, free):
+        if disjoint(f, free):
             axes = tuple(a for a in (*batch, *free, *t.over) if a in f.axes)
             made[f] = Tensor("operand", axes, f.dtype, "map")
     first = [Nest(s.axes, [(s, f.args[0] if f.op == "cast" and f.args[0].dtype == f.dtype else f)]) for f, s in made.items()]

@@ -102,7 +102,7 @@ def store(w: Writer, t: Tensor, e: Scalar) -> None:
     if pieces is not None:
         a, elements = pieces
         size = w.size(a) // len(elements)
-        indices = [", ".join(f"{w.indices[x]} + {k * size}" if x is a and k else w.indices[x] for x in places)
+        indices = [", ".join(f"{w.indices[x]} + {k * size}" if x is a and k else w.indices.get(x, "0") for x in places)
                    for k in range(len(elements))]
         texts = (stored(t, w.printer().text(one)) for one in elements)
         w.parallel(axes, *(f"{w.names[t]}[{i}] = {one}" for i, one in zip(indices, texts)), sizes={a: size})

@@ -72,7 +72,8 @@ def nest_of(outputs: Iterable[Tensor], stored: frozenset[Tensor]) -> Nest:
 
     Raises Unfit where the outputs have no common axes, or one tensor would be needed at places that tiles cannot give.
     """
-    outputs = sorted(outputs, key=lambda t: (-sum(a.extent != 1 for a in t.axes), -len(t.axes)))  # loops of the others share the axes of the first
+    # loops of the others share the axes of the first one
+    outputs = sorted(outputs, key=lambda t: (-sum(a.extent != 1 for a in t.axes), -len(t.axes)))
     axes = outputs[0].axes
     names = _free_names(outputs)
     axes = tuple(Axis(next(names), a.extent) for a in axes)

@@ -315,7 +315,7 @@ def _is_last(nest: Nest, a: Axis) -> bool:
 
 
 def _is_window(nest: Nest, a: Axis) -> bool:
-    """Whether elements of memory are read at sums of the axis and another one."""
+    """Whether an index of memory is the axis plus another one."""
     return any(a in i.axes and len(i.axes) > 1 for r in nest.global_reads() for i in r.args)
 
 
