@@ -28,7 +28,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 import torch  # noqa: E402
 
 from suite.client_attention import ClientAttention  # noqa: E402
-from tilelang.library import chunk_scan, chunk_state, gated_delta, kda, linear_attention, mamba2  # noqa: E402
+from tilelang.library import chunk_scan, chunk_state, gated_delta, kda, linear_attention, mamba2, retention  # noqa: E402
 
 MEMORY = 4.0e12
 Tensors = list[torch.Tensor]
@@ -106,6 +106,17 @@ def decaying(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Ten
     return torch.stack(outs)
 
 
+def state_space(x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+                d: torch.Tensor) -> torch.Tensor:
+    """The outputs of mamba2 with one group."""
+    return decaying(*(z.expand(-1, x.shape[1], -1) for z in (c, b)), x * dt[..., None], a * dt) + x * d[:, None]
+
+
+def retained(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_gamma: torch.Tensor) -> torch.Tensor:
+    """The outputs of retention."""
+    return decaying(q, k, v, log_gamma.expand(q.shape[:2])) * q.shape[-1]**-0.5
+
+
 def first(call: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given: call(*given)[0]
 
@@ -123,8 +134,11 @@ for backward in (False, True):
         lambda draw: delta(draw, 1, 8192, 32, False)[:4], linear_attention, decaying, backward=backward)
 for batch, seq in ((1, 8192), (8, 2048)):
     made = lambda draw, b=batch, s=seq: mamba(draw, b, s)  # noqa: E731
-    CASES[f"mamba2 {batch}x{seq}"] = Case(made, first(mamba2))
-    CASES[f"mamba2 {batch}x{seq} with gradients"] = Case(made, first(mamba2), backward=True)
+    CASES[f"mamba2 {batch}x{seq}"] = Case(made, first(mamba2), state_space)
+    CASES[f"mamba2 {batch}x{seq} with gradients"] = Case(made, first(mamba2), state_space, backward=True)
+for backward in (False, True):
+    made = lambda draw: [*(draw(1, 4096, 8, 256).bfloat16() for _ in range(3)), -draw(8, uniform=True) * 0.1 - 0.01]  # noqa: E731
+    CASES["retention 1x4096x8" + " with gradients" * backward] = Case(made, first(retention), retained, backward=backward)
 for batch, seq, scan, state in [(1, 1024, 31, 12), (1, 2048, 53, 21), (1, 8192, 179, 62), (64, 1024, 1428, 447),
                                 (64, 2048, 2845, 935), (64, 8192, 11402, 3732)]:
     made = lambda draw, b=batch, s=seq: ssm(draw, b, s)  # noqa: E731
@@ -177,11 +191,12 @@ def error(c: Case, given: Tensors) -> float | None:
     if not c.backward:
         pairs = [(c.call(*entry)[0], c.want(*exact))]
     else:  # a shorter sequence: the graph of the recurrence keeps its states
-        entry, exact = [x[:, :512].contiguous().requires_grad_() for x in entry], [x[:512].requires_grad_() for x in exact]
+        entry = [(x[:, :512] if x.ndim > 1 else x).contiguous().requires_grad_() for x in entry]
+        exact = [(y[:512] if x.ndim > 1 else y).requires_grad_() for x, y in zip(entry, exact)]
         out, want = c.call(*entry), c.want(*exact)
         grad = torch.randn_like(out)
         found = torch.autograd.grad(out, entry, grad), torch.autograd.grad(want, exact, grad[0].double())
-        pairs = [(got[0], wanted) for got, wanted in zip(*found)]
+        pairs = [(got[0] if got.ndim > 1 else got, wanted) for got, wanted in zip(*found)]
     return max(float((got.double() - wanted).norm() / wanted.norm()) for got, wanted in pairs)
 
 
