@@ -7,7 +7,7 @@ import pytest
 from tilelang.ir import Var, convert, dtype, substitute
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.tile_order import rasterisation_rows, tile_order
-from tilelang.transform.schedule.persistent import TilePartition, schedule_tiles
+from tilelang.transform.schedule.persistent import OpenPartition, TilePartition, schedule_tiles
 
 
 def value(e, **values):
@@ -31,6 +31,36 @@ def test_every_tile_once_and_as_planned(rows, columns, width, blocks):
     assert sorted(seen) == sorted(itertools.product(range(rows), range(columns)))
     lengths = [rows - r for r in range(rows)]
     assert deal.unevenness(lengths) == pytest.approx(max(work) * blocks / sum(work))
+
+
+def open_tiles(rows, columns, most, blocks):
+    """The tiles of each block that a grid's kernel for any sizes computes."""
+    sizes = [Var(name, dtype("int32")) for name in ("grid_x", "grid_y", "most")]
+    deal, before = OpenPartition.of((sizes[0], sizes[1]), sizes[2], blocks, BLOCK)
+    own, *place = deal.place(INDEX)
+    env = dict(zip(sizes, (rows, columns, most)))
+    for b in range(min(blocks, rows * columns)):
+        env[BLOCK] = b
+        for x in before:
+            env[x.var] = int(evaluate(x.value, env))
+        mine = []
+        for i in range(int(evaluate(deal.count, env))):
+            env[INDEX] = i
+            for x in own:
+                env[x.var] = int(evaluate(x.value, env))
+            mine.append(tuple(int(evaluate(e, env)) for e in place))
+        yield mine
+
+
+@pytest.mark.parametrize("rows, columns, most, blocks", [
+    (24, 64, 21, 132), (32, 24, 10, 44), (5, 7, 7, 3), (5, 7, 2, 3), (6, 9, 4, 5), (4, 4, 4, 5), (9, 1, 1, 4), (3, 10, 1, 4),
+    (8, 3, 2, 16), (1, 1, 1, 132), (40, 7, 3, 132), (2, 200, 16, 132)])
+def test_sizes_of_a_call_deal_out_every_tile_once(rows, columns, most, blocks):
+    mine = list(open_tiles(rows, columns, most, blocks))
+    assert sorted(x for m in mine for x in m) == sorted(itertools.product(range(rows), range(columns))) and all(mine)
+    if rows > 20:
+        work = [sum(rows - r + 1.5 for r, _ in m) for m in mine]
+        assert max(work) * len(work) / sum(work) < 1.035
 
 
 @pytest.mark.parametrize("rows, columns, width", [(64, 64, 8), (32, 32, 32), (32, 32, 16), (128, 16, 4), (64, 40, 8),

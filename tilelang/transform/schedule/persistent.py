@@ -197,6 +197,77 @@ def schedule_tiles(lengths: Sequence[float], columns: int, blocks: int, width: i
 
 
 @record
+class OpenPartition:
+    """A partition like TilePartition, of a grid whose size each call gives.
+
+    Blocks of every second group come in the opposite order, so that what one group gives a block too much, the next one takes
+    off: it is as even as the best of all widths (1.00 to 1.03 of the average for causal attention of 1,000 to 16,000 queries).
+    All numbers are int32, not negative; quotients are unsigned.
+    """
+
+    rows: Var
+    columns: Var
+    width: Var
+    full: Var  # groups of full width
+    blocks: int
+    block: Expr
+    each: tuple[Var, Var]  # tiles of the block in a group, and in the next one
+
+    @staticmethod
+    def of(grid: tuple[Expr, Expr], most: Expr, blocks: int, block: Expr) -> tuple[OpenPartition, list[Bind]]:
+        """The partition of (rows, columns) in groups of at most `most` columns, or as many as blocks need; bindings of what is
+        the same for all tiles of a block."""
+        rows, columns = (_bound(name, n) for name, n in zip(("rows", "columns"), grid))
+        r, c = rows.var, columns.var
+        most_columns = _bound("most_columns", binary("min", most, c))
+        groups = _bound("groups", _quotient(c + (most_columns.var - 1), most_columns.var))
+        even = _quotient(c + (groups.var - 1), groups.var)
+        width = _bound("width", binary("min", c, binary("max", even, _quotient(r + (blocks - 1), r))))
+        full, whole = _bound("full", _quotient(c, width.var)), _bound("tiles", r * width.var)
+        passes = _bound("passes", _quotient(whole.var, const(blocks)))
+        each = [_bound(name, _in_passes(place, whole.var, passes.var, blocks))
+                for name, place in (("each", block), ("each_next", (blocks - 1) - block))]
+        made = OpenPartition(r, c, width.var, full.var, blocks, block, (each[0].var, each[1].var))
+        return made, [rows, columns, most_columns, groups, width, full, whole, passes, *each]
+
+    @property
+    def count(self) -> Expr:
+        """How many tiles the block computes."""
+        rest = self.rows * (self.columns - self.full * self.width)
+        last = _in_passes(_mirrored(self.full, self.block, self.blocks), rest, _quotient(rest, const(self.blocks)), self.blocks)
+        return self.each[0] * ((self.full + 1) >> 1) + self.each[1] * (self.full >> 1) + last
+
+    def place(self, index: Expr) -> tuple[list[Bind], Expr, Expr]:
+        """(bindings, row, column) of tile number `index` of the block."""
+        both = self.each[0] + self.each[1]
+        pair = _bound("pair", _quotient(index, both))
+        inside = _bound("in_pair", index - pair.var * both)
+        late = _bound("late", cast(binary("ge", inside.var, self.each[0]), "int32"))
+        first = _bound("first_column", (pair.var * 2 + late.var) * self.width)
+        wave = _bound("wave", inside.var - late.var * self.each[0])
+        tile = _bound("in_group", wave.var * self.blocks + _mirrored(wave.var + late.var, self.block, self.blocks))
+        width = _bound("group_width", binary("max", const(1), binary("min", self.width, self.columns - first.var)))
+        row = _bound("row_of_tiles", binary("min", _quotient(tile.var, width.var), self.rows - 1))
+        beside = binary("min", first.var + (tile.var - row.var * width.var), self.columns - 1)
+        return [pair, inside, late, first, wave, tile, width, row], row.var, beside
+
+
+def _in_passes(place: Expr, tiles: Expr, full: Expr, blocks: int) -> Expr:
+    """How many of these tiles the block at a place gets, in so many full passes of alternating direction and one more."""
+    return full + cast(binary("lt", _mirrored(full, place, blocks), tiles - full * blocks), "int32")
+
+
+def _mirrored(number: Expr, place: Expr, blocks: int) -> Expr:
+    """A place, counted from the other end where a number is odd."""
+    return Select(binary("eq", number % 2, const(1, "int32")), (blocks - 1) - place, place, place.dtype, False)
+
+
+def _quotient(a: Expr, b: Expr) -> Expr:
+    """The quotient of two int32 that are not negative."""
+    return cast(cast(a, "uint32") // cast(b, "uint32"), "int32")
+
+
+@record
 class Work:
     """The properties that decide the tile order and the clusters of a launch.
 
@@ -217,9 +288,9 @@ class Tiles:
     """The tile scheduler of a launch: how its tiles are distributed over fewer blocks.
 
     grid: number of blocks.  block: index of a block.  index, count: variable and extent of the loop over a block's tiles.
-    binds: the launch's block variables, in terms of them.  cluster_map: set if blocks n c .. n c + n - 1 are a cluster of n
-    blocks that computes neighbouring tiles at the same time.  inside: whether a block's tile lies in the launch's grid,
-    if the grid is not a multiple of the cluster.  once: a block has one tile.
+    before: bindings in front of that loop.  binds: the launch's block variables, in terms of them.  cluster_map: set if blocks
+    n c .. n c + n - 1 are a cluster of n blocks that computes neighbouring tiles at the same time.  inside: whether a block's
+    tile lies in the launch's grid, if the grid is not a multiple of the cluster.  once: a block has one tile.
     """
 
     grid: Expr
@@ -231,6 +302,7 @@ class Tiles:
     cluster_map: ClusterMap | None = None
     inside: Expr | None = None
     once: bool = False
+    before: tuple[Bind, ...] = ()
 
     def loop(self, *body: Stmt) -> For:
         """The loop over all tiles of a block."""
@@ -276,8 +348,9 @@ def plan_tiles(launch: Launch, work: Work, cx: PassContext, alone: bool = True, 
         binds = [_bound("team", block // cluster), _bound("rank", block % cluster)]
         first = binds[0].var
     if spans is None and (divided := _partitioned(launch, work, blocks, block, index)) is not None:
-        return Tiles(clusters, block, index, divided[0], tuple(divided[1]),
-                     f"persistent: {blocks} blocks, tiles longest first, in serpentine order{refused}")
+        before, count, own = divided
+        return Tiles(clusters, block, index, count, tuple(own),
+                     f"persistent: {blocks} blocks, tiles longest first, in serpentine order{refused}", before=tuple(before))
     t = Var("tile", dtype("int32"))
     # With one tile a block, the tile number must not use the loop variable: place_sync would count iterations by it.
     binds.append(Bind(t, first if why else binary("min", first + index * clusters, total - 1)))
@@ -458,28 +531,37 @@ def _rasterisation_panels(launch: Launch, t: Expr, panel_size: int, how: str) ->
     return out + split_index(launch, rest.var, [k for k in range(len(launch.grid)) if k not in (across, along)])
 
 
-def _partitioned(launch: Launch, work: Work, blocks: int, block: Var, index: Var) -> tuple[Expr, list[Bind]] | None:
-    """(number of tiles of a block, the block variables of its tile number `index`) by a partition of tiles of unequal length;
-    None if the grid is not known or does not suit."""
+def _partitioned(launch: Launch, work: Work, blocks: int, block: Var,
+                 index: Var) -> tuple[list[Bind], Expr, list[Bind]] | None:
+    """(bindings in front of the loop, number of tiles of a block, the block variables of its tile number `index`) by a
+    partition of tiles of unequal length; None if that does not suit."""
     slope = None if launch.plan.swizzle else _slope(launch, work)
-    group = None if slope is None else _heads(launch, work, slope)
-    if slope is None or group is None:
+    if slope is None:
         return None
-    v, sizes = work.block_vars[slope.dim], [int(convert(g).value) for g in launch.grid]  # type: ignore[attr-defined]
-    lengths = [_sampled(work.extent, work.block_vars, {v: row}) for row in range(sizes[slope.dim])]
-    known = [x + TILE_START for x in (reversed(lengths) if slope.up else lengths) if x is not None]
-    columns = prod(n for k, n in enumerate(sizes) if k != slope.dim)
-    found = schedule_tiles(known, columns, blocks, group) if len(known) == len(lengths) else None
-    if found is None:
-        return None
-    row, column = found.place(block, index)
+    group, others = _heads(launch, work, slope), [k for k in range(len(launch.grid)) if k != slope.dim]
+    v, grid = work.block_vars[slope.dim], [convert(g) for g in launch.grid]
+    before: list[Bind] = []
+    own: list[Bind] = []
+    if isinstance(group, int):
+        sizes = [int(g.value) for g in grid]  # type: ignore[attr-defined]
+        lengths = [_sampled(work.extent, work.block_vars, {v: row}) for row in range(sizes[slope.dim])]
+        known = [x + TILE_START for x in (reversed(lengths) if slope.up else lengths) if x is not None]
+        columns = prod(sizes[k] for k in others)
+        found = schedule_tiles(known, columns, blocks, group) if len(known) == len(lengths) else None
+        if found is None:
+            return None
+        (row, column), count = found.place(block, index), found.count(block)
+        column = binary("min", column, const(columns) - 1)
+    else:
+        parts, before = OpenPartition.of((grid[slope.dim], _multiplied([grid[k] for k in others])), group, blocks, block)
+        own, row, column = parts.place(index)
+        count = parts.count
     first = _bound("row", row)
-    out = [first, Bind(launch.block_vars[slope.dim], slope.index(launch, first.var))]
-    others = [k for k in range(len(launch.grid)) if k != slope.dim]
+    own += [first, Bind(launch.block_vars[slope.dim], slope.index(launch, first.var))]
     if others:
-        place = _bound("column", binary("min", column, const(columns) - 1))
-        out += [place, *split_index(launch, place.var, others)]
-    return found.count(block), out
+        place = _bound("column", column)
+        own += [place, *split_index(launch, place.var, others)]
+    return before, count, own
 
 
 @record
@@ -516,19 +598,22 @@ def longest_first(launch: Launch, work: Work) -> Launch:
         return launch
     v, order = launch.block_vars[slope.dim], [*range(len(launch.grid))]
     heads, sizes = _heads(launch, work, slope), [g.value for g in map(convert, launch.grid) if isinstance(g, Const)]
-    if heads is not None and sizes[slope.dim] <= MAX_GRID[1]:
+    if isinstance(heads, int) and sizes[slope.dim] <= MAX_GRID[1]:
         at = max(k for k in range(slope.dim, len(order)) if k == slope.dim or prod(sizes[:k + 1]) <= heads * sizes[slope.dim])
         order.insert(at, order.pop(slope.dim))
     return replace(launch, grid=tuple(launch.grid[k] for k in order), block_vars=tuple(  # type: ignore[no-any-return]
         launch.block_vars[k] for k in order), body=substitute(launch.body, {v: slope.index(launch, v)}))
 
 
-def _heads(launch: Launch, work: Work, slope: _Slope) -> int | None:
-    """How many tiles that differ in the other dimensions fit L2 with what they load; None if that is not known."""
-    if not all(isinstance(convert(g), Const) for g in launch.grid):
-        return None
+def _heads(launch: Launch, work: Work, slope: _Slope) -> int | Expr:
+    """How many tiles that differ in the other dimensions fit L2 with what they load."""
     v = work.block_vars[slope.dim]
-    return max(1, round(L2_FRACTION / max(1, slope.longest * sum(b for b, at in work.loads if not _names(at, v)))))
+    each = sum(b for b, at in work.loads if not _names(at, v))
+    if all(isinstance(convert(g), Const) for g in launch.grid):
+        return max(1, round(L2_FRACTION / max(1, slope.longest * each)))
+    last = convert(launch.grid[slope.dim]) - 1 if slope.up else const(0)
+    longest = binary("max", const(1), substitute(work.extent, {v: last}))
+    return binary("max", const(1), _quotient(const(L2_FRACTION // max(1, each)), longest))
 
 
 def _sampled(e: Any, block_vars: tuple[Var, ...], values: dict[Var, int]) -> int | None:

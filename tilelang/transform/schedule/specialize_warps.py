@@ -187,8 +187,9 @@ class _WarpRoles(WarpRoleLoop):
                                          {w.copies[0].dst.buffer for w in whole}), *done, *ending,
                      *(x for w in whole if w.late for x in w.release(self))]
         if tiles is not None and steps is not None:
-            loading, computing = ([*steps.begin, tiles.loop(*(taken.begin(code is loading) if taken else ()), *steps.bind,
-                                                            *binds, *code, *steps.advance)] for code in (loading, computing))
+            loading, computing = ([*steps.begin, *tiles.before, tiles.loop(
+                *(taken.begin(code is loading) if taken else ()), *steps.bind, *binds, *code, *steps.advance)]
+                for code in (loading, computing))
             loading, binds = rename(loading), []
         end = do("cluster_wait" if parting else "cluster_sync") if cluster else None
         allocs, made = [s for s in common if isinstance(s, Alloc)], [b for w in whole for b in (w.full, w.empty)]

@@ -9,8 +9,8 @@ from math import gcd, lcm, prod
 from typing import Any, TypeVar
 
 from tilelang.ir import (AddressOf, Alloc, Binary, Bind, Break, Buffer, Call, Const, Continue, Evaluate, Expr, For, If, Launch,
-                         Load, Node, Select, Seq, Stmt, Store, Var, While, children, contains, convert, leaves, substitute,
-                         walk, BARRIER, LOCAL, VARIABLE, SHARED)
+                         Load, Node, Select, Seq, Stmt, Store, Var, While, children, contains, convert, leaves, walk, BARRIER,
+                         LOCAL, VARIABLE, SHARED)
 from tilelang.ir.evaluate import evaluate
 from tilelang.target.tensor_map import tensor_maps_of
 
@@ -274,12 +274,15 @@ class Plan:
     def phases(self) -> list[tuple[int, set[Var], int]]:
         """The small moduli, as in `moduli`, that select an mbarrier or its phase, by names too."""
         made = {x.var: x.value for x in self.of(Bind)}
-        found = [a for x in self.of(Call) if x.op.startswith("mbarrier") for a in x.args]
-        for k, e in enumerate(found):
-            while names := {v: made[v] for v in walk(e, Var) if v in made}:
-                e = substitute(e, names)
-            found[k] = e
-        return _moduli([x for e in found for x in walk(e, Binary)])
+        nodes: dict[int, Binary] = {}
+        open_, names = [a for x in self.of(Call) if x.op.startswith("mbarrier") for a in x.args], set[Var]()
+        while open_:
+            e = open_.pop()
+            nodes.update((id(x), x) for x in walk(e, Binary))
+            new = {v for v in walk(e, Var) if v in made} - names
+            names |= new
+            open_ += [made[v] for v in new]
+        return _moduli(list(nodes.values()), made)
 
     @_once
     def leaves(self, s: Stmt) -> bool:
@@ -322,18 +325,26 @@ def _only_reads(s: Stmt) -> bool:
                    and x.op != "ldmatrix" and any(isinstance(a, AddressOf) for a in x.args) for x in walk(s))
 
 
-def _moduli(nodes: list[Binary]) -> list[tuple[int, set[Var], int]]:
-    return [(int(x.b.value), {y for y in walk(x.a, Var)}, _divided(x.a)) for x in nodes
+def _moduli(nodes: list[Binary], made: dict[Var, Expr] | None = None) -> list[tuple[int, set[Var], int]]:
+    """(modulus, names in what it divides, their divisor) of nodes.  made: what stands for names, whose own names count then."""
+    known: dict[Var, tuple[set[Var], int]] = {}
+
+    def below(e: Node) -> tuple[set[Var], int]:
+        """The names in an index, and the factor by which it is divided: 8 for (k // 4 + 1) // 2."""
+        if isinstance(e, Var):
+            value = None if made is None else made.get(e)
+            if e not in known:
+                known[e] = ({e}, 1) if value is None else below(value)
+            return known[e]
+        found = [below(x) for x in children(e)]
+        inside = lcm(1, *(d for _, d in found))
+        if isinstance(e, Binary) and e.op in ("floordiv", "truncdiv") and isinstance(e.b, Const):
+            inside *= max(1, int(e.b.value))
+        return {v for names, _ in found for v in names}, inside
+
+    return [(int(x.b.value), *below(x.a)) for x in nodes
             if x.op in ("floormod", "truncmod") and isinstance(x.b, Const) and isinstance(x.b.value, int)
             and 0 < x.b.value <= 64]
-
-
-def _divided(e: Node) -> int:
-    """The factor by which an index is divided: 8 for (k // 4 + 1) // 2."""
-    inside = lcm(1, *map(_divided, children(e)))
-    if isinstance(e, Binary) and e.op in ("floordiv", "truncdiv") and isinstance(e.b, Const):
-        return inside * max(1, int(e.b.value))
-    return inside
 
 
 def follows(nodes: list[Node]) -> bool:
