@@ -180,7 +180,7 @@ def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any]
     keys, queries = backward_tiles(machine, p, deterministic, functions.block)
     plain = AttentionForm(p.sizes, fixed.strides, p.layout, p.dtype, p.mask, keys, p.with_lse, p.scale, drop=p.drop)
     copied = [*p.copied, *(s is None for s in found)]
-    return fitted(BackwardForm(plain, gradient, queries if deterministic else None, functions), machine, at), copied
+    return fitted(BackwardForm(plain, gradient, queries if deterministic else None, functions), machine, at, p.dynamic), copied
 
 
 def any_lengths(f: BackwardForm, p: AttentionProblem) -> BackwardForm:
@@ -189,9 +189,9 @@ def any_lengths(f: BackwardForm, p: AttentionProblem) -> BackwardForm:
     return replace(f, plain=plain, steps=steps.strides[3], stored=-1 if f.stored else 0, functions=f.functions.opened)
 
 
-def fitted(f: BackwardForm, machine: Machine, at: Place) -> BackwardForm:
+def fitted(f: BackwardForm, machine: Machine, at: Place, opened: bool = False) -> BackwardForm:
     """The form with what fits the registers of a machine in registers, and the gradients of scores in memory where that takes
-    less time."""
+    less time. opened: as stored_form takes it."""
     if machine.kind != "wgmma" or f.dtype == "float32":
         return f
     f = replace(f, held=_held(f.plain.tile, f.sizes.dim + f.sizes.dim_v))
@@ -201,10 +201,10 @@ def fitted(f: BackwardForm, machine: Machine, at: Place) -> BackwardForm:
     if tile.keys < 128:
         found = _tile(machine, f.sizes, f.dtype, f.functions.block or (128, 128), f.sizes.dim_v)
         tile = Tile(min(64, found.keys), found.rows, found.stages, found.threads)
-        lean = stored_form(replace(f, plain=replace(f.plain, tile=tile), lean=True), sms)
+        lean = stored_form(replace(f, plain=replace(f.plain, tile=tile), lean=True), sms, opened)
         if (tile.keys, tile.rows) == (128, 64) and lean.stored:
             return lean
-    return stored_form(f, sms)
+    return stored_form(f, sms, opened)
 
 
 def _held(tile: Tile, columns: int) -> bool:
@@ -213,9 +213,10 @@ def _held(tile: Tile, columns: int) -> bool:
     return used <= consumer_registers(tile.threads // GROUP)
 
 
-def stored_form(f: BackwardForm, sms: int) -> BackwardForm:
+def stored_form(f: BackwardForm, sms: int, opened: bool = False) -> BackwardForm:
     """The form in which blocks of keys store the gradients of scores, or `f` where there is no room for them, or where scores
-    of few columns take less time than these gradients in memory.
+    of few columns take less time than these gradients in memory. opened: for a kernel of any lengths, which is the same with
+    few blocks and with many.
 
     A call takes as many pairs of a batch and a kv head as fit STORED bytes, of the numbers that divide all pairs, but fewer
     where that leaves fewer SMs without a block at the end.
@@ -225,14 +226,14 @@ def stored_form(f: BackwardForm, sms: int) -> BackwardForm:
     each = 2 * f.plain.group * blocks * tile.keys * ceil(z.seq_q / 256) * 256
     fits = [(pairs // n * ceil(n * blocks / sms), -n) for n in range(1, pairs + 1) if pairs % n == 0 and n * each <= STORED]
     waves, n = min(fits, default=(0, 0))
-    one_wave = f.plain.mask != Mask() and -n < pairs and -n * blocks < ROUGHLY_TWO * sms  # as long as its longest block
+    one_wave = not opened and f.plain.mask != Mask() and -n < pairs and -n * blocks < ROUGHLY_TWO * sms  # as long as its longest block
     taken = z.dim + z.dim_v >= STORED_COLUMNS and z.seq_q <= STORED_QUERIES and not one_wave
     if not taken or not fits or waves > 1.2 * pairs * blocks / sms + 1:
         return f
     mask = f.plain.mask
     narrow = mask.left is not None and mask.right is not None and mask.left + mask.right < WIDE  # stored for whole blocks
     tall = (z.dim <= 192 and f.functions.block is None and not narrow
-            and -n * f.plain.group * z.seq_q >= 256 * ROUGHLY_TWO * sms)
+            and (opened or -n * f.plain.group * z.seq_q >= 256 * ROUGHLY_TWO * sms))
     rows = 256 if tall else 128
     return replace(f, query=Tile(rows, 64, min(4, STAGED // (128 * (rows + z.dim))), 256), stored=-n)
 

@@ -10,13 +10,13 @@ from tilelang.jit import JITKernel
 
 from ..place import Place
 from .decode_kernels import decode_attention
-from .form import FACTS, AttentionForm, DecodeForm, ScoreFunctions, Tile
+from .form import FACTS, AttentionForm, DecodeForm, ScoreFunctions, Tile, WorkPartition
 from .inputs import UNIT, fast_kernel, unit_of
 from .kernels import dense_attention
 from .packed_kernels import packed_attention
 from .problem import AttentionProblem, Sizes
 from .split_kv_kernels import split_kv_attention
-from .tile_cost import Machine, attention_tile, estimate, near_tiles, open_tile
+from .tile_cost import Machine, attention_tile, estimate, near_tiles, open_splits, open_tile
 
 Workspace = tuple[tuple[tuple[int, ...], str], ...]  # (shape, element type) of each workspace tensor
 
@@ -28,16 +28,31 @@ def plan_attention(p: AttentionProblem, machine: Machine, tile: Tile | None = No
     """
     if p.empty:
         return None, ()
-    if p.opened and not p.extras and estimate(machine, p.sizes, p.mask, attention_tile(machine, p.sizes, p.mask))[1]:
-        p = replace(p, dynamic=False, opened=False)  # blocks that divide keys take a tenth off and more, for fixed sizes alone
-    tile = tile or (open_tile if p.opened else attention_tile)(machine, model_sizes(p), p.mask)
     if p.packed or p.dynamic:
-        tiles = (p.sizes.seq_q // tile.rows + p.sizes.batch) * p.sizes.heads
-        return any_sizes(p, tile), (((tiles, FACTS), "int32"),) if p.packed else ()
+        return _open_plan(p, machine, tile)
+    tile = tile or attention_tile(machine, p.sizes, p.mask)
     partition = None if p.extras else estimate(machine, p.sizes, p.mask, tile)[1]
     form = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, p.mask, tile, p.with_lse, p.scale, partition, p.sinks, p.drop)
     shapes = () if partition is None else ((partition.splits, tile.rows, p.sizes.dim_v), (partition.splits, tile.rows))
     return form, tuple((s, "float32") for s in shapes)
+
+
+def _open_plan(p: AttentionProblem, machine: Machine, tile: Tile | None) -> tuple[AttentionForm, Workspace]:
+    """The plan of a kernel for any lengths. Its tiles are the same for all of them; packed sequences that come first have those
+    of their mean length."""
+    z = model_sizes(p)
+    divided = None if p.packed or p.extras or tile else open_splits(machine, z, p.mask)
+    if divided is not None:
+        tile, splits = divided
+        count = -(-z.seq_q // tile.rows) * z.heads * z.batch
+        partition = WorkPartition(0, None, None, 1, machine.sms)
+        return (replace(any_sizes(p, tile), partition=partition),
+                tuple((s, "float32") for s in ((count * splits, tile.rows, z.dim_v), (count * splits, tile.rows))))
+    if tile is None:
+        first = p.packed and not p.dynamic
+        tile = attention_tile(machine, z, p.mask) if first else open_tile(machine, (z.dim, z.dim_v), p.mask)
+    tiles = (p.sizes.seq_q // tile.rows + p.sizes.batch) * p.sizes.heads
+    return any_sizes(p, tile), (((tiles, FACTS), "int32"),) if p.packed else ()
 
 
 def tiles_to_time(problem: AttentionProblem, machine: Machine, most: int) -> list[Tile]:
@@ -70,7 +85,9 @@ def any_sizes(p: AttentionProblem, tile: Tile) -> AttentionForm:
 
 def attention_kernel(f: AttentionForm, at: Place) -> JITKernel:
     """The compiled kernel of a form. Sizes and strides that are None in it are given by each call."""
-    return fast_kernel(at, _attention, f, at.target.limits.sm_count if at.target.has_wgmma else 1)
+    # Splits for any lengths run at once: a persistent loop would have one tile.
+    several = None if f.partition is None or isinstance(f.partition.rest, int) else False
+    return fast_kernel(at, _attention, f, at.target.limits.sm_count if at.target.has_wgmma else 1, persistent=several)
 
 
 def decode_kernel(f: DecodeForm, at: Place) -> JITKernel:
@@ -93,8 +110,12 @@ def _attention(f: AttentionForm, sms: int) -> Any:
 
 def symbolic(f: AttentionForm) -> AttentionForm:
     """The form with symbols in place of the sizes and strides that are None."""
-    sizes = Sizes(*(T.dynamic(name) if n is None else n for name, n in zip(Sizes._fields, f.sizes)))
-    return replace(f, sizes=sizes, strides=tuple(symbolic_strides(name, s) for name, s in zip("qkvo", f.strides)))
+    sizes, partition = Sizes(*(T.dynamic(name) if n is None else n for name, n in zip(Sizes._fields, f.sizes))), f.partition
+    if partition is not None and partition.rest is None:
+        rest = T.ceildiv(sizes.seq_q, f.tile.rows) * sizes.heads * sizes.batch
+        partition = partition._replace(rest=rest, steps=T.dynamic("splits"))
+    return replace(f, sizes=sizes, partition=partition,
+                   strides=tuple(symbolic_strides(name, s) for name, s in zip("qkvo", f.strides)))
 
 
 def symbolic_functions(f: ScoreFunctions) -> ScoreFunctions:

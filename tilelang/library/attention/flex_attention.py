@@ -243,9 +243,9 @@ def _prepare(qkv: tuple[Any, Any, Any], read: tuple[Any, ...], uses: tuple[tuple
     # In place of the mask's lists, and of tensors that are not given.
     no_lists, *unused = empty(q, (1, 1, 1, 1), "int32"), *[empty(q, (1,), "float32")] * (MOST_TENSORS - len(read))
     block = None if mask is None else mask.block
-    tile = flex_tile(machine_of(at.target, at.sms, p.dtype).kind, p, block)
     functions = functions_of(score_mod, mask, None if mask is None else (mask.blocks, no_lists), read, uses)
-    p = opened(p, at, "flex", tile, *functions.family)
+    p = opened(p, at, "flex", *functions.family)
+    tile = flex_tile(machine_of(at.target, at.sms, p.dtype).kind, p, block)
     plain = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, Mask(), tile, p.with_lse, p.scale)
     form = FlexForm(any_sizes(p, tile), functions.opened) if p.opened else FlexForm(plain, functions)
     # No fast math: its tanh is too coarse for a softcap, and functions of scores have shorter forms of their own.
@@ -289,10 +289,10 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 
 def flex_tile(kind: str, p: AttentionProblem, block: tuple[int, int] | None) -> Tile:
-    """The tile: it divides a block of the mask."""
+    """The tile: it divides a block of the mask. A kernel for any lengths has that of many queries."""
     rows, keys = block or (128, 128)
     wide = max(p.sizes.dim, p.sizes.dim_v) > 128
-    if kind == "wgmma" and rows % 128 == 0 and p.sizes.seq_q > 64:
+    if kind == "wgmma" and rows % 128 == 0 and (p.opened or p.sizes.seq_q > 64):
         return Tile(128, 64 if wide or keys % 128 else 128, 2, 256)
     return Tile(64, 64, 1 if wide else 2, 128)
 

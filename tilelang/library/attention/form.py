@@ -31,24 +31,27 @@ class WorkPartition(NamedTuple):
     """How blocks divide tiles of queries by keys.
 
     whole: number of first tiles, each computed by one block. rest: number of tiles behind them, each of `steps` tiles of keys;
-    every block takes `per_block` of these steps. sms: blocks that run at the same time.
+    every block takes `per_block` of these steps. sms: blocks that run at the same time. rest and steps of a kernel for any
+    lengths are None until the kernel's symbols take their place; per_block is 1 then.
     """
 
     whole: int
-    rest: int
-    steps: int
+    rest: Any
+    steps: Any
     per_block: int
     sms: int
 
     @property
     def cross(self) -> bool:
         """Whether some blocks have splits of two tiles."""
-        return self.rest > 1 and self.steps % self.per_block != 0
+        return self.per_block > 1 and self.rest > 1 and self.steps % self.per_block != 0
 
     @property
-    def splits(self) -> int:
+    def splits(self) -> Any:
         """Number of splits in the workspace: first the blocks' first splits, then their second ones. Some places stay unused.
         """
+        if self.per_block == 1:
+            return self.rest * self.steps
         taking = -(-self.rest * self.steps // self.per_block)
         return self.sms + taking if self.cross else taking
 

@@ -83,9 +83,9 @@ def _forward(q: Any, k: Any, v: Any, *rest: Any) -> None:
     if answer is None:
         trace, mask, read, functions, description = _called(tuple(arrays), number)
         at, p = flex_problem((q, k, v), read, mask, target, scale=scale, layout=layout, with_lse=False)
+        p = opened(p, at, "online", description, *functions.family)
         tile = flex_tile(machine_of(at.target, at.sms, p.dtype).kind, p, functions.block)
         plain = AttentionForm(p.sizes, p.strides, p.layout, p.dtype, Mask(), tile, False, p.scale)
-        p = opened(p, at, "online", tile, description, *functions.family)
         both = BackwardForm(plain, p.strides[3], functions=functions)
         form = OnlineForm(any_lengths(both, p) if p.opened else both, description, trace)
         kernel = None if p.empty else at.kernel(_program, online_forward, form)
@@ -118,8 +118,8 @@ def _backward(q: Any, k: Any, v: Any, out: Any, states: Any, *rest: Any) -> None
         plain = AttentionForm(p.sizes, strides, p.layout, p.dtype, Mask(), keys, False, p.scale)
         both = BackwardForm(plain, steps[1] or compact(p.shapes[3]), queries, functions, rule=Rule(
             trace, p.dtype, functions.score is not None), number=description)
-        both = fitted(both, machine, at)
         p = opened(p, at, "online backward", description, *functions.family)
+        both = fitted(both, machine, at, p.opened)
         form = OnlineForm(any_lengths(both, p) if p.opened else both, description, trace)
         kernel = None if p.empty else at.kernel(_program, online_backward, form)
         copied, rows = [*p.copied, *(s is None for s in steps)], -(-p.sizes.seq_q // both.unit) * both.unit

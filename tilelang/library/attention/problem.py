@@ -47,7 +47,7 @@ class AttentionProblem:
     result, in elements, as a kernel reads and writes them. copied: which of q, k, v the kernel cannot read as they are stored,
     so that contiguous copies are made. scale: the factor that is compiled in; None: each call gives its own. dynamic: the
     kernel takes any sizes and strides; opened: any sizes, because calls have come with several. sinks, drop: as in
-    AttentionForm.
+    AttentionForm. asked: the mask with the limits that have no effect for these sizes too; None: `mask`.
     """
 
     sizes: Sizes
@@ -63,13 +63,14 @@ class AttentionProblem:
     sinks: bool = False
     drop: int = 0
     opened: bool = False
+    asked: Mask | None = None
 
     @property
     def family(self) -> tuple[Any, ...]:
         """What problems have in common that one kernel may answer."""
         lengths = 1 if self.layout == "bshd" else 2
-        steps = tuple(s[lengths:] for s in self.strides)
-        return (self.sizes[3:], self.sizes.batch == 1, self.mask, self.layout, self.dtype, steps, self.copied,
+        steps, mask = tuple(s[lengths:] for s in self.strides), self.mask if self.asked is None else self.asked
+        return (self.sizes[3:], self.sizes.batch == 1, mask, self.folded is self, self.layout, self.dtype, steps, self.copied,
                 self.with_lse, self.scale, self.sinks, self.drop)
 
     @property
@@ -132,15 +133,14 @@ _FIRST: Cache[tuple[int, ...]] = Cache(4096)  # the lengths of the first problem
 
 def opened(p: AttentionProblem, at: Place, *kind: Any) -> AttentionProblem:
     """The problem, for a kernel of any lengths where another problem of its family has come before. kind: what else calls have
-    in common that one kernel may answer.
-
-    With wgmma masks by positions have a kernel for each length: persistent blocks take tiles of unequal length in serpentine
-    order where their number is known, without which causal attention has 0.85 of its rate.
-    """
-    if p.packed or p.dynamic or p.empty or at.target.has_wgmma and p.mask != Mask():
+    in common that one kernel may answer."""
+    if p.dynamic or p.empty or p.few_queries:
         return p
     lengths = _FIRST.made((at, kind, p.family), lambda: tuple(p.sizes[:3]))
-    return p if lengths == tuple(p.sizes[:3]) else replace(p, dynamic=True, opened=True)
+    if lengths == tuple(p.sizes[:3]):
+        return p
+    mask = p.mask if p.asked is None or p.folded is not p else p.asked
+    return replace(p, mask=mask, dynamic=True, opened=True)
 
 
 def lse_type(dtype: str) -> str:
@@ -180,7 +180,8 @@ def attention_problem(tensors: Mapping[str, Any], on_cuda: bool, *, causal: bool
         sizes, mask_of(causal, window, None if packed else sizes), "packed" if packed else layout, type_name(q),
         (*(tuple(int(n) for n in x.shape) for x in arrays), shape),
         (*steps, (strides_of(out) or ()) if out is not None else compact(shape)), tuple(s is None for s in found), with_lse,
-        None if dynamic and scale is not None else fixed, dynamic, sinks is not None, drop)
+        None if dynamic and scale is not None else fixed, dynamic, sinks is not None, drop,
+        asked=mask_of(causal, window, None))
 
 
 def fold(x: Any, layout: str, kv_heads: int) -> Any:

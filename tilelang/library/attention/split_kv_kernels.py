@@ -74,13 +74,14 @@ def merge_tiles(f, tiles, Means, Sums, O, LSE):
 def split_kv_attention(f: AttentionForm) -> Any:
     """The kernel in which blocks divide the keys of tiles, as f.partition says: with a mask in equal splits, else evenly.
 
-    Its parameters are (Q, K, V, scale, Means, Sums, O, LSE), as for dense_attention, for sizes that are ints. Means (splits,
-    rows, dim_v) and Sums (splits, rows), float32, are workspace.
+    Its parameters are (Q, K, V, scale, Means, Sums, O, LSE), as for dense_attention. Means (splits, rows, dim_v) and Sums
+    (splits, rows), float32, are workspace. Sizes that are no ints are divided in equal splits too.
     """
     seq_q, seq_k, heads = f.sizes[1:4]
-    rows, keys, partition, equal = f.tile.rows, f.tile.keys, f.partition, f.mask != Mask()
+    rows, keys, partition = f.tile.rows, f.tile.keys, f.partition
     whole, rest, steps, per_block, sms = partition
-    per_head = -(-seq_q // rows)  # tiles
+    equal = f.mask != Mask() or not isinstance(rest, int)
+    per_head = T.ceildiv(seq_q, rows)  # tiles
 
     def equal_tiles(K: Any, V: Any, r: Any, h: Any, at: Any, begin: Any, end: Any) -> KeyTiles:
         b = r // (per_head * heads)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil
+from math import ceil, log
 
 from tilelang.target import Target
 from tilelang.target.machine import MOST_REGISTERS, REGISTERS, REGISTERS_PER_SM, consumer_registers, kernel_rates
@@ -33,7 +33,7 @@ _PORT, _PORT_NORM = 128.0, 4  # bytes of shared memory per cycle; exponent for i
 _STEP = 190.0  # fixed cycles of a step: barriers, the ends of GEMMs, reductions over quads
 _LOADED = 52.0  # bytes of K and V that an SM loads in a cycle while all of them load: 64 rows of 256 columns wait for these
 _MASK = 5.0  # cycles per key of a tile that queries see in part: index, comparison and selection for each score
-_NEAR = 1.02  # of the least cost: lengths share an open kernel
+_NEAR = 1.02  # of the least mean ratio of a tile for any lengths: taller tiles, then those with fewer keys, are as good
 _ALIKE = 1.006  # costs that count as equal: 144 and 160 keys ran up to 0.7 % faster than 176 on an H200
 _FAR = 1.4  # times the least cost: a tile above it is not worth timing
 _LATENCY = 1400.0  # cycles from the request of a tile of keys to its arrival
@@ -145,19 +145,48 @@ def estimate(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> tuple[float, W
 
     A partition covers the tiles that fill no whole wave or, with a mask and few tiles, all tiles.
     """
-    step = step_cycles(m, tile, sizes.dim, sizes.dim_v)
-    beside = _beside(sizes, tile)
-    cut = 0.0 if mask == Mask() else _MASK * tile.keys  # only a ragged end is masked, in front of the loop
     seen = steps(sizes, mask, tile)
-    times = [beside + n * step + masked * cut for n, masked in seen]
-    tiles, longest = _tiles(sizes, tile), max(times)
-    whole = ceil(tiles / m.sms) * longest
-    if min(times) < longest:
-        whole = max(longest, tiles * sum(times) / len(times) / m.sms + longest / 2)
+    whole, longest = _whole(m, sizes, mask, tile, seen)
     if m.kind != "wgmma":
         return whole, None
     divided = _last_wave(m, sizes, tile, longest) if mask == Mask() else _equal_splits(m, sizes, tile, seen)
     return (whole, None) if divided is None or divided[0] > _WORTH * whole else divided
+
+
+def _whole(m: Machine, sizes: Sizes, mask: Mask, tile: Tile, seen: list[tuple[int, int]]) -> tuple[float, float]:
+    """Cycles of a call in which each tile is computed by one block, and of its longest tile. seen: as returned by `steps`."""
+    step, beside = step_cycles(m, tile, sizes.dim, sizes.dim_v), _beside(sizes, tile)
+    cut = 0.0 if mask == Mask() else _MASK * tile.keys  # only a ragged end is masked, in front of the loop
+    times = [beside + n * step + masked * cut for n, masked in seen]
+    tiles, longest = _tiles(sizes, tile), max(times)
+    if min(times) < longest:
+        return max(longest, tiles * sum(times) / len(times) / m.sms + longest / 2), longest
+    return ceil(tiles / m.sms) * longest, longest
+
+
+def whole_cost(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> float:
+    """Estimated cycles of a call in which each tile is computed by one block."""
+    return _whole(m, sizes, mask, tile, steps(sizes, mask, tile))[0]
+
+
+def divided_cost(m: Machine, sizes: Sizes, mask: Mask, tile: Tile) -> float:
+    """Estimated cycles of a call with the best number of equal splits of each tile, which may be one."""
+    seen = steps(sizes, mask, tile)
+    divided = _equal_splits(m, sizes, tile, seen)
+    whole = _whole(m, sizes, mask, tile, seen)[0]
+    return whole if divided is None else min(whole, divided[0])
+
+
+def open_splits(m: Machine, sizes: Sizes, mask: Mask) -> tuple[Tile, int] | None:
+    """The tile of a kernel for any lengths whose blocks divide keys, and into how many splits; None where whole tiles take no
+    longer."""
+    if m.kind != "wgmma":
+        return None
+    dims = sizes.dim, sizes.dim_v
+    tile = open_tile(m, dims, mask, True)
+    divided = _equal_splits(m, sizes, tile, steps(sizes, mask, tile))
+    whole = whole_cost(m, sizes, mask, open_tile(m, dims, mask))
+    return None if divided is None or divided[0] > _WORTH * whole else (tile, divided[1].steps)
 
 
 def _tiles(sizes: Sizes, tile: Tile) -> int:
@@ -251,20 +280,26 @@ def attention_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
     return min((t for t in costs if t.rows == best.rows and costs[t] <= _ALIKE * costs[best]), key=lambda t: t.keys)
 
 
-_OPEN: dict[tuple[Machine, Sizes, Mask], list[Tile]] = {}
+_LENGTHS = tuple(Sizes(1, n, n, heads, heads, 0, 0) for heads in (8, 32, 128) for n in (512, 1024, 2048, 4096, 8192, 16384))
+_MANY_KEYS = tuple(Sizes(1, n, keys, 8, 8, 0, 0) for n in (16, 64, 256) for keys in (2048, 8192, 32768))
 
 
-def open_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
-    """The tile of a kernel for any lengths: one that other lengths have, where it takes hardly more time than the best."""
+@lru_cache(maxsize=4096)
+def open_tile(m: Machine, dims: tuple[int, int], mask: Mask, divided: bool = False) -> Tile:
+    """The tile of a kernel for any lengths: that of the least mean ratio to the cost of the best tile, over many lengths.
+
+    dims: of q and k, and of v. divided: for blocks that divide keys.
+    """
     if m.kind == "cpu":
-        return attention_tile(m, sizes, mask)
-    known = _OPEN.setdefault((m, sizes._replace(batch=0, seq_q=0, seq_k=0), mask), [])
-    best = attention_tile(m, sizes, mask)
-    costs = [(estimate(m, sizes, mask, t)[0], n) for n, t in enumerate(known)]
-    if costs and min(costs)[0] <= _NEAR * estimate(m, sizes, mask, best)[0]:
-        return known[min(costs)[1]]
-    known.append(best)
-    return best
+        return attention_tile(m, Sizes(1, 128, 128, 1, 1, *dims), mask)
+    ratios: dict[Tile, float] = {}
+    for z in _MANY_KEYS if divided else _LENGTHS:
+        z = z._replace(dim=dims[0], dim_v=dims[1])
+        costs = {t: (divided_cost if divided else whole_cost)(m, z, mask, t) for t in candidates(m, z)}
+        for t, cost in costs.items():
+            ratios[t] = ratios.get(t, 0.0) + log((cost + _MERGE) / (min(costs.values()) + _MERGE))
+    near = min(ratios.values(), default=0.0) + len(_MANY_KEYS if divided else _LENGTHS) * log(_NEAR)
+    return min((t for t in ratios if ratios[t] <= near), key=lambda t: (-t.rows, t.keys), default=Tile(64, 16, 1, 128))
 
 
 def near_tiles(m: Machine, sizes: Sizes, mask: Mask, most: int) -> list[Tile]:
