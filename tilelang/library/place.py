@@ -20,6 +20,7 @@ from .gemm.tile import Chip, chip_of
 
 KERNELS: Cache[JITKernel] = Cache(4096)
 FITTING: Cache[tuple[Any, JITKernel]] = Cache(4096)
+_FIRST: Cache[Any] = Cache(4096)  # the lengths of the first call of a family
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class Place:
         from . import tuning  # 291 ms
 
         return tuning.tuner.can(like, self.target, self.backend)
+
+    def comes_first(self, family: Any, lengths: Any) -> bool:
+        """Whether these are the lengths of the first call of a family here, which have a kernel of their own. Calls of other
+        lengths share one. lengths: not None."""
+        return bool(_FIRST.made((self, family), lambda: lengths) == lengths)
 
     def kernel(self, make: Callable[..., Any], *form: Any, **configs: Any) -> JITKernel:
         """The kernel of the program make(*form), which is compiled once.

@@ -226,7 +226,8 @@ def stored_form(f: BackwardForm, sms: int, opened: bool = False) -> BackwardForm
     each = 2 * f.plain.group * blocks * tile.keys * ceil(z.seq_q / 256) * 256
     fits = [(pairs // n * ceil(n * blocks / sms), -n) for n in range(1, pairs + 1) if pairs % n == 0 and n * each <= STORED]
     waves, n = min(fits, default=(0, 0))
-    one_wave = not opened and f.plain.mask != Mask() and -n < pairs and -n * blocks < ROUGHLY_TWO * sms  # as long as its longest block
+    one_wave = (not opened and f.plain.mask != Mask() and -n < pairs
+                and -n * blocks < ROUGHLY_TWO * sms)  # as long as its longest block
     taken = z.dim + z.dim_v >= STORED_COLUMNS and z.seq_q <= STORED_QUERIES and not one_wave
     if not taken or not fits or waves > 1.2 * pairs * blocks / sms + 1:
         return f

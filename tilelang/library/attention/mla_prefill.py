@@ -72,9 +72,10 @@ def _forward(q: Any, k: Any, k_rope: Any, v: Any, causal: bool, scale: Any, dyna
         return
     at, tensors = running_on(q, target), (q, k, k_rope, v)
     arrays = [x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in tensors]
-    exact = None if dynamic else ((q.shape[0], q.shape[1], k.shape[1]), tuple(map(strides_of, arrays)))
+    sizes, lengths = (q.shape[2], k.shape[3], k_rope.shape[2], v.shape[3]), (q.shape[0], q.shape[1], k.shape[1])
+    own = not dynamic and at.comes_first(("mla_prefill", sizes, type_name(q), causal), lengths)
+    exact = (lengths, tuple(map(strides_of, arrays))) if own else None
     tiles = ((128, 128, 2),) if at.target.has_wgmma else ((64, 32, 1), (32, 32, 1))
-    sizes = q.shape[2], k.shape[3], k_rope.shape[2], v.shape[3]
     _, kernel = fitting_kernel(at, prefill_attention, *((sizes, type_name(q), causal, tile, exact) for tile in tiles))
     kernel(*arrays, q.shape[3]**-0.5 if scale is None else scale, out, logs)
 

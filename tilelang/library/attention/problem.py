@@ -11,7 +11,6 @@ import numpy as np
 from tilelang.errors import error
 
 from ..arrays import compact, is_numpy, strides, type_name
-from ..caches import Cache
 from ..place import Place
 from .inputs import check_alike, check_heads, device_of, strides_of
 
@@ -128,16 +127,10 @@ class AttentionProblem:
                        strides=(steps_q, *self.strides[1:3], steps_o))
 
 
-_FIRST: Cache[tuple[int, ...]] = Cache(4096)  # the lengths of the first problem of a family
-
-
 def opened(p: AttentionProblem, at: Place, *kind: Any) -> AttentionProblem:
     """The problem, for a kernel of any lengths where another problem of its family has come before. kind: what else calls have
     in common that one kernel may answer."""
-    if p.dynamic or p.empty or p.few_queries:
-        return p
-    lengths = _FIRST.made((at, kind, p.family), lambda: tuple(p.sizes[:3]))
-    if lengths == tuple(p.sizes[:3]):
+    if p.dynamic or p.empty or p.few_queries or at.comes_first((kind, p.family), tuple(p.sizes[:3])):
         return p
     mask = p.mask if p.asked is None or p.folded is not p else p.asked
     return replace(p, mask=mask, dynamic=True, opened=True)

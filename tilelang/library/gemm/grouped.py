@@ -15,7 +15,7 @@ from ..autograd import Function, Results, Step, direct
 from ..caches import Cache, Prepared, enter, known
 from ..place import Place, target_text
 from .matmul import prepare
-from .plan import choose_tile
+from .plan import choose_tile, shared_rows
 from .problem import TYPES, check_disjoint
 from .tile import Tile, TileProblem, without_wgmma
 
@@ -163,7 +163,7 @@ def matrix_gradient(left: Any, right: Any, sizes: Any, at: Place, d: Any) -> Non
     sizes: of the groups, or None where all rows are one group."""
     (groups, k, n), kind = d.shape, type_name(d)
     gemm, acc, _ = TYPES[kind]
-    size, rows = dtype(kind).bytes, 1 << (ceil(left.shape[0] / groups) - 1).bit_length()  # tiles are chosen for powers of two
+    size, rows = dtype(kind).bytes, shared_rows(at, ceil(left.shape[0] / groups), "matrix gradient", groups, k, n, kind)
     chip = without_wgmma(at.chip) if gemm == "tf32" and at.chip.kind == "wgmma" else at.chip
     tile = choose_tile(chip, TileProblem(k, n, rows, groups, gemm, 8 * size, 8 * size, a_k=False, may_split=False,
                                             a_rows=gcd(k * size, 128), b_rows=gcd(n * size, 128)))

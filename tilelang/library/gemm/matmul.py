@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -103,6 +104,9 @@ def _run(p: MatmulProblem, at: Place, tensors: dict[str, Any], tune: bool, again
         return lambda a, b, *others: again(*(fresh(x) if copied else x for x, copied in zip((a, b), loose)), *others)
     check_target(p, at.target)
     if not tune:
+        if p.groups and not p.dynamic:
+            family = replace(p, m=0, left=replace(p.left, rows=0, lead=0))
+            p = replace(p, dynamic=not at.comes_first(family, p.m))
         return planned_run(p, plan_matmul(p, at.chip), at, a, shape)
     # Few calls are tuned.
     from .. import tuning  # 20 ms: the tuner

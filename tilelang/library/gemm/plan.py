@@ -6,12 +6,14 @@ import time
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import ceil
+from typing import Any
 
 from tilelang.env import env
 from tilelang.ir import dtype
 from tilelang.runtime.cache import DiskCache, Entry, compiler_stamp, digest
 from tilelang.target.machine import kernel_rates
 
+from ..place import Place
 from .few_rows import MOST_ROWS, FewRows
 from .gemv import GemvForm
 from .kernels import Form
@@ -47,6 +49,8 @@ class MatmulPlan:
     copied: tuple[Copied | None, Copied | None] = (None, None)
     thin: GemvForm | FewRows | None = None
 
+
+ROWS, ROWS_OF_GROUP = 4096, 1024  # for which tiles are chosen that calls with any number of rows share
 
 Route = tuple[MatmulProblem, Copied | None, Copied | None]
 
@@ -155,14 +159,24 @@ def _form(chip: Chip, p: MatmulProblem, batch: int, rows: int) -> Form:
 def sized(p: MatmulProblem, route: Route) -> tuple[MatmulProblem, int, int]:
     """(the route's problem, batch, rows) for which tiles are chosen.
 
-    rows: the mean of groups' rows; for a kernel that takes any number of rows, the next power of two.
+    rows: the mean of groups' rows, ROWS_OF_GROUP for a kernel that takes any number; for a GEMM with such a kernel the next
+    power of two.
     """
     ready = route[0]
-    if p.dynamic and route[1] is None and not p.left.transposed and not p.batch:
+    if p.dynamic and route[1] is None and p.groups:
+        ready = replace(ready, m=p.groups * ROWS_OF_GROUP, open_rows=True)
+    elif p.dynamic and route[1] is None and not p.left.transposed and not p.batch:
         ready = replace(ready, m=1 << (p.m - 1).bit_length(), open_rows=True)
     if p.groups:
         return ready, p.groups, max(1, ceil(ready.m / p.groups))
     return ready, max(1, p.batch), ready.m
+
+
+def shared_rows(at: Place, rows: int, *family: Any) -> int:
+    """The number of rows for which tiles of a kernel for any number are chosen: of the first call of a family the next power of
+    two, of calls with another one ROWS."""
+    power = 1 << (rows - 1).bit_length()
+    return power if at.comes_first(family, power) else ROWS
 
 
 def thin_forms(p: MatmulProblem, chip: Chip) -> tuple[GemvForm | FewRows, float] | None:

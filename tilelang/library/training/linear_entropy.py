@@ -21,6 +21,7 @@ from ..gemm.fused import epilogue_form
 from ..gemm.fused_kernels import FusedForm, fused_gemm
 from ..gemm.grouped import matrix_gradient
 from ..gemm.kernels import Form, main_loop
+from ..gemm.plan import ROWS, shared_rows
 from ..gemm.problem import matmul_problem
 from ..place import Place, target_text
 from .rows import RowTile, accumulator, as_rows, check_alike
@@ -204,11 +205,12 @@ def _added(x: Any, i: Any, j: Any, before: Any) -> Any:
 
 
 def _gemm(x: Any, weight: Any, at: Place, transposed: bool, kind: str) -> Form:
-    """The form of x @ weight, or of x @ weight^T, for any number of rows; tiles are chosen for a power of two."""
+    """The form of x @ weight, or of x @ weight^T, for any number of rows."""
     none = dict.fromkeys(("bias", "scale_a", "scale_b", "out"))
     p = matmul_problem({"a": x, "b": weight, **none}, at.target, transpose_a=False, transpose_b=transposed, activation=None,
                        out_dtype=kind, fast_accum=True)
-    return epilogue_form(replace(p, m=1 << (p.m - 1).bit_length(), open_rows=True), at.chip)
+    rows = shared_rows(at, p.m, "linear_cross_entropy", transposed, p.n, p.k, p.types)
+    return replace(epilogue_form(replace(p, m=rows, open_rows=True), at.chip), m=ROWS)  # with one tile, one kernel
 
 
 def _entropy(weight: Any, labels: Any, ignored: int, smoothing: float, z_loss: float, reduction: str) -> EntropyForm:
