@@ -1,15 +1,16 @@
-"""A call's kernel and bits depend on the call and the machine alone, not on what the process computed before."""
+"""What a call's kernel and bits depend on: the call and the machine, and which lengths of its family came first."""
 
 import importlib
 
 import numpy as np
 import pytest
 
-from tilelang.library import flash_attention, flash_decode, matmul, place
+from tilelang.library import flash_attention, flash_decode, grouped_matmul, linear_cross_entropy, matmul, place
 
 attention = importlib.import_module("tilelang.library.attention.flash_attention")
 decode = importlib.import_module("tilelang.library.attention.flash_decode")
 gemm = importlib.import_module("tilelang.library.gemm.matmul")
+grouped = importlib.import_module("tilelang.library.gemm.grouped")
 
 SM90 = {"kind": "cuda", "arch": "sm_90a"}
 RNG = np.random.default_rng(0)
@@ -18,7 +19,7 @@ ORDERS = {"as drawn": list(range(40)), "reversed": list(range(39, -1, -1)), "shu
 
 
 def forget():
-    for cache in (attention._RUNS, decode._RUNS, gemm._ANSWERS, place.KERNELS):
+    for cache in (attention._RUNS, decode._RUNS, gemm._ANSWERS, grouped._ANSWERS, place.KERNELS, place._FIRST):
         cache.clear()
 
 
@@ -49,9 +50,23 @@ def kernels_of(made, call, order):
 
 
 def attend(length, k):
-    """Without a mask the second length makes one kernel for all others (test_open_lengths)."""
     q = np.zeros((1, length, 2, 32), np.float16)
-    flash_attention(q, q, q, causal=True, window=None if k % 2 else 40, target=SM90)
+    flash_attention(q, q, q, causal=True, window=40 if k % 2 else None, target=SM90)
+
+
+def attend_packed(length, k):
+    q = np.zeros((length, 2, 32), np.float16)
+    flash_attention(q, q, q, causal=True, cu_seqlens_q=np.int32([0, length // 3, length]), target=SM90)
+
+
+def multiply_groups(length, _):
+    grouped_matmul(np.zeros((length, 64), np.float16), np.zeros((2, 64, 96), np.float16), np.int32([1, length - 1]), target=SM90,
+                   execution_backend="simulator")
+
+
+def entropy(length, _):
+    linear_cross_entropy(np.zeros((length, 64), np.float16), np.zeros((512, 64), np.float16), np.zeros(length, np.int64),
+                         target=SM90)
 
 
 def attend_scaled(length, k):
@@ -63,7 +78,15 @@ def multiply(length, _):
     matmul(np.zeros((length, 64), np.float16), np.zeros((64, 96), np.float16), target=SM90, execution_backend="simulator")
 
 
-@pytest.mark.parametrize("call", [attend, attend_scaled, multiply])
+@pytest.mark.parametrize("call, families", [(attend, 2), (attend_packed, 1), (multiply_groups, 1), (entropy, 1)])
+def test_all_lengths_but_the_first_of_a_family_share_one_kernel(compiled, call, families):
+    """That kernel is the same whichever length comes first."""
+    made = [[x for programs in kernels_of(compiled, call, order).values() for x in programs] for order in ORDERS.values()]
+    assert all(len(set(x)) == len(x) <= 2 * families for x in made)
+    assert len(set(made[0]).intersection(*made[1:])) >= families
+
+
+@pytest.mark.parametrize("call", [attend_scaled, multiply])
 def test_40_calls_choose_the_same_kernels_in_any_order(compiled, call):
     first, *others = (kernels_of(compiled, call, order) for order in ORDERS.values())
     assert all(first.values()) and all(found == first for found in others)
