@@ -26,8 +26,8 @@ Draw = Callable[..., torch.Tensor]
 class Case:
     """make: (draw, length) -> the tensors, which all have gradients.  ours, torchs: of them, one result.
 
-    lengths: two of them; kernels of the first serve the second, but for `anew` of them.  fixed: whether the bits are the same
-    each time.
+    lengths: two of them; the second compiles at most `anew` kernels, which all further lengths share.  fixed: whether the bits
+    are the same each time.
     """
 
     make: Callable[[Draw, int], Tensors]

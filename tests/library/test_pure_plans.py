@@ -60,8 +60,8 @@ def attend_packed(length, k):
 
 
 def multiply_groups(length, _):
-    grouped_matmul(np.zeros((length, 64), np.float16), np.zeros((2, 64, 96), np.float16), np.int32([1, length - 1]), target=SM90,
-                   execution_backend="simulator")
+    grouped_matmul(np.zeros((length, 64), np.float16), np.zeros((2, 64, 96), np.float16), np.int32([1, length - 1]),
+                   target=SM90, execution_backend="simulator")
 
 
 def entropy(length, _):

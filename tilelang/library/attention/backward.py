@@ -60,6 +60,8 @@ def flash_attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, grad_ou
     have the gradient 0.
     Error: weights, and the gradients of scores, are rounded to the type of q before the GEMMs, which accumulate in float32; in
     tests it is below 1.5 times that of torch's formulas in the same type. float32 on a GPU: GEMMs in tf32.
+    The first lengths have a kernel of their own, others share one, as in flash_attention, with wgmma one up to 16384 queries
+    and one beyond; their bits can differ.
     Raises attention-argument, attention-shape, attention-option.
 
     >>> import numpy as np

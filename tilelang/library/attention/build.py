@@ -49,7 +49,7 @@ def _open_plan(p: AttentionProblem, machine: Machine, tile: Tile | None) -> tupl
         return (replace(any_sizes(p, tile), partition=partition),
                 tuple((s, "float32") for s in ((count * splits, tile.rows, z.dim_v), (count * splits, tile.rows))))
     if tile is None:
-        first = p.packed and not p.dynamic
+        first = p.packed and not p.dynamic or machine.kind == "cpu" and z.seq_q <= 16
         tile = attention_tile(machine, z, p.mask) if first else open_tile(machine, (z.dim, z.dim_v), p.mask)
     tiles = (p.sizes.seq_q // tile.rows + p.sizes.batch) * p.sizes.heads
     return any_sizes(p, tile), (((tiles, FACTS), "int32"),) if p.packed else ()

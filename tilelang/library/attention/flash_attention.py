@@ -71,14 +71,15 @@ def flash_attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: floa
     Error: with eps = 2^-11 (float16) or 2^-8 (bfloat16), |result - exact| <= max|v| (2 eps + 2 d 2^-24 scale |q||k| + 2^-18
     + 2^-25 seq_k in float16): weights and result are rounded to 16 bits, a score is a float32 sum of d element products.
     float32: eps = 2^-24; on a GPU |result - exact| <= max|v| 2^-8 (1 + scale |q||k|), since tf32 has 11 bits.
-    Results are the same bits for the same inputs and kernel. Which of two kernels answers the first length of a form without a
-    mask can depend on the lengths before it.
+    Results are the same bits for the same inputs and kernel.
 
-    The first call of heads, dimensions and options compiles a kernel for its lengths; the second length compiles one for any,
-    which later lengths share where their tiles are alike. Tiles of queries that fill few waves, and with wgmma masks, have
-    kernels of their own for each length.
-    With TILELANG_LIBRARY_DYNAMIC_SHAPES=1 the first kernel takes any lengths and strides; it is read when a form comes first.
-    Packed sequences and flash_decode always have one kernel for any lengths.
+    The first call of heads, dimensions, strides and options compiles a kernel for its lengths; the second length compiles one
+    that all other lengths share. Few queries and many keys, whose blocks divide the keys, share another one (wgmma); so do
+    single queries, lengths of 1, and on the CPU up to 16 queries. Packed sequences take any lengths; the first call chooses
+    their tiles for its mean length, others share a kernel. Which lengths come first in a process decides which kernel answers
+    a length, and nothing else that came before does; both kernels are within the error above, but their bits can differ.
+    With TILELANG_LIBRARY_DYNAMIC_SHAPES=1 all lengths share the kernel, with any strides; it is read when a form comes first.
+    flash_decode has one kernel for any lengths.
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
 
     >>> rng = np.random.default_rng(0)

@@ -185,8 +185,8 @@ def flex_attention(q: Any, k: Any, v: Any, *, score_mod: ScoreMod | None = None,
     without a known one is an error. tensors have none. It is one operator for torch.compile, which reads the functions, and the
     values that they read, when it traces: functions of globals, or made outside of what is compiled.
     The bound of its error holds with the error of the changed scores added. Each pair of functions, with the values that they
-    read, compiles a kernel for the first lengths, and one for all others (of sequences, masks and tensors). A query that sees
-    no key gives 0 and the logarithm -inf.
+    read, compiles a kernel for the first lengths, and one for all others (of sequences, masks and tensors), whose bits can
+    differ. A query that sees no key gives 0 and the logarithm -inf.
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
 
     >>> import tilelang.language as T

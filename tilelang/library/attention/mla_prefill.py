@@ -27,7 +27,7 @@ def mla_prefill(q: Any, k: Any, k_rope: Any, v: Any, *, causal: bool = True, sca
     result.
     causal: query i stands at key position i + seq_k - seq_q and sees the keys up to there. scale: None is (dim + rope) ** -0.5.
     return_lse: also the natural logarithms of the sums of exp(scores), (batch, heads, seq_q), float32. dynamic: one kernel for
-    all batch sizes and lengths, instead of one for each; causal attention is then up to a fifth slower.
+    all batch sizes and lengths, instead of one for the first and one that others share, whose bits can differ.
 
     Gradients: where an input requires one, the inputs, the result and the logarithms are kept. Backward writes keys of all
     heads with their rotary elements (2 batch seq_k heads (dim + rope) bytes, as much again for their gradients) and calls

@@ -39,6 +39,9 @@ def grouped_matmul(a: Any, b: Any, group_sizes: Any, *, transpose_b: bool = Fals
     out; the rows of each group are a GEMM of their own.  Saved for them: a, b and group_sizes.  torch.compile takes such calls
     whole.
 
+    The first number of rows has a kernel of its own, all others share one with tiles for 1024 rows a group, and the gradient of
+    b another one. Which number comes first changes no bit, but those of float8 in two levels, whose steps of k are a tile's.
+
     Raises matmul-shape, matmul-type, matmul-option, matmul-device, matmul-gradient, matmul-target.
 
     >>> import numpy as np

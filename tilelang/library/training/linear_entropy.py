@@ -44,7 +44,10 @@ def linear_cross_entropy(x: Any, weight: Any, labels: Any, *, ignore_index: int 
     Gradients of x and weight, of their type.  Saved for them: x, weight, labels, and 4 bytes a row (8 for float64).  Backward
     forms the logits again, by chunks of up to 16384 columns: their gradients, of x's type, are all that it has in memory beside
     a float32 copy of the gradient of x.  With recompute=False forward leaves the logits in memory, of x's type, and backward
-    takes one GEMM less, in chunks twice as wide.  The same inputs give the same bits.
+    takes one GEMM less, in chunks twice as wide.  The same inputs and kernels give the same bits.
+
+    Kernels take any number of rows.  The first call has tiles for the next power of two, all others share those for 4096; sums
+    over a tile's columns differ in their last bits where the tiles do.
 
     Raises training-argument, matmul-shape, matmul-type.
 
