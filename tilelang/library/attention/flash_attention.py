@@ -140,9 +140,10 @@ def _prepare(tensors: dict[str, Any], target: Any, tune: bool | None, **options:
     check_tensors("flash_attention", tensors, _NAMES[:3], _NAMES[3:], double=True)
     q, out = tensors["q"], tensors["out"]
     at = running_on(q, target)
-    problem = opened(attention_problem(tensors, at.target.is_gpu, **options, dynamic=dynamic_shapes()), at, "forward")
+    problem = attention_problem(tensors, at.target.is_gpu, **options, dynamic=dynamic_shapes())
     if at.target.is_gpu and problem.few_queries:
         return _few_queries(tensors, target, tune, options["scale"], problem)
+    problem = opened(problem, at, "forward")
     machine = machine_of(at.target, at.sms, problem.dtype)
     tuned = not (problem.empty or problem.extras) and at.tuned(tune, q)
     tile = _tuned(problem, machine, tensors, options["scale"], at) if tuned else None

@@ -130,7 +130,7 @@ class AttentionProblem:
 def opened(p: AttentionProblem, at: Place, *kind: Any) -> AttentionProblem:
     """The problem, for a kernel of any lengths where another problem of its family has come before. kind: what else calls have
     in common that one kernel may answer."""
-    if p.dynamic or p.empty or p.few_queries or at.comes_first((kind, p.family), tuple(p.sizes[:3])):
+    if p.dynamic or p.empty or at.comes_first((kind, p.family), tuple(p.sizes[:3])):
         return p
     mask = p.mask if p.asked is None or p.folded is not p else p.asked
     return replace(p, mask=mask, dynamic=True, opened=True)
