@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
+import tilelang
 import tilelang.language as T
 from tilelang.library import create_block_mask, flash_attention, flash_attention_backward, flex_attention, place
+from tilelang.library.attention.build import _attention
+from tilelang.library.attention.form import AttentionForm, Tile
+from tilelang.library.attention.problem import Mask, Sizes
 from tilelang.library.attention_engine import AttentionEngine, Sigmoid
 
 LENGTHS = (64, 72, 130)
@@ -81,3 +85,24 @@ def test_descriptions_of_any_length(made):
         for g, w in zip((out, *torch.autograd.grad(out, (q, k, v), do)), (want, *torch.autograd.grad(want, (q, k, v), do))):
             torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
     assert len(made) == 4
+
+
+@pytest.mark.parametrize("mask", [Mask(None, 0), Mask(40, 0)], ids=str)
+def test_persistent_blocks_of_masks_compute_every_tile_of_any_length(mask):
+    form = AttentionForm(Sizes(None, None, None, 2, 1, 32, 32), ((None, None, None, 1),) * 4, "bshd", "float16", mask,
+                         Tile(64, 32, 2, 128), True, 32**-0.5)
+    kernel = tilelang.compile(_attention(form, 3), target={"kind": "cuda", "arch": "sm_90a"}, execution_backend="simulator",
+                              pass_configs={"tl.enable_fast_math": True, "tl.enable_hopper": True, "tl.persistent": 3})
+    assert "serpentine" in str(kernel.report_data["kernels"])
+    for batch, seq_q, seq_k in ((1, 30, 50), (2, 190, 170)):
+        q, k, v = arrays(max(seq_q, seq_k), 2, batch=batch)[:3].astype(np.float16)
+        q, k, v = q[:, :seq_q], k[:, :seq_k, :1], v[:, :seq_k, :1]
+        q, k, v = (np.concatenate((x, x[..., ::-1]), -1) for x in (q, k, v))
+        out, lse = np.full_like(q, np.nan), np.full((batch, 2, seq_q), np.nan, np.float32)
+        kernel(q, k, v, 32**-0.5, out, lse)
+        behind = np.arange(seq_q)[:, None] + seq_k - seq_q - np.arange(seq_k)
+        seen = (behind >= -mask.right) & (behind <= (seq_k if mask.left is None else mask.left))
+        s = np.einsum("bqhd,bkd->bhqk", q.astype(float), k[:, :, 0].astype(float)) * 32**-0.5
+        e = np.where(seen, np.exp(s), 0.0)
+        want = np.einsum("bhqk,bkd->bqhd", e / np.maximum(e.sum(-1, keepdims=True), 1e-30), v[:, :, 0].astype(float))
+        assert np.abs(out - want).max() < 2.0**-9
