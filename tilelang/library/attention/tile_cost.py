@@ -280,7 +280,7 @@ def attention_tile(m: Machine, sizes: Sizes, mask: Mask) -> Tile:
     return min((t for t in costs if t.rows == best.rows and costs[t] <= _ALIKE * costs[best]), key=lambda t: t.keys)
 
 
-_LENGTHS = tuple(Sizes(1, n, n, heads, heads, 0, 0) for heads in (8, 32, 128) for n in (512, 1024, 2048, 4096, 8192, 16384))
+_LENGTHS = tuple(Sizes(1, n, n, heads, heads, 0, 0) for heads in (32, 128) for n in (1024, 2048, 4096, 8192, 16384))
 _MANY_KEYS = tuple(Sizes(1, n, keys, 8, 8, 0, 0) for n in (16, 64, 256) for keys in (2048, 8192, 32768))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from tilelang.arith import Analyzer, Linear, launch_analyzer
 from tilelang.ir import (Alloc, Bind, Binary, Buffer, Call, Cast, Const, Evaluate, Expr, For, If, Launch, Region, Stmt, Var,
-                         While, binary, call, cast, const, contains, convert, dtype, free_vars, is_large, rewrite, seq,
+                         While, binary, call, cast, const, contains, convert, dtype, extent, free_vars, is_large, rewrite, seq,
                          substitute, walk, BufferFacts, Load, DYNAMIC, GLOBAL)
 from tilelang.ops import AtomicTile, Copy
 from tilelang.ops.tma_store import BOX_ROW, ROWS_OF_STEP, uses_group_barriers
@@ -29,6 +29,7 @@ from ..legalize.hopper_features import placed_in_kernel
 from ..analysis.vectorize import stride_along
 
 MOST_GROUPS = 8  # each needs a named barrier
+_SHORT = 100  # nodes of an expression in place of its name
 
 
 class TmaStores:
@@ -183,15 +184,25 @@ class TmaStores:
                   and any(x.dst.buffer.data is tensor for x in walk(s.body, Copy, AtomicTile))]
         if len(around) != 1 or not isinstance(around[0], For):
             return False
-        loop, values = around[0], {s.var: s.value for s in walk(self.launch.body, Bind)}
-        gap = _widened(self.inlined(gap, values))
+        loop = around[0]
+        gap = _widened(substitute(gap, self.expanded))
         step = None if contains(gap, Load) else stride_along(gap, loop.var, self.analyzer)
         if not step:
             return False
-        ends = [self.analyzer.simplify(_widened(self.inlined(substitute(gap, {loop.var: at}), values)))
+        ends = [self.analyzer.simplify(_widened(substitute(gap, {loop.var: substitute(convert(at), self.expanded)})))
                 for at in (loop.start, loop.start + loop.extent - 1)]
         low, high = ends if step > 0 else ends[::-1]
         return isinstance(low, Const) and low.value >= n or isinstance(high, Const) and high.value <= -m
+
+    @cached_property
+    def expanded(self) -> dict[Var, Expr]:
+        """What names stand for, without names in it but those of longer expressions: of the place of a tile, as a rule."""
+        out: dict[Var, Expr] = {}
+        for s in walk(self.launch.body, Bind):
+            value = substitute(s.value, out)
+            if extent(value)[0] <= _SHORT:
+                out[s.var] = value
+        return out
 
     @property
     def alone(self) -> bool:

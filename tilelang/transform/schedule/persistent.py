@@ -10,7 +10,7 @@ run at the same time have loads in common.  If the work of a tile grows or falls
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
 from itertools import product
 from math import prod
@@ -201,8 +201,8 @@ class OpenPartition:
     """A partition like TilePartition, of a grid whose size each call gives.
 
     Blocks of every second group come in the opposite order, so that what one group gives a block too much, the next one takes
-    off: it is as even as the best of all widths (1.00 to 1.03 of the average for causal attention of 1,000 to 16,000 queries).
-    All numbers are int32, not negative; quotients are unsigned.
+    off.  Groups have a whole pass at least.  All numbers are int32, not negative; quotients are unsigned, and few, because a
+    block starts with them: a grid of one wave has one division by a number that is not known here.
     """
 
     rows: Var
@@ -214,21 +214,22 @@ class OpenPartition:
     each: tuple[Var, Var]  # tiles of the block in a group, and in the next one
 
     @staticmethod
-    def of(grid: tuple[Expr, Expr], most: Expr, blocks: int, block: Expr) -> tuple[OpenPartition, list[Bind]]:
-        """The partition of (rows, columns) in groups of at most `most` columns, or as many as blocks need; bindings of what is
-        the same for all tiles of a block."""
+    def of(grid: tuple[Expr, Expr], groups: Callable[[Expr], Expr], blocks: int,
+           block: Expr) -> tuple[OpenPartition, list[Bind]]:
+        """The partition of (rows, columns) in groups(columns) groups, or as many as blocks need; bindings of what is the same
+        for all tiles of a block."""
         rows, columns = (_bound(name, n) for name, n in zip(("rows", "columns"), grid))
-        r, c = rows.var, columns.var
-        most_columns = _bound("most_columns", binary("min", most, c))
-        groups = _bound("groups", _quotient(c + (most_columns.var - 1), most_columns.var))
-        even = _quotient(c + (groups.var - 1), groups.var)
-        width = _bound("width", binary("min", c, binary("max", even, _quotient(r + (blocks - 1), r))))
-        full, whole = _bound("full", _quotient(c, width.var)), _bound("tiles", r * width.var)
+        r, c, one = rows.var, columns.var, const(1, "int32")
+        number = _bound("groups", binary("max", one, binary("min", groups(c), _quotient(r * c, const(blocks)))))
+        alone = binary("eq", number.var, one)
+        width = _bound("width", Select(alone, c, _quotient(c + (number.var - 1), number.var), c.dtype, True))
+        full = _bound("full", Select(alone, one, _quotient(c, width.var), c.dtype, True))
+        whole = _bound("tiles", r * width.var)
         passes = _bound("passes", _quotient(whole.var, const(blocks)))
         each = [_bound(name, _in_passes(place, whole.var, passes.var, blocks))
                 for name, place in (("each", block), ("each_next", (blocks - 1) - block))]
         made = OpenPartition(r, c, width.var, full.var, blocks, block, (each[0].var, each[1].var))
-        return made, [rows, columns, most_columns, groups, width, full, whole, passes, *each]
+        return made, [rows, columns, number, width, full, whole, passes, *each]
 
     @property
     def count(self) -> Expr:
@@ -240,7 +241,8 @@ class OpenPartition:
     def place(self, index: Expr) -> tuple[list[Bind], Expr, Expr]:
         """(bindings, row, column) of tile number `index` of the block."""
         both = self.each[0] + self.each[1]
-        pair = _bound("pair", _quotient(index, both))
+        pair = _bound("pair", Select(binary("lt", index, self.each[0]), const(0, "int32"), _quotient(index, both), index.dtype,
+                                     True))
         inside = _bound("in_pair", index - pair.var * both)
         late = _bound("late", cast(binary("ge", inside.var, self.each[0]), "int32"))
         first = _bound("first_column", (pair.var * 2 + late.var) * self.width)
@@ -605,15 +607,17 @@ def longest_first(launch: Launch, work: Work) -> Launch:
         launch.block_vars[k] for k in order), body=substitute(launch.body, {v: slope.index(launch, v)}))
 
 
-def _heads(launch: Launch, work: Work, slope: _Slope) -> int | Expr:
-    """How many tiles that differ in the other dimensions fit L2 with what they load."""
+def _heads(launch: Launch, work: Work, slope: _Slope) -> int | Callable[[Expr], Expr]:
+    """How many tiles that differ in the other dimensions fit L2 with what they load; of a grid that each call gives, a function
+    from their number to that of groups that do."""
     v = work.block_vars[slope.dim]
     each = sum(b for b, at in work.loads if not _names(at, v))
     if all(isinstance(convert(g), Const) for g in launch.grid):
         return max(1, round(L2_FRACTION / max(1, slope.longest * each)))
     last = convert(launch.grid[slope.dim]) - 1 if slope.up else const(0)
     longest = binary("max", const(1), substitute(work.extent, {v: last}))
-    return binary("max", const(1), _quotient(const(L2_FRACTION // max(1, each)), longest))
+    fits = max(1, L2_FRACTION // max(1, each))  # iterations
+    return lambda columns: cast((cast(columns, "uint32") * cast(longest, "uint32") + fits // 2) // fits, "int32")
 
 
 def _sampled(e: Any, block_vars: tuple[Var, ...], values: dict[Var, int]) -> int | None:
