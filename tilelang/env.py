@@ -120,7 +120,7 @@ class Environment:
     TILELANG_AUTO_TUNING_MAX_CPU_COUNT = EnvVar("TILELANG_AUTO_TUNING_MAX_CPU_COUNT", "-1", "upper bound of that")
     TILELANG_LIBRARY_TUNING = EnvVar("TILELANG_LIBRARY_TUNING", "0", "default of `tune` in functions of tilelang.library")
     TILELANG_LIBRARY_DYNAMIC_SHAPES = EnvVar("TILELANG_LIBRARY_DYNAMIC_SHAPES", "0", "library kernels take any number of rows, "
-                                             "any lengths and scales, instead of one kernel for each")
+                                             "any lengths and scales, from the first call on")
     # -- inspection
     TL_LOWER_TRACE = EnvVar("TL_LOWER_TRACE", "0", "trace passes: 0, html (report.html in TL_LOWER_TRACE_DIR), 1 and "
                             "terminal (printed), both")

@@ -106,3 +106,20 @@ def test_persistent_blocks_of_masks_compute_every_tile_of_any_length(mask):
         e = np.where(seen, np.exp(s), 0.0)
         want = np.einsum("bhqk,bkd->bqhd", e / np.maximum(e.sum(-1, keepdims=True), 1e-30), v[:, :, 0].astype(float))
         assert np.abs(out - want).max() < 2.0**-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (30, 0)}], ids=str)
+def test_tma_stores_gradients_of_scores_of_any_length(monkeypatch, options):
+    """Not threads, whose barriers cost 0.15 of the rate."""
+    reports, real = [], place.Place._compiled
+
+    def compiled(at, *args):
+        reports.append(str(real(at, *args).report_data["kernels"]))
+        return lambda *given: None
+
+    monkeypatch.setattr(place.Place, "_compiled", compiled)
+    for n in (130, 200):
+        x, lse = np.zeros((1, n, 7, 128), np.float16), np.zeros((1, 7, n), np.float32)
+        flash_attention_backward(x, x, x, x, lse, x, target={"kind": "cuda", "arch": "sm_90a"}, **options)
+    assert "pairs" in reports[1] and "written by all threads" not in reports[1]
