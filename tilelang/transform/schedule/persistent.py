@@ -615,9 +615,10 @@ def _heads(launch: Launch, work: Work, slope: _Slope) -> int | Callable[[Expr], 
     if all(isinstance(convert(g), Const) for g in launch.grid):
         return max(1, round(L2_FRACTION / max(1, slope.longest * each)))
     last = convert(launch.grid[slope.dim]) - 1 if slope.up else const(0)
-    longest = binary("max", const(1), substitute(work.extent, {v: last}))
+    longest = binary("max", const(1), substitute(work.extent, {x: last if x is v else const(0) for x in work.block_vars}))
     fits = max(1, L2_FRACTION // max(1, each))  # iterations
-    return lambda columns: cast((cast(columns, "uint32") * cast(longest, "uint32") + fits // 2) // fits, "int32")
+    more = fits - fits // 10  # a tenth above the fraction makes no group more
+    return lambda columns: cast((cast(columns, "uint32") * cast(longest, "uint32") + more) // fits, "int32")
 
 
 def _sampled(e: Any, block_vars: tuple[Var, ...], values: dict[Var, int]) -> int | None:
