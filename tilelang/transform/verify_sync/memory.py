@@ -321,11 +321,11 @@ class Memory:
             if mode == "r" and m == "r":
                 continue
             late = [n for n, seen in rows.items() if seen[c] < when]
-            if late:
-                inside = ((p.g + 1) * self.granule > t.lo) & (p.g * self.granule < t.hi) & np.isin(p.warp, late)
-                if inside.any():
-                    at = int(p.g[int(np.argmax(inside))]) * self.granule
-                    self._fault("copy" if m == "w" else "late", at, site.span, where, site.exact)
+            lo, hi = t.lo // self.granule, -(-t.hi // self.granule)
+            if late and p.within(lo, hi)[late].any():
+                inside = (p.g >= lo) & (p.g < hi) & np.isin(p.warp, late)
+                at = int(p.g[int(np.argmax(inside))]) * self.granule
+                self._fault("copy" if m == "w" else "late", at, site.span, where, site.exact)
 
     def _conflict(self, mode: str, p: Pattern, rows: dict[int, Row], site: Site) -> None:
         warps, known = list(rows), np.stack(list(rows.values()))
