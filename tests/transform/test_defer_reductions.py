@@ -329,3 +329,36 @@ def test_sums_of_rows_that_two_warp_groups_hold_by_columns_met_in_every_iteratio
         want = want * 2 + (given["A"].astype(float) @ tile.T.astype(float)).sum(1)
     for target in (SM80, SM90A):
         np.testing.assert_array_equal(run_device(lower(main.func, target), given).outputs["C"], want)
+
+
+def counted(above, read=False):
+    """B[0] counts the tiles of A whose maximum is above 6, or not."""
+    @T.prim_func
+    def main(A: T.Tensor((STEPS, ROWS, COLS), "float32"), B: T.Tensor((1,), "float32")):
+        with T.Kernel(1, threads=128):
+            S, count = T.alloc_fragment((ROWS, COLS), "float32"), T.alloc_fragment((1,), "float32")
+            rows, top = T.alloc_fragment((ROWS,), "float32"), T.alloc_fragment((1,), "float32")
+            T.clear(count)
+            for k in T.serial(STEPS):
+                T.copy(A[k, :, :], S)
+                T.reduce_max(S, rows, dim=1)
+                T.reduce_max(rows, top, dim=0)
+                if top[0] > 6.0 if above else top[0] <= 6.0:
+                    for i in T.Parallel(1):
+                        count[i] += top[0] if read else 1.0
+            T.copy(count, B)
+
+    return main
+
+
+@pytest.mark.parametrize("above, read, spread", [(True, False, 2), (False, False, 0), (True, True, 0)],
+                         ids=["above", "not above", "read"])
+def test_maxima_that_only_votes_compare_stay_in_their_threads(above, read, spread):
+    func = counted(above, read)
+    out, found, ends = deferred(func)
+    assert (found, ends) == (spread, 0)
+    a = np.random.default_rng(0).integers(-8, 4, (STEPS, ROWS, COLS)).astype(np.float32)
+    a[1, 40, 63] = a[3, 1, 0] = 7  # in one thread each
+    tops = a.max((1, 2))
+    want = tops[tops > 6].sum() if read else ((tops > 6) == above).sum()
+    assert run_tile(out, {"A": a})["B"] == run_device(lower(func.func, SM80), {"A": a}).outputs["B"] == want
