@@ -81,11 +81,11 @@ def of_losses(m: int, k: int, n: int) -> dict[str, Case]:
                                        (wide, 2 * wide), more=(t,)),
         f"linear_cross_entropy {m}x{k}x{n}": Case(
             ((m, k), (n, k)), linear_cross_entropy, lambda x, w, t: F.cross_entropy(at_least_float(x @ w.t()), t),
-            (2.0 * (m + n) * k, 4.0 * (m + n) * k), (gemm, 3 * gemm), more=(t,)),
-        f"linear_cross_entropy {m}x{k}x{n} kept": Case(
-            ((m, k), (n, k)), partial(linear_cross_entropy, recompute=False),
+            (2.0 * ((m + n) * k + m * n), 4.0 * ((m + n) * k + m * n)), (gemm, 2 * gemm), more=(t,)),
+        f"linear_cross_entropy {m}x{k}x{n} recomputed": Case(
+            ((m, k), (n, k)), partial(linear_cross_entropy, recompute=True),
             lambda x, w, t: F.cross_entropy(at_least_float(x @ w.t()), t),
-            (2.0 * ((m + n) * k + m * n), 4.0 * ((m + n) * k + m * n)), (gemm, 2 * gemm), more=(t,))}
+            (2.0 * (m + n) * k, 4.0 * (m + n) * k), (gemm, 3 * gemm), more=(t,))}
 
 
 def of_groups(rows: int, k: int, n: int, groups: int) -> dict[str, Case]:

@@ -59,7 +59,8 @@ def test_gradcheck_and_a_whole_graph_without_logits_in_memory():
     t = torch.tensor([3, -100, 139, 130, 0, 64, 5])
     assert torch.autograd.gradcheck(lambda x, w: linear_cross_entropy(x, w, t, label_smoothing=0.1), (x, w), fast_mode=True)
     sizes = []
-    model = torch.compile(lambda x, w, t: linear_cross_entropy(x * 2, w, t), fullgraph=True, dynamic=True, backend="aot_eager")
+    model = torch.compile(lambda x, w, t: linear_cross_entropy(x * 2, w, t, recompute=True), fullgraph=True, dynamic=True,
+                          backend="aot_eager")
     for rows in (7, 5):
         with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
             found = torch.autograd.grad(model(x[:rows], w, t[:rows]), (x, w))
@@ -67,6 +68,21 @@ def test_gradcheck_and_a_whole_graph_without_logits_in_memory():
     assert max(sizes) == w.numel()
     op = torch.ops.tilelang_library.linear_cross_entropy.default
     torch.library.opcheck(op, (x, w, t, -100, 0.0, 0.0, "sum", False, None), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_logits_are_kept_where_they_take_no_more_memory_than_the_operands_and_their_gradients():
+    import torch
+
+    def saved(m, k, n, **options):
+        """Elements of the logits that are saved for the gradients."""
+        x, w = torch.zeros(m, k, dtype=torch.float64, requires_grad=True), torch.zeros(n, k, dtype=torch.float64)
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(tuple(t.shape)) or t, lambda t: t):
+            linear_cross_entropy(x, w, torch.zeros(m, dtype=torch.int64), **options)
+        return (m, n) in sizes
+
+    assert saved(32, 12, 96) and not saved(32, 11, 96)  # 32 * 96 elements, and 2 (32 + 96) k of operands and gradients
+    assert saved(32, 11, 96, recompute=False) and not saved(32, 12, 96, recompute=True)
 
 
 def test_arguments_that_do_not_go_together():

@@ -35,16 +35,18 @@ _READ = 16, WHOLE  # a tile of logits that are read: 4 loads of 16 bytes a threa
 
 
 def linear_cross_entropy(x: Any, weight: Any, labels: Any, *, ignore_index: int = -100, label_smoothing: float = 0.0,
-                         z_loss: float = 0.0, reduction: str = "mean", recompute: bool = True, target: Any = None) -> Any:
-    """cross_entropy(x @ weight^T, labels), whose logits are never in memory, unless recompute is False.
+                         z_loss: float = 0.0, reduction: str = "mean", recompute: bool | None = None, target: Any = None
+                         ) -> Any:
+    """cross_entropy(x @ weight^T, labels), whose logits are in memory for gradients only, and only where they are not large.
 
     x: (..., k), float16, bfloat16, float32 (GEMMs in tf32 on a GPU) or float64.  weight: (n, k), of x's type.  labels: (...),
     int32 or int64.  The rest is as for cross_entropy; logits are not rounded to x's type.
 
-    Gradients of x and weight, of their type.  Saved for them: x, weight, labels, and 4 bytes a row (8 for float64).  Backward
-    forms the logits again, by chunks of up to 16384 columns: their gradients, of x's type, are all that it has in memory beside
-    a float32 copy of the gradient of x.  With recompute=False forward leaves the logits in memory, of x's type, and backward
-    takes one GEMM less, in chunks twice as wide.  The same inputs and kernels give the same bits.
+    Gradients of x and weight, of their type.  Saved for them: x, weight, labels, 4 bytes a row (8 for float64), and with
+    recompute=False the logits, of x's type.  Backward is two GEMMs by chunks of columns, whose gradients, of x's type, are in
+    memory beside a float32 copy of the gradient of x: up to 32768 columns.  With recompute=True it is three, by chunks of up to
+    16384: the first one forms the chunk's logits again.  recompute=None keeps logits that take no more memory than x, weight
+    and their gradients together: m n <= 2 (m + n) k, for m rows.  The same inputs and kernels give the same bits.
 
     Kernels take any number of rows.  The first call has tiles for the next power of two, all others share those for 4096; sums
     over a tile's columns differ in their last bits where the tiles do.
@@ -57,9 +59,17 @@ def linear_cross_entropy(x: Any, weight: Any, labels: Any, *, ignore_index: int 
     1.3863
     """
     check_reduction("linear_cross_entropy", reduction)
-    keep = not recompute and not direct((x, weight))
+    keep = not direct((x, weight)) and (_keeps(x, weight) if recompute is None else not recompute)
     return LINEAR_CROSS_ENTROPY(x, weight, labels, int(ignore_index), float(label_smoothing), float(z_loss), reduction, keep,
                                 target_text(target))
+
+
+def _keeps(x: Any, weight: Any) -> bool:
+    """Whether the logits take no more memory than x, the weights and their gradients."""
+    if len(weight.shape) != 2:  # _results rejects it
+        return False
+    m, (n, k) = prod(x.shape[:-1]), weight.shape
+    return bool(m * n <= 2 * (m + n) * k)
 
 
 class LogitsForm(NamedTuple):
