@@ -305,8 +305,8 @@ def test_clusters_that_the_program_launches_stay_its_own():
             T.copy(F, C[by * 128, bx * 128])
 
     launch = lower(f.func, SM90A, {"tl.enable_hopper": True}).kernels[0].launch
-    assert launch.plan.cluster == (2, 1, 1) and launch.num_threads == 256
-    assert any("launches clusters itself" in r for r in launch.plan.report)
+    assert launch.plan.cluster == (2, 1, 1) and len(launch.grid) == 2 and launch.num_threads == 384
+    assert any("the program chooses its clusters itself" in r for r in launch.plan.report)
 
 
 # ---- barriers, clusters, launches ---------------------------------------------------------------------------------------

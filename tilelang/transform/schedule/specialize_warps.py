@@ -25,7 +25,7 @@ from math import prod
 from typing import Any
 
 from tilelang.arith import Analyzer
-from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Expr, For, If, Launch, Load, Parallel,
+from tilelang.ir import (Alloc, Bind, Buffer, Call, Const, Evaluate, Expr, For, If, Launch, Load, Parallel,
                          Stmt, Var, binary, call, const, contains, convert, dtype, free_vars, fresh, is_large, leaves,
                          replace, seq, statements, stmts_of, substitute, walk, with_options, FRAGMENT, GLOBAL, SHARED)
 from tilelang.ops import Copy, Gemm
@@ -61,6 +61,8 @@ MOST_STAGES = 8  # that a loop gets unasked
 _FEW_COLUMNS = 64  # of a GEMM that takes less time than its loads
 _MANY = 6  # tiles of an SM: a counter for them is allocated and cleared for each call
 _GAIN = 0.97  # cycles with versions of operands, of those without: they take memory
+_INITS = {"mbarrier_init", "fence_mbarrier_init"}
+_NEVER = "thread_return", "in_warp_groups", "cluster_sync", "cluster_arrive", "cluster_wait"  # not behind the loop either
 
 
 class _Declined(Exception):
@@ -75,9 +77,25 @@ def specialize_warps(launch: Launch, cx: PassContext) -> Launch:
     specialised is not changed, and its attr `report` gives the reason.
     Keeps: the result of the sequential loop, for every extent (0 too).
     """
-    head, body, tail = around_launch(launch)
+    head, body, tail = _around(launch)
     out = _specialized(replace(launch, body=body) if head or tail else launch, cx)
     return replace(out, body=seq(*head, out.body, *tail, span=launch.body.span)) if head or tail else out
+
+
+def _around(launch: Launch) -> tuple[list[Stmt], Stmt, list[Stmt]]:
+    """around_launch, and what all threads of a program's own clusters do: first the initialisation of the program's barriers,
+    after which blocks meet, and the last meeting."""
+    head, body, tail = around_launch(launch)
+    stmts = list(stmts_of(body))
+    meets = [k for k, s in enumerate(stmts) if isinstance(s, Evaluate) and s.call.op == "cluster_sync"]
+    if launch.plan.cluster is None or not meets:
+        return head, body, tail
+    if meets[-1] == len(stmts) - 1:
+        tail.insert(0, stmts.pop())
+    if meets[0] < len(stmts) and all(isinstance(s, Alloc) or isinstance(s, If) and {c.op for c in walk(s.then, Call)} <= _INITS
+                                     for s in stmts[:meets[0]]):
+        head, stmts = [*head, *stmts[:meets[0] + 1]], stmts[meets[0] + 1:]
+    return head, seq(*stmts, span=body.span), tail
 
 
 def _specialized(launch: Launch, cx: PassContext) -> Launch:
@@ -402,10 +420,14 @@ def _registers(p: _WarpRoles, warp_role: int) -> list[Stmt]:
 
 
 def _check(p: _WarpRoles) -> None:
-    if p.launch.plan.cluster is not None:
-        raise _Declined("the program launches clusters itself")
-    for x in walk(p.launch.body, Call):
-        if x.op in ("thread_return", "in_warp_groups") or is_sync(x) and x.op not in ("sync_threads", "sync_warp", *CLOCKS):
+    own, stmts = p.launch.plan.cluster is not None, list(stmts_of(p.launch.body))
+    at = next((k for k, s in enumerate(stmts) if s is p.loop), None)
+    if own and (at is None or len(p.loops) > 1):
+        raise _Declined("the program launches clusters itself, and its pipelined loop stands inside another statement")
+    # Behind the loop, blocks of a program's own cluster, which have one tile each, may exchange what the consumers computed.
+    for k, x in ((k, c) for k, s in enumerate(stmts) for c in walk(s, Call)):
+        free = own and at is not None and k > at
+        if x.op in _NEVER or not free and is_sync(x) and x.op not in ("sync_threads", "sync_warp", *CLOCKS):
             raise _Declined(f"the program calls {x.op} itself")
     if any(is_sync(x) for x in walk(p.loop.body, Call)):
         raise _Declined("the loop orders threads itself")
@@ -490,9 +512,9 @@ def _taken(p: _WarpRoles) -> TakenTiles | None:
     launch, extent, asked = p.launch, convert(p.loop.extent), p.cx.option(PassConfigKey.TL_PERSISTENT)
     total = prod(int(e.value) if isinstance(e, Const) else 0 for e in map(convert, launch.grid))
     blocks = p.cx.target.limits.sm_count if asked is None or asked is True else int(asked)
-    if len(p.loops) > 1 or may_wait(launch.body) or launch.plan.swizzle or not p._plain(extent) or not blocks or \
-            total < (1 if asked else _MANY) * blocks or not (asked or p._alone()) or p._free() < 0 or p.cx.option(
-                PassConfigKey.TL_CLUSTER) is not None:
+    if len(p.loops) > 1 or may_wait(launch.body) or launch.plan.swizzle or launch.plan.cluster or not blocks or \
+            not p._plain(extent) or total < (1 if asked else _MANY) * blocks or not (asked or p._alone()) or p._free() < 0 or \
+            p.cx.option(PassConfigKey.TL_CLUSTER) is not None:
         return None
     binds, guard, body = _guarded(p)
     known = [_inlined(e, p.values) for e in (extent, *(() if guard is None else (guard.cond,)))]

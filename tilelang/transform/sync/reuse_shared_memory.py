@@ -78,8 +78,13 @@ class _Order:
         self.own = {a.data for a, b in launch.plan.disjoint if a is b} | {
             x.buffer.data for x in walk(launch.body, Alloc) if x.buffer.facts.scratch or x.buffer.facts.ordered}
         # Storage whose address is stored in memory, or that other blocks of the cluster access: when it is used is not known.
-        self.unknown = {x.buffer.data for n in walk(launch.body, Store, Call) if isinstance(n, Store) or n.op in _REMOTE
-                        for x in walk(n, AddressOf)}
+        # What a block copies to another one is in use from the copy on.
+        self.unknown, self.sent = set[Var](), set[Var]()
+        for n in walk(launch.body, Store, Call):
+            if isinstance(n, Store) or n.op in _REMOTE:
+                copies = isinstance(n, Call) and n.op == "bulk_copy_cluster"
+                for k, e in enumerate(n.args if copies else (n,)):
+                    (self.sent if copies and k == 1 else self.unknown).update(x.buffer.data for x in walk(e, AddressOf))
         self.named: dict[Var, frozenset[Var]] = {}  # names of addresses and descriptors: the storage that they point to
         for n in walk(launch.body, Bind):
             self.named[n.var] = frozenset(x.buffer.data for x in walk(n.value, AddressOf)).union(
@@ -103,7 +108,8 @@ class _Order:
 
     def frees(self, a: Buffer, b: Buffer) -> bool:
         """Whether b may be in bytes of a."""
-        if a is b or not {a.scope_name, b.scope_name} <= set(SHARED) or a.facts.ordered or {a.data, b.data} & self.unknown:
+        if a is b or not {a.scope_name, b.scope_name} <= set(SHARED) or a.facts.ordered or {a.data, b.data} & self.unknown or (
+                a.data in self.sent):
             return False
         return self.before(self.body, a.data, b.data)
 
