@@ -98,12 +98,12 @@ class Simulation:
         self.arrived: list[list[float]] = [[] for _ in self.rings]
         self.ran: dict[tuple[int, int], tuple[float, float]] = {}
         self.loaded: dict[int, tuple[float, float]] = {}
+        self.busy = max(groups * sum(tensor.values()), sum(use.bytes / use.rate for use, _ in self.rings))
         self.cycles = self.run()
-        busy = max(groups * sum(tensor.values()), sum(use.bytes / use.rate for use, _ in self.rings))
-        assert self.cycles > busy - 0.01, f"{self.cycles} cycles of an iteration, but a unit is busy for {busy}"
+        assert self.cycles > self.busy - 0.01, f"{self.cycles} cycles of an iteration, but a unit is busy for {self.busy}"
 
     def run(self) -> float:
-        """Cycles of a steady iteration: the mean over a period, which ends in the state it began in."""
+        """Cycles of a steady iteration: the mean over a period, which ends in the state it began in, or half of the run."""
         marks: list[float] = []
         first = max((use.stages for use, _ in self.rings), default=0) + 1  # stages that are free from the start are used up
         seen: dict[tuple[float, ...], list[tuple[int, Any]]] = {}  # clocks -> (iterations so far, state)
@@ -124,7 +124,8 @@ class Simulation:
                 if begin is not None:
                     return (marks[-1] - marks[begin - 1]) / (len(marks) - begin)
                 before.append((len(marks), now))
-        return (marks[-1] - marks[_MOST // 2 - 1]) / (_MOST // 2)
+        # No state came again: a span that begins behind a longer iteration may be shorter than the work in it.
+        return max(self.busy, (marks[-1] - marks[_MOST // 2 - 1]) / (_MOST // 2))
 
     def state(self, steps: int, now: float) -> Any:
         """What the rest of the run depends on after so many iterations of all groups, with times from `now` on."""
