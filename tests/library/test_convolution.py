@@ -6,7 +6,7 @@ import pytest
 from tilelang.library import conv2d
 from tilelang.library.training import convolution
 from tilelang.library.training.convolution import CONV2D
-from tilelang.library.training.convolution_kernels import image_gradient, weight_gradient
+from tilelang.library.training.convolution_kernels import image_gradient, mixed_place, weight_gradient
 
 H200 = {"kind": "cuda", "arch": "sm_90a"}
 # images, height, width, channels, features, kernel, stride, padding, dilation, type
@@ -98,3 +98,13 @@ def test_no_images():
     assert conv2d(x, w).shape == (0, 3, 3, 4)
     dx, dw = CONV2D.backward(x, w, [True, True], [1, 1], [0, 0], [1, 1], None, np.zeros((0, 3, 3, 4), np.float32))
     assert dx.shape == x.shape and not dw.any()
+
+
+@pytest.mark.parametrize("classes, each, columns", [(4, 33, 1), (4, 33, 3), (2, 66, 2), (9, 14, 1)])
+def test_every_tile_of_every_class_comes_once_and_blocks_get_all_classes(classes, each, columns):
+    waves = 2 * classes
+    places = [mixed_place(x, classes, each, columns) for x in range(waves * each * classes)]
+    tiles = waves * each
+    assert set(places) == {(k % columns, k // columns, c) for k in range(tiles) for c in range(classes)}
+    assert len(set(places)) == len(places)
+    assert all(sorted(c for _, _, c in places[k::each * classes]) == sorted([*range(classes)] * 2) for k in range(each))

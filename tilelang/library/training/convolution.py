@@ -21,7 +21,8 @@ from .convolution_kernels import ConvForm, convolution, image_gradient, weight_g
 from .rows import accumulator, check_alike
 
 _STEP = 64  # columns of k that a tile of 16-bit elements has at least, where the channels permit it
-_FEW_STEPS = 8  # fewer of a class leave less time than the stores of its tile take (128 images of 56x56x128: 87 us, 98)
+_FEW_STEPS = 16  # fewer of a class hide less of a tile's stores (128 images of 28x28x256: 56 us, by 256 rows 58)
+_MANY_WAVES = 8  # of tiles, in which classes are mixed: in few, blocks would have tiles of too different lengths
 SPLIT = {"enable_pdl": True, "extra_stages": False}  # options of the compiler for the gradient of weights
 _LOADED, _SUMMED = 52, 1700  # bytes per cycle: that L2 gives an SM; of partial sums, stored and read by all SMs (measured)
 
@@ -88,7 +89,8 @@ def tiled(f: ConvForm, at: Place, rows: int, transposed: bool = False) -> ConvFo
     if classes > 1 and taps * inner < _FEW_STEPS * _STEP and t.bm * t.bn > 128 * 128 and chip.kind == "wgmma":
         t = replace(t, bm=128, bn=128, stages=4, threads=256, cluster=())  # nothing hides how a tile's rows are stored
     bk = next((k for k in (t.bk, _STEP, _STEP // 2, _STEP // 4) if k <= t.bk and inner % k == 0), t.bk)
-    return f._replace(tile=replace(t, bk=bk, stages=t.stages * t.bk // bk))
+    mixed = classes > 1 and ceil(rows / t.bm) * ceil(n / t.bn) * classes >= _MANY_WAVES * at.chip.sms
+    return f._replace(tile=replace(t, bk=bk, stages=t.stages * t.bk // bk), mixed=at.chip.sms if mixed else 0)
 
 
 def _chip(f: ConvForm, at: Place, k_inner: bool) -> tuple[Chip, str]:

@@ -14,6 +14,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 import tilelang.language as T
+from tilelang.ir import dtype
 
 from ..gemm.kernels import chosen
 from ..gemm.tile import Tile
@@ -25,7 +26,8 @@ class ConvForm(NamedTuple):
     """What a kernel is compiled for, for any number of images.
 
     image: height, width and channels.  features: of the result.  kernel, stride, dilation, pad: for height and width.
-    kind, acc: element types.  splits: of the pixels, for the gradient of weights.
+    kind, acc: element types.  splits: of the pixels, for the gradient of weights.  mixed: tiles of all classes of the gradient
+    of images that run at a time; 0 for one class after another.
     """
 
     image: tuple[int, int, int]
@@ -38,6 +40,7 @@ class ConvForm(NamedTuple):
     acc: str
     tile: Tile
     splits: int = 1
+    mixed: int = 0
 
     @property
     def out(self) -> tuple[int, int]:
@@ -120,26 +123,57 @@ class Classes(NamedTuple):
                        for pairs in self.taps], a)
 
 
+def _rows_of_groups(t: Tile, vector: int) -> Any:
+    """Iterations over a tile in which each warp group has the rows of its accumulator, so that groups do not wait for each
+    other; None where a group has no whole ones.  vector: elements of an access."""
+    groups, words = t.threads // 128, t.bn // vector
+    if t.threads % 128 or t.bn % vector or t.bm % (64 * groups) or 64 * words % 128:
+        return None
+    each = t.bm // groups
+
+    def place(i: Any, j: Any) -> tuple[Any, Any]:
+        at = i % each * words + j // vector
+        return i // each * 128 + at % 128, at // 128 * vector + j % vector
+
+    return T.Fragment((t.bm, t.bn), forward_fn=place)
+
+
+def mixed_place(x: Any, classes: int, each: int, columns: int) -> tuple[Any, Any, Any]:
+    """Column, row and class of tile x, of `each` tiles of every class in a wave."""
+    wave, place = x // (each * classes), x % (each * classes)
+    nth = wave * each + place // classes
+    return nth % columns, nth // columns, (place + wave) % classes
+
+
 def image_gradient(f: ConvForm) -> Any:
-    """The kernel (dY, W, dX)."""
+    """The kernel (dY, W, dX).
+
+    With f.mixed, tiles of all classes run at the same time: those of few taps store while those of many multiply, and the
+    pixels of neighbouring classes lie side by side.  From wave to wave, a block gets a tile of another class.
+    """
     t, n, (height, width, channels) = f.tile, T.dynamic("n"), f.image
     down, across = Classes.of(f, 0), Classes.of(f, 1)
     pixels, whole = down.rows * across.rows, f.features % t.bk == 0
     steps, kinds = f.features // t.bk, len(across.taps)
     classes = len(down.taps) * kinds
     pads = down.pad(f.out[0]), across.pad(f.out[1])
+    layout = _rows_of_groups(t, 16 // dtype(f.kind).bytes)
+    columns, rows, each = ceil(channels / t.bn), T.ceildiv(n * pixels, t.bm), f.mixed // classes  # tiles; of a class in a wave
 
     @T.prim_func
     def convolution_image_gradient(dY: f.y(n), W: f.w, dX: f.x(n)):
         Rows = T.reshape(dX, (n * height * width, channels))
-        with T.Kernel(T.ceildiv(channels, t.bn), T.ceildiv(n * pixels, t.bm), classes, threads=t.threads) as (bx, by, bz):
+        grid = (T.ceildiv(rows * columns, each) * each * classes, 1, 1) if each else (columns, rows, classes)
+        with T.Kernel(*grid, threads=t.threads) as (x, y, z):
+            bx, by, bz = mixed_place(x, classes, each, columns) if each else (x, y, z)
             Ys, Ws = T.alloc_shared((t.bm, t.bk), f.kind), T.alloc_shared((t.bk, t.bn), f.kind)
             acc, Xs = T.alloc_fragment((t.bm, t.bn), f.acc), T.alloc_shared((t.bm, t.bn), f.kind)
             a, b = (classes - 1 - bz) // kinds, (classes - 1 - bz) % kinds  # the last ones have the most taps
             wide = across.count(b)
             T.clear(acc)
             if whole:
-                for k in T.Pipelined(down.count(a) * wide * steps, num_stages=t.stages):
+                taps = down.count(a) * wide
+                for k in T.Pipelined((T.if_then_else(by < rows, taps, 0) if each else taps) * steps, num_stages=t.stages):
                     i, j, at = k // steps // wide, k // steps % wide, k % steps
                     T.im2col(dY, Ys, by, (down.at(a, i, True) * across.size + across.at(b, j, True)) * steps + at,
                              (down.size, across.size), 1, 1, pads)
@@ -167,7 +201,7 @@ def image_gradient(f: ConvForm) -> Any:
                 T.copy(acc, Rows[by * t.bm, bx * t.bn])
             else:
                 T.copy(acc, Xs)
-                for i, j in T.Parallel(t.bm, t.bn):
+                for i, j in T.Parallel(t.bm, t.bn, loop_layout=layout):
                     pixel = by * t.bm + i
                     h, w = pixel % pixels // across.rows * f.stride[0] + a, pixel % across.rows * f.stride[1] + b
                     if pixel < n * pixels and h < height and w < width and bx * t.bn + j < channels:
