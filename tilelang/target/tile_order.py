@@ -19,8 +19,10 @@ _PORT = 16  # blocks, one an SM, that request data through one port
 # _HELD times its size), or all tiles run at once; elsewhere, where waves load from memory.
 _WAVE, _WAVE_OF_MEMORY, _HELD = 0.1, 1.0, 1.05
 _FEW_WAVES = 6  # up to so many, rasterisation panels end in the middle of waves, and tiles are counted one by one
+_FEWER = 0.9  # fraction of the requests of waves below which rasterisation panels of clusters have one row (narrow grids)
 _SIZES = 1, 2, 3, 4, 6, 8, 12, 16  # of rasterisation panels, beside that of the whole grid
 _SLOWEST = 12  # exponent of the mean over ports: the slowest decides
+_COUNTED = 6  # waves at most whose tiles are counted
 _STEP = 3  # every so many tiles a port's tiles are counted from
 _ALIGNED = 1.1  # bytes that a rasterisation panel with waves of whole columns may load, relative to the best one
 
@@ -52,6 +54,13 @@ def tile_order(grid: tuple[int, int, int], loads: tuple[float, float], blocks: i
     return -size, "column" if by_columns else "row"
 
 
+def rows_of_waves(rows: int, columns: int, loads: tuple[float, float], blocks: int) -> int:
+    """The rows of a rasterisation panel in several waves: those of about square waves, or one, where that requests far less."""
+    (row, column), high = loads, min(rows, rasterisation_rows(blocks, *loads))
+    alone, several = (by * row + bx * column for by, bx in (_wave(rows, columns, size, blocks) for size in (1, high)))
+    return 1 if alone < _FEWER * several else high
+
+
 def _sizes(down: int) -> list[int]:
     return [*(x for x in _SIZES if x < down), down]
 
@@ -60,19 +69,31 @@ def _sizes(down: int) -> list[int]:
 def _requested(rows: int, columns: int, blocks: int, layers: int) -> list[tuple[int, str, Any, Any]]:
     """For each order (size, order, rows and columns a tile of each port's tiles, those of waves)."""
     found, count = [], min(rows * columns * layers, 2 * blocks)
-    tile = np.arange(count)
-    layer, tile = np.divmod(tile, rows * columns)
     for order, down, across in (("row", rows, columns), ("column", columns, rows)):
         for size in _sizes(down):
-            panel, inside = np.divmod(tile, size * across)
-            high = np.minimum(size, down - panel * size)
-            column = inside // high
-            places = (panel * size + inside % high + layer * down,
-                      np.where(panel % 2, across - 1 - column, column) + layer * across)
+            places = _places(down, across, size, count)
             each, wave = ([_distinct(x, n, step) for x in places[::1 if order == "row" else -1]]
                           for n, step in ((min(_PORT, count), _STEP), (min(blocks, count), blocks)))
             found.append((size, order, tuple(each), tuple(x.mean() for x in wave)))
     return found
+
+
+def _places(down: int, across: int, size: int, count: int) -> tuple[Any, Any]:
+    """Row and column of each of the first `count` tiles, in rasterisation panels of `size` rows."""
+    layer, tile = np.divmod(np.arange(count), down * across)
+    panel, inside = np.divmod(tile, size * across)
+    high = np.minimum(size, down - panel * size)
+    column = inside // high
+    return (panel * size + inside % high + layer * down, np.where(panel % 2, across - 1 - column, column) + layer * across)
+
+
+@lru_cache(maxsize=1 << 10)
+def _wave(rows: int, columns: int, size: int, blocks: int) -> tuple[float, float]:
+    """Rows and columns a tile that whole waves of blocks request, on average."""
+    running = min(blocks, rows * columns)
+    waves = min(_COUNTED, rows * columns // running)
+    by, bx = (_distinct(x, running, running).mean() for x in _places(rows, columns, size, waves * running))
+    return float(by), float(bx)
 
 
 def _distinct(x: Any, count: int, step: int) -> Any:

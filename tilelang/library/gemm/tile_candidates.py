@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil, gcd
 
 from tilelang.transform.analysis.cluster_pairs import SECTOR
-from tilelang.target.tile_order import rasterisation_rows, tile_order
+from tilelang.target.tile_order import rasterisation_rows, rows_of_waves, tile_order
 
 from .tile import Chip, Tile, TileProblem, swapped
 
@@ -160,16 +160,24 @@ def _may_overlap(p: TileProblem, bm: int, bn: int, deep: int) -> bool:
     return p.may_overlap and ragged and p.k >= _OVERLAP_STEPS * deep
 
 
-def ordered(chip: Chip, p: TileProblem, t: Tile, in_clusters: bool) -> Tile:
-    """The tile with its order of rasterisation."""
+def ordered(chip: Chip, p: TileProblem, t: Tile, spans: tuple[int, ...]) -> Tile:
+    """The tile with its order of rasterisation. spans: the tiles of a cluster."""
     if chip.kind != "wgmma":
         return replace(t, panel_size=max(1, 2048 // t.bm))
     q = swapped(p) if t.swap_ab else p
     rows, columns, row = ceil(q.m / t.bm), ceil(q.n / t.bn), q.k * q.bits / 8
-    if in_clusters:  # which load a tile once for all of their blocks
-        near = side_by_side(chip, q, t.bm, t.bn, t.splits)
-        return replace(t, panel_size=rows if near == "b" else 1 if near == "a" or t.splits > 1 else
-                       rasterisation_rows(chip.sms, t.bm, t.bn))
-    size, order = tile_order((rows, columns, q.batch * t.splits), (t.bm * row, t.bn * row), chip.sms, chip.cache,
-                              either=not q.ragged)
-    return replace(t, panel_size=size, order=order)
+    beside, below = spans[:2]
+    if beside * below == 1:
+        size, order = tile_order((rows, columns, q.batch * t.splits), (t.bm * row, t.bn * row), chip.sms, chip.cache,
+                                 either=not q.ragged)
+        return replace(t, panel_size=size, order=order)
+    # Tiles of a cluster are loaded once for all of their blocks.
+    near = side_by_side(chip, q, t.bm, t.bn, t.splits)
+    if rows * columns * q.batch * t.splits > chip.sms:
+        size = below * rows_of_waves(ceil(rows / below), ceil(columns / beside), (below * t.bm, beside * t.bn),
+                                     chip.sms // (beside * below))
+    elif near:
+        size = rows if near == "b" else 1
+    else:
+        size = 1 if t.splits > 1 else rasterisation_rows(chip.sms, t.bm, t.bn)
+    return replace(t, panel_size=size)

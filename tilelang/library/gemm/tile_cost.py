@@ -49,7 +49,9 @@ _FOLLOWING = 0.3  # ragged GEMMs: additional fraction of the time of one group's
 # Not hidden: the fraction of the last stage's loads that k does not fill (_PARTIAL). Factors of a stage where a ring has three
 # (_RING_OF_THREE), or for each 256 bytes of k (_DEEP). _IDLE: of the time that SMs are idle at the end, the fraction that the
 # others gain where the power limit applies.
-_PARTIAL, _RING_OF_THREE, _DEEP, _IDLE = 0.67, 1.1, 1.05, 0.3
+_PARTIAL, _RING_OF_THREE, _DEEP, _IDLE = 0.67, 1.09, 1.05, 0.3
+# By how much more bytes a cycle slow long kernels: 2240x4480x6016 by 128x152 (59 bytes) takes 161.7 us, by 128x208 (52) 149.3.
+_POWER_OF_LOADS = 0.27
 # Cycles of a stage whose left operand goes through registers, and per element of a thread.
 _FETCHED, _FETCH = 250, 14
 # Split-K: the fraction that each further split costs, and by which tiles of 64 rows are faster with rows across sectors.
@@ -107,12 +109,17 @@ def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tupl
         padded = ceil(columns / spans[0]) * spans[0] * ceil(rows / spans[1]) * spans[1] * p.batch * t.splits
         waves = ceil(padded / (chip.sms if waves == 1 else at_once(chip.sms, prod(spans))))
     load = load_cycles(chip, p, t, spans, busy)
-    matrix *= _issue(chip, t, (t.bm + t.loaded) * t.bk * size / matrix)
+    traffic = (t.bm + t.loaded) * t.bk * size / matrix  # bytes for a cycle of the MMAs
+    matrix *= _issue(chip, t, traffic)
     waiting = (_WAITING_ONCE if waves == 1 else _WAITING) * log2(prod(spans))
     if chip.kind == "wgmma":  # the rate of L2 falls too under the power limit
         power = (0.1 if waves == 1 else 0.2) if p.a_rows % SECTOR or p.b_rows % SECTOR else 0.08
         load *= 1 + power * _long(waves * depth * max(matrix, load) / chip.clock)
     promoted = p.two_level and chip.kind == "wgmma"
+    if chip.kind != "wgmma" or promoted:
+        traffic = 48.0
+    elif load > matrix or prod(spans) > 1:  # loads slow the loop already, or several blocks get them at once
+        traffic = min(48.0, traffic)
     stage = _stage(chip, t, waves, matrix, 0.0 if promoted else load, t.bk * size, waiting)
     if t.from_registers:  # a group loads, multiplies and waits while others multiply
         stage = max(stage, _FETCHED + t.bm * t.bk / t.threads * _FETCH + matrix / (t.threads // 128))
@@ -132,7 +139,7 @@ def _estimate(chip: Chip, p: TileProblem, t: Tile, across: bool = False) -> tupl
     if chip.kind == "wgmma":  # under the power limit, idle SMs leave their power to the others
         idle = (1 - tiles / chip.sms / waves) * depth * stage * waves
         cycles -= _IDLE * _long(cycles / chip.clock) * idle
-    own, moved, more = _seconds(chip, cycles), _memory(chip, p, t), chip.start
+    own, moved, more = _seconds(chip, cycles, traffic), _memory(chip, p, t), chip.start
     if _pdl(chip, p, t, spans):
         more -= PDL_SAVES + (_SAVED_BESIDE if _beside(chip, p, t) else 0.0)
     near = side_by_side(chip, p, t.bm, t.bn, t.splits) if moved > chip.cache else ""
@@ -259,10 +266,14 @@ def _issue(chip: Chip, t: Tile, traffic: float) -> float:
     return _ISSUE[t.threads // 128] * (1 + 0.065 * max(0.0, traffic / 48 - 1))
 
 
-def _seconds(chip: Chip, cycles: float) -> float:
-    """Seconds of these cycles. The power limit slows long kernels down, to 0.94 of the clock from 100 us on."""
+def _seconds(chip: Chip, cycles: float, traffic: float) -> float:
+    """Seconds of these cycles. The power limit slows long kernels down, to 0.94 of the clock from 100 us on; loads take power
+    too.
+
+    traffic: bytes that are loaded in a cycle of the MMAs.
+    """
     seconds = cycles / chip.clock
-    return seconds * (1 + 0.065 * _long(seconds))
+    return seconds * (1 + (0.065 + _POWER_OF_LOADS * (traffic / 48 - 1)) * _long(seconds))
 
 
 def _long(seconds: float) -> float:
@@ -299,7 +310,7 @@ def _once(chip: Chip, p: TileProblem, t: Tile) -> bool:
 def finished(chip: Chip, p: TileProblem, t: Tile) -> Tile:
     """The tile with the choices that its size and place decide: rasterisation and PDL."""
     spans = _spans(chip, p, t)
-    t = ordered(chip, p, t, prod(spans) > 1)
+    t = ordered(chip, p, t, spans)
     q = swapped(p, t.staged) if t.swap_ab else p
     return replace(t, pdl=_pdl(chip, q, replace(t, swap_ab=False), spans))
 
