@@ -6,6 +6,7 @@ the nearest that torch has).
 
 from __future__ import annotations
 
+import random
 import sys
 import zlib
 from collections.abc import Callable, Iterable
@@ -123,6 +124,11 @@ def _forms() -> Iterable[tuple[str, Form]]:
     for s in ((256, 256, 16384), (512, 512, 32768), (128, 1024, 16384), (1024, 1024, 16384), (768, 1536, 8192),
               (64, 512, 65536), (384, 384, 24576)):  # few tiles with a long inner dimension
         yield "split-k", Form(*s, "bfloat16")
+    r = random.Random(2026)
+    for k in range(40):  # of no particular sizes: multiples of 1, 8 and 16
+        unit = (8, 16, 1, 8)[k % 4]
+        size = tuple(max(unit, round(2**r.uniform(6, 13) / unit) * unit) for _ in range(3))
+        yield "drawn", Form(*size, "bfloat16", ("nt", "nn", "tn", "nt", "tt")[k % 5])
     for s in (*_SQUARES[1:], (4096, 1024, 8192), (14336, 2048, 4096), (4096, 2048, 14336), (4096, 128, 4096)):
         for dtype in ("float16", "bfloat16"):
             yield "2:4", Form(*s, dtype, sparse=True)
