@@ -6,10 +6,11 @@
     python benchmarks/training_checks.py --device cpu      # what a machine without a GPU can check
 
 Columns.  error: the largest of the result and the gradients against float64, over that of torch's formula in the same types
-(at most 1.5).  anew: kernels compiled for another length, and for a third one (none).  opcheck: torch.library.opcheck of both
-operators.  graph: captured in a CUDA graph without a wait for the device, replayed with the same bits.  compiled:
-torch.compile(fullgraph=True) of a block around the call, beside the same block without it.  bits: launches of forward and
-backward whose results have other bits than the first ones.  Each case has a process of its own.
+(at most 1.5).  anew: kernels compiled for another length, and for a third one (none).  shared: the error of that other length,
+whose kernels all further ones share.  opcheck: torch.library.opcheck of both operators.  graph: captured in a CUDA graph
+without a wait for the device, replayed with the same bits.  compiled: torch.compile(fullgraph=True) of a block around the call,
+beside the same block without it.  bits: launches of forward and backward whose results have other bits than the first ones.
+Each case has a process of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from suite.training_cases import CASES, Case, make  # noqa: E402
 
 LIMIT = 1.5  # of our error over torch's
 SMALL = 2.0**-20  # errors below this are roundings of float32
-CHECKS = "error", "anew", "opcheck", "graph", "compiled", "bits"
+CHECKS = "error", "anew", "shared", "opcheck", "graph", "compiled", "bits"
 
 
 def results(call: Callable[..., torch.Tensor], given: list[torch.Tensor], grad: torch.Tensor) -> list[torch.Tensor]:
@@ -72,26 +73,37 @@ class Checks:
     def __init__(self, case: Case, device: str, launches: int) -> None:
         self.case, self.device, self.launches = case, device, launches
         self.given = make(case, device, case.lengths[0])
-        g = torch.Generator(device=device).manual_seed(1)
-        out = case.ours(*self.given)
-        self.grad = torch.randn(out.shape, device=device, generator=g).to(out.dtype)
+        self.grad = self._gradient(self.given)
         self.first = results(case.ours, self.given, self.grad)
 
     def again(self) -> list[torch.Tensor]:
         return results(self.case.ours, self.given, self.grad)
 
+    def _gradient(self, given: list[torch.Tensor]) -> torch.Tensor:
+        """That of the result for these tensors."""
+        out = self.case.ours(*given)
+        g = torch.Generator(device=self.device).manual_seed(1)
+        return torch.randn(out.shape, device=self.device, generator=g).to(out.dtype)
+
     def error(self) -> str:
+        return self._error(self.case.lengths[0], self.given, self.grad)
+
+    def shared(self) -> str:
+        given = make(self.case, self.device, self.case.lengths[1])
+        return self._error(self.case.lengths[1], given, self._gradient(given))
+
+    def _error(self, length: int, like: list[torch.Tensor], grad: torch.Tensor) -> str:
         """Of several draws together: a gradient of few numbers is off by more or less by chance, and two of 16 may decide."""
         sums: list[list[float]] = []
-        draws = min(16, max(4, *(64 // x.numel() for x in self.given))) if self.device == "cuda" else 1
+        draws = min(16, max(4, *(64 // x.numel() for x in like))) if self.device == "cuda" else 1
         exact, usual_of = (partial(results, self.case.torchs), ) * 2
         if draws > 4:  # a formula of a step at a time takes thousands of launches
-            exact, usual_of = (replayed(self.case.torchs, [x.detach().to(t or x.dtype) for x in self.given], self.grad)
+            exact, usual_of = (replayed(self.case.torchs, [x.detach().to(t or x.dtype) for x in like], grad)
                                for t in (torch.float64, None))
         for seed in range(draws):
-            given = make(self.case, self.device, self.case.lengths[0], seed=seed)
-            wanted = exact([x.detach().double().requires_grad_() for x in given], self.grad.double())
-            found, usual = results(self.case.ours, given, self.grad), usual_of(given, self.grad)
+            given = make(self.case, self.device, length, seed=seed)
+            wanted = exact([x.detach().double().requires_grad_() for x in given], grad.double())
+            found, usual = results(self.case.ours, given, grad), usual_of(given, grad)
             sums.append([float(v) for w, *xs in zip(wanted, found, usual)
                          for v in (w.square().sum(), *((x.double() - w).square().sum() for x in xs))])
         whole = [sum(x) for x in zip(*sums)]
