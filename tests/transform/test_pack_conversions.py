@@ -59,30 +59,6 @@ def test_the_same_bits(monkeypatch, dt, first, ops):
     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("step, packed", [(2, 1), (3, 0)])
-def test_nested_loops_over_all_registers_of_a_range_are_one_conversion(step, packed):
-    """In any order: of a range with gaps each is converted alone."""
-    @T.prim_func
-    def main(A: T.Tensor((32, 16), "float8_e4m3fn"), C: T.Tensor((32, 16), "float16")):
-        with T.Kernel(1, threads=32):
-            t = T.get_thread_binding()
-            x, y = T.alloc_local((16,), "float8_e4m3fn"), T.alloc_local((16,), "float16")
-            for v in T.serial(16):
-                x[v], y[v] = A[t, v], T.float16(0)
-            for a in T.unroll(2):
-                for b in T.unroll(4):
-                    y[b * step + a] = T.cast(x[b * step + a], "float16")
-            for v in T.serial(16):
-                C[t, v] = y[v]
-
-    lowered = pipeline.lower(main.func, Target({"kind": "cuda", "arch": "sm_90"}))
-    assert sum(x.op == "pack_pairs" for x in walk(lowered.kernels[0].launch, Call)) == packed
-    a = np.arange(512, dtype=np.uint16).astype(np.uint8).reshape(32, 16).view(numpy_dtype("float8_e4m3fn"))
-    got = run_device(lowered, {"A": a, "C": np.zeros((32, 16), np.float16)}).outputs["C"]
-    written = np.isin(np.arange(16), [b * step + a for a in range(2) for b in range(4)])
-    np.testing.assert_array_equal(got, np.where(written, a.astype(np.float32), 0))
-
-
 @pytest.mark.parametrize("arch, packs", [("sm_90", True), ("sm_89", True), ("sm_80", False)])
 @pytest.mark.parametrize("source", ["float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("dt", ["float16", "bfloat16"])

@@ -85,7 +85,7 @@ class _Conversions:
         weights = self._loop_of_weights(s)
         if weights is not None:
             return self.visit(weights)  # type: ignore[no-any-return]
-        packed = self._loop_of_pairs(s) or self._nest_of_pairs(s)
+        packed = self._loop_of_pairs(s)
         if packed is not None:
             return packed
         widened = self._widened(s)
@@ -131,32 +131,6 @@ class _Conversions:
         to, source = (_neighbours(at, int(n.value)) for at in places if at is not None)
         floats = replace(v.value, indices=(source,), dtype=v.value.dtype.with_lanes(source.lanes))
         return replace(store, indices=(to,), value=_pack(floats, v.dtype.with_lanes(to.lanes)))  # type: ignore[no-any-return]
-
-    def _nest_of_pairs(self, s: For) -> Store | None:
-        """The vector store of float8 that replaces nested loops over all registers of a range, in any order; else None."""
-        loops = dict[Var, int]()
-        body: Stmt = s
-        while isinstance(body, For) and body.kind == "unroll" and is_const(body.start, 0) and isinstance(body.extent, Const):
-            loops[body.var] = int(body.extent.value)
-            inner = stmts_of(body.body) or (body.body,)
-            body = inner[0] if len(inner) == 1 else body.body
-        v: Any = body.value if isinstance(body, Store) else None
-        if not isinstance(body, Store) or len(loops) < 2 or not self._converts(body) or v.value.dtype.bits != 8:
-            return None
-        accesses = [x for x in (body, v.value) if len(x.indices) == 1 and x.indices[0].dtype.lanes == 1]
-        forms = [self.analyzer.linear(flat_index(x.buffer, x.indices)) for x in accesses]
-        if len(forms) != 2 or forms[0].terms != forms[1].terms or set(forms[0].terms) != set(loops):
-            return None
-        lanes = 1
-        for step, n in sorted((k, loops[x]) for x, k in forms[0].terms.items()):  # type: ignore[index]
-            if step != lanes:
-                return None
-            lanes *= n
-        if lanes % 4 or any(f.const % 4 for f in forms):
-            return None
-        to, source = (_neighbours(const(f.const, x.indices[0].dtype), lanes) for f, x in zip(forms, accesses))
-        return replace(body, indices=(to,), value=_pack(  # type: ignore[no-any-return]
-            replace(v.value, indices=(source,), dtype=v.value.dtype.with_lanes(lanes)), v.dtype.with_lanes(lanes)))
 
     def _first(self, access: Load | Store, v: Var, step: int) -> Expr | None:
         """The first of the neighbouring registers that an access goes through with v, where it is a multiple of `step`; else
