@@ -18,30 +18,47 @@ from tilelang.target.machine import REGISTERS_PER_SM
 
 from .decode_problem import DecodeSizes
 from .form import LOG2E, DecodeForm, Tile
-from .kernels import LAG, KeyTiles, attend, fetch, ln2, reset, working_set
+from .kernels import LAG, KeyTiles, attend, fetch, ln2, power_of_two, reset, working_set
 
 
 @T.macro
-def merge_splits(f, Means, Sums, O, LSE, splits, at):
-    """Compute O[b, i, h, :] from the means of all splits, weighted by their sums. Sums holds the logarithms; -inf: no key seen.
-    """
-    h, i, b = at
-    mean = T.alloc_fragment((f.sizes.dim_v,), "float32")
-    largest = T.alloc_var("float32", init=-T.infinity("float32"))
-    weights = T.alloc_var("float32", init=0.0)
+def merge_splits(f, Means, Sums, O, LSE, splits, first, b):
+    """Compute rows of O[b] from `first` on (of query i and head h: i * heads + h) from the means of all splits, weighted by
+    their sums. Sums holds the logarithms; -inf: no key seen."""
+    rows, heads, queries = merged_rows(f), f.sizes.heads, f.sizes.seq_q
+    mean = T.alloc_fragment((rows, f.sizes.dim_v), "float32")
+    top, total, weight = [T.alloc_fragment((rows,), "float32") for _ in (0, 1, 2)]
+    T.fill(top, -T.infinity("float32"))
     for s in T.serial(splits):
-        largest = T.max(largest, Sums[s, b, h, i])
-    base = T.if_then_else(largest == -T.infinity("float32"), 0.0, largest)
+        for r in T.Parallel(rows):
+            n = T.min(first + r, queries * heads - 1)
+            top[r] = T.max(top[r], Sums[s, b, n % heads, n // heads])
+    for r in T.Parallel(rows):
+        top[r] = T.if_then_else(top[r] == -T.infinity("float32"), 0.0, top[r])
     T.clear(mean)
+    T.clear(total)
     for s in T.serial(splits):
-        weight = T.exp2((Sums[s, b, h, i] - base) * LOG2E)
-        weights = weights + weight
-        for j in T.Parallel(f.sizes.dim_v):
-            mean[j] += weight * Means[s, b, i, h, j]
-    for j in T.Parallel(f.sizes.dim_v):
-        O[b, i, h, j] = T.if_then_else(weights == 0, 0.0, mean[j] / weights)
-    if f.with_lse and T.get_thread_binding() == 0:
-        LSE[b, h, i] = largest + T.log2(weights) / LOG2E
+        for r in T.Parallel(rows):
+            n = T.min(first + r, queries * heads - 1)
+            weight[r] = T.exp2((Sums[s, b, n % heads, n // heads] - top[r]) * LOG2E)
+            total[r] += weight[r]
+        for r, j in T.Parallel(rows, f.sizes.dim_v):
+            n = T.min(first + r, queries * heads - 1)
+            mean[r, j] += weight[r] * Means[s, b, n // heads, n % heads, j]
+    for r, j in T.Parallel(rows, f.sizes.dim_v):
+        n = first + r
+        if n < queries * heads:
+            O[b, n // heads, n % heads, j] = T.if_then_else(total[r] == 0, 0.0, mean[r, j] / total[r])
+    if f.with_lse:
+        for r in T.Parallel(rows):
+            n = first + r
+            if n < queries * heads:
+                LSE[b, n % heads, n // heads] = top[r] + T.log2(total[r]) / LOG2E
+
+
+def merged_rows(f: DecodeForm) -> int:
+    """Rows that a block merges: 8 elements for each of 128 threads."""
+    return max(1, 1024 // f.sizes.dim_v)
 
 
 @T.macro
@@ -66,8 +83,7 @@ def magnitude(f, Q, b, h, row):
         q[i, j] = T.abs(T.cast(Q[b, r // f.group, h * f.group + r % f.group, j], "float32"))
     T.reduce_max(q, most, dim=1)
     T.reduce_max(most, largest, dim=0)
-    bits = T.max(T.min(T.shift_right(T.reinterpret(largest[0], "int32"), 23), 253), 1)
-    return T.reinterpret(T.shift_left(bits, 23), "float32"), T.reinterpret(T.shift_left(254 - bits, 23), "float32")
+    return power_of_two(largest[0])
 
 
 @T.macro
@@ -99,8 +115,8 @@ def row_at(j: Any, dim: int) -> Any:
 
 
 def piece(n: int, most: int) -> int:
-    """Half of n or less, a multiple of 16 that divides it; n where it has no half, while at most `most`."""
-    return n // next(p for p in (2, 1, *range(3, n)) if n % (16 * p) == 0 and n // p <= most or p == n // 16)
+    """The largest multiple of 16 that divides n, up to `most`; at least 16."""
+    return max(d for d in range(16, n + 1, 16) if n % d == 0 and d <= max(16, most))
 
 
 def narrow_blocks(sizes: DecodeSizes, tile: Tile, latent: bool = False) -> int:
@@ -119,15 +135,31 @@ def hides_keys(f: DecodeForm, k: Any, row: Any, at: Any) -> Any:
 
 
 @T.macro
-def add_scores(f, Ks, Qs, begin, S):
-    """S += Ks Qs^T for the columns of Q from `begin` on, with pieces of Ks as operands in registers."""
-    keys, dim = Ks.shape
-    d = piece(dim, max(64, 16384 // f.sizes.dim_v))
-    K = T.alloc_fragment((keys, d), f.math)
-    for n in T.unroll(dim // d):
-        for i, j in T.Parallel(keys, d):
-            K[i, j] = T.cast(Ks[i, n * d + column_at(j)], f.math)
+def convert(tile, i, j, out):
+    """out[a, b] = tile[i(a), j(b)]."""
+    for a, b in T.Parallel(*out.shape):
+        out[a, b] = T.cast(tile[i(a), j(b)], out.dtype)
+
+
+def add_scores(Ks: Any, Qs: Any, begin: int, held: list[Any], S: Any) -> None:
+    """S += Ks Qs^T for the columns of Q from `begin` on. held: operands of GEMMs in registers; while one is multiplied, the
+    next one is converted."""
+    d = held[0].shape[1]
+    for n in range(Ks.shape[1] // d):
+        K = held[n % len(held)]
+        convert(Ks, lambda i: i, lambda j, n=n: n * d + column_at(j), K)
         T.gemm(K, Qs[:, begin + n * d:begin + (n + 1) * d], S, transpose_B=True)
+
+
+def add_values(Vs: Any, P: Any, held: list[Any], acc: Any, before: Callable[[], None]) -> None:
+    """acc += Vs^T P. held: as add_scores takes it. before: runs behind the conversion of the first operand."""
+    (keys, dim_v), few = Vs.shape, held[0].shape[0]
+    for n in range(keys // few):
+        V = held[n % len(held)]
+        convert(Vs, lambda i, n=n: n * few + i, lambda j: row_at(j, dim_v), V)
+        if n == 0:
+            before()
+        T.gemm(V, P[n * few:(n + 1) * few, :], acc, transpose_A=True)
 
 
 @T.macro
@@ -141,11 +173,12 @@ def attend_narrow(f, load, c, unit, tiles, hides):
     Qs, P = T.alloc_shared((rows, dim), f.math), T.alloc_shared((keys, rows), f.math)
     Ks = T.alloc_shared((keys, dim - dim_v if f.latent else dim), f.kv_dtype)
     Vs = T.alloc_shared((keys, dim_v), f.kv_dtype)
-    few, height = piece(keys, max(16, 8192 // dim_v)), -(-dim_v // 64) * 64  # of operands of V, which take few registers
-    V = T.alloc_fragment((few, height), f.math)
+    height = -(-dim_v // 64) * 64
+    held = [[T.alloc_fragment((keys, piece(Ks.shape[1], 32)), f.math) for _ in (0, 1)],
+            [T.alloc_fragment((piece(keys, 2048 // dim_v), height), f.math) for _ in range(2 if dim_v <= 256 else 1)]]
     S, acc = T.alloc_fragment((keys, rows), f.accum), T.alloc_fragment((height, rows), f.accum)
-    top, before, factor, total, more = [T.alloc_fragment((rows,), f.accum) for _ in (0, 1, 2, 3, 4)]
-    over, each, most = [T.alloc_fragment(x, f.accum) for x in ((keys, rows), (keys,), (1,))]
+    top, before, factor, total, highest, over = [T.alloc_fragment((rows,), f.accum) for _ in range(6)]
+    most = T.alloc_fragment((1,), f.accum)
     limit = LAG / c
     load(Qs)
     reset(acc, top, total, c)
@@ -155,15 +188,15 @@ def attend_narrow(f, load, c, unit, tiles, hides):
         fetch(tiles.values(key), Vs)
         T.clear(S)
         if f.latent:
-            add_scores(f, Vs, Qs, 0, S)
-        add_scores(f, Ks, Qs, dim_v if f.latent else 0, S)
+            add_scores(Vs, Qs, 0, held[0], S)
+        add_scores(Ks, Qs, dim_v if f.latent else 0, held[0], S)
         if hides(k):
             for j, i in T.Parallel(keys, rows):
                 S[j, i] = T.if_then_else(tiles.visible(k, key, i, j), S[j, i], -T.infinity(f.accum))
-        for j, i in T.Parallel(keys, rows):
-            over[j, i] = S[j, i] - top[i]
-        T.reduce_max(over, each, dim=1)
-        T.reduce_max(each, most, dim=0)
+        T.reduce_max(S, highest, dim=0)
+        for i in T.Parallel(rows):
+            over[i] = highest[i] - top[i]
+        T.reduce_max(over, most, dim=0)
         if most[0] > limit:
             T.copy(top, before)
             T.reduce_max(S, top, dim=0)
@@ -177,14 +210,8 @@ def attend_narrow(f, load, c, unit, tiles, hides):
                 acc[j, i] *= factor[i]
         for j, i in T.Parallel(keys, rows):
             S[j, i] = T.exp2(S[j, i] * c - top[i] * c)
-        T.reduce_sum(S, more, dim=0)
-        for i in T.Parallel(rows):
-            total[i] = total[i] + more[i]
-        T.copy(S, P)
-        for n in T.unroll(keys // few):
-            for i, j in T.Parallel(few, height):
-                V[i, j] = T.cast(Vs[n * few + i, row_at(j, dim_v)], f.math)
-            T.gemm(V, P[n * few:(n + 1) * few, :], acc, transpose_A=True)
+        T.reduce_sum(S, total, dim=0, clear=False)
+        add_values(Vs, P, held[1], acc, lambda: T.copy(S, P))
     for i in T.Parallel(rows):
         factor[i] = T.if_then_else(total[i] == 0, 0.0, unit * T.fast_rcp(total[i]))
     for j, i in T.Parallel(height, rows):
@@ -277,7 +304,7 @@ def decode_attention(f: DecodeForm) -> Any:
             else:
                 store(f, acc, total, (O, LSE), (b,), h, row, f.with_lse)
         if f.split:
-            with T.Kernel(heads, seq_q, batch, threads=128) as (h, i, b):
-                merge_splits(f, Means, Sums, O, LSE, splits, (h, i, b))
+            with T.Kernel(T.ceildiv(heads * seq_q, merged_rows(f)), batch, threads=128) as (n, b):
+                merge_splits(f, Means, Sums, O, LSE, splits, n * merged_rows(f), b)
 
     return flash_decode

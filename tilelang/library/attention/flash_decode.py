@@ -21,9 +21,10 @@ from .tile_cost import Machine, machine_of, shared_bytes
 _MOST_SPLITS = 64
 _RATE, _STEP, _START = 19.0, 500.0, 1500.0  # bytes per cycle and SM from memory; cycles of a step; cycles before the first step
 # Narrow caches: cycles of a step of a block that is alone on its SM, fixed ones, those of an element, and of one and a row;
-# cycles of an SM for an element, and for one and a row; of a merged row; the exponent for latencies beside throughput.
+# cycles of an SM for an element, and for one and a row; of a row of a split that is merged; the exponent for latencies beside
+# throughput.
 _ALONE, _ALONE_ELEMENT, _ALONE_ROW = 930.0, 0.0375, 0.0006
-_CONVERT, _CONVERT_ROW, _MERGE_ROW, _NORM = 0.0274, 0.0006, 6.6, 4
+_CONVERT, _CONVERT_ROW, _MERGE_ROW, _NORM = 0.0274, 0.0006, 1.0, 4
 _MERGE, _MERGE_SPLIT = 4000.0, 60.0  # cycles of the second launch, and for each split
 
 
@@ -90,7 +91,7 @@ def decode_splits(m: Machine, sizes: DecodeSizes, tile: Tile, narrow: int = 0, l
         each = ceil(tiles * n / m.sms)  # blocks that an SM computes
         waves, rest = divmod(each, narrow or 1)
         starts = (waves + (rest > 0)) * _START
-        merge = (n > 1) * (_MERGE + n * _MERGE_SPLIT + merged)
+        merge = (n > 1) * (_MERGE + n * (_MERGE_SPLIT + merged))
         return starts + ceil(steps / n) * (waves * loop(narrow or 1) + loop(rest)) + merge
 
     return min(range(1, min(_MOST_SPLITS, steps) + 1), key=cost)

@@ -87,6 +87,13 @@ def lowest(c: Any) -> Any:
     return -T.reinterpret(T.shift_left(254 - exponent, 23), "float32")
 
 
+@T.macro
+def power_of_two(x):
+    """(p, 1 / p): the power of two in a float32 that is not negative, both finite."""
+    bits = T.max(T.min(T.shift_right(T.reinterpret(x, "int32"), 23), 253), 1)
+    return T.reinterpret(T.shift_left(bits, 23), "float32"), T.reinterpret(T.shift_left(254 - bits, 23), "float32")
+
+
 def ln2(like: Any) -> Any:
     """The factor of logarithms in base 2, in the type of a tile."""
     return const(LN2, like.dtype)

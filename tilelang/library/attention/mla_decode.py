@@ -68,7 +68,8 @@ def mla_decode(q: Any, kv_cache: Any, lengths: Any, *, dim_v: int = 512, block_t
     result goes. Results are the same bits for the same inputs and plan.
 
     On sm_90a with dim - dim_v = 64 and dim_v a multiple of 128 up to 512, two warp groups share the result of 64 heads. There a
-    cache of float8_e4m3fn with at most 32 heads times queries takes the kernel of flash_decode, which needs no plan.
+    cache of float8_e4m3fn is multiplied in float16, queries over the power of two in the largest of 64 heads; one with at most
+    32 heads times queries takes the kernel of flash_decode, which needs no plan.
     Raises attention-argument, attention-shape, attention-option, attention-gradient.
 
     >>> rng = np.random.default_rng(0)

@@ -7,6 +7,9 @@ its softmax, the tensor cores multiply for the other. The maximum of the scores 
 
 The third group loads. A tile of latent vectors lies in shared memory as two halves of dim_v and the rotary part. Each is loaded
 again as soon as the group that reads it last is done. The weights of a tile replace its rotary part, which only scores need.
+
+Of a cache of float8, the third group loads the next pieces to registers behind the fence of the last ones, which waits for all
+loads, and stores them as float16. The other groups scale the queries.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 
 from .form import LOG2E
-from .kernels import LN2
+from .kernels import LN2, power_of_two
 
 ROWS = KEYS = 64  # heads and keys of a tile
 TILES = (ROWS, KEYS), (32, 32), (32, 16)  # of plain_attention: the first for which a block has room
@@ -44,6 +47,16 @@ class MlaForm(NamedTuple):
     divided: bool
     sparse: bool = False
     tile: tuple[int, int] = TILES[0]
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the cache has elements of 8 bits, which a warp group converts."""
+        return self.kv_dtype != self.dtype
+
+    @property
+    def math(self) -> str:
+        """The type of operands: float16 holds each float8, by one instruction for two of them."""
+        return "float16" if self.narrow else self.dtype
 
 
 class Tiles(NamedTuple):
@@ -127,6 +140,50 @@ def add_other(g, tiles, V, acc, state, c):
 
 
 @T.macro
+def raise_to(q, most):
+    """most = max(most, |q|)."""
+    for i, j in T.Parallel(*q.shape):
+        most[i, j] = T.max(most[i, j], T.abs(T.cast(q[i, j], "float32")))
+
+
+@T.macro
+def scale_of(g, most, tops):
+    """(p, 1 / p): the power of two in the largest of what both groups hold."""
+    each, one = T.alloc_fragment((ROWS,), "float32"), T.alloc_fragment((1,), "float32")
+    T.reduce_max(most, each, dim=1)
+    T.reduce_max(each, one, dim=0)
+    for j in T.Parallel(1):
+        tops[g, j] = one[j]
+    T.sync_threads(1, 256)
+    return power_of_two(T.max(tops[0, 0], tops[1, 0]))
+
+
+@T.macro
+def store_queries(q, factor, scaled, tile):
+    """Store queries to a tile, times a power of two."""
+    for i, j in T.Parallel(*q.shape):
+        scaled[i, j] = T.cast(T.cast(q[i, j], "float32") * factor, scaled.dtype)
+    T.copy(scaled, tile)
+
+
+def take_queries(f: MlaForm, g: int, tiles: Tiles, Q: Any, s: Any, h: Any) -> Any:
+    """Store half of the queries of a sequence as float16, divided by the power of two in their largest, which is the result."""
+    mine = [at for at in range(0, f.dim_v + f.rope, KEYS) if at // KEYS % 2 == g]
+    held = [T.alloc_fragment((ROWS, KEYS), f.dtype) for _ in mine]
+    most, scaled = T.alloc_fragment((ROWS, KEYS), "float32"), T.alloc_fragment((ROWS, KEYS), f.math)
+    T.clear(most)
+    for at, q in zip(mine, held):
+        T.copy(Q[s, h:h + ROWS, at:at + KEYS], q)
+    for q in held:
+        raise_to(q, most)
+    size, factor = scale_of(g, most, tiles.tops)
+    for at, q in zip(mine, held):
+        store_queries(q, factor, scaled, tiles.q[:, at:at + KEYS] if at < f.dim_v else tiles.q_rope)
+    T.sync_threads(1, 256)
+    return size
+
+
+@T.macro
 def score(f, g, tiles, S, phase):
     """Issue S = Q K^T of the tile in stage g, piece by piece as they come."""
     T.mbarrier_wait_parity(tiles.full[3 * g], phase)
@@ -159,12 +216,13 @@ def store(acc, total, means, logs, s, h, column):
 
 
 @T.macro
-def consume(f, g, tiles, work, scales, results):
+def consume(f, g, tiles, work, Q, scales, results):
     """Warp group g: the scores of its tiles, and its half of the columns of the result."""
-    (Lengths, Begins, most, p, h), (c, unit) = work, scales
+    (Lengths, Begins, most, p, h), (scale, unit) = work, scales
     with T.ws(g):
-        T.inc_max_nreg(240 if f.kv_dtype == f.dtype and not f.sparse else REGS[0])
-        S, P = T.alloc_fragment((ROWS, KEYS), "float32"), T.alloc_fragment((ROWS, KEYS), f.dtype)
+        T.inc_max_nreg(REGS[0] if f.narrow or f.sparse else 240)
+        c = T.alloc_var("float32", init=0.0) if f.narrow else scale
+        S, P = T.alloc_fragment((ROWS, KEYS), "float32"), T.alloc_fragment((ROWS, KEYS), f.math)
         acc = T.alloc_fragment((ROWS, f.dim_v // 2), "float32")
         state = [T.alloc_fragment((ROWS,), "float32") for _ in (0, 1, 2, 3, 4)]  # top, before, factor, total, more
         top, _, factor, total, _ = state
@@ -172,15 +230,19 @@ def consume(f, g, tiles, work, scales, results):
         n, m = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)  # pairs of tiles and sequences so far
         for s in T.serial(Begins[p, 0], Begins[p + 1, 0] + T.cast(Begins[p + 1, 1] > 0, "int32")):
             length, pairs, first, last = span(Begins, Lengths, most, p, s)
+            if f.narrow:
+                c = scale * take_queries(f, g, tiles, Q, s, h)
             T.clear(acc)
             T.fill(top, LOWEST)
             T.clear(total)
-            T.mbarrier_wait_parity(tiles.q_full[0], m % 2)
+            if not f.narrow:
+                T.mbarrier_wait_parity(tiles.q_full[0], m % 2)
             for i in T.serial(first, last):
                 score(f, g, tiles, S, n % 2)
                 T.wait_wgmma(0)
-                if i == last - 1:
-                    T.mbarrier_arrive(tiles.q_free[0])
+                if not f.narrow:
+                    if i == last - 1:
+                        T.mbarrier_arrive(tiles.q_free[0])
                 mask(f, S, (2 * i + g) * KEYS, length, h, tiles.places, g)
                 if g == 1:  # multiplied during the softmax
                     T.mbarrier_wait_parity(tiles.ready[0], n % 2)
@@ -212,18 +274,25 @@ def consume(f, g, tiles, work, scales, results):
             for i in T.Parallel(ROWS):
                 total[i] = tiles.norms[0, i] + tiles.norms[1, i]
             T.sync_threads(1, 256)
-            finish(acc, state, c, unit)
+            finish(acc, state, c, 1.0 if f.narrow else unit)
             if last - first == pairs:
                 T.copy(acc, V[1, :, :])
-                T.copy(V[1, :, :], results[0][s, h:h + ROWS, g * f.dim_v // 2:(g + 1) * f.dim_v // 2])
+                if f.narrow:
+                    for i, j in T.Parallel(ROWS, f.dim_v // 2):
+                        results[0][s, h + i, g * f.dim_v // 2 + j] = T.cast(V[1, i, j], "float32") * unit
+                else:
+                    T.copy(V[1, :, :], results[0][s, h:h + ROWS, g * f.dim_v // 2:(g + 1) * f.dim_v // 2])
                 if g == 0:
                     for r in T.Parallel(ROWS):
                         results[1][s, h + r] = total[r]
             elif f.divided:
+                if f.narrow:
+                    for i, j in T.Parallel(*acc.shape):
+                        acc[i, j] *= unit
                 store(acc, total, *results[2:], s + p, h, g * f.dim_v // 2)
             if last > first:
                 T.mbarrier_arrive(tiles.free[3 + g])
-            else:
+            elif not f.narrow:
                 T.mbarrier_arrive(tiles.q_free[0])
 
 
@@ -256,38 +325,32 @@ def load_keys(f: MlaForm, g: int, tiles: Tiles, region: Any, phase: Any) -> None
         load(region(*columns), tile, g, tiles, piece, phase)
 
 
-def chunks(f: MlaForm) -> list[tuple[int, int, int]]:
-    """(stage, piece, first column) of the chunks of 64 columns in which a pair of tiles of float8 is converted."""
-    return [(g, n, at) for g in (0, 1) for n, (first, end) in enumerate(columns_of(f)) for at in range(first, end, KEYS)]
+def chunks(f: MlaForm, rest: int) -> list[tuple[int, int]]:
+    """(piece, first column) of the chunks of 64 columns that are in registers at once, before the fence in front of an arrival,
+    which waits for all loads: first those of the left piece, then of the others."""
+    return [(n, at) for n, (first, end) in enumerate(columns_of(f)) if (n > 0) == rest for at in range(first, end, KEYS)]
 
 
-def ahead(f: MlaForm) -> int:
-    """Chunks that are in registers, on their way: they divide those of a pair of tiles."""
-    return 3 if len(chunks(f)) % 3 == 0 else 2
-
-
-def fetch(f: MlaForm, held: Any, region: Any) -> None:
-    """Load the first chunks of a pair to registers."""
-    for tile, (_, _, at) in zip(held, chunks(f)):
+def fetch(f: MlaForm, rest: int, held: Any, region: Any) -> None:
+    """Load some pieces of a tile of float8 to registers."""
+    for tile, (_, at) in zip(held, chunks(f, rest)):
         T.copy(region(at, at + KEYS), tile)
 
 
 def convert_pair(f: MlaForm, tiles: Tiles, held: Any, regions: Any, phase: Any) -> None:
-    """Convert a pair of tiles to both stages, each piece as soon as it is free; the next chunk takes the place of one that is
-    converted. regions: of the tiles, and of the one behind them."""
-    every, pieces = chunks(f), (tiles.left, tiles.right, tiles.rope)
-    for q, (g, piece, at) in enumerate(every):
-        first, end = columns_of(f)[piece]
-        mine = held[q % len(held)]
-        if at == first:
-            T.mbarrier_wait_parity(tiles.free[3 * g + piece], phase)
-        T.copy(mine, pieces[piece][g, :, at - first:at - first + KEYS])
-        if at + KEYS == end:
-            T.fence_proxy_async()
-            T.mbarrier_arrive(tiles.full[3 * g + piece])
-        pair, n = divmod(q + len(held), len(every))
-        where, _, column = every[n]
-        T.copy(regions[2 * pair + where](column, column + KEYS), mine)
+    """Convert a pair of tiles to both stages, each piece as soon as it is free. regions: of the tiles, and of the one behind
+    them."""
+    pieces = tiles.left, tiles.right, tiles.rope
+    for g, rest in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        for mine, (piece, at) in zip(held, chunks(f, rest)):
+            first, end = columns_of(f)[piece]
+            if at == first:
+                T.mbarrier_wait_parity(tiles.free[3 * g + piece], phase)
+            T.copy(mine, pieces[piece][g, :, at - first:at - first + KEYS])
+            if at + KEYS == end:
+                T.fence_proxy_async()
+                T.mbarrier_arrive(tiles.full[3 * g + piece])
+        fetch(f, 1 - rest, held, regions[g + rest])
 
 
 @T.macro
@@ -338,26 +401,27 @@ def produce(f, tiles, work, Q, cache):
     """Warp group 2: load the queries and keys of all sequences of a split."""
     Lengths, Begins, most, p, h = work
     with T.ws(2):
-        T.dec_max_nreg(24 if f.kv_dtype == f.dtype and not f.sparse else REGS[1])
-        held = [T.alloc_fragment((KEYS, KEYS), f.kv_dtype) for _ in range(ahead(f))] if f.kv_dtype != f.dtype else ()
+        T.dec_max_nreg(REGS[1] if f.narrow or f.sparse else 24)
+        held = [T.alloc_fragment((KEYS, KEYS), f.kv_dtype) for _ in chunks(f, 1)] if f.narrow else ()
         rows = [T.alloc_local((ROWS_EACH,), "int32") for _ in (0, 1)] if f.sparse else ()
         n, m = T.alloc_var("int32", init=0), T.alloc_var("int32", init=0)
         for s in T.serial(Begins[p, 0], Begins[p + 1, 0] + T.cast(Begins[p + 1, 1] > 0, "int32")):
             length, _, first, last = span(Begins, Lengths, most, p, s)
-            T.mbarrier_wait_parity(tiles.q_free[0], (m + 1) % 2)
-            T.tma_copy(Q[s, h:h + ROWS, 0:f.dim_v], tiles.q, barrier=tiles.q_full[0])
-            T.tma_copy(Q[s, h:h + ROWS, f.dim_v:f.dim_v + f.rope], tiles.q_rope, barrier=tiles.q_full[0])
-            T.mbarrier_arrive(tiles.q_full[0])
-            m = m + 1
+            if not f.narrow:
+                T.mbarrier_wait_parity(tiles.q_free[0], (m + 1) % 2)
+                T.tma_copy(Q[s, h:h + ROWS, 0:f.dim_v], tiles.q, barrier=tiles.q_full[0])
+                T.tma_copy(Q[s, h:h + ROWS, f.dim_v:f.dim_v + f.rope], tiles.q_rope, barrier=tiles.q_full[0])
+                T.mbarrier_arrive(tiles.q_full[0])
+                m = m + 1
             if f.sparse:
                 named(cache[1], s, first * PAIR, length, rows[1])
-            if f.kv_dtype != f.dtype:
-                fetch(f, held, key_region(f, cache, s, first * PAIR, length))
+            if f.narrow:
+                fetch(f, 0, held, key_region(f, cache, s, first * PAIR, length))
             for i in T.serial(first, last):
                 if f.sparse:
                     gather(0, tiles, cache, s, i * PAIR, length, (n + 1) % 2, rows)
                     gather(1, tiles, cache, s, i * PAIR + KEYS, length, (n + 1) % 2, rows)
-                elif f.kv_dtype != f.dtype:
+                elif f.narrow:
                     convert_pair(f, tiles, held, [key_region(f, cache, s, i * PAIR + k * KEYS, length) for k in (0, 1, 2)],
                                  (n + 1) % 2)
                 else:
@@ -410,9 +474,9 @@ def mla_attention(f: MlaForm) -> Any:
                    Means: T.Tensor((slots, f.heads, f.dim_v), "float32"), Sums: T.Tensor((slots, f.heads), "float32"),
                    O: T.Tensor((batch, f.heads, f.dim_v), f.dtype), LSE: T.Tensor((batch, f.heads), "float32")):
         with T.Kernel(T.ceildiv(f.heads, ROWS), f.splits, threads=384) as (hb, p):
-            q, q_rope = T.alloc_shared((ROWS, f.dim_v), f.dtype), T.alloc_shared((ROWS, f.rope), f.dtype)
-            left, right = T.alloc_shared((2, KEYS, half), f.dtype), T.alloc_shared((2, KEYS, half), f.dtype)
-            rope = T.alloc_shared((2, KEYS, f.rope), f.dtype)
+            q, q_rope = T.alloc_shared((ROWS, f.dim_v), f.math), T.alloc_shared((ROWS, f.rope), f.math)
+            left, right = T.alloc_shared((2, KEYS, half), f.math), T.alloc_shared((2, KEYS, half), f.math)
+            rope = T.alloc_shared((2, KEYS, f.rope), f.math)
             tops, norms = T.alloc_shared((2, ROWS), "float32"), T.alloc_shared((2, ROWS), "float32")
             places = T.alloc_shared((2, KEYS), "int32") if f.sparse else tops
             full = T.alloc_barrier([256 if f.sparse else 128, 128, 128] * 2)
@@ -422,8 +486,8 @@ def mla_attention(f: MlaForm) -> Any:
             most = width if f.sparse and f.divided else None
             work, scales = (Lengths, Begins, most, p, hb * ROWS), (scale * LOG2E, unit)
             produce(f, tiles, work, Q, (KV, Table))
-            consume(f, 0, tiles, work, scales, (O, LSE, Means, Sums))
-            consume(f, 1, tiles, work, scales, (O, LSE, Means, Sums))
+            consume(f, 0, tiles, work, Q, scales, (O, LSE, Means, Sums))
+            consume(f, 1, tiles, work, Q, scales, (O, LSE, Means, Sums))
         if f.divided:
             with T.Kernel(f.heads, MERGING, threads=128) as (h, y):
                 for k in T.serial(T.ceildiv(batch - y, MERGING)):
