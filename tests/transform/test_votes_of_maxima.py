@@ -15,9 +15,9 @@ SM80, SM90A = (Target({"kind": "cuda", "arch": a}) for a in ("sm_80", "sm_90a"))
 STEPS, N = 3, 64
 
 
-def raised(limit, other=False):
+def raised(limit, other=False, columns=False):
     """Running column maxima of X, raised where an element is more than `limit` above them; then a GEMM with what is left.
-    other: the maximum has another use."""
+    other: the maximum has another use. columns: what a vote compares is made of the tile's column maxima."""
     @T.prim_func
     def main(X: T.Tensor((STEPS, N, N), "float16"), W: T.Tensor((N, N), "float16"), Y: T.Tensor((N, N), "float32"),
              Top: T.Tensor((N,), "float32")):
@@ -25,16 +25,21 @@ def raised(limit, other=False):
             Xs, Ws, P = [T.alloc_shared((N, N), "float16") for _ in (0, 1, 2)]
             S, over, acc = [T.alloc_fragment((N, N), "float32") for _ in (0, 1, 2)]
             top, before = T.alloc_fragment((N,), "float32"), T.alloc_fragment((N,), "float32")
-            each, most = T.alloc_fragment((N,), "float32"), T.alloc_fragment((1,), "float32")
+            each, most, highest = [T.alloc_fragment((n,), "float32") for n in (N, 1, N)]
             T.copy(W, Ws)
             T.fill(top, -100.0)
             T.clear(acc)
             for k in T.Pipelined(STEPS, num_stages=2):
                 T.copy(X[k, :, :], Xs)
                 T.gemm(Xs, Ws, S, clear_accum=True)
-                for i, j in T.Parallel(N, N):
-                    over[i, j] = S[i, j] - top[j]
-                T.reduce_max(over, each, dim=1)
+                if columns:
+                    T.reduce_max(S, highest, dim=0)
+                    for j in T.Parallel(N):
+                        each[j] = highest[j] - top[j]
+                else:
+                    for i, j in T.Parallel(N, N):
+                        over[i, j] = S[i, j] - top[j]
+                    T.reduce_max(over, each, dim=1)
                 T.reduce_max(each, most, dim=0)
                 if most[0] > limit:
                     T.copy(top, before)
@@ -57,9 +62,9 @@ def arrays():
 
 
 @pytest.mark.parametrize("target", [SM80, SM90A], ids=["sm_80", "sm_90a"])
-@pytest.mark.parametrize("limit", [0.5, 8.0])
-def test_a_vote_needs_no_maximum_over_lanes(target, limit):
-    program = raised(limit)
+@pytest.mark.parametrize("limit, columns", [(0.5, False), (8.0, False), (0.5, True), (8.0, True)])
+def test_a_vote_needs_no_maximum_over_lanes(target, limit, columns):
+    program = raised(limit, columns=columns)
     lowered = lower(program.func, target, {"tl.disable_warp_specialized": True})
     text = print_kernel(lowered.kernels[0])
     before, behind = text.split("syncthreads_or", 1)
@@ -104,3 +109,27 @@ def test_copies_that_fill_a_tile_together_run_ahead(pieces, whole):
 
     report = lower(main.func, SM80).kernels[0].launch.plan.pipeline_report
     assert ("2 stages of Xs" in report) == whole, report
+
+
+def test_rows_of_a_tile_come_by_tma():
+    @T.prim_func
+    def main(X: T.Tensor((STEPS, 2, 32, N), "float16"), W: T.Tensor((N, N), "float16"), Y: T.Tensor((N, N), "float32")):
+        with T.Kernel(1, threads=128):
+            Xs, Ws, P = [T.alloc_shared((N, N), "float16") for _ in (0, 1, 2)]
+            S, acc = T.alloc_fragment((N, N), "float32"), T.alloc_fragment((N, N), "float32")
+            T.copy(W, Ws)
+            T.clear(acc)
+            for k in T.Pipelined(STEPS, num_stages=2):
+                T.copy(X[k, 0, :, :], Xs[0:32, :])
+                T.copy(X[k, 1, :, :], Xs[32:64, :])
+                T.gemm(Xs, Ws, S, clear_accum=True)
+                T.copy(S, P)
+                T.gemm(Ws, P, acc)
+            T.copy(acc, Y)
+
+    lowered = lower(main.func, SM90A, {"tl.disable_warp_specialized": True})
+    text = print_kernel(lowered.kernels[0]).split("for (int k = 0", 1)[1]
+    assert text.count("tl::tma_load") == 2 and text.count("tl::elect_one()") == 1 and "cp_async<16>" not in text
+    assert text.count("mbarrier_arrive_expect_tx(") == text.count("4096u") == 2
+    given = {"X": arrays()["X"].reshape(STEPS, 2, 32, N), "W": arrays()["W"]}
+    np.testing.assert_array_equal(run_device(lowered, given).outputs["Y"], run_tile(main.func, given)["Y"])

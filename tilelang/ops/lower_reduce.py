@@ -9,12 +9,13 @@ from functools import partial
 from typing import Any
 
 from tilelang.ir import (Binary, Buffer, Const, Expr, For, If, LoopPlan, Select, Stmt, Store, call, cast, const, convert, dtype,
-                         fresh, load, seq, unrolled, FRAGMENT, PRIVATE, TRUE)
+                         fresh, load, replace, seq, substitute, unrolled, FRAGMENT, PRIVATE, TRUE)
 from tilelang.layout import REGISTER, THREAD, Fragment, Mode
 
 from .distribute import Distribution, conjunction, digit, from_fragment
 
 WARP = 32
+FEW = 4  # elements of a thread whose reduction begins with the first one, not with the neutral element
 
 
 class ReduceLowering:
@@ -136,7 +137,12 @@ class ReduceLowering:
         if dist.exists is not None and not (isinstance(dist.exists, Const) and dist.exists.value):
             values = [Select(dist.exists, v, e, v.dtype, True) for v, e in zip(values, self.neutrals)]
         own = self._looped(dist, True, self.joined(self.partials, at, values, self.op.span), self.any_order)
-        start = [Store(p, at, e) for p, e in zip(self.partials, self.neutrals)]
+        begin: Sequence[Expr] = self.neutrals
+        if self.op.plan.spread and isinstance(own, For) and not isinstance(own.body, For) and isinstance(
+                own.extent, Const) and own.extent.value <= FEW:
+            begin = [substitute(v, {own.var: const(0)}) for v in values]
+            own = replace(own, start=const(1), extent=own.extent - 1)
+        start = [Store(p, at, e) for p, e in zip(self.partials, begin)]
         exchange = [x for m in lanes for x in self.exchanges(at, m)]
         return self._looped(dist, False, seq(*start, own, in_whole_warps(exchange, self.cx)))
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilelang.errors import InternalError
-from tilelang.ir import AddressOf, Buffer, Expr, If, Stmt, binary, const, convert, do, seq
+from tilelang.ir import AddressOf, Buffer, Const, Expr, If, Stmt, binary, const, convert, do, is_const, seq
 from tilelang.ir.record import record
 from tilelang.layout import Box, SwizzledBoxes, boxes_of
 from tilelang.target.im2col import Im2col
@@ -25,18 +25,19 @@ _A_BOX = 1024  # bytes whose transfer takes as long as issuing one more box
 MOST_BOXES = 16  # boxes of a copy; with more, loads by all threads are no slower
 
 
-def tma_unsupported(op: Any, strides: bool = False) -> str:
+def tma_unsupported(op: Any, strides: bool = False, some: bool = False) -> str:
     """Why a Copy from global to shared memory cannot be a TMA load; "" when it can.
 
-    strides: run-time strides are assumed to be multiples of 16 bytes, which the host checks.
+    strides: run-time strides are assumed to be multiples of 16 bytes, which the host checks. some: it may fill some rows of the
+    tile only.
     """
     src, dst = op.src, op.dst
     why, b = excluded(op, dst, src), dst.buffer
     if why:
         return why
-    if b.ndim < 2 or not b.is_static or b.strides_ is not None or not dst.is_full:
+    if b.ndim < 2 or not b.is_static or b.strides_ is not None or not (dst.is_full or some and _fills_rows(dst)):
         return f"`{b.name}` is not filled as a whole tile"
-    rows, columns = (int(n) for n in b.shape[-2:])
+    rows, columns = int(dst.extents[-2]), int(b.shape[-1])
     if any(n != 1 for n in b.shape[:-2]) or rows == 1 or columns == 1:
         return f"`{b.name}` is no matrix"
     p = shared_boxes(b)
@@ -48,7 +49,14 @@ def tma_unsupported(op: Any, strides: bool = False) -> str:
     if len(boxes) > MOST_BOXES or len({(x.rows, x.columns) for x in boxes}) > 1:
         return f"`{b.name}` needs {len(boxes)} boxes"
     return strides_unsupported(src.buffer, strides) or unsupported(
-        src.buffer, box_of(src, dims, boxes[0].rows, boxes[0].columns), p.swizzle) or ""
+        src.buffer, box_of(src, dims, min(rows, boxes[0].rows), boxes[0].columns), p.swizzle) or ""
+
+
+def _fills_rows(dst: Any) -> bool:
+    """Whether a region is whole rows of a matrix whose boxes each span all rows, in steps of a swizzle pattern."""
+    first, rows = convert(dst.mins[-2]), convert(dst.extents[-2])
+    return dst.buffer.ndim == 2 and is_const(dst.mins[-1], 0) and dst.extents[-1] == dst.buffer.shape[-1] and all(
+        isinstance(n, Const) and n.value % 8 == 0 for n in (first, rows)) and dst.buffer.shape[0] <= 256
 
 
 def versions_unsupported(b: Buffer) -> str:
@@ -58,7 +66,7 @@ def versions_unsupported(b: Buffer) -> str:
 
 
 def tma_bytes(op: Any) -> int:
-    """Bytes that the boxes of a copy add to the transaction count of its mbarrier."""
+    """Bytes that the boxes of a copy's tile add to the transaction count of its mbarrier."""
     if op.dst.buffer.ndim == 1:
         return bulk_bytes(op.dst)
     p = shared_boxes(op.dst.buffer)

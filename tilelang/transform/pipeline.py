@@ -93,6 +93,7 @@ DEVICE_PASSES = _passes(
     "layout.split_accumulators",  # after guard_masks, which makes GEMMs that clear; before the next, which schedules them
     "schedule.specialize_warps",  # before plan_pipelines, which schedules the loops that are not warp-specialised
     "schedule.plan_pipelines",  # before layouts: it gives shared buffers their versions
+    "schedule.late_waits",  # after all passes that schedule GEMMs
     "lower.tma_copies",  # for copies that no pass before took; before layouts: it decides which tiles are split into TMA boxes
     "legalize.native_forms:untaken_im2col",  # after the last pass that chooses TMA
     "layout.infer_layouts",

@@ -65,7 +65,7 @@ def lower_manual_warp_roles(launch: Launch, cx: PassContext) -> Launch:
         launch = _given_to_warp_roles(launch)
         _check_warp_roles(launch)
     if any(isinstance(n, Gemm) and n.plan.wait == -1 for n in nodes):
-        launch = replace(launch, body=_Pins(launch.body).body())
+        launch = replace(launch, body=pinned(launch.body))
     _check_raw_loads(launch)
     launch = fence_repeated_wgmmas(_pin_raw_wgmmas(launch))
     made = [n.buffer for n in nodes if isinstance(n, Alloc) and n.buffer.scope_name == BARRIER]
@@ -340,6 +340,11 @@ class _Pins:
         before, after = self.before.get(id(s)), self.after.get(id(s))
         wait = [do("wgmma_wait", n=self.waits[id(s)]), *_pins(self.ended.get(id(s)))] if id(s) in self.waits else []
         return seq(*wait, *_pins(before), new, *_pins(after), span=s.span) if wait or before or after else new
+
+
+def pinned(body: Stmt) -> Stmt:
+    """The body with the pins and waits of GEMMs that do not wait."""
+    return _Pins(body).body()
 
 
 def _met(s: Stmt, flight: _Flight) -> int | None:

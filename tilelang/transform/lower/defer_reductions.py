@@ -15,7 +15,8 @@ leaves unspecified.
     reduce_max(S, most, dim=1)                             ->      reduce_max(S, most, dim=1), each thread over its own elements
     if syncthreads_or(most[0] > x): …                              if syncthreads_or(most[0] > x): …
 
-The vote combines all threads anyway: any of the partial maxima is above x where the maximum is.
+The vote combines all threads anyway: any of the partial maxima is above x where the maximum is. A loop that subtracts something
+from each element may stand between two maxima.
 """
 
 from __future__ import annotations
@@ -211,6 +212,10 @@ def _left_to_votes(launch: Launch) -> Launch | None:
                 break
             chosen.add(id(made[0]))
             b = made[0].src.buffer
+            makers = [s for _, s, own in found if any(e.writes and e.storage is b.data for e in own)]
+            less = _reduced_by(makers[0], b, layouts) if len(makers) == 1 else None
+            if less is not None and sum(_touches(own, b) for _, _, own in found) == 2:
+                b = less
     if not chosen:
         return None
     out = rewrite(launch.body, lambda x: with_options(x, spread=True) if id(x) in chosen else None, Reduce)
@@ -224,6 +229,19 @@ def _is_maximum(op: Reduce, layouts: dict[Buffer, Any]) -> bool:
     return op.kind == "max" and op.clear and not op.nan_propagate and op.src.is_full and op.dst.is_full and isinstance(
         src, Fragment) and isinstance(dst, Fragment) and carried(
             src.reduce(op.dim), tuple(int(n) for n in op.dst.buffer.shape)) == dst
+
+
+def _reduced_by(s: Stmt, b: Buffer, layouts: dict[Buffer, Any]) -> Buffer | None:
+    """The fragment x of b's layout, where s is the loop b[i] = x[i] - y with y the same in all copies of an element."""
+    if not isinstance(s, Parallel) or s.plan.loop_layout != layouts.get(b) or not isinstance(s.body, Store):
+        return None
+    value = s.body.value
+    if s.body.buffer is not b or s.body.indices != s.vars or not isinstance(value, Binary) or value.op != "sub":
+        return None
+    x, y = value.a, value.b
+    alike = all(isinstance(n, Load) and n.buffer is not x.buffer and n.indices == s.vars and layouts.get(n.buffer) == layouts[b]
+                for n in (x, y)[1:]) if isinstance(x, Load) else False
+    return x.buffer if alike and x.indices == s.vars and layouts.get(x.buffer) == layouts[b] else None
 
 
 def _zero(e: Expr) -> bool:

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
-from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Parallel, Select, Stmt, Var, binary, cast,
+from tilelang.ir import (AddressOf, Alloc, Bind, Buffer, Const, Expr, For, If, Parallel, Select, Stmt, Var, binary, call, cast,
                          const, convert, fresh, is_const, logical, replace, seq, substitute, unary, used_vars, with_options,
                          FRAGMENT, SHARED)
 from tilelang.ir.record import record
 from tilelang.ops import Reduce
 from tilelang.ops.gemm.wgmma import choose_wgmma
 from tilelang.ops.tma import tma_bytes
+from tilelang.target.warp_groups import WARP_LANES
 
 from ..analysis.effects import touches
 from ..analysis.loop_items import LoopItems, LoopOrder
@@ -492,20 +493,26 @@ class CopiedAhead:
     def run(self, r: _Run, iteration: Any, it: Expr, known: dict[Any, Expr]) -> list[Stmt]:
         """Statements of a run for one iteration: the 0-based `iteration`, where the loop variable is `it`."""
         k = self.loop.var
-        stmts = [self.copied(i, with_options(self.items[i].stmt, async_group=True)) if i in self.plan.ahead else
-                 self.items[i].stmt for i in sorted(r.items, key=lambda i: r.group is not None and i not in self.boxed)]
+        boxed = [i for i in sorted(r.items) if r.group is not None and i in self.boxed]
+        stmts = [self.by_tma(boxed)] * bool(boxed) + [
+            with_options(self.items[i].stmt, async_group=True) if i in self.plan.ahead else self.items[i].stmt
+            for i in sorted(r.items) if i not in boxed]
         if self.gemm is not None and r.group is None:
             stmts = [with_options(self.gemm, wait=-1, in_flight=True), do("wgmma_wait", n=1)]
         parts = [[s] for s in stmts] if self.loop_body.late else [stmts]  # late bindings follow the statements they depend on
         return [select_version(x, self.plan.versions, iteration) for part in parts
                 for x in _bound(self.loop_body.pure, k, part, it, known)]
 
-    def copied(self, i: int, s: Any) -> Stmt:
-        """The start of a copy."""
-        full = self.boxed.get(i)
-        return s if full is None else If(binary("eq", self.thread, const(0, self.thread.dtype)), seq(do(  # type: ignore
-            "mbarrier_arrive_expect_tx", AddressOf(full, (slot := self.base % full.shape[0],)), const(tma_bytes(s), "uint32")),
-            with_options(s, tma=True, barrier=(full, slot))))
+    def by_tma(self, items: list[int]) -> Stmt:
+        """The start of copies by TMA, in a branch of the first warp, which others jump over."""
+        out: list[Stmt] = []
+        for i in items:
+            s: Any = with_options(self.items[i].stmt, async_group=True)
+            full, slot = self.boxed[i], self.base % self.boxed[i].shape[0]
+            own = tma_bytes(s) * s.dst.extents[-2] // s.dst.buffer.shape[-2]  # of some rows of the tile
+            out += [do("mbarrier_arrive_expect_tx", AddressOf(full, (slot,)), const(own, "uint32")),
+                    with_options(s, tma=True, barrier=(full, slot))]
+        return If(binary("lt", self.thread, const(WARP_LANES, self.thread.dtype)), If(call("elect_one", (), "bool"), seq(*out)))
 
     def at(self, r: _Run, u: int | None) -> list[Stmt]:
         """Statements of a run in step u of the prologue, or (None) in a step of the loop; none where it has no iteration."""
@@ -545,7 +552,7 @@ class CopiedAhead:
             waited = max(early)
             out.append(do("cp_async_wait", n=-waited - 1))
             out += [do("mbarrier_wait", AddressOf(b, (self.base % b.shape[0],)), cast(self.base // b.shape[0] % 2, "uint32"))
-                    for b in self.boxed.values()]
+                    for b in dict.fromkeys(self.boxed.values())]
         for r, body in bodies:
             if body:
                 g = self.needed_group(r)
@@ -565,7 +572,8 @@ class CopiedAhead:
         out: list[Stmt] = [Alloc(b, span=b.span) for b in self.plan.versions.values()]
         out += [a for a in self.loop_body.allocs if a.buffer not in self.plan.versions]
         if self.boxed:
-            out.append(seq(*map(Alloc, self.boxed.values()), initialised(self.boxed.values(), self.thread), do("sync_threads")))
+            full = list(dict.fromkeys(self.boxed.values()))
+            out.append(seq(*map(Alloc, full), initialised(full, self.thread), do("sync_threads")))
         if not isinstance(loop.extent, (Const, Var)):  # bounds are evaluated once
             n = fresh(f"{k.name}_extent", loop.extent.dtype)
             out.append(Bind(n, loop.extent, span=loop.span))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import field, replace as evolve
 
@@ -13,6 +14,7 @@ from tilelang.ops import Copy, Gemm
 from tilelang.ops.gemm.wgmma import choose_wgmma
 from tilelang.ops.tma import tma_unsupported, versions_unsupported
 from tilelang.target.machine import REGISTERS, RESERVED_SHARED
+from tilelang.target.warp_groups import WARP_LANES
 
 from ..framework.config import PassConfigKey
 from ..analysis.copied_tiles import CopiedTiles
@@ -223,12 +225,18 @@ class _Planner:
                 PassConfigKey.TL_WGMMA_IN_FLIGHT) == "iterations" else None
 
     def by_tma(self, loop: For, items: list[Item], plan: Plan) -> dict[int, Buffer]:
-        """The copies that the first thread makes by TMA, beside those of all threads -> their mbarriers."""
+        """The copies that the first thread makes by TMA, beside those of all threads -> the mbarriers of their tiles."""
         on, given, top = hopper(self.cx), dict(self.launch.plan.layouts), stmts_of(self.launch.body)
-        return {i: barriers(f"{b.name}_full", (1,) * int(plan.versions[b].shape[0])) for i in plan.ahead
-                if isinstance(op := items[i].stmt, Copy) and (b := op.dst.buffer) in plan.versions and b not in given and not (
-                    tma_unsupported(op, on.strides) or versions_unsupported(b) or unreadable(self.launch, op.src.buffer))
-                } if on.tma and self.launch.threads[1:] == (1, 1) and any(s is loop for s in top) else {}
+        if not on.tma or self.launch.threads[1:] != (1, 1) or self.launch.num_threads % WARP_LANES or not any(
+                s is loop for s in top):
+            return {}
+        copies = {i: op for i in plan.ahead if isinstance(op := items[i].stmt, Copy) and op.dst.buffer in plan.versions and
+                  op.dst.buffer not in given}
+        tiles = {i: op.dst.buffer for i, op in copies.items() if not (tma_unsupported(
+            op, on.strides, True) or versions_unsupported(op.dst.buffer) or unreadable(self.launch, op.src.buffer))}
+        full = {b: barriers(f"{b.name}_full", (n,) * int(plan.versions[b].shape[0]))
+                for b, n in Counter(tiles.values()).items()}
+        return {i: full[b] for i, b in tiles.items()}
 
     # ---- the two kinds of schedule ----------------------------------------------------------------------------
 
