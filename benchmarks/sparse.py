@@ -4,7 +4,9 @@
 
 Results are compared with float64 first (a few queries of each).  Then ours and its peer, where torch has one, take turns in
 windows of 8 ms; calls below 2 ms are replayed from CUDA graphs.  Bars: TFLOP/s of the products, as FlashMLA counts them (its
-figures on an H800: 640 sparse prefill, 410 sparse decode); bytes of a cache over the bandwidth of a copy; torch's time.
+figures on an H800: 640 sparse prefill, 410 sparse decode); bytes of a cache over the bandwidth of a copy; torch's time, or the
+time that FlashMLA reports; gathered bytes over those with 64 heads.  Two floors stand in each row of a cache: its bytes at the
+bandwidth of a copy, and its products at the rate that 16-bit tensor cores sustain.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ import torch  # noqa: E402
 from tilelang.library import flash_decode, index_scores, mla_decode, mla_plan, sparse_mla, topk_indices  # noqa: E402
 
 FP8 = torch.float8_e4m3fn
+SUSTAINED = 825e12  # FLOP/s of 16-bit wgmma on an H200 at its power limit
+FLASH_MLA = {1024: 97.0, 4096: 287.0, 8192: 556.0}  # us it reports for 128 sequences of so many keys, 128 heads
 
 
 @dataclass(frozen=True)
 class Case:
     """make: the tensors, on a device.  ours, theirs: calls of them.  check: (tensors, result) -> the largest error, as a share
-    of what is allowed.  flops, moved: of a call.  bar: (unit, value): "TFLOP/s", "of a copy" or "of torch"."""
+    of what is allowed.  flops, moved: of a call.  bar: (unit, value): "TFLOP/s", "of a copy", "of torch", "of FlashMLA" or "of
+    64 heads".  reported: us of a peer that is not at hand."""
 
     make: Callable[[str], dict[str, Any]]
     ours: Callable[..., Any]
@@ -40,6 +45,7 @@ class Case:
     flops: float = 0.0
     moved: float = 0.0
     theirs: Callable[..., Any] | None = None
+    reported: float = 0.0
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -95,7 +101,8 @@ def latent(batch: int, tokens: int, keys: int, heads: int, bar: tuple[str, float
                    for i in range(tokens))
 
     moved = 576.0 * batch * keys * (1 if dtype == FP8 else 2)
-    return Case(make, mla_decode, check, bar, 2.0 * batch * tokens * heads * keys * 1088, moved, options=scales)
+    return Case(make, mla_decode, check, bar, 2.0 * batch * tokens * heads * keys * 1088, moved, options=scales,
+                reported=FLASH_MLA.get(keys, 0.0) if (batch, tokens, heads, dtype) == (128, 1, 128, torch.bfloat16) else 0.0)
 
 
 # ---- grouped queries ------------------------------------------------------------------------------------------------------
@@ -152,15 +159,17 @@ def indexer(queries: int, keys: int, heads: int, dim: int = 128) -> Case:
     return Case(make, index_scores, check, ("TFLOP/s", 1000.0), 2.0 * queries * keys * heads * dim)
 
 
+GATHERED = "sparse mla 4096 x 64 heads"
 PREFILL, DECODE = ("TFLOP/s", 560.0), ("TFLOP/s", 380.0)
 CASES: dict[str, Case] = {
     **{f"sparse mla prefill 4096 x 128 heads of {rows}": sparse(4096, 128, 2048, rows, PREFILL) for rows in (8192, 65536)},
     **{f"sparse mla decode {n} x 128 heads": sparse(n, 128, 2048, 65536, DECODE) for n in (128, 256)},
-    **{f"sparse mla 4096 x {h} heads": sparse(4096, h, 2048, 65536, ("GB/s", 0.0)) for h in (64, 32, 16, 8)},
+    **{f"sparse mla 4096 x {h} heads": sparse(4096, h, 2048, 65536, ("of 64 heads", 0.8)) for h in (64, 32, 16, 8)},
     "index scores 4096 x 16384 x 64 heads": indexer(4096, 16384, 64),
     "index scores 2048 x 32768 x 32 heads": indexer(2048, 32768, 32),
+    **{f"mla decode 128 x 1 tokens; {n} keys": latent(128, 1, n, 128, ("of FlashMLA", 1.08)) for n in FLASH_MLA},
     **{f"mla decode 128 x {t} tokens; {n} keys": latent(128, t, n, 128, ("TFLOP/s", 580.0)) for n in (4096, 8192)
-       for t in (1, 2, 4, 8)},
+       for t in (2, 4, 8)},
     **{f"mla decode 128 x {t} tokens; 8192 keys; {h} heads; fp8": latent(128, t, 8192, h, ("of a copy", 0.85), FP8)
        for t, h in ((1, 16), (1, 64), (1, 128), (2, 128))},
     **{f"decode {b} x {t} tokens; {g} heads a group; {n} keys; {name}": grouped(b, t, g, n, dtype)
@@ -195,12 +204,17 @@ def measure(c: Case, meter: Any, rounds: int) -> dict[str, Any]:
     return row
 
 
-def summed_up(name: str, row: dict[str, Any], c: Case, copy: float) -> str:
-    """Adds rates and the ratio to the bar; the text of a row."""
+def summed_up(name: str, row: dict[str, Any], c: Case, copy: float, gathered: float | None) -> str:
+    """Adds rates and the ratio to the bar; the text of a row.  gathered: GB/s with 64 heads."""
     us, (unit, bar) = row["us"], c.bar
     row["TFLOP/s"], row["GB/s"] = c.flops / us / 1e6, c.moved / us / 1e3
     row["of a copy"], row["of torch"] = row["GB/s"] * 1e9 / copy, row.get("torch us", 0.0) / us
+    row["of FlashMLA"], row["of 64 heads"] = c.reported / us, row["GB/s"] / (gathered or row["GB/s"] or 1.0)
+    floors = row["us of bytes"], row["us of products"] = c.moved / copy * 1e6, c.flops / SUSTAINED * 1e6
+    row["of the floor"] = max(floors) / us
     text = f"{name:56s} {us:9.1f} us {row['TFLOP/s']:7.1f} TFLOP/s {row['GB/s']:7.1f} GB/s {row['of a copy']:5.2f} of a copy"
+    if c.ours in (flash_decode, mla_decode):
+        text += " floors {:.0f}, {:.0f} us: {:.2f}".format(*floors, row["of the floor"])
     text += f", torch {row['torch us']:.1f} us, {row['of torch']:.2f}" if c.theirs else ""
     text += f"; bar {bar:g} {unit}: {row[unit] / bar:.2f}" if bar else ""
     return text + f"; spread {row['spread us']:.3f}; error {row['error']:.2f} of the bound" + " WRONG" * (row["error"] > 1)
@@ -227,7 +241,8 @@ def main() -> int:
             rows.append({"name": name, "failed": f"{type(e).__name__}: {str(e).splitlines()[0][:200]}"})
             print(name, rows[-1]["failed"], flush=True)
             continue
-        print(summed_up(name, row, c, copy), flush=True)
+        gathered = next((r["GB/s"] for r in rows if r["name"] == GATHERED and "us" in r), None)
+        print(summed_up(name, row, c, copy, gathered), flush=True)
         rows.append({"name": name, **row})
         if o.out:
             Path(o.out).write_text(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__,
