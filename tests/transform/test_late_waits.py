@@ -14,8 +14,8 @@ M, N, K, PIECE = 64, 64, 128, 32
 
 
 def product(held, touched=False, stored=False):
-    """Y = X W^T by pieces of X, of which `held` fragments hold one each. touched: each piece reads the accumulator; stored: each
-    piece writes shared memory."""
+    """Y = X W^T by pieces of X, of which `held` fragments hold one each. touched: each piece reads the accumulator; stored:
+    each piece writes shared memory."""
     @T.macro
     def taken(Xs, x, n, acc):
         for i, j in T.Parallel(M, PIECE):
