@@ -136,13 +136,56 @@ def test_there_is_nothing_to_compute():
 @pytest.mark.parametrize("mask", ["causal", "window"])
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_packed_sequences(mask, deterministic, on):
-    lengths_q, lengths_k, masks = [70, 1, 0, 130, 5], [100, 40, 30, 130, 0], MASKS[mask]
+    check_packed([70, 1, 0, 130, 5], [100, 40, 30, 130, 0], MASKS[mask], on, deterministic)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", ["causal", "window", "full"])
+def test_packed_sequences_store_the_gradients_of_scores(mask):
+    assert packed_form([130, 33], 2, 1).stored == 1
+    check_packed([130, 33], [150, 64], MASKS[mask], SM90, heads=2, kv_heads=1, dim=128)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", ["causal", "window", "full"])
+@pytest.mark.parametrize("heads, kv_heads", [(2, 2), (4, 2)])
+def test_packed_sequences_store_the_gradients_of_scores_on_a_gpu(mask, heads, kv_heads):
+    check_packed([700, 1, 0, 1300, 5], [900, 40, 30, 1300, 0], MASKS[mask], "cuda", heads=heads, kv_heads=kv_heads, dim=128)
+
+
+def packed_form(lengths, heads, kv_heads, dim=128):
+    q, k = (np.broadcast_to(np.float16(0), (sum(lengths), n, dim)) for n in (heads, kv_heads))
+    p = attention_problem({"q": q, "k": k, "v": k, "out": None, "cu_seqlens_q": np.zeros(len(lengths) + 1, np.int32),
+                           "cu_seqlens_k": None}, True, causal=True, window=None, layout="bshd", scale=None, with_lse=False)
+    at = backward.Place(Target(SM90))
+    return backward.backward_form(p, machine_of(at.target), {"q": q, "out": q, "grad_out": q}, at, None, backward.PLAIN)[0]
+
+
+@pytest.mark.parametrize("lengths, heads, kv_heads, dim, stored, rows", [
+    ([4096] * 4, 16, 16, 128, 4, 256), ([16384], 16, 16, 128, 4, 256), ([500] * 16, 16, 4, 128, 0, 128),
+    ([4096] * 8, 16, 16, 128, 0, 128), ([4096] * 4, 16, 16, 64, 0, 192)])
+def test_packed_sequences_store_as_many_heads_as_fit(lengths, heads, kv_heads, dim, stored, rows):
+    f = packed_form(lengths, heads, kv_heads, dim)
+    assert (f.stored, f.query.rows) == (stored, rows)
+    assert not stored or 2 * np.prod(f.dq_workspace[1]) <= backward.STORED * 9 / 8
+
+
+def check_packed(lengths_q, lengths_k, masks, on, deterministic=None, **sizes):
+    """Gradients of packed sequences beside float64; three tokens are of no sequence."""
     cu_q, cu_k = (np.cumsum([0, *x]).astype(np.int32) for x in (lengths_q, lengths_k))
-    q, k, v, do = (x[0] for x in arrays(cu_q[-1] + 3, cu_k[-1] + 3))  # three tokens of no sequence
-    out, lse = flash_attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, return_lse=True, target=on, **masks)
-    out[cu_q[-1]:], lse[:, cu_q[-1]:] = np.nan, np.nan
-    got = flash_attention_backward(q, k, v, out, lse, do, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, target=on,
-                                   deterministic=deterministic, **masks)
+    given = [x[0] for x in arrays(cu_q[-1] + 3, cu_k[-1] + 3, **sizes)]
+    q, k, v, do = given
+    cu = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    if on == "cuda":
+        import torch
+
+        on, (q, k, v, do), cu = None, (torch.tensor(x, device="cuda") for x in given), {
+            n: torch.tensor(x, device="cuda") for n, x in cu.items()}
+    out, lse = flash_attention(q, k, v, return_lse=True, target=on, **cu, **masks)
+    out[int(cu_q[-1]):], lse[:, int(cu_q[-1]):] = np.nan, np.nan
+    got = [x if isinstance(x, np.ndarray) else x.cpu().numpy() for x in flash_attention_backward(
+        q, k, v, out, lse, do, target=on, deterministic=deterministic, **cu, **masks)]
+    q, k, v, do = given
     for n, (m, l) in enumerate(zip(lengths_q, lengths_k)):
         a, b = slice(cu_q[n], cu_q[n + 1]), slice(cu_k[n], cu_k[n + 1])
         wants, bounds = exact(q[None, a], k[None, b], v[None, b], do[None, a], seen(m, l, **masks), eps=ROUND["float16"])

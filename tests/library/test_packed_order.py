@@ -12,7 +12,8 @@ from tilelang.library.attention.packed_kernels import order_tiles, packed_attent
 from tilelang.library.attention.problem import Mask, Sizes
 
 TILE = Tile(64, 48, 2, 128)
-MASKS = {"full": Mask(), "causal": Mask(None, 0), "ahead": Mask(None, 70), "window": Mask(100, 0), "both": Mask(60, 90)}
+MASKS = {"full": Mask(), "causal": Mask(None, 0), "ahead": Mask(None, 70), "window": Mask(100, 0), "both": Mask(60, 90),
+         "behind": Mask(0, None), "far behind": Mask(70, None)}
 
 
 def order(mask, cu_q, cu_k, slots, heads, wide, near, **options):
@@ -34,7 +35,9 @@ def steps(mask, row, seq_q, seq_k):
     """Tiles of keys up to the last that some row of the tile sees."""
     seen = [j for r in range(row, row + TILE.rows) for j in range(seq_k)
             if mask.right is None or j <= r + seq_k - seq_q + mask.right]
-    return max(seen, default=-1) // TILE.keys + 1
+    ahead = mask.left is not None and mask.right is None  # then tiles of keys in front of the first that it sees count
+    first = max(0, row + seq_k - seq_q - mask.left) // TILE.keys if ahead else 0
+    return max(0, max(seen, default=-1) // TILE.keys + 1 - first)
 
 
 def check(mask, cu_q, cu_k, spare, wide=2, near=10**6, **options):
@@ -42,7 +45,7 @@ def check(mask, cu_q, cu_k, spare, wide=2, near=10**6, **options):
     opposite order, at last slots of no queries."""
     heads, slots = 3, (cu_q[-1] + spare) // TILE.rows + len(cu_q) - 1
     got = order(mask, cu_q, cu_k, slots, heads, wide, near, **options)
-    most = 10**9 if mask.left is None else ceil((mask.left + TILE.rows) / TILE.keys) + 1
+    most = 10**9 if mask.left is None or mask.right is None else ceil((mask.left + TILE.rows) / TILE.keys) + 1
     places = []
     for s, (a, b, c, d) in enumerate(zip(cu_q, cu_q[1:], cu_k, cu_k[1:])):
         for row in range(0, b - a, TILE.rows):

@@ -28,11 +28,11 @@ def kept(seed, drop, b, heads, seq_q, seq_k):
     found = {}
     out = np.empty((heads, seq_q, seq_k), bool)
     for h, i, j in np.ndindex(*out.shape):
-        at = i // 32 * 8 + i % 8, j // 32 * 8 + j % 8, h, b
+        at = i // 16 * 2 + i // 4 % 2, j // 16 * 4 + j // 2 % 4, h
         if at not in found:
-            found[at] = philox(seed, at, 7)
-        byte = i // 16 % 2 * 2 + j // 16 % 2
-        out[h, i, j] = (found[at][i // 8 % 2 * 2 + j // 8 % 2] >> 8 * byte) & 255 >= drop
+            found[at] = [w for n in (0, 1) for w in philox(seed, (at[0], 2 * at[1] + n, h, b), 7)]
+        bit = i % 4 * 8 + i // 8 % 2 * 4 + j % 2 * 2 + j // 8 % 2
+        out[h, i, j] = sum((w >> bit & 1) << n for n, w in enumerate(found[at])) >= drop
     return out
 
 

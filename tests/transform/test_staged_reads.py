@@ -45,6 +45,35 @@ def test_an_edge_tile_of_what_is_added_reads_zeros(as_planned):
     np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32).T + np.pad(x, ((0, 0), (0, 64))))
 
 
+@pytest.mark.parametrize("keys", [256, 200])
+def test_a_table_that_is_read_by_distances_is_a_run_in_each_step(keys: int):
+    """Each element was loaded from global memory by the threads that multiply; behind the last key runs end outside."""
+    @T.prim_func
+    def f(A: T.Tensor((256, 64), "float16"), B: T.Tensor((keys, 64), "float16"), X: T.Tensor((2, 448), "float32"),
+          C: T.Tensor((256, keys), "float32")):
+        with T.Kernel(2, threads=256) as n:
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((128, 64), "float32")
+            T.copy(A[n * 128, 0], a)
+            for k in T.Pipelined(T.ceildiv(keys, 64), num_stages=2):
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, c, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(128, 64):
+                    c[i, j] += X[1, k * 64 + j - (n * 128 + i) + 255]
+                T.copy(c, C[n * 128:(n + 1) * 128, k * 64:(k + 1) * 64])
+
+    (kernel,) = lower(f.func if hasattr(f, "func") else f, Target(SM90), {}).kernels
+    text = print_kernel(kernel)
+    assert "X_run" in text and "&X_map" in text
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-2, 3, n).astype(np.float16) for n in ((256, 64), (keys, 64)))
+    x, c = rng.standard_normal((2, 448)).astype(np.float32), np.zeros((256, keys), np.float32)
+    tilelang.compile(f, target=SM90, execution_backend="simulator")(a, b, x, c)
+    at = np.arange(keys)[None] - np.arange(256)[:, None] + 255
+    added = np.where(at < 448, x[1][np.minimum(at, 447)], 0)
+    np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32).T + added)
+
+
 @pytest.mark.parametrize("rows", [128, 100])
 def test_scales_of_rows_and_steps_were_loaded_behind_the_product(rows: int):
     """Two loops read them: each scale is loaded once, in front of the GEMM; what depends on no step stays where it is."""

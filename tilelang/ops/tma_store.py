@@ -435,7 +435,7 @@ def store_tile(cx: Any, src: Region, dst: Region, op: Any, reduce: bool = False)
 
 
 def _ramp(base: Expr, n: int) -> Ramp:
-    return Ramp(base, const(1), n, base.dtype.with_lanes(n))
+    return Ramp(base, const(1, base.dtype), n, base.dtype.with_lanes(n))
 
 
 def uses_group_barriers(launch: Any) -> bool:

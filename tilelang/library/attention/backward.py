@@ -30,6 +30,7 @@ STORED = 2 << 30  # bytes of the gradients of scores that a call stores at most
 STORED_COLUMNS = 192  # of q and v, from which on two more GEMMs take longer than that
 STORED_QUERIES = 16384  # the most that were measured; verify_sync does not follow the loops of twice as many
 WIDE = 2048  # keys of a window with which blocks of 256 queries cost less than what they store besides (0.83 ms for 0.75)
+LONG = 2048  # tokens of a mean packed sequence from which on blocks of 256 queries are taken
 STAGED = 160 * 1024  # bytes of stages of a block that reads them
 ROUGHLY_TWO = 1.9  # blocks for each SM with which long and short ones make up for each other
 _BESIDE = 16  # registers beside accumulated and scores, as measured by compiling: addresses, loop state
@@ -54,8 +55,9 @@ def flash_attention_backward(q: Any, k: Any, v: Any, out: Any, lse: Any, grad_ou
     torch.use_deterministic_algorithms is on.
 
     Memory beside the results: 8 bytes for each query and head; with atomics 8 + 4 dim. On a GPU with wgmma, for up to 16384
-    queries in 16 bits with 192 columns of q and v together, not packed, up to 2 GiB more while the call runs: the gradients of
-    the scores of as many heads as fit there (2 seq_q seq_k bytes each), in a launch for so many. Elsewhere they are computed
+    queries in 16 bits with 192 columns of q and v together, up to 2 GiB more while the call runs: the gradients of the scores
+    of as many heads as fit there (2 seq_q seq_k bytes each), in a launch for so many. Packed sequences, whose lengths the host
+    does not know, need 2 tokens_q tokens_k bytes and a little more for each head, of 2.25 GiB. Elsewhere they are computed
     twice. Nothing is read on the host, so that calls can be captured in a CUDA graph. Packed sequences: tokens of no sequence
     have the gradient 0.
     Error: weights, and the gradients of scores, are rounded to the type of q before the GEMMs, which accumulate in float32; in
@@ -120,14 +122,12 @@ def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, determinis
     unused, workspace = empty(q, (1,), form.accum), [maker(q, *x) for x in _workspace(form, p)]
     none = [zeros(q, (1, 1, 1, 1), "int32")] * 2 + [zeros(q, (1,), "float32")] * 2
     no_seed = zeros(q, (1,), "int64")
-    pairs = p.sizes.batch * p.sizes.kv_heads
-    firsts: list[tuple[int, ...]] = [()] if p.packed else [(n,) for n in range(0, pairs, form.stored or pairs)]
+    pairs = (1 if p.packed else p.sizes.batch) * p.sizes.kv_heads
 
     def run(arrays: tuple[Any, ...], scale: float, gradients: tuple[Any, ...], extra: Any = None) -> None:
         *inputs, lse, grad_out, grad_lse, cu_q, cu_k, sinks, seed = arrays
         read = [compact_copy(x) if c else x for x, c in zip((*inputs, grad_out), copied)]
         if cu_q is not None:
-            _nothing(arrays, scale, gradients)  # for tokens of no sequence
             extra = cu_q, cu_q if cu_k is None else cu_k, no_seed if seed is None else seed
         elif seed is not None:
             extra = *none[:2], seed, none[3]
@@ -135,8 +135,8 @@ def prepared(p: AttentionProblem, tensors: dict[str, Any], at: Place, determinis
         if sinks is not None:  # slots of packed sequences that stay unused
             made[-3][...], made[-2][...] = math.inf, 0
         of_rows = contiguous(lse), unused if grad_lse is None else contiguous(grad_lse)
-        for first in firsts:
-            kernel(*read, *of_rows, scale, *first, *(extra or none), *made, *gradients[:3])
+        for first in range(0, pairs, form.stored or pairs):
+            kernel(*read, *of_rows, scale, first, *(extra or none), *made, *gradients[:3])
         if sinks is not None:
             gradients[3][...] = _of_sinks(sinks, *made[-3:-1])
 
@@ -197,10 +197,10 @@ def fitted(f: BackwardForm, machine: Machine, at: Place, opened: bool = False) -
     if machine.kind != "wgmma" or f.dtype == "float32":
         return f
     f = replace(f, held=_held(f.plain.tile, f.sizes.dim + f.sizes.dim_v))
-    if f.packed or f.query is None or not all(isinstance(n, int) for n in f.sizes):
+    if f.query is None or not all(isinstance(n, int) for n in f.sizes):
         return f
     sms, tile = at.target.limits.sm_count, f.plain.tile
-    if tile.keys < 128:
+    if tile.keys < 128 and not f.packed:
         found = _tile(machine, f.sizes, f.dtype, f.functions.block or (128, 128), f.sizes.dim_v)
         tile = Tile(min(64, found.keys), found.rows, found.stages, found.threads)
         lean = stored_form(replace(f, plain=replace(f.plain, tile=tile), lean=True), sms, opened)
@@ -221,12 +221,16 @@ def stored_form(f: BackwardForm, sms: int, opened: bool = False) -> BackwardForm
     few blocks and with many.
 
     A call takes as many pairs of a batch and a kv head as fit STORED bytes, of the numbers that divide all pairs, but fewer
-    where that leaves fewer SMs without a block at the end.
+    where that leaves fewer SMs without a block at the end. Packed sequences, of any lengths, need the memory of one of all
+    tokens.
     """
     z, tile = f.sizes, f.plain.tile
     pairs, blocks = z.batch * z.kv_heads, ceil(z.seq_k / tile.keys)
+    if f.packed:
+        pairs, blocks = z.kv_heads, z.seq_k // tile.keys + z.batch
     each = 2 * f.plain.group * blocks * tile.keys * ceil(z.seq_q / 256) * 256
-    fits = [(pairs // n * ceil(n * blocks / sms), -n) for n in range(1, pairs + 1) if pairs % n == 0 and n * each <= STORED]
+    most = STORED + f.packed * STORED // 8  # tiles of sequences that end inside them
+    fits = [(pairs // n * ceil(n * blocks / sms), -n) for n in range(1, pairs + 1) if pairs % n == 0 and n * each <= most]
     waves, n = min(fits, default=(0, 0))
     one_wave = (not opened and f.plain.mask != Mask() and -n < pairs
                 and -n * blocks < ROUGHLY_TWO * sms)  # as long as its longest block
@@ -236,7 +240,8 @@ def stored_form(f: BackwardForm, sms: int, opened: bool = False) -> BackwardForm
     mask = f.plain.mask
     narrow = mask.left is not None and mask.right is not None and mask.left + mask.right < WIDE  # stored for whole blocks
     tall = (z.dim <= 192 and f.functions.block is None and not narrow
-            and (opened or -n * f.plain.group * z.seq_q >= 256 * ROUGHLY_TWO * sms))
+            and (opened or -n * f.plain.group * z.seq_q >= 256 * ROUGHLY_TWO * sms)
+            and (not f.packed or z.seq_q >= LONG * z.batch))
     rows = 256 if tall else 128
     return replace(f, query=Tile(rows, 64, min(4, STAGED // (128 * (rows + z.dim))), 256), stored=-n)
 
@@ -285,7 +290,8 @@ def _workspace(f: BackwardForm, p: AttentionProblem) -> list[tuple[tuple[int, ..
     if p.packed:
         slots = z.seq_q // unit + z.batch
         rows, padded = z.heads, slots * unit
-        tiles = [(((z.seq_k // f.plain.tile.keys + z.batch) * z.kv_heads, FACTS), "int32"), ((slots * z.heads, FACTS), "int32")]
+        called = f.stored or z.kv_heads
+        tiles = [((n * called, FACTS), "int32") for n in (z.seq_k // f.plain.tile.keys + z.batch, slots * f.plain.group)]
     else:
         rows, padded, tiles = z.batch * z.heads, ceil(z.seq_q / unit) * unit, []
     total = (f.dq_workspace[1], f.dtype) if f.stored else ((rows, padded, z.dim) if f.query is None else (1, 1, 1), f.accum)

@@ -24,7 +24,7 @@ from tilelang.ir import Call, Expr, Var, const, rewrite, substitute, walk
 from tilelang.target.rounded_functions import ALLOWED, without_factors
 
 from .derivative import derivative
-from .dropout import kept
+from .dropout import Dropout, alloc_decisions, draw, stays
 from .form import FACTS, LOG2E, BackwardForm
 from .kernels import key_tiles, seen
 from .packed_kernels import NEAR, heads_together, order_tiles
@@ -40,7 +40,7 @@ class Place(NamedTuple):
     batch: None where sequences are packed. q0, seq_q, k0, seq_k: first query, number of queries, first key, number of keys.
     lead: maps a query head to its row in the workspace; w0: the place of the first query there. scale: the factor of scores.
     read: the tensors that score and mask functions read. number: of the sequence; seed: of dropout, or None. pair: maps a kv
-    head to its place in the stored gradients of scores.
+    head to its place in the stored gradients of scores, where the sequence's keys begin at row `stored`.
     """
 
     batch: Any
@@ -55,6 +55,7 @@ class Place(NamedTuple):
     number: Any = 0
     seed: Any = None
     pair: Callable[[Any], Any] | None = None
+    stored: Any = 0
 
     def gradients(self, X: Any, head: tuple[Any, Any, int], key: Any, keys: int, row: Any, rows: int) -> Any:
         """The region of the stored gradients of scores of a query head: (its kv head, its number among the heads of that, how
@@ -62,7 +63,7 @@ class Place(NamedTuple):
         the step before."""
         hk, g, group = head
         column = g * (X.shape[2] // group) + row
-        return X[self.pair(hk), key:key + keys, column:column + rows]
+        return X[self.pair(hk), self.stored + key:self.stored + key + keys, column:column + rows]
 
     def facts(self, X: Any, h: Any, row: Any, length: int) -> Any:
         """The region of `length` rows of a query head, from `row` of the sequence on, in the workspace."""
@@ -179,11 +180,12 @@ def weigh_rows(f, at, S, P, more, fact, element, h, partly):
 
 
 @T.macro
-def weigh(f, at, S, P, logs, element, h, partly):
+def weigh(f, at, S, P, logs, element, h, partly, Kept=None):
     """Elements S of Q K^T become the factors of dS, and P, in 16 bits, the weights.
 
     With dropout, S has the weights, those negative that it drops; P stays. logs: maps (i, j) to the logarithm, in base 2, of
-    the row of queries. element: maps (i, j) to (query, key) in the sequence. P: None where nobody needs the weights.
+    the row of queries. element: maps (i, j) to (query, key) in the sequence. P: None in blocks of queries, where nobody needs
+    the weights. Kept: the decisions of dropout.
     """
     changes = f.functions.score is not None
     for i, j in T.Parallel(*S.shape):
@@ -196,7 +198,7 @@ def weigh(f, at, S, P, logs, element, h, partly):
     hide(f, at, (S, P) if changes and P is not None else (S,), element, h, partly)
     if f.plain.drop:
         for i, j in T.Parallel(*S.shape):  # the sign of a weight says whether dropout keeps it
-            S[i, j] = T.if_then_else(kept(at.seed, f.plain.drop, at.number, h, *element(i, j)), S[i, j], -S[i, j])
+            S[i, j] = T.if_then_else(stays(Kept, i, j, P is not None), S[i, j], -S[i, j])
     elif P is not None and not changes:
         T.copy(S, P)
 
@@ -237,7 +239,8 @@ def key_block(f, at, steps, tensors, hk, k0):
     if not f.lean:
         T.clear(dk)
     T.clear(dv)
-    tiles, results = (Ks, Vs, Qs, dOs, of_rows), (dk, dv, dQ if not f.stores else lambda h, row: at.gradients(
+    Kept = alloc_decisions(rows, keys, True) if f.plain.drop else None
+    tiles, results = (Ks, Vs, Qs, dOs, of_rows, Kept), (dk, dv, dQ if not f.stores else lambda h, row: at.gradients(
         dQ, (hk, h - hk * f.plain.group, f.plain.group), k0, keys, row, rows))
     if steps.loops == 1:
         for n in T.Pipelined(steps.count(0), num_stages=f.plain.tile.stages):
@@ -258,16 +261,18 @@ def key_block(f, at, steps, tensors, hk, k0):
 @T.macro
 def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
     """A step of key_block: a tile of queries, (head, first row), is loaded, and its gradients are added to the results."""
-    (Q, dO, facts), (Ks, Vs, Qs, dOs, of_rows), (dk, dv, dQ), (h, row) = tensors, tiles, results, tile
+    (Q, dO, facts), (Ks, Vs, Qs, dOs, of_rows, Kept), (dk, dv, dQ), (h, row) = tensors, tiles, results, tile
     keys, rows = f.plain.tile.keys, f.plain.tile.rows
     S, E = T.alloc_fragment((keys, rows), f.accum), T.alloc_fragment((keys, rows), f.accum)
     P, dS = T.alloc_fragment((keys, rows), f.dtype), T.alloc_fragment((keys, rows), f.dtype)
     more = T.alloc_fragment((keys, rows), f.accum) if f.rule is not None and f.rule.second else None
+    if f.plain.drop:
+        draw(Kept, Dropout(at.seed, f.plain.drop, at.number, h), row, k0, True)
     T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
     loaded = [T.copy(facts(at, n, h, row, rows), of_rows[n]) for n in range(f.facts[0])]  # noqa: F841
     T.gemm(Ks, Qs, S, transpose_B=True, clear_accum=True)
     if f.rule is None:
-        weigh(f, at, S, P, lambda i, j: of_rows[0][j], lambda i, j: (row + j, k0 + i), h, partly)
+        weigh(f, at, S, P, lambda i, j: of_rows[0][j], lambda i, j: (row + j, k0 + i), h, partly, Kept)
     else:
         weigh_rows(f, at, S, P, more, lambda n, i, j: of_rows[n][j], lambda i, j: (row + j, k0 + i), h, partly)
     T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows), dOs)
@@ -307,14 +312,17 @@ def query_block(f, at, steps, tensors, h, row):
     T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
     T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows), dOs)
     loaded = [T.copy(facts(at, n, h, row, rows), x) for n, x in enumerate(of_rows)]  # noqa: F841
+    Kept = alloc_decisions(rows, keys) if f.plain.drop else None
     T.clear(dq)
     for n in T.Pipelined(steps.count(0), num_stages=f.query.stages):
         k0 = steps.tile(0, n)[1]
+        if f.plain.drop:
+            draw(Kept, Dropout(at.seed, f.plain.drop, at.number, h), row, k0)
         T.copy(f.plain.rows(K, at.batch, hk, at.k0 + k0, keys), Ks)
         T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
         element = lambda i, j, k0=k0: (row + i, k0 + j)  # noqa: E731
         if f.rule is None:
-            weigh(f, at, S, None, lambda i, j: of_rows[0][i], element, h, steps.hides(0, n))
+            weigh(f, at, S, None, lambda i, j: of_rows[0][i], element, h, steps.hides(0, n), Kept)
         else:
             weigh_rows(f, at, S, None, more, lambda n, i, j: of_rows[n][i], element, h, steps.hides(0, n))
         T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys), Vs)
@@ -448,7 +456,7 @@ def gradient_launches(f, tensors, facts, arguments, lists, results):
     with T.Kernel(T.ceildiv(seq_k, tile.keys), *f.launched(1), threads=tile.threads) as (bx, y, z):
         b, hk = f.head(first, y, z, 1)
         k0 = bx * tile.keys
-        steps = steps_of(lambda g: hk * group + g, group, tile.rows, query_tiles(f, k0), across,
+        steps = steps_of(lambda g: hk * group + g, group, tile.rows, query_tiles(f, k0, seq_q, seq_k), across,
                          (Columns, b, k0 // (along or 1)), functions.mask is not None)
         dk, dv = key_block(f, dense_place(f, b, scale, first, X0, X1), steps, (Q, K, V, dO, facts, Sum), hk, k0)
         if not f.lean:
@@ -458,7 +466,7 @@ def gradient_launches(f, tensors, facts, arguments, lists, results):
         with T.Kernel(T.ceildiv(seq_k, tile.keys), *f.launched(1), threads=tile.threads) as (bx, y, z):
             b, hk = f.head(first, y, z, 1)
             k0 = bx * tile.keys
-            steps = steps_of(lambda g: hk * group + g, group, query.keys, query_tiles(f, k0), across,
+            steps = steps_of(lambda g: hk * group + g, group, query.keys, query_tiles(f, k0, seq_q, seq_k), across,
                              (Columns, b, k0 // (along or 1)))
             dk = stored_keys(f, dense_place(f, b, scale, first), steps, (Q, Sum), hk, k0)
             T.copy(dk, f.plain.rows(dK, b, hk, k0, tile.keys))
@@ -485,10 +493,9 @@ def dense_place(f: BackwardForm, b: Any, scale: Any, first: Any, *read: Any) -> 
                  T.bind(read[0][0]) if f.plain.drop and read else None, lambda hk: b * kv_heads + hk - first)
 
 
-def query_tiles(f: BackwardForm, k0: Any) -> tuple[Any, Any]:
-    """The tiles of queries that see the tile of keys from k0 on; where these are stored, also the others of a block of
-    queries."""
-    _, seq_q, seq_k = f.sizes[:3]
+def query_tiles(f: BackwardForm, k0: Any, seq_q: Any, seq_k: Any) -> tuple[Any, Any]:
+    """The tiles of a sequence's queries that see the tile of keys from k0 on; where these are stored, also the others of a
+    block of queries."""
     back, tile = Mask(f.plain.mask.right, f.plain.mask.left), f.plain.tile  # of keys, by the queries that see them
     if not f.stores or f.functions.block:
         return key_tiles(back, k0 + seq_q - seq_k, tile.keys, seq_q, tile.rows)
@@ -530,25 +537,32 @@ def dense_backward(f: BackwardForm) -> Any:
 
 
 def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
-    """The kernel for packed sequences, with the parameters (Q, K, V, O, dO, LSE, dLSE, scale, cu_q, cu_k, Seed, KeyTiles,
-    QueryTiles, L, D, Sum, dQ, dK, dV).
+    """The kernel for packed sequences, with the parameters (Q, K, V, O, dO, LSE, dLSE, scale, first, cu_q, cu_k, Seed,
+    KeyTiles, QueryTiles, L, D, Sum, dQ, dK, dV).
 
     KeyTiles, QueryTiles: workspaces of order_tiles for tiles of tile.keys keys and of f.unit queries. L, D (heads, padded) and
-    Sum (heads, padded, dim), as in dense_backward; padded: f.unit times the slots of one head in QueryTiles. sms: blocks that
-    run at the same time.
+    Sum (heads, padded, dim), as in dense_backward; padded: f.unit times the slots of one head in QueryTiles. first: with
+    f.stored, the first kv head that the call computes. sms: blocks that run at the same time.
     """
     batch, tokens_q, tokens_k, heads, kv_heads, dim, dim_v = f.sizes
     group, tile, query = f.plain.group, f.plain.tile, f.query
+    called = f.stored if f.stores else kv_heads  # kv heads of a call
     back = Mask(f.plain.mask.right, f.plain.mask.left)  # of keys, by the queries that see them
     near = max(1, NEAR // (2 * (dim + dim_v)))
-    key_slots, query_slots, padded = T.dynamic("key_slots, query_slots, padded")
+    key_slots, query_slots = T.dynamic("key_slots, query_slots")
+    padded = (tokens_q // f.unit + batch) * f.unit
     turned = replace(f.plain, mask=back, tile=replace(tile, rows=tile.keys, keys=tile.rows),
                      sizes=f.sizes._replace(heads=kv_heads, seq_q=tokens_k, seq_k=tokens_q))
     straight = replace(f.plain, tile=query or replace(tile, rows=f.unit))
 
-    def place(first_q: Any, seq_q: Any, first_k: Any, seq_k: Any, number: Any, scale: Any, Seed: Any = None) -> Place:
+    def place(facts: list[Any], scale: Any, first: Any, Seed: Any = None) -> Place:
+        first_q, seq_q, first_k, seq_k, number = facts
         return Place(None, first_q, seq_q, first_k, seq_k, lambda h: h, (first_q // f.unit + number) * f.unit, f.factor(scale),
-                     number=number, seed=T.bind(Seed[0]) if f.plain.drop and Seed is not None else None)
+                     number=number, seed=T.bind(Seed[0]) if f.plain.drop and Seed is not None else None,
+                     pair=lambda hk: hk - first, stored=(first_k // tile.keys + number) * tile.keys)
+
+    def head_of(first: Any, y: Any, each: int) -> Any:
+        return first * each + y if f.stores else y
 
     def own(X: Any, end: Any) -> Any:
         """The tensor up to the end of a sequence."""
@@ -557,38 +571,41 @@ def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
     @T.prim_func
     def attention_backward_packed(
             Q: f.plain.q, K: f.plain.k, V: f.plain.v, O: f.plain.o, dO: f.gradient, LSE: T.Tensor((heads, tokens_q), f.accum),
-            dLSE: f.plain.lse, scale: T.float32, cu_q: T.Tensor((batch + 1,), "int32"), cu_k: T.Tensor((batch + 1,), "int32"),
-            Seed: T.Tensor((1,), "int64"), KeyTiles: T.Tensor((key_slots, FACTS), "int32"),
-            QueryTiles: T.Tensor((query_slots, FACTS), "int32"),
+            dLSE: f.plain.lse, scale: T.float32, first: T.int32, cu_q: T.Tensor((batch + 1,), "int32"),
+            cu_k: T.Tensor((batch + 1,), "int32"), Seed: T.Tensor((1,), "int64"),
+            KeyTiles: T.Tensor((key_slots, FACTS), "int32"), QueryTiles: T.Tensor((query_slots, FACTS), "int32"),
             L: T.Tensor((heads, padded), f.accum), D: T.Tensor((heads, padded), f.accum),
-            Sum: T.Tensor((heads, padded, dim) if f.query is None else (1, 1, 1), f.accum), dQ: f.result(0), dK: f.result(1),
-            dV: f.result(2)):
-        with T.Kernel(query_slots // heads, threads=128) as slot:
-            wide = heads_together(kv_heads, group, near // T.max(1, tokens_k), query_slots // heads, sms)
-            order_tiles(straight, QueryTiles, (cu_q, cu_k), slot, wide, near, sms, True)
-        with T.Kernel(key_slots // kv_heads, threads=128) as slot:
-            wide = heads_together(kv_heads, 1, near // T.max(1, tokens_q * group), key_slots // kv_heads, sms)
-            order_tiles(turned, KeyTiles, (cu_k, cu_q), slot, wide, near // group, sms, True)
+            Sum: T.Tensor(f.dq_workspace[1] if f.stores else (heads, padded, dim) if query is None else (1, 1, 1),
+                          f.dq_workspace[0]), dQ: f.result(0), dK: f.result(1), dV: f.result(2)):
+        with T.Kernel(query_slots // (called * group), threads=128) as slot:
+            wide = heads_together(called, group, near // T.max(1, tokens_k), query_slots // (called * group), sms)
+            order_tiles(straight, QueryTiles, (cu_q, cu_k), slot, wide, near, sms, True, called * group)
+        with T.Kernel(key_slots // called, threads=128) as slot:
+            wide = heads_together(called, 1, near // T.max(1, tokens_q * group), key_slots // called, sms)
+            order_tiles(turned, KeyTiles, (cu_k, cu_q), slot, wide, near // group, sms, True, called)
         with T.Kernel(query_slots, threads=128) as n:
-            h, row, q0, seq_q, k0, seq_k, number = [QueryTiles[n, e] for e in range(7)]
+            y, row, q0, seq_q, k0, seq_k, number = [QueryTiles[n, e] for e in range(7)]
+            h = head_of(first, y, group)
             if seq_q > 0:
-                row_facts(f, place(q0, seq_q, k0, seq_k, number, scale), (O, dO, L, D, Sum), lambda i: LSE[h, q0 + i],
+                row_facts(f, place([q0, seq_q, k0, seq_k, number], scale, first), (O, dO, L, D, Sum), lambda i: LSE[h, q0 + i],
                           lambda i: T.if_then_else(i < seq_q, dLSE[h, q0 + i], 0.0) if f.plain.with_lse else 0.0, h, row)
         with T.Kernel(key_slots, threads=tile.threads) as n:
-            hk, start, k0, seq_k, q0, length, number = [KeyTiles[n, e] for e in range(7)]
+            y, start, k0, seq_k, q0, length, number = [KeyTiles[n, e] for e in range(7)]
+            hk, start = head_of(first, y, 1), start // tile.keys * tile.keys  # a multiple of them, as TMA asks for
             seq_q = T.if_then_else(seq_k > 0, length, 0)
             facts = lambda at, n, h, row, length: at.facts((L, D)[n], h, row, length)  # noqa: E731
-            steps = steps_of(lambda g: hk * group + g, group, tile.rows,
-                             key_tiles(back, start + seq_q - seq_k, tile.keys, seq_q, tile.rows))
-            dk, dv = key_block(f, place(q0, seq_q, k0, seq_k, number, scale, Seed), steps, (Q, K, V, dO, facts, Sum), hk, start)
+            steps = steps_of(lambda g: hk * group + g, group, tile.rows, query_tiles(f, start, seq_q, seq_k))
+            dk, dv = key_block(f, place([q0, seq_q, k0, seq_k, number], scale, first, Seed), steps, (Q, K, V, dO, facts, Sum),
+                               hk, start)
             OwnK, OwnV = own(dK, k0 + seq_k), own(dV, k0 + seq_k)
             if seq_k > 0:
                 T.copy(dk, f.plain.rows(OwnK, None, hk, k0 + start, tile.keys))
                 T.copy(dv, f.plain.rows(OwnV, None, hk, k0 + start, tile.keys))
         with T.Kernel(query_slots, threads=128 if query is None else query.threads) as n:
-            h, row, q0, seq_q, k0, length, number = [QueryTiles[n, e] for e in range(7)]
+            y, row, q0, seq_q, k0, length, number = [QueryTiles[n, e] for e in range(7)]
+            h, row = head_of(first, y, group), row // f.unit * f.unit
             seq_k = T.if_then_else(seq_q > 0, length, 0)
-            at, OwnQ = place(q0, seq_q, k0, seq_k, number, scale, Seed), own(dQ, q0 + seq_q)
+            at, OwnQ = place([q0, seq_q, k0, seq_k, number], scale, first, Seed), own(dQ, q0 + seq_q)
             if query is None:
                 if seq_q > 0:
                     store_sum(f, at, Sum, OwnQ, h, row)
@@ -596,8 +613,34 @@ def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
                 facts = lambda at, n, h, row, length: at.facts((L, D)[n], h, row, length)  # noqa: E731
                 steps = steps_of(lambda g: h, 1, query.keys,
                                  key_tiles(f.plain.mask, row + seq_k - seq_q, query.rows, seq_k, query.keys))
-                dq = query_block(f, at, steps, (Q, K, V, dO, facts), h, row)
+                dq = (stored_block(f, at, steps, (K, Sum), h, row) if f.stores else
+                      query_block(f, at, steps, (Q, K, V, dO, facts), h, row))
                 if seq_q > 0:
                     T.copy(dq, f.plain.rows(OwnQ, None, h, q0 + row, query.rows))
+        with T.Kernel(T.ceildiv(T.max(tokens_q, tokens_k), _OUTSIDE), threads=128) as n:
+            if first == 0:
+                clear_outside((dQ,), cu_q, batch, n * _OUTSIDE)
+                clear_outside((dK, dV), cu_k, batch, n * _OUTSIDE)
 
     return attention_backward_packed
+
+
+_OUTSIDE = 64  # tokens of a block that writes zeros for those of no sequence
+
+
+@T.macro
+def clear_outside(tensors, starts, batch, token):
+    """Gradients of tokens of no sequence, those in front of the first and behind the last, are 0. token: of the block's first.
+    """
+    begin, end = starts[0], starts[batch]
+    if T.Or(token < begin, token + _OUTSIDE > end):
+        for h in T.serial(tensors[0].shape[1]):
+            cleared = [clear_rows(X, h, token, begin, end) for X in tensors]  # noqa: F841
+
+
+@T.macro
+def clear_rows(X, h, token, begin, end):
+    """Rows of a head, from `token` on, that are not from begin up to end become 0."""
+    for i, j in T.Parallel(_OUTSIDE, X.shape[2]):
+        if T.And(token + i < X.shape[0], T.Or(token + i < begin, token + i >= end)):
+            X[token + i, h, j] = T.cast(0, X.dtype)

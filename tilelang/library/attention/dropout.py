@@ -1,17 +1,21 @@
 """Which weights of attention dropout keeps: random numbers by position, so that the backward pass draws them again.
 
 Philox4x32 with seven rounds (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC11: the fewest that
-pass BigCrush).  The key is the seed.  A counter stands for 16 weights of one head: query q and key k have the counter
-(q // 32 * 8 + q % 8, k // 32 * 8 + k % 8, head, sequence), the word 2 (q // 8 % 2) + k // 8 % 2 of its four, and the byte
-2 (q // 16 % 2) + k // 16 % 2 of that word.  A thread that holds 64 x N scores of a GEMM, queries or keys as rows, has eight of
-the 16, two in each word, so that it computes a counter once for eight, and which word it needs is known when it is compiled.
-A weight is kept where its byte is at least `drop`, the number of bytes of 256 that are dropped.
+pass BigCrush).  The key is the seed.  The eight words of two counters decide on 32 weights of one head: a weight has one bit of
+each word, and is kept where the number of these eight bits, the last word's the highest, is at least `drop`, the number of
+values of 256 that are dropped.  All 32 are compared at once, by a logical operation for each word.  Query q and key k have the
+counters (q // 16 * 2 + q // 4 % 2, 2 (k // 16 * 4 + k // 2 % 4) + n, head, sequence), n 0 and 1, and bit 8 (q % 4) +
+4 (q // 8 % 2) + 2 (k % 2) + k // 8 % 2 of each word.
+
+A tile of scores has a tile of such decisions (`draw`), each computed once, whatever threads hold the scores.  The 32 weights
+are of 16 queries and 16 keys: a warp holds as many rows of a tile, queries or keys, so that it draws all that it reads.  A
+thread has eight of the 32.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,13 +41,51 @@ def words(seed: Any, counter: tuple[Any, Any, Any, Any]) -> list[Any]:
     return w
 
 
-def kept(seed: Any, drop: int, b: Any, h: Any, query: Any, key: Any) -> Any:
-    """Whether the weight of a query for a key is kept.  seed: int64.  b, h: numbers of sequence and query head."""
-    w = words(seed, (query // 32 * 8 + query % 8, key // 32 * 8 + key % 8, h, b))
-    second, byte = key // 8 % 2 == 1, query // 16 % 2 * 2 + key // 16 % 2
-    word = T.if_then_else(query // 8 % 2 == 0, T.if_then_else(second, w[1], w[0]), T.if_then_else(second, w[3], w[2]))
-    # The byte is moved to the top: what lies below it does not change the comparison.
-    return (word << T.cast(24 - 8 * byte, "uint32")) >= T.uint32(drop << 24)
+class Dropout(NamedTuple):
+    """The dropout of a head. seed: int64. drop: values of 256 that are dropped. sequence, head: numbers of the sequence and the
+    query head. corner: maps what names a tile to its first query and key."""
+
+    seed: Any
+    drop: int
+    sequence: Any
+    head: Any
+    corner: Any = None
+
+
+def decisions(d: Dropout, a: Any, c: Any) -> Any:
+    """The word that decides on the weights of group a of queries and group c of keys; bits that are set keep theirs."""
+    planes = [x for n in (0, 1) for x in words(d.seed, (a, 2 * c + n, d.head, d.sequence))]
+    found = None  # for the lower bits of a number, whether it is at least that of `drop`; None: always
+    for n, plane in enumerate(planes):
+        if d.drop >> n & 1:
+            found = plane if found is None else plane & found
+        elif found is not None:
+            found = plane | found
+    return found
+
+
+def alloc_decisions(rows: int, keys: int, of_keys: bool = False) -> Any:
+    """The tile of decisions of a tile of `rows` queries and `keys` keys, multiples of 16. of_keys: whether rows of the tile are
+    keys; its rows are groups of them then."""
+    groups = rows // 8, keys // 4
+    return T.alloc_shared(groups[::-1] if of_keys else groups, "uint32")
+
+
+@T.macro
+def draw(Kept, d, row, key, of_keys=False):
+    """Decide on the weights of the tile from query `row` and key `key` on, multiples of 16."""
+    for n, m in T.Parallel(*Kept.shape):
+        Kept[n, m] = decisions(d, row // 8 + (m if of_keys else n), key // 4 + (n if of_keys else m))
+
+
+def stays(Kept: Any, i: Any, j: Any, of_keys: bool = False) -> Any:
+    """Whether a weight of the tile is kept. What lies in lanes of a tile of wgmma or mma.sync is shifted first, once for a
+    word."""
+    query, key = (j, i) if of_keys else (i, j)
+    at = query // 16 * 2 + query // 4 % 2, key // 16 * 4 + key // 2 % 4
+    lanes, rest = (query // 2 % 2 * 16 + key % 2 * 2, query % 2 * 8) if of_keys else (query % 4 * 8, key % 2 * 2)
+    word = Kept[at[::-1] if of_keys else at] >> T.cast(lanes, "uint32")
+    return (word >> T.cast(rest + query // 8 % 2 * 4 + key // 8 % 2, "uint32")) & T.uint32(1) != T.uint32(0)
 
 
 def check_dropout(dropout: Any, seed: Any, q: Any) -> tuple[int, Any]:

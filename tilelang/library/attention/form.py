@@ -177,11 +177,12 @@ class BackwardForm:
 
     plain: sizes, strides of Q, K, V and O, mask and scale; its tile is that of a block of keys: `keys` of the block, `rows` of
     queries in a step; with_lse: the logarithms have a gradient too. steps: strides of the gradient of O. query: the tile of a
-    block of queries, which computes dQ; None: dQ is added up by atomics. stored: pairs of a batch and a kv head that a call
-    computes, whose blocks of keys store the gradients of scores for the blocks of queries, -1 where each call gives it; 0: a
-    call computes all, and blocks of queries compute them once more. lean: dK is computed of stored gradients too, because
-    blocks of keys have registers for dV alone. held: whether K and V of a block of keys stay in registers. rule: what weighs
-    scores (online.Rule); None: a softmax. number: of the rule's description, by which forms are compared.
+    block of queries, which computes dQ; None: dQ is added up by atomics. stored: pairs of a batch and a kv head, of packed
+    sequences kv heads, that a call computes, whose blocks of keys store the gradients of scores for the blocks of queries, -1
+    where each call gives it; 0: a call computes all, and blocks of queries compute them once more. lean: dK is computed of
+    stored gradients too, because blocks of keys have registers for dV alone. held: whether K and V of a block of keys stay in
+    registers. rule: what weighs scores (online.Rule); None: a softmax. number: of the rule's description, by which forms are
+    compared.
     """
 
     plain: AttentionForm
@@ -239,7 +240,8 @@ class BackwardForm:
         z, keys = self.sizes, self.plain.tile.keys
         padded = T.ceildiv(z.seq_q, self.unit) * self.unit
         if self.stores:
-            return self.dtype, (self.stored, T.ceildiv(z.seq_k, keys) * keys, self.plain.group * padded)
+            blocks = z.seq_k // keys + z.batch if self.packed else T.ceildiv(z.seq_k, keys)
+            return self.dtype, (self.stored, blocks * keys, self.plain.group * padded)
         return self.accum, (z.batch * z.heads, padded, z.dim) if self.query is None else (1, 1, 1)
 
     @property

@@ -27,7 +27,7 @@ import numpy as np
 import tilelang.language as T
 from tilelang.ir import Const, const
 
-from .dropout import LEVELS, kept
+from .dropout import LEVELS, Dropout, alloc_decisions, draw, stays
 from .form import LOG2E, AttentionForm
 from .problem import Mask
 
@@ -38,12 +38,12 @@ LAG = 8.0  # `top` follows the scores when weights would exceed 2^8: far below t
 class Extras(NamedTuple):
     """What attention may have beside the softmax.
 
-    sink: exponent of 2 that counts in the sum of a row's weights, with no value; None: none. kept: maps (index, place, i, j),
-    as KeyTiles.visible, to whether dropout keeps a weight; None: no dropout. keep: the fraction of weights that are kept.
+    sink: exponent of 2 that counts in the sum of a row's weights, with no value; None: none. dropout: None where nothing is
+    dropped; its corners are by (index, place), as KeyTiles.visible takes them. keep: the fraction of weights that are kept.
     """
 
     sink: Any = None
-    kept: Callable[[Any, Any, Any, Any], Any] | None = None
+    dropout: Dropout | None = None
     keep: float = 1.0
 
 
@@ -112,8 +112,8 @@ def absorb(S, P, acc, rows, c, kept=None):
     """Add a tile of scores S: the weights go to P (16 bits) and `total`, and the rescaling factor of each row is applied to
     `acc`.
 
-    rows: (top, before, factor, total, part), float32 fragments with one element per row. kept: maps (i, j) to whether a weight
-    goes to P too, not to `total` alone; None: all do.
+    rows: (top, before, factor, total, part), float32 fragments with one element per row. kept: the decisions of dropout: which
+    weights go to P too, not to `total` alone; None: all do.
     """
     top, before, factor, total, part = rows
     height, keys = S.shape
@@ -132,7 +132,7 @@ def absorb(S, P, acc, rows, c, kept=None):
         acc[i, j] *= factor[i]
     if kept is not None:
         for i, j in T.Parallel(height, keys):
-            S[i, j] = T.if_then_else(kept(i, j), S[i, j], 0.0)
+            S[i, j] = T.if_then_else(stays(kept, i, j), S[i, j], 0.0)
     T.copy(S, P)
 
 
@@ -206,10 +206,13 @@ def attend(f, work, load, c, tiles, extras=NOTHING):
     """
     Qs, Ks, Vs, S, P, acc, state = work
     top, before, factor, total, more = state
+    Kept = None if extras.dropout is None else alloc_decisions(*S.shape)
     load(Qs)
     reset(acc, top, total, c)
     for k in T.Pipelined(tiles.begin, tiles.end, num_stages=f.tile.stages):
         key = tiles.place(k)
+        if Kept is not None:
+            draw(Kept, extras.dropout, *extras.dropout.corner(k, key))
         fetch(tiles.keys(key), Ks)
         T.gemm(Qs, Ks, S, transpose_B=True, clear_accum=True)
         if tiles.partly is None:
@@ -218,7 +221,7 @@ def attend(f, work, load, c, tiles, extras=NOTHING):
             if tiles.partly(k, key):
                 hide_keys(S, lambda i, j, k=k, key=key: tiles.visible(k, key, i, j))
         fetch(tiles.values(key), Vs)
-        absorb(S, P, acc, state, c, None if extras.kept is None else lambda i, j, k=k, key=key: extras.kept(k, key, i, j))
+        absorb(S, P, acc, state, c, Kept)
         T.gemm(P, Vs, acc)
     finish(acc, top, total, factor, c, extras)
     return acc, total
@@ -249,7 +252,7 @@ def dense_attention(f: AttentionForm) -> Any:
             at = row + seq_k - seq_q  # key position of the tile's first query
             first, last = key_tiles(f.mask, at, rows, seq_k, keys)
             acc, total = attend(f, work, copying(f.rows(Q, b, h, row, rows)), c, tiles(K, V, b, h, at, first, last),
-                                extras_of(f, Sinks, Seed, b, h, lambda k, key, i, j: (row + i, key + j)))
+                                extras_of(f, Sinks, Seed, b, h, lambda k, key: (row, key)))
             T.copy(acc, f.rows(O, b, h, row, rows))
             if f.with_lse:
                 T.copy(total, LSE[b, h, row:row + rows])
@@ -267,14 +270,12 @@ def dense_attention(f: AttentionForm) -> Any:
     return flash_attention
 
 
-def extras_of(f: AttentionForm, Sinks: Any, Seed: Any, b: Any, h: Any, element: Callable[..., tuple[Any, Any]]) -> Extras:
-    """What the attention of a head has beside the softmax. element: maps (index, place, i, j) to (query, key)."""
+def extras_of(f: AttentionForm, Sinks: Any, Seed: Any, b: Any, h: Any, corner: Callable[..., tuple[Any, Any]]) -> Extras:
+    """What the attention of a head has beside the softmax. corner: maps (index, place) to a tile's first (query, key)."""
     if not f.extras:
         return NOTHING
-    seed = T.bind(Seed[0]) if f.drop else None
     return Extras(Sinks[h] * const(LOG2E, f.accum) if f.sinks else None,
-                  (lambda k, key, i, j: kept(seed, f.drop, b, h, *element(k, key, i, j))) if f.drop else None,
-                  1.0 - f.drop / LEVELS)
+                  Dropout(T.bind(Seed[0]), f.drop, b, h, corner) if f.drop else None, 1.0 - f.drop / LEVELS)
 
 
 def copying(region: Any) -> Callable[[Any], Any]:

@@ -9,13 +9,15 @@ from tilelang.errors import error
 
 from ..arrays import compact_copy, empty, is_numpy, type_name, zeros
 from ..autograd import Function, Results, Step
-from ..place import target_text
+from ..place import Place, target_text
 from .backward import gradients
 from .flash_attention import attend
 from .form import LOG2E
 from .inputs import UNIT, check_alike, check_scale, check_tensors, fitting_kernel, running_on, strides_of
 from .kernels import absorb, finish, reset
 from .problem import lse_type
+
+FEW = 8  # tokens of a block that joins keys, or their gradients
 
 
 def mla_prefill(q: Any, k: Any, k_rope: Any, v: Any, *, causal: bool = True, scale: float | None = None,
@@ -67,8 +69,8 @@ def _forward(q: Any, k: Any, k_rope: Any, v: Any, causal: bool, scale: Any, dyna
     if not (out.size if is_numpy(out) else out.numel()):
         return
     if type_name(q) == "float64":
-        attend((q, _expanded(k, k_rope), v, *[None] * 4), (out, logs), causal=causal, window=None, layout="bshd", drop=0,
-               scale=scale, target=target)
+        attend((q, _expanded(k, k_rope, running_on(q, target)), v, *[None] * 4), (out, logs), causal=causal, window=None,
+               layout="bshd", drop=0, scale=scale, target=target)
         return
     at, tensors = running_on(q, target), (q, k, k_rope, v)
     arrays = [x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in tensors]
@@ -80,22 +82,74 @@ def _forward(q: Any, k: Any, k_rope: Any, v: Any, causal: bool, scale: Any, dyna
     kernel(*arrays, q.shape[3]**-0.5 if scale is None else scale, out, logs)
 
 
-def _expanded(k: Any, k_rope: Any) -> Any:
+def _expanded(k: Any, k_rope: Any, at: Place) -> Any:
     """The keys of all heads with their rotary elements."""
-    dim = k.shape[3]
-    keys = empty(k, (*k.shape[:3], dim + k_rope.shape[2]), type_name(k))
-    keys[..., :dim], keys[..., dim:] = k, k_rope[:, :, None]
+    dim, rope = k.shape[3], k_rope.shape[2]
+    keys = empty(k, (*k.shape[:3], dim + rope), type_name(k))
+    k, k_rope = (x if strides_of(x, at.target.is_gpu) else compact_copy(x) for x in (k, k_rope))
+    at.kernel(expand_keys, (k.shape[2], dim, rope, type_name(k)))(k, k_rope, keys)
     return keys
 
 
 def _backward(q: Any, k: Any, k_rope: Any, v: Any, out: Any, lse: Any, causal: bool, scale: Any, target: Any, grad: Any,
               grad_lse: Any, dq: Any, dk: Any, drope: Any, dv: Any) -> None:
-    grad, keys = zeros(out, tuple(out.shape), type_name(out)) if grad is None else grad, _expanded(k, k_rope)
-    dim, dkeys = k.shape[3], empty(k, tuple(keys.shape), type_name(k))
+    at = running_on(q, target)
+    grad, keys = zeros(out, tuple(out.shape), type_name(out)) if grad is None else grad, _expanded(k, k_rope, at)
+    dkeys = empty(k, tuple(keys.shape), type_name(k))
     gradients((q, keys, v, out, lse, grad, grad_lse, *[None] * 4), (dq, dkeys, dv), causal=causal, window=None, layout="bshd",
               drop=0, scale=scale, deterministic=None, target=target)
-    dk[...] = dkeys[..., :dim]
-    drope[...] = dkeys[..., dim:].sum(2, **({"dtype": lse_type(type_name(k))} if is_numpy(k) else {}))  # torch: in float32
+    at.kernel(collect_gradients, (k.shape[2], k.shape[3], k_rope.shape[2], type_name(k)))(dkeys, dk, drope)
+
+
+def _strided(number: int, steps: Any, shape: tuple[Any, ...], dtype: str) -> Any:
+    """A tensor whose rows are contiguous. steps: its strides; None: each call gives them."""
+    given = (*(T.dynamic(f"step_{number}_{d}") * UNIT for d in range(len(shape) - 1)), 1)
+    return T.StridedTensor(shape, given if steps is None else steps, dtype)
+
+
+def expand_keys(form: tuple[int, int, int, str]) -> Any:
+    """The kernel (K, Rope, Keys) that gives the keys of every head the rotary elements that all heads share. form: heads, dim,
+    rope, type."""
+    heads, dim, rope, dtype = form
+    batch, seq = T.dynamic("batch, seq")
+
+    @T.prim_func
+    def mla_expand_keys(K: _strided(0, None, (batch, seq, heads, dim), dtype),
+                        Rope: _strided(1, None, (batch, seq, rope), dtype),
+                        Keys: T.Tensor((batch, seq, heads, dim + rope), dtype)):
+        with T.Kernel(T.ceildiv(seq, FEW), batch, threads=256) as (n, b):
+            for i, h, d in T.Parallel(FEW, heads, dim):
+                if n * FEW + i < seq:
+                    Keys[b, n * FEW + i, h, d] = K[b, n * FEW + i, h, d]
+            for i, h, d in T.Parallel(FEW, heads, rope):
+                if n * FEW + i < seq:
+                    Keys[b, n * FEW + i, h, dim + d] = Rope[b, n * FEW + i, d]
+
+    return mla_expand_keys
+
+
+def collect_gradients(form: tuple[int, int, int, str]) -> Any:
+    """The kernel (dKeys, dK, dRope): the gradients of what `expand_keys` has joined; that of the rotary elements is a sum over
+    heads in float32. form: as of `expand_keys`."""
+    heads, dim, rope, dtype = form
+    batch, seq = T.dynamic("batch, seq")
+
+    @T.prim_func
+    def mla_collect_gradients(dKeys: T.Tensor((batch, seq, heads, dim + rope), dtype),
+                              dK: T.Tensor((batch, seq, heads, dim), dtype), dRope: T.Tensor((batch, seq, rope), dtype)):
+        with T.Kernel(T.ceildiv(seq, FEW), batch, threads=256) as (n, b):
+            total = T.alloc_fragment((FEW, rope), lse_type(dtype))
+            for i, h, d in T.Parallel(FEW, heads, dim):
+                if n * FEW + i < seq:
+                    dK[b, n * FEW + i, h, d] = dKeys[b, n * FEW + i, h, d]
+            T.clear(total)
+            for h in T.unroll(heads):
+                for i, d in T.Parallel(FEW, rope):
+                    if n * FEW + i < seq:
+                        total[i, d] += T.cast(dKeys[b, n * FEW + i, h, dim + d], total.dtype)
+            T.copy(total, dRope[b, n * FEW:(n + 1) * FEW, :])
+
+    return mla_collect_gradients
 
 
 def prefill_attention(form: tuple[tuple[int, ...], str, bool, tuple[int, int, int], Any]) -> Any:
@@ -105,8 +159,7 @@ def prefill_attention(form: tuple[tuple[int, ...], str, bool, tuple[int, int, in
     batch, seq_q, seq_k = T.dynamic("batch, seq_q, seq_k") if exact is None else exact[0]
 
     def strided(number: int, *shape: Any) -> Any:
-        steps = (*(T.dynamic(f"step_{number}_{d}") * UNIT for d in range(len(shape) - 1)), 1)
-        return T.StridedTensor(shape, steps if exact is None else exact[1][number], dtype)
+        return _strided(number, None if exact is None else exact[1][number], shape, dtype)
 
     @T.prim_func
     def mla_prefill(Q: strided(0, batch, seq_q, heads, dim + rope), K: strided(1, batch, seq_k, heads, dim),

@@ -8,8 +8,8 @@ sequences.
 
 Sequence s has the slots from cu_q[s] // rows + s on, which suffice for its tiles at any lengths. The place of a tile in the
 order is the number of tiles that take more steps, or as many steps and have a lower slot. Within a sequence, later tiles take
-no fewer steps than earlier ones, so the tiles that take at least a given number of steps are its last ones, and a division
-counts them.
+no fewer steps than earlier ones, or, where they see all keys from one on, no more, so the tiles that take at least a given
+number of steps are its last ones, or its first, and a division counts them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ def _with_steps(mask: Mask, tile: Tile, least: Any, seq_q: Any, seq_k: Any) -> A
     """The number of tiles of queries of a sequence that take at least `least` steps, where no tile counts more than `_most`
     steps.
 
-    least: at least 0. Step n is the tile of keys n - 1.
+    least: at least 0. Step n is the tile of keys n - 1; where tiles see the keys from one on, n - 1 is counted from the end.
     """
     count = T.ceildiv(seq_q, tile.rows)
-    if mask.right is None:
+    if _shrinks(mask):
+        row = (T.ceildiv(seq_k, tile.keys) - least + 1) * tile.keys - 1 - (seq_k - seq_q - mask.left)  # the last that sees it
+        last = T.if_then_else(row < 0, 0, T.min(count, T.max(0, row) // tile.rows + 1))
+    elif mask.right is None:
         last = count
     else:
         behind = (least - 1) * tile.keys - (mask.right + seq_k - seq_q)  # rows in front of the first row that sees such a key
@@ -43,20 +46,27 @@ def _with_steps(mask: Mask, tile: Tile, least: Any, seq_q: Any, seq_k: Any) -> A
     return T.if_then_else(least == 0, count, some if most is None else T.if_then_else(least > most, 0, some))
 
 
+def _shrinks(mask: Mask) -> bool:
+    """Whether later tiles of a sequence take fewer steps than earlier ones, and not more."""
+    return mask.left is not None and mask.right is None
+
+
 def _most(mask: Mask, tile: Tile) -> int | None:
     """The number of steps above which tiles count as equal, because a window shows no more keys; None: no limit."""
-    return None if mask.left is None else -(-(mask.left + tile.rows) // tile.keys) + 1
+    return None if mask.left is None or mask.right is None else -(-(mask.left + tile.rows) // tile.keys) + 1
 
 
 def _steps(mask: Mask, tile: Tile, row: Any, seq_q: Any, seq_k: Any) -> Any:
     """The number of tiles of keys that the tile of queries from `row` on sees, at most `_most`."""
+    if _shrinks(mask):
+        return T.ceildiv(seq_k, tile.keys) - T.min(seq_k, T.max(0, row + seq_k - seq_q - mask.left)) // tile.keys
     end = seq_k if mask.right is None else T.max(0, T.min(seq_k, row + seq_k - seq_q + tile.rows + mask.right))
     most = _most(mask, tile)
     return T.ceildiv(end, tile.keys) if most is None else T.min(most, T.ceildiv(end, tile.keys))
 
 
 @T.macro
-def order_tiles(f, Tiles, starts, slot, wide, near, sms, numbered=False):
+def order_tiles(f, Tiles, starts, slot, wide, near, sms, numbered=False, called=None):
     """Write the facts of a slot's tile, for each head, to its place in Tiles, where the attention launch reads them.
 
     starts: cu_q, cu_k. wide: heads that are processed together. near: keys of one head of sequences that are processed
@@ -90,7 +100,7 @@ def order_tiles(f, Tiles, starts, slot, wide, near, sms, numbered=False):
                 tiles = T.ceildiv(length, rows)
                 more = _with_steps(mask, tile, least + 1, length, keys)
                 alike = _with_steps(mask, tile, least, length, keys) - more
-                earlier = row // rows - (tiles - alike - more)  # tiles of the same sequence
+                earlier = row // rows - (more if _shrinks(mask) else tiles - alike - more)  # tiles of the same sequence
                 longer = more + T.if_then_else(s < own, alike, T.if_then_else(s == own, earlier, 0))
                 part, mine = cu_k[s] // near, first_k // near
                 earlier_parts = T.if_then_else(part == mine, longer, T.if_then_else(part < mine, tiles, 0))
@@ -99,24 +109,26 @@ def order_tiles(f, Tiles, starts, slot, wide, near, sms, numbered=False):
                 every[i] += tiles
     T.reduce_sum(before, place)
     T.reduce_sum(every, real)
+    some = heads if called is None else called
     for h in T.Parallel(heads):
-        turn = h // wide * wide
-        # Every second group is ordered from its shortest tile, so that tiles where groups meet take similar times too.
-        inside = T.if_then_else(h // wide % 2 == 0, place[0], real[0] - 1 - place[0])
-        among = turn * real[0] + inside * T.min(wide, heads - turn) + h - turn
-        p = T.if_then_else(filled, among, (slot + place[0]) * heads + h)
-        # Waves alternate direction: the block with the longest tile of one wave gets the shortest of the next.
-        begin = p // sms * sms
-        last = T.min(sms, Tiles.shape[0] - begin) - 1
-        n = T.if_then_else(p // sms % 2 == 0, p, begin + last - (p - begin))
-        Tiles[n, 0] = h
-        Tiles[n, 1] = T.if_then_else(filled, row, 0)
-        Tiles[n, 2] = first_q
-        Tiles[n, 3] = T.if_then_else(filled, seq_q, 0)
-        Tiles[n, 4] = first_k
-        Tiles[n, 5] = seq_k
-        if numbered:
-            Tiles[n, 6] = at
+        if h < some:
+            turn = h // wide * wide
+            # Every second group is ordered from its shortest tile, so that tiles where groups meet take similar times too.
+            inside = T.if_then_else(h // wide % 2 == 0, place[0], real[0] - 1 - place[0])
+            among = turn * real[0] + inside * T.min(wide, some - turn) + h - turn
+            p = T.if_then_else(filled, among, (slot + place[0]) * some + h)
+            # Waves alternate direction: the block with the longest tile of one wave gets the shortest of the next.
+            begin = p // sms * sms
+            last = T.min(sms, Tiles.shape[0] - begin) - 1
+            n = T.if_then_else(p // sms % 2 == 0, p, begin + last - (p - begin))
+            Tiles[n, 0] = h
+            Tiles[n, 1] = T.if_then_else(filled, row, 0)
+            Tiles[n, 2] = first_q
+            Tiles[n, 3] = T.if_then_else(filled, seq_q, 0)
+            Tiles[n, 4] = first_k
+            Tiles[n, 5] = seq_k
+            if numbered:
+                Tiles[n, 6] = at
 
 
 def heads_together(groups: int, group: int, fitting: Any, slots: Any, sms: int) -> Any:
@@ -160,7 +172,7 @@ def packed_attention(f: AttentionForm, sms: int = 1) -> Any:
             first, last = key_tiles(f.mask, at, rows, T.if_then_else(seq_q > 0, seq_k, 0), keys)
             acc, total = attend(f, work, copying(f.rows(Q, None, h, q0 + row, rows)), c,
                                 key_range(K, V, h // f.group, (k0, seq_k), at, first, last),
-                                extras_of(f, Sinks, Seed, Tiles[n, 6], h, lambda k, key, i, j: (row + i, k * keys + j)))
+                                extras_of(f, Sinks, Seed, Tiles[n, 6], h, lambda k, key: (row, k * keys)))
             Own = T.make_tensor(T.address_of(O[0, 0, 0]), (q0 + seq_q, heads, dim_v), f.dtype, f.strides[3])  # ends with them
             if seq_q > 0:
                 T.copy(acc, f.rows(Own, None, h, q0 + row, rows))

@@ -3,6 +3,8 @@
     for i, j in T.Parallel(128, 128):         ->     copy(X[m : m + 128, k * 128 : (k + 1) * 128], X_s)
         s[i, j] += X[m + i, k * 128 + j]             for i, j in T.Parallel(128, 128): s[i, j] += X_s[i, j]
 
+A table that is read by a distance, X[h, j - i + n], is a run of its row in each iteration, which is copied alike (`diagonal`).
+
 Threads that load such elements themselves wait for memory in each iteration, and lanes that hold an accumulator's rows load a
 few bytes of each.  A copy is a stage of the loop's ring.  Scales of rows and steps that a loop after the first GEMM reads are
 loaded in front of it:
@@ -27,18 +29,19 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from tilelang.arith import Analyzer, launch_analyzer
+from tilelang.arith import Analyzer, divisible, launch_analyzer
 from tilelang.ir import (Alloc, Bind, Buffer, Const, Expr, For, Func, Launch, Load, Parallel, Region, Stmt, Store, Var, convert,
                          free_vars, fresh, load, region_of, replace, rewrite, rewrite_stmts, seq, stmts_of, substitute, walk,
                          with_options, DYNAMIC, FRAGMENT, GLOBAL, SHARED, Binary, Call, If, binary, const, with_inner)
 from tilelang.ops import Copy, Gemm
+from tilelang.ops.bulk import row_boxes_unsupported
 from tilelang.ops.gemm.wgmma import choose_wgmma
 from tilelang.ops.tma import tma_unsupported
 from tilelang.target import is_pure
 from tilelang.target.machine import REGISTERS, RESERVED_SHARED
 
 from ..analysis.copied_tiles import CopiedTiles
-from ..analysis.effects import effects
+from ..analysis.effects import effects, touches
 from ..analysis.statements import bound_by, inline_index_binds
 from ..analysis.pipeline_loops import inlined_binds, is_pipelined, ring_stages, tile_read
 from ..analysis.vectorize import bound_divisors, stride_along
@@ -116,7 +119,9 @@ class _Tiles:
 
         def read(x: Any) -> Expr | None:
             place = self.place(x, sizes)
-            if place is None or len({*place[0]} - {None}) != 2 or place[0][-1] is None:
+            if place is None:
+                return self.diagonal(x, sizes, found)
+            if len({*place[0]} - {None}) != 2 or place[0][-1] is None:
                 return None
             along, mins = place
             if (key := (x.buffer, *place)) not in found:
@@ -127,6 +132,31 @@ class _Tiles:
         out, copies = rewrite(s, read, Load), [x for x in found.values() if x is not None]
         self.made += [b for b, _ in copies]
         return [*(c for _, c in copies), out]
+
+    def diagonal(self, x: Load, sizes: dict[Var, int], found: dict[Any, tuple[Buffer, Copy] | None]) -> Expr | None:
+        """An element of a run of the last dimension along which several loop variables step together, as a distance of two of
+        them does, from a tile of that run; None for another load, and where the loop reads few elements of it twice."""
+        if x.buffer.scope_name != GLOBAL or x.buffer.data in self.written:
+            return None
+        *outer, last = (substitute(i, self.inline) for i in x.indices)
+        steps = {v: c for v in sizes if (c := stride_along(last, v, self.analyzer)) != 0}
+        unit = math.lcm(128, x.dtype.bits) // x.dtype.bits  # elements at whose multiples a box may start
+        low = substitute(last, {v: const(0 if c > 0 else sizes[v] - 1, v.dtype) for v, c in steps.items() if c in (1, -1)})
+        skipped = next((n for n in range(unit) if divisible(low - n, unit, self.facts)), None)
+        if len(steps) < 2 or {*steps.values()} - {1, -1} or skipped is None or any(
+                touches(e) or free_vars(e) & (self.private | sizes.keys()) for e in outer) or touches(last):
+            return None
+        first, length = self.analyzer.simplify(low - skipped), sum(sizes[v] - 1 for v in steps) + 1 + skipped
+        length += -length % (8 * unit)
+        if 16 * length > math.prod(sizes.values()) or free_vars(first) & self.private:
+            return None
+        mins, key = (*outer, first), (x.buffer, "run", *outer, first)
+        if key not in found:
+            tile = Buffer(f"{x.buffer.name}_run", (length,), x.dtype, DYNAMIC, span=x.span)
+            copy = Copy(Region(x.buffer, mins, (*[1] * len(outer), length)), region_of(tile, x.span), span=x.span)
+            found[key] = None if row_boxes_unsupported(copy, hopper(self.cx).strides) else (tile, copy)
+        got = found[key]
+        return None if got is None else load(got[0], (self.analyzer.simplify(last - first),), span=x.span)
 
     def ahead(self, body: Sequence[Stmt], step: Var) -> list[Stmt]:
         """The body with loads of what loops after its first GEMM read for each row or step, in front of that GEMM."""
