@@ -87,7 +87,13 @@ def in_halves(nest: Nest, t: Tensor, f: Scalar, other: Scalar, deep: Axis) -> tu
     stored = [(Tensor(name, axes, f.dtype, "map", attrs={"tf32": True}), e) for name, e in (("high", high), ("low", low))]
     both = Scalar("add", tuple(read(s) for s, _ in stored), f.dtype)
     made = replace(t, body=Scalar("mul", (other, both), f.dtype))
-    return Nest(axes, stored), _rest(nest, {}, {t: made}, nest.limits)
+    return _maps_of(stored), _rest(nest, {}, {t: made}, nest.limits)
+
+
+def _maps_of(stored: list[tuple[Tensor, Scalar]]) -> Nest:
+    """The kernel that stores expressions of the same axes, whose names say nothing of others: so equal kernels are one."""
+    axes = {a: Axis("ijlmnpqk"[k], a.extent) for k, a in enumerate(stored[0][0].axes)}
+    return Nest(tuple(axes.values()), [(t, at(e, {a: axis(x) for a, x in axes.items()})) for t, e in stored])
 
 
 def reordered(nest: Nest, t: Tensor, c: Contraction) -> Iterator[list[Nest]]:
@@ -104,7 +110,7 @@ def reordered(nest: Nest, t: Tensor, c: Contraction) -> Iterator[list[Nest]]:
         if disjoint(f, free):
             axes = tuple(a for a in (*batch, *free, *t.over) if a in f.axes)
             made[f] = Tensor("operand", axes, f.dtype, "map")
-    first = [Nest(s.axes, [(s, f.args[0] if f.op == "cast" and f.args[0].dtype == f.dtype else f)]) for f, s in made.items()]
+    first = [_maps_of([(s, f.args[0] if f.op == "cast" and f.args[0].dtype == f.dtype else f)]) for f, s in made.items()]
     rest = nest
     if made and t.body is not None:
         body = rewrite(t.body, lambda x: read(made[x]) if x in made else None)

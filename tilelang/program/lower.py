@@ -51,6 +51,7 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
     steps, texts, stored = [], [], []
     symbols: set[str] = set()  # of blocks
     blocks: dict[PrimFunc, str] = {}
+    forms: dict[str, tuple[str, int]] = {}  # texts without names -> their kernel, and where its text is
     for t in kernels.outputs:
         if t not in names and 0 in t.shape:
             names[t] = unused(t.name, used)
@@ -82,10 +83,17 @@ def assemble(name: str, inputs: tuple[Tensor, ...], kernels: Cut, target: Target
             if more := _givers(text, needed, inputs):
                 needed += more
                 text = write(plan, kernel, [(names[t], t) for t in (*needed, *group)], target)  # type: ignore[arg-type]
+            form = write(plan, "kernel", [(f"p{k}", t) for k, t in enumerate((*needed, *group))], target)  # type: ignore[arg-type]
         except Unfit as e:
             raise not_compiled(group, str(e)) from None
-        texts.append(text)
-        steps.append((kernel, [names[t] for t in needed], [names[t] for t in group]))
+        reads, writes = [names[t] for t in needed], [names[t] for t in group]
+        if form in forms:  # the same kernel for other tensors
+            kernel, at = forms[form]
+            texts[at] = f"# also: {', '.join(reads)} -> {', '.join(writes)}\n{texts[at]}"
+        else:
+            forms[form] = kernel, len(texts)
+            texts.append(text)
+        steps.append((kernel, reads, writes))
     head = "import tilelang.language as T\n"
     called = [f for f in ("order_of_keys", "selected_order", "sorted_order") if any(f"{f}(" in text for text in texts)]
     head += f"from tilelang.library.sorting import {', '.join(called)}\n\n" if called else "\n"

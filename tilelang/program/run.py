@@ -120,12 +120,16 @@ class Runner:
             results = [len(reads) + k for k in range(len(writes))] if self._returns(reads, writes) else None
             return compile(f, results, target=target, pass_configs=configs)
 
-        found = iter(r.functions())
-        jobs = [as_here(partial(compiled, next(found), *step[1:]) if step[0] not in r.loops else
-                        partial(_Walk, graph.nodes[r.loops[step[0]]], target, configs)) for step in r.steps]
-        self.kernels = [job() for job in jobs] if len(jobs) < 2 else run_parallel(jobs, None, False)
+        found, jobs = iter(r.functions()), dict[Any, Any]()
+        keys = [(step[0], self._returns(*step[1:])) for step in r.steps]  # several steps may call one kernel
+        for key, step in zip(keys, r.steps):
+            f = None if step[0] in r.loops else next(found)
+            jobs.setdefault(key, as_here(partial(compiled, f, *step[1:]) if f is not None else
+                                         partial(_Walk, graph.nodes[r.loops[step[0]]], target, configs)))
+        made = [job() for job in jobs.values()] if len(jobs) < 2 else run_parallel([*jobs.values()], None, False)
+        self.kernels = [made[[*jobs].index(key)] for key in keys]
         # the kernel that takes the inputs and gives the results as the program does, if it is one
-        alone = len(jobs) == 1 and not r.loops and list(r.steps[0][1:]) == [r.inputs, r.outputs]
+        alone = len(r.steps) == 1 and not r.loops and list(r.steps[0][1:]) == [r.inputs, r.outputs]
         alone = alone and self._returns(r.inputs, r.outputs)
         self.direct = self.kernels[0] if alone and all(n.shape for n in graph.inputs) else None
 
