@@ -136,3 +136,28 @@ def test_what_is_sent_to_another_block_lies_where_stages_were_and_what_arrives_d
 
     assert shares("own", "As") or shares("own", "Bs")
     assert not any(shares("other", x) for x in places if x != "other")
+
+
+def test_a_tile_that_the_loop_does_not_read_is_free_in_front_of_it():
+    @T.prim_func
+    def main(A: T.Tensor((320, 64), "float16"), B: T.Tensor((192, 64), "float16"), C: T.Tensor((320, 64), "float32")):
+        with T.Kernel(5, threads=128) as n:
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            own, c = T.alloc_fragment((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A[n * 64:(n + 1) * 64, :], a)
+            T.copy(a, own)
+            T.clear(c)
+            for k in T.Pipelined(3, num_stages=2):
+                T.copy(B[k * 64:(k + 1) * 64, :], b)
+                T.gemm(own, b, c)
+            T.copy(c, C[n * 64:(n + 1) * 64, :])
+
+    options = {"tl.persistent": 2}
+    _, after = around(main, "specialize_warps", SM90A, options)
+    code = repr(after)
+    consumers = code[code.rindex("a_full"):]
+    assert 0 <= consumers.find("mbarrier_arrive") < consumers.find("for k")
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((320, 64), (192, 64)))
+    got = run_device(lower(main.func, Target(SM90A), options), [a, b, np.zeros((320, 64), np.float32)]).outputs["C"]
+    assert np.array_equal(got, a.astype(np.float32) @ b.reshape(3, 64, 64).astype(np.float32).sum(0))

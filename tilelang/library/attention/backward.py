@@ -188,7 +188,8 @@ def backward_form(p: AttentionProblem, machine: Machine, tensors: dict[str, Any]
 def any_lengths(f: BackwardForm, p: AttentionProblem) -> BackwardForm:
     """The form for any sizes that a problem's kernel may have."""
     plain, steps = (any_sizes(replace(p, strides=(*p.strides[:3], s)), f.plain.tile) for s in (f.plain.strides[3], f.steps))
-    return replace(f, plain=plain, steps=steps.strides[3], stored=-1 if f.stored else 0, functions=f.functions.opened)
+    return replace(f, plain=plain, steps=steps.strides[3], stored=-1 if f.stored else 0, functions=f.functions.opened,
+                   rows_held=False)
 
 
 def fitted(f: BackwardForm, machine: Machine, at: Place, opened: bool = False) -> BackwardForm:
@@ -206,13 +207,26 @@ def fitted(f: BackwardForm, machine: Machine, at: Place, opened: bool = False) -
         lean = stored_form(replace(f, plain=replace(f.plain, tile=tile), lean=True), sms, opened)
         if (tile.keys, tile.rows) == (128, 64) and lean.stored:
             return lean
-    return stored_form(f, sms, opened)
+    f = stored_form(f, sms, opened)
+    return f if f.stores or f.packed or f.plain.drop or f.rule is not None else _finding(f, machine)
 
 
 def _held(tile: Tile, columns: int) -> bool:
     """Whether K and V of a block of keys, in 16 bits, fit the registers beside what `backward_tiles` counts."""
     used = ceil(tile.keys * (columns + 3 * tile.rows + columns / 2) / tile.threads) + _BESIDE
     return used <= consumer_registers(tile.threads // GROUP)
+
+
+def _finding(f: BackwardForm, machine: Machine) -> BackwardForm:
+    """The form whose blocks of queries compute the facts of their rows where a tile of O fits too, and keep Q and dO where
+    they fit the registers beside dQ, scores, their gradients and those in 16 bits."""
+    z, tile = f.sizes, f.query
+    assert tile is not None
+    shared = 2 * ((tile.rows + tile.stages * tile.keys) * (z.dim + z.dim_v) + tile.rows * z.dim_v) + 2048
+    used = ceil(tile.rows * (z.dim + 2.5 * tile.keys + (z.dim + z.dim_v) / 2) / tile.threads) + _BESIDE
+    plain = f.functions == PLAIN and f.all_seen  # masks and functions take registers too
+    return replace(f, finds=shared <= machine.shared,
+                   rows_held=plain and used <= consumer_registers(tile.threads // GROUP))
 
 
 def stored_form(f: BackwardForm, sms: int, opened: bool = False) -> BackwardForm:

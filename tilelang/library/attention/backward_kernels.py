@@ -57,12 +57,8 @@ class Place(NamedTuple):
     pair: Callable[[Any], Any] | None = None
     stored: Any = 0
 
-    def gradients(self, X: Any, head: tuple[Any, Any, int], key: Any, keys: int, row: Any, rows: int) -> Any:
-        """The region of the stored gradients of scores of a query head: (its kv head, its number among the heads of that, how
-        many these are). The rows of a key for all these heads lie side by side: where all are seen, a step's follow those of
-        the step before."""
-        hk, g, group = head
-        column = g * (X.shape[2] // group) + row
+    def gradients(self, X: Any, hk: Any, key: Any, keys: int, column: Any, rows: int) -> Any:
+        """A region of the stored gradients of scores of a kv head. column: see `stored_column`."""
         return X[self.pair(hk), self.stored + key:self.stored + key + keys, column:column + rows]
 
     def facts(self, X: Any, h: Any, row: Any, length: int) -> Any:
@@ -231,6 +227,7 @@ def key_block(f, at, steps, tensors, hk, k0):
     dv = T.alloc_fragment((keys, dim_v), f.accum)
     T.copy(f.plain.rows(K, at.batch, hk, at.k0 + k0, keys), Ks)
     T.copy(f.plain.rows(V, at.batch, hk, at.k0 + k0, keys), Vs)
+    shared = Ks
     if f.held:
         Kf, Vf = T.alloc_fragment((keys, dim), f.dtype), T.alloc_fragment((keys, dim_v), f.dtype)
         T.copy(Ks, Kf)
@@ -240,15 +237,15 @@ def key_block(f, at, steps, tensors, hk, k0):
         T.clear(dk)
     T.clear(dv)
     Kept = alloc_decisions(rows, keys, True) if f.plain.drop else None
-    tiles, results = (Ks, Vs, Qs, dOs, of_rows, Kept), (dk, dv, dQ if not f.stores else lambda h, row: at.gradients(
-        dQ, (hk, h - hk * f.plain.group, f.plain.group), k0, keys, row, rows))
+    tiles, results = (Ks, Vs, Qs, dOs, of_rows, Kept, shared), (dk, dv, dQ if not f.stores else lambda h, row, n: at.gradients(
+        dQ, hk, k0, keys, stored_column(f, dQ, k0, h - hk * f.plain.group, row, n), rows))
     if steps.loops == 1:
         for n in T.Pipelined(steps.count(0), num_stages=f.plain.tile.stages):
-            add_queries(f, at, (Q, dO, facts), tiles, results, steps.tile(0, n), k0, steps.hides(0, n))
+            add_queries(f, at, (Q, dO, facts), tiles, results, (*steps.tile(0, n), n), k0, steps.hides(0, n))
     else:
         for g in T.serial(steps.loops):
             for n in T.Pipelined(steps.count(g), num_stages=f.plain.tile.stages):
-                add_queries(f, at, (Q, dO, facts), tiles, results, steps.tile(g, n), k0, steps.hides(g, n))
+                add_queries(f, at, (Q, dO, facts), tiles, results, (*steps.tile(g, n), n), k0, steps.hides(g, n))
     if not f.lean:
         for i, j in T.Parallel(keys, dim):
             dk[i, j] *= at.scale
@@ -260,8 +257,9 @@ def key_block(f, at, steps, tensors, hk, k0):
 
 @T.macro
 def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
-    """A step of key_block: a tile of queries, (head, first row), is loaded, and its gradients are added to the results."""
-    (Q, dO, facts), (Ks, Vs, Qs, dOs, of_rows, Kept), (dk, dv, dQ), (h, row) = tensors, tiles, results, tile
+    """A step of key_block: a tile of queries, (head, first row, number of the step), is loaded, and its gradients are added to
+    the results."""
+    (Q, dO, facts), (Ks, Vs, Qs, dOs, of_rows, Kept, shared), (dk, dv, dQ), (h, row, n) = tensors, tiles, results, tile
     keys, rows = f.plain.tile.keys, f.plain.tile.rows
     S, E = T.alloc_fragment((keys, rows), f.accum), T.alloc_fragment((keys, rows), f.accum)
     P, dS = T.alloc_fragment((keys, rows), f.dtype), T.alloc_fragment((keys, rows), f.dtype)
@@ -287,18 +285,18 @@ def add_queries(f, at, tensors, tiles, results, tile, k0, partly):
     if not f.lean:
         T.gemm(dS, Qs, dk)
     if f.stores:
-        T.copy(dS, dQ(h, row))
+        T.copy(dS, dQ(h, row, n))
     elif f.query is None:
         dSs, dq = T.alloc_shared((keys, rows), f.dtype), T.alloc_fragment((rows, f.sizes.dim), f.accum)
         T.copy(dS, dSs)
-        T.gemm(dSs, Ks, dq, transpose_A=True, clear_accum=True)
+        T.gemm(dSs, shared, dq, transpose_A=True, clear_accum=True)
         T.atomic_add(at.facts(dQ, h, row, rows), dq)
 
 
 @T.macro
-def query_block(f, at, steps, tensors, h, row):
+def query_block(f, at, steps, tensors, own, h, row):
     """dQ of the tile of queries from `row` on, a fragment. tensors: Q, K, V, dO and facts of rows; the tiles of `steps` are of
-    keys."""
+    keys. own: O, LSE, dLSE, L and D where the block computes the facts (f.finds), as row_facts takes them."""
     Q, K, V, dO, facts = tensors
     keys, rows, dim, dim_v = f.query.keys, f.query.rows, f.sizes.dim, f.sizes.dim_v
     Ks, Vs = T.alloc_shared((keys, dim), f.dtype), T.alloc_shared((keys, dim_v), f.dtype)
@@ -311,7 +309,15 @@ def query_block(f, at, steps, tensors, h, row):
     hk = h // f.plain.group
     T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
     T.copy(f.plain.rows(dO, at.batch, h, at.q0 + row, rows), dOs)
-    loaded = [T.copy(facts(at, n, h, row, rows), x) for n, x in enumerate(of_rows)]  # noqa: F841
+    if f.rows_held:
+        Qf, dOf = T.alloc_fragment((rows, dim), f.dtype), T.alloc_fragment((rows, dim_v), f.dtype)
+        T.copy(Qs, Qf)
+        T.copy(dOs, dOf)
+        Qs, dOs = Qf, dOf
+    if f.finds:
+        own_facts(f, at, dOs, own, of_rows, h, row)
+    else:
+        loaded = [T.copy(facts(at, n, h, row, rows), x) for n, x in enumerate(of_rows)]  # noqa: F841
     Kept = alloc_decisions(rows, keys) if f.plain.drop else None
     T.clear(dq)
     for n in T.Pipelined(steps.count(0), num_stages=f.query.stages):
@@ -346,7 +352,8 @@ def stored_block(f, at, steps, tensors, h, row):
     for n in T.Pipelined(steps.count(0), num_stages=f.query.stages):
         k0 = steps.tile(0, n)[1]
         T.copy(f.plain.rows(K, at.batch, h // f.plain.group, at.k0 + k0, keys), Ks)
-        T.copy(at.gradients(dS, (h // f.plain.group, h % f.plain.group, f.plain.group), k0, keys, row, rows), dSs)
+        column = stored_column(f, dS, k0 // f.plain.tile.keys * f.plain.tile.keys, h % f.plain.group, row)
+        T.copy(at.gradients(dS, h // f.plain.group, k0, keys, column, rows), dSs)
         T.gemm(dSs, Ks, dq, transpose_A=True)
     for i, j in T.Parallel(rows, dim):
         dq[i, j] *= at.scale
@@ -364,7 +371,7 @@ def stored_keys(f, at, steps, tensors, hk, k0):
     for n in T.Pipelined(steps.count(0), num_stages=f.query.stages):
         h, row = steps.tile(0, n)
         T.copy(f.plain.rows(Q, at.batch, h, at.q0 + row, rows), Qs)
-        T.copy(at.gradients(dS, (hk, h - hk * f.plain.group, f.plain.group), k0, keys, row, rows), dSs)
+        T.copy(at.gradients(dS, hk, k0, keys, stored_column(f, dS, k0, h - hk * f.plain.group, row), rows), dSs)
         T.gemm(dSs, Qs, dk)
     for i, j in T.Parallel(keys, dim):
         dk[i, j] *= at.scale
@@ -388,13 +395,34 @@ def row_facts(f, at, tensors, LSE, dLSE, h, row):
             o[i, j] *= do[i, j]
         T.reduce_sum(o, delta, dim=1)
         for i in T.Parallel(FEW):
-            lse = T.if_then_else(first + i < at.seq_q, LSE(first + i), -T.infinity(f.accum))
-            sees = lse != -T.infinity(f.accum)
-            L[at.lead(h), at.w0 + first + i] = T.if_then_else(sees, lse * const(LOG2E, f.accum), T.infinity(f.accum))
+            L[at.lead(h), at.w0 + first + i] = log_of(f, at, LSE, first + i)
             D[at.lead(h), at.w0 + first + i] = T.if_then_else(first + i < at.seq_q, delta[i] - dLSE(first + i), 0.0)
         if f.query is None:
             T.clear(zeros)
             T.copy(zeros, at.facts(Sum, h, first, FEW))
+
+
+def log_of(f: BackwardForm, at: Place, LSE: Callable[[Any], Any], i: Any) -> Any:
+    """The logarithm of a row in base 2; +inf without keys, and behind the last row."""
+    lse = T.if_then_else(i < at.seq_q, LSE(i), -T.infinity(f.accum))
+    return T.if_then_else(lse != -T.infinity(f.accum), lse * const(LOG2E, f.accum), T.infinity(f.accum))
+
+
+@T.macro
+def own_facts(f, at, dO, own, of_rows, h, row):
+    """What row_facts computes, for the rows of a block of queries, also to the fragments of_rows. dO: their tile."""
+    O, LSE, dLSE, L, D = own
+    rows, dim = dO.shape
+    Os, o = T.alloc_shared((rows, dim), f.dtype), T.alloc_fragment((rows, dim), f.accum)
+    T.copy(f.plain.rows(O, at.batch, h, at.q0 + row, rows), Os)
+    for i, j in T.Parallel(rows, dim):
+        o[i, j] = T.cast(Os[i, j], f.accum) * T.cast(dO[i, j], f.accum)
+    T.reduce_sum(o, of_rows[1], dim=1)
+    for i in T.Parallel(rows):
+        of_rows[0][i] = log_of(f, at, LSE, row + i)
+        of_rows[1][i] = T.if_then_else(row + i < at.seq_q, of_rows[1][i] - dLSE(row + i), 0.0)
+        L[at.lead(h), at.w0 + row + i] = of_rows[0][i]
+        D[at.lead(h), at.w0 + row + i] = of_rows[1][i]
 
 
 @T.macro
@@ -449,9 +477,20 @@ def steps_of(head: Callable[[Any], Any], shared: int, length: int, found: tuple[
 def gradient_launches(f, tensors, facts, arguments, lists, results):
     """The launches of dense_backward after that of the facts of rows. tensors: Q, K, V, dO, Sum. facts: maps (place, number,
     head, row, length) to a region of facts. arguments: scale, first, X0, X1. lists: Rows, Columns. results: dQ, dK, dV."""
-    (Q, K, V, dO, Sum), (scale, first, X0, X1), (Rows, Columns), (dQ, dK, dV) = tensors, arguments, lists, results
+    key_launches(f, tensors, facts, arguments, lists[1], results[1:])
+    if f.query is None:
+        Sum, (scale, _, _, _), seq_q = tensors[4], arguments, f.sizes.seq_q
+        with T.Kernel(T.ceildiv(seq_q, f.unit), f.sizes.heads, f.sizes.batch, threads=128) as (bx, h, b):
+            store_sum(f, dense_place(f, b, scale, 0), Sum, results[0], h, bx * f.unit)
+    else:
+        query_launch(f, tensors, facts, arguments, lists[0], results[0])
+
+
+@T.macro
+def key_launches(f, tensors, facts, arguments, Columns, results):
+    """The launches that compute dK and dV, with what gradient_launches takes."""
+    (Q, K, V, dO, Sum), (scale, first, X0, X1), (dK, dV) = tensors, arguments, results
     seq_q, seq_k, group, functions, tile, query = *f.sizes[1:3], f.plain.group, f.functions, f.plain.tile, f.query
-    padded = T.ceildiv(seq_q, f.unit) * f.unit
     across, along = (None, None) if functions.block is None else functions.block
     with T.Kernel(T.ceildiv(seq_k, tile.keys), *f.launched(1), threads=tile.threads) as (bx, y, z):
         b, hk = f.head(first, y, z, 1)
@@ -470,20 +509,23 @@ def gradient_launches(f, tensors, facts, arguments, lists, results):
                              (Columns, b, k0 // (along or 1)))
             dk = stored_keys(f, dense_place(f, b, scale, first), steps, (Q, Sum), hk, k0)
             T.copy(dk, f.plain.rows(dK, b, hk, k0, tile.keys))
-    if query is None:
-        with T.Kernel(padded // f.unit, f.sizes.heads, f.sizes.batch, threads=128) as (bx, h, b):
-            store_sum(f, dense_place(f, b, scale, 0), Sum, dQ, h, bx * f.unit)
-    else:
-        with T.Kernel(padded // f.unit, *f.launched(group), threads=query.threads) as (bx, y, z):
-            b, h = f.head(first, y, z, group)
-            row = bx * query.rows
-            found = key_tiles(f.plain.mask, row + seq_k - seq_q, query.rows, seq_k, query.keys)
-            steps = steps_of(lambda g: h, 1, query.keys, found, along, (Rows, b, row // (across or 1)),
-                             functions.mask is not None)
-            at = dense_place(f, b, scale, first, X0, X1)
-            dq = (stored_block(f, at, steps, (K, Sum), h, row) if f.stores else
-                  query_block(f, at, steps, (Q, K, V, dO, facts), h, row))
-            T.copy(dq, f.plain.rows(dQ, b, h, row, query.rows))
+
+
+@T.macro
+def query_launch(f, tensors, facts, arguments, Rows, dQ, own=None):
+    """The launch of blocks of queries, with what gradient_launches takes. own: maps (batch, head) to what query_block takes."""
+    (Q, K, V, dO, Sum), (scale, first, X0, X1), query = tensors, arguments, f.query
+    seq_q, seq_k, group, functions = *f.sizes[1:3], f.plain.group, f.functions
+    across, along = (None, None) if functions.block is None else functions.block
+    with T.Kernel(T.ceildiv(seq_q, query.rows), *f.launched(group), threads=query.threads) as (bx, y, z):
+        b, h = f.head(first, y, z, group)
+        row = bx * query.rows
+        found = key_tiles(f.plain.mask, row + seq_k - seq_q, query.rows, seq_k, query.keys)
+        steps = steps_of(lambda g: h, 1, query.keys, found, along, (Rows, b, row // (across or 1)), functions.mask is not None)
+        at = dense_place(f, b, scale, first, X0, X1)
+        dq = (stored_block(f, at, steps, (K, Sum), h, row) if f.stores else
+              query_block(f, at, steps, (Q, K, V, dO, facts), None if own is None else own(b, h), h, row))
+        T.copy(dq, f.plain.rows(dQ, b, h, row, query.rows))
 
 
 def dense_place(f: BackwardForm, b: Any, scale: Any, first: Any, *read: Any) -> Place:
@@ -506,6 +548,21 @@ def query_tiles(f: BackwardForm, k0: Any, seq_q: Any, seq_k: Any) -> tuple[Any, 
     return start, T.max(start, T.min(end, T.ceildiv(seq_q, tile.rows)))
 
 
+def stored_column(f: BackwardForm, X: Any, k0: Any, g: Any, row: Any, number: Any = None) -> Any:
+    """Where the stored gradients of a tile of queries begin in the rows of the keys from k0 on. number: of the step that makes
+    them, where it is known.
+
+    The queries of all heads of a kv head lie side by side, those that a block of keys sees where sequences are not packed and
+    no lists of a mask name them: then each step's tile follows that of the step before.
+    """
+    if f.plain.group == 1 or f.packed or f.functions.block is not None:
+        return g * (X.shape[2] // f.plain.group) + row
+    if number is not None:
+        return number * f.plain.tile.rows
+    first, last = query_tiles(f, k0, *f.sizes[1:3])
+    return (g * T.max(1, last - first) - first) * f.plain.tile.rows + row
+
+
 def dense_backward(f: BackwardForm) -> Any:
     """The kernel with the parameters (Q, K, V, O, dO, LSE, dLSE, scale, first, Rows, Columns, X0, X1, L, D, Sum, dQ, dK, dV).
 
@@ -526,12 +583,18 @@ def dense_backward(f: BackwardForm) -> Any:
             L: T.Tensor((batch * heads, padded), f.accum), D: T.Tensor((batch * heads, padded), f.accum),
             Sum: T.Tensor(f.dq_workspace[1], f.dq_workspace[0]),
             dQ: f.result(0), dK: f.result(1), dV: f.result(2)):
-        with T.Kernel(padded // f.unit, *f.launched(f.plain.group), threads=128) as (bx, y, z):
-            b, h = f.head(first, y, z, f.plain.group)
-            row_facts(f, dense_place(f, b, scale, first), (O, dO, L, D, Sum), lambda i: LSE[b, h, i],
-                      lambda i: T.if_then_else(i < seq_q, dLSE[b, h, i], 0.0) if f.plain.with_lse else 0.0, h, bx * f.unit)
-        gradient_launches(f, (Q, K, V, dO, Sum), lambda at, n, h, row, length: at.facts((L, D)[n], h, row, length),
-                          (scale, first, X0, X1), (Rows, Columns), (dQ, dK, dV))
+        facts = lambda at, n, h, row, length: at.facts((L, D)[n], h, row, length)  # noqa: E731
+        given = lambda b, h: (lambda i: LSE[b, h, i], lambda i: T.if_then_else(  # noqa: E731
+            i < seq_q, dLSE[b, h, i], 0.0) if f.plain.with_lse else 0.0)
+        tensors, arguments = (Q, K, V, dO, Sum), (scale, first, X0, X1)
+        if f.finds:
+            query_launch(f, tensors, facts, arguments, Rows, dQ, lambda b, h: (O, *given(b, h), L, D))
+            key_launches(f, tensors, facts, arguments, Columns, (dK, dV))
+        else:
+            with T.Kernel(padded // f.unit, *f.launched(f.plain.group), threads=128) as (bx, y, z):
+                b, h = f.head(first, y, z, f.plain.group)
+                row_facts(f, dense_place(f, b, scale, first), (O, dO, L, D, Sum), *given(b, h), h, bx * f.unit)
+            gradient_launches(f, tensors, facts, arguments, (Rows, Columns), (dQ, dK, dV))
 
     return attention_backward
 
@@ -614,7 +677,7 @@ def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
                 steps = steps_of(lambda g: h, 1, query.keys,
                                  key_tiles(f.plain.mask, row + seq_k - seq_q, query.rows, seq_k, query.keys))
                 dq = (stored_block(f, at, steps, (K, Sum), h, row) if f.stores else
-                      query_block(f, at, steps, (Q, K, V, dO, facts), h, row))
+                      query_block(f, at, steps, (Q, K, V, dO, facts), None, h, row))
                 if seq_q > 0:
                     T.copy(dq, f.plain.rows(OwnQ, None, h, q0 + row, query.rows))
         with T.Kernel(T.ceildiv(T.max(tokens_q, tokens_k), _OUTSIDE), threads=128) as n:

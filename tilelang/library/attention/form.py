@@ -179,8 +179,9 @@ class BackwardForm:
     queries in a step; with_lse: the logarithms have a gradient too. steps: strides of the gradient of O. query: the tile of a
     block of queries, which computes dQ; None: dQ is added up by atomics. stored: pairs of a batch and a kv head, of packed
     sequences kv heads, that a call computes, whose blocks of keys store the gradients of scores for the blocks of queries, -1
-    where each call gives it; 0: a call computes all, and blocks of queries compute them once more. lean: dK is computed of
-    stored gradients too, because blocks of keys have registers for dV alone. held: whether K and V of a block of keys stay in
+    where each call gives it; 0: a call computes all, and blocks of queries compute them once more. finds: whether these come
+    first and compute the facts of their rows. lean: dK is computed of stored gradients too, because blocks of keys have
+    registers for dV alone. held, rows_held: whether K and V of a block of keys, and Q and dO of a block of queries, stay in
     registers. rule: what weighs scores (online.Rule); None: a softmax. number: of the rule's description, by which forms are
     compared.
     """
@@ -191,6 +192,8 @@ class BackwardForm:
     functions: ScoreFunctions = PLAIN
     stored: Any = 0
     held: bool = False
+    finds: bool = False
+    rows_held: bool = False
     lean: bool = False
     rule: Any = field(default=None, compare=False)
     number: int = -1
@@ -236,7 +239,7 @@ class BackwardForm:
     @property
     def dq_workspace(self) -> tuple[Any, tuple[Any, ...]]:
         """(element type, shape) of the workspace for what blocks of keys leave for dQ: sums, or the gradients of scores by
-        pairs of a call, keys, and query heads and their queries."""
+        pairs of a call, keys, and the queries of all heads (see stored_column)."""
         z, keys = self.sizes, self.plain.tile.keys
         padded = T.ceildiv(z.seq_q, self.unit) * self.unit
         if self.stores:

@@ -192,7 +192,12 @@ class _WarpRoles(WarpRoleLoop):
                  for s in before if isinstance(s, Copy) and _fills_once(self, s)}
         whole = [*first.values()]
         loading = producer(self, [x for w in whole for x in w.produce()], self.pure, self.tf32)
-        opening = [x for s in before for x in (first[id(s)].filled() if id(s) in first else [s])]
+        # What the loop does not read is free in front of it: the producer fills it for the next tile while the loop runs.
+        used = {e.storage for e in effects(self.loop)}
+        early = {x: w for w in whole if not w.late and (x := w.copies[0].dst.buffer.data) not in used}
+        read = {x: max(n for n, s in enumerate(before) for e in effects(s) if e.storage is x) for x in early}
+        opening = [x for n, s in enumerate(before) for x in (*(first[id(s)].filled() if id(s) in first else [s]), *(
+            y for b, w in early.items() if read[b] == n for y in w.release(self)))]
         # No block of a cluster may end, or start to load, while another one still accesses its shared memory.  If a block has
         # one tile, the blocks of its cluster are independent after the main loop, so the wait is at the very end.
         cluster = tiles is not None and tiles.cluster_map is not None
@@ -201,8 +206,9 @@ class _WarpRoles(WarpRoleLoop):
         ending = stmts[at + 1:]
         if tiles is not None and tiles.inside is not None and ending:
             ending = (If(tiles.inside, seq(*ending)),)
-        computing = [*opening, *consumer(self, [x for w in whole if not w.late for x in w.release(self)],
-                                         {w.copies[0].dst.buffer for w in whole}), *done, *ending,
+        rest = [w for w in whole if w not in early.values()]
+        computing = [*opening, *consumer(self, [x for w in rest if not w.late for x in w.release(self)],
+                                         {w.copies[0].dst.buffer for w in rest}), *done, *ending,
                      *(x for w in whole if w.late for x in w.release(self))]
         if tiles is not None and steps is not None:
             loading, computing = ([*steps.begin, *tiles.before, tiles.loop(
