@@ -239,9 +239,10 @@ def _reduced_by(s: Stmt, b: Buffer, layouts: dict[Buffer, Any]) -> Buffer | None
     if s.body.buffer is not b or s.body.indices != s.vars or not isinstance(value, Binary) or value.op != "sub":
         return None
     x, y = value.a, value.b
-    alike = all(isinstance(n, Load) and n.buffer is not x.buffer and n.indices == s.vars and layouts.get(n.buffer) == layouts[b]
-                for n in (x, y)[1:]) if isinstance(x, Load) else False
-    return x.buffer if alike and x.indices == s.vars and layouts.get(x.buffer) == layouts[b] else None
+    if not isinstance(x, Load) or not isinstance(y, Load) or x.buffer is y.buffer or any(
+            n.indices != s.vars or layouts.get(n.buffer) != layouts[b] for n in (x, y)):
+        return None
+    return x.buffer
 
 
 def _zero(e: Expr) -> bool:
