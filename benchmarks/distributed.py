@@ -29,18 +29,18 @@ from tilelang.distributed import collectives, overlap
 from tilelang.library import matmul
 
 KIB, MIB = 1 << 10, 1 << 20
-SHAPES = ((128, 4), (256, 4), (512, 4))  # blocks, vectors of a thread
+SHAPES = ((128, 4, 512), (256, 4, 512), (512, 4, 512), (128, 8, 256))  # blocks, vectors of a thread, threads
 UNCHECKED = {"tl.disable_data_race_check": True}
 SIZES = (64 * KIB, MIB, 16 * MIB, 256 * MIB)
 
 
-def mover(n: int, put: bool, blocks: int, times: int = 4):
+def mover(n: int, put: bool, blocks: int, times: int = 8, threads: int = 256):
     """A kernel that moves n elements to or from the next rank, each thread `times` vectors at once."""
     each = n // blocks
 
     @T.prim_func
     def move(mine: T.Tensor((n,), "int32"), theirs: T.SymmTensor((n,), "int32")):
-        with T.Kernel(blocks, threads=512) as b:
+        with T.Kernel(blocks, threads=threads) as b:
             peer = (T.get_rank() + 1) % T.get_num_ranks()
             if put:
                 T.put_block(mine[b * each], theirs[b * each], each, dst_pe=peer, unroll_factor=times)
@@ -211,7 +211,7 @@ def copies(b: Bench) -> None:
         remote = dist.on_rank(there, peer)
         mine, what = dist.create_tensor((n,), torch.int32), {"row": "copy", "MiB": nbytes // MIB}
         for name, put in (("put", True), ("get", False)):
-            kernels = {f"{g} x {k}": tilelang.compile(mover(n, put, g, k), target="cuda") for g, k in SHAPES}
+            kernels = {f"{g} x {k} x {t}": tilelang.compile(mover(n, put, g, k, t), target="cuda") for g, k, t in SHAPES}
             for form in FORMS:
                 bulk = tilelang.compile(bulk_mover(n, put, *form), target="cuda")
                 kernels[f"bulk {form}"] = partial(in_tiles, bulk, form[1])
@@ -231,7 +231,7 @@ def copies(b: Bench) -> None:
             text, ours = min(times.items(), key=lambda x: x[1])
             to, source = (remote, mine) if put else (mine, remote)
             engine = b.time(inner, to.copy_, source, graph=False)
-            what |= {f"{name} blocks x vectors": text,
+            what |= {f"{name} blocks x vectors x threads": text,
                      f"{name} GB/s": nbytes / ours / 1e3, f"engine {name} GB/s": nbytes / engine / 1e3,
                      f"{name} ratio": engine / ours}
         b.say(what)

@@ -126,6 +126,11 @@ def test_rows_are_awaited(ranks):
         run_device_ranks(program, [[pad, np.full((2, ranks - 1), 4)] for pad in pads], seed=1)
 
 
+def test_more_ranks_read_less_in_one_step():
+    most = [max(n for n in range(1 << 12, 1 << 21, 1 << 12) if c.in_one_step(n, ranks)) for ranks in (2, 4, 8)]
+    assert most[0] == c.ONE_SHOT and c.ONE_SHOT > 4 * most[1] > 8 * most[2] > 1 << 18
+
+
 def test_one_launch_where_blocks_of_rows_waste_waves():
     for m, n in ((4096, 14336), (4096, 8192), (1024, 8192), (2048, 14336)):
         assert not overlap.pays_in_one_launch(m, n, 8192 // m if m > 1024 else 2, 132)

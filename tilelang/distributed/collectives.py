@@ -20,6 +20,7 @@ VECTOR = 16  # bytes of an access
 MOST_BLOCKS = 128  # no more than SMs, so that all run at once
 HELD = 4  # rows that send_rows has on their way
 ONE_SHOT = THREADS * MOST_BLOCKS * VECTOR  # bytes up to which every rank reads everything: one vector by each thread
+EXTRA = 340 << 10  # bytes to another rank that take as long as a barrier of the ranks (four H200s, decision 204)
 
 
 def sum_type(dtype: str) -> str:
@@ -229,6 +230,11 @@ def send_counted_program(rows: int, room: int, width: int, dtype: str, ranks: in
     return send
 
 
+def in_one_step(nbytes: int, ranks: int) -> bool:
+    """Whether every rank reads everything: one barrier less, but (ranks - 1) * (1 - 2 / ranks) times the bytes more."""
+    return nbytes <= ONE_SHOT and nbytes * (ranks - 1) * (ranks - 2) <= EXTRA * ranks
+
+
 def plan(n: int, item: int, held: int) -> tuple[int, int]:
     """(blocks, elements of a tile) for n elements of `item` bytes of which a thread holds up to `held` vectors at once."""
     vectors = -(-n * item // VECTOR)
@@ -272,8 +278,8 @@ def all_reduce(x: Any) -> Any:
         dist.all_reduce(x)
     """
     flat = symmetric_view(x, "the argument of all_reduce")
-    small = flat.numel() * flat.element_size() <= ONE_SHOT
-    make, split = (all_reduce_one_shot, 1) if small else (all_reduce_two_shot, current().ranks)
+    once = in_one_step(flat.numel() * flat.element_size(), current().ranks)
+    make, split = (all_reduce_one_shot, 1) if once else (all_reduce_two_shot, current().ranks)
     _kernel(make, flat.numel(), x.dtype, split)(flat)
     return x
 

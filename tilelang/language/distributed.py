@@ -289,9 +289,9 @@ def signal(flag: Any, value: Any = 1, rank: Any = -1, op: str = "add") -> Emitte
     """
     b = need_builder("T.signal")
     kind = _word("op", op, _OPERATIONS, "T.signal")
+    x = _element(b, flag, rank, "T.signal")  # before the barrier: the address is there when the last thread comes
     sync_threads()
     with IfFrame(as_bool(binary("eq", thread_index(), Const(0, I32)))):
-        x = _element(b, flag, rank, "T.signal")
         b.emit(Evaluate(_access(b, kind, x, (value,), "release", "sys"), span=b.here()))
     return EMITTED
 

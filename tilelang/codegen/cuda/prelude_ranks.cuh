@@ -39,15 +39,6 @@ TL_DEVICE void* remote_address(const volatile void* p, int rank) {
 }
 //@ fence_sys
 TL_DEVICE void fence_sys() { asm volatile("fence.sc.sys;" ::: "memory"); }
-//@ fence_before_sys
-template <int ORDER> TL_DEVICE void fence_before_sys() {
-  if constexpr (ORDER == 5) asm volatile("fence.sc.sys;" ::: "memory");
-  else if constexpr (ORDER == 3 || ORDER == 4) asm volatile("fence.acq_rel.sys;" ::: "memory");
-}
-//@ fence_after_sys
-template <int ORDER> TL_DEVICE void fence_after_sys() {
-  if constexpr (ORDER != 0 && ORDER != 3) asm volatile("fence.acq_rel.sys;" ::: "memory");
-}
 //@ atomic_load_sys
 // Atomics of system scope, on integers of 32 or 64 bits.
 template <int ORDER, typename T> TL_DEVICE T atomic_load_sys(const T* p) {
@@ -74,14 +65,19 @@ template <int ORDER, typename T> TL_DEVICE void atomic_store_sys(T* p, T x) {
   }
 }
 //@ atomic_add_sys
+// One instruction: a fence of its own in front of it would also discard the lines of L1, and the old value would be fetched.
 template <int ORDER, typename T> TL_DEVICE T atomic_add_sys(T* p, T x) {
-  fence_before_sys<ORDER>();
+  if constexpr (ORDER == 5) asm volatile("fence.sc.sys;" ::: "memory");
   T old;
-  if constexpr (sizeof(T) == 8)
-    old = T(atomicAdd_system(reinterpret_cast<unsigned long long*>(p), (unsigned long long)x));
-  else
-    old = T(atomicAdd_system(p, x));
-  fence_after_sys<ORDER>();
+#define TL_ADD(order, type, word) \
+  asm volatile("atom." order ".sys.global.add." type " %0, [%1], %2;" : "=" word(old) : "l"(p), word(x) : "memory")
+#define TL_ADD_AS(order) if constexpr (sizeof(T) == 8) TL_ADD(order, "u64", "l"); else TL_ADD(order, "u32", "r")
+  if constexpr (ORDER == 0) TL_ADD_AS("relaxed");
+  else if constexpr (ORDER == 3) TL_ADD_AS("release");
+  else if constexpr (ORDER == 2) TL_ADD_AS("acquire");
+  else TL_ADD_AS("acq_rel");
+#undef TL_ADD
+#undef TL_ADD_AS
   return old;
 }
 //@ wait_signal
