@@ -153,10 +153,10 @@ def test_packed_sequences_store_the_gradients_of_scores_on_a_gpu(mask, heads, kv
     check_packed([700, 1, 0, 1300, 5], [900, 40, 30, 1300, 0], MASKS[mask], "cuda", heads=heads, kv_heads=kv_heads, dim=128)
 
 
-def packed_form(lengths, heads, kv_heads, dim=128):
+def packed_form(lengths, heads, kv_heads, dim=128, causal=False):
     q, k = (np.broadcast_to(np.float16(0), (sum(lengths), n, dim)) for n in (heads, kv_heads))
     p = attention_problem({"q": q, "k": k, "v": k, "out": None, "cu_seqlens_q": np.zeros(len(lengths) + 1, np.int32),
-                           "cu_seqlens_k": None}, True, causal=True, window=None, layout="bshd", scale=None, with_lse=False)
+                           "cu_seqlens_k": None}, True, causal=causal, window=None, layout="bshd", scale=None, with_lse=False)
     at = backward.Place(Target(SM90))
     return backward.backward_form(p, machine_of(at.target), {"q": q, "out": q, "grad_out": q}, at, None, backward.PLAIN)[0]
 
@@ -168,6 +168,7 @@ def test_packed_sequences_store_as_many_heads_as_fit(lengths, heads, kv_heads, d
     f = packed_form(lengths, heads, kv_heads, dim)
     assert (f.stored, f.query.rows) == (stored, rows)
     assert not stored or 2 * np.prod(f.dq_workspace[1]) <= backward.STORED * 9 / 8
+    assert packed_form(lengths, heads, kv_heads, dim, causal=True).stored == 0  # it would take longer
 
 
 def check_packed(lengths_q, lengths_k, masks, on, deterministic=None, **sizes):

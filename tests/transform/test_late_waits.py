@@ -1,4 +1,4 @@
-"""GEMMs with operands in registers that run under the conversion of the next one."""
+"""late_waits: GEMMs with operands in registers that run under the conversion of the next one."""
 
 import numpy as np
 import pytest

@@ -29,6 +29,7 @@ class ReduceLowering:
     partition: Fragment
     partials: list[Buffer]
     any_order = True  # of the elements of a thread
+    spread = False  # see ReducePlan
 
     def __init__(self, op: Any, cx: Any, combine_op: str, neutral: Any) -> None:
         self.op, self.cx, self.combine_op = op, cx, combine_op
@@ -36,7 +37,7 @@ class ReduceLowering:
         self.axis = op.dim % self.src.ndim
         self.acc_dtype: dtype = self.dst.dtype
         self.neutral = const(neutral, self.acc_dtype)
-        self.outs, self.neutrals = [self.dst], [self.neutral]
+        self.outs, self.neutrals, self.spread = [self.dst], [self.neutral], op.plan.spread
 
     def lower(self) -> Stmt:
         """The per-thread statements."""
@@ -49,8 +50,8 @@ class ReduceLowering:
         self.partials = self.locals("part", self.kept_registers())
         across = [m for m in self.partition.modes[self.axis] if m.to == THREAD and m.size > 1]
         lanes, warps = split_at_warp(across, warp_of(self.cx)) if self._in_whole_warps() else ([], across)
-        own = self.op.plan.spread or not warps
-        partial = self.partial([] if self.op.plan.spread else lanes)
+        own = self.spread or not warps
+        partial = self.partial([] if self.spread else lanes)
         return seq(partial, self.direct(across) if own else self.through_shared(lanes, warps), span=self.op.span)
 
     def kept_registers(self) -> int:
@@ -138,7 +139,7 @@ class ReduceLowering:
             values = [Select(dist.exists, v, e, v.dtype, True) for v, e in zip(values, self.neutrals)]
         own = self._looped(dist, True, self.joined(self.partials, at, values, self.op.span), self.any_order)
         begin: Sequence[Expr] = self.neutrals
-        if self.op.plan.spread and isinstance(own, For) and not isinstance(own.body, For) and isinstance(
+        if self.spread and isinstance(own, For) and not isinstance(own.body, For) and isinstance(
                 own.extent, Const) and own.extent.value <= FEW:
             begin = [substitute(v, {own.var: const(0)}) for v in values]
             own = replace(own, start=const(1), extent=own.extent - 1)

@@ -392,14 +392,7 @@ class _WarpRoles(WarpRoleLoop):
         """Whether only one block fits an SM, because of its shared memory or the registers of its fragments."""
         if self.launch.plan.min_blocks_per_sm > 1:
             return False
-        return not self._fits_twice(self.groups + 1, self._shared())
-
-    def _fits_twice(self, groups: int, shared: int) -> bool:
-        """Whether two blocks of so many warp groups and bytes of shared memory fit an SM, with the fragments of this one."""
-        fragments = sum(b.size * b.dtype.bits // 32 for b in self._static() if b.scope_name == FRAGMENT)
-        limits = self.cx.target.limits
-        few = limits.registers_per_sm // (2 * GROUP * groups) - REGISTERS.plain_loop
-        return fragments <= few * self.groups * GROUP and 2 * shared <= limits.shared_per_sm
+        return not _fits_twice(self, self.groups + 1, self._shared())
 
     def _static(self) -> list[Buffer]:
         return [s.buffer for s in walk(self.launch.body, Alloc) if s.buffer.is_static and s.buffer.data in self.used]
@@ -408,6 +401,14 @@ class _WarpRoles(WarpRoleLoop):
         """Bytes of shared memory with all stages, without the barriers."""
         ring = {b: p.stages for p in self.loops for b in p.filled}
         return sum(b.size * b.dtype.bits // 8 * ring.get(b, 1) for b in self._static() if b.scope_name.startswith("shared"))
+
+
+def _fits_twice(p: _WarpRoles, groups: int, shared: int) -> bool:
+    """Whether two blocks of so many warp groups and bytes of shared memory fit an SM, with the fragments of this one."""
+    fragments = sum(b.size * b.dtype.bits // 32 for b in p._static() if b.scope_name == FRAGMENT)
+    limits = p.cx.target.limits
+    few = limits.registers_per_sm // (2 * GROUP * groups) - REGISTERS.plain_loop
+    return fragments <= few * p.groups * GROUP and 2 * shared <= limits.shared_per_sm
 
 
 def _hands_over(p: _WarpRoles, new: dict[Buffer, Buffer]) -> bool:
@@ -602,7 +603,7 @@ def _check_versions(p: _WarpRoles) -> None:
     if not any(e.storage in p.made for x in p.body.items for e in x.effects):
         return
     more = sum(b.size * b.dtype.bits // 16 for b in p._static() if b.data in p.made and b.scope_name in SHARED)
-    if p.launch.plan.min_blocks_per_sm > 1 or p._fits_twice(p.groups + 1, p._shared() - more):
+    if p.launch.plan.min_blocks_per_sm > 1 or _fits_twice(p, p.groups + 1, p._shared() - more):
         raise _Declined("other blocks run while operands are made")
     if p._shared() + p.groups * STEP_BYTES + BARRIER_BYTES > p.cx.target.limits.shared_per_block:
         raise _Declined("there is no shared memory for versions of operands")
@@ -630,7 +631,7 @@ def _check_second_block(p: _WarpRoles) -> None:
     loads, filled = p.loads, p.filled
     static = [b for b in p._static() if b.scope_name in SHARED]
     shared = sum(b.size * b.dtype.bits // 8 * (max(p.asked, 1) if b in filled else 1) for b in static)
-    if p.tf32 or not p._fits_twice(p.groups, shared):  # only the loads of warp roles round to tf32
+    if p.tf32 or not _fits_twice(p, p.groups, shared):  # only the loads of warp roles round to tf32
         return
     own = [x for i, x in enumerate(p.body.items) if i not in loads]
     for x in own:
