@@ -92,6 +92,7 @@ class _Cutter:
         stored = frozenset(self.made) | frozenset(self.outputs)
         fixed = {r.value for s in loops for e in s.bodies() for r in e.reads} | {
             t for t in self.made if t.kind == "item"} | {t for b in blocks for t in b.operands}
+        together: set[Tensor] = set()
         for t in reversed([t for t in self.made if t not in fixed]):
             if t not in stored:
                 continue
@@ -102,7 +103,8 @@ class _Cutter:
                 if cost <= best:
                     best, found = cost, frozenset(gone)
             groups, stored = [g for g in groups if g[0] not in found], stored - found
-        for g in [g for g in single if g[0] not in stored]:  # what went with others may cost less alone
+            together |= found if len(found) > 1 else set()
+        for g in [g for g in single if g[0] in together]:  # what went with others may cost less alone
             if self.total([*groups, g], stored | {g[0]}) < self.total(groups, stored):
                 groups, stored = [*groups, g], stored | {g[0]}
         groups = self.merged(groups, stored)
