@@ -231,7 +231,7 @@ def value_form(s: Stmt) -> Form | None:
     """
     loops, body = _nest(s)
     last = (stmts_of(body) or (body,))[-1]
-    if loops and isinstance(last, Store) and last.buffer.scope_name == LOCAL:
+    if isinstance(s, For) and loops and isinstance(last, Store) and last.buffer.scope_name == LOCAL:
         found = last if last is body else inlined(s)[1]
         if found is not None:
             return (sum_form(s) if s.plan.registers == "sum" else None) or _map(loops, found) or sum_form(s)
