@@ -57,10 +57,14 @@ template <typename T, int N> TL_DEVICE void store(void* p, const vec<T, N>& x) {
 //@ copy
 // N elements from one place to another in the widest accesses.
 template <typename T, int N> TL_DEVICE void copy(void* to, const void* from) {
+#ifdef __CUDA_ARCH__
   constexpr int BYTES = sizeof(T) * N;
   using R = typename raw_bytes<BYTES < 16 ? BYTES : 16>::type;
   if constexpr (BYTES > sizeof(R)) store<T, N>(to, load<T, N>(from));
   else *reinterpret_cast<R*>(to) = *reinterpret_cast<const R*>(from);  // by way of a vec NVRTC stores its words one by one
+#else
+  store<T, N>(to, load<T, N>(from));  // LLVM would wait for all copies in front of it
+#endif
 }
 //@ splat
 template <typename T, int N> TL_DEVICE vec<T, N> splat(T x) {

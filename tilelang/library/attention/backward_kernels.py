@@ -599,6 +599,26 @@ def dense_backward(f: BackwardForm) -> Any:
     return attention_backward
 
 
+def _of_sequences(f: BackwardForm) -> tuple[Any, Any, Any]:
+    """Functions of packed_backward: the place of a sequence, the head of a slot, and a gradient up to the end of a sequence."""
+    tile = f.plain.tile
+
+    def place(facts: list[Any], scale: Any, first: Any, Seed: Any = None) -> Place:
+        first_q, seq_q, first_k, seq_k, number = facts
+        return Place(None, first_q, seq_q, first_k, seq_k, lambda h: h, (first_q // f.unit + number) * f.unit, f.factor(scale),
+                     number=number, seed=T.bind(Seed[0]) if f.plain.drop and Seed is not None else None,
+                     pair=lambda hk: hk - first, stored=(first_k // tile.keys + number) * tile.keys)
+
+    def head_of(first: Any, y: Any, each: int) -> Any:
+        return first * each + y if f.stores else y
+
+    def own(X: Any, end: Any) -> Any:
+        """The tensor up to the end of a sequence."""
+        return T.make_tensor(T.address_of(X[0, 0, 0]), (end, *X.shape[1:]), f.dtype)
+
+    return place, head_of, own
+
+
 def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
     """The kernel for packed sequences, with the parameters (Q, K, V, O, dO, LSE, dLSE, scale, first, cu_q, cu_k, Seed,
     KeyTiles, QueryTiles, L, D, Sum, dQ, dK, dV).
@@ -618,18 +638,7 @@ def packed_backward(f: BackwardForm, sms: int = 1) -> Any:
                      sizes=f.sizes._replace(heads=kv_heads, seq_q=tokens_k, seq_k=tokens_q))
     straight = replace(f.plain, tile=query or replace(tile, rows=f.unit))
 
-    def place(facts: list[Any], scale: Any, first: Any, Seed: Any = None) -> Place:
-        first_q, seq_q, first_k, seq_k, number = facts
-        return Place(None, first_q, seq_q, first_k, seq_k, lambda h: h, (first_q // f.unit + number) * f.unit, f.factor(scale),
-                     number=number, seed=T.bind(Seed[0]) if f.plain.drop and Seed is not None else None,
-                     pair=lambda hk: hk - first, stored=(first_k // tile.keys + number) * tile.keys)
-
-    def head_of(first: Any, y: Any, each: int) -> Any:
-        return first * each + y if f.stores else y
-
-    def own(X: Any, end: Any) -> Any:
-        """The tensor up to the end of a sequence."""
-        return T.make_tensor(T.address_of(X[0, 0, 0]), (end, *X.shape[1:]), f.dtype)
+    place, head_of, own = _of_sequences(f)
 
     @T.prim_func
     def attention_backward_packed(
