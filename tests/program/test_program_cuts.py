@@ -102,6 +102,21 @@ def test_three_factors_are_a_gemm_of_a_product():
     assert sum("T.gemm(left, " in text for text in found.values()) == 1
 
 
+def test_names_of_a_stored_factor_are_not_those_of_tensors_and_sizes(monkeypatch):
+    """Its loops would hide a size or a parameter that is called like them."""
+    monkeypatch.setattr("tilelang.program.cut.EXACT", {"": 1.0, "halves": 1e6, "stored": 1.0})
+    j = T.dynamic("j")
+
+    @tilelang.program
+    def linear(i: T.Tensor((j, 40), "float32"), w: T.Tensor((1100, 40), "float32")):
+        return i @ w.T
+
+    module = lower(linear.graph(_Like((70, 40), "float32"), _Like((1100, 40), "float32")), None, Target(SIMULATED))
+    first = module.source[:module.source.index("linear_1")]
+    assert "high[" in first and len(module.functions()) == 2
+    assert not re.search(r"for .*\b[ij]\b.* in ", first)
+
+
 TRIANGLE = "ikc,jkc->ijc"
 OUTER = "sic,sjd->ijcd"
 

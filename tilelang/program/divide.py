@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from .expr import Axis, Scalar, Tensor, at, axis, const, plus, read, reached, rewrite, split, times
 from .graph import Dim, Size
-from .nest import REDUCTIONS, Contraction, Nest, Pass, base_of, output_axes
+from .nest import REDUCTIONS, Contraction, Nest, Pass, base_of, free_names, output_axes
 from .rescale import NARROW, NEUTRAL, multiplied
 
 
@@ -92,7 +92,8 @@ def in_halves(nest: Nest, t: Tensor, f: Scalar, other: Scalar, deep: Axis) -> tu
 
 def _maps_of(stored: list[tuple[Tensor, Scalar]]) -> Nest:
     """The kernel that stores expressions of the same axes, whose names say nothing of others: so equal kernels are one."""
-    axes = {a: Axis("ijlmnpqk"[k], a.extent) for k, a in enumerate(stored[0][0].axes)}
+    names = free_names([stored[0][0], *(r.value for _, e in stored for r in e.reads)])
+    axes = {a: Axis(next(names), a.extent) for a in stored[0][0].axes}
     return Nest(tuple(axes.values()), [(t, at(e, {a: axis(x) for a, x in axes.items()})) for t, e in stored])
 
 

@@ -75,7 +75,7 @@ def nest_of(outputs: Iterable[Tensor], stored: frozenset[Tensor]) -> Nest:
     # loops of the others share the axes of the first one
     outputs = sorted(outputs, key=lambda t: (-sum(a.extent != 1 for a in t.axes), -len(t.axes)))
     axes = outputs[0].axes
-    names = _free_names(outputs)
+    names = free_names(outputs)
     axes = tuple(Axis(next(names), a.extent) for a in axes)
     made = _Stages(axes, stored - frozenset(outputs), names)
     for t in outputs:
@@ -83,7 +83,7 @@ def nest_of(outputs: Iterable[Tensor], stored: frozenset[Tensor]) -> Nest:
     return made.nest
 
 
-def _free_names(outputs: list[Tensor]) -> Iterator[str]:
+def free_names(outputs: list[Tensor]) -> Iterator[str]:
     """Names of axes that no tensor has."""
     taken = {n for t in reached(outputs, lambda t: [r.value for r in t.body.reads] if t.body is not None else [])
              for n in (t.name, *(n for s in t.shape if isinstance(s, Dim) for n in s.names))}
