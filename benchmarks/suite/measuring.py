@@ -144,8 +144,9 @@ class CudaMeter:
         end.synchronize()
         return start.elapsed_time(end)
 
-    def window(self, prepared: Prepared, ms: float) -> Window:
-        """One window of about `ms` milliseconds of work, after idling."""
+    def window(self, prepared: Prepared, ms: float, ahead: int = 0) -> Window:
+        """One window of about `ms` milliseconds of work, after idling. ahead: cycles that the device waits for in front of it,
+        so that what the host takes for the first call does not count."""
         n = max(1, round(ms / (prepared.each_ms * prepared.calls)))
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
@@ -153,6 +154,8 @@ class CudaMeter:
         run = prepared.run
         if self.cycles:
             self.cycles.stamp(0)
+        if ahead:
+            torch.cuda._sleep(ahead)
         start.record()
         for _ in range(n):
             run()

@@ -107,7 +107,7 @@ class Function:
         if direct(args):
             out = self.forward(*args)
         else:
-            if traced() or any(map(_other_kind, args)):
+            if traced() or _has_other_kind(args):
                 define(self.name)
                 out = getattr(sys.modules["torch"].ops.tilelang_library, self.name)(*args)
             else:
@@ -134,10 +134,11 @@ def traced() -> bool:
                 torch._C._functorch.peek_interpreter_stack() is not None)
 
 
-def _other_kind(x: Any) -> bool:
-    """Whether x is a tensor of a subclass, which says itself what operators do with it."""
+def _has_other_kind(args: tuple[Any, ...]) -> bool:
+    """Whether there is a tensor of a subclass, which says itself what operators do with it. (isinstance takes torch 0.4 us.)"""
     torch = sys.modules["torch"]
-    return isinstance(x, torch.Tensor) and type(x) not in (torch.Tensor, torch.nn.Parameter)
+    common = {torch.Tensor, torch.nn.Parameter, type(None), int, float, bool, str}
+    return any(x.__class__ not in common and isinstance(x, torch.Tensor) for x in args)
 
 
 def _keep(f: Function, ctx: Any, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> None:

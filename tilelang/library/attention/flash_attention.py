@@ -218,21 +218,26 @@ def _shapes(q: Any, k: Any, v: Any, cu_q: Any, *options: Any) -> Results:
     return [((*q.shape[:-1], v.shape[-1]), type_name(q)), (tuple(shape), lse_type(type_name(q)))]
 
 
-def _forward(*args: Any) -> None:
-    *arrays, left, right, scale, layout, _, drop, target, out, lse = args
-    attend(tuple(arrays), (out, lse), causal=False, window=(left, right), layout=layout, drop=drop, scale=scale, target=target)
+def _forward(*args: Any) -> tuple[Any, Any]:
+    *arrays, left, right, scale, layout, _, drop, target = args
+    found: tuple[Any, Any] = attend(tuple(arrays), causal=False, window=(left, right), layout=layout, drop=drop, scale=scale,
+                                    target=target)
+    return found
 
 
-def _backward(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, sinks: Any, seed: Any, out: Any, lse: Any, *rest: Any) -> None:
-    left, right, scale, layout, deterministic, drop, target, grad, grad_lse, *results = rest
+def _backward(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, sinks: Any, seed: Any, out: Any, lse: Any, left: Any, right: Any,
+              *rest: Any) -> tuple[Any, ...]:
+    scale, layout, deterministic, drop, target, grad, grad_lse = rest
     grad = zeros(out, tuple(out.shape), type_name(out)) if grad is None else grad
-    gradients((q, k, v, out, lse, grad, grad_lse, cu_q, cu_k, sinks, seed), tuple(results), causal=False, window=(left, right),
-              layout=layout, drop=drop, scale=scale, deterministic=deterministic, target=target)
+    found = gradients((q, k, v, out, lse, grad, grad_lse, cu_q, cu_k, sinks, seed), causal=False, window=(left, right),
+                      layout=layout, drop=drop, scale=scale, deterministic=deterministic, target=target)
+    return found if sinks is not None else (*found, empty(q, (0,), lse_type(type_name(q))))
 
 
 _FUNCTION = Function(
-    "flash_attention", Step(f"{_INPUTS}, {_OPTIONS}", _shapes, _forward, 2),
+    "flash_attention", Step(f"{_INPUTS}, {_OPTIONS}", _shapes, _forward, 2, owns=True),
     Step(f"{_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, Tensor? grad_out, Tensor? grad_lse",
          lambda *args: [*((tuple(x.shape), type_name(x)) for x in args[:3]),
-                        ((0,) if args[5] is None else tuple(args[5].shape), lse_type(type_name(args[0])))], _backward, 4),
+                        ((0,) if args[5] is None else tuple(args[5].shape), lse_type(type_name(args[0])))], _backward,
+         4, owns=True),
     lambda needs, args, made: (*args[:7], *made, *args[7:]), (0, 1, 2, 5), visible=2)
