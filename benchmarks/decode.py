@@ -29,7 +29,7 @@ PARTS = {"qkv": QKV * HIDDEN, "o": HIDDEN * HEADS * DIM, "gate, up": 2 * FFN * H
 
 
 PHASES = ("start", "QKV", "attention", "o", "gate, up", "down", "QKV seen", "attention seen", "merge", "merge seen",
-          "o seen", "gate, up seen")
+          "o seen", "gate, up seen", "own o", "o of ranks", "own down", "down of ranks", "queries", "attention too")
 
 
 def make(layers: int, batch: int, seed: int = 0):

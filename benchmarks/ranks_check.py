@@ -290,6 +290,60 @@ def products(g: Numbers, large: bool) -> float:
     return max(found)
 
 
+def odd_sizes(g: Numbers, large: bool) -> float:
+    """Collectives of one element and of sizes that nothing divides, and ragged ones with empty parts: bit by bit."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for n in (1, 7, 40_003, (1 << 19) + 1) if large else (1, 301):
+            _collectives_of(g, n, dtype)
+    me, ranks = dist.rank(), dist.num_ranks()
+    for case in range(4):  # nobody sends; only the last, only to the first; all to one; all but to themselves
+        sent = torch.zeros(ranks, ranks, dtype=torch.int64, device=g.device)
+        sent[-1, 0] = 5 * (case == 1)
+        sent[:, 1] += 3 * (case == 2)
+        sent += (1 - torch.eye(ranks, dtype=torch.int64, device=g.device)) * (case == 3)
+        y = g.normal(ranks, 5, 24)
+        out = dist.create_tensor((5 * ranks, 24), y.dtype)
+        for way in _ways(g, lambda y=y, sent=sent, out=out: dist.all_to_all_rows(y[me], sent[me].contiguous(), out)):
+            out.zero_()
+            dist.barrier()
+            way()
+            dist.barrier()
+            first = sent.cumsum(1) - sent
+            want = torch.cat([y[s, int(first[s, me]):int(first[s, me] + sent[s, me])] for s in range(ranks)])
+            assert torch.equal(out[:len(want)], want) and not out[len(want):].any(), f"rows, case {case}"
+    return 0.0
+
+
+def _ways(g: Numbers, calls: Any) -> Any:
+    return calls, *([captured(calls)] if g.device != "cpu" else [])
+
+
+def _collectives_of(g: Numbers, n: int, dtype: Any) -> None:
+    """All collectives of n small integers; a captured sum is summed again and again."""
+    me, ranks = dist.rank(), dist.num_ranks()
+    x = (g.below(17, ranks, ranks, n) - 8).to(dtype)
+    total, every, gathered, swapped = (dist.create_tensor(s, dtype) for s in ((n,), (ranks, n), (ranks, n), (ranks, n)))
+    scattered, sums = torch.zeros(n, dtype=dtype, device=g.device), x.float().sum(0)
+
+    def calls() -> None:
+        dist.all_reduce(total)
+        dist.reduce_scatter(every, scattered)
+        dist.all_gather(x[me, 0], gathered)
+        dist.all_to_all(x[me], swapped)
+
+    for way, before in zip(_ways(g, calls), (0, 4)):
+        total.copy_(x[me, 0])
+        every.copy_(x[me])
+        for y in (scattered, gathered, swapped):
+            y.zero_()
+        dist.barrier()
+        way()
+        dist.barrier()
+        for name, got, want in (("all_reduce", total, sums[0] * ranks ** before), ("reduce_scatter", scattered, sums[me]),
+                                ("all_gather", gathered, x[:, 0]), ("all_to_all", swapped, x[:, me])):
+            assert torch.equal(got.float(), want.float()), (name, n, dtype, before)
+
+
 class _Handle64(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_char * 64)]
 
@@ -323,7 +377,7 @@ def host_names(g: Numbers, large: bool) -> float:
     return 0.0
 
 
-CHECKS = exchanges, experts, attentions, products, llama_blocks, host_names
+CHECKS = exchanges, odd_sizes, experts, attentions, products, llama_blocks, host_names
 
 
 def run(rank: int, port: int, args: argparse.Namespace, heaps: list[Any]) -> None:

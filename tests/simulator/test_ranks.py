@@ -80,6 +80,33 @@ def test_one_rank_is_its_own_neighbour():
     assert (agree(ring(), args, (None,))[0]["Y"] == args[0][0]).all()
 
 
+def words(boxes):
+    """Each rank takes numbers of the one before out of the words that end its waits: a number below the count of the round."""
+
+    @T.prim_func
+    def main(X: T.Tensor((64,), "int64"), B: T.SymmTensor((boxes, 64), "int64"), Y: T.Tensor((4, 64), "int64")):
+        with T.Kernel(1, threads=64):
+            tx, word, right = T.get_thread_binding(), T.alloc_var("int64"), (T.get_rank() + 1) % T.get_num_ranks()
+            for r in T.serial(4):
+                T.st(B[r % boxes, tx], (r + 1) * (1 << 32) + X[tx] + r, scope="sys", dst_pe=right)
+                T.wait_ge(B[r % boxes, tx], (r + 1) * (1 << 32), found=word)
+                Y[r, tx] = word % (1 << 32)
+
+    return main
+
+
+def test_a_wait_gives_the_word_that_ended_it():
+    args = [[np.arange(64) + 1000 * r, np.zeros((2, 64), np.int64), np.zeros((4, 64), np.int64)] for r in range(2)]
+    out = agree(words(2), args)
+    assert all((out[r]["Y"] == args[r - 1][0] + np.arange(4)[:, None]).all() for r in range(2))
+
+
+def test_words_of_one_box_are_overwritten():
+    args = [[np.arange(64), np.zeros((1, 64), np.int64), np.zeros((4, 64), np.int64)] for r in range(2)]
+    found = [run_device_ranks(lowered(words(1)), args, seed=s)[r].outputs["Y"] for s in range(6) for r in range(2)]
+    assert any((y != np.arange(64) + np.arange(4)[:, None]).any() for y in found)
+
+
 @pytest.mark.parametrize("fault, kind, text", [
     (dict(signal=False), "sim-barrier", "F >= 1"), (dict(wait=False), "sim-race", "of rank"), (dict(skip=2), "sim-race", ""),
     (dict(scope="gpu"), "sim-race", "of rank"), (dict(barrier=False), "sim-race", ""),

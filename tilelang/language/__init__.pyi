@@ -2259,67 +2259,73 @@ void: dtype
 @_deprecated("Not available: raw IR-script construct, not available: use the language's own statements.")
 def vscale(*args: Any, **kwargs: Any) -> Any: ...
 
-def wait_eq(value: Any, expected: Any, peer: Any = -1) -> Any:
+def wait_eq(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any:
     """Wait until an integer element is `expected`.
 
     Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
     scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
-    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  Raises signal-operand.
+    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
+    element that takes the value that ended the wait.  Raises signal-operand.
 
     Example:
         T.wait_eq(F[0], 1)
     """
 
-def wait_ge(value: Any, expected: Any, peer: Any = -1) -> Any:
+def wait_ge(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any:
     """Wait until an integer element is at least `expected`.
 
     Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
     scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
-    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  Raises signal-operand.
+    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
+    element that takes the value that ended the wait.  Raises signal-operand.
 
     Example:
         T.wait_ge(F[0], 1)
     """
 
-def wait_gt(value: Any, expected: Any, peer: Any = -1) -> Any:
+def wait_gt(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any:
     """Wait until an integer element is above `expected`.
 
     Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
     scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
-    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  Raises signal-operand.
+    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
+    element that takes the value that ended the wait.  Raises signal-operand.
 
     Example:
         T.wait_gt(F[0], 1)
     """
 
-def wait_le(value: Any, expected: Any, peer: Any = -1) -> Any:
+def wait_le(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any:
     """Wait until an integer element is at most `expected`.
 
     Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
     scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
-    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  Raises signal-operand.
+    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
+    element that takes the value that ended the wait.  Raises signal-operand.
 
     Example:
         T.wait_le(F[0], 1)
     """
 
-def wait_lt(value: Any, expected: Any, peer: Any = -1) -> Any:
+def wait_lt(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any:
     """Wait until an integer element is below `expected`.
 
     Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
     scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
-    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  Raises signal-operand.
+    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
+    element that takes the value that ended the wait.  Raises signal-operand.
 
     Example:
         T.wait_lt(F[0], 1)
     """
 
-def wait_ne(value: Any, expected: Any, peer: Any = -1) -> Any:
+def wait_ne(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Any:
     """Wait until an integer element is not `expected`.
 
     Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
     scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
-    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  Raises signal-operand.
+    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
+    element that takes the value that ended the wait.  Raises signal-operand.
 
     Example:
         T.wait_ne(F[0], 1)

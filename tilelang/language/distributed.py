@@ -300,19 +300,25 @@ _WORDS = {"eq": "is", "ne": "is not", "ge": "is at least", "le": "is at most", "
 
 
 def _wait(compare: str) -> Callable[..., Emitted]:
-    def fn(value: Any, expected: Any, peer: Any = -1) -> Emitted:
+    def fn(value: Any, expected: Any, peer: Any = -1, found: Any = None) -> Emitted:
         b = need_builder(f"T.wait_{compare}")
         need_kernel(f"T.wait_{compare}").set(cooperative=True)  # whoever is waited for must run at the same time
         x, place = _element(b, value, peer, f"T.wait_{compare}"), b.here()
-        b.emit(Evaluate(call("wait_signal", (AddressOf(x.buffer, x.indices), cast(convert(expected), x.dtype)), "void",
-                             span=place, compare=compare, line=place.line if place else 0), span=place))
+        seen = call("wait_signal", (AddressOf(x.buffer, x.indices), cast(convert(expected), x.dtype)),
+                    "void" if found is None else x.dtype, span=place, compare=compare, line=place.line if place else 0)
+        if found is None:
+            b.emit(Evaluate(seen, span=place))
+        else:
+            target = operand(found, f"found of T.wait_{compare}")
+            b.store(target.buffer, target.mins, b.nameless(b.let("seen", seen)))
         return EMITTED
 
     return named(fn, f"wait_{compare}", f"""Wait until an integer element {_WORDS[compare]} `expected`.
 
     Each executing thread waits, and then sees what happened before the release that wrote the value (an acquire of system
     scope).  A wait beyond the limit of tilelang.distributed stops the kernel, and the error names rank, signal and line.
-    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  Raises signal-operand.
+    value: an element in global memory, or its address.  peer: the rank that has it, -1 for this one.  found: a variable or
+    element that takes the value that ended the wait.  Raises signal-operand.
 
     Example:
         T.wait_{compare}(F[0], 1)

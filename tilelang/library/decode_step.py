@@ -47,7 +47,7 @@ NEVER = -1e30  # the score of a token that is not there
 LINE_HALVES = 64  # elements of 16 bits in a line of memory
 LINE = 16  # counters in a line of 128 bytes, of which one is used
 NORMED, PROJECTED, ATTENDED, MERGED, MIXED, GATED, COUNTERS = range(7)
-MARKS = 12  # of a block's timeline
+MARKS = 18  # of a block's timeline
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class DecodeForm:
     many as fit where it is 0.  With several ranks, heads, kv_heads and ffn are those of one rank.  window: tiles of the ring on
     their way at once, at most.
     timed: `times` gets the nanosecond at which each block began and ended QKV, attention, o, gate and up, down of the last
-    layer, saw QKV and attention of all, had merged, and saw the merged heads, o, gate and up.
+    layer, saw QKV and attention of all, had merged, saw the merged heads, o, gate and up; had its own o and that of all ranks,
+    its own down and that of all ranks; had the queries, and ended the other half of attention.
     """
 
     batch: int
@@ -238,7 +239,7 @@ def _left_normed(f, source, weight, steps, norm, left, ix, late=None):
     u = _together(steps)
     parts = [T.alloc_fragment((f.batch, f.chunk), HALF) for _ in range(u)]
     for c in T.serial(steps // u):
-        _ = [_weighted(f, source, weight, layer, which, _column(f, c * u + k, steps), x) for k, x in enumerate(parts)]
+        _ = [_weighted(f, source, weight, (layer, which), c * u + k, steps, x) for k, x in enumerate(parts)]
         _ = [_put(f, x, left, ix + c * u + k) for k, x in enumerate(parts[:-1])]
         if c == (0 if late is None else steps // u - 1):
             if late is not None:
@@ -263,9 +264,11 @@ def _ask_rotary(f, rotary, row):
 
 
 @T.macro
-def _weighted(f, source, weight, layer, which, at, x):
+def _weighted(f, source, weight, norm, c, steps, x):
+    layer, which = norm
     for i, j in T.Parallel(f.batch, f.chunk):
-        x[i, j] = T.cast(T.cast(source[i, at + j], FULL) * T.cast(weight[layer, which, at + j], FULL), HALF)
+        x[i, j] = T.cast(T.cast(source[i, _column(f, c, steps) + j], FULL)
+                         * T.cast(weight[layer, which, _column(f, c, steps) + j], FULL), HALF)
 
 
 @T.macro
@@ -314,43 +317,54 @@ def _tell(counts, which, leader):
 
 @T.macro
 def _exchange(f, sum_, which, tile, exchange):
-    """The sum over the ranks, in the order of the ranks, so that all of them get the same bits."""
+    """The sum over the ranks, in the order of the ranks, so that all of them get the same bits.
+
+    A word is a number of another rank below the number of the exchange.  All words are on their way before the first is
+    waited for.
+    """
     (box, near), epoch = exchange
-    number = T.cast(epoch, "int64") * (1 << 32)
+    number, turns = T.cast(epoch, "int64") * (1 << 32), -(-f.batch * COLUMNS // 128)
+    mine = T.alloc_local((turns,), FULL)
     for i, j in T.Parallel(f.batch, COLUMNS):
         near[i * COLUMNS + j] = sum_[i, j]
     T.sync_threads()
-    for k in T.serial(T.ceildiv(f.batch * COLUMNS, 128)):
-        at = k * 128 + T.get_thread_binding() - 128
-        if at < f.batch * COLUMNS:
-            _swap(f, near, box, (which, tile, at), number)
+    _ = [_send(f, box, near, (which, tile, k), number, mine) for k in range(turns)]
+    _ = [_receive(f, box, near, (which, tile, k), number, mine) for k in range(turns)]
     T.sync_threads()
     for i, j in T.Parallel(ROWS, COLUMNS):
         sum_[i, j] = near[T.min(i, f.batch - 1) * COLUMNS + j]
 
 
 @T.macro
-def _swap(f, near, box, place, number):
-    """An element's sum over the ranks.  A word is a number of the other rank below the number of the exchange."""
-    (which, tile, at), me = place, T.get_rank() % f.ranks
-    total, word = T.alloc_var(FULL, init=0), T.alloc_local((1,), "int64")
-    bits = T.cast(T.reinterpret(near[at], "uint32"), "int64")
-    for k in range(1, f.ranks):
-        T.st(box[which, me, tile, at], number + bits, scope="sys", sem="relaxed", dst_pe=(me + k) % f.ranks)
-    for r in range(f.ranks):
-        if me == r:
-            total += near[at]
-        else:
-            T.wait_ge(box[which, r, tile, at], number)
-            T.ld(box[which, r, tile, at], word[0], scope="sys")
-            total += T.reinterpret(T.cast(word[0], "uint32"), FULL)
-    near[at] = total
+def _send(f, box, near, place, number, mine):
+    (which, tile, k), me = place, T.get_rank() % f.ranks
+    at = k * 128 + T.get_thread_binding() - 128
+    if at < f.batch * COLUMNS:
+        mine[k] = near[at]
+        word = number + T.cast(T.reinterpret(mine[k], "uint32"), "int64")
+        for r in range(1, f.ranks):
+            T.st(box[which, me, tile, at], word, scope="sys", sem="relaxed", dst_pe=(me + r) % f.ranks)
+
+
+@T.macro
+def _receive(f, box, near, place, number, mine):
+    (which, tile, k), me = place, T.get_rank() % f.ranks
+    at = k * 128 + T.get_thread_binding() - 128
+    if at < f.batch * COLUMNS:
+        total, word = T.alloc_var(FULL, init=0), T.alloc_var("int64")
+        for r in range(f.ranks):
+            if me == r:
+                total += mine[k]
+            else:
+                T.wait_ge(box[which, r, tile, at], number, found=word)
+                total += T.reinterpret(T.cast(word, "uint32"), FULL)
+        near[at] = total
 
 
 @T.macro
 def _mark(f, times, b, k):
     if f.timed:
-        if T.get_thread_binding() == (128 if k < 6 else 256):
+        if T.get_thread_binding() == (256 if 6 <= k < 12 or k >= 16 else 128):
             times[b, k] = T.globaltimer()
 
 
@@ -380,9 +394,11 @@ def _add(f, sum_, rest, out, squares, which, tile):
 @T.macro
 def _mix(f, accs, rests, out, norm, first, exchange):
     """What the ranks' tiles add to the residual."""
-    squares, which = norm
+    squares, which, times, b = norm
+    _mark(f, times, b, 14 - 2 * which)
     if f.ranks > 1:
         _ = [_exchange(f, x, which, first + t, exchange) for t, x in enumerate(accs)]
+        _mark(f, times, b, 15 - 2 * which)
     _ = [_add(f, x, r, out, squares, which, first + t) for t, (x, r) in enumerate(zip(accs, rests))]
 
 
@@ -557,7 +573,9 @@ def _left_layers(f, made, norms, new, counters, place, used, shared):
         _mark(f, times, b, 6)
         T.mbarrier_wait_parity(near, l % 2)
         _queries(f, qkv, rotary, (l, row, head, split), new, context[1:], left, ix + sq)
+        _mark(f, times, b, 16)
         _attend(f, 1, (l, row, head, split), context, left, ring, (l * sum(n) + n[0], ix + sq))
+        _mark(f, times, b, 17)
         _tell(counts, ATTENDED, 256)
         _ask_norm(f, norms, l, 1)
         _await(counts, ATTENDED, 2 * epoch)
@@ -633,7 +651,7 @@ def decode_program(f: DecodeForm) -> Any:
                     _tell(counts, ATTENDED, 128)
                     _mark(f, times, b, 2)
                     _multiply(f, mixed, so, left, ring, at + n_q + n_c, ix + sq + 1)
-                    _mix(f, mixed, rests, M, (squares, 1), b * len(wo), (boxes, epoch))
+                    _mix(f, mixed, rests, M, (squares, 1, times, b), b * len(wo), (boxes, epoch))
                     _tell(counts, MIXED, 128)
                     _mark(f, times, b, 3)
                     _multiply(f, gated, sq, left, ring, at + n_q + n_c + n_o, ix + sq + 1 + so)
@@ -641,7 +659,7 @@ def decode_program(f: DecodeForm) -> Any:
                     _tell(counts, GATED, 128)
                     _mark(f, times, b, 4)
                     _multiply(f, mixed, sd, left, ring, at + n_q + n_c + n_o + n_g, ix + sq + 1 + so + sq)
-                    _mix(f, mixed, rests, Y, (squares, 0), b * len(wo), (boxes, epoch))
+                    _mix(f, mixed, rests, Y, (squares, 0, times, b), b * len(wo), (boxes, epoch))
                     _tell(counts, NORMED, 128)
                     _mark(f, times, b, 5)
                 if T.get_thread_binding() == 128:

@@ -221,7 +221,7 @@ def _lanes_transposed(c: Context, e: Call) -> Closure:
 
 def effects(rows: Mapping[str, Callable[[Any, Call], Action]],
             before: Callable[[LaneFrame, str], None] = lambda f, op: None) -> dict[str, Callable[[Any, Call], Closure]]:
-    """Handlers of calls that are executed for their effect; their value is 0.
+    """Handlers of calls that are executed for their effect; their value is what the action returns, or 0.
 
     rows: by intrinsic, what compiles the call to an action, which runs where a lane is active.  before: called first, with the
     name of the call, also where no lane is active.
@@ -232,9 +232,8 @@ def effects(rows: Mapping[str, Callable[[Any, Call], Action]],
 
             def run(f: LaneFrame) -> Value:
                 before(f, e.op)
-                if f.any_active():
-                    action(f)
-                return np.int32(0)
+                found = action(f) if f.any_active() else None
+                return np.int32(0) if found is None else found
 
             return run
 

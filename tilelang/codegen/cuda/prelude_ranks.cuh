@@ -81,18 +81,19 @@ template <int ORDER, typename T> TL_DEVICE T atomic_add_sys(T* p, T x) {
   return old;
 }
 //@ wait_signal
-// Waits until the value at p compares so with `want`: 0 eq, 1 ne, 2 ge, 3 le, 4 gt, 5 lt.  The global timer limits the wait.
-template <int COMPARE, typename T> TL_DEVICE void wait_signal(const T* p, T want, int line) {
+// The value at p once it compares so with `want`: 0 eq, 1 ne, 2 ge, 3 le, 4 gt, 5 lt.  The global timer limits the wait.
+template <int COMPARE, typename T> TL_DEVICE T wait_signal(const T* p, T want, int line) {
   auto holds = [=](T x) {
     return COMPARE == 0 ? x == want : COMPARE == 1 ? x != want : COMPARE == 2 ? x >= want
          : COMPARE == 3 ? x <= want : COMPARE == 4 ? x > want : x < want;
   };
-  if (holds(atomic_load_sys<2>(p))) return;
+  T seen = atomic_load_sys<2>(p);
+  if (holds(seen)) return seen;
   const unsigned long long start = read_globaltimer();
   while (true) {
 #pragma unroll 1
     for (int k = 0; k < 64; ++k)
-      if (holds(atomic_load_sys<2>(p))) return;
+      if (holds(seen = atomic_load_sys<2>(p))) return seen;
     if (tl_world.limit && read_globaltimer() - start > tl_world.limit)
       world_failed(3, line, reinterpret_cast<unsigned long long>(p), (long long)want, (long long)atomic_load_sys<0>(p));
   }

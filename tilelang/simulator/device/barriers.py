@@ -124,14 +124,14 @@ BARRIER_OPS: dict[str, Callable[[DeviceContext, Call], Closure]] = {
 # ---- flags and signals -----------------------------------------------------------------------------------------------
 
 def _wait(c: DeviceContext, e: Call) -> Action:
-    """wait_signal: whole warps, or some of their lanes, until the value of each lane's flag compares so."""
+    """wait_signal, of whole warps or some of their lanes: the value of each lane's flag once it compares so."""
     place: Any = e.args[0]
     b, dt, compare = place.buffer, numpy_dtype(place.buffer.dtype), COMPARE[e.options.compare]
     address, at = c.memory.reach(b, place.indices, dt.itemsize, e.span, "a wait for", True), c.slot(b.data)
     access = c.memory.access(b, dt.itemsize, e.span, "atomic", "ld.acquire", "a wait", Atomic(family("atomic_load"), True))
     value = c.expr(e.args[1])
 
-    def run(f: LaneFrame) -> None:
+    def run(f: LaneFrame) -> np.ndarray:
         a, want = address(f), spread(value(f), f.lanes).astype(dt)
         memory, device = c.memory.behind(f, at), f.block.device
         flat, cells, lanes = memory.store.flat(dt), a // dt.itemsize, [int(t) for t in np.flatnonzero(f.active())]
@@ -145,13 +145,16 @@ def _wait(c: DeviceContext, e: Call) -> Action:
 
         f.block.warp_roles.wait(lambda: all(map(seen, lanes)), lambda: why_waits(
             e, device, flat[cells[lanes[0]]], want[lanes[0]]), e.span)
+        found = np.zeros(f.lanes, dt)
         for t in lanes:
             ends = seen(t)
+            found[t] = flat[cells[t]]
             if weak:
-                flags.take(f, t, c.ranks.random.choice(ends) if c.ranks.random else ends[0], True, True)
+                found[t] = flags.take(f, t, c.ranks.random.choice(ends) if c.ranks.random else ends[0], True, True)
             elif memory.table is not None and (left := memory.table.released.get(int(a[t] // memory.store.granule))):
                 learn(clocks, t, left, memory.table.block)
         c.accesses.touch(f, memory, a, access)
+        return found
 
     return run
 

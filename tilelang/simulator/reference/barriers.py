@@ -209,17 +209,20 @@ def barriers_of(block: TileBlock, b: Any, span: Any) -> list[Phases]:
 
 
 def _wait_signal(c: TileContext, e: Call) -> Action:
-    """wait_signal: until the value of each executing thread's flag compares so."""
+    """wait_signal: the value of each executing thread's flag once it compares so."""
     place: Any = e.args[0]
     dt, compare, value = numpy_dtype(place.buffer.dtype), COMPARE[e.options.compare], c.expr(e.args[1])
     where = c.memory.locate(place.buffer, place.indices, 1, e.span, True)
 
-    def run(f: LaneFrame) -> None:
+    def run(f: LaneFrame) -> np.ndarray:
         store, _, _, linear, _ = where(f)
         on = f.active()
         flat, cells, want = store.flat(dt), spread(linear, f.lanes)[on], spread(value(f), f.lanes)[on].astype(dt)
         f.block.wait(lambda: bool(compare(flat[cells], want).all()), lambda: why_waits(
             e, f.block.device, flat[cells[0]], want[0]), e.span)
+        found = np.zeros(f.lanes, dt)
+        found[on] = flat[cells]
+        return found
 
     return run
 

@@ -28,6 +28,7 @@ _ARGUMENT_MODES = {
     "cluster_load": ("read",),
     "cluster_store": ("write",),
     "wgmma_descriptor": ("read",),
+    "wait_signal": ("read",),
     "wgmma_pin": ("readwrite",),
     "wgmma_hold": ("read",),
     "wgmma_used": ("read",),
