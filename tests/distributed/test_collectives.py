@@ -1,5 +1,8 @@
 """The collectives on both simulators: every rank gets the sum, or the parts of the others, under every schedule."""
 
+import contextlib
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -105,25 +108,117 @@ def test_a_row_of_a_barrier_has_room_for_every_rank():
             run()
 
 
-def test_a_gemm_adds_what_the_ranks_have_sent():
+@pytest.mark.parametrize("others", [1, 3, 7])
+def test_a_gemm_adds_what_the_ranks_have_sent(others):
     f = Form(64, 64, 96, ("float16", "float16", "float16", "float32"), Tile(64, 64, 32, 2, 128))
-    (a,), (b,), (sent,) = numbers(1, 64, 96), numbers(1, 96, 64), numbers(1, 3, 64, 64)
-    program, given = overlap.gemm_added(f, 3), [a, b, sent, np.zeros((64, 64), np.float16)]
+    (a,), (b,), (sent,) = numbers(1, 64, 96), numbers(1, 96, 64), numbers(1, others, 64, 64)
+    program, given = overlap.gemm_added(f, others), [a, b, sent, np.zeros((64, 64), np.float16)]
     want = (a.astype(float) @ b + sent.sum(0)).astype(np.float16)
     lowered = lower(program.func, Target({"kind": "cuda", "arch": "sm_90a"}))
     assert (run_tile(program, given)["C"] == want).all() and (run_device(lowered, given).outputs["C"] == want).all()
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_rows_are_awaited(ranks):
-    """Numbers of an earlier meeting are not enough."""
-    pads = [np.zeros((1, 2 * ranks), np.int64) for _ in range(ranks)]
-    for pad in pads:
-        pad[0, ranks] = 5
-    program = lower(overlap.arrival(ranks, 2, 1).func, Target({"kind": "cuda", "arch": "sm_90a"}))
-    run_device_ranks(program, [[pad, np.full((2, ranks - 1), 5)] for pad in pads], seed=1)
-    with pytest.raises(TileLangError, match="wait"):
-        run_device_ranks(program, [[pad, np.full((2, ranks - 1), 4)] for pad in pads], seed=1)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_row_of_flags_is_taken_once(ranks):
+    program = overlap.taking(ranks)
+    lowered = lower(program.func, Target({"kind": "cuda", "arch": "sm_90a"}))
+    told = [[np.ones((overlap.ROWS, ranks), np.int64), 1] for _ in range(ranks)]
+    for run in (lambda x: run_tile_ranks(program, x), lambda x: [r.outputs for r in run_device_ranks(lowered, x)]):
+        for out in run(told):
+            assert not out["flags"][1, :-1].any() and out["flags"].sum() == overlap.ROWS * ranks - (ranks - 1)
+        with pytest.raises(TileLangError, match="wait"):
+            run([[(r > 0) * flags, row] for r, (flags, row) in enumerate(told)])
+
+
+class Stream:
+    """A stream that keeps what its operations stand behind."""
+
+    def __init__(self):
+        self.before = frozenset()
+
+    def do(self, name):
+        self.before |= {name}
+        return self.before
+
+    def record_event(self):
+        return self.before
+
+    def wait_event(self, event):
+        self.before |= event
+
+    def wait_stream(self, other):
+        self.before |= other.before
+
+
+@pytest.fixture(params=[2, 4, 8])
+def streams(request, monkeypatch):
+    """What operations of a call on rank 1 stand behind: told by (row, rank), heard by row, gemms in order, main."""
+    torch = pytest.importorskip("torch")
+    found = SimpleNamespace(ranks=request.param, main=Stream(), told={}, heard={}, gemms=[])
+    side, now, others = Stream(), [found.main], [Stream() for _ in range(2 * found.ranks)]
+
+    @contextlib.contextmanager
+    def on(stream):
+        now.append(stream)
+        yield
+        now.pop()
+
+    def tell(row, k):
+        found.told[row, k] = now[-1].before
+        now[-1].do(("told", row, k))
+
+    def hear(row, stream):
+        assert row not in found.heard
+        found.heard[row] = stream.before
+        stream.do(("heard", row))
+
+    for name, value in (("current_stream", lambda *_: now[-1]), ("stream", on),
+                        ("get_device_properties", lambda d: SimpleNamespace(multi_processor_count=1))):
+        monkeypatch.setattr(torch.cuda, name, value)
+    for name, value in (
+            ("current", lambda: SimpleNamespace(rank=1, ranks=found.ranks)), ("_stream", lambda: side), ("_tell", tell),
+            ("_streams", lambda n: others[:n]), ("on_rank", lambda x, r: x.clone()), ("_hear", hear),
+            ("_space", lambda shape, dtype, symmetric: torch.zeros(shape, dtype=dtype)), ("set_signal", lambda *_: None),
+            ("matmul", lambda a, b, out: found.gemms.append(now[-1].do("gemm"))),
+            ("_adding", lambda *_: lambda *_: now[-1].do("added")), ("symmetric_view", lambda *_: None),
+            ("_one_launch", lambda *_: None), ("_meeting", lambda: lambda: found.main.do("met"))):
+        monkeypatch.setattr(overlap, name, value)
+    return found
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_no_rank_waits_before_it_has_sent(streams, every):
+    """Else ranks could wait for each other for ever: a chunk is sent behind the meeting and no wait, and awaited behind its
+    sends, and all stands before the end.  GEMMs wait for no other rank."""
+    import torch
+
+    a, b, others = torch.zeros(streams.ranks * 256, 8), torch.zeros(8, 256), range(streams.ranks - 1)
+    if every:
+        overlap.matmul_all_reduce(a, b, torch.zeros(streams.ranks * 256, 256))
+    else:
+        overlap.matmul_reduce_scatter(a, b, torch.zeros(256, 256))
+    told, heard = streams.told, streams.heard
+    assert len(streams.gemms) == 2 * len(others) and not any("met" in before for before in streams.gemms)
+    rows = [0, 1, *((2, 3) if every else ())]
+    assert set(told) == {(row, k) for row in rows for k in others} and list(heard) == rows
+    for chunk in rows[:2]:
+        assert all({"met", "gemm"} <= told[chunk, k] and not {x for x in told[chunk, k] if x[0] == "heard"} and
+                   ("told", chunk, k) in heard[chunk] for k in others)
+    for row in rows[2:]:
+        assert all("added" in told[row, k] and ("told", row, k) in heard[row] for k in others)
+    assert {("heard", row) for row in rows} | {"added"} <= streams.main.before
+
+
+def test_rows_are_fetched_behind_the_meeting(streams):
+    """And the call ends when all have fetched this rank's."""
+    import torch
+
+    overlap.all_gather_matmul(torch.zeros(256, 8), torch.zeros(8, 256), torch.zeros(streams.ranks * 256, 256))
+    flags = {("told", 0, k) for k in range(streams.ranks - 1)}
+    assert all("met" in before for before in streams.told.values()) and flags <= streams.heard[0]
+    first, *later = streams.gemms
+    assert "met" not in first and all({"met", ("told", 0, k)} <= before for k, before in enumerate(later))
+    assert {("heard", 0), "gemm"} <= streams.main.before
 
 
 def test_more_ranks_read_less_in_one_step():

@@ -1,8 +1,8 @@
 """GEMMs whose operands or results are spread over the ranks: copy engines move some rows under the GEMM of others.
 
-A GEMM fills all SMs, so whatever else runs on SMs would wait for its end.  Therefore the ranks meet between GEMMs, by kernels
-of one block on the same stream, and what travels under a GEMM, with the numbers that say that it has come, goes by copy
-engines on a stream of its own.
+A GEMM fills all SMs, so what travels under a GEMM, with the flags that say that it has come, goes by copy engines on a stream
+of its own.  GEMMs that do not depend on one another are launched on streams of their own: blocks of the next one start where
+blocks of the one before have ended.  The ranks meet before the first GEMM, and wait for flags later.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from tilelang.library.place import Place
 from .gemms import RankGemm, gathered_gemm, scattered_gemm
 from .host import create_tensor, current, on_rank, same_program, symmetric_view
 from .streams import set_signal, wait_eq
+
+
+ROWS = 4  # of flags: rows that came, or a chunk of them and the next one, then chunks of results
 
 
 def meeting(ranks: int) -> Any:
@@ -47,17 +50,17 @@ def beginning(ranks: int, counts: int) -> Any:
     return begin
 
 
-def arrival(ranks: int, chunks: int, chunk: int) -> Any:
-    """Wait until all other ranks have sent the number of the meeting with a chunk of their rows."""
+def taking(ranks: int) -> Any:
+    """Wait until the flags of all other ranks in a row are 1, and set them to 0."""
 
     @T.prim_func
-    def arrive(pad: T.SymmTensor((1, 2 * ranks), "int64"), arrived: T.SymmTensor((chunks, ranks - 1), "int64")):
-        with T.Kernel(1, threads=32):
-            tx = T.get_thread_binding()
-            if tx < ranks - 1:
-                T.wait_ge(arrived[chunk, tx], pad[0, ranks])
+    def take(flags: T.SymmTensor((ROWS, ranks), "int64"), row: T.int32):
+        with T.Kernel(1, threads=32 * ceil(ranks / 32)):
+            if T.get_thread_binding() < ranks - 1:
+                T.wait_ge(flags[row, T.get_thread_binding()], 1)
+                T.st(flags[row, T.get_thread_binding()], 0, scope="sys")
 
-    return arrive
+    return take
 
 
 def gemm_added(f: Form, others: int) -> Any:
@@ -82,6 +85,46 @@ def _stream() -> Any:
 
 
 @cache
+def _streams(count: int) -> list[Any]:
+    import torch
+
+    return [torch.cuda.Stream() for _ in range(count)]
+
+
+def _fork(count: int) -> tuple[Any, list[Any]]:
+    """(The stream of copies, which stands behind a meeting of the ranks, streams of GEMMs, which do not.)
+
+    The meeting starts first, because it would find no room beside a GEMM, and then the GEMMs one after another: each stream
+    stands behind an operation of the one before.
+    """
+    import torch
+
+    main, side, streams, start = torch.cuda.current_stream(), _stream(), _streams(count), _space((1,), torch.int64, False)
+    before = main.record_event()
+    _meeting()()
+    side.wait_stream(main)
+    for stream in streams:
+        stream.wait_event(before)
+        set_signal(start, 1, stream)
+        before = stream.record_event()
+    return side, streams
+
+
+def _join(*streams: Any) -> None:
+    import torch
+
+    for stream in streams:
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+@cache
+def _one() -> Any:
+    import torch
+
+    return torch.ones(1, dtype=torch.int64, device=current().heap.device)
+
+
+@cache
 def _pad() -> Any:
     import torch
 
@@ -102,17 +145,6 @@ def _space(shape: tuple[int, ...], dtype: Any, symmetric: bool) -> Any:
     import torch
 
     return create_tensor(shape, dtype) if symmetric else torch.empty(shape, dtype=dtype, device=current().heap.device)
-
-
-@cache
-def _arrivals(chunks: int) -> tuple[Any, list[Any]]:
-    """(The symmetric numbers that come with each chunk of rows, the functions that wait for them.)"""
-    import torch
-
-    ranks = current().ranks
-    numbers = create_tensor((chunks, ranks - 1), torch.int64, "the numbers that come with rows")
-    kernels = [tilelang.compile(arrival(ranks, chunks, k), target="cuda") for k in range(chunks)]
-    return numbers, [lambda kernel=kernel: kernel(_pad(), numbers) for kernel in kernels]
 
 
 def waves(rows: int, columns: int, sms: int) -> int:
@@ -166,6 +198,36 @@ def _begin(counts: int) -> tuple[Any, Any]:
     numbers = create_tensor((counts,), torch.int64, "counts of tiles and arrivals")
     kernel = tilelang.compile(beginning(current().ranks, counts), target="cuda")
     return numbers, lambda: kernel(_pad(), numbers)
+
+
+@cache
+def _flags() -> tuple[Any, Any]:
+    """(Flags of this rank, the kernel that waits for a row of them.)
+
+    A rank sets a flag to 1 on another one, where a kernel waits for it and sets it to 0.  Whatever sets it again stands behind
+    a meeting of the ranks since.
+    """
+    import torch
+
+    flags = create_tensor((ROWS, current().ranks), torch.int64, "the flags of GEMMs over ranks")
+    kernel = tilelang.compile(taking(current().ranks), target="cuda")
+    same_program(kernel, "flags")
+    return flags, kernel
+
+
+def _tell(row: int, k: int) -> None:
+    """Set a flag of this rank on the rank that is k + 1 further, on the current stream, by a copy engine."""
+    me = current()
+    on_rank(_flags()[0], (me.rank + k + 1) % me.ranks)[row, k:k + 1].copy_(_one())
+
+
+def _hear(row: int, stream: Any) -> None:
+    """Let a stream wait for the flags of all other ranks, by a kernel of one block: waits of kernels have a limit of time."""
+    import torch
+
+    flags, take = _flags()
+    with torch.cuda.stream(stream):
+        take(flags, row)
 
 
 def _one_launch(a: Any, b: Any, out: Any, m: int, chunks: int) -> RankGemm | None:
@@ -262,53 +324,64 @@ def all_gather_matmul(a: Any, b: Any, out: Any) -> Any:
     if f := _one_launch(a, b, out, a.shape[0], 1):
         _gathered(f, a, b, out)
         return out
-    me, main, side, meet = current(), torch.cuda.current_stream(), _stream(), _meeting()
-    rows, arrived = _space((me.ranks, *a.shape), a.dtype, False), []
-    meet()
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
-        for k in range(1, me.ranks):
-            peer = (me.rank + k) % me.ranks
+    me = current()
+    if me.ranks == 1:
+        return matmul(a, b, out=out)
+    rows, results = _space((me.ranks, *a.shape), a.dtype, False), out.view(me.ranks, a.shape[0], -1)
+    side, streams = _fork(me.ranks)
+    with torch.cuda.stream(streams[0]):
+        matmul(a, b, out=results[me.rank])
+    for k, stream in enumerate(streams[1:]):
+        peer = (me.rank + k + 1) % me.ranks
+        with torch.cuda.stream(side):
             rows[peer].copy_(on_rank(a, peer))
-            arrived.append((peer, side.record_event()))
-    results = out.view(me.ranks, a.shape[0], -1)
-    matmul(a, b, out=results[me.rank])
-    for peer, event in arrived:
-        main.wait_event(event)
-        if peer == arrived[-1][0]:
-            meet()  # all have read this rank's rows
-        matmul(rows[peer], b, out=results[peer])
+            _tell(0, k)
+        stream.wait_stream(side)
+        with torch.cuda.stream(stream):
+            matmul(rows[peer], b, out=results[peer])
+    _hear(0, side)  # all have this rank's rows
+    _join(side, *streams)
     return out
 
 
-def _scatter(a: Any, b: Any, out: Any, then: Any) -> None:
-    """matmul_reduce_scatter; then(chunk) is called on the current stream when a chunk of out is computed."""
+def _scatter(a: Any, b: Any, out: Any, then: Any, rows: int) -> None:
+    """matmul_reduce_scatter; then(row of flags, chunk) is called on the stream that computes a chunk of out, behind it.
+
+    rows: of flags for each chunk: 2 where `then` sends it.  A chunk is awaited once this rank has sent its own, so that no rank
+    waits for one that waits.
+    """
     import torch
 
-    me, main, side, meet = current(), torch.cuda.current_stream(), _stream(), _meeting()
-    others, m = me.ranks - 1, a.shape[0] // me.ranks
+    me, others, m = current(), current().ranks - 1, a.shape[0] // current().ranks
     if not others:
         matmul(a, b, out=out)
-        return then(out)
+        return
     n, sms = b.shape[1], torch.cuda.get_device_properties(a.device).multi_processor_count
     chunks = chunks_of(m, n, sms)
     blocks, shape = a.view(me.ranks, chunks, m // chunks, -1), (chunks, others, m // chunks, n)
-    inbox, sums, (numbers, arrive) = _space(shape, a.dtype, True), _space(shape, a.dtype, False), _arrivals(chunks)
-    meet()
+    inbox, sums = (_space(shape, a.dtype, symmetric) for symmetric in (True, False))
+    (side, streams), sent = _fork(chunks * me.ranks), []
     for chunk in range(chunks):
         for k in range(others):
-            peer = (me.rank + k + 1) % me.ranks
-            matmul(blocks[peer, chunk], b, out=sums[chunk, k])
-            side.wait_event(main.record_event())
+            peer, stream = (me.rank + k + 1) % me.ranks, streams[chunk * others + k]
+            with torch.cuda.stream(stream):
+                matmul(blocks[peer, chunk], b, out=sums[chunk, k])
+            side.wait_stream(stream)
             with torch.cuda.stream(side):  # rank r has those of rank r - k - 1 in place k
                 on_rank(inbox, peer)[chunk, k].copy_(sums[chunk, k])
-                on_rank(numbers, peer)[chunk, k:k + 1].copy_(_pad()[0, me.ranks:me.ranks + 1])
+                _tell(chunk, k)
+        sent.append(side.record_event())
     add = _adding(m // chunks, n, b.shape[0], a.dtype)
     for chunk, result in enumerate(out.view(chunks, m // chunks, n)):
-        arrive[chunk]()
-        add(blocks[me.rank, chunk], b, inbox[chunk], result)
-        then(result)
-    main.wait_stream(side)
+        stream = streams[chunks * others + chunk]
+        stream.wait_event(sent[chunk])
+        _hear(chunk, stream)
+        with torch.cuda.stream(stream):
+            add(blocks[me.rank, chunk], b, inbox[chunk], result)
+            then(chunks + chunk, result)
+    for row in range(chunks, rows * chunks):
+        _hear(row, side)
+    _join(side, *streams)
 
 
 def matmul_reduce_scatter(a: Any, b: Any, out: Any) -> Any:
@@ -326,7 +399,7 @@ def matmul_reduce_scatter(a: Any, b: Any, out: Any) -> Any:
     if f:
         _scattered(f, a, b, out, False)
     else:
-        _scatter(a, b, out, lambda chunk: None)
+        _scatter(a, b, out, lambda row, chunk: None, 1)
     return out
 
 
@@ -343,7 +416,7 @@ def matmul_all_reduce(a: Any, b: Any, out: Any) -> Any:
     """
     import torch
 
-    me, main, side = current(), torch.cuda.current_stream(), _stream()
+    me, side = current(), _stream()
     symmetric_view(out, "the result of matmul_all_reduce")
     if f := _one_launch(a, b, out, a.shape[0] // me.ranks, 2):
         _scattered(f, a, b, out, True)
@@ -351,13 +424,13 @@ def matmul_all_reduce(a: Any, b: Any, out: Any) -> Any:
         return out
     first = out.data_ptr()
 
-    def send(chunk: Any) -> None:
-        side.wait_event(main.record_event())
+    def send(row: int, chunk: Any) -> None:
+        side.wait_stream(torch.cuda.current_stream())
         at = (chunk.data_ptr() - first) // (out.element_size() * out.shape[1])
         with torch.cuda.stream(side):
-            for k in range(1, me.ranks):
-                on_rank(out, (me.rank + k) % me.ranks)[at:at + chunk.shape[0]].copy_(chunk)
+            for k in range(me.ranks - 1):
+                on_rank(out, (me.rank + k + 1) % me.ranks)[at:at + chunk.shape[0]].copy_(chunk)
+                _tell(row, k)
 
-    _scatter(a, b, out.view(me.ranks, -1, out.shape[1])[me.rank], send)
-    _meeting()()
+    _scatter(a, b, out.view(me.ranks, -1, out.shape[1])[me.rank], send, 2)
     return out
