@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import socket
 import statistics
 import sys
@@ -176,7 +177,10 @@ class Bench:
         return g.replay
 
     def compare(self, row: dict, calls: dict, inner: int = 4, repeats: int = 9) -> None:
-        """Say the median microseconds of each call, measured in turns, so that they meet the same clocks."""
+        """Say the median microseconds of each call, measured in turns of changing order, so that they meet the same clocks.
+
+        A call of all ranks takes as long as on the slowest.
+        """
         def again(call):
             for _ in range(inner):
                 call()
@@ -185,25 +189,33 @@ class Bench:
                 for name, call in calls.items() if call}
         times: dict[str, list[float]] = {name: [] for name in runs}
         for turn in range(repeats + 1):
-            for name, run in runs.items():
+            for name in random.Random(turn).sample(sorted(runs), len(runs)):  # what a GPU did before changes its clock
                 start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 torch_dist.barrier()
                 start.record()
-                run()
+                runs[name]()
                 end.record()
                 end.synchronize()
-                if turn:
-                    times[name].append(start.elapsed_time(end) * 1e3 / inner)
-        mine = torch.tensor([statistics.median(t) for t in times.values()], device="cuda")
-        torch_dist.all_reduce(mine, torch_dist.ReduceOp.MAX)
-        self.say(row | {f"{name} us": us for name, us in zip(times, mine.tolist())})
+                times[name] += [start.elapsed_time(end) * 1e3 / inner] * (turn > 0)
+        every = torch.tensor(list(times.values()), device="cuda")
+        torch_dist.all_reduce(every, torch_dist.ReduceOp.MAX)
+        quartiles = every.quantile(torch.tensor([0.25, 0.5, 0.75], device="cuda"), dim=1)
+        low, middle, high = (dict(zip(runs, x)) for x in quartiles.tolist())
+        self.say(row | {f"{name} us": us for name, us in middle.items()} | {
+            "quartiles": {name: [round(low[name], 1), round(high[name], 1)] for name in runs}})
+
 
 def in_tiles(kernel, chunk: int, mine, theirs) -> None:
     kernel(mine.view(-1, chunk), theirs.view(-1, chunk))
 
 
+def by_function(put: bool, mine, theirs, peer: int) -> tuple:
+    """The function that moves a whole tensor, and its arguments."""
+    return (dist.put, mine, theirs, peer) if put else (dist.get, theirs, peer, mine)
+
+
 def copies(b: Bench) -> None:
-    """Put and get by threads beside the copy engine, both directions at once."""
+    """Put and get in a kernel and of whole tensors beside the copy engine, both directions at once."""
     peer = (dist.rank() + 1) % dist.num_ranks()
     for nbytes in (16 * MIB, 256 * MIB):
         n = nbytes // 4
@@ -231,9 +243,10 @@ def copies(b: Bench) -> None:
             text, ours = min(times.items(), key=lambda x: x[1])
             to, source = (remote, mine) if put else (mine, remote)
             engine = b.time(inner, to.copy_, source, graph=False)
+            whole = b.time(inner, *by_function(put, mine, there, peer), graph=False)
             what |= {f"{name} blocks x vectors x threads": text,
                      f"{name} GB/s": nbytes / ours / 1e3, f"engine {name} GB/s": nbytes / engine / 1e3,
-                     f"{name} ratio": engine / ours}
+                     f"{name} ratio": engine / ours, f"dist.{name} ratio": engine / whole}
         b.say(what)
 
 
@@ -241,14 +254,16 @@ def one_way(b: Bench) -> None:
     """Put and get by threads beside the copy engine, where rank 0 alone moves 256 MiB: no request shares a link with data."""
     n, first = 256 * MIB // 4, dist.rank() == 0
     there, mine = (dist.create_tensor((n,), torch.int32) for _ in range(2))
-    remote = dist.on_rank(there, (dist.rank() + 1) % dist.num_ranks())
+    peer = (dist.rank() + 1) % dist.num_ranks()
+    remote = dist.on_rank(there, peer)
     row = {"row": "copy, one way", "MiB": 256}
     for name, put in (("put", True), ("get", False)):
         kernel = tilelang.compile(mover(n, put, 128), target="cuda")
         to, source = (remote, mine) if put else (mine, remote)
-        calls = (lambda kernel=kernel: kernel(mine, there)), (lambda to=to, source=source: to.copy_(source))
-        ours, engine = (b.time(4, call if first else lambda: None, graph=False) for call in calls)
-        row |= {f"{name} GB/s": 4 * n / ours / 1e3, f"engine {name} GB/s": 4 * n / engine / 1e3, f"{name} ratio": engine / ours}
+        calls = partial(kernel, mine, there), partial(to.copy_, source), partial(*by_function(put, mine, there, peer))
+        ours, engine, whole = (b.time(4, call if first else lambda: None, graph=False) for call in calls)
+        row |= {f"{name} GB/s": 4 * n / ours / 1e3, f"engine {name} GB/s": 4 * n / engine / 1e3, f"{name} ratio": engine / ours,
+                f"dist.{name} ratio": engine / whole}
     b.say(row)
 
 

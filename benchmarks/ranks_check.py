@@ -148,6 +148,29 @@ def exchanges(g: Numbers, large: bool) -> float:
     return 0.0
 
 
+def copies(g: Numbers, large: bool) -> float:
+    """put with a flag, and get: bit by bit."""
+    me, ranks, n = dist.rank(), dist.num_ranks(), 1 << 22 if large else 100
+    x = g.normal(ranks, n)
+    there, flags = dist.create_tensor((n,), x.dtype), dist.create_tensor((1,), torch.int64)
+    dist.put(x[me].contiguous(), there, (me + 1) % ranks, flag=flags)
+    if g.device != "cpu":  # the simulation's streams do not wait
+        dist.wait_eq(flags, 1)
+    dist.barrier()
+    assert torch.equal(there, x[me - 1]) and int(flags) == 1, "put"
+    got = dist.get(there, (me + 1) % ranks, torch.empty_like(there))
+    dist.barrier()
+    assert torch.equal(got, x[me]), "get"
+    for wrong in (x[me, :n // 2], x[me].float()):
+        try:
+            dist.put(wrong, there, 0)
+        except ValueError as e:
+            assert "signal-operand" in str(e)
+        else:
+            raise AssertionError("an operand of put that differs")
+    return 0.0
+
+
 def experts(g: Numbers, large: bool) -> float:
     """A layer of experts over all ranks."""
     me, ranks = dist.rank(), dist.num_ranks()
@@ -377,7 +400,7 @@ def host_names(g: Numbers, large: bool) -> float:
     return 0.0
 
 
-CHECKS = exchanges, odd_sizes, experts, attentions, products, llama_blocks, host_names
+CHECKS = exchanges, odd_sizes, copies, experts, attentions, products, llama_blocks, host_names
 
 
 def run(rank: int, port: int, args: argparse.Namespace, heaps: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the host puts on a stream for other ranks: signals and waits without a kernel; and timing, and memory for others."""
+"""What the host puts on a stream for other ranks: copies, signals and waits without a kernel; timing, and memory for others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilelang.errors import error
 from tilelang.runtime import world
 from tilelang.runtime.cuda_driver import driver
 
-from .host import ALIGN, said
+from .host import ALIGN, on_rank, said, symmetric_view
 
 _WRITE, _WAIT = {4: "cuStreamWriteValue32_v2", 8: "cuStreamWriteValue64_v2"}, {
     4: "cuStreamWaitValue32_v2", 8: "cuStreamWaitValue64_v2"}
@@ -54,6 +54,42 @@ def wait_eq(flag: Any, value: int, stream: Any = None, compare: str = "eq") -> N
     if compare not in _COMPARE:
         raise error("signal-order", f"compare of wait_eq is {compare!r}", expected="one of eq, ge", found=repr(compare))
     _on_stream(_WAIT, flag, value, _COMPARE[compare], stream)
+
+
+def put(x: Any, out: Any, rank: int, flag: Any = None, value: int = 1) -> None:
+    """out of another rank = x, on the current stream; then flag of that rank = value.
+
+    A copy engine moves the bytes: no SM is busy, and large tensors travel faster than by T.put_block (decision 215).  x:
+    contiguous, of out's shape and dtype.  out: a contiguous symmetric tensor.  flag: one symmetric int32 or int64, for which
+    the other rank waits (wait_eq; T.wait_eq in a kernel).  Raises not-symmetric, signal-operand.
+
+    Example:
+        dist.put(x, out, (dist.rank() + 1) % dist.num_ranks(), flag=flags[0:1])
+    """
+    _moved(x, out, "the destination of put")
+    on_rank(out, rank).copy_(x)
+    if flag is not None:
+        set_signal(on_rank(flag, rank), value)
+
+
+def get(x: Any, rank: int, out: Any) -> Any:
+    """out = x of another rank, on the current stream, by a copy engine as put; returns out.
+
+    x: a contiguous symmetric tensor.  out: contiguous, of x's shape and dtype.  Raises not-symmetric, signal-operand.
+
+    Example:
+        rows = dist.get(x, (dist.rank() + 1) % dist.num_ranks(), torch.empty_like(x))
+    """
+    _moved(out, x, "the source of get")
+    return out.copy_(on_rank(x, rank))
+
+
+def _moved(mine: Any, there: Any, what: str) -> None:
+    symmetric_view(there, what)
+    if (mine.shape, mine.dtype, mine.is_contiguous()) != (there.shape, there.dtype, True):
+        shapes = [f"{'' if x.is_contiguous() else 'strided '}{tuple(x.shape)} of {x.dtype}" for x in (there, mine)]
+        raise error("signal-operand", f"{what} is {shapes[0]}, and this rank's tensor {shapes[1]}", expected=shapes[0],
+                    found=shapes[1], hint="pass contiguous tensors of one shape and type")
 
 
 def perf_fn(fn: Callable[[], Any], iters: int = 20, warmup_iters: int = 5) -> tuple[Any, float]:

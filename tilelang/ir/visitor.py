@@ -16,7 +16,6 @@ from .scopes import GLOBAL
 # A rewriter also visits definitions (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func), because they are fields.
 
 _WITH_STATEMENTS = (Seq, For, If, While, Parallel, Launch)
-_WITH_BODY = (For, While, Parallel, Launch)
 
 
 def walk(n: Node, *classes: type) -> Iterator[Any]:
@@ -108,9 +107,7 @@ def _rewritten(n: Any, fn: Callable[[Any], Node | None], holding: int, kinds: in
                     return tuple(values)
         return v
 
-    out = visit(n)
-    visit = None  # type: ignore[assignment]  # it names itself: it and all that it remembers would live until the garbage collector runs
-    return out
+    return visit(n)
 
 
 def rewrite_stmts(n: Any, fn: Callable[[Stmt], Stmt | None]) -> Any:
@@ -128,9 +125,7 @@ def rewrite_stmts(n: Any, fn: Callable[[Stmt], Stmt | None]) -> Any:
             return mapped(visit, v)
         return v
 
-    out = replace(n, body=visit(n.body)) if isinstance(n, Func) else visit(n)
-    visit = None  # type: ignore[assignment]  # as above
-    return out
+    return replace(n, body=visit(n.body)) if isinstance(n, Func) else visit(n)
 
 
 def rewrite_launches(n: Any, fn: Callable[[Launch], Stmt | None]) -> Any:
@@ -225,8 +220,6 @@ def _moved(b: Buffer, mapping: dict[Any, Any]) -> Buffer | None:
 
 def free_vars(n: Any) -> set[Var]:
     """Vars used below n, including those in shapes and strides of used buffers, without the Vars bound below n."""
-    if n._free is not None:
-        return set(n._free)
     used: set[Var] = set()
     bound: set[Var] = set()
     for x in walk(n, Var, Buffer, Bind, For, Parallel, Launch):
@@ -243,8 +236,7 @@ def free_vars(n: Any) -> set[Var]:
         else:
             bound.update(x.block_vars)
             bound.update(x.thread_vars)
-    object.__setattr__(n, "_free", found := used - bound)
-    return set(found)
+    return used - bound
 
 
 def symbols_of(func: Func) -> tuple[Var, ...]:
@@ -270,12 +262,11 @@ def stmts_of(s: Stmt) -> tuple[Stmt, ...]:
 
 def inner(s: Stmt) -> tuple[Stmt, ...]:
     """The statements directly inside a statement."""
-    kind = type(s)
-    if kind is Seq:
-        return s.stmts  # type: ignore[attr-defined]
-    if kind is If:
-        return (s.then,) if s.orelse is None else (s.then, s.orelse)  # type: ignore[attr-defined]
-    return (s.body,) if kind in _WITH_BODY else ()  # type: ignore[attr-defined]
+    if isinstance(s, Seq):
+        return s.stmts
+    if isinstance(s, If):
+        return (s.then,) if s.orelse is None else (s.then, s.orelse)
+    return (s.body,) if isinstance(s, (For, While, Parallel, Launch)) else ()
 
 
 def controls(s: Stmt) -> tuple[Any, ...]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import is_
 from typing import Any, TypeVar
 
 from tilelang.ir import Span
@@ -66,8 +65,7 @@ class Tensor:
 
 def _joined(sets: Iterable[KeysView[Element]]) -> KeysView[Element]:
     """The elements of all sets, each once, in their order: what is written of one expression is the same in each process."""
-    some = [s for s in sets if s]
-    return some[0] if len(some) == 1 else dict.fromkeys([x for s in some for x in s]).keys()
+    return dict.fromkeys(x for s in sets for x in s).keys()
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,14 +101,10 @@ class Scalar:
         """The axes that the expression depends on."""
         return {self.value: None}.keys() if self.op == "axis" else _joined(a.axes for a in self.args)
 
-    @property
+    @cached_property
     def reads(self) -> KeysView[Scalar]:
         """The reads of tensors in it, those inside of indices too."""
-        return dict.fromkeys((*self._inner_reads, self)).keys() if self.op == "read" else self._inner_reads
-
-    @cached_property
-    def _inner_reads(self) -> KeysView[Scalar]:
-        return _joined(a.reads for a in self.args)
+        return _joined((*(a.reads for a in self.args), {self: None}.keys() if self.op == "read" else {}.keys()))
 
     def __repr__(self) -> str:
         if self.op == "const":
@@ -167,14 +161,15 @@ def number(e: Scalar) -> Size | None:
 def walk(e: Scalar) -> Iterator[Scalar]:
     """Each distinct sub-expression once, operands first."""
     seen: set[Scalar] = set()
-    waiting = [(e, False)]
-    while waiting:
-        x, operands_done = waiting.pop()
-        if operands_done:
-            yield x
-        elif x not in seen:
+
+    def visit(x: Scalar) -> Iterator[Scalar]:
+        if x not in seen:
             seen.add(x)
-            waiting += [(x, True), *[(a, False) for a in reversed(x.args)]]
+            for a in x.args:
+                yield from visit(a)
+            yield x
+
+    yield from visit(e)
 
 
 def rewrite(e: Scalar, change: Callable[[Scalar], Scalar | None], done: dict[Scalar, Scalar] | None = None) -> Scalar:
@@ -184,8 +179,8 @@ def rewrite(e: Scalar, change: Callable[[Scalar], Scalar | None], done: dict[Sca
         return done[e]
     new = change(e)
     if new is None:
-        args = tuple([rewrite(a, change, done) for a in e.args])
-        new = e if all(map(is_, args, e.args)) else remade(e, args)
+        args = tuple(rewrite(a, change, done) for a in e.args)
+        new = e if all(a is b for a, b in zip(args, e.args)) else remade(e, args)
     done[e] = new
     return new
 
