@@ -29,7 +29,7 @@ LOOPS = {"serial": "serial", "unroll": "unroll", "vectorized": "vectorized", "pi
 def to_text(n: Any) -> str:
     """The text of any node."""
     p = _Printer()
-    return p.block(n) if isinstance(n, (Func, Stmt)) else p.value(n)
+    return n._text or p.block(n) if isinstance(n, (Func, Stmt)) else p.value(n)
 
 
 def _statements(v: Any) -> tuple[Any, ...]:

@@ -52,7 +52,7 @@ def par_compile(funcs: Iterable[Any], out_idx: Any = None, execution_backend: st
                 ignore_error: bool = False) -> list[JITKernel | None]:
     """Compile many programs in a thread pool; results in input order.
 
-    num_workers: min(number of programs, usable CPUs) when None.  ignore_error: a failed program gives None and a
+    num_workers: min(number of programs, usable CPUs + 1) when None.  ignore_error: a failed program gives None and a
     warning instead of its exception.
     """
     if not isinstance(funcs, Iterable):
@@ -87,7 +87,7 @@ def run_parallel(jobs: list[Any], num_workers: int | None, ignore_error: bool,
         return []
     from concurrent.futures import ThreadPoolExecutor, as_completed  # 3 ms
 
-    workers = num_workers or min(len(jobs), usable_cpus())
+    workers = num_workers or min(len(jobs), usable_cpus() + 1)  # one waits for its compiler, which works without the GIL
     shown = progress("compiling", len(jobs)) if step is None else nullcontext(step)
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool, shown as finished:
         futures = [pool.submit(as_here(job)) for job in jobs]

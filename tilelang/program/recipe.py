@@ -32,6 +32,13 @@ class Recipe:
     def functions(self) -> tuple[PrimFunc, ...]:
         """The tile programs, in the order of the steps."""
         if self.kernels is not None:
-            return tuple(PrimFunc(parse(text)) for text in self.kernels)
+            return tuple(map(_read, self.kernels))
         names = ", ".join(k for k, _, _ in self.steps if k not in self.loops)
         return tuple(from_source(f"{self.source}\n\nsteps_in_order = ({names},)\n", "steps_in_order")) if names else ()
+
+
+def _read(text: str) -> PrimFunc:
+    """The tile program of a text that it was printed as, which it keeps: keys of the cache contain it."""
+    func = parse(text)
+    object.__setattr__(func, "_text", text)
+    return PrimFunc(func)

@@ -15,6 +15,7 @@ from tilelang.env import env
 from tilelang.errors import TileLangError, error, register
 from tilelang.ir import dtype, numpy_dtype
 from tilelang.ir.printer import to_text
+from tilelang.jit.collecting import rarely_collected
 from tilelang.jit.compiling import as_here, compile, run_parallel
 from tilelang.jit.requests import resolve_target
 from tilelang.language.tracing.prim_func import PrimFunc
@@ -114,20 +115,25 @@ class Runner:
     def __init__(self, graph: Graph, target: Any, configs: Mapping[Any, Any] | None = None,
                  choices: Sequence[Any] = ()) -> None:
         self.graph, self.final = graph, True
-        self.recipe = r = recipe_of(graph, None, target, choices)
+        with rarely_collected():
+            self.recipe = r = recipe_of(graph, None, target, choices)
+            found = iter(r.functions())
 
         def compiled(f: PrimFunc, reads: Sequence[str], writes: Sequence[str]) -> Any:
             results = [len(reads) + k for k in range(len(writes))] if self._returns(reads, writes) else None
             return compile(f, results, target=target, pass_configs=configs)
 
-        found, jobs = iter(r.functions()), dict[Any, Any]()
+        jobs = dict[Any, Any]()
         keys = [(step[0], self._returns(*step[1:])) for step in r.steps]  # several steps may call one kernel
         for key, step in zip(keys, r.steps):
             f = None if step[0] in r.loops else next(found)
             jobs.setdefault(key, as_here(partial(compiled, f, *step[1:]) if f is not None else
                                          partial(_Walk, graph.nodes[r.loops[step[0]]], target, configs)))
-        made = [job() for job in jobs.values()] if len(jobs) < 2 else run_parallel([*jobs.values()], None, False)
-        self.kernels = [made[[*jobs].index(key)] for key in keys]
+        long = {name: len(text) for name, text in zip((s[0] for s in r.steps if s[0] not in r.loops), r.kernels or ())}
+        order = sorted(jobs, key=lambda key: -long.get(key[0], 0))  # a long text takes long: it is not left for the end
+        work = [jobs[key] for key in order]
+        made = dict(zip(order, [job() for job in work] if len(work) < 2 else run_parallel(work, None, False)))
+        self.kernels = [made[key] for key in keys]
         # the kernel that takes the inputs and gives the results as the program does, if it is one
         alone = len(r.steps) == 1 and not r.loops and list(r.steps[0][1:]) == [r.inputs, r.outputs]
         alone = alone and self._returns(r.inputs, r.outputs)

@@ -89,7 +89,7 @@ class DiskCache:
 
     @property
     def root(self) -> Path:
-        return (Path(env.TILELANG_CACHE_DIR) / __version__ / f"{sys.platform}-{platform.machine()}" / self.kind)
+        return Path(env.TILELANG_CACHE_DIR, __version__, f"{sys.platform}-{platform.machine()}", self.kind)
 
     @property
     def staging(self) -> Path:

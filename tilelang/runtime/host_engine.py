@@ -42,7 +42,7 @@ class _Llvm:
             getattr(llvm, start)()
         self.cpu = llvm.get_host_cpu_name()
         self.machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=self.cpu, opt=1, reloc="pic", codemodel="jitdefault")
+            cpu=self.cpu, opt=0, reloc="pic", codemodel="jitdefault")  # at 1 it takes twice as long, and calls as long
         self.jit = llvm.create_lljit_compiler(
             llvm.Target.from_default_triple().create_target_machine(cpu=self.cpu, opt=1, reloc="pic",
                                                                     codemodel="jitdefault"), use_jit_link=False)
