@@ -38,6 +38,7 @@ class Quotients:
 
     def __init__(self, of: Forms) -> None:
         self.of = of
+        self._divided: dict[tuple[int, int, dtype], tuple[Linear, Linear]] = {}
 
     def quotient(self, e: Binary) -> Linear:
         """The linear form of a // or % node."""
@@ -74,6 +75,12 @@ class Quotients:
 
     def divided(self, a: Linear, c: int, dt: dtype) -> Linear:
         """floor(a / c) for an exact form a and c > 0."""
+        key = id(a), c, dt
+        if key not in self._divided:
+            self._divided[key] = a, self._make_divided(a, c, dt)
+        return self._divided[key][1]
+
+    def _make_divided(self, a: Linear, c: int, dt: dtype) -> Linear:
         if c == 1:
             return a
         whole: dict[Expr, int] = {}

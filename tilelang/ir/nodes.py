@@ -82,6 +82,7 @@ class Node:
     _held: ClassVar[int] = 0
     _extent: ClassVar[tuple[int, int] | None] = None
     _is_name: ClassVar[bool] = False  # a Var or a Buffer
+    _free: ClassVar[Any] = None  # see visitor.py
     _text: ClassVar[str] = ""  # of a program that was read from it
     _options: ClassVar[str] = ""  # the field that holds its record of options (options.py)
     _called: ClassVar[frozenset[int] | None] = None  # see expr.py

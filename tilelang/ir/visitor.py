@@ -16,6 +16,7 @@ from .scopes import GLOBAL
 # A rewriter also visits definitions (Var in Bind/For/Parallel/Launch/Func, Buffer in Alloc/Func), because they are fields.
 
 _WITH_STATEMENTS = (Seq, For, If, While, Parallel, Launch)
+_WITH_BODY = (For, While, Parallel, Launch)
 
 
 def walk(n: Node, *classes: type) -> Iterator[Any]:
@@ -220,6 +221,8 @@ def _moved(b: Buffer, mapping: dict[Any, Any]) -> Buffer | None:
 
 def free_vars(n: Any) -> set[Var]:
     """Vars used below n, including those in shapes and strides of used buffers, without the Vars bound below n."""
+    if n._free is not None:
+        return set(n._free)
     used: set[Var] = set()
     bound: set[Var] = set()
     for x in walk(n, Var, Buffer, Bind, For, Parallel, Launch):
@@ -236,7 +239,8 @@ def free_vars(n: Any) -> set[Var]:
         else:
             bound.update(x.block_vars)
             bound.update(x.thread_vars)
-    return used - bound
+    object.__setattr__(n, "_free", found := used - bound)
+    return set(found)
 
 
 def symbols_of(func: Func) -> tuple[Var, ...]:
@@ -262,11 +266,12 @@ def stmts_of(s: Stmt) -> tuple[Stmt, ...]:
 
 def inner(s: Stmt) -> tuple[Stmt, ...]:
     """The statements directly inside a statement."""
-    if isinstance(s, Seq):
-        return s.stmts
-    if isinstance(s, If):
-        return (s.then,) if s.orelse is None else (s.then, s.orelse)
-    return (s.body,) if isinstance(s, (For, While, Parallel, Launch)) else ()
+    kind = type(s)
+    if kind is Seq:
+        return s.stmts  # type: ignore[attr-defined]
+    if kind is If:
+        return (s.then,) if s.orelse is None else (s.then, s.orelse)  # type: ignore[attr-defined]
+    return (s.body,) if kind in _WITH_BODY else ()  # type: ignore[attr-defined]
 
 
 def controls(s: Stmt) -> tuple[Any, ...]:

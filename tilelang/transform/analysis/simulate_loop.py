@@ -145,7 +145,7 @@ class Simulation:
         step, q = divmod(self.place[g], self.size)
         if self.place[g] > least and q in self.meets:
             return False
-        return all(self.arrival(k, step) is not None for k in self.uses.get(q, ()))
+        return q not in self.uses or all(self.arrival(k, step) is not None for k in self.uses[q])
 
     def arrival(self, ring: int, step: int) -> float | None:
         """When the stage that is first used in an iteration is full; None while its release is not known."""
