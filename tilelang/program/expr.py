@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import is_
 from typing import Any, TypeVar
 
 from tilelang.ir import Span
@@ -65,7 +66,8 @@ class Tensor:
 
 def _joined(sets: Iterable[KeysView[Element]]) -> KeysView[Element]:
     """The elements of all sets, each once, in their order: what is written of one expression is the same in each process."""
-    return dict.fromkeys(x for s in sets for x in s).keys()
+    some = [s for s in sets if s]
+    return some[0] if len(some) == 1 else dict.fromkeys([x for s in some for x in s]).keys()
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,8 +181,8 @@ def rewrite(e: Scalar, change: Callable[[Scalar], Scalar | None], done: dict[Sca
         return done[e]
     new = change(e)
     if new is None:
-        args = tuple(rewrite(a, change, done) for a in e.args)
-        new = e if all(a is b for a, b in zip(args, e.args)) else remade(e, args)
+        args = tuple([rewrite(a, change, done) for a in e.args])
+        new = e if all(map(is_, args, e.args)) else remade(e, args)
     done[e] = new
     return new
 

@@ -120,7 +120,7 @@ class _Stages:
         def change(x: Scalar) -> Scalar | None:
             if x.op == "read" and x.value.kind not in ("input", "state") and x.value not in self.stored:
                 return self.stage(x.value, tuple(self.element(i) for i in x.args))
-            return None
+            return None if x.reads else x
 
         return rewrite(e, change)
 
